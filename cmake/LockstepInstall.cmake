@@ -1,0 +1,1 @@
+# cmake --install: headers, libraries, programs, and what find_package(Lockstep) reads.
