@@ -25,6 +25,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
 endif()
 
 set(LOCKSTEP_FLOORS "" CACHE INTERNAL "")
+set(LOCKSTEP_PROGRAM_TARGETS "" CACHE INTERNAL "")
 
 # lockstep_precompiled(TARGET): TARGET reuses the one precompiled LibTorch header.
 function(lockstep_precompiled target)
@@ -71,10 +72,13 @@ function(lockstep_floor name)
   set(LOCKSTEP_FLOORS ${LOCKSTEP_FLOORS} lockstep_${name} CACHE INTERNAL "")
 endfunction()
 
-# lockstep_program(NAME sources... [LIBTORCH] [USES floors...] [LINK libraries...])
+# lockstep_program(NAME sources... [LIBTORCH] [USES floors...] [LINK libraries...]); those of src/apps are installed.
 function(lockstep_program name)
   cmake_parse_arguments(arg "LIBTORCH" "" "USES;LINK" ${ARGN})
   add_executable(${name} ${arg_UNPARSED_ARGUMENTS})
+  if(CMAKE_CURRENT_SOURCE_DIR MATCHES "/src/apps$")
+    set(LOCKSTEP_PROGRAM_TARGETS ${LOCKSTEP_PROGRAM_TARGETS} ${name} CACHE INTERNAL "")
+  endif()
   list(TRANSFORM arg_USES PREPEND lockstep_)
   target_link_libraries(${name} PRIVATE lockstep_settings ${arg_USES} ${arg_LINK})
   if(arg_LIBTORCH)

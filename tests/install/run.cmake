@@ -1,0 +1,21 @@
+# Installs the build into a folder of its own and builds, with whatever compiler CMake finds first, a program that uses it.
+function(must)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "${ARGN}\nended with ${status}:\n${output}")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+file(REMOVE_RECURSE "${WORK_FOLDER}")
+must(${CMAKE_COMMAND} --install "${BUILD_FOLDER}" --prefix "${WORK_FOLDER}/prefix")
+must(${CMAKE_COMMAND} -S "${SOURCE_FOLDER}" -B "${WORK_FOLDER}/build" -G Ninja -DCMAKE_BUILD_TYPE=Release
+  "-DCMAKE_PREFIX_PATH=${WORK_FOLDER}/prefix")
+must(${CMAKE_COMMAND} --build "${WORK_FOLDER}/build")
+must("${WORK_FOLDER}/build/consumer")
+if(NOT output MATCHES "rank 2 of 3: sum 6")
+  message(FATAL_ERROR "the consumer printed:\n${output}")
+endif()
+must("${WORK_FOLDER}/prefix/bin/lockstep" --version)
+must("${WORK_FOLDER}/prefix/bin/lockstep" run -n 2 "${WORK_FOLDER}/build/consumer")
+message(STATUS "installed, found, built, run")

@@ -1,0 +1,32 @@
+"""The floor check finds what it is there for: an include that goes down, one beside, LibTorch where it must not be."""
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+CHECK = pathlib.Path(__file__).resolve().parents[2] / "tools/lint/floors.py"
+
+
+def run(files):
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in files.items():
+            path = pathlib.Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        done = subprocess.run([sys.executable, CHECK, folder], capture_output=True, text=True)
+        return done.returncode, done.stdout
+
+
+def expect(files, status, text):
+    found, output = run(files)
+    assert (found, text in output) == (status, True), f"expected {status} and '{text}', found {found}: {output}"
+
+
+HEADERS = {f"include/lockstep/{folder}/x.h": "" for folder in ("base", "store", "comm", "data", "models", "parallel/data")}
+expect(HEADERS | {"src/comm/x.cc": "#include <lockstep/base/x.h>\n"}, 0, "every include goes up")
+expect(HEADERS | {"src/base/x.cc": "#include <lockstep/comm/x.h>\n"}, 1, "src/base/x.cc:1")
+expect(HEADERS | {"src/data/x.cc": "\n#include <lockstep/models/x.h>\n"}, 1, "src/data/x.cc:2")
+expect(HEADERS | {"src/store/x.cc": "#include <ATen/core/Tensor.h>\n"}, 1, "a floor without LibTorch")
+expect(HEADERS | {"src/comm/shm/a.cc": "#include <lockstep/comm/x.h>\n"}, 1, "comm/shm includes")
+expect(HEADERS | {"src/parallel/tensor/x.cc": "#include <lockstep/parallel/data/x.h>\n"}, 1, "parallel/tensor includes")
+print("floors: finds all six")

@@ -1,0 +1,44 @@
+# Sourced by ./dev: configure and build a preset.
+
+export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+
+default_compiler() {
+  local version
+  for version in -16 -18 -17 -15 ''; do
+    if command -v "clang++$version" >/dev/null; then echo "clang++$version"; return; fi
+  done
+  echo g++
+}
+
+# build_preset PRESET [TARGET...]
+build_preset() {
+  local preset="$1"; shift
+  local compiler="${compiler:-$(default_compiler)}" folder="build/$preset"
+  if [ "$compiler" != "$(cat "$folder/compiler" 2>/dev/null)" ]; then
+    rm -rf "$folder"
+  fi
+  if [ ! -f "$folder/build.ninja" ]; then
+    mkdir -p "$folder" && echo "$compiler" >"$folder/compiler"
+    cmake --preset "$preset" -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_CXX_COMPILER_LAUNCHER=ccache \
+      -DLibTorch_ROOT="$(libtorch_folder)" >"$folder/configure.log" 2>&1 ||
+      { tail -40 "$folder/configure.log" >&2; rm -f "$folder/build.ninja"; fail "cmake failed; all of it is in $folder/configure.log"; }
+  fi
+  if ! ninja -C "$folder" -n "$@" | tail -1 | grep -q 'no work to do'; then
+    ninja -C "$folder" "$@"
+  fi
+}
+
+build_command() {
+  local preset=release compiler="" targets=()
+  while [ $# -gt 0 ]; do
+    case "$1" in
+      --preset) preset="${2:?--preset needs a name}"; shift 2 ;;
+      --compiler) compiler="${2:?--compiler needs a name}"; shift 2 ;;
+      -*) fail "build: unknown option '$1' (--preset, --compiler)" ;;
+      *) targets+=("$1"); shift ;;
+    esac
+  done
+  case "$preset" in release | debug | asan | tsan) ;; *) fail "build: no preset '$preset' (release, debug, asan, tsan)" ;; esac
+  ensure_ready
+  build_preset "$preset" "${targets[@]}"
+}

@@ -1,0 +1,82 @@
+# Sourced by ./dev: tests, layout, lint, soak.
+
+passed=0 failed=0
+
+# ctest of one preset; adds to passed and failed.
+run_ctest() {
+  local preset="$1"; shift
+  local log="build/$preset/ctest.log" status=0
+  (cd "build/$preset" && ctest --output-on-failure "$@") 2>&1 | tee "$log" || status=$?
+  local line; line="$(grep -E '^[0-9]+% tests passed' "$log" | tail -1)"
+  if [ -z "$line" ]; then fail "ctest of $preset ran no test"; fi
+  local bad total
+  bad="$(sed -E 's/.* ([0-9]+) tests? failed out of .*/\1/' <<<"$line")"
+  total="$(sed -E 's/.* out of ([0-9]+).*/\1/' <<<"$line")"
+  failed=$((failed + bad)) passed=$((passed + total - bad))
+  return 0
+}
+
+run_tests() {
+  ensure_ready
+  export LOCKSTEP_PYTHON="${LOCKSTEP_PYTHON:-$(oracle_python)}"
+  build_preset release
+  if [ $# -gt 0 ]; then
+    run_ctest release -R "$(IFS='|'; echo "$*")"
+  else
+    build_preset asan
+    build_preset tsan
+    run_ctest release
+    ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 run_ctest asan
+    TSAN_OPTIONS=halt_on_error=1 run_ctest tsan
+  fi
+  echo "$passed passed, $failed failed"
+  [ "$failed" -eq 0 ]
+}
+
+sources() { git ls-files --cached --others --exclude-standard -- '*.h' '*.cc'; }
+
+clang_tool() {
+  local version
+  for version in -16 -14 -18 -17 -15 ''; do
+    if command -v "$1$version" >/dev/null; then echo "$1$version"; return; fi
+  done
+  fail "no $1 here: apt-get install $1"
+}
+
+format_sources() {
+  local tool; tool="$(clang_tool clang-format)"
+  if [ "${1:-}" = --check ]; then
+    sources | xargs "$tool" --dry-run --Werror
+  else
+    sources | xargs "$tool" -i
+  fi
+}
+
+lint_sources() {
+  python3 tools/lint/floors.py
+  python3 tools/lint/shape.py
+  python3 tools/lint/links.py
+  ensure_ready
+  build_preset release
+  local tool; tool="$(clang_tool clang-tidy)"
+  git ls-files 'src/base/*.cc' 'src/sys/*.cc' 'src/store/*.cc' 'src/launch/*.cc' 'src/comm/shm/*.cc' |
+    xargs "$tool" -p build/release --quiet --warnings-as-errors='*'
+}
+
+# Repeats what is about time and failure; a defect that shows once in a hundred runs shows here.
+soak() {
+  local minutes="${1:-10}" end rounds=0
+  ensure_ready
+  build_preset release
+  build_preset asan
+  build_preset tsan
+  end=$((SECONDS + minutes * 60))
+  while [ $SECONDS -lt "$end" ]; do
+    run_ctest release -R '^(store|launch|shm|comm|parallel|apps)$' >/dev/null
+    run_ctest asan >/dev/null
+    run_ctest tsan >/dev/null
+    rounds=$((rounds + 1))
+    echo "round $rounds: $passed passed, $failed failed"
+    if [ "$failed" -gt 0 ]; then fail "see build/{release,asan,tsan}/ctest.log"; fi
+  done
+}
