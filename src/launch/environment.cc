@@ -1,0 +1,84 @@
+#include <lockstep/launch/environment.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <string_view>
+
+namespace lockstep::launch {
+
+namespace {
+
+std::size_t find(const Environment& environment, std::string_view name) {
+  auto same = [&](const auto& entry) { return entry.first == name; };
+  return static_cast<std::size_t>(std::find_if(environment.begin(), environment.end(), same) - environment.begin());
+}
+
+void set(Environment& environment, const char* name, std::string value) {
+  std::size_t at = find(environment, name);
+  if (at == environment.size()) environment.emplace_back(name, std::string());
+  environment[at].second = std::move(value);
+}
+
+void set_if_absent(Environment& environment, const char* name, std::string value) {
+  if (find(environment, name) == environment.size()) environment.emplace_back(name, std::move(value));
+}
+
+void unset(Environment& environment, std::string_view name) {
+  std::erase_if(environment, [&](const auto& entry) { return entry.first == name; });
+}
+
+void set_place(Environment& environment, const RankPlace& place) {
+  const std::string rank = std::to_string(place.rank), ranks = std::to_string(place.ranks);
+  for (const char* name : {variable::rank, variable::local_rank, variable::role_rank}) set(environment, name, rank);
+  for (const char* name : {variable::world_size, variable::local_world_size, variable::role_world_size})
+    set(environment, name, ranks);
+  set(environment, variable::group_rank, "0");
+  set(environment, variable::group_world_size, "1");
+  set(environment, variable::role_name, "default");
+  set(environment, variable::run_id, place.run_id);
+  set(environment, variable::restart_count, std::to_string(place.restart));
+  set(environment, variable::max_restarts, std::to_string(place.max_restarts));
+}
+
+void set_meeting_points(Environment& environment, const RankPlace& place) {
+  set(environment, variable::master_address, "127.0.0.1");
+  set(environment, variable::master_port, std::to_string(place.master_port));
+  unset(environment, "TORCHELASTIC_USE_AGENT_STORE");
+  unset(environment, variable::store);
+  unset(environment, variable::secret_descriptor);
+  if (place.store.empty()) return;
+  set(environment, variable::store, place.store);
+  set(environment, variable::secret_descriptor, std::to_string(place.secret_descriptor));
+}
+
+void fill_gaps(Environment& environment, const RankPlace& place) {
+  set_if_absent(environment, variable::omp_threads, std::to_string(std::max(1, place.cores / place.ranks)));
+  if (place.ranks > place.cores) {
+    set_if_absent(environment, variable::omp_wait_policy, "passive");
+    set_if_absent(environment, variable::gomp_spin_count, "0");
+  }
+  set_if_absent(environment, variable::python_unbuffered, "1");
+}
+
+}  // namespace
+
+Environment current_environment() {
+  Environment environment;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    std::string_view text(*entry);
+    const std::size_t equals = text.find('=');
+    if (equals == std::string_view::npos) continue;
+    environment.emplace_back(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return environment;
+}
+
+Environment rank_environment(Environment base, const RankPlace& place) {
+  set_place(base, place);
+  set_meeting_points(base, place);
+  fill_gaps(base, place);
+  return base;
+}
+
+}  // namespace lockstep::launch
