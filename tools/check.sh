@@ -35,12 +35,11 @@ run_tests() {
 
 sources() { git ls-files --cached --others --exclude-standard -- '*.h' '*.cc'; }
 
+# clang-format or clang-tidy of the version that the project is checked with, installed when it is first needed.
 clang_tool() {
-  local version
-  for version in -16 -14 -18 -17 -15 ''; do
-    if command -v "$1$version" >/dev/null; then echo "$1$version"; return; fi
-  done
-  fail "no $1 here: apt-get install $1"
+  local version; version="$(clang_package | sed 's/clang//')"
+  command -v "$1$version" >/dev/null || apt_install "$1$version" >&2 || fail "no $1$version here: apt-get install $1$version"
+  echo "$1$version"
 }
 
 format_sources() {

@@ -7,7 +7,7 @@ apt_packages=(
   g++ lld cmake ninja-build ccache pkg-config
   libcli11-dev libfmt-dev libspdlog-dev nlohmann-json3-dev libtomlplusplus-dev libsodium-dev libhwy-dev zlib1g-dev
   libgtest-dev libbenchmark-dev python3-venv)
-apt_optional=(libgloo-dev clang-format clang-tidy)   # Gloo's headers; without them that engine is left out
+apt_optional=(libgloo-dev)   # Gloo's headers; without them that engine is left out
 
 fail() { echo "dev: $*" >&2; exit 1; }
 
@@ -38,6 +38,8 @@ as_root() {
 
 can_be_root() { [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null || { [ -t 0 ] && command -v sudo >/dev/null; }; }
 
+apt_install() { as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"; }
+
 have_tools() {
   local tool
   for tool in cmake ninja ccache pkg-config; do
@@ -57,11 +59,10 @@ install_packages() {
     as_root apt-get update -q
     mapfile -t wanted < <(missing_packages "${apt_packages[@]}" "$(clang_package)" "lib$(clang_package | sed 's/clang/clang-rt/')-dev")
     echo "dev: installing ${wanted[*]}"
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${wanted[@]}"
+    apt_install "${wanted[@]}"
     local package
     for package in $(missing_packages "${apt_optional[@]}"); do
-      as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$package" ||
-        echo "dev: no package $package here; going on without it"
+      apt_install "$package" || echo "dev: no package $package here; going on without it"
     done
   fi
 }
