@@ -1,0 +1,92 @@
+#include <lockstep/base/environment.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/nearest.h>
+#include <lockstep/base/text.h>
+
+#include <fmt/core.h>
+
+#include <cstdlib>
+
+namespace lockstep::environment {
+namespace {
+
+BadInput not_understood(const std::string& name, std::string_view expected, std::string_view found) {
+  return BadInput(fmt::format("{}: expected {}, found '{}'", name, expected, found));
+}
+
+BadInput not_set(const std::string& name, std::string_view why) {
+  return BadInput(fmt::format("{} is not set{}{}", name, why.empty() ? "" : ", ", why));
+}
+
+std::string range_in_words(std::int64_t least, std::int64_t most) {
+  bool no_least = least == std::numeric_limits<std::int64_t>::min();
+  bool no_most = most == std::numeric_limits<std::int64_t>::max();
+  if (no_least && no_most) return "a whole number";
+  if (no_most) return fmt::format("a whole number of at least {}", least);
+  if (no_least) return fmt::format("a whole number of at most {}", most);
+  return fmt::format("a whole number from {} to {}", least, most);
+}
+
+}  // namespace
+
+std::optional<std::string> text(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return value;
+}
+
+std::optional<std::int64_t> integer(const std::string& name, std::int64_t least, std::int64_t most) {
+  auto found = text(name);
+  if (!found) return std::nullopt;
+  auto value = parse_integer(*found);
+  if (!value || *value < least || *value > most) throw not_understood(name, range_in_words(least, most), *found);
+  return value;
+}
+
+std::optional<bool> flag(const std::string& name) {
+  auto found = text(name);
+  if (!found) return std::nullopt;
+  auto value = parse_flag(*found);
+  if (!value) throw not_understood(name, "1, true, yes, on, 0, false, no or off", *found);
+  return value;
+}
+
+std::optional<std::int64_t> bytes(const std::string& name) {
+  auto found = text(name);
+  if (!found) return std::nullopt;
+  auto value = parse_bytes(*found);
+  if (!value) throw not_understood(name, "a number of bytes such as 4096, 12MB or 4GiB", *found);
+  return value;
+}
+
+std::optional<Duration> duration(const std::string& name) {
+  auto found = text(name);
+  if (!found) return std::nullopt;
+  auto value = parse_duration(*found);
+  if (!value) throw not_understood(name, "a duration such as 1m30s, 250ms or 90 (seconds)", *found);
+  return value;
+}
+
+std::optional<std::string> one_of(const std::string& name, std::span<const std::string_view> words) {
+  auto found = text(name);
+  if (!found) return std::nullopt;
+  for (std::string_view word : words) {
+    if (*found == word) return found;
+  }
+  throw BadInput(name + ": " + unknown_name("value", *found, words));
+}
+
+std::string required_text(const std::string& name, std::string_view why) {
+  auto value = text(name);
+  if (!value) throw not_set(name, why);
+  return *value;
+}
+
+std::int64_t required_integer(const std::string& name, std::int64_t least, std::int64_t most, std::string_view why) {
+  auto value = integer(name, least, most);
+  if (!value) throw not_set(name, why);
+  return *value;
+}
+
+}  // namespace lockstep::environment

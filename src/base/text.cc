@@ -1,0 +1,184 @@
+#include <lockstep/base/text.h>
+
+#include <fmt/core.h>
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+struct Unit {
+  std::string_view name;
+  double size;
+};
+
+constexpr std::array<Unit, 9> byte_units{{{"B", 1},
+                                          {"kB", 1e3},
+                                          {"MB", 1e6},
+                                          {"GB", 1e9},
+                                          {"TB", 1e12},
+                                          {"KiB", 1024.0},
+                                          {"MiB", 1048576.0},
+                                          {"GiB", 1073741824.0},
+                                          {"TiB", 1099511627776.0}}};
+constexpr std::array<Unit, 6> time_units{{{"h", 3600e9}, {"m", 60e9}, {"s", 1e9}, {"ms", 1e6}, {"us", 1e3}, {"ns", 1}}};
+
+bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+bool equal_in_any_case(std::string_view a, std::string_view b) {
+  auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
+  if (a.size() != b.size()) return false;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (lower(a[i]) != lower(b[i])) return false;
+  }
+  return true;
+}
+
+// Takes "12.5 MB" off the front of text: a number of digits and points, spaces, letters.
+std::optional<std::pair<double, std::string_view>> take_quantity(std::string_view& text) {
+  double number = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
+  if (error != std::errc{} || number < 0 || !std::isfinite(number) || text.front() == '-' || is_letter(text.front())) {
+    return std::nullopt;
+  }
+  text.remove_prefix(end - text.data());
+  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+  std::size_t letters = 0;
+  while (letters < text.size() && is_letter(text[letters])) ++letters;
+  std::string_view unit = text.substr(0, letters);
+  text.remove_prefix(letters);
+  return std::pair{number, unit};
+}
+
+std::optional<std::int64_t> to_integer(double value) {
+  if (value >= 9223372036854775807.0) return std::nullopt;
+  return static_cast<std::int64_t>(std::llround(value));
+}
+
+std::string three_digits(double value) {
+  int decimals = value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
+  std::string text = fmt::format("{:.{}f}", value, decimals);
+  if (decimals > 0) {
+    text.erase(text.find_last_not_of('0') + 1);
+    if (text.back() == '.') text.pop_back();
+  }
+  return text;
+}
+
+}  // namespace
+
+std::optional<std::int64_t> parse_integer(std::string_view text) {
+  std::int64_t value = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+std::optional<double> parse_number(std::string_view text) {
+  double value = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(value)) return std::nullopt;
+  return value;
+}
+
+std::optional<bool> parse_flag(std::string_view text) {
+  for (auto yes : {"1", "true", "yes", "on"}) {
+    if (equal_in_any_case(text, yes)) return true;
+  }
+  for (auto no : {"0", "false", "no", "off"}) {
+    if (equal_in_any_case(text, no)) return false;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::int64_t> parse_bytes(std::string_view text) {
+  if (auto plain = parse_integer(text)) return *plain >= 0 ? plain : std::nullopt;
+  if (text.empty()) return std::nullopt;
+  auto quantity = take_quantity(text);
+  if (!quantity || !text.empty()) return std::nullopt;
+  for (const Unit& unit : byte_units) {
+    if (equal_in_any_case(quantity->second, unit.name)) return to_integer(quantity->first * unit.size);
+  }
+  return std::nullopt;
+}
+
+std::string format_bytes(std::int64_t bytes) {
+  if (bytes < 0) return "-" + format_bytes(bytes == std::numeric_limits<std::int64_t>::min() ? -(bytes + 1) : -bytes);
+  for (std::size_t i = byte_units.size() - 1; i >= 5; --i) {
+    auto size = static_cast<std::int64_t>(byte_units[i].size);
+    if (bytes >= size && bytes % size == 0) return fmt::format("{} {}", bytes / size, byte_units[i].name);
+  }
+  std::size_t unit = 0;
+  while (unit < 4 && static_cast<double>(bytes) >= 999.5 * byte_units[unit].size) ++unit;
+  return three_digits(static_cast<double>(bytes) / byte_units[unit].size) + " " + std::string(byte_units[unit].name);
+}
+
+std::optional<Duration> parse_duration(std::string_view text) {
+  if (text.empty()) return std::nullopt;
+  double total = 0;
+  bool first = true;
+  while (!text.empty()) {
+    auto quantity = take_quantity(text);
+    if (!quantity) return std::nullopt;
+    auto [number, name] = *quantity;
+    if (name.empty()) {   // a plain number is seconds, but only alone
+      if (!first || !text.empty()) return std::nullopt;
+      name = "s";
+    }
+    const Unit* found = nullptr;
+    for (const Unit& unit : time_units) {
+      if (unit.name == name) found = &unit;
+    }
+    if (found == nullptr) return std::nullopt;
+    total += number * found->size;
+    first = false;
+  }
+  auto count = to_integer(total);
+  return count ? std::optional(Duration(*count)) : std::nullopt;
+}
+
+std::string format_duration(Duration duration) {
+  if (duration == Duration::max()) return "forever";
+  std::int64_t ns = duration.count();
+  if (ns < 0) return "-" + format_duration(Duration(ns == std::numeric_limits<std::int64_t>::min() ? -(ns + 1) : -ns));
+  if (ns == 0) return "0s";
+  for (std::size_t i = 5; i > 2; --i) {
+    double value = static_cast<double>(ns) / time_units[i].size;
+    if (value < 999.5) return three_digits(value) + std::string(time_units[i].name);
+  }
+  if (ns < 59'950'000'000) return three_digits(static_cast<double>(ns) / 1e9) + "s";
+  std::int64_t seconds = (ns + 500'000'000) / 1'000'000'000;
+  std::int64_t large = seconds < 3600 ? seconds / 60 : seconds / 3600;
+  std::int64_t small = seconds < 3600 ? seconds % 60 : seconds % 3600 / 60;
+  std::string text = fmt::format("{}{}", large, seconds < 3600 ? "m" : "h");
+  return small == 0 ? text : text + fmt::format("{}{}", small, seconds < 3600 ? "s" : "m");
+}
+
+std::string join(std::span<const std::string> parts, std::string_view separator) {
+  std::string text;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (i > 0) text += separator;
+    text += parts[i];
+  }
+  return text;
+}
+
+std::string rank_list(std::span<const int> ranks) {
+  if (ranks.empty()) return "no rank";
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t first = 0; first < ranks.size();) {
+    std::size_t last = first;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    if (first > 0) text += ", ";
+    text += std::to_string(ranks[first]);
+    if (last > first) text += (last == first + 1 ? ", " : "-") + std::to_string(ranks[last]);
+    first = last + 1;
+  }
+  return text;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,45 @@
+#include "support/python.h"
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+#include <system_error>
+
+#include <sys/wait.h>
+
+namespace lockstep::test {
+namespace {
+
+std::string quoted(const std::string& word) {
+  std::string text = "'";
+  for (char letter : word) text += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
+  return text + "'";
+}
+
+}  // namespace
+
+std::optional<std::filesystem::path> python() {
+  if (const char* named = std::getenv("LOCKSTEP_PYTHON")) return named;
+  std::filesystem::path program = std::filesystem::path(LOCKSTEP_SOURCE_DIR) / ".venv/bin/python";
+  if (std::filesystem::exists(program)) return program;
+  return std::nullopt;
+}
+
+PythonResult run_python(const std::string& script, const std::vector<std::string>& arguments) {
+  auto program = python();
+  if (!program) throw std::runtime_error(std::string(no_python));
+  std::string command = quoted(program->string()) + " -c " + quoted(script);
+  for (const std::string& argument : arguments) command += " " + quoted(argument);
+  std::FILE* pipe = ::popen(command.c_str(), "re");
+  if (pipe == nullptr) throw std::system_error(errno, std::generic_category(), "starting " + program->string());
+  PythonResult result;
+  std::array<char, 4096> buffer{};
+  while (std::size_t count = std::fread(buffer.data(), 1, buffer.size(), pipe)) result.output.append(buffer.data(), count);
+  int status = ::pclose(pipe);
+  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return result;
+}
+
+}  // namespace lockstep::test
