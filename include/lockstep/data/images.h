@@ -1,0 +1,34 @@
+// Images with labels, held as bytes and normalised as they are handed out.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/data/datasets/base.h>
+#include <torch/data/example.h>
+
+#include <cstddef>
+#include <optional>
+
+namespace lockstep::data {
+
+// A map dataset that gives whole batches: data float [rows, 1, height, width], target int64 [rows]. A value is
+// (byte / 255 - mean) / deviation. Copies share the bytes; any number of threads may read.
+class Images : public torch::data::datasets::BatchDataset<Images, torch::data::Example<>> {
+ public:
+  // `pixels` is uint8 [count, height, width], `labels` an integer tensor [count]; InvalidArgument when they do not fit.
+  Images(at::Tensor pixels, at::Tensor labels, double mean = 0.0, double deviation = 1.0);
+
+  // Indices may repeat and come in any order; InvalidArgument names one that is not below size().
+  torch::data::Example<> get_batch(c10::ArrayRef<std::size_t> indices) override;
+  [[nodiscard]] std::optional<std::size_t> size() const override;
+
+  [[nodiscard]] const at::Tensor& pixels() const { return pixels_; }
+  [[nodiscard]] const at::Tensor& labels() const { return labels_; }
+
+ private:
+  at::Tensor pixels_;
+  at::Tensor labels_;  // int64
+  double mean_;
+  double deviation_;
+};
+
+}  // namespace lockstep::data

@@ -1,0 +1,36 @@
+// Mlp: linear layers with ReLU between them.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace lockstep::models {
+
+struct MlpOptions {
+  // Input, hidden..., output: {784, 256, 10} is two layers. At least two, all positive.
+  std::vector<std::int64_t> sizes;
+  bool bias = true;
+};
+
+// Parameters are named layers.0.weight, layers.0.bias, layers.1.weight, ...; initialised as torch::nn::Linear does.
+class MlpImpl : public torch::nn::Module {
+ public:
+  explicit MlpImpl(MlpOptions options);
+
+  // `input` is [rows, ...] with sizes.front() elements a row; the result is [rows, sizes.back()], without a ReLU.
+  at::Tensor forward(const at::Tensor& input);
+
+  [[nodiscard]] const MlpOptions& options() const { return options_; }
+
+  torch::nn::ModuleList layers;
+
+ private:
+  MlpOptions options_;
+};
+TORCH_MODULE(Mlp);
+
+}  // namespace lockstep::models

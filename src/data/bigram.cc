@@ -1,0 +1,56 @@
+#include <lockstep/data/bigram.h>
+
+#include <lockstep/base/error.h>
+
+#include <cmath>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+namespace lockstep::data {
+namespace {
+
+std::vector<std::int64_t> checked(const at::Tensor& tokens, std::int64_t vocabulary, const char* name) {
+  if (tokens.dim() != 1 || tokens.is_floating_point()) {
+    throw InvalidArgument(c10::str("bigram_cross_entropy: expected ", name, " to be integers of one dim, found ",
+                                   tokens.scalar_type(), " ", tokens.sizes()));
+  }
+  const at::Tensor wide = tokens.to(at::kLong).contiguous();
+  const auto* begin = wide.const_data_ptr<std::int64_t>();
+  std::vector<std::int64_t> values(begin, begin + wide.numel());
+  for (std::int64_t value : values) {
+    if (value < 0 || value >= vocabulary) {
+      throw InvalidArgument(c10::str("bigram_cross_entropy: expected tokens below ", vocabulary, ", found ", value));
+    }
+  }
+  return values;
+}
+
+}  // namespace
+
+double bigram_cross_entropy(const at::Tensor& train, const at::Tensor& validation, std::int64_t vocabulary,
+                            double smoothing) {
+  const std::vector<std::int64_t> seen = checked(train, vocabulary, "train");
+  const std::vector<std::int64_t> tested = checked(validation, vocabulary, "validation");
+  if (tested.size() < 2 || !(smoothing > 0)) {
+    throw InvalidArgument(c10::str("bigram_cross_entropy: expected two tokens of validation or more and smoothing above 0, "
+                                   "found ", tested.size(), " and ", smoothing));
+  }
+  std::unordered_map<std::int64_t, std::int64_t> pairs;
+  std::vector<std::int64_t> firsts(static_cast<std::size_t>(vocabulary));
+  for (std::size_t i = 0; i + 1 < seen.size(); ++i) {
+    ++pairs[seen[i] * vocabulary + seen[i + 1]];
+    ++firsts[static_cast<std::size_t>(seen[i])];
+  }
+  const double spread = smoothing * static_cast<double>(vocabulary);
+  double total = 0;
+  for (std::size_t i = 0; i + 1 < tested.size(); ++i) {
+    const auto pair = pairs.find(tested[i] * vocabulary + tested[i + 1]);
+    const double count = pair == pairs.end() ? 0.0 : static_cast<double>(pair->second);
+    const auto first = static_cast<double>(firsts[static_cast<std::size_t>(tested[i])]);
+    total -= std::log((count + smoothing) / (first + spread));
+  }
+  return total / static_cast<double>(tested.size() - 1);
+}
+
+}  // namespace lockstep::data

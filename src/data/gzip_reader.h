@@ -1,0 +1,32 @@
+// Reads a file from its beginning to its end, unpacking it on the way if it is gzip-compressed.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <memory>
+#include <span>
+
+struct gzFile_s;
+
+namespace lockstep::data {
+
+class GzipReader {
+ public:
+  // BadInput when the file cannot be opened.
+  explicit GzipReader(std::filesystem::path file);
+
+  // Fills `bytes`; returns how many were there, fewer only at the end of the file. BadInput when the compressed stream is
+  // damaged or ends early.
+  std::size_t read(std::span<std::byte> bytes);
+
+  [[nodiscard]] const std::filesystem::path& file() const { return file_; }
+
+ private:
+  struct Close {
+    void operator()(gzFile_s* stream) const;
+  };
+  std::filesystem::path file_;
+  std::unique_ptr<gzFile_s, Close> stream_;
+};
+
+}  // namespace lockstep::data

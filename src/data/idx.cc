@@ -1,0 +1,129 @@
+#include <lockstep/data/idx.h>
+
+#include "data/gzip_reader.h"
+
+#include <lockstep/base/error.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+namespace lockstep::data {
+namespace {
+
+struct ElementType {
+  std::uint8_t code;
+  at::ScalarType type;
+};
+constexpr std::array<ElementType, 6> element_types = {{{0x08, at::kByte},
+                                                       {0x09, at::kChar},
+                                                       {0x0b, at::kShort},
+                                                       {0x0c, at::kInt},
+                                                       {0x0d, at::kFloat},
+                                                       {0x0e, at::kDouble}}};
+using Magic = std::array<std::uint8_t, 4>;
+
+constexpr std::uint8_t byte_code = 0x08;
+
+std::string hexadecimal(std::span<const std::uint8_t> bytes) {
+  std::string text;
+  for (std::uint8_t byte : bytes) {
+    std::array<char, 4> digits{};
+    std::snprintf(digits.data(), digits.size(), text.empty() ? "%02x" : " %02x", byte);
+    text += digits.data();
+  }
+  return text.empty() ? "nothing" : text;
+}
+
+[[noreturn]] void refuse(const GzipReader& reader, const std::string& expected, const std::string& found) {
+  throw BadInput("reading " + reader.file().string() + ": expected " + expected + ", found " + found);
+}
+
+at::ScalarType type_of(const GzipReader& reader, const Magic& magic) {
+  const auto* type = std::ranges::find(element_types, magic[2], &ElementType::code);
+  if (magic[0] != 0 || magic[1] != 0 || type == element_types.end() || magic[3] == 0) {
+    refuse(reader, "an IDX file (first bytes 00 00, a type of 08, 09 or 0b to 0e, the number of dims)",
+           hexadecimal(magic));
+  }
+  return type->type;
+}
+
+std::vector<std::int64_t> read_sizes(GzipReader& reader, std::size_t dims) {
+  std::vector<std::uint8_t> bytes(dims * 4);
+  if (std::size_t found = reader.read(std::as_writable_bytes(std::span(bytes))); found < bytes.size()) {
+    refuse(reader, c10::str(bytes.size(), " bytes of sizes behind the first four"), c10::str(found));
+  }
+  std::vector<std::int64_t> sizes(dims);
+  for (std::size_t i = 0; i < bytes.size(); ++i) sizes[i / 4] = sizes[i / 4] << 8 | bytes[i];
+  return sizes;
+}
+
+std::int64_t byte_count(const GzipReader& reader, const std::vector<std::int64_t>& sizes, std::size_t element_bytes) {
+  constexpr std::int64_t most = std::int64_t{1} << 42;
+  auto count = static_cast<std::int64_t>(element_bytes);
+  for (std::int64_t size : sizes) {
+    if (size != 0 && count > most / size) {
+      refuse(reader, "at most 4 TiB of elements", c10::str("sizes ", at::IntArrayRef(sizes)));
+    }
+    count *= size;
+  }
+  return count;
+}
+
+// In pieces, so that sizes that the file does not live up to cost no memory.
+std::vector<std::byte> read_elements(GzipReader& reader, std::int64_t expected) {
+  constexpr std::int64_t piece = 1 << 22;
+  std::vector<std::byte> bytes;
+  while (static_cast<std::int64_t>(bytes.size()) < expected) {
+    const std::size_t before = bytes.size();
+    bytes.resize(before + static_cast<std::size_t>(std::min(piece, expected - static_cast<std::int64_t>(before))));
+    const std::size_t wanted = bytes.size() - before;
+    const std::size_t found = reader.read(std::span(bytes).subspan(before));
+    if (found < wanted) refuse(reader, c10::str(expected, " bytes of elements"), c10::str(before + found, " (truncated)"));
+  }
+  std::array<std::byte, 1> more{};
+  if (reader.read(more) > 0) refuse(reader, c10::str(expected, " bytes of elements"), "more");
+  return bytes;
+}
+
+void swap_to_host(std::vector<std::byte>& bytes, std::size_t element_bytes) {
+  if (std::endian::native == std::endian::big) return;
+  for (std::size_t i = 0; i < bytes.size(); i += element_bytes) {
+    std::reverse(bytes.begin() + static_cast<std::ptrdiff_t>(i),
+                 bytes.begin() + static_cast<std::ptrdiff_t>(i + element_bytes));
+  }
+}
+
+at::Tensor read(const std::filesystem::path& file, std::optional<Magic> expected, const char* kind) {
+  GzipReader reader(file);
+  Magic magic{};
+  if (std::size_t found = reader.read(std::as_writable_bytes(std::span(magic))); found < magic.size()) {
+    refuse(reader, "an IDX file (four bytes or more)", c10::str(found, " bytes"));
+  }
+  const at::ScalarType type = type_of(reader, magic);
+  if (expected && magic != *expected) {
+    refuse(reader, c10::str("an IDX file of ", kind, " (first bytes ", hexadecimal(*expected), ")"), hexadecimal(magic));
+  }
+  const std::vector<std::int64_t> sizes = read_sizes(reader, magic[3]);
+  const std::size_t element_bytes = c10::elementSize(type);
+  std::vector<std::byte> bytes = read_elements(reader, byte_count(reader, sizes, element_bytes));
+  if (element_bytes > 1) swap_to_host(bytes, element_bytes);
+  at::Tensor tensor = at::empty(sizes, type);
+  if (!bytes.empty()) std::memcpy(tensor.data_ptr(), bytes.data(), bytes.size());
+  return tensor;
+}
+
+}  // namespace
+
+at::Tensor read_idx(const std::filesystem::path& file) { return read(file, std::nullopt, ""); }
+
+at::Tensor read_idx_images(const std::filesystem::path& file) { return read(file, Magic{0, 0, byte_code, 3}, "images"); }
+
+at::Tensor read_idx_labels(const std::filesystem::path& file) { return read(file, Magic{0, 0, byte_code, 1}, "labels"); }
+
+}  // namespace lockstep::data

@@ -1,0 +1,81 @@
+#include <lockstep/data/text.h>
+
+#include <lockstep/base/error.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <system_error>
+
+namespace lockstep::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void refuse(const fs::path& path, const std::string& expected, const std::string& found) {
+  throw BadInput("reading " + path.string() + ": expected " + expected + ", found " + found);
+}
+
+bool chosen(const fs::path& file, const std::vector<std::string>& extensions) {
+  if (extensions.empty()) return true;
+  const std::string name = file.filename().string();
+  return std::ranges::any_of(extensions, [&](const std::string& extension) { return name.ends_with(extension); });
+}
+
+std::vector<fs::path> files_below(const fs::path& folder, const std::vector<std::string>& extensions) {
+  std::vector<fs::path> files;
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file() && chosen(entry.path(), extensions)) files.push_back(entry.path());
+  }
+  std::ranges::sort(files, {}, [&](const fs::path& file) { return file.lexically_relative(folder).generic_string(); });
+  return files;
+}
+
+void append(std::string& text, const fs::path& file) {
+  errno = 0;
+  std::ifstream stream(file, std::ios::binary);
+  if (!stream) refuse(file, "a readable file", std::generic_category().message(errno));
+  text.append(std::istreambuf_iterator<char>(stream), {});
+  if (stream.bad()) refuse(file, "a readable file", std::generic_category().message(errno));
+}
+
+Vocabulary vocabulary_for(const std::string& text, const std::string& source, const TextOptions& options) {
+  if (options.vocabulary) return *options.vocabulary;
+  return options.bytes ? Vocabulary::bytes() : Vocabulary::characters(text, source);
+}
+
+}  // namespace
+
+std::string read_text(const fs::path& path, const std::vector<std::string>& extensions) {
+  std::string text;
+  try {
+    if (!fs::exists(path)) refuse(path, "a file or a folder of text", "nothing of that name");
+    if (fs::is_directory(path)) {
+      const std::vector<fs::path> files = files_below(path, extensions);
+      if (files.empty()) refuse(path, "files of text below this folder", "none that fit");
+      for (const fs::path& file : files) append(text, file);
+    } else {
+      append(text, path);
+    }
+  } catch (const fs::filesystem_error& error) {
+    refuse(path, "a readable folder", error.code().message());
+  }
+  if (text.empty()) refuse(path, "some text", "0 bytes");
+  return text;
+}
+
+Text load_text(const fs::path& path, const TextOptions& options) {
+  if (!(options.validation >= 0 && options.validation < 1)) {
+    throw InvalidArgument(c10::str("load_text: expected a validation part in [0, 1), found ", options.validation));
+  }
+  const std::string all = read_text(path, options.extensions);
+  Text result{vocabulary_for(all, path.string(), options), {}, {}};
+  const at::Tensor tokens = result.vocabulary.encode(all, path.string());
+  const auto count = tokens.size(0);
+  const auto train = static_cast<std::int64_t>(static_cast<double>(count) * (1 - options.validation));
+  result.train = tokens.narrow(0, 0, train);
+  result.validation = tokens.narrow(0, train, count - train);
+  return result;
+}
+
+}  // namespace lockstep::data
