@@ -1,0 +1,21 @@
+// Says hello from every rank, in the order of their numbers.
+//
+//   lockstep run -n 3 01_hello_ranks        (or torchrun --no-python, or alone)
+#include <lockstep/lockstep.h>
+
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+namespace ls = lockstep;
+
+int main() {
+  ls::Group world = ls::init();
+  for (int rank = 0; rank < world.size(); ++rank) {
+    if (world.is_root(rank)) {
+      std::printf("hello from rank %d of %d on engine %s\n", rank, world.size(), std::string(world.backend()).c_str());
+      std::fflush(stdout);
+    }
+    world.barrier().wait();
+  }
+}
