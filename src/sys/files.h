@@ -1,0 +1,49 @@
+// Whole files: read, and written so that nobody ever sees half of one. Every call blocks on the disk. Errors: SystemError
+// that names the path.
+#pragma once
+
+#include "sys/file_descriptor.h"
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace lockstep::sys {
+
+// The whole content; also of files that do not know their size (/proc, pipes).
+[[nodiscard]] std::string read_file(const std::filesystem::path& path);
+
+// The folder and those above it, where they are missing.
+void make_directories(const std::filesystem::path& path);
+
+// Renames and makes it last through a power cut. `to` is replaced when it is a file, or an empty folder where `from` is
+// a folder; both must be on one filesystem.
+void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);
+
+// A file that appears under its name only when it is complete. It is written under a temporary name in the same folder
+// (".NAME.RANDOM.partial"); commit() flushes it to the disk and renames it. Without commit() (an error, a full disk, an
+// exception) the temporary file is removed and an older file of that name stays as it was.
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::filesystem::path path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  // Goes straight to the system: pass much at once.
+  void write(std::span<const std::byte> bytes);
+  void write(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
+  void commit();
+
+  // All in one.
+  static void write(const std::filesystem::path& path, std::string_view text);
+
+ private:
+  std::filesystem::path path_;
+  std::string temporary_;
+  FileDescriptor file_;
+};
+
+}  // namespace lockstep::sys

@@ -1,0 +1,40 @@
+#include "sys/mapped_file.h"
+
+#include "sys/file_descriptor.h"
+
+#include <cerrno>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::sys {
+
+MappedFile::MappedFile(const std::filesystem::path& path) {
+  FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) throw SystemError("opening " + path.string(), errno);
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) throw SystemError("asking for the size of " + path.string(), errno);
+  if (!S_ISREG(status.st_mode)) throw BadInput("mapping " + path.string() + ": expected a regular file");
+  if (status.st_size == 0) return;
+  auto size = static_cast<std::size_t>(status.st_size);
+  void* memory = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
+  if (memory == MAP_FAILED) throw SystemError("mapping " + path.string(), errno);
+  bytes_ = {static_cast<const std::byte*>(memory), size};
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+MappedFile::~MappedFile() {
+  if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+}
+
+}  // namespace lockstep::sys

@@ -1,0 +1,86 @@
+#include "sys/socket_address.h"
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/un.h>
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/scope_exit.h>
+
+namespace lockstep::sys {
+
+SocketAddress SocketAddress::tcp(std::string_view host, std::uint16_t port) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  int error = ::getaddrinfo(std::string(host).c_str(), std::to_string(port).c_str(), &hints, &found);
+  check_input(error == 0, "looking up host '{}': {}", host, ::gai_strerror(error));
+  ScopeExit free_list([&] { ::freeaddrinfo(found); });
+  SocketAddress address;
+  std::memcpy(&address.storage_, found->ai_addr, found->ai_addrlen);
+  address.size_ = found->ai_addrlen;
+  return address;
+}
+
+SocketAddress SocketAddress::unix_socket(std::string_view name, bool abstract) {
+  sockaddr_un unix_address{};
+  unix_address.sun_family = AF_UNIX;
+  std::size_t most = sizeof(unix_address.sun_path) - 1;
+  check_input(!name.empty() && name.size() <= most, "socket '{}': expected a name of 1 to {} bytes, found {}", name, most,
+              name.size());
+  // Abstract names begin with a zero byte and end with their length; paths end with a zero byte.
+  std::memcpy(unix_address.sun_path + (abstract ? 1 : 0), name.data(), name.size());
+  SocketAddress address;
+  std::memcpy(&address.storage_, &unix_address, sizeof(unix_address));
+  address.size_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size() + 1);
+  return address;
+}
+
+SocketAddress SocketAddress::path(std::string_view path) { return unix_socket(path, false); }
+SocketAddress SocketAddress::abstract(std::string_view name) { return unix_socket(name, true); }
+
+SocketAddress SocketAddress::local(int socket) {
+  SocketAddress address;
+  address.size_ = sizeof(address.storage_);
+  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address.storage_), &address.size_) != 0) {
+    throw SystemError("getsockname", errno);
+  }
+  return address;
+}
+
+std::uint16_t SocketAddress::port() const {
+  if (family() == AF_INET) return ntohs(reinterpret_cast<const sockaddr_in*>(&storage_)->sin_port);
+  if (family() == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6*>(&storage_)->sin6_port);
+  return 0;
+}
+
+bool SocketAddress::is_loopback() const {
+  if (family() == AF_INET) return ntohl(reinterpret_cast<const sockaddr_in*>(&storage_)->sin_addr.s_addr) >> 24 == 127;
+  if (family() == AF_INET6) return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(&storage_)->sin6_addr);
+  return family() == AF_UNIX;
+}
+
+std::string SocketAddress::text() const {
+  char host[INET6_ADDRSTRLEN] = "";
+  if (family() == AF_INET) {
+    ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(&storage_)->sin_addr, host, sizeof(host));
+    return std::string(host) + ":" + std::to_string(port());
+  }
+  if (family() == AF_INET6) {
+    ::inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(&storage_)->sin6_addr, host, sizeof(host));
+    return "[" + std::string(host) + "]:" + std::to_string(port());
+  }
+  const char* name = reinterpret_cast<const sockaddr_un*>(&storage_)->sun_path;
+  std::size_t length = size_ - offsetof(sockaddr_un, sun_path);
+  if (length == 0) return "an unnamed socket";
+  return name[0] == '\0' ? "@" + std::string(name + 1, length - 1) : std::string(name, ::strnlen(name, length));
+}
+
+}  // namespace lockstep::sys

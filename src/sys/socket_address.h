@@ -1,0 +1,41 @@
+// Where a socket listens or connects to: a TCP host and port, a path, or an abstract name (Linux: no file, gone with its
+// last socket). A value.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include <sys/socket.h>
+
+namespace lockstep::sys {
+
+class SocketAddress {
+ public:
+  // A name or a numeric address, IPv4 or IPv6. Looks names up, which may block for seconds. BadInput when there is no such
+  // host.
+  [[nodiscard]] static SocketAddress tcp(std::string_view host, std::uint16_t port);
+  // At most 107 bytes. BadInput when it is longer.
+  [[nodiscard]] static SocketAddress path(std::string_view path);
+  [[nodiscard]] static SocketAddress abstract(std::string_view name);
+  // The one a socket is bound to.
+  [[nodiscard]] static SocketAddress local(int socket);
+
+  [[nodiscard]] const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage_); }
+  [[nodiscard]] socklen_t size() const { return size_; }
+  [[nodiscard]] int family() const { return storage_.ss_family; }
+  // 0 for unix sockets.
+  [[nodiscard]] std::uint16_t port() const;
+  // True for 127.0.0.0/8, ::1 and unix sockets: only this host can connect.
+  [[nodiscard]] bool is_loopback() const;
+  // "127.0.0.1:1234", "[::1]:1234", "/run/x.sock", "@name".
+  [[nodiscard]] std::string text() const;
+
+ private:
+  static SocketAddress unix_socket(std::string_view name, bool abstract);
+
+  sockaddr_storage storage_{};
+  socklen_t size_ = 0;
+};
+
+}  // namespace lockstep::sys

@@ -1,0 +1,188 @@
+#include "sys/sockets.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+#include <thread>
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::sys {
+namespace {
+
+FileDescriptor make_socket(const SocketAddress& address) {
+  FileDescriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket) throw SystemError("making a socket for " + address.text(), errno);
+  return socket;
+}
+
+// Small messages go out at once. Fails on unix sockets, which need no such thing.
+void send_without_delay(int socket) {
+  int on = 1;
+  ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+}
+
+bool is_loss(int error) { return error == ECONNRESET || error == EPIPE || error == ETIMEDOUT || error == ENOTCONN; }
+
+bool may_answer_later(int error) {
+  return error == ECONNREFUSED || error == ENOENT || error == ECONNRESET || error == EAGAIN || error == ETIMEDOUT ||
+         error == EHOSTUNREACH || error == ENETUNREACH;
+}
+
+[[noreturn]] void throw_transfer_error(const char* what, int error) {
+  if (is_loss(error)) throw PeerLost(std::string(what) + ": the other side has closed the connection");
+  throw SystemError(what, error);
+}
+
+// Begins to connect and waits for the outcome: 0 or an error number.
+int connect_once(int socket, const SocketAddress& address, Deadline deadline) {
+  if (::connect(socket, address.get(), address.size()) == 0) return 0;
+  if (errno != EINPROGRESS && errno != EINTR) return errno;
+  if (!wait_ready(socket, POLLOUT, deadline)) return ETIMEDOUT;
+  int error = 0;
+  socklen_t size = sizeof(error);
+  if (::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) != 0) return errno;
+  return error;
+}
+
+// A TCP socket that connects to a free local port can be given that same port and meet itself.
+bool met_itself(int socket, const SocketAddress& address) {
+  return address.port() != 0 && SocketAddress::local(socket).port() == address.port() && address.is_loopback();
+}
+
+struct Attempt {
+  FileDescriptor socket;
+  int error = 0;
+};
+
+Attempt attempt(const SocketAddress& address, Deadline deadline) {
+  Attempt result{make_socket(address)};
+  result.error = connect_once(result.socket.get(), address, deadline);
+  if (result.error == 0 && met_itself(result.socket.get(), address)) result.error = ECONNREFUSED;
+  if (result.error != 0) result.socket.reset();
+  if (result.socket) send_without_delay(result.socket.get());
+  return result;
+}
+
+}  // namespace
+
+bool wait_ready(int socket, short events, Deadline deadline) {
+  pollfd entry{socket, events, 0};
+  for (;;) {
+    int ready = ::poll(&entry, 1, deadline.poll_milliseconds());
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) throw SystemError("poll", errno);
+    if (deadline.passed()) return false;
+  }
+}
+
+FileDescriptor listen_on(const SocketAddress& address, int backlog) {
+  FileDescriptor socket = make_socket(address);
+  int on = 1;
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));   // not held back by closed connections
+  if (::bind(socket.get(), address.get(), address.size()) != 0 || ::listen(socket.get(), backlog) != 0) {
+    if (errno == EADDRINUSE) {
+      throw BadInput("listening on " + address.text() + ": " + (address.port() != 0 ? "the port" : "the name") +
+                     " is in use by another process");
+    }
+    throw SystemError("listening on " + address.text(), errno);
+  }
+  return socket;
+}
+
+FileDescriptor accept_now(int listener) {
+  for (;;) {
+    FileDescriptor socket(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (socket) {
+      send_without_delay(socket.get());
+      return socket;
+    }
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return {};
+    if (errno != EINTR && errno != ECONNABORTED) throw SystemError("accepting a connection", errno);
+  }
+}
+
+FileDescriptor accept_one(int listener, Deadline deadline) {
+  for (;;) {
+    if (FileDescriptor socket = accept_now(listener)) return socket;
+    if (!wait_ready(listener, POLLIN, deadline)) {
+      throw Timeout("waiting for a connection to " + SocketAddress::local(listener).text() + ": nobody came");
+    }
+  }
+}
+
+FileDescriptor try_connect(const SocketAddress& address, Deadline deadline) {
+  Attempt result = attempt(address, deadline);
+  if (result.error != 0 && !may_answer_later(result.error)) {
+    throw SystemError("connecting to " + address.text(), result.error);
+  }
+  return std::move(result.socket);
+}
+
+FileDescriptor connect_to(const SocketAddress& address, Deadline deadline) {
+  auto pause = std::chrono::milliseconds(1);
+  for (;;) {
+    Attempt result = attempt(address, deadline);
+    if (result.socket) return std::move(result.socket);
+    std::string what = "connecting to " + address.text();
+    if (!may_answer_later(result.error)) throw SystemError(what, result.error);
+    if (deadline.passed()) throw Timeout(what + ": nobody answered in time (" + SystemError("", result.error).what() + ")");
+    std::this_thread::sleep_for(std::min<Duration>(pause, deadline.left()));
+    pause = std::min(2 * pause, std::chrono::milliseconds(200));
+  }
+}
+
+std::pair<FileDescriptor, FileDescriptor> socket_pair() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0) {
+    throw SystemError("making a pair of sockets", errno);
+  }
+  return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
+}
+
+std::optional<std::size_t> send_now(int socket, std::span<const std::byte> bytes) {
+  for (;;) {
+    ssize_t count = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (count >= 0) return static_cast<std::size_t>(count);
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return std::nullopt;
+    if (errno != EINTR) throw_transfer_error("sending", errno);
+  }
+}
+
+std::optional<std::size_t> receive_now(int socket, std::span<std::byte> bytes) {
+  for (;;) {
+    ssize_t count = ::recv(socket, bytes.data(), bytes.size(), 0);
+    if (count > 0 || (count == 0 && bytes.empty())) return static_cast<std::size_t>(count);
+    if (count == 0) throw PeerLost("receiving: the other side has closed the connection");
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return std::nullopt;
+    if (errno != EINTR) throw_transfer_error("receiving", errno);
+  }
+}
+
+void send_all(int socket, std::span<const std::byte> bytes, Deadline deadline) {
+  while (!bytes.empty()) {
+    if (auto count = send_now(socket, bytes)) {
+      bytes = bytes.subspan(*count);
+    } else if (!wait_ready(socket, POLLOUT, deadline)) {
+      throw Timeout("sending: " + std::to_string(bytes.size()) + " bytes were not taken in time");
+    }
+  }
+}
+
+void receive_exact(int socket, std::span<std::byte> bytes, Deadline deadline) {
+  while (!bytes.empty()) {
+    if (auto count = receive_now(socket, bytes)) {
+      bytes = bytes.subspan(*count);
+    } else if (!wait_ready(socket, POLLIN, deadline)) {
+      throw Timeout("receiving: " + std::to_string(bytes.size()) + " bytes did not come in time");
+    }
+  }
+}
+
+}  // namespace lockstep::sys

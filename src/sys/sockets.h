@@ -1,0 +1,51 @@
+// Stream sockets that never block longer than they may. Every socket made here is non-blocking and closed on exec; calls
+// wait in poll() until their deadline. Errors: Timeout when it passes, PeerLost when the other side closed or reset,
+// SystemError else. A half-sent message is lost with its connection: after an error, close.
+#pragma once
+
+#include "sys/file_descriptor.h"
+#include "sys/socket_address.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include <lockstep/base/deadline.h>
+
+namespace lockstep::sys {
+
+// BadInput when the port or name is in use. Port 0 takes a free one: SocketAddress::local tells which.
+[[nodiscard]] FileDescriptor listen_on(const SocketAddress& address, int backlog = 1024);
+
+// Waits for a peer to connect.
+[[nodiscard]] FileDescriptor accept_one(int listener, Deadline deadline);
+// Nothing when nobody waits to be accepted.
+[[nodiscard]] FileDescriptor accept_now(int listener);
+
+// Tries until somebody listens there: ranks may start before their server.
+[[nodiscard]] FileDescriptor connect_to(const SocketAddress& address, Deadline deadline);
+// One try; nothing when nobody listens there.
+[[nodiscard]] FileDescriptor try_connect(const SocketAddress& address, Deadline deadline);
+
+// Two connected sockets of this host.
+[[nodiscard]] std::pair<FileDescriptor, FileDescriptor> socket_pair();
+
+void send_all(int socket, std::span<const std::byte> bytes, Deadline deadline);
+void receive_exact(int socket, std::span<std::byte> bytes, Deadline deadline);
+
+// What can be done without waiting: the number of bytes moved, nothing when it would block, and PeerLost at the end of the
+// stream (receive) or when nobody reads (send).
+[[nodiscard]] std::optional<std::size_t> send_now(int socket, std::span<const std::byte> bytes);
+[[nodiscard]] std::optional<std::size_t> receive_now(int socket, std::span<std::byte> bytes);
+
+// Waits until poll() reports one of `events` (POLLIN, POLLOUT) or an error on the socket. False when the deadline passed.
+[[nodiscard]] bool wait_ready(int socket, short events, Deadline deadline);
+
+[[nodiscard]] inline std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+}  // namespace lockstep::sys
