@@ -1,0 +1,37 @@
+#include "comm/failure.h"
+
+#include <lockstep/base/error.h>
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace lockstep {
+
+void Failure::set(std::exception_ptr error) {
+  if (!error_) error_ = std::move(error);
+}
+
+void Failure::rethrow_if_any() const {
+  if (error_) std::rethrow_exception(error_);
+}
+
+void Failure::refuse_if_any(std::string_view call, std::string_view group) const {
+  if (!error_) return;
+  auto text = [&](const std::exception& error) {
+    return fmt::format("{} on group {}, which is dead: {}", call, group, error.what());
+  };
+  try {
+    std::rethrow_exception(error_);
+  } catch (const PeerLost& error) {
+    throw PeerLost(text(error));
+  } catch (const Timeout& error) {
+    throw Timeout(text(error));
+  } catch (const Mismatch& error) {
+    throw Mismatch(text(error));
+  } catch (const std::exception& error) {
+    throw Aborted(text(error));
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,68 @@
+#include "comm/group_state.h"
+
+#include <lockstep/base/error.h>
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+void check_timeout(Duration timeout, std::string_view name) {
+  if (timeout <= Duration::zero()) {
+    throw InvalidArgument(fmt::format("group {}: a timeout must be longer than nothing; found {} ns", name, timeout.count()));
+  }
+}
+
+// Any collective of one rank leaves its input as its output.
+void perform_alone(const Call& call) {
+  if (!call.input.defined() || !call.output.defined() || call.input.is_same(call.output)) return;
+  if (call.input.const_data_ptr() == call.output.const_data_ptr()) return;
+  at::NoGradGuard no_grad;
+  call.output.view({-1}).copy_(call.input.view({-1}));
+}
+
+}  // namespace
+
+GroupState::GroupState(std::shared_ptr<Backend> backend, std::string name, Duration timeout)
+    : backend_(backend && backend->size() > 1 ? std::move(backend) : nullptr), name_(std::move(name)), timeout_(timeout) {
+  check_timeout(timeout, name_);
+}
+
+Duration GroupState::timeout() const {
+  std::lock_guard lock(mutex_);
+  return timeout_;
+}
+
+void GroupState::set_timeout(Duration timeout) {
+  check_timeout(timeout, name_);
+  std::lock_guard lock(mutex_);
+  timeout_ = timeout;
+}
+
+std::uint64_t GroupState::next_part() {
+  std::lock_guard lock(mutex_);
+  return ++parts_;
+}
+
+Work GroupState::post(Call call, const CallOptions& options, std::source_location where) {
+  if (options.timeout) check_timeout(*options.timeout, name_);
+  std::lock_guard lock(mutex_);
+  call.tag = options.tag;
+  call.timeout = options.timeout.value_or(timeout_);
+  call.where = where;
+  if (has_backend()) return {backend_, backend_->post(call)};
+  alone_failure_.refuse_if_any(name_of(call.collective), name_);
+  perform_alone(call);
+  return {};
+}
+
+void GroupState::abort(std::string_view reason) {
+  if (has_backend()) return backend_->abort(reason);
+  std::lock_guard lock(mutex_);
+  alone_failure_.set(std::make_exception_ptr(Aborted(fmt::format("group {}: ended: {}", name_, reason))));
+}
+
+}  // namespace lockstep

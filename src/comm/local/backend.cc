@@ -1,0 +1,23 @@
+#include "comm/local/backend.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+namespace lockstep::local {
+
+LocalBackend::LocalBackend(std::shared_ptr<World> world, int rank, int size) : Backend(rank, size), world_(std::move(world)) {}
+
+LocalBackend::~LocalBackend() { world_->leave(rank()); }
+
+at::Tensor LocalBackend::empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return at::empty(sizes, options);
+}
+
+std::shared_ptr<Backend> LocalBackend::subset(std::span<const int> ranks, std::string_view name) {
+  auto world = world_->child(rank(), ranks, name);
+  auto place = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
+  return std::make_shared<LocalBackend>(std::move(world), place, static_cast<int>(ranks.size()));
+}
+
+}  // namespace lockstep::local
