@@ -2,12 +2,7 @@
 
 namespace lockstep::detail {
 
-void throw_invalid_argument(fmt::string_view format, fmt::format_args arguments) {
-  throw InvalidArgument(fmt::vformat(format, arguments));
-}
-
-void throw_bad_input(fmt::string_view format, fmt::format_args arguments) {
-  throw BadInput(fmt::vformat(format, arguments));
-}
+void throw_invalid_argument(const std::string& text) { throw InvalidArgument(text); }
+void throw_bad_input(const std::string& text) { throw BadInput(text); }
 
 }  // namespace lockstep::detail

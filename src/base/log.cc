@@ -72,9 +72,11 @@ void set_prefix(std::string_view prefix) { logger().set_pattern(pattern(prefix))
 
 namespace detail {
 
-void write(Level level, fmt::string_view format, fmt::format_args arguments) noexcept {
+bool is_shown(Level level) noexcept { return logger().should_log(to_spdlog(level)); }
+
+void write(Level level, std::string_view text) noexcept {
   try {
-    if (logger().should_log(to_spdlog(level))) logger().log(to_spdlog(level), fmt::vformat(format, arguments));
+    logger().log(to_spdlog(level), text);
   } catch (const std::exception&) {
     std::fputs("lockstep: a log line could not be written\n", stderr);
   }

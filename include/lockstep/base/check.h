@@ -14,20 +14,22 @@
 
 namespace lockstep {
 namespace detail {
-[[noreturn]] void throw_invalid_argument(fmt::string_view format, fmt::format_args arguments);
-[[noreturn]] void throw_bad_input(fmt::string_view format, fmt::format_args arguments);
+// The text is made in the header, so that no type of fmt crosses into the library: LibTorch brings a copy of fmt of
+// another version.
+[[noreturn]] void throw_invalid_argument(const std::string& text);
+[[noreturn]] void throw_bad_input(const std::string& text);
 }  // namespace detail
 
 // Throws InvalidArgument unless `condition`: the caller's program is wrong.
 template <typename... Arguments>
 void check(bool condition, fmt::format_string<Arguments...> format, Arguments&&... arguments) {
-  if (!condition) [[unlikely]] detail::throw_invalid_argument(format, fmt::make_format_args(arguments...));
+  if (!condition) [[unlikely]] detail::throw_invalid_argument(fmt::format(format, std::forward<Arguments>(arguments)...));
 }
 
 // Throws BadInput unless `condition`: a file, a variable, an option or a peer is wrong.
 template <typename... Arguments>
 void check_input(bool condition, fmt::format_string<Arguments...> format, Arguments&&... arguments) {
-  if (!condition) [[unlikely]] detail::throw_bad_input(format, fmt::make_format_args(arguments...));
+  if (!condition) [[unlikely]] detail::throw_bad_input(fmt::format(format, std::forward<Arguments>(arguments)...));
 }
 
 }  // namespace lockstep

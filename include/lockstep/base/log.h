@@ -22,7 +22,18 @@ void set_level(Level level);
 void set_prefix(std::string_view prefix);
 
 namespace detail {
-void write(Level level, fmt::string_view format, fmt::format_args arguments) noexcept;
+[[nodiscard]] bool is_shown(Level level) noexcept;
+void write(Level level, std::string_view text) noexcept;
+
+// In the header, so that no type of fmt crosses into the library: LibTorch brings a copy of fmt of another version.
+inline void write(Level level, fmt::string_view format, fmt::format_args arguments) noexcept {
+  if (!is_shown(level)) return;
+  try {
+    write(level, std::string_view(fmt::vformat(format, arguments)));
+  } catch (...) {
+    write(level, std::string_view("a log line could not be written"));
+  }
+}
 }  // namespace detail
 
 template <typename... Arguments>
