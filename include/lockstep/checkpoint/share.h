@@ -1,0 +1,13 @@
+// A state that one rank has read, on all ranks: only that rank needs to see the files.
+#pragma once
+
+#include <lockstep/checkpoint/training_state.h>
+#include <lockstep/comm/group.h>
+
+namespace lockstep::checkpoint {
+
+// Collective. Every rank gets the state that `root` passes; what the others pass is not looked at. Throws the group's
+// errors.
+[[nodiscard]] TrainingState share(Group& group, TrainingState state, int root = 0);
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,94 @@
+#include <lockstep/checkpoint/optimizer_state.h>
+
+#include <lockstep/base/error.h>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace lockstep::checkpoint {
+namespace {
+
+NamedParameters two_parameters() {
+  return {{"a", torch::ones({2, 3}).requires_grad_()}, {"a.b", torch::ones({4}).requires_grad_()}};
+}
+
+std::vector<at::Tensor> tensors_of(const NamedParameters& parameters) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : parameters) tensors.push_back(tensor);
+  return tensors;
+}
+
+void step(torch::optim::Optimizer& optimizer, const NamedParameters& parameters, double gradient) {
+  for (const auto& [name, tensor] : parameters) tensor.mutable_grad() = torch::full_like(tensor, gradient);
+  optimizer.step();
+}
+
+// Two steps, state carried over to a new optimizer, one more: the same bits as three steps.
+template <class Optimizer, class OptimizerOptions>
+void expect_carried_over(OptimizerOptions options) {
+  NamedParameters whole = two_parameters();
+  NamedParameters first = two_parameters();
+  Optimizer all(tensors_of(whole), options);
+  Optimizer before(tensors_of(first), options);
+  for (double gradient : {0.5, -0.25}) {
+    step(all, whole, gradient);
+    step(before, first, gradient);
+  }
+  NamedParameters second = first;
+  for (auto& [name, tensor] : second) tensor = tensor.detach().clone().requires_grad_();
+  Optimizer after(tensors_of(second), options);
+  load_optimizer_state(after, second, optimizer_state(before, first));
+  step(all, whole, 2.0);
+  step(after, second, 2.0);
+  for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_TRUE(at::equal(whole[i].second, second[i].second));
+}
+
+TEST(OptimizerState, CarriesOver) {
+  expect_carried_over<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1));
+  expect_carried_over<torch::optim::Adam>(torch::optim::AdamOptions(0.1).amsgrad(true));
+  expect_carried_over<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9));
+  expect_carried_over<torch::optim::SGD>(torch::optim::SGDOptions(0.1));
+}
+
+TEST(OptimizerState, NamesAreTorchs) {
+  NamedParameters parameters = two_parameters();
+  torch::optim::AdamW optimizer(tensors_of(parameters), torch::optim::AdamWOptions(0.1));
+  EXPECT_TRUE(optimizer_state(optimizer, parameters).empty());
+  step(optimizer, parameters, 1);
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : optimizer_state(optimizer, parameters)) names.push_back(name);
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"optimizer.a.b.exp_avg", "optimizer.a.b.exp_avg_sq", "optimizer.a.b.step",
+                                      "optimizer.a.exp_avg", "optimizer.a.exp_avg_sq", "optimizer.a.step"}));
+}
+
+TEST(OptimizerState, WhatDoesNotFitIsRefusedAndNothingIsChanged) {
+  NamedParameters parameters = two_parameters();
+  torch::optim::AdamW optimizer(tensors_of(parameters), torch::optim::AdamWOptions(0.1));
+  step(optimizer, parameters, 1);
+  NamedTensors good = optimizer_state(optimizer, parameters);
+  auto expect_refused = [&](NamedTensors state, const std::string& named) {
+    try {
+      load_optimizer_state(optimizer, parameters, state);
+      ADD_FAILURE() << named << " was loaded";
+    } catch (const BadInput& error) {
+      EXPECT_NE(std::string(error.what()).find(named), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(optimizer_state(optimizer, parameters).size(), good.size());
+  };
+  NamedTensors state = good;
+  state["optimizer.c.exp_avg"] = torch::ones(1);
+  expect_refused(state, "optimizer.c.exp_avg");
+  state = good;
+  state["optimizer.a.exp_avg"] = torch::ones(1);
+  expect_refused(state, "optimizer.a.exp_avg");
+  state = good;
+  state.erase("optimizer.a.step");
+  expect_refused(state, "optimizer.a.step");
+  state = good;
+  state["optimizer.a.momentum_buffer"] = torch::ones({2, 3});
+  expect_refused(state, "momentum_buffer");
+}
+
+}  // namespace
+}  // namespace lockstep::checkpoint
