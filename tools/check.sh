@@ -55,6 +55,7 @@ lint_sources() {
   python3 tools/lint/floors.py
   python3 tools/lint/shape.py
   python3 tools/lint/links.py
+  python3 tools/lint/snippets.py
   ensure_ready
   build_preset release
   local tool; tool="$(clang_tool clang-tidy)"

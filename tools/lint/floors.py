@@ -28,10 +28,14 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
 LIBTORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 
 
+# The words of comm and the order of its sums, which know no LibTorch: they belong to the floor of the shared-memory engine.
+WORDS_OF_COMM = {"comm/op.h", "comm/op.cc", "comm/tree.h"}
+
+
 def folder_of(path):
     """The floor folder of a path below include/lockstep, src or tests; None for what belongs to no floor."""
     parts = path.parts
-    if parts[:2] == ("comm", "shm"):
+    if parts[:2] == ("comm", "shm") or path.as_posix() in WORDS_OF_COMM:
         return "comm/shm"
     return parts[0] if parts and parts[0] in LEVEL else None
 

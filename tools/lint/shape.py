@@ -3,7 +3,7 @@
 import pathlib
 import sys
 
-WIDTH = 118
+WIDTH = 100
 LINES = 400
 # Longer by nature: a list of cases that would not get clearer in two files.
 LONG_BY_NATURE = set()
