@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <utility>
 
 #include <fcntl.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include <fmt/core.h>
 
 #include <lockstep/base/error.h>
 
@@ -19,11 +22,16 @@ namespace fs = std::filesystem;
 
 fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
 
-// What 0666 becomes under this process's umask: mkostemp makes files that only their owner may read.
-mode_t usual_mode() {
-  mode_t mask = ::umask(0);
-  ::umask(mask);
-  return 0666 & ~mask;
+// A new file beside `path` with the usual mode; its name goes to `name`. (mkstemp would make it readable by its owner only.)
+FileDescriptor create_beside(const fs::path& path, std::string& name) {
+  for (;;) {
+    std::uint64_t random = 0;
+    if (::getrandom(&random, sizeof(random), 0) != sizeof(random)) throw SystemError("getting random bytes", errno);
+    name = (folder_of(path) / fmt::format(".{}.{:016x}.partial", path.filename().string(), random)).string();
+    FileDescriptor file(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (file) return file;
+    if (errno != EEXIST) throw SystemError("creating a file beside " + path.string(), errno);
+  }
 }
 
 void flush(int file, const std::string& name) {
@@ -69,13 +77,7 @@ void rename_durably(const fs::path& from, const fs::path& to) {
   flush_folder(folder_of(to));
 }
 
-AtomicFile::AtomicFile(fs::path path)
-    : path_(std::move(path)),
-      temporary_((folder_of(path_) / ("." + path_.filename().string() + ".XXXXXX.partial")).string()) {
-  constexpr int suffix_length = sizeof(".partial") - 1;
-  file_.reset(::mkostemps(temporary_.data(), suffix_length, O_CLOEXEC));
-  if (!file_) throw SystemError("creating a file beside " + path_.string(), errno);
-}
+AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)), file_(create_beside(path_, temporary_)) {}
 
 AtomicFile::~AtomicFile() {
   if (file_) ::unlink(temporary_.c_str());
@@ -93,7 +95,6 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
 
 void AtomicFile::commit() {
   if (!file_) throw InvalidArgument("writing " + path_.string() + ": it is committed already");
-  if (::fchmod(file_.get(), usual_mode()) != 0) throw SystemError("setting the mode of " + path_.string(), errno);
   flush(file_.get(), path_.string());
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) throw SystemError("renaming to " + path_.string(), errno);
   file_.reset();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include <fcntl.h>
@@ -132,7 +133,7 @@ FileDescriptor connect_to(const SocketAddress& address, Deadline deadline) {
     if (result.socket) return std::move(result.socket);
     std::string what = "connecting to " + address.text();
     if (!may_answer_later(result.error)) throw SystemError(what, result.error);
-    if (deadline.passed()) throw Timeout(what + ": nobody answered in time (" + SystemError("", result.error).what() + ")");
+    if (deadline.passed()) throw Timeout(what + ": nobody answered in time (" + std::generic_category().message(result.error) + ")");
     std::this_thread::sleep_for(std::min<Duration>(pause, deadline.left()));
     pause = std::min(2 * pause, std::chrono::milliseconds(200));
   }

@@ -1,0 +1,186 @@
+#include "sys/files.h"
+
+#include "support/processes.h"
+#include "support/temporary_folder.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <fstream>
+#include <set>
+
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::sys {
+namespace {
+
+namespace fs = std::filesystem;
+using test::TemporaryFolder;
+
+std::set<std::string> names_in(const fs::path& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
+  return names;
+}
+
+TEST(Files, ReadGivesEveryByte) {
+  TemporaryFolder folder;
+  for (std::size_t size : {0, 1, 4095, 4096, 4097, 1'000'003}) {
+    std::string content(size, '\0');
+    for (std::size_t i = 0; i < size; ++i) content[i] = static_cast<char>(i * 31);
+    std::ofstream(folder / "a", std::ios::binary) << content;
+    EXPECT_EQ(read_file(folder / "a"), content) << size;
+  }
+}
+
+TEST(Files, ReadWorksWhereTheSizeIsUnknown) { EXPECT_NE(read_file("/proc/self/status").find("Pid:"), std::string::npos); }
+
+TEST(Files, ReadNamesWhatIsMissing) {
+  TemporaryFolder folder;
+  try {
+    (void)read_file(folder / "missing");
+    FAIL() << "no exception";
+  } catch (const SystemError& error) {
+    EXPECT_EQ(error.error_number(), ENOENT);
+    EXPECT_EQ(error.what(), "opening " + (folder / "missing").string() + ": No such file or directory");
+  }
+  EXPECT_THROW((void)read_file(folder.path()), SystemError);
+}
+
+TEST(AtomicFile, AppearsOnlyWhenCommitted) {
+  TemporaryFolder folder;
+  AtomicFile file(folder / "a");
+  file.write("first ");
+  file.write("second");
+  EXPECT_FALSE(fs::exists(folder / "a"));
+  file.commit();
+  EXPECT_EQ(read_file(folder / "a"), "first second");
+  EXPECT_EQ(names_in(folder.path()), std::set<std::string>{"a"});
+  EXPECT_THROW(file.write("third"), InvalidArgument);
+}
+
+TEST(AtomicFile, LeavesTheOldFileWhenNotCommitted) {
+  TemporaryFolder folder;
+  AtomicFile::write(folder / "a", "old");
+  {
+    AtomicFile file(folder / "a");
+    file.write("new");
+  }
+  EXPECT_EQ(read_file(folder / "a"), "old");
+  EXPECT_EQ(names_in(folder.path()), std::set<std::string>{"a"});
+  AtomicFile::write(folder / "a", "new");
+  EXPECT_EQ(read_file(folder / "a"), "new");
+}
+
+TEST(AtomicFile, HasTheUsualMode) {
+  TemporaryFolder folder;
+  mode_t old = ::umask(027);
+  AtomicFile::write(folder / "a", "");
+  ::umask(old);
+  EXPECT_EQ(fs::status(folder / "a").permissions(), static_cast<fs::perms>(0640));
+}
+
+TEST(AtomicFile, NamesTheFolderThatIsMissing) {
+  TemporaryFolder folder;
+  EXPECT_THROW(AtomicFile(folder / "missing/a"), SystemError);
+}
+
+TEST(AtomicFile, ALimitOnFileSizesLeavesTheOldFile) {
+  TemporaryFolder folder;
+  AtomicFile::write(folder / "a", "old");
+  test::expect_ranks(1, [&](int) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    rlimit limit{100'000, 100'000};
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+    EXPECT_THROW(AtomicFile::write(folder / "a", std::string(200'000, 'x')), SystemError);
+  });
+  EXPECT_EQ(read_file(folder / "a"), "old");
+  EXPECT_EQ(names_in(folder.path()), std::set<std::string>{"a"});
+}
+
+// Mounts a small filesystem that only this process sees; false where that is not allowed.
+bool mount_small_filesystem(const fs::path& point) {
+  if (::unshare(CLONE_NEWNS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
+  ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
+  return ::mount("tmpfs", point.c_str(), "tmpfs", 0, "size=256k") == 0;
+}
+
+TEST(AtomicFile, AFullDiskLeavesTheOldFile) {
+  TemporaryFolder folder;
+  constexpr int not_allowed = 77;
+  auto results = test::run_ranks(1, [&](int) {
+    if (!mount_small_filesystem(folder.path())) ::_exit(not_allowed);
+    AtomicFile::write(folder / "a", "old");
+    try {
+      AtomicFile::write(folder / "a", std::string(1'000'000, 'x'));
+      ADD_FAILURE() << "the disk was not full";
+    } catch (const SystemError& error) {
+      EXPECT_EQ(error.error_number(), ENOSPC);
+    }
+    EXPECT_EQ(read_file(folder / "a"), "old");
+    EXPECT_EQ(names_in(folder.path()), std::set<std::string>{"a"});
+  });
+  if (results[0].exit_code == not_allowed) GTEST_SKIP() << "this process may not mount a small filesystem";
+  EXPECT_TRUE(results[0].ok()) << results[0];
+}
+
+TEST(AtomicFile, AKilledWriterLeavesTheOldFile) {
+  TemporaryFolder folder;
+  AtomicFile::write(folder / "a", "old");
+  auto results = test::run_ranks(1, [&](int) {
+    AtomicFile file(folder / "a");
+    file.write("half");
+    ::raise(SIGKILL);
+  });
+  EXPECT_EQ(results[0].signal, SIGKILL);
+  EXPECT_EQ(read_file(folder / "a"), "old");
+}
+
+TEST(AtomicFile, AReaderNeverSeesHalf) {
+  TemporaryFolder folder;
+  AtomicFile::write(folder / "a", std::string(50'000, 'a'));
+  test::expect_ranks(3, [&](int rank) {
+    for (int i = 0; i < 40; ++i) {
+      if (rank == 0) {
+        AtomicFile::write(folder / "a", std::string(50'000 + i, static_cast<char>('a' + i % 26)));
+        continue;
+      }
+      std::string seen = read_file(folder / "a");
+      EXPECT_GE(seen.size(), 50'000u);
+      EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [&](char c) { return c == seen.front(); }));
+    }
+  });
+}
+
+TEST(Files, RenameReplacesAFileAndAnEmptyFolder) {
+  TemporaryFolder folder;
+  AtomicFile::write(folder / "a", "a");
+  AtomicFile::write(folder / "b", "b");
+  rename_durably(folder / "a", folder / "b");
+  EXPECT_EQ(read_file(folder / "b"), "a");
+  make_directories(folder / "from/inner");
+  make_directories(folder / "to");
+  rename_durably(folder / "from", folder / "to");
+  EXPECT_TRUE(fs::exists(folder / "to/inner"));
+  EXPECT_THROW(rename_durably(folder / "missing", folder / "c"), SystemError);
+}
+
+TEST(Files, MakeDirectoriesIsContentWithWhatIsThere) {
+  TemporaryFolder folder;
+  make_directories(folder / "a/b/c");
+  make_directories(folder / "a/b/c");
+  EXPECT_TRUE(fs::is_directory(folder / "a/b/c"));
+  AtomicFile::write(folder / "file", "");
+  EXPECT_THROW(make_directories(folder / "file/d"), SystemError);
+}
+
+}  // namespace
+}  // namespace lockstep::sys

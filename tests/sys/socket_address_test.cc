@@ -1,0 +1,42 @@
+#include "sys/socket_address.h"
+
+#include <gtest/gtest.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::sys {
+namespace {
+
+TEST(SocketAddress, TcpAddressesReadAsTheyAreWritten) {
+  SocketAddress address = SocketAddress::tcp("127.0.0.1", 1234);
+  EXPECT_EQ(address.text(), "127.0.0.1:1234");
+  EXPECT_EQ(address.port(), 1234);
+  EXPECT_TRUE(address.is_loopback());
+  EXPECT_EQ(SocketAddress::tcp("::1", 80).text(), "[::1]:80");
+  EXPECT_TRUE(SocketAddress::tcp("::1", 80).is_loopback());
+  EXPECT_FALSE(SocketAddress::tcp("0.0.0.0", 80).is_loopback());
+  EXPECT_FALSE(SocketAddress::tcp("192.0.2.1", 80).is_loopback());
+  EXPECT_TRUE(SocketAddress::tcp("localhost", 80).is_loopback());
+}
+
+TEST(SocketAddress, AHostThatDoesNotExistIsNamed) {
+  try {
+    (void)SocketAddress::tcp("no such host", 1);
+    FAIL() << "no exception";
+  } catch (const BadInput& error) {
+    EXPECT_NE(std::string(error.what()).find("'no such host'"), std::string::npos) << error.what();
+  }
+}
+
+TEST(SocketAddress, UnixNames) {
+  EXPECT_EQ(SocketAddress::path("/tmp/x.sock").text(), "/tmp/x.sock");
+  EXPECT_EQ(SocketAddress::abstract("lockstep/1").text(), "@lockstep/1");
+  EXPECT_EQ(SocketAddress::abstract("x").port(), 0);
+  EXPECT_TRUE(SocketAddress::abstract("x").is_loopback());
+  EXPECT_NO_THROW((void)SocketAddress::path(std::string(107, 'x')));
+  EXPECT_THROW((void)SocketAddress::path(std::string(108, 'x')), BadInput);
+  EXPECT_THROW((void)SocketAddress::abstract(""), BadInput);
+}
+
+}  // namespace
+}  // namespace lockstep::sys

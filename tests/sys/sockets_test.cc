@@ -1,0 +1,135 @@
+#include "sys/sockets.h"
+
+#include "support/free_port.h"
+#include "support/temporary_folder.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::sys {
+namespace {
+
+using namespace std::chrono_literals;
+
+Deadline soon() { return Deadline::after(10s); }
+
+// A listener at an address and the two ends of one connection to it.
+struct Connection {
+  explicit Connection(const SocketAddress& address) : listener(listen_on(address)) {
+    client = connect_to(SocketAddress::local(listener.get()), soon());
+    server = accept_one(listener.get(), soon());
+  }
+  FileDescriptor listener, client, server;
+};
+
+std::string receive_text(int socket, std::size_t size) {
+  std::string text(size, '\0');
+  receive_exact(socket, std::as_writable_bytes(std::span(text)), soon());
+  return text;
+}
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(Sockets, BytesGoBothWaysOverEachKind) {
+  test::TemporaryFolder folder;
+  std::string name = "lockstep-test-" + std::to_string(::getpid());
+  for (const SocketAddress& address : {SocketAddress::tcp("127.0.0.1", 0), SocketAddress::path((folder / "s").string()),
+                                       SocketAddress::abstract(name)}) {
+    Connection connection(address);
+    send_all(connection.client.get(), bytes_of("hello"), soon());
+    EXPECT_EQ(receive_text(connection.server.get(), 5), "hello") << address.text();
+    send_all(connection.server.get(), bytes_of("world"), soon());
+    EXPECT_EQ(receive_text(connection.client.get(), 5), "world") << address.text();
+    send_all(connection.client.get(), {}, soon());
+    receive_exact(connection.client.get(), {}, soon());
+  }
+}
+
+TEST(Sockets, MoreThanTheBuffersHoldArrivesWhole) {
+  auto [left, right] = socket_pair();
+  std::string sent(8'000'001, '\0');
+  for (std::size_t i = 0; i < sent.size(); ++i) sent[i] = static_cast<char>(i * 7);
+  std::thread sender([&, socket = left.get()] { send_all(socket, bytes_of(sent), soon()); });
+  EXPECT_EQ(receive_text(right.get(), sent.size()), sent);
+  sender.join();
+}
+
+TEST(Sockets, ReceivingAndSendingEndAtTheDeadline) {
+  auto [left, right] = socket_pair();
+  std::vector<std::byte> much(8'000'000);
+  EXPECT_THROW(receive_exact(left.get(), std::span(much).first(1), Deadline::after(20ms)), Timeout);
+  EXPECT_THROW(send_all(left.get(), much, Deadline::after(20ms)), Timeout);
+}
+
+TEST(Sockets, AClosedPeerIsLost) {
+  auto [left, right] = socket_pair();
+  right.reset();
+  std::byte byte{};
+  EXPECT_THROW(receive_exact(left.get(), std::span(&byte, 1), soon()), PeerLost);
+  EXPECT_THROW(send_all(left.get(), std::span(&byte, 1), soon()), PeerLost);
+}
+
+TEST(Sockets, WithoutWaitingThereMayBeNothing) {
+  auto [left, right] = socket_pair();
+  std::vector<std::byte> buffer(16);
+  EXPECT_FALSE(receive_now(left.get(), buffer));
+  EXPECT_EQ(send_now(right.get(), bytes_of("abc")), 3u);
+  EXPECT_EQ(receive_now(left.get(), buffer), 3u);
+  EXPECT_FALSE(wait_ready(left.get(), POLLIN, Deadline::after(1ms)));
+}
+
+TEST(Sockets, APortInUseIsSaidSo) {
+  FileDescriptor listener = listen_on(SocketAddress::tcp("127.0.0.1", 0));
+  SocketAddress taken = SocketAddress::local(listener.get());
+  EXPECT_EQ(message_of([&] { (void)listen_on(taken); }),
+            "listening on " + taken.text() + ": the port is in use by another process");
+  EXPECT_THROW((void)listen_on(taken), BadInput);
+}
+
+TEST(Sockets, AcceptEndsAtTheDeadline) {
+  FileDescriptor listener = listen_on(SocketAddress::tcp("127.0.0.1", 0));
+  EXPECT_FALSE(accept_now(listener.get()));
+  EXPECT_THROW((void)accept_one(listener.get(), Deadline::after(20ms)), Timeout);
+}
+
+TEST(Sockets, ConnectWaitsForALateListener) {
+  SocketAddress address = SocketAddress::tcp("127.0.0.1", test::free_port());
+  EXPECT_FALSE(try_connect(address, soon()));
+  FileDescriptor listener;
+  std::thread server([&] {
+    std::this_thread::sleep_for(50ms);
+    listener = listen_on(address);
+  });
+  EXPECT_TRUE(connect_to(address, soon()));
+  server.join();
+}
+
+TEST(Sockets, ConnectSaysThatNobodyAnswered) {
+  SocketAddress address = SocketAddress::tcp("127.0.0.1", test::free_port());
+  EXPECT_EQ(message_of([&] { (void)connect_to(address, Deadline::after(30ms)); }),
+            "connecting to " + address.text() + ": nobody answered in time (Connection refused)");
+}
+
+TEST(Sockets, ConnectingToAFreePortNeverMeetsItself) {
+  // Only ports of the range for outgoing connections can do that; a few thousand tries meet it often.
+  SocketAddress address = SocketAddress::tcp("127.0.0.1", test::free_port());
+  for (int i = 0; i < 3000; ++i) ASSERT_FALSE(try_connect(address, soon()));
+}
+
+}  // namespace
+}  // namespace lockstep::sys
