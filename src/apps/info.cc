@@ -1,0 +1,69 @@
+#include "apps/info.h"
+
+#include "apps/facts.h"
+
+#include <lockstep/base/nearest.h>
+#include <lockstep/base/text.h>
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdio>
+
+namespace lockstep::apps {
+
+namespace {
+
+constexpr const char* usage =
+    "Usage: lockstep info [--json]\n"
+    "What this build has and what this machine offers; --json prints it as one JSON object.\n";
+
+std::string list(const Facts& values) {
+  std::vector<std::string> words;
+  for (const Facts& value : values) words.push_back(value.get<std::string>());
+  return words.empty() ? "none" : join(words);
+}
+
+std::string for_people(const std::string& name, const Facts& value) {
+  if (value.is_null()) return name.starts_with("libtorch") ? "none" : "unknown";
+  if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
+  if (value.is_array()) return list(value);
+  if (name.ends_with("_bytes")) return format_bytes(value.get<std::int64_t>());
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+void print(const char* title, const Facts& facts) {
+  fmt::print("{}\n", title);
+  for (const auto& [name, value] : facts.items()) {
+    std::string label = name.ends_with("_bytes") ? name.substr(0, name.size() - 6) : name;
+    std::replace(label.begin(), label.end(), '_', ' ');
+    fmt::print("  {:<18} {}\n", label, for_people(name, value));
+  }
+}
+
+}  // namespace
+
+int info_command(const std::vector<std::string>& words) {
+  bool json = false;
+  for (const std::string& word : words) {
+    if (word == "--help" || word == "-h") {
+      fmt::print("{}", usage);
+      return 0;
+    }
+    if (word != "--json") {
+      const std::vector<std::string_view> known{"--json", "--help"};
+      fmt::print(stderr, "lockstep info: {}\n", unknown_name("option", word, known));
+      return 2;
+    }
+    json = true;
+  }
+  if (json) {
+    fmt::print("{}\n", Facts{{"build", build_facts()}, {"machine", machine_facts()}}.dump(2));
+  } else {
+    print("This build", build_facts());
+    print("This machine", machine_facts());
+  }
+  return 0;
+}
+
+}  // namespace lockstep::apps

@@ -1,0 +1,72 @@
+// lockstep: `run` and `info` inside, every other command a program lockstep-NAME beside this one.
+#include "apps/build_facts.h"
+#include "apps/info.h"
+#include "apps/run.h"
+#include "apps/sibling.h"
+
+#include <lockstep/base/nearest.h>
+
+#include <fmt/core.h>
+
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace {
+
+using namespace lockstep::apps;
+
+constexpr const char* usage =
+    "Usage: lockstep COMMAND [OPTIONS]\n"
+    "\n"
+    "  run      start a program as N ranks on this machine\n"
+    "  info     what this build has and what this machine offers\n"
+    "{}"
+    "  help     this text; `lockstep help COMMAND` is `lockstep COMMAND --help`\n"
+    "\n"
+    "  --version  print the version\n";
+
+// What is said about the siblings that come with Lockstep; another is listed by its name alone.
+std::string_view about(std::string_view sibling) {
+  if (sibling == "train") return "train a model: gpt, mnist, mlp";
+  if (sibling == "bench") return "measure, beside PyTorch";
+  return "";
+}
+
+int print_usage(std::FILE* to) {
+  std::string siblings;
+  for (const std::string& name : sibling_names()) siblings += fmt::format("  {:<8} {}\n", name, about(name));
+  fmt::print(to, usage, siblings);
+  return to == stdout ? 0 : 2;
+}
+
+int unknown_command(const std::string& name) {
+  const std::vector<std::string> siblings = sibling_names();
+  std::vector<std::string_view> known{"run", "info", "help"};
+  known.insert(known.end(), siblings.begin(), siblings.end());
+  fmt::print(stderr, "lockstep: {}\n", lockstep::unknown_name("command", name, known));
+  return 2;
+}
+
+int dispatch(const std::string& command, std::vector<std::string> rest) {
+  if (command == "--version" || command == "-V") {
+    fmt::print("lockstep {}\n", build::version);
+    return 0;
+  }
+  if (command == "help" || command == "--help" || command == "-h") {
+    if (rest.empty()) return print_usage(stdout);
+    return rest.front() == "help" ? print_usage(stdout) : dispatch(rest.front(), {"--help"});
+  }
+  if (command == "run") return run_command(rest);
+  if (command == "info") return info_command(rest);
+  const int code = become_sibling(command, rest);
+  return code == no_such_sibling ? unknown_command(command) : code;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  if (count < 2) return print_usage(stderr);
+  return dispatch(words[1], std::vector<std::string>(words + 2, words + count));
+}

@@ -1,0 +1,12 @@
+// lockstep run: starts a program as N ranks on this machine.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace lockstep::apps {
+
+// `words` follow "run" on the command line. Returns the exit code of the process.
+[[nodiscard]] int run_command(const std::vector<std::string>& words);
+
+}  // namespace lockstep::apps

@@ -1,0 +1,119 @@
+#include "launch/descendants.h"
+
+#include "sys/file_descriptor.h"
+
+#include <lockstep/base/text.h>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace lockstep::launch {
+
+namespace {
+
+using Family = std::multimap<pid_t, pid_t>;   // parent, child
+
+struct Stat {
+  char state;
+  pid_t parent;
+};
+
+// From "/proc/<pid>/stat": "pid (name) state parent ..."; the name may hold spaces and parentheses.
+std::optional<Stat> read_stat(const std::string& pid) {
+  char text[512];
+  const sys::FileDescriptor file(::open(("/proc/" + pid + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
+  const ssize_t size = file ? ::read(file.get(), text, sizeof(text)) : -1;
+  if (size <= 0) return std::nullopt;
+  const std::string_view line(text, static_cast<std::size_t>(size));
+  const std::size_t name_end = line.rfind(") ");
+  if (name_end == std::string_view::npos || name_end + 4 >= line.size()) return std::nullopt;
+  const std::string_view parent = line.substr(name_end + 4, line.find(' ', name_end + 4) - name_end - 4);
+  return Stat{line[name_end + 2], static_cast<pid_t>(parse_integer(parent).value_or(0))};
+}
+
+Family read_family() {
+  Family family;
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc"), ::closedir);
+  while (const dirent* entry = folder ? ::readdir(folder.get()) : nullptr) {
+    const auto pid = parse_integer(entry->d_name);
+    if (!pid) continue;
+    if (const auto stat = read_stat(entry->d_name)) family.emplace(stat->parent, static_cast<pid_t>(*pid));
+  }
+  return family;
+}
+
+std::set<pid_t> children_of(const Family& family, pid_t parent) {
+  std::set<pid_t> children;
+  for (auto [at, end] = family.equal_range(parent); at != end; ++at) children.insert(at->second);
+  return children;
+}
+
+bool is_zombie(pid_t pid) {
+  const auto stat = read_stat(std::to_string(pid));
+  return stat && stat->state == 'Z';
+}
+
+}  // namespace
+
+Adoption::Adoption() : older_(children_of(read_family(), ::getpid())) {
+  int before = 0;
+  ::prctl(PR_GET_CHILD_SUBREAPER, &before);
+  was_subreaper_ = before != 0;
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
+
+Adoption::~Adoption() {
+  if (!was_subreaper_) ::prctl(PR_SET_CHILD_SUBREAPER, 0);
+}
+
+std::vector<pid_t> Adoption::descendants() const {
+  const Family family = read_family();
+  std::vector<pid_t> found;
+  for (pid_t child : children_of(family, ::getpid()))
+    if (!older_.contains(child)) found.push_back(child);
+  for (std::size_t next = 0; next < found.size(); ++next)
+    for (pid_t child : children_of(family, found[next])) found.push_back(child);
+  return found;
+}
+
+void Adoption::collect(const std::set<pid_t>& own) const {
+  siginfo_t ended = {};
+  if (::waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid == 0) return;   // spares the search
+  for (pid_t child : children_of(read_family(), ::getpid()))
+    if (!own.contains(child) && !older_.contains(child) && is_zombie(child)) ::waitpid(child, nullptr, WNOHANG);
+}
+
+int Adoption::end_all(Duration grace) const {
+  int count = 0;
+  const Deadline polite = Deadline::after(grace);
+  const Deadline hopeless = Deadline::after(grace + std::chrono::seconds(5));   // the kernel itself holds a process
+  std::set<pid_t> asked;
+  for (collect({}); true; collect({})) {
+    const std::vector<pid_t> left = descendants();
+    if (left.empty() || hopeless.passed()) return count;
+    for (pid_t pid : left) {
+      const bool is_new = asked.insert(pid).second;
+      count += is_new;
+      if (polite.passed()) {
+        ::kill(pid, SIGKILL);
+      } else if (is_new) {
+        ::kill(pid, SIGTERM);
+        ::kill(pid, SIGCONT);   // a stopped process would not see it
+      }
+    }
+    ::poll(nullptr, 0, 5);
+  }
+}
+
+}  // namespace lockstep::launch

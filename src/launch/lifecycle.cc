@@ -1,0 +1,89 @@
+#include "launch/lifecycle.h"
+
+#include <csignal>
+
+namespace lockstep::launch {
+
+void Lifecycle::all_started() { state_ = State::running; }
+
+void Lifecycle::could_not_start(int alive) {
+  living_ = alive;
+  state_ = living_ == 0 ? State::done : State::failed;
+  kill_now();
+}
+
+void Lifecycle::ended(int rank, sys::ExitStatus status, Time now) {
+  --living_;
+  // In `failed` the cause is known, or is that one rank could not be started.
+  if (!status.success() && cause_ < 0 && state_ != State::failed) {
+    cause_ = rank;
+    cause_status_ = status;
+    if (state_ == State::running) {
+      state_ = State::failed;
+      schedule(SIGTERM, now + grace_.notice);
+    }
+  }
+  if (living_ == 0) {
+    state_ = State::done;
+    next_.reset();
+  }
+}
+
+void Lifecycle::signalled(int signal, Time now) {
+  const bool asks_to_stop = signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT;
+  if (!asks_to_stop) {
+    send_ = signal;
+  } else if (state_ == State::running) {
+    state_ = State::stopping;
+    stop_signal_ = signal;
+    stop_asked_at_ = now;
+    send_ = signal;
+    schedule(SIGKILL, now + grace_.stop);
+  } else if (signal == SIGINT && state_ == State::stopping && stop_signal_ == SIGINT) {
+    if (now - stop_asked_at_ >= grace_.same_key) kill_now();
+  } else if (signal == SIGINT && state_ == State::failed) {
+    kill_now();
+  } else if (state_ == State::stopping && !killing_) {
+    if (signal == SIGINT) {   // the next one kills
+      stop_signal_ = SIGINT;
+      stop_asked_at_ = now;
+    }
+    send_ = signal;
+  }
+}
+
+void Lifecycle::time_is(Time now) {
+  if (!next_ || now < *next_) return;
+  next_.reset();
+  if (next_signal_ == SIGTERM) {
+    send_ = SIGTERM;
+    schedule(SIGKILL, now + grace_.failure);
+  } else {
+    kill_now();
+  }
+}
+
+std::optional<int> Lifecycle::take_signal() {
+  std::optional<int> due = send_;
+  send_.reset();
+  return living_ > 0 ? due : std::nullopt;
+}
+
+int Lifecycle::exit_code() const {
+  if (cause_ < 0) return 0;
+  if (stop_signal_ != 0 && killing_ && cause_status_.signal == SIGKILL) return 128 + stop_signal_;
+  return cause_status_.shell_code();
+}
+
+void Lifecycle::schedule(int signal, Time at) {
+  next_signal_ = signal;
+  next_ = at;
+}
+
+void Lifecycle::kill_now() {
+  killing_ = true;
+  send_ = SIGKILL;
+  next_.reset();
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,68 @@
+#include "launch/meeting_point.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/launch/environment.h>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace lockstep::launch {
+
+namespace {
+
+constexpr int first_quiet_number = 100;   // shells and scripts open lower ones
+
+std::string random_bytes(std::size_t size) {
+  std::string bytes(size, '\0');
+  if (::getrandom(bytes.data(), size, 0) != static_cast<ssize_t>(size)) throw SystemError("reading random bytes", errno);
+  return bytes;
+}
+
+std::string hexadecimal(const std::string& bytes) {
+  std::string text;
+  for (unsigned char byte : bytes) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
+}  // namespace
+
+MeetingPoint::MeetingPoint() : secret_(random_bytes(secret_bytes)), run_id_("lockstep-" + hexadecimal(random_bytes(8))) {}
+
+sys::FileDescriptor MeetingPoint::secret_descriptor() const {
+  const sys::FileDescriptor file(::memfd_create("lockstep-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!file) throw SystemError("making a memory file for the store's secret", errno);
+  if (::pwrite(file.get(), secret_.data(), secret_.size(), 0) != static_cast<ssize_t>(secret_.size()) ||
+      ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) != 0)
+    throw SystemError("writing the store's secret", errno);
+  sys::FileDescriptor quiet(::fcntl(file.get(), F_DUPFD_CLOEXEC, first_quiet_number));
+  if (!quiet) throw SystemError("numbering the store's secret", errno);
+  return quiet;
+}
+
+int free_port() {
+  const sys::FileDescriptor six(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in6 any_six = {};   // both families: IPV6_V6ONLY is off by default
+  any_six.sin6_family = AF_INET6;
+  socklen_t size = sizeof(any_six);
+  auto* address = reinterpret_cast<sockaddr*>(&any_six);
+  if (six && ::bind(six.get(), address, size) == 0 && ::getsockname(six.get(), address, &size) == 0)
+    return ntohs(any_six.sin6_port);
+
+  const sys::FileDescriptor four(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in any_four = {};
+  any_four.sin_family = AF_INET;
+  size = sizeof(any_four);
+  address = reinterpret_cast<sockaddr*>(&any_four);
+  if (!four || ::bind(four.get(), address, size) != 0 || ::getsockname(four.get(), address, &size) != 0)
+    throw SystemError("looking for a free port", errno);
+  return ntohs(any_four.sin_port);
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,35 @@
+// poll() with an action for each descriptor: made anew for every wait, so that what is watched is plain to see.
+#pragma once
+
+#include <lockstep/base/deadline.h>
+
+#include <poll.h>
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+namespace lockstep::launch {
+
+class Poller {
+ public:
+  // Negative descriptors are left out.
+  void watch(int descriptor, short events, std::function<void()> action) {
+    if (descriptor < 0) return;
+    entries_.push_back({descriptor, events, 0});
+    actions_.push_back(std::move(action));
+  }
+
+  // Waits until something is ready or the deadline has passed, then does what belongs to it, in the order of watch().
+  void wait(Deadline deadline) {
+    if (::poll(entries_.data(), entries_.size(), deadline.poll_milliseconds()) <= 0) return;
+    for (std::size_t i = 0; i < entries_.size(); ++i)
+      if (entries_[i].revents != 0) actions_[i]();
+  }
+
+ private:
+  std::vector<pollfd> entries_;
+  std::vector<std::function<void()>> actions_;
+};
+
+}  // namespace lockstep::launch

@@ -1,0 +1,103 @@
+#include "launch/rank_output.h"
+
+#include <lockstep/base/error.h>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace lockstep::launch {
+
+namespace {
+
+// Only the agent's end does not block: a rank must find the pipe it expects.
+void make_pipe(sys::FileDescriptor& read_end, sys::FileDescriptor& write_end) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("making a pipe for a rank's output", errno);
+  read_end.reset(ends[0]);
+  write_end.reset(ends[1]);
+  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+}
+
+}  // namespace
+
+RankOutput::RankOutput(int rank, Printer& output, Printer& error, const std::string& log_file)
+    : rank_(rank), printers_{&output, &error}, log_file_(log_file) {
+  for (Stream& stream : streams_) make_pipe(stream.read_end, stream.write_end);
+  if (log_file_.empty()) return;
+  log_.reset(::open(log_file_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_APPEND, 0666));
+  if (!log_) throw SystemError("opening the log " + log_file_, errno);
+}
+
+void RankOutput::close_rank_ends() {
+  for (Stream& stream : streams_) stream.write_end.reset();
+}
+
+void RankOutput::read(int stream, Clock::time_point now) {
+  char buffer[64 << 10];
+  sys::FileDescriptor& from = streams_[stream].read_end;
+  for (int round = 0; round < 4 && from; ++round) {
+    const ssize_t size = ::read(from.get(), buffer, sizeof(buffer));
+    if (size > 0) take(stream, std::string_view(buffer, static_cast<std::size_t>(size)), now);
+    if (size < 0 && errno == EINTR) continue;
+    if (size < 0 && errno == EAGAIN) return;
+    if (size <= 0) from.reset();
+  }
+}
+
+void RankOutput::finish() {
+  for (int stream = 0; stream < 2; ++stream) {
+    // What is left is what the pipe held when its writers had ended; writers that live on must not keep us here.
+    for (int round = 0; round < 8; ++round) read(stream, Clock::now());
+    show(stream, streams_[stream].waiting.size());
+  }
+}
+
+Deadline RankOutput::show_unfinished(Clock::time_point now) {
+  Deadline next = Deadline::never();
+  for (int stream = 0; stream < 2; ++stream) {
+    Stream& from = streams_[stream];
+    if (from.waiting.empty()) continue;
+    const Duration left = from.waiting_since + patience - now;
+    if (left <= Duration::zero()) {
+      show(stream, from.waiting.size());
+    } else {
+      next = next.or_sooner(Deadline::after(left));
+    }
+  }
+  return next;
+}
+
+void RankOutput::take(int stream, std::string_view bytes, Clock::time_point now) {
+  write_log(bytes);
+  last_lines_.add(stream, bytes);
+  Stream& to = streams_[stream];
+  if (to.waiting.empty()) to.waiting_since = now;
+  to.waiting.append(bytes);
+  std::size_t ready = unfinished(to.waiting);
+  if (to.waiting.size() - ready > longest_line) ready = to.waiting.size();
+  if (ready == 0) return;
+  show(stream, ready);
+  to.waiting_since = now;
+}
+
+void RankOutput::show(int stream, std::size_t size) {
+  Stream& from = streams_[stream];
+  printers_[stream]->print(2 * rank_ + stream, rank_, std::string_view(from.waiting).substr(0, size));
+  from.waiting.erase(0, size);
+}
+
+void RankOutput::write_log(std::string_view bytes) {
+  while (log_ && !bytes.empty()) {
+    const ssize_t written = ::write(log_.get(), bytes.data(), bytes.size());
+    if (written > 0) {
+      bytes.remove_prefix(static_cast<std::size_t>(written));
+    } else if (errno != EINTR) {
+      log_error_ = errno;
+      log_.reset();
+    }
+  }
+}
+
+}  // namespace lockstep::launch

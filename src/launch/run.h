@@ -1,0 +1,71 @@
+// One run of an agent: the loop that everything it does hangs on.
+#pragma once
+
+#include "launch/descendants.h"
+#include "launch/lifecycle.h"
+#include "launch/meeting_point.h"
+#include "launch/poller.h"
+#include "launch/printer.h"
+#include "launch/signals.h"
+#include "launch/sink.h"
+#include "launch/worker.h"
+
+#include <lockstep/launch/agent.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep::launch {
+
+class Agent::Run {
+ public:
+  explicit Run(WorkerSpec spec);
+  AgentResult run();
+  void deliver(int signal) noexcept;
+
+ private:
+  // The phases: run.cc.
+  bool find_file();
+  void open();
+  void start_workers();
+  void start(Worker& worker, RankPlace place);
+  void finish();
+  void report();
+  void drain();
+
+  // The loop between them: supervision.cc.
+  void supervise();
+  Deadline next_wake(Clock::time_point now);
+  void watch_streams(Poller& poller, Worker& worker);
+  void watch_sinks(Poller& poller);
+  void watch_signals(Poller& poller);
+  void take_ended();
+  void note_end(Worker& worker, sys::ExitStatus status);
+  void signalled(int signal);
+  void send_to_all(int signal);
+  void suspend();
+  void say_losses();
+  void collect_orphans();
+  void say(const std::string& line);
+
+  WorkerSpec spec_;
+  sys::FileDescriptor delivered_, deliver_to_;   // a pipe of signal numbers
+  Sink output_, error_;
+  OpenLine output_line_, error_line_;
+  Printer output_printer_, error_printer_;
+  std::optional<SignalQueue> signals_;
+  std::optional<Adoption> adoption_;
+  std::optional<MeetingPoint> meeting_;
+  std::string file_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  Lifecycle lifecycle_;
+  Clock::time_point orphans_seen_;
+  std::string failed_at_;            // time of day
+  bool output_loss_said_ = false;
+  bool interrupted_ = false;         // a stop was asked for while the last output was being written
+  AgentResult result_;
+};
+
+}  // namespace lockstep::launch

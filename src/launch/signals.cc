@@ -1,0 +1,51 @@
+#include "launch/signals.h"
+
+#include <lockstep/base/error.h>
+
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace lockstep::launch {
+
+namespace {
+
+bool is_ignored(int signal) {
+  struct sigaction now = {};
+  ::sigaction(signal, nullptr, &now);
+  return now.sa_handler == SIG_IGN;
+}
+
+}  // namespace
+
+SignalQueue::SignalQueue() {
+  sigset_t wanted;
+  ::sigemptyset(&wanted);
+  for (int signal : {SIGTERM, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP}) ::sigaddset(&wanted, signal);
+  for (int signal : {SIGINT, SIGHUP})
+    if (!is_ignored(signal)) ::sigaddset(&wanted, signal);
+  descriptor_.reset(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!descriptor_) throw SystemError("making a queue of signals", errno);
+  ::pthread_sigmask(SIG_BLOCK, &wanted, &before_);
+}
+
+SignalQueue::~SignalQueue() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+std::vector<int> SignalQueue::take() {
+  std::vector<int> signals;
+  signalfd_siginfo information;
+  while (::read(descriptor_.get(), &information, sizeof(information)) == sizeof(information))
+    signals.push_back(static_cast<int>(information.ssi_signo));
+  return signals;
+}
+
+IgnoredBrokenPipes::IgnoredBrokenPipes() {
+  struct sigaction ignore = {};
+  ignore.sa_handler = SIG_IGN;
+  ::sigaction(SIGPIPE, &ignore, &before_);
+}
+
+IgnoredBrokenPipes::~IgnoredBrokenPipes() { ::sigaction(SIGPIPE, &before_, nullptr); }
+
+}  // namespace lockstep::launch

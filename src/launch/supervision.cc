@@ -1,0 +1,136 @@
+#include "launch/report.h"
+#include "launch/run.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+#include <ctime>
+
+namespace lockstep::launch {
+
+namespace {
+
+constexpr std::chrono::seconds orphan_interval{1};
+
+std::string time_of_day() { return fmt::format("{:%H:%M:%S}", fmt::localtime(std::time(nullptr))); }
+
+}  // namespace
+
+void Agent::Run::supervise() {
+  Poller poller;
+  watch_signals(poller);
+  watch_sinks(poller);
+  for (const auto& worker : workers_) watch_streams(poller, *worker);
+  // Only to wake up: which of several ended first is decided when all of them have been looked at.
+  for (const auto& worker : workers_)
+    if (sys::Process* process = worker->process()) poller.watch(process->pidfd(), POLLIN, [] {});
+  poller.wait(next_wake(Clock::now()));
+
+  take_ended();
+  lifecycle_.time_is(Clock::now());
+  if (const auto signal = lifecycle_.take_signal()) send_to_all(*signal);
+  say_losses();
+  collect_orphans();
+}
+
+Deadline Agent::Run::next_wake(Clock::time_point now) {
+  Deadline wake = Deadline::after(orphan_interval);
+  if (const auto next = lifecycle_.next()) wake = wake.or_sooner(Deadline::after(*next - now));
+  for (const auto& worker : workers_) wake = wake.or_sooner(worker->output().show_unfinished(now));
+  return wake;
+}
+
+void Agent::Run::watch_streams(Poller& poller, Worker& worker) {
+  if (output_.full() || error_.full()) return;   // the rank waits, as it would for a slow terminal
+  for (int stream = 0; stream < 2; ++stream)
+    poller.watch(worker.output().descriptor(stream), POLLIN,
+                 [&worker, stream] { worker.output().read(stream, Clock::now()); });
+}
+
+void Agent::Run::watch_sinks(Poller& poller) {
+  for (Sink* sink : {&output_, &error_})
+    if (sink->pending() > 0) poller.watch(sink->descriptor(), POLLOUT, [sink] { sink->flush(); });
+}
+
+void Agent::Run::watch_signals(Poller& poller) {
+  poller.watch(delivered_.get(), POLLIN, [&] {
+    unsigned char signal;
+    while (::read(delivered_.get(), &signal, 1) == 1) signalled(signal);
+  });
+  if (!signals_) return;
+  poller.watch(signals_->descriptor(), POLLIN, [&] {
+    for (int signal : signals_->take()) signalled(signal);
+  });
+}
+
+void Agent::Run::take_ended() {
+  std::vector<std::pair<Worker*, sys::ExitStatus>> ended;
+  for (const auto& worker : workers_)
+    if (const auto status = worker->take_end()) ended.emplace_back(worker.get(), *status);
+  // Seen together: a rank that was killed is the likelier cause of another's error than the other way round.
+  std::stable_partition(ended.begin(), ended.end(), [](const auto& end) { return end.second.signal != 0; });
+  for (const auto& [worker, status] : ended) note_end(*worker, status);
+}
+
+void Agent::Run::note_end(Worker& worker, sys::ExitStatus status) {
+  const auto now = Clock::now();
+  worker.output().finish();
+  result_.ends.push_back(worker.describe_end(status, now));
+  lifecycle_.ended(worker.rank(), status, now);
+  if (lifecycle_.cause() == worker.rank()) failed_at_ = time_of_day();
+}
+
+void Agent::Run::signalled(int signal) {
+  if (signal == SIGTSTP) return suspend();
+  if (lifecycle_.state() == State::done) {
+    interrupted_ = true;
+    return;
+  }
+  lifecycle_.signalled(signal, Clock::now());
+  if (const auto due = lifecycle_.take_signal()) send_to_all(*due);
+}
+
+void Agent::Run::send_to_all(int signal) {
+  if (lifecycle_.state() == State::failed && signal == SIGTERM) {
+    const auto cause = std::find_if(result_.ends.begin(), result_.ends.end(),
+                                    [&](const RankEnd& end) { return end.rank == lifecycle_.cause(); });
+    say(fmt::format("rank {} has failed ({}); ending the others", cause->rank, cause->how));
+  }
+  for (const auto& worker : workers_)
+    if (sys::Process* process = worker->process()) process->send_to_group(signal);
+}
+
+void Agent::Run::suspend() {
+  send_to_all(SIGSTOP);
+  ::kill(::getpid(), SIGSTOP);
+  send_to_all(SIGCONT);
+}
+
+void Agent::Run::say_losses() {
+  if (output_.lost() != 0 && !output_loss_said_) {
+    output_loss_said_ = true;
+    say(fmt::format("standard output is gone ({}); the ranks go on, what they print there is {}",
+                    std::strerror(output_.lost()), spec_.log_folder.empty() ? "dropped" : "only in their logs"));
+  }
+  for (const auto& worker : workers_)
+    if (const int error = worker->output().take_log_error())
+      say(fmt::format("cannot write {}: {}; the rank goes on without it", worker->output().log_file(),
+                      std::strerror(error)));
+}
+
+void Agent::Run::collect_orphans() {
+  if (Clock::now() - orphans_seen_ < orphan_interval) return;
+  orphans_seen_ = Clock::now();
+  std::set<pid_t> own;
+  for (const auto& worker : workers_)
+    if (sys::Process* process = worker->process()) own.insert(process->pid());
+  adoption_->collect(own);
+}
+
+void Agent::Run::say(const std::string& line) { error_printer_.say(speaker + line); }
+
+}  // namespace lockstep::launch

@@ -1,0 +1,54 @@
+#include "launch/worker.h"
+
+#include <lockstep/base/error.h>
+
+#include <fcntl.h>
+
+#include <cerrno>
+
+namespace lockstep::launch {
+
+namespace {
+
+sys::FileDescriptor open_nothing() {
+  sys::FileDescriptor nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!nothing) throw SystemError("opening /dev/null", errno);
+  return nothing;
+}
+
+}  // namespace
+
+void Worker::start(const std::string& file, const WorkerSpec& spec, const RankPlace& place) {
+  sys::Command command{.file = file, .arguments = {spec.program}, .environment = {}};
+  command.arguments.insert(command.arguments.end(), spec.arguments.begin(), spec.arguments.end());
+  for (const auto& [name, value] : rank_environment(spec.environment, place))
+    command.environment.push_back(name + "=" + value);
+  sys::FileDescriptor nothing;
+  if (spec.input == StandardInput::none || rank_ != 0) {
+    nothing = open_nothing();
+    command.input = nothing.get();
+  }
+  command.output = output_.rank_output();
+  command.error = output_.rank_error();
+  if (place.secret_descriptor >= 0) command.keep = {place.secret_descriptor};
+  // A session of its own: signals reach the rank with its children and nobody else, and the terminal's own do not reach it.
+  command.own_session = true;
+  command.end_with_parent = true;
+  process_ = sys::Process::spawn(command);
+  running_ = true;
+  started_ = Clock::now();
+  output_.close_rank_ends();
+}
+
+std::optional<sys::ExitStatus> Worker::take_end() {
+  if (!running_) return std::nullopt;
+  const auto status = process_->try_wait();
+  running_ = !status;
+  return status;
+}
+
+RankEnd Worker::describe_end(sys::ExitStatus status, Clock::time_point now) const {
+  return {rank_, process_->pid(), status.shell_code(), sys::describe(status), now - started_};
+}
+
+}  // namespace lockstep::launch
