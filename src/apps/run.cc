@@ -1,6 +1,6 @@
 #include "apps/run.h"
 
-#include <lockstep/base/error.h>
+#include <lockstep/base/check.h>
 #include <lockstep/base/nearest.h>
 #include <lockstep/base/text.h>
 #include <lockstep/launch/agent.h>
@@ -21,11 +21,11 @@ namespace {
 constexpr int usage_error = 2;
 
 constexpr const char* about =
-    "Starts PROGRAM with its arguments as N ranks on this machine and ends them together.\n"
+    "Starts PROGRAM with its arguments as N ranks on this machine and ends them together.\n\n"
     "Each rank finds its place in RANK, WORLD_SIZE, LOCAL_RANK, ... as under torchrun. Lines are printed with the rank in\n"
     "front; standard input goes to rank 0. SIGINT, SIGTERM and SIGHUP are passed on; a second SIGINT kills. When a rank\n"
     "fails the others are ended, the first failure is shown with its last lines, and its exit code is returned (128 + the\n"
-    "number for a signal; 127: PROGRAM was not found; 126: it cannot be executed; 2: a mistake in these options).";
+    "number for a signal; 127: PROGRAM was not found; 126: it cannot be executed; 2: a mistake in these options).\n";
 
 class Help : public CLI::Formatter {
  public:
@@ -35,43 +35,70 @@ class Help : public CLI::Formatter {
   }
 };
 
+// As typed: read with errors of our own, which say what was expected.
 struct Words {
-  launch::WorkerSpec spec;
-  std::string grace = "30s", failure_grace = "5s";
+  std::string ranks = "1", log_folder, prefix = "rank", input = "rank-0", grace = "30s", failure_grace = "5s", port = "0";
 };
+
+int to_number(const char* option, const std::string& text, int least, int most) {
+  const auto number = parse_integer(text);
+  check_input(number && *number >= least && *number <= most, "{}: expected a whole number from {} to {}, found '{}'",
+              option, least, most, text);
+  return static_cast<int>(*number);
+}
 
 Duration to_duration(const char* option, const std::string& text) {
   const auto duration = parse_duration(text);
-  if (!duration || *duration < Duration::zero())
-    throw BadInput(fmt::format("{}: expected a time such as 10, 2.5s or 1m, found '{}'", option, text));
+  check_input(duration && *duration >= Duration::zero(), "{}: expected a time such as 10, 2.5s or 1m, found '{}'", option,
+              text);
   return *duration;
 }
 
-void declare(CLI::App& app, Words& words) {
+template <typename Value>
+Value to_choice(const char* option, const std::string& text, const std::map<std::string_view, Value>& choices) {
+  const auto found = choices.find(text);
+  if (found != choices.end()) return found->second;
+  std::vector<std::string_view> known;
+  for (const auto& [name, value] : choices) known.push_back(name);
+  throw BadInput(fmt::format("{}: {}", option, unknown_name("value", text, known)));
+}
+
+launch::WorkerSpec to_spec(const Words& words) {
   using launch::PrefixStyle, launch::StandardInput;
-  static const std::map<std::string, PrefixStyle> prefixes{{"rank", PrefixStyle::rank}, {"none", PrefixStyle::none}};
-  static const std::map<std::string, StandardInput> inputs{{"rank-0", StandardInput::rank_0}, {"none", StandardInput::none}};
-  launch::WorkerSpec& spec = words.spec;
+  constexpr int most_ranks = 10'000;
+  launch::WorkerSpec spec;
+  spec.ranks = to_number("--ranks", words.ranks, 1, most_ranks);
+  spec.log_folder = words.log_folder;
+  spec.prefix = to_choice<PrefixStyle>("--prefix", words.prefix, {{"rank", PrefixStyle::rank}, {"none", PrefixStyle::none}});
+  spec.input =
+      to_choice<StandardInput>("--stdin", words.input, {{"rank-0", StandardInput::rank_0}, {"none", StandardInput::none}});
+  spec.grace = to_duration("--grace", words.grace);
+  spec.failure_grace = to_duration("--failure-grace", words.failure_grace);
+  spec.store_port = to_number("--port", words.port, 0, 65535);
+  spec.forward_signals = true;
+  return spec;
+}
+
+void declare(CLI::App& app, Words& words) {
   app.formatter(std::make_shared<Help>());
   app.prefix_command();   // from the first word that is no option on, everything is the program's
   app.set_help_flag("-h,--help", "Print this and exit");
-  app.add_option("-n,--ranks", spec.ranks, "Number of ranks")->type_name("N")->capture_default_str();
-  app.add_option("--log-dir", spec.log_folder, "Also write each rank's output, unchanged, to DIR/rank-N.log")->type_name("DIR");
-  app.add_option("--prefix", spec.prefix, "rank: '[rank 1] ' before each line; none: bytes as they are")
-      ->type_name("STYLE")->transform(CLI::CheckedTransformer(prefixes).description(""))->default_str("rank");
-  app.add_option("--stdin", spec.input, "rank-0: standard input goes to rank 0; none: to nobody")
-      ->type_name("WHO")->transform(CLI::CheckedTransformer(inputs).description(""))->default_str("rank-0");
-  app.add_option("--grace", words.grace, "From a signal that was passed on to SIGKILL")->type_name("TIME")->capture_default_str();
-  app.add_option("--failure-grace", words.failure_grace, "From SIGTERM to SIGKILL for the ranks that survive a failure")
-      ->type_name("TIME")->capture_default_str();
-  app.add_option("--port", spec.store_port, "Port of the store on 127.0.0.1; 0: a free one")
-      ->type_name("PORT")->capture_default_str();
+  const auto add = [&](const char* name, const char* type, std::string& value, const char* description) {
+    app.add_option(name, value, description)->type_name(type)->capture_default_str();
+  };
+  add("-n,--ranks", "N", words.ranks, "Number of ranks");
+  add("--log-dir", "DIR", words.log_folder, "Also write each rank's output, unchanged, to DIR/rank-N.log");
+  add("--prefix", "STYLE", words.prefix, "rank: '[rank 1] ' before each line; none: the bytes as they are");
+  add("--stdin", "WHO", words.input, "rank-0: standard input goes to rank 0; none: to nobody");
+  add("--grace", "TIME", words.grace, "From a signal that was passed on to SIGKILL");
+  add("--failure-grace", "TIME", words.failure_grace, "From SIGTERM to SIGKILL for the ranks that survive a failure");
+  add("--port", "PORT", words.port, "Port of the store on 127.0.0.1; 0: a free one");
 }
 
-std::vector<std::string_view> option_names(const CLI::App& app) {
-  std::vector<std::string_view> names;
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options())
-    for (const std::string& name : option->get_lnames()) names.push_back(name);
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
   return names;
 }
 
@@ -79,14 +106,19 @@ std::vector<std::string_view> option_names(const CLI::App& app) {
 void take_program(const CLI::App& app, launch::WorkerSpec& spec) {
   std::vector<std::string> rest = app.remaining();
   if (!rest.empty() && rest.front().starts_with("-") && rest.front() != "--") {
-    std::string name = rest.front().substr(0, rest.front().find('='));
-    name.erase(0, name.find_first_not_of('-') == std::string::npos ? name.size() : name.find_first_not_of('-'));
-    throw BadInput(unknown_name("option", name, option_names(app)));
+    const std::vector<std::string> names = option_names(app);
+    const std::vector<std::string_view> known(names.begin(), names.end());
+    throw BadInput(unknown_name("option", rest.front().substr(0, rest.front().find('=')), known));
   }
   if (!rest.empty() && rest.front() == "--") rest.erase(rest.begin());
-  if (rest.empty()) throw BadInput("no program to run was named; see lockstep run --help");
+  check_input(!rest.empty(), "no program to run was named; see lockstep run --help");
   spec.program = rest.front();
   spec.arguments.assign(rest.begin() + 1, rest.end());
+}
+
+int complain(const std::string& problem, int exit_code) {
+  fmt::print(stderr, "lockstep run: {}\n", problem);
+  return exit_code;
 }
 
 }  // namespace
@@ -95,25 +127,24 @@ int run_command(const std::vector<std::string>& words) {
   CLI::App app(about);
   Words parsed;
   declare(app, parsed);
+  launch::WorkerSpec spec;
   try {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));   // CLI11 takes them last first
-    take_program(app, parsed.spec);
-    parsed.spec.grace = to_duration("--grace", parsed.grace);
-    parsed.spec.failure_grace = to_duration("--failure-grace", parsed.failure_grace);
-    parsed.spec.forward_signals = true;
-    return launch::Agent(parsed.spec).run().exit_code;
+    spec = to_spec(parsed);
+    take_program(app, spec);
   } catch (const CLI::CallForHelp&) {
     fmt::print("{}", app.help());
     return 0;
-  } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "lockstep run: {}\n", error.what());
-    return usage_error;
-  } catch (const BadInput& error) {
-    fmt::print(stderr, "lockstep run: {}\n", error.what());
-    return usage_error;
+  } catch (const CLI::ArgumentMismatch& error) {
+    const std::string text = error.what();   // "--ranks: 1 required N missing"
+    return complain(text.substr(0, text.find(':')) + " needs a value", usage_error);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "lockstep run: {}\n", error.what());
-    return 1;
+    return complain(error.what(), usage_error);
+  }
+  try {
+    return launch::Agent(spec).run().exit_code;
+  } catch (const std::exception& error) {
+    return complain(error.what(), 1);
   }
 }
 

@@ -99,7 +99,8 @@ void Agent::Run::start_workers() {
     try {
       start(*worker, place);
     } catch (const SystemError& error) {
-      say(fmt::format("rank {}: {}", worker->rank(), error.what()));
+      const char* hint = error.error_number() == ENOENT ? " (the interpreter that its first line names)" : "";
+      say(fmt::format("rank {}: {}{}", worker->rank(), error.what(), hint));
       result_.exit_code = 126;
       lifecycle_.could_not_start(worker->rank());
       if (const auto signal = lifecycle_.take_signal()) send_to_all(*signal);
@@ -128,6 +129,7 @@ void Agent::Run::report() {
   const auto cause = std::find_if(result_.ends.begin(), result_.ends.end(),
                                   [&](const RankEnd& end) { return end.rank == lifecycle_.cause(); });
   result_.cause = *cause;
+  if (cause->exit_code == spec_.explained_exit_code) return;
   if (lifecycle_.stop_signal() != 0) {
     return say("stopped by " + sys::signal_name(lifecycle_.stop_signal()) + "; " + describe(result_.ends));
   }

@@ -48,6 +48,8 @@ struct WorkerSpec {
   // They are blocked in the calling thread, so no other thread may leave them unblocked. A SIGINT or SIGHUP that was
   // ignored (nohup) stays so.
   bool forward_signals = false;
+  // A rank that ends with this code has itself said why: no report is printed about it. -1: none does.
+  int explained_exit_code = -1;
 };
 
 struct RankEnd {

@@ -1,0 +1,79 @@
+// lockstep-train: `lockstep train gpt|mnist|mlp`.
+//
+// A process that a launcher started is a rank and trains. One that nobody launched is one rank too, or with --ranks N becomes
+// the launcher of N copies of itself.
+#include <lockstep/base/check.h>
+#include <lockstep/comm/init.h>
+#include <lockstep/launch/agent.h>
+#include <lockstep/train/agreement.h>
+#include <lockstep/train/command_line.h>
+#include <lockstep/train/progress.h>
+#include <lockstep/train/trainer.h>
+
+#include <fmt/core.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace {
+
+using namespace lockstep;
+
+// Exit codes. 0: the run is done, or a signal ended it and a checkpoint is there. 1: a line on standard error says why not.
+constexpr int failure = 1;
+
+bool is_launched() {
+  return std::getenv(launch::variable::rank) != nullptr && std::getenv(launch::variable::world_size) != nullptr;
+}
+
+int complain(const std::string& who, const std::string& what) {
+  fmt::print(stderr, "lockstep train: {}{}\n", who, what);
+  return failure;
+}
+
+int start_ranks(const train::Options& options, const std::vector<std::string>& words) {
+  train::check_options(options, static_cast<int>(options.ranks));
+  launch::WorkerSpec spec{.program = std::filesystem::read_symlink("/proc/self/exe"),
+                          .arguments = words,
+                          .ranks = static_cast<int>(options.ranks),
+                          .prefix = launch::PrefixStyle::none,
+                          .forward_signals = true,
+                          .explained_exit_code = failure};
+  if (train::is_terminal(stdout)) spec.environment.emplace_back("LOCKSTEP_TERMINAL", "1");
+  return launch::Agent(spec).run().exit_code;
+}
+
+int be_a_rank(const train::Options& options) {
+  Group world = init();
+  std::string who = world.size() > 1 ? fmt::format("rank {}: ", world.rank()) : "";
+  try {
+    check_input(options.ranks == 0 || options.ranks == world.size(), "--ranks {}: the launcher started {}", options.ranks,
+                world.size());
+    (void)train::train(options, world);
+    return 0;
+  } catch (const train::CommonFailure& error) {
+    return world.is_root() ? complain("", error.what()) : failure;
+  } catch (const std::exception& error) {
+    return complain(who, error.what());
+  }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  std::vector<std::string> words(arguments + 1, arguments + count);
+  try {
+    train::CommandLine line = train::parse_command_line(words);
+    if (!line.help.empty()) {
+      fmt::print("{}", line.help);
+      return 0;
+    }
+    if (line.options.ranks > 1 && !is_launched()) return start_ranks(line.options, words);
+    return be_a_rank(line.options);
+  } catch (const std::exception& error) {
+    return complain("", error.what());
+  }
+}
