@@ -1,0 +1,143 @@
+#include "parallel/data/gradient_buckets.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <fmt/core.h>
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+namespace lockstep::data_parallel {
+namespace {
+
+shard::BucketPlan plan_for(const std::vector<shard::NamedParameter>& parameters, std::span<const int> order,
+                           shard::PlanOptions limits) {
+  std::vector<shard::PlanItem> items;
+  for (const auto& [name, tensor, aliases] : parameters)
+    items.push_back({static_cast<std::int64_t>(tensor.nbytes()), tensor.scalar_type(), tensor.device()});
+  return shard::plan_buckets(items, order, limits);
+}
+
+}  // namespace
+
+GradientBuckets::GradientBuckets(Group group, std::vector<shard::NamedParameter> parameters, std::span<const int> order,
+                                 shard::PlanOptions limits, std::optional<Duration> timeout)
+    : group_(std::move(group)),
+      parameters_(std::move(parameters)),
+      plan_(plan_for(parameters_, order, limits)),
+      timeout_(timeout),
+      places_(parameters_.size()),
+      status_(parameters_.size() + 1) {
+  for (const shard::NamedParameter& parameter : parameters_) specs_.push_back(shard::spec_of(parameter));
+  for (std::size_t number = 0; number < plan_.size(); ++number) lay_out(number);
+}
+
+void GradientBuckets::lay_out(std::size_t number) {
+  std::vector<shard::TensorSpec> specs;
+  for (int i : plan_[number]) {
+    place(i).bucket = number;
+    place(i).entry = static_cast<int>(specs.size());
+    specs.push_back(specs_[static_cast<std::size_t>(i)]);
+  }
+  if (group_.size() == 1) return;
+  std::string name = fmt::format("bucket {} ({} ... {})", number, specs.front().name, specs.back().name);
+  if (number + 1 == plan_.size())
+    specs.push_back({"status", {static_cast<std::int64_t>(status_.size())}, specs.front().dtype, nullptr});
+  buckets_.emplace_back(group_, shard::FlatLayout(specs), parameter(plan_[number].front()).device(), std::move(name));
+}
+
+bool GradientBuckets::fit() const {
+  for (const std::vector<int>& numbers : plan_) {
+    c10::Device device = buckets_.empty() ? c10::Device(c10::kCPU) : buckets_[&numbers - plan_.data()].flat().device();
+    for (int i : numbers) {
+      const shard::TensorSpec& spec = specs_[static_cast<std::size_t>(i)];
+      if (parameter(i).scalar_type() != spec.dtype || parameter(i).sizes() != spec.sizes) return false;
+      if (!buckets_.empty() && parameter(i).device() != device) return false;
+    }
+  }
+  return true;
+}
+
+const at::Tensor& GradientBuckets::view(int i) {
+  auto& [number, entry, view] = place(i);
+  const shard::Bucket& bucket = buckets_[number];
+  if (!bucket.holds(entry, view, parameter(i))) view = bucket.view(entry, parameter(i));
+  return view;
+}
+
+bool GradientBuckets::holds_gradient(int i) const {
+  if (buckets_.empty()) return false;
+  const Place& place = places_[static_cast<std::size_t>(i)];
+  return buckets_[place.bucket].holds(place.entry, parameter(i).grad(), parameter(i));
+}
+
+void GradientBuckets::fill(int i) {
+  if (buckets_.empty() || holds_gradient(i)) return;
+  const at::Tensor& gradient = parameter(i).grad();
+  if (gradient.defined()) {
+    view(i).copy_(gradient);
+  } else {
+    view(i).zero_();
+  }
+}
+
+void GradientBuckets::adopt(int i) {
+  if (buckets_.empty() || holds_gradient(i)) return;
+  parameter(i).mutable_grad() = view(i);
+}
+
+void GradientBuckets::take_over(const GradientBuckets& old) {
+  for (int i = 0; i < static_cast<int>(parameters_.size()); ++i) {
+    if (!old.holds_gradient(i) || parameter(i).grad().sizes() != parameter(i).sizes()) continue;
+    fill(i);
+    adopt(i);
+  }
+}
+
+void GradientBuckets::release() {
+  for (int i = 0; i < static_cast<int>(parameters_.size()); ++i)
+    if (holds_gradient(i)) parameter(i).mutable_grad() = parameter(i).grad().detach().clone();
+}
+
+void GradientBuckets::begin() {
+  awaited_.clear();
+  for (const std::vector<int>& numbers : plan_) awaited_.push_back(numbers.size());
+  posted_ = 0;
+  status_.assign(status_.size(), 0.0F);
+}
+
+void GradientBuckets::ready(int i) {
+  --awaited_[place(i).bucket];
+  while (posted_ < awaited_.size() && awaited_[posted_] == 0) post_next();
+}
+
+void GradientBuckets::post_rest() {
+  while (posted_ < plan_.size()) post_next();
+}
+
+void GradientBuckets::post_next() {
+  std::size_t number = posted_++;
+  if (buckets_.empty()) return;
+  if (posted_ == plan_.size()) status_place().copy_(at::from_blob(status_.data(), {static_cast<std::int64_t>(status_.size())}));
+  const shard::Bucket& bucket = buckets_[number];
+  works_.push_back(group_.all_reduce(bucket.reducible(), Op::average, {.tag = bucket.name(), .timeout = timeout_}));
+}
+
+void GradientBuckets::wait() {
+  std::vector<Work> works = std::exchange(works_, {});
+  for (Work& work : works) work.wait();
+  if (works.empty()) return;
+  at::from_blob(status_.data(), {static_cast<std::int64_t>(status_.size())}).copy_(at::real(status_place()));
+}
+
+at::Tensor GradientBuckets::status_place() const {
+  const shard::Bucket& last = buckets_.back();
+  return last.view(static_cast<int>(last.layout().entries().size()) - 1);
+}
+
+int GradientBuckets::ranks(float status) const {
+  return static_cast<int>(std::lround(status * static_cast<float>(group_.size())));
+}
+
+}  // namespace lockstep::data_parallel

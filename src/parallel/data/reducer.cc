@@ -1,0 +1,222 @@
+#include "parallel/data/reducer.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/log.h>
+#include <lockstep/base/scope_exit.h>
+#include <lockstep/base/text.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+namespace lockstep::data_parallel {
+namespace {
+
+constexpr std::size_t most_names_in_an_error = 8;
+
+shard::PlanOptions limits_of(const DataParallelOptions& options) {
+  return {.first_bucket_bytes = options.first_bucket_bytes, .bucket_bytes = options.bucket_bytes};
+}
+
+}  // namespace
+
+Reducer::Reducer(Group group, std::vector<shard::NamedParameter> parameters, std::vector<shard::NamedParameter> frozen,
+                 std::vector<at::Tensor> buffers, const DataParallelOptions& options)
+    : group_(std::move(group)),
+      parameters_(std::move(parameters)),
+      frozen_(std::move(frozen)),
+      options_(options),
+      order_(shard::reverse_order(static_cast<int>(parameters_.size()))),
+      buckets_(group_, parameters_, order_, limits_of(options), options.timeout),
+      used_(parameters_.size(), false),
+      ready_(parameters_.size(), false) {
+  if (options.broadcast_buffers && !buffers.empty()) buffers_ = std::make_unique<StateBroadcast>(group_, std::move(buffers));
+}
+
+void Reducer::on_gradient(int i) {
+  bool create_graph = at::GradMode::is_enabled();
+  std::lock_guard lock(mutex_);
+  at::NoGradGuard no_grad;
+  used_[static_cast<std::size_t>(i)] = true;
+  if (paused_ > 0) return;
+  // A step whose backward() calls are all over, and which is still there, was left by a nested one that nobody finished.
+  if (active_ && running_ == 0 && ready_[static_cast<std::size_t>(i)]) active_ = false;
+  if (!active_) begin(create_graph);
+  watch();
+  accept(i);
+}
+
+void Reducer::begin(bool create_graph) {
+  check(!create_graph, "backward(create_graph=true): an average over ranks has no derivative; call it inside no_sync()");
+  for (const shard::NamedParameter& parameter : frozen_)
+    check(!parameter.tensor.requires_grad(), "{} required no gradient when DistributedDataParallel was made, and does now",
+          parameter.name);
+  buckets_.wait();
+  if (!buckets_.fit()) lay_out(order_);
+  buckets_.begin();
+  ready_.assign(ready_.size(), false);
+  observed_.clear();
+  watched_.clear();
+  running_ = 0;
+  active_ = true;
+}
+
+void Reducer::watch() {
+  int task = current_backward();
+  if (std::find(watched_.begin(), watched_.end(), task) != watched_.end()) return;
+  watched_.push_back(task);
+  ++running_;
+  watch_backward(weak_from_this());
+}
+
+void Reducer::accept(int i) {
+  const at::Tensor& gradient = parameters_[static_cast<std::size_t>(i)].tensor.grad();
+  if (gradient.defined() && gradient.layout() != at::kStrided)
+    throw ReductionFailed(fmt::format("the gradient of {} is sparse; DistributedDataParallel averages dense ones", name(i)));
+  if (ready_[static_cast<std::size_t>(i)])
+    throw ReductionFailed(fmt::format("{} got a second gradient in one backward(), after the first was on its way: a nested "
+                                      "backward() uses it again, or two threads run backward() at once", name(i)));
+  ready_[static_cast<std::size_t>(i)] = true;
+  observed_.push_back(i);
+  buckets_.fill(i);
+  buckets_.adopt(i);
+  buckets_.ready(i);
+}
+
+void Reducer::on_backward_end(bool nested) {
+  std::lock_guard lock(mutex_);
+  at::NoGradGuard no_grad;
+  --running_;
+  if (!active_) return;
+  if (!all_ready()) {
+    if (running_ > 0) return;
+    if (nested) {
+      ++running_;
+      watch_outer_backward(weak_from_this());
+      return;
+    }
+  }
+  finish();
+}
+
+void Reducer::finish() {
+  ScopeExit over([this] { active_ = false; });
+  std::vector<Absent> absent = contribute_absent();
+  buckets_.post_rest();
+  if (buffers_) buffers_->post(options_.timeout);
+  buckets_.wait();
+  if (buffers_) buffers_->finish();
+  check_status();
+  settle(absent);
+  used_.assign(used_.size(), false);
+  if (!std::exchange(order_known_, true)) adopt_order_of_root();
+}
+
+std::vector<Reducer::Absent> Reducer::contribute_absent() {
+  std::vector<Absent> absent;
+  for (int i = 0; i < static_cast<int>(parameters_.size()); ++i) {
+    if (ready_[static_cast<std::size_t>(i)]) continue;
+    bool had_a_part = options_.find_unused_parameters && used_[static_cast<std::size_t>(i)];
+    at::Tensor values;
+    if (buckets_.holds_gradient(i) && !had_a_part) values = parameters_[static_cast<std::size_t>(i)].tensor.grad().clone();
+    buckets_.fill(i);
+    if (had_a_part) {
+      buckets_.adopt(i);
+    } else {
+      buckets_.say_missing(i);
+      absent.push_back({i, std::move(values)});
+    }
+  }
+  return absent;
+}
+
+void Reducer::check_status() const {
+  if (int failed = buckets_.ranks_failed(); failed > 0)
+    throw ReductionFailed(fmt::format("backward() ended with an exception on {} of {} ranks; gradients are undefined on all",
+                                      failed, group_.size()));
+  if (options_.find_unused_parameters) return;
+  std::string missing = describe_missing();
+  if (!missing.empty())
+    throw ReductionFailed(fmt::format("backward() gave no gradient for {}: they had no part in the loss; use them, freeze them "
+                                      "before DistributedDataParallel is made, or set find_unused_parameters", missing));
+}
+
+std::string Reducer::describe_missing() const {
+  std::vector<std::string> names;
+  std::size_t missing = 0;
+  for (int i = 0; i < static_cast<int>(parameters_.size()); ++i) {
+    int ranks = buckets_.ranks_missing(i);
+    if (ranks == 0 || ++missing > most_names_in_an_error) continue;
+    bool here = !ready_[static_cast<std::size_t>(i)];
+    names.push_back(fmt::format("{} (on {} of {} ranks{})", name(i), ranks, group_.size(), here ? ", this one too" : ""));
+  }
+  std::string text = join(names);
+  if (missing > names.size()) text += fmt::format(" and {} more", missing - names.size());
+  return text;
+}
+
+void Reducer::settle(const std::vector<Absent>& absent) {
+  for (const Absent& one : absent) {
+    if (buckets_.ranks_missing(one.number) < group_.size()) {
+      buckets_.adopt(one.number);
+    } else if (one.values.defined()) {
+      parameters_[static_cast<std::size_t>(one.number)].tensor.mutable_grad().copy_(one.values);
+    }
+  }
+}
+
+void Reducer::adopt_order_of_root() {
+  if (group_.size() == 1 || parameters_.empty()) return;
+  std::vector<int> mine = shard::complete_order(observed_, static_cast<int>(parameters_.size()));
+  auto count = static_cast<std::int64_t>(mine.size());
+  at::Tensor order = at::empty({count}, at::kLong);
+  std::copy(mine.begin(), mine.end(), order.data_ptr<std::int64_t>());
+  at::Tensor shared = order.to(parameters_.front().tensor.device());
+  group_.broadcast(shared, 0, {.tag = "order of readiness", .timeout = options_.timeout}).wait();
+  order.copy_(shared);
+  order_.assign(order.data_ptr<std::int64_t>(), order.data_ptr<std::int64_t>() + count);
+  lay_out(order_);
+}
+
+void Reducer::lay_out(const std::vector<int>& order) {
+  GradientBuckets next(group_, parameters_, order, limits_of(options_), options_.timeout);
+  next.take_over(buckets_);
+  buckets_ = std::move(next);
+}
+
+void Reducer::on_backward_failed() noexcept {
+  std::lock_guard lock(mutex_);
+  if (!std::exchange(active_, false)) return;
+  try {
+    at::NoGradGuard no_grad;
+    buckets_.say_failed();
+    buckets_.post_rest();
+    if (buffers_) buffers_->post(options_.timeout);
+  } catch (const std::exception& error) {
+    // The group is dead, and its next call says so; the exception that is on its way says more.
+    log::debug("after a backward() that failed: {}", error.what());
+  }
+}
+
+void Reducer::pause() {
+  std::lock_guard lock(mutex_);
+  ++paused_;
+}
+
+void Reducer::resume() {
+  std::lock_guard lock(mutex_);
+  --paused_;
+}
+
+void Reducer::release() {
+  std::lock_guard lock(mutex_);
+  at::NoGradGuard no_grad;
+  buckets_.release();
+}
+
+}  // namespace lockstep::data_parallel

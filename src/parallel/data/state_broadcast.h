@@ -1,0 +1,44 @@
+// Rank 0's values of some tensors become every rank's.
+#pragma once
+
+#include <lockstep/comm/group.h>
+#include <lockstep/shard/bucket.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace lockstep::data_parallel {
+
+// Collective and blocking. Tensors of one dtype and device travel together, about `bucket_bytes` at a time.
+void broadcast_now(const Group& group, const std::vector<at::Tensor>& tensors, std::int64_t bucket_bytes,
+                   const CallOptions& call = {});
+
+// The same for tensors that are broadcast again and again: the memory is kept. Not thread-safe.
+class StateBroadcast {
+ public:
+  StateBroadcast(Group group, std::vector<at::Tensor> tensors);
+
+  // Posts the values that rank 0 has now.
+  void post(std::optional<Duration> timeout);
+  // Blocks until they are there and writes them into the tensors. Writing is hidden from version counters: a graph that saved
+  // a buffer may still be walked backward once more, as when nothing had been written.
+  void finish();
+
+ private:
+  struct Part {
+    shard::Bucket bucket;
+    std::vector<at::Tensor> tensors;
+    Work work = {};
+  };
+  void build();
+  [[nodiscard]] bool fits() const;
+
+  Group group_;
+  std::vector<at::Tensor> tensors_;
+  std::vector<Part> parts_;
+};
+
+}  // namespace lockstep::data_parallel
