@@ -1,0 +1,82 @@
+// What a loader hands out for a given dataset: batches, made of the dataset's own batches or of its single examples.
+//
+// A dataset is any class with a size() and one of
+//   get_batch(c10::ArrayRef<std::size_t>)   LibTorch's BatchDataset, Dataset, MapDataset, and those of this floor
+//   get(std::size_t)                        one example
+// or a shared_ptr to one. Examples are stacked: a std::vector of torch::data::Example<> becomes one Example<> of tensors with
+// one more dim in front, a std::vector of TensorExample one TensorExample. A get_batch that gives something else is handed out
+// as it is. What comes out must depend on the indices only; a dataset that draws random numbers loses the loader's promise that
+// the batches are the same for any number of workers.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/stack.h>
+#include <c10/util/ArrayRef.h>
+#include <torch/data/example.h>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace lockstep::data {
+
+template <class D>
+concept GivesBatches = requires(D& dataset, c10::ArrayRef<std::size_t> indices) { dataset.get_batch(indices); };
+
+template <class D>
+concept GivesExamples = requires(D& dataset, std::size_t index) { dataset.get(index); };
+
+template <class D>
+concept MapDataset = (GivesBatches<D> || GivesExamples<D>)&&requires(const D& dataset) {
+  { dataset.size() } -> std::convertible_to<std::optional<std::size_t>>;
+};
+
+inline torch::data::Example<> stacked(const std::vector<torch::data::Example<>>& examples) {
+  std::vector<at::Tensor> data, target;
+  for (const auto& example : examples) {
+    data.push_back(example.data);
+    target.push_back(example.target);
+  }
+  return {at::stack(data), at::stack(target)};
+}
+
+inline torch::data::TensorExample stacked(const std::vector<torch::data::TensorExample>& examples) {
+  std::vector<at::Tensor> data;
+  for (const auto& example : examples) data.push_back(example.data);
+  return {at::stack(data)};
+}
+
+template <class Batch>
+Batch stacked(Batch batch) {
+  return batch;
+}
+
+// One batch of `dataset`, collated.
+template <MapDataset D>
+auto read_batch(D& dataset, c10::ArrayRef<std::size_t> indices) {
+  if constexpr (GivesBatches<D>) {
+    return stacked(dataset.get_batch(indices));
+  } else {
+    std::vector<decltype(dataset.get(std::size_t{}))> examples;
+    examples.reserve(indices.size());
+    for (std::size_t index : indices) examples.push_back(dataset.get(index));
+    return stacked(std::move(examples));
+  }
+}
+
+template <MapDataset D>
+using BatchOf = decltype(read_batch(std::declval<D&>(), {}));
+
+// How one worker reads: from a dataset of its own.
+template <class Batch>
+using ReadBatch = std::function<Batch(c10::ArrayRef<std::size_t>)>;
+
+template <MapDataset D>
+ReadBatch<BatchOf<D>> reader_of(std::shared_ptr<D> dataset) {
+  return [dataset = std::move(dataset)](c10::ArrayRef<std::size_t> indices) { return read_batch(*dataset, indices); };
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,170 @@
+"""The models of src/models once more in Python, as the oracle of parity_test.cc.
+
+reference.py MODEL OPTIONS IN OUT: builds the module, prints the names of its state_dict, and writes to OUT its own initial
+weights ("own/NAME") with the output they give ("own_output"), and for the weights in IN ("state/NAME", loaded strictly)
+output, loss and gradients ("output", "loss", "grad/NAME"). Both for the batch in IN ("input", "target").
+The Gpt is nanoGPT's (github.com/karpathy/nanoGPT, model.py), the ConvNet that of pytorch/examples, written anew.
+"""
+import json
+import math
+import struct
+import sys
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+TYPES = {"int64": torch.int64, "float32": torch.float32}
+
+
+def read_tensors(path):
+    with open(path, "rb") as file:
+        heads = []
+        while line := file.readline().decode().split():
+            heads.append((line[0], TYPES[line[1]], [int(size) for size in line[2:]]))
+        tensors = {}
+        for name, dtype, sizes in heads:
+            tensor = torch.empty(sizes, dtype=dtype)
+            data = bytearray(file.read(tensor.numel() * tensor.element_size()))
+            tensors[name] = torch.frombuffer(data, dtype=dtype).view(sizes) if data else tensor
+        return tensors
+
+
+def write_tensors(path, tensors):
+    codes = {torch.int64: ("int64", "q"), torch.float32: ("float32", "f")}
+    with open(path, "wb") as file:
+        for name, tensor in tensors.items():
+            file.write(" ".join([name, codes[tensor.dtype][0], *map(str, tensor.shape)]).encode() + b"\n")
+        file.write(b"\n")
+        for tensor in tensors.values():
+            values = tensor.detach().reshape(-1).tolist()
+            file.write(struct.pack(f"={len(values)}{codes[tensor.dtype][1]}", *values))
+
+
+class Mlp(nn.Module):
+    def __init__(self, sizes):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in zip(sizes, sizes[1:]))
+
+    def forward(self, x):
+        x = x.flatten(1)
+        for layer in self.layers[:-1]:
+            x = F.relu(layer(x))
+        return self.layers[-1](x)
+
+    def loss(self, x, target):
+        return F.cross_entropy(self(x), target)
+
+
+class ConvNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 10, 5), nn.Conv2d(10, 20, 5)
+        self.conv2_drop = nn.Dropout2d()
+        self.fc1, self.fc2 = nn.Linear(320, 50), nn.Linear(50, 10)
+
+    def forward(self, x):
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2_drop(self.conv2(x)), 2))
+        x = F.dropout(F.relu(self.fc1(x.view(-1, 320))), training=self.training)
+        return F.log_softmax(self.fc2(x), dim=1)
+
+    def loss(self, x, target):
+        return F.nll_loss(self(x), target)
+
+
+class LayerNorm(nn.Module):
+    def __init__(self, width, bias):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def forward(self, x):
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, 1e-5)
+
+
+class Attention(nn.Module):
+    def __init__(self, width, heads, bias):
+        super().__init__()
+        self.heads = heads
+        self.c_attn, self.c_proj = nn.Linear(width, 3 * width, bias=bias), nn.Linear(width, width, bias=bias)
+
+    def forward(self, x):
+        rows, tokens, width = x.shape
+        q, k, v = (part.view(rows, tokens, self.heads, -1).transpose(1, 2) for part in self.c_attn(x).split(width, 2))
+        scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
+        scores = scores.masked_fill(torch.ones(tokens, tokens).triu(1).bool(), -math.inf)
+        return self.c_proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(rows, tokens, width))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, width, bias):
+        super().__init__()
+        self.c_fc, self.c_proj = nn.Linear(width, 4 * width, bias=bias), nn.Linear(4 * width, width, bias=bias)
+
+    def forward(self, x):
+        return self.c_proj(F.gelu(self.c_fc(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads, bias):
+        super().__init__()
+        self.ln_1, self.attn = LayerNorm(width, bias), Attention(width, heads, bias)
+        self.ln_2, self.mlp = LayerNorm(width, bias), FeedForward(width, bias)
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class Gpt(nn.Module):
+    def __init__(self, layers, heads, width, block, vocabulary, bias):
+        super().__init__()
+        self.vocabulary, self.block = vocabulary, block
+        self.transformer = nn.ModuleDict(dict(
+            wte=nn.Embedding(vocabulary, width), wpe=nn.Embedding(block, width), drop=nn.Dropout(0.0),
+            h=nn.ModuleList(Block(width, heads, bias) for _ in range(layers)), ln_f=LayerNorm(width, bias)))
+        self.lm_head = nn.Linear(width, vocabulary, bias=False)
+        self.transformer.wte.weight = self.lm_head.weight
+
+    def forward(self, ids):
+        parts = self.transformer
+        x = parts.drop(parts.wte(ids) + parts.wpe(torch.arange(ids.shape[1])))
+        for block in parts.h:
+            x = block(x)
+        return self.lm_head(parts.ln_f(x))
+
+    def loss(self, ids, targets):
+        return F.cross_entropy(self(ids).view(-1, self.vocabulary), targets.view(-1), ignore_index=-1)
+
+    @torch.no_grad()
+    def generate(self, ids, count, temperature, top_k, seed):
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(count):
+            logits = self(ids[:, -self.block:])[:, -1, :] / temperature
+            smallest = torch.topk(logits, top_k).values[:, [-1]]
+            logits[logits < smallest] = -math.inf
+            ids = torch.cat((ids, torch.multinomial(logits.softmax(-1), 1, generator=generator)), 1)
+        return ids
+
+
+def main():
+    name, options, source, target = sys.argv[1:]
+    torch.set_num_threads(1)
+    torch.manual_seed(20)
+    given = read_tensors(source)
+    model = {"Mlp": Mlp, "ConvNet": ConvNet, "Gpt": Gpt}[name](**json.loads(options)).eval()
+    print("\n".join(model.state_dict()))
+    out = {"own/" + key: value.clone() for key, value in model.state_dict().items()}
+    out["own_output"] = model(given["input"])
+    model.load_state_dict({key.removeprefix("state/"): value for key, value in given.items() if key.startswith("state/")})
+    out["output"] = model(given["input"])
+    out["loss"] = model.loss(given["input"], given["target"])
+    out["loss"].backward()
+    out.update({"grad/" + key: value.grad for key, value in model.named_parameters()})
+    if name == "Gpt":
+        out["generated"] = model.generate(given["input"][:, :3], count=12, temperature=0.8, top_k=5, seed=7)
+    write_tensors(target, out)
+
+
+main()
