@@ -15,15 +15,17 @@ using Json = nlohmann::json;
 Json shapes_of(const NamedTensors& tensors) {
   Json shapes = Json::object();
   for (const auto& [name, tensor] : tensors)
-    shapes[name] = {{"dtype", static_cast<int>(tensor.scalar_type())}, {"shape", tensor.sizes().vec()}};
+    shapes[name] = {{"dtype", static_cast<int>(tensor.scalar_type())},
+                    {"shape", tensor.sizes().vec()}};
   return shapes;
 }
 
 NamedTensors empty_like(const Json& shapes) {
   NamedTensors tensors;
   for (const auto& [name, fields] : shapes.items())
-    tensors[name] = at::empty(fields.at("shape").get<std::vector<std::int64_t>>(),
-                              at::TensorOptions(static_cast<at::ScalarType>(fields.at("dtype").get<int>())));
+    tensors[name] =
+        at::empty(fields.at("shape").get<std::vector<std::int64_t>>(),
+                  at::TensorOptions(static_cast<at::ScalarType>(fields.at("dtype").get<int>())));
   return tensors;
 }
 
@@ -49,7 +51,8 @@ TrainingState make_empty(const std::string& description) {
                       .random = {},
                       .progress = json.at("progress").get<Metadata>(),
                       .config = json.at("config").get<Metadata>()};
-  for (std::int64_t bytes : json.at("random")) state.random.push_back(at::empty({bytes}, at::kByte));
+  for (std::int64_t bytes : json.at("random"))
+    state.random.push_back(at::empty({bytes}, at::kByte));
   return state;
 }
 
@@ -58,7 +61,8 @@ std::string broadcast_text(Group& group, std::string text, int root) {
   group.broadcast(length, root).wait();
   text.resize(length.item<std::int64_t>());
   if (!text.empty())
-    group.broadcast(at::from_blob(text.data(), {length.item<std::int64_t>()}, at::kByte), root).wait();
+    group.broadcast(at::from_blob(text.data(), {length.item<std::int64_t>()}, at::kByte), root)
+        .wait();
   return text;
 }
 

@@ -6,8 +6,8 @@
 
 namespace lockstep::checkpoint {
 
-// Collective. Every rank gets the state that `root` passes; what the others pass is not looked at. Throws the group's
-// errors.
+// Collective. Every rank gets the state that `root` passes; what the others pass is not looked at.
+// Throws the group's errors.
 [[nodiscard]] TrainingState share(Group& group, TrainingState state, int root = 0);
 
 }  // namespace lockstep::checkpoint

@@ -1,7 +1,7 @@
 // lockstep-train: `lockstep train gpt|mnist|mlp`.
 //
-// A process that a launcher started is a rank and trains. One that nobody launched is one rank too, or with --ranks N becomes
-// the launcher of N copies of itself.
+// A process that a launcher started is a rank and trains. One that nobody launched is one rank too,
+// or with --ranks N becomes the launcher of N copies of itself.
 #include <lockstep/base/check.h>
 #include <lockstep/comm/init.h>
 #include <lockstep/launch/agent.h>
@@ -22,11 +22,13 @@ namespace {
 
 using namespace lockstep;
 
-// Exit codes. 0: the run is done, or a signal ended it and a checkpoint is there. 1: a line on standard error says why not.
+// Exit codes. 0: the run is done, or a signal ended it and a checkpoint is there. 1: a line on
+// standard error says why not.
 constexpr int failure = 1;
 
 bool is_launched() {
-  return std::getenv(launch::variable::rank) != nullptr && std::getenv(launch::variable::world_size) != nullptr;
+  return std::getenv(launch::variable::rank) != nullptr &&
+         std::getenv(launch::variable::world_size) != nullptr;
 }
 
 int complain(const std::string& who, const std::string& what) {
@@ -50,8 +52,8 @@ int be_a_rank(const train::Options& options) {
   Group world = init();
   std::string who = world.size() > 1 ? fmt::format("rank {}: ", world.rank()) : "";
   try {
-    check_input(options.ranks == 0 || options.ranks == world.size(), "--ranks {}: the launcher started {}", options.ranks,
-                world.size());
+    check_input(options.ranks == 0 || options.ranks == world.size(),
+                "--ranks {}: the launcher started {}", options.ranks, world.size());
     (void)train::train(options, world);
     return 0;
   } catch (const train::CommonFailure& error) {

@@ -1,0 +1,28 @@
+// What must go well on every rank or count for none: reading data, opening folders, saving.
+#pragma once
+
+#include <lockstep/base/error.h>
+#include <lockstep/comm/group.h>
+
+#include <functional>
+
+namespace lockstep::train {
+
+// A step of the program failed on some rank, and every rank knows: all of them throw this with the
+// same words, so that one of them may speak for all.
+class CommonFailure : public Error {
+ public:
+  CommonFailure(const std::string& what, int rank) : Error(what), rank_(rank) {}
+  // The first rank that failed.
+  [[nodiscard]] int rank() const { return rank_; }
+
+ private:
+  int rank_;
+};
+
+// Collective. Runs `action` on this rank and returns when it has succeeded on all; if it threw a
+// std::exception on some, throws CommonFailure with the words of the first of them on every rank.
+// `action` itself must not use the group.
+void together(Group& group, const std::function<void()>& action);
+
+}  // namespace lockstep::train

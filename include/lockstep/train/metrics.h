@@ -1,0 +1,45 @@
+// metrics.jsonl: what a run measured, one JSON object a line, for programs to read while it goes on
+// and afterwards.
+//
+//   {"step":250,"epoch":0,"loss":2.31,"val_loss":2.29,"lr":0.00099,"samples_per_second":391.2,"seconds":8.1}
+//
+// `step` counts updates that were made; a row without an evaluation has no val_loss and no
+// accuracy. Steps rise from line to line, also over a resume.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+namespace lockstep::train {
+
+struct MetricsRow {
+  std::int64_t step = 0;
+  std::int64_t epoch = 0;
+  double loss = 0;  // of the step's global batch, before its update
+  std::optional<double> val_loss;
+  std::optional<double> accuracy;  // share of validation samples, 0 to 1
+  double lr = 0;
+  double samples_per_second = 0;  // over all ranks, since the last row
+  double seconds = 0;             // spent in the run so far, all resumes together
+};
+
+// The row without the line's end. Not-a-number becomes null.
+[[nodiscard]] std::string metrics_line(const MetricsRow& row);
+
+// Used by one rank. Throws SystemError when the disk refuses.
+class MetricsFile {
+ public:
+  // Goes on after step `resumed_at`: rows of later steps, which the resumed run makes again, and a
+  // torn last line are removed first. 0 begins an empty file.
+  MetricsFile(std::filesystem::path path, std::int64_t resumed_at);
+
+  // Appends one whole line; readers never see a part of it.
+  void append(const MetricsRow& row);
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace lockstep::train

@@ -1,0 +1,60 @@
+// What a person sees of a run: on a terminal one line that is rewritten in place, elsewhere a plain
+// line now and then.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace lockstep::train {
+
+struct ProgressRow {
+  std::int64_t step = 0;   // updates made
+  std::int64_t steps = 0;  // updates to make
+  double loss = 0;
+  std::optional<double> val_loss = {};
+  std::optional<double> accuracy = {};
+  double samples_per_second = 0;
+  double seconds_left = 0;
+};
+
+// "step 250/2000  loss 2.314  val_loss 2.298  391 samples/s  1:07 left"
+[[nodiscard]] std::string progress_text(const ProgressRow& row);
+// "0:07", "12:40", "3:02:11".
+[[nodiscard]] std::string duration_text(double seconds);
+
+// Whether a line of this stream can be rewritten: it is a terminal, or LOCKSTEP_TERMINAL=1 says
+// that whoever reads it passes it on to one, carriage returns and all.
+[[nodiscard]] bool is_terminal(std::FILE* stream);
+
+// Used by rank 0 only, from one thread.
+class Progress {
+ public:
+  // With `in_place` one line is rewritten; else a line is written at most every `plain_interval`.
+  explicit Progress(std::FILE* stream = stdout, bool in_place = is_terminal(stdout),
+                    std::chrono::milliseconds plain_interval = std::chrono::seconds(10));
+  ~Progress() { finish(); }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  // Shows the row if one is due. A row with a val_loss stays on the screen and is always shown.
+  void show(const ProgressRow& row);
+  // A line of its own, above the progress line.
+  void say(std::string_view line);
+  // Takes the line that is rewritten off the screen.
+  void finish();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::FILE* stream_;
+  bool in_place_;
+  bool on_screen_ = false;
+  std::chrono::milliseconds interval_;
+  Clock::time_point next_ = Clock::time_point::min();
+};
+
+}  // namespace lockstep::train

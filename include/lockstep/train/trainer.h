@@ -1,0 +1,45 @@
+// The trainer: one loop for every task.
+#pragma once
+
+#include <lockstep/comm/group.h>
+#include <lockstep/train/options.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace lockstep::train {
+
+// How a run ended. Equal on all ranks.
+struct Report {
+  std::int64_t step = 0;           // updates made in all, those before a resume included
+  double seconds = 0;              // of training, those before a resume included
+  std::optional<double> val_loss;  // of the last evaluation
+  std::optional<double> accuracy;
+  int signal = 0;              // the one that ended the run early, or 0
+  bool stopped_early = false;  // by patience
+  std::string last_line;       // "done: val_loss=1.874 bigram=2.452 steps=2000 seconds=61.2"
+};
+
+// Collective: every rank calls it with equal options. Trains, evaluates and saves as the options
+// say; rank 0 prints progress to standard output and writes below options.out:
+//
+//   config.toml          the options as they were in the end
+//   metrics.jsonl        one object a logged step (metrics.h)
+//   step-00000100/       checkpoints (checkpoint/training_state.h)
+//   model.safetensors    the trained model, under the names of Python's state_dict()
+//   best.safetensors     with patience: the model of the best evaluation
+//
+// Without options.resume an `out` that holds a run is refused and left as it is. With it, the run
+// goes on from the newest checkpoint: with the same ranks, threads and options bit for bit as if it
+// had never stopped; with another number of ranks with the same batches and new dropout streams.
+// The folder is made only after the data has been read and found good.
+//
+// SIGINT or SIGTERM on any rank: the step is finished, all ranks agree, a checkpoint is saved, and
+// the call returns.
+//
+// Seeds LibTorch's default generator. Throws CommonFailure on all ranks for what any of them found
+// wrong with data, options or files; the group's errors when a rank is lost.
+[[nodiscard]] Report train(const Options& options, Group world);
+
+}  // namespace lockstep::train

@@ -1,0 +1,74 @@
+#include "train/gpt_task.h"
+
+#include "train/streams.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/data/bigram.h>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <fmt/format.h>
+
+namespace lockstep::train {
+GptTask::GptTask(const Options& options, const Group& group)
+    : options_(options), rank_(group.rank()), ranks_(group.size()) {}
+
+void GptTask::load(const std::string& identity) {
+  data::TextOptions how{.bytes = options_.vocabulary == "bytes"};
+  if (!identity.empty()) how.vocabulary = data::Vocabulary::from_text(identity);
+  text_ = data::load_text(options_.data, how);
+  std::int64_t rows = text_->train.size(0) / options_.block;
+  check_input(
+      rows >= ranks_,
+      "{}: expected a block of {} tokens for each of {} ranks, found {} tokens for training",
+      options_.data, options_.block, ranks_, text_->train.size(0));
+  training_.emplace(text_->train, options_.block);
+  validation_.emplace(text_->validation, options_.block);
+}
+
+void GptTask::make_model() {
+  model_ = models::Gpt(models::GptOptions{.layers = options_.layers,
+                                          .heads = options_.heads,
+                                          .width = options_.width,
+                                          .block = options_.block,
+                                          .vocabulary = text_->vocabulary.size(),
+                                          .dropout = options_.dropout});
+}
+
+std::int64_t GptTask::steps_per_epoch() const {
+  std::int64_t tokens = options_.batch * options_.block;
+  return std::max<std::int64_t>(1, (text_->train.size(0) + tokens - 1) / tokens);
+}
+
+Batch GptTask::batch(std::int64_t step) {
+  at::Generator generator = at::detail::createCPUGenerator(stream_seed(options_.seed, step));
+  return training_->draw(options_.batch / ranks_, generator, rank_, ranks_);
+}
+
+at::Tensor GptTask::loss(const Batch& batch) { return model_->loss(batch.data, batch.target); }
+
+std::int64_t GptTask::validation_samples() const {
+  return static_cast<std::int64_t>(*validation_->size());
+}
+
+Totals GptTask::measure(std::span<const std::size_t> samples) {
+  Batch batch = validation_->get_batch({samples.data(), samples.size()});
+  auto targets = static_cast<double>(data::count_targets(batch.target));
+  return {.loss = model_->loss(batch.data, batch.target).item<double>() * targets,
+          .targets = targets};
+}
+
+std::vector<std::pair<std::string, std::string>> GptTask::results() const {
+  double bigram =
+      data::bigram_cross_entropy(text_->train, text_->validation, text_->vocabulary.size());
+  return {{"bigram", fmt::format("{:.3f}", bigram)}};
+}
+
+std::string GptTask::sample(std::int64_t tokens) const {
+  at::Tensor start = text_->train.narrow(0, 0, 1).to(at::kLong).view({1, 1});
+  models::GenerateOptions how{
+      .generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(options_.seed))};
+  models::Gpt model = model_;
+  return text_->vocabulary.decode(model->generate(start, tokens, how)[0]);
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,55 @@
+#include "train/mlp_task.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Functions.h>
+
+#include <cmath>
+
+namespace lockstep::train {
+namespace {
+
+constexpr std::int64_t inputs = 16;
+constexpr std::int64_t hidden = 32;
+constexpr std::int64_t training_rows = 4096;
+constexpr std::int64_t validation_rows = 1000;
+
+}  // namespace
+
+Batch Rows::get_batch(c10::ArrayRef<std::size_t> indices) {
+  std::vector<std::int64_t> numbers(indices.begin(), indices.end());
+  at::Tensor index = at::tensor(numbers, at::kLong);
+  return {all_.data.index_select(0, index), all_.target.index_select(0, index)};
+}
+
+void MlpTask::load(const std::string&) {
+  at::Generator generator =
+      at::detail::createCPUGenerator(static_cast<std::uint64_t>(options_.seed));
+  at::Tensor in = at::randn({inputs, hidden}, generator) / std::sqrt(static_cast<double>(inputs));
+  at::Tensor out = at::randn({hidden, 1}, generator) / std::sqrt(static_cast<double>(hidden));
+  auto make = [&](std::int64_t rows) {
+    at::Tensor data = at::randn({rows, inputs}, generator);
+    return Rows(Batch{data, at::tanh(data.matmul(in)).matmul(out)});
+  };
+  batches_.emplace(make(training_rows), options_, group_);
+  validation_ = make(validation_rows);
+}
+
+void MlpTask::make_model() {
+  std::vector<std::int64_t> sizes(options_.layers + 1, options_.width);
+  sizes.front() = inputs;
+  sizes.back() = 1;
+  model_ = models::Mlp(models::MlpOptions{.sizes = sizes});
+}
+
+at::Tensor MlpTask::loss(const Batch& batch) {
+  return at::mse_loss(model_->forward(batch.data), batch.target);
+}
+
+Totals MlpTask::measure(std::span<const std::size_t> samples) {
+  Batch batch = validation_->get_batch({samples.data(), samples.size()});
+  at::Tensor output = model_->forward(batch.data);
+  return {.loss = at::mse_loss(output, batch.target, at::Reduction::Sum).item<double>(),
+          .targets = static_cast<double>(samples.size())};
+}
+
+}  // namespace lockstep::train

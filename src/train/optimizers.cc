@@ -1,0 +1,61 @@
+#include "train/optimizers.h"
+
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <vector>
+
+namespace lockstep::train {
+namespace {
+
+using torch::optim::OptimizerParamGroup;
+
+std::vector<at::Tensor> with_dims(const checkpoint::NamedParameters& parameters, bool matrices) {
+  std::vector<at::Tensor> chosen;
+  for (const auto& [name, tensor] : parameters)
+    if ((tensor.dim() >= 2) == matrices) chosen.push_back(tensor);
+  return chosen;
+}
+
+template <class Optimizer, class OptimizerOptions>
+std::unique_ptr<torch::optim::Optimizer> make(const checkpoint::NamedParameters& parameters,
+                                              OptimizerOptions options, double weight_decay) {
+  auto decayed = std::make_unique<OptimizerOptions>(options);
+  auto kept = std::make_unique<OptimizerOptions>(options);
+  decayed->weight_decay(weight_decay);
+  kept->weight_decay(0);
+  std::vector<OptimizerParamGroup> groups;
+  groups.emplace_back(with_dims(parameters, true), std::move(decayed));
+  groups.emplace_back(with_dims(parameters, false), std::move(kept));
+  return std::make_unique<Optimizer>(groups, options);
+}
+
+}  // namespace
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(
+    const Options& options, const checkpoint::NamedParameters& parameters) {
+  if (options.optimizer == "sgd")
+    return make<torch::optim::SGD>(parameters,
+                                   torch::optim::SGDOptions(options.lr).momentum(options.momentum),
+                                   options.weight_decay);
+  return make<torch::optim::AdamW>(
+      parameters, torch::optim::AdamWOptions(options.lr).betas({options.beta1, options.beta2}),
+      options.weight_decay);
+}
+
+void set_learning_rate(torch::optim::Optimizer& optimizer, double lr) {
+  for (OptimizerParamGroup& group : optimizer.param_groups()) group.options().set_lr(lr);
+}
+
+ScheduleOptions schedule_of(const Options& options, std::int64_t steps,
+                            std::int64_t steps_per_epoch) {
+  return {.kind = schedule_kind(options.schedule),
+          .lr = options.lr,
+          .min_lr = options.min_lr,
+          .warmup = options.warmup,
+          .steps = steps,
+          .step_size = options.step_size > 0 ? options.step_size : steps_per_epoch,
+          .gamma = options.gamma};
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,230 @@
+#include <lockstep/train/options.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/nearest.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <vector>
+
+namespace lockstep::train {
+namespace {
+
+using O = Options;
+constexpr double unbounded = 1e15;
+
+// Member pointers are what CLI11 and toml++ cannot give: one table that both read.
+const std::array rows{
+    OptionRow{"data", &O::data,
+              "file or folder to learn from (gpt: text; mnist: the four IDX files)", "gpt mnist"},
+    OptionRow{"out", &O::out,
+              "folder of the run: config.toml, metrics.jsonl, checkpoints, model.safetensors"},
+    OptionRow{"resume", &O::resume, "go on from the newest checkpoint in --out"},
+    OptionRow{"steps", &O::steps, "optimizer updates to make", "gpt mnist mlp", {}, 1},
+    OptionRow{"epochs",
+              &O::epochs,
+              "passes over the training data, instead of --steps",
+              "gpt mnist mlp",
+              {},
+              1},
+    OptionRow{
+        "batch", &O::batch, "rows of one step, over all ranks", "gpt mnist mlp", {}, 1, 1 << 24},
+    OptionRow{"accumulate",
+              &O::accumulate,
+              "micro-batches a rank and step",
+              "gpt mnist mlp",
+              {},
+              1,
+              1 << 20},
+    OptionRow{"seed", &O::seed, "seed of weights, order and dropout", "gpt mnist mlp", {}, 0},
+    OptionRow{"optimizer", &O::optimizer, "adamw or sgd", "gpt mnist mlp", "adamw sgd"},
+    OptionRow{"lr", &O::lr, "learning rate", "gpt mnist mlp", {}, 0, 1e6},
+    OptionRow{"momentum", &O::momentum, "of sgd", "gpt mnist mlp", {}, 0, 1},
+    OptionRow{"beta1", &O::beta1, "of adamw", "gpt mnist mlp", {}, 0, 0.999999},
+    OptionRow{"beta2", &O::beta2, "of adamw", "gpt mnist mlp", {}, 0, 0.999999},
+    OptionRow{"weight-decay",
+              &O::weight_decay,
+              "on matrices, not on vectors",
+              "gpt mnist mlp",
+              {},
+              0,
+              1e6},
+    OptionRow{"clip", &O::clip, "largest global norm of the gradients; 0: any"},
+    OptionRow{"schedule", &O::schedule, "constant, step or cosine", "gpt mnist mlp",
+              "constant step cosine"},
+    OptionRow{"warmup", &O::warmup, "steps in which the learning rate rises from 0"},
+    OptionRow{"min-lr", &O::min_lr, "where the cosine ends"},
+    OptionRow{"step-size", &O::step_size,
+              "steps between two decays of the step schedule; 0: one epoch"},
+    OptionRow{"gamma", &O::gamma, "factor of one decay", "gpt mnist mlp", {}, 0, 1},
+    OptionRow{"eval-every", &O::eval_every,
+              "steps between evaluations; 0: each epoch, or only at the end"},
+    OptionRow{"save-every", &O::save_every,
+              "steps between checkpoints; 0: each epoch, or only at the end"},
+    OptionRow{"keep", &O::keep, "newest checkpoints to keep; 0: all"},
+    OptionRow{"patience", &O::patience,
+              "evaluations without a better validation loss before stopping; 0: never"},
+    OptionRow{
+        "log-every", &O::log_every, "steps between lines of metrics.jsonl", "gpt mnist mlp", {}, 1},
+    OptionRow{
+        "layers", &O::layers, "blocks of the gpt, layers of the mlp", "gpt mlp", {}, 1, 10'000},
+    OptionRow{"heads", &O::heads, "attention heads", "gpt", {}, 1, 10'000},
+    OptionRow{"width", &O::width, "features between layers", "gpt mlp", {}, 1, 1 << 20},
+    OptionRow{"block", &O::block, "tokens in a row", "gpt", {}, 1, 1 << 20},
+    OptionRow{"dropout", &O::dropout, "share of activations that are dropped", "gpt", {}, 0, 0.99},
+    OptionRow{"vocabulary", &O::vocabulary, "chars (those of the text) or bytes (all 256)", "gpt",
+              "chars bytes"},
+    OptionRow{"sample", &O::sample, "tokens of text to write at the end", "gpt", {}, 0, 1 << 20},
+    OptionRow{
+        "ranks", &O::ranks, "processes to start on this machine", "gpt mnist mlp", {}, 0, 4096},
+    OptionRow{"threads",
+              &O::threads,
+              "threads of a rank; 0: its share of the cores",
+              "gpt mnist mlp",
+              {},
+              0,
+              4096},
+};
+
+Options gpt_defaults() {
+  Options options;
+  options.steps = 2000;
+  options.batch = 12;
+  options.lr = 1e-3;
+  options.min_lr = 1e-4;
+  options.schedule = "cosine";
+  options.warmup = 100;
+  options.beta2 = 0.99;
+  options.weight_decay = 0.1;
+  options.clip = 1;
+  options.eval_every = 250;
+  options.save_every = 1000;
+  return options;
+}
+
+Options mnist_defaults() {
+  Options options;
+  options.task = "mnist";
+  options.epochs = 10;
+  options.batch = 64;
+  options.optimizer = "sgd";
+  options.lr = 0.01;
+  options.momentum = 0.9;
+  options.schedule = "step";
+  options.gamma = 0.7;
+  return options;
+}
+
+Options mlp_defaults() {
+  Options options;
+  options.task = "mlp";
+  options.steps = 500;
+  options.batch = 32;
+  options.lr = 1e-3;
+  options.layers = 2;
+  options.width = 64;
+  return options;
+}
+
+[[noreturn]] void bad_value(const OptionRow& row, std::string_view expected,
+                            std::string_view found) {
+  throw BadInput(fmt::format("option {}: expected {}, found '{}'", row.name, expected, found));
+}
+
+template <class Number>
+Number parse_number(const OptionRow& row, std::string_view text, std::string_view expected) {
+  Number value{};
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size()) bad_value(row, expected, text);
+  double as_double = static_cast<double>(value);
+  if (!(as_double >= row.least && as_double <= row.most))
+    bad_value(row,
+              row.most < unbounded ? fmt::format("{} from {} to {}", expected, row.least, row.most)
+                                   : fmt::format("{} of at least {}", expected, row.least),
+              text);
+  return value;
+}
+
+bool has_word(std::string_view words, std::string_view word) {
+  return fmt::format(" {} ", words).find(fmt::format(" {} ", word)) != std::string::npos &&
+         !word.empty();
+}
+
+struct Setter {
+  Options& options;
+  const OptionRow& row;
+  std::string_view text;
+
+  void operator()(std::string Options::*member) const {
+    if (!row.choices.empty() && !has_word(row.choices, text))
+      bad_value(row, fmt::format("one of: {}", row.choices), text);
+    options.*member = text;
+  }
+  void operator()(std::int64_t Options::*member) const {
+    options.*member = parse_number<std::int64_t>(row, text, "a whole number");
+    if (member == &Options::steps) options.epochs = 0;
+    if (member == &Options::epochs) options.steps = 0;
+  }
+  void operator()(double Options::*member) const {
+    options.*member = parse_number<double>(row, text, "a number");
+  }
+  void operator()(bool Options::*member) const {
+    if (text != "true" && text != "false") bad_value(row, "true or false", text);
+    options.*member = text == "true";
+  }
+};
+
+}  // namespace
+
+bool OptionRow::is_for(std::string_view task) const { return has_word(tasks, task); }
+
+std::span<const OptionRow> option_rows() { return rows; }
+
+std::string_view task_names() { return "gpt mnist mlp"; }
+
+const OptionRow& option_row(std::string_view name, std::string_view task) {
+  std::vector<std::string_view> names;
+  for (const OptionRow& row : rows) {
+    if (!row.is_for(task)) continue;
+    if (row.name == name) return row;
+    names.push_back(row.name);
+  }
+  throw BadInput(unknown_name("option", name, names));
+}
+
+Options default_options(std::string_view task) {
+  if (task == "gpt") return gpt_defaults();
+  if (task == "mnist") return mnist_defaults();
+  if (task == "mlp") return mlp_defaults();
+  throw BadInput(fmt::format("no task '{}': expected one of: {}", task, task_names()));
+}
+
+void set_option(Options& options, const OptionRow& row, std::string_view text) {
+  std::visit(Setter{options, row, text}, row.member);
+}
+
+std::string option_text(const Options& options, const OptionRow& row) {
+  return std::visit([&](auto member) { return fmt::format("{}", options.*member); }, row.member);
+}
+
+void check_options(const Options& options, int ranks) {
+  std::int64_t parts = options.accumulate * ranks;
+  if (options.batch % parts != 0)
+    throw BadInput(fmt::format(
+        "--batch {} cannot be split evenly: {} ranks times {} micro-batches make {} parts",
+        options.batch, ranks, options.accumulate, parts));
+  if (options.task == "gpt" && options.width % options.heads != 0)
+    throw BadInput(
+        fmt::format("--width {} is not a multiple of --heads {}", options.width, options.heads));
+  if (options.min_lr > options.lr)
+    throw BadInput(fmt::format("--min-lr {} is above --lr {}", options.min_lr, options.lr));
+  if (options.out.empty()) throw BadInput("--out is missing: name a folder for the run");
+  if (options.data.empty() && options.task != "mlp")
+    throw BadInput("--data is missing: name a file or folder to learn from");
+}
+
+}  // namespace lockstep::train

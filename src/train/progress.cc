@@ -1,0 +1,70 @@
+#include <lockstep/train/progress.h>
+
+#include <fmt/format.h>
+
+#include <unistd.h>
+#include <cmath>
+#include <cstdlib>
+
+namespace lockstep::train {
+namespace {
+
+// What is left of a longer line before it goes, and the cursor back to its beginning: a carriage
+// return ends each piece, so that a reader that works by lines passes it on at once.
+constexpr std::string_view end_in_place = "\033[K\r";
+constexpr std::chrono::milliseconds in_place_interval{100};
+
+}  // namespace
+
+std::string duration_text(double seconds) {
+  if (!std::isfinite(seconds) || seconds > 1e8) return "?";
+  auto whole = static_cast<std::int64_t>(std::llround(std::max(0.0, seconds)));
+  if (whole >= 3600)
+    return fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
+  return fmt::format("{}:{:02}", whole / 60, whole % 60);
+}
+
+std::string progress_text(const ProgressRow& row) {
+  std::string text = fmt::format("step {}/{}  loss {:.3f}", row.step, row.steps, row.loss);
+  if (row.val_loss) text += fmt::format("  val_loss {:.3f}", *row.val_loss);
+  if (row.accuracy) text += fmt::format("  accuracy {:.4f}", *row.accuracy);
+  return text + fmt::format("  {:.0f} samples/s  {} left", row.samples_per_second,
+                            duration_text(row.seconds_left));
+}
+
+bool is_terminal(std::FILE* stream) {
+  const char* passed_on = std::getenv("LOCKSTEP_TERMINAL");
+  return ::isatty(::fileno(stream)) == 1 ||
+         (passed_on != nullptr && std::string_view(passed_on) == "1");
+}
+
+Progress::Progress(std::FILE* stream, bool in_place, std::chrono::milliseconds plain_interval)
+    : stream_(stream),
+      in_place_(in_place),
+      interval_(in_place ? in_place_interval : plain_interval) {}
+
+void Progress::show(const ProgressRow& row) {
+  bool stays = row.val_loss.has_value();
+  auto now = Clock::now();
+  if (!stays && now < next_) return;
+  next_ = now + interval_;
+  if (stays || !in_place_) return say(progress_text(row));
+  fmt::print(stream_, "{}{}", progress_text(row), end_in_place);
+  std::fflush(stream_);
+  on_screen_ = true;
+}
+
+void Progress::say(std::string_view line) {
+  finish();
+  fmt::print(stream_, "{}\n", line);
+  std::fflush(stream_);
+}
+
+void Progress::finish() {
+  if (!on_screen_) return;
+  fmt::print(stream_, "{}", end_in_place);
+  std::fflush(stream_);
+  on_screen_ = false;
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,292 @@
+#include "train/run.h"
+
+#include "train/optimizers.h"
+#include "train/streams.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/log.h>
+#include <lockstep/base/text.h>
+#include <lockstep/checkpoint/share.h>
+#include <lockstep/models/names.h>
+#include <lockstep/train/agreement.h>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace lockstep::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+double number_in(const checkpoint::Metadata& progress, const std::string& name) {
+  auto found = progress.find(name);
+  check_input(found != progress.end(), "checkpoint: expected progress.{}, found none", name);
+  if (found->second == "inf") return std::numeric_limits<double>::infinity();
+  std::optional<double> value = parse_number(found->second);
+  check_input(value.has_value(), "checkpoint: progress.{}: expected a number, found '{}'", name,
+              found->second);
+  return *value;
+}
+
+// The model's tensors, each memory once: a tied one under the name it is registered by.
+checkpoint::NamedTensors unique_tensors(const torch::nn::Module& module) {
+  checkpoint::NamedTensors tensors;
+  for (const auto& [name, tensor] : models::exported(module)) tensors[name] = tensor;
+  for (const models::Alias& alias : models::aliases_of(module)) tensors.erase(alias.name);
+  return tensors;
+}
+
+checkpoint::Metadata texts_of(const Options& options) {
+  checkpoint::Metadata texts{{"task", options.task}};
+  for (const OptionRow& row : option_rows())
+    if (row.is_for(options.task)) texts[std::string(row.name)] = option_text(options, row);
+  return texts;
+}
+
+}  // namespace
+
+Run::Run(const Options& options, Group world)
+    : options_(options), world_(std::move(world)), folder_(options) {
+  check_options(options_, world_.size());
+  if (options_.threads > 0) at::set_num_threads(static_cast<int>(options_.threads));
+  std::optional<checkpoint::TrainingState> state = shared_state();
+  begin(state);
+  if (state) restore(*state);
+  together(world_, [&] {
+    if (world_.is_root()) folder_.open(step_);
+  });
+  started_ = reported_at_ = Clock::now();
+}
+
+std::optional<checkpoint::TrainingState> Run::shared_state() {
+  std::optional<checkpoint::TrainingState> found;
+  together(world_, [&] {
+    if (world_.is_root()) found = folder_.find_state();
+  });
+  if (!options_.resume) return std::nullopt;
+  return checkpoint::share(world_,
+                           world_.is_root() ? std::move(*found) : checkpoint::TrainingState{});
+}
+
+void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
+  task_ = make_task(options_, world_);
+  together(world_, [&] {
+    task_->load(state ? state->progress.at("data") : std::string());
+    torch::manual_seed(static_cast<std::uint64_t>(options_.seed));
+    task_->make_model();
+    if (state) models::load_exported(*task_->module(), state->model);
+  });
+  ddp_.emplace(task_->module(), world_);
+  for (const shard::NamedParameter& parameter : ddp_->named_parameters())
+    parameters_.emplace_back(parameter.name, parameter.tensor);
+  optimizer_ = make_optimizer(options_, parameters_);
+  torch::manual_seed(stream_seed(options_.seed, stream_of_rank(world_.rank())));
+  steps_per_epoch_ = task_->steps_per_epoch();
+  steps_ = options_.steps > 0 ? options_.steps : options_.epochs * steps_per_epoch_;
+  schedule_ = schedule_of(options_, steps_, steps_per_epoch_);
+  stopping_.patience = options_.patience;
+}
+
+void Run::restore(const checkpoint::TrainingState& state) {
+  together(world_, [&] {
+    checkpoint::load_optimizer_state(*optimizer_, parameters_, state.optimizer);
+    seconds_before_ = number_in(state.progress, "seconds");
+    stopping_.best = number_in(state.progress, "best");
+    stopping_.waited = static_cast<std::int64_t>(number_in(state.progress, "waited"));
+    step_ = saved_step_ = state.step;
+    auto ranks = static_cast<std::int64_t>(state.random.size());
+    if (ranks == world_.size()) {
+      at::Generator generator = at::detail::getDefaultCPUGenerator();
+      generator.set_state(state.random[world_.rank()]);
+    } else {
+      torch::manual_seed(stream_seed(options_.seed + step_, stream_of_rank(world_.rank())));
+    }
+  });
+  if (world_.is_root()) progress_.say(fmt::format("resumed at step {} of {}", step_, steps_));
+}
+
+void Run::step() {
+  lr_ = learning_rate(schedule_, step_);
+  set_learning_rate(*optimizer_, lr_);
+  Batch batch = task_->batch(step_);
+  ddp_->zero_grad();
+  double loss = backward(batch);
+  if (options_.clip > 0) (void)ddp_->clip_grad_norm(options_.clip);
+  optimizer_->step();
+  ++step_;
+  agree(loss, batch.data.size(0));
+}
+
+double Run::backward(const Batch& batch) {
+  std::vector<at::Tensor> data = batch.data.chunk(options_.accumulate);
+  std::vector<at::Tensor> target = batch.target.chunk(options_.accumulate);
+  double sum = 0;
+  for (std::size_t part = 0; part < data.size(); ++part) {
+    std::optional<NoSync> later;
+    if (part + 1 < data.size()) later.emplace(ddp_->no_sync());
+    at::Tensor loss = task_->loss({data[part], target[part]});
+    double share =
+        static_cast<double>(data[part].size(0)) / static_cast<double>(batch.data.size(0));
+    sum += loss.item<double>() * share;
+    (share == 1 ? loss : loss * share).backward();
+  }
+  return sum;
+}
+
+void Run::agree(double loss, std::int64_t rows) {
+  auto weight = static_cast<double>(rows);
+  at::Tensor sums =
+      at::tensor({loss * weight, weight, interrupt_.signal() != 0 ? 1.0 : 0.0}, at::kDouble);
+  world_.all_reduce(sums, Op::sum, {.tag = "loss"}).wait();
+  const double* values = sums.const_data_ptr<double>();
+  loss_ = values[0] / values[1];
+  samples_ += std::llround(values[1]);
+  if (values[2] > 0) {
+    at::Tensor signal = at::tensor({interrupt_.signal()}, at::kInt);
+    world_.all_reduce(signal, Op::max, {.tag = "signal"}).wait();
+    signal_ = signal.item<int>();
+  }
+  if (!std::isfinite(loss_))
+    throw CommonFailure(
+        fmt::format("step {}: expected a finite loss, found {} (lr {})", step_, loss_, lr_), 0);
+}
+
+bool Run::is_due(std::int64_t every) const {
+  if (every > 0) return step_ % every == 0;
+  return options_.epochs > 0 && step_ % steps_per_epoch_ == 0;
+}
+
+void Run::evaluate() {
+  task_->module()->eval();
+  auto measure = [&](std::span<const std::size_t> samples) { return task_->measure(samples); };
+  evaluation_ =
+      train::evaluate(world_, task_->validation_samples(), task_->evaluation_rows(), measure);
+  task_->module()->train();
+  evaluated_step_ = step_;
+  bool best = stopping_.update(evaluation_->loss);
+  if (best && options_.patience > 0) export_model("best");
+}
+
+void Run::report() {
+  bool evaluated = evaluated_step_ == step_;
+  bool due = evaluated || step_ % options_.log_every == 0 || step_ == steps_;
+  if (due) {
+    samples_per_second_ =
+        static_cast<double>(samples_) / std::max(1e-9, seconds_since(reported_at_));
+    samples_ = 0;
+    reported_at_ = Clock::now();
+  }
+  std::optional<double> val_loss, accuracy;
+  if (evaluated) val_loss = evaluation_->loss;
+  if (evaluated && task_->has_accuracy()) accuracy = evaluation_->accuracy;
+  if (due) {
+    together(world_, [&] {
+      if (!world_.is_root()) return;
+      folder_.append({.step = step_,
+                      .epoch = (step_ - 1) / steps_per_epoch_,
+                      .loss = loss_,
+                      .val_loss = val_loss,
+                      .accuracy = accuracy,
+                      .lr = lr_,
+                      .samples_per_second = samples_per_second_,
+                      .seconds = seconds()});
+    });
+  }
+  if (!world_.is_root()) return;
+  double rate = static_cast<double>(options_.batch) / std::max(1e-9, samples_per_second_);
+  progress_.show({.step = step_,
+                  .steps = steps_,
+                  .loss = loss_,
+                  .val_loss = val_loss,
+                  .accuracy = accuracy,
+                  .samples_per_second = samples_per_second_,
+                  .seconds_left = static_cast<double>(steps_ - step_) * rate});
+}
+
+std::vector<at::Tensor> Run::random_states() {
+  at::Tensor mine = at::detail::getDefaultCPUGenerator().get_state();
+  at::Tensor all =
+      world_.is_root() ? at::empty({world_.size(), mine.numel()}, at::kByte) : at::Tensor();
+  world_.gather(all, mine).wait();
+  return world_.is_root() ? all.unbind(0) : std::vector<at::Tensor>();
+}
+
+checkpoint::TrainingState Run::state(std::vector<at::Tensor> random) const {
+  return {.step = step_,
+          .epoch = epoch(),
+          .model = unique_tensors(*task_->module()),
+          .optimizer = checkpoint::optimizer_state(*optimizer_, parameters_),
+          .random = std::move(random),
+          .progress = {{"seconds", fmt::format("{}", seconds())},
+                       {"best", fmt::format("{}", stopping_.best)},
+                       {"waited", fmt::format("{}", stopping_.waited)},
+                       {"data", task_->data_identity()}},
+          .config = texts_of(options_)};
+}
+
+void Run::save() {
+  std::vector<at::Tensor> random = random_states();
+  together(world_, [&] {
+    if (world_.is_root()) folder_.save(state(std::move(random)));
+  });
+  saved_step_ = step_;
+}
+
+void Run::export_model(const std::string& name) {
+  together(world_, [&] {
+    if (!world_.is_root()) return;
+    checkpoint::NamedTensors tensors;
+    for (const auto& [key, tensor] : models::exported(*task_->module())) tensors[key] = tensor;
+    folder_.export_model(
+        name, tensors,
+        {{"format", "pt"}, {"task", options_.task}, {"data", task_->data_identity()}});
+  });
+}
+
+Report Run::finish() {
+  if (signal_ == 0) finish_well();
+  if (saved_step_ != step_) save();
+  Report report{.step = step_,
+                .seconds = seconds(),
+                .signal = signal_,
+                .stopped_early = signal_ == 0 && step_ < steps_};
+  if (evaluation_) report.val_loss = evaluation_->loss;
+  if (evaluation_ && task_->has_accuracy()) report.accuracy = evaluation_->accuracy;
+  report.last_line = last_line();
+  if (world_.is_root()) progress_.say(report.last_line);
+  world_.barrier().wait();
+  return report;
+}
+
+void Run::finish_well() {
+  if (evaluated_step_ != step_) evaluate();
+  export_model("model");
+  if (world_.is_root() && options_.sample > 0) progress_.say(task_->sample(options_.sample));
+}
+
+std::string Run::last_line() const {
+  if (signal_ != 0)
+    return fmt::format("stopped: signal={} steps={} seconds={:.1f} resume with: --resume --out {}",
+                       signal_, step_, seconds(), options_.out);
+  std::string line = "done:";
+  if (task_->has_accuracy()) line += fmt::format(" accuracy={:.4f}", evaluation_->accuracy);
+  line += fmt::format(" val_loss={:.3f}", evaluation_->loss);
+  for (const auto& [name, value] : task_->results()) line += fmt::format(" {}={}", name, value);
+  if (options_.epochs > 0) line += fmt::format(" epochs={}", epoch());
+  return line + fmt::format(" steps={} seconds={:.1f}", step_, seconds());
+}
+
+double Run::seconds() const { return seconds_before_ + seconds_since(started_); }
+
+}  // namespace lockstep::train

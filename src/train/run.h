@@ -1,0 +1,93 @@
+// Run: the phases of training, which trainer.cc calls in order.
+#pragma once
+
+#include "train/run_folder.h"
+#include "train/task.h"
+
+#include <lockstep/checkpoint/optimizer_state.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/train/early_stopping.h>
+#include <lockstep/train/interrupt.h>
+#include <lockstep/train/progress.h>
+#include <lockstep/train/schedule.h>
+#include <lockstep/train/trainer.h>
+
+#include <torch/optim/optimizer.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+
+namespace lockstep::train {
+
+// Every method is called by all ranks in the same order. What the ranks must agree on (whether to
+// stop) is reduced in step().
+class Run {
+ public:
+  // Reads data and, on a resume, the newest checkpoint; makes model, handle and optimizer; opens
+  // the folder last.
+  Run(const Options& options, Group world);
+
+  [[nodiscard]] bool finished() const {
+    return step_ >= steps_ || signal_ != 0 || stopping_.should_stop();
+  }
+
+  // One update: the learning rate, this rank's rows forward and backward, clipping, the optimizer.
+  // Then the ranks tell each other their losses and whether a signal came.
+  void step();
+  [[nodiscard]] bool evaluation_is_due() const {
+    return is_due(options_.eval_every) || step_ >= steps_;
+  }
+  void evaluate();
+  // A row of metrics.jsonl when one is due, and the progress line.
+  void report();
+  [[nodiscard]] bool save_is_due() const { return is_due(options_.save_every); }
+  void save();
+
+  // The last evaluation and checkpoint unless they are there, the model's file, and the last line.
+  Report finish();
+
+ private:
+  void begin(const std::optional<checkpoint::TrainingState>& state);
+  void restore(const checkpoint::TrainingState& state);
+  [[nodiscard]] std::optional<checkpoint::TrainingState> shared_state();
+  [[nodiscard]] double backward(const Batch& batch);
+  void agree(double loss, std::int64_t rows);
+  [[nodiscard]] bool is_due(std::int64_t every) const;
+  [[nodiscard]] std::vector<at::Tensor> random_states();
+  [[nodiscard]] checkpoint::TrainingState state(std::vector<at::Tensor> random) const;
+  void export_model(const std::string& name);
+  void finish_well();
+  [[nodiscard]] std::string last_line() const;
+  [[nodiscard]] double seconds() const;
+  [[nodiscard]] std::int64_t epoch() const { return step_ / steps_per_epoch_; }
+
+  const Options options_;
+  Group world_;
+  RunFolder folder_;
+  Progress progress_;
+  Interrupt interrupt_;
+  std::unique_ptr<Task> task_;
+  std::optional<DistributedDataParallel> ddp_;
+  checkpoint::NamedParameters parameters_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  ScheduleOptions schedule_;
+  EarlyStopping stopping_;
+
+  std::int64_t steps_per_epoch_ = 1;
+  std::int64_t steps_ = 0;  // of the whole run
+  std::int64_t step_ = 0;   // updates made
+  std::int64_t saved_step_ = -1;
+  std::int64_t evaluated_step_ = -1;
+  std::optional<Evaluation> evaluation_;
+  double loss_ = 0;  // of the last step's global batch
+  double lr_ = 0;
+  int signal_ = 0;             // that some rank received
+  double seconds_before_ = 0;  // of the runs that this one goes on from
+  std::chrono::steady_clock::time_point started_;
+  std::int64_t samples_ = 0;  // over all ranks, since reported_at_
+  std::chrono::steady_clock::time_point reported_at_;
+  double samples_per_second_ = 0;
+};
+
+}  // namespace lockstep::train
