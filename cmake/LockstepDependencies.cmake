@@ -16,10 +16,17 @@ if(LOCKSTEP_LIBTORCH)
   find_package(ZLIB REQUIRED)
   pkg_check_modules(tomlplusplus REQUIRED IMPORTED_TARGET tomlplusplus)
   find_package(LibTorch 2.11 REQUIRED)
+  # An engine that cannot be built here is a file no_<engine>.cc in the place of <engine>.cc.
+  set(_lockstep_absent_engines "")
   # Gloo lives in libtorch_cpu; its headers (Debian's libgloo-dev) are needed to compile against it, nothing is linked.
   find_path(LOCKSTEP_GLOO_INCLUDE_DIR gloo/algorithm.h)
   if(NOT LOCKSTEP_GLOO_INCLUDE_DIR)
-    set(LOCKSTEP_PRESENT_FILES_comm "/comm/c10d/gloo\\.cc$")
-    set(LOCKSTEP_ABSENT_comm "${PROJECT_SOURCE_DIR}/src/comm/c10d/no_gloo.cc")
+    list(APPEND _lockstep_absent_engines gloo)
   endif()
+  # NCCL's part of a CUDA LibTorch compiles only against the CUDA toolkit's headers, which nothing else here needs.
+  list(APPEND _lockstep_absent_engines nccl)
+  list(TRANSFORM _lockstep_absent_engines REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/src/comm/c10d/no_\\1.cc"
+    OUTPUT_VARIABLE LOCKSTEP_ABSENT_comm)
+  list(JOIN _lockstep_absent_engines "|" LOCKSTEP_PRESENT_FILES_comm)
+  set(LOCKSTEP_PRESENT_FILES_comm "/comm/c10d/(${LOCKSTEP_PRESENT_FILES_comm})\\.cc$")
 endif()

@@ -1,5 +1,6 @@
 #include "comm/posted_call.h"
 
+#include <lockstep/base/fingerprint.h>
 #include <lockstep/base/text.h>
 
 #include <fmt/format.h>
@@ -64,6 +65,19 @@ std::int64_t part_elements(const std::vector<std::int64_t>& counts, std::int64_t
 bool counts_agree(const PostedCall& from, int from_rank, const PostedCall& to, int to_rank, int size) {
   return part_elements(from.input_counts, from.input.numel(), size, to_rank) ==
          part_elements(to.output_counts, to.output.numel(), size, from_rank);
+}
+
+std::uint64_t fingerprint_of(const PostedCall& call) {
+  auto collective = call.is_message() ? Collective::send : call.collective;
+  bool uneven = !call.input_counts.empty() || !call.output_counts.empty();
+  bool own_counts = call.collective == Collective::all_to_all && uneven;
+  auto hash = fingerprint_of(call.number, static_cast<int>(collective), call.reduces() ? static_cast<int>(call.op) : -1,
+                             call.has_root() ? call.root : -1, call.dtype ? static_cast<int>(*call.dtype) : -1, uneven,
+                             own_counts ? std::int64_t{0} : call.elements);
+  hash = combine_fingerprints(hash, fingerprint(call.tag));
+  if (own_counts) return hash;
+  hash = combine_fingerprints(hash, fingerprint_of(std::span(call.input_counts)));
+  return combine_fingerprints(hash, fingerprint_of(std::span(call.output_counts)));
 }
 
 std::string describe(const std::source_location& where) {

@@ -46,6 +46,9 @@ struct PostedCall {
 // The elements of part `part` of an even or uneven operand.
 [[nodiscard]] std::int64_t part_elements(const std::vector<std::int64_t>& counts, std::int64_t all, int size, int part);
 
+// A number that two calls share when they belong together, and hardly ever otherwise.
+[[nodiscard]] std::uint64_t fingerprint_of(const PostedCall& call);
+
 // all_reduce #417 (bucket 2, 12 MB)
 [[nodiscard]] std::string describe(const PostedCall& call);
 // all_reduce #417 (sum, 3145728 x Float, bucket 2) at trainer.cc:88

@@ -1,0 +1,127 @@
+#include "comm/c10d/backend.h"
+
+#include <lockstep/base/error.h>
+
+#include "comm/c10d/operations.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace lockstep::c10d_engine {
+namespace {
+
+// The text of a c10d error is many lines with a backtrace; ours is one line.
+std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }
+
+void check_device(const Call& call, std::string_view engine) {
+  const auto& tensor = call.input.defined() ? call.input : call.output;
+  if (tensor.defined() && !tensor.is_cpu()) {
+    throw InvalidArgument(fmt::format("{}: the engine {} takes tensors in the CPU's memory; this one is on {}", name_of(call.collective),
+                                      engine, tensor.device().str()));
+  }
+}
+
+}  // namespace
+
+C10dBackend::C10dBackend(std::shared_ptr<Engine> engine, std::shared_ptr<Store> store, std::string group, int rank, int size,
+                         Duration join_timeout)
+    : Backend(rank, size), engine_(std::move(engine)), store_(std::move(store)), group_(std::move(group)),
+      join_timeout_(join_timeout), last_words_(store_, group_, rank, size) {}
+
+C10dBackend::~C10dBackend() {
+  {
+    std::unique_lock lock(mutex_);
+    Duration longest{};
+    for (const auto& [ticket, call] : open_) longest = std::max(longest, call.timeout);
+    auto deadline = Deadline::after(longest);
+    while (!open_.empty() && !failure_ && !deadline.passed()) {
+      changed_.wait_for(lock, std::min<Duration>(deadline.left(), std::chrono::hours(1)));
+    }
+    failure_.set(std::make_exception_ptr(Aborted("this rank has left the group")));
+  }
+  engine_->close();
+  lanes_.clear();
+}
+
+std::uint64_t C10dBackend::post(const Call& call) {
+  check_device(call, name());
+  std::lock_guard lock(mutex_);
+  failure_.refuse_if_any(name_of(call.collective), group_);
+  Route route{-1, -1};
+  if (call.collective == Collective::send) route = {rank(), call.root};
+  if (call.collective == Collective::recv) route = {call.root, rank()};
+  auto& lane = lanes_[route];
+  if (!lane) lane = std::make_unique<Lane>();
+  PostedCall posted(call, ++counts_[route]);
+  auto ticket = ++last_ticket_;
+  open_.emplace(ticket, posted.without_tensors());
+  lane->give([this, ticket, posted = std::move(posted)] { run(ticket, posted); });
+  return ticket;
+}
+
+void C10dBackend::run(std::uint64_t ticket, const PostedCall& call) {
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_ || ending_) return;
+  }
+  try {
+    Launcher(*engine_, launch_mutex_, rank(), size()).run(call);
+  } catch (const std::exception& error) {
+    return fail(End::lost, call, first_line(error.what()));
+  }
+  std::lock_guard lock(mutex_);
+  open_.erase(ticket);
+  changed_.notify_all();
+}
+
+void C10dBackend::wait(std::uint64_t ticket) {
+  std::unique_lock lock(mutex_);
+  auto entry = open_.find(ticket);
+  if (entry == open_.end()) return;
+  auto call = entry->second;
+  auto deadline = Deadline::after(call.timeout);
+  while (open_.contains(ticket)) {
+    failure_.rethrow_if_any();
+    if (deadline.passed() && !ending_) {
+      lock.unlock();
+      fail(End::timeout, call, "");
+      lock.lock();
+      continue;
+    }
+    changed_.wait_for(lock, ending_ ? Duration(std::chrono::seconds(1)) : std::min<Duration>(deadline.left(), std::chrono::hours(1)));
+  }
+}
+
+bool C10dBackend::done(std::uint64_t ticket) {
+  std::lock_guard lock(mutex_);
+  return failure_ || !open_.contains(ticket);
+}
+
+void C10dBackend::abort(std::string_view reason) { fail(End::aborted, PostedCall(), reason); }
+
+void C10dBackend::fail(End end, const PostedCall& call, std::string_view detail) {
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_ || ending_) return;
+    ending_ = true;
+  }
+  auto error = last_words_.agree(end, call, detail, [this] { engine_->close(); });
+  std::lock_guard lock(mutex_);
+  failure_.set(std::move(error));
+  changed_.notify_all();
+}
+
+at::Tensor C10dBackend::empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) { return at::empty(sizes, options); }
+
+std::shared_ptr<Backend> C10dBackend::subset(std::span<const int> ranks, std::string_view name) {
+  auto place = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
+  auto size = static_cast<int>(ranks.size());
+  std::string group(name);
+  auto engine = engine_->make_group(group, place, size, join_timeout_);
+  return std::make_shared<C10dBackend>(std::move(engine), store_, std::move(group), place, size, join_timeout_);
+}
+
+}  // namespace lockstep::c10d_engine

@@ -1,0 +1,87 @@
+#include "comm/c10d/gloo.h"
+
+#include <lockstep/base/error.h>
+
+#include "comm/c10d/store_adapter.h"
+
+#include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <gloo/context.h>
+
+#include <chrono>
+#include <utility>
+
+namespace lockstep::c10d_engine {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Gloo's own deadline of an operation. The adapter has its own, which counts from a wait and not from the operation's
+// turn; when that one passes, the connections are closed.
+constexpr milliseconds practically_never = std::chrono::hours(24 * 365);
+
+// Opens what the adapter needs of c10d's Gloo: the number that marks a collective's messages, and its connections.
+class MarkedGloo final : public c10d::ProcessGroupGloo {
+ public:
+  using ProcessGroupGloo::ProcessGroupGloo;
+  void mark_next(std::uint32_t mark) { collectiveCounter_ = mark; }
+  void close_connections() {
+    for (auto& context : contexts_) context->closeConnections();
+  }
+};
+
+milliseconds in_milliseconds(Duration duration) {
+  return std::min(std::chrono::ceil<milliseconds>(duration), practically_never);
+}
+
+class GlooEngine final : public Engine {
+ public:
+  GlooEngine(std::shared_ptr<Store> store, const std::string& name, int rank, int size,
+             std::shared_ptr<::gloo::transport::Device> device, Duration join_timeout)
+      : store_(std::move(store)), device_(std::move(device)) {
+    auto options = c10d::ProcessGroupGloo::Options::create(in_milliseconds(join_timeout));
+    options->devices = {device_};
+    options->threads = 1;   // operations take effect in the order of their posts
+    try {
+      group_ = c10::make_intrusive<MarkedGloo>(as_c10d_store(store_, fmt::format("lockstep/gloo/{}/", name)), rank, size, options);
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw Timeout(fmt::format("group {}: rank {} of {} could not connect with its peers over gloo: {}", name, rank, size, error.what()));
+    }
+    group_->setTimeout(practically_never);
+  }
+
+  [[nodiscard]] std::string_view name() const override { return "gloo"; }
+  [[nodiscard]] c10d::Backend& group() override { return *group_; }
+  void mark_next(std::uint32_t mark) override { group_->mark_next(mark); }
+
+  void close() noexcept override {
+    try {
+      group_->close_connections();
+    } catch (const std::exception&) {
+      // They are closed already.
+    }
+  }
+
+  [[nodiscard]] std::shared_ptr<Engine> make_group(const std::string& name, int rank, int size, Duration timeout) override {
+    return std::make_shared<GlooEngine>(store_, name, rank, size, device_, timeout);
+  }
+
+ private:
+  std::shared_ptr<Store> store_;
+  std::shared_ptr<::gloo::transport::Device> device_;
+  c10::intrusive_ptr<MarkedGloo> group_;
+};
+
+}  // namespace
+
+bool has_gloo() { return true; }
+
+std::shared_ptr<Engine> make_gloo(std::shared_ptr<Store> store, const std::string& name, int rank, int size, GlooOptions options) {
+  auto device = c10d::ProcessGroupGloo::createDeviceForHostname(options.address);
+  return std::make_shared<GlooEngine>(std::move(store), name, rank, size, std::move(device), options.join_timeout);
+}
+
+}  // namespace lockstep::c10d_engine

@@ -1,0 +1,13 @@
+#include "comm/c10d/nccl.h"
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::c10d_engine {
+
+bool has_nccl() { return false; }
+
+std::shared_ptr<Engine> make_nccl(std::shared_ptr<Store>, const std::string&, int, int, Duration) {
+  throw BadInput("the backend nccl is not in this build: it needs a LibTorch with CUDA and the CUDA headers");
+}
+
+}  // namespace lockstep::c10d_engine
