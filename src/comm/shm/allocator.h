@@ -1,0 +1,59 @@
+// Allocator: hands out ranges of an address space that it never touches. Best fit, lowest address first; neighbours that
+// are free grow together. Not synchronised.
+//
+// It also keeps an upper bound of the bytes in free ranges whose pages may be taken, so that its owner can give them back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+namespace lockstep::shm {
+
+class Allocator {
+ public:
+  static constexpr std::size_t grain = 64;
+  static constexpr std::size_t page = 4096;
+  static constexpr std::size_t large = 64 << 10;   // ranges from this size on begin at a page
+
+  struct Extent {
+    std::size_t offset = 0;
+    std::size_t bytes = 0;
+  };
+
+  // Hands out [begin, end), both multiples of `page`.
+  Allocator(std::size_t begin, std::size_t end);
+
+  // A range of at least `bytes`; nothing when no free range is large enough.
+  [[nodiscard]] std::optional<std::size_t> allocate(std::size_t bytes);
+  void free(std::size_t offset);
+
+  [[nodiscard]] std::size_t used() const { return used_; }
+  [[nodiscard]] std::size_t largest_free() const;
+  // Free bytes that somebody may have written to.
+  [[nodiscard]] std::size_t touched_free() const { return touched_; }
+  // The free range with the most touched bytes, from now on counted as untouched: its owner gives the pages back.
+  [[nodiscard]] std::optional<Extent> take_touched();
+
+ private:
+  struct Free {
+    std::size_t bytes;
+    std::size_t touched;   // an upper bound
+  };
+  using FreeMap = std::map<std::size_t, Free>;
+
+  void insert(std::size_t offset, Free extent);
+  FreeMap::iterator erase(FreeMap::iterator extent);
+  [[nodiscard]] std::optional<std::size_t> place(std::size_t bytes, std::size_t alignment);
+
+  FreeMap free_;
+  std::set<std::pair<std::size_t, std::size_t>> by_size_;   // (bytes, offset)
+  std::map<std::size_t, std::size_t> used_ranges_;
+  std::size_t used_ = 0;
+  std::size_t touched_ = 0;
+};
+
+}  // namespace lockstep::shm

@@ -1,0 +1,52 @@
+// Arena: the shared memory of one rank, mapped by every rank of the host, and what it has handed out of it.
+//
+// Allocation is local: only the owner allocates and frees, at any time, from any thread; peers find a buffer by its
+// offset. The first page is the control page. Shared ownership: tensors in the arena keep it mapped after the engine has
+// gone.
+#pragma once
+
+#include "comm/shm/allocator.h"
+#include "comm/shm/control.h"
+#include "sys/shared_memory.h"
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+namespace lockstep::shm {
+
+class Arena {
+ public:
+  // `bytes` of address space; a page is taken when it is first touched.
+  explicit Arena(std::size_t bytes);
+
+  [[nodiscard]] Control& control() const { return *reinterpret_cast<Control*>(memory_.data()); }
+  [[nodiscard]] std::byte* data() const { return memory_.data(); }
+  [[nodiscard]] std::size_t bytes() const { return memory_.bytes(); }
+  [[nodiscard]] int file() const { return memory_.file(); }
+
+  // 64-byte aligned and uninitialised. Throws BadInput with the sizes when there is no room.
+  [[nodiscard]] std::byte* allocate(std::size_t bytes);
+  // The same from fresh pages, which read as zero.
+  [[nodiscard]] std::byte* allocate_zeroed(std::size_t bytes);
+  void free(std::byte* block);
+
+  [[nodiscard]] bool contains(const void* data, std::size_t bytes) const {
+    auto* first = static_cast<const std::byte*>(data);
+    return first >= memory_.data() && first + bytes <= memory_.data() + memory_.bytes();
+  }
+
+ private:
+  void give_back_pages();
+
+  sys::SharedMemory memory_;
+  std::mutex mutex_;
+  Allocator allocator_;
+};
+
+// Address space for one of `ranks` arenas: `asked` (its origin is `name`, for messages), else a share of the machine's
+// memory. BadInput when more was asked for than is free now.
+[[nodiscard]] std::size_t arena_bytes(std::optional<std::int64_t> asked, std::string_view name, int ranks);
+
+}  // namespace lockstep::shm

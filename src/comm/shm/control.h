@@ -1,0 +1,37 @@
+// The first page of every arena: what peers may know about this process without asking it.
+//
+// Written only by its owner, except the doorbell, which anybody rings.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+namespace lockstep::shm {
+
+// Sleepers of one kind in one process; waiting.h says how it is used.
+struct alignas(64) Doorbell {
+  std::atomic<std::uint32_t> rings{0};
+  std::atomic<std::uint32_t> sleepers{0};
+};
+
+struct alignas(64) Control {
+  static constexpr std::size_t bytes = 4096;
+  static constexpr std::size_t executing_slots = 6;
+
+  Doorbell waiting;   // threads inside wait()
+  Doorbell helper;    // the helper thread
+  alignas(64) std::atomic<std::uint32_t> left{0};   // 1: the process goes in order
+  // What its threads are executing now: words of execution_word(), 0 for nothing.
+  alignas(64) std::array<std::atomic<std::uint64_t>, executing_slots> executing{};
+};
+static_assert(sizeof(Control) <= Control::bytes);
+
+// Which operation of which lane, for the sentence of a deadline.
+[[nodiscard]] constexpr std::uint64_t execution_word(std::uint64_t lane_key, std::uint64_t sequence) {
+  return (lane_key << 44) ^ (sequence & ((std::uint64_t{1} << 44) - 1));
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,103 @@
+#include "comm/shm/descriptor.h"
+
+#include <lockstep/base/text.h>
+
+#include "comm/shm/plan.h"
+
+#include <fmt/format.h>
+
+#include <vector>
+
+namespace lockstep::shm {
+namespace {
+
+constexpr std::uint64_t line_bits = 32;
+
+bool has_root(Collective collective) {
+  return collective == Collective::reduce || collective == Collective::broadcast || collective == Collective::gather ||
+         collective == Collective::scatter;
+}
+
+std::string_view file_name(std::string_view path) { return path.substr(path.rfind('/') + 1); }
+
+Collective caller_name(const Slot& slot) {
+  return static_cast<Collective>(slot.line.load(std::memory_order_relaxed) >> line_bits);
+}
+
+std::string call_site(const Slot& slot) {
+  return fmt::format("{}:{}", slot.file.load(), slot.line.load(std::memory_order_relaxed) & ((1ULL << line_bits) - 1));
+}
+
+Agreement agreement_in(const Slot& slot) {
+  return Agreement::of({slot.call.load(std::memory_order_relaxed), slot.count.load(std::memory_order_relaxed), 0});
+}
+
+std::string describe(const Slot& slot, std::vector<std::string> notes) {
+  if (auto tag = slot.tag.load(); !tag.empty()) notes.insert(notes.begin(), std::move(tag));
+  notes.push_back(call_site(slot));
+  return fmt::format("{} #{} ({})", name_of(caller_name(slot)), sequence_in(slot), join(notes));
+}
+
+}  // namespace
+
+Fingerprint Agreement::fingerprint(std::uint64_t names) const {
+  auto kind = collective == Collective::recv ? Collective::send : collective;
+  std::uint64_t word = static_cast<std::uint64_t>(kind) | std::uint64_t{uneven} << 8;
+  if (combines(kind)) word |= static_cast<std::uint64_t>(op) << 16;
+  if (kind != Collective::barrier) word |= static_cast<std::uint64_t>(dtype) << 24;
+  if (has_root(kind)) word |= static_cast<std::uint64_t>(static_cast<std::uint32_t>(root)) << 32;
+  return {word, count, names};
+}
+
+Agreement Agreement::of(const Fingerprint& print) {
+  return {static_cast<Collective>(print.call & 0xff), static_cast<Op>(print.call >> 16 & 0xff),
+          static_cast<DType>(print.call >> 24 & 0xff), static_cast<int>(print.call >> 32), (print.call >> 8 & 1) != 0, print.count};
+}
+
+void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor, const CallSite& site) {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  slot.stamp.store(sequence * 2 + 1, relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  slot.call.store(descriptor.print.call, relaxed);
+  slot.count.store(descriptor.print.count, relaxed);
+  slot.names.store(descriptor.print.names, relaxed);
+  slot.input.store(descriptor.input.word(), relaxed);
+  slot.output.store(descriptor.output.word(), relaxed);
+  slot.line.store(static_cast<std::uint64_t>(site.collective) << line_bits | site.where.line(), relaxed);
+  slot.tag.store(site.tag);
+  slot.file.store(file_name(site.where.file_name()));
+  // seq_cst: the poster then looks at the other stamps, and of two that post at once at least one must see both.
+  slot.stamp.store(sequence * 2, std::memory_order_seq_cst);
+}
+
+Posted read(const Slot& slot, std::uint64_t sequence, Descriptor& descriptor) {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  std::uint64_t stamp = slot.stamp.load(std::memory_order_seq_cst);
+  if (stamp < sequence * 2 || stamp == sequence * 2 + 1) return Posted::not_yet;
+  if (stamp > sequence * 2) return Posted::complete;
+  descriptor.print = {slot.call.load(relaxed), slot.count.load(relaxed), slot.names.load(relaxed)};
+  descriptor.input = Location::of(slot.input.load(relaxed));
+  descriptor.output = Location::of(slot.output.load(relaxed));
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return slot.stamp.load(relaxed) == stamp ? Posted::yes : Posted::complete;
+}
+
+std::string describe(const Slot& slot) {
+  Agreement call = agreement_in(slot);
+  std::vector<std::string> notes;
+  auto bytes = static_cast<std::int64_t>(call.count * bytes_of(call.dtype));
+  if (call.collective != Collective::barrier && !(call.uneven && bytes == 0)) notes.push_back(format_bytes(bytes));
+  return describe(slot, std::move(notes));
+}
+
+std::string describe_fully(const Slot& slot) {
+  Agreement call = agreement_in(slot);
+  std::vector<std::string> notes;
+  if (combines(call.collective)) notes.emplace_back(name_of(call.op));
+  if (has_root(call.collective)) notes.push_back(fmt::format("root {}", call.root));
+  if (call.collective != Collective::barrier) notes.push_back(fmt::format("{} x {}", call.count, name_of(call.dtype)));
+  if (call.uneven) notes.emplace_back("uneven");
+  return describe(slot, std::move(notes));
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,235 @@
+#include "comm/shm/endpoint.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+#include "comm/shm/combine.h"
+#include "comm/shm/waiting.h"
+#include "sys/topology.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <numeric>
+#include <utility>
+
+namespace lockstep::shm {
+namespace {
+
+constexpr auto notice_after = std::chrono::seconds(30);
+// A peer that is stopped between its last segment and its ring wakes nobody, although all is complete.
+constexpr auto longest_sleep = std::chrono::seconds(1);
+
+std::string prefix_of_round(Store& store, int rank) {
+  return fmt::format("shm/{}/", store.add(fmt::format("shm/round/{}", rank), 1));
+}
+
+std::vector<int> everybody(int size) {
+  std::vector<int> ranks(size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+}  // namespace
+
+Endpoint::Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOptions options)
+    : store_(std::move(store)), options_(options), arena_(std::make_shared<Arena>(options.arena_bytes)), prefix_(prefix_of_round(*store_, rank)),
+      world_block_(rank == 0 ? make_block(size) : nullptr),
+      handed_over_(hand_over(*store_, prefix_, rank, size, arena_, world_block_ ? world_block_ - arena_->data() : 0,
+                             Deadline::after(options.join_timeout))),
+      crowded_(size > sys::usable_cores()), lost_(size) {
+  check(size <= max_ranks, "shared memory: expected at most {} ranks, found {}", max_ranks, size);
+  world_ = &add_group("world", everybody(size), peers().base(0) + handed_over_.world_block);
+  watcher_.emplace(peers(), [this](int peer) { on_peer_end(peer); });
+  if (size < sys::usable_cores()) helper_ = std::thread([this] { help(); });
+}
+
+Endpoint::~Endpoint() {
+  watcher_.reset();
+  stopping_ = true;
+  arena_->control().helper.rings.fetch_add(1, std::memory_order_seq_cst);
+  sys::futex_wake_all(arena_->control().helper.rings);
+  if (helper_.joinable()) helper_.join();
+  arena_->control().left.store(1, std::memory_order_seq_cst);
+  ring(everybody(peers().size()));
+}
+
+std::byte* Endpoint::make_block(int members) {
+  auto* block = arena_->allocate_zeroed(GroupBlock::bytes(members));
+  own_blocks_.push_back({block, members});
+  return block;
+}
+
+Group& Endpoint::add_group(const std::string& name, std::vector<int> members, std::byte* block) {
+  auto group = std::make_unique<Group>(*this, name, std::move(members), block);
+  std::lock_guard lock(mutex_);
+  for (int member : group->members()) {
+    if (lost_[member]) throw PeerLost(fmt::format("making group {}: rank {} of the world has ended", name, member));
+  }
+  groups_.push_back(std::move(group));
+  return *groups_.back();
+}
+
+Group& Endpoint::make_group(const std::string& name, std::vector<int> members) {
+  auto key = fmt::format("{}group/{}", prefix_, name);
+  int owner = members.front();
+  if (owner == peers().rank()) {
+    reap();
+    std::byte* block = nullptr;
+    {
+      std::lock_guard lock(mutex_);
+      block = make_block(static_cast<int>(members.size()));
+    }
+    store_->set(key, std::to_string(block - arena_->data()));
+    return add_group(name, std::move(members), block);
+  }
+  auto text = store_->get(key, Deadline::after(options_.timeout));
+  std::uint64_t offset = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), offset);
+  check_input(error == std::errc() && end == text.data() + text.size(), "store key {}: expected a number, found '{}'", key, text);
+  return add_group(name, std::move(members), peers().base(owner) + offset);
+}
+
+void Endpoint::leave(Group& group) {
+  {
+    std::lock_guard lock(mutex_);
+    group.leave();
+  }
+  ring(group.members());
+  while (progress(Appetite::anything)) continue;
+  reap();
+}
+
+void Endpoint::reap() {
+  std::vector<std::unique_ptr<Group>> ended;   // destroyed without the lock: tensors go with them
+  std::lock_guard lock(mutex_);
+  auto is_over = [](const auto& group) { return group->has_left() && group->is_settled() && !group->has_failed(); };
+  for (auto& group : groups_) {
+    if (!is_over(group)) continue;
+    for (Lane* lane : group->lanes()) std::erase(busy_, lane);
+    group->block().left(group->rank()).store(GroupBlock::gone, std::memory_order_release);
+    ended.push_back(std::move(group));
+  }
+  std::erase(groups_, nullptr);
+  std::erase_if(own_blocks_, [this](const OwnBlock& block) {
+    bool unused = GroupBlock(block.data, block.members).everyone_is_gone();
+    if (unused) arena_->free(block.data);
+    return unused;
+  });
+}
+
+void Endpoint::add_lane(const std::function<void()>& add) {
+  std::lock_guard lock(mutex_);
+  add();
+}
+
+void Endpoint::post(Lane& lane, const Posting& posting) {
+  bool tell = false;
+  {
+    std::lock_guard lock(mutex_);
+    if (lane.completed() == lane.posted() && std::find(busy_.begin(), busy_.end(), &lane) == busy_.end()) busy_.push_back(&lane);
+    tell = lane.post_next(posting);
+  }
+  if (tell) ring(lane.world_ranks());
+  while (progress(Appetite::own_part)) continue;
+}
+
+bool Endpoint::claim(Appetite appetite, Lane::Task& task) {
+  for (std::size_t i = 0; i < busy_.size();) {
+    Lane& lane = *busy_[i];
+    if (lane.claim_next(appetite, task)) return true;
+    if (lane.completed() < lane.posted()) {
+      ++i;
+    } else {
+      busy_.erase(busy_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+  return false;
+}
+
+bool Endpoint::progress(Appetite appetite) {
+  Lane::Task task;
+  std::atomic<std::uint64_t>* place = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    if (!claim(appetite, task)) return false;
+    place = mark(task);
+  }
+  Lane& lane = *task.lane;
+  bool complete = lane.execute(task);
+  if (place) place->store(0, std::memory_order_release);
+  if (complete) ring(lane.world_ranks(), !task.is_whole);
+  lane.end_task();
+  return true;
+}
+
+std::atomic<std::uint64_t>* Endpoint::mark(const Lane::Task& task) {
+  for (auto& place : arena_->control().executing) {
+    if (place.load(std::memory_order_acquire) != 0) continue;
+    place.store(execution_word(task.lane->key(), task.sequence), std::memory_order_relaxed);
+    return &place;
+  }
+  return nullptr;
+}
+
+bool Endpoint::is_executing(int world_rank, std::uint64_t word) const {
+  const auto& executing = peers().control(world_rank).executing;
+  return std::any_of(executing.begin(), executing.end(), [word](const auto& place) { return place.load(std::memory_order_relaxed) == word; });
+}
+
+void Endpoint::ring(std::span<const int> world_ranks, bool helpers) {
+  for (int rank : world_ranks) {
+    Control& control = peers().control(rank);
+    shm::ring(control.waiting);
+    if (helpers) shm::ring(control.helper);
+  }
+}
+
+void Endpoint::wait(Lane& lane, std::uint64_t sequence, Duration timeout) {
+  Group& group = lane.group();
+  auto begin = Clock::now();
+  auto deadline = Deadline::after(timeout);
+  auto notice = Deadline::after(notice_after);
+  Patience patience(crowded_);
+  auto look = [&] { return progress(Appetite::anything) || lane.is_complete(sequence) || group.has_failed(); };
+  while (!lane.is_complete(sequence)) {
+    if (progress(Appetite::anything)) {
+      patience.restart();
+      continue;
+    }
+    if (lane.is_complete(sequence)) return;
+    if (group.has_failed()) group.throw_failure();
+    if (patience.has_more()) continue;
+    group.check_departures(lane);
+    if (deadline.passed()) {
+      group.fail(FailureKind::timeout, group.overdue(lane, timeout));
+      continue;
+    }
+    if (notice.passed()) {
+      log::warning("{}", group.overdue(lane, Clock::now() - begin));
+      notice = Deadline::never();
+    }
+    Duration most = std::min<Duration>({deadline.left(), notice.left(), longest_sleep});
+    sleep_until_rung(arena_->control().waiting, most, look);
+  }
+}
+
+void Endpoint::help() {
+  while (!stopping_) {
+    if (progress(Appetite::anything)) continue;
+    sleep_until_rung(arena_->control().helper, longest_sleep, [this] { return stopping_ || progress(Appetite::anything); });
+  }
+}
+
+void Endpoint::on_peer_end(int rank) {
+  if (has_departed(rank)) return;
+  std::lock_guard lock(mutex_);
+  lost_[rank] = 1;
+  auto pid = peers().peer(rank).pid;
+  auto how = pid > 0 ? fmt::format("its process {} ended without leaving", pid) : std::string("its process ended without leaving");
+  for (auto& group : groups_) group->fail_by_loss(rank, how);
+}
+
+}  // namespace lockstep::shm

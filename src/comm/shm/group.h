@@ -1,0 +1,84 @@
+// Group: some ranks of the host with their own numbering. The engine's face to the backend: post, wait, done.
+//
+// Invariants:
+//   - The first failure stands: it is written once into the group's block and every rank throws the same one. A dead group
+//     executes no further segment, and buffers that peers may still be writing to are never used again.
+//   - A member that has left posts nothing more (its flag is set after its last post), but what it posted still counts.
+//   - Lanes of messages are made when they are first used, by the one thread that posts, under the endpoint's mutex.
+#pragma once
+
+#include "comm/shm/group_block.h"
+#include "comm/shm/lane.h"
+#include "comm/shm/peers.h"
+#include "comm/shm/posting.h"
+
+#include <lockstep/base/deadline.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::shm {
+
+class Endpoint;
+
+class Group {
+ public:
+  // `members`: world ranks in the group's order; `block`: where this process sees the group's block.
+  Group(Endpoint& endpoint, std::string name, std::vector<int> members, std::byte* block);
+  ~Group();
+
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] const std::vector<int>& members() const { return members_; }
+  [[nodiscard]] const GroupBlock& block() const { return block_; }
+  [[nodiscard]] Endpoint& endpoint() const { return endpoint_; }
+
+  // Takes part in the next operation of its lane and returns its ticket. Blocks only while the ring is full, or where the
+  // call uses bytes that an earlier one must deliver first. One thread at a time.
+  [[nodiscard]] std::uint64_t post(Posting& posting);
+  // Returns when the operation is complete and its results are given out, or throws. Helps meanwhile. Any thread.
+  void wait(std::uint64_t ticket);
+  [[nodiscard]] bool done(std::uint64_t ticket);
+
+  [[nodiscard]] bool has_failed() const { return block_.failure().state.load(std::memory_order_acquire) != SharedFailure::alive; }
+  // Kills the group, unless something else has, and wakes everybody.
+  void fail(FailureKind kind, std::string_view text);
+  void fail_by_mismatch(const Lane& lane, std::uint64_t sequence, int other);
+  void fail_by_loss(int world_rank, std::string_view how);
+  [[noreturn]] void throw_failure() const;
+
+  // For the endpoint, under its mutex.
+  void leave();
+  [[nodiscard]] bool has_left() const { return left_; }
+  [[nodiscard]] bool is_settled() const;
+  [[nodiscard]] const std::vector<Lane*>& lanes() const { return active_; }
+
+  // The lane's first incomplete operation misses a member that will not post any more: the group dies of it.
+  void check_departures(const Lane& lane);
+  [[nodiscard]] std::string overdue(const Lane& lane, Duration waited) const;
+
+ private:
+  [[nodiscard]] Lane& lane_of(const Posting& posting);
+  [[nodiscard]] Lane& lane_of(std::uint64_t ticket);
+  void wait(Lane& lane, std::uint64_t sequence, Duration timeout);
+  void order_after_conflicts(const Lane& lane, const Posting& posting);
+  void finish_complete();
+  [[nodiscard]] std::string of_group() const;
+
+  Endpoint& endpoint_;
+  std::string name_;
+  std::vector<int> members_;
+  int rank_ = -1;
+  GroupBlock block_;
+  bool left_ = false;
+
+  std::vector<std::unique_ptr<Lane>> lanes_;   // 0: collectives; 1 + source * size + destination: messages
+  std::vector<Lane*> active_;                  // those that exist
+};
+
+}  // namespace lockstep::shm

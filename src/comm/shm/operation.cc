@@ -1,0 +1,204 @@
+#include "comm/shm/operation.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/fingerprint.h>
+
+#include "comm/shm/combine.h"
+#include "sys/topology.h"
+
+#include <algorithm>
+#include <array>
+
+namespace lockstep::shm {
+namespace {
+
+constexpr std::int64_t whole_bytes = 16 << 10;          // less than this is not worth a second core
+constexpr std::int64_t least_segment_bytes = 16 << 10;
+constexpr std::int64_t most_segment_bytes = 512 << 10;
+constexpr std::int64_t line_bytes = 64;
+
+Cutting cutting_for(DType dtype) {
+  auto element = static_cast<std::int64_t>(bytes_of(dtype));
+  return {line_bytes / element, whole_bytes / element, least_segment_bytes / element, most_segment_bytes / element};
+}
+
+// From here on the data does not stay in the last cache anyway, and stores need not fetch their lines first.
+std::int64_t streaming_bytes() {
+  static const std::int64_t bytes = std::max<std::int64_t>(sys::cache_sizes().level_3, 8 << 20);
+  return bytes;
+}
+
+std::int64_t elements_in(Buffer buffer, DType dtype) { return static_cast<std::int64_t>(buffer.bytes / bytes_of(dtype)); }
+
+// Shape::count of this call, from whichever buffer this rank has.
+std::int64_t count_of(const Posting& posting, int members) {
+  std::int64_t input = elements_in(posting.input, posting.dtype);
+  std::int64_t output = elements_in(posting.output, posting.dtype);
+  bool uneven = !posting.input_counts.empty() || !posting.output_counts.empty();
+  switch (posting.collective) {
+    case Collective::barrier: return 0;
+    case Collective::all_gather: return uneven ? output : input;
+    case Collective::reduce_scatter: return uneven ? input : output;
+    case Collective::all_to_all: return uneven ? 0 : input / members;
+    case Collective::scatter:
+    case Collective::recv: return output;
+    default: return input;
+  }
+}
+
+std::byte* at_element(std::byte* base, std::int64_t element, DType dtype) {
+  return base ? base + element * static_cast<std::int64_t>(bytes_of(dtype)) : nullptr;
+}
+
+}  // namespace
+
+void Operation::set_members(int members) {
+  inputs_.resize(members);
+  outputs_.resize(members);
+  seen_.resize(members);
+}
+
+Fingerprint Operation::agree(const Posting& posting, int members) {
+  bool message = posting.collective == Collective::send || posting.collective == Collective::recv;
+  bool uneven = !posting.input_counts.empty() || !posting.output_counts.empty();
+  uneven_exchange_ = uneven && posting.collective == Collective::all_to_all;
+  counts_.clear();
+  if (uneven && !uneven_exchange_) {
+    auto given = posting.input_counts.empty() ? posting.output_counts : posting.input_counts;
+    counts_.assign(given.begin(), given.end());
+  }
+  shape_ = {posting.collective, members, message ? 0 : posting.root, count_of(posting, members), counts_, {}};
+  Agreement agreement{posting.collective, posting.op, posting.dtype, shape_.root, uneven, static_cast<std::uint64_t>(shape_.count)};
+  std::uint64_t names = fingerprint(posting.tag);
+  if (!counts_.empty()) names = combine_fingerprints(names, fingerprint_of(std::span<const std::int64_t>(counts_)));
+  return agreement.fingerprint(names);
+}
+
+void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, Posting& posting) {
+  auto members = static_cast<int>(seen_.size());
+  check(!combines(posting.collective) || can_combine(posting.dtype, posting.op), "{}: {} has no meaning for {}",
+        name_of(posting.collective), name_of(posting.op), name_of(posting.dtype));
+  print_ = agree(posting, members);
+  staged_ = Staged(peers, posting.input, posting.output, reads_input(posting.collective, me, posting.root),
+                   writes_output(posting.collective, me, posting.root));
+  sequence_ = sequence;
+  collective_ = posting.collective;
+  op_ = posting.op;
+  dtype_ = posting.dtype;
+  timeout_.store(posting.timeout.count(), std::memory_order_relaxed);
+  keep_input_ = std::move(posting.keep_input);
+  keep_output_ = std::move(posting.keep_output);
+  std::fill(seen_.begin(), seen_.end(), 0);
+  unseen_ = members;
+  mismatched_ = -1;
+  planned_ = false;
+}
+
+void Operation::publish(const LaneMemory& memory, int me, const Posting& posting) const {
+  if (uneven_exchange_) {
+    for (int other = 0; other < memory.members(); ++other) {
+      memory.sends(me, other, sequence_).store(posting.input_counts[other], std::memory_order_relaxed);
+      memory.expects(me, other, sequence_).store(posting.output_counts[other], std::memory_order_relaxed);
+    }
+  }
+  write(memory.slot(me, sequence_), sequence_, {print_, staged_.input(), staged_.output()},
+        {posting.collective, posting.tag, posting.where});
+}
+
+Sight Operation::look(const Peers& peers, const LaneMemory& memory) {
+  for (int member = 0; unseen_ > 0 && member < memory.members(); ++member) {
+    if (seen_[member]) continue;
+    Descriptor descriptor;
+    Posted posted = read(memory.slot(member, sequence_), sequence_, descriptor);
+    if (posted == Posted::complete) return Sight::complete;
+    if (posted == Posted::not_yet) {
+      missing_ = member;
+      continue;
+    }
+    if (descriptor.print != print_) {
+      mismatched_ = member;
+      return Sight::mismatch;
+    }
+    inputs_[member] = peers.address(descriptor.input);
+    outputs_[member] = peers.address(descriptor.output);
+    seen_[member] = 1;
+    --unseen_;
+  }
+  return unseen_ > 0 ? Sight::waiting : make_plan(memory);
+}
+
+bool Operation::read_matrix(const LaneMemory& memory) {
+  int members = memory.members();
+  matrix_.resize(static_cast<std::size_t>(members) * members);
+  bool agree = true;
+  for (int from = 0; from < members; ++from) {
+    for (int to = 0; to < members; ++to) {
+      auto sent = memory.sends(from, to, sequence_).load(std::memory_order_relaxed);
+      if (sent != memory.expects(to, from, sequence_).load(std::memory_order_relaxed)) agree = false;
+      matrix_[from * members + to] = sent;
+    }
+  }
+  return agree;
+}
+
+Sight Operation::make_plan(const LaneMemory& memory) {
+  if (uneven_exchange_) {
+    bool agree = read_matrix(memory);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    for (int member = 0; member < memory.members(); ++member) {
+      if (memory.slot(member, sequence_).stamp.load(std::memory_order_relaxed) != sequence_ * 2) return Sight::complete;
+    }
+    if (!agree) return Sight::mismatch;
+    shape_.matrix = matrix_;
+  }
+  plan_ = Plan(shape_, cutting_for(dtype_));
+  planned_ = true;
+  std::int64_t bytes = 0;
+  for (int part = 0; part < plan_.parts(); ++part) bytes += plan_.part_length(part) * static_cast<std::int64_t>(bytes_of(dtype_));
+  stream_ = bytes * (combines(collective_) ? memory.members() : 2) > streaming_bytes();
+  return Sight::ready;
+}
+
+void Operation::run(int part, std::int64_t index) const {
+  if (!plan_.is_single()) return run_part(part, plan_.segment(part, index));
+  for (int each = 0; each < plan_.parts(); ++each) run_part(each, plan_.segment(each, 0));
+}
+
+void Operation::run_part(int part, Range range) const {
+  if (combines(collective_)) combine_part(part, range);
+  else move_part(part, range);
+}
+
+void Operation::combine_part(int part, Range range) const {
+  std::array<const std::byte*, max_ranks> inputs;
+  std::array<std::byte*, max_ranks> outputs;
+  std::size_t written = 0;
+  for (std::size_t member = 0; member < inputs_.size(); ++member) {
+    inputs[member] = at_element(inputs_[member], plan_.combine_input_offset(part) + range.begin, dtype_);
+    bool mine = collective_ != Collective::reduce_scatter || static_cast<int>(member) == part;
+    if (mine && outputs_[member]) {
+      outputs[written++] = at_element(outputs_[member], plan_.combine_output_offset(part) + range.begin, dtype_);
+    }
+  }
+  combine({dtype_, op_, std::span(inputs.data(), inputs_.size()), std::span(outputs.data(), written), range.length(), stream_});
+}
+
+void Operation::move_part(int part, Range range) const {
+  plan_.moves(part, range, [this](const Move& move) {
+    const std::byte* from = at_element(inputs_[move.source], move.source_offset, dtype_);
+    auto bytes = static_cast<std::size_t>(move.length) * bytes_of(dtype_);
+    for (int member = 0; member < shape_.size; ++member) {
+      if (move.destination != Move::everyone && move.destination != member) continue;
+      std::byte* to = at_element(outputs_[member], move.destination_offset, dtype_);
+      if (to) copy_bytes(to, from, bytes, stream_);
+    }
+  });
+}
+
+void Operation::release() {
+  staged_ = Staged();
+  keep_input_.reset();
+  keep_output_.reset();
+}
+
+}  // namespace lockstep::shm

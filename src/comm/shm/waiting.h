@@ -1,0 +1,73 @@
+// Waiting: how long a thread looks again before it sleeps, and how it is woken.
+//
+// The protocol of a doorbell (Dekker's, over two words):
+//   sleeper: sleepers += 1; remember rings; look for work again; if there is none, sleep while rings is unchanged
+//   ringer:  change something; if sleepers != 0: rings += 1, wake all
+// All four accesses, and those that change and look, are sequentially consistent. So either the ringer sees the sleeper,
+// or the sleeper's look comes after the change and sees it. A ring between the look and the sleep has changed `rings`, and
+// the futex does not sleep. Without sleepers a ring is one load and no system call.
+#pragma once
+
+#include "comm/shm/control.h"
+#include "sys/futex.h"
+
+#include <lockstep/base/deadline.h>
+
+#include <chrono>
+
+#include <sched.h>
+
+namespace lockstep::shm {
+
+inline void ring(Doorbell& bell) {
+  if (bell.sleepers.load(std::memory_order_seq_cst) == 0) return;
+  bell.rings.fetch_add(1, std::memory_order_seq_cst);
+  sys::futex_wake_all(bell.rings);
+}
+
+// Sleeps at most `most`, or not at all when look() finds something.
+template <typename Look>
+void sleep_until_rung(Doorbell& bell, Duration most, Look&& look) {
+  bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  auto rings = bell.rings.load(std::memory_order_seq_cst);
+  if (!look()) sys::futex_wait(bell.rings, rings, most);
+  bell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+inline void pause_briefly() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// A thread that finds nothing to do spins about as long as a peer needs for a small operation when every rank has a core.
+// When ranks share cores, spinning keeps the peer from running: it gives its turn away a few times instead.
+class Patience {
+ public:
+  explicit Patience(bool crowded) : crowded_(crowded) {}
+
+  void restart() { tries_ = 0; }
+  // True: look again. False: sleep.
+  [[nodiscard]] bool has_more() {
+    if (crowded_) {
+      if (tries_++ >= yields) return false;
+      sched_yield();
+      return true;
+    }
+    pause_briefly();
+    if (tries_++ == 0) end_ = Clock::now() + spin;
+    return Clock::now() < end_;
+  }
+
+ private:
+  static constexpr int yields = 3;
+  static constexpr auto spin = std::chrono::microseconds(10);
+
+  bool crowded_;
+  int tries_ = 0;
+  Clock::time_point end_;
+};
+
+}  // namespace lockstep::shm
