@@ -31,7 +31,8 @@ std::string_view value_of(const Environment& environment, std::string_view name)
 // Made before anything starts, so that a folder that cannot be written is found first.
 std::string log_file(const WorkerSpec& spec, int rank) {
   if (spec.log_folder.empty()) return {};
-  return (std::filesystem::path(spec.log_folder) / ("rank-" + std::to_string(rank) + ".log")).string();
+  return (std::filesystem::path(spec.log_folder) / ("rank-" + std::to_string(rank) + ".log"))
+      .string();
 }
 
 void make_folder(const std::string& folder) {
@@ -50,7 +51,8 @@ Agent::Run::Run(WorkerSpec spec)
       error_printer_(error_, error_.same_place(output_) ? output_line_ : error_line_, spec_.prefix),
       lifecycle_(spec_.ranks, {.stop = spec_.grace, .failure = spec_.failure_grace}) {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw SystemError("making the agent's signal pipe", errno);
+  if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
+    throw SystemError("making the agent's signal pipe", errno);
   delivered_.reset(ends[0]);
   deliver_to_.reset(ends[1]);
 }
@@ -88,18 +90,23 @@ bool Agent::Run::find_file() {
 void Agent::Run::open() {
   if (!spec_.log_folder.empty()) make_folder(spec_.log_folder);
   for (int rank = 0; rank < spec_.ranks; ++rank)
-    workers_.push_back(std::make_unique<Worker>(rank, output_printer_, error_printer_, log_file(spec_, rank)));
-  meeting_.emplace();
+    workers_.push_back(
+        std::make_unique<Worker>(rank, output_printer_, error_printer_, log_file(spec_, rank)));
+  meeting_.emplace(spec_.store_port);
 }
 
 void Agent::Run::start_workers() {
-  const RankPlace place{.ranks = spec_.ranks, .master_port = free_port(), .run_id = meeting_->run_id(),
+  const RankPlace place{.ranks = spec_.ranks,
+                        .master_port = free_port(),
+                        .run_id = meeting_->run_id(),
+                        .store = meeting_->store_address(),
                         .cores = sys::usable_cores()};
   for (const auto& worker : workers_) {
     try {
       start(*worker, place);
     } catch (const SystemError& error) {
-      const char* hint = error.error_number() == ENOENT ? " (the interpreter that its first line names)" : "";
+      const char* hint =
+          error.error_number() == ENOENT ? " (the interpreter that its first line names)" : "";
       say(fmt::format("rank {}: {}{}", worker->rank(), error.what(), hint));
       result_.exit_code = 126;
       lifecycle_.could_not_start(worker->rank());
@@ -126,20 +133,23 @@ void Agent::Run::finish() {
 }
 
 void Agent::Run::report() {
-  const auto cause = std::find_if(result_.ends.begin(), result_.ends.end(),
-                                  [&](const RankEnd& end) { return end.rank == lifecycle_.cause(); });
+  const auto cause =
+      std::find_if(result_.ends.begin(), result_.ends.end(),
+                   [&](const RankEnd& end) { return end.rank == lifecycle_.cause(); });
   result_.cause = *cause;
   if (cause->exit_code == spec_.explained_exit_code) return;
   if (lifecycle_.stop_signal() != 0) {
-    return say("stopped by " + sys::signal_name(lifecycle_.stop_signal()) + "; " + describe(result_.ends));
+    return say("stopped by " + sys::signal_name(lifecycle_.stop_signal()) + "; " +
+               describe(result_.ends));
   }
   RankOutput& output = workers_[cause->rank]->output();
-  const std::vector<std::string> lines = describe({.cause = *cause,
-                                                   .ranks = spec_.ranks,
-                                                   .at = failed_at_,
-                                                   .last_lines = output.last_lines().lines(reported_lines),
-                                                   .log_file = output.log_file(),
-                                                   .others = {cause + 1, result_.ends.end()}});
+  const std::vector<std::string> lines =
+      describe({.cause = *cause,
+                .ranks = spec_.ranks,
+                .at = failed_at_,
+                .last_lines = output.last_lines().lines(reported_lines),
+                .log_file = output.log_file(),
+                .others = {cause + 1, result_.ends.end()}});
   for (const std::string& line : lines) say(line);
 }
 

@@ -1,12 +1,15 @@
-// Agent: starts the ranks of a run on this machine, passes on their output, and sees to it that all of them end together.
+// Agent: starts the ranks of a run on this machine, passes on their output, and sees to it that all
+// of them end together.
 //
 //   launch::Agent agent({.program = "./train", .arguments = {"--lr", "0.1"}, .ranks = 4});
 //   return agent.run().exit_code;
 //
 // What holds whatever happens:
 //  - Output keeps its order within a rank. A log file has a rank's bytes unchanged.
-//  - The first rank that fails is the cause: it is reported with its last lines, and its exit code is the run's.
-//  - When run() returns, nothing that the ranks started is left, also not what left their process groups or sessions.
+//  - The first rank that fails is the cause: it is reported with its last lines, and its exit code
+//  is the run's.
+//  - When run() returns, nothing that the ranks started is left, also not what left their process
+//  groups or sessions.
 //  - When the agent's own process is killed, the ranks are killed with it.
 #pragma once
 
@@ -22,48 +25,50 @@
 namespace lockstep::launch {
 
 enum class PrefixStyle {
-  rank,   // "[rank 1] " before each line; a line over 64 KiB may be broken where another rank prints
-  none,   // the bytes as they are, whole lines at a time
+  rank,  // "[rank 1] " before each line; a line over 64 KiB may be broken where another rank prints
+  none,  // the bytes as they are, whole lines at a time
 };
 
 enum class StandardInput {
-  rank_0,   // rank 0 has the agent's, the others an empty one
-  none,     // all have an empty one
+  rank_0,  // rank 0 has the agent's, the others an empty one
+  none,    // all have an empty one
 };
 
 struct WorkerSpec {
-  std::string program = {};                    // a path; or a name, looked for in PATH and then in the current folder
-  std::vector<std::string> arguments = {};     // without argv[0]
+  std::string program = {};  // a path; or a name, looked for in PATH and then in the current folder
+  std::vector<std::string> arguments = {};  // without argv[0]
   int ranks = 1;
-  Environment environment = current_environment();   // what the ranks' own variables are added to
-  std::string log_folder = {};                 // made when missing; gets rank-0.log, ... Empty: no logs
+  Environment environment = current_environment();  // what the ranks' own variables are added to
+  std::string log_folder = {};  // made when missing; gets rank-0.log, ... Empty: no logs
   PrefixStyle prefix = PrefixStyle::rank;
   StandardInput input = StandardInput::rank_0;
-  Duration grace = std::chrono::seconds(30);           // from a request to stop to SIGKILL
-  Duration failure_grace = std::chrono::seconds(5);    // from the SIGTERM that follows a failure to SIGKILL
-  int store_port = 0;                          // of the agent's store on 127.0.0.1; 0: a free one
-  int output = 1;                              // descriptors for the ranks' stdout and stderr; the agent's own words go to
-  int error = 2;                               // the latter. Not owned.
-  // Take SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTSTP while run() runs and treat them as deliver() does.
-  // They are blocked in the calling thread, so no other thread may leave them unblocked. A SIGINT or SIGHUP that was
-  // ignored (nohup) stays so.
+  Duration grace = std::chrono::seconds(30);  // from a request to stop to SIGKILL
+  Duration failure_grace =
+      std::chrono::seconds(5);  // from the SIGTERM that follows a failure to SIGKILL
+  int store_port = 0;           // of the agent's store on 127.0.0.1; 0: a free one
+  int output = 1;  // descriptors for the ranks' stdout and stderr; the agent's own words go to
+  int error = 2;   // the latter. Not owned.
+  // Take SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTSTP while run() runs and treat
+  // them as deliver() does. They are blocked in the calling thread, so no other thread may leave
+  // them unblocked. A SIGINT or SIGHUP that was ignored (nohup) stays so.
   bool forward_signals = false;
-  // A rank that ends with this code has itself said why: no report is printed about it. -1: none does.
+  // A rank that ends with this code has itself said why: no report is printed about it. -1: none
+  // does.
   int explained_exit_code = -1;
 };
 
 struct RankEnd {
   int rank = 0;
   int pid = 0;
-  int exit_code = 0;                // as a shell shows it: 128 + signal for signals
-  std::string how;                  // "exit code 3", "killed by signal 9 (SIGKILL)"
-  Duration after = {};              // since the ranks were started
+  int exit_code = 0;    // as a shell shows it: 128 + signal for signals
+  std::string how;      // "exit code 3", "killed by signal 9 (SIGKILL)"
+  Duration after = {};  // since the ranks were started
 };
 
 struct AgentResult {
-  int exit_code = 0;                // what a program that only runs this should end with
-  std::optional<RankEnd> cause;     // the first rank that failed, if one did
-  std::vector<RankEnd> ends;        // all ranks, in the order in which they ended
+  int exit_code = 0;             // what a program that only runs this should end with
+  std::optional<RankEnd> cause;  // the first rank that failed, if one did
+  std::vector<RankEnd> ends;     // all ranks, in the order in which they ended
 };
 
 class Agent {
@@ -74,16 +79,19 @@ class Agent {
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
 
-  // Blocks until all ranks and what they started have ended. Once only. While it runs, the process ignores SIGPIPE and adopts
-  // orphans among its descendants (PR_SET_CHILD_SUBREAPER); children that it had before are left alone, but other threads
-  // must not start any: they would be taken for the ranks' and ended. The ranks also end with the calling thread. A program
-  // that is not found gives exit code 127, one that cannot be executed 126, both with a line on `error`. SystemError: a
-  // log or the store could not be made; nothing has been left behind.
+  // Blocks until all ranks and what they started have ended. Once only. While it runs, the process
+  // ignores SIGPIPE and adopts orphans among its descendants (PR_SET_CHILD_SUBREAPER); children
+  // that it had before are left alone, but other threads must not start any: they would be taken
+  // for the ranks' and ended. The ranks also end with the calling thread. A program that is not
+  // found gives exit code 127, one that cannot be executed 126, both with a line on `error`.
+  // SystemError, BadInput (the store's port is in use): a log or the store could not be made;
+  // nothing has been left behind.
   AgentResult run();
 
   // As if this process had received `signal`. From any thread, and from signal handlers.
-  // SIGINT, SIGTERM, SIGHUP, SIGQUIT: passed to all ranks; SIGKILL follows after the grace period, or at once with a second
-  // SIGINT. SIGTSTP stops ranks and agent until SIGCONT. Others are only passed on.
+  // SIGINT, SIGTERM, SIGHUP, SIGQUIT: passed to all ranks; SIGKILL follows after the grace period,
+  // or at once with a second SIGINT. SIGTSTP stops ranks and agent until SIGCONT. Others are only
+  // passed on.
   void deliver(int signal) noexcept;
 
  private:

@@ -1,0 +1,29 @@
+"""torchrun from the command until every rank is past its first barrier."""
+import argparse
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+from common import emit
+
+RANK = "import torch.distributed as d; d.init_process_group('gloo'); d.barrier(); d.destroy_process_group()"
+
+
+def seconds_to_start(ranks):
+    with tempfile.TemporaryDirectory() as folder:
+        script = pathlib.Path(folder, "rank.py")
+        script.write_text(RANK)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(script)]
+        start = time.perf_counter()
+        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+        return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=8)
+    arguments = parser.parse_args()
+    emit(launcher="torchrun", ranks=arguments.ranks, seconds=seconds_to_start(arguments.ranks))

@@ -1,0 +1,96 @@
+"""One training step under none, DDP, ZeroRedundancyOptimizer or FSDP2.
+
+With --serve this process is one rank that another program started: it says `{"ready": true}`, and then for each line on standard
+input, which is a number of steps, makes those steps and says how long each took. Between lines it blocks and uses no processor.
+"""
+import argparse
+import resource
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from common import emit, group, median, run_ranks, seconds_of
+from models import MODELS
+
+KEPT_LOSSES = 5
+
+
+def shard(model):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for child in getattr(model, "blocks", getattr(model, "layers", [])):
+        fully_shard(child, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def build(options):
+    """The model, what forward is called on, and the optimizer."""
+    torch.manual_seed(1)
+    model = MODELS[options.model]()
+    forward = model
+    if options.mode in ("ddp", "zero1"):
+        forward = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    if options.mode == "fsdp2":
+        shard(model)
+    settings = {"lr": 1e-4, "fused": options.fused}
+    if options.mode == "zero1":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return model, forward, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **settings)
+    return model, forward, torch.optim.AdamW(model.parameters(), **settings)
+
+
+class Work:
+    def __init__(self, rank, options):
+        self.model, self.forward, self.optimizer = build(options)
+        torch.manual_seed(1234 + rank)
+        self.losses = []
+
+    def step(self):
+        self.optimizer.zero_grad(set_to_none=True)
+        data, target = self.model.batch()
+        loss = self.model.loss(self.forward(data), target)
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss.item())
+
+
+def serve(rank, options):
+    work = Work(rank, options)
+    seconds_of(work.step, 0)  # the uncounted steps
+    emit(ready=True)
+    for line in sys.stdin:
+        emit(seconds=seconds_of(work.step, int(line), warmup=0), losses=work.losses[:KEPT_LOSSES])
+
+
+def run_once(rank, world, options):
+    work = Work(rank, options)
+    seconds = seconds_of(work.step, options.steps)
+    if rank == 0:
+        emit(model=options.model, mode=options.mode, ranks=world, fused=options.fused, min=min(seconds), median=median(seconds),
+             peak_rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, losses=work.losses[:KEPT_LOSSES])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--mode", choices=["none", "ddp", "zero1", "fsdp2"], default="ddp")
+    parser.add_argument("--model", choices=list(MODELS), default="mlp")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--fused", action="store_true")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--serve", action="store_true")
+    options = parser.parse_args()
+    if options.serve:
+        with group(options.threads) as (rank, _):
+            serve(rank, options)
+    else:
+        run_ranks(run_once, options.ranks, options, options.threads)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+#include "apps/bench/step.h"
+
+#include "apps/bench/side.h"
+#include "apps/bench/spread.h"
+
+#include <lockstep/base/error.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <cstdlib>
+#include <filesystem>
+#include <numeric>
+
+namespace lockstep::apps {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What ended in pair number i took this long.
+struct Pair {
+  double lockstep = 0;
+  double pytorch = 0;
+};
+
+std::string find_python(const std::string& given) {
+  const char* named = std::getenv("LOCKSTEP_PYTHON");
+  fs::path python = !given.empty() ? fs::path(given)
+                    : named != nullptr && *named != '\0'
+                        ? fs::path(named)
+                        : fs::path(LOCKSTEP_SOURCE_DIR) / ".venv/bin/python";
+  if (!fs::exists(python))
+    throw BadInput(
+        fmt::format("no Python at {}: name one that has torch by --python or LOCKSTEP_PYTHON",
+                    python.string()));
+  return python;
+}
+
+SideCommand our_side(const StepOptions& options) {
+  SideCommand side{.name = "lockstep",
+                   .program = fs::read_symlink("/proc/self/exe"),
+                   .arguments = {"step-rank"},
+                   .ranks = options.ranks,
+                   .threads = options.threads};
+  for (const std::string& word : rank_words(options)) side.arguments.push_back(word);
+  return side;
+}
+
+SideCommand their_side(const StepOptions& options) {
+  SideCommand side{
+      .name = "pytorch",
+      .program = find_python(options.python),
+      .arguments = {(fs::path(LOCKSTEP_SOURCE_DIR) / "bench/peers/step.py").string(), "--serve"},
+      .ranks = options.ranks,
+      .threads = options.threads};
+  for (const std::string& word : rank_words(options)) side.arguments.push_back(word);
+  return side;
+}
+
+double seconds_a_step(Side& side, int steps) {
+  std::vector<double> seconds = side.run(steps);
+  return std::accumulate(seconds.begin(), seconds.end(), 0.0) / steps;
+}
+
+Pair measure_pair(Side& lockstep, Side& pytorch, int steps, bool ours_first) {
+  Pair pair;
+  if (ours_first) pair.lockstep = seconds_a_step(lockstep, steps);
+  pair.pytorch = seconds_a_step(pytorch, steps);
+  if (!ours_first) pair.lockstep = seconds_a_step(lockstep, steps);
+  return pair;
+}
+
+void print_json(const StepOptions& options, const Side& side, const Spread& ratio) {
+  Spread seconds = spread_of(side.seconds());
+  nlohmann::ordered_json row{{"bench", "step"},
+                             {"system", side.name()},
+                             {"model", options.model},
+                             {"mode", options.mode},
+                             {"ranks", options.ranks},
+                             {"threads", options.threads},
+                             {"optimizer", options.fused ? "fused" : "default"},
+                             {"pairs", options.pairs},
+                             {"steps", side.seconds().size()},
+                             {"min_s", seconds.min},
+                             {"p25_s", seconds.p25},
+                             {"p50_s", seconds.p50},
+                             {"p75_s", seconds.p75},
+                             {"max_s", seconds.max},
+                             {"losses", side.losses()}};
+  row["ratio_pytorch_to_lockstep"] = {{"min", ratio.min},
+                                      {"p25", ratio.p25},
+                                      {"p50", ratio.p50},
+                                      {"p75", ratio.p75},
+                                      {"max", ratio.max}};
+  fmt::print("{}\n", row.dump());
+}
+
+void print_row(const std::string& name, const Spread& spread, int digits) {
+  fmt::print("{:<18}", name);
+  for (double value : {spread.min, spread.p25, spread.p50, spread.p75, spread.max})
+    fmt::print("{:>10.{}f}", value, digits);
+  fmt::print("\n");
+}
+
+void print_table(const StepOptions& options, const Side& lockstep, const Side& pytorch,
+                 const Spread& ratio) {
+  fmt::print("step: model={} mode={} ranks={} threads={} optimizer={} pairs={} of {} steps each\n",
+             options.model, options.mode, options.ranks, options.threads,
+             options.fused ? "fused AdamW on both sides" : "default AdamW on both sides",
+             options.pairs, options.steps);
+  fmt::print("{:<18}{:>10}{:>10}{:>10}{:>10}{:>10}\n", "", "min", "p25", "p50", "p75", "max");
+  print_row("lockstep, s", spread_of(lockstep.seconds()), 4);
+  print_row("pytorch, s", spread_of(pytorch.seconds()), 4);
+  print_row("pytorch/lockstep", ratio, 3);
+  fmt::print("first losses: lockstep {:.6f}\n              pytorch  {:.6f}\n",
+             fmt::join(lockstep.losses(), " "), fmt::join(pytorch.losses(), " "));
+}
+
+}  // namespace
+
+void compare_steps(const StepOptions& options) {
+  SideCommand theirs = their_side(options);
+  Side lockstep(our_side(options));
+  lockstep.wait_until_ready();
+  Side pytorch(theirs);
+  pytorch.wait_until_ready();
+  (void)measure_pair(lockstep, pytorch, 1,
+                     true);  // the first turn after the other's start is not like the rest
+  lockstep.forget();
+  pytorch.forget();
+  std::vector<double> ratios;
+  for (int number = 0; number < options.pairs; ++number) {
+    Pair pair = measure_pair(lockstep, pytorch, options.steps, number % 2 == 0);
+    ratios.push_back(pair.pytorch / pair.lockstep);
+  }
+  Spread ratio = spread_of(ratios);
+  if (!options.json) return print_table(options, lockstep, pytorch, ratio);
+  print_json(options, lockstep, ratio);
+  print_json(options, pytorch, ratio);
+}
+
+}  // namespace lockstep::apps

@@ -1,0 +1,123 @@
+// lockstep-train as its users start it.
+#include "apps/shell.h"
+#include "support/python.h"
+#include "support/temporary_folder.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+namespace lockstep {
+namespace {
+
+using test::count_lines;
+using test::last_line;
+using test::program;
+using test::shell;
+using test::ShellResult;
+
+class TrainProgram : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(program("lockstep-train")))
+      GTEST_SKIP() << "lockstep-train was not built";
+    std::ofstream text(folder_ / "text.txt");
+    for (int i = 0; i < 200; ++i) text << "abacus banana cab\n";
+  }
+
+  [[nodiscard]] std::string out() const { return folder_ / "out"; }
+  [[nodiscard]] std::string tiny_gpt() const {
+    return " gpt --data " + (folder_ / "text.txt").string() + " --out " + out() +
+           " --layers 1 --heads 2 --width 16 --block 8 --steps 10 --eval-every 5 --log-every 1 "
+           "--threads 1";
+  }
+  [[nodiscard]] std::string long_mlp() const {
+    return " mlp --out " + out() + " --steps 10000000 --ranks 2 --threads 1 --log-every 1";
+  }
+  // Shell words that wait until the run has written metrics.
+  [[nodiscard]] std::string until_running() const {
+    return "for i in $(seq 200); do [ -s " + out() +
+           "/metrics.jsonl ] && break; sleep 0.05; done; ";
+  }
+
+  test::TemporaryFolder folder_;
+};
+
+TEST_F(TrainProgram, TrainsAloneAndOnRanksOfItsOwn) {
+  ShellResult alone = shell(program("lockstep-train") + tiny_gpt() + " --sample 20");
+  EXPECT_EQ(alone.exit_code, 0) << alone.output;
+  EXPECT_TRUE(last_line(alone.output).starts_with("done: val_loss=")) << alone.output;
+  EXPECT_NE(last_line(alone.output).find(" bigram="), std::string::npos);
+  EXPECT_NE(last_line(alone.output).find(" steps=10 seconds="), std::string::npos);
+  ShellResult two = shell(program("lockstep-train") + tiny_gpt() + "2 --ranks 2");
+  EXPECT_EQ(two.exit_code, 0) << two.output;
+  auto loss = [](const std::string& output) {
+    return last_line(output).substr(0, last_line(output).find(" bigram"));
+  };
+  EXPECT_EQ(loss(two.output), loss(alone.output));
+}
+
+TEST_F(TrainProgram, TrainsUnderTheLauncherByTheDispatcher) {
+  ShellResult run =
+      shell(program("lockstep") + " run -n 2 " + program("lockstep") + " train" + tiny_gpt());
+  EXPECT_EQ(run.exit_code, 0) << run.output;
+  EXPECT_NE(run.output.find("[rank 0] done: val_loss="), std::string::npos) << run.output;
+  EXPECT_EQ(run.output.find("[rank 1]"), std::string::npos) << run.output;
+}
+
+TEST_F(TrainProgram, TrainsUnderTorchrun) {
+  if (!test::python()) GTEST_SKIP() << test::no_python;
+  ShellResult run =
+      shell("OMP_NUM_THREADS=1 " + test::python()->string() +
+            " -m torch.distributed.run --no-python --nproc-per-node 2 --master-port 0 " +
+            program("lockstep-train") + tiny_gpt() + " 2>&1");
+  EXPECT_EQ(run.exit_code, 0) << run.output;
+  EXPECT_NE(run.output.find("done: val_loss="), std::string::npos) << run.output;
+}
+
+TEST_F(TrainProgram, BadInputIsOneLineAndLeavesNothing) {
+  auto expect_line = [&](const std::string& words, const std::string& named) {
+    ShellResult result = shell(program("lockstep-train") + words + " 2>&1");
+    EXPECT_EQ(result.exit_code, 1) << words;
+    EXPECT_EQ(count_lines(result.output), 1) << result.output;
+    EXPECT_NE(result.output.find(named), std::string::npos) << result.output;
+    EXPECT_FALSE(std::filesystem::exists(out()));
+  };
+  expect_line(" gpt --data " + out() + "/missing.txt --out " + out() + " --ranks 2", "missing.txt");
+  expect_line(" gpt --laers 3", "'layers'");
+  expect_line(" gpt --data x --out " + out() + " --ranks 5", "--batch 12");
+  expect_line(" mnist --data " + folder_.path().string() + " --out " + out(),
+              "train-images-idx3-ubyte");
+  expect_line(" mlp", "--out");
+}
+
+TEST_F(TrainProgram, AnInterruptSavesAndTheRunGoesOn) {
+  ShellResult run = shell(program("lockstep-train") + long_mlp() + " & " + until_running() +
+                          "kill -INT $!; wait $!");
+  EXPECT_EQ(run.exit_code, 0) << run.output;
+  EXPECT_TRUE(last_line(run.output).starts_with("stopped: signal=2 ")) << run.output;
+  std::string resume =
+      program("lockstep-train") + " mlp --resume --out " + out() + " --ranks 1 --steps 1";
+  ShellResult resumed = shell(resume);
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.output;
+  EXPECT_NE(resumed.output.find("resumed at step "), std::string::npos) << resumed.output;
+  EXPECT_TRUE(last_line(resumed.output).starts_with("done: ")) << resumed.output;
+}
+
+TEST_F(TrainProgram, AKilledRankIsNamedByTheOther) {
+  ShellResult run = shell(program("lockstep-train") + long_mlp() + " 2>&1 & agent=$!; " +
+                          until_running() + "kill -KILL $(pgrep -P $agent | tail -1); wait $agent");
+  EXPECT_EQ(run.exit_code, 137) << run.output;
+  EXPECT_NE(run.output.find("lockstep train: rank 0: "), std::string::npos) << run.output;
+  EXPECT_NE(run.output.find("rank 1"), std::string::npos) << run.output;
+}
+
+TEST_F(TrainProgram, HelpIsForTheTask) {
+  ShellResult help = shell(program("lockstep-train") + " mnist --help");
+  EXPECT_EQ(help.exit_code, 0);
+  EXPECT_NE(help.output.find("--momentum"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep

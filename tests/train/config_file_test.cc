@@ -1,0 +1,92 @@
+#include <lockstep/train/config_file.h>
+
+#include "support/temporary_folder.h"
+#include "train/messages.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+namespace lockstep::train {
+namespace {
+
+Options with_file(const std::string& text, const std::string& task = "gpt") {
+  test::TemporaryFolder folder;
+  std::ofstream(folder / "run.toml") << text;
+  Options options = default_options(task);
+  apply_config(options, read_config(folder / "run.toml"));
+  return options;
+}
+
+std::string message_for(const std::string& text) {
+  std::string message = test::message_of([&] { (void)with_file(text); });
+  EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+  std::size_t place = message.find("run.toml");
+  return place == std::string::npos ? message : message.substr(place);
+}
+
+TEST(ConfigFile, SetsWhatItNames) {
+  Options options = with_file(
+      "# a run\nlayers = 2\nlr = 0.5\nweight-decay = 1\ndata = 'a b'\nschedule = \"step\"\nepochs "
+      "= 3\n");
+  EXPECT_EQ(options.layers, 2);
+  EXPECT_EQ(options.lr, 0.5);
+  EXPECT_EQ(options.weight_decay, 1.0);
+  EXPECT_EQ(options.data, "a b");
+  EXPECT_EQ(options.schedule, "step");
+  EXPECT_EQ(options.epochs, 3);
+  EXPECT_EQ(options.steps, 0);
+  EXPECT_EQ(options.heads, 4);
+}
+
+TEST(ConfigFile, AnUnknownKeyIsNamedWithItsLineAndTheNearest) {
+  std::string message = message_for("layers = 2\nwieght-decay = 0.1\n");
+  EXPECT_TRUE(message.starts_with("run.toml line 2: ")) << message;
+  EXPECT_NE(message.find("'wieght-decay'"), std::string::npos) << message;
+  EXPECT_NE(message.find("'weight-decay'"), std::string::npos) << message;
+}
+
+TEST(ConfigFile, WrongValuesAreNamedWithTheirLine) {
+  EXPECT_EQ(message_for("\nbatch = 0\n"),
+            "run.toml line 2: option batch: expected a whole number from 1 to 16777216, found '0'");
+  EXPECT_EQ(message_for("lr = '0.1'\n"),
+            "run.toml line 1: option lr: expected a value without quotes, found 0.1");
+  EXPECT_EQ(message_for("data = 5\n"),
+            "run.toml line 1: option data: expected a text in quotes, found 5");
+  EXPECT_EQ(message_for("steps = 1.5\n"),
+            "run.toml line 1: option steps: expected a whole number of at least 1, found '1.5'");
+  EXPECT_EQ(message_for("[model]\nlayers = 2\n"),
+            "run.toml line 1: model: expected a text, a number, true or false");
+  EXPECT_EQ(message_for("steps = 1\nepochs = 1\n"),
+            "run.toml line 1: give steps or epochs, not both");
+  EXPECT_EQ(message_for("task = 'mnist'\n"),
+            "run.toml line 1: the file is for task 'mnist', the command says 'gpt'");
+}
+
+TEST(ConfigFile, WhatIsNoTomlIsAnError) {
+  EXPECT_TRUE(message_for("layers = \n").starts_with("run.toml line 1: "));
+  EXPECT_TRUE(message_for("a = 1\na = 2\n").starts_with("run.toml line 2: "));
+  EXPECT_NE(
+      test::message_of([] { (void)read_config("/nowhere/run.toml"); }).find("/nowhere/run.toml"),
+      std::string::npos);
+}
+
+TEST(ConfigFile, WhatIsWrittenReadsBackAsTheSameOptions) {
+  for (const char* task : {"gpt", "mnist", "mlp"}) {
+    test::TemporaryFolder folder;
+    Options written = default_options(task);
+    written.out = "a folder \"with\" quotes\\";
+    written.lr = 1.0 / 3;
+    written.seed = 77;
+    write_config(folder / "config.toml", written);
+    Options read = default_options(task);
+    std::vector<ConfigEntry> entries = read_config(folder / "config.toml");
+    EXPECT_EQ(entries.front().name, "task");
+    apply_config(read, entries);
+    for (const OptionRow& row : option_rows())
+      EXPECT_EQ(option_text(read, row), option_text(written, row)) << row.name;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::train

@@ -1,0 +1,19 @@
+// What a call says when it throws.
+#pragma once
+
+#include <functional>
+#include <string>
+
+namespace lockstep::test {
+
+// The words of the exception, or "nothing was thrown".
+inline std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+}  // namespace lockstep::test

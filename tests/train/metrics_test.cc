@@ -1,0 +1,68 @@
+#include <lockstep/train/metrics.h>
+
+#include <lockstep/base/error.h>
+
+#include "support/temporary_folder.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <iterator>
+
+namespace lockstep::train {
+namespace {
+
+std::string content_of(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+MetricsRow row_of(std::int64_t step) { return {.step = step, .loss = 0.5}; }
+
+TEST(Metrics, ALineIsOneObject) {
+  EXPECT_EQ(
+      metrics_line({.step = 250,
+                    .epoch = 1,
+                    .loss = 2.5,
+                    .lr = 0.001,
+                    .samples_per_second = 400,
+                    .seconds = 8}),
+      R"({"step":250,"epoch":1,"loss":2.5,"lr":0.001,"samples_per_second":400.0,"seconds":8.0})");
+  EXPECT_EQ(
+      metrics_line({.step = 1, .loss = std::nan(""), .val_loss = 0.25, .accuracy = 0.5}),
+      R"({"step":1,"epoch":0,"loss":null,"val_loss":0.25,"accuracy":0.5,"lr":0.0,"samples_per_second":0.0,"seconds":0.0})");
+}
+
+TEST(Metrics, ANewRunBeginsEmpty) {
+  test::TemporaryFolder folder;
+  std::ofstream(folder / "m.jsonl") << "old\n";
+  MetricsFile file(folder / "m.jsonl", 0);
+  EXPECT_EQ(content_of(folder / "m.jsonl"), "");
+  file.append(row_of(1));
+  file.append(row_of(2));
+  EXPECT_EQ(content_of(folder / "m.jsonl"),
+            metrics_line(row_of(1)) + "\n" + metrics_line(row_of(2)) + "\n");
+}
+
+TEST(Metrics, AResumedRunHasNoStepTwiceAndNoTornLine) {
+  test::TemporaryFolder folder;
+  {
+    MetricsFile file(folder / "m.jsonl", 0);
+    for (std::int64_t step : {10, 20, 30}) file.append(row_of(step));
+  }
+  std::ofstream(folder / "m.jsonl", std::ios::app) << R"({"step":40,"lo)";
+  MetricsFile file(folder / "m.jsonl", 20);
+  file.append(row_of(30));
+  EXPECT_EQ(content_of(folder / "m.jsonl"), metrics_line(row_of(10)) + "\n" +
+                                                metrics_line(row_of(20)) + "\n" +
+                                                metrics_line(row_of(30)) + "\n");
+}
+
+TEST(Metrics, AFolderThatIsGoneIsAnError) {
+  test::TemporaryFolder folder;
+  EXPECT_THROW(MetricsFile(folder / "no/m.jsonl", 0), SystemError);
+}
+
+}  // namespace
+}  // namespace lockstep::train

@@ -1,0 +1,343 @@
+#include <lockstep/train/trainer.h>
+
+#include <lockstep/checkpoint/training_state.h>
+#include <lockstep/train/agreement.h>
+
+#include "support/temporary_folder.h"
+#include "support/torch/ranks.h"
+#include "train/messages.h"
+#include "train/tiny_data.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <nlohmann/json.hpp>
+
+#include <unistd.h>
+#include <csignal>
+#include <fstream>
+#include <thread>
+#include <vector>
+
+namespace lockstep::train {
+namespace {
+
+namespace fs = std::filesystem;
+using test::Engine;
+using test::TemporaryFolder;
+
+Options tiny_gpt(const TemporaryFolder& folder) {
+  test::write_tiny_text(folder / "text.txt");
+  Options options = default_options("gpt");
+  options.data = folder / "text.txt";
+  options.out = folder / "out";
+  options.steps = 8;
+  options.layers = options.heads = 2;
+  options.width = 16;
+  options.block = 8;
+  options.warmup = 2;
+  options.eval_every = 4;
+  options.save_every = 4;
+  options.keep = 0;
+  options.log_every = 1;
+  return options;
+}
+
+Options tiny_mnist(const TemporaryFolder& folder) {
+  test::write_tiny_digits(folder.path(), 50, 17);
+  Options options = default_options("mnist");
+  options.data = folder.path();
+  options.out = folder / "out";
+  options.batch = 12;
+  options.epochs = 2;  // of 5 steps each, the last with 2 rows
+  options.save_every = 4;
+  options.keep = 0;
+  options.log_every = 1;
+  return options;
+}
+
+Options tiny_mlp(const TemporaryFolder& folder) {
+  Options options = default_options("mlp");
+  options.out = folder / "out";
+  options.steps = 8;
+  options.batch = 12;
+  options.save_every = 4;
+  options.keep = 0;
+  options.log_every = 1;
+  return options;
+}
+
+void run(int ranks, const Options& options) {
+  test::run_group(Engine::shm, ranks, [&](Group group) { (void)train(options, group); });
+}
+
+std::vector<nlohmann::json> metrics_of(const fs::path& out) {
+  std::vector<nlohmann::json> rows;
+  std::ifstream file(out / "metrics.jsonl");
+  for (std::string line; std::getline(file, line);) rows.push_back(nlohmann::json::parse(line));
+  return rows;
+}
+
+double last_val_loss(const fs::path& out) {
+  auto rows = metrics_of(out);
+  return rows.empty() || !rows.back().contains("val_loss") ? NAN
+                                                           : rows.back()["val_loss"].get<double>();
+}
+
+// Largest difference between the models of two runs; 0: the same bits.
+double distance(const fs::path& a, const fs::path& b) {
+  auto first = checkpoint::read_safetensors(a / "model.safetensors").tensors;
+  auto second = checkpoint::read_safetensors(b / "model.safetensors").tensors;
+  EXPECT_EQ(first.size(), second.size());
+  double most = 0;
+  for (const auto& [name, tensor] : first)
+    most = std::max(most, (tensor - second.at(name)).abs().max().item<double>());
+  return most;
+}
+
+// The run as it was when the checkpoint of `step` was the newest: what a kill leaves.
+Options cut_at(Options options, std::int64_t step) {
+  fs::path cut = options.out + "-cut";
+  fs::copy(options.out, cut, fs::copy_options::recursive);
+  for (const fs::path& folder : checkpoint::list_checkpoints(cut))
+    if (checkpoint::load_training_state(folder).step > step) fs::remove_all(folder);
+  fs::remove(cut / "model.safetensors");
+  options.out = cut;
+  options.resume = true;
+  return options;
+}
+
+class Resume : public testing::TestWithParam<int> {};
+
+void expect_exact_resume(int ranks, const Options& options) {
+  run(ranks, options);
+  Options again = cut_at(options, 4);
+  run(ranks, again);
+  EXPECT_EQ(distance(options.out, again.out), 0);
+  auto whole = metrics_of(options.out);
+  auto resumed = metrics_of(again.out);
+  ASSERT_EQ(whole.size(), resumed.size());
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    EXPECT_EQ(whole[i]["step"], resumed[i]["step"]);
+    EXPECT_EQ(whole[i]["step"], i + 1);
+    EXPECT_EQ(whole[i]["loss"], resumed[i]["loss"]) << "step " << i + 1;
+    EXPECT_EQ(whole[i].value("val_loss", -1.0), resumed[i].value("val_loss", -1.0));
+  }
+}
+
+TEST_P(Resume, AGptGoesOnToTheBitWithDropout) {
+  TemporaryFolder folder;
+  Options options = tiny_gpt(folder);
+  options.dropout = 0.2;
+  expect_exact_resume(GetParam(), options);
+}
+
+TEST_P(Resume, AnEpochGoesOnInItsMiddle) {
+  TemporaryFolder folder;
+  expect_exact_resume(GetParam(), tiny_mnist(folder));
+}
+
+TEST_P(Resume, SgdWithoutMomentumAndAccumulationGoOn) {
+  TemporaryFolder folder;
+  Options options = tiny_mlp(folder);
+  options.optimizer = "sgd";
+  options.accumulate = 2;
+  expect_exact_resume(GetParam(), options);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Resume, testing::Values(1, 2, 3));
+
+TEST(Trainer, AnyNumberOfRanksTrainsTheSameModel) {
+  TemporaryFolder folder;
+  Options options = tiny_gpt(folder);
+  options.steps = 20;
+  std::string out = options.out;
+  for (int ranks : {1, 2, 3}) {
+    options.out = out + std::to_string(ranks);
+    run(ranks, options);
+  }
+  double one = last_val_loss(out + "1");
+  EXPECT_LT(one, 2.3);  // ten letters, little learned
+  for (const char* ranks : {"2", "3"}) EXPECT_NEAR(last_val_loss(out + ranks), one, 1e-3) << ranks;
+}
+
+TEST(Trainer, AccumulationIsTheSameStepInParts) {
+  TemporaryFolder folder;
+  Options options = tiny_gpt(folder);
+  run(1, options);
+  Options parts = options;
+  parts.out += "-parts";
+  parts.accumulate = 3;
+  run(2, parts);
+  EXPECT_LT(distance(options.out, parts.out), 2e-3);
+  EXPECT_NEAR(last_val_loss(parts.out), last_val_loss(options.out), 1e-3);
+}
+
+TEST(Trainer, AResumeOnOtherRanksGoesOnWithTheSameBatches) {
+  TemporaryFolder folder;
+  Options options = tiny_gpt(folder);
+  run(2, options);
+  Options again = cut_at(options, 4);
+  run(1, again);
+  EXPECT_NEAR(last_val_loss(again.out), last_val_loss(options.out), 1e-3);
+}
+
+TEST(Trainer, LeavesWhatItSays) {
+  TemporaryFolder folder;
+  Options options = tiny_mnist(folder);
+  options.keep = 1;
+  test::run_group(Engine::shm, 2, [&](Group group) {
+    Report report = train(options, group);
+    EXPECT_EQ(report.step, 10);
+    EXPECT_TRUE(report.accuracy.has_value());
+    EXPECT_FALSE(report.stopped_early);
+    EXPECT_TRUE(report.last_line.starts_with("done: accuracy=")) << report.last_line;
+    EXPECT_NE(report.last_line.find(" epochs=2 "), std::string::npos) << report.last_line;
+  });
+  for (const char* name :
+       {"config.toml", "metrics.jsonl", "model.safetensors", "step-00000010/training.json"})
+    EXPECT_TRUE(fs::exists(fs::path(options.out) / name)) << name;
+  EXPECT_EQ(checkpoint::list_checkpoints(options.out).size(), 1u);
+  auto rows = metrics_of(options.out);
+  ASSERT_EQ(rows.size(), 10u);
+  EXPECT_TRUE(rows[4].contains("accuracy"));  // the first epoch's end
+  EXPECT_EQ(rows[4]["epoch"], 0);
+  EXPECT_EQ(rows[5]["epoch"], 1);
+  EXPECT_NEAR(rows[5]["lr"].get<double>(), 0.007, 1e-12);
+}
+
+TEST(Trainer, LearnsTheTinyDigits) {
+  TemporaryFolder folder;
+  Options options = tiny_mnist(folder);
+  options.epochs = 40;
+  options.gamma = 1;
+  run(2, options);
+  EXPECT_GT(metrics_of(options.out).back()["accuracy"].get<double>(), 0.9);
+}
+
+TEST(Trainer, StopsEarlyAndKeepsTheBest) {
+  TemporaryFolder folder;
+  Options options = tiny_mlp(folder);
+  options.lr = 0;  // nothing is ever better than the first evaluation
+  options.steps = 100;
+  options.eval_every = 1;
+  options.patience = 3;
+  test::run_group(Engine::shm, 2, [&](Group group) {
+    Report report = train(options, group);
+    EXPECT_EQ(report.step, 4);
+    EXPECT_TRUE(report.stopped_early);
+  });
+  EXPECT_TRUE(fs::exists(fs::path(options.out) / "best.safetensors"));
+  EXPECT_EQ(checkpoint::load_training_state(*checkpoint::latest_checkpoint(options.out))
+                .progress.at("waited"),
+            "3");
+}
+
+TEST(Trainer, ASignalOnOneRankEndsAllWithACheckpoint) {
+  TemporaryFolder folder;
+  Options options = tiny_mlp(folder);
+  options.steps = 10'000'000;
+  options.save_every = 0;
+  test::run_group(Engine::shm, 3, [&](Group group) {
+    std::jthread later([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      if (group.rank() == 1) ::kill(::getpid(), SIGTERM);
+    });
+    Report report = train(options, group);
+    EXPECT_EQ(report.signal, SIGTERM);
+    EXPECT_GT(report.step, 0);
+    EXPECT_TRUE(report.last_line.starts_with("stopped: signal=15")) << report.last_line;
+  });
+  auto latest = checkpoint::latest_checkpoint(options.out);
+  ASSERT_TRUE(latest);
+  EXPECT_FALSE(fs::exists(fs::path(options.out) / "model.safetensors"));
+}
+
+TEST(Trainer, ARunIsNeverOverwritten) {
+  TemporaryFolder folder;
+  Options options = tiny_mlp(folder);
+  run(1, options);
+  auto before = metrics_of(options.out);
+  std::string message = test::message_of([&] { (void)train(options, Group()); });
+  EXPECT_NE(message.find("holds a run already"), std::string::npos) << message;
+  EXPECT_EQ(metrics_of(options.out), before);
+  options.resume = true;
+  options.out += "-elsewhere";
+  message = test::message_of([&] { (void)train(options, Group()); });
+  EXPECT_NE(message.find("expected a checkpoint"), std::string::npos) << message;
+  EXPECT_FALSE(fs::exists(options.out));
+}
+
+TEST(Trainer, AFinishedRunThatIsResumedIsFinished) {
+  TemporaryFolder folder;
+  Options options = tiny_mlp(folder);
+  run(1, options);
+  auto before = metrics_of(options.out);
+  options.resume = true;
+  run(1, options);
+  EXPECT_EQ(metrics_of(options.out), before);
+}
+
+// Every rank ends with the same words and nothing is left of the run.
+void expect_refused(const Options& options, int ranks, const std::string& words) {
+  test::run_group(Engine::shm, ranks, [&](Group group) {
+    std::string message = test::message_of([&] { (void)train(options, group); });
+    EXPECT_NE(message.find(words), std::string::npos) << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+  });
+  EXPECT_FALSE(fs::exists(options.out));
+}
+
+TEST(Trainer, BadInputLeavesNothing) {
+  TemporaryFolder folder;
+  Options options = tiny_gpt(folder);
+  options.data = folder / "missing.txt";
+  expect_refused(options, 2, "missing.txt");
+  std::ofstream(folder / "short.txt") << "abc";
+  options.data = folder / "short.txt";
+  expect_refused(options, 2, "short.txt");
+}
+
+TEST(Trainer, MoreRanksThanSamplesAreRefused) {
+  TemporaryFolder folder;
+  test::write_tiny_digits(folder.path(), 2, 2);
+  Options options = default_options("mnist");
+  options.data = folder.path();
+  options.out = folder / "out";
+  options.batch = 3;
+  expect_refused(options, 3, "found 2 samples for 3 ranks");
+}
+
+TEST(Trainer, ACharacterOutsideTheVocabularyIsRefusedOnResume) {
+  TemporaryFolder folder;
+  Options options = tiny_gpt(folder);
+  run(1, options);
+  std::ofstream(options.data, std::ios::app) << "xyz\n";
+  options.resume = true;
+  std::string message = test::message_of([&] { (void)train(options, Group()); });
+  EXPECT_NE(message.find("x"), std::string::npos) << message;
+  EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+}
+
+TEST(Trainer, AModelOfAnotherShapeIsRefusedOnResume) {
+  TemporaryFolder folder;
+  Options options = tiny_gpt(folder);
+  run(1, options);
+  options.resume = true;
+  options.width = 32;
+  EXPECT_THROW((void)train(options, Group()), CommonFailure);
+}
+
+TEST(Trainer, ALossThatIsNoNumberEndsTheRun) {
+  TemporaryFolder folder;
+  Options options = tiny_mlp(folder);
+  options.optimizer = "sgd";
+  options.lr = 1e6;
+  options.steps = 1000;
+  test::run_group(Engine::shm, 2, [&](Group group) {
+    std::string message = test::message_of([&] { (void)train(options, group); });
+    EXPECT_NE(message.find("expected a finite loss"), std::string::npos) << message;
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::train
