@@ -1,0 +1,418 @@
+// What backward() may meet: unused parameters, errors, nesting, replaced gradients, changed dtypes.
+#include "parallel/data/support.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+
+#include <chrono>
+#include <thread>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+using namespace std::chrono_literals;
+
+at::Tensor input(std::int64_t seed) { return values({2, 3}, seed); }
+
+// The gradients that `path(rank)` gives on one process, averaged over `ranks` by hand; parameters that no rank used are
+// undefined, those that some did not use count as zeros there.
+std::vector<at::Tensor> expected_average(int ranks, const std::function<std::string(int)>& path) {
+  std::vector<std::vector<at::Tensor>> of_ranks;
+  for (int rank = 0; rank < ranks; ++rank) {
+    Branches model;
+    model->forward(input(rank), path(rank)).sum().backward();
+    of_ranks.push_back(gradients_of(model->parameters()));
+  }
+  for (std::size_t i = 0; i < of_ranks.front().size(); ++i) {
+    at::Tensor like;
+    for (auto& one : of_ranks) like = one[i].defined() ? one[i] : like;
+    for (auto& one : of_ranks) one[i] = one[i].defined() || !like.defined() ? one[i] : at::zeros_like(like);
+  }
+  std::vector<at::Tensor> result;
+  for (std::size_t i = 0; i < of_ranks.front().size(); ++i) {
+    std::vector<std::vector<at::Tensor>> column;
+    for (auto& one : of_ranks) column.push_back({one[i]});
+    result.push_back(column[0][0].defined() ? average(column)[0] : at::Tensor());
+  }
+  return result;
+}
+
+void expect_gradients(torch::nn::Module& model, const std::vector<at::Tensor>& expected, const std::string& where = "") {
+  std::size_t i = 0;
+  for (const auto& item : model.named_parameters()) {
+    at::Tensor gradient = item.value().grad();
+    ASSERT_EQ(gradient.defined(), expected[i].defined()) << where << " " << item.key();
+    if (gradient.defined()) EXPECT_TRUE(same_bits(gradient, expected[i])) << where << " " << item.key() << gradient << expected[i];
+    ++i;
+  }
+}
+
+class Reducer : public testing::TestWithParam<int> {};
+
+TEST_P(Reducer, NamesParametersWithoutGradientOnAllRanksAndGoesOn) {
+  run_as_threads(GetParam(), [](Group group) {
+    Branches model;
+    DistributedDataParallel ddp(model, group, {.bucket_bytes = 40, .first_bucket_bytes = 40});
+    bool skips = group.rank() == group.size() - 1;   // one rank alone leaves b out
+    for (int round = 0; round < 2; ++round) {
+      std::string text = message_of<ReductionFailed>([&] { model->forward(input(0), skips ? "ac" : "abc").sum().backward(); });
+      expect_contains(text, "b.weight (on 1 of " + std::to_string(group.size()) + " ranks" + (skips ? ", this one too)" : ")"));
+      expect_contains(text, "b.bias");
+      EXPECT_EQ(text.find("a.weight"), std::string::npos);
+      ddp.zero_grad();
+      model->forward(input(group.rank()), "cba").sum().backward();
+      expect_gradients(*model, expected_average(group.size(), [](int) { return "cba"; }));
+      ddp.zero_grad();
+    }
+  });
+}
+
+TEST_P(Reducer, UnusedParametersContributeZerosAndUnusedOnesEverywhereAreLeftAlone) {
+  auto path = [](int rank) { return rank % 2 == 0 ? std::string("a") : std::string("ab"); };   // nobody uses c
+  run_as_threads(GetParam(), [&](Group group) {
+    Branches model;
+    DistributedDataParallel ddp(model, group, {.bucket_bytes = 40, .first_bucket_bytes = 40, .find_unused_parameters = true});
+    for (int step = 0; step < 3; ++step) {
+      ddp.zero_grad();
+      model->forward(input(group.rank()), path(group.rank())).sum().backward();
+      expect_gradients(*model, expected_average(group.size(), path), "step " + std::to_string(step));
+    }
+  });
+}
+
+TEST_P(Reducer, AnAccumulatedGradientThatNoRankUsedStays) {
+  run_as_threads(GetParam(), [](Group group) {
+    Branches model;
+    DistributedDataParallel ddp(model, group, {.find_unused_parameters = true});
+    model->forward(input(group.rank()), "abc").sum().backward();
+    at::Tensor before = model->layers[2]->weight.grad().clone();
+    at::Tensor own = values({3}, group.rank());
+    model->layers[1]->bias.mutable_grad() = own;
+    model->forward(input(group.rank()), "a").sum().backward();
+    EXPECT_TRUE(same_bits(model->layers[2]->weight.grad(), before));
+    EXPECT_TRUE(model->layers[1]->bias.grad().is_same(own));
+    EXPECT_TRUE(same_bits(own, values({3}, group.rank())));
+  });
+}
+
+TEST_P(Reducer, WhatWasUsedOnlyInsideNoSyncIsAveraged) {
+  run_as_threads(GetParam(), [](Group group) {
+    Branches model;
+    DistributedDataParallel ddp(model, group, {.find_unused_parameters = true});
+    {
+      auto scope = ddp.no_sync();
+      model->forward(input(group.rank()), "c").sum().backward();
+      EXPECT_TRUE(same_bits(model->layers[2]->bias.grad(), at::full({3}, 2.0F)));
+    }
+    model->forward(input(group.rank()), "b").sum().backward();
+    auto c = expected_average(group.size(), [](int) { return "c"; });
+    auto b = expected_average(group.size(), [](int) { return "b"; });
+    EXPECT_TRUE(same_bits(model->layers[2]->weight.grad(), c[4]));
+    EXPECT_TRUE(same_bits(model->layers[1]->weight.grad(), b[2]));
+    EXPECT_FALSE(model->layers[0]->weight.grad().defined());
+  });
+}
+
+TEST_P(Reducer, NoSyncNestsAndAveragesTheAccumulatedSum) {
+  run_as_threads(GetParam(), [](Group group) {
+    Branches model;
+    DistributedDataParallel ddp(model, group);
+    auto backward = [&] { model->forward(input(group.rank()), "abc").sum().backward(); };
+    {
+      auto outer = ddp.no_sync();
+      { auto inner = ddp.no_sync(); }
+      backward();
+      backward();
+    }
+    backward();
+    auto once = expected_average(group.size(), [](int) { return "abc"; });
+    for (std::size_t i = 0; i < once.size(); ++i)
+      EXPECT_TRUE(at::allclose(model->parameters()[i].grad(), once[i] * 3, 1e-6, 1e-6));
+  });
+}
+
+TEST_P(Reducer, AnExceptionOnOneRankReachesTheOthersAndTheNextBackwardWorks) {
+  struct Throws : torch::autograd::Function<Throws> {
+    static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+      throw std::runtime_error("boom");
+    }
+  };
+  run_as_threads(GetParam(), [](Group group) {
+    Branches model;
+    DistributedDataParallel ddp(model, group, {.bucket_bytes = 40, .first_bucket_bytes = 40});
+    auto expected = expected_average(group.size(), [](int) { return "abc"; });
+    for (int round = 0; round < 3; ++round) {
+      ddp.zero_grad();
+      if (group.rank() == group.size() - 1) {
+        at::Tensor x = Throws::apply(model->layers[0](input(0)));   // c and b get gradients, then it throws
+        expect_contains(message_of<std::runtime_error>([&] { model->forward(x, "bc").sum().backward(); }), "boom");
+      } else {
+        std::string text = message_of<ReductionFailed>([&] { model->forward(input(0), "abc").sum().backward(); });
+        expect_contains(text, "backward() ended with an exception on 1 of " + std::to_string(group.size()) + " ranks");
+      }
+      ddp.zero_grad();
+      model->forward(input(group.rank()), "abc").sum().backward();
+      expect_gradients(*model, expected);
+    }
+  });
+}
+
+// Computes f(x) without a graph, and its gradients by a backward() of its own inside the outer one.
+struct Recompute : torch::autograd::Function<Recompute> {
+  using F = std::function<at::Tensor(at::Tensor)>;
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const F* f) {
+    context->saved_data["f"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(f));
+    context->save_for_backward({x});
+    return (*f)(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    auto* f = reinterpret_cast<const F*>(static_cast<std::intptr_t>(context->saved_data["f"].toInt()));
+    torch::AutoGradMode on(true);
+    at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
+    (*f)(x).backward(gradients[0]);
+    return {x.grad(), at::Tensor()};
+  }
+};
+
+TEST_P(Reducer, ABackwardInsideABackwardBelongsToItsStep) {
+  // Which layers are recomputed; the others have their gradients from the outer backward(). In "abc" the outer one has none,
+  // in "a" it ends after the inner one.
+  for (std::string inside : {"a", "b", "c", "ab", "bc", "abc"}) {
+    for (bool unused : {false, true}) {
+      run_as_threads(GetParam(), [&](Group group) {
+        Branches model;
+        DistributedDataParallel ddp(model, group,
+                                    {.bucket_bytes = 40, .first_bucket_bytes = 40, .find_unused_parameters = unused});
+        std::vector<Recompute::F> parts;
+        for (char name : std::string("abc"))
+          parts.push_back([&model, name](at::Tensor x) { return model->forward(x, std::string(1, name)); });
+        std::string used = unused ? "ac" : "abc";
+        for (int step = 0; step < 3; ++step) {
+          ddp.zero_grad();
+          at::Tensor x = input(group.rank()).requires_grad_();
+          for (char name : used) {
+            const Recompute::F& part = parts[static_cast<std::size_t>(name - 'a')];
+            x = inside.find(name) == std::string::npos ? part(x) : Recompute::apply(x, &part);
+          }
+          x.sum().backward();
+          expect_gradients(*model, expected_average(group.size(), [&](int) { return used; }), inside);
+        }
+      });
+    }
+  }
+}
+
+TEST_P(Reducer, BackwardMayRunInAnotherThreadAndSeveralTimesOverOneGraph) {
+  run_as_threads(GetParam(), [](Group group) {
+    Branches model;
+    DistributedDataParallel ddp(model, group);
+    at::Tensor loss = model->forward(input(group.rank()), "abc").sum();
+    std::thread([&] { loss.backward({}, /*retain_graph=*/true); }).join();
+    auto once = expected_average(group.size(), [](int) { return "abc"; });
+    expect_gradients(*model, once);
+    loss.backward();
+    for (std::size_t i = 0; i < once.size(); ++i)
+      EXPECT_TRUE(at::allclose(model->parameters()[i].grad(), once[i] * 2, 1e-6, 1e-6));
+  });
+}
+
+TEST_P(Reducer, AutogradGradHasNoPartInIt) {
+  run_as_threads(GetParam(), [](Group group) {
+    Branches model;
+    DistributedDataParallel ddp(model, group);
+    at::Tensor x = input(group.rank()).requires_grad_();
+    auto slope = torch::autograd::grad({model->forward(x, "abc").sum()}, {x}, {}, true, /*create_graph=*/true)[0];
+    EXPECT_FALSE(model->layers[0]->weight.grad().defined());
+    (model->forward(x, "abc").sum() + slope.square().sum()).backward();   // a gradient penalty
+    EXPECT_TRUE(model->layers[0]->weight.grad().defined());
+  });
+}
+
+TEST_P(Reducer, RefusesCreateGraphButNotInsideNoSync) {
+  run_as_threads(GetParam(), [](Group group) {
+    Branches model;
+    DistributedDataParallel ddp(model, group);
+    auto loss = [&] { return model->forward(input(group.rank()), "abc").square().sum(); };
+    expect_contains(message_of<InvalidArgument>([&] { loss().backward({}, true, /*create_graph=*/true); }), "create_graph");
+    ddp.zero_grad();
+    {
+      auto scope = ddp.no_sync();
+      loss().backward({}, true, /*create_graph=*/true);
+      EXPECT_TRUE(model->layers[0]->weight.grad().requires_grad());
+    }
+    ddp.zero_grad();
+    model->forward(input(group.rank()), "abc").sum().backward();
+    expect_gradients(*model, expected_average(group.size(), [](int) { return "abc"; }));
+  });
+}
+
+TEST_P(Reducer, NamesASparseGradient) {
+  run_as_threads(GetParam(), [](Group group) {
+    torch::nn::Embedding model(torch::nn::EmbeddingOptions(5, 2).sparse(true));
+    DistributedDataParallel ddp(model, group);
+    for (int round = 0; round < 2; ++round) {
+      std::string text = message_of<ReductionFailed>([&] { model->forward(at::arange(3)).sum().backward(); });
+      expect_contains(text, "the gradient of weight is sparse");
+      ddp.zero_grad();
+    }
+  });
+}
+
+TEST_P(Reducer, GradientsTheUserSetAreSeen) {
+  run_as_threads(GetParam(), [](Group group) {
+    Branches model;
+    DistributedDataParallel ddp(model, group);
+    auto backward = [&] { model->forward(input(group.rank()), "abc").sum().backward(); };
+    auto once = expected_average(group.size(), [](int) { return "abc"; });
+    backward();
+    model->layers[0]->weight.mutable_grad().reset();                   // set to none
+    model->layers[1]->weight.mutable_grad() = at::zeros({3, 3});       // replaced
+    model->layers[2]->weight.mutable_grad().zero_();
+    model->layers[0]->bias.mutable_grad().set_data(at::zeros({3}));    // its memory replaced
+    model->layers[1]->bias.mutable_grad() = at::zeros({3, 1}).t()[0];  // other strides, still zeros
+    model->layers[2]->bias.mutable_grad().zero_();
+    backward();
+    for (std::size_t i = 0; i < once.size(); ++i)
+      EXPECT_TRUE(at::equal(model->parameters()[i].grad(), once[i])) << i;
+  });
+}
+
+TEST_P(Reducer, ModuleZeroGradAndOptimizersZeroGradWorkInBothForms) {
+  run_as_threads(GetParam(), [](Group group) {
+    Branches model;
+    DistributedDataParallel ddp(model, group);
+    torch::optim::SGD sgd(ddp.parameters(), 0.1);
+    auto once = expected_average(group.size(), [](int) { return "abc"; });
+    for (bool none : {true, false, true, false}) {
+      none ? sgd.zero_grad(none) : model->zero_grad(none);
+      model->forward(input(group.rank()), "abc").sum().backward();
+      for (std::size_t i = 0; i < once.size(); ++i) EXPECT_TRUE(at::equal(model->parameters()[i].grad(), once[i])) << i;
+    }
+  });
+}
+
+TEST_P(Reducer, FollowsAModelToAnotherDtypeAndStrides) {
+  run_as_threads(GetParam(), [](Group group) {
+    Branches model;
+    DistributedDataParallel ddp(model, group);
+    model->forward(input(group.rank()), "abc").sum().backward();
+    model->to(at::kDouble);
+    for (auto& parameter : ddp.parameters()) parameter.set_data(parameter.detach().clone());
+    for (int step = 0; step < 2; ++step) {
+      ddp.zero_grad();
+      model->forward(input(group.rank()).to(at::kDouble), "abc").sum().backward();
+      auto expected = expected_average(group.size(), [](int) { return "abc"; });
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_EQ(model->parameters()[i].grad().scalar_type(), at::kDouble);
+        EXPECT_TRUE(at::allclose(model->parameters()[i].grad(), expected[i].to(at::kDouble), 1e-6, 1e-6));
+      }
+    }
+    model->to(at::kFloat);
+    ddp.zero_grad();
+    torch::nn::Linear& layer = model->layers[0];
+    layer->weight.set_data(layer->weight.detach().t().contiguous().t());
+    model->forward(input(group.rank()), "abc").sum().backward();
+    EXPECT_EQ(layer->weight.grad().strides(), layer->weight.strides());
+    expect_gradients(*model, expected_average(group.size(), [](int) { return "abc"; }));
+  });
+}
+
+TEST_P(Reducer, LoadsAnArchiveBetweenSteps) {
+  run_as_threads(GetParam(), [](Group group) {
+    Branches model, other;
+    fill_parameters(*other, 50);
+    std::stringstream stream;
+    torch::save(other, stream);
+    DistributedDataParallel ddp(model, group);
+    model->forward(input(group.rank()), "abc").sum().backward();
+    ddp.zero_grad();
+    torch::load(model, stream);
+    model->forward(input(group.rank()), "abc").sum().backward();
+    DistributedDataParallel fresh(other, group);
+    other->forward(input(group.rank()), "abc").sum().backward();
+    expect_gradients(*model, gradients_of(other->parameters()));
+  });
+}
+
+TEST_P(Reducer, AGradientThatIsSwitchedOnLaterIsAnError) {
+  run_as_threads(GetParam(), [](Group group) {
+    Branches model;
+    model->layers[1]->bias.set_requires_grad(false);
+    DistributedDataParallel ddp(model, group);
+    model->layers[1]->bias.set_requires_grad(true);
+    expect_contains(message_of<InvalidArgument>([&] { model->forward(input(0), "abc").sum().backward(); }), "b.bias");
+    model->layers[1]->bias.set_requires_grad(false);
+    ddp.zero_grad();
+    model->forward(input(0), "abc").sum().backward();
+  });
+}
+
+TEST_P(Reducer, BuffersFollowRankZeroAfterEachAveragedBackward) {
+  for (bool broadcast : {true, false}) {
+    run_as_threads(GetParam(), [&](Group group) {
+      ConvNet model;
+      DistributedDataParallel ddp(model, group, {.broadcast_buffers = broadcast});
+      for (int step = 0; step < 2; ++step) {
+        at::Tensor loss = image_loss(model->forward(values({5, 36}, group.rank())));
+        loss.backward({}, /*retain_graph=*/true);
+        loss.backward();   // the graph saved running means; writing them must not disturb it
+      }
+      at::Tensor mine = model->norm->running_mean.clone();
+      at::Tensor root = mine.clone();
+      group.broadcast(root).wait();
+      EXPECT_EQ(same_bits(mine, root), broadcast || group.is_root());
+      EXPECT_EQ(model->norm->num_batches_tracked.item<std::int64_t>(), 2);
+    });
+  }
+}
+
+TEST_P(Reducer, AParameterUsedTwiceIsReducedOnce) {
+  run_as_threads(GetParam(), [](Group group) {
+    Branches model;
+    DistributedDataParallel ddp(model, group);
+    for (int step = 0; step < 2; ++step) {
+      ddp.zero_grad();
+      model->forward(input(group.rank()), "abacab").sum().backward();
+      expect_gradients(*model, expected_average(group.size(), [](int) { return "abacab"; }));
+    }
+  });
+}
+
+TEST_P(Reducer, BucketsFollowRankZerosOrderOfReadiness) {
+  run_as_threads(GetParam(), [](Group group) {
+    Branches model;
+    DistributedDataParallel ddp(model, group, {.bucket_bytes = 40, .first_bucket_bytes = 40});
+    for (int step = 0; step < 3; ++step) {
+      ddp.zero_grad();
+      std::string path = group.is_root() ? "cab" : "bca";   // ready in different orders
+      model->forward(input(group.rank()), path).sum().backward();
+      expect_gradients(*model, expected_average(group.size(), [](int rank) { return rank == 0 ? "cab" : "bca"; }));
+    }
+    if (group.size() == 1) return;
+    // Rank 0's order is b, a, c: gradients lie in that order in one storage a bucket, of which b's was full first.
+    EXPECT_NE(model->layers[1]->weight.grad().storage().data(), model->layers[0]->weight.grad().storage().data());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Reducer, testing::Values(1, 2, 3, 5));
+
+TEST(ReducerDeadline, ARankThatNeverCallsBackwardIsNamed) {
+  run_as_threads(2, [](Group group) {
+    Branches model;
+    DistributedDataParallel ddp(model, group, {.timeout = 300ms});
+    if (group.is_root()) {
+      std::string text = message_of<Timeout>([&] { model->forward(input(0), "abc").sum().backward(); });
+      expect_contains(text, "rank 1");
+      expect_contains(text, "bucket 0 (");
+    } else {
+      std::this_thread::sleep_for(600ms);
+      model->forward(input(0), "abc").sum();   // no backward: no hook fires, and nothing breaks
+    }
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
