@@ -5,7 +5,8 @@
 
 namespace lockstep::apps {
 
-// Values are text, numbers, true and false, lists of text, or null for what could not be found out. Names that end in
+// Values are text, numbers, true and false, lists of text, or null for what could not be found out.
+// Names that end in
 // "_bytes" are numbers of bytes.
 using Facts = nlohmann::ordered_json;
 

@@ -36,7 +36,8 @@ std::string_view about(std::string_view sibling) {
 
 int print_usage(std::FILE* to) {
   std::string siblings;
-  for (const std::string& name : sibling_names()) siblings += fmt::format("  {:<8} {}\n", name, about(name));
+  for (const std::string& name : sibling_names())
+    siblings += fmt::format("  {:<8} {}\n", name, about(name));
   fmt::print(to, usage, siblings);
   return to == stdout ? 0 : 2;
 }

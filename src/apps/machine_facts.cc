@@ -24,7 +24,9 @@ std::optional<std::string> field_of(const std::filesystem::path& file, const std
   std::ifstream lines(file);
   for (std::string line; std::getline(lines, line);) {
     const std::size_t colon = line.find(':');
-    if (colon == std::string::npos || !line.starts_with(name) || line.find_first_not_of(" \t", name.size()) != colon) continue;
+    if (colon == std::string::npos || !line.starts_with(name) ||
+        line.find_first_not_of(" \t", name.size()) != colon)
+      continue;
     const std::size_t begin = line.find_first_not_of(" \t", colon + 1);
     return begin == std::string::npos ? "" : line.substr(begin);
   }
@@ -42,7 +44,9 @@ Facts chosen(const std::string& file) {
   return line.substr(begin + 1, end - begin - 1);
 }
 
-bool closes(long descriptor) { return descriptor >= 0 && ::close(static_cast<int>(descriptor)) == 0; }
+bool closes(long descriptor) {
+  return descriptor >= 0 && ::close(static_cast<int>(descriptor)) == 0;
+}
 
 bool reads_other_memory() {
   char from = 'x', to = ' ';

@@ -5,10 +5,10 @@
 #include <lockstep/base/text.h>
 #include <lockstep/launch/agent.h>
 
+#include <fmt/core.h>
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
-#include <fmt/core.h>
 
 #include <cstdio>
 #include <map>
@@ -22,10 +22,14 @@ constexpr int usage_error = 2;
 
 constexpr const char* about =
     "Starts PROGRAM with its arguments as N ranks on this machine and ends them together.\n\n"
-    "Each rank finds its place in RANK, WORLD_SIZE, LOCAL_RANK, ... as under torchrun. Lines are printed with the rank in\n"
-    "front; standard input goes to rank 0. SIGINT, SIGTERM and SIGHUP are passed on; a second SIGINT kills. When a rank\n"
-    "fails the others are ended, the first failure is shown with its last lines, and its exit code is returned (128 + the\n"
-    "number for a signal; 127: PROGRAM was not found; 126: it cannot be executed; 2: a mistake in these options).\n";
+    "Each rank finds its place in RANK, WORLD_SIZE, LOCAL_RANK, ... as under torchrun. Lines are "
+    "printed with the rank in\n"
+    "front; standard input goes to rank 0. SIGINT, SIGTERM and SIGHUP are passed on; a second "
+    "SIGINT kills. When a rank\n"
+    "fails the others are ended, the first failure is shown with its last lines, and its exit code "
+    "is returned (128 + the\n"
+    "number for a signal; 127: PROGRAM was not found; 126: it cannot be executed; 2: a mistake in "
+    "these options).\n";
 
 class Help : public CLI::Formatter {
  public:
@@ -37,25 +41,27 @@ class Help : public CLI::Formatter {
 
 // As typed: read with errors of our own, which say what was expected.
 struct Words {
-  std::string ranks = "1", log_folder, prefix = "rank", input = "rank-0", grace = "30s", failure_grace = "5s", port = "0";
+  std::string ranks = "1", log_folder, prefix = "rank", input = "rank-0", grace = "30s",
+              failure_grace = "5s", port = "0";
 };
 
 int to_number(const char* option, const std::string& text, int least, int most) {
   const auto number = parse_integer(text);
-  check_input(number && *number >= least && *number <= most, "{}: expected a whole number from {} to {}, found '{}'",
-              option, least, most, text);
+  check_input(number && *number >= least && *number <= most,
+              "{}: expected a whole number from {} to {}, found '{}'", option, least, most, text);
   return static_cast<int>(*number);
 }
 
 Duration to_duration(const char* option, const std::string& text) {
   const auto duration = parse_duration(text);
-  check_input(duration && *duration >= Duration::zero(), "{}: expected a time such as 10, 2.5s or 1m, found '{}'", option,
-              text);
+  check_input(duration && *duration >= Duration::zero(),
+              "{}: expected a time such as 10, 2.5s or 1m, found '{}'", option, text);
   return *duration;
 }
 
 template <typename Value>
-Value to_choice(const char* option, const std::string& text, const std::map<std::string_view, Value>& choices) {
+Value to_choice(const char* option, const std::string& text,
+                const std::map<std::string_view, Value>& choices) {
   const auto found = choices.find(text);
   if (found != choices.end()) return found->second;
   std::vector<std::string_view> known;
@@ -69,9 +75,10 @@ launch::WorkerSpec to_spec(const Words& words) {
   launch::WorkerSpec spec;
   spec.ranks = to_number("--ranks", words.ranks, 1, most_ranks);
   spec.log_folder = words.log_folder;
-  spec.prefix = to_choice<PrefixStyle>("--prefix", words.prefix, {{"rank", PrefixStyle::rank}, {"none", PrefixStyle::none}});
-  spec.input =
-      to_choice<StandardInput>("--stdin", words.input, {{"rank-0", StandardInput::rank_0}, {"none", StandardInput::none}});
+  spec.prefix = to_choice<PrefixStyle>("--prefix", words.prefix,
+                                       {{"rank", PrefixStyle::rank}, {"none", PrefixStyle::none}});
+  spec.input = to_choice<StandardInput>(
+      "--stdin", words.input, {{"rank-0", StandardInput::rank_0}, {"none", StandardInput::none}});
   spec.grace = to_duration("--grace", words.grace);
   spec.failure_grace = to_duration("--failure-grace", words.failure_grace);
   spec.store_port = to_number("--port", words.port, 0, 65535);
@@ -81,17 +88,21 @@ launch::WorkerSpec to_spec(const Words& words) {
 
 void declare(CLI::App& app, Words& words) {
   app.formatter(std::make_shared<Help>());
-  app.prefix_command();   // from the first word that is no option on, everything is the program's
+  app.prefix_command();  // from the first word that is no option on, everything is the program's
   app.set_help_flag("-h,--help", "Print this and exit");
-  const auto add = [&](const char* name, const char* type, std::string& value, const char* description) {
+  const auto add = [&](const char* name, const char* type, std::string& value,
+                       const char* description) {
     app.add_option(name, value, description)->type_name(type)->capture_default_str();
   };
   add("-n,--ranks", "N", words.ranks, "Number of ranks");
-  add("--log-dir", "DIR", words.log_folder, "Also write each rank's output, unchanged, to DIR/rank-N.log");
-  add("--prefix", "STYLE", words.prefix, "rank: '[rank 1] ' before each line; none: the bytes as they are");
+  add("--log-dir", "DIR", words.log_folder,
+      "Also write each rank's output, unchanged, to DIR/rank-N.log");
+  add("--prefix", "STYLE", words.prefix,
+      "rank: '[rank 1] ' before each line; none: the bytes as they are");
   add("--stdin", "WHO", words.input, "rank-0: standard input goes to rank 0; none: to nobody");
   add("--grace", "TIME", words.grace, "From a signal that was passed on to SIGKILL");
-  add("--failure-grace", "TIME", words.failure_grace, "From SIGTERM to SIGKILL for the ranks that survive a failure");
+  add("--failure-grace", "TIME", words.failure_grace,
+      "From SIGTERM to SIGKILL for the ranks that survive a failure");
   add("--port", "PORT", words.port, "Port of the store on 127.0.0.1; 0: a free one");
 }
 
@@ -129,14 +140,15 @@ int run_command(const std::vector<std::string>& words) {
   declare(app, parsed);
   launch::WorkerSpec spec;
   try {
-    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));   // CLI11 takes them last first
+    app.parse(
+        std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 takes them last first
     spec = to_spec(parsed);
     take_program(app, spec);
   } catch (const CLI::CallForHelp&) {
     fmt::print("{}", app.help());
     return 0;
   } catch (const CLI::ArgumentMismatch& error) {
-    const std::string text = error.what();   // "--ranks: 1 required N missing"
+    const std::string text = error.what();  // "--ranks: 1 required N missing"
     return complain(text.substr(0, text.find(':')) + " needs a value", usage_error);
   } catch (const std::exception& error) {
     return complain(error.what(), usage_error);

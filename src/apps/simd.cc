@@ -20,10 +20,13 @@ std::vector<std::string> names_of(std::uint64_t targets) {
 
 }  // namespace
 
-std::vector<std::string> compiled_simd() { return names_of(static_cast<std::uint64_t>(HWY_TARGETS)); }
+std::vector<std::string> compiled_simd() {
+  return names_of(static_cast<std::uint64_t>(HWY_TARGETS));
+}
 
 std::vector<std::string> machine_simd() {
-  return names_of(static_cast<std::uint64_t>(hwy::SupportedTargets()) & static_cast<std::uint64_t>(HWY_ATTAINABLE_TARGETS));
+  return names_of(static_cast<std::uint64_t>(hwy::SupportedTargets()) &
+                  static_cast<std::uint64_t>(HWY_ATTAINABLE_TARGETS));
 }
 
 }  // namespace lockstep::apps

@@ -13,8 +13,8 @@ WorkerSpec checked(WorkerSpec spec) {
   check_input(!spec.program.empty(), "no program to run was named");
   check_input(spec.grace >= Duration::zero() && spec.failure_grace >= Duration::zero(),
               "grace period: expected 0 seconds or more");
-  check_input(spec.store_port >= 0 && spec.store_port <= 65535, "port of the store: expected 0 to 65535, found {}",
-              spec.store_port);
+  check_input(spec.store_port >= 0 && spec.store_port <= 65535,
+              "port of the store: expected 0 to 65535, found {}", spec.store_port);
   return spec;
 }
 

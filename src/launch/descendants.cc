@@ -22,7 +22,7 @@ namespace lockstep::launch {
 
 namespace {
 
-using Family = std::multimap<pid_t, pid_t>;   // parent, child
+using Family = std::multimap<pid_t, pid_t>;  // parent, child
 
 struct Stat {
   char state;
@@ -38,7 +38,8 @@ std::optional<Stat> read_stat(const std::string& pid) {
   const std::string_view line(text, static_cast<std::size_t>(size));
   const std::size_t name_end = line.rfind(") ");
   if (name_end == std::string_view::npos || name_end + 4 >= line.size()) return std::nullopt;
-  const std::string_view parent = line.substr(name_end + 4, line.find(' ', name_end + 4) - name_end - 4);
+  const std::string_view parent =
+      line.substr(name_end + 4, line.find(' ', name_end + 4) - name_end - 4);
   return Stat{line[name_end + 2], static_cast<pid_t>(parse_integer(parent).value_or(0))};
 }
 
@@ -48,7 +49,8 @@ Family read_family() {
   while (const dirent* entry = folder ? ::readdir(folder.get()) : nullptr) {
     const auto pid = parse_integer(entry->d_name);
     if (!pid) continue;
-    if (const auto stat = read_stat(entry->d_name)) family.emplace(stat->parent, static_cast<pid_t>(*pid));
+    if (const auto stat = read_stat(entry->d_name))
+      family.emplace(stat->parent, static_cast<pid_t>(*pid));
   }
   return family;
 }
@@ -89,15 +91,18 @@ std::vector<pid_t> Adoption::descendants() const {
 
 void Adoption::collect(const std::set<pid_t>& own) const {
   siginfo_t ended = {};
-  if (::waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid == 0) return;   // spares the search
+  if (::waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid == 0)
+    return;  // spares the search
   for (pid_t child : children_of(read_family(), ::getpid()))
-    if (!own.contains(child) && !older_.contains(child) && is_zombie(child)) ::waitpid(child, nullptr, WNOHANG);
+    if (!own.contains(child) && !older_.contains(child) && is_zombie(child))
+      ::waitpid(child, nullptr, WNOHANG);
 }
 
 int Adoption::end_all(Duration grace) const {
   int count = 0;
   const Deadline polite = Deadline::after(grace);
-  const Deadline hopeless = Deadline::after(grace + std::chrono::seconds(5));   // the kernel itself holds a process
+  const Deadline hopeless =
+      Deadline::after(grace + std::chrono::seconds(5));  // the kernel itself holds a process
   std::set<pid_t> asked;
   for (collect({}); true; collect({})) {
     const std::vector<pid_t> left = descendants();
@@ -109,7 +114,7 @@ int Adoption::end_all(Duration grace) const {
         ::kill(pid, SIGKILL);
       } else if (is_new) {
         ::kill(pid, SIGTERM);
-        ::kill(pid, SIGCONT);   // a stopped process would not see it
+        ::kill(pid, SIGCONT);  // a stopped process would not see it
       }
     }
     ::poll(nullptr, 0, 5);

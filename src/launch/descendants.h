@@ -1,5 +1,5 @@
-// The processes that descend from this one, found in /proc: the agent is a subreaper, so whatever its ranks started is its
-// descendant, also after it has left their sessions and lost its parents.
+// The processes that descend from this one, found in /proc: the agent is a subreaper, so whatever
+// its ranks started is its descendant, also after it has left their sessions and lost its parents.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -11,8 +11,8 @@
 
 namespace lockstep::launch {
 
-// Makes this process adopt orphaned descendants while the object lives. Children that exist already, and what descends from
-// them, are not ours to end.
+// Makes this process adopt orphaned descendants while the object lives. Children that exist
+// already, and what descends from them, are not ours to end.
 class Adoption {
  public:
   Adoption();
@@ -24,8 +24,8 @@ class Adoption {
   [[nodiscard]] std::vector<pid_t> descendants() const;
   // Collects adopted processes that have ended; `own` are children somebody else waits for.
   void collect(const std::set<pid_t>& own) const;
-  // SIGTERM to all descendants, SIGKILL to those that are left after `grace`, until none is left. Returns how many there were.
-  // Only when no child is left that somebody else waits for.
+  // SIGTERM to all descendants, SIGKILL to those that are left after `grace`, until none is left.
+  // Returns how many there were. Only when no child is left that somebody else waits for.
   int end_all(Duration grace) const;
 
  private:

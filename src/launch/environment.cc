@@ -11,7 +11,8 @@ namespace {
 
 std::size_t find(const Environment& environment, std::string_view name) {
   auto same = [&](const auto& entry) { return entry.first == name; };
-  return static_cast<std::size_t>(std::find_if(environment.begin(), environment.end(), same) - environment.begin());
+  return static_cast<std::size_t>(std::find_if(environment.begin(), environment.end(), same) -
+                                  environment.begin());
 }
 
 void set(Environment& environment, const char* name, std::string value) {
@@ -21,7 +22,8 @@ void set(Environment& environment, const char* name, std::string value) {
 }
 
 void set_if_absent(Environment& environment, const char* name, std::string value) {
-  if (find(environment, name) == environment.size()) environment.emplace_back(name, std::move(value));
+  if (find(environment, name) == environment.size())
+    environment.emplace_back(name, std::move(value));
 }
 
 void unset(Environment& environment, std::string_view name) {
@@ -30,8 +32,10 @@ void unset(Environment& environment, std::string_view name) {
 
 void set_place(Environment& environment, const RankPlace& place) {
   const std::string rank = std::to_string(place.rank), ranks = std::to_string(place.ranks);
-  for (const char* name : {variable::rank, variable::local_rank, variable::role_rank}) set(environment, name, rank);
-  for (const char* name : {variable::world_size, variable::local_world_size, variable::role_world_size})
+  for (const char* name : {variable::rank, variable::local_rank, variable::role_rank})
+    set(environment, name, rank);
+  for (const char* name :
+       {variable::world_size, variable::local_world_size, variable::role_world_size})
     set(environment, name, ranks);
   set(environment, variable::group_rank, "0");
   set(environment, variable::group_world_size, "1");
@@ -53,7 +57,8 @@ void set_meeting_points(Environment& environment, const RankPlace& place) {
 }
 
 void fill_gaps(Environment& environment, const RankPlace& place) {
-  set_if_absent(environment, variable::omp_threads, std::to_string(std::max(1, place.cores / place.ranks)));
+  set_if_absent(environment, variable::omp_threads,
+                std::to_string(std::max(1, place.cores / place.ranks)));
   if (place.ranks > place.cores) {
     set_if_absent(environment, variable::omp_wait_policy, "passive");
     set_if_absent(environment, variable::gomp_spin_count, "0");

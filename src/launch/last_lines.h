@@ -12,8 +12,8 @@ class LastLines {
   // Bytes as they come from one of the rank's streams.
   void add(int stream, std::string_view bytes);
 
-  // At most `most` lines, the oldest first, made fit for a terminal: of a line that was overwritten by '\r' the last state,
-  // control characters as '?', long lines cut.
+  // At most `most` lines, the oldest first, made fit for a terminal: of a line that was overwritten
+  // by '\r' the last state, control characters as '?', long lines cut.
   [[nodiscard]] std::vector<std::string> lines(std::size_t most) const;
 
  private:

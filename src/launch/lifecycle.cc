@@ -30,7 +30,8 @@ void Lifecycle::ended(int rank, sys::ExitStatus status, Time now) {
 }
 
 void Lifecycle::signalled(int signal, Time now) {
-  const bool asks_to_stop = signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT;
+  const bool asks_to_stop =
+      signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT;
   if (!asks_to_stop) {
     send_ = signal;
   } else if (state_ == State::running) {
@@ -44,7 +45,7 @@ void Lifecycle::signalled(int signal, Time now) {
   } else if (signal == SIGINT && state_ == State::failed) {
     kill_now();
   } else if (state_ == State::stopping && !killing_) {
-    if (signal == SIGINT) {   // the next one kills
+    if (signal == SIGINT) {  // the next one kills
       stop_signal_ = SIGINT;
       stop_asked_at_ = now;
     }

@@ -1,11 +1,13 @@
-// What the agent does next, decided from what has happened. Pure: it is told the time and sends nothing itself.
+// What the agent does next, decided from what has happened. Pure: it is told the time and sends
+// nothing itself.
 //
 //   starting --all started--> running --a rank fails-----> failed ----+
 //       |                        |                                    +--none alive--> done
 //       +--cannot start--> failed+--asked to stop--> stopping --------+
 //
-// In `failed` the survivors first get a moment to notice by themselves (their errors name the dead rank), then SIGTERM, then
-// SIGKILL. In `stopping` they have been passed the signal; SIGKILL follows.
+// In `failed` the survivors first get a moment to notice by themselves (their errors name the dead
+// rank), then SIGTERM, then SIGKILL. In `stopping` they have been passed the signal; SIGKILL
+// follows.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -21,8 +23,9 @@ enum class State { starting, running, stopping, failed, done };
 struct Grace {
   Duration stop = std::chrono::seconds(30);
   Duration failure = std::chrono::seconds(5);
-  Duration notice = std::chrono::seconds(1);          // for survivors to find out themselves
-  Duration same_key = std::chrono::milliseconds(300);   // a second SIGINT this soon is an echo of the first
+  Duration notice = std::chrono::seconds(1);  // for survivors to find out themselves
+  Duration same_key =
+      std::chrono::milliseconds(300);  // a second SIGINT this soon is an echo of the first
 };
 
 class Lifecycle {
@@ -33,7 +36,7 @@ class Lifecycle {
 
   // What happened.
   void all_started();
-  void could_not_start(int alive);   // a rank; `alive` others run already
+  void could_not_start(int alive);  // a rank; `alive` others run already
   void ended(int rank, sys::ExitStatus status, Time now);
   void signalled(int signal, Time now);
   void time_is(Time now);
@@ -49,7 +52,8 @@ class Lifecycle {
   [[nodiscard]] int cause() const { return cause_; }
   // The signal that asked for the end, or 0.
   [[nodiscard]] int stop_signal() const { return stop_signal_; }
-  // 0 when all ranks ended well; else the cause's, but 128 + the signal asked for when the grace period killed it.
+  // 0 when all ranks ended well; else the cause's, but 128 + the signal asked for when the grace
+  // period killed it.
   [[nodiscard]] int exit_code() const;
 
  private:
@@ -64,8 +68,8 @@ class Lifecycle {
   int stop_signal_ = 0;
   Time stop_asked_at_;
   bool killing_ = false;
-  std::optional<int> send_;      // due now
-  std::optional<Time> next_;     // when next_signal_ is due
+  std::optional<int> send_;   // due now
+  std::optional<Time> next_;  // when next_signal_ is due
   int next_signal_ = 0;
 };
 

@@ -12,16 +12,19 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
+#include <utility>
 
 namespace lockstep::launch {
 
 namespace {
 
-constexpr int first_quiet_number = 100;   // shells and scripts open lower ones
+constexpr int first_quiet_number = 100;  // shells and scripts open lower ones
 
 std::string random_bytes(std::size_t size) {
   std::string bytes(size, '\0');
-  if (::getrandom(bytes.data(), size, 0) != static_cast<ssize_t>(size)) throw SystemError("reading random bytes", errno);
+  if (::getrandom(bytes.data(), size, 0) != static_cast<ssize_t>(size))
+    throw SystemError("reading random bytes", errno);
   return bytes;
 }
 
@@ -33,13 +36,22 @@ std::string hexadecimal(const std::string& bytes) {
 
 }  // namespace
 
-MeetingPoint::MeetingPoint() : secret_(random_bytes(secret_bytes)), run_id_("lockstep-" + hexadecimal(random_bytes(8))) {}
+MeetingPoint::MeetingPoint(int port)
+    : secret_(random_bytes(secret_bytes)), run_id_("lockstep-" + hexadecimal(random_bytes(8))) {
+  StoreServerOptions options;
+  options.port = static_cast<std::uint16_t>(port);
+  options.secret = secret_;
+  server_ = std::make_unique<StoreServer>(std::move(options));
+}
 
 sys::FileDescriptor MeetingPoint::secret_descriptor() const {
-  const sys::FileDescriptor file(::memfd_create("lockstep-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const sys::FileDescriptor file(
+      ::memfd_create("lockstep-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) throw SystemError("making a memory file for the store's secret", errno);
-  if (::pwrite(file.get(), secret_.data(), secret_.size(), 0) != static_cast<ssize_t>(secret_.size()) ||
-      ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) != 0)
+  if (::pwrite(file.get(), secret_.data(), secret_.size(), 0) !=
+          static_cast<ssize_t>(secret_.size()) ||
+      ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) !=
+          0)
     throw SystemError("writing the store's secret", errno);
   sys::FileDescriptor quiet(::fcntl(file.get(), F_DUPFD_CLOEXEC, first_quiet_number));
   if (!quiet) throw SystemError("numbering the store's secret", errno);
@@ -48,7 +60,7 @@ sys::FileDescriptor MeetingPoint::secret_descriptor() const {
 
 int free_port() {
   const sys::FileDescriptor six(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in6 any_six = {};   // both families: IPV6_V6ONLY is off by default
+  sockaddr_in6 any_six = {};  // both families: IPV6_V6ONLY is off by default
   any_six.sin6_family = AF_INET6;
   socklen_t size = sizeof(any_six);
   auto* address = reinterpret_cast<sockaddr*>(&any_six);
@@ -60,7 +72,8 @@ int free_port() {
   any_four.sin_family = AF_INET;
   size = sizeof(any_four);
   address = reinterpret_cast<sockaddr*>(&any_four);
-  if (!four || ::bind(four.get(), address, size) != 0 || ::getsockname(four.get(), address, &size) != 0)
+  if (!four || ::bind(four.get(), address, size) != 0 ||
+      ::getsockname(four.get(), address, &size) != 0)
     throw SystemError("looking for a free port", errno);
   return ntohs(any_four.sin_port);
 }

@@ -1,24 +1,33 @@
-// What the ranks of one run find each other by: the agent's store, its secret, the port that rank 0 may use.
+// What the ranks of one run find each other by: the agent's store, its secret, the port that rank 0
+// may use.
 #pragma once
 
 #include "sys/file_descriptor.h"
 
+#include <lockstep/store/store_server.h>
+
+#include <memory>
 #include <string>
 
 namespace lockstep::launch {
 
 class MeetingPoint {
  public:
-  // A fresh secret and name for this run.
-  MeetingPoint();
+  // Serves a store on 127.0.0.1:port (0: a free port) under a fresh secret. BadInput when the port
+  // is in use.
+  explicit MeetingPoint(int port);
 
+  // What another run does not share.
   [[nodiscard]] const std::string& run_id() const { return run_id_; }
+  // "tcp://127.0.0.1:PORT"
+  [[nodiscard]] std::string store_address() const { return "tcp://" + server_->address(); }
   // A new descriptor for one rank to inherit, with a number that scripts do not use for their own.
   [[nodiscard]] sys::FileDescriptor secret_descriptor() const;
 
  private:
   std::string secret_;
   std::string run_id_;
+  std::unique_ptr<StoreServer> server_;
 };
 
 // A TCP port that is free now on all addresses.

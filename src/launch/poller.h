@@ -1,4 +1,5 @@
-// poll() with an action for each descriptor: made anew for every wait, so that what is watched is plain to see.
+// poll() with an action for each descriptor: made anew for every wait, so that what is watched is
+// plain to see.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -20,7 +21,8 @@ class Poller {
     actions_.push_back(std::move(action));
   }
 
-  // Waits until something is ready or the deadline has passed, then does what belongs to it, in the order of watch().
+  // Waits until something is ready or the deadline has passed, then does what belongs to it, in the
+  // order of watch().
   void wait(Deadline deadline) {
     if (::poll(entries_.data(), entries_.size(), deadline.poll_milliseconds()) <= 0) return;
     for (std::size_t i = 0; i < entries_.size(); ++i)

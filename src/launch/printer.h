@@ -10,8 +10,8 @@
 
 namespace lockstep::launch {
 
-// Who has printed the beginning of a line that is not finished yet. Shared by the printers of stdout and stderr where
-// both are the same terminal.
+// Who has printed the beginning of a line that is not finished yet. Shared by the printers of
+// stdout and stderr where both are the same terminal.
 struct OpenLine {
   static constexpr int nobody = -1;
   int stream = nobody;
@@ -20,10 +20,11 @@ struct OpenLine {
 class Printer {
  public:
   // Both outlive the printer.
-  Printer(Sink& sink, OpenLine& open, PrefixStyle style) : sink_(sink), open_(open), style_(style) {}
+  Printer(Sink& sink, OpenLine& open, PrefixStyle style)
+      : sink_(sink), open_(open), style_(style) {}
 
-  // Prints text of `rank`. It need not end with a line's end; `stream` (any number, one for each pipe) says which later
-  // text continues it. Text of another stream then begins on a new line.
+  // Prints text of `rank`. It need not end with a line's end; `stream` (any number, one for each
+  // pipe) says which later text continues it. Text of another stream then begins on a new line.
   void print(int stream, int rank, std::string_view text);
   // Prints a line of the agent's own.
   void say(std::string_view line);

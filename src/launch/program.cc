@@ -35,15 +35,19 @@ std::vector<std::string> candidates(const std::string& name, std::string_view pa
 
 FoundProgram find_program(const std::string& name, std::string_view path) {
   FoundProgram nearest_miss{"", "program '" + name + "' was not found", 127};
-  if (name.find('/') == std::string::npos) nearest_miss.problem += " in PATH or in the current folder";
+  if (name.find('/') == std::string::npos)
+    nearest_miss.problem += " in PATH or in the current folder";
   for (const std::string& file : candidates(name, path)) {
     const Finding finding = look_at(file);
     if (finding == Finding::executable) return {file, "", 0};
     if (nearest_miss.exit_code == 126 || finding == Finding::absent) continue;
     if (finding == Finding::folder) {
-      if (name.find('/') != std::string::npos) nearest_miss = {"", "program '" + file + "' is a folder", 126};
+      if (name.find('/') != std::string::npos)
+        nearest_miss = {"", "program '" + file + "' is a folder", 126};
     } else {
-      nearest_miss = {"", "program '" + file + "' is not executable: chmod +x, or start it by its interpreter", 126};
+      nearest_miss = {
+          "", "program '" + file + "' is not executable: chmod +x, or start it by its interpreter",
+          126};
     }
   }
   return nearest_miss;

@@ -3,6 +3,7 @@
 #include <lockstep/base/error.h>
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -18,6 +19,11 @@ void make_pipe(sys::FileDescriptor& read_end, sys::FileDescriptor& write_end) {
   read_end.reset(ends[0]);
   write_end.reset(ends[1]);
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+}
+
+bool readable(int descriptor) {
+  pollfd entry{descriptor, POLLIN, 0};
+  return descriptor >= 0 && ::poll(&entry, 1, 0) > 0;
 }
 
 }  // namespace
@@ -48,7 +54,8 @@ void RankOutput::read(int stream, Clock::time_point now) {
 
 void RankOutput::finish() {
   for (int stream = 0; stream < 2; ++stream) {
-    // What is left is what the pipe held when its writers had ended; writers that live on must not keep us here.
+    // What is left is what the pipe held when its writers had ended; writers that live on must not
+    // keep us here.
     for (int round = 0; round < 8; ++round) read(stream, Clock::now());
     show(stream, streams_[stream].waiting.size());
   }
@@ -61,6 +68,7 @@ Deadline RankOutput::show_unfinished(Clock::time_point now) {
     if (from.waiting.empty()) continue;
     const Duration left = from.waiting_since + patience - now;
     if (left <= Duration::zero()) {
+      if (readable(from.read_end.get())) continue;  // its end may be on its way
       show(stream, from.waiting.size());
     } else {
       next = next.or_sooner(Deadline::after(left));
@@ -84,7 +92,8 @@ void RankOutput::take(int stream, std::string_view bytes, Clock::time_point now)
 
 void RankOutput::show(int stream, std::size_t size) {
   Stream& from = streams_[stream];
-  printers_[stream]->print(2 * rank_ + stream, rank_, std::string_view(from.waiting).substr(0, size));
+  printers_[stream]->print(2 * rank_ + stream, rank_,
+                           std::string_view(from.waiting).substr(0, size));
   from.waiting.erase(0, size);
 }
 

@@ -42,7 +42,7 @@ class RankOutput {
  private:
   struct Stream {
     sys::FileDescriptor read_end, write_end;
-    std::string waiting;             // an unfinished line
+    std::string waiting;  // an unfinished line
     Clock::time_point waiting_since;
   };
 

@@ -23,9 +23,11 @@ std::string describe(const std::vector<RankEnd>& ends) {
 std::vector<std::string> describe(const FailureReport& report) {
   const RankEnd& cause = report.cause;
   std::vector<std::string> lines;
-  const std::string verb = cause.exit_code > 128 && cause.how.starts_with("killed") ? "was " : "ended with ";
-  lines.push_back(fmt::format("rank {} of {} (pid {}) {}{} at {}, after {}", cause.rank, report.ranks, cause.pid, verb,
-                              cause.how, report.at, format_duration(cause.after)));
+  const std::string verb =
+      cause.exit_code > 128 && cause.how.starts_with("killed") ? "was " : "ended with ";
+  lines.push_back(fmt::format("rank {} of {} (pid {}) {}{} at {}, after {}", cause.rank,
+                              report.ranks, cause.pid, verb, cause.how, report.at,
+                              format_duration(cause.after)));
   if (report.last_lines.empty()) {
     lines.push_back("it had printed nothing");
   } else {
@@ -33,7 +35,8 @@ std::vector<std::string> describe(const FailureReport& report) {
     for (const std::string& line : report.last_lines) lines.push_back("  | " + line);
   }
   if (!report.log_file.empty()) lines.push_back("its log: " + report.log_file);
-  if (!report.others.empty()) lines.push_back("the others ended after it: " + describe(report.others));
+  if (!report.others.empty())
+    lines.push_back("the others ended after it: " + describe(report.others));
   return lines;
 }
 

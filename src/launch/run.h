@@ -51,7 +51,7 @@ class Agent::Run {
   void say(const std::string& line);
 
   WorkerSpec spec_;
-  sys::FileDescriptor delivered_, deliver_to_;   // a pipe of signal numbers
+  sys::FileDescriptor delivered_, deliver_to_;  // a pipe of signal numbers
   Sink output_, error_;
   OpenLine output_line_, error_line_;
   Printer output_printer_, error_printer_;
@@ -62,9 +62,9 @@ class Agent::Run {
   std::vector<std::unique_ptr<Worker>> workers_;
   Lifecycle lifecycle_;
   Clock::time_point orphans_seen_;
-  std::string failed_at_;            // time of day
+  std::string failed_at_;  // time of day
   bool output_loss_said_ = false;
-  bool interrupted_ = false;         // a stop was asked for while the last output was being written
+  bool interrupted_ = false;  // a stop was asked for while the last output was being written
   AgentResult result_;
 };
 

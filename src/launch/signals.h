@@ -8,8 +8,9 @@
 
 namespace lockstep::launch {
 
-// Blocks the signals an agent passes on, in the calling thread, until destroyed; threads started meanwhile inherit that.
-// SIGINT and SIGHUP stay ignored where they were (nohup, background jobs of scripts).
+// Blocks the signals an agent passes on, in the calling thread, until destroyed; threads started
+// meanwhile inherit that. SIGINT and SIGHUP stay ignored where they were (nohup, background jobs of
+// scripts).
 class SignalQueue {
  public:
   SignalQueue();

@@ -42,8 +42,8 @@ void Sink::flush() {
 
 bool Sink::same_place(const Sink& other) const {
   struct stat mine = {}, theirs = {};
-  return ::fstat(descriptor_, &mine) == 0 && ::fstat(other.descriptor_, &theirs) == 0 && mine.st_dev == theirs.st_dev &&
-         mine.st_ino == theirs.st_ino;
+  return ::fstat(descriptor_, &mine) == 0 && ::fstat(other.descriptor_, &theirs) == 0 &&
+         mine.st_dev == theirs.st_dev && mine.st_ino == theirs.st_ino;
 }
 
 std::size_t Sink::write_some() {

@@ -6,8 +6,9 @@
 
 namespace lockstep::launch {
 
-// Holds what the descriptor cannot take yet. The descriptor is not owned and its flags are not touched (the shell shares
-// them): POLLOUT promises room for one page, so no more than that is written at a time.
+// Holds what the descriptor cannot take yet. The descriptor is not owned and its flags are not
+// touched (the shell shares them): POLLOUT promises room for one page, so no more than that is
+// written at a time.
 class Sink {
  public:
   explicit Sink(int descriptor);
@@ -33,7 +34,7 @@ class Sink {
   int descriptor_;
   bool regular_file_ = false;
   std::string queue_;
-  std::size_t sent_ = 0;   // of queue_
+  std::size_t sent_ = 0;  // of queue_
   int lost_ = 0;
 };
 

@@ -45,7 +45,7 @@ Deadline Agent::Run::next_wake(Clock::time_point now) {
 }
 
 void Agent::Run::watch_streams(Poller& poller, Worker& worker) {
-  if (output_.full() || error_.full()) return;   // the rank waits, as it would for a slow terminal
+  if (output_.full() || error_.full()) return;  // the rank waits, as it would for a slow terminal
   for (int stream = 0; stream < 2; ++stream)
     poller.watch(worker.output().descriptor(stream), POLLIN,
                  [&worker, stream] { worker.output().read(stream, Clock::now()); });
@@ -71,8 +71,10 @@ void Agent::Run::take_ended() {
   std::vector<std::pair<Worker*, sys::ExitStatus>> ended;
   for (const auto& worker : workers_)
     if (const auto status = worker->take_end()) ended.emplace_back(worker.get(), *status);
-  // Seen together: a rank that was killed is the likelier cause of another's error than the other way round.
-  std::stable_partition(ended.begin(), ended.end(), [](const auto& end) { return end.second.signal != 0; });
+  // Seen together: a rank that was killed is the likelier cause of another's error than the other
+  // way round.
+  std::stable_partition(ended.begin(), ended.end(),
+                        [](const auto& end) { return end.second.signal != 0; });
   for (const auto& [worker, status] : ended) note_end(*worker, status);
 }
 
@@ -96,8 +98,9 @@ void Agent::Run::signalled(int signal) {
 
 void Agent::Run::send_to_all(int signal) {
   if (lifecycle_.state() == State::failed && signal == SIGTERM) {
-    const auto cause = std::find_if(result_.ends.begin(), result_.ends.end(),
-                                    [&](const RankEnd& end) { return end.rank == lifecycle_.cause(); });
+    const auto cause =
+        std::find_if(result_.ends.begin(), result_.ends.end(),
+                     [&](const RankEnd& end) { return end.rank == lifecycle_.cause(); });
     say(fmt::format("rank {} has failed ({}); ending the others", cause->rank, cause->how));
   }
   for (const auto& worker : workers_)
@@ -114,12 +117,13 @@ void Agent::Run::say_losses() {
   if (output_.lost() != 0 && !output_loss_said_) {
     output_loss_said_ = true;
     say(fmt::format("standard output is gone ({}); the ranks go on, what they print there is {}",
-                    std::strerror(output_.lost()), spec_.log_folder.empty() ? "dropped" : "only in their logs"));
+                    std::strerror(output_.lost()),
+                    spec_.log_folder.empty() ? "dropped" : "only in their logs"));
   }
   for (const auto& worker : workers_)
     if (const int error = worker->output().take_log_error())
-      say(fmt::format("cannot write {}: {}; the rank goes on without it", worker->output().log_file(),
-                      std::strerror(error)));
+      say(fmt::format("cannot write {}: {}; the rank goes on without it",
+                      worker->output().log_file(), std::strerror(error)));
 }
 
 void Agent::Run::collect_orphans() {

@@ -31,7 +31,8 @@ void Worker::start(const std::string& file, const WorkerSpec& spec, const RankPl
   command.output = output_.rank_output();
   command.error = output_.rank_error();
   if (place.secret_descriptor >= 0) command.keep = {place.secret_descriptor};
-  // A session of its own: signals reach the rank with its children and nobody else, and the terminal's own do not reach it.
+  // A session of its own: signals reach the rank with its children and nobody else, and the
+  // terminal's own do not reach it.
   command.own_session = true;
   command.end_with_parent = true;
   process_ = sys::Process::spawn(command);

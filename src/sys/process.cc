@@ -24,16 +24,19 @@ struct Failure {
   int step;
   int error_number;
 };
-constexpr const char* steps[] = {"cannot make a session", "cannot tie it to its parent", "cannot redirect its streams",
-                                 "cannot execute it"};
+constexpr const char* steps[] = {"cannot make a session", "cannot tie it to its parent",
+                                 "cannot redirect its streams", "cannot execute it"};
 enum Step : int { session, parent_death, streams, execution };
 
-// Everything the child needs, made before the fork: after it, only async-signal-safe calls are allowed.
+// Everything the child needs, made before the fork: after it, only async-signal-safe calls are
+// allowed.
 struct Prepared {
   explicit Prepared(const Command& command) : command(command), parent(::getpid()) {
-    for (const std::string& argument : command.arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+    for (const std::string& argument : command.arguments)
+      argv.push_back(const_cast<char*>(argument.c_str()));
     argv.push_back(nullptr);
-    for (const std::string& entry : command.environment) envp.push_back(const_cast<char*>(entry.c_str()));
+    for (const std::string& entry : command.environment)
+      envp.push_back(const_cast<char*>(entry.c_str()));
     envp.push_back(nullptr);
     shell_argv = {const_cast<char*>("/bin/sh"), const_cast<char*>(command.file.c_str())};
     shell_argv.insert(shell_argv.end(), argv.begin() + (argv.size() > 1 ? 1 : 0), argv.end());
@@ -60,7 +63,8 @@ void reset_signals() {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-// Sources are first moved out of the way of 0, 1 and 2, so that no redirection overwrites the source of another.
+// Sources are first moved out of the way of 0, 1 and 2, so that no redirection overwrites the
+// source of another.
 bool redirect(const Command& command) {
   int sources[3] = {command.input, command.output, command.error};
   for (int& source : sources)
@@ -72,10 +76,12 @@ bool redirect(const Command& command) {
 
 bool close_others(const std::vector<int>& keep) {
   if (::syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC) != 0) {
-    const int end = static_cast<int>(std::min(::sysconf(_SC_OPEN_MAX), 65536L));   // kernels before 5.11
+    const int end =
+        static_cast<int>(std::min(::sysconf(_SC_OPEN_MAX), 65536L));  // kernels before 5.11
     for (int number = 3; number < end; ++number) ::fcntl(number, F_SETFD, FD_CLOEXEC);
   }
-  return std::all_of(keep.begin(), keep.end(), [](int number) { return ::fcntl(number, F_SETFD, 0) == 0; });
+  return std::all_of(keep.begin(), keep.end(),
+                     [](int number) { return ::fcntl(number, F_SETFD, 0) == 0; });
 }
 
 [[noreturn]] void become(const Prepared& prepared, int report) {
@@ -83,7 +89,8 @@ bool close_others(const std::vector<int>& keep) {
   if (command.own_session && ::setsid() < 0) give_up(report, session);
   if (command.end_with_parent) {
     if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) give_up(report, parent_death);
-    if (::getppid() != prepared.parent) ::_exit(127);   // it ended before the line above could tie us to it
+    if (::getppid() != prepared.parent)
+      ::_exit(127);  // it ended before the line above could tie us to it
   }
   if (!redirect(command) || !close_others(command.keep)) give_up(report, streams);
   reset_signals();
@@ -119,19 +126,22 @@ std::string signal_name(int signal) {
 
 std::string describe(ExitStatus status) {
   if (status.signal == 0) return "exit code " + std::to_string(status.code);
-  return "killed by signal " + std::to_string(status.signal) + " (" + signal_name(status.signal) + ")";
+  return "killed by signal " + std::to_string(status.signal) + " (" + signal_name(status.signal) +
+         ")";
 }
 
 FileDescriptor open_pidfd(pid_t pid) {
-  const long number = ::syscall(SYS_pidfd_open, pid, 0U);   // close-on-exec by itself
-  if (number < 0) throw SystemError("opening a descriptor of process " + std::to_string(pid), errno);
+  const long number = ::syscall(SYS_pidfd_open, pid, 0U);  // close-on-exec by itself
+  if (number < 0)
+    throw SystemError("opening a descriptor of process " + std::to_string(pid), errno);
   return FileDescriptor(static_cast<int>(number));
 }
 
 Process Process::spawn(const Command& command) {
   const Prepared prepared(command);
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("starting " + command.file + ": cannot make a pipe", errno);
+  if (::pipe2(ends, O_CLOEXEC) != 0)
+    throw SystemError("starting " + command.file + ": cannot make a pipe", errno);
   FileDescriptor from(ends[0]), report(ends[1]);
 
   // Signals wait until the child has reset them: a handler of the parent must not run in the child.
@@ -147,7 +157,8 @@ Process Process::spawn(const Command& command) {
   report.reset();
   if (const auto failure = read_failure(from.get())) {
     collect(pid);
-    throw SystemError("starting " + command.file + ": " + steps[failure->step], failure->error_number);
+    throw SystemError("starting " + command.file + ": " + steps[failure->step],
+                      failure->error_number);
   }
   return Process(pid, open_pidfd(pid));
 }

@@ -1,4 +1,5 @@
-// A child process that this process started: how it is started, signalled, waited for, and how its end reads.
+// A child process that this process started: how it is started, signalled, waited for, and how its
+// end reads.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -28,8 +29,8 @@ struct ExitStatus {
 // "SIGKILL"; "signal 40" where it has no name.
 [[nodiscard]] std::string signal_name(int signal);
 
-// What to start. The child has an empty signal mask, SIGPIPE and SIGCHLD at their defaults, and no descriptors but 0, 1, 2 and
-// those in `keep` (under the same numbers).
+// What to start. The child has an empty signal mask, SIGPIPE and SIGCHLD at their defaults, and no
+// descriptors but 0, 1, 2 and those in `keep` (under the same numbers).
 struct Command {
   std::string file;                      // path of the program; not searched for
   std::vector<std::string> arguments;    // argv, [0] included
@@ -38,16 +39,19 @@ struct Command {
   int output = -1;                       // becomes descriptor 1
   int error = -1;                        // becomes descriptor 2
   std::vector<int> keep = {};
-  bool own_session = false;              // and so its own process group, without a controlling terminal
-  // SIGKILL when the *thread* that calls spawn() ends. The kernel forgets this when a set-user-id program is executed.
+  bool own_session = false;  // and so its own process group, without a controlling terminal
+  // SIGKILL when the *thread* that calls spawn() ends. The kernel forgets this when a set-user-id
+  // program is executed.
   bool end_with_parent = false;
 };
 
-// Not safe for use by several threads at once. Destroying a Process neither ends it nor waits for it.
+// Not safe for use by several threads at once. Destroying a Process neither ends it nor waits for
+// it.
 class Process {
  public:
-  // Returns when the program has been executed. SystemError (its text names the step) when it could not be: nothing is left.
-  // A file the kernel does not know how to run is given to /bin/sh, as a shell would do.
+  // Returns when the program has been executed. SystemError (its text names the step) when it could
+  // not be: nothing is left. A file the kernel does not know how to run is given to /bin/sh, as a
+  // shell would do.
   [[nodiscard]] static Process spawn(const Command& command);
 
   [[nodiscard]] pid_t pid() const { return pid_; }
@@ -69,7 +73,8 @@ class Process {
   std::optional<ExitStatus> status_;
 };
 
-// A descriptor that becomes readable when process `pid` ends. SystemError(ESRCH) when there is none.
+// A descriptor that becomes readable when process `pid` ends. SystemError(ESRCH) when there is
+// none.
 [[nodiscard]] FileDescriptor open_pidfd(pid_t pid);
 
 }  // namespace lockstep::sys

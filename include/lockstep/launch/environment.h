@@ -1,9 +1,10 @@
-// The environment that `lockstep run` gives a rank: the names, and what their values mean. init() reads them; so can any
-// program, in any language.
+// The environment that `lockstep run` gives a rank: the names, and what their values mean. init()
+// reads them; so can any program, in any language.
 //
-// The first group of names is torchrun's, with torchrun's meaning, so a program written for torchrun runs unchanged.
-// TORCHELASTIC_USE_AGENT_STORE is never set: the program's own rank 0 binds MASTER_PORT (what PyTorch's env:// does), and
-// the agent's store is the one in LOCKSTEP_STORE. Numbers are decimal.
+// The first group of names is torchrun's, with torchrun's meaning, so a program written for
+// torchrun runs unchanged. TORCHELASTIC_USE_AGENT_STORE is never set: the program's own rank 0
+// binds MASTER_PORT (what PyTorch's env:// does), and the agent's store is the one in
+// LOCKSTEP_STORE. Numbers are decimal.
 #pragma once
 
 #include <cstdint>
@@ -15,32 +16,40 @@ namespace lockstep::launch {
 
 namespace variable {
 
-inline constexpr const char* rank = "RANK";                            // 0 .. WORLD_SIZE-1
-inline constexpr const char* world_size = "WORLD_SIZE";                // ranks of the whole run
-inline constexpr const char* local_rank = "LOCAL_RANK";                // number on this machine
-inline constexpr const char* local_world_size = "LOCAL_WORLD_SIZE";    // ranks on this machine
-inline constexpr const char* group_rank = "GROUP_RANK";                // number of this machine's agent
-inline constexpr const char* group_world_size = "GROUP_WORLD_SIZE";    // agents of the run
-inline constexpr const char* role_rank = "ROLE_RANK";                  // rank among those of the same role: RANK here
-inline constexpr const char* role_world_size = "ROLE_WORLD_SIZE";      // WORLD_SIZE here
-inline constexpr const char* role_name = "ROLE_NAME";                  // "default"
-inline constexpr const char* master_address = "MASTER_ADDR";           // where rank 0 may listen
-inline constexpr const char* master_port = "MASTER_PORT";              // free a moment ago; another one each attempt
-inline constexpr const char* run_id = "TORCHELASTIC_RUN_ID";           // the same text on all ranks, another each run
+inline constexpr const char* rank = "RANK";                          // 0 .. WORLD_SIZE-1
+inline constexpr const char* world_size = "WORLD_SIZE";              // ranks of the whole run
+inline constexpr const char* local_rank = "LOCAL_RANK";              // number on this machine
+inline constexpr const char* local_world_size = "LOCAL_WORLD_SIZE";  // ranks on this machine
+inline constexpr const char* group_rank = "GROUP_RANK";  // number of this machine's agent
+inline constexpr const char* group_world_size = "GROUP_WORLD_SIZE";  // agents of the run
+inline constexpr const char* role_rank =
+    "ROLE_RANK";  // rank among those of the same role: RANK here
+inline constexpr const char* role_world_size = "ROLE_WORLD_SIZE";  // WORLD_SIZE here
+inline constexpr const char* role_name = "ROLE_NAME";              // "default"
+inline constexpr const char* master_address = "MASTER_ADDR";       // where rank 0 may listen
+inline constexpr const char* master_port =
+    "MASTER_PORT";  // free a moment ago; another one each attempt
+inline constexpr const char* run_id =
+    "TORCHELASTIC_RUN_ID";  // the same text on all ranks, another each run
 inline constexpr const char* restart_count = "TORCHELASTIC_RESTART_COUNT";
 inline constexpr const char* max_restarts = "TORCHELASTIC_MAX_RESTARTS";
 
-// The agent's own store: "tcp://127.0.0.1:PORT". Keys that begin with "lockstep/" are the library's.
+// The agent's own store: "tcp://127.0.0.1:PORT". Keys that begin with "lockstep/" are the
+// library's.
 inline constexpr const char* store = "LOCKSTEP_STORE";
-// The number of an open descriptor, this rank's own, that holds the store's secret: secret_bytes raw bytes in a sealed
-// memory file. Read it with pread() from offset 0, as often as needed; its read position belongs to nobody.
+// The number of an open descriptor, this rank's own, that holds the store's secret: secret_bytes
+// raw bytes in a sealed memory file. Read it with pread() from offset 0, as often as needed; its
+// read position belongs to nobody.
 inline constexpr const char* secret_descriptor = "LOCKSTEP_SECRET_FD";
 
 // Given only where the user has not set them.
-inline constexpr const char* omp_threads = "OMP_NUM_THREADS";          // max(1, usable cores / ranks)
-inline constexpr const char* omp_wait_policy = "OMP_WAIT_POLICY";      // "passive" when ranks are more than cores
-inline constexpr const char* gomp_spin_count = "GOMP_SPINCOUNT";       // "0" when ranks are more than cores
-inline constexpr const char* python_unbuffered = "PYTHONUNBUFFERED";   // "1": lines of Python ranks appear when printed
+inline constexpr const char* omp_threads = "OMP_NUM_THREADS";  // max(1, usable cores / ranks)
+inline constexpr const char* omp_wait_policy =
+    "OMP_WAIT_POLICY";  // "passive" when ranks are more than cores
+inline constexpr const char* gomp_spin_count =
+    "GOMP_SPINCOUNT";  // "0" when ranks are more than cores
+inline constexpr const char* python_unbuffered =
+    "PYTHONUNBUFFERED";  // "1": lines of Python ranks appear when printed
 
 }  // namespace variable
 
@@ -54,9 +63,9 @@ struct RankPlace {
   int max_restarts = 0;
   int master_port = 0;
   std::string run_id;
-  std::string store;              // empty: no store, LOCKSTEP_STORE is not set
+  std::string store;  // empty: no store, LOCKSTEP_STORE is not set
   int secret_descriptor = -1;
-  int cores = 1;                  // that this process may use
+  int cores = 1;  // that this process may use
 };
 
 using Environment = std::vector<std::pair<std::string, std::string>>;
@@ -64,8 +73,8 @@ using Environment = std::vector<std::pair<std::string, std::string>>;
 // The variables of the calling process, in the order of environ.
 [[nodiscard]] Environment current_environment();
 
-// `base` with the variables of `place` added. The names of the first two groups replace what `base` says about them (and
-// TORCHELASTIC_USE_AGENT_STORE is dropped); the last group only fills gaps.
+// `base` with the variables of `place` added. The names of the first two groups replace what `base`
+// says about them (and TORCHELASTIC_USE_AGENT_STORE is dropped); the last group only fills gaps.
 [[nodiscard]] Environment rank_environment(Environment base, const RankPlace& place);
 
 }  // namespace lockstep::launch

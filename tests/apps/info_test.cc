@@ -1,0 +1,36 @@
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "apps/command.h"
+#include "sys/topology.h"
+
+namespace lockstep::apps {
+namespace {
+
+TEST(LockstepInfo, SaysWhatTheBuildHasAndTheMachineOffers) {
+  const Finished info = lockstep_command({"info"});
+  EXPECT_EQ(info.status.code, 0);
+  for (const char* words :
+       {"This build\n", "This machine\n", "engines", "libtorch", "simd", "memory free", "pidfd"})
+    EXPECT_NE(info.output.find(words), std::string::npos) << words;
+}
+
+TEST(LockstepInfo, IsAlsoOneJsonObject) {
+  const Finished info = lockstep_command({"info", "--json"});
+  EXPECT_EQ(info.status.code, 0);
+  const auto facts = nlohmann::json::parse(info.output);
+  EXPECT_EQ(facts.at("machine").at("cores_usable"), sys::usable_cores());
+  EXPECT_GT(facts.at("machine").at("memory_bytes").get<std::int64_t>(), 0);
+  EXPECT_EQ(facts.at("machine").at("memfd"), true);
+  EXPECT_EQ(facts.at("build").at("compiler").get<std::string>().empty(), false);
+  EXPECT_TRUE(facts.at("build").at("engines").is_array());
+}
+
+TEST(LockstepInfo, AnUnknownOptionSuggestsTheNearest) {
+  const Finished info = lockstep_command({"info", "--jsn"});
+  EXPECT_EQ(info.status.code, 2);
+  EXPECT_EQ(info.error, "lockstep info: unknown option '--jsn'; did you mean '--json'?\n");
+}
+
+}  // namespace
+}  // namespace lockstep::apps

@@ -1,0 +1,55 @@
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include <sys/stat.h>
+
+#include "apps/command.h"
+#include "support/temporary_folder.h"
+
+namespace lockstep::apps {
+namespace {
+
+TEST(Lockstep, HelpListsItsCommands) {
+  const Finished help = lockstep_command({"help"});
+  EXPECT_EQ(help.status.code, 0);
+  for (const char* name : {"  run ", "  info ", "  help "})
+    EXPECT_NE(help.output.find(name), std::string::npos) << name;
+  EXPECT_EQ(lockstep_command({"--help"}).output, help.output);
+}
+
+TEST(Lockstep, WithoutACommandItIsAMistake) {
+  const Finished nothing = lockstep_command({});
+  EXPECT_EQ(nothing.status.code, 2);
+  EXPECT_TRUE(nothing.error.starts_with("Usage: lockstep COMMAND"));
+}
+
+TEST(Lockstep, AnUnknownCommandSuggestsTheNearest) {
+  const Finished unknown = lockstep_command({"rnu"});
+  EXPECT_EQ(unknown.status.code, 2);
+  EXPECT_EQ(unknown.error, "lockstep: unknown command 'rnu'; did you mean 'run'?\n");
+}
+
+TEST(Lockstep, SaysItsVersion) {
+  EXPECT_TRUE(lockstep_command({"--version"}).output.starts_with("lockstep 0."));
+}
+
+TEST(Lockstep, ASiblingProgramIsACommand) {
+  const test::TemporaryFolder folder;
+  std::filesystem::copy_file(lockstep_program(), folder / "lockstep");
+  const std::string sibling = folder / "lockstep-greet";
+  std::ofstream(sibling) << "#!/bin/sh\necho \"greetings $*\"\nexit 7\n";
+  ::chmod(sibling.c_str(), 0755);
+  const auto ask = [&](const std::string& words) {
+    return lockstep_command(
+        {"run", "--prefix", "none", "sh", "-c", folder.path().string() + "/lockstep " + words});
+  };
+  EXPECT_EQ(ask("greet a 'b c'").output, "greetings a b c\n");
+  EXPECT_EQ(ask("greet").status.code, 7);
+  EXPECT_NE(ask("help").output.find("  greet"), std::string::npos);
+  EXPECT_NE(ask("gret").error.find("did you mean 'greet'?"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep::apps

@@ -1,0 +1,141 @@
+// The program `lockstep` itself, as a user starts it.
+#include "apps/command.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "support/python.h"
+#include "support/temporary_folder.h"
+
+namespace lockstep::apps {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST(LockstepRun, StartsAProgramAsRanks) {
+  const Finished run = lockstep_command({"run", "-n", "2", "--prefix", "none", "sh", "-c",
+                                         "echo $RANK/$WORLD_SIZE $*", "sh", "-n", "x"});
+  EXPECT_EQ(run.status, sys::ExitStatus{});
+  EXPECT_TRUE(run.output == "0/2 -n x\n1/2 -n x\n" || run.output == "1/2 -n x\n0/2 -n x\n")
+      << run.output;
+  EXPECT_EQ(run.error, "");
+}
+
+TEST(LockstepRun, ReturnsTheExitCodeOfTheFirstFailure) {
+  const Finished run =
+      lockstep_command({"run", "-n", "2", "sh", "-c", "[ $RANK = 0 ] || exit 42; sleep 0.2"});
+  EXPECT_EQ(run.status.code, 42);
+  EXPECT_NE(run.error.find("lockstep run: rank 1 of 2"), std::string::npos) << run.error;
+  EXPECT_EQ(lockstep_command({"run", "sh", "-c", "kill -SEGV $$"}).status.code, 128 + SIGSEGV);
+}
+
+TEST(LockstepRun, MistakesAreOneLineAndCode2) {
+  const std::pair<std::vector<std::string>, std::string> cases[] = {
+      {{"-n", "0", "true"}, "--ranks: expected a whole number from 1 to 10000, found '0'"},
+      {{"-n", "two", "true"}, "--ranks: expected a whole number from 1 to 10000, found 'two'"},
+      {{"--rnaks", "2", "true"}, "unknown option '--rnaks'; did you mean '--ranks'?"},
+      {{"--grace", "soon", "true"},
+       "--grace: expected a time such as 10, 2.5s or 1m, found 'soon'"},
+      {{"--prefix", "rnak", "true"}, "--prefix: unknown value 'rnak'; did you mean 'rank'?"},
+      {{"--port", "65536", "true"},
+       "--port: expected a whole number from 0 to 65535, found '65536'"},
+      {{"-n"}, "--ranks needs a value"},
+      {{"-n", "2"}, "no program to run was named; see lockstep run --help"}};
+  for (auto [words, problem] : cases) {
+    words.insert(words.begin(), "run");
+    const Finished run = lockstep_command(words);
+    EXPECT_EQ(run.status.code, 2) << problem;
+    EXPECT_EQ(run.error, "lockstep run: " + problem + "\n");
+    EXPECT_EQ(run.output, "");
+  }
+}
+
+TEST(LockstepRun, ProgramsThatCannotRunGiveTheShellsCodes) {
+  EXPECT_EQ(lockstep_command({"run", "-n", "2", "no-such-program"}).status.code, 127);
+  EXPECT_EQ(lockstep_command({"run", "-n", "2", "/etc/passwd"}).status.code, 126);
+}
+
+TEST(LockstepRun, APortInUseIsOneLine) {
+  const Finished run = lockstep_command(
+      {"run", "sh", "-c", "exec \"$0\" run --port ${LOCKSTEP_STORE##*:} true", lockstep_program()});
+  EXPECT_EQ(run.status.code, 1);
+  EXPECT_NE(run.error.find("in use"), std::string::npos) << run.error;
+}
+
+TEST(LockstepRun, HelpNamesEveryOptionWithItsDefault) {
+  const Finished help = lockstep_command({"run", "--help"});
+  EXPECT_EQ(help.status.code, 0);
+  for (const char* words : {"-n,--ranks N=1", "--log-dir DIR", "--prefix STYLE=rank",
+                            "--stdin WHO=rank-0", "--grace TIME=30s", "--failure-grace TIME=5s",
+                            "--port PORT=0", "lockstep run [OPTIONS] PROGRAM"})
+    EXPECT_NE(help.output.find(words), std::string::npos) << words;
+  EXPECT_EQ(lockstep_command({"help", "run"}).output, help.output);
+}
+
+TEST(LockstepRun, SignalsOfTheTerminalReachTheRanks) {
+  const test::TemporaryFolder folder;
+  const std::string script = "trap 'echo saved; exit 0' INT; touch " + folder.path().string() +
+                             "/$RANK; while :; do sleep 0.02; done";
+  Started run = start_lockstep({"run", "-n", "2", "sh", "-c", script});
+  const Deadline limit = Deadline::after(20s);
+  auto ready = [&] {
+    return std::filesystem::exists(folder / "0") && std::filesystem::exists(folder / "1");
+  };
+  while (!ready() && !limit.passed()) std::this_thread::sleep_for(5ms);
+  run.process.send(SIGINT);
+  const Finished end = finish(std::move(run));
+  EXPECT_EQ(end.status.code, 0) << end.error;
+  EXPECT_NE(end.output.find("[rank 0] saved\n"), std::string::npos) << end.output;
+  EXPECT_NE(end.output.find("[rank 1] saved\n"), std::string::npos) << end.output;
+}
+
+TEST(LockstepRun, PythonProgramsRunToo) {
+  if (!test::python()) GTEST_SKIP() << test::no_python;
+  const test::TemporaryFolder folder;
+  const std::string script = folder / "hello.py";
+  std::ofstream(script) << "#!" << test::python()->string()
+                        << "\nimport os, sys\nprint(os.environ['RANK'], sys.argv[1])\n";
+  ::chmod(script.c_str(), 0755);
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{test::python()->string(), script},
+        std::vector<std::string>{script}}) {
+    std::vector<std::string> command{"run", "-n", "2"};
+    command.insert(command.end(), words.begin(), words.end());
+    command.push_back("word");
+    const Finished run = lockstep_command(command);
+    EXPECT_EQ(run.status.code, 0) << run.error;
+    EXPECT_NE(run.output.find("[rank 0] 0 word\n"), std::string::npos) << run.output;
+    EXPECT_NE(run.output.find("[rank 1] 1 word\n"), std::string::npos) << run.output;
+  }
+}
+
+TEST(LockstepRun, TorchOfPythonMeetsAtItsOwnStore) {
+  if (!test::python()) GTEST_SKIP() << test::no_python;
+  const test::TemporaryFolder folder;
+  const std::string script = folder / "sum.py";
+  std::ofstream(script)
+      << "import torch, torch.distributed as d\nd.init_process_group('gloo')\n"
+         "t = torch.tensor([d.get_rank() + 1])\nd.all_reduce(t)\nprint('sum', t.item())\n"
+         "d.destroy_process_group()\n";
+  const Finished run = lockstep_command({"run", "-n", "2", test::python()->string(), script});
+  EXPECT_EQ(run.status.code, 0) << run.error;
+  EXPECT_NE(run.output.find("[rank 0] sum 3\n"), std::string::npos) << run.output;
+  EXPECT_NE(run.output.find("[rank 1] sum 3\n"), std::string::npos) << run.output;
+}
+
+TEST(LockstepRun, StartsInMilliseconds) {
+  (void)lockstep_command({"run", "true"});
+  const auto begin = Clock::now();
+  EXPECT_EQ(lockstep_command({"run", "-n", "2", "true"}).status.code, 0);
+  EXPECT_LT(Clock::now() - begin, 500ms);
+}
+
+}  // namespace
+}  // namespace lockstep::apps

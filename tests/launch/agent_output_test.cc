@@ -1,0 +1,173 @@
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <fstream>
+#include <iterator>
+#include <thread>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/launch/agent.h>
+#include "launch/run_agent.h"
+#include "support/temporary_folder.h"
+
+namespace lockstep::launch {
+namespace {
+
+using namespace std::chrono_literals;
+
+std::string content(const std::filesystem::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  EXPECT_TRUE(stream) << file;
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+std::size_t count(const std::string& text, char what) {
+  return static_cast<std::size_t>(std::count(text.begin(), text.end(), what));
+}
+
+TEST(AgentOutput, StreamsAreKeptApart) {
+  const Ran ran = run_agent(shells(1, "echo to-output; echo to-error >&2"));
+  EXPECT_EQ(ran.output, "[rank 0] to-output\n");
+  EXPECT_EQ(ran.error, "[rank 0] to-error\n");
+}
+
+TEST(AgentOutput, KeepsItsOrderWithinARank) {
+  const Ran ran = run_agent(shells(3, "i=0; while [ $i -lt 2000 ]; do echo $i; i=$((i+1)); done"));
+  std::istringstream lines(ran.output);
+  int next[3] = {0, 0, 0}, rank = 0, number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ASSERT_EQ(std::sscanf(line.c_str(), "[rank %d] %d", &rank, &number), 2) << line;
+    EXPECT_EQ(number, next[rank]++);
+  }
+  for (int seen : next) EXPECT_EQ(seen, 2000);
+}
+
+TEST(AgentOutput, LogsHoldTheBytesUnchanged) {
+  const test::TemporaryFolder folder;
+  const std::string logs = folder / "deep/er";
+  std::filesystem::create_directories(logs);
+  std::ofstream(logs + "/rank-0.log") << "from an earlier run";
+  WorkerSpec spec = shells(2, "printf 'a\\000b\\r\\n\\033[1mlast %s' $RANK");
+  spec.log_folder = logs;
+  const Ran ran = run_agent(spec);
+  for (int rank : {0, 1}) {
+    const std::string number = std::to_string(rank);
+    EXPECT_EQ(content(logs + "/rank-" + number + ".log"),
+              std::string("a\0b\r\n\033[1mlast ", 14) + number);
+  }
+}
+
+TEST(AgentOutput, AFailureNamesItsLog) {
+  const test::TemporaryFolder folder;
+  WorkerSpec spec = shells(2, "exit $RANK");
+  spec.log_folder = folder.path();
+  EXPECT_NE(run_agent(spec).error.find("its log: " + (folder / "rank-1.log").string()),
+            std::string::npos);
+}
+
+TEST(AgentOutput, AFolderThatCannotBeMadeIsAnErrorBeforeAnythingStarts) {
+  const test::TemporaryFolder folder;
+  WorkerSpec spec = shells(2, "touch " + (folder / "started").string());
+  spec.log_folder = "/dev/null/logs";
+  EXPECT_THROW(run_agent(spec), SystemError);
+  EXPECT_FALSE(std::filesystem::exists(folder / "started"));
+}
+
+TEST(AgentOutput, WithoutPrefixesBytesAreUnchanged) {
+  WorkerSpec spec = shells(1, "printf 'a\\000b\\r\\nlast'");
+  spec.prefix = PrefixStyle::none;
+  EXPECT_EQ(run_agent(spec).output, std::string("a\0b\r\nlast", 9));
+}
+
+TEST(AgentOutput, AnUnfinishedLastLineIsShown) {
+  const Ran ran = run_agent(shells(2, "printf 'last %s' $RANK"));
+  EXPECT_NE(ran.output.find("[rank 0] last 0"), std::string::npos);
+  EXPECT_NE(ran.output.find("[rank 1] last 1"), std::string::npos);
+}
+
+TEST(AgentOutput, AQuestionIsShownBeforeItsLineEnds) {
+  const test::TemporaryFolder folder;
+  const Screen output, error;
+  WorkerSpec spec = shells(1, "printf 'Continue? '; while [ ! -e " + (folder / "answer").string() +
+                                  " ]; do sleep 0.02; done");
+  spec.output = output.descriptor();
+  spec.error = error.descriptor();
+  std::thread user([&] {
+    const Deadline limit = Deadline::after(20s);
+    while (output.text() != "[rank 0] Continue? " && !limit.passed())
+      std::this_thread::sleep_for(10ms);
+    EXPECT_EQ(output.text(), "[rank 0] Continue? ");
+    std::ofstream(folder / "answer") << "yes";
+  });
+  EXPECT_EQ(Agent(spec).run().exit_code, 0);
+  user.join();
+}
+
+TEST(AgentOutput, EndlessLinesTakeBoundedMemoryAndLoseNothing) {
+  const test::TemporaryFolder folder;
+  WorkerSpec spec = shells(2, "head -c 5000000 /dev/zero | tr '\\000' x");
+  spec.log_folder = folder.path();
+  const Ran ran = run_agent(spec);
+  EXPECT_EQ(count(ran.output, 'x'), 10'000'000U);
+  for (const char* name : {"rank-0.log", "rank-1.log"})
+    EXPECT_EQ(content(folder / name), std::string(5'000'000, 'x'));
+}
+
+TEST(AgentOutput, ASlowReaderSlowsTheRanksAndLosesNothing) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const sys::FileDescriptor read_end(ends[0]);
+  sys::FileDescriptor write_end(ends[1]);
+  std::string received;
+  std::thread reader([&] {
+    char buffer[1 << 16];
+    std::this_thread::sleep_for(200ms);
+    for (ssize_t size; (size = ::read(read_end.get(), buffer, sizeof(buffer))) > 0;)
+      received.append(buffer, size);
+  });
+  const Screen error;
+  WorkerSpec spec = shells(2, "seq 400000");  // 2.7 MB each: more than pipes and buffers hold
+  spec.output = write_end.get();
+  spec.error = error.descriptor();
+  EXPECT_EQ(Agent(spec).run().exit_code, 0);
+  write_end.reset();
+  reader.join();
+  EXPECT_EQ(count(received, '\n'), 800'000U);
+}
+
+TEST(AgentOutput, AReaderThatLeavesIsSaidAndTheRanksGoOn) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  ::close(ends[0]);
+  const sys::FileDescriptor write_end(ends[1]);
+  const test::TemporaryFolder folder;
+  const Screen error;
+  WorkerSpec spec = shells(2, "for i in 1 2 3; do echo $i; sleep 0.05; done");
+  spec.output = write_end.get();
+  spec.error = error.descriptor();
+  spec.log_folder = folder.path();
+  EXPECT_EQ(Agent(spec).run().exit_code, 0);
+  EXPECT_EQ(error.text(),
+            "lockstep run: standard output is gone (Broken pipe); the ranks go on, what they print "
+            "there is only in "
+            "their logs\n");
+  EXPECT_EQ(content(folder / "rank-1.log"), "1\n2\n3\n");
+}
+
+TEST(AgentOutput, AFullDiskUnderTheLogIsSaidAndTheRanksGoOn) {
+  const test::TemporaryFolder folder;
+  std::filesystem::create_symlink("/dev/full", folder / "rank-0.log");
+  WorkerSpec spec = shells(1, "echo words; sleep 0.1; echo more");
+  spec.log_folder = folder.path();
+  const Ran ran = run_agent(spec);
+  EXPECT_EQ(ran.result.exit_code, 0);
+  EXPECT_EQ(ran.output, "[rank 0] words\n[rank 0] more\n");
+  EXPECT_EQ(count(ran.error, '\n'), 1U) << ran.error;
+  EXPECT_NE(ran.error.find("rank-0.log: No space left on device"), std::string::npos) << ran.error;
+}
+
+}  // namespace
+}  // namespace lockstep::launch

@@ -1,0 +1,174 @@
+#include <lockstep/launch/agent.h>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+#include "launch/run_agent.h"
+#include "support/temporary_folder.h"
+
+namespace lockstep::launch {
+namespace {
+
+using namespace std::chrono_literals;
+
+std::multiset<std::string> lines_of(const std::string& text) {
+  std::multiset<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.insert(line);
+  return lines;
+}
+
+TEST(Agent, EveryRankRunsWithItsNumber) {
+  for (int ranks : {1, 2, 3, 8}) {
+    const Ran ran = run_agent(shells(ranks, "echo $RANK of $WORLD_SIZE"));
+    std::multiset<std::string> expected;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const std::string number = std::to_string(rank);
+      expected.insert("[rank " + number + "] " + number + " of " + std::to_string(ranks));
+    }
+    EXPECT_EQ(lines_of(ran.output), expected);
+    EXPECT_EQ(ran.error, "");
+    EXPECT_EQ(ran.result.exit_code, 0);
+    EXPECT_FALSE(ran.result.cause);
+    EXPECT_EQ(ran.result.ends.size(), static_cast<std::size_t>(ranks));
+  }
+}
+
+TEST(Agent, RanksOfARunShareItsPortAndNameAndRunsDoNot) {
+  WorkerSpec spec = shells(2, "echo $MASTER_ADDR $MASTER_PORT $TORCHELASTIC_RUN_ID");
+  spec.prefix = PrefixStyle::none;
+  const auto first = lines_of(run_agent(spec).output), second = lines_of(run_agent(spec).output);
+  ASSERT_EQ(first.size(), 2U);
+  EXPECT_EQ(*first.begin(), *first.rbegin());
+  EXPECT_TRUE(first.begin()->starts_with("127.0.0.1 "));
+  EXPECT_NE(*first.begin(), *second.begin());
+}
+
+TEST(Agent, EachRankCanReadTheSecret) {
+  WorkerSpec spec =
+      shells(3, "od -An -v -tx1 /proc/self/fd/$LOCKSTEP_SECRET_FD | tr -d ' \\n'; echo");
+  spec.prefix = PrefixStyle::none;
+  const auto secrets = lines_of(run_agent(spec).output);
+  ASSERT_EQ(secrets.size(), 3U);
+  EXPECT_EQ(*secrets.begin(), *secrets.rbegin());
+  EXPECT_EQ(secrets.begin()->size(), 2 * secret_bytes);
+  EXPECT_NE(*secrets.begin(), std::string(2 * secret_bytes, '0'));
+  EXPECT_NE(secrets, lines_of(run_agent(spec).output)) << "the secret is another each run";
+}
+
+TEST(Agent, OnlyRankZeroHasTheStandardInput) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  ASSERT_EQ(::write(ends[1], "words\n", 6), 6);
+  ::close(ends[1]);
+  const sys::FileDescriptor before(::dup(0));
+  ::dup2(ends[0], 0);
+  ::close(ends[0]);
+  WorkerSpec spec = shells(3, "echo \"<$(cat)>\"");
+  spec.input = StandardInput::rank_0;
+  const Ran ran = run_agent(spec);
+  ::dup2(before.get(), 0);
+  EXPECT_EQ(lines_of(ran.output),
+            (std::multiset<std::string>{"[rank 0] <words>", "[rank 1] <>", "[rank 2] <>"}));
+}
+
+TEST(Agent, TheFirstFailureIsReportedAndItsCodeReturned) {
+  const Ran ran = run_agent(
+      shells(3, "if [ $RANK = 1 ]; then echo some words >&2; exit 3; fi; sleep 0.2; exit 1"));
+  EXPECT_EQ(ran.result.exit_code, 3);
+  ASSERT_TRUE(ran.result.cause);
+  EXPECT_EQ(ran.result.cause->rank, 1);
+  EXPECT_EQ(ran.result.ends.size(), 3U);
+  EXPECT_NE(ran.error.find("lockstep run: rank 1 of 3 (pid " +
+                           std::to_string(ran.result.cause->pid) + ") ended with exit code 3 at "),
+            std::string::npos)
+      << ran.error;
+  EXPECT_NE(ran.error.find("lockstep run:   | some words\n"), std::string::npos) << ran.error;
+  EXPECT_NE(ran.error.find("the others ended after it: ranks 0, 2: exit code 1\n"),
+            std::string::npos)
+      << ran.error;
+}
+
+TEST(Agent, AKilledRankGives128PlusTheSignal) {
+  const Ran ran = run_agent(shells(2, "[ $RANK = 0 ] || kill -9 $$; sleep 0.1"));
+  EXPECT_EQ(ran.result.exit_code, 137);
+  EXPECT_EQ(ran.result.cause->how, "killed by signal 9 (SIGKILL)");
+}
+
+TEST(Agent, OnlyTheLastTwentyLinesAreRepeated) {
+  const Ran ran = run_agent(shells(1, "for i in $(seq 100); do echo line $i; done; exit 1"));
+  EXPECT_EQ(ran.error.find("| line 80\n"), std::string::npos) << ran.error;
+  EXPECT_NE(ran.error.find("| line 81\n"), std::string::npos) << ran.error;
+  EXPECT_NE(ran.error.find("| line 100\n"), std::string::npos) << ran.error;
+}
+
+TEST(Agent, SurvivorsOfAFailureAreEnded) {
+  WorkerSpec spec = shells(3, "if [ $RANK = 2 ]; then exit 5; fi; exec sleep 60");
+  const Ran ran = run_agent(spec);
+  EXPECT_EQ(ran.result.exit_code, 5);
+  EXPECT_NE(ran.error.find("ranks 0, 1: killed by signal 15 (SIGTERM)"), std::string::npos)
+      << ran.error;
+  EXPECT_LT(ran.took, 8s);
+}
+
+TEST(Agent, SurvivorsThatIgnoreItAreKilledAfterTheirGrace) {
+  WorkerSpec spec = shells(
+      2,
+      "trap '' TERM; if [ $RANK = 1 ]; then sleep 0.3; exit 5; fi; while :; do sleep 0.05; done");
+  spec.failure_grace = 200ms;
+  const Ran ran = run_agent(spec);
+  EXPECT_EQ(ran.result.exit_code, 5);
+  EXPECT_NE(ran.error.find("rank 0: killed by signal 9 (SIGKILL)"), std::string::npos) << ran.error;
+}
+
+TEST(Agent, ARankThatEndsWellDoesNotEndTheOthers) {
+  const Ran ran = run_agent(shells(2, "[ $RANK = 0 ] && exit 0; sleep 0.3; echo still here"));
+  EXPECT_EQ(ran.result.exit_code, 0);
+  EXPECT_EQ(ran.output, "[rank 1] still here\n");
+}
+
+TEST(Agent, WhatIsNotFoundIs127WithOneLine) {
+  const Ran ran = run_agent({.program = "no-such-program", .ranks = 2});
+  EXPECT_EQ(ran.result.exit_code, 127);
+  EXPECT_EQ(
+      ran.error,
+      "lockstep run: program 'no-such-program' was not found in PATH or in the current folder\n");
+}
+
+TEST(Agent, WhatCannotBeExecutedIs126WithOneLine) {
+  const test::TemporaryFolder folder;
+  const std::string file = folder / "script";
+  std::ofstream(file) << "#!/no/such/interpreter\n";
+  ::chmod(file.c_str(), 0755);
+  const Ran ran = run_agent({.program = file, .ranks = 2});
+  EXPECT_EQ(ran.result.exit_code, 126);
+  EXPECT_EQ(std::count(ran.error.begin(), ran.error.end(), '\n'), 1) << ran.error;
+}
+
+TEST(Agent, ScriptsAreProgramsToo) {
+  const test::TemporaryFolder folder;
+  const std::string file = folder / "script";
+  std::ofstream(file) << "#!/bin/sh\necho \"$RANK:$1:$2\"\n";
+  ::chmod(file.c_str(), 0755);
+  const Ran ran = run_agent({.program = file, .arguments = {"a b", "*"}, .ranks = 2});
+  EXPECT_EQ(lines_of(ran.output),
+            (std::multiset<std::string>{"[rank 0] 0:a b:*", "[rank 1] 1:a b:*"}));
+}
+
+TEST(Agent, NumbersThatMakeNoSenseAreBadInput) {
+  EXPECT_THROW(Agent({.program = "true", .ranks = 0}), BadInput);
+  EXPECT_THROW(Agent({.program = "", .ranks = 1}), BadInput);
+  EXPECT_THROW(Agent({.program = "true", .store_port = 65536}), BadInput);
+  EXPECT_THROW(Agent({.program = "true", .grace = -1s}), BadInput);
+}
+
+}  // namespace
+}  // namespace lockstep::launch

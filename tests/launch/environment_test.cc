@@ -1,0 +1,89 @@
+#include <lockstep/launch/environment.h>
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+namespace lockstep::launch {
+namespace {
+
+std::map<std::string, std::string> as_map(const Environment& environment) {
+  std::map<std::string, std::string> map(environment.begin(), environment.end());
+  EXPECT_EQ(map.size(), environment.size()) << "a name is there twice";
+  return map;
+}
+
+const RankPlace place{.rank = 2,
+                      .ranks = 3,
+                      .restart = 1,
+                      .max_restarts = 4,
+                      .master_port = 29500,
+                      .run_id = "run",
+                      .store = "tcp://127.0.0.1:7",
+                      .secret_descriptor = 100,
+                      .cores = 8};
+
+TEST(RankEnvironment, SaysWhereARankIs) {
+  const auto found = as_map(rank_environment({}, place));
+  const std::map<std::string, std::string> expected{{"RANK", "2"},
+                                                    {"WORLD_SIZE", "3"},
+                                                    {"LOCAL_RANK", "2"},
+                                                    {"LOCAL_WORLD_SIZE", "3"},
+                                                    {"GROUP_RANK", "0"},
+                                                    {"GROUP_WORLD_SIZE", "1"},
+                                                    {"ROLE_RANK", "2"},
+                                                    {"ROLE_WORLD_SIZE", "3"},
+                                                    {"ROLE_NAME", "default"},
+                                                    {"MASTER_ADDR", "127.0.0.1"},
+                                                    {"MASTER_PORT", "29500"},
+                                                    {"TORCHELASTIC_RUN_ID", "run"},
+                                                    {"TORCHELASTIC_RESTART_COUNT", "1"},
+                                                    {"TORCHELASTIC_MAX_RESTARTS", "4"},
+                                                    {"LOCKSTEP_STORE", "tcp://127.0.0.1:7"},
+                                                    {"LOCKSTEP_SECRET_FD", "100"},
+                                                    {"OMP_NUM_THREADS", "2"},
+                                                    {"PYTHONUNBUFFERED", "1"}};
+  EXPECT_EQ(found, expected);
+}
+
+TEST(RankEnvironment, ReplacesWhatAnOuterLauncherSaid) {
+  const Environment outer{{"RANK", "7"},
+                          {"HOME", "/home"},
+                          {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                          {"LOCKSTEP_SECRET_FD", "55"},
+                          {"LOCKSTEP_STORE", "tcp://elsewhere:1"}};
+  RankPlace without_store = place;
+  without_store.store.clear();
+  const auto found = as_map(rank_environment(outer, without_store));
+  EXPECT_EQ(found.at("RANK"), "2");
+  EXPECT_EQ(found.at("HOME"), "/home");
+  for (const char* name : {"TORCHELASTIC_USE_AGENT_STORE", "LOCKSTEP_SECRET_FD", "LOCKSTEP_STORE"})
+    EXPECT_FALSE(found.contains(name)) << name;
+}
+
+TEST(RankEnvironment, LeavesTheUsersThreadSettings) {
+  const auto found =
+      as_map(rank_environment({{"OMP_NUM_THREADS", "5"}, {"OMP_WAIT_POLICY", "active"}}, place));
+  EXPECT_EQ(found.at("OMP_NUM_THREADS"), "5");
+  EXPECT_EQ(found.at("OMP_WAIT_POLICY"), "active");
+}
+
+TEST(RankEnvironment, RanksThatShareCoresSleepInsteadOfSpinning) {
+  RankPlace crowded = place;
+  crowded.cores = 2;
+  const auto found = as_map(rank_environment({}, crowded));
+  EXPECT_EQ(found.at("OMP_NUM_THREADS"), "1");
+  EXPECT_EQ(found.at("OMP_WAIT_POLICY"), "passive");
+  EXPECT_EQ(found.at("GOMP_SPINCOUNT"), "0");
+  EXPECT_FALSE(as_map(rank_environment({}, place)).contains("OMP_WAIT_POLICY"));
+}
+
+TEST(CurrentEnvironment, HoldsWhatGetenvFinds) {
+  ::setenv("LOCKSTEP_TEST_VARIABLE", "a=b", 1);
+  EXPECT_EQ(as_map(current_environment()).at("LOCKSTEP_TEST_VARIABLE"), "a=b");
+  ::unsetenv("LOCKSTEP_TEST_VARIABLE");
+}
+
+}  // namespace
+}  // namespace lockstep::launch
