@@ -1,0 +1,189 @@
+// torch::optim::AdamW is the oracle: the same numbers up to rounding, the same state, the same archives.
+#include <lockstep/base/error.h>
+#include <lockstep/optim/adamw.h>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <bit>
+#include <cstdlib>
+#include <sstream>
+
+namespace lockstep::optim {
+namespace {
+
+using torch::optim::AdamWOptions;
+using torch::optim::AdamWParamState;
+using torch::optim::OptimizerParamGroup;
+
+constexpr std::int64_t most_ulps = 8;
+
+// The largest distance in representable floats; values below `floor` count as 0 (they are differences of rounding errors).
+std::int64_t ulps_between(const at::Tensor& a, const at::Tensor& b, float floor = 1e-6F) {
+  at::Tensor x = a.detach().contiguous().flatten(), y = b.detach().contiguous().flatten();
+  std::int64_t most = 0;
+  for (std::int64_t i = 0; i < x.numel(); ++i) {
+    float p = x.data_ptr<float>()[i], q = y.data_ptr<float>()[i];
+    if (std::abs(p) < floor && std::abs(q) < floor) continue;
+    most = std::max<std::int64_t>(most, std::abs(std::int64_t{std::bit_cast<std::int32_t>(p)} - std::bit_cast<std::int32_t>(q)));
+  }
+  return most;
+}
+
+std::vector<at::Tensor> some_parameters() {
+  torch::manual_seed(3);
+  std::vector<at::Tensor> parameters;
+  for (std::vector<std::int64_t> sizes : {std::vector<std::int64_t>{33, 17}, {1}, {0}, {257}, {2, 3, 5, 7}})
+    parameters.push_back((torch::randn(sizes) + 3).requires_grad_());
+  return parameters;
+}
+
+std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> copies;
+  for (auto& parameter : parameters) copies.push_back(parameter.detach().clone(at::MemoryFormat::Preserve).requires_grad_());
+  return copies;
+}
+
+void set_gradients(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    a[i].mutable_grad() = torch::randn(a[i].sizes(), a[i].options().requires_grad(false));
+    b[i].mutable_grad() = a[i].grad().clone();
+  }
+}
+
+AdamWParamState& state_of(torch::optim::AdamW& optimizer, const at::Tensor& parameter) {
+  return static_cast<AdamWParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()));
+}
+
+TEST(AdamW, IsWithinAFewUlpsOfLibTorch) {
+  for (bool amsgrad : {false, true}) {
+    for (double weight_decay : {0.0, 0.1}) {
+      auto options = AdamWOptions(1e-3).betas({0.9, 0.99}).weight_decay(weight_decay).amsgrad(amsgrad);
+      auto mine = some_parameters(), theirs = copies_of(mine);
+      AdamW ours(mine, options);
+      torch::optim::AdamW oracle(theirs, options);
+      for (int step = 0; step < 100; ++step) {
+        set_gradients(mine, theirs);
+        ours.step();
+        oracle.step();
+      }
+      for (std::size_t i = 0; i < mine.size(); ++i) {
+        EXPECT_LE(ulps_between(mine[i], theirs[i]), most_ulps) << "parameter " << i;
+        if (mine[i].numel() == 0) continue;
+        EXPECT_EQ(state_of(ours, mine[i]).step(), 100);
+        EXPECT_LE(ulps_between(state_of(ours, mine[i]).exp_avg_sq(), state_of(oracle, theirs[i]).exp_avg_sq()), most_ulps);
+        EXPECT_EQ(state_of(ours, mine[i]).max_exp_avg_sq().defined(), amsgrad);
+      }
+    }
+  }
+}
+
+TEST(AdamW, TakesGroupsAndSkipsUndefinedGradients) {
+  auto mine = some_parameters(), theirs = copies_of(mine);
+  auto groups = [](std::vector<at::Tensor>& p) {
+    std::vector<OptimizerParamGroup> list;
+    list.emplace_back(std::vector<at::Tensor>{p[0], p[1]}, std::make_unique<AdamWOptions>(AdamWOptions(1e-2).weight_decay(0.3)));
+    list.emplace_back(std::vector<at::Tensor>{p[3], p[4]}, std::make_unique<AdamWOptions>(AdamWOptions(1e-4).weight_decay(0)));
+    return list;
+  };
+  AdamW ours(groups(mine));
+  torch::optim::AdamW oracle(groups(theirs));
+  at::Tensor before = mine[1].detach().clone();
+  for (int step = 0; step < 20; ++step) {
+    set_gradients(mine, theirs);
+    mine[1].mutable_grad().reset();
+    theirs[1].mutable_grad().reset();
+    if (step < 7) mine[4].mutable_grad().reset(), theirs[4].mutable_grad().reset();   // younger than its group
+    ours.step();
+    oracle.step();
+  }
+  EXPECT_TRUE(at::equal(mine[1], before));
+  EXPECT_EQ(ours.state().count(mine[1].unsafeGetTensorImpl()), 0U);
+  EXPECT_EQ(state_of(ours, mine[4]).step(), 13);
+  for (std::size_t i : {0, 3, 4}) EXPECT_LE(ulps_between(mine[i], theirs[i]), most_ulps) << i;
+}
+
+TEST(AdamW, FollowsTheLayoutOfParametersAndGradients) {
+  torch::manual_seed(4);
+  auto away_from_zero = [](std::vector<std::int64_t> sizes) { return torch::randn(sizes) + 5; };
+  std::vector<at::Tensor> mine = {
+      away_from_zero({6, 5}).t().requires_grad_(),
+      away_from_zero({2, 3, 4, 4}).contiguous(at::MemoryFormat::ChannelsLast).requires_grad_(),
+      away_from_zero({4, 10}).slice(1, 0, 10, 2).requires_grad_()};
+  auto theirs = copies_of(mine);
+  AdamW ours(mine, AdamWOptions(1e-2));
+  torch::optim::AdamW oracle(theirs, AdamWOptions(1e-2));
+  for (int step = 0; step < 10; ++step) {
+    set_gradients(mine, theirs);   // contiguous, unlike the parameters
+    ours.step();
+    oracle.step();
+  }
+  for (std::size_t i = 0; i < mine.size(); ++i) EXPECT_LE(ulps_between(mine[i], theirs[i]), most_ulps) << i;
+}
+
+TEST(AdamW, TakesDoubleAndFloatTogether) {
+  std::vector<at::Tensor> mine = {torch::ones({3}).requires_grad_(), torch::ones({3}, at::kDouble).requires_grad_()};
+  auto theirs = copies_of(mine);
+  AdamW ours(mine, AdamWOptions(1e-2));
+  torch::optim::AdamW oracle(theirs, AdamWOptions(1e-2));
+  for (int step = 0; step < 10; ++step) {
+    set_gradients(mine, theirs);
+    ours.step();
+    oracle.step();
+  }
+  EXPECT_LE(ulps_between(mine[0], theirs[0]), most_ulps);
+  EXPECT_TRUE(at::allclose(mine[1], theirs[1], 1e-14, 0));
+}
+
+TEST(AdamW, ArchivesGoBothWays) {
+  auto mine = some_parameters(), theirs = copies_of(mine);
+  AdamW ours(mine, AdamWOptions(1e-2).amsgrad(true));
+  torch::optim::AdamW oracle(theirs, AdamWOptions(1e-2).amsgrad(true));
+  auto together = [&](int steps) {
+    for (int step = 0; step < steps; ++step) {
+      set_gradients(mine, theirs);
+      ours.step();
+      oracle.step();
+    }
+  };
+  together(5);
+  std::stringstream from_ours, from_oracle;
+  torch::save(ours, from_ours);
+  torch::save(oracle, from_oracle);
+  torch::load(ours, from_oracle);
+  torch::load(oracle, from_ours);
+  EXPECT_EQ(state_of(ours, mine[0]).step(), 5);
+  together(5);
+  EXPECT_EQ(state_of(oracle, theirs[0]).step(), 10);
+  for (std::size_t i = 0; i < mine.size(); ++i) EXPECT_LE(ulps_between(mine[i], theirs[i]), most_ulps) << i;
+}
+
+TEST(AdamW, CallsTheClosureWithGradients) {
+  at::Tensor parameter = torch::ones({2}).requires_grad_();
+  AdamW adamw({parameter}, AdamWOptions(0.1).weight_decay(0));
+  at::Tensor loss = adamw.step([&] {
+    adamw.zero_grad();
+    at::Tensor value = parameter.square().sum();
+    value.backward();
+    return value;
+  });
+  EXPECT_EQ(loss.item<float>(), 2);
+  EXPECT_NEAR(parameter[0].item<float>(), 0.9, 1e-6);
+}
+
+TEST(AdamW, NamesASparseGradientBeforeAnythingIsUpdated) {
+  torch::nn::Embedding table(torch::nn::EmbeddingOptions(5, 2).sparse(true));
+  at::Tensor other = torch::ones({2}).requires_grad_();
+  AdamW adamw(std::vector<at::Tensor>{other, table->weight}, AdamWOptions(0.1));
+  (table(at::arange(2)).sum() + other.sum()).backward();
+  try {
+    adamw.step();
+    FAIL() << "a sparse gradient was taken";
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find("parameter 1 of group 0 has a sparse gradient"), std::string::npos) << error.what();
+  }
+  EXPECT_TRUE(at::equal(other, at::ones({2})));
+}
+
+}  // namespace
+}  // namespace lockstep::optim
