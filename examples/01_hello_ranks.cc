@@ -13,7 +13,8 @@ int main() {
   ls::Group world = ls::init();
   for (int rank = 0; rank < world.size(); ++rank) {
     if (world.is_root(rank)) {
-      std::printf("hello from rank %d of %d on engine %s\n", rank, world.size(), std::string(world.backend()).c_str());
+      std::printf("hello from rank %d of %d on engine %s\n", rank, world.size(),
+                  std::string(world.backend()).c_str());
       std::fflush(stdout);
     }
     world.barrier().wait();

@@ -1,6 +1,7 @@
 // MNIST with DistributedDataParallel: the loop of one process, with four lines that know of others.
 //
-//   lockstep run -n 2 03_ddp_mnist FOLDER [EPOCHS]      FOLDER holds the four MNIST files, plain or .gz
+//   lockstep run -n 2 03_ddp_mnist FOLDER [EPOCHS]      FOLDER holds the four MNIST files, plain or
+//   .gz
 #include <lockstep/lockstep.h>
 
 #include <torch/torch.h>
@@ -16,16 +17,18 @@ static void train(const std::string& folder, int epochs) {
   ls::models::ConvNet model;                      // any torch::nn module, unchanged
   ls::DistributedDataParallel ddp(model, world);  // gradients are averaged during backward()
   torch::optim::SGD sgd(ddp.parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
-  auto loader = ls::data::loader(ls::data::mnist(folder), {.batch_size = 64 / world.size(), .group = world});
+  auto loader =
+      ls::data::loader(ls::data::mnist(folder), {.batch_size = 64 / world.size(), .group = world});
 
   for (int epoch = 0; epoch < epochs; ++epoch) {
-    torch::Tensor seen = torch::zeros({2});          // right ones, all
-    for (auto& batch : loader.epoch(epoch)) {        // this rank's share, another order each epoch
+    torch::Tensor seen = torch::zeros({2});    // right ones, all
+    for (auto& batch : loader.epoch(epoch)) {  // this rank's share, another order each epoch
       ddp.zero_grad();
       torch::Tensor output = model->forward(batch.data);
       torch::nll_loss(output, batch.target).backward();
       sgd.step();
-      seen += torch::stack({output.argmax(1).eq(batch.target).sum(), torch::tensor(batch.target.size(0))});
+      seen += torch::stack(
+          {output.argmax(1).eq(batch.target).sum(), torch::tensor(batch.target.size(0))});
     }
     world.all_reduce(seen).wait();
     if (world.is_root()) {

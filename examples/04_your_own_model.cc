@@ -1,5 +1,5 @@
-// A model and a dataset of one's own. Shows that the number of ranks does not change what is learned: every rank count
-// ends with the same loss, because the global batch is the same.
+// A model and a dataset of one's own. Shows that the number of ranks does not change what is
+// learned: every rank count ends with the same loss, because the global batch is the same.
 //
 //   lockstep run -n 3 04_your_own_model
 #include <lockstep/lockstep.h>
@@ -21,7 +21,9 @@ struct Sine {
 };
 
 struct NetImpl : torch::nn::Module {
-  NetImpl() : in(register_module("in", torch::nn::Linear(1, 64))), out(register_module("out", torch::nn::Linear(64, 1))) {
+  NetImpl()
+      : in(register_module("in", torch::nn::Linear(1, 64))),
+        out(register_module("out", torch::nn::Linear(64, 1))) {
     to(torch::kFloat64);
   }
   torch::Tensor forward(const torch::Tensor& x) { return out(torch::tanh(in(x))); }
@@ -31,11 +33,13 @@ TORCH_MODULE(Net);
 
 int main() {
   ls::Group world = ls::init();
-  torch::manual_seed(world.rank());  // the ranks begin with different weights; the handle makes them rank 0's
+  torch::manual_seed(
+      world.rank());  // the ranks begin with different weights; the handle makes them rank 0's
   Net model;
   ls::DistributedDataParallel ddp(model, world, {.bucket_bytes = 1024});
   torch::optim::Adam adam(ddp.parameters(), 0.01);
-  auto loader = ls::data::loader(Sine(), {.batch_size = 60 / world.size(), .group = world, .workers = 2});
+  auto loader =
+      ls::data::loader(Sine(), {.batch_size = 60 / world.size(), .group = world, .workers = 2});
 
   torch::Tensor loss;
   for (int epoch = 0; epoch < 30; ++epoch) {

@@ -1,4 +1,4 @@
-"""Saving 512 MB: how long the caller is blocked, and whether an asynchronous save keeps what was there when it was called."""
+"""Saving 512 MB: how long the caller is blocked, and whether an asynchronous save stays whole."""
 import os
 import pathlib
 import tempfile
@@ -33,7 +33,8 @@ def measure(call, save, state):
                 values.fill_(1)
             pending.result()
             torn = torn_share(folder)
-        emit(call=call, megabytes=TENSORS * ELEMENTS * 4 >> 20, blocked_seconds=blocked, torn_share=torn)
+        megabytes = TENSORS * ELEMENTS * 4 >> 20
+        emit(call=call, megabytes=megabytes, blocked_seconds=blocked, torn_share=torn)
 
 
 def save_plain(state, folder):
@@ -44,11 +45,16 @@ def save_dcp(state, folder):
     dcp.save(state, checkpoint_id=folder)
 
 
+def save_dcp_async(state, folder):
+    return dcp.async_save(state, checkpoint_id=folder)
+
+
 if __name__ == "__main__":
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), RANK="0", WORLD_SIZE="1")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    os.environ.update(RANK="0", WORLD_SIZE="1")
     dist.init_process_group("gloo")
     tensors = {str(number): torch.zeros(ELEMENTS) for number in range(TENSORS)}
     measure("torch.save", save_plain, tensors)
     measure("dcp.save", save_dcp, tensors)
-    measure("dcp.async_save", lambda state, folder: dcp.async_save(state, checkpoint_id=folder), tensors)
+    measure("dcp.async_save", save_dcp_async, tensors)
     dist.destroy_process_group()

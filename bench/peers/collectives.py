@@ -27,7 +27,8 @@ def measure(rank, world, options):
             dist.barrier()
             seconds = seconds_of(call, repeats(size))
             if rank == 0:
-                emit(op=name, bytes=count * 4, ranks=world, backend="gloo", min=min(seconds), median=median(seconds))
+                emit(op=name, bytes=count * 4, ranks=world, backend="gloo", min=min(seconds),
+                     median=median(seconds))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def free_port():
 
 @contextlib.contextmanager
 def group(threads=1):
-    """This process as a rank of the Gloo group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe."""
+    """This process as a rank of the Gloo group that RANK, WORLD_SIZE and MASTER_* describe."""
     torch.set_num_threads(threads)
     dist.init_process_group("gloo")
     try:
@@ -28,15 +28,16 @@ def group(threads=1):
 
 
 def _rank(rank, world, port, function, arguments, threads):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank),
-                      WORLD_SIZE=str(world))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(world))
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     with group(threads):
         function(rank, world, arguments)
 
 
 def run_ranks(function, world, arguments, threads=1):
-    """Calls function(rank, world, arguments) in `world` processes of one Gloo group and waits for them."""
-    mp.spawn(_rank, (world, free_port(), function, arguments, threads), nprocs=world, join=True)
+    """Calls function(rank, world, arguments) in `world` processes of one Gloo group; joins them."""
+    passed = (world, free_port(), function, arguments, threads)
+    mp.spawn(_rank, passed, nprocs=world, join=True)
 
 
 def emit(**row):

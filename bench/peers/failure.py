@@ -1,4 +1,4 @@
-"""Two ranks all-reduce in a loop; rank 1 is killed or stopped after a second. When does rank 0 see an error?"""
+"""Two ranks all-reduce in a loop; rank 1 is killed or stopped. When does rank 0 see an error?"""
 import argparse
 import datetime
 import os
@@ -23,7 +23,8 @@ def die(how, deaths):
 
 def loop(rank, port, how, deaths):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=20))
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2,
+                            timeout=datetime.timedelta(seconds=20))
     values = torch.ones(1024)
     start = time.monotonic()
     while True:
@@ -42,7 +43,8 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     context = mp.get_context("spawn")
     meeting, queue = free_port(), context.SimpleQueue()
-    ranks = [context.Process(target=loop, args=(rank, meeting, arguments.how, queue)) for rank in (0, 1)]
+    ranks = [context.Process(target=loop, args=(rank, meeting, arguments.how, queue))
+             for rank in (0, 1)]
     for process in ranks:
         process.start()
     ranks[0].join()

@@ -9,16 +9,23 @@ import time
 
 from common import emit
 
-RANK = "import torch.distributed as d; d.init_process_group('gloo'); d.barrier(); d.destroy_process_group()"
+RANK = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+dist.destroy_process_group()
+"""
 
 
 def seconds_to_start(ranks):
     with tempfile.TemporaryDirectory() as folder:
         script = pathlib.Path(folder, "rank.py")
         script.write_text(RANK)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(script)]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+                   "--nproc-per-node", str(ranks), str(script)]
         start = time.perf_counter()
-        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run(command, check=True, env=environment, stderr=subprocess.DEVNULL)
         return time.perf_counter() - start
 
 

@@ -33,7 +33,8 @@ class Block(nn.Module):
 
     def attention(self, x):
         rows, tokens, width = x.shape
-        heads = (part.view(rows, tokens, self.heads, -1).transpose(1, 2) for part in self.qkv(x).split(width, dim=2))
+        heads = (part.view(rows, tokens, self.heads, -1).transpose(1, 2)
+                 for part in self.qkv(x).split(width, dim=2))
         mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
         return self.proj(mixed.transpose(1, 2).reshape(rows, tokens, width))
 

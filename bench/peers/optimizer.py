@@ -11,7 +11,8 @@ def measure(fused):
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     seconds = seconds_of(torch.optim.AdamW(parameters, lr=1e-3, fused=fused).step, 10)
-    emit(optimizer="fused" if fused else "default", ns_per_param=min(seconds) * 1e9 / (TENSORS * ELEMENTS))
+    emit(optimizer="fused" if fused else "default",
+         ns_per_param=min(seconds) * 1e9 / (TENSORS * ELEMENTS))
 
 
 if __name__ == "__main__":

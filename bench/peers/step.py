@@ -1,7 +1,8 @@
 """One training step under none, DDP, ZeroRedundancyOptimizer or FSDP2.
 
-With --serve this process is one rank that another program started: it says `{"ready": true}`, and then for each line on standard
-input, which is a number of steps, makes those steps and says how long each took. Between lines it blocks and uses no processor.
+With --serve this process is one rank that another program started: it says `{"ready": true}`, and
+then for each line on standard input, which is a number of steps, makes those steps and says how
+long each took. Between lines it blocks and uses no processor.
 """
 import argparse
 import resource
@@ -40,7 +41,8 @@ def build(options):
     if options.mode == "zero1":
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        return model, forward, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **settings)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **settings)
+        return model, forward, optimizer
     return model, forward, torch.optim.AdamW(model.parameters(), **settings)
 
 
@@ -71,12 +73,14 @@ def run_once(rank, world, options):
     work = Work(rank, options)
     seconds = seconds_of(work.step, options.steps)
     if rank == 0:
-        emit(model=options.model, mode=options.mode, ranks=world, fused=options.fused, min=min(seconds), median=median(seconds),
-             peak_rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, losses=work.losses[:KEPT_LOSSES])
+        peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        emit(model=options.model, mode=options.mode, ranks=world, fused=options.fused,
+             min=min(seconds), median=median(seconds), peak_rss_mb=peak_rss,
+             losses=work.losses[:KEPT_LOSSES])
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--mode", choices=["none", "ddp", "zero1", "fsdp2"], default="ddp")
     parser.add_argument("--model", choices=list(MODELS), default="mlp")

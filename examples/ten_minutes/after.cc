@@ -1,6 +1,8 @@
-// The program of before.cc on any number of processes: docs/ten_minutes.md explains each changed line.
+// The program of before.cc on any number of processes: docs/ten_minutes.md explains each changed
+// line.
 //
-//   lockstep run -n 2 ten_minutes_after FOLDER [EPOCHS]      FOLDER holds the four MNIST files, unpacked
+//   lockstep run -n 2 ten_minutes_after FOLDER [EPOCHS]      FOLDER holds the four MNIST files,
+//   unpacked
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
@@ -29,7 +31,8 @@ double accuracy(Net& model, Loader& loader, int64_t samples) {
   torch::NoGradGuard no_grad;
   model->eval();
   int64_t right = 0;
-  for (auto& batch : loader) right += model->forward(batch.data).argmax(1).eq(batch.target).sum().template item<int64_t>();
+  for (auto& batch : loader)
+    right += model->forward(batch.data).argmax(1).eq(batch.target).sum().template item<int64_t>();
   return double(right) / double(samples);
 }
 
@@ -53,8 +56,10 @@ int main(int argc, char** argv) {
   const int64_t samples = int64_t(*train_set.size());
   const int64_t test_samples = int64_t(*test_set.size());
 
-  lockstep::data::TorchSampler sampler(lockstep::data::Sampler(samples, {.rank = world.rank(), .world = world.size()}));
-  auto train_loader = torch::data::make_data_loader(std::move(train_set), std::move(sampler), 64 / world.size());
+  lockstep::data::TorchSampler sampler(
+      lockstep::data::Sampler(samples, {.rank = world.rank(), .world = world.size()}));
+  auto train_loader =
+      torch::data::make_data_loader(std::move(train_set), std::move(sampler), 64 / world.size());
   auto test_loader = torch::data::make_data_loader(std::move(test_set), 1000);
 
   Net model;
@@ -67,6 +72,7 @@ int main(int argc, char** argv) {
       torch::nll_loss(model->forward(batch.data), batch.target).backward();
       optimizer.step();
     }
-    if (world.is_root()) std::printf("epoch %d: accuracy %.4f\n", epoch, accuracy(model, *test_loader, test_samples));
+    if (world.is_root())
+      std::printf("epoch %d: accuracy %.4f\n", epoch, accuracy(model, *test_loader, test_samples));
   }
 }

@@ -1,4 +1,5 @@
-// A program as one finds it: MNIST on one process with plain LibTorch. It knows nothing of Lockstep.
+// A program as one finds it: MNIST on one process with plain LibTorch. It knows nothing of
+// Lockstep.
 //
 //   ten_minutes_before FOLDER [EPOCHS]      FOLDER holds the four MNIST files, unpacked
 #include <torch/torch.h>
@@ -28,7 +29,8 @@ double accuracy(Net& model, Loader& loader, int64_t samples) {
   torch::NoGradGuard no_grad;
   model->eval();
   int64_t right = 0;
-  for (auto& batch : loader) right += model->forward(batch.data).argmax(1).eq(batch.target).sum().template item<int64_t>();
+  for (auto& batch : loader)
+    right += model->forward(batch.data).argmax(1).eq(batch.target).sum().template item<int64_t>();
   return double(right) / double(samples);
 }
 

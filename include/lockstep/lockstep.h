@@ -1,4 +1,5 @@
-// All of Lockstep that a training program calls. Include single headers instead where build time matters.
+// All of Lockstep that a training program calls. Include single headers instead where build time
+// matters.
 #pragma once
 
 #include <lockstep/base/error.h>

@@ -11,7 +11,8 @@
 namespace lockstep::environment {
 namespace {
 
-BadInput not_understood(const std::string& name, std::string_view expected, std::string_view found) {
+BadInput not_understood(const std::string& name, std::string_view expected,
+                        std::string_view found) {
   return BadInput(fmt::format("{}: expected {}, found '{}'", name, expected, found));
 }
 
@@ -36,11 +37,13 @@ std::optional<std::string> text(const std::string& name) {
   return value;
 }
 
-std::optional<std::int64_t> integer(const std::string& name, std::int64_t least, std::int64_t most) {
+std::optional<std::int64_t> integer(const std::string& name, std::int64_t least,
+                                    std::int64_t most) {
   auto found = text(name);
   if (!found) return std::nullopt;
   auto value = parse_integer(*found);
-  if (!value || *value < least || *value > most) throw not_understood(name, range_in_words(least, most), *found);
+  if (!value || *value < least || *value > most)
+    throw not_understood(name, range_in_words(least, most), *found);
   return value;
 }
 
@@ -68,7 +71,8 @@ std::optional<Duration> duration(const std::string& name) {
   return value;
 }
 
-std::optional<std::string> one_of(const std::string& name, std::span<const std::string_view> words) {
+std::optional<std::string> one_of(const std::string& name,
+                                  std::span<const std::string_view> words) {
   auto found = text(name);
   if (!found) return std::nullopt;
   for (std::string_view word : words) {
@@ -83,7 +87,8 @@ std::string required_text(const std::string& name, std::string_view why) {
   return *value;
 }
 
-std::int64_t required_integer(const std::string& name, std::int64_t least, std::int64_t most, std::string_view why) {
+std::int64_t required_integer(const std::string& name, std::int64_t least, std::int64_t most,
+                              std::string_view why) {
   auto value = integer(name, least, most);
   if (!value) throw not_set(name, why);
   return *value;

@@ -13,11 +13,12 @@
 namespace lockstep::log {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, Level>, 5> level_names{{{"debug", Level::debug},
-                                                                         {"info", Level::info},
-                                                                         {"warning", Level::warning},
-                                                                         {"error", Level::error},
-                                                                         {"off", Level::off}}};
+constexpr std::array<std::pair<std::string_view, Level>, 5> level_names{
+    {{"debug", Level::debug},
+     {"info", Level::info},
+     {"warning", Level::warning},
+     {"error", Level::error},
+     {"off", Level::off}}};
 
 std::optional<Level> level_named(std::string_view name) {
   for (auto [known, level] : level_names) {
@@ -28,11 +29,16 @@ std::optional<Level> level_named(std::string_view name) {
 
 spdlog::level::level_enum to_spdlog(Level level) {
   switch (level) {
-    case Level::debug: return spdlog::level::debug;
-    case Level::info: return spdlog::level::info;
-    case Level::warning: return spdlog::level::warn;
-    case Level::error: return spdlog::level::err;
-    case Level::off: return spdlog::level::off;
+    case Level::debug:
+      return spdlog::level::debug;
+    case Level::info:
+      return spdlog::level::info;
+    case Level::warning:
+      return spdlog::level::warn;
+    case Level::error:
+      return spdlog::level::err;
+    case Level::off:
+      return spdlog::level::off;
   }
   return spdlog::level::info;
 }
@@ -51,7 +57,8 @@ spdlog::logger& logger() {
     const char* setting = std::getenv("LOCKSTEP_LOG");
     auto level = level_named(setting != nullptr ? setting : "info");
     made.set_level(to_spdlog(level.value_or(Level::info)));
-    if (!level) made.warn("LOCKSTEP_LOG: expected debug, info, warning, error or off, found '{}'", setting);
+    if (!level)
+      made.warn("LOCKSTEP_LOG: expected debug, info, warning, error or off, found '{}'", setting);
     return made;
   }();
   return instance;

@@ -25,11 +25,13 @@ int edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
-std::optional<std::string_view> nearest(std::string_view name, std::span<const std::string_view> known) {
+std::optional<std::string_view> nearest(std::string_view name,
+                                        std::span<const std::string_view> known) {
   std::optional<std::string_view> best;
   int best_distance = 0;
   for (std::string_view candidate : known) {
-    int allowed = static_cast<int>(std::max<std::size_t>(1, std::max(name.size(), candidate.size()) / 3));
+    int allowed =
+        static_cast<int>(std::max<std::size_t>(1, std::max(name.size(), candidate.size()) / 3));
     int distance = edit_distance(name, candidate);
     if (distance > allowed || (best && distance >= best_distance)) continue;
     best = candidate;
@@ -38,10 +40,13 @@ std::optional<std::string_view> nearest(std::string_view name, std::span<const s
   return best;
 }
 
-std::string unknown_name(std::string_view kind, std::string_view name, std::span<const std::string_view> known) {
-  if (auto meant = nearest(name, known)) return fmt::format("unknown {} '{}'; did you mean '{}'?", kind, name, *meant);
+std::string unknown_name(std::string_view kind, std::string_view name,
+                         std::span<const std::string_view> known) {
+  if (auto meant = nearest(name, known))
+    return fmt::format("unknown {} '{}'; did you mean '{}'?", kind, name, *meant);
   std::string list;
-  for (std::string_view candidate : known) list += fmt::format("{}{}", list.empty() ? "" : ", ", candidate);
+  for (std::string_view candidate : known)
+    list += fmt::format("{}{}", list.empty() ? "" : ", ", candidate);
   return fmt::format("unknown {} '{}'; known: {}", kind, name, list.empty() ? "none" : list);
 }
 

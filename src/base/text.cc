@@ -25,7 +25,8 @@ constexpr std::array<Unit, 9> byte_units{{{"B", 1},
                                           {"MiB", 1048576.0},
                                           {"GiB", 1073741824.0},
                                           {"TiB", 1099511627776.0}}};
-constexpr std::array<Unit, 6> time_units{{{"h", 3600e9}, {"m", 60e9}, {"s", 1e9}, {"ms", 1e6}, {"us", 1e3}, {"ns", 1}}};
+constexpr std::array<Unit, 6> time_units{
+    {{"h", 3600e9}, {"m", 60e9}, {"s", 1e9}, {"ms", 1e6}, {"us", 1e3}, {"ns", 1}}};
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
@@ -41,8 +42,10 @@ bool equal_in_any_case(std::string_view a, std::string_view b) {
 // Takes "12.5 MB" off the front of text: a number of digits and points, spaces, letters.
 std::optional<std::pair<double, std::string_view>> take_quantity(std::string_view& text) {
   double number = 0;
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
-  if (error != std::errc{} || number < 0 || !std::isfinite(number) || text.front() == '-' || is_letter(text.front())) {
+  auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
+  if (error != std::errc{} || number < 0 || !std::isfinite(number) || text.front() == '-' ||
+      is_letter(text.front())) {
     return std::nullopt;
   }
   text.remove_prefix(end - text.data());
@@ -81,7 +84,8 @@ std::optional<std::int64_t> parse_integer(std::string_view text) {
 std::optional<double> parse_number(std::string_view text) {
   double value = 0;
   auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(value)) return std::nullopt;
+  if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(value))
+    return std::nullopt;
   return value;
 }
 
@@ -101,20 +105,25 @@ std::optional<std::int64_t> parse_bytes(std::string_view text) {
   auto quantity = take_quantity(text);
   if (!quantity || !text.empty()) return std::nullopt;
   for (const Unit& unit : byte_units) {
-    if (equal_in_any_case(quantity->second, unit.name)) return to_integer(quantity->first * unit.size);
+    if (equal_in_any_case(quantity->second, unit.name))
+      return to_integer(quantity->first * unit.size);
   }
   return std::nullopt;
 }
 
 std::string format_bytes(std::int64_t bytes) {
-  if (bytes < 0) return "-" + format_bytes(bytes == std::numeric_limits<std::int64_t>::min() ? -(bytes + 1) : -bytes);
+  if (bytes < 0)
+    return "-" +
+           format_bytes(bytes == std::numeric_limits<std::int64_t>::min() ? -(bytes + 1) : -bytes);
   for (std::size_t i = byte_units.size() - 1; i >= 5; --i) {
     auto size = static_cast<std::int64_t>(byte_units[i].size);
-    if (bytes >= size && bytes % size == 0) return fmt::format("{} {}", bytes / size, byte_units[i].name);
+    if (bytes >= size && bytes % size == 0)
+      return fmt::format("{} {}", bytes / size, byte_units[i].name);
   }
   std::size_t unit = 0;
   while (unit < 4 && static_cast<double>(bytes) >= 999.5 * byte_units[unit].size) ++unit;
-  return three_digits(static_cast<double>(bytes) / byte_units[unit].size) + " " + std::string(byte_units[unit].name);
+  return three_digits(static_cast<double>(bytes) / byte_units[unit].size) + " " +
+         std::string(byte_units[unit].name);
 }
 
 std::optional<Duration> parse_duration(std::string_view text) {
@@ -125,7 +134,7 @@ std::optional<Duration> parse_duration(std::string_view text) {
     auto quantity = take_quantity(text);
     if (!quantity) return std::nullopt;
     auto [number, name] = *quantity;
-    if (name.empty()) {   // a plain number is seconds, but only alone
+    if (name.empty()) {  // a plain number is seconds, but only alone
       if (!first || !text.empty()) return std::nullopt;
       name = "s";
     }
@@ -144,7 +153,9 @@ std::optional<Duration> parse_duration(std::string_view text) {
 std::string format_duration(Duration duration) {
   if (duration == Duration::max()) return "forever";
   std::int64_t ns = duration.count();
-  if (ns < 0) return "-" + format_duration(Duration(ns == std::numeric_limits<std::int64_t>::min() ? -(ns + 1) : -ns));
+  if (ns < 0)
+    return "-" + format_duration(
+                     Duration(ns == std::numeric_limits<std::int64_t>::min() ? -(ns + 1) : -ns));
   if (ns == 0) return "0s";
   for (std::size_t i = 5; i > 2; --i) {
     double value = static_cast<double>(ns) / time_units[i].size;

@@ -48,7 +48,8 @@ Fields fields_of(const OptimizerParamState& state) {
   if (auto* adamw = dynamic_cast<const AdamWParamState*>(&state)) return adam_fields(*adamw);
   if (auto* adam = dynamic_cast<const AdamParamState*>(&state)) return adam_fields(*adam);
   if (auto* sgd = dynamic_cast<const SGDParamState*>(&state))
-    return sgd->momentum_buffer().defined() ? Fields{{"momentum_buffer", sgd->momentum_buffer()}} : Fields{};
+    return sgd->momentum_buffer().defined() ? Fields{{"momentum_buffer", sgd->momentum_buffer()}}
+                                            : Fields{};
   throw InvalidArgument("optimizer_state: only Adam, AdamW and SGD have states with names");
 }
 
@@ -58,7 +59,8 @@ std::unique_ptr<OptimizerParamState> make_sgd(const Fields& fields) {
   return state;
 }
 
-// How the optimizer at hand keeps its state: which fields it must have, and how they become its object.
+// How the optimizer at hand keeps its state: which fields it must have, and how they become its
+// object.
 struct Maker {
   std::set<std::string> required;
   std::set<std::string> allowed;
@@ -71,22 +73,26 @@ Maker maker_for(const torch::optim::Optimizer& optimizer) {
   std::set<std::string> amsgrad = adam;
   amsgrad.insert("max_exp_avg_sq");
   const OptimizerOptions& options = optimizer.defaults();
-  if (dynamic_cast<const AdamWOptions*>(&options)) return {adam, amsgrad, make_adam<AdamWParamState>};
+  if (dynamic_cast<const AdamWOptions*>(&options))
+    return {adam, amsgrad, make_adam<AdamWParamState>};
   if (dynamic_cast<const AdamOptions*>(&options)) return {adam, amsgrad, make_adam<AdamParamState>};
-  if (dynamic_cast<const SGDOptions*>(&options)) return {{"momentum_buffer"}, {"momentum_buffer"}, make_sgd};
+  if (dynamic_cast<const SGDOptions*>(&options))
+    return {{"momentum_buffer"}, {"momentum_buffer"}, make_sgd};
   throw InvalidArgument("load_optimizer_state: only Adam, AdamW and SGD have states with names");
 }
 
-void check_fields(const std::string& parameter, const at::Tensor& tensor, const Fields& fields, const Maker& maker) {
+void check_fields(const std::string& parameter, const at::Tensor& tensor, const Fields& fields,
+                  const Maker& maker) {
   for (const std::string& name : maker.required)
     check_input(fields.contains(name), "checkpoint has no optimizer.{}.{}", parameter, name);
   for (const auto& [name, value] : fields) {
-    check_input(maker.allowed.contains(name), "checkpoint has optimizer.{}.{}, which this optimizer does not keep",
-                parameter, name);
+    check_input(maker.allowed.contains(name),
+                "checkpoint has optimizer.{}.{}, which this optimizer does not keep", parameter,
+                name);
     auto expected = name == "step" ? std::vector<std::int64_t>{} : tensor.sizes().vec();
     check_input(value.sizes() == at::IntArrayRef(expected),
-                "checkpoint's optimizer.{}.{}: expected shape {}, found {}", parameter, name, expected,
-                value.sizes().vec());
+                "checkpoint's optimizer.{}.{}: expected shape {}, found {}", parameter, name,
+                expected, value.sizes().vec());
   }
 }
 
@@ -94,9 +100,11 @@ void check_fields(const std::string& parameter, const at::Tensor& tensor, const 
 Fields take_fields(const std::string& parameter, NamedTensors& state) {
   Fields fields;
   std::string prefix = key_of(parameter);
-  for (auto item = state.lower_bound(prefix); item != state.end() && item->first.starts_with(prefix);) {
+  for (auto item = state.lower_bound(prefix);
+       item != state.end() && item->first.starts_with(prefix);) {
     std::string field = item->first.substr(prefix.size());
-    if (field.find('.') != std::string::npos) {  // of a parameter whose name goes on after this one's
+    if (field.find('.') !=
+        std::string::npos) {  // of a parameter whose name goes on after this one's
       ++item;
       continue;
     }
@@ -108,7 +116,8 @@ Fields take_fields(const std::string& parameter, NamedTensors& state) {
 
 }  // namespace
 
-NamedTensors optimizer_state(const torch::optim::Optimizer& optimizer, const NamedParameters& parameters) {
+NamedTensors optimizer_state(const torch::optim::Optimizer& optimizer,
+                             const NamedParameters& parameters) {
   NamedTensors state;
   for (const auto& [parameter, tensor] : parameters) {
     auto found = optimizer.state().find(tensor.unsafeGetTensorImpl());

@@ -42,19 +42,21 @@ constexpr std::array<DtypeName, 15> dtype_names{{
 std::string_view name_of(c10::ScalarType dtype) {
   auto row = std::ranges::find(dtype_names, dtype, &DtypeName::dtype);
   if (row == dtype_names.end())
-    throw InvalidArgument(fmt::format("safetensors has no name for dtype {}", c10::toString(dtype)));
+    throw InvalidArgument(
+        fmt::format("safetensors has no name for dtype {}", c10::toString(dtype)));
   return row->name;
 }
 
-// nlohmann::json keeps the last of two equal keys; the format forbids them, since readers would disagree on the
-// content.
+// nlohmann::json keeps the last of two equal keys; the format forbids them, since readers would
+// disagree on the content.
 Json parse_unique_keys(std::string_view text) {
   constexpr int most_nested = 3;
   std::array<std::set<std::string>, most_nested + 2> keys_at_depth;
   auto check = [&](int depth, Json::parse_event_t event, Json& parsed) {
     if (depth > most_nested) throw BadInput("header is nested too deeply");
     if (event == Json::parse_event_t::object_start) keys_at_depth[depth + 1].clear();
-    if (event == Json::parse_event_t::key && !keys_at_depth[depth].insert(parsed.get<std::string>()).second)
+    if (event == Json::parse_event_t::key &&
+        !keys_at_depth[depth].insert(parsed.get<std::string>()).second)
       throw BadInput(fmt::format("header names '{}' twice", parsed.get<std::string>()));
     return true;
   };
@@ -72,10 +74,12 @@ std::string shown(const Json& value) {
   return text.size() <= most ? text : text.substr(0, most) + "...";
 }
 
-std::optional<std::uint64_t> bytes_of(c10::ScalarType dtype, const std::vector<std::int64_t>& shape) {
+std::optional<std::uint64_t> bytes_of(c10::ScalarType dtype,
+                                      const std::vector<std::int64_t>& shape) {
   std::uint64_t bytes = c10::elementSize(dtype);
   for (std::int64_t size : shape)
-    if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size), &bytes) || bytes > INT64_MAX)
+    if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size), &bytes) ||
+        bytes > INT64_MAX)
       return std::nullopt;
   return bytes;
 }
@@ -87,7 +91,8 @@ class EntryParser {
   TensorEntry parse() const {
     if (!fields_.is_object()) fail("expected an object, found " + shown(fields_));
     TensorEntry entry{.name = name_, .dtype = dtype(), .shape = {}};
-    for (std::uint64_t size : numbers("shape")) entry.shape.push_back(static_cast<std::int64_t>(size));
+    for (std::uint64_t size : numbers("shape"))
+      entry.shape.push_back(static_cast<std::int64_t>(size));
     std::vector<std::uint64_t> offsets = numbers("data_offsets");
     if (offsets.size() != 2 || offsets[0] > offsets[1])
       fail(fmt::format("data_offsets must be [begin, end], found {}", offsets));
@@ -111,7 +116,8 @@ class EntryParser {
   c10::ScalarType dtype() const {
     const Json& value = field("dtype");
     if (value.is_string())
-      if (auto row = std::ranges::find(dtype_names, value.get_ref<const std::string&>(), &DtypeName::name);
+      if (auto row =
+              std::ranges::find(dtype_names, value.get_ref<const std::string&>(), &DtypeName::name);
           row != dtype_names.end())
         return row->dtype;
     fail("unknown dtype " + shown(value));
@@ -119,7 +125,9 @@ class EntryParser {
 
   std::vector<std::uint64_t> numbers(const char* key) const {
     const Json& value = field(key);
-    auto good = [](const Json& item) { return item.is_number_unsigned() && item.get<std::uint64_t>() <= INT64_MAX; };
+    auto good = [](const Json& item) {
+      return item.is_number_unsigned() && item.get<std::uint64_t>() <= INT64_MAX;
+    };
     if (!value.is_array() || !std::ranges::all_of(value, good))
       fail(fmt::format("{} must be a list of whole numbers, found {}", key, shown(value)));
     return value.get<std::vector<std::uint64_t>>();
@@ -141,21 +149,24 @@ void check_coverage(const std::vector<TensorEntry>& entries, std::uint64_t data_
   std::uint64_t covered = 0;
   for (const TensorEntry& entry : entries) {
     if (entry.begin != covered)
-      throw BadInput(fmt::format("tensor '{}' begins at byte {} of the data, expected {}: {}", entry.name,
-                                 entry.begin, covered,
-                                 entry.begin < covered ? "tensors overlap" : "a hole between tensors"));
+      throw BadInput(fmt::format(
+          "tensor '{}' begins at byte {} of the data, expected {}: {}", entry.name, entry.begin,
+          covered, entry.begin < covered ? "tensors overlap" : "a hole between tensors"));
     covered = entry.end;
   }
   if (covered != data_bytes)
-    throw BadInput(fmt::format("the header describes {} bytes of data, the file holds {}", covered, data_bytes));
+    throw BadInput(fmt::format("the header describes {} bytes of data, the file holds {}", covered,
+                               data_bytes));
 }
 
 std::map<std::string, std::string> parse_metadata(const Json& fields) {
   std::map<std::string, std::string> metadata;
-  if (!fields.is_object()) throw BadInput("__metadata__ must be an object of strings, found " + shown(fields));
+  if (!fields.is_object())
+    throw BadInput("__metadata__ must be an object of strings, found " + shown(fields));
   for (const auto& [key, value] : fields.items()) {
     if (!value.is_string())
-      throw BadInput(fmt::format("__metadata__ '{}' must be a string, found {}", key, shown(value)));
+      throw BadInput(
+          fmt::format("__metadata__ '{}' must be a string, found {}", key, shown(value)));
     metadata[key] = value.get<std::string>();
   }
   return metadata;
@@ -167,8 +178,9 @@ std::string format_header(const SafetensorsHeader& header) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   if (!header.metadata.empty()) json["__metadata__"] = header.metadata;
   for (const TensorEntry& entry : header.entries)
-    json[entry.name] = {
-        {"dtype", name_of(entry.dtype)}, {"shape", entry.shape}, {"data_offsets", {entry.begin, entry.end}}};
+    json[entry.name] = {{"dtype", name_of(entry.dtype)},
+                        {"shape", entry.shape},
+                        {"data_offsets", {entry.begin, entry.end}}};
   std::string text = json.dump();
   text.append((8 - text.size() % 8) % 8, ' ');
   return text;

@@ -1,4 +1,5 @@
-// The header of a safetensors file as pure functions between text and values: no file is touched here.
+// The header of a safetensors file as pure functions between text and values: no file is touched
+// here.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -28,12 +29,12 @@ struct SafetensorsHeader {
 // The same bound as the reference implementation: no header is larger.
 inline constexpr std::uint64_t max_header_bytes = 100'000'000;
 
-// The JSON text, padded with spaces so that 8 + its length is a multiple of 8. Entries must follow one another
-// without holes. Throws InvalidArgument for a dtype without a name in the format.
+// The JSON text, padded with spaces so that 8 + its length is a multiple of 8. Entries must follow
+// one another without holes. Throws InvalidArgument for a dtype without a name in the format.
 [[nodiscard]] std::string format_header(const SafetensorsHeader& header);
 
-// Checks everything against `data_bytes`, the length of what follows the header. Throws BadInput without naming the
-// file.
+// Checks everything against `data_bytes`, the length of what follows the header. Throws BadInput
+// without naming the file.
 [[nodiscard]] SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes);
 
 }  // namespace lockstep::checkpoint

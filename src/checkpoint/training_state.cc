@@ -33,13 +33,15 @@ std::int64_t step_of(const fs::path& folder) {
 
 NamedTensors by_rank(const std::vector<at::Tensor>& states) {
   NamedTensors named;
-  for (std::size_t rank = 0; rank < states.size(); ++rank) named[fmt::format("rank{}", rank)] = states[rank];
+  for (std::size_t rank = 0; rank < states.size(); ++rank)
+    named[fmt::format("rank{}", rank)] = states[rank];
   return named;
 }
 
 std::string json_of(const TrainingState& state) {
-  nlohmann::ordered_json json{{"format", format_version},     {"step", state.step},         {"epoch", state.epoch},
-                              {"ranks", state.random.size()}, {"progress", state.progress}, {"config", state.config}};
+  nlohmann::ordered_json json{{"format", format_version},   {"step", state.step},
+                              {"epoch", state.epoch},       {"ranks", state.random.size()},
+                              {"progress", state.progress}, {"config", state.config}};
   return json.dump(2) + "\n";
 }
 
@@ -65,7 +67,8 @@ void read_json(const fs::path& path, TrainingState& state, std::size_t& ranks) {
   try {
     auto json = nlohmann::json::parse(file);
     if (int found = json.at("format"); found != format_version)
-      throw BadInput(fmt::format("{}: expected format {}, found {}", path.string(), format_version, found));
+      throw BadInput(
+          fmt::format("{}: expected format {}, found {}", path.string(), format_version, found));
     state.step = json.at("step");
     state.epoch = json.at("epoch");
     state.progress = json.at("progress").get<Metadata>();
@@ -119,12 +122,13 @@ TrainingState load_training_state(const fs::path& folder) {
   state.optimizer = read_safetensors(folder / "optimizer.safetensors").tensors;
   NamedTensors random = read_safetensors(folder / "random.safetensors").tensors;
   if (random.size() != ranks)
-    throw BadInput(fmt::format("{}: expected {} tensors, found {}", (folder / "random.safetensors").string(), ranks,
-                               random.size()));
+    throw BadInput(fmt::format("{}: expected {} tensors, found {}",
+                               (folder / "random.safetensors").string(), ranks, random.size()));
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     auto found = random.find(fmt::format("rank{}", rank));
     if (found == random.end())
-      throw BadInput(fmt::format("{}: has no rank{}", (folder / "random.safetensors").string(), rank));
+      throw BadInput(
+          fmt::format("{}: has no rank{}", (folder / "random.safetensors").string(), rank));
     state.random.push_back(found->second);
   }
   return state;

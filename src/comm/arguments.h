@@ -1,5 +1,5 @@
-// Checks of what a user passed to an operation of a group, before anything is sent: each throws InvalidArgument with one
-// line that says which operation, what was expected and what was found.
+// Checks of what a user passed to an operation of a group, before anything is sent: each throws
+// InvalidArgument with one line that says which operation, what was expected and what was found.
 #pragma once
 
 #include <lockstep/comm/op.h>
@@ -30,11 +30,13 @@ class Arguments {
   void reduces(Op op, at::ScalarType dtype) const;
   void alike(const at::Tensor& output, const at::Tensor& input) const;
   // tensor has `expected` elements; `why` ends the message.
-  void elements(const at::Tensor& tensor, std::string_view role, std::int64_t expected, std::string_view why) const;
+  void elements(const at::Tensor& tensor, std::string_view role, std::int64_t expected,
+                std::string_view why) const;
   void divisible(const at::Tensor& tensor, std::string_view role) const;
   // One count a rank, none negative; returns their sum.
   std::int64_t counts(std::span<const std::int64_t> counts, std::string_view role) const;
-  // The two share no memory, except that `whole` may hold `part` at element `own_place` (-1: not even there).
+  // The two share no memory, except that `whole` may hold `part` at element `own_place` (-1: not
+  // even there).
   void apart(const at::Tensor& whole, const at::Tensor& part, std::int64_t own_place) const;
 
  private:

@@ -15,9 +15,11 @@
 namespace lockstep {
 namespace {
 
-std::shared_ptr<Backend> make_c10d_backend(std::shared_ptr<c10d_engine::Engine> engine, std::shared_ptr<Store> store, int rank,
-                                           int size, const BackendOptions& options) {
-  return std::make_shared<c10d_engine::C10dBackend>(std::move(engine), std::move(store), "world", rank, size, options.join_timeout);
+std::shared_ptr<Backend> make_c10d_backend(std::shared_ptr<c10d_engine::Engine> engine,
+                                           std::shared_ptr<Store> store, int rank, int size,
+                                           const BackendOptions& options) {
+  return std::make_shared<c10d_engine::C10dBackend>(std::move(engine), std::move(store), "world",
+                                                    rank, size, options.join_timeout);
 }
 
 }  // namespace
@@ -29,21 +31,26 @@ std::vector<std::string_view> backend_names() {
   return names;
 }
 
-std::shared_ptr<Backend> make_backend(std::string_view name, std::shared_ptr<Store> store, int rank, int size,
-                                      const BackendOptions& options) {
+std::shared_ptr<Backend> make_backend(std::string_view name, std::shared_ptr<Store> store, int rank,
+                                      int size, const BackendOptions& options) {
   if (name == "shm") {
     return make_shm_backend(std::move(store), rank, size,
-                            {.timeout = options.timeout, .join_timeout = options.join_timeout, .arena_bytes = options.arena_bytes});
+                            {.timeout = options.timeout,
+                             .join_timeout = options.join_timeout,
+                             .arena_bytes = options.arena_bytes});
   }
   if (name == "gloo") {
-    auto engine = c10d_engine::make_gloo(store, "world", rank, size, {.address = options.address, .join_timeout = options.join_timeout});
+    auto engine =
+        c10d_engine::make_gloo(store, "world", rank, size,
+                               {.address = options.address, .join_timeout = options.join_timeout});
     return make_c10d_backend(std::move(engine), std::move(store), rank, size, options);
   }
   if (name == "nccl") {
     auto engine = c10d_engine::make_nccl(store, "world", rank, size, options.join_timeout);
     return make_c10d_backend(std::move(engine), std::move(store), rank, size, options);
   }
-  throw BadInput(fmt::format("backend: expected one of {}; found '{}'", fmt::join(backend_names(), ", "), name));
+  throw BadInput(fmt::format("backend: expected one of {}; found '{}'",
+                             fmt::join(backend_names(), ", "), name));
 }
 
 }  // namespace lockstep

@@ -16,16 +16,17 @@ namespace lockstep {
 struct BackendOptions {
   Duration timeout = std::chrono::minutes(10);
   Duration join_timeout = std::chrono::minutes(5);
-  std::int64_t arena_bytes = 0;          // shm
-  std::string address = "127.0.0.1";     // gloo: of this machine, as its peers reach it
+  std::int64_t arena_bytes = 0;       // shm
+  std::string address = "127.0.0.1";  // gloo: of this machine, as its peers reach it
 };
 
 // Those of this build: "shm", "gloo", "nccl".
 [[nodiscard]] std::vector<std::string_view> backend_names();
 
-// The world of `size` ranks that share `store`. Blocks until all have come. BadInput for a name that this build does not
-// have, and as the engines say.
-[[nodiscard]] std::shared_ptr<Backend> make_backend(std::string_view name, std::shared_ptr<Store> store, int rank, int size,
-                                                    const BackendOptions& options);
+// The world of `size` ranks that share `store`. Blocks until all have come. BadInput for a name
+// that this build does not have, and as the engines say.
+[[nodiscard]] std::shared_ptr<Backend> make_backend(std::string_view name,
+                                                    std::shared_ptr<Store> store, int rank,
+                                                    int size, const BackendOptions& options);
 
 }  // namespace lockstep

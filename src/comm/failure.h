@@ -1,4 +1,5 @@
-// The error that ended a group: the first one stays, and every later call throws it again. Not synchronised by itself.
+// The error that ended a group: the first one stays, and every later call throws it again. Not
+// synchronised by itself.
 #pragma once
 
 #include <exception>
@@ -15,7 +16,8 @@ class Failure {
 
   // What a wait does that the error interrupted.
   void rethrow_if_any() const;
-  // What a later call does: the same kind of error, and a text that says that the group was dead before.
+  // What a later call does: the same kind of error, and a text that says that the group was dead
+  // before.
   void refuse_if_any(std::string_view call, std::string_view group) const;
 
  private:

@@ -12,7 +12,8 @@ namespace {
 
 void check_timeout(Duration timeout, std::string_view name) {
   if (timeout <= Duration::zero()) {
-    throw InvalidArgument(fmt::format("group {}: a timeout must be longer than nothing; found {} ns", name, timeout.count()));
+    throw InvalidArgument(fmt::format(
+        "group {}: a timeout must be longer than nothing; found {} ns", name, timeout.count()));
   }
 }
 
@@ -27,7 +28,9 @@ void perform_alone(const Call& call) {
 }  // namespace
 
 GroupState::GroupState(std::shared_ptr<Backend> backend, std::string name, Duration timeout)
-    : backend_(backend && backend->size() > 1 ? std::move(backend) : nullptr), name_(std::move(name)), timeout_(timeout) {
+    : backend_(backend && backend->size() > 1 ? std::move(backend) : nullptr),
+      name_(std::move(name)),
+      timeout_(timeout) {
   check_timeout(timeout, name_);
 }
 
@@ -62,7 +65,8 @@ Work GroupState::post(Call call, const CallOptions& options, std::source_locatio
 void GroupState::abort(std::string_view reason) {
   if (has_backend()) return backend_->abort(reason);
   std::lock_guard lock(mutex_);
-  alone_failure_.set(std::make_exception_ptr(Aborted(fmt::format("group {}: ended: {}", name_, reason))));
+  alone_failure_.set(
+      std::make_exception_ptr(Aborted(fmt::format("group {}: ended: {}", name_, reason))));
 }
 
 }  // namespace lockstep

@@ -22,13 +22,16 @@ class GroupState {
   [[nodiscard]] int rank() const { return has_backend() ? backend_->rank() : 0; }
   [[nodiscard]] int size() const { return has_backend() ? backend_->size() : 1; }
   [[nodiscard]] const std::string& name() const { return name_; }
-  [[nodiscard]] std::string_view backend_name() const { return has_backend() ? backend_->name() : "one"; }
+  [[nodiscard]] std::string_view backend_name() const {
+    return has_backend() ? backend_->name() : "one";
+  }
   [[nodiscard]] bool has_backend() const { return backend_ != nullptr; }
   [[nodiscard]] const std::shared_ptr<Backend>& backend() const { return backend_; }
 
   [[nodiscard]] Duration timeout() const;
   void set_timeout(Duration timeout);
-  // The number of this group's next part (split or subset): the same on all ranks, as they make them in the same order.
+  // The number of this group's next part (split or subset): the same on all ranks, as they make
+  // them in the same order.
   [[nodiscard]] std::uint64_t next_part();
 
   Work post(Call call, const CallOptions& options, std::source_location where);
@@ -37,10 +40,10 @@ class GroupState {
  private:
   const std::shared_ptr<Backend> backend_;
   const std::string name_;
-  mutable std::mutex mutex_;   // guards what follows, and posts
+  mutable std::mutex mutex_;  // guards what follows, and posts
   Duration timeout_;
   std::uint64_t parts_ = 0;
-  Failure alone_failure_;      // of a group without a backend
+  Failure alone_failure_;  // of a group without a backend
 };
 
 }  // namespace lockstep

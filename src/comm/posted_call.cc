@@ -13,18 +13,27 @@ const at::Tensor& operand(const Call& call) {
   switch (call.collective) {
     case Collective::all_gather:
     case Collective::scatter:
-    case Collective::recv: return call.output;
-    default: return call.input;
+    case Collective::recv:
+      return call.output;
+    default:
+      return call.input;
   }
 }
 
 }  // namespace
 
 PostedCall::PostedCall(const Call& call, std::uint64_t number)
-    : collective(call.collective), op(call.op), root(call.root), input(call.input), output(call.output),
+    : collective(call.collective),
+      op(call.op),
+      root(call.root),
+      input(call.input),
+      output(call.output),
       input_counts(call.input_counts.begin(), call.input_counts.end()),
-      output_counts(call.output_counts.begin(), call.output_counts.end()), tag(call.tag), timeout(call.timeout),
-      where(call.where), number(number) {
+      output_counts(call.output_counts.begin(), call.output_counts.end()),
+      tag(call.tag),
+      timeout(call.timeout),
+      where(call.where),
+      number(number) {
   if (const auto& tensor = operand(call); tensor.defined()) {
     dtype = tensor.scalar_type();
     elements = tensor.numel();
@@ -38,12 +47,13 @@ PostedCall PostedCall::without_tensors() const {
 }
 
 bool PostedCall::reduces() const {
-  return collective == Collective::all_reduce || collective == Collective::reduce || collective == Collective::reduce_scatter;
+  return collective == Collective::all_reduce || collective == Collective::reduce ||
+         collective == Collective::reduce_scatter;
 }
 
 bool PostedCall::has_root() const {
-  return collective == Collective::reduce || collective == Collective::broadcast || collective == Collective::gather ||
-         collective == Collective::scatter;
+  return collective == Collective::reduce || collective == Collective::broadcast ||
+         collective == Collective::gather || collective == Collective::scatter;
 }
 
 bool same_call(const PostedCall& a, const PostedCall& b) {
@@ -53,16 +63,20 @@ bool same_call(const PostedCall& a, const PostedCall& b) {
   if (a.reduces() && a.op != b.op) return false;
   if (a.has_root() && a.root != b.root) return false;
   if (a.collective == Collective::all_to_all) {
-    return a.input_counts.empty() == b.input_counts.empty() && (!a.input_counts.empty() || a.elements == b.elements);
+    return a.input_counts.empty() == b.input_counts.empty() &&
+           (!a.input_counts.empty() || a.elements == b.elements);
   }
-  return a.elements == b.elements && a.input_counts == b.input_counts && a.output_counts == b.output_counts;
+  return a.elements == b.elements && a.input_counts == b.input_counts &&
+         a.output_counts == b.output_counts;
 }
 
-std::int64_t part_elements(const std::vector<std::int64_t>& counts, std::int64_t all, int size, int part) {
+std::int64_t part_elements(const std::vector<std::int64_t>& counts, std::int64_t all, int size,
+                           int part) {
   return counts.empty() ? all / size : counts.at(part);
 }
 
-bool counts_agree(const PostedCall& from, int from_rank, const PostedCall& to, int to_rank, int size) {
+bool counts_agree(const PostedCall& from, int from_rank, const PostedCall& to, int to_rank,
+                  int size) {
   return part_elements(from.input_counts, from.input.numel(), size, to_rank) ==
          part_elements(to.output_counts, to.output.numel(), size, from_rank);
 }
@@ -71,9 +85,10 @@ std::uint64_t fingerprint_of(const PostedCall& call) {
   auto collective = call.is_message() ? Collective::send : call.collective;
   bool uneven = !call.input_counts.empty() || !call.output_counts.empty();
   bool own_counts = call.collective == Collective::all_to_all && uneven;
-  auto hash = fingerprint_of(call.number, static_cast<int>(collective), call.reduces() ? static_cast<int>(call.op) : -1,
-                             call.has_root() ? call.root : -1, call.dtype ? static_cast<int>(*call.dtype) : -1, uneven,
-                             own_counts ? std::int64_t{0} : call.elements);
+  auto hash = fingerprint_of(
+      call.number, static_cast<int>(collective), call.reduces() ? static_cast<int>(call.op) : -1,
+      call.has_root() ? call.root : -1, call.dtype ? static_cast<int>(*call.dtype) : -1, uneven,
+      own_counts ? std::int64_t{0} : call.elements);
   hash = combine_fingerprints(hash, fingerprint(call.tag));
   if (own_counts) return hash;
   hash = combine_fingerprints(hash, fingerprint_of(std::span(call.input_counts)));
@@ -88,9 +103,13 @@ std::string describe(const std::source_location& where) {
 std::string describe(const PostedCall& call) {
   std::vector<std::string> notes;
   if (!call.tag.empty()) notes.push_back(call.tag);
-  if (call.dtype) notes.push_back(format_bytes(call.elements * static_cast<std::int64_t>(c10::elementSize(*call.dtype))));
+  if (call.dtype)
+    notes.push_back(
+        format_bytes(call.elements * static_cast<std::int64_t>(c10::elementSize(*call.dtype))));
   auto text = fmt::format("{} #{}", name_of(call.collective), call.number);
-  if (call.is_message()) text += fmt::format(" {} rank {}", call.collective == Collective::send ? "to" : "from", call.root);
+  if (call.is_message())
+    text +=
+        fmt::format(" {} rank {}", call.collective == Collective::send ? "to" : "from", call.root);
   return notes.empty() ? text : fmt::format("{} ({})", text, fmt::join(notes, ", "));
 }
 
@@ -98,10 +117,15 @@ std::string describe_fully(const PostedCall& call) {
   std::vector<std::string> notes;
   if (call.reduces()) notes.emplace_back(name_of(call.op));
   if (call.has_root()) notes.push_back(fmt::format("root {}", call.root));
-  if (call.is_message()) notes.push_back(fmt::format("{} rank {}", call.collective == Collective::send ? "to" : "from", call.root));
-  if (call.dtype) notes.push_back(fmt::format("{} x {}", call.elements, c10::toString(*call.dtype)));
-  if (!call.input_counts.empty()) notes.push_back(fmt::format("input counts {}", call.input_counts));
-  if (!call.output_counts.empty()) notes.push_back(fmt::format("output counts {}", call.output_counts));
+  if (call.is_message())
+    notes.push_back(
+        fmt::format("{} rank {}", call.collective == Collective::send ? "to" : "from", call.root));
+  if (call.dtype)
+    notes.push_back(fmt::format("{} x {}", call.elements, c10::toString(*call.dtype)));
+  if (!call.input_counts.empty())
+    notes.push_back(fmt::format("input counts {}", call.input_counts));
+  if (!call.output_counts.empty())
+    notes.push_back(fmt::format("output counts {}", call.output_counts));
   if (!call.tag.empty()) notes.push_back(call.tag);
   auto text = fmt::format("{} #{}", name_of(call.collective), call.number);
   if (!notes.empty()) text += fmt::format(" ({})", fmt::join(notes, ", "));

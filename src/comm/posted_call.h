@@ -1,5 +1,5 @@
-// A Call that outlives post(): the views have become values. What the engines that keep calls share: telling whether two
-// calls agree, and words for messages.
+// A Call that outlives post(): the views have become values. What the engines that keep calls
+// share: telling whether two calls agree, and words for messages.
 #pragma once
 
 #include <lockstep/comm/backend.h>
@@ -23,7 +23,8 @@ struct PostedCall {
   std::string tag;
   Duration timeout{};
   std::source_location where;
-  std::uint64_t number = 0;   // of the collectives of this group, or of the messages of this pair; from 1
+  std::uint64_t number =
+      0;  // of the collectives of this group, or of the messages of this pair; from 1
   // Of the tensor whose size all ranks agree on; nothing for a barrier.
   std::optional<at::ScalarType> dtype;
   std::int64_t elements = 0;
@@ -33,18 +34,22 @@ struct PostedCall {
   // What messages need, without keeping memory alive.
   [[nodiscard]] PostedCall without_tensors() const;
 
-  [[nodiscard]] bool is_message() const { return collective == Collective::send || collective == Collective::recv; }
+  [[nodiscard]] bool is_message() const {
+    return collective == Collective::send || collective == Collective::recv;
+  }
   [[nodiscard]] bool reduces() const;
   [[nodiscard]] bool has_root() const;
 };
 
-// True when the two belong together: two ranks' calls of one collective, or the two ends of one message. For an uneven
-// all_to_all the counts are compared apart, by counts_agree.
+// True when the two belong together: two ranks' calls of one collective, or the two ends of one
+// message. For an uneven all_to_all the counts are compared apart, by counts_agree.
 [[nodiscard]] bool same_call(const PostedCall& a, const PostedCall& b);
 // Whether what `from` sends to `to` is what `to` expects from `from`, in an all_to_all.
-[[nodiscard]] bool counts_agree(const PostedCall& from, int from_rank, const PostedCall& to, int to_rank, int size);
+[[nodiscard]] bool counts_agree(const PostedCall& from, int from_rank, const PostedCall& to,
+                                int to_rank, int size);
 // The elements of part `part` of an even or uneven operand.
-[[nodiscard]] std::int64_t part_elements(const std::vector<std::int64_t>& counts, std::int64_t all, int size, int part);
+[[nodiscard]] std::int64_t part_elements(const std::vector<std::int64_t>& counts, std::int64_t all,
+                                         int size, int part);
 
 // A number that two calls share when they belong together, and hardly ever otherwise.
 [[nodiscard]] std::uint64_t fingerprint_of(const PostedCall& call);

@@ -20,13 +20,20 @@ namespace {
 at::Tensor combine(const at::Tensor& left, const at::Tensor& right, Op op) {
   switch (op) {
     case Op::sum:
-    case Op::average: return at::add(left, right);
-    case Op::product: return at::mul(left, right);
-    case Op::min: return at::minimum(left, right);
-    case Op::max: return at::maximum(left, right);
-    case Op::band: return at::bitwise_and(left, right);
-    case Op::bor: return at::bitwise_or(left, right);
-    case Op::bxor: return at::bitwise_xor(left, right);
+    case Op::average:
+      return at::add(left, right);
+    case Op::product:
+      return at::mul(left, right);
+    case Op::min:
+      return at::minimum(left, right);
+    case Op::max:
+      return at::maximum(left, right);
+    case Op::band:
+      return at::bitwise_and(left, right);
+    case Op::bor:
+      return at::bitwise_or(left, right);
+    case Op::bxor:
+      return at::bitwise_xor(left, right);
   }
   throw InvalidArgument("a reduction by an operation that does not exist");
 }

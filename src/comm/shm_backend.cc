@@ -19,33 +19,54 @@ namespace {
 shm::DType dtype_of(const at::Tensor& tensor) {
   using shm::DType;
   switch (tensor.scalar_type()) {
-    case at::kDouble: return DType::float64;
-    case at::kFloat: return DType::float32;
-    case at::kHalf: return DType::float16;
-    case at::kBFloat16: return DType::bfloat16;
-    case at::kLong: return DType::int64;
-    case at::kInt: return DType::int32;
-    case at::kShort: return DType::int16;
-    case at::kChar: return DType::int8;
-    case at::kByte: return DType::uint8;
-    case at::kBool: return DType::boolean;
-    case at::kComplexFloat: return DType::complex64;
-    case at::kComplexDouble: return DType::complex128;
-    default: break;
+    case at::kDouble:
+      return DType::float64;
+    case at::kFloat:
+      return DType::float32;
+    case at::kHalf:
+      return DType::float16;
+    case at::kBFloat16:
+      return DType::bfloat16;
+    case at::kLong:
+      return DType::int64;
+    case at::kInt:
+      return DType::int32;
+    case at::kShort:
+      return DType::int16;
+    case at::kChar:
+      return DType::int8;
+    case at::kByte:
+      return DType::uint8;
+    case at::kBool:
+      return DType::boolean;
+    case at::kComplexFloat:
+      return DType::complex64;
+    case at::kComplexDouble:
+      return DType::complex128;
+    default:
+      break;
   }
   switch (tensor.element_size()) {
-    case 1: return DType::opaque1;
-    case 2: return DType::opaque2;
-    case 4: return DType::opaque4;
-    case 8: return DType::opaque8;
-    case 16: return DType::opaque16;
-    default: throw InvalidArgument(fmt::format("shm: no way to move elements of {} bytes", tensor.element_size()));
+    case 1:
+      return DType::opaque1;
+    case 2:
+      return DType::opaque2;
+    case 4:
+      return DType::opaque4;
+    case 8:
+      return DType::opaque8;
+    case 16:
+      return DType::opaque16;
+    default:
+      throw InvalidArgument(
+          fmt::format("shm: no way to move elements of {} bytes", tensor.element_size()));
   }
 }
 
 shm::Buffer buffer_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
-  check(tensor.is_cpu(), "shm: expected a tensor in host memory, found one on {}", tensor.device().str());
+  check(tensor.is_cpu(), "shm: expected a tensor in host memory, found one on {}",
+        tensor.device().str());
   return {static_cast<std::byte*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.nbytes())};
 }
 
@@ -54,13 +75,18 @@ shm::Keep keep(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
   auto* storage = tensor.storage().unsafeGetStorageImpl();
   c10::raw::intrusive_ptr::incref(storage);
-  return {storage, [](void* kept) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(kept)); }};
+  return {storage, [](void* kept) {
+            c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(kept));
+          }};
 }
 
 class ShmBackend : public Backend {
  public:
   ShmBackend(std::shared_ptr<shm::Endpoint> endpoint, shm::Group& group, Duration timeout)
-      : Backend(group.rank(), group.size()), endpoint_(std::move(endpoint)), group_(group), timeout_(timeout) {}
+      : Backend(group.rank(), group.size()),
+        endpoint_(std::move(endpoint)),
+        group_(group),
+        timeout_(timeout) {}
   ~ShmBackend() override { endpoint_->leave(group_); }
 
   [[nodiscard]] std::string_view name() const override { return "shm"; }
@@ -88,8 +114,10 @@ class ShmBackend : public Backend {
   void wait(std::uint64_t ticket) override { group_.wait(ticket); }
   [[nodiscard]] bool done(std::uint64_t ticket) override { return group_.done(ticket); }
 
-  [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) override {
-    check(options.device().is_cpu(), "empty_shared: expected host memory, found {}", options.device().str());
+  [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
+                                        const at::TensorOptions& options) override {
+    check(options.device().is_cpu(), "empty_shared: expected host memory, found {}",
+          options.device().str());
     std::size_t bytes = options.dtype().itemsize();
     for (auto size : sizes) {
       check(size >= 0, "empty_shared: sizes must not be negative, found {}", size);
@@ -97,20 +125,24 @@ class ShmBackend : public Backend {
     }
     auto arena = endpoint_->arena();
     auto* block = arena->allocate(bytes);
-    auto tensor = at::from_blob(block, sizes, [arena, block](void*) { arena->free(block); },
-                                at::TensorOptions().dtype(options.dtype()).device(at::kCPU));
+    auto tensor = at::from_blob(
+        block, sizes, [arena, block](void*) { arena->free(block); },
+        at::TensorOptions().dtype(options.dtype()).device(at::kCPU));
     return options.requires_grad() ? tensor.requires_grad_() : tensor;
   }
 
-  [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int> ranks, std::string_view name) override {
+  [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int> ranks,
+                                                std::string_view name) override {
     std::vector<int> members;
     for (int rank : ranks) members.push_back(group_.members().at(rank));
-    auto& group = endpoint_->make_group(fmt::format("{}/{}", group_.name(), name), std::move(members));
+    auto& group =
+        endpoint_->make_group(fmt::format("{}/{}", group_.name(), name), std::move(members));
     return std::make_shared<ShmBackend>(endpoint_, group, timeout_);
   }
 
   void abort(std::string_view reason) override {
-    group_.fail(shm::FailureKind::aborted, fmt::format("rank {} ended the group: {}", rank(), reason));
+    group_.fail(shm::FailureKind::aborted,
+                fmt::format("rank {} ended the group: {}", rank(), reason));
   }
 
  private:
@@ -121,12 +153,14 @@ class ShmBackend : public Backend {
 
 }  // namespace
 
-std::shared_ptr<Backend> make_shm_backend(std::shared_ptr<Store> store, int rank, int size, ShmOptions options) {
+std::shared_ptr<Backend> make_shm_backend(std::shared_ptr<Store> store, int rank, int size,
+                                          ShmOptions options) {
   std::optional<std::int64_t> asked;
   if (options.arena_bytes != 0) asked = options.arena_bytes;
   std::string_view origin = asked ? "arena_bytes" : "LOCKSTEP_ARENA";
   if (!asked) asked = environment::bytes("LOCKSTEP_ARENA");
-  shm::EndpointOptions endpoint_options{options.timeout, options.join_timeout, shm::arena_bytes(asked, origin, size)};
+  shm::EndpointOptions endpoint_options{options.timeout, options.join_timeout,
+                                        shm::arena_bytes(asked, origin, size)};
   auto endpoint = std::make_shared<shm::Endpoint>(std::move(store), rank, size, endpoint_options);
   auto& world = endpoint->world();
   return std::make_shared<ShmBackend>(std::move(endpoint), world, options.timeout);

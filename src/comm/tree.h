@@ -1,5 +1,5 @@
-// The order of every sum: a balanced binary tree over rank numbers. combine(lo, hi) = combine(lo, lo + k) with
-// combine(lo + k, hi), k being the largest power of two below hi - lo.
+// The order of every sum: a balanced binary tree over rank numbers. combine(lo, hi) = combine(lo,
+// lo + k) with combine(lo + k, hi), k being the largest power of two below hi - lo.
 #pragma once
 
 #include <bit>

@@ -10,17 +10,20 @@
 namespace lockstep::data {
 namespace {
 
-std::vector<std::int64_t> checked(const at::Tensor& tokens, std::int64_t vocabulary, const char* name) {
+std::vector<std::int64_t> checked(const at::Tensor& tokens, std::int64_t vocabulary,
+                                  const char* name) {
   if (tokens.dim() != 1 || tokens.is_floating_point()) {
-    throw InvalidArgument(c10::str("bigram_cross_entropy: expected ", name, " to be integers of one dim, found ",
-                                   tokens.scalar_type(), " ", tokens.sizes()));
+    throw InvalidArgument(c10::str("bigram_cross_entropy: expected ", name,
+                                   " to be integers of one dim, found ", tokens.scalar_type(), " ",
+                                   tokens.sizes()));
   }
   const at::Tensor wide = tokens.to(at::kLong).contiguous();
   const auto* begin = wide.const_data_ptr<std::int64_t>();
   std::vector<std::int64_t> values(begin, begin + wide.numel());
   for (std::int64_t value : values) {
     if (value < 0 || value >= vocabulary) {
-      throw InvalidArgument(c10::str("bigram_cross_entropy: expected tokens below ", vocabulary, ", found ", value));
+      throw InvalidArgument(
+          c10::str("bigram_cross_entropy: expected tokens below ", vocabulary, ", found ", value));
     }
   }
   return values;
@@ -28,13 +31,15 @@ std::vector<std::int64_t> checked(const at::Tensor& tokens, std::int64_t vocabul
 
 }  // namespace
 
-double bigram_cross_entropy(const at::Tensor& train, const at::Tensor& validation, std::int64_t vocabulary,
-                            double smoothing) {
+double bigram_cross_entropy(const at::Tensor& train, const at::Tensor& validation,
+                            std::int64_t vocabulary, double smoothing) {
   const std::vector<std::int64_t> seen = checked(train, vocabulary, "train");
   const std::vector<std::int64_t> tested = checked(validation, vocabulary, "validation");
   if (tested.size() < 2 || !(smoothing > 0)) {
-    throw InvalidArgument(c10::str("bigram_cross_entropy: expected two tokens of validation or more and smoothing above 0, "
-                                   "found ", tested.size(), " and ", smoothing));
+    throw InvalidArgument(c10::str(
+        "bigram_cross_entropy: expected two tokens of validation or more and smoothing above 0, "
+        "found ",
+        tested.size(), " and ", smoothing));
   }
   std::unordered_map<std::int64_t, std::int64_t> pairs;
   std::vector<std::int64_t> firsts(static_cast<std::size_t>(vocabulary));

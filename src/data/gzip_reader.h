@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <span>
+#include <string>
 
 struct gzFile_s;
 
@@ -15,8 +16,8 @@ class GzipReader {
   // BadInput when the file cannot be opened.
   explicit GzipReader(std::filesystem::path file);
 
-  // Fills `bytes`; returns how many were there, fewer only at the end of the file. BadInput when the compressed stream is
-  // damaged or ends early.
+  // Fills `bytes`; returns how many were there, fewer only at the end of the file. BadInput when
+  // the compressed stream is damaged or ends early.
   std::size_t read(std::span<std::byte> bytes);
 
   [[nodiscard]] const std::filesystem::path& file() const { return file_; }
@@ -25,6 +26,8 @@ class GzipReader {
   struct Close {
     void operator()(gzFile_s* stream) const;
   };
+  [[noreturn]] void refuse(int error, const std::string& message) const;
+
   std::filesystem::path file_;
   std::unique_ptr<gzFile_s, Close> stream_;
 };

@@ -40,14 +40,17 @@ std::string hexadecimal(std::span<const std::uint8_t> bytes) {
   return text.empty() ? "nothing" : text;
 }
 
-[[noreturn]] void refuse(const GzipReader& reader, const std::string& expected, const std::string& found) {
-  throw BadInput("reading " + reader.file().string() + ": expected " + expected + ", found " + found);
+[[noreturn]] void refuse(const GzipReader& reader, const std::string& expected,
+                         const std::string& found) {
+  throw BadInput("reading " + reader.file().string() + ": expected " + expected + ", found " +
+                 found);
 }
 
 at::ScalarType type_of(const GzipReader& reader, const Magic& magic) {
   const auto* type = std::ranges::find(element_types, magic[2], &ElementType::code);
   if (magic[0] != 0 || magic[1] != 0 || type == element_types.end() || magic[3] == 0) {
-    refuse(reader, "an IDX file (first bytes 00 00, a type of 08, 09 or 0b to 0e, the number of dims)",
+    refuse(reader,
+           "an IDX file (first bytes 00 00, a type of 08, 09 or 0b to 0e, the number of dims)",
            hexadecimal(magic));
   }
   return type->type;
@@ -55,15 +58,18 @@ at::ScalarType type_of(const GzipReader& reader, const Magic& magic) {
 
 std::vector<std::int64_t> read_sizes(GzipReader& reader, std::size_t dims) {
   std::vector<std::uint8_t> bytes(dims * 4);
-  if (std::size_t found = reader.read(std::as_writable_bytes(std::span(bytes))); found < bytes.size()) {
-    refuse(reader, c10::str(bytes.size(), " bytes of sizes behind the first four"), c10::str(found));
+  if (std::size_t found = reader.read(std::as_writable_bytes(std::span(bytes)));
+      found < bytes.size()) {
+    refuse(reader, c10::str(bytes.size(), " bytes of sizes behind the first four"),
+           c10::str(found));
   }
   std::vector<std::int64_t> sizes(dims);
   for (std::size_t i = 0; i < bytes.size(); ++i) sizes[i / 4] = sizes[i / 4] << 8 | bytes[i];
   return sizes;
 }
 
-std::int64_t byte_count(const GzipReader& reader, const std::vector<std::int64_t>& sizes, std::size_t element_bytes) {
+std::int64_t byte_count(const GzipReader& reader, const std::vector<std::int64_t>& sizes,
+                        std::size_t element_bytes) {
   constexpr std::int64_t most = std::int64_t{1} << 42;
   auto count = static_cast<std::int64_t>(element_bytes);
   for (std::int64_t size : sizes) {
@@ -81,10 +87,13 @@ std::vector<std::byte> read_elements(GzipReader& reader, std::int64_t expected) 
   std::vector<std::byte> bytes;
   while (static_cast<std::int64_t>(bytes.size()) < expected) {
     const std::size_t before = bytes.size();
-    bytes.resize(before + static_cast<std::size_t>(std::min(piece, expected - static_cast<std::int64_t>(before))));
+    bytes.resize(before + static_cast<std::size_t>(
+                              std::min(piece, expected - static_cast<std::int64_t>(before))));
     const std::size_t wanted = bytes.size() - before;
     const std::size_t found = reader.read(std::span(bytes).subspan(before));
-    if (found < wanted) refuse(reader, c10::str(expected, " bytes of elements"), c10::str(before + found, " (truncated)"));
+    if (found < wanted)
+      refuse(reader, c10::str(expected, " bytes of elements"),
+             c10::str(before + found, " (truncated)"));
   }
   std::array<std::byte, 1> more{};
   if (reader.read(more) > 0) refuse(reader, c10::str(expected, " bytes of elements"), "more");
@@ -99,15 +108,18 @@ void swap_to_host(std::vector<std::byte>& bytes, std::size_t element_bytes) {
   }
 }
 
-at::Tensor read(const std::filesystem::path& file, std::optional<Magic> expected, const char* kind) {
+at::Tensor read(const std::filesystem::path& file, std::optional<Magic> expected,
+                const char* kind) {
   GzipReader reader(file);
   Magic magic{};
-  if (std::size_t found = reader.read(std::as_writable_bytes(std::span(magic))); found < magic.size()) {
+  if (std::size_t found = reader.read(std::as_writable_bytes(std::span(magic)));
+      found < magic.size()) {
     refuse(reader, "an IDX file (four bytes or more)", c10::str(found, " bytes"));
   }
   const at::ScalarType type = type_of(reader, magic);
   if (expected && magic != *expected) {
-    refuse(reader, c10::str("an IDX file of ", kind, " (first bytes ", hexadecimal(*expected), ")"), hexadecimal(magic));
+    refuse(reader, c10::str("an IDX file of ", kind, " (first bytes ", hexadecimal(*expected), ")"),
+           hexadecimal(magic));
   }
   const std::vector<std::int64_t> sizes = read_sizes(reader, magic[3]);
   const std::size_t element_bytes = c10::elementSize(type);
@@ -122,8 +134,12 @@ at::Tensor read(const std::filesystem::path& file, std::optional<Magic> expected
 
 at::Tensor read_idx(const std::filesystem::path& file) { return read(file, std::nullopt, ""); }
 
-at::Tensor read_idx_images(const std::filesystem::path& file) { return read(file, Magic{0, 0, byte_code, 3}, "images"); }
+at::Tensor read_idx_images(const std::filesystem::path& file) {
+  return read(file, Magic{0, 0, byte_code, 3}, "images");
+}
 
-at::Tensor read_idx_labels(const std::filesystem::path& file) { return read(file, Magic{0, 0, byte_code, 1}, "labels"); }
+at::Tensor read_idx_labels(const std::filesystem::path& file) {
+  return read(file, Magic{0, 0, byte_code, 1}, "labels");
+}
 
 }  // namespace lockstep::data

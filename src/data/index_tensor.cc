@@ -4,12 +4,14 @@
 
 namespace lockstep::data {
 
-at::Tensor index_tensor(c10::ArrayRef<std::size_t> indices, std::size_t size, std::string_view dataset) {
+at::Tensor index_tensor(c10::ArrayRef<std::size_t> indices, std::size_t size,
+                        std::string_view dataset) {
   at::Tensor tensor = at::empty(static_cast<std::int64_t>(indices.size()), at::kLong);
   auto* values = tensor.mutable_data_ptr<std::int64_t>();
   for (std::size_t index : indices) {
     if (index >= size) {
-      throw InvalidArgument(c10::str(dataset, ": expected an index below ", size, ", found ", index));
+      throw InvalidArgument(
+          c10::str(dataset, ": expected an index below ", size, ", found ", index));
     }
     *values++ = static_cast<std::int64_t>(index);
   }

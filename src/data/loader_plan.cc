@@ -9,8 +9,9 @@ namespace {
 
 Sampler sampler_for(std::int64_t samples, const LoaderOptions& options) {
   if (options.batch_size < 1 || options.workers < 0 || options.prefetch < 1) {
-    throw InvalidArgument(c10::str("loader: expected batch_size >= 1, workers >= 0 and prefetch >= 1, found ",
-                                   options.batch_size, ", ", options.workers, " and ", options.prefetch));
+    throw InvalidArgument(
+        c10::str("loader: expected batch_size >= 1, workers >= 0 and prefetch >= 1, found ",
+                 options.batch_size, ", ", options.workers, " and ", options.prefetch));
   }
   return Sampler(samples, {.rank = options.group.rank(),
                            .world = options.group.size(),
@@ -22,7 +23,8 @@ Sampler sampler_for(std::int64_t samples, const LoaderOptions& options) {
 
 void check_equal(const char* field, std::uint64_t expected, std::uint64_t found) {
   if (expected != found) {
-    throw BadInput(c10::str("resuming a loader: expected ", field, " ", expected, ", found ", found));
+    throw BadInput(
+        c10::str("resuming a loader: expected ", field, " ", expected, ", found ", found));
   }
 }
 
@@ -34,14 +36,17 @@ LoaderPlan::LoaderPlan(std::int64_t samples, const LoaderOptions& options)
       batches_((sampler_.size() + (options.drop_last ? 0 : batch_size_ - 1)) / batch_size_) {
   if (samples == 0) throw BadInput("loader: expected a dataset with samples, found an empty one");
   if (options.drop_last && batches_ == 0) {
-    throw BadInput(c10::str("loader: expected ", batch_size_ * options.group.size(), " samples or more, a batch of ", batch_size_,
-                            " for each of ", options.group.size(), " ranks (drop_last), found ", samples));
+    throw BadInput(c10::str("loader: expected ", batch_size_ * options.group.size(),
+                            " samples or more, a batch of ", batch_size_, " for each of ",
+                            options.group.size(), " ranks (drop_last), found ", samples));
   }
 }
 
-c10::ArrayRef<std::size_t> LoaderPlan::piece(const std::vector<std::size_t>& order, std::int64_t batch) const {
+c10::ArrayRef<std::size_t> LoaderPlan::piece(const std::vector<std::size_t>& order,
+                                             std::int64_t batch) const {
   const auto begin = static_cast<std::size_t>(batch * batch_size_);
-  return c10::ArrayRef(order).slice(begin, std::min(static_cast<std::size_t>(batch_size_), order.size() - begin));
+  return c10::ArrayRef(order).slice(
+      begin, std::min(static_cast<std::size_t>(batch_size_), order.size() - begin));
 }
 
 LoaderState LoaderPlan::state_at(std::int64_t epoch, std::int64_t batches) const {
@@ -58,13 +63,15 @@ LoaderState LoaderPlan::state_at(std::int64_t epoch, std::int64_t batches) const
 void LoaderPlan::check(const LoaderState& state) const {
   const LoaderState own = state_at(0, 0);
   check_equal("seed", own.seed, state.seed);
-  check_equal("samples", static_cast<std::uint64_t>(own.samples), static_cast<std::uint64_t>(state.samples));
-  check_equal("global_batch", static_cast<std::uint64_t>(own.global_batch), static_cast<std::uint64_t>(state.global_batch));
+  check_equal("samples", static_cast<std::uint64_t>(own.samples),
+              static_cast<std::uint64_t>(state.samples));
+  check_equal("global_batch", static_cast<std::uint64_t>(own.global_batch),
+              static_cast<std::uint64_t>(state.global_batch));
   check_equal("shuffle", own.shuffle, state.shuffle);
   check_equal("drop_last", own.drop_last, state.drop_last);
   if (state.epoch < 0 || state.batches < 0 || state.batches > batches_) {
-    throw BadInput(c10::str("resuming a loader: expected an epoch >= 0 and 0 to ", batches_, " batches, found ", state.epoch,
-                            " and ", state.batches));
+    throw BadInput(c10::str("resuming a loader: expected an epoch >= 0 and 0 to ", batches_,
+                            " batches, found ", state.epoch, " and ", state.batches));
   }
 }
 

@@ -31,7 +31,8 @@ class Fields {
     if (field == values_.end()) refuse("a field " + name, "none");
     const std::string text = field->second;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (error != std::errc() || end != text.data() + text.size()) refuse(name + " to be a number", "\"" + text + "\"");
+    if (error != std::errc() || end != text.data() + text.size())
+      refuse(name + " to be a number", "\"" + text + "\"");
     values_.erase(field);
   }
 

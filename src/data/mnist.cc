@@ -12,7 +12,8 @@ std::filesystem::path find(const std::filesystem::path& folder, const std::strin
   for (const std::string& candidate : {name, name + ".gz"}) {
     if (std::filesystem::exists(folder / candidate)) return folder / candidate;
   }
-  throw BadInput("reading MNIST in " + folder.string() + ": expected " + name + " or " + name + ".gz, found neither");
+  throw BadInput("reading MNIST in " + folder.string() + ": expected " + name + " or " + name +
+                 ".gz, found neither");
 }
 
 void check_labels(const at::Tensor& labels, const std::filesystem::path& file) {
@@ -20,7 +21,8 @@ void check_labels(const at::Tensor& labels, const std::filesystem::path& file) {
   const std::int64_t at = labels.argmax().item<std::int64_t>();
   const int largest = labels[at].item<std::uint8_t>();
   if (largest > 9) {
-    throw BadInput(c10::str("reading ", file.string(), ": expected labels 0 to 9, found ", largest, " as number ", at));
+    throw BadInput(c10::str("reading ", file.string(), ": expected labels 0 to 9, found ", largest,
+                            " as number ", at));
   }
 }
 
@@ -33,8 +35,9 @@ Images mnist(const std::filesystem::path& folder, MnistOptions options) {
   at::Tensor images = read_idx_images(image_file);
   at::Tensor labels = read_idx_labels(label_file);
   if (images.size(0) != labels.size(0)) {
-    throw BadInput(c10::str("reading ", label_file.string(), ": expected ", images.size(0), " labels as there are images in ",
-                            image_file.string(), ", found ", labels.size(0)));
+    throw BadInput(c10::str("reading ", label_file.string(), ": expected ", images.size(0),
+                            " labels as there are images in ", image_file.string(), ", found ",
+                            labels.size(0)));
   }
   check_labels(labels, label_file);
   return Images(std::move(images), std::move(labels), options.mean, options.deviation);

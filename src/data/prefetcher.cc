@@ -7,14 +7,16 @@
 
 namespace lockstep::data {
 
-Prefetcher::Prefetcher(std::int64_t begin, std::int64_t end, std::vector<Make> workers, std::int64_t ahead)
+Prefetcher::Prefetcher(std::int64_t begin, std::int64_t end, std::vector<Make> workers,
+                       std::int64_t ahead)
     : end_(end),
       taken_(begin),
       claimed_(begin),
       slots_(static_cast<std::size_t>(std::max<std::int64_t>(1, ahead))) {
   threads_.reserve(workers.size());
   for (Make& make : workers) {
-    threads_.emplace_back([this, make = std::move(make)](const std::stop_token& stop) { work(stop, make); });
+    threads_.emplace_back(
+        [this, make = std::move(make)](const std::stop_token& stop) { work(stop, make); });
   }
 }
 
@@ -24,7 +26,9 @@ Prefetcher::Prefetcher(std::int64_t begin, std::int64_t end, Make make)
 void Prefetcher::work(const std::stop_token& stop, const Make& make) {
   use_single_thread();
   std::unique_lock lock(mutex_);
-  auto has_room = [&] { return claimed_ < end_ && claimed_ - taken_ < static_cast<std::int64_t>(slots_.size()); };
+  auto has_room = [&] {
+    return claimed_ < end_ && claimed_ - taken_ < static_cast<std::int64_t>(slots_.size());
+  };
   while (room_.wait(lock, stop, has_room) && !stop.stop_requested()) {
     const std::int64_t number = claimed_++;
     lock.unlock();

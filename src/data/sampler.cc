@@ -8,10 +8,12 @@ namespace lockstep::data {
 namespace {
 
 std::int64_t size_for(std::int64_t samples, const SamplerOptions& options) {
-  if (samples < 0 || options.rank < 0 || options.rank >= options.world || (options.drop_last && options.uneven)) {
-    throw InvalidArgument(c10::str("Sampler: expected samples >= 0, rank in [0, world) and not both drop_last and uneven, ",
-                                   "found samples ", samples, ", rank ", options.rank, ", world ", options.world,
-                                   ", drop_last ", options.drop_last, ", uneven ", options.uneven));
+  if (samples < 0 || options.rank < 0 || options.rank >= options.world ||
+      (options.drop_last && options.uneven)) {
+    throw InvalidArgument(c10::str(
+        "Sampler: expected samples >= 0, rank in [0, world) and not both drop_last and uneven, ",
+        "found samples ", samples, ", rank ", options.rank, ", world ", options.world,
+        ", drop_last ", options.drop_last, ", uneven ", options.uneven));
   }
   const std::int64_t whole = samples / options.world;
   const std::int64_t left = samples % options.world;
@@ -22,7 +24,8 @@ std::int64_t size_for(std::int64_t samples, const SamplerOptions& options) {
 // Place -> sample, for all ranks.
 at::Tensor global_order(std::int64_t samples, const SamplerOptions& options, std::int64_t epoch) {
   if (!options.shuffle) return at::arange(samples, at::kLong);
-  at::Generator generator = at::detail::createCPUGenerator(options.seed + static_cast<std::uint64_t>(epoch));
+  at::Generator generator =
+      at::detail::createCPUGenerator(options.seed + static_cast<std::uint64_t>(epoch));
   return at::randperm(samples, generator, at::kLong);
 }
 

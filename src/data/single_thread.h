@@ -2,7 +2,8 @@
 
 namespace lockstep::data {
 
-// From now on LibTorch's operations in this thread use this thread only, and no other thread's count changes.
+// From now on LibTorch's operations in this thread use this thread only, and no other thread's
+// count changes.
 void use_single_thread();
 
 }  // namespace lockstep::data

@@ -12,22 +12,27 @@ namespace {
 
 namespace fs = std::filesystem;
 
-[[noreturn]] void refuse(const fs::path& path, const std::string& expected, const std::string& found) {
+[[noreturn]] void refuse(const fs::path& path, const std::string& expected,
+                         const std::string& found) {
   throw BadInput("reading " + path.string() + ": expected " + expected + ", found " + found);
 }
 
 bool chosen(const fs::path& file, const std::vector<std::string>& extensions) {
   if (extensions.empty()) return true;
   const std::string name = file.filename().string();
-  return std::ranges::any_of(extensions, [&](const std::string& extension) { return name.ends_with(extension); });
+  return std::ranges::any_of(
+      extensions, [&](const std::string& extension) { return name.ends_with(extension); });
 }
 
-std::vector<fs::path> files_below(const fs::path& folder, const std::vector<std::string>& extensions) {
+std::vector<fs::path> files_below(const fs::path& folder,
+                                  const std::vector<std::string>& extensions) {
   std::vector<fs::path> files;
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder)) {
     if (entry.is_regular_file() && chosen(entry.path(), extensions)) files.push_back(entry.path());
   }
-  std::ranges::sort(files, {}, [&](const fs::path& file) { return file.lexically_relative(folder).generic_string(); });
+  std::ranges::sort(files, {}, [&](const fs::path& file) {
+    return file.lexically_relative(folder).generic_string();
+  });
   return files;
 }
 
@@ -39,7 +44,8 @@ void append(std::string& text, const fs::path& file) {
   if (stream.bad()) refuse(file, "a readable file", std::generic_category().message(errno));
 }
 
-Vocabulary vocabulary_for(const std::string& text, const std::string& source, const TextOptions& options) {
+Vocabulary vocabulary_for(const std::string& text, const std::string& source,
+                          const TextOptions& options) {
   if (options.vocabulary) return *options.vocabulary;
   return options.bytes ? Vocabulary::bytes() : Vocabulary::characters(text, source);
 }
@@ -66,13 +72,15 @@ std::string read_text(const fs::path& path, const std::vector<std::string>& exte
 
 Text load_text(const fs::path& path, const TextOptions& options) {
   if (!(options.validation >= 0 && options.validation < 1)) {
-    throw InvalidArgument(c10::str("load_text: expected a validation part in [0, 1), found ", options.validation));
+    throw InvalidArgument(
+        c10::str("load_text: expected a validation part in [0, 1), found ", options.validation));
   }
   const std::string all = read_text(path, options.extensions);
   Text result{vocabulary_for(all, path.string(), options), {}, {}};
   const at::Tensor tokens = result.vocabulary.encode(all, path.string());
   const auto count = tokens.size(0);
-  const auto train = static_cast<std::int64_t>(static_cast<double>(count) * (1 - options.validation));
+  const auto train =
+      static_cast<std::int64_t>(static_cast<double>(count) * (1 - options.validation));
   result.train = tokens.narrow(0, 0, train);
   result.validation = tokens.narrow(0, train, count - train);
   return result;

@@ -13,7 +13,7 @@ struct TorchSampler::State {
   lockstep::data::Sampler sampler;
   std::int64_t epoch = 0;
   std::size_t index = 0;
-  bool begun = false;                                // next() was called since the last reset
+  bool begun = false;                                  // next() was called since the last reset
   std::optional<std::vector<std::size_t>> order = {};  // of this epoch, once it is needed
 };
 
@@ -24,12 +24,9 @@ using Field = std::pair<std::string, std::int64_t>;
 // What the saver and the loader must agree in.
 std::vector<Field> fields(const Sampler& sampler) {
   const SamplerOptions& options = sampler.options();
-  return {{"samples", sampler.samples()},
-          {"rank", options.rank},
-          {"world", options.world},
-          {"seed", static_cast<std::int64_t>(options.seed)},
-          {"shuffle", options.shuffle},
-          {"drop_last", options.drop_last},
+  return {{"samples", sampler.samples()}, {"rank", options.rank},
+          {"world", options.world},       {"seed", static_cast<std::int64_t>(options.seed)},
+          {"shuffle", options.shuffle},   {"drop_last", options.drop_last},
           {"uneven", options.uneven}};
 }
 
@@ -43,9 +40,12 @@ std::int64_t read(torch::serialize::InputArchive& archive, const std::string& ke
 
 }  // namespace
 
-TorchSampler::TorchSampler(lockstep::data::Sampler sampler) : state_(std::make_shared<State>(State{sampler})) {}
+TorchSampler::TorchSampler(lockstep::data::Sampler sampler)
+    : state_(std::make_shared<State>(State{sampler})) {}
 
-void TorchSampler::set_epoch(std::int64_t epoch) { *state_ = State{.sampler = state_->sampler, .epoch = epoch}; }
+void TorchSampler::set_epoch(std::int64_t epoch) {
+  *state_ = State{.sampler = state_->sampler, .epoch = epoch};
+}
 
 std::int64_t TorchSampler::epoch() const { return state_->epoch; }
 
@@ -60,7 +60,8 @@ void TorchSampler::reset(std::optional<std::size_t> new_size) {
   state.begun = false;
   state.order.reset();
   if (!new_size) return;
-  state.sampler = lockstep::data::Sampler(static_cast<std::int64_t>(*new_size), state.sampler.options());
+  state.sampler =
+      lockstep::data::Sampler(static_cast<std::int64_t>(*new_size), state.sampler.options());
   state.index = 0;
 }
 
@@ -85,15 +86,18 @@ void TorchSampler::load(torch::serialize::InputArchive& archive) {
   for (const auto& [key, expected] : fields(state_->sampler)) {
     const std::int64_t found = read(archive, key);
     if (found != expected) {
-      throw BadInput(c10::str("loading a TorchSampler: expected ", key, " ", expected, ", found ", found));
+      throw BadInput(
+          c10::str("loading a TorchSampler: expected ", key, " ", expected, ", found ", found));
     }
   }
   const std::int64_t epoch = read(archive, "epoch");
   const std::int64_t index = read(archive, "index");
   if (index < 0 || index > state_->sampler.size()) {
-    throw BadInput(c10::str("loading a TorchSampler: expected an index from 0 to ", state_->sampler.size(), ", found ", index));
+    throw BadInput(c10::str("loading a TorchSampler: expected an index from 0 to ",
+                            state_->sampler.size(), ", found ", index));
   }
-  *state_ = State{.sampler = state_->sampler, .epoch = epoch, .index = static_cast<std::size_t>(index)};
+  *state_ =
+      State{.sampler = state_->sampler, .epoch = epoch, .index = static_cast<std::size_t>(index)};
 }
 
 }  // namespace lockstep::data

@@ -39,7 +39,8 @@ std::string to_utf8(char32_t code_point) {
 std::string described(char32_t code_point) {
   std::array<char, 16> number{};
   std::snprintf(number.data(), number.size(), "U+%04X", static_cast<unsigned>(code_point));
-  const bool prints = code_point > 0x20 && code_point != 0x7f && !(code_point >= 0x80 && code_point < 0xa0);
+  const bool prints =
+      code_point > 0x20 && code_point != 0x7f && !(code_point >= 0x80 && code_point < 0xa0);
   return prints ? "'" + to_utf8(code_point) + "' (" + number.data() + ")" : number.data();
 }
 
@@ -47,8 +48,10 @@ std::string position(std::string_view text, std::size_t offset) {
   const std::string_view before = text.substr(0, offset);
   const auto line = std::ranges::count(before, '\n') + 1;
   const std::size_t begin = before.rfind('\n') + 1;  // npos + 1 is 0
-  const auto column = std::ranges::count_if(before.substr(begin), [](char byte) { return !continues(byte); }) + 1;
-  return "offset " + std::to_string(offset) + " (line " + std::to_string(line) + ", column " + std::to_string(column) + ")";
+  const auto column =
+      std::ranges::count_if(before.substr(begin), [](char byte) { return !continues(byte); }) + 1;
+  return "offset " + std::to_string(offset) + " (line " + std::to_string(line) + ", column " +
+         std::to_string(column) + ")";
 }
 
 }  // namespace lockstep::data

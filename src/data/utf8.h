@@ -1,4 +1,5 @@
-// UTF-8, one character at a time (RFC 3629): no overlong forms, no surrogates, nothing above U+10FFFF.
+// UTF-8, one character at a time (RFC 3629): no overlong forms, no surrogates, nothing above
+// U+10FFFF.
 #pragma once
 
 #include <cstddef>

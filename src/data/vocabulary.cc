@@ -19,7 +19,8 @@ void for_each_character(std::string_view text, std::string_view source, Take tak
   for (std::size_t offset = 0; offset < text.size();) {
     const auto character = first_character(text.substr(offset));
     if (!character) {
-      throw BadInput(c10::str("reading ", source, ": expected UTF-8 text, found another byte at ", position(text, offset)));
+      throw BadInput(c10::str("reading ", source, ": expected UTF-8 text, found another byte at ",
+                              position(text, offset)));
     }
     take(character->code_point, offset);
     offset += character->bytes;
@@ -34,16 +35,19 @@ at::Tensor to_tensor(const std::vector<Token>& tokens, at::ScalarType type) {
 }
 
 template <class Token>
-std::vector<Token> tokens_of(std::string_view text, std::string_view source, const std::vector<char32_t>& symbols) {
+std::vector<Token> tokens_of(std::string_view text, std::string_view source,
+                             const std::vector<char32_t>& symbols) {
   std::vector<std::int32_t> token_of(symbols.back() + 1, -1);
-  for (std::size_t i = 0; i < symbols.size(); ++i) token_of[symbols[i]] = static_cast<std::int32_t>(i);
+  for (std::size_t i = 0; i < symbols.size(); ++i)
+    token_of[symbols[i]] = static_cast<std::int32_t>(i);
   std::vector<Token> tokens;
   tokens.reserve(text.size());
   for_each_character(text, source, [&](char32_t character, std::size_t offset) {
     const std::int32_t token = character < token_of.size() ? token_of[character] : -1;
     if (token < 0) {
       throw BadInput(c10::str("reading ", source, ": expected one of the ", symbols.size(),
-                              " characters of the vocabulary, found ", described(character), " at ", position(text, offset)));
+                              " characters of the vocabulary, found ", described(character), " at ",
+                              position(text, offset)));
     }
     tokens.push_back(static_cast<Token>(token));
   });
@@ -56,8 +60,10 @@ Vocabulary Vocabulary::bytes() { return {}; }
 
 Vocabulary Vocabulary::characters(std::string_view text, std::string_view source) {
   std::set<char32_t> found;
-  for_each_character(text, source, [&](char32_t character, std::size_t) { found.insert(character); });
-  if (found.empty()) throw BadInput(c10::str("reading ", source, ": expected some text, found none"));
+  for_each_character(text, source,
+                     [&](char32_t character, std::size_t) { found.insert(character); });
+  if (found.empty())
+    throw BadInput(c10::str("reading ", source, ": expected some text, found none"));
   Vocabulary vocabulary;
   vocabulary.symbols_.assign(found.begin(), found.end());
   return vocabulary;
@@ -76,11 +82,15 @@ Vocabulary Vocabulary::from_text(std::string_view text) {
     Vocabulary vocabulary = characters(text.substr(characters_text.size()), "a vocabulary");
     if (vocabulary.to_text() == text) return vocabulary;
   }
-  throw BadInput("reading a vocabulary: expected \"bytes\", or \"characters:\" and characters in ascending order, found \"" +
-                 std::string(text.substr(0, 40)) + "\"");
+  throw BadInput(
+      "reading a vocabulary: expected \"bytes\", or \"characters:\" and characters in ascending "
+      "order, found \"" +
+      std::string(text.substr(0, 40)) + "\"");
 }
 
-std::int64_t Vocabulary::size() const { return is_bytes() ? 256 : static_cast<std::int64_t>(symbols_.size()); }
+std::int64_t Vocabulary::size() const {
+  return is_bytes() ? 256 : static_cast<std::int64_t>(symbols_.size());
+}
 
 at::Tensor Vocabulary::encode(std::string_view text, std::string_view source) const {
   if (is_bytes()) return to_tensor(std::vector<std::uint8_t>(text.begin(), text.end()), at::kByte);
@@ -91,11 +101,14 @@ at::Tensor Vocabulary::encode(std::string_view text, std::string_view source) co
 std::string Vocabulary::decode(const at::Tensor& tokens) const {
   const at::Tensor all = tokens.to(at::kCPU, at::kLong).contiguous().view(-1);
   std::string text;
-  for (std::int64_t token : c10::ArrayRef(all.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(all.numel()))) {
+  for (std::int64_t token :
+       c10::ArrayRef(all.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(all.numel()))) {
     if (token < 0 || token >= size()) {
-      throw InvalidArgument(c10::str("Vocabulary::decode: expected tokens from 0 to ", size() - 1, ", found ", token));
+      throw InvalidArgument(c10::str("Vocabulary::decode: expected tokens from 0 to ", size() - 1,
+                                     ", found ", token));
     }
-    text += is_bytes() ? std::string(1, static_cast<char>(token)) : to_utf8(symbols_[static_cast<std::size_t>(token)]);
+    text += is_bytes() ? std::string(1, static_cast<char>(token))
+                       : to_utf8(symbols_[static_cast<std::size_t>(token)]);
   }
   return text;
 }

@@ -20,8 +20,8 @@ GptOptions checked(GptOptions options) {
   positive("block", options.block);
   positive("vocabulary", options.vocabulary);
   if (options.width % options.heads != 0) {
-    throw InvalidArgument(
-        c10::str("Gpt: expected a width that ", options.heads, " heads divide, found ", options.width));
+    throw InvalidArgument(c10::str("Gpt: expected a width that ", options.heads,
+                                   " heads divide, found ", options.width));
   }
   if (!(options.dropout >= 0 && options.dropout < 1)) {
     throw InvalidArgument(c10::str("Gpt: expected dropout in [0, 1), found ", options.dropout));
@@ -32,12 +32,16 @@ GptOptions checked(GptOptions options) {
 void initialise(torch::nn::Module& module, std::int64_t layers) {
   constexpr double deviation = 0.02;
   const double residual_deviation = deviation / std::sqrt(2.0 * static_cast<double>(layers));
-  auto ends_with = [](const std::string& name, std::string_view end) { return name.ends_with(end); };
+  auto ends_with = [](const std::string& name, std::string_view end) {
+    return name.ends_with(end);
+  };
   for (auto& item : module.named_parameters()) {
     if (ends_with(item.key(), ".bias")) {
       torch::nn::init::zeros_(item.value());
     } else if (item.value().dim() == 2) {
-      torch::nn::init::normal_(item.value(), 0.0, ends_with(item.key(), "c_proj.weight") ? residual_deviation : deviation);
+      torch::nn::init::normal_(
+          item.value(), 0.0,
+          ends_with(item.key(), "c_proj.weight") ? residual_deviation : deviation);
     }
   }
 }
@@ -85,23 +89,25 @@ at::Tensor GptImpl::forward(const at::Tensor& ids) {
 }
 
 at::Tensor GptImpl::loss(const at::Tensor& ids, const at::Tensor& targets) {
-  return at::cross_entropy_loss(forward(ids).view({-1, options_.vocabulary}), targets.reshape(-1), /*weight=*/{},
-                                at::Reduction::Mean, /*ignore_index=*/-1);
+  return at::cross_entropy_loss(forward(ids).view({-1, options_.vocabulary}), targets.reshape(-1),
+                                /*weight=*/{}, at::Reduction::Mean, /*ignore_index=*/-1);
 }
 
 at::Tensor GptImpl::generate(at::Tensor ids, std::int64_t count, const GenerateOptions& options) {
   if (ids.dim() != 2 || ids.size(1) < 1) {
-    throw InvalidArgument(c10::str("Gpt::generate: expected ids of [rows, one token or more], found ", ids.sizes()));
+    throw InvalidArgument(
+        c10::str("Gpt::generate: expected ids of [rows, one token or more], found ", ids.sizes()));
   }
   if (!(options.temperature >= 0) || options.top_k < 0) {
-    throw InvalidArgument(c10::str("Gpt::generate: expected temperature and top_k >= 0, found ", options.temperature,
-                                   " and ", options.top_k));
+    throw InvalidArgument(c10::str("Gpt::generate: expected temperature and top_k >= 0, found ",
+                                   options.temperature, " and ", options.top_k));
   }
   c10::NoGradGuard no_grad;
   const bool was_training = is_training();
   eval();
   try {
-    for (std::int64_t i = 0; i < count; ++i) ids = at::cat({ids, next_token(ids, options)}, /*dim=*/1);
+    for (std::int64_t i = 0; i < count; ++i)
+      ids = at::cat({ids, next_token(ids, options)}, /*dim=*/1);
   } catch (...) {
     train(was_training);
     throw;
@@ -110,9 +116,13 @@ at::Tensor GptImpl::generate(at::Tensor ids, std::int64_t count, const GenerateO
   return ids;
 }
 
-std::vector<Alias> GptImpl::aliases() const { return {{"lm_head.weight", "transformer.wte.weight"}}; }
+std::vector<Alias> GptImpl::aliases() const {
+  return {{"lm_head.weight", "transformer.wte.weight"}};
+}
 
-at::Tensor GptImpl::head(const at::Tensor& x) const { return at::linear(x, transformer->wte->weight); }
+at::Tensor GptImpl::head(const at::Tensor& x) const {
+  return at::linear(x, transformer->wte->weight);
+}
 
 at::Tensor GptImpl::next_token(const at::Tensor& ids, const GenerateOptions& options) {
   const std::int64_t seen = std::min(ids.size(1), options_.block);

@@ -11,7 +11,8 @@ void check(const MlpOptions& options) {
   bool positive = true;
   for (std::int64_t size : options.sizes) positive = positive && size > 0;
   if (options.sizes.size() < 2 || !positive) {
-    throw InvalidArgument(c10::str("Mlp: expected at least two positive sizes, found [", at::IntArrayRef(options.sizes), "]"));
+    throw InvalidArgument(c10::str("Mlp: expected at least two positive sizes, found [",
+                                   at::IntArrayRef(options.sizes), "]"));
   }
 }
 

@@ -14,8 +14,8 @@ std::string joined(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : prefix + "." + name;
 }
 
-void collect(const torch::nn::Module& module, const std::string& prefix, std::vector<NamedTensor>& tensors,
-             std::vector<Alias>& aliases) {
+void collect(const torch::nn::Module& module, const std::string& prefix,
+             std::vector<NamedTensor>& tensors, std::vector<Alias>& aliases) {
   for (const auto& item : module.named_parameters(/*recurse=*/false)) {
     tensors.push_back({joined(prefix, item.key()), item.value().detach()});
   }
@@ -30,7 +30,8 @@ void collect(const torch::nn::Module& module, const std::string& prefix, std::ve
   for (const Alias& alias : tied->aliases()) {
     const std::string registered = joined(prefix, alias.registered);
     for (std::size_t i = 0, count = tensors.size(); i < count; ++i) {
-      if (tensors[i].name == registered) tensors.push_back({joined(prefix, alias.name), tensors[i].tensor});
+      if (tensors[i].name == registered)
+        tensors.push_back({joined(prefix, alias.name), tensors[i].tensor});
     }
     aliases.push_back({joined(prefix, alias.name), registered});
   }
@@ -76,13 +77,15 @@ void load_exported(torch::nn::Module& module, const std::map<std::string, at::Te
     known.insert(own.name);
     auto alias = registered_of.find(own.name);
     const std::string& registered = alias == registered_of.end() ? own.name : alias->second;
-    Assignment& assignment = by_registered.try_emplace(registered, Assignment{own.tensor, {}, {}}).first->second;
+    Assignment& assignment =
+        by_registered.try_emplace(registered, Assignment{own.tensor, {}, {}}).first->second;
     auto given = tensors.find(own.name);
     if (given == tensors.end()) continue;
     check_shape(own.name, own.tensor, given->second);
     at::Tensor converted = given->second.detach().to(own.tensor.options());
     if (assignment.from.defined() && !assignment.from.equal(converted)) {
-      refuse(own.name + " is tied to " + assignment.from_name + ": expected equal values, found different ones");
+      refuse(own.name + " is tied to " + assignment.from_name +
+             ": expected equal values, found different ones");
     }
     assignment.from = std::move(converted);
     assignment.from_name = own.name;
@@ -91,7 +94,8 @@ void load_exported(torch::nn::Module& module, const std::map<std::string, at::Te
     if (!assignment.from.defined()) refuse("expected a tensor named " + name + ", found none");
   }
   for (const auto& [name, tensor] : tensors) {
-    if (!known.contains(name)) refuse("found a tensor named " + name + " that the model does not have");
+    if (!known.contains(name))
+      refuse("found a tensor named " + name + " that the model does not have");
   }
   for (auto& [name, assignment] : by_registered) assignment.to.copy_(assignment.from);
 }

@@ -28,13 +28,16 @@ struct Batch {
   at::ScalarType dtype;
   c10::Device device;
   std::vector<at::Tensor> parameters, gradients, averages, squares, greatest_squares, steps;
-  std::vector<std::pair<at::Tensor, at::Tensor>> stand_ins;   // a parameter with holes in its memory, and a dense copy
+  std::vector<std::pair<at::Tensor, at::Tensor>>
+      stand_ins;  // a parameter with holes in its memory, and a dense copy
   double last_step = 0;
 };
 
-// The kernel walks through the memory of a parameter's tensors side by side: they must be laid out alike.
+// The kernel walks through the memory of a parameter's tensors side by side: they must be laid out
+// alike.
 at::Tensor laid_out_as(const at::Tensor& tensor, const at::Tensor& like) {
-  bool fits = tensor.strides() == like.strides() && tensor.scalar_type() == like.scalar_type() && tensor.device() == like.device();
+  bool fits = tensor.strides() == like.strides() && tensor.scalar_type() == like.scalar_type() &&
+              tensor.device() == like.device();
   return fits ? tensor : at::empty_like(like).copy_(tensor);
 }
 
@@ -58,14 +61,16 @@ void Batch::add(const at::Tensor& parameter, AdamWParamState& state, bool amsgra
   // The kernel only reads the step, so parameters of one age share a tensor.
   auto step = static_cast<double>(state.step());
   bool same_age = !steps.empty() && last_step == step;
-  steps.push_back(same_age ? steps.back() : at::scalar_tensor(step, at::TensorOptions(at::kFloat).device(device)));
+  steps.push_back(same_age ? steps.back()
+                           : at::scalar_tensor(step, at::TensorOptions(at::kFloat).device(device)));
   last_step = step;
 }
 
 void Batch::run(const AdamWOptions& options) {
   auto [beta1, beta2] = options.betas();
-  at::_fused_adamw_(parameters, gradients, averages, squares, greatest_squares, steps, options.lr(), beta1, beta2,
-                    options.weight_decay(), options.eps(), options.amsgrad(), /*maximize=*/false);
+  at::_fused_adamw_(parameters, gradients, averages, squares, greatest_squares, steps, options.lr(),
+                    beta1, beta2, options.weight_decay(), options.eps(), options.amsgrad(),
+                    /*maximize=*/false);
   for (auto& [parameter, dense] : stand_ins) parameter.copy_(dense);
 }
 
@@ -75,8 +80,8 @@ Batch& batch_for(const at::Tensor& parameter, std::vector<Batch>& batches) {
   return batches.emplace_back(parameter);
 }
 
-AdamWParamState& prepare_state(std::unique_ptr<torch::optim::OptimizerParamState>& slot, const at::Tensor& parameter,
-                               bool amsgrad) {
+AdamWParamState& prepare_state(std::unique_ptr<torch::optim::OptimizerParamState>& slot,
+                               const at::Tensor& parameter, bool amsgrad) {
   if (!slot) {
     auto fresh = std::make_unique<AdamWParamState>();
     fresh->exp_avg(at::zeros_like(parameter, at::MemoryFormat::Preserve));
@@ -94,7 +99,8 @@ void check_gradients(const std::vector<torch::optim::OptimizerParamGroup>& group
     for (std::size_t i = 0; i < groups[group].params().size(); ++i) {
       const at::Tensor& gradient = groups[group].params()[i].grad();
       check(!gradient.defined() || gradient.layout() == at::kStrided,
-            "AdamW: parameter {} of group {} has a sparse gradient; dense ones are updated here", i, group);
+            "AdamW: parameter {} of group {} has a sparse gradient; dense ones are updated here", i,
+            group);
     }
   }
 }
@@ -114,7 +120,8 @@ at::Tensor AdamW::step(LossClosure closure) {
     std::vector<Batch> batches;
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
-      auto& state = prepare_state(state_[parameter.unsafeGetTensorImpl()], parameter, options.amsgrad());
+      auto& state =
+          prepare_state(state_[parameter.unsafeGetTensorImpl()], parameter, options.amsgrad());
       batch_for(parameter, batches).add(parameter, state, options.amsgrad());
     }
     for (Batch& batch : batches) batch.run(options);

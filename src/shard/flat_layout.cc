@@ -21,20 +21,25 @@ std::int64_t count_elements(const TensorSpec& tensor) {
 FlatLayout::FlatLayout(std::span<const TensorSpec> tensors, FlatOptions options) {
   if (!tensors.empty()) dtype_ = tensors.front().dtype;
   auto element = static_cast<std::int64_t>(c10::elementSize(dtype_));
-  check(options.alignment >= 1 && (options.alignment % element == 0 || element % options.alignment == 0),
-        "flat layout: alignment must be a multiple of an element's {} bytes, found {}", element, options.alignment);
-  for (const TensorSpec& tensor : tensors) place(tensor, std::max<std::int64_t>(1, options.alignment / element));
+  check(options.alignment >= 1 &&
+            (options.alignment % element == 0 || element % options.alignment == 0),
+        "flat layout: alignment must be a multiple of an element's {} bytes, found {}", element,
+        options.alignment);
+  for (const TensorSpec& tensor : tensors)
+    place(tensor, std::max<std::int64_t>(1, options.alignment / element));
   numel_ = round_up(numel_, options.multiple);
 }
 
 void FlatLayout::place(const TensorSpec& tensor, std::int64_t alignment) {
-  check(tensor.dtype == dtype_, "flat layout: {} is {}, but {} is {}", tensor.name, c10::toString(tensor.dtype),
-        entries_.empty() ? "" : entries_.front().name, c10::toString(dtype_));
+  check(tensor.dtype == dtype_, "flat layout: {} is {}, but {} is {}", tensor.name,
+        c10::toString(tensor.dtype), entries_.empty() ? "" : entries_.front().name,
+        c10::toString(dtype_));
   FlatEntry entry{tensor.name, tensor.sizes, count_elements(tensor), 0, false};
   auto same = std::find(identities_.begin(), identities_.end(), tensor.identity);
   if (tensor.identity != nullptr && same != identities_.end()) {
     const FlatEntry& first = entries_[static_cast<std::size_t>(same - identities_.begin())];
-    check(first.sizes == tensor.sizes, "flat layout: {} is tied to {} but has other sizes", tensor.name, first.name);
+    check(first.sizes == tensor.sizes, "flat layout: {} is tied to {} but has other sizes",
+          tensor.name, first.name);
     entry.offset = first.offset;
     entry.tied = true;
   } else {
@@ -46,7 +51,9 @@ void FlatLayout::place(const TensorSpec& tensor, std::int64_t alignment) {
   entries_.push_back(std::move(entry));
 }
 
-std::int64_t FlatLayout::bytes() const { return numel_ * static_cast<std::int64_t>(c10::elementSize(dtype_)); }
+std::int64_t FlatLayout::bytes() const {
+  return numel_ * static_cast<std::int64_t>(c10::elementSize(dtype_));
+}
 
 std::vector<FlatSlice> FlatLayout::slices_in(Range range) const {
   std::vector<FlatSlice> slices;
@@ -54,7 +61,9 @@ std::vector<FlatSlice> FlatLayout::slices_in(Range range) const {
     const FlatEntry& entry = entries_[i];
     Range part = intersect({entry.offset, entry.offset + entry.numel}, range);
     if (entry.tied || part.empty()) continue;
-    slices.push_back({static_cast<int>(i), {part.begin - entry.offset, part.end - entry.offset}, part.begin - range.begin});
+    slices.push_back({static_cast<int>(i),
+                      {part.begin - entry.offset, part.end - entry.offset},
+                      part.begin - range.begin});
   }
   return slices;
 }

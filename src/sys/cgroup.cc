@@ -52,7 +52,7 @@ bool lists(std::string_view comma_separated, std::string_view name) {
   return false;
 }
 
-// A mounted hierarchy: where it is mounted, which of its folders is mounted there, and what it controls.
+// A mounted hierarchy: where it is, which of its folders is mounted there, what it controls.
 struct Mount {
   fs::path point;
   std::string root;
@@ -76,28 +76,32 @@ std::vector<Mount> mounts(const fs::path& root) {
 }
 
 // proc(5), /proc/PID/cgroup: "4:cpu,cpuacct:/folder" (version 1) or "0::/folder" (version 2).
-std::optional<std::string> own_folder(const fs::path& root, bool version_2, std::string_view controller) {
+std::optional<std::string> own_folder(const fs::path& root, bool version_2,
+                                      std::string_view controller) {
   std::istringstream lines(text_of(root / "proc/self/cgroup"));
   for (std::string line; std::getline(lines, line);) {
     auto first = line.find(':');
     auto second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
     std::string controllers = line.substr(first + 1, second - first - 1);
-    if (version_2 ? controllers.empty() : lists(controllers, controller)) return line.substr(second + 1);
+    if (version_2 ? controllers.empty() : lists(controllers, controller))
+      return line.substr(second + 1);
   }
   return std::nullopt;
 }
 
-// From this process's folder up to the mount point. A container may see a folder name of the world outside: then only the
-// mount point is there.
-std::vector<fs::path> levels(const fs::path& root, const Mount& mount, std::string_view controller) {
+// From this process's folder up to the mount point. A container may see a folder name of the world
+// outside: then only the mount point is there.
+std::vector<fs::path> levels(const fs::path& root, const Mount& mount,
+                             std::string_view controller) {
   auto folder = own_folder(root, mount.version_2, controller);
   if (!folder) return {};
   fs::path below = fs::path(*folder).lexically_relative(mount.root);
   std::vector<fs::path> found;
   bool outside = below.empty() || *below.begin() == "..";
   fs::path path = outside ? mount.point : (mount.point / below).lexically_normal();
-  for (; path.string().size() > mount.point.string().size(); path = path.parent_path()) found.push_back(path);
+  for (; path.string().size() > mount.point.string().size(); path = path.parent_path())
+    found.push_back(path);
   found.push_back(mount.point);
   return found;
 }
@@ -118,7 +122,8 @@ std::optional<double> cores_at(const fs::path& level, bool version_2) {
 // Pages of files that nobody has touched lately: counted as used, but given back when asked for.
 std::int64_t reclaimable_at(const fs::path& level, bool version_2) {
   auto words = words_of(text_of(level / "memory.stat"));
-  auto name = std::find(words.begin(), words.end(), version_2 ? "inactive_file" : "total_inactive_file");
+  auto name =
+      std::find(words.begin(), words.end(), version_2 ? "inactive_file" : "total_inactive_file");
   return words.end() - name < 2 ? 0 : parse_integer(name[1]).value_or(0);
 }
 
@@ -138,10 +143,12 @@ CgroupLimits read_cgroup_limits(const fs::path& root) {
   CgroupLimits limits;
   for (const Mount& mount : mounts(root)) {
     if (mount.version_2 || lists(mount.controllers, "cpu")) {
-      for (const fs::path& level : levels(root, mount, "cpu")) tighten(limits.cores, cores_at(level, mount.version_2));
+      for (const fs::path& level : levels(root, mount, "cpu"))
+        tighten(limits.cores, cores_at(level, mount.version_2));
     }
     if (mount.version_2 || lists(mount.controllers, "memory")) {
-      for (const fs::path& level : levels(root, mount, "memory")) tighten_memory(limits, level, mount.version_2);
+      for (const fs::path& level : levels(root, mount, "memory"))
+        tighten_memory(limits, level, mount.version_2);
     }
   }
   return limits;

@@ -18,10 +18,11 @@ struct alignas(cmsghdr) ControlBuffer {
   char bytes[CMSG_SPACE(sizeof(int) * max_passed_descriptors)];
 };
 
-// Takes ownership of every descriptor in the message, wanted or not, so that none is left open by mistake.
+// Owns every descriptor in the message, wanted or not, so that none is left open by mistake.
 std::vector<FileDescriptor> take_descriptors(msghdr& message) {
   std::vector<FileDescriptor> taken;
-  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
     std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (std::size_t i = 0; i < count; ++i) {
@@ -35,7 +36,8 @@ std::vector<FileDescriptor> take_descriptors(msghdr& message) {
 
 // Calls `transfer` until it moves bytes; returns how many.
 template <typename Transfer>
-std::size_t when_ready(int socket, short events, Deadline deadline, const char* what, Transfer transfer) {
+std::size_t when_ready(int socket, short events, Deadline deadline, const char* what,
+                       Transfer transfer) {
   for (;;) {
     ssize_t count = transfer();
     if (count > 0) return static_cast<std::size_t>(count);
@@ -43,7 +45,8 @@ std::size_t when_ready(int socket, short events, Deadline deadline, const char* 
     if (closed) throw PeerLost(std::string(what) + ": the other side has closed the connection");
     if (errno == EINTR) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) throw SystemError(what, errno);
-    if (!wait_ready(socket, events, deadline)) throw Timeout(std::string(what) + ": the other side did not follow in time");
+    if (!wait_ready(socket, events, deadline))
+      throw Timeout(std::string(what) + ": the other side did not follow in time");
   }
 }
 
@@ -58,10 +61,12 @@ PeerCredentials peer_credentials(int socket) {
   return {credentials.pid, credentials.uid, credentials.gid};
 }
 
-void send_descriptors(int socket, std::span<const std::byte> bytes, std::span<const int> descriptors, Deadline deadline) {
+void send_descriptors(int socket, std::span<const std::byte> bytes,
+                      std::span<const int> descriptors, Deadline deadline) {
   check(!bytes.empty(), "send_descriptors: descriptors travel with at least one byte");
-  check(descriptors.size() <= max_passed_descriptors, "send_descriptors: at most {} at once, found {}",
-        max_passed_descriptors, descriptors.size());
+  check(descriptors.size() <= max_passed_descriptors,
+        "send_descriptors: at most {} at once, found {}", max_passed_descriptors,
+        descriptors.size());
   ControlBuffer control{};
   iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
   msghdr message{};
@@ -81,8 +86,8 @@ void send_descriptors(int socket, std::span<const std::byte> bytes, std::span<co
   send_all(socket, bytes.subspan(sent), deadline);
 }
 
-std::vector<FileDescriptor> receive_descriptors(int socket, std::span<std::byte> bytes, std::size_t count,
-                                                Deadline deadline) {
+std::vector<FileDescriptor> receive_descriptors(int socket, std::span<std::byte> bytes,
+                                                std::size_t count, Deadline deadline) {
   check(!bytes.empty(), "receive_descriptors: descriptors travel with at least one byte");
   ControlBuffer control{};
   iovec part{bytes.data(), bytes.size()};

@@ -20,14 +20,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
+fs::path folder_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
 
-// A new file beside `path` with the usual mode; its name goes to `name`. (mkstemp would make it readable by its owner only.)
+// A new file beside `path` with the usual mode; its name goes to `name`. (mkstemp would make it
+// readable by its owner only.)
 FileDescriptor create_beside(const fs::path& path, std::string& name) {
   for (;;) {
     std::uint64_t random = 0;
-    if (::getrandom(&random, sizeof(random), 0) != sizeof(random)) throw SystemError("getting random bytes", errno);
-    name = (folder_of(path) / fmt::format(".{}.{:016x}.partial", path.filename().string(), random)).string();
+    if (::getrandom(&random, sizeof(random), 0) != sizeof(random))
+      throw SystemError("getting random bytes", errno);
+    name = (folder_of(path) / fmt::format(".{}.{:016x}.partial", path.filename().string(), random))
+               .string();
     FileDescriptor file(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (file) return file;
     if (errno != EEXIST) throw SystemError("creating a file beside " + path.string(), errno);
@@ -36,7 +41,8 @@ FileDescriptor create_beside(const fs::path& path, std::string& name) {
 
 void flush(int file, const std::string& name) {
   // Some filesystems cannot flush folders and say EINVAL: there is nothing better to be done there.
-  if (::fsync(file) != 0 && errno != EINVAL && errno != EROFS) throw SystemError("flushing " + name + " to disk", errno);
+  if (::fsync(file) != 0 && errno != EINVAL && errno != EROFS)
+    throw SystemError("flushing " + name + " to disk", errno);
 }
 
 void flush_folder(const fs::path& folder) {
@@ -52,7 +58,8 @@ std::string read_file(const fs::path& path) {
   if (!file) throw SystemError("opening " + path.string(), errno);
   struct stat status {};
   std::string content;
-  if (::fstat(file.get(), &status) == 0 && status.st_size > 0) content.resize(static_cast<std::size_t>(status.st_size) + 1);
+  if (::fstat(file.get(), &status) == 0 && status.st_size > 0)
+    content.resize(static_cast<std::size_t>(status.st_size) + 1);
   std::size_t used = 0;
   for (;;) {
     if (used == content.size()) content.resize(std::max<std::size_t>(4096, 2 * content.size()));
@@ -73,11 +80,13 @@ void make_directories(const fs::path& path) {
 }
 
 void rename_durably(const fs::path& from, const fs::path& to) {
-  if (::rename(from.c_str(), to.c_str()) != 0) throw SystemError("renaming " + from.string() + " to " + to.string(), errno);
+  if (::rename(from.c_str(), to.c_str()) != 0)
+    throw SystemError("renaming " + from.string() + " to " + to.string(), errno);
   flush_folder(folder_of(to));
 }
 
-AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)), file_(create_beside(path_, temporary_)) {}
+AtomicFile::AtomicFile(fs::path path)
+    : path_(std::move(path)), file_(create_beside(path_, temporary_)) {}
 
 AtomicFile::~AtomicFile() {
   if (file_) ::unlink(temporary_.c_str());
@@ -96,7 +105,8 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
 void AtomicFile::commit() {
   if (!file_) throw InvalidArgument("writing " + path_.string() + ": it is committed already");
   flush(file_.get(), path_.string());
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) throw SystemError("renaming to " + path_.string(), errno);
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0)
+    throw SystemError("renaming to " + path_.string(), errno);
   file_.reset();
   flush_folder(folder_of(path_));
 }

@@ -1,5 +1,5 @@
-// Whole files: read, and written so that nobody ever sees half of one. Every call blocks on the disk. Errors: SystemError
-// that names the path.
+// Whole files: read, and written so that nobody ever sees half of one. Every call blocks on the
+// disk. Errors: SystemError that names the path.
 #pragma once
 
 #include "sys/file_descriptor.h"
@@ -18,13 +18,15 @@ namespace lockstep::sys {
 // The folder and those above it, where they are missing.
 void make_directories(const std::filesystem::path& path);
 
-// Renames and makes it last through a power cut. `to` is replaced when it is a file, or an empty folder where `from` is
-// a folder; both must be on one filesystem.
+// Renames and makes it last through a power cut. `to` is replaced when it is a file, or an empty
+// folder where `from` is a folder; both must be on one filesystem.
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);
 
-// A file that appears under its name only when it is complete. It is written under a temporary name in the same folder
-// (".NAME.RANDOM.partial"); commit() flushes it to the disk and renames it. Without commit() (an error, a full disk, an
-// exception) the temporary file is removed and an older file of that name stays as it was.
+// A file that appears under its name only when it is complete. It is written under a temporary name
+// in the same folder
+// (".NAME.RANDOM.partial"); commit() flushes it to the disk and renames it. Without commit() (an
+// error, a full disk, an exception) the temporary file is removed and an older file of that name
+// stays as it was.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);

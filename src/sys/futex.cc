@@ -10,9 +10,11 @@
 
 namespace lockstep::sys {
 
-static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t) && std::atomic<std::uint32_t>::is_always_lock_free);
+static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t) &&
+              std::atomic<std::uint32_t>::is_always_lock_free);
 
-void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, Duration most) noexcept {
+void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
+                Duration most) noexcept {
   most = std::clamp(most, Duration::zero(), Duration(std::chrono::hours(24)));
   auto seconds = std::chrono::duration_cast<std::chrono::seconds>(most);
   timespec left{static_cast<time_t>(seconds.count()), static_cast<long>((most - seconds).count())};

@@ -17,8 +17,10 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
   FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file) throw SystemError("opening " + path.string(), errno);
   struct stat status {};
-  if (::fstat(file.get(), &status) != 0) throw SystemError("asking for the size of " + path.string(), errno);
-  if (!S_ISREG(status.st_mode)) throw BadInput("mapping " + path.string() + ": expected a regular file");
+  if (::fstat(file.get(), &status) != 0)
+    throw SystemError("asking for the size of " + path.string(), errno);
+  if (!S_ISREG(status.st_mode))
+    throw BadInput("mapping " + path.string() + ": expected a regular file");
   if (status.st_size == 0) return;
   auto size = static_cast<std::size_t>(status.st_size);
   void* memory = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);

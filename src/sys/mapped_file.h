@@ -1,5 +1,6 @@
-// A file's bytes as read-only memory. Pages come in when they are touched and can be dropped again by the system, so a
-// file may be larger than the memory. Shorten the file while it is mapped and reading it is a SIGBUS.
+// A file's bytes as read-only memory. Pages come in when they are touched and can be dropped again
+// by the system, so a file may be larger than the memory. Shorten the file while it is mapped and
+// reading it is a SIGBUS.
 #pragma once
 
 #include <cstddef>

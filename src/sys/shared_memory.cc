@@ -14,12 +14,15 @@
 
 namespace lockstep::sys {
 
-SharedMemory::SharedMemory(FileDescriptor file, std::size_t bytes) : file_(std::move(file)), bytes_(bytes) {
-  void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
+SharedMemory::SharedMemory(FileDescriptor file, std::size_t bytes)
+    : file_(std::move(file)), bytes_(bytes) {
+  void* address =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
   if (address == MAP_FAILED) {
-    throw SystemError("mapping " + format_bytes(static_cast<std::int64_t>(bytes)) + " of shared memory", errno);
+    throw SystemError(
+        "mapping " + format_bytes(static_cast<std::int64_t>(bytes)) + " of shared memory", errno);
   }
-  madvise(address, bytes, MADV_HUGEPAGE);   // refused on most systems, and then nothing is lost
+  madvise(address, bytes, MADV_HUGEPAGE);  // refused on most systems, and then nothing is lost
   data_ = static_cast<std::byte*>(address);
 }
 
@@ -27,23 +30,28 @@ SharedMemory SharedMemory::create(const char* label, std::size_t bytes) {
   FileDescriptor file(memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) throw SystemError("making shared memory", errno);
   if (ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) {
-    throw SystemError("making " + format_bytes(static_cast<std::int64_t>(bytes)) + " of shared memory", errno);
+    throw SystemError(
+        "making " + format_bytes(static_cast<std::int64_t>(bytes)) + " of shared memory", errno);
   }
   // A peer that maps it must never meet the end of a file that has shrunk.
-  if (fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) throw SystemError("sealing shared memory", errno);
+  if (fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+    throw SystemError("sealing shared memory", errno);
   return SharedMemory(std::move(file), bytes);
 }
 
 SharedMemory SharedMemory::open(FileDescriptor file, std::size_t bytes) {
-  struct stat status{};
-  if (fstat(file.get(), &status) != 0) throw SystemError("looking at a peer's shared memory", errno);
+  struct stat status {};
+  if (fstat(file.get(), &status) != 0)
+    throw SystemError("looking at a peer's shared memory", errno);
   check_input(bytes > 0 && static_cast<std::size_t>(status.st_size) >= bytes,
               "shared memory of a peer: expected {} bytes, found {}", bytes, status.st_size);
   return SharedMemory(std::move(file), bytes);
 }
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
-    : file_(std::move(other.file_)), data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : file_(std::move(other.file_)),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)) {}
 
 SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   if (this != &other) {
@@ -61,11 +69,12 @@ SharedMemory::~SharedMemory() {
 
 bool SharedMemory::punch(std::size_t offset, std::size_t bytes) const noexcept {
   int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
-  return bytes == 0 || fallocate(file_.get(), mode, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
+  return bytes == 0 ||
+         fallocate(file_.get(), mode, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
 }
 
 std::size_t SharedMemory::resident_bytes() const {
-  struct stat status{};
+  struct stat status {};
   return fstat(file_.get(), &status) == 0 ? static_cast<std::size_t>(status.st_blocks) * 512 : 0;
 }
 

@@ -1,5 +1,5 @@
-// Memory without a name that several processes map: a memfd, passed on by its descriptor. It ends with its last mapping
-// and descriptor, however the processes end.
+// Memory without a name that several processes map: a memfd, passed on by its descriptor. It ends
+// with its last mapping and descriptor, however the processes end.
 #pragma once
 
 #include "sys/file_descriptor.h"
@@ -12,7 +12,8 @@ namespace lockstep::sys {
 class SharedMemory {
  public:
   SharedMemory() = default;
-  // New zeroed memory. Only address space: a page is taken when it is first touched. `label` shows in /proc/PID/maps.
+  // New zeroed memory. Only address space: a page is taken when it is first touched. `label` shows
+  // in /proc/PID/maps.
   static SharedMemory create(const char* label, std::size_t bytes);
   // Maps what another process made. Throws BadInput unless it is at least `bytes` long.
   static SharedMemory open(FileDescriptor file, std::size_t bytes);
@@ -25,7 +26,8 @@ class SharedMemory {
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   [[nodiscard]] int file() const { return file_.get(); }
 
-  // Gives whole pages back to the system; they read as zero afterwards, in every process. False when it was refused.
+  // Gives whole pages back to the system; they read as zero afterwards, in every process. False
+  // when it was refused.
   [[nodiscard]] bool punch(std::size_t offset, std::size_t bytes) const noexcept;
   // Bytes of pages that are taken now, by whichever process touched them.
   [[nodiscard]] std::size_t resident_bytes() const;

@@ -20,12 +20,18 @@ SocketAddress SocketAddress::tcp(std::string_view host, std::uint16_t port) {
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  int error = ::getaddrinfo(std::string(host).c_str(), std::to_string(port).c_str(), &hints, &found);
+  int error =
+      ::getaddrinfo(std::string(host).c_str(), std::to_string(port).c_str(), &hints, &found);
   check_input(error == 0, "looking up host '{}': {}", host, ::gai_strerror(error));
   ScopeExit free_list([&] { ::freeaddrinfo(found); });
+  // Servers listen on IPv4 where a host has both: "localhost" must mean the same on both sides.
+  const addrinfo* best = found;
+  for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
+    if (entry->ai_family == AF_INET && best->ai_family != AF_INET) best = entry;
+  }
   SocketAddress address;
-  std::memcpy(&address.storage_, found->ai_addr, found->ai_addrlen);
-  address.size_ = found->ai_addrlen;
+  std::memcpy(&address.storage_, best->ai_addr, best->ai_addrlen);
+  address.size_ = best->ai_addrlen;
   return address;
 }
 
@@ -33,8 +39,8 @@ SocketAddress SocketAddress::unix_socket(std::string_view name, bool abstract) {
   sockaddr_un unix_address{};
   unix_address.sun_family = AF_UNIX;
   std::size_t most = sizeof(unix_address.sun_path) - 1;
-  check_input(!name.empty() && name.size() <= most, "socket '{}': expected a name of 1 to {} bytes, found {}", name, most,
-              name.size());
+  check_input(!name.empty() && name.size() <= most,
+              "socket '{}': expected a name of 1 to {} bytes, found {}", name, most, name.size());
   // Abstract names begin with a zero byte and end with their length; paths end with a zero byte.
   std::memcpy(unix_address.sun_path + (abstract ? 1 : 0), name.data(), name.size());
   SocketAddress address;
@@ -57,30 +63,36 @@ SocketAddress SocketAddress::local(int socket) {
 
 std::uint16_t SocketAddress::port() const {
   if (family() == AF_INET) return ntohs(reinterpret_cast<const sockaddr_in*>(&storage_)->sin_port);
-  if (family() == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6*>(&storage_)->sin6_port);
+  if (family() == AF_INET6)
+    return ntohs(reinterpret_cast<const sockaddr_in6*>(&storage_)->sin6_port);
   return 0;
 }
 
 bool SocketAddress::is_loopback() const {
-  if (family() == AF_INET) return ntohl(reinterpret_cast<const sockaddr_in*>(&storage_)->sin_addr.s_addr) >> 24 == 127;
-  if (family() == AF_INET6) return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(&storage_)->sin6_addr);
+  if (family() == AF_INET)
+    return ntohl(reinterpret_cast<const sockaddr_in*>(&storage_)->sin_addr.s_addr) >> 24 == 127;
+  if (family() == AF_INET6)
+    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(&storage_)->sin6_addr);
   return family() == AF_UNIX;
 }
 
 std::string SocketAddress::text() const {
   char host[INET6_ADDRSTRLEN] = "";
   if (family() == AF_INET) {
-    ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(&storage_)->sin_addr, host, sizeof(host));
+    ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(&storage_)->sin_addr, host,
+                sizeof(host));
     return std::string(host) + ":" + std::to_string(port());
   }
   if (family() == AF_INET6) {
-    ::inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(&storage_)->sin6_addr, host, sizeof(host));
+    ::inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(&storage_)->sin6_addr, host,
+                sizeof(host));
     return "[" + std::string(host) + "]:" + std::to_string(port());
   }
   const char* name = reinterpret_cast<const sockaddr_un*>(&storage_)->sun_path;
   std::size_t length = size_ - offsetof(sockaddr_un, sun_path);
   if (length == 0) return "an unnamed socket";
-  return name[0] == '\0' ? "@" + std::string(name + 1, length - 1) : std::string(name, ::strnlen(name, length));
+  return name[0] == '\0' ? "@" + std::string(name + 1, length - 1)
+                         : std::string(name, ::strnlen(name, length));
 }
 
 }  // namespace lockstep::sys

@@ -1,5 +1,5 @@
-// Where a socket listens or connects to: a TCP host and port, a path, or an abstract name (Linux: no file, gone with its
-// last socket). A value.
+// Where a socket listens or connects to: a TCP host and port, a path, or an abstract name (Linux:
+// no file, gone with its last socket). A value.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace lockstep::sys {
 
 class SocketAddress {
  public:
-  // A name or a numeric address, IPv4 or IPv6. Looks names up, which may block for seconds. BadInput when there is no such
-  // host.
+  // A name or a numeric address, IPv4 or IPv6. Looks names up, which may block for seconds.
+  // BadInput when there is no such host.
   [[nodiscard]] static SocketAddress tcp(std::string_view host, std::uint16_t port);
   // At most 107 bytes. BadInput when it is longer.
   [[nodiscard]] static SocketAddress path(std::string_view path);

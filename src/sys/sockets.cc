@@ -29,15 +29,18 @@ void send_without_delay(int socket) {
   ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
 
-bool is_loss(int error) { return error == ECONNRESET || error == EPIPE || error == ETIMEDOUT || error == ENOTCONN; }
+bool is_loss(int error) {
+  return error == ECONNRESET || error == EPIPE || error == ETIMEDOUT || error == ENOTCONN;
+}
 
 bool may_answer_later(int error) {
-  return error == ECONNREFUSED || error == ENOENT || error == ECONNRESET || error == EAGAIN || error == ETIMEDOUT ||
-         error == EHOSTUNREACH || error == ENETUNREACH;
+  return error == ECONNREFUSED || error == ENOENT || error == ECONNRESET || error == EAGAIN ||
+         error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
 }
 
 [[noreturn]] void throw_transfer_error(const char* what, int error) {
-  if (is_loss(error)) throw PeerLost(std::string(what) + ": the other side has closed the connection");
+  if (is_loss(error))
+    throw PeerLost(std::string(what) + ": the other side has closed the connection");
   throw SystemError(what, error);
 }
 
@@ -54,7 +57,8 @@ int connect_once(int socket, const SocketAddress& address, Deadline deadline) {
 
 // A TCP socket that connects to a free local port can be given that same port and meet itself.
 bool met_itself(int socket, const SocketAddress& address) {
-  return address.port() != 0 && SocketAddress::local(socket).port() == address.port() && address.is_loopback();
+  return address.port() != 0 && SocketAddress::local(socket).port() == address.port() &&
+         address.is_loopback();
 }
 
 struct Attempt {
@@ -86,10 +90,13 @@ bool wait_ready(int socket, short events, Deadline deadline) {
 FileDescriptor listen_on(const SocketAddress& address, int backlog) {
   FileDescriptor socket = make_socket(address);
   int on = 1;
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));   // not held back by closed connections
-  if (::bind(socket.get(), address.get(), address.size()) != 0 || ::listen(socket.get(), backlog) != 0) {
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on,
+               sizeof(on));  // not held back by closed connections
+  if (::bind(socket.get(), address.get(), address.size()) != 0 ||
+      ::listen(socket.get(), backlog) != 0) {
     if (errno == EADDRINUSE) {
-      throw BadInput("listening on " + address.text() + ": " + (address.port() != 0 ? "the port" : "the name") +
+      throw BadInput("listening on " + address.text() + ": " +
+                     (address.port() != 0 ? "the port" : "the name") +
                      " is in use by another process");
     }
     throw SystemError("listening on " + address.text(), errno);
@@ -113,7 +120,8 @@ FileDescriptor accept_one(int listener, Deadline deadline) {
   for (;;) {
     if (FileDescriptor socket = accept_now(listener)) return socket;
     if (!wait_ready(listener, POLLIN, deadline)) {
-      throw Timeout("waiting for a connection to " + SocketAddress::local(listener).text() + ": nobody came");
+      throw Timeout("waiting for a connection to " + SocketAddress::local(listener).text() +
+                    ": nobody came");
     }
   }
 }
@@ -133,10 +141,20 @@ FileDescriptor connect_to(const SocketAddress& address, Deadline deadline) {
     if (result.socket) return std::move(result.socket);
     std::string what = "connecting to " + address.text();
     if (!may_answer_later(result.error)) throw SystemError(what, result.error);
-    if (deadline.passed()) throw Timeout(what + ": nobody answered in time (" + std::generic_category().message(result.error) + ")");
+    if (deadline.passed())
+      throw Timeout(what + ": nobody answered in time (" +
+                    std::generic_category().message(result.error) + ")");
     std::this_thread::sleep_for(std::min<Duration>(pause, deadline.left()));
     pause = std::min(2 * pause, std::chrono::milliseconds(200));
   }
+}
+
+void keep_alive(int socket) {
+  int on = 1, idle_seconds = 10, probe_seconds = 5, probes = 3;
+  ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle_seconds, sizeof(idle_seconds));
+  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &probe_seconds, sizeof(probe_seconds));
+  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
 }
 
 std::pair<FileDescriptor, FileDescriptor> socket_pair() {

@@ -1,6 +1,7 @@
-// Stream sockets that never block longer than they may. Every socket made here is non-blocking and closed on exec; calls
-// wait in poll() until their deadline. Errors: Timeout when it passes, PeerLost when the other side closed or reset,
-// SystemError else. A half-sent message is lost with its connection: after an error, close.
+// Stream sockets that never block longer than they may. Every socket made here is non-blocking and
+// closed on exec; calls wait in poll() until their deadline. Errors: Timeout when it passes,
+// PeerLost when the other side closed or reset, SystemError else. A half-sent message is lost with
+// its connection: after an error, close.
 #pragma once
 
 #include "sys/file_descriptor.h"
@@ -17,7 +18,7 @@
 
 namespace lockstep::sys {
 
-// BadInput when the port or name is in use. Port 0 takes a free one: SocketAddress::local tells which.
+// BadInput when the port or name is in use. Port 0 takes a free one: see SocketAddress::local.
 [[nodiscard]] FileDescriptor listen_on(const SocketAddress& address, int backlog = 1024);
 
 // Waits for a peer to connect.
@@ -30,18 +31,23 @@ namespace lockstep::sys {
 // One try; nothing when nobody listens there.
 [[nodiscard]] FileDescriptor try_connect(const SocketAddress& address, Deadline deadline);
 
+// Has the kernel ask a silent peer whether it is still there: a machine that vanished is PeerLost
+// within half a minute. For TCP; no effect elsewhere.
+void keep_alive(int socket);
+
 // Two connected sockets of this host.
 [[nodiscard]] std::pair<FileDescriptor, FileDescriptor> socket_pair();
 
 void send_all(int socket, std::span<const std::byte> bytes, Deadline deadline);
 void receive_exact(int socket, std::span<std::byte> bytes, Deadline deadline);
 
-// What can be done without waiting: the number of bytes moved, nothing when it would block, and PeerLost at the end of the
-// stream (receive) or when nobody reads (send).
+// What can be done without waiting: the number of bytes moved, nothing when it would block, and
+// PeerLost at the end of the stream (receive) or when nobody reads (send).
 [[nodiscard]] std::optional<std::size_t> send_now(int socket, std::span<const std::byte> bytes);
 [[nodiscard]] std::optional<std::size_t> receive_now(int socket, std::span<std::byte> bytes);
 
-// Waits until poll() reports one of `events` (POLLIN, POLLOUT) or an error on the socket. False when the deadline passed.
+// Waits until poll() reports one of `events` (POLLIN, POLLOUT) or an error on the socket. False
+// when the deadline passed.
 [[nodiscard]] bool wait_ready(int socket, short events, Deadline deadline);
 
 [[nodiscard]] inline std::span<const std::byte> bytes_of(std::string_view text) {

@@ -83,7 +83,8 @@ std::string namespace_id(const char* name) {
 
 int usable_cores() {
   int cores = std::max(1, cores_of_affinity());
-  if (auto quota = read_cgroup_limits().cores) cores = std::min(cores, std::max(1, static_cast<int>(std::floor(*quota))));
+  if (auto quota = read_cgroup_limits().cores)
+    cores = std::min(cores, std::max(1, static_cast<int>(std::floor(*quota))));
   return cores;
 }
 
@@ -94,7 +95,8 @@ MemorySize memory_size(const fs::path& root) {
     size = {meminfo_bytes(meminfo, "MemTotal"), meminfo_bytes(meminfo, "MemAvailable")};
   } catch (const SystemError&) {
     size.total = static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
-    size.available = static_cast<std::int64_t>(::sysconf(_SC_AVPHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
+    size.available =
+        static_cast<std::int64_t>(::sysconf(_SC_AVPHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
   }
   CgroupLimits limits = read_cgroup_limits(root);
   size.total = std::min(size.total, limits.memory_bytes.value_or(size.total));
@@ -125,8 +127,8 @@ std::string host_name() {
 }
 
 std::string host_identity() {
-  return first_line("/proc/sys/kernel/random/boot_id") + " " + host_name() + " " + namespace_id("net") + " " +
-         namespace_id("ipc");
+  return first_line("/proc/sys/kernel/random/boot_id") + " " + host_name() + " " +
+         namespace_id("net") + " " + namespace_id("ipc");
 }
 
 }  // namespace lockstep::sys

@@ -7,12 +7,14 @@
 
 namespace lockstep::sys {
 
-// Cores that this process may run on: its affinity mask, cut by its control groups' quota rounded down. At least 1.
+// Cores that this process may run on: its affinity mask, cut by its control groups' quota rounded
+// down. At least 1.
 [[nodiscard]] int usable_cores();
 
 struct MemorySize {
-  std::int64_t total = 0;       // bytes: of the machine, or of the control group's limit when that is less
-  std::int64_t available = 0;   // bytes that can be taken now without swapping
+  std::int64_t total =
+      0;  // bytes: of the machine, or of the control group's limit when that is less
+  std::int64_t available = 0;  // bytes that can be taken now without swapping
 };
 [[nodiscard]] MemorySize memory_size(const std::filesystem::path& root = "/");
 
@@ -20,13 +22,14 @@ struct MemorySize {
 struct CacheSizes {
   std::int64_t level_1 = 0;
   std::int64_t level_2 = 0;
-  std::int64_t level_3 = 0;     // shared by `level_3_cores`
+  std::int64_t level_3 = 0;  // shared by `level_3_cores`
   int level_3_cores = 0;
 };
 [[nodiscard]] CacheSizes cache_sizes(const std::filesystem::path& root = "/");
 
-// Equal in two processes exactly when they can meet on one host: same boot of the same kernel, same host name, same
-// network and ipc namespaces (two containers of one machine cannot see each other's sockets, and so are two hosts).
+// Equal in two processes exactly when they can meet on one host: same boot of the same kernel, same
+// host name, same network and ipc namespaces (two containers of one machine cannot see each other's
+// sockets, and so are two hosts).
 [[nodiscard]] std::string host_identity();
 [[nodiscard]] std::string host_name();
 

@@ -1,6 +1,7 @@
 #include "train/optimizers.h"
 
-#include <torch/optim/adamw.h>
+#include <lockstep/optim/adamw.h>
+
 #include <torch/optim/sgd.h>
 
 #include <vector>
@@ -38,7 +39,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     return make<torch::optim::SGD>(parameters,
                                    torch::optim::SGDOptions(options.lr).momentum(options.momentum),
                                    options.weight_decay);
-  return make<torch::optim::AdamW>(
+  return make<optim::AdamW>(
       parameters, torch::optim::AdamWOptions(options.lr).betas({options.beta1, options.beta2}),
       options.weight_decay);
 }

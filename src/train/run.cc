@@ -58,7 +58,7 @@ checkpoint::Metadata texts_of(const Options& options) {
 
 Run::Run(const Options& options, Group world)
     : options_(options), world_(std::move(world)), folder_(options) {
-  check_options(options_, world_.size());
+  together(world_, [&] { check_options(options_, world_.size()); });
   if (options_.threads > 0) at::set_num_threads(static_cast<int>(options_.threads));
   std::optional<checkpoint::TrainingState> state = shared_state();
   begin(state);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -131,10 +132,13 @@ TEST(LockstepRun, TorchOfPythonMeetsAtItsOwnStore) {
 }
 
 TEST(LockstepRun, StartsInMilliseconds) {
-  (void)lockstep_command({"run", "true"});
-  const auto begin = Clock::now();
-  EXPECT_EQ(lockstep_command({"run", "-n", "2", "true"}).status.code, 0);
-  EXPECT_LT(Clock::now() - begin, 500ms);
+  Duration best = 1h;
+  for (int i = 0; i < 5; ++i) {
+    const auto begin = Clock::now();
+    EXPECT_EQ(lockstep_command({"run", "-n", "2", "true"}).status.code, 0);
+    best = std::min<Duration>(best, Clock::now() - begin);
+  }
+  EXPECT_LT(best, 200ms);  // what loading LibTorch alone would take is more than that
 }
 
 }  // namespace

@@ -60,9 +60,11 @@ TEST_F(Environment, AMessageSaysNameExpectedAndFound) {
             "LOCKSTEP_TEST_VARIABLE: expected a whole number of at least 9, found '8'");
   set("many");
   EXPECT_EQ(message([] { (void)environment::bytes(name); }),
-            "LOCKSTEP_TEST_VARIABLE: expected a number of bytes such as 4096, 12MB or 4GiB, found 'many'");
+            "LOCKSTEP_TEST_VARIABLE: expected a number of bytes such as 4096, 12MB or 4GiB, found "
+            "'many'");
   EXPECT_EQ(message([] { (void)environment::duration(name); }),
-            "LOCKSTEP_TEST_VARIABLE: expected a duration such as 1m30s, 250ms or 90 (seconds), found 'many'");
+            "LOCKSTEP_TEST_VARIABLE: expected a duration such as 1m30s, 250ms or 90 (seconds), "
+            "found 'many'");
   EXPECT_EQ(message([] { (void)environment::flag(name); }),
             "LOCKSTEP_TEST_VARIABLE: expected 1, true, yes, on, 0, false, no or off, found 'many'");
 }
@@ -80,7 +82,8 @@ TEST_F(Environment, OneOfSuggests) {
 TEST_F(Environment, RequiredSaysWhy) {
   EXPECT_EQ(message([] { (void)environment::required_integer(name, 0, 7, "but WORLD_SIZE is"); }),
             "LOCKSTEP_TEST_VARIABLE is not set, but WORLD_SIZE is");
-  EXPECT_EQ(message([] { (void)environment::required_text(name); }), "LOCKSTEP_TEST_VARIABLE is not set");
+  EXPECT_EQ(message([] { (void)environment::required_text(name); }),
+            "LOCKSTEP_TEST_VARIABLE is not set");
   set("5");
   EXPECT_EQ(environment::required_integer(name, 0, 7), 5);
 }

@@ -26,7 +26,8 @@ TEST(Fingerprint, HalfOfTheBitsChangeWithOne) {
   int cases = 0;
   for (std::uint64_t value = 0; value < 64; ++value) {
     for (int bit = 0; bit < 64; ++bit, ++cases) {
-      changed += std::popcount(fingerprint_of(value) ^ fingerprint_of(value ^ (std::uint64_t{1} << bit)));
+      changed +=
+          std::popcount(fingerprint_of(value) ^ fingerprint_of(value ^ (std::uint64_t{1} << bit)));
     }
   }
   EXPECT_NEAR(changed / cases, 32.0, 0.5);
@@ -34,7 +35,8 @@ TEST(Fingerprint, HalfOfTheBitsChangeWithOne) {
 
 TEST(Fingerprint, NamesDoNotCollide) {
   std::set<std::uint64_t> seen;
-  for (int i = 0; i < 100'000; ++i) seen.insert(fingerprint("blocks." + std::to_string(i) + ".weight"));
+  for (int i = 0; i < 100'000; ++i)
+    seen.insert(fingerprint("blocks." + std::to_string(i) + ".weight"));
   EXPECT_EQ(seen.size(), 100'000u);
 }
 

@@ -26,7 +26,9 @@ class Log : public testing::Test {
 
 TEST_F(Log, ALineHasTimeLevelAndText) {
   auto text = captured([] { log::warning("rank {} is late by {}s", 3, 12); });
-  EXPECT_TRUE(std::regex_match(text, std::regex(R"(\d\d:\d\d:\d\d\.\d{3} warning: rank 3 is late by 12s\n)"))) << text;
+  EXPECT_TRUE(std::regex_match(
+      text, std::regex(R"(\d\d:\d\d:\d\d\.\d{3} warning: rank 3 is late by 12s\n)")))
+      << text;
 }
 
 TEST_F(Log, ThePrefixIsShownAsItIs) {
@@ -61,7 +63,8 @@ TEST_F(Log, LinesOfThreadsStayWhole) {
     for (auto& thread : threads) thread.join();
   });
   std::regex line(R"([^\n]* info: x{200}\n)");
-  auto lines = std::distance(std::sregex_iterator(text.begin(), text.end(), line), std::sregex_iterator());
+  auto lines =
+      std::distance(std::sregex_iterator(text.begin(), text.end(), line), std::sregex_iterator());
   EXPECT_EQ(lines, 200);
 }
 

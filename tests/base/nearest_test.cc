@@ -34,7 +34,8 @@ TEST(Nearest, SuggestsWhatWasMeant) {
 
 TEST(Nearest, ListsTheKnownNamesWhenNothingIsNear) {
   EXPECT_FALSE(nearest("optimizer", known));
-  EXPECT_EQ(unknown_name("key", "optimizer", known), "unknown key 'optimizer'; known: layers, heads, width, block");
+  EXPECT_EQ(unknown_name("key", "optimizer", known),
+            "unknown key 'optimizer'; known: layers, heads, width, block");
   EXPECT_EQ(unknown_name("key", "x", {}), "unknown key 'x'; known: none");
 }
 

@@ -22,7 +22,8 @@ using namespace std::chrono_literals;
 TEST(Processes, EachRankIsAProcessThatKnowsItsNumber) {
   TemporaryFolder folder;
   for (int count : {1, 2, 3, 5}) {
-    expect_ranks(count, [&](int rank) { std::ofstream(folder / std::to_string(rank)) << ::getpid(); });
+    expect_ranks(count,
+                 [&](int rank) { std::ofstream(folder / std::to_string(rank)) << ::getpid(); });
     for (int rank = 0; rank < count; ++rank) {
       pid_t pid = 0;
       std::ifstream(folder / std::to_string(rank)) >> pid;
@@ -46,13 +47,20 @@ TEST(Processes, FailuresOfARankAreSeen) {
 }
 
 TEST(Processes, FailuresOfARanksThreadsAreSeen) {
-  auto results = run_ranks(1, [](int) { std::thread([] { ADD_FAILURE() << "this failure is part of the test"; }).join(); });
+  auto results = run_ranks(1, [](int) {
+    std::thread([] { ADD_FAILURE() << "this failure is part of the test"; }).join();
+  });
   EXPECT_EQ(results[0].exit_code, 1);
 }
 
 TEST(Processes, OverdueRanksAreKilled) {
   auto start = std::chrono::steady_clock::now();
-  auto results = run_ranks(2, [](int rank) { if (rank == 1) ::pause(); }, 300ms);
+  auto results = run_ranks(
+      2,
+      [](int rank) {
+        if (rank == 1) ::pause();
+      },
+      300ms);
   EXPECT_TRUE(results[0].ok());
   EXPECT_TRUE(results[1].overdue);
   EXPECT_EQ(results[1].signal, SIGKILL);
@@ -60,7 +68,9 @@ TEST(Processes, OverdueRanksAreKilled) {
 }
 
 TEST(Processes, ARankCanBeKilledFromOutside) {
-  RankProcesses ranks(2, [](int rank) { if (rank == 0) ::pause(); });
+  RankProcesses ranks(2, [](int rank) {
+    if (rank == 0) ::pause();
+  });
   EXPECT_TRUE(ranks.wait(1, 20s).ok());
   ranks.kill(0, SIGTERM);
   EXPECT_EQ(ranks.wait(0, 20s).signal, SIGTERM);
@@ -68,7 +78,7 @@ TEST(Processes, ARankCanBeKilledFromOutside) {
 
 TEST(Watchdog, EndsATestThatHangs) {
   auto results = run_ranks(1, [](int) {
-    ::alarm(1);   // main() has installed the handler; a rank's own alarm rings it sooner
+    ::alarm(1);  // main() has installed the handler; a rank's own alarm rings it sooner
     for (;;) ::pause();
   });
   EXPECT_EQ(results[0].exit_code, watchdog_exit_code);

@@ -13,7 +13,8 @@ TEST(Text, IntegersAreReadWholeOrNotAtAll) {
   EXPECT_EQ(parse_integer("0"), 0);
   EXPECT_EQ(parse_integer("-12"), -12);
   EXPECT_EQ(parse_integer("9223372036854775807"), std::numeric_limits<std::int64_t>::max());
-  for (auto bad : {"", "x", "1x", " 1", "1 ", "+1", "1.0", "9223372036854775808"}) EXPECT_FALSE(parse_integer(bad)) << bad;
+  for (auto bad : {"", "x", "1x", " 1", "1 ", "+1", "1.0", "9223372036854775808"})
+    EXPECT_FALSE(parse_integer(bad)) << bad;
 }
 
 TEST(Text, NumbersAreFinite) {
@@ -34,7 +35,8 @@ TEST(Text, BytesAreRead) {
   EXPECT_EQ(parse_bytes("4GiB"), std::int64_t{4} << 30);
   EXPECT_EQ(parse_bytes("1.5 kb"), 1500);
   EXPECT_EQ(parse_bytes("0B"), 0);
-  for (auto bad : {"", "-1", "-1 MB", "MB", "4 GiBs", "4 G", "1e3 MB", "12 MB ", "nan MB", "inf B", "99999999 TiB"}) {
+  for (auto bad : {"", "-1", "-1 MB", "MB", "4 GiBs", "4 G", "1e3 MB", "12 MB ", "nan MB", "inf B",
+                   "99999999 TiB"}) {
     EXPECT_FALSE(parse_bytes(bad)) << bad;
   }
 }
@@ -56,7 +58,9 @@ TEST(Text, BytesComeBackWithinTheDigitsShown) {
   for (std::int64_t bytes = 1; bytes < (std::int64_t{1} << 50); bytes = bytes * 3 + 7) {
     auto back = parse_bytes(format_bytes(bytes));
     ASSERT_TRUE(back) << bytes;
-    EXPECT_NEAR(static_cast<double>(*back), static_cast<double>(bytes), 0.006 * static_cast<double>(bytes)) << bytes;
+    EXPECT_NEAR(static_cast<double>(*back), static_cast<double>(bytes),
+                0.006 * static_cast<double>(bytes))
+        << bytes;
   }
 }
 
@@ -67,7 +71,8 @@ TEST(Text, DurationsAreRead) {
   EXPECT_EQ(parse_duration("1.5s"), 1500ms);
   EXPECT_EQ(parse_duration("90"), 90s);
   EXPECT_EQ(parse_duration("0"), 0s);
-  for (auto bad : {"", "s", "1m30", "-1s", "1d", "1s-1s", "1e3s", "9999999999h"}) EXPECT_FALSE(parse_duration(bad)) << bad;
+  for (auto bad : {"", "s", "1m30", "-1s", "1d", "1s-1s", "1e3s", "9999999999h"})
+    EXPECT_FALSE(parse_duration(bad)) << bad;
 }
 
 TEST(Text, DurationsAreWritten) {
@@ -88,7 +93,9 @@ TEST(Text, DurationsComeBackWithinTheDigitsShown) {
   for (std::int64_t ns = 1; ns < 1'000'000'000'000'000; ns = ns * 3 + 7) {
     auto back = parse_duration(format_duration(Duration(ns)));
     ASSERT_TRUE(back) << ns;
-    EXPECT_NEAR(static_cast<double>(back->count()), static_cast<double>(ns), 0.02 * static_cast<double>(ns)) << ns;
+    EXPECT_NEAR(static_cast<double>(back->count()), static_cast<double>(ns),
+                0.02 * static_cast<double>(ns))
+        << ns;
   }
 }
 

@@ -19,7 +19,8 @@ std::vector<at::Tensor> tensors_of(const NamedParameters& parameters) {
 }
 
 void step(torch::optim::Optimizer& optimizer, const NamedParameters& parameters, double gradient) {
-  for (const auto& [name, tensor] : parameters) tensor.mutable_grad() = torch::full_like(tensor, gradient);
+  for (const auto& [name, tensor] : parameters)
+    tensor.mutable_grad() = torch::full_like(tensor, gradient);
   optimizer.step();
 }
 
@@ -40,7 +41,8 @@ void expect_carried_over(OptimizerOptions options) {
   load_optimizer_state(after, second, optimizer_state(before, first));
   step(all, whole, 2.0);
   step(after, second, 2.0);
-  for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_TRUE(at::equal(whole[i].second, second[i].second));
+  for (std::size_t i = 0; i < whole.size(); ++i)
+    EXPECT_TRUE(at::equal(whole[i].second, second[i].second));
 }
 
 TEST(OptimizerState, CarriesOver) {
@@ -57,9 +59,9 @@ TEST(OptimizerState, NamesAreTorchs) {
   step(optimizer, parameters, 1);
   std::vector<std::string> names;
   for (const auto& [name, tensor] : optimizer_state(optimizer, parameters)) names.push_back(name);
-  EXPECT_EQ(names,
-            (std::vector<std::string>{"optimizer.a.b.exp_avg", "optimizer.a.b.exp_avg_sq", "optimizer.a.b.step",
-                                      "optimizer.a.exp_avg", "optimizer.a.exp_avg_sq", "optimizer.a.step"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"optimizer.a.b.exp_avg", "optimizer.a.b.exp_avg_sq",
+                                             "optimizer.a.b.step", "optimizer.a.exp_avg",
+                                             "optimizer.a.exp_avg_sq", "optimizer.a.step"}));
 }
 
 TEST(OptimizerState, WhatDoesNotFitIsRefusedAndNothingIsChanged) {

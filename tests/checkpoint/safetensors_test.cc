@@ -17,9 +17,9 @@ namespace {
 
 NamedTensors one_of_each_dtype() {
   NamedTensors tensors;
-  for (at::ScalarType dtype :
-       {at::kBool, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat,
-        at::kDouble, at::kUInt16, at::kUInt32, at::kUInt64, at::kFloat8_e4m3fn, at::kFloat8_e5m2})
+  for (at::ScalarType dtype : {at::kBool, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong,
+                               at::kHalf, at::kBFloat16, at::kFloat, at::kDouble, at::kUInt16,
+                               at::kUInt32, at::kUInt64, at::kFloat8_e4m3fn, at::kFloat8_e5m2})
     tensors[c10::toString(dtype)] = torch::arange(7).remainder(2).to(dtype);
   return tensors;
 }
@@ -35,7 +35,8 @@ TEST(Safetensors, ReadsBackEveryDtype) {
   write_safetensors(folder / "a.safetensors", written);
   Safetensors read = read_safetensors(folder / "a.safetensors");
   ASSERT_EQ(read.tensors.size(), written.size());
-  for (const auto& [name, tensor] : written) EXPECT_TRUE(same(read.tensors.at(name), tensor)) << name;
+  for (const auto& [name, tensor] : written)
+    EXPECT_TRUE(same(read.tensors.at(name), tensor)) << name;
 }
 
 TEST(Safetensors, KeepsShapesStridesNamesAndMetadata) {
@@ -48,7 +49,8 @@ TEST(Safetensors, KeepsShapesStridesNamesAndMetadata) {
   write_safetensors(folder / "a.safetensors", written, metadata);
   Safetensors read = read_safetensors(folder / "a.safetensors");
   EXPECT_EQ(read.metadata, metadata);
-  for (const auto& [name, tensor] : written) EXPECT_TRUE(same(read.tensors.at(name), tensor)) << name;
+  for (const auto& [name, tensor] : written)
+    EXPECT_TRUE(same(read.tensors.at(name), tensor)) << name;
 }
 
 TEST(Safetensors, AFileWithoutTensorsIsAFile) {
@@ -73,12 +75,13 @@ import json, struct, sys, torch
 raw = open(sys.argv[1], 'rb').read()
 (n,) = struct.unpack('<Q', raw[:8])
 header = json.loads(raw[8:8 + n])
-kinds = {'F32': torch.float32, 'F64': torch.float64, 'BF16': torch.bfloat16, 'F16': torch.float16, 'I64': torch.int64, 'BOOL': torch.bool}
+kinds = {'F32': torch.float32, 'BF16': torch.bfloat16, 'I64': torch.int64, 'BOOL': torch.bool}
 print(header.pop('__metadata__')['maker'])
 for name in sorted(header):
     entry = header[name]
     begin, end = entry['data_offsets']
-    tensor = torch.frombuffer(bytearray(raw[8 + n + begin:8 + n + end]), dtype=kinds[entry['dtype']]).view(entry['shape'])
+    data = bytearray(raw[8 + n + begin:8 + n + end])
+    tensor = torch.frombuffer(data, dtype=kinds[entry['dtype']]).view(entry['shape'])
     print(name, entry['dtype'], list(tensor.shape), [float(x) for x in tensor.flatten()])
 )";
 
@@ -102,8 +105,9 @@ TEST(Safetensors, PythonReadsTheSameValues) {
 
 TEST(Safetensors, ADtypeWithoutANameIsRefusedAndLeavesNoFile) {
   test::TemporaryFolder folder;
-  EXPECT_THROW(write_safetensors(folder / "a.safetensors", {{"z", torch::ones(1, at::kComplexFloat)}}),
-               InvalidArgument);
+  EXPECT_THROW(
+      write_safetensors(folder / "a.safetensors", {{"z", torch::ones(1, at::kComplexFloat)}}),
+      InvalidArgument);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
@@ -118,7 +122,8 @@ TEST(Safetensors, AFullDiskKeepsTheOldFile) {
   write_safetensors(folder / "a.safetensors", {{"x", torch::ones(2)}});
   {
     test::SmallDisk disk(10'000);
-    EXPECT_THROW(write_safetensors(folder / "a.safetensors", {{"x", torch::ones(100'000)}}), SystemError);
+    EXPECT_THROW(write_safetensors(folder / "a.safetensors", {{"x", torch::ones(100'000)}}),
+                 SystemError);
   }
   EXPECT_EQ(read_safetensors(folder / "a.safetensors").tensors.at("x").numel(), 2);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1);
@@ -153,33 +158,45 @@ void expect_refused(const std::string& bytes, const std::string& message) {
   }
 }
 
-TEST_P(HostileFile, IsRefusedWithAReason) { expect_refused(file_of(GetParam()), GetParam().message); }
+TEST_P(HostileFile, IsRefusedWithAReason) {
+  expect_refused(file_of(GetParam()), GetParam().message);
+}
 
 INSTANTIATE_TEST_SUITE_P(
     All, HostileFile,
     testing::Values(
-        Hostile{"empty_header", "", 0, "does not begin"}, Hostile{"no_object", "[1]", 0, "does not begin"},
-        Hostile{"not_json", "{\"a\":", 0, "not JSON"}, Hostile{"rubbish_behind", "{} x", 0, "not JSON"},
+        Hostile{"empty_header", "", 0, "does not begin"},
+        Hostile{"no_object", "[1]", 0, "does not begin"},
+        Hostile{"not_json", "{\"a\":", 0, "not JSON"},
+        Hostile{"rubbish_behind", "{} x", 0, "not JSON"},
         Hostile{"bad_utf8", "{\"\xff\":1}", 0, "not JSON"},
-        Hostile{
-            "twice",
-            R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
-            1, "'a' twice"},
-        Hostile{"field_twice", R"({"a":{"dtype":"U8","dtype":"F32","shape":[1],"data_offsets":[0,1]}})", 1,
+        Hostile{"twice",
+                R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                1, "'a' twice"},
+        Hostile{"field_twice",
+                R"({"a":{"dtype":"U8","dtype":"F32","shape":[1],"data_offsets":[0,1]}})", 1,
                 "'dtype' twice"},
-        Hostile{"deep", "{\"a\":" + std::string(100000, '[') + std::string(100000, ']') + "}", 0, "nested"},
+        Hostile{"deep", "{\"a\":" + std::string(100000, '[') + std::string(100000, ']') + "}", 0,
+                "nested"},
         Hostile{"number", R"({"a":5})", 0, "expected an object"},
         Hostile{"unknown_dtype", R"({"a":{"dtype":"F13","shape":[1],"data_offsets":[0,1]}})", 1,
                 "unknown dtype \"F13\""},
         Hostile{"no_shape", R"({"a":{"dtype":"U8","data_offsets":[0,1]}})", 1, "has no shape"},
-        Hostile{"negative_shape", R"({"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}})", 1, "whole numbers"},
-        Hostile{"fraction", R"({"a":{"dtype":"U8","shape":[1.5],"data_offsets":[0,1]}})", 1, "whole numbers"},
-        Hostile{"overflow", R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}})", 4,
+        Hostile{"negative_shape", R"({"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}})", 1,
+                "whole numbers"},
+        Hostile{"fraction", R"({"a":{"dtype":"U8","shape":[1.5],"data_offsets":[0,1]}})", 1,
+                "whole numbers"},
+        Hostile{"overflow",
+                R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}})", 4,
                 "more than 2^63"},
-        Hostile{"wrap", R"({"a":{"dtype":"F32","shape":[9223372036854775807,2],"data_offsets":[0,8]}})", 8,
+        Hostile{"wrap",
+                R"({"a":{"dtype":"F32","shape":[9223372036854775807,2],"data_offsets":[0,8]}})", 8,
                 "more than 2^63"},
-        Hostile{"three_offsets", R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1,2]}})", 1, "[begin, end]"},
-        Hostile{"backwards", R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[1,0]}})", 1, "[begin, end]"},
+        Hostile{"three_offsets", R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1,2]}})", 1,
+                "[begin, end]"},
+        Hostile{"backwards", R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[1,0]}})", 1,
+                "[begin, end]"},
         Hostile{"too_few_bytes", R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4,
                 "hold 4 bytes, F32 [2] takes 8"},
         Hostile{"behind_the_end", R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})", 7,
@@ -187,24 +204,27 @@ INSTANTIATE_TEST_SUITE_P(
         Hostile{"rest", R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 2,
                 "describes 1 bytes of data, the file holds 2"},
         Hostile{"hole", R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})", 2, "a hole"},
-        Hostile{
-            "overlap",
-            R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
-            3, "overlap"},
+        Hostile{"overlap",
+                R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+                R"("b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
+                3, "overlap"},
         Hostile{"metadata_number", R"({"__metadata__":{"a":1}})", 0, "must be a string"}),
     [](const auto& info) { return info.param.name; });
 
 TEST(Safetensors, EveryTruncationIsRefused) {
   test::TemporaryFolder folder;
-  write_safetensors(folder / "a.safetensors", {{"x", torch::ones(3)}, {"y", torch::ones(2, at::kByte)}});
+  write_safetensors(folder / "a.safetensors",
+                    {{"x", torch::ones(3)}, {"y", torch::ones(2, at::kByte)}});
   std::ifstream file(folder / "a.safetensors", std::ios::binary);
   std::string bytes((std::istreambuf_iterator<char>(file)), {});
-  for (std::size_t length = 0; length < bytes.size(); ++length) expect_refused(bytes.substr(0, length), "");
+  for (std::size_t length = 0; length < bytes.size(); ++length)
+    expect_refused(bytes.substr(0, length), "");
 }
 
 TEST(Safetensors, AHeaderLengthBeyondTheBoundAllocatesNothing) {
   std::uint64_t length = ~std::uint64_t{0};
-  expect_refused(std::string(reinterpret_cast<const char*>(&length), sizeof length), "at most 100000000");
+  expect_refused(std::string(reinterpret_cast<const char*>(&length), sizeof length),
+                 "at most 100000000");
 }
 
 }  // namespace

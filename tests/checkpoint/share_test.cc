@@ -11,7 +11,8 @@ namespace {
 TrainingState example() {
   return {.step = 7,
           .epoch = 2,
-          .model = {{"empty", torch::empty({0, 3})}, {"w", torch::arange(6, at::kBFloat16).view({2, 3})}},
+          .model = {{"empty", torch::empty({0, 3})},
+                    {"w", torch::arange(6, at::kBFloat16).view({2, 3})}},
           .optimizer = {{"optimizer.w.step", torch::tensor(std::int64_t{7})}},
           .random = {torch::arange(5, at::kByte), torch::arange(3, at::kByte)},
           .progress = {{"seconds", "1.5"}},
@@ -33,7 +34,8 @@ TEST_P(Share, EveryRankGetsTheRootsState) {
       EXPECT_EQ(state.model.at(name).scalar_type(), tensor.scalar_type());
       EXPECT_TRUE(at::equal(state.model.at(name), tensor)) << name;
     }
-    EXPECT_TRUE(at::equal(state.optimizer.at("optimizer.w.step"), expected.optimizer.at("optimizer.w.step")));
+    EXPECT_TRUE(at::equal(state.optimizer.at("optimizer.w.step"),
+                          expected.optimizer.at("optimizer.w.step")));
     ASSERT_EQ(state.random.size(), 2u);
     EXPECT_TRUE(at::equal(state.random[1], expected.random[1]));
   });

@@ -1,5 +1,5 @@
-// A disk that takes no more than some bytes a file, for as long as the object lives: what a full one looks like to a
-// writer.
+// A disk that takes no more than some bytes a file, for as long as the object lives: what a full
+// one looks like to a writer.
 #pragma once
 
 #include <sys/resource.h>

@@ -26,7 +26,8 @@ TrainingState example(std::int64_t step) {
 
 std::vector<std::string> names_in(const std::filesystem::path& folder) {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename());
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename());
   std::ranges::sort(names);
   return names;
 }
@@ -52,7 +53,8 @@ TEST(TrainingState, NewestIsFoundByNumberAndOldOnesGo) {
   for (std::int64_t step : {5, 30, 200}) save_training_state(out.path(), example(step), 2);
   std::filesystem::create_directory(out / "step-latest");
   EXPECT_EQ(latest_checkpoint(out.path()), out / "step-00000200");
-  EXPECT_EQ(names_in(out.path()), (std::vector<std::string>{"step-00000030", "step-00000200", "step-latest"}));
+  EXPECT_EQ(names_in(out.path()),
+            (std::vector<std::string>{"step-00000030", "step-00000200", "step-latest"}));
 }
 
 TEST(TrainingState, AStepIsNeverOverwritten) {
@@ -92,7 +94,8 @@ TEST(TrainingState, AMissingFileIsNamed) {
     (void)load_training_state(out / "step-00000001");
     FAIL() << "was read";
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("random.safetensors"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("random.safetensors"), std::string::npos)
+        << error.what();
   }
 }
 

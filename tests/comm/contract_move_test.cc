@@ -16,12 +16,14 @@ namespace {
 using Counts = std::vector<std::int64_t>;
 
 void expect_bits(const at::Tensor& found, const at::Tensor& expected, std::string_view what) {
-  EXPECT_TRUE(test::same_bits(found, expected)) << what << " of " << found.scalar_type() << ", " << found.numel() << " elements";
+  EXPECT_TRUE(test::same_bits(found, expected))
+      << what << " of " << found.scalar_type() << ", " << found.numel() << " elements";
 }
 
 at::Tensor all_values(int size, std::int64_t count, at::ScalarType dtype, int salt = 0) {
   std::vector<at::Tensor> parts;
-  for (int rank = 0; rank < size; ++rank) parts.push_back(values(rank, count, dtype, salt).view({-1}).view(at::kByte));
+  for (int rank = 0; rank < size; ++rank)
+    parts.push_back(values(rank, count, dtype, salt).view({-1}).view(at::kByte));
   return at::cat(parts).view(dtype);
 }
 
@@ -69,9 +71,11 @@ TEST_P(MoveContract, UnevenAllGather) {
   run([&](Group group) {
     for (std::int64_t base : {0, 3}) {
       Counts counts;
-      for (int rank = 0; rank < group.size(); ++rank) counts.push_back(base + (rank * 5 + 2) % 4 * 100);
+      for (int rank = 0; rank < group.size(); ++rank)
+        counts.push_back(base + (rank * 5 + 2) % 4 * 100);
       std::vector<at::Tensor> parts;
-      for (int rank = 0; rank < group.size(); ++rank) parts.push_back(values(rank, counts[rank], at::kInt));
+      for (int rank = 0; rank < group.size(); ++rank)
+        parts.push_back(values(rank, counts[rank], at::kInt));
       auto expected = at::cat(parts);
       auto output = at::empty({expected.numel()}, at::kInt);
       group.all_gather(output, parts[group.rank()], counts).wait();
@@ -103,7 +107,8 @@ TEST_P(MoveContract, UnevenAllToAll) {
     Counts out;
     for (int peer = 0; peer < group.size(); ++peer) in.push_back(count(group.rank(), peer));
     for (int peer = 0; peer < group.size(); ++peer) out.push_back(count(peer, group.rank()));
-    auto input = values(group.rank(), std::accumulate(in.begin(), in.end(), std::int64_t{0}), at::kLong);
+    auto input =
+        values(group.rank(), std::accumulate(in.begin(), in.end(), std::int64_t{0}), at::kLong);
     auto output = at::empty({std::accumulate(out.begin(), out.end(), std::int64_t{0})}, at::kLong);
     group.all_to_all(output, input, out, in).wait();
     std::int64_t to_begin = 0;
@@ -146,7 +151,8 @@ TEST_P(MoveContract, MessagesArriveInTheOrderOfTheirPosts) {
     std::vector<Work> works;
     std::vector<at::Tensor> received;
     for (int number = 0; number < 6; ++number) {
-      works.push_back(group.send(values(group.rank(), 100 * number + 1, at::kFloat, number), next, {.tag = "ring"}));
+      works.push_back(group.send(values(group.rank(), 100 * number + 1, at::kFloat, number), next,
+                                 {.tag = "ring"}));
     }
     for (int number = 0; number < 6; ++number) {
       received.push_back(at::empty({100 * number + 1}));
@@ -154,7 +160,8 @@ TEST_P(MoveContract, MessagesArriveInTheOrderOfTheirPosts) {
     }
     for (auto& work : works) work.wait();
     for (int number = 0; number < 6; ++number) {
-      expect_bits(received[number], values(before, 100 * number + 1, at::kFloat, number), "message");
+      expect_bits(received[number], values(before, 100 * number + 1, at::kFloat, number),
+                  "message");
     }
   });
 }
@@ -169,7 +176,8 @@ TEST_P(MoveContract, ReceivesMayBeWaitedForInAnyOrder) {
         works.push_back(group.recv(received.back(), from));
       }
       for (auto work = works.rbegin(); work != works.rend(); ++work) work->wait();
-      for (int from = 1; from < group.size(); ++from) expect_bits(received[from - 1], values(from, 5000, at::kInt), "message");
+      for (int from = 1; from < group.size(); ++from)
+        expect_bits(received[from - 1], values(from, 5000, at::kInt), "message");
       return;
     }
     group.send(values(group.rank(), 5000, at::kInt), 0).wait();
@@ -181,11 +189,13 @@ TEST_P(MoveContract, BarrierWaitsForTheLast) {
     auto begin = Clock::now();
     if (group.is_root(group.size() - 1)) std::this_thread::sleep_for(std::chrono::milliseconds(60));
     group.barrier().wait();
-    if (group.size() > 1 && group.is_root()) EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(30));
+    if (group.size() > 1 && group.is_root())
+      EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(30));
     for (int round = 0; round < 50; ++round) group.barrier().wait();
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, MoveContract, test::every_engine({1, 2, 3, 4, 5}), test::engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Engines, MoveContract, test::every_engine({1, 2, 3, 4, 5}),
+                         test::engine_test_name);
 
 }  // namespace

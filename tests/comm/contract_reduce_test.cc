@@ -1,4 +1,5 @@
-// The contract of the reducing operations, on every engine: every dtype, every Op, odd lengths and none.
+// The contract of the reducing operations, on every engine: every dtype, every Op, odd lengths and
+// none.
 #include "support/torch/engine_test.h"
 #include "support/torch/values.h"
 
@@ -17,13 +18,17 @@ namespace {
 
 class ReduceContract : public test::EngineTest {
  protected:
-  void expect_result(const at::Tensor& found, const at::Tensor& expected, std::string_view what) const {
+  void expect_result(const at::Tensor& found, const at::Tensor& expected,
+                     std::string_view what) const {
     bool right = is_exact() ? test::same_bits(found, expected) : test::close(found, expected);
-    EXPECT_TRUE(right) << what << " of " << found.scalar_type() << ": expected\n" << expected << "\nfound\n" << found;
+    EXPECT_TRUE(right) << what << " of " << found.scalar_type() << ": expected\n"
+                       << expected << "\nfound\n"
+                       << found;
   }
   // Every pair, or on an engine that composes most of them a few of each kind.
   [[nodiscard]] bool is_chosen(Op op, at::ScalarType dtype) const {
-    return test::is_defined(op, dtype) && (is_exact() || op == Op::sum || dtype == at::kFloat || dtype == at::kInt || dtype == at::kBool);
+    return test::is_defined(op, dtype) && (is_exact() || op == Op::sum || dtype == at::kFloat ||
+                                           dtype == at::kInt || dtype == at::kBool);
   }
 };
 
@@ -45,7 +50,8 @@ TEST_P(ReduceContract, AllReduceOfEveryLength) {
     for (std::int64_t length : {0, 1, 2, 5, 63, 257, 4099, 300001}) {
       auto tensor = values(group.rank(), length, at::kFloat);
       group.all_reduce(tensor, Op::average).wait();
-      expect_result(tensor, test::expected_reduction(group.size(), length, at::kFloat, Op::average), "average");
+      expect_result(tensor, test::expected_reduction(group.size(), length, at::kFloat, Op::average),
+                    "average");
     }
   });
 }
@@ -56,11 +62,13 @@ TEST_P(ReduceContract, AllReduceOfTensorsThatAreSharedOrHaveDims) {
     ASSERT_EQ(shared.sizes(), at::IntArrayRef({3, 7}));
     shared.copy_(values(group.rank(), 21, at::kFloat).view({3, 7}));
     group.all_reduce(shared).wait();
-    expect_result(shared.view({21}), test::expected_reduction(group.size(), 21, at::kFloat, Op::sum), "sum");
+    expect_result(shared.view({21}),
+                  test::expected_reduction(group.size(), 21, at::kFloat, Op::sum), "sum");
     auto part = group.empty_shared({50}, at::kDouble).narrow(0, 11, 23);
     part.copy_(values(group.rank(), 23, at::kDouble));
     group.all_reduce(part, Op::max).wait();
-    expect_result(part.clone(), test::expected_reduction(group.size(), 23, at::kDouble, Op::max), "max");
+    expect_result(part.clone(), test::expected_reduction(group.size(), 23, at::kDouble, Op::max),
+                  "max");
     auto scalar = at::full({}, group.rank() + 1, at::kLong);
     group.all_reduce(scalar).wait();
     EXPECT_EQ(scalar.item<std::int64_t>(), group.size() * (group.size() + 1) / 2);
@@ -83,7 +91,8 @@ TEST_P(ReduceContract, NotANumberGoesThroughMinAndMax) {
       if (group.rank() == group.size() - 1) tensor[2] = std::numeric_limits<float>::quiet_NaN();
       if (group.rank() == 0) tensor[4] = std::numeric_limits<float>::quiet_NaN();
       group.all_reduce(tensor, op).wait();
-      EXPECT_TRUE(tensor[2].isnan().item<bool>() && tensor[4].isnan().item<bool>()) << name_of(op) << tensor;
+      EXPECT_TRUE(tensor[2].isnan().item<bool>() && tensor[4].isnan().item<bool>())
+          << name_of(op) << tensor;
       EXPECT_EQ(tensor[5].item<float>(), 5);
     }
   });
@@ -100,11 +109,16 @@ TEST_P(ReduceContract, NegativeZeroStays) {
 TEST_P(ReduceContract, ReduceToEveryRootLeavesTheOthersAlone) {
   run([&](Group group) {
     for (int root = 0; root < group.size(); ++root) {
-      for (auto [op, dtype] : {std::pair{Op::sum, at::kFloat}, {Op::average, at::kBFloat16}, {Op::product, at::kDouble}, {Op::bxor, at::kShort}}) {
+      for (auto [op, dtype] : {std::pair{Op::sum, at::kFloat},
+                               {Op::average, at::kBFloat16},
+                               {Op::product, at::kDouble},
+                               {Op::bxor, at::kShort}}) {
         auto mine = values(group.rank(), 41, dtype, root);
         auto tensor = mine.clone();
         group.reduce(tensor, root, op).wait();
-        auto expected = group.rank() == root ? test::expected_reduction(group.size(), 41, dtype, op, root) : mine;
+        auto expected = group.rank() == root
+                            ? test::expected_reduction(group.size(), 41, dtype, op, root)
+                            : mine;
         expect_result(tensor, expected, name_of(op));
       }
     }
@@ -117,21 +131,26 @@ TEST_P(ReduceContract, ReduceTakesStridedInputsWhereItOnlyReads) {
     bool root = group.is_root(group.size() - 1);
     auto tensor = root ? mine.contiguous() : mine;
     group.reduce(tensor, group.size() - 1).wait();
-    auto expected = test::expected_reduction(group.size(), 12, at::kFloat, Op::sum).view({3, 4}).t().contiguous();
+    auto expected = test::expected_reduction(group.size(), 12, at::kFloat, Op::sum)
+                        .view({3, 4})
+                        .t()
+                        .contiguous();
     if (root) expect_result(tensor, expected, "sum");
   });
 }
 
 TEST_P(ReduceContract, ReduceScatter) {
   run([&](Group group) {
-    for (auto [op, dtype] : {std::pair{Op::sum, at::kFloat}, {Op::average, at::kHalf}, {Op::min, at::kLong}}) {
+    for (auto [op, dtype] :
+         {std::pair{Op::sum, at::kFloat}, {Op::average, at::kHalf}, {Op::min, at::kLong}}) {
       for (std::int64_t part : {0, 1, 7, 1025}) {
         auto input = values(group.rank(), part * group.size(), dtype);
         auto output = at::empty({part}, dtype);
         group.reduce_scatter(output, input, op).wait();
         auto all = test::expected_reduction(group.size(), part * group.size(), dtype, op);
         expect_result(output, all.narrow(0, part * group.rank(), part), name_of(op));
-        EXPECT_TRUE(test::same_bits(input, values(group.rank(), part * group.size(), dtype))) << "the input changed";
+        EXPECT_TRUE(test::same_bits(input, values(group.rank(), part * group.size(), dtype)))
+            << "the input changed";
       }
     }
   });
@@ -141,7 +160,8 @@ TEST_P(ReduceContract, UnevenReduceScatter) {
   run([&](Group group) {
     for (int shift : {0, 1}) {
       std::vector<std::int64_t> counts;
-      for (int rank = 0; rank < group.size(); ++rank) counts.push_back(shift + rank * 13 % 7 + (rank == 2 ? 900 : 0));
+      for (int rank = 0; rank < group.size(); ++rank)
+        counts.push_back(shift + rank * 13 % 7 + (rank == 2 ? 900 : 0));
       auto begin = std::accumulate(counts.begin(), counts.begin() + group.rank(), std::int64_t{0});
       auto all = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
       auto output = at::empty({counts[group.rank()]}, at::kFloat);
@@ -157,10 +177,12 @@ TEST_P(ReduceContract, ReduceScatterIntoItsOwnPart) {
     auto input = values(group.rank(), 11 * group.size(), at::kFloat);
     group.reduce_scatter(input.narrow(0, 11 * group.rank(), 11), input).wait();
     auto expected = test::expected_reduction(group.size(), 11 * group.size(), at::kFloat, Op::sum);
-    expect_result(input.narrow(0, 11 * group.rank(), 11).clone(), expected.narrow(0, 11 * group.rank(), 11), "sum");
+    expect_result(input.narrow(0, 11 * group.rank(), 11).clone(),
+                  expected.narrow(0, 11 * group.rank(), 11), "sum");
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, ReduceContract, test::every_engine({1, 2, 3, 4, 5}), test::engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Engines, ReduceContract, test::every_engine({1, 2, 3, 4, 5}),
+                         test::engine_test_name);
 
 }  // namespace

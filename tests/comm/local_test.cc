@@ -1,4 +1,5 @@
-// The naive engine and what Group does above every engine: the checks of arguments, names, groups of one.
+// The naive engine and what Group does above every engine: the checks of arguments, names, groups
+// of one.
 #include <lockstep/base/error.h>
 #include <lockstep/comm/local.h>
 
@@ -86,9 +87,12 @@ TEST(Local, TheSentenceOfATimeoutNamesWhoIsMissing) {
       EXPECT_THROW(group.barrier().wait(), Timeout);
       return;
     }
-    auto text = message_of<Timeout>([&] { group.all_reduce(values, Op::sum, {.tag = "bucket 2", .timeout = 50ms}).wait(); });
-    EXPECT_NE(text.find("rank 3 never called all_reduce #2 (bucket 2, 12 B) that ranks 0-2 wait in; its last call was barrier #1"),
-              std::string::npos) << text;
+    auto text = message_of<Timeout>(
+        [&] { group.all_reduce(values, Op::sum, {.tag = "bucket 2", .timeout = 50ms}).wait(); });
+    EXPECT_NE(text.find("rank 3 never called all_reduce #2 (bucket 2, 12 B) that ranks 0-2 wait "
+                        "in; its last call was barrier #1"),
+              std::string::npos)
+        << text;
   });
 }
 

@@ -103,6 +103,15 @@ TEST(Agent, AKilledRankGives128PlusTheSignal) {
   EXPECT_EQ(ran.result.cause->how, "killed by signal 9 (SIGKILL)");
 }
 
+TEST(Agent, ARankThatHasSaidWhyIsNotReported) {
+  WorkerSpec spec = shells(2, "[ $RANK = 0 ] || { echo why >&2; exit 3; }; sleep 0.1");
+  spec.explained_exit_code = 3;
+  const Ran ran = run_agent(spec);
+  EXPECT_EQ(ran.result.exit_code, 3);
+  EXPECT_EQ(ran.result.cause->rank, 1);
+  EXPECT_EQ(ran.error, "[rank 1] why\n");
+}
+
 TEST(Agent, OnlyTheLastTwentyLinesAreRepeated) {
   const Ran ran = run_agent(shells(1, "for i in $(seq 100); do echo line $i; done; exit 1"));
   EXPECT_EQ(ran.error.find("| line 80\n"), std::string::npos) << ran.error;

@@ -1,4 +1,4 @@
-"""The floor check finds what it is there for: an include that goes down, one beside, LibTorch where it must not be."""
+"""The floor check finds what it is for: an include that goes down, one beside, misplaced LibTorch."""
 import pathlib
 import subprocess
 import sys
@@ -19,14 +19,17 @@ def run(files):
 
 def expect(files, status, text):
     found, output = run(files)
-    assert (found, text in output) == (status, True), f"expected {status} and '{text}', found {found}: {output}"
+    right = found == status and text in output
+    assert right, f"expected {status} and '{text}', found {found}: {output}"
 
 
-HEADERS = {f"include/lockstep/{folder}/x.h": "" for folder in ("base", "store", "comm", "data", "models", "parallel/data")}
+FOLDERS = ("base", "store", "comm", "data", "models", "parallel/data")
+HEADERS = {f"include/lockstep/{folder}/x.h": "" for folder in FOLDERS}
 expect(HEADERS | {"src/comm/x.cc": "#include <lockstep/base/x.h>\n"}, 0, "every include goes up")
 expect(HEADERS | {"src/base/x.cc": "#include <lockstep/comm/x.h>\n"}, 1, "src/base/x.cc:1")
 expect(HEADERS | {"src/data/x.cc": "\n#include <lockstep/models/x.h>\n"}, 1, "src/data/x.cc:2")
-expect(HEADERS | {"src/store/x.cc": "#include <ATen/core/Tensor.h>\n"}, 1, "a floor without LibTorch")
+expect(HEADERS | {"src/store/x.cc": "#include <ATen/core/Tensor.h>\n"}, 1, "without LibTorch")
 expect(HEADERS | {"src/comm/shm/a.cc": "#include <lockstep/comm/x.h>\n"}, 1, "comm/shm includes")
-expect(HEADERS | {"src/parallel/tensor/x.cc": "#include <lockstep/parallel/data/x.h>\n"}, 1, "parallel/tensor includes")
+strategy = {"src/parallel/tensor/x.cc": "#include <lockstep/parallel/data/x.h>\n"}
+expect(HEADERS | strategy, 1, "parallel/tensor includes")
 print("floors: finds all six")

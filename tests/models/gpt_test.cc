@@ -15,7 +15,9 @@ namespace {
 
 constexpr GptOptions small{.layers = 2, .heads = 2, .width = 16, .block = 8, .vocabulary = 11};
 
-at::Tensor ids(std::initializer_list<std::int64_t> sizes) { return at::randint(small.vocabulary, sizes, at::kLong); }
+at::Tensor ids(std::initializer_list<std::int64_t> sizes) {
+  return at::randint(small.vocabulary, sizes, at::kLong);
+}
 
 std::string refusal(const std::function<void()>& action) {
   try {
@@ -42,7 +44,8 @@ TEST(Gpt, ListsEachParameterOnce) {
 
 TEST(Gpt, InitialWeightsHaveTheScaleOfNanoGpt) {
   torch::manual_seed(4);
-  Gpt model(GptOptions{.layers = 2, .heads = 4, .width = 128, .block = 64, .vocabulary = 65, .bias = true});
+  Gpt model(GptOptions{
+      .layers = 2, .heads = 4, .width = 128, .block = 64, .vocabulary = 65, .bias = true});
   for (const auto& item : model->named_parameters()) {
     const double deviation = item.value().std(/*unbiased=*/false).item<double>();
     if (item.key().ends_with(".bias")) {
@@ -98,17 +101,22 @@ TEST(Gpt, LearnsARow) {
     optimizer.step();
   }
   EXPECT_LT(model->loss(batch, targets).item<float>(), 0.5);
-  EXPECT_TRUE(model->generate(batch.narrow(1, 0, 4), 5, {.temperature = 0}).narrow(1, 4, 5).equal(row.narrow(1, 4, 5)));
+  EXPECT_TRUE(model->generate(batch.narrow(1, 0, 4), 5, {.temperature = 0})
+                  .narrow(1, 4, 5)
+                  .equal(row.narrow(1, 4, 5)));
 }
 
 TEST(GptGenerate, GoesOnBehindTheBlock) {
   Gpt model(small);
   const at::Tensor prompt = ids({2, 3});
-  const at::Tensor all = model->generate(prompt, 20, {.generator = at::detail::createCPUGenerator(1)});
+  const at::Tensor all =
+      model->generate(prompt, 20, {.generator = at::detail::createCPUGenerator(1)});
   EXPECT_EQ(all.sizes(), (std::vector<std::int64_t>{2, 23}));
   EXPECT_TRUE(all.narrow(1, 0, 3).equal(prompt));
-  EXPECT_TRUE(all.equal(model->generate(prompt, 20, {.generator = at::detail::createCPUGenerator(1)})));
-  EXPECT_FALSE(all.equal(model->generate(prompt, 20, {.generator = at::detail::createCPUGenerator(2)})));
+  EXPECT_TRUE(
+      all.equal(model->generate(prompt, 20, {.generator = at::detail::createCPUGenerator(1)})));
+  EXPECT_FALSE(
+      all.equal(model->generate(prompt, 20, {.generator = at::detail::createCPUGenerator(2)})));
 }
 
 TEST(GptGenerate, TakesAPromptLongerThanTheBlock) {
@@ -116,13 +124,15 @@ TEST(GptGenerate, TakesAPromptLongerThanTheBlock) {
   const at::Tensor prompt = ids({1, 12});
   const at::Tensor from_all = model->generate(prompt, 1, {.temperature = 0});
   const at::Tensor from_last = model->generate(prompt.narrow(1, 4, 8), 1, {.temperature = 0});
-  EXPECT_EQ(from_all.select(1, 12).item<std::int64_t>(), from_last.select(1, 8).item<std::int64_t>());
+  EXPECT_EQ(from_all.select(1, 12).item<std::int64_t>(),
+            from_last.select(1, 8).item<std::int64_t>());
 }
 
 TEST(GptGenerate, TheLikeliestOfOneIsGreedy) {
   Gpt model(small);
   const at::Tensor prompt = ids({3, 4});
-  EXPECT_TRUE(model->generate(prompt, 10, {.top_k = 1}).equal(model->generate(prompt, 10, {.temperature = 0})));
+  EXPECT_TRUE(model->generate(prompt, 10, {.top_k = 1})
+                  .equal(model->generate(prompt, 10, {.temperature = 0})));
 }
 
 TEST(GptGenerate, LeavesModeAndGradientsAlone) {
@@ -130,7 +140,8 @@ TEST(GptGenerate, LeavesModeAndGradientsAlone) {
   options.dropout = 0.5;
   Gpt model(options);
   const at::Tensor prompt = ids({1, 2});
-  EXPECT_TRUE(model->generate(prompt, 6, {.temperature = 0}).equal(model->generate(prompt, 6, {.temperature = 0})));
+  EXPECT_TRUE(model->generate(prompt, 6, {.temperature = 0})
+                  .equal(model->generate(prompt, 6, {.temperature = 0})));
   EXPECT_TRUE(model->is_training());
   EXPECT_ANY_THROW((void)model->generate(at::full({1, 2}, 99, at::kLong), 1));
   EXPECT_TRUE(model->is_training());
@@ -140,14 +151,20 @@ TEST(GptGenerate, LeavesModeAndGradientsAlone) {
 
 TEST(Gpt, RefusesWhatMakesNoSense) {
   Gpt model(small);
-  EXPECT_EQ(refusal([&] { (void)model->forward(ids({2, 9})); }),
+  EXPECT_EQ(refusal([&] {
+              (void)model->forward(ids({2, 9}));
+            }),
             "Gpt::forward: expected ids of [rows, at most 8 tokens (the block)], found [2, 9]");
-  EXPECT_EQ(refusal([&] { (void)model->generate(ids({2, 0}), 1); }),
+  EXPECT_EQ(refusal([&] {
+              (void)model->generate(ids({2, 0}), 1);
+            }),
             "Gpt::generate: expected ids of [rows, one token or more], found [2, 0]");
   EXPECT_EQ(refusal([] { Gpt wrong(GptOptions{.heads = 3, .width = 16}); }),
             "Gpt: expected a width that 3 heads divide, found 16");
-  EXPECT_EQ(refusal([] { Gpt wrong(GptOptions{.layers = 0}); }), "Gpt: expected layers >= 1, found 0");
-  EXPECT_EQ(refusal([] { Gpt wrong(GptOptions{.dropout = 1.0}); }), "Gpt: expected dropout in [0, 1), found 1");
+  EXPECT_EQ(refusal([] { Gpt wrong(GptOptions{.layers = 0}); }),
+            "Gpt: expected layers >= 1, found 0");
+  EXPECT_EQ(refusal([] { Gpt wrong(GptOptions{.dropout = 1.0}); }),
+            "Gpt: expected dropout in [0, 1), found 1");
 }
 
 }  // namespace

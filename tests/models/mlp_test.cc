@@ -10,7 +10,8 @@ namespace {
 TEST(Mlp, NamesAndShapes) {
   Mlp model(MlpOptions{.sizes = {6, 4, 3}});
   std::string text;
-  for (const auto& item : model->named_parameters()) text += c10::str(item.key(), item.value().sizes(), " ");
+  for (const auto& item : model->named_parameters())
+    text += c10::str(item.key(), item.value().sizes(), " ");
   EXPECT_EQ(text, "layers.0.weight[4, 6] layers.0.bias[4] layers.1.weight[3, 4] layers.1.bias[3] ");
   EXPECT_EQ(model->forward(at::randn({5, 2, 3})).sizes(), (std::vector<std::int64_t>{5, 3}));
   EXPECT_EQ(model->forward(at::randn({0, 6})).sizes(), (std::vector<std::int64_t>{0, 3}));
@@ -30,7 +31,8 @@ TEST(Mlp, TheLastLayerHasNoRelu) {
 }
 
 TEST(Mlp, RefusesFewerThanTwoSizes) {
-  for (const MlpOptions& options : {MlpOptions{}, MlpOptions{.sizes = {3}}, MlpOptions{.sizes = {3, 0, 2}}}) {
+  for (const MlpOptions& options :
+       {MlpOptions{}, MlpOptions{.sizes = {3}}, MlpOptions{.sizes = {3, 0, 2}}}) {
     EXPECT_THROW(Mlp model(options), InvalidArgument);
   }
 }

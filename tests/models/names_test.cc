@@ -12,7 +12,9 @@ namespace {
 
 using Tensors = std::map<std::string, at::Tensor>;
 
-Gpt small() { return Gpt(GptOptions{.layers = 1, .heads = 1, .width = 4, .block = 3, .vocabulary = 5}); }
+Gpt small() {
+  return Gpt(GptOptions{.layers = 1, .heads = 1, .width = 4, .block = 3, .vocabulary = 5});
+}
 
 Tensors copies(const torch::nn::Module& module) {
   Tensors tensors;
@@ -47,17 +49,20 @@ void expect_refused(const Tensors& tensors, const std::string& message) {
   } catch (const BadInput& error) {
     EXPECT_EQ(error.what(), message);
   }
-  for (const auto& [name, tensor] : copies(*model)) EXPECT_TRUE(tensor.equal(before.at(name))) << name;
+  for (const auto& [name, tensor] : copies(*model))
+    EXPECT_TRUE(tensor.equal(before.at(name))) << name;
 }
 
 TEST(Names, ComeInTheOrderOfPython) {
   EXPECT_EQ(names_of(*std::make_shared<OuterImpl>()),
             (std::vector<std::string>{
-                "scale", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked",
-                "inner.transformer.wte.weight", "inner.transformer.wpe.weight", "inner.transformer.h.0.ln_1.weight",
-                "inner.transformer.h.0.attn.c_attn.weight", "inner.transformer.h.0.attn.c_proj.weight",
-                "inner.transformer.h.0.ln_2.weight", "inner.transformer.h.0.mlp.c_fc.weight",
-                "inner.transformer.h.0.mlp.c_proj.weight", "inner.transformer.ln_f.weight", "inner.lm_head.weight"}));
+                "scale", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var",
+                "norm.num_batches_tracked", "inner.transformer.wte.weight",
+                "inner.transformer.wpe.weight", "inner.transformer.h.0.ln_1.weight",
+                "inner.transformer.h.0.attn.c_attn.weight",
+                "inner.transformer.h.0.attn.c_proj.weight", "inner.transformer.h.0.ln_2.weight",
+                "inner.transformer.h.0.mlp.c_fc.weight", "inner.transformer.h.0.mlp.c_proj.weight",
+                "inner.transformer.ln_f.weight", "inner.lm_head.weight"}));
 }
 
 TEST(Names, TiedTensorsShareMemory) {
@@ -83,7 +88,8 @@ TEST(LoadExported, MakesAnEqualModelInPlace) {
   const void* memory = to->transformer->wpe->weight.data_ptr();
   load_exported(*to, copies(*from));
   const Tensors expected = copies(*from);
-  for (const auto& [name, tensor] : copies(*to)) EXPECT_TRUE(tensor.equal(expected.at(name))) << name;
+  for (const auto& [name, tensor] : copies(*to))
+    EXPECT_TRUE(tensor.equal(expected.at(name))) << name;
   EXPECT_EQ(to->transformer->wpe->weight.data_ptr(), memory);
 }
 
@@ -110,26 +116,32 @@ TEST(LoadExported, ConvertsTheDtype) {
 TEST(LoadExported, RefusesAMissingTensor) {
   Tensors tensors = copies(*small());
   tensors.erase("transformer.ln_f.weight");
-  expect_refused(tensors, "loading a model: expected a tensor named transformer.ln_f.weight, found none");
+  expect_refused(tensors,
+                 "loading a model: expected a tensor named transformer.ln_f.weight, found none");
 }
 
 TEST(LoadExported, RefusesAnUnknownTensor) {
   Tensors tensors = copies(*small());
   tensors["transformer.h.1.ln_1.weight"] = at::ones({4});
-  expect_refused(tensors, "loading a model: found a tensor named transformer.h.1.ln_1.weight that the model does not have");
+  expect_refused(tensors,
+                 "loading a model: found a tensor named transformer.h.1.ln_1.weight that the model "
+                 "does not have");
 }
 
 TEST(LoadExported, RefusesAnotherShape) {
   Tensors tensors = copies(*small());
   tensors["transformer.wpe.weight"] = at::ones({4, 4});
-  expect_refused(tensors, "loading a model: transformer.wpe.weight: expected shape [3, 4], found [4, 4]");
+  expect_refused(tensors,
+                 "loading a model: transformer.wpe.weight: expected shape [3, 4], found [4, 4]");
 }
 
 TEST(LoadExported, RefusesUnequalTiedTensors) {
   Tensors tensors = copies(*small());
   tensors["lm_head.weight"].add_(1);
-  expect_refused(tensors, "loading a model: lm_head.weight is tied to transformer.wte.weight: expected equal values, found "
-                          "different ones");
+  expect_refused(tensors,
+                 "loading a model: lm_head.weight is tied to transformer.wte.weight: expected "
+                 "equal values, found "
+                 "different ones");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Each model against the same module in Python (reference.py): names, outputs, loss and gradients, with weights going both ways.
+// Each model against the same module in Python (reference.py): names, outputs, loss and gradients,
+// with weights going both ways.
 #include "models/tensor_file.h"
 #include "support/python.h"
 #include "support/temporary_folder.h"
@@ -36,7 +37,8 @@ void expect_close(const std::string& what, const at::Tensor& expected, const at:
   EXPECT_LE((expected - found).abs().max().item<double>(), bound) << what;
 }
 
-std::map<std::string, at::Tensor> with_prefix(const std::map<std::string, at::Tensor>& all, const std::string& prefix) {
+std::map<std::string, at::Tensor> with_prefix(const std::map<std::string, at::Tensor>& all,
+                                              const std::string& prefix) {
   std::map<std::string, at::Tensor> some;
   for (const auto& [name, tensor] : all) {
     if (name.starts_with(prefix)) some[name.substr(prefix.size())] = tensor;
@@ -55,17 +57,20 @@ std::map<std::string, at::Tensor> ask_python(const std::string& name, const std:
     names.push_back(item.name);
   }
   test::write_tensors(folder / "in", in);
-  const std::string run = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')";
-  const auto result = test::run_python(run, {LOCKSTEP_SOURCE_DIR "/tests/models/reference.py", name, options,
-                                             (folder / "in").string(), (folder / "out").string()});
+  const std::string run =
+      "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], "
+      "run_name='__main__')";
+  const auto result =
+      test::run_python(run, {LOCKSTEP_SOURCE_DIR "/tests/models/reference.py", name, options,
+                             (folder / "in").string(), (folder / "out").string()});
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(lines(result.output), names);
   return test::read_tensors(folder / "out");
 }
 
 template <class Model, class Loss>
-std::map<std::string, at::Tensor> expect_parity(const std::string& name, const std::string& options, Model& model,
-                                                const Batch& batch, Loss loss) {
+std::map<std::string, at::Tensor> expect_parity(const std::string& name, const std::string& options,
+                                                Model& model, const Batch& batch, Loss loss) {
   model->eval();
   auto python = ask_python(name, options, *model, batch);
   expect_close("output", python.at("output"), model->forward(batch.input));
@@ -75,13 +80,15 @@ std::map<std::string, at::Tensor> expect_parity(const std::string& name, const s
   auto gradients = with_prefix(python, "grad/");
   const auto parameters = model->named_parameters();
   EXPECT_EQ(gradients.size(), parameters.size());
-  for (const auto& item : parameters) expect_close(item.key(), gradients.at(item.key()), item.value().grad());
+  for (const auto& item : parameters)
+    expect_close(item.key(), gradients.at(item.key()), item.value().grad());
   return python;
 }
 
 // Python's own weights come back by name.
 template <class Model>
-void expect_loads(const std::map<std::string, at::Tensor>& python, Model model, const at::Tensor& input) {
+void expect_loads(const std::map<std::string, at::Tensor>& python, Model model,
+                  const at::Tensor& input) {
   model->eval();
   models::load_exported(*model, with_prefix(python, "own/"));
   expect_close("output with Python's weights", python.at("own_output"), model->forward(input));
@@ -93,9 +100,10 @@ TEST(Parity, Mlp) {
   const models::MlpOptions options{.sizes = {12, 31, 17, 5}};
   models::Mlp model(options);
   const Batch batch{at::randn({7, 3, 4}), at::randint(5, {7}, at::kLong)};
-  auto python = expect_parity("Mlp", R"({"sizes": [12, 31, 17, 5]})", model, batch, [&](const Batch& b) {
-    return torch::nn::functional::cross_entropy(model->forward(b.input), b.target);
-  });
+  auto python =
+      expect_parity("Mlp", R"({"sizes": [12, 31, 17, 5]})", model, batch, [&](const Batch& b) {
+        return torch::nn::functional::cross_entropy(model->forward(b.input), b.target);
+      });
   expect_loads(python, models::Mlp(options), batch.input);
 }
 
@@ -112,14 +120,18 @@ TEST(Parity, ConvNet) {
 
 void check_gpt(bool bias) {
   torch::manual_seed(3);
-  const models::GptOptions options{.layers = 2, .heads = 3, .width = 24, .block = 9, .vocabulary = 13, .bias = bias};
+  const models::GptOptions options{
+      .layers = 2, .heads = 3, .width = 24, .block = 9, .vocabulary = 13, .bias = bias};
   models::Gpt model(options);
-  // Weights of the size that training gives, so that attention and gradients are far from their symmetric beginning.
+  // Weights of the size that training gives, so that attention and gradients are far from their
+  // symmetric beginning.
   for (auto& parameter : model->parameters()) parameter.data().add_(at::randn_like(parameter), 0.2);
   Batch batch{at::randint(13, {4, 9}, at::kLong), at::randint(13, {4, 9}, at::kLong)};
   batch.target[1].narrow(0, 5, 4).fill_(-1);
-  const std::string json = std::string(R"({"layers": 2, "heads": 3, "width": 24, "block": 9, "vocabulary": 13, "bias": )") +
-                           (bias ? "true}" : "false}");
+  const std::string json =
+      std::string(
+          R"({"layers": 2, "heads": 3, "width": 24, "block": 9, "vocabulary": 13, "bias": )") +
+      (bias ? "true}" : "false}");
   auto python = expect_parity("Gpt", json, model, batch,
                               [&](const Batch& b) { return model->loss(b.input, b.target); });
   const at::Tensor generated = model->generate(

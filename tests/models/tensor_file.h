@@ -1,9 +1,9 @@
-// Named tensors in one file, for exchange with reference.py: a line "name dtype size size ..." each, an empty line, then the
-// elements one tensor behind another, in the machine's byte order.
+// Named tensors in one file, for exchange with reference.py: a line "name dtype size size ..."
+// each, an empty line, then the elements one tensor behind another, in the machine's byte order.
 #pragma once
 
-#include <ATen/ops/empty.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <filesystem>
 #include <fstream>
@@ -27,7 +27,8 @@ inline void write_tensors(const std::filesystem::path& file, const NamedTensors&
   stream << '\n';
   for (const auto& [name, tensor] : tensors) {
     const at::Tensor dense = tensor.detach().contiguous();
-    stream.write(static_cast<const char*>(dense.const_data_ptr()), static_cast<std::streamsize>(dense.nbytes()));
+    stream.write(static_cast<const char*>(dense.const_data_ptr()),
+                 static_cast<std::streamsize>(dense.nbytes()));
   }
 }
 
@@ -43,7 +44,8 @@ inline std::map<std::string, at::Tensor> read_tensors(const std::filesystem::pat
     tensors.emplace_back(name, at::empty(sizes, type == "int64" ? at::kLong : at::kFloat));
   }
   for (auto& [name, tensor] : tensors) {
-    stream.read(static_cast<char*>(tensor.data_ptr()), static_cast<std::streamsize>(tensor.nbytes()));
+    stream.read(static_cast<char*>(tensor.data_ptr()),
+                static_cast<std::streamsize>(tensor.nbytes()));
   }
   if (!stream) throw std::runtime_error("reading " + file.string() + ": it ends early");
   return {tensors.begin(), tensors.end()};

@@ -1,4 +1,5 @@
-// torch::optim::AdamW is the oracle: the same numbers up to rounding, the same state, the same archives.
+// torch::optim::AdamW is the oracle: the same numbers up to rounding, the same state, the same
+// archives.
 #include <lockstep/base/error.h>
 #include <lockstep/optim/adamw.h>
 
@@ -18,14 +19,16 @@ using torch::optim::OptimizerParamGroup;
 
 constexpr std::int64_t most_ulps = 8;
 
-// The largest distance in representable floats; values below `floor` count as 0 (they are differences of rounding errors).
+// The largest distance in representable floats; values below `floor` count as 0 (they are
+// differences of rounding errors).
 std::int64_t ulps_between(const at::Tensor& a, const at::Tensor& b, float floor = 1e-6F) {
   at::Tensor x = a.detach().contiguous().flatten(), y = b.detach().contiguous().flatten();
   std::int64_t most = 0;
   for (std::int64_t i = 0; i < x.numel(); ++i) {
     float p = x.data_ptr<float>()[i], q = y.data_ptr<float>()[i];
     if (std::abs(p) < floor && std::abs(q) < floor) continue;
-    most = std::max<std::int64_t>(most, std::abs(std::int64_t{std::bit_cast<std::int32_t>(p)} - std::bit_cast<std::int32_t>(q)));
+    most = std::max<std::int64_t>(most, std::abs(std::int64_t{std::bit_cast<std::int32_t>(p)} -
+                                                 std::bit_cast<std::int32_t>(q)));
   }
   return most;
 }
@@ -33,14 +36,16 @@ std::int64_t ulps_between(const at::Tensor& a, const at::Tensor& b, float floor 
 std::vector<at::Tensor> some_parameters() {
   torch::manual_seed(3);
   std::vector<at::Tensor> parameters;
-  for (std::vector<std::int64_t> sizes : {std::vector<std::int64_t>{33, 17}, {1}, {0}, {257}, {2, 3, 5, 7}})
+  for (std::vector<std::int64_t> sizes :
+       {std::vector<std::int64_t>{33, 17}, {1}, {0}, {257}, {2, 3, 5, 7}})
     parameters.push_back((torch::randn(sizes) + 3).requires_grad_());
   return parameters;
 }
 
 std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> copies;
-  for (auto& parameter : parameters) copies.push_back(parameter.detach().clone(at::MemoryFormat::Preserve).requires_grad_());
+  for (auto& parameter : parameters)
+    copies.push_back(parameter.detach().clone(at::MemoryFormat::Preserve).requires_grad_());
   return copies;
 }
 
@@ -58,7 +63,8 @@ AdamWParamState& state_of(torch::optim::AdamW& optimizer, const at::Tensor& para
 TEST(AdamW, IsWithinAFewUlpsOfLibTorch) {
   for (bool amsgrad : {false, true}) {
     for (double weight_decay : {0.0, 0.1}) {
-      auto options = AdamWOptions(1e-3).betas({0.9, 0.99}).weight_decay(weight_decay).amsgrad(amsgrad);
+      auto options =
+          AdamWOptions(1e-3).betas({0.9, 0.99}).weight_decay(weight_decay).amsgrad(amsgrad);
       auto mine = some_parameters(), theirs = copies_of(mine);
       AdamW ours(mine, options);
       torch::optim::AdamW oracle(theirs, options);
@@ -71,7 +77,9 @@ TEST(AdamW, IsWithinAFewUlpsOfLibTorch) {
         EXPECT_LE(ulps_between(mine[i], theirs[i]), most_ulps) << "parameter " << i;
         if (mine[i].numel() == 0) continue;
         EXPECT_EQ(state_of(ours, mine[i]).step(), 100);
-        EXPECT_LE(ulps_between(state_of(ours, mine[i]).exp_avg_sq(), state_of(oracle, theirs[i]).exp_avg_sq()), most_ulps);
+        EXPECT_LE(ulps_between(state_of(ours, mine[i]).exp_avg_sq(),
+                               state_of(oracle, theirs[i]).exp_avg_sq()),
+                  most_ulps);
         EXPECT_EQ(state_of(ours, mine[i]).max_exp_avg_sq().defined(), amsgrad);
       }
     }
@@ -82,8 +90,10 @@ TEST(AdamW, TakesGroupsAndSkipsUndefinedGradients) {
   auto mine = some_parameters(), theirs = copies_of(mine);
   auto groups = [](std::vector<at::Tensor>& p) {
     std::vector<OptimizerParamGroup> list;
-    list.emplace_back(std::vector<at::Tensor>{p[0], p[1]}, std::make_unique<AdamWOptions>(AdamWOptions(1e-2).weight_decay(0.3)));
-    list.emplace_back(std::vector<at::Tensor>{p[3], p[4]}, std::make_unique<AdamWOptions>(AdamWOptions(1e-4).weight_decay(0)));
+    list.emplace_back(std::vector<at::Tensor>{p[0], p[1]},
+                      std::make_unique<AdamWOptions>(AdamWOptions(1e-2).weight_decay(0.3)));
+    list.emplace_back(std::vector<at::Tensor>{p[3], p[4]},
+                      std::make_unique<AdamWOptions>(AdamWOptions(1e-4).weight_decay(0)));
     return list;
   };
   AdamW ours(groups(mine));
@@ -93,7 +103,8 @@ TEST(AdamW, TakesGroupsAndSkipsUndefinedGradients) {
     set_gradients(mine, theirs);
     mine[1].mutable_grad().reset();
     theirs[1].mutable_grad().reset();
-    if (step < 7) mine[4].mutable_grad().reset(), theirs[4].mutable_grad().reset();   // younger than its group
+    if (step < 7)
+      mine[4].mutable_grad().reset(), theirs[4].mutable_grad().reset();  // younger than its group
     ours.step();
     oracle.step();
   }
@@ -114,15 +125,17 @@ TEST(AdamW, FollowsTheLayoutOfParametersAndGradients) {
   AdamW ours(mine, AdamWOptions(1e-2));
   torch::optim::AdamW oracle(theirs, AdamWOptions(1e-2));
   for (int step = 0; step < 10; ++step) {
-    set_gradients(mine, theirs);   // contiguous, unlike the parameters
+    set_gradients(mine, theirs);  // contiguous, unlike the parameters
     ours.step();
     oracle.step();
   }
-  for (std::size_t i = 0; i < mine.size(); ++i) EXPECT_LE(ulps_between(mine[i], theirs[i]), most_ulps) << i;
+  for (std::size_t i = 0; i < mine.size(); ++i)
+    EXPECT_LE(ulps_between(mine[i], theirs[i]), most_ulps) << i;
 }
 
 TEST(AdamW, TakesDoubleAndFloatTogether) {
-  std::vector<at::Tensor> mine = {torch::ones({3}).requires_grad_(), torch::ones({3}, at::kDouble).requires_grad_()};
+  std::vector<at::Tensor> mine = {torch::ones({3}).requires_grad_(),
+                                  torch::ones({3}, at::kDouble).requires_grad_()};
   auto theirs = copies_of(mine);
   AdamW ours(mine, AdamWOptions(1e-2));
   torch::optim::AdamW oracle(theirs, AdamWOptions(1e-2));
@@ -155,7 +168,8 @@ TEST(AdamW, ArchivesGoBothWays) {
   EXPECT_EQ(state_of(ours, mine[0]).step(), 5);
   together(5);
   EXPECT_EQ(state_of(oracle, theirs[0]).step(), 10);
-  for (std::size_t i = 0; i < mine.size(); ++i) EXPECT_LE(ulps_between(mine[i], theirs[i]), most_ulps) << i;
+  for (std::size_t i = 0; i < mine.size(); ++i)
+    EXPECT_LE(ulps_between(mine[i], theirs[i]), most_ulps) << i;
 }
 
 TEST(AdamW, CallsTheClosureWithGradients) {
@@ -180,7 +194,9 @@ TEST(AdamW, NamesASparseGradientBeforeAnythingIsUpdated) {
     adamw.step();
     FAIL() << "a sparse gradient was taken";
   } catch (const InvalidArgument& error) {
-    EXPECT_NE(std::string(error.what()).find("parameter 1 of group 0 has a sparse gradient"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("parameter 1 of group 0 has a sparse gradient"),
+              std::string::npos)
+        << error.what();
   }
   EXPECT_TRUE(at::equal(other, at::ones({2})));
 }

@@ -17,33 +17,40 @@ std::vector<PlanItem> floats(std::vector<std::int64_t> bytes) {
 
 TEST(BucketPlan, FirstBucketIsSmallAndTheOthersReachTheCap) {
   auto items = floats({40, 40, 40, 40, 40, 40});
-  BucketPlan plan = plan_buckets(items, reverse_order(6), {.first_bucket_bytes = 10, .bucket_bytes = 100});
+  BucketPlan plan =
+      plan_buckets(items, reverse_order(6), {.first_bucket_bytes = 10, .bucket_bytes = 100});
   EXPECT_EQ(plan, (BucketPlan{{5}, {4, 3, 2}, {1, 0}}));
 }
 
 TEST(BucketPlan, AParameterLargerThanTheCapClosesItsBucket) {
   auto items = floats({5, 1000, 5});
-  EXPECT_EQ(plan_buckets(items, reverse_order(3), {.first_bucket_bytes = 10, .bucket_bytes = 100}), (BucketPlan{{2, 1}, {0}}));
+  EXPECT_EQ(plan_buckets(items, reverse_order(3), {.first_bucket_bytes = 10, .bucket_bytes = 100}),
+            (BucketPlan{{2, 1}, {0}}));
 }
 
 TEST(BucketPlan, FollowsTheOrderItIsGiven) {
   auto items = floats({40, 40, 40});
   std::vector<int> order = {1, 2, 0};
-  EXPECT_EQ(plan_buckets(items, order, {.first_bucket_bytes = 80, .bucket_bytes = 80}), (BucketPlan{{1, 2}, {0}}));
+  EXPECT_EQ(plan_buckets(items, order, {.first_bucket_bytes = 80, .bucket_bytes = 80}),
+            (BucketPlan{{1, 2}, {0}}));
 }
 
 TEST(BucketPlan, AnotherDtypeOrDeviceFillsAnotherBucket) {
   std::vector<PlanItem> items(6, PlanItem{.bytes = 40});
   items[1].dtype = items[3].dtype = c10::kHalf;
   items[4].device = c10::Device(c10::kCUDA, 0);
-  BucketPlan plan = plan_buckets(items, reverse_order(6), {.first_bucket_bytes = 1000, .bucket_bytes = 1000});
+  BucketPlan plan =
+      plan_buckets(items, reverse_order(6), {.first_bucket_bytes = 1000, .bucket_bytes = 1000});
   EXPECT_EQ(plan, (BucketPlan{{4}, {3, 1}, {5, 2, 0}}));
 }
 
 TEST(BucketPlan, AlternatingDtypesDoNotMakeABucketEach) {
   std::vector<PlanItem> items(100, PlanItem{.bytes = 10});
   for (std::size_t i = 0; i < items.size(); i += 2) items[i].dtype = c10::kBFloat16;
-  EXPECT_EQ(plan_buckets(items, reverse_order(100), {.first_bucket_bytes = 250, .bucket_bytes = 250}).size(), 4U);
+  EXPECT_EQ(
+      plan_buckets(items, reverse_order(100), {.first_bucket_bytes = 250, .bucket_bytes = 250})
+          .size(),
+      4U);
 }
 
 TEST(BucketPlan, HoldsEveryItemOnceAndOrdersBucketsByTheirLastItem) {
@@ -52,9 +59,13 @@ TEST(BucketPlan, HoldsEveryItemOnceAndOrdersBucketsByTheirLastItem) {
     std::vector<PlanItem> items(random() % 30);
     std::vector<int> order = reverse_order(static_cast<int>(items.size()));
     std::shuffle(order.begin(), order.end(), random);
-    for (PlanItem& item : items) item = {.bytes = static_cast<std::int64_t>(random() % 100), .dtype = random() % 2 ? c10::kFloat : c10::kHalf};
+    for (PlanItem& item : items)
+      item = {.bytes = static_cast<std::int64_t>(random() % 100),
+              .dtype = random() % 2 ? c10::kFloat : c10::kHalf};
     BucketPlan plan = plan_buckets(items, order, {.first_bucket_bytes = 50, .bucket_bytes = 150});
-    auto place = [&](int item) { return std::find(order.begin(), order.end(), item) - order.begin(); };
+    auto place = [&](int item) {
+      return std::find(order.begin(), order.end(), item) - order.begin();
+    };
     std::vector<int> all;
     std::ptrdiff_t last = -1;
     for (const auto& bucket : plan) {

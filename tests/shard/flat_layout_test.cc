@@ -17,7 +17,8 @@ std::vector<std::int64_t> offsets(const FlatLayout& layout) {
 }
 
 TEST(FlatLayout, PlacesTensorsOneAfterAnotherAligned) {
-  std::vector<TensorSpec> tensors = {spec("a", {3, 4}), spec("b", {4}), spec("scalar", {}), spec("c", {5})};
+  std::vector<TensorSpec> tensors = {spec("a", {3, 4}), spec("b", {4}), spec("scalar", {}),
+                                     spec("c", {5})};
   FlatLayout layout(tensors, {.alignment = 16, .multiple = 8});
   EXPECT_EQ(offsets(layout), (std::vector<std::int64_t>{0, 12, 16, 20}));
   EXPECT_EQ(layout.numel(), 32);
@@ -36,13 +37,15 @@ TEST(FlatLayout, AlignsBytesWhateverTheDtype) {
   for (c10::ScalarType dtype : {c10::kBFloat16, c10::kFloat, c10::kDouble, c10::kComplexDouble}) {
     std::vector<TensorSpec> tensors = {{"a", {3}, dtype}, {"b", {3}, dtype}};
     FlatLayout layout(tensors);
-    EXPECT_EQ(layout.entry(1).offset * static_cast<std::int64_t>(c10::elementSize(dtype)), 64) << c10::toString(dtype);
+    EXPECT_EQ(layout.entry(1).offset * static_cast<std::int64_t>(c10::elementSize(dtype)), 64)
+        << c10::toString(dtype);
   }
 }
 
 TEST(FlatLayout, TiedTensorsShareOnePlace) {
   int weight = 0;
-  std::vector<TensorSpec> tensors = {spec("e.weight", {4, 4}, &weight), spec("b", {4}), spec("h.weight", {4, 4}, &weight)};
+  std::vector<TensorSpec> tensors = {spec("e.weight", {4, 4}, &weight), spec("b", {4}),
+                                     spec("h.weight", {4, 4}, &weight)};
   FlatLayout layout(tensors, {.alignment = 4});
   EXPECT_EQ(offsets(layout), (std::vector<std::int64_t>{0, 16, 0}));
   EXPECT_FALSE(layout.entry(0).tied);
@@ -61,7 +64,8 @@ TEST(FlatLayout, TakesTensorsWithoutElementsAndNoTensorsAtAll) {
 }
 
 TEST(FlatLayout, ShardsTogetherHoldEveryElementOnce) {
-  std::vector<TensorSpec> tensors = {spec("a", {3, 5}), spec("b", {0}), spec("c", {7}), spec("d", {}), spec("e", {2, 2, 2})};
+  std::vector<TensorSpec> tensors = {spec("a", {3, 5}), spec("b", {0}), spec("c", {7}),
+                                     spec("d", {}), spec("e", {2, 2, 2})};
   for (int world = 1; world <= 9; ++world) {
     FlatLayout layout(tensors, {.alignment = 8, .multiple = world});
     std::vector<std::vector<int>> seen;
@@ -69,8 +73,10 @@ TEST(FlatLayout, ShardsTogetherHoldEveryElementOnce) {
     for (int rank = 0; rank < world; ++rank) {
       Range range = shard_range(layout.numel(), world, rank);
       for (const FlatSlice& slice : layout.slices_in(range)) {
-        EXPECT_EQ(range.begin + slice.offset, layout.entry(slice.entry).offset + slice.of_tensor.begin);
-        for (std::int64_t i = slice.of_tensor.begin; i < slice.of_tensor.end; ++i) ++seen[slice.entry][i];
+        EXPECT_EQ(range.begin + slice.offset,
+                  layout.entry(slice.entry).offset + slice.of_tensor.begin);
+        for (std::int64_t i = slice.of_tensor.begin; i < slice.of_tensor.end; ++i)
+          ++seen[slice.entry][i];
       }
     }
     for (const auto& tensor : seen)

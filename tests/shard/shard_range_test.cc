@@ -32,7 +32,8 @@ TEST(ShardRange, IsTheCutOfTorchChunk) {
 
 TEST(ShardRange, ShardsOfAMultipleAreEqual) {
   for (int world = 1; world <= 9; ++world)
-    for (std::int64_t count : shard_counts(round_up(1001, world), world)) EXPECT_EQ(count, round_up(1001, world) / world);
+    for (std::int64_t count : shard_counts(round_up(1001, world), world))
+      EXPECT_EQ(count, round_up(1001, world) / world);
 }
 
 TEST(ShardRange, RoundsUp) {

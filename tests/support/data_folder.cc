@@ -21,7 +21,8 @@ std::optional<std::filesystem::path> data_file(std::string_view name) {
 
 std::string no_data(std::string_view name) {
   auto folder = data_folder();
-  return "no " + std::string(name) + (folder ? " in " + folder->string() : ": set LOCKSTEP_DATA to a folder that has it");
+  return "no " + std::string(name) +
+         (folder ? " in " + folder->string() : ": set LOCKSTEP_DATA to a folder that has it");
 }
 
 }  // namespace lockstep::test

@@ -1,5 +1,5 @@
-// Where real data sets lie: LOCKSTEP_DATA, else ../shared/data beside the source tree, else data/ in it. A test that needs
-// one and finds none skips and says why:
+// Where real data sets lie: LOCKSTEP_DATA, else ../shared/data beside the source tree, else data/
+// in it. A test that needs one and finds none skips and says why:
 //
 //   auto text = test::data_file("tinyshakespeare.txt");
 //   if (!text) GTEST_SKIP() << test::no_data("tinyshakespeare.txt");

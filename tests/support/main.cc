@@ -9,8 +9,9 @@
 
 namespace {
 
-// One thread a process: ranks share the cores, and bit-for-bit checks need a fixed count. OpenMP reads the variable when
-// its library is loaded, before main(), so a program that finds it unset starts itself again.
+// One thread a process: ranks share the cores, and bit-for-bit checks need a fixed count. OpenMP
+// reads the variable when its library is loaded, before main(), so a program that finds it unset
+// starts itself again.
 void fix_thread_count(char** arguments) {
   if (std::getenv("OMP_NUM_THREADS") != nullptr) return;
   ::setenv("OMP_NUM_THREADS", "1", 1);

@@ -34,7 +34,8 @@ class RankListener : public testing::EmptyTestEventListener {
     if (part.passed()) return;
     failed_ = failed_ || part.failed();
     const char* file = part.file_name() != nullptr ? part.file_name() : "unknown file";
-    print_for_rank(rank_, std::string(file) + ":" + std::to_string(part.line_number()) + ": " + part.message());
+    print_for_rank(rank_, std::string(file) + ":" + std::to_string(part.line_number()) + ": " +
+                              part.message());
   }
   [[nodiscard]] bool failed() const { return failed_; }
 
@@ -45,7 +46,8 @@ class RankListener : public testing::EmptyTestEventListener {
 
 [[noreturn]] void run_rank(int rank, const RankBody& body) {
   auto& listeners = testing::UnitTest::GetInstance()->listeners();
-  listeners.Release(listeners.default_result_printer());   // never deleted: this process only ends by _exit
+  listeners.Release(
+      listeners.default_result_printer());  // never deleted: this process only ends by _exit
   auto* listener = new RankListener(rank);
   listeners.Append(listener);
   bool threw = true;
@@ -64,7 +66,8 @@ class RankListener : public testing::EmptyTestEventListener {
 pid_t start_rank(int rank, const RankBody& body) {
   pid_t parent = ::getpid();
   pid_t pid = ::fork();
-  if (pid < 0) throw std::system_error(errno, std::generic_category(), "fork of rank " + std::to_string(rank));
+  if (pid < 0)
+    throw std::system_error(errno, std::generic_category(), "fork of rank " + std::to_string(rank));
   if (pid > 0) return pid;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
@@ -79,7 +82,8 @@ bool wait_for_end(pid_t pid, std::chrono::milliseconds limit) {
   auto end = std::chrono::steady_clock::now() + limit;
   int ready = -1;
   do {
-    auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+    auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
     ready = ::poll(&entry, 1, static_cast<int>(std::max<long long>(0, left.count())));
   } while (ready < 0 && errno == EINTR);
   ::close(process);
@@ -109,7 +113,7 @@ std::ostream& operator<<(std::ostream& out, const RankResult& result) {
 }
 
 RankProcesses::RankProcesses(int count, const RankBody& body) : ranks_(count) {
-  std::fflush(nullptr);   // or each rank prints what lies in the buffers again
+  std::fflush(nullptr);  // or each rank prints what lies in the buffers again
   for (int rank = 0; rank < count; ++rank) ranks_[rank].pid = start_rank(rank, body);
 }
 
@@ -140,13 +144,15 @@ std::vector<RankResult> RankProcesses::wait(std::chrono::milliseconds limit) {
   auto end = std::chrono::steady_clock::now() + limit;
   std::vector<RankResult> results;
   for (int rank = 0; rank < count(); ++rank) {
-    auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+    auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
     results.push_back(wait(rank, std::max(left, std::chrono::milliseconds(0))));
   }
   return results;
 }
 
-std::vector<RankResult> run_ranks(int count, const RankBody& body, std::chrono::milliseconds limit) {
+std::vector<RankResult> run_ranks(int count, const RankBody& body,
+                                  std::chrono::milliseconds limit) {
   return RankProcesses(count, body).wait(limit);
 }
 

@@ -1,14 +1,15 @@
-// Ranks as processes: forked from the warm test program, so that a rank costs a millisecond and not LibTorch's start.
+// Ranks as processes: forked from the warm test program, so that a rank costs a millisecond and not
+// LibTorch's start.
 //
-//   test::expect_ranks(3, [&](int rank) { EXPECT_EQ(...); });              // every rank must succeed
+//   test::expect_ranks(3, [&](int rank) { EXPECT_EQ(...); });   // every rank must succeed
 //
-//   test::RankProcesses ranks(3, body);                                    // or step by step, for failures
+//   test::RankProcesses ranks(3, body);                         // or step by step, for failures
 //   ranks.kill(1, SIGKILL);
 //   for (auto& result : ranks.wait(20s)) ...
 //
-// The parent must have no threads of its own that the body needs; a body may start threads. In a rank, failed EXPECTs and
-// exceptions are printed with the rank's number and make its exit code 1; the rank never returns into gtest. Ranks end
-// with the thread that started them.
+// The parent must have no threads of its own that the body needs; a body may start threads. In a
+// rank, failed EXPECTs and exceptions are printed with the rank's number and make its exit code 1;
+// the rank never returns into gtest. Ranks end with the thread that started them.
 #pragma once
 
 #include <chrono>
@@ -21,9 +22,9 @@
 namespace lockstep::test {
 
 struct RankResult {
-  int exit_code = -1;     // -1 when a signal ended it
-  int signal = 0;         // 0 when it exited by itself
-  bool overdue = false;   // the deadline passed and it was killed
+  int exit_code = -1;    // -1 when a signal ended it
+  int signal = 0;        // 0 when it exited by itself
+  bool overdue = false;  // the deadline passed and it was killed
   [[nodiscard]] bool ok() const { return exit_code == 0; }
 };
 std::ostream& operator<<(std::ostream& out, const RankResult& result);
@@ -33,7 +34,7 @@ using RankBody = std::function<void(int rank)>;
 class RankProcesses {
  public:
   RankProcesses(int count, const RankBody& body);
-  ~RankProcesses();   // kills and collects those that wait() has not seen
+  ~RankProcesses();  // kills and collects those that wait() has not seen
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 
@@ -54,10 +55,12 @@ class RankProcesses {
   std::vector<Rank> ranks_;
 };
 
-inline constexpr std::chrono::seconds rank_limit{40};   // below the watchdog's, so that leftovers are named by rank
+// Below the watchdog's, so that ranks that hang are named.
+inline constexpr std::chrono::seconds rank_limit{40};
 
 // Runs body(rank) in `count` processes and returns how each ended.
-std::vector<RankResult> run_ranks(int count, const RankBody& body, std::chrono::milliseconds limit = rank_limit);
+std::vector<RankResult> run_ranks(int count, const RankBody& body,
+                                  std::chrono::milliseconds limit = rank_limit);
 // The same, and a test failure for each rank that did not succeed.
 void expect_ranks(int count, const RankBody& body, std::chrono::milliseconds limit = rank_limit);
 

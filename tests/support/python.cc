@@ -33,10 +33,12 @@ PythonResult run_python(const std::string& script, const std::vector<std::string
   std::string command = quoted(program->string()) + " -c " + quoted(script);
   for (const std::string& argument : arguments) command += " " + quoted(argument);
   std::FILE* pipe = ::popen(command.c_str(), "re");
-  if (pipe == nullptr) throw std::system_error(errno, std::generic_category(), "starting " + program->string());
+  if (pipe == nullptr)
+    throw std::system_error(errno, std::generic_category(), "starting " + program->string());
   PythonResult result;
   std::array<char, 4096> buffer{};
-  while (std::size_t count = std::fread(buffer.data(), 1, buffer.size(), pipe)) result.output.append(buffer.data(), count);
+  while (std::size_t count = std::fread(buffer.data(), 1, buffer.size(), pipe))
+    result.output.append(buffer.data(), count);
   int status = ::pclose(pipe);
   result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   return result;

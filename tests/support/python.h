@@ -1,7 +1,9 @@
-// Python with torch as an oracle: LOCKSTEP_PYTHON, else .venv/bin/python of the source tree. A test without one skips:
+// Python with torch as an oracle: LOCKSTEP_PYTHON, else .venv/bin/python of the source tree. A test
+// without one skips:
 //
 //   if (!test::python()) GTEST_SKIP() << test::no_python;
-//   auto result = test::run_python("import sys, torch; print(torch.arange(int(sys.argv[1])).sum().item())", {"5"});
+//   auto result = test::run_python("import sys, torch;
+//   print(torch.arange(int(sys.argv[1])).sum().item())", {"5"});
 #pragma once
 
 #include <filesystem>
@@ -18,10 +20,11 @@ inline constexpr std::string_view no_python = "no Python with torch: set LOCKSTE
 
 struct PythonResult {
   int exit_code = -1;
-  std::string output;   // what it printed; its error output goes to the test's own
+  std::string output;  // what it printed; its error output goes to the test's own
 };
 
 // Runs a script with arguments and waits for its end. Throws when there is no Python.
-[[nodiscard]] PythonResult run_python(const std::string& script, const std::vector<std::string>& arguments = {});
+[[nodiscard]] PythonResult run_python(const std::string& script,
+                                      const std::vector<std::string>& arguments = {});
 
 }  // namespace lockstep::test

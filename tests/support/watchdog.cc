@@ -33,8 +33,9 @@ class Watchdog : public testing::EmptyTestEventListener {
   explicit Watchdog(int seconds) : seconds_(seconds) {}
 
   void OnTestStart(const testing::TestInfo& test) override {
-    std::string words = "\nwatchdog: " + std::string(test.test_suite_name()) + "." + test.name() + " has run for more than " +
-                        std::to_string(seconds_) + " s (LOCKSTEP_TEST_SECONDS); ending the program\n";
+    std::string words = "\nwatchdog: " + std::string(test.test_suite_name()) + "." + test.name() +
+                        " has run for more than " + std::to_string(seconds_) +
+                        " s (LOCKSTEP_TEST_SECONDS); ending the program\n";
     last_words[words.copy(last_words, sizeof(last_words) - 1)] = '\0';
     set_alarm(seconds_);
   }

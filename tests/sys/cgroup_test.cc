@@ -32,7 +32,8 @@ TEST_F(Cgroup, NothingLimitsWhereNothingIsMounted) {
 
 TEST_F(Cgroup, VersionTwoTakesTheTightestLevel) {
   write("proc/self/cgroup", "0::/batch/job\n");
-  write("proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n");
+  write("proc/self/mountinfo",
+        "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n");
   write("sys/fs/cgroup/batch/cpu.max", "150000 100000\n");
   write("sys/fs/cgroup/batch/job/cpu.max", "max 100000\n");
   write("sys/fs/cgroup/batch/memory.max", "max\n");
@@ -74,7 +75,8 @@ TEST_F(Cgroup, AContainerSeesItsOwnFolderAtTheMountPoint) {
 
 TEST_F(Cgroup, NonsenseLimitsNothing) {
   write("proc/self/cgroup", "0::/\nx\n:::\n");
-  write("proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\nshort line\n- - - -\n");
+  write("proc/self/mountinfo",
+        "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\nshort line\n- - - -\n");
   write("sys/fs/cgroup/cpu.max", "-5 zero\n");
   write("sys/fs/cgroup/memory.max", "plenty\n");
   CgroupLimits limits = read();

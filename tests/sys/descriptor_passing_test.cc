@@ -24,7 +24,8 @@ Deadline soon() { return Deadline::after(10s); }
 
 std::size_t open_descriptors() {
   std::size_t count = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    ++count;
   return count;
 }
 
@@ -40,7 +41,8 @@ TEST(DescriptorPassing, AnotherProcessReadsTheFile) {
       return;
     }
     std::string note(4, ' ');
-    auto files = receive_descriptors(right.get(), std::as_writable_bytes(std::span(note)), 1, soon());
+    auto files =
+        receive_descriptors(right.get(), std::as_writable_bytes(std::span(note)), 1, soon());
     EXPECT_EQ(note, "note");
     EXPECT_EQ(read_file("/proc/self/fd/" + std::to_string(files.at(0).get())), "content");
     EXPECT_EQ(::fcntl(files[0].get(), F_GETFD), FD_CLOEXEC);
@@ -64,7 +66,8 @@ TEST(DescriptorPassing, AsManyAsAllowedArrive) {
   std::vector<int> numbers(max_passed_descriptors, left.get());
   std::byte byte{};
   send_descriptors(left.get(), std::span(&byte, 1), numbers, soon());
-  EXPECT_EQ(receive_descriptors(right.get(), std::span(&byte, 1), numbers.size(), soon()).size(), numbers.size());
+  EXPECT_EQ(receive_descriptors(right.get(), std::span(&byte, 1), numbers.size(), soon()).size(),
+            numbers.size());
   numbers.push_back(left.get());
   EXPECT_THROW(send_descriptors(left.get(), std::span(&byte, 1), numbers, soon()), InvalidArgument);
 }
@@ -72,7 +75,9 @@ TEST(DescriptorPassing, AsManyAsAllowedArrive) {
 TEST(DescriptorPassing, EndsAtTheDeadlineAndWithThePeer) {
   auto [left, right] = socket_pair();
   std::byte byte{};
-  EXPECT_THROW((void)receive_descriptors(right.get(), std::span(&byte, 1), 1, Deadline::after(20ms)), Timeout);
+  EXPECT_THROW(
+      (void)receive_descriptors(right.get(), std::span(&byte, 1), 1, Deadline::after(20ms)),
+      Timeout);
   left.reset();
   EXPECT_THROW((void)receive_descriptors(right.get(), std::span(&byte, 1), 1, soon()), PeerLost);
 }

@@ -41,7 +41,9 @@ TEST(Files, ReadGivesEveryByte) {
   }
 }
 
-TEST(Files, ReadWorksWhereTheSizeIsUnknown) { EXPECT_NE(read_file("/proc/self/status").find("Pid:"), std::string::npos); }
+TEST(Files, ReadWorksWhereTheSizeIsUnknown) {
+  EXPECT_NE(read_file("/proc/self/status").find("Pid:"), std::string::npos);
+}
 
 TEST(Files, ReadNamesWhatIsMissing) {
   TemporaryFolder folder;
@@ -50,7 +52,8 @@ TEST(Files, ReadNamesWhatIsMissing) {
     FAIL() << "no exception";
   } catch (const SystemError& error) {
     EXPECT_EQ(error.error_number(), ENOENT);
-    EXPECT_EQ(error.what(), "opening " + (folder / "missing").string() + ": No such file or directory");
+    EXPECT_EQ(error.what(),
+              "opening " + (folder / "missing").string() + ": No such file or directory");
   }
   EXPECT_THROW((void)read_file(folder.path()), SystemError);
 }
@@ -128,7 +131,8 @@ TEST(AtomicFile, AFullDiskLeavesTheOldFile) {
     EXPECT_EQ(read_file(folder / "a"), "old");
     EXPECT_EQ(names_in(folder.path()), std::set<std::string>{"a"});
   });
-  if (results[0].exit_code == not_allowed) GTEST_SKIP() << "this process may not mount a small filesystem";
+  if (results[0].exit_code == not_allowed)
+    GTEST_SKIP() << "this process may not mount a small filesystem";
   EXPECT_TRUE(results[0].ok()) << results[0];
 }
 

@@ -48,8 +48,9 @@ std::string message_of(const std::function<void()>& action) {
 TEST(Sockets, BytesGoBothWaysOverEachKind) {
   test::TemporaryFolder folder;
   std::string name = "lockstep-test-" + std::to_string(::getpid());
-  for (const SocketAddress& address : {SocketAddress::tcp("127.0.0.1", 0), SocketAddress::path((folder / "s").string()),
-                                       SocketAddress::abstract(name)}) {
+  for (const SocketAddress& address :
+       {SocketAddress::tcp("127.0.0.1", 0), SocketAddress::path((folder / "s").string()),
+        SocketAddress::abstract(name)}) {
     Connection connection(address);
     send_all(connection.client.get(), bytes_of("hello"), soon());
     EXPECT_EQ(receive_text(connection.server.get(), 5), "hello") << address.text();
@@ -126,7 +127,8 @@ TEST(Sockets, ConnectSaysThatNobodyAnswered) {
 }
 
 TEST(Sockets, ConnectingToAFreePortNeverMeetsItself) {
-  // Only ports of the range for outgoing connections can do that; a few thousand tries meet it often.
+  // Only ports of the range for outgoing connections can do that; a few thousand tries meet it
+  // often.
   SocketAddress address = SocketAddress::tcp("127.0.0.1", test::free_port());
   for (int i = 0; i < 3000; ++i) ASSERT_FALSE(try_connect(address, soon()));
 }

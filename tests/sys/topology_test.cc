@@ -46,7 +46,8 @@ void write(const std::filesystem::path& path, const std::string& text) {
 
 TEST(Topology, MemoryIsCutByTheControlGroup) {
   test::TemporaryFolder root;
-  write(root / "proc/meminfo", "MemTotal:        8000 kB\nMemFree:  1 kB\nMemAvailable:    6000 kB\n");
+  write(root / "proc/meminfo",
+        "MemTotal:        8000 kB\nMemFree:  1 kB\nMemAvailable:    6000 kB\n");
   EXPECT_EQ(memory_size(root.path()).total, 8000 * 1024);
   EXPECT_EQ(memory_size(root.path()).available, 6000 * 1024);
   write(root / "proc/self/cgroup", "0::/\n");
@@ -60,8 +61,10 @@ TEST(Topology, MemoryIsCutByTheControlGroup) {
 TEST(Topology, CachesAreReadAndMayBeUnknown) {
   test::TemporaryFolder root;
   EXPECT_EQ(cache_sizes(root.path()).level_1, 0);
-  auto cache = [&](int index, const char* level, const char* type, const char* size, const char* cores) {
-    auto folder = root.path() / "sys/devices/system/cpu/cpu0/cache" / ("index" + std::to_string(index));
+  auto cache = [&](int index, const char* level, const char* type, const char* size,
+                   const char* cores) {
+    auto folder =
+        root.path() / "sys/devices/system/cpu/cpu0/cache" / ("index" + std::to_string(index));
     write(folder / "level", std::string(level) + "\n");
     write(folder / "type", std::string(type) + "\n");
     write(folder / "size", std::string(size) + "\n");

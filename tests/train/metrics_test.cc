@@ -29,9 +29,9 @@ TEST(Metrics, ALineIsOneObject) {
                     .samples_per_second = 400,
                     .seconds = 8}),
       R"({"step":250,"epoch":1,"loss":2.5,"lr":0.001,"samples_per_second":400.0,"seconds":8.0})");
-  EXPECT_EQ(
-      metrics_line({.step = 1, .loss = std::nan(""), .val_loss = 0.25, .accuracy = 0.5}),
-      R"({"step":1,"epoch":0,"loss":null,"val_loss":0.25,"accuracy":0.5,"lr":0.0,"samples_per_second":0.0,"seconds":0.0})");
+  EXPECT_EQ(metrics_line({.step = 1, .loss = std::nan(""), .val_loss = 0.25, .accuracy = 0.5}),
+            R"({"step":1,"epoch":0,"loss":null,"val_loss":0.25,"accuracy":0.5,"lr":0.0,)"
+            R"("samples_per_second":0.0,"seconds":0.0})");
 }
 
 TEST(Metrics, ANewRunBeginsEmpty) {

@@ -1,5 +1,6 @@
-// A point in time by which something must have happened. A value: pass it down through the calls that share it, so that
-// three waits of a five-second operation take five seconds together and not fifteen.
+// A point in time by which something must have happened. A value: pass it down through the calls
+// that share it, so that three waits of a five-second operation take five seconds together and not
+// fifteen.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +31,9 @@ class Deadline {
     auto ms = std::chrono::ceil<std::chrono::milliseconds>(left()).count();
     return static_cast<int>(std::min<long long>(ms, most));
   }
-  [[nodiscard]] Deadline or_sooner(Deadline other) const { return Deadline(std::min(at_, other.at_)); }
+  [[nodiscard]] Deadline or_sooner(Deadline other) const {
+    return Deadline(std::min(at_, other.at_));
+  }
 
  private:
   explicit Deadline(Clock::time_point at) : at_(at) {}

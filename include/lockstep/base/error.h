@@ -1,7 +1,8 @@
-// The errors that Lockstep throws. Every message is one line that says what was done, by whom, what was expected and
-// what was found. After PeerLost, Timeout, Mismatch or Aborted the group is dead: each later call on it throws again,
-// buffers of the operation are undefined, and a new group can be made. InvalidArgument and BadInput are found before
-// anything was sent: the group lives on and nothing was changed.
+// The errors that Lockstep throws. Every message is one line that says what was done, by whom, what
+// was expected and what was found. After PeerLost, Timeout, Mismatch or Aborted the group is dead:
+// each later call on it throws again, buffers of the operation are undefined, and a new group can
+// be made. InvalidArgument and BadInput are found before anything was sent: the group lives on and
+// nothing was changed.
 #pragma once
 
 #include <stdexcept>
@@ -24,7 +25,8 @@ class Timeout : public Error {
   using Error::Error;
 };
 
-// Two ranks made different calls where the same one was due. The text names both calls and where they stand.
+// Two ranks made different calls where the same one was due. The text names both calls and where
+// they stand.
 class Mismatch : public Error {
   using Error::Error;
 };
@@ -39,7 +41,8 @@ class InvalidArgument : public Error {
   using Error::Error;
 };
 
-// Something from outside is wrong: a file, an environment variable, an option, a peer without the secret.
+// Something from outside is wrong: a file, an environment variable, an option, a peer without the
+// secret.
 class BadInput : public Error {
   using Error::Error;
 };

@@ -1,5 +1,6 @@
-// 64-bit fingerprints of what ranks must agree on: names, shapes, settings. The same on every machine and in every build,
-// and usable at compile time. Not cryptographic: they find mistakes, not attackers.
+// 64-bit fingerprints of what ranks must agree on: names, shapes, settings. The same on every
+// machine and in every build, and usable at compile time. Not cryptographic: they find mistakes,
+// not attackers.
 #pragma once
 
 #include <concepts>
@@ -9,7 +10,8 @@
 
 namespace lockstep {
 
-// Spreads every input bit over the whole word: the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+// Spreads every input bit over the whole word: the finaliser of SplitMix64 (Steele, Lea, Flood,
+// OOPSLA 2014).
 [[nodiscard]] constexpr std::uint64_t mix_bits(std::uint64_t value) {
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ULL;
   value = (value ^ (value >> 27)) * 0x94d049bb133111ebULL;
@@ -24,7 +26,8 @@ namespace lockstep {
 }
 
 // Of a sequence: fingerprint_of(op, dtype, count) and so on. The order and number of values matter.
-[[nodiscard]] constexpr std::uint64_t combine_fingerprints(std::uint64_t first, std::uint64_t second) {
+[[nodiscard]] constexpr std::uint64_t combine_fingerprints(std::uint64_t first,
+                                                           std::uint64_t second) {
   return mix_bits(first * 0x9e3779b97f4a7c15ULL + second + 0x632be59bd9b4e019ULL);
 }
 

@@ -2,8 +2,9 @@
 //
 //   log::info("{} of {} ranks have arrived", arrived, size);
 //
-// LOCKSTEP_LOG=debug|info|warning|error|off sets the least level that is shown (info when unset). Any thread may log; a
-// line is written whole. Logging never throws: a value of LOCKSTEP_LOG that means nothing is itself logged once.
+// LOCKSTEP_LOG=debug|info|warning|error|off sets the least level that is shown (info when unset).
+// Any thread may log; a line is written whole. Logging never throws: a value of LOCKSTEP_LOG that
+// means nothing is itself logged once.
 #pragma once
 
 #include <fmt/core.h>
@@ -25,7 +26,8 @@ namespace detail {
 [[nodiscard]] bool is_shown(Level level) noexcept;
 void write(Level level, std::string_view text) noexcept;
 
-// In the header, so that no type of fmt crosses into the library: LibTorch brings a copy of fmt of another version.
+// In the header, so that no type of fmt crosses into the library: LibTorch brings a copy of fmt of
+// another version.
 inline void write(Level level, fmt::string_view format, fmt::format_args arguments) noexcept {
   if (!is_shown(level)) return;
   try {

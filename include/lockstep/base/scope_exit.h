@@ -16,7 +16,7 @@ class [[nodiscard]] ScopeExit {
   ScopeExit(const ScopeExit&) = delete;
   ScopeExit& operator=(const ScopeExit&) = delete;
   ~ScopeExit() {
-    if (active_) action_();   // must not throw
+    if (active_) action_();  // must not throw
   }
   void cancel() { active_ = false; }
 

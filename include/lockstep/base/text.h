@@ -1,5 +1,5 @@
-// Numbers as people write them, both ways. Parsers take the whole text or nothing: no rest, no overflow, no empty text;
-// the caller knows what was being read and makes the error.
+// Numbers as people write them, both ways. Parsers take the whole text or nothing: no rest, no
+// overflow, no empty text; the caller knows what was being read and makes the error.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -19,7 +19,8 @@ namespace lockstep {
 // "1", "true", "yes", "on" and "0", "false", "no", "off".
 [[nodiscard]] std::optional<bool> parse_flag(std::string_view text);
 
-// "4096", "12 MB" (10^6), "4GiB" (2^30), "1.5 kB"; units B, kB, MB, GB, TB, KiB, MiB, GiB, TiB in any case.
+// "4096", "12 MB" (10^6), "4GiB" (2^30), "1.5 kB"; units B, kB, MB, GB, TB, KiB, MiB, GiB, TiB in
+// any case.
 [[nodiscard]] std::optional<std::int64_t> parse_bytes(std::string_view text);
 // "4 GiB" where that is exact, else three digits and a decimal unit: "12.6 MB", "999 B".
 [[nodiscard]] std::string format_bytes(std::int64_t bytes);
@@ -30,7 +31,8 @@ namespace lockstep {
 [[nodiscard]] std::string format_duration(Duration duration);
 
 // "a, b, c".
-[[nodiscard]] std::string join(std::span<const std::string> parts, std::string_view separator = ", ");
+[[nodiscard]] std::string join(std::span<const std::string> parts,
+                               std::string_view separator = ", ");
 // "rank 3", "ranks 0-2, 5"; sorted numbers.
 [[nodiscard]] std::string rank_list(std::span<const int> ranks);
 

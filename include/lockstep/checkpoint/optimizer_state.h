@@ -1,8 +1,8 @@
 // What an optimizer remembers of each parameter, as named tensors that a file can hold.
 //
-// The state of a parameter called `fc.weight` becomes `optimizer.fc.weight.<field>`, with the fields' names as in
-// torch.optim: step (int64, no dims), exp_avg, exp_avg_sq for Adam and AdamW; momentum_buffer for SGD.
-// Hyperparameters are not state: they come from the run's options.
+// The state of a parameter called `fc.weight` becomes `optimizer.fc.weight.<field>`, with the
+// fields' names as in torch.optim: step (int64, no dims), exp_avg, exp_avg_sq for Adam and AdamW;
+// momentum_buffer for SGD. Hyperparameters are not state: they come from the run's options.
 #pragma once
 
 #include <lockstep/checkpoint/safetensors.h>
@@ -20,13 +20,14 @@ namespace lockstep::checkpoint {
 // The optimizer's parameters with the names under which their state is kept; each tensor once.
 using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
 
-// Shares memory with the optimizer's state. A parameter that was never updated has none. Throws InvalidArgument for
-// an optimizer whose state has no names here.
+// Shares memory with the optimizer's state. A parameter that was never updated has none. Throws
+// InvalidArgument for an optimizer whose state has no names here.
 [[nodiscard]] NamedTensors optimizer_state(const torch::optim::Optimizer& optimizer,
                                            const NamedParameters& parameters);
 
-// Replaces the optimizer's state by what optimizer_state() gave. Everything is checked first: BadInput names the
-// first tensor that is unknown, missing or of another shape, and then nothing was changed.
+// Replaces the optimizer's state by what optimizer_state() gave. Everything is checked first:
+// BadInput names the first tensor that is unknown, missing or of another shape, and then nothing
+// was changed.
 void load_optimizer_state(torch::optim::Optimizer& optimizer, const NamedParameters& parameters,
                           const NamedTensors& state);
 

@@ -1,4 +1,5 @@
-// Everything a run needs to go on as if it had never stopped, in one folder that appears as a whole or not at all.
+// Everything a run needs to go on as if it had never stopped, in one folder that appears as a whole
+// or not at all.
 //
 //   OUT/step-00000100/model.safetensors       the model's tensors, each memory once
 //                     optimizer.safetensors   optimizer.<parameter>.<field>
@@ -6,9 +7,9 @@
 //                     training.json           {"format": 1, "step": 100, "epoch": 0, "ranks": 2,
 //                                              "progress": {...}, "config": {...}}
 //
-// It is written as OUT/.step-00000100.partial, brought to the disk file by file, and renamed: a reader never sees
-// half, and after a crash or on a full disk the checkpoints before it are as they were. Only one rank writes; nothing
-// here is collective.
+// It is written as OUT/.step-00000100.partial, brought to the disk file by file, and renamed: a
+// reader never sees half, and after a crash or on a full disk the checkpoints before it are as they
+// were. Only one rank writes; nothing here is collective.
 #pragma once
 
 #include <lockstep/checkpoint/safetensors.h>
@@ -30,14 +31,16 @@ struct TrainingState {
   Metadata config;                 // the options of the run, by name
 };
 
-// Writes the folder of state.step below `out`, which must exist, and then removes all but the `keep` newest (0: none
-// is removed). Throws SystemError when the disk refuses, BadInput when that step is there already; the folder is then
-// not there and older checkpoints stay.
-void save_training_state(const std::filesystem::path& out, const TrainingState& state, std::int64_t keep = 0);
+// Writes the folder of state.step below `out`, which must exist, and then removes all but the
+// `keep` newest (0: none is removed). Throws SystemError when the disk refuses, BadInput when that
+// step is there already; the folder is then not there and older checkpoints stay.
+void save_training_state(const std::filesystem::path& out, const TrainingState& state,
+                         std::int64_t keep = 0);
 
 // The checkpoint folders below `out`, oldest first. An `out` that is not there holds none.
 [[nodiscard]] std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path& out);
-[[nodiscard]] std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& out);
+[[nodiscard]] std::optional<std::filesystem::path> latest_checkpoint(
+    const std::filesystem::path& out);
 
 // Reads one checkpoint folder. Throws BadInput that names the file and what is wrong with it.
 [[nodiscard]] TrainingState load_training_state(const std::filesystem::path& folder);

@@ -1,5 +1,6 @@
-// Backend: what an engine (local, shm, c10d) must write. Users hold a Group, which checks arguments, answers for a group
-// of one rank without asking anybody, and hands every other call down as a Call.
+// Backend: what an engine (local, shm, c10d) must write. Users hold a Group, which checks
+// arguments, answers for a group of one rank without asking anybody, and hands every other call
+// down as a Call.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -16,18 +17,19 @@
 
 namespace lockstep {
 
-// One call as a rank posts it. Group guarantees: tensors are dense and contiguous, both of one dtype and device, of the
-// right sizes, and undefined where this rank has none; in-place operations carry the same tensor twice. Views (tag,
-// counts) live only during post().
+// One call as a rank posts it. Group guarantees: tensors are dense and contiguous, both of one
+// dtype and device, of the right sizes, and undefined where this rank has none; in-place operations
+// carry the same tensor twice. Views (tag, counts) live only during post().
 struct Call {
   Collective collective = Collective::barrier;
   Op op = Op::sum;
-  int root = -1;                                   // root of a rooted operation; the peer of send and recv
+  int root = -1;  // root of a rooted operation; the peer of send and recv
   at::Tensor input;
   at::Tensor output;
-  std::span<const std::int64_t> input_counts;      // elements for (all_to_all, scatter) or from every rank; empty: even
+  std::span<const std::int64_t>
+      input_counts;  // elements for (all_to_all, scatter) or from every rank; empty: even
   std::span<const std::int64_t> output_counts;
-  std::string_view tag;                            // names the bucket or unit; part of the fingerprint
+  std::string_view tag;  // names the bucket or unit; part of the fingerprint
   Duration timeout{};
   std::source_location where;
 };
@@ -45,20 +47,25 @@ class Backend {
   // "local", "shm", "gloo", "nccl".
   [[nodiscard]] virtual std::string_view name() const = 0;
 
-  // Takes part in the next operation of this group and returns a ticket for it. Never waits for a peer, unless so many
-  // operations are under way that there is no slot left. Throws the group's error when the group is dead. Keeps the
-  // tensors until the operation is complete. Called by one thread at a time (Group holds a mutex).
+  // Takes part in the next operation of this group and returns a ticket for it. Never waits for a
+  // peer, unless so many operations are under way that there is no slot left. Throws the group's
+  // error when the group is dead. Keeps the tensors until the operation is complete. Called by one
+  // thread at a time (Group holds a mutex).
   virtual std::uint64_t post(const Call& call) = 0;
   // As Work::wait and Work::done. Any thread.
   virtual void wait(std::uint64_t ticket) = 0;
   [[nodiscard]] virtual bool done(std::uint64_t ticket) = 0;
 
-  // A tensor in memory that this backend reads fastest from every rank; uninitialised. Local: no peer takes part.
-  [[nodiscard]] virtual at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) = 0;
+  // A tensor in memory that this backend reads fastest from every rank; uninitialised. Local: no
+  // peer takes part.
+  [[nodiscard]] virtual at::Tensor empty_shared(at::IntArrayRef sizes,
+                                                const at::TensorOptions& options) = 0;
 
-  // The backend of a new group of `ranks` (numbers in this group, in the new group's order; this rank is among them).
-  // All of `ranks` call it with equal arguments and nobody else needs to; `name` is unique in this group.
-  [[nodiscard]] virtual std::shared_ptr<Backend> subset(std::span<const int> ranks, std::string_view name) = 0;
+  // The backend of a new group of `ranks` (numbers in this group, in the new group's order; this
+  // rank is among them). All of `ranks` call it with equal arguments and nobody else needs to;
+  // `name` is unique in this group.
+  [[nodiscard]] virtual std::shared_ptr<Backend> subset(std::span<const int> ranks,
+                                                        std::string_view name) = 0;
 
   // Kills the group on all ranks that can still be reached; waits end with Aborted and `reason`.
   virtual void abort(std::string_view reason) = 0;

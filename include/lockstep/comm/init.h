@@ -1,4 +1,5 @@
-// init(): from the launcher's environment to a group. The same binary works under `lockstep run`, torchrun and alone.
+// init(): from the launcher's environment to a group. The same binary works under `lockstep run`,
+// torchrun and alone.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -11,20 +12,23 @@
 namespace lockstep {
 
 struct InitOptions {
-  // "shm", "gloo", "nccl", or empty: LOCKSTEP_BACKEND, else shm when all ranks are on one host, else gloo.
+  // "shm", "gloo", "nccl", or empty: LOCKSTEP_BACKEND, else shm when all ranks are on one host,
+  // else gloo.
   std::string backend = {};
-  Duration timeout = std::chrono::minutes(10);       // deadline of one wait
-  Duration join_timeout = std::chrono::minutes(5);   // until every rank must have arrived
-  // Address space of this rank's shared arena; pages are taken only when touched. 0: LOCKSTEP_ARENA (such as "4GiB"), else
-  // a share of the machine's memory. A size named here or there must be free now, or init() throws BadInput.
+  Duration timeout = std::chrono::minutes(10);      // deadline of one wait
+  Duration join_timeout = std::chrono::minutes(5);  // until every rank must have arrived
+  // Address space of this rank's shared arena; pages are taken only when touched. 0: LOCKSTEP_ARENA
+  // (such as "4GiB"), else a share of the machine's memory. A size named here or there must be free
+  // now, or init() throws BadInput.
   std::int64_t arena_bytes = 0;
 };
 
-// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (and LOCKSTEP_STORE under `lockstep run`)
-// and joins the other ranks; without them it is one rank. Blocks until all have arrived. Also sets this process's thread
-// count to its share of the cores unless OMP_NUM_THREADS says otherwise. The group owns everything that was opened: when
-// the last handle goes, this rank leaves in order. BadInput names a variable that makes no sense; Timeout names the ranks
-// that never came.
+// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (and
+// LOCKSTEP_STORE under `lockstep run`) and joins the other ranks; without them it is one rank.
+// Blocks until all have arrived. Also sets this process's thread count to its share of the cores
+// unless OMP_NUM_THREADS says otherwise. The group owns everything that was opened: when the last
+// handle goes, this rank leaves in order. BadInput names a variable that makes no sense; Timeout
+// names the ranks that never came.
 [[nodiscard]] Group init(InitOptions options = {});
 
 }  // namespace lockstep

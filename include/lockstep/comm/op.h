@@ -6,13 +6,23 @@
 
 namespace lockstep {
 
-// How a reduction combines ranks. `average` is one division after the sum and takes floating point only; band, bor and
-// bxor take integers and bool.
+// How a reduction combines ranks. `average` is one division after the sum and takes floating point
+// only; band, bor and bxor take integers and bool.
 enum class Op : std::uint8_t { sum, average, product, min, max, band, bor, bxor };
 
 // The calls that a group knows; the names are those of Group's methods.
 enum class Collective : std::uint8_t {
-  all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all, gather, scatter, barrier, send, recv
+  all_reduce,
+  reduce,
+  broadcast,
+  all_gather,
+  reduce_scatter,
+  all_to_all,
+  gather,
+  scatter,
+  barrier,
+  send,
+  recv
 };
 
 [[nodiscard]] std::string_view name_of(Op op);

@@ -1,11 +1,13 @@
-// What a loader hands out for a given dataset: batches, made of the dataset's own batches or of its single examples.
+// What a loader hands out for a given dataset: batches, made of the dataset's own batches or of its
+// single examples.
 //
 // A dataset is any class with a size() and one of
-//   get_batch(c10::ArrayRef<std::size_t>)   LibTorch's BatchDataset, Dataset, MapDataset, and those of this floor
-//   get(std::size_t)                        one example
-// or a shared_ptr to one. Examples are stacked: a std::vector of torch::data::Example<> becomes one Example<> of tensors with
-// one more dim in front, a std::vector of TensorExample one TensorExample. A get_batch that gives something else is handed out
-// as it is. What comes out must depend on the indices only; a dataset that draws random numbers loses the loader's promise that
+//   get_batch(c10::ArrayRef<std::size_t>)   LibTorch's BatchDataset, Dataset, MapDataset, and those
+//   of this floor get(std::size_t)                        one example
+// or a shared_ptr to one. Examples are stacked: a std::vector of torch::data::Example<> becomes one
+// Example<> of tensors with one more dim in front, a std::vector of TensorExample one
+// TensorExample. A get_batch that gives something else is handed out as it is. What comes out must
+// depend on the indices only; a dataset that draws random numbers loses the loader's promise that
 // the batches are the same for any number of workers.
 #pragma once
 
@@ -24,7 +26,8 @@
 namespace lockstep::data {
 
 template <class D>
-concept GivesBatches = requires(D& dataset, c10::ArrayRef<std::size_t> indices) { dataset.get_batch(indices); };
+concept GivesBatches =
+    requires(D& dataset, c10::ArrayRef<std::size_t> indices) { dataset.get_batch(indices); };
 
 template <class D>
 concept GivesExamples = requires(D& dataset, std::size_t index) { dataset.get(index); };
@@ -76,7 +79,9 @@ using ReadBatch = std::function<Batch(c10::ArrayRef<std::size_t>)>;
 
 template <MapDataset D>
 ReadBatch<BatchOf<D>> reader_of(std::shared_ptr<D> dataset) {
-  return [dataset = std::move(dataset)](c10::ArrayRef<std::size_t> indices) { return read_batch(*dataset, indices); };
+  return [dataset = std::move(dataset)](c10::ArrayRef<std::size_t> indices) {
+    return read_batch(*dataset, indices);
+  };
 }
 
 }  // namespace lockstep::data

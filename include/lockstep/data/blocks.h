@@ -1,4 +1,5 @@
-// Blocks: fixed-length pieces of a long row of tokens, each with the tokens that follow as its targets.
+// Blocks: fixed-length pieces of a long row of tokens, each with the tokens that follow as its
+// targets.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -18,21 +19,25 @@ class RandomBlocks {
   // `tokens` is one-dim, of any integer dtype. BadInput when it is not longer than `block`.
   RandomBlocks(at::Tensor tokens, std::int64_t block);
 
-  // Draws rows * world starts, each of tokens.size(0) - block equally likely, and returns those of one rank: data and
-  // target, int64 [rows, block]; target[i] is the token behind data[i]. Ranks whose generators are in equal states
-  // together get one global batch, which does not depend on how many ranks it is for. With one rank it is what Python gets
-  // by torch.randint(len - block, (rows,), generator=g). Advances the generator equally on every rank.
-  [[nodiscard]] torch::data::Example<> draw(std::int64_t rows, at::Generator generator, int rank = 0, int world = 1) const;
+  // Draws rows * world starts, each of tokens.size(0) - block equally likely, and returns those of
+  // one rank: data and target, int64 [rows, block]; target[i] is the token behind data[i]. Ranks
+  // whose generators are in equal states together get one global batch, which does not depend on
+  // how many ranks it is for. With one rank it is what Python gets by torch.randint(len - block,
+  // (rows,), generator=g). Advances the generator equally on every rank.
+  [[nodiscard]] torch::data::Example<> draw(std::int64_t rows, at::Generator generator,
+                                            int rank = 0, int world = 1) const;
 
  private:
   at::Tensor tokens_;
   std::int64_t block_;
 };
 
-// For evaluation: a map dataset of blocks that lie end to end, so that each token but the first is a target exactly once.
-// Behind the last target comes padding: data 0, target `no_target`, which Gpt::loss leaves out. To have every block once
-// over all ranks, read it through a loader with {.shuffle = false, .uneven = true}.
-class SequentialBlocks : public torch::data::datasets::BatchDataset<SequentialBlocks, torch::data::Example<>> {
+// For evaluation: a map dataset of blocks that lie end to end, so that each token but the first is
+// a target exactly once. Behind the last target comes padding: data 0, target `no_target`, which
+// Gpt::loss leaves out. To have every block once over all ranks, read it through a loader with
+// {.shuffle = false, .uneven = true}.
+class SequentialBlocks
+    : public torch::data::datasets::BatchDataset<SequentialBlocks, torch::data::Example<>> {
  public:
   static constexpr std::int64_t no_target = -1;
 

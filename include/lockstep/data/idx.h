@@ -1,8 +1,10 @@
-// IDX files, the format of MNIST and its relatives: 00 00, one byte for the element type, one byte for the number of dims,
-// each size as four bytes big-endian, then the elements in row-major order, big-endian (http://yann.lecun.com/exdb/mnist).
+// IDX files, the format of MNIST and its relatives: 00 00, one byte for the element type, one byte
+// for the number of dims, each size as four bytes big-endian, then the elements in row-major order,
+// big-endian (http://yann.lecun.com/exdb/mnist).
 //
-// Plain and gzip-compressed files are told apart by their first bytes, not by their names. BadInput says in one line which
-// file, what was expected and what was found: a missing file, another format, a file that ends early or goes on too long.
+// Plain and gzip-compressed files are told apart by their first bytes, not by their names. BadInput
+// says in one line which file, what was expected and what was found: a missing file, another
+// format, a file that ends early or goes on too long.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -10,11 +10,13 @@
 
 namespace lockstep::data {
 
-// A map dataset that gives whole batches: data float [rows, 1, height, width], target int64 [rows]. A value is
-// (byte / 255 - mean) / deviation. Copies share the bytes; any number of threads may read.
+// A map dataset that gives whole batches: data float [rows, 1, height, width], target int64 [rows].
+// A value is (byte / 255 - mean) / deviation. Copies share the bytes; any number of threads may
+// read.
 class Images : public torch::data::datasets::BatchDataset<Images, torch::data::Example<>> {
  public:
-  // `pixels` is uint8 [count, height, width], `labels` an integer tensor [count]; InvalidArgument when they do not fit.
+  // `pixels` is uint8 [count, height, width], `labels` an integer tensor [count]; InvalidArgument
+  // when they do not fit.
   Images(at::Tensor pixels, at::Tensor labels, double mean = 0.0, double deviation = 1.0);
 
   // Indices may repeat and come in any order; InvalidArgument names one that is not below size().

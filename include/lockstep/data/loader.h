@@ -4,9 +4,10 @@
 //   for (std::int64_t epoch = 0; epoch < 10; ++epoch)
 //     for (auto& batch : loader.epoch(epoch)) use(batch.data, batch.target);
 //
-// Each sample is read once an epoch over all ranks (sampler.h says what becomes of an uneven tail). The batches are the same
-// for any number of workers. What a dataset throws in a worker is thrown to the program in place of the batch it was
-// for. Leaving the loop early ends the workers; they have all ended when the range is gone.
+// Each sample is read once an epoch over all ranks (sampler.h says what becomes of an uneven tail).
+// The batches are the same for any number of workers. What a dataset throws in a worker is thrown
+// to the program in place of the batch it was for. Leaving the loop early ends the workers; they
+// have all ended when the range is gone.
 #pragma once
 
 #include <lockstep/base/error.h>
@@ -36,7 +37,9 @@ class [[nodiscard]] Epoch {
       epoch_->advance();
       return *this;
     }
-    friend bool operator==(const Iterator& iterator, std::default_sentinel_t) { return !iterator.epoch_->batch_; }
+    friend bool operator==(const Iterator& iterator, std::default_sentinel_t) {
+      return !iterator.epoch_->batch_;
+    }
 
    private:
     Epoch* epoch_;
@@ -72,27 +75,33 @@ class Loader {
   Loader(std::vector<ReadBatch<Batch>> readers, std::int64_t samples, LoaderOptions options)
       : plan_(samples, options), options_(std::move(options)), readers_(std::move(readers)) {}
 
-  // The batches of an epoch: all of them, or after resume() those that are left of the epoch that was resumed. Starts the
-  // workers. InvalidArgument when the range of an earlier call is still there: both would read through the same datasets.
+  // The batches of an epoch: all of them, or after resume() those that are left of the epoch that
+  // was resumed. Starts the workers. InvalidArgument when the range of an earlier call is still
+  // there: both would read through the same datasets.
   Epoch<Batch> epoch(std::int64_t number) {
     if (place_.use_count() > 1) {
-      throw InvalidArgument("Loader::epoch: expected the range of the epoch before to be gone, found it still in use");
+      throw InvalidArgument(
+          "Loader::epoch: expected the range of the epoch before to be gone, found it still in "
+          "use");
     }
     const std::int64_t begin = resumed_ && number == epoch_ ? *place_ : 0;
     resumed_ = false;
     epoch_ = number;
     *place_ = begin;
-    return Epoch<Batch>(place_, prefetcher(begin, std::make_shared<const std::vector<std::size_t>>(plan_.order(number))));
+    return Epoch<Batch>(
+        place_,
+        prefetcher(begin, std::make_shared<const std::vector<std::size_t>>(plan_.order(number))));
   }
 
   // Batches of a whole epoch on this rank.
   [[nodiscard]] std::int64_t batches() const { return plan_.batches(); }
   [[nodiscard]] std::int64_t samples() const { return plan_.sampler().samples(); }
 
-  // The place behind the last batch that was handed out, also in the middle of a loop over an epoch.
+  // The place behind the last batch that was handed out, also in the middle of a loop over an
+  // epoch.
   [[nodiscard]] LoaderState state() const { return plan_.state_at(epoch_, *place_); }
-  // The next epoch(state.epoch) begins at the saved place. BadInput, and nothing changed, when the state is that of another
-  // order.
+  // The next epoch(state.epoch) begins at the saved place. BadInput, and nothing changed, when the
+  // state is that of another order.
   void resume(const LoaderState& state) {
     plan_.check(state);
     epoch_ = state.epoch;
@@ -110,45 +119,58 @@ class Loader {
   }
 
   std::unique_ptr<Prefetcher> prefetcher(std::int64_t begin, const Order& order) const {
-    if (options_.workers == 0) return std::make_unique<Prefetcher>(begin, plan_.batches(), maker(readers_.front(), order));
+    if (options_.workers == 0)
+      return std::make_unique<Prefetcher>(begin, plan_.batches(), maker(readers_.front(), order));
     std::vector<Prefetcher::Make> workers;
     for (const ReadBatch<Batch>& read : readers_) workers.push_back(maker(read, order));
-    return std::make_unique<Prefetcher>(begin, plan_.batches(), std::move(workers), options_.prefetch);
+    return std::make_unique<Prefetcher>(begin, plan_.batches(), std::move(workers),
+                                        options_.prefetch);
   }
 
   LoaderPlan plan_;
   LoaderOptions options_;
   std::vector<ReadBatch<Batch>> readers_;
   std::int64_t epoch_ = 0;
-  std::shared_ptr<std::int64_t> place_ = std::make_shared<std::int64_t>(0);  // batches handed out in epoch_
+  std::shared_ptr<std::int64_t> place_ =
+      std::make_shared<std::int64_t>(0);  // batches handed out in epoch_
   bool resumed_ = false;
 };
 
-// A loader over `dataset`, which is moved or copied in; each further worker gets a copy, as in LibTorch's own loader.
-// InvalidArgument for a dataset without a size, or for several workers over one that cannot be copied.
+// A loader over `dataset`, which is moved or copied in; each further worker gets a copy, as in
+// LibTorch's own loader. InvalidArgument for a dataset without a size, or for several workers over
+// one that cannot be copied.
 template <MapDataset D>
 [[nodiscard]] auto loader(D dataset, LoaderOptions options = {}) {
   const std::optional<std::size_t> size = dataset.size();
-  if (!size) throw InvalidArgument("loader: expected a dataset that knows its size, found one that does not");
+  if (!size)
+    throw InvalidArgument(
+        "loader: expected a dataset that knows its size, found one that does not");
   std::vector<ReadBatch<BatchOf<D>>> readers;
   for (int worker = 1; worker < options.workers; ++worker) {
     if constexpr (std::is_copy_constructible_v<D>) {
       readers.push_back(reader_of(std::make_shared<D>(dataset)));
     } else {
-      throw InvalidArgument("loader: expected a dataset that can be copied (or a shared_ptr to one) for several workers");
+      throw InvalidArgument(
+          "loader: expected a dataset that can be copied (or a shared_ptr to one) for several "
+          "workers");
     }
   }
   readers.push_back(reader_of(std::make_shared<D>(std::move(dataset))));
-  return Loader<BatchOf<D>>(std::move(readers), static_cast<std::int64_t>(*size), std::move(options));
+  return Loader<BatchOf<D>>(std::move(readers), static_cast<std::int64_t>(*size),
+                            std::move(options));
 }
 
 // A loader whose workers all read from the one `dataset`, which must allow that.
 template <MapDataset D>
 [[nodiscard]] auto loader(std::shared_ptr<D> dataset, LoaderOptions options = {}) {
   const std::optional<std::size_t> size = dataset->size();
-  if (!size) throw InvalidArgument("loader: expected a dataset that knows its size, found one that does not");
-  std::vector<ReadBatch<BatchOf<D>>> readers(static_cast<std::size_t>(std::max(1, options.workers)), reader_of(dataset));
-  return Loader<BatchOf<D>>(std::move(readers), static_cast<std::int64_t>(*size), std::move(options));
+  if (!size)
+    throw InvalidArgument(
+        "loader: expected a dataset that knows its size, found one that does not");
+  std::vector<ReadBatch<BatchOf<D>>> readers(static_cast<std::size_t>(std::max(1, options.workers)),
+                                             reader_of(dataset));
+  return Loader<BatchOf<D>>(std::move(readers), static_cast<std::int64_t>(*size),
+                            std::move(options));
 }
 
 }  // namespace lockstep::data

@@ -1,5 +1,5 @@
-// LoaderPlan: the part of a loader that knows nothing of what a batch is: which indices make batch number n of an epoch,
-// where the program stands, and what a saved state must agree with.
+// LoaderPlan: the part of a loader that knows nothing of what a batch is: which indices make batch
+// number n of an epoch, where the program stands, and what a saved state must agree with.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -14,20 +14,22 @@ namespace lockstep::data {
 
 struct LoaderOptions {
   std::int64_t batch_size = 1;  // samples a batch on each rank
-  Group group = Group();        // only rank() and size() are used: loaders do not talk to each other
-  std::uint64_t seed = 0;       // the same on every rank
-  int workers = 1;              // threads that read; 0: the program's own thread reads when it asks
-  int prefetch = 2;             // batches read ahead of the program, by all workers together
-  bool shuffle = true;          // another order each epoch
-  // What happens to a tail that is no whole batch on every rank: by default ranks are made even by padding, as in Sampler, and
-  // the last batch of an epoch is smaller.
-  bool drop_last = false;       // left out: every batch is whole
-  bool uneven = false;          // every sample exactly once: ranks may differ by one sample, and so by one batch
+  Group group = Group();   // only rank() and size() are used: loaders do not talk to each other
+  std::uint64_t seed = 0;  // the same on every rank
+  int workers = 1;         // threads that read; 0: the program's own thread reads when it asks
+  int prefetch = 2;        // batches read ahead of the program, by all workers together
+  bool shuffle = true;     // another order each epoch
+  // What happens to a tail that is no whole batch on every rank: by default ranks are made even by
+  // padding, as in Sampler, and the last batch of an epoch is smaller.
+  bool drop_last = false;  // left out: every batch is whole
+  bool uneven =
+      false;  // every sample exactly once: ranks may differ by one sample, and so by one batch
 };
 
 class LoaderPlan {
  public:
-  // InvalidArgument: an option that makes no sense. BadInput: no sample, or no batch left by drop_last.
+  // InvalidArgument: an option that makes no sense. BadInput: no sample, or no batch left by
+  // drop_last.
   LoaderPlan(std::int64_t samples, const LoaderOptions& options);
 
   // Batches of an epoch on this rank.
@@ -35,12 +37,16 @@ class LoaderPlan {
   [[nodiscard]] const Sampler& sampler() const { return sampler_; }
 
   // This rank's samples in the order of epoch `epoch`; batch n is the n-th piece of it.
-  [[nodiscard]] std::vector<std::size_t> order(std::int64_t epoch) const { return sampler_.order(epoch); }
-  [[nodiscard]] c10::ArrayRef<std::size_t> piece(const std::vector<std::size_t>& order, std::int64_t batch) const;
+  [[nodiscard]] std::vector<std::size_t> order(std::int64_t epoch) const {
+    return sampler_.order(epoch);
+  }
+  [[nodiscard]] c10::ArrayRef<std::size_t> piece(const std::vector<std::size_t>& order,
+                                                 std::int64_t batch) const;
 
   // The state with this plan's own fields, at a place.
   [[nodiscard]] LoaderState state_at(std::int64_t epoch, std::int64_t batches) const;
-  // BadInput names the first field in which `state` differs from this plan, or a place behind the epoch's end.
+  // BadInput names the first field in which `state` differs from this plan, or a place behind the
+  // epoch's end.
   void check(const LoaderState& state) const;
 
  private:

@@ -7,8 +7,9 @@
 
 namespace lockstep::data {
 
-// The first two fields are the place; the others say which order that place is in, and must be the same when it is resumed.
-// A place holds for any number of ranks with the same global batch (the batches of all ranks together).
+// The first two fields are the place; the others say which order that place is in, and must be the
+// same when it is resumed. A place holds for any number of ranks with the same global batch (the
+// batches of all ranks together).
 struct LoaderState {
   std::int64_t epoch = 0;
   std::int64_t batches = 0;  // handed to the program in this epoch, on each rank
@@ -18,8 +19,8 @@ struct LoaderState {
   bool shuffle = true;
   bool drop_last = false;
 
-  // "epoch=3 batches=17 seed=42 samples=60000 global_batch=64 shuffle=1 drop_last=0", and back. BadInput names a field that
-  // is missing, unknown or no number.
+  // "epoch=3 batches=17 seed=42 samples=60000 global_batch=64 shuffle=1 drop_last=0", and back.
+  // BadInput names a field that is missing, unknown or no number.
   [[nodiscard]] std::string to_text() const;
   [[nodiscard]] static LoaderState from_text(std::string_view text);
 

@@ -17,9 +17,9 @@ struct MnistOptions {
   double deviation = 0.3081;
 };
 
-// Reads one part. BadInput in one line: a file that is missing (both names are given), damaged, of another kind; unequal
-// numbers of images and labels; a label above 9. The numbers and sizes of images are the files' own, so that smaller sets
-// in the same form work too.
+// Reads one part. BadInput in one line: a file that is missing (both names are given), damaged, of
+// another kind; unequal numbers of images and labels; a label above 9. The numbers and sizes of
+// images are the files' own, so that smaller sets in the same form work too.
 [[nodiscard]] Images mnist(const std::filesystem::path& folder, MnistOptions options = {});
 
 }  // namespace lockstep::data

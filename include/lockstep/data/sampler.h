@@ -1,9 +1,10 @@
 // Which samples a rank reads in an epoch, and in which order: index for index that of Python's
 // torch.utils.data.DistributedSampler (torch/utils/data/distributed.py).
 //
-// All samples are put in order (shuffled by torch.randperm with a generator seeded by seed + epoch, or as they are), the
-// tail is made even over the ranks, and rank r takes the places r, r + world, r + 2 * world, ... So a batch of every rank
-// together is a contiguous piece of the order, and the same piece for any number of ranks with the same batch in all.
+// All samples are put in order (shuffled by torch.randperm with a generator seeded by seed + epoch,
+// or as they are), the tail is made even over the ranks, and rank r takes the places r, r + world,
+// r + 2 * world, ... So a batch of every rank together is a contiguous piece of the order, and the
+// same piece for any number of ranks with the same batch in all.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +17,16 @@ struct SamplerOptions {
   int world = 1;
   std::uint64_t seed = 0;
   bool shuffle = true;
-  // What happens to a tail that the ranks cannot share evenly: by default it is padded with the first samples of the order
-  // (over and over, where there are fewer samples than ranks), so that every rank reads equally many.
+  // What happens to a tail that the ranks cannot share evenly: by default it is padded with the
+  // first samples of the order (over and over, where there are fewer samples than ranks), so that
+  // every rank reads equally many.
   bool drop_last = false;  // left out
-  bool uneven = false;     // read once: the first ranks read one sample more (not in Python's; for evaluation)
+  bool uneven =
+      false;  // read once: the first ranks read one sample more (not in Python's; for evaluation)
 };
 
-// A value that any thread may read. It holds no order: that of an epoch is made when it is asked for.
+// A value that any thread may read. It holds no order: that of an epoch is made when it is asked
+// for.
 class Sampler {
  public:
   // InvalidArgument: a rank outside the world, a negative number of samples, drop_last with uneven.

@@ -1,8 +1,8 @@
 // Sampler's order for a program that keeps LibTorch's own data loader:
 //
-//   ls::data::TorchSampler sampler(ls::data::Sampler(count, {.rank = group.rank(), .world = group.size()}));
-//   auto loader = torch::data::make_data_loader(dataset, sampler, 64);
-//   for (int epoch = 0; epoch < 10; ++epoch)
+//   ls::data::TorchSampler sampler(ls::data::Sampler(count, {.rank = group.rank(), .world =
+//   group.size()})); auto loader = torch::data::make_data_loader(dataset, sampler, 64); for (int
+//   epoch = 0; epoch < 10; ++epoch)
 //     for (auto& batch : *loader) ...               // each pass over the loader is the next epoch
 #pragma once
 
@@ -18,8 +18,9 @@
 
 namespace lockstep::data {
 
-// A handle: copies are the same sampler, so that a program can still save, load and set_epoch() the one that it gave to
-// make_data_loader. One thread at a time; not while a pass over the loader is under way, except for save().
+// A handle: copies are the same sampler, so that a program can still save, load and set_epoch() the
+// one that it gave to make_data_loader. One thread at a time; not while a pass over the loader is
+// under way, except for save().
 class TorchSampler : public torch::data::samplers::Sampler<> {
  public:
   explicit TorchSampler(lockstep::data::Sampler sampler);
@@ -30,14 +31,15 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
   // Samples asked for in this epoch. A loader with workers asks ahead of what the program has seen.
   [[nodiscard]] std::size_t index() const;
 
-  // What begin() of a loader calls: goes on to the next epoch if any sample was asked for since the last reset. A new
-  // number of samples replaces the old one.
+  // What begin() of a loader calls: goes on to the next epoch if any sample was asked for since the
+  // last reset. A new number of samples replaces the old one.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
   // At most `batch_size` indices; nothing at the end of the epoch.
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
-  // Epoch and place. The next pass after a load goes on there. Number of samples, seed, world and the rest are given by the
-  // program again: a load throws BadInput that names the first difference, and changes nothing.
+  // Epoch and place. The next pass after a load goes on there. Number of samples, seed, world and
+  // the rest are given by the program again: a load throws BadInput that names the first
+  // difference, and changes nothing.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 

@@ -1,4 +1,5 @@
-// ConvNet: the network of PyTorch's C++ MNIST example (pytorch/examples, cpp/mnist/mnist.cpp), parameter for parameter.
+// ConvNet: the network of PyTorch's C++ MNIST example (pytorch/examples, cpp/mnist/mnist.cpp),
+// parameter for parameter.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -9,8 +10,9 @@
 
 namespace lockstep::models {
 
-// 1x28x28 images to the logarithms of 10 probabilities: two 5x5 convolutions (10 and 20 channels), each with 2x2 max
-// pooling, then 320 -> 50 -> 10; dropout 0.5 before the second pooling and between the linear layers.
+// 1x28x28 images to the logarithms of 10 probabilities: two 5x5 convolutions (10 and 20 channels),
+// each with 2x2 max pooling, then 320 -> 50 -> 10; dropout 0.5 before the second pooling and
+// between the linear layers.
 class ConvNetImpl : public torch::nn::Module {
  public:
   ConvNetImpl();

@@ -1,8 +1,10 @@
-// Gpt: nanoGPT's language model (github.com/karpathy/nanoGPT, model.py) as a plain torch::nn module.
+// Gpt: nanoGPT's language model (github.com/karpathy/nanoGPT, model.py) as a plain torch::nn
+// module.
 //
 // Parameters have the names of the Python module: transformer.wte.weight, transformer.wpe.weight,
-// transformer.h.0.ln_1.weight, transformer.h.0.attn.c_attn.weight, ..., transformer.ln_f.weight. The head's weight is the
-// token embedding's: it is registered once, as transformer.wte.weight, and exported also as lm_head.weight (names.h).
+// transformer.h.0.ln_1.weight, transformer.h.0.attn.c_attn.weight, ..., transformer.ln_f.weight.
+// The head's weight is the token embedding's: it is registered once, as transformer.wte.weight, and
+// exported also as lm_head.weight (names.h).
 #pragma once
 
 #include <lockstep/models/gpt_block.h>
@@ -19,9 +21,10 @@
 namespace lockstep::models {
 
 struct GenerateOptions {
-  double temperature = 1.0;                            // 0: always the likeliest token
-  std::int64_t top_k = 0;                              // draw among the k likeliest only; 0: among all
-  std::optional<at::Generator> generator = std::nullopt;  // the model's device's default generator when absent
+  double temperature = 1.0;  // 0: always the likeliest token
+  std::int64_t top_k = 0;    // draw among the k likeliest only; 0: among all
+  std::optional<at::Generator> generator =
+      std::nullopt;  // the model's device's default generator when absent
 };
 
 // Everything below the head: embeddings, blocks, last normalisation.
@@ -41,19 +44,22 @@ TORCH_MODULE(GptTransformer);
 
 class GptImpl : public torch::nn::Module, public HasAliases {
  public:
-  // Draws initial weights from LibTorch's default generator: normal with standard deviation 0.02, the projections that
-  // end in the residual stream divided by sqrt(2 * layers); biases 0. InvalidArgument names an option that makes no sense.
+  // Draws initial weights from LibTorch's default generator: normal with standard deviation 0.02,
+  // the projections that end in the residual stream divided by sqrt(2 * layers); biases 0.
+  // InvalidArgument names an option that makes no sense.
   explicit GptImpl(GptOptions options = {});
 
-  // [rows, tokens] int64 -> logits [rows, tokens, vocabulary]. InvalidArgument when a row is longer than the block.
+  // [rows, tokens] int64 -> logits [rows, tokens, vocabulary]. InvalidArgument when a row is longer
+  // than the block.
   at::Tensor forward(const at::Tensor& ids);
 
-  // Mean cross-entropy, in nats, of the tokens that follow: `targets` has ids' shape, and -1 where nothing is to be
-  // predicted. NaN when nothing is.
+  // Mean cross-entropy, in nats, of the tokens that follow: `targets` has ids' shape, and -1 where
+  // nothing is to be predicted. NaN when nothing is.
   at::Tensor loss(const at::Tensor& ids, const at::Tensor& targets);
 
-  // `ids` ([rows, tokens], at least one token) with `count` tokens drawn behind it, one at a time from the last `block`
-  // tokens. Without gradients, in evaluation mode; the module's mode is as before afterwards.
+  // `ids` ([rows, tokens], at least one token) with `count` tokens drawn behind it, one at a time
+  // from the last `block` tokens. Without gradients, in evaluation mode; the module's mode is as
+  // before afterwards.
   at::Tensor generate(at::Tensor ids, std::int64_t count, const GenerateOptions& options = {});
 
   // lm_head.weight is transformer.wte.weight.

@@ -1,7 +1,8 @@
-// The parts of Gpt: normalisation, causal self-attention, feed-forward layer, and the block that holds them.
+// The parts of Gpt: normalisation, causal self-attention, feed-forward layer, and the block that
+// holds them.
 //
-// Module for module that of nanoGPT (github.com/karpathy/nanoGPT, model.py), with the same names, so that weights go both
-// ways. Activations are [rows, tokens, width].
+// Module for module that of nanoGPT (github.com/karpathy/nanoGPT, model.py), with the same names,
+// so that weights go both ways. Activations are [rows, tokens, width].
 #pragma once
 
 #include <torch/nn/module.h>
@@ -15,12 +16,12 @@ namespace lockstep::models {
 
 struct GptOptions {
   std::int64_t layers = 4;
-  std::int64_t heads = 4;        // divides width
+  std::int64_t heads = 4;  // divides width
   std::int64_t width = 128;
   std::int64_t block = 64;       // the longest sequence, in tokens
   std::int64_t vocabulary = 65;  // tokens are 0 ... vocabulary - 1
   double dropout = 0.0;
-  bool bias = false;             // of linear layers and normalisations; the head never has one
+  bool bias = false;  // of linear layers and normalisations; the head never has one
 };
 
 // torch::nn::LayerNorm over the last dim, except that the bias may be left out.

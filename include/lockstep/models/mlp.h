@@ -16,12 +16,14 @@ struct MlpOptions {
   bool bias = true;
 };
 
-// Parameters are named layers.0.weight, layers.0.bias, layers.1.weight, ...; initialised as torch::nn::Linear does.
+// Parameters are named layers.0.weight, layers.0.bias, layers.1.weight, ...; initialised as
+// torch::nn::Linear does.
 class MlpImpl : public torch::nn::Module {
  public:
   explicit MlpImpl(MlpOptions options);
 
-  // `input` is [rows, ...] with sizes.front() elements a row; the result is [rows, sizes.back()], without a ReLU.
+  // `input` is [rows, ...] with sizes.front() elements a row; the result is [rows, sizes.back()],
+  // without a ReLU.
   at::Tensor forward(const at::Tensor& input);
 
   [[nodiscard]] const MlpOptions& options() const { return options_; }

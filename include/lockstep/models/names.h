@@ -1,8 +1,9 @@
 // The names under which a model's tensors leave and enter files: those of Python's state_dict().
 //
-// LibTorch's own names are the same, but for one thing: a tensor that Python registers under two names (a tied weight) is
-// registered once here, because LibTorch's parameters() would list it twice and an optimizer would step it twice. A module
-// says so through HasAliases, and the functions below give such a tensor both names.
+// LibTorch's own names are the same, but for one thing: a tensor that Python registers under two
+// names (a tied weight) is registered once here, because LibTorch's parameters() would list it
+// twice and an optimizer would step it twice. A module says so through HasAliases, and the
+// functions below give such a tensor both names.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +18,8 @@ class Module;
 
 namespace lockstep::models {
 
-// `name` is a second name of the tensor that is registered as `registered`; both are relative to the module.
+// `name` is a second name of the tensor that is registered as `registered`; both are relative to
+// the module.
 struct Alias {
   std::string name;
   std::string registered;
@@ -35,17 +37,19 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-// Every parameter and buffer under each of its names, in the order of Python's state_dict(): a module's own parameters,
-// its own buffers, its children, and then its aliases. The tensors share memory with the module (and with each other
-// where they are tied), and carry no gradient history.
+// Every parameter and buffer under each of its names, in the order of Python's state_dict(): a
+// module's own parameters, its own buffers, its children, and then its aliases. The tensors share
+// memory with the module (and with each other where they are tied), and carry no gradient history.
 [[nodiscard]] std::vector<NamedTensor> exported(const torch::nn::Module& module);
 
-// All aliases below `module`, with full names: what a saver that must write each memory once wants to know.
+// All aliases below `module`, with full names: what a saver that must write each memory once wants
+// to know.
 [[nodiscard]] std::vector<Alias> aliases_of(const torch::nn::Module& module);
 
-// Writes `tensors` into the module's, converting the dtype where it differs. A tied tensor may come under any of its names,
-// or under all of them with equal values. Everything is checked first: BadInput names the first tensor that is missing,
-// unknown, of another shape, or tied and unequal, and then nothing was written.
+// Writes `tensors` into the module's, converting the dtype where it differs. A tied tensor may come
+// under any of its names, or under all of them with equal values. Everything is checked first:
+// BadInput names the first tensor that is missing, unknown, of another shape, or tied and unequal,
+// and then nothing was written.
 void load_exported(torch::nn::Module& module, const std::map<std::string, at::Tensor>& tensors);
 
 }  // namespace lockstep::models

@@ -15,7 +15,8 @@ namespace lockstep::shard {
 
 class Bucket {
  public:
-  // Takes memory from group.empty_shared() and fills it with zeros. Local: no peer takes part. `name` is for messages.
+  // Takes memory from group.empty_shared() and fills it with zeros. Local: no peer takes part.
+  // `name` is for messages.
   Bucket(const Group& group, FlatLayout layout, c10::Device device, std::string name);
 
   [[nodiscard]] const std::string& name() const { return name_; }
@@ -23,11 +24,13 @@ class Bucket {
 
   // All of it, padding included: one dimension. Lives as long as any tensor that shares its memory.
   [[nodiscard]] const at::Tensor& flat() const { return flat_; }
-  // What a floating-point reduction takes: flat(), or for complex numbers the same memory as pairs of reals.
+  // What a floating-point reduction takes: flat(), or for complex numbers the same memory as pairs
+  // of reals.
   [[nodiscard]] at::Tensor reducible() const;
 
-  // A tensor of the sizes of entry `i` in its place, with the strides of `like` where those leave no holes, else row-major.
-  // It is no view in autograd's sense, so it can be a .grad that zero_grad() detaches in place.
+  // A tensor of the sizes of entry `i` in its place, with the strides of `like` where those leave
+  // no holes, else row-major. It is no view in autograd's sense, so it can be a .grad that
+  // zero_grad() detaches in place.
   [[nodiscard]] at::Tensor view(int i, const at::Tensor& like) const;
   [[nodiscard]] at::Tensor view(int i) const;
 

@@ -1,10 +1,13 @@
-// FlatLayout: where each of some tensors lies when they share one flat storage. Pure arithmetic, the same on every rank that
-// passes the same tensors; DDP's buckets, its coalesced broadcasts and sharded units are all laid out by it.
+// FlatLayout: where each of some tensors lies when they share one flat storage. Pure arithmetic,
+// the same on every rank that passes the same tensors; DDP's buckets, its coalesced broadcasts and
+// sharded units are all laid out by it.
 //
 //   offset   0            12  16        20     24
-//            | a.weight   |pad| b.weight | pad |     alignment 16 bytes, multiple 8, float: numel() is 24
+//            | a.weight   |pad| b.weight | pad |     alignment 16 bytes, multiple 8, float: numel()
+//            is 24
 //
-// A tensor that comes twice (a tied weight: equal, non-null `identity`) gets one place, and both entries name it.
+// A tensor that comes twice (a tied weight: equal, non-null `identity`) gets one place, and both
+// entries name it.
 #pragma once
 
 #include <lockstep/shard/shard_range.h>
@@ -23,7 +26,7 @@ struct TensorSpec {
   std::string name;
   std::vector<std::int64_t> sizes;
   c10::ScalarType dtype = c10::ScalarType::Float;
-  const void* identity = nullptr;   // equal for tied tensors (its TensorImpl); null: tied to nothing
+  const void* identity = nullptr;  // equal for tied tensors (its TensorImpl); null: tied to nothing
 };
 
 // One tensor's place. Offsets and counts are in elements of the layout's dtype.
@@ -32,30 +35,33 @@ struct FlatEntry {
   std::vector<std::int64_t> sizes;
   std::int64_t numel = 0;
   std::int64_t offset = 0;
-  bool tied = false;                // an earlier entry has the same place
+  bool tied = false;  // an earlier entry has the same place
 };
 
 // A piece of one tensor inside a range of the flat storage.
 struct FlatSlice {
   int entry = 0;
-  Range of_tensor;                  // elements of the tensor, row-major
-  std::int64_t offset = 0;          // where they begin, counted from the range's begin
+  Range of_tensor;          // elements of the tensor, row-major
+  std::int64_t offset = 0;  // where they begin, counted from the range's begin
 };
 
 struct FlatOptions {
-  std::int64_t alignment = 64;      // bytes: every tensor begins at a multiple of it (a cache line; a vector register)
-  std::int64_t multiple = 1;        // elements: the whole is padded to a multiple of it (a group's size)
+  std::int64_t alignment =
+      64;  // bytes: every tensor begins at a multiple of it (a cache line; a vector register)
+  std::int64_t multiple = 1;  // elements: the whole is padded to a multiple of it (a group's size)
 };
 
 class FlatLayout {
  public:
-  // In the order given. InvalidArgument when dtypes differ, a size is negative, tied tensors differ in sizes, or the
-  // alignment is not a multiple of an element's size.
+  // In the order given. InvalidArgument when dtypes differ, a size is negative, tied tensors differ
+  // in sizes, or the alignment is not a multiple of an element's size.
   explicit FlatLayout(std::span<const TensorSpec> tensors, FlatOptions options = {});
 
   // One a tensor, in the order given.
   [[nodiscard]] const std::vector<FlatEntry>& entries() const { return entries_; }
-  [[nodiscard]] const FlatEntry& entry(int i) const { return entries_.at(static_cast<std::size_t>(i)); }
+  [[nodiscard]] const FlatEntry& entry(int i) const {
+    return entries_.at(static_cast<std::size_t>(i));
+  }
 
   // Elements of the flat storage, padding included; and without any padding, each tied tensor once.
   [[nodiscard]] std::int64_t numel() const { return numel_; }
@@ -63,8 +69,8 @@ class FlatLayout {
   [[nodiscard]] std::int64_t bytes() const;
   [[nodiscard]] c10::ScalarType dtype() const { return dtype_; }
 
-  // The pieces of tensors that lie in `range`, by offset; padding belongs to none and a tied tensor comes once. What a rank
-  // that owns `range` holds.
+  // The pieces of tensors that lie in `range`, by offset; padding belongs to none and a tied tensor
+  // comes once. What a rank that owns `range` holds.
   [[nodiscard]] std::vector<FlatSlice> slices_in(Range range) const;
 
  private:

@@ -1,7 +1,8 @@
 // A module's parameters, each tensor once.
 //
-// LibTorch lists a tied weight under each of its names, and an optimizer built on that list steps it twice. Everything here
-// that lays parameters flat or reduces their gradients starts from this list instead.
+// LibTorch lists a tied weight under each of its names, and an optimizer built on that list steps
+// it twice. Everything here that lays parameters flat or reduces their gradients starts from this
+// list instead.
 #pragma once
 
 #include <lockstep/shard/flat_layout.h>

@@ -1,10 +1,11 @@
-// Which elements of a flat tensor belong to which rank. Pure arithmetic: no tensor, no group, any thread.
+// Which elements of a flat tensor belong to which rank. Pure arithmetic: no tensor, no group, any
+// thread.
 //
 //   numel 10, world 4:   rank 0 [0, 3)   rank 1 [3, 6)   rank 2 [6, 9)   rank 3 [9, 10)
 //   numel  4, world 3:   rank 0 [0, 2)   rank 1 [2, 4)   rank 2 [4, 4)
 //
-// Every shard has ceil(numel / world) elements until they run out: the cut of torch.chunk. Where numel is a multiple of the
-// world's size (FlatLayout pads to one) all shards are equally long.
+// Every shard has ceil(numel / world) elements until they run out: the cut of torch.chunk. Where
+// numel is a multiple of the world's size (FlatLayout pads to one) all shards are equally long.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,8 @@ struct Range {
 // The least multiple of `multiple` (at least 1) that is not below `value` (at least 0).
 [[nodiscard]] std::int64_t round_up(std::int64_t value, std::int64_t multiple);
 
-// What rank `rank` owns of `numel` elements. InvalidArgument when there is no such rank or numel is negative.
+// What rank `rank` owns of `numel` elements. InvalidArgument when there is no such rank or numel is
+// negative.
 [[nodiscard]] Range shard_range(std::int64_t numel, int world, int rank);
 // The lengths of all ranks' shards, in rank order: what Group's uneven operations take.
 [[nodiscard]] std::vector<std::int64_t> shard_counts(std::int64_t numel, int world);

@@ -1,8 +1,9 @@
 // Store: the small key-value space in which ranks find each other before any collective runs.
 //
-// Keys are short text, values are bytes. Every call is safe from any thread and is a round trip at most; only get() and
-// wait() block. Errors: Timeout when a deadline passes (the text names the keys that are missing), PeerLost when the
-// server has gone, BadInput when a length exceeds the limits below.
+// Keys are short text, values are bytes. Every call is safe from any thread and is a round trip at
+// most; only get() and wait() block. Errors: Timeout when a deadline passes (the text names the
+// keys that are missing), PeerLost when the server has gone, BadInput when a length exceeds the
+// limits below.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -34,8 +35,10 @@ class Store {
   virtual void wait(std::span<const std::string> keys, Deadline deadline) = 0;
   // Adds to the decimal number under key (0 when it is not there) and returns the sum, atomically.
   virtual std::int64_t add(std::string_view key, std::int64_t delta) = 0;
-  // Writes `desired` where the value equals `expected` ("" also means: not there); returns the value that stands afterwards.
-  virtual std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired) = 0;
+  // Writes `desired` where the value equals `expected` ("" also means: not there); returns the
+  // value that stands afterwards.
+  virtual std::string compare_set(std::string_view key, std::string_view expected,
+                                  std::string_view desired) = 0;
   // True when there was something to erase.
   virtual bool erase(std::string_view key) = 0;
   // The keys that begin with `prefix`, sorted.

@@ -1,7 +1,8 @@
 // metrics.jsonl: what a run measured, one JSON object a line, for programs to read while it goes on
 // and afterwards.
 //
-//   {"step":250,"epoch":0,"loss":2.31,"val_loss":2.29,"lr":0.00099,"samples_per_second":391.2,"seconds":8.1}
+//   {"step":250,"epoch":0,"loss":2.31,"val_loss":2.29,"lr":0.00099,
+//    "samples_per_second":391.2,"seconds":8.1}                          (on one line)
 //
 // `step` counts updates that were made; a row without an evaluation has no val_loss and no
 // accuracy. Steps rise from line to line, also over a resume.

@@ -3,6 +3,7 @@
 #include "apps/bench/models.h"
 
 #include <lockstep/comm/init.h>
+#include <lockstep/optim/adamw.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
 #include <torch/torch.h>

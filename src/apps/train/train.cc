@@ -52,8 +52,10 @@ int be_a_rank(const train::Options& options) {
   Group world = init();
   std::string who = world.size() > 1 ? fmt::format("rank {}: ", world.rank()) : "";
   try {
-    check_input(options.ranks == 0 || options.ranks == world.size(),
-                "--ranks {}: the launcher started {}", options.ranks, world.size());
+    train::together(world, [&] {
+      check_input(options.ranks == 0 || options.ranks == world.size(),
+                  "--ranks {}: the launcher started {}", options.ranks, world.size());
+    });
     (void)train::train(options, world);
     return 0;
   } catch (const train::CommonFailure& error) {

@@ -14,22 +14,29 @@ namespace lockstep::c10d_engine {
 namespace {
 
 // The text of a c10d error is many lines with a backtrace; ours is one line.
-std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }
+std::string first_line(std::string_view text) {
+  return std::string(text.substr(0, text.find('\n')));
+}
 
 void check_device(const Call& call, std::string_view engine) {
   const auto& tensor = call.input.defined() ? call.input : call.output;
   if (tensor.defined() && !tensor.is_cpu()) {
-    throw InvalidArgument(fmt::format("{}: the engine {} takes tensors in the CPU's memory; this one is on {}", name_of(call.collective),
-                                      engine, tensor.device().str()));
+    throw InvalidArgument(
+        fmt::format("{}: the engine {} takes tensors in the CPU's memory; this one is on {}",
+                    name_of(call.collective), engine, tensor.device().str()));
   }
 }
 
 }  // namespace
 
-C10dBackend::C10dBackend(std::shared_ptr<Engine> engine, std::shared_ptr<Store> store, std::string group, int rank, int size,
-                         Duration join_timeout)
-    : Backend(rank, size), engine_(std::move(engine)), store_(std::move(store)), group_(std::move(group)),
-      join_timeout_(join_timeout), last_words_(store_, group_, rank, size) {}
+C10dBackend::C10dBackend(std::shared_ptr<Engine> engine, std::shared_ptr<Store> store,
+                         std::string group, int rank, int size, Duration join_timeout)
+    : Backend(rank, size),
+      engine_(std::move(engine)),
+      store_(std::move(store)),
+      group_(std::move(group)),
+      join_timeout_(join_timeout),
+      last_words_(store_, group_, rank, size) {}
 
 C10dBackend::~C10dBackend() {
   {
@@ -91,7 +98,8 @@ void C10dBackend::wait(std::uint64_t ticket) {
       lock.lock();
       continue;
     }
-    changed_.wait_for(lock, ending_ ? Duration(std::chrono::seconds(1)) : std::min<Duration>(deadline.left(), std::chrono::hours(1)));
+    changed_.wait_for(lock, ending_ ? Duration(std::chrono::seconds(1))
+                                    : std::min<Duration>(deadline.left(), std::chrono::hours(1)));
   }
 }
 
@@ -114,14 +122,17 @@ void C10dBackend::fail(End end, const PostedCall& call, std::string_view detail)
   changed_.notify_all();
 }
 
-at::Tensor C10dBackend::empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) { return at::empty(sizes, options); }
+at::Tensor C10dBackend::empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return at::empty(sizes, options);
+}
 
 std::shared_ptr<Backend> C10dBackend::subset(std::span<const int> ranks, std::string_view name) {
   auto place = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
   auto size = static_cast<int>(ranks.size());
   std::string group(name);
   auto engine = engine_->make_group(group, place, size, join_timeout_);
-  return std::make_shared<C10dBackend>(std::move(engine), store_, std::move(group), place, size, join_timeout_);
+  return std::make_shared<C10dBackend>(std::move(engine), store_, std::move(group), place, size,
+                                       join_timeout_);
 }
 
 }  // namespace lockstep::c10d_engine

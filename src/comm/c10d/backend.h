@@ -1,11 +1,11 @@
 // The adapter: a Backend over any c10d::Backend.
 //
-// Operations run on lanes, each a thread that starts one and waits for it before the next: one lane for the collectives,
-// which therefore take effect in the order of their posts and go on when their rank is busy elsewhere, and one for each
-// direction of each pair of ranks that exchange messages.
+// Operations run on lanes, each a thread that starts one and waits for it before the next: one lane
+// for the collectives, which therefore take effect in the order of their posts and go on when their
+// rank is busy elsewhere, and one for each direction of each pair of ranks that exchange messages.
 //
-// Invariants, under mutex_: open_ holds the posts that are not complete; once failure_ is set the connections are closed
-// or being closed, and open posts stay open.
+// Invariants, under mutex_: open_ holds the posts that are not complete; once failure_ is set the
+// connections are closed or being closed, and open posts stay open.
 #pragma once
 
 #include <lockstep/comm/backend.h>
@@ -30,8 +30,8 @@ namespace lockstep::c10d_engine {
 
 class C10dBackend final : public Backend {
  public:
-  C10dBackend(std::shared_ptr<Engine> engine, std::shared_ptr<Store> store, std::string group, int rank, int size,
-              Duration join_timeout);
+  C10dBackend(std::shared_ptr<Engine> engine, std::shared_ptr<Store> store, std::string group,
+              int rank, int size, Duration join_timeout);
   // Waits for what was posted, at most as long as its deadlines allow, and leaves.
   ~C10dBackend() override;
 
@@ -39,16 +39,20 @@ class C10dBackend final : public Backend {
   std::uint64_t post(const Call& call) override;
   void wait(std::uint64_t ticket) override;
   [[nodiscard]] bool done(std::uint64_t ticket) override;
-  [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) override;
-  [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int> ranks, std::string_view name) override;
+  [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
+                                        const at::TensorOptions& options) override;
+  [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int> ranks,
+                                                std::string_view name) override;
   void abort(std::string_view reason) override;
 
  private:
-  // Which lane, and which messages are counted together: this pair, this direction; (-1, -1) for collectives.
+  // Which lane, and which messages are counted together: this pair, this direction; (-1, -1) for
+  // collectives.
   using Route = std::pair<int, int>;
 
   void run(std::uint64_t ticket, const PostedCall& call);
-  // Ends the group: agrees with the others on the reason, closes the connections, wakes the waiting.
+  // Ends the group: agrees with the others on the reason, closes the connections, wakes the
+  // waiting.
   void fail(End end, const PostedCall& call, std::string_view detail);
 
   std::shared_ptr<Engine> engine_;
@@ -62,10 +66,10 @@ class C10dBackend final : public Backend {
   std::condition_variable changed_;
   std::uint64_t last_ticket_ = 0;
   std::map<Route, std::uint64_t> counts_;
-  std::map<std::uint64_t, PostedCall> open_;   // without their tensors, which the lanes hold
-  bool ending_ = false;                        // somebody is finding out why
+  std::map<std::uint64_t, PostedCall> open_;  // without their tensors, which the lanes hold
+  bool ending_ = false;                       // somebody is finding out why
   Failure failure_;
-  std::map<Route, std::unique_ptr<Lane>> lanes_;   // last: their threads use what is above
+  std::map<Route, std::unique_ptr<Lane>> lanes_;  // last: their threads use what is above
 };
 
 }  // namespace lockstep::c10d_engine

@@ -1,4 +1,5 @@
-// What the adapter needs of a c10d backend beyond c10d::Backend's own virtuals; one implementation an engine.
+// What the adapter needs of a c10d backend beyond c10d::Backend's own virtuals; one implementation
+// an engine.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -29,10 +30,12 @@ class Engine {
   [[nodiscard]] virtual c10d::Backend& group() = 0;
   // What the next collective's messages are marked with: those with different marks never meet.
   virtual void mark_next(std::uint32_t mark) = 0;
-  // Ends every operation that is under way, here and on the peers. Any thread, also beside an operation; never throws.
+  // Ends every operation that is under way, here and on the peers. Any thread, also beside an
+  // operation; never throws.
   virtual void close() noexcept = 0;
   // A group of other ranks of the same machines. Blocks until all have come.
-  [[nodiscard]] virtual std::shared_ptr<Engine> make_group(const std::string& name, int rank, int size, Duration timeout) = 0;
+  [[nodiscard]] virtual std::shared_ptr<Engine> make_group(const std::string& name, int rank,
+                                                           int size, Duration timeout) = 0;
 };
 
 }  // namespace lockstep::c10d_engine

@@ -17,11 +17,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Gloo's own deadline of an operation. The adapter has its own, which counts from a wait and not from the operation's
-// turn; when that one passes, the connections are closed.
+// Gloo's own deadline of an operation. The adapter has its own, which counts from a wait and not
+// from the operation's turn; when that one passes, the connections are closed.
 constexpr milliseconds practically_never = std::chrono::hours(24 * 365);
 
-// Opens what the adapter needs of c10d's Gloo: the number that marks a collective's messages, and its connections.
+// Opens what the adapter needs of c10d's Gloo: the number that marks a collective's messages, and
+// its connections.
 class MarkedGloo final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
@@ -42,13 +43,16 @@ class GlooEngine final : public Engine {
       : store_(std::move(store)), device_(std::move(device)) {
     auto options = c10d::ProcessGroupGloo::Options::create(in_milliseconds(join_timeout));
     options->devices = {device_};
-    options->threads = 1;   // operations take effect in the order of their posts
+    options->threads = 1;  // operations take effect in the order of their posts
     try {
-      group_ = c10::make_intrusive<MarkedGloo>(as_c10d_store(store_, fmt::format("lockstep/gloo/{}/", name)), rank, size, options);
+      group_ = c10::make_intrusive<MarkedGloo>(
+          as_c10d_store(store_, fmt::format("lockstep/gloo/{}/", name)), rank, size, options);
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      throw Timeout(fmt::format("group {}: rank {} of {} could not connect with its peers over gloo: {}", name, rank, size, error.what()));
+      throw Timeout(
+          fmt::format("group {}: rank {} of {} could not connect with its peers over gloo: {}",
+                      name, rank, size, error.what()));
     }
     group_->setTimeout(practically_never);
   }
@@ -65,7 +69,8 @@ class GlooEngine final : public Engine {
     }
   }
 
-  [[nodiscard]] std::shared_ptr<Engine> make_group(const std::string& name, int rank, int size, Duration timeout) override {
+  [[nodiscard]] std::shared_ptr<Engine> make_group(const std::string& name, int rank, int size,
+                                                   Duration timeout) override {
     return std::make_shared<GlooEngine>(store_, name, rank, size, device_, timeout);
   }
 
@@ -79,9 +84,11 @@ class GlooEngine final : public Engine {
 
 bool has_gloo() { return true; }
 
-std::shared_ptr<Engine> make_gloo(std::shared_ptr<Store> store, const std::string& name, int rank, int size, GlooOptions options) {
+std::shared_ptr<Engine> make_gloo(std::shared_ptr<Store> store, const std::string& name, int rank,
+                                  int size, GlooOptions options) {
   auto device = c10d::ProcessGroupGloo::createDeviceForHostname(options.address);
-  return std::make_shared<GlooEngine>(std::move(store), name, rank, size, std::move(device), options.join_timeout);
+  return std::make_shared<GlooEngine>(std::move(store), name, rank, size, std::move(device),
+                                      options.join_timeout);
 }
 
 }  // namespace lockstep::c10d_engine

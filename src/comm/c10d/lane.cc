@@ -32,7 +32,7 @@ void Lane::run() {
     actions_.pop_front();
     lock.unlock();
     action();
-    action = nullptr;   // its tensors go before the next wait
+    action = nullptr;  // its tensors go before the next wait
     lock.lock();
   }
 }

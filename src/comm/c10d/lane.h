@@ -1,4 +1,5 @@
-// A lane: a thread that does one thing after the other, in the order in which they were given to it.
+// A lane: a thread that does one thing after the other, in the order in which they were given to
+// it.
 #pragma once
 
 #include <condition_variable>
@@ -27,7 +28,7 @@ class Lane {
   std::condition_variable changed_;
   std::deque<std::function<void()>> actions_;
   bool ending_ = false;
-  std::thread thread_;   // last: it uses what is above
+  std::thread thread_;  // last: it uses what is above
 };
 
 }  // namespace lockstep::c10d_engine

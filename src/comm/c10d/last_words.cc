@@ -24,21 +24,27 @@ std::string statement(const PostedCall& call) {
   return fmt::format("{:016x} {}", fingerprint_of(call), describe_fully(call));
 }
 
-std::string_view call_in(std::string_view statement) { return statement.substr(std::min<std::size_t>(17, statement.size())); }
+std::string_view call_in(std::string_view statement) {
+  return statement.substr(std::min<std::size_t>(17, statement.size()));
+}
 std::string_view fingerprint_in(std::string_view statement) { return statement.substr(0, 16); }
 
 }  // namespace
 
 struct LastWords::Verdict {
-  char kind = 'A';   // P, T, M or A: PeerLost, Timeout, Mismatch, Aborted
+  char kind = 'A';  // P, T, M or A: PeerLost, Timeout, Mismatch, Aborted
   std::string text;
 
   [[nodiscard]] std::exception_ptr error() const {
     switch (kind) {
-      case 'P': return std::make_exception_ptr(PeerLost(text));
-      case 'T': return std::make_exception_ptr(Timeout(text));
-      case 'M': return std::make_exception_ptr(Mismatch(text));
-      default: return std::make_exception_ptr(Aborted(text));
+      case 'P':
+        return std::make_exception_ptr(PeerLost(text));
+      case 'T':
+        return std::make_exception_ptr(Timeout(text));
+      case 'M':
+        return std::make_exception_ptr(Mismatch(text));
+      default:
+        return std::make_exception_ptr(Aborted(text));
     }
   }
 };
@@ -46,7 +52,9 @@ struct LastWords::Verdict {
 LastWords::LastWords(std::shared_ptr<Store> store, std::string group, int rank, int size)
     : store_(std::move(store)), group_(std::move(group)), rank_(rank), size_(size) {}
 
-std::string LastWords::key(std::string_view name) const { return fmt::format("lockstep/end/{}/{}", group_, name); }
+std::string LastWords::key(std::string_view name) const {
+  return fmt::format("lockstep/end/{}/{}", group_, name);
+}
 
 std::exception_ptr LastWords::agree(End end, const PostedCall& call, std::string_view detail,
                                     const std::function<void()>& close) noexcept {
@@ -54,19 +62,22 @@ std::exception_ptr LastWords::agree(End end, const PostedCall& call, std::string
     return read_or_judge(end, call, detail, close).error();
   } catch (const std::exception& error) {
     close();
-    return std::make_exception_ptr(PeerLost(fmt::format("group {}: rank {} in {}: {}; the store that would say more: {}", group_,
-                                                        rank_, describe(call), detail, error.what())));
+    return std::make_exception_ptr(
+        PeerLost(fmt::format("group {}: rank {} in {}: {}; the store that would say more: {}",
+                             group_, rank_, describe(call), detail, error.what())));
   }
 }
 
-LastWords::Verdict LastWords::read_or_judge(End end, const PostedCall& call, std::string_view detail,
+LastWords::Verdict LastWords::read_or_judge(End end, const PostedCall& call,
+                                            std::string_view detail,
                                             const std::function<void()>& close) {
   // An abort has no call of its own: what this rank waits in is not the point.
   if (end != End::aborted) store_->set(key(fmt::format("at/{}", rank_)), statement(call));
   auto me = fmt::format("{}", rank_);
   bool first = store_->compare_set(key("judge"), "", me) == me;
   if (first && end == End::aborted) {
-    Verdict verdict{'A', fmt::format("group {}: rank {} ended the group: {}", group_, rank_, detail)};
+    Verdict verdict{'A',
+                    fmt::format("group {}: rank {} ended the group: {}", group_, rank_, detail)};
     store_->set(key("verdict"), verdict.kind + verdict.text);
     close();
     return verdict;
@@ -98,20 +109,25 @@ LastWords::Verdict LastWords::judge(End end, const PostedCall& call, std::string
   auto mine = statement(call);
   for (int rank = 0; rank < size_ && !call.is_message(); ++rank) {
     if (!statements[rank] || fingerprint_in(*statements[rank]) == fingerprint_in(mine)) continue;
-    return {'M', fmt::format("group {}: ranks {} and {} made different calls: rank {} {}; rank {} {}", group_, rank_, rank, rank_,
-                             call_in(mine), rank, call_in(*statements[rank]))};
+    return {'M', fmt::format(
+                     "group {}: ranks {} and {} made different calls: rank {} {}; rank {} {}",
+                     group_, rank_, rank, rank_, call_in(mine), rank, call_in(*statements[rank]))};
   }
   std::vector<int> present;
   for (int rank = 0; rank < size_; ++rank) {
     if (statements[rank]) present.push_back(rank);
   }
-  auto waiters = fmt::format("{} {} in", rank_list(present), present.size() == 1 ? "waits" : "wait");
+  auto waiters =
+      fmt::format("{} {} in", rank_list(present), present.size() == 1 ? "waits" : "wait");
   if (end == End::timeout) {
-    auto who = silent.empty() ? std::string("all ranks came too late to") : rank_list(silent) + " never called";
-    return {'T', fmt::format("group {}: after {} {} {} that {}", group_, format_duration(call.timeout), who, describe(call), waiters)};
+    auto who = silent.empty() ? std::string("all ranks came too late to")
+                              : rank_list(silent) + " never called";
+    return {'T', fmt::format("group {}: after {} {} {} that {}", group_,
+                             format_duration(call.timeout), who, describe(call), waiters)};
   }
   auto who = silent.empty() ? std::string("a peer") : rank_list(silent);
-  return {'P', fmt::format("group {}: {} is gone from {} that {}: {}", group_, who, describe(call), waiters, detail)};
+  return {'P', fmt::format("group {}: {} is gone from {} that {}: {}", group_, who, describe(call),
+                           waiters, detail)};
 }
 
 }  // namespace lockstep::c10d_engine

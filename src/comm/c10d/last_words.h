@@ -1,8 +1,9 @@
-// How the ranks of a dying group agree on why: each that notices leaves its current call in the store before it closes
-// its connections (which the others notice), and the first of them reads all and writes the verdict that all throw.
+// How the ranks of a dying group agree on why: each that notices leaves its current call in the
+// store before it closes its connections (which the others notice), and the first of them reads all
+// and writes the verdict that all throw.
 //
-// Keys, under "lockstep/end/<group>/": "at/<rank>" is "<fingerprint> <described call>"; "judge" the rank that writes the
-// verdict; "verdict" a letter for the kind of error and its text.
+// Keys, under "lockstep/end/<group>/": "at/<rank>" is "<fingerprint> <described call>"; "judge" the
+// rank that writes the verdict; "verdict" a letter for the kind of error and its text.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -25,8 +26,8 @@ class LastWords {
  public:
   LastWords(std::shared_ptr<Store> store, std::string group, int rank, int size);
 
-  // The error that all ranks of the group throw. `close` ends this rank's connections. `detail` is what the engine said,
-  // or the reason of an abort. Takes about a second at most; never throws.
+  // The error that all ranks of the group throw. `close` ends this rank's connections. `detail` is
+  // what the engine said, or the reason of an abort. Takes about a second at most; never throws.
   [[nodiscard]] std::exception_ptr agree(End end, const PostedCall& call, std::string_view detail,
                                          const std::function<void()>& close) noexcept;
 

@@ -7,7 +7,8 @@ namespace lockstep::c10d_engine {
 bool has_nccl() { return false; }
 
 std::shared_ptr<Engine> make_nccl(std::shared_ptr<Store>, const std::string&, int, int, Duration) {
-  throw BadInput("the backend nccl is not in this build: it needs a LibTorch with CUDA and the CUDA headers");
+  throw BadInput(
+      "the backend nccl is not in this build: it needs a LibTorch with CUDA and the CUDA headers");
 }
 
 }  // namespace lockstep::c10d_engine

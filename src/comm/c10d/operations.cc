@@ -17,7 +17,8 @@ at::Tensor flat(const at::Tensor& tensor) { return tensor.view({-1}); }
 at::Tensor bytes_of(const at::Tensor& tensor) { return flat(tensor).view(at::kByte); }
 
 // Views of `whole`, one a rank.
-std::vector<at::Tensor> parts_of(const at::Tensor& whole, const std::vector<std::int64_t>& counts, int size) {
+std::vector<at::Tensor> parts_of(const at::Tensor& whole, const std::vector<std::int64_t>& counts,
+                                 int size) {
   std::vector<at::Tensor> parts;
   std::int64_t begin = 0;
   for (int rank = 0; rank < size; ++rank) {
@@ -34,17 +35,19 @@ std::vector<at::Tensor> bytes_of(std::vector<at::Tensor> tensors) {
 }
 
 // The sizes in bytes of the parts of an all_to_all operand.
-std::vector<std::int64_t> byte_counts(const at::Tensor& tensor, const std::vector<std::int64_t>& counts, int size) {
+std::vector<std::int64_t> byte_counts(const at::Tensor& tensor,
+                                      const std::vector<std::int64_t>& counts, int size) {
   std::vector<std::int64_t> result;
   for (int rank = 0; rank < size; ++rank) {
-    result.push_back(part_elements(counts, tensor.numel(), size, rank) * static_cast<std::int64_t>(tensor.element_size()));
+    result.push_back(part_elements(counts, tensor.numel(), size, rank) *
+                     static_cast<std::int64_t>(tensor.element_size()));
   }
   return result;
 }
 
 bool summed_by_engine(Op op, at::ScalarType dtype) {
-  bool known = dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16 ||
-               dtype == at::kInt || dtype == at::kLong;
+  bool known = dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf ||
+               dtype == at::kBFloat16 || dtype == at::kInt || dtype == at::kLong;
   return known && (op == Op::sum || op == Op::average);
 }
 
@@ -69,19 +72,31 @@ void Launcher::await(const PostedCall& call, Start start) {
 
 void Launcher::run(const PostedCall& call) {
   at::NoGradGuard no_grad;
-  if (call.collective != Collective::barrier && call.collective != Collective::all_to_all && call.elements == 0) return;
+  if (call.collective != Collective::barrier && call.collective != Collective::all_to_all &&
+      call.elements == 0)
+    return;
   switch (call.collective) {
-    case Collective::all_reduce: return all_reduce(call);
-    case Collective::reduce: return reduce(call);
-    case Collective::broadcast: return broadcast(call);
-    case Collective::all_gather: return all_gather(call);
-    case Collective::reduce_scatter: return reduce_scatter(call);
-    case Collective::all_to_all: return all_to_all(call);
-    case Collective::gather: return gather(call);
-    case Collective::scatter: return scatter(call);
-    case Collective::barrier: return await(call, [](c10d::Backend& group) { return group.barrier(); });
+    case Collective::all_reduce:
+      return all_reduce(call);
+    case Collective::reduce:
+      return reduce(call);
+    case Collective::broadcast:
+      return broadcast(call);
+    case Collective::all_gather:
+      return all_gather(call);
+    case Collective::reduce_scatter:
+      return reduce_scatter(call);
+    case Collective::all_to_all:
+      return all_to_all(call);
+    case Collective::gather:
+      return gather(call);
+    case Collective::scatter:
+      return scatter(call);
+    case Collective::barrier:
+      return await(call, [](c10d::Backend& group) { return group.barrier(); });
     case Collective::send:
-    case Collective::recv: return message(call);
+    case Collective::recv:
+      return message(call);
   }
 }
 
@@ -151,7 +166,8 @@ void Launcher::all_gather(const PostedCall& call) {
   std::vector<at::Tensor> input{bytes_of(places.at(rank_).clone())};
   std::vector<std::vector<at::Tensor>> outputs{bytes_of(places)};
   await(call, [&](c10d::Backend& group) { return group.allgather(outputs, input); });
-  for (int rank = 0; rank < size_; ++rank) parts[rank].copy_(places[rank].narrow(0, 0, parts[rank].numel()));
+  for (int rank = 0; rank < size_; ++rank)
+    parts[rank].copy_(places[rank].narrow(0, 0, parts[rank].numel()));
 }
 
 void Launcher::all_to_all(const PostedCall& call) {
@@ -160,7 +176,9 @@ void Launcher::all_to_all(const PostedCall& call) {
   auto output = bytes_of(call.output);
   auto input_counts = byte_counts(call.input, call.input_counts, size_);
   auto output_counts = byte_counts(call.output, call.output_counts, size_);
-  await(call, [&](c10d::Backend& group) { return group.alltoall_base(output, input, output_counts, input_counts); });
+  await(call, [&](c10d::Backend& group) {
+    return group.alltoall_base(output, input, output_counts, input_counts);
+  });
 }
 
 void Launcher::gather(const PostedCall& call) {
@@ -184,7 +202,7 @@ void Launcher::scatter(const PostedCall& call) {
 void Launcher::message(const PostedCall& call) {
   bool sends = call.collective == Collective::send;
   std::vector<at::Tensor> tensors{bytes_of(sends ? call.input : call.output)};
-  auto tag = static_cast<int>(fingerprint_of(call) & 0x7fffffff);   // c10d's tags are not negative
+  auto tag = static_cast<int>(fingerprint_of(call) & 0x7fffffff);  // c10d's tags are not negative
   await(call, [&](c10d::Backend& group) {
     return sends ? group.send(tensors, call.root, tag) : group.recv(tensors, call.root, tag);
   });

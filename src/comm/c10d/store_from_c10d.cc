@@ -18,7 +18,8 @@ namespace {
 
 class StoreFromC10d final : public Store {
  public:
-  StoreFromC10d(c10::intrusive_ptr<c10d::Store> store, std::string prefix) : store_(std::move(store)), prefix_(std::move(prefix)) {}
+  StoreFromC10d(c10::intrusive_ptr<c10d::Store> store, std::string prefix)
+      : store_(std::move(store)), prefix_(std::move(prefix)) {}
 
   void set(std::string_view key, std::string_view value) override {
     check_length(value);
@@ -42,7 +43,8 @@ class StoreFromC10d final : public Store {
     for (;;) {
       auto missing = missing_of(keys);
       if (missing.empty()) return;
-      if (deadline.passed()) throw Timeout(fmt::format("store: these keys never came: {}", join(missing)));
+      if (deadline.passed())
+        throw Timeout(fmt::format("store: these keys never came: {}", join(missing)));
       std::this_thread::sleep_for(std::min<Duration>(pause, deadline.left()));
       pause = std::min(pause * 2, std::chrono::milliseconds(50));
     }
@@ -52,9 +54,11 @@ class StoreFromC10d final : public Store {
     return reach([&] { return store_->add(full(key), delta); });
   }
 
-  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired) override {
+  std::string compare_set(std::string_view key, std::string_view expected,
+                          std::string_view desired) override {
     check_length(desired);
-    auto stands = reach([&] { return store_->compareSet(full(key), std::string(expected), std::string(desired)); });
+    auto stands = reach(
+        [&] { return store_->compareSet(full(key), std::string(expected), std::string(desired)); });
     // c10d returns what was expected where there is no such key.
     return stands == expected && expected != desired ? try_get(key).value_or("") : stands;
   }
@@ -69,7 +73,8 @@ class StoreFromC10d final : public Store {
     for (const auto& key : all) {
       // TCPStore lists its keys with a prefix of its own.
       auto begin = key.find(prefix_ + std::string(prefix));
-      if (begin == 0 || (begin == 1 && key.front() == '/')) result.push_back(key.substr(begin + prefix_.size()));
+      if (begin == 0 || (begin == 1 && key.front() == '/'))
+        result.push_back(key.substr(begin + prefix_.size()));
     }
     std::ranges::sort(result);
     return result;
@@ -77,12 +82,16 @@ class StoreFromC10d final : public Store {
 
  private:
   [[nodiscard]] std::string full(std::string_view key) const {
-    if (key.size() > max_key_bytes) throw BadInput(fmt::format("store: a key of {} bytes; at most {}", key.size(), max_key_bytes));
+    if (key.size() > max_key_bytes)
+      throw BadInput(
+          fmt::format("store: a key of {} bytes; at most {}", key.size(), max_key_bytes));
     return prefix_ + std::string(key);
   }
 
   static void check_length(std::string_view value) {
-    if (value.size() > max_value_bytes) throw BadInput(fmt::format("store: a value of {} bytes; at most {}", value.size(), max_value_bytes));
+    if (value.size() > max_value_bytes)
+      throw BadInput(
+          fmt::format("store: a value of {} bytes; at most {}", value.size(), max_value_bytes));
   }
 
   std::vector<std::string> missing_of(std::span<const std::string> keys) {

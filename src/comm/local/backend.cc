@@ -6,7 +6,8 @@
 
 namespace lockstep::local {
 
-LocalBackend::LocalBackend(std::shared_ptr<World> world, int rank, int size) : Backend(rank, size), world_(std::move(world)) {}
+LocalBackend::LocalBackend(std::shared_ptr<World> world, int rank, int size)
+    : Backend(rank, size), world_(std::move(world)) {}
 
 LocalBackend::~LocalBackend() { world_->leave(rank()); }
 

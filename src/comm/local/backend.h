@@ -19,8 +19,10 @@ class LocalBackend final : public Backend {
   std::uint64_t post(const Call& call) override { return world_->post(rank(), call); }
   void wait(std::uint64_t ticket) override { world_->wait(rank(), ticket); }
   [[nodiscard]] bool done(std::uint64_t ticket) override { return world_->done(rank(), ticket); }
-  [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) override;
-  [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int> ranks, std::string_view name) override;
+  [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
+                                        const at::TensorOptions& options) override;
+  [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int> ranks,
+                                                std::string_view name) override;
   void abort(std::string_view reason) override { world_->abort(rank(), reason); }
 
  private:

@@ -10,7 +10,8 @@ std::shared_ptr<World> World::child(int rank, std::span<const int> ranks, std::s
   auto entry = children_.find(name);
   if (entry == children_.end()) {
     Child fresh{std::make_shared<World>(static_cast<int>(ranks.size()), std::string(name)),
-                {ranks.begin(), ranks.end()}, std::vector<bool>(ranks.size())};
+                {ranks.begin(), ranks.end()},
+                std::vector<bool>(ranks.size())};
     entry = children_.emplace(std::string(name), std::move(fresh)).first;
     for (std::size_t place = 0; place < ranks.size(); ++place) {
       if (!members_[ranks[place]].left) continue;

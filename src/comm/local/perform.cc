@@ -22,20 +22,24 @@ at::Tensor combined(const std::vector<PostedCall>& calls) {
 }
 
 // Where part `part` of a flat operand begins.
-std::int64_t part_begin(const std::vector<std::int64_t>& counts, std::int64_t all, int size, int part) {
+std::int64_t part_begin(const std::vector<std::int64_t>& counts, std::int64_t all, int size,
+                        int part) {
   std::int64_t begin = 0;
   for (int before = 0; before < part; ++before) begin += part_elements(counts, all, size, before);
   return begin;
 }
 
-at::Tensor part_of(const at::Tensor& tensor, const std::vector<std::int64_t>& counts, int size, int part) {
+at::Tensor part_of(const at::Tensor& tensor, const std::vector<std::int64_t>& counts, int size,
+                   int part) {
   auto all = tensor.numel();
-  return flat(tensor).narrow(0, part_begin(counts, all, size, part), part_elements(counts, all, size, part));
+  return flat(tensor).narrow(0, part_begin(counts, all, size, part),
+                             part_elements(counts, all, size, part));
 }
 
 void all_gather_into(const PostedCall& to, const std::vector<PostedCall>& calls) {
   int size = static_cast<int>(calls.size());
-  for (int rank = 0; rank < size; ++rank) copy_flat(part_of(to.output, to.output_counts, size, rank), calls[rank].input);
+  for (int rank = 0; rank < size; ++rank)
+    copy_flat(part_of(to.output, to.output_counts, size, rank), calls[rank].input);
 }
 
 void all_to_all(const std::vector<PostedCall>& calls) {
@@ -43,7 +47,7 @@ void all_to_all(const std::vector<PostedCall>& calls) {
   for (int to = 0; to < size; ++to) {
     for (int from = 0; from < size; ++from) {
       copy_flat(part_of(calls[to].output, calls[to].output_counts, size, from),
-           part_of(calls[from].input, calls[from].input_counts, size, to));
+                part_of(calls[from].input, calls[from].input_counts, size, to));
     }
   }
 }
@@ -51,13 +55,15 @@ void all_to_all(const std::vector<PostedCall>& calls) {
 void reduce_scatter(const std::vector<PostedCall>& calls) {
   int size = static_cast<int>(calls.size());
   auto result = combined(calls);
-  for (int rank = 0; rank < size; ++rank) copy_flat(calls[rank].output, part_of(result, calls[rank].input_counts, size, rank));
+  for (int rank = 0; rank < size; ++rank)
+    copy_flat(calls[rank].output, part_of(result, calls[rank].input_counts, size, rank));
 }
 
 void scatter(const std::vector<PostedCall>& calls) {
   int size = static_cast<int>(calls.size());
   const auto& root = calls[calls.front().root];
-  for (int rank = 0; rank < size; ++rank) copy_flat(calls[rank].output, part_of(root.input, {}, size, rank));
+  for (int rank = 0; rank < size; ++rank)
+    copy_flat(calls[rank].output, part_of(root.input, {}, size, rank));
 }
 
 }  // namespace
@@ -71,20 +77,26 @@ void perform(const std::vector<PostedCall>& calls) {
       for (const auto& call : calls) copy_flat(call.output, result);
       return;
     }
-    case Collective::reduce: return copy_flat(calls[first.root].output, combined(calls));
+    case Collective::reduce:
+      return copy_flat(calls[first.root].output, combined(calls));
     case Collective::broadcast:
       for (const auto& call : calls) copy_flat(call.output, calls[first.root].input);
       return;
     case Collective::all_gather:
       for (const auto& call : calls) all_gather_into(call, calls);
       return;
-    case Collective::gather: return all_gather_into(calls[first.root], calls);
-    case Collective::reduce_scatter: return reduce_scatter(calls);
-    case Collective::all_to_all: return all_to_all(calls);
-    case Collective::scatter: return scatter(calls);
+    case Collective::gather:
+      return all_gather_into(calls[first.root], calls);
+    case Collective::reduce_scatter:
+      return reduce_scatter(calls);
+    case Collective::all_to_all:
+      return all_to_all(calls);
+    case Collective::scatter:
+      return scatter(calls);
     case Collective::barrier:
     case Collective::send:
-    case Collective::recv: return;
+    case Collective::recv:
+      return;
   }
 }
 

@@ -1,4 +1,5 @@
-// The whole of one operation, done by one thread once every rank has posted: the naive engine's work.
+// The whole of one operation, done by one thread once every rank has posted: the naive engine's
+// work.
 #pragma once
 
 #include "comm/posted_call.h"

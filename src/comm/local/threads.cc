@@ -13,8 +13,8 @@
 namespace lockstep {
 namespace {
 
-// The error to report of several threads: the first by time, but a rank's own goes before the PeerLost that its end
-// brought to the others, which may be noticed sooner.
+// The error to report of several threads: the first by time, but a rank's own goes before the
+// PeerLost that its end brought to the others, which may be noticed sooner.
 class FirstError {
  public:
   void take(std::exception_ptr error) {
@@ -47,7 +47,8 @@ class FirstError {
 }  // namespace
 
 std::vector<Group> local_groups(int size, Duration timeout) {
-  if (size < 1) throw InvalidArgument(fmt::format("local_groups: {} ranks; at least 1 is needed", size));
+  if (size < 1)
+    throw InvalidArgument(fmt::format("local_groups: {} ranks; at least 1 is needed", size));
   if (size == 1) return {Group()};
   auto world = std::make_shared<local::World>(size, "world");
   std::vector<Group> groups;

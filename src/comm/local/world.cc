@@ -60,15 +60,19 @@ bool World::done(int rank, std::uint64_t ticket) {
 void World::abort(int rank, std::string_view reason) {
   std::lock_guard lock(mutex_);
   if (failure_) return;
-  fail(std::make_exception_ptr(Aborted(fmt::format("group {}: rank {} ended the group: {}", name_, rank, reason))));
+  fail(std::make_exception_ptr(
+      Aborted(fmt::format("group {}: rank {} ended the group: {}", name_, rank, reason))));
 }
 
 World::Key World::next_key(int rank, const Call& call) {
   auto& member = members_[rank];
   switch (call.collective) {
-    case Collective::send: return {rank, call.root, ++member.messages[{rank, call.root}]};
-    case Collective::recv: return {call.root, rank, ++member.messages[{call.root, rank}]};
-    default: return {-1, -1, ++member.collectives};
+    case Collective::send:
+      return {rank, call.root, ++member.messages[{rank, call.root}]};
+    case Collective::recv:
+      return {call.root, rank, ++member.messages[{call.root, rank}]};
+    default:
+      return {-1, -1, ++member.collectives};
   }
 }
 
@@ -85,11 +89,13 @@ void World::check_agreement(const Meeting& meeting, int rank) {
     if (other == rank) continue;
     bool agree = same_call(mine, call);
     if (agree && mine.collective == Collective::all_to_all) {
-      agree = counts_agree(mine, rank, call, other, size_) && counts_agree(call, other, mine, rank, size_);
+      agree = counts_agree(mine, rank, call, other, size_) &&
+              counts_agree(call, other, mine, rank, size_);
     }
     if (agree) continue;
-    fail(std::make_exception_ptr(Mismatch(fmt::format("group {}: ranks {} and {} made different calls: rank {} {}; rank {} {}",
-                                                      name_, other, rank, other, describe_fully(call), rank, describe_fully(mine)))));
+    fail(std::make_exception_ptr(Mismatch(
+        fmt::format("group {}: ranks {} and {} made different calls: rank {} {}; rank {} {}", name_,
+                    other, rank, other, describe_fully(call), rank, describe_fully(mine)))));
     return;
   }
 }
@@ -98,8 +104,9 @@ void World::check_presence(const Key& key, const Meeting& meeting) {
   for (int rank : participants(key)) {
     if (!members_[rank].left || meeting.calls.contains(rank)) continue;
     const auto& [waiting, call] = *meeting.calls.begin();
-    fail(std::make_exception_ptr(PeerLost(fmt::format("group {}: rank {} left before {}, which rank {} waits in; {}", name_, rank,
-                                                      describe(call), waiting, last_calls({rank})))));
+    fail(std::make_exception_ptr(
+        PeerLost(fmt::format("group {}: rank {} left before {}, which rank {} waits in; {}", name_,
+                             rank, describe(call), waiting, last_calls({rank})))));
     return;
   }
 }
@@ -114,8 +121,8 @@ void World::complete(const Key& key, Meeting& meeting) {
       perform(calls);
     }
   } catch (const std::exception& error) {
-    fail(std::make_exception_ptr(Aborted(fmt::format("group {}: {} failed: {}", name_,
-                                                     describe(meeting.calls.begin()->second), error.what()))));
+    fail(std::make_exception_ptr(Aborted(fmt::format(
+        "group {}: {} failed: {}", name_, describe(meeting.calls.begin()->second), error.what()))));
     return;
   }
   for (auto [rank, ticket] : meeting.tickets) members_[rank].open.erase(ticket);
@@ -133,7 +140,8 @@ std::string World::last_calls(const std::vector<int>& ranks) const {
   std::string text;
   for (int rank : ranks) {
     const auto& last = members_[rank].last_call;
-    text += fmt::format("{}{} last call was {}", text.empty() ? "" : "; ", ranks.size() == 1 ? "its" : fmt::format("rank {}'s", rank),
+    text += fmt::format("{}{} last call was {}", text.empty() ? "" : "; ",
+                        ranks.size() == 1 ? "its" : fmt::format("rank {}'s", rank),
                         last ? describe_fully(*last) : "none");
   }
   return text;
@@ -143,11 +151,15 @@ std::string World::timeout_text(const Key& key, Duration waited) const {
   const auto& meeting = meetings_.at(key);
   std::vector<int> missing;
   std::vector<int> waiting;
-  for (int rank : participants(key)) (meeting.calls.contains(rank) ? waiting : missing).push_back(rank);
+  for (int rank : participants(key))
+    (meeting.calls.contains(rank) ? waiting : missing).push_back(rank);
   const auto& call = meeting.calls.begin()->second;
   auto verb = waiting.size() == 1 ? "waits" : "wait";
-  auto due = call.is_message() ? fmt::format("answered {}", describe(call)) : fmt::format("called {}", describe(call));
-  return fmt::format("group {}: after {} {} never {} that {} {} in; {}", name_, format_duration(waited), rank_list(missing), due, rank_list(waiting), verb, last_calls(missing));
+  auto due = call.is_message() ? fmt::format("answered {}", describe(call))
+                               : fmt::format("called {}", describe(call));
+  return fmt::format("group {}: after {} {} never {} that {} {} in; {}", name_,
+                     format_duration(waited), rank_list(missing), due, rank_list(waiting), verb,
+                     last_calls(missing));
 }
 
 }  // namespace lockstep::local

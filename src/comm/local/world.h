@@ -1,10 +1,13 @@
-// What the ranks (threads) of one local group share. One mutex, one condition variable; the last rank to post an
-// operation performs it. The reading path: an engine with the same contract and no cleverness.
+// What the ranks (threads) of one local group share. One mutex, one condition variable; the last
+// rank to post an operation performs it. The reading path: an engine with the same contract and no
+// cleverness.
 //
 // Invariants, all under mutex_:
-// - meetings_ holds exactly the operations that some rank has posted and that are not performed yet;
+// - meetings_ holds exactly the operations that some rank has posted and that are not performed
+// yet;
 // - Member::open holds exactly the tickets of that rank's posts to them;
-// - once failure_ is set, meetings_ is empty, no tensor is touched again, and open tickets stay open.
+// - once failure_ is set, meetings_ is empty, no tensor is touched again, and open tickets stay
+// open.
 #pragma once
 
 #include "comm/failure.h"
@@ -35,12 +38,14 @@ class World {
   void abort(int rank, std::string_view reason);
 
   // This rank takes its place in the world of `ranks`, which the first of them makes.
-  [[nodiscard]] std::shared_ptr<World> child(int rank, std::span<const int> ranks, std::string_view name);
+  [[nodiscard]] std::shared_ptr<World> child(int rank, std::span<const int> ranks,
+                                             std::string_view name);
   // This rank will post nothing more here.
   void leave(int rank);
 
  private:
-  // Which operation it is: the n-th collective (pair -1, -1), or the n-th message from one rank to another.
+  // Which operation it is: the n-th collective (pair -1, -1), or the n-th message from one rank to
+  // another.
   struct Key {
     int source = -1;
     int destination = -1;
@@ -48,15 +53,15 @@ class World {
     auto operator<=>(const Key&) const = default;
   };
   struct Meeting {
-    std::map<int, PostedCall> calls;   // by rank
+    std::map<int, PostedCall> calls;  // by rank
     std::map<int, std::uint64_t> tickets;
   };
   struct Member {
     std::uint64_t last_ticket = 0;
     std::uint64_t collectives = 0;
-    std::map<std::pair<int, int>, std::uint64_t> messages;   // by source and destination
+    std::map<std::pair<int, int>, std::uint64_t> messages;  // by source and destination
     std::map<std::uint64_t, Key> open;
-    std::optional<PostedCall> last_call;                      // for messages; holds no tensors
+    std::optional<PostedCall> last_call;  // for messages; holds no tensors
     bool left = false;
   };
   struct Child {
@@ -81,7 +86,7 @@ class World {
   std::condition_variable changed_;
   std::map<Key, Meeting> meetings_;
   std::vector<Member> members_;
-  std::map<std::string, Child, std::less<>> children_;   // those whose ranks have not all arrived
+  std::map<std::string, Child, std::less<>> children_;  // those whose ranks have not all arrived
   Failure failure_;
 };
 

@@ -68,11 +68,14 @@ void Allocator::free(std::size_t offset) {
   insert(offset, extent);
 }
 
-std::size_t Allocator::largest_free() const { return by_size_.empty() ? 0 : by_size_.rbegin()->first; }
+std::size_t Allocator::largest_free() const {
+  return by_size_.empty() ? 0 : by_size_.rbegin()->first;
+}
 
 std::optional<Allocator::Extent> Allocator::take_touched() {
-  auto most = std::max_element(free_.begin(), free_.end(),
-                               [](const auto& a, const auto& b) { return a.second.touched < b.second.touched; });
+  auto most = std::max_element(free_.begin(), free_.end(), [](const auto& a, const auto& b) {
+    return a.second.touched < b.second.touched;
+  });
   if (most == free_.end() || most->second.touched == 0) return std::nullopt;
   touched_ -= most->second.touched;
   most->second.touched = 0;

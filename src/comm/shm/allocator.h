@@ -1,7 +1,8 @@
-// Allocator: hands out ranges of an address space that it never touches. Best fit, lowest address first; neighbours that
-// are free grow together. Not synchronised.
+// Allocator: hands out ranges of an address space that it never touches. Best fit, lowest address
+// first; neighbours that are free grow together. Not synchronised.
 //
-// It also keeps an upper bound of the bytes in free ranges whose pages may be taken, so that its owner can give them back.
+// It also keeps an upper bound of the bytes in free ranges whose pages may be taken, so that its
+// owner can give them back.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,7 @@ class Allocator {
  public:
   static constexpr std::size_t grain = 64;
   static constexpr std::size_t page = 4096;
-  static constexpr std::size_t large = 64 << 10;   // ranges from this size on begin at a page
+  static constexpr std::size_t large = 64 << 10;  // ranges from this size on begin at a page
 
   struct Extent {
     std::size_t offset = 0;
@@ -35,13 +36,14 @@ class Allocator {
   [[nodiscard]] std::size_t largest_free() const;
   // Free bytes that somebody may have written to.
   [[nodiscard]] std::size_t touched_free() const { return touched_; }
-  // The free range with the most touched bytes, from now on counted as untouched: its owner gives the pages back.
+  // The free range with the most touched bytes, from now on counted as untouched: its owner gives
+  // the pages back.
   [[nodiscard]] std::optional<Extent> take_touched();
 
  private:
   struct Free {
     std::size_t bytes;
-    std::size_t touched;   // an upper bound
+    std::size_t touched;  // an upper bound
   };
   using FreeMap = std::map<std::size_t, Free>;
 
@@ -50,7 +52,7 @@ class Allocator {
   [[nodiscard]] std::optional<std::size_t> place(std::size_t bytes, std::size_t alignment);
 
   FreeMap free_;
-  std::set<std::pair<std::size_t, std::size_t>> by_size_;   // (bytes, offset)
+  std::set<std::pair<std::size_t, std::size_t>> by_size_;  // (bytes, offset)
   std::map<std::size_t, std::size_t> used_ranges_;
   std::size_t used_ = 0;
   std::size_t touched_ = 0;

@@ -17,7 +17,8 @@
 namespace lockstep::shm {
 namespace {
 
-// Freed memory is kept for the next buffer, which then needs no page faults: as much as is in use, and at least this.
+// Freed memory is kept for the next buffer, which then needs no page faults: as much as is in use,
+// and at least this.
 constexpr std::size_t kept_at_least = 256 << 20;
 
 std::string bytes_text(std::size_t bytes) { return format_bytes(static_cast<std::int64_t>(bytes)); }
@@ -25,7 +26,8 @@ std::string bytes_text(std::size_t bytes) { return format_bytes(static_cast<std:
 }  // namespace
 
 Arena::Arena(std::size_t bytes)
-    : memory_(sys::SharedMemory::create("lockstep-arena", bytes / Allocator::page * Allocator::page)),
+    : memory_(
+          sys::SharedMemory::create("lockstep-arena", bytes / Allocator::page * Allocator::page)),
       allocator_(Control::bytes, memory_.bytes()) {
   new (memory_.data()) Control();
 }
@@ -34,16 +36,21 @@ std::byte* Arena::allocate(std::size_t bytes) {
   std::lock_guard lock(mutex_);
   constexpr std::size_t gibibyte = 1 << 30;
   if (auto offset = allocator_.allocate(bytes)) return memory_.data() + *offset;
-  throw BadInput(fmt::format("shared memory: a buffer of {} does not fit: {} of the arena's {} are in use and the largest free range "
-                             "is {}; a larger LOCKSTEP_ARENA (such as {}) helps",
-                             bytes_text(bytes), bytes_text(allocator_.used()), bytes_text(memory_.bytes()),
-                             bytes_text(allocator_.largest_free()), bytes_text(((memory_.bytes() + bytes) / gibibyte + 1) * gibibyte)));
+  throw BadInput(
+      fmt::format("shared memory: a buffer of {} does not fit: {} of the arena's {} are in use and "
+                  "the largest free range "
+                  "is {}; a larger LOCKSTEP_ARENA (such as {}) helps",
+                  bytes_text(bytes), bytes_text(allocator_.used()), bytes_text(memory_.bytes()),
+                  bytes_text(allocator_.largest_free()),
+                  bytes_text(((memory_.bytes() + bytes) / gibibyte + 1) * gibibyte)));
 }
 
 std::byte* Arena::allocate_zeroed(std::size_t bytes) {
-  bytes = (std::max(bytes, Allocator::large) + Allocator::page - 1) / Allocator::page * Allocator::page;
+  bytes =
+      (std::max(bytes, Allocator::large) + Allocator::page - 1) / Allocator::page * Allocator::page;
   auto* block = allocate(bytes);
-  if (!memory_.punch(static_cast<std::size_t>(block - memory_.data()), bytes)) std::memset(block, 0, bytes);
+  if (!memory_.punch(static_cast<std::size_t>(block - memory_.data()), bytes))
+    std::memset(block, 0, bytes);
   return block;
 }
 
@@ -51,6 +58,11 @@ void Arena::free(std::byte* block) {
   std::lock_guard lock(mutex_);
   allocator_.free(static_cast<std::size_t>(block - memory_.data()));
   give_back_pages();
+}
+
+std::size_t Arena::used() {
+  std::lock_guard lock(mutex_);
+  return allocator_.used();
 }
 
 void Arena::give_back_pages() {
@@ -66,10 +78,14 @@ void Arena::give_back_pages() {
 std::size_t arena_bytes(std::optional<std::int64_t> asked, std::string_view name, int ranks) {
   constexpr std::size_t least = 64 << 20;
   auto memory = sys::memory_size();
-  if (!asked) return std::max(least, static_cast<std::size_t>(memory.total) / 4 * 3 / static_cast<std::size_t>(ranks));
-  check_input(*asked >= static_cast<std::int64_t>(1 << 20), "{}: expected an arena of at least 1 MiB, found {}", name, format_bytes(*asked));
-  check_input(*asked <= memory.available, "{}: expected an arena of at most the {} that are free now, found {}",
-              name, format_bytes(memory.available), format_bytes(*asked));
+  if (!asked)
+    return std::max(
+        least, static_cast<std::size_t>(memory.total) / 4 * 3 / static_cast<std::size_t>(ranks));
+  check_input(*asked >= static_cast<std::int64_t>(1 << 20),
+              "{}: expected an arena of at least 1 MiB, found {}", name, format_bytes(*asked));
+  check_input(*asked <= memory.available,
+              "{}: expected an arena of at most the {} that are free now, found {}", name,
+              format_bytes(memory.available), format_bytes(*asked));
   return static_cast<std::size_t>(*asked);
 }
 

@@ -1,8 +1,9 @@
-// Arena: the shared memory of one rank, mapped by every rank of the host, and what it has handed out of it.
+// Arena: the shared memory of one rank, mapped by every rank of the host, and what it has handed
+// out of it.
 //
-// Allocation is local: only the owner allocates and frees, at any time, from any thread; peers find a buffer by its
-// offset. The first page is the control page. Shared ownership: tensors in the arena keep it mapped after the engine has
-// gone.
+// Allocation is local: only the owner allocates and frees, at any time, from any thread; peers find
+// a buffer by its offset. The first page is the control page. Shared ownership: tensors in the
+// arena keep it mapped after the engine has gone.
 #pragma once
 
 #include "comm/shm/allocator.h"
@@ -31,6 +32,8 @@ class Arena {
   // The same from fresh pages, which read as zero.
   [[nodiscard]] std::byte* allocate_zeroed(std::size_t bytes);
   void free(std::byte* block);
+  // Bytes handed out now.
+  [[nodiscard]] std::size_t used();
 
   [[nodiscard]] bool contains(const void* data, std::size_t bytes) const {
     auto* first = static_cast<const std::byte*>(data);
@@ -45,8 +48,9 @@ class Arena {
   Allocator allocator_;
 };
 
-// Address space for one of `ranks` arenas: `asked` (its origin is `name`, for messages), else a share of the machine's
-// memory. BadInput when more was asked for than is free now.
-[[nodiscard]] std::size_t arena_bytes(std::optional<std::int64_t> asked, std::string_view name, int ranks);
+// Address space for one of `ranks` arenas: `asked` (its origin is `name`, for messages), else a
+// share of the machine's memory. BadInput when more was asked for than is free now.
+[[nodiscard]] std::size_t arena_bytes(std::optional<std::int64_t> asked, std::string_view name,
+                                      int ranks);
 
 }  // namespace lockstep::shm

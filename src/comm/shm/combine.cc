@@ -16,9 +16,9 @@
 #define HWY_TARGET_INCLUDE "comm/shm/combine.cc"
 // Enough to have the widest registers everywhere; each further set costs its compile time.
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
-#include <hwy/cache_control.h>
 
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
@@ -32,8 +32,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 #include "comm/shm/combine_ops.h"
 
-constexpr std::int64_t tile_bytes = 4096;   // the tiles of a tree of four ranks fit the first cache with room
-constexpr int tree_levels = 10;             // of max_ranks leaves, and one
+constexpr std::int64_t tile_bytes =
+    4096;                        // the tiles of a tree of four ranks fit the first cache with room
+constexpr int tree_levels = 10;  // of max_ranks leaves, and one
 
 template <typename Wide>
 constexpr std::int64_t tile_elements = tile_bytes / static_cast<std::int64_t>(sizeof(Wide));
@@ -43,7 +44,8 @@ void stream_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   const std::size_t lanes = hn::Lanes(tag);
   auto* target = reinterpret_cast<std::uint8_t*>(to);
   auto* source = reinterpret_cast<const std::uint8_t*>(from);
-  std::size_t head = std::min(bytes, (lanes - reinterpret_cast<std::uintptr_t>(to) % lanes) % lanes);
+  std::size_t head =
+      std::min(bytes, (lanes - reinterpret_cast<std::uintptr_t>(to) % lanes) % lanes);
   std::memcpy(target, source, head);
   std::size_t i = head;
   for (; i + lanes <= bytes; i += lanes) hn::Stream(hn::LoadU(tag, source + i), tag, target + i);
@@ -53,8 +55,10 @@ void stream_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
 
 void CopyBytes(std::byte* to, const std::byte* from, std::size_t bytes, bool stream) {
   if (to == from || bytes == 0) return;
-  if (stream) stream_bytes(to, from, bytes);
-  else std::memcpy(to, from, bytes);
+  if (stream)
+    stream_bytes(to, from, bytes);
+  else
+    std::memcpy(to, from, bytes);
 }
 
 // One tile of a tree: values of ranks [low, high) at `begin`.
@@ -89,16 +93,19 @@ struct Tree {
 };
 
 template <typename Type>
-void store_tile(const Combination& c, std::int64_t begin, std::int64_t length, const typename Type::Wide* values) {
+void store_tile(const Combination& c, std::int64_t begin, std::int64_t length,
+                const typename Type::Wide* values) {
   using Stored = typename Type::Stored;
-  [[maybe_unused]] std::array<Stored, Type::converts ? tile_elements<typename Type::Wide> : 1> narrowed;
+  [[maybe_unused]] std::array<Stored, Type::converts ? tile_elements<typename Type::Wide> : 1>
+      narrowed;
   const std::byte* result = reinterpret_cast<const std::byte*>(values);
   if constexpr (Type::converts) {
     for (std::int64_t i = 0; i < length; ++i) narrowed[i] = Type::narrow(values[i]);
     result = reinterpret_cast<const std::byte*>(narrowed.data());
   }
   std::size_t offset = static_cast<std::size_t>(begin) * sizeof(Stored);
-  for (std::byte* output : c.outputs) CopyBytes(output + offset, result, static_cast<std::size_t>(length) * sizeof(Stored), c.stream);
+  for (std::byte* output : c.outputs)
+    CopyBytes(output + offset, result, static_cast<std::size_t>(length) * sizeof(Stored), c.stream);
 }
 
 template <typename Type, typename Operation, bool average = false>
@@ -110,27 +117,31 @@ void combine_in_tiles(const Combination& c, std::int64_t first = 0) {
     Tree<Type, Operation> tree{c.inputs, begin, length};
     const Wide* values = tree.branch(0, static_cast<int>(c.inputs.size()), scratch.data());
     if constexpr (average) {
-      for (std::int64_t i = 0; i < length; ++i) scratch[i] = divide(values[i], static_cast<int>(c.inputs.size()));
+      for (std::int64_t i = 0; i < length; ++i)
+        scratch[i] = divide(values[i], static_cast<int>(c.inputs.size()));
       values = scratch.data();
     }
     store_tile<Type>(c, begin, length, values);
   }
 }
 
-// float32 sums of few ranks: the whole tree in registers, each input read and each output written once.
+// float32 sums of few ranks: the whole tree in registers, each input read and each output written
+// once.
 template <int low, int high, typename Tag>
 HWY_INLINE hn::Vec<Tag> tree_in_registers(Tag tag, const float* const* inputs, std::size_t i) {
   if constexpr (high - low == 1) {
     return hn::LoadU(tag, inputs[low] + i);
   } else {
     constexpr int middle = low + left_branch(high - low);
-    return hn::Add(tree_in_registers<low, middle>(tag, inputs, i), tree_in_registers<middle, high>(tag, inputs, i));
+    return hn::Add(tree_in_registers<low, middle>(tag, inputs, i),
+                   tree_in_registers<middle, high>(tag, inputs, i));
   }
 }
 
 bool is_aligned(const Combination& c, std::size_t to) {
-  return std::all_of(c.outputs.begin(), c.outputs.end(),
-                     [to](const std::byte* output) { return reinterpret_cast<std::uintptr_t>(output) % to == 0; });
+  return std::all_of(c.outputs.begin(), c.outputs.end(), [to](const std::byte* output) {
+    return reinterpret_cast<std::uintptr_t>(output) % to == 0;
+  });
 }
 
 template <int ranks, bool average, bool stream>
@@ -139,15 +150,18 @@ std::int64_t sum_floats(const Combination& c) {
   const auto lanes = hn::Lanes(tag);
   const auto divisor = hn::Set(tag, static_cast<float>(ranks));
   std::array<const float*, ranks> inputs;
-  for (int rank = 0; rank < ranks; ++rank) inputs[rank] = reinterpret_cast<const float*>(c.inputs[rank]);
+  for (int rank = 0; rank < ranks; ++rank)
+    inputs[rank] = reinterpret_cast<const float*>(c.inputs[rank]);
   auto elements = static_cast<std::size_t>(c.elements);
   std::size_t i = 0;
   for (; i + lanes <= elements; i += lanes) {
     auto sum = tree_in_registers<0, ranks>(tag, inputs.data(), i);
     if constexpr (average) sum = hn::Div(sum, divisor);
     for (std::byte* output : c.outputs) {
-      if constexpr (stream) hn::Stream(sum, tag, reinterpret_cast<float*>(output) + i);
-      else hn::StoreU(sum, tag, reinterpret_cast<float*>(output) + i);
+      if constexpr (stream)
+        hn::Stream(sum, tag, reinterpret_cast<float*>(output) + i);
+      else
+        hn::StoreU(sum, tag, reinterpret_cast<float*>(output) + i);
     }
   }
   if constexpr (stream) hwy::FlushStream();
@@ -164,24 +178,36 @@ std::int64_t sum_floats(const Combination& c) {
 template <bool average>
 std::int64_t sum_floats(const Combination& c) {
   switch (c.inputs.size()) {
-    case 2: return sum_floats<2, average>(c);
-    case 3: return sum_floats<3, average>(c);
-    case 4: return sum_floats<4, average>(c);
-    case 5: return sum_floats<5, average>(c);
-    case 6: return sum_floats<6, average>(c);
-    case 7: return sum_floats<7, average>(c);
-    case 8: return sum_floats<8, average>(c);
-    default: return 0;
+    case 2:
+      return sum_floats<2, average>(c);
+    case 3:
+      return sum_floats<3, average>(c);
+    case 4:
+      return sum_floats<4, average>(c);
+    case 5:
+      return sum_floats<5, average>(c);
+    case 6:
+      return sum_floats<6, average>(c);
+    case 7:
+      return sum_floats<7, average>(c);
+    case 8:
+      return sum_floats<8, average>(c);
+    default:
+      return 0;
   }
 }
 
 template <typename Type>
 void combine_fractions(const Combination& c) {
   switch (c.op) {
-    case Op::sum: return combine_in_tiles<Type, Add>(c);
-    case Op::average: return combine_in_tiles<Type, Add, true>(c);
-    case Op::product: return combine_in_tiles<Type, Multiply>(c);
-    default: break;
+    case Op::sum:
+      return combine_in_tiles<Type, Add>(c);
+    case Op::average:
+      return combine_in_tiles<Type, Add, true>(c);
+    case Op::product:
+      return combine_in_tiles<Type, Multiply>(c);
+    default:
+      break;
   }
   if constexpr (std::is_floating_point_v<typename Type::Wide>) {
     if (c.op == Op::min) return combine_in_tiles<Type, Least>(c);
@@ -192,14 +218,22 @@ void combine_fractions(const Combination& c) {
 template <typename T>
 void combine_integers(const Combination& c) {
   switch (c.op) {
-    case Op::sum: return combine_in_tiles<Plain<T>, Add>(c);
-    case Op::product: return combine_in_tiles<Plain<T>, Multiply>(c);
-    case Op::min: return combine_in_tiles<Plain<T>, Least>(c);
-    case Op::max: return combine_in_tiles<Plain<T>, Greatest>(c);
-    case Op::band: return combine_in_tiles<Plain<T>, BitAnd>(c);
-    case Op::bor: return combine_in_tiles<Plain<T>, BitOr>(c);
-    case Op::bxor: return combine_in_tiles<Plain<T>, BitXor>(c);
-    case Op::average: return;
+    case Op::sum:
+      return combine_in_tiles<Plain<T>, Add>(c);
+    case Op::product:
+      return combine_in_tiles<Plain<T>, Multiply>(c);
+    case Op::min:
+      return combine_in_tiles<Plain<T>, Least>(c);
+    case Op::max:
+      return combine_in_tiles<Plain<T>, Greatest>(c);
+    case Op::band:
+      return combine_in_tiles<Plain<T>, BitAnd>(c);
+    case Op::bor:
+      return combine_in_tiles<Plain<T>, BitOr>(c);
+    case Op::bxor:
+      return combine_in_tiles<Plain<T>, BitXor>(c);
+    case Op::average:
+      return;
   }
 }
 
@@ -209,12 +243,16 @@ void combine_booleans(const Combination& c) {
   switch (c.op) {
     case Op::sum:
     case Op::max:
-    case Op::bor: return combine_in_tiles<Byte, BitOr>(c);
+    case Op::bor:
+      return combine_in_tiles<Byte, BitOr>(c);
     case Op::product:
     case Op::min:
-    case Op::band: return combine_in_tiles<Byte, BitAnd>(c);
-    case Op::bxor: return combine_in_tiles<Byte, BitXor>(c);
-    case Op::average: return;
+    case Op::band:
+      return combine_in_tiles<Byte, BitAnd>(c);
+    case Op::bxor:
+      return combine_in_tiles<Byte, BitXor>(c);
+    case Op::average:
+      return;
   }
 }
 
@@ -222,20 +260,33 @@ void Combine(const Combination& c) {
   switch (c.dtype) {
     case DType::float32:
       if (c.op == Op::sum) return combine_in_tiles<Plain<float>, Add>(c, sum_floats<false>(c));
-      if (c.op == Op::average) return combine_in_tiles<Plain<float>, Add, true>(c, sum_floats<true>(c));
+      if (c.op == Op::average)
+        return combine_in_tiles<Plain<float>, Add, true>(c, sum_floats<true>(c));
       return combine_fractions<Plain<float>>(c);
-    case DType::float64: return combine_fractions<Plain<double>>(c);
-    case DType::float16: return combine_fractions<Float16>(c);
-    case DType::bfloat16: return combine_fractions<BFloat16>(c);
-    case DType::complex64: return combine_fractions<Plain<Complex<float>>>(c);
-    case DType::complex128: return combine_fractions<Plain<Complex<double>>>(c);
-    case DType::int64: return combine_integers<std::int64_t>(c);
-    case DType::int32: return combine_integers<std::int32_t>(c);
-    case DType::int16: return combine_integers<std::int16_t>(c);
-    case DType::int8: return combine_integers<std::int8_t>(c);
-    case DType::uint8: return combine_integers<std::uint8_t>(c);
-    case DType::boolean: return combine_booleans(c);
-    default: return;
+    case DType::float64:
+      return combine_fractions<Plain<double>>(c);
+    case DType::float16:
+      return combine_fractions<Float16>(c);
+    case DType::bfloat16:
+      return combine_fractions<BFloat16>(c);
+    case DType::complex64:
+      return combine_fractions<Plain<Complex<float>>>(c);
+    case DType::complex128:
+      return combine_fractions<Plain<Complex<double>>>(c);
+    case DType::int64:
+      return combine_integers<std::int64_t>(c);
+    case DType::int32:
+      return combine_integers<std::int32_t>(c);
+    case DType::int16:
+      return combine_integers<std::int16_t>(c);
+    case DType::int8:
+      return combine_integers<std::int8_t>(c);
+    case DType::uint8:
+      return combine_integers<std::uint8_t>(c);
+    case DType::boolean:
+      return combine_booleans(c);
+    default:
+      return;
   }
 }
 
@@ -259,11 +310,15 @@ bool can_combine(DType dtype, Op op) {
   if (is_opaque(dtype)) return false;
   switch (op) {
     case Op::sum:
-    case Op::product: return true;
-    case Op::average: return !is_integral(dtype);
+    case Op::product:
+      return true;
+    case Op::average:
+      return !is_integral(dtype);
     case Op::min:
-    case Op::max: return !is_complex(dtype);
-    default: return is_integral(dtype);
+    case Op::max:
+      return !is_complex(dtype);
+    default:
+      return is_integral(dtype);
   }
 }
 

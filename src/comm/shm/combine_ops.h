@@ -1,5 +1,6 @@
-// The element-wise operations and element types of combine.cc: plain functions that compilers turn into vector loops. To
-// be included once for each instruction set, inside HWY_NAMESPACE; no include guard for that reason.
+// The element-wise operations and element types of combine.cc: plain functions that compilers turn
+// into vector loops. To be included once for each instruction set, inside HWY_NAMESPACE; no include
+// guard for that reason.
 
 // An element type as it is stored (Stored) and as it is combined (Wide).
 template <typename T>
@@ -16,12 +17,13 @@ struct BFloat16 {
   static float widen(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
   static std::uint16_t narrow(float value) {
     auto bits = std::bit_cast<std::uint32_t>(value);
-    std::uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;   // to nearest, ties to even
+    std::uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;  // to nearest, ties to even
     return static_cast<std::uint16_t>(value != value ? 0x7fc0 : rounded);
   }
 };
 
-// Conversions without branches after M. Dukhan's FP16 library (fp16_ieee_to_fp32_value, fp16_ieee_from_fp32_value).
+// Conversions without branches after M. Dukhan's FP16 library (fp16_ieee_to_fp32_value,
+// fp16_ieee_from_fp32_value).
 struct Float16 {
   using Stored = std::uint16_t;
   using Wide = float;
@@ -31,7 +33,8 @@ struct Float16 {
     std::uint32_t twice = word + word;
     float normal = std::bit_cast<float>((twice >> 4) + (0xe0U << 23)) * 0x1.0p-112F;
     float subnormal = std::bit_cast<float>((twice >> 17) | (126U << 23)) - 0.5F;
-    std::uint32_t magnitude = twice < (1U << 27) ? std::bit_cast<std::uint32_t>(subnormal) : std::bit_cast<std::uint32_t>(normal);
+    std::uint32_t magnitude = twice < (1U << 27) ? std::bit_cast<std::uint32_t>(subnormal)
+                                                 : std::bit_cast<std::uint32_t>(normal);
     return std::bit_cast<float>((word & 0x80000000U) | magnitude);
   }
   static std::uint16_t narrow(float value) {
@@ -39,10 +42,12 @@ struct Float16 {
     std::uint32_t twice = word + word;
     std::uint32_t bias = std::max(twice & 0xff000000U, 0x71000000U);
     float magnitude = std::bit_cast<float>(word & 0x7fffffffU);
-    float base = std::bit_cast<float>((bias >> 1) + 0x07800000U) + (magnitude * 0x1.0p+112F) * 0x1.0p-110F;
+    float base =
+        std::bit_cast<float>((bias >> 1) + 0x07800000U) + (magnitude * 0x1.0p+112F) * 0x1.0p-110F;
     auto bits = std::bit_cast<std::uint32_t>(base);
     std::uint32_t nonsign = (bits >> 13 & 0x7c00) + (bits & 0x0fff);
-    return static_cast<std::uint16_t>((word >> 16 & 0x8000) | (twice > 0xff000000U ? 0x7e00U : nonsign));
+    return static_cast<std::uint16_t>((word >> 16 & 0x8000) |
+                                      (twice > 0xff000000U ? 0x7e00U : nonsign));
   }
 };
 
@@ -59,8 +64,10 @@ using Wrapping = std::common_type_t<std::make_unsigned_t<T>, unsigned>;
 struct Add {
   template <typename T>
   static T apply(T a, T b) {
-    if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<Wrapping<T>>(a) + static_cast<Wrapping<T>>(b));
-    else return a + b;
+    if constexpr (std::is_integral_v<T>)
+      return static_cast<T>(static_cast<Wrapping<T>>(a) + static_cast<Wrapping<T>>(b));
+    else
+      return a + b;
   }
   template <typename T>
   static Complex<T> apply(Complex<T> a, Complex<T> b) {
@@ -71,12 +78,15 @@ struct Add {
 struct Multiply {
   template <typename T>
   static T apply(T a, T b) {
-    if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<Wrapping<T>>(a) * static_cast<Wrapping<T>>(b));
-    else return a * b;
+    if constexpr (std::is_integral_v<T>)
+      return static_cast<T>(static_cast<Wrapping<T>>(a) * static_cast<Wrapping<T>>(b));
+    else
+      return a * b;
   }
   template <typename T>
   static Complex<T> apply(Complex<T> a, Complex<T> b) {
-    return {a.real * b.real - a.imaginary * b.imaginary, a.real * b.imaginary + a.imaginary * b.real};
+    return {a.real * b.real - a.imaginary * b.imaginary,
+            a.real * b.imaginary + a.imaginary * b.real};
   }
 };
 
@@ -100,21 +110,31 @@ struct Greatest {
 
 struct BitAnd {
   template <typename T>
-  static T apply(T a, T b) { return static_cast<T>(a & b); }
+  static T apply(T a, T b) {
+    return static_cast<T>(a & b);
+  }
 };
 
 struct BitOr {
   template <typename T>
-  static T apply(T a, T b) { return static_cast<T>(a | b); }
+  static T apply(T a, T b) {
+    return static_cast<T>(a | b);
+  }
 };
 
 struct BitXor {
   template <typename T>
-  static T apply(T a, T b) { return static_cast<T>(a ^ b); }
+  static T apply(T a, T b) {
+    return static_cast<T>(a ^ b);
+  }
 };
 
 template <typename T>
-T divide(T value, int by) { return value / static_cast<T>(by); }
+T divide(T value, int by) {
+  return value / static_cast<T>(by);
+}
 
 template <typename T>
-Complex<T> divide(Complex<T> value, int by) { return {value.real / static_cast<T>(by), value.imaginary / static_cast<T>(by)}; }
+Complex<T> divide(Complex<T> value, int by) {
+  return {value.real / static_cast<T>(by), value.imaginary / static_cast<T>(by)};
+}

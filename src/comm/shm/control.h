@@ -21,16 +21,17 @@ struct alignas(64) Control {
   static constexpr std::size_t bytes = 4096;
   static constexpr std::size_t executing_slots = 6;
 
-  Doorbell waiting;   // threads inside wait()
-  Doorbell helper;    // the helper thread
-  alignas(64) std::atomic<std::uint32_t> left{0};   // 1: the process goes in order
+  Doorbell waiting;                                // threads inside wait()
+  Doorbell helper;                                 // the helper thread
+  alignas(64) std::atomic<std::uint32_t> left{0};  // 1: the process goes in order
   // What its threads are executing now: words of execution_word(), 0 for nothing.
   alignas(64) std::array<std::atomic<std::uint64_t>, executing_slots> executing{};
 };
 static_assert(sizeof(Control) <= Control::bytes);
 
 // Which operation of which lane, for the sentence of a deadline.
-[[nodiscard]] constexpr std::uint64_t execution_word(std::uint64_t lane_key, std::uint64_t sequence) {
+[[nodiscard]] constexpr std::uint64_t execution_word(std::uint64_t lane_key,
+                                                     std::uint64_t sequence) {
   return (lane_key << 44) ^ (sequence & ((std::uint64_t{1} << 44) - 1));
 }
 

@@ -14,8 +14,8 @@ namespace {
 constexpr std::uint64_t line_bits = 32;
 
 bool has_root(Collective collective) {
-  return collective == Collective::reduce || collective == Collective::broadcast || collective == Collective::gather ||
-         collective == Collective::scatter;
+  return collective == Collective::reduce || collective == Collective::broadcast ||
+         collective == Collective::gather || collective == Collective::scatter;
 }
 
 std::string_view file_name(std::string_view path) { return path.substr(path.rfind('/') + 1); }
@@ -25,11 +25,13 @@ Collective caller_name(const Slot& slot) {
 }
 
 std::string call_site(const Slot& slot) {
-  return fmt::format("{}:{}", slot.file.load(), slot.line.load(std::memory_order_relaxed) & ((1ULL << line_bits) - 1));
+  return fmt::format("{}:{}", slot.file.load(),
+                     slot.line.load(std::memory_order_relaxed) & ((1ULL << line_bits) - 1));
 }
 
 Agreement agreement_in(const Slot& slot) {
-  return Agreement::of({slot.call.load(std::memory_order_relaxed), slot.count.load(std::memory_order_relaxed), 0});
+  return Agreement::of(
+      {slot.call.load(std::memory_order_relaxed), slot.count.load(std::memory_order_relaxed), 0});
 }
 
 std::string describe(const Slot& slot, std::vector<std::string> notes) {
@@ -50,8 +52,12 @@ Fingerprint Agreement::fingerprint(std::uint64_t names) const {
 }
 
 Agreement Agreement::of(const Fingerprint& print) {
-  return {static_cast<Collective>(print.call & 0xff), static_cast<Op>(print.call >> 16 & 0xff),
-          static_cast<DType>(print.call >> 24 & 0xff), static_cast<int>(print.call >> 32), (print.call >> 8 & 1) != 0, print.count};
+  return {static_cast<Collective>(print.call & 0xff),
+          static_cast<Op>(print.call >> 16 & 0xff),
+          static_cast<DType>(print.call >> 24 & 0xff),
+          static_cast<int>(print.call >> 32),
+          (print.call >> 8 & 1) != 0,
+          print.count};
 }
 
 void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor, const CallSite& site) {
@@ -63,10 +69,12 @@ void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor, con
   slot.names.store(descriptor.print.names, relaxed);
   slot.input.store(descriptor.input.word(), relaxed);
   slot.output.store(descriptor.output.word(), relaxed);
-  slot.line.store(static_cast<std::uint64_t>(site.collective) << line_bits | site.where.line(), relaxed);
+  slot.line.store(static_cast<std::uint64_t>(site.collective) << line_bits | site.where.line(),
+                  relaxed);
   slot.tag.store(site.tag);
   slot.file.store(file_name(site.where.file_name()));
-  // seq_cst: the poster then looks at the other stamps, and of two that post at once at least one must see both.
+  // seq_cst: the poster then looks at the other stamps, and of two that post at once at least one
+  // must see both.
   slot.stamp.store(sequence * 2, std::memory_order_seq_cst);
 }
 
@@ -86,7 +94,8 @@ std::string describe(const Slot& slot) {
   Agreement call = agreement_in(slot);
   std::vector<std::string> notes;
   auto bytes = static_cast<std::int64_t>(call.count * bytes_of(call.dtype));
-  if (call.collective != Collective::barrier && !(call.uneven && bytes == 0)) notes.push_back(format_bytes(bytes));
+  if (call.collective != Collective::barrier && !(call.uneven && bytes == 0))
+    notes.push_back(format_bytes(bytes));
   return describe(slot, std::move(notes));
 }
 
@@ -95,7 +104,8 @@ std::string describe_fully(const Slot& slot) {
   std::vector<std::string> notes;
   if (combines(call.collective)) notes.emplace_back(name_of(call.op));
   if (has_root(call.collective)) notes.push_back(fmt::format("root {}", call.root));
-  if (call.collective != Collective::barrier) notes.push_back(fmt::format("{} x {}", call.count, name_of(call.dtype)));
+  if (call.collective != Collective::barrier)
+    notes.push_back(fmt::format("{} x {}", call.count, name_of(call.dtype)));
   if (call.uneven) notes.emplace_back("uneven");
   return describe(slot, std::move(notes));
 }

@@ -1,10 +1,12 @@
 // Descriptor: one call as a rank posts it in shared memory, and as others read it.
 //
 // Invariants of a slot (one a member and ring position; only that member writes):
-//   - stamp = sequence * 2 means: the fields are those of operation `sequence` and will stand until it is complete.
-//   - stamp = sequence * 2 + 1 means: the fields are being written for `sequence`; the operation that stood there before
-//     is complete. So a reader may trust what it copied when it saw the same even stamp before and after (a seqlock; fields
-//     are atomics, so a torn copy is thrown away and not undefined).
+//   - stamp = sequence * 2 means: the fields are those of operation `sequence` and will stand until
+//   it is complete.
+//   - stamp = sequence * 2 + 1 means: the fields are being written for `sequence`; the operation
+//   that stood there before
+//     is complete. So a reader may trust what it copied when it saw the same even stamp before and
+//     after (a seqlock; fields are atomics, so a torn copy is thrown away and not undefined).
 //   - Stamps only grow.
 #pragma once
 
@@ -25,9 +27,9 @@ namespace lockstep::shm {
 
 // What ranks must agree on, packed so that comparing takes three words.
 struct Fingerprint {
-  std::uint64_t call = 0;    // collective, op, dtype, root, even or not
-  std::uint64_t count = 0;   // elements
-  std::uint64_t names = 0;   // hash of the tag and of uneven counts
+  std::uint64_t call = 0;   // collective, op, dtype, root, even or not
+  std::uint64_t count = 0;  // elements
+  std::uint64_t names = 0;  // hash of the tag and of uneven counts
   friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
 };
 
@@ -52,7 +54,8 @@ struct alignas(64) Slot {
   std::atomic<std::uint64_t> names{0};
   std::atomic<std::uint64_t> input{0};
   std::atomic<std::uint64_t> output{0};
-  std::atomic<std::uint64_t> line{0};   // of the call site; the collective as its caller named it lies above it
+  std::atomic<std::uint64_t> line{
+      0};  // of the call site; the collective as its caller named it lies above it
   alignas(64) SharedText<12> tag;
   SharedText<4> file;
 };
@@ -66,14 +69,18 @@ struct Descriptor {
 };
 
 struct CallSite {
-  Collective collective = Collective::barrier;   // send and recv told apart
+  Collective collective = Collective::barrier;  // send and recv told apart
   std::string_view tag;
   std::source_location where;
 };
 
 void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor, const CallSite& site);
 
-enum class Posted { not_yet, yes, complete };   // complete: the slot already serves a later operation
+enum class Posted {
+  not_yet,
+  yes,
+  complete
+};  // complete: the slot already serves a later operation
 // `descriptor` is meaningful only after `yes`.
 [[nodiscard]] Posted read(const Slot& slot, std::uint64_t sequence, Descriptor& descriptor);
 // Whether `sequence` has been posted, at the price of one load.
@@ -82,7 +89,9 @@ enum class Posted { not_yet, yes, complete };   // complete: the slot already se
   return stamp >= sequence * 2 && stamp != sequence * 2 + 1;
 }
 // Of what the slot holds now; 0 when nothing yet.
-[[nodiscard]] inline std::uint64_t sequence_in(const Slot& slot) { return slot.stamp.load(std::memory_order_acquire) / 2; }
+[[nodiscard]] inline std::uint64_t sequence_in(const Slot& slot) {
+  return slot.stamp.load(std::memory_order_acquire) / 2;
+}
 
 // all_reduce #417 (bucket 2, 12 MB, train.cc:88)
 [[nodiscard]] std::string describe(const Slot& slot);

@@ -1,4 +1,5 @@
-// What an element is, without LibTorch: a kind that can be summed, or so many bytes that can only be moved.
+// What an element is, without LibTorch: a kind that can be summed, or so many bytes that can only
+// be moved.
 #pragma once
 
 #include <cstddef>
@@ -8,14 +9,33 @@
 namespace lockstep::shm {
 
 enum class DType : std::uint8_t {
-  float64, float32, float16, bfloat16, int64, int32, int16, int8, uint8, boolean, complex64, complex128,
-  opaque1, opaque2, opaque4, opaque8, opaque16   // moved, never combined
+  float64,
+  float32,
+  float16,
+  bfloat16,
+  int64,
+  int32,
+  int16,
+  int8,
+  uint8,
+  boolean,
+  complex64,
+  complex128,
+  opaque1,
+  opaque2,
+  opaque4,
+  opaque8,
+  opaque16  // moved, never combined
 };
 
 [[nodiscard]] std::size_t bytes_of(DType dtype);
 [[nodiscard]] std::string_view name_of(DType dtype);
-[[nodiscard]] constexpr bool is_integral(DType dtype) { return dtype >= DType::int64 && dtype <= DType::boolean; }
-[[nodiscard]] constexpr bool is_complex(DType dtype) { return dtype == DType::complex64 || dtype == DType::complex128; }
+[[nodiscard]] constexpr bool is_integral(DType dtype) {
+  return dtype >= DType::int64 && dtype <= DType::boolean;
+}
+[[nodiscard]] constexpr bool is_complex(DType dtype) {
+  return dtype == DType::complex64 || dtype == DType::complex128;
+}
 [[nodiscard]] constexpr bool is_opaque(DType dtype) { return dtype >= DType::opaque1; }
 
 }  // namespace lockstep::shm

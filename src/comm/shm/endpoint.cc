@@ -19,7 +19,8 @@ namespace lockstep::shm {
 namespace {
 
 constexpr auto notice_after = std::chrono::seconds(30);
-// A peer that is stopped between its last segment and its ring wakes nobody, although all is complete.
+// A peer that is stopped between its last segment and its ring wakes nobody, although all is
+// complete.
 constexpr auto longest_sleep = std::chrono::seconds(1);
 
 std::string prefix_of_round(Store& store, int rank) {
@@ -35,11 +36,16 @@ std::vector<int> everybody(int size) {
 }  // namespace
 
 Endpoint::Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOptions options)
-    : store_(std::move(store)), options_(options), arena_(std::make_shared<Arena>(options.arena_bytes)), prefix_(prefix_of_round(*store_, rank)),
+    : store_(std::move(store)),
+      options_(options),
+      arena_(std::make_shared<Arena>(options.arena_bytes)),
+      prefix_(prefix_of_round(*store_, rank)),
       world_block_(rank == 0 ? make_block(size) : nullptr),
-      handed_over_(hand_over(*store_, prefix_, rank, size, arena_, world_block_ ? world_block_ - arena_->data() : 0,
+      handed_over_(hand_over(*store_, prefix_, rank, size, arena_,
+                             world_block_ ? world_block_ - arena_->data() : 0,
                              Deadline::after(options.join_timeout))),
-      crowded_(size > sys::usable_cores()), lost_(size) {
+      crowded_(size > sys::usable_cores()),
+      lost_(size) {
   check(size <= max_ranks, "shared memory: expected at most {} ranks, found {}", max_ranks, size);
   world_ = &add_group("world", everybody(size), peers().base(0) + handed_over_.world_block);
   watcher_.emplace(peers(), [this](int peer) { on_peer_end(peer); });
@@ -66,7 +72,8 @@ Group& Endpoint::add_group(const std::string& name, std::vector<int> members, st
   auto group = std::make_unique<Group>(*this, name, std::move(members), block);
   std::lock_guard lock(mutex_);
   for (int member : group->members()) {
-    if (lost_[member]) throw PeerLost(fmt::format("making group {}: rank {} of the world has ended", name, member));
+    if (lost_[member])
+      throw PeerLost(fmt::format("making group {}: rank {} of the world has ended", name, member));
   }
   groups_.push_back(std::move(group));
   return *groups_.back();
@@ -88,7 +95,8 @@ Group& Endpoint::make_group(const std::string& name, std::vector<int> members) {
   auto text = store_->get(key, Deadline::after(options_.timeout));
   std::uint64_t offset = 0;
   auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), offset);
-  check_input(error == std::errc() && end == text.data() + text.size(), "store key {}: expected a number, found '{}'", key, text);
+  check_input(error == std::errc() && end == text.data() + text.size(),
+              "store key {}: expected a number, found '{}'", key, text);
   return add_group(name, std::move(members), peers().base(owner) + offset);
 }
 
@@ -103,9 +111,11 @@ void Endpoint::leave(Group& group) {
 }
 
 void Endpoint::reap() {
-  std::vector<std::unique_ptr<Group>> ended;   // destroyed without the lock: tensors go with them
+  std::vector<std::unique_ptr<Group>> ended;  // destroyed without the lock: tensors go with them
   std::lock_guard lock(mutex_);
-  auto is_over = [](const auto& group) { return group->has_left() && group->is_settled() && !group->has_failed(); };
+  auto is_over = [](const auto& group) {
+    return group->has_left() && group->is_settled() && !group->has_failed();
+  };
   for (auto& group : groups_) {
     if (!is_over(group)) continue;
     for (Lane* lane : group->lanes()) std::erase(busy_, lane);
@@ -129,7 +139,9 @@ void Endpoint::post(Lane& lane, const Posting& posting) {
   bool tell = false;
   {
     std::lock_guard lock(mutex_);
-    if (lane.completed() == lane.posted() && std::find(busy_.begin(), busy_.end(), &lane) == busy_.end()) busy_.push_back(&lane);
+    if (lane.completed() == lane.posted() &&
+        std::find(busy_.begin(), busy_.end(), &lane) == busy_.end())
+      busy_.push_back(&lane);
     tell = lane.post_next(posting);
   }
   if (tell) ring(lane.world_ranks());
@@ -176,7 +188,9 @@ std::atomic<std::uint64_t>* Endpoint::mark(const Lane::Task& task) {
 
 bool Endpoint::is_executing(int world_rank, std::uint64_t word) const {
   const auto& executing = peers().control(world_rank).executing;
-  return std::any_of(executing.begin(), executing.end(), [word](const auto& place) { return place.load(std::memory_order_relaxed) == word; });
+  return std::any_of(executing.begin(), executing.end(), [word](const auto& place) {
+    return place.load(std::memory_order_relaxed) == word;
+  });
 }
 
 void Endpoint::ring(std::span<const int> world_ranks, bool helpers) {
@@ -193,7 +207,9 @@ void Endpoint::wait(Lane& lane, std::uint64_t sequence, Duration timeout) {
   auto deadline = Deadline::after(timeout);
   auto notice = Deadline::after(notice_after);
   Patience patience(crowded_);
-  auto look = [&] { return progress(Appetite::anything) || lane.is_complete(sequence) || group.has_failed(); };
+  auto look = [&] {
+    return progress(Appetite::anything) || lane.is_complete(sequence) || group.has_failed();
+  };
   while (!lane.is_complete(sequence)) {
     if (progress(Appetite::anything)) {
       patience.restart();
@@ -219,7 +235,8 @@ void Endpoint::wait(Lane& lane, std::uint64_t sequence, Duration timeout) {
 void Endpoint::help() {
   while (!stopping_) {
     if (progress(Appetite::anything)) continue;
-    sleep_until_rung(arena_->control().helper, longest_sleep, [this] { return stopping_ || progress(Appetite::anything); });
+    sleep_until_rung(arena_->control().helper, longest_sleep,
+                     [this] { return stopping_ || progress(Appetite::anything); });
   }
 }
 
@@ -228,7 +245,8 @@ void Endpoint::on_peer_end(int rank) {
   std::lock_guard lock(mutex_);
   lost_[rank] = 1;
   auto pid = peers().peer(rank).pid;
-  auto how = pid > 0 ? fmt::format("its process {} ended without leaving", pid) : std::string("its process ended without leaving");
+  auto how = pid > 0 ? fmt::format("its process {} ended without leaving", pid)
+                     : std::string("its process ended without leaving");
   for (auto& group : groups_) group->fail_by_loss(rank, how);
 }
 

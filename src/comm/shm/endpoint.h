@@ -1,12 +1,18 @@
-// Endpoint: one process's part in the ranks of its host. It owns the arena, the mappings of the peers', the groups, and
-// the threads that watch and help. One a backend family, shared by its handles; nothing here is global.
+// Endpoint: one process's part in the ranks of its host. It owns the arena, the mappings of the
+// peers', the groups, and the threads that watch and help. One a backend family, shared by its
+// handles; nothing here is global.
 //
 // Invariants:
-//   - mutex_ guards what threads of this process share about progress: the list of busy lanes, the lanes' records and the
-//     list of groups. It is held for claims and posts, never while bytes are moved or a thread sleeps.
-//   - A thread that has claimed a segment executes it without any lock; the claim keeps operation, record and group alive.
-//   - A group outlives its handle until everything it has posted is complete, or, after an error, until the endpoint ends:
-//     peers may still write into its buffers. Its block is freed by the member that made it when all are gone.
+//   - mutex_ guards what threads of this process share about progress: the list of busy lanes, the
+//   lanes' records and the
+//     list of groups. It is held for claims and posts, never while bytes are moved or a thread
+//     sleeps.
+//   - A thread that has claimed a segment executes it without any lock; the claim keeps operation,
+//   record and group alive.
+//   - A group outlives its handle until everything it has posted is complete, or, after an error,
+//   until the endpoint ends:
+//     peers may still write into its buffers. Its block is freed by the member that made it when
+//     all are gone.
 #pragma once
 
 #include "comm/shm/arena.h"
@@ -34,9 +40,9 @@
 namespace lockstep::shm {
 
 struct EndpointOptions {
-  Duration timeout = std::chrono::minutes(10);      // of making a group
+  Duration timeout = std::chrono::minutes(10);  // of making a group
   Duration join_timeout = std::chrono::minutes(5);
-  std::size_t arena_bytes = 1 << 30;                // address space
+  std::size_t arena_bytes = 1 << 30;  // address space
 };
 
 class Endpoint {
@@ -53,7 +59,8 @@ class Endpoint {
 
   // The groups stay the endpoint's; leave() says that a group's handle is gone.
   [[nodiscard]] Group& world() { return *world_; }
-  // All `members` (world ranks) call with the same unique name. Throws PeerLost when one of them has ended.
+  // All `members` (world ranks) call with the same unique name. Throws PeerLost when one of them
+  // has ended.
   [[nodiscard]] Group& make_group(const std::string& name, std::vector<int> members);
   void leave(Group& group);
 
@@ -64,7 +71,9 @@ class Endpoint {
   bool progress(Appetite appetite);
   void ring(std::span<const int> world_ranks, bool helpers = true);
   void add_lane(const std::function<void()>& add);
-  [[nodiscard]] bool has_departed(int world_rank) const { return peers().control(world_rank).left.load(std::memory_order_seq_cst) != 0; }
+  [[nodiscard]] bool has_departed(int world_rank) const {
+    return peers().control(world_rank).left.load(std::memory_order_seq_cst) != 0;
+  }
   [[nodiscard]] bool is_executing(int world_rank, std::uint64_t word) const;
 
  private:
@@ -74,9 +83,11 @@ class Endpoint {
   };
 
   [[nodiscard]] std::byte* make_block(int members);
-  [[nodiscard]] Group& add_group(const std::string& name, std::vector<int> members, std::byte* block);
+  [[nodiscard]] Group& add_group(const std::string& name, std::vector<int> members,
+                                 std::byte* block);
   [[nodiscard]] bool claim(Appetite appetite, Lane::Task& task);
-  // The place in the control page where it says that it executes; nothing when more threads do than there are places.
+  // The place in the control page where it says that it executes; nothing when more threads do than
+  // there are places.
   [[nodiscard]] std::atomic<std::uint64_t>* mark(const Lane::Task& task);
   void on_peer_end(int rank);
   void reap();
@@ -86,14 +97,14 @@ class Endpoint {
   EndpointOptions options_;
   std::shared_ptr<Arena> arena_;
   std::string prefix_;
-  std::vector<OwnBlock> own_blocks_;   // those this rank made; guarded by mutex_ once groups exist
-  std::byte* world_block_ = nullptr;   // on rank 0
+  std::vector<OwnBlock> own_blocks_;  // those this rank made; guarded by mutex_ once groups exist
+  std::byte* world_block_ = nullptr;  // on rank 0
   HandOver handed_over_;
   bool crowded_ = false;
 
   std::mutex mutex_;
   std::vector<std::unique_ptr<Group>> groups_;
-  std::vector<Lane*> busy_;            // lanes with operations under way
+  std::vector<Lane*> busy_;  // lanes with operations under way
   std::vector<char> lost_;
   Group* world_ = nullptr;
 

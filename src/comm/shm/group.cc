@@ -14,7 +14,7 @@
 namespace lockstep::shm {
 namespace {
 
-constexpr int sequence_bits = 44;   // of a ticket; above them the lane
+constexpr int sequence_bits = 44;  // of a ticket; above them the lane
 
 std::vector<int> all_ranks(int size) {
   std::vector<int> ranks(size);
@@ -22,15 +22,22 @@ std::vector<int> all_ranks(int size) {
   return ranks;
 }
 
-std::uint64_t ticket_of(std::size_t lane, std::uint64_t sequence) { return std::uint64_t{lane} << sequence_bits | sequence; }
+std::uint64_t ticket_of(std::size_t lane, std::uint64_t sequence) {
+  return std::uint64_t{lane} << sequence_bits | sequence;
+}
 
 }  // namespace
 
 Group::Group(Endpoint& endpoint, std::string name, std::vector<int> members, std::byte* block)
-    : endpoint_(endpoint), name_(std::move(name)), members_(std::move(members)), block_(block, size()), lanes_(1 + members_.size() * members_.size()) {
+    : endpoint_(endpoint),
+      name_(std::move(name)),
+      members_(std::move(members)),
+      block_(block, size()),
+      lanes_(1 + members_.size() * members_.size()) {
   auto me = std::find(members_.begin(), members_.end(), endpoint.peers().rank());
   rank_ = static_cast<int>(me - members_.begin());
-  lanes_[0] = std::make_unique<Lane>(*this, endpoint.peers(), 0, block_.collectives(), all_ranks(size()), rank_);
+  lanes_[0] = std::make_unique<Lane>(*this, endpoint.peers(), 0, block_.collectives(),
+                                     all_ranks(size()), rank_);
   active_.push_back(lanes_[0].get());
 }
 
@@ -45,7 +52,8 @@ Lane& Group::lane_of(const Posting& posting) {
   int destination = sends ? posting.root : rank_;
   std::size_t index = 1 + static_cast<std::size_t>(source) * members_.size() + destination;
   if (!lanes_[index]) {
-    auto lane = std::make_unique<Lane>(*this, endpoint_.peers(), index, block_.messages(source, destination),
+    auto lane = std::make_unique<Lane>(*this, endpoint_.peers(), index,
+                                       block_.messages(source, destination),
                                        std::vector<int>{source, destination}, sends ? 0 : 1);
     endpoint_.add_lane([&] {
       lanes_[index] = std::move(lane);
@@ -61,7 +69,8 @@ std::uint64_t Group::post(Posting& posting) {
   if (has_failed()) throw_failure();
   Lane& lane = lane_of(posting);
   auto depth = static_cast<std::uint64_t>(lane.memory().depth());
-  if (lane.posted() >= lane.finished() + depth) wait(lane, lane.posted() + 1 - depth, posting.timeout);
+  if (lane.posted() >= lane.finished() + depth)
+    wait(lane, lane.posted() + 1 - depth, posting.timeout);
   order_after_conflicts(lane, posting);
   finish_complete();
   lane.fill_next(posting);
@@ -71,7 +80,8 @@ std::uint64_t Group::post(Posting& posting) {
 
 void Group::order_after_conflicts(const Lane& lane, const Posting& posting) {
   for (Lane* earlier : active_) {
-    if (auto sequence = earlier->last_conflict(&lane, posting.input, posting.output)) wait(*earlier, sequence, posting.timeout);
+    if (auto sequence = earlier->last_conflict(&lane, posting.input, posting.output))
+      wait(*earlier, sequence, posting.timeout);
   }
 }
 
@@ -104,7 +114,8 @@ bool Group::done(std::uint64_t ticket) {
 void Group::fail(FailureKind kind, std::string_view text) {
   SharedFailure& failure = block_.failure();
   std::uint32_t expected = SharedFailure::alive;
-  if (failure.state.compare_exchange_strong(expected, SharedFailure::being_written, std::memory_order_acq_rel)) {
+  if (failure.state.compare_exchange_strong(expected, SharedFailure::being_written,
+                                            std::memory_order_acq_rel)) {
     failure.kind.store(static_cast<std::uint32_t>(kind), std::memory_order_relaxed);
     failure.text.store(text);
     failure.state.store(SharedFailure::written, std::memory_order_seq_cst);
@@ -113,15 +124,18 @@ void Group::fail(FailureKind kind, std::string_view text) {
 }
 
 void Group::fail_by_mismatch(const Lane& lane, std::uint64_t sequence, int other) {
-  fail(FailureKind::mismatch, mismatch_sentence(lane.memory(), lane.ranks(), sequence, lane.me(), other) + of_group());
+  fail(FailureKind::mismatch,
+       mismatch_sentence(lane.memory(), lane.ranks(), sequence, lane.me(), other) + of_group());
 }
 
 void Group::fail_by_loss(int world_rank, std::string_view how) {
   auto place = std::find(members_.begin(), members_.end(), world_rank);
   if (place == members_.end()) return;
   auto number = static_cast<int>(place - members_.begin());
-  auto in_world = number == world_rank ? std::string() : fmt::format(" (rank {} of the world)", world_rank);
-  fail(FailureKind::peer_lost, fmt::format("rank {}{} of {} was lost: {}{}", number, in_world, size(), how, of_group()));
+  auto in_world =
+      number == world_rank ? std::string() : fmt::format(" (rank {} of the world)", world_rank);
+  fail(FailureKind::peer_lost,
+       fmt::format("rank {}{} of {} was lost: {}{}", number, in_world, size(), how, of_group()));
 }
 
 void Group::throw_failure() const {
@@ -129,15 +143,21 @@ void Group::throw_failure() const {
   // Whoever began to write it may be stopped or dead; its text is then not worth a wait.
   auto patience = Deadline::after(std::chrono::milliseconds(200));
   while (failure.state.load(std::memory_order_acquire) != SharedFailure::written) {
-    if (patience.passed()) throw Aborted("the group died, and the rank that found out why did not get to say it" + of_group());
+    if (patience.passed())
+      throw Aborted("the group died, and the rank that found out why did not get to say it" +
+                    of_group());
     std::this_thread::yield();
   }
   auto text = failure.text.load();
   switch (static_cast<FailureKind>(failure.kind.load(std::memory_order_relaxed))) {
-    case FailureKind::peer_lost: throw PeerLost(text);
-    case FailureKind::timeout: throw Timeout(text);
-    case FailureKind::mismatch: throw Mismatch(text);
-    default: throw Aborted(text);
+    case FailureKind::peer_lost:
+      throw PeerLost(text);
+    case FailureKind::timeout:
+      throw Timeout(text);
+    case FailureKind::mismatch:
+      throw Mismatch(text);
+    default:
+      throw Aborted(text);
   }
 }
 
@@ -147,7 +167,8 @@ void Group::leave() {
 }
 
 bool Group::is_settled() const {
-  return std::all_of(active_.begin(), active_.end(), [](const Lane* lane) { return lane->is_settled(); });
+  return std::all_of(active_.begin(), active_.end(),
+                     [](const Lane* lane) { return lane->is_settled(); });
 }
 
 void Group::check_departures(const Lane& lane) {
@@ -157,21 +178,28 @@ void Group::check_departures(const Lane& lane) {
     int number = lane.ranks()[member];
     const Slot& slot = lane.memory().slot(member, sequence);
     if (has_posted(slot, sequence)) continue;
-    bool gone = block_.left(number).load(std::memory_order_seq_cst) != 0 || endpoint_.has_departed(members_[number]);
+    bool gone = block_.left(number).load(std::memory_order_seq_cst) != 0 ||
+                endpoint_.has_departed(members_[number]);
     // It may have posted just before it left.
     if (!gone || has_posted(slot, sequence)) continue;
     auto mine = describe(lane.memory().slot(lane.me(), sequence));
-    fail_by_loss(members_[number], fmt::format("it left in order without taking part in {} that rank {} waits in", mine, rank_));
+    fail_by_loss(members_[number],
+                 fmt::format("it left in order without taking part in {} that rank {} waits in",
+                             mine, rank_));
     return;
   }
 }
 
 std::string Group::overdue(const Lane& lane, Duration waited) const {
   Waited operation{lane.memory(), lane.ranks(), lane.completed() + 1, lane.key()};
-  auto is_executing = [this](int number, std::uint64_t word) { return endpoint_.is_executing(members_[number], word); };
+  auto is_executing = [this](int number, std::uint64_t word) {
+    return endpoint_.is_executing(members_[number], word);
+  };
   return overdue_sentence(operation, block_.collectives(), waited, is_executing) + of_group();
 }
 
-std::string Group::of_group() const { return name_ == "world" ? "" : fmt::format(" [group {}]", name_); }
+std::string Group::of_group() const {
+  return name_ == "world" ? "" : fmt::format(" [group {}]", name_);
+}
 
 }  // namespace lockstep::shm

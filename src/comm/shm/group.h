@@ -1,10 +1,15 @@
-// Group: some ranks of the host with their own numbering. The engine's face to the backend: post, wait, done.
+// Group: some ranks of the host with their own numbering. The engine's face to the backend: post,
+// wait, done.
 //
 // Invariants:
-//   - The first failure stands: it is written once into the group's block and every rank throws the same one. A dead group
-//     executes no further segment, and buffers that peers may still be writing to are never used again.
-//   - A member that has left posts nothing more (its flag is set after its last post), but what it posted still counts.
-//   - Lanes of messages are made when they are first used, by the one thread that posts, under the endpoint's mutex.
+//   - The first failure stands: it is written once into the group's block and every rank throws the
+//   same one. A dead group
+//     executes no further segment, and buffers that peers may still be writing to are never used
+//     again.
+//   - A member that has left posts nothing more (its flag is set after its last post), but what it
+//   posted still counts.
+//   - Lanes of messages are made when they are first used, by the one thread that posts, under the
+//   endpoint's mutex.
 #pragma once
 
 #include "comm/shm/group_block.h"
@@ -27,7 +32,8 @@ class Endpoint;
 
 class Group {
  public:
-  // `members`: world ranks in the group's order; `block`: where this process sees the group's block.
+  // `members`: world ranks in the group's order; `block`: where this process sees the group's
+  // block.
   Group(Endpoint& endpoint, std::string name, std::vector<int> members, std::byte* block);
   ~Group();
 
@@ -38,14 +44,18 @@ class Group {
   [[nodiscard]] const GroupBlock& block() const { return block_; }
   [[nodiscard]] Endpoint& endpoint() const { return endpoint_; }
 
-  // Takes part in the next operation of its lane and returns its ticket. Blocks only while the ring is full, or where the
-  // call uses bytes that an earlier one must deliver first. One thread at a time.
+  // Takes part in the next operation of its lane and returns its ticket. Blocks only while the ring
+  // is full, or where the call uses bytes that an earlier one must deliver first. One thread at a
+  // time.
   [[nodiscard]] std::uint64_t post(Posting& posting);
-  // Returns when the operation is complete and its results are given out, or throws. Helps meanwhile. Any thread.
+  // Returns when the operation is complete and its results are given out, or throws. Helps
+  // meanwhile. Any thread.
   void wait(std::uint64_t ticket);
   [[nodiscard]] bool done(std::uint64_t ticket);
 
-  [[nodiscard]] bool has_failed() const { return block_.failure().state.load(std::memory_order_acquire) != SharedFailure::alive; }
+  [[nodiscard]] bool has_failed() const {
+    return block_.failure().state.load(std::memory_order_acquire) != SharedFailure::alive;
+  }
   // Kills the group, unless something else has, and wakes everybody.
   void fail(FailureKind kind, std::string_view text);
   void fail_by_mismatch(const Lane& lane, std::uint64_t sequence, int other);
@@ -58,7 +68,8 @@ class Group {
   [[nodiscard]] bool is_settled() const;
   [[nodiscard]] const std::vector<Lane*>& lanes() const { return active_; }
 
-  // The lane's first incomplete operation misses a member that will not post any more: the group dies of it.
+  // The lane's first incomplete operation misses a member that will not post any more: the group
+  // dies of it.
   void check_departures(const Lane& lane);
   [[nodiscard]] std::string overdue(const Lane& lane, Duration waited) const;
 
@@ -77,8 +88,9 @@ class Group {
   GroupBlock block_;
   bool left_ = false;
 
-  std::vector<std::unique_ptr<Lane>> lanes_;   // 0: collectives; 1 + source * size + destination: messages
-  std::vector<Lane*> active_;                  // those that exist
+  std::vector<std::unique_ptr<Lane>>
+      lanes_;                  // 0: collectives; 1 + source * size + destination: messages
+  std::vector<Lane*> active_;  // those that exist
 };
 
 }  // namespace lockstep::shm

@@ -17,17 +17,20 @@ std::size_t LaneMemory::bytes(int members, int depth, bool with_counts) {
 }
 
 std::atomic<std::int64_t>* LaneMemory::counts(int member, std::uint64_t sequence) const {
-  auto* first = reinterpret_cast<std::atomic<std::int64_t>*>(base_ + slots_bytes(members_, depth_) + words_bytes(members_, depth_));
+  auto* first = reinterpret_cast<std::atomic<std::int64_t>*>(base_ + slots_bytes(members_, depth_) +
+                                                             words_bytes(members_, depth_));
   return first + (position(sequence) * members_ + member) * 2 * members_;
 }
 
 std::size_t GroupBlock::bytes(int members) {
   std::size_t messages = LaneMemory::bytes(2, message_depth, false) * members * members;
-  return collectives_offset(members) + LaneMemory::bytes(members, collective_depth, true) + messages;
+  return collectives_offset(members) + LaneMemory::bytes(members, collective_depth, true) +
+         messages;
 }
 
 std::atomic<std::uint32_t>& GroupBlock::left(int member) const {
-  return reinterpret_cast<std::atomic<std::uint32_t>*>(base_ + round_up(sizeof(GroupHeader)))[member];
+  return reinterpret_cast<std::atomic<std::uint32_t>*>(base_ +
+                                                       round_up(sizeof(GroupHeader)))[member];
 }
 
 bool GroupBlock::everyone_is_gone() const {
@@ -42,8 +45,10 @@ LaneMemory GroupBlock::collectives() const {
 }
 
 LaneMemory GroupBlock::messages(int source, int destination) const {
-  std::size_t before = LaneMemory::bytes(2, message_depth, false) * (source * members_ + destination);
-  std::size_t first = collectives_offset(members_) + LaneMemory::bytes(members_, collective_depth, true);
+  std::size_t before =
+      LaneMemory::bytes(2, message_depth, false) * (source * members_ + destination);
+  std::size_t first =
+      collectives_offset(members_) + LaneMemory::bytes(members_, collective_depth, true);
   return {base_ + first + before, 2, message_depth};
 }
 

@@ -23,8 +23,9 @@ namespace {
 
 // What the two ends of a connection tell each other, beside a descriptor.
 struct Greeting {
-  static constexpr std::uint64_t right_magic = 0x6b636f6c6d6873;   // "shmlock"
-  static constexpr std::uint32_t right_version = 1;                // of everything in this folder that lies in shared memory
+  static constexpr std::uint64_t right_magic = 0x6b636f6c6d6873;  // "shmlock"
+  static constexpr std::uint32_t right_version =
+      1;  // of everything in this folder that lies in shared memory
 
   std::uint64_t magic = right_magic;
   std::uint32_t version = right_version;
@@ -42,8 +43,16 @@ std::string random_name() {
 
 class Meeting {
  public:
-  Meeting(Store& store, const std::string& prefix, int rank, int size, const Arena& arena, std::uint64_t world_block, Deadline deadline)
-      : store_(store), prefix_(prefix), rank_(rank), size_(size), arena_(arena), deadline_(deadline), peers_(size), world_block_(world_block) {}
+  Meeting(Store& store, const std::string& prefix, int rank, int size, const Arena& arena,
+          std::uint64_t world_block, Deadline deadline)
+      : store_(store),
+        prefix_(prefix),
+        rank_(rank),
+        size_(size),
+        arena_(arena),
+        deadline_(deadline),
+        peers_(size),
+        world_block_(world_block) {}
 
   void run();
   [[nodiscard]] std::vector<Peer> take_peers() { return std::move(peers_); }
@@ -94,15 +103,20 @@ void Meeting::accept_one() {
   try {
     greet(sys::accept_one(listener_.get(), deadline_), -1);
   } catch (const PeerLost&) {
-    throw PeerLost(fmt::format("shared memory: a rank above {} ended while ranks were joining", rank_));
+    throw PeerLost(
+        fmt::format("shared memory: a rank above {} ended while ranks were joining", rank_));
   }
 }
 
 void Meeting::greet(sys::FileDescriptor socket, int expected) {
   auto credentials = sys::peer_credentials(socket.get());
-  check_input(credentials.uid == geteuid(), "shared memory: expected a peer of user {}, found user {}", geteuid(), credentials.uid);
-  // Opened before the peer's greeting arrives, which shows that the process behind the number was still the right one.
-  sys::FileDescriptor process(credentials.pid > 0 ? static_cast<int>(syscall(SYS_pidfd_open, credentials.pid, 0)) : -1);
+  check_input(credentials.uid == geteuid(),
+              "shared memory: expected a peer of user {}, found user {}", geteuid(),
+              credentials.uid);
+  // Opened before the peer's greeting arrives, which shows that the process behind the number was
+  // still the right one.
+  sys::FileDescriptor process(
+      credentials.pid > 0 ? static_cast<int>(syscall(SYS_pidfd_open, credentials.pid, 0)) : -1);
   Greeting ours;
   ours.size = static_cast<std::uint32_t>(size_);
   ours.rank = static_cast<std::uint32_t>(rank_);
@@ -111,21 +125,26 @@ void Meeting::greet(sys::FileDescriptor socket, int expected) {
   std::array<int, 1> file{arena_.file()};
   sys::send_descriptors(socket.get(), std::as_bytes(std::span(&ours, 1)), file, deadline_);
   Greeting theirs;
-  auto files = sys::receive_descriptors(socket.get(), std::as_writable_bytes(std::span(&theirs, 1)), 1, deadline_);
+  auto files = sys::receive_descriptors(socket.get(), std::as_writable_bytes(std::span(&theirs, 1)),
+                                        1, deadline_);
   int rank = check_greeting(theirs, expected);
   if (rank == 0) world_block_ = theirs.world_block;
-  peers_[rank] = {credentials.pid, std::move(process), std::move(socket), sys::SharedMemory::open(std::move(files[0]), theirs.arena_bytes)};
+  peers_[rank] = {credentials.pid, std::move(process), std::move(socket),
+                  sys::SharedMemory::open(std::move(files[0]), theirs.arena_bytes)};
 }
 
 int Meeting::check_greeting(const Greeting& theirs, int expected) const {
   check_input(theirs.magic == Greeting::right_magic && theirs.version == Greeting::right_version,
-              "shared memory: expected a peer that speaks version {}, found {}", Greeting::right_version, theirs.version);
-  check_input(theirs.size == static_cast<std::uint32_t>(size_), "shared memory: rank {} expects a world of {} ranks, found that rank {} expects {}",
+              "shared memory: expected a peer that speaks version {}, found {}",
+              Greeting::right_version, theirs.version);
+  check_input(theirs.size == static_cast<std::uint32_t>(size_),
+              "shared memory: rank {} expects a world of {} ranks, found that rank {} expects {}",
               rank_, size_, theirs.rank, theirs.size);
   auto rank = static_cast<int>(theirs.rank);
   bool right = expected >= 0 ? rank == expected : rank > rank_ && rank < size_;
-  check_input(right, "shared memory: rank {} expected {}, found a peer that says it is rank {}", rank_,
-              expected >= 0 ? fmt::format("rank {}", expected) : std::string("a higher rank"), rank);
+  check_input(
+      right, "shared memory: rank {} expected {}, found a peer that says it is rank {}", rank_,
+      expected >= 0 ? fmt::format("rank {}", expected) : std::string("a higher rank"), rank);
   check_input(!peers_[rank].socket, "shared memory: two processes say that they are rank {}", rank);
   return rank;
 }
@@ -133,20 +152,22 @@ int Meeting::check_greeting(const Greeting& theirs, int expected) const {
 void Meeting::throw_timeout() const {
   std::vector<int> missing;
   for (int rank = 0; rank < size_; ++rank) {
-    if (rank != rank_ && !peers_[rank].socket && !store_.try_get(key(rank))) missing.push_back(rank);
+    if (rank != rank_ && !peers_[rank].socket && !store_.try_get(key(rank)))
+      missing.push_back(rank);
   }
-  if (missing.empty()) {   // they published a name and then said no more
+  if (missing.empty()) {  // they published a name and then said no more
     for (int rank = 0; rank < size_; ++rank) {
       if (rank != rank_ && !peers_[rank].socket) missing.push_back(rank);
     }
   }
-  throw Timeout(fmt::format("shared memory: rank {} of {} waited for {}, which never came", rank_, size_, rank_list(missing)));
+  throw Timeout(fmt::format("shared memory: rank {} of {} waited for {}, which never came", rank_,
+                            size_, rank_list(missing)));
 }
 
 }  // namespace
 
-HandOver hand_over(Store& store, const std::string& prefix, int rank, int size, std::shared_ptr<Arena> arena, std::uint64_t world_block,
-                   Deadline deadline) {
+HandOver hand_over(Store& store, const std::string& prefix, int rank, int size,
+                   std::shared_ptr<Arena> arena, std::uint64_t world_block, Deadline deadline) {
   Meeting meeting(store, prefix, rank, size, *arena, world_block, deadline);
   meeting.run();
   std::uint64_t block = meeting.world_block();

@@ -8,15 +8,23 @@
 
 namespace lockstep::shm {
 
-Lane::Lane(Group& group, const Peers& peers, std::size_t index, LaneMemory memory, std::vector<int> ranks, int me)
-    : group_(group), peers_(peers), index_(index), memory_(memory), ranks_(std::move(ranks)), me_(me),
+Lane::Lane(Group& group, const Peers& peers, std::size_t index, LaneMemory memory,
+           std::vector<int> ranks, int me)
+    : group_(group),
+      peers_(peers),
+      index_(index),
+      memory_(memory),
+      ranks_(std::move(ranks)),
+      me_(me),
       key_(combine_fingerprints(fingerprint(group.name()), index)) {
   for (int rank : ranks_) world_ranks_.push_back(group.members()[rank]);
   records_ = std::make_unique<Operation[]>(static_cast<std::size_t>(memory_.depth()));
   for (int i = 0; i < memory_.depth(); ++i) records_[i].set_members(memory_.members());
 }
 
-void Lane::fill_next(Posting& posting) { record(posted() + 1).fill(peers_, me_, posted() + 1, posting); }
+void Lane::fill_next(Posting& posting) {
+  record(posted() + 1).fill(peers_, me_, posted() + 1, posting);
+}
 
 bool Lane::post_next(const Posting& posting) {
   std::uint64_t sequence = posted() + 1;
@@ -31,13 +39,15 @@ bool Lane::post_next(const Posting& posting) {
 Sight Lane::look(Operation& operation) {
   if (operation.is_planned()) return Sight::ready;
   Sight sight = operation.look(peers_, memory_);
-  if (sight == Sight::mismatch) group_.fail_by_mismatch(*this, operation.sequence(), operation.mismatched());
+  if (sight == Sight::mismatch)
+    group_.fail_by_mismatch(*this, operation.sequence(), operation.mismatched());
   return sight;
 }
 
 bool Lane::is_done(const Operation& operation) const {
   // Without segments there is nothing to do but to have posted.
-  return operation.plan().total() == 0 || all_done(memory_.done(operation.sequence()), operation.sequence(), operation.plan().total());
+  return operation.plan().total() == 0 || all_done(memory_.done(operation.sequence()),
+                                                   operation.sequence(), operation.plan().total());
 }
 
 bool Lane::claim_next(Appetite appetite, Task& task) {

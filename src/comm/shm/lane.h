@@ -1,13 +1,19 @@
 // Lane: one ordered stream of operations among some ranks, as one process takes part in it.
 //
 // Invariants:
-//   - Operations are executed in post order: segments of `sequence` are claimed only after all before it are complete.
-//     So operations of a lane complete in order, and buffers may be used again and again without waits between.
-//   - An operation is ready when all members have posted it. From then on any member may execute any of its segments; no
+//   - Operations are executed in post order: segments of `sequence` are claimed only after all
+//   before it are complete.
+//     So operations of a lane complete in order, and buffers may be used again and again without
+//     waits between.
+//   - An operation is ready when all members have posted it. From then on any member may execute
+//   any of its segments; no
 //     member's further attention is needed.
-//   - finished <= complete <= posted <= finished + depth. `complete`: all its segments are done, no peer touches its buffers
-//     any more. `finished`: its outputs are where the caller wants them and its tensors are released.
-//   - post_next() and claim_next() are called under the endpoint's mutex, execute() is not. finish() has its own mutex,
+//   - finished <= complete <= posted <= finished + depth. `complete`: all its segments are done, no
+//   peer touches its buffers
+//     any more. `finished`: its outputs are where the caller wants them and its tensors are
+//     released.
+//   - post_next() and claim_next() are called under the endpoint's mutex, execute() is not.
+//   finish() has its own mutex,
 //     because it copies. Posts come from one thread at a time.
 #pragma once
 
@@ -28,13 +34,16 @@ namespace lockstep::shm {
 
 class Group;
 
-// What a thread is willing to do: at a post, its own part of what is ready; while it waits, anything.
+// What a thread is willing to do: at a post, its own part of what is ready; while it waits,
+// anything.
 enum class Appetite { own_part, anything };
 
 class Lane {
  public:
-  // `index`: its number in the group. `ranks`: the members, as numbers of the group; `me`: this process's place among them.
-  Lane(Group& group, const Peers& peers, std::size_t index, LaneMemory memory, std::vector<int> ranks, int me);
+  // `index`: its number in the group. `ranks`: the members, as numbers of the group; `me`: this
+  // process's place among them.
+  Lane(Group& group, const Peers& peers, std::size_t index, LaneMemory memory,
+       std::vector<int> ranks, int me);
 
   [[nodiscard]] Group& group() const { return group_; }
   [[nodiscard]] const LaneMemory& memory() const { return memory_; }
@@ -47,14 +56,20 @@ class Lane {
 
   [[nodiscard]] std::uint64_t posted() const { return posted_.load(std::memory_order_relaxed); }
   [[nodiscard]] std::uint64_t finished() const { return finished_.load(std::memory_order_acquire); }
-  [[nodiscard]] std::uint64_t completed() const { return complete_.load(std::memory_order_acquire); }
+  [[nodiscard]] std::uint64_t completed() const {
+    return complete_.load(std::memory_order_acquire);
+  }
   [[nodiscard]] bool is_complete(std::uint64_t sequence) const { return completed() >= sequence; }
   // Nothing of it is under way, here or elsewhere.
-  [[nodiscard]] bool is_settled() const { return completed() == posted() && executing_.load(std::memory_order_acquire) == 0; }
+  [[nodiscard]] bool is_settled() const {
+    return completed() == posted() && executing_.load(std::memory_order_acquire) == 0;
+  }
 
-  // Prepares the next operation: what may be slow and needs no lock. Room in the ring is the caller's business.
+  // Prepares the next operation: what may be slow and needs no lock. Room in the ring is the
+  // caller's business.
   void fill_next(Posting& posting);
-  // Publishes it. True when everybody else has posted too and waiting peers have something to do or to hear.
+  // Publishes it. True when everybody else has posted too and waiting peers have something to do or
+  // to hear.
   [[nodiscard]] bool post_next(const Posting& posting);
 
   struct Task {
@@ -62,28 +77,38 @@ class Lane {
     std::uint64_t sequence = 0;
     int part = 0;
     std::int64_t index = 0;
-    bool is_whole = false;   // the operation is this one segment
+    bool is_whole = false;  // the operation is this one segment
   };
-  // Notes what has become complete and claims a segment if there is one to be had. False: nothing to do now.
+  // Notes what has become complete and claims a segment if there is one to be had. False: nothing
+  // to do now.
   [[nodiscard]] bool claim_next(Appetite appetite, Task& task);
-  // Executes what was claimed. True when the operation is complete with it. Then the lane is told that it may go.
+  // Executes what was claimed. True when the operation is complete with it. Then the lane is told
+  // that it may go.
   [[nodiscard]] bool execute(const Task& task);
   void end_task() { executing_.fetch_sub(1, std::memory_order_release); }
 
   // What the call gave for its wait; meaningful until it is finished.
-  [[nodiscard]] Duration timeout_of(std::uint64_t sequence) const { return record(sequence).timeout(); }
+  [[nodiscard]] Duration timeout_of(std::uint64_t sequence) const {
+    return record(sequence).timeout();
+  }
 
   // Gives out the results of everything up to `sequence` that is complete, in order.
   void finish(std::uint64_t sequence);
-  // After an error: peers may still write into the buffers of what is not complete, so they are never used again.
+  // After an error: peers may still write into the buffers of what is not complete, so they are
+  // never used again.
   void pin_unfinished();
 
-  // Whether an operation of this lane must be complete before a call with these buffers on `lane` begins; the last such.
+  // Whether an operation of this lane must be complete before a call with these buffers on `lane`
+  // begins; the last such.
   [[nodiscard]] std::uint64_t last_conflict(const Lane* lane, Buffer input, Buffer output) const;
 
  private:
-  [[nodiscard]] Operation& record(std::uint64_t sequence) { return records_[sequence % static_cast<std::uint64_t>(memory_.depth())]; }
-  [[nodiscard]] const Operation& record(std::uint64_t sequence) const { return records_[sequence % static_cast<std::uint64_t>(memory_.depth())]; }
+  [[nodiscard]] Operation& record(std::uint64_t sequence) {
+    return records_[sequence % static_cast<std::uint64_t>(memory_.depth())];
+  }
+  [[nodiscard]] const Operation& record(std::uint64_t sequence) const {
+    return records_[sequence % static_cast<std::uint64_t>(memory_.depth())];
+  }
   [[nodiscard]] Sight look(Operation& operation);
   [[nodiscard]] bool is_done(const Operation& operation) const;
   [[nodiscard]] bool claim_part(const Operation& operation, int part, Task& task);

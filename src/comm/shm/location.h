@@ -12,9 +12,13 @@ struct Location {
 
   [[nodiscard]] bool is_somewhere() const { return arena >= 0; }
   // 0 is nowhere: offset 0 of every arena is its control page.
-  [[nodiscard]] std::uint64_t word() const { return is_somewhere() ? (std::uint64_t(arena) << 48) | offset : 0; }
+  [[nodiscard]] std::uint64_t word() const {
+    return is_somewhere() ? (std::uint64_t(arena) << 48) | offset : 0;
+  }
   [[nodiscard]] static Location of(std::uint64_t word) {
-    return word == 0 ? Location{} : Location{static_cast<int>(word >> 48), word & ((std::uint64_t{1} << 48) - 1)};
+    return word == 0
+               ? Location{}
+               : Location{static_cast<int>(word >> 48), word & ((std::uint64_t{1} << 48) - 1)};
   }
 };
 

@@ -12,23 +12,27 @@
 namespace lockstep::shm {
 namespace {
 
-constexpr std::int64_t whole_bytes = 16 << 10;          // less than this is not worth a second core
+constexpr std::int64_t whole_bytes = 16 << 10;  // less than this is not worth a second core
 constexpr std::int64_t least_segment_bytes = 16 << 10;
 constexpr std::int64_t most_segment_bytes = 512 << 10;
 constexpr std::int64_t line_bytes = 64;
 
 Cutting cutting_for(DType dtype) {
   auto element = static_cast<std::int64_t>(bytes_of(dtype));
-  return {line_bytes / element, whole_bytes / element, least_segment_bytes / element, most_segment_bytes / element};
+  return {line_bytes / element, whole_bytes / element, least_segment_bytes / element,
+          most_segment_bytes / element};
 }
 
-// From here on the data does not stay in the last cache anyway, and stores need not fetch their lines first.
+// From here on the data does not stay in the last cache anyway, and stores need not fetch their
+// lines first.
 std::int64_t streaming_bytes() {
   static const std::int64_t bytes = std::max<std::int64_t>(sys::cache_sizes().level_3, 8 << 20);
   return bytes;
 }
 
-std::int64_t elements_in(Buffer buffer, DType dtype) { return static_cast<std::int64_t>(buffer.bytes / bytes_of(dtype)); }
+std::int64_t elements_in(Buffer buffer, DType dtype) {
+  return static_cast<std::int64_t>(buffer.bytes / bytes_of(dtype));
+}
 
 // Shape::count of this call, from whichever buffer this rank has.
 std::int64_t count_of(const Posting& posting, int members) {
@@ -36,13 +40,19 @@ std::int64_t count_of(const Posting& posting, int members) {
   std::int64_t output = elements_in(posting.output, posting.dtype);
   bool uneven = !posting.input_counts.empty() || !posting.output_counts.empty();
   switch (posting.collective) {
-    case Collective::barrier: return 0;
-    case Collective::all_gather: return uneven ? output : input;
-    case Collective::reduce_scatter: return uneven ? input : output;
-    case Collective::all_to_all: return uneven ? 0 : input / members;
+    case Collective::barrier:
+      return 0;
+    case Collective::all_gather:
+      return uneven ? output : input;
+    case Collective::reduce_scatter:
+      return uneven ? input : output;
+    case Collective::all_to_all:
+      return uneven ? 0 : input / members;
     case Collective::scatter:
-    case Collective::recv: return output;
-    default: return input;
+    case Collective::recv:
+      return output;
+    default:
+      return input;
   }
 }
 
@@ -67,19 +77,24 @@ Fingerprint Operation::agree(const Posting& posting, int members) {
     auto given = posting.input_counts.empty() ? posting.output_counts : posting.input_counts;
     counts_.assign(given.begin(), given.end());
   }
-  shape_ = {posting.collective, members, message ? 0 : posting.root, count_of(posting, members), counts_, {}};
-  Agreement agreement{posting.collective, posting.op, posting.dtype, shape_.root, uneven, static_cast<std::uint64_t>(shape_.count)};
+  shape_ = {posting.collective,         members, message ? 0 : posting.root,
+            count_of(posting, members), counts_, {}};
+  Agreement agreement{posting.collective, posting.op, posting.dtype,
+                      shape_.root,        uneven,     static_cast<std::uint64_t>(shape_.count)};
   std::uint64_t names = fingerprint(posting.tag);
-  if (!counts_.empty()) names = combine_fingerprints(names, fingerprint_of(std::span<const std::int64_t>(counts_)));
+  if (!counts_.empty())
+    names = combine_fingerprints(names, fingerprint_of(std::span<const std::int64_t>(counts_)));
   return agreement.fingerprint(names);
 }
 
 void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, Posting& posting) {
   auto members = static_cast<int>(seen_.size());
-  check(!combines(posting.collective) || can_combine(posting.dtype, posting.op), "{}: {} has no meaning for {}",
-        name_of(posting.collective), name_of(posting.op), name_of(posting.dtype));
+  check(!combines(posting.collective) || can_combine(posting.dtype, posting.op),
+        "{}: {} has no meaning for {}", name_of(posting.collective), name_of(posting.op),
+        name_of(posting.dtype));
   print_ = agree(posting, members);
-  staged_ = Staged(peers, posting.input, posting.output, reads_input(posting.collective, me, posting.root),
+  staged_ = Staged(peers, posting.input, posting.output,
+                   reads_input(posting.collective, me, posting.root),
                    writes_output(posting.collective, me, posting.root));
   sequence_ = sequence;
   collective_ = posting.collective;
@@ -97,8 +112,10 @@ void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, Posting
 void Operation::publish(const LaneMemory& memory, int me, const Posting& posting) const {
   if (uneven_exchange_) {
     for (int other = 0; other < memory.members(); ++other) {
-      memory.sends(me, other, sequence_).store(posting.input_counts[other], std::memory_order_relaxed);
-      memory.expects(me, other, sequence_).store(posting.output_counts[other], std::memory_order_relaxed);
+      memory.sends(me, other, sequence_)
+          .store(posting.input_counts[other], std::memory_order_relaxed);
+      memory.expects(me, other, sequence_)
+          .store(posting.output_counts[other], std::memory_order_relaxed);
     }
   }
   write(memory.slot(me, sequence_), sequence_, {print_, staged_.input(), staged_.output()},
@@ -134,7 +151,8 @@ bool Operation::read_matrix(const LaneMemory& memory) {
   for (int from = 0; from < members; ++from) {
     for (int to = 0; to < members; ++to) {
       auto sent = memory.sends(from, to, sequence_).load(std::memory_order_relaxed);
-      if (sent != memory.expects(to, from, sequence_).load(std::memory_order_relaxed)) agree = false;
+      if (sent != memory.expects(to, from, sequence_).load(std::memory_order_relaxed))
+        agree = false;
       matrix_[from * members + to] = sent;
     }
   }
@@ -146,7 +164,8 @@ Sight Operation::make_plan(const LaneMemory& memory) {
     bool agree = read_matrix(memory);
     std::atomic_thread_fence(std::memory_order_acquire);
     for (int member = 0; member < memory.members(); ++member) {
-      if (memory.slot(member, sequence_).stamp.load(std::memory_order_relaxed) != sequence_ * 2) return Sight::complete;
+      if (memory.slot(member, sequence_).stamp.load(std::memory_order_relaxed) != sequence_ * 2)
+        return Sight::complete;
     }
     if (!agree) return Sight::mismatch;
     shape_.matrix = matrix_;
@@ -154,7 +173,8 @@ Sight Operation::make_plan(const LaneMemory& memory) {
   plan_ = Plan(shape_, cutting_for(dtype_));
   planned_ = true;
   std::int64_t bytes = 0;
-  for (int part = 0; part < plan_.parts(); ++part) bytes += plan_.part_length(part) * static_cast<std::int64_t>(bytes_of(dtype_));
+  for (int part = 0; part < plan_.parts(); ++part)
+    bytes += plan_.part_length(part) * static_cast<std::int64_t>(bytes_of(dtype_));
   stream_ = bytes * (combines(collective_) ? memory.members() : 2) > streaming_bytes();
   return Sight::ready;
 }
@@ -165,8 +185,10 @@ void Operation::run(int part, std::int64_t index) const {
 }
 
 void Operation::run_part(int part, Range range) const {
-  if (combines(collective_)) combine_part(part, range);
-  else move_part(part, range);
+  if (combines(collective_))
+    combine_part(part, range);
+  else
+    move_part(part, range);
 }
 
 void Operation::combine_part(int part, Range range) const {
@@ -174,13 +196,16 @@ void Operation::combine_part(int part, Range range) const {
   std::array<std::byte*, max_ranks> outputs;
   std::size_t written = 0;
   for (std::size_t member = 0; member < inputs_.size(); ++member) {
-    inputs[member] = at_element(inputs_[member], plan_.combine_input_offset(part) + range.begin, dtype_);
+    inputs[member] =
+        at_element(inputs_[member], plan_.combine_input_offset(part) + range.begin, dtype_);
     bool mine = collective_ != Collective::reduce_scatter || static_cast<int>(member) == part;
     if (mine && outputs_[member]) {
-      outputs[written++] = at_element(outputs_[member], plan_.combine_output_offset(part) + range.begin, dtype_);
+      outputs[written++] =
+          at_element(outputs_[member], plan_.combine_output_offset(part) + range.begin, dtype_);
     }
   }
-  combine({dtype_, op_, std::span(inputs.data(), inputs_.size()), std::span(outputs.data(), written), range.length(), stream_});
+  combine({dtype_, op_, std::span(inputs.data(), inputs_.size()),
+           std::span(outputs.data(), written), range.length(), stream_});
 }
 
 void Operation::move_part(int part, Range range) const {

@@ -1,8 +1,9 @@
 // Operation: what one process knows of one operation that it has posted.
 //
-// A record is filled by post(), used by any thread that makes progress while the operation is under way, and emptied when
-// its owner has been given the results. It is reused `depth` posts later, when the operation is complete; a thread that
-// has claimed a segment of it keeps it incomplete, and so keeps the record.
+// A record is filled by post(), used by any thread that makes progress while the operation is under
+// way, and emptied when its owner has been given the results. It is reused `depth` posts later,
+// when the operation is complete; a thread that has claimed a segment of it keeps it incomplete,
+// and so keeps the record.
 #pragma once
 
 #include "comm/shm/descriptor.h"
@@ -29,12 +30,13 @@ class Operation {
   // Once, before anything else.
   void set_members(int members);
 
-  // Throws InvalidArgument when the call makes no sense, BadInput when the arena is full; the record is then empty.
+  // Throws InvalidArgument when the call makes no sense, BadInput when the arena is full; the
+  // record is then empty.
   void fill(const Peers& peers, int me, std::uint64_t sequence, Posting& posting);
   // Publishes the descriptor.
   void publish(const LaneMemory& memory, int me, const Posting& posting) const;
-  // Reads what others have posted since the last look and, when all have, makes the plan. After `mismatch`,
-  // mismatched() is a member that does not agree with this rank.
+  // Reads what others have posted since the last look and, when all have, makes the plan. After
+  // `mismatch`, mismatched() is a member that does not agree with this rank.
   [[nodiscard]] Sight look(const Peers& peers, const LaneMemory& memory);
 
   [[nodiscard]] std::uint64_t sequence() const { return sequence_; }
@@ -50,7 +52,9 @@ class Operation {
   [[nodiscard]] Staged& staged() { return staged_; }
   [[nodiscard]] const Staged& staged() const { return staged_; }
   // Of its wait. Any thread.
-  [[nodiscard]] Duration timeout() const { return Duration(timeout_.load(std::memory_order_relaxed)); }
+  [[nodiscard]] Duration timeout() const {
+    return Duration(timeout_.load(std::memory_order_relaxed));
+  }
   // The caller's tensors may go; the record is empty.
   void release();
 
@@ -67,12 +71,12 @@ class Operation {
   Op op_ = Op::sum;
   DType dtype_ = DType::uint8;
   Shape shape_;
-  bool uneven_exchange_ = false;   // all_to_all with counts
+  bool uneven_exchange_ = false;  // all_to_all with counts
   Fingerprint print_;
   std::vector<std::int64_t> counts_;
   std::vector<std::int64_t> matrix_;
 
-  std::vector<std::byte*> inputs_;    // one a member, null where it has none
+  std::vector<std::byte*> inputs_;  // one a member, null where it has none
   std::vector<std::byte*> outputs_;
   std::vector<char> seen_;
   int unseen_ = 0;

@@ -5,27 +5,35 @@
 namespace lockstep::shm {
 
 bool combines(Collective collective) {
-  return collective == Collective::all_reduce || collective == Collective::reduce || collective == Collective::reduce_scatter;
+  return collective == Collective::all_reduce || collective == Collective::reduce ||
+         collective == Collective::reduce_scatter;
 }
 
 bool reads_input(Collective collective, int rank, int root) {
   switch (collective) {
     case Collective::barrier:
-    case Collective::recv: return false;
+    case Collective::recv:
+      return false;
     case Collective::broadcast:
-    case Collective::scatter: return rank == root;
-    default: return true;
+    case Collective::scatter:
+      return rank == root;
+    default:
+      return true;
   }
 }
 
 bool writes_output(Collective collective, int rank, int root) {
   switch (collective) {
     case Collective::barrier:
-    case Collective::send: return false;
-    case Collective::broadcast: return rank != root;
+    case Collective::send:
+      return false;
+    case Collective::broadcast:
+      return rank != root;
     case Collective::reduce:
-    case Collective::gather: return rank == root;
-    default: return true;
+    case Collective::gather:
+      return rank == root;
+    default:
+      return true;
   }
 }
 
@@ -33,15 +41,18 @@ namespace {
 
 std::int64_t divide_up(std::int64_t value, std::int64_t by) { return (value + by - 1) / by; }
 
-// The operations whose elements lie at the same place in every buffer, so that any rank can do any share of them.
+// The operations whose elements lie at the same place in every buffer, so that any rank can do any
+// share of them.
 bool is_shared_out(Collective collective) {
   switch (collective) {
     case Collective::all_reduce:
     case Collective::reduce:
     case Collective::broadcast:
     case Collective::send:
-    case Collective::recv: return true;
-    default: return false;
+    case Collective::recv:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -52,7 +63,8 @@ Plan::Plan(const Shape& shape, const Cutting& cutting) : shape_(shape), grain_(c
   std::int64_t elements = 0;
   for (int part = 0; part < parts(); ++part) elements += part_length(part);
   single_ = elements > 0 && elements <= cutting.whole;
-  std::int64_t wanted = std::clamp(divide_up(elements, parts() * segments_a_part), cutting.least_segment, cutting.most_segment);
+  std::int64_t wanted = std::clamp(divide_up(elements, parts() * segments_a_part),
+                                   cutting.least_segment, cutting.most_segment);
   wanted = std::max(wanted, divide_up(elements, max_segments - parts()));
   segment_ = divide_up(wanted, grain_) * grain_;
   for (int part = 0; part < parts(); ++part) total_ += segments(part);
@@ -114,9 +126,12 @@ Move Plan::single_move(int part, Range range) const {
       std::int64_t offset = share_begin(part) + range.begin;
       return {0, offset, 1, offset, length};
     }
-    case Collective::scatter: return {shape_.root, displacement(part) + range.begin, part, range.begin, length};
-    case Collective::gather: return {part, range.begin, shape_.root, displacement(part) + range.begin, length};
-    default: return {part, range.begin, Move::everyone, displacement(part) + range.begin, length};
+    case Collective::scatter:
+      return {shape_.root, displacement(part) + range.begin, part, range.begin, length};
+    case Collective::gather:
+      return {part, range.begin, shape_.root, displacement(part) + range.begin, length};
+    default:
+      return {part, range.begin, Move::everyone, displacement(part) + range.begin, length};
   }
 }
 

@@ -1,18 +1,19 @@
-// Plans: which elements of whose buffers every segment of an operation reads and writes. Pure arithmetic on element
-// numbers; no memory is touched here.
+// Plans: which elements of whose buffers every segment of an operation reads and writes. Pure
+// arithmetic on element numbers; no memory is touched here.
 //
-// An operation is cut into parts, one a rank (the part that a rank does first), and a part into segments, the unit that is
-// claimed. Segments write disjoint elements, read nothing that another segment of the operation writes elsewhere than
-// in place, and together write every element of every output once.
+// An operation is cut into parts, one a rank (the part that a rank does first), and a part into
+// segments, the unit that is claimed. Segments write disjoint elements, read nothing that another
+// segment of the operation writes elsewhere than in place, and together write every element of
+// every output once.
 //
-//   all_reduce, reduce   part r is the r-th share of the elements: combine all inputs there, store to all (to the root)
-//   reduce_scatter       part r is rank r's output: combine the inputs' r-th pieces, store to rank r
-//   broadcast            part r is the r-th share: copy from the root to everybody
-//   all_gather, gather   part r is rank r's input: copy it to its place in every (the root's) output
-//   scatter              part r is rank r's output: copy its piece of the root's input
-//   all_to_all           part r is rank r's output: copy each rank's piece for r
-//   send, recv           two ranks; part r is the r-th half of the message, copied from rank 0's input to rank 1's output
-//   barrier              no segments
+//   all_reduce, reduce   part r is the r-th share of the elements: combine all inputs there, store
+//   to all (to the root) reduce_scatter       part r is rank r's output: combine the inputs' r-th
+//   pieces, store to rank r broadcast            part r is the r-th share: copy from the root to
+//   everybody all_gather, gather   part r is rank r's input: copy it to its place in every (the
+//   root's) output scatter              part r is rank r's output: copy its piece of the root's
+//   input all_to_all           part r is rank r's output: copy each rank's piece for r send, recv
+//   two ranks; part r is the r-th half of the message, copied from rank 0's input to rank 1's
+//   output barrier              no segments
 #pragma once
 
 #include <lockstep/comm/op.h>
@@ -36,10 +37,11 @@ struct Shape {
   Collective collective = Collective::barrier;
   int size = 1;
   int root = 0;
-  // Elements: of the tensor (all_reduce, reduce, broadcast, send, recv), of one rank's piece (the even others), of all
-  // pieces together (uneven all_gather and reduce_scatter). Not used by an uneven all_to_all.
+  // Elements: of the tensor (all_reduce, reduce, broadcast, send, recv), of one rank's piece (the
+  // even others), of all pieces together (uneven all_gather and reduce_scatter). Not used by an
+  // uneven all_to_all.
   std::int64_t count = 0;
-  std::span<const std::int64_t> counts = {};   // uneven all_gather, reduce_scatter: one a rank
+  std::span<const std::int64_t> counts = {};  // uneven all_gather, reduce_scatter: one a rank
   // Uneven all_to_all: matrix[i * size + j] elements go from rank i to rank j.
   std::span<const std::int64_t> matrix = {};
 };
@@ -60,10 +62,11 @@ struct Move {
 
 // Lengths in elements.
 struct Cutting {
-  std::int64_t grain = 1;           // shares and segments begin at multiples of it
-  std::int64_t whole = 0;           // up to so many in all, the operation is a single segment that does all parts
-  std::int64_t least_segment = 1;   // between these, a part is cut into a few segments,
-  std::int64_t most_segment = 1;    // so that ranks that come late find something left to do
+  std::int64_t grain = 1;  // shares and segments begin at multiples of it
+  std::int64_t whole =
+      0;  // up to so many in all, the operation is a single segment that does all parts
+  std::int64_t least_segment = 1;  // between these, a part is cut into a few segments,
+  std::int64_t most_segment = 1;   // so that ranks that come late find something left to do
 };
 
 class Plan {
@@ -71,7 +74,7 @@ class Plan {
   Plan() = default;
   Plan(const Shape& shape, const Cutting& cutting);
 
-  static constexpr std::int64_t max_segments = 60000;   // fits a cursor word
+  static constexpr std::int64_t max_segments = 60000;  // fits a cursor word
 
   [[nodiscard]] int parts() const { return shape_.size; }
   [[nodiscard]] std::int64_t part_length(int part) const;
@@ -90,7 +93,7 @@ class Plan {
   void moves(int part, Range range, Visit&& visit) const;
 
  private:
-  [[nodiscard]] std::int64_t displacement(int part) const;   // elements of the pieces before
+  [[nodiscard]] std::int64_t displacement(int part) const;  // elements of the pieces before
   [[nodiscard]] std::int64_t share_begin(int part) const;
   [[nodiscard]] std::int64_t piece(int source, int destination) const;
   // The one copy of a segment of any other moving operation than all_to_all.
@@ -110,7 +113,7 @@ void Plan::moves(int part, Range range, Visit&& visit) const {
     visit(single_move(part, range));
     return;
   }
-  std::int64_t begin = 0;   // of the source's piece in this part's output
+  std::int64_t begin = 0;  // of the source's piece in this part's output
   for (int source = 0; source < shape_.size; ++source) {
     std::int64_t end = begin + piece(source, part);
     Range covered{std::max(begin, range.begin), std::min(end, range.end)};

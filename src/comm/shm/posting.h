@@ -15,12 +15,14 @@
 
 namespace lockstep::shm {
 
-// Something that must live until the operation is complete, such as a tensor. Move-only, never allocates.
+// Something that must live until the operation is complete, such as a tensor. Move-only, never
+// allocates.
 class Keep {
  public:
   Keep() = default;
   Keep(void* object, void (*release)(void*)) : object_(object), release_(release) {}
-  Keep(Keep&& other) noexcept : object_(std::exchange(other.object_, nullptr)), release_(other.release_) {}
+  Keep(Keep&& other) noexcept
+      : object_(std::exchange(other.object_, nullptr)), release_(other.release_) {}
   Keep& operator=(Keep&& other) noexcept {
     reset();
     object_ = std::exchange(other.object_, nullptr);
@@ -46,7 +48,7 @@ struct Buffer {
 struct Posting {
   Collective collective = Collective::barrier;
   Op op = Op::sum;
-  int root = 0;   // of send and recv: the peer
+  int root = 0;  // of send and recv: the peer
   DType dtype = DType::uint8;
   Buffer input;
   Buffer output;

@@ -38,30 +38,36 @@ std::string due_call(const Waited& operation, int caller) {
   return text;
 }
 
-std::string never_called(const Waited& operation, const LaneMemory& collectives, const std::vector<int>& missing,
-                         const std::vector<int>& waiting, int caller) {
+std::string never_called(const Waited& operation, const LaneMemory& collectives,
+                         const std::vector<int>& missing, const std::vector<int>& waiting,
+                         int caller) {
   std::vector<int> names;
   for (int member : missing) names.push_back(operation.ranks[member]);
-  auto text = fmt::format("{} never called {} that {} {} in", rank_list(names), due_call(operation, caller), rank_list(waiting),
-                          waits(waiting.size()));
-  if (missing.size() == 1) return text + "; " + last_call_text(operation, collectives, missing.front());
-  return fmt::format("{}; of rank {}, {}", text, names.front(), last_call_text(operation, collectives, missing.front()));
+  auto text = fmt::format("{} never called {} that {} {} in", rank_list(names),
+                          due_call(operation, caller), rank_list(waiting), waits(waiting.size()));
+  if (missing.size() == 1)
+    return text + "; " + last_call_text(operation, collectives, missing.front());
+  return fmt::format("{}; of rank {}, {}", text, names.front(),
+                     last_call_text(operation, collectives, missing.front()));
 }
 
 }  // namespace
 
-std::string mismatch_sentence(const LaneMemory& memory, std::span<const int> ranks, std::uint64_t sequence, int one, int other) {
+std::string mismatch_sentence(const LaneMemory& memory, std::span<const int> ranks,
+                              std::uint64_t sequence, int one, int other) {
   if (other < 0) {
     return fmt::format("ranks disagree about who sends how much to whom in {}",
                        describe_fully(memory.slot(one, sequence)));
   }
   int first = std::min(one, other);
   int second = std::max(one, other);
-  return fmt::format("rank {} called {} where rank {} called {}", ranks[first], describe_fully(memory.slot(first, sequence)), ranks[second],
+  return fmt::format("rank {} called {} where rank {} called {}", ranks[first],
+                     describe_fully(memory.slot(first, sequence)), ranks[second],
                      describe_fully(memory.slot(second, sequence)));
 }
 
-std::string overdue_sentence(const Waited& operation, const LaneMemory& collectives, Duration waited,
+std::string overdue_sentence(const Waited& operation, const LaneMemory& collectives,
+                             Duration waited,
                              const std::function<bool(int, std::uint64_t)>& is_executing) {
   std::vector<int> missing;
   std::vector<int> waiting;
@@ -75,13 +81,17 @@ std::string overdue_sentence(const Waited& operation, const LaneMemory& collecti
     }
     caller = member;
     waiting.push_back(number);
-    if (is_executing(number, execution_word(operation.lane_key, operation.sequence))) executing.push_back(number);
+    if (is_executing(number, execution_word(operation.lane_key, operation.sequence)))
+      executing.push_back(number);
   }
   auto after = fmt::format("after {}: ", format_duration(waited));
-  if (!missing.empty()) return after + never_called(operation, collectives, missing, waiting, caller);
+  if (!missing.empty())
+    return after + never_called(operation, collectives, missing, waiting, caller);
   auto call = describe(operation.memory.slot(caller, operation.sequence));
-  if (executing.empty()) return fmt::format("{}all ranks called {}, but it is not complete", after, call);
-  return fmt::format("{}{} began a part of {} and did not finish it", after, rank_list(executing), call);
+  if (executing.empty())
+    return fmt::format("{}all ranks called {}, but it is not complete", after, call);
+  return fmt::format("{}{} began a part of {} and did not finish it", after, rank_list(executing),
+                     call);
 }
 
 }  // namespace lockstep::shm

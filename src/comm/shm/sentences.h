@@ -15,17 +15,21 @@ namespace lockstep::shm {
 // An operation that somebody has waited too long for.
 struct Waited {
   LaneMemory memory;
-  std::span<const int> ranks;   // the lane's members as numbers of the group
+  std::span<const int> ranks;  // the lane's members as numbers of the group
   std::uint64_t sequence;
   std::uint64_t lane_key;
 };
 
-// ranks 0-2 called all_reduce #5 (sum, 100 x float32, a.cc:3) where rank 3 called broadcast #5 (root 0, ...)
-[[nodiscard]] std::string mismatch_sentence(const LaneMemory& memory, std::span<const int> ranks, std::uint64_t sequence, int one, int other);
+// ranks 0-2 called all_reduce #5 (sum, 100 x float32, a.cc:3) where rank 3 called broadcast #5
+// (root 0, ...)
+[[nodiscard]] std::string mismatch_sentence(const LaneMemory& memory, std::span<const int> ranks,
+                                            std::uint64_t sequence, int one, int other);
 
-// rank 3 never called all_reduce #417 (bucket 2, 12 MB, train.cc:88) that ranks 0-2 wait in; its last call was ...
-// `is_executing(rank, word)`: whether that rank executes a segment of operation `word` (control.h) now.
-[[nodiscard]] std::string overdue_sentence(const Waited& operation, const LaneMemory& collectives, Duration waited,
-                                           const std::function<bool(int, std::uint64_t)>& is_executing);
+// rank 3 never called all_reduce #417 (bucket 2, 12 MB, train.cc:88) that ranks 0-2 wait in; its
+// last call was ... `is_executing(rank, word)`: whether that rank executes a segment of operation
+// `word` (control.h) now.
+[[nodiscard]] std::string overdue_sentence(
+    const Waited& operation, const LaneMemory& collectives, Duration waited,
+    const std::function<bool(int, std::uint64_t)>& is_executing);
 
 }  // namespace lockstep::shm

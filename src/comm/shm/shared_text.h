@@ -1,5 +1,6 @@
-// A short text in shared memory. Its words are atomic, so that a reader who comes while the owner rewrites it sees an odd
-// mixture and not undefined behaviour; readers find out by other means whether what they read stood still.
+// A short text in shared memory. Its words are atomic, so that a reader who comes while the owner
+// rewrites it sees an odd mixture and not undefined behaviour; readers find out by other means
+// whether what they read stood still.
 #pragma once
 
 #include <algorithm>
@@ -20,11 +21,13 @@ class SharedText {
   // Keeps the first `capacity` bytes.
   void store(std::string_view text) {
     std::size_t length = std::min(text.size(), capacity);
-    std::size_t words = std::min(Words, length / 8 + 1);   // with a terminating zero where there is room
+    std::size_t words =
+        std::min(Words, length / 8 + 1);  // with a terminating zero where there is room
     for (std::size_t i = 0; i < words; ++i) {
       std::uint64_t word = 0;
       std::size_t begin = i * 8;
-      if (begin < length) std::memcpy(&word, text.data() + begin, std::min<std::size_t>(8, length - begin));
+      if (begin < length)
+        std::memcpy(&word, text.data() + begin, std::min<std::size_t>(8, length - begin));
       words_[i].store(word, std::memory_order_relaxed);
     }
   }

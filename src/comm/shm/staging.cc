@@ -12,7 +12,8 @@ bool overlap(Buffer a, Buffer b) {
 
 }  // namespace
 
-Staged::Staged(const Peers& peers, Buffer input, Buffer output, bool reads, bool writes) : arena_(peers.arena().get()) {
+Staged::Staged(const Peers& peers, Buffer input, Buffer output, bool reads, bool writes)
+    : arena_(peers.arena().get()) {
   if (reads) input_ = input;
   if (writes) output_ = output;
   Arena& arena = *arena_;
@@ -66,7 +67,8 @@ bool Staged::must_precede(Buffer later_input, Buffer later_output, bool same_lan
   bool output_is_outside = output_block_ != nullptr;
   bool reads_ours = overlap(output_, later_input);
   if (same_lane) return output_is_outside && reads_ours;
-  bool writes_ours = overlap(output_, later_output) || (input_block_ == nullptr && overlap(input_, later_output));
+  bool writes_ours =
+      overlap(output_, later_output) || (input_block_ == nullptr && overlap(input_, later_output));
   return reads_ours || writes_ours;
 }
 

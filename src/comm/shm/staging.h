@@ -1,7 +1,9 @@
-// Staging: how buffers outside the arenas take part. Peers only ever touch arena memory; what happens around it is here.
+// Staging: how buffers outside the arenas take part. Peers only ever touch arena memory; what
+// happens around it is here.
 //
-// Now: the whole input is copied into an arena block at the post, and the output out of one after completion, by the
-// owner. A strategy that moves pieces while peers work, or lets peers read by process_vm_readv, replaces this file.
+// Now: the whole input is copied into an arena block at the post, and the output out of one after
+// completion, by the owner. A strategy that moves pieces while peers work, or lets peers read by
+// process_vm_readv, replaces this file.
 #pragma once
 
 #include "comm/shm/arena.h"
@@ -17,8 +19,8 @@ namespace lockstep::shm {
 class Staged {
  public:
   Staged() = default;
-  // Copies the input in where it must be. `reads`, `writes`: whether this call's input is read and its output written at
-  // all on this rank. Throws BadInput when the arena is full.
+  // Copies the input in where it must be. `reads`, `writes`: whether this call's input is read and
+  // its output written at all on this rank. Throws BadInput when the arena is full.
   Staged(const Peers& peers, Buffer input, Buffer output, bool reads, bool writes);
   Staged(Staged&& other) noexcept { *this = std::move(other); }
   Staged& operator=(Staged&& other) noexcept;
@@ -34,18 +36,19 @@ class Staged {
   // Never frees it: peers may still write there.
   void pin();
 
-  // Whether an operation posted later must wait until this one has been taken out: it touches the same bytes, and the
-  // order of the lane alone would not do. `same_lane`: operations of the two are executed in post order anyway.
+  // Whether an operation posted later must wait until this one has been taken out: it touches the
+  // same bytes, and the order of the lane alone would not do. `same_lane`: operations of the two
+  // are executed in post order anyway.
   [[nodiscard]] bool must_precede(Buffer later_input, Buffer later_output, bool same_lane) const;
 
  private:
-  Buffer input_;    // the caller's; empty when not used
+  Buffer input_;  // the caller's; empty when not used
   Buffer output_;
   Location input_location_;
   Location output_location_;
   Arena* arena_ = nullptr;
-  std::byte* input_block_ = nullptr;    // in the arena, when staged
-  std::byte* output_block_ = nullptr;   // may be the same
+  std::byte* input_block_ = nullptr;   // in the arena, when staged
+  std::byte* output_block_ = nullptr;  // may be the same
 };
 
 }  // namespace lockstep::shm

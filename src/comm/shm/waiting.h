@@ -1,11 +1,12 @@
 // Waiting: how long a thread looks again before it sleeps, and how it is woken.
 //
 // The protocol of a doorbell (Dekker's, over two words):
-//   sleeper: sleepers += 1; remember rings; look for work again; if there is none, sleep while rings is unchanged
-//   ringer:  change something; if sleepers != 0: rings += 1, wake all
-// All four accesses, and those that change and look, are sequentially consistent. So either the ringer sees the sleeper,
-// or the sleeper's look comes after the change and sees it. A ring between the look and the sleep has changed `rings`, and
-// the futex does not sleep. Without sleepers a ring is one load and no system call.
+//   sleeper: sleepers += 1; remember rings; look for work again; if there is none, sleep while
+//   rings is unchanged ringer:  change something; if sleepers != 0: rings += 1, wake all
+// All four accesses, and those that change and look, are sequentially consistent. So either the
+// ringer sees the sleeper, or the sleeper's look comes after the change and sees it. A ring between
+// the look and the sleep has changed `rings`, and the futex does not sleep. Without sleepers a ring
+// is one load and no system call.
 #pragma once
 
 #include "comm/shm/control.h"
@@ -42,8 +43,9 @@ inline void pause_briefly() {
 #endif
 }
 
-// A thread that finds nothing to do spins about as long as a peer needs for a small operation when every rank has a core.
-// When ranks share cores, spinning keeps the peer from running: it gives its turn away a few times instead.
+// A thread that finds nothing to do spins about as long as a peer needs for a small operation when
+// every rank has a core. When ranks share cores, spinning keeps the peer from running: it gives its
+// turn away a few times instead.
 class Patience {
  public:
   explicit Patience(bool crowded) : crowded_(crowded) {}

@@ -26,14 +26,15 @@ Watcher::~Watcher() {
 }
 
 void Watcher::run(const Peers& peers) {
-  // Two entries a peer: its process, where it can be seen, and its socket; poll() passes over negative numbers.
+  // Two entries a peer: its process, where it can be seen, and its socket; poll() passes over
+  // negative numbers.
   std::vector<pollfd> entries{{stop_.get(), POLLIN, 0}};
   for (int rank = 0; rank < peers.size(); ++rank) {
     entries.push_back({peers.peer(rank).process.get(), POLLIN, 0});
     entries.push_back({peers.peer(rank).socket.get(), POLLRDHUP, 0});
   }
   for (;;) {
-    if (poll(entries.data(), entries.size(), -1) < 0) continue;   // a signal
+    if (poll(entries.data(), entries.size(), -1) < 0) continue;  // a signal
     if (entries[0].revents != 0) return;
     for (int rank = 0; rank < peers.size(); ++rank) {
       pollfd& process = entries[1 + 2 * static_cast<std::size_t>(rank)];

@@ -1,5 +1,5 @@
-// Watcher: one thread a process that sleeps until a peer's process ends, and then says so, within milliseconds and also
-// while nobody waits.
+// Watcher: one thread a process that sleeps until a peer's process ends, and then says so, within
+// milliseconds and also while nobody waits.
 #pragma once
 
 #include "comm/shm/peers.h"
@@ -12,7 +12,8 @@ namespace lockstep::shm {
 
 class Watcher {
  public:
-  // Calls on_end(rank) once for each peer that ends or closes its socket, from its own thread. `peers` outlives it.
+  // Calls on_end(rank) once for each peer that ends or closes its socket, from its own thread.
+  // `peers` outlives it.
   Watcher(const Peers& peers, std::function<void(int)> on_end);
   ~Watcher();
   Watcher(const Watcher&) = delete;
@@ -22,7 +23,7 @@ class Watcher {
   void run(const Peers& peers);
 
   std::function<void(int)> on_end_;
-  sys::FileDescriptor stop_;   // an eventfd
+  sys::FileDescriptor stop_;  // an eventfd
   std::thread thread_;
 };
 

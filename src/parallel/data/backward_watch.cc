@@ -23,8 +23,10 @@ struct Sentinel {
 
   void end() {
     called = true;
-    // The engine clears the node under evaluation when a top-level task ends; inside an outer one it is that one's node.
-    if (auto alive = observer.lock()) alive->on_backward_end(autograd::get_current_node() != nullptr);
+    // The engine clears the node under evaluation when a top-level task ends; inside an outer one
+    // it is that one's node.
+    if (auto alive = observer.lock())
+      alive->on_backward_end(autograd::get_current_node() != nullptr);
   }
 
   std::weak_ptr<BackwardObserver> observer;
@@ -32,7 +34,8 @@ struct Sentinel {
 };
 
 void end_with_current_task(std::shared_ptr<Sentinel> sentinel) {
-  autograd::Engine::get_default_engine().queue_callback([sentinel = std::move(sentinel)] { sentinel->end(); });
+  autograd::Engine::get_default_engine().queue_callback(
+      [sentinel = std::move(sentinel)] { sentinel->end(); });
 }
 
 }  // namespace
@@ -44,14 +47,17 @@ void watch_backward(std::weak_ptr<BackwardObserver> observer) {
 }
 
 void watch_outer_backward(std::weak_ptr<BackwardObserver> observer) {
-  // The hook runs when the node's own work is done, in the outer task. It stays with the node, which a retained graph may run
-  // again, so it gives its sentinel away; if the node fails, the sentinel goes with the graph.
-  auto holder = std::make_shared<std::shared_ptr<Sentinel>>(std::make_shared<Sentinel>(std::move(observer)));
+  // The hook runs when the node's own work is done, in the outer task. It stays with the node,
+  // which a retained graph may run again, so it gives its sentinel away; if the node fails, the
+  // sentinel goes with the graph.
+  auto holder =
+      std::make_shared<std::shared_ptr<Sentinel>>(std::make_shared<Sentinel>(std::move(observer)));
   auto action = [holder](const autograd::variable_list& outputs, const autograd::variable_list&) {
     if (auto sentinel = std::exchange(*holder, nullptr)) end_with_current_task(std::move(sentinel));
     return outputs;
   };
-  autograd::get_current_node()->add_post_hook(std::make_unique<autograd::utils::LambdaPostHook>(std::move(action)));
+  autograd::get_current_node()->add_post_hook(
+      std::make_unique<autograd::utils::LambdaPostHook>(std::move(action)));
 }
 
 }  // namespace lockstep::data_parallel

@@ -1,8 +1,9 @@
 // BackwardWatch: tells when a running backward() is over.
 //
-// The engine runs callbacks at the end of a graph task, which is one call of backward(); a backward() inside a node of
-// another one is a task of its own. The watch follows from an inner task to the one around it, and notices when a task is
-// destroyed by an exception instead of ending.
+// The engine runs callbacks at the end of a graph task, which is one call of backward(); a
+// backward() inside a node of another one is a task of its own. The watch follows from an inner
+// task to the one around it, and notices when a task is destroyed by an exception instead of
+// ending.
 #pragma once
 
 #include <memory>
@@ -12,8 +13,8 @@ namespace lockstep::data_parallel {
 class BackwardObserver {
  public:
   virtual ~BackwardObserver() = default;
-  // The watched backward() has computed everything. Runs in its thread; what it throws, backward() throws. When `nested`, an
-  // outer backward() is still running, and watch_outer() may be called.
+  // The watched backward() has computed everything. Runs in its thread; what it throws, backward()
+  // throws. When `nested`, an outer backward() is still running, and watch_outer() may be called.
   virtual void on_backward_end(bool nested) = 0;
   // An exception ended it. Runs while that is on its way up: must not throw.
   virtual void on_backward_failed() noexcept = 0;
@@ -22,7 +23,8 @@ class BackwardObserver {
 // Identifies the innermost backward() that is running in this thread; -1 when none is.
 [[nodiscard]] int current_backward();
 
-// Watches the innermost one. One call of the observer follows, whatever happens, if it is still there.
+// Watches the innermost one. One call of the observer follows, whatever happens, if it is still
+// there.
 void watch_backward(std::weak_ptr<BackwardObserver> observer);
 
 // Called from on_backward_end(nested = true): watches the backward() around it.

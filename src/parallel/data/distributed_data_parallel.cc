@@ -24,24 +24,29 @@ using data_parallel::GradientHooks;
 using data_parallel::Reducer;
 
 std::string describe(std::string_view kind, const std::string& name, const at::Tensor& tensor) {
-  std::string text = fmt::format("{} {}: {} [{}]", kind, name, c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "));
-  if (!tensor.is_contiguous()) text += fmt::format(" with strides [{}]", fmt::join(tensor.strides(), ", "));
+  std::string text = fmt::format("{} {}: {} [{}]", kind, name, c10::toString(tensor.scalar_type()),
+                                 fmt::join(tensor.sizes(), ", "));
+  if (!tensor.is_contiguous())
+    text += fmt::format(" with strides [{}]", fmt::join(tensor.strides(), ", "));
   return text;
 }
 
 // What all ranks must agree on.
-std::vector<std::string> describe(const torch::nn::Module& module, const DataParallelOptions& options) {
-  std::vector<std::string> lines = {fmt::format("option bucket_bytes = {}", options.bucket_bytes),
-                                    fmt::format("option first_bucket_bytes = {}", options.first_bucket_bytes),
-                                    fmt::format("option find_unused_parameters = {}", options.find_unused_parameters),
-                                    fmt::format("option broadcast_buffers = {}", options.broadcast_buffers)};
+std::vector<std::string> describe(const torch::nn::Module& module,
+                                  const DataParallelOptions& options) {
+  std::vector<std::string> lines = {
+      fmt::format("option bucket_bytes = {}", options.bucket_bytes),
+      fmt::format("option first_bucket_bytes = {}", options.first_bucket_bytes),
+      fmt::format("option find_unused_parameters = {}", options.find_unused_parameters),
+      fmt::format("option broadcast_buffers = {}", options.broadcast_buffers)};
   for (const auto& [name, tensor, aliases] : shard::unique_parameters(module)) {
     std::string line = describe("parameter", name, tensor);
     if (!tensor.requires_grad()) line += " without gradient";
     for (const std::string& alias : aliases) line += " tied to " + alias;
     lines.push_back(std::move(line));
   }
-  for (const auto& item : module.named_buffers()) lines.push_back(describe("buffer", item.key(), item.value()));
+  for (const auto& item : module.named_buffers())
+    lines.push_back(describe("buffer", item.key(), item.value()));
   return lines;
 }
 
@@ -49,7 +54,8 @@ std::vector<std::string> describe(const torch::nn::Module& module, const DataPar
 
 class DataParallelState {
  public:
-  DataParallelState(std::shared_ptr<torch::nn::Module> module, Group group, const DataParallelOptions& options);
+  DataParallelState(std::shared_ptr<torch::nn::Module> module, Group group,
+                    const DataParallelOptions& options);
 
   void detach() {
     hooks.reset();
@@ -67,8 +73,8 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> the_modu
                                      const DataParallelOptions& options)
     : module(std::move(the_module)), group(std::move(the_group)) {
   check(options.bucket_bytes >= 1 && options.first_bucket_bytes >= 1,
-        "DistributedDataParallel: bucket sizes must be positive, found {} and {} bytes", options.bucket_bytes,
-        options.first_bucket_bytes);
+        "DistributedDataParallel: bucket sizes must be positive, found {} and {} bytes",
+        options.bucket_bytes, options.first_bucket_bytes);
   CallOptions call{.tag = "DistributedDataParallel", .timeout = options.timeout};
   data_parallel::check_same_lines(group, describe(*module, options), call);
   parameters = shard::unique_parameters(*module);
@@ -82,20 +88,27 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> the_modu
   std::vector<at::Tensor> buffers = module->buffers();
   state.insert(state.end(), buffers.begin(), buffers.end());
   data_parallel::broadcast_now(group, state, options.bucket_bytes, call);
-  reducer = std::make_shared<Reducer>(group, std::move(trainable), std::move(frozen), std::move(buffers), options);
-  hooks = std::make_unique<GradientHooks>(std::move(hooked), [reducer = reducer.get()](int i) { reducer->on_gradient(i); });
+  reducer = std::make_shared<Reducer>(group, std::move(trainable), std::move(frozen),
+                                      std::move(buffers), options);
+  hooks = std::make_unique<GradientHooks>(
+      std::move(hooked), [reducer = reducer.get()](int i) { reducer->on_gradient(i); });
 }
 
-NoSync::NoSync(std::shared_ptr<DataParallelState> state) : state_(std::move(state)) { state_->reducer->pause(); }
+NoSync::NoSync(std::shared_ptr<DataParallelState> state) : state_(std::move(state)) {
+  state_->reducer->pause();
+}
 
 NoSync::~NoSync() {
   if (state_) state_->reducer->resume();
 }
 
-DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, Group group, Options options)
-    : DistributedDataParallel(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &module), std::move(group), options) {}
+DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, Group group,
+                                                 Options options)
+    : DistributedDataParallel(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &module),
+                              std::move(group), options) {}
 
-DistributedDataParallel::DistributedDataParallel(std::shared_ptr<torch::nn::Module> module, Group group, Options options) {
+DistributedDataParallel::DistributedDataParallel(std::shared_ptr<torch::nn::Module> module,
+                                                 Group group, Options options) {
   check(module != nullptr, "DistributedDataParallel: the module is null");
   state_ = std::make_shared<DataParallelState>(std::move(module), std::move(group), options);
 }
@@ -106,11 +119,14 @@ DistributedDataParallel::~DistributedDataParallel() {
 
 std::vector<at::Tensor> DistributedDataParallel::parameters() const {
   std::vector<at::Tensor> tensors;
-  for (const shard::NamedParameter& parameter : state_->parameters) tensors.push_back(parameter.tensor);
+  for (const shard::NamedParameter& parameter : state_->parameters)
+    tensors.push_back(parameter.tensor);
   return tensors;
 }
 
-std::vector<shard::NamedParameter> DistributedDataParallel::named_parameters() const { return state_->parameters; }
+std::vector<shard::NamedParameter> DistributedDataParallel::named_parameters() const {
+  return state_->parameters;
+}
 
 void DistributedDataParallel::zero_grad(bool set_to_none) {
   for (const shard::NamedParameter& parameter : state_->parameters) {
@@ -131,7 +147,8 @@ double DistributedDataParallel::clip_grad_norm(double max_norm, double norm_type
 
 std::map<std::string, at::Tensor> DistributedDataParallel::state_dict() const {
   std::map<std::string, at::Tensor> tensors;
-  for (models::NamedTensor& item : models::exported(*state_->module)) tensors.emplace(std::move(item.name), std::move(item.tensor));
+  for (models::NamedTensor& item : models::exported(*state_->module))
+    tensors.emplace(std::move(item.name), std::move(item.tensor));
   return tensors;
 }
 

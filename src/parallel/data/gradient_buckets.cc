@@ -11,25 +11,28 @@
 namespace lockstep::data_parallel {
 namespace {
 
-shard::BucketPlan plan_for(const std::vector<shard::NamedParameter>& parameters, std::span<const int> order,
-                           shard::PlanOptions limits) {
+shard::BucketPlan plan_for(const std::vector<shard::NamedParameter>& parameters,
+                           std::span<const int> order, shard::PlanOptions limits) {
   std::vector<shard::PlanItem> items;
   for (const auto& [name, tensor, aliases] : parameters)
-    items.push_back({static_cast<std::int64_t>(tensor.nbytes()), tensor.scalar_type(), tensor.device()});
+    items.push_back(
+        {static_cast<std::int64_t>(tensor.nbytes()), tensor.scalar_type(), tensor.device()});
   return shard::plan_buckets(items, order, limits);
 }
 
 }  // namespace
 
-GradientBuckets::GradientBuckets(Group group, std::vector<shard::NamedParameter> parameters, std::span<const int> order,
-                                 shard::PlanOptions limits, std::optional<Duration> timeout)
+GradientBuckets::GradientBuckets(Group group, std::vector<shard::NamedParameter> parameters,
+                                 std::span<const int> order, shard::PlanOptions limits,
+                                 std::optional<Duration> timeout)
     : group_(std::move(group)),
       parameters_(std::move(parameters)),
       plan_(plan_for(parameters_, order, limits)),
       timeout_(timeout),
       places_(parameters_.size()),
       status_(parameters_.size() + 1) {
-  for (const shard::NamedParameter& parameter : parameters_) specs_.push_back(shard::spec_of(parameter));
+  for (const shard::NamedParameter& parameter : parameters_)
+    specs_.push_back(shard::spec_of(parameter));
   for (std::size_t number = 0; number < plan_.size(); ++number) lay_out(number);
 }
 
@@ -41,18 +44,23 @@ void GradientBuckets::lay_out(std::size_t number) {
     specs.push_back(specs_[static_cast<std::size_t>(i)]);
   }
   if (group_.size() == 1) return;
-  std::string name = fmt::format("bucket {} ({} ... {})", number, specs.front().name, specs.back().name);
+  std::string name =
+      fmt::format("bucket {} ({} ... {})", number, specs.front().name, specs.back().name);
   if (number + 1 == plan_.size())
-    specs.push_back({"status", {static_cast<std::int64_t>(status_.size())}, specs.front().dtype, nullptr});
-  buckets_.emplace_back(group_, shard::FlatLayout(specs), parameter(plan_[number].front()).device(), std::move(name));
+    specs.push_back(
+        {"status", {static_cast<std::int64_t>(status_.size())}, specs.front().dtype, nullptr});
+  buckets_.emplace_back(group_, shard::FlatLayout(specs), parameter(plan_[number].front()).device(),
+                        std::move(name));
 }
 
 bool GradientBuckets::fit() const {
   for (const std::vector<int>& numbers : plan_) {
-    c10::Device device = buckets_.empty() ? c10::Device(c10::kCPU) : buckets_[&numbers - plan_.data()].flat().device();
+    c10::Device device = buckets_.empty() ? c10::Device(c10::kCPU)
+                                          : buckets_[&numbers - plan_.data()].flat().device();
     for (int i : numbers) {
       const shard::TensorSpec& spec = specs_[static_cast<std::size_t>(i)];
-      if (parameter(i).scalar_type() != spec.dtype || parameter(i).sizes() != spec.sizes) return false;
+      if (parameter(i).scalar_type() != spec.dtype || parameter(i).sizes() != spec.sizes)
+        return false;
       if (!buckets_.empty() && parameter(i).device() != device) return false;
     }
   }
@@ -119,16 +127,20 @@ void GradientBuckets::post_rest() {
 void GradientBuckets::post_next() {
   std::size_t number = posted_++;
   if (buckets_.empty()) return;
-  if (posted_ == plan_.size()) status_place().copy_(at::from_blob(status_.data(), {static_cast<std::int64_t>(status_.size())}));
+  if (posted_ == plan_.size())
+    status_place().copy_(
+        at::from_blob(status_.data(), {static_cast<std::int64_t>(status_.size())}));
   const shard::Bucket& bucket = buckets_[number];
-  works_.push_back(group_.all_reduce(bucket.reducible(), Op::average, {.tag = bucket.name(), .timeout = timeout_}));
+  works_.push_back(group_.all_reduce(bucket.reducible(), Op::average,
+                                     {.tag = bucket.name(), .timeout = timeout_}));
 }
 
 void GradientBuckets::wait() {
   std::vector<Work> works = std::exchange(works_, {});
   for (Work& work : works) work.wait();
   if (works.empty()) return;
-  at::from_blob(status_.data(), {static_cast<std::int64_t>(status_.size())}).copy_(at::real(status_place()));
+  at::from_blob(status_.data(), {static_cast<std::int64_t>(status_.size())})
+      .copy_(at::real(status_place()));
 }
 
 at::Tensor GradientBuckets::status_place() const {

@@ -1,9 +1,10 @@
-// GradientBuckets: the gradients of a list of parameters in the buckets that are reduced, and the works of the step that is
-// under way.
+// GradientBuckets: the gradients of a list of parameters in the buckets that are reduced, and the
+// works of the step that is under way.
 //
-// Beside the gradients, the last bucket carries one status element a parameter and one more for the whole rank. Averaged like
-// everything else, they tell every rank how many ranks had no gradient for a parameter, or an exception, for no message of
-// their own. In a group of one rank nothing is laid out or copied; only the status remains.
+// Beside the gradients, the last bucket carries one status element a parameter and one more for the
+// whole rank. Averaged like everything else, they tell every rank how many ranks had no gradient
+// for a parameter, or an exception, for no message of their own. In a group of one rank nothing is
+// laid out or copied; only the status remains.
 //
 // Not thread-safe: Reducer holds its mutex.
 #pragma once
@@ -25,8 +26,9 @@ namespace lockstep::data_parallel {
 class GradientBuckets {
  public:
   // Local. `order`: that in which gradients are expected to become ready.
-  GradientBuckets(Group group, std::vector<shard::NamedParameter> parameters, std::span<const int> order,
-                  shard::PlanOptions limits, std::optional<Duration> timeout);
+  GradientBuckets(Group group, std::vector<shard::NamedParameter> parameters,
+                  std::span<const int> order, shard::PlanOptions limits,
+                  std::optional<Duration> timeout);
 
   // False when a parameter has other sizes, dtype or device than at the construction.
   [[nodiscard]] bool fit() const;
@@ -55,19 +57,23 @@ class GradientBuckets {
   void say_missing(int i) { status_[static_cast<std::size_t>(i)] = 1.0F; }
   void say_failed() { status_.back() = 1.0F; }
   // How many ranks said so; after wait().
-  [[nodiscard]] int ranks_missing(int i) const { return ranks(status_[static_cast<std::size_t>(i)]); }
+  [[nodiscard]] int ranks_missing(int i) const {
+    return ranks(status_[static_cast<std::size_t>(i)]);
+  }
   [[nodiscard]] int ranks_failed() const { return ranks(status_.back()); }
 
  private:
   struct Place {
     std::size_t bucket = 0;
     int entry = 0;
-    at::Tensor view;                     // what is given out as .grad
+    at::Tensor view;  // what is given out as .grad
   };
   void lay_out(std::size_t number);
   [[nodiscard]] const at::Tensor& view(int i);
   [[nodiscard]] Place& place(int i) { return places_[static_cast<std::size_t>(i)]; }
-  [[nodiscard]] const at::Tensor& parameter(int i) const { return parameters_[static_cast<std::size_t>(i)].tensor; }
+  [[nodiscard]] const at::Tensor& parameter(int i) const {
+    return parameters_[static_cast<std::size_t>(i)].tensor;
+  }
   [[nodiscard]] at::Tensor status_place() const;
   [[nodiscard]] int ranks(float status) const;
   void post_next();
@@ -77,11 +83,11 @@ class GradientBuckets {
   std::vector<shard::TensorSpec> specs_;
   shard::BucketPlan plan_;
   std::optional<Duration> timeout_;
-  std::vector<shard::Bucket> buckets_;   // empty in a group of one rank
-  std::vector<Place> places_;            // a parameter each
+  std::vector<shard::Bucket> buckets_;  // empty in a group of one rank
+  std::vector<Place> places_;           // a parameter each
 
-  std::vector<std::size_t> awaited_;     // gradients that each bucket still lacks
-  std::size_t posted_ = 0;               // buckets
+  std::vector<std::size_t> awaited_;  // gradients that each bucket still lacks
+  std::size_t posted_ = 0;            // buckets
   std::vector<Work> works_;
   std::vector<float> status_;
 };

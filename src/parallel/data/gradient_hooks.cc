@@ -27,7 +27,8 @@ struct Hook : autograd::PostAccumulateGradHook {
 }  // namespace
 
 GradientHooks::GradientHooks(std::vector<at::Tensor> parameters, OnGradient on_gradient)
-    : parameters_(std::move(parameters)), on_gradient_(std::make_shared<OnGradient>(std::move(on_gradient))) {
+    : parameters_(std::move(parameters)),
+      on_gradient_(std::make_shared<OnGradient>(std::move(on_gradient))) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     auto hook = std::make_unique<Hook>(on_gradient_, static_cast<int>(i));
     hook->previous = std::move(autograd::impl::post_acc_grad_hooks(parameters_[i]));
@@ -39,9 +40,10 @@ GradientHooks::~GradientHooks() {
   on_gradient_.reset();
   for (at::Tensor& parameter : parameters_) {
     auto& slot = autograd::impl::post_acc_grad_hooks(parameter);
-    // Those without a living owner go, not only our own: another handle may have been removed while ours was above it.
-    for (auto* hook = dynamic_cast<Hook*>(slot.get()); hook != nullptr && hook->on_gradient.expired();
-         hook = dynamic_cast<Hook*>(slot.get())) {
+    // Those without a living owner go, not only our own: another handle may have been removed while
+    // ours was above it.
+    for (auto* hook = dynamic_cast<Hook*>(slot.get());
+         hook != nullptr && hook->on_gradient.expired(); hook = dynamic_cast<Hook*>(slot.get())) {
       auto previous = std::move(hook->previous);
       slot = std::move(previous);
     }

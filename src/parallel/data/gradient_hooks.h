@@ -1,7 +1,9 @@
-// GradientHooks: a call for every parameter whose gradient is complete, for as long as this object lives.
+// GradientHooks: a call for every parameter whose gradient is complete, for as long as this object
+// lives.
 //
-// LibTorch has one post-accumulate slot a tensor. What was there runs first and comes back when the hooks are removed; if
-// somebody else has taken the slot (and chained our hook), ours stays in that chain and does nothing.
+// LibTorch has one post-accumulate slot a tensor. What was there runs first and comes back when the
+// hooks are removed; if somebody else has taken the slot (and chained our hook), ours stays in that
+// chain and does nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,8 +18,9 @@ class GradientHooks {
  public:
   using OnGradient = std::function<void(int)>;
 
-  // on_gradient(i) runs in the thread of backward(), after parameters[i].grad was written: once a backward(), also for a
-  // parameter used twice; never for an unused one. What it throws ends that backward().
+  // on_gradient(i) runs in the thread of backward(), after parameters[i].grad was written: once a
+  // backward(), also for a parameter used twice; never for an unused one. What it throws ends that
+  // backward().
   GradientHooks(std::vector<at::Tensor> parameters, OnGradient on_gradient);
   ~GradientHooks();
   GradientHooks(const GradientHooks&) = delete;

@@ -28,13 +28,14 @@ std::vector<Digest> exchange(Group group, Digest mine, const CallOptions& call) 
   group.all_gather(output, input, call).wait();
   std::vector<Digest> all;
   const auto* values = output.data_ptr<std::int64_t>();
-  for (int rank = 0; rank < group.size(); ++rank) all.push_back({values[2 * rank], values[2 * rank + 1]});
+  for (int rank = 0; rank < group.size(); ++rank)
+    all.push_back({values[2 * rank], values[2 * rank + 1]});
   return all;
 }
 
 // The texts of all ranks.
-std::vector<std::string> exchange(Group group, const std::string& mine, const std::vector<Digest>& all,
-                                  const CallOptions& call) {
+std::vector<std::string> exchange(Group group, const std::string& mine,
+                                  const std::vector<Digest>& all, const CallOptions& call) {
   std::vector<std::int64_t> counts;
   std::int64_t total = 0;
   for (const Digest& digest : all) {
@@ -69,17 +70,20 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
 
 }  // namespace
 
-void check_same_lines(const Group& group, const std::vector<std::string>& lines, const CallOptions& call) {
+void check_same_lines(const Group& group, const std::vector<std::string>& lines,
+                      const CallOptions& call) {
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
   Digest mine{static_cast<std::int64_t>(fingerprint(text)), static_cast<std::int64_t>(text.size())};
   std::vector<Digest> digests = exchange(group, mine, call);
-  auto other = std::find_if(digests.begin(), digests.end(), [&](const Digest& one) { return one != digests.front(); });
+  auto other = std::find_if(digests.begin(), digests.end(),
+                            [&](const Digest& one) { return one != digests.front(); });
   if (other == digests.end()) return;
   auto rank = static_cast<std::size_t>(other - digests.begin());
   std::vector<std::string> texts = exchange(group, text, digests, call);
   auto [found_at_0, found_at_rank] = first_difference(texts.front(), texts[rank]);
-  throw Mismatch(fmt::format("the ranks' models differ: rank 0 has {}; rank {} has {}", found_at_0, rank, found_at_rank));
+  throw Mismatch(fmt::format("the ranks' models differ: rank 0 has {}; rank {} has {}", found_at_0,
+                             rank, found_at_rank));
 }
 
 }  // namespace lockstep::data_parallel

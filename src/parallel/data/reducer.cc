@@ -25,8 +25,9 @@ shard::PlanOptions limits_of(const DataParallelOptions& options) {
 
 }  // namespace
 
-Reducer::Reducer(Group group, std::vector<shard::NamedParameter> parameters, std::vector<shard::NamedParameter> frozen,
-                 std::vector<at::Tensor> buffers, const DataParallelOptions& options)
+Reducer::Reducer(Group group, std::vector<shard::NamedParameter> parameters,
+                 std::vector<shard::NamedParameter> frozen, std::vector<at::Tensor> buffers,
+                 const DataParallelOptions& options)
     : group_(std::move(group)),
       parameters_(std::move(parameters)),
       frozen_(std::move(frozen)),
@@ -35,7 +36,8 @@ Reducer::Reducer(Group group, std::vector<shard::NamedParameter> parameters, std
       buckets_(group_, parameters_, order_, limits_of(options), options.timeout),
       used_(parameters_.size(), false),
       ready_(parameters_.size(), false) {
-  if (options.broadcast_buffers && !buffers.empty()) buffers_ = std::make_unique<StateBroadcast>(group_, std::move(buffers));
+  if (options.broadcast_buffers && !buffers.empty())
+    buffers_ = std::make_unique<StateBroadcast>(group_, std::move(buffers));
 }
 
 void Reducer::on_gradient(int i) {
@@ -44,7 +46,8 @@ void Reducer::on_gradient(int i) {
   at::NoGradGuard no_grad;
   used_[static_cast<std::size_t>(i)] = true;
   if (paused_ > 0) return;
-  // A step whose backward() calls are all over, and which is still there, was left by a nested one that nobody finished.
+  // A step whose backward() calls are all over, and which is still there, was left by a nested one
+  // that nobody finished.
   if (active_ && running_ == 0 && ready_[static_cast<std::size_t>(i)]) active_ = false;
   if (!active_) begin(create_graph);
   watch();
@@ -52,9 +55,12 @@ void Reducer::on_gradient(int i) {
 }
 
 void Reducer::begin(bool create_graph) {
-  check(!create_graph, "backward(create_graph=true): an average over ranks has no derivative; call it inside no_sync()");
+  check(!create_graph,
+        "backward(create_graph=true): an average over ranks has no derivative; call it inside "
+        "no_sync()");
   for (const shard::NamedParameter& parameter : frozen_)
-    check(!parameter.tensor.requires_grad(), "{} required no gradient when DistributedDataParallel was made, and does now",
+    check(!parameter.tensor.requires_grad(),
+          "{} required no gradient when DistributedDataParallel was made, and does now",
           parameter.name);
   buckets_.wait();
   if (!buckets_.fit()) lay_out(order_);
@@ -77,10 +83,13 @@ void Reducer::watch() {
 void Reducer::accept(int i) {
   const at::Tensor& gradient = parameters_[static_cast<std::size_t>(i)].tensor.grad();
   if (gradient.defined() && gradient.layout() != at::kStrided)
-    throw ReductionFailed(fmt::format("the gradient of {} is sparse; DistributedDataParallel averages dense ones", name(i)));
+    throw ReductionFailed(fmt::format(
+        "the gradient of {} is sparse; DistributedDataParallel averages dense ones", name(i)));
   if (ready_[static_cast<std::size_t>(i)])
-    throw ReductionFailed(fmt::format("{} got a second gradient in one backward(), after the first was on its way: a nested "
-                                      "backward() uses it again, or two threads run backward() at once", name(i)));
+    throw ReductionFailed(fmt::format(
+        "{} got a second gradient in one backward(), after the first was on its way: a nested "
+        "backward() uses it again, or two threads run backward() at once",
+        name(i)));
   ready_[static_cast<std::size_t>(i)] = true;
   observed_.push_back(i);
   buckets_.fill(i);
@@ -123,7 +132,8 @@ std::vector<Reducer::Absent> Reducer::contribute_absent() {
     if (ready_[static_cast<std::size_t>(i)]) continue;
     bool had_a_part = options_.find_unused_parameters && used_[static_cast<std::size_t>(i)];
     at::Tensor values;
-    if (buckets_.holds_gradient(i) && !had_a_part) values = parameters_[static_cast<std::size_t>(i)].tensor.grad().clone();
+    if (buckets_.holds_gradient(i) && !had_a_part)
+      values = parameters_[static_cast<std::size_t>(i)].tensor.grad().clone();
     buckets_.fill(i);
     if (had_a_part) {
       buckets_.adopt(i);
@@ -137,13 +147,16 @@ std::vector<Reducer::Absent> Reducer::contribute_absent() {
 
 void Reducer::check_status() const {
   if (int failed = buckets_.ranks_failed(); failed > 0)
-    throw ReductionFailed(fmt::format("backward() ended with an exception on {} of {} ranks; gradients are undefined on all",
-                                      failed, group_.size()));
+    throw ReductionFailed(fmt::format(
+        "backward() ended with an exception on {} of {} ranks; gradients are undefined on all",
+        failed, group_.size()));
   if (options_.find_unused_parameters) return;
   std::string missing = describe_missing();
   if (!missing.empty())
-    throw ReductionFailed(fmt::format("backward() gave no gradient for {}: they had no part in the loss; use them, freeze them "
-                                      "before DistributedDataParallel is made, or set find_unused_parameters", missing));
+    throw ReductionFailed(fmt::format(
+        "backward() gave no gradient for {}: they had no part in the loss; use them, freeze them "
+        "before DistributedDataParallel is made, or set find_unused_parameters",
+        missing));
 }
 
 std::string Reducer::describe_missing() const {
@@ -153,7 +166,8 @@ std::string Reducer::describe_missing() const {
     int ranks = buckets_.ranks_missing(i);
     if (ranks == 0 || ++missing > most_names_in_an_error) continue;
     bool here = !ready_[static_cast<std::size_t>(i)];
-    names.push_back(fmt::format("{} (on {} of {} ranks{})", name(i), ranks, group_.size(), here ? ", this one too" : ""));
+    names.push_back(fmt::format("{} (on {} of {} ranks{})", name(i), ranks, group_.size(),
+                                here ? ", this one too" : ""));
   }
   std::string text = join(names);
   if (missing > names.size()) text += fmt::format(" and {} more", missing - names.size());

@@ -1,14 +1,18 @@
 // Reducer: decides, gradient by gradient, what is reduced when.
 //
-// A step is one averaged backward(). It begins with the first gradient that is ready and ends when backward() does:
-//   begin      wait for what an earlier, failed step left under way; lay the buckets out again if parameters have changed
-//   gradient   copy it into its bucket, post the buckets that are complete; always in bucket order, the same on all ranks
-//   finish     contribute for parameters that had no part, post the rest, wait, look at the status, publish buffers
-//   fail       after an exception: post the rest with the status "failed", so that no rank waits in vain
-// After the first step the buckets are laid out in the order in which rank 0's gradients became ready.
+// A step is one averaged backward(). It begins with the first gradient that is ready and ends when
+// backward() does:
+//   begin      wait for what an earlier, failed step left under way; lay the buckets out again if
+//   parameters have changed gradient   copy it into its bucket, post the buckets that are complete;
+//   always in bucket order, the same on all ranks finish     contribute for parameters that had no
+//   part, post the rest, wait, look at the status, publish buffers fail       after an exception:
+//   post the rest with the status "failed", so that no rank waits in vain
+// After the first step the buckets are laid out in the order in which rank 0's gradients became
+// ready.
 //
-// Invariants: every rank posts the same sequence in every step, whatever happens (all buckets, then the buffers; the order
-// once, after the first step that went well on all ranks). Everything below the public functions holds mutex_.
+// Invariants: every rank posts the same sequence in every step, whatever happens (all buckets, then
+// the buffers; the order once, after the first step that went well on all ranks). Everything below
+// the public functions holds mutex_.
 #pragma once
 
 #include "parallel/data/backward_watch.h"
@@ -28,8 +32,9 @@ namespace lockstep::data_parallel {
 class Reducer final : public BackwardObserver, public std::enable_shared_from_this<Reducer> {
  public:
   // `parameters`: those that require a gradient; `frozen`: the others. Local.
-  Reducer(Group group, std::vector<shard::NamedParameter> parameters, std::vector<shard::NamedParameter> frozen,
-          std::vector<at::Tensor> buffers, const DataParallelOptions& options);
+  Reducer(Group group, std::vector<shard::NamedParameter> parameters,
+          std::vector<shard::NamedParameter> frozen, std::vector<at::Tensor> buffers,
+          const DataParallelOptions& options);
 
   // .grad of parameter i has been written. Called by its hook.
   void on_gradient(int i);
@@ -47,7 +52,7 @@ class Reducer final : public BackwardObserver, public std::enable_shared_from_th
   // A parameter that had no part in a step.
   struct Absent {
     int number = 0;
-    at::Tensor values;   // of its .grad, when that lies in a bucket; else undefined
+    at::Tensor values;  // of its .grad, when that lies in a bucket; else undefined
   };
   void begin(bool create_graph);
   void accept(int i);
@@ -59,7 +64,9 @@ class Reducer final : public BackwardObserver, public std::enable_shared_from_th
   void adopt_order_of_root();
   void lay_out(const std::vector<int>& order);
   [[nodiscard]] bool all_ready() const { return observed_.size() == parameters_.size(); }
-  [[nodiscard]] const std::string& name(int i) const { return parameters_[static_cast<std::size_t>(i)].name; }
+  [[nodiscard]] const std::string& name(int i) const {
+    return parameters_[static_cast<std::size_t>(i)].name;
+  }
   [[nodiscard]] std::string describe_missing() const;
 
   std::mutex mutex_;
@@ -69,16 +76,16 @@ class Reducer final : public BackwardObserver, public std::enable_shared_from_th
   DataParallelOptions options_;
   std::vector<int> order_;
   GradientBuckets buckets_;
-  std::unique_ptr<StateBroadcast> buffers_;   // null when they are not broadcast
+  std::unique_ptr<StateBroadcast> buffers_;  // null when they are not broadcast
 
   int paused_ = 0;
-  bool order_known_ = false;            // rank 0's order has been adopted
-  std::vector<bool> used_;              // had a gradient since the last finished step, paused or not
-  bool active_ = false;                 // a step is under way
+  bool order_known_ = false;  // rank 0's order has been adopted
+  std::vector<bool> used_;    // had a gradient since the last finished step, paused or not
+  bool active_ = false;       // a step is under way
   std::vector<bool> ready_;
-  std::vector<int> observed_;           // the ready ones, in order
-  std::vector<int> watched_;            // backward() calls of this step
-  int running_ = 0;                     // those that have not ended
+  std::vector<int> observed_;  // the ready ones, in order
+  std::vector<int> watched_;   // backward() calls of this step
+  int running_ = 0;            // those that have not ended
 };
 
 }  // namespace lockstep::data_parallel

@@ -14,13 +14,16 @@ namespace {
 shard::BucketPlan plan_for(const std::vector<at::Tensor>& tensors, std::int64_t bucket_bytes) {
   std::vector<shard::PlanItem> items;
   for (const at::Tensor& tensor : tensors)
-    items.push_back({static_cast<std::int64_t>(tensor.nbytes()), tensor.scalar_type(), tensor.device()});
+    items.push_back(
+        {static_cast<std::int64_t>(tensor.nbytes()), tensor.scalar_type(), tensor.device()});
   std::vector<int> order(tensors.size());
   std::iota(order.begin(), order.end(), 0);
-  return shard::plan_buckets(items, order, {.first_bucket_bytes = bucket_bytes, .bucket_bytes = bucket_bytes});
+  return shard::plan_buckets(items, order,
+                             {.first_bucket_bytes = bucket_bytes, .bucket_bytes = bucket_bytes});
 }
 
-std::vector<at::Tensor> select(const std::vector<at::Tensor>& tensors, const std::vector<int>& numbers) {
+std::vector<at::Tensor> select(const std::vector<at::Tensor>& tensors,
+                               const std::vector<int>& numbers) {
   std::vector<at::Tensor> chosen;
   for (int number : numbers) chosen.push_back(tensors[static_cast<std::size_t>(number)]);
   return chosen;
@@ -28,22 +31,25 @@ std::vector<at::Tensor> select(const std::vector<at::Tensor>& tensors, const std
 
 shard::Bucket bucket_for(const Group& group, const std::vector<at::Tensor>& tensors) {
   std::vector<shard::TensorSpec> specs;
-  for (const at::Tensor& tensor : tensors) specs.push_back({"", tensor.sizes().vec(), tensor.scalar_type(), nullptr});
+  for (const at::Tensor& tensor : tensors)
+    specs.push_back({"", tensor.sizes().vec(), tensor.scalar_type(), nullptr});
   return {group, shard::FlatLayout(specs), tensors.front().device(), "state of rank 0"};
 }
 
 void pack(const std::vector<at::Tensor>& tensors, shard::Bucket& bucket) {
-  for (std::size_t i = 0; i < tensors.size(); ++i) bucket.view(static_cast<int>(i)).copy_(tensors[i].detach());
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    bucket.view(static_cast<int>(i)).copy_(tensors[i].detach());
 }
 
 void unpack(const shard::Bucket& bucket, const std::vector<at::Tensor>& tensors) {
-  for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].variable_data().copy_(bucket.view(static_cast<int>(i)));
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    tensors[i].variable_data().copy_(bucket.view(static_cast<int>(i)));
 }
 
 }  // namespace
 
-void broadcast_now(const Group& group, const std::vector<at::Tensor>& tensors, std::int64_t bucket_bytes,
-                   const CallOptions& call) {
+void broadcast_now(const Group& group, const std::vector<at::Tensor>& tensors,
+                   std::int64_t bucket_bytes, const CallOptions& call) {
   if (group.size() == 1) return;
   at::NoGradGuard no_grad;
   for (const std::vector<int>& numbers : plan_for(tensors, bucket_bytes)) {
@@ -62,7 +68,8 @@ StateBroadcast::StateBroadcast(Group group, std::vector<at::Tensor> tensors)
 
 void StateBroadcast::build() {
   parts_.clear();
-  for (const std::vector<int>& numbers : plan_for(tensors_, std::numeric_limits<std::int64_t>::max())) {
+  for (const std::vector<int>& numbers :
+       plan_for(tensors_, std::numeric_limits<std::int64_t>::max())) {
     std::vector<at::Tensor> part = select(tensors_, numbers);
     shard::Bucket bucket = bucket_for(group_, part);
     parts_.push_back({std::move(bucket), std::move(part)});
@@ -73,7 +80,9 @@ bool StateBroadcast::fits() const {
   for (const Part& part : parts_) {
     for (std::size_t i = 0; i < part.tensors.size(); ++i) {
       const at::Tensor& tensor = part.tensors[i];
-      if (tensor.scalar_type() != part.bucket.layout().dtype() || tensor.device() != part.bucket.flat().device()) return false;
+      if (tensor.scalar_type() != part.bucket.layout().dtype() ||
+          tensor.device() != part.bucket.flat().device())
+        return false;
       if (tensor.sizes() != part.bucket.layout().entry(static_cast<int>(i)).sizes) return false;
     }
   }
@@ -85,7 +94,8 @@ void StateBroadcast::post(std::optional<Duration> timeout) {
   if (!fits()) build();
   for (Part& part : parts_) {
     if (group_.is_root()) pack(part.tensors, part.bucket);
-    part.work = group_.broadcast(part.bucket.flat(), 0, {.tag = part.bucket.name(), .timeout = timeout});
+    part.work =
+        group_.broadcast(part.bucket.flat(), 0, {.tag = part.bucket.name(), .timeout = timeout});
   }
 }
 

@@ -12,9 +12,10 @@
 
 namespace lockstep::data_parallel {
 
-// Collective and blocking. Tensors of one dtype and device travel together, about `bucket_bytes` at a time.
-void broadcast_now(const Group& group, const std::vector<at::Tensor>& tensors, std::int64_t bucket_bytes,
-                   const CallOptions& call = {});
+// Collective and blocking. Tensors of one dtype and device travel together, about `bucket_bytes` at
+// a time.
+void broadcast_now(const Group& group, const std::vector<at::Tensor>& tensors,
+                   std::int64_t bucket_bytes, const CallOptions& call = {});
 
 // The same for tensors that are broadcast again and again: the memory is kept. Not thread-safe.
 class StateBroadcast {
@@ -23,8 +24,9 @@ class StateBroadcast {
 
   // Posts the values that rank 0 has now.
   void post(std::optional<Duration> timeout);
-  // Blocks until they are there and writes them into the tensors. Writing is hidden from version counters: a graph that saved
-  // a buffer may still be walked backward once more, as when nothing had been written.
+  // Blocks until they are there and writes them into the tensors. Writing is hidden from version
+  // counters: a graph that saved a buffer may still be walked backward once more, as when nothing
+  // had been written.
   void finish();
 
  private:

@@ -1,4 +1,5 @@
-// Every collective on ranks as threads, staged and in the arena, against values known by construction.
+// Every collective on ranks as threads, staged and in the arena, against values known by
+// construction.
 #include "comm/shm/ranks.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +10,9 @@ namespace lockstep::test {
 namespace {
 
 // What rank `rank` has at element `i`: small integers, so that sums are exact.
-float value(int rank, std::size_t i) { return static_cast<float>((rank + 1) * 7 + static_cast<int>(i % 1013)); }
+float value(int rank, std::size_t i) {
+  return static_cast<float>((rank + 1) * 7 + static_cast<int>(i % 1013));
+}
 
 template <typename Array>
 void fill(Array& array, int rank, std::size_t first = 0) {
@@ -42,44 +45,54 @@ void check_all(Endpoint& endpoint, std::size_t count) {
   auto all = memory.make(count);
   fill(*all, me);
   run(group, call(Collective::all_reduce, *all, *all));
-  for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(all->data()[i], sum_of_ranks(size, i)) << "all_reduce " << i;
+  for (std::size_t i = 0; i < count; ++i)
+    ASSERT_EQ(all->data()[i], sum_of_ranks(size, i)) << "all_reduce " << i;
 
   for (int root = 0; root < size; ++root) {
     auto reduced = memory.make(count);
     fill(*reduced, me);
     run(group, call(Collective::reduce, *reduced, *reduced, root));
-    for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(reduced->data()[i], me == root ? sum_of_ranks(size, i) : value(me, i)) << "reduce " << i;
+    for (std::size_t i = 0; i < count; ++i)
+      ASSERT_EQ(reduced->data()[i], me == root ? sum_of_ranks(size, i) : value(me, i))
+          << "reduce " << i;
 
     auto sent = memory.make(count);
     fill(*sent, me);
     run(group, call(Collective::broadcast, *sent, *sent, root));
-    for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(sent->data()[i], value(root, i)) << "broadcast " << i;
+    for (std::size_t i = 0; i < count; ++i)
+      ASSERT_EQ(sent->data()[i], value(root, i)) << "broadcast " << i;
 
     auto piece = memory.make(count);
     auto whole = memory.make(me == root ? count * size : 0);
     fill(*piece, me);
     run(group, call(Collective::gather, *piece, *whole, root));
-    for (std::size_t i = 0; i < whole->size(); ++i) ASSERT_EQ(whole->data()[i], value(static_cast<int>(i / count), i % count)) << "gather " << i;
+    for (std::size_t i = 0; i < whole->size(); ++i)
+      ASSERT_EQ(whole->data()[i], value(static_cast<int>(i / count), i % count)) << "gather " << i;
     if (me == root) fill(*whole, me);
     run(group, call(Collective::scatter, *whole, *piece, root));
-    for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(piece->data()[i], value(root, me * count + i)) << "scatter " << i;
+    for (std::size_t i = 0; i < count; ++i)
+      ASSERT_EQ(piece->data()[i], value(root, me * count + i)) << "scatter " << i;
   }
 
   auto mine = memory.make(count);
   auto gathered = memory.make(count * size);
   fill(*mine, me);
   run(group, call(Collective::all_gather, *mine, *gathered));
-  for (std::size_t i = 0; i < gathered->size(); ++i) ASSERT_EQ(gathered->data()[i], value(static_cast<int>(i / count), i % count)) << "all_gather " << i;
+  for (std::size_t i = 0; i < gathered->size(); ++i)
+    ASSERT_EQ(gathered->data()[i], value(static_cast<int>(i / count), i % count))
+        << "all_gather " << i;
 
   fill(*gathered, me);
   run(group, call(Collective::reduce_scatter, *gathered, *mine));
-  for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(mine->data()[i], sum_of_ranks(size, me * count + i)) << "reduce_scatter " << i;
+  for (std::size_t i = 0; i < count; ++i)
+    ASSERT_EQ(mine->data()[i], sum_of_ranks(size, me * count + i)) << "reduce_scatter " << i;
 
   auto received = memory.make(count * size);
   fill(*gathered, me);
   run(group, call(Collective::all_to_all, *gathered, *received));
   for (std::size_t i = 0; i < received->size(); ++i) {
-    ASSERT_EQ(received->data()[i], value(static_cast<int>(i / count), me * count + i % count)) << "all_to_all " << i;
+    ASSERT_EQ(received->data()[i], value(static_cast<int>(i / count), me * count + i % count))
+        << "all_to_all " << i;
   }
   run(group, barrier_call());
 }
@@ -88,13 +101,15 @@ class ShmCollectives : public testing::TestWithParam<int> {};
 
 TEST_P(ShmCollectives, AreRightInTheArena) {
   for (std::size_t count : {0, 1, 17, 1001, 100'003}) {
-    run_as_rank_threads(GetParam(), [&](Endpoint& endpoint) { check_all<InArena>(endpoint, count); });
+    run_as_rank_threads(GetParam(),
+                        [&](Endpoint& endpoint) { check_all<InArena>(endpoint, count); });
   }
 }
 
 TEST_P(ShmCollectives, AreRightOutsideTheArena) {
   for (std::size_t count : {0, 1, 17, 1001, 100'003}) {
-    run_as_rank_threads(GetParam(), [&](Endpoint& endpoint) { check_all<Outside>(endpoint, count); });
+    run_as_rank_threads(GetParam(),
+                        [&](Endpoint& endpoint) { check_all<Outside>(endpoint, count); });
   }
 }
 
@@ -105,8 +120,10 @@ TEST_P(ShmCollectives, TakeUnevenCounts) {
     int size = group.size();
     std::vector<std::int64_t> counts(size);
     for (int rank = 0; rank < size; ++rank) counts[rank] = rank % 2 == 0 ? rank * 1001 : 0;
-    auto total = static_cast<std::size_t>(std::accumulate(counts.begin(), counts.end(), std::int64_t{0}));
-    auto before = static_cast<std::size_t>(std::accumulate(counts.begin(), counts.begin() + me, std::int64_t{0}));
+    auto total =
+        static_cast<std::size_t>(std::accumulate(counts.begin(), counts.end(), std::int64_t{0}));
+    auto before = static_cast<std::size_t>(
+        std::accumulate(counts.begin(), counts.begin() + me, std::int64_t{0}));
 
     std::vector<float> mine(counts[me]);
     std::vector<float> all(total);
@@ -122,7 +139,8 @@ TEST_P(ShmCollectives, TakeUnevenCounts) {
     auto scatter = call(Collective::reduce_scatter, all, mine);
     scatter.input_counts = counts;
     run(group, std::move(scatter));
-    for (std::size_t i = 0; i < mine.size(); ++i) ASSERT_EQ(mine[i], sum_of_ranks(size, before + i));
+    for (std::size_t i = 0; i < mine.size(); ++i)
+      ASSERT_EQ(mine[i], sum_of_ranks(size, before + i));
 
     // Rank i sends 3 * i + j elements to rank j.
     std::vector<std::int64_t> sends(size);
@@ -142,7 +160,8 @@ TEST_P(ShmCollectives, TakeUnevenCounts) {
     for (int other = 0; other < size; ++other) {
       std::size_t first = 0;
       for (int earlier = 0; earlier < me; ++earlier) first += 3 * other + earlier;
-      for (std::int64_t i = 0; i < expects[other]; ++i) ASSERT_EQ(in[at++], value(other, first + i));
+      for (std::int64_t i = 0; i < expects[other]; ++i)
+        ASSERT_EQ(in[at++], value(other, first + i));
     }
   });
 }
@@ -152,7 +171,7 @@ TEST_P(ShmCollectives, PassMessagesInOrder) {
     Group& group = endpoint.world();
     int me = group.rank();
     int size = group.size();
-    constexpr int rounds = 40;   // more than a lane's ring holds
+    constexpr int rounds = 40;  // more than a lane's ring holds
     for (std::size_t count : {1, 30'001}) {
       std::vector<float> out(count);
       std::vector<float> in(count);

@@ -1,4 +1,5 @@
-// Ranks of the shared-memory engine without LibTorch: as threads with an endpoint each, or as forked processes.
+// Ranks of the shared-memory engine without LibTorch: as threads with an endpoint each, or as
+// forked processes.
 #pragma once
 
 #include "comm/shm/endpoint.h"
@@ -24,11 +25,13 @@ using shm::Group;
 using RankOnEndpoint = std::function<void(Endpoint& endpoint)>;
 
 inline shm::EndpointOptions small_options() {
-  return {.timeout = std::chrono::seconds(20), .join_timeout = std::chrono::seconds(20), .arena_bytes = 256 << 20};
+  return {.timeout = std::chrono::seconds(20),
+          .join_timeout = std::chrono::seconds(20),
+          .arena_bytes = 256 << 20};
 }
 
-// Runs body in `count` threads and throws the first exception (by rank) again. The endpoints end together, so that one
-// that is done early is not a rank that left.
+// Runs body in `count` threads and throws the first exception (by rank) again. The endpoints end
+// together, so that one that is done early is not a rank that left.
 inline void run_as_rank_threads(int count, const RankOnEndpoint& body) {
   auto store = std::make_shared<MemoryStore>();
   std::vector<std::exception_ptr> errors(count);
@@ -62,7 +65,9 @@ template <typename T>
 class ArenaArray {
  public:
   ArenaArray(Endpoint& endpoint, std::size_t count)
-      : arena_(endpoint.arena()), data_(reinterpret_cast<T*>(arena_->allocate(count * sizeof(T)))), count_(count) {}
+      : arena_(endpoint.arena()),
+        data_(reinterpret_cast<T*>(arena_->allocate(count * sizeof(T)))),
+        count_(count) {}
   ~ArenaArray() { arena_->free(reinterpret_cast<std::byte*>(data_)); }
   ArenaArray(const ArenaArray&) = delete;
   ArenaArray& operator=(const ArenaArray&) = delete;
@@ -79,10 +84,14 @@ class ArenaArray {
 
 template <typename T>
 constexpr shm::DType dtype_for() {
-  if constexpr (std::is_same_v<T, float>) return shm::DType::float32;
-  else if constexpr (std::is_same_v<T, double>) return shm::DType::float64;
-  else if constexpr (std::is_same_v<T, std::int64_t>) return shm::DType::int64;
-  else return shm::DType::int32;
+  if constexpr (std::is_same_v<T, float>)
+    return shm::DType::float32;
+  else if constexpr (std::is_same_v<T, double>)
+    return shm::DType::float64;
+  else if constexpr (std::is_same_v<T, std::int64_t>)
+    return shm::DType::int64;
+  else
+    return shm::DType::int32;
 }
 
 template <typename Container>
@@ -92,7 +101,8 @@ shm::Buffer buffer_of(Container& values) {
 
 // A call on arrays (std::vector is staged, ArenaArray is not).
 template <typename In, typename Out>
-shm::Posting call(Collective collective, In& input, Out& output, int root = 0, Op op = Op::sum) {
+shm::Posting call(Collective collective, In& input, Out& output, int root = 0, Op op = Op::sum,
+                  std::source_location where = std::source_location::current()) {
   using T = std::remove_cvref_t<decltype(*input.data())>;
   shm::Posting posting;
   posting.collective = collective;
@@ -102,6 +112,7 @@ shm::Posting call(Collective collective, In& input, Out& output, int root = 0, O
   posting.input = buffer_of(input);
   posting.output = buffer_of(output);
   posting.timeout = std::chrono::seconds(20);
+  posting.where = where;
   return posting;
 }
 

@@ -27,7 +27,9 @@ struct CountingHook : torch::autograd::PostAccumulateGradHook {
   int& calls;
 };
 
-bool has_hook(const at::Tensor& tensor) { return torch::autograd::impl::post_acc_grad_hooks(tensor) != nullptr; }
+bool has_hook(const at::Tensor& tensor) {
+  return torch::autograd::impl::post_acc_grad_hooks(tensor) != nullptr;
+}
 
 void set_hook(const at::Tensor& tensor, int& calls) {
   torch::autograd::impl::set_post_acc_grad_hooks(tensor, std::make_unique<CountingHook>(calls));
@@ -82,29 +84,37 @@ TEST(DistributedDataParallel, NamesTheFirstDifferenceBetweenRanks) {
       at::Tensor before = model->fc->weight.detach().clone();
       if (group.rank() == 2) change(*model);
       std::string mine = message_of<Mismatch>([&] {
-        DistributedDataParallel ddp(model, group, group.rank() == 2 ? of_rank_2 : DataParallelOptions{});
+        DistributedDataParallel ddp(model, group,
+                                    group.rank() == 2 ? of_rank_2 : DataParallelOptions{});
       });
-      EXPECT_TRUE(same_bits(before, model->fc->weight) || model->fc->weight.scalar_type() != at::kFloat);
+      EXPECT_TRUE(same_bits(before, model->fc->weight) ||
+                  model->fc->weight.scalar_type() != at::kFloat);
       EXPECT_FALSE(has_hook(model->fc->bias));
-      group.barrier().wait();   // the group lives
+      group.barrier().wait();  // the group lives
       if (group.is_root()) text = mine;
     });
     return text;
   };
-  expect_contains(difference([](ConvNetImpl& m) { m.fc->bias.set_data(torch::zeros({11})); }),
-                  "rank 0 has parameter fc.bias: Float [10]; rank 2 has parameter fc.bias: Float [11]");
-  expect_contains(difference([](ConvNetImpl& m) { m.to(at::kDouble); }), "rank 2 has parameter frozen: Double [5]");
+  expect_contains(
+      difference([](ConvNetImpl& m) { m.fc->bias.set_data(torch::zeros({11})); }),
+      "rank 0 has parameter fc.bias: Float [10]; rank 2 has parameter fc.bias: Float [11]");
+  expect_contains(difference([](ConvNetImpl& m) { m.to(at::kDouble); }),
+                  "rank 2 has parameter frozen: Double [5]");
   expect_contains(difference([](ConvNetImpl& m) { m.conv->weight.set_requires_grad(false); }),
                   "rank 2 has parameter conv.weight: Float [4, 1, 3, 3] without gradient");
   expect_contains(difference([](ConvNetImpl& m) { m.register_buffer("extra", torch::zeros({2})); }),
                   "rank 2 has buffer extra: Float [2]");
-  expect_contains(difference([](ConvNetImpl& m) { m.register_parameter("zzz", torch::zeros({2})); }), "parameter zzz: Float [2]");
-  expect_contains(difference([](ConvNetImpl&) {}, {.bucket_bytes = 77}), "rank 2 has option bucket_bytes = 77");
+  expect_contains(
+      difference([](ConvNetImpl& m) { m.register_parameter("zzz", torch::zeros({2})); }),
+      "parameter zzz: Float [2]");
+  expect_contains(difference([](ConvNetImpl&) {}, {.bucket_bytes = 77}),
+                  "rank 2 has option bucket_bytes = 77");
 }
 
 TEST(DistributedDataParallel, RefusesBucketsWithoutSize) {
   Plain module;
-  EXPECT_THROW((void)DistributedDataParallel(module, Group(), {.bucket_bytes = 0}), InvalidArgument);
+  EXPECT_THROW((void)DistributedDataParallel(module, Group(), {.bucket_bytes = 0}),
+               InvalidArgument);
   EXPECT_THROW((void)DistributedDataParallel(std::shared_ptr<Plain>(), Group()), InvalidArgument);
 }
 
@@ -116,7 +126,8 @@ struct Head : torch::nn::LinearImpl {
 struct Tied : torch::nn::Module {
   Tied() {
     embedding = register_module("embedding", torch::nn::Embedding(5, 4));
-    head = register_module("head", std::make_shared<Head>(torch::nn::LinearOptions(4, 5).bias(false)));
+    head =
+        register_module("head", std::make_shared<Head>(torch::nn::LinearOptions(4, 5).bias(false)));
     head->tie(embedding->weight);
   }
   at::Tensor forward(const at::Tensor& ids) { return head->forward(embedding(ids)); }
@@ -147,7 +158,8 @@ TEST(DistributedDataParallel, ATiedWeightIsOneParameterAndIsAveragedOnce) {
 
 TEST(DistributedDataParallel, StateDictHasTheNamesOfPythonAndLoads) {
   run_as_threads(2, [](Group group) {
-    models::Gpt gpt(models::GptOptions{.layers = 1, .heads = 1, .width = 4, .block = 4, .vocabulary = 5});
+    models::Gpt gpt(
+        models::GptOptions{.layers = 1, .heads = 1, .width = 4, .block = 4, .vocabulary = 5});
     DistributedDataParallel ddp(gpt, group);
     auto state = ddp.state_dict();
     EXPECT_TRUE(state.contains("transformer.wte.weight"));
@@ -159,7 +171,8 @@ TEST(DistributedDataParallel, StateDictHasTheNamesOfPythonAndLoads) {
     ddp.load_state_dict(other);
     EXPECT_EQ(gpt->transformer->wte->weight.min().item<float>(), 2);
     other.erase("transformer.wpe.weight");
-    expect_contains(message_of<BadInput>([&] { ddp.load_state_dict(other); }), "transformer.wpe.weight");
+    expect_contains(message_of<BadInput>([&] { ddp.load_state_dict(other); }),
+                    "transformer.wpe.weight");
   });
 }
 
@@ -175,7 +188,8 @@ TEST(DistributedDataParallel, ClipsByTheNormOfTheAverage) {
     all.clear();
     for (auto& parameter : ddp.parameters()) all.push_back(parameter.grad().flatten());
     EXPECT_NEAR(at::cat(all).norm().item<double>(), norm / 4, 1e-4 * norm);
-    EXPECT_NEAR(ddp.clip_grad_norm(1e9, std::numeric_limits<double>::infinity()), at::cat(all).abs().max().item<double>(), 1e-6);
+    EXPECT_NEAR(ddp.clip_grad_norm(1e9, std::numeric_limits<double>::infinity()),
+                at::cat(all).abs().max().item<double>(), 1e-6);
   });
 }
 
@@ -194,7 +208,7 @@ TEST(DistributedDataParallel, RemovesItsHooksAndLeavesGradientsBehind) {
     EXPECT_FALSE(has_hook(mine.fc->weight));
     EXPECT_FALSE(has_hook(mine.fc->bias));
   });
-  EXPECT_TRUE(same_bits(module.fc->weight.grad(), gradient));   // the group is gone
+  EXPECT_TRUE(same_bits(module.fc->weight.grad(), gradient));  // the group is gone
   EXPECT_EQ(module.fc->weight.grad().storage().nbytes(), module.fc->weight.nbytes());
   module.zero_grad();
   module.forward(values({1, 3}, 0)).sum().backward();
@@ -255,7 +269,8 @@ TEST(DistributedDataParallel, SeveralModelsAndAPartOfTheRanks) {
       somewhere.forward(values({1, 3}, group.rank())).sum().backward();
       EXPECT_TRUE(same_bits(somewhere.fc->weight.grad()[0], (values({3}, 0) + values({3}, 2)) / 2));
     }
-    EXPECT_TRUE(same_bits(everywhere.fc->weight.grad()[0], ((values({3}, 0) + values({3}, 1)) + values({3}, 2)) / 3));
+    EXPECT_TRUE(same_bits(everywhere.fc->weight.grad()[0],
+                          ((values({3}, 0) + values({3}, 1)) + values({3}, 2)) / 3));
   });
 }
 

@@ -15,8 +15,8 @@ using namespace std::chrono_literals;
 
 at::Tensor input(std::int64_t seed) { return values({2, 3}, seed); }
 
-// The gradients that `path(rank)` gives on one process, averaged over `ranks` by hand; parameters that no rank used are
-// undefined, those that some did not use count as zeros there.
+// The gradients that `path(rank)` gives on one process, averaged over `ranks` by hand; parameters
+// that no rank used are undefined, those that some did not use count as zeros there.
 std::vector<at::Tensor> expected_average(int ranks, const std::function<std::string(int)>& path) {
   std::vector<std::vector<at::Tensor>> of_ranks;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -27,7 +27,8 @@ std::vector<at::Tensor> expected_average(int ranks, const std::function<std::str
   for (std::size_t i = 0; i < of_ranks.front().size(); ++i) {
     at::Tensor like;
     for (auto& one : of_ranks) like = one[i].defined() ? one[i] : like;
-    for (auto& one : of_ranks) one[i] = one[i].defined() || !like.defined() ? one[i] : at::zeros_like(like);
+    for (auto& one : of_ranks)
+      one[i] = one[i].defined() || !like.defined() ? one[i] : at::zeros_like(like);
   }
   std::vector<at::Tensor> result;
   for (std::size_t i = 0; i < of_ranks.front().size(); ++i) {
@@ -38,26 +39,31 @@ std::vector<at::Tensor> expected_average(int ranks, const std::function<std::str
   return result;
 }
 
-void expect_gradients(torch::nn::Module& model, const std::vector<at::Tensor>& expected, const std::string& where = "") {
+void expect_gradients(torch::nn::Module& model, const std::vector<at::Tensor>& expected,
+                      const std::string& where = "") {
   std::size_t i = 0;
   for (const auto& item : model.named_parameters()) {
     at::Tensor gradient = item.value().grad();
     ASSERT_EQ(gradient.defined(), expected[i].defined()) << where << " " << item.key();
-    if (gradient.defined()) EXPECT_TRUE(same_bits(gradient, expected[i])) << where << " " << item.key() << gradient << expected[i];
+    if (gradient.defined())
+      EXPECT_TRUE(same_bits(gradient, expected[i]))
+          << where << " " << item.key() << gradient << expected[i];
     ++i;
   }
 }
 
-class Reducer : public testing::TestWithParam<int> {};
+class Reducer : public testing::TestWithParam<Ranks> {};
 
 TEST_P(Reducer, NamesParametersWithoutGradientOnAllRanksAndGoesOn) {
-  run_as_threads(GetParam(), [](Group group) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group, {.bucket_bytes = 40, .first_bucket_bytes = 40});
-    bool skips = group.rank() == group.size() - 1;   // one rank alone leaves b out
+    bool skips = group.rank() == group.size() - 1;  // one rank alone leaves b out
     for (int round = 0; round < 2; ++round) {
-      std::string text = message_of<ReductionFailed>([&] { model->forward(input(0), skips ? "ac" : "abc").sum().backward(); });
-      expect_contains(text, "b.weight (on 1 of " + std::to_string(group.size()) + " ranks" + (skips ? ", this one too)" : ")"));
+      std::string text = message_of<ReductionFailed>(
+          [&] { model->forward(input(0), skips ? "ac" : "abc").sum().backward(); });
+      expect_contains(text, "b.weight (on 1 of " + std::to_string(group.size()) + " ranks" +
+                                (skips ? ", this one too)" : ")"));
       expect_contains(text, "b.bias");
       EXPECT_EQ(text.find("a.weight"), std::string::npos);
       ddp.zero_grad();
@@ -69,20 +75,25 @@ TEST_P(Reducer, NamesParametersWithoutGradientOnAllRanksAndGoesOn) {
 }
 
 TEST_P(Reducer, UnusedParametersContributeZerosAndUnusedOnesEverywhereAreLeftAlone) {
-  auto path = [](int rank) { return rank % 2 == 0 ? std::string("a") : std::string("ab"); };   // nobody uses c
-  run_as_threads(GetParam(), [&](Group group) {
+  auto path = [](int rank) {
+    return rank % 2 == 0 ? std::string("a") : std::string("ab");
+  };  // nobody uses c
+  run_group(GetParam().engine, GetParam().size, [&](Group group) {
     Branches model;
-    DistributedDataParallel ddp(model, group, {.bucket_bytes = 40, .first_bucket_bytes = 40, .find_unused_parameters = true});
+    DistributedDataParallel ddp(
+        model, group,
+        {.bucket_bytes = 40, .first_bucket_bytes = 40, .find_unused_parameters = true});
     for (int step = 0; step < 3; ++step) {
       ddp.zero_grad();
       model->forward(input(group.rank()), path(group.rank())).sum().backward();
-      expect_gradients(*model, expected_average(group.size(), path), "step " + std::to_string(step));
+      expect_gradients(*model, expected_average(group.size(), path),
+                       "step " + std::to_string(step));
     }
   });
 }
 
 TEST_P(Reducer, AnAccumulatedGradientThatNoRankUsedStays) {
-  run_as_threads(GetParam(), [](Group group) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group, {.find_unused_parameters = true});
     model->forward(input(group.rank()), "abc").sum().backward();
@@ -97,7 +108,7 @@ TEST_P(Reducer, AnAccumulatedGradientThatNoRankUsedStays) {
 }
 
 TEST_P(Reducer, WhatWasUsedOnlyInsideNoSyncIsAveraged) {
-  run_as_threads(GetParam(), [](Group group) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group, {.find_unused_parameters = true});
     {
@@ -115,7 +126,7 @@ TEST_P(Reducer, WhatWasUsedOnlyInsideNoSyncIsAveraged) {
 }
 
 TEST_P(Reducer, NoSyncNestsAndAveragesTheAccumulatedSum) {
-  run_as_threads(GetParam(), [](Group group) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group);
     auto backward = [&] { model->forward(input(group.rank()), "abc").sum().backward(); };
@@ -134,23 +145,31 @@ TEST_P(Reducer, NoSyncNestsAndAveragesTheAccumulatedSum) {
 
 TEST_P(Reducer, AnExceptionOnOneRankReachesTheOthersAndTheNextBackwardWorks) {
   struct Throws : torch::autograd::Function<Throws> {
-    static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
-    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+    static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+      return x.clone();
+    }
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                   torch::autograd::variable_list) {
       throw std::runtime_error("boom");
     }
   };
-  run_as_threads(GetParam(), [](Group group) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group, {.bucket_bytes = 40, .first_bucket_bytes = 40});
     auto expected = expected_average(group.size(), [](int) { return "abc"; });
     for (int round = 0; round < 3; ++round) {
       ddp.zero_grad();
       if (group.rank() == group.size() - 1) {
-        at::Tensor x = Throws::apply(model->layers[0](input(0)));   // c and b get gradients, then it throws
-        expect_contains(message_of<std::runtime_error>([&] { model->forward(x, "bc").sum().backward(); }), "boom");
+        at::Tensor x =
+            Throws::apply(model->layers[0](input(0)));  // c and b get gradients, then it throws
+        expect_contains(
+            message_of<std::runtime_error>([&] { model->forward(x, "bc").sum().backward(); }),
+            "boom");
       } else {
-        std::string text = message_of<ReductionFailed>([&] { model->forward(input(0), "abc").sum().backward(); });
-        expect_contains(text, "backward() ended with an exception on 1 of " + std::to_string(group.size()) + " ranks");
+        std::string text =
+            message_of<ReductionFailed>([&] { model->forward(input(0), "abc").sum().backward(); });
+        expect_contains(text, "backward() ended with an exception on 1 of " +
+                                  std::to_string(group.size()) + " ranks");
       }
       ddp.zero_grad();
       model->forward(input(group.rank()), "abc").sum().backward();
@@ -162,14 +181,16 @@ TEST_P(Reducer, AnExceptionOnOneRankReachesTheOthersAndTheNextBackwardWorks) {
 // Computes f(x) without a graph, and its gradients by a backward() of its own inside the outer one.
 struct Recompute : torch::autograd::Function<Recompute> {
   using F = std::function<at::Tensor(at::Tensor)>;
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const F* f) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const F* f) {
     context->saved_data["f"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(f));
     context->save_for_backward({x});
     return (*f)(x);
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
-    auto* f = reinterpret_cast<const F*>(static_cast<std::intptr_t>(context->saved_data["f"].toInt()));
+    auto* f =
+        reinterpret_cast<const F*>(static_cast<std::intptr_t>(context->saved_data["f"].toInt()));
     torch::AutoGradMode on(true);
     at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
     (*f)(x).backward(gradients[0]);
@@ -178,17 +199,19 @@ struct Recompute : torch::autograd::Function<Recompute> {
 };
 
 TEST_P(Reducer, ABackwardInsideABackwardBelongsToItsStep) {
-  // Which layers are recomputed; the others have their gradients from the outer backward(). In "abc" the outer one has none,
-  // in "a" it ends after the inner one.
+  // Which layers are recomputed; the others have their gradients from the outer backward(). In
+  // "abc" the outer one has none, in "a" it ends after the inner one.
   for (std::string inside : {"a", "b", "c", "ab", "bc", "abc"}) {
     for (bool unused : {false, true}) {
-      run_as_threads(GetParam(), [&](Group group) {
+      run_group(GetParam().engine, GetParam().size, [&](Group group) {
         Branches model;
-        DistributedDataParallel ddp(model, group,
-                                    {.bucket_bytes = 40, .first_bucket_bytes = 40, .find_unused_parameters = unused});
+        DistributedDataParallel ddp(
+            model, group,
+            {.bucket_bytes = 40, .first_bucket_bytes = 40, .find_unused_parameters = unused});
         std::vector<Recompute::F> parts;
         for (char name : std::string("abc"))
-          parts.push_back([&model, name](at::Tensor x) { return model->forward(x, std::string(1, name)); });
+          parts.push_back(
+              [&model, name](at::Tensor x) { return model->forward(x, std::string(1, name)); });
         std::string used = unused ? "ac" : "abc";
         for (int step = 0; step < 3; ++step) {
           ddp.zero_grad();
@@ -198,7 +221,8 @@ TEST_P(Reducer, ABackwardInsideABackwardBelongsToItsStep) {
             x = inside.find(name) == std::string::npos ? part(x) : Recompute::apply(x, &part);
           }
           x.sum().backward();
-          expect_gradients(*model, expected_average(group.size(), [&](int) { return used; }), inside);
+          expect_gradients(*model, expected_average(group.size(), [&](int) { return used; }),
+                           inside);
         }
       });
     }
@@ -206,7 +230,7 @@ TEST_P(Reducer, ABackwardInsideABackwardBelongsToItsStep) {
 }
 
 TEST_P(Reducer, BackwardMayRunInAnotherThreadAndSeveralTimesOverOneGraph) {
-  run_as_threads(GetParam(), [](Group group) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group);
     at::Tensor loss = model->forward(input(group.rank()), "abc").sum();
@@ -220,23 +244,26 @@ TEST_P(Reducer, BackwardMayRunInAnotherThreadAndSeveralTimesOverOneGraph) {
 }
 
 TEST_P(Reducer, AutogradGradHasNoPartInIt) {
-  run_as_threads(GetParam(), [](Group group) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group);
     at::Tensor x = input(group.rank()).requires_grad_();
-    auto slope = torch::autograd::grad({model->forward(x, "abc").sum()}, {x}, {}, true, /*create_graph=*/true)[0];
+    auto slope = torch::autograd::grad({model->forward(x, "abc").sum()}, {x}, {}, true,
+                                       /*create_graph=*/true)[0];
     EXPECT_FALSE(model->layers[0]->weight.grad().defined());
-    (model->forward(x, "abc").sum() + slope.square().sum()).backward();   // a gradient penalty
+    (model->forward(x, "abc").sum() + slope.square().sum()).backward();  // a gradient penalty
     EXPECT_TRUE(model->layers[0]->weight.grad().defined());
   });
 }
 
 TEST_P(Reducer, RefusesCreateGraphButNotInsideNoSync) {
-  run_as_threads(GetParam(), [](Group group) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group);
     auto loss = [&] { return model->forward(input(group.rank()), "abc").square().sum(); };
-    expect_contains(message_of<InvalidArgument>([&] { loss().backward({}, true, /*create_graph=*/true); }), "create_graph");
+    expect_contains(
+        message_of<InvalidArgument>([&] { loss().backward({}, true, /*create_graph=*/true); }),
+        "create_graph");
     ddp.zero_grad();
     {
       auto scope = ddp.no_sync();
@@ -250,11 +277,12 @@ TEST_P(Reducer, RefusesCreateGraphButNotInsideNoSync) {
 }
 
 TEST_P(Reducer, NamesASparseGradient) {
-  run_as_threads(GetParam(), [](Group group) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
     torch::nn::Embedding model(torch::nn::EmbeddingOptions(5, 2).sparse(true));
     DistributedDataParallel ddp(model, group);
     for (int round = 0; round < 2; ++round) {
-      std::string text = message_of<ReductionFailed>([&] { model->forward(at::arange(3)).sum().backward(); });
+      std::string text =
+          message_of<ReductionFailed>([&] { model->forward(at::arange(3)).sum().backward(); });
       expect_contains(text, "the gradient of weight is sparse");
       ddp.zero_grad();
     }
@@ -262,14 +290,14 @@ TEST_P(Reducer, NamesASparseGradient) {
 }
 
 TEST_P(Reducer, GradientsTheUserSetAreSeen) {
-  run_as_threads(GetParam(), [](Group group) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group);
     auto backward = [&] { model->forward(input(group.rank()), "abc").sum().backward(); };
     auto once = expected_average(group.size(), [](int) { return "abc"; });
     backward();
-    model->layers[0]->weight.mutable_grad().reset();                   // set to none
-    model->layers[1]->weight.mutable_grad() = at::zeros({3, 3});       // replaced
+    model->layers[0]->weight.mutable_grad().reset();              // set to none
+    model->layers[1]->weight.mutable_grad() = at::zeros({3, 3});  // replaced
     model->layers[2]->weight.mutable_grad().zero_();
     model->layers[0]->bias.mutable_grad().set_data(at::zeros({3}));    // its memory replaced
     model->layers[1]->bias.mutable_grad() = at::zeros({3, 1}).t()[0];  // other strides, still zeros
@@ -281,7 +309,7 @@ TEST_P(Reducer, GradientsTheUserSetAreSeen) {
 }
 
 TEST_P(Reducer, ModuleZeroGradAndOptimizersZeroGradWorkInBothForms) {
-  run_as_threads(GetParam(), [](Group group) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group);
     torch::optim::SGD sgd(ddp.parameters(), 0.1);
@@ -289,13 +317,14 @@ TEST_P(Reducer, ModuleZeroGradAndOptimizersZeroGradWorkInBothForms) {
     for (bool none : {true, false, true, false}) {
       none ? sgd.zero_grad(none) : model->zero_grad(none);
       model->forward(input(group.rank()), "abc").sum().backward();
-      for (std::size_t i = 0; i < once.size(); ++i) EXPECT_TRUE(at::equal(model->parameters()[i].grad(), once[i])) << i;
+      for (std::size_t i = 0; i < once.size(); ++i)
+        EXPECT_TRUE(at::equal(model->parameters()[i].grad(), once[i])) << i;
     }
   });
 }
 
 TEST_P(Reducer, FollowsAModelToAnotherDtypeAndStrides) {
-  run_as_threads(GetParam(), [](Group group) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group);
     model->forward(input(group.rank()), "abc").sum().backward();
@@ -307,7 +336,8 @@ TEST_P(Reducer, FollowsAModelToAnotherDtypeAndStrides) {
       auto expected = expected_average(group.size(), [](int) { return "abc"; });
       for (std::size_t i = 0; i < expected.size(); ++i) {
         EXPECT_EQ(model->parameters()[i].grad().scalar_type(), at::kDouble);
-        EXPECT_TRUE(at::allclose(model->parameters()[i].grad(), expected[i].to(at::kDouble), 1e-6, 1e-6));
+        EXPECT_TRUE(
+            at::allclose(model->parameters()[i].grad(), expected[i].to(at::kDouble), 1e-6, 1e-6));
       }
     }
     model->to(at::kFloat);
@@ -321,7 +351,7 @@ TEST_P(Reducer, FollowsAModelToAnotherDtypeAndStrides) {
 }
 
 TEST_P(Reducer, LoadsAnArchiveBetweenSteps) {
-  run_as_threads(GetParam(), [](Group group) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
     Branches model, other;
     fill_parameters(*other, 50);
     std::stringstream stream;
@@ -338,12 +368,14 @@ TEST_P(Reducer, LoadsAnArchiveBetweenSteps) {
 }
 
 TEST_P(Reducer, AGradientThatIsSwitchedOnLaterIsAnError) {
-  run_as_threads(GetParam(), [](Group group) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
     Branches model;
     model->layers[1]->bias.set_requires_grad(false);
     DistributedDataParallel ddp(model, group);
     model->layers[1]->bias.set_requires_grad(true);
-    expect_contains(message_of<InvalidArgument>([&] { model->forward(input(0), "abc").sum().backward(); }), "b.bias");
+    expect_contains(
+        message_of<InvalidArgument>([&] { model->forward(input(0), "abc").sum().backward(); }),
+        "b.bias");
     model->layers[1]->bias.set_requires_grad(false);
     ddp.zero_grad();
     model->forward(input(0), "abc").sum().backward();
@@ -352,13 +384,13 @@ TEST_P(Reducer, AGradientThatIsSwitchedOnLaterIsAnError) {
 
 TEST_P(Reducer, BuffersFollowRankZeroAfterEachAveragedBackward) {
   for (bool broadcast : {true, false}) {
-    run_as_threads(GetParam(), [&](Group group) {
+    run_group(GetParam().engine, GetParam().size, [&](Group group) {
       ConvNet model;
       DistributedDataParallel ddp(model, group, {.broadcast_buffers = broadcast});
       for (int step = 0; step < 2; ++step) {
         at::Tensor loss = image_loss(model->forward(values({5, 36}, group.rank())));
         loss.backward({}, /*retain_graph=*/true);
-        loss.backward();   // the graph saved running means; writing them must not disturb it
+        loss.backward();  // the graph saved running means; writing them must not disturb it
       }
       at::Tensor mine = model->norm->running_mean.clone();
       at::Tensor root = mine.clone();
@@ -370,7 +402,7 @@ TEST_P(Reducer, BuffersFollowRankZeroAfterEachAveragedBackward) {
 }
 
 TEST_P(Reducer, AParameterUsedTwiceIsReducedOnce) {
-  run_as_threads(GetParam(), [](Group group) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group);
     for (int step = 0; step < 2; ++step) {
@@ -382,37 +414,49 @@ TEST_P(Reducer, AParameterUsedTwiceIsReducedOnce) {
 }
 
 TEST_P(Reducer, BucketsFollowRankZerosOrderOfReadiness) {
-  run_as_threads(GetParam(), [](Group group) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group, {.bucket_bytes = 40, .first_bucket_bytes = 40});
     for (int step = 0; step < 3; ++step) {
       ddp.zero_grad();
-      std::string path = group.is_root() ? "cab" : "bca";   // ready in different orders
+      std::string path = group.is_root() ? "cab" : "bca";  // ready in different orders
       model->forward(input(group.rank()), path).sum().backward();
-      expect_gradients(*model, expected_average(group.size(), [](int rank) { return rank == 0 ? "cab" : "bca"; }));
+      expect_gradients(*model, expected_average(group.size(), [](int rank) {
+        return rank == 0 ? "cab" : "bca";
+      }));
     }
     if (group.size() == 1) return;
-    // Rank 0's order is b, a, c: gradients lie in that order in one storage a bucket, of which b's was full first.
-    EXPECT_NE(model->layers[1]->weight.grad().storage().data(), model->layers[0]->weight.grad().storage().data());
+    // Rank 0's order is b, a, c: gradients lie in that order in one storage a bucket, of which b's
+    // was full first.
+    EXPECT_NE(model->layers[1]->weight.grad().storage().data(),
+              model->layers[0]->weight.grad().storage().data());
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, Reducer, testing::Values(1, 2, 3, 5));
+INSTANTIATE_TEST_SUITE_P(All, Reducer,
+                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3, 5})),
+                         name_of_ranks);
 
-TEST(ReducerDeadline, ARankThatNeverCallsBackwardIsNamed) {
-  run_as_threads(2, [](Group group) {
+class ReducerDeadline : public testing::TestWithParam<Engine> {};
+
+TEST_P(ReducerDeadline, ARankThatNeverCallsBackwardIsNamed) {
+  run_group(GetParam(), 2, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group, {.timeout = 300ms});
     if (group.is_root()) {
-      std::string text = message_of<Timeout>([&] { model->forward(input(0), "abc").sum().backward(); });
+      std::string text =
+          message_of<Timeout>([&] { model->forward(input(0), "abc").sum().backward(); });
       expect_contains(text, "rank 1");
       expect_contains(text, "bucket 0 (");
     } else {
       std::this_thread::sleep_for(600ms);
-      model->forward(input(0), "abc").sum();   // no backward: no hook fires, and nothing breaks
+      model->forward(input(0), "abc").sum();  // no backward: no hook fires, and nothing breaks
     }
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(All, ReducerDeadline, testing::Values(Engine::local, Engine::shm),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
 
 }  // namespace
 }  // namespace lockstep

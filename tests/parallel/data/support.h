@@ -1,4 +1,5 @@
-// What the tests of data parallelism share: small models, batches that every rank can make, and the one-process oracle.
+// What the tests of data parallelism share: small models, batches that every rank can make, and the
+// one-process oracle.
 #pragma once
 
 #include <lockstep/base/error.h>
@@ -6,6 +7,8 @@
 #include <lockstep/comm/local.h>
 #include <lockstep/models/gpt.h>
 #include <lockstep/models/mlp.h>
+
+#include "support/torch/ranks.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -17,15 +20,38 @@
 
 namespace lockstep::test {
 
+// How many ranks, and on which engine: the parameter of the suites that run on several.
+struct Ranks {
+  Engine engine = Engine::local;
+  int size = 1;
+};
+
+inline void PrintTo(const Ranks& ranks, std::ostream* out) {
+  *out << ranks.size << " on " << name_of(ranks.engine);
+}
+
+inline std::string name_of_ranks(const testing::TestParamInfo<Ranks>& info) {
+  return std::string(name_of(info.param.engine)) + std::to_string(info.param.size);
+}
+
+inline std::vector<Ranks> ranks_of(std::vector<Engine> engines, std::vector<int> sizes) {
+  std::vector<Ranks> all;
+  for (Engine engine : engines)
+    for (int size : sizes) all.push_back({engine, size});
+  return all;
+}
+
 // Values that look random, the same wherever they are computed, here and in Python: exact in float.
 inline at::Tensor values(at::IntArrayRef sizes, std::int64_t seed) {
   at::Tensor numbers = at::arange(c10::multiply_integers(sizes), at::kLong);
-  return (((numbers * 7919 + seed * 104729 + 17) % 2003).to(at::kFloat) / 2048 - 0.5).reshape(sizes);
+  return (((numbers * 7919 + seed * 104729 + 17) % 2003).to(at::kFloat) / 2048 - 0.5)
+      .reshape(sizes);
 }
 
 inline void fill_parameters(torch::nn::Module& module, std::int64_t seed) {
   torch::NoGradGuard no_grad;
-  for (auto& parameter : module.parameters()) parameter.copy_(values(parameter.sizes(), seed++) * 0.5);
+  for (auto& parameter : module.parameters())
+    parameter.copy_(values(parameter.sizes(), seed++) * 0.5);
 }
 
 // Convolutions, batch normalisation (buffers, one of them int64), a frozen parameter.
@@ -50,7 +76,8 @@ TORCH_MODULE(ConvNet);
 // Three layers of which forward() uses those that are asked for.
 struct BranchesImpl : torch::nn::Module {
   BranchesImpl() {
-    for (const char* name : {"a", "b", "c"}) layers.push_back(register_module(name, torch::nn::Linear(3, 3)));
+    for (const char* name : {"a", "b", "c"})
+      layers.push_back(register_module(name, torch::nn::Linear(3, 3)));
     fill_parameters(*this, 1);
   }
   at::Tensor forward(at::Tensor x, const std::string& names) {
@@ -62,17 +89,21 @@ struct BranchesImpl : torch::nn::Module {
 TORCH_MODULE(Branches);
 
 inline at::Tensor image_loss(at::Tensor logits) {
-  return torch::nn::functional::cross_entropy(logits, at::arange(logits.size(0)).remainder(logits.size(1)));
+  return torch::nn::functional::cross_entropy(logits,
+                                              at::arange(logits.size(0)).remainder(logits.size(1)));
 }
 
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
-  auto bytes = [](const at::Tensor& tensor) { return tensor.detach().contiguous().view({-1}).view(at::kByte); };
+  auto bytes = [](const at::Tensor& tensor) {
+    return tensor.detach().contiguous().view({-1}).view(at::kByte);
+  };
   return at::equal(bytes(a), bytes(b));
 }
 
 // The balanced tree over ranks, written once more: an independent statement of the order of sums.
-inline at::Tensor tree_sum(const std::vector<at::Tensor>& values, std::size_t low, std::size_t high) {
+inline at::Tensor tree_sum(const std::vector<at::Tensor>& values, std::size_t low,
+                           std::size_t high) {
   if (high - low == 1) return values[low];
   std::size_t left = std::bit_floor(high - low - 1);
   return tree_sum(values, low, low + left) + tree_sum(values, low + left, high);
@@ -81,22 +112,27 @@ inline at::Tensor tree_sum(const std::vector<at::Tensor>& values, std::size_t lo
 inline std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : parameters)
-    gradients.push_back(parameter.grad().defined() ? parameter.grad().detach().clone() : at::Tensor());
+    gradients.push_back(parameter.grad().defined() ? parameter.grad().detach().clone()
+                                                   : at::Tensor());
   return gradients;
 }
 
-// What one process gets: each rank's gradients alone, added in the tree, divided once. `gradients[rank]` are of one rank.
+// What one process gets: each rank's gradients alone, added in the tree, divided once.
+// `gradients[rank]` are of one rank.
 inline std::vector<at::Tensor> average(const std::vector<std::vector<at::Tensor>>& gradients) {
   std::vector<at::Tensor> result;
   for (std::size_t i = 0; i < gradients.front().size(); ++i) {
     std::vector<at::Tensor> of_ranks;
     for (const auto& one : gradients) of_ranks.push_back(one[i]);
-    result.push_back(of_ranks.size() == 1 ? of_ranks[0] : tree_sum(of_ranks, 0, of_ranks.size()) / static_cast<double>(of_ranks.size()));
+    result.push_back(of_ranks.size() == 1 ? of_ranks[0]
+                                          : tree_sum(of_ranks, 0, of_ranks.size()) /
+                                                static_cast<double>(of_ranks.size()));
   }
   return result;
 }
 
-// The text of the error that `action` throws; "" when it throws none, and a failure when it is of another kind.
+// The text of the error that `action` throws; "" when it throws none, and a failure when it is of
+// another kind.
 template <typename Expected>
 std::string message_of(const std::function<void()>& action) {
   try {
@@ -111,7 +147,8 @@ std::string message_of(const std::function<void()>& action) {
 }
 
 inline void expect_contains(const std::string& text, const std::string& part) {
-  EXPECT_NE(text.find(part), std::string::npos) << "found: " << text << "\nexpected in it: " << part;
+  EXPECT_NE(text.find(part), std::string::npos)
+      << "found: " << text << "\nexpected in it: " << part;
 }
 
 }  // namespace lockstep::test

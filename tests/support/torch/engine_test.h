@@ -2,7 +2,8 @@
 //
 //   class ReduceContract : public test::EngineTest {};
 //   TEST_P(ReduceContract, AllReduce) { run([&](Group group) { ... }); }
-//   INSTANTIATE_TEST_SUITE_P(Engines, ReduceContract, test::every_engine({1, 2, 3, 5}), test::engine_test_name);
+//   INSTANTIATE_TEST_SUITE_P(Engines, ReduceContract, test::every_engine({1, 2, 3, 5}),
+//   test::engine_test_name);
 #pragma once
 
 #include "support/torch/ranks.h"
@@ -21,15 +22,19 @@ class EngineTest : public testing::TestWithParam<std::tuple<Engine, int>> {
   [[nodiscard]] int size() const { return std::get<1>(GetParam()); }
   // Whether sums come in the order of the tree, to the bit.
   [[nodiscard]] bool is_exact() const { return engine() != Engine::gloo; }
-  void run(const GroupBody& body, Duration timeout = std::chrono::seconds(20)) { run_group(engine(), size(), body, timeout); }
+  void run(const GroupBody& body, Duration timeout = std::chrono::seconds(20)) {
+    run_group(engine(), size(), body, timeout);
+  }
 };
 
 [[nodiscard]] inline auto every_engine(const std::vector<int>& sizes) {
   return testing::Combine(testing::ValuesIn(engines()), testing::ValuesIn(sizes));
 }
 
-[[nodiscard]] inline std::string engine_test_name(const testing::TestParamInfo<std::tuple<Engine, int>>& info) {
-  return std::string(name_of(std::get<0>(info.param))) + "_" + std::to_string(std::get<1>(info.param));
+[[nodiscard]] inline std::string engine_test_name(
+    const testing::TestParamInfo<std::tuple<Engine, int>>& info) {
+  return std::string(name_of(std::get<0>(info.param))) + "_" +
+         std::to_string(std::get<1>(info.param));
 }
 
 }  // namespace lockstep::test

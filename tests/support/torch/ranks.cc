@@ -14,9 +14,12 @@ namespace lockstep::test {
 
 std::string_view name_of(Engine engine) {
   switch (engine) {
-    case Engine::local: return "local";
-    case Engine::shm: return "shm";
-    case Engine::gloo: return "gloo";
+    case Engine::local:
+      return "local";
+    case Engine::shm:
+      return "shm";
+    case Engine::gloo:
+      return "gloo";
   }
   return "?";
 }
@@ -30,13 +33,17 @@ std::vector<Engine> engines() {
   return result;
 }
 
-MeetingPlace::MeetingPlace(Engine engine, int size, Duration timeout) : engine_(engine), size_(size), timeout_(timeout) {}
+MeetingPlace::MeetingPlace(Engine engine, int size, Duration timeout)
+    : engine_(engine), size_(size), timeout_(timeout) {}
 
-std::shared_ptr<Store> MeetingPlace::store() const { return std::make_shared<FileStore>(folder_.path()); }
+std::shared_ptr<Store> MeetingPlace::store() const {
+  return std::make_shared<FileStore>(folder_.path());
+}
 
 Group MeetingPlace::join(int rank) const {
   if (size_ == 1) return {};
-  BackendOptions options{.timeout = timeout_, .join_timeout = std::chrono::seconds(20), .arena_bytes = 64 << 20};
+  BackendOptions options{
+      .timeout = timeout_, .join_timeout = std::chrono::seconds(20), .arena_bytes = 64 << 20};
   return {make_backend(name_of(engine_), store(), rank, size_, options), "world", timeout_};
 }
 

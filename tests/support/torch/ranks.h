@@ -2,8 +2,9 @@
 //
 //   test::run_group(test::Engine::shm, 3, [](Group group) { ... });     // every rank must succeed
 //
-// Engine::local runs ranks as threads of the test program; shm and gloo fork them from it (see processes.h), which is safe
-// because it never runs a parallel region with two threads. EXPECTs work in both.
+// Engine::local runs ranks as threads of the test program; shm and gloo fork them from it (see
+// processes.h), which is safe because it never runs a parallel region with two threads. EXPECTs
+// work in both.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -28,10 +29,13 @@ enum class Engine { local, shm, gloo };
 
 using GroupBody = std::function<void(Group)>;
 
-// Runs body in `size` ranks. An exception or a failed EXPECT of any of them is a failure of the test.
-void run_group(Engine engine, int size, const GroupBody& body, Duration timeout = std::chrono::seconds(20));
+// Runs body in `size` ranks. An exception or a failed EXPECT of any of them is a failure of the
+// test.
+void run_group(Engine engine, int size, const GroupBody& body,
+               Duration timeout = std::chrono::seconds(20));
 
-// Where forked ranks meet, for tests that start and end them by hand: made by the parent, used in the ranks.
+// Where forked ranks meet, for tests that start and end them by hand: made by the parent, used in
+// the ranks.
 class MeetingPlace {
  public:
   MeetingPlace(Engine engine, int size, Duration timeout = std::chrono::seconds(20));

@@ -13,22 +13,30 @@ namespace lockstep::test {
 namespace {
 
 bool is_floating(at::ScalarType dtype) {
-  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16;
+  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf ||
+         dtype == at::kBFloat16;
 }
 
 std::int64_t number(int rank, std::int64_t index, int salt) {
-  return static_cast<std::int64_t>(fingerprint_of(std::int64_t{rank}, index, std::int64_t{salt}) % 2001) - 1000;
+  return static_cast<std::int64_t>(fingerprint_of(std::int64_t{rank}, index, std::int64_t{salt}) %
+                                   2001) -
+         1000;
 }
 
 template <class Number>
 Number combine(Number left, Number right, Op op) {
   switch (op) {
     case Op::sum:
-    case Op::average: return left + right;
-    case Op::product: return left * right;
-    case Op::min: return std::isnan(static_cast<double>(left)) || left < right ? left : right;
-    case Op::max: return std::isnan(static_cast<double>(left)) || left > right ? left : right;
-    default: break;
+    case Op::average:
+      return left + right;
+    case Op::product:
+      return left * right;
+    case Op::min:
+      return std::isnan(static_cast<double>(left)) || left < right ? left : right;
+    case Op::max:
+      return std::isnan(static_cast<double>(left)) || left > right ? left : right;
+    default:
+      break;
   }
   if constexpr (std::is_integral_v<Number>) {
     if (op == Op::band) return left & right;
@@ -40,11 +48,13 @@ Number combine(Number left, Number right, Op op) {
 
 // The tree of the contract: [low, high) splits after the largest power of two below its length.
 template <class Number>
-Number in_tree(const std::vector<const Number*>& ranks, std::int64_t index, std::size_t low, std::size_t high, Op op) {
+Number in_tree(const std::vector<const Number*>& ranks, std::int64_t index, std::size_t low,
+               std::size_t high, Op op) {
   if (high - low == 1) return ranks[low][index];
   std::size_t left = 1;
   while (left * 2 < high - low) left *= 2;
-  return combine(in_tree(ranks, index, low, low + left, op), in_tree(ranks, index, low + left, high, op), op);
+  return combine(in_tree(ranks, index, low, low + left, op),
+                 in_tree(ranks, index, low + left, high, op), op);
 }
 
 template <class Number>
@@ -94,7 +104,8 @@ at::Tensor expected_reduction(const std::vector<at::Tensor>& inputs, Op op) {
   auto dtype = inputs.front().scalar_type();
   if (dtype == at::kDouble) return reduce_as<double>(inputs, op, at::kDouble);
   if (is_floating(dtype)) return reduce_as<float>(inputs, op, at::kFloat);
-  return reduce_as<std::int64_t>(inputs, op, at::kLong);   // wraps into the dtype, for bool: any number but 0 is true
+  return reduce_as<std::int64_t>(
+      inputs, op, at::kLong);  // wraps into the dtype, for bool: any number but 0 is true
 }
 
 at::Tensor expected_reduction(int size, std::int64_t count, at::ScalarType dtype, Op op, int salt) {

@@ -1,5 +1,5 @@
-// Inputs that every rank can compute for every other, and what a reduction of them must be, computed element by element
-// in plain C++: the oracle of the contract tests.
+// Inputs that every rank can compute for every other, and what a reduction of them must be,
+// computed element by element in plain C++: the oracle of the contract tests.
 #pragma once
 
 #include <lockstep/comm/op.h>
@@ -12,12 +12,15 @@
 
 namespace lockstep::test {
 
-inline constexpr at::ScalarType numeric_dtypes[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte,
-                                                    at::kChar,  at::kShort,  at::kInt,  at::kLong,     at::kBool};
-inline constexpr at::ScalarType all_dtypes[] = {at::kFloat, at::kDouble, at::kHalf,         at::kBFloat16,     at::kByte,        at::kChar,
-                                                at::kShort, at::kInt,    at::kLong,         at::kBool,         at::kComplexFloat, at::kComplexDouble,
-                                                at::kUInt16, at::kUInt32, at::kUInt64,      at::kFloat8_e4m3fn};
-inline constexpr Op all_ops[] = {Op::sum, Op::average, Op::product, Op::min, Op::max, Op::band, Op::bor, Op::bxor};
+inline constexpr at::ScalarType numeric_dtypes[] = {
+    at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte,
+    at::kChar,  at::kShort,  at::kInt,  at::kLong,     at::kBool};
+inline constexpr at::ScalarType all_dtypes[] = {
+    at::kFloat,  at::kDouble, at::kHalf,   at::kBFloat16,     at::kByte,         at::kChar,
+    at::kShort,  at::kInt,    at::kLong,   at::kBool,         at::kComplexFloat, at::kComplexDouble,
+    at::kUInt16, at::kUInt32, at::kUInt64, at::kFloat8_e4m3fn};
+inline constexpr Op all_ops[] = {Op::sum, Op::average, Op::product, Op::min,
+                                 Op::max, Op::band,    Op::bor,     Op::bxor};
 
 // Whether the contract defines `op` for `dtype`, one of numeric_dtypes.
 [[nodiscard]] bool is_defined(Op op, at::ScalarType dtype);
@@ -29,7 +32,8 @@ inline constexpr Op all_ops[] = {Op::sum, Op::average, Op::product, Op::min, Op:
 [[nodiscard]] at::Tensor expected_reduction(const std::vector<at::Tensor>& inputs, Op op);
 
 // Of values(rank, count, dtype, salt) of `size` ranks.
-[[nodiscard]] at::Tensor expected_reduction(int size, std::int64_t count, at::ScalarType dtype, Op op, int salt = 0);
+[[nodiscard]] at::Tensor expected_reduction(int size, std::int64_t count, at::ScalarType dtype,
+                                            Op op, int salt = 0);
 
 // Equal sizes, dtypes and bits.
 [[nodiscard]] bool same_bits(const at::Tensor& a, const at::Tensor& b);

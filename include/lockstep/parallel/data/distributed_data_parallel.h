@@ -1,33 +1,39 @@
-// DistributedDataParallel: every rank trains the same model on its own part of the data; gradients are averaged over the
-// group while backward() runs.
+// DistributedDataParallel: every rank trains the same model on its own part of the data; gradients
+// are averaged over the group while backward() runs.
 //
 //   Net model;                                          // any torch::nn module, unchanged
 //   ls::DistributedDataParallel ddp(model, world);      // every rank
-//   torch::optim::SGD sgd(ddp.parameters(), 0.01);      // the handle's parameters, not the module's
+//   torch::optim::SGD sgd(ddp.parameters(), 0.01);      // the handle's parameters, not the
+//   module's
 //   ...
 //   ddp.zero_grad();
 //   loss(model->forward(batch)).backward();             // .grad is now the average over ranks
 //   sgd.step();
 //
-// How: every parameter that requires a gradient gets a hook that runs when its gradient is complete. Gradients lie in
-// buckets (shard/bucket.h) in memory that the ranks of a host share; a bucket is reduced when all of it is there and the
-// buckets before it are on their way. backward() returns when all are reduced. See naive.h for the same in ten lines.
+// How: every parameter that requires a gradient gets a hook that runs when its gradient is
+// complete. Gradients lie in buckets (shard/bucket.h) in memory that the ranks of a host share; a
+// bucket is reduced when all of it is there and the buckets before it are on their way. backward()
+// returns when all are reduced. See naive.h for the same in ten lines.
 //
-// The average: the sum over ranks in the group's fixed order, divided once by its size. On `local` and `shm` that is bit for
-// bit what one process gets that computes each rank's micro-batch alone and adds the gradients in that order.
+// The average: the sum over ranks in the group's fixed order, divided once by its size. On `local`
+// and `shm` that is bit for bit what one process gets that computes each rank's micro-batch alone
+// and adds the gradients in that order.
 //
-// Every backward() outside no_sync() is collective: each rank calls it once, and a rank that calls it less often is named by
-// the others' Timeout. Several calls before a step accumulate, and so do nested ones (a backward() inside a backward node).
-// autograd::grad() has no part in it. backward(create_graph=true) outside no_sync() is refused (InvalidArgument): an average
-// over ranks has no derivative here.
+// Every backward() outside no_sync() is collective: each rank calls it once, and a rank that calls
+// it less often is named by the others' Timeout. Several calls before a step accumulate, and so do
+// nested ones (a backward() inside a backward node). autograd::grad() has no part in it.
+// backward(create_graph=true) outside no_sync() is refused (InvalidArgument): an average over ranks
+// has no derivative here.
 //
-// Gradients are aliases of buckets after the first averaged backward(): a tensor kept from parameter.grad() sees the next
-// step's values. zero_grad(), gradients set to none, gradients replaced by the user, set_data(), to(dtype) and load() between
-// steps are all seen at the next backward(); what changes dtypes or sizes must happen on every rank.
+// Gradients are aliases of buckets after the first averaged backward(): a tensor kept from
+// parameter.grad() sees the next step's values. zero_grad(), gradients set to none, gradients
+// replaced by the user, set_data(), to(dtype) and load() between steps are all seen at the next
+// backward(); what changes dtypes or sizes must happen on every rank.
 //
-// Errors of backward(): ReductionFailed, below; PeerLost, Timeout, Mismatch, Aborted of the group. After any of them gradients
-// are undefined until zero_grad(); after ReductionFailed, and after an exception of the user's own on every rank, the next
-// backward() works. If an exception ends backward() on some ranks only, the others get ReductionFailed: nobody hangs.
+// Errors of backward(): ReductionFailed, below; PeerLost, Timeout, Mismatch, Aborted of the group.
+// After any of them gradients are undefined until zero_grad(); after ReductionFailed, and after an
+// exception of the user's own on every rank, the next backward() works. If an exception ends
+// backward() on some ranks only, the others get ReductionFailed: nobody hangs.
 //
 // Threads: one thread a time per handle; backward() may run in any thread.
 #pragma once
@@ -54,23 +60,27 @@ class Module;
 
 namespace lockstep {
 
-// A backward() could not be averaged, on every rank for the same reason: parameters that had no part in it, a gradient that
-// is sparse, or an exception on some rank. The group lives; gradients are undefined until zero_grad().
+// A backward() could not be averaged, on every rank for the same reason: parameters that had no
+// part in it, a gradient that is sparse, or an exception on some rank. The group lives; gradients
+// are undefined until zero_grad().
 class ReductionFailed : public Error {
   using Error::Error;
 };
 
 struct DataParallelOptions {
-  // A bucket is reduced when it is full. Small buckets begin early, large ones have less overhead. Equal on all ranks.
+  // A bucket is reduced when it is full. Small buckets begin early, large ones have less overhead.
+  // Equal on all ranks.
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
   std::int64_t first_bucket_bytes = std::int64_t{1} << 20;
-  // Parameters may have no part in a backward(). Such a parameter contributes its present .grad, or zeros; one that no rank
-  // used since the last averaged backward() keeps its .grad as it was, undefined too. Costs overlap: what comes after an
-  // unused parameter waits for the end of backward(). When false, an unused parameter is an error that names it.
+  // Parameters may have no part in a backward(). Such a parameter contributes its present .grad, or
+  // zeros; one that no rank used since the last averaged backward() keeps its .grad as it was,
+  // undefined too. Costs overlap: what comes after an unused parameter waits for the end of
+  // backward(). When false, an unused parameter is an error that names it.
   bool find_unused_parameters = false;
-  // Rank 0's buffers (running means and the like) replace all others' at the end of each averaged backward(), so that every
-  // rank has them before its next forward(). LibTorch has no hook at the beginning of forward(), where PyTorch's DDP does it:
-  // there, the other ranks' own buffers can be seen between backward() and forward().
+  // Rank 0's buffers (running means and the like) replace all others' at the end of each averaged
+  // backward(), so that every rank has them before its next forward(). LibTorch has no hook at the
+  // beginning of forward(), where PyTorch's DDP does it: there, the other ranks' own buffers can be
+  // seen between backward() and forward().
   bool broadcast_buffers = true;
   // Deadline of each collective; absent: the group's.
   std::optional<Duration> timeout = std::nullopt;
@@ -94,45 +104,52 @@ class [[nodiscard]] DistributedDataParallel {
  public:
   using Options = DataParallelOptions;
 
-  // Collective. Checks that all ranks have the same parameters and buffers (names, sizes, dtypes, requires_grad, in the same
-  // order) and options, and throws Mismatch naming the first difference, on every rank, with nothing changed. Then rank 0's
-  // values replace everybody's. The module must outlive the handle; its tensors stay its own.
+  // Collective. Checks that all ranks have the same parameters and buffers (names, sizes, dtypes,
+  // requires_grad, in the same order) and options, and throws Mismatch naming the first difference,
+  // on every rank, with nothing changed. Then rank 0's values replace everybody's. The module must
+  // outlive the handle; its tensors stay its own.
   DistributedDataParallel(torch::nn::Module& module, Group group, Options options = {});
   // As above; shares ownership.
-  DistributedDataParallel(std::shared_ptr<torch::nn::Module> module, Group group, Options options = {});
+  DistributedDataParallel(std::shared_ptr<torch::nn::Module> module, Group group,
+                          Options options = {});
   // What TORCH_MODULE makes: Net, torch::nn::Sequential.
   template <typename Holder>
     requires requires(const Holder& holder) {
       { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
     }
   DistributedDataParallel(const Holder& holder, Group group, Options options = {})
-      : DistributedDataParallel(std::shared_ptr<torch::nn::Module>(holder.ptr()), std::move(group), options) {}
+      : DistributedDataParallel(std::shared_ptr<torch::nn::Module>(holder.ptr()), std::move(group),
+                                options) {}
 
-  // Local. Removes every hook (what hung on a parameter before is back) and leaves gradients as ordinary tensors that
-  // nothing of the handle or the group is needed for.
+  // Local. Removes every hook (what hung on a parameter before is back) and leaves gradients as
+  // ordinary tensors that nothing of the handle or the group is needed for.
   ~DistributedDataParallel();
   DistributedDataParallel(DistributedDataParallel&&) noexcept = default;
   DistributedDataParallel& operator=(DistributedDataParallel&&) = delete;
 
-  // The module's own tensors, each once (LibTorch lists a tied weight under each of its names), in the module's order.
+  // The module's own tensors, each once (LibTorch lists a tied weight under each of its names), in
+  // the module's order.
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
   [[nodiscard]] std::vector<shard::NamedParameter> named_parameters() const;
 
-  // Local. As torch::nn::Module::zero_grad(). set_to_none is the faster one, and keeps the sign of zeros: a gradient that is
-  // added to zeros loses it.
+  // Local. As torch::nn::Module::zero_grad(). set_to_none is the faster one, and keeps the sign of
+  // zeros: a gradient that is added to zeros loses it.
   void zero_grad(bool set_to_none = true);
 
-  // Local, and the same on every rank, since gradients are. Scales all gradients so that their common norm (of order
-  // `norm_type`) is at most `max_norm`, and returns what it was: torch::nn::utils::clip_grad_norm_.
+  // Local, and the same on every rank, since gradients are. Scales all gradients so that their
+  // common norm (of order `norm_type`) is at most `max_norm`, and returns what it was:
+  // torch::nn::utils::clip_grad_norm_.
   double clip_grad_norm(double max_norm, double norm_type = 2.0);
 
-  // Local: the module's tensors under the names of Python's state_dict(), tied ones under each; they share its memory.
+  // Local: the module's tensors under the names of Python's state_dict(), tied ones under each;
+  // they share its memory.
   [[nodiscard]] std::map<std::string, at::Tensor> state_dict() const;
-  // Local: every rank must load the same. Checks everything first: BadInput names what is missing, unknown or of another
-  // shape, and nothing was written.
+  // Local: every rank must load the same. Checks everything first: BadInput names what is missing,
+  // unknown or of another shape, and nothing was written.
   void load_state_dict(const std::map<std::string, at::Tensor>& tensors);
 
-  // Backward calls inside the scope only accumulate, locally; the next one outside averages the accumulated sum.
+  // Backward calls inside the scope only accumulate, locally; the next one outside averages the
+  // accumulated sum.
   //
   //   {
   //     auto scope = ddp.no_sync();

@@ -1,0 +1,19 @@
+// A store by its address, as it stands in LOCKSTEP_STORE.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/store/store.h>
+
+namespace lockstep {
+
+// "tcp://HOST:PORT" (with "[...]" around an IPv6 address) is a TcpStore with that secret;
+// "file:FOLDER" is a FileStore. Waits up to `timeout` for a server. BadInput for anything else, and
+// as the stores themselves say.
+[[nodiscard]] std::shared_ptr<Store> open_store(std::string_view address, std::string secret,
+                                                Duration timeout);
+
+}  // namespace lockstep

@@ -1,0 +1,49 @@
+// StoreServer: holds a store's values for clients that come over TCP (TcpStore).
+//
+// Both sides know a secret. Neither ever sends it: each proves that it knows it by answering the
+// other's random challenge, and the conversation that follows is encrypted and authenticated
+// (src/store/wire.h has the bytes). A peer without the secret learns nothing, and cannot keep
+// others waiting by sending garbage, slowly or not at all. A peer with it is trusted.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <lockstep/base/deadline.h>
+
+namespace lockstep {
+
+struct StoreServerOptions {
+  // Where to listen. Anything but a loopback address lets other machines connect, and then a secret
+  // is required.
+  std::string host = "127.0.0.1";
+  std::uint16_t port = 0;  // 0: a free one, see port()
+  std::string secret;      // any bytes; 32 random ones are best
+  // A connection that has not proven by then that it knows the secret is closed; so is the oldest
+  // of these when there are more than `max_unproven`.
+  Duration handshake_timeout = std::chrono::seconds(10);
+  int max_unproven = 64;
+};
+
+class StoreServer {
+ public:
+  // Listens at once and serves from a thread of its own. BadInput when the port is in use, the host
+  // unknown, or a secret missing where one is required.
+  explicit StoreServer(StoreServerOptions options);
+  // Closes every connection: calls that wait on the clients end with PeerLost.
+  ~StoreServer();
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+
+  [[nodiscard]] std::uint16_t port() const;
+  // "127.0.0.1:1234"
+  [[nodiscard]] std::string address() const;
+
+ private:
+  class Loop;
+  std::unique_ptr<Loop> loop_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,48 @@
+// TcpStore: the client of a StoreServer.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <lockstep/store/store.h>
+
+namespace lockstep {
+
+struct TcpStoreOptions {
+  std::string host = "127.0.0.1";
+  std::uint16_t port = 0;
+  std::string secret;  // the server's
+  // The server may start later than its clients: how long to try.
+  Duration connect_timeout = std::chrono::minutes(5);
+  // How long the server may take to answer a call that does not block there.
+  Duration call_timeout = std::chrono::seconds(60);
+};
+
+// One connection, shared by all threads: a blocked get() or wait() holds up no other call. get()
+// and wait() end about a second after their deadline even when the server is stuck.
+//
+// BadInput when the server does not accept the secret, or is no store; Timeout when nobody answers;
+// PeerLost when the server has gone, then and for every later call. Not usable in a forked child.
+class TcpStore : public Store {
+ public:
+  explicit TcpStore(TcpStoreOptions options);
+  ~TcpStore() override;
+
+  void set(std::string_view key, std::string_view value) override;
+  [[nodiscard]] std::optional<std::string> try_get(std::string_view key) override;
+  [[nodiscard]] std::string get(std::string_view key, Deadline deadline) override;
+  void wait(std::span<const std::string> keys, Deadline deadline) override;
+  std::int64_t add(std::string_view key, std::int64_t delta) override;
+  std::string compare_set(std::string_view key, std::string_view expected,
+                          std::string_view desired) override;
+  bool erase(std::string_view key) override;
+  [[nodiscard]] std::vector<std::string> keys(std::string_view prefix) override;
+
+ private:
+  class Connection;
+  std::unique_ptr<Connection> connection_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,68 @@
+// TcpStore's connection: many threads call, one reader thread hands each its reply.
+#pragma once
+
+#include "store/client_handshake.h"
+#include "store/wire.h"
+#include "sys/file_descriptor.h"
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+
+#include <sys/types.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/store/tcp_store.h>
+
+namespace lockstep {
+
+// `mutex_` guards `waiting_`, `lost_` and `next_id_`; `sending_` guards `sealer_` and who writes to
+// the socket. Neither is held while the other is taken. The reader thread alone receives. Once
+// `lost_` is set it stays, the socket is shut, and every call throws.
+class TcpStore::Connection {
+ public:
+  explicit Connection(const TcpStoreOptions& options);
+  ~Connection();
+
+  // Sends a request and blocks until its reply, which has Code::done. Timeout at the deadline, or
+  // when the server says that keys did not come; BadInput when it refuses the request.
+  store::Message call(store::Message request, Deadline deadline);
+
+  [[nodiscard]] Duration call_timeout() const { return call_timeout_; }
+  // True in a forked child, which has a copy of this object but not its thread.
+  [[nodiscard]] bool is_copy_of_parent() const;
+
+ private:
+  using Replies = std::unordered_map<std::uint64_t, std::optional<store::Message>>;
+
+  [[nodiscard]] store::ClientStreams connect(const TcpStoreOptions& options);
+  std::uint64_t begin(store::Message& request);
+  void send(const store::Message& request);
+  store::Message wait_for_reply(std::uint64_t id, Deadline deadline);
+  void read_replies() noexcept;
+  void read_some(store::FrameReader& frames);
+  void lose(const std::string& reason) noexcept;
+  [[nodiscard]] PeerLost lost_error() const;
+
+  std::string address_;
+  Duration call_timeout_;
+  pid_t process_;
+  sys::FileDescriptor socket_;
+
+  std::mutex sending_;
+  std::optional<store::Sealer> sealer_;
+  std::optional<store::Opener> opener_;  // the reader's
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Replies waiting_;  // by request; empty until the reply is there
+  std::optional<std::string> lost_;
+  std::uint64_t next_id_ = 1;
+  std::thread reader_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,91 @@
+#include <lockstep/store/memory_store.h>
+
+#include "store/limits.h"
+#include "store/table.h"
+
+#include <condition_variable>
+#include <mutex>
+
+namespace lockstep {
+
+// `mutex` guards `table`; `changed` is notified after every change that can make a key appear.
+struct MemoryStore::State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  store::Table table;
+
+  // Applies `change` to the table and wakes those who wait for keys.
+  template <typename Change>
+  auto apply(Change change) {
+    std::unique_lock lock(mutex);
+    auto result = change(table);
+    lock.unlock();
+    changed.notify_all();
+    return result;
+  }
+
+  // Returns with the keys there and the lock held.
+  std::unique_lock<std::mutex> wait_for(std::span<const std::string> keys, Deadline deadline) {
+    auto start = Clock::now();
+    std::unique_lock lock(mutex);
+    for (;;) {
+      auto missing = table.missing(keys);
+      if (missing.empty()) return lock;
+      if (deadline.passed()) throw store::missing_keys(missing, Clock::now() - start);
+      changed.wait_for(lock, std::min<Duration>(deadline.left(), std::chrono::hours(1)));
+    }
+  }
+};
+
+MemoryStore::MemoryStore() : state_(std::make_unique<State>()) {}
+MemoryStore::~MemoryStore() = default;
+
+void MemoryStore::set(std::string_view key, std::string_view value) {
+  store::check_key(key);
+  store::check_value(key, value);
+  state_->apply([&](store::Table& table) { return table.set(key, value), true; });
+}
+
+std::optional<std::string> MemoryStore::try_get(std::string_view key) {
+  store::check_key(key);
+  std::lock_guard lock(state_->mutex);
+  const std::string* value = state_->table.find(key);
+  return value != nullptr ? std::optional(*value) : std::nullopt;
+}
+
+std::string MemoryStore::get(std::string_view key, Deadline deadline) {
+  store::check_key(key);
+  std::string name(key);
+  auto lock = state_->wait_for(std::span(&name, 1), deadline);
+  return *state_->table.find(key);
+}
+
+void MemoryStore::wait(std::span<const std::string> keys, Deadline deadline) {
+  for (const std::string& key : keys) store::check_key(key);
+  state_->wait_for(keys, deadline);
+}
+
+std::int64_t MemoryStore::add(std::string_view key, std::int64_t delta) {
+  store::check_key(key);
+  return state_->apply([&](store::Table& table) { return table.add(key, delta); });
+}
+
+std::string MemoryStore::compare_set(std::string_view key, std::string_view expected,
+                                     std::string_view desired) {
+  store::check_key(key);
+  store::check_value(key, desired);
+  return state_->apply(
+      [&](store::Table& table) { return table.compare_set(key, expected, desired); });
+}
+
+bool MemoryStore::erase(std::string_view key) {
+  store::check_key(key);
+  return state_->apply([&](store::Table& table) { return table.erase(key); });
+}
+
+std::vector<std::string> MemoryStore::keys(std::string_view prefix) {
+  std::lock_guard lock(state_->mutex);
+  return state_->table.keys(prefix);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,46 @@
+#include <lockstep/store/open.h>
+
+#include <utility>
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/text.h>
+#include <lockstep/store/file_store.h>
+#include <lockstep/store/tcp_store.h>
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view tcp_scheme = "tcp://";
+constexpr std::string_view file_scheme = "file:";
+
+BadInput not_understood(std::string_view address) {
+  return BadInput("store: expected tcp://HOST:PORT or file:FOLDER, found '" + std::string(address) +
+                  "'");
+}
+
+TcpStoreOptions parse_tcp(std::string_view address) {
+  std::string_view place = address.substr(tcp_scheme.size());
+  std::size_t colon = place.rfind(':');
+  if (colon == std::string_view::npos) throw not_understood(address);
+  std::string_view host = place.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  auto port = parse_integer(place.substr(colon + 1));
+  if (host.empty() || !port || *port < 1 || *port > 65535) throw not_understood(address);
+  return {.host = std::string(host), .port = static_cast<std::uint16_t>(*port)};
+}
+
+}  // namespace
+
+std::shared_ptr<Store> open_store(std::string_view address, std::string secret, Duration timeout) {
+  if (address.starts_with(tcp_scheme)) {
+    TcpStoreOptions options = parse_tcp(address);
+    options.secret = std::move(secret);
+    options.connect_timeout = timeout;
+    return std::make_shared<TcpStore>(std::move(options));
+  }
+  std::string_view folder = address.substr(std::min(address.size(), file_scheme.size()));
+  if (!address.starts_with(file_scheme) || folder.empty()) throw not_understood(address);
+  return std::make_shared<FileStore>(std::filesystem::path(folder));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,163 @@
+#include "store/requests.h"
+
+#include "store/limits.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <lockstep/base/check.h>
+
+namespace lockstep::store {
+namespace {
+
+void expect_parts(const Message& request, std::size_t count) {
+  check_input(request.parts.size() == count,
+              "store: expected {} parts in a request with code {}, found {}", count,
+              static_cast<int>(request.code), request.parts.size());
+}
+
+Message done(const Message& request, std::vector<std::string> parts, std::int64_t number = 0) {
+  return {request.id, Code::done, number, std::move(parts)};
+}
+
+Outcome set(Table& table, const Message& request) {
+  expect_parts(request, 2);
+  check_value(request.parts[0], request.parts[1]);
+  table.set(request.parts[0], request.parts[1]);
+  return {done(request, {}), request.parts[0]};
+}
+
+Outcome get(const Table& table, const Message& request) {
+  expect_parts(request, 1);
+  const std::string* value = table.find(request.parts[0]);
+  if (value != nullptr) return {done(request, {*value}), {}};
+  if (request.code == Code::get) return {};
+  return {done(request, {}), {}};
+}
+
+Outcome wait(const Table& table, const Message& request) {
+  bool ready = std::all_of(request.parts.begin(), request.parts.end(),
+                           [&](const std::string& key) { return table.find(key) != nullptr; });
+  return ready ? Outcome{done(request, {}), {}} : Outcome{};
+}
+
+Outcome add(Table& table, const Message& request) {
+  expect_parts(request, 1);
+  std::int64_t sum = table.add(request.parts[0], request.number);
+  return {done(request, {}, sum), request.parts[0]};
+}
+
+Outcome compare_set(Table& table, const Message& request) {
+  expect_parts(request, 3);
+  check_value(request.parts[0], request.parts[2]);
+  std::string value = table.compare_set(request.parts[0], request.parts[1], request.parts[2]);
+  return {done(request, {std::move(value)}), request.parts[0]};
+}
+
+Outcome erase(Table& table, const Message& request) {
+  expect_parts(request, 1);
+  return {done(request, {}, table.erase(request.parts[0]) ? 1 : 0), {}};
+}
+
+Outcome keys(const Table& table, const Message& request) {
+  expect_parts(request, 1);
+  std::vector<std::string> found = table.keys(request.parts[0]);
+  std::size_t bytes = 64;
+  for (const std::string& key : found) bytes += key.size() + 4;
+  check_input(found.size() <= max_parts && bytes <= max_message_bytes,
+              "store: {} keys begin with '{}', more than fit into one reply", found.size(),
+              request.parts[0]);
+  return {done(request, std::move(found)), {}};
+}
+
+Outcome execute_checked(Table& table, const Message& request) {
+  bool any_text = request.code == Code::keys;  // a prefix may be empty
+  std::size_t keys_given = request.code == Code::wait ? request.parts.size() : 1;
+  for (std::size_t i = 0; !any_text && i < std::min(keys_given, request.parts.size()); ++i) {
+    check_key(request.parts[i]);
+  }
+  switch (request.code) {
+    case Code::set:
+      return set(table, request);
+    case Code::try_get:
+    case Code::get:
+      return get(table, request);
+    case Code::wait:
+      return wait(table, request);
+    case Code::add:
+      return add(table, request);
+    case Code::compare_set:
+      return compare_set(table, request);
+    case Code::erase:
+      return erase(table, request);
+    case Code::keys:
+      return keys(table, request);
+    case Code::done:
+    case Code::late:
+    case Code::refused:
+      break;
+  }
+  throw BadInput("store: expected a request, found a reply");
+}
+
+}  // namespace
+
+Outcome execute(Table& table, const Message& request) {
+  try {
+    return execute_checked(table, request);
+  } catch (const BadInput& error) {
+    return {Message{request.id, Code::refused, 0, {error.what()}}, {}};
+  }
+}
+
+void ParkedRequests::add(ParkedRequest parked, const Table& table) {
+  std::vector<std::string> missing = table.missing(parked.request.parts);
+  check(!missing.empty(), "store: a request was parked though its keys are all there");
+  by_missing_key_.emplace(std::move(missing.front()), std::move(parked));
+}
+
+std::vector<ParkedRequest> ParkedRequests::take_ready(std::string_view key, const Table& table) {
+  std::vector<ParkedRequest> ready, waiting;
+  auto [first, last] = by_missing_key_.equal_range(key);
+  for (auto entry = first; entry != last; ++entry) {
+    auto& keys = entry->second.request.parts;
+    bool all = std::all_of(keys.begin(), keys.end(),
+                           [&](const std::string& name) { return table.find(name) != nullptr; });
+    (all ? ready : waiting).push_back(std::move(entry->second));
+  }
+  by_missing_key_.erase(first, last);
+  for (ParkedRequest& parked : waiting) add(std::move(parked), table);
+  return ready;
+}
+
+std::vector<ParkedRequest> ParkedRequests::take_late() {
+  std::vector<ParkedRequest> late;
+  for (auto entry = by_missing_key_.begin(); entry != by_missing_key_.end();) {
+    if (!entry->second.deadline.passed()) {
+      ++entry;
+      continue;
+    }
+    late.push_back(std::move(entry->second));
+    entry = by_missing_key_.erase(entry);
+  }
+  return late;
+}
+
+void ParkedRequests::drop_connection(std::uint64_t connection) {
+  std::erase_if(by_missing_key_,
+                [&](const auto& entry) { return entry.second.connection == connection; });
+}
+
+std::size_t ParkedRequests::count(std::uint64_t connection) const {
+  return static_cast<std::size_t>(
+      std::count_if(by_missing_key_.begin(), by_missing_key_.end(),
+                    [&](const auto& entry) { return entry.second.connection == connection; }));
+}
+
+Deadline ParkedRequests::next_deadline() const {
+  Deadline next = Deadline::never();
+  for (const auto& entry : by_missing_key_) next = next.or_sooner(entry.second.deadline);
+  return next;
+}
+
+}  // namespace lockstep::store

@@ -1,0 +1,51 @@
+// What a request does to a table, and the requests that must wait for keys.
+#pragma once
+
+#include "store/table.h"
+#include "store/wire.h"
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <lockstep/base/deadline.h>
+
+namespace lockstep::store {
+
+struct Outcome {
+  std::optional<Message> reply;  // none: the keys are not all there, park the request
+  std::string written;           // the key that was written, if any: parked requests may be ready
+};
+
+// Never throws for what a client sent: a request that makes no sense is answered with `refused`.
+[[nodiscard]] Outcome execute(Table& table, const Message& request);
+
+// A get or wait whose keys are not all there.
+struct ParkedRequest {
+  std::uint64_t connection = 0;
+  Message request;
+  Deadline deadline = Deadline::never();
+};
+
+// Each parked request is filed under one of its missing keys and looked at again only when that key
+// is written: then it is ready, or filed under the next missing one.
+class ParkedRequests {
+ public:
+  void add(ParkedRequest parked, const Table& table);
+  // Takes out those that are ready now that `key` was written.
+  [[nodiscard]] std::vector<ParkedRequest> take_ready(std::string_view key, const Table& table);
+  // Takes out those whose deadline has passed.
+  [[nodiscard]] std::vector<ParkedRequest> take_late();
+  void drop_connection(std::uint64_t connection);
+
+  [[nodiscard]] std::size_t count(std::uint64_t connection) const;
+  [[nodiscard]] Deadline next_deadline() const;
+
+ private:
+  std::multimap<std::string, ParkedRequest, std::less<>> by_missing_key_;
+};
+
+}  // namespace lockstep::store

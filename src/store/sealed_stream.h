@@ -1,0 +1,46 @@
+// One direction of the encrypted conversation: messages that can be neither read nor changed,
+// dropped, repeated or reordered by others (libsodium's crypto_secretstream).
+#pragma once
+
+#include "store/handshake.h"
+
+#include <string>
+#include <string_view>
+
+#include <sodium.h>
+
+namespace lockstep::store {
+
+inline constexpr std::size_t stream_header_bytes = 24;
+inline constexpr std::size_t seal_bytes = 17;
+
+static_assert(stream_header_bytes == crypto_secretstream_xchacha20poly1305_HEADERBYTES);
+static_assert(seal_bytes == crypto_secretstream_xchacha20poly1305_ABYTES);
+static_assert(stream_key_bytes == crypto_secretstream_xchacha20poly1305_KEYBYTES);
+
+class Sealer {
+ public:
+  explicit Sealer(const StreamKey& key);
+  // Goes to the other side before the first frame.
+  [[nodiscard]] const std::string& header() const { return header_; }
+  // A whole frame, its length in front.
+  [[nodiscard]] std::string seal(std::string_view message);
+
+ private:
+  crypto_secretstream_xchacha20poly1305_state state_{};
+  std::string header_;
+};
+
+class Opener {
+ public:
+  // BadInput when the header is not one.
+  Opener(const StreamKey& key, std::string_view header);
+  // The content of a frame, without its length. BadInput when it is not the next one that the other
+  // side sealed.
+  [[nodiscard]] std::string open(std::string_view sealed);
+
+ private:
+  crypto_secretstream_xchacha20poly1305_state state_{};
+};
+
+}  // namespace lockstep::store

@@ -1,0 +1,203 @@
+#include "store/server_loop.h"
+
+#include "sys/blocked_signals.h"
+#include "sys/sockets.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <span>
+#include <utility>
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t receive_bytes = 256 << 10;    // of one connection in one turn
+constexpr std::size_t much_output_bytes = 1 << 20;  // enough to stop reading more requests
+constexpr std::size_t max_parked = 4096;            // of one connection
+
+void flush(int socket, store::ServerSession& session) {
+  while (!session.output().empty()) {
+    auto count = sys::send_now(socket, sys::bytes_of(session.output()));
+    if (!count) return;
+    session.mark_sent(*count);
+  }
+}
+
+void receive(int socket, store::ServerSession& session) {
+  thread_local std::array<std::byte, receive_bytes> buffer;
+  auto count = sys::receive_now(socket, buffer);
+  if (count) session.receive({reinterpret_cast<const char*>(buffer.data()), *count});
+}
+
+Deadline patience_of(const store::Message& request) {
+  return Deadline::after(Duration(std::max<std::int64_t>(0, request.number)));
+}
+
+}  // namespace
+
+StoreServer::Loop::Loop(StoreServerOptions options, sys::FileDescriptor listener)
+    : options_(std::move(options)),
+      key_(options_.secret),
+      address_(sys::SocketAddress::local(listener.get()).text()),
+      port_(sys::SocketAddress::local(listener.get()).port()),
+      listener_(std::move(listener)),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!wake_) throw SystemError("making an eventfd", errno);
+  sys::BlockedSignals blocked;
+  thread_ = std::thread([this] { run(); });
+}
+
+StoreServer::Loop::~Loop() {
+  stopping_ = true;
+  std::uint64_t one = 1;
+  [[maybe_unused]] auto written = ::write(wake_.get(), &one, sizeof(one));
+  thread_.join();
+}
+
+void StoreServer::Loop::run() {
+  try {
+    while (!stopping_) turn();
+  } catch (const std::exception& error) {
+    log::error("store at {}: {}; it ends", address_, error.what());
+  }
+  connections_.clear();
+  listener_.reset();
+}
+
+void StoreServer::Loop::turn() {
+  std::vector<pollfd> entries{{wake_.get(), POLLIN, 0}};
+  entries.push_back({listener_.get(), static_cast<short>(accept_again_.passed() ? POLLIN : 0), 0});
+  std::vector<std::uint64_t> numbers;
+  for (auto& [number, connection] : connections_) {
+    std::size_t waiting = connection.session.output().size();
+    int events = (waiting < much_output_bytes ? POLLIN : 0) | (waiting > 0 ? POLLOUT : 0);
+    entries.push_back({connection.socket.get(), static_cast<short>(events), 0});
+    numbers.push_back(number);
+  }
+  int ready = ::poll(entries.data(), entries.size(), next_deadline().poll_milliseconds());
+  if (ready < 0 && errno != EINTR) throw SystemError("poll", errno);
+  for (std::size_t i = 0; i < numbers.size() && ready > 0; ++i) {
+    short events = entries[i + 2].revents;
+    if (events != 0) serve(numbers[i], connections_.at(numbers[i]), events);
+  }
+  answer_late();
+  close_finished();
+  if (ready > 0 && entries[1].revents != 0) accept_all();
+}
+
+Deadline StoreServer::Loop::next_deadline() const {
+  Deadline next = parked_.next_deadline();
+  if (!accept_again_.passed()) next = next.or_sooner(accept_again_);
+  for (const auto& [number, connection] : connections_) {
+    if (!connection.session.proven()) next = next.or_sooner(connection.handshake_deadline);
+  }
+  return next;
+}
+
+void StoreServer::Loop::accept_all() {
+  try {
+    while (sys::FileDescriptor socket = sys::accept_now(listener_.get())) {
+      sys::keep_alive(socket.get());
+      connections_.emplace(next_number_++, Connection{std::move(socket), store::ServerSession(key_),
+                                                      Deadline::after(options_.handshake_timeout)});
+      drop_oldest_unproven();
+    }
+  } catch (const SystemError& error) {
+    log::warning("store at {}: {}; trying again in a moment", address_, error.what());
+    accept_again_ = Deadline::after(std::chrono::milliseconds(100));
+  }
+}
+
+void StoreServer::Loop::drop_oldest_unproven() {
+  int unproven = 0;
+  auto oldest = connections_.end();
+  for (auto place = connections_.begin(); place != connections_.end(); ++place) {
+    if (place->second.session.proven()) continue;
+    if (++unproven == 1) oldest = place;
+  }
+  if (unproven > options_.max_unproven) connections_.erase(oldest);
+}
+
+void StoreServer::Loop::serve(std::uint64_t number, Connection& connection, short events) {
+  int socket = connection.socket.get();
+  try {
+    if ((events & (POLLIN | POLLHUP | POLLERR)) != 0) receive(socket, connection.session);
+    bool more = true;
+    while (more) {
+      more = answer_some(number, connection);
+      flush(socket, connection.session);
+      if (!connection.session.output().empty()) return;  // poll() tells when it may go on
+    }
+  } catch (const std::exception& error) {
+    log::debug("store at {}: closing a connection: {}", address_, error.what());
+    connection.closing = true;
+  }
+  if (!connection.closing) return;
+  try {
+    flush(socket, connection.session);  // a refusal, as far as the socket takes it at once
+  } catch (const Error&) {
+    return;  // it is being closed anyway
+  }
+}
+
+// True when it stopped because there is much output, and not because no request is left.
+bool StoreServer::Loop::answer_some(std::uint64_t number, Connection& connection) {
+  while (connection.session.output().size() < much_output_bytes) {
+    auto request = connection.session.next();
+    if (!request) return false;
+    answer(number, connection, *std::move(request));
+  }
+  return true;
+}
+
+void StoreServer::Loop::answer(std::uint64_t number, Connection& connection,
+                               store::Message request) {
+  store::Outcome outcome = store::execute(table_, request);
+  if (outcome.reply) {
+    connection.session.send(*outcome.reply);
+    if (!outcome.written.empty()) answer_ready(outcome.written);
+  } else if (parked_.count(number) >= max_parked) {
+    connection.session.send({request.id, store::Code::refused, 0, {"store: too many waits"}});
+  } else {
+    Deadline deadline = patience_of(request);
+    parked_.add({number, std::move(request), deadline}, table_);
+  }
+}
+
+void StoreServer::Loop::answer_ready(const std::string& key) {
+  for (const store::ParkedRequest& parked : parked_.take_ready(key, table_)) {
+    store::Outcome outcome = store::execute(table_, parked.request);
+    if (outcome.reply) reply_to(parked.connection, *outcome.reply);
+  }
+}
+
+void StoreServer::Loop::answer_late() {
+  for (const store::ParkedRequest& parked : parked_.take_late()) {
+    reply_to(parked.connection,
+             {parked.request.id, store::Code::late, 0, table_.missing(parked.request.parts)});
+  }
+}
+
+void StoreServer::Loop::reply_to(std::uint64_t number, const store::Message& reply) {
+  auto place = connections_.find(number);
+  if (place != connections_.end()) place->second.session.send(reply);
+}
+
+void StoreServer::Loop::close_finished() {
+  std::erase_if(connections_, [&](const auto& entry) {
+    const auto& [number, connection] = entry;
+    bool overdue = !connection.session.proven() && connection.handshake_deadline.passed();
+    if (!connection.closing && !overdue) return false;
+    parked_.drop_connection(number);
+    return true;
+  });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,80 @@
+// The server's thread: one poll() loop over the listener and all connections. Nothing in it ever
+// waits for one connection.
+#pragma once
+
+#include "store/handshake.h"
+#include "store/requests.h"
+#include "store/server_session.h"
+#include "store/table.h"
+#include "sys/file_descriptor.h"
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/store/store_server.h>
+
+namespace lockstep {
+
+// Everything but `stopping_` and `wake_` belongs to the loop's own thread once it runs.
+//
+// Bounds: at most max_unproven connections without proof, each holding one handshake's bytes for at
+// most handshake_timeout; from a proven connection no request is read while much of its output has
+// not been taken, and of its requests at most max_parked wait.
+class StoreServer::Loop {
+ public:
+  Loop(StoreServerOptions options, sys::FileDescriptor listener);
+  ~Loop();
+
+  [[nodiscard]] const std::string& address() const { return address_; }
+  [[nodiscard]] std::uint16_t port() const { return port_; }
+  // True in a forked child, which has a copy of this object but not its thread.
+  [[nodiscard]] bool is_copy_of_parent() const { return ::getpid() != process_; }
+
+ private:
+  struct Connection {
+    sys::FileDescriptor socket;
+    store::ServerSession session;
+    Deadline handshake_deadline;
+    bool closing = false;  // close it when the turn is over
+  };
+  using Connections = std::map<std::uint64_t, Connection>;  // by number: the oldest first
+
+  void run();
+  void turn();
+  [[nodiscard]] Deadline next_deadline() const;
+  void accept_all();
+  void drop_oldest_unproven();
+  void serve(std::uint64_t number, Connection& connection, short events);
+  [[nodiscard]] bool answer_some(std::uint64_t number, Connection& connection);
+  void answer(std::uint64_t number, Connection& connection, store::Message request);
+  void answer_ready(const std::string& key);
+  void answer_late();
+  void reply_to(std::uint64_t number, const store::Message& reply);
+  void close_finished();
+
+  StoreServerOptions options_;
+  pid_t process_ = ::getpid();
+  store::StoreKey key_;
+  std::string address_;
+  std::uint16_t port_ = 0;
+  sys::FileDescriptor listener_;
+  Deadline accept_again_ = Deadline::after(Duration::zero());  // later when descriptors ran out
+  sys::FileDescriptor wake_;
+  std::atomic<bool> stopping_ = false;
+
+  store::Table table_;
+  store::ParkedRequests parked_;
+  Connections connections_;
+  std::uint64_t next_number_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace lockstep

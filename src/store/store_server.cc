@@ -1,0 +1,30 @@
+#include <lockstep/store/store_server.h>
+
+#include "store/server_loop.h"
+#include "sys/sockets.h"
+
+#include <utility>
+
+#include <lockstep/base/check.h>
+
+namespace lockstep {
+
+StoreServer::StoreServer(StoreServerOptions options) {
+  check(options.max_unproven > 0, "StoreServer: max_unproven must be at least 1, found {}",
+        options.max_unproven);
+  sys::SocketAddress address = sys::SocketAddress::tcp(options.host, options.port);
+  check_input(!options.secret.empty() || address.is_loopback(),
+              "store at {}: a store that other machines can reach needs a secret", address.text());
+  sys::FileDescriptor listener = sys::listen_on(address);
+  loop_ = std::make_unique<Loop>(std::move(options), std::move(listener));
+}
+
+StoreServer::~StoreServer() {
+  if (loop_->is_copy_of_parent()) (void)loop_.release();  // no thread to be joined
+}
+
+std::uint16_t StoreServer::port() const { return loop_->port(); }
+
+std::string StoreServer::address() const { return loop_->address(); }
+
+}  // namespace lockstep
