@@ -1,0 +1,243 @@
+// Posting is enough, and operations take effect in post order: the rules that users rely on.
+#include "comm/shm/ranks.h"
+
+#include <lockstep/base/error.h>
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <random>
+#include <thread>
+
+namespace lockstep::test {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+std::vector<float> constant(std::size_t count, float value) {
+  return std::vector<float>(count, value);
+}
+
+std::uint64_t post(Group& group, shm::Posting posting) { return group.post(posting); }
+
+TEST(Posting, NeedsNoLaterAttention) {
+  run_as_rank_threads(3, [](Endpoint& endpoint) {
+    Group& group = endpoint.world();
+    auto values = constant(300'000, 1);
+    auto ticket = post(group, call(Collective::all_reduce, values, values));
+    if (group.rank() == 1) {
+      std::this_thread::sleep_for(500ms);  // computes, saves, waits elsewhere
+    } else {
+      auto begin = Clock::now();
+      group.wait(ticket);
+      EXPECT_LT(Clock::now() - begin, 400ms);
+    }
+    group.wait(ticket);
+    EXPECT_EQ(values.back(), 3);
+    run(group, barrier_call());
+  });
+}
+
+TEST(Posting, LetsTwoGroupsBeWaitedForInOppositeOrder) {
+  run_as_rank_threads(2, [](Endpoint& endpoint) {
+    Group& a = endpoint.make_group("a", {0, 1});
+    Group& b = endpoint.make_group("b", {1, 0});
+    for (int round = 0; round < 50; ++round) {
+      auto x = constant(20'000, 1);
+      auto y = constant(20'000, 2);
+      bool first = endpoint.world().rank() == 0;
+      auto in_first =
+          post(first ? a : b, call(Collective::all_reduce, first ? x : y, first ? x : y));
+      auto in_second =
+          post(first ? b : a, call(Collective::all_reduce, first ? y : x, first ? y : x));
+      (first ? b : a).wait(in_second);
+      (first ? a : b).wait(in_first);
+      ASSERT_EQ(x.back(), 2);
+      ASSERT_EQ(y.back(), 4);
+    }
+    run(endpoint.world(), barrier_call());
+    endpoint.leave(a);
+    endpoint.leave(b);
+  });
+}
+
+TEST(Posting, KeepsPostOrderOnTheSameBuffer) {
+  run_as_rank_threads(3, [](Endpoint& endpoint) {
+    Group& group = endpoint.world();
+    for (std::size_t count : {5, 50'000}) {
+      auto outside = constant(count, 1);
+      ArenaArray<float> inside(endpoint, count);
+      for (std::size_t i = 0; i < count; ++i) inside[i] = 1;
+      std::uint64_t last = 0;
+      for (int i = 0; i < 6; ++i) {
+        last = post(group, call(Collective::all_reduce, outside, outside));
+        last = post(group, call(Collective::all_reduce, inside, inside));
+      }
+      group.wait(last);
+      EXPECT_EQ(outside.back(), 729);
+      EXPECT_EQ(inside[count - 1], 729);
+      run(group, barrier_call());
+    }
+  });
+}
+
+TEST(Posting, OrdersMessagesAfterCollectivesOnTheSameBuffer) {
+  run_as_rank_threads(2, [](Endpoint& endpoint) {
+    Group& group = endpoint.world();
+    for (int round = 0; round < 50; ++round) {
+      ArenaArray<float> values(endpoint, 30'000);
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = 1;
+      auto received = constant(values.size(), 0);
+      auto reduced = post(group, call(Collective::all_reduce, values, values));
+      auto other = group.rank() == 0 ? post(group, call(Collective::send, values, values, 1))
+                                     : post(group, call(Collective::recv, received, received, 0));
+      group.wait(other);
+      group.wait(reduced);
+      if (group.rank() == 1) ASSERT_EQ(received, constant(values.size(), 2));
+      run(group, barrier_call());
+    }
+  });
+}
+
+TEST(Posting, DeliversDroppedOperationsWithALaterWait) {
+  run_as_rank_threads(2, [](Endpoint& endpoint) {
+    Group& group = endpoint.world();
+    std::vector<std::vector<float>> dropped(200, constant(1000, 1));  // more than the ring holds
+    for (auto& values : dropped) (void)post(group, call(Collective::all_reduce, values, values));
+    run(group, barrier_call());
+    for (auto& values : dropped) ASSERT_EQ(values, constant(1000, 2));
+  });
+}
+
+TEST(Posting, WorksInOverlappingGroups) {
+  run_as_rank_threads(3, [](Endpoint& endpoint) {
+    int me = endpoint.world().rank();
+    std::vector<Group*> mine;
+    for (const auto& [name, members] :
+         {std::pair("01", std::vector{0, 1}), std::pair("12", std::vector{1, 2}),
+          std::pair("20", std::vector{2, 0})}) {
+      if (std::find(members.begin(), members.end(), me) != members.end())
+        mine.push_back(&endpoint.make_group(name, members));
+    }
+    for (int round = 0; round < 100; ++round) {
+      std::vector<std::vector<float>> values(2, constant(5000, static_cast<float>(me)));
+      std::vector<std::uint64_t> tickets;
+      for (int i = 0; i < 2; ++i)
+        tickets.push_back(post(*mine[i], call(Collective::all_reduce, values[i], values[i])));
+      for (int i = 1; i >= 0; --i) {
+        mine[i]->wait(tickets[i]);
+        const auto& members = mine[i]->members();
+        ASSERT_EQ(values[i], constant(5000, static_cast<float>(members[0] + members[1])));
+      }
+    }
+    run(endpoint.world(), barrier_call());
+    for (Group* group : mine) endpoint.leave(*group);
+  });
+}
+
+// Thousands of operations of random kind, size and memory, with random pauses: the ring goes round
+// many times, and each result is compared with its definition.
+TEST(Posting, SurvivesManyRoundsOfTheRing) {
+  for (int size : {2, 3, 5}) {
+    run_as_rank_threads(size, [](Endpoint& endpoint) {
+      Group& group = endpoint.world();
+      std::mt19937 shared(11);               // the same on all ranks
+      std::mt19937 own(group.rank() + 100);  // when to be late
+      struct Pending {
+        std::uint64_t ticket;
+        std::unique_ptr<ArenaArray<std::int64_t>> inside;
+        std::unique_ptr<std::vector<std::int64_t>> outside;
+        std::int64_t expected;
+      };
+      std::vector<Pending> pending;
+      auto settle = [&](Pending& one) {
+        group.wait(one.ticket);
+        auto* data = one.inside ? one.inside->data() : one.outside->data();
+        auto count = one.inside ? one.inside->size() : one.outside->size();
+        for (std::size_t i = 0; i < count; ++i)
+          ASSERT_EQ(data[i], one.expected + static_cast<std::int64_t>(i) * group.size());
+      };
+      for (int step = 0; step < 1500; ++step) {
+        std::size_t count = shared() % 8 == 0 ? shared() % 20'000 : shared() % 50;
+        Pending one;
+        one.expected = 0;
+        for (int rank = 0; rank < group.size(); ++rank) one.expected += rank + step;
+        std::int64_t* data = nullptr;
+        if (shared() % 2 == 0) {
+          one.inside = std::make_unique<ArenaArray<std::int64_t>>(endpoint, count);
+          data = one.inside->data();
+        } else {
+          one.outside = std::make_unique<std::vector<std::int64_t>>(count);
+          data = one.outside->data();
+        }
+        for (std::size_t i = 0; i < count; ++i)
+          data[i] = group.rank() + step + static_cast<std::int64_t>(i);
+        one.ticket = one.inside
+                         ? post(group, call(Collective::all_reduce, *one.inside, *one.inside))
+                         : post(group, call(Collective::all_reduce, *one.outside, *one.outside));
+        pending.push_back(std::move(one));
+        if (own() % 50 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own() % 500));
+        if (shared() % 30 != 0) continue;
+        while (!pending.empty()) {
+          auto which = own() % pending.size();
+          settle(pending[which]);
+          pending.erase(pending.begin() + static_cast<long>(which));
+        }
+      }
+      for (auto& one : pending) settle(one);
+    });
+  }
+}
+
+TEST(Posting, GivesMemoryBack) {
+  run_as_rank_threads(2, [](Endpoint& endpoint) {
+    Group& world = endpoint.world();
+    auto resident = [&] { return endpoint.arena()->used(); };
+    run(world, barrier_call());
+    auto before = resident();
+    for (int round = 0; round < 20; ++round) {
+      Group& group = endpoint.make_group("group " + std::to_string(round), {0, 1});
+      auto values = constant(10'000, 1);
+      run(group, call(Collective::all_reduce, values, values));
+      endpoint.leave(group);
+      run(world, barrier_call());
+    }
+    run(world, barrier_call());
+    // The last block may still be held until the other rank has gone, too.
+    EXPECT_LE(resident(), before + 2 * shm::GroupBlock::bytes(2));
+  });
+}
+
+TEST(Posting, TellsWhenTheArenaIsFullAndLivesOn) {
+  run_as_rank_threads(2, [](Endpoint& endpoint) {
+    Group& group = endpoint.world();
+    std::vector<char> large(300 << 20);
+    shm::Posting posting;
+    posting.collective = Collective::all_reduce;
+    posting.input = posting.output = {reinterpret_cast<std::byte*>(large.data()), large.size()};
+    posting.timeout = 5s;
+    try {
+      (void)group.post(posting);
+      FAIL() << "300 MB fitted into 256 MiB";
+    } catch (const BadInput& error) {
+      EXPECT_NE(std::string(error.what()).find("LOCKSTEP_ARENA"), std::string::npos)
+          << error.what();
+    }
+    auto values = constant(100, 1);
+    run(group, call(Collective::all_reduce, values, values));
+    EXPECT_EQ(values, constant(100, 2));
+  });
+}
+
+TEST(Posting, RefusesWhatHasNoMeaning) {
+  run_as_rank_threads(1, [](Endpoint& endpoint) {
+    auto values = constant(4, 1);
+    auto wrong = call(Collective::all_reduce, values, values, 0, Op::bxor);
+    EXPECT_THROW((void)endpoint.world().post(wrong), InvalidArgument);
+    run(endpoint.world(), call(Collective::all_reduce, values, values));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test
