@@ -1,4 +1,4 @@
-"""Writes four files in MNIST's format and of its sizes: ten patterns that a network learns at once."""
+"""Writes files in the format and sizes of MNIST: ten patterns that a network learns at once."""
 import pathlib
 import random
 import struct

@@ -1,4 +1,4 @@
-"""The floor check finds what it is for: an include that goes down, one beside, misplaced LibTorch."""
+"""The floor check finds an include that goes down, one beside, and misplaced LibTorch."""
 import pathlib
 import subprocess
 import sys
