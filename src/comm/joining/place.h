@@ -1,0 +1,37 @@
+// What the launcher's environment says about this process, checked.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace lockstep::joining {
+
+// How the ranks of a run find one another.
+struct Rendezvous {
+  enum class Kind {
+    lockstep_store,  // the store of `lockstep run`, at `address`
+    agent_store,     // torchrun's TCPStore at host:port
+    rank_0,          // rank 0 opens a TCPStore at host:port
+  };
+  Kind kind = Kind::rank_0;
+  std::string address;
+  std::string host;  // of rank 0, as this machine knows it
+  std::uint16_t port = 0;
+};
+
+struct Place {
+  int rank = 0;
+  int size = 1;
+  std::string attempt = "0";             // differs from restart to restart of one run
+  std::optional<Rendezvous> rendezvous;  // nothing for one rank
+};
+
+// BadInput names the variable that is missing or makes no sense, and what it would have to be.
+[[nodiscard]] Place read_place();
+
+// The secret of the lockstep store: from the descriptor or file that the environment names, else
+// none.
+[[nodiscard]] std::string read_secret();
+
+}  // namespace lockstep::joining
