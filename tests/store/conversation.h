@@ -1,0 +1,48 @@
+// A client without a socket, for tests that talk to the server's side byte by byte.
+#pragma once
+
+#include "store/handshake.h"
+#include "store/sealed_stream.h"
+#include "store/wire.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace lockstep::store {
+
+class TestClient {
+ public:
+  explicit TestClient(std::string_view secret) : key_(secret) {}
+
+  // The client's first bytes, given the server's.
+  std::string prove(std::string_view greeting) {
+    std::memcpy(nonces_.server.data(), greeting.data() + magic.size(), nonce_bytes);
+    nonces_.client = random_nonce();
+    Proof proof = key_.client_proof(nonces_);
+    std::string bytes(magic);
+    bytes.append(reinterpret_cast<const char*>(nonces_.client.data()), nonce_bytes);
+    bytes.append(reinterpret_cast<const char*>(proof.data()), proof_bytes);
+    return bytes;
+  }
+
+  // Its last bytes of the handshake, given the server's answer.
+  std::string begin(std::string_view answer) {
+    sealer_.emplace(key_.key_to_server(nonces_));
+    opener_.emplace(key_.key_to_client(nonces_), answer.substr(proof_bytes));
+    return sealer_->header();
+  }
+
+  std::string seal(const Message& message) { return sealer_->seal(encode(message)); }
+  Message open(std::string_view sealed) { return decode(opener_->open(sealed)); }
+
+ private:
+  StoreKey key_;
+  Nonces nonces_;
+  std::optional<Sealer> sealer_;
+  std::optional<Opener> opener_;
+};
+
+}  // namespace lockstep::store

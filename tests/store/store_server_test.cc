@@ -1,0 +1,201 @@
+// A server among peers that do not know the secret, are slow, or talk nonsense.
+#include <lockstep/store/store_server.h>
+
+#include <lockstep/store/tcp_store.h>
+
+#include "store/conversation.h"
+#include "support/processes.h"
+#include "sys/sockets.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include <poll.h>
+#include <sys/resource.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::size_t greeting_bytes = 40;
+constexpr std::size_t answer_bytes = 56;
+
+Deadline soon() { return Deadline::after(20s); }
+
+sys::FileDescriptor connect(const StoreServer& server) {
+  return sys::connect_to(sys::SocketAddress::tcp("127.0.0.1", server.port()), soon());
+}
+
+std::string receive_text(int socket, std::size_t size) {
+  std::string text(size, '\0');
+  sys::receive_exact(socket, std::as_writable_bytes(std::span(text)), soon());
+  return text;
+}
+
+// True when the server closes within 20 s, whatever it says before.
+bool is_closed(int socket) {
+  std::string buffer(4096, '\0');
+  try {
+    for (;;) {
+      auto count = sys::receive_now(socket, std::as_writable_bytes(std::span(buffer)));
+      if (!count && !sys::wait_ready(socket, POLLIN, soon())) return false;
+    }
+  } catch (const PeerLost&) {
+    return true;
+  }
+}
+
+class Server : public testing::Test {
+ protected:
+  void expect_still_serving() {
+    auto start = Clock::now();
+    TcpStore store({.port = server_.port(), .secret = "swordfish", .connect_timeout = 20s});
+    store.set("key", "value");
+    EXPECT_EQ(store.get("key", soon()), "value");
+    EXPECT_LT(Clock::now() - start, 5s);
+  }
+
+  // The conversation of a client that knows the secret, up to its first frame.
+  sys::FileDescriptor proven(store::TestClient& client) {
+    auto socket = connect(server_);
+    std::string proof = client.prove(receive_text(socket.get(), greeting_bytes));
+    sys::send_all(socket.get(), sys::bytes_of(proof), soon());
+    std::string header = client.begin(receive_text(socket.get(), answer_bytes));
+    sys::send_all(socket.get(), sys::bytes_of(header), soon());
+    return socket;
+  }
+
+  StoreServer server_{{.secret = "swordfish", .handshake_timeout = 300ms, .max_unproven = 8}};
+};
+
+TEST_F(Server, ConnectionsThatSayNothingAreClosed) {
+  auto silent = connect(server_);
+  auto half = connect(server_);
+  sys::send_all(half.get(), sys::bytes_of("LSSTORE1"), soon());
+  expect_still_serving();
+  EXPECT_TRUE(is_closed(silent.get()));
+  EXPECT_TRUE(is_closed(half.get()));
+}
+
+TEST_F(Server, SlowBytesDoNotExtendTheHandshake) {
+  auto slow = connect(server_);
+  auto start = Clock::now();
+  bool closed = false;
+  while (!closed && Clock::now() - start < 10s) {
+    try {
+      sys::send_all(slow.get(), sys::bytes_of("x"), soon());
+      std::this_thread::sleep_for(20ms);
+    } catch (const PeerLost&) {
+      closed = true;
+    }
+  }
+  EXPECT_TRUE(closed);
+  EXPECT_LT(Clock::now() - start, 5s);
+}
+
+TEST_F(Server, GarbageIsAnsweredWithTheSameRefusal) {
+  for (std::size_t size : {72, 73, 1000}) {
+    auto socket = connect(server_);
+    (void)receive_text(socket.get(), greeting_bytes);
+    sys::send_all(socket.get(), sys::bytes_of(std::string(size, 'x')), soon());
+    if (size == 72) {
+      EXPECT_EQ(receive_text(socket.get(), answer_bytes), std::string(answer_bytes, '\0'));
+    }
+    EXPECT_TRUE(is_closed(socket.get())) << size;
+  }
+  expect_still_serving();
+}
+
+TEST_F(Server, ManyConnectionsWithoutProofKeepNobodyOut) {
+  std::vector<sys::FileDescriptor> idle;
+  for (int i = 0; i < 50; ++i) idle.push_back(connect(server_));
+  expect_still_serving();
+  EXPECT_TRUE(is_closed(idle.front().get()));  // the oldest went first
+}
+
+TEST_F(Server, AFrameOutOfRangeClosesOnlyItsConnection) {
+  store::TestClient client("swordfish");
+  for (const char* length : {"\xff\xff\xff\xff", "\x01\x00\x00\x00"}) {
+    auto socket = proven(client);
+    sys::send_all(socket.get(), sys::bytes_of(std::string(length, 4) + std::string(64, 'x')),
+                  soon());
+    EXPECT_TRUE(is_closed(socket.get()));
+  }
+  expect_still_serving();
+}
+
+TEST_F(Server, AHalfSentFrameStallsNobody) {
+  store::TestClient client("swordfish");
+  auto socket = proven(client);
+  std::string frame = client.seal({1, store::Code::set, 0, {"a", std::string(100'000, 'v')}});
+  sys::send_all(socket.get(), sys::bytes_of(frame.substr(0, 50'000)), soon());
+  expect_still_serving();
+  sys::send_all(socket.get(), sys::bytes_of(frame.substr(50'000)), soon());
+  std::string reply = receive_text(socket.get(), 4 + 17 + 21);
+  EXPECT_EQ(client.open(reply.substr(4)).code, store::Code::done);
+}
+
+TEST_F(Server, AClientThatNeverReadsStallsNobody) {
+  TcpStore store({.port = server_.port(), .secret = "swordfish", .connect_timeout = 20s});
+  store.set("large", std::string(1'000'000, 'v'));
+  store::TestClient client("swordfish");
+  auto socket = proven(client);
+  std::string frames;
+  for (int i = 0; i < 200; ++i) {
+    frames += client.seal({static_cast<std::uint64_t>(i), store::Code::get, 0, {"large"}});
+  }
+  sys::send_all(socket.get(), sys::bytes_of(frames), soon());
+  expect_still_serving();
+  for (int i = 0; i < 200; ++i) {  // and when it does read, every reply is there
+    std::string reply = receive_text(socket.get(), 4 + 17 + 21 + 4 + 1'000'000);
+    EXPECT_EQ(client.open(reply.substr(4)).id, static_cast<std::uint64_t>(i));
+  }
+}
+
+TEST_F(Server, TooManyWaitsOfOneClientAreRefused) {
+  store::TestClient client("swordfish");
+  auto socket = proven(client);
+  std::string frames;
+  for (int i = 0; i < 5000; ++i) {
+    frames += client.seal({static_cast<std::uint64_t>(i), store::Code::get, 60'000'000'000, {"a"}});
+  }
+  sys::send_all(socket.get(), sys::bytes_of(frames), soon());
+  std::string length = receive_text(socket.get(), 4);
+  std::string sealed = receive_text(socket.get(), static_cast<unsigned char>(length[0]));
+  store::Message reply = client.open(sealed);
+  EXPECT_EQ(reply.code, store::Code::refused);
+  EXPECT_EQ(reply.id, 4096u);
+  expect_still_serving();
+}
+
+TEST(StoreServer, RunningOutOfDescriptorsIsSurvived) {
+  test::expect_ranks(1, [](int) {
+    StoreServer server({.secret = "swordfish"});
+    rlimit limit{40, 40};
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+    std::vector<sys::FileDescriptor> sockets;
+    try {
+      for (int i = 0; i < 40; ++i) sockets.push_back(connect(server));
+      ADD_FAILURE() << "descriptors did not run out";
+    } catch (const SystemError&) {
+      std::this_thread::sleep_for(50ms);
+    }
+    sockets.clear();
+    TcpStore store({.port = server.port(), .secret = "swordfish", .connect_timeout = 20s});
+    store.set("key", "value");
+  });
+}
+
+TEST(StoreServer, AddressAndPortAgree) {
+  StoreServer server(StoreServerOptions{});
+  EXPECT_EQ(server.address(), "127.0.0.1:" + std::to_string(server.port()));
+  EXPECT_THROW(StoreServer({.max_unproven = 0}), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace lockstep
