@@ -45,7 +45,7 @@ void Prefetcher::work(const std::stop_token& stop, const Make& make) {
 }
 
 Prefetcher::Item Prefetcher::take() {
-  if (make_) return taken_ < end_ ? make_(std::exchange(taken_, taken_ + 1)) : nullptr;
+  if (make_) return take_here();
   std::unique_lock lock(mutex_);
   if (taken_ == end_) return nullptr;
   made_.wait(lock, [&] { return slot(taken_).ready(); });
@@ -53,6 +53,13 @@ Prefetcher::Item Prefetcher::take() {
   Item item = std::exchange(slot(taken_), Slot()).item;
   ++taken_;
   room_.notify_one();
+  return item;
+}
+
+Prefetcher::Item Prefetcher::take_here() {
+  if (taken_ == end_) return nullptr;
+  Item item = make_(taken_);
+  ++taken_;
   return item;
 }
 

@@ -43,6 +43,7 @@ class Prefetcher {
   };
 
   void work(const std::stop_token& stop, const Make& make);
+  [[nodiscard]] Item take_here();
   [[nodiscard]] Slot& slot(std::int64_t number) {
     return slots_[static_cast<std::size_t>(number) % slots_.size()];
   }

@@ -1,0 +1,93 @@
+#include <lockstep/data/loader_plan.h>
+
+#include "data/refusal.h"
+
+#include <lockstep/comm/local.h>
+
+#include <gtest/gtest.h>
+
+namespace lockstep::data {
+namespace {
+
+using test::refusal;
+
+std::vector<std::size_t> piece_sizes(const LoaderPlan& plan) {
+  const auto order = plan.order(0);
+  std::vector<std::size_t> sizes;
+  for (std::int64_t batch = 0; batch < plan.batches(); ++batch)
+    sizes.push_back(plan.piece(order, batch).size());
+  return sizes;
+}
+
+TEST(LoaderPlan, CutsAnOrderIntoPieces) {
+  EXPECT_EQ(piece_sizes(LoaderPlan(10, {.batch_size = 4})), (std::vector<std::size_t>{4, 4, 2}));
+  EXPECT_EQ(piece_sizes(LoaderPlan(10, {.batch_size = 4, .drop_last = true})),
+            (std::vector<std::size_t>{4, 4}));
+  EXPECT_EQ(piece_sizes(LoaderPlan(8, {.batch_size = 4})), (std::vector<std::size_t>{4, 4}));
+  EXPECT_EQ(piece_sizes(LoaderPlan(3, {.batch_size = 4})), (std::vector<std::size_t>{3}));
+
+  const LoaderPlan plan(10, {.batch_size = 4, .shuffle = false});
+  const auto order = plan.order(0);
+  EXPECT_EQ(plan.piece(order, 1).vec(), (std::vector<std::size_t>{4, 5, 6, 7}));
+}
+
+TEST(LoaderPlan, SharesOutAmongRanks) {
+  const auto groups = local_groups(3);
+  for (const Group& group : groups) {
+    EXPECT_EQ(piece_sizes(LoaderPlan(10, {.batch_size = 3, .group = group})),
+              (std::vector<std::size_t>{3, 1}));
+    EXPECT_EQ(piece_sizes(LoaderPlan(10, {.batch_size = 3, .group = group, .drop_last = true})),
+              (std::vector<std::size_t>{3}));
+    EXPECT_EQ(piece_sizes(LoaderPlan(10, {.batch_size = 3, .group = group, .uneven = true})),
+              group.is_root() ? (std::vector<std::size_t>{3, 1}) : (std::vector<std::size_t>{3}));
+    EXPECT_EQ(piece_sizes(LoaderPlan(2, {.batch_size = 3, .group = group})),
+              (std::vector<std::size_t>{1}));
+  }
+}
+
+TEST(LoaderPlan, RefusesToHaveNothing) {
+  const auto groups = local_groups(4);
+  EXPECT_EQ(
+      refusal(
+          [&] { LoaderPlan plan(3, {.batch_size = 1, .group = groups[1], .drop_last = true}); }),
+      "loader: expected 4 samples or more, a batch of 1 for each of 4 ranks (drop_last), found 3");
+  EXPECT_EQ(refusal([&] {
+              LoaderPlan plan(255, {.batch_size = 64, .group = groups[1], .drop_last = true});
+            }),
+            "loader: expected 256 samples or more, a batch of 64 for each of 4 ranks (drop_last), "
+            "found 255");
+  EXPECT_EQ(refusal([] { LoaderPlan plan(0, {}); }),
+            "loader: expected a dataset with samples, found an empty one");
+}
+
+TEST(LoaderPlan, RefusesOptionsThatMakeNoSense) {
+  EXPECT_EQ(refusal<InvalidArgument>([] { LoaderPlan plan(5, {.batch_size = 0}); }),
+            "loader: expected batch_size >= 1, workers >= 0 and prefetch >= 1, found 0, 1 and 2");
+  EXPECT_THROW(LoaderPlan(5, {.workers = -1}), InvalidArgument);
+  EXPECT_THROW(LoaderPlan(5, {.prefetch = 0}), InvalidArgument);
+}
+
+TEST(LoaderPlan, ChecksAState) {
+  const LoaderPlan plan(100, {.batch_size = 8, .seed = 5});
+  EXPECT_NO_THROW(plan.check(plan.state_at(3, 13)));
+  auto changed = [&](auto change) {
+    LoaderState state = plan.state_at(3, 2);
+    change(state);
+    return refusal([&] { plan.check(state); });
+  };
+  EXPECT_EQ(changed([](LoaderState& s) { s.seed = 6; }),
+            "resuming a loader: expected seed 5, found 6");
+  EXPECT_EQ(changed([](LoaderState& s) { s.samples = 99; }),
+            "resuming a loader: expected samples 100, found 99");
+  EXPECT_EQ(changed([](LoaderState& s) { s.global_batch = 16; }),
+            "resuming a loader: expected global_batch 8, found 16");
+  EXPECT_EQ(changed([](LoaderState& s) { s.shuffle = false; }),
+            "resuming a loader: expected shuffle 1, found 0");
+  EXPECT_EQ(changed([](LoaderState& s) { s.drop_last = true; }),
+            "resuming a loader: expected drop_last 0, found 1");
+  EXPECT_EQ(changed([](LoaderState& s) { s.batches = 14; }),
+            "resuming a loader: expected an epoch >= 0 and 0 to 13 batches, found 3 and 14");
+}
+
+}  // namespace
+}  // namespace lockstep::data
