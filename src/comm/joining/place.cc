@@ -39,11 +39,9 @@ Rendezvous read_rendezvous() {
 }
 
 // A local rank that is there but makes no sense is found here rather than where it is used.
-void check_local(int rank, int size) {
+void check_local(int size) {
   auto local_size = environment::integer(variable::local_world_size, 1, size);
   static_cast<void>(environment::integer(variable::local_rank, 0, local_size.value_or(size) - 1));
-  if (size == 1)
-    check_input(rank == 0, "{}: expected 0 in a world of one rank, found {}", variable::rank, rank);
 }
 
 }  // namespace
@@ -57,7 +55,7 @@ Place read_place() {
               .size = static_cast<int>(size),
               .attempt = "0",
               .rendezvous = {}};
-  check_local(place.rank, place.size);
+  check_local(place.size);
   place.attempt = environment::text(variable::run_id).value_or("run") + "/" +
                   std::to_string(environment::integer(variable::restart_count, 0).value_or(0));
   if (place.size > 1) place.rendezvous = read_rendezvous();

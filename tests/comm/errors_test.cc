@@ -1,0 +1,223 @@
+// How groups die on every engine, what their last words are, and that new ones can be made.
+#include <lockstep/base/error.h>
+
+#include "support/torch/engine_test.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+
+#include <csignal>
+#include <functional>
+#include <string>
+#include <thread>
+
+using namespace lockstep;
+using namespace std::chrono_literals;
+using test::Engine;
+
+namespace {
+
+template <class E>
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const E& error) {
+    return error.what();
+  } catch (const std::exception& error) {
+    return std::string("another error: ") + error.what();
+  }
+  return "no error";
+}
+
+void expect_words(const std::string& text, const std::vector<std::string>& words) {
+  for (const auto& word : words)
+    EXPECT_NE(text.find(word), std::string::npos) << "no '" << word << "' in: " << text;
+}
+
+struct Disagreement {
+  std::string name;
+  std::function<Work(Group&)> by_rank_0;
+  std::function<Work(Group&)> by_others;
+  std::vector<std::string> words;
+};
+
+std::vector<Disagreement> disagreements() {
+  auto ones = [](std::int64_t count, at::ScalarType dtype = at::kFloat) {
+    return at::ones({count}, dtype);
+  };
+  return {
+      {"operation",
+       [=](Group& g) { return g.all_reduce(ones(4)); },
+       [=](Group& g) { return g.broadcast(ones(4)); },
+       {"all_reduce", "broadcast"}},
+      {"length",
+       [=](Group& g) { return g.all_reduce(ones(4)); },
+       [=](Group& g) { return g.all_reduce(ones(5)); },
+       {"4", "5"}},
+      {"dtype",
+       [=](Group& g) { return g.all_reduce(ones(4)); },
+       [=](Group& g) { return g.all_reduce(ones(4, at::kInt)); },
+       {}},
+      {"root",
+       [=](Group& g) { return g.broadcast(ones(4), 0); },
+       [=](Group& g) { return g.broadcast(ones(4), 1); },
+       {"root 0", "root 1"}},
+      {"reduce op",
+       [=](Group& g) { return g.all_reduce(ones(4)); },
+       [=](Group& g) { return g.all_reduce(ones(4), Op::max); },
+       {"sum", "max"}},
+      {"tag",
+       [=](Group& g) { return g.all_reduce(ones(4), Op::sum, {.tag = "bucket 1"}); },
+       [=](Group& g) { return g.all_reduce(ones(4), Op::sum, {.tag = "bucket 2"}); },
+       {"bucket 1", "bucket 2"}},
+      {"counts",
+       [=](Group& g) {
+         return g.all_gather(at::empty({5}), ones(2), std::vector<std::int64_t>{2, 3});
+       },
+       [=](Group& g) {
+         return g.all_gather(at::empty({5}), ones(4), std::vector<std::int64_t>{1, 4});
+       },
+       {}},
+      {"order",
+       [=](Group& g) {
+         g.all_reduce(ones(4), Op::sum, {.tag = "a"}).drop();
+         return g.all_reduce(ones(4), Op::sum, {.tag = "b"});
+       },
+       [=](Group& g) {
+         g.all_reduce(ones(4), Op::sum, {.tag = "b"}).drop();
+         return g.all_reduce(ones(4), Op::sum, {.tag = "a"});
+       },
+       {}},
+      {"size of a message",
+       [=](Group& g) { return g.send(ones(4), 1); },
+       [=](Group& g) { return g.recv(at::empty({5}), 0); },
+       {}},
+      {"dtype of a message",
+       [=](Group& g) { return g.send(ones(4), 1); },
+       [=](Group& g) { return g.recv(at::empty({4}, at::kInt), 0); },
+       {}},
+      {"tag of a message",
+       [=](Group& g) { return g.send(ones(4), 1, {.tag = "x"}); },
+       [=](Group& g) { return g.recv(at::empty({4}), 0, {.tag = "y"}); },
+       {"x", "y"}},
+  };
+}
+
+class Mismatches : public testing::TestWithParam<Engine> {};
+
+TEST_P(Mismatches, NameBothCallsAndKillTheGroupOnBothRanks) {
+  auto all = disagreements();
+  test::run_group(GetParam(), 2, [&](Group world) {
+    for (const auto& disagreement : all) {
+      SCOPED_TRACE(disagreement.name);
+      auto group = world.split(0);
+      auto text = message_of<Mismatch>([&] {
+        (group.is_root() ? disagreement.by_rank_0 : disagreement.by_others)(group).wait();
+      });
+      expect_words(text, disagreement.words);
+      expect_words(text, {"errors_test.cc"});
+      EXPECT_THROW(group.barrier().wait(), Mismatch);
+      EXPECT_THROW(group.barrier().wait(), Mismatch);
+      world.barrier().wait();
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, Mismatches, testing::Values(Engine::local, Engine::shm),
+                         [](const auto& info) { return std::string(test::name_of(info.param)); });
+
+// Gloo exchanges no fingerprints: calls that differ never meet, and the deadline finds out.
+TEST(GlooMismatch, IsFoundAtTheDeadline) {
+  if (test::engines().back() != Engine::gloo) GTEST_SKIP() << "gloo is not in this build";
+  test::run_group(Engine::gloo, 2, [](Group world) {
+    auto group = world.split(0);
+    auto tensor = at::ones({group.is_root() ? 4 : 5});
+    auto text =
+        message_of<Mismatch>([&] { group.all_reduce(tensor, Op::sum, {.timeout = 200ms}).wait(); });
+    expect_words(text, {"4 x Float", "5 x Float", "errors_test.cc"});
+    world.barrier().wait();
+  });
+}
+
+class Endings : public test::EngineTest {};
+
+TEST_P(Endings, ADeadlineSaysWhoIsMissing) {
+  run([](Group world) {
+    auto group = world.split(0);
+    auto tensor = at::ones({3});
+    group.barrier().wait();
+    if (group.is_root(1)) {
+      world.barrier().wait();
+      EXPECT_THROW(group.all_reduce(tensor).wait(), Timeout);
+      return;
+    }
+    auto text = message_of<Timeout>(
+        [&] { group.all_reduce(tensor, Op::sum, {.tag = "bucket 2", .timeout = 150ms}).wait(); });
+    expect_words(text, {"rank 1 never called", "all_reduce", "bucket 2", "12 B", "wait"});
+    EXPECT_THROW(group.barrier().wait(), Timeout);
+    world.barrier().wait();
+  });
+}
+
+TEST_P(Endings, AbortEndsWhatOthersWaitFor) {
+  run([](Group world) {
+    auto group = world.split(0);
+    auto tensor = at::ones({300});
+    if (group.is_root(1)) {
+      std::this_thread::sleep_for(50ms);
+      group.abort("the loss is not a number");
+      EXPECT_THROW(group.barrier().wait(), Aborted);
+    } else {
+      auto text = message_of<Aborted>([&] { group.all_reduce(tensor).wait(); });
+      expect_words(text, {"rank 1", "the loss is not a number"});
+    }
+    auto fresh = world.split(0);
+    fresh.all_reduce(tensor.zero_()).wait();
+    EXPECT_EQ(tensor.sum().item<float>(), 0);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, Endings, test::every_engine({2, 3}), test::engine_test_name);
+
+class Killed : public testing::TestWithParam<Engine> {};
+
+TEST_P(Killed, ARankThatIsKilledIsLost) {
+  test::MeetingPlace place(GetParam(), 3);
+  test::RankProcesses ranks(3, [&](int rank) {
+    auto group = place.join(rank);
+    auto tensor = at::ones({1000});
+    group.all_reduce(tensor).wait();
+    if (rank == 1) {
+      place.store()->set("ready", "");
+      std::this_thread::sleep_for(1h);
+    }
+    auto begin = Clock::now();
+    auto text =
+        message_of<PeerLost>([&] { group.all_reduce(tensor, Op::sum, {.tag = "after"}).wait(); });
+    expect_words(text, {"rank 1", "all_reduce"});
+    EXPECT_LT(Clock::now() - begin, 3s);
+    EXPECT_THROW(group.barrier().wait(), PeerLost);
+    place.store()->set("noticed/" + std::to_string(rank),
+                       std::to_string(Clock::now().time_since_epoch().count()));
+  });
+  static_cast<void>(place.store()->get("ready", Deadline::after(20s)));
+  std::this_thread::sleep_for(50ms);
+  auto killed = Clock::now();
+  ranks.kill(1, SIGKILL);
+  for (int rank : {0, 2}) {
+    auto result = ranks.wait(rank, 20s);
+    EXPECT_TRUE(result.ok()) << "rank " << rank << ": " << result;
+    auto noticed = Duration(
+        std::stoll(place.store()->get("noticed/" + std::to_string(rank), Deadline::after(1s))));
+    EXPECT_LT(noticed - killed.time_since_epoch(), GetParam() == Engine::shm ? 1s : 3s);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, Killed, testing::ValuesIn([] {
+                           auto engines = test::engines();
+                           engines.erase(engines.begin());  // threads cannot be killed
+                           return engines;
+                         }()),
+                         [](const auto& info) { return std::string(test::name_of(info.param)); });
+
+}  // namespace

@@ -1,0 +1,209 @@
+// What holds on every engine beyond the values: posting is enough, groups are independent,
+// arguments are checked before anything is sent.
+#include <lockstep/base/error.h>
+
+#include "support/torch/engine_test.h"
+#include "support/torch/values.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+
+#include <thread>
+
+using namespace lockstep;
+using namespace std::chrono_literals;
+
+namespace {
+
+class Posting : public test::EngineTest {};
+
+TEST_P(Posting, TwoGroupsMayBeWaitedForInOppositeOrders) {
+  run([](Group group) {
+    auto other = group.split(0, -group.rank());
+    EXPECT_EQ(other.rank(), group.size() - 1 - group.rank());
+    for (int round = 0; round < 5; ++round) {
+      auto first = at::full({4001}, group.rank() + 1.0f);
+      auto second = at::full({3}, group.rank() + 1.0f);
+      auto a = group.all_reduce(first);
+      auto b = other.all_reduce(second);
+      if (group.rank() % 2 == 0) a.wait();
+      b.wait();
+      a.wait();
+      float sum = static_cast<float>(group.size() * (group.size() + 1)) / 2;
+      EXPECT_EQ(first[4000].item<float>(), sum);
+      EXPECT_EQ(second[2].item<float>(), sum);
+    }
+  });
+}
+
+TEST_P(Posting, ARankThatPostsAndSleepsStallsNobody) {
+  run([](Group group) {
+    auto tensor = at::ones({100003});
+    group.barrier().wait();
+    auto begin = Clock::now();
+    auto work = group.all_reduce(tensor);
+    if (group.is_root()) {
+      std::this_thread::sleep_for(1s);
+      EXPECT_TRUE(work.done());
+    }
+    work.wait();
+    if (!group.is_root()) EXPECT_LT(Clock::now() - begin, 700ms);
+    EXPECT_EQ(tensor[77].item<float>(), static_cast<float>(group.size()));
+  });
+}
+
+TEST_P(Posting, OperationsTakeEffectInTheOrderOfTheirPosts) {
+  run([](Group group) {
+    auto tensor = at::full({1500}, group.rank() + 1.0f);
+    group.all_reduce(tensor).drop();
+    group.broadcast(tensor, group.size() - 1).drop();
+    static_cast<void>(group.all_reduce(tensor));
+    auto gathered = at::empty({1500 * group.size()});
+    group.all_gather(gathered, tensor).wait();
+    float sum = static_cast<float>(group.size() * (group.size() + 1)) / 2;
+    EXPECT_TRUE(gathered.eq(sum * static_cast<float>(group.size())).all().item<bool>());
+  });
+}
+
+TEST_P(Posting, ADroppedWorkKeepsItsTensors) {
+  run([](Group group) {
+    for (int round = 0; round < 20; ++round) group.all_reduce(at::ones({5000 + round})).drop();
+    group.barrier().wait();
+  });
+}
+
+TEST_P(Posting, AWorkMayBeWaitedForTwiceAndCopied) {
+  run([](Group group) {
+    auto tensor = at::ones({9});
+    auto work = group.all_reduce(tensor);
+    auto copy = work;
+    copy.wait();
+    work.wait();
+    EXPECT_TRUE(work.done() && copy.done());
+  });
+}
+
+TEST_P(Posting, ParametersThatRequireGradMayBeWritten) {
+  run([](Group group) {
+    auto parameter = at::full({4}, static_cast<float>(group.rank())).set_requires_grad(true);
+    group.broadcast(parameter, group.size() - 1).wait();
+    EXPECT_EQ(parameter.detach()[0].item<float>(), static_cast<float>(group.size() - 1));
+    EXPECT_TRUE(parameter.is_leaf() && parameter.requires_grad());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, Posting, test::every_engine({2, 3}), test::engine_test_name);
+
+class Splitting : public test::EngineTest {};
+
+TEST_P(Splitting, ByColorAndKey) {
+  run([](Group group) {
+    // Odd and even ranks, in reverse order; rank 2 alone.
+    int color = group.rank() == 2 ? 7 : group.rank() % 2;
+    auto part = group.split(color, -group.rank());
+    int members = color == 7   ? 1
+                  : color == 1 ? group.size() / 2
+                               : (group.size() + 1) / 2 - (group.size() > 2 ? 1 : 0);
+    EXPECT_EQ(part.size(), members);
+    EXPECT_EQ(part.name(), "world/split#1/" + std::to_string(color));
+    auto tensor = at::full({13}, 1L << group.rank(), at::kLong);
+    part.all_reduce(tensor, Op::bor).wait();
+    std::int64_t expected = 0;
+    for (int rank = 0; rank < group.size(); ++rank) {
+      if ((rank == 2 ? 7 : rank % 2) == color) expected |= 1L << rank;
+    }
+    EXPECT_EQ(tensor[12].item<std::int64_t>(), expected);
+    auto first = at::full({1}, group.rank(), at::kLong);
+    part.broadcast(first, 0).wait();
+    EXPECT_GE(first.item<std::int64_t>(), group.rank()) << "the highest rank comes first";
+    auto again = part.split(0);
+    EXPECT_EQ(again.size(), members);
+    again.barrier().wait();
+    group.barrier().wait();
+  });
+}
+
+TEST_P(Splitting, OverlappingSubsets) {
+  run([](Group group) {
+    std::vector<std::vector<int>> lists{{1, 0}, {0, group.size() - 1}, {group.size() - 1}, {}};
+    for (int rank = 0; rank < group.size(); ++rank)
+      lists.back().push_back((rank + 1) % group.size());
+    std::vector<std::optional<Group>> parts;
+    for (const auto& list : lists) parts.push_back(group.subset(list));
+    for (std::size_t number = 0; number < lists.size(); ++number) {
+      bool member = std::ranges::find(lists[number], group.rank()) != lists[number].end();
+      ASSERT_EQ(parts[number].has_value(), member);
+      if (!member) continue;
+      auto& part = *parts[number];
+      EXPECT_EQ(lists[number][part.rank()], group.rank());
+      auto ranks = at::empty({part.size()}, at::kLong);
+      part.all_gather(ranks, at::full({1}, group.rank(), at::kLong)).wait();
+      for (int place = 0; place < part.size(); ++place)
+        EXPECT_EQ(ranks[place].item<std::int64_t>(), lists[number][place]);
+    }
+  });
+}
+
+TEST_P(Splitting, ListsThatMakeNoSenseAreRefusedAndTheGroupLives) {
+  run([](Group group) {
+    EXPECT_THROW(static_cast<void>(group.subset(std::vector<int>{})), InvalidArgument);
+    EXPECT_THROW(static_cast<void>(group.subset(std::vector<int>{0, group.size()})),
+                 InvalidArgument);
+    EXPECT_THROW(static_cast<void>(group.subset(std::vector<int>{0, 0})), InvalidArgument);
+    EXPECT_THROW(static_cast<void>(group.subset(std::vector<int>{-1})), InvalidArgument);
+    group.barrier().wait();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, Splitting, test::every_engine({2, 3, 4, 5}),
+                         test::engine_test_name);
+
+class Arguments : public test::EngineTest {};
+
+TEST_P(Arguments, WrongOnesAreRefusedBeforeAnythingIsSent) {
+  run([](Group group) {
+    int size = group.size();
+    auto tensor = at::ones({4, 3});
+    auto undefined = at::Tensor();
+    std::vector<std::int64_t> counts(size, 4);
+    auto refused = [&](auto call) { EXPECT_THROW(call().wait(), InvalidArgument); };
+    refused([&] { return group.all_reduce(undefined); });
+    refused([&] { return group.all_reduce(tensor.t()); });
+    refused([&] { return group.all_reduce(at::ones({3}, at::kInt), Op::average); });
+    refused([&] { return group.all_reduce(at::ones({3}), Op::band); });
+    refused([&] { return group.all_reduce(at::ones({3}, at::kComplexFloat), Op::max); });
+    refused([&] { return group.all_reduce(at::ones({3}).to(at::kFloat8_e4m3fn)); });
+    refused([&] { return group.all_reduce(tensor.to_sparse()); });
+    refused([&] { return group.all_reduce(tensor, Op::sum, {.timeout = Duration::zero()}); });
+    refused([&] { return group.broadcast(tensor, size); });
+    refused([&] { return group.broadcast(tensor, -1); });
+    refused([&] { return group.broadcast(tensor.t()); });
+    refused([&] { return group.all_gather(at::empty({size * 12 + 1}), tensor); });
+    refused([&] { return group.all_gather(at::empty({size * 12}, at::kDouble), tensor); });
+    refused([&] { return group.all_gather(at::empty({size * 4 + 1}), at::ones({4}), counts); });
+    refused([&] { return group.all_gather(at::empty({size * 4}), at::ones({5}), counts); });
+    refused([&] {
+      return group.all_gather(at::empty({size * 4 - 4}), at::ones({4}),
+                              std::span(counts).first(size - 1));
+    });
+    refused([&] { return group.reduce_scatter(at::empty({3}), at::ones({size * 3 + 1})); });
+    refused([&] { return group.all_to_all(at::empty({size + 1}), at::ones({size + 1})); });
+    refused([&] { return group.gather(group.is_root() ? undefined : tensor, tensor); });
+    refused([&] { return group.scatter(at::empty({2}), group.is_root() ? undefined : tensor); });
+    refused([&] { return group.send(tensor, group.rank()); });
+    refused([&] { return group.recv(tensor, size); });
+    auto whole = at::ones({size * 4});
+    refused(
+        [&] { return group.all_gather(whole, whole.narrow(0, group.rank() * 4 == 1 ? 2 : 1, 4)); });
+    refused([&] { return group.all_to_all(whole, whole); });
+    auto alive = at::ones({5});
+    group.all_reduce(alive).wait();
+    EXPECT_EQ(alive[0].item<float>(), static_cast<float>(size));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, Arguments, test::every_engine({2, 3}), test::engine_test_name);
+
+}  // namespace
