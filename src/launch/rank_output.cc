@@ -12,6 +12,10 @@ namespace lockstep::launch {
 
 namespace {
 
+// What the C library collects for a pipe. A stream that stops at a multiple of it has stopped by
+// chance, in the middle of a line; one that stops elsewhere was flushed on purpose: a question.
+constexpr std::size_t stdio_buffer = 4096;
+
 // Only the agent's end does not block: a rank must find the pipe it expects.
 void make_pipe(sys::FileDescriptor& read_end, sys::FileDescriptor& write_end) {
   int ends[2];
@@ -65,7 +69,7 @@ Deadline RankOutput::show_unfinished(Clock::time_point now) {
   Deadline next = Deadline::never();
   for (int stream = 0; stream < 2; ++stream) {
     Stream& from = streams_[stream];
-    if (from.waiting.empty()) continue;
+    if (from.waiting.empty() || from.taken % stdio_buffer == 0) continue;
     const Duration left = from.waiting_since + patience - now;
     if (left <= Duration::zero()) {
       if (readable(from.read_end.get())) continue;  // its end may be on its way
@@ -81,6 +85,7 @@ void RankOutput::take(int stream, std::string_view bytes, Clock::time_point now)
   write_log(bytes);
   last_lines_.add(stream, bytes);
   Stream& to = streams_[stream];
+  to.taken += bytes.size();
   if (to.waiting.empty()) to.waiting_since = now;
   to.waiting.append(bytes);
   std::size_t ready = unfinished(to.waiting);

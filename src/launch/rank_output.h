@@ -13,7 +13,8 @@ namespace lockstep::launch {
 
 class RankOutput {
  public:
-  // A line that is begun but not ended is shown after this time, or when it is longer than that.
+  // A line that is begun but not ended is shown after this time where it was flushed so, or when it
+  // is longer than that.
   static constexpr std::chrono::milliseconds patience{100};
   static constexpr std::size_t longest_line = 64 << 10;
 
@@ -42,7 +43,8 @@ class RankOutput {
  private:
   struct Stream {
     sys::FileDescriptor read_end, write_end;
-    std::string waiting;  // an unfinished line
+    std::size_t taken = 0;  // bytes read so far
+    std::string waiting;    // an unfinished line
     Clock::time_point waiting_since;
   };
 

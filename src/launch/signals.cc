@@ -22,9 +22,9 @@ bool is_ignored(int signal) {
 SignalQueue::SignalQueue() {
   sigset_t wanted;
   ::sigemptyset(&wanted);
-  for (int signal : {SIGTERM, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP}) ::sigaddset(&wanted, signal);
-  for (int signal : {SIGINT, SIGHUP})
-    if (!is_ignored(signal)) ::sigaddset(&wanted, signal);
+  for (int signal : {SIGINT, SIGTERM, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP})
+    ::sigaddset(&wanted, signal);
+  if (!is_ignored(SIGHUP)) ::sigaddset(&wanted, SIGHUP);
   descriptor_.reset(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!descriptor_) throw SystemError("making a queue of signals", errno);
   ::pthread_sigmask(SIG_BLOCK, &wanted, &before_);

@@ -9,8 +9,8 @@
 namespace lockstep::launch {
 
 // Blocks the signals an agent passes on, in the calling thread, until destroyed; threads started
-// meanwhile inherit that. SIGINT and SIGHUP stay ignored where they were (nohup, background jobs of
-// scripts).
+// meanwhile inherit that. SIGHUP stays ignored where it was (nohup). SIGINT does not: scripts start
+// background jobs so, and may still want to stop them.
 class SignalQueue {
  public:
   SignalQueue();

@@ -56,8 +56,7 @@ struct Prepared {
 void reset_signals() {
   struct sigaction plain = {};
   plain.sa_handler = SIG_DFL;
-  ::sigaction(SIGPIPE, &plain, nullptr);
-  ::sigaction(SIGCHLD, &plain, nullptr);
+  for (int signal : {SIGPIPE, SIGCHLD, SIGINT, SIGQUIT}) ::sigaction(signal, &plain, nullptr);
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);

@@ -106,6 +106,15 @@ TEST(AgentOutput, AQuestionIsShownBeforeItsLineEnds) {
   user.join();
 }
 
+TEST(AgentOutput, ALineThatABufferCutsInTwoIsShownWhole) {
+  // Rank 0 stops for a while after 4096 bytes, in the middle of a line; rank 1 prints meanwhile.
+  const Ran ran = run_agent(
+      shells(2,
+             "if [ $RANK = 0 ]; then head -c 4096 /dev/zero | tr '\\000' x; sleep 0.4; echo y; "
+             "else sleep 0.3; echo z; fi"));
+  EXPECT_EQ(ran.output, "[rank 1] z\n[rank 0] " + std::string(4096, 'x') + "y\n");
+}
+
 TEST(AgentOutput, EndlessLinesTakeBoundedMemoryAndLoseNothing) {
   const test::TemporaryFolder folder;
   WorkerSpec spec = shells(2, "head -c 5000000 /dev/zero | tr '\\000' x");

@@ -132,6 +132,16 @@ TEST(SignalQueue, HoldsSignalsAndRestoresTheMask) {
     EXPECT_EQ(sigismember(&before, signal), sigismember(&after, signal)) << signal;
 }
 
+TEST(SignalQueue, TakesInterruptsThatScriptsIgnoreForTheirBackgroundJobs) {
+  const auto handler = ::signal(SIGINT, SIG_IGN);
+  {
+    SignalQueue queue;
+    ::raise(SIGINT);
+    EXPECT_EQ(queue.take(), std::vector<int>{SIGINT});
+  }
+  ::signal(SIGINT, handler);
+}
+
 TEST(SignalQueue, LeavesIgnoredHangupsIgnored) {
   const auto handler = ::signal(SIGHUP, SIG_IGN);
   {

@@ -131,8 +131,10 @@ TEST(Process, SignalsAreResetInTheChild) {
   sigaddset(&term, SIGTERM);
   ASSERT_EQ(::pthread_sigmask(SIG_BLOCK, &term, &before), 0);
   const auto pipes_before = ::signal(SIGPIPE, SIG_IGN);
+  const auto interrupts_before = ::signal(SIGINT, SIG_IGN);
   const std::string text = output_of(shell("grep -E '^Sig(Blk|Ign)' /proc/self/status"));
   ::signal(SIGPIPE, pipes_before);
+  ::signal(SIGINT, interrupts_before);
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   EXPECT_EQ(text, "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n");
 }

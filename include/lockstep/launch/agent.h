@@ -50,7 +50,7 @@ struct WorkerSpec {
   int error = 2;   // the latter. Not owned.
   // Take SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTSTP while run() runs and treat
   // them as deliver() does. They are blocked in the calling thread, so no other thread may leave
-  // them unblocked. A SIGINT or SIGHUP that was ignored (nohup) stays so.
+  // them unblocked. A SIGHUP that was ignored (nohup) stays so.
   bool forward_signals = false;
   // A rank that ends with this code has itself said why: no report is printed about it. -1: none
   // does.

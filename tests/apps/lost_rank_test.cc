@@ -1,0 +1,102 @@
+// A rank is killed in the middle of collectives under `lockstep run`.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include <poll.h>
+#include <unistd.h>
+
+#include "apps/command.h"
+#include "sys/sockets.h"
+
+namespace lockstep::apps {
+namespace {
+
+using namespace std::chrono_literals;
+
+const std::string loop = LOCKSTEP_PROGRAM_DIR "/../tests/programs/all_reduce_loop";
+
+// From "[rank 1] pid 77"; 0 when it is not there.
+pid_t pid_of_rank(const std::string& output, int rank) {
+  const std::string line = "[rank " + std::to_string(rank) + "] pid ";
+  const std::size_t at = output.find(line);
+  return at == std::string::npos ? 0 : std::stoi(output.substr(at + line.size()));
+}
+
+std::set<std::string> shared_files() {
+  std::set<std::string> names;
+  for (const auto& file : std::filesystem::directory_iterator("/dev/shm"))
+    names.insert(file.path().filename().string());
+  return names;
+}
+
+// All of a run's processes, once every rank has gone through some steps.
+std::vector<pid_t> await_ranks(const Started& run, int ranks) {
+  std::vector<pid_t> pids;
+  const Deadline limit = Deadline::after(40s);
+  while (static_cast<int>(pids.size()) < ranks && !limit.passed()) {
+    std::this_thread::sleep_for(10ms);
+    const std::string output = content(run.output);
+    pids.clear();
+    for (int rank = 0; rank < ranks; ++rank)
+      if (const pid_t pid = pid_of_rank(output, rank); pid != 0) pids.push_back(pid);
+  }
+  return pids;
+}
+
+struct LostRank : testing::Test {
+  void SetUp() override {
+    if (!std::filesystem::exists(loop)) GTEST_SKIP() << "all_reduce_loop was not built";
+  }
+};
+
+TEST_F(LostRank, TheOthersNameItWithinASecondAndNothingIsLeft) {
+  const std::set<std::string> shared_before = shared_files();
+  Started run = start_lockstep({"run", "-n", "3", loop});
+  const std::vector<pid_t> pids = await_ranks(run, 3);
+  ASSERT_EQ(pids.size(), 3U) << content(run.error);
+  ::kill(pids[1], SIGKILL);
+  const auto killed = Clock::now();
+  const Finished end = finish(std::move(run));
+  EXPECT_LT(Clock::now() - killed, 1s);
+
+  EXPECT_EQ(end.status.code, 128 + SIGKILL);
+  EXPECT_NE(end.error.find("lockstep run: rank 1 of 3 (pid " + std::to_string(pids[1]) +
+                           ") was killed by signal 9 (SIGKILL)"),
+            std::string::npos)
+      << end.error;
+  EXPECT_NE(end.error.find("the others ended after it: ranks 0, 2: exit code 9\n"),
+            std::string::npos)
+      << end.error;
+  for (const char* survivor : {"[rank 0] lost: ", "[rank 2] lost: "}) {
+    const std::size_t at = end.error.find(survivor);
+    ASSERT_NE(at, std::string::npos) << end.error;
+    EXPECT_NE(end.error.substr(at, end.error.find('\n', at) - at).find("rank 1"), std::string::npos)
+        << end.error;
+  }
+  for (pid_t pid : pids) EXPECT_NE(::kill(pid, 0), 0) << "process " << pid << " is left";
+  EXPECT_EQ(shared_files(), shared_before);
+}
+
+TEST_F(LostRank, WhenTheAgentIsKilledAllRanksEndWithinASecond) {
+  const std::set<std::string> shared_before = shared_files();
+  Started run = start_lockstep({"run", "-n", "3", loop});
+  const std::vector<pid_t> pids = await_ranks(run, 3);
+  ASSERT_EQ(pids.size(), 3U) << content(run.error);
+  std::vector<sys::FileDescriptor> ends;
+  for (pid_t pid : pids) ends.push_back(sys::open_pidfd(pid));
+  run.process.send(SIGKILL);
+  const Deadline second = Deadline::after(1s);
+  for (const sys::FileDescriptor& end : ends)
+    EXPECT_TRUE(sys::wait_ready(end.get(), POLLIN, second));
+  EXPECT_EQ(shared_files(), shared_before);
+}
+
+}  // namespace
+}  // namespace lockstep::apps
