@@ -20,6 +20,9 @@ Interrupt::Interrupt() {
   action.sa_flags = SA_RESTART | SA_RESETHAND;
   sigaction(SIGINT, &action, &old_interrupt_);
   sigaction(SIGTERM, &action, &old_terminate_);
+  // What was ignored stays so: a shell ignores SIGINT for what it puts into the background.
+  if (old_interrupt_.sa_handler == SIG_IGN) sigaction(SIGINT, &old_interrupt_, nullptr);
+  if (old_terminate_.sa_handler == SIG_IGN) sigaction(SIGTERM, &old_terminate_, nullptr);
 }
 
 Interrupt::~Interrupt() {

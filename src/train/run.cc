@@ -29,13 +29,18 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-double number_in(const checkpoint::Metadata& progress, const std::string& name) {
+const std::string& text_in(const checkpoint::Metadata& progress, const std::string& name) {
   auto found = progress.find(name);
   check_input(found != progress.end(), "checkpoint: expected progress.{}, found none", name);
-  if (found->second == "inf") return std::numeric_limits<double>::infinity();
-  std::optional<double> value = parse_number(found->second);
+  return found->second;
+}
+
+double number_in(const checkpoint::Metadata& progress, const std::string& name) {
+  const std::string& text = text_in(progress, name);
+  if (text == "inf") return std::numeric_limits<double>::infinity();
+  std::optional<double> value = parse_number(text);
   check_input(value.has_value(), "checkpoint: progress.{}: expected a number, found '{}'", name,
-              found->second);
+              text);
   return *value;
 }
 
@@ -82,7 +87,7 @@ std::optional<checkpoint::TrainingState> Run::shared_state() {
 void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   task_ = make_task(options_, world_);
   together(world_, [&] {
-    task_->load(state ? state->progress.at("data") : std::string());
+    task_->load(state ? text_in(state->progress, "data") : std::string());
     torch::manual_seed(static_cast<std::uint64_t>(options_.seed));
     task_->make_model();
     if (state) models::load_exported(*task_->module(), state->model);

@@ -37,7 +37,7 @@ class TrainProgram : public testing::Test {
   }
   // Shell words that wait until the run has written metrics.
   [[nodiscard]] std::string until_running() const {
-    return "for i in $(seq 200); do [ -s " + out() +
+    return "for i in $(seq 1200); do [ -s " + out() +
            "/metrics.jsonl ] && break; sleep 0.05; done; ";
   }
 
@@ -68,10 +68,9 @@ TEST_F(TrainProgram, TrainsUnderTheLauncherByTheDispatcher) {
 
 TEST_F(TrainProgram, TrainsUnderTorchrun) {
   if (!test::python()) GTEST_SKIP() << test::no_python;
-  ShellResult run =
-      shell("OMP_NUM_THREADS=1 " + test::python()->string() +
-            " -m torch.distributed.run --no-python --nproc-per-node 2 --master-port 0 " +
-            program("lockstep-train") + tiny_gpt() + " 2>&1");
+  ShellResult run = shell("OMP_NUM_THREADS=1 " + test::python()->string() +
+                          " -m torch.distributed.run --no-python --standalone --nproc-per-node 2 " +
+                          program("lockstep-train") + tiny_gpt() + " 2>&1");
   EXPECT_EQ(run.exit_code, 0) << run.output;
   EXPECT_NE(run.output.find("done: val_loss="), std::string::npos) << run.output;
 }
@@ -94,9 +93,9 @@ TEST_F(TrainProgram, BadInputIsOneLineAndLeavesNothing) {
 
 TEST_F(TrainProgram, AnInterruptSavesAndTheRunGoesOn) {
   ShellResult run = shell(program("lockstep-train") + long_mlp() + " & " + until_running() +
-                          "kill -INT $!; wait $!");
+                          "kill -TERM $!; wait $!");
   EXPECT_EQ(run.exit_code, 0) << run.output;
-  EXPECT_TRUE(last_line(run.output).starts_with("stopped: signal=2 ")) << run.output;
+  EXPECT_TRUE(last_line(run.output).starts_with("stopped: signal=15 ")) << run.output;
   std::string resume =
       program("lockstep-train") + " mlp --resume --out " + out() + " --ranks 1 --steps 1";
   ShellResult resumed = shell(resume);
@@ -106,8 +105,11 @@ TEST_F(TrainProgram, AnInterruptSavesAndTheRunGoesOn) {
 }
 
 TEST_F(TrainProgram, AKilledRankIsNamedByTheOther) {
+  const char* kill_rank_1 =
+      "for p in $(cat /proc/$agent/task/$agent/children); do "
+      "tr '\\0' '\\n' < /proc/$p/environ | grep -qx RANK=1 && kill -KILL $p; done; wait $agent";
   ShellResult run = shell(program("lockstep-train") + long_mlp() + " 2>&1 & agent=$!; " +
-                          until_running() + "kill -KILL $(pgrep -P $agent | tail -1); wait $agent");
+                          until_running() + kill_rank_1);
   EXPECT_EQ(run.exit_code, 137) << run.output;
   EXPECT_NE(run.output.find("lockstep train: rank 0: "), std::string::npos) << run.output;
   EXPECT_NE(run.output.find("rank 1"), std::string::npos) << run.output;

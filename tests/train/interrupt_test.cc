@@ -16,10 +16,20 @@ TEST(Interrupt, RemembersTheSignal) {
   }
 }
 
+void do_nothing(int) {}
+
 TEST(Interrupt, BringsBackWhatWasThere) {
-  auto old = std::signal(SIGTERM, SIG_IGN);
+  auto old = std::signal(SIGTERM, do_nothing);
   { Interrupt interrupt; }
-  EXPECT_EQ(std::signal(SIGTERM, old), SIG_IGN);
+  EXPECT_EQ(std::signal(SIGTERM, old), do_nothing);
+}
+
+TEST(Interrupt, WhatWasIgnoredStaysSo) {
+  auto old = std::signal(SIGINT, SIG_IGN);
+  Interrupt interrupt;
+  std::raise(SIGINT);
+  EXPECT_EQ(interrupt.signal(), 0);
+  std::signal(SIGINT, old);
 }
 
 TEST(InterruptDeathTest, TheSecondSignalEndsTheProcess) {

@@ -39,6 +39,7 @@ Options tiny_gpt(const TemporaryFolder& folder) {
   options.save_every = 4;
   options.keep = 0;
   options.log_every = 1;
+  options.threads = 1;  // so that ranks can be forked from a test that trained itself
   return options;
 }
 
@@ -52,6 +53,7 @@ Options tiny_mnist(const TemporaryFolder& folder) {
   options.save_every = 4;
   options.keep = 0;
   options.log_every = 1;
+  options.threads = 1;  // so that ranks can be forked from a test that trained itself
   return options;
 }
 
@@ -63,6 +65,7 @@ Options tiny_mlp(const TemporaryFolder& folder) {
   options.save_every = 4;
   options.keep = 0;
   options.log_every = 1;
+  options.threads = 1;  // so that ranks can be forked from a test that trained itself
   return options;
 }
 
@@ -156,7 +159,7 @@ TEST(Trainer, AnyNumberOfRanksTrainsTheSameModel) {
     run(ranks, options);
   }
   double one = last_val_loss(out + "1");
-  EXPECT_LT(one, 2.3);  // ten letters, little learned
+  EXPECT_LT(one, metrics_of(out + "1")[3]["val_loss"].get<double>());
   for (const char* ranks : {"2", "3"}) EXPECT_NEAR(last_val_loss(out + ranks), one, 1e-3) << ranks;
 }
 
@@ -239,7 +242,10 @@ TEST(Trainer, ASignalOnOneRankEndsAllWithACheckpoint) {
   options.save_every = 0;
   test::run_group(Engine::shm, 3, [&](Group group) {
     std::jthread later([&] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      std::error_code not_there_yet;
+      while (fs::file_size(fs::path(options.out) / "metrics.jsonl", not_there_yet) == 0 ||
+             not_there_yet)
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
       if (group.rank() == 1) ::kill(::getpid(), SIGTERM);
     });
     Report report = train(options, group);

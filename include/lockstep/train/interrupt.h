@@ -6,8 +6,8 @@
 namespace lockstep::train {
 
 // While an object lives, the first SIGINT or SIGTERM is only remembered; a second one ends the
-// process as usual. At most one object a process at a time. The destructor brings back the handlers
-// that were there.
+// process as usual. A signal that was ignored before stays ignored. At most one object a process at
+// a time. The destructor brings back the handlers that were there.
 class Interrupt {
  public:
   Interrupt();
