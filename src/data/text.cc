@@ -63,7 +63,7 @@ std::string read_text(const fs::path& path, const std::vector<std::string>& exte
     } else {
       append(text, path);
     }
-  } catch (const fs::filesystem_error& error) {
+  } catch (const std::system_error& error) {
     refuse(path, "a readable folder", error.code().message());
   }
   if (text.empty()) refuse(path, "some text", "0 bytes");

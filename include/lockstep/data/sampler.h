@@ -21,8 +21,7 @@ struct SamplerOptions {
   // first samples of the order (over and over, where there are fewer samples than ranks), so that
   // every rank reads equally many.
   bool drop_last = false;  // left out
-  bool uneven =
-      false;  // read once: the first ranks read one sample more (not in Python's; for evaluation)
+  bool uneven = false;     // read once, by the first ranks; Python's has no such option
 };
 
 // A value that any thread may read. It holds no order: that of an epoch is made when it is asked

@@ -16,8 +16,8 @@ struct TextOptions {
   // is read in any case.
   std::vector<std::string> extensions = {};
   bool bytes = false;  // tokens are bytes instead of the text's characters
-  std::optional<Vocabulary> vocabulary =
-      std::nullopt;         // this one (of an earlier run) instead of a new one
+  // This one (of an earlier run) instead of a new one.
+  std::optional<Vocabulary> vocabulary = std::nullopt;
   double validation = 0.1;  // the part at the end that is held back, in [0, 1)
 };
 

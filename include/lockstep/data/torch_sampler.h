@@ -1,9 +1,9 @@
 // Sampler's order for a program that keeps LibTorch's own data loader:
 //
-//   ls::data::TorchSampler sampler(ls::data::Sampler(count, {.rank = group.rank(), .world =
-//   group.size()})); auto loader = torch::data::make_data_loader(dataset, sampler, 64); for (int
-//   epoch = 0; epoch < 10; ++epoch)
-//     for (auto& batch : *loader) ...               // each pass over the loader is the next epoch
+//   ls::data::TorchSampler sampler(ls::data::Sampler(count, {.rank = 1, .world = 4}));
+//   auto loader = torch::data::make_data_loader(dataset, sampler, 64);
+//   for (int epoch = 0; epoch < 10; ++epoch)
+//     for (auto& batch : *loader) ...    // each pass over the loader is the next epoch
 #pragma once
 
 #include <lockstep/data/sampler.h>

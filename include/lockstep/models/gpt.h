@@ -23,8 +23,8 @@ namespace lockstep::models {
 struct GenerateOptions {
   double temperature = 1.0;  // 0: always the likeliest token
   std::int64_t top_k = 0;    // draw among the k likeliest only; 0: among all
-  std::optional<at::Generator> generator =
-      std::nullopt;  // the model's device's default generator when absent
+  // The default generator of the model's device when absent.
+  std::optional<at::Generator> generator = std::nullopt;
 };
 
 // Everything below the head: embeddings, blocks, last normalisation.
