@@ -62,7 +62,8 @@ Agreement Agreement::of(const Fingerprint& print) {
 
 void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor, const CallSite& site) {
   constexpr auto relaxed = std::memory_order_relaxed;
-  slot.stamp.store(sequence * 2 + 1, relaxed);
+  // Release: who sees this takes the operation before for complete, results and all.
+  slot.stamp.store(sequence * 2 + 1, std::memory_order_release);
   std::atomic_thread_fence(std::memory_order_release);
   slot.call.store(descriptor.print.call, relaxed);
   slot.count.store(descriptor.print.count, relaxed);
@@ -87,7 +88,7 @@ Posted read(const Slot& slot, std::uint64_t sequence, Descriptor& descriptor) {
   descriptor.input = Location::of(slot.input.load(relaxed));
   descriptor.output = Location::of(slot.output.load(relaxed));
   std::atomic_thread_fence(std::memory_order_acquire);
-  return slot.stamp.load(relaxed) == stamp ? Posted::yes : Posted::complete;
+  return slot.stamp.load(std::memory_order_acquire) == stamp ? Posted::yes : Posted::complete;
 }
 
 std::string describe(const Slot& slot) {

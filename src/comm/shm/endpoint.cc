@@ -208,6 +208,7 @@ void Endpoint::wait(Lane& lane, std::uint64_t sequence, Duration timeout) {
   auto notice = Deadline::after(notice_after);
   Patience patience(crowded_);
   auto look = [&] {
+    group.check_departures(lane);
     return progress(Appetite::anything) || lane.is_complete(sequence) || group.has_failed();
   };
   while (!lane.is_complete(sequence)) {
@@ -218,7 +219,6 @@ void Endpoint::wait(Lane& lane, std::uint64_t sequence, Duration timeout) {
     if (lane.is_complete(sequence)) return;
     if (group.has_failed()) group.throw_failure();
     if (patience.has_more()) continue;
-    group.check_departures(lane);
     if (deadline.passed()) {
       group.fail(FailureKind::timeout, group.overdue(lane, timeout));
       continue;

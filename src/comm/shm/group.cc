@@ -56,6 +56,7 @@ Lane& Group::lane_of(const Posting& posting) {
                                        block_.messages(source, destination),
                                        std::vector<int>{source, destination}, sends ? 0 : 1);
     endpoint_.add_lane([&] {
+      std::lock_guard lock(active_mutex_);
       lanes_[index] = std::move(lane);
       active_.push_back(lanes_[index].get());
     });
@@ -86,6 +87,7 @@ void Group::order_after_conflicts(const Lane& lane, const Posting& posting) {
 }
 
 void Group::finish_complete() {
+  std::lock_guard lock(active_mutex_);
   for (Lane* lane : active_) {
     if (lane->finished() < lane->completed()) lane->finish(lane->completed());
   }
@@ -94,7 +96,20 @@ void Group::finish_complete() {
 void Group::wait(std::uint64_t ticket) {
   Lane& lane = lane_of(ticket);
   std::uint64_t sequence = ticket & ((std::uint64_t{1} << sequence_bits) - 1);
+  if (lane.finished() >= sequence) return;
   wait(lane, sequence, lane.timeout_of(sequence));
+  // What was dropped before comes with it, as far as all ranks have posted it.
+  if (has_unfinished_besides(lane)) {
+    while (endpoint_.progress(Appetite::anything)) continue;
+    finish_complete();
+  }
+}
+
+bool Group::has_unfinished_besides(const Lane& lane) {
+  std::lock_guard lock(active_mutex_);
+  return std::any_of(active_.begin(), active_.end(), [&lane](const Lane* other) {
+    return other != &lane && other->finished() < other->posted();
+  });
 }
 
 void Group::wait(Lane& lane, std::uint64_t sequence, Duration timeout) {

@@ -22,6 +22,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -53,8 +54,9 @@ class Group {
   void wait(std::uint64_t ticket);
   [[nodiscard]] bool done(std::uint64_t ticket);
 
+  // Sequentially consistent: a thread about to sleep asks (waiting.h).
   [[nodiscard]] bool has_failed() const {
-    return block_.failure().state.load(std::memory_order_acquire) != SharedFailure::alive;
+    return block_.failure().state.load(std::memory_order_seq_cst) != SharedFailure::alive;
   }
   // Kills the group, unless something else has, and wakes everybody.
   void fail(FailureKind kind, std::string_view text);
@@ -78,7 +80,9 @@ class Group {
   [[nodiscard]] Lane& lane_of(std::uint64_t ticket);
   void wait(Lane& lane, std::uint64_t sequence, Duration timeout);
   void order_after_conflicts(const Lane& lane, const Posting& posting);
+  // Gives out what is complete in all lanes.
   void finish_complete();
+  [[nodiscard]] bool has_unfinished_besides(const Lane& lane);
   [[nodiscard]] std::string of_group() const;
 
   Endpoint& endpoint_;
@@ -88,8 +92,9 @@ class Group {
   GroupBlock block_;
   bool left_ = false;
 
-  std::vector<std::unique_ptr<Lane>>
-      lanes_;                  // 0: collectives; 1 + source * size + destination: messages
+  // 0: collectives; 1 + source * size + destination: messages.
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::mutex active_mutex_;    // for those who read active_ and do not post
   std::vector<Lane*> active_;  // those that exist
 };
 

@@ -39,7 +39,7 @@ bool Lane::post_next(const Posting& posting) {
 Sight Lane::look(Operation& operation) {
   if (operation.is_planned()) return Sight::ready;
   Sight sight = operation.look(peers_, memory_);
-  if (sight == Sight::mismatch)
+  if (sight == Sight::mismatch && !group_.has_failed())
     group_.fail_by_mismatch(*this, operation.sequence(), operation.mismatched());
   return sight;
 }

@@ -24,7 +24,7 @@ Cutting cutting_for(DType dtype) {
 }
 
 // From here on the data does not stay in the last cache anyway, and stores need not fetch their
-// lines first.
+// lines first. Not for results that replace inputs: those lines have just been loaded.
 std::int64_t streaming_bytes() {
   static const std::int64_t bytes = std::max<std::int64_t>(sys::cache_sizes().level_3, 8 << 20);
   return bytes;
@@ -164,7 +164,7 @@ Sight Operation::make_plan(const LaneMemory& memory) {
     bool agree = read_matrix(memory);
     std::atomic_thread_fence(std::memory_order_acquire);
     for (int member = 0; member < memory.members(); ++member) {
-      if (memory.slot(member, sequence_).stamp.load(std::memory_order_relaxed) != sequence_ * 2)
+      if (memory.slot(member, sequence_).stamp.load(std::memory_order_acquire) != sequence_ * 2)
         return Sight::complete;
     }
     if (!agree) return Sight::mismatch;
@@ -172,10 +172,11 @@ Sight Operation::make_plan(const LaneMemory& memory) {
   }
   plan_ = Plan(shape_, cutting_for(dtype_));
   planned_ = true;
-  std::int64_t bytes = 0;
-  for (int part = 0; part < plan_.parts(); ++part)
-    bytes += plan_.part_length(part) * static_cast<std::int64_t>(bytes_of(dtype_));
-  stream_ = bytes * (combines(collective_) ? memory.members() : 2) > streaming_bytes();
+  std::int64_t elements = 0;
+  for (int part = 0; part < plan_.parts(); ++part) elements += plan_.part_length(part);
+  bool in_place = inputs_ == outputs_;
+  stream_ =
+      !in_place && elements * static_cast<std::int64_t>(bytes_of(dtype_)) * 2 > streaming_bytes();
   return Sight::ready;
 }
 

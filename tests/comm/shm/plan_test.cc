@@ -4,6 +4,7 @@
 
 #include <map>
 #include <numeric>
+#include <set>
 #include <tuple>
 #include <vector>
 
@@ -135,6 +136,11 @@ Written expected(const Shape& shape) {
   return written;
 }
 
+bool has_root(Collective collective) {
+  return collective == Collective::reduce || collective == Collective::broadcast ||
+         collective == Collective::gather || collective == Collective::scatter;
+}
+
 void check_plan(const Shape& shape) {
   for (const Cutting& cutting : {Cutting{4, 0, 8, 16}, Cutting{1, 0, 1, 1}, Cutting{16, 40, 32, 64},
                                  Cutting{16, 1 << 20, 32, 64}}) {
@@ -145,12 +151,13 @@ void check_plan(const Shape& shape) {
 
 TEST(Plan, WritesEveryElementOnceAndFromTheRightPlace) {
   for (int size = 1; size <= 17; ++size) {
-    for (std::int64_t count : {0, 1, 5, 16, 67}) {
+    for (std::int64_t count : {0, 1, 5, 67}) {
       for (auto collective :
            {Collective::all_reduce, Collective::reduce, Collective::broadcast,
             Collective::all_gather, Collective::reduce_scatter, Collective::all_to_all,
             Collective::gather, Collective::scatter, Collective::barrier}) {
-        for (int root : {0, size - 1}) check_plan({collective, size, root, count, {}, {}});
+        for (int root : std::set{0, has_root(collective) ? size - 1 : 0})
+          check_plan({collective, size, root, count, {}, {}});
       }
     }
   }

@@ -110,6 +110,24 @@ TEST(Posting, DeliversDroppedOperationsWithALaterWait) {
   });
 }
 
+TEST(Posting, DeliversDroppedMessagesWithALaterWait) {
+  run_as_rank_threads(2, [](Endpoint& endpoint) {
+    Group& group = endpoint.world();
+    for (int round = 0; round < 20; ++round) {
+      auto values = constant(100, static_cast<float>(round));
+      if (group.rank() == 0) {
+        run(group, call(Collective::send, values, values, 1));
+        run(group, barrier_call());
+        continue;
+      }
+      std::vector<float> received(100, -1);
+      (void)post(group, call(Collective::recv, received, received, 0));
+      run(group, barrier_call());
+      ASSERT_EQ(received, values);
+    }
+  });
+}
+
 TEST(Posting, WorksInOverlappingGroups) {
   run_as_rank_threads(3, [](Endpoint& endpoint) {
     int me = endpoint.world().rank();
