@@ -247,7 +247,7 @@ void Endpoint::on_peer_end(int rank) {
   auto pid = peers().peer(rank).pid;
   auto how = pid > 0 ? fmt::format("its process {} ended without leaving", pid)
                      : std::string("its process ended without leaving");
-  for (auto& group : groups_) group->fail_by_loss(rank, how);
+  for (auto& group : groups_) group->fail_by_end(rank, how);
 }
 
 }  // namespace lockstep::shm

@@ -143,14 +143,19 @@ void Group::fail_by_mismatch(const Lane& lane, std::uint64_t sequence, int other
        mismatch_sentence(lane.memory(), lane.ranks(), sequence, lane.me(), other) + of_group());
 }
 
-void Group::fail_by_loss(int world_rank, std::string_view how) {
-  auto place = std::find(members_.begin(), members_.end(), world_rank);
-  if (place == members_.end()) return;
-  auto number = static_cast<int>(place - members_.begin());
+void Group::fail_by_loss(int number, std::string_view how) {
+  int world_rank = members_[number];
   auto in_world =
       number == world_rank ? std::string() : fmt::format(" (rank {} of the world)", world_rank);
   fail(FailureKind::peer_lost,
        fmt::format("rank {}{} of {} was lost: {}{}", number, in_world, size(), how, of_group()));
+}
+
+void Group::fail_by_end(int world_rank, std::string_view how) {
+  auto place = std::find(members_.begin(), members_.end(), world_rank);
+  if (place == members_.end()) return;
+  auto number = static_cast<int>(place - members_.begin());
+  fail_by_loss(number, fmt::format("{}; {}", how, lost_sentence(block_.collectives(), number)));
 }
 
 void Group::throw_failure() const {
@@ -198,7 +203,7 @@ void Group::check_departures(const Lane& lane) {
     // It may have posted just before it left.
     if (!gone || has_posted(slot, sequence)) continue;
     auto mine = describe(lane.memory().slot(lane.me(), sequence));
-    fail_by_loss(members_[number],
+    fail_by_loss(number,
                  fmt::format("it left in order without taking part in {} that rank {} waits in",
                              mine, rank_));
     return;

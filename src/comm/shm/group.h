@@ -61,7 +61,9 @@ class Group {
   // Kills the group, unless something else has, and wakes everybody.
   void fail(FailureKind kind, std::string_view text);
   void fail_by_mismatch(const Lane& lane, std::uint64_t sequence, int other);
-  void fail_by_loss(int world_rank, std::string_view how);
+  void fail_by_loss(int number, std::string_view how);
+  // A process has ended, whoever it was.
+  void fail_by_end(int world_rank, std::string_view how);
   [[noreturn]] void throw_failure() const;
 
   // For the endpoint, under its mutex.

@@ -94,4 +94,17 @@ std::string overdue_sentence(const Waited& operation, const LaneMemory& collecti
                      call);
 }
 
+std::string lost_sentence(const LaneMemory& collectives, int member) {
+  const Slot* last = last_call(collectives, member);
+  std::string text = last ? "its last call was " + describe(*last) : "it had made no call yet";
+  std::uint64_t next = (last ? sequence_in(*last) : 0) + 1;
+  std::vector<int> waiting;
+  for (int other = 0; other < collectives.members(); ++other) {
+    if (sequence_in(collectives.slot(other, next)) == next) waiting.push_back(other);
+  }
+  if (waiting.empty()) return text;
+  return fmt::format("{}; {} {} in {}", text, rank_list(waiting), waits(waiting.size()),
+                     describe(collectives.slot(waiting.front(), next)));
+}
+
 }  // namespace lockstep::shm

@@ -32,4 +32,7 @@ struct Waited {
     const Waited& operation, const LaneMemory& collectives, Duration waited,
     const std::function<bool(int, std::uint64_t)>& is_executing);
 
+// its last call was all_reduce #416 (...); ranks 0, 2 wait in all_reduce #417 (...)
+[[nodiscard]] std::string lost_sentence(const LaneMemory& collectives, int member);
+
 }  // namespace lockstep::shm

@@ -62,20 +62,23 @@ void all_reduce(Group& group, std::size_t count) {
 TEST(Failure, NamesAKilledRankWhileOthersWait) {
   TemporaryFolder folder;
   SharedMoment killed;
-  RankProcesses ranks(3, on_endpoint(folder, 3, [&](Endpoint& endpoint) {
-                        Group& group = endpoint.world();
-                        all_reduce(group, 1000);
-                        if (group.rank() == 1) {
-                          std::this_thread::sleep_for(200ms);  // the others sleep in a futex by now
-                          killed.note();
-                          raise(SIGKILL);
-                        }
-                        auto text = error_of<PeerLost>([&] { all_reduce(group, 1000); });
-                        EXPECT_LT(killed.since(), 500ms);
-                        EXPECT_TRUE(contains(text, "rank 1")) << text;
-                        EXPECT_EQ(error_of<PeerLost>([&] { all_reduce(group, 1); }),
-                                  text);  // and again
-                      }));
+  RankProcesses ranks(
+      3, on_endpoint(folder, 3, [&](Endpoint& endpoint) {
+        Group& group = endpoint.world();
+        all_reduce(group, 1000);
+        if (group.rank() == 1) {
+          std::this_thread::sleep_for(200ms);  // the others sleep in a futex by now
+          killed.note();
+          raise(SIGKILL);
+        }
+        auto text = error_of<PeerLost>([&] { all_reduce(group, 1000); });
+        EXPECT_LT(killed.since(), 500ms);
+        EXPECT_TRUE(contains(text, "its last call was all_reduce #1 (4 kB, ")) << text;
+        EXPECT_TRUE(contains(text, "ranks 0, 2 wait in all_reduce #2 (4 kB, ")) << text;
+        EXPECT_TRUE(contains(text, "rank 1")) << text;
+        EXPECT_EQ(error_of<PeerLost>([&] { all_reduce(group, 1); }),
+                  text);  // and again
+      }));
   EXPECT_TRUE(ranks.wait(0, 20s).ok());
   EXPECT_TRUE(ranks.wait(2, 20s).ok());
 }
