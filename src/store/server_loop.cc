@@ -4,7 +4,6 @@
 #include "sys/sockets.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <span>
 #include <utility>
@@ -30,8 +29,7 @@ void flush(int socket, store::ServerSession& session) {
   }
 }
 
-void receive(int socket, store::ServerSession& session) {
-  thread_local std::array<std::byte, receive_bytes> buffer;
+void receive(int socket, store::ServerSession& session, std::span<std::byte> buffer) {
   auto count = sys::receive_now(socket, buffer);
   if (count) session.receive({reinterpret_cast<const char*>(buffer.data()), *count});
 }
@@ -48,7 +46,8 @@ StoreServer::Loop::Loop(StoreServerOptions options, sys::FileDescriptor listener
       address_(sys::SocketAddress::local(listener.get()).text()),
       port_(sys::SocketAddress::local(listener.get()).port()),
       listener_(std::move(listener)),
-      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      buffer_(receive_bytes) {
   if (!wake_) throw SystemError("making an eventfd", errno);
   sys::BlockedSignals blocked;
   thread_ = std::thread([this] { run(); });
@@ -128,7 +127,9 @@ void StoreServer::Loop::drop_oldest_unproven() {
 void StoreServer::Loop::serve(std::uint64_t number, Connection& connection, short events) {
   int socket = connection.socket.get();
   try {
-    if ((events & (POLLIN | POLLHUP | POLLERR)) != 0) receive(socket, connection.session);
+    if ((events & (POLLIN | POLLHUP | POLLERR)) != 0) {
+      receive(socket, connection.session, buffer_);
+    }
     bool more = true;
     while (more) {
       more = answer_some(number, connection);

@@ -9,6 +9,7 @@
 #include "sys/file_descriptor.h"
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -69,6 +70,7 @@ class StoreServer::Loop {
   Deadline accept_again_ = Deadline::after(Duration::zero());  // later when descriptors ran out
   sys::FileDescriptor wake_;
   std::atomic<bool> stopping_ = false;
+  std::vector<std::byte> buffer_;  // what one call receives
 
   store::Table table_;
   store::ParkedRequests parked_;
