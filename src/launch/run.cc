@@ -8,7 +8,7 @@
 #include <lockstep/base/scope_exit.h>
 
 #include <fcntl.h>
-#include <fmt/format.h>
+#include <lockstep/base/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -68,7 +68,12 @@ AgentResult Agent::Run::run() {
   const IgnoredBrokenPipes broken_pipes;
   if (spec_.forward_signals) signals_.emplace();
   adoption_.emplace();
-  const ScopeExit leave_nothing([&] { adoption_->end_all(Duration::zero()); });
+  const ScopeExit leave_nothing([&] {
+    adoption_->end_all(Duration::zero());
+    adoption_.reset();
+    signals_.reset();
+    meeting_.reset();
+  });
   if (!find_file()) return result_;
   open();
   start_workers();
@@ -107,7 +112,7 @@ void Agent::Run::start_workers() {
     } catch (const SystemError& error) {
       const char* hint =
           error.error_number() == ENOENT ? " (the interpreter that its first line names)" : "";
-      say(fmt::format("rank {}: {}{}", worker->rank(), error.what(), hint));
+      say(formatted("rank {}: {}{}", worker->rank(), error.what(), hint));
       result_.exit_code = 126;
       lifecycle_.could_not_start(worker->rank());
       if (const auto signal = lifecycle_.take_signal()) send_to_all(*signal);
