@@ -89,8 +89,7 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
     IMPORTED_LOCATION "${LibTorch_torch_cpu_LIBRARY}" IMPORTED_SONAME libtorch_cpu.so
     INTERFACE_INCLUDE_DIRECTORIES "${_libtorch_include}"
     INTERFACE_COMPILE_FEATURES cxx_std_20
-    # LibTorch's include folder holds a copy of fmt, which hides the system's and has no library to link: header only.
-    INTERFACE_COMPILE_DEFINITIONS "FMT_HEADER_ONLY=1;USE_DISTRIBUTED;USE_C10D_GLOO;_GLIBCXX_USE_CXX11_ABI=${_libtorch_cxx11_abi}"
+    INTERFACE_COMPILE_DEFINITIONS "USE_DISTRIBUTED;USE_C10D_GLOO;_GLIBCXX_USE_CXX11_ABI=${_libtorch_cxx11_abi}"
     INTERFACE_LINK_LIBRARIES "LibTorch::c10;Threads::Threads")
   add_library(LibTorch::LibTorch INTERFACE IMPORTED)
   set_target_properties(LibTorch::LibTorch PROPERTIES INTERFACE_LINK_LIBRARIES LibTorch::cpu)

@@ -2,10 +2,9 @@
 
 #include "apps/facts.h"
 
+#include <lockstep/base/format.h>
 #include <lockstep/base/nearest.h>
 #include <lockstep/base/text.h>
-
-#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -33,11 +32,11 @@ std::string for_people(const std::string& name, const Facts& value) {
 }
 
 void print(const char* title, const Facts& facts) {
-  fmt::print("{}\n", title);
+  print_to(stdout, "{}\n", title);
   for (const auto& [name, value] : facts.items()) {
     std::string label = name.ends_with("_bytes") ? name.substr(0, name.size() - 6) : name;
     std::replace(label.begin(), label.end(), '_', ' ');
-    fmt::print("  {:<18} {}\n", label, for_people(name, value));
+    print_to(stdout, "  {:<18} {}\n", label, for_people(name, value));
   }
 }
 
@@ -47,18 +46,18 @@ int info_command(const std::vector<std::string>& words) {
   bool json = false;
   for (const std::string& word : words) {
     if (word == "--help" || word == "-h") {
-      fmt::print("{}", usage);
+      print_to(stdout, "{}", usage);
       return 0;
     }
     if (word != "--json") {
       const std::vector<std::string_view> known{"--json", "--help"};
-      fmt::print(stderr, "lockstep info: {}\n", unknown_name("option", word, known));
+      print_to(stderr, "lockstep info: {}\n", unknown_name("option", word, known));
       return 2;
     }
     json = true;
   }
   if (json) {
-    fmt::print("{}\n", Facts{{"build", build_facts()}, {"machine", machine_facts()}}.dump(2));
+    print_to(stdout, "{}\n", Facts{{"build", build_facts()}, {"machine", machine_facts()}}.dump(2));
   } else {
     print("This build", build_facts());
     print("This machine", machine_facts());

@@ -4,9 +4,8 @@
 #include "apps/run.h"
 #include "apps/sibling.h"
 
+#include <lockstep/base/format.h>
 #include <lockstep/base/nearest.h>
-
-#include <fmt/core.h>
 
 #include <cstdio>
 #include <string>
@@ -16,13 +15,14 @@
 namespace {
 
 using namespace lockstep::apps;
+using lockstep::print_to;
 
-constexpr const char* usage =
+constexpr const char* usage_before_siblings =
     "Usage: lockstep COMMAND [OPTIONS]\n"
     "\n"
     "  run      start a program as N ranks on this machine\n"
-    "  info     what this build has and what this machine offers\n"
-    "{}"
+    "  info     what this build has and what this machine offers\n";
+constexpr const char* usage_after_siblings =
     "  help     this text; `lockstep help COMMAND` is `lockstep COMMAND --help`\n"
     "\n"
     "  --version  print the version\n";
@@ -35,10 +35,9 @@ std::string_view about(std::string_view sibling) {
 }
 
 int print_usage(std::FILE* to) {
-  std::string siblings;
-  for (const std::string& name : sibling_names())
-    siblings += fmt::format("  {:<8} {}\n", name, about(name));
-  fmt::print(to, usage, siblings);
+  print_to(to, "{}", usage_before_siblings);
+  for (const std::string& name : sibling_names()) print_to(to, "  {:<8} {}\n", name, about(name));
+  print_to(to, "{}", usage_after_siblings);
   return to == stdout ? 0 : 2;
 }
 
@@ -46,13 +45,13 @@ int unknown_command(const std::string& name) {
   const std::vector<std::string> siblings = sibling_names();
   std::vector<std::string_view> known{"run", "info", "help"};
   known.insert(known.end(), siblings.begin(), siblings.end());
-  fmt::print(stderr, "lockstep: {}\n", lockstep::unknown_name("command", name, known));
+  print_to(stderr, "lockstep: {}\n", lockstep::unknown_name("command", name, known));
   return 2;
 }
 
 int dispatch(const std::string& command, std::vector<std::string> rest) {
   if (command == "--version" || command == "-V") {
-    fmt::print("lockstep {}\n", build::version);
+    print_to(stdout, "lockstep {}\n", build::version);
     return 0;
   }
   if (command == "help" || command == "--help" || command == "-h") {

@@ -1,11 +1,10 @@
 #include "apps/run.h"
 
 #include <lockstep/base/check.h>
+#include <lockstep/base/format.h>
 #include <lockstep/base/nearest.h>
 #include <lockstep/base/text.h>
 #include <lockstep/launch/agent.h>
-
-#include <fmt/core.h>
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
@@ -66,7 +65,7 @@ Value to_choice(const char* option, const std::string& text,
   if (found != choices.end()) return found->second;
   std::vector<std::string_view> known;
   for (const auto& [name, value] : choices) known.push_back(name);
-  throw BadInput(fmt::format("{}: {}", option, unknown_name("value", text, known)));
+  throw BadInput(formatted("{}: {}", option, unknown_name("value", text, known)));
 }
 
 launch::WorkerSpec to_spec(const Words& words) {
@@ -128,7 +127,7 @@ void take_program(const CLI::App& app, launch::WorkerSpec& spec) {
 }
 
 int complain(const std::string& problem, int exit_code) {
-  fmt::print(stderr, "lockstep run: {}\n", problem);
+  print_to(stderr, "lockstep run: {}\n", problem);
   return exit_code;
 }
 
@@ -145,7 +144,7 @@ int run_command(const std::vector<std::string>& words) {
     spec = to_spec(parsed);
     take_program(app, spec);
   } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", app.help());
+    print_to(stdout, "{}", app.help());
     return 0;
   } catch (const CLI::ArgumentMismatch& error) {
     const std::string text = error.what();  // "--ranks: 1 required N missing"

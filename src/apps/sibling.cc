@@ -1,6 +1,6 @@
 #include "apps/sibling.h"
 
-#include <fmt/core.h>
+#include <lockstep/base/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -41,7 +41,7 @@ int become_sibling(const std::string& name, const std::vector<std::string>& argu
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
   ::execv(file.c_str(), argv.data());
-  fmt::print(stderr, "lockstep: cannot execute {}: {}\n", file, std::strerror(errno));
+  print_to(stderr, "lockstep: cannot execute {}: {}\n", file, std::strerror(errno));
   return 126;
 }
 

@@ -1,10 +1,9 @@
 #include <lockstep/base/environment.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 #include <lockstep/base/nearest.h>
 #include <lockstep/base/text.h>
-
-#include <fmt/core.h>
 
 #include <cstdlib>
 
@@ -13,20 +12,20 @@ namespace {
 
 BadInput not_understood(const std::string& name, std::string_view expected,
                         std::string_view found) {
-  return BadInput(fmt::format("{}: expected {}, found '{}'", name, expected, found));
+  return BadInput(formatted("{}: expected {}, found '{}'", name, expected, found));
 }
 
 BadInput not_set(const std::string& name, std::string_view why) {
-  return BadInput(fmt::format("{} is not set{}{}", name, why.empty() ? "" : ", ", why));
+  return BadInput(formatted("{} is not set{}{}", name, why.empty() ? "" : ", ", why));
 }
 
 std::string range_in_words(std::int64_t least, std::int64_t most) {
   bool no_least = least == std::numeric_limits<std::int64_t>::min();
   bool no_most = most == std::numeric_limits<std::int64_t>::max();
   if (no_least && no_most) return "a whole number";
-  if (no_most) return fmt::format("a whole number of at least {}", least);
-  if (no_least) return fmt::format("a whole number of at most {}", most);
-  return fmt::format("a whole number from {} to {}", least, most);
+  if (no_most) return formatted("a whole number of at least {}", least);
+  if (no_least) return formatted("a whole number of at most {}", most);
+  return formatted("a whole number from {} to {}", least, most);
 }
 
 }  // namespace

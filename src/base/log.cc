@@ -81,9 +81,10 @@ namespace detail {
 
 bool is_shown(Level level) noexcept { return logger().should_log(to_spdlog(level)); }
 
-void write(Level level, std::string_view text) noexcept {
+void write(Level level, std::string_view pattern,
+           std::span<const FormatArgument> arguments) noexcept {
   try {
-    logger().log(to_spdlog(level), text);
+    logger().log(to_spdlog(level), formatted_from(pattern, arguments));
   } catch (const std::exception&) {
     std::fputs("lockstep: a log line could not be written\n", stderr);
   }

@@ -1,6 +1,5 @@
+#include <lockstep/base/format.h>
 #include <lockstep/base/nearest.h>
-
-#include <fmt/core.h>
 
 #include <algorithm>
 #include <vector>
@@ -43,11 +42,11 @@ std::optional<std::string_view> nearest(std::string_view name,
 std::string unknown_name(std::string_view kind, std::string_view name,
                          std::span<const std::string_view> known) {
   if (auto meant = nearest(name, known))
-    return fmt::format("unknown {} '{}'; did you mean '{}'?", kind, name, *meant);
+    return formatted("unknown {} '{}'; did you mean '{}'?", kind, name, *meant);
   std::string list;
   for (std::string_view candidate : known)
-    list += fmt::format("{}{}", list.empty() ? "" : ", ", candidate);
-  return fmt::format("unknown {} '{}'; known: {}", kind, name, list.empty() ? "none" : list);
+    list += formatted("{}{}", list.empty() ? "" : ", ", candidate);
+  return formatted("unknown {} '{}'; known: {}", kind, name, list.empty() ? "none" : list);
 }
 
 }  // namespace lockstep

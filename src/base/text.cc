@@ -1,6 +1,5 @@
+#include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
-
-#include <fmt/core.h>
 
 #include <array>
 #include <charconv>
@@ -64,7 +63,7 @@ std::optional<std::int64_t> to_integer(double value) {
 
 std::string three_digits(double value) {
   int decimals = value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
-  std::string text = fmt::format("{:.{}f}", value, decimals);
+  std::string text = formatted("{:.{}f}", value, decimals);
   if (decimals > 0) {
     text.erase(text.find_last_not_of('0') + 1);
     if (text.back() == '.') text.pop_back();
@@ -118,7 +117,7 @@ std::string format_bytes(std::int64_t bytes) {
   for (std::size_t i = byte_units.size() - 1; i >= 5; --i) {
     auto size = static_cast<std::int64_t>(byte_units[i].size);
     if (bytes >= size && bytes % size == 0)
-      return fmt::format("{} {}", bytes / size, byte_units[i].name);
+      return formatted("{} {}", bytes / size, byte_units[i].name);
   }
   std::size_t unit = 0;
   while (unit < 4 && static_cast<double>(bytes) >= 999.5 * byte_units[unit].size) ++unit;
@@ -165,8 +164,8 @@ std::string format_duration(Duration duration) {
   std::int64_t seconds = (ns + 500'000'000) / 1'000'000'000;
   std::int64_t large = seconds < 3600 ? seconds / 60 : seconds / 3600;
   std::int64_t small = seconds < 3600 ? seconds % 60 : seconds % 3600 / 60;
-  std::string text = fmt::format("{}{}", large, seconds < 3600 ? "m" : "h");
-  return small == 0 ? text : text + fmt::format("{}{}", small, seconds < 3600 ? "s" : "m");
+  std::string text = formatted("{}{}", large, seconds < 3600 ? "m" : "h");
+  return small == 0 ? text : text + formatted("{}{}", small, seconds < 3600 ? "s" : "m");
 }
 
 std::string join(std::span<const std::string> parts, std::string_view separator) {

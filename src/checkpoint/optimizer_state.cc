@@ -6,8 +6,7 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+#include <lockstep/base/format.h>
 
 #include <functional>
 #include <map>
@@ -91,8 +90,8 @@ void check_fields(const std::string& parameter, const at::Tensor& tensor, const 
                 name);
     auto expected = name == "step" ? std::vector<std::int64_t>{} : tensor.sizes().vec();
     check_input(value.sizes() == at::IntArrayRef(expected),
-                "checkpoint's optimizer.{}.{}: expected shape {}, found {}", parameter, name,
-                expected, value.sizes().vec());
+                "checkpoint's optimizer.{}.{}: expected shape [{}], found [{}]", parameter, name,
+                listed(expected, ", "), listed(value.sizes(), ", "));
   }
 }
 

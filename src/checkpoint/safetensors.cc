@@ -6,7 +6,7 @@
 #include "sys/files.h"
 
 #include <ATen/ops/empty.h>
-#include <fmt/format.h>
+#include <lockstep/base/format.h>
 
 #include <algorithm>
 #include <array>
@@ -50,14 +50,14 @@ SafetensorsHeader describe(const std::vector<NamedTensors::const_iterator>& orde
 std::string read_header_text(std::ifstream& file, std::uint64_t file_bytes) {
   std::uint64_t length = 0;
   if (file_bytes < sizeof length)
-    throw BadInput(fmt::format("expected at least 8 bytes, found {}", file_bytes));
+    throw BadInput(formatted("expected at least 8 bytes, found {}", file_bytes));
   file.read(reinterpret_cast<char*>(&length), sizeof length);
   if (length > max_header_bytes)
     throw BadInput(
-        fmt::format("expected a header of at most {} bytes, found {}", max_header_bytes, length));
+        formatted("expected a header of at most {} bytes, found {}", max_header_bytes, length));
   if (length > file_bytes - sizeof length)
-    throw BadInput(fmt::format("expected a header of {} bytes, the file has {} left", length,
-                               file_bytes - sizeof length));
+    throw BadInput(formatted("expected a header of {} bytes, the file has {} left", length,
+                             file_bytes - sizeof length));
   std::string text(length, '\0');
   file.read(text.data(), static_cast<std::streamsize>(length));
   if (!file) throw BadInput("the header cannot be read");
@@ -73,8 +73,7 @@ Safetensors read_open_file(std::ifstream& file, std::uint64_t file_bytes) {
     file.read(static_cast<char*>(tensor.data_ptr()),
               static_cast<std::streamsize>(entry.end - entry.begin));
     if (!file)
-      throw BadInput(
-          fmt::format("tensor '{}' cannot be read: the file became shorter", entry.name));
+      throw BadInput(formatted("tensor '{}' cannot be read: the file became shorter", entry.name));
     result.tensors.emplace(entry.name, std::move(tensor));
   }
   return result;
@@ -106,7 +105,7 @@ Safetensors read_safetensors(const std::filesystem::path& path) {
   try {
     return read_open_file(file, file_bytes);
   } catch (const BadInput& problem) {
-    throw BadInput(fmt::format("{}: {}", path.string(), problem.what()));
+    throw BadInput(formatted("{}: {}", path.string(), problem.what()));
   }
 }
 

@@ -1,9 +1,7 @@
 #include "checkpoint/safetensors_header.h"
 
 #include <lockstep/base/error.h>
-
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+#include <lockstep/base/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -42,8 +40,7 @@ constexpr std::array<DtypeName, 15> dtype_names{{
 std::string_view name_of(c10::ScalarType dtype) {
   auto row = std::ranges::find(dtype_names, dtype, &DtypeName::dtype);
   if (row == dtype_names.end())
-    throw InvalidArgument(
-        fmt::format("safetensors has no name for dtype {}", c10::toString(dtype)));
+    throw InvalidArgument(formatted("safetensors has no name for dtype {}", c10::toString(dtype)));
   return row->name;
 }
 
@@ -57,13 +54,13 @@ Json parse_unique_keys(std::string_view text) {
     if (event == Json::parse_event_t::object_start) keys_at_depth[depth + 1].clear();
     if (event == Json::parse_event_t::key &&
         !keys_at_depth[depth].insert(parsed.get<std::string>()).second)
-      throw BadInput(fmt::format("header names '{}' twice", parsed.get<std::string>()));
+      throw BadInput(formatted("header names '{}' twice", parsed.get<std::string>()));
     return true;
   };
   try {
     return Json::parse(text, check);
   } catch (const Json::exception& error) {
-    throw BadInput(fmt::format("header is not JSON: {}", error.what()));
+    throw BadInput(formatted("header is not JSON: {}", error.what()));
   }
 }
 
@@ -95,7 +92,7 @@ class EntryParser {
       entry.shape.push_back(static_cast<std::int64_t>(size));
     std::vector<std::uint64_t> offsets = numbers("data_offsets");
     if (offsets.size() != 2 || offsets[0] > offsets[1])
-      fail(fmt::format("data_offsets must be [begin, end], found {}", offsets));
+      fail(formatted("data_offsets must be [begin, end], found [{}]", listed(offsets, ", ")));
     entry.begin = offsets[0];
     entry.end = offsets[1];
     check_size(entry);
@@ -104,12 +101,12 @@ class EntryParser {
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
-    throw BadInput(fmt::format("tensor '{}': {}", name_, what));
+    throw BadInput(formatted("tensor '{}': {}", name_, what));
   }
 
   const Json& field(const char* key) const {
     auto found = fields_.find(key);
-    if (found == fields_.end()) fail(fmt::format("has no {}", key));
+    if (found == fields_.end()) fail(formatted("has no {}", key));
     return *found;
   }
 
@@ -129,16 +126,16 @@ class EntryParser {
       return item.is_number_unsigned() && item.get<std::uint64_t>() <= INT64_MAX;
     };
     if (!value.is_array() || !std::ranges::all_of(value, good))
-      fail(fmt::format("{} must be a list of whole numbers, found {}", key, shown(value)));
+      fail(formatted("{} must be a list of whole numbers, found {}", key, shown(value)));
     return value.get<std::vector<std::uint64_t>>();
   }
 
   void check_size(const TensorEntry& entry) const {
     std::optional<std::uint64_t> bytes = bytes_of(entry.dtype, entry.shape);
     if (bytes && *bytes == entry.end - entry.begin) return;
-    fail(fmt::format("data_offsets [{}, {}] hold {} bytes, {} {} takes {}", entry.begin, entry.end,
-                     entry.end - entry.begin, name_of(entry.dtype), entry.shape,
-                     bytes ? std::to_string(*bytes) : "more than 2^63"));
+    fail(formatted("data_offsets [{}, {}] hold {} bytes, {} [{}] takes {}", entry.begin, entry.end,
+                   entry.end - entry.begin, name_of(entry.dtype), listed(entry.shape, ", "),
+                   bytes ? std::to_string(*bytes) : "more than 2^63"));
   }
 
   const std::string& name_;
@@ -149,14 +146,14 @@ void check_coverage(const std::vector<TensorEntry>& entries, std::uint64_t data_
   std::uint64_t covered = 0;
   for (const TensorEntry& entry : entries) {
     if (entry.begin != covered)
-      throw BadInput(fmt::format(
+      throw BadInput(formatted(
           "tensor '{}' begins at byte {} of the data, expected {}: {}", entry.name, entry.begin,
           covered, entry.begin < covered ? "tensors overlap" : "a hole between tensors"));
     covered = entry.end;
   }
   if (covered != data_bytes)
-    throw BadInput(fmt::format("the header describes {} bytes of data, the file holds {}", covered,
-                               data_bytes));
+    throw BadInput(
+        formatted("the header describes {} bytes of data, the file holds {}", covered, data_bytes));
 }
 
 std::map<std::string, std::string> parse_metadata(const Json& fields) {
@@ -165,8 +162,7 @@ std::map<std::string, std::string> parse_metadata(const Json& fields) {
     throw BadInput("__metadata__ must be an object of strings, found " + shown(fields));
   for (const auto& [key, value] : fields.items()) {
     if (!value.is_string())
-      throw BadInput(
-          fmt::format("__metadata__ '{}' must be a string, found {}", key, shown(value)));
+      throw BadInput(formatted("__metadata__ '{}' must be a string, found {}", key, shown(value)));
     metadata[key] = value.get<std::string>();
   }
   return metadata;

@@ -5,7 +5,7 @@
 
 #include "sys/files.h"
 
-#include <fmt/format.h>
+#include <lockstep/base/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 constexpr int format_version = 1;
 constexpr std::string_view folder_prefix = "step-";
 
-std::string folder_name(std::int64_t step) { return fmt::format("{}{:08}", folder_prefix, step); }
+std::string folder_name(std::int64_t step) { return formatted("{}{:08}", folder_prefix, step); }
 
 // The step in a checkpoint folder's name, or -1 for any other name.
 std::int64_t step_of(const fs::path& folder) {
@@ -34,7 +34,7 @@ std::int64_t step_of(const fs::path& folder) {
 NamedTensors by_rank(const std::vector<at::Tensor>& states) {
   NamedTensors named;
   for (std::size_t rank = 0; rank < states.size(); ++rank)
-    named[fmt::format("rank{}", rank)] = states[rank];
+    named[formatted("rank{}", rank)] = states[rank];
   return named;
 }
 
@@ -68,14 +68,14 @@ void read_json(const fs::path& path, TrainingState& state, std::size_t& ranks) {
     auto json = nlohmann::json::parse(file);
     if (int found = json.at("format"); found != format_version)
       throw BadInput(
-          fmt::format("{}: expected format {}, found {}", path.string(), format_version, found));
+          formatted("{}: expected format {}, found {}", path.string(), format_version, found));
     state.step = json.at("step");
     state.epoch = json.at("epoch");
     state.progress = json.at("progress").get<Metadata>();
     state.config = json.at("config").get<Metadata>();
     ranks = json.at("ranks");
   } catch (const nlohmann::json::exception& error) {
-    throw BadInput(fmt::format("{}: {}", path.string(), error.what()));
+    throw BadInput(formatted("{}: {}", path.string(), error.what()));
   }
 }
 
@@ -83,7 +83,7 @@ void read_json(const fs::path& path, TrainingState& state, std::size_t& ranks) {
 
 void save_training_state(const fs::path& out, const TrainingState& state, std::int64_t keep) {
   fs::path folder = out / folder_name(state.step);
-  fs::path partial = out / fmt::format(".{}.partial", folder_name(state.step));
+  fs::path partial = out / formatted(".{}.partial", folder_name(state.step));
   if (fs::exists(folder))
     throw BadInput(folder.string() + ": is there already, and a checkpoint is never overwritten");
   std::error_code error;
@@ -122,13 +122,13 @@ TrainingState load_training_state(const fs::path& folder) {
   state.optimizer = read_safetensors(folder / "optimizer.safetensors").tensors;
   NamedTensors random = read_safetensors(folder / "random.safetensors").tensors;
   if (random.size() != ranks)
-    throw BadInput(fmt::format("{}: expected {} tensors, found {}",
-                               (folder / "random.safetensors").string(), ranks, random.size()));
+    throw BadInput(formatted("{}: expected {} tensors, found {}",
+                             (folder / "random.safetensors").string(), ranks, random.size()));
   for (std::size_t rank = 0; rank < ranks; ++rank) {
-    auto found = random.find(fmt::format("rank{}", rank));
+    auto found = random.find(formatted("rank{}", rank));
     if (found == random.end())
       throw BadInput(
-          fmt::format("{}: has no rank{}", (folder / "random.safetensors").string(), rank));
+          formatted("{}: has no rank{}", (folder / "random.safetensors").string(), rank));
     state.random.push_back(found->second);
   }
   return state;

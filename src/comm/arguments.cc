@@ -1,9 +1,9 @@
 #include "comm/arguments.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 
-#include <fmt/format.h>
-
+#include <array>
 #include <numeric>
 
 namespace lockstep {
@@ -36,8 +36,9 @@ Arguments::Arguments(Collective collective, std::string_view group, int rank, in
 
 template <class... Values>
 void Arguments::refuse(std::string_view format, const Values&... values) const {
-  throw InvalidArgument(fmt::format("{} on group {} (rank {} of {}): {}", name_, group_, rank_,
-                                    size_, fmt::format(fmt::runtime(format), values...)));
+  const std::array<FormatArgument, sizeof...(Values)> list{FormatArgument(values)...};
+  throw InvalidArgument(formatted("{} on group {} (rank {} of {}): {}", name_, group_, rank_, size_,
+                                  formatted_from(format, list)));
 }
 
 void Arguments::plain(const at::Tensor& tensor, std::string_view role) const {

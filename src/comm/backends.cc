@@ -1,14 +1,12 @@
 #include "comm/backends.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 
 #include "comm/c10d/backend.h"
 #include "comm/c10d/gloo.h"
 #include "comm/c10d/nccl.h"
 #include "comm/shm_backend.h"
-
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <utility>
 
@@ -49,8 +47,8 @@ std::shared_ptr<Backend> make_backend(std::string_view name, std::shared_ptr<Sto
     auto engine = c10d_engine::make_nccl(store, "world", rank, size, options.join_timeout);
     return make_c10d_backend(std::move(engine), std::move(store), rank, size, options);
   }
-  throw BadInput(fmt::format("backend: expected one of {}; found '{}'",
-                             fmt::join(backend_names(), ", "), name));
+  throw BadInput(
+      formatted("backend: expected one of {}; found '{}'", listed(backend_names(), ", "), name));
 }
 
 }  // namespace lockstep

@@ -1,8 +1,7 @@
 #include "comm/failure.h"
 
 #include <lockstep/base/error.h>
-
-#include <fmt/format.h>
+#include <lockstep/base/format.h>
 
 #include <utility>
 
@@ -19,7 +18,7 @@ void Failure::rethrow_if_any() const {
 void Failure::refuse_if_any(std::string_view call, std::string_view group) const {
   if (!error_) return;
   auto text = [&](const std::exception& error) {
-    return fmt::format("{} on group {}, which is dead: {}", call, group, error.what());
+    return formatted("{} on group {}, which is dead: {}", call, group, error.what());
   };
   try {
     std::rethrow_exception(error_);

@@ -1,9 +1,9 @@
 #include "comm/group_state.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
 
 #include <utility>
 
@@ -12,8 +12,8 @@ namespace {
 
 void check_timeout(Duration timeout, std::string_view name) {
   if (timeout <= Duration::zero()) {
-    throw InvalidArgument(fmt::format(
-        "group {}: a timeout must be longer than nothing; found {} ns", name, timeout.count()));
+    throw InvalidArgument(formatted("group {}: a timeout must be longer than nothing; found {} ns",
+                                    name, timeout.count()));
   }
 }
 
@@ -66,7 +66,7 @@ void GroupState::abort(std::string_view reason) {
   if (has_backend()) return backend_->abort(reason);
   std::lock_guard lock(mutex_);
   alone_failure_.set(
-      std::make_exception_ptr(Aborted(fmt::format("group {}: ended: {}", name_, reason))));
+      std::make_exception_ptr(Aborted(formatted("group {}: ended: {}", name_, reason))));
 }
 
 }  // namespace lockstep

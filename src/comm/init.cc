@@ -3,6 +3,7 @@
 #include <lockstep/base/check.h>
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/text.h>
 
@@ -13,8 +14,6 @@
 #include "sys/topology.h"
 
 #include <ATen/Parallel.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <string_view>
@@ -28,8 +27,7 @@ std::string asked_backend(const InitOptions& options) {
   auto names = backend_names();
   if (options.backend.empty()) return environment::one_of("LOCKSTEP_BACKEND", names).value_or("");
   check(std::ranges::find(names, options.backend) != names.end(),
-        "init: backend '{}' is not in this build; it has {}", options.backend,
-        fmt::join(names, ", "));
+        "init: backend '{}' is not in this build; it has {}", options.backend, listed(names, ", "));
   return options.backend;
 }
 
@@ -53,14 +51,11 @@ void share_cores(int local_size) {
 
 // A store that rank 0 of an earlier group of this run still holds may vanish while the ranks meet
 // for the next one: then they meet again, in the new one.
-std::pair<std::shared_ptr<Store>, joining::Company> meet(const joining::Place& place,
-                                                         std::string_view backend,
-                                                         Deadline deadline) {
+joining::Company meet(const joining::Place& place, std::string_view backend, Deadline deadline) {
   for (;;) {
     auto store = joining::open_meeting(place, deadline);
     try {
-      auto company = joining::call_roll(store, place, backend, deadline);
-      return {std::move(store), std::move(company)};
+      return joining::call_roll(store, place, backend, deadline);
     } catch (const PeerLost&) {
       if (deadline.passed() || place.rendezvous->kind != joining::Rendezvous::Kind::rank_0 ||
           place.rank == 0)
@@ -80,7 +75,7 @@ Group init(InitOptions options) {
     return {nullptr, "world", options.timeout};
   }
   auto deadline = Deadline::after(options.join_timeout);
-  auto [store, company] = meet(place, asked, deadline);
+  auto company = meet(place, asked, deadline);
   auto name = !asked.empty()          ? asked
               : company.is_one_host() ? std::string("shm")
                                       : std::string("gloo");
@@ -88,7 +83,7 @@ Group init(InitOptions options) {
               "the backend shm needs all ranks on one host; rank {} shares its own with {} of {}",
               place.rank, company.local_size - 1, place.size - 1);
   share_cores(company.local_size);
-  log::set_prefix(fmt::format("rank {}", place.rank));
+  log::set_prefix(formatted("rank {}", place.rank));
   BackendOptions backend{
       .timeout = options.timeout,
       .join_timeout = std::max<Duration>(deadline.left(), std::chrono::seconds(1)),

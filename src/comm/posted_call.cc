@@ -1,10 +1,8 @@
 #include "comm/posted_call.h"
 
 #include <lockstep/base/fingerprint.h>
+#include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
-
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 namespace lockstep {
 namespace {
@@ -97,7 +95,7 @@ std::uint64_t fingerprint_of(const PostedCall& call) {
 
 std::string describe(const std::source_location& where) {
   std::string_view file = where.file_name();
-  return fmt::format("{}:{}", file.substr(file.rfind('/') + 1), where.line());
+  return formatted("{}:{}", file.substr(file.rfind('/') + 1), where.line());
 }
 
 std::string describe(const PostedCall& call) {
@@ -106,30 +104,29 @@ std::string describe(const PostedCall& call) {
   if (call.dtype)
     notes.push_back(
         format_bytes(call.elements * static_cast<std::int64_t>(c10::elementSize(*call.dtype))));
-  auto text = fmt::format("{} #{}", name_of(call.collective), call.number);
+  auto text = formatted("{} #{}", name_of(call.collective), call.number);
   if (call.is_message())
     text +=
-        fmt::format(" {} rank {}", call.collective == Collective::send ? "to" : "from", call.root);
-  return notes.empty() ? text : fmt::format("{} ({})", text, fmt::join(notes, ", "));
+        formatted(" {} rank {}", call.collective == Collective::send ? "to" : "from", call.root);
+  return notes.empty() ? text : formatted("{} ({})", text, listed(notes, ", "));
 }
 
 std::string describe_fully(const PostedCall& call) {
   std::vector<std::string> notes;
   if (call.reduces()) notes.emplace_back(name_of(call.op));
-  if (call.has_root()) notes.push_back(fmt::format("root {}", call.root));
+  if (call.has_root()) notes.push_back(formatted("root {}", call.root));
   if (call.is_message())
     notes.push_back(
-        fmt::format("{} rank {}", call.collective == Collective::send ? "to" : "from", call.root));
-  if (call.dtype)
-    notes.push_back(fmt::format("{} x {}", call.elements, c10::toString(*call.dtype)));
+        formatted("{} rank {}", call.collective == Collective::send ? "to" : "from", call.root));
+  if (call.dtype) notes.push_back(formatted("{} x {}", call.elements, c10::toString(*call.dtype)));
   if (!call.input_counts.empty())
-    notes.push_back(fmt::format("input counts {}", call.input_counts));
+    notes.push_back(formatted("input counts {}", listed(call.input_counts, " + ")));
   if (!call.output_counts.empty())
-    notes.push_back(fmt::format("output counts {}", call.output_counts));
+    notes.push_back(formatted("output counts {}", listed(call.output_counts, " + ")));
   if (!call.tag.empty()) notes.push_back(call.tag);
-  auto text = fmt::format("{} #{}", name_of(call.collective), call.number);
-  if (!notes.empty()) text += fmt::format(" ({})", fmt::join(notes, ", "));
-  return fmt::format("{} at {}", text, describe(call.where));
+  auto text = formatted("{} #{}", name_of(call.collective), call.number);
+  if (!notes.empty()) text += formatted(" ({})", listed(notes, ", "));
+  return formatted("{} at {}", text, describe(call.where));
 }
 
 }  // namespace lockstep

@@ -2,13 +2,14 @@
 
 #include <lockstep/base/check.h>
 #include <lockstep/base/environment.h>
+#include <lockstep/base/format.h>
 
 #include "comm/shm/endpoint.h"
 
 #include <ATen/ops/from_blob.h>
 #include <c10/util/intrusive_ptr.h>
-#include <fmt/format.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,7 +60,7 @@ shm::DType dtype_of(const at::Tensor& tensor) {
       return DType::opaque16;
     default:
       throw InvalidArgument(
-          fmt::format("shm: no way to move elements of {} bytes", tensor.element_size()));
+          formatted("shm: no way to move elements of {} bytes", tensor.element_size()));
   }
 }
 
@@ -136,13 +137,13 @@ class ShmBackend : public Backend {
     std::vector<int> members;
     for (int rank : ranks) members.push_back(group_.members().at(rank));
     auto& group =
-        endpoint_->make_group(fmt::format("{}/{}", group_.name(), name), std::move(members));
+        endpoint_->make_group(formatted("{}/{}", group_.name(), name), std::move(members));
     return std::make_shared<ShmBackend>(endpoint_, group, timeout_);
   }
 
   void abort(std::string_view reason) override {
     group_.fail(shm::FailureKind::aborted,
-                fmt::format("rank {} ended the group: {}", rank(), reason));
+                formatted("rank {} ended the group: {}", rank(), reason));
   }
 
  private:

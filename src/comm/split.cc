@@ -4,11 +4,10 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/fingerprint.h>
+#include <lockstep/base/format.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <tuple>
@@ -35,20 +34,20 @@ std::int64_t hash_of(std::span<const int> ranks) {
 void check_ranks(std::span<const int> ranks, const Group& group) {
   auto refuse = [&](std::string_view why) {
     throw InvalidArgument(
-        fmt::format("subset [{}] of group {}: {}", fmt::join(ranks, ", "), group.name(), why));
+        formatted("subset [{}] of group {}: {}", listed(ranks, ", "), group.name(), why));
   };
   if (ranks.empty()) refuse("no rank is named");
   std::vector<int> sorted(ranks.begin(), ranks.end());
   std::ranges::sort(sorted);
   if (sorted.front() < 0 || sorted.back() >= group.size())
-    refuse(fmt::format("ranks are 0..{}", group.size() - 1));
+    refuse(formatted("ranks are 0..{}", group.size() - 1));
   if (std::ranges::adjacent_find(sorted) != sorted.end()) refuse("a rank is named twice");
 }
 
 }  // namespace
 
 Group Group::split(int color, int key, Where where) const {
-  auto prefix = fmt::format("{}/split#{}", name(), state_->next_part());
+  auto prefix = formatted("{}/split#{}", name(), state_->next_part());
   auto all = exchange(*this, {color, key}, "split", where);
   std::vector<std::tuple<std::int64_t, int>> members;  // key, rank
   for (int rank = 0; rank < size(); ++rank) {
@@ -57,20 +56,20 @@ Group Group::split(int color, int key, Where where) const {
   std::ranges::sort(members);
   std::vector<int> ranks;
   for (auto [unused, rank] : members) ranks.push_back(rank);
-  auto part = fmt::format("{}/{}", prefix, color);
+  auto part = formatted("{}/{}", prefix, color);
   auto backend = ranks.size() > 1 ? state_->backend()->subset(ranks, part) : nullptr;
   return {std::move(backend), std::move(part), timeout()};
 }
 
 std::optional<Group> Group::subset(std::span<const int> ranks, Where where) const {
   check_ranks(ranks, *this);
-  auto part = fmt::format("{}/subset#{}", name(), state_->next_part());
-  auto tag = fmt::format("subset [{}]", fmt::join(ranks, ", "));
+  auto part = formatted("{}/subset#{}", name(), state_->next_part());
+  auto tag = formatted("subset [{}]", listed(ranks, ", "));
   auto hashes = exchange(*this, {hash_of(ranks)}, tag, where);
   if (auto other = std::ranges::find_if(hashes, [&](auto hash) { return hash != hash_of(ranks); });
       other != hashes.end()) {
-    auto text = fmt::format("{} of group {}: rank {} passed another list than rank {}", tag, name(),
-                            other - hashes.begin(), rank());
+    auto text = formatted("{} of group {}: rank {} passed another list than rank {}", tag, name(),
+                          other - hashes.begin(), rank());
     state_->abort(text);
     throw Mismatch(text);
   }

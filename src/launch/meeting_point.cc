@@ -4,7 +4,7 @@
 #include <lockstep/launch/environment.h>
 
 #include <fcntl.h>
-#include <fmt/format.h>
+#include <lockstep/base/format.h>
 #include <netinet/in.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -30,7 +30,7 @@ std::string random_bytes(std::size_t size) {
 
 std::string hexadecimal(const std::string& bytes) {
   std::string text;
-  for (unsigned char byte : bytes) text += fmt::format("{:02x}", byte);
+  for (unsigned char byte : bytes) text += formatted("{:02x}", byte);
   return text;
 }
 

@@ -1,8 +1,7 @@
 #include "launch/report.h"
 
+#include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
-
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
@@ -25,9 +24,8 @@ std::vector<std::string> describe(const FailureReport& report) {
   std::vector<std::string> lines;
   const std::string verb =
       cause.exit_code > 128 && cause.how.starts_with("killed") ? "was " : "ended with ";
-  lines.push_back(fmt::format("rank {} of {} (pid {}) {}{} at {}, after {}", cause.rank,
-                              report.ranks, cause.pid, verb, cause.how, report.at,
-                              format_duration(cause.after)));
+  lines.push_back(formatted("rank {} of {} (pid {}) {}{} at {}, after {}", cause.rank, report.ranks,
+                            cause.pid, verb, cause.how, report.at, format_duration(cause.after)));
   if (report.last_lines.empty()) {
     lines.push_back("it had printed nothing");
   } else {

@@ -1,8 +1,7 @@
 #include "launch/report.h"
 #include "launch/run.h"
 
-#include <fmt/chrono.h>
-#include <fmt/format.h>
+#include <lockstep/base/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,7 +15,12 @@ namespace {
 
 constexpr std::chrono::seconds orphan_interval{1};
 
-std::string time_of_day() { return fmt::format("{:%H:%M:%S}", fmt::localtime(std::time(nullptr))); }
+std::string time_of_day() {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&now, &local);
+  return formatted("{:02}:{:02}:{:02}", local.tm_hour, local.tm_min, local.tm_sec);
+}
 
 }  // namespace
 
@@ -101,7 +105,7 @@ void Agent::Run::send_to_all(int signal) {
     const auto cause =
         std::find_if(result_.ends.begin(), result_.ends.end(),
                      [&](const RankEnd& end) { return end.rank == lifecycle_.cause(); });
-    say(fmt::format("rank {} has failed ({}); ending the others", cause->rank, cause->how));
+    say(formatted("rank {} has failed ({}); ending the others", cause->rank, cause->how));
   }
   for (const auto& worker : workers_)
     if (sys::Process* process = worker->process()) process->send_to_group(signal);
@@ -116,14 +120,14 @@ void Agent::Run::suspend() {
 void Agent::Run::say_losses() {
   if (output_.lost() != 0 && !output_loss_said_) {
     output_loss_said_ = true;
-    say(fmt::format("standard output is gone ({}); the ranks go on, what they print there is {}",
-                    std::strerror(output_.lost()),
-                    spec_.log_folder.empty() ? "dropped" : "only in their logs"));
+    say(formatted("standard output is gone ({}); the ranks go on, what they print there is {}",
+                  std::strerror(output_.lost()),
+                  spec_.log_folder.empty() ? "dropped" : "only in their logs"));
   }
   for (const auto& worker : workers_)
     if (const int error = worker->output().take_log_error())
-      say(fmt::format("cannot write {}: {}; the rank goes on without it",
-                      worker->output().log_file(), std::strerror(error)));
+      say(formatted("cannot write {}: {}; the rank goes on without it", worker->output().log_file(),
+                    std::strerror(error)));
 }
 
 void Agent::Run::collect_orphans() {

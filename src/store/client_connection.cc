@@ -7,7 +7,7 @@
 #include <array>
 #include <utility>
 
-#include <fmt/core.h>
+#include <lockstep/base/format.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -58,9 +58,9 @@ store::ClientStreams TcpStore::Connection::connect(const TcpStoreOptions& option
       auto soon = deadline.or_sooner(Deadline::after(handshake_limit));
       return store::shake_hands(socket_.get(), address_, key, soon);
     } catch (const Timeout&) {
-      throw Timeout(fmt::format("store at {} takes connections but does not answer", address_));
+      throw Timeout(formatted("store at {} takes connections but does not answer", address_));
     } catch (const PeerLost&) {  // a busy server closes connections that are not proven yet
-      if (deadline.passed()) throw PeerLost(fmt::format("store at {} hangs up", address_));
+      if (deadline.passed()) throw PeerLost(formatted("store at {} hangs up", address_));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -99,7 +99,7 @@ void TcpStore::Connection::send(const store::Message& request) {
     sys::send_all(socket_.get(), sys::bytes_of(frame), Deadline::after(call_timeout_));
   } catch (const Error& error) {  // half a frame may be out: nothing can follow it
     lose(error.what());
-    throw PeerLost(fmt::format("store at {} has gone: {}", address_, error.what()));
+    throw PeerLost(formatted("store at {} has gone: {}", address_, error.what()));
   }
 }
 
@@ -108,7 +108,7 @@ store::Message TcpStore::Connection::wait_for_reply(std::uint64_t id, Deadline d
   for (;;) {
     if (auto& reply = waiting_.at(id)) return *std::move(reply);
     if (lost_) throw lost_error();
-    if (deadline.passed()) throw Timeout(fmt::format("store at {} did not answer", address_));
+    if (deadline.passed()) throw Timeout(formatted("store at {} did not answer", address_));
     changed_.wait_for(lock, std::min<Duration>(deadline.left(), std::chrono::hours(1)));
   }
 }
@@ -148,7 +148,7 @@ void TcpStore::Connection::lose(const std::string& reason) noexcept {
 }
 
 PeerLost TcpStore::Connection::lost_error() const {
-  return PeerLost(fmt::format("store at {} has gone: {}", address_, *lost_));
+  return PeerLost(formatted("store at {} has gone: {}", address_, *lost_));
 }
 
 }  // namespace lockstep

@@ -15,7 +15,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <fmt/core.h>
+#include <lockstep/base/format.h>
 #include <sodium.h>
 
 #include <lockstep/base/check.h>
@@ -84,8 +84,8 @@ class FileStore::Lock {
         throw SystemError("locking store " + folder.string(), errno);
       }
       if (deadline.passed()) {
-        throw Timeout(fmt::format("store {}: another process has held its lock for {}",
-                                  folder.string(), format_duration(timeout)));
+        throw Timeout(formatted("store {}: another process has held its lock for {}",
+                                folder.string(), format_duration(timeout)));
       }
     }
   }

@@ -1,8 +1,7 @@
 #include "store/limits.h"
 
-#include <fmt/core.h>
-
 #include <lockstep/base/check.h>
+#include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
 namespace lockstep::store {
@@ -34,12 +33,11 @@ Timeout missing_keys(std::span<const std::string> missing, Duration waited) {
   constexpr std::size_t most_named = 5;
   std::string names;
   for (std::size_t i = 0; i < missing.size() && i < most_named; ++i) {
-    names += fmt::format("{}'{}'", i == 0 ? "" : ", ", missing[i]);
+    names += formatted("{}'{}'", i == 0 ? "" : ", ", missing[i]);
   }
-  if (missing.size() > most_named)
-    names += fmt::format(" and {} more", missing.size() - most_named);
-  return Timeout(fmt::format("store: {} {} did not come within {}",
-                             missing.size() == 1 ? "key" : "keys", names, format_duration(waited)));
+  if (missing.size() > most_named) names += formatted(" and {} more", missing.size() - most_named);
+  return Timeout(formatted("store: {} {} did not come within {}",
+                           missing.size() == 1 ? "key" : "keys", names, format_duration(waited)));
 }
 
 }  // namespace lockstep::store

@@ -11,9 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <fmt/core.h>
-
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 
 namespace lockstep::sys {
 namespace {
@@ -31,7 +30,7 @@ FileDescriptor create_beside(const fs::path& path, std::string& name) {
     std::uint64_t random = 0;
     if (::getrandom(&random, sizeof(random), 0) != sizeof(random))
       throw SystemError("getting random bytes", errno);
-    name = (folder_of(path) / fmt::format(".{}.{:016x}.partial", path.filename().string(), random))
+    name = (folder_of(path) / formatted(".{}.{:016x}.partial", path.filename().string(), random))
                .string();
     FileDescriptor file(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (file) return file;

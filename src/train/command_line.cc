@@ -1,10 +1,9 @@
 #include <lockstep/train/command_line.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 #include <lockstep/base/nearest.h>
 #include <lockstep/train/config_file.h>
-
-#include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -30,11 +29,11 @@ std::string_view value_name(const OptionRow& row) {
 
 std::string help_of(std::string_view task) {
   std::string text =
-      fmt::format("lockstep train {} [options]\n\nOptions, by these names also in a TOML file:\n",
-                  task.empty() ? "gpt|mnist|mlp" : task);
+      formatted("lockstep train {} [options]\n\nOptions, by these names also in a TOML file:\n",
+                task.empty() ? "gpt|mnist|mlp" : task);
   auto line = [&](std::string_view left, std::string_view help, std::string_view standard) {
-    text += fmt::format("  {:<22}{}{}\n", left, help,
-                        standard.empty() ? "" : fmt::format(" [{}]", standard));
+    text += formatted("  {:<22}{}{}\n", left, help,
+                      standard.empty() ? "" : formatted(" [{}]", standard));
   };
   line("--config FILE", "TOML file with options; the command line overrides it", "");
   std::string_view shown = task.empty() ? "gpt" : task;
@@ -42,7 +41,7 @@ std::string help_of(std::string_view task) {
   for (const OptionRow& row : option_rows()) {
     if (!task.empty() && !row.is_for(task)) continue;
     std::string standard = task.empty() || row.name == "resume" ? "" : option_text(defaults, row);
-    line(fmt::format("--{} {}", row.name, value_name(row)), row.help, standard);
+    line(formatted("--{} {}", row.name, value_name(row)), row.help, standard);
   }
   return text;
 }
@@ -50,10 +49,10 @@ std::string help_of(std::string_view task) {
 [[noreturn]] void unknown_words(const std::vector<std::string>& extras, const std::string& task) {
   auto option =
       std::ranges::find_if(extras, [](const std::string& word) { return word.starts_with("-"); });
-  if (option == extras.end()) throw BadInput(fmt::format("unexpected word '{}'", extras.front()));
+  if (option == extras.end()) throw BadInput(formatted("unexpected word '{}'", extras.front()));
   std::string name = option->substr(std::min(option->find_first_not_of('-'), option->size()));
   (void)option_row(name.substr(0, name.find('=')), task);
-  throw BadInput(fmt::format("unexpected word '{}': options are written --name value", *option));
+  throw BadInput(formatted("unexpected word '{}': options are written --name value", *option));
 }
 
 // Everything is read as text here; set_option() parses it as it parses a file's values.
@@ -68,7 +67,7 @@ Words read_words(std::span<const std::string> given) {
   app.add_option("task", words.task);
   app.add_option("--config", words.config);
   for (const OptionRow& row : option_rows()) {
-    std::string name = fmt::format("--{}", row.name);
+    std::string name = formatted("--{}", row.name);
     bool is_flag = std::holds_alternative<bool Options::*>(row.member);
     options[row.name] =
         is_flag ? app.add_flag(name, flags[row.name]) : app.add_option(name, texts[row.name]);
@@ -110,7 +109,7 @@ CommandLine parse_command_line(std::span<const std::string> given) {
   if (auto entry = std::ranges::find(entries, "task", &ConfigEntry::name);
       words.task.empty() && entry != entries.end())
     words.task = entry->text;
-  if (words.task.empty()) throw BadInput(fmt::format("name a task: {}", task_names()));
+  if (words.task.empty()) throw BadInput(formatted("name a task: {}", task_names()));
 
   Options options = default_options(words.task);
   apply_config(options, entries);

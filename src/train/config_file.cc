@@ -4,7 +4,7 @@
 
 #include "sys/files.h"
 
-#include <fmt/format.h>
+#include <lockstep/base/format.h>
 #include <toml++/toml.h>
 
 #include <algorithm>
@@ -15,19 +15,19 @@ namespace {
 
 std::string text_of(const toml::node& node, std::string_view place, std::string_view name) {
   if (auto text = node.value_exact<std::string>()) return *text;
-  if (auto number = node.value_exact<std::int64_t>()) return fmt::format("{}", *number);
-  if (auto number = node.value_exact<double>()) return fmt::format("{}", *number);
-  if (auto flag = node.value_exact<bool>()) return fmt::format("{}", *flag);
-  throw BadInput(fmt::format("{}: {}: expected a text, a number, true or false", place, name));
+  if (auto number = node.value_exact<std::int64_t>()) return formatted("{}", *number);
+  if (auto number = node.value_exact<double>()) return formatted("{}", *number);
+  if (auto flag = node.value_exact<bool>()) return formatted("{}", *flag);
+  throw BadInput(formatted("{}: {}: expected a text, a number, true or false", place, name));
 }
 
 void apply_entry(Options& options, const ConfigEntry& entry) {
   const OptionRow& row = option_row(entry.name, options.task);
   bool wants_text = std::holds_alternative<std::string Options::*>(row.member);
   if (wants_text != entry.is_text)
-    throw BadInput(fmt::format("option {}: expected {}, found {}", row.name,
-                               wants_text ? "a text in quotes" : "a value without quotes",
-                               entry.text));
+    throw BadInput(formatted("option {}: expected {}, found {}", row.name,
+                             wants_text ? "a text in quotes" : "a value without quotes",
+                             entry.text));
   set_option(options, row, entry.text);
 }
 
@@ -36,9 +36,8 @@ toml::table parse_file(const std::filesystem::path& path) {
     return toml::parse_file(path.string());
   } catch (const toml::parse_error& error) {
     auto line = error.source().begin.line;
-    throw BadInput(line > 0
-                       ? fmt::format("{} line {}: {}", path.string(), line, error.description())
-                       : fmt::format("{}: {}", path.string(), error.description()));
+    throw BadInput(line > 0 ? formatted("{} line {}: {}", path.string(), line, error.description())
+                            : formatted("{}: {}", path.string(), error.description()));
   }
 }
 
@@ -48,7 +47,7 @@ std::vector<ConfigEntry> read_config(const std::filesystem::path& path) {
   std::vector<std::pair<toml::source_index, ConfigEntry>> found;
   for (const auto& [key, node] : parse_file(path)) {
     auto line = node.source().begin.line;
-    std::string place = fmt::format("{} line {}", path.string(), line);
+    std::string place = formatted("{} line {}", path.string(), line);
     std::string name(key.str());
     found.push_back({line, {name, text_of(node, place, name), place, node.is_string()}});
   }
@@ -63,17 +62,17 @@ void apply_config(Options& options, const std::vector<ConfigEntry>& entries) {
     return std::ranges::find(entries, name, &ConfigEntry::name) != entries.end();
   };
   if (has("steps") && has("epochs"))
-    throw BadInput(fmt::format("{}: give steps or epochs, not both", entries[0].place));
+    throw BadInput(formatted("{}: give steps or epochs, not both", entries[0].place));
   for (const ConfigEntry& entry : entries) {
     if (entry.name == "task") {
       if (entry.text == options.task) continue;
-      throw BadInput(fmt::format("{}: the file is for task '{}', the command says '{}'",
-                                 entry.place, entry.text, options.task));
+      throw BadInput(formatted("{}: the file is for task '{}', the command says '{}'", entry.place,
+                               entry.text, options.task));
     }
     try {
       apply_entry(options, entry);
     } catch (const BadInput& error) {
-      throw BadInput(fmt::format("{}: {}", entry.place, error.what()));
+      throw BadInput(formatted("{}: {}", entry.place, error.what()));
     }
   }
 }

@@ -6,7 +6,7 @@
 #include <lockstep/data/bigram.h>
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <fmt/format.h>
+#include <lockstep/base/format.h>
 
 namespace lockstep::train {
 GptTask::GptTask(const Options& options, const Group& group)
@@ -60,7 +60,7 @@ Totals GptTask::measure(std::span<const std::size_t> samples) {
 std::vector<std::pair<std::string, std::string>> GptTask::results() const {
   double bigram =
       data::bigram_cross_entropy(text_->train, text_->validation, text_->vocabulary.size());
-  return {{"bigram", fmt::format("{:.3f}", bigram)}};
+  return {{"bigram", formatted("{:.3f}", bigram)}};
 }
 
 std::string GptTask::sample(std::int64_t tokens) const {

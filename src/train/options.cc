@@ -1,9 +1,8 @@
 #include <lockstep/train/options.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 #include <lockstep/base/nearest.h>
-
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -132,7 +131,7 @@ Options mlp_defaults() {
 
 [[noreturn]] void bad_value(const OptionRow& row, std::string_view expected,
                             std::string_view found) {
-  throw BadInput(fmt::format("option {}: expected {}, found '{}'", row.name, expected, found));
+  throw BadInput(formatted("option {}: expected {}, found '{}'", row.name, expected, found));
 }
 
 template <class Number>
@@ -143,14 +142,14 @@ Number parse_number(const OptionRow& row, std::string_view text, std::string_vie
   double as_double = static_cast<double>(value);
   if (!(as_double >= row.least && as_double <= row.most))
     bad_value(row,
-              row.most < unbounded ? fmt::format("{} from {} to {}", expected, row.least, row.most)
-                                   : fmt::format("{} of at least {}", expected, row.least),
+              row.most < unbounded ? formatted("{} from {} to {}", expected, row.least, row.most)
+                                   : formatted("{} of at least {}", expected, row.least),
               text);
   return value;
 }
 
 bool has_word(std::string_view words, std::string_view word) {
-  return fmt::format(" {} ", words).find(fmt::format(" {} ", word)) != std::string::npos &&
+  return formatted(" {} ", words).find(formatted(" {} ", word)) != std::string::npos &&
          !word.empty();
 }
 
@@ -161,7 +160,7 @@ struct Setter {
 
   void operator()(std::string Options::*member) const {
     if (!row.choices.empty() && !has_word(row.choices, text))
-      bad_value(row, fmt::format("one of: {}", row.choices), text);
+      bad_value(row, formatted("one of: {}", row.choices), text);
     options.*member = text;
   }
   void operator()(std::int64_t Options::*member) const {
@@ -200,7 +199,7 @@ Options default_options(std::string_view task) {
   if (task == "gpt") return gpt_defaults();
   if (task == "mnist") return mnist_defaults();
   if (task == "mlp") return mlp_defaults();
-  throw BadInput(fmt::format("no task '{}': expected one of: {}", task, task_names()));
+  throw BadInput(formatted("no task '{}': expected one of: {}", task, task_names()));
 }
 
 void set_option(Options& options, const OptionRow& row, std::string_view text) {
@@ -208,20 +207,20 @@ void set_option(Options& options, const OptionRow& row, std::string_view text) {
 }
 
 std::string option_text(const Options& options, const OptionRow& row) {
-  return std::visit([&](auto member) { return fmt::format("{}", options.*member); }, row.member);
+  return std::visit([&](auto member) { return formatted("{}", options.*member); }, row.member);
 }
 
 void check_options(const Options& options, int ranks) {
   std::int64_t parts = options.accumulate * ranks;
   if (options.batch % parts != 0)
-    throw BadInput(fmt::format(
+    throw BadInput(formatted(
         "--batch {} cannot be split evenly: {} ranks times {} micro-batches make {} parts",
         options.batch, ranks, options.accumulate, parts));
   if (options.task == "gpt" && options.width % options.heads != 0)
     throw BadInput(
-        fmt::format("--width {} is not a multiple of --heads {}", options.width, options.heads));
+        formatted("--width {} is not a multiple of --heads {}", options.width, options.heads));
   if (options.min_lr > options.lr)
-    throw BadInput(fmt::format("--min-lr {} is above --lr {}", options.min_lr, options.lr));
+    throw BadInput(formatted("--min-lr {} is above --lr {}", options.min_lr, options.lr));
   if (options.out.empty()) throw BadInput("--out is missing: name a folder for the run");
   if (options.data.empty() && options.task != "mlp")
     throw BadInput("--data is missing: name a file or folder to learn from");

@@ -1,6 +1,5 @@
+#include <lockstep/base/format.h>
 #include <lockstep/train/progress.h>
-
-#include <fmt/format.h>
 
 #include <unistd.h>
 #include <cmath>
@@ -19,17 +18,16 @@ constexpr std::chrono::milliseconds in_place_interval{100};
 std::string duration_text(double seconds) {
   if (!std::isfinite(seconds) || seconds > 1e8) return "?";
   auto whole = static_cast<std::int64_t>(std::llround(std::max(0.0, seconds)));
-  if (whole >= 3600)
-    return fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
-  return fmt::format("{}:{:02}", whole / 60, whole % 60);
+  if (whole >= 3600) return formatted("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
+  return formatted("{}:{:02}", whole / 60, whole % 60);
 }
 
 std::string progress_text(const ProgressRow& row) {
-  std::string text = fmt::format("step {}/{}  loss {:.3f}", row.step, row.steps, row.loss);
-  if (row.val_loss) text += fmt::format("  val_loss {:.3f}", *row.val_loss);
-  if (row.accuracy) text += fmt::format("  accuracy {:.4f}", *row.accuracy);
-  return text + fmt::format("  {:.0f} samples/s  {} left", row.samples_per_second,
-                            duration_text(row.seconds_left));
+  std::string text = formatted("step {}/{}  loss {:.3f}", row.step, row.steps, row.loss);
+  if (row.val_loss) text += formatted("  val_loss {:.3f}", *row.val_loss);
+  if (row.accuracy) text += formatted("  accuracy {:.4f}", *row.accuracy);
+  return text + formatted("  {:.0f} samples/s  {} left", row.samples_per_second,
+                          duration_text(row.seconds_left));
 }
 
 bool is_terminal(std::FILE* stream) {
@@ -49,20 +47,20 @@ void Progress::show(const ProgressRow& row) {
   if (!stays && now < next_) return;
   next_ = now + interval_;
   if (stays || !in_place_) return say(progress_text(row));
-  fmt::print(stream_, "{}{}", progress_text(row), end_in_place);
+  print_to(stream_, "{}{}", progress_text(row), end_in_place);
   std::fflush(stream_);
   on_screen_ = true;
 }
 
 void Progress::say(std::string_view line) {
   finish();
-  fmt::print(stream_, "{}\n", line);
+  print_to(stream_, "{}\n", line);
   std::fflush(stream_);
 }
 
 void Progress::finish() {
   if (!on_screen_) return;
-  fmt::print(stream_, "{}", end_in_place);
+  print_to(stream_, "{}", end_in_place);
   std::fflush(stream_);
   on_screen_ = false;
 }

@@ -14,7 +14,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
-#include <fmt/format.h>
+#include <lockstep/base/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -118,7 +118,7 @@ void Run::restore(const checkpoint::TrainingState& state) {
       torch::manual_seed(stream_seed(options_.seed + step_, stream_of_rank(world_.rank())));
     }
   });
-  if (world_.is_root()) progress_.say(fmt::format("resumed at step {} of {}", step_, steps_));
+  if (world_.is_root()) progress_.say(formatted("resumed at step {} of {}", step_, steps_));
 }
 
 void Run::step() {
@@ -164,7 +164,7 @@ void Run::agree(double loss, std::int64_t rows) {
   }
   if (!std::isfinite(loss_))
     throw CommonFailure(
-        fmt::format("step {}: expected a finite loss, found {} (lr {})", step_, loss_, lr_), 0);
+        formatted("step {}: expected a finite loss, found {} (lr {})", step_, loss_, lr_), 0);
 }
 
 bool Run::is_due(std::int64_t every) const {
@@ -233,9 +233,9 @@ checkpoint::TrainingState Run::state(std::vector<at::Tensor> random) const {
           .model = unique_tensors(*task_->module()),
           .optimizer = checkpoint::optimizer_state(*optimizer_, parameters_),
           .random = std::move(random),
-          .progress = {{"seconds", fmt::format("{}", seconds())},
-                       {"best", fmt::format("{}", stopping_.best)},
-                       {"waited", fmt::format("{}", stopping_.waited)},
+          .progress = {{"seconds", formatted("{}", seconds())},
+                       {"best", formatted("{}", stopping_.best)},
+                       {"waited", formatted("{}", stopping_.waited)},
                        {"data", task_->data_identity()}},
           .config = texts_of(options_)};
 }
@@ -282,14 +282,14 @@ void Run::finish_well() {
 
 std::string Run::last_line() const {
   if (signal_ != 0)
-    return fmt::format("stopped: signal={} steps={} seconds={:.1f} resume with: --resume --out {}",
-                       signal_, step_, seconds(), options_.out);
+    return formatted("stopped: signal={} steps={} seconds={:.1f} resume with: --resume --out {}",
+                     signal_, step_, seconds(), options_.out);
   std::string line = "done:";
-  if (task_->has_accuracy()) line += fmt::format(" accuracy={:.4f}", evaluation_->accuracy);
-  line += fmt::format(" val_loss={:.3f}", evaluation_->loss);
-  for (const auto& [name, value] : task_->results()) line += fmt::format(" {}={}", name, value);
-  if (options_.epochs > 0) line += fmt::format(" epochs={}", epoch());
-  return line + fmt::format(" steps={} seconds={:.1f}", step_, seconds());
+  if (task_->has_accuracy()) line += formatted(" accuracy={:.4f}", evaluation_->accuracy);
+  line += formatted(" val_loss={:.3f}", evaluation_->loss);
+  for (const auto& [name, value] : task_->results()) line += formatted(" {}={}", name, value);
+  if (options_.epochs > 0) line += formatted(" epochs={}", epoch());
+  return line + formatted(" steps={} seconds={:.1f}", step_, seconds());
 }
 
 double Run::seconds() const { return seconds_before_ + seconds_since(started_); }

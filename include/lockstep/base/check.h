@@ -7,33 +7,31 @@
 #pragma once
 
 #include <lockstep/base/error.h>
-
-#include <fmt/core.h>
+#include <lockstep/base/format.h>
 
 #include <string>
 #include <utility>
 
 namespace lockstep {
 namespace detail {
-// The text is made in the header, so that no type of fmt crosses into the library: LibTorch brings
-// a copy of fmt of another version.
 [[noreturn]] void throw_invalid_argument(const std::string& text);
 [[noreturn]] void throw_bad_input(const std::string& text);
 }  // namespace detail
 
 // Throws InvalidArgument unless `condition`: the caller's program is wrong.
 template <typename... Arguments>
-void check(bool condition, fmt::format_string<Arguments...> format, Arguments&&... arguments) {
+void check(bool condition, FormatPattern<sizeof...(Arguments)> format,
+           const Arguments&... arguments) {
   if (!condition) [[unlikely]]
-    detail::throw_invalid_argument(fmt::format(format, std::forward<Arguments>(arguments)...));
+    detail::throw_invalid_argument(formatted(format, arguments...));
 }
 
 // Throws BadInput unless `condition`: a file, a variable, an option or a peer is wrong.
 template <typename... Arguments>
-void check_input(bool condition, fmt::format_string<Arguments...> format,
-                 Arguments&&... arguments) {
+void check_input(bool condition, FormatPattern<sizeof...(Arguments)> format,
+                 const Arguments&... arguments) {
   if (!condition) [[unlikely]]
-    detail::throw_bad_input(fmt::format(format, std::forward<Arguments>(arguments)...));
+    detail::throw_bad_input(formatted(format, arguments...));
 }
 
 }  // namespace lockstep

@@ -7,8 +7,10 @@
 // means nothing is itself logged once.
 #pragma once
 
-#include <fmt/core.h>
+#include <lockstep/base/format.h>
 
+#include <initializer_list>
+#include <span>
 #include <string_view>
 
 namespace lockstep::log {
@@ -24,38 +26,35 @@ void set_prefix(std::string_view prefix);
 
 namespace detail {
 [[nodiscard]] bool is_shown(Level level) noexcept;
-void write(Level level, std::string_view text) noexcept;
+void write(Level level, std::string_view pattern,
+           std::span<const FormatArgument> arguments) noexcept;
 
-// In the header, so that no type of fmt crosses into the library: LibTorch brings a copy of fmt of
-// another version.
-inline void write(Level level, fmt::string_view format, fmt::format_args arguments) noexcept {
+template <typename... Arguments>
+void write_all(Level level, std::string_view pattern, const Arguments&... arguments) noexcept {
   if (!is_shown(level)) return;
-  try {
-    write(level, std::string_view(fmt::vformat(format, arguments)));
-  } catch (...) {
-    write(level, std::string_view("a log line could not be written"));
-  }
+  std::initializer_list<FormatArgument> list{FormatArgument(arguments)...};
+  write(level, pattern, {list.begin(), list.size()});
 }
 }  // namespace detail
 
 template <typename... Arguments>
-void debug(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
-  detail::write(Level::debug, format, fmt::make_format_args(arguments...));
+void debug(FormatPattern<sizeof...(Arguments)> pattern, const Arguments&... arguments) {
+  detail::write_all(Level::debug, pattern.text(), arguments...);
 }
 
 template <typename... Arguments>
-void info(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
-  detail::write(Level::info, format, fmt::make_format_args(arguments...));
+void info(FormatPattern<sizeof...(Arguments)> pattern, const Arguments&... arguments) {
+  detail::write_all(Level::info, pattern.text(), arguments...);
 }
 
 template <typename... Arguments>
-void warning(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
-  detail::write(Level::warning, format, fmt::make_format_args(arguments...));
+void warning(FormatPattern<sizeof...(Arguments)> pattern, const Arguments&... arguments) {
+  detail::write_all(Level::warning, pattern.text(), arguments...);
 }
 
 template <typename... Arguments>
-void error(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
-  detail::write(Level::error, format, fmt::make_format_args(arguments...));
+void error(FormatPattern<sizeof...(Arguments)> pattern, const Arguments&... arguments) {
+  detail::write_all(Level::error, pattern.text(), arguments...);
 }
 
 }  // namespace lockstep::log

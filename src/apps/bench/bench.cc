@@ -2,7 +2,7 @@
 #include "apps/bench/step.h"
 #include "apps/bench/step_rank.h"
 
-#include <fmt/core.h>
+#include <lockstep/base/format.h>
 #include <CLI/CLI.hpp>
 
 #include <cstdio>
@@ -64,7 +64,7 @@ int main(int count, char** words) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "lockstep bench: {}\n", error.what());
+    lockstep::print_to(stderr, "lockstep bench: {}\n", error.what());
     return 1;
   }
 }

@@ -5,7 +5,7 @@
 
 #include "launch/meeting_point.h"
 
-#include <fmt/format.h>
+#include <lockstep/base/format.h>
 #include <nlohmann/json.hpp>
 
 #include <fcntl.h>
@@ -108,8 +108,8 @@ std::string Side::read_line(int number) {
     ssize_t count = ::read(rank.output.get(), buffer.data(), buffer.size());
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0)
-      throw Error(fmt::format("rank {} of {} ended before its answer ({})", number, command_.name,
-                              command_.program));
+      throw Error(formatted("rank {} of {} ended before its answer ({})", number, command_.name,
+                            command_.program));
     rank.unread.append(buffer.data(), count);
   }
 }

@@ -4,9 +4,7 @@
 #include "apps/bench/spread.h"
 
 #include <lockstep/base/error.h>
-
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+#include <lockstep/base/format.h>
 #include <nlohmann/json.hpp>
 
 #include <cstdlib>
@@ -32,8 +30,8 @@ std::string find_python(const std::string& given) {
                         : fs::path(LOCKSTEP_SOURCE_DIR) / ".venv/bin/python";
   if (!fs::exists(python))
     throw BadInput(
-        fmt::format("no Python at {}: name one that has torch by --python or LOCKSTEP_PYTHON",
-                    python.string()));
+        formatted("no Python at {}: name one that has torch by --python or LOCKSTEP_PYTHON",
+                  python.string()));
   return python;
 }
 
@@ -48,12 +46,12 @@ SideCommand our_side(const StepOptions& options) {
 }
 
 SideCommand their_side(const StepOptions& options) {
-  SideCommand side{
-      .name = "pytorch",
-      .program = find_python(options.python),
-      .arguments = {(fs::path(LOCKSTEP_SOURCE_DIR) / "bench/peers/step.py").string(), "--serve"},
-      .ranks = options.ranks,
-      .threads = options.threads};
+  std::string script = fs::path(LOCKSTEP_SOURCE_DIR) / "bench/peers/step.py";
+  SideCommand side{.name = "pytorch",
+                   .program = find_python(options.python),
+                   .arguments = {"-W", "ignore", script, "--serve"},
+                   .ranks = options.ranks,
+                   .threads = options.threads};
   for (const std::string& word : rank_words(options)) side.arguments.push_back(word);
   return side;
 }
@@ -93,28 +91,29 @@ void print_json(const StepOptions& options, const Side& side, const Spread& rati
                                       {"p50", ratio.p50},
                                       {"p75", ratio.p75},
                                       {"max", ratio.max}};
-  fmt::print("{}\n", row.dump());
+  print_to(stdout, "{}\n", row.dump());
 }
 
 void print_row(const std::string& name, const Spread& spread, int digits) {
-  fmt::print("{:<18}", name);
+  print_to(stdout, "{:<18}", name);
   for (double value : {spread.min, spread.p25, spread.p50, spread.p75, spread.max})
-    fmt::print("{:>10.{}f}", value, digits);
-  fmt::print("\n");
+    print_to(stdout, "{:>10.{}f}", value, digits);
+  print_to(stdout, "\n");
 }
 
 void print_table(const StepOptions& options, const Side& lockstep, const Side& pytorch,
                  const Spread& ratio) {
-  fmt::print("step: model={} mode={} ranks={} threads={} optimizer={} pairs={} of {} steps each\n",
-             options.model, options.mode, options.ranks, options.threads,
-             options.fused ? "fused AdamW on both sides" : "default AdamW on both sides",
-             options.pairs, options.steps);
-  fmt::print("{:<18}{:>10}{:>10}{:>10}{:>10}{:>10}\n", "", "min", "p25", "p50", "p75", "max");
+  print_to(stdout,
+           "step: model={} mode={} ranks={} threads={} optimizer={} pairs={} of {} steps each\n",
+           options.model, options.mode, options.ranks, options.threads,
+           options.fused ? "fused AdamW on both sides" : "default AdamW on both sides",
+           options.pairs, options.steps);
+  print_to(stdout, "{:<18}{:>10}{:>10}{:>10}{:>10}{:>10}\n", "", "min", "p25", "p50", "p75", "max");
   print_row("lockstep, s", spread_of(lockstep.seconds()), 4);
   print_row("pytorch, s", spread_of(pytorch.seconds()), 4);
   print_row("pytorch/lockstep", ratio, 3);
-  fmt::print("first losses: lockstep {:.6f}\n              pytorch  {:.6f}\n",
-             fmt::join(lockstep.losses(), " "), fmt::join(pytorch.losses(), " "));
+  print_to(stdout, "first losses: lockstep {}\n              pytorch  {}\n",
+           listed(lockstep.losses(), " ", "{:.6f}"), listed(pytorch.losses(), " ", "{:.6f}"));
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 
 #include <torch/torch.h>
 
-#include <fmt/format.h>
+#include <lockstep/base/format.h>
 #include <nlohmann/json.hpp>
 
 #include <chrono>

@@ -3,14 +3,13 @@
 // A process that a launcher started is a rank and trains. One that nobody launched is one rank too,
 // or with --ranks N becomes the launcher of N copies of itself.
 #include <lockstep/base/check.h>
+#include <lockstep/base/format.h>
 #include <lockstep/comm/init.h>
 #include <lockstep/launch/agent.h>
 #include <lockstep/train/agreement.h>
 #include <lockstep/train/command_line.h>
 #include <lockstep/train/progress.h>
 #include <lockstep/train/trainer.h>
-
-#include <fmt/core.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -32,7 +31,7 @@ bool is_launched() {
 }
 
 int complain(const std::string& who, const std::string& what) {
-  fmt::print(stderr, "lockstep train: {}{}\n", who, what);
+  print_to(stderr, "lockstep train: {}{}\n", who, what);
   return failure;
 }
 
@@ -50,7 +49,7 @@ int start_ranks(const train::Options& options, const std::vector<std::string>& w
 
 int be_a_rank(const train::Options& options) {
   Group world = init();
-  std::string who = world.size() > 1 ? fmt::format("rank {}: ", world.rank()) : "";
+  std::string who = world.size() > 1 ? formatted("rank {}: ", world.rank()) : "";
   try {
     train::together(world, [&] {
       check_input(options.ranks == 0 || options.ranks == world.size(),
@@ -72,7 +71,7 @@ int main(int count, char** arguments) {
   try {
     train::CommandLine line = train::parse_command_line(words);
     if (!line.help.empty()) {
-      fmt::print("{}", line.help);
+      print_to(stdout, "{}", line.help);
       return 0;
     }
     if (line.options.ranks > 1 && !is_launched()) return start_ranks(line.options, words);

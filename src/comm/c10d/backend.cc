@@ -1,11 +1,12 @@
 #include "comm/c10d/backend.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 
 #include "comm/c10d/operations.h"
+#include "comm/one_line.h"
 
 #include <ATen/ops/empty.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,17 +14,12 @@
 namespace lockstep::c10d_engine {
 namespace {
 
-// The text of a c10d error is many lines with a backtrace; ours is one line.
-std::string first_line(std::string_view text) {
-  return std::string(text.substr(0, text.find('\n')));
-}
-
 void check_device(const Call& call, std::string_view engine) {
   const auto& tensor = call.input.defined() ? call.input : call.output;
   if (tensor.defined() && !tensor.is_cpu()) {
     throw InvalidArgument(
-        fmt::format("{}: the engine {} takes tensors in the CPU's memory; this one is on {}",
-                    name_of(call.collective), engine, tensor.device().str()));
+        formatted("{}: the engine {} takes tensors in the CPU's memory; this one is on {}",
+                  name_of(call.collective), engine, tensor.device().str()));
   }
 }
 

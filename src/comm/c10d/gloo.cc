@@ -1,10 +1,11 @@
 #include "comm/c10d/gloo.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 
 #include "comm/c10d/store_adapter.h"
+#include "comm/one_line.h"
 
-#include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <gloo/context.h>
@@ -46,13 +47,13 @@ class GlooEngine final : public Engine {
     options->threads = 1;  // operations take effect in the order of their posts
     try {
       group_ = c10::make_intrusive<MarkedGloo>(
-          as_c10d_store(store_, fmt::format("lockstep/gloo/{}/", name)), rank, size, options);
-    } catch (const Error&) {
+          as_c10d_store(store_, formatted("lockstep/gloo/{}/", name)), rank, size, options);
+    } catch (const PeerLost&) {
       throw;
     } catch (const std::exception& error) {
       throw Timeout(
-          fmt::format("group {}: rank {} of {} could not connect with its peers over gloo: {}",
-                      name, rank, size, error.what()));
+          formatted("group {}: rank {} of {} could not connect with its peers over gloo: {}", name,
+                    rank, size, first_line(error.what())));
     }
     group_->setTimeout(practically_never);
   }

@@ -1,9 +1,8 @@
 #include "comm/c10d/last_words.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
-
-#include <fmt/format.h>
 
 #include <chrono>
 #include <optional>
@@ -21,7 +20,7 @@ constexpr auto hearing = 600ms;
 constexpr auto verdict_wait = 2s;
 
 std::string statement(const PostedCall& call) {
-  return fmt::format("{:016x} {}", fingerprint_of(call), describe_fully(call));
+  return formatted("{:016x} {}", fingerprint_of(call), describe_fully(call));
 }
 
 std::string_view call_in(std::string_view statement) {
@@ -53,7 +52,7 @@ LastWords::LastWords(std::shared_ptr<Store> store, std::string group, int rank, 
     : store_(std::move(store)), group_(std::move(group)), rank_(rank), size_(size) {}
 
 std::string LastWords::key(std::string_view name) const {
-  return fmt::format("lockstep/end/{}/{}", group_, name);
+  return formatted("lockstep/end/{}/{}", group_, name);
 }
 
 std::exception_ptr LastWords::agree(End end, const PostedCall& call, std::string_view detail,
@@ -63,8 +62,8 @@ std::exception_ptr LastWords::agree(End end, const PostedCall& call, std::string
   } catch (const std::exception& error) {
     close();
     return std::make_exception_ptr(
-        PeerLost(fmt::format("group {}: rank {} in {}: {}; the store that would say more: {}",
-                             group_, rank_, describe(call), detail, error.what())));
+        PeerLost(formatted("group {}: rank {} in {}: {}; the store that would say more: {}", group_,
+                           rank_, describe(call), detail, error.what())));
   }
 }
 
@@ -72,12 +71,11 @@ LastWords::Verdict LastWords::read_or_judge(End end, const PostedCall& call,
                                             std::string_view detail,
                                             const std::function<void()>& close) {
   // An abort has no call of its own: what this rank waits in is not the point.
-  if (end != End::aborted) store_->set(key(fmt::format("at/{}", rank_)), statement(call));
-  auto me = fmt::format("{}", rank_);
+  if (end != End::aborted) store_->set(key(formatted("at/{}", rank_)), statement(call));
+  auto me = formatted("{}", rank_);
   bool first = store_->compare_set(key("judge"), "", me) == me;
   if (first && end == End::aborted) {
-    Verdict verdict{'A',
-                    fmt::format("group {}: rank {} ended the group: {}", group_, rank_, detail)};
+    Verdict verdict{'A', formatted("group {}: rank {} ended the group: {}", group_, rank_, detail)};
     store_->set(key("verdict"), verdict.kind + verdict.text);
     close();
     return verdict;
@@ -100,7 +98,7 @@ LastWords::Verdict LastWords::judge(End end, const PostedCall& call, std::string
     silent.clear();
     for (int rank = 0; rank < size_; ++rank) {
       if (call.is_message() && rank != rank_ && rank != call.root) continue;
-      if (!statements[rank]) statements[rank] = store_->try_get(key(fmt::format("at/{}", rank)));
+      if (!statements[rank]) statements[rank] = store_->try_get(key(formatted("at/{}", rank)));
       if (!statements[rank]) silent.push_back(rank);
     }
     if (silent.empty() || deadline.passed()) break;
@@ -109,25 +107,24 @@ LastWords::Verdict LastWords::judge(End end, const PostedCall& call, std::string
   auto mine = statement(call);
   for (int rank = 0; rank < size_ && !call.is_message(); ++rank) {
     if (!statements[rank] || fingerprint_in(*statements[rank]) == fingerprint_in(mine)) continue;
-    return {'M', fmt::format(
-                     "group {}: ranks {} and {} made different calls: rank {} {}; rank {} {}",
-                     group_, rank_, rank, rank_, call_in(mine), rank, call_in(*statements[rank]))};
+    return {'M',
+            formatted("group {}: ranks {} and {} made different calls: rank {} {}; rank {} {}",
+                      group_, rank_, rank, rank_, call_in(mine), rank, call_in(*statements[rank]))};
   }
   std::vector<int> present;
   for (int rank = 0; rank < size_; ++rank) {
     if (statements[rank]) present.push_back(rank);
   }
-  auto waiters =
-      fmt::format("{} {} in", rank_list(present), present.size() == 1 ? "waits" : "wait");
+  auto waiters = formatted("{} {} in", rank_list(present), present.size() == 1 ? "waits" : "wait");
   if (end == End::timeout) {
     auto who = silent.empty() ? std::string("all ranks came too late to")
                               : rank_list(silent) + " never called";
-    return {'T', fmt::format("group {}: after {} {} {} that {}", group_,
-                             format_duration(call.timeout), who, describe(call), waiters)};
+    return {'T', formatted("group {}: after {} {} {} that {}", group_,
+                           format_duration(call.timeout), who, describe(call), waiters)};
   }
   auto who = silent.empty() ? std::string("a peer") : rank_list(silent);
-  return {'P', fmt::format("group {}: {} is gone from {} that {}: {}", group_, who, describe(call),
-                           waiters, detail)};
+  return {'P', formatted("group {}: {} is gone from {} that {}: {}", group_, who, describe(call),
+                         waiters, detail)};
 }
 
 }  // namespace lockstep::c10d_engine

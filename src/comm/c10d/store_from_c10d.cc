@@ -2,9 +2,8 @@
 #include "comm/c10d/store_adapter.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
-
-#include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
@@ -44,7 +43,7 @@ class StoreFromC10d final : public Store {
       auto missing = missing_of(keys);
       if (missing.empty()) return;
       if (deadline.passed())
-        throw Timeout(fmt::format("store: these keys never came: {}", join(missing)));
+        throw Timeout(formatted("store: these keys never came: {}", join(missing)));
       std::this_thread::sleep_for(std::min<Duration>(pause, deadline.left()));
       pause = std::min(pause * 2, std::chrono::milliseconds(50));
     }
@@ -83,15 +82,14 @@ class StoreFromC10d final : public Store {
  private:
   [[nodiscard]] std::string full(std::string_view key) const {
     if (key.size() > max_key_bytes)
-      throw BadInput(
-          fmt::format("store: a key of {} bytes; at most {}", key.size(), max_key_bytes));
+      throw BadInput(formatted("store: a key of {} bytes; at most {}", key.size(), max_key_bytes));
     return prefix_ + std::string(key);
   }
 
   static void check_length(std::string_view value) {
     if (value.size() > max_value_bytes)
       throw BadInput(
-          fmt::format("store: a value of {} bytes; at most {}", value.size(), max_value_bytes));
+          formatted("store: a value of {} bytes; at most {}", value.size(), max_value_bytes));
   }
 
   std::vector<std::string> missing_of(std::span<const std::string> keys) {
@@ -107,7 +105,7 @@ class StoreFromC10d final : public Store {
     try {
       return action();
     } catch (const c10::Error& error) {
-      throw PeerLost(fmt::format("the store does not answer: {}", error.what_without_backtrace()));
+      throw PeerLost(formatted("the store does not answer: {}", error.what_without_backtrace()));
     }
   }
 

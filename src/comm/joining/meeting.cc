@@ -1,14 +1,15 @@
 #include "comm/joining/meeting.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 #include <lockstep/store/open.h>
 
 #include "comm/c10d/store_adapter.h"
+#include "comm/one_line.h"
 #include "sys/file_descriptor.h"
 #include "sys/socket_address.h"
 
-#include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
@@ -23,10 +24,6 @@ namespace lockstep::joining {
 namespace {
 
 using std::chrono::milliseconds;
-
-std::string first_line(std::string_view text) {
-  return std::string(text.substr(0, text.find('\n')));
-}
 
 std::shared_ptr<Store> open_c10d(const Place& place, Deadline deadline) {
   const auto& at = *place.rendezvous;
@@ -44,13 +41,13 @@ std::shared_ptr<Store> open_c10d(const Place& place, Deadline deadline) {
     return c10d_engine::as_store(c10::make_intrusive<c10d::TCPStore>(at.host, options), "");
   } catch (const std::exception& error) {
     if (serves)
-      throw BadInput(fmt::format("rank 0 cannot listen at MASTER_ADDR:MASTER_PORT, {}:{}: {}",
-                                 at.host, at.port, first_line(error.what())));
+      throw BadInput(formatted("rank 0 cannot listen at MASTER_ADDR:MASTER_PORT, {}:{}: {}",
+                               at.host, at.port, first_line(error.what())));
     auto who =
         at.kind == Rendezvous::Kind::rank_0 ? "rank 0, which listens there, " : "torchrun's store ";
     throw Timeout(
-        fmt::format("rank {} found nobody at MASTER_ADDR:MASTER_PORT, {}:{}: {}did not arrive ({})",
-                    place.rank, at.host, at.port, who, first_line(error.what())));
+        formatted("rank {} found nobody at MASTER_ADDR:MASTER_PORT, {}:{}: {}did not arrive ({})",
+                  place.rank, at.host, at.port, who, first_line(error.what())));
   }
 }
 
@@ -66,12 +63,12 @@ std::string address_towards(const std::string& peer) {
   auto address = sys::SocketAddress::tcp(peer, 9);
   sys::FileDescriptor socket(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!socket || ::connect(socket.get(), address.get(), address.size()) != 0) {
-    throw SystemError(fmt::format("finding this machine's address towards {}", peer), errno);
+    throw SystemError(formatted("finding this machine's address towards {}", peer), errno);
   }
   auto own = sys::SocketAddress::local(socket.get());
   char host[NI_MAXHOST];
   if (::getnameinfo(own.get(), own.size(), host, sizeof(host), nullptr, 0, NI_NUMERICHOST) != 0) {
-    throw SystemError(fmt::format("naming this machine's address towards {}", peer), errno);
+    throw SystemError(formatted("naming this machine's address towards {}", peer), errno);
   }
   return host;
 }

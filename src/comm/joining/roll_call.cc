@@ -2,12 +2,11 @@
 
 #include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 #include <lockstep/store/prefix_store.h>
 
 #include "sys/topology.h"
-
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
@@ -27,7 +26,7 @@ struct Hello {
   std::string host;
 
   [[nodiscard]] std::string text() const {
-    return fmt::format("{}\n{}\n{}\n{}", size, version, engine, host);
+    return formatted("{}\n{}\n{}\n{}", size, version, engine, host);
   }
   static Hello read(const std::string& text) {
     std::istringstream lines(text);
@@ -38,7 +37,7 @@ struct Hello {
   }
 };
 
-std::string hello_key(int rank) { return fmt::format("hello/{}", rank); }
+std::string hello_key(int rank) { return formatted("hello/{}", rank); }
 
 void compare(const std::string& mine, const std::string& other, int rank, int other_rank,
              std::string_view what) {
@@ -54,17 +53,17 @@ void compare(const std::string& mine, const std::string& other, int rank, int ot
   for (int rank = 0; rank < place.size; ++rank) {
     if (!store.try_get(hello_key(rank))) missing.push_back(rank);
   }
-  throw Timeout(fmt::format("rank {} of {} waited in vain for {}: it never called init()",
-                            place.rank, place.size, rank_list(missing)));
+  throw Timeout(formatted("rank {} of {} waited in vain for {}: it never called init()", place.rank,
+                          place.size, rank_list(missing)));
 }
 
 // Rank 0 may hold the store: it stays until the rank that it does not agree with has seen why.
 void refuse(Store& store, const Place& place, int other_rank) {
-  store.set(fmt::format("refused/{}", place.rank), "");
+  store.set(formatted("refused/{}", place.rank), "");
   if (place.rank != 0) return;
   try {
     static_cast<void>(
-        store.get(fmt::format("refused/{}", other_rank), Deadline::after(std::chrono::seconds(2))));
+        store.get(formatted("refused/{}", other_rank), Deadline::after(std::chrono::seconds(2))));
   } catch (const Error&) {
     // It will learn less; there is nothing more to do for it.
   }
@@ -94,12 +93,11 @@ Hello hear(Store& store, const Place& place, const Hello& mine, int rank, Deadli
 
 Company call_roll(const std::shared_ptr<Store>& store, const Place& place, std::string_view engine,
                   Deadline deadline) {
-  auto attempt = fmt::format("lockstep/{}/", place.attempt);
-  auto round = store->add(fmt::format("{}round/{}", attempt, place.rank), 1);
-  Company company{
-      .store = std::make_shared<PrefixStore>(fmt::format("{}{}/", attempt, round), store),
-      .hosts = {},
-      .local_size = 0};
+  auto attempt = formatted("lockstep/{}/", place.attempt);
+  auto round = store->add(formatted("{}round/{}", attempt, place.rank), 1);
+  Company company{.store = std::make_shared<PrefixStore>(formatted("{}{}/", attempt, round), store),
+                  .hosts = {},
+                  .local_size = 0};
   Hello mine{std::to_string(place.size), version, std::string(engine), sys::host_identity()};
   company.store->set(hello_key(place.rank), mine.text());
   for (int rank = 0; rank < place.size; ++rank) {

@@ -1,10 +1,10 @@
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 #include <lockstep/comm/local.h>
 
 #include "comm/local/backend.h"
 
 #include <ATen/Parallel.h>
-#include <fmt/format.h>
 
 #include <exception>
 #include <mutex>
@@ -48,7 +48,7 @@ class FirstError {
 
 std::vector<Group> local_groups(int size, Duration timeout) {
   if (size < 1)
-    throw InvalidArgument(fmt::format("local_groups: {} ranks; at least 1 is needed", size));
+    throw InvalidArgument(formatted("local_groups: {} ranks; at least 1 is needed", size));
   if (size == 1) return {Group()};
   auto world = std::make_shared<local::World>(size, "world");
   std::vector<Group> groups;

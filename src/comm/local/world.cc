@@ -1,11 +1,10 @@
 #include "comm/local/world.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
 #include "comm/local/perform.h"
-
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
@@ -61,7 +60,7 @@ void World::abort(int rank, std::string_view reason) {
   std::lock_guard lock(mutex_);
   if (failure_) return;
   fail(std::make_exception_ptr(
-      Aborted(fmt::format("group {}: rank {} ended the group: {}", name_, rank, reason))));
+      Aborted(formatted("group {}: rank {} ended the group: {}", name_, rank, reason))));
 }
 
 World::Key World::next_key(int rank, const Call& call) {
@@ -94,8 +93,8 @@ void World::check_agreement(const Meeting& meeting, int rank) {
     }
     if (agree) continue;
     fail(std::make_exception_ptr(Mismatch(
-        fmt::format("group {}: ranks {} and {} made different calls: rank {} {}; rank {} {}", name_,
-                    other, rank, other, describe_fully(call), rank, describe_fully(mine)))));
+        formatted("group {}: ranks {} and {} made different calls: rank {} {}; rank {} {}", name_,
+                  other, rank, other, describe_fully(call), rank, describe_fully(mine)))));
     return;
   }
 }
@@ -105,8 +104,8 @@ void World::check_presence(const Key& key, const Meeting& meeting) {
     if (!members_[rank].left || meeting.calls.contains(rank)) continue;
     const auto& [waiting, call] = *meeting.calls.begin();
     fail(std::make_exception_ptr(
-        PeerLost(fmt::format("group {}: rank {} left before {}, which rank {} waits in; {}", name_,
-                             rank, describe(call), waiting, last_calls({rank})))));
+        PeerLost(formatted("group {}: rank {} left before {}, which rank {} waits in; {}", name_,
+                           rank, describe(call), waiting, last_calls({rank})))));
     return;
   }
 }
@@ -121,7 +120,7 @@ void World::complete(const Key& key, Meeting& meeting) {
       perform(calls);
     }
   } catch (const std::exception& error) {
-    fail(std::make_exception_ptr(Aborted(fmt::format(
+    fail(std::make_exception_ptr(Aborted(formatted(
         "group {}: {} failed: {}", name_, describe(meeting.calls.begin()->second), error.what()))));
     return;
   }
@@ -140,9 +139,9 @@ std::string World::last_calls(const std::vector<int>& ranks) const {
   std::string text;
   for (int rank : ranks) {
     const auto& last = members_[rank].last_call;
-    text += fmt::format("{}{} last call was {}", text.empty() ? "" : "; ",
-                        ranks.size() == 1 ? "its" : fmt::format("rank {}'s", rank),
-                        last ? describe_fully(*last) : "none");
+    text += formatted("{}{} last call was {}", text.empty() ? "" : "; ",
+                      ranks.size() == 1 ? "its" : formatted("rank {}'s", rank),
+                      last ? describe_fully(*last) : "none");
   }
   return text;
 }
@@ -155,11 +154,11 @@ std::string World::timeout_text(const Key& key, Duration waited) const {
     (meeting.calls.contains(rank) ? waiting : missing).push_back(rank);
   const auto& call = meeting.calls.begin()->second;
   auto verb = waiting.size() == 1 ? "waits" : "wait";
-  auto due = call.is_message() ? fmt::format("answered {}", describe(call))
-                               : fmt::format("called {}", describe(call));
-  return fmt::format("group {}: after {} {} never {} that {} {} in; {}", name_,
-                     format_duration(waited), rank_list(missing), due, rank_list(waiting), verb,
-                     last_calls(missing));
+  auto due = call.is_message() ? formatted("answered {}", describe(call))
+                               : formatted("called {}", describe(call));
+  return formatted("group {}: after {} {} never {} that {} {} in; {}", name_,
+                   format_duration(waited), rank_list(missing), due, rank_list(waiting), verb,
+                   last_calls(missing));
 }
 
 }  // namespace lockstep::local

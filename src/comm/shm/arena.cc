@@ -2,11 +2,10 @@
 
 #include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
 #include "sys/topology.h"
-
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -37,12 +36,12 @@ std::byte* Arena::allocate(std::size_t bytes) {
   constexpr std::size_t gibibyte = 1 << 30;
   if (auto offset = allocator_.allocate(bytes)) return memory_.data() + *offset;
   throw BadInput(
-      fmt::format("shared memory: a buffer of {} does not fit: {} of the arena's {} are in use and "
-                  "the largest free range "
-                  "is {}; a larger LOCKSTEP_ARENA (such as {}) helps",
-                  bytes_text(bytes), bytes_text(allocator_.used()), bytes_text(memory_.bytes()),
-                  bytes_text(allocator_.largest_free()),
-                  bytes_text(((memory_.bytes() + bytes) / gibibyte + 1) * gibibyte)));
+      formatted("shared memory: a buffer of {} does not fit: {} of the arena's {} are in use and "
+                "the largest free range "
+                "is {}; a larger LOCKSTEP_ARENA (such as {}) helps",
+                bytes_text(bytes), bytes_text(allocator_.used()), bytes_text(memory_.bytes()),
+                bytes_text(allocator_.largest_free()),
+                bytes_text(((memory_.bytes() + bytes) / gibibyte + 1) * gibibyte)));
 }
 
 std::byte* Arena::allocate_zeroed(std::size_t bytes) {
@@ -78,9 +77,7 @@ void Arena::give_back_pages() {
 std::size_t arena_bytes(std::optional<std::int64_t> asked, std::string_view name, int ranks) {
   constexpr std::size_t least = 64 << 20;
   auto memory = sys::memory_size();
-  if (!asked)
-    return std::max(
-        least, static_cast<std::size_t>(memory.total) / 4 * 3 / static_cast<std::size_t>(ranks));
+  if (!asked) return std::max(least, static_cast<std::size_t>(memory.total) / 4 * 3 / ranks);
   check_input(*asked >= static_cast<std::int64_t>(1 << 20),
               "{}: expected an arena of at least 1 MiB, found {}", name, format_bytes(*asked));
   check_input(*asked <= memory.available,

@@ -1,10 +1,9 @@
 #include "comm/shm/descriptor.h"
 
+#include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
 #include "comm/shm/plan.h"
-
-#include <fmt/format.h>
 
 #include <vector>
 
@@ -25,8 +24,8 @@ Collective caller_name(const Slot& slot) {
 }
 
 std::string call_site(const Slot& slot) {
-  return fmt::format("{}:{}", slot.file.load(),
-                     slot.line.load(std::memory_order_relaxed) & ((1ULL << line_bits) - 1));
+  return formatted("{}:{}", slot.file.load(),
+                   slot.line.load(std::memory_order_relaxed) & ((1ULL << line_bits) - 1));
 }
 
 Agreement agreement_in(const Slot& slot) {
@@ -37,7 +36,7 @@ Agreement agreement_in(const Slot& slot) {
 std::string describe(const Slot& slot, std::vector<std::string> notes) {
   if (auto tag = slot.tag.load(); !tag.empty()) notes.insert(notes.begin(), std::move(tag));
   notes.push_back(call_site(slot));
-  return fmt::format("{} #{} ({})", name_of(caller_name(slot)), sequence_in(slot), join(notes));
+  return formatted("{} #{} ({})", name_of(caller_name(slot)), sequence_in(slot), join(notes));
 }
 
 }  // namespace
@@ -104,9 +103,9 @@ std::string describe_fully(const Slot& slot) {
   Agreement call = agreement_in(slot);
   std::vector<std::string> notes;
   if (combines(call.collective)) notes.emplace_back(name_of(call.op));
-  if (has_root(call.collective)) notes.push_back(fmt::format("root {}", call.root));
+  if (has_root(call.collective)) notes.push_back(formatted("root {}", call.root));
   if (call.collective != Collective::barrier)
-    notes.push_back(fmt::format("{} x {}", call.count, name_of(call.dtype)));
+    notes.push_back(formatted("{} x {}", call.count, name_of(call.dtype)));
   if (call.uneven) notes.emplace_back("uneven");
   return describe(slot, std::move(notes));
 }

@@ -2,16 +2,15 @@
 
 #include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 #include <lockstep/base/log.h>
+#include <lockstep/base/text.h>
 
 #include "comm/shm/combine.h"
 #include "comm/shm/waiting.h"
 #include "sys/topology.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <charconv>
 #include <numeric>
 #include <utility>
 
@@ -23,8 +22,14 @@ constexpr auto notice_after = std::chrono::seconds(30);
 // complete.
 constexpr auto longest_sleep = std::chrono::seconds(1);
 
+std::size_t checked(std::size_t arena, int rank, int size) {
+  check(size <= max_ranks, "shared memory: expected at most {} ranks, found {}", max_ranks, size);
+  check(rank >= 0 && rank < size, "shared memory: expected a rank below {}, found {}", size, rank);
+  return arena;
+}
+
 std::string prefix_of_round(Store& store, int rank) {
-  return fmt::format("shm/{}/", store.add(fmt::format("shm/round/{}", rank), 1));
+  return formatted("shm/{}/", store.add(formatted("shm/round/{}", rank), 1));
 }
 
 std::vector<int> everybody(int size) {
@@ -38,7 +43,7 @@ std::vector<int> everybody(int size) {
 Endpoint::Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOptions options)
     : store_(std::move(store)),
       options_(options),
-      arena_(std::make_shared<Arena>(options.arena_bytes)),
+      arena_(std::make_shared<Arena>(checked(options.arena_bytes, rank, size))),
       prefix_(prefix_of_round(*store_, rank)),
       world_block_(rank == 0 ? make_block(size) : nullptr),
       handed_over_(hand_over(*store_, prefix_, rank, size, arena_,
@@ -46,7 +51,6 @@ Endpoint::Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOpt
                              Deadline::after(options.join_timeout))),
       crowded_(size > sys::usable_cores()),
       lost_(size) {
-  check(size <= max_ranks, "shared memory: expected at most {} ranks, found {}", max_ranks, size);
   world_ = &add_group("world", everybody(size), peers().base(0) + handed_over_.world_block);
   watcher_.emplace(peers(), [this](int peer) { on_peer_end(peer); });
   if (size < sys::usable_cores()) helper_ = std::thread([this] { help(); });
@@ -71,33 +75,63 @@ std::byte* Endpoint::make_block(int members) {
 Group& Endpoint::add_group(const std::string& name, std::vector<int> members, std::byte* block) {
   auto group = std::make_unique<Group>(*this, name, std::move(members), block);
   std::lock_guard lock(mutex_);
-  for (int member : group->members()) {
-    if (lost_[member])
-      throw PeerLost(fmt::format("making group {}: rank {} of the world has ended", name, member));
-  }
+  check_alive(name, group->members());
   groups_.push_back(std::move(group));
   return *groups_.back();
 }
 
+void Endpoint::check_alive(const std::string& name, std::span<const int> members) const {
+  for (int member : members) {
+    if (!lost_[member]) continue;
+    throw PeerLost(formatted("making group {}: rank {} of the world has ended", name, member));
+  }
+}
+
 Group& Endpoint::make_group(const std::string& name, std::vector<int> members) {
-  auto key = fmt::format("{}group/{}", prefix_, name);
+  auto key = formatted("{}group/{}", prefix_, name);
   int owner = members.front();
   if (owner == peers().rank()) {
     reap();
     std::byte* block = nullptr;
     {
       std::lock_guard lock(mutex_);
+      check_alive(name, members);
       block = make_block(static_cast<int>(members.size()));
     }
     store_->set(key, std::to_string(block - arena_->data()));
     return add_group(name, std::move(members), block);
   }
-  auto text = store_->get(key, Deadline::after(options_.timeout));
-  std::uint64_t offset = 0;
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), offset);
-  check_input(error == std::errc() && end == text.data() + text.size(),
-              "store key {}: expected a number, found '{}'", key, text);
-  return add_group(name, std::move(members), peers().base(owner) + offset);
+  auto* block = peers().base(owner) + find_block(key, name, members);
+  return add_group(name, std::move(members), block);
+}
+
+std::uint64_t Endpoint::find_block(const std::string& key, const std::string& name,
+                                   std::span<const int> members) {
+  constexpr auto look_again = std::chrono::milliseconds(200);
+  auto deadline = Deadline::after(options_.timeout);
+  for (;;) {
+    {
+      std::lock_guard lock(mutex_);
+      check_alive(name, members);
+    }
+    try {
+      auto text = store_->get(key, Deadline::after(look_again).or_sooner(deadline));
+      auto offset = parse_integer(text);
+      check_input(offset && *offset > 0, "store key {}: expected an offset, found '{}'", key, text);
+      return static_cast<std::uint64_t>(*offset);
+    } catch (const Timeout&) {
+      // A member that left in order may have made its part before.
+      bool is_gone = has_departed(members.front()) && !store_->try_get(key);
+      if (is_gone)
+        throw PeerLost(formatted("making group {}: its first member, rank {} of the world, left",
+                                 name, members.front()));
+      if (!deadline.passed()) continue;
+      throw Timeout(
+          formatted("making group {}: rank {} of the world, its first member, has not "
+                    "called within {}",
+                    name, members.front(), format_duration(options_.timeout)));
+    }
+  }
 }
 
 void Endpoint::leave(Group& group) {
@@ -245,7 +279,7 @@ void Endpoint::on_peer_end(int rank) {
   std::lock_guard lock(mutex_);
   lost_[rank] = 1;
   auto pid = peers().peer(rank).pid;
-  auto how = pid > 0 ? fmt::format("its process {} ended without leaving", pid)
+  auto how = pid > 0 ? formatted("its process {} ended without leaving", pid)
                      : std::string("its process ended without leaving");
   for (auto& group : groups_) group->fail_by_end(rank, how);
 }

@@ -85,6 +85,11 @@ class Endpoint {
   [[nodiscard]] std::byte* make_block(int members);
   [[nodiscard]] Group& add_group(const std::string& name, std::vector<int> members,
                                  std::byte* block);
+  // Throws PeerLost unless all of them can take part in a new group.
+  void check_alive(const std::string& name, std::span<const int> members) const;
+  // Where the first member has put the group's block, in its arena.
+  [[nodiscard]] std::uint64_t find_block(const std::string& key, const std::string& name,
+                                         std::span<const int> members);
   [[nodiscard]] bool claim(Appetite appetite, Lane::Task& task);
   // The place in the control page where it says that it executes; nothing when more threads do than
   // there are places.

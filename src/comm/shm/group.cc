@@ -1,11 +1,10 @@
 #include "comm/shm/group.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 
 #include "comm/shm/endpoint.h"
 #include "comm/shm/sentences.h"
-
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <numeric>
@@ -146,16 +145,16 @@ void Group::fail_by_mismatch(const Lane& lane, std::uint64_t sequence, int other
 void Group::fail_by_loss(int number, std::string_view how) {
   int world_rank = members_[number];
   auto in_world =
-      number == world_rank ? std::string() : fmt::format(" (rank {} of the world)", world_rank);
+      number == world_rank ? std::string() : formatted(" (rank {} of the world)", world_rank);
   fail(FailureKind::peer_lost,
-       fmt::format("rank {}{} of {} was lost: {}{}", number, in_world, size(), how, of_group()));
+       formatted("rank {}{} of {} was lost: {}{}", number, in_world, size(), how, of_group()));
 }
 
 void Group::fail_by_end(int world_rank, std::string_view how) {
   auto place = std::find(members_.begin(), members_.end(), world_rank);
   if (place == members_.end()) return;
   auto number = static_cast<int>(place - members_.begin());
-  fail_by_loss(number, fmt::format("{}; {}", how, lost_sentence(block_.collectives(), number)));
+  fail_by_loss(number, formatted("{}; {}", how, lost_sentence(block_.collectives(), number)));
 }
 
 void Group::throw_failure() const {
@@ -203,9 +202,9 @@ void Group::check_departures(const Lane& lane) {
     // It may have posted just before it left.
     if (!gone || has_posted(slot, sequence)) continue;
     auto mine = describe(lane.memory().slot(lane.me(), sequence));
-    fail_by_loss(number,
-                 fmt::format("it left in order without taking part in {} that rank {} waits in",
-                             mine, rank_));
+    fail_by_loss(
+        number,
+        formatted("it left in order without taking part in {} that rank {} waits in", mine, rank_));
     return;
   }
 }
@@ -219,7 +218,7 @@ std::string Group::overdue(const Lane& lane, Duration waited) const {
 }
 
 std::string Group::of_group() const {
-  return name_ == "world" ? "" : fmt::format(" [group {}]", name_);
+  return name_ == "world" ? "" : formatted(" [group {}]", name_);
 }
 
 }  // namespace lockstep::shm

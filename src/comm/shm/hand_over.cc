@@ -2,12 +2,11 @@
 
 #include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
 #include "sys/descriptor_passing.h"
 #include "sys/sockets.h"
-
-#include <fmt/format.h>
 
 #include <array>
 #include <random>
@@ -38,7 +37,7 @@ struct Greeting {
 
 std::string random_name() {
   std::random_device random;
-  return fmt::format("lockstep-{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+  return formatted("lockstep-{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
 }
 
 class Meeting {
@@ -59,7 +58,7 @@ class Meeting {
   [[nodiscard]] std::uint64_t world_block() const { return world_block_; }
 
  private:
-  [[nodiscard]] std::string key(int rank) const { return fmt::format("{}rank/{}", prefix_, rank); }
+  [[nodiscard]] std::string key(int rank) const { return formatted("{}rank/{}", prefix_, rank); }
   void connect_to(int rank);
   void accept_one();
   // `expected`: the rank at the other end, -1 when it is still to be learned.
@@ -95,7 +94,7 @@ void Meeting::connect_to(int rank) {
   try {
     greet(sys::connect_to(sys::SocketAddress::abstract(name), deadline_), rank);
   } catch (const PeerLost&) {
-    throw PeerLost(fmt::format("shared memory: rank {} ended while ranks were joining", rank));
+    throw PeerLost(formatted("shared memory: rank {} ended while ranks were joining", rank));
   }
 }
 
@@ -104,7 +103,7 @@ void Meeting::accept_one() {
     greet(sys::accept_one(listener_.get(), deadline_), -1);
   } catch (const PeerLost&) {
     throw PeerLost(
-        fmt::format("shared memory: a rank above {} ended while ranks were joining", rank_));
+        formatted("shared memory: a rank above {} ended while ranks were joining", rank_));
   }
 }
 
@@ -142,9 +141,9 @@ int Meeting::check_greeting(const Greeting& theirs, int expected) const {
               rank_, size_, theirs.rank, theirs.size);
   auto rank = static_cast<int>(theirs.rank);
   bool right = expected >= 0 ? rank == expected : rank > rank_ && rank < size_;
-  check_input(
-      right, "shared memory: rank {} expected {}, found a peer that says it is rank {}", rank_,
-      expected >= 0 ? fmt::format("rank {}", expected) : std::string("a higher rank"), rank);
+  check_input(right, "shared memory: rank {} expected {}, found a peer that says it is rank {}",
+              rank_, expected >= 0 ? formatted("rank {}", expected) : std::string("a higher rank"),
+              rank);
   check_input(!peers_[rank].socket, "shared memory: two processes say that they are rank {}", rank);
   return rank;
 }
@@ -160,8 +159,8 @@ void Meeting::throw_timeout() const {
       if (rank != rank_ && !peers_[rank].socket) missing.push_back(rank);
     }
   }
-  throw Timeout(fmt::format("shared memory: rank {} of {} waited for {}, which never came", rank_,
-                            size_, rank_list(missing)));
+  throw Timeout(formatted("shared memory: rank {} of {} waited for {}, which never came", rank_,
+                          size_, rank_list(missing)));
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
 #include "comm/shm/sentences.h"
 
-#include "comm/shm/control.h"
-
+#include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
-#include <fmt/format.h>
+#include "comm/shm/control.h"
 
+#include <algorithm>
 #include <string_view>
 #include <vector>
 
@@ -43,12 +43,12 @@ std::string never_called(const Waited& operation, const LaneMemory& collectives,
                          int caller) {
   std::vector<int> names;
   for (int member : missing) names.push_back(operation.ranks[member]);
-  auto text = fmt::format("{} never called {} that {} {} in", rank_list(names),
-                          due_call(operation, caller), rank_list(waiting), waits(waiting.size()));
+  auto text = formatted("{} never called {} that {} {} in", rank_list(names),
+                        due_call(operation, caller), rank_list(waiting), waits(waiting.size()));
   if (missing.size() == 1)
     return text + "; " + last_call_text(operation, collectives, missing.front());
-  return fmt::format("{}; of rank {}, {}", text, names.front(),
-                     last_call_text(operation, collectives, missing.front()));
+  return formatted("{}; of rank {}, {}", text, names.front(),
+                   last_call_text(operation, collectives, missing.front()));
 }
 
 }  // namespace
@@ -56,14 +56,14 @@ std::string never_called(const Waited& operation, const LaneMemory& collectives,
 std::string mismatch_sentence(const LaneMemory& memory, std::span<const int> ranks,
                               std::uint64_t sequence, int one, int other) {
   if (other < 0) {
-    return fmt::format("ranks disagree about who sends how much to whom in {}",
-                       describe_fully(memory.slot(one, sequence)));
+    return formatted("ranks disagree about who sends how much to whom in {}",
+                     describe_fully(memory.slot(one, sequence)));
   }
   int first = std::min(one, other);
   int second = std::max(one, other);
-  return fmt::format("rank {} called {} where rank {} called {}", ranks[first],
-                     describe_fully(memory.slot(first, sequence)), ranks[second],
-                     describe_fully(memory.slot(second, sequence)));
+  return formatted("rank {} called {} where rank {} called {}", ranks[first],
+                   describe_fully(memory.slot(first, sequence)), ranks[second],
+                   describe_fully(memory.slot(second, sequence)));
 }
 
 std::string overdue_sentence(const Waited& operation, const LaneMemory& collectives,
@@ -84,14 +84,14 @@ std::string overdue_sentence(const Waited& operation, const LaneMemory& collecti
     if (is_executing(number, execution_word(operation.lane_key, operation.sequence)))
       executing.push_back(number);
   }
-  auto after = fmt::format("after {}: ", format_duration(waited));
+  auto after = formatted("after {}: ", format_duration(waited));
   if (!missing.empty())
     return after + never_called(operation, collectives, missing, waiting, caller);
   auto call = describe(operation.memory.slot(caller, operation.sequence));
   if (executing.empty())
-    return fmt::format("{}all ranks called {}, but it is not complete", after, call);
-  return fmt::format("{}{} began a part of {} and did not finish it", after, rank_list(executing),
-                     call);
+    return formatted("{}all ranks called {}, but it is not complete", after, call);
+  return formatted("{}{} began a part of {} and did not finish it", after, rank_list(executing),
+                   call);
 }
 
 std::string lost_sentence(const LaneMemory& collectives, int member) {
@@ -103,8 +103,8 @@ std::string lost_sentence(const LaneMemory& collectives, int member) {
     if (sequence_in(collectives.slot(other, next)) == next) waiting.push_back(other);
   }
   if (waiting.empty()) return text;
-  return fmt::format("{}; {} {} in {}", text, rank_list(waiting), waits(waiting.size()),
-                     describe(collectives.slot(waiting.front(), next)));
+  return formatted("{}; {} {} in {}", text, rank_list(waiting), waits(waiting.size()),
+                   describe(collectives.slot(waiting.front(), next)));
 }
 
 }  // namespace lockstep::shm

@@ -12,8 +12,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/utils/clip_grad.h>
 
-#include <fmt/core.h>
-#include <fmt/ranges.h>
+#include <lockstep/base/format.h>
 
 #include <utility>
 
@@ -24,10 +23,10 @@ using data_parallel::GradientHooks;
 using data_parallel::Reducer;
 
 std::string describe(std::string_view kind, const std::string& name, const at::Tensor& tensor) {
-  std::string text = fmt::format("{} {}: {} [{}]", kind, name, c10::toString(tensor.scalar_type()),
-                                 fmt::join(tensor.sizes(), ", "));
+  std::string text = formatted("{} {}: {} [{}]", kind, name, c10::toString(tensor.scalar_type()),
+                               listed(tensor.sizes(), ", "));
   if (!tensor.is_contiguous())
-    text += fmt::format(" with strides [{}]", fmt::join(tensor.strides(), ", "));
+    text += formatted(" with strides [{}]", listed(tensor.strides(), ", "));
   return text;
 }
 
@@ -35,10 +34,10 @@ std::string describe(std::string_view kind, const std::string& name, const at::T
 std::vector<std::string> describe(const torch::nn::Module& module,
                                   const DataParallelOptions& options) {
   std::vector<std::string> lines = {
-      fmt::format("option bucket_bytes = {}", options.bucket_bytes),
-      fmt::format("option first_bucket_bytes = {}", options.first_bucket_bytes),
-      fmt::format("option find_unused_parameters = {}", options.find_unused_parameters),
-      fmt::format("option broadcast_buffers = {}", options.broadcast_buffers)};
+      formatted("option bucket_bytes = {}", options.bucket_bytes),
+      formatted("option first_bucket_bytes = {}", options.first_bucket_bytes),
+      formatted("option find_unused_parameters = {}", options.find_unused_parameters),
+      formatted("option broadcast_buffers = {}", options.broadcast_buffers)};
   for (const auto& [name, tensor, aliases] : shard::unique_parameters(module)) {
     std::string line = describe("parameter", name, tensor);
     if (!tensor.requires_grad()) line += " without gradient";

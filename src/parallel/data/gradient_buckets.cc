@@ -1,8 +1,9 @@
 #include "parallel/data/gradient_buckets.h"
 
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/real.h>
 
-#include <fmt/core.h>
+#include <lockstep/base/format.h>
 
 #include <cmath>
 #include <string>
@@ -45,7 +46,7 @@ void GradientBuckets::lay_out(std::size_t number) {
   }
   if (group_.size() == 1) return;
   std::string name =
-      fmt::format("bucket {} ({} ... {})", number, specs.front().name, specs.back().name);
+      formatted("bucket {} ({} ... {})", number, specs.front().name, specs.back().name);
   if (number + 1 == plan_.size())
     specs.push_back(
         {"status", {static_cast<std::int64_t>(status_.size())}, specs.front().dtype, nullptr});
@@ -84,7 +85,10 @@ void GradientBuckets::fill(int i) {
   if (buckets_.empty() || holds_gradient(i)) return;
   const at::Tensor& gradient = parameter(i).grad();
   if (gradient.defined()) {
-    view(i).copy_(gradient);
+    // A gradient may lie in the bucket otherwise than its place does: the parameter's strides have
+    // changed, or the user has moved it there.
+    bool overlaps = gradient.is_alias_of(buckets_[place(i).bucket].flat());
+    view(i).copy_(overlaps ? gradient.clone() : gradient);
   } else {
     view(i).zero_();
   }

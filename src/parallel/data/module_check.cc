@@ -5,7 +5,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include <fmt/core.h>
+#include <lockstep/base/format.h>
 
 #include <algorithm>
 #include <cstring>
@@ -82,8 +82,8 @@ void check_same_lines(const Group& group, const std::vector<std::string>& lines,
   auto rank = static_cast<std::size_t>(other - digests.begin());
   std::vector<std::string> texts = exchange(group, text, digests, call);
   auto [found_at_0, found_at_rank] = first_difference(texts.front(), texts[rank]);
-  throw Mismatch(fmt::format("the ranks' models differ: rank 0 has {}; rank {} has {}", found_at_0,
-                             rank, found_at_rank));
+  throw Mismatch(formatted("the ranks' models differ: rank 0 has {}; rank {} has {}", found_at_0,
+                           rank, found_at_rank));
 }
 
 }  // namespace lockstep::data_parallel

@@ -8,7 +8,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
-#include <fmt/core.h>
+#include <lockstep/base/format.h>
 
 #include <algorithm>
 #include <exception>
@@ -24,6 +24,21 @@ shard::PlanOptions limits_of(const DataParallelOptions& options) {
 }
 
 }  // namespace
+
+class Reducer::Step final : public BackwardObserver {
+ public:
+  explicit Step(std::weak_ptr<Reducer> reducer) : reducer_(std::move(reducer)) {}
+
+  void on_backward_end(bool nested) override {
+    if (auto reducer = reducer_.lock()) reducer->on_backward_end(nested);
+  }
+  void on_backward_failed() noexcept override {
+    if (auto reducer = reducer_.lock()) reducer->on_backward_failed();
+  }
+
+ private:
+  std::weak_ptr<Reducer> reducer_;
+};
 
 Reducer::Reducer(Group group, std::vector<shard::NamedParameter> parameters,
                  std::vector<shard::NamedParameter> frozen, std::vector<at::Tensor> buffers,
@@ -46,10 +61,7 @@ void Reducer::on_gradient(int i) {
   at::NoGradGuard no_grad;
   used_[static_cast<std::size_t>(i)] = true;
   if (paused_ > 0) return;
-  // A step whose backward() calls are all over, and which is still there, was left by a nested one
-  // that nobody finished.
-  if (active_ && running_ == 0 && ready_[static_cast<std::size_t>(i)]) active_ = false;
-  if (!active_) begin(create_graph);
+  if (!step_) begin(create_graph);
   watch();
   accept(i);
 }
@@ -69,7 +81,7 @@ void Reducer::begin(bool create_graph) {
   observed_.clear();
   watched_.clear();
   running_ = 0;
-  active_ = true;
+  step_ = std::make_shared<Step>(weak_from_this());
 }
 
 void Reducer::watch() {
@@ -77,16 +89,16 @@ void Reducer::watch() {
   if (std::find(watched_.begin(), watched_.end(), task) != watched_.end()) return;
   watched_.push_back(task);
   ++running_;
-  watch_backward(weak_from_this());
+  watch_backward(step_);
 }
 
 void Reducer::accept(int i) {
   const at::Tensor& gradient = parameters_[static_cast<std::size_t>(i)].tensor.grad();
   if (gradient.defined() && gradient.layout() != at::kStrided)
-    throw ReductionFailed(fmt::format(
+    throw ReductionFailed(formatted(
         "the gradient of {} is sparse; DistributedDataParallel averages dense ones", name(i)));
   if (ready_[static_cast<std::size_t>(i)])
-    throw ReductionFailed(fmt::format(
+    throw ReductionFailed(formatted(
         "{} got a second gradient in one backward(), after the first was on its way: a nested "
         "backward() uses it again, or two threads run backward() at once",
         name(i)));
@@ -101,12 +113,12 @@ void Reducer::on_backward_end(bool nested) {
   std::lock_guard lock(mutex_);
   at::NoGradGuard no_grad;
   --running_;
-  if (!active_) return;
+  if (!step_) return;
   if (!all_ready()) {
     if (running_ > 0) return;
     if (nested) {
       ++running_;
-      watch_outer_backward(weak_from_this());
+      watch_outer_backward(step_);
       return;
     }
   }
@@ -114,7 +126,7 @@ void Reducer::on_backward_end(bool nested) {
 }
 
 void Reducer::finish() {
-  ScopeExit over([this] { active_ = false; });
+  ScopeExit over([this] { step_.reset(); });
   std::vector<Absent> absent = contribute_absent();
   buckets_.post_rest();
   if (buffers_) buffers_->post(options_.timeout);
@@ -147,13 +159,13 @@ std::vector<Reducer::Absent> Reducer::contribute_absent() {
 
 void Reducer::check_status() const {
   if (int failed = buckets_.ranks_failed(); failed > 0)
-    throw ReductionFailed(fmt::format(
+    throw ReductionFailed(formatted(
         "backward() ended with an exception on {} of {} ranks; gradients are undefined on all",
         failed, group_.size()));
   if (options_.find_unused_parameters) return;
   std::string missing = describe_missing();
   if (!missing.empty())
-    throw ReductionFailed(fmt::format(
+    throw ReductionFailed(formatted(
         "backward() gave no gradient for {}: they had no part in the loss; use them, freeze them "
         "before DistributedDataParallel is made, or set find_unused_parameters",
         missing));
@@ -166,11 +178,11 @@ std::string Reducer::describe_missing() const {
     int ranks = buckets_.ranks_missing(i);
     if (ranks == 0 || ++missing > most_names_in_an_error) continue;
     bool here = !ready_[static_cast<std::size_t>(i)];
-    names.push_back(fmt::format("{} (on {} of {} ranks{})", name(i), ranks, group_.size(),
-                                here ? ", this one too" : ""));
+    names.push_back(formatted("{} (on {} of {} ranks{})", name(i), ranks, group_.size(),
+                              here ? ", this one too" : ""));
   }
   std::string text = join(names);
-  if (missing > names.size()) text += fmt::format(" and {} more", missing - names.size());
+  if (missing > names.size()) text += formatted(" and {} more", missing - names.size());
   return text;
 }
 
@@ -205,7 +217,7 @@ void Reducer::lay_out(const std::vector<int>& order) {
 
 void Reducer::on_backward_failed() noexcept {
   std::lock_guard lock(mutex_);
-  if (!std::exchange(active_, false)) return;
+  if (!std::exchange(step_, nullptr)) return;
   try {
     at::NoGradGuard no_grad;
     buckets_.say_failed();

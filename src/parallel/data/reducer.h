@@ -11,8 +11,8 @@
 // ready.
 //
 // Invariants: every rank posts the same sequence in every step, whatever happens (all buckets, then
-// the buffers; the order once, after the first step that went well on all ranks). Everything below
-// the public functions holds mutex_.
+// the buffers; the order once, after the first step that went well on all ranks). Entry points
+// (hooks, the watch, pause) lock mutex_; everything that they call holds it.
 #pragma once
 
 #include "parallel/data/backward_watch.h"
@@ -29,7 +29,7 @@
 
 namespace lockstep::data_parallel {
 
-class Reducer final : public BackwardObserver, public std::enable_shared_from_this<Reducer> {
+class Reducer final : public std::enable_shared_from_this<Reducer> {
  public:
   // `parameters`: those that require a gradient; `frozen`: the others. Local.
   Reducer(Group group, std::vector<shard::NamedParameter> parameters,
@@ -38,8 +38,6 @@ class Reducer final : public BackwardObserver, public std::enable_shared_from_th
 
   // .grad of parameter i has been written. Called by its hook.
   void on_gradient(int i);
-  void on_backward_end(bool nested) override;
-  void on_backward_failed() noexcept override;
 
   // no_sync(), which nests.
   void pause();
@@ -54,6 +52,12 @@ class Reducer final : public BackwardObserver, public std::enable_shared_from_th
     int number = 0;
     at::Tensor values;  // of its .grad, when that lies in a bucket; else undefined
   };
+  // What watches the backward() calls of one step: gone with it, so that a call that is torn down
+  // later (a graph that the user keeps) does not touch another step.
+  class Step;
+
+  void on_backward_end(bool nested);
+  void on_backward_failed() noexcept;
   void begin(bool create_graph);
   void accept(int i);
   void watch();
@@ -79,9 +83,9 @@ class Reducer final : public BackwardObserver, public std::enable_shared_from_th
   std::unique_ptr<StateBroadcast> buffers_;  // null when they are not broadcast
 
   int paused_ = 0;
-  bool order_known_ = false;  // rank 0's order has been adopted
-  std::vector<bool> used_;    // had a gradient since the last finished step, paused or not
-  bool active_ = false;       // a step is under way
+  bool order_known_ = false;    // rank 0's order has been adopted
+  std::vector<bool> used_;      // had a gradient since the last finished step, paused or not
+  std::shared_ptr<Step> step_;  // null: no step is under way
   std::vector<bool> ready_;
   std::vector<int> observed_;  // the ready ones, in order
   std::vector<int> watched_;   // backward() calls of this step

@@ -93,6 +93,7 @@ void StateBroadcast::post(std::optional<Duration> timeout) {
   at::NoGradGuard no_grad;
   if (!fits()) build();
   for (Part& part : parts_) {
+    part.work.wait();
     if (group_.is_root()) pack(part.tensors, part.bucket);
     part.work =
         group_.broadcast(part.bucket.flat(), 0, {.tag = part.bucket.name(), .timeout = timeout});

@@ -22,7 +22,7 @@ class StateBroadcast {
  public:
   StateBroadcast(Group group, std::vector<at::Tensor> tensors);
 
-  // Posts the values that rank 0 has now.
+  // Posts the values that rank 0 has now. Blocks for an earlier post that nobody finished.
   void post(std::optional<Duration> timeout);
   // Blocks until they are there and writes them into the tensors. Writing is hidden from version
   // counters: a graph that saved a buffer may still be walked backward once more, as when nothing

@@ -246,6 +246,18 @@ TEST(Failure, IsNoneWhenARankLeavesInOrder) {
       }));
 }
 
+TEST(Failure, SaysWhoseCallANewGroupWaitsFor) {
+  run_as_rank_threads(2, [](Endpoint& endpoint) {
+    if (endpoint.world().rank() == 0) {
+      run(endpoint.world(), barrier_call());
+      return;
+    }
+    run(endpoint.world(), barrier_call());
+    auto text = error_of<PeerLost>([&] { (void)endpoint.make_group("late", {0, 1}); });
+    EXPECT_EQ(text, "making group late: its first member, rank 0 of the world, left");
+  });
+}
+
 TEST(Failure, EndsWaitsWhenAGroupIsAborted) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
     Group& group = endpoint.world();

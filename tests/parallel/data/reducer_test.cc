@@ -347,6 +347,12 @@ TEST_P(Reducer, FollowsAModelToAnotherDtypeAndStrides) {
     model->forward(input(group.rank()), "abc").sum().backward();
     EXPECT_EQ(layer->weight.grad().strides(), layer->weight.strides());
     expect_gradients(*model, expected_average(group.size(), [](int) { return "abc"; }));
+    // Once more, with gradients that lie in buckets in another layout than the parameter's new one.
+    layer->weight.set_data(layer->weight.detach().contiguous());
+    model->forward(input(group.rank()), "abc").sum().backward();
+    auto once = expected_average(group.size(), [](int) { return "abc"; });
+    for (std::size_t i = 0; i < once.size(); ++i)
+      EXPECT_TRUE(at::allclose(model->parameters()[i].grad(), once[i] * 2, 1e-6, 1e-6)) << i;
   });
 }
 

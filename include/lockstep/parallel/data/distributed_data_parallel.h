@@ -3,8 +3,7 @@
 //
 //   Net model;                                          // any torch::nn module, unchanged
 //   ls::DistributedDataParallel ddp(model, world);      // every rank
-//   torch::optim::SGD sgd(ddp.parameters(), 0.01);      // the handle's parameters, not the
-//   module's
+//   torch::optim::SGD sgd(ddp.parameters(), 0.01);      // the handle's, not the module's
 //   ...
 //   ddp.zero_grad();
 //   loss(model->forward(batch)).backward();             // .grad is now the average over ranks

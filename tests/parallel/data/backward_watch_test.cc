@@ -1,0 +1,115 @@
+#include "parallel/data/backward_watch.h"
+
+#include "parallel/data/gradient_hooks.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+
+namespace lockstep::data_parallel {
+namespace {
+
+struct Recorder : BackwardObserver, std::enable_shared_from_this<Recorder> {
+  void on_backward_end(bool nested) override {
+    events += nested ? "nested " : "end ";
+    if (nested) watch_outer_backward(weak_from_this());
+    if (throws) throw std::runtime_error("from the callback");
+  }
+  void on_backward_failed() noexcept override { events += "failed "; }
+
+  std::string events;
+  bool throws = false;
+};
+
+// Runs `action` in its backward.
+struct Node : torch::autograd::Function<Node> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const std::function<void()>* action) {
+    context->saved_data["action"] = reinterpret_cast<std::int64_t>(action);
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    (*reinterpret_cast<const std::function<void()>*>(context->saved_data["action"].toInt()))();
+    return {gradients[0], at::Tensor()};
+  }
+};
+
+class BackwardWatch : public testing::Test {
+ protected:
+  at::Tensor leaf_ = at::ones({2}).requires_grad_();
+  std::shared_ptr<Recorder> recorder_ = std::make_shared<Recorder>();
+  std::function<void()> watch_ = [this] { watch_backward(recorder_); };
+  std::function<void()> fail_ = [] { throw std::runtime_error("from a node"); };
+  // A backward() of its own that watches itself.
+  std::function<void()> inner_ = [this] {
+    at::AutoGradMode on(true);
+    at::Tensor other = at::ones({2}).requires_grad_();
+    Node::apply(other, &watch_).sum().backward();
+    recorder_->events += "returned ";
+  };
+};
+
+TEST_F(BackwardWatch, TellsTheEnd) {
+  EXPECT_EQ(current_backward(), -1);
+  Node::apply(leaf_, &watch_).sum().backward();
+  EXPECT_EQ(recorder_->events, "end ");
+}
+
+TEST_F(BackwardWatch, TellsAFailureBeforeTheExceptionIsCaught) {
+  at::Tensor x = Node::apply(Node::apply(leaf_, &fail_), &watch_);
+  try {
+    x.sum().backward();
+    FAIL() << "nothing was thrown";
+  } catch (const std::runtime_error&) {
+    EXPECT_EQ(recorder_->events, "failed ");
+  }
+}
+
+TEST_F(BackwardWatch, AnExceptionOfTheObserverReachesTheCallerAndIsNoFailure) {
+  recorder_->throws = true;
+  EXPECT_THROW(Node::apply(leaf_, &watch_).sum().backward(), std::runtime_error);
+  EXPECT_EQ(recorder_->events, "end ");
+}
+
+TEST_F(BackwardWatch, FollowsFromAnInnerBackwardToTheOuterOne) {
+  Node::apply(leaf_, &inner_).sum().backward();
+  EXPECT_EQ(recorder_->events, "nested returned end ");
+}
+
+TEST_F(BackwardWatch, FollowsThroughSeveralLevels) {
+  std::function<void()> middle = [this] {
+    at::AutoGradMode on(true);
+    at::Tensor other = at::ones({2}).requires_grad_();
+    Node::apply(other, &inner_).sum().backward();
+  };
+  Node::apply(leaf_, &middle).sum().backward();
+  EXPECT_EQ(recorder_->events, "nested returned nested end ");
+}
+
+TEST_F(BackwardWatch, TellsAFailureOfTheOuterBackward) {
+  at::Tensor x = Node::apply(Node::apply(leaf_, &fail_), &inner_);
+  EXPECT_THROW(x.sum().backward(), std::runtime_error);
+  EXPECT_EQ(recorder_->events, "nested returned failed ");
+}
+
+TEST_F(BackwardWatch, ARetainedGraphIsWatchedEachTimeAnew) {
+  at::Tensor x = Node::apply(leaf_, &inner_).sum();
+  x.backward({}, /*retain_graph=*/true);
+  x.backward();
+  EXPECT_EQ(recorder_->events, "nested returned end nested returned end ");
+}
+
+TEST_F(BackwardWatch, DoesNotKeepAnObserver) {
+  std::weak_ptr<Recorder> recorder = recorder_;
+  std::function<void()> watch_and_leave = [this] {
+    watch_backward(recorder_);
+    recorder_.reset();
+  };
+  Node::apply(leaf_, &watch_and_leave).sum().backward();
+  EXPECT_TRUE(recorder.expired());
+}
+
+}  // namespace
+}  // namespace lockstep::data_parallel

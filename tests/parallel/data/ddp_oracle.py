@@ -1,0 +1,104 @@
+"""PyTorch's DistributedDataParallel under Gloo, on two processes: gradients for python_oracle_test.cc.
+
+Prints "case parameter value value ..." (or "none") for every parameter of rank 0, once all cases have run.
+"""
+
+import multiprocessing
+import os
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+WORLD = 2
+
+
+def values(sizes, seed):
+    """As values() in support.h: exact in float32."""
+    count = torch.Size(sizes).numel()
+    numbers = (torch.arange(count) * 7919 + seed * 104729 + 17) % 2003
+    return (numbers.float() / 2048 - 0.5).reshape(sizes)
+
+
+class Branches(torch.nn.Module):
+    """Three layers of which forward() uses those that are asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (torch.nn.Linear(3, 3) for _ in range(3))
+        with torch.no_grad():
+            for seed, parameter in enumerate(self.parameters(), start=1):
+                parameter.copy_(values(parameter.shape, seed) * 0.5)
+
+    def forward(self, x, names):
+        for name in names:
+            x = getattr(self, name)(x)
+        return x
+
+
+def show(lines, case, model):
+    for name, parameter in model.module.named_parameters():
+        gradient = parameter.grad
+        text = "none" if gradient is None else " ".join(f"{v:.9g}" for v in gradient.flatten().tolist())
+        lines.append(f"{case} {name} {text}")
+
+
+def backward(model, rank, paths):
+    path = paths[rank]
+    model(values([2, 3], rank), path).square().sum().backward()
+
+
+def run(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
+    lines = []
+
+    model = DistributedDataParallel(Branches())
+    backward(model, rank, ["abc", "abc"])
+    show(lines, "plain", model)
+
+    model = DistributedDataParallel(Branches(), gradient_as_bucket_view=True)
+    with model.no_sync():
+        backward(model, rank, ["abc", "acb"])
+    backward(model, rank, ["cba", "abc"])
+    show(lines, "accumulated", model)
+
+    for bucket_view in (False, True):
+        suffix = "_view" if bucket_view else ""
+        new = lambda: DistributedDataParallel(
+            Branches(), find_unused_parameters=True, gradient_as_bucket_view=bucket_view
+        )
+        model = new()
+        backward(model, rank, ["a", "ab"])
+        show(lines, "unused" + suffix, model)
+
+        model = new()
+        backward(model, rank, ["abc", "abc"])
+        backward(model, rank, ["a", "ab"])
+        show(lines, "kept" + suffix, model)
+
+        model = new()
+        with model.no_sync():
+            backward(model, rank, ["b", "c"])
+        backward(model, rank, ["ab", "a"])
+        show(lines, "paused" + suffix, model)
+
+    dist.barrier()
+    if rank == 0:
+        print("\n".join(lines))
+        sys.stdout.flush()
+    dist.destroy_process_group()
+    os._exit(0)
+
+
+with tempfile.TemporaryDirectory() as folder:
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=run, args=(rank, folder)) for rank in range(WORLD)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    if any(process.exitcode for process in ranks):
+        sys.exit(1)

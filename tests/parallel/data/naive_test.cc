@@ -1,0 +1,32 @@
+#include <lockstep/parallel/data/naive.h>
+
+#include "parallel/data/support.h"
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+
+class Naive : public testing::TestWithParam<Ranks> {};
+
+TEST_P(Naive, BroadcastsAndAverages) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
+    torch::nn::Linear model(3, 2);
+    fill_parameters(*model, group.rank());
+    naive::broadcast_parameters(*model, group);
+    EXPECT_TRUE(same_bits(model->weight, values({2, 3}, 0) * 0.5));
+    std::vector<std::vector<at::Tensor>> of_ranks;
+    for (int rank = 0; rank < group.size(); ++rank) of_ranks.push_back({values({2, 3}, rank)});
+    (model->weight * of_ranks[static_cast<std::size_t>(group.rank())][0]).sum().backward();
+    naive::average_gradients(*model, group);
+    EXPECT_TRUE(same_bits(model->weight.grad(), average(of_ranks)[0]));
+    EXPECT_FALSE(model->bias.grad().defined());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Naive,
+                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3})),
+                         name_of_ranks);
+
+}  // namespace
+}  // namespace lockstep
