@@ -9,6 +9,7 @@ import sys
 import tempfile
 
 import torch
+import torch._dynamo  # as DistributedDataParallel does: once here, not once a rank
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
