@@ -27,7 +27,7 @@ class TrainProgram : public testing::Test {
   }
 
   [[nodiscard]] std::string out() const { return folder_ / "out"; }
-  [[nodiscard]] std::string tiny_gpt() const {
+  [[nodiscard]] std::string tiny_gpt(const std::string& end_of_out = {}) const {
     return " gpt --data " + (folder_ / "text.txt").string() + " --out " + out() +
            " --layers 1 --heads 2 --width 16 --block 8 --steps 10 --eval-every 5 --log-every 1 "
            "--threads 1";
@@ -50,7 +50,7 @@ TEST_F(TrainProgram, TrainsAloneAndOnRanksOfItsOwn) {
   EXPECT_TRUE(last_line(alone.output).starts_with("done: val_loss=")) << alone.output;
   EXPECT_NE(last_line(alone.output).find(" bigram="), std::string::npos);
   EXPECT_NE(last_line(alone.output).find(" steps=10 seconds="), std::string::npos);
-  ShellResult two = shell(program("lockstep-train") + tiny_gpt() + "2 --ranks 2");
+  ShellResult two = shell(program("lockstep-train") + tiny_gpt("2") + " --ranks 2");
   EXPECT_EQ(two.exit_code, 0) << two.output;
   auto loss = [](const std::string& output) {
     return last_line(output).substr(0, last_line(output).find(" bigram"));

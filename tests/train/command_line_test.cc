@@ -57,7 +57,7 @@ TEST(CommandLine, MistakesAreOneLineThatHelps) {
   EXPECT_EQ(message_for({"cifar"}), "no task 'cifar': expected one of: gpt mnist mlp");
   EXPECT_EQ(message_for({}), "name a task: gpt mnist mlp");
   EXPECT_EQ(message_for({"gpt", "--batch", "many"}),
-            "option batch: expected a whole number from 1 to 16777216, found 'many'");
+            "option batch: expected a whole number, found 'many'");
   EXPECT_EQ(message_for({"gpt", "--steps", "5", "--epochs", "5"}),
             "give --steps or --epochs, not both");
   EXPECT_EQ(message_for({"gpt", "rest"}), "unexpected word 'rest'");

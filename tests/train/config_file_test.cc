@@ -54,7 +54,7 @@ TEST(ConfigFile, WrongValuesAreNamedWithTheirLine) {
   EXPECT_EQ(message_for("data = 5\n"),
             "run.toml line 1: option data: expected a text in quotes, found 5");
   EXPECT_EQ(message_for("steps = 1.5\n"),
-            "run.toml line 1: option steps: expected a whole number of at least 1, found '1.5'");
+            "run.toml line 1: option steps: expected a whole number, found '1.5'");
   EXPECT_EQ(message_for("[model]\nlayers = 2\n"),
             "run.toml line 1: model: expected a text, a number, true or false");
   EXPECT_EQ(message_for("steps = 1\nepochs = 1\n"),
