@@ -43,9 +43,10 @@ inline void pause_briefly() {
 #endif
 }
 
-// A thread that finds nothing to do spins about as long as a peer needs for a small operation when
-// every rank has a core. When ranks share cores, spinning keeps the peer from running: it gives its
-// turn away a few times instead.
+// A thread that finds nothing to do spins when every rank has a core. It spins longer than a futex
+// wakes a peer (about 20 us): with less, two ranks that have once slept keep waking each other and
+// pay that for every later operation. When ranks share cores, spinning keeps the peer from running:
+// a thread gives its turn away a few times instead.
 class Patience {
  public:
   explicit Patience(bool crowded) : crowded_(crowded) {}
@@ -65,7 +66,7 @@ class Patience {
 
  private:
   static constexpr int yields = 3;
-  static constexpr auto spin = std::chrono::microseconds(10);
+  static constexpr auto spin = std::chrono::microseconds(30);
 
   bool crowded_;
   int tries_ = 0;
