@@ -35,6 +35,7 @@ C10dBackend::C10dBackend(std::shared_ptr<Engine> engine, std::shared_ptr<Store> 
       last_words_(store_, group_, rank, size) {}
 
 C10dBackend::~C10dBackend() {
+  bool complete = false;
   {
     std::unique_lock lock(mutex_);
     Duration longest{};
@@ -43,9 +44,10 @@ C10dBackend::~C10dBackend() {
     while (!open_.empty() && !failure_ && !deadline.passed()) {
       changed_.wait_for(lock, std::min<Duration>(deadline.left(), std::chrono::hours(1)));
     }
+    complete = open_.empty();
     failure_.set(std::make_exception_ptr(Aborted("this rank has left the group")));
   }
-  engine_->close();
+  if (!complete) close();  // or a lane would wait for ever
   lanes_.clear();
 }
 
@@ -112,10 +114,15 @@ void C10dBackend::fail(End end, const PostedCall& call, std::string_view detail)
     if (failure_ || ending_) return;
     ending_ = true;
   }
-  auto error = last_words_.agree(end, call, detail, [this] { engine_->close(); });
+  auto error = last_words_.agree(end, call, detail, [this] { close(); });
   std::lock_guard lock(mutex_);
   failure_.set(std::move(error));
   changed_.notify_all();
+}
+
+void C10dBackend::close() {
+  std::lock_guard lock(launch_mutex_);
+  engine_->close();
 }
 
 at::Tensor C10dBackend::empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) {

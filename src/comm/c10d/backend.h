@@ -54,6 +54,7 @@ class C10dBackend final : public Backend {
   // Ends the group: agrees with the others on the reason, closes the connections, wakes the
   // waiting.
   void fail(End end, const PostedCall& call, std::string_view detail);
+  void close();
 
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<Store> store_;

@@ -6,12 +6,15 @@
 #include "comm/c10d/store_adapter.h"
 #include "comm/one_line.h"
 
+#include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <gloo/context.h>
 
 #include <chrono>
+#include <limits>
 #include <utility>
+#include <vector>
 
 namespace lockstep::c10d_engine {
 namespace {
@@ -28,6 +31,13 @@ class MarkedGloo final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
   void mark_next(std::uint32_t mark) { collectiveCounter_ = mark; }
+  // Closing a connection wakes the operations of the peer and not our own; a receive that passes
+  // its deadline fails everything that is pending in its context. So one that nobody answers.
+  void fail_pending() {
+    std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
+    auto never_sent = recv(nothing, (getRank() + 1) % getSize(), std::numeric_limits<int>::max());
+    never_sent->wait(milliseconds(1));
+  }
   void close_connections() {
     for (auto& context : contexts_) context->closeConnections();
   }
@@ -63,10 +73,14 @@ class GlooEngine final : public Engine {
   void mark_next(std::uint32_t mark) override { group_->mark_next(mark); }
 
   void close() noexcept override {
+    // Both throw: the first always, the second when connections are closed already.
+    try {
+      group_->fail_pending();
+    } catch (const std::exception&) {
+    }
     try {
       group_->close_connections();
     } catch (const std::exception&) {
-      // They are closed already.
     }
   }
 
