@@ -11,6 +11,7 @@
 #include "comm/joining/meeting.h"
 #include "comm/joining/place.h"
 #include "comm/joining/roll_call.h"
+#include "sys/heap.h"
 #include "sys/topology.h"
 
 #include <ATen/Parallel.h>
@@ -68,6 +69,7 @@ joining::Company meet(const joining::Place& place, std::string_view backend, Dea
 
 Group init(InitOptions options) {
   check_options(options);
+  sys::keep_freed_memory();
   auto place = joining::read_place();
   auto asked = asked_backend(options);
   if (place.size == 1) {

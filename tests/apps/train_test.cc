@@ -28,7 +28,7 @@ class TrainProgram : public testing::Test {
 
   [[nodiscard]] std::string out() const { return folder_ / "out"; }
   [[nodiscard]] std::string tiny_gpt(const std::string& end_of_out = {}) const {
-    return " gpt --data " + (folder_ / "text.txt").string() + " --out " + out() +
+    return " gpt --data " + (folder_ / "text.txt").string() + " --out " + out() + end_of_out +
            " --layers 1 --heads 2 --width 16 --block 8 --steps 10 --eval-every 5 --log-every 1 "
            "--threads 1";
   }

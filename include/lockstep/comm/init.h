@@ -26,9 +26,10 @@ struct InitOptions {
 // Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (and
 // LOCKSTEP_STORE under `lockstep run`) and joins the other ranks; without them it is one rank.
 // Blocks until all have arrived. Also sets this process's thread count to its share of the cores
-// unless OMP_NUM_THREADS says otherwise. The group owns everything that was opened: when the last
-// handle goes, this rank leaves in order. BadInput names a variable that makes no sense; Timeout
-// names the ranks that never came.
+// unless OMP_NUM_THREADS says otherwise, and lets malloc keep freed blocks of many megabytes, which
+// training steps allocate again and again, unless MALLOC_* or GLIBC_TUNABLES say otherwise. The
+// group owns everything that was opened: when the last handle goes, this rank leaves in order.
+// BadInput names a variable that makes no sense; Timeout names the ranks that never came.
 [[nodiscard]] Group init(InitOptions options = {});
 
 }  // namespace lockstep

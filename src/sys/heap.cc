@@ -1,0 +1,26 @@
+#include "sys/heap.h"
+
+#include <malloc.h>
+#include <climits>
+#include <cstdlib>
+
+namespace lockstep::sys {
+namespace {
+
+bool user_has_chosen() {
+  for (const char* name : {"GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"})
+    if (std::getenv(name) != nullptr) return true;
+  return false;
+}
+
+}  // namespace
+
+void keep_freed_memory() {
+  if (user_has_chosen()) return;
+  constexpr int largest = 1 << 30;  // larger blocks are still mapped one by one
+  constexpr int largest_in_old_glibc = 32 << 20;
+  if (mallopt(M_MMAP_THRESHOLD, largest) == 0) mallopt(M_MMAP_THRESHOLD, largest_in_old_glibc);
+  mallopt(M_TRIM_THRESHOLD, INT_MAX);
+}
+
+}  // namespace lockstep::sys
