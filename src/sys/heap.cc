@@ -3,6 +3,7 @@
 #include <malloc.h>
 #include <climits>
 #include <cstdlib>
+#include <initializer_list>
 
 namespace lockstep::sys {
 namespace {
