@@ -43,10 +43,11 @@ inline void pause_briefly() {
 #endif
 }
 
-// A thread that finds nothing to do spins when every rank has a core. It spins longer than a futex
-// wakes a peer (about 20 us): with less, two ranks that have once slept keep waking each other and
-// pay that for every later operation. When ranks share cores, spinning keeps the peer from running:
-// a thread gives its turn away a few times instead.
+// A thread that finds nothing to do looks again for longer than a futex takes to wake a peer (about
+// 20 us): with less, two ranks that have once slept keep waking each other and pay that for every
+// later operation. Most of that time it offers its core at each look, because the peer may have
+// been put on the same one. When ranks share cores anyway, it does that a few times and then
+// sleeps.
 class Patience {
  public:
   explicit Patience(bool crowded) : crowded_(crowded) {}
@@ -55,22 +56,27 @@ class Patience {
   // True: look again. False: sleep.
   [[nodiscard]] bool has_more() {
     if (crowded_) {
-      if (tries_++ >= yields) return false;
       sched_yield();
-      return true;
+      return tries_++ < yields;
     }
-    pause_briefly();
-    if (tries_++ == 0) end_ = Clock::now() + spin;
-    return Clock::now() < end_;
+    auto now = Clock::now();
+    if (tries_++ == 0) begin_ = now;
+    if (now - begin_ < spin) {
+      pause_briefly();
+    } else {
+      sched_yield();
+    }
+    return now - begin_ < longest;
   }
 
  private:
   static constexpr int yields = 3;
-  static constexpr auto spin = std::chrono::microseconds(30);
+  static constexpr auto spin = std::chrono::microseconds(5);
+  static constexpr auto longest = std::chrono::microseconds(30);
 
   bool crowded_;
   int tries_ = 0;
-  Clock::time_point end_;
+  Clock::time_point begin_;
 };
 
 }  // namespace lockstep::shm

@@ -89,11 +89,9 @@ TEST(Failure, FindsADeathWhileNobodyWaits) {
   RankProcesses ranks(
       2, on_endpoint(folder, 2, [&](Endpoint& endpoint) {
         Group& group = endpoint.world();
+        if (group.rank() == 1) killed.note();  // a little early, so that rank 0 finds it noted
         all_reduce(group, 10);
-        if (group.rank() == 1) {
-          killed.note();
-          raise(SIGKILL);
-        }
+        if (group.rank() == 1) raise(SIGKILL);
         while (!group.has_failed() && killed.since() < 5s) std::this_thread::sleep_for(1ms);
         EXPECT_LT(killed.since(), 500ms);
         std::vector<float> values(3);
