@@ -3,6 +3,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
 
+#include "comm/c10d/broken_pipes.h"
 #include "comm/c10d/store_adapter.h"
 #include "comm/one_line.h"
 
@@ -54,7 +55,8 @@ class GlooEngine final : public Engine {
       : store_(std::move(store)), device_(std::move(device)) {
     auto options = c10d::ProcessGroupGloo::Options::create(in_milliseconds(join_timeout));
     options->devices = {device_};
-    options->threads = 1;  // operations take effect in the order of their posts
+    const BrokenPipesAreErrors quiet;  // in Gloo's own threads too
+    options->threads = 1;              // operations take effect in the order of their posts
     try {
       group_ = c10::make_intrusive<MarkedGloo>(
           as_c10d_store(store_, formatted("lockstep/gloo/{}/", name)), rank, size, options);
@@ -73,6 +75,7 @@ class GlooEngine final : public Engine {
   void mark_next(std::uint32_t mark) override { group_->mark_next(mark); }
 
   void close() noexcept override {
+    const BrokenPipesAreErrors quiet;
     // Both throw: the first always, the second when connections are closed already.
     try {
       group_->fail_pending();
@@ -101,6 +104,7 @@ bool has_gloo() { return true; }
 
 std::shared_ptr<Engine> make_gloo(std::shared_ptr<Store> store, const std::string& name, int rank,
                                   int size, GlooOptions options) {
+  const BrokenPipesAreErrors quiet;
   auto device = c10d::ProcessGroupGloo::createDeviceForHostname(options.address);
   return std::make_shared<GlooEngine>(std::move(store), name, rank, size, std::move(device),
                                       options.join_timeout);

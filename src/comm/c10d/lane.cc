@@ -1,5 +1,7 @@
 #include "comm/c10d/lane.h"
 
+#include "comm/c10d/broken_pipes.h"
+
 #include <utility>
 
 namespace lockstep::c10d_engine {
@@ -24,6 +26,7 @@ void Lane::give(std::function<void()> action) {
 }
 
 void Lane::run() {
+  const BrokenPipesAreErrors quiet;
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return ending_ || !actions_.empty(); });
