@@ -1,6 +1,7 @@
 # Sourced by ./dev: configure and build a preset.
 
 export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+export CCACHE_DEPEND=1   # no run of the preprocessor before each compilation
 
 default_compiler() {
   local version

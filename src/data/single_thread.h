@@ -1,3 +1,4 @@
+// One thread for the operations of a worker of the loader.
 #pragma once
 
 namespace lockstep::data {

@@ -269,7 +269,10 @@ Report Run::finish() {
   if (evaluation_) report.val_loss = evaluation_->loss;
   if (evaluation_ && task_->has_accuracy()) report.accuracy = evaluation_->accuracy;
   report.last_line = last_line();
-  if (world_.is_root()) progress_.say(report.last_line);
+  if (world_.is_root()) {
+    progress_.say(report.last_line);
+    folder_.write_result(report.last_line);
+  }
   world_.barrier().wait();
   return report;
 }

@@ -29,6 +29,10 @@ void RunFolder::open(std::int64_t resumed_at) {
   metrics_.emplace(path_ / "metrics.jsonl", resumed_at);
 }
 
+void RunFolder::write_result(const std::string& line) const {
+  sys::AtomicFile::write(path_ / "result.txt", line + "\n");
+}
+
 void RunFolder::save(const checkpoint::TrainingState& state) {
   checkpoint::save_training_state(path_, state, options_.keep);
 }

@@ -22,6 +22,8 @@ class RunFolder {
 
   void append(const MetricsRow& row) { metrics_->append(row); }
   void save(const checkpoint::TrainingState& state);
+  // result.txt: the run's last line, for scripts.
+  void write_result(const std::string& line) const;
   // model.safetensors or best.safetensors.
   void export_model(const std::string& name, const checkpoint::NamedTensors& model,
                     const checkpoint::Metadata& metadata);

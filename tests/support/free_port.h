@@ -1,3 +1,4 @@
+// A port for a test that listens.
 #pragma once
 
 #include <cstdint>
