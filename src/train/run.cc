@@ -173,6 +173,7 @@ bool Run::is_due(std::int64_t every) const {
 }
 
 void Run::evaluate() {
+  auto began = Clock::now();
   task_->module()->eval();
   auto measure = [&](std::span<const std::size_t> samples) { return task_->measure(samples); };
   evaluation_ =
@@ -181,6 +182,7 @@ void Run::evaluate() {
   evaluated_step_ = step_;
   bool best = stopping_.update(evaluation_->loss);
   if (best && options_.patience > 0) export_model("best");
+  reported_at_ += Clock::now() - began;  // the rate is that of training
 }
 
 void Run::report() {
@@ -241,11 +243,13 @@ checkpoint::TrainingState Run::state(std::vector<at::Tensor> random) const {
 }
 
 void Run::save() {
+  auto began = Clock::now();
   std::vector<at::Tensor> random = random_states();
   together(world_, [&] {
     if (world_.is_root()) folder_.save(state(std::move(random)));
   });
   saved_step_ = step_;
+  reported_at_ += Clock::now() - began;
 }
 
 void Run::export_model(const std::string& name) {
