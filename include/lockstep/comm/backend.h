@@ -24,8 +24,8 @@ struct Call {
   Collective collective = Collective::barrier;
   Op op = Op::sum;
   int root = -1;  // root of a rooted operation; the peer of send and recv
-  at::Tensor input;
-  at::Tensor output;
+  at::Tensor input = {};
+  at::Tensor output = {};
   std::span<const std::int64_t>
       input_counts;  // elements for (all_to_all, scatter) or from every rank; empty: even
   std::span<const std::int64_t> output_counts;

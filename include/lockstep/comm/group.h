@@ -118,7 +118,8 @@ class Group {
                Where where = Where::current());
 
   // Messages between two ranks match in the order of their posts; a different size, dtype or tag is
-  // a Mismatch.
+  // a Mismatch. That order is their own: wait() for a message before another operation uses its
+  // memory.
   Work send(const at::Tensor& tensor, int destination, CallOptions options = {},
             Where where = Where::current());
   Work recv(at::Tensor tensor, int source, CallOptions options = {},
