@@ -1,8 +1,8 @@
 """One training step under none, DDP, ZeroRedundancyOptimizer or FSDP2.
 
-With --serve this process is one rank that another program started: it says `{"ready": true}`, and
-then for each line on standard input, which is a number of steps, makes those steps and says how
-long each took. Between lines it blocks and uses no processor.
+With --serve this process is one rank that another program started: it says `{"ready": true,
+"fused": ...}`, and then for each line on standard input, which is a number of steps, makes those
+steps and says how long each took. Between lines it blocks and uses no processor.
 """
 import argparse
 import resource
@@ -64,7 +64,7 @@ class Work:
 def serve(rank, options):
     work = Work(rank, options)
     seconds_of(work.step, 0)  # the uncounted steps
-    emit(ready=True)
+    emit(ready=True, fused=bool(work.optimizer.defaults["fused"]))
     for line in sys.stdin:
         emit(seconds=seconds_of(work.step, int(line), warmup=0), losses=work.losses[:KEPT_LOSSES])
 

@@ -76,7 +76,10 @@ void Side::start(int rank, int port) {
 }
 
 void Side::wait_until_ready() {
-  for (int rank = 0; rank < command_.ranks; ++rank) (void)read_line(rank);
+  for (int rank = 0; rank < command_.ranks; ++rank) {
+    bool fused = nlohmann::json::parse(read_line(rank)).at("fused");
+    if (rank == 0) is_fused_ = fused;
+  }
 }
 
 std::vector<double> Side::run(int steps) {

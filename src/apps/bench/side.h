@@ -1,8 +1,8 @@
 // One of the two systems that a benchmark compares: rank processes that are started once and then
 // work only when told to.
 //
-// A rank says `{"ready": true}` and then answers each line on its standard input, a number of
-// steps, by
+// A rank says `{"ready": true, "fused": ...}`, with the kind of AdamW that it has, and then answers
+// each line on its standard input, a number of steps, by
 // `{"seconds": [...], "losses": [...]}`. Between lines it is blocked in a read and uses no
 // processor; when its input ends it ends.
 #pragma once
@@ -44,6 +44,8 @@ class Side {
   [[nodiscard]] const std::vector<double>& losses() const { return losses_; }
   // What was measured so far does not count.
   void forget() { seconds_.clear(); }
+  // Whether rank 0's AdamW is one pass over memory, as it said itself.
+  [[nodiscard]] bool is_fused() const { return is_fused_; }
   // Seconds of every step since.
   [[nodiscard]] const std::vector<double>& seconds() const { return seconds_; }
 
@@ -60,6 +62,7 @@ class Side {
 
   SideCommand command_;
   std::vector<Rank> ranks_;
+  bool is_fused_ = false;
   std::vector<double> losses_;
   std::vector<double> seconds_;
 };

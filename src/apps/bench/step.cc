@@ -9,6 +9,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <initializer_list>
 #include <numeric>
 
 namespace lockstep::apps {
@@ -116,6 +117,14 @@ void print_table(const StepOptions& options, const Side& lockstep, const Side& p
            listed(lockstep.losses(), " ", "{:.6f}"), listed(pytorch.losses(), " ", "{:.6f}"));
 }
 
+// What is compared must be what was asked for, on both sides.
+void check_same_optimizer(const StepOptions& options, std::initializer_list<const Side*> sides) {
+  for (const Side* side : sides)
+    if (side->is_fused() != options.fused)
+      throw Error(formatted("{}: expected the {} AdamW, found the other", side->name(),
+                            options.fused ? "fused" : "default"));
+}
+
 }  // namespace
 
 void compare_steps(const StepOptions& options) {
@@ -124,8 +133,9 @@ void compare_steps(const StepOptions& options) {
   lockstep.wait_until_ready();
   Side pytorch(theirs);
   pytorch.wait_until_ready();
-  (void)measure_pair(lockstep, pytorch, 1,
-                     true);  // the first turn after the other's start is not like the rest
+  check_same_optimizer(options, {&lockstep, &pytorch});
+  // The first turn after the other's start is not like the rest.
+  (void)measure_pair(lockstep, pytorch, 1, true);
   lockstep.forget();
   pytorch.forget();
   std::vector<double> ratios;

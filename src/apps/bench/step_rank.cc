@@ -26,8 +26,10 @@ constexpr std::size_t kept_losses = 5;
 constexpr double lr = 1e-4;
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::vector<at::Tensor>& parameters,
-                                                        bool) {
-  return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(lr));
+                                                        bool fused) {
+  torch::optim::AdamWOptions options(lr);
+  if (fused) return std::make_unique<optim::AdamW>(parameters, options);
+  return std::make_unique<torch::optim::AdamW>(parameters, options);
 }
 
 class Work {
@@ -55,6 +57,9 @@ class Work {
   }
 
   [[nodiscard]] const std::vector<double>& losses() const { return losses_; }
+  [[nodiscard]] bool is_fused() const {
+    return dynamic_cast<const optim::AdamW*>(optimizer_.get()) != nullptr;
+  }
 
  private:
   std::shared_ptr<BenchModel> model_;
@@ -72,7 +77,7 @@ int serve_steps(const StepOptions& options) {
   at::set_num_threads(options.threads);
   Work work(options, world);
   for (int step = 0; step < uncounted_steps; ++step) (void)work.step();
-  say({{"ready", true}});
+  say({{"ready", true}, {"fused", work.is_fused()}});
   for (std::string line; std::getline(std::cin, line);) {
     std::vector<double> seconds(std::stoi(line));
     for (double& value : seconds) value = work.step();
