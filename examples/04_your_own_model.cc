@@ -42,7 +42,7 @@ int main() {
       ls::data::loader(Sine(), {.batch_size = 60 / world.size(), .group = world, .workers = 2});
 
   torch::Tensor loss;
-  for (int epoch = 0; epoch < 30; ++epoch) {
+  for (int epoch = 0; epoch < 100; ++epoch) {
     for (auto& batch : loader.epoch(epoch)) {
       ddp.zero_grad();
       loss = torch::mse_loss(model->forward(batch.data), batch.target);
