@@ -1,6 +1,7 @@
 // How groups die on every engine, what their last words are, and that new ones can be made.
 #include <lockstep/base/error.h>
 
+#include "support/messages.h"
 #include "support/torch/engine_test.h"
 
 #include <ATen/ops/empty.h>
@@ -17,22 +18,8 @@ using test::Engine;
 
 namespace {
 
-template <class E>
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("another error: ") + error.what();
-  }
-  return "no error";
-}
-
-void expect_words(const std::string& text, const std::vector<std::string>& words) {
-  for (const auto& word : words)
-    EXPECT_NE(text.find(word), std::string::npos) << "no '" << word << "' in: " << text;
-}
+using test::expect_words;
+using test::message_of;
 
 struct Disagreement {
   std::string name;

@@ -3,6 +3,7 @@
 #include <lockstep/comm/init.h>
 
 #include "support/free_port.h"
+#include "support/messages.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
 
@@ -21,6 +22,9 @@ using namespace lockstep;
 using namespace std::chrono_literals;
 
 namespace {
+
+using test::expect_words;
+using test::message_of;
 
 using Variables = std::map<std::string, std::string>;
 
@@ -54,23 +58,6 @@ Variables of_rank(int rank, int size, int port) {
 }
 
 InitOptions quick() { return {.timeout = 20s, .join_timeout = 20s}; }
-
-template <class E>
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("another error: ") + error.what();
-  }
-  return "no error";
-}
-
-void expect_words(const std::string& text, const std::vector<std::string>& words) {
-  for (const auto& word : words)
-    EXPECT_NE(text.find(word), std::string::npos) << "no '" << word << "' in: " << text;
-}
 
 void expect_sum(Group& group) {
   auto tensor = at::full({5}, group.rank() + 1.0f);
