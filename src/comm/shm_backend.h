@@ -22,8 +22,9 @@ struct ShmOptions {
 // The world of `size` ranks of this host, numbered 0..size-1. Every rank calls it with a client of
 // the same store (keys lie under "shm/"; several rounds on one store are told apart). Blocks until
 // all have arrived. The backends made from it share what was opened; when the last one goes, this
-// rank leaves in order. Timeout names the ranks that never came; BadInput: world sizes or versions
-// differ, or the arena is more than is free.
+// rank leaves in order.
+// Timeout names the ranks that never came; BadInput: world sizes or versions differ, or the arena
+// is more than is free.
 [[nodiscard]] std::shared_ptr<Backend> make_shm_backend(std::shared_ptr<Store> store, int rank,
                                                         int size, ShmOptions options = {});
 

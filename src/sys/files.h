@@ -23,10 +23,9 @@ void make_directories(const std::filesystem::path& path);
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);
 
 // A file that appears under its name only when it is complete. It is written under a temporary name
-// in the same folder
-// (".NAME.RANDOM.partial"); commit() flushes it to the disk and renames it. Without commit() (an
-// error, a full disk, an exception) the temporary file is removed and an older file of that name
-// stays as it was.
+// in the same folder (".NAME.RANDOM.partial"); commit() flushes it to the disk and renames it.
+// Without commit() (an error, a full disk, an exception) the temporary file is removed and an older
+// file of that name stays as it was.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);

@@ -1,10 +1,11 @@
 // Ranks as processes: forked from the warm test program, so that a rank costs a millisecond and not
 // LibTorch's start.
 //
-//   test::expect_ranks(3, [&](int rank) { EXPECT_EQ(...); });   // every rank must succeed
+//   test::expect_ranks(3, [&](int rank) { EXPECT_EQ(...); });              // every rank must
+//   succeed
 //
-//   test::RankProcesses ranks(3, body);                         // or step by step, for failures
-//   ranks.kill(1, SIGKILL);
+//   test::RankProcesses ranks(3, body);                                    // or step by step, for
+//   failures ranks.kill(1, SIGKILL);
 //   for (auto& result : ranks.wait(20s)) ...
 //
 // The parent must have no threads of its own that the body needs; a body may start threads. In a

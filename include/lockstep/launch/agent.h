@@ -7,9 +7,9 @@
 // What holds whatever happens:
 //  - Output keeps its order within a rank. A log file has a rank's bytes unchanged.
 //  - The first rank that fails is the cause: it is reported with its last lines, and its exit code
-//  is the run's.
+//    is the run's.
 //  - When run() returns, nothing that the ranks started is left, also not what left their process
-//  groups or sessions.
+//    groups or sessions.
 //  - When the agent's own process is killed, the ranks are killed with it.
 #pragma once
 

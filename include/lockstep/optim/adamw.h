@@ -2,7 +2,7 @@
 // memory.
 //
 //   lockstep::optim::AdamW adamw(ddp.parameters(),
-//   torch::optim::AdamWOptions(1e-3).weight_decay(0.1));
+//                                torch::optim::AdamWOptions(1e-3).weight_decay(0.1));
 //
 // A torch::optim::AdamW in every other respect: constructors, options, parameter groups, state,
 // zero_grad(), save() and load(), so archives go both ways. Only step() differs: one fused kernel
@@ -12,8 +12,9 @@
 // The exported arithmetic, for step t = 1, 2, ... of a parameter w with gradient g:
 //   w = w - lr * weight_decay * w
 //   m = beta1 * m + (1 - beta1) * g
-//   v = beta2 * v + (1 - beta2) * g^2          amsgrad: then v_max = max(v_max, v) takes the place
-//   of v below w = w - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+//   v = beta2 * v + (1 - beta2) * g^2
+//   w = w - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+// With amsgrad, v_max = max(v_max, v) takes the place of v in the last line.
 #pragma once
 
 #include <torch/optim/adamw.h>

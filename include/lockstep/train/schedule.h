@@ -22,11 +22,12 @@ struct ScheduleOptions {
 [[nodiscard]] ScheduleOptions::Kind schedule_kind(std::string_view name);
 
 // The rate with which update number `step` (from 0) is made:
-//   warm-up    lr * (step + 1) / (warmup + 1)                                    while step <
-//   warmup constant   lr step       lr * gamma ^ floor(step / step_size)
-//   torch.optim.lr_scheduler.StepLR cosine     min_lr + (lr - min_lr) * (1 + cos(pi * t)) / 2,
-//              t = (step - warmup) / (steps - warmup), at most 1                 Loshchilov and
-//              Hutter, arXiv:1608.03983
+//   warm-up    lr * (step + 1) / (warmup + 1) while step < warmup; then
+//   constant   lr
+//   step       lr * gamma ^ floor(step / step_size): torch.optim.lr_scheduler.StepLR
+//   cosine     min_lr + (lr - min_lr) * (1 + cos(pi * t)) / 2,
+//              t = (step - warmup) / (steps - warmup), at most 1
+//              (Loshchilov and Hutter, arXiv:1608.03983)
 [[nodiscard]] double learning_rate(const ScheduleOptions& options, std::int64_t step);
 
 }  // namespace lockstep::train

@@ -4,10 +4,10 @@
 //
 // Invariants, all under mutex_:
 // - meetings_ holds exactly the operations that some rank has posted and that are not performed
-// yet;
+//   yet;
 // - Member::open holds exactly the tickets of that rank's posts to them;
 // - once failure_ is set, meetings_ is empty, no tensor is touched again, and open tickets stay
-// open.
+//   open.
 #pragma once
 
 #include "comm/failure.h"

@@ -3,13 +3,12 @@
 // A word holds the number of an operation and a count: (sequence << 16) | count. Invariants:
 //   - A word only grows. Sequence 0 is no operation, so fresh memory is a valid word.
 //   - A word whose sequence is older than an operation's counts as zero for that operation: slots
-//   of the ring are reused
-//     without a reset, and whoever comes first writes the new sequence with its claim.
+//     of the ring are reused without a reset, and whoever comes first writes the new sequence with
+//     its claim.
 //   - An operation is complete when all of its segments are done, and a slot is reused only after
-//   that. A segment that
-//     exists and is not claimed keeps its operation incomplete. So a claim that succeeds proves
-//     that the operation is still under way, and a claimer that slept through a reuse of the slot
-//     finds a later sequence and gets nothing.
+//     that. A segment that exists and is not claimed keeps its operation incomplete. So a claim
+//     that succeeds proves that the operation is still under way, and a claimer that slept through
+//     a reuse of the slot finds a later sequence and gets nothing.
 #pragma once
 
 #include <atomic>

@@ -2,11 +2,11 @@
 //
 // Invariants of a slot (one a member and ring position; only that member writes):
 //   - stamp = sequence * 2 means: the fields are those of operation `sequence` and will stand until
-//   it is complete.
+//     it is complete.
 //   - stamp = sequence * 2 + 1 means: the fields are being written for `sequence`; the operation
-//   that stood there before
-//     is complete. So a reader may trust what it copied when it saw the same even stamp before and
-//     after (a seqlock; fields are atomics, so a torn copy is thrown away and not undefined).
+//     that stood there before is complete. So a reader may trust what it copied when it saw the
+//     same even stamp before and after (a seqlock; fields are atomics, so a torn copy is thrown
+//     away and not undefined).
 //   - Stamps only grow.
 #pragma once
 

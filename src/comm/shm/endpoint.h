@@ -4,15 +4,13 @@
 //
 // Invariants:
 //   - mutex_ guards what threads of this process share about progress: the list of busy lanes, the
-//   lanes' records and the
-//     list of groups. It is held for claims and posts, never while bytes are moved or a thread
-//     sleeps.
+//     lanes' records and the list of groups. It is held for claims and posts, never while bytes are
+//     moved or a thread sleeps.
 //   - A thread that has claimed a segment executes it without any lock; the claim keeps operation,
-//   record and group alive.
+//     record and group alive.
 //   - A group outlives its handle until everything it has posted is complete, or, after an error,
-//   until the endpoint ends:
-//     peers may still write into its buffers. Its block is freed by the member that made it when
-//     all are gone.
+//     until the endpoint ends: peers may still write into its buffers. Its block is freed by the
+//     member that made it when all are gone.
 #pragma once
 
 #include "comm/shm/arena.h"

@@ -3,13 +3,12 @@
 //
 // Invariants:
 //   - The first failure stands: it is written once into the group's block and every rank throws the
-//   same one. A dead group
-//     executes no further segment, and buffers that peers may still be writing to are never used
-//     again.
+//     same one. A dead group executes no further segment, and buffers that peers may still be
+//     writing to are never used again.
 //   - A member that has left posts nothing more (its flag is set after its last post), but what it
-//   posted still counts.
+//     posted still counts.
 //   - Lanes of messages are made when they are first used, by the one thread that posts, under the
-//   endpoint's mutex.
+//     endpoint's mutex.
 #pragma once
 
 #include "comm/shm/group_block.h"

@@ -2,19 +2,15 @@
 //
 // Invariants:
 //   - Operations are executed in post order: segments of `sequence` are claimed only after all
-//   before it are complete.
-//     So operations of a lane complete in order, and buffers may be used again and again without
-//     waits between.
+//     before it are complete. So operations of a lane complete in order, and buffers may be used
+//     again and again without waits between.
 //   - An operation is ready when all members have posted it. From then on any member may execute
-//   any of its segments; no
-//     member's further attention is needed.
+//     any of its segments; no member's further attention is needed.
 //   - finished <= complete <= posted <= finished + depth. `complete`: all its segments are done, no
-//   peer touches its buffers
-//     any more. `finished`: its outputs are where the caller wants them and its tensors are
-//     released.
+//     peer touches its buffers any more. `finished`: its outputs are where the caller wants them
+//     and its tensors are released.
 //   - post_next() and claim_next() are called under the endpoint's mutex, execute() is not.
-//   finish() has its own mutex,
-//     because it copies. Posts come from one thread at a time.
+//     finish() has its own mutex, because it copies. Posts come from one thread at a time.
 #pragma once
 
 #include "comm/shm/group_block.h"

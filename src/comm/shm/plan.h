@@ -6,14 +6,16 @@
 // segment of the operation writes elsewhere than in place, and together write every element of
 // every output once.
 //
-//   all_reduce, reduce   part r is the r-th share of the elements: combine all inputs there, store
-//   to all (to the root) reduce_scatter       part r is rank r's output: combine the inputs' r-th
-//   pieces, store to rank r broadcast            part r is the r-th share: copy from the root to
-//   everybody all_gather, gather   part r is rank r's input: copy it to its place in every (the
-//   root's) output scatter              part r is rank r's output: copy its piece of the root's
-//   input all_to_all           part r is rank r's output: copy each rank's piece for r send, recv
-//   two ranks; part r is the r-th half of the message, copied from rank 0's input to rank 1's
-//   output barrier              no segments
+//   all_reduce, reduce   part r is the r-th share of the elements: combine all inputs there and
+//                        store to all (to the root)
+//   reduce_scatter       part r is rank r's output: combine the inputs' r-th pieces
+//   broadcast            part r is the r-th share: copy from the root to everybody
+//   all_gather, gather   part r is rank r's input: copy it to its place in every output (the root's)
+//   scatter              part r is rank r's output: copy its piece of the root's input
+//   all_to_all           part r is rank r's output: copy each rank's piece for r
+//   send, recv           two ranks; part r is the r-th half of the message, from rank 0's input to
+//                        rank 1's output
+//   barrier              no segments
 #pragma once
 
 #include <lockstep/comm/op.h>

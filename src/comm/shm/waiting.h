@@ -2,7 +2,8 @@
 //
 // The protocol of a doorbell (Dekker's, over two words):
 //   sleeper: sleepers += 1; remember rings; look for work again; if there is none, sleep while
-//   rings is unchanged ringer:  change something; if sleepers != 0: rings += 1, wake all
+//            rings is unchanged
+//   ringer:  change something; if sleepers != 0: rings += 1, wake all
 // All four accesses, and those that change and look, are sequentially consistent. So either the
 // ringer sees the sleeper, or the sleeper's look comes after the change and sees it. A ring between
 // the look and the sleep has changed `rings`, and the futex does not sleep. Without sleepers a ring

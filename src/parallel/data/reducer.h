@@ -3,10 +3,13 @@
 // A step is one averaged backward(). It begins with the first gradient that is ready and ends when
 // backward() does:
 //   begin      wait for what an earlier, failed step left under way; lay the buckets out again if
-//   parameters have changed gradient   copy it into its bucket, post the buckets that are complete;
-//   always in bucket order, the same on all ranks finish     contribute for parameters that had no
-//   part, post the rest, wait, look at the status, publish buffers fail       after an exception:
-//   post the rest with the status "failed", so that no rank waits in vain
+//              parameters have changed
+//   gradient   copy it into its bucket, post the buckets that are complete; always in bucket order,
+//              the same on all ranks
+//   finish     contribute for parameters that had no part, post the rest, wait, look at the status,
+//              publish buffers
+//   fail       after an exception: post the rest with the status "failed", so that no rank waits in
+//              vain
 // After the first step the buckets are laid out in the order in which rank 0's gradients became
 // ready.
 //
