@@ -10,7 +10,7 @@
 //                        store to all (to the root)
 //   reduce_scatter       part r is rank r's output: combine the inputs' r-th pieces
 //   broadcast            part r is the r-th share: copy from the root to everybody
-//   all_gather, gather   part r is rank r's input: copy it to its place in every output (the root's)
+//   all_gather, gather   part r is rank r's input: copy it to its place in every (root's) output
 //   scatter              part r is rank r's output: copy its piece of the root's input
 //   all_to_all           part r is rank r's output: copy each rank's piece for r
 //   send, recv           two ranks; part r is the r-th half of the message, from rank 0's input to
