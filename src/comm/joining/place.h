@@ -1,4 +1,5 @@
-// What the launcher's environment says about this process, checked.
+// What the launcher's environment says about this process, checked: its own variables and
+// torchrun's first, then those of mpirun (other_launchers.h) and srun (slurm.h), else it is alone.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +14,12 @@ struct Rendezvous {
     lockstep_store,  // the store of `lockstep run`, at `address`
     agent_store,     // torchrun's TCPStore at host:port
     rank_0,          // rank 0 opens a TCPStore at host:port
+    served_store,    // rank 0 serves a store of ours at `address`; "unix:@NAME" on one host
+    mpi,             // mpirun started the ranks on several hosts: MPI carries the first messages
   };
   Kind kind = Kind::rank_0;
   std::string address;
-  std::string host;  // of rank 0, as this machine knows it
+  std::string host;  // of rank 0, as this machine knows it; empty where nobody said so
   std::uint16_t port = 0;
 };
 
