@@ -20,8 +20,9 @@ SocketAddress SocketAddress::tcp(std::string_view host, std::uint16_t port) {
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  int error =
-      ::getaddrinfo(std::string(host).c_str(), std::to_string(port).c_str(), &hints, &found);
+  // Always this machine (RFC 6761), also where no hosts file says so.
+  std::string name(host == "localhost" ? "127.0.0.1" : host);
+  int error = ::getaddrinfo(name.c_str(), std::to_string(port).c_str(), &hints, &found);
   check_input(error == 0, "looking up host '{}': {}", host, ::gai_strerror(error));
   ScopeExit free_list([&] { ::freeaddrinfo(found); });
   // Servers listen on IPv4 where a host has both: "localhost" must mean the same on both sides.
