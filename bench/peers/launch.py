@@ -21,7 +21,8 @@ def seconds_to_start(ranks):
     with tempfile.TemporaryDirectory() as folder:
         script = pathlib.Path(folder, "rank.py")
         script.write_text(RANK)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1",
+                   "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1",
                    "--nproc-per-node", str(ranks), str(script)]
         start = time.perf_counter()
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
