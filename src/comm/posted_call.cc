@@ -5,7 +5,6 @@
 #include <lockstep/base/text.h>
 
 namespace lockstep {
-namespace {
 
 const at::Tensor& operand(const Call& call) {
   switch (call.collective) {
@@ -18,14 +17,21 @@ const at::Tensor& operand(const Call& call) {
   }
 }
 
+namespace {
+
+// The caller may give its tensor another storage meanwhile.
+at::Tensor detached(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.detach() : tensor;
+}
+
 }  // namespace
 
 PostedCall::PostedCall(const Call& call, std::uint64_t number)
     : collective(call.collective),
       op(call.op),
       root(call.root),
-      input(call.input),
-      output(call.output),
+      input(detached(call.input)),
+      output(call.output.is_same(call.input) ? input : detached(call.output)),
       input_counts(call.input_counts.begin(), call.input_counts.end()),
       output_counts(call.output_counts.begin(), call.output_counts.end()),
       tag(call.tag),

@@ -41,6 +41,9 @@ struct PostedCall {
   [[nodiscard]] bool has_root() const;
 };
 
+// The tensor whose size all ranks agree on; undefined for a barrier.
+[[nodiscard]] const at::Tensor& operand(const Call& call);
+
 // True when the two belong together: two ranks' calls of one collective, or the two ends of one
 // message. For an uneven all_to_all the counts are compared apart, by counts_agree.
 [[nodiscard]] bool same_call(const PostedCall& a, const PostedCall& b);

@@ -34,16 +34,20 @@ inline constexpr const char* run_id =
 inline constexpr const char* restart_count = "TORCHELASTIC_RESTART_COUNT";
 inline constexpr const char* max_restarts = "TORCHELASTIC_MAX_RESTARTS";
 
-// The agent's own store: "tcp://127.0.0.1:PORT". Keys that begin with "lockstep/" are the
-// library's.
+// The agent's own store, or over several nodes that of node 0's agent: "tcp://HOST:PORT". Keys that
+// begin with "lockstep/" are the library's, those with "lockstep-run/" the agents'.
 inline constexpr const char* store = "LOCKSTEP_STORE";
 // The number of an open descriptor, this rank's own, that holds the store's secret: secret_bytes
 // raw bytes in a sealed memory file. Read it with pread() from offset 0, as often as needed; its
 // read position belongs to nobody.
 inline constexpr const char* secret_descriptor = "LOCKSTEP_SECRET_FD";
 
+// The folder for what ranks write when they fail, such as flight-rank-3.json. Set where the user has
+// not: to the folder of the logs, else to one that is removed when nothing was written.
+inline constexpr const char* flight_folder = "LOCKSTEP_FLIGHT";
+
 // Given only where the user has not set them.
-inline constexpr const char* omp_threads = "OMP_NUM_THREADS";  // max(1, usable cores / ranks)
+inline constexpr const char* omp_threads = "OMP_NUM_THREADS";  // max(1, usable cores / ranks here)
 inline constexpr const char* omp_wait_policy =
     "OMP_WAIT_POLICY";  // "passive" when ranks are more than cores
 inline constexpr const char* gomp_spin_count =
@@ -55,12 +59,23 @@ inline constexpr const char* python_unbuffered =
 
 inline constexpr std::size_t secret_bytes = 32;
 
+// How a rank says on standard error why its group died, once, before its program learns of it:
+// "... error: the group failed: SENTENCE; flight record: PATH". The sentence is the same on all
+// ranks, so `lockstep run` shows it once.
+inline constexpr const char* failure_mark = "the group failed: ";
+inline constexpr const char* flight_record_mark = "; flight record: ";
+
 // What the agent knows when it starts one rank.
 struct RankPlace {
   int rank = 0;
-  int ranks = 1;
+  int ranks = 1;  // of all nodes
+  int local_rank = 0;
+  int local_ranks = 1;
+  int node = 0;
+  int nodes = 1;
   int restart = 0;
   int max_restarts = 0;
+  std::string master_address = "127.0.0.1";
   int master_port = 0;
   std::string run_id;
   std::string store;  // empty: no store, LOCKSTEP_STORE is not set

@@ -2,6 +2,8 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
+#include <lockstep/base/log.h>
+#include <lockstep/base/text.h>
 
 #include "comm/c10d/operations.h"
 #include "comm/one_line.h"
@@ -13,6 +15,10 @@
 
 namespace lockstep::c10d_engine {
 namespace {
+
+using watch::End;
+
+constexpr auto notice_after = std::chrono::seconds(30);
 
 void check_device(const Call& call, std::string_view engine) {
   const auto& tensor = call.input.defined() ? call.input : call.output;
@@ -26,13 +32,18 @@ void check_device(const Call& call, std::string_view engine) {
 }  // namespace
 
 C10dBackend::C10dBackend(std::shared_ptr<Engine> engine, std::shared_ptr<Store> store,
-                         std::string group, int rank, int size, Duration join_timeout)
+                         std::string group, int rank, int size, Duration join_timeout,
+                         std::shared_ptr<watch::CallWatch> watch)
     : Backend(rank, size),
       engine_(std::move(engine)),
       store_(std::move(store)),
       group_(std::move(group)),
       join_timeout_(join_timeout),
-      last_words_(store_, group_, rank, size) {}
+      last_words_(store_, group_, rank, size),
+      watch_(watch ? std::move(watch) : std::make_shared<watch::CallWatch>(store_)),
+      member_(watch_->join(group_, rank, size, [this](const std::string& sentence) {
+        fail(End::mismatch, PostedCall(), sentence);
+      })) {}
 
 C10dBackend::~C10dBackend() {
   bool complete = false;
@@ -44,9 +55,10 @@ C10dBackend::~C10dBackend() {
     while (!open_.empty() && !failure_ && !deadline.passed()) {
       changed_.wait_for(lock, std::min<Duration>(deadline.left(), std::chrono::hours(1)));
     }
-    complete = open_.empty();
+    complete = open_.empty() && !failure_;
     failure_.set(std::make_exception_ptr(Aborted("this rank has left the group")));
   }
+  watch_->leave(member_, complete);
   if (!complete) close();  // or a lane would wait for ever
   lanes_.clear();
 }
@@ -63,6 +75,7 @@ std::uint64_t C10dBackend::post(const Call& call) {
   PostedCall posted(call, ++counts_[route]);
   auto ticket = ++last_ticket_;
   open_.emplace(ticket, posted.without_tensors());
+  member_->note(posted);
   lane->give([this, ticket, posted = std::move(posted)] { run(ticket, posted); });
   return ticket;
 }
@@ -87,17 +100,36 @@ void C10dBackend::wait(std::uint64_t ticket) {
   auto entry = open_.find(ticket);
   if (entry == open_.end()) return;
   auto call = entry->second;
+  const auto begin = Clock::now();
   auto deadline = Deadline::after(call.timeout);
+  auto notice = Deadline::after(notice_after);
   while (open_.contains(ticket)) {
     failure_.rethrow_if_any();
-    if (deadline.passed() && !ending_) {
+    if (!ending_ && deadline.passed()) {
       lock.unlock();
       fail(End::timeout, call, "");
       lock.lock();
       continue;
     }
+    if (!ending_ && notice.passed()) {
+      notice = Deadline::never();
+      lock.unlock();
+      say_notice(call, Clock::now() - begin);
+      lock.lock();
+      continue;
+    }
+    auto most = std::min<Duration>(deadline.left(), notice.left());
     changed_.wait_for(lock, ending_ ? Duration(std::chrono::seconds(1))
-                                    : std::min<Duration>(deadline.left(), std::chrono::hours(1)));
+                                    : std::min<Duration>(most, std::chrono::hours(1)));
+  }
+}
+
+void C10dBackend::say_notice(const PostedCall& call, Duration waited) {
+  try {
+    log::warning("{}", last_words_.overdue(call, waited));
+  } catch (const std::exception& error) {
+    log::warning("after {} in {}{}; the store that would say more: {}", format_duration(waited),
+                 describe(call), watch::words_of_group(group_), error.what());
   }
 }
 
@@ -135,7 +167,7 @@ std::shared_ptr<Backend> C10dBackend::subset(std::span<const int> ranks, std::st
   std::string group(name);
   auto engine = engine_->make_group(group, place, size, join_timeout_);
   return std::make_shared<C10dBackend>(std::move(engine), store_, std::move(group), place, size,
-                                       join_timeout_);
+                                       join_timeout_, watch_);
 }
 
 }  // namespace lockstep::c10d_engine

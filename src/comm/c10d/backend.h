@@ -13,9 +13,10 @@
 
 #include "comm/c10d/engine.h"
 #include "comm/c10d/lane.h"
-#include "comm/c10d/last_words.h"
 #include "comm/failure.h"
 #include "comm/posted_call.h"
+#include "comm/watch/call_watch.h"
+#include "comm/watch/last_words.h"
 
 #include <condition_variable>
 #include <cstdint>
@@ -30,8 +31,10 @@ namespace lockstep::c10d_engine {
 
 class C10dBackend final : public Backend {
  public:
+  // The groups of one family share a watch; the first has none yet.
   C10dBackend(std::shared_ptr<Engine> engine, std::shared_ptr<Store> store, std::string group,
-              int rank, int size, Duration join_timeout);
+              int rank, int size, Duration join_timeout,
+              std::shared_ptr<watch::CallWatch> watch = nullptr);
   // Waits for what was posted, at most as long as its deadlines allow, and leaves.
   ~C10dBackend() override;
 
@@ -53,14 +56,16 @@ class C10dBackend final : public Backend {
   void run(std::uint64_t ticket, const PostedCall& call);
   // Ends the group: agrees with the others on the reason, closes the connections, wakes the
   // waiting.
-  void fail(End end, const PostedCall& call, std::string_view detail);
+  void fail(watch::End end, const PostedCall& call, std::string_view detail);
+  // Says who keeps `call` waiting, for people.
+  void say_notice(const PostedCall& call, Duration waited);
   void close();
 
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<Store> store_;
   const std::string group_;
   const Duration join_timeout_;
-  LastWords last_words_;
+  watch::LastWords last_words_;
 
   std::mutex launch_mutex_;
   std::mutex mutex_;
@@ -70,6 +75,8 @@ class C10dBackend final : public Backend {
   std::map<std::uint64_t, PostedCall> open_;  // without their tensors, which the lanes hold
   bool ending_ = false;                       // somebody is finding out why
   Failure failure_;
+  const std::shared_ptr<watch::CallWatch> watch_;
+  const std::shared_ptr<watch::Member> member_;   // what the others are told of this rank's calls
   std::map<Route, std::unique_ptr<Lane>> lanes_;  // last: their threads use what is above
 };
 

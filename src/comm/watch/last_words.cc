@@ -1,32 +1,35 @@
-#include "comm/c10d/last_words.h"
+#include "comm/watch/last_words.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
+#include "comm/watch/call_watch.h"
+#include "comm/watch/process.h"
+
+#include <algorithm>
 #include <chrono>
-#include <optional>
 #include <thread>
 #include <utility>
-#include <vector>
 
-namespace lockstep::c10d_engine {
+namespace lockstep::watch {
 namespace {
 
 using namespace std::chrono_literals;
 
-// How long the judge waits for the others to come, and they for the verdict.
-constexpr auto hearing = 600ms;
-constexpr auto verdict_wait = 2s;
+// How long the judge listens (a statement is at most a period old), and how long the others wait
+// for the verdict.
+constexpr auto patience = 400ms;
+constexpr auto verdict_wait = 3s;
 
-std::string statement(const PostedCall& call) {
-  return formatted("{:016x} {}", fingerprint_of(call), describe_fully(call));
-}
+std::string_view waits(std::size_t ranks) { return ranks == 1 ? "waits" : "wait"; }
 
-std::string_view call_in(std::string_view statement) {
-  return statement.substr(std::min<std::size_t>(17, statement.size()));
+// What a missing rank should have called: the other end, for a message.
+std::string due_call(const PostedCall& call) {
+  if (call.collective == Collective::send) return "recv for " + describe(call);
+  if (call.collective == Collective::recv) return "send for " + describe(call);
+  return describe(call);
 }
-std::string_view fingerprint_in(std::string_view statement) { return statement.substr(0, 16); }
 
 }  // namespace
 
@@ -48,8 +51,71 @@ struct LastWords::Verdict {
   }
 };
 
+// What is known of the ranks that an operation needs.
+struct LastWords::Hearing {
+  struct Witness {
+    int rank = 0;
+    Statement statement;
+    ProcessState state = ProcessState::unknown;
+    bool has_called = false;
+    [[nodiscard]] bool is_gone() const {
+      return statement.has_left ? !has_called : state == ProcessState::ended;
+    }
+  };
+  std::vector<Witness> witnesses;
+
+  template <typename Condition>
+  [[nodiscard]] std::vector<int> ranks_where(Condition condition) const {
+    std::vector<int> ranks;
+    for (const auto& witness : witnesses)
+      if (condition(witness)) ranks.push_back(witness.rank);
+    return ranks;
+  }
+  [[nodiscard]] const Witness& of(int rank) const {
+    return *std::ranges::find(witnesses, rank, &Witness::rank);
+  }
+  // ranks 0, 2 wait in
+  [[nodiscard]] std::string waiters() const {
+    auto ranks = ranks_where([](const auto& one) { return one.has_called && !one.is_gone(); });
+    return formatted("{} {} in", rank_list(ranks), waits(ranks.size()));
+  }
+  [[nodiscard]] std::string last_call(int rank, Route route) const {
+    const auto& routes = of(rank).statement.routes;
+    auto found = routes.find(route);
+    if (found == routes.end()) found = routes.find(Route{});
+    if (found == routes.end() || found->second.calls.empty()) return "it has made no call yet";
+    return "its last call was " + found->second.calls.back().text;
+  }
+  // "; its process 71 is stopped", where that is so.
+  [[nodiscard]] std::string condition_of(int rank) const {
+    const auto& witness = of(rank);
+    if (witness.state != ProcessState::stopped) return {};
+    return formatted("; its process {} is stopped", pid_of(witness.statement.process));
+  }
+  [[nodiscard]] std::string overdue(const PostedCall& call, Route route) const;
+};
+
+std::string LastWords::Hearing::overdue(const PostedCall& call, Route route) const {
+  auto missing = ranks_where([](const auto& one) { return !one.has_called; });
+  if (missing.empty()) {
+    auto text = formatted("all ranks called {}, but it is not complete", describe(call));
+    for (const auto& witness : witnesses) {
+      if (auto condition = condition_of(witness.rank); !condition.empty())
+        text += formatted("; of rank {}{}", witness.rank, condition.substr(1));
+    }
+    return text;
+  }
+  auto first = missing.front();
+  auto text =
+      formatted("{} never called {} that {}; ", rank_list(missing), due_call(call), waiters());
+  if (missing.size() > 1) text += formatted("of rank {}, ", first);
+  return text + last_call(first, route) + condition_of(first);
+}
+
 LastWords::LastWords(std::shared_ptr<Store> store, std::string group, int rank, int size)
     : store_(std::move(store)), group_(std::move(group)), rank_(rank), size_(size) {}
+
+std::string LastWords::of_group() const { return words_of_group(group_); }
 
 std::string LastWords::key(std::string_view name) const {
   return formatted("lockstep/end/{}/{}", group_, name);
@@ -61,70 +127,109 @@ std::exception_ptr LastWords::agree(End end, const PostedCall& call, std::string
     return read_or_judge(end, call, detail, close).error();
   } catch (const std::exception& error) {
     close();
-    return std::make_exception_ptr(
-        PeerLost(formatted("group {}: rank {} in {}: {}; the store that would say more: {}", group_,
-                           rank_, describe(call), detail, error.what())));
+    auto text =
+        formatted("rank {} in {}: {}; the store that would say more: {}{}", rank_, describe(call),
+                  end == End::timeout ? "its deadline passed" : detail, error.what(), of_group());
+    return end == End::timeout ? std::make_exception_ptr(Timeout(text))
+                               : std::make_exception_ptr(PeerLost(text));
   }
 }
 
 LastWords::Verdict LastWords::read_or_judge(End end, const PostedCall& call,
                                             std::string_view detail,
                                             const std::function<void()>& close) {
-  // An abort has no call of its own: what this rank waits in is not the point.
-  if (end != End::aborted) store_->set(key(formatted("at/{}", rank_)), statement(call));
   auto me = formatted("{}", rank_);
-  bool first = store_->compare_set(key("judge"), "", me) == me;
-  if (first && end == End::aborted) {
-    Verdict verdict{'A', formatted("group {}: rank {} ended the group: {}", group_, rank_, detail)};
-    store_->set(key("verdict"), verdict.kind + verdict.text);
+  if (store_->compare_set(key("judge"), "", me) != me) {
     close();
-    return verdict;
+    auto text = store_->get(key("verdict"), Deadline::after(verdict_wait));
+    return {text.front(), text.substr(1)};
   }
+  Verdict verdict;
+  if (end == End::aborted) {
+    verdict.text = formatted("rank {} ended the group: {}{}", rank_, detail, of_group());
+  } else if (end == End::mismatch) {
+    verdict = {'M', std::string(detail)};
+  } else {
+    close();
+    verdict = judge(end, call, detail);
+  }
+  store_->set(key("verdict"), verdict.kind + verdict.text);
   close();
-  if (first) {
-    auto verdict = judge(end, call, detail);
-    store_->set(key("verdict"), verdict.kind + verdict.text);
-    return verdict;
+  return verdict;
+}
+
+LastWords::Hearing LastWords::hear(const PostedCall& call, Duration limit) {
+  const auto route = route_of(call.collective, call.root, rank_);
+  const auto deadline = Deadline::after(limit);
+  for (;;) {
+    Hearing hearing;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (call.is_message() && rank != rank_ && rank != call.root) continue;
+      Hearing::Witness witness{.rank = rank, .statement = {}};
+      if (auto said = statement_of(*store_, group_, rank)) witness.statement = *std::move(said);
+      auto found = witness.statement.routes.find(route);
+      witness.has_called = rank == rank_ || (found != witness.statement.routes.end() &&
+                                             found->second.last >= call.number);
+      witness.state = state_of(witness.statement.process);
+      hearing.witnesses.push_back(std::move(witness));
+    }
+    bool complete = std::ranges::all_of(
+        hearing.witnesses, [](const auto& one) { return one.has_called || one.is_gone(); });
+    if (complete || deadline.passed()) return hearing;
+    std::this_thread::sleep_for(10ms);
   }
-  auto text = store_->get(key("verdict"), Deadline::after(verdict_wait));
-  return {text.front(), text.substr(1)};
 }
 
 LastWords::Verdict LastWords::judge(End end, const PostedCall& call, std::string_view detail) {
-  std::vector<std::optional<std::string>> statements(size_);
-  std::vector<int> silent;
-  auto deadline = Deadline::after(hearing);
-  for (;;) {
-    silent.clear();
-    for (int rank = 0; rank < size_; ++rank) {
-      if (call.is_message() && rank != rank_ && rank != call.root) continue;
-      if (!statements[rank]) statements[rank] = store_->try_get(key(formatted("at/{}", rank)));
-      if (!statements[rank]) silent.push_back(rank);
-    }
-    if (silent.empty() || deadline.passed()) break;
-    std::this_thread::sleep_for(10ms);
+  const auto route = route_of(call.collective, call.root, rank_);
+  const auto hearing = hear(call, patience);
+  for (const auto& witness : hearing.witnesses) {
+    auto found = witness.statement.routes.find(route);
+    if (found == witness.statement.routes.end()) continue;
+    auto theirs = std::ranges::find(found->second.calls, call.number, &StatedCall::number);
+    if (theirs == found->second.calls.end() || theirs->fingerprint == fingerprint_of(call))
+      continue;
+    return {'M', mismatch_sentence({.route = route,
+                                    .mine = describe_fully(call),
+                                    .theirs = theirs->text,
+                                    .number = call.number},
+                                   group_, rank_, witness.rank)};
   }
-  auto mine = statement(call);
-  for (int rank = 0; rank < size_ && !call.is_message(); ++rank) {
-    if (!statements[rank] || fingerprint_in(*statements[rank]) == fingerprint_in(mine)) continue;
-    return {'M',
-            formatted("group {}: ranks {} and {} made different calls: rank {} {}; rank {} {}",
-                      group_, rank_, rank, rank_, call_in(mine), rank, call_in(*statements[rank]))};
-  }
-  std::vector<int> present;
-  for (int rank = 0; rank < size_; ++rank) {
-    if (statements[rank]) present.push_back(rank);
-  }
-  auto waiters = formatted("{} {} in", rank_list(present), present.size() == 1 ? "waits" : "wait");
-  if (end == End::timeout) {
-    auto who = silent.empty() ? std::string("all ranks came too late to")
-                              : rank_list(silent) + " never called";
-    return {'T', formatted("group {}: after {} {} {} that {}", group_,
-                           format_duration(call.timeout), who, describe(call), waiters)};
-  }
-  auto who = silent.empty() ? std::string("a peer") : rank_list(silent);
-  return {'P', formatted("group {}: {} is gone from {} that {}: {}", group_, who, describe(call),
-                         waiters, detail)};
+  bool is_lost = std::ranges::any_of(hearing.witnesses, &Hearing::Witness::is_gone);
+  if (end == End::lost || is_lost) return judge_loss(hearing, call, detail);
+  return {'T', formatted("after {}: {}{}", format_duration(call.timeout),
+                         hearing.overdue(call, route), of_group())};
 }
 
-}  // namespace lockstep::c10d_engine
+LastWords::Verdict LastWords::judge_loss(const Hearing& hearing, const PostedCall& call,
+                                         std::string_view detail) const {
+  const auto route = route_of(call.collective, call.root, rank_);
+  auto gone = hearing.ranks_where([](const auto& one) { return one.is_gone(); });
+  if (gone.empty()) {  // on another machine, or only its connection is
+    auto silent = hearing.ranks_where([](const auto& one) { return !one.has_called; });
+    auto who = silent.empty() ? std::string("a peer") : rank_list(silent);
+    return {'P', formatted("{} is gone from {} that {}: {}{}", who, describe(call),
+                           hearing.waiters(), detail, of_group())};
+  }
+  const auto& first = hearing.of(gone.front());
+  auto how =
+      first.statement.has_left
+          ? formatted("it left in order without taking part in {}", describe(call))
+          : formatted("its process {} ended without leaving", pid_of(first.statement.process));
+  std::string others;
+  if (gone.size() > 1) {
+    others = formatted("; so {} {}", gone.size() == 2 ? "was" : "were",
+                       rank_list(std::span(gone).subspan(1)));
+  }
+  return {'P', formatted("rank {} of {} was lost: {}; {}{}; {} {}{}", first.rank, size_, how,
+                         hearing.last_call(first.rank, route), others, hearing.waiters(),
+                         describe(call), of_group())};
+}
+
+std::string LastWords::overdue(const PostedCall& call, Duration waited) {
+  const auto route = route_of(call.collective, call.root, rank_);
+  return formatted("after {}: {}{}", format_duration(waited),
+                   hear(call, Duration::zero()).overdue(call, route), of_group());
+}
+
+}  // namespace lockstep::watch

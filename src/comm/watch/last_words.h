@@ -1,42 +1,56 @@
-// How the ranks of a dying group agree on why: each that notices leaves its current call in the
-// store before it closes its connections (which the others notice), and the first of them reads all
-// and writes the verdict that all throw.
+// How the ranks of a dying group agree on why: the first that notices becomes the judge, reads what
+// all have said to the watch, and writes the verdict that all throw. Ranks notice when the judge
+// closes its connections, or with their next call.
 //
-// Keys, under "lockstep/end/<group>/": "at/<rank>" is "<fingerprint> <described call>"; "judge" the
-// rank that writes the verdict; "verdict" a letter for the kind of error and its text.
+// Keys, under "lockstep/end/<group>/": "judge" the rank that writes the verdict; "verdict" a letter
+// for the kind of error and its text.
 #pragma once
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/store/store.h>
 
 #include "comm/posted_call.h"
+#include "comm/watch/ledger.h"
 
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
-namespace lockstep::c10d_engine {
+namespace lockstep::watch {
 
 // What this rank noticed.
-enum class End { lost, timeout, aborted };
+enum class End { lost, timeout, mismatch, aborted };
 
 class LastWords {
  public:
   LastWords(std::shared_ptr<Store> store, std::string group, int rank, int size);
 
   // The error that all ranks of the group throw. `close` ends this rank's connections. `detail` is
-  // what the engine said, or the reason of an abort. Takes about a second at most; never throws.
+  // what the engine said, the sentence of a mismatch, or the reason of an abort. Takes a second or
+  // two at most; never throws.
   [[nodiscard]] std::exception_ptr agree(End end, const PostedCall& call, std::string_view detail,
                                          const std::function<void()>& close) noexcept;
 
+  // "rank 3 never called all_reduce #417 (bucket 2, 12 MB) that ranks 0-2 wait in; its last call
+  // was ...", as far as is known now. Throws what the store throws.
+  [[nodiscard]] std::string overdue(const PostedCall& call, Duration waited);
+
  private:
   struct Verdict;
+  struct Hearing;
   [[nodiscard]] Verdict judge(End end, const PostedCall& call, std::string_view detail);
   [[nodiscard]] Verdict read_or_judge(End end, const PostedCall& call, std::string_view detail,
                                       const std::function<void()>& close);
+  // Reads until all have said that they made the call, or cannot any more, or the time is over.
+  [[nodiscard]] Hearing hear(const PostedCall& call, Duration patience);
+  [[nodiscard]] Verdict judge_loss(const Hearing& hearing, const PostedCall& call,
+                                   std::string_view detail) const;
   [[nodiscard]] std::string key(std::string_view name) const;
+  [[nodiscard]] std::string of_group() const;
 
   std::shared_ptr<Store> store_;
   std::string group_;
@@ -44,4 +58,4 @@ class LastWords {
   int size_;
 };
 
-}  // namespace lockstep::c10d_engine
+}  // namespace lockstep::watch

@@ -1,0 +1,114 @@
+// The watch: tells the ranks of engines that exchange no descriptors what the others have called.
+//
+// Each rank keeps a statement in the store (ledger.h): who it is and what it posted last. One
+// thread a process renews the statements of those groups in which something was posted, at most
+// every `period`, and compares them with those of the neighbours (rank - 1 and rank + 1) and of the
+// ranks that messages were exchanged with. So a call that differs on any two ranks is found within
+// about two periods, also where the engine would move wrong bytes without noticing, and an
+// operation costs what it takes to note it. While nothing is posted the thread sleeps.
+//
+// Keys: "lockstep/calls/<group>/<rank>".
+//
+// Invariants: a member's ledger is guarded by its own mutex; members_ and the flags by mutex_;
+// round_ is held while statements are exchanged and while on_mismatch runs, so that after leave()
+// neither touches the member again. Of these, a thread takes round_ first, and never mutex_ and a
+// member's mutex together.
+#pragma once
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/store/store.h>
+
+#include "comm/posted_call.h"
+#include "comm/watch/ledger.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+namespace lockstep::watch {
+
+class CallWatch;
+
+// This rank's part in one group.
+class Member {
+ public:
+  // Once a call, in post order; PostedCall::number counts within its route. Any thread.
+  void note(const PostedCall& call);
+
+ private:
+  friend class CallWatch;
+  using OnMismatch = std::function<void(const std::string& sentence)>;
+  Member(CallWatch& watch, std::string group, int rank, int size, OnMismatch on_mismatch)
+      : watch_(watch),
+        group_(std::move(group)),
+        rank_(rank),
+        size_(size),
+        on_mismatch_(std::move(on_mismatch)) {}
+
+  [[nodiscard]] std::vector<int> partners(const std::vector<Route>& routes) const;
+
+  CallWatch& watch_;
+  const std::string group_;
+  const int rank_;
+  const int size_;
+  const OnMismatch on_mismatch_;
+  std::mutex mutex_;
+  Ledger ledger_;
+  std::uint64_t stated_ = 0;  // the ledger's version that the others can read; the watch's thread
+  bool is_over_ = false;      // a mismatch was found; the watch's thread
+};
+
+class CallWatch {
+ public:
+  static constexpr std::chrono::milliseconds period{100};
+
+  explicit CallWatch(std::shared_ptr<Store> store);
+  ~CallWatch();
+  CallWatch(const CallWatch&) = delete;
+  CallWatch& operator=(const CallWatch&) = delete;
+
+  // Says to the others that this rank is in the group. `on_mismatch` is called on the watch's
+  // thread, at most once, with a sentence that names both calls. A store operation.
+  [[nodiscard]] std::shared_ptr<Member> join(const std::string& group, int rank, int size,
+                                             std::function<void(const std::string&)> on_mismatch);
+  // The member's on_mismatch is not running and will not be called any more. `in_order`: tells the
+  // others that this rank has left. Never throws; not from on_mismatch.
+  void leave(const std::shared_ptr<Member>& member, bool in_order) noexcept;
+
+ private:
+  friend class Member;
+  void something_was_posted();
+  void run();
+  void look(Member& member);
+
+  std::shared_ptr<Store> store_;
+  const std::string process_;
+
+  std::mutex round_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::shared_ptr<Member>> members_;
+  std::atomic<bool> dirty_{false};
+  bool ending_ = false;
+  std::thread thread_;  // last: it uses what is above
+};
+
+// rank 0 called all_reduce #5 (sum, 4 x Float) at a.cc:3 where rank 1 called barrier #5 at a.cc:9
+[[nodiscard]] std::string mismatch_sentence(const Difference& difference, std::string_view group,
+                                            int rank, int other);
+// What ends a sentence about any group but the world: " [group world/split#1/0]".
+[[nodiscard]] std::string words_of_group(std::string_view group);
+
+// What a rank of the group has said so far; nothing when it has not joined.
+[[nodiscard]] std::optional<Statement> statement_of(Store& store, std::string_view group, int rank);
+
+}  // namespace lockstep::watch

@@ -1,0 +1,18 @@
+// Which process a rank is, so that others on its machine can say what has become of it.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace lockstep::watch {
+
+enum class ProcessState { unknown, runs, stopped, ended };  // unknown: on another machine
+
+// Of this process: machine and pid namespace, pid, start time. One word each.
+[[nodiscard]] std::string own_process();
+
+[[nodiscard]] ProcessState state_of(std::string_view process);
+// "71"; empty when it cannot be read.
+[[nodiscard]] std::string pid_of(std::string_view process);
+
+}  // namespace lockstep::watch
