@@ -32,8 +32,9 @@ bool readable(int descriptor) {
 
 }  // namespace
 
-RankOutput::RankOutput(int rank, Printer& output, Printer& error, const std::string& log_file)
-    : rank_(rank), printers_{&output, &error}, log_file_(log_file) {
+RankOutput::RankOutput(int rank, Printer& output, Printer& error, SharedFailures& failures,
+                       const std::string& log_file)
+    : rank_(rank), printers_{&output, &error}, failures_(failures), log_file_(log_file) {
   for (Stream& stream : streams_) make_pipe(stream.read_end, stream.write_end);
   if (log_file_.empty()) return;
   log_.reset(::open(log_file_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_APPEND, 0666));
@@ -97,8 +98,13 @@ void RankOutput::take(int stream, std::string_view bytes, Clock::time_point now)
 
 void RankOutput::show(int stream, std::size_t size) {
   Stream& from = streams_[stream];
-  printers_[stream]->print(2 * rank_ + stream, rank_,
-                           std::string_view(from.waiting).substr(0, size));
+  const std::string_view text = std::string_view(from.waiting).substr(0, size);
+  const int source = 2 * rank_ + stream;
+  if (stream == 0) {
+    printers_[stream]->print(source, rank_, text);
+  } else {
+    printers_[stream]->print(source, rank_, failures_.take(rank_, text));
+  }
   from.waiting.erase(0, size);
 }
 

@@ -3,6 +3,7 @@
 
 #include "launch/last_lines.h"
 #include "launch/printer.h"
+#include "launch/shared_failures.h"
 #include "sys/file_descriptor.h"
 
 #include <lockstep/base/deadline.h>
@@ -18,8 +19,10 @@ class RankOutput {
   static constexpr std::chrono::milliseconds patience{100};
   static constexpr std::size_t longest_line = 64 << 10;
 
-  // `log_file` is created or emptied; none when empty. SystemError when it cannot be.
-  RankOutput(int rank, Printer& output, Printer& error, const std::string& log_file);
+  // `log_file` is created or emptied; none when empty. SystemError when it cannot be. `failures`,
+  // which outlives this, is shared by the ranks.
+  RankOutput(int rank, Printer& output, Printer& error, SharedFailures& failures,
+             const std::string& log_file);
 
   // Makes the pipes; the rank's ends are for spawn() and are given up by close_rank_ends().
   [[nodiscard]] int rank_output() const { return streams_[0].write_end.get(); }
@@ -54,6 +57,7 @@ class RankOutput {
 
   int rank_;
   Printer* printers_[2];
+  SharedFailures& failures_;
   Stream streams_[2];
   LastLines last_lines_;
   std::string log_file_;

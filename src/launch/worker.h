@@ -13,8 +13,9 @@ namespace lockstep::launch {
 
 class Worker {
  public:
-  Worker(int rank, Printer& output, Printer& error, const std::string& log_file)
-      : rank_(rank), output_(rank, output, error, log_file) {}
+  Worker(int rank, Printer& output, Printer& error, SharedFailures& failures,
+         const std::string& log_file)
+      : rank_(rank), output_(rank, output, error, failures, log_file) {}
 
   // Executes `file` with the arguments and surroundings of `spec`. SystemError when that fails.
   void start(const std::string& file, const WorkerSpec& spec, const RankPlace& place);

@@ -110,21 +110,8 @@ TEST_P(Mismatches, NameBothCallsAndKillTheGroupOnBothRanks) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Mismatches, testing::Values(Engine::local, Engine::shm),
+INSTANTIATE_TEST_SUITE_P(Engines, Mismatches, testing::ValuesIn(test::engines()),
                          [](const auto& info) { return std::string(test::name_of(info.param)); });
-
-// Gloo exchanges no fingerprints: calls that differ never meet, and the deadline finds out.
-TEST(GlooMismatch, IsFoundAtTheDeadline) {
-  if (test::engines().back() != Engine::gloo) GTEST_SKIP() << "gloo is not in this build";
-  test::run_group(Engine::gloo, 2, [](Group world) {
-    auto group = world.split(0);
-    auto tensor = at::ones({group.is_root() ? 4 : 5});
-    auto text =
-        message_of<Mismatch>([&] { group.all_reduce(tensor, Op::sum, {.timeout = 200ms}).wait(); });
-    expect_words(text, {"4 x Float", "5 x Float", "errors_test.cc"});
-    world.barrier().wait();
-  });
-}
 
 class Endings : public test::EngineTest {};
 

@@ -1,0 +1,112 @@
+#include "apps/report/flight_file.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/text.h>
+#include <nlohmann/json.hpp>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <tuple>
+
+namespace lockstep::apps {
+
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int known_version = 1;
+
+std::string content_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  check_input(file.good(), "{}: {}", path, std::strerror(errno));
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  check_input(!file.bad(), "{}: cannot be read", path);
+  return text;
+}
+
+FlightCall call_of(const Json& json, std::size_t groups) {
+  FlightCall call;
+  call.number = json.at("number").get<std::uint64_t>();
+  call.group = json.at("group").get<std::size_t>();
+  check_input(call.group < groups, "call {} is of group {} of {}", call.number, call.group, groups);
+  call.call = json.at("call").get<std::string>();
+  call.sequence = json.at("sequence").get<std::uint64_t>();
+  call.op = json.value("op", "");
+  call.dtype = json.value("dtype", "");
+  call.tag = json.value("tag", "");
+  call.counts = json.value("counts", "");
+  call.where = json.at("where").get<std::string>();
+  call.root = json.value(call.is_message() ? "peer" : "root", -1);
+  call.elements = json.value("elements", std::int64_t{-1});
+  call.posted = json.at("posted").get<double>();
+  call.ended = json.value("ended", 0.0);
+  call.progress = json.at("progress").get<std::string>();
+  return call;
+}
+
+FlightFile file_of(const Json& json) {
+  FlightFile file;
+  file.rank = json.at("rank").get<int>();
+  file.size = json.at("size").get<int>();
+  file.engine = json.at("engine").get<std::string>();
+  file.host = json.at("host").get<std::string>();
+  file.written = json.at("written").get<double>();
+  for (const Json& group : json.at("groups")) {
+    file.groups.push_back({group.at("name").get<std::string>(),
+                           group.at("members").get<std::vector<int>>(),
+                           group.value("failure", "")});
+  }
+  for (const Json& call : json.at("calls")) file.calls.push_back(call_of(call, file.groups.size()));
+  check_input(file.rank >= 0 && file.rank < file.size, "it is of rank {} of {}", file.rank,
+              file.size);
+  return file;
+}
+
+}  // namespace
+
+FlightFile read_flight_file(const std::string& path) {
+  const std::string text = content_of(path);
+  const Json json = Json::parse(text, nullptr, false);
+  check_input(!json.is_discarded() || text.find("lockstep_flight_record") == std::string::npos,
+              "{}: the flight record is cut short: {} bytes that are no whole JSON", path,
+              text.size());
+  check_input(json.is_object() && json.contains("lockstep_flight_record"),
+              "{}: no flight record of Lockstep", path);
+  check_input(json["lockstep_flight_record"] == known_version,
+              "{}: a flight record of version {}; this program reads version {}", path,
+              json["lockstep_flight_record"].dump(), known_version);
+  try {
+    FlightFile file = file_of(json);
+    file.path = path;
+    return file;
+  } catch (const std::exception& error) {
+    const std::string_view what = error.what();
+    throw BadInput(formatted("{}: a flight record that makes no sense: {}", path, what));
+  }
+}
+
+bool same_call(const FlightCall& a, const FlightCall& b) {
+  if (a.is_message() != b.is_message()) return false;
+  if (std::tie(a.dtype, a.elements, a.tag) != std::tie(b.dtype, b.elements, b.tag)) return false;
+  return a.is_message() ||
+         std::tie(a.call, a.op, a.root, a.counts) == std::tie(b.call, b.op, b.root, b.counts);
+}
+
+std::string describe(const FlightCall& call) {
+  std::vector<std::string> notes;
+  if (!call.op.empty()) notes.push_back(call.op);
+  if (call.is_message())
+    notes.push_back(formatted("{} rank {}", call.call == "send" ? "to" : "from", call.root));
+  else if (call.root >= 0)
+    notes.push_back(formatted("root {}", call.root));
+  if (!call.dtype.empty()) notes.push_back(formatted("{} x {}", call.elements, call.dtype));
+  if (!call.counts.empty()) notes.emplace_back("uneven");
+  if (!call.tag.empty()) notes.push_back(call.tag);
+  std::string text = formatted("{} #{}", call.call, call.sequence);
+  if (!notes.empty()) text += formatted(" ({})", join(notes));
+  return text + " at " + call.where;
+}
+
+}  // namespace lockstep::apps

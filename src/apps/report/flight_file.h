@@ -1,0 +1,54 @@
+// A flight record as a rank has written it (src/comm/flight/file.h has the format).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lockstep::apps {
+
+struct FlightCall {
+  std::uint64_t number = 0;  // of all calls of its rank
+  std::size_t group = 0;     // index into FlightFile::groups
+  std::string call;          // "all_reduce"
+  std::uint64_t sequence = 0;
+  std::string op, dtype, tag, counts, where;
+  int root = -1;  // or the peer of a message
+  std::int64_t elements = -1;
+  double posted = 0;
+  double ended = 0;      // 0: not yet
+  std::string progress;  // posting, posted, waiting, done, failed, refused
+
+  [[nodiscard]] bool is_message() const { return call == "send" || call == "recv"; }
+  [[nodiscard]] bool is_done() const { return progress == "done"; }
+  // Its rank was kept by it.
+  [[nodiscard]] bool is_waited_in() const {
+    return progress == "waiting" || progress == "failed" || progress == "posting";
+  }
+};
+
+struct FlightGroup {
+  std::string name;
+  std::vector<int> members;  // ranks of the world
+  std::string failure;
+};
+
+struct FlightFile {
+  std::string path;
+  int rank = 0;
+  int size = 0;
+  std::string engine, host;
+  double written = 0;
+  std::vector<FlightGroup> groups;
+  std::vector<FlightCall> calls;
+};
+
+// BadInput, in one line with the path: it cannot be read, is cut short, or is something else.
+[[nodiscard]] FlightFile read_flight_file(const std::string& path);
+
+// What two ranks must agree on.
+[[nodiscard]] bool same_call(const FlightCall& a, const FlightCall& b);
+// all_reduce #417 (average, 3145728 x Float, bucket 2) at trainer.cc:88
+[[nodiscard]] std::string describe(const FlightCall& call);
+
+}  // namespace lockstep::apps

@@ -1,0 +1,68 @@
+// lockstep-report: `lockstep report hang FILE...`.
+#include "apps/report/hang.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/nearest.h>
+
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace {
+
+using namespace lockstep::apps;
+using lockstep::print_to;
+
+constexpr const char* usage =
+    "Usage: lockstep report hang FILE...\n"
+    "\n"
+    "Reads flight records (flight-rank-N.json), one of each rank, and says who waits in which "
+    "call\n"
+    "for how long, who never made it, where the ranks' calls first differ, and what all of them\n"
+    "completed last. Ranks write them when a group fails, into the folder that LOCKSTEP_FLIGHT\n"
+    "names; `lockstep run` names one and prints it.\n"
+    "\n"
+    "Exit code 0; 1 when a file could not be read (the others are explained); 2 for a mistake in\n"
+    "the command.\n";
+
+int report_hang(const std::vector<std::string>& paths) {
+  int code = 0;
+  std::vector<FlightFile> files;
+  for (const std::string& path : paths) {
+    try {
+      files.push_back(read_flight_file(path));
+    } catch (const lockstep::BadInput& error) {
+      print_to(stderr, "lockstep report hang: {}\n", error.what());
+      code = 1;
+    }
+  }
+  if (files.empty()) return 1;
+  try {
+    for (const std::string& line : explain_hang(files)) print_to(stdout, "{}\n", line);
+  } catch (const lockstep::BadInput& error) {
+    print_to(stderr, "lockstep report hang: {}\n", error.what());
+    return 1;
+  }
+  return code;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const std::vector<std::string> words(arguments + 1, arguments + count);
+  const std::string what = words.empty() ? "" : words.front();
+  if (what == "--help" || what == "-h" || (words.size() > 1 && words[1] == "--help")) {
+    print_to(stdout, "{}", usage);
+    return 0;
+  }
+  if (what == "hang" && words.size() > 1) return report_hang({words.begin() + 1, words.end()});
+  if (what == "hang") {
+    print_to(stderr, "lockstep report hang: no file was named; see lockstep report --help\n");
+  } else {
+    const std::vector<std::string_view> known{"hang", "--help"};
+    print_to(stderr, "lockstep report: {}\n", lockstep::unknown_name("report", what, known));
+  }
+  return 2;
+}

@@ -1,0 +1,45 @@
+#include "launch/flight_folder.h"
+
+#include <lockstep/base/text.h>
+
+#include <algorithm>
+
+namespace lockstep::launch {
+
+namespace fs = std::filesystem;
+
+FlightFolder::FlightFolder(const Environment& environment, const std::string& log_folder,
+                           const std::string& run_id)
+    : begin_(fs::file_time_type::clock::now()) {
+  const auto given = std::find_if(environment.begin(), environment.end(), [](const auto& entry) {
+    return entry.first == variable::flight_folder && !entry.second.empty();
+  });
+  std::error_code ignored;
+  if (given != environment.end()) {
+    path_ = given->second;
+  } else if (!log_folder.empty()) {
+    path_ = fs::absolute(log_folder, ignored).string();
+  } else {
+    path_ = (fs::temp_directory_path(ignored) / ("lockstep-flight-" + run_id)).string();
+  }
+}
+
+std::string FlightFolder::records(int ranks) const {
+  std::vector<std::string> fresh;
+  bool older = false;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const fs::path file = fs::path(path_) / ("flight-rank-" + std::to_string(rank) + ".json");
+    std::error_code absent;
+    const auto written = fs::last_write_time(file, absent);
+    if (absent) continue;
+    if (written < begin_) {
+      older = true;
+    } else {
+      fresh.push_back(file.string());
+    }
+  }
+  if (fresh.size() > 1 && !older) return (fs::path(path_) / "flight-rank-*.json").string();
+  return join(fresh, " ");
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,166 @@
+// `lockstep report hang` on records that tell one story each, and on files that are none.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "apps/command.h"
+#include "support/temporary_folder.h"
+
+namespace lockstep::apps {
+namespace {
+
+// One call of a record; posted at second `at` of the story.
+std::string call(int number, const std::string& words, int sequence, double at,
+                 const std::string& progress, int group = 0) {
+  std::string text =
+      "{\"number\": " + std::to_string(number) + ", \"group\": " + std::to_string(group) +
+      ", \"sequence\": " + std::to_string(sequence) + ", \"posted\": " + std::to_string(1000 + at) +
+      ", \"progress\": \"" + progress + "\", \"where\": \"train.cc:8\", " + words + "}";
+  if (progress == "done")
+    text.insert(text.size() - 1, ", \"ended\": " + std::to_string(1000.1 + at));
+  return text;
+}
+
+std::string reduction(const std::string& tag, int elements = 4) {
+  return "\"call\": \"all_reduce\", \"op\": \"sum\", \"dtype\": \"Float\", \"tag\": \"" + tag +
+         "\", \"elements\": " + std::to_string(elements);
+}
+
+std::string message(const std::string& kind, int peer) {
+  return "\"call\": \"" + kind + "\", \"peer\": " + std::to_string(peer) +
+         ", \"dtype\": \"Float\", \"elements\": 7";
+}
+
+struct HangReport : testing::Test {
+  void write(int rank, int size, const std::vector<std::string>& calls) {
+    std::string members = "0";
+    for (int other = 1; other < size; ++other) members += ", " + std::to_string(other);
+    std::string all;
+    for (const auto& one : calls) all += (all.empty() ? "" : ", ") + one;
+    write("flight-rank-" + std::to_string(rank) + ".json",
+          "{\"lockstep_flight_record\": 1, \"rank\": " + std::to_string(rank) +
+              ", \"size\": " + std::to_string(size) +
+              ", \"engine\": \"shm\", \"host\": \"here\", \"pid\": 7, \"written\": 1020.0, "
+              "\"groups\": [{\"name\": \"world\", \"members\": [" +
+              members + "]}, {\"name\": \"pair\", \"members\": [0, 1]}], \"calls\": [" + all +
+              "]}");
+  }
+  void write(const std::string& name, const std::string& text) {
+    files.push_back((folder.path() / name).string());
+    std::ofstream(files.back()) << text;
+  }
+  Finished report() {
+    std::vector<std::string> words{"report", "hang"};
+    words.insert(words.end(), files.begin(), files.end());
+    return lockstep_command(words);
+  }
+  void expect_lines(const std::vector<std::string>& lines) {
+    const Finished finished = report();
+    EXPECT_EQ(finished.status.code, 0) << finished.error;
+    for (const auto& line : lines)
+      EXPECT_NE(finished.output.find(line + "\n"), std::string::npos) << "no '" << line << "' in:\n"
+                                                                      << finished.output;
+  }
+
+  test::TemporaryFolder folder;
+  std::vector<std::string> files;
+};
+
+TEST_F(HangReport, SaysWhoWaitsAndWhoNeverCame) {
+  write(0, 3, {call(1, reduction("a"), 1, 1, "done"), call(2, reduction("b"), 2, 5, "waiting")});
+  write(1, 3, {call(1, reduction("a"), 1, 1, "done"), call(2, reduction("b"), 2, 6, "failed")});
+  write(2, 3, {call(1, reduction("a"), 1, 1, "done")});
+  expect_lines(
+      {"group world: ranks 0-1 wait in all_reduce #2 (sum, 4 x Float, b) at train.cc:8 for 15s; "
+       "rank 2 never called it: its last call, all_reduce #1 (sum, 4 x Float, a) at train.cc:8, "
+       "was over 18.9s before",
+       "group world: the last call that all of them completed: all_reduce #1 (sum, 4 x Float, a) "
+       "at train.cc:8, 18.9s before"});
+}
+
+TEST_F(HangReport, SaysInWhichOtherGroupTheMissingRankIs) {
+  write(0, 2, {call(1, reduction("a"), 1, 5, "waiting")});
+  write(1, 2, {call(1, reduction("x"), 1, 4, "waiting", 1)});
+  expect_lines(
+      {"group world: rank 0 waits in all_reduce #1 (sum, 4 x Float, a) at train.cc:8 for 15s; rank "
+       "1 never called it: it is in all_reduce #1 (sum, 4 x Float, x) at train.cc:8 of group pair, "
+       "for 16s",
+       "group pair: rank 1 waits in all_reduce #1 (sum, 4 x Float, x) at train.cc:8 for 16s; rank "
+       "0 never called it: it is in all_reduce #1 (sum, 4 x Float, a) at train.cc:8 of group "
+       "world, for 15s"});
+}
+
+TEST_F(HangReport, SaysWhereCallsFirstDiffer) {
+  write(0, 2,
+        {call(1, reduction("a"), 1, 1, "done"), call(2, reduction("b"), 2, 2, "done"),
+         call(3, reduction("c"), 3, 3, "waiting")});
+  write(1, 2, {call(1, reduction("a"), 1, 1, "done"), call(2, reduction("c"), 2, 2, "waiting")});
+  expect_lines(
+      {"group world: the first difference is at #2: rank 0 called all_reduce #2 (sum, 4 x Float, "
+       "b) at train.cc:8; rank 1 called all_reduce #2 (sum, 4 x Float, c) at train.cc:8; rank 1 "
+       "seems to have left out one call, or rank 0 to have made one more"});
+}
+
+TEST_F(HangReport, SaysWhichMessageNobodySent) {
+  write(0, 2,
+        {call(1, message("send", 1), 1, 1, "done"), call(2, reduction("a"), 1, 2, "waiting")});
+  write(1, 2,
+        {call(1, message("recv", 0), 1, 1, "done"), call(2, message("recv", 0), 2, 2, "waiting")});
+  expect_lines(
+      {"group world: rank 1 waits in recv #2 (from rank 0, 7 x Float) at train.cc:8 for 18s; rank "
+       "0 "
+       "never called send for it: it is in all_reduce #1 (sum, 4 x Float, a) at train.cc:8, for "
+       "18s"});
+}
+
+TEST_F(HangReport, SaysThatNothingIsOpen) {
+  write(0, 2, {call(1, reduction("a"), 1, 1, "done"), call(2, reduction("b"), 2, 2, "posted")});
+  write(1, 2, {call(1, reduction("a"), 1, 1, "done"), call(2, reduction("b"), 2, 2, "done")});
+  expect_lines({"nothing is open: every recorded call was completed, and none differs"});
+}
+
+TEST_F(HangReport, FilesThatAreNoRecordsAreOneLineEachAndTheOthersAreRead) {
+  write(0, 2, {call(1, reduction("a"), 1, 1, "waiting")});
+  write("cut.json", "{\"lockstep_flight_record\": 1, \"rank\": 1, \"si");
+  write("foreign.json", "{\"a\": 1}");
+  write("words.txt", "epoch 1: loss 0.3\n");
+  write("empty.json", "");
+  write("newer.json", "{\"lockstep_flight_record\": 2}");
+  write("odd.json", "{\"lockstep_flight_record\": 1, \"rank\": \"one\"}");
+  files.push_back((folder.path() / "absent.json").string());
+  const Finished finished = report();
+  EXPECT_EQ(finished.status.code, 1);
+  EXPECT_EQ(std::count(finished.error.begin(), finished.error.end(), '\n'), 7) << finished.error;
+  for (const char* words :
+       {"cut.json: the flight record is cut short: 45 bytes", "foreign.json: no flight record",
+        "words.txt: no flight record", "empty.json: no flight record",
+        "newer.json: a flight record of version 2; this program reads version 1",
+        "odd.json: a flight record that makes no sense", "absent.json: No such file or directory"})
+    EXPECT_NE(finished.error.find(words), std::string::npos) << words << " in " << finished.error;
+  EXPECT_NE(finished.output.find("rank 0 waits in all_reduce #1"), std::string::npos)
+      << finished.output;
+}
+
+TEST_F(HangReport, RecordsOfTwoRunsAreRefused) {
+  write(0, 2, {});
+  write(1, 3, {});
+  EXPECT_EQ(report().status.code, 1);
+  EXPECT_NE(report().error.find("is of a run of 2 ranks"), std::string::npos) << report().error;
+  files.pop_back();
+  files.push_back(files.front());
+  EXPECT_NE(report().error.find("rank 0 is there twice"), std::string::npos) << report().error;
+}
+
+TEST_F(HangReport, MistakesInTheCommandAreCode2) {
+  EXPECT_EQ(lockstep_command({"report", "hang"}).status.code, 2);
+  EXPECT_EQ(lockstep_command({"report", "hnag"}).status.code, 2);
+  const Finished help = lockstep_command({"report", "--help"});
+  EXPECT_EQ(help.status.code, 0);
+  EXPECT_NE(help.output.find("lockstep report hang FILE..."), std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep::apps

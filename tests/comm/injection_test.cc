@@ -1,0 +1,95 @@
+// Every way in which a rank can fail, again and again, on the engines that join processes: the
+// survivors must be told the right error, with the right rank in it, in time.
+//
+// LOCKSTEP_INJECTIONS sets how often (3 times), LOCKSTEP_SEED where the random numbers begin.
+#include "support/torch/injection.h"
+
+#include <lockstep/base/environment.h>
+#include <lockstep/base/fingerprint.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+using namespace lockstep;
+using test::Engine;
+using test::Misdeed;
+
+namespace {
+
+struct Tally {
+  int tried = 0;
+  int named_rightly = 0;
+  std::vector<double> seconds;
+
+  [[nodiscard]] double quantile(double share) const {
+    auto sorted = seconds;
+    std::ranges::sort(sorted);
+    return sorted.empty() ? 0 : sorted[static_cast<std::size_t>(share * (sorted.size() - 1))];
+  }
+  [[nodiscard]] std::string text() const {
+    return formatted("{} tried, {} named rightly, to the error p50 {:.3f} s, max {:.3f} s", tried,
+                     named_rightly, quantile(0.5), quantile(1));
+  }
+};
+
+class Injections : public testing::TestWithParam<std::tuple<Engine, Misdeed>> {
+ protected:
+  [[nodiscard]] Engine engine() const { return std::get<0>(GetParam()); }
+  [[nodiscard]] Misdeed misdeed() const { return std::get<1>(GetParam()); }
+
+  Tally inject_all() {
+    const auto times = environment::integer("LOCKSTEP_INJECTIONS", 1, 100'000).value_or(3);
+    const auto begin =
+        environment::integer("LOCKSTEP_SEED")
+            .value_or(std::chrono::system_clock::now().time_since_epoch().count() % 1'000'000);
+    Tally tally;
+    for (std::int64_t time = 0; time < times; ++time) {
+      const test::Injection injection{
+          .engine = engine(),
+          .misdeed = misdeed(),
+          .seed = combine_fingerprints(static_cast<std::uint64_t>(begin + time),
+                                       static_cast<std::uint64_t>(misdeed()))};
+      const auto outcome = test::inject(injection);
+      EXPECT_TRUE(outcome.named_rightly)
+          << outcome.problem << " [LOCKSTEP_SEED=" << begin + time << "]";
+      ++tally.tried;
+      tally.named_rightly += outcome.named_rightly ? 1 : 0;
+      tally.seconds.insert(tally.seconds.end(), outcome.seconds.begin(), outcome.seconds.end());
+    }
+    print_to(stdout, "{} on {} from seed {}: {}\n", test::name_of(misdeed()),
+             test::name_of(engine()), begin, tally.text());
+    return tally;
+  }
+};
+
+TEST_P(Injections, AreNamedInTime) {
+  const auto tally = inject_all();
+  const bool ends = misdeed() == Misdeed::kill || misdeed() == Misdeed::exit;
+  const bool waits = misdeed() == Misdeed::stop || misdeed() == Misdeed::loop;
+  if (ends && engine() == Engine::shm) EXPECT_LT(tally.quantile(0.5), 0.05) << tally.text();
+  EXPECT_LT(tally.quantile(0.5), waits ? 2.0 : 1.0) << tally.text();
+}
+
+std::vector<Engine> process_engines() {
+  auto engines = test::engines();
+  std::erase(engines, Engine::local);  // threads cannot be killed
+  return engines;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Injections,
+                         testing::Combine(testing::ValuesIn(process_engines()),
+                                          testing::ValuesIn(test::all_misdeeds())),
+                         [](const auto& info) {
+                           return std::string(test::name_of(std::get<0>(info.param))) + "_" +
+                                  test::name_of(std::get<1>(info.param));
+                         });
+
+}  // namespace

@@ -1,0 +1,103 @@
+// What several ranks say of one failure, and what of it is shown.
+#include "launch/shared_failures.h"
+
+#include "launch/flight_folder.h"
+#include "launch/report.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "support/temporary_folder.h"
+
+namespace lockstep::launch {
+namespace {
+
+const std::string sentence = "after 1s: rank 3 never called all_reduce #7 that ranks 0-2 wait in";
+
+std::string marked(int rank) {
+  const std::string number = std::to_string(rank);
+  return "12:00:00.000 [rank " + number + "] error: " + failure_mark + sentence +
+         flight_record_mark + "/x/flight-rank-" + number + ".json\n";
+}
+
+TEST(SharedFailures, TheSentenceIsShownOnce) {
+  SharedFailures failures;
+  EXPECT_EQ(failures.take(2, marked(2)), marked(2));
+  EXPECT_EQ(failures.take(0, marked(0)), "");
+  EXPECT_EQ(failures.take(1, "loss 0.3\n" + marked(1) + "bye\n"), "loss 0.3\nbye\n");
+  EXPECT_EQ(failures.take(2, marked(2)), "");
+  ASSERT_EQ(failures.failures().size(), 1U);
+  EXPECT_EQ(failures.failures()[0].sentence, sentence);
+  EXPECT_EQ(failures.failures()[0].ranks, (std::vector<int>{2, 0, 1}));
+}
+
+TEST(SharedFailures, SoIsWhatTheProgramSaysOfItAfterwards) {
+  SharedFailures failures;
+  const std::string uncaught =
+      "terminate called after throwing an instance of 'lockstep::Timeout'\n  what():  " + sentence +
+      "\n";
+  EXPECT_EQ(failures.take(0, uncaught), uncaught) << "of a failure that nobody marked";
+  EXPECT_EQ(failures.take(0, marked(0)), marked(0));
+  EXPECT_EQ(failures.take(0, uncaught), "");
+  EXPECT_EQ(failures.take(1, "my_program: all_reduce on group world, which is dead: " + sentence),
+            "");
+  EXPECT_EQ(failures.take(1, "my_program: another sentence"), "my_program: another sentence");
+}
+
+TEST(SharedFailures, TwoFailuresAreTwo) {
+  SharedFailures failures;
+  const std::string other = std::string("error: ") + failure_mark + "rank 1 of 2 was lost\n";
+  EXPECT_EQ(failures.take(0, marked(0)), marked(0));
+  EXPECT_EQ(failures.take(0, other), other);
+  EXPECT_EQ(failures.failures()[1].sentence, "rank 1 of 2 was lost") << "without a record's path";
+}
+
+TEST(SharedFailures, TheReportDoesNotRepeatThem) {
+  SharedFailures failures;
+  for (int rank : {2, 0}) static_cast<void>(failures.take(rank, marked(rank)));
+  const FailureReport report{.cause = {.rank = 2, .pid = 71, .exit_code = 1, .how = "exit code 1"},
+                             .ranks = 4,
+                             .at = "12:00:00",
+                             .last_lines = {"step 6", marked(2).substr(0, marked(2).size() - 1)},
+                             .shared = &failures,
+                             .log_file = {},
+                             .others = {}};
+  const auto lines = describe(report);
+  ASSERT_EQ(lines.size(), 4U);
+  EXPECT_EQ(lines[1], "its last lines:");
+  EXPECT_EQ(lines[2], "  | step 6");
+  EXPECT_EQ(lines[3], "ranks 0, 2 failed as shown above: " + sentence.substr(0, 60) + "...");
+}
+
+void touch(const std::filesystem::path& file) { std::ofstream(file) << "{}"; }
+
+TEST(FlightFolder, IsTheLogsOrTheOneNamedOrATemporaryOne) {
+  const Environment named{{"A", "1"}, {variable::flight_folder, "/named"}};
+  EXPECT_EQ(FlightFolder(named, "logs", "run").path(), "/named");
+  EXPECT_EQ(FlightFolder({}, "/logs", "run").path(), "/logs");
+  const Environment empty{{variable::flight_folder, ""}};
+  const auto temporary = std::filesystem::path(FlightFolder(empty, "", "run-7").path());
+  EXPECT_EQ(temporary.filename(), "lockstep-flight-run-7");
+  EXPECT_FALSE(std::filesystem::exists(temporary));
+}
+
+TEST(FlightFolder, NamesTheRecordsOfThisRun) {
+  test::TemporaryFolder folder;
+  const auto old = folder.path() / "flight-rank-3.json";
+  touch(old);
+  std::filesystem::last_write_time(
+      old, std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
+  const FlightFolder flight({}, folder.path().string(), "run");
+  EXPECT_EQ(flight.records(4), "");
+  touch(folder.path() / "flight-rank-0.json");
+  EXPECT_EQ(flight.records(4), (folder.path() / "flight-rank-0.json").string());
+  touch(folder.path() / "flight-rank-1.json");
+  EXPECT_EQ(flight.records(4), (folder.path() / "flight-rank-0.json").string() + " " +
+                                   (folder.path() / "flight-rank-1.json").string())
+      << "a pattern would also name the one of an earlier run";
+  EXPECT_EQ(flight.records(2), (folder.path() / "flight-rank-*.json").string());
+}
+
+}  // namespace
+}  // namespace lockstep::launch

@@ -1,0 +1,54 @@
+// One injected failure: some ranks in a loop of collectives, one of which does something bad at a
+// random moment, and what the others are told and when.
+#pragma once
+
+#include "support/torch/ranks.h"
+
+#include <lockstep/base/deadline.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lockstep::test {
+
+enum class Misdeed {
+  kill,       // SIGKILL, at any instruction
+  stop,       // SIGSTOP, at any instruction
+  loop,       // computes for ever between two calls
+  exit,       // ends its process without leaving
+  exception,  // leaves through an exception
+  operation,  // from here on, one call that the others do not make
+  reduction,
+  dtype,
+  count,
+  root,
+  tag,
+  order,
+  ahead,
+};
+
+[[nodiscard]] std::string name_of(Misdeed misdeed);
+[[nodiscard]] const std::vector<Misdeed>& all_misdeeds();
+
+struct Injection {
+  Engine engine = Engine::shm;
+  Misdeed misdeed = Misdeed::kill;
+  std::uint64_t seed = 0;
+  Duration deadline = std::chrono::seconds(1);  // of a wait
+
+  // From the seed.
+  [[nodiscard]] int ranks() const;   // 2-5
+  [[nodiscard]] int victim() const;  // who does it
+  [[nodiscard]] int step() const;    // when
+};
+
+struct Outcome {
+  bool named_rightly = true;    // by every survivor: the right error with the right rank in it
+  std::string problem;          // what was wrong, for the first that was not
+  std::vector<double> seconds;  // from the deed to the error, of every survivor
+};
+
+[[nodiscard]] Outcome inject(const Injection& injection);
+
+}  // namespace lockstep::test
