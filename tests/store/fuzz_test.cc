@@ -1,19 +1,23 @@
-// Mutated conversations: against the decoder, against a session, and against a live server, which
-// must go on serving others.
-#include "store/conversation.h"
+// Hostile conversations: against the decoder, against a session, and against a live server, which
+// must serve an honest client throughout.
+//
+// Insiders know the secret and speak nonsense: their messages are changed before they are sealed.
+// Outsiders do not: what they send is changed, replayed or made up afterwards.
+#include "support/fuzz.h"
+#include "store/hostile_talk.h"
+#include "store/raw_peer.h"
 #include "store/requests.h"
 #include "store/server_session.h"
-#include "sys/sockets.h"
 
 #include <lockstep/store/store_server.h>
 #include <lockstep/store/tcp_store.h>
 
 #include <gtest/gtest.h>
 
-#include <random>
+#include <algorithm>
+#include <deque>
+#include <memory>
 #include <vector>
-
-#include <poll.h>
 
 #include <lockstep/base/error.h>
 
@@ -21,60 +25,40 @@ namespace lockstep::store {
 namespace {
 
 using namespace std::chrono_literals;
+using test::below;
+using test::FuzzRounds;
+using test::mutated;
+using test::one_in;
+using test::Random;
 
-constexpr auto time_for_each = 700ms;
-constexpr std::size_t greeting_bytes = 40;
-constexpr std::size_t answer_bytes = 56;
+constexpr auto patience = 20s;  // of the honest client, on a busy machine
 
-using Random = std::mt19937;
-
-std::size_t below(Random& random, std::size_t limit) {
-  return std::uniform_int_distribution<std::size_t>(0, limit - 1)(random);
+std::vector<std::string> encoded_requests() {
+  std::vector<std::string> messages;
+  for (const Message& request : some_requests()) messages.push_back(encode(request));
+  return messages;
 }
 
-// Flips, cuts, doubles or inserts, once to four times.
-std::string mutated(std::string bytes, Random& random) {
-  for (std::size_t i = 0, changes = 1 + below(random, 4); i < changes; ++i) {
-    std::size_t place = below(random, bytes.size() + 1);
-    switch (below(random, 5)) {
-      case 0:
-        if (place < bytes.size()) bytes[place] = static_cast<char>(below(random, 256));
-        break;
-      case 1:
-        bytes.resize(place);
-        break;
-      case 2:
-        bytes += bytes.substr(place);
-        break;
-      case 3:
-        bytes.insert(place, 1 + below(random, 8), static_cast<char>(below(random, 256)));
-        break;
-      default:
-        if (place + 4 <= bytes.size()) bytes.replace(place, 4, below(random, 2) ? 4 : 3, '\xff');
-    }
-  }
-  return bytes;
+// Replies, too: a client may send them.
+std::vector<std::string> odd_messages() {
+  return {encode({1, Code::done, 5, {"value"}}), encode({2, Code::late, 0, {"a", "b"}}),
+          encode({3, Code::refused, 0, {"no"}}), std::string(), std::string(21, '\xff')};
 }
 
-std::vector<Message> some_requests() {
-  return {{1, Code::set, 0, {"key", "value"}},
-          {2, Code::get, 1000, {"key"}},
-          {3, Code::wait, 1000, {"key", "other", "third"}},
-          {4, Code::add, -7, {"count"}},
-          {5, Code::compare_set, 0, {"key", "value", "new"}},
-          {6, Code::keys, 0, {""}},
-          {7, Code::erase, 0, {"key"}},
-          {8, Code::try_get, 0, {"key"}}};
+std::string joined(const std::vector<std::string>& pieces) {
+  std::string all;
+  for (const std::string& piece : pieces) all += piece;
+  return all;
 }
 
 TEST(Fuzz, DecodedMessagesAreExecutedOrRefused) {
-  Random random(1);
   Table table;
-  int decoded = 0, refused = 0;
-  for (auto start = Clock::now(); Clock::now() - start < time_for_each;) {
-    for (const Message& request : some_requests()) {
+  std::uint64_t decoded = 0, refused = 0;
+  FuzzRounds rounds("messages");
+  while (rounds.next()) {
+    for (const std::string& bytes : mutated(encoded_requests(), rounds.random(), odd_messages())) {
       try {
-        Message message = decode(mutated(encode(request), random));
+        Message message = decode(mutated(bytes, rounds.random()));
         EXPECT_EQ(decode(encode(message)), message);
         Outcome outcome = execute(table, message);
         if (outcome.reply) (void)encode(*outcome.reply);
@@ -84,82 +68,113 @@ TEST(Fuzz, DecodedMessagesAreExecutedOrRefused) {
       }
     }
   }
-  EXPECT_GT(decoded, 100);
-  EXPECT_GT(refused, 100);
+  EXPECT_GT(decoded, rounds.count() / 10);
+  EXPECT_GT(refused, rounds.count() / 10);
 }
 
-// A whole conversation of a client that knows the secret; the part after the proof is mutated, so
-// that the bytes reach what lies behind the handshake.
+// A man in the middle changes the bytes of a client that knows the secret: what comes through is
+// what the client has said, in its order.
 TEST(Fuzz, ASessionBelievesNothingThatWasChanged) {
-  Random random(2);
-  int ended = 0;
-  for (auto start = Clock::now(); Clock::now() - start < time_for_each;) {
+  std::uint64_t ended = 0, heard = 0;
+  FuzzRounds rounds("changed conversations");
+  while (rounds.next()) {
     ServerSession session{StoreKey("secret")};
-    TestClient client("secret");
+    TestClient client("secret"), other("secret");
     std::string proof = client.prove(session.output());
-    bool change_proof = below(random, 4) == 0;
     try {
+      bool change_proof = one_in(rounds.random(), 8);
       session.mark_sent(session.output().size());
-      session.receive(change_proof ? mutated(proof, random) : proof);
+      session.receive(change_proof ? mutated(proof, rounds.random()) : proof);
       if (!session.proven()) continue;
-      std::string rest = client.begin(session.output());
-      for (const Message& request : some_requests()) rest += client.seal(request);
-      session.receive(mutated(rest, random));
-      std::size_t number = 0;
+      std::vector<std::string> pieces{client.begin(session.output())};
+      std::vector<std::string> others{other.begin(session.output())};
+      for (const Message& request : some_requests()) {
+        pieces.push_back(client.seal(request));
+        others.push_back(other.seal(request));
+      }
+      session.receive(joined(mutated(pieces, rounds.random(), others)));
       std::vector<Message> sent = some_requests();
-      while (auto request = session.next()) {
+      for (std::size_t number = 0; auto request = session.next(); ++number, ++heard) {
         ASSERT_LT(number, sent.size());
-        EXPECT_EQ(*request, sent[number++]);  // what comes through came from the client, in order
+        EXPECT_EQ(*request, sent[number]);
       }
     } catch (const BadInput&) {
       ++ended;
     }
   }
-  EXPECT_GT(ended, 20);
+  EXPECT_GT(ended, rounds.count() / 4);
+  EXPECT_GT(heard, rounds.count() / 4);
 }
 
-void converse(std::uint16_t port, Random& random) {
-  Deadline soon = Deadline::after(10s);
-  auto socket = sys::connect_to(sys::SocketAddress::tcp("127.0.0.1", port), soon);
-  auto receive = [&](std::size_t size) {
-    std::string text(size, '\0');
-    sys::receive_exact(socket.get(), std::as_writable_bytes(std::span(text)), soon);
-    return text;
-  };
-  auto send = [&](const std::string& bytes) {
-    sys::send_all(socket.get(), sys::bytes_of(bytes), soon);
-  };
-  try {
+// Every frame of `bytes` is a reply that the client can open, in order; the last one may be cut.
+void expect_replies(TestClient& client, const std::string& bytes) {
+  FrameReader frames(seal_bytes);
+  frames.append(bytes);
+  for (std::string sealed; frames.next(sealed);) {
+    Message reply = client.open(sealed);
+    EXPECT_GE(static_cast<int>(reply.code), static_cast<int>(Code::done));
+  }
+}
+
+class FuzzLiveServer : public testing::Test {
+ protected:
+  [[nodiscard]] std::uint16_t port() const { return server_.port(); }
+
+  // The honest client, between any two conversations.
+  void expect_service() {
+    auto start = Clock::now();
+    EXPECT_EQ(witness_.add("witness of the server", 1), ++count_);
+    slowest_ = std::max<Duration>(slowest_, Clock::now() - start);
+    if (count_ == 100) resident_ = resident_bytes();
+  }
+
+  void TearDown() override {
+    TcpStore late({.port = port(), .secret = "secret", .connect_timeout = patience});
+    EXPECT_EQ(late.add("witness of the server", 0), count_);
+    EXPECT_LT(slowest_, 5s);
+    if (count_ > 100 && !is_sanitized) EXPECT_LT(resident_bytes(), resident_ + (64 << 20));
+  }
+
+  StoreServer server_{{.secret = "secret", .handshake_timeout = 5s, .max_unproven = 32}};
+  TcpStore witness_{{.port = server_.port(), .secret = "secret", .connect_timeout = patience}};
+  std::int64_t count_ = 0;
+  Duration slowest_{};
+  std::size_t resident_ = 0;
+};
+
+TEST_F(FuzzLiveServer, OutlivesInsidersThatSpeakNonsense) {
+  std::deque<std::unique_ptr<RawPeer>> left_open;  // connections that end in the middle
+  FuzzRounds rounds("insiders");
+  while (rounds.next()) {
+    Random& random = rounds.random();
+    auto peer = std::make_unique<RawPeer>(port());
     TestClient client("secret");
-    std::string proof = client.prove(receive(greeting_bytes));
-    if (below(random, 3) == 0) return send(mutated(proof, random));
-    send(proof);
-    std::string rest = client.begin(receive(answer_bytes));
-    bool change_inside = below(random, 2) == 0;
-    for (Message request : some_requests()) {
-      if (change_inside) request.parts[0] = mutated(request.parts[0], random);
-      rest += client.seal(request);
+    peer->begin(client);
+    std::vector<std::string> frames;
+    for (const std::string& message : mutated(encoded_requests(), random, odd_messages())) {
+      frames.push_back(client.seal_bytes(message));
     }
-    send(change_inside ? rest : mutated(rest, random));
-    // A server that waits for the rest of a cut frame says nothing: look, but do not insist.
-    if (below(random, 2) == 0) (void)sys::wait_ready(socket.get(), POLLIN, Deadline::after(2ms));
-  } catch (const PeerLost&) {
-    return;  // the server has had enough
+    bool change_frames = one_in(random, 4);
+    send_in_pieces(*peer, joined(change_frames ? mutated(frames, random) : frames), random);
+    if (one_in(random, 4)) {
+      left_open.push_back(std::move(peer));
+      if (left_open.size() > 20) left_open.pop_front();
+    } else {
+      expect_replies(client, peer->finish());
+    }
+    expect_service();
   }
+  EXPECT_GT(rounds.count(), 5);
 }
 
-TEST(Fuzz, ALiveServerGoesOnServing) {
-  Random random(3);
-  StoreServer server({.secret = "secret", .handshake_timeout = 200ms});
-  TcpStore witness({.port = server.port(), .secret = "secret", .connect_timeout = 10s});
-  std::int64_t count = 0;
-  for (auto start = Clock::now(); Clock::now() - start < time_for_each;) {
-    converse(server.port(), random);
-    EXPECT_EQ(witness.add("witness of the server", 1), ++count);
+TEST_F(FuzzLiveServer, TellsOutsidersNothing) {
+  Outsiders outsiders(port(), "secret");
+  FuzzRounds rounds("outsiders");
+  while (rounds.next()) {
+    outsiders.talk(rounds.random());
+    expect_service();
   }
-  EXPECT_GT(count, 5);
-  TcpStore late({.port = server.port(), .secret = "secret", .connect_timeout = 10s});
-  EXPECT_EQ(late.add("witness of the server", 0), count);
+  EXPECT_GT(outsiders.refused(), rounds.count() / 10);
 }
 
 }  // namespace
