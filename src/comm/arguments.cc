@@ -50,16 +50,17 @@ void Arguments::plain(const at::Tensor& tensor, std::string_view role) const {
            c10::toString(tensor.scalar_type()));
 }
 
-at::Tensor Arguments::input(const at::Tensor& tensor) const {
+at::Tensor Arguments::input(at::Tensor tensor) const {
   plain(tensor, "input");
+  if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) return tensor;
   return tensor.detach().resolve_conj().resolve_neg().contiguous();
 }
 
-at::Tensor Arguments::output(const at::Tensor& tensor) const {
+at::Tensor Arguments::output(at::Tensor tensor) const {
   plain(tensor, "output");
   if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg())
     refuse("the output is not contiguous; pass a contiguous tensor and copy from it");
-  return tensor.detach();
+  return tensor;
 }
 
 void Arguments::absent(const at::Tensor& tensor, std::string_view role) const {

@@ -18,10 +18,10 @@ class Arguments {
   // `rank` and `size` are those of the group `group`.
   Arguments(Collective collective, std::string_view group, int rank, int size);
 
-  // A tensor that is only read: detached, and copied when it is not contiguous.
-  [[nodiscard]] at::Tensor input(const at::Tensor& tensor) const;
-  // A tensor that is written: detached; must be contiguous.
-  [[nodiscard]] at::Tensor output(const at::Tensor& tensor) const;
+  // A tensor that is only read; a copy when it is not contiguous.
+  [[nodiscard]] at::Tensor input(at::Tensor tensor) const;
+  // A tensor that is written; must be contiguous.
+  [[nodiscard]] at::Tensor output(at::Tensor tensor) const;
   // One that must be undefined on this rank.
   void absent(const at::Tensor& tensor, std::string_view role) const;
 

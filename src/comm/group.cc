@@ -22,8 +22,8 @@ bool all_equal(Counts counts) {
 }
 
 // Complex numbers are added as pairs, so that engines need not know them.
-at::Tensor as_real(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+at::Tensor as_real(at::Tensor tensor) {
+  return tensor.defined() && tensor.is_complex() ? at::view_as_real(tensor.detach()) : tensor;
 }
 
 // The counts of as_real's tensor.
@@ -58,9 +58,9 @@ void Group::abort(std::string_view reason) { state_->abort(reason); }
 
 Work Group::all_reduce(at::Tensor tensor, Op op, CallOptions options, Where where) {
   auto check = arguments_of(Collective::all_reduce, *state_);
-  auto values = check.output(tensor);
+  auto values = check.output(std::move(tensor));
   check.reduces(op, values.scalar_type());
-  values = as_real(values);
+  values = as_real(std::move(values));
   return state_->post(
       {.collective = Collective::all_reduce, .op = op, .input = values, .output = values}, options,
       where);
@@ -245,6 +245,12 @@ Work Group::barrier(CallOptions options, Where where) {
 
 at::Tensor Group::empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) const {
   return state_->has_backend() ? state_->backend()->empty_shared(sizes, options)
+                               : at::empty(sizes, options);
+}
+
+at::Tensor Group::empty_node_shared(at::IntArrayRef sizes, const at::TensorOptions& options,
+                                    Where where) {
+  return state_->has_backend() ? state_->empty_node_shared(sizes, options, where)
                                : at::empty(sizes, options);
 }
 

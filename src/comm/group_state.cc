@@ -62,6 +62,13 @@ Work GroupState::post(Call call, const CallOptions& options, std::source_locatio
   return {};
 }
 
+// Holds the group's posts back until all ranks have come: it is one of them.
+at::Tensor GroupState::empty_node_shared(at::IntArrayRef sizes, const at::TensorOptions& options,
+                                         std::source_location where) {
+  std::lock_guard lock(mutex_);
+  return backend_->empty_node_shared(sizes, options, timeout_, where);
+}
+
 void GroupState::abort(std::string_view reason) {
   if (has_backend()) return backend_->abort(reason);
   std::lock_guard lock(mutex_);

@@ -35,6 +35,9 @@ class GroupState {
   [[nodiscard]] std::uint64_t next_part();
 
   Work post(Call call, const CallOptions& options, std::source_location where);
+  [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,
+                                             const at::TensorOptions& options,
+                                             std::source_location where);
   void abort(std::string_view reason);
 
  private:

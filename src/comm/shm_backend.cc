@@ -4,9 +4,11 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/format.h>
 
+#include "comm/node_shared.h"
 #include "comm/shm/endpoint.h"
 
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <optional>
@@ -81,6 +83,14 @@ shm::Keep keep(const at::Tensor& tensor) {
           }};
 }
 
+template <typename Release>
+at::Tensor tensor_at(std::byte* block, at::IntArrayRef sizes, const at::TensorOptions& options,
+                     Release release) {
+  auto tensor = at::from_blob(block, sizes, std::move(release),
+                              at::TensorOptions().dtype(options.dtype()).device(at::kCPU));
+  return options.requires_grad() ? tensor.requires_grad_() : tensor;
+}
+
 class ShmBackend : public Backend {
  public:
   ShmBackend(std::shared_ptr<shm::Endpoint> endpoint, shm::Group& group, Duration timeout)
@@ -117,19 +127,34 @@ class ShmBackend : public Backend {
 
   [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
                                         const at::TensorOptions& options) override {
-    check(options.device().is_cpu(), "empty_shared: expected host memory, found {}",
-          options.device().str());
-    std::size_t bytes = options.dtype().itemsize();
-    for (auto size : sizes) {
-      check(size >= 0, "empty_shared: sizes must not be negative, found {}", size);
-      bytes *= static_cast<std::size_t>(size);
-    }
     auto arena = endpoint_->arena();
-    auto* block = arena->allocate(bytes);
-    auto tensor = at::from_blob(
-        block, sizes, [arena, block](void*) { arena->free(block); },
-        at::TensorOptions().dtype(options.dtype()).device(at::kCPU));
-    return options.requires_grad() ? tensor.requires_grad_() : tensor;
+    auto* block = arena->allocate(host_bytes("empty_shared", sizes, options));
+    return tensor_at(block, sizes, options, [arena, block](void*) { arena->free(block); });
+  }
+
+  // The group's first rank allocates and tells the others where.
+  [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,
+                                             const at::TensorOptions& options, Duration timeout,
+                                             std::source_location where) override {
+    auto bytes = host_bytes("empty_node_shared", sizes, options);
+    auto tag = node_shared_tag(sizes, options);
+    int owner = group_.members().front();
+    const auto& peers = endpoint_->peers();
+    auto offset = at::zeros({1}, at::kLong);
+    if (rank() == 0) {
+      auto* block = endpoint_->arena()->allocate_held(bytes, size());
+      offset.fill_(block - peers.base(owner));
+    }
+    wait(post({.collective = Collective::broadcast,
+               .root = 0,
+               .input = offset,
+               .output = offset,
+               .tag = tag,
+               .timeout = timeout,
+               .where = where}));
+    auto* block = peers.base(owner) + offset.item<std::int64_t>();
+    auto mapping = peers.mapping(owner);
+    return tensor_at(block, sizes, options, [mapping, block](void*) { shm::Arena::let_go(block); });
   }
 
   [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int> ranks,

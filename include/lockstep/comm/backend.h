@@ -19,7 +19,8 @@ namespace lockstep {
 
 // One call as a rank posts it. Group guarantees: tensors are dense and contiguous, both of one
 // dtype and device, of the right sizes, and undefined where this rank has none; in-place operations
-// carry the same tensor twice. Views (tag, counts) live only during post().
+// carry the same tensor twice. They may require grad: an engine that keeps them or calls operations
+// on them detaches them first (PostedCall does). Views (tag, counts) live only during post().
 struct Call {
   Collective collective = Collective::barrier;
   Op op = Op::sum;
@@ -60,6 +61,13 @@ class Backend {
   // peer takes part.
   [[nodiscard]] virtual at::Tensor empty_shared(at::IntArrayRef sizes,
                                                 const at::TensorOptions& options) = 0;
+
+  // As Group's, for two ranks and more: collective, in the order of the posts, and blocking at most
+  // `timeout`. Called like post(). Engines whose ranks share no memory leave it as it is, which
+  // throws InvalidArgument.
+  [[nodiscard]] virtual at::Tensor empty_node_shared(at::IntArrayRef sizes,
+                                                     const at::TensorOptions& options,
+                                                     Duration timeout, std::source_location where);
 
   // The backend of a new group of `ranks` (numbers in this group, in the new group's order; this
   // rank is among them). All of `ranks` call it with equal arguments and nobody else needs to;

@@ -134,11 +134,22 @@ class Group {
   [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
                                         const at::TensorOptions& options = {}) const;
 
+  // One tensor over the same memory on every rank: what one rank writes, all see. Collective: every
+  // rank calls with the same sizes and dtype, in the same order among its operations; blocks.
+  // Uninitialised; the memory goes with the last rank's tensor. Writing and reading are ordered by
+  // operations such as barrier(). An all_gather of slices of such a tensor into itself, each at its
+  // rank's own place, moves no byte. InvalidArgument on engines whose ranks share no memory.
+  [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,
+                                             const at::TensorOptions& options = {},
+                                             Where where = Where::current());
+
   // Kills the group on every rank that can be reached: what is waited for ends with Aborted and
   // `reason`.
   void abort(std::string_view reason);
 
  private:
+  friend std::string write_flight_record(const Group& group, const std::string& folder);
+
   std::shared_ptr<GroupState> state_;
 };
 

@@ -1,5 +1,7 @@
 #include "comm/local/backend.h"
 
+#include "comm/node_shared.h"
+
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -13,6 +15,15 @@ LocalBackend::~LocalBackend() { world_->leave(rank()); }
 
 at::Tensor LocalBackend::empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) {
   return at::empty(sizes, options);
+}
+
+at::Tensor LocalBackend::empty_node_shared(at::IntArrayRef sizes, const at::TensorOptions& options,
+                                           Duration timeout, std::source_location where) {
+  (void)host_bytes("empty_node_shared", sizes, options);
+  auto tag = node_shared_tag(sizes, options);
+  Call call{.collective = Collective::barrier, .tag = tag, .timeout = timeout, .where = where};
+  wait(post(call));  // all ranks want the same
+  return world_->node_shared(rank(), [&] { return at::empty(sizes, options); });
 }
 
 std::shared_ptr<Backend> LocalBackend::subset(std::span<const int> ranks, std::string_view name) {

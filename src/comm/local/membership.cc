@@ -26,6 +26,17 @@ std::shared_ptr<World> World::child(int rank, std::span<const int> ranks, std::s
   return world;
 }
 
+at::Tensor World::node_shared(int rank, const std::function<at::Tensor()>& make) {
+  std::lock_guard lock(mutex_);
+  auto number = ++members_[rank].node_shared;
+  auto& shared = node_shared_[number];
+  if (!shared.tensor.defined()) shared.tensor = make();
+  auto mine = shared.tensor.detach();
+  if (shared.tensor.requires_grad()) mine.requires_grad_();
+  if (++shared.taken == size_) node_shared_.erase(number);
+  return mine;
+}
+
 void World::leave(int rank) {
   std::lock_guard lock(mutex_);
   members_[rank].left = true;

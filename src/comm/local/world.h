@@ -16,6 +16,7 @@
 #include <compare>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -40,6 +41,9 @@ class World {
   // This rank takes its place in the world of `ranks`, which the first of them makes.
   [[nodiscard]] std::shared_ptr<World> child(int rank, std::span<const int> ranks,
                                              std::string_view name);
+  // The n-th tensor that all ranks share, for the n-th call of every rank: the first comer makes it,
+  // and each rank gets a tensor of its own over that memory.
+  [[nodiscard]] at::Tensor node_shared(int rank, const std::function<at::Tensor()>& make);
   // This rank will post nothing more here.
   void leave(int rank);
 
@@ -62,7 +66,12 @@ class World {
     std::map<std::pair<int, int>, std::uint64_t> messages;  // by source and destination
     std::map<std::uint64_t, Key> open;
     std::optional<PostedCall> last_call;  // for messages; holds no tensors
+    std::uint64_t node_shared = 0;
     bool left = false;
+  };
+  struct NodeShared {
+    at::Tensor tensor;
+    int taken = 0;
   };
   struct Child {
     std::shared_ptr<World> world;
@@ -87,6 +96,7 @@ class World {
   std::map<Key, Meeting> meetings_;
   std::vector<Member> members_;
   std::map<std::string, Child, std::less<>> children_;  // those whose ranks have not all arrived
+  std::map<std::uint64_t, NodeShared> node_shared_;     // those that some rank has still to take
   Failure failure_;
 };
 

@@ -8,9 +8,11 @@
 #include "sys/topology.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <random>
 #include <string>
 
 namespace lockstep::shm {
@@ -28,11 +30,13 @@ Arena::Arena(std::size_t bytes)
     : memory_(
           sys::SharedMemory::create("lockstep-arena", bytes / Allocator::page * Allocator::page)),
       allocator_(Control::bytes, memory_.bytes()) {
-  new (memory_.data()) Control();
+  auto* page = new (memory_.data()) Control();
+  page->identity = std::uint64_t{std::random_device()()} << 32 | std::random_device()();
 }
 
 std::byte* Arena::allocate(std::size_t bytes) {
   std::lock_guard lock(mutex_);
+  free_let_go();
   constexpr std::size_t gibibyte = 1 << 30;
   if (auto offset = allocator_.allocate(bytes)) return memory_.data() + *offset;
   throw BadInput(
@@ -59,8 +63,32 @@ void Arena::free(std::byte* block) {
   give_back_pages();
 }
 
+std::byte* Arena::allocate_held(std::size_t bytes, int holders) {
+  auto* block = allocate(Allocator::grain + bytes);
+  auto* count = new (block) std::atomic<std::uint32_t>(static_cast<std::uint32_t>(holders));
+  static_assert(sizeof *count <= Allocator::grain);
+  std::lock_guard lock(mutex_);
+  held_.push_back(block);
+  return block + Allocator::grain;
+}
+
+void Arena::let_go(std::byte* held) {
+  auto& holders = *reinterpret_cast<std::atomic<std::uint32_t>*>(held - Allocator::grain);
+  holders.fetch_sub(1, std::memory_order_release);
+}
+
+void Arena::free_let_go() {
+  std::erase_if(held_, [this](std::byte* block) {
+    auto& holders = *reinterpret_cast<std::atomic<std::uint32_t>*>(block);
+    if (holders.load(std::memory_order_acquire) != 0) return false;
+    allocator_.free(static_cast<std::size_t>(block - memory_.data()));
+    return true;
+  });
+}
+
 std::size_t Arena::used() {
   std::lock_guard lock(mutex_);
+  free_let_go();
   return allocator_.used();
 }
 

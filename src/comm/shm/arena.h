@@ -2,7 +2,8 @@
 // out of it.
 //
 // Allocation is local: only the owner allocates and frees, at any time, from any thread; peers find
-// a buffer by its offset. The first page is the control page. Shared ownership: tensors in the
+// a buffer by its offset. A block may be handed to several processes; then the last of them frees
+// it. The first page is the control page. Shared ownership: tensors in the
 // arena keep it mapped after the engine has gone.
 #pragma once
 
@@ -14,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 namespace lockstep::shm {
 
@@ -32,6 +34,10 @@ class Arena {
   // The same from fresh pages, which read as zero.
   [[nodiscard]] std::byte* allocate_zeroed(std::size_t bytes);
   void free(std::byte* block);
+  // A block that `holders` processes hold; it is free again once each has called let_go(), on the
+  // address where it sees the block. The owner finds that out at a later call.
+  [[nodiscard]] std::byte* allocate_held(std::size_t bytes, int holders);
+  static void let_go(std::byte* held);
   // Bytes handed out now.
   [[nodiscard]] std::size_t used();
 
@@ -42,10 +48,12 @@ class Arena {
 
  private:
   void give_back_pages();
+  void free_let_go();
 
   sys::SharedMemory memory_;
   std::mutex mutex_;
   Allocator allocator_;
+  std::vector<std::byte*> held_;  // blocks, each beginning with the number of its holders
 };
 
 // Address space for one of `ranks` arenas: `asked` (its origin is `name`, for messages), else a

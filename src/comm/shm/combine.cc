@@ -125,77 +125,7 @@ void combine_in_tiles(const Combination& c, std::int64_t first = 0) {
   }
 }
 
-// float32 sums of few ranks: the whole tree in registers, each input read and each output written
-// once.
-template <int low, int high, typename Tag>
-HWY_INLINE hn::Vec<Tag> tree_in_registers(Tag tag, const float* const* inputs, std::size_t i) {
-  if constexpr (high - low == 1) {
-    return hn::LoadU(tag, inputs[low] + i);
-  } else {
-    constexpr int middle = low + left_branch(high - low);
-    return hn::Add(tree_in_registers<low, middle>(tag, inputs, i),
-                   tree_in_registers<middle, high>(tag, inputs, i));
-  }
-}
-
-bool is_aligned(const Combination& c, std::size_t to) {
-  return std::all_of(c.outputs.begin(), c.outputs.end(), [to](const std::byte* output) {
-    return reinterpret_cast<std::uintptr_t>(output) % to == 0;
-  });
-}
-
-template <int ranks, bool average, bool stream>
-std::int64_t sum_floats(const Combination& c) {
-  const hn::ScalableTag<float> tag;
-  const auto lanes = hn::Lanes(tag);
-  const auto divisor = hn::Set(tag, static_cast<float>(ranks));
-  std::array<const float*, ranks> inputs;
-  for (int rank = 0; rank < ranks; ++rank)
-    inputs[rank] = reinterpret_cast<const float*>(c.inputs[rank]);
-  auto elements = static_cast<std::size_t>(c.elements);
-  std::size_t i = 0;
-  for (; i + lanes <= elements; i += lanes) {
-    auto sum = tree_in_registers<0, ranks>(tag, inputs.data(), i);
-    if constexpr (average) sum = hn::Div(sum, divisor);
-    for (std::byte* output : c.outputs) {
-      if constexpr (stream)
-        hn::Stream(sum, tag, reinterpret_cast<float*>(output) + i);
-      else
-        hn::StoreU(sum, tag, reinterpret_cast<float*>(output) + i);
-    }
-  }
-  if constexpr (stream) hwy::FlushStream();
-  return static_cast<std::int64_t>(i);
-}
-
-template <int ranks, bool average>
-std::int64_t sum_floats(const Combination& c) {
-  bool stream = c.stream && is_aligned(c, hn::Lanes(hn::ScalableTag<float>()) * sizeof(float));
-  return stream ? sum_floats<ranks, average, true>(c) : sum_floats<ranks, average, false>(c);
-}
-
-// Returns how many elements are done.
-template <bool average>
-std::int64_t sum_floats(const Combination& c) {
-  switch (c.inputs.size()) {
-    case 2:
-      return sum_floats<2, average>(c);
-    case 3:
-      return sum_floats<3, average>(c);
-    case 4:
-      return sum_floats<4, average>(c);
-    case 5:
-      return sum_floats<5, average>(c);
-    case 6:
-      return sum_floats<6, average>(c);
-    case 7:
-      return sum_floats<7, average>(c);
-    case 8:
-      return sum_floats<8, average>(c);
-    default:
-      return 0;
-  }
-}
+#include "comm/shm/combine_floats.h"
 
 template <typename Type>
 void combine_fractions(const Combination& c) {

@@ -21,9 +21,14 @@ struct alignas(64) Control {
   static constexpr std::size_t bytes = 4096;
   static constexpr std::size_t executing_slots = 6;
 
+  enum : std::uint32_t { unknown, yes, no };
+
   Doorbell waiting;                                // threads inside wait()
   Doorbell helper;                                 // the helper thread
   alignas(64) std::atomic<std::uint32_t> left{0};  // 1: the process goes in order
+  // Whether it reads and writes its peers' private memory; set once, when it has tried.
+  alignas(64) std::atomic<std::uint32_t> reaches_peers{unknown};
+  std::atomic<std::uint64_t> identity{0};  // a random number, set before the hand-over
   // What its threads are executing now: words of execution_word(), 0 for nothing.
   alignas(64) std::array<std::atomic<std::uint64_t>, executing_slots> executing{};
 };

@@ -59,7 +59,8 @@ Agreement Agreement::of(const Fingerprint& print) {
           print.count};
 }
 
-void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor, const CallSite& site) {
+void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor, const CallSite& site,
+           const char*& file_in_slot) {
   constexpr auto relaxed = std::memory_order_relaxed;
   // Release: who sees this takes the operation before for complete, results and all.
   slot.stamp.store(sequence * 2 + 1, std::memory_order_release);
@@ -72,7 +73,10 @@ void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor, con
   slot.line.store(static_cast<std::uint64_t>(site.collective) << line_bits | site.where.line(),
                   relaxed);
   slot.tag.store(site.tag);
-  slot.file.store(file_name(site.where.file_name()));
+  if (file_in_slot != site.where.file_name()) {
+    file_in_slot = site.where.file_name();
+    slot.file.store(file_name(file_in_slot));
+  }
   // seq_cst: the poster then looks at the other stamps, and of two that post at once at least one
   // must see both.
   slot.stamp.store(sequence * 2, std::memory_order_seq_cst);

@@ -74,7 +74,9 @@ struct CallSite {
   std::source_location where;
 };
 
-void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor, const CallSite& site);
+// `file_in_slot`: the file name that the slot holds, kept by its owner from call to call.
+void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor, const CallSite& site,
+           const char*& file_in_slot);
 
 enum class Posted {
   not_yet,

@@ -7,6 +7,7 @@
 #include <lockstep/base/text.h>
 
 #include "comm/shm/combine.h"
+#include "comm/shm/private_memory.h"
 #include "comm/shm/waiting.h"
 #include "sys/topology.h"
 
@@ -32,6 +33,17 @@ std::string prefix_of_round(Store& store, int rank) {
   return formatted("shm/{}/", store.add(formatted("shm/round/{}", rank), 1));
 }
 
+// When a wait that lasts becomes worth a sentence, and when it ends.
+struct Limits {
+  explicit Limits(Duration timeout)
+      : begin(Clock::now()),
+        deadline(Deadline::after(timeout)),
+        notice(Deadline::after(notice_after)) {}
+  Clock::time_point begin;
+  Deadline deadline;
+  Deadline notice;
+};
+
 std::vector<int> everybody(int size) {
   std::vector<int> ranks(size);
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -52,7 +64,10 @@ Endpoint::Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOpt
       crowded_(size > sys::usable_cores()),
       lost_(size) {
   world_ = &add_group("world", everybody(size), peers().base(0) + handed_over_.world_block);
-  watcher_.emplace(peers(), [this](int peer) { on_peer_end(peer); });
+  arena_->control().reaches_peers.store(reaches_peers() ? Control::yes : Control::no,
+                                        std::memory_order_release);
+  watcher_.emplace(
+      peers(), [this](int peer) { on_peer_end(peer); }, [this](int peer) { on_nudge(peer); });
   if (size < sys::usable_cores()) helper_ = std::thread([this] { help(); });
 }
 
@@ -64,6 +79,16 @@ Endpoint::~Endpoint() {
   if (helper_.joinable()) helper_.join();
   arena_->control().left.store(1, std::memory_order_seq_cst);
   ring(everybody(peers().size()));
+}
+
+bool Endpoint::reaches_peers() const {
+  if (!options_.share_private_memory) return false;
+  bool all_are_threads = true;
+  for (int rank = 0; rank < peers().size(); ++rank) {
+    if (!peers().can_reach(rank)) return false;
+    all_are_threads = all_are_threads && peers().process(rank) == 0;
+  }
+  return all_are_threads || private_copies_pay();
 }
 
 std::byte* Endpoint::make_block(int members) {
@@ -170,15 +195,20 @@ void Endpoint::add_lane(const std::function<void()>& add) {
 }
 
 void Endpoint::post(Lane& lane, const Posting& posting) {
-  bool tell = false;
+  Lane::Task task;
+  int place = -1;
+  bool claimed = false;
+  Tell tell = Tell::nobody;
   {
     std::lock_guard lock(mutex_);
-    if (lane.completed() == lane.posted() &&
-        std::find(busy_.begin(), busy_.end(), &lane) == busy_.end())
-      busy_.push_back(&lane);
+    if (std::find(busy_.begin(), busy_.end(), &lane) == busy_.end()) busy_.push_back(&lane);
     tell = lane.post_next(posting);
+    claimed = claim(Appetite::own_part, task);
+    if (claimed) place = mark(task);
   }
-  if (tell) ring(lane.world_ranks());
+  if (tell != Tell::nobody) ring(lane.world_ranks(), tell == Tell::everybody);
+  if (!claimed) return;
+  execute(task, place);
   while (progress(Appetite::own_part)) continue;
 }
 
@@ -197,27 +227,33 @@ bool Endpoint::claim(Appetite appetite, Lane::Task& task) {
 
 bool Endpoint::progress(Appetite appetite) {
   Lane::Task task;
-  std::atomic<std::uint64_t>* place = nullptr;
+  int place = -1;
   {
     std::lock_guard lock(mutex_);
     if (!claim(appetite, task)) return false;
     place = mark(task);
   }
-  Lane& lane = *task.lane;
-  bool complete = lane.execute(task);
-  if (place) place->store(0, std::memory_order_release);
-  if (complete) ring(lane.world_ranks(), !task.is_whole);
-  lane.end_task();
+  execute(task, place);
   return true;
 }
 
-std::atomic<std::uint64_t>* Endpoint::mark(const Lane::Task& task) {
-  for (auto& place : arena_->control().executing) {
-    if (place.load(std::memory_order_acquire) != 0) continue;
-    place.store(execution_word(task.lane->key(), task.sequence), std::memory_order_relaxed);
-    return &place;
+void Endpoint::execute(const Lane::Task& task, int place) {
+  Lane& lane = *task.lane;
+  Scratch spare;
+  bool complete = lane.execute(task, place >= 0 ? scratches_[place] : spare);
+  if (place >= 0) arena_->control().executing[place].store(0, std::memory_order_release);
+  if (complete) ring(lane.world_ranks(), !task.is_whole);
+  lane.end_task();
+}
+
+int Endpoint::mark(const Lane::Task& task) {
+  auto& places = arena_->control().executing;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    if (places[i].load(std::memory_order_acquire) != 0) continue;
+    places[i].store(execution_word(task.lane->key(), task.sequence), std::memory_order_relaxed);
+    return static_cast<int>(i);
   }
-  return nullptr;
+  return -1;
 }
 
 bool Endpoint::is_executing(int world_rank, std::uint64_t word) const {
@@ -235,35 +271,56 @@ void Endpoint::ring(std::span<const int> world_ranks, bool helpers) {
   }
 }
 
-void Endpoint::wait(Lane& lane, std::uint64_t sequence, Duration timeout) {
+template <typename IsOver, typename Overdue, typename BeforeSleep>
+void Endpoint::wait_until(Lane& lane, Duration timeout, IsOver&& is_over, Overdue&& overdue,
+                          BeforeSleep&& before_sleep) {
   Group& group = lane.group();
-  auto begin = Clock::now();
-  auto deadline = Deadline::after(timeout);
-  auto notice = Deadline::after(notice_after);
   Patience patience(crowded_);
+  std::optional<Limits> limits;  // most waits end before they look at a clock
   auto look = [&] {
     group.check_departures(lane);
-    return progress(Appetite::anything) || lane.is_complete(sequence) || group.has_failed();
+    return progress(Appetite::anything) || is_over() || group.has_failed();
   };
-  while (!lane.is_complete(sequence)) {
+  while (!is_over()) {
     if (progress(Appetite::anything)) {
       patience.restart();
       continue;
     }
-    if (lane.is_complete(sequence)) return;
+    if (is_over()) return;
     if (group.has_failed()) group.throw_failure();
     if (patience.has_more()) continue;
-    if (deadline.passed()) {
-      group.fail(FailureKind::timeout, group.overdue(lane, timeout));
+    if (!limits) limits.emplace(timeout);
+    if (limits->deadline.passed()) {
+      group.fail(FailureKind::timeout, overdue(timeout));
       continue;
     }
-    if (notice.passed()) {
-      log::warning("{}", group.overdue(lane, Clock::now() - begin));
-      notice = Deadline::never();
+    if (limits->notice.passed()) {
+      log::warning("{}", overdue(Clock::now() - limits->begin));
+      limits->notice = Deadline::never();
     }
-    Duration most = std::min<Duration>({deadline.left(), notice.left(), longest_sleep});
+    before_sleep();
+    Duration most =
+        std::min<Duration>({limits->deadline.left(), limits->notice.left(), longest_sleep});
     sleep_until_rung(arena_->control().waiting, most, look);
   }
+}
+
+void Endpoint::wait(Lane& lane, std::uint64_t sequence, Duration timeout) {
+  wait_until(
+      lane, timeout, [&] { return lane.is_complete(sequence); },
+      [&](Duration waited) { return lane.group().overdue(lane, waited); }, [] {});
+}
+
+void Endpoint::wait_for_slot(Lane& lane, Duration timeout) {
+  wait_until(
+      lane, timeout, [&] { return lane.is_slot_free(); },
+      [&](Duration waited) { return lane.group().unread(lane, waited); },
+      [&] {
+        for (int member : lane.slow_members()) {
+          int rank = lane.group().members()[member];
+          if (rank != peers().rank()) nudge(peers().peer(rank));
+        }
+      });
 }
 
 void Endpoint::help() {
@@ -272,6 +329,12 @@ void Endpoint::help() {
     sleep_until_rung(arena_->control().helper, longest_sleep,
                      [this] { return stopping_ || progress(Appetite::anything); });
   }
+}
+
+// A peer waits for this process to read what it has carried.
+void Endpoint::on_nudge(int rank) {
+  (void)progress(Appetite::carried);
+  ring(std::span(&rank, 1), false);
 }
 
 void Endpoint::on_peer_end(int rank) {

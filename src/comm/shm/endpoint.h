@@ -18,11 +18,13 @@
 #include "comm/shm/hand_over.h"
 #include "comm/shm/lane.h"
 #include "comm/shm/peers.h"
+#include "comm/shm/transfer.h"
 #include "comm/shm/watcher.h"
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/store/store.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -41,6 +43,8 @@ struct EndpointOptions {
   Duration timeout = std::chrono::minutes(10);  // of making a group
   Duration join_timeout = std::chrono::minutes(5);
   std::size_t arena_bytes = 1 << 30;  // address space
+  // Whether peers may read and write this process's private memory, where the system lets them.
+  bool share_private_memory = true;
 };
 
 class Endpoint {
@@ -65,6 +69,8 @@ class Endpoint {
   // For groups and lanes.
   void post(Lane& lane, const Posting& posting);
   void wait(Lane& lane, std::uint64_t sequence, Duration timeout);
+  // Until every member has read what the slot of the lane's next operation carried last.
+  void wait_for_slot(Lane& lane, Duration timeout);
   // Executes one segment if there is one to be had.
   bool progress(Appetite appetite);
   void ring(std::span<const int> world_ranks, bool helpers = true);
@@ -89,10 +95,18 @@ class Endpoint {
   [[nodiscard]] std::uint64_t find_block(const std::string& key, const std::string& name,
                                          std::span<const int> members);
   [[nodiscard]] bool claim(Appetite appetite, Lane::Task& task);
-  // The place in the control page where it says that it executes; nothing when more threads do than
+  // The place in the control page where it says that it executes; -1 when more threads do than
   // there are places.
-  [[nodiscard]] std::atomic<std::uint64_t>* mark(const Lane::Task& task);
+  [[nodiscard]] int mark(const Lane::Task& task);
+  void execute(const Lane::Task& task, int place);
+  // Makes progress until is_over(), or throws. overdue(waited) is the sentence of a deadline.
+  template <typename IsOver, typename Overdue, typename BeforeSleep>
+  void wait_until(Lane& lane, Duration timeout, IsOver&& is_over, Overdue&& overdue,
+                  BeforeSleep&& before_sleep);
+  // Whether this process can read and write the private memory of all peers, and gains by it.
+  [[nodiscard]] bool reaches_peers() const;
   void on_peer_end(int rank);
+  void on_nudge(int rank);
   void reap();
   void help();
 
@@ -109,6 +123,7 @@ class Endpoint {
   std::vector<std::unique_ptr<Group>> groups_;
   std::vector<Lane*> busy_;  // lanes with operations under way
   std::vector<char> lost_;
+  std::array<Scratch, Control::executing_slots> scratches_;  // one a place that mark() gives
   Group* world_ = nullptr;
 
   std::atomic<bool> stopping_{false};

@@ -2,12 +2,15 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
 
 #include "comm/shm/endpoint.h"
 #include "comm/shm/sentences.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <numeric>
+#include <system_error>
 #include <thread>
 
 namespace lockstep::shm {
@@ -58,6 +61,7 @@ Lane& Group::lane_of(const Posting& posting) {
       std::lock_guard lock(active_mutex_);
       lanes_[index] = std::move(lane);
       active_.push_back(lanes_[index].get());
+      has_messages_ = true;
     });
   }
   return *lanes_[index];
@@ -71,6 +75,7 @@ std::uint64_t Group::post(Posting& posting) {
   auto depth = static_cast<std::uint64_t>(lane.memory().depth());
   if (lane.posted() >= lane.finished() + depth)
     wait(lane, lane.posted() + 1 - depth, posting.timeout);
+  if (!lane.is_slot_free()) endpoint_.wait_for_slot(lane, posting.timeout);
   order_after_conflicts(lane, posting);
   finish_complete();
   lane.fill_next(posting);
@@ -80,13 +85,12 @@ std::uint64_t Group::post(Posting& posting) {
 
 void Group::order_after_conflicts(const Lane& lane, const Posting& posting) {
   for (Lane* earlier : active_) {
-    if (auto sequence = earlier->last_conflict(&lane, posting.input, posting.output))
+    if (auto sequence = earlier->last_conflict(&lane, posting))
       wait(*earlier, sequence, posting.timeout);
   }
 }
 
 void Group::finish_complete() {
-  std::lock_guard lock(active_mutex_);
   for (Lane* lane : active_) {
     if (lane->finished() < lane->completed()) lane->finish(lane->completed());
   }
@@ -98,10 +102,11 @@ void Group::wait(std::uint64_t ticket) {
   if (lane.finished() >= sequence) return;
   wait(lane, sequence, lane.timeout_of(sequence));
   // What was dropped before comes with it, as far as all ranks have posted it.
-  if (has_unfinished_besides(lane)) {
-    while (endpoint_.progress(Appetite::anything)) continue;
-    finish_complete();
-  }
+  if (!has_messages_.load(std::memory_order_relaxed)) return;
+  if (!has_unfinished_besides(lane)) return;
+  while (endpoint_.progress(Appetite::anything)) continue;
+  std::lock_guard lock(active_mutex_);
+  finish_complete();
 }
 
 bool Group::has_unfinished_besides(const Lane& lane) {
@@ -140,6 +145,14 @@ void Group::fail(FailureKind kind, std::string_view text) {
 void Group::fail_by_mismatch(const Lane& lane, std::uint64_t sequence, int other) {
   fail(FailureKind::mismatch,
        mismatch_sentence(lane.memory(), lane.ranks(), sequence, lane.me(), other) + of_group());
+}
+
+void Group::fail_by_memory(const Lane& lane, std::uint64_t sequence, int error) {
+  if (error == ESRCH) return;  // it ended; the watcher says so better
+  fail(FailureKind::aborted,
+       formatted("rank {} could not reach a peer's private memory in {}: {}{}", rank_,
+                 describe(lane.memory().slot(lane.me(), sequence)),
+                 std::generic_category().message(error), of_group()));
 }
 
 void Group::fail_by_loss(int number, std::string_view how) {
@@ -215,6 +228,14 @@ std::string Group::overdue(const Lane& lane, Duration waited) const {
     return endpoint_.is_executing(members_[number], word);
   };
   return overdue_sentence(operation, block_.collectives(), waited, is_executing) + of_group();
+}
+
+std::string Group::unread(const Lane& lane, Duration waited) const {
+  return formatted(
+      "after {}: {} posted {} operations without ever looking at the first of them; "
+      "rank {} waits to post the next{}",
+      format_duration(waited), rank_list(lane.slow_members()), lane.memory().depth(), rank_,
+      of_group());
 }
 
 std::string Group::of_group() const {

@@ -45,7 +45,7 @@ class Group {
   [[nodiscard]] Endpoint& endpoint() const { return endpoint_; }
 
   // Takes part in the next operation of its lane and returns its ticket. Blocks only while the ring
-  // is full, or where the call uses bytes that an earlier one must deliver first. One thread at a
+  // is full (of operations under way, or of inputs that a peer has not read yet), or where the call uses bytes that an earlier one must deliver first. One thread at a
   // time.
   [[nodiscard]] std::uint64_t post(Posting& posting);
   // Returns when the operation is complete and its results are given out, or throws. Helps
@@ -60,6 +60,8 @@ class Group {
   // Kills the group, unless something else has, and wakes everybody.
   void fail(FailureKind kind, std::string_view text);
   void fail_by_mismatch(const Lane& lane, std::uint64_t sequence, int other);
+  // A segment of an operation of this group met memory that it may not touch.
+  void fail_by_memory(const Lane& lane, std::uint64_t sequence, int error);
   void fail_by_loss(int number, std::string_view how);
   // A process has ended, whoever it was.
   void fail_by_end(int world_rank, std::string_view how);
@@ -75,13 +77,15 @@ class Group {
   // dies of it.
   void check_departures(const Lane& lane);
   [[nodiscard]] std::string overdue(const Lane& lane, Duration waited) const;
+  // The same for a post that waits for a slot.
+  [[nodiscard]] std::string unread(const Lane& lane, Duration waited) const;
 
  private:
   [[nodiscard]] Lane& lane_of(const Posting& posting);
   [[nodiscard]] Lane& lane_of(std::uint64_t ticket);
   void wait(Lane& lane, std::uint64_t sequence, Duration timeout);
   void order_after_conflicts(const Lane& lane, const Posting& posting);
-  // Gives out what is complete in all lanes.
+  // Gives out what is complete in all lanes. By the thread that posts, or under active_mutex_.
   void finish_complete();
   [[nodiscard]] bool has_unfinished_besides(const Lane& lane);
   [[nodiscard]] std::string of_group() const;
@@ -95,6 +99,7 @@ class Group {
 
   // 0: collectives; 1 + source * size + destination: messages.
   std::vector<std::unique_ptr<Lane>> lanes_;
+  std::atomic<bool> has_messages_{false};
   std::mutex active_mutex_;    // for those who read active_ and do not post
   std::vector<Lane*> active_;  // those that exist
 };

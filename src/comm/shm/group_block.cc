@@ -9,23 +9,33 @@ std::size_t collectives_offset(int members) {
   return round_up(sizeof(GroupHeader)) + round_up(sizeof(std::atomic<std::uint32_t>) * members);
 }
 
-}  // namespace
+constexpr LaneSize message_lane{2, GroupBlock::message_depth, GroupBlock::message_carried_bytes};
 
-std::size_t LaneMemory::bytes(int members, int depth, bool with_counts) {
-  std::size_t counts = with_counts ? sizeof(std::int64_t) * 2 * members * members * depth : 0;
-  return round_up(slots_bytes(members, depth) + words_bytes(members, depth) + counts);
+LaneSize collective_lane(int members) {
+  return {members, GroupBlock::collective_depth, GroupBlock::collective_carried_bytes};
 }
 
-std::atomic<std::int64_t>* LaneMemory::counts(int member, std::uint64_t sequence) const {
-  auto* first = reinterpret_cast<std::atomic<std::int64_t>*>(base_ + slots_bytes(members_, depth_) +
-                                                             words_bytes(members_, depth_));
-  return first + (position(sequence) * members_ + member) * 2 * members_;
+}  // namespace
+
+LaneMemory::LaneMemory(std::byte* base, LaneSize size)
+    : base_(base),
+      members_(size.members),
+      depth_(size.depth),
+      carried_bytes_(size.carried_bytes),
+      carried_(sizeof(Slot) * members_ * depth_),
+      words_(carried_ + carried_bytes_ * members_ * depth_),
+      consumed_(words_ + line_bytes * (members_ + 1) * depth_),
+      counts_(consumed_ + line_bytes * members_) {}
+
+std::size_t LaneMemory::bytes(const LaneSize& size, bool with_counts) {
+  std::size_t counts =
+      with_counts ? sizeof(std::int64_t) * 2 * size.members * size.members * size.depth : 0;
+  return round_up(LaneMemory(nullptr, size).counts_ + counts);
 }
 
 std::size_t GroupBlock::bytes(int members) {
-  std::size_t messages = LaneMemory::bytes(2, message_depth, false) * members * members;
-  return collectives_offset(members) + LaneMemory::bytes(members, collective_depth, true) +
-         messages;
+  return collectives_offset(members) + LaneMemory::bytes(collective_lane(members), true) +
+         LaneMemory::bytes(message_lane, false) * members * members;
 }
 
 std::atomic<std::uint32_t>& GroupBlock::left(int member) const {
@@ -41,15 +51,14 @@ bool GroupBlock::everyone_is_gone() const {
 }
 
 LaneMemory GroupBlock::collectives() const {
-  return {base_ + collectives_offset(members_), members_, collective_depth};
+  return {base_ + collectives_offset(members_), collective_lane(members_)};
 }
 
 LaneMemory GroupBlock::messages(int source, int destination) const {
-  std::size_t before =
-      LaneMemory::bytes(2, message_depth, false) * (source * members_ + destination);
+  std::size_t before = LaneMemory::bytes(message_lane, false) * (source * members_ + destination);
   std::size_t first =
-      collectives_offset(members_) + LaneMemory::bytes(members_, collective_depth, true);
-  return {base_ + first + before, 2, message_depth};
+      collectives_offset(members_) + LaneMemory::bytes(collective_lane(members_), true);
+  return {base_ + first + before, message_lane};
 }
 
 }  // namespace lockstep::shm

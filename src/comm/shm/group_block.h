@@ -6,7 +6,9 @@
 //   for messages
 //
 // A lane is a ring of `depth` operations among its members: a slot for each member (descriptor.h),
-// the words by which segments are claimed and counted (cursor.h), and a place for uneven counts.
+// room for the input that a small operation carries with it, the words by which segments are claimed
+// and counted (cursor.h), how far each member has read what is carried, and a place for uneven
+// counts.
 #pragma once
 
 #include "comm/shm/cursor.h"
@@ -33,18 +35,32 @@ struct GroupHeader {
   alignas(64) SharedFailure failure;
 };
 
+struct LaneSize {
+  int members;
+  int depth;
+  std::size_t carried_bytes;  // the largest input that a slot carries; a multiple of 64
+};
+
 // The memory of one lane. A view: copies speak of the same memory.
 class LaneMemory {
  public:
-  LaneMemory(std::byte* base, int members, int depth)
-      : base_(base), members_(members), depth_(depth) {}
-  [[nodiscard]] static std::size_t bytes(int members, int depth, bool with_counts);
+  LaneMemory(std::byte* base, LaneSize size);
+  [[nodiscard]] static std::size_t bytes(const LaneSize& size, bool with_counts);
 
   [[nodiscard]] int members() const { return members_; }
   [[nodiscard]] int depth() const { return depth_; }
+  [[nodiscard]] std::size_t carried_bytes() const { return carried_bytes_; }
 
   [[nodiscard]] Slot& slot(int member, std::uint64_t sequence) const {
     return reinterpret_cast<Slot*>(base_)[position(sequence) * members_ + member];
+  }
+  [[nodiscard]] std::byte* carried(int member, std::uint64_t sequence) const {
+    return base_ + carried_ + (position(sequence) * members_ + member) * carried_bytes_;
+  }
+  // The last operation whose carried inputs `member` has read and will not read again; only that
+  // member writes.
+  [[nodiscard]] std::atomic<std::uint64_t>& consumed(int member) const {
+    return *reinterpret_cast<std::atomic<std::uint64_t>*>(base_ + consumed_ + member * line_bytes);
   }
   [[nodiscard]] CursorWord& done(std::uint64_t sequence) const {
     return line(position(sequence) * (members_ + 1));
@@ -69,26 +85,30 @@ class LaneMemory {
     return sequence % static_cast<std::uint64_t>(depth_);
   }
   [[nodiscard]] CursorWord& line(std::size_t index) const {
-    return *reinterpret_cast<CursorWord*>(base_ + slots_bytes(members_, depth_) +
-                                          index * line_bytes);
+    return *reinterpret_cast<CursorWord*>(base_ + words_ + index * line_bytes);
   }
-  [[nodiscard]] std::atomic<std::int64_t>* counts(int member, std::uint64_t sequence) const;
-  [[nodiscard]] static std::size_t slots_bytes(int members, int depth) {
-    return sizeof(Slot) * members * depth;
-  }
-  [[nodiscard]] static std::size_t words_bytes(int members, int depth) {
-    return line_bytes * (members + 1) * depth;
+  [[nodiscard]] std::atomic<std::int64_t>* counts(int member, std::uint64_t sequence) const {
+    return reinterpret_cast<std::atomic<std::int64_t>*>(base_ + counts_) +
+           (position(sequence) * members_ + member) * 2 * members_;
   }
 
   std::byte* base_;
   int members_;
   int depth_;
+  std::size_t carried_bytes_;
+  std::size_t carried_;  // where each region begins
+  std::size_t words_;
+  std::size_t consumed_;
+  std::size_t counts_;
 };
 
 class GroupBlock {
  public:
   static constexpr int collective_depth = 64;
   static constexpr int message_depth = 16;
+  // A copy of so much costs less than a second hand-off.
+  static constexpr std::size_t collective_carried_bytes = 1024;
+  static constexpr std::size_t message_carried_bytes = 256;
 
   GroupBlock(std::byte* base, int members) : base_(base), members_(members) {}
   [[nodiscard]] static std::size_t bytes(int members);

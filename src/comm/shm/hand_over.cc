@@ -5,6 +5,7 @@
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
+#include "comm/shm/group_block.h"
 #include "sys/descriptor_passing.h"
 #include "sys/sockets.h"
 
@@ -24,7 +25,7 @@ namespace {
 struct Greeting {
   static constexpr std::uint64_t right_magic = 0x6b636f6c6d6873;  // "shmlock"
   static constexpr std::uint32_t right_version =
-      1;  // of everything in this folder that lies in shared memory
+      2;  // of everything in this folder that lies in shared memory
 
   std::uint64_t magic = right_magic;
   std::uint32_t version = right_version;
@@ -33,12 +34,16 @@ struct Greeting {
   std::uint32_t reserved = 0;
   std::uint64_t arena_bytes = 0;
   std::uint64_t world_block = 0;
+  std::uint64_t control_address = 0;
 };
 
 std::string random_name() {
   std::random_device random;
   return formatted("lockstep-{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
 }
+
+// Any user of the host can connect to an abstract name.
+bool is_of_this_user(int socket) { return sys::peer_credentials(socket).uid == geteuid(); }
 
 class Meeting {
  public:
@@ -64,6 +69,7 @@ class Meeting {
   // `expected`: the rank at the other end, -1 when it is still to be learned.
   void greet(sys::FileDescriptor socket, int expected);
   [[nodiscard]] int check_greeting(const Greeting& theirs, int expected) const;
+  void check_places(const Greeting& theirs) const;
   [[noreturn]] void throw_timeout() const;
 
   Store& store_;
@@ -100,7 +106,9 @@ void Meeting::connect_to(int rank) {
 
 void Meeting::accept_one() {
   try {
-    greet(sys::accept_one(listener_.get(), deadline_), -1);
+    auto socket = sys::accept_one(listener_.get(), deadline_);
+    while (!is_of_this_user(socket.get())) socket = sys::accept_one(listener_.get(), deadline_);
+    greet(std::move(socket), -1);
   } catch (const PeerLost&) {
     throw PeerLost(
         formatted("shared memory: a rank above {} ended while ranks were joining", rank_));
@@ -121,6 +129,7 @@ void Meeting::greet(sys::FileDescriptor socket, int expected) {
   ours.rank = static_cast<std::uint32_t>(rank_);
   ours.arena_bytes = arena_.bytes();
   ours.world_block = world_block_;
+  ours.control_address = reinterpret_cast<std::uint64_t>(&arena_.control());
   std::array<int, 1> file{arena_.file()};
   sys::send_descriptors(socket.get(), std::as_bytes(std::span(&ours, 1)), file, deadline_);
   Greeting theirs;
@@ -129,7 +138,9 @@ void Meeting::greet(sys::FileDescriptor socket, int expected) {
   int rank = check_greeting(theirs, expected);
   if (rank == 0) world_block_ = theirs.world_block;
   peers_[rank] = {credentials.pid, std::move(process), std::move(socket),
-                  sys::SharedMemory::open(std::move(files[0]), theirs.arena_bytes)};
+                  std::make_shared<sys::SharedMemory>(
+                      sys::SharedMemory::open(std::move(files[0]), theirs.arena_bytes)),
+                  theirs.control_address};
 }
 
 int Meeting::check_greeting(const Greeting& theirs, int expected) const {
@@ -145,7 +156,18 @@ int Meeting::check_greeting(const Greeting& theirs, int expected) const {
               rank_, expected >= 0 ? formatted("rank {}", expected) : std::string("a higher rank"),
               rank);
   check_input(!peers_[rank].socket, "shared memory: two processes say that they are rank {}", rank);
+  check_places(theirs);
   return rank;
+}
+
+// What will be read without further checks lies in the peer's memory.
+void Meeting::check_places(const Greeting& theirs) const {
+  const std::uint64_t block = theirs.rank == 0 ? GroupBlock::bytes(size_) : 0;
+  const std::uint64_t most = std::uint64_t{1} << 48;  // an address space
+  check_input(theirs.arena_bytes >= sizeof(Control) + block && theirs.arena_bytes <= most &&
+                  theirs.world_block <= theirs.arena_bytes - block && theirs.world_block % 64 == 0,
+              "shared memory: expected places in the arena of rank {}, found {} bytes and block {}",
+              theirs.rank, theirs.arena_bytes, theirs.world_block);
 }
 
 void Meeting::throw_timeout() const {

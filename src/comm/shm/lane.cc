@@ -22,18 +22,45 @@ Lane::Lane(Group& group, const Peers& peers, std::size_t index, LaneMemory memor
   for (int i = 0; i < memory_.depth(); ++i) records_[i].set_members(memory_.members());
 }
 
-void Lane::fill_next(Posting& posting) {
-  record(posted() + 1).fill(peers_, me_, posted() + 1, posting);
+bool Lane::is_slot_free() {
+  auto depth = static_cast<std::uint64_t>(memory_.depth());
+  std::uint64_t next = posted() + 1;
+  if (next <= depth || !record(next).is_carried() || consumed_by_all_ >= next - depth) return true;
+  consumed_by_all_ = next;
+  for (int member = 0; member < memory_.members(); ++member) {
+    consumed_by_all_ =
+        std::min(consumed_by_all_, memory_.consumed(member).load(std::memory_order_acquire));
+  }
+  return consumed_by_all_ >= next - depth;
 }
 
-bool Lane::post_next(const Posting& posting) {
+std::vector<int> Lane::slow_members() const {
+  std::vector<int> slow;
+  std::uint64_t last = posted() + 1 - static_cast<std::uint64_t>(memory_.depth());
+  for (int member = 0; member < memory_.members(); ++member) {
+    if (memory_.consumed(member).load(std::memory_order_acquire) < last)
+      slow.push_back(ranks_[member]);
+  }
+  return slow;
+}
+
+void Lane::fill_next(Posting& posting) {
+  record(posted() + 1).fill(peers_, me_, posted() + 1, memory_.carried_bytes(), posting);
+}
+
+bool Lane::copies_input(const Posting& posting) const {
+  return shm::copies_input(peers_, memory_.members(), memory_.carried_bytes(), posting);
+}
+
+Tell Lane::post_next(const Posting& posting) {
   std::uint64_t sequence = posted() + 1;
   Operation& operation = record(sequence);
   operation.publish(memory_, me_, posting);
   posted_.store(sequence, std::memory_order_relaxed);
   Sight sight = look(operation);
-  if (sight != Sight::ready) return false;
-  return !operation.plan().is_single();
+  if (sight != Sight::ready) return Tell::nobody;
+  if (operation.is_carried()) return Tell::waiting;
+  return operation.plan().is_single() ? Tell::nobody : Tell::everybody;
 }
 
 Sight Lane::look(Operation& operation) {
@@ -50,15 +77,27 @@ bool Lane::is_done(const Operation& operation) const {
                                                    operation.sequence(), operation.plan().total());
 }
 
+void Lane::complete(std::uint64_t sequence) {
+  complete_.store(sequence, std::memory_order_release);
+  memory_.consumed(me_).store(sequence, std::memory_order_release);
+}
+
 bool Lane::claim_next(Appetite appetite, Task& task) {
   while (completed() < posted()) {
     Operation& operation = record(completed() + 1);
     Sight sight = look(operation);
-    if (sight == Sight::complete || (sight == Sight::ready && is_done(operation))) {
-      complete_.store(operation.sequence(), std::memory_order_release);
+    bool carried = operation.is_carried();
+    if (sight == Sight::complete || (sight == Sight::ready && !carried && is_done(operation))) {
+      complete(operation.sequence());
       continue;
     }
     if (sight != Sight::ready || group_.has_failed()) return false;
+    if (carried) {
+      operation.run_carried();
+      complete(operation.sequence());
+      continue;
+    }
+    if (appetite == Appetite::carried) return false;
     if (operation.plan().is_single()) return claim_part(operation, 0, task);
     if (claim_part(operation, me_, task)) return true;
     if (appetite == Appetite::own_part) return false;
@@ -80,16 +119,16 @@ bool Lane::claim_part(const Operation& operation, int part, Task& task) {
   return true;
 }
 
-bool Lane::execute(const Task& task) {
+bool Lane::execute(const Task& task, Scratch& scratch) {
   const Operation& operation = record(task.sequence);
-  bool complete = false;
   // A segment that is not executed is never counted, so a failed operation never looks complete.
-  if (!group_.has_failed()) {
-    operation.run(task.part, task.index);
-    std::int64_t total = operation.plan().total();
-    complete = count_done(memory_.done(task.sequence), task.sequence) == total;
+  if (group_.has_failed()) return false;
+  if (int error = operation.run(task.part, task.index, scratch)) {
+    group_.fail_by_memory(*this, task.sequence, error);
+    return false;
   }
-  return complete;
+  std::int64_t total = operation.plan().total();
+  return count_done(memory_.done(task.sequence), task.sequence) == total;
 }
 
 void Lane::finish(std::uint64_t sequence) {
@@ -104,14 +143,15 @@ void Lane::finish(std::uint64_t sequence) {
 }
 
 void Lane::pin_unfinished() {
-  for (std::uint64_t next = completed() + 1; next <= posted(); ++next) record(next).staged().pin();
+  for (std::uint64_t next = completed() + 1; next <= posted(); ++next) record(next).pin();
 }
 
-std::uint64_t Lane::last_conflict(const Lane* lane, Buffer input, Buffer output) const {
+std::uint64_t Lane::last_conflict(const Lane* lane, const Posting& posting) const {
   if (posted() == finished()) return 0;
+  Staged::Later later{posting.input, posting.output, lane == this, copies_input(posting)};
   std::lock_guard lock(finish_mutex_);
   for (std::uint64_t sequence = posted(); sequence > finished(); --sequence) {
-    if (record(sequence).staged().must_precede(input, output, lane == this)) return sequence;
+    if (record(sequence).staged().must_precede(later)) return sequence;
   }
   return 0;
 }

@@ -9,6 +9,9 @@
 //   - finished <= complete <= posted <= finished + depth. `complete`: all its segments are done, no
 //     peer touches its buffers any more. `finished`: its outputs are where the caller wants them
 //     and its tensors are released.
+//   - A carried operation (operation.h) is complete here when this process has read all inputs, which
+//   it then says in shared memory; others may be further or less far. A slot is posted again only
+//   when every member has consumed what it carried.
 //   - post_next() and claim_next() are called under the endpoint's mutex, execute() is not.
 //     finish() has its own mutex, because it copies. Posts come from one thread at a time.
 #pragma once
@@ -30,9 +33,12 @@ namespace lockstep::shm {
 
 class Group;
 
-// What a thread is willing to do: at a post, its own part of what is ready; while it waits,
-// anything.
-enum class Appetite { own_part, anything };
+// What a thread is willing to do: when it must not be kept long, what nobody else can do (carried
+// operations); at a post, its own part of what is ready; while it waits, anything.
+enum class Appetite { carried, own_part, anything };
+
+// Whom a post has news for: nobody, threads that wait, or helpers too.
+enum class Tell { nobody, waiting, everybody };
 
 class Lane {
  public:
@@ -61,12 +67,17 @@ class Lane {
     return completed() == posted() && executing_.load(std::memory_order_acquire) == 0;
   }
 
+  // Whether every member has consumed what the next operation's slot carried last.
+  [[nodiscard]] bool is_slot_free();
+  // The members that have not, as numbers of the group.
+  [[nodiscard]] std::vector<int> slow_members() const;
   // Prepares the next operation: what may be slow and needs no lock. Room in the ring is the
   // caller's business.
   void fill_next(Posting& posting);
-  // Publishes it. True when everybody else has posted too and waiting peers have something to do or
-  // to hear.
-  [[nodiscard]] bool post_next(const Posting& posting);
+  // Publishes it. When everybody else has posted too, peers have something to do or to hear.
+  [[nodiscard]] Tell post_next(const Posting& posting);
+  // Whether fill_next() would copy the input of such a call.
+  [[nodiscard]] bool copies_input(const Posting& posting) const;
 
   struct Task {
     Lane* lane = nullptr;
@@ -80,7 +91,7 @@ class Lane {
   [[nodiscard]] bool claim_next(Appetite appetite, Task& task);
   // Executes what was claimed. True when the operation is complete with it. Then the lane is told
   // that it may go.
-  [[nodiscard]] bool execute(const Task& task);
+  [[nodiscard]] bool execute(const Task& task, Scratch& scratch);
   void end_task() { executing_.fetch_sub(1, std::memory_order_release); }
 
   // What the call gave for its wait; meaningful until it is finished.
@@ -96,7 +107,7 @@ class Lane {
 
   // Whether an operation of this lane must be complete before a call with these buffers on `lane`
   // begins; the last such.
-  [[nodiscard]] std::uint64_t last_conflict(const Lane* lane, Buffer input, Buffer output) const;
+  [[nodiscard]] std::uint64_t last_conflict(const Lane* lane, const Posting& posting) const;
 
  private:
   [[nodiscard]] Operation& record(std::uint64_t sequence) {
@@ -107,6 +118,7 @@ class Lane {
   }
   [[nodiscard]] Sight look(Operation& operation);
   [[nodiscard]] bool is_done(const Operation& operation) const;
+  void complete(std::uint64_t sequence);
   [[nodiscard]] bool claim_part(const Operation& operation, int part, Task& task);
 
   Group& group_;
@@ -119,6 +131,7 @@ class Lane {
   std::uint64_t key_;
 
   std::unique_ptr<Operation[]> records_;
+  std::uint64_t consumed_by_all_ = 0;  // at least; only the poster looks
   std::atomic<std::uint64_t> posted_{0};
   std::atomic<std::uint64_t> complete_{0};
   std::atomic<std::uint64_t> finished_{0};

@@ -3,11 +3,11 @@
 #include <lockstep/base/check.h>
 #include <lockstep/base/fingerprint.h>
 
-#include "comm/shm/combine.h"
 #include "sys/topology.h"
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 namespace lockstep::shm {
 namespace {
@@ -56,11 +56,27 @@ std::int64_t count_of(const Posting& posting, int members) {
   }
 }
 
-std::byte* at_element(std::byte* base, std::int64_t element, DType dtype) {
-  return base ? base + element * static_cast<std::int64_t>(bytes_of(dtype)) : nullptr;
+Place at_element(Place base, std::int64_t element, DType dtype) {
+  return base.plus(static_cast<std::size_t>(element) * bytes_of(dtype));
+}
+
+// Whether the call is small enough to be carried. Every rank finds the same: counts are agreed on.
+bool fits_slot(const Posting& posting, int members, std::size_t carried_bytes) {
+  bool uneven = !posting.input_counts.empty() || !posting.output_counts.empty();
+  if (uneven || posting.collective == Collective::barrier) return false;
+  bool one_a_rank = posting.collective == Collective::reduce_scatter ||
+                    posting.collective == Collective::all_to_all ||
+                    posting.collective == Collective::scatter;
+  auto bytes = static_cast<std::size_t>(count_of(posting, members)) * bytes_of(posting.dtype);
+  return bytes * (one_a_rank ? members : 1) <= carried_bytes;
 }
 
 }  // namespace
+
+bool copies_input(const Peers& peers, int members, std::size_t carried_bytes,
+                  const Posting& posting) {
+  return fits_slot(posting, members, carried_bytes) || is_staged(peers, posting.input);
+}
 
 void Operation::set_members(int members) {
   inputs_.resize(members);
@@ -87,15 +103,19 @@ Fingerprint Operation::agree(const Posting& posting, int members) {
   return agreement.fingerprint(names);
 }
 
-void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, Posting& posting) {
+void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, std::size_t carried_bytes,
+                     Posting& posting) {
   auto members = static_cast<int>(seen_.size());
   check(!combines(posting.collective) || can_combine(posting.dtype, posting.op),
         "{}: {} has no meaning for {}", name_of(posting.collective), name_of(posting.op),
         name_of(posting.dtype));
   print_ = agree(posting, members);
-  staged_ = Staged(peers, posting.input, posting.output,
-                   reads_input(posting.collective, me, posting.root),
-                   writes_output(posting.collective, me, posting.root));
+  carried_ = fits_slot(posting, members, carried_bytes);
+  bool reads = reads_input(posting.collective, me, posting.root);
+  bool writes = writes_output(posting.collective, me, posting.root);
+  staged_ = carried_ ? Staged::carried(posting.input, posting.output, reads, writes)
+                     : Staged(peers, posting.input, posting.output, reads, writes);
+  me_ = me;
   sequence_ = sequence;
   collective_ = posting.collective;
   op_ = posting.op;
@@ -109,7 +129,7 @@ void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, Posting
   planned_ = false;
 }
 
-void Operation::publish(const LaneMemory& memory, int me, const Posting& posting) const {
+void Operation::publish(const LaneMemory& memory, int me, const Posting& posting) {
   if (uneven_exchange_) {
     for (int other = 0; other < memory.members(); ++other) {
       memory.sends(me, other, sequence_)
@@ -118,8 +138,11 @@ void Operation::publish(const LaneMemory& memory, int me, const Posting& posting
           .store(posting.output_counts[other], std::memory_order_relaxed);
     }
   }
+  auto input = staged_.own_input();
+  if (carried_ && input.bytes > 0)
+    std::memcpy(memory.carried(me, sequence_), input.data, input.bytes);
   write(memory.slot(me, sequence_), sequence_, {print_, staged_.input(), staged_.output()},
-        {posting.collective, posting.tag, posting.where});
+        {posting.collective, posting.tag, posting.where}, file_in_slot_);
 }
 
 Sight Operation::look(const Peers& peers, const LaneMemory& memory) {
@@ -136,8 +159,9 @@ Sight Operation::look(const Peers& peers, const LaneMemory& memory) {
       mismatched_ = member;
       return Sight::mismatch;
     }
-    inputs_[member] = peers.address(descriptor.input);
-    outputs_[member] = peers.address(descriptor.output);
+    inputs_[member] =
+        carried_ ? Place{memory.carried(member, sequence_)} : peers.place(descriptor.input);
+    outputs_[member] = peers.place(descriptor.output);
     seen_[member] = 1;
     --unseen_;
   }
@@ -170,8 +194,14 @@ Sight Operation::make_plan(const LaneMemory& memory) {
     if (!agree) return Sight::mismatch;
     shape_.matrix = matrix_;
   }
-  plan_ = Plan(shape_, cutting_for(dtype_));
   planned_ = true;
+  if (carried_) {
+    plan_ = Plan(shape_);
+    outputs_[me_] = Place{staged_.own_output().data};
+    return Sight::ready;
+  }
+  plan_ = Plan(shape_, cutting_for(dtype_));
+  if (moves_nothing()) plan_ = Plan();
   std::int64_t elements = 0;
   for (int part = 0; part < plan_.parts(); ++part) elements += plan_.part_length(part);
   bool in_place = inputs_ == outputs_;
@@ -180,51 +210,101 @@ Sight Operation::make_plan(const LaneMemory& memory) {
   return Sight::ready;
 }
 
-void Operation::run(int part, std::int64_t index) const {
-  if (!plan_.is_single()) return run_part(part, plan_.segment(part, index));
-  for (int each = 0; each < plan_.parts(); ++each) run_part(each, plan_.segment(each, 0));
+// Everything is where it should be: pieces of a tensor that all ranks share.
+bool Operation::moves_nothing() const {
+  if (combines(collective_)) return false;
+  bool nothing = true;
+  for (int part = 0; part < plan_.parts() && nothing; ++part) {
+    plan_.moves(part, {0, plan_.part_length(part)}, [&](const Move& move) {
+      Place from = at_element(inputs_[move.source], move.source_offset, dtype_);
+      for (int member = 0; member < shape_.size && nothing; ++member) {
+        if (move.destination != Move::everyone && move.destination != member) continue;
+        Place to = at_element(outputs_[member], move.destination_offset, dtype_);
+        nothing = !to.exists() || to == from;
+      }
+    });
+  }
+  return nothing;
 }
 
-void Operation::run_part(int part, Range range) const {
-  if (combines(collective_))
-    combine_part(part, range);
-  else
-    move_part(part, range);
+int Operation::run(int part, std::int64_t index, Scratch& scratch) const {
+  if (!plan_.is_single()) return run_part(part, plan_.segment(part, index), scratch);
+  for (int each = 0; each < plan_.parts(); ++each) {
+    if (int error = run_part(each, plan_.segment(each, 0), scratch)) return error;
+  }
+  return 0;
 }
 
-void Operation::combine_part(int part, Range range) const {
+void Operation::run_carried() const {
+  if (staged_.own_output().bytes == 0) return;
+  if (!combines(collective_)) {
+    Scratch unused;
+    for (int part = 0; part < plan_.parts(); ++part)
+      (void)move_part(part, {0, plan_.part_length(part)}, unused);
+    return;
+  }
   std::array<const std::byte*, max_ranks> inputs;
-  std::array<std::byte*, max_ranks> outputs;
+  std::int64_t first = collective_ == Collective::reduce_scatter ? shape_.count * me_ : 0;
+  for (std::size_t member = 0; member < inputs_.size(); ++member)
+    inputs[member] = at_element(inputs_[member], first, dtype_).data;
+  std::byte* output = outputs_[me_].data;
+  combine(
+      {dtype_, op_, std::span(inputs.data(), inputs_.size()), std::span(&output, 1), shape_.count});
+}
+
+int Operation::run_part(int part, Range range, Scratch& scratch) const {
+  return combines(collective_) ? combine_part(part, range, scratch)
+                               : move_part(part, range, scratch);
+}
+
+int Operation::combine_part(int part, Range range, Scratch& scratch) const {
+  std::array<Place, max_ranks> inputs;
+  std::array<Place, max_ranks> outputs;
   std::size_t written = 0;
   for (std::size_t member = 0; member < inputs_.size(); ++member) {
     inputs[member] =
         at_element(inputs_[member], plan_.combine_input_offset(part) + range.begin, dtype_);
     bool mine = collective_ != Collective::reduce_scatter || static_cast<int>(member) == part;
-    if (mine && outputs_[member]) {
+    if (mine && outputs_[member].exists()) {
       outputs[written++] =
           at_element(outputs_[member], plan_.combine_output_offset(part) + range.begin, dtype_);
     }
   }
-  combine({dtype_, op_, std::span(inputs.data(), inputs_.size()),
-           std::span(outputs.data(), written), range.length(), stream_});
+  return combine({dtype_, op_, std::span(inputs.data(), inputs_.size()),
+                  std::span(outputs.data(), written), range.length(), stream_},
+                 scratch);
 }
 
-void Operation::move_part(int part, Range range) const {
-  plan_.moves(part, range, [this](const Move& move) {
-    const std::byte* from = at_element(inputs_[move.source], move.source_offset, dtype_);
-    auto bytes = static_cast<std::size_t>(move.length) * bytes_of(dtype_);
+int Operation::move_part(int part, Range range, Scratch& scratch) const {
+  int error = 0;
+  plan_.moves(part, range, [&](const Move& move) {
+    std::array<Place, max_ranks> destinations;
+    std::size_t written = 0;
+    Place from = at_element(inputs_[move.source], move.source_offset, dtype_);
     for (int member = 0; member < shape_.size; ++member) {
       if (move.destination != Move::everyone && move.destination != member) continue;
-      std::byte* to = at_element(outputs_[member], move.destination_offset, dtype_);
-      if (to) copy_bytes(to, from, bytes, stream_);
+      Place to = at_element(outputs_[member], move.destination_offset, dtype_);
+      bool is_written = written > 0 && to == destinations[0];  // ranks may share a tensor
+      if (to.exists() && to != from && !is_written) destinations[written++] = to;
     }
+    if (written == 0 || error != 0) return;
+    auto bytes = static_cast<std::size_t>(move.length) * bytes_of(dtype_);
+    error = copy(std::span(destinations.data(), written), from, bytes, stream_, scratch);
   });
+  return error;
 }
 
 void Operation::release() {
   staged_ = Staged();
   keep_input_.reset();
   keep_output_.reset();
+}
+
+void Operation::pin() {
+  staged_.pin();
+  if (!staged_.is_private()) return;
+  keep_input_.forsake();
+  keep_output_.forsake();
 }
 
 }  // namespace lockstep::shm

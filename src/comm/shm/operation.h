@@ -4,14 +4,20 @@
 // way, and emptied when its owner has been given the results. It is reused `depth` posts later,
 // when the operation is complete; a thread that has claimed a segment of it keeps it incomplete,
 // and so keeps the record.
+//
+// A small operation is carried: each rank's input rides in its slot, and each computes its own
+// output from all of them, in the same order as everybody else. One hand-off, no segments, and
+// nobody touches another's buffers.
 #pragma once
 
 #include "comm/shm/descriptor.h"
 #include "comm/shm/group_block.h"
 #include "comm/shm/peers.h"
+#include "comm/shm/place.h"
 #include "comm/shm/plan.h"
 #include "comm/shm/posting.h"
 #include "comm/shm/staging.h"
+#include "comm/shm/transfer.h"
 
 #include <atomic>
 #include <cstdint>
@@ -31,23 +37,28 @@ class Operation {
   void set_members(int members);
 
   // Throws InvalidArgument when the call makes no sense, BadInput when the arena is full; the
-  // record is then empty.
-  void fill(const Peers& peers, int me, std::uint64_t sequence, Posting& posting);
-  // Publishes the descriptor.
-  void publish(const LaneMemory& memory, int me, const Posting& posting) const;
+  // record is then empty. The largest input that is carried has `carried_bytes`.
+  void fill(const Peers& peers, int me, std::uint64_t sequence, std::size_t carried_bytes,
+            Posting& posting);
+  // Publishes the descriptor, and what is carried.
+  void publish(const LaneMemory& memory, int me, const Posting& posting);
   // Reads what others have posted since the last look and, when all have, makes the plan. After
   // `mismatch`, mismatched() is a member that does not agree with this rank.
   [[nodiscard]] Sight look(const Peers& peers, const LaneMemory& memory);
 
   [[nodiscard]] std::uint64_t sequence() const { return sequence_; }
+  // Also of the operation that was here last.
+  [[nodiscard]] bool is_carried() const { return carried_; }
   [[nodiscard]] bool is_planned() const { return planned_; }
   [[nodiscard]] const Plan& plan() const { return plan_; }
   [[nodiscard]] int mismatched() const { return mismatched_; }
   // A member that had not posted at the last look; only while waiting.
   [[nodiscard]] int missing() const { return missing_; }
 
-  // Moves or combines the bytes of one segment.
-  void run(int part, std::int64_t index) const;
+  // Moves or combines the bytes of one segment. 0, or the errno with which a peer's memory refused.
+  [[nodiscard]] int run(int part, std::int64_t index, Scratch& scratch) const;
+  // All that this rank gets out of a carried operation.
+  void run_carried() const;
 
   [[nodiscard]] Staged& staged() { return staged_; }
   [[nodiscard]] const Staged& staged() const { return staged_; }
@@ -57,27 +68,33 @@ class Operation {
   }
   // The caller's tensors may go; the record is empty.
   void release();
+  // After an error: what peers may still write to is never used again.
+  void pin();
 
  private:
   [[nodiscard]] Fingerprint agree(const Posting& posting, int members);
   [[nodiscard]] bool read_matrix(const LaneMemory& memory);
   [[nodiscard]] Sight make_plan(const LaneMemory& memory);
-  void run_part(int part, Range range) const;
-  void combine_part(int part, Range range) const;
-  void move_part(int part, Range range) const;
+  [[nodiscard]] bool moves_nothing() const;
+  [[nodiscard]] int run_part(int part, Range range, Scratch& scratch) const;
+  [[nodiscard]] int combine_part(int part, Range range, Scratch& scratch) const;
+  [[nodiscard]] int move_part(int part, Range range, Scratch& scratch) const;
 
   std::uint64_t sequence_ = 0;
   Collective collective_ = Collective::barrier;
   Op op_ = Op::sum;
   DType dtype_ = DType::uint8;
+  int me_ = 0;
   Shape shape_;
   bool uneven_exchange_ = false;  // all_to_all with counts
+  bool carried_ = false;
   Fingerprint print_;
   std::vector<std::int64_t> counts_;
   std::vector<std::int64_t> matrix_;
+  const char* file_in_slot_ = nullptr;
 
-  std::vector<std::byte*> inputs_;  // one a member, null where it has none
-  std::vector<std::byte*> outputs_;
+  std::vector<Place> inputs_;  // one a member, nowhere where it has none
+  std::vector<Place> outputs_;
   std::vector<char> seen_;
   int unseen_ = 0;
   int missing_ = 0;
@@ -91,5 +108,9 @@ class Operation {
   Keep keep_output_;
   std::atomic<Duration::rep> timeout_{0};
 };
+
+// Whether fill() would copy the input of such a call of a group of `members`.
+[[nodiscard]] bool copies_input(const Peers& peers, int members, std::size_t carried_bytes,
+                                const Posting& posting);
 
 }  // namespace lockstep::shm

@@ -75,6 +75,8 @@ class Plan {
  public:
   Plan() = default;
   Plan(const Shape& shape, const Cutting& cutting);
+  // Without segments: for who does all of it.
+  explicit Plan(const Shape& shape) : shape_(shape) {}
 
   static constexpr std::int64_t max_segments = 60000;  // fits a cursor word
 

@@ -34,6 +34,8 @@ class Keep {
   void reset() {
     if (object_) release_(std::exchange(object_, nullptr));
   }
+  // Never releases it.
+  void forsake() { object_ = nullptr; }
 
  private:
   void* object_ = nullptr;

@@ -6,11 +6,26 @@
 namespace lockstep::shm {
 namespace {
 
+// Below this, two copies cost less than the kernel's way into another process.
+constexpr std::size_t least_direct_bytes = 32 << 10;
+
 bool overlap(Buffer a, Buffer b) {
   return a.bytes > 0 && b.bytes > 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
 }
 
+// Nowhere for a buffer that must be staged.
+Location find(const Peers& peers, Buffer buffer) {
+  auto location = peers.locate(buffer.data, buffer.bytes);
+  if (location.is_somewhere()) return location;
+  bool direct = buffer.bytes >= least_direct_bytes && peers.share_private_memory();
+  return direct ? peers.locate_private(buffer.data) : Location();
+}
+
 }  // namespace
+
+bool is_staged(const Peers& peers, Buffer buffer) {
+  return buffer.bytes > 0 && !find(peers, buffer).is_somewhere();
+}
 
 Staged::Staged(const Peers& peers, Buffer input, Buffer output, bool reads, bool writes)
     : arena_(peers.arena().get()) {
@@ -18,7 +33,7 @@ Staged::Staged(const Peers& peers, Buffer input, Buffer output, bool reads, bool
   if (writes) output_ = output;
   Arena& arena = *arena_;
   if (input_.bytes > 0) {
-    input_location_ = peers.locate(input_.data, input_.bytes);
+    input_location_ = find(peers, input_);
     if (!input_location_.is_somewhere()) {
       input_block_ = arena.allocate(input_.bytes);
       std::memcpy(input_block_, input_.data, input_.bytes);
@@ -26,7 +41,7 @@ Staged::Staged(const Peers& peers, Buffer input, Buffer output, bool reads, bool
     }
   }
   if (output_.bytes == 0) return;
-  output_location_ = peers.locate(output_.data, output_.bytes);
+  output_location_ = find(peers, output_);
   if (output_location_.is_somewhere()) return;
   bool in_place = output_.data == input_.data && output_.bytes == input_.bytes;
   try {
@@ -38,6 +53,14 @@ Staged::Staged(const Peers& peers, Buffer input, Buffer output, bool reads, bool
   output_location_ = peers.locate(output_block_, output_.bytes);
 }
 
+Staged Staged::carried(Buffer input, Buffer output, bool reads, bool writes) {
+  Staged staged;
+  if (reads) staged.input_ = input;
+  if (writes) staged.output_ = output;
+  staged.carried_ = true;
+  return staged;
+}
+
 Staged& Staged::operator=(Staged&& other) noexcept {
   if (this == &other) return *this;
   release();
@@ -45,6 +68,7 @@ Staged& Staged::operator=(Staged&& other) noexcept {
   output_ = other.output_;
   input_location_ = other.input_location_;
   output_location_ = other.output_location_;
+  carried_ = other.carried_;
   arena_ = other.arena_;
   input_block_ = std::exchange(other.input_block_, nullptr);
   output_block_ = std::exchange(other.output_block_, nullptr);
@@ -63,13 +87,13 @@ void Staged::release() {
 
 void Staged::pin() { input_block_ = output_block_ = nullptr; }
 
-bool Staged::must_precede(Buffer later_input, Buffer later_output, bool same_lane) const {
-  bool output_is_outside = output_block_ != nullptr;
-  bool reads_ours = overlap(output_, later_input);
-  if (same_lane) return output_is_outside && reads_ours;
-  bool writes_ours =
-      overlap(output_, later_output) || (input_block_ == nullptr && overlap(input_, later_output));
-  return reads_ours || writes_ours;
+bool Staged::must_precede(const Later& later) const {
+  bool reads_ours = overlap(output_, later.input);
+  bool writes_output = overlap(output_, later.output);
+  if (later.same_lane)
+    return delivers_late() ? reads_ours || writes_output : reads_ours && later.is_copied;
+  bool is_copied = carried_ || input_block_ != nullptr;
+  return reads_ours || writes_output || (!is_copied && overlap(input_, later.output));
 }
 
 }  // namespace lockstep::shm

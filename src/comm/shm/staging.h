@@ -1,9 +1,10 @@
-// Staging: how buffers outside the arenas take part. Peers only ever touch arena memory; what
-// happens around it is here.
+// Staging: how the buffers of one call take part. Peers touch what lies in an arena, and private
+// memory where the system lets them (private_memory.h); everything else is copied:
 //
-// Now: the whole input is copied into an arena block at the post, and the output out of one after
-// completion, by the owner. A strategy that moves pieces while peers work, or lets peers read by
-// process_vm_readv, replaces this file.
+//   carried   a small operation: the input rides in the slot, and this rank computes its own output
+//   staged    the input is copied into an arena block at the post, and the output out of one after
+//             completion, by the owner; the naive way, which works everywhere
+//   direct    the descriptor says where the buffer lies, and peers read and write it there
 #pragma once
 
 #include "comm/shm/arena.h"
@@ -22,12 +23,21 @@ class Staged {
   // Copies the input in where it must be. `reads`, `writes`: whether this call's input is read and
   // its output written at all on this rank. Throws BadInput when the arena is full.
   Staged(const Peers& peers, Buffer input, Buffer output, bool reads, bool writes);
+  // Of a small operation: nothing is copied here, and peers find nothing.
+  [[nodiscard]] static Staged carried(Buffer input, Buffer output, bool reads, bool writes);
   Staged(Staged&& other) noexcept { *this = std::move(other); }
   Staged& operator=(Staged&& other) noexcept;
   ~Staged() { release(); }
 
   [[nodiscard]] Location input() const { return input_location_; }
   [[nodiscard]] Location output() const { return output_location_; }
+  // The caller's own; empty where it is not used.
+  [[nodiscard]] Buffer own_input() const { return input_; }
+  [[nodiscard]] Buffer own_output() const { return output_; }
+  // Peers touch memory that is not the arena's.
+  [[nodiscard]] bool is_private() const {
+    return input_location_.is_private || output_location_.is_private;
+  }
 
   // The operation is complete: the output goes where the caller wants it.
   void take_out();
@@ -38,17 +48,30 @@ class Staged {
 
   // Whether an operation posted later must wait until this one has been taken out: it touches the
   // same bytes, and the order of the lane alone would not do. `same_lane`: operations of the two
-  // are executed in post order anyway.
-  [[nodiscard]] bool must_precede(Buffer later_input, Buffer later_output, bool same_lane) const;
+  // are executed in post order anyway. `is_copied`: the later one's input is copied at its post.
+  struct Later {
+    Buffer input;
+    Buffer output;
+    bool same_lane;
+    bool is_copied;
+  };
+  [[nodiscard]] bool must_precede(const Later& later) const;
 
  private:
+  // What the owner delivers itself, after peers have gone on.
+  [[nodiscard]] bool delivers_late() const { return output_block_ != nullptr || carried_; }
+
   Buffer input_;  // the caller's; empty when not used
   Buffer output_;
   Location input_location_;
   Location output_location_;
+  bool carried_ = false;
   Arena* arena_ = nullptr;
   std::byte* input_block_ = nullptr;   // in the arena, when staged
   std::byte* output_block_ = nullptr;  // may be the same
 };
+
+// Whether the constructor copies such an input.
+[[nodiscard]] bool is_staged(const Peers& peers, Buffer buffer);
 
 }  // namespace lockstep::shm

@@ -60,8 +60,12 @@ class Patience {
       sched_yield();
       return tries_++ < yields;
     }
+    if (tries_++ < looks_without_clock) {
+      pause_briefly();
+      return true;
+    }
     auto now = Clock::now();
-    if (tries_++ == 0) begin_ = now;
+    if (tries_ == looks_without_clock + 1) begin_ = now;
     if (now - begin_ < spin) {
       pause_briefly();
     } else {
@@ -72,6 +76,7 @@ class Patience {
 
  private:
   static constexpr int yields = 3;
+  static constexpr int looks_without_clock = 20;
   static constexpr auto spin = std::chrono::microseconds(5);
   static constexpr auto longest = std::chrono::microseconds(30);
 

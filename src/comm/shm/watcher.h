@@ -1,5 +1,6 @@
 // Watcher: one thread a process that sleeps until a peer's process ends, and then says so, within
-// milliseconds and also while nobody waits.
+// milliseconds and also while nobody waits. Peers can also nudge it, when they need something of
+// this process that only this process can do.
 #pragma once
 
 #include "comm/shm/peers.h"
@@ -12,9 +13,9 @@ namespace lockstep::shm {
 
 class Watcher {
  public:
-  // Calls on_end(rank) once for each peer that ends or closes its socket, from its own thread.
-  // `peers` outlives it.
-  Watcher(const Peers& peers, std::function<void(int)> on_end);
+  // Calls on_end(rank) once for each peer that ends or closes its socket, and on_nudge(rank) after
+  // that peer's nudge(), from its own thread. `peers` outlives it.
+  Watcher(const Peers& peers, std::function<void(int)> on_end, std::function<void(int)> on_nudge);
   ~Watcher();
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
@@ -23,8 +24,12 @@ class Watcher {
   void run(const Peers& peers);
 
   std::function<void(int)> on_end_;
+  std::function<void(int)> on_nudge_;
   sys::FileDescriptor stop_;  // an eventfd
   std::thread thread_;
 };
+
+// Asks a peer's watcher to look. Never blocks; several nudges may be one.
+void nudge(const Peer& peer);
 
 }  // namespace lockstep::shm

@@ -75,7 +75,7 @@ TEST(HandOver, MapsEveryArenaEverywhere) {
     for (int rank = 0; rank < peers.size(); ++rank) {
       EXPECT_EQ(peers.peer(rank).pid > 0, rank != peers.rank());
       auto location = peers.locate(peers.base(rank) + 5000, 10);
-      EXPECT_EQ(location.arena, rank);
+      EXPECT_EQ(location.rank, rank);
       EXPECT_EQ(peers.address(location), peers.base(rank) + 5000);
     }
     int outside = 0;

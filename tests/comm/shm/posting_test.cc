@@ -228,24 +228,29 @@ TEST(Posting, GivesMemoryBack) {
 }
 
 TEST(Posting, TellsWhenTheArenaIsFullAndLivesOn) {
-  run_as_rank_threads(2, [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
-    std::vector<char> large(300 << 20);
-    shm::Posting posting;
-    posting.collective = Collective::all_reduce;
-    posting.input = posting.output = {reinterpret_cast<std::byte*>(large.data()), large.size()};
-    posting.timeout = 5s;
-    try {
-      (void)group.post(posting);
-      FAIL() << "300 MB fitted into 256 MiB";
-    } catch (const BadInput& error) {
-      EXPECT_NE(std::string(error.what()).find("LOCKSTEP_ARENA"), std::string::npos)
-          << error.what();
-    }
-    auto values = constant(100, 1);
-    run(group, call(Collective::all_reduce, values, values));
-    EXPECT_EQ(values, constant(100, 2));
-  });
+  auto options = small_options();
+  options.share_private_memory = false;
+  run_as_rank_threads(
+      2,
+      [](Endpoint& endpoint) {
+        Group& group = endpoint.world();
+        std::vector<char> large(300 << 20);
+        shm::Posting posting;
+        posting.collective = Collective::all_reduce;
+        posting.input = posting.output = {reinterpret_cast<std::byte*>(large.data()), large.size()};
+        posting.timeout = 5s;
+        try {
+          (void)group.post(posting);
+          FAIL() << "300 MB fitted into 256 MiB";
+        } catch (const BadInput& error) {
+          EXPECT_NE(std::string(error.what()).find("LOCKSTEP_ARENA"), std::string::npos)
+              << error.what();
+        }
+        auto values = constant(1000, 1);
+        run(group, call(Collective::all_reduce, values, values));
+        EXPECT_EQ(values, constant(1000, 2));
+      },
+      options);
 }
 
 TEST(Posting, RefusesWhatHasNoMeaning) {

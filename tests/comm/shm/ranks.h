@@ -32,14 +32,15 @@ inline shm::EndpointOptions small_options() {
 
 // Runs body in `count` threads and throws the first exception (by rank) again. The endpoints end
 // together, so that one that is done early is not a rank that left.
-inline void run_as_rank_threads(int count, const RankOnEndpoint& body) {
+inline void run_as_rank_threads(int count, const RankOnEndpoint& body,
+                                const shm::EndpointOptions& options = small_options()) {
   auto store = std::make_shared<MemoryStore>();
   std::vector<std::exception_ptr> errors(count);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < count; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        Endpoint endpoint(store, rank, count, small_options());
+        Endpoint endpoint(store, rank, count, options);
         body(endpoint);
       } catch (...) {
         errors[rank] = std::current_exception();
@@ -53,9 +54,10 @@ inline void run_as_rank_threads(int count, const RankOnEndpoint& body) {
 }
 
 // The body of RankProcesses that joins an endpoint over a file store in `folder`.
-inline RankBody on_endpoint(const TemporaryFolder& folder, int count, RankOnEndpoint body) {
-  return [path = folder.path(), count, body = std::move(body)](int rank) {
-    Endpoint endpoint(std::make_shared<FileStore>(path / "store"), rank, count, small_options());
+inline RankBody on_endpoint(const TemporaryFolder& folder, int count, RankOnEndpoint body,
+                            shm::EndpointOptions options = small_options()) {
+  return [path = folder.path(), count, body = std::move(body), options](int rank) {
+    Endpoint endpoint(std::make_shared<FileStore>(path / "store"), rank, count, options);
     body(endpoint);
   };
 }

@@ -1,0 +1,24 @@
+// Place: a byte of some rank's buffer as this process gets at it: an address here, which memory that
+// is mapped in several processes has too, or an address in another process.
+#pragma once
+
+#include <cstddef>
+
+#include <sys/types.h>
+
+namespace lockstep::shm {
+
+struct Place {
+  std::byte* data = nullptr;
+  pid_t process = 0;  // 0: here
+
+  [[nodiscard]] bool exists() const { return data != nullptr; }
+  [[nodiscard]] bool is_here() const { return process == 0; }
+  // So many bytes further on; nowhere stays nowhere.
+  [[nodiscard]] Place plus(std::size_t bytes) const {
+    return {data ? data + bytes : nullptr, process};
+  }
+  friend bool operator==(const Place&, const Place&) = default;
+};
+
+}  // namespace lockstep::shm

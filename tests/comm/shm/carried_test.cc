@@ -1,0 +1,120 @@
+// Small operations, whose inputs ride in the slots: what is read late, by whom, and in which order.
+#include "comm/shm/ranks.h"
+
+#include <lockstep/base/error.h>
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+namespace lockstep::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+std::uint64_t post(Group& group, shm::Posting posting) { return group.post(posting); }
+
+TEST(Carried, OperationsNeedNoLaterAttention) {
+  run_as_rank_threads(3, [](Endpoint& endpoint) {
+    Group& group = endpoint.world();
+    std::vector<float> values(100, 1);
+    auto ticket = post(group, call(Collective::all_reduce, values, values));
+    if (group.rank() == 1) {
+      std::this_thread::sleep_for(300ms);
+      EXPECT_EQ(values[99], 1);  // its own output, which nobody else touches
+    }
+    auto begin = std::chrono::steady_clock::now();
+    group.wait(ticket);
+    if (group.rank() != 1) EXPECT_LT(std::chrono::steady_clock::now() - begin, 250ms);
+    EXPECT_EQ(values, std::vector<float>(100, 3));
+    run(group, barrier_call());
+  });
+}
+
+// A ring of posts that one rank has made and never looked at must not hold the others up: they are
+// read on its behalf by its watcher.
+TEST(Carried, InputsAreReadForARankThatBlocksElsewhere) {
+  std::atomic<bool> all_posted{false};
+  std::atomic<bool> released{false};
+  run_as_rank_threads(2, [&](Endpoint& endpoint) {
+    Group& group = endpoint.world();
+    constexpr int ring = shm::GroupBlock::collective_depth;
+    std::vector<std::vector<float>> values(ring + 8, std::vector<float>(50, 1));
+    auto post_one = [&](int i) {
+      return post(group, call(Collective::all_reduce, values[i], values[i]));
+    };
+    std::uint64_t last = 0;
+    if (group.rank() == 1) {
+      for (int i = 0; i < ring; ++i) last = post_one(i);
+      all_posted = true;
+      while (!released) std::this_thread::sleep_for(1ms);  // blocks outside of the library
+      for (int i = ring; i < ring + 8; ++i) last = post_one(i);
+    } else {
+      while (!all_posted) std::this_thread::sleep_for(1ms);
+      for (int i = 0; i < ring + 8; ++i) last = post_one(i);
+      released = true;
+    }
+    group.wait(last);
+    for (auto& each : values) ASSERT_EQ(each, std::vector<float>(50, 2));
+    run(group, barrier_call());
+  });
+}
+
+TEST(Carried, OperationsAndLargeOnesKeepTheirOrder) {
+  run_as_rank_threads(3, [](Endpoint& endpoint) {
+    Group& group = endpoint.world();
+    ArenaArray<float> large(endpoint, 60'000);
+    for (int round = 0; round < 30; ++round) {
+      for (std::size_t i = 0; i < large.size(); ++i) large[i] = 1;
+      struct {
+        float* first;
+        float* data() { return first; }
+        std::size_t size() { return 100; }
+      } small{large.data() + 59'900};
+      (void)post(group, call(Collective::all_reduce, large, large));
+      (void)post(group, call(Collective::all_reduce, small, small));
+      auto last = post(group, call(Collective::all_reduce, large, large));
+      group.wait(last);
+      ASSERT_EQ(large[0], 9);
+      ASSERT_EQ(large[59'899], 9);
+      ASSERT_EQ(large[59'900], 27);
+      ASSERT_EQ(large[59'999], 27);
+      run(group, barrier_call());
+    }
+  });
+}
+
+TEST(Carried, PostsSayWhoNeverLooked) {
+  TemporaryFolder folder;
+  RankProcesses ranks(2, on_endpoint(folder, 2, [](Endpoint& endpoint) {
+                        Group& group = endpoint.world();
+                        std::vector<float> values(10, 1);
+                        auto one = [&] {
+                          auto posting = call(Collective::broadcast, values, values);
+                          posting.timeout = 500ms;
+                          return posting;
+                        };
+                        if (group.rank() == 1) {
+                          for (int i = 0; i < shm::GroupBlock::collective_depth; ++i)
+                            (void)post(group, one());
+                          raise(SIGSTOP);
+                        }
+                        std::this_thread::sleep_for(100ms);
+                        std::string text;
+                        try {
+                          for (int i = 0; i < 2 * shm::GroupBlock::collective_depth; ++i)
+                            run(group, one());
+                        } catch (const Timeout& error) {
+                          text = error.what();
+                        }
+                        EXPECT_NE(text.find("rank 1"), std::string::npos) << text;
+                        EXPECT_NE(text.find("rank 0 waits"), std::string::npos) << text;
+                      }));
+  EXPECT_TRUE(ranks.wait(0, 20s).ok());
+  ranks.kill(1, SIGKILL);
+}
+
+}  // namespace
+}  // namespace lockstep::test

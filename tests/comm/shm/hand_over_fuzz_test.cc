@@ -1,0 +1,162 @@
+// Processes that come to a hand-over and are no ranks: what they send is refused with an error, and
+// what another user sends is not even read.
+#include "comm/shm/endpoint.h"
+#include "support/fuzz.h"
+#include "support/processes.h"
+#include "support/temporary_folder.h"
+#include "sys/descriptor_passing.h"
+#include "sys/shared_memory.h"
+#include "sys/sockets.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/store/file_store.h>
+#include <lockstep/store/memory_store.h>
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace lockstep::test {
+namespace {
+
+using namespace std::chrono_literals;
+using shm::Endpoint;
+
+constexpr std::size_t rank_place = 16;         // of a greeting: magic, version, size, rank, ...
+constexpr std::size_t arena_bytes_place = 24;  // after a reserved number
+constexpr std::size_t arena = 4 << 20;
+
+shm::EndpointOptions hurried() { return {.timeout = 5s, .join_timeout = 5s, .arena_bytes = arena}; }
+
+sys::FileDescriptor connect_to_rank_0(Store& store) {
+  auto soon = Deadline::after(10s);
+  return sys::connect_to(sys::SocketAddress::abstract(store.get("shm/1/rank/0", soon)), soon);
+}
+
+// The greeting of the rank at the other end; its descriptor is left to the kernel.
+std::string receive_greeting(int socket) {
+  std::string bytes(256, '\0');
+  if (!sys::wait_ready(socket, POLLIN, Deadline::after(10s))) return {};
+  auto size = ::recv(socket, bytes.data(), bytes.size(), 0);
+  bytes.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
+  return bytes;
+}
+
+template <class Number>
+void put(std::string& bytes, std::size_t place, Number number) {
+  if (bytes.size() >= place + sizeof(number)) {
+    std::memcpy(bytes.data() + place, &number, sizeof(number));
+  }
+}
+
+// Memory that is right, too small, or can shrink; no memory at all; none or two.
+std::vector<sys::FileDescriptor> some_files(Random& random) {
+  std::vector<sys::FileDescriptor> files;
+  auto sealed = [] {
+    return sys::FileDescriptor(::dup(sys::SharedMemory::create("fuzz", arena).file()));
+  };
+  switch (below(random, 8)) {
+    case 0:
+      break;
+    case 1:
+      files.push_back(sealed());
+      files.push_back(sealed());
+      break;
+    case 2:
+      files.emplace_back(::open("/dev/null", O_RDWR | O_CLOEXEC));
+      break;
+    case 3:
+      files.emplace_back(::dup(sys::SharedMemory::create("fuzz", 4096).file()));
+      break;
+    case 4:
+      files.emplace_back(::memfd_create("fuzz", MFD_CLOEXEC));
+      if (::ftruncate(files.back().get(), arena) != 0) files.clear();
+      break;
+    default:
+      files.push_back(sealed());
+  }
+  return files;
+}
+
+// What somebody says who pretends to be rank 1.
+std::string some_greeting(std::string greeting, Random& random) {
+  put(greeting, rank_place, std::uint32_t{1});
+  if (one_in(random, 8)) put(greeting, rank_place, static_cast<std::uint32_t>(random()));
+  constexpr std::uint64_t sizes[] = {0, 1, 64, 4096, arena + 1, std::uint64_t{1} << 47, ~0ULL};
+  if (one_in(random, 4)) put(greeting, arena_bytes_place, sizes[below(random, std::size(sizes))]);
+  return one_in(random, 3) ? mutated(greeting, random) : greeting;
+}
+
+void pretend(Store& store, Random& random) {
+  try {
+    auto socket = connect_to_rank_0(store);
+    auto greeting = some_greeting(receive_greeting(socket.get()), random);
+    auto files = some_files(random);
+    std::vector<int> numbers;
+    for (const auto& file : files) numbers.push_back(file.get());
+    if (greeting.empty()) return;
+    auto bytes = std::as_bytes(std::span(greeting));
+    sys::send_descriptors(socket.get(), bytes, numbers, Deadline::after(10s));
+    if (one_in(random, 2)) std::this_thread::sleep_for(1ms);
+  } catch (const Error&) {
+    return;  // the rank has had enough
+  }
+}
+
+TEST(HandOverFuzz, GreetingsAreAcceptedOrRefused) {
+  std::uint64_t accepted = 0, refused = 0;
+  FuzzRounds rounds("greetings");
+  while (rounds.next()) {
+    auto store = std::make_shared<MemoryStore>();
+    auto start = Clock::now();
+    std::thread rank([&] {
+      try {
+        Endpoint endpoint(store, 0, 2, hurried());
+        ++accepted;
+      } catch (const Error&) {
+        ++refused;
+      }
+    });
+    pretend(*store, rounds.random());
+    rank.join();
+    EXPECT_LT(Clock::now() - start, 4s);  // none waits for its deadline
+  }
+  EXPECT_GT(accepted, 0u);
+  EXPECT_GT(refused, rounds.count() / 4);
+}
+
+TEST(HandOver, AnotherUserCannotDisturbTheRanks) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  const TemporaryFolder folder;
+  ::chmod(folder.path().c_str(), 0755);
+  expect_ranks(3, [&](int rank) {
+    auto store = std::make_shared<FileStore>(folder.path() / "store");
+    if (rank == 2) {
+      auto soon = Deadline::after(10s);
+      auto name = store->get("shm/1/rank/0", soon);
+      ASSERT_EQ(::setuid(65534), 0);
+      std::vector<sys::FileDescriptor> sockets;
+      for (int i = 0; i < 5; ++i) {
+        sockets.push_back(sys::connect_to(sys::SocketAddress::abstract(name), soon));
+      }
+      EXPECT_EQ(receive_greeting(sockets[0].get()), "");
+      return;
+    }
+    if (rank == 1) std::this_thread::sleep_for(200ms);
+    Endpoint endpoint(store, rank, 2, hurried());
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test

@@ -1,0 +1,79 @@
+// An operation whose peers have all posted asks nothing of the system: no system call, no memory.
+#include "support/quiet.h"
+#include "comm/shm/ranks.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include <sched.h>
+#include <unistd.h>
+
+namespace lockstep::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Rank 0's call after all others have posted theirs.
+template <typename Memory>
+void expect_quiet(Endpoint& endpoint, std::size_t count) {
+  Group& group = endpoint.world();
+  Memory values(endpoint, count);
+  auto posting = [&] { return call(Collective::all_reduce, values, values); };
+  for (int i = 0; i < 100; ++i) run(group, posting());
+  if (group.rank() != 0) {
+    auto last = posting();
+    (void)group.post(last);
+    std::this_thread::sleep_for(20s);  // ended with the test
+    return;
+  }
+  std::this_thread::sleep_for(200ms);
+  auto asked = asked_by([&] { run(group, posting()); });
+  bool quiet = asked.system_calls == 0 && asked.allocations == 0;
+  // The thread cannot print any more; its exit code says what went wrong.
+  _exit(quiet ? 0 : asked.system_calls > 0 ? 100 + asked.first_call % 100 : 2);
+}
+
+// On one core, so that no process has a helper thread: those are woken for large operations.
+RankBody on_one_core(RankBody body) {
+  return [body = std::move(body)](int rank) {
+    cpu_set_t core;
+    CPU_ZERO(&core);
+    CPU_SET(sched_getcpu(), &core);
+    sched_setaffinity(0, sizeof core, &core);
+    body(rank);
+  };
+}
+
+struct Outside : std::vector<float> {
+  Outside(Endpoint&, std::size_t count) : std::vector<float>(count) {}
+};
+
+class Quiet : public testing::TestWithParam<int> {};
+
+TEST_P(Quiet, AllReduceInTheArena) {
+  if (!can_count_calls()) GTEST_SKIP() << "a sanitizer makes system calls of its own";
+  for (std::size_t count : {256, 100'000}) {
+    TemporaryFolder folder;
+    auto body = on_endpoint(folder, GetParam(), [=](Endpoint& endpoint) {
+      expect_quiet<ArenaArray<float>>(endpoint, count);
+    });
+    RankProcesses ranks(GetParam(), on_one_core(body));
+    EXPECT_EQ(ranks.wait(0, 20s).exit_code, 0) << count << " elements";
+  }
+}
+
+TEST_P(Quiet, SmallAllReduceOfPrivateMemory) {
+  if (!can_count_calls()) GTEST_SKIP() << "a sanitizer makes system calls of its own";
+  TemporaryFolder folder;
+  auto body = on_endpoint(folder, GetParam(),
+                          [](Endpoint& endpoint) { expect_quiet<Outside>(endpoint, 200); });
+  RankProcesses ranks(GetParam(), on_one_core(body));
+  EXPECT_EQ(ranks.wait(0, 20s).exit_code, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Quiet, testing::Values(2, 3));
+
+}  // namespace
+}  // namespace lockstep::test

@@ -1,0 +1,181 @@
+// The same bits at any timing, on every way that bytes can take; and ranks that stop or die in the
+// middle of a segment.
+#include "comm/shm/ranks.h"
+#include "comm/tree.h"
+
+#include <lockstep/base/error.h>
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <chrono>
+#include <csignal>
+#include <random>
+#include <thread>
+
+#include <unistd.h>
+
+namespace lockstep::test {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+std::vector<float> random_values(int rank, std::size_t count, int seed) {
+  std::mt19937 random(static_cast<unsigned>(rank * 1000 + seed));
+  std::normal_distribution<float> normal(0, 1000);
+  std::vector<float> values(count);
+  for (auto& value : values) value = normal(random);
+  return values;
+}
+
+float in_tree(const std::vector<std::vector<float>>& values, std::size_t i, int low, int high) {
+  if (high - low == 1) return values[low][i];
+  int middle = low + left_branch(high - low);
+  volatile float sum = in_tree(values, i, low, middle) + in_tree(values, i, middle, high);
+  return sum;
+}
+
+std::vector<float> tree_sum(int ranks, std::size_t count, int seed) {
+  std::vector<std::vector<float>> values;
+  for (int rank = 0; rank < ranks; ++rank) values.push_back(random_values(rank, count, seed));
+  std::vector<float> sum(count);
+  for (std::size_t i = 0; i < count; ++i) sum[i] = in_tree(values, i, 0, ranks);
+  return sum;
+}
+
+bool same_bits(const float* a, const std::vector<float>& b) {
+  return std::memcmp(a, b.data(), b.size() * sizeof(float)) == 0;
+}
+
+void pause_randomly(std::mt19937& random) {
+  switch (random() % 4) {
+    case 0:
+      return std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
+    case 1:
+      return std::this_thread::yield();
+    default:
+      return;
+  }
+}
+
+void expect_same_bits(Endpoint& endpoint) {
+  Group& group = endpoint.world();
+  std::mt19937 late(static_cast<unsigned>(group.rank()) + 7);
+  for (std::size_t count : {3, 200, 3001, 70'001}) {
+    auto expected = tree_sum(group.size(), count, static_cast<int>(count));
+    auto mine = random_values(group.rank(), count, static_cast<int>(count));
+    ArenaArray<float> inside(endpoint, count);
+    for (int round = 0; round < 8; ++round) {
+      auto outside = mine;
+      std::copy(mine.begin(), mine.end(), inside.data());
+      pause_randomly(late);
+      auto first = call(Collective::all_reduce, outside, outside);
+      auto ticket = group.post(first);
+      pause_randomly(late);
+      run(group, call(Collective::all_reduce, inside, inside));
+      pause_randomly(late);
+      group.wait(ticket);
+      ASSERT_TRUE(same_bits(inside.data(), expected)) << count << " in the arena";
+      ASSERT_TRUE(same_bits(outside.data(), expected)) << count << " outside";
+    }
+  }
+}
+
+class Timing : public testing::TestWithParam<int> {};
+
+TEST_P(Timing, ChangesNoBitBetweenThreads) { run_as_rank_threads(GetParam(), expect_same_bits); }
+
+TEST_P(Timing, ChangesNoBitBetweenProcesses) {
+  TemporaryFolder folder;
+  expect_ranks(GetParam(), on_endpoint(folder, GetParam(), expect_same_bits));
+}
+
+TEST_P(Timing, ChangesNoBitWithoutPrivateMemory) {
+  TemporaryFolder folder;
+  auto options = small_options();
+  options.share_private_memory = false;
+  expect_ranks(GetParam(), on_endpoint(folder, GetParam(), expect_same_bits, options));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Timing, testing::Values(1, 2, 3, 4, 5));
+
+// Rank 1 is in the middle of a segment when rank 0 sends it `signal`.
+template <typename Error, typename Memory>
+std::string error_after(int signal, Endpoint& endpoint, Memory& values) {
+  Group& group = endpoint.world();
+  run(group, barrier_call());
+  auto posting = call(Collective::all_reduce, values, values);
+  posting.timeout = 500ms;
+  if (group.rank() == 1) {
+    std::this_thread::sleep_for(100ms);  // the other has posted
+    (void)group.post(posting);           // and executes this rank's part
+    std::this_thread::sleep_for(20s);
+    return {};
+  }
+  auto ticket = group.post(posting);
+  const auto& executing = endpoint.peers().control(1).executing;
+  auto is_executing = [&] {
+    return std::any_of(executing.begin(), executing.end(),
+                       [](const auto& word) { return word.load() != 0; });
+  };
+  for (auto begin = Clock::now(); !is_executing() && Clock::now() - begin < 10s;) continue;
+  EXPECT_TRUE(is_executing());
+  kill(endpoint.peers().peer(1).pid, signal);
+  auto begin = Clock::now();
+  try {
+    group.wait(ticket);
+  } catch (const Error& error) {
+    EXPECT_LT(Clock::now() - begin, 3s);
+    return error.what();
+  }
+  return "no error";
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// A signal may also come between two segments, and then nothing is wrong: tried again.
+template <typename Error, typename MakeMemory>
+void expect_error(int signal, const std::vector<std::string>& parts, const MakeMemory& make) {
+  constexpr int tries = 5;
+  constexpr int came_between = 3;
+  for (int i = 0; i < tries; ++i) {
+    TemporaryFolder folder;
+    RankProcesses ranks(2, on_endpoint(folder, 2, [&](Endpoint& endpoint) {
+                          auto values = make(endpoint);
+                          auto text = error_after<Error>(signal, endpoint, *values);
+                          if (text == "no error") _exit(came_between);
+                          for (const auto& part : parts) EXPECT_TRUE(contains(text, part)) << text;
+                        }));
+    auto result = ranks.wait(0, 30s);
+    ranks.kill(1, SIGKILL);
+    if (result.exit_code == came_between) continue;
+    EXPECT_TRUE(result.ok()) << result;
+    return;
+  }
+  FAIL() << "the signal came between two segments " << tries << " times";
+}
+
+constexpr std::size_t large = 20'000'000;  // 80 MB, some 10 ms of work
+
+auto in_arena(Endpoint& endpoint) { return std::make_unique<ArenaArray<float>>(endpoint, large); }
+auto in_private(Endpoint&) { return std::make_unique<std::vector<float>>(large, 1.0F); }
+
+const std::vector<std::string> stopped{"rank 1 began a part of all_reduce #2 (",
+                                       "and did not finish it"};
+const std::vector<std::string> killed{"rank 1 of 2 was lost", "its last call was all_reduce #2"};
+
+TEST(MiddleOfASegment, ARankThatStopsIsNamed) {
+  expect_error<Timeout>(SIGSTOP, stopped, in_arena);
+  expect_error<Timeout>(SIGSTOP, stopped, in_private);
+}
+
+TEST(MiddleOfASegment, ARankThatDiesIsNamed) {
+  expect_error<PeerLost>(SIGKILL, killed, in_arena);
+  expect_error<PeerLost>(SIGKILL, killed, in_private);
+}
+
+}  // namespace
+}  // namespace lockstep::test
