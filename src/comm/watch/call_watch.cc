@@ -4,14 +4,22 @@
 #include <lockstep/base/log.h>
 
 #include "comm/c10d/broken_pipes.h"
+#include "comm/watch/aside.h"
 #include "comm/watch/process.h"
 
 #include <algorithm>
+#include <atomic>
+#include <condition_variable>
 #include <exception>
 #include <utility>
 
 namespace lockstep::watch {
 namespace {
+
+using namespace std::chrono_literals;
+
+// How long a store may take for what nobody needs to wait for.
+constexpr auto store_patience = 2s;
 
 std::string key_of(std::string_view group, int rank) {
   return formatted("lockstep/calls/{}/{}", group, rank);
@@ -36,12 +44,59 @@ std::string mismatch_sentence(const Difference& difference, std::string_view gro
                    words_of_group(group));
 }
 
+class WatchCore {
+ public:
+  explicit WatchCore(std::shared_ptr<Store> store)
+      : store_(std::move(store)), process_(own_process()) {}
+
+  [[nodiscard]] const std::shared_ptr<Store>& store() const { return store_; }
+  [[nodiscard]] const std::string& process() const { return process_; }
+
+  void add(std::shared_ptr<Member> member) {
+    std::lock_guard lock(mutex_);
+    members_.push_back(std::move(member));
+  }
+  void remove(const std::shared_ptr<Member>& member) {
+    std::lock_guard lock(mutex_);
+    std::erase(members_, member);
+  }
+  void something_was_posted();
+  // The thread's life.
+  void run();
+  // Asks the thread to end; whether it has.
+  [[nodiscard]] bool end(Duration limit);
+
+ private:
+  void look(Member& member);
+  void compare(Member& member, const std::vector<int>& partners);
+
+  const std::shared_ptr<Store> store_;
+  const std::string process_;
+  std::atomic<bool> dirty_{false};
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::vector<std::shared_ptr<Member>> members_;
+  bool ending_ = false;
+  bool has_ended_ = false;
+};
+
 void Member::note(const PostedCall& call) {
   {
     std::lock_guard lock(mutex_);
     ledger_.note(route_of(call.collective, call.root, rank_), call);
   }
-  watch_.something_was_posted();
+  core_.something_was_posted();
+}
+
+void Member::state(Store& store, std::string_view process, bool leaves) {
+  std::lock_guard in_order(stating_);
+  std::string text;
+  {
+    std::lock_guard lock(mutex_);
+    has_left_ = has_left_ || leaves;
+    text = ledger_.statement(process, has_left_);
+  }
+  store.set(key_of(group_, rank_), text);
 }
 
 std::vector<int> Member::partners(const std::vector<Route>& routes) const {
@@ -59,49 +114,7 @@ std::vector<int> Member::partners(const std::vector<Route>& routes) const {
   return result;
 }
 
-CallWatch::CallWatch(std::shared_ptr<Store> store)
-    : store_(std::move(store)), process_(own_process()), thread_([this] { run(); }) {}
-
-CallWatch::~CallWatch() {
-  {
-    std::lock_guard lock(mutex_);
-    ending_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
-}
-
-std::shared_ptr<Member> CallWatch::join(const std::string& group, int rank, int size,
-                                        std::function<void(const std::string&)> on_mismatch) {
-  std::shared_ptr<Member> member(new Member(*this, group, rank, size, std::move(on_mismatch)));
-  store_->set(key_of(group, rank), member->ledger_.statement(process_, false));
-  std::lock_guard lock(mutex_);
-  members_.push_back(member);
-  return member;
-}
-
-void CallWatch::leave(const std::shared_ptr<Member>& member, bool in_order) noexcept {
-  std::lock_guard round(round_);
-  {
-    std::lock_guard lock(mutex_);
-    std::erase(members_, member);
-  }
-  if (!in_order) return;
-  const c10d_engine::BrokenPipesAreErrors quiet;
-  try {
-    std::string statement;
-    {
-      std::lock_guard lock(member->mutex_);
-      statement = member->ledger_.statement(process_, true);
-    }
-    store_->set(key_of(member->group_, member->rank_), statement);
-  } catch (const std::exception& error) {
-    // The store's server may have left before this rank; then nobody is there to be told.
-    log::debug("group {}: leaving: {}", member->group_, error.what());
-  }
-}
-
-void CallWatch::something_was_posted() {
+void WatchCore::something_was_posted() {
   if (dirty_.load(std::memory_order_relaxed)) return;
   {
     std::lock_guard lock(mutex_);
@@ -110,7 +123,7 @@ void CallWatch::something_was_posted() {
   changed_.notify_all();
 }
 
-void CallWatch::run() {
+void WatchCore::run() {
   const c10d_engine::BrokenPipesAreErrors quiet;  // a c10d store's server may have gone
   std::unique_lock lock(mutex_);
   while (!ending_) {
@@ -118,46 +131,96 @@ void CallWatch::run() {
     dirty_ = false;
     auto members = members_;
     lock.unlock();
-    for (const auto& member : members) {
-      std::lock_guard round(round_);
-      look(*member);
-    }
+    for (const auto& member : members) look(*member);
+    members.clear();
     lock.lock();
-    changed_.wait_for(lock, period, [this] { return ending_; });
+    changed_.wait_for(lock, CallWatch::period, [this] { return ending_; });
   }
+  has_ended_ = true;
+  changed_.notify_all();
 }
 
-void CallWatch::look(Member& member) {
-  std::string statement;
+bool WatchCore::end(Duration limit) {
+  std::unique_lock lock(mutex_);
+  ending_ = true;
+  changed_.notify_all();
+  return changed_.wait_for(lock, limit, [this] { return has_ended_; });
+}
+
+void WatchCore::look(Member& member) {
   std::vector<int> partners;
   {
     std::lock_guard lock(member.mutex_);
     if (member.is_over_ || member.stated_ == member.ledger_.version()) return;
     member.stated_ = member.ledger_.version();
-    statement = member.ledger_.statement(process_, false);
     partners = member.partners(member.ledger_.routes());
   }
   try {
     // First said, then read: of two ranks that do this at once, at least one sees the other's.
-    store_->set(key_of(member.group_, member.rank_), statement);
-    for (int other : partners) {
-      auto theirs = statement_of(*store_, member.group_, other);
-      if (!theirs) continue;
-      std::optional<Difference> difference;
-      {
-        std::lock_guard lock(member.mutex_);
-        difference = member.ledger_.compare(*theirs);
-      }
-      if (!difference) continue;
-      member.is_over_ = true;
-      return member.on_mismatch_(
-          mismatch_sentence(*difference, member.group_, member.rank_, other));
-    }
+    member.state(*store_, process_, false);
+    compare(member, partners);
   } catch (const std::exception& error) {
     // Without the store nothing can be compared; what that means for the group, its engine says.
     member.is_over_ = true;
     log::debug("group {}: comparing calls: {}", member.group_, error.what());
   }
+}
+
+void WatchCore::compare(Member& member, const std::vector<int>& partners) {
+  for (int other : partners) {
+    auto theirs = statement_of(*store_, member.group_, other);
+    if (!theirs) continue;
+    std::optional<Difference> difference;
+    {
+      std::lock_guard lock(member.mutex_);
+      difference = member.ledger_.compare(*theirs);
+    }
+    if (!difference) continue;
+    member.is_over_ = true;
+    std::lock_guard gate(member.gate_);
+    if (!member.gone_)
+      member.on_mismatch_(mismatch_sentence(*difference, member.group_, member.rank_, other));
+    return;
+  }
+}
+
+CallWatch::CallWatch(std::shared_ptr<Store> store)
+    : core_(std::make_shared<WatchCore>(std::move(store))),
+      thread_([core = core_] { core->run(); }) {}
+
+CallWatch::~CallWatch() {
+  if (core_->end(store_patience)) {
+    thread_.join();
+  } else {
+    thread_.detach();
+  }
+}
+
+std::shared_ptr<Member> CallWatch::join(const std::string& group, int rank, int size,
+                                        std::function<void(const std::string&)> on_mismatch) {
+  std::shared_ptr<Member> member(new Member(*core_, group, rank, size, std::move(on_mismatch)));
+  member->state(*core_->store(), core_->process(), false);
+  core_->add(member);
+  return member;
+}
+
+void CallWatch::leave(const std::shared_ptr<Member>& member, bool in_order) noexcept {
+  {
+    std::lock_guard gate(member->gate_);
+    member->gone_ = true;
+  }
+  core_->remove(member);
+  if (!in_order) return;
+  static_cast<void>(run_aside(
+      [core = core_, member] {
+        try {
+          member->state(*core->store(), core->process(), true);
+        } catch (const std::exception& error) {
+          // The store's server may have left before this rank; then nobody is there to be told.
+          log::debug("group {}: leaving: {}", member->group_, error.what());
+        }
+      },
+      store_patience));
 }
 
 std::optional<Statement> statement_of(Store& store, std::string_view group, int rank) {

@@ -9,10 +9,13 @@
 //
 // Keys: "lockstep/calls/<group>/<rank>".
 //
-// Invariants: a member's ledger is guarded by its own mutex; members_ and the flags by mutex_;
-// round_ is held while statements are exchanged and while on_mismatch runs, so that after leave()
-// neither touches the member again. Of these, a thread takes round_ first, and never mutex_ and a
-// member's mutex together.
+// A store may stop answering, with the process that serves it: then nothing is compared any more, and
+// the thread is left to itself when the watch goes.
+//
+// Invariants: a member's ledger and has_left_ are guarded by its mutex_; gate_ is held while
+// on_mismatch runs, and gone_ is set under it, so that after leave() it is not called; the core's
+// members and flags are guarded by its mutex. A thread that holds gate_ or stating_ may take another,
+// one that holds a mutex_ may not.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -36,7 +39,7 @@
 
 namespace lockstep::watch {
 
-class CallWatch;
+class WatchCore;
 
 // This rank's part in one group.
 class Member {
@@ -46,25 +49,32 @@ class Member {
 
  private:
   friend class CallWatch;
+  friend class WatchCore;
   using OnMismatch = std::function<void(const std::string& sentence)>;
-  Member(CallWatch& watch, std::string group, int rank, int size, OnMismatch on_mismatch)
-      : watch_(watch),
+  Member(WatchCore& core, std::string group, int rank, int size, OnMismatch on_mismatch)
+      : core_(core),
         group_(std::move(group)),
         rank_(rank),
         size_(size),
         on_mismatch_(std::move(on_mismatch)) {}
 
   [[nodiscard]] std::vector<int> partners(const std::vector<Route>& routes) const;
+  // Tells the others what this rank has posted, and (from then on) that it has left.
+  void state(Store& store, std::string_view process, bool leaves);
 
-  CallWatch& watch_;
+  WatchCore& core_;  // note() is called while the watch lives
   const std::string group_;
   const int rank_;
   const int size_;
   const OnMismatch on_mismatch_;
   std::mutex mutex_;
   Ledger ledger_;
+  bool has_left_ = false;
+  std::mutex stating_;  // a statement never replaces a later one
+  std::mutex gate_;
+  bool gone_ = false;
   std::uint64_t stated_ = 0;  // the ledger's version that the others can read; the watch's thread
-  bool is_over_ = false;      // a mismatch was found; the watch's thread
+  bool is_over_ = false;      // nothing more is to be found here; the watch's thread
 };
 
 class CallWatch {
@@ -85,21 +95,8 @@ class CallWatch {
   void leave(const std::shared_ptr<Member>& member, bool in_order) noexcept;
 
  private:
-  friend class Member;
-  void something_was_posted();
-  void run();
-  void look(Member& member);
-
-  std::shared_ptr<Store> store_;
-  const std::string process_;
-
-  std::mutex round_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<std::shared_ptr<Member>> members_;
-  std::atomic<bool> dirty_{false};
-  bool ending_ = false;
-  std::thread thread_;  // last: it uses what is above
+  const std::shared_ptr<WatchCore> core_;  // shared with the thread, which may outlive the watch
+  std::thread thread_;
 };
 
 // rank 0 called all_reduce #5 (sum, 4 x Float) at a.cc:3 where rank 1 called barrier #5 at a.cc:9

@@ -4,11 +4,13 @@
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
+#include "comm/watch/aside.h"
 #include "comm/watch/call_watch.h"
 #include "comm/watch/process.h"
 
 #include <algorithm>
 #include <chrono>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -21,6 +23,8 @@ using namespace std::chrono_literals;
 // for the verdict.
 constexpr auto patience = 400ms;
 constexpr auto verdict_wait = 3s;
+// How long all of it may take: a store's server may be stopped, with the process that serves it.
+constexpr auto store_patience = 5s;
 
 std::string_view waits(std::size_t ranks) { return ranks == 1 ? "waits" : "wait"; }
 
@@ -123,15 +127,58 @@ std::string LastWords::key(std::string_view name) const {
 
 std::exception_ptr LastWords::agree(End end, const PostedCall& call, std::string_view detail,
                                     const std::function<void()>& close) noexcept {
+  struct Shared {
+    std::mutex mutex;
+    std::function<void()> close;  // empty once the caller has gone on
+    std::exception_ptr error;
+  };
+  auto shared = std::make_shared<Shared>();
+  shared->close = close;
+  auto close_now = [shared] {
+    std::lock_guard lock(shared->mutex);
+    if (shared->close) shared->close();
+  };
+  auto known = call.without_tensors();
+  bool over = run_aside(
+      [=, self = *this, text = std::string(detail)]() mutable {
+        auto error = self.agree_now(end, known, text, close_now);
+        std::lock_guard lock(shared->mutex);
+        shared->error = error;
+      },
+      store_patience);
+  if (!over) close_now();
+  std::lock_guard lock(shared->mutex);
+  shared->close = nullptr;
+  return shared->error ? shared->error : alone(end, call, detail, "it does not answer");
+}
+
+std::exception_ptr LastWords::agree_now(End end, const PostedCall& call, std::string_view detail,
+                                        const std::function<void()>& close) noexcept {
   try {
     return read_or_judge(end, call, detail, close).error();
   } catch (const std::exception& error) {
     close();
-    auto text =
-        formatted("rank {} in {}: {}; the store that would say more: {}{}", rank_, describe(call),
-                  end == End::timeout ? "its deadline passed" : detail, error.what(), of_group());
-    return end == End::timeout ? std::make_exception_ptr(Timeout(text))
-                               : std::make_exception_ptr(PeerLost(text));
+    return alone(end, call, detail, error.what());
+  }
+}
+
+std::exception_ptr LastWords::alone(End end, const PostedCall& call, std::string_view detail,
+                                    std::string_view problem) const {
+  auto what = end == End::timeout ? formatted("after {}: {} is not complete",
+                                              format_duration(call.timeout), describe(call))
+                                  : formatted("{}: {}", describe(call), detail);
+  if (end == End::aborted) what = formatted("rank {} ended the group: {}", rank_, detail);
+  if (end == End::mismatch) what = detail;
+  auto text = formatted("{}; of the store, which would say more: {}{}", what, problem, of_group());
+  switch (end) {
+    case End::timeout:
+      return std::make_exception_ptr(Timeout(text));
+    case End::mismatch:
+      return std::make_exception_ptr(Mismatch(text));
+    case End::aborted:
+      return std::make_exception_ptr(Aborted(text));
+    default:
+      return std::make_exception_ptr(PeerLost(text));
   }
 }
 
@@ -226,10 +273,31 @@ LastWords::Verdict LastWords::judge_loss(const Hearing& hearing, const PostedCal
                          describe(call), of_group())};
 }
 
-std::string LastWords::overdue(const PostedCall& call, Duration waited) {
-  const auto route = route_of(call.collective, call.root, rank_);
-  return formatted("after {}: {}{}", format_duration(waited),
-                   hear(call, Duration::zero()).overdue(call, route), of_group());
+std::string LastWords::overdue(const PostedCall& call, Duration waited) noexcept {
+  struct Shared {
+    std::mutex mutex;
+    std::string text;
+  };
+  auto shared = std::make_shared<Shared>();
+  auto known = call.without_tensors();
+  static_cast<void>(run_aside(
+      [=, self = *this]() mutable {
+        std::string text;
+        try {
+          auto route = route_of(known.collective, known.root, self.rank_);
+          text = self.hear(known, Duration::zero()).overdue(known, route);
+        } catch (const std::exception& error) {
+          text = formatted("in {}; of the store, which would say more: {}", describe(known),
+                           error.what());
+        }
+        std::lock_guard lock(shared->mutex);
+        shared->text = text;
+      },
+      store_patience));
+  std::lock_guard lock(shared->mutex);
+  if (shared->text.empty())
+    shared->text = formatted("in {}; the store does not answer", describe(call));
+  return formatted("after {}: {}{}", format_duration(waited), shared->text, of_group());
 }
 
 }  // namespace lockstep::watch

@@ -28,20 +28,27 @@ enum class End { lost, timeout, mismatch, aborted };
 class LastWords {
  public:
   LastWords(std::shared_ptr<Store> store, std::string group, int rank, int size);
+  // A copy speaks for the same rank of the same group.
 
   // The error that all ranks of the group throw. `close` ends this rank's connections. `detail` is
   // what the engine said, the sentence of a mismatch, or the reason of an abort. Takes a second or
-  // two at most; never throws.
+  // two, and a few more where the store does not answer; never throws.
   [[nodiscard]] std::exception_ptr agree(End end, const PostedCall& call, std::string_view detail,
                                          const std::function<void()>& close) noexcept;
 
   // "rank 3 never called all_reduce #417 (bucket 2, 12 MB) that ranks 0-2 wait in; its last call
-  // was ...", as far as is known now. Throws what the store throws.
-  [[nodiscard]] std::string overdue(const PostedCall& call, Duration waited);
+  // was ...", as far as is known now. Never throws.
+  [[nodiscard]] std::string overdue(const PostedCall& call, Duration waited) noexcept;
 
  private:
   struct Verdict;
   struct Hearing;
+  [[nodiscard]] std::exception_ptr agree_now(End end, const PostedCall& call,
+                                             std::string_view detail,
+                                             const std::function<void()>& close) noexcept;
+  // What can be said without the store.
+  [[nodiscard]] std::exception_ptr alone(End end, const PostedCall& call, std::string_view detail,
+                                         std::string_view problem) const;
   [[nodiscard]] Verdict judge(End end, const PostedCall& call, std::string_view detail);
   [[nodiscard]] Verdict read_or_judge(End end, const PostedCall& call, std::string_view detail,
                                       const std::function<void()>& close);
