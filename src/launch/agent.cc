@@ -1,12 +1,35 @@
 #include <lockstep/launch/agent.h>
 
+#include "launch/roster.h"
 #include "launch/run.h"
 
 #include <lockstep/base/check.h>
+#include <lockstep/base/text.h>
+
+#include <chrono>
 
 namespace lockstep::launch {
 
 namespace {
+
+void check_nodes(const WorkerSpec& spec) {
+  const NodeSpec& nodes = spec.nodes;
+  check_input(nodes.nodes >= 1 && nodes.nodes <= most_nodes,
+              "number of nodes: expected 1 to {}, found {}", most_nodes, nodes.nodes);
+  check_input(nodes.node >= 0 && nodes.node < nodes.nodes,
+              "number of this node: expected 0 to {}, found {}", nodes.nodes - 1, nodes.node);
+  if (nodes.nodes == 1) return;
+  check_input(spec.ranks <= most_ranks_of_a_node, "number of ranks: expected at most {}, found {}",
+              most_ranks_of_a_node, spec.ranks);
+  check_input(!nodes.rendezvous.empty(), "several nodes need a rendezvous, HOST:PORT of node 0");
+  check_input(spec.store_port == 0,
+              "port of the store: several nodes have theirs at the rendezvous");
+  check_input(nodes.join_timeout > Duration::zero(),
+              "time for the nodes to come: expected more than 0 seconds");
+  check_input(nodes.lost_after >= std::chrono::seconds(3),
+              "time until a silent node is lost: expected 3 seconds or more, found {}",
+              format_duration(nodes.lost_after));
+}
 
 WorkerSpec checked(WorkerSpec spec) {
   check_input(spec.ranks >= 1, "number of ranks: expected at least 1, found {}", spec.ranks);
@@ -15,6 +38,7 @@ WorkerSpec checked(WorkerSpec spec) {
               "grace period: expected 0 seconds or more");
   check_input(spec.store_port >= 0 && spec.store_port <= 65535,
               "port of the store: expected 0 to 65535, found {}", spec.store_port);
+  check_nodes(spec);
   return spec;
 }
 

@@ -32,13 +32,13 @@ void unset(Environment& environment, std::string_view name) {
 
 void set_place(Environment& environment, const RankPlace& place) {
   const std::string rank = std::to_string(place.rank), ranks = std::to_string(place.ranks);
-  for (const char* name : {variable::rank, variable::local_rank, variable::role_rank})
-    set(environment, name, rank);
-  for (const char* name :
-       {variable::world_size, variable::local_world_size, variable::role_world_size})
+  for (const char* name : {variable::rank, variable::role_rank}) set(environment, name, rank);
+  for (const char* name : {variable::world_size, variable::role_world_size})
     set(environment, name, ranks);
-  set(environment, variable::group_rank, "0");
-  set(environment, variable::group_world_size, "1");
+  set(environment, variable::local_rank, std::to_string(place.local_rank));
+  set(environment, variable::local_world_size, std::to_string(place.local_ranks));
+  set(environment, variable::group_rank, std::to_string(place.node));
+  set(environment, variable::group_world_size, std::to_string(place.nodes));
   set(environment, variable::role_name, "default");
   set(environment, variable::run_id, place.run_id);
   set(environment, variable::restart_count, std::to_string(place.restart));
@@ -46,7 +46,7 @@ void set_place(Environment& environment, const RankPlace& place) {
 }
 
 void set_meeting_points(Environment& environment, const RankPlace& place) {
-  set(environment, variable::master_address, "127.0.0.1");
+  set(environment, variable::master_address, place.master_address);
   set(environment, variable::master_port, std::to_string(place.master_port));
   unset(environment, "TORCHELASTIC_USE_AGENT_STORE");
   unset(environment, variable::store);
@@ -58,8 +58,8 @@ void set_meeting_points(Environment& environment, const RankPlace& place) {
 
 void fill_gaps(Environment& environment, const RankPlace& place) {
   set_if_absent(environment, variable::omp_threads,
-                std::to_string(std::max(1, place.cores / place.ranks)));
-  if (place.ranks > place.cores) {
+                std::to_string(std::max(1, place.cores / place.local_ranks)));
+  if (place.local_ranks > place.cores) {
     set_if_absent(environment, variable::omp_wait_policy, "passive");
     set_if_absent(environment, variable::gomp_spin_count, "0");
   }

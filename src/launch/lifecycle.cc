@@ -29,6 +29,12 @@ void Lifecycle::ended(int rank, sys::ExitStatus status, Time now) {
   }
 }
 
+void Lifecycle::failed_elsewhere(Time now) {
+  if (state_ != State::running) return;
+  state_ = State::failed;
+  schedule(SIGTERM, now + grace_.notice);
+}
+
 void Lifecycle::signalled(int signal, Time now) {
   const bool asks_to_stop =
       signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT;

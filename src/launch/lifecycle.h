@@ -5,9 +5,9 @@
 //       |                        |                                    +--none alive--> done
 //       +--cannot start--> failed+--asked to stop--> stopping --------+
 //
-// In `failed` the survivors first get a moment to notice by themselves (their errors name the dead
-// rank), then SIGTERM, then SIGKILL. In `stopping` they have been passed the signal; SIGKILL
-// follows.
+// A rank that fails on another node counts as one that fails here. In `failed` the survivors first
+// get a moment to notice by themselves (their errors name the dead rank), then SIGTERM, then
+// SIGKILL. In `stopping` they have been passed the signal; SIGKILL follows.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -37,6 +37,7 @@ class Lifecycle {
   // What happened.
   void all_started();
   void could_not_start(int alive);  // a rank; `alive` others run already
+  void failed_elsewhere(Time now);  // on another node
   void ended(int rank, sys::ExitStatus status, Time now);
   void signalled(int signal, Time now);
   void time_is(Time now);

@@ -1,5 +1,6 @@
 #include "launch/meeting_point.h"
 
+#include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
 #include <lockstep/launch/environment.h>
 
@@ -37,11 +38,20 @@ std::string hexadecimal(const std::string& bytes) {
 }  // namespace
 
 MeetingPoint::MeetingPoint(int port)
-    : secret_(random_bytes(secret_bytes)), run_id_("lockstep-" + hexadecimal(random_bytes(8))) {
+    : secret_(random_bytes(secret_bytes)), run_id_(fresh_run_id()) {
   StoreServerOptions options;
   options.port = static_cast<std::uint16_t>(port);
   options.secret = secret_;
   server_ = std::make_unique<StoreServer>(std::move(options));
+  store_address_ = "tcp://" + server_->address();
+}
+
+MeetingPoint::MeetingPoint(std::string store_address, std::string secret, std::string run_id)
+    : secret_(std::move(secret)),
+      run_id_(std::move(run_id)),
+      store_address_(std::move(store_address)) {
+  check(secret_.size() == secret_bytes, "the store's secret: expected {} bytes, found {}",
+        secret_bytes, secret_.size());
 }
 
 sys::FileDescriptor MeetingPoint::secret_descriptor() const {
@@ -57,6 +67,8 @@ sys::FileDescriptor MeetingPoint::secret_descriptor() const {
   if (!quiet) throw SystemError("numbering the store's secret", errno);
   return quiet;
 }
+
+std::string fresh_run_id() { return "lockstep-" + hexadecimal(random_bytes(8)); }
 
 int free_port() {
   const sys::FileDescriptor six(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));

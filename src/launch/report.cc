@@ -19,22 +19,54 @@ std::string describe(const std::vector<RankEnd>& ends) {
   return join(parts, "; ");
 }
 
+namespace {
+
+std::vector<int> sorted(std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+// Enough to know it again.
+std::string beginning(const std::string& sentence) {
+  constexpr std::size_t most = 60;
+  return sentence.size() <= most ? sentence : sentence.substr(0, most) + "...";
+}
+
+void add_last_lines(const FailureReport& report, std::vector<std::string>& lines) {
+  if (report.last_lines.empty()) {
+    lines.push_back("it had printed nothing");
+    return;
+  }
+  std::vector<std::string> own;
+  for (const std::string& line : report.last_lines)
+    if (!report.shared || !report.shared->is_repeated(line)) own.push_back("  | " + line);
+  if (own.empty()) return;
+  lines.push_back("its last lines:");
+  lines.insert(lines.end(), own.begin(), own.end());
+}
+
+}  // namespace
+
 std::vector<std::string> describe(const FailureReport& report) {
   const RankEnd& cause = report.cause;
   std::vector<std::string> lines;
   const std::string verb =
       cause.exit_code > 128 && cause.how.starts_with("killed") ? "was " : "ended with ";
-  lines.push_back(formatted("rank {} of {} (pid {}) {}{} at {}, after {}", cause.rank, report.ranks,
-                            cause.pid, verb, cause.how, report.at, format_duration(cause.after)));
-  if (report.last_lines.empty()) {
-    lines.push_back("it had printed nothing");
-  } else {
-    lines.push_back("its last lines:");
-    for (const std::string& line : report.last_lines) lines.push_back("  | " + line);
-  }
+  const std::string where = report.where.empty() ? "" : report.where + ", ";
+  lines.push_back(formatted("rank {} of {} ({}pid {}) {}{} at {}, after {}", cause.rank,
+                            report.ranks, where, cause.pid, verb, cause.how, report.at,
+                            format_duration(cause.after)));
+  add_last_lines(report, lines);
   if (!report.log_file.empty()) lines.push_back("its log: " + report.log_file);
+  if (report.shared) {
+    for (const SharedFailures::Failure& failure : report.shared->failures())
+      lines.push_back(rank_list(sorted(failure.ranks)) +
+                      " failed as shown above: " + beginning(failure.sentence));
+  }
   if (!report.others.empty())
-    lines.push_back("the others ended after it: " + describe(report.others));
+    lines.push_back((report.where.empty() ? "the others ended after it: "
+                                          : "the ranks of this node ended after it: ") +
+                    describe(report.others));
   return lines;
 }
 

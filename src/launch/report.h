@@ -1,6 +1,8 @@
 // What the agent says about the end of a run.
 #pragma once
 
+#include "launch/shared_failures.h"
+
 #include <lockstep/launch/agent.h>
 
 #include <string>
@@ -14,14 +16,16 @@ inline constexpr const char* speaker = "lockstep run: ";
 struct FailureReport {
   RankEnd cause;
   int ranks = 1;
-  std::string at;  // time of day
+  std::string where;  // "node 1, host b"; empty: there is one node
+  std::string at;     // time of day
   std::vector<std::string> last_lines;
-  std::string log_file;         // empty: none
-  std::vector<RankEnd> others;  // ranks that ended after it
+  const SharedFailures* shared = nullptr;  // what was shown already; null: nothing
+  std::string log_file;                    // empty: none
+  std::vector<RankEnd> others;             // ranks of this node that ended after it
 };
 
-// Lines without their ends: the cause, its last lines, where its log is, and one line for all the
-// others.
+// Lines without their ends: the cause, its last lines but for those that repeat a shared failure,
+// where its log is, who ended of such a failure, and one line for all the others.
 [[nodiscard]] std::vector<std::string> describe(const FailureReport& report);
 
 // "rank 0: exit code 1; ranks 2-3: killed by signal 15 (SIGTERM)".

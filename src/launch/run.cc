@@ -1,7 +1,6 @@
 #include "launch/run.h"
 
 #include "launch/program.h"
-#include "launch/report.h"
 #include "sys/topology.h"
 
 #include <lockstep/base/error.h>
@@ -19,7 +18,6 @@ namespace lockstep::launch {
 
 namespace {
 
-constexpr std::size_t reported_lines = 20;
 constexpr std::chrono::seconds leftover_grace{1};
 
 std::string_view value_of(const Environment& environment, std::string_view name) {
@@ -66,6 +64,9 @@ void Agent::Run::deliver(int signal) noexcept {
 
 AgentResult Agent::Run::run() {
   const IgnoredBrokenPipes broken_pipes;
+  const bool found = find_file();
+  // Signals keep their ordinary effect until all nodes have come, which may take minutes.
+  if (spec_.nodes.nodes > 1) nodes_.emplace(spec_.nodes, spec_.ranks);
   if (spec_.forward_signals) signals_.emplace();
   adoption_.emplace();
   const ScopeExit leave_nothing([&] {
@@ -73,36 +74,60 @@ AgentResult Agent::Run::run() {
     adoption_.reset();
     signals_.reset();
     meeting_.reset();
+    nodes_.reset();
   });
-  if (!find_file()) return result_;
-  open();
-  start_workers();
-  while (lifecycle_.state() != State::done) supervise();
+  if (found)
+    begin();
+  else
+    tell_failure(problem_);
+  while (!is_over()) supervise();
   finish();
   return result_;
+}
+
+void Agent::Run::begin() {
+  try {
+    open();
+    start_workers();
+  } catch (const std::exception& error) {
+    if (nodes_) nodes_->give_up(error.what());
+    throw;
+  }
 }
 
 bool Agent::Run::find_file() {
   const FoundProgram found = find_program(spec_.program, value_of(spec_.environment, "PATH"));
   file_ = found.file;
-  if (found.problem.empty()) return true;
-  say(found.problem);
+  problem_ = found.problem;
+  if (problem_.empty()) return true;
+  say(problem_);
   result_.exit_code = found.exit_code;
-  drain();
+  lifecycle_.could_not_start(0);
   return false;
 }
 
 void Agent::Run::open() {
   if (!spec_.log_folder.empty()) make_folder(spec_.log_folder);
-  for (int rank = 0; rank < spec_.ranks; ++rank)
-    workers_.push_back(
-        std::make_unique<Worker>(rank, output_printer_, error_printer_, log_file(spec_, rank)));
-  meeting_.emplace(spec_.store_port);
+  for (int rank = first_rank(); rank < first_rank() + spec_.ranks; ++rank)
+    workers_.push_back(std::make_unique<Worker>(rank, output_printer_, error_printer_, failures_,
+                                                log_file(spec_, rank)));
+  if (nodes_)
+    meeting_.emplace(nodes_->store_address(), nodes_->secret(), nodes_->roster().run_id);
+  else
+    meeting_.emplace(spec_.store_port);
+  flight_.emplace(spec_.environment, spec_.log_folder, meeting_->run_id());
+  std::erase_if(spec_.environment,
+                [](const auto& entry) { return entry.first == variable::flight_folder; });
+  spec_.environment.emplace_back(variable::flight_folder, flight_->path());
 }
 
 void Agent::Run::start_workers() {
-  const RankPlace place{.ranks = spec_.ranks,
-                        .master_port = free_port(),
+  const RankPlace place{.ranks = ranks_of_all(),
+                        .local_ranks = spec_.ranks,
+                        .node = spec_.nodes.node,
+                        .nodes = spec_.nodes.nodes,
+                        .master_address = nodes_ ? nodes_->roster().master_address : "127.0.0.1",
+                        .master_port = nodes_ ? nodes_->roster().master_port : free_port(),
                         .run_id = meeting_->run_id(),
                         .store = meeting_->store_address(),
                         .cores = sys::usable_cores()};
@@ -112,9 +137,11 @@ void Agent::Run::start_workers() {
     } catch (const SystemError& error) {
       const char* hint =
           error.error_number() == ENOENT ? " (the interpreter that its first line names)" : "";
-      say(formatted("rank {}: {}{}", worker->rank(), error.what(), hint));
+      problem_ = formatted("rank {}: {}{}", worker->rank(), error.what(), hint);
+      say(problem_);
       result_.exit_code = 126;
-      lifecycle_.could_not_start(worker->rank());
+      tell_failure(problem_);
+      lifecycle_.could_not_start(worker->rank() - first_rank());
       if (const auto signal = lifecycle_.take_signal()) send_to_all(*signal);
       return;
     }
@@ -125,6 +152,7 @@ void Agent::Run::start_workers() {
 void Agent::Run::start(Worker& worker, RankPlace place) {
   const sys::FileDescriptor secret = meeting_->secret_descriptor();
   place.rank = worker.rank();
+  place.local_rank = worker.rank() - first_rank();
   place.secret_descriptor = secret.get();
   worker.start(file_, spec_, place);
 }
@@ -133,8 +161,9 @@ void Agent::Run::finish() {
   adoption_->end_all(leftover_grace);
   for (const auto& worker : workers_) worker->output().finish();
   if (result_.exit_code == 0) result_.exit_code = lifecycle_.exit_code();
-  if (lifecycle_.cause() >= 0) report();
+  if (!report_failure_elsewhere() && lifecycle_.cause() >= 0) report();
   drain();
+  leave_nodes();
 }
 
 void Agent::Run::report() {
@@ -142,20 +171,28 @@ void Agent::Run::report() {
       std::find_if(result_.ends.begin(), result_.ends.end(),
                    [&](const RankEnd& end) { return end.rank == lifecycle_.cause(); });
   result_.cause = *cause;
+  const ScopeExit records([&] {
+    const std::string files = flight_->records(spec_.ranks);
+    if (!files.empty()) say("what the ranks called last: lockstep report hang " + files);
+  });
   if (cause->exit_code == spec_.explained_exit_code) return;
   if (lifecycle_.stop_signal() != 0) {
     return say("stopped by " + sys::signal_name(lifecycle_.stop_signal()) + "; " +
                describe(result_.ends));
   }
-  RankOutput& output = workers_[cause->rank]->output();
-  const std::vector<std::string> lines =
-      describe({.cause = *cause,
-                .ranks = spec_.ranks,
-                .at = failed_at_,
-                .last_lines = output.last_lines().lines(reported_lines),
-                .log_file = output.log_file(),
-                .others = {cause + 1, result_.ends.end()}});
-  for (const std::string& line : lines) say(line);
+  RankOutput& output = workers_[cause->rank - first_rank()]->output();
+  report({.cause = *cause,
+          .ranks = ranks_of_all(),
+          .where = where(spec_.nodes.node),
+          .at = failed_at_,
+          .last_lines = output.last_lines().lines(reported_lines),
+          .shared = &failures_,
+          .log_file = output.log_file(),
+          .others = {cause + 1, result_.ends.end()}});
+}
+
+void Agent::Run::report(const FailureReport& failure) {
+  for (const std::string& line : describe(failure)) say(line);
 }
 
 // Writes what is left, as slowly as the reader takes it, unless the user asks to stop.

@@ -2,10 +2,14 @@
 #pragma once
 
 #include "launch/descendants.h"
+#include "launch/flight_folder.h"
 #include "launch/lifecycle.h"
 #include "launch/meeting_point.h"
+#include "launch/nodes.h"
 #include "launch/poller.h"
 #include "launch/printer.h"
+#include "launch/report.h"
+#include "launch/shared_failures.h"
 #include "launch/signals.h"
 #include "launch/sink.h"
 #include "launch/worker.h"
@@ -19,6 +23,8 @@
 
 namespace lockstep::launch {
 
+inline constexpr std::size_t reported_lines = 20;
+
 class Agent::Run {
  public:
   explicit Run(WorkerSpec spec);
@@ -28,11 +34,13 @@ class Agent::Run {
  private:
   // The phases: run.cc.
   bool find_file();
+  void begin();
   void open();
   void start_workers();
   void start(Worker& worker, RankPlace place);
   void finish();
   void report();
+  void report(const FailureReport& failure);
   void drain();
 
   // The loop between them: supervision.cc.
@@ -50,19 +58,40 @@ class Agent::Run {
   void collect_orphans();
   void say(const std::string& line);
 
+  // What the other nodes have to do with it: over_nodes.cc.
+  void watch_nodes(Poller& poller);
+  void tell_failure(const std::string& how);
+  void tell_failure(const RankEnd& end);
+  void tell_stop();
+  void tell_done();
+  void obey(Verdict verdict);
+  bool report_failure_elsewhere();
+  void leave_nodes();
+  [[nodiscard]] bool is_over() const;
+  [[nodiscard]] int first_rank() const;
+  [[nodiscard]] int ranks_of_all() const;
+  [[nodiscard]] std::string where(int node) const;
+
   WorkerSpec spec_;
   sys::FileDescriptor delivered_, deliver_to_;  // a pipe of signal numbers
   Sink output_, error_;
   OpenLine output_line_, error_line_;
   Printer output_printer_, error_printer_;
+  SharedFailures failures_;
+  std::optional<FlightFolder> flight_;
   std::optional<SignalQueue> signals_;
   std::optional<Adoption> adoption_;
   std::optional<MeetingPoint> meeting_;
-  std::string file_;
+  std::string file_;     // what to execute
+  std::string problem_;  // or why that cannot be
   std::vector<std::unique_ptr<Worker>> workers_;
   Lifecycle lifecycle_;
   Clock::time_point orphans_seen_;
-  std::string failed_at_;  // time of day
+  std::string failed_at_;       // time of day
+  std::string failure_;         // "rank 1 has failed (exit code 3)"
+  std::optional<Nodes> nodes_;  // none where there are no others
+  std::optional<Verdict> verdict_, own_failure_;
+  bool told_ = false;  // the other nodes, how it went here
   bool output_loss_said_ = false;
   bool interrupted_ = false;  // a stop was asked for while the last output was being written
   AgentResult result_;

@@ -1,4 +1,3 @@
-#include "launch/report.h"
 #include "launch/run.h"
 
 #include <lockstep/base/format.h>
@@ -28,6 +27,7 @@ void Agent::Run::supervise() {
   Poller poller;
   watch_signals(poller);
   watch_sinks(poller);
+  watch_nodes(poller);
   for (const auto& worker : workers_) watch_streams(poller, *worker);
   // Only to wake up: which of several ended first is decided when all of them have been looked at.
   for (const auto& worker : workers_)
@@ -37,6 +37,7 @@ void Agent::Run::supervise() {
   take_ended();
   lifecycle_.time_is(Clock::now());
   if (const auto signal = lifecycle_.take_signal()) send_to_all(*signal);
+  if (lifecycle_.state() == State::done) tell_done();
   say_losses();
   collect_orphans();
 }
@@ -87,7 +88,10 @@ void Agent::Run::note_end(Worker& worker, sys::ExitStatus status) {
   worker.output().finish();
   result_.ends.push_back(worker.describe_end(status, now));
   lifecycle_.ended(worker.rank(), status, now);
-  if (lifecycle_.cause() == worker.rank()) failed_at_ = time_of_day();
+  if (lifecycle_.cause() != worker.rank()) return;
+  failed_at_ = time_of_day();
+  failure_ = formatted("rank {} has failed ({})", worker.rank(), result_.ends.back().how);
+  tell_failure(result_.ends.back());
 }
 
 void Agent::Run::signalled(int signal) {
@@ -97,16 +101,13 @@ void Agent::Run::signalled(int signal) {
     return;
   }
   lifecycle_.signalled(signal, Clock::now());
+  tell_stop();
   if (const auto due = lifecycle_.take_signal()) send_to_all(*due);
 }
 
 void Agent::Run::send_to_all(int signal) {
-  if (lifecycle_.state() == State::failed && signal == SIGTERM) {
-    const auto cause =
-        std::find_if(result_.ends.begin(), result_.ends.end(),
-                     [&](const RankEnd& end) { return end.rank == lifecycle_.cause(); });
-    say(formatted("rank {} has failed ({}); ending the others", cause->rank, cause->how));
-  }
+  if (lifecycle_.state() == State::failed && signal == SIGTERM)
+    say(failure_ + "; ending the others");
   for (const auto& worker : workers_)
     if (sys::Process* process = worker->process()) process->send_to_group(signal);
 }

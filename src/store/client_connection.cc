@@ -2,6 +2,7 @@
 
 #include "store/limits.h"
 #include "sys/blocked_signals.h"
+#include "sys/descriptor_passing.h"
 #include "sys/sockets.h"
 
 #include <array>
@@ -22,6 +23,13 @@ namespace {
 // One that accepts connections but does not greet is no store, or stuck.
 constexpr Duration handshake_limit = std::chrono::seconds(20);
 
+// Any user can listen at an abstract name: the kernel says who does.
+void check_owner(int socket, const std::string& address) {
+  auto owner = sys::peer_credentials(socket).uid;
+  check_input(owner == ::geteuid(), "store at {} belongs to user {}, expected this one, {}",
+              address, owner, ::geteuid());
+}
+
 void throw_unless_done(const store::Message& reply, Clock::time_point start) {
   if (reply.code == store::Code::done) return;
   if (reply.code == store::Code::late) {
@@ -37,7 +45,7 @@ TcpStore::Connection::Connection(const TcpStoreOptions& options)
   store::ClientStreams streams = connect(options);
   sealer_.emplace(std::move(streams.to_server));
   opener_.emplace(std::move(streams.from_server));
-  sys::keep_alive(socket_.get());
+  sys::keep_alive(socket_.get(), options.lost_after);
   sys::BlockedSignals blocked;
   reader_ = std::thread([this] { read_replies(); });
 }
@@ -50,10 +58,11 @@ TcpStore::Connection::~Connection() {
 store::ClientStreams TcpStore::Connection::connect(const TcpStoreOptions& options) {
   Deadline deadline = Deadline::after(options.connect_timeout);
   store::StoreKey key(options.secret);
-  sys::SocketAddress server = sys::SocketAddress::tcp(options.host, options.port);
+  sys::SocketAddress server = sys::SocketAddress::of(options.host, options.port);
   address_ = server.text();
   for (;;) {
     socket_ = sys::connect_to(server, deadline);
+    if (server.family() == AF_UNIX) check_owner(socket_.get(), address_);
     try {
       auto soon = deadline.or_sooner(Deadline::after(handshake_limit));
       return store::shake_hands(socket_.get(), address_, key, soon);

@@ -33,6 +33,7 @@ class TcpStore::Connection {
   store::Message call(store::Message request, Deadline deadline);
 
   [[nodiscard]] Duration call_timeout() const { return call_timeout_; }
+  [[nodiscard]] int socket() const { return socket_.get(); }
   // True in a forked child, which has a copy of this object but not its thread.
   [[nodiscard]] bool is_copy_of_parent() const;
 

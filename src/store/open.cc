@@ -12,10 +12,11 @@ namespace {
 
 constexpr std::string_view tcp_scheme = "tcp://";
 constexpr std::string_view file_scheme = "file:";
+constexpr std::string_view unix_scheme = "unix:@";
 
 BadInput not_understood(std::string_view address) {
-  return BadInput("store: expected tcp://HOST:PORT or file:FOLDER, found '" + std::string(address) +
-                  "'");
+  return BadInput("store: expected tcp://HOST:PORT, unix:@NAME or file:FOLDER, found '" +
+                  std::string(address) + "'");
 }
 
 TcpStoreOptions parse_tcp(std::string_view address) {
@@ -37,6 +38,11 @@ std::shared_ptr<Store> open_store(std::string_view address, std::string secret, 
     options.secret = std::move(secret);
     options.connect_timeout = timeout;
     return std::make_shared<TcpStore>(std::move(options));
+  }
+  if (address.starts_with(unix_scheme) && address.size() > unix_scheme.size()) {
+    std::string name(address.substr(unix_scheme.size() - 1));
+    return std::make_shared<TcpStore>(TcpStoreOptions{
+        .host = name, .port = 0, .secret = std::move(secret), .connect_timeout = timeout});
   }
   std::string_view folder = address.substr(std::min(address.size(), file_scheme.size()));
   if (!address.starts_with(file_scheme) || folder.empty()) throw not_understood(address);

@@ -3,6 +3,7 @@
 #include "store/limits.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include <lockstep/base/check.h>
@@ -14,6 +15,12 @@ void expect_parts(const Message& request, std::size_t count) {
   check_input(request.parts.size() == count,
               "store: expected {} parts in a request with code {}, found {}", count,
               static_cast<int>(request.code), request.parts.size());
+}
+
+std::size_t bytes_of(const Message& request) {
+  std::size_t bytes = sizeof(ParkedRequest);
+  for (const std::string& part : request.parts) bytes += sizeof(part) + part.size();
+  return bytes;
 }
 
 Message done(const Message& request, std::vector<std::string> parts, std::int64_t number = 0) {
@@ -92,12 +99,14 @@ Outcome execute_checked(Table& table, const Message& request) {
       return erase(table, request);
     case Code::keys:
       return keys(table, request);
+    case Code::last_word:  // the connection's own business
     case Code::done:
     case Code::late:
     case Code::refused:
       break;
   }
-  throw BadInput("store: expected a request, found a reply");
+  throw BadInput("store: expected a request to the table, found code " +
+                 std::to_string(static_cast<int>(request.code)));
 }
 
 }  // namespace
@@ -113,6 +122,9 @@ Outcome execute(Table& table, const Message& request) {
 void ParkedRequests::add(ParkedRequest parked, const Table& table) {
   std::vector<std::string> missing = table.missing(parked.request.parts);
   check(!missing.empty(), "store: a request was parked though its keys are all there");
+  Load& load = loads_[parked.connection];
+  ++load.count;
+  load.bytes += bytes_of(parked.request);
   by_missing_key_.emplace(std::move(missing.front()), std::move(parked));
 }
 
@@ -126,6 +138,8 @@ std::vector<ParkedRequest> ParkedRequests::take_ready(std::string_view key, cons
     (all ? ready : waiting).push_back(std::move(entry->second));
   }
   by_missing_key_.erase(first, last);
+  for (const ParkedRequest& parked : ready) take_off(parked);
+  for (const ParkedRequest& parked : waiting) take_off(parked);
   for (ParkedRequest& parked : waiting) add(std::move(parked), table);
   return ready;
 }
@@ -137,6 +151,7 @@ std::vector<ParkedRequest> ParkedRequests::take_late() {
       ++entry;
       continue;
     }
+    take_off(entry->second);
     late.push_back(std::move(entry->second));
     entry = by_missing_key_.erase(entry);
   }
@@ -146,12 +161,25 @@ std::vector<ParkedRequest> ParkedRequests::take_late() {
 void ParkedRequests::drop_connection(std::uint64_t connection) {
   std::erase_if(by_missing_key_,
                 [&](const auto& entry) { return entry.second.connection == connection; });
+  loads_.erase(connection);
+}
+
+void ParkedRequests::take_off(const ParkedRequest& parked) {
+  auto place = loads_.find(parked.connection);
+  Load& load = place->second;
+  load.bytes -= bytes_of(parked.request);
+  if (--load.count == 0) loads_.erase(place);
 }
 
 std::size_t ParkedRequests::count(std::uint64_t connection) const {
-  return static_cast<std::size_t>(
-      std::count_if(by_missing_key_.begin(), by_missing_key_.end(),
-                    [&](const auto& entry) { return entry.second.connection == connection; }));
+  auto place = loads_.find(connection);
+  return place == loads_.end() ? 0 : place->second.count;
+}
+
+bool ParkedRequests::has_room(std::uint64_t connection, const Message& request) const {
+  auto place = loads_.find(connection);
+  Load load = place == loads_.end() ? Load{} : place->second;
+  return load.count < max_parked && load.bytes + bytes_of(request) <= max_parked_bytes;
 }
 
 Deadline ParkedRequests::next_deadline() const {

@@ -1,6 +1,7 @@
 #include "store/server_loop.h"
 
 #include "sys/blocked_signals.h"
+#include "sys/descriptor_passing.h"
 #include "sys/sockets.h"
 
 #include <algorithm>
@@ -19,7 +20,7 @@ namespace {
 
 constexpr std::size_t receive_bytes = 256 << 10;    // of one connection in one turn
 constexpr std::size_t much_output_bytes = 1 << 20;  // enough to stop reading more requests
-constexpr std::size_t max_parked = 4096;            // of one connection
+constexpr int accepts_a_turn = 16;                  // so that a flood leaves time for others
 
 void flush(int socket, store::ServerSession& session) {
   while (!session.output().empty()) {
@@ -102,8 +103,11 @@ Deadline StoreServer::Loop::next_deadline() const {
 
 void StoreServer::Loop::accept_all() {
   try {
-    while (sys::FileDescriptor socket = sys::accept_now(listener_.get())) {
-      sys::keep_alive(socket.get());
+    for (int i = 0; i < accepts_a_turn; ++i) {
+      sys::FileDescriptor socket = sys::accept_now(listener_.get());
+      if (!socket) return;
+      if (!may_enter(socket.get())) continue;
+      sys::keep_alive(socket.get(), options_.lost_after);
       connections_.emplace(next_number_++, Connection{std::move(socket), store::ServerSession(key_),
                                                       Deadline::after(options_.handshake_timeout)});
       drop_oldest_unproven();
@@ -112,6 +116,15 @@ void StoreServer::Loop::accept_all() {
     log::warning("store at {}: {}; trying again in a moment", address_, error.what());
     accept_again_ = Deadline::after(std::chrono::milliseconds(100));
   }
+}
+
+// Any user can connect to an abstract socket: the kernel says who has.
+bool StoreServer::Loop::may_enter(int socket) const {
+  if (!address_.starts_with('@')) return true;
+  auto peer = sys::peer_credentials(socket);
+  if (peer.uid == ::geteuid()) return true;
+  log::warning("store at {}: user {} wanted in, but only {} may", address_, peer.uid, ::geteuid());
+  return false;
 }
 
 void StoreServer::Loop::drop_oldest_unproven() {
@@ -151,6 +164,12 @@ void StoreServer::Loop::serve(std::uint64_t number, Connection& connection, shor
 // True when it stopped because there is much output, and not because no request is left.
 bool StoreServer::Loop::answer_some(std::uint64_t number, Connection& connection) {
   while (connection.session.output().size() < much_output_bytes) {
+    if (!connection.due.empty()) {
+      store::ParkedRequest parked = std::move(connection.due.front());
+      connection.due.pop_front();
+      answer_parked(std::move(parked));
+      continue;
+    }
     auto request = connection.session.next();
     if (!request) return false;
     answer(number, connection, *std::move(request));
@@ -160,11 +179,15 @@ bool StoreServer::Loop::answer_some(std::uint64_t number, Connection& connection
 
 void StoreServer::Loop::answer(std::uint64_t number, Connection& connection,
                                store::Message request) {
+  if (request.code == store::Code::last_word) {
+    connection.session.send(connection.last_words.leave(request));
+    return;
+  }
   store::Outcome outcome = store::execute(table_, request);
   if (outcome.reply) {
     connection.session.send(*outcome.reply);
     if (!outcome.written.empty()) answer_ready(outcome.written);
-  } else if (parked_.count(number) >= max_parked) {
+  } else if (!parked_.has_room(number, request)) {
     connection.session.send({request.id, store::Code::refused, 0, {"store: too many waits"}});
   } else {
     Deadline deadline = patience_of(request);
@@ -173,9 +196,24 @@ void StoreServer::Loop::answer(std::uint64_t number, Connection& connection,
 }
 
 void StoreServer::Loop::answer_ready(const std::string& key) {
-  for (const store::ParkedRequest& parked : parked_.take_ready(key, table_)) {
-    store::Outcome outcome = store::execute(table_, parked.request);
-    if (outcome.reply) reply_to(parked.connection, *outcome.reply);
+  for (store::ParkedRequest& parked : parked_.take_ready(key, table_)) {
+    answer_parked(std::move(parked));
+  }
+}
+
+void StoreServer::Loop::answer_parked(store::ParkedRequest parked) {
+  auto place = connections_.find(parked.connection);
+  if (place == connections_.end()) return;
+  Connection& connection = place->second;
+  if (connection.session.output().size() >= much_output_bytes) {
+    connection.due.push_back(std::move(parked));
+    return;
+  }
+  store::Outcome outcome = store::execute(table_, parked.request);
+  if (outcome.reply) {
+    connection.session.send(*outcome.reply);
+  } else {
+    parked_.add(std::move(parked), table_);  // erased meanwhile
   }
 }
 
@@ -192,13 +230,24 @@ void StoreServer::Loop::reply_to(std::uint64_t number, const store::Message& rep
 }
 
 void StoreServer::Loop::close_finished() {
-  std::erase_if(connections_, [&](const auto& entry) {
-    const auto& [number, connection] = entry;
+  std::vector<store::LastWords> said;
+  std::erase_if(connections_, [&](auto& entry) {
+    auto& [number, connection] = entry;
     bool overdue = !connection.session.proven() && connection.handshake_deadline.passed();
     if (!connection.closing && !overdue) return false;
     parked_.drop_connection(number);
+    if (!connection.last_words.words().empty()) said.push_back(std::move(connection.last_words));
     return true;
   });
+  for (const store::LastWords& last : said) say(last);
+}
+
+void StoreServer::Loop::say(const store::LastWords& last) {
+  for (const auto& [key, value] : last.words()) {
+    if (table_.find(key) != nullptr) continue;
+    table_.set(key, value);
+    answer_ready(key);
+  }
 }
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "store/handshake.h"
+#include "store/last_words.h"
 #include "store/requests.h"
 #include "store/server_session.h"
 #include "store/table.h"
@@ -11,6 +12,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <string>
 #include <thread>
@@ -28,7 +30,7 @@ namespace lockstep {
 //
 // Bounds: at most max_unproven connections without proof, each holding one handshake's bytes for at
 // most handshake_timeout; from a proven connection no request is read while much of its output has
-// not been taken, and of its requests at most max_parked wait.
+// not been taken, nor is a waiting one answered, and of its requests at most max_parked wait.
 class StoreServer::Loop {
  public:
   Loop(StoreServerOptions options, sys::FileDescriptor listener);
@@ -44,7 +46,9 @@ class StoreServer::Loop {
     sys::FileDescriptor socket;
     store::ServerSession session;
     Deadline handshake_deadline;
-    bool closing = false;  // close it when the turn is over
+    store::LastWords last_words = {};
+    std::deque<store::ParkedRequest> due = {};  // their keys are there, but the output is full
+    bool closing = false;                       // close it when the turn is over
   };
   using Connections = std::map<std::uint64_t, Connection>;  // by number: the oldest first
 
@@ -52,12 +56,15 @@ class StoreServer::Loop {
   void turn();
   [[nodiscard]] Deadline next_deadline() const;
   void accept_all();
+  [[nodiscard]] bool may_enter(int socket) const;
   void drop_oldest_unproven();
   void serve(std::uint64_t number, Connection& connection, short events);
   [[nodiscard]] bool answer_some(std::uint64_t number, Connection& connection);
   void answer(std::uint64_t number, Connection& connection, store::Message request);
   void answer_ready(const std::string& key);
   void answer_late();
+  void say(const store::LastWords& last);
+  void answer_parked(store::ParkedRequest parked);
   void reply_to(std::uint64_t number, const store::Message& reply);
   void close_finished();
 

@@ -12,7 +12,7 @@ namespace lockstep {
 StoreServer::StoreServer(StoreServerOptions options) {
   check(options.max_unproven > 0, "StoreServer: max_unproven must be at least 1, found {}",
         options.max_unproven);
-  sys::SocketAddress address = sys::SocketAddress::tcp(options.host, options.port);
+  sys::SocketAddress address = sys::SocketAddress::of(options.host, options.port);
   check_input(!options.secret.empty() || address.is_loopback(),
               "store at {}: a store that other machines can reach needs a secret", address.text());
   sys::FileDescriptor listener = sys::listen_on(address);

@@ -2,6 +2,7 @@
 
 #include "store/client_connection.h"
 #include "store/limits.h"
+#include "sys/socket_address.h"
 
 #include <utility>
 
@@ -91,6 +92,16 @@ std::vector<std::string> TcpStore::keys(std::string_view prefix) {
       ->call({.code = Code::keys, .parts = {std::string(prefix)}},
              Deadline::after(connection_->call_timeout()))
       .parts;
+}
+
+void TcpStore::leave_last_word(std::string_view key, std::string_view value) {
+  store::check_key(key);
+  connection_->call({.code = Code::last_word, .parts = {std::string(key), std::string(value)}},
+                    Deadline::after(connection_->call_timeout()));
+}
+
+std::string TcpStore::own_address() const {
+  return sys::SocketAddress::local(connection_->socket()).host();
 }
 
 }  // namespace lockstep

@@ -32,6 +32,7 @@
 //                                      desired
 //      7 erase                         key                number: 1 when something was erased
 //      8 keys                          prefix             { key }
+//      9 last_word                     key value
 //
 //      reply 101 done, as above; 102 late: the patience has ended, parts: missing keys;
 //      103 refused: part 1 is the text of a BadInput.
@@ -72,6 +73,7 @@ enum class Code : std::uint8_t {
   compare_set = 6,
   erase = 7,
   keys = 8,
+  last_word = 9,
   done = 101,
   late = 102,
   refused = 103,

@@ -36,6 +36,10 @@ SocketAddress SocketAddress::tcp(std::string_view host, std::uint16_t port) {
   return address;
 }
 
+SocketAddress SocketAddress::of(std::string_view host, std::uint16_t port) {
+  return host.starts_with('@') ? abstract(host.substr(1)) : tcp(host, port);
+}
+
 SocketAddress SocketAddress::unix_socket(std::string_view name, bool abstract) {
   sockaddr_un unix_address{};
   unix_address.sun_family = AF_UNIX;
@@ -77,18 +81,23 @@ bool SocketAddress::is_loopback() const {
   return family() == AF_UNIX;
 }
 
-std::string SocketAddress::text() const {
-  char host[INET6_ADDRSTRLEN] = "";
+std::string SocketAddress::host() const {
+  char text_of_host[INET6_ADDRSTRLEN] = "";
   if (family() == AF_INET) {
-    ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(&storage_)->sin_addr, host,
-                sizeof(host));
-    return std::string(host) + ":" + std::to_string(port());
+    ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(&storage_)->sin_addr, text_of_host,
+                sizeof(text_of_host));
+  } else if (family() == AF_INET6) {
+    ::inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(&storage_)->sin6_addr,
+                text_of_host, sizeof(text_of_host));
+  } else {
+    return text();
   }
-  if (family() == AF_INET6) {
-    ::inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(&storage_)->sin6_addr, host,
-                sizeof(host));
-    return "[" + std::string(host) + "]:" + std::to_string(port());
-  }
+  return text_of_host;
+}
+
+std::string SocketAddress::text() const {
+  if (family() == AF_INET) return host() + ":" + std::to_string(port());
+  if (family() == AF_INET6) return "[" + host() + "]:" + std::to_string(port());
   const char* name = reinterpret_cast<const sockaddr_un*>(&storage_)->sun_path;
   std::size_t length = size_ - offsetof(sockaddr_un, sun_path);
   if (length == 0) return "an unnamed socket";

@@ -15,6 +15,8 @@ class SocketAddress {
   // A name or a numeric address, IPv4 or IPv6. Looks names up, which may block for seconds.
   // BadInput when there is no such host.
   [[nodiscard]] static SocketAddress tcp(std::string_view host, std::uint16_t port);
+  // abstract() where `host` is "@NAME", else tcp().
+  [[nodiscard]] static SocketAddress of(std::string_view host, std::uint16_t port);
   // At most 107 bytes. BadInput when it is longer.
   [[nodiscard]] static SocketAddress path(std::string_view path);
   [[nodiscard]] static SocketAddress abstract(std::string_view name);
@@ -28,6 +30,8 @@ class SocketAddress {
   [[nodiscard]] std::uint16_t port() const;
   // True for 127.0.0.0/8, ::1 and unix sockets: only this host can connect.
   [[nodiscard]] bool is_loopback() const;
+  // The address alone, without its port or brackets; of unix sockets what text() says.
+  [[nodiscard]] std::string host() const;
   // "127.0.0.1:1234", "[::1]:1234", "/run/x.sock", "@name".
   [[nodiscard]] std::string text() const;
 

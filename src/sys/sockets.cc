@@ -149,8 +149,13 @@ FileDescriptor connect_to(const SocketAddress& address, Deadline deadline) {
   }
 }
 
-void keep_alive(int socket) {
-  int on = 1, idle_seconds = 10, probe_seconds = 5, probes = 3;
+void keep_alive(int socket, Duration limit) {
+  int seconds =
+      std::max(3, static_cast<int>(std::chrono::ceil<std::chrono::seconds>(limit).count()));
+  int on = 1, probes = 3, probe_seconds = std::max(1, seconds / 5);
+  int idle_seconds = seconds - probes * probe_seconds + (seconds == 3);
+  unsigned unanswered_ms = 1000u * static_cast<unsigned>(seconds);  // also for what was sent
+  ::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof(unanswered_ms));
   ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
   ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle_seconds, sizeof(idle_seconds));
   ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &probe_seconds, sizeof(probe_seconds));

@@ -7,6 +7,7 @@
 #include "sys/file_descriptor.h"
 #include "sys/socket_address.h"
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -32,8 +33,9 @@ namespace lockstep::sys {
 [[nodiscard]] FileDescriptor try_connect(const SocketAddress& address, Deadline deadline);
 
 // Has the kernel ask a silent peer whether it is still there: a machine that vanished is PeerLost
-// within half a minute. For TCP; no effect elsewhere.
-void keep_alive(int socket);
+// after about `limit` (whole seconds, at least 3). A process that is only stopped is still there.
+// For TCP; no effect elsewhere.
+void keep_alive(int socket, Duration limit = std::chrono::seconds(25));
 
 // Two connected sockets of this host.
 [[nodiscard]] std::pair<FileDescriptor, FileDescriptor> socket_pair();

@@ -16,6 +16,8 @@ std::map<std::string, std::string> as_map(const Environment& environment) {
 
 const RankPlace place{.rank = 2,
                       .ranks = 3,
+                      .local_rank = 2,
+                      .local_ranks = 3,
                       .restart = 1,
                       .max_restarts = 4,
                       .master_port = 29500,

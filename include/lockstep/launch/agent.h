@@ -1,5 +1,5 @@
 // Agent: starts the ranks of a run on this machine, passes on their output, and sees to it that all
-// of them end together.
+// of them end together. A run on several machines has one agent on each.
 //
 //   launch::Agent agent({.program = "./train", .arguments = {"--lr", "0.1"}, .ranks = 4});
 //   return agent.run().exit_code;
@@ -11,6 +11,8 @@
 //  - When run() returns, nothing that the ranks started is left, also not what left their process
 //    groups or sessions.
 //  - When the agent's own process is killed, the ranks are killed with it.
+//  - Over several nodes: the first failure on any of them ends the run on all, and every agent
+//  reports it and returns its exit code; an agent that vanishes is such a failure.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -34,10 +36,23 @@ enum class StandardInput {
   none,    // all have an empty one
 };
 
+// This agent among those of a run on several nodes. Node 0 serves the store at `rendezvous`, so it
+// must be node 0's address; the others come to it.
+struct NodeSpec {
+  int nodes = 1;                 // 1: there are no others, and the rest is not used
+  int node = 0;                  // 0 .. nodes-1; ranks are numbered by node
+  std::string rendezvous = {};   // "HOST:PORT"
+  std::string secret_file = {};  // the same content on all nodes, mode 600; may be missing only
+                                 // where HOST is a loopback address: then it is the user's own
+  Duration join_timeout = std::chrono::minutes(5);  // until all must have come
+  Duration lost_after = std::chrono::seconds(15);   // without an answer of a node's machine
+};
+
 struct WorkerSpec {
   std::string program = {};  // a path; or a name, looked for in PATH and then in the current folder
   std::vector<std::string> arguments = {};  // without argv[0]
-  int ranks = 1;
+  int ranks = 1;                            // of this node
+  NodeSpec nodes = {};
   Environment environment = current_environment();  // what the ranks' own variables are added to
   std::string log_folder = {};  // made when missing; gets rank-0.log, ... Empty: no logs
   PrefixStyle prefix = PrefixStyle::rank;
@@ -45,7 +60,7 @@ struct WorkerSpec {
   Duration grace = std::chrono::seconds(30);  // from a request to stop to SIGKILL
   Duration failure_grace =
       std::chrono::seconds(5);  // from the SIGTERM that follows a failure to SIGKILL
-  int store_port = 0;           // of the agent's store on 127.0.0.1; 0: a free one
+  int store_port = 0;           // of the agent's store on 127.0.0.1; 0: a free one; one node only
   int output = 1;  // descriptors for the ranks' stdout and stderr; the agent's own words go to
   int error = 2;   // the latter. Not owned.
   // Take SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTSTP while run() runs and treat
@@ -67,8 +82,8 @@ struct RankEnd {
 
 struct AgentResult {
   int exit_code = 0;             // what a program that only runs this should end with
-  std::optional<RankEnd> cause;  // the first rank that failed, if one did
-  std::vector<RankEnd> ends;     // all ranks, in the order in which they ended
+  std::optional<RankEnd> cause;  // the first rank that failed, if one did, on whichever node
+  std::vector<RankEnd> ends;     // all ranks of this node, in the order in which they ended
 };
 
 class Agent {
@@ -85,7 +100,8 @@ class Agent {
   // for the ranks' and ended. The ranks also end with the calling thread. A program that is not
   // found gives exit code 127, one that cannot be executed 126, both with a line on `error`.
   // SystemError, BadInput (the store's port is in use): a log or the store could not be made;
-  // nothing has been left behind.
+  // nothing has been left behind. Over several nodes also BadInput, Timeout and PeerLost when they
+  // do not come together; until they have, signals have their ordinary effect.
   AgentResult run();
 
   // As if this process had received `signal`. From any thread, and from signal handlers.

@@ -17,7 +17,8 @@ namespace lockstep {
 
 struct StoreServerOptions {
   // Where to listen. Anything but a loopback address lets other machines connect, and then a secret
-  // is required.
+  // is required. "@NAME" is a socket of this host only (Linux: an abstract name, gone with its last
+  // user): nobody but processes of the same user is let in.
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;  // 0: a free one, see port()
   std::string secret;      // any bytes; 32 random ones are best
@@ -25,6 +26,8 @@ struct StoreServerOptions {
   // of these when there are more than `max_unproven`.
   Duration handshake_timeout = std::chrono::seconds(10);
   int max_unproven = 64;
+  // A client whose machine has not answered the kernel's questions for that long has gone.
+  Duration lost_after = std::chrono::seconds(25);
 };
 
 class StoreServer {
@@ -38,7 +41,7 @@ class StoreServer {
   StoreServer& operator=(const StoreServer&) = delete;
 
   [[nodiscard]] std::uint16_t port() const;
-  // "127.0.0.1:1234"
+  // "127.0.0.1:1234", "@NAME"
   [[nodiscard]] std::string address() const;
 
  private:

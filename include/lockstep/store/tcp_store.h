@@ -11,13 +11,15 @@
 namespace lockstep {
 
 struct TcpStoreOptions {
-  std::string host = "127.0.0.1";
+  std::string host = "127.0.0.1";  // or "@NAME", which must belong to the same user
   std::uint16_t port = 0;
   std::string secret;  // the server's
   // The server may start later than its clients: how long to try.
   Duration connect_timeout = std::chrono::minutes(5);
   // How long the server may take to answer a call that does not block there.
   Duration call_timeout = std::chrono::seconds(60);
+  // A server whose machine has not answered the kernel's questions for that long has gone.
+  Duration lost_after = std::chrono::seconds(25);
 };
 
 // One connection, shared by all threads: a blocked get() or wait() holds up no other call. get()
@@ -39,6 +41,13 @@ class TcpStore : public Store {
                           std::string_view desired) override;
   bool erase(std::string_view key) override;
   [[nodiscard]] std::vector<std::string> keys(std::string_view prefix) override;
+
+  // Leaves a word with the server: when this connection has ended, in order or not, it writes
+  // `value` under `key` unless something stands there. So others learn that this process or its
+  // machine has gone. At most 16 a connection, of at most 64 KiB; the same key replaces its word.
+  void leave_last_word(std::string_view key, std::string_view value);
+  // This end of the connection, without its port: "10.0.0.7".
+  [[nodiscard]] std::string own_address() const;
 
  private:
   class Connection;

@@ -1,0 +1,263 @@
+#include "launch/gathering.h"
+
+#include "launch/meeting_point.h"
+#include "sys/own_address.h"
+#include "sys/socket_address.h"
+#include "sys/topology.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
+#include <lockstep/store/secret.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+namespace lockstep::launch {
+
+namespace {
+
+constexpr std::chrono::seconds look_again{1};  // whether somebody has refused meanwhile
+constexpr std::chrono::seconds time_to_read{
+    3};  // for the others, before node 0 takes the store away
+constexpr std::chrono::seconds roster_patience{10};  // beyond the deadline of node 0, which decides
+
+struct HostAndPort {
+  std::string host;
+  std::uint16_t port = 0;
+
+  // As in an address, with brackets where they are needed.
+  [[nodiscard]] std::string text() const {
+    const bool is_six = host.find(':') != std::string::npos;
+    return (is_six ? "[" + host + "]:" : host + ":") + std::to_string(port);
+  }
+};
+
+HostAndPort parse_rendezvous(const std::string& text) {
+  const std::size_t colon = text.rfind(':');
+  std::string host = text.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  const auto port = parse_integer(colon == std::string::npos ? "" : text.substr(colon + 1));
+  check_input(!host.empty() && port && *port >= 1 && *port <= 65535,
+              "--rendezvous: expected HOST:PORT, found '{}'", text);
+  check_input(
+      host != "0.0.0.0" && host != "::",
+      "--rendezvous: expected an address of node 0 that the other nodes can reach, found {}", host);
+  return {host, static_cast<std::uint16_t>(*port)};
+}
+
+std::string secret_of(const NodeSpec& spec, const HostAndPort& at) {
+  if (!spec.secret_file.empty()) return read_secret_file(spec.secret_file);
+  check_input(sys::is_loopback_name(at.host),
+              "--secret-file is missing: agents that meet at {} over a network need a secret (any "
+              "file of 16 bytes or more with mode 600, the same on all nodes)",
+              at.text());
+  return user_secret();
+}
+
+// A machine's own name often means a loopback address there (Debian: 127.0.1.1), where nobody could
+// come.
+std::string listen_host(const std::string& host) {
+  const bool everywhere =
+      !sys::is_loopback_name(host) && sys::SocketAddress::tcp(host, 0).is_loopback();
+  return everywhere ? "0.0.0.0" : host;
+}
+
+std::unique_ptr<StoreServer> serve(const NodeSpec& spec, const HostAndPort& at,
+                                   const std::string& secret) {
+  try {
+    return std::make_unique<StoreServer>(StoreServerOptions{.host = listen_host(at.host),
+                                                            .port = at.port,
+                                                            .secret = secret,
+                                                            .lost_after = spec.lost_after});
+  } catch (const SystemError& error) {
+    if (error.error_number() != EADDRNOTAVAIL) throw;
+    throw BadInput(formatted(
+        "node 0 serves the store at {}, but that is no address of this machine", at.text()));
+  }
+}
+
+std::shared_ptr<TcpStore> connect(const NodeSpec& spec, const HostAndPort& at,
+                                  const std::string& secret) {
+  try {
+    return std::make_shared<TcpStore>(TcpStoreOptions{.host = at.host,
+                                                      .port = at.port,
+                                                      .secret = secret,
+                                                      .connect_timeout = spec.join_timeout,
+                                                      .lost_after = spec.lost_after});
+  } catch (const Timeout& error) {
+    throw Timeout(formatted("node {} waited {} in vain for node 0 at {} ({})", spec.node,
+                            format_duration(spec.join_timeout), at.text(), error.what()));
+  } catch (const BadInput& error) {
+    throw BadInput(formatted("node {} cannot join: {}", spec.node, error.what()));
+  }
+}
+
+Hello own_hello(const NodeSpec& spec, int ranks, const TcpStore& store) {
+  return {.nodes = spec.nodes,
+          .ranks = ranks,
+          .host = sys::host_name(),
+          .address = store.own_address(),
+          .agent = formatted("{} {}", ::getpid(), fresh_run_id())};
+}
+
+// One agent's part in the talk.
+class Talk {
+ public:
+  Talk(const NodeSpec& spec, Store& store, Deadline deadline)
+      : spec_(spec), store_(store), deadline_(deadline) {}
+
+  void introduce(TcpStore& store, const Hello& hello) {
+    const std::string text = to_text(hello);
+    const std::string stands = store_.compare_set(key::node(spec_.node), "", text);
+    if (stands != text) {
+      const Hello other = parse_hello(stands);
+      throw BadInput(formatted("another agent is node {} already: pid {} on host {}", spec_.node,
+                               other.agent.substr(0, other.agent.find(' ')), other.host));
+    }
+    const std::string who = formatted("node {} (host {})", spec_.node, hello.host);
+    store.leave_last_word(key::roster,
+                          to_text(Roster{.refused = who + " left before the run began"}));
+    store.leave_last_word(
+        key::verdict,
+        to_text(Verdict{.kind = Verdict::Kind::failed,
+                        .node = spec_.node,
+                        .how = "its agent has gone without a word: it was killed, or its machine "
+                               "cannot be reached"}));
+    store.leave_last_word(key::left(spec_.node), "");
+  }
+
+  // What node 0 was told, compared with what this agent was.
+  void compare_with_node_0() {
+    const Hello first = parse_hello(store_.get(key::node(0), deadline_));
+    if (first.nodes != spec_.nodes) refuse(different_nodes(first.nodes, spec_.node, spec_.nodes));
+  }
+
+  Roster wait_for_roster() {
+    return accepted(store_.get(key::roster, Deadline::after(deadline_.left() + roster_patience)));
+  }
+
+  Roster make_roster(const HostAndPort& at) {
+    const std::vector<Hello> hellos = collect_hellos();
+    Roster roster{.refused = {},
+                  .run_id = fresh_run_id(),
+                  .master_address = master_address(at, hellos),
+                  .master_port = free_port(),
+                  .nodes = {}};
+    for (const Hello& hello : hellos) roster.nodes.push_back({hello.ranks, hello.host});
+    return accepted(store_.compare_set(key::roster, "", to_text(roster)));
+  }
+
+ private:
+  static std::string different_nodes(int first, int node, int nodes) {
+    return formatted("--nnodes must be the same on all nodes: node 0 has {}, node {} has {}", first,
+                     node, nodes);
+  }
+
+  [[noreturn]] void refuse(const std::string& why) {
+    store_.compare_set(key::roster, "", to_text(Roster{.refused = why}));
+    throw BadInput(why);
+  }
+
+  static Roster accepted(const std::string& text) {
+    Roster roster = parse_roster(text);
+    if (!roster.refused.empty()) throw BadInput(roster.refused);
+    return roster;
+  }
+
+  std::vector<Hello> collect_hellos() {
+    std::vector<std::string> keys;
+    for (int node = 0; node < spec_.nodes; ++node) keys.push_back(key::node(node));
+    while (!have_come(keys)) {
+    }
+    std::vector<Hello> hellos;
+    for (int node = 0; node < spec_.nodes; ++node) {
+      hellos.push_back(parse_hello(store_.try_get(keys[node]).value_or("")));
+      if (hellos.back().nodes != spec_.nodes)
+        refuse(different_nodes(spec_.nodes, node, hellos.back().nodes));
+    }
+    return hellos;
+  }
+
+  // False after a while.
+  bool have_come(const std::vector<std::string>& keys) {
+    try {
+      store_.wait(keys, deadline_.or_sooner(Deadline::after(look_again)));
+      return true;
+    } catch (const Timeout&) {
+      if (const auto text = store_.try_get(key::roster)) static_cast<void>(accepted(*text));
+      if (deadline_.passed()) give_up_on(keys);
+      return false;
+    }
+  }
+
+  [[noreturn]] void give_up_on(const std::vector<std::string>& keys) {
+    std::vector<int> missing;
+    for (int node = 0; node < spec_.nodes; ++node)
+      if (!store_.try_get(keys[node])) missing.push_back(node);
+    const std::string why =
+        formatted("node 0 waited {} in vain for {} {}: no agent with --node-rank {} came",
+                  format_duration(spec_.join_timeout), missing.size() == 1 ? "node" : "nodes",
+                  listed(missing, ", "), listed(missing, " or "));
+    store_.compare_set(key::roster, "", to_text(Roster{.refused = why}));
+    throw Timeout(why);
+  }
+
+  // Where the other nodes reach this one, node 0.
+  static std::string master_address(const HostAndPort& at, const std::vector<Hello>& hellos) {
+    const auto outside = std::ranges::find_if(
+        hellos, [](const Hello& hello) { return !sys::is_loopback_name(hello.address); });
+    return sys::address_towards(
+        outside == hellos.end() || sys::is_loopback_name(at.host) ? at.host : outside->address);
+  }
+
+  const NodeSpec& spec_;
+  Store& store_;
+  Deadline deadline_;
+};
+
+}  // namespace
+
+std::string key::node(int number) { return formatted("lockstep-run/nodes/{}", number); }
+std::string key::left(int number) { return formatted("lockstep-run/left/{}", number); }
+
+Gathering gather(const NodeSpec& spec, int ranks) {
+  const HostAndPort at = parse_rendezvous(spec.rendezvous);
+  const Deadline deadline = Deadline::after(spec.join_timeout);
+  Gathering gathering;
+  gathering.secret = secret_of(spec, at);
+  gathering.store_address = "tcp://" + at.text();
+  if (spec.node == 0) gathering.server = serve(spec, at, gathering.secret);
+  gathering.store = connect(spec, at, gathering.secret);
+  Talk talk(spec, *gathering.store, deadline);
+  try {
+    talk.introduce(*gathering.store, own_hello(spec, ranks, *gathering.store));
+    if (spec.node != 0) talk.compare_with_node_0();
+    gathering.roster = spec.node == 0 ? talk.make_roster(at) : talk.wait_for_roster();
+  } catch (const PeerLost&) {
+    throw PeerLost(formatted("node 0 at {} left before the run began", at.text()));
+  } catch (const Error&) {
+    static_cast<void>(wait_for_the_others(*gathering.store, spec, Deadline::after(time_to_read)));
+    throw;
+  }
+  return gathering;
+}
+
+bool wait_for_the_others(Store& store, const NodeSpec& spec, Deadline deadline) {
+  if (spec.node != 0) return true;
+  try {
+    std::vector<std::string> leaving;
+    for (int node = 1; node < spec.nodes; ++node)
+      if (store.try_get(key::node(node))) leaving.push_back(key::left(node));
+    store.wait(leaving, deadline);
+    return true;
+  } catch (const Timeout&) {
+    return false;
+  } catch (const Error&) {
+    return true;
+  }
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,49 @@
+// How the agents of several nodes find each other and agree on who is who.
+//
+// Node 0 serves the store. Keys, under "lockstep-run/", texts as in roster.h:
+//   nodes/K   hello of node K; the first agent that writes it is node K
+//   roster    node 0's, when all have come; or why there will be no run. Whoever sees a mistake
+//             first may refuse; the first text stands
+//   verdict   how the run ended, from whoever saw it first
+//   left/K    node K's agent needs the store no more
+// Each agent leaves last words with the store: should its connection end, the roster is refused (if
+// there is none yet), the run has failed (if there is no verdict), and it has left.
+#pragma once
+
+#include "launch/roster.h"
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/launch/agent.h>
+#include <lockstep/store/store_server.h>
+#include <lockstep/store/tcp_store.h>
+
+#include <memory>
+#include <string>
+
+namespace lockstep::launch {
+
+namespace key {
+inline constexpr const char* roster = "lockstep-run/roster";
+inline constexpr const char* verdict = "lockstep-run/verdict";
+[[nodiscard]] std::string node(int number);
+[[nodiscard]] std::string left(int number);
+}  // namespace key
+
+struct Gathering {
+  std::unique_ptr<StoreServer> server;  // node 0's
+  std::shared_ptr<TcpStore> store;
+  std::string store_address;  // "tcp://HOST:PORT", as the ranks of this node know it
+  std::string secret;
+  Roster roster;
+};
+
+// Blocks until all nodes have come. BadInput: the port is in use or not this machine's, the secret
+// is missing or another, two agents say that they are the same node, or have not been told the same
+// number of nodes. Timeout names the nodes that did not come. PeerLost: node 0 left.
+[[nodiscard]] Gathering gather(const NodeSpec& spec, int ranks);
+
+// Waits, as node 0, until the agents that have come need the store no more. False when the deadline
+// came first. At once elsewhere, and where the store is lost.
+bool wait_for_the_others(Store& store, const NodeSpec& spec, Deadline deadline);
+
+}  // namespace lockstep::launch

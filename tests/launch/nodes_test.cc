@@ -1,0 +1,171 @@
+// Agents of several nodes: how a run goes, and how it ends.
+#include "launch/run_nodes.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <csignal>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "support/messages.h"
+#include "sys/topology.h"
+
+namespace lockstep::launch {
+namespace {
+
+using namespace std::chrono_literals;
+using test::expect_words;
+
+// Every node runs the same number of ranks and the same script.
+std::vector<WorkerSpec> same_nodes(int nodes, int ranks, const std::string& script) {
+  const auto port = test::free_port();
+  std::vector<WorkerSpec> specs;
+  for (int node = 0; node < nodes; ++node)
+    specs.push_back(node_spec(nodes, node, port, ranks, script));
+  return specs;
+}
+
+std::set<std::string> words_of(const std::vector<NodeRan>& nodes) {
+  std::set<std::string> words;
+  for (const NodeRan& node : nodes) {
+    std::istringstream lines(node.output);
+    for (std::string line; std::getline(lines, line);)
+      words.insert(line.substr(line.find("] ") + 2));
+  }
+  return words;
+}
+
+std::size_t times(const std::string& text, const std::string& word) {
+  std::size_t count = 0;
+  for (auto at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++count;
+  return count;
+}
+
+TEST(Nodes, RanksAreNumberedByNode) {
+  auto specs = same_nodes(
+      3, 1,
+      "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE "
+      "$ROLE_RANK/$ROLE_WORLD_SIZE $MASTER_ADDR");
+  specs[0].ranks = 2;
+  specs[2].ranks = 3;
+  const auto ran = run_nodes(specs);
+  for (const NodeRan& node : ran) {
+    EXPECT_EQ(node.exit_code, 0) << node.problem;
+    EXPECT_EQ(node.error, "");
+  }
+  EXPECT_EQ(words_of(ran),
+            (std::set<std::string>{"0/6 0/2 0/3 0/6 127.0.0.1", "1/6 1/2 0/3 1/6 127.0.0.1",
+                                   "2/6 0/1 1/3 2/6 127.0.0.1", "3/6 0/3 2/3 3/6 127.0.0.1",
+                                   "4/6 1/3 2/3 4/6 127.0.0.1", "5/6 2/3 2/3 5/6 127.0.0.1"}));
+  EXPECT_NE(ran[2].output.find("[rank 5] 5/6"), std::string::npos) << ran[2].output;
+}
+
+TEST(Nodes, AllRanksMeetAtTheSamePlaceWithTheSameSecret) {
+  const auto specs = same_nodes(2, 2,
+                                "echo $LOCKSTEP_STORE $MASTER_PORT $TORCHELASTIC_RUN_ID "
+                                "$(od -An -tx1 < /proc/self/fd/$LOCKSTEP_SECRET_FD)");
+  const auto ran = run_nodes(specs);
+  const auto words = words_of(ran);
+  ASSERT_EQ(words.size(), 1u) << *words.begin() << *words.rbegin();
+  EXPECT_TRUE(words.begin()->starts_with("tcp://" + specs[0].nodes.rendezvous + " "));
+  EXPECT_NE(words, words_of(run_nodes(specs))) << "another run, another name";
+}
+
+TEST(Nodes, TheFirstFailureIsReportedByEveryAgentOnce) {
+  const auto ran = run_nodes(
+      same_nodes(3, 2, "if [ $RANK = 3 ]; then echo some words >&2; exit 3; fi; exec sleep 60"));
+  for (int node = 0; node < 3; ++node) {
+    EXPECT_EQ(ran[node].exit_code, 3) << ran[node].problem;
+    EXPECT_EQ(times(ran[node].error, "rank 3 of 6 (node 1, host " + sys::host_name() + ", pid "),
+              1u)
+        << ran[node].error;
+    EXPECT_EQ(times(ran[node].error, "ended with exit code 3 at "), 1u) << ran[node].error;
+    EXPECT_EQ(times(ran[node].error, "lockstep run:   | some words\n"), 1u) << ran[node].error;
+    EXPECT_LT(ran[node].took, 10s);
+  }
+  expect_words(ran[1].error,
+               {"rank 3 has failed (exit code 3); ending the others",
+                "the ranks of this node ended after it: rank 2: killed by signal 15"});
+  expect_words(ran[2].error, {"rank 3 on node 1 (host ", "has failed (exit code 3); ending",
+                              "ended after it: ranks 4, 5: killed by signal 15 (SIGTERM)"});
+}
+
+TEST(Nodes, AKilledRankGives128PlusTheSignalEverywhere) {
+  const auto ran = run_nodes(same_nodes(2, 1, "[ $RANK = 0 ] && kill -9 $$; exec sleep 60"));
+  for (const NodeRan& node : ran) EXPECT_EQ(node.exit_code, 137) << node.problem;
+  expect_words(ran[1].error, {"rank 0 of 2 (node 0, ", "was killed by signal 9 (SIGKILL)"});
+}
+
+TEST(Nodes, ARankThatEndsWellWaitsForTheOtherNodes) {
+  const auto ran = run_nodes(same_nodes(2, 1, "[ $RANK = 0 ] || { sleep 0.5; echo still here; }"));
+  for (const NodeRan& node : ran) {
+    EXPECT_EQ(node.exit_code, 0) << node.problem << node.error;
+    EXPECT_GT(node.took, 450ms);
+  }
+  EXPECT_EQ(ran[1].output, "[rank 1] still here\n");
+}
+
+TEST(Nodes, AKilledAgentEndsTheRun) {
+  const auto ran = run_nodes(same_nodes(3, 1, "[ $RANK = 1 ] && kill -9 $PPID; exec sleep 60"));
+  EXPECT_EQ(ran[1].process.signal, SIGKILL);
+  for (int node : {0, 2}) {
+    EXPECT_EQ(ran[node].exit_code, 1) << ran[node].problem;
+    EXPECT_EQ(times(ran[node].error, "node 1 (host " + sys::host_name() +
+                                         ") has failed: its agent has gone without a word: it was "
+                                         "killed, or its machine cannot be reached\n"),
+              1u)
+        << ran[node].error;
+    EXPECT_LT(ran[node].took, 10s);
+  }
+}
+
+TEST(Nodes, AKilledAgentOfNode0EndsTheRun) {
+  const auto ran = run_nodes(same_nodes(3, 1, "[ $RANK = 0 ] && kill -9 $PPID; exec sleep 60"));
+  EXPECT_EQ(ran[0].process.signal, SIGKILL);
+  for (int node : {1, 2}) {
+    EXPECT_EQ(ran[node].exit_code, 1) << ran[node].problem;
+    expect_words(ran[node].error, {"node 0 (host ",
+                                   ") has failed: its agent, which serves the "
+                                   "store, has gone"});
+    EXPECT_LT(ran[node].took, 10s);
+  }
+}
+
+TEST(Nodes, AStopReachesAllNodes) {
+  auto specs = same_nodes(2, 1,
+                          "trap 'echo saved; exit 0' TERM; "
+                          "[ $RANK = 1 ] && { sleep 0.3; kill -TERM $PPID; }; "
+                          "while :; do sleep 0.02; done");
+  for (WorkerSpec& spec : specs) spec.forward_signals = true;
+  const auto stopped = run_nodes(specs);
+  for (const NodeRan& node : stopped) {
+    EXPECT_EQ(node.exit_code, 0) << node.problem << node.error;
+    EXPECT_NE(node.output.find("saved"), std::string::npos);
+  }
+  expect_words(stopped[0].error, {"node 1 (host ", ") was asked to stop (SIGTERM)"});
+}
+
+TEST(Nodes, AProgramThatOneNodeLacksEndsTheRun) {
+  auto specs = same_nodes(2, 1, "exec sleep 60");
+  specs[1].program = "no-such-program";
+  const auto ran = run_nodes(specs);
+  for (const NodeRan& node : ran) EXPECT_EQ(node.exit_code, 127) << node.problem << node.error;
+  expect_words(ran[0].error,
+               {"node 1 (host ", "has failed: program 'no-such-program' was not found"});
+  EXPECT_EQ(times(ran[1].error, "was not found"), 1u) << ran[1].error;
+}
+
+TEST(Nodes, AnAgentThatCannotWriteItsLogsEndsTheRun) {
+  auto specs = same_nodes(2, 1, "exec sleep 60");
+  specs[1].log_folder = "/dev/null/logs";
+  const auto ran = run_nodes(specs);
+  expect_words(ran[1].problem, {"log folder"});
+  EXPECT_EQ(ran[0].exit_code, 1);
+  expect_words(ran[0].error, {"node 1 (host ", "making the log folder /dev/null/logs"});
+}
+
+}  // namespace
+}  // namespace lockstep::launch
