@@ -71,14 +71,16 @@ std::string shown(const Json& value) {
   return text.size() <= most ? text : text.substr(0, most) + "...";
 }
 
+// Nothing where a size of 0 hides others whose strides no number holds.
 std::optional<std::uint64_t> bytes_of(c10::ScalarType dtype,
                                       const std::vector<std::int64_t>& shape) {
   std::uint64_t bytes = c10::elementSize(dtype);
   for (std::int64_t size : shape)
-    if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size), &bytes) ||
+    if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(std::max<std::int64_t>(size, 1)),
+                               &bytes) ||
         bytes > INT64_MAX)
       return std::nullopt;
-  return bytes;
+  return std::ranges::count(shape, 0) > 0 ? 0 : bytes;
 }
 
 class EntryParser {

@@ -73,12 +73,13 @@ std::int64_t byte_count(const GzipReader& reader, const std::vector<std::int64_t
   constexpr std::int64_t most = std::int64_t{1} << 42;
   auto count = static_cast<std::int64_t>(element_bytes);
   for (std::int64_t size : sizes) {
-    if (size != 0 && count > most / size) {
+    size = std::max<std::int64_t>(size, 1);  // others must be possible beside one of 0
+    if (count > most / size) {
       refuse(reader, "at most 4 TiB of elements", c10::str("sizes ", at::IntArrayRef(sizes)));
     }
     count *= size;
   }
-  return count;
+  return std::ranges::count(sizes, 0) > 0 ? 0 : count;
 }
 
 // In pieces, so that sizes that the file does not live up to cost no memory.

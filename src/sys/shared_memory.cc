@@ -45,6 +45,9 @@ SharedMemory SharedMemory::open(FileDescriptor file, std::size_t bytes) {
     throw SystemError("looking at a peer's shared memory", errno);
   check_input(bytes > 0 && static_cast<std::size_t>(status.st_size) >= bytes,
               "shared memory of a peer: expected {} bytes, found {}", bytes, status.st_size);
+  const int seals = fcntl(file.get(), F_GET_SEALS);
+  check_input(seals >= 0 && (seals & F_SEAL_SHRINK) != 0,
+              "shared memory of a peer: expected memory that cannot shrink");
   return SharedMemory(std::move(file), bytes);
 }
 

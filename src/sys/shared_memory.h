@@ -15,7 +15,8 @@ class SharedMemory {
   // New zeroed memory. Only address space: a page is taken when it is first touched. `label` shows
   // in /proc/PID/maps.
   static SharedMemory create(const char* label, std::size_t bytes);
-  // Maps what another process made. Throws BadInput unless it is at least `bytes` long.
+  // Maps what another process made. Throws BadInput unless it is at least `bytes` long and cannot
+  // shrink.
   static SharedMemory open(FileDescriptor file, std::size_t bytes);
 
   SharedMemory(SharedMemory&& other) noexcept;
