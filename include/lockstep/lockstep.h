@@ -4,6 +4,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/safetensors.h>
+#include <lockstep/comm/functional.h>
 #include <lockstep/comm/group.h>
 #include <lockstep/comm/init.h>
 #include <lockstep/comm/local.h>

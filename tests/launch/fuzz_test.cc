@@ -1,0 +1,173 @@
+// Hostile input of the launcher: the texts that agents of several nodes exchange, the store in
+// which the ranks of a run meet, and what ranks print.
+#include "support/fuzz.h"
+#include "launch/last_lines.h"
+#include "launch/meeting_point.h"
+#include "launch/printer.h"
+#include "launch/roster.h"
+#include "launch/run_agent.h"
+#include "store/hostile_talk.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/launch/environment.h>
+#include <lockstep/store/open.h>
+
+namespace lockstep::launch {
+namespace {
+
+using namespace std::chrono_literals;
+using test::below;
+using test::FuzzRounds;
+using test::mutated;
+using test::one_in;
+using test::Random;
+
+// A text of the protocol, or a few words of one.
+std::string some_text(Random& random) {
+  switch (below(random, 7)) {
+    case 0:
+      return to_text(Hello{.nodes = 3,
+                           .ranks = 2,
+                           .host = "node7",
+                           .address = "10.0.0.7",
+                           .agent = "41 lockstep-6a0c"});
+    case 1:
+      return to_text(Roster{.refused = {},
+                            .run_id = "lockstep-5f3a",
+                            .master_address = "10.0.0.7",
+                            .master_port = 41233,
+                            .nodes = {{2, "node7"}, {1, "node8"}, {64, "node9"}}});
+    case 2:
+      return to_text(Roster{.refused = "node 1 (host node8) left before the run began"});
+    case 3:
+      return to_text(Verdict{});
+    case 4:
+      return to_text(Verdict{.kind = Verdict::Kind::stopped, .signal = 15, .node = 2});
+    case 5:
+      return to_text(Verdict{.kind = Verdict::Kind::failed,
+                             .node = 1,
+                             .exit_code = 3,
+                             .rank = 4,
+                             .pid = 4711,
+                             .after = 5s,
+                             .at = "12:00:01",
+                             .how = "exit code 3",
+                             .log_file = "logs/rank-4.log",
+                             .last_lines = {"one", "", "three"}});
+    default:
+      return "lockstep-hello 1\nnodes 99999999999999999999\nfailed -1 0 0 0 -5\n| x\n";
+  }
+}
+
+// What a parser makes of a text says the same when it is written and read again.
+template <class Parse>
+bool is_read_or_refused(const std::string& text, Parse parse) {
+  try {
+    auto found = parse(text);
+    EXPECT_EQ(parse(to_text(found)), found) << text;
+    return true;
+  } catch (const BadInput&) {
+    return false;
+  }
+}
+
+TEST(Fuzz, TextsOfOtherAgentsAreReadOrRefused) {
+  std::uint64_t read = 0, tried = 0;
+  FuzzRounds rounds("agents' texts");
+  while (rounds.next()) {
+    std::string text = some_text(rounds.random());
+    if (one_in(rounds.random(), 5)) text += some_text(rounds.random());
+    if (!one_in(rounds.random(), 8)) text = mutated(text, rounds.random());
+    read += is_read_or_refused(text, parse_hello);
+    read += is_read_or_refused(text, parse_roster);
+    read += is_read_or_refused(text, parse_verdict);
+    tried += 3;
+    if (tried % 300 == 0) {
+      std::string many = "lockstep-roster 1\nrun x\nmaster 1 x\n";
+      for (int i = 0; i < 2 * most_nodes; ++i) many += "node 1 x\n";
+      EXPECT_FALSE(is_read_or_refused(many, parse_roster));
+      EXPECT_FALSE(is_read_or_refused(std::string(most_text_bytes + 1, 'x'), parse_hello));
+    }
+  }
+  EXPECT_GT(read, tried / 100);
+  EXPECT_LT(read, tried / 2);
+}
+
+TEST(Fuzz, RanksMeetThoughOutsidersTalkToTheirStore) {
+  MeetingPoint meeting(0);
+  auto descriptor = meeting.secret_descriptor();
+  std::string secret(secret_bytes, '\0');
+  ASSERT_EQ(::pread(descriptor.get(), secret.data(), secret.size(), 0), std::ssize(secret));
+  const std::string& address = meeting.store_address();
+  auto port = static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1)));
+
+  store::Outsiders outsiders(port, secret);
+  auto rank = open_store(address, secret, 20s);
+  std::int64_t count = 0;
+  FuzzRounds rounds("outsiders of a run");
+  while (rounds.next()) {
+    outsiders.talk(rounds.random());
+    EXPECT_EQ(rank->add("joined", 1), ++count);
+  }
+  EXPECT_EQ(open_store(address, secret, 20s)->add("joined", 0), count);
+}
+
+std::string some_output(Random& random) {
+  const std::vector<std::string> pieces{
+      "line\n",          "\r 50%",   "no end", "\r\n",
+      "\x1b[31mred",     "\xff\xfe", "\n\n\n", std::string("\0nul\n", 5),
+      failure_mark,      "\xe2\x82", "| ",     std::string(700, 'x') + "\n",
+      flight_record_mark};
+  std::string text;
+  for (auto count = below(random, 6); count > 0; --count)
+    text += pieces[below(random, pieces.size())];
+  return one_in(random, 2) ? mutated(text, random) : text;
+}
+
+// Of the lines on a terminal, each with the rank that has printed it.
+void expect_marked_lines(const std::string& text) {
+  bool at_start = true;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (at_start) EXPECT_EQ(text.substr(i, 6), "[rank ") << "at " << i;
+    bool half = text[i] == '\r' && i + 1 < text.size() && text[i + 1] == '\n';
+    at_start = (text[i] == '\n' || text[i] == '\r') && !half;
+  }
+}
+
+TEST(Fuzz, WhateverRanksPrintIsShownUnderTheirNumber) {
+  FuzzRounds rounds("output of ranks");
+  while (rounds.next()) {
+    const Screen screen;
+    Sink sink(screen.descriptor());
+    OpenLine open;
+    Printer printer(sink, open, PrefixStyle::rank);
+    LastLines last;
+    for (int i = 0; i < 20; ++i) {
+      int stream = static_cast<int>(below(rounds.random(), 4));
+      std::string text = some_output(rounds.random());
+      if (text.ends_with('\r')) text.pop_back();  // waits for what follows: see unfinished()
+      EXPECT_LE(unfinished(text), text.size());
+      printer.print(stream, stream / 2, text);
+      last.add(stream, text);
+    }
+    expect_marked_lines(screen.text());
+    auto lines = last.lines(30);
+    EXPECT_LE(lines.size(), 30u);
+    for (const std::string& line : lines) {
+      EXPECT_LE(line.size(), 503u);
+      auto is_control = [](unsigned char c) { return (c < 32 && c != '\t') || c == 127; };
+      EXPECT_EQ(std::ranges::count_if(line, is_control), 0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::launch
