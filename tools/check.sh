@@ -71,6 +71,27 @@ lint_sources() {
     xargs "$tool" -p build/release --quiet --warnings-as-errors='*'
 }
 
+# Every loop of hostile input (tests/**/*fuzz_test.cc) at its full length: LOCKSTEP_FUZZ rounds, 100,000 by default.
+fuzz() {
+  local rounds="${LOCKSTEP_FUZZ:-100000}" preset program log
+  for preset in asan release; do
+    log="build/$preset/fuzz.log"
+    for program in build/"$preset"/tests/*_test; do
+      LOCKSTEP_FUZZ="$rounds" LOCKSTEP_TEST_SECONDS=3600 "$program" --gtest_filter='*Fuzz*' >"$log" 2>&1 ||
+        fail "see $log: $program"
+      sed -nE "s|^(.*: [0-9]+ rounds)$|$preset: \1|p" "$log"
+    done
+  done
+}
+
+# Every injected failure 100 times (LOCKSTEP_INJECTIONS), with the counts of what was named rightly and how soon.
+inject() {
+  local log=build/release/injections.log
+  LOCKSTEP_INJECTIONS="${LOCKSTEP_INJECTIONS:-100}" LOCKSTEP_TEST_SECONDS=3600 \
+    build/release/tests/comm_test --gtest_filter='*Injections*' >"$log" 2>&1 || fail "see $log"
+  grep -E '^[a-z]+ on [a-z]+ from seed|^all injections' "$log"
+}
+
 # Repeats what is about time and failure; a defect that shows once in a hundred runs shows here.
 soak() {
   local minutes="${1:-10}" end rounds=0
@@ -78,6 +99,8 @@ soak() {
   build_preset release
   build_preset asan
   build_preset tsan
+  fuzz
+  inject
   end=$((SECONDS + minutes * 60))
   while [ $SECONDS -lt "$end" ]; do
     run_ctest release -R '^(store|launch|shm|comm|parallel|apps)$' >/dev/null
