@@ -6,6 +6,9 @@
 #include "comm/c10d/backend.h"
 #include "comm/c10d/gloo.h"
 #include "comm/c10d/nccl.h"
+#include "comm/choice.h"
+#include "comm/hierarchical/runner.h"
+#include "comm/mpi/backend.h"
 #include "comm/shm_backend.h"
 
 #include <utility>
@@ -20,12 +23,30 @@ std::shared_ptr<Backend> make_c10d_backend(std::shared_ptr<c10d_engine::Engine> 
                                                     rank, size, options.join_timeout);
 }
 
+std::shared_ptr<Backend> make_hierarchical(std::string_view across, std::shared_ptr<Store> store,
+                                           int rank, const BackendOptions& options) {
+  auto make = [&options](std::string_view name) {
+    return [name, &options](std::shared_ptr<Store> part, int place, int members) {
+      return make_backend(name, std::move(part), place, members, options);
+    };
+  };
+  return hierarchical::make_backend(
+      std::move(store), rank, {.join_timeout = options.join_timeout, .hosts = options.hosts},
+      make("shm"), make(across));
+}
+
+constexpr std::string_view hierarchical_over = "hierarchical:";
+
 }  // namespace
 
 std::vector<std::string_view> backend_names() {
   std::vector<std::string_view> names{"shm"};
   if (c10d_engine::has_gloo()) names.push_back("gloo");
   if (c10d_engine::has_nccl()) names.push_back("nccl");
+  if (mpi::has_mpi()) names.push_back("mpi");
+  if (names.size() > 1) names.push_back("hierarchical");
+  if (c10d_engine::has_gloo()) names.push_back("hierarchical:gloo");
+  if (mpi::has_mpi()) names.push_back("hierarchical:mpi");
   return names;
 }
 
@@ -46,6 +67,15 @@ std::shared_ptr<Backend> make_backend(std::string_view name, std::shared_ptr<Sto
   if (name == "nccl") {
     auto engine = c10d_engine::make_nccl(store, "world", rank, size, options.join_timeout);
     return make_c10d_backend(std::move(engine), std::move(store), rank, size, options);
+  }
+  if (name == "mpi") return mpi::make_mpi_backend(*store, rank, size, options.join_timeout);
+  if (name == "hierarchical") {
+    auto full = choose_backend(name, options.hosts, false, backend_names());
+    return make_backend(full, std::move(store), rank, size, options);
+  }
+  if (name.starts_with(hierarchical_over)) {
+    auto across = name.substr(hierarchical_over.size());
+    return make_hierarchical(across, std::move(store), rank, options);
   }
   throw BadInput(
       formatted("backend: expected one of {}; found '{}'", listed(backend_names(), ", "), name));

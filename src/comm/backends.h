@@ -18,9 +18,10 @@ struct BackendOptions {
   Duration join_timeout = std::chrono::minutes(5);
   std::int64_t arena_bytes = 0;       // shm
   std::string address = "127.0.0.1";  // gloo: of this machine, as its peers reach it
+  std::vector<std::string> hosts = {};  // hierarchical: of each rank
 };
 
-// Those of this build: "shm", "gloo", "nccl".
+// Those of this build: "shm", "gloo", "nccl", "mpi", "hierarchical", "hierarchical:gloo", ...
 [[nodiscard]] std::vector<std::string_view> backend_names();
 
 // The world of `size` ranks that share `store`. Blocks until all have come. BadInput for a name

@@ -1,5 +1,5 @@
 // init(): from the launcher's environment to a group. The same binary works under `lockstep run`,
-// torchrun and alone.
+// torchrun, mpirun, srun and alone.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -12,8 +12,15 @@
 namespace lockstep {
 
 struct InitOptions {
-  // "shm", "gloo", "nccl", or empty: LOCKSTEP_BACKEND, else shm when all ranks are on one host,
-  // else gloo.
+  // The engine; empty: LOCKSTEP_BACKEND, else by where the ranks are.
+  //   "shm"           all ranks on one host; the choice there
+  //   "gloo"          TCP; the choice for several hosts with one rank each
+  //   "nccl"          GPUs, one a rank
+  //   "mpi"           the MPI whose mpirun started the program (LOCKSTEP_MPI=openmpi or mpich where
+  //                   that does not show); the choice where mpirun started ranks on several hosts
+  //   "hierarchical"  shm inside each host and one of the others across; the choice for several
+  //                   hosts with several ranks. "hierarchical:gloo", "hierarchical:mpi" name it
+  // Tensors in a GPU's memory are staged through pinned host memory by all but nccl.
   std::string backend = {};
   Duration timeout = std::chrono::minutes(10);      // deadline of one wait
   Duration join_timeout = std::chrono::minutes(5);  // until every rank must have arrived
@@ -24,7 +31,9 @@ struct InitOptions {
 };
 
 // Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (and
-// LOCKSTEP_STORE under `lockstep run`) and joins the other ranks; without them it is one rank.
+// LOCKSTEP_STORE under `lockstep run`), else what mpirun or srun set, and joins the other ranks;
+// without them it is one rank. Which ranks share a host is exchanged, not taken from variables;
+// for tests, ranks that find different names in LOCKSTEP_HOST behave as on different hosts.
 // Blocks until all have arrived. Also sets this process's thread count to its share of the cores
 // unless OMP_NUM_THREADS says otherwise, and lets malloc keep freed blocks of many megabytes, which
 // training steps allocate again and again, unless MALLOC_* or GLIBC_TUNABLES say otherwise. The

@@ -2,8 +2,12 @@
 
 #include <lockstep/comm/local.h>
 #include <lockstep/store/file_store.h>
+#include <lockstep/store/prefix_store.h>
 
 #include "comm/backends.h"
+#include "comm/flight/recorded_backend.h"
+#include "comm/joining/meeting.h"
+#include "comm/joining/other_launchers.h"
 
 #include <gtest/gtest.h>
 
@@ -18,33 +22,90 @@ std::string_view name_of(Engine engine) {
       return "local";
     case Engine::shm:
       return "shm";
+    case Engine::hierarchical:
+      return "hierarchical";
     case Engine::gloo:
       return "gloo";
+    case Engine::mpi:
+      return "mpi";
   }
   return "?";
 }
 
-std::vector<Engine> engines() {
-  std::vector<Engine> result{Engine::local};
-  auto names = backend_names();
-  for (auto engine : {Engine::shm, Engine::gloo}) {
-    if (std::ranges::find(names, name_of(engine)) != names.end()) result.push_back(engine);
+namespace {
+
+// The place that mpirun gave this process; one rank without it.
+const joining::Place& place_under_mpirun() {
+  static const joining::Place place = joining::read_mpirun_place().value_or(joining::Place());
+  return place;
+}
+
+// Rank 0 serves it as long as it lives: for all tests.
+std::shared_ptr<Store> store_of_mpirun() {
+  static const auto store =
+      joining::open_meeting(place_under_mpirun(), Deadline::after(std::chrono::seconds(60)));
+  return store;
+}
+
+// As many hosts, unevenly and not in order, as a few ranks can show.
+std::vector<std::string> pretended_hosts(int size) {
+  switch (size) {
+    case 3:
+      return {"a", "a", "b"};
+    case 4:
+      return {"a", "b", "a", "b"};
+    case 5:
+      return {"a", "b", "b", "a", "c"};
+    default:
+      break;
   }
+  std::vector<std::string> hosts;
+  for (int rank = 0; rank < size; ++rank) hosts.push_back("host " + std::to_string(rank));
+  return hosts;
+}
+
+}  // namespace
+
+bool is_under_mpirun() { return place_under_mpirun().size > 1; }
+
+std::vector<Engine> engines() {
+  std::vector<Engine> result;
+  auto names = backend_names();
+  auto add = [&](Engine engine) {
+    if (std::ranges::find(names, name_of(engine)) != names.end()) result.push_back(engine);
+  };
+  if (is_under_mpirun()) {
+    add(Engine::mpi);
+    add(Engine::hierarchical);
+    return result;
+  }
+  result.push_back(Engine::local);
+  for (auto engine : {Engine::shm, Engine::hierarchical, Engine::gloo}) add(engine);
   return result;
 }
 
+bool has(Engine engine) {
+  auto all = engines();
+  return std::ranges::find(all, engine) != all.end();
+}
+
 MeetingPlace::MeetingPlace(Engine engine, int size, Duration timeout)
-    : engine_(engine), size_(size), timeout_(timeout) {}
+    : engine_(engine), size_(size), timeout_(timeout) {
+  static int places = 0;
+  number_ = ++places;
+}
 
 std::shared_ptr<Store> MeetingPlace::store() const {
-  return std::make_shared<FileStore>(folder_.path());
+  if (!is_under_mpirun()) return std::make_shared<FileStore>(folder_.path());
+  return std::make_shared<PrefixStore>("place " + std::to_string(number_) + "/", store_of_mpirun());
 }
 
 Group MeetingPlace::join(int rank) const {
   if (size_ == 1) return {};
   BackendOptions options{
       .timeout = timeout_, .join_timeout = std::chrono::seconds(20), .arena_bytes = 64 << 20};
-  return {make_backend(name_of(engine_), store(), rank, size_, options), "world", timeout_};
+  auto world = make_backend(name_of(engine_), store(), rank, size_, options);
+  return {flight::recorded(std::move(world)), "world", timeout_};
 }
 
 void run_group(Engine engine, int size, const GroupBody& body, Duration timeout) {
@@ -58,6 +119,15 @@ void run_group(Engine engine, int size, const GroupBody& body, Duration timeout)
     return;
   }
   MeetingPlace place(engine, size, timeout);
+  if (is_under_mpirun()) {
+    try {
+      int rank = place_under_mpirun().rank;
+      if (rank < size) body(place.join(rank));
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << error.what();
+    }
+    return;
+  }
   expect_ranks(size, [&](int rank) { body(place.join(rank)); });
 }
 

@@ -1,0 +1,20 @@
+# The plug-ins of the engine mpi: one small library of one source for each MPI implementation found. Nothing else links MPI.
+set(LOCKSTEP_MPI_IMPLEMENTATIONS "")
+foreach(implementation IN ITEMS openmpi mpich)
+  string(REPLACE "openmpi" "ompi" package "${implementation}")   # the name of its pkg-config file
+  pkg_check_modules(${implementation} QUIET IMPORTED_TARGET ${package})
+  if(NOT ${implementation}_FOUND)
+    continue()
+  endif()
+  list(APPEND LOCKSTEP_MPI_IMPLEMENTATIONS ${implementation})
+  add_library(lockstep_mpi_${implementation} MODULE src/comm/mpi/plugin/functions.cc)
+  target_link_libraries(lockstep_mpi_${implementation} PRIVATE lockstep_settings PkgConfig::${implementation})
+  set_target_properties(lockstep_mpi_${implementation} PROPERTIES PREFIX "" CXX_VISIBILITY_PRESET hidden
+    LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/lib")
+  install(TARGETS lockstep_mpi_${implementation} LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}/lockstep")
+  add_dependencies(lockstep_comm lockstep_mpi_${implementation})
+endforeach()
+list(JOIN LOCKSTEP_MPI_IMPLEMENTATIONS ", " _lockstep_mpi_found)
+message(STATUS "MPI: ${_lockstep_mpi_found}")
+set_source_files_properties(src/comm/mpi/library.cc PROPERTIES COMPILE_DEFINITIONS
+  "LOCKSTEP_MPI_BUILD_FOLDER=\"${PROJECT_BINARY_DIR}/lib\";LOCKSTEP_MPI_INSTALL_FOLDER=\"${CMAKE_INSTALL_FULL_LIBDIR}/lockstep\"")

@@ -1,0 +1,162 @@
+#include "comm/lanes/lane_backend.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/log.h>
+#include <lockstep/base/text.h>
+
+#include "comm/one_line.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace lockstep::lanes {
+namespace {
+
+using watch::End;
+
+constexpr auto notice_after = std::chrono::seconds(30);
+
+void check_device(const Call& call, std::string_view engine) {
+  const auto& tensor = call.input.defined() ? call.input : call.output;
+  if (tensor.defined() && !tensor.is_cpu()) {
+    throw InvalidArgument(
+        formatted("{}: the engine {} takes tensors in the CPU's memory; this one is on {}",
+                  name_of(call.collective), engine, tensor.device().str()));
+  }
+}
+
+}  // namespace
+
+LaneBackend::LaneBackend(std::shared_ptr<Runner> runner, std::shared_ptr<Store> store,
+                         std::string group, int rank, int size, Duration join_timeout,
+                         std::shared_ptr<watch::CallWatch> watch)
+    : Backend(rank, size),
+      runner_(std::move(runner)),
+      store_(std::move(store)),
+      group_(std::move(group)),
+      join_timeout_(join_timeout),
+      last_words_(store_, group_, rank, size),
+      watch_(watch ? std::move(watch) : std::make_shared<watch::CallWatch>(store_)),
+      member_(watch_->join(group_, rank, size, [this](const std::string& sentence) {
+        fail(End::mismatch, PostedCall(), sentence);
+      })) {}
+
+LaneBackend::~LaneBackend() {
+  bool complete = false;
+  {
+    std::unique_lock lock(mutex_);
+    Duration longest{};
+    for (const auto& [ticket, call] : open_) longest = std::max(longest, call.timeout);
+    auto deadline = Deadline::after(longest);
+    while (!open_.empty() && !failure_ && !deadline.passed()) {
+      changed_.wait_for(lock, std::min<Duration>(deadline.left(), std::chrono::hours(1)));
+    }
+    complete = open_.empty() && !failure_;
+    failure_.set(std::make_exception_ptr(Aborted("this rank has left the group")));
+  }
+  watch_->leave(member_, complete);
+  // Or a lane would wait for ever.
+  if (!complete) runner_->close("a rank left before its operations were complete");
+  lanes_.clear();
+}
+
+std::uint64_t LaneBackend::post(const Call& call) {
+  check_device(call, name());
+  std::lock_guard lock(mutex_);
+  failure_.refuse_if_any(name_of(call.collective), group_);
+  Route route{-1, -1};
+  if (call.collective == Collective::send) route = {rank(), call.root};
+  if (call.collective == Collective::recv) route = {call.root, rank()};
+  auto& lane = lanes_[route];
+  if (!lane) lane = std::make_unique<c10d_engine::Lane>();
+  PostedCall posted(call, ++counts_[route]);
+  auto ticket = ++last_ticket_;
+  open_.emplace(ticket, posted.without_tensors());
+  member_->note(posted);
+  lane->give([this, ticket, posted = std::move(posted)] { run(ticket, posted); });
+  return ticket;
+}
+
+void LaneBackend::run(std::uint64_t ticket, const PostedCall& call) {
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_ || ending_) return;
+  }
+  try {
+    runner_->run(call);
+  } catch (const std::exception& error) {
+    return fail(End::lost, call, first_line(error.what()));
+  }
+  std::lock_guard lock(mutex_);
+  open_.erase(ticket);
+  changed_.notify_all();
+}
+
+void LaneBackend::wait(std::uint64_t ticket) {
+  std::unique_lock lock(mutex_);
+  auto entry = open_.find(ticket);
+  if (entry == open_.end()) return;
+  auto call = entry->second;
+  const auto begin = Clock::now();
+  auto deadline = Deadline::after(call.timeout);
+  auto notice = Deadline::after(notice_after);
+  while (open_.contains(ticket)) {
+    failure_.rethrow_if_any();
+    if (!ending_ && deadline.passed()) {
+      lock.unlock();
+      fail(End::timeout, call, "");
+      lock.lock();
+      continue;
+    }
+    if (!ending_ && notice.passed()) {
+      notice = Deadline::never();
+      lock.unlock();
+      say_notice(call, Clock::now() - begin);
+      lock.lock();
+      continue;
+    }
+    auto most = std::min<Duration>(deadline.left(), notice.left());
+    changed_.wait_for(lock, ending_ ? Duration(std::chrono::seconds(1))
+                                    : std::min<Duration>(most, std::chrono::hours(1)));
+  }
+}
+
+void LaneBackend::say_notice(const PostedCall& call, Duration waited) {
+  try {
+    log::warning("{}", last_words_.overdue(call, waited));
+  } catch (const std::exception& error) {
+    log::warning("after {} in {}{}; the store that would say more: {}", format_duration(waited),
+                 describe(call), watch::words_of_group(group_), error.what());
+  }
+}
+
+bool LaneBackend::done(std::uint64_t ticket) {
+  std::lock_guard lock(mutex_);
+  return failure_ || !open_.contains(ticket);
+}
+
+void LaneBackend::abort(std::string_view reason) { fail(End::aborted, PostedCall(), reason); }
+
+void LaneBackend::fail(End end, const PostedCall& call, std::string_view detail) {
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_ || ending_) return;
+    ending_ = true;
+  }
+  auto error = last_words_.agree(end, call, detail, [&] { runner_->close(detail); });
+  std::lock_guard lock(mutex_);
+  failure_.set(std::move(error));
+  changed_.notify_all();
+}
+
+std::shared_ptr<Backend> LaneBackend::subset(std::span<const int> ranks, std::string_view name) {
+  auto place = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
+  auto size = static_cast<int>(ranks.size());
+  std::string group(name);
+  auto runner = runner_->subset(ranks, group, place, join_timeout_);
+  return std::make_shared<LaneBackend>(std::move(runner), store_, std::move(group), place, size,
+                                       join_timeout_, watch_);
+}
+
+}  // namespace lockstep::lanes

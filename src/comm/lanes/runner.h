@@ -1,0 +1,42 @@
+// What an engine that works on lanes (lane_backend.h) must write: operations that block.
+#pragma once
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/comm/backend.h>
+
+#include "comm/posted_call.h"
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace lockstep::lanes {
+
+class Runner {
+ public:
+  Runner() = default;
+  virtual ~Runner() = default;
+  Runner(const Runner&) = delete;
+  Runner& operator=(const Runner&) = delete;
+
+  // "gloo", "hierarchical".
+  [[nodiscard]] virtual std::string_view name() const = 0;
+  // Carries out a call and returns when this rank's part is complete. Throws when it cannot. The
+  // collectives come one after the other from one thread; so do the messages of one pair in one
+  // direction, from another.
+  virtual void run(const PostedCall& call) = 0;
+  // Ends every run that is under way, here and on the peers. Any thread, also beside a run; never
+  // throws. `reason` is for those that learn of it by this.
+  virtual void close(std::string_view reason) noexcept = 0;
+  // As Backend's.
+  [[nodiscard]] virtual at::Tensor empty_shared(at::IntArrayRef sizes,
+                                                const at::TensorOptions& options) = 0;
+  // For a group `name` of some ranks of this one, in which this rank is number `rank`. Blocks until
+  // all of them have come.
+  [[nodiscard]] virtual std::shared_ptr<Runner> subset(std::span<const int> ranks,
+                                                       const std::string& name, int rank,
+                                                       Duration timeout) = 0;
+};
+
+}  // namespace lockstep::lanes

@@ -1,0 +1,102 @@
+#include "comm/mpi/inquest.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
+
+#include "comm/watch/call_watch.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace lockstep::mpi {
+namespace {
+
+Verdict difference(const Inquest& inquest, std::string_view group, int other,
+                   const std::string& theirs) {
+  auto mine = describe_fully(inquest.call);
+  bool is_first = inquest.rank < other;
+  return {'M',
+          formatted("rank {} called {} where rank {} called {}{}", std::min(inquest.rank, other),
+                    is_first ? mine : theirs, std::max(inquest.rank, other),
+                    is_first ? theirs : mine, watch::words_of_group(group))};
+}
+
+std::string last_calls(const Inquest& inquest, const std::vector<int>& ranks) {
+  std::string text;
+  for (int rank : ranks) {
+    const auto& last = inquest.answers.at(rank).text;
+    text +=
+        formatted("; {} last call was {}", ranks.size() == 1 ? "its" : formatted("rank {}'s", rank),
+                  last.empty() ? "none" : last);
+  }
+  return text;
+}
+
+Verdict overdue(const Inquest& inquest, std::string_view group) {
+  std::vector<int> silent;
+  std::vector<int> missing;
+  std::vector<int> waiting{inquest.rank};
+  for (int rank : inquest.asked) {
+    auto answer = inquest.answers.find(rank);
+    if (answer == inquest.answers.end()) {
+      silent.push_back(rank);
+    } else {
+      bool posted = answer->second.state == Answer::State::posted;
+      (posted ? waiting : missing).push_back(rank);
+    }
+  }
+  std::ranges::sort(waiting);
+  auto due = formatted("{}{}", inquest.call.is_message() ? "the other end of " : "",
+                       describe(inquest.call));
+  auto text = formatted("after {}: ", format_duration(inquest.waited));
+  auto waits =
+      formatted("that {} {} in", rank_list(waiting), waiting.size() == 1 ? "waits" : "wait");
+  if (!missing.empty()) {
+    text += formatted("{} never called {} {}{}", rank_list(missing), due, waits,
+                      last_calls(inquest, missing));
+  } else if (!silent.empty()) {
+    text += formatted("{} did not answer, and is needed for {} {}", rank_list(silent), due, waits);
+    silent.clear();
+  } else {
+    text += formatted("all ranks called {}, but it is not complete", due);
+  }
+  if (!silent.empty()) text += formatted("; {} did not answer", rank_list(silent));
+  return {'T', text + watch::words_of_group(group)};
+}
+
+}  // namespace
+
+std::string written(const Answer& answer) { return static_cast<char>(answer.state) + answer.text; }
+
+Answer read_answer(std::uint64_t fingerprint, std::string_view text) {
+  if (text.empty()) return {};
+  return {static_cast<Answer::State>(text.front()), fingerprint, std::string(text.substr(1))};
+}
+
+std::exception_ptr Verdict::error() const {
+  switch (kind) {
+    case 'P':
+      return std::make_exception_ptr(PeerLost(text));
+    case 'T':
+      return std::make_exception_ptr(Timeout(text));
+    case 'M':
+      return std::make_exception_ptr(Mismatch(text));
+    default:
+      return std::make_exception_ptr(Aborted(text));
+  }
+}
+
+Verdict judge(const Inquest& inquest, std::string_view group) {
+  for (const auto& [rank, answer] : inquest.answers) {
+    bool differs = answer.fingerprint != 0 && answer.fingerprint != inquest.fingerprint;
+    if (differs || inquest.cause == Inquest::Cause::difference)
+      return difference(inquest, group, rank, answer.text);
+  }
+  if (inquest.cause == Inquest::Cause::difference)
+    return difference(inquest, group, *inquest.asked.begin(),
+                      "another call, and did not say which");
+  return overdue(inquest, group);
+}
+
+}  // namespace lockstep::mpi
