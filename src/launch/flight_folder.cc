@@ -3,14 +3,18 @@
 #include <lockstep/base/text.h>
 
 #include <algorithm>
+#include <chrono>
 
 namespace lockstep::launch {
 
 namespace fs = std::filesystem;
 
+// The kernel stamps files with the time of its last tick.
+constexpr std::chrono::milliseconds coarseness{50};
+
 FlightFolder::FlightFolder(const Environment& environment, const std::string& log_folder,
                            const std::string& run_id)
-    : begin_(fs::file_time_type::clock::now()) {
+    : begin_(fs::file_time_type::clock::now() - coarseness) {
   const auto given = std::find_if(environment.begin(), environment.end(), [](const auto& entry) {
     return entry.first == variable::flight_folder && !entry.second.empty();
   });

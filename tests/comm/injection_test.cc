@@ -78,14 +78,8 @@ TEST_P(Injections, AreNamedInTime) {
   EXPECT_LT(tally.quantile(0.5), waits ? 2.0 : 1.0) << tally.text();
 }
 
-std::vector<Engine> process_engines() {
-  auto engines = test::engines();
-  std::erase(engines, Engine::local);  // threads cannot be killed
-  return engines;
-}
-
 INSTANTIATE_TEST_SUITE_P(All, Injections,
-                         testing::Combine(testing::ValuesIn(process_engines()),
+                         testing::Combine(testing::ValuesIn(test::engines_of_processes()),
                                           testing::ValuesIn(test::all_misdeeds())),
                          [](const auto& info) {
                            return std::string(test::name_of(std::get<0>(info.param))) + "_" +

@@ -28,6 +28,10 @@ class PostingIsEnough : public testing::TestWithParam<Engine> {
   using Body = std::function<void(Group, Store&)>;
   static constexpr int ranks = 3;
 
+  void SetUp() override {
+    if (test::is_under_mpirun()) GTEST_SKIP() << "forks its ranks";
+  }
+
   void run(const Body& body) {
     test::MeetingPlace place(GetParam(), ranks);
     test::expect_ranks(ranks, [&](int rank) {

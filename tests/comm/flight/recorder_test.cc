@@ -8,6 +8,7 @@
 #include "comm/flight/recorded_backend.h"
 #include "support/messages.h"
 #include "support/temporary_folder.h"
+#include "support/torch/injection.h"
 #include "support/torch/ranks.h"
 
 #include <gtest/gtest.h>
@@ -139,8 +140,7 @@ TEST(FlightRecorder, AFolderThatCannotBeWrittenLosesNothingElse) {
 }
 
 TEST(FlightRecorder, IsWrittenByTheRanksOfADyingGroup) {
-  for (auto engine : test::engines()) {
-    if (engine == test::Engine::local) continue;  // threads share one environment
+  for (auto engine : test::engines_of_processes()) {
     test::TemporaryFolder folder;
     test::MeetingPlace place(engine, 2);
     test::expect_ranks(2, [&](int rank) {

@@ -74,8 +74,6 @@ class Numbers {
   std::uint64_t state_;
 };
 
-bool is_mismatch(Misdeed misdeed) { return misdeed >= Misdeed::operation; }
-
 struct InjectedError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -244,6 +242,12 @@ std::string problem_of(const Injection& injection, int rank, const Board::Report
 
 }  // namespace
 
+std::vector<Engine> engines_of_processes() {
+  auto all = is_under_mpirun() ? std::vector<Engine>() : engines();
+  std::erase_if(all, [](Engine one) { return one != Engine::shm && one != Engine::gloo; });
+  return all;
+}
+
 std::string name_of(Misdeed misdeed) {
   constexpr std::array names{"kill",      "stop",      "loop",  "exit",  "exception",
                              "operation", "reduction", "dtype", "count", "root",
@@ -282,6 +286,7 @@ Outcome inject(const Injection& injection) {
     const auto& report = board->reports.at(static_cast<std::size_t>(rank));
     if (result.ok() && report.at != 0 && report.is_right) {
       outcome.seconds.push_back(static_cast<double>(report.at - board->deed) / 1e9);
+      outcome.texts.emplace_back(report.text.data());
     } else if (outcome.named_rightly) {
       outcome.named_rightly = false;
       outcome.problem = problem_of(injection, rank, report);

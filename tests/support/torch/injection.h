@@ -44,10 +44,14 @@ struct Injection {
 };
 
 struct Outcome {
-  bool named_rightly = true;    // by every survivor: the right error with the right rank in it
-  std::string problem;          // what was wrong, for the first that was not
-  std::vector<double> seconds;  // from the deed to the error, of every survivor
+  bool named_rightly = true;       // by every survivor: the right error with the right rank in it
+  std::string problem;             // what was wrong, for the first that was not
+  std::vector<double> seconds;     // from the deed to the error, of every survivor
+  std::vector<std::string> texts;  // what each of them was told
 };
+
+// Those whose ranks are processes that a test can fork: shm, and gloo where this build has it.
+[[nodiscard]] std::vector<Engine> engines_of_processes();
 
 [[nodiscard]] Outcome inject(const Injection& injection);
 
