@@ -1,11 +1,18 @@
-// lockstep-bench: `lockstep bench step`.
+// lockstep-bench: `lockstep bench step` and `lockstep bench collectives`.
+#include "apps/bench/collectives/collectives.h"
+#include "apps/bench/collectives/rank.h"
+#include "apps/bench/optimizer/optimizer.h"
+#include "apps/bench/optimizer/serve.h"
 #include "apps/bench/step.h"
 #include "apps/bench/step_rank.h"
 
 #include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
 #include <CLI/CLI.hpp>
 
+#include <csignal>
 #include <cstdio>
+#include <string>
 
 namespace {
 
@@ -42,11 +49,74 @@ void declare_step(CLI::App& command, StepOptions& options) {
                      "a Python with torch; else LOCKSTEP_PYTHON, else .venv/bin/python");
 }
 
+// CLI::Range lets what is not a number pass.
+std::string seconds_of_a_turn(const std::string& text) {
+  auto seconds = lockstep::parse_number(text);
+  bool good = seconds && *seconds >= 1e-4 && *seconds <= 60;
+  return good ? "" : "expected 0.0001 to 60 seconds, found '" + text + "'";
+}
+
+void declare_collectives(CLI::App& command, CollectivesOptions& options) {
+  command
+      .add_option("--peers", options.peers,
+                  "beside whom: gloo (PyTorch's), mpi, openmpi, mpich, lockstep-gloo, "
+                  "lockstep-mpi, or none")
+      ->delimiter(',')
+      ->capture_default_str();
+  command
+      .add_option("--op", options.ops,
+                  "all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, reduce, gather, "
+                  "scatter, barrier")
+      ->delimiter(',');
+  command.add_option("--sizes", options.sizes, "bytes of a tensor: 1KiB,64MiB,4096")
+      ->delimiter(',');
+  command.add_option("--ranks", options.ranks, "ranks of each system: 2,4")->delimiter(',');
+  command.add_flag("--outsider", options.outsider, "every row also beside a busy process");
+  command.add_option("--rounds", options.rounds, "turns of each system in a row of the table")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  command.add_option("--turn", options.turn, "seconds that a turn should take")
+      ->check(seconds_of_a_turn)
+      ->capture_default_str();
+  command.add_flag("--json", options.json, "one JSON object a line instead of the tables");
+  command.add_option("--python", options.python,
+                     "a Python with torch; else LOCKSTEP_PYTHON, else .venv/bin/python");
+}
+
+void declare_optimizer_process(CLI::App& command, OptimizerOptions& options) {
+  command.add_option("--tensors", options.tensors, "parameter tensors")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  command.add_option("--elements", options.elements, "of a tensor")
+      ->check(CLI::Range(1, 1 << 30))
+      ->capture_default_str();
+  command.add_option("--threads", options.threads, "threads of a system")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command.add_option("--states", options.states, "of our AdamW: float32,bfloat16,blocks")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"float32", "bfloat16", "blocks"}));
+}
+
+void declare_optimizer(CLI::App& command, OptimizerOptions& options) {
+  declare_optimizer_process(command, options);
+  command.add_option("--rounds", options.rounds, "turns of each contender")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  command.add_option("--steps", options.steps, "steps in a turn")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  command.add_flag("--json", options.json, "one JSON object a contender instead of the table");
+  command.add_option("--python", options.python,
+                     "a Python with torch; else LOCKSTEP_PYTHON, else .venv/bin/python");
+}
+
 }  // namespace
 
 int main(int count, char** words) {
+  std::signal(SIGPIPE, SIG_IGN);  // a rank that ended is an error of the write
   CLI::App app(
-      "Measures Lockstep beside PyTorch: the same work, in turn, in one run; ratios are what "
+      "Measures Lockstep beside others: the same work, in turn, in one run; ratios are what "
       "counts.",
       "lockstep bench");
   app.require_subcommand(1);
@@ -56,10 +126,27 @@ int main(int count, char** words) {
   declare_step(*step, options);
   CLI::App* rank = app.add_subcommand("step-rank", "")->group("");  // what `step` starts
   declare_rank_options(*rank, options);
+  CollectivesOptions collectives_options;
+  CLI::App* collectives = app.add_subcommand(
+      "collectives", "all_reduce and the others beside Gloo and MPI, and their lower bound");
+  declare_collectives(*collectives, collectives_options);
+  std::string pipes;
+  CLI::App* collectives_rank = app.add_subcommand("collectives-rank", "")->group("");
+  collectives_rank->add_option("--pipes", pipes, "");
+  OptimizerOptions optimizer_options;
+  CLI::App* optimizer = app.add_subcommand(
+      "optimizer", "AdamW beside PyTorch's default and fused ones, and the memory bound");
+  declare_optimizer(*optimizer, optimizer_options);
+  CLI::App* optimizer_rank = app.add_subcommand("optimizer-rank", "")->group("");
+  declare_optimizer_process(*optimizer_rank, optimizer_options);
   try {
     app.parse(count, words);
+    if (optimizer_rank->parsed()) return serve_optimizer(optimizer_options);
+    if (optimizer->parsed()) compare_optimizers(optimizer_options);
     if (rank->parsed()) return serve_steps(options);
-    compare_steps(options);
+    if (collectives_rank->parsed()) return serve_collectives(pipes);
+    if (collectives->parsed()) compare_collectives(collectives_options);
+    if (step->parsed()) compare_steps(options);
     return 0;
   } catch (const CLI::ParseError& error) {
     return app.exit(error);

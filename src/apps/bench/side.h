@@ -2,35 +2,20 @@
 // work only when told to.
 //
 // A rank says `{"ready": true, "fused": ...}`, with the kind of AdamW that it has, and then answers
-// each line on its standard input, a number of steps, by
-// `{"seconds": [...], "losses": [...]}`. Between lines it is blocked in a read and uses no
-// processor; when its input ends it ends.
+// each line, a number of steps, by `{"seconds": [...], "losses": [...]}`.
 #pragma once
 
-#include "sys/file_descriptor.h"
-#include "sys/process.h"
+#include "apps/bench/rank_processes.h"
 
 #include <string>
 #include <vector>
 
 namespace lockstep::apps {
 
-struct SideCommand {
-  std::string name;  // "lockstep", "pytorch"
-  std::string program;
-  std::vector<std::string> arguments;  // without argv[0]
-  int ranks = 1;
-  int threads = 1;
-};
-
 class Side {
  public:
   // Starts the ranks; they make themselves ready while the caller goes on.
-  explicit Side(SideCommand command);
-  // Ends the ranks and waits for them.
-  ~Side();
-  Side(const Side&) = delete;
-  Side& operator=(const Side&) = delete;
+  explicit Side(RankCommand command);
 
   // Blocks until every rank is ready. Throws Error when one ended instead; what it said is on
   // standard error.
@@ -50,18 +35,8 @@ class Side {
   [[nodiscard]] const std::vector<double>& seconds() const { return seconds_; }
 
  private:
-  struct Rank {
-    sys::Process process;
-    sys::FileDescriptor input;   // we write
-    sys::FileDescriptor output;  // we read
-    std::string unread;
-  };
-
-  void start(int rank, int port);
-  [[nodiscard]] std::string read_line(int rank);
-
-  SideCommand command_;
-  std::vector<Rank> ranks_;
+  RankCommand command_;
+  RankProcesses ranks_;
   bool is_fused_ = false;
   std::vector<double> losses_;
   std::vector<double> seconds_;

@@ -4,16 +4,13 @@
 #include <cmath>
 
 namespace lockstep::apps {
-namespace {
 
-double quantile(const std::vector<double>& sorted, double share) {
+double quantile(std::span<const double> sorted, double share) {
   double place = share * static_cast<double>(sorted.size() - 1);
   auto below = static_cast<std::size_t>(std::floor(place));
   std::size_t above = std::min(below + 1, sorted.size() - 1);
   return sorted[below] + (place - static_cast<double>(below)) * (sorted[above] - sorted[below]);
 }
-
-}  // namespace
 
 Spread spread_of(std::vector<double> values) {
   if (values.empty()) return {};

@@ -1,5 +1,6 @@
 #include "apps/bench/step.h"
 
+#include "apps/bench/python.h"
 #include "apps/bench/side.h"
 #include "apps/bench/spread.h"
 
@@ -7,7 +8,6 @@
 #include <lockstep/base/format.h>
 #include <nlohmann/json.hpp>
 
-#include <cstdlib>
 #include <filesystem>
 #include <initializer_list>
 #include <numeric>
@@ -23,21 +23,8 @@ struct Pair {
   double pytorch = 0;
 };
 
-std::string find_python(const std::string& given) {
-  const char* named = std::getenv("LOCKSTEP_PYTHON");
-  fs::path python = !given.empty() ? fs::path(given)
-                    : named != nullptr && *named != '\0'
-                        ? fs::path(named)
-                        : fs::path(LOCKSTEP_SOURCE_DIR) / ".venv/bin/python";
-  if (!fs::exists(python))
-    throw BadInput(
-        formatted("no Python at {}: name one that has torch by --python or LOCKSTEP_PYTHON",
-                  python.string()));
-  return python;
-}
-
-SideCommand our_side(const StepOptions& options) {
-  SideCommand side{.name = "lockstep",
+RankCommand our_side(const StepOptions& options) {
+  RankCommand side{.name = "lockstep",
                    .program = fs::read_symlink("/proc/self/exe"),
                    .arguments = {"step-rank"},
                    .ranks = options.ranks,
@@ -46,11 +33,10 @@ SideCommand our_side(const StepOptions& options) {
   return side;
 }
 
-SideCommand their_side(const StepOptions& options) {
-  std::string script = fs::path(LOCKSTEP_SOURCE_DIR) / "bench/peers/step.py";
-  SideCommand side{.name = "pytorch",
+RankCommand their_side(const StepOptions& options) {
+  RankCommand side{.name = "pytorch",
                    .program = find_python(options.python),
-                   .arguments = {"-W", "ignore", script, "--serve"},
+                   .arguments = {"-W", "ignore", peer_file("step.py"), "--serve"},
                    .ranks = options.ranks,
                    .threads = options.threads};
   for (const std::string& word : rank_words(options)) side.arguments.push_back(word);
@@ -128,7 +114,7 @@ void check_same_optimizer(const StepOptions& options, std::initializer_list<cons
 }  // namespace
 
 void compare_steps(const StepOptions& options) {
-  SideCommand theirs = their_side(options);
+  RankCommand theirs = their_side(options);
   Side lockstep(our_side(options));
   lockstep.wait_until_ready();
   Side pytorch(theirs);

@@ -1,0 +1,136 @@
+// lockstep bench collectives: what it measures adds up, and what cannot be meant is refused.
+#include "apps/shell.h"
+#include "support/python.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <filesystem>
+#include <set>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+using test::shell;
+
+class BenchCollectives : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(test::program("lockstep-bench")))
+      GTEST_SKIP() << "lockstep-bench was not built";
+  }
+
+  static test::ShellResult run(const std::string& words, const std::string& before = "") {
+    return shell(before + test::program("lockstep-bench") + " collectives " + words);
+  }
+
+  static std::vector<json> objects_of(const std::string& output) {
+    std::vector<json> objects;
+    std::istringstream lines(output);
+    for (std::string line; std::getline(lines, line);) objects.push_back(json::parse(line));
+    return objects;
+  }
+};
+
+const std::string brief = " --rounds 2 --turn 0.001 ";
+
+bool is_installed(const std::string& program) {
+  return shell("command -v " + program).exit_code == 0;
+}
+
+// The ranks themselves compare the result of each operation with the one that is known.
+TEST_F(BenchCollectives, EveryOperationIsAnObjectForEachKindOfMemory) {
+  auto result =
+      run("--peers none --json --ranks 3 --sizes 1,4KiB "
+          "--op all_reduce,all_gather,reduce_scatter,broadcast,all_to_all,reduce,gather,scatter,"
+          "barrier" +
+          brief);
+  ASSERT_EQ(result.exit_code, 0) << result.output;
+  std::set<std::pair<std::string, std::string>> seen;
+  auto objects = objects_of(result.output);
+  for (const json& object : objects) {
+    EXPECT_EQ(object.at("backend"), "shm");
+    EXPECT_EQ(object.at("ranks"), 3);
+    EXPECT_EQ(object.at("bytes").get<int>() % (3 * sizeof(float)), 0) << object;
+    EXPECT_GT(object.at("min_s").get<double>(), 0) << object;
+    EXPECT_GE(object.at("p50_s"), object.at("min_s"));
+    EXPECT_GE(object.at("p99_s"), object.at("p50_s"));
+    EXPECT_GE(object.at("calls"), 4);
+    EXPECT_GT(object.at("memory_bytes_per_s").get<double>(), 1e8);
+    seen.emplace(object.at("op"), object.at("memory"));
+  }
+  EXPECT_EQ(seen.size(), 9 * 2 + 1);  // only an all_gather can lie in node-shared memory
+  EXPECT_EQ(objects.size(), (8 * 2 + 1) * 2 + 2);  // a barrier has no size
+}
+
+TEST_F(BenchCollectives, AnOutsiderDoublesTheRows) {
+  auto result = run("--peers none --json --sizes 4KiB --outsider" + brief);
+  ASSERT_EQ(result.exit_code, 0) << result.output;
+  auto objects = objects_of(result.output);
+  ASSERT_EQ(objects.size(), 4) << result.output;
+  EXPECT_EQ(objects.front().at("outsider"), false);
+  EXPECT_EQ(objects.back().at("outsider"), true);
+}
+
+TEST_F(BenchCollectives, GlooStandsBesideUs) {
+  if (!test::python()) GTEST_SKIP() << test::no_python;
+  auto result = run("--peers gloo --op all_reduce,all_to_all --sizes 1KiB --python " +
+                    test::python()->string() + brief);
+  ASSERT_EQ(result.exit_code, 0) << result.output;
+  for (const char* words : {"core to core", "all_reduce 1 KiB, 2 ranks", "arena", "ordinary",
+                            "all_reduce 1 KiB, 2 ranks, arena: gloo / ours"})
+    EXPECT_NE(result.output.find(words), std::string::npos) << words << "\n" << result.output;
+}
+
+TEST_F(BenchCollectives, MpiStandsBesideUs) {
+  if (!is_installed("mpicc") || !is_installed("mpirun")) GTEST_SKIP() << "no MPI is installed";
+  auto result = run("--peers mpi --json --op all_reduce,broadcast --sizes 1KiB" + brief);
+  ASSERT_EQ(result.exit_code, 0) << result.output;
+  std::set<std::string> backends;
+  for (const json& object : objects_of(result.output)) backends.insert(object.at("backend"));
+  EXPECT_EQ(backends, (std::set<std::string>{"shm", "mpi"}));
+}
+
+TEST_F(BenchCollectives, AnMpiThatIsNotInstalledIsOneLineAndTheRestGoesOn) {
+  auto result = run("--peers mpi,mpich --json --sizes 1KiB 2>&1" + brief, "PATH=/nowhere ");
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_NE(result.output.find("left out: mpi: "), std::string::npos) << result.output;
+  EXPECT_NE(result.output.find("apt-get install mpich"), std::string::npos) << result.output;
+  EXPECT_NE(result.output.find("\"shm\""), std::string::npos) << result.output;
+}
+
+TEST_F(BenchCollectives, WhatCannotBeMeantIsRefused) {
+  for (auto [words, said] : std::vector<std::pair<std::string, std::string>>{
+           {"--op allreduce", "did you mean 'all_reduce'"},
+           {"--sizes 0", "found '0'"},
+           {"--sizes 1KiB,-4", "found '-4'"},
+           {"--sizes 64XB", "found '64XB'"},
+           {"--sizes 4000TiB", "are free"},
+           {"--ranks 0", "--ranks: expected 1 to"},
+           {"--ranks 2,100000", "found 100000"},
+           {"--peers glo", "did you mean 'gloo'"},
+           {"--peers gloo --python /nowhere/python", "/nowhere/python"},
+           {"--turn nan", "--turn"}}) {
+    auto result = run(words + " 2>&1");
+    EXPECT_NE(result.exit_code, 0) << words;
+    EXPECT_NE(result.output.find(said), std::string::npos) << words << "\n" << result.output;
+  }
+}
+
+TEST_F(BenchCollectives, ARankRefusesALineThatIsNone) {
+  for (const char* line : {"rubbish", "all_reduce 8 arena 1", "all_reduce 8 arena 1 -2",
+                           "all_reduce 8 nowhere 1 1", "all_reduce 8 arena 1 1 1"}) {
+    auto result = shell("echo '" + std::string(line) + "' | " + test::program("lockstep-bench") +
+                        " collectives-rank 2>&1");
+    EXPECT_EQ(result.exit_code, 1) << line;
+    EXPECT_NE(result.output.find("expected"), std::string::npos) << result.output;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
