@@ -3,87 +3,28 @@
 #include <lockstep/base/error.h>
 #include <lockstep/optim/adamw.h>
 
+#include "optim/support.h"
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <bit>
-#include <cstdlib>
 #include <sstream>
 
 namespace lockstep::optim {
 namespace {
 
+using test::copies_of;
+using test::set_gradients;
+using test::some_parameters;
+using test::ulps_between;
 using torch::optim::AdamWOptions;
 using torch::optim::AdamWParamState;
 using torch::optim::OptimizerParamGroup;
 
-constexpr std::int64_t most_ulps = 8;
-
-// The largest distance in representable floats; values below `floor` count as 0 (they are
-// differences of rounding errors).
-std::int64_t ulps_between(const at::Tensor& a, const at::Tensor& b, float floor = 1e-6F) {
-  at::Tensor x = a.detach().contiguous().flatten(), y = b.detach().contiguous().flatten();
-  std::int64_t most = 0;
-  for (std::int64_t i = 0; i < x.numel(); ++i) {
-    float p = x.data_ptr<float>()[i], q = y.data_ptr<float>()[i];
-    if (std::abs(p) < floor && std::abs(q) < floor) continue;
-    most = std::max<std::int64_t>(most, std::abs(std::int64_t{std::bit_cast<std::int32_t>(p)} -
-                                                 std::bit_cast<std::int32_t>(q)));
-  }
-  return most;
-}
-
-std::vector<at::Tensor> some_parameters() {
-  torch::manual_seed(3);
-  std::vector<at::Tensor> parameters;
-  for (std::vector<std::int64_t> sizes :
-       {std::vector<std::int64_t>{33, 17}, {1}, {0}, {257}, {2, 3, 5, 7}})
-    parameters.push_back((torch::randn(sizes) + 3).requires_grad_());
-  return parameters;
-}
-
-std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& parameters) {
-  std::vector<at::Tensor> copies;
-  for (auto& parameter : parameters)
-    copies.push_back(parameter.detach().clone(at::MemoryFormat::Preserve).requires_grad_());
-  return copies;
-}
-
-void set_gradients(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    a[i].mutable_grad() = torch::randn(a[i].sizes(), a[i].options().requires_grad(false));
-    b[i].mutable_grad() = a[i].grad().clone();
-  }
-}
+constexpr double most_ulps = 8;
 
 AdamWParamState& state_of(torch::optim::AdamW& optimizer, const at::Tensor& parameter) {
-  return static_cast<AdamWParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()));
-}
-
-TEST(AdamW, IsWithinAFewUlpsOfLibTorch) {
-  for (bool amsgrad : {false, true}) {
-    for (double weight_decay : {0.0, 0.1}) {
-      auto options =
-          AdamWOptions(1e-3).betas({0.9, 0.99}).weight_decay(weight_decay).amsgrad(amsgrad);
-      auto mine = some_parameters(), theirs = copies_of(mine);
-      AdamW ours(mine, options);
-      torch::optim::AdamW oracle(theirs, options);
-      for (int step = 0; step < 100; ++step) {
-        set_gradients(mine, theirs);
-        ours.step();
-        oracle.step();
-      }
-      for (std::size_t i = 0; i < mine.size(); ++i) {
-        EXPECT_LE(ulps_between(mine[i], theirs[i]), most_ulps) << "parameter " << i;
-        if (mine[i].numel() == 0) continue;
-        EXPECT_EQ(state_of(ours, mine[i]).step(), 100);
-        EXPECT_LE(ulps_between(state_of(ours, mine[i]).exp_avg_sq(),
-                               state_of(oracle, theirs[i]).exp_avg_sq()),
-                  most_ulps);
-        EXPECT_EQ(state_of(ours, mine[i]).max_exp_avg_sq().defined(), amsgrad);
-      }
-    }
-  }
+  return test::state_of<AdamWParamState>(optimizer, parameter);
 }
 
 TEST(AdamW, TakesGroupsAndSkipsUndefinedGradients) {

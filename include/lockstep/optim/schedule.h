@@ -1,0 +1,117 @@
+// Learning rates as pure functions of the step. A Schedule gets the rate that an optimizer's group
+// was built with and the number of updates made so far, and returns the rate of the next one; a
+// Scheduler applies it. Values are those of torch.optim.lr_scheduler's classes of the same
+// parameters, wsd() apart, which has none there.
+//
+//   auto rate = one_after_another({linear({.start = 0.1, .steps = 100}), cosine({.steps = 900})},
+//                                 {100});
+//   Scheduler scheduler(adamw, rate);
+//
+// Each maker throws InvalidArgument for parameters that make no schedule.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <vector>
+
+namespace lockstep::optim {
+
+using Schedule = std::function<double(double base, std::int64_t step)>;
+
+// base * factor while step < steps, then base.                               ConstantLR
+struct Constant {
+  double factor = 1;
+  std::int64_t steps = 0;
+};
+[[nodiscard]] Schedule constant(Constant options = {});
+
+// base times a factor that goes in a straight line from `start` to `end`.    LinearLR
+struct Linear {
+  double start = 1.0 / 3;
+  double end = 1;
+  std::int64_t steps = 5;
+};
+[[nodiscard]] Schedule linear(Linear options);
+
+// base * gamma ^ floor(step / step_size).                                    StepLR
+struct Step {
+  std::int64_t step_size = 1;
+  double gamma = 0.1;
+};
+[[nodiscard]] Schedule step_decay(Step options);
+
+// base * gamma ^ (milestones that are at most step).                         MultiStepLR
+struct MultiStep {
+  std::vector<std::int64_t> milestones;
+  double gamma = 0.1;
+};
+[[nodiscard]] Schedule multi_step(MultiStep options);
+
+// base * gamma ^ step.                                                       ExponentialLR
+[[nodiscard]] Schedule exponential(double gamma);
+
+// base * (1 - min(step, steps) / steps) ^ power.                             PolynomialLR
+struct Polynomial {
+  std::int64_t steps = 5;
+  double power = 1;
+};
+[[nodiscard]] Schedule polynomial(Polynomial options);
+
+// least + (base - least) * (1 + cos(pi * step / steps)) / 2: down in `steps` steps, and, past them,
+// up again.                                                                  CosineAnnealingLR
+struct Cosine {
+  std::int64_t steps = 1;
+  double least = 0;
+};
+[[nodiscard]] Schedule cosine(Cosine options);
+
+// The same from the top again after `first` steps, then after `factor` times as many, and so on
+// (Loshchilov and Hutter, SGDR, ICLR 2017).                CosineAnnealingWarmRestarts
+struct Restarts {
+  std::int64_t first = 1;
+  std::int64_t factor = 1;
+  double least = 0;
+};
+[[nodiscard]] Schedule cosine_with_restarts(Restarts options);
+
+// From base / divisor up to base, the peak, in the first `rising` share of the steps, and down to
+// base / divisor / final_divisor (Smith and Topin, Super-Convergence, 2018).  OneCycleLR
+struct OneCycle {
+  std::int64_t steps = 1;
+  double rising = 0.3;
+  double divisor = 25;
+  double final_divisor = 1e4;
+  bool straight = false;      // lines instead of half cosines
+  bool three_phases = false;  // down as fast as up, then to the end
+};
+[[nodiscard]] Schedule one_cycle(OneCycle options);
+// The momentum that goes with it, against the rate: from `most` to `least` and back.
+[[nodiscard]] Schedule one_cycle_momentum(OneCycle options, double least = 0.85,
+                                          double most = 0.95);
+
+// Warm-up, stable, decay (Hu et al., MiniCPM, arXiv:2404.06395), with T = warmup + stable:
+//
+//   step < warmup         base * (step + 1) / warmup
+//   step < T              base
+//   step < T + decay      base * (least + (1 - least) * f((step - T) / decay))
+//   after that            base * least
+//
+// f(x) is 1 - x (linear), (1 + cos(pi * x)) / 2, or 1 - sqrt(x) (Haegele et al., Scaling Laws and
+// Compute-Optimal Training Beyond Fixed Training Durations, NeurIPS 2024).
+struct Wsd {
+  enum class Shape { linear, cosine, root };
+
+  std::int64_t warmup = 0;
+  std::int64_t stable = 0;
+  std::int64_t decay = 0;
+  double least = 0;  // a share of base
+  Shape shape = Shape::linear;
+};
+[[nodiscard]] Schedule wsd(Wsd options);
+
+// Schedule number i + 1 takes over at milestones[i], counting its own steps from 0.  SequentialLR
+[[nodiscard]] Schedule one_after_another(std::vector<Schedule> schedules,
+                                         std::vector<std::int64_t> milestones);
+
+}  // namespace lockstep::optim

@@ -1,0 +1,39 @@
+// Stochastic gradient descent with momentum (Sutskever et al., On the importance of initialization
+// and momentum in deep learning, ICML 2013) in one pass over memory: a torch::optim::SGD of which
+// only step() differs. adamw.h says how.
+//
+//   g = g + weight_decay * w
+//   b = momentum * b + (1 - dampening) * g        the first time: b = g
+//   w = w - lr * b                                nesterov: w - lr * (g + momentum * b)
+//
+// Results are those of torch::optim::SGD bit for bit where the processor has fused multiply-add.
+#pragma once
+
+#include <lockstep/optim/state.h>
+#include <lockstep/optim/treatment.h>
+#include <lockstep/optim/update_options.h>
+
+#include <torch/optim/sgd.h>
+
+#include <vector>
+
+namespace lockstep::optim {
+
+class SGD : public torch::optim::SGD, public TreatsGradients {
+ public:
+  explicit SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+               torch::optim::SGDOptions defaults, UpdateOptions update = {});
+  explicit SGD(std::vector<at::Tensor> parameters, torch::optim::SGDOptions defaults,
+               UpdateOptions update = {});
+
+  // As AdamW::step().
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+  void load(torch::serialize::InputArchive& archive) override;
+  [[nodiscard]] std::vector<at::Tensor> gradients() const override;
+
+ private:
+  UpdateOptions update_;
+};
+
+}  // namespace lockstep::optim

@@ -1,0 +1,28 @@
+// What our optimizers can be told beside torch::optim's options. It holds for all parameter groups.
+//
+//   lockstep::optim::AdamW adamw(parameters, AdamWOptions(1e-3), {.state = StateFormat::blocks});
+#pragma once
+
+#include <cstdint>
+
+namespace lockstep::optim {
+
+// How what an optimizer remembers of a parameter is kept between steps. The arithmetic is float32
+// in every case. Bytes a parameter that one AdamW step moves, parameter and gradient (12) included:
+//
+//   float32     28      the numbers of torch::optim
+//   bfloat16    20      rounded by dice, right in the mean
+//   blocks      16.06   8 bits an element, a scale for each 256 of them, rounded by dice
+//
+// The dice depend on the seed, the step and the place of an element in its group alone: replicas
+// that take the same steps stay equal bit for bit, with any number of threads. amsgrad's greatest
+// squares and the masters of 16-bit parameters stay float32.
+enum class StateFormat { float32, bfloat16, blocks };
+
+struct UpdateOptions {
+  bool maximize = false;  // go up the gradient
+  StateFormat state = StateFormat::float32;
+  std::uint64_t seed = 0;  // of the dice
+};
+
+}  // namespace lockstep::optim

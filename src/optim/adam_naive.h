@@ -1,0 +1,40 @@
+// The naive Adam step: the formulas of adam_kernel.h as a loop over elements. It is what the tests
+// hold the fast one against, in float bit for bit and in double as the truth.
+#pragma once
+
+#include "optim/adam_kernel.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <span>
+
+namespace lockstep::optim {
+
+template <class Real>
+struct NaiveAdamConstants {
+  Real factor = 1, limit = 0, decay = 0, kept = 1;
+  Real beta1 = 0, new1 = 0, beta2 = 0, new2 = 0;
+  Real root = 1, eps = 0, step_size = 0;
+};
+
+// `greatest_square` is empty without amsgrad; the others have one length.
+template <class Real>
+void naive_adam(const NaiveAdamConstants<Real>& c, std::span<Real> parameter,
+                std::span<const Real> gradient, std::span<Real> average, std::span<Real> square,
+                std::span<Real> greatest_square) {
+  for (std::size_t i = 0; i < parameter.size(); ++i) {
+    Real g = std::clamp(gradient[i] * c.factor, -c.limit, c.limit);
+    g = std::fma(parameter[i], c.decay, g);
+    Real w = parameter[i] * c.kept;
+    average[i] = std::fma(g, c.new1, average[i] * c.beta1);
+    Real scaled = g * c.new2;
+    square[i] = std::fma(scaled, g, square[i] * c.beta2);
+    Real v = square[i];
+    if (!greatest_square.empty()) v = greatest_square[i] = std::max(greatest_square[i], v);
+    Real denominator = std::sqrt(v) / c.root + c.eps;
+    parameter[i] = w - c.step_size * average[i] / denominator;
+  }
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,60 @@
+// One step of Adam or AdamW over a group's slots.
+#pragma once
+
+#include "optim/slot.h"
+#include "optim/states.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <vector>
+
+namespace lockstep::optim {
+
+struct AdamRule {
+  double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
+  bool amsgrad = false;
+  bool decoupled = false;  // weight decay as AdamW has it
+};
+
+// Slots are prepared; slot.age is the number of this update.
+void update_slots(std::vector<Slot>& slots, const AdamRule& rule, const GroupStep& step);
+
+// A step of a whole optimizer: `State` is ours, `TorchState` torch::optim's, `Options` the groups'.
+template <class State, class TorchState, class Options>
+void step_adam(std::vector<torch::optim::OptimizerParamGroup>& groups, StateMap& states,
+               GroupStep step, bool decoupled) {
+  at::NoGradGuard no_grad;
+  std::vector<std::vector<Slot>> all;
+  for (const auto& group : groups) {
+    step.group = static_cast<std::int64_t>(all.size());
+    all.push_back(make_slots(group.params(), step));
+  }
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const auto& options = static_cast<const Options&>(groups[i].options());
+    std::vector<State*> own;
+    for (Slot& slot : all[i]) {
+      auto& state = own_state<State, TorchState>(states, slot.parameter);
+      own.push_back(&state);
+      slot.master = &state.master_parameter;
+      slot.kept[0] = {&state.exp_avg(), &state.exp_avg_scale, Codes::with_sign};
+      slot.kept[1] = {&state.exp_avg_sq(), &state.exp_avg_sq_scale, Codes::without_sign};
+      if (options.amsgrad()) slot.kept[2] = {&state.max_exp_avg_sq()};
+    }
+    if (own.empty()) continue;
+    prepare_kept(all[i], step.update.state);
+    for (std::size_t j = 0; j < own.size(); ++j) own[j]->step(all[i][j].age = own[j]->step() + 1);
+    auto [beta1, beta2] = options.betas();
+    step.group = static_cast<std::int64_t>(i);
+    update_slots(all[i],
+                 {.lr = options.lr(),
+                  .beta1 = beta1,
+                  .beta2 = beta2,
+                  .eps = options.eps(),
+                  .weight_decay = options.weight_decay(),
+                  .amsgrad = options.amsgrad(),
+                  .decoupled = decoupled},
+                 step);
+  }
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,56 @@
+// Numbers between float32 and what takes less memory: 16-bit floats, and blocks of 8-bit codes.
+#pragma once
+
+#include <cstdint>
+
+namespace lockstep::optim {
+
+// IEEE half and bfloat16, as bits.
+void widen_half(const std::uint16_t* from, float* to, std::int64_t count);
+void widen_bfloat16(const std::uint16_t* from, float* to, std::int64_t count);
+// To nearest, ties to even; what is not a number stays so.
+void narrow_half(const float* from, std::uint16_t* to, std::int64_t count);
+void narrow_bfloat16(const float* from, std::uint16_t* to, std::int64_t count);
+
+// Where `bits` are not the rounding of `master` somebody else wrote them, and master takes their
+// value.
+void follow_half(const std::uint16_t* bits, float* master, std::int64_t count);
+void follow_bfloat16(const std::uint16_t* bits, float* master, std::int64_t count);
+
+// Random numbers by place: element i of a call gets 16 bits of hash(first + i, key), so neither the
+// split into calls nor the number of threads changes them. Two numbers of one place are independent
+// when their `stream` (0 or 1) differs.
+struct Dice {
+  std::uint32_t key = 0;
+  std::uint32_t first = 0;
+  int stream = 0;
+};
+
+// Up with a probability that is the distance from the lower neighbour: right in the mean, so what
+// is too small for one rounding still adds up (Gupta et al., Deep Learning with Limited Numerical
+// Precision, ICML 2015).
+void narrow_bfloat16(const float* from, std::uint16_t* to, std::int64_t count, const Dice& dice);
+
+// Codes of 8 bits, with one float32 scale for each block of 256 elements (Dettmers et al., 8-bit
+// Optimizers via Block-wise Quantization, ICLR 2022; the codes are other ones: a power of a whole
+// number, which needs no table). With a = the largest magnitude of the block:
+//
+//   signed     value = a * sign(c) * (c / 127)^2        c = -127 .. 127
+//   unsigned   value = a * (c / 255)^4                  c = 0 .. 255, and 0 only for 0
+//
+// The first is for averages of gradients. The second is for averages of squares, which are read
+// through a square root and divided by: 256 codes span a factor of 4e9, and small values are never
+// taken for 0.
+constexpr std::int64_t block_elements = 256;
+
+enum class Codes { with_sign, without_sign };
+
+// `codes` has `count` elements, `scales` one for each block begun.
+void read_blocks(Codes codes, const std::uint8_t* from, const float* scales, float* to,
+                 std::int64_t count);
+// Rounds by dice, right in the mean, or to nearest where `dice` is null: values that were read then
+// come back unchanged.
+void write_blocks(Codes codes, const float* from, std::uint8_t* to, float* scales,
+                  std::int64_t count, const Dice* dice);
+
+}  // namespace lockstep::optim

@@ -1,0 +1,115 @@
+#include <lockstep/optim/grad_scaler.h>
+
+#include "optim/closure.h"
+#include "optim/norm.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/optim/treatment.h>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/serialize/archive.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace lockstep::optim {
+namespace {
+
+// PyTorch keeps the scale in float32, where it overflows earlier.
+bool is_usable(double scale) { return std::isfinite(static_cast<float>(scale)) && scale > 0; }
+
+void check_options(const GradScalerOptions& options) {
+  check(is_usable(options.initial_scale),
+        "GradScaler: expected a positive finite initial_scale, found {}", options.initial_scale);
+  check(options.growth_factor > 1, "GradScaler: expected a growth_factor above 1, found {}",
+        options.growth_factor);
+  check(options.backoff_factor > 0 && options.backoff_factor < 1,
+        "GradScaler: expected a backoff_factor between 0 and 1, found {}", options.backoff_factor);
+  check(options.growth_interval >= 1,
+        "GradScaler: expected a growth_interval of at least 1, found {}", options.growth_interval);
+}
+
+void multiply(std::vector<at::Tensor> gradients, double factor) {
+  at::NoGradGuard no_grad;
+  for (at::Tensor& gradient : gradients) gradient.mul_(factor);
+}
+
+}  // namespace
+
+GradScaler::GradScaler(GradScalerOptions options, CombineParts combine)
+    : options_(options), combine_(std::move(combine)), scale_(options.initial_scale) {
+  check_options(options_);
+}
+
+at::Tensor GradScaler::scale(const at::Tensor& loss) const {
+  return options_.enabled ? loss * scale_ : loss;
+}
+
+bool GradScaler::unscale(torch::optim::Optimizer& optimizer) {
+  if (!options_.enabled) return true;
+  check(!seen_.contains(&optimizer),
+        "GradScaler: unscale() was already called for this optimizer since the last update()");
+  std::vector<at::Tensor> gradients = gradients_of(optimizer.param_groups());
+  bool finite = std::isfinite(combined_norm(gradients, {}, 2, combine_));
+  if (auto* ours = dynamic_cast<TreatsGradients*>(&optimizer))
+    ours->scale_gradients(1 / scale_);
+  else
+    multiply(std::move(gradients), 1 / scale_);
+  seen_[&optimizer] = {Stage::unscaled, finite};
+  return finite;
+}
+
+bool GradScaler::step(torch::optim::Optimizer& optimizer) {
+  if (!options_.enabled) {
+    optimizer.step();
+    return true;
+  }
+  if (!seen_.contains(&optimizer)) (void)unscale(optimizer);
+  Seen& seen = seen_.at(&optimizer);
+  check(seen.stage == Stage::unscaled,
+        "GradScaler: step() was already called for this optimizer since the last update()");
+  seen.stage = Stage::stepped;
+  if (seen.finite)
+    optimizer.step();
+  else if (auto* ours = dynamic_cast<TreatsGradients*>(&optimizer))
+    ours->drop_treatment();
+  return seen.finite;
+}
+
+void GradScaler::update() {
+  if (!options_.enabled) return;
+  check(!seen_.empty(), "GradScaler: update() without a step() or unscale() before it");
+  bool all_finite =
+      std::all_of(seen_.begin(), seen_.end(), [](const auto& item) { return item.second.finite; });
+  seen_.clear();
+  if (!all_finite) {
+    scale_ *= options_.backoff_factor;
+    good_steps_ = 0;
+  } else if (++good_steps_ == options_.growth_interval) {
+    if (is_usable(scale_ * options_.growth_factor)) scale_ *= options_.growth_factor;
+    good_steps_ = 0;
+  }
+}
+
+void GradScaler::load_state(const State& state) {
+  check_input(is_usable(state.scale) && state.good_steps >= 0,
+              "GradScaler: expected a positive finite scale and a count, found {} and {}",
+              state.scale, state.good_steps);
+  scale_ = state.scale;
+  good_steps_ = state.good_steps;
+}
+
+void GradScaler::save(torch::serialize::OutputArchive& archive) const {
+  archive.write("scale", c10::IValue(scale_));
+  archive.write("_growth_tracker", c10::IValue(good_steps_));
+}
+
+void GradScaler::load(torch::serialize::InputArchive& archive) {
+  c10::IValue scale, good_steps;
+  archive.read("scale", scale);
+  archive.read("_growth_tracker", good_steps);
+  load_state({scale.toDouble(), good_steps.toInt()});
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,80 @@
+// Runs: what our kernels walk through. A run is one or more parameters whose memory lies side by
+// side, together with their gradients and all that is kept of them.
+#pragma once
+
+#include "optim/slot.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+namespace lockstep::optim {
+
+// Memory of state in its format. Places count elements.
+struct KeptMemory {
+  std::byte* data = nullptr;  // null: not in use
+  float* scales = nullptr;
+  StateFormat format = StateFormat::float32;
+  Codes codes = Codes::with_sign;
+};
+
+struct Run {
+  std::int64_t count = 0;
+  std::int64_t age = 0;
+  bool first = false;
+  std::int64_t place = 0;
+  c10::ScalarType dtype = c10::ScalarType::Float;           // of the parameter
+  c10::ScalarType gradient_dtype = c10::ScalarType::Float;  // the same, or float32
+  std::byte* parameter = nullptr;
+  const std::byte* gradient = nullptr;
+  float* master = nullptr;  // null: the parameter is float32
+  std::array<KeptMemory, 3> kept;
+
+  // Whether all of it is float32, so that a kernel needs no buffers.
+  [[nodiscard]] bool is_plain() const;
+};
+
+// The runs of slots that are for our kernels, in their order. `slots` own the memory.
+[[nodiscard]] std::vector<Run> make_runs(const std::vector<Slot>& slots);
+
+// Calls update(number of the run, begin, end) for pieces of all runs, by LibTorch's threads; pieces
+// begin at multiples of block_elements.
+void for_each_piece(std::span<const Run> runs,
+                    const std::function<void(std::size_t, std::int64_t, std::int64_t)>& update);
+
+// The key of the dice for one step of one group.
+[[nodiscard]] std::uint32_t dice_key(std::uint64_t seed, std::int64_t group, std::int64_t age);
+
+// A few elements of a run as float32, in buffers that stay in the first cache where the memory is
+// not float32 itself.
+class Tile {
+ public:
+  static constexpr std::int64_t elements = 1024;  // whole blocks
+
+  // The elements [begin, begin + count) of `run`, count at most `elements`.
+  Tile(const Run& run, std::int64_t begin, std::int64_t count, std::uint32_t key);
+
+  [[nodiscard]] float* parameter() const;
+  [[nodiscard]] const float* gradient() const { return gradient_; }
+  // Null where the run keeps nothing at this place.
+  [[nodiscard]] float* kept(std::size_t which) const { return kept_[which]; }
+
+  // Writes what a kernel changed to where it came from.
+  void close();
+
+ private:
+  const Run& run_;
+  std::int64_t begin_, count_;
+  std::uint32_t key_;
+  const float* gradient_ = nullptr;
+  std::array<float*, 3> kept_{};
+  alignas(64) std::array<float, elements> gradient_buffer_;
+  alignas(64) std::array<std::array<float, elements>, 2> kept_buffers_;
+};
+
+}  // namespace lockstep::optim

@@ -1,0 +1,198 @@
+#include <lockstep/optim/schedule.h>
+
+#include <lockstep/base/check.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <utility>
+
+namespace lockstep::optim {
+namespace {
+
+double half_cosine(double from, double to, double share) {
+  return to + (from - to) / 2 * (1 + std::cos(std::numbers::pi * share));
+}
+
+double share_of(std::int64_t step, std::int64_t steps) {
+  return static_cast<double>(step) / static_cast<double>(steps);
+}
+
+void check_steps(const char* schedule, std::int64_t steps) {
+  check(steps >= 1, "schedule {}: expected at least 1 step, found {}", schedule, steps);
+}
+
+}  // namespace
+
+Schedule constant(Constant options) {
+  check(options.factor >= 0, "schedule constant: expected a factor of at least 0, found {}",
+        options.factor);
+  return [options](double base, std::int64_t step) {
+    return step < options.steps ? base * options.factor : base;
+  };
+}
+
+Schedule linear(Linear options) {
+  check_steps("linear", options.steps);
+  check(options.start >= 0 && options.end >= 0,
+        "schedule linear: expected factors of at least 0, found {} and {}", options.start,
+        options.end);
+  return [options](double base, std::int64_t step) {
+    double share = share_of(std::min(step, options.steps), options.steps);
+    return base * (options.start + (options.end - options.start) * share);
+  };
+}
+
+Schedule step_decay(Step options) {
+  check_steps("step_decay", options.step_size);
+  return [options](double base, std::int64_t step) {
+    return base * std::pow(options.gamma, static_cast<double>(step / options.step_size));
+  };
+}
+
+Schedule multi_step(MultiStep options) {
+  check(std::is_sorted(options.milestones.begin(), options.milestones.end()),
+        "schedule multi_step: expected milestones in their order");
+  return [options = std::move(options)](double base, std::int64_t step) {
+    auto passed = std::upper_bound(options.milestones.begin(), options.milestones.end(), step) -
+                  options.milestones.begin();
+    return base * std::pow(options.gamma, static_cast<double>(passed));
+  };
+}
+
+Schedule exponential(double gamma) { return step_decay({.step_size = 1, .gamma = gamma}); }
+
+Schedule polynomial(Polynomial options) {
+  check_steps("polynomial", options.steps);
+  return [options](double base, std::int64_t step) {
+    double left = 1 - share_of(std::min(step, options.steps), options.steps);
+    return base * std::pow(left, options.power);
+  };
+}
+
+Schedule cosine(Cosine options) {
+  check_steps("cosine", options.steps);
+  return [options](double base, std::int64_t step) {
+    return half_cosine(base, options.least, share_of(step, options.steps));
+  };
+}
+
+Schedule cosine_with_restarts(Restarts options) {
+  check_steps("cosine_with_restarts", options.first);
+  check(options.factor >= 1,
+        "schedule cosine_with_restarts: expected a factor of at least 1, found {}", options.factor);
+  return [options](double base, std::int64_t step) {
+    std::int64_t length = options.first;
+    if (options.factor == 1) step %= length;
+    for (; step >= length; length *= options.factor) step -= length;
+    return half_cosine(base, options.least, share_of(step, length));
+  };
+}
+
+namespace {
+
+// A one-cycle schedule as corners that are joined: the value `from` at the beginning of a phase
+// that ends, with `to`, at step number `end`.
+struct Phase {
+  double end, from, to;
+};
+
+std::vector<Phase> phases_of(const OneCycle& options, double start, double peak, double last) {
+  auto steps = static_cast<double>(options.steps);
+  double top = options.rising * steps - 1;
+  if (!options.three_phases) return {{top, start, peak}, {steps - 1, peak, last}};
+  return {
+      {top, start, peak}, {2 * options.rising * steps - 2, peak, start}, {steps - 1, start, last}};
+}
+
+double value_at(const std::vector<Phase>& phases, bool straight, std::int64_t step) {
+  auto place = static_cast<double>(step);
+  double begin = 0;
+  std::size_t i = 0;
+  for (; i + 1 < phases.size() && place > phases[i].end; ++i) begin = phases[i].end;
+  const Phase& phase = phases[i];
+  double share = (place - begin) / (phase.end - begin);
+  return straight ? phase.from + (phase.to - phase.from) * share
+                  : half_cosine(phase.from, phase.to, share);
+}
+
+void check_one_cycle(const OneCycle& options) {
+  check_steps("one_cycle", options.steps);
+  check(options.rising >= 0 && options.rising <= 1,
+        "schedule one_cycle: expected a share from 0 to 1, found {}", options.rising);
+  check(options.divisor > 0 && options.final_divisor > 0,
+        "schedule one_cycle: expected positive divisors, found {} and {}", options.divisor,
+        options.final_divisor);
+}
+
+void check_one_cycle_step(const OneCycle& options, std::int64_t step) {
+  check(step <= options.steps, "schedule one_cycle: step {} of {}", step, options.steps);
+}
+
+}  // namespace
+
+Schedule one_cycle(OneCycle options) {
+  check_one_cycle(options);
+  return [options](double base, std::int64_t step) {
+    check_one_cycle_step(options, step);
+    double start = base / options.divisor;
+    return value_at(phases_of(options, start, base, start / options.final_divisor),
+                    options.straight, step);
+  };
+}
+
+Schedule one_cycle_momentum(OneCycle options, double least, double most) {
+  check_one_cycle(options);
+  return [=](double, std::int64_t step) {
+    check_one_cycle_step(options, step);
+    return value_at(phases_of(options, most, least, most), options.straight, step);
+  };
+}
+
+namespace {
+
+double decayed(Wsd::Shape shape, double share) {
+  switch (shape) {
+    case Wsd::Shape::cosine:
+      return half_cosine(1, 0, share);
+    case Wsd::Shape::root:
+      return 1 - std::sqrt(share);
+    case Wsd::Shape::linear:
+      break;
+  }
+  return 1 - share;
+}
+
+}  // namespace
+
+Schedule wsd(Wsd options) {
+  check(options.warmup >= 0 && options.stable >= 0 && options.decay >= 0,
+        "schedule wsd: expected counts of at least 0, found {}, {} and {}", options.warmup,
+        options.stable, options.decay);
+  check(options.least >= 0 && options.least <= 1,
+        "schedule wsd: expected a share from 0 to 1, found {}", options.least);
+  return [options](double base, std::int64_t step) {
+    if (step < options.warmup) return base * share_of(step + 1, options.warmup);
+    step -= options.warmup + options.stable;
+    if (step < 0) return base;
+    if (step >= options.decay) return base * options.least;
+    double left = decayed(options.shape, share_of(step, options.decay));
+    return base * (options.least + (1 - options.least) * left);
+  };
+}
+
+Schedule one_after_another(std::vector<Schedule> schedules, std::vector<std::int64_t> milestones) {
+  check(!schedules.empty() && schedules.size() == milestones.size() + 1,
+        "one_after_another: expected one schedule more than milestones, found {} and {}",
+        schedules.size(), milestones.size());
+  check(std::is_sorted(milestones.begin(), milestones.end()),
+        "one_after_another: expected milestones in their order");
+  return [schedules = std::move(schedules), milestones = std::move(milestones)](double base,
+                                                                                std::int64_t step) {
+    auto which = static_cast<std::size_t>(
+        std::upper_bound(milestones.begin(), milestones.end(), step) - milestones.begin());
+    return schedules[which](base, which == 0 ? step : step - milestones[which - 1]);
+  };
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,107 @@
+// Compiled once for each instruction set (Highway's foreach_target) and chosen at run time.
+#include "optim/sgd_kernel.h"
+
+#include "optim/targets.h"
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "optim/sgd_kernel.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace lockstep::optim::HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+#include "optim/lanes.h"
+
+enum class Momentum { none, plain, nesterov };
+
+struct SgdLanes {
+  explicit SgdLanes(const SgdConstants& c)
+      : treatment(c.factor, c.limit),
+        decay(hn::Set(FloatTag(), c.decay)),
+        momentum(hn::Set(FloatTag(), c.momentum)),
+        undamped(hn::Set(FloatTag(), c.undamped)),
+        lr(hn::Set(FloatTag(), -c.lr)),
+        first(c.first) {}
+
+  TreatmentLanes treatment;
+  Floats decay, momentum, undamped, lr;
+  bool first;
+};
+
+template <Momentum kind>
+HWY_INLINE void update_lanes(const SgdLanes& c, float* parameter, const float* gradient,
+                             [[maybe_unused]] float* momentum_buffer) {
+  const FloatTag tag;
+  Floats w = hn::LoadU(tag, parameter);
+  Floats g = hn::MulAdd(w, c.decay, c.treatment(hn::LoadU(tag, gradient)));
+  if constexpr (kind != Momentum::none) {
+    Floats b =
+        c.first ? g
+                : hn::MulAdd(g, c.undamped, hn::Mul(hn::LoadU(tag, momentum_buffer), c.momentum));
+    hn::StoreU(b, tag, momentum_buffer);
+    g = kind == Momentum::nesterov ? hn::MulAdd(b, c.momentum, g) : b;
+  }
+  hn::StoreU(hn::MulAdd(g, c.lr, w), tag, parameter);
+}
+
+template <Momentum kind>
+void update_rest(const SgdLanes& c, const SgdSpan& span, std::size_t begin) {
+  constexpr bool buffered = kind != Momentum::none;
+  std::size_t count = static_cast<std::size_t>(span.count) - begin;
+  if (count == 0) return;
+  LaneBuffer parameter(span.parameter + begin, count), gradient(span.gradient + begin, count);
+  LaneBuffer momentum(buffered ? span.momentum_buffer + begin : nullptr, buffered ? count : 0);
+  update_lanes<kind>(c, parameter.values, gradient.values, momentum.values);
+  parameter.store(span.parameter + begin);
+  if constexpr (buffered) momentum.store(span.momentum_buffer + begin);
+}
+
+template <Momentum kind>
+void update_span(const SgdLanes& c, const SgdSpan& span) {
+  const std::size_t lanes = hn::Lanes(FloatTag());
+  auto count = static_cast<std::size_t>(span.count);
+  std::size_t i = 0;
+  for (; i + lanes <= count; i += lanes)
+    update_lanes<kind>(c, span.parameter + i, span.gradient + i,
+                       kind == Momentum::none ? nullptr : span.momentum_buffer + i);
+  update_rest<kind>(c, span, i);
+}
+
+void UpdateSgd(const SgdConstants& constants, const SgdSpan& span) {
+  const SgdLanes lanes(constants);
+  if (span.momentum_buffer == nullptr)
+    update_span<Momentum::none>(lanes, span);
+  else if (constants.nesterov)
+    update_span<Momentum::nesterov>(lanes, span);
+  else
+    update_span<Momentum::plain>(lanes, span);
+}
+
+}  // namespace
+}  // namespace lockstep::optim::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lockstep::optim {
+namespace {
+HWY_EXPORT(UpdateSgd);
+}  // namespace
+
+void update_sgd(const SgdConstants& constants, const SgdSpan& span) {
+  HWY_DYNAMIC_DISPATCH(UpdateSgd)(constants, span);
+}
+
+}  // namespace lockstep::optim
+#endif

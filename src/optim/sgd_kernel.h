@@ -1,0 +1,38 @@
+// The arithmetic of one SGD step on float32 memory, in one pass. sgd_naive.h is the same as a plain
+// loop.
+#pragma once
+
+#include <cstdint>
+
+namespace lockstep::optim {
+
+// One update of a parameter w with gradient g, rounded as torch::optim::SGD does:
+//
+//   g = clamp(g * factor, -limit, limit)
+//   g = fma(w, decay, g)
+//   b = first ? g : fma(g, undamped, b * momentum)          only with a momentum buffer,
+//   g = nesterov ? fma(b, momentum, g) : b                  and so is this
+//   w = fma(g, -lr, w)
+struct SgdConstants {
+  float factor = 1;
+  float limit = 0;
+  float decay = 0;
+  float momentum = 0;
+  float undamped = 1;  // 1 - dampening
+  float lr = 0;
+  bool nesterov = false;
+  bool first = false;  // the buffer holds nothing yet
+};
+
+// Side by side, `count` elements each; any alignment, no overlap.
+struct SgdSpan {
+  float* parameter = nullptr;
+  const float* gradient = nullptr;
+  float* momentum_buffer = nullptr;  // null: no momentum
+  std::int64_t count = 0;
+};
+
+// With the widest vectors of this processor. Any thread.
+void update_sgd(const SgdConstants& constants, const SgdSpan& span);
+
+}  // namespace lockstep::optim

@@ -1,0 +1,35 @@
+// The naive SGD step: the formulas of sgd_kernel.h as a loop over elements, for the tests.
+#pragma once
+
+#include "optim/sgd_kernel.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <span>
+
+namespace lockstep::optim {
+
+template <class Real>
+struct NaiveSgdConstants {
+  Real factor = 1, limit = 0, decay = 0, momentum = 0, undamped = 1, lr = 0;
+  bool nesterov = false, first = false;
+};
+
+// `momentum_buffer` is empty without momentum.
+template <class Real>
+void naive_sgd(const NaiveSgdConstants<Real>& c, std::span<Real> parameter,
+               std::span<const Real> gradient, std::span<Real> momentum_buffer) {
+  for (std::size_t i = 0; i < parameter.size(); ++i) {
+    Real g = std::clamp(gradient[i] * c.factor, -c.limit, c.limit);
+    g = std::fma(parameter[i], c.decay, g);
+    if (!momentum_buffer.empty()) {
+      Real& b = momentum_buffer[i];
+      b = c.first ? g : std::fma(g, c.undamped, b * c.momentum);
+      g = c.nesterov ? std::fma(b, c.momentum, g) : b;
+    }
+    parameter[i] = std::fma(g, -c.lr, parameter[i]);
+  }
+}
+
+}  // namespace lockstep::optim

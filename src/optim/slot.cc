@@ -1,0 +1,73 @@
+#include "optim/slot.h"
+
+#include <lockstep/base/check.h>
+
+#include <ATen/ops/empty_like.h>
+
+namespace lockstep::optim {
+namespace {
+
+bool is_16_bits(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
+
+bool is_for_kernel(const at::Tensor& parameter) {
+  at::ScalarType dtype = parameter.scalar_type();
+  return parameter.device().is_cpu() && (dtype == at::kFloat || is_16_bits(dtype));
+}
+
+void check_parameter(const at::Tensor& parameter, std::size_t i, const GroupStep& step) {
+  const at::Tensor& gradient = parameter.grad();
+  check(gradient.layout() == at::kStrided,
+        "{}: parameter {} of group {} has a sparse gradient; dense ones are updated here",
+        step.optimizer, i, step.group);
+  check(at::isFloatingType(parameter.scalar_type()),
+        "{}: parameter {} of group {}: expected floating-point numbers, found {}", step.optimizer,
+        i, step.group, c10::toString(parameter.scalar_type()));
+  check(step.update.state == StateFormat::float32 || is_for_kernel(parameter),
+        "{}: parameter {} of group {}: a state in fewer than 32 bits is kept for float32, bfloat16 "
+        "and float16 on the CPU, found {} on {}",
+        step.optimizer, i, step.group, c10::toString(parameter.scalar_type()),
+        parameter.device().str());
+}
+
+// float32 and the parameter's own dtype are what the kernels read.
+at::ScalarType gradient_dtype(const Slot& slot) {
+  at::ScalarType own = slot.dense.scalar_type();
+  bool is_float = slot.parameter.grad().scalar_type() == at::kFloat;
+  return slot.has_16_bits() && is_float ? at::kFloat : own;
+}
+
+}  // namespace
+
+bool Slot::has_16_bits() const { return is_16_bits(parameter.scalar_type()); }
+bool Slot::is_for_kernel() const { return optim::is_for_kernel(parameter); }
+
+at::Tensor laid_out_as(const at::Tensor& tensor, const at::Tensor& like, at::ScalarType dtype) {
+  bool fits = tensor.strides() == like.strides() && tensor.scalar_type() == dtype &&
+              tensor.device() == like.device();
+  return fits ? tensor : at::empty_like(like, like.options().dtype(dtype)).copy_(tensor);
+}
+
+std::vector<Slot> make_slots(const std::vector<at::Tensor>& parameters, const GroupStep& step) {
+  std::vector<Slot> slots;
+  std::int64_t place = 0;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& parameter = parameters[i];
+    std::int64_t begin = place;
+    place += parameter.numel();
+    if (!parameter.grad().defined()) continue;
+    check_parameter(parameter, i, step);
+    Slot& slot = slots.emplace_back();
+    slot.parameter = slot.dense = parameter;
+    if (!parameter.is_non_overlapping_and_dense()) slot.dense = parameter.contiguous();
+    slot.gradient = laid_out_as(parameter.grad(), slot.dense, gradient_dtype(slot));
+    slot.place = begin;
+  }
+  return slots;
+}
+
+void copy_back(std::vector<Slot>& slots) {
+  for (Slot& slot : slots)
+    if (!slot.dense.is_same(slot.parameter)) slot.parameter.copy_(slot.dense);
+}
+
+}  // namespace lockstep::optim

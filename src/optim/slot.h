@@ -1,0 +1,65 @@
+// A parameter in one step(), the same for all optimizers: what is updated, by what gradient, and
+// what is remembered of it.
+#pragma once
+
+#include "optim/formats_kernel.h"
+
+#include <lockstep/optim/treatment.h>
+#include <lockstep/optim/update_options.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+namespace lockstep::optim {
+
+// One tensor of a parameter's state, in place. `values` null: the slot is not in use.
+struct KeptTensor {
+  at::Tensor* values = nullptr;
+  at::Tensor* scales =
+      nullptr;  // null: always float32 (or the parameter's dtype outside the kernel)
+  Codes codes = Codes::with_sign;
+};
+
+struct Slot {
+  at::Tensor parameter;  // the user's
+  at::Tensor dense;      // the same without holes in its memory; else a copy to be copied back
+  at::Tensor gradient;   // laid out as `dense`
+  at::Tensor* master = nullptr;
+  std::array<KeptTensor, 3> kept;
+  std::int64_t age = 0;    // the number of this update of it, from 1
+  bool first = false;      // nothing was kept of it before
+  std::int64_t place = 0;  // elements of the group before it
+
+  [[nodiscard]] bool has_16_bits() const;
+  // Whether our kernels update it; LibTorch's do otherwise.
+  [[nodiscard]] bool is_for_kernel() const;
+};
+
+// What all slots of a group share.
+struct GroupStep {
+  UpdateOptions update;
+  Treatment treatment;
+  std::int64_t group = 0;
+  const char* optimizer = "";  // for messages
+};
+
+// The parameters of a group that have a gradient, with dense memory. InvalidArgument, before
+// anything is changed, for a gradient or dtype or state format that cannot be.
+[[nodiscard]] std::vector<Slot> make_slots(const std::vector<at::Tensor>& parameters,
+                                           const GroupStep& step);
+
+// Brings what is kept to the format, layout and device of each parameter; what is undefined becomes
+// zeros, in one storage for many parameters, in their order.
+void prepare_kept(std::vector<Slot>& slots, StateFormat format);
+
+// For stand-ins of parameters with holes in their memory.
+void copy_back(std::vector<Slot>& slots);
+
+// The tensor itself where it already has the strides, dtype and device of `like`.
+[[nodiscard]] at::Tensor laid_out_as(const at::Tensor& tensor, const at::Tensor& like,
+                                     at::ScalarType dtype);
+
+}  // namespace lockstep::optim

@@ -1,0 +1,170 @@
+// at::Tensor's conversions are the oracle of the 16-bit formats; the formulas of the header are
+// that of the blocks.
+#include "optim/formats_kernel.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+namespace lockstep::optim {
+namespace {
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+
+std::uint16_t* bits_of(const at::Tensor& tensor) {
+  return static_cast<std::uint16_t*>(tensor.mutable_data_ptr());
+}
+
+// All magnitudes, and what is special.
+at::Tensor some_floats(std::int64_t count) {
+  torch::manual_seed(1);
+  at::Tensor values = torch::randn({count}) * torch::exp(torch::randn({count}) * 6);
+  std::vector<float> special{0,     -0.0F, infinity,    -infinity,  std::nanf(""),
+                             65504, 65520, 1e-8F,       6e-8F,      3.4e38F,
+                             1,     -1,    1.00390625F, 1.01171875F};
+  for (std::size_t i = 0; i < special.size() && static_cast<std::int64_t>(i) < count; ++i)
+    values[static_cast<std::int64_t>(i)] = special[i];
+  return values;
+}
+
+TEST(Formats, NarrowAndWidenAsTensorsDo) {
+  for (std::int64_t count : {0, 1, 7, 8, 9, 31, 1000}) {
+    at::Tensor values = some_floats(count);
+    for (at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+      bool half = dtype == at::kHalf;
+      at::Tensor expected = values.to(dtype), found = torch::zeros({count}, dtype);
+      const float* from = values.const_data_ptr<float>();
+      half ? narrow_half(from, bits_of(found), count)
+           : narrow_bfloat16(from, bits_of(found), count);
+      EXPECT_TRUE(at::allclose(found, expected, 0, 0, /*equal_nan=*/true)) << dtype << count;
+      at::Tensor wide = torch::zeros({count});
+      float* to = wide.mutable_data_ptr<float>();
+      half ? widen_half(bits_of(expected), to, count)
+           : widen_bfloat16(bits_of(expected), to, count);
+      EXPECT_TRUE(at::allclose(wide, expected.to(at::kFloat), 0, 0, true)) << dtype << count;
+    }
+  }
+}
+
+TEST(Formats, MastersFollowWhatWasWrittenFromOutside) {
+  for (at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+    at::Tensor master = torch::randn({37});
+    at::Tensor before = master.clone(), bits = master.to(dtype);
+    bits[5] = 2.5;
+    bits[36] = -1.25;
+    dtype == at::kHalf ? follow_half(bits_of(bits), master.mutable_data_ptr<float>(), 37)
+                       : follow_bfloat16(bits_of(bits), master.mutable_data_ptr<float>(), 37);
+    before[5] = 2.5;
+    before[36] = -1.25;
+    EXPECT_TRUE(at::equal(master, before)) << dtype;
+  }
+}
+
+TEST(Formats, DiceAreRightInTheMean) {
+  constexpr std::int64_t count = 100'000;
+  at::Tensor values = torch::full({count}, 1.001F), small = torch::zeros({count}, at::kBFloat16);
+  narrow_bfloat16(values.const_data_ptr<float>(), bits_of(small), count, {.key = 9});
+  EXPECT_NEAR(small.to(at::kDouble).mean().item<double>(), 1.001, 1e-4);  // neighbours: 1, 1.0078
+  EXPECT_EQ(std::get<0>(at::_unique(small)).numel(), 2);
+  at::Tensor special = torch::tensor({infinity, -infinity, std::nanf(""), 0.0F});
+  at::Tensor kept = torch::zeros({4}, at::kBFloat16);
+  narrow_bfloat16(special.const_data_ptr<float>(), bits_of(kept), 4, {.key = 9});
+  EXPECT_TRUE(at::allclose(kept.to(at::kFloat), special, 0, 0, true)) << kept;
+}
+
+TEST(Formats, DiceDependOnThePlaceAlone) {
+  at::Tensor values = torch::randn({100});
+  at::Tensor whole = torch::zeros({100}, at::kBFloat16), parts = whole.clone(),
+             other = whole.clone();
+  const float* from = values.const_data_ptr<float>();
+  narrow_bfloat16(from, bits_of(whole), 100, {.key = 3, .first = 50});
+  narrow_bfloat16(from, bits_of(parts), 33, {.key = 3, .first = 50});
+  narrow_bfloat16(from + 33, bits_of(parts) + 33, 67, {.key = 3, .first = 83});
+  EXPECT_TRUE(at::equal(whole, parts));
+  narrow_bfloat16(from, bits_of(other), 100, {.key = 4, .first = 50});
+  EXPECT_FALSE(at::equal(whole, other));
+  narrow_bfloat16(from, bits_of(other), 100, {.key = 3, .first = 50, .stream = 1});
+  EXPECT_FALSE(at::equal(whole, other));
+}
+
+struct Blocks {
+  explicit Blocks(std::int64_t count)
+      : codes(static_cast<std::size_t>(count)),
+        scales(static_cast<std::size_t>((count + block_elements - 1) / block_elements)) {}
+  std::vector<std::uint8_t> codes;
+  std::vector<float> scales;
+
+  std::vector<float> values(Codes kind) const {
+    std::vector<float> to(codes.size());
+    read_blocks(kind, codes.data(), scales.data(), to.data(), std::ssize(codes));
+    return to;
+  }
+};
+
+TEST(Blocks, StandForPowersOfTheirCodes) {
+  Blocks blocks(256);
+  for (int i = 0; i < 256; ++i)
+    blocks.codes[static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(i);
+  blocks.scales[0] = 3;
+  auto with = blocks.values(Codes::with_sign), without = blocks.values(Codes::without_sign);
+  for (std::size_t i = 0; i < 256; ++i) {
+    double c = static_cast<std::int8_t>(i);
+    EXPECT_NEAR(with[i], 3 * c * std::abs(c) / (127.0 * 127), 1e-6 * std::abs(with[i]));
+    EXPECT_NEAR(without[i], 3 * std::pow(static_cast<double>(i) / 255, 4), 1e-6 * without[i]);
+  }
+}
+
+TEST(Blocks, ComeBackAsTheyWere) {
+  for (std::int64_t count : {0, 1, 255, 256, 257, 1000}) {
+    at::Tensor values = torch::randn({count}), squares = values.square() * 1e-6;
+    for (Codes kind : {Codes::with_sign, Codes::without_sign}) {
+      const at::Tensor& plain = kind == Codes::with_sign ? values : squares;
+      Blocks once(count), again(count);
+      write_blocks(kind, plain.const_data_ptr<float>(), once.codes.data(), once.scales.data(),
+                   count, nullptr);
+      std::vector<float> read = once.values(kind);
+      write_blocks(kind, read.data(), again.codes.data(), again.scales.data(), count, nullptr);
+      EXPECT_EQ(again.codes, once.codes) << count;
+      EXPECT_EQ(again.scales, once.scales) << count;
+    }
+  }
+}
+
+TEST(Blocks, AreNearAndNeverTakeSmallSquaresForNothing) {
+  at::Tensor values = torch::rand({256}).pow(8);
+  values[0] = 0;
+  values[1] = 1e-30;
+  Blocks blocks(256);
+  write_blocks(Codes::without_sign, values.const_data_ptr<float>(), blocks.codes.data(),
+               blocks.scales.data(), 256, nullptr);
+  auto read = blocks.values(Codes::without_sign);
+  EXPECT_EQ(read[0], 0);
+  EXPECT_GT(read[1], 0);
+  for (std::size_t i = 2; i < 256; ++i) {
+    double value = values[static_cast<std::int64_t>(i)].item<double>();
+    double code = 255 * std::pow(value / blocks.scales[0], 0.25);
+    EXPECT_NEAR(read[i], value, value * std::max(2.5 / code, 1e-5) + 1e-9) << i;
+  }
+}
+
+TEST(Blocks, AreRightInTheMeanByDice) {
+  for (Codes kind : {Codes::with_sign, Codes::without_sign}) {
+    constexpr std::int64_t count = 256 * 400;
+    at::Tensor values = torch::full({count}, 0.0123F);
+    values.view({-1, 256}).select(1, 0).fill_(1);  // each block's scale
+    Blocks blocks(count);
+    Dice dice{.key = 11};
+    write_blocks(kind, values.const_data_ptr<float>(), blocks.codes.data(), blocks.scales.data(),
+                 count, &dice);
+    auto read = blocks.values(kind);
+    at::Tensor found = torch::tensor(read).view({-1, 256}).narrow(1, 1, 255).to(at::kDouble);
+    EXPECT_NEAR(found.mean().item<double>(), 0.0123, 0.0123 * 2e-3);
+    EXPECT_GT(found.std().item<double>(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::optim

@@ -1,0 +1,181 @@
+// torch.amp.GradScaler is the oracle of the scale.
+#include <lockstep/optim/grad_scaler.h>
+
+#include "optim/support.h"
+#include "support/python.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+#include <lockstep/optim/adamw.h>
+#include <lockstep/optim/sgd.h>
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <sstream>
+#include <string>
+
+namespace lockstep::optim {
+namespace {
+
+using torch::optim::SGDOptions;
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+
+struct Model {
+  at::Tensor parameter = torch::zeros({1000}).requires_grad_();
+  void backward(const GradScaler& scaler, double slope) {
+    parameter.mutable_grad().reset();
+    scaler.scale(parameter.sum() * slope).backward();
+  }
+};
+
+TEST(GradScaler, FoldsTheScaleIntoOurSteps) {
+  Model model;
+  SGD sgd({model.parameter}, SGDOptions(1.0));
+  GradScaler scaler({.initial_scale = 1024});
+  model.backward(scaler, 0.5);
+  EXPECT_TRUE(scaler.step(sgd));
+  EXPECT_EQ(model.parameter[0].item<float>(), -0.5F);
+  EXPECT_EQ(model.parameter.grad()[0].item<float>(), 512);
+}
+
+TEST(GradScaler, ServesEveryOptimizerOfTorch) {
+  Model model;
+  torch::optim::SGD sgd({model.parameter}, SGDOptions(1.0));
+  GradScaler scaler({.initial_scale = 1024});
+  model.backward(scaler, 0.5);
+  EXPECT_TRUE(scaler.step(sgd));
+  EXPECT_EQ(model.parameter[0].item<float>(), -0.5F);
+}
+
+template <class Optimizer>
+void expect_skipped(float bad) {
+  Model model;
+  Optimizer sgd({model.parameter}, SGDOptions(1.0));
+  GradScaler scaler({.initial_scale = 1024});
+  model.backward(scaler, 0.5);
+  model.parameter.mutable_grad()[999] = bad;
+  EXPECT_FALSE(scaler.step(sgd));
+  scaler.update();
+  EXPECT_EQ(scaler.current_scale(), 512);
+  EXPECT_EQ(model.parameter.abs().max().item<float>(), 0);
+  model.backward(scaler, 0.5);
+  EXPECT_TRUE(scaler.step(sgd));
+  EXPECT_EQ(model.parameter[0].item<float>(), -0.5F);  // and nothing is left of the first scale
+}
+
+TEST(GradScaler, SkipsWhatIsNotFinite) {
+  for (float bad : {infinity, -infinity, std::nanf("")}) {
+    expect_skipped<SGD>(bad);
+    expect_skipped<torch::optim::SGD>(bad);
+  }
+}
+
+TEST(GradScaler, UnscalesBeforeClipping) {
+  Model model;
+  SGD sgd({model.parameter}, SGDOptions(1.0));
+  GradScaler scaler({.initial_scale = 1024});
+  model.backward(scaler, 0.5);
+  EXPECT_TRUE(scaler.unscale(sgd));
+  EXPECT_NEAR(sgd.clip_norm(1.0), 0.5 * std::sqrt(1000.0), 1e-4);
+  EXPECT_TRUE(scaler.step(sgd));
+  EXPECT_NEAR(model.parameter.norm().item<double>(), 1, 1e-5);
+}
+
+TEST(GradScaler, AgreesOverRanks) {
+  Model model;
+  SGD sgd({model.parameter}, SGDOptions(1.0));
+  GradScaler scaler({}, [](double part, bool) { return part + infinity; });  // another rank's
+  model.backward(scaler, 0.5);
+  EXPECT_FALSE(scaler.step(sgd));
+}
+
+TEST(GradScaler, TrainsHalvesThatWouldVanish) {
+  at::Tensor parameter = torch::zeros({10}, at::kHalf).requires_grad_();
+  SGD sgd({parameter}, SGDOptions(1e6));
+  GradScaler scaler;
+  scaler.scale(parameter.to(at::kFloat).sum() * 1e-9).backward();  // halves end at 6e-8
+  EXPECT_TRUE(scaler.step(sgd));
+  EXPECT_NEAR(parameter[0].item<float>(), -1e-3, 1e-5);
+}
+
+TEST(GradScaler, RefusesTwoCallsForOneStep) {
+  Model model;
+  SGD sgd({model.parameter}, SGDOptions(1.0));
+  GradScaler scaler;
+  EXPECT_THROW(scaler.update(), InvalidArgument);
+  model.backward(scaler, 1);
+  scaler.unscale(sgd);
+  EXPECT_THROW(scaler.unscale(sgd), InvalidArgument);
+  scaler.step(sgd);
+  EXPECT_THROW(scaler.step(sgd), InvalidArgument);
+  EXPECT_THROW(GradScaler({.growth_factor = 1}), InvalidArgument);
+  EXPECT_THROW(GradScaler({.backoff_factor = 1}), InvalidArgument);
+  EXPECT_THROW(GradScaler({.initial_scale = 0}), InvalidArgument);
+  EXPECT_THROW(GradScaler({.growth_interval = 0}), InvalidArgument);
+}
+
+TEST(GradScaler, DoesNothingWhenDisabled) {
+  Model model;
+  SGD sgd({model.parameter}, SGDOptions(1.0));
+  GradScaler scaler({.enabled = false});
+  model.backward(scaler, 0.5);
+  EXPECT_TRUE(scaler.step(sgd));
+  scaler.update();
+  EXPECT_EQ(model.parameter[0].item<float>(), -0.5F);
+  EXPECT_EQ(scaler.current_scale(), 1);
+}
+
+TEST(GradScaler, GoesThroughArchives) {
+  GradScaler scaler({.initial_scale = 8});
+  scaler.load_state({.scale = 4096, .good_steps = 7});
+  torch::serialize::OutputArchive out;
+  scaler.save(out);
+  std::stringstream bytes;
+  out.save_to(bytes);
+  torch::serialize::InputArchive in;
+  in.load_from(bytes);
+  GradScaler again;
+  again.load(in);
+  EXPECT_EQ(again.state().scale, 4096);
+  EXPECT_EQ(again.state().good_steps, 7);
+  EXPECT_THROW(again.load_state({.scale = -1}), BadInput);
+}
+
+// Which of 60 steps overflow.
+bool overflows(int step) { return step % 7 == 3 || (step > 40 && step < 46); }
+
+TEST(GradScaler, HasPyTorchsScales) {
+  if (!test::python()) GTEST_SKIP() << test::no_python;
+  auto result = test::run_python(R"(
+import torch
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120, growth_interval=3)
+p = torch.nn.Parameter(torch.zeros(1))
+sgd = torch.optim.SGD([p], lr=1.0)
+for step in range(60):
+    p.grad = torch.full((1,), float("inf") if step % 7 == 3 or 40 < step < 46 else 1.0)
+    scaler.scale(torch.zeros(1))
+    scaler.step(sgd)
+    scaler.update()
+    print(repr(scaler.get_scale()), scaler.state_dict()["_growth_tracker"])
+)");
+  ASSERT_EQ(result.exit_code, 0);
+  std::istringstream lines(result.output);
+  Model model;
+  SGD sgd({model.parameter}, SGDOptions(1.0));
+  GradScaler scaler({.initial_scale = std::ldexp(1.0, 120), .growth_interval = 3});
+  for (int step = 0; step < 60; ++step) {
+    model.parameter.mutable_grad() = torch::full({1000}, overflows(step) ? infinity : 1.0F);
+    scaler.step(sgd);
+    scaler.update();
+    double scale = 0;
+    std::int64_t good_steps = -1;
+    lines >> scale >> good_steps;
+    EXPECT_EQ(scaler.current_scale(), scale) << step;
+    EXPECT_EQ(scaler.state().good_steps, good_steps) << step;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::optim

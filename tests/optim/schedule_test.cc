@@ -1,0 +1,163 @@
+// Python's torch.optim.lr_scheduler is the oracle, value for value.
+#include <lockstep/optim/schedule.h>
+
+#include "support/python.h"
+
+#include <lockstep/base/error.h>
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <numbers>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace lockstep::optim {
+namespace {
+
+constexpr double base = 0.3;
+constexpr int steps = 60;
+
+// One line a schedule: its name and the rates of steps 0, 1, ...
+constexpr const char* script = R"(
+import warnings
+import torch
+from torch.optim import lr_scheduler as s
+warnings.simplefilter("ignore")
+
+def adamw():
+    return torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
+
+def show(name, make, count=60, value=lambda group: group["lr"]):
+    optimizer = adamw()
+    scheduler = make(optimizer)
+    values = []
+    for _ in range(count):
+        values.append(float(value(optimizer.param_groups[0])))
+        optimizer.step()
+        scheduler.step()
+    print(name, *map(repr, values))
+
+show("constant", lambda o: s.ConstantLR(o, factor=0.25, total_iters=7))
+show("linear", lambda o: s.LinearLR(o, start_factor=0.1, end_factor=0.8, total_iters=20))
+show("step", lambda o: s.StepLR(o, step_size=7, gamma=0.6))
+show("multi_step", lambda o: s.MultiStepLR(o, milestones=[5, 5, 17, 40], gamma=0.5))
+show("exponential", lambda o: s.ExponentialLR(o, gamma=0.93))
+show("polynomial", lambda o: s.PolynomialLR(o, total_iters=30, power=1.7))
+show("cosine", lambda o: s.CosineAnnealingLR(o, T_max=50, eta_min=0.01))
+show("cosine_again", lambda o: s.CosineAnnealingLR(o, T_max=13, eta_min=0.01))
+show("restarts", lambda o: s.CosineAnnealingWarmRestarts(o, T_0=10, eta_min=0.02))
+show("longer_restarts", lambda o: s.CosineAnnealingWarmRestarts(o, T_0=4, T_mult=2))
+cycle = dict(max_lr=0.3, total_steps=60)
+for name, more in {
+    "one_cycle": {},
+    "one_cycle_lines": dict(anneal_strategy="linear", pct_start=0.41, div_factor=10.0,
+                            final_div_factor=100.0),
+    "one_cycle_three": dict(three_phase=True),
+}.items():
+    show(name, lambda o: s.OneCycleLR(o, **cycle, **more))
+    show(name + "_momentum", lambda o: s.OneCycleLR(o, **cycle, **more),
+         value=lambda group: group["betas"][0])
+show("sequence", lambda o: s.SequentialLR(
+    o, [s.LinearLR(o, start_factor=0.1, total_iters=10), s.CosineAnnealingLR(o, T_max=40),
+        s.ConstantLR(o, factor=0.5, total_iters=5)], milestones=[10, 50]))
+)";
+
+std::map<std::string, Schedule> schedules() {
+  OneCycle plain{.steps = 60};
+  OneCycle lines{
+      .steps = 60, .rising = 0.41, .divisor = 10, .final_divisor = 100, .straight = true};
+  OneCycle three{.steps = 60, .three_phases = true};
+  return {
+      {"constant", constant({.factor = 0.25, .steps = 7})},
+      {"linear", linear({.start = 0.1, .end = 0.8, .steps = 20})},
+      {"step", step_decay({.step_size = 7, .gamma = 0.6})},
+      {"multi_step", multi_step({.milestones = {5, 5, 17, 40}, .gamma = 0.5})},
+      {"exponential", exponential(0.93)},
+      {"polynomial", polynomial({.steps = 30, .power = 1.7})},
+      {"cosine", cosine({.steps = 50, .least = 0.01})},
+      {"cosine_again", cosine({.steps = 13, .least = 0.01})},
+      {"restarts", cosine_with_restarts({.first = 10, .least = 0.02})},
+      {"longer_restarts", cosine_with_restarts({.first = 4, .factor = 2})},
+      {"one_cycle", one_cycle(plain)},
+      {"one_cycle_momentum", one_cycle_momentum(plain)},
+      {"one_cycle_lines", one_cycle(lines)},
+      {"one_cycle_lines_momentum", one_cycle_momentum(lines)},
+      {"one_cycle_three", one_cycle(three)},
+      {"one_cycle_three_momentum", one_cycle_momentum(three)},
+      {"sequence", one_after_another({linear({.start = 0.1, .steps = 10}), cosine({.steps = 40}),
+                                      constant({.factor = 0.5, .steps = 5})},
+                                     {10, 50})},
+  };
+}
+
+// PyTorch computes most rates from the one before; what its roundings add up to is far below this.
+TEST(Schedules, HavePyTorchsValues) {
+  if (!test::python()) GTEST_SKIP() << test::no_python;
+  auto result = test::run_python(script);
+  ASSERT_EQ(result.exit_code, 0);
+  auto ours = schedules();
+  std::istringstream lines(result.output);
+  std::string line;
+  while (std::getline(lines, line)) {
+    std::istringstream words(line);
+    std::string name;
+    words >> name;
+    auto schedule = ours.extract(name);
+    ASSERT_FALSE(schedule.empty()) << name;
+    for (int step = 0; step < steps; ++step) {
+      double expected = -1;
+      words >> expected;
+      EXPECT_NEAR(schedule.mapped()(base, step), expected, 1e-13) << name << " at step " << step;
+    }
+  }
+  EXPECT_TRUE(ours.empty()) << ours.begin()->first << " was not compared";
+}
+
+TEST(Schedules, ConstantIsTheBaseByDefault) {
+  for (std::int64_t step : {0, 1, 1000}) EXPECT_EQ(constant()(base, step), base);
+}
+
+double wsd_by_formula(const Wsd& o, double step) {
+  double stable_end = static_cast<double>(o.warmup + o.stable);
+  if (step < static_cast<double>(o.warmup))
+    return base * (step + 1) / static_cast<double>(o.warmup);
+  if (step < stable_end) return base;
+  double x = (step - stable_end) / static_cast<double>(o.decay);
+  if (!(x < 1)) return base * o.least;
+  double left = o.shape == Wsd::Shape::linear   ? 1 - x
+                : o.shape == Wsd::Shape::cosine ? (1 + std::cos(std::numbers::pi * x)) / 2
+                                                : 1 - std::sqrt(x);
+  return base * (o.least + (1 - o.least) * left);
+}
+
+TEST(Schedules, WsdIsItsFormula) {
+  for (Wsd::Shape shape : {Wsd::Shape::linear, Wsd::Shape::cosine, Wsd::Shape::root})
+    for (double least : {0.0, 0.1})
+      for (std::int64_t warmup : {0, 1, 7})
+        for (std::int64_t decay : {0, 1, 13}) {
+          Wsd options{
+              .warmup = warmup, .stable = 20, .decay = decay, .least = least, .shape = shape};
+          Schedule schedule = wsd(options);
+          for (int step = 0; step < steps; ++step)
+            EXPECT_NEAR(schedule(base, step), wsd_by_formula(options, step), 1e-15) << step;
+        }
+}
+
+TEST(Schedules, RefuseWhatMakesNone) {
+  EXPECT_THROW((void)linear({.steps = 0}), InvalidArgument);
+  EXPECT_THROW((void)step_decay({.step_size = 0}), InvalidArgument);
+  EXPECT_THROW((void)multi_step({.milestones = {3, 1}}), InvalidArgument);
+  EXPECT_THROW((void)cosine({.steps = 0}), InvalidArgument);
+  EXPECT_THROW((void)cosine_with_restarts({.first = 3, .factor = 0}), InvalidArgument);
+  EXPECT_THROW((void)one_cycle({.steps = 10, .rising = 1.5}), InvalidArgument);
+  EXPECT_THROW((void)one_cycle({.steps = 10})(base, 11), InvalidArgument);
+  EXPECT_THROW((void)wsd({.warmup = -1}), InvalidArgument);
+  EXPECT_THROW((void)wsd({.least = 2}), InvalidArgument);
+  EXPECT_THROW((void)one_after_another({constant()}, {3}), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace lockstep::optim
