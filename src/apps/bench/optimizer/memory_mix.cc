@@ -1,0 +1,42 @@
+// Compiled once for each instruction set (Highway's foreach_target) and chosen at run time.
+#include "apps/bench/optimizer/memory_mix.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "apps/bench/optimizer/memory_mix.cc"
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace lockstep::apps::HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+void RunMix(const MixSpan& span, float one, float nothing) {
+  const hn::ScalableTag<float> tag;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  const auto factor = hn::Set(tag, one), zero = hn::Set(tag, nothing);
+  for (std::int64_t i = 0; i + lanes <= span.count; i += lanes) {
+    const auto added = hn::Mul(hn::LoadU(tag, span.gradient + i), zero);
+    for (float* array : {span.parameter, span.average, span.square})
+      hn::StoreU(hn::MulAdd(hn::LoadU(tag, array + i), factor, added), tag, array + i);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::apps::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lockstep::apps {
+namespace {
+HWY_EXPORT(RunMix);
+}  // namespace
+
+void run_memory_mix(const MixSpan& span, float one, float nothing) {
+  HWY_DYNAMIC_DISPATCH(RunMix)(span, one, nothing);
+}
+
+}  // namespace lockstep::apps
+#endif
