@@ -1,4 +1,4 @@
-#include "parallel/data/backward_watch.h"
+#include "parallel/backward_watch.h"
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -6,7 +6,7 @@
 
 #include <utility>
 
-namespace lockstep::data_parallel {
+namespace lockstep::parallel {
 namespace {
 
 namespace autograd = torch::autograd;
@@ -60,4 +60,4 @@ void watch_outer_backward(std::weak_ptr<BackwardObserver> observer) {
       std::make_unique<autograd::utils::LambdaPostHook>(std::move(action)));
 }
 
-}  // namespace lockstep::data_parallel
+}  // namespace lockstep::parallel

@@ -8,7 +8,7 @@
 
 #include <memory>
 
-namespace lockstep::data_parallel {
+namespace lockstep::parallel {
 
 class BackwardObserver {
  public:
@@ -30,4 +30,4 @@ void watch_backward(std::weak_ptr<BackwardObserver> observer);
 // Called from on_backward_end(nested = true): watches the backward() around it.
 void watch_outer_backward(std::weak_ptr<BackwardObserver> observer);
 
-}  // namespace lockstep::data_parallel
+}  // namespace lockstep::parallel

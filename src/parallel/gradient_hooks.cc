@@ -1,11 +1,11 @@
-#include "parallel/data/gradient_hooks.h"
+#include "parallel/gradient_hooks.h"
 
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <utility>
 
-namespace lockstep::data_parallel {
+namespace lockstep::parallel {
 namespace {
 
 namespace autograd = torch::autograd;
@@ -50,4 +50,4 @@ GradientHooks::~GradientHooks() {
   }
 }
 
-}  // namespace lockstep::data_parallel
+}  // namespace lockstep::parallel

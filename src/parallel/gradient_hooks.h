@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-namespace lockstep::data_parallel {
+namespace lockstep::parallel {
 
 class GradientHooks {
  public:
@@ -31,4 +31,4 @@ class GradientHooks {
   std::shared_ptr<OnGradient> on_gradient_;
 };
 
-}  // namespace lockstep::data_parallel
+}  // namespace lockstep::parallel

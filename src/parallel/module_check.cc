@@ -1,9 +1,11 @@
-#include "parallel/data/module_check.h"
+#include "parallel/module_check.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/fingerprint.h>
+#include <lockstep/shard/named_parameters.h>
 
 #include <ATen/ops/empty.h>
+#include <torch/nn/module.h>
 
 #include <lockstep/base/format.h>
 
@@ -11,7 +13,7 @@
 #include <cstring>
 #include <sstream>
 
-namespace lockstep::data_parallel {
+namespace lockstep::parallel {
 namespace {
 
 struct Digest {
@@ -68,7 +70,28 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
   }
 }
 
+std::string describe(std::string_view kind, const std::string& name, const at::Tensor& tensor) {
+  std::string text = formatted("{} {}: {} [{}]", kind, name, c10::toString(tensor.scalar_type()),
+                               listed(tensor.sizes(), ", "));
+  if (!tensor.is_contiguous())
+    text += formatted(" with strides [{}]", listed(tensor.strides(), ", "));
+  return text;
+}
+
 }  // namespace
+
+std::vector<std::string> lines_of(const torch::nn::Module& module) {
+  std::vector<std::string> lines;
+  for (const auto& [name, tensor, aliases] : shard::unique_parameters(module)) {
+    std::string line = describe("parameter", name, tensor);
+    if (!tensor.requires_grad()) line += " without gradient";
+    for (const std::string& alias : aliases) line += " tied to " + alias;
+    lines.push_back(std::move(line));
+  }
+  for (const auto& item : module.named_buffers())
+    lines.push_back(describe("buffer", item.key(), item.value()));
+  return lines;
+}
 
 void check_same_lines(const Group& group, const std::vector<std::string>& lines,
                       const CallOptions& call) {
@@ -86,4 +109,4 @@ void check_same_lines(const Group& group, const std::vector<std::string>& lines,
                            rank, found_at_rank));
 }
 
-}  // namespace lockstep::data_parallel
+}  // namespace lockstep::parallel

@@ -6,7 +6,14 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::data_parallel {
+namespace torch::nn {
+class Module;
+}
+
+namespace lockstep::parallel {
+
+// One line for each parameter and buffer: name, dtype, sizes, ties, whether it requires a gradient.
+[[nodiscard]] std::vector<std::string> lines_of(const torch::nn::Module& module);
 
 // Collective: every rank passes one line for each thing that must be equal, in order ("parameter
 // fc1.weight: Float [3, 4]"). Exchanges a fingerprint, and the lines themselves only when
@@ -15,4 +22,4 @@ namespace lockstep::data_parallel {
 void check_same_lines(const Group& group, const std::vector<std::string>& lines,
                       const CallOptions& call = {});
 
-}  // namespace lockstep::data_parallel
+}  // namespace lockstep::parallel

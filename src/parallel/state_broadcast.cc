@@ -1,4 +1,4 @@
-#include "parallel/data/state_broadcast.h"
+#include "parallel/state_broadcast.h"
 
 #include <lockstep/shard/bucket_plan.h>
 
@@ -8,7 +8,7 @@
 #include <numeric>
 #include <utility>
 
-namespace lockstep::data_parallel {
+namespace lockstep::parallel {
 namespace {
 
 shard::BucketPlan plan_for(const std::vector<at::Tensor>& tensors, std::int64_t bucket_bytes) {
@@ -108,4 +108,4 @@ void StateBroadcast::finish() {
   }
 }
 
-}  // namespace lockstep::data_parallel
+}  // namespace lockstep::parallel

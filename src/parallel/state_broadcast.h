@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-namespace lockstep::data_parallel {
+namespace lockstep::parallel {
 
 // Collective and blocking. Tensors of one dtype and device travel together, about `bucket_bytes` at
 // a time.
@@ -43,4 +43,4 @@ class StateBroadcast {
   std::vector<Part> parts_;
 };
 
-}  // namespace lockstep::data_parallel
+}  // namespace lockstep::parallel

@@ -1,13 +1,14 @@
-#include "parallel/data/backward_watch.h"
+#include "parallel/backward_watch.h"
 
-#include "parallel/data/gradient_hooks.h"
+#include "parallel/gradient_hooks.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/types.h>
 
 #include <functional>
 
-namespace lockstep::data_parallel {
+namespace lockstep::parallel {
 namespace {
 
 struct Recorder : BackwardObserver, std::enable_shared_from_this<Recorder> {
@@ -112,4 +113,4 @@ TEST_F(BackwardWatch, DoesNotKeepAnObserver) {
 }
 
 }  // namespace
-}  // namespace lockstep::data_parallel
+}  // namespace lockstep::parallel

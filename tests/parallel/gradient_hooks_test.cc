@@ -1,13 +1,14 @@
-#include "parallel/data/gradient_hooks.h"
+#include "parallel/gradient_hooks.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <stdexcept>
 #include <utility>
 
-namespace lockstep::data_parallel {
+namespace lockstep::parallel {
 namespace {
 
 std::vector<at::Tensor> parameters(int count) {
@@ -67,4 +68,4 @@ TEST(GradientHooks, ChainWhatWasThereAndLeaveInAnyOrder) {
 }
 
 }  // namespace
-}  // namespace lockstep::data_parallel
+}  // namespace lockstep::parallel

@@ -1,12 +1,12 @@
-#include "parallel/data/module_check.h"
+#include "parallel/module_check.h"
 
-#include "parallel/data/support.h"
+#include "parallel/support.h"
 
 namespace lockstep {
 namespace {
 
 using namespace test;
-using data_parallel::check_same_lines;
+using parallel::check_same_lines;
 
 using Lines = std::vector<std::string>;
 

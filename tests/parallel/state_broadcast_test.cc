@@ -1,6 +1,6 @@
-#include "parallel/data/state_broadcast.h"
+#include "parallel/state_broadcast.h"
 
-#include "parallel/data/support.h"
+#include "parallel/support.h"
 
 namespace lockstep {
 namespace {
@@ -25,9 +25,9 @@ TEST_P(StateBroadcast, GivesEveryRankTheValuesOfRankZero) {
   for (std::int64_t bucket_bytes : {1, 100, 1 << 20}) {
     run_group(GetParam().engine, GetParam().size, [&](Group group) {
       auto tensors = state(group.rank());
-      data_parallel::broadcast_now(group, tensors, bucket_bytes);
+      parallel::broadcast_now(group, tensors, bucket_bytes);
       expect_state_of_root(tensors, 0);
-      data_parallel::broadcast_now(group, {}, bucket_bytes);
+      parallel::broadcast_now(group, {}, bucket_bytes);
     });
   }
 }
@@ -35,7 +35,7 @@ TEST_P(StateBroadcast, GivesEveryRankTheValuesOfRankZero) {
 TEST_P(StateBroadcast, SendsWhatRankZeroHasAtEachPost) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {
     auto tensors = state(group.rank());
-    data_parallel::StateBroadcast broadcast(group, tensors);
+    parallel::StateBroadcast broadcast(group, tensors);
     for (int round = 0; round < 3; ++round) {
       auto now = state(10 * round + group.rank());
       for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].copy_(now[i]);
@@ -49,7 +49,7 @@ TEST_P(StateBroadcast, SendsWhatRankZeroHasAtEachPost) {
 TEST_P(StateBroadcast, FollowsAChangeOfDtype) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {
     at::Tensor tensor = at::full({3}, group.rank());
-    data_parallel::StateBroadcast broadcast(group, {tensor});
+    parallel::StateBroadcast broadcast(group, {tensor});
     tensor.set_data(at::full({5}, group.rank() + 0.1, at::kDouble));
     broadcast.post(std::nullopt);
     broadcast.finish();
@@ -61,7 +61,7 @@ TEST_P(StateBroadcast, LeavesVersionsAlone) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {
     at::Tensor tensor = at::full({3}, group.rank());
     auto version = tensor._version();
-    data_parallel::StateBroadcast broadcast(group, {tensor});
+    parallel::StateBroadcast broadcast(group, {tensor});
     broadcast.post(std::nullopt);
     broadcast.finish();
     EXPECT_EQ(tensor._version(), version);

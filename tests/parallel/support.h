@@ -1,4 +1,4 @@
-// What the tests of data parallelism share: small models, batches that every rank can make, and the
+// What the tests of the strategies share: small models, batches that every rank can make, and the
 // one-process oracle.
 #pragma once
 
@@ -11,7 +11,11 @@
 #include "support/torch/ranks.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 
 #include <bit>
 #include <functional>

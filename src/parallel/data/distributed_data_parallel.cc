@@ -1,9 +1,9 @@
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
-#include "parallel/data/gradient_hooks.h"
-#include "parallel/data/module_check.h"
 #include "parallel/data/reducer.h"
-#include "parallel/data/state_broadcast.h"
+#include "parallel/gradient_hooks.h"
+#include "parallel/module_check.h"
+#include "parallel/state_broadcast.h"
 
 #include <lockstep/base/check.h>
 #include <lockstep/models/names.h>
@@ -19,16 +19,8 @@
 namespace lockstep {
 namespace {
 
-using data_parallel::GradientHooks;
 using data_parallel::Reducer;
-
-std::string describe(std::string_view kind, const std::string& name, const at::Tensor& tensor) {
-  std::string text = formatted("{} {}: {} [{}]", kind, name, c10::toString(tensor.scalar_type()),
-                               listed(tensor.sizes(), ", "));
-  if (!tensor.is_contiguous())
-    text += formatted(" with strides [{}]", listed(tensor.strides(), ", "));
-  return text;
-}
+using parallel::GradientHooks;
 
 // What all ranks must agree on.
 std::vector<std::string> describe(const torch::nn::Module& module,
@@ -38,14 +30,7 @@ std::vector<std::string> describe(const torch::nn::Module& module,
       formatted("option first_bucket_bytes = {}", options.first_bucket_bytes),
       formatted("option find_unused_parameters = {}", options.find_unused_parameters),
       formatted("option broadcast_buffers = {}", options.broadcast_buffers)};
-  for (const auto& [name, tensor, aliases] : shard::unique_parameters(module)) {
-    std::string line = describe("parameter", name, tensor);
-    if (!tensor.requires_grad()) line += " without gradient";
-    for (const std::string& alias : aliases) line += " tied to " + alias;
-    lines.push_back(std::move(line));
-  }
-  for (const auto& item : module.named_buffers())
-    lines.push_back(describe("buffer", item.key(), item.value()));
+  for (std::string& line : parallel::lines_of(module)) lines.push_back(std::move(line));
   return lines;
 }
 
@@ -75,7 +60,7 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> the_modu
         "DistributedDataParallel: bucket sizes must be positive, found {} and {} bytes",
         options.bucket_bytes, options.first_bucket_bytes);
   CallOptions call{.tag = "DistributedDataParallel", .timeout = options.timeout};
-  data_parallel::check_same_lines(group, describe(*module, options), call);
+  parallel::check_same_lines(group, describe(*module, options), call);
   parameters = shard::unique_parameters(*module);
   std::vector<shard::NamedParameter> trainable, frozen;
   std::vector<at::Tensor> state, hooked;
@@ -86,7 +71,7 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> the_modu
   }
   std::vector<at::Tensor> buffers = module->buffers();
   state.insert(state.end(), buffers.begin(), buffers.end());
-  data_parallel::broadcast_now(group, state, options.bucket_bytes, call);
+  parallel::broadcast_now(group, state, options.bucket_bytes, call);
   reducer = std::make_shared<Reducer>(group, std::move(trainable), std::move(frozen),
                                       std::move(buffers), options);
   hooks = std::make_unique<GradientHooks>(

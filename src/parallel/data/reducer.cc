@@ -25,7 +25,7 @@ shard::PlanOptions limits_of(const DataParallelOptions& options) {
 
 }  // namespace
 
-class Reducer::Step final : public BackwardObserver {
+class Reducer::Step final : public parallel::BackwardObserver {
  public:
   explicit Step(std::weak_ptr<Reducer> reducer) : reducer_(std::move(reducer)) {}
 
@@ -52,7 +52,7 @@ Reducer::Reducer(Group group, std::vector<shard::NamedParameter> parameters,
       used_(parameters_.size(), false),
       ready_(parameters_.size(), false) {
   if (options.broadcast_buffers && !buffers.empty())
-    buffers_ = std::make_unique<StateBroadcast>(group_, std::move(buffers));
+    buffers_ = std::make_unique<parallel::StateBroadcast>(group_, std::move(buffers));
 }
 
 void Reducer::on_gradient(int i) {
@@ -85,11 +85,11 @@ void Reducer::begin(bool create_graph) {
 }
 
 void Reducer::watch() {
-  int task = current_backward();
+  int task = parallel::current_backward();
   if (std::find(watched_.begin(), watched_.end(), task) != watched_.end()) return;
   watched_.push_back(task);
   ++running_;
-  watch_backward(step_);
+  parallel::watch_backward(step_);
 }
 
 void Reducer::accept(int i) {
@@ -118,7 +118,7 @@ void Reducer::on_backward_end(bool nested) {
     if (running_ > 0) return;
     if (nested) {
       ++running_;
-      watch_outer_backward(step_);
+      parallel::watch_outer_backward(step_);
       return;
     }
   }

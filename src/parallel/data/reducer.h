@@ -18,9 +18,9 @@
 // (hooks, the watch, pause) lock mutex_; everything that they call holds it.
 #pragma once
 
-#include "parallel/data/backward_watch.h"
+#include "parallel/backward_watch.h"
 #include "parallel/data/gradient_buckets.h"
-#include "parallel/data/state_broadcast.h"
+#include "parallel/state_broadcast.h"
 
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
@@ -83,7 +83,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   DataParallelOptions options_;
   std::vector<int> order_;
   GradientBuckets buckets_;
-  std::unique_ptr<StateBroadcast> buffers_;  // null when they are not broadcast
+  std::unique_ptr<parallel::StateBroadcast> buffers_;  // null when they are not broadcast
 
   int paused_ = 0;
   bool order_known_ = false;    // rank 0's order has been adopted

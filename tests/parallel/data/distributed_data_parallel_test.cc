@@ -1,5 +1,5 @@
 // The handle: construction, what it gives out, and that nothing of it stays behind.
-#include "parallel/data/support.h"
+#include "parallel/support.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>

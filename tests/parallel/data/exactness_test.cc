@@ -1,7 +1,7 @@
 // Bit for bit: the gradients of DistributedDataParallel are what one process gets that computes
 // each rank's micro-batch alone, adds in the tree and divides once; and what the naive version
 // gets.
-#include "parallel/data/support.h"
+#include "parallel/problems.h"
 
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/data/naive.h>
@@ -12,42 +12,6 @@ namespace lockstep {
 namespace {
 
 using namespace test;
-
-struct Problem {
-  std::string name;
-  std::function<std::shared_ptr<torch::nn::Module>()> make;
-  std::function<at::Tensor(torch::nn::Module&, std::int64_t)>
-      loss;  // of the micro-batch with this number
-};
-
-std::vector<Problem> problems() {
-  auto mlp = [] { return models::Mlp(models::MlpOptions{{36, 33, 10}}).ptr(); };
-  auto conv = [] { return ConvNet().ptr(); };
-  models::GptOptions small{
-      .layers = 2, .heads = 2, .width = 16, .block = 8, .vocabulary = 11, .bias = true};
-  auto gpt = [small] { return models::Gpt(small).ptr(); };
-  auto ids = [](std::int64_t seed) {
-    return ((values({3, 8}, seed) + 0.5) * 2048).to(at::kLong).remainder(11);
-  };
-  return {{"Mlp", mlp,
-           [](auto& m, auto n) {
-             return image_loss(m.template as<models::MlpImpl>()->forward(values({5, 36}, n)));
-           }},
-          {"ConvNet", conv,
-           [](auto& m, auto n) {
-             return image_loss(m.template as<ConvNetImpl>()->forward(values({5, 36}, n)));
-           }},
-          {"Gpt", gpt, [ids](auto& m, auto n) {
-             return m.template as<models::GptImpl>()->loss(ids(n), ids(n + 1));
-           }}};
-}
-
-std::vector<at::Tensor> trainable(torch::nn::Module& module) {
-  std::vector<at::Tensor> list;
-  for (auto& parameter : module.parameters())
-    if (parameter.requires_grad()) list.push_back(parameter);
-  return list;
-}
 
 // `steps` steps on one process, each the average of `ranks` micro-batches that are each `parts`
 // backward() calls; the gradients of every step.

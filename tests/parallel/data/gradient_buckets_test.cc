@@ -1,6 +1,6 @@
 #include "parallel/data/gradient_buckets.h"
 
-#include "parallel/data/support.h"
+#include "parallel/support.h"
 
 #include <lockstep/shard/bucket_plan.h>
 

@@ -1,6 +1,6 @@
 #include <lockstep/parallel/data/naive.h>
 
-#include "parallel/data/support.h"
+#include "parallel/support.h"
 
 namespace lockstep {
 namespace {

@@ -1,6 +1,6 @@
 // PyTorch's own DistributedDataParallel, under Gloo, on the same weights and batches
 // (ddp_oracle.py).
-#include "parallel/data/support.h"
+#include "parallel/support.h"
 
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 

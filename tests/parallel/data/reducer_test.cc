@@ -1,5 +1,5 @@
 // What backward() may meet: unused parameters, errors, nesting, replaced gradients, changed dtypes.
-#include "parallel/data/support.h"
+#include "parallel/support.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>

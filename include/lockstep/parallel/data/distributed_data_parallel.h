@@ -38,8 +38,8 @@
 #pragma once
 
 #include <lockstep/base/deadline.h>
-#include <lockstep/base/error.h>
 #include <lockstep/comm/group.h>
+#include <lockstep/parallel/reduction_failed.h>
 #include <lockstep/shard/named_parameters.h>
 
 #include <ATen/core/Tensor.h>
@@ -58,13 +58,6 @@ class Module;
 }
 
 namespace lockstep {
-
-// A backward() could not be averaged, on every rank for the same reason: parameters that had no
-// part in it, a gradient that is sparse, or an exception on some rank. The group lives; gradients
-// are undefined until zero_grad().
-class ReductionFailed : public Error {
-  using Error::Error;
-};
 
 struct DataParallelOptions {
   // A bucket is reduced when it is full. Small buckets begin early, large ones have less overhead.

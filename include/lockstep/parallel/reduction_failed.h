@@ -1,0 +1,15 @@
+// ReductionFailed: the error of a backward() whose gradients could not be averaged.
+#pragma once
+
+#include <lockstep/base/error.h>
+
+namespace lockstep {
+
+// A backward() could not be averaged, on every rank for the same reason: parameters that had no
+// part in it, a gradient that is sparse, or an exception on some rank. The group lives; gradients
+// are undefined until zero_grad().
+class ReductionFailed : public Error {
+  using Error::Error;
+};
+
+}  // namespace lockstep
