@@ -207,9 +207,28 @@ void Endpoint::post(Lane& lane, const Posting& posting) {
     if (claimed) place = mark(task);
   }
   if (tell != Tell::nobody) ring(lane.world_ranks(), tell == Tell::everybody);
-  if (!claimed) return;
-  execute(task, place);
+  if (claimed) execute(task, place);
+  bool is_fed = lane.is_fed();
+  if (is_fed) feed(lane);
+  if (!claimed && !is_fed) return;
   while (progress(Appetite::own_part)) continue;
+}
+
+// As long as the peers keep up, what they have done makes room; when they do not, waiting is of no
+// use, and the rest goes where there is room.
+void Endpoint::feed(Lane& lane) {
+  using Fed = Operation::Fed;
+  Patience patience(crowded_);
+  bool spills = false;
+  for (;;) {
+    Fed fed = lane.feed(spills);
+    if (fed != Fed::no_room) ring(lane.world_ranks());
+    if (fed == Fed::all) return;
+    if (progress(fed == Fed::one ? Appetite::own_part : Appetite::anything) || fed == Fed::one)
+      patience.restart();
+    else if (!patience.has_more())
+      spills = true;
+  }
 }
 
 bool Endpoint::claim(Appetite appetite, Lane::Task& task) {

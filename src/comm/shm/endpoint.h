@@ -99,6 +99,8 @@ class Endpoint {
   // there are places.
   [[nodiscard]] int mark(const Lane::Task& task);
   void execute(const Lane::Task& task, int place);
+  // Copies in what was posted last, segment by segment, and works on it meanwhile.
+  void feed(Lane& lane);
   // Makes progress until is_over(), or throws. overdue(waited) is the sentence of a deadline.
   template <typename IsOver, typename Overdue, typename BeforeSleep>
   void wait_until(Lane& lane, Duration timeout, IsOver&& is_over, Overdue&& overdue,

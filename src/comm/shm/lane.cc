@@ -71,6 +71,12 @@ Sight Lane::look(Operation& operation) {
   return sight;
 }
 
+bool Lane::is_fed() const { return record(posted()).is_pipelined(); }
+
+Operation::Fed Lane::feed(bool spills) {
+  return group_.has_failed() ? Operation::Fed::all : record(posted()).feed(spills);
+}
+
 bool Lane::is_done(const Operation& operation) const {
   // Without segments there is nothing to do but to have posted.
   return operation.plan().total() == 0 || all_done(memory_.done(operation.sequence()),
@@ -91,13 +97,13 @@ bool Lane::claim_next(Appetite appetite, Task& task) {
       complete(operation.sequence());
       continue;
     }
-    if (sight != Sight::ready || group_.has_failed()) return false;
-    if (carried) {
+    if (sight != Sight::ready) return false;
+    if (carried) {  // also in a group that has died since: all that it needs is here
       operation.run_carried();
       complete(operation.sequence());
       continue;
     }
-    if (appetite == Appetite::carried) return false;
+    if (appetite == Appetite::carried || group_.has_failed()) return false;
     if (operation.plan().is_single()) return claim_part(operation, 0, task);
     if (claim_part(operation, me_, task)) return true;
     if (appetite == Appetite::own_part) return false;
@@ -112,7 +118,8 @@ bool Lane::claim_next(Appetite appetite, Task& task) {
 bool Lane::claim_part(const Operation& operation, int part, Task& task) {
   std::int64_t segments = operation.plan().segments(part);
   if (segments == 0) return false;
-  auto index = claim(memory_.cursor(part, operation.sequence()), operation.sequence(), segments);
+  auto index = claim(memory_.cursor(part, operation.sequence()), operation.sequence(), segments,
+                     [&](std::int64_t next) { return operation.is_available(part, next); });
   if (!index) return false;
   executing_.fetch_add(1, std::memory_order_relaxed);
   task = {this, operation.sequence(), part, *index, operation.plan().is_single()};
@@ -136,7 +143,7 @@ void Lane::finish(std::uint64_t sequence) {
   sequence = std::min(sequence, completed());
   for (std::uint64_t next = finished() + 1; next <= sequence; ++next) {
     Operation& operation = record(next);
-    operation.staged().take_out();
+    operation.take_out();
     operation.release();
     finished_.store(next, std::memory_order_release);
   }

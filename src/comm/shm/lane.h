@@ -76,6 +76,10 @@ class Lane {
   void fill_next(Posting& posting);
   // Publishes it. When everybody else has posted too, peers have something to do or to hear.
   [[nodiscard]] Tell post_next(const Posting& posting);
+  // Whether the operation posted last is to be copied in now; and as Operation::feed(). Only by who
+  // has posted it.
+  [[nodiscard]] bool is_fed() const;
+  [[nodiscard]] Operation::Fed feed(bool spills);
   // Whether fill_next() would copy the input of such a call.
   [[nodiscard]] bool copies_input(const Posting& posting) const;
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t whole_bytes = 16 << 10;  // less than this is not worth a second core
 constexpr std::int64_t least_segment_bytes = 16 << 10;
-constexpr std::int64_t most_segment_bytes = 512 << 10;
+constexpr std::int64_t most_segment_bytes = 256 << 10;
 constexpr std::int64_t line_bytes = 64;
 
 Cutting cutting_for(DType dtype) {
@@ -60,6 +60,11 @@ Place at_element(Place base, std::int64_t element, DType dtype) {
   return base.plus(static_cast<std::size_t>(element) * bytes_of(dtype));
 }
 
+Turns turns_of(const Plan& plan, DType dtype) {
+  return {static_cast<std::size_t>(plan.longest_segment()) * bytes_of(dtype),
+          static_cast<std::size_t>(plan.turns())};
+}
+
 // Whether the call is small enough to be carried. Every rank finds the same: counts are agreed on.
 bool fits_slot(const Posting& posting, int members, std::size_t carried_bytes) {
   bool uneven = !posting.input_counts.empty() || !posting.output_counts.empty();
@@ -71,16 +76,23 @@ bool fits_slot(const Posting& posting, int members, std::size_t carried_bytes) {
   return bytes * (one_a_rank ? members : 1) <= carried_bytes;
 }
 
+bool wants_pipeline(const Peers& peers, const Posting& posting) {
+  return posting.collective == Collective::all_reduce &&
+         posting.input.data == posting.output.data && is_for_pipeline(peers, posting.input);
+}
+
 }  // namespace
 
 bool copies_input(const Peers& peers, int members, std::size_t carried_bytes,
                   const Posting& posting) {
-  return fits_slot(posting, members, carried_bytes) || is_staged(peers, posting.input);
+  return fits_slot(posting, members, carried_bytes) || is_staged(peers, posting.input) ||
+         wants_pipeline(peers, posting);
 }
 
 void Operation::set_members(int members) {
   inputs_.resize(members);
   outputs_.resize(members);
+  pipelines_.resize(members);
   seen_.resize(members);
 }
 
@@ -113,8 +125,19 @@ void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, std::si
   carried_ = fits_slot(posting, members, carried_bytes);
   bool reads = reads_input(posting.collective, me, posting.root);
   bool writes = writes_output(posting.collective, me, posting.root);
-  staged_ = carried_ ? Staged::carried(posting.input, posting.output, reads, writes)
-                     : Staged(peers, posting.input, posting.output, reads, writes);
+  pipelined_ = !carried_ && members > 1 && wants_pipeline(peers, posting);
+  if (carried_) {
+    staged_ = Staged::carried(posting.input, posting.output, reads, writes);
+  } else if (pipelined_) {
+    plan_ = Plan(shape_, cutting_for(posting.dtype));
+    auto turns = turns_of(plan_, posting.dtype);
+    staged_ = Staged::pipelined(peers, posting.input, PipelineMemory::bytes(turns));
+    pipeline_ = Pipeline(PipelineMemory(staged_.output_block(), turns));
+    last_turn_ = turns.count - 1;
+    while (plan_.shared_segment(static_cast<std::int64_t>(last_turn_)).length() == 0) --last_turn_;
+  } else {
+    staged_ = Staged(peers, posting.input, posting.output, reads, writes);
+  }
   me_ = me;
   sequence_ = sequence;
   collective_ = posting.collective;
@@ -162,6 +185,8 @@ Sight Operation::look(const Peers& peers, const LaneMemory& memory) {
     inputs_[member] =
         carried_ ? Place{memory.carried(member, sequence_)} : peers.place(descriptor.input);
     outputs_[member] = peers.place(descriptor.output);
+    pipelines_[member] = {};
+    if (descriptor.input.is_pipeline) pipelines_[member] = {inputs_[member].data, {}};
     seen_[member] = 1;
     --unseen_;
   }
@@ -202,11 +227,17 @@ Sight Operation::make_plan(const LaneMemory& memory) {
   }
   plan_ = Plan(shape_, cutting_for(dtype_));
   if (moves_nothing()) plan_ = Plan();
+  any_pipeline_ = false;
+  for (PipelineMemory& pipeline : pipelines_) {
+    if (!pipeline.exists()) continue;
+    pipeline.set_turns(turns_of(plan_, dtype_));
+    any_pipeline_ = true;
+  }
   std::int64_t elements = 0;
   for (int part = 0; part < plan_.parts(); ++part) elements += plan_.part_length(part);
   bool in_place = inputs_ == outputs_;
-  stream_ =
-      !in_place && elements * static_cast<std::int64_t>(bytes_of(dtype_)) * 2 > streaming_bytes();
+  stream_ = !in_place && !any_pipeline_ &&
+            elements * static_cast<std::int64_t>(bytes_of(dtype_)) * 2 > streaming_bytes();
   return Sight::ready;
 }
 
@@ -227,7 +258,30 @@ bool Operation::moves_nothing() const {
   return nothing;
 }
 
+bool Operation::is_available(int part, std::int64_t index) const {
+  if (!any_pipeline_) return true;
+  auto turn = static_cast<std::size_t>(plan_.turn_of(part, index));
+  return std::all_of(pipelines_.begin(), pipelines_.end(), [turn](const PipelineMemory& pipeline) {
+    return !pipeline.exists() || pipeline.is_in(turn);
+  });
+}
+
+Buffer Operation::own_segment(std::size_t turn) const {
+  Range range = plan_.shared_segment(static_cast<std::int64_t>(turn));
+  std::size_t element = bytes_of(dtype_);
+  return {staged_.own_output().data + static_cast<std::size_t>(range.begin) * element,
+          static_cast<std::size_t>(range.length()) * element};
+}
+
+Operation::Fed Operation::feed(bool spills) {
+  std::size_t turn = pipeline_.next_turn();
+  bool is_last = turn == last_turn_;  // read before others can complete the operation
+  if (!pipeline_.copy_in(own_segment(turn), spills)) return Fed::no_room;
+  return is_last ? Fed::all : Fed::one;
+}
+
 int Operation::run(int part, std::int64_t index, Scratch& scratch) const {
+  if (any_pipeline_) return combine_in_pipelines(part, index, scratch);
   if (!plan_.is_single()) return run_part(part, plan_.segment(part, index), scratch);
   for (int each = 0; each < plan_.parts(); ++each) {
     if (int error = run_part(each, plan_.segment(each, 0), scratch)) return error;
@@ -275,6 +329,27 @@ int Operation::combine_part(int part, Range range, Scratch& scratch) const {
                  scratch);
 }
 
+int Operation::combine_in_pipelines(int part, std::int64_t index, Scratch& scratch) const {
+  std::array<Place, max_ranks> inputs;
+  std::array<Place, max_ranks> outputs;
+  auto turn = static_cast<std::size_t>(plan_.turn_of(part, index));
+  Range range = plan_.shared_segment(static_cast<std::int64_t>(turn));
+  for (std::size_t member = 0; member < inputs_.size(); ++member) {
+    const PipelineMemory& pipeline = pipelines_[member];
+    Place here{pipeline.exists() ? pipeline.segment(turn) : nullptr};
+    inputs[member] = here.exists() ? here : at_element(inputs_[member], range.begin, dtype_);
+    outputs[member] = here.exists() ? here : at_element(outputs_[member], range.begin, dtype_);
+  }
+  int error = combine({dtype_, op_, std::span(inputs.data(), inputs_.size()),
+                       std::span(outputs.data(), outputs_.size()), range.length()},
+                      scratch);
+  if (error != 0) return error;
+  for (const PipelineMemory& pipeline : pipelines_) {
+    if (pipeline.exists()) pipeline.mark_done(turn);
+  }
+  return 0;
+}
+
 int Operation::move_part(int part, Range range, Scratch& scratch) const {
   int error = 0;
   plan_.moves(part, range, [&](const Move& move) {
@@ -292,6 +367,14 @@ int Operation::move_part(int part, Range range, Scratch& scratch) const {
     error = copy(std::span(destinations.data(), written), from, bytes, stream_, scratch);
   });
   return error;
+}
+
+void Operation::take_out() {
+  staged_.take_out();
+  for (std::size_t turn = 0; pipelined_ && turn < static_cast<std::size_t>(plan_.turns()); ++turn) {
+    auto segment = own_segment(turn);
+    if (segment.bytes > 0) pipeline_.take_out(turn, segment);
+  }
 }
 
 void Operation::release() {

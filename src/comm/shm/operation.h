@@ -13,6 +13,7 @@
 #include "comm/shm/descriptor.h"
 #include "comm/shm/group_block.h"
 #include "comm/shm/peers.h"
+#include "comm/shm/pipeline.h"
 #include "comm/shm/place.h"
 #include "comm/shm/plan.h"
 #include "comm/shm/posting.h"
@@ -55,6 +56,15 @@ class Operation {
   // A member that had not posted at the last look; only while waiting.
   [[nodiscard]] int missing() const { return missing_; }
 
+  // Whether this rank's tensor is copied in after the post, by feed().
+  [[nodiscard]] bool is_pipelined() const { return pipelined_; }
+  // Copies the next segment in; by the thread that posts. `all`: that was the last one, and the
+  // record must not be touched any more. `no_room`: peers are behind; with `spills` they never are.
+  enum class Fed { one, all, no_room };
+  [[nodiscard]] Fed feed(bool spills);
+  // Whether every rank has copied that segment in. Only when planned.
+  [[nodiscard]] bool is_available(int part, std::int64_t index) const;
+
   // Moves or combines the bytes of one segment. 0, or the errno with which a peer's memory refused.
   [[nodiscard]] int run(int part, std::int64_t index, Scratch& scratch) const;
   // All that this rank gets out of a carried operation.
@@ -66,6 +76,8 @@ class Operation {
   [[nodiscard]] Duration timeout() const {
     return Duration(timeout_.load(std::memory_order_relaxed));
   }
+  // The results are complete: they go where the caller wants them.
+  void take_out();
   // The caller's tensors may go; the record is empty.
   void release();
   // After an error: what peers may still write to is never used again.
@@ -76,8 +88,10 @@ class Operation {
   [[nodiscard]] bool read_matrix(const LaneMemory& memory);
   [[nodiscard]] Sight make_plan(const LaneMemory& memory);
   [[nodiscard]] bool moves_nothing() const;
+  [[nodiscard]] Buffer own_segment(std::size_t turn) const;
   [[nodiscard]] int run_part(int part, Range range, Scratch& scratch) const;
   [[nodiscard]] int combine_part(int part, Range range, Scratch& scratch) const;
+  [[nodiscard]] int combine_in_pipelines(int part, std::int64_t index, Scratch& scratch) const;
   [[nodiscard]] int move_part(int part, Range range, Scratch& scratch) const;
 
   std::uint64_t sequence_ = 0;
@@ -88,6 +102,7 @@ class Operation {
   Shape shape_;
   bool uneven_exchange_ = false;  // all_to_all with counts
   bool carried_ = false;
+  bool pipelined_ = false;
   Fingerprint print_;
   std::vector<std::int64_t> counts_;
   std::vector<std::int64_t> matrix_;
@@ -95,6 +110,9 @@ class Operation {
 
   std::vector<Place> inputs_;  // one a member, nowhere where it has none
   std::vector<Place> outputs_;
+  std::vector<PipelineMemory> pipelines_;  // of those who have one
+  bool any_pipeline_ = false;
+  std::size_t last_turn_ = 0;  // of this rank's pipeline that has a segment
   std::vector<char> seen_;
   int unseen_ = 0;
   int missing_ = 0;
@@ -104,6 +122,7 @@ class Operation {
   Plan plan_;
 
   Staged staged_;
+  Pipeline pipeline_;
   Keep keep_input_;
   Keep keep_output_;
   std::atomic<Duration::rep> timeout_{0};

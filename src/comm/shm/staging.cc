@@ -8,6 +8,8 @@ namespace {
 
 // Below this, two copies cost less than the kernel's way into another process.
 constexpr std::size_t least_direct_bytes = 32 << 10;
+// Below this, a tensor and its copies stay in the caches anyway.
+constexpr std::size_t least_pipelined_bytes = 1 << 20;
 
 bool overlap(Buffer a, Buffer b) {
   return a.bytes > 0 && b.bytes > 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
@@ -25,6 +27,11 @@ Location find(const Peers& peers, Buffer buffer) {
 
 bool is_staged(const Peers& peers, Buffer buffer) {
   return buffer.bytes > 0 && !find(peers, buffer).is_somewhere();
+}
+
+bool is_for_pipeline(const Peers& peers, Buffer tensor) {
+  return tensor.bytes >= least_pipelined_bytes &&
+         !peers.locate(tensor.data, tensor.bytes).is_somewhere();
 }
 
 Staged::Staged(const Peers& peers, Buffer input, Buffer output, bool reads, bool writes)
@@ -61,6 +68,17 @@ Staged Staged::carried(Buffer input, Buffer output, bool reads, bool writes) {
   return staged;
 }
 
+Staged Staged::pipelined(const Peers& peers, Buffer tensor, std::size_t bytes) {
+  Staged staged;
+  staged.arena_ = peers.arena().get();
+  staged.input_ = staged.output_ = tensor;
+  staged.input_block_ = staged.output_block_ = staged.arena_->allocate(bytes);
+  staged.output_location_ = peers.locate(staged.output_block_, bytes);
+  staged.output_location_.is_pipeline = true;
+  staged.input_location_ = staged.output_location_;
+  return staged;
+}
+
 Staged& Staged::operator=(Staged&& other) noexcept {
   if (this == &other) return *this;
   release();
@@ -76,7 +94,8 @@ Staged& Staged::operator=(Staged&& other) noexcept {
 }
 
 void Staged::take_out() {
-  if (output_block_) std::memcpy(output_.data, output_block_, output_.bytes);
+  if (output_block_ && !output_location_.is_pipeline)
+    std::memcpy(output_.data, output_block_, output_.bytes);
 }
 
 void Staged::release() {

@@ -4,6 +4,7 @@
 //   carried   a small operation: the input rides in the slot, and this rank computes its own output
 //   staged    the input is copied into an arena block at the post, and the output out of one after
 //             completion, by the owner; the naive way, which works everywhere
+//   pipelined a large tensor of an all_reduce, staged piece by piece (pipeline.h)
 //   direct    the descriptor says where the buffer lies, and peers read and write it there
 #pragma once
 
@@ -25,6 +26,8 @@ class Staged {
   Staged(const Peers& peers, Buffer input, Buffer output, bool reads, bool writes);
   // Of a small operation: nothing is copied here, and peers find nothing.
   [[nodiscard]] static Staged carried(Buffer input, Buffer output, bool reads, bool writes);
+  // Of a pipelined one: a block of so many bytes for its pipeline, on which everybody works.
+  [[nodiscard]] static Staged pipelined(const Peers& peers, Buffer tensor, std::size_t bytes);
   Staged(Staged&& other) noexcept { *this = std::move(other); }
   Staged& operator=(Staged&& other) noexcept;
   ~Staged() { release(); }
@@ -34,12 +37,14 @@ class Staged {
   // The caller's own; empty where it is not used.
   [[nodiscard]] Buffer own_input() const { return input_; }
   [[nodiscard]] Buffer own_output() const { return output_; }
+  // The block in the arena that this made for the output; null when there is none.
+  [[nodiscard]] std::byte* output_block() const { return output_block_; }
   // Peers touch memory that is not the arena's.
   [[nodiscard]] bool is_private() const {
     return input_location_.is_private || output_location_.is_private;
   }
 
-  // The operation is complete: the output goes where the caller wants it.
+  // The operation is complete: the output goes where the caller wants it. Not of a pipelined one.
   void take_out();
   // Frees what this made; nobody may use it any more.
   void release();
@@ -73,5 +78,7 @@ class Staged {
 
 // Whether the constructor copies such an input.
 [[nodiscard]] bool is_staged(const Peers& peers, Buffer buffer);
+// Whether a tensor is better pipelined than staged or accessed where it lies.
+[[nodiscard]] bool is_for_pipeline(const Peers& peers, Buffer tensor);
 
 }  // namespace lockstep::shm
