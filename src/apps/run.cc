@@ -20,7 +20,9 @@ namespace {
 constexpr int usage_error = 2;
 
 constexpr const char* about =
-    "Starts PROGRAM with its arguments as N ranks on this machine and ends them together.\n\n"
+    "Starts PROGRAM with its arguments as N ranks on this machine and ends them together. Over "
+    "several machines, start it\n"
+    "on each, with its own --node-rank; N may differ from node to node.\n\n"
     "Each rank finds its place in RANK, WORLD_SIZE, LOCAL_RANK, ... as under torchrun. Lines are "
     "printed with the rank in\n"
     "front; standard input goes to rank 0. SIGINT, SIGTERM and SIGHUP are passed on; a second "
@@ -28,7 +30,14 @@ constexpr const char* about =
     "fails the others are ended, the first failure is shown with its last lines, and its exit code "
     "is returned (128 + the\n"
     "number for a signal; 127: PROGRAM was not found; 126: it cannot be executed; 2: a mistake in "
-    "these options).\n";
+    "these options). Over\n"
+    "several nodes that holds on all of them: each shows the first failure of any node and returns "
+    "its exit code; a node\n"
+    "that vanishes is such a failure, with code 1. A request to stop reaches all nodes.\n\n"
+    "  host-a$ lockstep run --nnodes 2 --node-rank 0 --rendezvous host-a:29400 --secret-file key "
+    "-n 4 ./train\n"
+    "  host-b$ lockstep run --nnodes 2 --node-rank 1 --rendezvous host-a:29400 --secret-file key "
+    "-n 4 ./train\n";
 
 class Help : public CLI::Formatter {
  public:
@@ -41,7 +50,8 @@ class Help : public CLI::Formatter {
 // As typed: read with errors of our own, which say what was expected.
 struct Words {
   std::string ranks = "1", log_folder, prefix = "rank", input = "rank-0", grace = "30s",
-              failure_grace = "5s", port = "0";
+              failure_grace = "5s", port = "0", nodes = "1", node, rendezvous, secret_file,
+              join_timeout = "5m", lost_after = "15s";
 };
 
 int to_number(const char* option, const std::string& text, int least, int most) {
@@ -68,6 +78,31 @@ Value to_choice(const char* option, const std::string& text,
   throw BadInput(formatted("{}: {}", option, unknown_name("value", text, known)));
 }
 
+launch::NodeSpec to_nodes(const Words& words) {
+  constexpr int most_nodes = 10'000;
+  launch::NodeSpec spec;
+  spec.nodes = to_number("--nnodes", words.nodes, 1, most_nodes);
+  spec.join_timeout = to_duration("--join-timeout", words.join_timeout);
+  spec.lost_after = to_duration("--lost-after", words.lost_after);
+  check_input(spec.lost_after >= std::chrono::seconds(3),
+              "--lost-after: expected 3 seconds or more, found '{}'", words.lost_after);
+  if (spec.nodes == 1) {
+    check_input(words.rendezvous.empty() && words.secret_file.empty(),
+                "--rendezvous and --secret-file are for several nodes; --nnodes is 1");
+    if (!words.node.empty()) spec.node = to_number("--node-rank", words.node, 0, 0);
+    return spec;
+  }
+  for (const auto& [option, text] :
+       {std::pair<const char*, const std::string&>("--node-rank", words.node),
+        {"--rendezvous", words.rendezvous}})
+    check_input(!text.empty(), "{} is missing; --nnodes is {}", option, spec.nodes);
+  spec.node = to_number("--node-rank", words.node, 0, spec.nodes - 1);
+  check_input(words.port == "0", "--port: the store of several nodes is at --rendezvous");
+  spec.rendezvous = words.rendezvous;
+  spec.secret_file = words.secret_file;
+  return spec;
+}
+
 launch::WorkerSpec to_spec(const Words& words) {
   using launch::PrefixStyle, launch::StandardInput;
   constexpr int most_ranks = 10'000;
@@ -80,6 +115,7 @@ launch::WorkerSpec to_spec(const Words& words) {
       "--stdin", words.input, {{"rank-0", StandardInput::rank_0}, {"none", StandardInput::none}});
   spec.grace = to_duration("--grace", words.grace);
   spec.failure_grace = to_duration("--failure-grace", words.failure_grace);
+  spec.nodes = to_nodes(words);
   spec.store_port = to_number("--port", words.port, 0, 65535);
   spec.forward_signals = true;
   return spec;
@@ -93,7 +129,7 @@ void declare(CLI::App& app, Words& words) {
                        const char* description) {
     app.add_option(name, value, description)->type_name(type)->capture_default_str();
   };
-  add("-n,--ranks", "N", words.ranks, "Number of ranks");
+  add("-n,--ranks", "N", words.ranks, "Number of ranks on this node");
   add("--log-dir", "DIR", words.log_folder,
       "Also write each rank's output, unchanged, to DIR/rank-N.log");
   add("--prefix", "STYLE", words.prefix,
@@ -103,6 +139,15 @@ void declare(CLI::App& app, Words& words) {
   add("--failure-grace", "TIME", words.failure_grace,
       "From SIGTERM to SIGKILL for the ranks that survive a failure");
   add("--port", "PORT", words.port, "Port of the store on 127.0.0.1; 0: a free one");
+  add("--nnodes", "M", words.nodes, "Number of nodes: agents like this one");
+  add("--node-rank", "K", words.node, "Number of this node, 0 to M-1; ranks are numbered by node");
+  add("--rendezvous", "HOST:PORT", words.rendezvous,
+      "Where the nodes meet: an address of node 0, which listens there");
+  add("--secret-file", "FILE", words.secret_file,
+      "What only agents of this run know: 16 bytes or more, mode 600, the same on all nodes");
+  add("--join-timeout", "TIME", words.join_timeout, "Until all nodes must have come");
+  add("--lost-after", "TIME", words.lost_after,
+      "Without an answer of a node's machine, until the run has failed");
 }
 
 std::vector<std::string> option_names(const CLI::App& app) {
