@@ -74,7 +74,7 @@ TEST_F(HangReport, SaysWhoWaitsAndWhoNeverCame) {
   write(1, 3, {call(1, reduction("a"), 1, 1, "done"), call(2, reduction("b"), 2, 6, "failed")});
   write(2, 3, {call(1, reduction("a"), 1, 1, "done")});
   expect_lines(
-      {"group world: ranks 0-1 wait in all_reduce #2 (sum, 4 x Float, b) at train.cc:8 for 15s; "
+      {"group world: ranks 0, 1 wait in all_reduce #2 (sum, 4 x Float, b) at train.cc:8 for 15s; "
        "rank 2 never called it: its last call, all_reduce #1 (sum, 4 x Float, a) at train.cc:8, "
        "was over 18.9s before",
        "group world: the last call that all of them completed: all_reduce #1 (sum, 4 x Float, a) "
@@ -135,7 +135,7 @@ TEST_F(HangReport, FilesThatAreNoRecordsAreOneLineEachAndTheOthersAreRead) {
   EXPECT_EQ(finished.status.code, 1);
   EXPECT_EQ(std::count(finished.error.begin(), finished.error.end(), '\n'), 7) << finished.error;
   for (const char* words :
-       {"cut.json: the flight record is cut short: 45 bytes", "foreign.json: no flight record",
+       {"cut.json: the flight record is cut short: 44 bytes", "foreign.json: no flight record",
         "words.txt: no flight record", "empty.json: no flight record",
         "newer.json: a flight record of version 2; this program reads version 1",
         "odd.json: a flight record that makes no sense", "absent.json: No such file or directory"})

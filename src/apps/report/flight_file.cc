@@ -108,7 +108,8 @@ FlightFile read_flight_file(const std::string& path) {
     file.path = path;
     return file;
   } catch (const std::exception& error) {
-    const std::string_view what = error.what();
+    std::string_view what = error.what();  // of the JSON library: "[its own name] text"
+    if (what.starts_with('[')) what.remove_prefix(std::min(what.size(), what.find("] ") + 2));
     throw BadInput(formatted("{}: a flight record that makes no sense: {}", path, what));
   }
 }
