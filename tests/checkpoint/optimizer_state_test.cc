@@ -3,7 +3,10 @@
 #include <lockstep/base/error.h>
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
 
 namespace lockstep::checkpoint {
 namespace {

@@ -7,7 +7,7 @@
 #include "support/temporary_folder.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <fstream>
 #include <iterator>

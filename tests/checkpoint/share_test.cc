@@ -3,7 +3,7 @@
 #include <lockstep/comm/local.h>
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 namespace lockstep::checkpoint {
 namespace {

@@ -6,7 +6,7 @@
 #include "support/temporary_folder.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <fstream>

@@ -9,7 +9,7 @@
 #include "train/tiny_data.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 #include <nlohmann/json.hpp>
 
 #include <unistd.h>

@@ -6,7 +6,8 @@
 #include <lockstep/optim/adamw.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
-#include <torch/torch.h>
+#include <torch/optim/adamw.h>
+#include <torch/utils.h>
 
 #include <lockstep/base/format.h>
 #include <nlohmann/json.hpp>
