@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "support/free_port.h"
 #include "support/python.h"
 #include "support/temporary_folder.h"
 
@@ -47,6 +48,16 @@ TEST(LockstepRun, MistakesAreOneLineAndCode2) {
       {{"--prefix", "rnak", "true"}, "--prefix: unknown value 'rnak'; did you mean 'rank'?"},
       {{"--port", "65536", "true"},
        "--port: expected a whole number from 0 to 65535, found '65536'"},
+      {{"--nnodes", "0", "true"}, "--nnodes: expected a whole number from 1 to 10000, found '0'"},
+      {{"--nnodes", "2", "true"}, "--node-rank is missing; --nnodes is 2"},
+      {{"--nnodes", "2", "--node-rank", "0", "true"}, "--rendezvous is missing; --nnodes is 2"},
+      {{"--nnodes", "2", "--node-rank", "2", "--rendezvous", "a:1", "true"},
+       "--node-rank: expected a whole number from 0 to 1, found '2'"},
+      {{"--nnodes", "2", "--node-rank", "0", "--rendezvous", "a:1", "--port", "1", "true"},
+       "--port: the store of several nodes is at --rendezvous"},
+      {{"--rendezvous", "a:1", "true"},
+       "--rendezvous and --secret-file are for several nodes; --nnodes is 1"},
+      {{"--lost-after", "1s", "true"}, "--lost-after: expected 3 seconds or more, found '1s'"},
       {{"-n"}, "--ranks needs a value"},
       {{"-n", "2"}, "no program to run was named; see lockstep run --help"}};
   for (auto [words, problem] : cases) {
@@ -70,12 +81,32 @@ TEST(LockstepRun, APortInUseIsOneLine) {
   EXPECT_NE(run.error.find("in use"), std::string::npos) << run.error;
 }
 
+TEST(LockstepRun, SeveralNodesAreOneRun) {
+  const test::TemporaryFolder home;
+  const std::string secret = home / "secret", port = std::to_string(test::free_port());
+  std::ofstream(secret) << "correct horse battery";
+  ASSERT_EQ(::chmod(secret.c_str(), 0600), 0);
+  std::vector<Started> nodes;
+  for (const char* node : {"0", "1"})
+    nodes.push_back(start_lockstep({"run", "--nnodes", "2", "--node-rank", node, "--rendezvous",
+                                    "127.0.0.1:" + port, "--secret-file", secret, "-n", "2", "sh",
+                                    "-c", "[ $RANK = 2 ] || { sleep 0.5; exit 0; }; exit 9"}));
+  for (Started& node : nodes) {
+    const Finished run = finish(std::move(node));
+    EXPECT_EQ(run.status.code, 9);
+    EXPECT_NE(run.error.find("lockstep run: rank 2 of 4 (node 1, host "), std::string::npos)
+        << run.error;
+  }
+}
+
 TEST(LockstepRun, HelpNamesEveryOptionWithItsDefault) {
   const Finished help = lockstep_command({"run", "--help"});
   EXPECT_EQ(help.status.code, 0);
-  for (const char* words : {"-n,--ranks N=1", "--log-dir DIR", "--prefix STYLE=rank",
-                            "--stdin WHO=rank-0", "--grace TIME=30s", "--failure-grace TIME=5s",
-                            "--port PORT=0", "lockstep run [OPTIONS] PROGRAM"})
+  for (const char* words :
+       {"-n,--ranks N=1", "--log-dir DIR", "--prefix STYLE=rank", "--stdin WHO=rank-0",
+        "--grace TIME=30s", "--failure-grace TIME=5s", "--port PORT=0", "--nnodes M=1",
+        "--node-rank K", "--rendezvous HOST:PORT", "--secret-file FILE", "--join-timeout TIME=5m",
+        "--lost-after TIME=15s", "lockstep run [OPTIONS] PROGRAM"})
     EXPECT_NE(help.output.find(words), std::string::npos) << words;
   EXPECT_EQ(lockstep_command({"help", "run"}).output, help.output);
 }

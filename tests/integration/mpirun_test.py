@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""Ranks that mpirun started meet without a launcher of ours: OpenMPI's and MPICH's, on one host."""
+import os
+import shutil
+
+from support import end_all, environment, example, expect, expect_words, run, shown, skip
+
+# Debian's names for the two, which can be installed side by side.
+LAUNCHERS = {"OpenMPI": "mpirun.openmpi", "MPICH": "mpirun.mpich"}
+ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
+
+
+def options_of(name):
+    return ["--oversubscribe", "--bind-to", "none"] if name == "OpenMPI" else ["-bind-to", "none"]
+
+
+def hello(name, launcher, *through):
+    program = example("01_hello_ranks")
+    code, output, seconds = run([launcher, *options_of(name), "-n", "3", *through, program],
+                                env=environment(LOCKSTEP_BACKEND="shm", **ROOT))
+    expect(code == 0, f"{name}: exit code {code}", output)
+    expect_words(output, *[f"hello from rank {rank} of 3 on engine shm" for rank in range(3)])
+    shown(f"{name}: three ranks on shm{' through a shell' if through else ''}", seconds)
+
+
+def main():
+    found = {name: path for name, launcher in LAUNCHERS.items() if (path := shutil.which(launcher))}
+    if not found:
+        skip("neither OpenMPI nor MPICH is installed (packages openmpi-bin, mpich)")
+    for name in LAUNCHERS:
+        if name not in found:
+            print(f"{name} is not installed")
+    for name, launcher in found.items():
+        hello(name, launcher)
+        hello(name, launcher, "sh", "-c", '"$0"; exit $?')
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    finally:
+        end_all()

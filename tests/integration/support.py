@@ -1,0 +1,100 @@
+"""What the integration tests share: programs of the build, commands with a limit, reasons to skip.
+
+Each test is a script with the build folder as its argument. It prints what it has shown, ends with 0, or with 1 and
+what went wrong, or with 77 and the reason where this machine lacks what it needs.
+"""
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+SKIPPED = 77
+
+
+def skip(reason):
+    print(f"skipped: {reason}")
+    sys.exit(SKIPPED)
+
+
+def build_folder():
+    return pathlib.Path(sys.argv[1]).resolve()
+
+
+def lockstep():
+    return str(build_folder() / "bin/lockstep")
+
+
+def example(name):
+    """A program of examples/ as it was built; skips where the build has none."""
+    program = build_folder() / "examples" / name
+    if not program.exists():
+        skip(f"the build has no example {name}")
+    return str(program)
+
+
+def environment(**more):
+    """This process's environment without what a launcher around the test may have put there."""
+    launcher = re.compile("RANK$|WORLD_SIZE$|LOCKSTEP_|MASTER_|TORCHELASTIC_|OMPI_|PMIX?_|MPI_LOCAL|SLURM_")
+    kept = {name: value for name, value in os.environ.items() if not launcher.search(name)}
+    return kept | {"OMP_NUM_THREADS": "1", "LOCKSTEP_ARENA": "64MiB"} | more
+
+
+class Process:
+    """A command in a session of its own, with all its output in one text; ended with the test."""
+
+    started = []
+
+    def __init__(self, words, **options):
+        options.setdefault("env", environment())
+        self.words = words
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                                        text=True, start_new_session=True, **options)
+        Process.started.append(self)
+
+    def finish(self, seconds=60):
+        """Waits for its end. Returns its exit code, its output, and how long it took."""
+        try:
+            output, _ = self.process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            output, _ = self.process.communicate()
+            fail(f"still running after {seconds} s: {' '.join(self.words)}", output)
+        return self.process.returncode, output, time.monotonic() - self.began
+
+    def kill(self, number=signal.SIGKILL):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, number)
+
+
+def end_all():
+    for one in Process.started:
+        one.kill()
+        one.process.wait()
+
+
+def run(words, seconds=60, **options):
+    return Process(words, **options).finish(seconds)
+
+
+def fail(what, output=""):
+    print(f"FAILED: {what}\n{output}", flush=True)
+    end_all()
+    sys.exit(1)
+
+
+def expect(condition, what, output=""):
+    if not condition:
+        fail(what, output)
+
+
+def expect_words(output, *words):
+    for word in words:
+        expect(re.search(word, output), f"no '{word}' in", output)
+
+
+def shown(what, seconds):
+    print(f"{what}: {seconds:.1f} s", flush=True)
