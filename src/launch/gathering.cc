@@ -161,9 +161,12 @@ class Talk {
     throw BadInput(why);
   }
 
-  static Roster accepted(const std::string& text) {
+  [[nodiscard]] Roster accepted(const std::string& text) const {
     Roster roster = parse_roster(text);
     if (!roster.refused.empty()) throw BadInput(roster.refused);
+    check_input(std::ssize(roster.nodes) == spec_.nodes,
+                "the roster of the run names {} nodes, expected {}", roster.nodes.size(),
+                spec_.nodes);
     return roster;
   }
 
