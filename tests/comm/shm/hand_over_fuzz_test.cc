@@ -116,7 +116,7 @@ void pretend(Store& store, Random& random) {
 
 TEST(HandOverFuzz, GreetingsAreAcceptedOrRefused) {
   std::uint64_t accepted = 0, refused = 0;
-  FuzzRounds rounds("greetings");
+  FuzzRounds rounds("greetings", 10);
   while (rounds.next()) {
     auto store = std::make_shared<MemoryStore>();
     auto start = Clock::now();
