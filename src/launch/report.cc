@@ -26,7 +26,7 @@ std::vector<int> sorted(std::vector<int> ranks) {
   return ranks;
 }
 
-// Enough to know it again.
+// Enough to tell it from others.
 std::string beginning(const std::string& sentence) {
   constexpr std::size_t most = 60;
   return sentence.size() <= most ? sentence : sentence.substr(0, most) + "...";
@@ -59,9 +59,10 @@ std::vector<std::string> describe(const FailureReport& report) {
   add_last_lines(report, lines);
   if (!report.log_file.empty()) lines.push_back("its log: " + report.log_file);
   if (report.shared) {
-    for (const SharedFailures::Failure& failure : report.shared->failures())
-      lines.push_back(rank_list(sorted(failure.ranks)) +
-                      " failed as shown above: " + beginning(failure.sentence));
+    const std::vector<SharedFailures::Failure>& failures = report.shared->failures();
+    for (const SharedFailures::Failure& failure : failures)
+      lines.push_back(rank_list(sorted(failure.ranks)) + " failed as shown above" +
+                      (failures.size() > 1 ? ": " + beginning(failure.sentence) : ""));
   }
   if (!report.others.empty())
     lines.push_back((report.where.empty() ? "the others ended after it: "

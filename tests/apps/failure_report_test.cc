@@ -46,7 +46,7 @@ TEST_P(SharedFailure, IsShownOnceAndExplainedByItsRecords) {
   EXPECT_EQ(count(run.error, "terminate called"), 0U) << run.error;
   const std::string records = (folder.path() / "flight-rank-*.json").string();
   expect_words(run.error, {"(bucket 2, 4 kB", "that ranks 0-2 wait in; its last call was broadcast",
-                           "ranks 0-2 failed as shown above: after 1s: rank 3 never called",
+                           "lockstep run: ranks 0-2 failed as shown above\n",
                            "what the ranks called last: lockstep report hang " + records});
 
   std::vector<std::string> words{"report", "hang"};

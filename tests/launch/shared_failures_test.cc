@@ -67,7 +67,7 @@ TEST(SharedFailures, TheReportDoesNotRepeatThem) {
   ASSERT_EQ(lines.size(), 4U);
   EXPECT_EQ(lines[1], "its last lines:");
   EXPECT_EQ(lines[2], "  | step 6");
-  EXPECT_EQ(lines[3], "ranks 0, 2 failed as shown above: " + sentence.substr(0, 60) + "...");
+  EXPECT_EQ(lines[3], "ranks 0, 2 failed as shown above");
 }
 
 void touch(const std::filesystem::path& file) { std::ofstream(file) << "{}"; }

@@ -16,11 +16,6 @@
 namespace lockstep::watch {
 namespace {
 
-using namespace std::chrono_literals;
-
-// How long a store may take for what nobody needs to wait for.
-constexpr auto store_patience = 2s;
-
 std::string key_of(std::string_view group, int rank) {
   return formatted("lockstep/calls/{}/{}", group, rank);
 }
@@ -184,12 +179,13 @@ void WatchCore::compare(Member& member, const std::vector<int>& partners) {
   }
 }
 
-CallWatch::CallWatch(std::shared_ptr<Store> store)
-    : core_(std::make_shared<WatchCore>(std::move(store))),
+CallWatch::CallWatch(std::shared_ptr<Store> store, Duration patience)
+    : patience_(patience),
+      core_(std::make_shared<WatchCore>(std::move(store))),
       thread_([core = core_] { core->run(); }) {}
 
 CallWatch::~CallWatch() {
-  if (core_->end(store_patience)) {
+  if (core_->end(patience_)) {
     thread_.join();
   } else {
     thread_.detach();
@@ -220,7 +216,7 @@ void CallWatch::leave(const std::shared_ptr<Member>& member, bool in_order) noex
           log::debug("group {}: leaving: {}", member->group_, error.what());
         }
       },
-      store_patience));
+      patience_));
 }
 
 std::optional<Statement> statement_of(Store& store, std::string_view group, int rank) {

@@ -81,7 +81,8 @@ class CallWatch {
  public:
   static constexpr std::chrono::milliseconds period{100};
 
-  explicit CallWatch(std::shared_ptr<Store> store);
+  // `patience`: how long the store may take for what nobody needs to wait for.
+  explicit CallWatch(std::shared_ptr<Store> store, Duration patience = std::chrono::seconds(2));
   ~CallWatch();
   CallWatch(const CallWatch&) = delete;
   CallWatch& operator=(const CallWatch&) = delete;
@@ -95,6 +96,7 @@ class CallWatch {
   void leave(const std::shared_ptr<Member>& member, bool in_order) noexcept;
 
  private:
+  const Duration patience_;
   const std::shared_ptr<WatchCore> core_;  // shared with the thread, which may outlive the watch
   std::thread thread_;
 };

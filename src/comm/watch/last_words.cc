@@ -21,10 +21,8 @@ using namespace std::chrono_literals;
 
 // How long the judge listens (a statement is at most a period old), and how long the others wait
 // for the verdict.
-constexpr auto patience = 400ms;
+constexpr auto hearing_time = 400ms;
 constexpr auto verdict_wait = 3s;
-// How long all of it may take: a store's server may be stopped, with the process that serves it.
-constexpr auto store_patience = 5s;
 
 std::string_view waits(std::size_t ranks) { return ranks == 1 ? "waits" : "wait"; }
 
@@ -116,8 +114,13 @@ std::string LastWords::Hearing::overdue(const PostedCall& call, Route route) con
   return text + last_call(first, route) + condition_of(first);
 }
 
-LastWords::LastWords(std::shared_ptr<Store> store, std::string group, int rank, int size)
-    : store_(std::move(store)), group_(std::move(group)), rank_(rank), size_(size) {}
+LastWords::LastWords(std::shared_ptr<Store> store, std::string group, int rank, int size,
+                     Duration patience)
+    : store_(std::move(store)),
+      group_(std::move(group)),
+      rank_(rank),
+      size_(size),
+      patience_(patience) {}
 
 std::string LastWords::of_group() const { return words_of_group(group_); }
 
@@ -145,7 +148,7 @@ std::exception_ptr LastWords::agree(End end, const PostedCall& call, std::string
         std::lock_guard lock(shared->mutex);
         shared->error = error;
       },
-      store_patience);
+      patience_);
   if (!over) close_now();
   std::lock_guard lock(shared->mutex);
   shared->close = nullptr;
@@ -229,7 +232,7 @@ LastWords::Hearing LastWords::hear(const PostedCall& call, Duration limit) {
 
 LastWords::Verdict LastWords::judge(End end, const PostedCall& call, std::string_view detail) {
   const auto route = route_of(call.collective, call.root, rank_);
-  const auto hearing = hear(call, patience);
+  const auto hearing = hear(call, hearing_time);
   for (const auto& witness : hearing.witnesses) {
     auto found = witness.statement.routes.find(route);
     if (found == witness.statement.routes.end()) continue;
@@ -293,7 +296,7 @@ std::string LastWords::overdue(const PostedCall& call, Duration waited) noexcept
         std::lock_guard lock(shared->mutex);
         shared->text = text;
       },
-      store_patience));
+      patience_));
   std::lock_guard lock(shared->mutex);
   if (shared->text.empty())
     shared->text = formatted("in {}; the store does not answer", describe(call));

@@ -12,6 +12,7 @@
 #include "comm/posted_call.h"
 #include "comm/watch/ledger.h"
 
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -27,7 +28,9 @@ enum class End { lost, timeout, mismatch, aborted };
 
 class LastWords {
  public:
-  LastWords(std::shared_ptr<Store> store, std::string group, int rank, int size);
+  // `patience`: how long the store may take for all of one agreement.
+  LastWords(std::shared_ptr<Store> store, std::string group, int rank, int size,
+            Duration patience = std::chrono::seconds(5));
   // A copy speaks for the same rank of the same group.
 
   // The error that all ranks of the group throw. `close` ends this rank's connections. `detail` is
@@ -63,6 +66,7 @@ class LastWords {
   std::string group_;
   int rank_;
   int size_;
+  Duration patience_;
 };
 
 }  // namespace lockstep::watch
