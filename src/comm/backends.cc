@@ -1,13 +1,15 @@
 #include "comm/backends.h"
 
+#include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
 
-#include "comm/c10d/backend.h"
 #include "comm/c10d/gloo.h"
 #include "comm/c10d/nccl.h"
+#include "comm/c10d/runner.h"
 #include "comm/choice.h"
 #include "comm/hierarchical/runner.h"
+#include "comm/lanes/lane_backend.h"
 #include "comm/mpi/backend.h"
 #include "comm/shm_backend.h"
 
@@ -19,12 +21,16 @@ namespace {
 std::shared_ptr<Backend> make_c10d_backend(std::shared_ptr<c10d_engine::Engine> engine,
                                            std::shared_ptr<Store> store, int rank, int size,
                                            const BackendOptions& options) {
-  return std::make_shared<c10d_engine::C10dBackend>(std::move(engine), std::move(store), "world",
-                                                    rank, size, options.join_timeout);
+  auto runner = std::make_shared<c10d_engine::C10dRunner>(std::move(engine), rank, size);
+  return std::make_shared<lanes::LaneBackend>(std::move(runner), std::move(store), "world", rank,
+                                              size, options.join_timeout);
 }
 
 std::shared_ptr<Backend> make_hierarchical(std::string_view across, std::shared_ptr<Store> store,
-                                           int rank, const BackendOptions& options) {
+                                           int rank, int size, const BackendOptions& options) {
+  check(static_cast<int>(options.hosts.size()) == size,
+        "the backend hierarchical: expected the hosts of {} ranks, found {}", size,
+        options.hosts.size());
   auto make = [&options](std::string_view name) {
     return [name, &options](std::shared_ptr<Store> part, int place, int members) {
       return make_backend(name, std::move(part), place, members, options);
@@ -75,7 +81,7 @@ std::shared_ptr<Backend> make_backend(std::string_view name, std::shared_ptr<Sto
   }
   if (name.starts_with(hierarchical_over)) {
     auto across = name.substr(hierarchical_over.size());
-    return make_hierarchical(across, std::move(store), rank, options);
+    return make_hierarchical(across, std::move(store), rank, size, options);
   }
   throw BadInput(
       formatted("backend: expected one of {}; found '{}'", listed(backend_names(), ", "), name));

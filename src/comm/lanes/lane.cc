@@ -1,10 +1,10 @@
-#include "comm/c10d/lane.h"
+#include "comm/lanes/lane.h"
 
 #include "comm/c10d/broken_pipes.h"
 
 #include <utility>
 
-namespace lockstep::c10d_engine {
+namespace lockstep::lanes {
 
 Lane::Lane() : thread_([this] { run(); }) {}
 
@@ -26,7 +26,7 @@ void Lane::give(std::function<void()> action) {
 }
 
 void Lane::run() {
-  const BrokenPipesAreErrors quiet;
+  const c10d_engine::BrokenPipesAreErrors quiet;
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return ending_ || !actions_.empty(); });
@@ -40,4 +40,4 @@ void Lane::run() {
   }
 }
 
-}  // namespace lockstep::c10d_engine
+}  // namespace lockstep::lanes

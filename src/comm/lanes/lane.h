@@ -8,7 +8,7 @@
 #include <mutex>
 #include <thread>
 
-namespace lockstep::c10d_engine {
+namespace lockstep::lanes {
 
 class Lane {
  public:
@@ -31,4 +31,4 @@ class Lane {
   std::thread thread_;  // last: it uses what is above
 };
 
-}  // namespace lockstep::c10d_engine
+}  // namespace lockstep::lanes

@@ -69,7 +69,7 @@ std::uint64_t LaneBackend::post(const Call& call) {
   if (call.collective == Collective::send) route = {rank(), call.root};
   if (call.collective == Collective::recv) route = {call.root, rank()};
   auto& lane = lanes_[route];
-  if (!lane) lane = std::make_unique<c10d_engine::Lane>();
+  if (!lane) lane = std::make_unique<Lane>();
   PostedCall posted(call, ++counts_[route]);
   auto ticket = ++last_ticket_;
   open_.emplace(ticket, posted.without_tensors());

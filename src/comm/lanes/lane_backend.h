@@ -13,8 +13,8 @@
 #include <lockstep/comm/backend.h>
 #include <lockstep/store/store.h>
 
-#include "comm/c10d/lane.h"
 #include "comm/failure.h"
+#include "comm/lanes/lane.h"
 #include "comm/lanes/runner.h"
 #include "comm/posted_call.h"
 #include "comm/watch/call_watch.h"
@@ -76,9 +76,8 @@ class LaneBackend final : public Backend {
   bool ending_ = false;                       // somebody is finding out why
   Failure failure_;
   const std::shared_ptr<watch::CallWatch> watch_;
-  const std::shared_ptr<watch::Member> member_;  // what the others are told of this rank's calls
-  std::map<Route, std::unique_ptr<c10d_engine::Lane>>
-      lanes_;  // last: their threads use what is above
+  const std::shared_ptr<watch::Member> member_;   // what the others are told of this rank's calls
+  std::map<Route, std::unique_ptr<Lane>> lanes_;  // last: their threads use what is above
 };
 
 }  // namespace lockstep::lanes

@@ -150,7 +150,7 @@ void Planner::broadcast() {
   bool is_root = x_.rank == x_.root;
   auto& first = round();
   Piece whole{Memory::output, 0, whole_.bytes};
-  if (whole.bytes <= whole_bytes || x_.size == 2) {
+  if (whole.bytes <= whole_bytes || x_.size <= 2) {
     if (!is_root) return add(first.receives, x_.root, whole);
     for (int peer : others()) add(first.sends, peer, whole);
     return;

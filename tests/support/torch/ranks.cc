@@ -102,9 +102,13 @@ std::shared_ptr<Store> MeetingPlace::store() const {
 
 Group MeetingPlace::join(int rank) const {
   if (size_ == 1) return {};
-  BackendOptions options{
-      .timeout = timeout_, .join_timeout = std::chrono::seconds(20), .arena_bytes = 64 << 20};
-  auto world = make_backend(name_of(engine_), store(), rank, size_, options);
+  BackendOptions options{.timeout = timeout_,
+                         .join_timeout = std::chrono::seconds(20),
+                         .arena_bytes = 64 << 20,
+                         .hosts = pretended_hosts(size_)};
+  std::string name(name_of(engine_));
+  if (engine_ == Engine::hierarchical) name += is_under_mpirun() ? ":mpi" : ":gloo";
+  auto world = make_backend(name, store(), rank, size_, options);
   return {flight::recorded(std::move(world)), "world", timeout_};
 }
 

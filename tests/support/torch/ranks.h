@@ -2,11 +2,11 @@
 //
 //   test::run_group(test::Engine::shm, 3, [](Group group) { ... });     // every rank must succeed
 //
-// Engine::local runs ranks as threads of the test program; shm, gloo and hierarchical fork them from
-// it (see processes.h), which is safe because it never runs a parallel region with two threads.
-// Where mpirun started the program, its processes are the ranks of mpi and hierarchical: all of them
-// run the same tests in the same order, and those that a test has no rank for pass it by. EXPECTs
-// work everywhere. Hierarchical groups pretend that their ranks are on several hosts.
+// Engine::local runs ranks as threads of the test program; shm, gloo and hierarchical fork them
+// from it (see processes.h), which is safe because it never runs a parallel region with two
+// threads. Where mpirun started the program, its processes are the ranks of mpi and hierarchical:
+// all of them run the same tests in the same order, and those that a test has no rank for pass it
+// by. EXPECTs work everywhere. Hierarchical groups pretend that their ranks are on several hosts.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -39,8 +39,8 @@ using GroupBody = std::function<void(Group)>;
 void run_group(Engine engine, int size, const GroupBody& body,
                Duration timeout = std::chrono::seconds(20));
 
-// Where ranks that are processes meet, for tests that start and end them by hand: made by the parent, used in
-// the ranks.
+// Where ranks that are processes meet, for tests that start and end them by hand: made by the
+// parent, used in the ranks.
 class MeetingPlace {
  public:
   MeetingPlace(Engine engine, int size, Duration timeout = std::chrono::seconds(20));
