@@ -3,8 +3,10 @@
 #include <lockstep/base/check.h>
 #include <lockstep/base/environment.h>
 #include <lockstep/launch/environment.h>
+#include <lockstep/store/secret.h>
 
-#include "sys/files.h"
+#include "comm/joining/other_launchers.h"
+#include "comm/joining/slurm.h"
 
 #include <array>
 #include <cerrno>
@@ -44,11 +46,19 @@ void check_local(int size) {
   static_cast<void>(environment::integer(variable::local_rank, 0, local_size.value_or(size) - 1));
 }
 
+// mpirun may itself use srun to reach other hosts, so it comes first.
+Place read_others_place() {
+  if (auto place = read_mpirun_place()) return *place;
+  if (auto place = read_slurm_place()) return *place;
+  return {};
+}
+
 }  // namespace
 
 Place read_place() {
   constexpr std::int64_t most = std::numeric_limits<int>::max();
-  if (!environment::text(variable::rank) && !environment::text(variable::world_size)) return {};
+  if (!environment::text(variable::rank) && !environment::text(variable::world_size))
+    return read_others_place();
   auto size = environment::required_integer(variable::world_size, 1, most, "but RANK is");
   auto rank = environment::required_integer(variable::rank, 0, size - 1, "but WORLD_SIZE is");
   Place place{.rank = static_cast<int>(rank),
@@ -73,7 +83,7 @@ std::string read_secret() {
                 got < 0 ? "nothing to read" : std::to_string(got));
     return {bytes.begin(), bytes.end()};
   }
-  if (auto file = environment::text(secret_file)) return sys::read_file(*file);
+  if (auto file = environment::text(secret_file)) return read_secret_file(*file);
   return {};
 }
 

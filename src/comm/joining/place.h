@@ -21,6 +21,11 @@ struct Rendezvous {
   std::string address;
   std::string host;  // of rank 0, as this machine knows it; empty where nobody said so
   std::uint16_t port = 0;
+
+  // The store lives in rank 0's process, and may vanish with one of its groups.
+  [[nodiscard]] bool is_at_rank_0() const {
+    return kind == Kind::rank_0 || kind == Kind::served_store;
+  }
 };
 
 struct Place {
