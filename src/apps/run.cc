@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <optional>
 
 namespace lockstep::apps {
 
@@ -182,12 +183,13 @@ int run_command(const std::vector<std::string>& words) {
   CLI::App app(about);
   Words parsed;
   declare(app, parsed);
-  launch::WorkerSpec spec;
+  std::optional<launch::Agent> agent;
   try {
     app.parse(
         std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 takes them last first
-    spec = to_spec(parsed);
+    launch::WorkerSpec spec = to_spec(parsed);
     take_program(app, spec);
+    agent.emplace(std::move(spec));
   } catch (const CLI::CallForHelp&) {
     print_to(stdout, "{}", app.help());
     return 0;
@@ -198,7 +200,7 @@ int run_command(const std::vector<std::string>& words) {
     return complain(error.what(), usage_error);
   }
   try {
-    return launch::Agent(spec).run().exit_code;
+    return agent->run().exit_code;
   } catch (const std::exception& error) {
     return complain(error.what(), 1);
   }

@@ -1,5 +1,6 @@
 #include <lockstep/launch/agent.h>
 
+#include "launch/rendezvous.h"
 #include "launch/roster.h"
 #include "launch/run.h"
 
@@ -21,7 +22,7 @@ void check_nodes(const WorkerSpec& spec) {
   if (nodes.nodes == 1) return;
   check_input(spec.ranks <= most_ranks_of_a_node, "number of ranks: expected at most {}, found {}",
               most_ranks_of_a_node, spec.ranks);
-  check_input(!nodes.rendezvous.empty(), "several nodes need a rendezvous, HOST:PORT of node 0");
+  static_cast<void>(parse_rendezvous(nodes.rendezvous));
   check_input(spec.store_port == 0,
               "port of the store: several nodes have theirs at the rendezvous");
   check_input(nodes.join_timeout > Duration::zero(),

@@ -1,6 +1,7 @@
 #include "launch/gathering.h"
 
 #include "launch/meeting_point.h"
+#include "launch/rendezvous.h"
 #include "sys/own_address.h"
 #include "sys/socket_address.h"
 #include "sys/topology.h"
@@ -20,35 +21,11 @@ namespace lockstep::launch {
 namespace {
 
 constexpr std::chrono::seconds look_again{1};  // whether somebody has refused meanwhile
-constexpr std::chrono::seconds time_to_read{
-    3};  // for the others, before node 0 takes the store away
+// For the others, before node 0 takes the store away.
+constexpr std::chrono::seconds time_to_read{3};
 constexpr std::chrono::seconds roster_patience{10};  // beyond the deadline of node 0, which decides
 
-struct HostAndPort {
-  std::string host;
-  std::uint16_t port = 0;
-
-  // As in an address, with brackets where they are needed.
-  [[nodiscard]] std::string text() const {
-    const bool is_six = host.find(':') != std::string::npos;
-    return (is_six ? "[" + host + "]:" : host + ":") + std::to_string(port);
-  }
-};
-
-HostAndPort parse_rendezvous(const std::string& text) {
-  const std::size_t colon = text.rfind(':');
-  std::string host = text.substr(0, colon);
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-  const auto port = parse_integer(colon == std::string::npos ? "" : text.substr(colon + 1));
-  check_input(!host.empty() && port && *port >= 1 && *port <= 65535,
-              "--rendezvous: expected HOST:PORT, found '{}'", text);
-  check_input(
-      host != "0.0.0.0" && host != "::",
-      "--rendezvous: expected an address of node 0 that the other nodes can reach, found {}", host);
-  return {host, static_cast<std::uint16_t>(*port)};
-}
-
-std::string secret_of(const NodeSpec& spec, const HostAndPort& at) {
+std::string secret_of(const NodeSpec& spec, const Rendezvous& at) {
   if (!spec.secret_file.empty()) return read_secret_file(spec.secret_file);
   check_input(sys::is_loopback_name(at.host),
               "--secret-file is missing: agents that meet at {} over a network need a secret (any "
@@ -65,7 +42,7 @@ std::string listen_host(const std::string& host) {
   return everywhere ? "0.0.0.0" : host;
 }
 
-std::unique_ptr<StoreServer> serve(const NodeSpec& spec, const HostAndPort& at,
+std::unique_ptr<StoreServer> serve(const NodeSpec& spec, const Rendezvous& at,
                                    const std::string& secret) {
   try {
     return std::make_unique<StoreServer>(StoreServerOptions{.host = listen_host(at.host),
@@ -79,7 +56,7 @@ std::unique_ptr<StoreServer> serve(const NodeSpec& spec, const HostAndPort& at,
   }
 }
 
-std::shared_ptr<TcpStore> connect(const NodeSpec& spec, const HostAndPort& at,
+std::shared_ptr<TcpStore> connect(const NodeSpec& spec, const Rendezvous& at,
                                   const std::string& secret) {
   try {
     return std::make_shared<TcpStore>(TcpStoreOptions{.host = at.host,
@@ -139,7 +116,7 @@ class Talk {
     return accepted(store_.get(key::roster, Deadline::after(deadline_.left() + roster_patience)));
   }
 
-  Roster make_roster(const HostAndPort& at) {
+  Roster make_roster(const Rendezvous& at) {
     const std::vector<Hello> hellos = collect_hellos();
     Roster roster{.refused = {},
                   .run_id = fresh_run_id(),
@@ -209,7 +186,7 @@ class Talk {
   }
 
   // Where the other nodes reach this one, node 0.
-  static std::string master_address(const HostAndPort& at, const std::vector<Hello>& hellos) {
+  static std::string master_address(const Rendezvous& at, const std::vector<Hello>& hellos) {
     const auto outside = std::ranges::find_if(
         hellos, [](const Hello& hello) { return !sys::is_loopback_name(hello.address); });
     return sys::address_towards(
@@ -227,7 +204,7 @@ std::string key::node(int number) { return formatted("lockstep-run/nodes/{}", nu
 std::string key::left(int number) { return formatted("lockstep-run/left/{}", number); }
 
 Gathering gather(const NodeSpec& spec, int ranks) {
-  const HostAndPort at = parse_rendezvous(spec.rendezvous);
+  const Rendezvous at = parse_rendezvous(spec.rendezvous);
   const Deadline deadline = Deadline::after(spec.join_timeout);
   Gathering gathering;
   gathering.secret = secret_of(spec, at);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <iterator>
 #include <utility>
 
 namespace lockstep::launch {
@@ -34,11 +35,12 @@ Nodes::~Nodes() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-std::string Nodes::name(int node) const {
+std::string Nodes::host(int node) const {
   const auto& nodes = gathering_.roster.nodes;
-  const bool known = node >= 0 && node < static_cast<int>(nodes.size());
-  return formatted("node {} (host {})", node, known ? nodes[node].host : "unknown");
+  return node >= 0 && node < std::ssize(nodes) ? nodes[node].host : "unknown";
 }
+
+std::string Nodes::name(int node) const { return formatted("node {} (host {})", node, host(node)); }
 
 void Nodes::say(const Verdict& verdict) {
   in_background([this, text = to_text(verdict)] {

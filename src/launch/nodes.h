@@ -29,6 +29,8 @@ class Nodes {
   [[nodiscard]] const Roster& roster() const { return gathering_.roster; }
   [[nodiscard]] const std::string& store_address() const { return gathering_.store_address; }
   [[nodiscard]] const std::string& secret() const { return gathering_.secret; }
+  // "b", "unknown" for a number that no node has.
+  [[nodiscard]] std::string host(int node) const;
   // "node 1 (host b)"
   [[nodiscard]] std::string name(int node) const;
 

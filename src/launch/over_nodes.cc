@@ -27,7 +27,7 @@ int Agent::Run::ranks_of_all() const { return nodes_ ? nodes_->roster().ranks() 
 
 std::string Agent::Run::where(int node) const {
   if (!nodes_) return {};
-  return formatted("node {}, host {}", node, nodes_->roster().nodes.at(node).host);
+  return formatted("node {}, host {}", node, nodes_->host(node));
 }
 
 void Agent::Run::watch_nodes(Poller& poller) {
@@ -100,6 +100,7 @@ bool Agent::Run::report_failure_elsewhere() {
   if (verdict_->rank < 0) {
     say(failure_);
     if (!result_.ends.empty()) say("the ranks of this node: " + describe(result_.ends));
+    say_records();
     return true;
   }
   const RankEnd cause{.rank = verdict_->rank,
@@ -116,6 +117,7 @@ bool Agent::Run::report_failure_elsewhere() {
           .shared = &failures_,
           .log_file = verdict_->log_file,
           .others = result_.ends});
+  say_records();
   return true;
 }
 

@@ -171,10 +171,7 @@ void Agent::Run::report() {
       std::find_if(result_.ends.begin(), result_.ends.end(),
                    [&](const RankEnd& end) { return end.rank == lifecycle_.cause(); });
   result_.cause = *cause;
-  const ScopeExit records([&] {
-    const std::string files = flight_->records(spec_.ranks);
-    if (!files.empty()) say("what the ranks called last: lockstep report hang " + files);
-  });
+  const ScopeExit records([&] { say_records(); });
   if (cause->exit_code == spec_.explained_exit_code) return;
   if (lifecycle_.stop_signal() != 0) {
     return say("stopped by " + sys::signal_name(lifecycle_.stop_signal()) + "; " +
@@ -193,6 +190,11 @@ void Agent::Run::report() {
 
 void Agent::Run::report(const FailureReport& failure) {
   for (const std::string& line : describe(failure)) say(line);
+}
+
+void Agent::Run::say_records() {
+  const std::string files = flight_ ? flight_->records(ranks_of_all()) : "";
+  if (!files.empty()) say("what the ranks called last: lockstep report hang " + files);
 }
 
 // Writes what is left, as slowly as the reader takes it, unless the user asks to stop.

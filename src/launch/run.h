@@ -41,6 +41,7 @@ class Agent::Run {
   void finish();
   void report();
   void report(const FailureReport& failure);
+  void say_records();
   void drain();
 
   // The loop between them: supervision.cc.

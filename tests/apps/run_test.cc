@@ -55,6 +55,8 @@ TEST(LockstepRun, MistakesAreOneLineAndCode2) {
        "--node-rank: expected a whole number from 0 to 1, found '2'"},
       {{"--nnodes", "2", "--node-rank", "0", "--rendezvous", "a:1", "--port", "1", "true"},
        "--port: the store of several nodes is at --rendezvous"},
+      {{"--nnodes", "2", "--node-rank", "0", "--rendezvous", "here", "true"},
+       "--rendezvous: expected HOST:PORT, found 'here'"},
       {{"--rendezvous", "a:1", "true"},
        "--rendezvous and --secret-file are for several nodes; --nnodes is 1"},
       {{"--lost-after", "1s", "true"}, "--lost-after: expected 3 seconds or more, found '1s'"},
