@@ -33,11 +33,17 @@ class MarkedGloo final : public c10d::ProcessGroupGloo {
   using ProcessGroupGloo::ProcessGroupGloo;
   void mark_next(std::uint32_t mark) { collectiveCounter_ = mark; }
   // Closing a connection wakes the operations of the peer and not our own; a receive that passes
-  // its deadline fails everything that is pending in its context. So one that nobody answers.
-  void fail_pending() {
-    std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
-    auto never_sent = recv(nothing, (getRank() + 1) % getSize(), std::numeric_limits<int>::max());
-    never_sent->wait(milliseconds(1));
+  // its deadline fails everything that is pending in its context. So one that nobody answers, from
+  // every peer: where a connection is closed already it fails at once, and alone.
+  void fail_pending() noexcept {
+    for (int peer = 0; peer < getSize(); ++peer) {
+      if (peer == getRank()) continue;
+      try {
+        std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
+        recv(nothing, peer, std::numeric_limits<int>::max())->wait(milliseconds(1));
+      } catch (const std::exception&) {
+      }
+    }
   }
   void close_connections() {
     for (auto& context : contexts_) context->closeConnections();
@@ -76,14 +82,11 @@ class GlooEngine final : public Engine {
 
   void close() noexcept override {
     const BrokenPipesAreErrors quiet;
-    // Both throw: the first always, the second when connections are closed already.
-    try {
-      group_->fail_pending();
-    } catch (const std::exception&) {
-    }
+    group_->fail_pending();
     try {
       group_->close_connections();
     } catch (const std::exception&) {
+      // They are closed already.
     }
   }
 
