@@ -22,7 +22,10 @@ namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
+#include "optim/dice_lanes.h"
 #include "optim/lanes.h"
+
+#include "optim/bfloat16_lanes.h"
 
 struct AdamLanes {
   explicit AdamLanes(const AdamConstants& c)
@@ -33,69 +36,129 @@ struct AdamLanes {
         new1(hn::Set(FloatTag(), c.new1)),
         beta2(hn::Set(FloatTag(), c.beta2)),
         new2(hn::Set(FloatTag(), c.new2)),
-        root(hn::Set(FloatTag(), c.root)),
+        unbias(hn::Set(FloatTag(), c.unbias)),
         eps(hn::Set(FloatTag(), c.eps)),
         step_size(hn::Set(FloatTag(), c.step_size)) {}
 
   TreatmentLanes treatment;
-  Floats decay, kept, beta1, new1, beta2, new2, root, eps, step_size;
+  Floats decay, kept, beta1, new1, beta2, new2, unbias, eps, step_size;
 };
 
-template <bool amsgrad>
-HWY_INLINE void update_lanes(const AdamLanes& c, float* parameter, const float* gradient,
-                             float* average, float* square,
-                             [[maybe_unused]] float* greatest_square) {
-  const FloatTag tag;
-  Floats w = hn::LoadU(tag, parameter);
-  Floats g = hn::MulAdd(w, c.decay, c.treatment(hn::LoadU(tag, gradient)));
-  w = hn::Mul(w, c.kept);
-  Floats m = hn::MulAdd(g, c.new1, hn::Mul(hn::LoadU(tag, average), c.beta1));
-  Floats v = hn::MulAdd(hn::Mul(g, c.new2), g, hn::Mul(hn::LoadU(tag, square), c.beta2));
-  hn::StoreU(m, tag, average);
-  hn::StoreU(v, tag, square);
-  if constexpr (amsgrad) {
-    v = hn::Max(hn::LoadU(tag, greatest_square), v);
-    hn::StoreU(v, tag, greatest_square);
+// How m and v lie in memory.
+struct AsFloats {
+  using Stored = float;
+  HWY_INLINE static Floats load(const float* from) { return hn::LoadU(FloatTag(), from); }
+  HWY_INLINE void store(Floats m, Floats v, float* average, float* square, std::size_t) const {
+    hn::StoreU(m, FloatTag(), average);
+    hn::StoreU(v, FloatTag(), square);
   }
-  Floats denominator = hn::Add(hn::Div(hn::Sqrt(v), c.root), c.eps);
+};
+
+struct AsBFloat16 {
+  using Stored = std::uint16_t;
+  HWY_INLINE static Floats load(const std::uint16_t* from) {
+    return widened_bfloat16(hn::LoadU(HalfBits(), from));
+  }
+  HWY_INLINE void store(Floats m, Floats v, std::uint16_t* average, std::uint16_t* square,
+                        std::size_t place) const {
+    Words words = roll_words(dice, place);
+    hn::StoreU(narrowed_bfloat16(m, stream_of(words, 0)), HalfBits(), average);
+    hn::StoreU(narrowed_bfloat16(v, stream_of(words, 1)), HalfBits(), square);
+  }
+
+  const Dice& dice;
+};
+
+// What a loop is compiled for.
+template <class State, bool is_amsgrad, bool is_treated>
+struct Kind {
+  using Kept = State;
+  static constexpr bool amsgrad = is_amsgrad;
+  static constexpr bool treated = is_treated;  // the gradient is not used as it is
+};
+
+// Pointers to one vector of each.
+template <class Stored>
+struct Place {
+  float* parameter;
+  const float* gradient;
+  Stored* average;
+  Stored* square;
+  float* greatest_square;
+};
+
+template <class Kind, class Stored>
+HWY_INLINE void update_lanes(const AdamLanes& c, const typename Kind::Kept& kept,
+                             const Place<Stored>& at, std::size_t place) {
+  const FloatTag tag;
+  Floats w = hn::LoadU(tag, at.parameter), g = hn::LoadU(tag, at.gradient);
+  if constexpr (Kind::treated) g = hn::MulAdd(w, c.decay, c.treatment(g));
+  w = hn::Mul(w, c.kept);
+  Floats m = hn::MulAdd(g, c.new1, hn::Mul(kept.load(at.average), c.beta1));
+  Floats v = hn::MulAdd(hn::Mul(g, c.new2), g, hn::Mul(kept.load(at.square), c.beta2));
+  kept.store(m, v, at.average, at.square, place);
+  if constexpr (Kind::amsgrad) {
+    v = hn::Max(hn::LoadU(tag, at.greatest_square), v);
+    hn::StoreU(v, tag, at.greatest_square);
+  }
+  Floats denominator = hn::MulAdd(hn::Sqrt(v), c.unbias, c.eps);
   w = hn::Sub(w, hn::Div(hn::Mul(c.step_size, m), denominator));
-  hn::StoreU(w, tag, parameter);
+  hn::StoreU(w, tag, at.parameter);
 }
 
 // The last elements, fewer than a vector has: by way of whole vectors, so that an element's bits do
 // not depend on its place.
-template <bool amsgrad>
-void update_rest(const AdamLanes& c, const AdamSpan& span, std::size_t begin) {
+template <class Kind, class Span>
+void update_rest(const AdamLanes& c, const typename Kind::Kept& kept, const Span& span,
+                 std::size_t begin) {
+  using Stored = typename Kind::Kept::Stored;
   std::size_t count = static_cast<std::size_t>(span.count) - begin;
   if (count == 0) return;
-  LaneBuffer parameter(span.parameter + begin, count), gradient(span.gradient + begin, count);
-  LaneBuffer average(span.average + begin, count), square(span.square + begin, count);
-  LaneBuffer greatest(amsgrad ? span.greatest_square + begin : nullptr, amsgrad ? count : 0);
-  update_lanes<amsgrad>(c, parameter.values, gradient.values, average.values, square.values,
-                        greatest.values);
+  LaneBuffer<float> parameter(span.parameter + begin, count),
+      gradient(span.gradient + begin, count);
+  LaneBuffer<Stored> average(span.average + begin, count), square(span.square + begin, count);
+  LaneBuffer<float> greatest(Kind::amsgrad ? span.greatest_square + begin : nullptr,
+                             Kind::amsgrad ? count : 0);
+  Place<Stored> at{parameter.values, gradient.values, average.values, square.values,
+                   greatest.values};
+  update_lanes<Kind>(c, kept, at, begin);
   parameter.store(span.parameter + begin);
   average.store(span.average + begin);
   square.store(span.square + begin);
-  if constexpr (amsgrad) greatest.store(span.greatest_square + begin);
+  if constexpr (Kind::amsgrad) greatest.store(span.greatest_square + begin);
 }
 
-template <bool amsgrad>
-void update_span(const AdamLanes& c, const AdamSpan& span) {
+template <class Kind, class Span>
+void update_span(const AdamLanes& c, const typename Kind::Kept& kept, const Span& span) {
   const std::size_t lanes = hn::Lanes(FloatTag());
   auto count = static_cast<std::size_t>(span.count);
   std::size_t i = 0;
-  for (; i + lanes <= count; i += lanes)
-    update_lanes<amsgrad>(c, span.parameter + i, span.gradient + i, span.average + i,
-                          span.square + i, amsgrad ? span.greatest_square + i : nullptr);
-  update_rest<amsgrad>(c, span, i);
+  for (; i + lanes <= count; i += lanes) {
+    Place<typename Kind::Kept::Stored> at{span.parameter + i, span.gradient + i, span.average + i,
+                                          span.square + i,
+                                          Kind::amsgrad ? span.greatest_square + i : nullptr};
+    update_lanes<Kind>(c, kept, at, i);
+  }
+  update_rest<Kind>(c, kept, span, i);
+}
+
+template <class State, class Span>
+void update_kind(const AdamConstants& c, const State& kept, const Span& span) {
+  const AdamLanes lanes(c);
+  bool treated = c.factor != 1 || c.decay != 0 || c.limit <= hwy::HighestValue<float>();
+  bool amsgrad = span.greatest_square != nullptr;
+  if (amsgrad && treated) return update_span<Kind<State, true, true>>(lanes, kept, span);
+  if (amsgrad) return update_span<Kind<State, true, false>>(lanes, kept, span);
+  if (treated) return update_span<Kind<State, false, true>>(lanes, kept, span);
+  update_span<Kind<State, false, false>>(lanes, kept, span);
 }
 
 void UpdateAdam(const AdamConstants& constants, const AdamSpan& span) {
-  const AdamLanes lanes(constants);
-  if (span.greatest_square != nullptr)
-    update_span<true>(lanes, span);
-  else
-    update_span<false>(lanes, span);
+  update_kind(constants, AsFloats{}, span);
+}
+
+void UpdateSmallAdam(const AdamConstants& constants, const SmallAdamSpan& span, const Dice& dice) {
+  update_kind(constants, AsBFloat16{dice}, span);
 }
 
 }  // namespace
@@ -106,10 +169,15 @@ HWY_AFTER_NAMESPACE();
 namespace lockstep::optim {
 namespace {
 HWY_EXPORT(UpdateAdam);
+HWY_EXPORT(UpdateSmallAdam);
 }  // namespace
 
 void update_adam(const AdamConstants& constants, const AdamSpan& span) {
   HWY_DYNAMIC_DISPATCH(UpdateAdam)(constants, span);
+}
+
+void update_adam(const AdamConstants& constants, const SmallAdamSpan& span, const Dice& dice) {
+  HWY_DYNAMIC_DISPATCH(UpdateSmallAdam)(constants, span, dice);
 }
 
 }  // namespace lockstep::optim

@@ -2,6 +2,8 @@
 // and written once. adam_naive.h is the same as a plain loop.
 #pragma once
 
+#include "optim/formats_kernel.h"
+
 #include <cstdint>
 
 namespace lockstep::optim {
@@ -15,7 +17,10 @@ namespace lockstep::optim {
 //   m = fma(g, new1, m * beta1)
 //   v = fma(g * new2, g, v * beta2)
 //   x = max(x, v)                                   amsgrad only, and then x stands for v below
-//   w = w - step_size * m / (sqrt(v) / root + eps)
+//   w = w - step_size * m / fma(sqrt(v), unbias, eps)
+//
+// (torch divides by the root that `unbias` is one over; the product is a division less in a loop
+// that must keep up with the memory.)
 struct AdamConstants {
   float factor = 1;
   float limit = 0;
@@ -23,7 +28,7 @@ struct AdamConstants {
   float kept = 1;   // 1 - lr * weight decay for AdamW; 1 for Adam
   float beta1 = 0, new1 = 0;
   float beta2 = 0, new2 = 0;
-  float root = 1;  // sqrt(1 - beta2^t)
+  float unbias = 1;  // 1 / sqrt(1 - beta2^t)
   float eps = 0;
   float step_size = 0;  // lr / (1 - beta1^t)
 };
@@ -40,5 +45,17 @@ struct AdamSpan {
 
 // With the widest vectors of this processor. Any thread.
 void update_adam(const AdamConstants& constants, const AdamSpan& span);
+
+// The same with m and v kept as bfloat16 (their bits), widened before and rounded by dice after:
+// element i of the span by the hash of place first + i, m by its stream 0 and v by stream 1.
+struct SmallAdamSpan {
+  float* parameter = nullptr;
+  const float* gradient = nullptr;
+  std::uint16_t* average = nullptr;
+  std::uint16_t* square = nullptr;
+  float* greatest_square = nullptr;
+  std::int64_t count = 0;
+};
+void update_adam(const AdamConstants& constants, const SmallAdamSpan& span, const Dice& dice);
 
 }  // namespace lockstep::optim

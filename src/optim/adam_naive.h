@@ -15,7 +15,7 @@ template <class Real>
 struct NaiveAdamConstants {
   Real factor = 1, limit = 0, decay = 0, kept = 1;
   Real beta1 = 0, new1 = 0, beta2 = 0, new2 = 0;
-  Real root = 1, eps = 0, step_size = 0;
+  Real unbias = 1, eps = 0, step_size = 0;
 };
 
 // `greatest_square` is empty without amsgrad; the others have one length.
@@ -32,7 +32,7 @@ void naive_adam(const NaiveAdamConstants<Real>& c, std::span<Real> parameter,
     square[i] = std::fma(scaled, g, square[i] * c.beta2);
     Real v = square[i];
     if (!greatest_square.empty()) v = greatest_square[i] = std::max(greatest_square[i], v);
-    Real denominator = std::sqrt(v) / c.root + c.eps;
+    Real denominator = std::fma(std::sqrt(v), c.unbias, c.eps);
     parameter[i] = w - c.step_size * average[i] / denominator;
   }
 }

@@ -21,7 +21,7 @@ AdamConstants constants_of(const AdamRule& rule, const GroupStep& step, std::int
           .new1 = static_cast<float>(1 - rule.beta1),
           .beta2 = static_cast<float>(rule.beta2),
           .new2 = static_cast<float>(1 - rule.beta2),
-          .root = static_cast<float>(std::sqrt(1 - std::pow(rule.beta2, t))),
+          .unbias = static_cast<float>(1 / std::sqrt(1 - std::pow(rule.beta2, t))),
           .eps = static_cast<float>(rule.eps),
           .step_size = static_cast<float>(rule.lr / (1 - std::pow(rule.beta1, t)))};
 }
@@ -32,25 +32,39 @@ void update_plain(const AdamConstants& constants, const Run& run, std::int64_t b
     std::byte* data = run.kept[which].data;
     return data == nullptr ? nullptr : reinterpret_cast<float*>(data) + begin;
   };
-  update_adam(constants, {.parameter = reinterpret_cast<float*>(run.parameter) + begin,
-                          .gradient = reinterpret_cast<const float*>(run.gradient) + begin,
-                          .average = kept(0),
-                          .square = kept(1),
-                          .greatest_square = kept(2),
-                          .count = end - begin});
+  update_adam(constants, AdamSpan{.parameter = reinterpret_cast<float*>(run.parameter) + begin,
+                                  .gradient = reinterpret_cast<const float*>(run.gradient) + begin,
+                                  .average = kept(0),
+                                  .square = kept(1),
+                                  .greatest_square = kept(2),
+                                  .count = end - begin});
 }
 
 void update_by_tiles(const AdamConstants& constants, const Run& run, std::int64_t begin,
                      std::int64_t end, std::uint32_t key) {
+  bool small = run.kept[0].format == StateFormat::bfloat16;
+  auto bits = [&](int which) {
+    return reinterpret_cast<std::uint16_t*>(run.kept[which].data) + begin;
+  };
   for (; begin < end; begin += Tile::elements) {
     std::int64_t count = std::min(Tile::elements, end - begin);
-    Tile tile(run, begin, count, key);
-    update_adam(constants, {.parameter = tile.parameter(),
-                            .gradient = tile.gradient(),
-                            .average = tile.kept(0),
-                            .square = tile.kept(1),
-                            .greatest_square = tile.kept(2),
-                            .count = count});
+    Tile tile(run, begin, count, key, StateFormat::bfloat16);
+    if (small)
+      update_adam(constants,
+                  SmallAdamSpan{.parameter = tile.parameter(),
+                                .gradient = tile.gradient(),
+                                .average = bits(0),
+                                .square = bits(1),
+                                .greatest_square = tile.kept(2),
+                                .count = count},
+                  {.key = key, .first = static_cast<std::uint32_t>(run.place + begin)});
+    else
+      update_adam(constants, AdamSpan{.parameter = tile.parameter(),
+                                      .gradient = tile.gradient(),
+                                      .average = tile.kept(0),
+                                      .square = tile.kept(1),
+                                      .greatest_square = tile.kept(2),
+                                      .count = count});
     tile.close();
   }
 }

@@ -6,6 +6,9 @@
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/scalar_tensor.h>
 
+#include <algorithm>
+#include <vector>
+
 namespace lockstep::optim {
 namespace {
 

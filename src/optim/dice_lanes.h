@@ -4,14 +4,25 @@
 using WordTag = hn::ScalableTag<std::uint32_t>;
 using Words = hn::Vec<WordTag>;
 
-// 16 random bits, in the low half, for elements i, i + 1, ... of a call. The hash is C. Wellons's
-// (Prospecting for Hash Functions: 16, 0x21f0aaad, 15, 0x735a2d97, 15).
-HWY_INLINE Words roll(const Dice& dice, std::size_t i) {
+// 32 random bits for elements i, i + 1, ... of a call. The hash is C. Wellons's (Prospecting for Hash
+// Functions: 16, 0x21f0aaad, 15, 0x735a2d97, 15).
+HWY_INLINE Words roll_words(const Dice& dice, std::size_t i) {
   const WordTag tag;
-  Words x = hn::Iota(tag, dice.first + static_cast<std::uint32_t>(i));
-  x = hn::Xor(hn::Mul(x, hn::Set(tag, 0x9e3779b1U)), hn::Set(tag, dice.key));
+  constexpr std::uint32_t apart =
+      0x9e3779b1U;  // places are multiplied by it, most of it once a loop
+  Words lanes = hn::Mul(hn::Iota(tag, 0), hn::Set(tag, apart));
+  Words x = hn::Add(lanes, hn::Set(tag, (dice.first + static_cast<std::uint32_t>(i)) * apart));
+  x = hn::Xor(x, hn::Set(tag, dice.key));
   x = hn::Mul(hn::Xor(x, hn::ShiftRight<16>(x)), hn::Set(tag, 0x21f0aaadU));
   x = hn::Mul(hn::Xor(x, hn::ShiftRight<15>(x)), hn::Set(tag, 0x735a2d97U));
-  x = hn::Xor(x, hn::ShiftRight<15>(x));
-  return dice.stream == 0 ? hn::ShiftRight<16>(x) : hn::And(x, hn::Set(tag, 0xffffU));
+  return hn::Xor(x, hn::ShiftRight<15>(x));
+}
+
+// The 16 of them, in the low half, that belong to a stream.
+HWY_INLINE Words stream_of(Words words, int stream) {
+  return stream == 0 ? hn::ShiftRight<16>(words) : hn::And(words, hn::Set(WordTag(), 0xffffU));
+}
+
+HWY_INLINE Words roll(const Dice& dice, std::size_t i) {
+  return stream_of(roll_words(dice, i), dice.stream);
 }

@@ -20,7 +20,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 #include "optim/dice_lanes.h"
 #include "optim/lanes.h"
 
-using HalfBits = hn::Rebind<std::uint16_t, FloatTag>;
+#include "optim/bfloat16_lanes.h"
 
 // Calls lanes(from, to) for every whole vector, and for the rest by way of whole vectors.
 template <class From, class To, class Lanes>
@@ -54,13 +54,6 @@ void update(const From* from, To* to, std::int64_t count, const Lanes& update_la
 }
 
 using HalfTag = hn::Rebind<hwy::float16_t, FloatTag>;
-using Halves = hn::Vec<HalfBits>;
-
-// The low 16 bits of each word, of which the high ones are 0.
-HWY_INLINE Halves low_halves(Words words) {
-  const hn::Rebind<std::int32_t, FloatTag> signed_tag;
-  return hn::DemoteTo(HalfBits(), hn::BitCast(signed_tag, words));
-}
 
 HWY_INLINE Floats widened_half(Halves bits) {
   return hn::PromoteTo(FloatTag(), hn::BitCast(HalfTag(), bits));
@@ -68,23 +61,6 @@ HWY_INLINE Floats widened_half(Halves bits) {
 
 HWY_INLINE Halves narrowed_half(Floats values) {
   return hn::BitCast(HalfBits(), hn::DemoteTo(HalfTag(), values));
-}
-
-HWY_INLINE Floats widened_bfloat16(Halves bits) {
-  return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::PromoteTo(WordTag(), bits)));
-}
-
-// `added` is what is added below the bits that stay, before they are cut off.
-HWY_INLINE Halves narrowed_bfloat16(Floats values, Words added) {
-  Words rounded = hn::ShiftRight<16>(hn::Add(hn::BitCast(WordTag(), values), added));
-  auto is_number = hn::RebindMask(WordTag(), hn::Eq(values, values));
-  return low_halves(hn::IfThenElse(is_number, rounded, hn::Set(WordTag(), 0x7fc0U)));
-}
-
-HWY_INLINE Halves narrowed_bfloat16(Floats values) {
-  Words bits = hn::BitCast(WordTag(), values);
-  Words odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(WordTag(), 1U));
-  return narrowed_bfloat16(values, hn::Add(odd, hn::Set(WordTag(), 0x7fffU)));
 }
 
 void WidenHalf(const std::uint16_t* from, float* to, std::int64_t count) {
@@ -113,11 +89,7 @@ void NarrowBFloat16(const float* from, std::uint16_t* to, std::int64_t count) {
 
 void NarrowByDice(const float* from, std::uint16_t* to, std::int64_t count, const Dice& dice) {
   convert(from, to, count, [&](const float* f, std::uint16_t* t, std::size_t i) {
-    Floats values = hn::LoadU(FloatTag(), f);
-    // An infinity has no bits below, and must not become something else.
-    auto is_finite = hn::RebindMask(WordTag(), hn::IsFinite(values));
-    Words added = hn::IfThenElseZero(is_finite, roll(dice, i));
-    hn::StoreU(narrowed_bfloat16(values, added), HalfBits(), t);
+    hn::StoreU(narrowed_bfloat16(hn::LoadU(FloatTag(), f), roll(dice, i)), HalfBits(), t);
   });
 }
 

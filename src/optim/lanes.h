@@ -20,14 +20,16 @@ struct TreatmentLanes {
   Floats factor, upper, lower;
 };
 
-// One vector in memory, of which the first `count` elements are in use; the others are 1.
+// What one vector of floats takes, or as many 16-bit numbers, of which the first `count` are in use;
+// the others are 1 or small.
+template <class T>
 struct LaneBuffer {
-  LaneBuffer(const float* from, std::size_t count) : count(count) {
-    for (float& value : values) value = 1;
-    if (count > 0) std::memcpy(values, from, count * sizeof(float));
+  LaneBuffer(const T* from, std::size_t count) : count(count) {
+    for (T& value : values) value = 1;
+    if (count > 0) std::memcpy(values, from, count * sizeof(T));
   }
-  void store(float* to) const { std::memcpy(to, values, count * sizeof(float)); }
+  void store(T* to) const { std::memcpy(to, values, count * sizeof(T)); }
 
   std::size_t count;
-  HWY_ALIGN float values[HWY_MAX_BYTES / sizeof(float)];
+  HWY_ALIGN T values[HWY_MAX_BYTES / sizeof(float)];
 };

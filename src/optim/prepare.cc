@@ -7,6 +7,9 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <vector>
+
 namespace lockstep::optim {
 namespace {
 

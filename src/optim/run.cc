@@ -134,8 +134,9 @@ std::uint32_t dice_key(std::uint64_t seed, std::int64_t group, std::int64_t age)
   return static_cast<std::uint32_t>((x ^ (x >> 31)) >> 16);
 }
 
-Tile::Tile(const Run& run, std::int64_t begin, std::int64_t count, std::uint32_t key)
-    : run_(run), begin_(begin), count_(count), key_(key) {
+Tile::Tile(const Run& run, std::int64_t begin, std::int64_t count, std::uint32_t key,
+           StateFormat direct)
+    : run_(run), begin_(begin), count_(count), key_(key), direct_(direct) {
   const std::byte* gradient = run.gradient + begin * bytes_of(run.gradient_dtype);
   if (run.gradient_dtype == c10::ScalarType::Float) {
     gradient_ = reinterpret_cast<const float*>(gradient);
@@ -144,7 +145,7 @@ Tile::Tile(const Run& run, std::int64_t begin, std::int64_t count, std::uint32_t
     gradient_ = gradient_buffer_.data();
   }
   for (std::size_t i = 0; i < kept_.size(); ++i)
-    if (run.kept[i].data != nullptr)
+    if (is_open(i))
       kept_[i] = open(run.kept[i], begin, count, kept_buffers_[std::min<std::size_t>(i, 1)].data());
   if (run.master == nullptr) return;
   auto* bits = reinterpret_cast<const std::uint16_t*>(run.parameter + begin * 2);
@@ -160,7 +161,7 @@ float* Tile::parameter() const {
 void Tile::close() {
   auto place = static_cast<std::uint32_t>(run_.place + begin_);
   for (int i = 0; i < 2; ++i)
-    if (run_.kept[i].data != nullptr)
+    if (is_open(i))
       optim::close(run_.kept[i], begin_, count_, kept_[i],
                    {.key = key_, .first = place, .stream = i});
   if (run_.master == nullptr) return;

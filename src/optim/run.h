@@ -56,8 +56,10 @@ class Tile {
  public:
   static constexpr std::int64_t elements = 1024;  // whole blocks
 
-  // The elements [begin, begin + count) of `run`, count at most `elements`.
-  Tile(const Run& run, std::int64_t begin, std::int64_t count, std::uint32_t key);
+  // The elements [begin, begin + count) of `run`, count at most `elements`. What is kept in the
+  // format `direct` the kernel reads and writes itself: kept() is null for it.
+  Tile(const Run& run, std::int64_t begin, std::int64_t count, std::uint32_t key,
+       StateFormat direct = StateFormat::float32);
 
   [[nodiscard]] float* parameter() const;
   [[nodiscard]] const float* gradient() const { return gradient_; }
@@ -68,9 +70,15 @@ class Tile {
   void close();
 
  private:
+  [[nodiscard]] bool is_open(std::size_t which) const {
+    return run_.kept[which].data != nullptr &&
+           (direct_ == StateFormat::float32 || run_.kept[which].format != direct_);
+  }
+
   const Run& run_;
   std::int64_t begin_, count_;
   std::uint32_t key_;
+  StateFormat direct_;
   const float* gradient_ = nullptr;
   std::array<float*, 3> kept_{};
   alignas(64) std::array<float, elements> gradient_buffer_;

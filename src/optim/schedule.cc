@@ -111,6 +111,7 @@ double value_at(const std::vector<Phase>& phases, bool straight, std::int64_t st
   std::size_t i = 0;
   for (; i + 1 < phases.size() && place > phases[i].end; ++i) begin = phases[i].end;
   const Phase& phase = phases[i];
+  if (phase.end == begin) return phase.to;  // a rise of no steps
   double share = (place - begin) / (phase.end - begin);
   return straight ? phase.from + (phase.to - phase.from) * share
                   : half_cosine(phase.from, phase.to, share);

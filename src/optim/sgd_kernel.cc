@@ -61,8 +61,10 @@ void update_rest(const SgdLanes& c, const SgdSpan& span, std::size_t begin) {
   constexpr bool buffered = kind != Momentum::none;
   std::size_t count = static_cast<std::size_t>(span.count) - begin;
   if (count == 0) return;
-  LaneBuffer parameter(span.parameter + begin, count), gradient(span.gradient + begin, count);
-  LaneBuffer momentum(buffered ? span.momentum_buffer + begin : nullptr, buffered ? count : 0);
+  LaneBuffer<float> parameter(span.parameter + begin, count),
+      gradient(span.gradient + begin, count);
+  LaneBuffer<float> momentum(buffered ? span.momentum_buffer + begin : nullptr,
+                             buffered ? count : 0);
   update_lanes<kind>(c, parameter.values, gradient.values, momentum.values);
   parameter.store(span.parameter + begin);
   if constexpr (buffered) momentum.store(span.momentum_buffer + begin);

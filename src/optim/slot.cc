@@ -66,8 +66,14 @@ std::vector<Slot> make_slots(const std::vector<at::Tensor>& parameters, const Gr
 }
 
 void copy_back(std::vector<Slot>& slots) {
-  for (Slot& slot : slots)
-    if (!slot.dense.is_same(slot.parameter)) slot.parameter.copy_(slot.dense);
+  for (Slot& slot : slots) {
+    if (!slot.dense.is_same(slot.parameter)) {
+      slot.parameter.copy_(slot.dense);
+    } else if (!slot.parameter.is_inference()) {
+      // Kernels write past LibTorch: say that the values are others now, as its own operations do.
+      slot.parameter.unsafeGetTensorImpl()->bump_version();
+    }
+  }
 }
 
 }  // namespace lockstep::optim

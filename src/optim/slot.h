@@ -55,7 +55,8 @@ struct GroupStep {
 // zeros, in one storage for many parameters, in their order.
 void prepare_kept(std::vector<Slot>& slots, StateFormat format);
 
-// For stand-ins of parameters with holes in their memory.
+// After the update: stand-ins go back into parameters with holes in their memory, and every
+// parameter's version counts up.
 void copy_back(std::vector<Slot>& slots);
 
 // The tensor itself where it already has the strides, dtype and device of `like`.

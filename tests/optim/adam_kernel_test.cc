@@ -28,8 +28,8 @@ struct Memory {
 };
 
 NaiveAdamConstants<float> naive(const AdamConstants& c) {
-  return {c.factor, c.limit, c.decay, c.kept, c.beta1,    c.new1,
-          c.beta2,  c.new2,  c.root,  c.eps,  c.step_size};
+  return {c.factor, c.limit, c.decay,  c.kept, c.beta1,    c.new1,
+          c.beta2,  c.new2,  c.unbias, c.eps,  c.step_size};
 }
 
 AdamConstants some_constants() {
@@ -41,7 +41,7 @@ AdamConstants some_constants() {
           .new1 = 0.1F,
           .beta2 = 0.99F,
           .new2 = 0.01F,
-          .root = 0.4F,
+          .unbias = 2.5F,
           .eps = 1e-8F,
           .step_size = 0.01F};
 }
@@ -55,12 +55,12 @@ void expect_equal(const Memory& fast, const Memory& slow, std::size_t count) {
 
 void run_both(const AdamConstants& constants, std::size_t count, bool amsgrad) {
   Memory fast(count), slow(count);
-  update_adam(constants, {.parameter = fast.parameter.data(),
-                          .gradient = fast.gradient.data(),
-                          .average = fast.average.data(),
-                          .square = fast.square.data(),
-                          .greatest_square = amsgrad ? fast.greatest.data() : nullptr,
-                          .count = static_cast<std::int64_t>(count)});
+  update_adam(constants, AdamSpan{.parameter = fast.parameter.data(),
+                                  .gradient = fast.gradient.data(),
+                                  .average = fast.average.data(),
+                                  .square = fast.square.data(),
+                                  .greatest_square = amsgrad ? fast.greatest.data() : nullptr,
+                                  .count = static_cast<std::int64_t>(count)});
   auto whole = [&](std::vector<float>& values) { return std::span(values).first(count); };
   naive_adam<float>(naive(constants), whole(slow.parameter), whole(slow.gradient),
                     whole(slow.average), whole(slow.square),
@@ -84,13 +84,44 @@ TEST(AdamKernel, DoesNothingToGradientsWithoutTreatment) {
 TEST(AdamKernel, KeepsWhatIsNoNumber) {
   Memory memory(40);
   memory.gradient[3] = memory.gradient[39] = std::numeric_limits<float>::quiet_NaN();
-  update_adam(some_constants(), {.parameter = memory.parameter.data(),
-                                 .gradient = memory.gradient.data(),
-                                 .average = memory.average.data(),
-                                 .square = memory.square.data(),
-                                 .count = 40});
+  update_adam(some_constants(), AdamSpan{.parameter = memory.parameter.data(),
+                                         .gradient = memory.gradient.data(),
+                                         .average = memory.average.data(),
+                                         .square = memory.square.data(),
+                                         .count = 40});
   for (std::size_t i = 0; i < 40; ++i)
     EXPECT_EQ(std::isnan(memory.parameter[i]), i == 3 || i == 39) << i;
+}
+
+// The same as widening, the naive loop, and rounding by the same dice.
+TEST(AdamKernel, KeepsBFloat16AsItsPartsWould) {
+  for (std::size_t count : {1, 7, 8, 29, 1000}) {
+    Memory fast(count), slow(count);
+    auto n = static_cast<std::int64_t>(count);
+    std::vector<std::uint16_t> average(count), square(count), expected_average(count),
+        expected_square(count);
+    narrow_bfloat16(fast.average.data(), average.data(), n);
+    narrow_bfloat16(fast.square.data(), square.data(), n);
+    widen_bfloat16(average.data(), slow.average.data(), n);
+    widen_bfloat16(square.data(), slow.square.data(), n);
+    Dice dice{.key = 5, .first = 77};
+    update_adam(some_constants(),
+                SmallAdamSpan{.parameter = fast.parameter.data(),
+                              .gradient = fast.gradient.data(),
+                              .average = average.data(),
+                              .square = square.data(),
+                              .count = n},
+                dice);
+    auto whole = [&](std::vector<float>& values) { return std::span(values).first(count); };
+    naive_adam<float>(naive(some_constants()), whole(slow.parameter), whole(slow.gradient),
+                      whole(slow.average), whole(slow.square), {});
+    narrow_bfloat16(slow.average.data(), expected_average.data(), n, dice);
+    dice.stream = 1;
+    narrow_bfloat16(slow.square.data(), expected_square.data(), n, dice);
+    EXPECT_EQ(fast.parameter, slow.parameter) << count;
+    EXPECT_EQ(average, expected_average) << count;
+    EXPECT_EQ(square, expected_square) << count;
+  }
 }
 
 }  // namespace

@@ -105,7 +105,7 @@ Numbers adam_truth(const Options& options, bool decoupled) {
                                  .new1 = 1 - beta1,
                                  .beta2 = beta2,
                                  .new2 = 1 - beta2,
-                                 .root = std::sqrt(1 - std::pow(beta2, step + 1)),
+                                 .unbias = 1 / std::sqrt(1 - std::pow(beta2, step + 1)),
                                  .eps = options.eps(),
                                  .step_size = lr / (1 - std::pow(beta1, step + 1))};
     naive_adam<double>(c, span_of(w), span_of(g), span_of(m), span_of(v), span_of(x));

@@ -133,6 +133,10 @@ double wsd_by_formula(const Wsd& o, double step) {
   return base * (o.least + (1 - o.least) * left);
 }
 
+TEST(Schedules, OneCycleMayRiseInNoSteps) {
+  EXPECT_EQ(one_cycle({.steps = 10, .rising = 0.1})(base, 0), base);
+}
+
 TEST(Schedules, WsdIsItsFormula) {
   for (Wsd::Shape shape : {Wsd::Shape::linear, Wsd::Shape::cosine, Wsd::Shape::root})
     for (double least : {0.0, 0.1})
