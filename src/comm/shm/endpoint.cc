@@ -218,7 +218,7 @@ void Endpoint::post(Lane& lane, const Posting& posting) {
 // use, and the rest goes where there is room.
 void Endpoint::feed(Lane& lane) {
   using Fed = Operation::Fed;
-  Patience patience(crowded_);
+  Patience patience(crowded_ ? &shared_cores_ : nullptr);
   bool spills = false;
   for (;;) {
     Fed fed = lane.feed(spills);
@@ -294,7 +294,7 @@ template <typename IsOver, typename Overdue, typename BeforeSleep>
 void Endpoint::wait_until(Lane& lane, Duration timeout, IsOver&& is_over, Overdue&& overdue,
                           BeforeSleep&& before_sleep) {
   Group& group = lane.group();
-  Patience patience(crowded_);
+  Patience patience(crowded_ ? &shared_cores_ : nullptr);
   std::optional<Limits> limits;  // most waits end before they look at a clock
   auto look = [&] {
     group.check_departures(lane);

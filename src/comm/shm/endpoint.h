@@ -19,6 +19,7 @@
 #include "comm/shm/lane.h"
 #include "comm/shm/peers.h"
 #include "comm/shm/transfer.h"
+#include "comm/shm/waiting.h"
 #include "comm/shm/watcher.h"
 
 #include <lockstep/base/deadline.h>
@@ -119,7 +120,8 @@ class Endpoint {
   std::vector<OwnBlock> own_blocks_;  // those this rank made; guarded by mutex_ once groups exist
   std::byte* world_block_ = nullptr;  // on rank 0
   HandOver handed_over_;
-  bool crowded_ = false;
+  bool crowded_ = false;  // fewer cores than ranks
+  SharedCores shared_cores_;
 
   std::mutex mutex_;
   std::vector<std::unique_ptr<Group>> groups_;

@@ -44,9 +44,9 @@ class Group {
   [[nodiscard]] const GroupBlock& block() const { return block_; }
   [[nodiscard]] Endpoint& endpoint() const { return endpoint_; }
 
-  // Takes part in the next operation of its lane and returns its ticket. Blocks only while the ring
-  // is full (of operations under way, or of inputs that a peer has not read yet), or where the call uses bytes that an earlier one must deliver first. One thread at a
-  // time.
+  // Takes part in the next operation of its lane and returns its ticket. Blocks only while the
+  // ring is full (of operations under way, or of inputs that a peer has not read yet), or where
+  // the call uses bytes that an earlier one must deliver first. One thread at a time.
   [[nodiscard]] std::uint64_t post(Posting& posting);
   // Returns when the operation is complete and its results are given out, or throws. Helps
   // meanwhile. Any thread.

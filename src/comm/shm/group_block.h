@@ -6,9 +6,9 @@
 //   for messages
 //
 // A lane is a ring of `depth` operations among its members: a slot for each member (descriptor.h),
-// room for the input that a small operation carries with it, the words by which segments are claimed
-// and counted (cursor.h), how far each member has read what is carried, and a place for uneven
-// counts.
+// room for the input that a small operation carries with it, the words by which segments are
+// claimed and counted (cursor.h), how far each member has read what is carried, and a place for
+// uneven counts.
 #pragma once
 
 #include "comm/shm/cursor.h"

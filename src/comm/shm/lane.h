@@ -9,9 +9,9 @@
 //   - finished <= complete <= posted <= finished + depth. `complete`: all its segments are done, no
 //     peer touches its buffers any more. `finished`: its outputs are where the caller wants them
 //     and its tensors are released.
-//   - A carried operation (operation.h) is complete here when this process has read all inputs, which
-//   it then says in shared memory; others may be further or less far. A slot is posted again only
-//   when every member has consumed what it carried.
+//   - A carried operation (operation.h) is complete here when this process has read all inputs,
+//     which it then says in shared memory; others may be further or less far. A slot is posted
+//     again only when every member has consumed what it carried.
 //   - post_next() and claim_next() are called under the endpoint's mutex, execute() is not.
 //     finish() has its own mutex, because it copies. Posts come from one thread at a time.
 #pragma once

@@ -1,16 +1,17 @@
-// Pipeline: how a large tensor in private memory takes part in an all_reduce, so that its bytes pass
-// through the caches and not through main memory once more.
+// Pipeline: how a large tensor in private memory takes part in an all_reduce, so that its bytes
+// pass through the caches and not through main memory once more.
 //
-// The owner copies segment after segment into a window of a few, in turns that let all parts advance
-// together; whoever finds a segment that every rank has copied in combines it where it lies; the
-// owner copies the result out before it uses that place of the window again. A post waits for
-// nobody: when the peers stay behind, the rest is copied into a spill area as large as the tensor.
+// The owner copies segment after segment into a window of a few, in turns that let all parts
+// advance together; whoever finds a segment that every rank has copied in combines it where it
+// lies; the owner copies the result out before it uses that place of the window again. A post
+// waits for nobody: when the peers stay behind, the rest is copied into a spill area as large as
+// the tensor.
 //
 // Invariants, in shared memory:
-//   - state(turn) gets its bits in this order: in_window or in_spill (by the owner), done (by who has
-//   claimed the segment), taken (by the owner).
-//   - A segment's bytes belong to the owner before the first bit and after `done`, in between to who
-//   has claimed it.
+//   - state(turn) gets its bits in this order: in_window or in_spill (by the owner), done (by who
+//     has claimed the segment), taken (by the owner).
+//   - A segment's bytes belong to the owner before the first bit and after `done`, in between to
+//     who has claimed it.
 #pragma once
 
 #include "comm/shm/posting.h"
@@ -69,8 +70,8 @@ class PipelineMemory {
   Turns turns_;
 };
 
-// The owner's side. Not synchronised: copying in is the posting thread's, and taking the rest out is
-// the business of who finishes the operation afterwards.
+// The owner's side. Not synchronised: copying in is the posting thread's, and taking the rest out
+// is the business of who finishes the operation afterwards.
 class Pipeline {
  public:
   Pipeline() = default;

@@ -1,5 +1,5 @@
-// Place: a byte of some rank's buffer as this process gets at it: an address here, which memory that
-// is mapped in several processes has too, or an address in another process.
+// Place: a byte of some rank's buffer as this process gets at it: an address here, which memory
+// that is mapped in several processes has too, or an address in another process.
 #pragma once
 
 #include <cstddef>

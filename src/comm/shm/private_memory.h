@@ -1,5 +1,5 @@
-// Other processes' private memory, by process_vm_readv and process_vm_writev (Linux 3.2): one copy by
-// the kernel, without any help from the process it belongs to.
+// Other processes' private memory, by process_vm_readv and process_vm_writev (Linux 3.2): one copy
+// by the kernel, without any help from the process it belongs to.
 //
 // The system may forbid it (Yama's ptrace_scope, a container's seccomp rules, another user), so
 // ranks try it when they meet.

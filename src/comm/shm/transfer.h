@@ -1,4 +1,5 @@
-// Transfers: the bytes of one segment, moved or combined between places here and in other processes.
+// Transfers: the bytes of one segment, moved or combined between places here and in other
+// processes.
 //
 // What lies in another process passes through a scratch block that stays in the second cache: read
 // a block of every input, combine, store, write the block to the outputs elsewhere.

@@ -44,22 +44,56 @@ inline void pause_briefly() {
 #endif
 }
 
+// What the threads of a process have learned about the cores that they share with other ranks. When
+// an offered core does not come back soon, somebody else computes there: then it is better to sleep
+// at once and be woken in front of him, for a while.
+class SharedCores {
+ public:
+  [[nodiscard]] bool are_ours() {
+    if (sleeps_.load(std::memory_order_relaxed) == 0) return true;
+    sleeps_.fetch_sub(1, std::memory_order_relaxed);
+    return false;
+  }
+  void offer() {
+    auto begin = Clock::now();
+    sched_yield();
+    if (Clock::now() - begin > soon) sleeps_.store(sleeps_after_loss, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr auto soon = std::chrono::microseconds(400);
+  static constexpr int sleeps_after_loss = 300;
+  std::atomic<int> sleeps_{0};
+};
+
 // A thread that finds nothing to do looks again for longer than a futex takes to wake a peer (about
 // 20 us): with less, two ranks that have once slept keep waking each other and pay that for every
 // later operation. Most of that time it offers its core at each look, because the peer may have
-// been put on the same one. When ranks share cores anyway, it does that a few times and then
-// sleeps.
+// been put on the same one. When ranks share cores anyway, it offers it from the first look on, and
+// then sleeps.
 class Patience {
  public:
-  explicit Patience(bool crowded) : crowded_(crowded) {}
+  // `shared`: null when every rank has a core.
+  explicit Patience(SharedCores* shared) : shared_(shared) {}
 
   void restart() { tries_ = 0; }
   // True: look again. False: sleep.
-  [[nodiscard]] bool has_more() {
-    if (crowded_) {
-      sched_yield();
-      return tries_++ < yields;
-    }
+  [[nodiscard]] bool has_more() { return shared_ ? offers_core() : looks_longer(); }
+
+ private:
+  static constexpr int offers = 3;
+  static constexpr int looks_without_clock = 20;
+  static constexpr auto spin = std::chrono::microseconds(5);
+  static constexpr auto longest = std::chrono::microseconds(30);
+
+  bool offers_core() {
+    if (tries_ == 0 && !shared_->are_ours()) return false;
+    if (tries_++ == offers) return false;
+    shared_->offer();
+    return true;
+  }
+
+  bool looks_longer() {
     if (tries_++ < looks_without_clock) {
       pause_briefly();
       return true;
@@ -74,13 +108,7 @@ class Patience {
     return now - begin_ < longest;
   }
 
- private:
-  static constexpr int yields = 3;
-  static constexpr int looks_without_clock = 20;
-  static constexpr auto spin = std::chrono::microseconds(5);
-  static constexpr auto longest = std::chrono::microseconds(30);
-
-  bool crowded_;
+  SharedCores* shared_;
   int tries_ = 0;
   Clock::time_point begin_;
 };
