@@ -24,7 +24,7 @@ FlightFolder::FlightFolder(const Environment& environment, const std::string& lo
   } else if (!log_folder.empty()) {
     path_ = fs::absolute(log_folder, ignored).string();
   } else {
-    path_ = (fs::temp_directory_path(ignored) / ("lockstep-flight-" + run_id)).string();
+    path_ = (fs::temp_directory_path(ignored) / (run_id + "-flight")).string();
   }
 }
 

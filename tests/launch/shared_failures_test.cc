@@ -78,7 +78,7 @@ TEST(FlightFolder, IsTheLogsOrTheOneNamedOrATemporaryOne) {
   EXPECT_EQ(FlightFolder({}, "/logs", "run").path(), "/logs");
   const Environment empty{{variable::flight_folder, ""}};
   const auto temporary = std::filesystem::path(FlightFolder(empty, "", "run-7").path());
-  EXPECT_EQ(temporary.filename(), "lockstep-flight-run-7");
+  EXPECT_EQ(temporary.filename(), "run-7-flight");
   EXPECT_FALSE(std::filesystem::exists(temporary));
 }
 

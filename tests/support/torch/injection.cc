@@ -9,7 +9,6 @@
 
 #include "comm/backends.h"
 #include "comm/flight/recorded_backend.h"
-#include "support/free_port.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
@@ -217,8 +216,8 @@ class Rank {
   Board& board_;
 };
 
-void live(const Injection& injection, int rank, int port, Board& board) {
-  const TcpStoreOptions server{.port = static_cast<std::uint16_t>(port), .connect_timeout = 10s};
+void live(const Injection& injection, int rank, const std::string& place, Board& board) {
+  const TcpStoreOptions server{.host = place, .connect_timeout = 10s};
   const BackendOptions options{
       .timeout = injection.deadline, .join_timeout = 10s, .arena_bytes = 16 << 20};
   auto world = make_backend(name_of(injection.engine), std::make_shared<TcpStore>(server), rank,
@@ -230,6 +229,12 @@ void live(const Injection& injection, int rank, int port, Board& board) {
   } catch (const InjectedError&) {
     // What the rank held has gone on the way here.
   }
+}
+
+// The name of a socket that nobody else uses.
+std::string fresh_place() {
+  static int places = 0;
+  return formatted("@lockstep-injection-{}-{}", ::getpid(), ++places);
 }
 
 std::string problem_of(const Injection& injection, int rank, const Board::Report& report) {
@@ -269,23 +274,36 @@ int Injection::ranks() const { return 2 + Numbers(seed).below(most_ranks - 1); }
 int Injection::victim() const { return Numbers(seed + 1).below(ranks()); }
 int Injection::step() const { return Numbers(seed + 2).below(12); }
 
-Outcome inject(const Injection& injection) {
+struct RunningInjection::State {
+  explicit State(const Injection& what)
+      // The last process holds the store, as a launcher would: a rank that stops may hold its lock.
+      : injection(what), processes(injection.ranks() + 1, [this](int rank) {
+          if (rank < injection.ranks()) return live(injection, rank, place, *board);
+          const StoreServer server({.host = place});
+          std::this_thread::sleep_for(1h);
+        }) {}
+
+  const Injection injection;
   const SharedBoard board;
-  const int port = free_port();
-  const int ranks = injection.ranks();
-  // The last process holds the store, as a launcher would: a rank that stops may hold its lock.
-  RankProcesses processes(ranks + 1, [&](int rank) {
-    if (rank < ranks) return live(injection, rank, port, *board);
-    const StoreServer server({.port = static_cast<std::uint16_t>(port)});
-    std::this_thread::sleep_for(1h);
-  });
+  const std::string place = fresh_place();
+  RankProcesses processes;
+};
+
+RunningInjection::RunningInjection(const Injection& injection)
+    : state_(std::make_unique<State>(injection)) {}
+RunningInjection::~RunningInjection() = default;
+RunningInjection::RunningInjection(RunningInjection&&) noexcept = default;
+
+Outcome RunningInjection::finish() {
+  const auto& injection = state_->injection;
+  const Board& board = *state_->board;
   Outcome outcome;
-  for (int rank = 0; rank < ranks; ++rank) {
+  for (int rank = 0; rank < injection.ranks(); ++rank) {
     if (rank == injection.victim()) continue;
-    const auto result = processes.wait(rank, 20s);
-    const auto& report = board->reports.at(static_cast<std::size_t>(rank));
+    const auto result = state_->processes.wait(rank, 20s);
+    const auto& report = board.reports.at(static_cast<std::size_t>(rank));
     if (result.ok() && report.at != 0 && report.is_right) {
-      outcome.seconds.push_back(static_cast<double>(report.at - board->deed) / 1e9);
+      outcome.seconds.push_back(static_cast<double>(report.at - board.deed) / 1e9);
       outcome.texts.emplace_back(report.text.data());
     } else if (outcome.named_rightly) {
       outcome.named_rightly = false;

@@ -7,6 +7,7 @@
 #include <lockstep/base/deadline.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,22 @@ struct Outcome {
 // Those whose ranks are processes that a test can fork: shm, and gloo where this build has it.
 [[nodiscard]] std::vector<Engine> engines_of_processes();
 
-[[nodiscard]] Outcome inject(const Injection& injection);
+// Starts it; several may run at once.
+class RunningInjection {
+ public:
+  explicit RunningInjection(const Injection& injection);
+  ~RunningInjection();
+  RunningInjection(RunningInjection&&) noexcept;
+  // Blocks until the survivors have ended.
+  [[nodiscard]] Outcome finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+[[nodiscard]] inline Outcome inject(const Injection& injection) {
+  return RunningInjection(injection).finish();
+}
 
 }  // namespace lockstep::test
