@@ -15,6 +15,7 @@ namespace lockstep::mpi {
 enum class Kind : std::uint32_t {
   part,      // a piece of a collective's round
   message,   // of send()
+  received,  // no content: what send() sent is what the receiver expected
   call,      // no content: the sender has posted this call
   failed,    // the group is dead: a letter for the kind of error and its sentence
   left,      // the sender leaves the group: its last call

@@ -39,10 +39,9 @@ void Member::arrived(Arrival arrival) {
   switch (arrival.header.kind) {
     case Kind::part:
     case Kind::message:
-      return mail(from, std::move(arrival));
+    case Kind::received:
     case Kind::call:
-      agrees(from, arrival.header);
-      return;
+      return mail(from, std::move(arrival));
     case Kind::failed: {
       auto text = text_of(arrival);
       return die({text.empty() ? 'A' : text.front(), std::string(text.substr(!text.empty()))},
@@ -62,8 +61,9 @@ void Member::arrived(Arrival arrival) {
 }
 
 void Member::mail(int from, Arrival arrival) {
-  if (!agrees(from, arrival.header)) return office_.discard(arrival);
-  Key key{from, arrival.header.kind == Kind::message, arrival.header.number, arrival.header.round};
+  const auto& header = arrival.header;
+  if (header.kind != Kind::received && !agrees(from, header)) return office_.discard(arrival);
+  Key key{from, header.kind, header.number, header.round};
   auto awaited = awaited_.extract(key);
   if (awaited.empty()) {
     mail_.emplace(key, std::move(arrival));

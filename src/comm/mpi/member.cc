@@ -156,25 +156,33 @@ void Member::start(const Pointer& operation) {
     return enter_round(operation);
   }
   if (call.collective == Collective::recv) {
-    return await(operation, {call.root, true, call.number, 0}, bytes_of(call.output));
+    return await(operation, {call.root, Kind::message, call.number, 0}, bytes_of(call.output));
   }
   Header header{.group = id_,
                 .number = call.number,
                 .fingerprint = operation->fingerprint(),
                 .kind = Kind::message};
-  ++operation->pending;
+  operation->pending = 2;  // the send, and until both are begun
   office_.send(places_[call.root], header, bytes_of(call.input), operation,
                [self = shared_from_this(), operation] { self->transfer_done(operation); });
+  await(operation, {call.root, Kind::received, call.number, 0}, {});
+  transfer_done(operation);
 }
 
 void Member::tell_next(const Pointer& operation) {
   int next = (rank_ + 1) % size_;
   for (const auto& round : operation->plan().rounds) {
-    for (const auto& send : round.sends) {
-      if (send.peer == next) return;  // it will learn of the call from this
-    }
+    if (std::ranges::find(round.sends, next, &Transfer::peer) != round.sends.end()) return;
   }
   post_to(next, Kind::call, operation->call().number, operation->fingerprint(), {});
+}
+
+void Member::hear_from_last(const Pointer& operation) {
+  int last = (rank_ + size_ - 1) % size_;
+  for (const auto& round : operation->plan().rounds) {
+    if (std::ranges::find(round.receives, last, &Transfer::peer) != round.receives.end()) return;
+  }
+  await(operation, {last, Kind::call, operation->call().number, 0}, {});
 }
 
 void Member::enter_round(const Pointer& operation) {
@@ -195,10 +203,11 @@ void Member::enter_round(const Pointer& operation) {
                  [self = shared_from_this(), operation] { self->transfer_done(operation); });
   }
   for (const auto& receive : round.receives) {
-    await(operation, {receive.peer, false, operation->call().number, number},
+    await(operation, {receive.peer, Kind::part, operation->call().number, number},
           operation->bytes_of(receive.piece));
     if (dead_) return;
   }
+  if (operation->round + 1 == operation->plan().rounds.size()) hear_from_last(operation);
   transfer_done(operation);
 }
 
@@ -224,6 +233,8 @@ void Member::take(const Arrival& arrival, const Awaited& awaited) {
                     .asked = {rank_of(arrival.from)},
                     .answers = {}});
   }
+  if (arrival.header.kind == Kind::message)
+    post_to(rank_of(arrival.from), Kind::received, arrival.header.number, 0, {});
   office_.fetch(arrival, awaited.memory.data(), operation,
                 [self = shared_from_this(), operation] { self->transfer_done(operation); });
 }

@@ -2,8 +2,9 @@
 //
 // Collectives of a group are carried out one after the other, in the order of their posts; messages
 // each on their own. All of that happens on the office's thread: a rank that has posted may be busy
-// elsewhere. Every header carries the fingerprint of its call, and each rank tells the next one of
-// every collective it begins, so calls that differ meet wherever their own messages go.
+// elsewhere. Every header carries the fingerprint of its call. In every collective each rank hears
+// from the one before it, if only of the call, and a send is complete when the receiver has agreed:
+// so calls that differ meet wherever their own messages go.
 //
 // Invariants:
 // - what stands under mutex_ is touched by any thread; the rest by the office's alone;
@@ -61,7 +62,7 @@ class Member final : public Recipient, public std::enable_shared_from_this<Membe
   // A piece of mail as it is waited for.
   struct Key {
     int from = -1;
-    bool is_message = false;
+    Kind kind = Kind::part;
     std::uint64_t number = 0;
     std::uint32_t round = 0;
     auto operator<=>(const Key&) const = default;
@@ -98,7 +99,9 @@ class Member final : public Recipient, public std::enable_shared_from_this<Membe
   void advance();
   void await(const Pointer& operation, Key key, std::span<std::byte> memory);
   void take(const Arrival& arrival, const Awaited& awaited);
+  // One of them sends no piece to the other: it says at least that it made the call.
   void tell_next(const Pointer& operation);
+  void hear_from_last(const Pointer& operation);
   void post_to(int rank, Kind kind, std::uint64_t number, std::uint64_t fingerprint,
                std::string_view content, std::uint32_t round = 0);
 
