@@ -1,0 +1,82 @@
+#include <lockstep/mesh/mesh.h>
+
+#include <lockstep/base/format.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace lockstep {
+
+struct Mesh::State {
+  State(Group the_group, MeshLayout the_layout)
+      : group(std::move(the_group)), layout(std::move(the_layout)) {}
+
+  // The ranks around this one on `axes` become a group. Collective over the mesh.
+  Group split(std::span<const int> axes) const {
+    std::vector<int> ranks = layout.peers(group.rank(), axes);
+    if (ranks.size() == 1) return {};
+    int color = *std::ranges::min_element(ranks);
+    auto key = std::ranges::find(ranks, group.rank()) - ranks.begin();
+    return group.split(color, static_cast<int>(key));
+  }
+
+  const Group group;
+  const MeshLayout layout;
+  std::vector<Group> of_axis;
+  std::mutex mutex;  // guards what follows
+  std::map<std::vector<int>, std::shared_ptr<State>> parts;
+};
+
+std::shared_ptr<Mesh::State> Mesh::make(Group group, std::vector<MeshAxis> axes) {
+  auto state = std::make_shared<State>(group, MeshLayout(std::move(axes), group.size()));
+  std::string tag = formatted("mesh {}", state->layout.describe());
+  group.barrier({.tag = tag}).wait();
+  for (int axis = 0; axis < static_cast<int>(state->layout.axes().size()); ++axis)
+    state->of_axis.push_back(state->split({&axis, 1}));
+  return state;
+}
+
+Mesh::Mesh(Group group, std::vector<MeshAxis> axes)
+    : state_(make(std::move(group), std::move(axes))) {}
+
+const MeshLayout& Mesh::layout() const { return state_->layout; }
+const Group& Mesh::group() const { return state_->group; }
+
+int Mesh::size(std::string_view axis) const {
+  return axes()[static_cast<std::size_t>(layout().axis(axis))].size;
+}
+
+int Mesh::coordinate(std::string_view axis) const {
+  return coordinates()[static_cast<std::size_t>(layout().axis(axis))];
+}
+
+std::vector<int> Mesh::coordinates() const { return layout().coordinates(group().rank()); }
+
+Group Mesh::operator[](std::string_view axis) const {
+  return state_->of_axis[static_cast<std::size_t>(layout().axis(axis))];
+}
+
+Mesh Mesh::operator[](std::initializer_list<std::string_view> axes) const {
+  return sub_mesh(std::vector<std::string>(axes.begin(), axes.end()));
+}
+
+Mesh Mesh::sub_mesh(std::span<const std::string> names) const {
+  std::vector<int> numbers;
+  std::vector<MeshAxis> chosen;
+  for (const std::string& name : names) {
+    numbers.push_back(layout().axis(name));
+    chosen.push_back(axes()[static_cast<std::size_t>(numbers.back())]);
+  }
+  std::lock_guard lock(state_->mutex);
+  auto found = state_->parts.find(numbers);
+  if (found == state_->parts.end()) {
+    MeshLayout checked(chosen, static_cast<int>(layout().peers(group().rank(), numbers).size()));
+    Group part = state_->split(numbers);
+    found = state_->parts.emplace(numbers, make(std::move(part), checked.axes())).first;
+  }
+  return Mesh(found->second);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,101 @@
+#include "shard/trigger_function.h"
+
+#include <lockstep/shard/lazy_storage.h>
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+namespace lockstep::shard {
+namespace {
+
+class Pins {
+ public:
+  Pins() = default;
+  Pins(const Pins&) = delete;
+  Pins& operator=(const Pins&) = delete;
+  ~Pins() {
+    for (auto& [owner, writes] : pins_) owner->unpin();
+  }
+
+  void add(std::shared_ptr<StorageOwner> owner, const StorageUse& use) {
+    auto same = std::find_if(pins_.begin(), pins_.end(),
+                             [&](const Pin& pin) { return pin.owner == owner; });
+    if (same != pins_.end()) {
+      same->writes |= use.writes;
+      return;
+    }
+    owner->pin(use);
+    pins_.push_back({std::move(owner), use.writes});
+  }
+
+  void announce_writes() {
+    for (auto& [owner, writes] : pins_)
+      if (writes) owner->written();
+  }
+
+ private:
+  struct Pin {
+    std::shared_ptr<StorageOwner> owner;
+    bool writes;
+  };
+  c10::SmallVector<Pin, 4> pins_;
+};
+
+bool writes(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+bool makes_a_view(const c10::FunctionSchema& schema) {
+  if (schema.returns().empty()) return false;
+  const c10::Argument& result = schema.returns().front();
+  return result.alias_info() != nullptr && !writes(result);
+}
+
+template <typename Action>
+void for_each_tensor(const c10::IValue& value, Action&& action) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) action(*value.toTensor().unsafeGetTensorImpl());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector())
+      if (tensor.defined()) action(*tensor.unsafeGetTensorImpl());
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) for_each_tensor(element, action);
+  }
+}
+
+void pin_arguments(const c10::OperatorHandle& operation, const torch::jit::Stack& stack,
+                   c10::DispatchKey key, Pins& pins) {
+  const c10::FunctionSchema& schema = operation.schema();
+  auto arguments = torch::jit::last(stack, schema.arguments().size());
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    for_each_tensor(arguments[i], [&](const c10::TensorImpl& tensor) {
+      if (!tensor.key_set().has(key)) return;
+      if (auto owner = owner_of(tensor))
+        pins.add(std::move(owner),
+                 {schema.name(), tensor.storage_offset(), writes(schema.arguments()[i])});
+    });
+  }
+}
+
+}  // namespace
+
+void run_with_memory(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
+                     torch::jit::Stack* stack) {
+  c10::DispatchKey key = keys.highestPriorityTypeId();
+  c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key);
+  // Some operations return a view or a copy, as it comes out: what copies inside comes here again.
+  if (makes_a_view(operation.schema())) return operation.redispatchBoxed(below, stack);
+  Pins pins;
+  pin_arguments(operation, *stack, key, pins);
+  {
+    c10::impl::ExcludeDispatchKeyGuard without_key(key);
+    operation.redispatchBoxed(below, stack);
+  }
+  pins.announce_writes();
+}
+
+}  // namespace lockstep::shard

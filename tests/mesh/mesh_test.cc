@@ -1,0 +1,99 @@
+#include <lockstep/base/error.h>
+#include <lockstep/comm/local.h>
+#include <lockstep/mesh/mesh.h>
+
+#include "support/messages.h"
+#include "support/torch/engine_test.h"
+
+#include <ATen/ops/full.h>
+
+#include <numeric>
+
+namespace lockstep {
+namespace {
+
+using test::expect_words;
+using test::message_of;
+
+// What the ranks of `group` have as their numbers in the world, in its order.
+std::vector<int> members(Group group, int rank_in_world) {
+  at::Tensor all = at::empty({group.size()}, at::kLong);
+  group.all_gather(all, at::full({1}, rank_in_world, at::kLong)).wait();
+  return {all.const_data_ptr<std::int64_t>(), all.const_data_ptr<std::int64_t>() + all.numel()};
+}
+
+class MeshOnRanks : public test::EngineTest {};
+
+TEST_P(MeshOnRanks, HasAGroupForEveryAxis) {
+  run([](Group world) {
+    std::vector<std::vector<MeshAxis>> shapes = {{{"dp", -1}}, {{"pp", 1}, {"dp", -1}}};
+    if (world.size() % 2 == 0) {
+      shapes.push_back({{"dp", 2}, {"tp", -1}});
+      shapes.push_back({{"dp", -1}, {"tp", 2}});
+    }
+    for (const auto& shape : shapes) {
+      Mesh mesh(world, shape);
+      for (int i = 0; i < static_cast<int>(mesh.axes().size()); ++i) {
+        const auto& [name, size] = mesh.axes()[static_cast<std::size_t>(i)];
+        Group along = mesh[name];
+        EXPECT_EQ(along.size(), size);
+        EXPECT_EQ(along.size(), mesh.size(name));
+        EXPECT_EQ(along.rank(), mesh.coordinate(name));
+        EXPECT_EQ(members(along, world.rank()), mesh.layout().peers(world.rank(), {&i, 1}));
+      }
+    }
+  });
+}
+
+TEST_P(MeshOnRanks, SeveralAxesAreAMeshOfTheirOwn) {
+  run([](Group world) {
+    if (world.size() % 2 != 0) return;
+    Mesh mesh(world, {{"pp", 2}, {"dp", -1}, {"tp", 1}});
+    Mesh both = mesh[{"pp", "dp"}];
+    EXPECT_EQ(members(both, world.rank()), members(world, world.rank()));
+    EXPECT_EQ(both.coordinate("dp"), mesh.coordinate("dp"));
+    EXPECT_EQ(both["pp"].size(), 2);
+    Mesh turned = mesh[{"dp", "pp"}];
+    std::vector<int> expected = mesh.layout().peers(world.rank(), std::vector<int>{1, 0});
+    EXPECT_EQ(members(turned.group(), world.rank()), expected);
+    EXPECT_EQ(turned.group().rank(), mesh.coordinate("dp") * 2 + mesh.coordinate("pp"));
+    Mesh again = mesh[{"pp", "dp"}];  // local now
+    EXPECT_EQ(again.group().name(), both.group().name());
+    Mesh one = mesh[{"tp"}];
+    EXPECT_EQ(one.group().size(), 1);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, MeshOnRanks,
+                         testing::Combine(testing::Values(test::Engine::local, test::Engine::shm),
+                                          testing::Values(1, 2, 3, 4, 6)),
+                         test::engine_test_name);
+
+TEST(Mesh, RefusesAWrongProductOnEveryRankAndTheGroupLives) {
+  run_as_threads(4, [](Group world) {
+    expect_words(message_of<InvalidArgument>([&] {
+                   Mesh mesh(world, {{"dp", 3}});
+                 }),
+                 {"dp=3", "multiply to 3", "4 ranks"});
+    Mesh mesh(world, {{"dp", 2}, {"tp", 2}});
+    expect_words(message_of<InvalidArgument>([&] { (void)mesh["fsdp"]; }), {"fsdp", "dp"});
+    expect_words(message_of<InvalidArgument>([&] { (void)mesh[{"dp", "dp"}]; }), {"dp", "twice"});
+    EXPECT_EQ(members(mesh["dp"], world.rank()).size(), 2U);
+  });
+}
+
+TEST(Mesh, DifferentAxesOnRanksAreAMismatchThatNamesBoth) {
+  run_as_threads(2, [](Group world) {
+    std::vector<MeshAxis> axes = {{world.rank() == 0 ? "dp" : "tp", 2}};
+    expect_words(message_of<Mismatch>([&] { Mesh mesh(world, axes); }), {"mesh dp=2", "mesh tp=2"});
+  });
+}
+
+TEST(Mesh, ConvertsToItsGroup) {
+  Mesh mesh(Group(), {{"dp", 1}});
+  const Group& group = mesh;
+  EXPECT_EQ(group.size(), 1);
+}
+
+}  // namespace
+}  // namespace lockstep
