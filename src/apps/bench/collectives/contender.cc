@@ -26,7 +26,7 @@ std::vector<double> Contender::run(const Turn& turn) {
     auto answer = nlohmann::json::parse(ranks_.answer(rank, Deadline::after(patience)));
     std::vector<std::int64_t> times = answer.at("ns");
     for (int call = 0; call < turn.calls; ++call)
-      slowest[call] = std::max(slowest[call], static_cast<double>(times.at(call)) * 1e-9);
+      slowest[call] = std::max(slowest[call], static_cast<double>(times.at(call)) / 1e9);
   }
   return slowest;
 }

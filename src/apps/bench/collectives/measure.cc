@@ -17,7 +17,6 @@ namespace {
 constexpr int fewest_calls = 2, most_calls = 5000;  // of a turn
 constexpr int fewest_rounds = 5;
 constexpr double row_seconds = 15;               // after which no round begins, beyond the fewest
-constexpr double short_call = 1e-3;              // what a few calls do not tell the length of
 constexpr std::int64_t beyond_caches = 1 << 27;  // bytes moved
 
 // A system on one kind of tensors, with what was measured so far.
@@ -37,13 +36,15 @@ Turn turn_for(const Row& row, const Participant& participant, int uncounted, int
           .calls = calls};
 }
 
-// How many calls fill a turn. The first ones touch the memory and are slower.
+// How many calls fill a turn. The first ones touch the memory and are slower; the shorter a call, the
+// more of them tell its length.
 int calls_of_a_turn(const Row& row, const Participant& participant, double turn_seconds) {
   auto length = [&](int calls) {
-    return spread_of(participant.contender->run(turn_for(row, participant, 1, calls))).p50;
+    return summary_of(participant.contender->run(turn_for(row, participant, 1, calls))).mean;
   };
   double call = length(2);
-  if (call < short_call) call = length(50);
+  if (call < 1e-2) call = length(20);
+  if (call < 1e-4) call = length(200);
   return static_cast<int>(std::clamp(turn_seconds / std::max(call, 1e-9),
                                      static_cast<double>(fewest_calls),
                                      static_cast<double>(most_calls)));

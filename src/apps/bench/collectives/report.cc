@@ -19,8 +19,8 @@
 namespace lockstep::apps {
 namespace {
 
-constexpr std::int64_t probe_bytes = 128 << 20;
-constexpr int probe_runs = 7;
+constexpr std::int64_t probe_bytes = 64 << 20;
+constexpr int probe_runs = 5;
 
 double gigabytes(double bytes_per_second) { return bytes_per_second / 1e9; }
 
@@ -70,12 +70,28 @@ void print_ratio(const MeasuredRow& measured, const Line& theirs, const Line& ou
 }
 
 void print_goals(const std::vector<MeasuredRow>& rows) {
-  print_to(stdout, "\n{:<78}{:>9}   goal\n", "goals", "found");
+  std::vector<Judgement> judgements;
   for (const MeasuredRow& measured : rows)
-    for (const Judgement& judgement : judge(measured))
-      print_to(stdout, "{:<78}{:>9.2f}   {} {:g}: {}\n", judgement.what, judgement.found,
-               judgement.at_least ? ">=" : "<=", judgement.wanted,
-               judgement.met() ? "met" : "missed");
+    for (const Judgement& judgement : judge(measured)) judgements.push_back(judgement);
+  if (judgements.empty()) return;
+  print_to(stdout, "\n{:<78}{:>9}   goal\n", "goals", "found");
+  for (const Judgement& judgement : judgements)
+    print_to(stdout, "{:<78}{:>9.2f}   {} {:g}: {}\n", judgement.what, judgement.found,
+             judgement.at_least ? ">=" : "<=", judgement.wanted,
+             judgement.met() ? "met" : "missed");
+}
+
+void print_ratios_of(const MeasuredRow& measured) {
+  for (const Line& theirs : measured.lines)
+    for (Memory memory : {Memory::arena, Memory::ordinary, Memory::node_shared}) {
+      const Line* ours = measured.find("shm", memory);
+      if (theirs.backend != "shm" && ours != nullptr) print_ratio(measured, theirs, *ours);
+    }
+}
+
+bool has_peers(const MeasuredRow& measured) {
+  return std::ranges::any_of(measured.lines,
+                             [](const Line& line) { return line.backend != "shm"; });
 }
 
 }  // namespace
@@ -110,14 +126,10 @@ void print_row(const MeasuredRow& measured) {
 }
 
 void print_ratios(const std::vector<MeasuredRow>& rows) {
-  print_to(stdout, "\n{:<54}{:<13}{:>10}{:>9}   in the rounds\n", "p50 / p50", "ours on", "of",
-           "ratio");
-  for (const MeasuredRow& measured : rows)
-    for (const Line& theirs : measured.lines)
-      for (Memory memory : {Memory::arena, Memory::ordinary, Memory::node_shared}) {
-        const Line* ours = measured.find("shm", memory);
-        if (theirs.backend != "shm" && ours != nullptr) print_ratio(measured, theirs, *ours);
-      }
+  if (std::ranges::any_of(rows, has_peers))
+    print_to(stdout, "\n{:<54}{:<13}{:>10}{:>9}   in the rounds\n", "p50 / p50", "ours on", "peer",
+             "ratio");
+  for (const MeasuredRow& measured : rows) print_ratios_of(measured);
   print_goals(rows);
 }
 

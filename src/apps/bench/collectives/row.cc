@@ -40,6 +40,7 @@ Memory memory_named(std::string_view name) {
 }
 
 bool can_lie_in(Memory memory, Collective op) {
+  if (op == Collective::barrier) return memory == Memory::ordinary;
   return memory != Memory::node_shared || op == Collective::all_gather;
 }
 

@@ -15,7 +15,7 @@ enum class Memory : std::uint8_t { arena, ordinary, node_shared };
 [[nodiscard]] std::string_view name_of(Memory memory);
 // BadInput for another word.
 [[nodiscard]] Memory memory_named(std::string_view name);
-// Only an all_gather has an input that is a part of its output.
+// Only an all_gather has an input that is a part of its output; a barrier has no tensors.
 [[nodiscard]] bool can_lie_in(Memory memory, Collective op);
 
 // The operations that can be measured, by their names in Group. BadInput that names them for
