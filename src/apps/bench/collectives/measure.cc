@@ -36,8 +36,8 @@ Turn turn_for(const Row& row, const Participant& participant, int uncounted, int
           .calls = calls};
 }
 
-// How many calls fill a turn. The first ones touch the memory and are slower; the shorter a call, the
-// more of them tell its length.
+// How many calls fill a turn. The first ones touch the memory and are slower; the shorter a call,
+// the more of them tell its length.
 int calls_of_a_turn(const Row& row, const Participant& participant, double turn_seconds) {
   auto length = [&](int calls) {
     return summary_of(participant.contender->run(turn_for(row, participant, 1, calls))).mean;
