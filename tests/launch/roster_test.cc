@@ -123,7 +123,7 @@ TEST(Roster, MutatedTextsAreReadOrRefused) {
       to_text(hello), to_text(roster), to_text(failed),
       to_text(Verdict{.kind = Verdict::Kind::stopped, .signal = 2})};
   int read = 0, refused = 0;
-  for (int round = 0; round < 20'000; ++round) {
+  for (int round = 0; round < 5000; ++round) {
     std::string text = texts[below(texts.size())];
     for (std::size_t i = 0, changes = 1 + below(3); i < changes; ++i) {
       const std::size_t place = below(text.size() + 1);
@@ -155,7 +155,7 @@ TEST(Roster, MutatedTextsAreReadOrRefused) {
       }
     }
   }
-  EXPECT_GT(read, 1000);
+  EXPECT_GT(read, 300);
   EXPECT_GT(refused, 1000);
 }
 
