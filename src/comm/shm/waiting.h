@@ -88,7 +88,11 @@ class Patience {
 
   bool offers_core() {
     if (tries_ == 0 && !shared_->are_ours()) return false;
-    if (tries_++ == offers) return false;
+    if (tries_ == offers) {
+      tries_ = 0;  // after the sleep, the same again: a wait must come to its deadline
+      return false;
+    }
+    ++tries_;
     shared_->offer();
     return true;
   }
