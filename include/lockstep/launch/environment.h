@@ -42,8 +42,8 @@ inline constexpr const char* store = "LOCKSTEP_STORE";
 // read position belongs to nobody.
 inline constexpr const char* secret_descriptor = "LOCKSTEP_SECRET_FD";
 
-// The folder for what ranks write when they fail, such as flight-rank-3.json. Set where the user has
-// not: to the folder of the logs, else to one that is removed when nothing was written.
+// The folder for what ranks write when they fail, such as flight-rank-3.json. Set where the user
+// has not: to the folder of the logs, else to a name in the folder for temporary files.
 inline constexpr const char* flight_folder = "LOCKSTEP_FLIGHT";
 
 // Given only where the user has not set them.

@@ -9,13 +9,13 @@
 //
 // Keys: "lockstep/calls/<group>/<rank>".
 //
-// A store may stop answering, with the process that serves it: then nothing is compared any more, and
-// the thread is left to itself when the watch goes.
+// A store may stop answering, with the process that serves it: then nothing is compared any more,
+// and the thread is left to itself when the watch goes.
 //
 // Invariants: a member's ledger and has_left_ are guarded by its mutex_; gate_ is held while
 // on_mismatch runs, and gone_ is set under it, so that after leave() it is not called; the core's
-// members and flags are guarded by its mutex. A thread that holds gate_ or stating_ may take another,
-// one that holds a mutex_ may not.
+// members and flags are guarded by its mutex. A thread that holds gate_ or stating_ may take
+// another, one that holds a mutex_ may not.
 #pragma once
 
 #include <lockstep/base/deadline.h>
