@@ -36,9 +36,9 @@ std::shared_ptr<Backend> make_hierarchical(std::string_view across, std::shared_
       return make_backend(name, std::move(part), place, members, options);
     };
   };
-  return hierarchical::make_backend(
-      std::move(store), rank, {.join_timeout = options.join_timeout, .hosts = options.hosts},
-      make("shm"), make(across));
+  return hierarchical::make_backend(std::move(store), rank,
+                                    {.join_timeout = options.join_timeout, .hosts = options.hosts},
+                                    make("shm"), make(across));
 }
 
 constexpr std::string_view hierarchical_over = "hierarchical:";
@@ -74,7 +74,8 @@ std::shared_ptr<Backend> make_backend(std::string_view name, std::shared_ptr<Sto
     auto engine = c10d_engine::make_nccl(store, "world", rank, size, options.join_timeout);
     return make_c10d_backend(std::move(engine), std::move(store), rank, size, options);
   }
-  if (name == "mpi") return mpi::make_mpi_backend(*store, rank, size, options.join_timeout);
+  if (name == "mpi")
+    return mpi::make_mpi_backend(std::move(store), rank, size, options.join_timeout);
   if (name == "hierarchical") {
     auto full = choose_backend(name, options.hosts, false, backend_names());
     return make_backend(full, std::move(store), rank, size, options);

@@ -60,8 +60,12 @@ std::vector<Hello> meet(Store& store, const Hello& mine, int rank, int size, Dur
 
 }  // namespace
 
-MpiBackend::MpiBackend(PostOffice& office, std::shared_ptr<Member> member, int rank, int size)
-    : Backend(rank, size), office_(office), member_(std::move(member)) {
+MpiBackend::MpiBackend(PostOffice& office, std::shared_ptr<Member> member,
+                       std::shared_ptr<Store> store)
+    : Backend(member->rank(), static_cast<int>(member->places().size())),
+      office_(office),
+      member_(std::move(member)),
+      store_(std::move(store)) {
   member_->join();
 }
 
@@ -85,13 +89,13 @@ std::shared_ptr<Backend> MpiBackend::subset(std::span<const int> ranks, std::str
   auto place = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
   auto id = combine_fingerprints(member_->id(), fingerprint(name));
   auto member = std::make_shared<Member>(office_, std::string(name), id, std::move(places), place);
-  return std::make_shared<MpiBackend>(office_, std::move(member), place,
-                                      static_cast<int>(ranks.size()));
+  return std::make_shared<MpiBackend>(office_, std::move(member), store_);
 }
 
 bool has_mpi() { return !libraries().empty(); }
 
-std::shared_ptr<Backend> make_mpi_backend(Store& store, int rank, int size, Duration join_timeout) {
+std::shared_ptr<Backend> make_mpi_backend(std::shared_ptr<Store> store, int rank, int size,
+                                          Duration join_timeout) {
   auto& office = PostOffice::open();
   check_input(office.size() >= size,
               "the backend mpi: rank {} of {} is one of {} processes that MPI ({}) knows of; start "
@@ -101,7 +105,7 @@ std::shared_ptr<Backend> make_mpi_backend(Store& store, int rank, int size, Dura
              .process = ::getpid(),
              .begun = Clock::now().time_since_epoch().count(),
              .space = process_space()};
-  auto all = meet(store, mine, rank, size, join_timeout);
+  auto all = meet(*store, mine, rank, size, join_timeout);
   std::vector<int> places;
   for (const auto& hello : all) places.push_back(hello.place);
   auto id = fingerprint_of(all.front().place, all.front().process, all.front().begun);
@@ -111,7 +115,7 @@ std::shared_ptr<Backend> make_mpi_backend(Store& store, int rank, int size, Dura
       if (hello.space == space) office.watch(hello.place, hello.process);
     }
   });
-  return std::make_shared<MpiBackend>(office, std::move(member), rank, size);
+  return std::make_shared<MpiBackend>(office, std::move(member), std::move(store));
 }
 
 }  // namespace lockstep::mpi

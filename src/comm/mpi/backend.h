@@ -16,7 +16,8 @@ namespace lockstep::mpi {
 
 class MpiBackend final : public Backend {
  public:
-  MpiBackend(PostOffice& office, std::shared_ptr<Member> member, int rank, int size);
+  // Keeps `store`, which this rank may be serving to the others; none is needed.
+  MpiBackend(PostOffice& office, std::shared_ptr<Member> member, std::shared_ptr<Store> store);
   ~MpiBackend() override;
 
   [[nodiscard]] std::string_view name() const override { return "mpi"; }
@@ -32,6 +33,7 @@ class MpiBackend final : public Backend {
  private:
   PostOffice& office_;
   std::shared_ptr<Member> member_;
+  std::shared_ptr<Store> store_;
 };
 
 // Whether some implementation's plug-in is there.
@@ -40,7 +42,7 @@ class MpiBackend final : public Backend {
 // The world of `size` ranks, which tell each other in the store which rank of MPI's world they are.
 // Blocks until all have come. BadInput where mpirun started fewer processes, or there is no MPI;
 // Timeout when they do not come.
-[[nodiscard]] std::shared_ptr<Backend> make_mpi_backend(Store& store, int rank, int size,
-                                                        Duration join_timeout);
+[[nodiscard]] std::shared_ptr<Backend> make_mpi_backend(std::shared_ptr<Store> store, int rank,
+                                                        int size, Duration join_timeout);
 
 }  // namespace lockstep::mpi

@@ -70,8 +70,7 @@ Group everybody(PostOffice& office, Duration timeout) {
   std::iota(places.begin(), places.end(), 0);
   auto id = fingerprint_of(fingerprint("a meeting of everybody"), office.next_meeting());
   auto member = std::make_shared<Member>(office, "mpirun", id, std::move(places), office.rank());
-  auto backend =
-      std::make_shared<MpiBackend>(office, std::move(member), office.rank(), office.size());
+  auto backend = std::make_shared<MpiBackend>(office, std::move(member), nullptr);
   return {std::move(backend), "mpirun", timeout};
 }
 

@@ -43,6 +43,7 @@ class Member final : public Recipient, public std::enable_shared_from_this<Membe
 
   [[nodiscard]] const std::string& group() const { return group_; }
   [[nodiscard]] std::uint64_t id() const { return id_; }
+  [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] const std::vector<int>& places() const { return places_; }
 
   // As Backend's.
