@@ -15,5 +15,9 @@
 #include <lockstep/models/conv_net.h>
 #include <lockstep/models/gpt.h>
 #include <lockstep/models/mlp.h>
+#include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
+#include <lockstep/optim/grad_scaler.h>
+#include <lockstep/optim/scheduler.h>
+#include <lockstep/optim/sgd.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>

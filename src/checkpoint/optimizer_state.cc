@@ -1,6 +1,7 @@
 #include <lockstep/checkpoint/optimizer_state.h>
 
 #include <lockstep/base/check.h>
+#include <lockstep/optim/state.h>
 
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -32,6 +33,13 @@ Fields adam_fields(const State& state) {
   return fields;
 }
 
+// The float32 master of a parameter in 16 bits; undefined where there is none.
+at::Tensor master_in(const Fields& fields) {
+  auto found = fields.find("master_parameter");
+  return found == fields.end() ? at::Tensor() : found->second.clone();
+}
+
+// `State` is one of lockstep::optim's, which torch::optim's optimizers take as their own.
 template <class State>
 std::unique_ptr<OptimizerParamState> make_adam(const Fields& fields) {
   auto state = std::make_unique<State>();
@@ -39,11 +47,13 @@ std::unique_ptr<OptimizerParamState> make_adam(const Fields& fields) {
   state->exp_avg(fields.at("exp_avg").clone());
   state->exp_avg_sq(fields.at("exp_avg_sq").clone());
   if (fields.contains("max_exp_avg_sq")) state->max_exp_avg_sq(fields.at("max_exp_avg_sq").clone());
+  state->master_parameter = master_in(fields);
   return state;
 }
 
 Fields fields_of(const OptimizerParamState& state) {
   using namespace torch::optim;
+  if (auto* ours = dynamic_cast<const optim::KeptBeside*>(&state)) return ours->plain_fields();
   if (auto* adamw = dynamic_cast<const AdamWParamState*>(&state)) return adam_fields(*adamw);
   if (auto* adam = dynamic_cast<const AdamParamState*>(&state)) return adam_fields(*adam);
   if (auto* sgd = dynamic_cast<const SGDParamState*>(&state))
@@ -53,8 +63,11 @@ Fields fields_of(const OptimizerParamState& state) {
 }
 
 std::unique_ptr<OptimizerParamState> make_sgd(const Fields& fields) {
-  auto state = std::make_unique<torch::optim::SGDParamState>();
-  state->momentum_buffer(fields.at("momentum_buffer").clone());
+  auto state = std::make_unique<optim::SGDState>();
+  if (fields.contains("momentum_buffer"))
+    state->momentum_buffer(fields.at("momentum_buffer").clone());
+  if (fields.contains("step")) state->step = fields.at("step").item<std::int64_t>();
+  state->master_parameter = master_in(fields);
   return state;
 }
 
@@ -69,14 +82,15 @@ struct Maker {
 Maker maker_for(const torch::optim::Optimizer& optimizer) {
   using namespace torch::optim;
   const std::set<std::string> adam{"step", "exp_avg", "exp_avg_sq"};
-  std::set<std::string> amsgrad = adam;
-  amsgrad.insert("max_exp_avg_sq");
+  std::set<std::string> allowed = adam;
+  allowed.insert({"max_exp_avg_sq", "master_parameter"});
   const OptimizerOptions& options = optimizer.defaults();
   if (dynamic_cast<const AdamWOptions*>(&options))
-    return {adam, amsgrad, make_adam<AdamWParamState>};
-  if (dynamic_cast<const AdamOptions*>(&options)) return {adam, amsgrad, make_adam<AdamParamState>};
+    return {adam, allowed, make_adam<optim::AdamWState>};
+  if (dynamic_cast<const AdamOptions*>(&options))
+    return {adam, allowed, make_adam<optim::AdamState>};
   if (dynamic_cast<const SGDOptions*>(&options))
-    return {{"momentum_buffer"}, {"momentum_buffer"}, make_sgd};
+    return {{}, {"momentum_buffer", "master_parameter", "step"}, make_sgd};
   throw InvalidArgument("load_optimizer_state: only Adam, AdamW and SGD have states with names");
 }
 

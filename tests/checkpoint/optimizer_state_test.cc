@@ -1,6 +1,8 @@
 #include <lockstep/checkpoint/optimizer_state.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/optim/adamw.h>
+#include <lockstep/optim/sgd.h>
 
 #include <gtest/gtest.h>
 #include <torch/optim/adam.h>
@@ -53,6 +55,38 @@ TEST(OptimizerState, CarriesOver) {
   expect_carried_over<torch::optim::Adam>(torch::optim::AdamOptions(0.1).amsgrad(true));
   expect_carried_over<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9));
   expect_carried_over<torch::optim::SGD>(torch::optim::SGDOptions(0.1));
+}
+
+// Ours keep more than torch's: masters of 16-bit parameters, and states in fewer bits.
+template <class Optimizer, class OptimizerOptions>
+void expect_ours_carried_over(OptimizerOptions options, optim::UpdateOptions update) {
+  for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    NamedParameters first{{"a", torch::ones({30, 30}).to(dtype).requires_grad_()}};
+    Optimizer before(tensors_of(first), options, update);
+    for (double gradient : {0.5, -0.25}) step(before, first, gradient);
+    NamedParameters second{{"a", first[0].second.detach().clone().requires_grad_()}};
+    Optimizer after(tensors_of(second), options, update);
+    load_optimizer_state(after, second, optimizer_state(before, first));
+    for (double gradient : {2.0, 1e-3, 1e-4}) {
+      step(before, first, gradient);
+      step(after, second, gradient);
+    }
+    EXPECT_TRUE(at::equal(first[0].second, second[0].second)) << dtype;
+    NamedTensors one = optimizer_state(before, first), other = optimizer_state(after, second);
+    for (const auto& [name, tensor] : one)
+      EXPECT_TRUE(at::equal(tensor, other.at(name))) << dtype << name;
+  }
+}
+
+TEST(OptimizerState, CarriesOverOurs) {
+  using torch::optim::AdamWOptions;
+  using torch::optim::SGDOptions;
+  for (auto state :
+       {optim::StateFormat::float32, optim::StateFormat::bfloat16, optim::StateFormat::blocks}) {
+    expect_ours_carried_over<optim::AdamW>(AdamWOptions(1e-3), {.state = state});
+    expect_ours_carried_over<optim::SGD>(SGDOptions(1e-3).momentum(0.9), {.state = state});
+  }
+  expect_ours_carried_over<optim::SGD>(SGDOptions(1e-3), {});
 }
 
 TEST(OptimizerState, NamesAreTorchs) {

@@ -2,7 +2,9 @@
 //
 // The state of a parameter called `fc.weight` becomes `optimizer.fc.weight.<field>`, with the
 // fields' names as in torch.optim: step (int64, no dims), exp_avg, exp_avg_sq for Adam and AdamW;
-// momentum_buffer for SGD. Hyperparameters are not state: they come from the run's options.
+// momentum_buffer for SGD. Parameters in 16 bits that lockstep::optim updates have a
+// master_parameter too, and states that it keeps in fewer bits are written as float32, without
+// loss. Hyperparameters are not state: they come from the run's options.
 #pragma once
 
 #include <lockstep/checkpoint/safetensors.h>
@@ -20,8 +22,8 @@ namespace lockstep::checkpoint {
 // The optimizer's parameters with the names under which their state is kept; each tensor once.
 using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
 
-// Shares memory with the optimizer's state. A parameter that was never updated has none. Throws
-// InvalidArgument for an optimizer whose state has no names here.
+// Shares memory with the optimizer's state where that is float32. A parameter that was never
+// updated has none. Throws InvalidArgument for an optimizer whose state has no names here.
 [[nodiscard]] NamedTensors optimizer_state(const torch::optim::Optimizer& optimizer,
                                            const NamedParameters& parameters);
 
