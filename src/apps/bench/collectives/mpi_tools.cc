@@ -32,9 +32,11 @@ std::vector<std::pair<std::string, std::string>> names_of(std::string_view name)
   return names;
 }
 
-// Debian's names say whose launcher it is; elsewhere its companion does.
+// MPICH's launcher is called Hydra behind whatever name it was found by; Open MPI comes with
+// ompi_info.
 bool belongs_to_openmpi(const std::string& launcher) {
-  return fs::canonical(launcher).filename().string().find("mpich") == std::string::npos &&
+  std::string names = launcher + fs::canonical(launcher).string();
+  return names.find("mpich") == std::string::npos && names.find("hydra") == std::string::npos &&
          find_on_path("ompi_info").has_value();
 }
 
