@@ -30,6 +30,10 @@ struct ParkedRequest {
   Deadline deadline = Deadline::never();
 };
 
+// Of one connection.
+inline constexpr std::size_t max_parked = 4096;
+inline constexpr std::size_t max_parked_bytes = 32 << 20;
+
 // Each parked request is filed under one of its missing keys and looked at again only when that key
 // is written: then it is ready, or filed under the next missing one.
 class ParkedRequests {
@@ -42,10 +46,18 @@ class ParkedRequests {
   void drop_connection(std::uint64_t connection);
 
   [[nodiscard]] std::size_t count(std::uint64_t connection) const;
+  // False when one more would be too much for one connection.
+  [[nodiscard]] bool has_room(std::uint64_t connection, const Message& request) const;
   [[nodiscard]] Deadline next_deadline() const;
 
  private:
+  struct Load {
+    std::size_t count = 0, bytes = 0;
+  };
+  void take_off(const ParkedRequest& parked);
+
   std::multimap<std::string, ParkedRequest, std::less<>> by_missing_key_;
+  std::map<std::uint64_t, Load> loads_;  // by connection
 };
 
 }  // namespace lockstep::store
