@@ -335,8 +335,8 @@ void PostOffice::part() {
     bool progress = take_headers();
     progress = take_finished() || progress;
     check_processes();
-    bool in_doubt = a_group_failed_ || !lost_.empty();
-    if (in_doubt && Clock::now() - begin > farewell) return;
+    // MPI's own end would wait for ever.
+    if (!lost_.empty() || (a_group_failed_ && Clock::now() - begin > farewell)) return;
     if (!progress) std::this_thread::sleep_for(Clock::now() - begin < 100ms ? 50us : 2000us);
   }
   for (auto& envelope : envelopes_) check(mpi_->cancel(&envelope.request), "MPI_Cancel");

@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""The engine mpi when a rank is killed, and when one never calls: who is named, and that everything ends."""
+import os
+import re
+import shutil
+import signal
+import time
+
+from support import Process, build_folder, end_all, environment, expect, expect_words, run, shown, skip
+
+ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
+# Debian's names. OpenMPI can be told to leave the other ranks alive when one is killed, so that they say who is gone;
+# MPICH's launcher ends them all.
+LAUNCHERS = {
+    "OpenMPI": ["mpirun.openmpi", "--oversubscribe", "--bind-to", "none"],
+    "MPICH": ["mpirun.mpich", "-bind-to", "none"],
+}
+LEAVES_OTHERS_ALIVE = {"OpenMPI": ["--enable-recovery"]}
+
+
+def program(name):
+    path = build_folder() / "tests/programs" / name
+    if not path.exists():
+        skip(f"the build has no program {name}")
+    return str(path)
+
+
+def ranks(words, name):
+    return [*words, "-n", "3", program(name)], environment(LOCKSTEP_BACKEND="mpi", **ROOT)
+
+
+def killed(name, words):
+    command, variables = ranks([*words, *LEAVES_OTHERS_ALIVE.get(name, [])], "all_reduce_loop")
+    log = build_folder() / "tests" / f"mpi_killed_{name}.log"
+    log.write_text("")
+    process = Process(["sh", "-c", f'exec "$@" >"{log}" 2>&1', "sh", *command], env=variables)
+    victims = []
+    until = time.monotonic() + 30
+    while len(victims) < 3 and time.monotonic() < until:
+        time.sleep(0.05)
+        victims = re.findall(r"pid (\d+)", log.read_text(errors="replace"))
+    expect(len(victims) == 3, f"{name}: three ranks at work", log.read_text(errors="replace"))
+    os.kill(int(victims[-1]), signal.SIGKILL)
+    began = time.monotonic()
+    process.finish(seconds=30)
+    if name in LEAVES_OTHERS_ALIVE:
+        expect_words(log.read_text(errors="replace"),
+                     r"lost: rank \d ended before all_reduce #\d+ \(4 kB\), which rank \d waits in")
+    shown(f"{name}: a rank killed, all ended after", time.monotonic() - began)
+
+
+def never_calls(name, words):
+    command, variables = ranks(words, "never_calls")
+    code, output, seconds = run(command, env=variables)
+    expect(code != 0, f"{name}: an exit code that says that something went wrong", output)
+    expect_words(output, r"after 1s: rank 2 never called all_reduce #2 \(bucket 2, 4 kB\) that ranks 0, 1 wait in")
+    shown(f"{name}: a rank that never calls", seconds)
+
+
+def main():
+    found = {name: words for name, words in LAUNCHERS.items() if shutil.which(words[0])}
+    built = {name for name in LAUNCHERS if (build_folder() / "lib" / f"lockstep_mpi_{name.lower()}.so").exists()}
+    for name in LAUNCHERS:
+        if name not in found or name not in built:
+            print(f"{name} is not installed, or was not when this was built")
+    usable = [name for name in found if name in built]
+    if not usable:
+        skip("no MPI (packages libopenmpi-dev and openmpi-bin, or libmpich-dev and mpich)")
+    for name in usable:
+        killed(name, found[name])
+        never_calls(name, found[name])
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    finally:
+        end_all()
