@@ -21,8 +21,6 @@ namespace lockstep::launch {
 namespace {
 
 constexpr std::chrono::seconds look_again{1};  // whether somebody has refused meanwhile
-// For the others, before node 0 takes the store away.
-constexpr std::chrono::seconds time_to_read{3};
 constexpr std::chrono::seconds roster_patience{10};  // beyond the deadline of node 0, which decides
 
 std::string secret_of(const NodeSpec& spec, const Rendezvous& at) {

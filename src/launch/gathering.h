@@ -17,6 +17,7 @@
 #include <lockstep/store/store_server.h>
 #include <lockstep/store/tcp_store.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -41,6 +42,9 @@ struct Gathering {
 // is missing or another, two agents say that they are the same node, or have not been told the same
 // number of nodes. Timeout names the nodes that did not come. PeerLost: node 0 left.
 [[nodiscard]] Gathering gather(const NodeSpec& spec, int ranks);
+
+// What node 0 gives them before it takes the store away.
+inline constexpr std::chrono::seconds time_to_read{3};
 
 // Waits, as node 0, until the agents that have come need the store no more. False when the deadline
 // came first. At once elsewhere, and where the store is lost.

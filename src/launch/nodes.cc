@@ -18,7 +18,6 @@ namespace {
 
 constexpr const char* done_key = "lockstep-run/done";
 constexpr std::chrono::seconds listening_turn{1};  // how long the destructor waits at most
-constexpr std::chrono::seconds time_to_read{3};
 
 }  // namespace
 

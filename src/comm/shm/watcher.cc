@@ -34,7 +34,7 @@ Watcher::Watcher(const Peers& peers, std::function<void(int)> on_end,
 
 Watcher::~Watcher() {
   std::uint64_t one = 1;
-  while (write(stop_.get(), &one, sizeof one) < 0 && errno == EINTR) continue;
+  while (::write(stop_.get(), &one, sizeof one) < 0 && errno == EINTR) continue;
   thread_.join();
 }
 
