@@ -1,8 +1,7 @@
 #include "train/optimizers.h"
 
 #include <lockstep/optim/adamw.h>
-
-#include <torch/optim/sgd.h>
+#include <lockstep/optim/sgd.h>
 
 #include <vector>
 
@@ -36,9 +35,9 @@ std::unique_ptr<torch::optim::Optimizer> make(const checkpoint::NamedParameters&
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const Options& options, const checkpoint::NamedParameters& parameters) {
   if (options.optimizer == "sgd")
-    return make<torch::optim::SGD>(parameters,
-                                   torch::optim::SGDOptions(options.lr).momentum(options.momentum),
-                                   options.weight_decay);
+    return make<optim::SGD>(parameters,
+                            torch::optim::SGDOptions(options.lr).momentum(options.momentum),
+                            options.weight_decay);
   return make<optim::AdamW>(
       parameters, torch::optim::AdamWOptions(options.lr).betas({options.beta1, options.beta2}),
       options.weight_decay);
@@ -55,6 +54,7 @@ ScheduleOptions schedule_of(const Options& options, std::int64_t steps,
           .min_lr = options.min_lr,
           .warmup = options.warmup,
           .steps = steps,
+          .decay = options.decay,
           .step_size = options.step_size > 0 ? options.step_size : steps_per_epoch,
           .gamma = options.gamma};
 }

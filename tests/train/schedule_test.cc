@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace lockstep::train {
 namespace {
 
@@ -41,10 +43,35 @@ TEST(Schedule, StepDecaysAtMultiples) {
   EXPECT_DOUBLE_EQ(learning_rate(options, 29), 0.25);
 }
 
+TEST(Schedule, WsdFallsAtTheEnd) {
+  ScheduleOptions options{
+      .kind = Kind::wsd, .lr = 1.0, .min_lr = 0.1, .warmup = 4, .steps = 100, .decay = 30};
+  EXPECT_DOUBLE_EQ(learning_rate(options, 0), 0.2);
+  EXPECT_DOUBLE_EQ(learning_rate(options, 4), 1.0);
+  EXPECT_DOUBLE_EQ(learning_rate(options, 70), 1.0);
+  EXPECT_DOUBLE_EQ(learning_rate(options, 85), 0.55);
+  EXPECT_DOUBLE_EQ(learning_rate(options, 100), 0.1);
+  options.decay = 0;  // a fifth
+  EXPECT_DOUBLE_EQ(learning_rate(options, 80), 1.0);
+  EXPECT_DOUBLE_EQ(learning_rate(options, 90), 0.55);
+}
+
+TEST(Schedule, OneCycleRisesAndFalls) {
+  ScheduleOptions options{.kind = Kind::one_cycle, .lr = 1.0, .steps = 100};
+  EXPECT_NEAR(learning_rate(options, 0), 1.0 / 25, 1e-15);
+  EXPECT_DOUBLE_EQ(learning_rate(options, 29), 1.0);
+  EXPECT_NEAR(learning_rate(options, 99), 1.0 / 25 / 1e4, 1e-12);
+  options.warmup = 9;
+  EXPECT_DOUBLE_EQ(learning_rate(options, 9), 1.0);
+  EXPECT_LT(learning_rate(options, 8), 1.0);
+}
+
 TEST(Schedule, ARunOfOneStepHasNoDivisionByZero) {
   EXPECT_DOUBLE_EQ(learning_rate({.kind = Kind::cosine, .lr = 1.0, .warmup = 0, .steps = 0}, 0),
                    1.0);
   EXPECT_DOUBLE_EQ(learning_rate({.kind = Kind::step, .lr = 1.0, .step_size = 0}, 0), 1.0);
+  EXPECT_DOUBLE_EQ(learning_rate({.kind = Kind::wsd, .lr = 1.0, .steps = 1}, 0), 1.0);
+  EXPECT_TRUE(std::isfinite(learning_rate({.kind = Kind::one_cycle, .lr = 1.0, .steps = 1}, 0)));
 }
 
 TEST(Schedule, KindsHaveNames) {

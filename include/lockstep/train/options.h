@@ -35,9 +35,10 @@ struct Options {
   double beta2 = 0.999;
   double weight_decay = 0;            // on matrices only
   double clip = 0;                    // largest global gradient norm; 0: no clipping
-  std::string schedule = "constant";  // constant, step, cosine
+  std::string schedule = "constant";  // constant, step, cosine, wsd, one-cycle
   std::int64_t warmup = 0;            // steps from 0 to lr
-  double min_lr = 0;                  // cosine ends here
+  double min_lr = 0;                  // cosine and wsd end here
+  std::int64_t decay = 0;             // wsd: steps of its fall; 0: a fifth of the run
   std::int64_t step_size = 0;         // step: epochs (steps for gpt) between decays
   double gamma = 0.1;                 // step: factor of one decay
 
