@@ -238,11 +238,11 @@ std::string fresh_place() {
 }
 
 std::string problem_of(const Injection& injection, int rank, const Board::Report& report) {
-  return formatted(
-      "{} on {}, {} ranks, seed {}: rank {} did it at step {}, and rank {} was told {}",
-      name_of(injection.misdeed), name_of(injection.engine), injection.ranks(), injection.seed,
-      injection.victim(), injection.step(), rank,
-      report.at == 0 ? std::string("nothing") : std::string(report.text.data()));
+  return formatted("{} on {}, {} ranks, seed {}: rank {} did it at step {}, and rank {} {} {}",
+                   name_of(injection.misdeed), name_of(injection.engine), injection.ranks(),
+                   injection.seed, injection.victim(), injection.step(), rank,
+                   report.is_right ? "did not end, although it was told" : "was told",
+                   report.at == 0 ? std::string("nothing") : std::string(report.text.data()));
 }
 
 }  // namespace
