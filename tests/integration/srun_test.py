@@ -111,13 +111,20 @@ def check_all(variables, folder):
     check("srun, 3 tasks", [*srun, "-n", "3", hello], variables, *hello_of(3))
     check("srun, DDP on 2 tasks", [*srun, "-n", "2", training], variables, "final loss 0.000")
     alone = "hello from rank 0 of 1 "
-    check("salloc's shell is one process", ["salloc", "-n", "2", "--overcommit", hello], variables, alone)
-    check("srun inside salloc", ["salloc", "-n", "2", "--overcommit", *srun, "-n", "2", hello], variables, *hello_of(2))
-    script = folder / "batch.sh"
-    script.write_text(f"#!/bin/sh\n{hello}\n")
-    output = folder / "batch.out"
-    check("sbatch", ["sbatch", "--wait", "-n", "2", "--overcommit", f"--output={output}", str(script)], variables)
+    check("salloc's shell is one process, srun in it is two", ["salloc", "-n", "2", "--overcommit", "sh", "-ec",
+                                                               f"{hello}; {' '.join(srun)} -n 2 {hello}"],
+          variables, alone, *hello_of(2))
+    check_batch(variables, folder, hello, alone)
+
+
+def check_batch(variables, folder, hello, alone):
+    script, output, end = folder / "batch.sh", folder / "batch.out", folder / "batch.end"
+    script.write_text(f"#!/bin/sh\n{hello}\ntouch {end}\n")
+    check("sbatch", ["sbatch", "-n", "2", "--overcommit", f"--output={output}", str(script)], variables)
+    begin = time.monotonic()
+    wait_until("the batch script", end.exists, folder)
     expect_words(output.read_text(), alone)
+    shown("its script is one process", time.monotonic() - begin)
 
 
 def main():
