@@ -157,7 +157,6 @@ TEST_P(Functional, AGradientThatIsUndefinedCountsAsZeros) {
 
 INSTANTIATE_TEST_SUITE_P(Engines, Functional, test::every_engine({1, 3}), test::engine_test_name);
 
-// On engines that compare calls before they run.
 class FunctionalMismatch : public testing::TestWithParam<test::Engine> {};
 
 TEST_P(FunctionalMismatch, AnInputThatRequiresGradOnSomeRanksOnlyIsNamed) {
@@ -184,8 +183,7 @@ TEST_P(FunctionalMismatch, AResultThatOneRankDoesNotUseIsNamedAtTheDeadline) {
       500ms);
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, FunctionalMismatch,
-                         testing::Values(test::Engine::local, test::Engine::shm));
+INSTANTIATE_TEST_SUITE_P(Engines, FunctionalMismatch, testing::ValuesIn(test::engines()));
 
 std::string refusal(const std::function<void(Group)>& call) {
   std::string text;

@@ -182,7 +182,7 @@ class Gradients : public test::EngineTest {
           return some_loss(one.result(ranks, x), ranks.rank());
         };
         check_gradient(group, input, loss);
-        check_second_gradient(group, input, loss);
+        if (group.size() < 4) check_second_gradient(group, input, loss);
       }
     });
   }
