@@ -220,15 +220,22 @@ void Endpoint::feed(Lane& lane) {
   using Fed = Operation::Fed;
   Patience patience(crowded_ ? &shared_cores_ : nullptr);
   bool spills = false;
+  int place = mark_fed(lane);
   for (;;) {
     Fed fed = lane.feed(spills);
     if (fed != Fed::no_room) ring(lane.world_ranks());
-    if (fed == Fed::all) return;
+    if (fed == Fed::all) break;
     if (progress(fed == Fed::one ? Appetite::own_part : Appetite::anything) || fed == Fed::one)
       patience.restart();
     else if (!patience.has_more())
       spills = true;
   }
+  unmark(place);
+}
+
+int Endpoint::mark_fed(Lane& lane) {
+  std::lock_guard lock(mutex_);
+  return mark({.lane = &lane, .sequence = lane.posted()});
 }
 
 bool Endpoint::claim(Appetite appetite, Lane::Task& task) {
@@ -260,7 +267,7 @@ void Endpoint::execute(const Lane::Task& task, int place) {
   Lane& lane = *task.lane;
   Scratch spare;
   bool complete = lane.execute(task, place >= 0 ? scratches_[place] : spare);
-  if (place >= 0) arena_->control().executing[place].store(0, std::memory_order_release);
+  unmark(place);
   if (complete) ring(lane.world_ranks(), !task.is_whole);
   lane.end_task();
 }
@@ -273,6 +280,10 @@ int Endpoint::mark(const Lane::Task& task) {
     return static_cast<int>(i);
   }
   return -1;
+}
+
+void Endpoint::unmark(int place) {
+  if (place >= 0) arena_->control().executing[place].store(0, std::memory_order_release);
 }
 
 bool Endpoint::is_executing(int world_rank, std::uint64_t word) const {

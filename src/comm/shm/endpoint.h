@@ -99,6 +99,8 @@ class Endpoint {
   // The place in the control page where it says that it executes; -1 when more threads do than
   // there are places.
   [[nodiscard]] int mark(const Lane::Task& task);
+  [[nodiscard]] int mark_fed(Lane& lane);
+  void unmark(int place);
   void execute(const Lane::Task& task, int place);
   // Copies in what was posted last, segment by segment, and works on it meanwhile.
   void feed(Lane& lane);

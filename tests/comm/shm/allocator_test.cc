@@ -1,5 +1,7 @@
 #include "comm/shm/allocator.h"
 
+#include "comm/shm/arena.h"
+
 #include <gtest/gtest.h>
 
 #include <map>
@@ -77,6 +79,20 @@ TEST(Allocator, KnowsHowMuchOfTheFreeSpaceWasTouched) {
   EXPECT_GE(extent->bytes, Allocator::large);
   EXPECT_EQ(allocator.touched_free(), 0U);
   EXPECT_FALSE(allocator.take_touched());
+}
+
+TEST(Arena, FreesABlockWhenItsLastHolderLetsGo) {
+  Arena arena(16 << 20);
+  auto before = arena.used();
+  auto* held = arena.allocate_held(1 << 20, 2);
+  Arena::let_go(held);
+  EXPECT_GT(arena.used(), before + (1 << 20));
+  Arena::let_go(held);
+  EXPECT_EQ(arena.used(), before);
+  for (int i = 0; i < 100; ++i) {  // far more than it has room for
+    auto* again = arena.allocate_held(4 << 20, 1);
+    Arena::let_go(again);
+  }
 }
 
 }  // namespace

@@ -21,10 +21,7 @@ TEST(Carried, OperationsNeedNoLaterAttention) {
     Group& group = endpoint.world();
     std::vector<float> values(100, 1);
     auto ticket = post(group, call(Collective::all_reduce, values, values));
-    if (group.rank() == 1) {
-      std::this_thread::sleep_for(300ms);
-      EXPECT_EQ(values[99], 1);  // its own output, which nobody else touches
-    }
+    if (group.rank() == 1) std::this_thread::sleep_for(300ms);
     auto begin = std::chrono::steady_clock::now();
     group.wait(ticket);
     if (group.rank() != 1) EXPECT_LT(std::chrono::steady_clock::now() - begin, 250ms);
