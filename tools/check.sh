@@ -74,6 +74,8 @@ lint_sources() {
 # Every loop of hostile input (tests/**/*fuzz_test.cc) at its full length: LOCKSTEP_FUZZ rounds, 100,000 by default.
 fuzz() {
   local rounds="${LOCKSTEP_FUZZ:-100000}" preset program log
+  local TMPDIR="${TMPDIR:-/dev/shm}"   # files that live for one round need no disk
+  export TMPDIR
   for preset in asan release; do
     log="build/$preset/fuzz.log"
     for program in build/"$preset"/tests/*_test; do

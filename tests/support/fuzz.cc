@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 
 namespace lockstep::test {
 namespace {
@@ -137,7 +138,7 @@ void FuzzRounds::read_environment(std::uint64_t share) {
 }
 
 FuzzRounds::~FuzzRounds() {
-  bool failed = testing::Test::HasFailure();
+  bool failed = testing::Test::HasFailure() || std::uncaught_exceptions() > 0;
   std::printf("%s: %llu rounds", name_.c_str(), static_cast<unsigned long long>(count_));
   if (failed) {
     std::printf("; LOCKSTEP_FUZZ_SEED=%llu:%llu repeats the one that failed",
