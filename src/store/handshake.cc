@@ -4,14 +4,9 @@
 
 #include <lockstep/base/error.h>
 
+#include "store/octets.h"
+
 namespace lockstep::store {
-namespace {
-
-const unsigned char* bytes_of(std::string_view text) {
-  return reinterpret_cast<const unsigned char*>(text.data());
-}
-
-}  // namespace
 
 Nonce random_nonce() {
   if (sodium_init() < 0) throw SystemError("starting libsodium", 0);
@@ -24,8 +19,8 @@ StoreKey::StoreKey(std::string_view secret) {
   constexpr std::string_view label = "lockstep store: key of the secret";
   crypto_generichash_state state;
   crypto_generichash_init(&state, nullptr, 0, key_.size());
-  crypto_generichash_update(&state, bytes_of(label), label.size());
-  crypto_generichash_update(&state, bytes_of(secret), secret.size());
+  crypto_generichash_update(&state, octets_of(label), label.size());
+  crypto_generichash_update(&state, octets_of(secret), secret.size());
   crypto_generichash_final(&state, key_.data(), key_.size());
 }
 
@@ -35,7 +30,7 @@ std::array<unsigned char, 32> StoreKey::derive(std::string_view label, const Non
   std::array<unsigned char, 32> result{};
   crypto_generichash_state state;
   crypto_generichash_init(&state, key_.data(), key_.size(), result.size());
-  crypto_generichash_update(&state, bytes_of(label), label.size());
+  crypto_generichash_update(&state, octets_of(label), label.size());
   crypto_generichash_update(&state, nonces.server.data(), nonces.server.size());
   crypto_generichash_update(&state, nonces.client.data(), nonces.client.size());
   crypto_generichash_final(&state, result.data(), result.size());

@@ -1,36 +1,29 @@
 #include "store/sealed_stream.h"
 
+#include "store/octets.h"
 #include "store/wire.h"
 
 #include <lockstep/base/check.h>
 
 namespace lockstep::store {
-namespace {
-
-unsigned char* bytes_of(std::string& text) { return reinterpret_cast<unsigned char*>(text.data()); }
-
-const unsigned char* bytes_of(std::string_view text) {
-  return reinterpret_cast<const unsigned char*>(text.data());
-}
-
-}  // namespace
 
 Sealer::Sealer(const StreamKey& key) : header_(stream_header_bytes, '\0') {
-  crypto_secretstream_xchacha20poly1305_init_push(&state_, bytes_of(header_), key.data());
+  crypto_secretstream_xchacha20poly1305_init_push(&state_, octets_of(header_), key.data());
 }
 
 std::string Sealer::seal(std::string_view message) {
   std::string frame = encode_length(message.size() + seal_bytes);
   std::size_t start = frame.size();
   frame.resize(start + message.size() + seal_bytes);
-  crypto_secretstream_xchacha20poly1305_push(&state_, bytes_of(frame) + start, nullptr,
-                                             bytes_of(message), message.size(), nullptr, 0, 0);
+  crypto_secretstream_xchacha20poly1305_push(&state_, octets_of(frame) + start, nullptr,
+                                             octets_of(message), message.size(), nullptr, 0, 0);
   return frame;
 }
 
 Opener::Opener(const StreamKey& key, std::string_view header) {
-  bool ok = header.size() == stream_header_bytes && crypto_secretstream_xchacha20poly1305_init_pull(
-                                                        &state_, bytes_of(header), key.data()) == 0;
+  bool ok =
+      header.size() == stream_header_bytes &&
+      crypto_secretstream_xchacha20poly1305_init_pull(&state_, octets_of(header), key.data()) == 0;
   check_input(ok, "store: the encrypted stream does not begin as it should");
 }
 
@@ -39,7 +32,7 @@ std::string Opener::open(std::string_view sealed) {
               sealed.size());
   std::string message(sealed.size() - seal_bytes, '\0');
   int outcome = crypto_secretstream_xchacha20poly1305_pull(
-      &state_, bytes_of(message), nullptr, nullptr, bytes_of(sealed), sealed.size(), nullptr, 0);
+      &state_, octets_of(message), nullptr, nullptr, octets_of(sealed), sealed.size(), nullptr, 0);
   check_input(outcome == 0, "store: a message was changed on its way");
   return message;
 }
