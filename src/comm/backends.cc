@@ -4,6 +4,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
 
+#include "comm/c10d/custom.h"
 #include "comm/c10d/gloo.h"
 #include "comm/c10d/nccl.h"
 #include "comm/c10d/runner.h"
@@ -58,6 +59,11 @@ std::vector<std::string_view> backend_names() {
 
 std::shared_ptr<Backend> make_backend(std::string_view name, std::shared_ptr<Store> store, int rank,
                                       int size, const BackendOptions& options) {
+  if (options.c10d) {
+    auto engine = c10d_engine::make_custom(options.c10d, std::string(name), store, "world", rank,
+                                           size, options.join_timeout);
+    return make_c10d_backend(std::move(engine), std::move(store), rank, size, options);
+  }
   if (name == "shm") {
     return make_shm_backend(std::move(store), rank, size,
                             {.timeout = options.timeout,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <lockstep/comm/backend.h>
+#include <lockstep/comm/c10d.h>
 #include <lockstep/store/store.h>
 
 #include <chrono>
@@ -16,8 +17,9 @@ namespace lockstep {
 struct BackendOptions {
   Duration timeout = std::chrono::minutes(10);
   Duration join_timeout = std::chrono::minutes(5);
-  std::int64_t arena_bytes = 0;       // shm
-  std::string address = "127.0.0.1";  // gloo: of this machine, as its peers reach it
+  std::int64_t arena_bytes = 0;         // shm
+  std::string address = "127.0.0.1";    // gloo: of this machine, as its peers reach it
+  MakeC10dBackend c10d = {};            // the engine, which `name` only names
   std::vector<std::string> hosts = {};  // hierarchical: of each rank
 };
 

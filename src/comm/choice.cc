@@ -7,7 +7,9 @@ namespace lockstep {
 namespace {
 
 std::string across_hosts(bool by_mpirun, std::span<const std::string_view> names) {
-  auto is_here = [&](std::string_view name) { return std::ranges::find(names, name) != names.end(); };
+  auto is_here = [&](std::string_view name) {
+    return std::ranges::find(names, name) != names.end();
+  };
   return is_here("mpi") && (by_mpirun || !is_here("gloo")) ? "mpi" : "gloo";
 }
 

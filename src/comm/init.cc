@@ -8,10 +8,14 @@
 #include <lockstep/base/text.h>
 
 #include "comm/backends.h"
+#include "comm/choice.h"
+#include "comm/flight/recorded_backend.h"
 #include "comm/joining/meeting.h"
 #include "comm/joining/place.h"
 #include "comm/joining/roll_call.h"
+#include "comm/staged_backend.h"
 #include "sys/heap.h"
+#include "sys/own_address.h"
 #include "sys/topology.h"
 
 #include <ATen/Parallel.h>
@@ -25,6 +29,10 @@ namespace lockstep {
 namespace {
 
 std::string asked_backend(const InitOptions& options) {
+  if (options.c10d) {
+    check(!options.backend.empty(), "init: an engine of c10d needs a name: set backend too");
+    return options.backend;
+  }
   auto names = backend_names();
   if (options.backend.empty()) return environment::one_of("LOCKSTEP_BACKEND", names).value_or("");
   check(std::ranges::find(names, options.backend) != names.end(),
@@ -58,11 +66,14 @@ joining::Company meet(const joining::Place& place, std::string_view backend, Dea
     try {
       return joining::call_roll(store, place, backend, deadline);
     } catch (const PeerLost&) {
-      if (deadline.passed() || place.rendezvous->kind != joining::Rendezvous::Kind::rank_0 ||
-          place.rank == 0)
-        throw;
+      if (deadline.passed() || !place.rendezvous->is_at_rank_0() || place.rank == 0) throw;
     }
   }
+}
+
+// Where rank 0 has no name, as under mpirun, any address by which others reach this host must do.
+std::string address_of_this_host(const joining::Rendezvous& rendezvous) {
+  return sys::address_towards(rendezvous.host.empty() ? sys::host_name() : rendezvous.host);
 }
 
 }  // namespace
@@ -78,9 +89,8 @@ Group init(InitOptions options) {
   }
   auto deadline = Deadline::after(options.join_timeout);
   auto company = meet(place, asked, deadline);
-  auto name = !asked.empty()          ? asked
-              : company.is_one_host() ? std::string("shm")
-                                      : std::string("gloo");
+  bool by_mpirun = place.rendezvous->kind == joining::Rendezvous::Kind::mpi;
+  auto name = choose_backend(asked, company.hosts, by_mpirun, backend_names());
   check_input(name != "shm" || company.is_one_host(),
               "the backend shm needs all ranks on one host; rank {} shares its own with {} of {}",
               place.rank, company.local_size - 1, place.size - 1);
@@ -89,10 +99,13 @@ Group init(InitOptions options) {
   BackendOptions backend{
       .timeout = options.timeout,
       .join_timeout = std::max<Duration>(deadline.left(), std::chrono::seconds(1)),
-      .arena_bytes = options.arena_bytes};
-  if (!company.is_one_host()) backend.address = joining::address_towards(place.rendezvous->host);
-  return {make_backend(name, company.store, place.rank, place.size, backend), "world",
-          options.timeout};
+      .arena_bytes = options.arena_bytes,
+      .c10d = options.c10d,
+      .hosts = company.hosts};
+  if (!company.is_one_host()) backend.address = address_of_this_host(*place.rendezvous);
+  auto world = make_backend(name, company.store, place.rank, place.size, backend);
+  if (!options.c10d) world = staged(std::move(world));
+  return {flight::recorded(std::move(world)), "world", options.timeout};
 }
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <lockstep/base/deadline.h>
+#include <lockstep/comm/c10d.h>
 #include <lockstep/comm/group.h>
 
 #include <chrono>
@@ -22,6 +23,8 @@ struct InitOptions {
   //                   hosts with several ranks. "hierarchical:gloo", "hierarchical:mpi" name it
   // Tensors in a GPU's memory are staged through pinned host memory by all but nccl.
   std::string backend = {};
+  // Makes an engine of c10d that is none of these; `backend` is then its name.
+  MakeC10dBackend c10d = {};
   Duration timeout = std::chrono::minutes(10);      // deadline of one wait
   Duration join_timeout = std::chrono::minutes(5);  // until every rank must have arrived
   // Address space of this rank's shared arena; pages are taken only when touched. 0: LOCKSTEP_ARENA

@@ -5,6 +5,7 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/store/store.h>
 
+#include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
@@ -28,6 +29,8 @@ class Engine {
   // "gloo".
   [[nodiscard]] virtual std::string_view name() const = 0;
   [[nodiscard]] virtual c10d::Backend& group() = 0;
+  // Whether it can work with the memory that this tensor is in.
+  [[nodiscard]] virtual bool takes(const at::Tensor& tensor) const { return tensor.is_cpu(); }
   // What the next collective's messages are marked with: those with different marks never meet.
   virtual void mark_next(std::uint32_t mark) = 0;
   // Ends every operation that is under way, here and on the peers. Any thread, also beside an

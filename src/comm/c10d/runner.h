@@ -18,6 +18,9 @@ class C10dRunner final : public lanes::Runner {
       : engine_(std::move(engine)), rank_(rank), size_(size) {}
 
   [[nodiscard]] std::string_view name() const override { return engine_->name(); }
+  [[nodiscard]] bool takes(const at::Tensor& tensor) const override {
+    return engine_->takes(tensor);
+  }
   void run(const PostedCall& call) override;
   void close(std::string_view reason) noexcept override;
   [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,

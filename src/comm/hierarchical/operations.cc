@@ -185,8 +185,8 @@ void Performer::broadcast() {
   if (!at_root) local.broadcast(call_.output, speaker, options_, call_.where).wait();
 }
 
-// Where hosts are even: each rank fetches the parts of its equals, then shares them inside. Else the
-// leaders fetch whole hosts. Both end with the parts in an order that is not that of the ranks.
+// Where hosts are even: each rank fetches the parts of its equals, then shares them inside. Else
+// the leaders fetch whole hosts. Both end with the parts in another order than that of the ranks.
 void Performer::all_gather() {
   auto counts = counts_of(call_.output_counts, call_.output.numel());
   auto local = parts_.local;

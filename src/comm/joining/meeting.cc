@@ -6,19 +6,14 @@
 #include <lockstep/store/open.h>
 
 #include "comm/c10d/store_adapter.h"
+#include "comm/joining/served_store.h"
+#include "comm/mpi/meeting.h"
 #include "comm/one_line.h"
-#include "sys/file_descriptor.h"
-#include "sys/socket_address.h"
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-
-#include <netdb.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 
 namespace lockstep::joining {
 namespace {
@@ -54,23 +49,19 @@ std::shared_ptr<Store> open_c10d(const Place& place, Deadline deadline) {
 }  // namespace
 
 std::shared_ptr<Store> open_meeting(const Place& place, Deadline deadline) {
-  if (place.rendezvous->kind != Rendezvous::Kind::lockstep_store) return open_c10d(place, deadline);
-  return open_store(place.rendezvous->address, read_secret(), deadline.left());
-}
-
-std::string address_towards(const std::string& peer) {
-  // Connecting a datagram socket sends nothing; it only chooses the interface.
-  auto address = sys::SocketAddress::tcp(peer, 9);
-  sys::FileDescriptor socket(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  if (!socket || ::connect(socket.get(), address.get(), address.size()) != 0) {
-    throw SystemError(formatted("finding this machine's address towards {}", peer), errno);
+  using Kind = Rendezvous::Kind;
+  switch (place.rendezvous->kind) {
+    case Kind::lockstep_store:
+      return open_store(place.rendezvous->address, read_secret(), deadline.left());
+    case Kind::served_store:
+      return open_served_store(place, deadline);
+    case Kind::agent_store:
+    case Kind::rank_0:
+      return open_c10d(place, deadline);
+    case Kind::mpi:
+      return mpi::open_mpi_store(deadline);
   }
-  auto own = sys::SocketAddress::local(socket.get());
-  char host[NI_MAXHOST];
-  if (::getnameinfo(own.get(), own.size(), host, sizeof(host), nullptr, 0, NI_NUMERICHOST) != 0) {
-    throw SystemError(formatted("naming this machine's address towards {}", peer), errno);
-  }
-  return host;
+  throw BadInput("init: an unknown way to meet");
 }
 
 }  // namespace lockstep::joining

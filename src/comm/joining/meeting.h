@@ -7,15 +7,11 @@
 #include "comm/joining/place.h"
 
 #include <memory>
-#include <string>
 
 namespace lockstep::joining {
 
 // Opens it, or connects to it: waits for its server. Timeout when nobody answers, BadInput when the
 // port is in use or the secret is wrong.
 [[nodiscard]] std::shared_ptr<Store> open_meeting(const Place& place, Deadline deadline);
-
-// This machine's address as `peer` sees it: that of the interface towards it.
-[[nodiscard]] std::string address_towards(const std::string& peer);
 
 }  // namespace lockstep::joining

@@ -17,12 +17,12 @@ using watch::End;
 
 constexpr auto notice_after = std::chrono::seconds(30);
 
-void check_device(const Call& call, std::string_view engine) {
+void check_device(const Call& call, const Runner& runner) {
   const auto& tensor = call.input.defined() ? call.input : call.output;
-  if (tensor.defined() && !tensor.is_cpu()) {
+  if (tensor.defined() && !runner.takes(tensor)) {
     throw InvalidArgument(
         formatted("{}: the engine {} takes tensors in the CPU's memory; this one is on {}",
-                  name_of(call.collective), engine, tensor.device().str()));
+                  name_of(call.collective), runner.name(), tensor.device().str()));
   }
 }
 
@@ -62,7 +62,7 @@ LaneBackend::~LaneBackend() {
 }
 
 std::uint64_t LaneBackend::post(const Call& call) {
-  check_device(call, name());
+  check_device(call, *runner_);
   std::lock_guard lock(mutex_);
   failure_.refuse_if_any(name_of(call.collective), group_);
   Route route{-1, -1};

@@ -22,6 +22,8 @@ class Runner {
 
   // "gloo", "hierarchical".
   [[nodiscard]] virtual std::string_view name() const = 0;
+  // Whether it can work with the memory that this tensor is in.
+  [[nodiscard]] virtual bool takes(const at::Tensor& tensor) const { return tensor.is_cpu(); }
   // Carries out a call and returns when this rank's part is complete. Throws when it cannot. The
   // collectives come one after the other from one thread; so do the messages of one pair in one
   // direction, from another.
