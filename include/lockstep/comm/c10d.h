@@ -19,9 +19,9 @@ class Store;
 
 namespace lockstep {
 
-// Makes the engine of one group of `size` ranks, this one being `rank`: called for the world and for
-// each part, on all of its ranks, each time with a store of its own. May block until all have come,
-// `timeout` at most. Sums and averages of float, double, int and long go to its allreduce and
+// Makes the engine of one group of `size` ranks, this one being `rank`: called for the world and
+// for each part, on all of its ranks, each time with a store of its own. May block until all have
+// come, `timeout` at most. Sums and averages of float, double, int and long go to its allreduce and
 // reduce; half precision is summed in float; all other reductions are composed of its allgather,
 // and everything else moves as bytes (broadcast, allgather, gather, scatter, alltoall_base, send,
 // recv, barrier). An error of it is a PeerLost. Its abort() must end what is under way, or a group
