@@ -27,55 +27,37 @@ namespace hn = hwy::HWY_NAMESPACE;
 #include "optim/lanes.h"
 
 using ByteTag = hn::Rebind<std::uint8_t, FloatTag>;
-using SignedByteTag = hn::Rebind<std::int8_t, FloatTag>;
-using IntTag = hn::Rebind<std::int32_t, FloatTag>;
 
 // Every function below works on a whole block in buffers; callers pad the last one with zeros.
 using BlockFloats = float[block_elements];
 using BlockCodes = std::uint8_t[block_elements];
 
-// What code c stands for, as a share of the block's largest magnitude.
+// The kinds of small floats: what their exponent 0 is in a float32, the largest code, and the least
+// number that is not 0, as a share of the scale.
 template <Codes codes>
-HWY_INLINE Floats share_of(Floats c) {
-  Floats x = hn::Mul(c, hn::Set(FloatTag(), codes == Codes::with_sign ? 1.0F / 127 : 1.0F / 255));
-  if constexpr (codes == Codes::with_sign) return hn::Mul(x, hn::Abs(x));
-  x = hn::Mul(x, x);
-  return hn::Mul(x, x);
-}
-
-// The other way round, for a share that is not negative; between two codes a fraction.
-template <Codes codes>
-HWY_INLINE Floats code_of(Floats share) {
-  if constexpr (codes == Codes::with_sign)
-    return hn::Mul(hn::Sqrt(share), hn::Set(FloatTag(), 127));
-  return hn::Mul(hn::Sqrt(hn::Sqrt(share)), hn::Set(FloatTag(), 255));
-}
-
-template <Codes codes>
-HWY_INLINE Floats load_codes(const std::uint8_t* from) {
-  if constexpr (codes == Codes::with_sign) {
-    auto bytes = hn::LoadU(SignedByteTag(), reinterpret_cast<const std::int8_t*>(from));
-    return hn::ConvertTo(FloatTag(), hn::PromoteTo(IntTag(), bytes));
-  }
-  return hn::ConvertTo(FloatTag(), hn::PromoteTo(IntTag(), hn::LoadU(ByteTag(), from)));
-}
-
-template <Codes codes>
-HWY_INLINE void store_codes(Floats c, std::uint8_t* to) {
-  auto whole = hn::ConvertTo(IntTag(), c);
-  if constexpr (codes == Codes::with_sign)
-    hn::StoreU(hn::DemoteTo(SignedByteTag(), whole), SignedByteTag(),
-               reinterpret_cast<std::int8_t*>(to));
-  else
-    hn::StoreU(hn::DemoteTo(ByteTag(), whole), ByteTag(), to);
-}
+struct Small {
+  static constexpr bool has_sign = codes == Codes::with_sign;
+  static constexpr std::uint32_t largest = has_sign ? 0x7f : 0xff;
+  static constexpr std::uint32_t bias = (127U - (largest >> 3)) << 3;
+  static constexpr float least = has_sign ? 1.125F / 32768 : 1.125F / 2147483648;
+};
 
 template <Codes codes>
 void read_block(const BlockCodes& from, float scale, BlockFloats& to) {
+  using Kind = Small<codes>;
   const FloatTag tag;
+  const WordTag words;
   Floats factor = hn::Set(tag, scale);
-  for (std::size_t i = 0; i < block_elements; i += hn::Lanes(tag))
-    hn::StoreU(hn::Mul(factor, share_of<codes>(load_codes<codes>(from + i))), tag, to + i);
+  Words bias = hn::Set(words, Kind::bias), magnitude = hn::Set(words, Kind::largest);
+  for (std::size_t i = 0; i < block_elements; i += hn::Lanes(tag)) {
+    Words code = hn::PromoteTo(words, hn::LoadU(ByteTag(), from + i));
+    Words size = hn::And(code, magnitude);
+    Words bits = hn::ShiftLeft<20>(hn::Add(size, bias));
+    bits = hn::IfThenZeroElse(hn::Eq(size, hn::Zero(words)), bits);
+    if constexpr (Kind::has_sign)
+      bits = hn::Or(bits, hn::ShiftLeft<24>(hn::AndNot(magnitude, code)));
+    hn::StoreU(hn::Mul(factor, hn::BitCast(tag, bits)), tag, to + i);
+  }
 }
 
 float greatest_magnitude(const BlockFloats& values) {
@@ -86,36 +68,40 @@ float greatest_magnitude(const BlockFloats& values) {
   return hn::GetLane(hn::MaxOfLanes(tag, greatest));
 }
 
-// One of the two codes beside `share`: the nearer one, or by dice so that the mean of what they
-// stand for is the share itself (the mean of the codes would not be: they are powers apart).
-template <Codes codes>
-HWY_INLINE Floats round_code(Floats share, const Dice* dice, std::size_t place) {
-  const FloatTag tag;
-  Floats c = code_of<codes>(share);
-  if (dice == nullptr) return hn::Floor(hn::Add(c, hn::Set(tag, 0.5F)));
-  Floats low = hn::Floor(c), high = hn::Add(low, hn::Set(tag, 1));
-  Floats below = share_of<codes>(low), above = share_of<codes>(high);
-  Floats rolled = hn::Mul(hn::ConvertTo(tag, hn::BitCast(IntTag(), roll(*dice, place))),
-                          hn::Set(tag, 0x1p-16F));
-  auto goes_up = hn::Lt(hn::Mul(rolled, hn::Sub(above, below)), hn::Sub(share, below));
-  return hn::IfThenElse(goes_up, high, low);
+// The least power of two of which `greatest` is at most 1.875 times; 1 for what has no such.
+float scale_for(float greatest) {
+  if (!(greatest > 0x1p-90F) || !(greatest < 0x1p+126F)) return greatest > 1 ? 0x1p+126F : 0x1p-90F;
+  int exponent = 0;
+  float fraction = std::frexp(greatest, &exponent);  // from 0.5, below 1
+  return std::ldexp(1.0F, fraction > 0.9375F ? exponent : exponent - 1);
 }
 
 template <Codes codes>
 void write_block(const BlockFloats& values, float scale, const Dice* dice, std::size_t place,
                  BlockCodes& to) {
+  using Kind = Small<codes>;
   const FloatTag tag;
-  Floats inverse = hn::Set(tag, scale > 0 ? 1 / scale : 0);
-  Floats most = hn::Set(tag, codes == Codes::with_sign ? 127 : 255), one = hn::Set(tag, 1);
+  const WordTag words;
+  const hn::Rebind<std::int32_t, FloatTag> ints;
+  Floats inverse = hn::Set(tag, 1 / scale), least = hn::Set(tag, Kind::least);
   for (std::size_t i = 0; i < block_elements; i += hn::Lanes(tag)) {
     Floats value = hn::LoadU(tag, values + i);
     Floats share = hn::Mul(hn::Abs(value), inverse);
-    Floats c = hn::Min(round_code<codes>(share, dice, place + i), most);
-    if constexpr (codes == Codes::with_sign)
-      c = hn::CopySign(c, value);
-    else
-      c = hn::IfThenElseZero(hn::Gt(share, hn::Zero(tag)), hn::Max(c, one));
-    store_codes<codes>(c, to + i);
+    Words rolled = dice != nullptr ? roll(*dice, place + i) : hn::Set(words, 0x7fffU);
+    Words added = hn::Add(hn::ShiftLeft<4>(rolled), hn::Set(words, 8U));
+    Words code = hn::ShiftRight<20>(hn::Add(hn::BitCast(words, share), added));
+    code = hn::Sub(code, hn::Set(words, Kind::bias));
+    code = hn::Min(code, hn::Set(words, Kind::largest));
+    // Below the least number there are no bits to shift: that or nothing.
+    Floats limit = hn::Mul(hn::ConvertTo(tag, hn::BitCast(ints, rolled)),
+                           hn::Set(tag, Kind::least * 0x1p-16F));
+    auto stays = Kind::has_sign ? hn::Gt(share, limit) : hn::Gt(value, hn::Zero(tag));
+    Words small = hn::IfThenElseZero(hn::RebindMask(words, stays), hn::Set(words, 1U));
+    code = hn::IfThenElse(hn::RebindMask(words, hn::Lt(share, least)), small, code);
+    if constexpr (Kind::has_sign)
+      code = hn::Or(code,
+                    hn::And(hn::ShiftRight<24>(hn::BitCast(words, value)), hn::Set(words, 0x80U)));
+    hn::StoreU(hn::DemoteTo(ByteTag(), hn::BitCast(ints, code)), ByteTag(), to + i);
   }
 }
 
@@ -140,7 +126,7 @@ void WriteBlocks(Codes codes, const float* from, std::uint8_t* to, float* scales
     HWY_ALIGN BlockFloats values = {};
     HWY_ALIGN BlockCodes block;
     std::memcpy(values, from + begin, length * sizeof(float));
-    float scale = greatest_magnitude(values);
+    float scale = scale_for(greatest_magnitude(values));
     auto place = static_cast<std::size_t>(begin);
     codes == Codes::with_sign ? write_block<Codes::with_sign>(values, scale, dice, place, block)
                               : write_block<Codes::without_sign>(values, scale, dice, place, block);

@@ -4,12 +4,11 @@
 using WordTag = hn::ScalableTag<std::uint32_t>;
 using Words = hn::Vec<WordTag>;
 
-// 32 random bits for elements i, i + 1, ... of a call. The hash is C. Wellons's (Prospecting for Hash
-// Functions: 16, 0x21f0aaad, 15, 0x735a2d97, 15).
+// 32 random bits for elements i, i + 1, ... of a call. The hash is C. Wellons's (Prospecting for
+// Hash Functions: 16, 0x21f0aaad, 15, 0x735a2d97, 15).
 HWY_INLINE Words roll_words(const Dice& dice, std::size_t i) {
   const WordTag tag;
-  constexpr std::uint32_t apart =
-      0x9e3779b1U;  // places are multiplied by it, most of it once a loop
+  constexpr std::uint32_t apart = 0x9e3779b1U;  // what places are multiplied by
   Words lanes = hn::Mul(hn::Iota(tag, 0), hn::Set(tag, apart));
   Words x = hn::Add(lanes, hn::Set(tag, (dice.first + static_cast<std::uint32_t>(i)) * apart));
   x = hn::Xor(x, hn::Set(tag, dice.key));

@@ -31,16 +31,17 @@ struct Dice {
 // Precision, ICML 2015).
 void narrow_bfloat16(const float* from, std::uint16_t* to, std::int64_t count, const Dice& dice);
 
-// Codes of 8 bits, with one float32 scale for each block of 256 elements (Dettmers et al., 8-bit
-// Optimizers via Block-wise Quantization, ICLR 2022; the codes are other ones: a power of a whole
-// number, which needs no table). With a = the largest magnitude of the block:
+// Codes of 8 bits, with one scale for each block of 256 elements (Dettmers et al., 8-bit Optimizers
+// via Block-wise Quantization, ICLR 2022). A code is a small float, and a scale a power of two, as
+// in the OCP Microscaling formats, so reading and writing are shifts of a float32's own bits:
 //
-//   signed     value = a * sign(c) * (c / 127)^2        c = -127 .. 127
-//   unsigned   value = a * (c / 255)^4                  c = 0 .. 255, and 0 only for 0
+//   with sign      seeeemmm   value = scale * sign * 2^(e - 15) * (1 + m / 8)
+//   without sign   eeeeemmm   value = scale * 2^(e - 31) * (1 + m / 8)
 //
-// The first is for averages of gradients. The second is for averages of squares, which are read
-// through a square root and divided by: 256 codes span a factor of 4e9, and small values are never
-// taken for 0.
+// e = m = 0 is 0. The scale is the smallest power of two of which the block's largest magnitude is
+// at most 1.875 times, so nothing overflows. The first kind is for averages of gradients. The
+// second is for averages of squares, which are divided by: its codes reach down to 5e-10 of the
+// scale, and what is not 0 is never taken for it.
 constexpr std::int64_t block_elements = 256;
 
 enum class Codes { with_sign, without_sign };
@@ -48,8 +49,8 @@ enum class Codes { with_sign, without_sign };
 // `codes` has `count` elements, `scales` one for each block begun.
 void read_blocks(Codes codes, const std::uint8_t* from, const float* scales, float* to,
                  std::int64_t count);
-// Rounds by dice, right in the mean, or to nearest where `dice` is null: values that were read then
-// come back unchanged.
+// Rounds by dice, right in the mean, or to nearest where `dice` is null. Values that were read are
+// written without any change to them.
 void write_blocks(Codes codes, const float* from, std::uint8_t* to, float* scales,
                   std::int64_t count, const Dice* dice);
 

@@ -53,14 +53,38 @@ void update(const From* from, To* to, std::int64_t count, const Lanes& update_la
   std::memcpy(to + i, result, (elements - i) * sizeof(To));
 }
 
-using HalfTag = hn::Rebind<hwy::float16_t, FloatTag>;
-
-HWY_INLINE Floats widened_half(Halves bits) {
-  return hn::PromoteTo(FloatTag(), hn::BitCast(HalfTag(), bits));
+// IEEE halves by whole words, after M. Dukhan's FP16 library (fp16_ieee_to_fp32_value and
+// fp16_ieee_from_fp32_value): not every instruction set rounds them, and Highway then does not.
+HWY_INLINE Floats widened_half(Halves half) {
+  const FloatTag tag;
+  const WordTag words;
+  Words word = hn::ShiftLeft<16>(hn::PromoteTo(words, half));
+  Words twice = hn::Add(word, word);
+  Words lifted = hn::Add(hn::ShiftRight<4>(twice), hn::Set(words, 0xe0U << 23));
+  Floats normal = hn::Mul(hn::BitCast(tag, lifted), hn::Set(tag, 0x1.0p-112F));
+  Words low = hn::Or(hn::ShiftRight<17>(twice), hn::Set(words, 126U << 23));
+  Floats subnormal = hn::Sub(hn::BitCast(tag, low), hn::Set(tag, 0.5F));
+  auto is_small = hn::RebindMask(tag, hn::Lt(twice, hn::Set(words, 1U << 27)));
+  return hn::Or(hn::BitCast(tag, hn::And(word, hn::Set(words, 0x80000000U))),
+                hn::IfThenElse(is_small, subnormal, normal));
 }
 
-HWY_INLINE Halves narrowed_half(Floats values) {
-  return hn::BitCast(HalfBits(), hn::DemoteTo(HalfTag(), values));
+HWY_INLINE Halves narrowed_half(Floats value) {
+  const FloatTag tag;
+  const WordTag words;
+  Words word = hn::BitCast(words, value);
+  Words twice = hn::Add(word, word);
+  Words bias = hn::Max(hn::And(twice, hn::Set(words, 0xff000000U)), hn::Set(words, 0x71000000U));
+  Floats scaled =
+      hn::Mul(hn::Mul(hn::Abs(value), hn::Set(tag, 0x1.0p+112F)), hn::Set(tag, 0x1.0p-110F));
+  Words corner = hn::Add(hn::ShiftRight<1>(bias), hn::Set(words, 0x07800000U));
+  Words bits = hn::BitCast(words, hn::Add(hn::BitCast(tag, corner), scaled));
+  Words nonsign = hn::Add(hn::And(hn::ShiftRight<13>(bits), hn::Set(words, 0x7c00U)),
+                          hn::And(bits, hn::Set(words, 0x0fffU)));
+  auto is_number = hn::RebindMask(words, hn::Eq(value, value));
+  nonsign = hn::IfThenElse(is_number, nonsign, hn::Set(words, 0x7e00U));
+  Words sign = hn::And(hn::ShiftRight<16>(word), hn::Set(words, 0x8000U));
+  return low_halves(hn::Or(sign, nonsign));
 }
 
 void WidenHalf(const std::uint16_t* from, float* to, std::int64_t count) {

@@ -20,8 +20,8 @@ struct TreatmentLanes {
   Floats factor, upper, lower;
 };
 
-// What one vector of floats takes, or as many 16-bit numbers, of which the first `count` are in use;
-// the others are 1 or small.
+// What one vector of floats takes, or as many 16-bit numbers, of which the first `count` are in
+// use; the others are 1 or small.
 template <class T>
 struct LaneBuffer {
   LaneBuffer(const T* from, std::size_t count) : count(count) {

@@ -104,57 +104,75 @@ struct Blocks {
   }
 };
 
-TEST(Blocks, StandForPowersOfTheirCodes) {
+TEST(Blocks, StandForSmallFloats) {
   Blocks blocks(256);
   for (int i = 0; i < 256; ++i)
     blocks.codes[static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(i);
-  blocks.scales[0] = 3;
+  blocks.scales[0] = 4;
   auto with = blocks.values(Codes::with_sign), without = blocks.values(Codes::without_sign);
-  for (std::size_t i = 0; i < 256; ++i) {
-    double c = static_cast<std::int8_t>(i);
-    EXPECT_NEAR(with[i], 3 * c * std::abs(c) / (127.0 * 127), 1e-6 * std::abs(with[i]));
-    EXPECT_NEAR(without[i], 3 * std::pow(static_cast<double>(i) / 255, 4), 1e-6 * without[i]);
+  for (int i = 0; i < 256; ++i) {
+    double fraction = 1 + (i & 7) / 8.0, sign = i < 128 ? 1 : -1;
+    double size = (i & 127) == 0 ? 0 : std::ldexp(fraction, (i >> 3 & 15) - 15);
+    EXPECT_EQ(with[static_cast<std::size_t>(i)], 4 * sign * size) << i;
+    EXPECT_EQ(without[static_cast<std::size_t>(i)],
+              i == 0 ? 0 : 4 * std::ldexp(fraction, (i >> 3) - 31))
+        << i;
   }
 }
 
 TEST(Blocks, ComeBackAsTheyWere) {
-  for (std::int64_t count : {0, 1, 255, 256, 257, 1000}) {
-    at::Tensor values = torch::randn({count}), squares = values.square() * 1e-6;
+  const Dice dice{.key = 1};
+  for (std::int64_t count : {0, 1, 255, 256, 257, 5000}) {
+    at::Tensor values = torch::randn({count}) * torch::exp(torch::randn({count}) * 4);
+    at::Tensor squares = values.square() * 1e-6;
     for (Codes kind : {Codes::with_sign, Codes::without_sign}) {
       const at::Tensor& plain = kind == Codes::with_sign ? values : squares;
-      Blocks once(count), again(count);
+      Blocks once(count), nearest(count), diced(count);
       write_blocks(kind, plain.const_data_ptr<float>(), once.codes.data(), once.scales.data(),
                    count, nullptr);
       std::vector<float> read = once.values(kind);
-      write_blocks(kind, read.data(), again.codes.data(), again.scales.data(), count, nullptr);
-      EXPECT_EQ(again.codes, once.codes) << count;
-      EXPECT_EQ(again.scales, once.scales) << count;
+      write_blocks(kind, read.data(), nearest.codes.data(), nearest.scales.data(), count, nullptr);
+      write_blocks(kind, read.data(), diced.codes.data(), diced.scales.data(), count, &dice);
+      EXPECT_EQ(nearest.values(kind), read) << count;
+      EXPECT_EQ(diced.values(kind), read) << count;
     }
   }
 }
 
-TEST(Blocks, AreNearAndNeverTakeSmallSquaresForNothing) {
-  at::Tensor values = torch::rand({256}).pow(8);
+TEST(Blocks, AreTheNearestCode) {
+  at::Tensor values = torch::rand({256}).pow(6);
+  for (Codes kind : {Codes::with_sign, Codes::without_sign}) {
+    Blocks blocks(256);
+    write_blocks(kind, values.const_data_ptr<float>(), blocks.codes.data(), blocks.scales.data(),
+                 256, nullptr);
+    auto read = blocks.values(kind);
+    for (std::size_t i = 0; i < 256; ++i) {
+      double value = values[static_cast<std::int64_t>(i)].item<double>();
+      EXPECT_NEAR(read[i], value, value / 16 + 2e-5) << i;
+    }
+  }
+}
+
+TEST(Blocks, NeverTakeSmallSquaresForNothing) {
+  at::Tensor values = torch::ones({256});
   values[0] = 0;
   values[1] = 1e-30;
+  values[2] = 1e-9;
   Blocks blocks(256);
   write_blocks(Codes::without_sign, values.const_data_ptr<float>(), blocks.codes.data(),
                blocks.scales.data(), 256, nullptr);
   auto read = blocks.values(Codes::without_sign);
   EXPECT_EQ(read[0], 0);
   EXPECT_GT(read[1], 0);
-  for (std::size_t i = 2; i < 256; ++i) {
-    double value = values[static_cast<std::int64_t>(i)].item<double>();
-    double code = 255 * std::pow(value / blocks.scales[0], 0.25);
-    EXPECT_NEAR(read[i], value, value * std::max(2.5 / code, 1e-5) + 1e-9) << i;
-  }
+  EXPECT_NEAR(read[2], 1e-9, 1e-10);
+  EXPECT_EQ(read[3], 1);
 }
 
 TEST(Blocks, AreRightInTheMeanByDice) {
   for (Codes kind : {Codes::with_sign, Codes::without_sign}) {
     constexpr std::int64_t count = 256 * 400;
-    at::Tensor values = torch::full({count}, 0.0123F);
-    values.view({-1, 256}).select(1, 0).fill_(1);  // each block's scale
+    at::Tensor values = torch::full({count}, 0.0123F);  // between two codes
+    values.view({-1, 256}).select(1, 0).fill_(1);       // each block's scale
     Blocks blocks(count);
     Dice dice{.key = 11};
     write_blocks(kind, values.const_data_ptr<float>(), blocks.codes.data(), blocks.scales.data(),

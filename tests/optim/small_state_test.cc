@@ -28,7 +28,7 @@ double trained_loss(const Make& make) {
   auto optimizer = make(model->parameters());
   at::Tensor truth = torch::randn({8, 1});
   double sum = 0;
-  constexpr int steps = 1500, last = 200;
+  constexpr int steps = 1000, last = 200;
   for (int step = 0; step < steps; ++step) {
     at::Tensor x = torch::randn({64, 8});
     at::Tensor y = torch::sin(x.matmul(truth)) + 0.1 * torch::randn({64, 1});  // 0.01 stays
