@@ -28,9 +28,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using ByteTag = hn::Rebind<std::uint8_t, FloatTag>;
 
-// Every function below works on a whole block in buffers; callers pad the last one with zeros.
-using BlockFloats = float[block_elements];
-using BlockCodes = std::uint8_t[block_elements];
+// Every function below works on a whole block; the last one is padded with zeros.
 
 // The kinds of small floats: what their exponent 0 is in a float32, the largest code, and the least
 // number that is not 0, as a share of the scale.
@@ -43,7 +41,7 @@ struct Small {
 };
 
 template <Codes codes>
-void read_block(const BlockCodes& from, float scale, BlockFloats& to) {
+void read_block(const std::uint8_t* from, float scale, float* to) {
   using Kind = Small<codes>;
   const FloatTag tag;
   const WordTag words;
@@ -60,7 +58,7 @@ void read_block(const BlockCodes& from, float scale, BlockFloats& to) {
   }
 }
 
-float greatest_magnitude(const BlockFloats& values) {
+float greatest_magnitude(const float* values) {
   const FloatTag tag;
   Floats greatest = hn::Zero(tag);
   for (std::size_t i = 0; i < block_elements; i += hn::Lanes(tag))
@@ -77,8 +75,8 @@ float scale_for(float greatest) {
 }
 
 template <Codes codes>
-void write_block(const BlockFloats& values, float scale, const Dice* dice, std::size_t place,
-                 BlockCodes& to) {
+void write_block(const float* values, float scale, const Dice* dice, std::size_t place,
+                 std::uint8_t* to) {
   using Kind = Small<codes>;
   const FloatTag tag;
   const WordTag words;
@@ -105,34 +103,45 @@ void write_block(const BlockFloats& values, float scale, const Dice* dice, std::
   }
 }
 
+void read_any(Codes codes, const std::uint8_t* from, float scale, float* to) {
+  codes == Codes::with_sign ? read_block<Codes::with_sign>(from, scale, to)
+                            : read_block<Codes::without_sign>(from, scale, to);
+}
+
+float write_any(Codes codes, const float* values, const Dice* dice, std::size_t place,
+                std::uint8_t* to) {
+  float scale = scale_for(greatest_magnitude(values));
+  codes == Codes::with_sign ? write_block<Codes::with_sign>(values, scale, dice, place, to)
+                            : write_block<Codes::without_sign>(values, scale, dice, place, to);
+  return scale;
+}
+
 void ReadBlocks(Codes codes, const std::uint8_t* from, const float* scales, float* to,
                 std::int64_t count) {
-  for (std::int64_t begin = 0; begin < count; begin += block_elements) {
-    auto length = static_cast<std::size_t>(std::min(block_elements, count - begin));
-    HWY_ALIGN BlockCodes block = {};
-    HWY_ALIGN BlockFloats values;
-    std::memcpy(block, from + begin, length);
-    float scale = scales[begin / block_elements];
-    codes == Codes::with_sign ? read_block<Codes::with_sign>(block, scale, values)
-                              : read_block<Codes::without_sign>(block, scale, values);
-    std::memcpy(to + begin, values, length * sizeof(float));
-  }
+  std::int64_t begin = 0;
+  for (; begin + block_elements <= count; begin += block_elements)
+    read_any(codes, from + begin, *scales++, to + begin);
+  if (begin == count) return;
+  auto length = static_cast<std::size_t>(count - begin);
+  HWY_ALIGN std::uint8_t last[block_elements] = {};
+  HWY_ALIGN float values[block_elements];
+  std::memcpy(last, from + begin, length);
+  read_any(codes, last, *scales, values);
+  std::memcpy(to + begin, values, length * sizeof(float));
 }
 
 void WriteBlocks(Codes codes, const float* from, std::uint8_t* to, float* scales,
                  std::int64_t count, const Dice* dice) {
-  for (std::int64_t begin = 0; begin < count; begin += block_elements) {
-    auto length = static_cast<std::size_t>(std::min(block_elements, count - begin));
-    HWY_ALIGN BlockFloats values = {};
-    HWY_ALIGN BlockCodes block;
-    std::memcpy(values, from + begin, length * sizeof(float));
-    float scale = scale_for(greatest_magnitude(values));
-    auto place = static_cast<std::size_t>(begin);
-    codes == Codes::with_sign ? write_block<Codes::with_sign>(values, scale, dice, place, block)
-                              : write_block<Codes::without_sign>(values, scale, dice, place, block);
-    std::memcpy(to + begin, block, length);
-    scales[begin / block_elements] = scale;
-  }
+  std::int64_t begin = 0;
+  for (; begin + block_elements <= count; begin += block_elements)
+    *scales++ = write_any(codes, from + begin, dice, static_cast<std::size_t>(begin), to + begin);
+  if (begin == count) return;
+  auto length = static_cast<std::size_t>(count - begin);
+  HWY_ALIGN float last[block_elements] = {};
+  HWY_ALIGN std::uint8_t block[block_elements];
+  std::memcpy(last, from + begin, length * sizeof(float));
+  *scales = write_any(codes, last, dice, static_cast<std::size_t>(begin), block);
+  std::memcpy(to + begin, block, length);
 }
 
 }  // namespace
