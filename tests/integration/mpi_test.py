@@ -44,8 +44,8 @@ def killed(name, words):
     began = time.monotonic()
     process.finish(seconds=30)
     if name in LEAVES_OTHERS_ALIVE:
-        expect_words(log.read_text(errors="replace"),
-                     r"lost: rank \d ended before all_reduce #\d+ \(4 kB\), which rank \d waits in")
+        expect_words(log.read_text(errors="replace"), r"rank \d of 3 was lost: its process \d+ ended without leaving",
+                     r"; rank \d waits in all_reduce #\d+ \(4 kB\)")
     shown(f"{name}: a rank killed, all ended after", time.monotonic() - began)
 
 
