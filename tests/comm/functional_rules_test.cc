@@ -5,6 +5,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/local.h>
 
+#include "comm/gradient_check.h"
 #include "support/messages.h"
 #include "support/torch/engine_test.h"
 #include "support/torch/values.h"
@@ -30,7 +31,10 @@ using test::values;
 
 namespace {
 
-class Functional : public test::EngineTest {};
+class Functional : public test::EngineTest {
+ protected:
+  void run(const test::GroupBody& body) { test::run_apart(engine(), size(), body); }
+};
 
 // Row r * 10 + i of rank r, so that every place can be told from every other.
 at::Tensor rows_of(int rank, std::int64_t rows) {
@@ -160,7 +164,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, Functional, test::every_engine({1, 3}), test::
 class FunctionalMismatch : public testing::TestWithParam<test::Engine> {};
 
 TEST_P(FunctionalMismatch, AnInputThatRequiresGradOnSomeRanksOnlyIsNamed) {
-  test::run_group(GetParam(), 2, [](Group group) {
+  test::run_apart(GetParam(), 2, [](Group group) {
     auto x = at::ones({3}).requires_grad_(group.is_root());
     auto text = test::message_of<Mismatch>([&] { (void)broadcast(x, group); });
     test::expect_words(text, {"broadcast", "differentiable", "functional_rules_test.cc"});
@@ -168,7 +172,7 @@ TEST_P(FunctionalMismatch, AnInputThatRequiresGradOnSomeRanksOnlyIsNamed) {
 }
 
 TEST_P(FunctionalMismatch, AResultThatOneRankDoesNotUseIsNamedAtTheDeadline) {
-  test::run_group(
+  test::run_apart(
       GetParam(), 2,
       [](Group group) {
         auto x = at::ones({3}).requires_grad_();

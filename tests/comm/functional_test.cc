@@ -170,6 +170,7 @@ std::vector<Case> moves() {
 
 class Gradients : public test::EngineTest {
  protected:
+  void run(const test::GroupBody& body) { test::run_apart(engine(), size(), body); }
   void check(const std::vector<Case>& cases) {
     run([&](Group group) {
       for (const Case& one : cases) {

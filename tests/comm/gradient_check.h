@@ -3,7 +3,9 @@
 #pragma once
 
 #include <lockstep/comm/group.h>
+#include <lockstep/comm/local.h>
 
+#include "support/torch/ranks.h"
 #include "support/torch/values.h"
 
 #include <ATen/core/Tensor.h>
@@ -35,6 +37,14 @@ inline bool has_one_input(Convention convention) {
 
 inline bool has_one_loss(Convention convention) {
   return convention == Convention::replicated_loss || convention == Convention::replicated;
+}
+
+// As run_group(), with threads in a process of their own: autograd's engine, once it has threads for
+// a device (staged_backend_test.cc brings one), cannot be used in a fork of its process.
+inline void run_apart(Engine engine, int size, const GroupBody& body,
+                      Duration timeout = std::chrono::seconds(20)) {
+  if (engine != Engine::local) return run_group(engine, size, body, timeout);
+  expect_ranks(1, [&](int) { run_as_threads(size, body, timeout); });
 }
 
 // Complex numbers as pairs.

@@ -60,6 +60,8 @@ std::vector<Group> local_groups(int size, Duration timeout) {
 
 void run_as_threads(int size, const std::function<void(Group)>& rank, Duration timeout) {
   auto groups = local_groups(size, timeout);
+  // The first call in a forked process renews LibTorch's pool, which threads must not do at once.
+  at::set_num_threads(at::get_num_threads());
   FirstError first;
   {
     std::vector<std::jthread> threads;
