@@ -39,8 +39,8 @@ inline bool has_one_loss(Convention convention) {
   return convention == Convention::replicated_loss || convention == Convention::replicated;
 }
 
-// As run_group(), with threads in a process of their own: autograd's engine, once it has threads for
-// a device (staged_backend_test.cc brings one), cannot be used in a fork of its process.
+// As run_group(), with threads in a process of their own: autograd's engine, once it has threads
+// for a device (staged_backend_test.cc brings one), cannot be used in a fork of its process.
 inline void run_apart(Engine engine, int size, const GroupBody& body,
                       Duration timeout = std::chrono::seconds(20)) {
   if (engine != Engine::local) return run_group(engine, size, body, timeout);
