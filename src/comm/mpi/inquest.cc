@@ -33,6 +33,13 @@ std::string last_calls(const Inquest& inquest, const std::vector<int>& ranks) {
   return text;
 }
 
+// What a missing rank should have called: the other end, for a message.
+std::string due_call(const PostedCall& call) {
+  if (call.collective == Collective::send) return "recv for " + describe(call);
+  if (call.collective == Collective::recv) return "send for " + describe(call);
+  return describe(call);
+}
+
 Verdict overdue(const Inquest& inquest, std::string_view group) {
   std::vector<int> silent;
   std::vector<int> missing;
@@ -47,8 +54,7 @@ Verdict overdue(const Inquest& inquest, std::string_view group) {
     }
   }
   std::ranges::sort(waiting);
-  auto due = formatted("{}{}", inquest.call.is_message() ? "the other end of " : "",
-                       describe(inquest.call));
+  auto due = due_call(inquest.call);
   auto text = formatted("after {}: ", format_duration(inquest.waited));
   auto waits =
       formatted("that {} {} in", rank_list(waiting), waiting.size() == 1 ? "waits" : "wait");

@@ -24,7 +24,7 @@ struct Answer {
 [[nodiscard]] Answer read_answer(std::uint64_t fingerprint, std::string_view text);
 
 struct Inquest {
-  enum class Cause { difference, deadline };
+  enum class Cause { difference, deadline, notice };
   Cause cause = Cause::deadline;
   PostedCall call;  // of this rank, without tensors
   std::uint64_t fingerprint = 0;

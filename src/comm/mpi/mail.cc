@@ -2,6 +2,7 @@
 #include "comm/mpi/member.h"
 
 #include <lockstep/base/format.h>
+#include <lockstep/base/log.h>
 
 #include "comm/watch/call_watch.h"
 
@@ -48,9 +49,8 @@ void Member::arrived(Arrival arrival) {
                  false);
     }
     case Kind::left: {
-      auto last = text_of(arrival);
-      auto what = formatted("; its last call was {}", last.empty() ? "none" : last);
-      return gone(from, {"left", what, arrival.header.number});
+      std::string last(text_of(arrival));
+      return gone(from, {true, last.empty() ? "none" : last, arrival.header.number});
     }
     case Kind::answer:
       return hear(from, arrival);
@@ -92,7 +92,7 @@ bool Member::agrees(int from, const Header& header) {
 }
 
 void Member::inquire(Inquest inquest) {
-  if (inquest_) return;
+  if (inquest_ && inquest_->cause != Inquest::Cause::notice) return;
   const auto& call = inquest.call;
   auto about = call.collective == Collective::send   ? about_messages_from_asker
                : call.collective == Collective::recv ? about_messages_to_asker
@@ -124,11 +124,18 @@ void Member::hear(int from, const Arrival& arrival) {
     return;
   inquest_->answers.insert_or_assign(from,
                                      read_answer(arrival.header.fingerprint, text_of(arrival)));
-  if (inquest_->is_complete()) die(judge(*inquest_, group_), true);
+  if (inquest_->is_complete()) conclude();
 }
 
 void Member::tick() {
-  if (inquest_ && Clock::now() > inquest_end_) die(judge(*inquest_, group_), true);
+  if (inquest_ && Clock::now() > inquest_end_) conclude();
+}
+
+void Member::conclude() {
+  auto inquest = *std::exchange(inquest_, std::nullopt);
+  auto verdict = judge(inquest, group_);
+  if (inquest.cause != Inquest::Cause::notice || verdict.kind != 'T') return die(verdict, true);
+  log::warning("{}", verdict.text);
 }
 
 Member::Pointer Member::waiting(std::uint64_t ticket) const {
@@ -140,14 +147,14 @@ Member::Pointer Member::waiting(std::uint64_t ticket) const {
   return nullptr;
 }
 
-void Member::overdue(std::uint64_t ticket) {
+void Member::overdue(std::uint64_t ticket, Inquest::Cause cause, Duration waited) {
   auto operation = waiting(ticket);
   if (dead_ || !operation) return;
-  Inquest inquest{.cause = Inquest::Cause::deadline,
+  Inquest inquest{.cause = cause,
                   .call = operation->call().without_tensors(),
                   .fingerprint = operation->fingerprint(),
                   .rank = rank_,
-                  .waited = operation->call().timeout,
+                  .waited = waited,
                   .asked = {},
                   .answers = {}};
   for (int rank = 0; rank < size_; ++rank) {
@@ -164,9 +171,9 @@ void Member::lost(int from, const std::string& how) {
   if (rank == size_) return;
   // What it had begun to send may never end.
   for (const auto& [ticket, operation] : messages_) {
-    if (operation->call().root == rank) return miss(*operation, rank, {"ended", "", 0});
+    if (operation->call().root == rank) return miss(*operation, rank, {false, how, 0});
   }
-  gone(rank, {"ended", "", 0});
+  gone(rank, {false, how, 0});
 }
 
 void Member::gone(int rank, const Absence& absence) {
@@ -186,9 +193,16 @@ void Member::check_gone(const Operation& operation) {
 }
 
 void Member::miss(const Operation& operation, int rank, const Absence& absence) {
-  die({'P', formatted("rank {} {} before {}, which rank {} waits in{}{}", rank, absence.how,
-                      describe(operation.call()), rank_, absence.last_call,
-                      watch::words_of_group(group_))},
+  auto call = describe(operation.call());
+  auto text =
+      absence.in_order
+          ? formatted(
+                "it left in order without taking part in {} that rank {} waits in; its last "
+                "call was {}",
+                call, rank_, absence.what)
+          : formatted("{}; rank {} waits in {}", absence.what, rank_, call);
+  die({'P',
+       formatted("rank {} of {} was lost: {}{}", rank, size_, text, watch::words_of_group(group_))},
       true);
 }
 

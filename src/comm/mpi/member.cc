@@ -11,6 +11,9 @@
 namespace lockstep::mpi {
 namespace {
 
+// When a line of the log says who is waited for.
+constexpr Duration notice_after = std::chrono::seconds(30);
+
 // Calls that a rank remembers for those that come later.
 constexpr std::size_t remembered_calls = 64;
 
@@ -48,16 +51,26 @@ void Member::wait(std::uint64_t ticket) {
   std::unique_lock lock(mutex_);
   auto entry = open_.find(ticket);
   if (entry == open_.end()) return;
-  auto deadline = Deadline::after(entry->second);
+  auto timeout = entry->second;
+  auto deadline = Deadline::after(timeout);
+  auto notice = Deadline::after(notice_after);
   bool asked = false;
   while (open_.contains(ticket)) {
     failure_.rethrow_if_any();
     if (deadline.passed() && !asked) {
       asked = true;
-      office_.give([self = shared_from_this(), ticket] { self->overdue(ticket); });
+      office_.give([self = shared_from_this(), ticket, timeout] {
+        self->overdue(ticket, Inquest::Cause::deadline, timeout);
+      });
+    } else if (notice.passed() && !asked) {
+      notice = Deadline::never();
+      office_.give([self = shared_from_this(), ticket] {
+        self->overdue(ticket, Inquest::Cause::notice, notice_after);
+      });
     }
+    auto most = std::min<Duration>(deadline.left(), notice.left());
     changed_.wait_for(lock, asked ? Duration(std::chrono::seconds(1))
-                                  : std::min<Duration>(deadline.left(), std::chrono::hours(1)));
+                                  : std::min<Duration>(most, std::chrono::hours(1)));
   }
 }
 

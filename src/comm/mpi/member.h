@@ -82,8 +82,8 @@ class Member final : public Recipient, public std::enable_shared_from_this<Membe
     [[nodiscard]] const Known* find(std::uint64_t number) const;
   };
   struct Absence {
-    std::string how;
-    std::string last_call;    // the end of a sentence
+    bool in_order = false;
+    std::string what;         // its last call, or what became of its process
     std::uint64_t calls = 0;  // collectives that it posted before
   };
   struct Claim {  // what a peer said of a call that this rank has not posted yet
@@ -112,7 +112,9 @@ class Member final : public Recipient, public std::enable_shared_from_this<Membe
   void answer(int from, const Header& header);
   void hear(int from, const Arrival& arrival);
   void inquire(Inquest inquest);
-  void overdue(std::uint64_t ticket);
+  void conclude();
+  // Nobody waits longer for it, or (a notice) it has taken long.
+  void overdue(std::uint64_t ticket, Inquest::Cause cause, Duration waited);
   void gone(int rank, const Absence& absence);
   void check_gone(const Operation& operation);
   void miss(const Operation& operation, int rank, const Absence& absence);

@@ -260,7 +260,7 @@ void PostOffice::attach(std::uint64_t group, std::shared_ptr<Recipient> recipien
   auto early = unclaimed_.extract(group);
   recipients_.emplace(group, recipient);
   if (!broken_.empty()) return recipient->lost(-1, broken_);
-  for (int rank : lost_) recipient->lost(rank, "");
+  for (const auto& [rank, how] : lost_) recipient->lost(rank, how);
   if (early.empty()) return;
   for (auto& arrival : early.mapped()) recipient->arrived(std::move(arrival));
 }
@@ -273,7 +273,7 @@ void PostOffice::detach(std::uint64_t group) {
 void PostOffice::watch(int rank, int process) {
   if (rank == world_.rank || processes_.contains(rank) || lost_.contains(rank)) return;
   try {
-    processes_.emplace(rank, sys::open_pidfd(process));
+    processes_.emplace(rank, Process{process, sys::open_pidfd(process)});
   } catch (const SystemError&) {
     // Gone already, or out of sight: its silence will tell.
   }
@@ -285,28 +285,31 @@ void PostOffice::check_processes() {
   last_look_ = now;
   std::vector<int> ended;
   for (auto& [rank, process] : processes_) {
-    pollfd entry{process.get(), POLLIN, 0};
+    pollfd entry{process.end.get(), POLLIN, 0};
     if (::poll(&entry, 1, 0) > 0) ended.push_back(rank);
   }
   auto recipients = recipients_;  // they may detach themselves
   for (int rank : ended) {
-    processes_.erase(rank);
+    auto process = processes_.extract(rank).mapped().number;
     if (departed_.contains(rank)) continue;
-    lost_.insert(rank);
-    for (auto& [group, recipient] : recipients) recipient->lost(rank, "");
+    auto how = formatted("its process {} ended without leaving", process);
+    lost_.emplace(rank, how);
+    for (auto& [group, recipient] : recipients) recipient->lost(rank, how);
   }
   for (auto& [group, recipient] : recipients) recipient->tick();
 }
 
 // While mail is expected: look again and again for a while, then every tens of microseconds, and
-// after a while every half millisecond. Without: a thousand times a second.
+// after a while every half millisecond. Longer at first when something is moving: MPI moves a
+// large message bit by bit, whenever it is called. Without mail: a thousand times a second.
 void PostOffice::rest(int idle_rounds) {
   bool expects = expected_ > 0 || !moving_.empty();
-  if (expects && idle_rounds < 100) {
+  int eager = moving_.empty() ? 100 : 2000;
+  if (expects && idle_rounds < eager) {
     ::sched_yield();
     return;
   }
-  auto pause = !expects ? 1000us : idle_rounds < 400 ? 30us : 300us;
+  auto pause = !expects ? 1000us : idle_rounds < 4 * eager ? 30us : 300us;
   std::unique_lock lock(mutex_);
   given_.wait_for(lock, pause, [this] { return !errands_.empty() || ending_; });
 }

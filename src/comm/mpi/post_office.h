@@ -46,7 +46,7 @@ class Recipient {
  public:
   virtual ~Recipient() = default;
   virtual void arrived(Arrival arrival) = 0;
-  // The process of that rank has ended; -1: MPI has, and `how` is what it said.
+  // That rank is gone; -1: nothing moves any more. `how` says why.
   virtual void lost(int from, const std::string& how) = 0;
   // Now and then, for deadlines.
   virtual void tick() = 0;
@@ -141,9 +141,13 @@ class PostOffice {
   std::map<std::uint64_t, std::shared_ptr<Recipient>> recipients_;
   std::map<std::uint64_t, std::vector<Arrival>> unclaimed_;  // for groups that are not there yet
   std::set<std::uint64_t> detached_;
-  std::map<int, sys::FileDescriptor> processes_;
-  std::set<int> lost_;
-  std::set<int> departed_;  // that said goodbye
+  struct Process {
+    int number = 0;
+    sys::FileDescriptor end;  // readable when it has ended
+  };
+  std::map<int, Process> processes_;
+  std::map<int, std::string> lost_;  // and how
+  std::set<int> departed_;           // that said goodbye
   Clock::time_point last_look_{};
   int expected_ = 0;
   bool a_group_failed_ = false;

@@ -8,6 +8,7 @@
 #include "comm/flight/recorded_backend.h"
 #include "comm/joining/meeting.h"
 #include "comm/joining/other_launchers.h"
+#include "comm/mpi/post_office.h"
 
 #include <gtest/gtest.h>
 
@@ -125,6 +126,7 @@ void run_group(Engine engine, int size, const GroupBody& body, Duration timeout)
   MeetingPlace place(engine, size, timeout);
   if (is_under_mpirun()) {
     try {
+      mpi::PostOffice::open();  // MPI begins in all processes, also in those that have no rank here
       int rank = place_under_mpirun().rank;
       if (rank < size) body(place.join(rank));
     } catch (const std::exception& error) {
