@@ -4,8 +4,6 @@
 //   build/release/bench/shm_check
 #include "comm/shm/descriptor.h"
 
-#include <lockstep/base/fingerprint.h>
-
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
@@ -16,7 +14,7 @@ namespace {
 
 Fingerprint fingerprint_of_call(std::uint64_t count, std::string_view tag) {
   return Agreement{Collective::all_reduce, Op::sum, DType::float32, 0, false, count}.fingerprint(
-      fingerprint(tag));
+      names_of(tag));
 }
 
 void make_fingerprint(benchmark::State& state) {

@@ -93,10 +93,10 @@ TEST(NodeSharedOnGloo, IsRefused) {
   });
 }
 
-// 256 MB that nobody touches: moving them would take tens of milliseconds, and their pages.
+// 32 MB that nobody touches: moving them would take milliseconds, and their pages.
 TEST(NodeSharedOnShm, AllGatherOfItsOwnSlicesMovesNothing) {
   run_group(Engine::shm, 2, [](Group group) {
-    constexpr std::int64_t half = 32 << 20;
+    constexpr std::int64_t half = 4 << 20;
     auto shared = group.empty_node_shared({2 * half}, at::kFloat);
     auto mine = shared.narrow(0, half * group.rank(), half);
     auto best = std::chrono::nanoseconds::max();

@@ -44,7 +44,9 @@ std::int64_t sum_floats(const Combination& c) {
   auto elements = static_cast<std::size_t>(c.elements);
   std::size_t i = 0;
   for (; i + 2 * lanes <= elements; i += 2 * lanes) {
-    for (const float* input : inputs) hwy::Prefetch(input + i + ahead);
+    if (i + ahead < elements) {  // beyond lies what peers are about to write
+      for (const float* input : inputs) hwy::Prefetch(input + i + ahead);
+    }
     auto first = tree_in_registers<0, ranks>(tag, inputs.data(), i);
     auto second = tree_in_registers<0, ranks>(tag, inputs.data(), i + lanes);
     if constexpr (average) {

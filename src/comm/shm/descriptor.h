@@ -14,6 +14,7 @@
 #include "comm/shm/location.h"
 #include "comm/shm/shared_text.h"
 
+#include <lockstep/base/fingerprint.h>
 #include <lockstep/comm/op.h>
 
 #include <atomic>
@@ -32,6 +33,11 @@ struct Fingerprint {
   std::uint64_t names = 0;  // hash of the tag and of uneven counts
   friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
 };
+
+// Of a tag; most calls have none.
+[[nodiscard]] inline std::uint64_t names_of(std::string_view tag) {
+  return tag.empty() ? 0 : fingerprint(tag);
+}
 
 struct Agreement {
   Collective collective = Collective::barrier;

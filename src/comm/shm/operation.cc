@@ -109,7 +109,7 @@ Fingerprint Operation::agree(const Posting& posting, int members) {
             count_of(posting, members), counts_, {}};
   Agreement agreement{posting.collective, posting.op, posting.dtype,
                       shape_.root,        uneven,     static_cast<std::uint64_t>(shape_.count)};
-  std::uint64_t names = fingerprint(posting.tag);
+  std::uint64_t names = names_of(posting.tag);
   if (!counts_.empty())
     names = combine_fingerprints(names, fingerprint_of(std::span<const std::int64_t>(counts_)));
   return agreement.fingerprint(names);

@@ -4,11 +4,6 @@
 
 namespace lockstep::shm {
 
-bool combines(Collective collective) {
-  return collective == Collective::all_reduce || collective == Collective::reduce ||
-         collective == Collective::reduce_scatter;
-}
-
 bool reads_input(Collective collective, int rank, int root) {
   switch (collective) {
     case Collective::barrier:

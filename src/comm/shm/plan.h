@@ -58,7 +58,10 @@ struct Move {
   std::int64_t length = 0;
 };
 
-[[nodiscard]] bool combines(Collective collective);
+[[nodiscard]] constexpr bool combines(Collective collective) {
+  return collective == Collective::all_reduce || collective == Collective::reduce ||
+         collective == Collective::reduce_scatter;
+}
 [[nodiscard]] bool reads_input(Collective collective, int rank, int root);
 [[nodiscard]] bool writes_output(Collective collective, int rank, int root);
 
