@@ -93,6 +93,22 @@ TEST(Nodes, TheFirstFailureIsReportedByEveryAgentOnce) {
                               "ended after it: ranks 4, 5: killed by signal 15 (SIGTERM)"});
 }
 
+// Whichever it is.
+TEST(Nodes, OfFailuresAtTheSameTimeAllAgentsShowTheSame) {
+  for (int round = 0; round < 3; ++round) {
+    const auto ran = run_nodes(same_nodes(4, 1, "exit $((10 + RANK))"));
+    const int code = ran[0].exit_code;
+    EXPECT_TRUE(code >= 10 && code < 14) << code << ran[0].problem;
+    const std::string first = "rank " + std::to_string(code - 10) + " of 4 (node " +
+                              std::to_string(code - 10) + ", host ";
+    for (const NodeRan& node : ran) {
+      EXPECT_EQ(node.exit_code, code) << node.problem;
+      EXPECT_EQ(times(node.error, first), 1u) << node.error;
+      EXPECT_EQ(times(node.error, " of 4 (node "), 1u) << node.error;
+    }
+  }
+}
+
 TEST(Nodes, AKilledRankGives128PlusTheSignalEverywhere) {
   const auto ran = run_nodes(same_nodes(2, 1, "[ $RANK = 0 ] && kill -9 $$; exec sleep 60"));
   for (const NodeRan& node : ran) EXPECT_EQ(node.exit_code, 137) << node.problem;
