@@ -20,7 +20,7 @@ using lockstep::print_to;
 constexpr const char* usage_before_siblings =
     "Usage: lockstep COMMAND [OPTIONS]\n"
     "\n"
-    "  run      start a program as N ranks on this machine\n"
+    "  run      start a program as N ranks, on this machine or on several\n"
     "  info     what this build has and what this machine offers\n";
 constexpr const char* usage_after_siblings =
     "  help     this text; `lockstep help COMMAND` is `lockstep COMMAND --help`\n"

@@ -1,4 +1,4 @@
-// lockstep run: starts a program as N ranks on this machine.
+// lockstep run: starts a program as N ranks on this machine, alone or as one node of several.
 #pragma once
 
 #include <string>
