@@ -20,7 +20,7 @@ namespace lockstep::launch {
 
 namespace {
 
-constexpr std::chrono::seconds look_again{1};  // whether somebody has refused meanwhile
+constexpr std::chrono::seconds look_again{1};        // whether somebody has refused meanwhile
 constexpr std::chrono::seconds roster_patience{10};  // beyond the deadline of node 0, which decides
 
 std::string secret_of(const NodeSpec& spec, const Rendezvous& at) {

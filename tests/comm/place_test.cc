@@ -193,8 +193,7 @@ TEST(PortOfStep, IsBelowThoseOfClients) {
 }
 
 TEST(ProcessStat, IsReadWithAnyName) {
-  const auto stat =
-      parse_stat("41 (a (b) c) S 7 41 41 0 -1 1 2 3 4 5 6 7 8 9 20 0 1 0 98765 1 2");
+  const auto stat = parse_stat("41 (a (b) c) S 7 41 41 0 -1 1 2 3 4 5 6 7 8 9 20 0 1 0 98765 1 2");
   EXPECT_EQ(stat.name, "a (b) c");
   EXPECT_EQ(stat.parent, 7);
   EXPECT_EQ(stat.start_time, 98765u);

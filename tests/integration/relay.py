@@ -6,7 +6,7 @@ import time
 
 
 class Relay:
-    """Listens at (host, port) and connects each client to `target`. Both directions are delayed by `delay` seconds."""
+    """Listens at (host, port) and connects each client to `target`; `delay` seconds in each direction."""
 
     def __init__(self, host, port, target, delay=0.0):
         self.target, self.delay = target, delay

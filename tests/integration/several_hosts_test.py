@@ -63,10 +63,9 @@ class Cluster:
         make_hosts(folder)
 
     def agent(self, host, nodes, ranks, program, *options, rendezvous=f"{address(0)}:{PORT}"):
-        words = ["nsenter", f"--net={self.folder}/host{host}", lockstep(), "run", "--nnodes", str(nodes), "--node-rank",
-                 str(host), "--rendezvous", rendezvous, "--secret-file", str(self.secret), "--join-timeout", "20s",
-                 "-n", str(ranks), *options, *program]
-        return Process(words, env=environment(GLOO_SOCKET_IFNAME="eth0"))
+        words = ["--nnodes", str(nodes), "--node-rank", str(host), "--rendezvous", rendezvous, "--secret-file",
+                 str(self.secret), "--join-timeout", "20s", "-n", str(ranks), *options, *program]
+        return Process(["nsenter", f"--net={self.folder}/host{host}", lockstep(), "run", *words], env=environment(GLOO_SOCKET_IFNAME="eth0"))
 
     def agents(self, ranks, program, *options, **more):
         return [self.agent(host, len(ranks), count, program, *options, **more) for host, count in enumerate(ranks)]
@@ -122,13 +121,14 @@ def start_python(cluster):
     python = os.environ.get("LOCKSTEP_PYTHON") or str(pathlib.Path(__file__).parents[2] / ".venv/bin/python")
     if not os.access(python, os.X_OK):
         return print("no Python with torch: set LOCKSTEP_PYTHON")
-    script = ("import torch, torch.distributed as d; d.init_process_group('gloo'); t = torch.ones(3) * (d.get_rank() + 1);"
-              "d.all_reduce(t); print('sum', t[0].item(), flush=True); d.destroy_process_group()")
+    script = ("import torch, torch.distributed as d; d.init_process_group('gloo');"
+              "t = torch.ones(3) * (d.get_rank() + 1); d.all_reduce(t); print('sum', t[0].item(), flush=True); d.destroy_process_group()")
     return cluster.agents([1, 1], [python, "-c", script], rendezvous=f"{address(0)}:{PORT + 1}")
 
 
 def fail_and_see(cluster, folder):
-    script = f"touch {folder}/rank$RANK; [ $RANK != 1 ] || {{ echo I give up >&2; sleep 0.3; exit 7; }}; exec sleep 60"
+    script = (f"touch {folder}/rank$RANK; [ $RANK != 1 ] || {{ echo I give up >&2; sleep 0.3; exit 7; }};"
+              "exec sleep 60")
     agents = cluster.agents([1, 1, 1], ["sh", "-c", script])
     wait_for_ranks(folder, 3)
     cause = [r"rank 1 of 3 \(node 1, host .*\) ended with exit code 7", r"  \| I give up"]
@@ -171,7 +171,7 @@ def limit_rate():
     """Slow links, where the kernel has the queue for it."""
     done = subprocess.run("tc qdisc add dev out0 root tbf rate 200mbit burst 256k latency 100ms", shell=True,
                           capture_output=True, text=True)
-    print("links of 200 Mbit/s" if done.returncode == 0 else f"links at full speed: {done.stderr.strip()}", flush=True)
+    print("links of 200 Mbit/s" if done.returncode == 0 else f"links at full speed: {done.stderr.strip()}")
 
 
 def main():

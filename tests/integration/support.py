@@ -51,7 +51,7 @@ class Process:
         options.setdefault("env", environment())
         self.words = words
         self.began = time.monotonic()
-        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+        self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                         text=True, start_new_session=True, **options)
         Process.started.append(self)
 
