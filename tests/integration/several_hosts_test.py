@@ -65,7 +65,8 @@ class Cluster:
     def agent(self, host, nodes, ranks, program, *options, rendezvous=f"{address(0)}:{PORT}"):
         words = ["--nnodes", str(nodes), "--node-rank", str(host), "--rendezvous", rendezvous, "--secret-file",
                  str(self.secret), "--join-timeout", "20s", "-n", str(ranks), *options, *program]
-        return Process(["nsenter", f"--net={self.folder}/host{host}", lockstep(), "run", *words], env=environment(GLOO_SOCKET_IFNAME="eth0"))
+        return Process(["nsenter", f"--net={self.folder}/host{host}", lockstep(), "run", *words],
+                       env=environment(GLOO_SOCKET_IFNAME="eth0"))
 
     def agents(self, ranks, program, *options, **more):
         return [self.agent(host, len(ranks), count, program, *options, **more) for host, count in enumerate(ranks)]
@@ -122,7 +123,8 @@ def start_python(cluster):
     if not os.access(python, os.X_OK):
         return print("no Python with torch: set LOCKSTEP_PYTHON")
     script = ("import torch, torch.distributed as d; d.init_process_group('gloo');"
-              "t = torch.ones(3) * (d.get_rank() + 1); d.all_reduce(t); print('sum', t[0].item(), flush=True); d.destroy_process_group()")
+              "t = torch.ones(3) * (d.get_rank() + 1); d.all_reduce(t);"
+              "print('sum', t[0].item(), flush=True); d.destroy_process_group()")
     return cluster.agents([1, 1], [python, "-c", script], rendezvous=f"{address(0)}:{PORT + 1}")
 
 

@@ -51,8 +51,8 @@ class Process:
         options.setdefault("env", environment())
         self.words = words
         self.began = time.monotonic()
-        self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                        text=True, start_new_session=True, **options)
+        self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                        stderr=subprocess.STDOUT, text=True, start_new_session=True, **options)
         Process.started.append(self)
 
     def finish(self, seconds=60):
