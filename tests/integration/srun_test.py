@@ -13,7 +13,8 @@ import subprocess
 import tempfile
 import time
 
-from support import Process, end_all, environment, example, expect, expect_words, fail, run, shown, skip
+from support import Process, adopt_orphans, end_all, environment, example, expect, expect_words
+from support import fail, run, shown, skip
 
 PROGRAMS = ["srun", "sbatch", "salloc", "sinfo", "slurmctld", "slurmd", "munged"]
 CONFIGURATION = """
@@ -124,6 +125,7 @@ def check_batch(variables, folder, hello, alone):
     begin = time.monotonic()
     wait_until("the batch script", end.exists, folder)
     expect_words(output.read_text(), alone)
+    wait_until("the end of the job", lambda: run(["squeue", "--noheader"], env=variables)[1].strip() == "", folder)
     shown("its script is one process", time.monotonic() - begin)
 
 
@@ -135,6 +137,7 @@ def main():
         skip("Slurm's daemons are started as root here")
     with tempfile.TemporaryDirectory(prefix="lockstep-slurm-") as name, contextlib.ExitStack() as at_end:
         at_end.callback(end_all)
+        adopt_orphans()
         folder = pathlib.Path(name)
         begin = time.monotonic()
         folder.chmod(0o755)

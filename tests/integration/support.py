@@ -3,6 +3,7 @@
 Each test is a script with the build folder as its argument. It prints what it has shown, ends with 0, or with 1 and
 what went wrong, or with 77 and the reason where this machine lacks what it needs.
 """
+import ctypes
 import os
 import pathlib
 import re
@@ -70,10 +71,30 @@ class Process:
             os.killpg(self.process.pid, number)
 
 
+def adopt_orphans():
+    """What leaves its parents (daemons) becomes a child of this script, and so ends with it."""
+    set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
+
+
+def children():
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name_end = (text := stat.read_text()).rindex(") ")
+        except OSError:
+            continue  # it has just ended
+        if int(text[name_end + 2:].split()[1]) == os.getpid():
+            yield int(stat.parent.name)
+
+
 def end_all():
     for one in Process.started:
         one.kill()
         one.process.wait()
+    while orphans := list(children()):
+        for pid in orphans:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def run(words, seconds=60, **options):
