@@ -72,6 +72,7 @@ Endpoint::Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOpt
 }
 
 Endpoint::~Endpoint() {
+  for (auto& group : groups_) group->let_peers_finish();
   watcher_.reset();
   stopping_ = true;
   arena_->control().helper.rings.fetch_add(1, std::memory_order_seq_cst);
@@ -160,6 +161,7 @@ std::uint64_t Endpoint::find_block(const std::string& key, const std::string& na
 }
 
 void Endpoint::leave(Group& group) {
+  group.let_peers_finish();
   {
     std::lock_guard lock(mutex_);
     group.leave();

@@ -193,6 +193,18 @@ void Group::throw_failure() const {
   }
 }
 
+void Group::let_peers_finish() noexcept {
+  for (Lane* lane : active_) {
+    std::uint64_t sequence = lane->last_in_private_memory();
+    if (sequence == 0) continue;
+    try {
+      wait(*lane, sequence, lane->timeout_of(sequence));
+    } catch (const Error&) {
+      return;  // the group is dead, and whoever still waits in it is told why
+    }
+  }
+}
+
 void Group::leave() {
   left_ = true;
   block_.left(rank_).store(GroupBlock::posts_no_more, std::memory_order_seq_cst);

@@ -149,6 +149,13 @@ void Lane::finish(std::uint64_t sequence) {
   }
 }
 
+std::uint64_t Lane::last_in_private_memory() const {
+  for (std::uint64_t sequence = posted(); sequence > completed(); --sequence) {
+    if (record(sequence).staged().is_private()) return sequence;
+  }
+  return 0;
+}
+
 void Lane::pin_unfinished() {
   for (std::uint64_t next = completed() + 1; next <= posted(); ++next) record(next).pin();
 }

@@ -105,6 +105,8 @@ class Lane {
 
   // Gives out the results of everything up to `sequence` that is complete, in order.
   void finish(std::uint64_t sequence);
+  // The last operation under way in which peers use this process's private memory; 0 for none.
+  [[nodiscard]] std::uint64_t last_in_private_memory() const;
   // After an error: peers may still write into the buffers of what is not complete, so they are
   // never used again.
   void pin_unfinished();

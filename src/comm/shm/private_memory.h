@@ -16,6 +16,10 @@ namespace lockstep::shm {
 [[nodiscard]] int read_private(std::byte* to, Place from, std::size_t bytes);
 [[nodiscard]] int write_private(Place to, const std::byte* from, std::size_t bytes);
 
+// Whether the kernel would copy from and to this address of this process: not from what a device
+// driver has mapped, such as memory that a GPU has pinned.
+[[nodiscard]] bool is_plain_memory(const std::byte* data);
+
 // Whether the kernel's copy costs less here than copying in and out of shared memory does: measured
 // on this process's own memory, in less than a millisecond.
 [[nodiscard]] bool private_copies_pay();

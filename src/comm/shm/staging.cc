@@ -1,5 +1,7 @@
 #include "comm/shm/staging.h"
 
+#include "comm/shm/private_memory.h"
+
 #include <cstring>
 #include <utility>
 
@@ -19,7 +21,8 @@ bool overlap(Buffer a, Buffer b) {
 Location find(const Peers& peers, Buffer buffer) {
   auto location = peers.locate(buffer.data, buffer.bytes);
   if (location.is_somewhere()) return location;
-  bool direct = buffer.bytes >= least_direct_bytes && peers.share_private_memory();
+  bool direct = buffer.bytes >= least_direct_bytes && peers.share_private_memory() &&
+                is_plain_memory(buffer.data);
   return direct ? peers.locate_private(buffer.data) : Location();
 }
 

@@ -55,8 +55,13 @@ bool contains(const std::string& text, const std::string& part) {
 }
 
 void all_reduce(Group& group, std::size_t count) {
-  std::vector<float> values(count, 1);
-  run(group, call(Collective::all_reduce, values, values));
+  auto values = std::make_unique<std::vector<float>>(count, 1);
+  auto posting = call(Collective::all_reduce, *values, *values);
+  // After an error peers may still write there.
+  posting.keep_input = shm::Keep(values.release(), [](void* kept) {
+    std::unique_ptr<std::vector<float>>(static_cast<std::vector<float>*>(kept)).reset();
+  });
+  run(group, std::move(posting));
 }
 
 TEST(Failure, NamesAKilledRankWhileOthersWait) {
@@ -227,7 +232,7 @@ TEST(Failure, IsNoneWhenARankLeavesInOrder) {
       3, on_endpoint(folder, 3, [&](Endpoint& endpoint) {
         Group& group = endpoint.world();
         Group& pair = group.rank() != 1 ? endpoint.make_group("pair", {0, 2}) : group;
-        std::vector<float> values(50'000, 1);
+        static std::vector<float> values(50'000, 1);  // lives until peers are done with it
         auto last = call(Collective::all_reduce, values, values);
         auto ticket = group.post(last);
         if (group.rank() == 1) return;  // has posted, and that is enough
