@@ -11,10 +11,14 @@
 #include "support/torch/ranks.h"
 
 #include <gtest/gtest.h>
+#include <torch/autograd.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+#include <torch/serialize.h>
 #include <torch/types.h>
 
 #include <bit>
