@@ -67,8 +67,8 @@ class Group {
   void fail_by_end(int world_rank, std::string_view how);
   [[noreturn]] void throw_failure() const;
 
-  // Before it leaves: waits, at most as long as their deadlines allow, for operations in which peers
-  // use this process's private memory, which ends with it.
+  // Before it leaves: waits, at most as long as their deadlines allow, for operations in which
+  // peers use this process's private memory, which ends with it.
   void let_peers_finish() noexcept;
 
   // For the endpoint, under its mutex.
