@@ -6,6 +6,7 @@
 #include "support/messages.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
+#include "support/torch/ranks.h"
 
 #include <gtest/gtest.h>
 
@@ -39,6 +40,7 @@ constexpr const char* known[] = {"RANK",
                                  "LOCKSTEP_SECRET_FILE",
                                  "LOCKSTEP_BACKEND",
                                  "LOCKSTEP_ARENA",
+                                 "LOCKSTEP_HOST",
                                  "TORCHELASTIC_RUN_ID",
                                  "TORCHELASTIC_RESTART_COUNT",
                                  "TORCHELASTIC_USE_AGENT_STORE"};
@@ -138,6 +140,27 @@ TEST(Init, TheEnvironmentChoosesTheBackend) {
   test::expect_ranks(2, [&](int rank) {
     auto variables = of_rank(rank, 2, port);
     variables["LOCKSTEP_BACKEND"] = "gloo";
+    set_environment(variables);
+    auto group = init(quick());
+    EXPECT_EQ(group.backend(), "gloo");
+    expect_sum(group);
+  });
+}
+
+// Ranks 0 and 1 are told that they share a host, and rank 2 that it is on another.
+TEST(Init, WhereTheRanksAreChoosesTheBackend) {
+  if (!test::has(test::Engine::gloo)) GTEST_SKIP() << "gloo is not in this build";
+  auto port = test::free_port();
+  test::expect_ranks(3, [&](int rank) {
+    auto variables = of_rank(rank, 3, port);
+    variables["LOCKSTEP_HOST"] = rank == 2 ? "b" : "a";
+    set_environment(variables);
+    {
+      auto group = init(quick());
+      EXPECT_EQ(group.backend(), "hierarchical");
+      expect_sum(group);
+    }
+    variables["LOCKSTEP_HOST"] = std::to_string(rank);
     set_environment(variables);
     auto group = init(quick());
     EXPECT_EQ(group.backend(), "gloo");

@@ -73,7 +73,11 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool) {
   return to;
 }
 
-C10_REGISTER_GUARD_IMPL(PrivateUse1, c10::impl::NoOpDeviceGuardImpl<spare>);
+// It counts no device: for one, autograd would start a thread, and then no rank could be forked.
+struct SpareGuard : c10::impl::NoOpDeviceGuardImpl<spare> {
+  [[nodiscard]] c10::DeviceIndex deviceCount() const noexcept override { return 0; }
+};
+C10_REGISTER_GUARD_IMPL(PrivateUse1, SpareGuard);
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("empty.memory_format", &empty);
