@@ -7,7 +7,8 @@ apt_packages=(
   g++ lld cmake ninja-build ccache pkg-config
   libcli11-dev libfmt-dev libspdlog-dev nlohmann-json3-dev libtomlplusplus-dev libsodium-dev libhwy-dev zlib1g-dev
   libgtest-dev libbenchmark-dev python3-venv)
-apt_optional=(libgloo-dev)   # Gloo's headers; without them that engine is left out
+# Gloo's headers, and both MPIs; without them those engines are left out.
+apt_optional=(libgloo-dev openmpi-bin libopenmpi-dev mpich libmpich-dev)
 
 fail() { echo "dev: $*" >&2; exit 1; }
 
@@ -61,9 +62,12 @@ install_packages() {
     echo "dev: installing ${wanted[*]}"
     apt_install "${wanted[@]}"
     local package
-    for package in $(missing_packages "${apt_optional[@]}"); do
-      apt_install "$package" || echo "dev: no package $package here; going on without it"
-    done
+    mapfile -t wanted < <(missing_packages "${apt_optional[@]}")
+    if [ ${#wanted[@]} -gt 0 ] && ! apt_install "${wanted[@]}"; then
+      for package in "${wanted[@]}"; do
+        apt_install "$package" || echo "dev: no package $package here; going on without it"
+      done
+    fi
   fi
 }
 
