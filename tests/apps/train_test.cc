@@ -71,7 +71,8 @@ TEST_F(TrainProgram, TrainsUnderTorchrun) {
   // As --standalone, on machines too where no hosts file knows localhost.
   ShellResult run = shell("OMP_NUM_THREADS=1 " + test::python()->string() +
                           " -m torch.distributed.run --no-python --nnodes 1 --rdzv-backend c10d"
-                          " --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1 --nproc-per-node 2 " +
+                          " --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1"
+                          " --nproc-per-node 2 " +
                           program("lockstep-train") + tiny_gpt() + " 2>&1");
   EXPECT_EQ(run.exit_code, 0) << run.output;
   EXPECT_NE(run.output.find("done: val_loss="), std::string::npos) << run.output;

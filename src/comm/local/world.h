@@ -41,8 +41,8 @@ class World {
   // This rank takes its place in the world of `ranks`, which the first of them makes.
   [[nodiscard]] std::shared_ptr<World> child(int rank, std::span<const int> ranks,
                                              std::string_view name);
-  // The n-th tensor that all ranks share, for the n-th call of every rank: the first comer makes it,
-  // and each rank gets a tensor of its own over that memory.
+  // The n-th tensor that all ranks share, for the n-th call of every rank: the first comer makes
+  // it, and each rank gets a tensor of its own over that memory.
   [[nodiscard]] at::Tensor node_shared(int rank, const std::function<at::Tensor()>& make);
   // This rank will post nothing more here.
   void leave(int rank);
