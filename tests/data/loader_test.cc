@@ -8,6 +8,7 @@
 #include <lockstep/data/mnist.h>
 
 #include <gtest/gtest.h>
+#include <torch/data/datasets/map.h>
 #include <torch/data/datasets/tensor.h>
 #include <torch/data/transforms/stack.h>
 
