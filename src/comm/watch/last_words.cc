@@ -10,9 +10,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <limits>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace lockstep::watch {
 namespace {
@@ -94,8 +98,45 @@ struct LastWords::Hearing {
     if (witness.state != ProcessState::stopped) return {};
     return formatted("; its process {} is stopped", pid_of(witness.statement.process));
   }
+  // The number of a rank's latest call, 0 for none.
+  [[nodiscard]] std::uint64_t last_number(int rank, Route route) const {
+    const auto& routes = of(rank).statement.routes;
+    auto found = routes.find(route);
+    return found == routes.end() ? 0 : found->second.last;
+  }
+  [[nodiscard]] std::vector<int> furthest_behind(std::span<const int> ranks, Route route) const;
+  // rank 2 never called broadcast #8 (weights, 4 kB) that rank 1 waits in; ... Empty where nobody
+  // of `missing` has said which call that is.
+  [[nodiscard]] std::string due_after(std::span<const int> behind, std::span<const int> missing,
+                                      Route route) const;
   [[nodiscard]] std::string overdue(const PostedCall& call, Route route) const;
 };
+
+std::vector<int> LastWords::Hearing::furthest_behind(std::span<const int> ranks,
+                                                     Route route) const {
+  std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
+  for (int rank : ranks) least = std::min(least, last_number(rank, route));
+  std::vector<int> behind;
+  for (int rank : ranks)
+    if (last_number(rank, route) == least) behind.push_back(rank);
+  return behind;
+}
+
+std::string LastWords::Hearing::due_after(std::span<const int> behind,
+                                          std::span<const int> missing, Route route) const {
+  const auto number = last_number(behind.front(), route) + 1;
+  std::vector<int> waiting;
+  std::string due;
+  for (int rank : missing) {
+    if (last_number(rank, route) != number) continue;
+    waiting.push_back(rank);
+    due = of(rank).statement.routes.at(route).calls.back().text;
+  }
+  if (waiting.empty()) return {};
+  return formatted("{} never called {} that {} {} in; {}", rank_list(behind), due,
+                   rank_list(waiting), waits(waiting.size()),
+                   behind.size() > 1 ? formatted("of rank {}, ", behind.front()) : "");
+}
 
 std::string LastWords::Hearing::overdue(const PostedCall& call, Route route) const {
   auto missing = ranks_where([](const auto& one) { return !one.has_called; });
@@ -106,6 +147,12 @@ std::string LastWords::Hearing::overdue(const PostedCall& call, Route route) con
         text += formatted("; of rank {}{}", witness.rank, condition.substr(1));
     }
     return text;
+  }
+  // Some of them may wait themselves, in an earlier call, for those who are furthest behind.
+  const auto behind = furthest_behind(missing, route);
+  if (behind.size() < missing.size()) {
+    auto due = due_after(behind, missing, route);
+    if (!due.empty()) return due + last_call(behind.front(), route) + condition_of(behind.front());
   }
   auto first = missing.front();
   auto text =
