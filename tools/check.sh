@@ -2,6 +2,10 @@
 
 passed=0 failed=0 second_try=()
 
+# What the sanitizers are told wherever they run. Some tests fork ranks beside a server's threads, and the children start
+# threads of their own, which ThreadSanitizer refuses unless told otherwise.
+export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:die_after_fork=0
+
 # How many tests of a ctest log failed.
 failures_in() { sed -nE 's/.* ([0-9]+) tests? failed out of [0-9]+$/\1/p' "$1" | tail -1; }
 
@@ -33,9 +37,8 @@ run_tests() {
     build_preset asan
     build_preset tsan
     run_ctest release
-    ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 run_ctest asan
-    # Some tests fork ranks beside a server's threads; the children start theirs after it.
-    TSAN_OPTIONS=halt_on_error=1:die_after_fork=0 run_ctest tsan
+    run_ctest asan
+    run_ctest tsan
   fi
   if [ ${#second_try[@]} -gt 0 ]; then printf 'passed only at the second try: %s\n' "${second_try[@]}"; fi
   echo "$passed passed, $failed failed"
