@@ -33,7 +33,22 @@ shm::DType shm_type_of(at::ScalarType dtype) {
     case at::kComplexDouble:
       return DType::complex128;
     default:
-      throw InvalidArgument(formatted("no reduction of {} is defined", c10::toString(dtype)));
+      break;
+  }
+  switch (c10::elementSize(dtype)) {
+    case 1:
+      return DType::opaque1;
+    case 2:
+      return DType::opaque2;
+    case 4:
+      return DType::opaque4;
+    case 8:
+      return DType::opaque8;
+    case 16:
+      return DType::opaque16;
+    default:
+      throw InvalidArgument(
+          formatted("shm: no way to move elements of {} bytes", c10::elementSize(dtype)));
   }
 }
 

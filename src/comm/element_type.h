@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-// InvalidArgument for a type that only moves.
+// A type that only moves is so many opaque bytes. InvalidArgument where there are none of its size.
 [[nodiscard]] shm::DType shm_type_of(at::ScalarType dtype);
 
 }  // namespace lockstep

@@ -117,6 +117,12 @@ std::string describe(const PostedCall& call) {
   return notes.empty() ? text : formatted("{} ({})", text, listed(notes, ", "));
 }
 
+std::string describe_due(const PostedCall& call) {
+  if (call.collective == Collective::send) return "recv for " + describe(call);
+  if (call.collective == Collective::recv) return "send for " + describe(call);
+  return describe(call);
+}
+
 std::string describe_fully(const PostedCall& call) {
   std::vector<std::string> notes;
   if (call.reduces()) notes.emplace_back(name_of(call.op));

@@ -59,6 +59,8 @@ struct PostedCall {
 
 // all_reduce #417 (bucket 2, 12 MB)
 [[nodiscard]] std::string describe(const PostedCall& call);
+// What a rank that misses should have called: the same, or the other end of a message.
+[[nodiscard]] std::string describe_due(const PostedCall& call);
 // all_reduce #417 (sum, 3145728 x Float, bucket 2) at trainer.cc:88
 [[nodiscard]] std::string describe_fully(const PostedCall& call);
 [[nodiscard]] std::string describe(const std::source_location& where);

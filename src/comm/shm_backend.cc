@@ -4,6 +4,7 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/format.h>
 
+#include "comm/element_type.h"
 #include "comm/node_shared.h"
 #include "comm/shm/endpoint.h"
 
@@ -18,53 +19,6 @@
 
 namespace lockstep {
 namespace {
-
-shm::DType dtype_of(const at::Tensor& tensor) {
-  using shm::DType;
-  switch (tensor.scalar_type()) {
-    case at::kDouble:
-      return DType::float64;
-    case at::kFloat:
-      return DType::float32;
-    case at::kHalf:
-      return DType::float16;
-    case at::kBFloat16:
-      return DType::bfloat16;
-    case at::kLong:
-      return DType::int64;
-    case at::kInt:
-      return DType::int32;
-    case at::kShort:
-      return DType::int16;
-    case at::kChar:
-      return DType::int8;
-    case at::kByte:
-      return DType::uint8;
-    case at::kBool:
-      return DType::boolean;
-    case at::kComplexFloat:
-      return DType::complex64;
-    case at::kComplexDouble:
-      return DType::complex128;
-    default:
-      break;
-  }
-  switch (tensor.element_size()) {
-    case 1:
-      return DType::opaque1;
-    case 2:
-      return DType::opaque2;
-    case 4:
-      return DType::opaque4;
-    case 8:
-      return DType::opaque8;
-    case 16:
-      return DType::opaque16;
-    default:
-      throw InvalidArgument(
-          formatted("shm: no way to move elements of {} bytes", tensor.element_size()));
-  }
-}
 
 shm::Buffer buffer_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
@@ -108,7 +62,7 @@ class ShmBackend : public Backend {
         .collective = call.collective,
         .op = call.op,
         .root = call.root,
-        .dtype = typed.defined() ? dtype_of(typed) : shm::DType::uint8,
+        .dtype = typed.defined() ? shm_type_of(typed.scalar_type()) : shm::DType::uint8,
         .input = buffer_of(call.input),
         .output = buffer_of(call.output),
         .input_counts = call.input_counts,

@@ -3,6 +3,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/local.h>
 
+#include "support/messages.h"
+
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -19,17 +21,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-template <class E, class Action>
-std::string message_of(Action action) {
-  try {
-    action();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("another error: ") + error.what();
-  }
-  return "no error";
-}
+using test::message_of;
 
 TEST(RunAsThreads, GivesEveryRankItsNumberAndOneThread) {
   std::atomic<int> sum = 0;

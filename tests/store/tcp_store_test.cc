@@ -5,6 +5,7 @@
 
 #include "store/relay.h"
 #include "support/free_port.h"
+#include "support/messages.h"
 #include "support/processes.h"
 
 #include <gtest/gtest.h>
@@ -21,23 +22,12 @@ namespace lockstep {
 namespace {
 
 using namespace std::chrono_literals;
+using test::message_of;
 
 Deadline soon() { return Deadline::after(20s); }
 
 TcpStoreOptions client_of(std::uint16_t port, std::string secret = "swordfish") {
   return {.host = "127.0.0.1", .port = port, .secret = std::move(secret), .connect_timeout = 20s};
-}
-
-template <typename Expected>
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Expected& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("another exception: ") + error.what();
-  }
-  return "nothing was thrown";
 }
 
 TEST(TcpStore, AWrongSecretIsRefused) {

@@ -1,6 +1,5 @@
 #include "comm/mpi/inquest.h"
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
@@ -14,12 +13,11 @@ namespace {
 
 Verdict difference(const Inquest& inquest, std::string_view group, int other,
                    const std::string& theirs) {
-  auto mine = describe_fully(inquest.call);
-  bool is_first = inquest.rank < other;
-  return {'M',
-          formatted("rank {} called {} where rank {} called {}{}", std::min(inquest.rank, other),
-                    is_first ? mine : theirs, std::max(inquest.rank, other),
-                    is_first ? theirs : mine, watch::words_of_group(group))};
+  watch::Difference found{.route = {},
+                          .mine = describe_fully(inquest.call),
+                          .theirs = theirs,
+                          .number = inquest.call.number};
+  return {'M', watch::mismatch_sentence(found, group, inquest.rank, other)};
 }
 
 std::string last_calls(const Inquest& inquest, const std::vector<int>& ranks) {
@@ -31,13 +29,6 @@ std::string last_calls(const Inquest& inquest, const std::vector<int>& ranks) {
                   last.empty() ? "none" : last);
   }
   return text;
-}
-
-// What a missing rank should have called: the other end, for a message.
-std::string due_call(const PostedCall& call) {
-  if (call.collective == Collective::send) return "recv for " + describe(call);
-  if (call.collective == Collective::recv) return "send for " + describe(call);
-  return describe(call);
 }
 
 Verdict overdue(const Inquest& inquest, std::string_view group) {
@@ -54,7 +45,7 @@ Verdict overdue(const Inquest& inquest, std::string_view group) {
     }
   }
   std::ranges::sort(waiting);
-  auto due = due_call(inquest.call);
+  auto due = describe_due(inquest.call);
   auto text = formatted("after {}: ", format_duration(inquest.waited));
   auto waits =
       formatted("that {} {} in", rank_list(waiting), waiting.size() == 1 ? "waits" : "wait");
@@ -78,19 +69,6 @@ std::string written(const Answer& answer) { return static_cast<char>(answer.stat
 Answer read_answer(std::uint64_t fingerprint, std::string_view text) {
   if (text.empty()) return {};
   return {static_cast<Answer::State>(text.front()), fingerprint, std::string(text.substr(1))};
-}
-
-std::exception_ptr Verdict::error() const {
-  switch (kind) {
-    case 'P':
-      return std::make_exception_ptr(PeerLost(text));
-    case 'T':
-      return std::make_exception_ptr(Timeout(text));
-    case 'M':
-      return std::make_exception_ptr(Mismatch(text));
-    default:
-      return std::make_exception_ptr(Aborted(text));
-  }
 }
 
 Verdict judge(const Inquest& inquest, std::string_view group) {

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "comm/posted_call.h"
+#include "comm/verdict.h"
 
 #include <cstdint>
-#include <exception>
 #include <map>
 #include <set>
 #include <string>
@@ -34,13 +34,6 @@ struct Inquest {
   std::map<int, Answer> answers;
 
   [[nodiscard]] bool is_complete() const { return answers.size() == asked.size(); }
-};
-
-struct Verdict {
-  char kind = 'A';  // P, T, M or A: PeerLost, Timeout, Mismatch, Aborted
-  std::string text;
-
-  [[nodiscard]] std::exception_ptr error() const;
 };
 
 [[nodiscard]] Verdict judge(const Inquest& inquest, std::string_view group);

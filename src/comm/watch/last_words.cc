@@ -30,32 +30,20 @@ constexpr auto verdict_wait = 3s;
 
 std::string_view waits(std::size_t ranks) { return ranks == 1 ? "waits" : "wait"; }
 
-// What a missing rank should have called: the other end, for a message.
-std::string due_call(const PostedCall& call) {
-  if (call.collective == Collective::send) return "recv for " + describe(call);
-  if (call.collective == Collective::recv) return "send for " + describe(call);
-  return describe(call);
+char kind_of(End end) {
+  switch (end) {
+    case End::timeout:
+      return 'T';
+    case End::mismatch:
+      return 'M';
+    case End::aborted:
+      return 'A';
+    default:
+      return 'P';
+  }
 }
 
 }  // namespace
-
-struct LastWords::Verdict {
-  char kind = 'A';  // P, T, M or A: PeerLost, Timeout, Mismatch, Aborted
-  std::string text;
-
-  [[nodiscard]] std::exception_ptr error() const {
-    switch (kind) {
-      case 'P':
-        return std::make_exception_ptr(PeerLost(text));
-      case 'T':
-        return std::make_exception_ptr(Timeout(text));
-      case 'M':
-        return std::make_exception_ptr(Mismatch(text));
-      default:
-        return std::make_exception_ptr(Aborted(text));
-    }
-  }
-};
 
 // What is known of the ranks that an operation needs.
 struct LastWords::Hearing {
@@ -156,7 +144,7 @@ std::string LastWords::Hearing::overdue(const PostedCall& call, Route route) con
   }
   auto first = missing.front();
   auto text =
-      formatted("{} never called {} that {}; ", rank_list(missing), due_call(call), waiters());
+      formatted("{} never called {} that {}; ", rank_list(missing), describe_due(call), waiters());
   if (missing.size() > 1) text += formatted("of rank {}, ", first);
   return text + last_call(first, route) + condition_of(first);
 }
@@ -220,19 +208,10 @@ std::exception_ptr LastWords::alone(End end, const PostedCall& call, std::string
   if (end == End::aborted) what = formatted("rank {} ended the group: {}", rank_, detail);
   if (end == End::mismatch) what = detail;
   auto text = formatted("{}; of the store, which would say more: {}{}", what, problem, of_group());
-  switch (end) {
-    case End::timeout:
-      return std::make_exception_ptr(Timeout(text));
-    case End::mismatch:
-      return std::make_exception_ptr(Mismatch(text));
-    case End::aborted:
-      return std::make_exception_ptr(Aborted(text));
-    default:
-      return std::make_exception_ptr(PeerLost(text));
-  }
+  return Verdict{kind_of(end), text}.error();
 }
 
-LastWords::Verdict LastWords::read_or_judge(End end, const PostedCall& call,
+Verdict LastWords::read_or_judge(End end, const PostedCall& call,
                                             std::string_view detail,
                                             const std::function<void()>& close) {
   auto me = formatted("{}", rank_);
@@ -277,7 +256,7 @@ LastWords::Hearing LastWords::hear(const PostedCall& call, Duration limit) {
   }
 }
 
-LastWords::Verdict LastWords::judge(End end, const PostedCall& call, std::string_view detail) {
+Verdict LastWords::judge(End end, const PostedCall& call, std::string_view detail) {
   const auto route = route_of(call.collective, call.root, rank_);
   const auto hearing = hear(call, hearing_time);
   for (const auto& witness : hearing.witnesses) {
@@ -298,7 +277,7 @@ LastWords::Verdict LastWords::judge(End end, const PostedCall& call, std::string
                          hearing.overdue(call, route), of_group())};
 }
 
-LastWords::Verdict LastWords::judge_loss(const Hearing& hearing, const PostedCall& call,
+Verdict LastWords::judge_loss(const Hearing& hearing, const PostedCall& call,
                                          std::string_view detail) const {
   const auto route = route_of(call.collective, call.root, rank_);
   auto gone = hearing.ranks_where([](const auto& one) { return one.is_gone(); });

@@ -10,6 +10,7 @@
 #include <lockstep/store/store.h>
 
 #include "comm/posted_call.h"
+#include "comm/verdict.h"
 #include "comm/watch/ledger.h"
 
 #include <chrono>
@@ -44,7 +45,6 @@ class LastWords {
   [[nodiscard]] std::string overdue(const PostedCall& call, Duration waited) noexcept;
 
  private:
-  struct Verdict;
   struct Hearing;
   [[nodiscard]] std::exception_ptr agree_now(End end, const PostedCall& call,
                                              std::string_view detail,
