@@ -1,0 +1,162 @@
+// fully_shard: a model's parameters, gradients and optimizer state, divided over the ranks of a
+// group (ZeRO 1 to 3, FSDP). The module stays what it is; every rank trains it on its own part of
+// the data, as with DistributedDataParallel.
+//
+//   Net model;                                                    // any torch::nn module
+//   auto sharded = ls::fully_shard(model, world, {.units = {"blocks.*"}});
+//   torch::optim::AdamW adamw(sharded.parameters(), 1e-3);        // the handle's, not the module's
+//   ...
+//   sharded.zero_grad();
+//   loss(model->forward(batch)).backward();
+//   adamw.step();                                                 // updates my shard
+//
+// How: the parameters of a unit lie in one flat storage. Before an operation uses one of them, the
+// dispatcher (shard/trigger.h) asks for the storage's memory, and the unit is gathered from the
+// ranks' shards unless it is there. Gradients are averaged over the group into the shards' owners
+// as backward() goes: sums in the group's fixed order, divided once, so on `local` and `shm` losses
+// are those of DistributedDataParallel, bit for bit.
+//
+// Using a parameter is collective: each rank uses the same units in the same order. A rank that
+// uses one alone (printing a weight on rank 0) gets a Mismatch or Timeout that names parameter and
+// operation; unsharded() is the way to look. Every backward() outside no_sync() is collective, as
+// DistributedDataParallel's; unused parameters are treated as there.
+//
+// Gradients are in sharded.parameters(), not in the module's: .grad of a module's parameter is
+// undefined after backward(). So clip_grad_norm(), zero_grad() and the optimizer are the handle's.
+// What replaces the module's tensors (to(), load(), set_data()) is noticed at the next backward()
+// and is InvalidArgument. What is written into them in place (p.mul_(0.9), nn::init) is kept: every
+// rank's shard takes its part of that rank's result.
+//
+// Errors of backward(): ReductionFailed; PeerLost, Timeout, Mismatch, Aborted of the group. After
+// an exception on every rank the next step works; one on some ranks only ends the others' step with
+// a Mismatch, PeerLost or Timeout.
+//
+// Threads: one thread a time per handle, with one exception: inside unsharded(), and in a group of
+// one rank, several threads may run forward() without gradients.
+#pragma once
+
+#include <lockstep/comm/group.h>
+#include <lockstep/mesh/mesh.h>
+#include <lockstep/parallel/reduction_failed.h>
+#include <lockstep/parallel/sharded/options.h>
+#include <lockstep/shard/shard_range.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace lockstep {
+
+// This rank's part of one parameter.
+struct ShardedParameter {
+  std::string name;                 // the module's: "blocks.0.fc.weight"
+  at::Tensor tensor;                // one dimension; perhaps without elements
+  std::vector<std::int64_t> sizes;  // of the whole parameter
+  shard::Range range;               // the elements it has, in the parameter's order in memory
+};
+
+class ShardedState;
+
+// Gradients stay where they are computed while one of these lives; nests.
+class [[nodiscard]] ShardedNoSync {
+ public:
+  explicit ShardedNoSync(std::shared_ptr<ShardedState> state);
+  ShardedNoSync(ShardedNoSync&&) noexcept = default;
+  ShardedNoSync& operator=(ShardedNoSync&&) = delete;
+  ~ShardedNoSync();
+
+ private:
+  std::shared_ptr<ShardedState> state_;
+};
+
+// All parameters are there while one of these lives; nests.
+class [[nodiscard]] Unsharded {
+ public:
+  explicit Unsharded(std::shared_ptr<ShardedState> state);
+  Unsharded(Unsharded&&) noexcept = default;
+  Unsharded& operator=(Unsharded&&) = delete;
+  ~Unsharded();
+
+ private:
+  std::shared_ptr<ShardedState> state_;
+};
+
+class [[nodiscard]] ShardedModule {
+ public:
+  explicit ShardedModule(std::shared_ptr<ShardedState> state) : state_(std::move(state)) {}
+  // Local. Hooks go. The module's parameters are then without values, and say so when they are
+  // used: call unshard() before, if they are still wanted.
+  ~ShardedModule();
+  ShardedModule(ShardedModule&&) noexcept = default;
+  ShardedModule& operator=(ShardedModule&&) = delete;
+
+  // What the optimizer is built on: this rank's part of each parameter, tied ones once, in the
+  // module's order. Parts of one unit lie side by side in its shard. For optimizers that treat
+  // elements apart (SGD, Adam, AdamW, RMSprop, ...); one that looks at a parameter's shape needs
+  // the whole.
+  [[nodiscard]] std::vector<at::Tensor> parameters() const;
+  [[nodiscard]] std::vector<ShardedParameter> named_parameters() const;
+
+  // Local, of the shards' gradients and of those kept by no_sync().
+  void zero_grad(bool set_to_none = true);
+  // Collective. Scales the gradients so that the norm (of order `norm_type`) of all of them
+  // together is at most `max_norm`; returns what it was.
+  double clip_grad_norm(double max_norm, double norm_type = 2.0);
+
+  // Collective: whole tensors, copies, under the names of Python's state_dict(), on every rank.
+  [[nodiscard]] std::map<std::string, at::Tensor> state_dict() const;
+  // Collective: every rank passes the same whole tensors. Checks first, as
+  // DistributedDataParallel's.
+  void load_state_dict(const std::map<std::string, at::Tensor>& tensors);
+
+  // backward() inside the scope leaves whole gradients in the module's .grad, without
+  // communication of gradients; the next one outside reduces the sum.
+  [[nodiscard]] ShardedNoSync no_sync();
+  // Collective at its begin, local at its end. Inside, every parameter has its values: print,
+  // compare, compute on one rank alone, but write on all.
+  [[nodiscard]] Unsharded unsharded();
+  // Collective. The module's parameters become ordinary tensors with their whole values, and the
+  // handle has nothing to do with them any more; only its destruction may follow.
+  void unshard();
+
+  [[nodiscard]] const Group& group() const;
+  // Names of the units, in the order of their first parameters.
+  [[nodiscard]] std::vector<std::string> units() const;
+
+ private:
+  std::shared_ptr<ShardedState> state_;
+};
+
+// Collective. Checks that all ranks have the same module and options (Mismatch, on every rank, with
+// nothing changed), then rank 0's values are divided among the ranks. Gradients that are there go.
+// The module must outlive the handle.
+ShardedModule fully_shard(torch::nn::Module& module, Group group, ShardOptions options = {});
+ShardedModule fully_shard(std::shared_ptr<torch::nn::Module> module, Group group,
+                          ShardOptions options = {});
+
+// On a mesh of one axis the same; on two, parameters are divided along the second and copied along
+// the first (hybrid sharding: between hosts only gradients travel).
+ShardedModule fully_shard(torch::nn::Module& module, const Mesh& mesh, ShardOptions options = {});
+ShardedModule fully_shard(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
+                          ShardOptions options = {});
+
+// What TORCH_MODULE makes.
+template <typename Holder, typename Ranks>
+  requires requires(const Holder& holder) {
+    { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
+  }
+ShardedModule fully_shard(const Holder& holder, const Ranks& ranks, ShardOptions options = {}) {
+  return fully_shard(std::shared_ptr<torch::nn::Module>(holder.ptr()), ranks, std::move(options));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,64 @@
+// What fully_shard() can be told.
+#pragma once
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/shard/trigger.h>
+
+#include <c10/core/ScalarType.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+
+// What each rank keeps of a model that N ranks train together (Rajbhandari et al., ZeRO: Memory
+// Optimizations Toward Training Trillion Parameter Models, SC 2020). Bytes a parameter in fp32 with
+// Adam; DistributedDataParallel keeps 16.
+enum class ShardLevel {
+  optimizer,  // all parameters and gradients, 1/N of the optimizer's state: 8 + 8/N
+  gradients,  // all parameters, 1/N of gradients and state: 4 + 12/N
+  full        // 1/N of everything, and the units in use: 16/N
+};
+
+// Modules by name, and how their units are treated.
+//
+//   .units = {"blocks.*"}                        each block is a unit
+//   .units = {{"blocks.*", false}, "head"}       blocks stay gathered from forward to backward
+struct UnitRule {
+  UnitRule(std::string pattern, std::optional<bool> reshard_after_forward = std::nullopt)
+      : pattern(std::move(pattern)), reshard_after_forward(reshard_after_forward) {}
+  UnitRule(const char* pattern, std::optional<bool> reshard_after_forward = std::nullopt)
+      : UnitRule(std::string(pattern), reshard_after_forward) {}
+
+  std::string pattern;                        // shard/unit_plan.h says what a pattern names
+  std::optional<bool> reshard_after_forward;  // absent: as ShardOptions says
+};
+
+// Equal on all ranks.
+struct ShardOptions {
+  // What is gathered and released together. Parameters that no rule names are one more unit. A rule
+  // that names nothing is an error.
+  std::vector<UnitRule> units = {};
+  ShardLevel level = ShardLevel::full;
+  // Parameters take part in the computation in this dtype, and the optimizer updates shards in
+  // theirs (mixed precision: bfloat16 over float shards). Absent: in the parameters' own. Only
+  // floating-point parameters are concerned.
+  std::optional<c10::ScalarType> compute_dtype = std::nullopt;
+  // Gradients are summed over ranks in this dtype; absent: in the one they are computed in.
+  std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
+  // Level full: a unit is released when forward() goes on to another one, and gathered again in
+  // backward(). When false it stays until its gradients are done: more memory, less to move.
+  bool reshard_after_forward = true;
+  // Level full: how many units are gathered ahead of their use, in the order of the step before.
+  int prefetch = 1;
+  // As DataParallelOptions has them.
+  bool find_unused_parameters = false;
+  bool broadcast_buffers = true;
+  std::optional<Duration> timeout = std::nullopt;
+  // How operations on parameters are noticed; all do the same.
+  shard::TriggerKind trigger = shard::TriggerKind::automatic;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,307 @@
+#include "parallel/sharded/gradient_flow.h"
+
+#include "parallel/backward_watch.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/log.h>
+#include <lockstep/base/scope_exit.h>
+#include <lockstep/base/text.h>
+#include <lockstep/parallel/reduction_failed.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+namespace lockstep::sharded {
+namespace {
+
+constexpr std::size_t most_names_in_an_error = 8;
+// Reductions under way at levels gradients and full: each has a whole unit's gradients.
+constexpr std::size_t most_in_flight = 2;
+
+}  // namespace
+
+class GradientFlow::Step final : public parallel::BackwardObserver {
+ public:
+  explicit Step(std::weak_ptr<GradientFlow> flow) : flow_(std::move(flow)) {}
+
+  void on_backward_end(bool nested) override {
+    if (auto flow = flow_.lock()) flow->on_backward_end(nested);
+  }
+  void on_backward_failed() noexcept override {
+    if (auto flow = flow_.lock()) flow->on_backward_failed();
+  }
+
+ private:
+  std::weak_ptr<GradientFlow> flow_;
+};
+
+GradientFlow::GradientFlow(Groups groups, Residency& residency, std::shared_ptr<BufferPool> pool,
+                           std::vector<at::Tensor> buffers, const ShardOptions& options)
+    : groups_(std::move(groups)), residency_(residency), options_(options) {
+  int count = static_cast<int>(residency.units().size());
+  for (int u = 0; u < count; ++u) {
+    gradients_.push_back(nullptr);
+    if (!unit(u).trains()) continue;
+    gradients_.back() =
+        std::make_unique<UnitGradients>(unit(u), groups_.reduce, groups_.replicas, pool);
+    for (int i = 0; i < static_cast<int>(unit(u).parameters().size()); ++i)
+      places_.push_back({u, i});
+    order_.push_back(u);
+  }
+  // What is used first is expected to be complete last, and so is what no module of its own has.
+  std::ranges::reverse(order_);
+  std::ranges::stable_partition(order_, [&](int u) { return !unit(u).name().starts_with("rest"); });
+  if (options.broadcast_buffers && !buffers.empty())
+    buffers_ = std::make_unique<parallel::StateBroadcast>(groups_.whole, std::move(buffers));
+}
+
+std::vector<at::Tensor> GradientFlow::hooked() const {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [u, number] : places_)
+    tensors.push_back(unit(u).parameters()[static_cast<std::size_t>(number)].tensor);
+  return tensors;
+}
+
+const std::string& GradientFlow::name(int i) const {
+  const auto& [u, number] = places_[static_cast<std::size_t>(i)];
+  return unit(u).parameters()[static_cast<std::size_t>(number)].name;
+}
+
+void GradientFlow::check_parameters() const {
+  for (const auto& one : residency_.units()) {
+    const std::string* stranger = one->first_stranger();
+    check(stranger == nullptr,
+          "{} is no longer the sharded parameter: module->to(), module->load() or set_data() has "
+          "replaced it; make the handle after that, and load by load_state_dict()",
+          stranger == nullptr ? std::string() : *stranger);
+  }
+}
+
+void GradientFlow::on_gradient(int i) {
+  bool create_graph = at::GradMode::is_enabled();
+  std::lock_guard lock(mutex_);
+  at::NoGradGuard no_grad;
+  if (!step_) begin(create_graph);
+  watch();
+  if (reduces_) {
+    accept(i);
+  } else {
+    const auto& [u, number] = places_[static_cast<std::size_t>(i)];
+    gradients_[static_cast<std::size_t>(u)]->keep(number);
+  }
+}
+
+void GradientFlow::begin(bool create_graph) {
+  reduces_ = paused_ == 0;
+  check(!reduces_ || !create_graph,
+        "backward(create_graph=true): an average over ranks has no derivative; call it inside "
+        "no_sync()");
+  check_parameters();
+  for (const auto& one : residency_.units())
+    for (const auto& [name, tensor, aliases] : one->parameters())
+      check(one->trains() || !tensor.requires_grad(),
+            "{} required no gradient when fully_shard() was called, and does now", name);
+  discard_all();
+  ready_.assign(places_.size(), false);
+  missing_.assign(places_.size(), 0);
+  awaited_.assign(gradients_.size(), 0);
+  for (const auto& [u, number] : places_) ++awaited_[static_cast<std::size_t>(u)];
+  complete_.clear();
+  posted_ = 0;
+  watched_.clear();
+  running_ = 0;
+  step_ = std::make_shared<Step>(weak_from_this());
+}
+
+void GradientFlow::watch() {
+  int task = parallel::current_backward();
+  if (std::ranges::find(watched_, task) != watched_.end()) return;
+  watched_.push_back(task);
+  ++running_;
+  parallel::watch_backward(step_);
+}
+
+void GradientFlow::accept(int i) {
+  const auto& [u, number] = places_[static_cast<std::size_t>(i)];
+  const at::Tensor& parameter = unit(u).parameters()[static_cast<std::size_t>(number)].tensor;
+  if (parameter.grad().layout() != at::kStrided)
+    throw ReductionFailed(
+        formatted("the gradient of {} is sparse; fully_shard() averages dense ones", name(i)));
+  if (ready_[static_cast<std::size_t>(i)])
+    throw ReductionFailed(formatted(
+        "{} got a second gradient in one backward(), after the first was on its way: a nested "
+        "backward() uses it again, or two threads run backward() at once",
+        name(i)));
+  ready_[static_cast<std::size_t>(i)] = true;
+  gradients_[static_cast<std::size_t>(u)]->accept(number);
+  if (--awaited_[static_cast<std::size_t>(u)] > 0) return;
+  complete_.push_back(u);
+  residency_.unit_done(u);
+  post_ready();
+  if (options_.level == ShardLevel::optimizer) return;
+  while (in_flight_.size() > most_in_flight) publish_oldest();
+}
+
+void GradientFlow::post_ready() {
+  while (posted_ < order_.size() && awaited_[static_cast<std::size_t>(order_[posted_])] == 0) {
+    int u = order_[posted_++];
+    gradients_[static_cast<std::size_t>(u)]->post();
+    in_flight_.push_back(u);
+  }
+}
+
+// Of a unit all of whose parameters had a gradient here.
+void GradientFlow::publish_oldest() {
+  UnitGradients& gradients = *gradients_[static_cast<std::size_t>(in_flight_.front())];
+  gradients.forward();
+  gradients.publish();
+  in_flight_.pop_front();
+}
+
+void GradientFlow::discard_all() {
+  for (const auto& gradients : gradients_)
+    if (gradients) gradients->discard();
+  in_flight_.clear();
+}
+
+void GradientFlow::on_backward_end(bool nested) {
+  std::lock_guard lock(mutex_);
+  at::NoGradGuard no_grad;
+  --running_;
+  if (!step_) return;
+  bool all_ready = reduces_ && std::ranges::find(ready_, false) == ready_.end();
+  if (!all_ready) {
+    if (running_ > 0) return;
+    if (nested) {
+      ++running_;
+      parallel::watch_outer_backward(step_);
+      return;
+    }
+  }
+  finish();
+}
+
+void GradientFlow::finish() {
+  ScopeExit over([this] { step_.reset(); });
+  residency_.end_iteration();
+  if (!reduces_) return;
+  contribute_absent();
+  post_ready();
+  exchange_status();
+  check_status();
+  publish_all();
+  if (buffers_) {
+    buffers_->post(options_.timeout);
+    buffers_->finish();
+  }
+  if (!std::exchange(order_known_, true)) adopt_order_of_root();
+}
+
+// A parameter without a gradient in this backward() may have one of an earlier one, inside
+// no_sync().
+void GradientFlow::contribute_absent() {
+  for (int i = 0; i < static_cast<int>(places_.size()); ++i) {
+    if (ready_[static_cast<std::size_t>(i)]) continue;
+    const auto& [u, number] = places_[static_cast<std::size_t>(i)];
+    UnitGradients& gradients = *gradients_[static_cast<std::size_t>(u)];
+    const at::Tensor& parameter = unit(u).parameters()[static_cast<std::size_t>(number)].tensor;
+    if (parameter.grad().defined()) {
+      gradients.accept(number);
+    } else {
+      gradients.skip(number);
+      missing_[static_cast<std::size_t>(i)] = 1;
+    }
+    if (--awaited_[static_cast<std::size_t>(u)] == 0) complete_.push_back(u);
+  }
+}
+
+void GradientFlow::exchange_status() {
+  if (groups_.whole.size() == 1 || missing_.empty()) return;
+  at::Tensor status = at::tensor(at::ArrayRef<std::int32_t>(missing_), at::kInt)
+                          .to(unit(order_.front()).slices().front().device());
+  groups_.whole.all_reduce(status, Op::sum, {.tag = "end of backward", .timeout = options_.timeout})
+      .wait();
+  at::from_blob(missing_.data(), {static_cast<std::int64_t>(missing_.size())}, at::kInt)
+      .copy_(status);
+}
+
+void GradientFlow::check_status() {
+  if (options_.find_unused_parameters) return;
+  std::string missing = describe_missing();
+  if (missing.empty()) return;
+  discard_all();
+  throw ReductionFailed(formatted(
+      "backward() gave no gradient for {}: they had no part in the loss; use them, freeze them "
+      "before fully_shard() is called, or set find_unused_parameters",
+      missing));
+}
+
+std::string GradientFlow::describe_missing() const {
+  std::vector<std::string> names;
+  std::size_t missing = 0;
+  for (int i = 0; i < static_cast<int>(places_.size()); ++i) {
+    int ranks = missing_[static_cast<std::size_t>(i)];
+    if (ranks == 0 || ++missing > most_names_in_an_error) continue;
+    bool here = !ready_[static_cast<std::size_t>(i)];
+    names.push_back(formatted("{} (on {} of {} ranks{})", name(i), ranks, groups_.whole.size(),
+                              here ? ", this one too" : ""));
+  }
+  std::string text = join(names);
+  if (missing > names.size()) text += formatted(" and {} more", missing - names.size());
+  return text;
+}
+
+std::vector<bool> GradientFlow::unused_in(int u) const {
+  std::vector<bool> unused;
+  for (std::size_t i = 0; i < places_.size(); ++i)
+    if (places_[i].unit == u) unused.push_back(missing_[i] == groups_.whole.size());
+  return unused;
+}
+
+void GradientFlow::publish_all() {
+  for (int u : in_flight_) gradients_[static_cast<std::size_t>(u)]->forward();
+  while (!in_flight_.empty()) {
+    int u = in_flight_.front();
+    gradients_[static_cast<std::size_t>(u)]->publish(unused_in(u));
+    in_flight_.pop_front();
+  }
+}
+
+void GradientFlow::adopt_order_of_root() {
+  if (groups_.whole.size() == 1 || order_.empty()) return;
+  at::Tensor order = at::tensor(at::ArrayRef<int>(complete_), at::kInt)
+                         .to(unit(order_.front()).slices().front().device());
+  groups_.whole.broadcast(order, 0, {.tag = "order of readiness", .timeout = options_.timeout})
+      .wait();
+  order = order.cpu();
+  order_.assign(order.const_data_ptr<std::int32_t>(),
+                order.const_data_ptr<std::int32_t>() + order.numel());
+}
+
+void GradientFlow::on_backward_failed() noexcept {
+  std::lock_guard lock(mutex_);
+  if (!std::exchange(step_, nullptr)) return;
+  try {
+    residency_.end_iteration(/*failed=*/true);
+  } catch (const std::exception& error) {
+    // The exception that is on its way says more.
+    log::debug("after a backward() that failed: {}", error.what());
+  }
+}
+
+void GradientFlow::pause() {
+  std::lock_guard lock(mutex_);
+  ++paused_;
+}
+
+void GradientFlow::resume() {
+  std::lock_guard lock(mutex_);
+  --paused_;
+}
+
+}  // namespace lockstep::sharded

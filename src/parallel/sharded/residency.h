@@ -1,0 +1,82 @@
+// Residency: which units are gathered, and when they are released.
+//
+// Levels optimizer and gradients: all units are gathered at the first use after a step, and stay
+// until the next one.
+//
+// Level full: a unit is gathered when an operation uses it, and released when another one is used,
+// when its gradients are complete, or at the end of backward(). The order of gathers between two
+// ends of backward() is recorded; as long as the next time goes the same way, the units that come
+// next are gathered ahead, a bounded number of them. Nothing is gathered ahead without gradients
+// being recorded, because nobody tells when an evaluation ends.
+//
+// What is posted depends on nothing but the sequence of uses, so it is the same on all ranks that
+// use units in the same order.
+//
+// Invariants, under mutex_: a unit with pins is present; a unit that is present or arriving has its
+// values from the shards as they were when its gather was posted, and one that is outdated is
+// gathered again before it is used.
+//
+// Thread-safe.
+#pragma once
+
+#include "parallel/sharded/unit.h"
+
+#include <lockstep/shard/lazy_storage.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace lockstep::sharded {
+
+class Residency {
+ public:
+  Residency(ShardLevel level, int prefetch) : level_(level), prefetch_(prefetch) {}
+
+  // Before any use. The owner of the storage of the unit that add() will be given next; lives as
+  // long as this object.
+  std::weak_ptr<shard::StorageOwner> next_owner();
+  void add(std::unique_ptr<Unit> unit);
+  [[nodiscard]] const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
+
+  // The gradients of a unit are complete: it is not needed before the next step.
+  void unit_done(int unit);
+  // backward() is over, well or not: nothing stays, and the order of gathers is that of the next
+  // time unless it `failed`.
+  void end_iteration(bool failed = false);
+  // Shards have new values.
+  void invalidate();
+
+  // Collective: gathers all, and releases none until as many calls of release_all().
+  void hold_all();
+  void release_all();
+
+ private:
+  class Owner;
+
+  void pin(int unit, const shard::StorageUse& use);
+  void written(int unit);
+  void unpin(int unit) noexcept;
+  void bring(int unit);
+  void gather_everything();
+  void gather_ahead();
+  void record(int unit);
+  void leave_others(int unit);
+  void release(Unit& unit);
+  void drop_all();
+  [[nodiscard]] bool stays(const Unit& unit, bool in_backward) const;
+
+  std::mutex mutex_;
+  const ShardLevel level_;
+  const int prefetch_;
+  std::vector<std::unique_ptr<Unit>> units_;
+  std::vector<std::shared_ptr<Owner>> owners_;
+  int current_ = -1;  // the unit used last
+  int held_ = 0;
+  std::vector<bool> was_written_;  // in place, since it was gathered
+  std::vector<int> order_;         // of gathers, between the last two ends of backward()
+  std::vector<int> seen_;          // since the last one
+  bool follows_ = false;           // seen_ is how order_ begins
+};
+
+}  // namespace lockstep::sharded

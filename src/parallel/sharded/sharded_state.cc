@@ -1,0 +1,191 @@
+#include "parallel/sharded/sharded_state.h"
+
+#include "parallel/module_check.h"
+#include "parallel/sharded/whole_state.h"
+#include "parallel/state_broadcast.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/models/names.h>
+#include <lockstep/shard/trigger.h>
+#include <lockstep/shard/unit_plan.h>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t broadcast_bytes = std::int64_t{25} << 20;
+
+std::string_view name_of(ShardLevel level) {
+  switch (level) {
+    case ShardLevel::optimizer:
+      return "optimizer";
+    case ShardLevel::gradients:
+      return "gradients";
+    case ShardLevel::full:
+      return "full";
+  }
+  return "?";
+}
+
+std::string name_of(const std::optional<c10::ScalarType>& dtype) {
+  return dtype ? c10::toString(*dtype) : "the parameters'";
+}
+
+void check_options(const ShardOptions& options) {
+  for (const auto& dtype : {options.compute_dtype, options.reduce_dtype})
+    check(!dtype || c10::isFloatingType(*dtype),
+          "fully_shard: parameters are computed with and gradients are summed in a floating-point "
+          "dtype, found {}",
+          name_of(dtype));
+  check(options.prefetch >= 0, "fully_shard: prefetch must be at least 0 units, found {}",
+        options.prefetch);
+}
+
+// What all ranks must agree on.
+std::vector<std::string> describe(const torch::nn::Module& module, const ShardOptions& options) {
+  std::vector<std::string> lines = {
+      formatted("option level = {}", name_of(options.level)),
+      formatted("option compute_dtype = {}", name_of(options.compute_dtype)),
+      formatted("option reduce_dtype = {}", name_of(options.reduce_dtype)),
+      formatted("option reshard_after_forward = {}", options.reshard_after_forward),
+      formatted("option prefetch = {}", options.prefetch),
+      formatted("option find_unused_parameters = {}", options.find_unused_parameters),
+      formatted("option broadcast_buffers = {}", options.broadcast_buffers)};
+  for (const UnitRule& rule : options.units)
+    lines.push_back(formatted("units {}, reshard_after_forward = {}", rule.pattern,
+                              rule.reshard_after_forward.value_or(options.reshard_after_forward)));
+  for (std::string& line : parallel::lines_of(module)) lines.push_back(std::move(line));
+  return lines;
+}
+
+void check_dense(const std::vector<shard::NamedParameter>& parameters) {
+  for (const auto& [name, tensor, aliases] : parameters) {
+    check(tensor.layout() == at::kStrided, "fully_shard: {} is not a dense tensor", name);
+    check(!shard::is_lazy(tensor), "fully_shard: {} is sharded already, by another handle", name);
+  }
+}
+
+std::vector<shard::PlannedUnit> plan_of(const std::vector<shard::NamedParameter>& parameters,
+                                        const ShardOptions& options) {
+  std::vector<shard::UnitItem> items;
+  for (const auto& [name, tensor, aliases] : parameters)
+    items.push_back({name, tensor.scalar_type(), tensor.device(), tensor.requires_grad()});
+  std::vector<std::string> patterns;
+  for (const UnitRule& rule : options.units) patterns.push_back(rule.pattern);
+  return shard::plan_units(items, patterns);
+}
+
+sharded::UnitSettings settings_of(const ShardOptions& options) {
+  return {.level = options.level,
+          .compute_dtype = options.compute_dtype,
+          .reduce_dtype = options.reduce_dtype,
+          .timeout = options.timeout,
+          .key = shard::trigger_key(options.trigger)};
+}
+
+}  // namespace
+
+ShardedState::ShardedState(std::shared_ptr<torch::nn::Module> the_module,
+                           sharded::Groups the_groups, const ShardOptions& options)
+    : module(std::move(the_module)),
+      groups(std::move(the_groups)),
+      residency(std::make_unique<sharded::Residency>(options.level, options.prefetch)),
+      pool_(std::make_shared<sharded::BufferPool>(groups.gather)) {
+  check_options(options);
+  CallOptions call{.tag = "fully_shard", .timeout = options.timeout};
+  parallel::check_same_lines(groups.whole, describe(*module, options), call);
+  std::vector<shard::NamedParameter> parameters = shard::unique_parameters(*module);
+  check_dense(parameters);
+  std::vector<shard::PlannedUnit> plan = plan_of(parameters, options);
+  sharded::UnitSettings settings = settings_of(options);
+  std::vector<at::Tensor> state, buffers = module->buffers();
+  for (const auto& parameter : parameters) state.push_back(parameter.tensor);
+  state.insert(state.end(), buffers.begin(), buffers.end());
+  parallel::broadcast_now(groups.whole, state, broadcast_bytes, call);
+  places_.resize(parameters.size());
+  for (const shard::PlannedUnit& planned : plan) {
+    settings.reshard_after_forward = options.reshard_after_forward;
+    if (planned.pattern >= 0)
+      settings.reshard_after_forward =
+          options.units[static_cast<std::size_t>(planned.pattern)].reshard_after_forward.value_or(
+              options.reshard_after_forward);
+    add_unit(planned, parameters, settings);
+  }
+  flow = std::make_shared<sharded::GradientFlow>(groups, *residency, pool_, std::move(buffers),
+                                                 options);
+  hooks_ = std::make_unique<parallel::GradientHooks>(
+      flow->hooked(), [flow = flow.get()](int i) { flow->on_gradient(i); });
+}
+
+void ShardedState::add_unit(const shard::PlannedUnit& planned,
+                            const std::vector<shard::NamedParameter>& parameters,
+                            const sharded::UnitSettings& settings) {
+  std::vector<shard::NamedParameter> members;
+  for (int i : planned.items) members.push_back(parameters[static_cast<std::size_t>(i)]);
+  residency->add(std::make_unique<sharded::Unit>(planned.name, std::move(members), groups.gather,
+                                                 pool_, residency->next_owner(), settings));
+  int number = 0;
+  for (int i : planned.items) {
+    Place place{residency->units().back().get(), number++};
+    places_[static_cast<std::size_t>(i)] = place;
+    by_tensor_[parameters[static_cast<std::size_t>(i)].tensor.unsafeGetTensorImpl()] = place;
+  }
+}
+
+void ShardedState::detach() {
+  hooks_.reset();
+  for (const auto& unit : residency->units())
+    unit->abandon(
+        "this parameter's values were divided over the ranks by fully_shard(), and its handle is "
+        "gone; call unshard() before the handle goes");
+}
+
+std::vector<ShardedParameter> ShardedState::named_parameters() const {
+  std::vector<ShardedParameter> list;
+  for (const auto& [unit, number] : places_) {
+    auto i = static_cast<std::size_t>(number);
+    const shard::FlatEntry& entry = unit->layout().entry(number);
+    list.push_back({entry.name, unit->slices()[i], entry.sizes, unit->owned()[i].of_tensor});
+  }
+  return list;
+}
+
+std::map<std::string, at::Tensor> ShardedState::state_dict() {
+  flow->check_parameters();
+  std::map<const void*, at::Tensor> values;
+  for (const auto& unit : residency->units()) {
+    std::vector<at::Tensor> whole = unit->whole_values();
+    for (std::size_t i = 0; i < whole.size(); ++i)
+      values[unit->parameters()[i].tensor.unsafeGetTensorImpl()] = whole[i];
+  }
+  return sharded::named_values(*module, values);
+}
+
+void ShardedState::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
+  flow->check_parameters();
+  at::NoGradGuard no_grad;
+  std::vector<sharded::Assignment> assignments = sharded::assignments_of(*module, tensors);
+  for (const auto& [tensor, values] : assignments) {
+    auto found = by_tensor_.find(tensor.unsafeGetTensorImpl());
+    if (found == by_tensor_.end()) {
+      tensor.detach().copy_(values);
+    } else {
+      found->second.unit->take_values(found->second.number, values);
+    }
+  }
+  residency->invalidate();
+}
+
+void ShardedState::unshard() {
+  flow->check_parameters();
+  residency->invalidate();
+  hooks_.reset();
+  for (const auto& unit : residency->units()) unit->hand_back();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,54 @@
+// What a handle, its scopes and its hooks share.
+#pragma once
+
+#include "parallel/gradient_hooks.h"
+#include "parallel/sharded/gradient_flow.h"
+#include "parallel/sharded/residency.h"
+
+#include <lockstep/parallel/sharded/fully_shard.h>
+#include <lockstep/shard/unit_plan.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+class ShardedState {
+ public:
+  // Collective, as fully_shard().
+  ShardedState(std::shared_ptr<torch::nn::Module> module, sharded::Groups groups,
+               const ShardOptions& options);
+
+  // Local: the hooks go, and released parameters say why they have no values.
+  void detach();
+
+  [[nodiscard]] std::vector<ShardedParameter> named_parameters() const;
+  [[nodiscard]] std::map<std::string, at::Tensor> state_dict();
+  void load_state_dict(const std::map<std::string, at::Tensor>& tensors);
+  void unshard();
+
+  std::shared_ptr<torch::nn::Module> module;
+  sharded::Groups groups;
+  std::unique_ptr<sharded::Residency> residency;
+  std::shared_ptr<sharded::GradientFlow> flow;
+
+ private:
+  // Where a parameter of the module is.
+  struct Place {
+    sharded::Unit* unit = nullptr;
+    int number = 0;
+  };
+
+  void add_unit(const shard::PlannedUnit& planned,
+                const std::vector<shard::NamedParameter>& parameters,
+                const sharded::UnitSettings& settings);
+
+  std::vector<Place> places_;  // of the module's parameters, each once, in its order
+  std::map<const void*, Place> by_tensor_;
+  std::shared_ptr<sharded::BufferPool> pool_;
+  std::unique_ptr<parallel::GradientHooks> hooks_;
+};
+
+}  // namespace lockstep

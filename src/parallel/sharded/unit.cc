@@ -1,0 +1,218 @@
+#include "parallel/sharded/unit.h"
+
+#include <lockstep/base/format.h>
+#include <lockstep/shard/unit_plan.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/where.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+namespace lockstep::sharded {
+namespace {
+
+constexpr std::int64_t alignment = 64;  // bytes, of tensors in the dtype of the computation
+
+c10::ScalarType dtype_of(const std::vector<shard::NamedParameter>& parameters) {
+  return parameters.front().tensor.scalar_type();
+}
+
+c10::ScalarType compute_dtype_of(const std::vector<shard::NamedParameter>& parameters,
+                                 const UnitSettings& settings) {
+  c10::ScalarType own = dtype_of(parameters);
+  return c10::isFloatingType(own) ? settings.compute_dtype.value_or(own) : own;
+}
+
+shard::FlatLayout layout_of(const std::vector<shard::NamedParameter>& parameters, int world,
+                            c10::ScalarType compute_dtype) {
+  std::vector<shard::TensorSpec> specs;
+  for (const shard::NamedParameter& parameter : parameters)
+    specs.push_back(shard::spec_of(parameter));
+  auto own = static_cast<std::int64_t>(c10::elementSize(dtype_of(parameters)));
+  auto computed = static_cast<std::int64_t>(c10::elementSize(compute_dtype));
+  return shard::unit_layout(specs, world, std::max(alignment, alignment * own / computed));
+}
+
+bool keeps_strides(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_dense(); }
+
+std::vector<std::int64_t> strides_of(const at::Tensor& tensor) {
+  if (keeps_strides(tensor)) return tensor.strides().vec();
+  c10::DimVector strides = c10::contiguous_strides(tensor.sizes());
+  return {strides.begin(), strides.end()};
+}
+
+// The elements in the order in which strides_of() lays them.
+at::Tensor flattened(const at::Tensor& tensor) {
+  at::Tensor values = tensor.detach();
+  if (!keeps_strides(values)) return values.contiguous().view({-1});
+  return values.as_strided({values.numel()}, {1});
+}
+
+std::string released_text(const std::string& unit) {
+  return formatted(
+      "this parameter belongs to unit {}, whose values are divided over the ranks now; use it in "
+      "an "
+      "operation, or inside unsharded()",
+      unit);
+}
+
+}  // namespace
+
+// Counts operations that write slices: LibTorch's optimizers write some of them through data(),
+// which has a version counter of its own.
+class Unit::Writes final : public shard::StorageOwner {
+ public:
+  void pin(const shard::StorageUse&) override {}
+  void written() override { ++count; }
+  void unpin() noexcept override {}
+
+  std::atomic<std::int64_t> count = 0;
+};
+
+Unit::Unit(std::string name, std::vector<shard::NamedParameter> parameters, Group group,
+           std::shared_ptr<BufferPool> pool, std::weak_ptr<shard::StorageOwner> owner,
+           const UnitSettings& settings)
+    : name_(std::move(name)),
+      tag_(formatted("unit {}", name_)),
+      parameters_(std::move(parameters)),
+      settings_(settings),
+      group_(std::move(group)),
+      pool_(std::move(pool)),
+      trains_(parameters_.front().tensor.requires_grad()),
+      compute_dtype_(compute_dtype_of(parameters_, settings)),
+      device_(parameters_.front().tensor.device()),
+      layout_(layout_of(parameters_, group_.size(), compute_dtype_)),
+      range_(shard::shard_range(layout_.numel(), group_.size(), group_.rank())),
+      owned_(shard::owned_slices(layout_, group_.size(), group_.rank())),
+      storage_(layout_.numel() * static_cast<std::int64_t>(c10::elementSize(compute_dtype_)),
+               device_, std::move(owner), settings.key, released_text(name_)) {
+  at::NoGradGuard no_grad;
+  if (keeps_buffer()) buffer_ = pool_->take(layout_.numel(), compute_dtype_, device_);
+  bool in_place = keeps_buffer() && compute_dtype_ == layout_.dtype();
+  shard_ = in_place ? own_part() : pool_->take(range_.length(), layout_.dtype(), device_);
+  take_parameters();
+  make_slices();
+}
+
+at::Tensor Unit::own_part() const { return buffer_.narrow(0, range_.begin, range_.length()); }
+
+void Unit::take_parameters() {
+  shard_.zero_();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    at::Tensor& parameter = parameters_[i].tensor;
+    strides_.push_back(strides_of(parameter));
+    const auto& [entry, elements, offset] = owned_[i];
+    shard_.narrow(0, offset, elements.length())
+        .copy_(flattened(parameter).narrow(0, elements.begin, elements.length()));
+    parameter.mutable_grad().reset();
+    parameter.set_data(storage_.place(compute_dtype_, layout_.entry(static_cast<int>(i)).offset,
+                                      parameter.sizes(), strides_.back()));
+  }
+}
+
+void Unit::make_slices() {
+  writes_ = std::make_shared<Writes>();
+  shard::LazyStorage storage(static_cast<std::int64_t>(shard_.nbytes()), device_, writes_,
+                             settings_.key, "");
+  storage.attach(shard_);
+  for (const shard::FlatSlice& slice : owned_)
+    slices_.push_back(storage.place(layout_.dtype(), slice.offset, {slice.of_tensor.length()}, {1})
+                          .requires_grad_(trains_));
+}
+
+// Counts up with every write to a slice: operations tell writes_, kernels that write past LibTorch
+// count the version up.
+std::int64_t Unit::version() const {
+  std::int64_t sum = writes_->count;
+  for (const at::Tensor& slice : slices_) sum += slice._version();
+  return sum;
+}
+
+void Unit::post_gather() {
+  at::NoGradGuard no_grad;
+  if (!buffer_.defined()) buffer_ = pool_->take(layout_.numel(), compute_dtype_, device_);
+  at::Tensor input = shard_;
+  if (compute_dtype_ != layout_.dtype()) input = own_part().copy_(shard_);
+  gathered_version_ = version();
+  gather_ = group_.all_gather(buffer_, input, {.tag = tag_, .timeout = settings_.timeout});
+  phase_ = Phase::arriving;
+}
+
+void Unit::finish_gather() {
+  gather_.wait();
+  gather_ = {};
+  storage_.attach(buffer_);
+  phase_ = Phase::present;
+}
+
+void Unit::release() {
+  storage_.detach();
+  phase_ = Phase::absent;
+  if (keeps_buffer()) return;
+  pool_->give(std::exchange(buffer_, at::Tensor()));
+}
+
+void Unit::write_back() {
+  at::NoGradGuard no_grad;
+  if (compute_dtype_ == layout_.dtype()) {
+    if (!keeps_buffer()) shard_.copy_(own_part());
+    return;
+  }
+  // What was not written keeps the digits that the computation's dtype does not have.
+  at::Tensor now = own_part();
+  at::Tensor written = now.ne(shard_.to(compute_dtype_));
+  shard_.copy_(at::where(written, now.to(layout_.dtype()), shard_));
+}
+
+const std::string& Unit::parameter_at(std::int64_t offset) const {
+  std::size_t found = 0;
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (layout_.entry(static_cast<int>(i)).offset <= offset) found = i;
+  return parameters_[found].name;
+}
+
+const std::string* Unit::first_stranger() const {
+  for (const shard::NamedParameter& parameter : parameters_)
+    if (!storage_.holds(parameter.tensor)) return &parameter.name;
+  return nullptr;
+}
+
+std::vector<at::Tensor> Unit::whole_values() {
+  at::NoGradGuard no_grad;
+  at::Tensor whole = at::empty({layout_.numel()}, shard_.options());
+  group_.all_gather(whole, shard_, {.tag = tag_, .timeout = settings_.timeout}).wait();
+  std::vector<at::Tensor> values;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const shard::FlatEntry& entry = layout_.entry(static_cast<int>(i));
+    values.push_back(at::empty_strided(entry.sizes, strides_[i], shard_.options()));
+    flattened(values.back()).copy_(whole.narrow(0, entry.offset, entry.numel));
+  }
+  return values;
+}
+
+void Unit::take_values(int i, const at::Tensor& values) {
+  at::NoGradGuard no_grad;
+  const auto& [entry, elements, offset] = owned_[static_cast<std::size_t>(i)];
+  at::Tensor laid = at::empty_strided(values.sizes(), strides(i), shard_.options()).copy_(values);
+  shard_.narrow(0, offset, elements.length())
+      .copy_(flattened(laid).narrow(0, elements.begin, elements.length()));
+}
+
+void Unit::hand_back() {
+  at::NoGradGuard no_grad;
+  std::vector<at::Tensor> values = whole_values();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].tensor.set_data(values[i]);
+}
+
+void Unit::abandon(std::string text) {
+  gather_ = {};
+  storage_.explain(std::move(text));
+  phase_ = Phase::absent;
+}
+
+}  // namespace lockstep::sharded

@@ -1,0 +1,129 @@
+// Unit: parameters that are gathered and released together, in one flat storage of which this rank
+// owns a shard.
+//
+//   absent --post_gather()--> arriving --finish_gather()--> present --release()--> absent
+//
+// The module's parameters are tensors in a lazy storage, in the dtype of the computation; the
+// shard holds the values, in the parameters' own dtype. Where the whole is kept anyway (levels
+// optimizer and gradients) and the dtypes are the same, the shard is this rank's range of it, and
+// gathering is in place.
+//
+// Not thread-safe: Residency holds its mutex.
+#pragma once
+
+#include <lockstep/comm/group.h>
+#include <lockstep/parallel/sharded/options.h>
+#include <lockstep/shard/flat_layout.h>
+#include <lockstep/shard/lazy_storage.h>
+#include <lockstep/shard/named_parameters.h>
+
+#include "parallel/sharded/buffer_pool.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep::sharded {
+
+struct UnitSettings {
+  ShardLevel level = ShardLevel::full;
+  std::optional<c10::ScalarType> compute_dtype;
+  std::optional<c10::ScalarType> reduce_dtype;
+  bool reshard_after_forward = true;
+  std::optional<Duration> timeout;
+  c10::DispatchKey key = c10::DispatchKey::Undefined;
+};
+
+class Unit {
+ public:
+  // Local: takes this rank's shard of the values that the parameters have, and makes them released
+  // tensors. All of one dtype and device, each once.
+  Unit(std::string name, std::vector<shard::NamedParameter> parameters, Group group,
+       std::shared_ptr<BufferPool> pool, std::weak_ptr<shard::StorageOwner> owner,
+       const UnitSettings& settings);
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] const shard::FlatLayout& layout() const { return layout_; }
+  [[nodiscard]] const std::vector<shard::NamedParameter>& parameters() const { return parameters_; }
+  [[nodiscard]] const UnitSettings& settings() const { return settings_; }
+  [[nodiscard]] bool trains() const { return trains_; }
+  [[nodiscard]] c10::ScalarType compute_dtype() const { return compute_dtype_; }
+
+  // What the optimizer sees: one a parameter, leaves that require a gradient when the unit trains.
+  [[nodiscard]] const std::vector<at::Tensor>& slices() const { return slices_; }
+  [[nodiscard]] const std::vector<shard::FlatSlice>& owned() const { return owned_; }
+  // This rank's range of the flat storage.
+  [[nodiscard]] shard::Range range() const { return range_; }
+  // The strides of parameter i in the storage.
+  [[nodiscard]] at::IntArrayRef strides(int i) const {
+    return strides_[static_cast<std::size_t>(i)];
+  }
+
+  [[nodiscard]] bool present() const { return phase_ == Phase::present; }
+  [[nodiscard]] bool arriving() const { return phase_ == Phase::arriving; }
+  // Slices have been written since the gather was posted, by an optimizer for example.
+  [[nodiscard]] bool outdated() const { return version() != gathered_version_; }
+
+  // Collective, does not wait for peers.
+  void post_gather();
+  // Blocks until the values are there.
+  void finish_gather();
+  // Local.
+  void release();
+  // The whole has been written in place: the shard takes its part.
+  void write_back();
+
+  // The name of the parameter at an element of the storage.
+  [[nodiscard]] const std::string& parameter_at(std::int64_t offset) const;
+  // The first parameter that no longer lies in the storage; null when all do.
+  [[nodiscard]] const std::string* first_stranger() const;
+
+  // Collective and blocking: every parameter's values, in its own dtype, as ordinary tensors.
+  [[nodiscard]] std::vector<at::Tensor> whole_values();
+  // Local: this rank's part of new values for parameter i; what is gathered is then outdated.
+  void take_values(int i, const at::Tensor& values);
+  // Collective: the parameters become ordinary tensors.
+  void hand_back();
+  // Local: what is released from now on says `text`.
+  void abandon(std::string text);
+
+  int pins = 0;  // operations that use it now
+
+ private:
+  enum class Phase { absent, arriving, present };
+  class Writes;
+
+  [[nodiscard]] bool keeps_buffer() const { return settings_.level != ShardLevel::full; }
+  [[nodiscard]] std::int64_t version() const;
+  [[nodiscard]] at::Tensor own_part() const;
+  void take_parameters();
+  void make_slices();
+
+  std::string name_;
+  std::string tag_;
+  std::vector<shard::NamedParameter> parameters_;
+  UnitSettings settings_;
+  Group group_;
+  std::shared_ptr<BufferPool> pool_;
+  bool trains_ = false;
+  c10::ScalarType compute_dtype_;
+  c10::Device device_;
+  shard::FlatLayout layout_;
+  shard::Range range_;
+  std::vector<shard::FlatSlice> owned_;
+  std::vector<std::vector<std::int64_t>> strides_;
+  shard::LazyStorage storage_;
+  at::Tensor buffer_;  // the whole; undefined while there is none
+  at::Tensor shard_;
+  std::shared_ptr<Writes> writes_;  // to slices
+  std::vector<at::Tensor> slices_;
+  Phase phase_ = Phase::absent;
+  Work gather_;
+  std::int64_t gathered_version_ = 0;
+};
+
+}  // namespace lockstep::sharded

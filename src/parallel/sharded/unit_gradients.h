@@ -1,0 +1,74 @@
+// UnitGradients: the gradients of one unit, from the module's .grad to the averages in its slices.
+//
+//   accept(i) for each parameter, or skip(i)   their places in one flat buffer
+//   post()                                     reduce_scatter: my range becomes the average
+//   forward()                                  on two axes: and the sum over the replicas
+//   publish()                                  .grad of the slices: set, or added to
+//
+// Level optimizer keeps the buffer, and averages stay in it; the other levels use one from the pool
+// and keep the averages beside the shard.
+//
+// Not thread-safe: GradientFlow holds its mutex.
+#pragma once
+
+#include "parallel/sharded/buffer_pool.h"
+#include "parallel/sharded/unit.h"
+
+#include <lockstep/comm/group.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace lockstep::sharded {
+
+class UnitGradients {
+ public:
+  // `replicas`: a group of one rank but on two axes.
+  UnitGradients(const Unit& unit, Group shards, Group replicas, std::shared_ptr<BufferPool> pool);
+
+  // Parameter i's .grad goes to its place, and is undefined then.
+  void accept(int i);
+  // It has none: zeros.
+  void skip(int i);
+  // .grad is not to be reduced yet. At level optimizer it becomes its place, so that no second copy
+  // of all gradients is there.
+  void keep(int i);
+
+  void post();
+  void forward();
+  // Blocks until the averages are there. Slices of parameters that are `unused` stay as they are;
+  // one flag a parameter, or none at all.
+  void publish(const std::vector<bool>& unused = {});
+  // Blocks for what is under way, and forgets it.
+  void discard();
+
+ private:
+  [[nodiscard]] bool keeps_buffer() const {
+    return unit_.settings().level == ShardLevel::optimizer;
+  }
+  [[nodiscard]] bool averages_stay() const;
+  [[nodiscard]] at::Tensor place(int i) const;
+  [[nodiscard]] bool in_place(int i) const;
+  [[nodiscard]] at::Tensor own_part() const;
+  void begin();
+  void finish();
+  void move_out();
+  void clear_padding();
+  [[nodiscard]] at::Tensor home_of(int i);
+
+  const Unit& unit_;
+  Group shards_;
+  Group replicas_;
+  std::shared_ptr<BufferPool> pool_;
+  std::string tag_;
+  c10::ScalarType dtype_;  // of the sum
+  at::Tensor flat_;        // undefined while there is none
+  at::Tensor averages_;    // of the shard, in its dtype; where averages_stay(), undefined
+  bool filling_ = false;   // flat_ holds gradients that publish() has not seen
+  Work work_;
+};
+
+}  // namespace lockstep::sharded

@@ -1,0 +1,65 @@
+// Two layers, a unit each, beside the same on one process; and a test that runs for every level.
+#pragma once
+
+#include "parallel/sharded/support.h"
+
+#include <optional>
+
+namespace lockstep::test {
+
+// `plain` is the same on one process; every rank computes on the same input.
+struct Pair {
+  explicit Pair(Group group, ShardOptions options = {}) {
+    for (auto* net : {&model, &plain}) {
+      (*net)->push_back(torch::nn::Linear(4, 6));
+      (*net)->push_back(torch::nn::Linear(6, 4));
+      fill_parameters(**net, 3);
+    }
+    if (options.units.empty()) options.units = {"0", "1"};
+    sharded.emplace(fully_shard(model, group, options));
+  }
+  static at::Tensor input(int seed = 1) { return values({3, 4}, seed); }
+  torch::nn::LinearImpl& layer(int i) { return *model[i]->as<torch::nn::Linear>(); }
+  torch::nn::LinearImpl& plain_layer(int i) { return *plain[i]->as<torch::nn::Linear>(); }
+  // Uses both layers, so that nothing of before is still gathered.
+  void use() {
+    torch::NoGradGuard no_grad;
+    EXPECT_TRUE(same_bits(model->forward(input()), plain->forward(input())));
+  }
+
+  torch::nn::Sequential model, plain;
+  std::optional<ShardedModule> sharded;
+};
+
+// The gradients of the slices are the plain ones' parts; all ranks computed the same.
+inline void expect_same_gradients(Pair& pair) {
+  auto named = pair.plain->named_parameters();
+  for (const auto& [name, tensor, sizes, range] : pair.sharded->named_parameters()) {
+    ASSERT_TRUE(tensor.grad().defined()) << name;
+    at::Tensor whole = named[name].grad().reshape({-1});
+    EXPECT_TRUE(
+        at::allclose(tensor.grad(), whole.narrow(0, range.begin, range.length()), 1e-6, 1e-7))
+        << name;
+  }
+}
+
+class OnEveryLevel : public testing::TestWithParam<ShardLevel> {
+ protected:
+  // With 1 and with 3 ranks.
+  void run(const std::function<void(Pair&, Group)>& body, ShardOptions options = {}) {
+    options.level = GetParam();
+    for (int ranks : {1, 3})
+      run_as_threads(ranks, [&](Group group) {
+        Pair pair(group, options);
+        body(pair, group);
+      });
+  }
+};
+
+inline auto every_level() { return testing::ValuesIn(all_levels); }
+
+inline std::string name_of_level(const testing::TestParamInfo<ShardLevel>& info) {
+  return name_of(info.param);
+}
+
+}  // namespace lockstep::test

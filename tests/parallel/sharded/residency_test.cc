@@ -1,0 +1,166 @@
+// Which units are there, use by use.
+#include "parallel/sharded/residency.h"
+
+#include "parallel/sharded/support.h"
+
+#include <lockstep/shard/trigger.h>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+using sharded::Residency;
+using sharded::Unit;
+
+// Four units of one parameter each, in a group of one rank.
+struct Units {
+  explicit Units(ShardLevel level, int prefetch = 1, bool reshard = true)
+      : residency(level, prefetch) {
+    auto pool = std::make_shared<sharded::BufferPool>(Group());
+    for (int i = 0; i < 4; ++i) {
+      parameters.push_back(values({3, 2}, i).requires_grad_());
+      std::vector<shard::NamedParameter> members = {
+          {"p" + std::to_string(i), parameters.back(), {}}};
+      residency.add(std::make_unique<Unit>(
+          "u" + std::to_string(i), std::move(members), Group(), pool, residency.next_owner(),
+          sharded::UnitSettings{
+              .level = level, .reshard_after_forward = reshard, .key = shard::trigger_key()}));
+    }
+  }
+
+  void use(int i) {
+    EXPECT_TRUE(same_bits(parameters[static_cast<std::size_t>(i)].clone(), values({3, 2}, i)));
+  }
+  void use_in_order(const std::vector<int>& order) {
+    for (int i : order) use(i);
+  }
+  const Unit& unit(int i) { return *residency.units()[static_cast<std::size_t>(i)]; }
+  // "-" absent, "a" arriving, "P" present.
+  std::string state() {
+    std::string text;
+    for (int i = 0; i < 4; ++i) text += unit(i).present() ? "P" : unit(i).arriving() ? "a" : "-";
+    return text;
+  }
+
+  Residency residency;
+  std::vector<at::Tensor> parameters;
+};
+
+TEST(Residency, FullHasOneUnitAtATime) {
+  Units units(ShardLevel::full);
+  EXPECT_EQ(units.state(), "----");
+  units.use(1);
+  EXPECT_EQ(units.state(), "-P--");
+  units.use(1);
+  units.use(3);
+  EXPECT_EQ(units.state(), "---P");
+  at::Tensor both = units.parameters[0] + units.parameters[2];
+  EXPECT_EQ(units.state(), "P-P-");
+  units.use(0);
+  EXPECT_EQ(units.state(), "P---");
+  units.residency.end_iteration();
+  EXPECT_EQ(units.state(), "----");
+}
+
+TEST(Residency, GathersAheadInTheOrderOfTheStepBefore) {
+  Units units(ShardLevel::full, /*prefetch=*/2);
+  units.use_in_order({0, 1, 2, 3, 2});
+  units.residency.end_iteration();
+  units.use(0);
+  EXPECT_EQ(units.state(), "Paa-");
+  units.use(1);
+  EXPECT_EQ(units.state(), "-Paa");
+  units.use(2);
+  EXPECT_EQ(units.state(), "--Pa");
+  units.use(3);
+  EXPECT_EQ(units.state(), "--aP");
+  units.use(2);
+  units.residency.end_iteration();
+  EXPECT_EQ(units.state(), "----");
+}
+
+TEST(Residency, AnotherOrderIsServedAndBecomesTheNextOne) {
+  Units units(ShardLevel::full);
+  units.use_in_order({0, 1, 2});
+  units.residency.end_iteration();
+  units.use(0);
+  EXPECT_EQ(units.state(), "Pa--");
+  units.use(3);
+  EXPECT_EQ(units.state(), "-a-P");
+  units.use(1);
+  EXPECT_EQ(units.state(), "-P--");
+  units.residency.end_iteration();
+  units.use(0);
+  EXPECT_EQ(units.state(), "P--a");
+}
+
+TEST(Residency, GathersNothingAheadWithoutGradientsOrAfterAFailure) {
+  Units units(ShardLevel::full);
+  units.use_in_order({0, 1, 2});
+  units.residency.end_iteration();
+  {
+    torch::NoGradGuard no_grad;
+    units.use(0);
+    EXPECT_EQ(units.state(), "P---");
+  }
+  units.residency.end_iteration(/*failed=*/true);
+  units.use_in_order({1, 0});
+  EXPECT_EQ(units.state(), "P---");
+}
+
+TEST(Residency, UnitsMayStayUntilTheirGradientsAreDone) {
+  Units units(ShardLevel::full, 1, /*reshard=*/false);
+  units.use_in_order({0, 1, 2});
+  EXPECT_EQ(units.state(), "PPP-");
+  units.residency.unit_done(1);
+  EXPECT_EQ(units.state(), "P-P-");
+  units.residency.end_iteration();
+  EXPECT_EQ(units.state(), "----");
+}
+
+TEST(Residency, OtherLevelsGatherAllOnceAStep) {
+  for (ShardLevel level : {ShardLevel::optimizer, ShardLevel::gradients}) {
+    Units units(level);
+    units.use(2);
+    EXPECT_EQ(units.state(), "aaPa");
+    units.use_in_order({0, 1, 3, 0});
+    EXPECT_EQ(units.state(), "PPPP");
+    units.residency.end_iteration();
+    EXPECT_EQ(units.state(), "----");
+  }
+}
+
+TEST(Residency, HoldsAllWhileSomebodyLooks) {
+  Units units(ShardLevel::full);
+  units.residency.hold_all();
+  EXPECT_EQ(units.state(), "PPPP");
+  units.use_in_order({0, 3});
+  units.residency.hold_all();
+  units.residency.release_all();
+  EXPECT_EQ(units.state(), "PPPP");
+  units.residency.release_all();
+  EXPECT_EQ(units.state(), "----");
+}
+
+TEST(Residency, GathersAgainWhatAnOptimizerHasWritten) {
+  for (ShardLevel level : all_levels) {
+    Units units(level);
+    units.use(1);
+    {
+      torch::NoGradGuard no_grad;
+      units.unit(1).slices().front().fill_(7);
+    }
+    EXPECT_TRUE(units.unit(1).outdated());
+    EXPECT_EQ(units.parameters[1].sum().item<float>(), 42);
+  }
+}
+
+TEST(Residency, AnExceptionLeavesNoPin) {
+  Units units(ShardLevel::full);
+  EXPECT_THROW((void)units.parameters[0].mm(units.parameters[1]), c10::Error);
+  units.use(2);
+  EXPECT_EQ(units.state(), "--P-");
+}
+
+}  // namespace
+}  // namespace lockstep
