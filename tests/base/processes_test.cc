@@ -3,7 +3,6 @@
 
 #include "support/free_port.h"
 #include "support/temporary_folder.h"
-#include "support/watchdog.h"
 
 #include <gtest/gtest.h>
 
@@ -74,14 +73,6 @@ TEST(Processes, ARankCanBeKilledFromOutside) {
   EXPECT_TRUE(ranks.wait(1, 20s).ok());
   ranks.kill(0, SIGTERM);
   EXPECT_EQ(ranks.wait(0, 20s).signal, SIGTERM);
-}
-
-TEST(Watchdog, EndsATestThatHangs) {
-  auto results = run_ranks(1, [](int) {
-    ::alarm(1);  // main() has installed the handler; a rank's own alarm rings it sooner
-    for (;;) ::pause();
-  });
-  EXPECT_EQ(results[0].exit_code, watchdog_exit_code);
 }
 
 TEST(TemporaryFolder, IsGoneAfterwards) {

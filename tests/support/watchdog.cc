@@ -3,22 +3,69 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <charconv>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <span>
 #include <string>
+#include <string_view>
 
+#include <fcntl.h>
 #include <sys/time.h>
 #include <unistd.h>
 
 namespace lockstep::test {
 namespace {
 
+constexpr int deepest_descendant = 8;
+
 // What the signal handler writes: made before the alarm is set, since a handler may not allocate.
 char last_words[512];
 
+// The numbers in the file of a process's children, without a call that a handler may not make.
+std::size_t children_of(pid_t process, std::span<pid_t> children) {
+  char path[64] = "/proc/";
+  auto append = [end = path + std::strlen(path)](std::string_view text) mutable {
+    end += text.copy(end, text.size());
+    *end = '\0';
+  };
+  char digits[16];
+  std::string_view number(digits, std::to_chars(digits, std::end(digits), process).ptr);
+  append(number);
+  append("/task/");
+  append(number);
+  append("/children");
+  int file = ::open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return 0;
+  char text[4096];
+  auto length = ::read(file, text, sizeof(text));
+  ::close(file);
+  std::size_t count = 0;
+  const char* end = text + std::max<ssize_t>(length, 0);
+  for (const char* at = text; at < end && count < children.size(); ++at) {
+    auto [next, error] = std::from_chars(at, end, children[count]);
+    if (error == std::errc()) ++count;
+    at = next;
+  }
+  return count;
+}
+
+// What a test has started must not outlive it: a program that waits for its output would hang.
+// Children first, so that none is adopted before it was seen.
+void kill_descendants(pid_t process, int depth = 0) {
+  pid_t children[128];
+  auto count = children_of(process, children);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (depth < deepest_descendant) kill_descendants(children[i], depth + 1);
+    ::kill(children[i], SIGKILL);
+  }
+}
+
 void end_program(int) {
   [[maybe_unused]] auto written = ::write(STDERR_FILENO, last_words, std::strlen(last_words));
+  kill_descendants(::getpid());
   ::_exit(watchdog_exit_code);
 }
 
