@@ -1,6 +1,9 @@
 // BufferPool: flat buffers that units and their gradients use in turn. Fresh memory costs a page
 // fault a page; a buffer that was just released costs nothing.
 //
+// Invariant, under mutex_: taken and free buffers together are never more bytes than the most that
+// was ever taken at once. So a pool adds nothing to the peak of those who use it.
+//
 // Thread-safe.
 #pragma once
 
@@ -9,27 +12,44 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 namespace lockstep::sharded {
 
 class BufferPool {
  public:
+  struct Bytes {
+    std::int64_t taken = 0;
+    std::int64_t peak = 0;  // the most taken at once since reset_peak()
+    std::int64_t free = 0;
+  };
+
   explicit BufferPool(Group group) : group_(std::move(group)) {}
 
   // Of that many elements, uninitialised, in memory that peers of the host read where it lies.
   at::Tensor take(std::int64_t numel, c10::ScalarType dtype, c10::Device device);
   // Nobody else may use `buffer` any more.
   void give(at::Tensor buffer);
+  // The same memory for good: not to be given back, and not counted.
+  [[nodiscard]] at::Tensor make(std::int64_t numel, c10::ScalarType dtype,
+                                c10::Device device) const;
   // Frees what nobody has taken.
   void clear();
 
+  [[nodiscard]] Bytes bytes() const;
+  void reset_peak();
+
  private:
+  [[nodiscard]] at::Tensor found(std::int64_t numel, c10::ScalarType dtype, c10::Device device);
+  void make_room(std::int64_t bytes);
+
   Group group_;
-  std::mutex mutex_;
-  std::vector<at::Tensor> free_;
+  mutable std::mutex mutex_;
+  std::deque<at::Tensor> free_;  // the oldest first
+  Bytes bytes_;
+  std::int64_t most_ = 0;  // ever taken at once
 };
 
 }  // namespace lockstep::sharded

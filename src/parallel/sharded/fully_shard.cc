@@ -125,9 +125,21 @@ void ShardedModule::load_state_dict(const std::map<std::string, at::Tensor>& ten
   state_->load_state_dict(tensors);
 }
 
+std::vector<at::Tensor> ShardedModule::gather_parts(const std::vector<at::Tensor>& parts) const {
+  return state_->gather_parts(parts);
+}
+
+at::Tensor ShardedModule::part_of(std::size_t i, const at::Tensor& whole) const {
+  return state_->part_of(i, whole);
+}
+
+double ShardedModule::seconds_waited() const { return state_->waits->seconds(); }
+
 ShardedNoSync ShardedModule::no_sync() { return ShardedNoSync(state_); }
 Unsharded ShardedModule::unsharded() { return Unsharded(state_); }
 void ShardedModule::unshard() { state_->unshard(); }
+ShardedMemory ShardedModule::memory() const { return state_->memory(); }
+void ShardedModule::reset_peak_memory() { state_->reset_peak_memory(); }
 const Group& ShardedModule::group() const { return state_->groups.whole; }
 
 std::vector<std::string> ShardedModule::units() const {

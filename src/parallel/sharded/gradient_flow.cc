@@ -224,8 +224,12 @@ void GradientFlow::exchange_status() {
   if (groups_.whole.size() == 1 || missing_.empty()) return;
   at::Tensor status = at::tensor(at::ArrayRef<std::int32_t>(missing_), at::kInt)
                           .to(unit(order_.front()).slices().front().device());
-  groups_.whole.all_reduce(status, Op::sum, {.tag = "end of backward", .timeout = options_.timeout})
-      .wait();
+  {
+    parallel::WaitTime::Scope waiting(*unit(order_.front()).settings().waits);
+    groups_.whole
+        .all_reduce(status, Op::sum, {.tag = "end of backward", .timeout = options_.timeout})
+        .wait();
+  }
   at::from_blob(missing_.data(), {static_cast<std::int64_t>(missing_.size())}, at::kInt)
       .copy_(status);
 }
@@ -292,6 +296,14 @@ void GradientFlow::on_backward_failed() noexcept {
     // The exception that is on its way says more.
     log::debug("after a backward() that failed: {}", error.what());
   }
+}
+
+std::int64_t GradientFlow::kept_bytes() {
+  std::lock_guard lock(mutex_);
+  std::int64_t bytes = 0;
+  for (const auto& gradients : gradients_)
+    if (gradients) bytes += gradients->kept_bytes();
+  return bytes;
 }
 
 void GradientFlow::pause() {

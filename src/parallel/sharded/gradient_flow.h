@@ -59,6 +59,9 @@ class GradientFlow final : public std::enable_shared_from_this<GradientFlow> {
   // InvalidArgument names a parameter that is no longer where fully_shard() put it.
   void check_parameters() const;
 
+  // Bytes of gradients that are there between backward() and the next step.
+  [[nodiscard]] std::int64_t kept_bytes();
+
  private:
   class Step;
   struct Place {

@@ -1,6 +1,7 @@
 #include "parallel/sharded/sharded_state.h"
 
 #include "parallel/module_check.h"
+#include "parallel/sharded/parts.h"
 #include "parallel/sharded/whole_state.h"
 #include "parallel/state_broadcast.h"
 
@@ -103,6 +104,7 @@ ShardedState::ShardedState(std::shared_ptr<torch::nn::Module> the_module,
   check_dense(parameters);
   std::vector<shard::PlannedUnit> plan = plan_of(parameters, options);
   sharded::UnitSettings settings = settings_of(options);
+  waits = settings.waits;
   std::vector<at::Tensor> state, buffers = module->buffers();
   for (const auto& parameter : parameters) state.push_back(parameter.tensor);
   state.insert(state.end(), buffers.begin(), buffers.end());
@@ -166,6 +168,28 @@ std::map<std::string, at::Tensor> ShardedState::state_dict() {
   return sharded::named_values(*module, values);
 }
 
+std::vector<at::Tensor> ShardedState::gather_parts(const std::vector<at::Tensor>& parts) {
+  check(parts.size() == places_.size(), "gather_parts: expected {} parts, found {}", places_.size(),
+        parts.size());
+  std::vector<at::Tensor> wholes(parts.size());
+  for (const auto& unit : residency->units()) {
+    std::vector<at::Tensor> of_unit(unit->slices().size());
+    for (std::size_t i = 0; i < places_.size(); ++i)
+      if (places_[i].unit == unit.get())
+        of_unit[static_cast<std::size_t>(places_[i].number)] = parts[i];
+    of_unit = sharded::gather_parts(*unit, groups.gather, of_unit);
+    for (std::size_t i = 0; i < places_.size(); ++i)
+      if (places_[i].unit == unit.get())
+        wholes[i] = of_unit[static_cast<std::size_t>(places_[i].number)];
+  }
+  return wholes;
+}
+
+at::Tensor ShardedState::part_of(std::size_t i, const at::Tensor& whole) const {
+  check(i < places_.size(), "part_of: expected a number below {}, found {}", places_.size(), i);
+  return sharded::cut_part(*places_[i].unit, places_[i].number, whole);
+}
+
 void ShardedState::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
   flow->check_parameters();
   at::NoGradGuard no_grad;
@@ -180,6 +204,21 @@ void ShardedState::load_state_dict(const std::map<std::string, at::Tensor>& tens
   }
   residency->invalidate();
 }
+
+ShardedMemory ShardedState::memory() const {
+  sharded::BufferPool::Bytes turns = pool_->bytes();
+  ShardedMemory memory{.gradients = flow->kept_bytes(),
+                       .in_flight = turns.taken,
+                       .peak_in_flight = turns.peak,
+                       .pooled = turns.free};
+  for (const auto& unit : residency->units()) {
+    memory.shards += unit->shard_bytes();
+    memory.whole += unit->whole_bytes();
+  }
+  return memory;
+}
+
+void ShardedState::reset_peak_memory() { pool_->reset_peak(); }
 
 void ShardedState::unshard() {
   flow->check_parameters();

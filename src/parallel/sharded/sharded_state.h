@@ -26,13 +26,18 @@ class ShardedState {
 
   [[nodiscard]] std::vector<ShardedParameter> named_parameters() const;
   [[nodiscard]] std::map<std::string, at::Tensor> state_dict();
+  [[nodiscard]] std::vector<at::Tensor> gather_parts(const std::vector<at::Tensor>& parts);
+  [[nodiscard]] at::Tensor part_of(std::size_t i, const at::Tensor& whole) const;
   void load_state_dict(const std::map<std::string, at::Tensor>& tensors);
   void unshard();
+  [[nodiscard]] ShardedMemory memory() const;
+  void reset_peak_memory();
 
   std::shared_ptr<torch::nn::Module> module;
   sharded::Groups groups;
   std::unique_ptr<sharded::Residency> residency;
   std::shared_ptr<sharded::GradientFlow> flow;
+  std::shared_ptr<parallel::WaitTime> waits;
 
  private:
   // Where a parameter of the module is.

@@ -92,9 +92,9 @@ Unit::Unit(std::string name, std::vector<shard::NamedParameter> parameters, Grou
       storage_(layout_.numel() * static_cast<std::int64_t>(c10::elementSize(compute_dtype_)),
                device_, std::move(owner), settings.key, released_text(name_)) {
   at::NoGradGuard no_grad;
-  if (keeps_buffer()) buffer_ = pool_->take(layout_.numel(), compute_dtype_, device_);
+  if (keeps_buffer()) buffer_ = pool_->make(layout_.numel(), compute_dtype_, device_);
   bool in_place = keeps_buffer() && compute_dtype_ == layout_.dtype();
-  shard_ = in_place ? own_part() : pool_->take(range_.length(), layout_.dtype(), device_);
+  shard_ = in_place ? own_part() : pool_->make(range_.length(), layout_.dtype(), device_);
   take_parameters();
   make_slices();
 }
@@ -144,7 +144,10 @@ void Unit::post_gather() {
 }
 
 void Unit::finish_gather() {
-  gather_.wait();
+  {
+    parallel::WaitTime::Scope waiting(*settings_.waits);
+    gather_.wait();
+  }
   gather_ = {};
   storage_.attach(buffer_);
   phase_ = Phase::present;
@@ -207,6 +210,15 @@ void Unit::hand_back() {
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> values = whole_values();
   for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].tensor.set_data(values[i]);
+}
+
+std::int64_t Unit::shard_bytes() const {
+  bool in_whole = keeps_buffer() && compute_dtype_ == layout_.dtype();
+  return in_whole ? 0 : static_cast<std::int64_t>(shard_.nbytes());
+}
+
+std::int64_t Unit::whole_bytes() const {
+  return keeps_buffer() ? static_cast<std::int64_t>(buffer_.nbytes()) : 0;
 }
 
 void Unit::abandon(std::string text) {

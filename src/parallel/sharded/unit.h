@@ -18,6 +18,7 @@
 #include <lockstep/shard/named_parameters.h>
 
 #include "parallel/sharded/buffer_pool.h"
+#include "parallel/wait_time.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -36,6 +37,7 @@ struct UnitSettings {
   bool reshard_after_forward = true;
   std::optional<Duration> timeout;
   c10::DispatchKey key = c10::DispatchKey::Undefined;
+  std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
 };
 
 class Unit {
@@ -90,6 +92,10 @@ class Unit {
   void hand_back();
   // Local: what is released from now on says `text`.
   void abandon(std::string text);
+
+  // Bytes of the shard, unless it is a range of a whole that stays; and of that whole.
+  [[nodiscard]] std::int64_t shard_bytes() const;
+  [[nodiscard]] std::int64_t whole_bytes() const;
 
   int pins = 0;  // operations that use it now
 

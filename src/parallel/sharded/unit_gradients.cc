@@ -52,7 +52,9 @@ at::Tensor UnitGradients::own_part() const {
 void UnitGradients::begin() {
   if (std::exchange(filling_, true)) return;
   if (flat_.defined()) return move_out();
-  flat_ = pool_->take(unit_.layout().numel(), dtype_, unit_.slices().front().device());
+  c10::Device device = unit_.slices().front().device();
+  flat_ = keeps_buffer() ? pool_->make(unit_.layout().numel(), dtype_, device)
+                         : pool_->take(unit_.layout().numel(), dtype_, device);
   clear_padding();
 }
 
@@ -102,15 +104,20 @@ void UnitGradients::post() {
                                  {.tag = tag_, .timeout = unit_.settings().timeout});
 }
 
+void UnitGradients::wait() {
+  parallel::WaitTime::Scope waiting(*unit_.settings().waits);
+  std::exchange(work_, Work()).wait();
+}
+
 void UnitGradients::forward() {
   if (replicas_.size() == 1) return;
-  work_.wait();
+  wait();
   work_ =
       replicas_.all_reduce(own_part(), Op::sum, {.tag = tag_, .timeout = unit_.settings().timeout});
 }
 
 void UnitGradients::finish() {
-  std::exchange(work_, Work()).wait();
+  wait();
   if (replicas_.size() > 1) own_part().div_(shards_.size() * replicas_.size());
 }
 
@@ -141,6 +148,19 @@ void UnitGradients::publish(const std::vector<bool>& unused) {
   }
   filling_ = false;
   if (!keeps_buffer()) pool_->give(std::exchange(flat_, at::Tensor()));
+}
+
+std::int64_t UnitGradients::kept_bytes() const {
+  std::size_t bytes = averages_.defined() ? averages_.nbytes() : 0;
+  if (keeps_buffer() && flat_.defined()) bytes += flat_.nbytes();
+  auto add_strange = [&](const at::Tensor& gradient) {
+    bool counted = !gradient.defined() || (flat_.defined() && gradient.is_alias_of(flat_)) ||
+                   (averages_.defined() && gradient.is_alias_of(averages_));
+    if (!counted) bytes += gradient.nbytes();
+  };
+  for (const auto& parameter : unit_.parameters()) add_strange(parameter.tensor.grad());
+  for (const at::Tensor& slice : unit_.slices()) add_strange(slice.grad());
+  return static_cast<std::int64_t>(bytes);
 }
 
 void UnitGradients::discard() {

@@ -45,6 +45,9 @@ class UnitGradients {
   // Blocks for what is under way, and forgets it.
   void discard();
 
+  // Bytes that stay after publish(), and whole gradients that keep() has left in the module.
+  [[nodiscard]] std::int64_t kept_bytes() const;
+
  private:
   [[nodiscard]] bool keeps_buffer() const {
     return unit_.settings().level == ShardLevel::optimizer;
@@ -53,6 +56,7 @@ class UnitGradients {
   [[nodiscard]] at::Tensor place(int i) const;
   [[nodiscard]] bool in_place(int i) const;
   [[nodiscard]] at::Tensor own_part() const;
+  void wait();
   void begin();
   void finish();
   void move_out();

@@ -38,6 +38,7 @@
 #include <lockstep/comm/group.h>
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/parallel/reduction_failed.h>
+#include <lockstep/parallel/sharded/memory.h>
 #include <lockstep/parallel/sharded/options.h>
 #include <lockstep/shard/shard_range.h>
 
@@ -119,6 +120,17 @@ class [[nodiscard]] ShardedModule {
   // DistributedDataParallel's.
   void load_state_dict(const std::map<std::string, at::Tensor>& tensors);
 
+  // What an optimizer keeps of the parameters, as whole tensors and back: so a checkpoint can be
+  // read by any number of ranks, at any level.
+  //
+  // Collective. One part for each of named_parameters(), as many elements as its tensor, all of one
+  // dtype; one that is undefined must be so on every rank. Rank 0 gets tensors of the parameters'
+  // sizes, undefined where the part is; the others get undefined ones.
+  [[nodiscard]] std::vector<at::Tensor> gather_parts(const std::vector<at::Tensor>& parts) const;
+  // Local: a copy of the elements of `whole` that named_parameters()[i] has. BadInput when it has
+  // not that parameter's sizes.
+  [[nodiscard]] at::Tensor part_of(std::size_t i, const at::Tensor& whole) const;
+
   // backward() inside the scope leaves whole gradients in the module's .grad, without
   // communication of gradients; the next one outside reduces the sum.
   [[nodiscard]] ShardedNoSync no_sync();
@@ -128,6 +140,15 @@ class [[nodiscard]] ShardedModule {
   // Collective. The module's parameters become ordinary tensors with their whole values, and the
   // handle has nothing to do with them any more; only its destruction may follow.
   void unshard();
+
+  // Local. What this rank holds now; between backward() and zero_grad() it has gradients.
+  [[nodiscard]] ShardedMemory memory() const;
+  // Local. What is in flight now is the peak.
+  void reset_peak_memory();
+
+  // Local. How long this rank has stood still in waits for gathers and gradients so far:
+  // communication that nothing hid.
+  [[nodiscard]] double seconds_waited() const;
 
   [[nodiscard]] const Group& group() const;
   // Names of the units, in the order of their first parameters.

@@ -1,0 +1,25 @@
+// What a handle of fully_shard() costs one rank, counted where memory is taken and given back.
+#pragma once
+
+#include <cstdint>
+
+namespace lockstep {
+
+// Bytes of this rank, padding included. Nothing is counted twice: where the shard is a range of a
+// whole that stays (levels optimizer and gradients, one dtype), it is part of `whole`. The
+// optimizer's state is the optimizer's and not here; of fp32 and Adam it is twice the parameters'
+// shard.
+struct ShardedMemory {
+  std::int64_t shards = 0;          // this rank's part of the parameters
+  std::int64_t whole = 0;           // parameters that are there all the time
+  std::int64_t gradients = 0;       // kept between backward() and the next step
+  std::int64_t in_flight = 0;       // units and their gradients that are gathered or on their way
+  std::int64_t peak_in_flight = 0;  // the most of it since reset_peak_memory()
+  std::int64_t pooled = 0;          // free, kept for what is in flight next
+
+  // What the formulas of ShardLevel count, without the optimizer's state and units in flight.
+  [[nodiscard]] std::int64_t kept() const { return shards + whole + gradients; }
+  [[nodiscard]] std::int64_t total() const { return kept() + in_flight + pooled; }
+};
+
+}  // namespace lockstep

@@ -1,0 +1,83 @@
+// The bytes that a rank holds, by counter, against the formulas of ShardLevel.
+#include "parallel/sharded/support.h"
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+
+constexpr std::int64_t width = 48;
+constexpr std::int64_t block =
+    width * width;  // parameters; a multiple of 1, 2, 3 and 4 cache lines
+constexpr std::int64_t blocks = 4;
+
+torch::nn::Sequential square_layers() {
+  torch::nn::Sequential model;
+  for (int i = 0; i < blocks; ++i)
+    model->push_back(torch::nn::Linear(torch::nn::LinearOptions(width, width).bias(false)));
+  fill_parameters(*model, 3);
+  return model;
+}
+
+void take_step(torch::nn::Sequential& model, ShardedModule& sharded) {
+  sharded.zero_grad();
+  model->forward(values({2, width}, 1)).square().sum().backward();
+}
+
+class ShardedMemoryCount : public testing::TestWithParam<int> {};
+
+// fp32: parameters and gradients are 8; 4 + 4/N; 8/N bytes a parameter, and Adam's state is 8/N.
+TEST_P(ShardedMemoryCount, IsTheFormulaOfEachLevel) {
+  int ranks = GetParam();
+  constexpr std::int64_t count = blocks * block;
+  for (ShardLevel level : all_levels)
+    run_as_threads(ranks, [&](Group group) {
+      auto model = square_layers();
+      auto sharded = fully_shard(model, group, {.units = {"*"}, .level = level});
+      for (int step = 0; step < 3; ++step) take_step(model, sharded);
+      std::int64_t expected = level == ShardLevel::optimizer   ? 8 * count
+                              : level == ShardLevel::gradients ? 4 * count + 4 * count / ranks
+                                                               : 8 * count / ranks;
+      EXPECT_EQ(sharded.memory().kept(), expected) << name_of(level);
+      EXPECT_EQ(sharded.memory().in_flight, 0) << name_of(level);
+    });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ShardedMemoryCount, testing::Values(1, 2, 3, 4));
+
+TEST(ShardedMemoryInFlight, IsTheUnitsInUseAndOneAhead) {
+  for (int prefetch : {0, 1, 2})
+    run_as_threads(2, [&](Group group) {
+      auto model = square_layers();
+      auto sharded = fully_shard(model, group, {.units = {"*"}, .prefetch = prefetch});
+      take_step(model, sharded);
+      sharded.reset_peak_memory();
+      torch::nn::Sequential& net = model;
+      at::Tensor output = net->forward(values({2, width}, 1));
+      EXPECT_EQ(sharded.memory().peak_in_flight, 4 * block * (1 + prefetch));
+      output.square().sum().backward();
+      auto memory = sharded.memory();
+      EXPECT_EQ(memory.in_flight, 0);
+      // Three units' gradients besides: one that fills, two on their way.
+      EXPECT_LE(memory.peak_in_flight, 4 * block * (1 + prefetch + 3));
+      EXPECT_LE(memory.pooled, memory.peak_in_flight);
+    });
+}
+
+TEST(ShardedMemoryInFlight, GradientsKeptByNoSyncCount) {
+  run_as_threads(2, [](Group group) {
+    auto model = square_layers();
+    auto sharded = fully_shard(model, group, {.units = {"*"}});
+    EXPECT_EQ(sharded.memory().gradients, 0);
+    {
+      auto scope = sharded.no_sync();
+      take_step(model, sharded);
+    }
+    EXPECT_EQ(sharded.memory().gradients, 4 * blocks * block);
+    sharded.zero_grad();
+    EXPECT_EQ(sharded.memory().gradients, 0);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
