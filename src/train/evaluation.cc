@@ -6,6 +6,7 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 namespace lockstep::train {
@@ -20,7 +21,8 @@ void add_over_ranks(Group& group, Totals& totals) {
 
 }  // namespace
 
-Evaluation evaluate(Group& group, std::int64_t samples, std::int64_t rows, const Measure& measure) {
+Evaluation evaluate(Group& group, std::int64_t samples, std::int64_t rows, const Measure& measure,
+                    bool in_step) {
   at::NoGradGuard no_gradients;
   data::Sampler sampler(
       samples, {.rank = group.rank(), .world = group.size(), .shuffle = false, .uneven = true});
@@ -32,6 +34,10 @@ Evaluation evaluate(Group& group, std::int64_t samples, std::int64_t rows, const
     totals += measure(left.first(count));
     left = left.subspan(count);
   }
+  std::int64_t most = (samples + group.size() - 1) / group.size();
+  bool is_short =
+      (most + rows - 1) / rows > (static_cast<std::int64_t>(mine.size()) + rows - 1) / rows;
+  if (in_step && is_short) (void)measure(std::array<std::size_t, 1>{0});
   add_over_ranks(group, totals);
   return {.loss = totals.loss / totals.targets, .accuracy = totals.correct / totals.targets};
 }

@@ -20,6 +20,7 @@ class GptTask : public Task {
   [[nodiscard]] std::string data_identity() const override { return text_->vocabulary.to_text(); }
   void make_model() override;
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
+  [[nodiscard]] std::vector<std::string> units() const override { return {"transformer.h.*"}; }
   [[nodiscard]] std::int64_t steps_per_epoch() const override;
   // Blocks that begin anywhere, drawn with a generator of the step's own: nanoGPT's get_batch.
   [[nodiscard]] Batch batch(std::int64_t step) override;

@@ -37,6 +37,9 @@ std::string metrics_line(const MetricsRow& row) {
   if (row.accuracy) json["accuracy"] = *row.accuracy;
   json["lr"] = row.lr;
   json["samples_per_second"] = row.samples_per_second;
+  json["resident_bytes"] = row.resident_bytes;
+  json["model_bytes"] = row.model_bytes;
+  json["exposed_seconds"] = row.exposed_seconds;
   json["seconds"] = row.seconds;
   return json.dump();
 }

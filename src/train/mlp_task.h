@@ -34,6 +34,7 @@ class MlpTask : public Task {
   void load(const std::string& identity) override;
   void make_model() override;
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
+  [[nodiscard]] std::vector<std::string> units() const override { return {"layers.*"}; }
   [[nodiscard]] std::int64_t steps_per_epoch() const override {
     return batches_->steps_per_epoch();
   }

@@ -18,6 +18,7 @@ class MnistTask : public Task {
   void load(const std::string& identity) override;
   void make_model() override { model_ = models::ConvNet(); }
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
+  [[nodiscard]] std::vector<std::string> units() const override { return {"conv*", "fc*"}; }
   [[nodiscard]] std::int64_t steps_per_epoch() const override {
     return batches_->steps_per_epoch();
   }

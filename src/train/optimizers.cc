@@ -10,15 +10,15 @@ namespace {
 
 using torch::optim::OptimizerParamGroup;
 
-std::vector<at::Tensor> with_dims(const checkpoint::NamedParameters& parameters, bool matrices) {
+std::vector<at::Tensor> with_dims(const std::vector<TrainedParameter>& parameters, bool matrices) {
   std::vector<at::Tensor> chosen;
-  for (const auto& [name, tensor] : parameters)
-    if ((tensor.dim() >= 2) == matrices) chosen.push_back(tensor);
+  for (const auto& [name, tensor, sizes] : parameters)
+    if ((sizes.size() >= 2) == matrices) chosen.push_back(tensor);
   return chosen;
 }
 
 template <class Optimizer, class OptimizerOptions>
-std::unique_ptr<torch::optim::Optimizer> make(const checkpoint::NamedParameters& parameters,
+std::unique_ptr<torch::optim::Optimizer> make(const std::vector<TrainedParameter>& parameters,
                                               OptimizerOptions options, double weight_decay) {
   auto decayed = std::make_unique<OptimizerOptions>(options);
   auto kept = std::make_unique<OptimizerOptions>(options);
@@ -33,7 +33,7 @@ std::unique_ptr<torch::optim::Optimizer> make(const checkpoint::NamedParameters&
 }  // namespace
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
-    const Options& options, const checkpoint::NamedParameters& parameters) {
+    const Options& options, const std::vector<TrainedParameter>& parameters) {
   if (options.optimizer == "sgd")
     return make<optim::SGD>(parameters,
                             torch::optim::SGDOptions(options.lr).momentum(options.momentum),

@@ -1,20 +1,22 @@
 // The optimizer that the options ask for.
 #pragma once
 
-#include <lockstep/checkpoint/optimizer_state.h>
+#include "train/model_handle.h"
+
 #include <lockstep/train/options.h>
 #include <lockstep/train/schedule.h>
 
 #include <torch/optim/optimizer.h>
 
 #include <memory>
+#include <vector>
 
 namespace lockstep::train {
 
-// Weight decay acts on tensors of two dims and more; biases and normalisations are left alone
+// Weight decay acts on parameters of two dims and more; biases and normalisations are left alone
 // (nanoGPT's rule).
 [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> make_optimizer(
-    const Options& options, const checkpoint::NamedParameters& parameters);
+    const Options& options, const std::vector<TrainedParameter>& parameters);
 
 void set_learning_rate(torch::optim::Optimizer& optimizer, double lr);
 

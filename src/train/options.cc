@@ -8,6 +8,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 namespace lockstep::train {
@@ -79,6 +80,13 @@ const std::array rows{
     OptionRow{"vocabulary", &O::vocabulary, "chars (those of the text) or bytes (all 256)", "gpt",
               "chars bytes"},
     OptionRow{"sample", &O::sample, "tokens of text to write at the end", "gpt", {}, 0, 1 << 20},
+    OptionRow{"shard", &O::shard,
+              "what ranks divide between them: none, optimizer, gradients (and optimizer) or full",
+              "gpt mnist mlp", "none optimizer gradients full"},
+    OptionRow{"node-shared", &O::node_shared,
+              "with --shard: ranks of one machine have the parameters in memory once"},
+    OptionRow{"offload", &O::offload,
+              "with --shard: folder for shards and optimizer state that are not in use"},
     OptionRow{
         "ranks", &O::ranks, "processes to start on this machine", "gpt mnist mlp", {}, 0, 4096},
     OptionRow{"threads",
@@ -222,6 +230,10 @@ void check_options(const Options& options, int ranks) {
         formatted("--width {} is not a multiple of --heads {}", options.width, options.heads));
   if (options.min_lr > options.lr)
     throw BadInput(formatted("--min-lr {} is above --lr {}", options.min_lr, options.lr));
+  for (auto [given, name] : {std::pair(options.node_shared, "--node-shared"),
+                             std::pair(!options.offload.empty(), "--offload")})
+    if (given && options.shard == "none")
+      throw BadInput(formatted("{} needs --shard optimizer, gradients or full", name));
   if (options.out.empty()) throw BadInput("--out is missing: name a folder for the run");
   if (options.data.empty() && options.task != "mlp")
     throw BadInput("--data is missing: name a file or folder to learn from");

@@ -26,8 +26,11 @@ std::string progress_text(const ProgressRow& row) {
   std::string text = formatted("step {}/{}  loss {:.3f}", row.step, row.steps, row.loss);
   if (row.val_loss) text += formatted("  val_loss {:.3f}", *row.val_loss);
   if (row.accuracy) text += formatted("  accuracy {:.4f}", *row.accuracy);
-  return text + formatted("  {:.0f} samples/s  {} left", row.samples_per_second,
-                          duration_text(row.seconds_left));
+  text += formatted("  {:.0f} samples/s", row.samples_per_second);
+  if (row.resident_bytes > 0)
+    text += formatted("  {:.0f} MB  {:.1f} ms waiting",
+                      static_cast<double>(row.resident_bytes) / 1e6, row.exposed_seconds * 1e3);
+  return text + formatted("  {} left", duration_text(row.seconds_left));
 }
 
 bool is_terminal(std::FILE* stream) {

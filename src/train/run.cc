@@ -3,6 +3,8 @@
 #include "train/optimizers.h"
 #include "train/streams.h"
 
+#include "sys/resident.h"
+
 #include <lockstep/base/check.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/text.h>
@@ -44,10 +46,9 @@ double number_in(const checkpoint::Metadata& progress, const std::string& name) 
   return *value;
 }
 
-// The model's tensors, each memory once: a tied one under the name it is registered by.
-checkpoint::NamedTensors unique_tensors(const torch::nn::Module& module) {
-  checkpoint::NamedTensors tensors;
-  for (const auto& [name, tensor] : models::exported(module)) tensors[name] = tensor;
+// Each memory once: a tied tensor under the name it is registered by.
+checkpoint::NamedTensors without_aliases(const torch::nn::Module& module,
+                                         checkpoint::NamedTensors tensors) {
   for (const models::Alias& alias : models::aliases_of(module)) tensors.erase(alias.name);
   return tensors;
 }
@@ -92,10 +93,8 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
     task_->make_model();
     if (state) models::load_exported(*task_->module(), state->model);
   });
-  ddp_.emplace(task_->module(), world_);
-  for (const shard::NamedParameter& parameter : ddp_->named_parameters())
-    parameters_.emplace_back(parameter.name, parameter.tensor);
-  optimizer_ = make_optimizer(options_, parameters_);
+  handle_ = make_handle(options_, *task_, world_);
+  optimizer_ = make_optimizer(options_, handle_->parameters());
   torch::manual_seed(stream_seed(options_.seed, stream_of_rank(world_.rank())));
   steps_per_epoch_ = task_->steps_per_epoch();
   steps_ = options_.steps > 0 ? options_.steps : options_.epochs * steps_per_epoch_;
@@ -105,11 +104,11 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
 
 void Run::restore(const checkpoint::TrainingState& state) {
   together(world_, [&] {
-    checkpoint::load_optimizer_state(*optimizer_, parameters_, state.optimizer);
+    handle_->load_optimizer_state(*optimizer_, state.optimizer);
     seconds_before_ = number_in(state.progress, "seconds");
     stopping_.best = number_in(state.progress, "best");
     stopping_.waited = static_cast<std::int64_t>(number_in(state.progress, "waited"));
-    step_ = saved_step_ = state.step;
+    step_ = saved_step_ = reported_step_ = state.step;
     auto ranks = static_cast<std::int64_t>(state.random.size());
     if (ranks == world_.size()) {
       at::Generator generator = at::detail::getDefaultCPUGenerator();
@@ -125,11 +124,13 @@ void Run::step() {
   lr_ = learning_rate(schedule_, step_);
   set_learning_rate(*optimizer_, lr_);
   Batch batch = task_->batch(step_);
-  ddp_->zero_grad();
+  double waited_before = handle_->seconds_waited();
+  handle_->zero_grad();
   double loss = backward(batch);
-  if (options_.clip > 0) (void)ddp_->clip_grad_norm(options_.clip);
+  if (options_.clip > 0) handle_->clip_grad_norm(options_.clip);
   optimizer_->step();
   ++step_;
+  waited_ += handle_->seconds_waited() - waited_before;
   agree(loss, batch.data.size(0));
 }
 
@@ -138,8 +139,8 @@ double Run::backward(const Batch& batch) {
   std::vector<at::Tensor> target = batch.target.chunk(options_.accumulate);
   double sum = 0;
   for (std::size_t part = 0; part < data.size(); ++part) {
-    std::optional<NoSync> later;
-    if (part + 1 < data.size()) later.emplace(ddp_->no_sync());
+    std::shared_ptr<void> later;
+    if (part + 1 < data.size()) later = handle_->no_sync();
     at::Tensor loss = task_->loss({data[part], target[part]});
     double share =
         static_cast<double>(data[part].size(0)) / static_cast<double>(batch.data.size(0));
@@ -176,8 +177,8 @@ void Run::evaluate() {
   auto began = Clock::now();
   task_->module()->eval();
   auto measure = [&](std::span<const std::size_t> samples) { return task_->measure(samples); };
-  evaluation_ =
-      train::evaluate(world_, task_->validation_samples(), task_->evaluation_rows(), measure);
+  evaluation_ = train::evaluate(world_, task_->validation_samples(), task_->evaluation_rows(),
+                                measure, /*in_step=*/options_.shard != "none");
   task_->module()->train();
   evaluated_step_ = step_;
   bool best = stopping_.update(evaluation_->loss);
@@ -192,6 +193,7 @@ void Run::report() {
     samples_per_second_ =
         static_cast<double>(samples_) / std::max(1e-9, seconds_since(reported_at_));
     samples_ = 0;
+    cost_ = cost();
     reported_at_ = Clock::now();
   }
   std::optional<double> val_loss, accuracy;
@@ -207,6 +209,9 @@ void Run::report() {
                       .accuracy = accuracy,
                       .lr = lr_,
                       .samples_per_second = samples_per_second_,
+                      .resident_bytes = cost_.resident_bytes,
+                      .model_bytes = cost_.model_bytes,
+                      .exposed_seconds = cost_.exposed_seconds,
                       .seconds = seconds()});
     });
   }
@@ -218,6 +223,8 @@ void Run::report() {
                   .val_loss = val_loss,
                   .accuracy = accuracy,
                   .samples_per_second = samples_per_second_,
+                  .resident_bytes = cost_.resident_bytes,
+                  .exposed_seconds = cost_.exposed_seconds,
                   .seconds_left = static_cast<double>(steps_ - step_) * rate});
 }
 
@@ -229,11 +236,23 @@ std::vector<at::Tensor> Run::random_states() {
   return world_.is_root() ? all.unbind(0) : std::vector<at::Tensor>();
 }
 
-checkpoint::TrainingState Run::state(std::vector<at::Tensor> random) const {
+// Collective.
+Cost Run::cost() {
+  Cost own{.resident_bytes = sys::proportional_bytes(),
+           .model_bytes = handle_->bytes(*optimizer_),
+           .exposed_seconds =
+               waited_ / static_cast<double>(std::max<std::int64_t>(1, step_ - reported_step_))};
+  waited_ = 0;
+  reported_step_ = step_;
+  return most_of_all(world_, own);
+}
+
+// Collective.
+checkpoint::TrainingState Run::state(std::vector<at::Tensor> random) {
   return {.step = step_,
           .epoch = epoch(),
-          .model = unique_tensors(*task_->module()),
-          .optimizer = checkpoint::optimizer_state(*optimizer_, parameters_),
+          .model = without_aliases(*task_->module(), handle_->model()),
+          .optimizer = handle_->optimizer_state(*optimizer_),
           .random = std::move(random),
           .progress = {{"seconds", formatted("{}", seconds())},
                        {"best", formatted("{}", stopping_.best)},
@@ -244,19 +263,18 @@ checkpoint::TrainingState Run::state(std::vector<at::Tensor> random) const {
 
 void Run::save() {
   auto began = Clock::now();
-  std::vector<at::Tensor> random = random_states();
+  checkpoint::TrainingState now = state(random_states());
   together(world_, [&] {
-    if (world_.is_root()) folder_.save(state(std::move(random)));
+    if (world_.is_root()) folder_.save(now);
   });
   saved_step_ = step_;
   reported_at_ += Clock::now() - began;
 }
 
 void Run::export_model(const std::string& name) {
+  checkpoint::NamedTensors tensors = handle_->model();
   together(world_, [&] {
     if (!world_.is_root()) return;
-    checkpoint::NamedTensors tensors;
-    for (const auto& [key, tensor] : models::exported(*task_->module())) tensors[key] = tensor;
     folder_.export_model(
         name, tensors,
         {{"format", "pt"}, {"task", options_.task}, {"data", task_->data_identity()}});
@@ -284,7 +302,10 @@ Report Run::finish() {
 void Run::finish_well() {
   if (evaluated_step_ != step_) evaluate();
   export_model("model");
-  if (world_.is_root() && options_.sample > 0) progress_.say(task_->sample(options_.sample));
+  if (options_.sample == 0) return;
+  std::string text =
+      task_->sample(options_.sample);  // on all ranks: they may have the model in parts
+  if (world_.is_root()) progress_.say(text);
 }
 
 std::string Run::last_line() const {

@@ -1,11 +1,12 @@
 // Run: the phases of training, which trainer.cc calls in order.
 #pragma once
 
+#include "train/cost.h"
+#include "train/model_handle.h"
 #include "train/run_folder.h"
 #include "train/task.h"
 
-#include <lockstep/checkpoint/optimizer_state.h>
-#include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/checkpoint/training_state.h>
 #include <lockstep/train/early_stopping.h>
 #include <lockstep/train/interrupt.h>
 #include <lockstep/train/progress.h>
@@ -55,7 +56,8 @@ class Run {
   void agree(double loss, std::int64_t rows);
   [[nodiscard]] bool is_due(std::int64_t every) const;
   [[nodiscard]] std::vector<at::Tensor> random_states();
-  [[nodiscard]] checkpoint::TrainingState state(std::vector<at::Tensor> random) const;
+  [[nodiscard]] checkpoint::TrainingState state(std::vector<at::Tensor> random);
+  [[nodiscard]] Cost cost();
   void export_model(const std::string& name);
   void finish_well();
   [[nodiscard]] std::string last_line() const;
@@ -68,8 +70,7 @@ class Run {
   Progress progress_;
   Interrupt interrupt_;
   std::unique_ptr<Task> task_;
-  std::optional<DistributedDataParallel> ddp_;
-  checkpoint::NamedParameters parameters_;
+  std::unique_ptr<ModelHandle> handle_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   ScheduleOptions schedule_;
   EarlyStopping stopping_;
@@ -88,6 +89,9 @@ class Run {
   std::int64_t samples_ = 0;  // over all ranks, since reported_at_
   std::chrono::steady_clock::time_point reported_at_;
   double samples_per_second_ = 0;
+  double waited_ = 0;  // seconds of this rank in waits of steps, since reported_step_
+  std::int64_t reported_step_ = 0;
+  Cost cost_;
 };
 
 }  // namespace lockstep::train

@@ -30,6 +30,8 @@ class Task {
   // Makes the model, after load(), with initial weights from LibTorch's default generator.
   virtual void make_model() = 0;
   [[nodiscard]] virtual std::shared_ptr<torch::nn::Module> module() const = 0;
+  // The modules of which each is one unit when the model is sharded (ShardOptions::units).
+  [[nodiscard]] virtual std::vector<std::string> units() const = 0;
 
   // Steps in one pass over the training data.
   [[nodiscard]] virtual std::int64_t steps_per_epoch() const = 0;

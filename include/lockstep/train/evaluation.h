@@ -36,7 +36,10 @@ using Measure = std::function<Totals(std::span<const std::size_t>)>;
 // Collective. Calls `measure` on this rank's samples of 0 ... samples - 1, at most `rows` at a
 // time, and returns the means over all samples of all ranks, equal on every rank. A rank without
 // samples takes part all the same. Gradients are off inside.
+//
+// With `in_step` every rank calls `measure` equally often, as a model must be used that ranks have
+// sharded: one with fewer samples measures sample 0 once more, which does not count.
 [[nodiscard]] Evaluation evaluate(Group& group, std::int64_t samples, std::int64_t rows,
-                                  const Measure& measure);
+                                  const Measure& measure, bool in_step = false);
 
 }  // namespace lockstep::train

@@ -1,8 +1,9 @@
 // metrics.jsonl: what a run measured, one JSON object a line, for programs to read while it goes on
 // and afterwards.
 //
-//   {"step":250,"epoch":0,"loss":2.31,"val_loss":2.29,"lr":0.00099,
-//    "samples_per_second":391.2,"seconds":8.1}                          (on one line)
+//   {"step":250,"epoch":0,"loss":2.31,"val_loss":2.29,"lr":0.00099,"samples_per_second":391.2,
+//    "resident_bytes":431751168,"model_bytes":12910592,"exposed_seconds":0.0031,
+//    "seconds":8.1}                                                     (on one line)
 //
 // `step` counts updates that were made; a row without an evaluation has no val_loss and no
 // accuracy. Steps rise from line to line, also over a resume.
@@ -23,7 +24,11 @@ struct MetricsRow {
   std::optional<double> accuracy;  // share of validation samples, 0 to 1
   double lr = 0;
   double samples_per_second = 0;  // over all ranks, since the last row
-  double seconds = 0;             // spent in the run so far, all resumes together
+  // Of the rank that has the most each.
+  std::int64_t resident_bytes = 0;  // of its process; memory shared with others counts in parts
+  std::int64_t model_bytes = 0;     // of parameters, gradients and optimizer state
+  double exposed_seconds = 0;       // a step, waiting for communication, since the last row
+  double seconds = 0;               // spent in the run so far, all resumes together
 };
 
 // The row without the line's end. Not-a-number becomes null.

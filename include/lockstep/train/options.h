@@ -60,6 +60,11 @@ struct Options {
   std::string vocabulary = "chars";  // gpt: chars, bytes
   std::int64_t sample = 0;           // gpt: characters written at the end
 
+  // How the ranks divide the model between them; none: every rank has all of it.
+  std::string shard = "none";  // none, optimizer, gradients, full: ShardLevel
+  bool node_shared = false;    // what ranks of one machine share is there once
+  std::string offload;         // a folder for what is not in use; empty: it stays in memory
+
   // Processes.
   std::int64_t ranks = 0;    // processes to start; 0: as the launcher says, else 1
   std::int64_t threads = 0;  // a rank; 0: its share of the cores

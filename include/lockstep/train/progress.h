@@ -18,10 +18,12 @@ struct ProgressRow {
   std::optional<double> val_loss = {};
   std::optional<double> accuracy = {};
   double samples_per_second = 0;
+  std::int64_t resident_bytes = 0;  // of the rank that has the most; 0: not known
+  double exposed_seconds = 0;       // a step, waiting for communication
   double seconds_left = 0;
 };
 
-// "step 250/2000  loss 2.314  val_loss 2.298  391 samples/s  1:07 left"
+// "step 250/2000  loss 2.314  val_loss 2.298  391 samples/s  412 MB  3.1 ms waiting  1:07 left"
 [[nodiscard]] std::string progress_text(const ProgressRow& row);
 // "0:07", "12:40", "3:02:11".
 [[nodiscard]] std::string duration_text(double seconds);

@@ -140,6 +140,8 @@ void DistributedDataParallel::load_state_dict(const std::map<std::string, at::Te
   models::load_exported(*state_->module, tensors);
 }
 
+double DistributedDataParallel::seconds_waited() const { return state_->reducer->seconds_waited(); }
+
 NoSync DistributedDataParallel::no_sync() { return NoSync(state_); }
 
 const Group& DistributedDataParallel::group() const { return state_->group; }

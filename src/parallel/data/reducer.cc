@@ -130,8 +130,11 @@ void Reducer::finish() {
   std::vector<Absent> absent = contribute_absent();
   buckets_.post_rest();
   if (buffers_) buffers_->post(options_.timeout);
-  buckets_.wait();
-  if (buffers_) buffers_->finish();
+  {
+    parallel::WaitTime::Scope waiting(waits_);
+    buckets_.wait();
+    if (buffers_) buffers_->finish();
+  }
   check_status();
   settle(absent);
   used_.assign(used_.size(), false);

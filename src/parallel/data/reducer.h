@@ -21,6 +21,7 @@
 #include "parallel/backward_watch.h"
 #include "parallel/data/gradient_buckets.h"
 #include "parallel/state_broadcast.h"
+#include "parallel/wait_time.h"
 
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
@@ -48,6 +49,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
 
   // Gradients become ordinary tensors.
   void release();
+
+  // Seconds in waits for collectives, of all steps together.
+  [[nodiscard]] double seconds_waited() const { return waits_.seconds(); }
 
  private:
   // A parameter that had no part in a step.
@@ -84,6 +88,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   std::vector<int> order_;
   GradientBuckets buckets_;
   std::unique_ptr<parallel::StateBroadcast> buffers_;  // null when they are not broadcast
+
+  parallel::WaitTime waits_;
 
   int paused_ = 0;
   bool order_known_ = false;    // rank 0's order has been adopted

@@ -150,6 +150,10 @@ class [[nodiscard]] DistributedDataParallel {
   //   loss(second_half).backward();
   [[nodiscard]] NoSync no_sync();
 
+  // Local. How long backward() calls of this handle have stood still in waits for collectives so
+  // far: communication that nothing hid.
+  [[nodiscard]] double seconds_waited() const;
+
   [[nodiscard]] const Group& group() const;
 
  private:
