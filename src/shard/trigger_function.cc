@@ -22,14 +22,21 @@ class Pins {
   }
 
   void add(std::shared_ptr<StorageOwner> owner, const StorageUse& use) {
-    auto same = std::find_if(pins_.begin(), pins_.end(),
-                             [&](const Pin& pin) { return pin.owner == owner; });
-    if (same != pins_.end()) {
-      same->writes |= use.writes;
+    auto same = std::find_if(wanted_.begin(), wanted_.end(),
+                             [&](const Wanted& wanted) { return wanted.owner == owner; });
+    if (same != wanted_.end()) {
+      same->use.writes |= use.writes;
       return;
     }
-    owner->pin(use);
-    pins_.push_back({std::move(owner), use.writes});
+    wanted_.push_back({std::move(owner), use});
+  }
+
+  // An owner is asked once, for all that the operation does with its storage.
+  void pin_all() {
+    for (Wanted& wanted : wanted_) {
+      wanted.owner->pin(wanted.use);
+      pins_.push_back({std::move(wanted.owner), wanted.use.writes});
+    }
   }
 
   void announce_writes() {
@@ -38,10 +45,15 @@ class Pins {
   }
 
  private:
+  struct Wanted {
+    std::shared_ptr<StorageOwner> owner;
+    StorageUse use;
+  };
   struct Pin {
     std::shared_ptr<StorageOwner> owner;
     bool writes;
   };
+  c10::SmallVector<Wanted, 4> wanted_;
   c10::SmallVector<Pin, 4> pins_;
 };
 
@@ -67,16 +79,18 @@ void for_each_tensor(const c10::IValue& value, Action&& action) {
   }
 }
 
-void pin_arguments(const c10::OperatorHandle& operation, const torch::jit::Stack& stack,
-                   c10::DispatchKey key, Pins& pins) {
+// action(owner, use) for every argument that lies in a lazy storage.
+template <typename Action>
+void for_each_use(const c10::OperatorHandle& operation, const torch::jit::Stack& stack,
+                  c10::DispatchKey key, Action&& action) {
   const c10::FunctionSchema& schema = operation.schema();
   auto arguments = torch::jit::last(stack, schema.arguments().size());
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     for_each_tensor(arguments[i], [&](const c10::TensorImpl& tensor) {
       if (!tensor.key_set().has(key)) return;
       if (auto owner = owner_of(tensor))
-        pins.add(std::move(owner),
-                 {schema.name(), tensor.storage_offset(), writes(schema.arguments()[i])});
+        action(std::move(owner),
+               StorageUse{schema.name(), tensor.storage_offset(), writes(schema.arguments()[i])});
     });
   }
 }
@@ -88,9 +102,14 @@ void run_with_memory(const c10::OperatorHandle& operation, c10::DispatchKeySet k
   c10::DispatchKey key = keys.highestPriorityTypeId();
   c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key);
   // Some operations return a view or a copy, as it comes out: what copies inside comes here again.
-  if (makes_a_view(operation.schema())) return operation.redispatchBoxed(below, stack);
+  if (makes_a_view(operation.schema())) {
+    for_each_use(operation, *stack, key, [](auto owner, const auto& use) { owner->view(use); });
+    return operation.redispatchBoxed(below, stack);
+  }
   Pins pins;
-  pin_arguments(operation, *stack, key, pins);
+  for_each_use(operation, *stack, key,
+               [&](auto owner, const auto& use) { pins.add(std::move(owner), use); });
+  pins.pin_all();
   {
     c10::impl::ExcludeDispatchKeyGuard without_key(key);
     operation.redispatchBoxed(below, stack);

@@ -12,7 +12,7 @@ namespace {
 at::Tensor flat(const at::Tensor& tensor) { return tensor.view({-1}); }
 
 void copy_flat(const at::Tensor& to, const at::Tensor& from) {
-  if (!to.is_same(from)) flat(to).copy_(flat(from));
+  if (to.const_data_ptr() != from.const_data_ptr()) flat(to).copy_(flat(from));
 }
 
 at::Tensor combined(const std::vector<PostedCall>& calls) {

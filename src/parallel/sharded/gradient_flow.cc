@@ -189,10 +189,15 @@ void GradientFlow::on_backward_end(bool nested) {
 void GradientFlow::finish() {
   ScopeExit over([this] { step_.reset(); });
   residency_.end_iteration();
-  if (!reduces_) return;
+  if (!reduces_) {
+    for (const auto& gradients : gradients_)
+      if (gradients) gradients->end_keeping();
+    return;
+  }
   contribute_absent();
   post_ready();
   exchange_status();
+  residency_.all_have_read();
   check_status();
   publish_all();
   if (buffers_) {
@@ -210,7 +215,7 @@ void GradientFlow::contribute_absent() {
     const auto& [u, number] = places_[static_cast<std::size_t>(i)];
     UnitGradients& gradients = *gradients_[static_cast<std::size_t>(u)];
     const at::Tensor& parameter = unit(u).parameters()[static_cast<std::size_t>(number)].tensor;
-    if (parameter.grad().defined()) {
+    if (has_gradient(parameter)) {
       gradients.accept(number);
     } else {
       gradients.skip(number);
@@ -296,6 +301,24 @@ void GradientFlow::on_backward_failed() noexcept {
     // The exception that is on its way says more.
     log::debug("after a backward() that failed: {}", error.what());
   }
+}
+
+void GradientFlow::end() {
+  std::lock_guard lock(mutex_);
+  gradients_.clear();
+}
+
+void GradientFlow::clear_gradients(bool set_to_none) {
+  std::lock_guard lock(mutex_);
+  for (const auto& gradients : gradients_)
+    if (gradients) gradients->clear(set_to_none);
+}
+
+bool GradientFlow::has_gradients() {
+  std::lock_guard lock(mutex_);
+  return std::ranges::any_of(residency_.units(), [](const auto& unit) {
+    return std::ranges::any_of(unit->slices(), has_gradient);
+  });
 }
 
 std::int64_t GradientFlow::kept_bytes() {

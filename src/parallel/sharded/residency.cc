@@ -31,6 +31,7 @@ std::weak_ptr<shard::StorageOwner> Residency::next_owner() {
 }
 
 void Residency::add(std::unique_ptr<Unit> unit) {
+  if (unit->is_node_shared()) unit->before_slice_writes([this] { before_write(); });
   units_.push_back(std::move(unit));
   was_written_.push_back(false);
 }
@@ -49,6 +50,7 @@ void Residency::pin(int unit, const shard::StorageUse& use) {
   Unit& used = *units_[static_cast<std::size_t>(unit)];
   try {
     bring(unit);
+    if (use.writes && used.is_node_shared() && !used.has_copy()) used.take_copy();
   } catch (const Mismatch& error) {
     throw Mismatch(explained(used, use, error.what()));
   } catch (const Timeout& error) {
@@ -76,7 +78,7 @@ void Residency::bring(int unit) {
   if (wanted.present()) return;
   if (level_ == ShardLevel::full) {
     record(unit);
-    if (!wanted.arriving()) wanted.post_gather();
+    if (!wanted.arriving()) post(wanted);
     gather_ahead();
   } else {
     gather_everything();
@@ -90,8 +92,13 @@ void Residency::gather_everything() {
   for (const auto& unit : units_) {
     if (unit->arriving() && unit->outdated()) unit->finish_gather();
     if (unit->present() && unit->outdated() && unit->pins == 0) release(*unit);
-    if (!unit->present() && !unit->arriving()) unit->post_gather();
+    if (!unit->present() && !unit->arriving()) post(*unit);
   }
+}
+
+void Residency::post(Unit& unit) {
+  if (unit.is_node_shared()) is_read_ = true;
+  unit.post_gather();
 }
 
 void Residency::record(int unit) {
@@ -107,7 +114,7 @@ void Residency::gather_ahead() {
   std::size_t end = std::min(order_.size(), seen_.size() + static_cast<std::size_t>(prefetch_));
   for (std::size_t next = seen_.size(); next < end; ++next) {
     Unit& unit = *units_[static_cast<std::size_t>(order_[next])];
-    if (!unit.present() && !unit.arriving()) unit.post_gather();
+    if (!unit.present() && !unit.arriving()) post(unit);
   }
 }
 
@@ -144,10 +151,12 @@ void Residency::unit_done(int unit) {
 }
 
 void Residency::drop_all() {
-  for (const auto& unit : units_) {
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    const auto& unit = units_[i];
     if (unit->arriving()) unit->finish_gather();
     // Nobody updates a frozen unit: where the whole is kept, it stays as it is.
-    if (level_ != ShardLevel::full && !unit->trains() && !unit->outdated()) continue;
+    bool frozen = !unit->trains() && !was_written_[i];
+    if (level_ != ShardLevel::full && frozen && !unit->outdated()) continue;
     if (unit->present() && unit->pins == 0 && held_ == 0) release(*unit);
   }
   current_ = -1;
@@ -170,12 +179,24 @@ void Residency::invalidate() {
   }
 }
 
+void Residency::all_have_read() {
+  std::lock_guard lock(mutex_);
+  is_read_ = false;
+}
+
+void Residency::before_write() {
+  std::lock_guard lock(mutex_);
+  if (units_.empty() || !units_.front()->is_node_shared()) return;
+  if (held_ == 0 && !std::exchange(is_read_, false)) return;
+  units_.front()->meet_all();
+}
+
 void Residency::hold_all() {
   std::lock_guard lock(mutex_);
   for (const auto& unit : units_) {
     if (unit->arriving()) unit->finish_gather();
     if (unit->present() && unit->outdated() && unit->pins == 0) release(*unit);
-    if (!unit->present()) unit->post_gather();
+    if (!unit->present()) post(*unit);
   }
   for (const auto& unit : units_)
     if (unit->arriving()) unit->finish_gather();
@@ -184,7 +205,9 @@ void Residency::hold_all() {
 
 void Residency::release_all() {
   std::lock_guard lock(mutex_);
-  if (--held_ == 0) drop_all();
+  if (--held_ > 0) return;
+  if (!units_.empty() && units_.front()->is_node_shared()) is_read_ = true;
+  drop_all();
 }
 
 }  // namespace lockstep::sharded

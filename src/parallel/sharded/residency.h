@@ -9,6 +9,13 @@
 // next are gathered ahead, a bounded number of them. Nothing is gathered ahead without gradients
 // being recorded, because nobody tells when an evaluation ends.
 //
+// Node-shared storage: a rank's update of its shard is at once what all ranks read, so it has to
+// wait until none of them reads the values before. That is known at the end of a reduced backward(),
+// where all ranks meet. If a unit was gathered since (an evaluation between backward() and step()),
+// or unsharded() is open, all ranks meet before the first write to a shard. Nothing is ever gathered
+// ahead across a step that somebody reads: what is outdated is gathered again. Writes to whole
+// parameters go to copies.
+//
 // What is posted depends on nothing but the sequence of uses, so it is the same on all ranks that
 // use units in the same order.
 //
@@ -46,6 +53,10 @@ class Residency {
   void end_iteration(bool failed = false);
   // Shards have new values.
   void invalidate();
+  // All ranks are past their uses of what is gathered here now.
+  void all_have_read();
+  // Collective with node-shared storage, where somebody may still read: a shard is about to change.
+  void before_write();
 
   // Collective: gathers all, and releases none until as many calls of release_all().
   void hold_all();
@@ -58,6 +69,7 @@ class Residency {
   void written(int unit);
   void unpin(int unit) noexcept;
   void bring(int unit);
+  void post(Unit& unit);
   void gather_everything();
   void gather_ahead();
   void record(int unit);
@@ -73,6 +85,7 @@ class Residency {
   std::vector<std::shared_ptr<Owner>> owners_;
   int current_ = -1;  // the unit used last
   int held_ = 0;
+  bool is_read_ = false;           // node-shared: perhaps, by some rank
   std::vector<bool> was_written_;  // in place, since it was gathered
   std::vector<int> order_;         // of gathers, between the last two ends of backward()
   std::vector<int> seen_;          // since the last one

@@ -1,6 +1,7 @@
 #include "parallel/sharded/sharded_state.h"
 
 #include "parallel/module_check.h"
+#include "parallel/sharded/memory_check.h"
 #include "parallel/sharded/parts.h"
 #include "parallel/sharded/whole_state.h"
 #include "parallel/state_broadcast.h"
@@ -51,6 +52,8 @@ void check_options(const ShardOptions& options) {
 std::vector<std::string> describe(const torch::nn::Module& module, const ShardOptions& options) {
   std::vector<std::string> lines = {
       formatted("option level = {}", name_of(options.level)),
+      formatted("option storage = {}",
+                options.storage == ShardStorage::node_shared ? "node_shared" : "private_memory"),
       formatted("option compute_dtype = {}", name_of(options.compute_dtype)),
       formatted("option reduce_dtype = {}", name_of(options.reduce_dtype)),
       formatted("option reshard_after_forward = {}", options.reshard_after_forward),
@@ -68,6 +71,29 @@ void check_dense(const std::vector<shard::NamedParameter>& parameters) {
   for (const auto& [name, tensor, aliases] : parameters) {
     check(tensor.layout() == at::kStrided, "fully_shard: {} is not a dense tensor", name);
     check(!shard::is_lazy(tensor), "fully_shard: {} is sharded already, by another handle", name);
+    check(!tensor.is_inference(),
+          "fully_shard: {} was made inside InferenceMode, so it cannot be trained; make the model "
+          "outside",
+          name);
+  }
+}
+
+// Before anything is changed.
+void check_storage(Group group, const std::vector<shard::NamedParameter>& parameters,
+                   const ShardOptions& options) {
+  if (options.storage != ShardStorage::node_shared) return;
+  for (const auto& [name, tensor, aliases] : parameters)
+    check(tensor.device().is_cpu(),
+          "fully_shard: node_shared storage is host memory, but {} is on {}", name,
+          tensor.device().str());
+  try {
+    (void)group.empty_node_shared({1}, at::kByte);
+  } catch (const InvalidArgument&) {
+    throw InvalidArgument(formatted(
+        "fully_shard: node_shared storage needs ranks that share the memory of one host (engines "
+        "local and shm), found the engine {}; take private_memory, or on several hosts a mesh of "
+        "two axes whose second one lies in a host",
+        group.backend()));
   }
 }
 
@@ -81,8 +107,21 @@ std::vector<shard::PlannedUnit> plan_of(const std::vector<shard::NamedParameter>
   return shard::plan_units(items, patterns);
 }
 
+// "blocks.0" for parameters "blocks.0.fc.weight" and "blocks.0.proj.weight".
+std::string common_module(const std::vector<shard::NamedParameter>& parameters) {
+  auto module_of = [](const std::string& name) {
+    std::size_t dot = name.rfind('.');
+    return dot == std::string::npos ? std::string() : name.substr(0, dot);
+  };
+  std::string common = module_of(parameters.front().name);
+  for (const auto& parameter : parameters)
+    while (!common.empty() && !parameter.name.starts_with(common + ".")) common = module_of(common);
+  return common.empty() ? parameters.front().name : common;
+}
+
 sharded::UnitSettings settings_of(const ShardOptions& options) {
   return {.level = options.level,
+          .storage = options.storage,
           .compute_dtype = options.compute_dtype,
           .reduce_dtype = options.reduce_dtype,
           .timeout = options.timeout,
@@ -91,25 +130,54 @@ sharded::UnitSettings settings_of(const ShardOptions& options) {
 
 }  // namespace
 
-ShardedState::ShardedState(std::shared_ptr<torch::nn::Module> the_module,
-                           sharded::Groups the_groups, const ShardOptions& options)
-    : module(std::move(the_module)),
-      groups(std::move(the_groups)),
+ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& options)
+    : groups(std::move(the_groups)),
       residency(std::make_unique<sharded::Residency>(options.level, options.prefetch)),
+      options_(options),
       pool_(std::make_shared<sharded::BufferPool>(groups.gather)) {
   check_options(options);
-  CallOptions call{.tag = "fully_shard", .timeout = options.timeout};
-  parallel::check_same_lines(groups.whole, describe(*module, options), call);
+}
+
+void ShardedState::divide(const torch::nn::Module& part) {
+  parallel::check_same_lines(groups.whole, parallel::lines_of(part), call());
+  std::vector<shard::NamedParameter> parameters = shard::unique_parameters(part);
+  std::erase_if(parameters, [&](const auto& one) { return is_divided(one.tensor); });
+  ShardOptions options = options_;
+  options.units.clear();
+  add_units(parameters, options, {});
+}
+
+void ShardedState::complete(std::shared_ptr<torch::nn::Module> the_module) {
+  module = std::move(the_module);
+  parallel::check_same_lines(groups.whole, describe(*module, options_), call());
   std::vector<shard::NamedParameter> parameters = shard::unique_parameters(*module);
+  name_units(parameters);
+  std::vector<shard::NamedParameter> left = parameters;
+  std::erase_if(left, [&](const auto& one) { return is_divided(one.tensor); });
+  std::vector<at::Tensor> buffers = module->buffers();
+  add_units(left, options_, buffers);
+  for (const auto& [name, tensor, aliases] : parameters)
+    places_.push_back(by_tensor_.at(tensor.unsafeGetTensorImpl()));
+  flow = std::make_shared<sharded::GradientFlow>(groups, *residency, pool_, std::move(buffers),
+                                                 options_);
+  hooks_ = std::make_unique<parallel::GradientHooks>(
+      flow->hooked(), [flow = flow.get()](int i) { flow->on_gradient(i); });
+}
+
+// Checks first; then rank 0's values are divided.
+void ShardedState::add_units(const std::vector<shard::NamedParameter>& parameters,
+                             const ShardOptions& options, std::vector<at::Tensor> buffers) {
   check_dense(parameters);
+  check_storage(groups.gather, parameters, options);
   std::vector<shard::PlannedUnit> plan = plan_of(parameters, options);
-  sharded::UnitSettings settings = settings_of(options);
-  waits = settings.waits;
-  std::vector<at::Tensor> state, buffers = module->buffers();
+  sharded::check_memory(
+      groups.whole, sharded::bytes_needed(parameters, plan, groups.gather.size(), options), call());
+  std::vector<at::Tensor> state;
   for (const auto& parameter : parameters) state.push_back(parameter.tensor);
   state.insert(state.end(), buffers.begin(), buffers.end());
-  parallel::broadcast_now(groups.whole, state, broadcast_bytes, call);
-  places_.resize(parameters.size());
+  parallel::broadcast_now(groups.whole, state, broadcast_bytes, call());
+  sharded::UnitSettings settings = settings_of(options);
+  settings.waits = waits;
   for (const shard::PlannedUnit& planned : plan) {
     settings.reshard_after_forward = options.reshard_after_forward;
     if (planned.pattern >= 0)
@@ -118,10 +186,6 @@ ShardedState::ShardedState(std::shared_ptr<torch::nn::Module> the_module,
               options.reshard_after_forward);
     add_unit(planned, parameters, settings);
   }
-  flow = std::make_shared<sharded::GradientFlow>(groups, *residency, pool_, std::move(buffers),
-                                                 options);
-  hooks_ = std::make_unique<parallel::GradientHooks>(
-      flow->hooked(), [flow = flow.get()](int i) { flow->on_gradient(i); });
 }
 
 void ShardedState::add_unit(const shard::PlannedUnit& planned,
@@ -132,15 +196,30 @@ void ShardedState::add_unit(const shard::PlannedUnit& planned,
   residency->add(std::make_unique<sharded::Unit>(planned.name, std::move(members), groups.gather,
                                                  pool_, residency->next_owner(), settings));
   int number = 0;
-  for (int i : planned.items) {
-    Place place{residency->units().back().get(), number++};
-    places_[static_cast<std::size_t>(i)] = place;
-    by_tensor_[parameters[static_cast<std::size_t>(i)].tensor.unsafeGetTensorImpl()] = place;
+  for (int i : planned.items)
+    by_tensor_[parameters[static_cast<std::size_t>(i)].tensor.unsafeGetTensorImpl()] = {
+        residency->units().back().get(), number++};
+}
+
+// Parts that were divided before there was a module get the names that they have in it.
+void ShardedState::name_units(const std::vector<shard::NamedParameter>& parameters) {
+  for (const auto& unit : residency->units()) {
+    std::vector<shard::NamedParameter> members;
+    for (const auto& own : unit->parameters()) {
+      auto found = std::ranges::find_if(
+          parameters, [&](const auto& one) { return one.tensor.is_same(own.tensor); });
+      check(found != parameters.end(),
+            "ShardedBuild: {} was divided, and is not among the module's parameters", own.name);
+      members.push_back(*found);
+    }
+    std::string name = common_module(members);
+    unit->rename(std::move(name), std::move(members));
   }
 }
 
 void ShardedState::detach() {
   hooks_.reset();
+  if (flow) flow->end();
   for (const auto& unit : residency->units())
     unit->abandon(
         "this parameter's values were divided over the ranks by fully_shard(), and its handle is "
@@ -194,6 +273,7 @@ void ShardedState::load_state_dict(const std::map<std::string, at::Tensor>& tens
   flow->check_parameters();
   at::NoGradGuard no_grad;
   std::vector<sharded::Assignment> assignments = sharded::assignments_of(*module, tensors);
+  residency->before_write();
   for (const auto& [tensor, values] : assignments) {
     auto found = by_tensor_.find(tensor.unsafeGetTensorImpl());
     if (found == by_tensor_.end()) {
@@ -207,7 +287,7 @@ void ShardedState::load_state_dict(const std::map<std::string, at::Tensor>& tens
 
 ShardedMemory ShardedState::memory() const {
   sharded::BufferPool::Bytes turns = pool_->bytes();
-  ShardedMemory memory{.gradients = flow->kept_bytes(),
+  ShardedMemory memory{.gradients = flow ? flow->kept_bytes() : 0,
                        .in_flight = turns.taken,
                        .peak_in_flight = turns.peak,
                        .pooled = turns.free};
@@ -224,6 +304,7 @@ void ShardedState::unshard() {
   flow->check_parameters();
   residency->invalidate();
   hooks_.reset();
+  flow->end();
   for (const auto& unit : residency->units()) unit->hand_back();
 }
 

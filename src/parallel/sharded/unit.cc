@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/where.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -67,10 +68,13 @@ std::string released_text(const std::string& unit) {
 // which has a version counter of its own.
 class Unit::Writes final : public shard::StorageOwner {
  public:
-  void pin(const shard::StorageUse&) override {}
+  void pin(const shard::StorageUse& use) override {
+    if (use.writes && before) before();
+  }
   void written() override { ++count; }
   void unpin() noexcept override {}
 
+  std::function<void()> before;
   std::atomic<std::int64_t> count = 0;
 };
 
@@ -92,11 +96,17 @@ Unit::Unit(std::string name, std::vector<shard::NamedParameter> parameters, Grou
       storage_(layout_.numel() * static_cast<std::int64_t>(c10::elementSize(compute_dtype_)),
                device_, std::move(owner), settings.key, released_text(name_)) {
   at::NoGradGuard no_grad;
-  if (keeps_buffer()) buffer_ = pool_->make(layout_.numel(), compute_dtype_, device_);
+  if (keeps_buffer()) buffer_ = make_whole();
   bool in_place = keeps_buffer() && compute_dtype_ == layout_.dtype();
   shard_ = in_place ? own_part() : pool_->make(range_.length(), layout_.dtype(), device_);
   take_parameters();
   make_slices();
+}
+
+at::Tensor Unit::make_whole() {
+  if (!is_node_shared()) return pool_->make(layout_.numel(), compute_dtype_, device_);
+  c10::InferenceMode off(false);
+  return group_.empty_node_shared({layout_.numel()}, compute_dtype_);
 }
 
 at::Tensor Unit::own_part() const { return buffer_.narrow(0, range_.begin, range_.length()); }
@@ -137,8 +147,13 @@ void Unit::post_gather() {
   at::NoGradGuard no_grad;
   if (!buffer_.defined()) buffer_ = pool_->take(layout_.numel(), compute_dtype_, device_);
   at::Tensor input = shard_;
-  if (compute_dtype_ != layout_.dtype()) input = own_part().copy_(shard_);
   gathered_version_ = version();
+  if (compute_dtype_ != layout_.dtype()) {
+    input = own_part();
+    bool published = is_node_shared() && published_version_ == gathered_version_;
+    if (!published) input.copy_(shard_);
+    published_version_ = gathered_version_;
+  }
   gather_ = group_.all_gather(buffer_, input, {.tag = tag_, .timeout = settings_.timeout});
   phase_ = Phase::arriving;
 }
@@ -156,18 +171,33 @@ void Unit::finish_gather() {
 void Unit::release() {
   storage_.detach();
   phase_ = Phase::absent;
+  if (copy_.defined()) pool_->give(std::exchange(copy_, at::Tensor()));
   if (keeps_buffer()) return;
   pool_->give(std::exchange(buffer_, at::Tensor()));
 }
 
+void Unit::take_copy() {
+  at::NoGradGuard no_grad;
+  copy_ = pool_->take(layout_.numel(), compute_dtype_, device_);
+  group_.all_gather(copy_, own_part(), {.tag = tag_, .timeout = settings_.timeout}).wait();
+  storage_.attach(copy_);
+}
+
+void Unit::meet_all() { group_.barrier({.tag = tag_, .timeout = settings_.timeout}).wait(); }
+
+void Unit::before_slice_writes(std::function<void()> action) {
+  writes_->before = std::move(action);
+}
+
 void Unit::write_back() {
   at::NoGradGuard no_grad;
+  at::Tensor now = own_part();
+  if (copy_.defined()) now.copy_(copy_.narrow(0, range_.begin, range_.length()));
   if (compute_dtype_ == layout_.dtype()) {
-    if (!keeps_buffer()) shard_.copy_(own_part());
+    if (!keeps_buffer()) shard_.copy_(now);
     return;
   }
   // What was not written keeps the digits that the computation's dtype does not have.
-  at::Tensor now = own_part();
   at::Tensor written = now.ne(shard_.to(compute_dtype_));
   shard_.copy_(at::where(written, now.to(layout_.dtype()), shard_));
 }
@@ -204,6 +234,7 @@ void Unit::take_values(int i, const at::Tensor& values) {
   at::Tensor laid = at::empty_strided(values.sizes(), strides(i), shard_.options()).copy_(values);
   shard_.narrow(0, offset, elements.length())
       .copy_(flattened(laid).narrow(0, elements.begin, elements.length()));
+  published_version_ = -1;
 }
 
 void Unit::hand_back() {
@@ -218,7 +249,16 @@ std::int64_t Unit::shard_bytes() const {
 }
 
 std::int64_t Unit::whole_bytes() const {
-  return keeps_buffer() ? static_cast<std::int64_t>(buffer_.nbytes()) : 0;
+  if (!keeps_buffer()) return 0;
+  return static_cast<std::int64_t>(is_node_shared() ? own_part().nbytes() : buffer_.nbytes());
+}
+
+void Unit::rename(std::string name, std::vector<shard::NamedParameter> parameters) {
+  name_ = std::move(name);
+  tag_ = formatted("unit {}", name_);
+  parameters_ = std::move(parameters);
+  layout_ = layout_of(parameters_, group_.size(), compute_dtype_);
+  storage_.explain(released_text(name_));
 }
 
 void Unit::abandon(std::string text) {

@@ -5,8 +5,12 @@
 //
 // The module's parameters are tensors in a lazy storage, in the dtype of the computation; the
 // shard holds the values, in the parameters' own dtype. Where the whole is kept anyway (levels
-// optimizer and gradients) and the dtypes are the same, the shard is this rank's range of it, and
-// gathering is in place.
+// optimizer and gradients, and node-shared storage) and the dtypes are the same, the shard is this
+// rank's range of it, and gathering is in place.
+//
+// Node-shared storage: the whole is one mapping of all ranks. Its range of a rank is written by that
+// rank alone, and only while no rank reads it: Residency orders that. Whoever writes the whole does
+// it in a copy of his own, of which write_back() takes this rank's range.
 //
 // Not thread-safe: Residency holds its mutex.
 #pragma once
@@ -23,6 +27,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,6 +37,7 @@ namespace lockstep::sharded {
 
 struct UnitSettings {
   ShardLevel level = ShardLevel::full;
+  ShardStorage storage = ShardStorage::private_memory;
   std::optional<c10::ScalarType> compute_dtype;
   std::optional<c10::ScalarType> reduce_dtype;
   bool reshard_after_forward = true;
@@ -42,8 +48,8 @@ struct UnitSettings {
 
 class Unit {
  public:
-  // Local: takes this rank's shard of the values that the parameters have, and makes them released
-  // tensors. All of one dtype and device, each once.
+  // Local, but collective with node-shared storage: takes this rank's shard of the values that the
+  // parameters have, and makes them released tensors. All of one dtype and device, each once.
   Unit(std::string name, std::vector<shard::NamedParameter> parameters, Group group,
        std::shared_ptr<BufferPool> pool, std::weak_ptr<shard::StorageOwner> owner,
        const UnitSettings& settings);
@@ -70,12 +76,24 @@ class Unit {
   // Slices have been written since the gather was posted, by an optimizer for example.
   [[nodiscard]] bool outdated() const { return version() != gathered_version_; }
 
+  [[nodiscard]] bool is_node_shared() const {
+    return settings_.storage == ShardStorage::node_shared;
+  }
+  // Called before an operation writes to a slice.
+  void before_slice_writes(std::function<void()> action);
+
   // Collective, does not wait for peers.
   void post_gather();
   // Blocks until the values are there.
   void finish_gather();
   // Local.
   void release();
+  // Of a node-shared unit that is present. Collective and blocking: from here to release() the whole
+  // is a copy of this rank. When it returns, every rank has begun to make its own.
+  void take_copy();
+  [[nodiscard]] bool has_copy() const { return copy_.defined(); }
+  // Collective and blocking: returns when every rank is here.
+  void meet_all();
   // The whole has been written in place: the shard takes its part.
   void write_back();
 
@@ -90,6 +108,8 @@ class Unit {
   void take_values(int i, const at::Tensor& values);
   // Collective: the parameters become ordinary tensors.
   void hand_back();
+  // Local, while it is absent: the same parameters have other names now.
+  void rename(std::string name, std::vector<shard::NamedParameter> parameters);
   // Local: what is released from now on says `text`.
   void abandon(std::string text);
 
@@ -103,7 +123,10 @@ class Unit {
   enum class Phase { absent, arriving, present };
   class Writes;
 
-  [[nodiscard]] bool keeps_buffer() const { return settings_.level != ShardLevel::full; }
+  [[nodiscard]] bool keeps_buffer() const {
+    return settings_.level != ShardLevel::full || is_node_shared();
+  }
+  [[nodiscard]] at::Tensor make_whole();
   [[nodiscard]] std::int64_t version() const;
   [[nodiscard]] at::Tensor own_part() const;
   void take_parameters();
@@ -124,12 +147,14 @@ class Unit {
   std::vector<std::vector<std::int64_t>> strides_;
   shard::LazyStorage storage_;
   at::Tensor buffer_;  // the whole; undefined while there is none
+  at::Tensor copy_;    // of a node-shared whole, that is written here
   at::Tensor shard_;
   std::shared_ptr<Writes> writes_;  // to slices
   std::vector<at::Tensor> slices_;
   Phase phase_ = Phase::absent;
   Work gather_;
   std::int64_t gathered_version_ = 0;
+  std::int64_t published_version_ = -1;  // of the shard that the node-shared range is a cast of
 };
 
 }  // namespace lockstep::sharded

@@ -22,6 +22,25 @@ enum class ShardLevel {
   full        // 1/N of everything, and the units in use: 16/N
 };
 
+// Where the parameters lie while they are there.
+enum class ShardStorage {
+  // Every rank has memory of its own. Any engine, any number of hosts.
+  private_memory,
+  // One mapping a unit, for all ranks of the host: this rank's shard is its range of it, so
+  // parameters exist once a host, gathering moves no byte, and what the owner's update writes is
+  // what all ranks read. With a compute_dtype the whole in that dtype is what is shared, and a
+  // shard's values are published by a cast of its range. Losses are those of private memory, bit
+  // for bit.
+  //
+  // Needs ranks that share memory: the engines `local` and `shm` on one host, and parameters on the
+  // CPU; InvalidArgument otherwise, with nothing changed. For several hosts take a mesh of two
+  // axes, of which the second lies in a host.
+  //
+  // Updates wait, when they must, until no rank reads any more what they change: where parameters
+  // were used between backward() and the update, its first write to a shard is collective.
+  node_shared
+};
+
 // Modules by name, and how their units are treated.
 //
 //   .units = {"blocks.*"}                        each block is a unit
@@ -42,6 +61,7 @@ struct ShardOptions {
   // that names nothing is an error.
   std::vector<UnitRule> units = {};
   ShardLevel level = ShardLevel::full;
+  ShardStorage storage = ShardStorage::private_memory;
   // Parameters take part in the computation in this dtype, and the optimizer updates shards in
   // theirs (mixed precision: bfloat16 over float shards). Absent: in the parameters' own. Only
   // floating-point parameters are concerned.
