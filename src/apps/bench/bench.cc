@@ -1,10 +1,11 @@
-// lockstep-bench: `lockstep bench step` and `lockstep bench collectives`.
+// lockstep-bench: `lockstep bench step`, `memory`, `collectives` and `optimizer`.
 #include "apps/bench/collectives/collectives.h"
 #include "apps/bench/collectives/rank.h"
 #include "apps/bench/optimizer/optimizer.h"
 #include "apps/bench/optimizer/serve.h"
-#include "apps/bench/step.h"
-#include "apps/bench/step_rank.h"
+#include "apps/bench/step/modes.h"
+#include "apps/bench/step/rank.h"
+#include "apps/bench/step/step.h"
 
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
@@ -12,41 +13,64 @@
 
 #include <csignal>
 #include <cstdio>
+#include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace {
 
 using namespace lockstep::apps;
 
-void declare_rank_options(CLI::App& command, StepOptions& options) {
+const std::string python_help = "a Python with torch; else LOCKSTEP_PYTHON, else .venv/bin/python";
+
+std::vector<std::string> words_of(std::span<const std::string_view> names) {
+  return {names.begin(), names.end()};
+}
+
+void declare_step_rank(CLI::App& command, StepRankOptions& options) {
+  command.add_option("--model", options.model, "")->check(CLI::IsMember({"mlp", "gpt"}));
+  command.add_option("--mode", options.mode, "")->check(CLI::IsMember(words_of(our_modes())));
+  command.add_option("--threads", options.threads, "")->check(CLI::Range(1, 1024));
+  command.add_flag("--fused", options.fused, "");
+}
+
+void declare_step(CLI::App& command, StepOptions& options) {
   command.add_option("--model", options.model, "mlp or gpt")
       ->check(CLI::IsMember({"mlp", "gpt"}))
       ->capture_default_str();
   command
-      .add_option("--mode", options.mode,
-                  "ddp: gradients are averaged; none: ranks that know nothing of each other")
-      ->check(CLI::IsMember({"ddp", "none"}))
+      .add_option("--mode", options.modes,
+                  "ours: none (ranks that know nothing of each other), ddp, optimizer, gradients, "
+                  "full, full-node-shared; else all of both systems")
+      ->delimiter(',')
+      ->check(CLI::IsMember(words_of(our_modes())));
+  command
+      .add_option("--against", options.against,
+                  "PyTorch's: none, ddp, zero1, fsdp2; else the counterparts of --mode")
+      ->delimiter(',')
+      ->check(CLI::IsMember(words_of(pytorch_modes())));
+  command
+      .add_option("--optimizer", options.optimizers,
+                  "AdamW of both systems, one table each: default (PyTorch's defaults), fused (one "
+                  "pass over memory)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"default", "fused"}))
+      ->capture_default_str();
+  command.add_option("--ranks", options.ranks, "ranks of each system")
+      ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   command.add_option("--threads", options.threads, "threads of a rank")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  command.add_flag("--fused", options.fused, "AdamW as one pass over memory, on both sides");
-}
-
-void declare_step(CLI::App& command, StepOptions& options) {
-  declare_rank_options(command, options);
-  command.add_option("--ranks", options.ranks, "ranks of each system")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  command.add_option("--pairs", options.pairs, "turns of each system")
+  command.add_option("--rounds", options.rounds, "turns of each contender")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
   command.add_option("--steps", options.steps, "training steps in a turn")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
-  command.add_flag("--json", options.json, "one JSON object a system instead of the table");
-  command.add_option("--python", options.python,
-                     "a Python with torch; else LOCKSTEP_PYTHON, else .venv/bin/python");
+  command.add_flag("--json", options.json, "one JSON object a contender instead of the tables");
+  command.add_option("--python", options.python, python_help);
 }
 
 // CLI::Range lets what is not a number pass.
@@ -79,8 +103,7 @@ void declare_collectives(CLI::App& command, CollectivesOptions& options) {
       ->check(seconds_of_a_turn)
       ->capture_default_str();
   command.add_flag("--json", options.json, "one JSON object a line instead of the tables");
-  command.add_option("--python", options.python,
-                     "a Python with torch; else LOCKSTEP_PYTHON, else .venv/bin/python");
+  command.add_option("--python", options.python, python_help);
 }
 
 void declare_optimizer_process(CLI::App& command, OptimizerOptions& options) {
@@ -107,8 +130,7 @@ void declare_optimizer(CLI::App& command, OptimizerOptions& options) {
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
   command.add_flag("--json", options.json, "one JSON object a contender instead of the table");
-  command.add_option("--python", options.python,
-                     "a Python with torch; else LOCKSTEP_PYTHON, else .venv/bin/python");
+  command.add_option("--python", options.python, python_help);
 }
 
 }  // namespace
@@ -120,12 +142,13 @@ int main(int count, char** words) {
       "counts.",
       "lockstep bench");
   app.require_subcommand(1);
-  StepOptions options;
-  CLI::App* step =
-      app.add_subcommand("step", "a training step: forward, backward, averaging, AdamW");
-  declare_step(*step, options);
+  StepOptions step_options;
+  CLI::App* step = app.add_subcommand(
+      "step", "a training step: forward, backward, averaging, AdamW; in every mode of both");
+  declare_step(*step, step_options);
+  StepRankOptions rank_options;
   CLI::App* rank = app.add_subcommand("step-rank", "")->group("");  // what `step` starts
-  declare_rank_options(*rank, options);
+  declare_step_rank(*rank, rank_options);
   CollectivesOptions collectives_options;
   CLI::App* collectives = app.add_subcommand(
       "collectives", "all_reduce and the others beside Gloo and MPI, and their lower bound");
@@ -143,10 +166,10 @@ int main(int count, char** words) {
     app.parse(count, words);
     if (optimizer_rank->parsed()) return serve_optimizer(optimizer_options);
     if (optimizer->parsed()) compare_optimizers(optimizer_options);
-    if (rank->parsed()) return serve_steps(options);
+    if (rank->parsed()) return serve_steps(rank_options);
     if (collectives_rank->parsed()) return serve_collectives(pipes);
     if (collectives->parsed()) compare_collectives(collectives_options);
-    if (step->parsed()) compare_steps(options);
+    if (step->parsed()) compare_steps(step_options);
     return 0;
   } catch (const CLI::ParseError& error) {
     return app.exit(error);

@@ -15,24 +15,27 @@ namespace {
 
 class Mlp : public BenchModel {
  public:
-  Mlp() {
-    for (int i = 0; i < depth; ++i) layers_->push_back(torch::nn::Linear(width, width));
+  explicit Mlp(const MlpSizes& sizes) : sizes_(sizes) {
+    for (int i = 0; i < sizes.depth; ++i)
+      layers_->push_back(torch::nn::Linear(sizes.width, sizes.width));
     register_module("layers", layers_);
   }
 
   at::Tensor loss() override {
-    at::Tensor x = torch::randn({rows, width});
-    at::Tensor target = torch::randn({rows, width});
-    for (int i = 0; i < depth; ++i) {
-      x = layers_->ptr<torch::nn::LinearImpl>(i)->forward(x);
-      if (i + 1 < depth) x = torch::relu(x);
+    at::TensorOptions options = layers_->ptr<torch::nn::LinearImpl>(0)->weight.options();
+    at::Tensor x = torch::randn({sizes_.rows, sizes_.width}).to(options.dtype());
+    at::Tensor target = torch::randn({sizes_.rows, sizes_.width}).to(options.dtype());
+    for (int i = 0; i < sizes_.depth; ++i) {
+      x = layers_->ptr<torch::nn::LinearImpl>(static_cast<std::size_t>(i))->forward(x);
+      if (i + 1 < sizes_.depth) x = torch::relu(x);
     }
     return torch::mse_loss(x, target);
   }
 
+  [[nodiscard]] std::vector<std::string> units() const override { return {"layers.*"}; }
+
  private:
-  static constexpr std::int64_t width = 2048, rows = 32;
-  static constexpr int depth = 4;
+  MlpSizes sizes_;
   torch::nn::ModuleList layers_;
 };
 
@@ -96,6 +99,8 @@ class Gpt : public BenchModel {
     return at::cross_entropy_loss(logits.flatten(0, 1), target.flatten());
   }
 
+  [[nodiscard]] std::vector<std::string> units() const override { return {"blocks.*"}; }
+
  private:
   static constexpr std::int64_t width = 384, heads = 6, block = 256, vocabulary = 65, rows = 8;
   static constexpr int depth = 6;
@@ -106,8 +111,10 @@ class Gpt : public BenchModel {
 
 }  // namespace
 
+std::shared_ptr<BenchModel> make_mlp(const MlpSizes& sizes) { return std::make_shared<Mlp>(sizes); }
+
 std::shared_ptr<BenchModel> make_bench_model(const std::string& name) {
-  if (name == "mlp") return std::make_shared<Mlp>();
+  if (name == "mlp") return make_mlp({});
   if (name == "gpt") return std::make_shared<Gpt>();
   throw BadInput("--model: expected mlp or gpt, found '" + name + "'");
 }

@@ -5,8 +5,10 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace lockstep::apps {
 
@@ -15,9 +17,21 @@ class BenchModel : public torch::nn::Module {
  public:
   // The loss of the next batch, drawn from the default generator.
   virtual at::Tensor loss() = 0;
+  // Patterns of the units that fully_shard() gathers together: one a layer or block.
+  [[nodiscard]] virtual std::vector<std::string> units() const = 0;
 };
 
 // "mlp" or "gpt"; weights from the default generator.
 [[nodiscard]] std::shared_ptr<BenchModel> make_bench_model(const std::string& name);
+
+// What `mlp` is, in other sizes.
+struct MlpSizes {
+  std::int64_t width = 2048;
+  int depth = 4;
+  std::int64_t rows = 32;
+
+  [[nodiscard]] std::int64_t parameters() const { return depth * (width + 1) * width; }
+};
+[[nodiscard]] std::shared_ptr<BenchModel> make_mlp(const MlpSizes& sizes);
 
 }  // namespace lockstep::apps
