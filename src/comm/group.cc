@@ -61,9 +61,11 @@ Work Group::all_reduce(at::Tensor tensor, Op op, CallOptions options, Where wher
   auto values = check.output(std::move(tensor));
   check.reduces(op, values.scalar_type());
   values = as_real(std::move(values));
-  return state_->post(
-      {.collective = Collective::all_reduce, .op = op, .input = values, .output = values}, options,
-      where);
+  return state_->post({.collective = Collective::all_reduce,
+                       .op = op,
+                       .input = values,
+                       .output = std::move(values)},
+                      options, where);
 }
 
 Work Group::reduce(at::Tensor tensor, int root, Op op, CallOptions options, Where where) {

@@ -1,6 +1,6 @@
 #include "comm/shm_backend.h"
 
-#include <lockstep/base/check.h>
+#include <lockstep/base/error.h>
 #include <lockstep/base/environment.h>
 #include <lockstep/base/format.h>
 
@@ -20,10 +20,14 @@
 namespace lockstep {
 namespace {
 
+[[noreturn]] void refuse_device(const at::Tensor& tensor) {
+  throw InvalidArgument(
+      formatted("shm: expected a tensor in host memory, found one on {}", tensor.device().str()));
+}
+
 shm::Buffer buffer_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
-  check(tensor.is_cpu(), "shm: expected a tensor in host memory, found one on {}",
-        tensor.device().str());
+  if (!tensor.is_cpu()) refuse_device(tensor);
   return {static_cast<std::byte*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.nbytes())};
 }
 
@@ -58,20 +62,22 @@ class ShmBackend : public Backend {
 
   std::uint64_t post(const Call& call) override {
     const auto& typed = call.input.defined() ? call.input : call.output;
+    bool in_place = call.output.is_same(call.input);
+    auto input = buffer_of(call.input);
     shm::Posting posting{
         .collective = call.collective,
         .op = call.op,
         .root = call.root,
         .dtype = typed.defined() ? shm_type_of(typed.scalar_type()) : shm::DType::uint8,
-        .input = buffer_of(call.input),
-        .output = buffer_of(call.output),
+        .input = input,
+        .output = in_place ? input : buffer_of(call.output),
         .input_counts = call.input_counts,
         .output_counts = call.output_counts,
         .tag = call.tag,
         .timeout = call.timeout > Duration::zero() ? call.timeout : timeout_,
         .where = call.where,
         .keep_input = keep(call.input),
-        .keep_output = call.output.is_same(call.input) ? shm::Keep() : keep(call.output),
+        .keep_output = in_place ? shm::Keep() : keep(call.output),
     };
     return group_.post(posting);
   }

@@ -205,7 +205,8 @@ void Endpoint::post(Lane& lane, const Posting& posting) {
     std::lock_guard lock(mutex_);
     if (std::find(busy_.begin(), busy_.end(), &lane) == busy_.end()) busy_.push_back(&lane);
     tell = lane.post_next(posting);
-    claimed = claim(Appetite::own_part, task);
+    bool is_idle = busy_.size() == 1 && lane.waits_for_peers();
+    claimed = !is_idle && claim(Appetite::own_part, task);
     if (claimed) place = mark(task);
   }
   if (tell != Tell::nobody) ring(lane.world_ranks(), tell == Tell::everybody);

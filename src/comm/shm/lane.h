@@ -76,6 +76,11 @@ class Lane {
   void fill_next(Posting& posting);
   // Publishes it. When everybody else has posted too, peers have something to do or to hear.
   [[nodiscard]] Tell post_next(const Posting& posting);
+  // The operation posted last is the only one under way, and peers have not posted it: there was
+  // nothing to claim when post_next() looked.
+  [[nodiscard]] bool waits_for_peers() const {
+    return completed() + 1 == posted() && !record(posted()).is_planned();
+  }
   // Whether the operation posted last is to be copied in now; and as Operation::feed(). Only by who
   // has posted it.
   [[nodiscard]] bool is_fed() const;

@@ -1,7 +1,8 @@
 #include "comm/shm/operation.h"
 
-#include <lockstep/base/check.h>
+#include <lockstep/base/error.h>
 #include <lockstep/base/fingerprint.h>
+#include <lockstep/base/format.h>
 
 #include "sys/topology.h"
 
@@ -76,6 +77,11 @@ bool fits_slot(const Posting& posting, int members, std::size_t carried_bytes) {
   return bytes * (one_a_rank ? members : 1) <= carried_bytes;
 }
 
+[[noreturn]] void refuse_combination(const Posting& posting) {
+  throw InvalidArgument(formatted("{}: {} has no meaning for {}", name_of(posting.collective),
+                                  name_of(posting.op), name_of(posting.dtype)));
+}
+
 bool wants_pipeline(const Peers& peers, const Posting& posting) {
   return posting.collective == Collective::all_reduce &&
          posting.input.data == posting.output.data && is_for_pipeline(peers, posting.input);
@@ -118,9 +124,8 @@ Fingerprint Operation::agree(const Posting& posting, int members) {
 void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, std::size_t carried_bytes,
                      Posting& posting) {
   auto members = static_cast<int>(seen_.size());
-  check(!combines(posting.collective) || can_combine(posting.dtype, posting.op),
-        "{}: {} has no meaning for {}", name_of(posting.collective), name_of(posting.op),
-        name_of(posting.dtype));
+  if (combines(posting.collective) && !can_combine(posting.dtype, posting.op))
+    refuse_combination(posting);
   print_ = agree(posting, members);
   carried_ = fits_slot(posting, members, carried_bytes);
   bool reads = reads_input(posting.collective, me, posting.root);
