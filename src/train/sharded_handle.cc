@@ -22,7 +22,10 @@ ShardLevel level_of(const std::string& word) {
 
 ShardOptions shard_options(const Options& options, const Task& task) {
   std::vector<std::string> patterns = task.units();
-  return {.units = {patterns.begin(), patterns.end()}, .level = level_of(options.shard)};
+  return {
+      .units = {patterns.begin(), patterns.end()},
+      .level = level_of(options.shard),
+      .storage = options.node_shared ? ShardStorage::node_shared : ShardStorage::private_memory};
 }
 
 std::string key_of(const std::string& parameter, const std::string& field) {
@@ -54,7 +57,7 @@ class ShardedHandle final : public ModelHandle {
   void load_optimizer_state(torch::optim::Optimizer& optimizer, const NamedTensors& state) override;
 
   [[nodiscard]] std::int64_t bytes(const torch::optim::Optimizer& optimizer) const override {
-    return sharded_.memory().total() + bytes_of(checkpoint::optimizer_state(optimizer, named_));
+    return sharded_.memory().kept() + bytes_of(checkpoint::optimizer_state(optimizer, named_));
   }
   [[nodiscard]] double seconds_waited() const override { return sharded_.seconds_waited(); }
 

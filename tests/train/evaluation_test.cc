@@ -46,6 +46,29 @@ TEST_P(EvaluateOn, EverySampleCountsOnceWhateverTheTail) {
   }
 }
 
+TEST_P(EvaluateOn, InStepEveryRankMeasuresAsOftenAndNothingCountsTwice) {
+  for (std::int64_t samples : {1, 7, 24}) {
+    for (std::int64_t rows : {1, 3, 100}) {
+      std::vector<int> calls(GetParam());
+      std::vector<Evaluation> found(GetParam());
+      run_as_threads(GetParam(), [&](Group group) {
+        auto counting = [&](std::span<const std::size_t> some) {
+          ++calls[group.rank()];
+          return measure(some);
+        };
+        found[group.rank()] = evaluate(group, samples, rows, counting, /*in_step=*/true);
+      });
+      Group one;
+      Evaluation expected = evaluate(one, samples, rows, measure);
+      for (int rank = 0; rank < GetParam(); ++rank) {
+        EXPECT_EQ(calls[rank], calls[0]);
+        EXPECT_DOUBLE_EQ(found[rank].loss, expected.loss);
+        EXPECT_DOUBLE_EQ(found[rank].accuracy, expected.accuracy);
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, EvaluateOn, testing::Values(1, 2, 3, 5));
 
 }  // namespace

@@ -42,6 +42,11 @@ TEST(Progress, DurationsReadLikeAClock) {
 TEST(Progress, ARowIsOneLine) {
   ProgressRow row = row_of(7);
   EXPECT_EQ(progress_text(row), "step 7/100  loss 2.500  392 samples/s  1:07 left");
+  row.resident_bytes = 431'700'000;
+  row.exposed_seconds = 0.00312;
+  EXPECT_EQ(progress_text(row),
+            "step 7/100  loss 2.500  392 samples/s  432 MB  3.1 ms waiting  1:07 left");
+  row.resident_bytes = 0;
   row.val_loss = 1.25;
   row.accuracy = 0.5;
   EXPECT_EQ(progress_text(row),

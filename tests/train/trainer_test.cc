@@ -6,6 +6,7 @@
 #include "support/temporary_folder.h"
 #include "support/torch/ranks.h"
 #include "train/messages.h"
+#include "train/runs.h"
 #include "train/tiny_data.h"
 
 #include <gtest/gtest.h>
@@ -24,90 +25,6 @@ namespace {
 namespace fs = std::filesystem;
 using test::Engine;
 using test::TemporaryFolder;
-
-Options tiny_gpt(const TemporaryFolder& folder) {
-  test::write_tiny_text(folder / "text.txt");
-  Options options = default_options("gpt");
-  options.data = folder / "text.txt";
-  options.out = folder / "out";
-  options.steps = 8;
-  options.layers = options.heads = 2;
-  options.width = 16;
-  options.block = 8;
-  options.warmup = 2;
-  options.eval_every = 4;
-  options.save_every = 4;
-  options.keep = 0;
-  options.log_every = 1;
-  options.threads = 1;  // so that ranks can be forked from a test that trained itself
-  return options;
-}
-
-Options tiny_mnist(const TemporaryFolder& folder) {
-  test::write_tiny_digits(folder.path(), 50, 17);
-  Options options = default_options("mnist");
-  options.data = folder.path();
-  options.out = folder / "out";
-  options.batch = 12;
-  options.epochs = 2;  // of 5 steps each, the last with 2 rows
-  options.save_every = 4;
-  options.keep = 0;
-  options.log_every = 1;
-  options.threads = 1;  // so that ranks can be forked from a test that trained itself
-  return options;
-}
-
-Options tiny_mlp(const TemporaryFolder& folder) {
-  Options options = default_options("mlp");
-  options.out = folder / "out";
-  options.steps = 8;
-  options.batch = 12;
-  options.save_every = 4;
-  options.keep = 0;
-  options.log_every = 1;
-  options.threads = 1;  // so that ranks can be forked from a test that trained itself
-  return options;
-}
-
-void run(int ranks, const Options& options) {
-  test::run_group(Engine::shm, ranks, [&](Group group) { (void)train(options, group); });
-}
-
-std::vector<nlohmann::json> metrics_of(const fs::path& out) {
-  std::vector<nlohmann::json> rows;
-  std::ifstream file(out / "metrics.jsonl");
-  for (std::string line; std::getline(file, line);) rows.push_back(nlohmann::json::parse(line));
-  return rows;
-}
-
-double last_val_loss(const fs::path& out) {
-  auto rows = metrics_of(out);
-  return rows.empty() || !rows.back().contains("val_loss") ? NAN
-                                                           : rows.back()["val_loss"].get<double>();
-}
-
-// Largest difference between the models of two runs; 0: the same bits.
-double distance(const fs::path& a, const fs::path& b) {
-  auto first = checkpoint::read_safetensors(a / "model.safetensors").tensors;
-  auto second = checkpoint::read_safetensors(b / "model.safetensors").tensors;
-  EXPECT_EQ(first.size(), second.size());
-  double most = 0;
-  for (const auto& [name, tensor] : first)
-    most = std::max(most, (tensor - second.at(name)).abs().max().item<double>());
-  return most;
-}
-
-// The run as it was when the checkpoint of `step` was the newest: what a kill leaves.
-Options cut_at(Options options, std::int64_t step) {
-  fs::path cut = options.out + "-cut";
-  fs::copy(options.out, cut, fs::copy_options::recursive);
-  for (const fs::path& folder : checkpoint::list_checkpoints(cut))
-    if (checkpoint::load_training_state(folder).step > step) fs::remove_all(folder);
-  fs::remove(cut / "model.safetensors");
-  options.out = cut;
-  options.resume = true;
-  return options;
-}
 
 class Resume : public testing::TestWithParam<int> {};
 

@@ -1,0 +1,110 @@
+// Small runs of the trainer, and what is left of them.
+#pragma once
+
+#include <lockstep/train/trainer.h>
+
+#include <lockstep/checkpoint/training_state.h>
+
+#include "support/temporary_folder.h"
+#include "support/torch/ranks.h"
+#include "train/tiny_data.h"
+
+#include <gtest/gtest.h>
+#include <torch/types.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace lockstep::train {
+
+inline Options tiny_gpt(const test::TemporaryFolder& folder) {
+  test::write_tiny_text(folder / "text.txt");
+  Options options = default_options("gpt");
+  options.data = folder / "text.txt";
+  options.out = folder / "out";
+  options.steps = 8;
+  options.layers = options.heads = 2;
+  options.width = 16;
+  options.block = 8;
+  options.warmup = 2;
+  options.eval_every = 4;
+  options.save_every = 4;
+  options.keep = 0;
+  options.log_every = 1;
+  options.threads = 1;  // so that ranks can be forked from a test that trained itself
+  return options;
+}
+
+inline Options tiny_mnist(const test::TemporaryFolder& folder) {
+  test::write_tiny_digits(folder.path(), 50, 17);
+  Options options = default_options("mnist");
+  options.data = folder.path();
+  options.out = folder / "out";
+  options.batch = 12;
+  options.epochs = 2;  // of 5 steps each, the last with 2 rows
+  options.save_every = 4;
+  options.keep = 0;
+  options.log_every = 1;
+  options.threads = 1;  // so that ranks can be forked from a test that trained itself
+  return options;
+}
+
+inline Options tiny_mlp(const test::TemporaryFolder& folder) {
+  Options options = default_options("mlp");
+  options.out = folder / "out";
+  options.steps = 8;
+  options.batch = 12;
+  options.save_every = 4;
+  options.keep = 0;
+  options.log_every = 1;
+  options.threads = 1;  // so that ranks can be forked from a test that trained itself
+  return options;
+}
+
+inline void run(int ranks, const Options& options) {
+  test::run_group(test::Engine::shm, ranks, [&](Group group) { (void)train(options, group); });
+}
+
+inline std::vector<nlohmann::json> metrics_of(const std::filesystem::path& out) {
+  std::vector<nlohmann::json> rows;
+  std::ifstream file(out / "metrics.jsonl");
+  for (std::string line; std::getline(file, line);) rows.push_back(nlohmann::json::parse(line));
+  return rows;
+}
+
+inline double last_val_loss(const std::filesystem::path& out) {
+  auto rows = metrics_of(out);
+  return rows.empty() || !rows.back().contains("val_loss") ? NAN
+                                                           : rows.back()["val_loss"].get<double>();
+}
+
+// Largest difference between the models of two runs; 0: the same bits.
+inline double distance(const std::filesystem::path& a, const std::filesystem::path& b) {
+  auto first = checkpoint::read_safetensors(a / "model.safetensors").tensors;
+  auto second = checkpoint::read_safetensors(b / "model.safetensors").tensors;
+  EXPECT_EQ(first.size(), second.size());
+  double most = 0;
+  for (const auto& [name, tensor] : first)
+    most = std::max(most, (tensor - second.at(name)).abs().max().item<double>());
+  return most;
+}
+
+// The run as it was when the checkpoint of `step` was the newest: what a kill leaves.
+inline Options cut_at(Options options, std::int64_t step) {
+  namespace fs = std::filesystem;
+  fs::path cut = options.out + "-cut";
+  fs::copy(options.out, cut, fs::copy_options::recursive);
+  for (const std::filesystem::path& folder : checkpoint::list_checkpoints(cut))
+    if (checkpoint::load_training_state(folder).step > step) fs::remove_all(folder);
+  fs::remove(cut / "model.safetensors");
+  options.out = cut;
+  options.resume = true;
+  return options;
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,178 @@
+// Training with --shard: the losses of DistributedDataParallel, and checkpoints that every level
+// and every number of ranks can read.
+#include <lockstep/train/trainer.h>
+
+#include <lockstep/train/agreement.h>
+
+#include "support/temporary_folder.h"
+#include "train/messages.h"
+#include "train/runs.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+namespace lockstep::train {
+namespace {
+
+using test::TemporaryFolder;
+
+const char* const levels[] = {"optimizer", "gradients", "full"};
+
+// The same run under another strategy, in a folder of its own.
+Options sharded(Options options, const std::string& level) {
+  options.out += "-" + level;
+  options.shard = level;
+  return options;
+}
+
+void expect_same_rows(const Options& one, const Options& other) {
+  auto expected = metrics_of(one.out), found = metrics_of(other.out);
+  ASSERT_EQ(expected.size(), found.size()) << other.out;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(expected[i]["step"], found[i]["step"]);
+    EXPECT_EQ(expected[i]["loss"], found[i]["loss"]) << other.out << ", step " << i + 1;
+    EXPECT_EQ(expected[i].value("val_loss", -1.0), found[i].value("val_loss", -1.0)) << other.out;
+  }
+}
+
+class Sharded : public testing::TestWithParam<int> {};
+
+void expect_same_training(int ranks, Options options) {
+  options.clip = 0;  // norms are summed in another order
+  Options plain = options;
+  plain.node_shared = false;
+  run(ranks, plain);
+  for (const char* level : levels) {
+    Options other = sharded(options, level);
+    run(ranks, other);
+    expect_same_rows(options, other);
+    EXPECT_EQ(distance(options.out, other.out), 0) << level;
+  }
+}
+
+TEST_P(Sharded, AGptTrainsAsUnderDdpToTheBit) {
+  TemporaryFolder folder;
+  Options options = tiny_gpt(folder);
+  options.dropout = 0.2;
+  options.sample = 5;
+  expect_same_training(GetParam(), options);
+}
+
+TEST_P(Sharded, NodeSharedTrainsAsUnderDdpToTheBit) {
+  TemporaryFolder folder;
+  Options options = tiny_gpt(folder);
+  options.node_shared = true;
+  expect_same_training(GetParam(), options);
+}
+
+TEST_P(Sharded, DigitsAndAccumulationTrainAsUnderDdpToTheBit) {
+  TemporaryFolder folder;
+  Options options = tiny_mnist(folder);
+  options.accumulate = 2;
+  expect_same_training(GetParam(), options);
+}
+
+TEST_P(Sharded, ARunGoesOnUnderEveryStrategyAsIfItHadNeverStopped) {
+  TemporaryFolder folder;
+  Options options = tiny_gpt(folder);
+  options.clip = 0;
+  run(GetParam(), options);
+  std::string from = "none";
+  for (const char* to : {"full", "gradients", "optimizer", "none"}) {
+    Options whole = from == "none" ? options : sharded(options, from);
+    if (from != "none") run(GetParam(), whole);
+    Options again = cut_at(whole, 4);
+    again.shard = to;
+    run(GetParam(), again);
+    expect_same_rows(options, again);
+    EXPECT_EQ(distance(options.out, again.out), 0) << from << " to " << to;
+    from = to;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Sharded, testing::Values(1, 2, 3));
+
+// A checkpoint is whole tensors: 1 and 3 ranks read what 2 have written.
+TEST(ShardedRun, GoesOnWithAnotherNumberOfRanks) {
+  TemporaryFolder folder;
+  Options options = sharded(tiny_gpt(folder), "full");
+  run(2, options);
+  for (int ranks : {1, 3}) {
+    Options again = cut_at(options, 4);
+    again.out += std::to_string(ranks);
+    std::filesystem::rename(options.out + "-cut", again.out);
+    run(ranks, again);
+    EXPECT_NEAR(last_val_loss(again.out), last_val_loss(options.out), 1e-3) << ranks;
+  }
+}
+
+TEST(ShardedRun, OptimizerStateInACheckpointIsThatOfDdp) {
+  TemporaryFolder folder;
+  Options options = tiny_mnist(folder);
+  options.optimizer = "adamw";
+  options.lr = 1e-3;
+  Options other = sharded(options, "full");
+  for (const Options& one : {options, other}) run(3, one);
+  auto state = [](const Options& one) {
+    return checkpoint::load_training_state(*checkpoint::latest_checkpoint(one.out));
+  };
+  auto expected = state(options), found = state(other);
+  ASSERT_EQ(expected.optimizer.size(), found.optimizer.size());
+  for (const auto& [name, tensor] : expected.optimizer)
+    EXPECT_TRUE(tensor.equal(found.optimizer.at(name))) << name;
+  for (const auto& [name, tensor] : expected.model)
+    EXPECT_TRUE(tensor.equal(found.model.at(name))) << name;
+}
+
+// Fewer samples than ranks, or one batch more on some: the others use the model as often.
+TEST(ShardedRun, EvaluatesWhatDoesNotDivideEvenly) {
+  TemporaryFolder folder;
+  test::write_tiny_digits(folder.path(), 50, 2);
+  Options options = default_options("mnist");
+  options.data = folder.path();
+  options.out = folder / "out";
+  options.batch = 12;
+  options.steps = 2;
+  options.threads = 1;
+  run(3, options);
+  Options other = sharded(options, "full");
+  run(3, other);
+  EXPECT_EQ(last_val_loss(options.out), last_val_loss(other.out));
+}
+
+TEST(ShardedRun, MetricsSayWhatARankHolds) {
+  TemporaryFolder folder;
+  Options options = tiny_gpt(folder);
+  options.width = 64;
+  std::map<std::string, double> bytes;
+  for (const char* level : {"none", "optimizer", "gradients", "full"}) {
+    Options one = sharded(options, level);
+    run(2, one);
+    auto last = metrics_of(one.out).back();
+    bytes[level] = last["model_bytes"].get<double>();
+    EXPECT_GT(last["resident_bytes"].get<double>(), bytes[level]) << level;
+    EXPECT_GT(last["exposed_seconds"].get<double>(), 0) << level;
+  }
+  EXPECT_NEAR(bytes["optimizer"] / bytes["none"], 12.0 / 16, 0.05);
+  EXPECT_LT(bytes["gradients"], bytes["optimizer"]);
+  EXPECT_LT(bytes["full"], bytes["gradients"]);
+}
+
+TEST(ShardedRun, WhatNeedsShardsIsRefusedWithoutThem) {
+  Options options = default_options("mlp");
+  options.out = "x";
+  options.node_shared = true;
+  EXPECT_EQ(test::message_of([&] { check_options(options, 1); }),
+            "--node-shared needs --shard optimizer, gradients or full");
+  options.node_shared = false;
+  options.offload = "y";
+  EXPECT_EQ(test::message_of([&] { check_options(options, 1); }),
+            "--offload needs --shard optimizer, gradients or full");
+  EXPECT_EQ(test::message_of([&] { set_option(options, option_row("shard", "mlp"), "half"); }),
+            "option shard: expected one of: none optimizer gradients full, found 'half'");
+}
+
+}  // namespace
+}  // namespace lockstep::train
