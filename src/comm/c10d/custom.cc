@@ -35,7 +35,7 @@ class CustomEngine final : public Engine {
   [[nodiscard]] bool takes(const at::Tensor&) const override { return true; }
   void mark_next(std::uint32_t) override {}
 
-  void close() noexcept override {
+  void close(const std::function<bool()>&) noexcept override {
     try {
       group_->abort();
     } catch (const std::exception&) {

@@ -9,6 +9,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -34,8 +35,9 @@ class Engine {
   // What the next collective's messages are marked with: those with different marks never meet.
   virtual void mark_next(std::uint32_t mark) = 0;
   // Ends every operation that is under way, here and on the peers. Any thread, also beside an
-  // operation; never throws.
-  virtual void close() noexcept = 0;
+  // operation, but none begins meanwhile or later; never throws. `are_running` says whether
+  // operations of this rank still are.
+  virtual void close(const std::function<bool()>& are_running) noexcept = 0;
   // A group of other ranks of the same machines. Blocks until all have come.
   [[nodiscard]] virtual std::shared_ptr<Engine> make_group(const std::string& name, int rank,
                                                            int size, Duration timeout) = 0;

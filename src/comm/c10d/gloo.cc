@@ -2,6 +2,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
 
 #include "comm/c10d/broken_pipes.h"
 #include "comm/c10d/store_adapter.h"
@@ -25,6 +26,9 @@ using std::chrono::milliseconds;
 // Gloo's own deadline of an operation. The adapter has its own, which counts from a wait and not
 // from the operation's turn; when that one passes, the connections are closed.
 constexpr milliseconds practically_never = std::chrono::hours(24 * 365);
+
+// A running operation whose thread gets a core at all ends within a few milliseconds.
+constexpr auto longest_close = std::chrono::seconds(5);
 
 // Opens what the adapter needs of c10d's Gloo: the number that marks a collective's messages, and
 // its connections.
@@ -74,15 +78,21 @@ class GlooEngine final : public Engine {
                     rank, size, first_line(error.what())));
     }
     group_->setTimeout(practically_never);
+    meet(name, rank, size, join_timeout);
   }
 
   [[nodiscard]] std::string_view name() const override { return "gloo"; }
   [[nodiscard]] c10d::Backend& group() override { return *group_; }
   void mark_next(std::uint32_t mark) override { group_->mark_next(mark); }
 
-  void close() noexcept override {
+  // An operation between two of its receives has nothing pending; once the connections are closed,
+  // nothing would wake what it posts next. So again, until none is running.
+  void close(const std::function<bool()>& are_running) noexcept override {
     const BrokenPipesAreErrors quiet;
-    group_->fail_pending();
+    const auto deadline = Deadline::after(longest_close);
+    do {
+      group_->fail_pending();
+    } while (are_running() && !deadline.passed());
     try {
       group_->close_connections();
     } catch (const std::exception&) {
@@ -96,6 +106,21 @@ class GlooEngine final : public Engine {
   }
 
  private:
+  // Gloo lets a rank go on when its own connections stand. One that ended then would take away
+  // those that others are still making, and they could not say whose end it was.
+  void meet(const std::string& name, int rank, int size, Duration join_timeout) {
+    const auto place = formatted("lockstep/gloo/{}/", name);
+    if (store_->add(place + "connected", 1) == size) store_->set(place + "all connected", "1");
+    try {
+      static_cast<void>(store_->get(place + "all connected", Deadline::after(join_timeout)));
+    } catch (const Timeout&) {
+      throw Timeout(
+          formatted("group {}: rank {} of {} is connected over gloo, but after {} not "
+                    "all of its peers are",
+                    name, rank, size, format_duration(join_timeout)));
+    }
+  }
+
   std::shared_ptr<Store> store_;
   std::shared_ptr<::gloo::transport::Device> device_;
   c10::intrusive_ptr<MarkedGloo> group_;

@@ -1,5 +1,8 @@
 #include "comm/c10d/operations.h"
 
+#include <lockstep/base/error.h>
+#include <lockstep/base/scope_exit.h>
+
 #include "comm/reduction.h"
 
 #include <ATen/core/grad_mode.h>
@@ -62,11 +65,13 @@ at::Tensor working_copy(const at::Tensor& tensor) {
 template <class Start>
 void Launcher::await(const PostedCall& call, Start start) {
   c10::intrusive_ptr<c10d::Work> work;
-  {
-    std::lock_guard lock(mutex_);
-    engine_.mark_next(static_cast<std::uint32_t>(fingerprint_of(call)));
-    work = start(engine_.group());
-  }
+  std::unique_lock lock(launches_.mutex);
+  if (launches_.closed) throw Aborted("the engine is closed");
+  engine_.mark_next(static_cast<std::uint32_t>(fingerprint_of(call)));
+  work = start(engine_.group());
+  ++launches_.running;
+  ScopeExit over([this] { --launches_.running; });
+  lock.unlock();
   work->wait();
 }
 

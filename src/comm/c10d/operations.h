@@ -6,18 +6,27 @@
 #include "comm/c10d/engine.h"
 #include "comm/posted_call.h"
 
+#include <atomic>
 #include <mutex>
 
 namespace lockstep::c10d_engine {
 
+// What the launches of one engine share.
+struct Launches {
+  std::mutex mutex;             // held at each launch, and while the engine is being closed
+  bool closed = false;          // under mutex: nothing is launched any more
+  std::atomic<int> running{0};  // launched and not over
+};
+
 // Starts and awaits one call after the other on a c10d backend. All calls of one Launcher run on
-// one thread; `mutex` keeps the launches of different threads apart.
+// one thread.
 class Launcher {
  public:
-  Launcher(Engine& engine, std::mutex& mutex, int rank, int size)
-      : engine_(engine), mutex_(mutex), rank_(rank), size_(size) {}
+  Launcher(Engine& engine, Launches& launches, int rank, int size)
+      : engine_(engine), launches_(launches), rank_(rank), size_(size) {}
 
-  // Returns when this rank's part is complete. Throws what c10d throws.
+  // Returns when this rank's part is complete. Throws what c10d throws, and Aborted when the engine
+  // is closed.
   void run(const PostedCall& call);
 
  private:
@@ -39,7 +48,7 @@ class Launcher {
   void await(const PostedCall& call, Start start);
 
   Engine& engine_;
-  std::mutex& mutex_;
+  Launches& launches_;
   int rank_;
   int size_;
 };

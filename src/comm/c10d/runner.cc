@@ -1,7 +1,5 @@
 #include "comm/c10d/runner.h"
 
-#include "comm/c10d/operations.h"
-
 #include <ATen/ops/empty.h>
 
 #include <utility>
@@ -9,12 +7,13 @@
 namespace lockstep::c10d_engine {
 
 void C10dRunner::run(const PostedCall& call) {
-  Launcher(*engine_, launch_mutex_, rank_, size_).run(call);
+  Launcher(*engine_, launches_, rank_, size_).run(call);
 }
 
 void C10dRunner::close(std::string_view) noexcept {
-  std::lock_guard lock(launch_mutex_);
-  engine_->close();
+  std::lock_guard lock(launches_.mutex);
+  launches_.closed = true;
+  engine_->close([this] { return launches_.running > 0; });
 }
 
 at::Tensor C10dRunner::empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) {

@@ -2,10 +2,10 @@
 #pragma once
 
 #include "comm/c10d/engine.h"
+#include "comm/c10d/operations.h"
 #include "comm/lanes/runner.h"
 
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,7 +32,7 @@ class C10dRunner final : public lanes::Runner {
   std::shared_ptr<Engine> engine_;
   int rank_;
   int size_;
-  std::mutex launch_mutex_;  // of what several lanes would do to the engine at once
+  Launches launches_;
 };
 
 }  // namespace lockstep::c10d_engine

@@ -110,8 +110,8 @@ std::vector<int> LastWords::Hearing::furthest_behind(std::span<const int> ranks,
   return behind;
 }
 
-std::string LastWords::Hearing::due_after(std::span<const int> behind,
-                                          std::span<const int> missing, Route route) const {
+std::string LastWords::Hearing::due_after(std::span<const int> behind, std::span<const int> missing,
+                                          Route route) const {
   const auto number = last_number(behind.front(), route) + 1;
   std::vector<int> waiting;
   std::string due;
@@ -136,16 +136,20 @@ std::string LastWords::Hearing::overdue(const PostedCall& call, Route route) con
     }
     return text;
   }
-  // Some of them may wait themselves, in an earlier call, for those who are furthest behind.
-  const auto behind = furthest_behind(missing, route);
+  // Some of them may wait themselves, in an earlier call, for those who are furthest behind. A
+  // stopped process may not even have said how far it came.
+  const auto stopped = ranks_where(
+      [](const auto& one) { return !one.has_called && one.state == ProcessState::stopped; });
+  const auto& named = stopped.empty() ? missing : stopped;
+  const auto behind = furthest_behind(named, route);
+  const int first = behind.front();
   if (behind.size() < missing.size()) {
     auto due = due_after(behind, missing, route);
-    if (!due.empty()) return due + last_call(behind.front(), route) + condition_of(behind.front());
+    if (!due.empty()) return due + last_call(first, route) + condition_of(first);
   }
-  auto first = missing.front();
   auto text =
-      formatted("{} never called {} that {}; ", rank_list(missing), describe_due(call), waiters());
-  if (missing.size() > 1) text += formatted("of rank {}, ", first);
+      formatted("{} never called {} that {}; ", rank_list(named), describe_due(call), waiters());
+  if (named.size() > 1) text += formatted("of rank {}, ", first);
   return text + last_call(first, route) + condition_of(first);
 }
 
@@ -211,9 +215,8 @@ std::exception_ptr LastWords::alone(End end, const PostedCall& call, std::string
   return Verdict{kind_of(end), text}.error();
 }
 
-Verdict LastWords::read_or_judge(End end, const PostedCall& call,
-                                            std::string_view detail,
-                                            const std::function<void()>& close) {
+Verdict LastWords::read_or_judge(End end, const PostedCall& call, std::string_view detail,
+                                 const std::function<void()>& close) {
   auto me = formatted("{}", rank_);
   if (store_->compare_set(key("judge"), "", me) != me) {
     close();
@@ -278,7 +281,7 @@ Verdict LastWords::judge(End end, const PostedCall& call, std::string_view detai
 }
 
 Verdict LastWords::judge_loss(const Hearing& hearing, const PostedCall& call,
-                                         std::string_view detail) const {
+                              std::string_view detail) const {
   const auto route = route_of(call.collective, call.root, rank_);
   auto gone = hearing.ranks_where([](const auto& one) { return one.is_gone(); });
   if (gone.empty()) {  // on another machine, or only its connection is
