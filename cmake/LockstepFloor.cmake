@@ -13,6 +13,7 @@ target_compile_features(lockstep_settings INTERFACE cxx_std_20)
 # -fPIC by hand: CMAKE_POSITION_INDEPENDENT_CODE gives programs -fPIE, and the shared precompiled header no longer fits them.
 target_compile_options(lockstep_settings INTERFACE -fPIC -Wall -Wextra -fno-math-errno
   $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>
+  $<$<CXX_COMPILER_ID:GNU>:-Wno-missing-field-initializers>  # designated ones say what they leave out
   $<$<BOOL:${LOCKSTEP_WARNINGS_AS_ERRORS}>:-Werror>)
 target_include_directories(lockstep_settings INTERFACE
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)

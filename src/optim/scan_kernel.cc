@@ -23,11 +23,17 @@ using DoubleTag = hn::ScalableTag<double>;
 using Doubles = hn::Vec<DoubleTag>;
 
 HWY_INLINE void add_squares(Floats values, Doubles& low, Doubles& high) {
+#if HWY_TARGET == HWY_SCALAR  // one lane has no halves
+  Doubles value = hn::PromoteTo(DoubleTag(), values);
+  low = hn::MulAdd(value, value, low);
+  static_cast<void>(high);
+#else
   const hn::Half<FloatTag> half;
   Doubles lower = hn::PromoteTo(DoubleTag(), hn::LowerHalf(half, values));
   Doubles upper = hn::PromoteTo(DoubleTag(), hn::UpperHalf(half, values));
   low = hn::MulAdd(lower, lower, low);
   high = hn::MulAdd(upper, upper, high);
+#endif
 }
 
 double SumOfSquares(const float* values, std::int64_t count, float factor, float limit) {
