@@ -1,6 +1,8 @@
 // lockstep-bench: `lockstep bench step`, `memory`, `collectives` and `optimizer`.
 #include "apps/bench/collectives/collectives.h"
 #include "apps/bench/collectives/rank.h"
+#include "apps/bench/memory/memory.h"
+#include "apps/bench/memory/rank.h"
 #include "apps/bench/optimizer/optimizer.h"
 #include "apps/bench/optimizer/serve.h"
 #include "apps/bench/step/modes.h"
@@ -13,6 +15,8 @@
 
 #include <csignal>
 #include <cstdio>
+#include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -71,6 +75,45 @@ void declare_step(CLI::App& command, StepOptions& options) {
       ->capture_default_str();
   command.add_flag("--json", options.json, "one JSON object a contender instead of the tables");
   command.add_option("--python", options.python, python_help);
+}
+
+void declare_sizes(CLI::App& command, MlpSizes& sizes) {
+  command.add_option("--width", sizes.width, "")->check(CLI::Range(1, 1 << 20));
+  command.add_option("--depth", sizes.depth, "")->check(CLI::Range(1, 1 << 20));
+  command.add_option("--rows", sizes.rows, "")->check(CLI::Range(1, 1 << 20));
+}
+
+// "4096x12": width and layers.
+std::function<void(const std::string&)> read_sizes(MlpSizes& sizes) {
+  return [&sizes](const std::string& text) {
+    std::size_t times = text.find('x');
+    auto width = lockstep::parse_integer(text.substr(0, times));
+    auto depth =
+        times == std::string::npos ? std::nullopt : lockstep::parse_integer(text.substr(times + 1));
+    if (!width || !depth || *width < 1 || *depth < 1 || *width > 1 << 20 || *depth > 1 << 20)
+      throw CLI::ValidationError("expected width x layers such as 4096x12, found '" + text + "'");
+    sizes.width = *width;
+    sizes.depth = static_cast<int>(*depth);
+  };
+}
+
+void declare_memory(CLI::App& command, MemoryOptions& options) {
+  command.add_option("--measure", options.rows, "counters, pss, node-shared, limited; else all")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"counters", "pss", "node-shared", "limited"}));
+  command.add_option("--most-ranks", options.most_ranks, "counters: for 1 rank to this many")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  command.add_option_function("--counted", read_sizes(options.counted),
+                              "model of the counters, width x layers (512x8)");
+  command.add_option_function("--measured", read_sizes(options.measured),
+                              "model whose pages are measured (4096x12)");
+  command.add_option_function("--limited", read_sizes(options.limited),
+                              "model of three times a rank's memory (2048x64)");
+  command.add_option("--steps", options.steps, "training steps before anything is read")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command.add_flag("--json", options.json, "one JSON object a row instead of the table");
 }
 
 // CLI::Range lets what is not a number pass.
@@ -149,6 +192,13 @@ int main(int count, char** words) {
   StepRankOptions rank_options;
   CLI::App* rank = app.add_subcommand("step-rank", "")->group("");  // what `step` starts
   declare_step_rank(*rank, rank_options);
+  MemoryOptions memory_options;
+  CLI::App* memory = app.add_subcommand(
+      "memory", "what a rank holds at each level of sharding, beside what the formulas say");
+  declare_memory(*memory, memory_options);
+  MemoryRankOptions memory_rank_options;
+  CLI::App* memory_rank = app.add_subcommand("memory-rank", "")->group("");
+  declare_sizes(*memory_rank, memory_rank_options.sizes);
   CollectivesOptions collectives_options;
   CLI::App* collectives = app.add_subcommand(
       "collectives", "all_reduce and the others beside Gloo and MPI, and their lower bound");
@@ -169,6 +219,8 @@ int main(int count, char** words) {
     if (rank->parsed()) return serve_steps(rank_options);
     if (collectives_rank->parsed()) return serve_collectives(pipes);
     if (collectives->parsed()) compare_collectives(collectives_options);
+    if (memory_rank->parsed()) return serve_memory(memory_rank_options);
+    if (memory->parsed()) measure_memory(memory_options);
     if (step->parsed()) compare_steps(step_options);
     return 0;
   } catch (const CLI::ParseError& error) {

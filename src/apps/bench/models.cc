@@ -15,9 +15,12 @@ namespace {
 
 class Mlp : public BenchModel {
  public:
-  explicit Mlp(const MlpSizes& sizes) : sizes_(sizes) {
-    for (int i = 0; i < sizes.depth; ++i)
-      layers_->push_back(torch::nn::Linear(sizes.width, sizes.width));
+  Mlp(const MlpSizes& sizes, const std::function<void(torch::nn::Module&)>& made) : sizes_(sizes) {
+    for (int i = 0; i < sizes.depth; ++i) {
+      torch::nn::Linear layer(sizes.width, sizes.width);
+      if (made) made(*layer);
+      layers_->push_back(layer);
+    }
     register_module("layers", layers_);
   }
 
@@ -111,7 +114,10 @@ class Gpt : public BenchModel {
 
 }  // namespace
 
-std::shared_ptr<BenchModel> make_mlp(const MlpSizes& sizes) { return std::make_shared<Mlp>(sizes); }
+std::shared_ptr<BenchModel> make_mlp(const MlpSizes& sizes,
+                                     const std::function<void(torch::nn::Module&)>& made) {
+  return std::make_shared<Mlp>(sizes, made);
+}
 
 std::shared_ptr<BenchModel> make_bench_model(const std::string& name) {
   if (name == "mlp") return make_mlp({});

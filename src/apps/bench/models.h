@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,6 +33,8 @@ struct MlpSizes {
 
   [[nodiscard]] std::int64_t parameters() const { return depth * (width + 1) * width; }
 };
-[[nodiscard]] std::shared_ptr<BenchModel> make_mlp(const MlpSizes& sizes);
+// `made` sees each layer as soon as it has its values.
+[[nodiscard]] std::shared_ptr<BenchModel> make_mlp(
+    const MlpSizes& sizes, const std::function<void(torch::nn::Module&)>& made = nullptr);
 
 }  // namespace lockstep::apps

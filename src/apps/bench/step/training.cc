@@ -32,6 +32,8 @@ std::optional<ShardOptions> shard_options_of(const std::string& mode,
     options.level = ShardLevel::optimizer;
   } else if (mode == "gradients") {
     options.level = ShardLevel::gradients;
+  } else if (mode == "full-node-shared") {
+    options.storage = ShardStorage::node_shared;
   } else if (mode != "full") {
     throw BadInput("--mode: expected a mode of lockstep, found '" + mode + "'");
   }
@@ -44,6 +46,11 @@ Training::Training(std::shared_ptr<BenchModel> model, const std::string& mode, b
   if (mode == "ddp") ddp_.emplace(model_, world);
   if (auto options = shard_options_of(mode, model_->units()))
     sharded_.emplace(fully_shard(model_, world, *options));
+  optimizer_ = make_optimizer(parameters(), fused);
+}
+
+Training::Training(std::shared_ptr<BenchModel> model, ShardedModule sharded, bool fused)
+    : model_(std::move(model)), sharded_(std::move(sharded)) {
   optimizer_ = make_optimizer(parameters(), fused);
 }
 
@@ -79,6 +86,14 @@ std::int64_t Training::unit_bytes() const {
   if (!sharded_) return 0;
   ShardedMemory memory = sharded_->memory();
   return memory.in_flight + memory.pooled;
+}
+
+std::int64_t Training::peak_unit_bytes() const {
+  return sharded_ ? sharded_->memory().peak_in_flight : 0;
+}
+
+void Training::reset_peak() {
+  if (sharded_) sharded_->reset_peak_memory();
 }
 
 bool Training::is_fused() const {

@@ -26,6 +26,9 @@ class Training {
   // Collective unless `mode` is none. `fused`: lockstep::optim::AdamW, else torch::optim::AdamW.
   Training(std::shared_ptr<BenchModel> model, const std::string& mode, bool fused, Group world);
 
+  // A model that is divided already.
+  Training(std::shared_ptr<BenchModel> model, ShardedModule sharded, bool fused);
+
   // Returns the loss.
   double step();
 
@@ -34,6 +37,9 @@ class Training {
   [[nodiscard]] std::int64_t held_bytes() const;
   // Of those, units that are gathered or pooled; 0 where nothing is sharded.
   [[nodiscard]] std::int64_t unit_bytes() const;
+  // The most units in flight since reset_peak(), in bytes.
+  [[nodiscard]] std::int64_t peak_unit_bytes() const;
+  void reset_peak();
   [[nodiscard]] bool is_fused() const;
 
  private:

@@ -1,0 +1,160 @@
+#include "apps/bench/memory/memory.h"
+
+#include "apps/bench/memory/formula.h"
+#include "apps/bench/memory/limit_group.h"
+#include "apps/bench/memory/measured.h"
+#include "apps/bench/memory/report.h"
+#include "apps/bench/step/modes.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <utility>
+
+namespace lockstep::apps {
+namespace {
+
+constexpr int pss_ranks = 2, shared_ranks = 4, limited_ranks = 4;
+constexpr double replica_bytes = 12;  // a parameter in fp32 and its two averages
+constexpr double unsharded_bytes = 16;
+constexpr double model_over_limit = 3;
+
+RankCommand command_of(const MlpSizes& sizes, int ranks) {
+  return {.name = "lockstep",
+          .program = std::filesystem::read_symlink("/proc/self/exe"),
+          .arguments = {"memory-rank", "--width", std::to_string(sizes.width), "--depth",
+                        std::to_string(sizes.depth), "--rows", std::to_string(sizes.rows)},
+          .ranks = ranks};
+}
+
+template <typename Value>
+std::int64_t most_of(const std::vector<RankMemory>& ranks, Value&& value) {
+  std::int64_t most = 0;
+  for (const RankMemory& rank : ranks) most = std::max<std::int64_t>(most, value(rank));
+  return most;
+}
+
+MemoryRow row_of(const char* kind, const MlpSizes& sizes, const std::string& mode,
+                 const std::string& dtype, const std::vector<RankMemory>& ranks) {
+  return {.kind = kind,
+          .model = formatted("mlp {} x {}", sizes.depth, sizes.width),
+          .parameters = sizes.parameters(),
+          .mode = mode,
+          .dtype = dtype,
+          .ranks = static_cast<int>(ranks.size()),
+          .units = most_of(ranks, [](const RankMemory& rank) { return rank.units; }),
+          .peak_units = most_of(ranks, [](const RankMemory& rank) { return rank.peak_units; }),
+          .seconds = ranks.front().seconds};
+}
+
+double expected_bytes(const MlpSizes& sizes, const std::string& mode, const std::string& dtype,
+                      int ranks) {
+  auto type = dtype == "float32" ? c10::ScalarType::Float : c10::ScalarType::BFloat16;
+  return bytes_a_parameter(mode, type, ranks) * static_cast<double>(sizes.parameters());
+}
+
+void measure_counters(const MemoryOptions& options) {
+  for (int count = 1; count <= options.most_ranks; ++count) {
+    MemoryRanks processes(command_of(options.counted, count));
+    for (const std::string dtype : {"float32", "bfloat16"})
+      for (std::string_view name : our_modes()) {
+        std::string mode(name);
+        auto ranks = processes.measure(mode, dtype, options.steps);
+        MemoryRow row = row_of("counters", options.counted, mode, dtype, ranks);
+        row.bytes = most_of(ranks, [](const RankMemory& rank) { return rank.kept; });
+        row.expected = expected_bytes(options.counted, mode, dtype, count);
+        row.goal = exactly_one;
+        print(row, options.json);
+      }
+  }
+}
+
+// Each in processes of its own, so that nothing is left of the one before.
+void measure_pss(const MemoryOptions& options) {
+  for (const char* mode : {"optimizer", "gradients", "full"}) {
+    MemoryRanks processes(command_of(options.measured, pss_ranks));
+    auto ranks = processes.measure(mode, "float32", options.steps);
+    MemoryRow row = row_of("pss", options.measured, mode, "float32", ranks);
+    row.bytes = most_of(ranks, [](const RankMemory& rank) { return rank.growth(); });
+    row.trimmed = most_of(ranks, [](const RankMemory& rank) { return rank.trimmed_growth(); });
+    row.expected = expected_bytes(options.measured, mode, "float32", pss_ranks) +
+                   static_cast<double>(row.units);
+    row.goal = Goal{.must = 1.05, .aim = 1.02, .at_least = false};
+    print(row, options.json);
+  }
+}
+
+void measure_node_shared(const MemoryOptions& options) {
+  MemoryRanks processes(command_of(options.measured, shared_ranks));
+  auto ranks = processes.measure("full-node-shared", "float32", options.steps);
+  MemoryRow row = row_of("node-shared", options.measured, "full-node-shared", "float32", ranks);
+  row.bytes = row.trimmed = 0;
+  for (const RankMemory& rank : ranks) {
+    row.bytes += rank.growth();
+    row.trimmed += rank.trimmed_growth();
+  }
+  row.expected = replica_bytes * static_cast<double>(options.measured.parameters());
+  row.goal = Goal{.must = 1.1, .aim = 1, .at_least = false};
+  print(row, options.json);
+}
+
+std::string own_control_groups() {
+  std::ifstream file("/proc/self/cgroup");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The ranks are in their groups before they load anything.
+RankCommand inside(const MemoryControl& parent, const std::string& prefix, RankCommand command) {
+  std::string folder = (parent.folder / prefix).string();
+  std::vector<std::string> words{"-c", "echo $$ > \"$0$RANK/cgroup.procs\" && exec \"$@\"", folder,
+                                 command.program};
+  words.insert(words.end(), command.arguments.begin(), command.arguments.end());
+  command.program = "/bin/sh";
+  command.arguments = std::move(words);
+  return command;
+}
+
+void measure_limited(const MemoryOptions& options) {
+  auto control = memory_control(own_control_groups());
+  check_input(control.has_value(), "bench memory: this process is in no memory control group");
+  double whole = unsharded_bytes * static_cast<double>(options.limited.parameters());
+  auto limit = static_cast<std::int64_t>(whole / model_over_limit);
+  std::string prefix = formatted("lockstep-{}-rank-", ::getpid());
+  std::vector<LimitGroup> groups;
+  for (int rank = 0; rank < limited_ranks; ++rank)
+    groups.emplace_back(*control, prefix + std::to_string(rank), limit);
+  MemoryRow row;
+  {
+    MemoryRanks processes(inside(*control, prefix, command_of(options.limited, limited_ranks)));
+    auto ranks = processes.measure("full", "float32", options.steps, "parts");
+    row = row_of("limited", options.limited, "full", "float32", ranks);
+  }
+  for (const LimitGroup& group : groups) row.bytes = std::max(row.bytes, group.peak());
+  row.expected = static_cast<double>(limit);
+  row.limit = limit;
+  row.goal = Goal{.must = 1, .at_least = false};
+  print(row, options.json);
+}
+
+}  // namespace
+
+void measure_memory(const MemoryOptions& options) {
+  auto wanted = [&](const char* kind) {
+    return options.rows.empty() || std::ranges::find(options.rows, kind) != options.rows.end();
+  };
+  if (!options.json) print_heading();
+  if (wanted("counters")) measure_counters(options);
+  if (wanted("pss")) measure_pss(options);
+  if (wanted("node-shared")) measure_node_shared(options);
+  if (wanted("limited")) measure_limited(options);
+}
+
+}  // namespace lockstep::apps
