@@ -20,10 +20,12 @@ Adam::Adam(std::vector<at::Tensor> parameters, AdamOptions defaults, UpdateOptio
 
 at::Tensor Adam::step(LossClosure closure) {
   at::Tensor loss = loss_of(closure);
-  step_adam<AdamState, AdamParamState, AdamOptions>(
-      param_groups_, state_,
-      {.update = update_, .treatment = take_treatment(), .optimizer = "Adam"},
-      /*decoupled=*/false);
+  step_adam<AdamState, AdamParamState, AdamOptions>(param_groups_, state_,
+                                                    {.update = update_,
+                                                     .treatment = take_treatment(),
+                                                     .optimizer = "Adam",
+                                                     .bytes_moved = &bytes_moved_},
+                                                    /*decoupled=*/false);
   return loss;
 }
 

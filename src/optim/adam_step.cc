@@ -73,6 +73,7 @@ void update_by_tiles(const AdamConstants& constants, const Run& run, std::int64_
 
 void update_slots(std::vector<Slot>& slots, const AdamRule& rule, const GroupStep& step) {
   std::vector<Run> runs = make_runs(slots);
+  count_bytes(runs, step);
   std::vector<AdamConstants> constants;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     bool same_age = i > 0 && runs[i].age == runs[i - 1].age;

@@ -20,10 +20,12 @@ AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions defaults, UpdateOp
 
 at::Tensor AdamW::step(LossClosure closure) {
   at::Tensor loss = loss_of(closure);
-  step_adam<AdamWState, AdamWParamState, AdamWOptions>(
-      param_groups_, state_,
-      {.update = update_, .treatment = take_treatment(), .optimizer = "AdamW"},
-      /*decoupled=*/true);
+  step_adam<AdamWState, AdamWParamState, AdamWOptions>(param_groups_, state_,
+                                                       {.update = update_,
+                                                        .treatment = take_treatment(),
+                                                        .optimizer = "AdamW",
+                                                        .bytes_moved = &bytes_moved_},
+                                                       /*decoupled=*/true);
   return loss;
 }
 

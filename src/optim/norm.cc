@@ -5,6 +5,7 @@
 #include "optim/threads.h"
 
 #include <lockstep/base/check.h>
+#include <lockstep/shard/value_source.h>
 
 #include <ATen/ops/abs.h>
 #include <ATen/ops/clamp.h>
@@ -86,6 +87,7 @@ double treated_norm_part(std::span<const at::Tensor> gradients, const Treatment&
   double part = 0;
   for (const at::Tensor& gradient : gradients) {
     if (!gradient.defined()) continue;
+    shard::bring(gradient, "norm of gradients", /*writes=*/false);
     if (norm_type == 0)
       part += 1;
     else if (norm_type == infinity)

@@ -4,6 +4,7 @@
 #include "optim/threads.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace lockstep::optim {
 namespace {
@@ -34,7 +35,9 @@ Run run_of(const Slot& slot) {
           .dtype = slot.dense.scalar_type(),
           .gradient_dtype = slot.gradient.scalar_type(),
           .parameter = static_cast<std::byte*>(slot.dense.mutable_data_ptr()),
-          .gradient = static_cast<const std::byte*>(slot.gradient.const_data_ptr())};
+          .source = slot.source.get(),
+          .source_begin = slot.source ? slot.gradient.storage_offset() : 0};
+  if (!slot.source) run.gradient = static_cast<const std::byte*>(slot.gradient.const_data_ptr());
   if (slot.has_16_bits()) run.master = slot.master->mutable_data_ptr<float>();
   for (std::size_t i = 0; i < run.kept.size(); ++i) run.kept[i] = memory_of(slot.kept[i]);
   return run;
@@ -53,7 +56,11 @@ bool goes_on(const Run& first, const Run& second) {
   if (first.age != second.age || first.first != second.first) return false;
   if (second.place != first.place + first.count) return false;
   if (second.parameter != first.parameter + first.count * bytes_of(first.dtype)) return false;
-  if (second.gradient != first.gradient + first.count * bytes_of(first.gradient_dtype))
+  if (first.source != second.source) return false;
+  if (first.source != nullptr && second.source_begin != first.source_begin + first.count)
+    return false;
+  if (first.source == nullptr &&
+      second.gradient != first.gradient + first.count * bytes_of(first.gradient_dtype))
     return false;
   if (first.master != nullptr && second.master != first.master + first.count) return false;
   for (std::size_t i = 0; i < first.kept.size(); ++i)
@@ -94,9 +101,22 @@ void close(const KeptMemory& kept, std::int64_t begin, std::int64_t count, const
 }  // namespace
 
 bool Run::is_plain() const {
-  return master == nullptr && std::all_of(kept.begin(), kept.end(), [](const KeptMemory& memory) {
+  return master == nullptr && source == nullptr &&
+         std::all_of(kept.begin(), kept.end(), [](const KeptMemory& memory) {
            return memory.format == StateFormat::float32;
          });
+}
+
+double Run::bytes_an_element() const {
+  double bytes = 2.0 * static_cast<double>(bytes_of(dtype)) + (master != nullptr ? 8 : 0);
+  bytes += static_cast<double>(source != nullptr ? source->bytes_an_element()
+                                                 : bytes_of(gradient_dtype));
+  for (const KeptMemory& memory : kept) {
+    if (memory.data == nullptr) continue;
+    bytes += 2.0 * static_cast<double>(bytes_of(memory.format));
+    if (memory.scales != nullptr) bytes += 2.0 * sizeof(float) / block_elements;
+  }
+  return bytes;
 }
 
 std::vector<Run> make_runs(const std::vector<Slot>& slots) {
@@ -110,6 +130,12 @@ std::vector<Run> make_runs(const std::vector<Slot>& slots) {
       runs.push_back(run);
   }
   return runs;
+}
+
+void count_bytes(std::span<const Run> runs, const GroupStep& step) {
+  if (step.bytes_moved == nullptr) return;
+  for (const Run& run : runs)
+    *step.bytes_moved += std::llround(run.bytes_an_element() * static_cast<double>(run.count));
 }
 
 void for_each_piece(std::span<const Run> runs,
@@ -137,13 +163,7 @@ std::uint32_t dice_key(std::uint64_t seed, std::int64_t group, std::int64_t age)
 Tile::Tile(const Run& run, std::int64_t begin, std::int64_t count, std::uint32_t key,
            StateFormat direct)
     : run_(run), begin_(begin), count_(count), key_(key), direct_(direct) {
-  const std::byte* gradient = run.gradient + begin * bytes_of(run.gradient_dtype);
-  if (run.gradient_dtype == c10::ScalarType::Float) {
-    gradient_ = reinterpret_cast<const float*>(gradient);
-  } else {
-    widen(run.gradient_dtype, gradient, gradient_buffer_.data(), count);
-    gradient_ = gradient_buffer_.data();
-  }
+  take_gradient();
   for (std::size_t i = 0; i < kept_.size(); ++i)
     if (is_open(i))
       kept_[i] = open(run.kept[i], begin, count, kept_buffers_[std::min<std::size_t>(i, 1)].data());
@@ -151,6 +171,19 @@ Tile::Tile(const Run& run, std::int64_t begin, std::int64_t count, std::uint32_t
   auto* bits = reinterpret_cast<const std::uint16_t*>(run.parameter + begin * 2);
   run.dtype == c10::ScalarType::Half ? follow_half(bits, run.master + begin, count)
                                      : follow_bfloat16(bits, run.master + begin, count);
+}
+
+void Tile::take_gradient() {
+  bool is_float = run_.gradient_dtype == c10::ScalarType::Float;
+  std::array<std::uint16_t, elements> narrow;
+  void* to = is_float ? static_cast<void*>(gradient_buffer_.data()) : narrow.data();
+  const auto* gradient = static_cast<const std::byte*>(to);
+  if (run_.source != nullptr)
+    run_.source->read(run_.source_begin + begin_, count_, to);
+  else
+    gradient = run_.gradient + begin_ * bytes_of(run_.gradient_dtype);
+  gradient_ = is_float ? reinterpret_cast<const float*>(gradient) : gradient_buffer_.data();
+  if (!is_float) widen(run_.gradient_dtype, gradient, gradient_buffer_.data(), count_);
 }
 
 float* Tile::parameter() const {

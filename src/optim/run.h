@@ -32,11 +32,15 @@ struct Run {
   c10::ScalarType gradient_dtype = c10::ScalarType::Float;  // the same, or float32
   std::byte* parameter = nullptr;
   const std::byte* gradient = nullptr;
+  const shard::ValueSource* source = nullptr;  // of the gradient, in place of its memory
+  std::int64_t source_begin = 0;
   float* master = nullptr;  // null: the parameter is float32
   std::array<KeptMemory, 3> kept;
 
   // Whether all of it is float32, so that a kernel needs no buffers.
   [[nodiscard]] bool is_plain() const;
+  // That an update reads and writes, for each element.
+  [[nodiscard]] double bytes_an_element() const;
 };
 
 // The runs of slots that are for our kernels, in their order. `slots` own the memory.
@@ -46,6 +50,9 @@ struct Run {
 // begin at multiples of block_elements.
 void for_each_piece(std::span<const Run> runs,
                     const std::function<void(std::size_t, std::int64_t, std::int64_t)>& update);
+
+// Adds what an update of all runs reads and writes to step.bytes_moved.
+void count_bytes(std::span<const Run> runs, const GroupStep& step);
 
 // The key of the dice for one step of one group.
 [[nodiscard]] std::uint32_t dice_key(std::uint64_t seed, std::int64_t group, std::int64_t age);
@@ -74,6 +81,8 @@ class Tile {
     return run_.kept[which].data != nullptr &&
            (direct_ == StateFormat::float32 || run_.kept[which].format != direct_);
   }
+
+  void take_gradient();
 
   const Run& run_;
   std::int64_t begin_, count_;

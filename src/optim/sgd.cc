@@ -3,6 +3,7 @@
 #include "optim/closure.h"
 #include "optim/sgd_step.h"
 #include "optim/states.h"
+#include "optim/stretches.h"
 
 #include <torch/optim/serialize.h>
 #include <torch/serialize/archive.h>
@@ -30,14 +31,14 @@ void update_group(std::vector<Slot>& slots, StateMap& states, const SGDOptions& 
     if (buffered)
       slot.kept[0] = {&state.momentum_buffer(), &state.momentum_buffer_scale, Codes::with_sign};
   }
-  prepare_kept(slots, step.update.state);
-  update_slots(slots,
-               {.lr = options.lr(),
-                .momentum = options.momentum(),
-                .dampening = options.dampening(),
-                .weight_decay = options.weight_decay(),
-                .nesterov = options.nesterov()},
-               step);
+  prepare_kept(slots, step.update.state, step.update.memory.get());
+  SgdRule rule{.lr = options.lr(),
+               .momentum = options.momentum(),
+               .dampening = options.dampening(),
+               .weight_decay = options.weight_decay(),
+               .nesterov = options.nesterov()};
+  in_stretches(slots, step.update.memory.get(),
+               [&](std::vector<Slot>& some) { update_slots(some, rule, step); });
 }
 
 }  // namespace
@@ -52,7 +53,10 @@ SGD::SGD(std::vector<at::Tensor> parameters, SGDOptions defaults, UpdateOptions 
 at::Tensor SGD::step(LossClosure closure) {
   at::Tensor loss = loss_of(closure);
   at::NoGradGuard no_grad;
-  GroupStep step{.update = update_, .treatment = take_treatment(), .optimizer = "SGD"};
+  GroupStep step{.update = update_,
+                 .treatment = take_treatment(),
+                 .optimizer = "SGD",
+                 .bytes_moved = &bytes_moved_};
   std::vector<std::vector<Slot>> all;
   for (const auto& group : param_groups_) {
     step.group = static_cast<std::int64_t>(all.size());

@@ -59,6 +59,7 @@ void update_by_torch(const Slot& slot, const SgdRule& rule, const GroupStep& ste
 
 void update_slots(std::vector<Slot>& slots, const SgdRule& rule, const GroupStep& step) {
   std::vector<Run> runs = make_runs(slots);
+  count_bytes(runs, step);
   for_each_piece(runs, [&](std::size_t i, std::int64_t begin, std::int64_t end) {
     const Run& run = runs[i];
     SgdConstants constants = constants_of(rule, step, run.first);

@@ -36,6 +36,17 @@ at::ScalarType gradient_dtype(const Slot& slot) {
   return slot.has_16_bits() && is_float ? at::kFloat : own;
 }
 
+// A gradient that is computed where it is used stays so, if a kernel can take it as it comes.
+void take_gradient(Slot& slot, const GroupStep& step) {
+  const at::Tensor& gradient = slot.parameter.grad();
+  at::ScalarType dtype = gradient_dtype(slot);
+  bool fits = slot.is_for_kernel() && gradient.scalar_type() == dtype &&
+              gradient.strides() == slot.dense.strides();
+  if (fits) slot.source = shard::source_of(gradient);
+  if (!slot.source) shard::bring(gradient, step.optimizer, /*writes=*/false);
+  slot.gradient = slot.source ? gradient : laid_out_as(gradient, slot.dense, dtype);
+}
+
 }  // namespace
 
 bool Slot::has_16_bits() const { return is_16_bits(parameter.scalar_type()); }
@@ -56,10 +67,11 @@ std::vector<Slot> make_slots(const std::vector<at::Tensor>& parameters, const Gr
     place += parameter.numel();
     if (!parameter.grad().defined()) continue;
     check_parameter(parameter, i, step);
+    shard::bring(parameter, step.optimizer, /*writes=*/true);
     Slot& slot = slots.emplace_back();
     slot.parameter = slot.dense = parameter;
     if (!parameter.is_non_overlapping_and_dense()) slot.dense = parameter.contiguous();
-    slot.gradient = laid_out_as(parameter.grad(), slot.dense, gradient_dtype(slot));
+    take_gradient(slot, step);
     slot.place = begin;
   }
   return slots;

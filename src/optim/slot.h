@@ -6,11 +6,13 @@
 
 #include <lockstep/optim/treatment.h>
 #include <lockstep/optim/update_options.h>
+#include <lockstep/shard/value_source.h>
 
 #include <ATen/core/Tensor.h>
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace lockstep::optim {
@@ -27,6 +29,7 @@ struct Slot {
   at::Tensor parameter;  // the user's
   at::Tensor dense;      // the same without holes in its memory; else a copy to be copied back
   at::Tensor gradient;   // laid out as `dense`
+  std::shared_ptr<const shard::ValueSource> source;  // of the gradient's values; null: its memory
   at::Tensor* master = nullptr;
   std::array<KeptTensor, 3> kept;
   std::int64_t age = 0;    // the number of this update of it, from 1
@@ -43,7 +46,8 @@ struct GroupStep {
   UpdateOptions update;
   Treatment treatment;
   std::int64_t group = 0;
-  const char* optimizer = "";  // for messages
+  const char* optimizer = "";           // for messages
+  std::int64_t* bytes_moved = nullptr;  // counts up; null: nobody asks
 };
 
 // The parameters of a group that have a gradient, with dense memory. InvalidArgument, before
@@ -52,8 +56,9 @@ struct GroupStep {
                                            const GroupStep& step);
 
 // Brings what is kept to the format, layout and device of each parameter; what is undefined becomes
-// zeros, in one storage for many parameters, in their order.
-void prepare_kept(std::vector<Slot>& slots, StateFormat format);
+// zeros, in one storage for many parameters, in their order. With `memory` the storage is there, and
+// so is then what was kept elsewhere.
+void prepare_kept(std::vector<Slot>& slots, StateFormat format, StateMemory* memory = nullptr);
 
 // After the update: stand-ins go back into parameters with holes in their memory, and every
 // parameter's version counts up.

@@ -36,6 +36,9 @@ double TreatsGradients::clip_norm(double max_norm, double norm_type, const Combi
   return norm;
 }
 
-Treatment TreatsGradients::take_treatment() { return std::exchange(treatment_, {}); }
+Treatment TreatsGradients::take_treatment() {
+  bytes_moved_ = 0;
+  return std::exchange(treatment_, {});
+}
 
 }  // namespace lockstep::optim

@@ -78,6 +78,11 @@ std::shared_ptr<StorageOwner> owner_of(const c10::TensorImpl& tensor) {
   return impl == nullptr ? nullptr : impl->owner.lock();
 }
 
+bool has_memory(const at::Tensor& tensor) {
+  LazyStorageImpl* impl = impl_of(*tensor.unsafeGetTensorImpl());
+  return impl == nullptr || impl->_mutable_data_ptr_no_checks().get() != nullptr;
+}
+
 bool is_lazy(const at::Tensor& tensor) {
   return tensor.defined() && impl_of(*tensor.unsafeGetTensorImpl()) != nullptr;
 }

@@ -15,6 +15,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <limits>
 #include <vector>
 
@@ -48,12 +49,18 @@ class TreatsGradients {
   [[nodiscard]] const Treatment& treatment() const { return treatment_; }
   void drop_treatment() { treatment_ = {}; }
 
+  // What the last step() of this rank read and wrote in our kernels: parameters, gradients (those
+  // of all ranks where fully_shard()'s reduce_in_step leaves it to step() to sum them) and state.
+  [[nodiscard]] std::int64_t bytes_moved() const { return bytes_moved_; }
+
   // Those that are defined.
   [[nodiscard]] virtual std::vector<at::Tensor> gradients() const = 0;
 
  protected:
-  // For step(): the treatment, which is over with it.
+  // For step(), at its begin: the treatment, which is over with it.
   [[nodiscard]] Treatment take_treatment();
+
+  std::int64_t bytes_moved_ = 0;
 
  private:
   Treatment treatment_;

@@ -32,6 +32,9 @@ class StorageOwner {
   // An operation is about to use the storage: on return its memory is there, and stays until
   // unpin(). Any thread. What it throws, the operation throws.
   virtual void pin(const StorageUse& use) = 0;
+  // An operation is about to make a view of a tensor in it, which needs no memory. Any thread. What
+  // it throws, the operation throws.
+  virtual void view(const StorageUse& /*use*/) {}
   // The operation has written. Called before unpin(), and only when nothing was thrown.
   virtual void written() = 0;
   virtual void unpin() noexcept = 0;
@@ -55,6 +58,8 @@ class LazyStorage {
   void explain(std::string text);
 
   [[nodiscard]] bool holds(const at::Tensor& tensor) const;
+  // Whether there is a tensor in it.
+  [[nodiscard]] bool is_used() const { return storage_.use_count() > 1; }
 
  private:
   c10::Storage storage_;
@@ -67,5 +72,7 @@ class LazyStorage {
 // gone.
 [[nodiscard]] std::shared_ptr<StorageOwner> owner_of(const c10::TensorImpl& tensor);
 [[nodiscard]] bool is_lazy(const at::Tensor& tensor);
+// Whether `tensor` can be read where it lies now: false for a lazy one that is released.
+[[nodiscard]] bool has_memory(const at::Tensor& tensor);
 
 }  // namespace lockstep::shard

@@ -43,12 +43,17 @@ class GradientFlow::Step final : public parallel::BackwardObserver {
 GradientFlow::GradientFlow(Groups groups, Residency& residency, std::shared_ptr<BufferPool> pool,
                            std::vector<at::Tensor> buffers, const ShardOptions& options)
     : groups_(std::move(groups)), residency_(residency), options_(options) {
+  if (options.reduce_in_step) {
+    deferred_ = std::make_shared<DeferredGradients>();
+    residency.before_gathers([deferred = deferred_] { deferred->settle(); });
+  }
   int count = static_cast<int>(residency.units().size());
   for (int u = 0; u < count; ++u) {
     gradients_.push_back(nullptr);
     if (!unit(u).trains()) continue;
     gradients_.back() =
-        std::make_unique<UnitGradients>(unit(u), groups_.reduce, groups_.replicas, pool);
+        std::make_unique<UnitGradients>(unit(u), groups_.reduce, groups_.replicas, pool, deferred_,
+                                        [&residency] { residency.undo_last_write(); });
     for (int i = 0; i < static_cast<int>(unit(u).parameters().size()); ++i)
       places_.push_back({u, i});
     order_.push_back(u);
@@ -106,6 +111,7 @@ void GradientFlow::begin(bool create_graph) {
     for (const auto& [name, tensor, aliases] : one->parameters())
       check(one->trains() || !tensor.requires_grad(),
             "{} required no gradient when fully_shard() was called, and does now", name);
+  close_rows();
   discard_all();
   ready_.assign(places_.size(), false);
   missing_.assign(places_.size(), 0);
@@ -116,6 +122,14 @@ void GradientFlow::begin(bool create_graph) {
   watched_.clear();
   running_ = 0;
   step_ = std::make_shared<Step>(weak_from_this());
+}
+
+// Nothing was gathered since the last backward(), so peers may still read this rank's row.
+void GradientFlow::close_rows() {
+  if (!deferred_ || !deferred_->are_open()) return;
+  deferred_->settle();
+  groups_.reduce.barrier({.tag = "gradients are written again", .timeout = options_.timeout})
+      .wait();
 }
 
 void GradientFlow::watch() {
@@ -143,7 +157,7 @@ void GradientFlow::accept(int i) {
   complete_.push_back(u);
   residency_.unit_done(u);
   post_ready();
-  if (options_.level == ShardLevel::optimizer) return;
+  if (options_.level == ShardLevel::optimizer || options_.reduce_in_step) return;
   while (in_flight_.size() > most_in_flight) publish_oldest();
 }
 

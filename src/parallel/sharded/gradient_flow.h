@@ -59,6 +59,13 @@ class GradientFlow final : public std::enable_shared_from_this<GradientFlow> {
   // InvalidArgument names a parameter that is no longer where fully_shard() put it.
   void check_parameters() const;
 
+  // Gradients and what stands in their places go: the handle has nothing to do with them any more.
+  void end();
+  // Local.
+  void clear_gradients(bool set_to_none);
+  // Whether a slice has one.
+  [[nodiscard]] bool has_gradients();
+
   // Bytes of gradients that are there between backward() and the next step.
   [[nodiscard]] std::int64_t kept_bytes();
 
@@ -72,6 +79,7 @@ class GradientFlow final : public std::enable_shared_from_this<GradientFlow> {
   void on_backward_end(bool nested);
   void on_backward_failed() noexcept;
   void begin(bool create_graph);
+  void close_rows();
   void watch();
   void accept(int i);
   void post_ready();
@@ -94,6 +102,7 @@ class GradientFlow final : public std::enable_shared_from_this<GradientFlow> {
   Groups groups_;
   Residency& residency_;
   ShardOptions options_;
+  std::shared_ptr<DeferredGradients> deferred_;            // null: reduced in backward()
   std::vector<std::unique_ptr<UnitGradients>> gradients_;  // one a unit; null where none trains
   std::vector<Place> places_;                              // of hooked parameters
   std::vector<int> order_;                                 // of units that train

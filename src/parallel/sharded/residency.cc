@@ -48,6 +48,7 @@ std::string explained(const Unit& unit, const shard::StorageUse& use, const char
 void Residency::pin(int unit, const shard::StorageUse& use) {
   std::lock_guard lock(mutex_);
   Unit& used = *units_[static_cast<std::size_t>(unit)];
+  forget_write();
   try {
     bring(unit);
     if (use.writes && used.is_node_shared() && !used.has_copy()) used.take_copy();
@@ -57,6 +58,23 @@ void Residency::pin(int unit, const shard::StorageUse& use) {
     throw Timeout(explained(used, use, error.what()));
   }
   ++used.pins;
+  if (!use.writes || use.operation != "aten::mul_") return;
+  used.remember();
+  undoable_ = unit;
+}
+
+void Residency::forget_write() {
+  if (undoable_ >= 0) units_[static_cast<std::size_t>(undoable_)]->forget();
+  undoable_ = -1;
+}
+
+void Residency::undo_last_write() {
+  std::lock_guard lock(mutex_);
+  if (undoable_ < 0) return;
+  Unit& unit = *units_[static_cast<std::size_t>(undoable_)];
+  unit.undo();
+  forget_write();
+  if (unit.present() && unit.pins == 0) release(unit);
 }
 
 void Residency::written(int unit) {
@@ -97,6 +115,7 @@ void Residency::gather_everything() {
 }
 
 void Residency::post(Unit& unit) {
+  if (before_gather_) before_gather_();
   if (unit.is_node_shared()) is_read_ = true;
   unit.post_gather();
 }
@@ -116,6 +135,7 @@ void Residency::gather_ahead() {
     Unit& unit = *units_[static_cast<std::size_t>(order_[next])];
     if (!unit.present() && !unit.arriving()) post(unit);
   }
+  if (end < order_.size()) units_[static_cast<std::size_t>(order_[end])]->fetch_ahead();
 }
 
 bool Residency::stays(const Unit& unit, bool in_backward) const {
@@ -164,6 +184,7 @@ void Residency::drop_all() {
 
 void Residency::end_iteration(bool failed) {
   std::lock_guard lock(mutex_);
+  forget_write();
   if (!failed && !seen_.empty()) order_ = seen_;
   if (failed) order_.clear();
   seen_.clear();

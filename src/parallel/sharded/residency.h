@@ -30,6 +30,7 @@
 
 #include <lockstep/shard/lazy_storage.h>
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -46,6 +47,9 @@ class Residency {
   void add(std::unique_ptr<Unit> unit);
   [[nodiscard]] const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
 
+  // Called before this rank takes part in a gather.
+  void before_gathers(std::function<void()> action) { before_gather_ = std::move(action); }
+
   // The gradients of a unit are complete: it is not needed before the next step.
   void unit_done(int unit);
   // backward() is over, well or not: nothing stays, and the order of gathers is that of the next
@@ -53,6 +57,9 @@ class Residency {
   void end_iteration(bool failed = false);
   // Shards have new values.
   void invalidate();
+  // If the last use was aten::mul_ on a parameter: it has not happened. An optimizer with weight
+  // decay multiplies before it looks at the gradient.
+  void undo_last_write();
   // All ranks are past their uses of what is gathered here now.
   void all_have_read();
   // Collective with node-shared storage, where somebody may still read: a shard is about to change.
@@ -74,6 +81,7 @@ class Residency {
   void gather_ahead();
   void record(int unit);
   void leave_others(int unit);
+  void forget_write();
   void release(Unit& unit);
   void drop_all();
   [[nodiscard]] bool stays(const Unit& unit, bool in_backward) const;
@@ -85,6 +93,8 @@ class Residency {
   std::vector<std::shared_ptr<Owner>> owners_;
   int current_ = -1;  // the unit used last
   int held_ = 0;
+  int undoable_ = -1;  // the unit that remembers its shard
+  std::function<void()> before_gather_;
   bool is_read_ = false;           // node-shared: perhaps, by some rank
   std::vector<bool> was_written_;  // in place, since it was gathered
   std::vector<int> order_;         // of gathers, between the last two ends of backward()

@@ -54,9 +54,11 @@ std::vector<std::string> describe(const torch::nn::Module& module, const ShardOp
       formatted("option level = {}", name_of(options.level)),
       formatted("option storage = {}",
                 options.storage == ShardStorage::node_shared ? "node_shared" : "private_memory"),
+      formatted("option reduce_in_step = {}", options.reduce_in_step),
       formatted("option compute_dtype = {}", name_of(options.compute_dtype)),
       formatted("option reduce_dtype = {}", name_of(options.reduce_dtype)),
       formatted("option reshard_after_forward = {}", options.reshard_after_forward),
+      formatted("option offload = {}", options.offload.empty() ? "none" : "to a folder"),
       formatted("option prefetch = {}", options.prefetch),
       formatted("option find_unused_parameters = {}", options.find_unused_parameters),
       formatted("option broadcast_buffers = {}", options.broadcast_buffers)};
@@ -79,9 +81,16 @@ void check_dense(const std::vector<shard::NamedParameter>& parameters) {
 }
 
 // Before anything is changed.
-void check_storage(Group group, const std::vector<shard::NamedParameter>& parameters,
+void check_storage(const sharded::Groups& groups,
+                   const std::vector<shard::NamedParameter>& parameters,
                    const ShardOptions& options) {
+  check(!options.reduce_in_step || options.storage == ShardStorage::node_shared,
+        "fully_shard: reduce_in_step needs node_shared storage, found private_memory");
+  check(!options.reduce_in_step || groups.replicas.size() == 1,
+        "fully_shard: reduce_in_step needs all ranks on one axis, found {} copies of each shard",
+        groups.replicas.size());
   if (options.storage != ShardStorage::node_shared) return;
+  Group group = groups.gather;
   for (const auto& [name, tensor, aliases] : parameters)
     check(tensor.device().is_cpu(),
           "fully_shard: node_shared storage is host memory, but {} is on {}", name,
@@ -122,6 +131,7 @@ std::string common_module(const std::vector<shard::NamedParameter>& parameters) 
 sharded::UnitSettings settings_of(const ShardOptions& options) {
   return {.level = options.level,
           .storage = options.storage,
+          .reduce_in_step = options.reduce_in_step,
           .compute_dtype = options.compute_dtype,
           .reduce_dtype = options.reduce_dtype,
           .timeout = options.timeout,
@@ -136,6 +146,7 @@ ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& optio
       options_(options),
       pool_(std::make_shared<sharded::BufferPool>(groups.gather)) {
   check_options(options);
+  if (!options.offload.empty()) offload = std::make_shared<sharded::Offload>(options.offload);
 }
 
 void ShardedState::divide(const torch::nn::Module& part) {
@@ -168,16 +179,19 @@ void ShardedState::complete(std::shared_ptr<torch::nn::Module> the_module) {
 void ShardedState::add_units(const std::vector<shard::NamedParameter>& parameters,
                              const ShardOptions& options, std::vector<at::Tensor> buffers) {
   check_dense(parameters);
-  check_storage(groups.gather, parameters, options);
+  check_storage(groups, parameters, options);
   std::vector<shard::PlannedUnit> plan = plan_of(parameters, options);
   sharded::check_memory(
       groups.whole, sharded::bytes_needed(parameters, plan, groups.gather.size(), options), call());
+  if (offload)
+    sharded::check_room(*offload, groups.whole, parameters, groups.gather.size(), call());
   std::vector<at::Tensor> state;
   for (const auto& parameter : parameters) state.push_back(parameter.tensor);
   state.insert(state.end(), buffers.begin(), buffers.end());
   parallel::broadcast_now(groups.whole, state, broadcast_bytes, call());
   sharded::UnitSettings settings = settings_of(options);
   settings.waits = waits;
+  settings.offload = offload;
   for (const shard::PlannedUnit& planned : plan) {
     settings.reshard_after_forward = options.reshard_after_forward;
     if (planned.pattern >= 0)
@@ -290,7 +304,8 @@ ShardedMemory ShardedState::memory() const {
   ShardedMemory memory{.gradients = flow ? flow->kept_bytes() : 0,
                        .in_flight = turns.taken,
                        .peak_in_flight = turns.peak,
-                       .pooled = turns.free};
+                       .pooled = turns.free,
+                       .offloaded = offload ? offload->bytes() : 0};
   for (const auto& unit : residency->units()) {
     memory.shards += unit->shard_bytes();
     memory.whole += unit->whole_bytes();

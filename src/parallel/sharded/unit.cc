@@ -98,7 +98,7 @@ Unit::Unit(std::string name, std::vector<shard::NamedParameter> parameters, Grou
   at::NoGradGuard no_grad;
   if (keeps_buffer()) buffer_ = make_whole();
   bool in_place = keeps_buffer() && compute_dtype_ == layout_.dtype();
-  shard_ = in_place ? own_part() : pool_->make(range_.length(), layout_.dtype(), device_);
+  shard_ = in_place ? own_part() : make_shard();
   take_parameters();
   make_slices();
 }
@@ -107,6 +107,20 @@ at::Tensor Unit::make_whole() {
   if (!is_node_shared()) return pool_->make(layout_.numel(), compute_dtype_, device_);
   c10::InferenceMode off(false);
   return group_.empty_node_shared({layout_.numel()}, compute_dtype_);
+}
+
+at::Tensor Unit::make_shard() {
+  if (settings_.offload) return settings_.offload->zeros(range_.length(), layout_.dtype());
+  return pool_->make(range_.length(), layout_.dtype(), device_);
+}
+
+// Where it is offloaded, nobody needs it for a while.
+void Unit::leave_shard() const {
+  if (settings_.offload) settings_.offload->has_used(shard_);
+}
+
+void Unit::fetch_ahead() const {
+  if (settings_.offload) settings_.offload->will_use(shard_);
 }
 
 at::Tensor Unit::own_part() const { return buffer_.narrow(0, range_.begin, range_.length()); }
@@ -123,6 +137,7 @@ void Unit::take_parameters() {
     parameter.set_data(storage_.place(compute_dtype_, layout_.entry(static_cast<int>(i)).offset,
                                       parameter.sizes(), strides_.back()));
   }
+  leave_shard();
 }
 
 void Unit::make_slices() {
@@ -164,6 +179,7 @@ void Unit::finish_gather() {
     gather_.wait();
   }
   gather_ = {};
+  leave_shard();
   storage_.attach(buffer_);
   phase_ = Phase::present;
 }
@@ -200,7 +216,21 @@ void Unit::write_back() {
   // What was not written keeps the digits that the computation's dtype does not have.
   at::Tensor written = now.ne(shard_.to(compute_dtype_));
   shard_.copy_(at::where(written, now.to(layout_.dtype()), shard_));
+  leave_shard();
 }
+
+void Unit::remember() {
+  at::NoGradGuard no_grad;
+  remembered_ = pool_->take(range_.length(), layout_.dtype(), device_).copy_(shard_);
+}
+
+void Unit::undo() {
+  at::NoGradGuard no_grad;
+  shard_.copy_(remembered_);
+  published_version_ = -1;
+}
+
+void Unit::forget() { pool_->give(std::exchange(remembered_, at::Tensor())); }
 
 const std::string& Unit::parameter_at(std::int64_t offset) const {
   std::size_t found = 0;
@@ -219,6 +249,7 @@ std::vector<at::Tensor> Unit::whole_values() {
   at::NoGradGuard no_grad;
   at::Tensor whole = at::empty({layout_.numel()}, shard_.options());
   group_.all_gather(whole, shard_, {.tag = tag_, .timeout = settings_.timeout}).wait();
+  leave_shard();
   std::vector<at::Tensor> values;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const shard::FlatEntry& entry = layout_.entry(static_cast<int>(i));
@@ -245,7 +276,7 @@ void Unit::hand_back() {
 
 std::int64_t Unit::shard_bytes() const {
   bool in_whole = keeps_buffer() && compute_dtype_ == layout_.dtype();
-  return in_whole ? 0 : static_cast<std::int64_t>(shard_.nbytes());
+  return in_whole || settings_.offload ? 0 : static_cast<std::int64_t>(shard_.nbytes());
 }
 
 std::int64_t Unit::whole_bytes() const {

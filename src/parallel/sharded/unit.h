@@ -22,6 +22,7 @@
 #include <lockstep/shard/named_parameters.h>
 
 #include "parallel/sharded/buffer_pool.h"
+#include "parallel/sharded/offload.h"
 #include "parallel/wait_time.h"
 
 #include <ATen/core/Tensor.h>
@@ -38,11 +39,13 @@ namespace lockstep::sharded {
 struct UnitSettings {
   ShardLevel level = ShardLevel::full;
   ShardStorage storage = ShardStorage::private_memory;
+  bool reduce_in_step = false;
   std::optional<c10::ScalarType> compute_dtype;
   std::optional<c10::ScalarType> reduce_dtype;
   bool reshard_after_forward = true;
   std::optional<Duration> timeout;
   c10::DispatchKey key = c10::DispatchKey::Undefined;
+  std::shared_ptr<Offload> offload;  // null: shards are in memory
   std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
 };
 
@@ -82,6 +85,8 @@ class Unit {
   // Called before an operation writes to a slice.
   void before_slice_writes(std::function<void()> action);
 
+  // Advice: the shard will be gathered soon.
+  void fetch_ahead() const;
   // Collective, does not wait for peers.
   void post_gather();
   // Blocks until the values are there.
@@ -96,6 +101,11 @@ class Unit {
   void meet_all();
   // The whole has been written in place: the shard takes its part.
   void write_back();
+
+  // Local. A copy of the shard as it is now, until forget(); undo() puts it back.
+  void remember();
+  void undo();
+  void forget();
 
   // The name of the parameter at an element of the storage.
   [[nodiscard]] const std::string& parameter_at(std::int64_t offset) const;
@@ -127,6 +137,8 @@ class Unit {
     return settings_.level != ShardLevel::full || is_node_shared();
   }
   [[nodiscard]] at::Tensor make_whole();
+  [[nodiscard]] at::Tensor make_shard();
+  void leave_shard() const;
   [[nodiscard]] std::int64_t version() const;
   [[nodiscard]] at::Tensor own_part() const;
   void take_parameters();
@@ -149,6 +161,7 @@ class Unit {
   at::Tensor buffer_;  // the whole; undefined while there is none
   at::Tensor copy_;    // of a node-shared whole, that is written here
   at::Tensor shard_;
+  at::Tensor remembered_;           // the shard before the last write
   std::shared_ptr<Writes> writes_;  // to slices
   std::vector<at::Tensor> slices_;
   Phase phase_ = Phase::absent;

@@ -1,9 +1,11 @@
 #include "parallel/sharded/unit_gradients.h"
 
 #include <lockstep/base/format.h>
+#include <lockstep/shard/value_source.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
 
 #include <utility>
 
@@ -23,16 +25,30 @@ c10::ScalarType dtype_of(const Unit& unit) {
 }  // namespace
 
 UnitGradients::UnitGradients(const Unit& unit, Group shards, Group replicas,
-                             std::shared_ptr<BufferPool> pool)
+                             std::shared_ptr<BufferPool> pool,
+                             std::shared_ptr<DeferredGradients> deferred,
+                             std::function<void()> before_refusal)
     : unit_(unit),
       shards_(std::move(shards)),
       replicas_(std::move(replicas)),
       pool_(std::move(pool)),
+      deferred_(std::move(deferred)),
       tag_(formatted("gradients of unit {}", unit.name())),
-      dtype_(dtype_of(unit)) {}
+      dtype_(dtype_of(unit)),
+      absent_(unit, std::move(before_refusal)) {
+  if (reduces_in_step()) make_rows();
+}
+
+void UnitGradients::make_rows() {
+  at::NoGradGuard no_grad;
+  c10::InferenceMode off(false);
+  rows_ = shards_.empty_node_shared({shards_.size(), unit_.layout().numel()}, dtype_);
+  flat_ = rows_.select(0, shards_.rank());
+  clear_padding();
+}
 
 bool UnitGradients::averages_stay() const {
-  return keeps_buffer() && dtype_ == unit_.layout().dtype();
+  return keeps_buffer() && !reduces_in_step() && dtype_ == unit_.layout().dtype();
 }
 
 at::Tensor UnitGradients::place(int i) const {
@@ -42,7 +58,8 @@ at::Tensor UnitGradients::place(int i) const {
 
 bool UnitGradients::in_place(int i) const {
   const at::Tensor& gradient = unit_.parameters()[static_cast<std::size_t>(i)].tensor.grad();
-  return flat_.defined() && gradient.defined() && gradient.is_alias_of(flat_);
+  return flat_.defined() && gradient.defined() && shard::has_memory(gradient) &&
+         gradient.is_alias_of(flat_);
 }
 
 at::Tensor UnitGradients::own_part() const {
@@ -62,7 +79,8 @@ void UnitGradients::begin() {
 void UnitGradients::move_out() {
   for (const at::Tensor& slice : unit_.slices()) {
     at::Tensor& gradient = slice.mutable_grad();
-    if (gradient.defined() && gradient.is_alias_of(flat_)) gradient = gradient.detach().clone();
+    if (!gradient.defined() || !shard::has_memory(gradient)) continue;
+    if (gradient.is_alias_of(flat_)) gradient = gradient.detach().clone();
   }
 }
 
@@ -79,7 +97,7 @@ void UnitGradients::accept(int i) {
   begin();
   at::Tensor& gradient = unit_.parameters()[static_cast<std::size_t>(i)].tensor.mutable_grad();
   if (!in_place(i)) place(i).copy_(gradient);
-  gradient.reset();
+  absent_.leave_in_module(i);
 }
 
 void UnitGradients::skip(int i) {
@@ -99,12 +117,14 @@ void UnitGradients::keep(int i) {
 
 void UnitGradients::post() {
   begin();
+  if (reduces_in_step()) return;
   Op op = replicas_.size() == 1 ? Op::average : Op::sum;
   work_ = shards_.reduce_scatter(own_part(), flat_, op,
                                  {.tag = tag_, .timeout = unit_.settings().timeout});
 }
 
 void UnitGradients::wait() {
+  if (reduces_in_step()) return;
   parallel::WaitTime::Scope waiting(*unit_.settings().waits);
   std::exchange(work_, Work()).wait();
 }
@@ -135,26 +155,70 @@ at::Tensor UnitGradients::home_of(int i) {
 void UnitGradients::publish(const std::vector<bool>& unused) {
   at::NoGradGuard no_grad;
   finish();
+  if (reduces_in_step())
+    latest_ =
+        DeferredGradient::make(rows_, unit_.range(), unit_.layout().dtype(), unit_.settings().key);
   for (int i = 0; i < static_cast<int>(unit_.slices().size()); ++i) {
-    if (!unused.empty() && unused[static_cast<std::size_t>(i)]) continue;
     const at::Tensor& slice = unit_.slices()[static_cast<std::size_t>(i)];
-    const shard::FlatSlice& owned = unit_.owned()[static_cast<std::size_t>(i)];
-    at::Tensor& gradient = slice.mutable_grad();
-    if (gradient.defined()) {
-      gradient.add_(own_part().narrow(0, owned.offset, owned.of_tensor.length()).to(slice.dtype()));
-    } else {
-      gradient = home_of(i);
-    }
+    if (!has_gradient(slice)) slice.mutable_grad().reset();
+    if (unused.empty() || !unused[static_cast<std::size_t>(i)]) publish_slice(i);
   }
+  if (latest_) deferred_->add(std::exchange(latest_, nullptr));
   filling_ = false;
   if (!keeps_buffer()) pool_->give(std::exchange(flat_, at::Tensor()));
+}
+
+// Of parameter i's slice, in its dtype.
+at::Tensor UnitGradients::average_of(int i) {
+  const auto& [entry, elements, offset] = unit_.owned()[static_cast<std::size_t>(i)];
+  if (latest_) return latest_->slice(offset, elements.length());
+  return own_part().narrow(0, offset, elements.length()).to(unit_.layout().dtype());
+}
+
+void UnitGradients::publish_slice(int i) {
+  const at::Tensor& slice = unit_.slices()[static_cast<std::size_t>(i)];
+  at::Tensor& gradient = slice.mutable_grad();
+  if (gradient.defined()) {
+    gradient.add_(average_of(i));
+  } else {
+    gradient = latest_ ? average_of(i) : home_of(i);
+  }
+}
+
+void UnitGradients::clear(bool set_to_none) {
+  at::NoGradGuard no_grad;
+  auto zero = [](const at::Tensor& tensor) {
+    if (has_gradient(tensor)) tensor.mutable_grad() = tensor.grad().detach().zero_();
+  };
+  // Where parameters exist once a host, buffers of each rank would be most of the memory.
+  if (set_to_none && unit_.is_node_shared()) {
+    averages_.reset();
+    pool_->clear();
+  }
+  for (int i = 0; i < static_cast<int>(unit_.slices().size()); ++i) {
+    const at::Tensor& slice = unit_.slices()[static_cast<std::size_t>(i)];
+    const at::Tensor& parameter = unit_.parameters()[static_cast<std::size_t>(i)].tensor;
+    if (set_to_none) {
+      slice.mutable_grad().reset();
+      absent_.leave_in_module(i);
+    } else {
+      zero(slice);
+      zero(parameter);
+    }
+    absent_.leave_in_slice(i);
+  }
+}
+
+void UnitGradients::end_keeping() {
+  for (int i = 0; i < static_cast<int>(unit_.slices().size()); ++i) absent_.leave_in_slice(i);
 }
 
 std::int64_t UnitGradients::kept_bytes() const {
   std::size_t bytes = averages_.defined() ? averages_.nbytes() : 0;
   if (keeps_buffer() && flat_.defined()) bytes += flat_.nbytes();
   auto add_strange = [&](const at::Tensor& gradient) {
-    bool counted = !gradient.defined() || (flat_.defined() && gradient.is_alias_of(flat_)) ||
+    bool counted = !gradient.defined() || !shard::has_memory(gradient) ||
+                   (flat_.defined() && gradient.is_alias_of(flat_)) ||
                    (averages_.defined() && gradient.is_alias_of(averages_));
     if (!counted) bytes += gradient.nbytes();
   };

@@ -8,16 +8,22 @@
 // Level optimizer keeps the buffer, and averages stay in it; the other levels use one from the pool
 // and keep the averages beside the shard.
 //
+// With reduce_in_step the buffer is this rank's row in memory of all ranks: post() has nothing to do,
+// and publish() leaves averages that are computed where they are used (deferred_gradient.h).
+//
 // Not thread-safe: GradientFlow holds its mutex.
 #pragma once
 
+#include "parallel/sharded/absent_gradients.h"
 #include "parallel/sharded/buffer_pool.h"
+#include "parallel/sharded/deferred_gradient.h"
 #include "parallel/sharded/unit.h"
 
 #include <lockstep/comm/group.h>
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,10 +32,11 @@ namespace lockstep::sharded {
 
 class UnitGradients {
  public:
-  // `replicas`: a group of one rank but on two axes.
-  UnitGradients(const Unit& unit, Group shards, Group replicas, std::shared_ptr<BufferPool> pool);
+  // `replicas`: a group of one rank but on two axes. With reduce_in_step collective.
+  UnitGradients(const Unit& unit, Group shards, Group replicas, std::shared_ptr<BufferPool> pool,
+                std::shared_ptr<DeferredGradients> deferred, std::function<void()> before_refusal);
 
-  // Parameter i's .grad goes to its place, and is undefined then.
+  // Parameter i's .grad goes to its place, and is absent then.
   void accept(int i);
   // It has none: zeros.
   void skip(int i);
@@ -45,14 +52,23 @@ class UnitGradients {
   // Blocks for what is under way, and forgets it.
   void discard();
 
+  // What was there is not, in the module and in the slices.
+  void clear(bool set_to_none);
+  // A backward() inside no_sync() is over: there is nothing yet for a step.
+  void end_keeping();
+
   // Bytes that stay after publish(), and whole gradients that keep() has left in the module.
   [[nodiscard]] std::int64_t kept_bytes() const;
 
  private:
   [[nodiscard]] bool keeps_buffer() const {
-    return unit_.settings().level == ShardLevel::optimizer;
+    return unit_.settings().level == ShardLevel::optimizer || reduces_in_step();
   }
+  [[nodiscard]] bool reduces_in_step() const { return unit_.settings().reduce_in_step; }
+  void make_rows();
   [[nodiscard]] bool averages_stay() const;
+  void publish_slice(int i);
+  [[nodiscard]] at::Tensor average_of(int i);
   [[nodiscard]] at::Tensor place(int i) const;
   [[nodiscard]] bool in_place(int i) const;
   [[nodiscard]] at::Tensor own_part() const;
@@ -67,11 +83,15 @@ class UnitGradients {
   Group shards_;
   Group replicas_;
   std::shared_ptr<BufferPool> pool_;
+  std::shared_ptr<DeferredGradients> deferred_;
   std::string tag_;
   c10::ScalarType dtype_;  // of the sum
-  at::Tensor flat_;        // undefined while there is none
-  at::Tensor averages_;    // of the shard, in its dtype; where averages_stay(), undefined
-  bool filling_ = false;   // flat_ holds gradients that publish() has not seen
+  AbsentGradients absent_;
+  at::Tensor rows_;  // with reduce_in_step: one a rank
+  std::shared_ptr<DeferredGradient> latest_;
+  at::Tensor flat_;       // undefined while there is none
+  at::Tensor averages_;   // of the shard, in its dtype; where averages_stay(), undefined
+  bool filling_ = false;  // flat_ holds gradients that publish() has not seen
   Work work_;
 };
 

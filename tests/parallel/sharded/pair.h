@@ -45,14 +45,17 @@ inline void expect_same_gradients(Pair& pair) {
 
 class OnEveryLevel : public testing::TestWithParam<ShardLevel> {
  protected:
-  // With 1 and with 3 ranks.
+  // With 1 and with 3 ranks, in every storage.
   void run(const std::function<void(Pair&, Group)>& body, ShardOptions options = {}) {
     options.level = GetParam();
-    for (int ranks : {1, 3})
-      run_as_threads(ranks, [&](Group group) {
-        Pair pair(group, options);
-        body(pair, group);
-      });
+    for (ShardStorage storage : all_storages) {
+      options.storage = storage;
+      for (int ranks : {1, 3})
+        run_as_threads(ranks, [&](Group group) {
+          Pair pair(group, options);
+          body(pair, group);
+        });
+    }
   }
 };
 

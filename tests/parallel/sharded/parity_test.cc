@@ -2,8 +2,6 @@
 // computes each rank's micro-batches alone, adds in the tree and divides once.
 #include "parallel/sharded/support.h"
 
-#include <lockstep/parallel/data/distributed_data_parallel.h>
-
 namespace lockstep {
 namespace {
 
@@ -14,20 +12,24 @@ class ShardedParity : public testing::TestWithParam<Ranks> {};
 TEST_P(ShardedParity, EveryLevelEqualsOneProcess) {
   for (const Problem& problem : problems()) {
     History expected = one_process(problem, adamw(), GetParam().size, 4);
-    for (ShardLevel level : all_levels)
-      run_group(GetParam().engine, GetParam().size, [&](Group group) {
-        expect_same_history(expected, problem, group, {.level = level}, adamw());
-      });
+    run_group(GetParam().engine, GetParam().size, [&](Group group) {
+      for (ShardLevel level : all_levels)
+        for (ShardStorage storage : all_storages)
+          expect_same_history(expected, problem, group, {.level = level, .storage = storage},
+                              adamw());
+    });
   }
 }
 
 TEST_P(ShardedParity, AccumulatedMicroBatchesToo) {
   Problem problem = problems()[2];
   History expected = one_process(problem, momentum(), GetParam().size, 3, /*parts=*/3);
-  for (ShardLevel level : all_levels)
-    run_group(GetParam().engine, GetParam().size, [&](Group group) {
-      expect_same_history(expected, problem, group, {.level = level}, momentum(), 3);
-    });
+  run_group(GetParam().engine, GetParam().size, [&](Group group) {
+    for (ShardLevel level : all_levels)
+      for (ShardStorage storage : all_storages)
+        expect_same_history(expected, problem, group, {.level = level, .storage = storage},
+                            momentum(), 3);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Local, ShardedParity,
@@ -46,7 +48,9 @@ TEST(ShardedParitySettings, EverySettingGivesTheSame) {
   settings.push_back({.reshard_after_forward = false});
   settings.push_back({.find_unused_parameters = true});
   for (ShardLevel level : all_levels)
-    settings.push_back({.level = level, .trigger = shard::TriggerKind::operations});
+    for (ShardStorage storage : all_storages)
+      settings.push_back(
+          {.level = level, .storage = storage, .trigger = shard::TriggerKind::operations});
   for (const ShardOptions& options : settings)
     run_as_threads(ranks, [&](Group group) {
       expect_same_history(expected, problem, group, options, adamw());
@@ -59,34 +63,6 @@ TEST(ShardedParitySettings, EverySettingGivesTheSame) {
     whole.units = units;
     run_as_threads(ranks,
                    [&](Group group) { expect_same_history(expected, whole, group, {}, adamw()); });
-  }
-}
-
-// The table of docs/sharding.md: fifty steps of the GPT.
-TEST(ShardedParityTable, FiftyStepsOfTheGpt) {
-  Problem problem = problems()[2];
-  for (int ranks : {1, 2, 3, 4}) {
-    History expected = one_process(problem, adamw(), ranks, 50);
-    run_as_threads(ranks, [&](Group group) {
-      auto model = problem.make();
-      fill_parameters(*model, 5);
-      DistributedDataParallel ddp(model, group);
-      auto optimizer = adamw()(ddp.parameters());
-      for (int step = 0; step < 50; ++step) {
-        ddp.zero_grad();
-        at::Tensor loss = problem.loss(*model, step * ranks + group.rank());
-        loss.backward();
-        EXPECT_EQ(
-            bits_of(loss),
-            expected.losses[static_cast<std::size_t>(step)][static_cast<std::size_t>(group.rank())])
-            << "ddp, step " << step;
-        optimizer->step();
-      }
-    });
-    for (ShardLevel level : all_levels)
-      run_as_threads(ranks, [&](Group group) {
-        expect_same_history(expected, problem, group, {.level = level}, adamw());
-      });
   }
 }
 

@@ -25,6 +25,13 @@ inline std::string name_of(ShardLevel level) {
                                           : "full";
 }
 
+inline constexpr ShardStorage all_storages[] = {ShardStorage::private_memory,
+                                                ShardStorage::node_shared};
+
+inline std::string name_of(ShardStorage storage) {
+  return storage == ShardStorage::node_shared ? "node_shared" : "private";
+}
+
 inline void expect_words(const std::string& text, const std::vector<std::string>& words) {
   for (const std::string& word : words) expect_contains(text, word);
 }
@@ -109,7 +116,8 @@ void expect_same_history(const History& expected, const Problem& problem, const 
   options.units = rules(problem.units);
   auto sharded = fully_shard(model, ranks, options);
   auto optimizer = make_optimizer(sharded.parameters());
-  std::string where = problem.name + ", " + name_of(options.level);
+  std::string where =
+      problem.name + ", " + name_of(options.level) + ", " + name_of(options.storage);
   for (int step = 0; step < static_cast<int>(expected.losses.size()); ++step) {
     sharded.zero_grad();
     at::Tensor loss;

@@ -68,11 +68,34 @@ struct ShardOptions {
   std::optional<c10::ScalarType> compute_dtype = std::nullopt;
   // Gradients are summed over ranks in this dtype; absent: in the one they are computed in.
   std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
+  // The tail of a step in one pass, where storage is node_shared: gradients stay on each rank, and
+  // what backward() leaves in .grad of the handle's parameters() are averages that nobody has
+  // computed yet. step() of lockstep::optim's optimizers sums each few elements over the ranks just
+  // before it updates them, so gradients are read once and an average is never written: with N
+  // ranks, AdamW in fp32 moves 4N + 24 bytes a parameter in all. Results are those of
+  // reduce_scatter, bit for bit. Nothing else changes in a loop:
+  //
+  //   loss(model->forward(batch)).backward();
+  //   adamw.step();                            // optimizer.bytes_moved() counts
+  //   sharded.zero_grad();                     // before the next forward(): averages are not needed
+  //
+  // Whatever else uses such a .grad (clip_grad_norm(), clip_norm(), GradScaler, torch's optimizers,
+  // an operation) computes it first, with one more pass; so does the next forward() for one that is
+  // still there. At every level each rank then holds all of its own gradients. InvalidArgument with
+  // private memory and on a mesh of two axes.
+  bool reduce_in_step = false;
   // Level full: a unit is released when forward() goes on to another one, and gathered again in
   // backward(). When false it stays until its gradients are done: more memory, less to move.
   bool reshard_after_forward = true;
   // Level full: how many units are gathered ahead of their use, in the order of the step before.
   int prefetch = 1;
+  // A folder for what this rank keeps and does not use: shards of the parameters where no whole
+  // stays (level full with private memory, or a compute_dtype), and what lockstep::optim's
+  // optimizers keep in ShardedModule::state_memory(). They lie in mapped files without names: any
+  // number of ranks and handles may use one folder, on one disk or each on its own, and nothing is
+  // left in it. Shards are read ahead in the order of the step before and leave memory after use.
+  // Empty: everything stays in memory. Parameters on the CPU only.
+  std::string offload = {};
   // As DataParallelOptions has them.
   bool find_unused_parameters = false;
   bool broadcast_buffers = true;

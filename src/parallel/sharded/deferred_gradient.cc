@@ -1,0 +1,108 @@
+#include "parallel/sharded/deferred_gradient.h"
+
+#include "comm/element_type.h"
+#include "comm/shm/combine.h"
+#include "optim/threads.h"
+
+#include <lockstep/base/check.h>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace lockstep::sharded {
+namespace {
+
+constexpr std::int64_t piece_elements = 1 << 16;
+
+}  // namespace
+
+DeferredGradient::DeferredGradient(at::Tensor rows, shard::Range range, c10::ScalarType dtype)
+    : rows_(std::move(rows)), range_(range), dtype_(dtype) {
+  check(rows_.size(0) <= shm::max_ranks, "reduce_in_step: expected at most {} ranks, found {}",
+        shm::max_ranks, rows_.size(0));
+  auto* begin = static_cast<const std::byte*>(rows_.const_data_ptr());
+  for (std::int64_t rank = 0; rank < rows_.size(0); ++rank)
+    inputs_.push_back(begin + (rank * rows_.size(1) + range.begin) * rows_.element_size());
+}
+
+std::shared_ptr<DeferredGradient> DeferredGradient::make(at::Tensor rows, shard::Range range,
+                                                         c10::ScalarType dtype,
+                                                         c10::DispatchKey key) {
+  std::shared_ptr<DeferredGradient> gradient(new DeferredGradient(std::move(rows), range, dtype));
+  auto bytes = range.length() * static_cast<std::int64_t>(c10::elementSize(dtype));
+  gradient->storage_ = std::make_unique<shard::LazyStorage>(
+      bytes, at::kCPU, gradient, key, "this gradient has not been computed: use an operation");
+  return gradient;
+}
+
+at::Tensor DeferredGradient::slice(std::int64_t offset, std::int64_t length) const {
+  return storage_->place(dtype_, offset, {length}, {1});
+}
+
+void DeferredGradient::settle() {
+  if (storage_->is_used()) compute();
+}
+
+std::int64_t DeferredGradient::bytes_an_element() const {
+  return rows_.size(0) * rows_.element_size();
+}
+
+void DeferredGradient::average(std::int64_t begin, std::int64_t count, void* to) const {
+  std::array<const std::byte*, shm::max_ranks> inputs;
+  std::ranges::transform(inputs_, inputs.begin(), [&](const std::byte* input) {
+    return input + begin * rows_.element_size();
+  });
+  std::byte* output = static_cast<std::byte*>(to);
+  shm::combine({.dtype = shm_type_of(rows_.scalar_type()),
+                .op = Op::average,
+                .inputs = std::span(inputs.data(), inputs_.size()),
+                .outputs = std::span(&output, 1),
+                .elements = count});
+}
+
+void DeferredGradient::read(std::int64_t begin, std::int64_t count, void* to) const {
+  if (rows_.scalar_type() == dtype_) return average(begin, count, to);
+  at::Tensor rounded = at::empty({count}, rows_.options());
+  average(begin, count, rounded.mutable_data_ptr());
+  at::from_blob(to, {count}, rows_.options().dtype(dtype_)).copy_(rounded);
+}
+
+void DeferredGradient::compute() {
+  std::lock_guard lock(mutex_);
+  if (std::exchange(computed_, true)) return;
+  c10::InferenceMode off(false);
+  at::Tensor memory = at::empty({range_.length()}, rows_.options().dtype(dtype_));
+  auto* begin = static_cast<std::byte*>(memory.mutable_data_ptr());
+  std::int64_t pieces = (range_.length() + piece_elements - 1) / piece_elements;
+  optim::for_each_in_parallel(static_cast<std::size_t>(pieces), [&](std::size_t i) {
+    std::int64_t first = static_cast<std::int64_t>(i) * piece_elements;
+    read(first, std::min(piece_elements, range_.length() - first),
+         begin + first * memory.element_size());
+  });
+  storage_->attach(memory);
+}
+
+void DeferredGradients::add(std::shared_ptr<DeferredGradient> gradient) {
+  std::lock_guard lock(mutex_);
+  gradients_.push_back(std::move(gradient));
+  open_ = true;
+}
+
+void DeferredGradients::settle() {
+  std::lock_guard lock(mutex_);
+  for (const auto& gradient : gradients_) gradient->settle();
+  gradients_.clear();
+  open_ = false;
+}
+
+bool DeferredGradients::are_open() {
+  std::lock_guard lock(mutex_);
+  return open_;
+}
+
+}  // namespace lockstep::sharded

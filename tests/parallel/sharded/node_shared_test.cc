@@ -1,0 +1,370 @@
+// Node-shared storage: the rules by which ranks read and write one memory, each by name. Ranks that
+// are slow at the wrong moment are what would break them.
+#include "parallel/sharded/pair.h"
+
+#include <lockstep/optim/adamw.h>
+
+#include <torch/nn/init.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <fstream>
+#include <thread>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+using namespace std::chrono_literals;
+
+ShardOptions shared(ShardOptions options = {}) {
+  options.storage = ShardStorage::node_shared;
+  return options;
+}
+
+// A gradient that passes here makes rank `slow` wait.
+at::Tensor delayed_backward(const at::Tensor& tensor, bool slow) {
+  if (slow) tensor.register_hook([](const at::Tensor&) { std::this_thread::sleep_for(20ms); });
+  return tensor;
+}
+
+at::Tensor loss_of(torch::nn::Sequential& net, int batch, bool slow = false) {
+  auto layer = [&](int i) { return net[i]->as<torch::nn::Linear>(); };
+  at::Tensor middle = torch::gelu(layer(0)->forward(Pair::input(batch)));
+  return layer(1)->forward(delayed_backward(middle, slow)).square().sum();
+}
+
+MakeOptimizer our_adamw() {
+  return [](std::vector<at::Tensor> parameters) {
+    return std::make_unique<optim::AdamW>(std::move(parameters), torch::optim::AdamWOptions(0.01));
+  };
+}
+
+// A pair that is trained step by step on equal batches, so that one process is the oracle.
+struct Training {
+  Training(Pair& pair, const MakeOptimizer& make)
+      : pair(pair), ours(make(pair.sharded->parameters())), plain(make(pair.plain->parameters())) {}
+
+  void backward(int batch, bool slow = false) {
+    pair.sharded->zero_grad();
+    plain->zero_grad();
+    at::Tensor found = loss_of(pair.model, batch, slow), expected = loss_of(pair.plain, batch);
+    EXPECT_EQ(bits_of(found), bits_of(expected)) << "batch " << batch;
+    found.backward();
+    expected.backward();
+  }
+  void step() {
+    ours->step();
+    plain->step();
+  }
+
+  Pair& pair;
+  std::unique_ptr<torch::optim::Optimizer> ours, plain;
+};
+
+// With every optimizer (one writes through the dispatcher, ours past it) and level, in two ranks:
+// sums of two equal values divided by two are exact.
+class NodeSharedRule : public testing::TestWithParam<ShardLevel> {
+ protected:
+  void run(const std::function<void(Training&, Group)>& body, ShardOptions options = {}) {
+    options.level = GetParam();
+    for (const MakeOptimizer& make : {adamw(), our_adamw()})
+      run_as_threads(2, [&](Group group) {
+        Pair pair(group, shared(options));
+        Training training(pair, make);
+        body(training, group);
+      });
+  }
+};
+
+TEST_P(NodeSharedRule, ReadsAreValidUntilThisRanksOwnGradients) {
+  run([](Training& training, Group group) {
+    for (int batch = 0; batch < 3; ++batch) {
+      training.backward(batch, /*slow=*/group.rank() == batch % 2);
+      training.step();
+    }
+    training.pair.use();
+  });
+}
+
+TEST_P(NodeSharedRule, OwnersUpdateOnlyAfterEveryRankHasPostedAllUnits) {
+  for (int round = 0; round < 2; ++round) {
+    std::atomic<int> inside = 0;
+    run([&](Training& training, Group group) {
+      for (int batch = 0; batch < 3; ++batch) {
+        ++inside;
+        at::Tensor x = Pair::input(batch).requires_grad_();
+        at::Tensor loss = training.pair.model->forward(x).square().sum();
+        // The last gradient of all: everything of this rank is posted, but its end is not.
+        x.register_hook([&, slow = group.rank() == batch % 2](const at::Tensor&) {
+          if (slow) std::this_thread::sleep_for(20ms);
+          --inside;
+        });
+        loss.backward();
+        EXPECT_EQ(inside, 0) << "a rank may update while another one is in backward()";
+        group.barrier().wait();
+      }
+    });
+  }
+}
+
+TEST_P(NodeSharedRule, TheFirstGatherAfterAStepWaitsForAllOwners) {
+  run([](Training& training, Group group) {
+    for (int batch = 0; batch < 3; ++batch) {
+      training.backward(batch);
+      if (group.rank() == batch % 2) std::this_thread::sleep_for(20ms);
+      training.step();
+      training.pair.use();
+    }
+  });
+}
+
+TEST_P(NodeSharedRule, PrefetchNeverCrossesAStep) {
+  run(
+      [](Training& training, Group group) {
+        training.backward(0);
+        training.step();
+        Pair& pair = training.pair;
+        (void)pair.layer(0).forward(Pair::input());  // the other unit is on its way now
+        if (group.rank() == 0) std::this_thread::sleep_for(20ms);
+        torch::NoGradGuard no_grad;
+        for (const at::Tensor& slice : pair.sharded->parameters()) slice.mul_(0.5);
+        for (const at::Tensor& parameter : pair.plain->parameters()) parameter.mul_(0.5);
+        pair.use();
+      },
+      {.prefetch = 3});
+}
+
+TEST_P(NodeSharedRule, EveryUnitIsInvalidAfterAStepEvenIfResident) {
+  run(
+      [](Training& training, Group group) {
+        auto scope = training.pair.sharded->unsharded();
+        for (int batch = 0; batch < 3; ++batch) {
+          training.backward(batch);
+          if (group.rank() == 0) std::this_thread::sleep_for(10ms);
+          training.step();
+          training.pair.use();
+        }
+      },
+      {.reshard_after_forward = false});
+}
+
+TEST_P(NodeSharedRule, AnEvaluationBetweenBackwardAndStepReadsNoHalfUpdatedValues) {
+  for (bool with_gradients : {false, true})
+    run([&](Training& training, Group group) {
+      for (int batch = 0; batch < 2; ++batch) {
+        training.backward(batch);
+        {
+          at::AutoGradMode mode(with_gradients);
+          for (int i = 0; i < 4; ++i) {
+            EXPECT_EQ(bits_of(loss_of(training.pair.model, 7)),
+                      bits_of(loss_of(training.pair.plain, 7)));
+            if (group.rank() == batch) std::this_thread::sleep_for(5ms);
+          }
+        }
+        training.step();
+      }
+      training.pair.use();
+    });
+}
+
+TEST_P(NodeSharedRule, WhoLeavesUnshardedFirstWaitsWithTheUpdate) {
+  run([](Training& training, Group group) {
+    training.backward(0);
+    {
+      auto scope = training.pair.sharded->unsharded();
+      at::Tensor weight = training.pair.layer(0).weight.detach();
+      if (group.rank() == 1) {
+        std::this_thread::sleep_for(20ms);
+        EXPECT_TRUE(same_bits(weight.clone(), training.pair.plain_layer(0).weight));
+      }
+    }
+    training.step();
+    training.pair.use();
+  });
+}
+
+TEST_P(NodeSharedRule, LoadingWaitsForReaders) {
+  run([](Training& training, Group group) {
+    Pair& pair = training.pair;
+    auto values = copies_of(*pair.plain);
+    pair.use();
+    if (group.rank() == 1) std::this_thread::sleep_for(10ms);
+    for (auto& [name, tensor] : values) tensor.mul_(2);
+    pair.sharded->load_state_dict(values);
+    torch::NoGradGuard no_grad;
+    for (const at::Tensor& parameter : pair.plain->parameters()) parameter.mul_(2);
+    pair.use();
+  });
+}
+
+// What p.mul_(0.9) does on one process it does here once, not once a rank.
+TEST_P(NodeSharedRule, AWriteThroughUserCodeGoesToACopyOfWhichEachRankPublishesItsShard) {
+  run([](Training& training, Group group) {
+    Pair& pair = training.pair;
+    torch::NoGradGuard no_grad;
+    std::vector<at::Tensor> average;
+    for (int round = 0; round < 3; ++round) {
+      for (auto* net : {&pair.model, &pair.plain}) {
+        if (group.rank() == round % 2 && net == &pair.model) std::this_thread::sleep_for(5ms);
+        at::Tensor first = (*net)[0]->as<torch::nn::Linear>()->weight;
+        at::Tensor second = (*net)[1]->as<torch::nn::Linear>()->weight;
+        first.mul_(0.9);
+        first.clamp_(-0.2, 0.2);
+        first.lerp_(at::ones_like(first), 0.25);
+        at::_foreach_add_(std::vector<at::Tensor>{first, second}, 0.5);
+        at::mul_out(second, second, at::full({}, 1.5));
+        torch::nn::init::constant_((*net)[1]->as<torch::nn::Linear>()->bias, 0.25 + round);
+      }
+      pair.use();
+    }
+    EXPECT_TRUE(same_bits(pair.sharded->state_dict().at("0.weight"), pair.plain_layer(0).weight));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Levels, NodeSharedRule, every_level(), name_of_level);
+
+TEST(NodeSharedStorage, IsTheSameMemoryOnEveryRank) {
+  for (Engine engine : {Engine::local, Engine::shm})
+    run_group(engine, 3, [](Group group) {
+      Pair pair(group, shared());
+      auto scope = pair.sharded->unsharded();
+      float* data = pair.layer(0).weight.data_ptr<float>();
+      group.barrier().wait();
+      if (group.rank() == 1) data[2] = 7;  // past the rules, to see where it is
+      group.barrier().wait();
+      EXPECT_EQ(pair.layer(0).weight.data_ptr<float>()[2], 7);
+      group.barrier().wait();
+    });
+}
+
+// Casts of float shards are what is shared.
+TEST(NodeSharedStorage, PublishesACastInMixedPrecision) {
+  for (ShardLevel level : all_levels)
+    for (int ranks : {1, 3})
+      run_as_threads(ranks, [&](Group group) {
+        ShardOptions options{.level = level, .compute_dtype = at::kBFloat16};
+        Pair pair(group, options), other(group, shared(options));
+        auto ours = adamw()(other.sharded->parameters());
+        auto expected = adamw()(pair.sharded->parameters());
+        for (int step = 0; step < 4; ++step) {
+          auto loss = [&](Pair& one, bool slow) {
+            one.sharded->zero_grad();
+            at::Tensor x = Pair::input(step).to(at::kBFloat16);
+            at::Tensor middle = delayed_backward(one.layer(0).forward(x), slow);
+            at::Tensor result = one.layer(1).forward(middle).square().sum();
+            result.backward();
+            return result.to(at::kFloat);
+          };
+          at::Tensor found = loss(other, group.rank() == step % ranks);
+          EXPECT_EQ(bits_of(found), bits_of(loss(pair, false))) << step;
+          torch::NoGradGuard no_grad;
+          for (Pair* one : {&pair, &other}) {  // an evaluation before the update, a write after it
+            (void)one->model->forward(Pair::input(9).to(at::kBFloat16));
+            (one == &pair ? expected : ours)->step();
+            one->layer(1).weight.mul_(0.75);
+          }
+        }
+        auto values = other.sharded->state_dict();
+        for (const auto& [name, value] : pair.sharded->state_dict())
+          EXPECT_TRUE(same_bits(values.at(name), value)) << name;
+      });
+}
+
+TEST(NodeSharedStorage, IsRefusedWhereRanksShareNoMemoryAndNothingHasChanged) {
+  if (!has(Engine::gloo)) GTEST_SKIP() << "no Gloo in this build";
+  run_group(Engine::gloo, 2, [](Group group) {
+    torch::nn::Linear model(3, 2);
+    fill_parameters(*model, 4 + group.rank());
+    at::Tensor before = model->weight.detach().clone();
+    auto refused = [&] { auto sharded = fully_shard(model, group, shared()); };
+    expect_words(message_of<InvalidArgument>(refused), {"node_shared", "engine gloo", "two axes"});
+    EXPECT_TRUE(same_bits(model->weight, before));
+    auto sharded = fully_shard(model, group);
+    model->forward(values({1, 3}, 1)).sum().backward();
+  });
+}
+
+TEST(NodeSharedStorage, OfDifferentOptionsIsAMismatch) {
+  run_as_threads(2, [](Group group) {
+    torch::nn::Linear model(3, 2);
+    ShardOptions options = group.rank() == 0 ? ShardOptions() : shared();
+    auto text = message_of<Mismatch>([&] { auto sharded = fully_shard(model, group, options); });
+    expect_words(text, {"storage = private_memory", "storage = node_shared"});
+  });
+}
+
+// Proportional set size of this process, in bytes: what is mapped by N processes counts 1/N.
+double proportional_bytes() {
+  std::ifstream file("/proc/self/smaps_rollup");
+  for (std::string word; file >> word;)
+    if (word == "Pss:") {
+      double kilobytes = 0;
+      file >> kilobytes;
+      return kilobytes * 1024;
+    }
+  return 0;
+}
+
+// Four processes together: parameters once, each rank's part of the optimizer's state, and what a
+// small model leaves of buffers.
+TEST(NodeSharedStorage, FourRanksHoldOneReplica) {
+  run_group(Engine::shm, 4, [](Group group) {
+    at::set_num_threads(1);
+    constexpr std::int64_t width = 768, layers = 10;
+    double before = proportional_bytes();
+    torch::nn::Sequential model;
+    for (int i = 0; i < layers; ++i)
+      model->push_back(torch::nn::Linear(torch::nn::LinearOptions(width, width).bias(false)));
+    auto sharded = fully_shard(model, group, shared({.units = {"*"}}));
+    optim::AdamW adamw(sharded.parameters(), torch::optim::AdamWOptions(1e-3));
+    for (int step = 0; step < 2; ++step) {
+      model->forward(at::ones({1, width})).sum().backward();
+      adamw.step();
+      sharded.zero_grad();
+    }
+    group.barrier().wait();
+    at::Tensor all = at::full({1}, proportional_bytes() - before, at::kDouble);
+    group.barrier().wait();
+    group.all_reduce(all).wait();
+    double replica = 12.0 * layers * width * width;  // parameters and AdamW's state
+    double megabyte = 1 << 20;
+    EXPECT_LT(all.item<double>(), 1.1 * replica + 24 * megabyte)
+        << all.item<double>() / megabyte << " MB; a replica has " << replica / megabyte;
+    EXPECT_GT(all.item<double>(), 0.9 * replica);
+  });
+}
+
+// Named memory outlives its processes.
+int named_shared_mappings() {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);)
+    if (line.find("/dev/shm/") != std::string::npos) ++count;
+  return count;
+}
+
+TEST(NodeSharedStorage, LeavesNothingBehindWhenARankIsKilled) {
+  MeetingPlace place(Engine::shm, 3);
+  RankProcesses ranks(3, [&](int rank) {
+    Pair pair(place.join(rank), shared());
+    auto adamw = our_adamw()(pair.sharded->parameters());
+    EXPECT_EQ(named_shared_mappings(), 0);
+    if (rank == 1) ::raise(SIGKILL);
+    auto train = [&] {
+      for (int step = 0; step < 1000; ++step) {
+        loss_of(pair.model, step).backward();
+        adamw->step();
+        pair.sharded->zero_grad();
+      }
+    };
+    EXPECT_THROW(train(), PeerLost);
+  });
+  auto results = ranks.wait(std::chrono::seconds(20));
+  EXPECT_EQ(results[1].signal, SIGKILL);
+  EXPECT_TRUE(results[0].ok() && results[2].ok());
+}
+
+}  // namespace
+}  // namespace lockstep
