@@ -3,7 +3,7 @@
 // noun, that each rank's optimizer holds its part only, and that all together
 // give the same model.
 //
-//   lockstep run -n 3 05_sharded_model
+//   lockstep run -n 3 05_sharded_model [FOLDER]      FOLDER: for what is not in use (offload)
 #include <lockstep/lockstep.h>
 
 #include <torch/torch.h>
@@ -16,11 +16,8 @@ namespace ls = lockstep;
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(int width)
       : wide(register_module("wide", torch::nn::Linear(width, 4 * width))),
-        narrow(register_module("narrow", torch::nn::Linear(4 * width, width))) {
-  }
-  torch::Tensor forward(const torch::Tensor &x) {
-    return x + narrow(torch::tanh(wide(x)));
-  }
+        narrow(register_module("narrow", torch::nn::Linear(4 * width, width))) {}
+  torch::Tensor forward(const torch::Tensor& x) { return x + narrow(torch::tanh(wide(x))); }
   torch::nn::Linear wide, narrow;
 };
 TORCH_MODULE(Block);
@@ -28,30 +25,27 @@ TORCH_MODULE(Block);
 struct NetImpl : torch::nn::Module {
   NetImpl()
       : in(register_module("in", torch::nn::Linear(1, 32))),
-        blocks(register_module(
-            "blocks", torch::nn::Sequential(Block(32), Block(32), Block(32)))),
+        blocks(register_module("blocks", torch::nn::Sequential(Block(32), Block(32), Block(32)))),
         out(register_module("out", torch::nn::Linear(32, 1))) {}
-  torch::Tensor forward(const torch::Tensor &x) {
-    return out(blocks->forward(in(x)));
-  }
+  torch::Tensor forward(const torch::Tensor& x) { return out(blocks->forward(in(x))); }
   torch::nn::Linear in;
   torch::nn::Sequential blocks;
   torch::nn::Linear out;
 };
 TORCH_MODULE(Net);
 
-int main() {
+int main(int argc, char** argv) {
   ls::Group world = ls::init();
   Net model;
   auto sharded = ls::fully_shard(
-      model, world, {.units = {"blocks.*"}, .level = ls::ShardLevel::full});
-  ls::optim::AdamW adamw(sharded.parameters(),
-                         torch::optim::AdamWOptions(0.003));
+      model, world,
+      {.units = {"blocks.*"}, .level = ls::ShardLevel::full, .offload = argc > 1 ? argv[1] : ""});
+  ls::optim::AdamW adamw(sharded.parameters(), torch::optim::AdamWOptions(0.003),
+                         {.memory = sharded.state_memory()});
 
   torch::Tensor loss;
   for (int step = 0; step < 300; ++step) {
-    torch::manual_seed(1000 * step +
-                       world.rank()); // another batch on every rank
+    torch::manual_seed(1000 * step + world.rank());  // another batch on every rank
     torch::Tensor x = torch::rand({60 / world.size(), 1}) * 2 - 1;
     sharded.zero_grad();
     loss = torch::mse_loss(model->forward(x), torch::sin(3 * x));
@@ -61,22 +55,19 @@ int main() {
   }
 
   std::int64_t mine = 0, all = 0;
-  for (const auto &[name, tensor, sizes, range] : sharded.named_parameters()) {
+  for (const auto& [name, tensor, sizes, range] : sharded.named_parameters()) {
     mine += range.length();
     all += c10::multiply_integers(sizes);
   }
   loss = loss.detach();
   world.all_reduce(loss, ls::Op::average).wait();
   {
-    auto scope =
-        sharded.unsharded(); // on every rank; inside, one rank may look alone
+    auto scope = sharded.unsharded();  // on every rank; inside, one rank may look alone
     if (world.is_root())
-      std::printf("norm of the first weight %.3f\n",
-                  model->in->weight.norm().item<double>());
+      std::printf("norm of the first weight %.3f\n", model->in->weight.norm().item<double>());
   }
   std::printf("rank %d updates %lld of %lld parameters\n", world.rank(),
               static_cast<long long>(mine), static_cast<long long>(all));
-  if (world.is_root())
-    std::printf("final loss %.6f\n", loss.item<double>());
+  if (world.is_root()) std::printf("final loss %.6f\n", loss.item<double>());
   return loss.item<double>() < 1e-2 ? 0 : 1;
 }

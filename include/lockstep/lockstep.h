@@ -12,6 +12,7 @@
 #include <lockstep/data/mnist.h>
 #include <lockstep/data/text.h>
 #include <lockstep/data/torch_sampler.h>
+#include <lockstep/mesh/mesh.h>
 #include <lockstep/models/conv_net.h>
 #include <lockstep/models/gpt.h>
 #include <lockstep/models/mlp.h>
@@ -21,3 +22,4 @@
 #include <lockstep/optim/scheduler.h>
 #include <lockstep/optim/sgd.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/sharded/fully_shard.h>

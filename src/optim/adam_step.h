@@ -3,6 +3,7 @@
 
 #include "optim/slot.h"
 #include "optim/states.h"
+#include "optim/stretches.h"
 
 #include <ATen/core/grad_mode.h>
 
@@ -41,19 +42,19 @@ void step_adam(std::vector<torch::optim::OptimizerParamGroup>& groups, StateMap&
       if (options.amsgrad()) slot.kept[2] = {&state.max_exp_avg_sq()};
     }
     if (own.empty()) continue;
-    prepare_kept(all[i], step.update.state);
+    prepare_kept(all[i], step.update.state, step.update.memory.get());
     for (std::size_t j = 0; j < own.size(); ++j) own[j]->step(all[i][j].age = own[j]->step() + 1);
     auto [beta1, beta2] = options.betas();
     step.group = static_cast<std::int64_t>(i);
-    update_slots(all[i],
-                 {.lr = options.lr(),
+    AdamRule rule{.lr = options.lr(),
                   .beta1 = beta1,
                   .beta2 = beta2,
                   .eps = options.eps(),
                   .weight_decay = options.weight_decay(),
                   .amsgrad = options.amsgrad(),
-                  .decoupled = decoupled},
-                 step);
+                  .decoupled = decoupled};
+    in_stretches(all[i], step.update.memory.get(),
+                 [&](std::vector<Slot>& some) { update_slots(some, rule, step); });
   }
 }
 

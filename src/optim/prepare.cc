@@ -2,6 +2,8 @@
 #include "optim/kept_tensors.h"
 #include "optim/slot.h"
 
+#include <lockstep/optim/state_memory.h>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -25,18 +27,21 @@ void advise_huge_pages(const at::Tensor& tensor) {
   if (begin < end) (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 
-at::Tensor huge_zeros(std::int64_t count, at::ScalarType dtype, c10::Device device) {
+at::Tensor zeros_in(StateMemory* memory, std::int64_t count, at::ScalarType dtype,
+                    c10::Device device) {
+  if (memory != nullptr && device.is_cpu()) return memory->zeros(count, dtype);
   auto options = at::TensorOptions(dtype).device(device);
   if (!device.is_cpu()) return at::zeros({count}, options);
-  at::Tensor memory = at::empty({count}, options);
-  advise_huge_pages(memory);
-  return memory.zero_();
+  at::Tensor zeros = at::empty({count}, options);
+  advise_huge_pages(zeros);
+  return zeros.zero_();
 }
 
 // A tensor of state that is to be made.
 struct Missing {
   const Slot* slot;
   KeptTensor kept;
+  at::Tensor values, scales;  // what is kept elsewhere until now; else undefined
   std::int64_t offset = 0;
   std::int64_t scale_offset = 0;
 };
@@ -48,7 +53,8 @@ bool lies_behind(const at::Tensor& second, const at::Tensor& first) {
 
 // Gives all of `missing` (one dtype and device) places in one storage: side by side where the
 // parameters are, so that runs can merge.
-void make_zeros(std::vector<Missing>& missing, StateFormat format, at::ScalarType dtype) {
+void make_zeros(std::vector<Missing>& missing, StateFormat format, at::ScalarType dtype,
+                StateMemory* memory) {
   std::int64_t count = 0, scales = 0;
   const at::Tensor* last = nullptr;
   for (Missing& one : missing) {
@@ -63,14 +69,22 @@ void make_zeros(std::vector<Missing>& missing, StateFormat format, at::ScalarTyp
     scales += scales_of(format, dense.numel());
   }
   c10::Device device = missing.front().slot->dense.device();
-  at::Tensor values = huge_zeros(count, dtype, device);
-  at::Tensor all_scales = scales > 0 ? huge_zeros(scales, at::kFloat, device) : at::Tensor();
+  at::Tensor values = zeros_in(memory, count, dtype, device);
+  at::Tensor all_scales = scales > 0 ? zeros_in(memory, scales, at::kFloat, device) : at::Tensor();
   for (Missing& one : missing) {
     const at::Tensor& dense = one.slot->dense;
     *one.kept.values = values.as_strided(dense.sizes(), dense.strides(), one.offset);
     if (scales > 0 && one.kept.scales != nullptr)
       *one.kept.scales = all_scales.narrow(0, one.scale_offset, scales_of(format, dense.numel()));
+    if (!one.values.defined()) continue;
+    one.kept.values->copy_(one.values);
+    if (one.scales.defined()) one.kept.scales->copy_(one.scales);
+    memory->has_used(*one.kept.values);
   }
+}
+
+at::Tensor scales_in(const KeptTensor& kept) {
+  return kept.scales != nullptr ? *kept.scales : at::Tensor();
 }
 
 // What is kept already, perhaps loaded or of an earlier format.
@@ -79,8 +93,7 @@ void refit(KeptTensor& kept, const at::Tensor& dense, StateFormat format, at::Sc
   bool fits = values.scalar_type() == dtype && values.strides() == dense.strides() &&
               values.device() == dense.device();
   if (fits) return;
-  at::Tensor scales = kept.scales != nullptr ? *kept.scales : at::Tensor();
-  at::Tensor plain = expanded(values, scales, kept.codes);
+  at::Tensor plain = expanded(values, scales_in(kept), kept.codes);
   at::ScalarType wide = format == StateFormat::float32 ? dtype : at::kFloat;
   plain = laid_out_as(plain, dense, wide);
   if (format == StateFormat::float32) {
@@ -91,6 +104,11 @@ void refit(KeptTensor& kept, const at::Tensor& dense, StateFormat format, at::Sc
   Compressed small = compressed(plain, format, kept.codes);
   values = small.values;
   *kept.scales = small.scales;
+}
+
+// Than where it is to be.
+bool lies_elsewhere(const at::Tensor& values, const StateMemory* memory) {
+  return memory != nullptr && values.is_cpu() && values.numel() > 0 && !memory->holds(values);
 }
 
 void prepare_master(Slot& slot) {
@@ -106,7 +124,7 @@ at::ScalarType kept_dtype(const Slot& slot, StateFormat format) {
 
 }  // namespace
 
-void prepare_kept(std::vector<Slot>& slots, StateFormat format) {
+void prepare_kept(std::vector<Slot>& slots, StateFormat format, StateMemory* memory) {
   for (Slot& slot : slots) prepare_master(slot);
   for (std::size_t which = 0; which < slots.front().kept.size(); ++which) {
     std::vector<std::vector<Missing>> missing;  // by dtype and device
@@ -114,10 +132,8 @@ void prepare_kept(std::vector<Slot>& slots, StateFormat format) {
       KeptTensor& kept = slot.kept[which];
       if (kept.values == nullptr) continue;
       StateFormat own = kept.scales != nullptr ? format : StateFormat::float32;
-      if (kept.values->defined()) {
-        refit(kept, slot.dense, own, kept_dtype(slot, own));
-        continue;
-      }
+      if (kept.values->defined()) refit(kept, slot.dense, own, kept_dtype(slot, own));
+      if (kept.values->defined() && !lies_elsewhere(*kept.values, memory)) continue;
       auto same = [&](const std::vector<Missing>& all) {
         const at::Tensor& first = all.front().slot->dense;
         return first.device() == slot.dense.device() &&
@@ -125,12 +141,12 @@ void prepare_kept(std::vector<Slot>& slots, StateFormat format) {
       };
       auto found = std::find_if(missing.begin(), missing.end(), same);
       if (found == missing.end()) found = missing.emplace(missing.end());
-      found->push_back({&slot, kept});
+      found->push_back({&slot, kept, *kept.values, scales_in(kept)});
     }
     for (std::vector<Missing>& all : missing) {
       const Slot& first = *all.front().slot;
       StateFormat own = all.front().kept.scales != nullptr ? format : StateFormat::float32;
-      make_zeros(all, own, kept_dtype(first, own));
+      make_zeros(all, own, kept_dtype(first, own), memory);
     }
   }
 }

@@ -6,6 +6,7 @@
 
 #include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/comm/group.h>
+#include <lockstep/optim/state_memory.h>
 #include <lockstep/train/options.h>
 
 #include <torch/optim/optimizer.h>
@@ -47,6 +48,9 @@ class ModelHandle {
   // Checks first, as checkpoint::load_optimizer_state().
   virtual void load_optimizer_state(torch::optim::Optimizer& optimizer,
                                     const checkpoint::NamedTensors& state) = 0;
+
+  // Where the optimizer's state goes; null: ordinary memory.
+  [[nodiscard]] virtual std::shared_ptr<optim::StateMemory> state_memory() const { return nullptr; }
 
   // Bytes of parameters, gradients and optimizer state that this rank holds now.
   [[nodiscard]] virtual std::int64_t bytes(const torch::optim::Optimizer& optimizer) const = 0;

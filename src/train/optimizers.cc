@@ -3,6 +3,7 @@
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/sgd.h>
 
+#include <utility>
 #include <vector>
 
 namespace lockstep::train {
@@ -19,7 +20,8 @@ std::vector<at::Tensor> with_dims(const std::vector<TrainedParameter>& parameter
 
 template <class Optimizer, class OptimizerOptions>
 std::unique_ptr<torch::optim::Optimizer> make(const std::vector<TrainedParameter>& parameters,
-                                              OptimizerOptions options, double weight_decay) {
+                                              OptimizerOptions options, double weight_decay,
+                                              optim::UpdateOptions update) {
   auto decayed = std::make_unique<OptimizerOptions>(options);
   auto kept = std::make_unique<OptimizerOptions>(options);
   decayed->weight_decay(weight_decay);
@@ -27,20 +29,22 @@ std::unique_ptr<torch::optim::Optimizer> make(const std::vector<TrainedParameter
   std::vector<OptimizerParamGroup> groups;
   groups.emplace_back(with_dims(parameters, true), std::move(decayed));
   groups.emplace_back(with_dims(parameters, false), std::move(kept));
-  return std::make_unique<Optimizer>(groups, options);
+  return std::make_unique<Optimizer>(groups, options, std::move(update));
 }
 
 }  // namespace
 
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(
-    const Options& options, const std::vector<TrainedParameter>& parameters) {
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options,
+                                                        const ModelHandle& handle) {
+  std::vector<TrainedParameter> parameters = handle.parameters();
+  optim::UpdateOptions update{.memory = handle.state_memory()};
   if (options.optimizer == "sgd")
     return make<optim::SGD>(parameters,
                             torch::optim::SGDOptions(options.lr).momentum(options.momentum),
-                            options.weight_decay);
+                            options.weight_decay, update);
   return make<optim::AdamW>(
       parameters, torch::optim::AdamWOptions(options.lr).betas({options.beta1, options.beta2}),
-      options.weight_decay);
+      options.weight_decay, update);
 }
 
 void set_learning_rate(torch::optim::Optimizer& optimizer, double lr) {

@@ -15,8 +15,8 @@ namespace lockstep::train {
 
 // Weight decay acts on parameters of two dims and more; biases and normalisations are left alone
 // (nanoGPT's rule).
-[[nodiscard]] std::unique_ptr<torch::optim::Optimizer> make_optimizer(
-    const Options& options, const std::vector<TrainedParameter>& parameters);
+[[nodiscard]] std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options,
+                                                                      const ModelHandle& handle);
 
 void set_learning_rate(torch::optim::Optimizer& optimizer, double lr);
 

@@ -94,7 +94,7 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
     if (state) models::load_exported(*task_->module(), state->model);
   });
   handle_ = make_handle(options_, *task_, world_);
-  optimizer_ = make_optimizer(options_, handle_->parameters());
+  optimizer_ = make_optimizer(options_, *handle_);
   torch::manual_seed(stream_seed(options_.seed, stream_of_rank(world_.rank())));
   steps_per_epoch_ = task_->steps_per_epoch();
   steps_ = options_.steps > 0 ? options_.steps : options_.epochs * steps_per_epoch_;

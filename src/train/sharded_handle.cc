@@ -22,10 +22,10 @@ ShardLevel level_of(const std::string& word) {
 
 ShardOptions shard_options(const Options& options, const Task& task) {
   std::vector<std::string> patterns = task.units();
-  return {
-      .units = {patterns.begin(), patterns.end()},
-      .level = level_of(options.shard),
-      .storage = options.node_shared ? ShardStorage::node_shared : ShardStorage::private_memory};
+  return {.units = {patterns.begin(), patterns.end()},
+          .level = level_of(options.shard),
+          .storage = options.node_shared ? ShardStorage::node_shared : ShardStorage::private_memory,
+          .offload = options.offload};
 }
 
 std::string key_of(const std::string& parameter, const std::string& field) {
@@ -56,8 +56,12 @@ class ShardedHandle final : public ModelHandle {
   [[nodiscard]] NamedTensors optimizer_state(const torch::optim::Optimizer& optimizer) override;
   void load_optimizer_state(torch::optim::Optimizer& optimizer, const NamedTensors& state) override;
 
+  [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override {
+    return sharded_.state_memory();
+  }
   [[nodiscard]] std::int64_t bytes(const torch::optim::Optimizer& optimizer) const override {
-    return sharded_.memory().kept() + bytes_of(checkpoint::optimizer_state(optimizer, named_));
+    std::int64_t kept = sharded_.memory().kept();
+    return state_memory() ? kept : kept + bytes_of(checkpoint::optimizer_state(optimizer, named_));
   }
   [[nodiscard]] double seconds_waited() const override { return sharded_.seconds_waited(); }
 
@@ -89,6 +93,8 @@ NamedTensors ShardedHandle::optimizer_state(const torch::optim::Optimizer& optim
     std::vector<at::Tensor> gathered = sharded_.gather_parts(values);
     for (std::size_t i = 0; i < parts_.size(); ++i)
       if (gathered[i].defined()) whole[key_of(parts_[i].name, field)] = gathered[i];
+    if (auto memory = state_memory())
+      for (const at::Tensor& value : values) memory->has_used(value);
   }
   return whole;
 }

@@ -67,6 +67,25 @@ TEST_P(Sharded, NodeSharedTrainsAsUnderDdpToTheBit) {
   expect_same_training(GetParam(), options);
 }
 
+TEST_P(Sharded, OffloadTrainsAndGoesOnAsUnderDdpToTheBit) {
+  TemporaryFolder folder;
+  Options options = tiny_gpt(folder);
+  options.clip = 0;
+  run(GetParam(), options);
+  for (const char* level : levels) {
+    Options other = sharded(options, level);
+    other.offload = folder / "disk";
+    std::filesystem::create_directories(other.offload);
+    run(GetParam(), other);
+    expect_same_rows(options, other);
+    Options again = cut_at(other, 4);
+    run(GetParam(), again);
+    expect_same_rows(options, again);
+    EXPECT_EQ(distance(options.out, again.out), 0) << level;
+    EXPECT_TRUE(std::filesystem::is_empty(other.offload));
+  }
+}
+
 TEST_P(Sharded, DigitsAndAccumulationTrainAsUnderDdpToTheBit) {
   TemporaryFolder folder;
   Options options = tiny_mnist(folder);
@@ -158,6 +177,18 @@ TEST(ShardedRun, MetricsSayWhatARankHolds) {
   EXPECT_NEAR(bytes["optimizer"] / bytes["none"], 12.0 / 16, 0.05);
   EXPECT_LT(bytes["gradients"], bytes["optimizer"]);
   EXPECT_LT(bytes["full"], bytes["gradients"]);
+}
+
+TEST(ShardedRun, AFolderForOffloadThatIsNotThereIsOneLine) {
+  TemporaryFolder folder;
+  Options options = sharded(tiny_mlp(folder), "full");
+  options.offload = folder / "missing";
+  test::run_group(test::Engine::shm, 2, [&](Group group) {
+    std::string message = test::message_of([&] { (void)train(options, group); });
+    EXPECT_NE(message.find("missing"), std::string::npos) << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+  });
+  EXPECT_FALSE(std::filesystem::exists(options.out));
 }
 
 TEST(ShardedRun, WhatNeedsShardsIsRefusedWithoutThem) {

@@ -4,8 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 namespace lockstep::optim {
+
+class StateMemory;  // state_memory.h
 
 // How what an optimizer remembers of a parameter is kept between steps. The arithmetic is float32
 // in every case. Bytes a parameter that one AdamW step moves, parameter and gradient (12) included:
@@ -23,6 +26,9 @@ struct UpdateOptions {
   bool maximize = false;  // go up the gradient
   StateFormat state = StateFormat::float32;
   std::uint64_t seed = 0;  // of the dice
+  // Where the state of parameters on the CPU lies; null: in ordinary memory. What is loaded is
+  // moved there by the next step().
+  std::shared_ptr<StateMemory> memory = nullptr;
 };
 
 }  // namespace lockstep::optim

@@ -1,0 +1,68 @@
+// Mixed precision: the ranks keep float32 shards, and compute in 16 bits on what they gather. Shows
+// that bfloat16 needs nothing else, and float16 a scale for the loss; both learn what float32 does.
+//
+//   lockstep run -n 2 06_mixed_precision
+#include <lockstep/lockstep.h>
+
+#include <torch/torch.h>
+
+#include <cmath>
+#include <cstdio>
+#include <optional>
+
+namespace ls = lockstep;
+
+struct NetImpl : torch::nn::Module {
+  NetImpl()
+      : in(register_module("in", torch::nn::Linear(1, 64))),
+        middle(register_module("middle", torch::nn::Linear(64, 64))),
+        out(register_module("out", torch::nn::Linear(64, 1))) {}
+  torch::Tensor forward(const torch::Tensor& x) {
+    return out(torch::tanh(middle(torch::tanh(in(x)))));
+  }
+  torch::nn::Linear in, middle, out;
+};
+TORCH_MODULE(Net);
+
+// The mean loss of the last steps.
+static double train(const ls::Group& world, std::optional<torch::ScalarType> dtype) {
+  torch::manual_seed(1);
+  Net model;
+  auto sharded = ls::fully_shard(
+      model, world,
+      {.units = {"in", "middle", "out"},
+       .compute_dtype = dtype,             // parameters are gathered, and used, in it
+       .reduce_dtype = torch::kFloat32});  // gradients are summed over ranks in this one
+  ls::optim::AdamW adamw(sharded.parameters(), torch::optim::AdamWOptions(0.003));
+  // Small gradients vanish in float16. Scaled by a power of two they do not; a step in which one
+  // overflows is left out, on all ranks, and the scale gets smaller.
+  ls::optim::GradScaler scaler({.enabled = dtype == torch::kFloat16}, sharded.combine());
+
+  double sum = 0;
+  for (int step = 0; step < 400; ++step) {
+    torch::manual_seed(1000 * step + world.rank());  // another batch on every rank
+    torch::Tensor x = torch::rand({64 / world.size(), 1}) * 2 - 1;
+    torch::Tensor target = torch::sin(3 * x);
+    sharded.zero_grad();
+    torch::Tensor output = model->forward(x.to(dtype.value_or(torch::kFloat32)));
+    torch::Tensor loss = torch::mse_loss(output.to(torch::kFloat32), target);
+    scaler.scale(loss).backward();
+    scaler.step(adamw);  // updates the float32 shards
+    scaler.update();
+    if (step >= 350) sum += loss.item<double>() / 50;
+  }
+  torch::Tensor mean = torch::tensor({sum}, torch::kFloat64);
+  ls::Group(world).all_reduce(mean, ls::Op::average).wait();
+  return mean.item<double>();
+}
+
+int main() {
+  ls::Group world = ls::init();
+  double most = 0;
+  for (auto dtype : {torch::kFloat32, torch::kBFloat16, torch::kFloat16}) {
+    double loss = train(world, dtype);
+    most = std::fmax(most, loss);
+    if (world.is_root()) std::printf("%s: loss %.5f\n", torch::toString(dtype), loss);
+  }
+  return most < 1e-2 ? 0 : 1;
+}

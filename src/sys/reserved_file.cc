@@ -1,0 +1,95 @@
+#include "sys/reserved_file.h"
+
+#include "sys/file_descriptor.h"
+
+#include <lockstep/base/error.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace lockstep::sys {
+namespace {
+
+// Not every filesystem knows files that never had a name.
+FileDescriptor nameless_file(const std::filesystem::path& folder) {
+  FileDescriptor file(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (file) return file;
+  if (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL) {
+    std::string name = (folder / ".lockstep-XXXXXX").string();
+    file = FileDescriptor(::mkostemp(name.data(), O_CLOEXEC));
+    if (file) {
+      ::unlink(name.c_str());
+      return file;
+    }
+  }
+  throw SystemError("making a file in " + folder.string(), errno);
+}
+
+struct Pages {
+  std::uintptr_t begin = 0;
+  std::size_t bytes = 0;
+};
+
+std::uintptr_t page_size() { return static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE)); }
+
+// Those that lie in a stretch as a whole.
+Pages pages_inside(const void* begin, std::size_t bytes) {
+  std::uintptr_t page = page_size(), first = reinterpret_cast<std::uintptr_t>(begin);
+  std::uintptr_t end = (first + bytes) / page * page;
+  first = (first + page - 1) / page * page;
+  return first < end ? Pages{first, end - first} : Pages{};
+}
+
+Pages pages_around(const void* begin, std::size_t bytes) {
+  std::uintptr_t page = page_size(), first = reinterpret_cast<std::uintptr_t>(begin);
+  std::uintptr_t end = (first + bytes + page - 1) / page * page;
+  first = first / page * page;
+  return {first, end - first};
+}
+
+}  // namespace
+
+ReservedFile::ReservedFile(const std::filesystem::path& folder, std::size_t bytes) : bytes_(bytes) {
+  FileDescriptor file = nameless_file(folder);
+  if (bytes == 0) return;
+  if (int error = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes)); error != 0)
+    throw SystemError("reserving " + std::to_string(bytes) + " bytes in " + folder.string(), error);
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  if (memory == MAP_FAILED) throw SystemError("mapping a file in " + folder.string(), errno);
+  data_ = static_cast<std::byte*>(memory);
+}
+
+ReservedFile::ReservedFile(ReservedFile&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+ReservedFile& ReservedFile::operator=(ReservedFile&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+ReservedFile::~ReservedFile() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+}
+
+void fetch_ahead(const void* begin, std::size_t bytes) noexcept {
+  Pages pages = pages_around(begin, bytes);
+  if (bytes > 0) (void)::madvise(reinterpret_cast<void*>(pages.begin), pages.bytes, MADV_WILLNEED);
+}
+
+// The pages of a shared mapping that MADV_DONTNEED takes away are still in the system's cache, and
+// written to the file from there.
+void let_go(const void* begin, std::size_t bytes) noexcept {
+  Pages pages = pages_inside(begin, bytes);
+  if (pages.bytes == 0) return;
+  (void)::madvise(reinterpret_cast<void*>(pages.begin), pages.bytes, MADV_DONTNEED);
+}
+
+}  // namespace lockstep::sys

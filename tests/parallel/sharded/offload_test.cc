@@ -1,0 +1,222 @@
+// Shards and optimizer state in mapped files: the same training, less memory.
+#include "parallel/sharded/memory_limit.h"
+#include "parallel/sharded/pair.h"
+#include "support/processes.h"
+#include "support/temporary_folder.h"
+
+#include <lockstep/optim/adamw.h>
+
+#include <sys/resource.h>
+#include <csignal>
+#include <filesystem>
+
+namespace lockstep::test {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+
+class OffloadAt : public OnEveryLevel {};
+
+// Losses of some steps and the model at the end.
+struct Trained {
+  std::vector<std::uint32_t> losses;
+  std::map<std::string, at::Tensor> model;
+  std::int64_t offloaded = 0, kept = 0;
+};
+
+Trained train(const Problem& problem, Group group, ShardOptions options) {
+  auto model = problem.make();
+  fill_parameters(*model, 5);
+  options.units = rules(problem.units);
+  ShardedModule sharded = fully_shard(model, group, options);
+  optim::AdamW adamw(sharded.parameters(), torch::optim::AdamWOptions(0.01),
+                     {.memory = sharded.state_memory()});
+  Trained trained;
+  for (int step = 0; step < 4; ++step) {
+    sharded.zero_grad();
+    at::Tensor loss = problem.loss(*model, step * group.size() + group.rank());
+    loss.backward();
+    adamw.step();
+    trained.losses.push_back(bits_of(loss));
+  }
+  sharded.zero_grad();
+  trained.offloaded = sharded.memory().offloaded;
+  trained.kept = sharded.memory().shards;
+  trained.model = sharded.state_dict();
+  return trained;
+}
+
+TEST_P(OffloadAt, TrainsToTheSameBitsAndLeavesNothing) {
+  TemporaryFolder folder;
+  for (int ranks : {1, 3}) {
+    for (const Problem& problem : problems()) {
+      run_as_threads(ranks, [&](Group group) {
+        Trained expected = train(problem, group, {.level = GetParam()});
+        Trained found =
+            train(problem, group, {.level = GetParam(), .offload = folder.path().string()});
+        EXPECT_EQ(expected.losses, found.losses) << problem.name;
+        for (const auto& [name, tensor] : expected.model)
+          EXPECT_TRUE(same_bits(tensor, found.model.at(name))) << problem.name << ", " << name;
+        EXPECT_EQ(expected.offloaded, 0);
+        EXPECT_GT(found.offloaded, 0);
+        EXPECT_EQ(found.kept, 0);
+      });
+      EXPECT_TRUE(fs::is_empty(folder.path()));
+    }
+  }
+}
+
+TEST_P(OffloadAt, KeepsShardsInMoreDigitsThanAreComputedWith) {
+  TemporaryFolder folder;
+  Problem mlp = problems().front();
+  ShardOptions options{.level = GetParam(), .compute_dtype = at::kBFloat16};
+  mlp.loss = [](torch::nn::Module& model, std::int64_t n) {
+    return image_loss(
+        model.as<models::MlpImpl>()->forward(values({5, 36}, n).to(at::kBFloat16)).to(at::kFloat));
+  };
+  run_as_threads(2, [&](Group group) {
+    Trained expected = train(mlp, group, options);
+    ShardOptions to_disk = options;
+    to_disk.offload = folder.path().string();
+    Trained found = train(mlp, group, to_disk);
+    EXPECT_EQ(expected.losses, found.losses);
+    for (const auto& [name, tensor] : expected.model)
+      EXPECT_TRUE(same_bits(tensor, found.model.at(name))) << name;
+  });
+}
+
+TEST_P(OffloadAt, WritesInPlaceLoadingAndTorchsOptimizerWork) {
+  TemporaryFolder folder;
+  ShardOptions options{.offload = folder.path().string()};
+  run(
+      [&](Pair& pair, Group) {
+        {
+          torch::NoGradGuard no_grad;
+          for (int i : {0, 1}) {
+            pair.layer(i).weight.mul_(0.5);
+            pair.plain_layer(i).weight.mul_(0.5);
+          }
+        }
+        pair.use();
+        torch::optim::AdamW ours(pair.sharded->parameters()), plain(pair.plain->parameters());
+        for (auto* net : {&pair.model, &pair.plain})
+          (*net)->forward(Pair::input()).square().sum().backward();
+        ours.step();
+        plain.step();
+        for (int i : {0, 1}) {
+          torch::NoGradGuard no_grad;
+          EXPECT_TRUE(at::allclose(pair.layer(i).weight.clone(), pair.plain_layer(i).weight));
+        }
+        std::map<std::string, at::Tensor> values;
+        for (const auto& item : pair.plain->named_parameters())
+          values[item.key()] = item.value().detach().clone();
+        pair.sharded->load_state_dict(values);
+        pair.use();
+      },
+      options);
+}
+
+INSTANTIATE_TEST_SUITE_P(Levels, OffloadAt, every_level(), name_of_level);
+
+TEST(Offload, AFolderThatIsNotThereIsNamedAndNothingIsTaken) {
+  TemporaryFolder folder;
+  run_as_threads(2, [&](Group group) {
+    torch::nn::Linear model(4, 6);
+    auto before = model->weight.detach().clone();
+    std::string missing = (folder / "missing").string();
+    std::string text = message_of<Error>([&] {
+      ShardOptions options{.offload = group.is_root() ? folder.path().string() : missing};
+      (void)fully_shard(model, group, options);
+    });
+    expect_contains(text, group.is_root() ? "1 of 2 ranks cannot put their shards" : missing);
+    EXPECT_TRUE(model->weight.equal(before));
+  });
+}
+
+// Files of more than 1 KB are refused, as by a disk that is full.
+class SmallFiles {
+ public:
+  SmallFiles() : old_signal_(std::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &old_limit_);
+    rlimit limit{.rlim_cur = 1024, .rlim_max = old_limit_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~SmallFiles() {
+    ::setrlimit(RLIMIT_FSIZE, &old_limit_);
+    std::signal(SIGXFSZ, old_signal_);
+  }
+
+ private:
+  rlimit old_limit_{};
+  void (*old_signal_)(int);
+};
+
+TEST(Offload, AFullDiskIsOneErrorBeforeAnythingIsTaken) {
+  TemporaryFolder folder;
+  SmallFiles small;
+  run_as_threads(2, [&](Group group) {
+    torch::nn::Linear model(100, 60);
+    std::string text = message_of<Error>(
+        [&] { (void)fully_shard(model, group, {.offload = folder.path().string()}); });
+    expect_contains(text, "reserving ");
+    expect_contains(text, folder.path().string());
+    EXPECT_TRUE(model->forward(at::ones({1, 100})).isfinite().all().item<bool>());
+  });
+  EXPECT_TRUE(fs::is_empty(folder.path()));
+}
+
+TEST(Offload, AFullDiskInAStepIsOneErrorAndChangesNothing) {
+  TemporaryFolder folder;
+  torch::nn::Linear model(100, 60);
+  ShardedModule sharded =
+      fully_shard(model, Group(), {.level = ShardLevel::optimizer, .offload = folder.path()});
+  optim::AdamW adamw(sharded.parameters(), torch::optim::AdamWOptions(0.1),
+                     {.memory = sharded.state_memory()});
+  model->forward(at::ones({1, 100})).sum().backward();
+  auto before = sharded.state_dict();
+  {
+    SmallFiles small;
+    expect_contains(message_of<Error>([&] { adamw.step(); }), "reserving 24240 bytes");
+  }
+  for (const auto& [name, tensor] : sharded.state_dict())
+    EXPECT_TRUE(tensor.equal(before.at(name))) << name;
+}
+
+// 12 units of 4 MiB: parameters and Adam's two moments are 144 MiB.
+constexpr int layers = 12;
+
+float train_under(const MemoryLimit* limit, const std::string& folder) {
+  if (limit != nullptr) limit->join();
+  at::set_num_threads(1);
+  torch::manual_seed(1);
+  torch::nn::Sequential model;
+  for (int i = 0; i < layers; ++i)
+    model->push_back(torch::nn::Linear(torch::nn::LinearOptions(1024, 1024).bias(false)));
+  ShardedModule sharded = fully_shard(model, Group(), {.units = {"*"}, .offload = folder});
+  optim::AdamW adamw(sharded.parameters(), torch::optim::AdamWOptions(0.001),
+                     {.memory = sharded.state_memory()});
+  at::Tensor loss;
+  for (int step = 0; step < 3; ++step) {
+    sharded.zero_grad();
+    loss = model->forward(values({2, 1024}, step)).square().mean();
+    loss.backward();
+    adamw.step();
+  }
+  return loss.item<float>();
+}
+
+TEST(Offload, AModelThatIsLargerThanTheMemoryLimitTrains) {
+  MemoryLimit limit(std::int64_t{112} << 20);
+  if (!limit.is_there()) GTEST_SKIP() << "no control group with a memory limit can be made here";
+  TemporaryFolder folder;
+  float expected = train_under(nullptr, "");
+  RankProcesses offloaded(
+      1, [&](int) { EXPECT_EQ(train_under(&limit, folder.path().string()), expected); });
+  EXPECT_TRUE(offloaded.wait(30s).front().ok());
+  RankProcesses in_memory(1, [&](int) { (void)train_under(&limit, ""); });
+  EXPECT_EQ(in_memory.wait(30s).front().signal, SIGKILL);
+}
+
+}  // namespace
+}  // namespace lockstep::test
