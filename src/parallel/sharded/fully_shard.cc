@@ -1,11 +1,14 @@
 #include <lockstep/parallel/sharded/fully_shard.h>
 
+#include "parallel/sharded/groups.h"
 #include "parallel/sharded/sharded_state.h"
 
 #include <lockstep/base/check.h>
 #include <lockstep/optim/clipping.h>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
 
 #include <utility>
@@ -17,28 +20,14 @@ std::shared_ptr<torch::nn::Module> unowned(torch::nn::Module& module) {
   return {std::shared_ptr<void>(), &module};
 }
 
-// Each kind of call has a group of its own: its order is then the same on all ranks whatever the
-// other kinds do meanwhile.
-sharded::Groups groups_on(const Group& shards) {
-  return {shards, shards.split(0), shards.split(0), Group()};
-}
-
-sharded::Groups groups_on(const Mesh& mesh) {
-  const std::vector<MeshAxis>& axes = mesh.axes();
-  check(axes.size() <= 2,
-        "fully_shard: needs a mesh of one axis, or of two (copies, shards); found {}",
-        mesh.layout().describe());
-  if (axes.size() == 1) return groups_on(mesh.group());
-  Group shards = mesh[axes[1].name];
-  return {mesh.group(), shards.split(0), shards.split(0), mesh[axes[0].name].split(0)};
-}
-
 template <typename Ranks>
 ShardedModule made(std::shared_ptr<torch::nn::Module> module, const Ranks& ranks,
                    const ShardOptions& options) {
   check(module != nullptr, "fully_shard: the module is null");
-  return ShardedModule(
-      std::make_shared<ShardedState>(std::move(module), groups_on(ranks), options));
+  c10::InferenceMode off(false);
+  auto state = std::make_shared<ShardedState>(sharded::groups_on(ranks), options);
+  state->complete(std::move(module));
+  return ShardedModule(std::move(state));
 }
 
 }  // namespace
@@ -93,30 +82,35 @@ std::vector<ShardedParameter> ShardedModule::named_parameters() const {
 
 void ShardedModule::zero_grad(bool set_to_none) {
   state_->flow->check_parameters();
-  auto clear = [&](const at::Tensor& tensor) {
-    at::Tensor& gradient = tensor.mutable_grad();
-    if (!gradient.defined()) return;
-    if (set_to_none) {
-      gradient.reset();
-    } else {
-      gradient = gradient.detach();
-      gradient.zero_();
-    }
-  };
-  for (const at::Tensor& slice : parameters()) clear(slice);
-  for (const auto& unit : state_->residency->units())
-    for (const auto& parameter : unit->parameters()) clear(parameter.tensor);
+  state_->flow->clear_gradients(set_to_none);
 }
 
 double ShardedModule::clip_grad_norm(double max_norm, double norm_type) {
   check(norm_type > 0, "clip_grad_norm: the norm's order must be positive, found {}", norm_type);
-  Group shards = state_->groups.reduce;
-  auto combine = [&](double part, bool largest) {
+  check_gradients("clip_grad_norm");
+  return optim::clip_gradient_norm(parameters(), max_norm, norm_type, combine());
+}
+
+void ShardedModule::clip_grad_value(double largest) {
+  check(largest >= 0, "clip_grad_value: the largest value must be at least 0, found {}", largest);
+  check_gradients("clip_grad_value");
+  at::NoGradGuard no_grad;
+  for (const at::Tensor& slice : parameters())
+    if (slice.grad().defined()) slice.mutable_grad().clamp_(-largest, largest);
+}
+
+void ShardedModule::check_gradients(std::string_view operation) const {
+  check(state_->flow->has_gradients(),
+        "{}: there are no gradients: no backward() outside no_sync() since the last zero_grad()",
+        operation);
+}
+
+optim::CombineParts ShardedModule::combine() const {
+  return [shards = state_->groups.reduce](double part, bool largest) mutable {
     at::Tensor all = at::full({1}, part, at::kDouble);
-    shards.all_reduce(all, largest ? Op::max : Op::sum, {.tag = "clip_grad_norm"}).wait();
+    shards.all_reduce(all, largest ? Op::max : Op::sum, {.tag = "parts of a norm"}).wait();
     return all.item<double>();
   };
-  return optim::clip_gradient_norm(parameters(), max_norm, norm_type, combine);
 }
 
 std::map<std::string, at::Tensor> ShardedModule::state_dict() const { return state_->state_dict(); }
@@ -133,10 +127,15 @@ at::Tensor ShardedModule::part_of(std::size_t i, const at::Tensor& whole) const 
   return state_->part_of(i, whole);
 }
 
+std::shared_ptr<optim::StateMemory> ShardedModule::state_memory() const { return state_->offload; }
+
 double ShardedModule::seconds_waited() const { return state_->waits->seconds(); }
 
 ShardedNoSync ShardedModule::no_sync() { return ShardedNoSync(state_); }
-Unsharded ShardedModule::unsharded() { return Unsharded(state_); }
+Unsharded ShardedModule::unsharded() {
+  state_->flow->check_parameters();
+  return Unsharded(state_);
+}
 void ShardedModule::unshard() { state_->unshard(); }
 ShardedMemory ShardedModule::memory() const { return state_->memory(); }
 void ShardedModule::reset_peak_memory() { state_->reset_peak_memory(); }

@@ -17,9 +17,13 @@ namespace lockstep {
 
 class ShardedState {
  public:
-  // Collective, as fully_shard().
-  ShardedState(std::shared_ptr<torch::nn::Module> module, sharded::Groups groups,
-               const ShardOptions& options);
+  // Local: checks the options.
+  ShardedState(sharded::Groups groups, const ShardOptions& options);
+
+  // Collective. The parameters of `part` that are not divided yet become a unit.
+  void divide(const torch::nn::Module& part);
+  // Collective, once: divides what is left of the module, and begins to reduce gradients.
+  void complete(std::shared_ptr<torch::nn::Module> the_module);
 
   // Local: the hooks go, and released parameters say why they have no values.
   void detach();
@@ -37,7 +41,8 @@ class ShardedState {
   sharded::Groups groups;
   std::unique_ptr<sharded::Residency> residency;
   std::shared_ptr<sharded::GradientFlow> flow;
-  std::shared_ptr<parallel::WaitTime> waits;
+  std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
+  std::shared_ptr<sharded::Offload> offload;  // null: nothing is
 
  private:
   // Where a parameter of the module is.
@@ -46,10 +51,20 @@ class ShardedState {
     int number = 0;
   };
 
+  [[nodiscard]] CallOptions call() const {
+    return {.tag = "fully_shard", .timeout = options_.timeout};
+  }
+  [[nodiscard]] bool is_divided(const at::Tensor& tensor) const {
+    return by_tensor_.contains(tensor.unsafeGetTensorImpl());
+  }
+  void add_units(const std::vector<shard::NamedParameter>& parameters, const ShardOptions& options,
+                 std::vector<at::Tensor> buffers);
+  void name_units(const std::vector<shard::NamedParameter>& parameters);
   void add_unit(const shard::PlannedUnit& planned,
                 const std::vector<shard::NamedParameter>& parameters,
                 const sharded::UnitSettings& settings);
 
+  ShardOptions options_;
   std::vector<Place> places_;  // of the module's parameters, each once, in its order
   std::map<const void*, Place> by_tensor_;
   std::shared_ptr<sharded::BufferPool> pool_;

@@ -21,8 +21,11 @@
 // operation; unsharded() is the way to look. Every backward() outside no_sync() is collective, as
 // DistributedDataParallel's; unused parameters are treated as there.
 //
-// Gradients are in sharded.parameters(), not in the module's: .grad of a module's parameter is
-// undefined after backward(). So clip_grad_norm(), zero_grad() and the optimizer are the handle's.
+// Gradients are in sharded.parameters(), not in the module's. So clip_grad_norm(), zero_grad() and
+// the optimizer are the handle's: what lies in .grad of a module's parameter instead says so, as an
+// InvalidArgument, to whoever takes it for a gradient (torch's optimizer built on the module,
+// torch::nn::utils::clip_grad_norm_, module->zero_grad()). A step without a reduced backward() since
+// zero_grad() is InvalidArgument too.
 // What replaces the module's tensors (to(), load(), set_data()) is noticed at the next backward()
 // and is InvalidArgument. What is written into them in place (p.mul_(0.9), nn::init) is kept: every
 // rank's shard takes its part of that rank's result.
@@ -37,6 +40,8 @@
 
 #include <lockstep/comm/group.h>
 #include <lockstep/mesh/mesh.h>
+#include <lockstep/optim/clipping.h>
+#include <lockstep/optim/state_memory.h>
 #include <lockstep/parallel/reduction_failed.h>
 #include <lockstep/parallel/sharded/memory.h>
 #include <lockstep/parallel/sharded/options.h>
@@ -49,6 +54,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -113,6 +119,13 @@ class [[nodiscard]] ShardedModule {
   // Collective. Scales the gradients so that the norm (of order `norm_type`) of all of them
   // together is at most `max_norm`; returns what it was.
   double clip_grad_norm(double max_norm, double norm_type = 2.0);
+  // Local. Every element of the gradients to between -largest and largest.
+  void clip_grad_value(double largest);
+  // What the norm of all ranks' gradients is made with, for whoever has only shards of them:
+  //   optim::GradScaler scaler({}, sharded.combine());      // all ranks skip a step, or none
+  //   adamw.clip_norm(1.0, 2, sharded.combine());           // lockstep::optim: folded into step()
+  // Collective when called. Outlives the handle.
+  [[nodiscard]] optim::CombineParts combine() const;
 
   // Collective: whole tensors, copies, under the names of Python's state_dict(), on every rank.
   [[nodiscard]] std::map<std::string, at::Tensor> state_dict() const;
@@ -146,6 +159,12 @@ class [[nodiscard]] ShardedModule {
   // Local. What is in flight now is the peak.
   void reset_peak_memory();
 
+  // Local. Where lockstep::optim's optimizers put their state when ShardOptions::offload names a
+  // folder; null when it does not. Others' state stays in memory.
+  //
+  //   optim::AdamW adamw(sharded.parameters(), options, {.memory = sharded.state_memory()});
+  [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const;
+
   // Local. How long this rank has stood still in waits for gathers and gradients so far:
   // communication that nothing hid.
   [[nodiscard]] double seconds_waited() const;
@@ -155,6 +174,9 @@ class [[nodiscard]] ShardedModule {
   [[nodiscard]] std::vector<std::string> units() const;
 
  private:
+  // InvalidArgument unless there are gradients to clip.
+  void check_gradients(std::string_view operation) const;
+
   std::shared_ptr<ShardedState> state_;
 };
 

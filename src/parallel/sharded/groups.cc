@@ -1,0 +1,27 @@
+#include "parallel/sharded/groups.h"
+
+#include <lockstep/base/check.h>
+
+#include <utility>
+#include <vector>
+
+namespace lockstep::sharded {
+
+// Each kind of call has a group of its own: its order is then the same on all ranks whatever the
+// other kinds do meanwhile.
+Groups groups_on(const Group& shards) {
+  Group ranks = shards;
+  return {ranks, ranks.split(0), ranks.split(0), Group()};
+}
+
+Groups groups_on(const Mesh& mesh) {
+  const std::vector<MeshAxis>& axes = mesh.axes();
+  check(axes.size() <= 2,
+        "fully_shard: needs a mesh of one axis, or of two (copies, shards); found {}",
+        mesh.layout().describe());
+  if (axes.size() == 1) return groups_on(mesh.group());
+  Group shards = mesh[axes[1].name];
+  return {mesh.group(), shards.split(0), shards.split(0), mesh[axes[0].name].split(0)};
+}
+
+}  // namespace lockstep::sharded

@@ -1,0 +1,112 @@
+#include "parallel/sharded/memory_check.h"
+
+#include "sys/files.h"
+#include "sys/topology.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/fingerprint.h>
+#include <lockstep/base/text.h>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+namespace lockstep::sharded {
+namespace {
+
+std::int64_t this_place() {
+  std::string place = sys::host_identity();
+  try {
+    place += sys::read_file("/proc/self/cgroup");
+  } catch (const SystemError&) {
+    // No control groups: the host alone.
+  }
+  return static_cast<std::int64_t>(fingerprint(place));
+}
+
+std::int64_t size_of(c10::ScalarType dtype) {
+  return static_cast<std::int64_t>(c10::elementSize(dtype));
+}
+
+// Of one parameter.
+struct Bytes {
+  std::int64_t kept = 0;
+  std::int64_t in_flight = 0;
+};
+
+Bytes bytes_of(const at::Tensor& parameter, int world, const ShardOptions& options) {
+  c10::ScalarType own = parameter.scalar_type();
+  c10::ScalarType computed = c10::isFloatingType(own) ? options.compute_dtype.value_or(own) : own;
+  std::int64_t whole = parameter.numel() * size_of(computed);
+  std::int64_t shard = parameter.numel() * size_of(own) / world;
+  std::int64_t resident = options.offload.empty() ? shard : 0;
+  std::int64_t gradient = parameter.requires_grad() ? whole : 0;
+  bool shared = options.storage == ShardStorage::node_shared;
+  bool in_whole = own == computed && (shared || options.level != ShardLevel::full);
+  Bytes bytes{.in_flight = options.level == ShardLevel::optimizer ? 0 : gradient};
+  if (options.level == ShardLevel::full && !shared) bytes.in_flight += whole;
+  if (!in_whole) bytes.kept += resident;
+  if (shared) bytes.kept += whole / world;
+  if (!shared && options.level != ShardLevel::full) bytes.kept += whole;
+  bytes.kept += options.level == ShardLevel::optimizer ? gradient : gradient == 0 ? 0 : shard;
+  return bytes;
+}
+
+}  // namespace
+
+std::optional<MemoryNeed> first_shortage(std::span<const MemoryNeed> needs) {
+  std::map<std::int64_t, MemoryNeed> places;
+  for (const MemoryNeed& need : needs) {
+    MemoryNeed& sum =
+        places.try_emplace(need.place, MemoryNeed{need.place, 0, need.available}).first->second;
+    sum.needed += need.needed;
+    sum.available = std::min(sum.available, need.available);
+    if (sum.needed > sum.available) return sum;
+  }
+  return std::nullopt;
+}
+
+std::int64_t bytes_needed(const std::vector<shard::NamedParameter>& parameters,
+                          const std::vector<shard::PlannedUnit>& plan, int world,
+                          const ShardOptions& options) {
+  std::int64_t needed = 0, largest = 0;
+  for (const shard::PlannedUnit& unit : plan) {
+    std::int64_t in_flight = 0;
+    for (int i : unit.items) {
+      const at::Tensor& parameter = parameters[static_cast<std::size_t>(i)].tensor;
+      if (!parameter.device().is_cpu()) continue;
+      Bytes bytes = bytes_of(parameter, world, options);
+      std::int64_t own = parameter.numel() * size_of(parameter.scalar_type());
+      auto stored = static_cast<std::int64_t>(parameter.storage().nbytes());
+      needed += bytes.kept - std::min(own, stored);
+      in_flight += bytes.in_flight;
+    }
+    largest = std::max(largest, in_flight);
+  }
+  return std::max<std::int64_t>(0, needed + largest);
+}
+
+void check_memory(const Group& group, std::int64_t needed, const CallOptions& call) {
+  at::Tensor own = at::tensor({this_place(), needed, sys::memory_size().available}, at::kLong);
+  at::Tensor all = at::empty({3 * group.size()}, at::kLong);
+  Group ranks = group;
+  ranks.all_gather(all, own, call).wait();
+  std::vector<MemoryNeed> needs;
+  const auto* values = all.const_data_ptr<std::int64_t>();
+  for (int rank = 0; rank < group.size(); ++rank, values += 3)
+    needs.push_back({values[0], values[1], values[2]});
+  std::optional<MemoryNeed> shortage = first_shortage(needs);
+  if (!shortage) return;
+  auto ranks_there = std::ranges::count(needs, shortage->place, &MemoryNeed::place);
+  check_input(
+      false,
+      "fully_shard: the {} ranks of one host need {} more for parameters and gradients, and "
+      "{} are available (of the machine, or what its control groups leave); take a higher "
+      "level, more hosts, or smaller units",
+      ranks_there, format_bytes(shortage->needed), format_bytes(shortage->available));
+}
+
+}  // namespace lockstep::sharded

@@ -1,0 +1,55 @@
+#include "parallel/sharded/memory_check.h"
+
+#include "parallel/sharded/support.h"
+
+#include <lockstep/shard/lazy_storage.h>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+using sharded::MemoryNeed;
+
+TEST(MemoryCheck, AddsUpTheRanksOfOnePlace) {
+  auto shortage = [](std::vector<MemoryNeed> needs) { return sharded::first_shortage(needs); };
+  EXPECT_FALSE(shortage({{1, 40, 100}, {1, 60, 100}, {2, 90, 100}}));
+  auto found = shortage({{2, 90, 100}, {1, 41, 100}, {1, 60, 100}});
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->place, 1);
+  EXPECT_EQ(found->needed, 101);
+  EXPECT_TRUE(shortage({{1, 40, 100}, {1, 30, 60}}));
+  EXPECT_FALSE(shortage({}));
+}
+
+TEST(MemoryCheck, CountsWhatEachLevelKeeps) {
+  std::vector<shard::NamedParameter> parameters = {{"a", at::zeros({600}).requires_grad_(), {}},
+                                                   {"b", at::zeros({1200}).requires_grad_(), {}}};
+  std::vector<shard::PlannedUnit> plan = {{"a", 0, {0}}, {"b", 1, {1}}};
+  auto needed = [&](ShardOptions options) {
+    return sharded::bytes_needed(parameters, plan, 3, options);
+  };
+  // In bytes a parameter, beyond the 4 that are there: 8, 4 + 4/3 and 8/3, and units in flight.
+  EXPECT_EQ(needed({.level = ShardLevel::optimizer}), 1800 * 4);
+  EXPECT_EQ(needed({.level = ShardLevel::gradients}), 1800 * 4 / 3 + 4800);
+  EXPECT_EQ(needed({.level = ShardLevel::full}), 1800 * 8 / 3 - 1800 * 4 + 2 * 4800);
+  EXPECT_EQ(needed({.storage = ShardStorage::node_shared}), 1800 * 8 / 3 - 1800 * 4 + 4800);
+  for (auto& parameter : parameters) parameter.tensor.requires_grad_(false);
+  EXPECT_EQ(needed({.level = ShardLevel::optimizer}), 0);
+}
+
+TEST(MemoryCheck, MoreThanThereIsIsRefusedBeforeAnythingIsTaken) {
+  for (ShardLevel level : all_levels)
+    run_as_threads(2, [&](Group group) {
+      torch::nn::Module model;
+      at::Tensor small = model.register_parameter("small", values({3}, 1));
+      at::Tensor huge = at::zeros({1}).expand({std::int64_t{1} << 46});
+      model.register_parameter("huge", huge);
+      auto refused = [&] { auto sharded = fully_shard(model, group, {.level = level}); };
+      expect_words(message_of<BadInput>(refused), {"2 ranks of one host", "available"});
+      EXPECT_FALSE(shard::is_lazy(small));
+      EXPECT_TRUE(same_bits(small, values({3}, 1)));
+    });
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,155 @@
+// The handle's work done on the module instead: an error that says so, before anything has changed.
+#include "parallel/sharded/pair.h"
+
+#include <lockstep/optim/adamw.h>
+
+#include <torch/nn/utils/clip_grad.h>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+
+class ShardedMisuse : public OnEveryLevel {};
+
+void backward(Pair& pair) {
+  pair.model->forward(Pair::input()).square().sum().backward();
+  pair.plain->forward(Pair::input()).square().sum().backward();
+}
+
+// Values and gradients are what they were.
+void expect_unharmed(Pair& pair) {
+  pair.use();
+  expect_same_gradients(pair);
+}
+
+TEST_P(ShardedMisuse, TorchsOptimizerOnTheModulesParameters) {
+  run([](Pair& pair, Group) {
+    for (const MakeOptimizer& make : {adamw(), momentum()}) {
+      auto wrong = make(pair.model->parameters());
+      pair.sharded->zero_grad();
+      pair.plain->zero_grad();
+      backward(pair);
+      auto step = [&] { wrong->step(); };
+      expect_words(message_of<InvalidArgument>(step), {"0.weight", "the handle's parameters()"});
+      expect_unharmed(pair);
+      EXPECT_ANY_THROW(wrong->zero_grad(/*set_to_none=*/false));
+      expect_unharmed(pair);
+    }
+  });
+}
+
+TEST_P(ShardedMisuse, OurOptimizerOnTheModulesParameters) {
+  run([](Pair& pair, Group) {
+    optim::AdamW wrong(pair.model->parameters(), torch::optim::AdamWOptions(0.1));
+    backward(pair);
+    EXPECT_ANY_THROW(wrong.step());
+    expect_unharmed(pair);
+  });
+}
+
+TEST_P(ShardedMisuse, TorchsClipGradNormOnTheModulesParameters) {
+  run([](Pair& pair, Group) {
+    backward(pair);
+    auto clip = [&] { torch::nn::utils::clip_grad_norm_(pair.model->parameters(), 0.1); };
+    expect_words(message_of<InvalidArgument>(clip), {"0.weight", "clip_grad_norm()"});
+    expect_unharmed(pair);
+  });
+}
+
+TEST_P(ShardedMisuse, TheModulesZeroGrad) {
+  run([](Pair& pair, Group) {
+    backward(pair);
+    for (bool set_to_none : {true, false}) {
+      auto zero = [&] { pair.model->zero_grad(set_to_none); };
+      expect_words(message_of<InvalidArgument>(zero), {"0.weight", "the handle's zero_grad()"});
+    }
+    expect_unharmed(pair);
+  });
+}
+
+TEST_P(ShardedMisuse, AStepWithoutBackward) {
+  run([](Pair& pair, Group) {
+    auto optimizer = momentum()(pair.sharded->parameters());
+    backward(pair);
+    pair.sharded->zero_grad();
+    auto step = [&] { optimizer->step(); };
+    auto clip = [&] { (void)pair.sharded->clip_grad_norm(1); };
+    if (pair.sharded->parameters()[0].numel() > 0)
+      expect_words(message_of<InvalidArgument>(step), {"no gradient of 0.weight", "backward()"});
+    expect_words(message_of<InvalidArgument>(clip), {"clip_grad_norm", "no backward()"});
+    pair.use();
+    pair.plain->zero_grad();
+    backward(pair);
+    expect_same_gradients(pair);
+  });
+}
+
+TEST_P(ShardedMisuse, AStepAfterNoSyncAlone) {
+  run([](Pair& pair, Group) {
+    auto optimizer = momentum()(pair.sharded->parameters());
+    {
+      auto scope = pair.sharded->no_sync();
+      pair.model->forward(Pair::input(7)).sum().backward();
+    }
+    EXPECT_TRUE(pair.layer(0).weight.grad().sum().item<float>() != 0);
+    EXPECT_THROW(optimizer->step(), InvalidArgument);
+    pair.use();
+    pair.plain->forward(Pair::input(7)).sum().backward();
+    backward(pair);
+    expect_same_gradients(pair);
+  });
+}
+
+// An optimizer's own zero_grad() does what it always does, whatever was there.
+TEST_P(ShardedMisuse, ZeroGradOfTheOptimizerIsAllowed) {
+  run([](Pair& pair, Group) {
+    auto optimizer = momentum()(pair.sharded->parameters());
+    for (bool set_to_none : {false, true}) {
+      optimizer->zero_grad(set_to_none);
+      pair.sharded->zero_grad(set_to_none);
+      optimizer->zero_grad(set_to_none);
+      backward(pair);
+      optimizer->zero_grad(set_to_none);
+      pair.plain->zero_grad(set_to_none);
+      backward(pair);
+      expect_same_gradients(pair);
+    }
+  });
+}
+
+TEST_P(ShardedMisuse, NothingStaysInTheModuleAfterTheHandle) {
+  run([](Pair& pair, Group) {
+    backward(pair);
+    pair.sharded->unshard();
+    for (const auto& parameter : pair.model->parameters()) EXPECT_FALSE(parameter.grad().defined());
+    pair.plain->zero_grad();
+    backward(pair);
+    for (int i : {0, 1})
+      EXPECT_TRUE(same_bits(pair.layer(i).weight.grad(), pair.plain_layer(i).weight.grad()));
+    pair.model->zero_grad();
+  });
+}
+
+// LibTorch itself refuses what is not memory of the host or of CUDA.
+TEST_P(ShardedMisuse, ToADeviceWithoutMemoryChangesNothing) {
+  run([](Pair& pair, Group) {
+    EXPECT_THROW(pair.model->to(at::kMeta), c10::Error);
+    pair.use();
+    backward(pair);
+    expect_unharmed(pair);
+  });
+}
+
+TEST_P(ShardedMisuse, SetDataIsNoticed) {
+  run([](Pair& pair, Group) {
+    pair.layer(1).bias.set_data(at::ones({4}));
+    auto step = [&] { pair.model->forward(Pair::input()).sum().backward(); };
+    expect_words(message_of<InvalidArgument>(step), {"1.bias", "set_data()"});
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Levels, ShardedMisuse, every_level(), name_of_level);
+
+}  // namespace
+}  // namespace lockstep
