@@ -6,7 +6,6 @@
 
 #include <lockstep/optim/state_memory.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <iterator>
 #include <utility>
@@ -37,17 +36,19 @@ inline std::size_t end_of_stretch(const std::vector<Slot>& slots, std::size_t be
 template <class Update>
 void in_stretches(std::vector<Slot>& slots, StateMemory* memory, const Update& update) {
   if (memory == nullptr) return update(slots);
-  for (std::size_t begin = 0, end = 0; begin < slots.size(); begin = end) {
-    end = end_of_stretch(slots, begin);
-    for (std::size_t next = end; next < end_of_stretch(slots, end); ++next)
+  auto slot = [&](std::size_t i) {
+    return std::make_move_iterator(slots.begin() + static_cast<std::ptrdiff_t>(i));
+  };
+  std::size_t begin = 0, end = end_of_stretch(slots, 0);
+  while (begin < slots.size()) {
+    std::size_t next_end = end_of_stretch(slots, end);
+    for (std::size_t next = end; next < next_end; ++next)
       for_each_tensor(slots[next], [&](const at::Tensor& tensor) { memory->will_use(tensor); });
-    auto first = slots.begin() + static_cast<std::ptrdiff_t>(begin);
-    std::vector<Slot> some(
-        std::make_move_iterator(first),
-        std::make_move_iterator(first + static_cast<std::ptrdiff_t>(end - begin)));
+    std::vector<Slot> some(slot(begin), slot(end));
     update(some);
-    for (const Slot& slot : some)
-      for_each_tensor(slot, [&](const at::Tensor& tensor) { memory->has_used(tensor); });
+    for (const Slot& used : some)
+      for_each_tensor(used, [&](const at::Tensor& tensor) { memory->has_used(tensor); });
+    begin = std::exchange(end, next_end);
   }
 }
 
