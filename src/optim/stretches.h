@@ -13,12 +13,14 @@
 
 namespace lockstep::optim {
 
-inline constexpr std::size_t stretch_bytes = std::size_t{32} << 20;  // of state
+inline constexpr std::size_t stretch_bytes = std::size_t{32}
+                                             << 20;  // parameters, gradients and state
 
-// Calls use(tensor) for what an update of the slot reads and writes, gradients left out.
+// Calls use(tensor) for what an update of the slot reads and writes.
 template <class Use>
 void for_each_tensor(const Slot& slot, const Use& use) {
   use(slot.dense);
+  if (!slot.source) use(slot.gradient);
   for (const KeptTensor& kept : slot.kept)
     for (const at::Tensor* tensor : {kept.values, kept.scales})
       if (tensor != nullptr && tensor->defined()) use(*tensor);

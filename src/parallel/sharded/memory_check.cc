@@ -51,7 +51,7 @@ Bytes bytes_of(const at::Tensor& parameter, int world, const ShardOptions& optio
   if (!in_whole) bytes.kept += resident;
   if (shared) bytes.kept += whole / world;
   if (!shared && options.level != ShardLevel::full) bytes.kept += whole;
-  bytes.kept += options.level == ShardLevel::optimizer ? gradient : gradient == 0 ? 0 : shard;
+  bytes.kept += options.level == ShardLevel::optimizer ? gradient : gradient == 0 ? 0 : resident;
   return bytes;
 }
 

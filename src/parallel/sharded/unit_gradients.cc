@@ -141,13 +141,19 @@ void UnitGradients::finish() {
   if (replicas_.size() > 1) own_part().div_(shards_.size() * replicas_.size());
 }
 
+at::Tensor UnitGradients::make_averages() const {
+  std::int64_t length = unit_.range().length();
+  if (auto offload = unit_.settings().offload)
+    return offload->zeros(length, unit_.layout().dtype());
+  return at::empty({length}, unit_.slices().front().options());
+}
+
 // Where the average of parameter i's slice is to lie.
 at::Tensor UnitGradients::home_of(int i) {
   const shard::FlatSlice& slice = unit_.owned()[static_cast<std::size_t>(i)];
   std::int64_t length = slice.of_tensor.length();
   if (averages_stay()) return placed(flat_, unit_.range().begin + slice.offset, {length}, {1});
-  if (!averages_.defined())
-    averages_ = at::empty({unit_.range().length()}, unit_.slices().front().options());
+  if (!averages_.defined()) averages_ = make_averages();
   return placed(averages_, slice.offset, {length}, {1})
       .copy_(own_part().narrow(0, slice.offset, length));
 }
@@ -165,6 +171,7 @@ void UnitGradients::publish(const std::vector<bool>& unused) {
   }
   if (latest_) deferred_->add(std::exchange(latest_, nullptr));
   filling_ = false;
+  if (auto offload = unit_.settings().offload) offload->has_used(averages_);
   if (!keeps_buffer()) pool_->give(std::exchange(flat_, at::Tensor()));
 }
 
@@ -192,7 +199,7 @@ void UnitGradients::clear(bool set_to_none) {
   };
   // Where parameters exist once a host, buffers of each rank would be most of the memory.
   if (set_to_none && unit_.is_node_shared()) {
-    averages_.reset();
+    if (!unit_.settings().offload) averages_.reset();
     pool_->clear();
   }
   for (int i = 0; i < static_cast<int>(unit_.slices().size()); ++i) {
@@ -214,7 +221,8 @@ void UnitGradients::end_keeping() {
 }
 
 std::int64_t UnitGradients::kept_bytes() const {
-  std::size_t bytes = averages_.defined() ? averages_.nbytes() : 0;
+  bool in_memory = averages_.defined() && !unit_.settings().offload;
+  std::size_t bytes = in_memory ? averages_.nbytes() : 0;
   if (keeps_buffer() && flat_.defined()) bytes += flat_.nbytes();
   auto add_strange = [&](const at::Tensor& gradient) {
     bool counted = !gradient.defined() || !shard::has_memory(gradient) ||

@@ -67,6 +67,7 @@ class UnitGradients {
   [[nodiscard]] bool reduces_in_step() const { return unit_.settings().reduce_in_step; }
   void make_rows();
   [[nodiscard]] bool averages_stay() const;
+  [[nodiscard]] at::Tensor make_averages() const;
   void publish_slice(int i);
   [[nodiscard]] at::Tensor average_of(int i);
   [[nodiscard]] at::Tensor place(int i) const;

@@ -213,9 +213,10 @@ TEST(Offload, AModelThatIsLargerThanTheMemoryLimitTrains) {
   float expected = train_under(nullptr, "");
   RankProcesses offloaded(
       1, [&](int) { EXPECT_EQ(train_under(&limit, folder.path().string()), expected); });
-  EXPECT_TRUE(offloaded.wait(30s).front().ok());
+  RankResult result = offloaded.wait(30s).front();
+  EXPECT_TRUE(result.ok()) << result;
   RankProcesses in_memory(1, [&](int) { (void)train_under(&limit, ""); });
-  EXPECT_EQ(in_memory.wait(30s).front().signal, SIGKILL);
+  EXPECT_FALSE(in_memory.wait(30s).front().ok());
 }
 
 }  // namespace

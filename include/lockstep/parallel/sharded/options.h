@@ -90,11 +90,11 @@ struct ShardOptions {
   // Level full: how many units are gathered ahead of their use, in the order of the step before.
   int prefetch = 1;
   // A folder for what this rank keeps and does not use: shards of the parameters where no whole
-  // stays (level full with private memory, or a compute_dtype), and what lockstep::optim's
-  // optimizers keep in ShardedModule::state_memory(). They lie in mapped files without names: any
-  // number of ranks and handles may use one folder, on one disk or each on its own, and nothing is
-  // left in it. Shards are read ahead in the order of the step before and leave memory after use.
-  // Empty: everything stays in memory. Parameters on the CPU only.
+  // stays (level full with private memory, or a compute_dtype), averages of gradients beside them,
+  // and what lockstep::optim's optimizers keep in ShardedModule::state_memory(). They lie in mapped
+  // files without names: any number of ranks and handles may use one folder, on one disk or each on
+  // its own, and nothing is left in it. Shards are read ahead in the order of the step before and
+  // leave memory after use. Empty: everything stays in memory. Parameters on the CPU only.
   std::string offload = {};
   // As DataParallelOptions has them.
   bool find_unused_parameters = false;
