@@ -5,6 +5,7 @@
 #include "support/temporary_folder.h"
 
 #include <lockstep/optim/adamw.h>
+#include <lockstep/parallel/sharded/sharded_build.h>
 
 #include <sys/resource.h>
 #include <csignal>
@@ -183,23 +184,34 @@ TEST(Offload, AFullDiskInAStepIsOneErrorAndChangesNothing) {
     EXPECT_TRUE(tensor.equal(before.at(name))) << name;
 }
 
-// 12 units of 4 MiB: parameters and Adam's two moments are 144 MiB.
+// 12 units of 4 MiB: parameters, gradients and Adam's two moments are 192 MiB. Made one unit at a
+// time, so that the whole is never in memory.
 constexpr int layers = 12;
+constexpr std::int64_t limit_bytes = std::int64_t{64} << 20;
+
+struct DeepImpl : torch::nn::Module {
+  explicit DeepImpl(ShardedBuild& build) {
+    for (int i = 0; i < layers; ++i)
+      all->push_back(
+          build.divided(torch::nn::Linear(torch::nn::LinearOptions(1024, 1024).bias(false))));
+    register_module("all", all);
+  }
+  torch::nn::Sequential all;
+};
 
 float train_under(const MemoryLimit* limit, const std::string& folder) {
   if (limit != nullptr) limit->join();
   at::set_num_threads(1);
   torch::manual_seed(1);
-  torch::nn::Sequential model;
-  for (int i = 0; i < layers; ++i)
-    model->push_back(torch::nn::Linear(torch::nn::LinearOptions(1024, 1024).bias(false)));
-  ShardedModule sharded = fully_shard(model, Group(), {.units = {"*"}, .offload = folder});
+  ShardedBuild build(Group(), {.offload = folder});
+  auto model = std::make_shared<DeepImpl>(build);
+  ShardedModule sharded = build.finish(model);
   optim::AdamW adamw(sharded.parameters(), torch::optim::AdamWOptions(0.001),
                      {.memory = sharded.state_memory()});
   at::Tensor loss;
   for (int step = 0; step < 3; ++step) {
     sharded.zero_grad();
-    loss = model->forward(values({2, 1024}, step)).square().mean();
+    loss = model->all->forward(values({2, 1024}, step)).square().mean();
     loss.backward();
     adamw.step();
   }
@@ -207,7 +219,7 @@ float train_under(const MemoryLimit* limit, const std::string& folder) {
 }
 
 TEST(Offload, AModelThatIsLargerThanTheMemoryLimitTrains) {
-  MemoryLimit limit(std::int64_t{112} << 20);
+  MemoryLimit limit(limit_bytes);
   if (!limit.is_there()) GTEST_SKIP() << "no control group with a memory limit can be made here";
   TemporaryFolder folder;
   float expected = train_under(nullptr, "");
