@@ -56,8 +56,8 @@ struct GroupStep {
                                            const GroupStep& step);
 
 // Brings what is kept to the format, layout and device of each parameter; what is undefined becomes
-// zeros, in one storage for many parameters, in their order. With `memory` the storage is there, and
-// so is then what was kept elsewhere.
+// zeros, in one storage for many parameters, in their order. With `memory` the storage is there,
+// and so is then what was kept elsewhere.
 void prepare_kept(std::vector<Slot>& slots, StateFormat format, StateMemory* memory = nullptr);
 
 // After the update: stand-ins go back into parameters with holes in their memory, and every

@@ -24,8 +24,8 @@
 // Gradients are in sharded.parameters(), not in the module's. So clip_grad_norm(), zero_grad() and
 // the optimizer are the handle's: what lies in .grad of a module's parameter instead says so, as an
 // InvalidArgument, to whoever takes it for a gradient (torch's optimizer built on the module,
-// torch::nn::utils::clip_grad_norm_, module->zero_grad()). A step without a reduced backward() since
-// zero_grad() is InvalidArgument too.
+// torch::nn::utils::clip_grad_norm_, module->zero_grad()). A step without a reduced backward()
+// since zero_grad() is InvalidArgument too.
 // What replaces the module's tensors (to(), load(), set_data()) is noticed at the next backward()
 // and is InvalidArgument. What is written into them in place (p.mul_(0.9), nn::init) is kept: every
 // rank's shard takes its part of that rank's result.

@@ -77,7 +77,7 @@ struct ShardOptions {
   //
   //   loss(model->forward(batch)).backward();
   //   adamw.step();                            // optimizer.bytes_moved() counts
-  //   sharded.zero_grad();                     // before the next forward(): averages are not needed
+  //   sharded.zero_grad();                     // before the next forward(): averages are over
   //
   // Whatever else uses such a .grad (clip_grad_norm(), clip_norm(), GradScaler, torch's optimizers,
   // an operation) computes it first, with one more pass; so does the next forward() for one that is
