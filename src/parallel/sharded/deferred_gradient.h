@@ -1,13 +1,13 @@
-// DeferredGradient: the average of a unit's gradients over the ranks, in this rank's range, computed
-// where it is used (ShardOptions::reduce_in_step).
+// DeferredGradient: the average of a unit's gradients over the ranks, in this rank's range,
+// computed where it is used (ShardOptions::reduce_in_step).
 //
 // Each rank's gradients lie in its row of memory that all ranks of the host share. An optimizer of
 // ours reads the average piece by piece, summed from the rows in the group's fixed order: bit for
 // bit what reduce_scatter() gives. For every other use, the first one computes all of it.
 //
 // A peer's row is read from the end of the backward() that filled it until this rank takes part in
-// the next gather, or in the meeting that GradientFlow has instead: no rank writes to its row before
-// all ranks have. settle() is called then.
+// the next gather, or in the meeting that GradientFlow has instead: no rank writes to its row
+// before all ranks have. settle() is called then.
 //
 // Thread-safe, but settle().
 #pragma once

@@ -25,8 +25,8 @@ struct MemoryNeed {
 [[nodiscard]] std::optional<MemoryNeed> first_shortage(std::span<const MemoryNeed> needs);
 
 // Host memory of one of `world` ranks beyond that of the parameters as they are now: shards, wholes
-// and gradients by level, and the largest unit and its gradients in flight. The optimizer's state is
-// not known, and not counted.
+// and gradients by level, and the largest unit and its gradients in flight. The optimizer's state
+// is not known, and not counted.
 [[nodiscard]] std::int64_t bytes_needed(const std::vector<shard::NamedParameter>& parameters,
                                         const std::vector<shard::PlannedUnit>& plan, int world,
                                         const ShardOptions& options);

@@ -8,9 +8,9 @@
 // optimizer and gradients, and node-shared storage) and the dtypes are the same, the shard is this
 // rank's range of it, and gathering is in place.
 //
-// Node-shared storage: the whole is one mapping of all ranks. Its range of a rank is written by that
-// rank alone, and only while no rank reads it: Residency orders that. Whoever writes the whole does
-// it in a copy of his own, of which write_back() takes this rank's range.
+// Node-shared storage: the whole is one mapping of all ranks. Its range of a rank is written by
+// that rank alone, and only while no rank reads it: Residency orders that. Whoever writes the whole
+// does it in a copy of his own, of which write_back() takes this rank's range.
 //
 // Not thread-safe: Residency holds its mutex.
 #pragma once
@@ -93,8 +93,8 @@ class Unit {
   void finish_gather();
   // Local.
   void release();
-  // Of a node-shared unit that is present. Collective and blocking: from here to release() the whole
-  // is a copy of this rank. When it returns, every rank has begun to make its own.
+  // Of a node-shared unit that is present. Collective and blocking: from here to release() the
+  // whole is a copy of this rank. When it returns, every rank has begun to make its own.
   void take_copy();
   [[nodiscard]] bool has_copy() const { return copy_.defined(); }
   // Collective and blocking: returns when every rank is here.

@@ -8,8 +8,8 @@
 // Level optimizer keeps the buffer, and averages stay in it; the other levels use one from the pool
 // and keep the averages beside the shard.
 //
-// With reduce_in_step the buffer is this rank's row in memory of all ranks: post() has nothing to do,
-// and publish() leaves averages that are computed where they are used (deferred_gradient.h).
+// With reduce_in_step the buffer is this rank's row in memory of all ranks: post() has nothing to
+// do, and publish() leaves averages that are computed where they are used (deferred_gradient.h).
 //
 // Not thread-safe: GradientFlow holds its mutex.
 #pragma once
