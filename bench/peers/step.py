@@ -2,7 +2,8 @@
 
 With --serve this process is one rank that another program started: it says `{"ready": true,
 "fused": ...}`, and then for each line on standard input, which is a number of steps, makes those
-steps and says how long each took. Between lines it blocks and uses no processor.
+steps and says how long each took and what the rank holds after the last one. Between lines it
+blocks and uses no processor.
 """
 import argparse
 import resource
@@ -46,6 +47,16 @@ def build(options):
     return model, forward, torch.optim.AdamW(model.parameters(), **settings)
 
 
+def held_bytes(tensors):
+    """Bytes of the distinct memories behind this rank's parts of the tensors."""
+    memories = {}
+    for tensor in tensors:
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        memory = local.untyped_storage()
+        memories[memory.data_ptr()] = memory.nbytes()
+    return sum(memories.values())
+
+
 class Work:
     def __init__(self, rank, options):
         self.model, self.forward, self.optimizer = build(options)
@@ -60,13 +71,24 @@ class Work:
         self.optimizer.step()
         self.losses.append(loss.item())
 
+    def held_bytes(self):
+        """Parameters, gradients and the optimizer's state of this rank, between steps."""
+        parameters = list(self.model.parameters())
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        # ZeroRedundancyOptimizer wraps the one that keeps the state.
+        optimizer = getattr(self.optimizer, "optim", self.optimizer)
+        state = [value for kept in optimizer.state.values() for value in kept.values()
+                 if torch.is_tensor(value) and value.dim() > 0]
+        return held_bytes(parameters + gradients + state)
+
 
 def serve(rank, options):
     work = Work(rank, options)
     seconds_of(work.step, 0)  # the uncounted steps
     emit(ready=True, fused=bool(work.optimizer.defaults["fused"]))
     for line in sys.stdin:
-        emit(seconds=seconds_of(work.step, int(line), warmup=0), losses=work.losses[:KEPT_LOSSES])
+        seconds = seconds_of(work.step, int(line), warmup=0)
+        emit(seconds=seconds, losses=work.losses[:KEPT_LOSSES], bytes=work.held_bytes())
 
 
 def run_once(rank, world, options):
@@ -76,7 +98,7 @@ def run_once(rank, world, options):
         peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         emit(model=options.model, mode=options.mode, ranks=world, fused=options.fused,
              min=min(seconds), median=median(seconds), peak_rss_mb=peak_rss,
-             losses=work.losses[:KEPT_LOSSES])
+             bytes=work.held_bytes(), losses=work.losses[:KEPT_LOSSES])
 
 
 def main():

@@ -8,6 +8,8 @@
 #include "apps/bench/step/modes.h"
 #include "apps/bench/step/rank.h"
 #include "apps/bench/step/step.h"
+#include "apps/bench/step/tail.h"
+#include "apps/bench/step/trigger.h"
 
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
@@ -39,7 +41,19 @@ void declare_step_rank(CLI::App& command, StepRankOptions& options) {
   command.add_flag("--fused", options.fused, "");
 }
 
+void declare_tail_rank(CLI::App& command, TailSizes& sizes, int& threads) {
+  command.add_option("--tensors", sizes.tensors, "")->check(CLI::Range(1, 100000));
+  command.add_option("--elements", sizes.elements, "")->check(CLI::Range(1, 1 << 30));
+  command.add_option("--threads", threads, "")->check(CLI::Range(1, 1024));
+}
+
 void declare_step(CLI::App& command, StepOptions& options) {
+  command
+      .add_option("--measure", options.parts,
+                  "modes (the tables of steps), tail (sync and AdamW in one pass), trigger (what "
+                  "noticing parameters costs); else all, or with --mode only modes")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"modes", "tail", "trigger"}));
   command.add_option("--model", options.model, "mlp or gpt")
       ->check(CLI::IsMember({"mlp", "gpt"}))
       ->capture_default_str();
@@ -107,7 +121,7 @@ void declare_memory(CLI::App& command, MemoryOptions& options) {
   command.add_option_function("--counted", read_sizes(options.counted),
                               "model of the counters, width x layers (512x8)");
   command.add_option_function("--measured", read_sizes(options.measured),
-                              "model whose pages are measured (4096x12)");
+                              "model whose pages are measured (2048x48)");
   command.add_option_function("--limited", read_sizes(options.limited),
                               "model of three times a rank's memory (2048x64)");
   command.add_option("--steps", options.steps, "training steps before anything is read")
@@ -192,6 +206,12 @@ int main(int count, char** words) {
   StepRankOptions rank_options;
   CLI::App* rank = app.add_subcommand("step-rank", "")->group("");  // what `step` starts
   declare_step_rank(*rank, rank_options);
+  TailSizes tail_sizes;
+  int rank_threads = 1;
+  CLI::App* tail_rank = app.add_subcommand("tail-rank", "")->group("");
+  declare_tail_rank(*tail_rank, tail_sizes, rank_threads);
+  CLI::App* trigger_rank = app.add_subcommand("trigger-rank", "")->group("");
+  trigger_rank->add_option("--threads", rank_threads, "")->check(CLI::Range(1, 1024));
   MemoryOptions memory_options;
   CLI::App* memory = app.add_subcommand(
       "memory", "what a rank holds at each level of sharding, beside what the formulas say");
@@ -219,6 +239,8 @@ int main(int count, char** words) {
     if (rank->parsed()) return serve_steps(rank_options);
     if (collectives_rank->parsed()) return serve_collectives(pipes);
     if (collectives->parsed()) compare_collectives(collectives_options);
+    if (tail_rank->parsed()) return serve_tails(tail_sizes, rank_threads);
+    if (trigger_rank->parsed()) return serve_trigger(rank_threads);
     if (memory_rank->parsed()) return serve_memory(memory_rank_options);
     if (memory->parsed()) measure_memory(memory_options);
     if (step->parsed()) compare_steps(step_options);

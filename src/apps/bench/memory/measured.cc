@@ -18,7 +18,7 @@ RankMemory rank_memory_of(const nlohmann::json& answer) {
           .peak_units = answer.at("peak_units"),
           .before = resident_of(answer.at("before")),
           .after = resident_of(answer.at("after")),
-          .trimmed = resident_of(answer.at("trimmed")),
+          .idle = resident_of(answer.at("idle")),
           .seconds = answer.at("seconds").get<std::vector<double>>()};
 }
 

@@ -15,12 +15,13 @@ namespace lockstep::apps {
 // Of one rank (rank.h).
 struct RankMemory {
   std::int64_t parameters = 0, kept = 0, units = 0, peak_units = 0;
-  Resident before, after, trimmed;
+  Resident before, after, idle;
   std::vector<double> seconds;
 
   // What the model has cost.
   [[nodiscard]] std::int64_t growth() const { return after.pss - before.pss; }
-  [[nodiscard]] std::int64_t trimmed_growth() const { return trimmed.pss - before.pss; }
+  // The same without gradients.
+  [[nodiscard]] std::int64_t idle_growth() const { return idle.pss - before.pss; }
 };
 [[nodiscard]] RankMemory rank_memory_of(const nlohmann::json& answer);
 

@@ -94,12 +94,12 @@ nlohmann::json answer_to(const Order& order, const MlpSizes& sizes, const Group&
   }
   answer["seconds"] = seconds;
   answer["after"] = json_of(together(world));
-  trim_malloc();
-  answer["trimmed"] = json_of(together(world));
   answer["parameters"] = sizes.parameters();
   answer["kept"] = training->held_bytes() - training->unit_bytes();
   answer["units"] = training->unit_bytes();
   answer["peak_units"] = training->peak_unit_bytes();
+  training->zero_grad();
+  answer["idle"] = json_of(together(world));
   return answer;
 }
 

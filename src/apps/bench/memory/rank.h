@@ -14,7 +14,7 @@ namespace lockstep::apps {
 //   units        bytes of units in flight and pooled, after the last step
 //   peak_units   bytes of units in flight, the most after the first step
 //   before       PSS before the model was made, after a small one has warmed the libraries up
-//   after        PSS after the last step; `trimmed`: after malloc has given back what is free
+//   after        PSS after the last step, with its gradients; `idle`: after zero_grad()
 //   seconds      of each step
 //
 // BUILD is `whole`, or `parts`: each layer is divided when it has been made (ShardedBuild).

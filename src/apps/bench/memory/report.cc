@@ -14,23 +14,13 @@ namespace {
 
 void print_json(const MemoryRow& row) {
   Spread seconds = spread_of(row.seconds);
-  nlohmann::ordered_json object{{"bench", "memory"},
-                                {"system", "lockstep"},
-                                {"model", row.model},
-                                {"mode", row.mode},
-                                {"ranks", row.ranks},
-                                {"min_s", seconds.min},
-                                {"p50_s", seconds.p50},
-                                {"bytes", row.bytes},
-                                {"row", row.kind},
-                                {"dtype", row.dtype},
-                                {"parameters", row.parameters},
-                                {"expected_bytes", row.expected},
-                                {"ratio", row.ratio()},
-                                {"met", row.goal.met(row.ratio())},
-                                {"units_bytes", row.units},
-                                {"peak_units_bytes", row.peak_units}};
-  if (row.trimmed > 0) object["trimmed_bytes"] = row.trimmed;
+  nlohmann::ordered_json object{
+      {"bench", "memory"},    {"system", "lockstep"},         {"model", row.model},
+      {"mode", row.mode},     {"ranks", row.ranks},           {"min_s", seconds.min},
+      {"p50_s", seconds.p50}, {"bytes", row.bytes},           {"row", row.kind},
+      {"dtype", row.dtype},   {"parameters", row.parameters}, {"expected_bytes", row.expected},
+      {"ratio", row.ratio()}, {"units_bytes", row.units},     {"peak_units_bytes", row.peak_units}};
+  if (row.goal) object["met"] = row.goal->met(row.ratio());
   if (row.limit > 0) object["limit_bytes"] = row.limit;
   print_to(stdout, "{}\n", object.dump());
 }
@@ -40,9 +30,7 @@ void print_line(const MemoryRow& row) {
   print_to(stdout, "{:<12}{:<16}{:<18}{:<9}{:>2}{:>11}{:>9.3f}{:>9.3f}{:>8.3f}  {}", row.kind,
            row.model, row.mode, row.dtype, row.ranks, format_bytes(row.bytes),
            static_cast<double>(row.bytes) / parameters, row.expected / parameters, row.ratio(),
-           verdict_of(row.goal, row.ratio()));
-  if (row.trimmed > 0)
-    print_to(stdout, "; trimmed {:.3f}", static_cast<double>(row.trimmed) / row.expected);
+           row.goal ? verdict_of(*row.goal, row.ratio()) : "no goal");
   if (row.peak_units > 0) print_to(stdout, "; in flight {}", format_bytes(row.peak_units));
   if (row.limit > 0) print_to(stdout, "; limit {}: trained", format_bytes(row.limit));
   print_to(stdout, "\n");

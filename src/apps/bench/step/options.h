@@ -7,6 +7,8 @@
 namespace lockstep::apps {
 
 struct StepOptions {
+  // modes, tail, trigger; empty: all, or only modes where some are named.
+  std::vector<std::string> parts = {};
   std::string model = "mlp";                                // mlp, gpt
   std::vector<std::string> modes = {};                      // ours; empty: the whole table
   std::vector<std::string> against = {};                    // PyTorch's; empty: the counterparts

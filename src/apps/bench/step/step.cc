@@ -3,8 +3,12 @@
 #include "apps/bench/python.h"
 #include "apps/bench/step/modes.h"
 #include "apps/bench/step/report.h"
+#include "apps/bench/step/tail.h"
+#include "apps/bench/step/trigger.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <string_view>
 #include <utility>
 
 namespace lockstep::apps {
@@ -65,15 +69,26 @@ void run_rounds(StepContenders& contenders, const StepOptions& options) {
       contenders[(i + round) % contenders.size()]->take_turn(options.steps);
 }
 
-}  // namespace
-
-void compare_steps(const StepOptions& options) {
+void compare_modes(const StepOptions& options) {
   for (const std::string& optimizer : options.optimizers) {
     StepContenders contenders = start(options, optimizer == "fused");
     run_rounds(contenders, options);
     options.json ? print_json(options, optimizer, contenders)
                  : print_table(options, optimizer, contenders);
   }
+}
+
+}  // namespace
+
+void compare_steps(const StepOptions& options) {
+  bool named = !options.modes.empty() || !options.against.empty();
+  auto wanted = [&](const char* part) {
+    if (options.parts.empty()) return !named || std::string_view(part) == "modes";
+    return std::ranges::find(options.parts, part) != options.parts.end();
+  };
+  if (wanted("modes")) compare_modes(options);
+  if (wanted("tail")) compare_tails(options, {});
+  if (wanted("trigger")) measure_trigger(options);
 }
 
 }  // namespace lockstep::apps

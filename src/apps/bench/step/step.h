@@ -5,8 +5,9 @@
 
 namespace lockstep::apps {
 
-// For each kind of AdamW: starts the contenders, lets them work in turn, each round beginning with
-// another, and prints what came out, with the ratios that have a goal. Throws BadInput for options
+// Three parts: for each kind of AdamW, starts the contenders, lets them work in turn, each round
+// beginning with another, and prints what came out, with the ratios that have a goal; then the tail
+// of a step (tail.h) and the trigger (trigger.h). Throws BadInput for options
 // that make no sense, before anything is started, and Error when a rank ended.
 void compare_steps(const StepOptions& options);
 

@@ -29,8 +29,9 @@ class Training {
   // A model that is divided already.
   Training(std::shared_ptr<BenchModel> model, ShardedModule sharded, bool fused);
 
-  // Returns the loss.
+  // Returns the loss. Gradients are there until the next step().
   double step();
+  void zero_grad();
 
   // Parameters, gradients and optimizer state of this rank, by counters: those of the handle, and
   // those of the memory behind tensors elsewhere. Between step() and the next one.
@@ -44,7 +45,6 @@ class Training {
 
  private:
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
-  void zero_grad();
 
   std::shared_ptr<BenchModel> model_;
   std::optional<DistributedDataParallel> ddp_;
