@@ -28,16 +28,18 @@ AdamConstants constants_of(const AdamRule& rule, const GroupStep& step, std::int
 
 void update_plain(const AdamConstants& constants, const Run& run, std::int64_t begin,
                   std::int64_t end) {
-  auto kept = [&](int which) -> float* {
-    std::byte* data = run.kept[which].data;
-    return data == nullptr ? nullptr : reinterpret_cast<float*>(data) + begin;
-  };
-  update_adam(constants, AdamSpan{.parameter = reinterpret_cast<float*>(run.parameter) + begin,
-                                  .gradient = reinterpret_cast<const float*>(run.gradient) + begin,
-                                  .average = kept(0),
-                                  .square = kept(1),
-                                  .greatest_square = kept(2),
-                                  .count = end - begin});
+  for_each_part(run, begin, end, [&](std::int64_t first, std::int64_t last, const float* gradient) {
+    auto kept = [&](int which) -> float* {
+      std::byte* data = run.kept[which].data;
+      return data == nullptr ? nullptr : reinterpret_cast<float*>(data) + first;
+    };
+    update_adam(constants, AdamSpan{.parameter = reinterpret_cast<float*>(run.parameter) + first,
+                                    .gradient = gradient,
+                                    .average = kept(0),
+                                    .square = kept(1),
+                                    .greatest_square = kept(2),
+                                    .count = last - first});
+  });
 }
 
 void update_by_tiles(const AdamConstants& constants, const Run& run, std::int64_t begin,

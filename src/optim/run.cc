@@ -101,8 +101,7 @@ void close(const KeptMemory& kept, std::int64_t begin, std::int64_t count, const
 }  // namespace
 
 bool Run::is_plain() const {
-  return master == nullptr && source == nullptr &&
-         std::all_of(kept.begin(), kept.end(), [](const KeptMemory& memory) {
+  return master == nullptr && std::all_of(kept.begin(), kept.end(), [](const KeptMemory& memory) {
            return memory.format == StateFormat::float32;
          });
 }

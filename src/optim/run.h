@@ -6,10 +6,12 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <span>
 #include <vector>
 
@@ -37,7 +39,7 @@ struct Run {
   float* master = nullptr;  // null: the parameter is float32
   std::array<KeptMemory, 3> kept;
 
-  // Whether all of it is float32, so that a kernel needs no buffers.
+  // Whether all of it is float32, so that a kernel needs no buffers but perhaps for gradients.
   [[nodiscard]] bool is_plain() const;
   // That an update reads and writes, for each element.
   [[nodiscard]] double bytes_an_element() const;
@@ -50,6 +52,21 @@ struct Run {
 // begin at multiples of block_elements.
 void for_each_piece(std::span<const Run> runs,
                     const std::function<void(std::size_t, std::int64_t, std::int64_t)>& update);
+
+// For plain runs: calls update(begin, end, gradient) for parts of [begin, end), `gradient` being that
+// of the part's first element. Where gradients are computed as they are used, a part fits the first
+// cache.
+template <typename Update>
+void for_each_part(const Run& run, std::int64_t begin, std::int64_t end, Update&& update) {
+  if (run.source == nullptr)
+    return update(begin, end, reinterpret_cast<const float*>(run.gradient) + begin);
+  alignas(64) std::array<float, 4096> gradient;
+  for (; begin < end; begin += std::ssize(gradient)) {
+    std::int64_t count = std::min(std::ssize(gradient), end - begin);
+    run.source->read(run.source_begin + begin, count, gradient.data());
+    update(begin, begin + count, gradient.data());
+  }
+}
 
 // Adds what an update of all runs reads and writes to step.bytes_moved.
 void count_bytes(std::span<const Run> runs, const GroupStep& step);

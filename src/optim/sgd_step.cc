@@ -26,10 +26,12 @@ SgdConstants constants_of(const SgdRule& rule, const GroupStep& step, bool first
 void update_plain(const SgdConstants& constants, const Run& run, std::int64_t begin,
                   std::int64_t end) {
   auto* buffer = reinterpret_cast<float*>(run.kept[0].data);
-  update_sgd(constants, {.parameter = reinterpret_cast<float*>(run.parameter) + begin,
-                         .gradient = reinterpret_cast<const float*>(run.gradient) + begin,
-                         .momentum_buffer = buffer == nullptr ? nullptr : buffer + begin,
-                         .count = end - begin});
+  for_each_part(run, begin, end, [&](std::int64_t first, std::int64_t last, const float* gradient) {
+    update_sgd(constants, {.parameter = reinterpret_cast<float*>(run.parameter) + first,
+                           .gradient = gradient,
+                           .momentum_buffer = buffer == nullptr ? nullptr : buffer + first,
+                           .count = last - first});
+  });
 }
 
 void update_by_tiles(const SgdConstants& constants, const Run& run, std::int64_t begin,

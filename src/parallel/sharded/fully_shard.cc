@@ -138,6 +138,7 @@ Unsharded ShardedModule::unsharded() {
 }
 void ShardedModule::unshard() { state_->unshard(); }
 ShardedMemory ShardedModule::memory() const { return state_->memory(); }
+void ShardedModule::free_buffers() { state_->flow->free_buffers(); }
 void ShardedModule::reset_peak_memory() { state_->reset_peak_memory(); }
 const Group& ShardedModule::group() const { return state_->groups.whole; }
 

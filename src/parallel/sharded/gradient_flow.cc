@@ -335,6 +335,12 @@ bool GradientFlow::has_gradients() {
   });
 }
 
+void GradientFlow::free_buffers() {
+  std::lock_guard lock(mutex_);
+  for (const auto& gradients : gradients_)
+    if (gradients) gradients->free_buffers();
+}
+
 std::int64_t GradientFlow::kept_bytes() {
   std::lock_guard lock(mutex_);
   std::int64_t bytes = 0;

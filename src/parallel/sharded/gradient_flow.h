@@ -66,6 +66,7 @@ class GradientFlow final : public std::enable_shared_from_this<GradientFlow> {
   // Whether a slice has one.
   [[nodiscard]] bool has_gradients();
 
+  void free_buffers();
   // Bytes of gradients that are there between backward() and the next step.
   [[nodiscard]] std::int64_t kept_bytes();
 

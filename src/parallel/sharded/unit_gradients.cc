@@ -197,11 +197,6 @@ void UnitGradients::clear(bool set_to_none) {
   auto zero = [](const at::Tensor& tensor) {
     if (has_gradient(tensor)) tensor.mutable_grad() = tensor.grad().detach().zero_();
   };
-  // Where parameters exist once a host, buffers of each rank would be most of the memory.
-  if (set_to_none && unit_.is_node_shared()) {
-    if (!unit_.settings().offload) averages_.reset();
-    pool_->clear();
-  }
   for (int i = 0; i < static_cast<int>(unit_.slices().size()); ++i) {
     const at::Tensor& slice = unit_.slices()[static_cast<std::size_t>(i)];
     const at::Tensor& parameter = unit_.parameters()[static_cast<std::size_t>(i)].tensor;
@@ -214,6 +209,11 @@ void UnitGradients::clear(bool set_to_none) {
     }
     absent_.leave_in_slice(i);
   }
+}
+
+void UnitGradients::free_buffers() {
+  if (!unit_.settings().offload) averages_.reset();
+  pool_->clear();
 }
 
 void UnitGradients::end_keeping() {

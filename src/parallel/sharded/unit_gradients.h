@@ -57,6 +57,9 @@ class UnitGradients {
   // A backward() inside no_sync() is over: there is nothing yet for a step.
   void end_keeping();
 
+  // What no gradient needs now.
+  void free_buffers();
+
   // Bytes that stay after publish(), and whole gradients that keep() has left in the module.
   [[nodiscard]] std::int64_t kept_bytes() const;
 

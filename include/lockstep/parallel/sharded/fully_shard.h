@@ -158,6 +158,10 @@ class [[nodiscard]] ShardedModule {
   [[nodiscard]] ShardedMemory memory() const;
   // Local. What is in flight now is the peak.
   void reset_peak_memory();
+  // Local. Between steps, after zero_grad(): buffers that wait for the next step go back to the
+  // system, so that only parameters and the optimizer's state are left. The next step makes them
+  // anew.
+  void free_buffers();
 
   // Local. Where lockstep::optim's optimizers put their state when ShardOptions::offload names a
   // folder; null when it does not. Others' state stays in memory.
