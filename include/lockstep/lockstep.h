@@ -23,3 +23,4 @@
 #include <lockstep/optim/sgd.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
+#include <lockstep/parallel/sharded/sharded_build.h>

@@ -48,7 +48,7 @@ std::string explained(const Unit& unit, const shard::StorageUse& use, const char
 void Residency::pin(int unit, const shard::StorageUse& use) {
   std::lock_guard lock(mutex_);
   Unit& used = *units_[static_cast<std::size_t>(unit)];
-  forget_write();
+  if (use.writes || unit != undoable_) forget_write();
   try {
     bring(unit);
     if (use.writes && used.is_node_shared() && !used.has_copy()) used.take_copy();

@@ -57,8 +57,8 @@ class Residency {
   void end_iteration(bool failed = false);
   // Shards have new values.
   void invalidate();
-  // If the last use was aten::mul_ on a parameter: it has not happened. An optimizer with weight
-  // decay multiplies before it looks at the gradient.
+  // If the last write was aten::mul_ on a parameter, and nothing but its unit was used since: it has
+  // not happened. An optimizer with weight decay multiplies before it looks at the gradient.
   void undo_last_write();
   // All ranks are past their uses of what is gathered here now.
   void all_have_read();

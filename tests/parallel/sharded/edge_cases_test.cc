@@ -110,6 +110,21 @@ TEST_P(ShardedEdgeCase, InferenceMode) {
   });
 }
 
+TEST_P(ShardedEdgeCase, DividedInsideInferenceMode) {
+  for (int ranks : {1, 3})
+    run_as_threads(ranks, [](Group group) {
+      torch::nn::Linear model(4, 6);
+      c10::InferenceMode inference;
+      torch::nn::Linear untrainable(4, 6);
+      auto refused = [&] { auto sharded = fully_shard(untrainable, group); };
+      expect_words(message_of<InvalidArgument>(refused), {"weight", "InferenceMode"});
+      auto sharded = fully_shard(model, group, {.level = GetParam()});
+      c10::InferenceMode over(false);
+      model->forward(Pair::input()).sum().backward();
+      EXPECT_TRUE(sharded.parameters()[0].grad().defined());
+    });
+}
+
 TEST_P(ShardedEdgeCase, SeveralThreadsInForward) {
   run([](Pair& pair, Group group) {
     std::optional<Unsharded> scope;

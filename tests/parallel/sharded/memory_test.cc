@@ -64,6 +64,19 @@ TEST(ShardedMemoryInFlight, IsTheUnitsInUseAndOneAhead) {
     });
 }
 
+TEST(ShardedMemoryInFlight, EachUnitStaysOrGoesAfterForwardAsItsRuleSays) {
+  run_as_threads(2, [](Group group) {
+    auto model = square_layers();
+    auto sharded = fully_shard(
+        model, group,
+        {.units = {{"0", false}, {"2", true}, "*"}, .reshard_after_forward = true, .prefetch = 0});
+    at::Tensor output = model->forward(values({2, width}, 1));
+    EXPECT_EQ(sharded.memory().in_flight, 2 * 4 * block);  // the first stays, the last is in use
+    output.sum().backward();
+    EXPECT_EQ(sharded.memory().in_flight, 0);
+  });
+}
+
 TEST(ShardedMemoryInFlight, GradientsKeptByNoSyncCount) {
   run_as_threads(2, [](Group group) {
     auto model = square_layers();

@@ -42,5 +42,44 @@ TEST(ShardedTouch, ThatNobodyElseMakesEndsWithTheDeadline) {
       std::chrono::seconds(10));
 }
 
+TEST(ShardedTouch, InAnotherOrderOnOneRankIsAMismatchThatNamesBoth) {
+  std::mutex mutex;
+  std::vector<std::string> texts;
+  auto body = [&](Group group) {
+    Pair pair(group);
+    std::string text = message_of<Mismatch>([&] {
+      int first = group.rank() == 2 ? 1 : 0;
+      (void)pair.layer(first).weight.sum();
+      (void)pair.layer(1 - first).bias.sum();
+    });
+    std::lock_guard lock(mutex);
+    texts.push_back(text);
+  };
+  run_as_threads(3, body, std::chrono::seconds(10));
+  ASSERT_EQ(texts.size(), 3U);
+  for (const std::string& text : texts) expect_words(text, {"aten::sum", "unit 0", "unit 1"});
+}
+
+// Units are gathered ahead in the order of the step before; another one is served all the same.
+TEST(ShardedTouch, OutOfTheOrderOfTheStepBeforeWaitsForItsTurn) {
+  for (int prefetch : {0, 1, 2})
+    run_as_threads(3, [&](Group group) {
+      Pair pair(group, {.prefetch = prefetch});
+      auto step = [&](bool turned) {
+        pair.sharded->zero_grad();
+        pair.plain->zero_grad();
+        for (bool sharded : {true, false}) {
+          auto& first = sharded ? pair.layer(turned ? 1 : 0) : pair.plain_layer(turned ? 1 : 0);
+          auto& second = sharded ? pair.layer(turned ? 0 : 1) : pair.plain_layer(turned ? 0 : 1);
+          at::Tensor x = turned ? values({3, 6}, 5) : Pair::input();
+          second.forward(first.forward(x)).square().sum().backward();
+        }
+        expect_same_gradients(pair);
+      };
+      for (bool turned : {false, false, true, false, true, true}) step(turned);
+      pair.use();
+    });
+}
+
 }  // namespace
 }  // namespace lockstep
