@@ -1,17 +1,19 @@
 #include "comm/shm_backend.h"
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/environment.h>
+#include <lockstep/base/check.h>
 #include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
 
 #include "comm/element_type.h"
 #include "comm/node_shared.h"
 #include "comm/shm/endpoint.h"
 
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/full.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <exception>
 #include <optional>
 #include <string>
 #include <utility>
@@ -100,10 +102,15 @@ class ShmBackend : public Backend {
     auto tag = node_shared_tag(sizes, options);
     int owner = group_.members().front();
     const auto& peers = endpoint_->peers();
-    auto offset = at::zeros({1}, at::kLong);
+    auto offset = at::full({1}, -1, at::kLong);
+    std::exception_ptr no_room;
     if (rank() == 0) {
-      auto* block = endpoint_->arena()->allocate_held(bytes, size());
-      offset.fill_(block - peers.base(owner));
+      try {
+        auto* block = endpoint_->arena()->allocate_held(bytes, size());
+        offset.fill_(block - peers.base(owner));
+      } catch (const BadInput&) {
+        no_room = std::current_exception();
+      }
     }
     wait(post({.collective = Collective::broadcast,
                .root = 0,
@@ -112,6 +119,11 @@ class ShmBackend : public Backend {
                .tag = tag,
                .timeout = timeout,
                .where = where}));
+    if (no_room) std::rethrow_exception(no_room);
+    check_input(offset.item<std::int64_t>() >= 0,
+                "empty_node_shared: {} do not fit into the arena of the group's first rank, whose "
+                "error says more",
+                format_bytes(static_cast<std::int64_t>(bytes)));
     auto* block = peers.base(owner) + offset.item<std::int64_t>();
     auto mapping = peers.mapping(owner);
     return tensor_at(block, sizes, options, [mapping, block](void*) { shm::Arena::let_go(block); });

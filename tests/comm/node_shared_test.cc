@@ -80,6 +80,15 @@ TEST_P(NodeShared, OfDifferentSizesIsAMismatch) {
   });
 }
 
+// 64 GB of address space are more than the tests' arenas have; the group goes on.
+TEST(NodeSharedOnShm, WithoutRoomIsBadInputOnEveryRank) {
+  run_group(Engine::shm, 3, [](Group group) {
+    EXPECT_THROW((void)group.empty_node_shared({std::int64_t{1} << 34}, at::kFloat), BadInput);
+    auto shared = group.empty_node_shared({5}, at::kFloat);
+    group.barrier().wait();
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Engines, NodeShared, testing::Values(Engine::local, Engine::shm),
                          [](const auto& test) { return std::string(name_of(test.param)); });
 

@@ -46,12 +46,13 @@ Bytes bytes_of(const at::Tensor& parameter, int world, const ShardOptions& optio
   std::int64_t gradient = parameter.requires_grad() ? whole : 0;
   bool shared = options.storage == ShardStorage::node_shared;
   bool in_whole = own == computed && (shared || options.level != ShardLevel::full);
-  Bytes bytes{.in_flight = options.level == ShardLevel::optimizer ? 0 : gradient};
+  bool stays = options.level == ShardLevel::optimizer || options.reduce_in_step;
+  Bytes bytes{.in_flight = stays ? 0 : gradient};
   if (options.level == ShardLevel::full && !shared) bytes.in_flight += whole;
   if (!in_whole) bytes.kept += resident;
   if (shared) bytes.kept += whole / world;
   if (!shared && options.level != ShardLevel::full) bytes.kept += whole;
-  bytes.kept += options.level == ShardLevel::optimizer ? gradient : gradient == 0 ? 0 : resident;
+  bytes.kept += stays ? gradient : gradient == 0 ? 0 : resident;
   return bytes;
 }
 

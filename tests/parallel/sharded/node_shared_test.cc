@@ -296,6 +296,31 @@ TEST(NodeSharedStorage, OfDifferentOptionsIsAMismatch) {
   });
 }
 
+TEST(NodeSharedStorage, OnTwoAxesEachCopyIsSharedByItsRanks) {
+  Problem problem = problems()[0];
+  History expected = one_process(problem, adamw(), 4, 3);
+  for (Engine engine : {Engine::local, Engine::shm})
+    run_group(engine, 4, [&](Group group) {
+      Mesh mesh(group, {{"copies", 2}, {"shards", 2}});
+      for (ShardLevel level : all_levels)
+        expect_same_history(expected, problem, mesh, shared({.level = level}), adamw());
+    });
+}
+
+// 64 MB an arena would not do for twelve handles of 12 MB each.
+TEST(NodeSharedStorage, IsFreedWithItsHandle) {
+  run_group(Engine::shm, 2, [](Group group) {
+    for (int round = 0; round < 12; ++round) {
+      torch::nn::Linear model(torch::nn::LinearOptions(1024, 1024).bias(false));
+      ShardOptions options = shared();
+      options.reduce_in_step = true;
+      auto sharded = fully_shard(model, group, options);
+      model->forward(at::ones({1, 1024})).sum().backward();
+      group.barrier().wait();
+    }
+  });
+}
+
 // Proportional set size of this process, in bytes: what is mapped by N processes counts 1/N.
 double proportional_bytes() {
   std::ifstream file("/proc/self/smaps_rollup");
