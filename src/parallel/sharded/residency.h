@@ -10,11 +10,11 @@
 // being recorded, because nobody tells when an evaluation ends.
 //
 // Node-shared storage: a rank's update of its shard is at once what all ranks read, so it has to
-// wait until none of them reads the values before. That is known at the end of a reduced backward(),
-// where all ranks meet. If a unit was gathered since (an evaluation between backward() and step()),
-// or unsharded() is open, all ranks meet before the first write to a shard. Nothing is ever gathered
-// ahead across a step that somebody reads: what is outdated is gathered again. Writes to whole
-// parameters go to copies.
+// wait until none of them reads the values before. That is known at the end of a reduced
+// backward(), where all ranks meet. If a unit was gathered since (an evaluation between backward()
+// and step()), or unsharded() is open, all ranks meet before the first write to a shard. Nothing is
+// ever gathered ahead across a step that somebody reads: what is outdated is gathered again. Writes
+// to whole parameters go to copies.
 //
 // What is posted depends on nothing but the sequence of uses, so it is the same on all ranks that
 // use units in the same order.
@@ -57,8 +57,8 @@ class Residency {
   void end_iteration(bool failed = false);
   // Shards have new values.
   void invalidate();
-  // If the last write was aten::mul_ on a parameter, and nothing but its unit was used since: it has
-  // not happened. An optimizer with weight decay multiplies before it looks at the gradient.
+  // If the last write was aten::mul_ on a parameter, and nothing but its unit was used since: it
+  // has not happened. An optimizer with weight decay multiplies before it looks at the gradient.
   void undo_last_write();
   // All ranks are past their uses of what is gathered here now.
   void all_have_read();
