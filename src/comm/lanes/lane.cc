@@ -2,42 +2,58 @@
 
 #include "comm/c10d/broken_pipes.h"
 
+#include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace lockstep::lanes {
 
-Lane::Lane() : thread_([this] { run(); }) {}
+Lane::Lane() : thread_([state = state_] { run(*state); }) {}
 
 Lane::~Lane() {
-  {
-    std::lock_guard lock(mutex_);
-    ending_ = true;
-  }
-  changed_.notify_one();
-  thread_.join();
+  if (thread_.joinable()) end(Deadline::never().left());
 }
 
 void Lane::give(std::function<void()> action) {
   {
-    std::lock_guard lock(mutex_);
-    actions_.push_back(std::move(action));
+    std::lock_guard lock(state_->mutex);
+    state_->actions.push_back(std::move(action));
   }
-  changed_.notify_one();
+  state_->changed.notify_all();
 }
 
-void Lane::run() {
+bool Lane::end(Duration limit) {
+  const auto deadline = Deadline::after(limit);
+  std::unique_lock lock(state_->mutex);
+  state_->ending = true;
+  state_->changed.notify_all();
+  while (!state_->ended && !deadline.passed())
+    state_->changed.wait_for(lock, std::min<Duration>(deadline.left(), std::chrono::hours(1)));
+  const bool over = state_->ended;
+  lock.unlock();
+  if (over) {
+    thread_.join();
+  } else {
+    thread_.detach();
+  }
+  return over;
+}
+
+void Lane::run(State& state) {
   const c10d_engine::BrokenPipesAreErrors quiet;
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(state.mutex);
   for (;;) {
-    changed_.wait(lock, [this] { return ending_ || !actions_.empty(); });
-    if (actions_.empty()) return;
-    auto action = std::move(actions_.front());
-    actions_.pop_front();
+    state.changed.wait(lock, [&] { return state.ending || !state.actions.empty(); });
+    if (state.actions.empty()) break;
+    auto action = std::move(state.actions.front());
+    state.actions.pop_front();
     lock.unlock();
     action();
     action = nullptr;  // its tensors go before the next wait
     lock.lock();
   }
+  state.ended = true;
+  state.changed.notify_all();
 }
 
 }  // namespace lockstep::lanes

@@ -2,9 +2,12 @@
 // it.
 #pragma once
 
+#include <lockstep/base/deadline.h>
+
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -13,7 +16,7 @@ namespace lockstep::lanes {
 class Lane {
  public:
   Lane();
-  // Does what is left, then ends the thread.
+  // As end(), however long it takes.
   ~Lane();
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
@@ -21,14 +24,23 @@ class Lane {
   // `action` must not throw.
   void give(std::function<void()> action);
 
- private:
-  void run();
+  // Does what is left, then ends the thread. False when it has not ended after `limit`: then it is
+  // left to itself, and what its action holds lives as long as it runs.
+  bool end(Duration limit);
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> actions_;
-  bool ending_ = false;
-  std::thread thread_;  // last: it uses what is above
+ private:
+  // The thread's, which may outlive the lane.
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<std::function<void()>> actions;
+    bool ending = false;
+    bool ended = false;
+  };
+  static void run(State& state);
+
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+  std::thread thread_;
 };
 
 }  // namespace lockstep::lanes

@@ -16,6 +16,8 @@ namespace {
 using watch::End;
 
 constexpr auto notice_after = std::chrono::seconds(30);
+// What a run may take to end after the runner was closed.
+constexpr auto longest_end = std::chrono::seconds(5);
 
 void check_device(const Call& call, const Runner& runner) {
   const auto& tensor = call.input.defined() ? call.input : call.output;
@@ -58,7 +60,13 @@ LaneBackend::~LaneBackend() {
   watch_->leave(member_, complete);
   // Or a lane would wait for ever.
   if (!complete) runner_->close("a rank left before its operations were complete");
-  lanes_.clear();
+  for (auto& [route, lane] : lanes_) {
+    if (!lane->end(complete ? Deadline::never().left() : longest_end))
+      log::warning("{}: an operation of group {} cannot be ended; its thread stays", name(),
+                   group_);
+  }
+  std::unique_lock over(life_->mutex);
+  life_->is_over = true;
 }
 
 std::uint64_t LaneBackend::post(const Call& call) {
@@ -74,20 +82,38 @@ std::uint64_t LaneBackend::post(const Call& call) {
   auto ticket = ++last_ticket_;
   open_.emplace(ticket, posted.without_tensors());
   member_->note(posted);
-  lane->give([this, ticket, posted = std::move(posted)] { run(ticket, posted); });
+  lane->give([this, life = life_, runner = runner_, ticket, posted = std::move(posted)] {
+    carry_out(life, this, *runner, ticket, posted);
+  });
   return ticket;
 }
 
-void LaneBackend::run(std::uint64_t ticket, const PostedCall& call) {
+void LaneBackend::carry_out(const std::shared_ptr<Life>& life, LaneBackend* backend, Runner& runner,
+                            std::uint64_t ticket, const PostedCall& call) {
   {
-    std::lock_guard lock(mutex_);
-    if (failure_ || ending_) return;
+    std::shared_lock lock(life->mutex);
+    if (life->is_over || !backend->still_runs()) return;
   }
+  std::string problem;
+  bool failed = false;
   try {
-    runner_->run(call);
+    runner.run(call);
   } catch (const std::exception& error) {
-    return fail(End::lost, call, first_line(error.what()));
+    failed = true;
+    problem = first_line(error.what());
   }
+  std::shared_lock lock(life->mutex);
+  if (life->is_over) return;
+  if (failed) return backend->fail(End::lost, call, problem);
+  backend->note_complete(ticket);
+}
+
+bool LaneBackend::still_runs() {
+  std::lock_guard lock(mutex_);
+  return !failure_ && !ending_;
+}
+
+void LaneBackend::note_complete(std::uint64_t ticket) {
   std::lock_guard lock(mutex_);
   open_.erase(ticket);
   changed_.notify_all();

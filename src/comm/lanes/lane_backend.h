@@ -6,6 +6,9 @@
 // Such engines do not compare calls themselves: the watch does (comm/watch), and the last words are
 // what all ranks of a dying group throw.
 //
+// A run that cannot be ended even by closing the runner is left behind with its thread, its tensors
+// and the runner, so that leaving a dead group never hangs; Life keeps it from what is gone.
+//
 // Invariants, under mutex_: open_ holds the posts that are not complete; once failure_ is set the
 // runner is closed or being closed, and open posts stay open.
 #pragma once
@@ -25,6 +28,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <utility>
 
@@ -56,7 +60,16 @@ class LaneBackend final : public Backend {
   // collectives.
   using Route = std::pair<int, int>;
 
-  void run(std::uint64_t ticket, const PostedCall& call);
+  struct Life {
+    std::shared_mutex mutex;  // shared: somebody uses the backend; alone: it ends
+    bool is_over = false;
+  };
+
+  // On a lane: carries the call out, and tells the backend unless that is gone.
+  static void carry_out(const std::shared_ptr<Life>& life, LaneBackend* backend, Runner& runner,
+                        std::uint64_t ticket, const PostedCall& call);
+  [[nodiscard]] bool still_runs();
+  void note_complete(std::uint64_t ticket);
   // Ends the group: agrees with the others on the reason, closes the runner, wakes the waiting.
   void fail(watch::End end, const PostedCall& call, std::string_view detail);
   // Says who keeps `call` waiting, for people.
@@ -68,6 +81,7 @@ class LaneBackend final : public Backend {
   const Duration join_timeout_;
   watch::LastWords last_words_;
 
+  const std::shared_ptr<Life> life_ = std::make_shared<Life>();
   std::mutex mutex_;
   std::condition_variable changed_;
   std::uint64_t last_ticket_ = 0;
