@@ -137,6 +137,13 @@ RankCommand inside(const MemoryControl& parent, const std::string& prefix, RankC
   return command;
 }
 
+// Shards, gradients and units lie in the shared arena, averages of the optimizer outside. By default
+// the arena is a smaller share of what there is.
+RankCommand with_arena(RankCommand command, std::int64_t bytes) {
+  command.variables.emplace_back("LOCKSTEP_ARENA", std::to_string(bytes));
+  return command;
+}
+
 void measure_limited(const MemoryOptions& options) {
   auto control = memory_control(own_control_groups());
   check_input(control.has_value(), "bench memory: this process is in no memory control group");
@@ -149,7 +156,8 @@ void measure_limited(const MemoryOptions& options) {
   MemoryRow row;
   {
     MemoryRanks processes(
-        inside(*control, prefix, giving_back(command_of(options.limited, limited_ranks))));
+        inside(*control, prefix,
+               with_arena(giving_back(command_of(options.limited, limited_ranks)), limit / 2)));
     auto ranks = processes.measure("full", "float32", options.steps, "parts");
     row = row_of("limited", options.limited, "full", "float32", ranks);
   }
