@@ -35,6 +35,7 @@ TEST_P(Parts, AreCutAndGatheredWithoutLoss) {
 TEST_P(Parts, FollowTheParametersMemory) {
   run_as_threads(3, [](Group group) {
     torch::nn::Conv2d conv(3, 5, 2);
+    fill_parameters(*conv, 3);
     conv->weight.set_data(conv->weight.contiguous(at::MemoryFormat::ChannelsLast));
     auto values = conv->weight.detach().clone();
     ShardedModule sharded = fully_shard(conv, group, {.level = GetParam()});
