@@ -1,5 +1,7 @@
 #include "parallel/state_broadcast.h"
 
+#include "parallel/pages.h"
+
 #include <lockstep/shard/bucket_plan.h>
 
 #include <ATen/core/grad_mode.h>
@@ -58,6 +60,7 @@ void broadcast_now(const Group& group, const std::vector<at::Tensor>& tensors,
     if (group.is_root()) pack(part, bucket);
     Group(group).broadcast(bucket.flat(), 0, call).wait();
     if (!group.is_root()) unpack(bucket, part);
+    give_pages_back(bucket.flat());
   }
 }
 

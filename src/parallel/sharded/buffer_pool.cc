@@ -1,9 +1,8 @@
 #include "parallel/sharded/buffer_pool.h"
 
-#include <c10/core/InferenceMode.h>
+#include "parallel/pages.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 
@@ -12,17 +11,6 @@ namespace {
 
 std::int64_t size_of(const at::Tensor& buffer) {
   return static_cast<std::int64_t>(buffer.nbytes());
-}
-
-// Memory that peers read would keep its pages for the next buffer; other memory refuses, and is
-// freed with its tensor.
-void give_pages_back(const at::Tensor& buffer) {
-  if (!buffer.is_cpu() || buffer.nbytes() == 0) return;
-  auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  auto begin = reinterpret_cast<std::uintptr_t>(buffer.const_data_ptr());
-  std::uintptr_t end = (begin + buffer.nbytes()) / page * page;
-  begin = (begin + page - 1) / page * page;
-  if (begin < end) (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_REMOVE);
 }
 
 }  // namespace
@@ -76,7 +64,7 @@ void BufferPool::give(at::Tensor buffer) {
 
 void BufferPool::clear() {
   std::lock_guard lock(mutex_);
-  for (const at::Tensor& buffer : free_) give_pages_back(buffer);
+  for (const at::Tensor& buffer : free_) parallel::give_pages_back(buffer);
   free_.clear();
   bytes_.free = 0;
 }
