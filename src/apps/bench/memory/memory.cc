@@ -137,8 +137,8 @@ RankCommand inside(const MemoryControl& parent, const std::string& prefix, RankC
   return command;
 }
 
-// Shards, gradients and units lie in the shared arena, averages of the optimizer outside. By default
-// the arena is a smaller share of what there is.
+// Shards, gradients and units lie in the shared arena, averages of the optimizer outside. By
+// default the arena is a smaller share of what there is.
 RankCommand with_arena(RankCommand command, std::int64_t bytes) {
   command.variables.emplace_back("LOCKSTEP_ARENA", std::to_string(bytes));
   return command;
