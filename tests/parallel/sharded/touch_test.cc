@@ -60,6 +60,26 @@ TEST(ShardedTouch, InAnotherOrderOnOneRankIsAMismatchThatNamesBoth) {
   for (const std::string& text : texts) expect_words(text, {"aten::sum", "unit 0", "unit 1"});
 }
 
+// Levels that keep the whole gather all units at the first use, whichever it is: a rank that looks
+// alone waits for the others' next use, and nobody is wronged.
+TEST(ShardedTouch, OnOneRankOnlyIsServedWhereTheWholeStays) {
+  for (ShardLevel level : {ShardLevel::optimizer, ShardLevel::gradients})
+    run_as_threads(3, [&](Group group) {
+      Pair pair(group, {.level = level});
+      auto optimizer = momentum()(pair.sharded->parameters());
+      for (int step = 0; step < 2; ++step) {
+        if (group.rank() == 1) EXPECT_GT(pair.layer(1).weight.norm().item<float>(), 0);
+        pair.sharded->zero_grad();
+        pair.model->forward(Pair::input()).square().sum().backward();
+        if (group.rank() == 2) EXPECT_GT(pair.layer(0).bias.norm().item<float>(), 0);
+        (void)pair.model->forward(Pair::input());
+        optimizer->step();
+      }
+      auto found = pair.sharded->state_dict();
+      EXPECT_TRUE(same_bits(pair.layer(0).weight, found.at("0.weight")));
+    });
+}
+
 // Units are gathered ahead in the order of the step before; another one is served all the same.
 TEST(ShardedTouch, OutOfTheOrderOfTheStepBeforeWaitsForItsTurn) {
   for (int prefetch : {0, 1, 2})
