@@ -24,4 +24,6 @@ void keep_freed_memory() {
   mallopt(M_TRIM_THRESHOLD, INT_MAX);
 }
 
+void return_freed_memory() { malloc_trim(0); }
+
 }  // namespace lockstep::sys

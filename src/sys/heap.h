@@ -5,9 +5,13 @@ namespace lockstep::sys {
 
 // Freed blocks stay with the process. glibc otherwise gives blocks of many megabytes back to the
 // system, and a training step that frees and allocates the same gradients and activations pays for
-// fresh pages each time: a third of the step for a model of wide linear layers. What is kept is at
-// most what was once in use at the same time. A user's own MALLOC_* or GLIBC_TUNABLES setting is
-// left alone. Any thread; what was allocated before is not touched.
+// fresh pages each time: a third of the step for a model of wide linear layers. A user's own
+// MALLOC_* or GLIBC_TUNABLES setting is left alone. Any thread; what was allocated before is not
+// touched.
 void keep_freed_memory();
+
+// Gives what is free now back to the system, once: where much has been freed that will not be
+// wanted again. Any thread; milliseconds a gigabyte.
+void return_freed_memory();
 
 }  // namespace lockstep::sys

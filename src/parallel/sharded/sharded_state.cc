@@ -5,6 +5,7 @@
 #include "parallel/sharded/parts.h"
 #include "parallel/sharded/whole_state.h"
 #include "parallel/state_broadcast.h"
+#include "sys/heap.h"
 
 #include <lockstep/base/check.h>
 #include <lockstep/models/names.h>
@@ -173,6 +174,7 @@ void ShardedState::complete(std::shared_ptr<torch::nn::Module> the_module) {
                                                  options_);
   hooks_ = std::make_unique<parallel::GradientHooks>(
       flow->hooked(), [flow = flow.get()](int i) { flow->on_gradient(i); });
+  sys::return_freed_memory();  // the whole parameters'
 }
 
 // Checks first; then rank 0's values are divided.
