@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "support/messages.h"
+#include "support/temporary_folder.h"
 #include "sys/topology.h"
 
 namespace lockstep::launch {
@@ -124,8 +125,17 @@ TEST(Nodes, ARankThatEndsWellWaitsForTheOtherNodes) {
   EXPECT_EQ(ran[1].output, "[rank 1] still here\n");
 }
 
+// Rank `rank` of 3 kills its agent when all ranks have begun.
+std::string killing_agent_of(int rank, const test::TemporaryFolder& folder) {
+  const auto place = folder.path().string();
+  return "touch " + place + "/$RANK; if [ $RANK = " + std::to_string(rank) +
+         " ]; then while [ $(ls " + place +
+         " | wc -l) -lt 3 ]; do sleep 0.01; done; kill -9 $PPID; fi; exec sleep 60";
+}
+
 TEST(Nodes, AKilledAgentEndsTheRun) {
-  const auto ran = run_nodes(same_nodes(3, 1, "[ $RANK = 1 ] && kill -9 $PPID; exec sleep 60"));
+  const test::TemporaryFolder folder;
+  const auto ran = run_nodes(same_nodes(3, 1, killing_agent_of(1, folder)));
   EXPECT_EQ(ran[1].process.signal, SIGKILL);
   for (int node : {0, 2}) {
     EXPECT_EQ(ran[node].exit_code, 1) << ran[node].problem;
@@ -139,7 +149,8 @@ TEST(Nodes, AKilledAgentEndsTheRun) {
 }
 
 TEST(Nodes, AKilledAgentOfNode0EndsTheRun) {
-  const auto ran = run_nodes(same_nodes(3, 1, "[ $RANK = 0 ] && kill -9 $PPID; exec sleep 60"));
+  const test::TemporaryFolder folder;
+  const auto ran = run_nodes(same_nodes(3, 1, killing_agent_of(0, folder)));
   EXPECT_EQ(ran[0].process.signal, SIGKILL);
   for (int node : {1, 2}) {
     EXPECT_EQ(ran[node].exit_code, 1) << ran[node].problem;

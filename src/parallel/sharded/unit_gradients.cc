@@ -209,6 +209,7 @@ void UnitGradients::clear(bool set_to_none) {
     }
     absent_.leave_in_slice(i);
   }
+  if (set_to_none && !unit_.settings().offload) averages_.reset();
 }
 
 void UnitGradients::free_buffers() {
