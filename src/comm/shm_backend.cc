@@ -1,7 +1,7 @@
 #include "comm/shm_backend.h"
 
-#include <lockstep/base/environment.h>
 #include <lockstep/base/check.h>
+#include <lockstep/base/environment.h>
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 

@@ -38,8 +38,7 @@ std::uint64_t StagedBackend::post(const Call& call) {
     }
   }
   if (call.output.defined()) {
-    on_host.output =
-        call.output.is_same(call.input) ? on_host.input : inside_output(call.output);
+    on_host.output = call.output.is_same(call.input) ? on_host.input : inside_output(call.output);
     if (!on_host.output.defined()) on_host.output = host_memory(call.output);
   }
   auto ticket = backend_->post(on_host);
