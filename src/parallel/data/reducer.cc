@@ -1,5 +1,7 @@
 #include "parallel/data/reducer.h"
 
+#include "parallel/reduction_errors.h"
+
 #include <lockstep/base/check.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/scope_exit.h>
@@ -16,8 +18,6 @@
 
 namespace lockstep::data_parallel {
 namespace {
-
-constexpr std::size_t most_names_in_an_error = 8;
 
 shard::PlanOptions limits_of(const DataParallelOptions& options) {
   return {.first_bucket_bytes = options.first_bucket_bytes, .bucket_bytes = options.bucket_bytes};
@@ -95,13 +95,8 @@ void Reducer::watch() {
 void Reducer::accept(int i) {
   const at::Tensor& gradient = parameters_[static_cast<std::size_t>(i)].tensor.grad();
   if (gradient.defined() && gradient.layout() != at::kStrided)
-    throw ReductionFailed(formatted(
-        "the gradient of {} is sparse; DistributedDataParallel averages dense ones", name(i)));
-  if (ready_[static_cast<std::size_t>(i)])
-    throw ReductionFailed(formatted(
-        "{} got a second gradient in one backward(), after the first was on its way: a nested "
-        "backward() uses it again, or two threads run backward() at once",
-        name(i)));
+    parallel::throw_sparse_gradient(name(i), "DistributedDataParallel");
+  if (ready_[static_cast<std::size_t>(i)]) parallel::throw_second_gradient(name(i));
   ready_[static_cast<std::size_t>(i)] = true;
   observed_.push_back(i);
   buckets_.fill(i);
@@ -175,18 +170,10 @@ void Reducer::check_status() const {
 }
 
 std::string Reducer::describe_missing() const {
-  std::vector<std::string> names;
-  std::size_t missing = 0;
-  for (int i = 0; i < static_cast<int>(parameters_.size()); ++i) {
-    int ranks = buckets_.ranks_missing(i);
-    if (ranks == 0 || ++missing > most_names_in_an_error) continue;
-    bool here = !ready_[static_cast<std::size_t>(i)];
-    names.push_back(formatted("{} (on {} of {} ranks{})", name(i), ranks, group_.size(),
-                              here ? ", this one too" : ""));
-  }
-  std::string text = join(names);
-  if (missing > names.size()) text += formatted(" and {} more", missing - names.size());
-  return text;
+  parallel::MissingGradients missing(group_.size());
+  for (int i = 0; i < static_cast<int>(parameters_.size()); ++i)
+    missing.add(name(i), buckets_.ranks_missing(i), !ready_[static_cast<std::size_t>(i)]);
+  return missing.text();
 }
 
 void Reducer::settle(const std::vector<Absent>& absent) {

@@ -1,6 +1,7 @@
 #include "parallel/sharded/gradient_flow.h"
 
 #include "parallel/backward_watch.h"
+#include "parallel/reduction_errors.h"
 
 #include <lockstep/base/check.h>
 #include <lockstep/base/log.h>
@@ -19,7 +20,6 @@
 namespace lockstep::sharded {
 namespace {
 
-constexpr std::size_t most_names_in_an_error = 8;
 // Reductions under way at levels gradients and full: each has a whole unit's gradients.
 constexpr std::size_t most_in_flight = 2;
 
@@ -144,13 +144,8 @@ void GradientFlow::accept(int i) {
   const auto& [u, number] = places_[static_cast<std::size_t>(i)];
   const at::Tensor& parameter = unit(u).parameters()[static_cast<std::size_t>(number)].tensor;
   if (parameter.grad().layout() != at::kStrided)
-    throw ReductionFailed(
-        formatted("the gradient of {} is sparse; fully_shard() averages dense ones", name(i)));
-  if (ready_[static_cast<std::size_t>(i)])
-    throw ReductionFailed(formatted(
-        "{} got a second gradient in one backward(), after the first was on its way: a nested "
-        "backward() uses it again, or two threads run backward() at once",
-        name(i)));
+    parallel::throw_sparse_gradient(name(i), "fully_shard()");
+  if (ready_[static_cast<std::size_t>(i)]) parallel::throw_second_gradient(name(i));
   ready_[static_cast<std::size_t>(i)] = true;
   gradients_[static_cast<std::size_t>(u)]->accept(number);
   if (--awaited_[static_cast<std::size_t>(u)] > 0) return;
@@ -265,18 +260,12 @@ void GradientFlow::check_status() {
 }
 
 std::string GradientFlow::describe_missing() const {
-  std::vector<std::string> names;
-  std::size_t missing = 0;
+  parallel::MissingGradients missing(groups_.whole.size());
   for (int i = 0; i < static_cast<int>(places_.size()); ++i) {
-    int ranks = missing_[static_cast<std::size_t>(i)];
-    if (ranks == 0 || ++missing > most_names_in_an_error) continue;
-    bool here = !ready_[static_cast<std::size_t>(i)];
-    names.push_back(formatted("{} (on {} of {} ranks{})", name(i), ranks, groups_.whole.size(),
-                              here ? ", this one too" : ""));
+    auto place = static_cast<std::size_t>(i);
+    missing.add(name(i), missing_[place], !ready_[place]);
   }
-  std::string text = join(names);
-  if (missing > names.size()) text += formatted(" and {} more", missing - names.size());
-  return text;
+  return missing.text();
 }
 
 std::vector<bool> GradientFlow::unused_in(int u) const {

@@ -1,0 +1,38 @@
+#include "parallel/reduction_errors.h"
+
+#include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
+#include <lockstep/parallel/reduction_failed.h>
+
+namespace lockstep::parallel {
+namespace {
+
+constexpr std::size_t most_named = 8;
+
+}  // namespace
+
+void throw_sparse_gradient(const std::string& parameter, std::string_view strategy) {
+  throw ReductionFailed(
+      formatted("the gradient of {} is sparse; {} averages dense ones", parameter, strategy));
+}
+
+void throw_second_gradient(const std::string& parameter) {
+  throw ReductionFailed(formatted(
+      "{} got a second gradient in one backward(), after the first was on its way: a nested "
+      "backward() uses it again, or two threads run backward() at once",
+      parameter));
+}
+
+void MissingGradients::add(const std::string& parameter, int ranks, bool here) {
+  if (ranks == 0 || ++missing_ > most_named) return;
+  named_.push_back(formatted("{} (on {} of {} ranks{})", parameter, ranks, group_size_,
+                             here ? ", this one too" : ""));
+}
+
+std::string MissingGradients::text() const {
+  std::string text = join(named_);
+  if (missing_ > named_.size()) text += formatted(" and {} more", missing_ - named_.size());
+  return text;
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,30 @@
+// What goes wrong with gradients in the same way whoever reduces them: its words stand once.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::parallel {
+
+[[noreturn]] void throw_sparse_gradient(const std::string& parameter, std::string_view strategy);
+[[noreturn]] void throw_second_gradient(const std::string& parameter);
+
+// Parameters without a gradient, for a message: the first few by name, the others counted.
+class MissingGradients {
+ public:
+  explicit MissingGradients(int group_size) : group_size_(group_size) {}
+
+  // On so many ranks; nothing is missing when that is 0. `here`: on this one too.
+  void add(const std::string& parameter, int ranks, bool here);
+  // "fc.weight (on 1 of 3 ranks, this one too) and 2 more"; empty when nothing is missing.
+  [[nodiscard]] std::string text() const;
+
+ private:
+  int group_size_;
+  std::size_t missing_ = 0;
+  std::vector<std::string> named_;
+};
+
+}  // namespace lockstep::parallel
