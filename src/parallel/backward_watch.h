@@ -7,6 +7,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 namespace lockstep::parallel {
 
@@ -18,6 +19,24 @@ class BackwardObserver {
   virtual void on_backward_end(bool nested) = 0;
   // An exception ended it. Runs while that is on its way up: must not throw.
   virtual void on_backward_failed() noexcept = 0;
+};
+
+// Tells an owner of the same two methods, while that lives. An owner makes one for each of its
+// steps, and drops it when the step is over: watches that are left then tell nobody.
+template <class Owner>
+class StepObserver final : public BackwardObserver {
+ public:
+  explicit StepObserver(std::weak_ptr<Owner> owner) : owner_(std::move(owner)) {}
+
+  void on_backward_end(bool nested) override {
+    if (auto owner = owner_.lock()) owner->on_backward_end(nested);
+  }
+  void on_backward_failed() noexcept override {
+    if (auto owner = owner_.lock()) owner->on_backward_failed();
+  }
+
+ private:
+  std::weak_ptr<Owner> owner_;
 };
 
 // Identifies the innermost backward() that is running in this thread; -1 when none is.

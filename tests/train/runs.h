@@ -22,47 +22,43 @@
 
 namespace lockstep::train {
 
+// What the runs below have in common.
+inline Options tiny(const std::string& task, const test::TemporaryFolder& folder) {
+  Options options = default_options(task);
+  options.out = folder / "out";
+  options.save_every = 4;
+  options.keep = 0;
+  options.log_every = 1;
+  options.threads = 1;  // so that ranks can be forked from a test that trained itself
+  return options;
+}
+
 inline Options tiny_gpt(const test::TemporaryFolder& folder) {
   test::write_tiny_text(folder / "text.txt");
-  Options options = default_options("gpt");
+  Options options = tiny("gpt", folder);
   options.data = folder / "text.txt";
-  options.out = folder / "out";
   options.steps = 8;
   options.layers = options.heads = 2;
   options.width = 16;
   options.block = 8;
   options.warmup = 2;
   options.eval_every = 4;
-  options.save_every = 4;
-  options.keep = 0;
-  options.log_every = 1;
-  options.threads = 1;  // so that ranks can be forked from a test that trained itself
   return options;
 }
 
 inline Options tiny_mnist(const test::TemporaryFolder& folder) {
   test::write_tiny_digits(folder.path(), 50, 17);
-  Options options = default_options("mnist");
+  Options options = tiny("mnist", folder);
   options.data = folder.path();
-  options.out = folder / "out";
   options.batch = 12;
   options.epochs = 2;  // of 5 steps each, the last with 2 rows
-  options.save_every = 4;
-  options.keep = 0;
-  options.log_every = 1;
-  options.threads = 1;  // so that ranks can be forked from a test that trained itself
   return options;
 }
 
 inline Options tiny_mlp(const test::TemporaryFolder& folder) {
-  Options options = default_options("mlp");
-  options.out = folder / "out";
+  Options options = tiny("mlp", folder);
   options.steps = 8;
   options.batch = 12;
-  options.save_every = 4;
-  options.keep = 0;
-  options.log_every = 1;
-  options.threads = 1;  // so that ranks can be forked from a test that trained itself
   return options;
 }
 

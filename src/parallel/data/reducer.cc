@@ -25,21 +25,6 @@ shard::PlanOptions limits_of(const DataParallelOptions& options) {
 
 }  // namespace
 
-class Reducer::Step final : public parallel::BackwardObserver {
- public:
-  explicit Step(std::weak_ptr<Reducer> reducer) : reducer_(std::move(reducer)) {}
-
-  void on_backward_end(bool nested) override {
-    if (auto reducer = reducer_.lock()) reducer->on_backward_end(nested);
-  }
-  void on_backward_failed() noexcept override {
-    if (auto reducer = reducer_.lock()) reducer->on_backward_failed();
-  }
-
- private:
-  std::weak_ptr<Reducer> reducer_;
-};
-
 Reducer::Reducer(Group group, std::vector<shard::NamedParameter> parameters,
                  std::vector<shard::NamedParameter> frozen, std::vector<at::Tensor> buffers,
                  const DataParallelOptions& options)

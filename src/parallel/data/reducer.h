@@ -61,7 +61,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   };
   // What watches the backward() calls of one step: gone with it, so that a call that is torn down
   // later (a graph that the user keeps) does not touch another step.
-  class Step;
+  using Step = parallel::StepObserver<Reducer>;
+  friend Step;
 
   void on_backward_end(bool nested);
   void on_backward_failed() noexcept;

@@ -1,6 +1,5 @@
 #include "parallel/sharded/gradient_flow.h"
 
-#include "parallel/backward_watch.h"
 #include "parallel/reduction_errors.h"
 
 #include <lockstep/base/check.h>
@@ -24,21 +23,6 @@ namespace {
 constexpr std::size_t most_in_flight = 2;
 
 }  // namespace
-
-class GradientFlow::Step final : public parallel::BackwardObserver {
- public:
-  explicit Step(std::weak_ptr<GradientFlow> flow) : flow_(std::move(flow)) {}
-
-  void on_backward_end(bool nested) override {
-    if (auto flow = flow_.lock()) flow->on_backward_end(nested);
-  }
-  void on_backward_failed() noexcept override {
-    if (auto flow = flow_.lock()) flow->on_backward_failed();
-  }
-
- private:
-  std::weak_ptr<GradientFlow> flow_;
-};
 
 GradientFlow::GradientFlow(Groups groups, Residency& residency, std::shared_ptr<BufferPool> pool,
                            std::vector<at::Tensor> buffers, const ShardOptions& options)

@@ -17,6 +17,7 @@
 // it.
 #pragma once
 
+#include "parallel/backward_watch.h"
 #include "parallel/sharded/residency.h"
 #include "parallel/sharded/unit_gradients.h"
 #include "parallel/state_broadcast.h"
@@ -71,7 +72,8 @@ class GradientFlow final : public std::enable_shared_from_this<GradientFlow> {
   [[nodiscard]] std::int64_t kept_bytes();
 
  private:
-  class Step;
+  using Step = parallel::StepObserver<GradientFlow>;
+  friend Step;
   struct Place {
     int unit = 0;
     int number = 0;  // in the unit
