@@ -1,6 +1,7 @@
 // `lockstep bench optimizer`: every contender runs, and what is printed can be read by a program.
 #include "apps/shell.h"
 #include "support/python.h"
+#include "support/warm_python.h"
 
 #include <gtest/gtest.h>
 
@@ -30,7 +31,7 @@ TEST(BenchOptimizer, ComparesItsContenders) {
   auto result =
       shell(program("lockstep-bench") +
             " optimizer --tensors 2 --elements 5000 --rounds 2 --steps 1 --json --python " +
-            test::python()->string());
+            test::warm_python()->string());
   ASSERT_EQ(result.exit_code, 0) << result.output;
   std::istringstream lines(result.output);
   std::set<std::string> kinds;

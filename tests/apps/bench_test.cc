@@ -1,6 +1,7 @@
 // lockstep bench step: both systems run in every mode, and a program can read what is printed.
 #include "apps/shell.h"
 #include "support/python.h"
+#include "support/warm_python.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -27,7 +28,7 @@ class BenchStep : public ::testing::Test {
   }
 
   static test::ShellResult run(const std::string& words) {
-    std::string python = test::python() ? " --python " + test::python()->string() : "";
+    std::string python = test::python() ? " --python " + test::warm_python()->string() : "";
     return shell(program("lockstep-bench") + " step " + words + python);
   }
 

@@ -1,5 +1,7 @@
 #include "support/python.h"
 
+#include "support/warm_python.h"
+
 #include <array>
 #include <cerrno>
 #include <cstdio>
@@ -28,7 +30,7 @@ std::optional<std::filesystem::path> python() {
 }
 
 PythonResult run_python(const std::string& script, const std::vector<std::string>& arguments) {
-  auto program = python();
+  auto program = warm_python();
   if (!program) throw std::runtime_error(std::string(no_python));
   std::string command = quoted(program->string()) + " -c " + quoted(script);
   for (const std::string& argument : arguments) command += " " + quoted(argument);
