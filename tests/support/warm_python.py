@@ -44,8 +44,11 @@ class Script:
         self.source = words[1] if self.is_text else open(words[0], encoding="utf-8").read()
 
     def imports(self):
+        """The names after `import` anywhere, and what optimizers import in their first step."""
         import ast
 
+        if "optim" in self.source:
+            yield "torch._dynamo"
         for node in ast.walk(ast.parse(self.source)):
             if isinstance(node, ast.Import):
                 yield from (each.name for each in node.names)
