@@ -1,15 +1,21 @@
-# Runs one example, first making what its arguments name as @MNIST@: files of MNIST's format with patterns in them.
-if(ARGUMENTS MATCHES "@MNIST@")
-  set(mnist "${WORK_FOLDER}/mnist")
-  if(NOT EXISTS "${mnist}/made")
-    execute_process(COMMAND python3 "${SOURCE_FOLDER}/ten_minutes/make_data.py" "${mnist}" RESULT_VARIABLE status)
-    if(NOT status EQUAL 0)
-      message(FATAL_ERROR "make_data.py ended with ${status}")
+# Runs one example, first making what its arguments name: @MNIST@, files of MNIST's format and sizes with patterns in them,
+# and @TENTH_OF_MNIST@, the same with fewer images (LibTorch's own reader takes no fewer than all).
+macro(make_mnist word folder)
+  if(ARGUMENTS MATCHES "@${word}@")
+    if(NOT EXISTS "${folder}/made")
+      execute_process(COMMAND python3 "${SOURCE_FOLDER}/ten_minutes/make_data.py" "${folder}" ${ARGN}
+        RESULT_VARIABLE status)
+      if(NOT status EQUAL 0)
+        message(FATAL_ERROR "make_data.py ended with ${status}")
+      endif()
+      file(TOUCH "${folder}/made")
     endif()
-    file(TOUCH "${mnist}/made")
+    string(REPLACE "@${word}@" "${folder}" ARGUMENTS "${ARGUMENTS}")
   endif()
-  string(REPLACE "@MNIST@" "${mnist}" ARGUMENTS "${ARGUMENTS}")
-endif()
+endmacro()
+
+make_mnist(MNIST "${WORK_FOLDER}/mnist")
+make_mnist(TENTH_OF_MNIST "${WORK_FOLDER}/tenth_of_mnist" --tenth)
 string(REPLACE "|" ";" ARGUMENTS "${ARGUMENTS}")
 set(command "${PROGRAM}" ${ARGUMENTS})
 if(RANKS)
