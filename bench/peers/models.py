@@ -71,4 +71,4 @@ class Gpt(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), target.flatten())
 
 
-MODELS = {"mlp": Mlp, "gpt": Gpt}
+MODELS = {"mlp": Mlp, "gpt": Gpt}  # each takes width=, layers=

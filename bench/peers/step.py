@@ -32,7 +32,8 @@ def shard(model):
 def build(options):
     """The model, what forward is called on, and the optimizer."""
     torch.manual_seed(1)
-    model = MODELS[options.model]()
+    sizes = {"width": options.width, "layers": options.depth}
+    model = MODELS[options.model](**{name: size for name, size in sizes.items() if size is not None})
     forward = model
     if options.mode in ("ddp", "zero1"):
         forward = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -106,6 +107,8 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--mode", choices=["none", "ddp", "zero1", "fsdp2"], default="ddp")
     parser.add_argument("--model", choices=list(MODELS), default="mlp")
+    parser.add_argument("--width", type=int, help="of the model; else that of models.py")
+    parser.add_argument("--depth", type=int, help="its layers or blocks; else those of models.py")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--fused", action="store_true")
     parser.add_argument("--threads", type=int, default=1)

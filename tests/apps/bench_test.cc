@@ -41,7 +41,8 @@ class BenchStep : public ::testing::Test {
 };
 
 const std::string brief = " --ranks 2 --rounds 1 --steps 1 --optimizer fused --json ";
-constexpr std::int64_t mlp_parameters = 4 * 2049 * 2048;
+constexpr std::int64_t mlp_width = 256, mlp_depth = 4;
+constexpr std::int64_t mlp_parameters = mlp_depth * (mlp_width + 1) * mlp_width;
 
 // Modes of ours and PyTorch's counterpart, with the bytes a parameter that two ranks hold.
 struct Contest {
@@ -59,7 +60,8 @@ TEST_P(BenchStepModes, EachIsAnObjectThatTrainsAlike) {
   std::string modes;
   for (const auto& [mode, bytes] : GetParam().bytes)
     if (mode != "zero1" && mode != "fsdp2") modes += (modes.empty() ? "" : ",") + mode;
-  auto result = run("--mode " + modes + " --against " + GetParam().against + brief);
+  auto result =
+      run("--mode " + modes + " --against " + GetParam().against + " --size 256x4" + brief);
   ASSERT_EQ(result.exit_code, 0) << result.output;
   auto objects = objects_of(result.output);
   double loss = objects.front().at("losses").at(1);
@@ -68,6 +70,8 @@ TEST_P(BenchStepModes, EachIsAnObjectThatTrainsAlike) {
     std::string mode = object.at("mode");
     seen.insert(object.at("system").get<std::string>() + " " + mode);
     EXPECT_EQ(object.at("model"), "mlp");
+    EXPECT_EQ(object.at("width"), mlp_width);
+    EXPECT_EQ(object.at("depth"), mlp_depth);
     EXPECT_EQ(object.at("ranks"), 2);
     EXPECT_EQ(object.at("optimizer"), "fused");
     EXPECT_GT(object.at("min_s"), 0);
@@ -89,13 +93,14 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_F(BenchStep, TheTailMovesTheBytesOfOnePass) {
   if (!test::python()) GTEST_SKIP() << test::no_python;
-  auto result = run("--measure tail" + brief);
+  auto result = run("--measure tail --tensors 3 --elements 65536" + brief);
   ASSERT_EQ(result.exit_code, 0) << result.output;
   auto objects = objects_of(result.output);
   ASSERT_EQ(objects.size(), 2U) << result.output;
   const json& ours = objects.front();
   EXPECT_EQ(ours.at("system"), "lockstep");
   EXPECT_EQ(ours.at("mode"), "tail");
+  EXPECT_EQ(ours.at("parameters"), 3 * 65536);
   // 4p + 24 a parameter, half of the parameters on each of two ranks.
   EXPECT_EQ(ours.at("bytes").get<std::int64_t>(),
             (4 * 2 + 24) * ours.at("parameters").get<std::int64_t>() / 2);
@@ -103,14 +108,14 @@ TEST_F(BenchStep, TheTailMovesTheBytesOfOnePass) {
 }
 
 TEST_F(BenchStep, TheTriggerIsCountedAndTimed) {
-  auto result = run("--measure trigger" + brief);
+  auto result = run("--measure trigger --size 96x2" + brief);
   ASSERT_EQ(result.exit_code, 0) << result.output;
   auto objects = objects_of(result.output);
   ASSERT_EQ(objects.size(), 1U) << result.output;
   EXPECT_EQ(objects.front().at("model"), "gpt");
-  // Six blocks of four linear layers and two norms, forward and backward.
-  EXPECT_GT(objects.front().at("uses"), 6 * (4 + 2) * 2);
-  EXPECT_GT(objects.front().at("views"), 6 * 4);
+  // Two blocks of four linear layers and two norms, forward and backward.
+  EXPECT_GT(objects.front().at("uses"), 2 * (4 + 2) * 2);
+  EXPECT_GT(objects.front().at("views"), 2 * 4);
   EXPECT_GT(objects.front().at("share"), 0);
 }
 
@@ -118,6 +123,9 @@ TEST_F(BenchStep, MistakesAreRefused) {
   EXPECT_NE(shell(program("lockstep-bench") + " step --model cnn 2>&1").exit_code, 0);
   EXPECT_NE(shell(program("lockstep-bench") + " step --mode zero1 2>&1").exit_code, 0);
   EXPECT_NE(shell(program("lockstep-bench") + " step --against full 2>&1").exit_code, 0);
+  auto odd = shell(program("lockstep-bench") + " step --model gpt --mode ddp --size 100x2 2>&1");
+  EXPECT_EQ(odd.exit_code, 1);
+  EXPECT_NE(odd.output.find("6 heads of gpt, found 100"), std::string::npos) << odd.output;
   auto result = shell(program("lockstep-bench") + " step --python /nowhere/python 2>&1");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_NE(result.output.find("/nowhere/python"), std::string::npos) << result.output;

@@ -34,7 +34,13 @@ std::vector<std::string> words_of(std::span<const std::string_view> names) {
   return {names.begin(), names.end()};
 }
 
+void declare_size(CLI::App& command, ModelSize& size) {
+  command.add_option("--width", size.width, "")->required()->check(CLI::Range(1, 1 << 20));
+  command.add_option("--depth", size.depth, "")->required()->check(CLI::Range(1, 1 << 20));
+}
+
 void declare_step_rank(CLI::App& command, StepRankOptions& options) {
+  declare_size(command, options.size);
   command.add_option("--model", options.model, "")->check(CLI::IsMember({"mlp", "gpt"}));
   command.add_option("--mode", options.mode, "")->check(CLI::IsMember(words_of(our_modes())));
   command.add_option("--threads", options.threads, "")->check(CLI::Range(1, 1024));
@@ -47,6 +53,20 @@ void declare_tail_rank(CLI::App& command, TailSizes& sizes, int& threads) {
   command.add_option("--threads", threads, "")->check(CLI::Range(1, 1024));
 }
 
+// "4096x12": width and layers.
+template <typename Take>
+std::function<void(const std::string&)> read_size(Take take) {
+  return [take](const std::string& text) {
+    std::size_t times = text.find('x');
+    auto width = lockstep::parse_integer(text.substr(0, times));
+    auto depth =
+        times == std::string::npos ? std::nullopt : lockstep::parse_integer(text.substr(times + 1));
+    if (!width || !depth || *width < 1 || *depth < 1 || *width > 1 << 20 || *depth > 1 << 20)
+      throw CLI::ValidationError("expected width x layers such as 4096x12, found '" + text + "'");
+    take(ModelSize{.width = *width, .depth = static_cast<int>(*depth)});
+  };
+}
+
 void declare_step(CLI::App& command, StepOptions& options) {
   command
       .add_option("--measure", options.parts,
@@ -56,6 +76,15 @@ void declare_step(CLI::App& command, StepOptions& options) {
       ->check(CLI::IsMember({"modes", "tail", "trigger"}));
   command.add_option("--model", options.model, "mlp or gpt")
       ->check(CLI::IsMember({"mlp", "gpt"}))
+      ->capture_default_str();
+  command.add_option_function("--size",
+                              read_size([&](const ModelSize& size) { options.size = size; }),
+                              "of the model, width x layers (mlp 2048x4, gpt 384x6)");
+  command.add_option("--tensors", options.tail.tensors, "of the tail: parameter tensors")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  command.add_option("--elements", options.tail.elements, "of such a tensor")
+      ->check(CLI::Range(1, 1 << 30))
       ->capture_default_str();
   command
       .add_option("--mode", options.modes,
@@ -97,18 +126,11 @@ void declare_sizes(CLI::App& command, MlpSizes& sizes) {
   command.add_option("--rows", sizes.rows, "")->check(CLI::Range(1, 1 << 20));
 }
 
-// "4096x12": width and layers.
 std::function<void(const std::string&)> read_sizes(MlpSizes& sizes) {
-  return [&sizes](const std::string& text) {
-    std::size_t times = text.find('x');
-    auto width = lockstep::parse_integer(text.substr(0, times));
-    auto depth =
-        times == std::string::npos ? std::nullopt : lockstep::parse_integer(text.substr(times + 1));
-    if (!width || !depth || *width < 1 || *depth < 1 || *width > 1 << 20 || *depth > 1 << 20)
-      throw CLI::ValidationError("expected width x layers such as 4096x12, found '" + text + "'");
-    sizes.width = *width;
-    sizes.depth = static_cast<int>(*depth);
-  };
+  return read_size([&sizes](const ModelSize& size) {
+    sizes.width = size.width;
+    sizes.depth = size.depth;
+  });
 }
 
 void declare_memory(CLI::App& command, MemoryOptions& options) {
@@ -212,6 +234,8 @@ int main(int count, char** words) {
   declare_tail_rank(*tail_rank, tail_sizes, rank_threads);
   CLI::App* trigger_rank = app.add_subcommand("trigger-rank", "")->group("");
   trigger_rank->add_option("--threads", rank_threads, "")->check(CLI::Range(1, 1024));
+  ModelSize trigger_size;
+  declare_size(*trigger_rank, trigger_size);
   MemoryOptions memory_options;
   CLI::App* memory = app.add_subcommand(
       "memory", "what a rank holds at each level of sharding, beside what the formulas say");
@@ -240,7 +264,7 @@ int main(int count, char** words) {
     if (collectives_rank->parsed()) return serve_collectives(pipes);
     if (collectives->parsed()) compare_collectives(collectives_options);
     if (tail_rank->parsed()) return serve_tails(tail_sizes, rank_threads);
-    if (trigger_rank->parsed()) return serve_trigger(rank_threads);
+    if (trigger_rank->parsed()) return serve_trigger(trigger_size, rank_threads);
     if (memory_rank->parsed()) return serve_memory(memory_rank_options);
     if (memory->parsed()) measure_memory(memory_options);
     if (step->parsed()) compare_steps(step_options);

@@ -80,14 +80,16 @@ class Block : public torch::nn::Module {
 
 class Gpt : public BenchModel {
  public:
-  Gpt() {
-    tok_ = register_module("tok", torch::nn::Embedding(vocabulary, width));
-    pos_ = register_module("pos", torch::nn::Embedding(block, width));
-    for (int i = 0; i < depth; ++i) blocks_->push_back(std::make_shared<Block>(width, heads));
+  explicit Gpt(const ModelSize& size) {
+    tok_ = register_module("tok", torch::nn::Embedding(vocabulary, size.width));
+    pos_ = register_module("pos", torch::nn::Embedding(block, size.width));
+    for (int i = 0; i < size.depth; ++i)
+      blocks_->push_back(std::make_shared<Block>(size.width, gpt_heads));
     register_module("blocks", blocks_);
-    ln_f_ = register_module("ln_f", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
+    ln_f_ =
+        register_module("ln_f", torch::nn::LayerNorm(torch::nn::LayerNormOptions({size.width})));
     // Python makes a head and then ties it: its random numbers are drawn here too.
-    torch::nn::Linear head(torch::nn::LinearOptions(width, vocabulary).bias(false));
+    torch::nn::Linear head(torch::nn::LinearOptions(size.width, vocabulary).bias(false));
     for (at::Tensor& parameter : parameters())
       if (parameter.dim() == 2) torch::nn::init::normal_(parameter, 0.0, 0.02);
   }
@@ -105,8 +107,7 @@ class Gpt : public BenchModel {
   [[nodiscard]] std::vector<std::string> units() const override { return {"blocks.*"}; }
 
  private:
-  static constexpr std::int64_t width = 384, heads = 6, block = 256, vocabulary = 65, rows = 8;
-  static constexpr int depth = 6;
+  static constexpr std::int64_t block = 256, vocabulary = 65, rows = 8;
   torch::nn::Embedding tok_{nullptr}, pos_{nullptr};
   torch::nn::ModuleList blocks_;
   torch::nn::LayerNorm ln_f_{nullptr};
@@ -119,9 +120,9 @@ std::shared_ptr<BenchModel> make_mlp(const MlpSizes& sizes,
   return std::make_shared<Mlp>(sizes, made);
 }
 
-std::shared_ptr<BenchModel> make_bench_model(const std::string& name) {
-  if (name == "mlp") return make_mlp({});
-  if (name == "gpt") return std::make_shared<Gpt>();
+std::shared_ptr<BenchModel> make_bench_model(const std::string& name, const ModelSize& size) {
+  if (name == "mlp") return make_mlp({.width = size.width, .depth = size.depth});
+  if (name == "gpt") return std::make_shared<Gpt>(size);
   throw BadInput("--model: expected mlp or gpt, found '" + name + "'");
 }
 

@@ -2,6 +2,8 @@
 // from the same random numbers, the same batches, the same losses.
 #pragma once
 
+#include "apps/bench/model_size.h"
+
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
@@ -23,7 +25,8 @@ class BenchModel : public torch::nn::Module {
 };
 
 // "mlp" or "gpt"; weights from the default generator.
-[[nodiscard]] std::shared_ptr<BenchModel> make_bench_model(const std::string& name);
+[[nodiscard]] std::shared_ptr<BenchModel> make_bench_model(const std::string& name,
+                                                           const ModelSize& size);
 
 // What `mlp` is, in other sizes.
 struct MlpSizes {

@@ -21,7 +21,7 @@ constexpr std::size_t kept_losses = 5;
 class Work {
  public:
   Work(const StepRankOptions& options, const Group& world)
-      : training_(seeded_model(options.model), options.mode, options.fused, world) {
+      : training_(seeded_model(options), options.mode, options.fused, world) {
     torch::manual_seed(1234 + world.rank());
   }
 
@@ -37,9 +37,9 @@ class Work {
   [[nodiscard]] const std::vector<double>& losses() const { return losses_; }
 
  private:
-  static std::shared_ptr<BenchModel> seeded_model(const std::string& name) {
+  static std::shared_ptr<BenchModel> seeded_model(const StepRankOptions& options) {
     torch::manual_seed(1);
-    return make_bench_model(name);
+    return make_bench_model(options.model, options.size);
   }
 
   Training training_;

@@ -48,18 +48,28 @@ void print_ratio(const StepRatio& ratio, const StepContender& numerator,
            found.p50, found.p25, found.p75, ratio.goal ? verdict_of(*ratio.goal, found.p50) : "");
 }
 
+// Goals are for the usual sizes.
+std::vector<StepRatio> ratios_of(const StepOptions& options, const ModelSize& size) {
+  std::vector<StepRatio> ratios = step_ratios(options.model, options.ranks);
+  if (size != usual_size(options.model))
+    for (StepRatio& ratio : ratios) ratio.goal.reset();
+  return ratios;
+}
+
 }  // namespace
 
 void print_table(const StepOptions& options, const std::string& optimizer,
                  const StepContenders& contenders) {
-  print_to(stdout, "step: model={} ranks={} threads={} rounds={} of {} steps each\n", options.model,
-           options.ranks, options.threads, options.rounds, options.steps);
+  ModelSize size = size_of(options, options.model);
+  print_to(stdout, "step: model={} {}x{} ranks={} threads={} rounds={} of {} steps each\n",
+           options.model, size.width, size.depth, options.ranks, options.threads, options.rounds,
+           options.steps);
   print_to(stdout, "AdamW, {}\n", words_of(optimizer));
   print_to(stdout, "{:<26}{:>10}{:>10}{:>10}{:>10}{:>10}{:>12}   first losses\n", "seconds", "min",
            "p25", "p50", "p75", "max", "bytes");
   for (const auto& contender : contenders) print_line(*contender);
   print_to(stdout, "\n{:<46}{:>8}   quartiles of the rounds\n", "time / time", "p50");
-  for (const StepRatio& ratio : step_ratios(options.model, options.ranks)) {
+  for (const StepRatio& ratio : ratios_of(options, size)) {
     const StepContender* numerator = find(contenders, ratio.numerator_system, ratio.numerator_mode);
     const StepContender* denominator =
         find(contenders, ratio.denominator_system, ratio.denominator_mode);
@@ -72,6 +82,7 @@ void print_table(const StepOptions& options, const std::string& optimizer,
 
 void print_json(const StepOptions& options, const std::string& optimizer,
                 const StepContenders& contenders) {
+  ModelSize size = size_of(options, options.model);
   for (const auto& contender : contenders) {
     Spread seconds = spread_of(contender->seconds());
     nlohmann::ordered_json row{{"bench", "step"},
@@ -90,7 +101,9 @@ void print_json(const StepOptions& options, const std::string& optimizer,
                                {"rounds", options.rounds},
                                {"steps", contender->seconds().size()},
                                {"round_means_s", contender->by_round()},
-                               {"losses", contender->losses()}};
+                               {"losses", contender->losses()},
+                               {"width", size.width},
+                               {"depth", size.depth}};
     print_to(stdout, "{}\n", row.dump());
   }
   std::fflush(stdout);

@@ -6,6 +6,8 @@
 #include "apps/bench/step/tail.h"
 #include "apps/bench/step/trigger.h"
 
+#include <lockstep/base/check.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <string_view>
@@ -41,7 +43,8 @@ RankCommand command_of(const StepContenderName& name, const StepOptions& options
     command.program = std::filesystem::read_symlink("/proc/self/exe");
     command.arguments = {"step-rank"};
   }
-  for (std::string& word : rank_words({options.model, name.mode, options.threads, fused}))
+  for (std::string& word : rank_words(
+           {options.model, size_of(options, options.model), name.mode, options.threads, fused}))
     command.arguments.push_back(std::move(word));
   return command;
 }
@@ -86,8 +89,12 @@ void compare_steps(const StepOptions& options) {
     if (options.parts.empty()) return !named || std::string_view(part) == "modes";
     return std::ranges::find(options.parts, part) != options.parts.end();
   };
+  bool has_gpt = wanted("trigger") || (wanted("modes") && options.model == "gpt");
+  check_input(!has_gpt || size_of(options, "gpt").width % gpt_heads == 0,
+              "--size: expected a width for the {} heads of gpt, found {}", gpt_heads,
+              size_of(options, "gpt").width);
   if (wanted("modes")) compare_modes(options);
-  if (wanted("tail")) compare_tails(options, {});
+  if (wanted("tail")) compare_tails(options);
   if (wanted("trigger")) measure_trigger(options);
 }
 

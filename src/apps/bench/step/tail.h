@@ -5,21 +5,11 @@
 
 #include "apps/bench/step/options.h"
 
-#include <cstdint>
-
 namespace lockstep::apps {
-
-// Parameters of the two systems: so many tensors of so many elements.
-struct TailSizes {
-  int tensors = 16;
-  int elements = 1 << 20;
-
-  [[nodiscard]] std::int64_t parameters() const { return std::int64_t{tensors} * elements; }
-};
 
 // Lets both work in turn and prints seconds, the ratio with its goal, and the bytes that our pass
 // moved, by its counter, beside 4p + 24 a parameter.
-void compare_tails(const StepOptions& options, const TailSizes& sizes);
+void compare_tails(const StepOptions& options);
 
 // Our rank: as contender.h says, with one tail for a step and bytes_moved() for the bytes.
 int serve_tails(const TailSizes& sizes, int threads);

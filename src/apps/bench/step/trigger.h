@@ -23,6 +23,6 @@ void measure_trigger(const StepOptions& options);
 
 // That process: says `{"ready": true}`, and answers the line "N" by the cost, for a step that is
 // the median of N.
-int serve_trigger(int threads);
+int serve_trigger(const ModelSize& size, int threads);
 
 }  // namespace lockstep::apps

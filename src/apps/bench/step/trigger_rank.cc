@@ -93,8 +93,8 @@ double extra_seconds(const at::Tensor& sharded, Operation&& operation) {
 
 class ShardedGpt {
  public:
-  explicit ShardedGpt(const Group& world)
-      : model_(make_bench_model("gpt")),
+  ShardedGpt(const ModelSize& size, const Group& world)
+      : model_(make_bench_model("gpt", size)),
         sharded_(fully_shard(model_, world, *shard_options_of("full", model_->units()))),
         adamw_(sharded_.parameters(), torch::optim::AdamWOptions(1e-4)) {
     for (int i = 0; i < uncounted_steps; ++i) step();
@@ -137,10 +137,10 @@ void say(const nlohmann::json& row) { std::cout << row.dump() << std::endl; }
 
 }  // namespace
 
-int serve_trigger(int threads) {
+int serve_trigger(const ModelSize& size, int threads) {
   Group world = init();
   at::set_num_threads(threads);
-  ShardedGpt gpt(world);
+  ShardedGpt gpt(size, world);
   say({{"ready", true}});
   for (std::string line; std::getline(std::cin, line);) {
     std::vector<double> seconds(std::stoul(line));
