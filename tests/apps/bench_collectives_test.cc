@@ -1,6 +1,7 @@
 // lockstep bench collectives: what it measures adds up, and what cannot be meant is refused.
 #include "apps/shell.h"
 #include "support/python.h"
+#include "support/warm_python.h"
 
 #include <lockstep/base/format.h>
 
@@ -74,7 +75,7 @@ TEST_F(BenchCollectives, EveryOperationIsAnObjectForEachKindOfMemory) {
 TEST_F(BenchCollectives, GlooStandsBesideUs) {
   if (!test::python()) GTEST_SKIP() << test::no_python;
   auto result = run("--peers gloo --op all_reduce,all_to_all --sizes 1KiB --python " +
-                    test::python()->string() + brief);
+                    test::warm_python()->string() + brief);
   ASSERT_EQ(result.exit_code, 0) << result.output;
   for (const char* words : {"core to core", "all_reduce 1 KiB, 2 ranks", "arena", "ordinary",
                             "all_reduce 1 KiB, 2 ranks, arena: gloo / ours"})
