@@ -11,19 +11,27 @@ default_compiler() {
   echo g++
 }
 
-# build_preset PRESET [TARGET...]
-build_preset() {
-  local preset="$1"; shift
-  local compiler="${compiler:-$(default_compiler)}" folder="build/$preset"
-  if [ "$compiler" != "$(cat "$folder/compiler" 2>/dev/null)" ]; then
+# A folder that another compiler or other presets have made is made anew.
+configure_preset() {
+  local preset="$1"
+  local compiler="${compiler:-$(default_compiler)}" folder="build/$preset" made_with
+  made_with="$compiler $(cksum <CMakePresets.json)"
+  if [ "$made_with" != "$(cat "$folder/made_with" 2>/dev/null)" ]; then
     rm -rf "$folder"
   fi
   if [ ! -f "$folder/build.ninja" ]; then
-    mkdir -p "$folder" && echo "$compiler" >"$folder/compiler"
+    mkdir -p "$folder" && echo "$made_with" >"$folder/made_with"
     cmake --preset "$preset" -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_CXX_COMPILER_LAUNCHER=ccache \
       -DLibTorch_ROOT="$(libtorch_folder)" >"$folder/configure.log" 2>&1 ||
       { tail -40 "$folder/configure.log" >&2; rm -f "$folder/build.ninja"; fail "cmake failed; all of it is in $folder/configure.log"; }
   fi
+}
+
+# build_preset PRESET [TARGET...]
+build_preset() {
+  local preset="$1"; shift
+  local folder="build/$preset"
+  configure_preset "$preset"
   if ! ninja -C "$folder" -n "$@" | tail -1 | grep -q 'no work to do'; then
     ninja -C "$folder" "$@"
   fi

@@ -70,10 +70,10 @@ lint_sources() {
   python3 tools/lint/links.py
   python3 tools/lint/snippets.py
   ensure_ready
-  build_preset release
+  configure_preset debug   # where every source is compiled by itself
   local tool; tool="$(clang_tool clang-tidy)"
   git ls-files 'src/base/*.cc' 'src/sys/*.cc' 'src/store/*.cc' 'src/launch/*.cc' 'src/comm/shm/*.cc' |
-    xargs "$tool" -p build/release --quiet --warnings-as-errors='*'
+    xargs "$tool" -p build/debug --quiet --warnings-as-errors='*'
 }
 
 # Every loop of hostile input (tests/**/*fuzz_test.cc) at its full length: LOCKSTEP_FUZZ rounds, 100,000 by default.

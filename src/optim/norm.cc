@@ -24,7 +24,7 @@ namespace lockstep::optim {
 namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
-constexpr std::int64_t piece_elements = 1 << 16;
+constexpr std::int64_t norm_piece_elements = 1 << 16;
 
 bool is_scanned_here(const at::Tensor& gradient) {
   at::ScalarType dtype = gradient.scalar_type();
@@ -51,10 +51,10 @@ double sum_of_16_bits(const at::Tensor& gradient, std::int64_t begin, std::int64
 // Pieces are added in their order, so the bits do not depend on the number of threads.
 double scanned_sum_of_squares(const at::Tensor& gradient, const Treatment& treatment) {
   std::int64_t count = gradient.numel();
-  std::vector<double> sums((count + piece_elements - 1) / piece_elements);
+  std::vector<double> sums((count + norm_piece_elements - 1) / norm_piece_elements);
   for_each_in_parallel(sums.size(), [&](std::size_t i) {
-    std::int64_t begin = static_cast<std::int64_t>(i) * piece_elements;
-    std::int64_t end = std::min(begin + piece_elements, count);
+    std::int64_t begin = static_cast<std::int64_t>(i) * norm_piece_elements;
+    std::int64_t end = std::min(begin + norm_piece_elements, count);
     if (gradient.scalar_type() == at::kFloat)
       sums[i] =
           sum_of_squares(gradient.const_data_ptr<float>() + begin, end - begin,

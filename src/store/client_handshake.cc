@@ -1,5 +1,6 @@
 #include "store/client_handshake.h"
 
+#include "store/octets.h"
 #include "store/wire.h"
 #include "sys/sockets.h"
 
@@ -16,11 +17,6 @@ std::string receive_text(int socket, std::size_t size, Deadline deadline) {
   std::string text(size, '\0');
   sys::receive_exact(socket, std::as_writable_bytes(std::span(text)), deadline);
   return text;
-}
-
-template <std::size_t size>
-std::string_view text_of(const std::array<unsigned char, size>& bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), size};
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
-// A text's bytes, as libsodium takes them.
+// A text's bytes as libsodium takes them, and the other way round.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -12,6 +14,11 @@ inline unsigned char* octets_of(std::string& text) {
 
 inline const unsigned char* octets_of(std::string_view text) {
   return reinterpret_cast<const unsigned char*>(text.data());
+}
+
+template <std::size_t size>
+std::string_view text_of(const std::array<unsigned char, size>& octets) {
+  return {reinterpret_cast<const char*>(octets.data()), size};
 }
 
 }  // namespace lockstep::store

@@ -1,5 +1,7 @@
 #include "store/server_session.h"
 
+#include "store/octets.h"
+
 #include <algorithm>
 #include <cstring>
 
@@ -9,11 +11,6 @@ namespace lockstep::store {
 namespace {
 
 constexpr std::size_t proof_part_bytes = magic.size() + nonce_bytes + proof_bytes;
-
-template <std::size_t size>
-std::string_view text_of(const std::array<unsigned char, size>& bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), size};
-}
 
 // Moves bytes from the front of `bytes` until `part` has `size`; true when it has.
 bool fill(std::string& part, std::string_view& bytes, std::size_t size) {

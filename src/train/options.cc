@@ -144,7 +144,7 @@ Options mlp_defaults() {
 }
 
 template <class Number>
-Number parse_number(const OptionRow& row, std::string_view text, std::string_view expected) {
+Number parse_option_number(const OptionRow& row, std::string_view text, std::string_view expected) {
   Number value{};
   auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size()) bad_value(row, expected, text);
@@ -173,12 +173,12 @@ struct Setter {
     options.*member = text;
   }
   void operator()(std::int64_t Options::*member) const {
-    options.*member = parse_number<std::int64_t>(row, text, "a whole number");
+    options.*member = parse_option_number<std::int64_t>(row, text, "a whole number");
     if (member == &Options::steps) options.epochs = 0;
     if (member == &Options::epochs) options.steps = 0;
   }
   void operator()(double Options::*member) const {
-    options.*member = parse_number<double>(row, text, "a number");
+    options.*member = parse_option_number<double>(row, text, "a number");
   }
   void operator()(bool Options::*member) const {
     if (text != "true" && text != "false") bad_value(row, "true or false", text);

@@ -23,13 +23,13 @@ using test::values;
 
 namespace {
 
-using Collective = std::function<at::Tensor(Group, const at::Tensor&)>;
+using CollectiveFunction = std::function<at::Tensor(Group, const at::Tensor&)>;
 
 // One collective, and the input of each rank.
 struct Case {
   std::string name;
   std::function<std::vector<std::int64_t>(Group)> sizes;
-  Collective result;
+  CollectiveFunction result;
   at::ScalarType dtype = at::kDouble;
 };
 

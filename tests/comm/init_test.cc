@@ -2,6 +2,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/init.h>
 
+#include "comm/starting.h"
 #include "support/free_port.h"
 #include "support/messages.h"
 #include "support/processes.h"
@@ -24,8 +25,10 @@ using namespace std::chrono_literals;
 
 namespace {
 
+using test::expect_sum;
 using test::expect_words;
 using test::message_of;
+using test::quick;
 
 using Variables = std::map<std::string, std::string>;
 
@@ -57,14 +60,6 @@ Variables of_rank(int rank, int size, int port) {
           {"MASTER_ADDR", "127.0.0.1"},
           {"MASTER_PORT", std::to_string(port)},
           {"LOCKSTEP_ARENA", "64MiB"}};
-}
-
-InitOptions quick() { return {.timeout = 20s, .join_timeout = 20s}; }
-
-void expect_sum(Group& group) {
-  auto tensor = at::full({5}, group.rank() + 1.0f);
-  group.all_reduce(tensor).wait();
-  EXPECT_EQ(tensor[4].item<float>(), static_cast<float>(group.size() * (group.size() + 1)) / 2);
 }
 
 TEST(Init, AloneIsOneRank) {

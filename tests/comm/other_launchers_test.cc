@@ -3,6 +3,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/init.h>
 
+#include "comm/starting.h"
 #include "support/messages.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
@@ -23,12 +24,14 @@ using namespace std::chrono_literals;
 
 namespace {
 
+using test::expect_sum;
 using test::expect_words;
 using test::message_of;
+using test::quick;
 
 using Variables = std::map<std::string, std::string>;
 
-void set_environment(const Variables& variables) {
+void set_whole_environment(const Variables& variables) {
   ::clearenv();
   ::setenv("LOCKSTEP_ARENA", "64MiB", 1);
   ::setenv("OMP_NUM_THREADS", "1", 1);
@@ -59,14 +62,6 @@ Variables of_slurm(int rank, int size, const test::TemporaryFolder& home) {
           {"HOME", home.path().string()}};
 }
 
-InitOptions quick() { return {.timeout = 20s, .join_timeout = 20s}; }
-
-void expect_sum(Group& group) {
-  auto tensor = at::full({5}, group.rank() + 1.0f);
-  group.all_reduce(tensor).wait();
-  EXPECT_EQ(tensor[4].item<float>(), static_cast<float>(group.size() * (group.size() + 1)) / 2);
-}
-
 void expect_groups_one_after_the_other() {
   {
     auto first = init(quick());
@@ -84,7 +79,7 @@ void expect_groups_one_after_the_other() {
 TEST(OtherLaunchers, RanksOfMpirunMeetAtASocket) {
   const auto run = fresh_name();
   test::expect_ranks(3, [&](int rank) {
-    set_environment(of_open_mpi(rank, 3, run));
+    set_whole_environment(of_open_mpi(rank, 3, run));
     expect_groups_one_after_the_other();
   });
 }
@@ -92,7 +87,7 @@ TEST(OtherLaunchers, RanksOfMpirunMeetAtASocket) {
 TEST(OtherLaunchers, TwoRunsAtOnceDoNotMeet) {
   const std::string runs[] = {fresh_name(), fresh_name()};
   test::expect_ranks(4, [&](int process) {
-    set_environment(of_open_mpi(process / 2, 2, runs[process % 2]));
+    set_whole_environment(of_open_mpi(process / 2, 2, runs[process % 2]));
     auto group = init(quick());
     auto tensor = at::full({3}, process % 2);
     group.all_reduce(tensor).wait();
@@ -103,7 +98,7 @@ TEST(OtherLaunchers, TwoRunsAtOnceDoNotMeet) {
 TEST(OtherLaunchers, RanksOfSrunOnSeveralHostsMeetOverTcp) {
   const test::TemporaryFolder home;
   test::expect_ranks(2, [&](int rank) {
-    set_environment(of_slurm(rank, 2, home));
+    set_whole_environment(of_slurm(rank, 2, home));
     expect_groups_one_after_the_other();
   });
 }
@@ -111,7 +106,7 @@ TEST(OtherLaunchers, RanksOfSrunOnSeveralHostsMeetOverTcp) {
 TEST(OtherLaunchers, WithoutACommonSecretTheyAreRefused) {
   const test::TemporaryFolder home, other_home;
   test::expect_ranks(2, [&](int rank) {
-    set_environment(of_slurm(rank, 2, rank == 0 ? home : other_home));
+    set_whole_environment(of_slurm(rank, 2, rank == 0 ? home : other_home));
     if (rank == 0) {
       expect_words(message_of<Timeout>([] { static_cast<void>(init({.join_timeout = 3s})); }),
                    {"rank 1"});
@@ -124,7 +119,7 @@ TEST(OtherLaunchers, WithoutACommonSecretTheyAreRefused) {
 
 TEST(OtherLaunchers, ARankZeroThatNeverComesIsNamed) {
   test::expect_ranks(1, [&](int) {
-    set_environment(of_open_mpi(1, 2, fresh_name()));
+    set_whole_environment(of_open_mpi(1, 2, fresh_name()));
     expect_words(message_of<Timeout>([] { static_cast<void>(init({.join_timeout = 500ms})); }),
                  {"rank 1 found nobody", "rank 0", "did not arrive"});
   });

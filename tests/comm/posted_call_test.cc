@@ -11,8 +11,8 @@ using namespace lockstep;
 
 namespace {
 
-Call reduction(std::int64_t elements, at::ScalarType dtype = at::kFloat, Op op = Op::sum,
-               std::string_view tag = {}) {
+Call reduction_call(std::int64_t elements, at::ScalarType dtype = at::kFloat, Op op = Op::sum,
+                    std::string_view tag = {}) {
   auto tensor = at::empty({elements}, dtype);
   return {.collective = Collective::all_reduce,
           .op = op,
@@ -22,15 +22,15 @@ Call reduction(std::int64_t elements, at::ScalarType dtype = at::kFloat, Op op =
 }
 
 TEST(PostedCall, AgreesWithTheSameCallOnly) {
-  const PostedCall call(reduction(4), 7);
-  EXPECT_TRUE(same_call(call, PostedCall(reduction(4), 7)));
-  std::vector<Call> others{reduction(5),
-                           reduction(4, at::kInt),
-                           reduction(4, at::kFloat, Op::max),
-                           reduction(4, at::kFloat, Op::sum, "bucket 1"),
+  const PostedCall call(reduction_call(4), 7);
+  EXPECT_TRUE(same_call(call, PostedCall(reduction_call(4), 7)));
+  std::vector<Call> others{reduction_call(5),
+                           reduction_call(4, at::kInt),
+                           reduction_call(4, at::kFloat, Op::max),
+                           reduction_call(4, at::kFloat, Op::sum, "bucket 1"),
                            {.collective = Collective::barrier}};
   std::set<std::uint64_t> fingerprints{fingerprint_of(call),
-                                       fingerprint_of(PostedCall(reduction(4), 8))};
+                                       fingerprint_of(PostedCall(reduction_call(4), 8))};
   for (const auto& other : others) {
     EXPECT_FALSE(same_call(call, PostedCall(other, 7)));
     fingerprints.insert(fingerprint_of(PostedCall(other, 7)));
@@ -50,7 +50,7 @@ TEST(PostedCall, ASendBelongsToAReceiveOfItsSize) {
 }
 
 TEST(PostedCall, IsDescribedInWords) {
-  PostedCall call(reduction(3 << 20, at::kFloat, Op::average, "bucket 2"), 417);
+  PostedCall call(reduction_call(3 << 20, at::kFloat, Op::average, "bucket 2"), 417);
   EXPECT_EQ(describe(call), "all_reduce #417 (bucket 2, 12 MiB)");
   EXPECT_EQ(describe(PostedCall({.collective = Collective::barrier}, 2)), "barrier #2");
   auto full = describe_fully(call);

@@ -11,10 +11,10 @@
 namespace lockstep::data {
 namespace {
 
-at::Tensor counting(std::int64_t count) { return at::arange(count, at::kInt); }
+at::Tensor tokens_up_to(std::int64_t count) { return at::arange(count, at::kInt); }
 
 TEST(RandomBlocks, TargetsAreTheTokensBehind) {
-  const RandomBlocks blocks(counting(50), 8);
+  const RandomBlocks blocks(tokens_up_to(50), 8);
   const auto batch = blocks.draw(6, at::detail::createCPUGenerator(1));
   EXPECT_EQ(batch.data.sizes(), (std::vector<std::int64_t>{6, 8}));
   EXPECT_EQ(batch.data.scalar_type(), at::kLong);
@@ -25,14 +25,14 @@ TEST(RandomBlocks, TargetsAreTheTokensBehind) {
 }
 
 TEST(RandomBlocks, EveryStartIsDrawn) {
-  const RandomBlocks blocks(counting(12), 8);  // starts 0 to 3
+  const RandomBlocks blocks(tokens_up_to(12), 8);  // starts 0 to 3
   const at::Tensor starts = blocks.draw(200, at::detail::createCPUGenerator(2)).data.select(1, 0);
   EXPECT_EQ(starts.min().item<std::int64_t>(), 0);
   EXPECT_EQ(starts.max().item<std::int64_t>(), 3);
 }
 
 TEST(RandomBlocks, RanksTogetherDrawOneGlobalBatch) {
-  const RandomBlocks blocks(counting(100), 5);
+  const RandomBlocks blocks(tokens_up_to(100), 5);
   for (int world = 1; world <= 5; ++world) {
     std::vector<at::Tensor> parts;
     at::Tensor state;
@@ -54,7 +54,7 @@ TEST(RandomBlocks, DrawsWhatPythonDraws) {
       "import torch\n"
       "g = torch.Generator().manual_seed(1337)\n"
       "print(*torch.randint(1000 - 8, (20,), generator=g).tolist())");
-  const at::Tensor starts = RandomBlocks(counting(1000), 8)
+  const at::Tensor starts = RandomBlocks(tokens_up_to(1000), 8)
                                 .draw(20, at::detail::createCPUGenerator(1337))
                                 .data.select(1, 0);
   std::ostringstream text;
@@ -64,16 +64,16 @@ TEST(RandomBlocks, DrawsWhatPythonDraws) {
 }
 
 TEST(RandomBlocks, RefusesAShortText) {
-  EXPECT_EQ(test::refusal([] { RandomBlocks blocks(counting(8), 8); }),
+  EXPECT_EQ(test::refusal([] { RandomBlocks blocks(tokens_up_to(8), 8); }),
             "RandomBlocks: expected a text of more than 8 tokens (the block), found 8");
-  EXPECT_NO_THROW(RandomBlocks(counting(9), 8));
+  EXPECT_NO_THROW(RandomBlocks(tokens_up_to(9), 8));
   EXPECT_THROW(RandomBlocks(at::zeros({9}), 8), InvalidArgument);
-  EXPECT_THROW(RandomBlocks(counting(9), 0), InvalidArgument);
+  EXPECT_THROW(RandomBlocks(tokens_up_to(9), 0), InvalidArgument);
 }
 
 TEST(SequentialBlocks, EveryTokenButTheFirstIsATargetOnce) {
   for (std::int64_t tokens : {2, 3, 8, 9, 10, 16, 17, 33}) {
-    SequentialBlocks blocks(counting(tokens), 8);
+    SequentialBlocks blocks(tokens_up_to(tokens), 8);
     std::vector<std::int64_t> seen;
     for (std::size_t i = 0; i < *blocks.size(); ++i) {
       const auto block = blocks.get_batch({i});
@@ -96,16 +96,16 @@ TEST(SequentialBlocks, EveryTokenButTheFirstIsATargetOnce) {
 }
 
 TEST(SequentialBlocks, CountsTargets) {
-  SequentialBlocks blocks(counting(21), 8);
+  SequentialBlocks blocks(tokens_up_to(21), 8);
   EXPECT_EQ(count_targets(blocks.get_batch({0, 1, 2}).target), 20);
   EXPECT_EQ(count_targets(blocks.get_batch({2}).target), 4);
   EXPECT_EQ(count_targets(blocks.get_batch({}).target), 0);
 }
 
 TEST(SequentialBlocks, RefusesWhatHasNoTarget) {
-  EXPECT_EQ(test::refusal([] { SequentialBlocks blocks(counting(1), 8); }),
+  EXPECT_EQ(test::refusal([] { SequentialBlocks blocks(tokens_up_to(1), 8); }),
             "SequentialBlocks: expected a text of two tokens or more, found 1");
-  SequentialBlocks blocks(counting(9), 8);
+  SequentialBlocks blocks(tokens_up_to(9), 8);
   EXPECT_THROW((void)blocks.get_batch({1}), InvalidArgument);
 }
 

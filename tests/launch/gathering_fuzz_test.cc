@@ -28,7 +28,7 @@ using test::mutated;
 using test::one_in;
 using test::Random;
 
-std::string some_text(Random& random) {
+std::string text_to_gather(Random& random) {
   const std::string hello = to_text(Hello{.nodes = static_cast<int>(1 + below(random, 3)),
                                           .ranks = 1,
                                           .host = "x",
@@ -52,7 +52,7 @@ void disturb(int port, const std::string& secret, Random& random) {
   const std::string keys[] = {key::node(0), key::node(1), key::roster, key::verdict};
   for (auto count = 1 + below(random, 3); count > 0; --count) {
     std::this_thread::sleep_for(std::chrono::microseconds(below(random, 1000)));
-    store.set(keys[below(random, std::size(keys))], some_text(random));
+    store.set(keys[below(random, std::size(keys))], text_to_gather(random));
   }
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 using Tensors = std::map<std::string, at::Tensor>;
 
-Gpt small() {
+Gpt small_model() {
   return Gpt(GptOptions{.layers = 1, .heads = 1, .width = 4, .block = 3, .vocabulary = 5});
 }
 
@@ -36,12 +36,12 @@ struct OuterImpl : torch::nn::Module {
     scale = register_parameter("scale", at::ones({1}));
   }
   torch::nn::BatchNorm1d norm{2};
-  Gpt inner = small();
+  Gpt inner = small_model();
   at::Tensor scale;
 };
 
 void expect_refused(const Tensors& tensors, const std::string& message) {
-  Gpt model = small();
+  Gpt model = small_model();
   const Tensors before = copies(*model);
   try {
     load_exported(*model, tensors);
@@ -66,7 +66,7 @@ TEST(Names, ComeInTheOrderOfPython) {
 }
 
 TEST(Names, TiedTensorsShareMemory) {
-  Gpt model = small();
+  Gpt model = small_model();
   for (const NamedTensor& item : exported(*model)) {
     EXPECT_FALSE(item.tensor.requires_grad()) << item.name;
     if (item.name == "lm_head.weight") {
@@ -84,7 +84,7 @@ TEST(Names, AliasesHaveFullNames) {
 }
 
 TEST(LoadExported, MakesAnEqualModelInPlace) {
-  Gpt from = small(), to = small();
+  Gpt from = small_model(), to = small_model();
   const void* memory = to->transformer->wpe->weight.data_ptr();
   load_exported(*to, copies(*from));
   const Tensors expected = copies(*from);
@@ -94,9 +94,9 @@ TEST(LoadExported, MakesAnEqualModelInPlace) {
 }
 
 TEST(LoadExported, TakesATiedTensorUnderEitherName) {
-  Gpt from = small();
+  Gpt from = small_model();
   for (const char* left_out : {"lm_head.weight", "transformer.wte.weight"}) {
-    Gpt to = small();
+    Gpt to = small_model();
     Tensors tensors = copies(*from);
     tensors.erase(left_out);
     load_exported(*to, tensors);
@@ -105,7 +105,7 @@ TEST(LoadExported, TakesATiedTensorUnderEitherName) {
 }
 
 TEST(LoadExported, ConvertsTheDtype) {
-  Gpt from = small(), to = small();
+  Gpt from = small_model(), to = small_model();
   Tensors tensors = copies(*from);
   for (auto& [name, tensor] : tensors) tensor = tensor.to(at::kDouble);
   load_exported(*to, tensors);
@@ -114,14 +114,14 @@ TEST(LoadExported, ConvertsTheDtype) {
 }
 
 TEST(LoadExported, RefusesAMissingTensor) {
-  Tensors tensors = copies(*small());
+  Tensors tensors = copies(*small_model());
   tensors.erase("transformer.ln_f.weight");
   expect_refused(tensors,
                  "loading a model: expected a tensor named transformer.ln_f.weight, found none");
 }
 
 TEST(LoadExported, RefusesAnUnknownTensor) {
-  Tensors tensors = copies(*small());
+  Tensors tensors = copies(*small_model());
   tensors["transformer.h.1.ln_1.weight"] = at::ones({4});
   expect_refused(tensors,
                  "loading a model: found a tensor named transformer.h.1.ln_1.weight that the model "
@@ -129,14 +129,14 @@ TEST(LoadExported, RefusesAnUnknownTensor) {
 }
 
 TEST(LoadExported, RefusesAnotherShape) {
-  Tensors tensors = copies(*small());
+  Tensors tensors = copies(*small_model());
   tensors["transformer.wpe.weight"] = at::ones({4, 4});
   expect_refused(tensors,
                  "loading a model: transformer.wpe.weight: expected shape [3, 4], found [4, 4]");
 }
 
 TEST(LoadExported, RefusesUnequalTiedTensors) {
-  Tensors tensors = copies(*small());
+  Tensors tensors = copies(*small_model());
   tensors["lm_head.weight"].add_(1);
   expect_refused(tensors,
                  "loading a model: lm_head.weight is tied to transformer.wte.weight: expected "

@@ -14,14 +14,13 @@ namespace lockstep::optim {
 namespace {
 
 using test::copies_of;
+using test::most_ulps;
 using test::set_gradients;
 using test::some_parameters;
 using test::ulps_between;
 using torch::optim::AdamWOptions;
 using torch::optim::AdamWParamState;
 using torch::optim::OptimizerParamGroup;
-
-constexpr double most_ulps = 8;
 
 AdamWParamState& state_of(torch::optim::AdamW& optimizer, const at::Tensor& parameter) {
   return test::state_of<AdamWParamState>(optimizer, parameter);

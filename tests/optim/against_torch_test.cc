@@ -18,11 +18,11 @@
 namespace lockstep::optim {
 namespace {
 
+using test::most_ulps;
+using test::no_limit;
 using test::ulps_between;
 
-constexpr int steps = 1000;
-constexpr double most_ulps = 8;
-constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr int all_steps = 1000;
 
 // What one optimizer's numbers are after all steps, side by side for all parameters.
 struct Numbers {
@@ -48,7 +48,7 @@ std::vector<at::Tensor> gradients_of_step(int step, const std::vector<at::Tensor
 template <class Ours, class Theirs>
 struct Race {
   Race(std::vector<at::Tensor> mine, std::vector<at::Tensor> other, Ours& ours, Theirs& theirs) {
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < all_steps; ++step) {
       auto gradients = gradients_of_step(step, mine);
       for (std::size_t i = 0; i < mine.size(); ++i) {
         mine[i].mutable_grad() = gradients[i];
@@ -96,9 +96,9 @@ Numbers adam_truth(const Options& options, bool decoupled) {
   at::Tensor x = options.amsgrad() ? at::zeros_like(w) : at::zeros({0}, at::kDouble);
   auto [beta1, beta2] = options.betas();
   double lr = options.lr(), decay = options.weight_decay();
-  for (int step = 0; step < steps; ++step) {
+  for (int step = 0; step < all_steps; ++step) {
     at::Tensor g = flat(gradients_of_step(step, parameters)).to(at::kDouble);
-    NaiveAdamConstants<double> c{.limit = infinity,
+    NaiveAdamConstants<double> c{.limit = no_limit,
                                  .decay = decoupled ? 0 : decay,
                                  .kept = decoupled ? 1 - lr * decay : 1,
                                  .beta1 = beta1,
@@ -120,7 +120,7 @@ Numbers adam_numbers(torch::optim::Optimizer& optimizer,
   std::vector<at::Tensor> averages, squares, greatest;
   for (const at::Tensor& parameter : parameters) {
     auto& state = test::state_of<State>(optimizer, parameter);
-    EXPECT_EQ(state.step(), steps);
+    EXPECT_EQ(state.step(), all_steps);
     averages.push_back(state.exp_avg());
     squares.push_back(state.exp_avg_sq());
     if (state.max_exp_avg_sq().defined()) greatest.push_back(state.max_exp_avg_sq());
@@ -162,9 +162,9 @@ Numbers sgd_truth(const torch::optim::SGDOptions& options) {
   auto parameters = start();
   at::Tensor w = flat(parameters).to(at::kDouble);
   at::Tensor b = options.momentum() != 0 ? at::zeros_like(w) : at::zeros({0}, at::kDouble);
-  for (int step = 0; step < steps; ++step) {
+  for (int step = 0; step < all_steps; ++step) {
     at::Tensor g = flat(gradients_of_step(step, parameters)).to(at::kDouble);
-    NaiveSgdConstants<double> c{.limit = infinity,
+    NaiveSgdConstants<double> c{.limit = no_limit,
                                 .decay = options.weight_decay(),
                                 .momentum = options.momentum(),
                                 .undamped = 1 - options.dampening(),

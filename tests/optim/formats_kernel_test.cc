@@ -2,27 +2,25 @@
 // that of the blocks.
 #include "optim/formats_kernel.h"
 
+#include "optim/support.h"
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
-#include <limits>
 #include <vector>
 
 namespace lockstep::optim {
 namespace {
 
-constexpr float infinity = std::numeric_limits<float>::infinity();
-
-std::uint16_t* bits_of(const at::Tensor& tensor) {
-  return static_cast<std::uint16_t*>(tensor.mutable_data_ptr());
-}
+using test::bits_of;
+using test::infinite;
 
 // All magnitudes, and what is special.
 at::Tensor some_floats(std::int64_t count) {
   torch::manual_seed(1);
   at::Tensor values = torch::randn({count}) * torch::exp(torch::randn({count}) * 6);
-  std::vector<float> special{0,     -0.0F, infinity,    -infinity,  std::nanf(""),
+  std::vector<float> special{0,     -0.0F, infinite,    -infinite,  std::nanf(""),
                              65504, 65520, 1e-8F,       6e-8F,      3.4e38F,
                              1,     -1,    1.00390625F, 1.01171875F};
   for (std::size_t i = 0; i < special.size() && static_cast<std::int64_t>(i) < count; ++i)
@@ -69,7 +67,7 @@ TEST(Formats, DiceAreRightInTheMean) {
   narrow_bfloat16(values.const_data_ptr<float>(), bits_of(small), count, {.key = 9});
   EXPECT_NEAR(small.to(at::kDouble).mean().item<double>(), 1.001, 1e-4);  // neighbours: 1, 1.0078
   EXPECT_EQ(std::get<0>(at::_unique(small)).numel(), 2);
-  at::Tensor special = torch::tensor({infinity, -infinity, std::nanf(""), 0.0F});
+  at::Tensor special = torch::tensor({infinite, -infinite, std::nanf(""), 0.0F});
   at::Tensor kept = torch::zeros({4}, at::kBFloat16);
   narrow_bfloat16(special.const_data_ptr<float>(), bits_of(kept), 4, {.key = 9});
   EXPECT_TRUE(at::allclose(kept.to(at::kFloat), special, 0, 0, true)) << kept;

@@ -18,9 +18,8 @@
 namespace lockstep::optim {
 namespace {
 
+using test::infinite;
 using torch::optim::SGDOptions;
-
-constexpr float infinity = std::numeric_limits<float>::infinity();
 
 struct Model {
   at::Tensor parameter = torch::zeros({1000}).requires_grad_();
@@ -66,7 +65,7 @@ void expect_skipped(float bad) {
 }
 
 TEST(GradScaler, SkipsWhatIsNotFinite) {
-  for (float bad : {infinity, -infinity, std::nanf("")}) {
+  for (float bad : {infinite, -infinite, std::nanf("")}) {
     expect_skipped<SGD>(bad);
     expect_skipped<torch::optim::SGD>(bad);
   }
@@ -86,7 +85,7 @@ TEST(GradScaler, UnscalesBeforeClipping) {
 TEST(GradScaler, AgreesOverRanks) {
   Model model;
   SGD sgd({model.parameter}, SGDOptions(1.0));
-  GradScaler scaler({}, [](double part, bool) { return part + infinity; });  // another rank's
+  GradScaler scaler({}, [](double part, bool) { return part + infinite; });  // another rank's
   model.backward(scaler, 0.5);
   EXPECT_FALSE(scaler.step(sgd));
 }
@@ -166,7 +165,7 @@ for step in range(60):
   SGD sgd({model.parameter}, SGDOptions(1.0));
   GradScaler scaler({.initial_scale = std::ldexp(1.0, 120), .growth_interval = 3});
   for (int step = 0; step < 60; ++step) {
-    model.parameter.mutable_grad() = torch::full({1000}, overflows(step) ? infinity : 1.0F);
+    model.parameter.mutable_grad() = torch::full({1000}, overflows(step) ? infinite : 1.0F);
     scaler.step(sgd);
     scaler.update();
     double scale = 0;

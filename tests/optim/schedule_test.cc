@@ -18,7 +18,7 @@ namespace lockstep::optim {
 namespace {
 
 constexpr double base = 0.3;
-constexpr int steps = 60;
+constexpr int shown_steps = 60;
 
 // One line a schedule: its name and the rates of steps 0, 1, ...
 constexpr const char* script = R"(
@@ -107,7 +107,7 @@ TEST(Schedules, HavePyTorchsValues) {
     words >> name;
     auto schedule = ours.extract(name);
     ASSERT_FALSE(schedule.empty()) << name;
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < shown_steps; ++step) {
       double expected = -1;
       words >> expected;
       EXPECT_NEAR(schedule.mapped()(base, step), expected, 1e-13) << name << " at step " << step;
@@ -145,7 +145,7 @@ TEST(Schedules, WsdIsItsFormula) {
           Wsd options{
               .warmup = warmup, .stable = 20, .decay = decay, .least = least, .shape = shape};
           Schedule schedule = wsd(options);
-          for (int step = 0; step < steps; ++step)
+          for (int step = 0; step < shown_steps; ++step)
             EXPECT_NEAR(schedule(base, step), wsd_by_formula(options, step), 1e-15) << step;
         }
 }

@@ -8,9 +8,14 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <vector>
 
 namespace lockstep::test {
+
+inline constexpr double most_ulps = 8;  // from torch::optim
+inline constexpr double no_limit = std::numeric_limits<double>::infinity();
+inline constexpr float infinite = std::numeric_limits<float>::infinity();
 
 // Units in the last place of a float of that magnitude.
 inline double ulp_of(double magnitude) {
@@ -86,6 +91,10 @@ struct FlatParameters {
 template <class State>
 State& state_of(torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
   return dynamic_cast<State&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()));
+}
+
+inline std::uint16_t* bits_of(const at::Tensor& tensor) {
+  return static_cast<std::uint16_t*>(tensor.mutable_data_ptr());
 }
 
 }  // namespace lockstep::test

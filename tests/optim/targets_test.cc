@@ -16,6 +16,8 @@
 namespace lockstep::optim {
 namespace {
 
+using test::bits_of;
+
 constexpr std::int64_t count = 1003;
 
 // While it lives, kernels are those of one instruction set.
@@ -56,10 +58,6 @@ void expect_same_bits(const Function& function) {
   for (const auto& result : results)
     for (std::size_t i = 0; i < result.size(); ++i)
       EXPECT_TRUE(at::equal(result[i], results[0][i])) << i;
-}
-
-std::uint16_t* bits_of(const at::Tensor& tensor) {
-  return static_cast<std::uint16_t*>(tensor.mutable_data_ptr());
 }
 
 TEST(Targets, ConvertTo16BitsAlike) {

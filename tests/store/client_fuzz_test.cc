@@ -1,8 +1,10 @@
 // Servers that are none: what a client makes of hostile answers, before and after the handshake.
 #include "store/client_handshake.h"
+#include "store/conversation.h"
 #include "store/raw_peer.h"
 #include "store/server_session.h"
 #include "support/fuzz.h"
+#include "support/soon.h"
 #include "sys/sockets.h"
 
 #include <lockstep/store/tcp_store.h>
@@ -25,8 +27,7 @@ using test::FuzzRounds;
 using test::mutated;
 using test::one_in;
 using test::Random;
-
-Deadline soon() { return Deadline::after(20s); }
+using test::soon;
 
 struct Words {
   std::string bytes;
@@ -47,12 +48,6 @@ void talk(int socket, const std::function<Words(std::string_view)>& answer_to) {
   } catch (const Error&) {
     return;
   }
-}
-
-std::string take_output(ServerSession& session) {
-  std::string output(session.output());
-  session.mark_sent(output.size());
-  return output;
 }
 
 // A server's handshake under some secret, changed now and then.

@@ -5,6 +5,7 @@
 #include <lockstep/store/store_server.h>
 #include <lockstep/store/tcp_store.h>
 
+#include "support/soon.h"
 #include "support/temporary_folder.h"
 
 #include <gtest/gtest.h>
@@ -20,8 +21,7 @@ namespace lockstep {
 namespace {
 
 using namespace std::chrono_literals;
-
-Deadline soon() { return Deadline::after(20s); }
+using test::soon;
 
 // One store, seen by several ranks: open() gives a rank its handle.
 class Place {

@@ -3,6 +3,7 @@
 
 #include "store/handshake.h"
 #include "store/sealed_stream.h"
+#include "store/server_session.h"
 #include "store/wire.h"
 
 #include <algorithm>
@@ -46,5 +47,12 @@ class TestClient {
   std::optional<Sealer> sealer_;
   std::optional<Opener> opener_;
 };
+
+// What the server has to send, taken as sent.
+inline std::string take_output(ServerSession& session) {
+  std::string output(session.output());
+  session.mark_sent(output.size());
+  return output;
+}
 
 }  // namespace lockstep::store

@@ -6,6 +6,7 @@
 
 #include "support/messages.h"
 #include "support/processes.h"
+#include "support/soon.h"
 #include "sys/sockets.h"
 
 #include <gtest/gtest.h>
@@ -26,8 +27,7 @@ using store::Code;
 using store::LastWords;
 using test::expect_words;
 using test::message_of;
-
-Deadline soon() { return Deadline::after(20s); }
+using test::soon;
 
 TcpStore client_of(const StoreServer& server) {
   return TcpStore({.port = server.port(), .secret = "swordfish", .connect_timeout = 20s});

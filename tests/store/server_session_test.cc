@@ -9,12 +9,6 @@
 namespace lockstep::store {
 namespace {
 
-std::string take_output(ServerSession& session) {
-  std::string output(session.output());
-  session.mark_sent(output.size());
-  return output;
-}
-
 void send_in_pieces(ServerSession& session, std::string_view bytes, std::size_t piece) {
   for (; !bytes.empty(); bytes.remove_prefix(std::min(piece, bytes.size()))) {
     session.receive(bytes.substr(0, piece));

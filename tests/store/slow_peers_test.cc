@@ -18,7 +18,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto patience = 20s;
+constexpr auto long_enough = 20s;
 
 // Calls `action` in a thread of its own, again and again, until it goes.
 class InBackground {
@@ -41,7 +41,7 @@ class SlowPeers : public testing::Test {
  protected:
   [[nodiscard]] std::uint16_t port() const { return server_.port(); }
   [[nodiscard]] TcpStoreOptions honest() const {
-    return {.port = port(), .secret = "secret", .connect_timeout = patience};
+    return {.port = port(), .secret = "secret", .connect_timeout = long_enough};
   }
 
   // What the honest client waits for one call, in the median and at worst.
@@ -114,7 +114,7 @@ TEST_F(SlowPeers, RepliesThatNobodyTakesNeedNoMemory) {
     lazy.send(client.seal({id, Code::get, 60'000'000'000, {"large"}}));
   }
   lazy.send(client.seal({waits, Code::add, 1, {"asked"}}));
-  EXPECT_EQ(store.get("asked", Deadline::after(patience)), "1");
+  EXPECT_EQ(store.get("asked", Deadline::after(long_enough)), "1");
   auto before = resident_bytes();
   store.set("large", std::string(value_bytes, 'v'));
   EXPECT_EQ(store.add("count", 1), 1);

@@ -5,6 +5,7 @@
 
 #include "store/conversation.h"
 #include "support/processes.h"
+#include "support/soon.h"
 #include "sys/sockets.h"
 
 #include <gtest/gtest.h>
@@ -21,11 +22,10 @@ namespace lockstep {
 namespace {
 
 using namespace std::chrono_literals;
+using test::soon;
 
 constexpr std::size_t greeting_bytes = 40;
 constexpr std::size_t answer_bytes = 56;
-
-Deadline soon() { return Deadline::after(20s); }
 
 sys::FileDescriptor connect(const StoreServer& server) {
   return sys::connect_to(sys::SocketAddress::tcp("127.0.0.1", server.port()), soon());

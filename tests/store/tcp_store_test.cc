@@ -7,6 +7,7 @@
 #include "support/free_port.h"
 #include "support/messages.h"
 #include "support/processes.h"
+#include "support/soon.h"
 
 #include <gtest/gtest.h>
 
@@ -23,8 +24,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::message_of;
-
-Deadline soon() { return Deadline::after(20s); }
+using test::soon;
 
 TcpStoreOptions client_of(std::uint16_t port, std::string secret = "swordfish") {
   return {.host = "127.0.0.1", .port = port, .secret = std::move(secret), .connect_timeout = 20s};

@@ -23,10 +23,14 @@ std::string message_of(const std::function<void()>& action) {
   return "no error";
 }
 
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
 // Every word stands in the text.
 inline void expect_words(const std::string& text, const std::vector<std::string>& words) {
   for (const auto& word : words)
-    EXPECT_NE(text.find(word), std::string::npos) << "no '" << word << "' in: " << text;
+    EXPECT_TRUE(contains(text, word)) << "no '" << word << "' in: " << text;
 }
 
 }  // namespace lockstep::test

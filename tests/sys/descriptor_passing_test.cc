@@ -4,6 +4,7 @@
 #include "sys/sockets.h"
 
 #include "support/processes.h"
+#include "support/soon.h"
 #include "support/temporary_folder.h"
 
 #include <gtest/gtest.h>
@@ -19,8 +20,7 @@ namespace lockstep::sys {
 namespace {
 
 using namespace std::chrono_literals;
-
-Deadline soon() { return Deadline::after(10s); }
+using test::soon;
 
 std::size_t open_descriptors() {
   std::size_t count = 0;

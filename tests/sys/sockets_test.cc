@@ -1,6 +1,7 @@
 #include "sys/sockets.h"
 
 #include "support/free_port.h"
+#include "support/soon.h"
 #include "support/temporary_folder.h"
 
 #include <gtest/gtest.h>
@@ -18,8 +19,7 @@ namespace lockstep::sys {
 namespace {
 
 using namespace std::chrono_literals;
-
-Deadline soon() { return Deadline::after(10s); }
+using test::soon;
 
 // A listener at an address and the two ends of one connection to it.
 struct Connection {

@@ -18,7 +18,7 @@ std::string content_of(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-MetricsRow row_of(std::int64_t step) { return {.step = step, .loss = 0.5}; }
+MetricsRow metrics_at(std::int64_t step) { return {.step = step, .loss = 0.5}; }
 
 TEST(Metrics, ALineIsOneObject) {
   EXPECT_EQ(metrics_line({.step = 250,
@@ -43,24 +43,24 @@ TEST(Metrics, ANewRunBeginsEmpty) {
   std::ofstream(folder / "m.jsonl") << "old\n";
   MetricsFile file(folder / "m.jsonl", 0);
   EXPECT_EQ(content_of(folder / "m.jsonl"), "");
-  file.append(row_of(1));
-  file.append(row_of(2));
+  file.append(metrics_at(1));
+  file.append(metrics_at(2));
   EXPECT_EQ(content_of(folder / "m.jsonl"),
-            metrics_line(row_of(1)) + "\n" + metrics_line(row_of(2)) + "\n");
+            metrics_line(metrics_at(1)) + "\n" + metrics_line(metrics_at(2)) + "\n");
 }
 
 TEST(Metrics, AResumedRunHasNoStepTwiceAndNoTornLine) {
   test::TemporaryFolder folder;
   {
     MetricsFile file(folder / "m.jsonl", 0);
-    for (std::int64_t step : {10, 20, 30}) file.append(row_of(step));
+    for (std::int64_t step : {10, 20, 30}) file.append(metrics_at(step));
   }
   std::ofstream(folder / "m.jsonl", std::ios::app) << R"({"step":40,"lo)";
   MetricsFile file(folder / "m.jsonl", 20);
-  file.append(row_of(30));
-  EXPECT_EQ(content_of(folder / "m.jsonl"), metrics_line(row_of(10)) + "\n" +
-                                                metrics_line(row_of(20)) + "\n" +
-                                                metrics_line(row_of(30)) + "\n");
+  file.append(metrics_at(30));
+  EXPECT_EQ(content_of(folder / "m.jsonl"), metrics_line(metrics_at(10)) + "\n" +
+                                                metrics_line(metrics_at(20)) + "\n" +
+                                                metrics_line(metrics_at(30)) + "\n");
 }
 
 TEST(Metrics, AFolderThatIsGoneIsAnError) {

@@ -25,7 +25,7 @@ class Paper {
   std::FILE* file_;
 };
 
-ProgressRow row_of(std::int64_t step) {
+ProgressRow progress_of(std::int64_t step) {
   return {.step = step, .steps = 100, .loss = 2.5, .samples_per_second = 391.6, .seconds_left = 67};
 }
 
@@ -40,7 +40,7 @@ TEST(Progress, DurationsReadLikeAClock) {
 }
 
 TEST(Progress, ARowIsOneLine) {
-  ProgressRow row = row_of(7);
+  ProgressRow row = progress_of(7);
   EXPECT_EQ(progress_text(row), "step 7/100  loss 2.500  392 samples/s  1:07 left");
   row.resident_bytes = 431'700'000;
   row.exposed_seconds = 0.00312;
@@ -56,24 +56,25 @@ TEST(Progress, ARowIsOneLine) {
 TEST(Progress, ALogGetsPlainLinesNowAndThenAndEveryEvaluation) {
   Paper paper;
   Progress progress(paper.stream(), false, std::chrono::hours(1));
-  progress.show(row_of(1));
-  progress.show(row_of(2));
-  ProgressRow evaluated = row_of(3);
+  progress.show(progress_of(1));
+  progress.show(progress_of(2));
+  ProgressRow evaluated = progress_of(3);
   evaluated.val_loss = 1;
   progress.show(evaluated);
   progress.say("done");
   progress.finish();
-  EXPECT_EQ(paper.text(), progress_text(row_of(1)) + "\n" + progress_text(evaluated) + "\ndone\n");
+  EXPECT_EQ(paper.text(),
+            progress_text(progress_of(1)) + "\n" + progress_text(evaluated) + "\ndone\n");
 }
 
 TEST(Progress, ATerminalsLineIsRewrittenAndGoesBeforeAnotherOne) {
   Paper paper;
   {
     Progress progress(paper.stream(), true);
-    progress.show(row_of(1));
+    progress.show(progress_of(1));
     progress.say("done");
   }
-  EXPECT_EQ(paper.text(), progress_text(row_of(1)) + "\033[K\r" + "\033[K\r" + "done\n");
+  EXPECT_EQ(paper.text(), progress_text(progress_of(1)) + "\033[K\r" + "\033[K\r" + "done\n");
 }
 
 }  // namespace

@@ -24,17 +24,17 @@ struct Reduction : torch::CustomClassHolder {
 
 using ReductionPointer = c10::intrusive_ptr<Reduction>;
 
-constexpr const char* kept = "reduction";
+constexpr const char* reduction_key = "reduction";
 
 at::Tensor reduce_forward(AutogradContext* context, const at::Tensor& input,
                           const ReductionPointer& reduction) {
-  context->saved_data[kept] = c10::IValue::make_capsule(reduction);
+  context->saved_data[reduction_key] = c10::IValue::make_capsule(reduction);
   Passing passing(reduction->site, true);
   return combine(reduction->op)(passing, input);
 }
 
 Site site_of_backward(AutogradContext* context) {
-  auto holder = context->saved_data.at(kept).toCapsule();
+  auto holder = context->saved_data.at(reduction_key).toCapsule();
   return static_cast<const Reduction&>(*holder).site.of_backward();
 }
 

@@ -23,19 +23,19 @@ struct Pair : torch::CustomClassHolder {
   Map map, conjugate;
 };
 
-constexpr const char* kept = "pair";
+constexpr const char* pair_key = "pair";
 
 struct Recorded : torch::autograd::Function<Recorded> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const c10::intrusive_ptr<Pair>& pair) {
-    context->saved_data[kept] = c10::IValue::make_capsule(pair);
+    context->saved_data[pair_key] = c10::IValue::make_capsule(pair);
     Passing passing(pair->site, true);
     return pair->map(passing, input);
   }
 
   // An undefined gradient comes as zeros: this rank takes part all the same.
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    auto holder = context->saved_data.at(kept).toCapsule();
+    auto holder = context->saved_data.at(pair_key).toCapsule();
     const auto& pair = static_cast<const Pair&>(*holder);
     return {perform(gradients[0], pair.site.of_backward(), pair.conjugate, pair.map), at::Tensor()};
   }

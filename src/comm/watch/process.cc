@@ -45,9 +45,9 @@ std::string place() {
   return formatted("{:x}", fingerprint(sys::host_identity() + pids));
 }
 
-struct Words {
+struct ProcessWords {
   std::string place, pid, started;
-  explicit Words(std::string_view process) {
+  explicit ProcessWords(std::string_view process) {
     std::istringstream(std::string(process)) >> place >> pid >> started;
   }
 };
@@ -61,7 +61,7 @@ std::string own_process() {
 }
 
 ProcessState state_of(std::string_view process) {
-  const Words words(process);
+  const ProcessWords words(process);
   if (words.started.empty() || words.place != place()) return ProcessState::unknown;
   auto stat = stat_of(words.pid);
   if (!stat || stat->started != words.started || stat->state == 'Z' || stat->state == 'X')
@@ -69,6 +69,6 @@ ProcessState state_of(std::string_view process) {
   return stat->state == 'T' || stat->state == 't' ? ProcessState::stopped : ProcessState::runs;
 }
 
-std::string pid_of(std::string_view process) { return Words(process).pid; }
+std::string pid_of(std::string_view process) { return ProcessWords(process).pid; }
 
 }  // namespace lockstep::watch

@@ -47,7 +47,7 @@ flight::Header header(std::string folder = {}) {
   return {.rank = 1, .size = 3, .engine = "shm", .folder = std::move(folder)};
 }
 
-Call reduction(const at::Tensor& tensor, std::string_view tag = {}) {
+Call reduction_of(const at::Tensor& tensor, std::string_view tag = {}) {
   return {.collective = Collective::all_reduce,
           .op = Op::average,
           .input = tensor,
@@ -61,7 +61,7 @@ TEST(FlightRecorder, KeepsTheLastCallsWithTheirProgress) {
   const auto world = recorder.add_group("world", {0, 1, 2});
   const auto tensor = at::empty({5});
   for (std::uint64_t call = 1; call <= 3000; ++call) {
-    const auto number = recorder.note_post(world, reduction(tensor, "a \"tag\"\n"), call);
+    const auto number = recorder.note_post(world, reduction_of(tensor, "a \"tag\"\n"), call);
     recorder.note_posted(number, call + 7);
     if (call < 3000) recorder.note_end(recorder.find(world, call + 7), Progress::done);
   }
@@ -86,7 +86,7 @@ TEST(FlightRecorder, TimesAreThoseOfTheClock) {
         .count();
   };
   const auto before = time();
-  std::ignore = recorder.note_post(world, reduction(tensor), 1);
+  std::ignore = recorder.note_post(world, reduction_of(tensor), 1);
   const auto after = time();
   std::this_thread::sleep_for(50ms);
   const auto json = recorder.json();
@@ -99,7 +99,7 @@ TEST(FlightRecorder, CostsNanosecondsACall) {
   Recorder recorder(header());
   const auto world = recorder.add_group("world", {0, 1, 2});
   const auto tensor = at::empty({5});
-  const auto call = reduction(tensor, "bucket 2");
+  const auto call = reduction_of(tensor, "bucket 2");
   constexpr int calls = 200'000;
   auto best = Duration::max();
   for (int round = 0; round < 5; ++round) {

@@ -11,9 +11,7 @@
 #include <tuple>
 #include <vector>
 
-using namespace lockstep;
-using namespace lockstep::mpi;
-
+namespace lockstep::mpi {
 namespace {
 
 using Bytes = std::vector<std::uint8_t>;
@@ -294,3 +292,4 @@ TEST_P(Plans, ABarrierHearsOfEveryRank) {
 INSTANTIATE_TEST_SUITE_P(Sizes, Plans, testing::Values(1, 2, 3, 4, 5, 7, 8, 17));
 
 }  // namespace
+}  // namespace lockstep::mpi

@@ -14,8 +14,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::uint64_t post(Group& group, shm::Posting posting) { return group.post(posting); }
-
 TEST(Carried, OperationsNeedNoLaterAttention) {
   run_as_rank_threads(3, [](Endpoint& endpoint) {
     Group& group = endpoint.world();

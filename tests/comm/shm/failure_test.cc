@@ -1,5 +1,6 @@
 // What ranks are told when one of them dies, stops, leaves, or calls something else.
 #include "comm/shm/ranks.h"
+#include "support/messages.h"
 
 #include <lockstep/base/error.h>
 
@@ -48,10 +49,6 @@ std::string error_of(Body&& body) {
   }
   ADD_FAILURE() << "no error";
   return {};
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 void all_reduce(Group& group, std::size_t count) {

@@ -37,7 +37,9 @@ constexpr std::size_t rank_place = 16;         // of a greeting: magic, version,
 constexpr std::size_t arena_bytes_place = 24;  // after a reserved number
 constexpr std::size_t arena = 4 << 20;
 
-shm::EndpointOptions hurried() { return {.timeout = 5s, .join_timeout = 5s, .arena_bytes = arena}; }
+shm::EndpointOptions fuzz_options() {
+  return {.timeout = 5s, .join_timeout = 5s, .arena_bytes = arena};
+}
 
 sys::FileDescriptor connect_to_rank_0(Store& store) {
   auto soon = Deadline::after(10s);
@@ -122,7 +124,7 @@ TEST(HandOverFuzz, GreetingsAreAcceptedOrRefused) {
     auto start = Clock::now();
     std::thread rank([&] {
       try {
-        Endpoint endpoint(store, 0, 2, hurried());
+        Endpoint endpoint(store, 0, 2, fuzz_options());
         ++accepted;
       } catch (const Error&) {
         ++refused;
@@ -155,7 +157,7 @@ TEST(HandOver, AnotherUserCannotDisturbTheRanks) {
       return;
     }
     if (rank == 1) std::this_thread::sleep_for(200ms);
-    Endpoint endpoint(store, rank, 2, hurried());
+    Endpoint endpoint(store, rank, 2, fuzz_options());
   });
 }
 

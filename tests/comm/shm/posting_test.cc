@@ -19,8 +19,6 @@ std::vector<float> constant(std::size_t count, float value) {
   return std::vector<float>(count, value);
 }
 
-std::uint64_t post(Group& group, shm::Posting posting) { return group.post(posting); }
-
 TEST(Posting, NeedsNoLaterAttention) {
   run_as_rank_threads(3, [](Endpoint& endpoint) {
     Group& group = endpoint.world();

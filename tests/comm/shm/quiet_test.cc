@@ -46,8 +46,8 @@ RankBody on_one_core(RankBody body) {
   };
 }
 
-struct Outside : std::vector<float> {
-  Outside(Endpoint&, std::size_t count) : std::vector<float>(count) {}
+struct OrdinaryArray : std::vector<float> {
+  OrdinaryArray(Endpoint&, std::size_t count) : std::vector<float>(count) {}
 };
 
 class Quiet : public testing::TestWithParam<int> {};
@@ -68,7 +68,7 @@ TEST_P(Quiet, SmallAllReduceOfPrivateMemory) {
   if (!can_count_calls()) GTEST_SKIP() << "a sanitizer makes system calls of its own";
   TemporaryFolder folder;
   auto body = on_endpoint(folder, GetParam(),
-                          [](Endpoint& endpoint) { expect_quiet<Outside>(endpoint, 200); });
+                          [](Endpoint& endpoint) { expect_quiet<OrdinaryArray>(endpoint, 200); });
   RankProcesses ranks(GetParam(), on_one_core(body));
   EXPECT_EQ(ranks.wait(0, 20s).exit_code, 0);
 }

@@ -2,6 +2,7 @@
 // middle of a segment.
 #include "comm/shm/ranks.h"
 #include "comm/tree.h"
+#include "support/messages.h"
 
 #include <lockstep/base/error.h>
 
@@ -129,10 +130,6 @@ std::string error_after(int signal, Endpoint& endpoint, Memory& values) {
     return error.what();
   }
   return "no error";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 // A signal may also come between two segments, and then nothing is wrong: tried again.

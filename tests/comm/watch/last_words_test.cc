@@ -5,6 +5,7 @@
 #include <lockstep/store/memory_store.h>
 
 #include "comm/watch/call_watch.h"
+#include "comm/watch/calls.h"
 #include "support/messages.h"
 
 #include <gtest/gtest.h>
@@ -22,23 +23,12 @@
 
 using namespace lockstep;
 using namespace std::chrono_literals;
+using test::reduction;
 using watch::CallWatch;
 using watch::End;
 using watch::LastWords;
 
 namespace {
-
-PostedCall reduction(std::uint64_t number, std::int64_t elements = 1000,
-                     std::string_view tag = {}) {
-  auto tensor = at::empty({elements});
-  return {{.collective = Collective::all_reduce,
-           .input = tensor,
-           .output = tensor,
-           .tag = tag,
-           .timeout = 1s,
-           .where = std::source_location::current()},
-          number};
-}
 
 // Counts what it is asked, and can stop answering.
 class WatchedStore : public MemoryStore {
@@ -77,15 +67,15 @@ class WatchedStore : public MemoryStore {
 };
 
 // What one process has of a group.
-struct Rank {
-  Rank(const std::shared_ptr<Store>& store, int rank, int size, Duration patience = 5s)
+struct WatchedRank {
+  WatchedRank(const std::shared_ptr<Store>& store, int rank, int size, Duration patience = 5s)
       : calls(store, patience), words(store, "world", rank, size, patience) {
     member = calls.join("world", rank, size, [this](const std::string& text) {
       std::lock_guard lock(mutex);
       mismatch = text;
     });
   }
-  ~Rank() { calls.leave(member, false); }
+  ~WatchedRank() { calls.leave(member, false); }
 
   std::string found() {
     std::lock_guard lock(mutex);
@@ -99,10 +89,10 @@ struct Rank {
   std::shared_ptr<watch::Member> member;
 };
 
-std::vector<std::unique_ptr<Rank>> ranks_on(const std::shared_ptr<Store>& store, int size) {
-  std::vector<std::unique_ptr<Rank>> ranks;
+std::vector<std::unique_ptr<WatchedRank>> ranks_on(const std::shared_ptr<Store>& store, int size) {
+  std::vector<std::unique_ptr<WatchedRank>> ranks;
   for (int rank = 0; rank < size; ++rank)
-    ranks.push_back(std::make_unique<Rank>(store, rank, size));
+    ranks.push_back(std::make_unique<WatchedRank>(store, rank, size));
   return ranks;
 }
 
@@ -143,7 +133,7 @@ TEST(LastWords, AStoreThatDoesNotAnswerHoldsUpNobody) {
   auto store = std::make_shared<WatchedStore>();
   const auto begin = Clock::now();
   {
-    Rank rank(store, 0, 2, 100ms);
+    WatchedRank rank(store, 0, 2, 100ms);
     store->answer(false);
     rank.member->note(reduction(1));
     const auto text = text_of<Timeout>(rank.words.agree(End::timeout, reduction(1), "", [] {}));

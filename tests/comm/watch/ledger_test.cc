@@ -1,6 +1,8 @@
 // What ranks state about their calls, and how a difference is found in it.
 #include "comm/watch/ledger.h"
 
+#include "comm/watch/calls.h"
+
 #include <gtest/gtest.h>
 
 #include <ATen/ops/empty.h>
@@ -8,17 +10,12 @@
 #include <string>
 
 using namespace lockstep;
+using test::reduction;
 using watch::Ledger;
 using watch::Route;
 using watch::Statement;
 
 namespace {
-
-PostedCall reduction(std::uint64_t number, std::int64_t elements = 4, std::string_view tag = {}) {
-  auto tensor = at::empty({elements});
-  return {{.collective = Collective::all_reduce, .input = tensor, .output = tensor, .tag = tag},
-          number};
-}
 
 Ledger with_calls(std::uint64_t count, std::uint64_t odd = 0) {
   Ledger ledger;

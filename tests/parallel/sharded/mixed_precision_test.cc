@@ -12,7 +12,7 @@ torch::nn::Sequential small_model() {
   return model;
 }
 
-at::Tensor loss_of(torch::nn::Sequential& model, int batch, at::ScalarType dtype) {
+at::Tensor loss_in(torch::nn::Sequential& model, int batch, at::ScalarType dtype) {
   return torch::relu(model->forward(values({5, 6}, batch).to(dtype))).square().sum();
 }
 
@@ -31,7 +31,7 @@ std::vector<at::Tensor> one_process(int ranks, int steps, at::ScalarType dtype,
     std::vector<std::vector<at::Tensor>> of_ranks;
     for (int rank = 0; rank < ranks; ++rank) {
       model->zero_grad();
-      loss_of(model, step * ranks + rank, dtype).backward();
+      loss_in(model, step * ranks + rank, dtype).backward();
       of_ranks.emplace_back();
       for (auto& parameter : model->parameters())
         of_ranks.back().push_back(parameter.grad().to(at::kFloat));
@@ -65,7 +65,7 @@ TEST_P(ShardedMixedPrecision, EqualsOneProcessWithFloatMasters) {
           auto optimizer = momentum()(sharded.parameters());
           for (int step = 0; step < 3; ++step) {
             sharded.zero_grad();
-            loss_of(model, step * group.size() + group.rank(), GetParam()).backward();
+            loss_in(model, step * group.size() + group.rank(), GetParam()).backward();
             optimizer->step();
           }
           auto found = sharded.state_dict();

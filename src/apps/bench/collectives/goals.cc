@@ -9,8 +9,6 @@
 namespace lockstep::apps {
 namespace {
 
-constexpr std::int64_t kib = 1 << 10, mib = 1 << 20;
-
 enum class Figure { gloo_ratio, mpi_ratio, share_of_bound, tail, mean };
 
 // Which rows a goal speaks of.
@@ -22,7 +20,7 @@ struct Scope {
   bool outsider = false;
 };
 
-struct Goal {
+struct ScopedGoal {
   Scope scope;
   Figure figure = Figure::gloo_ratio;
   double wanted = 0;
@@ -54,23 +52,23 @@ constexpr Scope node_shared_gather{.op = Collective::all_gather,
                                    .memory = Memory::node_shared};
 
 constexpr std::array goals{
-    Goal{large, Figure::gloo_ratio, 4.5},
-    Goal{large, Figure::mpi_ratio, 3.5},
-    Goal{large, Figure::share_of_bound, 0.6},
-    Goal{large_ordinary, Figure::gloo_ratio, 1.5},
-    Goal{small, Figure::gloo_ratio, 100},
-    Goal{small, Figure::mpi_ratio, 1},
-    Goal{crowded_small, Figure::gloo_ratio, 20},
-    Goal{crowded_large, Figure::gloo_ratio, 4},
-    Goal{crowded_small, Figure::tail, 10},
-    Goal{crowded_large, Figure::tail, 10},
-    Goal{with_outsider(crowded_small), Figure::mean, 20},
-    Goal{with_outsider(crowded_large), Figure::mean, 20},
-    Goal{of(Collective::all_gather), Figure::gloo_ratio, 5},
-    Goal{of(Collective::reduce_scatter), Figure::gloo_ratio, 5},
-    Goal{of(Collective::broadcast), Figure::gloo_ratio, 2.5},
-    Goal{of(Collective::all_to_all), Figure::gloo_ratio, 4},
-    Goal{node_shared_gather, Figure::gloo_ratio, 20},
+    ScopedGoal{large, Figure::gloo_ratio, 4.5},
+    ScopedGoal{large, Figure::mpi_ratio, 3.5},
+    ScopedGoal{large, Figure::share_of_bound, 0.6},
+    ScopedGoal{large_ordinary, Figure::gloo_ratio, 1.5},
+    ScopedGoal{small, Figure::gloo_ratio, 100},
+    ScopedGoal{small, Figure::mpi_ratio, 1},
+    ScopedGoal{crowded_small, Figure::gloo_ratio, 20},
+    ScopedGoal{crowded_large, Figure::gloo_ratio, 4},
+    ScopedGoal{crowded_small, Figure::tail, 10},
+    ScopedGoal{crowded_large, Figure::tail, 10},
+    ScopedGoal{with_outsider(crowded_small), Figure::mean, 20},
+    ScopedGoal{with_outsider(crowded_large), Figure::mean, 20},
+    ScopedGoal{of(Collective::all_gather), Figure::gloo_ratio, 5},
+    ScopedGoal{of(Collective::reduce_scatter), Figure::gloo_ratio, 5},
+    ScopedGoal{of(Collective::broadcast), Figure::gloo_ratio, 2.5},
+    ScopedGoal{of(Collective::all_to_all), Figure::gloo_ratio, 4},
+    ScopedGoal{node_shared_gather, Figure::gloo_ratio, 20},
 };
 
 bool speaks_of(const Scope& scope, const Row& row) {
@@ -116,7 +114,7 @@ std::optional<double> figure_of(Figure figure, const MeasuredRow& measured, cons
 
 std::vector<Judgement> judge(const MeasuredRow& measured) {
   std::vector<Judgement> judgements;
-  for (const Goal& goal : goals) {
+  for (const ScopedGoal& goal : goals) {
     if (!speaks_of(goal.scope, measured.row)) continue;
     const Line* ours = measured.find("shm", goal.scope.memory);
     if (ours == nullptr) continue;

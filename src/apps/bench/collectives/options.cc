@@ -11,7 +11,6 @@
 namespace lockstep::apps {
 namespace {
 
-constexpr std::int64_t kib = 1 << 10, mib = 1 << 20;
 constexpr int most_ranks = 64;
 // A rank of every system holds an input and an output at once, ours in two kinds of memory.
 constexpr std::int64_t tensors_a_rank = 2;

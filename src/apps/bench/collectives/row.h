@@ -9,6 +9,8 @@
 
 namespace lockstep::apps {
 
+inline constexpr std::int64_t kib = 1 << 10, mib = 1 << 20;
+
 // Where the tensors of a call lie: memory of Group::empty_shared, of LibTorch's own allocator, or
 // of Group::empty_node_shared, which is there once for all ranks.
 enum class Memory : std::uint8_t { arena, ordinary, node_shared };

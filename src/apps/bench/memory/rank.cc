@@ -1,6 +1,7 @@
 #include "apps/bench/memory/rank.h"
 
 #include "apps/bench/memory/resident.h"
+#include "apps/bench/rank_answers.h"
 #include "apps/bench/step/training.h"
 
 #include <lockstep/base/check.h>
@@ -19,7 +20,7 @@
 namespace lockstep::apps {
 namespace {
 
-constexpr MlpSizes small{.width = 64, .depth = 2, .rows = 4};
+constexpr MlpSizes small_sizes{.width = 64, .depth = 2, .rows = 4};
 
 struct Order {
   std::string mode;
@@ -83,7 +84,7 @@ Resident together(Group world) {
 }
 
 nlohmann::json answer_to(const Order& order, const MlpSizes& sizes, const Group& world) {
-  { (void)make_training(order, small, world)->step(); }
+  { (void)make_training(order, small_sizes, world)->step(); }
   trim_malloc();
   nlohmann::json answer{{"before", json_of(together(world))}};
   std::unique_ptr<Training> training = make_training(order, sizes, world);
@@ -102,8 +103,6 @@ nlohmann::json answer_to(const Order& order, const MlpSizes& sizes, const Group&
   answer["idle"] = json_of(together(world));
   return answer;
 }
-
-void say(const nlohmann::json& row) { std::cout << row.dump() << std::endl; }
 
 }  // namespace
 

@@ -20,7 +20,7 @@ namespace lockstep::apps {
 namespace {
 
 // One row of the table. Two of them may share a process.
-struct Contender {
+struct Entrant {
   std::string system;   // lockstep, pytorch
   std::string kind;     // default, fused; float32, bfloat16, blocks; memory
   std::string command;  // what its process is told
@@ -60,8 +60,8 @@ std::shared_ptr<RankProcesses> start_theirs(const OptimizerOptions& options,
   return std::make_shared<RankProcesses>(RankProcesses::start_each(command));
 }
 
-std::vector<Contender> start(const OptimizerOptions& options) {
-  std::vector<Contender> contenders;
+std::vector<Entrant> start(const OptimizerOptions& options) {
+  std::vector<Entrant> contenders;
   for (const char* kind : {"default", "fused"})
     contenders.push_back({"pytorch", kind, "update", 28, start_theirs(options, kind)});
   for (const std::string& state : options.states) {
@@ -70,12 +70,12 @@ std::vector<Contender> start(const OptimizerOptions& options) {
     if (state == "float32")
       contenders.push_back({"lockstep", "memory", "memory", 28, contenders.back().process});
   }
-  for (Contender& contender : contenders)
+  for (Entrant& contender : contenders)
     if (contender.command == "update") (void)contender.process->answer(0);  // ready
   return contenders;
 }
 
-void run_turn(Contender& contender, int steps) {
+void run_turn(Entrant& contender, int steps) {
   contender.process->tell(formatted("{} {}", contender.command, steps));
   auto answer = nlohmann::json::parse(contender.process->answer(0));
   std::vector<double> seconds = answer.at("seconds");
@@ -85,9 +85,9 @@ void run_turn(Contender& contender, int steps) {
 }
 
 // Round i begins with contender i, so that none always follows the same.
-void run_rounds(std::vector<Contender>& contenders, const OptimizerOptions& options) {
-  for (Contender& contender : contenders) run_turn(contender, 1);  // is not like the rest
-  for (Contender& contender : contenders) contender.seconds.clear(), contender.by_round.clear();
+void run_rounds(std::vector<Entrant>& contenders, const OptimizerOptions& options) {
+  for (Entrant& contender : contenders) run_turn(contender, 1);  // is not like the rest
+  for (Entrant& contender : contenders) contender.seconds.clear(), contender.by_round.clear();
   for (int round = 0; round < options.rounds; ++round)
     for (std::size_t i = 0; i < contenders.size(); ++i)
       run_turn(contenders[(i + static_cast<std::size_t>(round)) % contenders.size()],
@@ -95,7 +95,7 @@ void run_rounds(std::vector<Contender>& contenders, const OptimizerOptions& opti
 }
 
 // Seconds of `numerator` over those of `denominator`, round by round.
-Spread ratio_of(const Contender& numerator, const Contender& denominator, double factor = 1) {
+Spread ratio_of(const Entrant& numerator, const Entrant& denominator, double factor = 1) {
   std::vector<double> ratios;
   for (std::size_t i = 0; i < numerator.by_round.size(); ++i)
     ratios.push_back(factor * numerator.by_round[i] / denominator.by_round[i]);
@@ -107,7 +107,7 @@ struct Ratios {
   std::optional<Spread> of_bound;  // the time that its bytes take in the memory mix, over its own
 };
 
-Ratios ratios_of(const Contender& contender, const std::vector<Contender>& all) {
+Ratios ratios_of(const Entrant& contender, const std::vector<Entrant>& all) {
   auto named = [&](const std::string& kind) {
     return std::find_if(all.begin(), all.end(), [&](const auto& c) { return c.kind == kind; });
   };
@@ -126,7 +126,7 @@ nlohmann::ordered_json json_of(const Spread& spread) {
           {"max", spread.max}};
 }
 
-void print_json(const OptimizerOptions& options, const Contender& contender, const Ratios& ratios) {
+void print_json(const OptimizerOptions& options, const Entrant& contender, const Ratios& ratios) {
   Spread seconds = spread_of(contender.seconds);
   nlohmann::ordered_json row{{"bench", "optimizer"},
                              {"system", contender.system},
@@ -148,14 +148,14 @@ std::string text_of(const Spread& spread) {
   return formatted("{:.2f} ({:.2f} .. {:.2f})", spread.p50, spread.p25, spread.p75);
 }
 
-void print_table(const OptimizerOptions& options, const std::vector<Contender>& contenders) {
+void print_table(const OptimizerOptions& options, const std::vector<Entrant>& contenders) {
   print_to(stdout,
            "optimizer: AdamW over {} float32 parameters, threads={} rounds={} of {} steps\n",
            options.parameters(), options.threads, options.rounds, options.steps);
   print_to(stdout, "ratios: median (quartiles) of the rounds\n");
   print_to(stdout, "{:<20}{:>10}{:>10}{:>8}  {:<22}{:<22}{:<22}\n", "", "ms min", "ms p50", "bytes",
            "default / this", "fused / this", "share of memory bound");
-  for (const Contender& contender : contenders) {
+  for (const Entrant& contender : contenders) {
     Spread seconds = spread_of(contender.seconds);
     Ratios ratios = ratios_of(contender, contenders);
     print_to(stdout, "{:<20}{:>10.2f}{:>10.2f}{:>8.2f}  {:<22}{:<22}{:<22}\n",
@@ -168,10 +168,10 @@ void print_table(const OptimizerOptions& options, const std::vector<Contender>& 
 }  // namespace
 
 void compare_optimizers(const OptimizerOptions& options) {
-  std::vector<Contender> contenders = start(options);
+  std::vector<Entrant> contenders = start(options);
   run_rounds(contenders, options);
   if (!options.json) return print_table(options, contenders);
-  for (const Contender& contender : contenders)
+  for (const Entrant& contender : contenders)
     print_json(options, contender, ratios_of(contender, contenders));
 }
 

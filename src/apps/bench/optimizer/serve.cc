@@ -1,6 +1,7 @@
 #include "apps/bench/optimizer/serve.h"
 
 #include "apps/bench/optimizer/memory_mix.h"
+#include "apps/bench/rank_answers.h"
 #include "optim/threads.h"
 
 #include <lockstep/base/error.h>
@@ -18,7 +19,6 @@
 namespace lockstep::apps {
 namespace {
 
-constexpr int uncounted_steps = 2;
 constexpr std::int64_t piece_elements = 1 << 16;
 
 optim::StateFormat format_of(const std::string& state) {
@@ -35,9 +35,9 @@ std::vector<at::Tensor> make_parameters(const OptimizerOptions& options) {
   return parameters;
 }
 
-class Work {
+class OptimizerWork {
  public:
-  explicit Work(const OptimizerOptions& options)
+  explicit OptimizerWork(const OptimizerOptions& options)
       : parameters_(make_parameters(options)),
         adamw_(parameters_, torch::optim::AdamWOptions(1e-3),
                {.state = format_of(options.states.front())}) {
@@ -79,13 +79,11 @@ double seconds_of(const Function& function) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-void say(const nlohmann::json& row) { std::cout << row.dump() << std::endl; }
-
 }  // namespace
 
 int serve_optimizer(const OptimizerOptions& options) {
   at::set_num_threads(options.threads);
-  Work work(options);
+  OptimizerWork work(options);
   say({{"ready", true}});
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream words(line);

@@ -1,5 +1,6 @@
 #include "apps/bench/step/rank.h"
 
+#include "apps/bench/rank_answers.h"
 #include "apps/bench/step/training.h"
 
 #include <lockstep/comm/init.h>
@@ -15,12 +16,11 @@
 namespace lockstep::apps {
 namespace {
 
-constexpr int uncounted_steps = 2;
 constexpr std::size_t kept_losses = 5;
 
-class Work {
+class StepWork {
  public:
-  Work(const StepRankOptions& options, const Group& world)
+  StepWork(const StepRankOptions& options, const Group& world)
       : training_(seeded_model(options), options.mode, options.fused, world) {
     torch::manual_seed(1234 + world.rank());
   }
@@ -46,14 +46,12 @@ class Work {
   std::vector<double> losses_;
 };
 
-void say(const nlohmann::json& row) { std::cout << row.dump() << std::endl; }
-
 }  // namespace
 
 int serve_steps(const StepRankOptions& options) {
   Group world = init();
   at::set_num_threads(options.threads);
-  Work work(options, world);
+  StepWork work(options, world);
   for (int step = 0; step < uncounted_steps; ++step) (void)work.step();
   say({{"ready", true}, {"fused", work.training().is_fused()}});
   for (std::string line; std::getline(std::cin, line);) {

@@ -5,22 +5,23 @@
 namespace lockstep::apps {
 namespace {
 
-constexpr std::string_view ours = "lockstep", theirs = "pytorch";
+constexpr std::string_view our_system = "lockstep", their_system = "pytorch";
 
 }  // namespace
 
 std::vector<StepRatio> step_ratios(std::string_view model, int ranks) {
   std::vector<StepRatio> ratios{
-      {theirs, "none", ours, "none"},
-      {theirs, "ddp", ours, "ddp"},
-      {theirs, "zero1", ours, "optimizer", Goal{.must = 1.8, .aim = 2.1}},
-      {theirs, "zero1", ours, "gradients"},
-      {theirs, "fsdp2", ours, "full", Goal{.must = 2.3, .aim = 2.7}},
-      {theirs, "fsdp2", ours, "full-node-shared"},
-      {ours, "optimizer", ours, "ddp"},
-      {ours, "gradients", ours, "ddp"},
-      {ours, "full", ours, "ddp"},
-      {ours, "full-node-shared", ours, "ddp", Goal{.must = 1.05, .aim = 1, .at_least = false}}};
+      {their_system, "none", our_system, "none"},
+      {their_system, "ddp", our_system, "ddp"},
+      {their_system, "zero1", our_system, "optimizer", Goal{.must = 1.8, .aim = 2.1}},
+      {their_system, "zero1", our_system, "gradients"},
+      {their_system, "fsdp2", our_system, "full", Goal{.must = 2.3, .aim = 2.7}},
+      {their_system, "fsdp2", our_system, "full-node-shared"},
+      {our_system, "optimizer", our_system, "ddp"},
+      {our_system, "gradients", our_system, "ddp"},
+      {our_system, "full", our_system, "ddp"},
+      {our_system, "full-node-shared", our_system, "ddp",
+       Goal{.must = 1.05, .aim = 1, .at_least = false}}};
   if (model == "mlp" && ranks == 2) return ratios;
   for (StepRatio& ratio : ratios) ratio.goal.reset();
   return ratios;

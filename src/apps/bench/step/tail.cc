@@ -18,7 +18,7 @@
 namespace lockstep::apps {
 namespace {
 
-constexpr Goal goal{.must = 4, .aim = 5};
+constexpr Goal tail_goal{.must = 4, .aim = 5};
 constexpr int goal_ranks = 2;
 
 std::vector<std::string> words_of(const StepOptions& options) {
@@ -73,8 +73,9 @@ void print_table(const StepOptions& options, const StepContender& ours,
   Spread found = quotients_of(theirs.by_round(), ours.by_round());
   print_to(stdout, "{:<46}{:>8.3f}   {:.3f} .. {:.3f}   {}\n", "PyTorch / ours", found.p50,
            found.p25, found.p75,
-           options.ranks == goal_ranks && options.tail == TailSizes() ? verdict_of(goal, found.p50)
-                                                                      : "");
+           options.ranks == goal_ranks && options.tail == TailSizes()
+               ? verdict_of(tail_goal, found.p50)
+               : "");
   double moved = static_cast<double>(ours.bytes()) * options.ranks;
   print_to(stdout, "bytes moved a parameter, all ranks, by counter: {:.2f}; 4p + 24 is {}\n\n",
            moved / static_cast<double>(options.tail.parameters()), 4 * options.ranks + 24);

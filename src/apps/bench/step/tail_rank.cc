@@ -1,5 +1,7 @@
 #include "apps/bench/step/tail.h"
 
+#include "apps/bench/rank_answers.h"
+
 #include <lockstep/comm/init.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
@@ -18,9 +20,6 @@
 
 namespace lockstep::apps {
 namespace {
-
-constexpr int uncounted = 2;
-constexpr double lr = 1e-4;
 
 // Its gradients cost next to nothing.
 class Flat : public torch::nn::Module {
@@ -44,7 +43,7 @@ class Tail {
         model_(std::make_shared<Flat>(sizes)),
         sharded_(fully_shard(model_, world_,
                              {.storage = ShardStorage::node_shared, .reduce_in_step = true})),
-        adamw_(sharded_.parameters(), torch::optim::AdamWOptions(lr)) {}
+        adamw_(sharded_.parameters(), torch::optim::AdamWOptions(1e-4)) {}
 
   // All ranks have their gradients; all ranks may use what the others have updated.
   double seconds() {
@@ -70,15 +69,13 @@ class Tail {
   std::int64_t moved_ = 0;
 };
 
-void say(const nlohmann::json& row) { std::cout << row.dump() << std::endl; }
-
 }  // namespace
 
 int serve_tails(const TailSizes& sizes, int threads) {
   Group world = init();
   at::set_num_threads(threads);
   Tail tail(sizes, world);
-  for (int i = 0; i < uncounted; ++i) (void)tail.seconds();
+  for (int i = 0; i < uncounted_steps; ++i) (void)tail.seconds();
   say({{"ready", true}, {"fused", true}});
   for (std::string line; std::getline(std::cin, line);) {
     std::vector<double> seconds(std::stoul(line));

@@ -12,11 +12,11 @@
 namespace lockstep::apps {
 namespace {
 
-constexpr double lr = 1e-4;
+constexpr double learning_rate = 1e-4;
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::vector<at::Tensor>& parameters,
                                                         bool fused) {
-  torch::optim::AdamWOptions options(lr);
+  torch::optim::AdamWOptions options(learning_rate);
   if (fused) return std::make_unique<optim::AdamW>(parameters, options);
   return std::make_unique<torch::optim::AdamW>(parameters, options);
 }

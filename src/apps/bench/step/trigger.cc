@@ -15,7 +15,7 @@
 namespace lockstep::apps {
 namespace {
 
-constexpr Goal goal{.must = 2, .aim = 0.5, .at_least = false};  // percent
+constexpr Goal trigger_goal{.must = 2, .aim = 0.5, .at_least = false};  // percent
 
 TriggerCost cost_of(const nlohmann::json& answer) {
   return {.views = answer.at("views"),
@@ -53,7 +53,7 @@ void print_table(const ModelSize& size, const nlohmann::json& answer, const Trig
       answer.at("trigger").get<std::string>(), size.width, size.depth, cost.views,
       cost.seconds_a_view * 1e9, cost.uses, cost.seconds_a_use * 1e9, cost.step_seconds);
   print_to(stdout, "{:<46}{:>8.4f}   {}\n\n", "share of the step, %", cost.share() * 100,
-           size == usual_size("gpt") ? verdict_of(goal, cost.share() * 100) : "");
+           size == usual_size("gpt") ? verdict_of(trigger_goal, cost.share() * 100) : "");
   std::fflush(stdout);
 }
 

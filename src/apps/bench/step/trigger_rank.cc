@@ -1,5 +1,6 @@
 #include "apps/bench/step/trigger.h"
 
+#include "apps/bench/rank_answers.h"
 #include "apps/bench/spread.h"
 #include "apps/bench/step/training.h"
 
@@ -24,7 +25,7 @@
 namespace lockstep::apps {
 namespace {
 
-constexpr int uncounted_steps = 2, batches = 30, calls_a_batch = 2000;
+constexpr int batches = 30, calls_a_batch = 2000;
 
 struct Passed {
   std::atomic<int> views = 0, uses = 0;
@@ -132,8 +133,6 @@ class ShardedGpt {
   ShardedModule sharded_;
   optim::AdamW adamw_;
 };
-
-void say(const nlohmann::json& row) { std::cout << row.dump() << std::endl; }
 
 }  // namespace
 
