@@ -50,7 +50,7 @@ TEST_F(BenchMemory, CountersAreThoseOfTheFormulas) {
 
 // The processes are small here, so this says that what is measured is there, not how close it is.
 TEST_F(BenchMemory, PagesAreMeasured) {
-  auto rows = rows_of("--measure pss,node-shared --measured 1024x8");
+  auto rows = rows_of("--measure pss,node-shared --measured 512x8");
   ASSERT_EQ(rows.size(), 7U);
   for (const json& row : rows) {
     double expected = row.at("expected_bytes");

@@ -18,6 +18,7 @@ using namespace test;
 
 constexpr int steps = 50;
 constexpr int most_ranks = 4;
+constexpr int most_gloo_ranks = 3;  // from there on its order is its own, and its messages many
 // Of Gloo's sums after fifty steps; a wrong gradient is off by more than a hundredth.
 constexpr double bound_elsewhere = 1e-5;
 
@@ -105,6 +106,10 @@ TEST_P(ShardedParityTable, FiftyStepsOfTheGpt) {
   auto* differences = reinterpret_cast<double*>(memory.data());
   std::string row = formatted("| {} |", strategy.name);
   for (int ranks = 1; ranks <= most_ranks; ++ranks) {
+    if (strategy.is_on_gloo && ranks > most_gloo_ranks) {
+      row += " - |";
+      continue;
+    }
     std::fill_n(differences, most_ranks, 0.0);
     run_group(engine_of(strategy, ranks), ranks, [&](Group group) {
       differences[group.rank()] = difference_of(
