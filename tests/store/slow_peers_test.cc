@@ -104,7 +104,7 @@ TEST_F(SlowPeers, AFloodOfConnectionsStallsNobody) {
 }
 
 TEST_F(SlowPeers, RepliesThatNobodyTakesNeedNoMemory) {
-  constexpr std::size_t waits = 120;
+  constexpr std::size_t waits = 60;
   constexpr std::size_t value_bytes = 1 << 20;
   TcpStore store(honest());
   TestClient client("secret");

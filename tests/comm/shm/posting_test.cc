@@ -228,18 +228,19 @@ TEST(Posting, GivesMemoryBack) {
 TEST(Posting, TellsWhenTheArenaIsFullAndLivesOn) {
   auto options = small_options();
   options.share_private_memory = false;
+  options.arena_bytes = 64 << 20;
   run_as_rank_threads(
       2,
       [](Endpoint& endpoint) {
         Group& group = endpoint.world();
-        std::vector<char> large(300 << 20);
+        std::vector<char> large(80 << 20);
         shm::Posting posting;
         posting.collective = Collective::all_reduce;
         posting.input = posting.output = {reinterpret_cast<std::byte*>(large.data()), large.size()};
         posting.timeout = 5s;
         try {
           (void)group.post(posting);
-          FAIL() << "300 MB fitted into 256 MiB";
+          FAIL() << "80 MiB fitted into 64 MiB";
         } catch (const BadInput& error) {
           EXPECT_NE(std::string(error.what()).find("LOCKSTEP_ARENA"), std::string::npos)
               << error.what();
