@@ -40,7 +40,7 @@ class BenchCollectives : public ::testing::Test {
   }
 };
 
-const std::string brief = " --rounds 2 --turn 0.001 ";
+const std::string short_turns = " --rounds 2 --turn 0.001 ";
 
 bool is_installed(const std::string& program) {
   return shell("command -v " + program).exit_code == 0;
@@ -52,7 +52,7 @@ TEST_F(BenchCollectives, EveryOperationIsAnObjectForEachKindOfMemory) {
       run("--peers none --json --ranks 3 --sizes 1,4KiB "
           "--op all_reduce,all_gather,reduce_scatter,broadcast,all_to_all,reduce,gather,scatter,"
           "barrier" +
-          brief);
+          short_turns);
   ASSERT_EQ(result.exit_code, 0) << result.output;
   std::set<std::pair<std::string, std::string>> seen;
   auto objects = objects_of(result.output);
@@ -75,7 +75,7 @@ TEST_F(BenchCollectives, EveryOperationIsAnObjectForEachKindOfMemory) {
 TEST_F(BenchCollectives, GlooStandsBesideUs) {
   if (!test::python()) GTEST_SKIP() << test::no_python;
   auto result = run("--peers gloo --op all_reduce,all_to_all --sizes 1KiB --python " +
-                    test::warm_python()->string() + brief);
+                    test::warm_python()->string() + short_turns);
   ASSERT_EQ(result.exit_code, 0) << result.output;
   for (const char* words : {"core to core", "all_reduce 1 KiB, 2 ranks", "arena", "ordinary",
                             "all_reduce 1 KiB, 2 ranks, arena: gloo / ours"})
@@ -87,8 +87,8 @@ TEST_F(BenchCollectives, EveryMpiStandsBesideUs) {
   for (const char* name : {"openmpi", "mpich"})
     if (is_installed(std::string("mpicc.") + name)) peers.insert(name);
   if (peers.empty()) GTEST_SKIP() << "no MPI is installed under Debian's names";
-  auto result =
-      run("--json --op all_reduce,broadcast --sizes 1KiB --peers " + listed(peers, ",") + brief);
+  auto result = run("--json --op all_reduce,broadcast --sizes 1KiB --peers " + listed(peers, ",") +
+                    short_turns);
   ASSERT_EQ(result.exit_code, 0) << result.output;
   std::set<std::string> seen;
   for (const json& object : objects_of(result.output)) seen.insert(object.at("backend"));
@@ -98,7 +98,7 @@ TEST_F(BenchCollectives, EveryMpiStandsBesideUs) {
 
 TEST_F(BenchCollectives, AnMpiThatIsNotInstalledIsOneLineAndTheRestGoesOn) {
   auto result =
-      run("--peers mpi,mpich --json --sizes 4KiB --outsider 2>&1" + brief, "PATH=/nowhere ");
+      run("--peers mpi,mpich --json --sizes 4KiB --outsider 2>&1" + short_turns, "PATH=/nowhere ");
   EXPECT_EQ(result.exit_code, 0);
   std::istringstream lines(result.output);
   std::string first, second, rest;
