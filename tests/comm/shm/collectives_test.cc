@@ -25,6 +25,14 @@ float sum_of_ranks(int size, std::size_t i) {
   return sum;
 }
 
+// One comparison an element, without what an assertion of each would cost.
+template <typename Array, typename Expected>
+void expect_values(Array& array, const char* operation, const Expected& expected) {
+  const float* data = array.data();
+  for (std::size_t i = 0; i < array.size(); ++i)
+    if (data[i] != expected(i)) FAIL() << operation << " " << i << ": " << data[i];
+}
+
 struct InArena {
   Endpoint& endpoint;
   auto make(std::size_t count) { return std::make_unique<ArenaArray<float>>(endpoint, count); }
@@ -45,55 +53,48 @@ void check_all(Endpoint& endpoint, std::size_t count) {
   auto all = memory.make(count);
   fill(*all, me);
   run(group, call(Collective::all_reduce, *all, *all));
-  for (std::size_t i = 0; i < count; ++i)
-    ASSERT_EQ(all->data()[i], sum_of_ranks(size, i)) << "all_reduce " << i;
+  expect_values(*all, "all_reduce", [&](auto i) { return sum_of_ranks(size, i); });
 
   for (int root = 0; root < size; ++root) {
     auto reduced = memory.make(count);
     fill(*reduced, me);
     run(group, call(Collective::reduce, *reduced, *reduced, root));
-    for (std::size_t i = 0; i < count; ++i)
-      ASSERT_EQ(reduced->data()[i], me == root ? sum_of_ranks(size, i) : value(me, i))
-          << "reduce " << i;
+    expect_values(*reduced, "reduce",
+                  [&](auto i) { return me == root ? sum_of_ranks(size, i) : value(me, i); });
 
     auto sent = memory.make(count);
     fill(*sent, me);
     run(group, call(Collective::broadcast, *sent, *sent, root));
-    for (std::size_t i = 0; i < count; ++i)
-      ASSERT_EQ(sent->data()[i], value(root, i)) << "broadcast " << i;
+    expect_values(*sent, "broadcast", [&](auto i) { return value(root, i); });
 
     auto piece = memory.make(count);
     auto whole = memory.make(me == root ? count * size : 0);
     fill(*piece, me);
     run(group, call(Collective::gather, *piece, *whole, root));
-    for (std::size_t i = 0; i < whole->size(); ++i)
-      ASSERT_EQ(whole->data()[i], value(static_cast<int>(i / count), i % count)) << "gather " << i;
+    expect_values(*whole, "gather",
+                  [&](auto i) { return value(static_cast<int>(i / count), i % count); });
     if (me == root) fill(*whole, me);
     run(group, call(Collective::scatter, *whole, *piece, root));
-    for (std::size_t i = 0; i < count; ++i)
-      ASSERT_EQ(piece->data()[i], value(root, me * count + i)) << "scatter " << i;
+    expect_values(*piece, "scatter", [&](auto i) { return value(root, me * count + i); });
   }
 
   auto mine = memory.make(count);
   auto gathered = memory.make(count * size);
   fill(*mine, me);
   run(group, call(Collective::all_gather, *mine, *gathered));
-  for (std::size_t i = 0; i < gathered->size(); ++i)
-    ASSERT_EQ(gathered->data()[i], value(static_cast<int>(i / count), i % count))
-        << "all_gather " << i;
+  expect_values(*gathered, "all_gather",
+                [&](auto i) { return value(static_cast<int>(i / count), i % count); });
 
   fill(*gathered, me);
   run(group, call(Collective::reduce_scatter, *gathered, *mine));
-  for (std::size_t i = 0; i < count; ++i)
-    ASSERT_EQ(mine->data()[i], sum_of_ranks(size, me * count + i)) << "reduce_scatter " << i;
+  expect_values(*mine, "reduce_scatter",
+                [&](auto i) { return sum_of_ranks(size, me * count + i); });
 
   auto received = memory.make(count * size);
   fill(*gathered, me);
   run(group, call(Collective::all_to_all, *gathered, *received));
-  for (std::size_t i = 0; i < received->size(); ++i) {
-    ASSERT_EQ(received->data()[i], value(static_cast<int>(i / count), me * count + i % count))
-        << "all_to_all " << i;
-  }
+  expect_values(*received, "all_to_all",
+                [&](auto i) { return value(static_cast<int>(i / count), me * count + i % count); });
   run(group, barrier_call());
 }
 
