@@ -11,12 +11,15 @@ namespace {
 
 class LazyStorageImpl final : public c10::StorageImpl {
  public:
-  LazyStorageImpl(std::int64_t bytes, c10::Device device, std::weak_ptr<StorageOwner> owner)
+  LazyStorageImpl(std::int64_t bytes, c10::Device device, std::weak_ptr<StorageOwner> owner,
+                  std::shared_ptr<const void> kept)
       : c10::StorageImpl(use_byte_size_t(), c10::SymInt(bytes), at::DataPtr(nullptr, device),
                          nullptr, /*resizable=*/false),
-        owner(std::move(owner)) {}
+        owner(std::move(owner)),
+        kept(std::move(kept)) {}
 
   const std::weak_ptr<StorageOwner> owner;
+  const std::shared_ptr<const void> kept;
 };
 
 LazyStorageImpl* impl_of(const c10::TensorImpl& tensor) {
@@ -29,8 +32,10 @@ void drop_buffer(void* buffer) { delete static_cast<at::Tensor*>(buffer); }
 }  // namespace
 
 LazyStorage::LazyStorage(std::int64_t bytes, c10::Device device, std::weak_ptr<StorageOwner> owner,
-                         c10::DispatchKey key, std::string released)
-    : storage_(c10::make_intrusive<LazyStorageImpl>(bytes, device, std::move(owner))),
+                         c10::DispatchKey key, std::string released,
+                         std::shared_ptr<const void> kept)
+    : storage_(
+          c10::make_intrusive<LazyStorageImpl>(bytes, device, std::move(owner), std::move(kept))),
       device_(device),
       key_(key),
       released_(std::move(released)) {
@@ -46,14 +51,15 @@ at::Tensor LazyStorage::place(c10::ScalarType dtype, std::int64_t offset, at::In
   return tensor;
 }
 
-void LazyStorage::attach(const at::Tensor& buffer) {
-  check(buffer.nbytes() >= storage_.nbytes(), "lazy storage: needs {} bytes, found {}",
-        storage_.nbytes(), buffer.nbytes());
+void LazyStorage::attach(const at::Tensor& buffer) { attach(impl(), buffer); }
+
+void LazyStorage::attach(c10::StorageImpl& storage, const at::Tensor& buffer) {
+  check(buffer.nbytes() >= storage.nbytes(), "lazy storage: needs {} bytes, found {}",
+        storage.nbytes(), buffer.nbytes());
   auto kept = std::make_unique<at::Tensor>(buffer);
   void* data = kept->mutable_data_ptr();
-  c10::StorageImpl* impl = storage_.unsafeGetStorageImpl();
-  impl->set_data_ptr_noswap(at::DataPtr(data, kept.release(), &drop_buffer, device_));
-  impl->clear_data_ptr_access_error_msg_();
+  storage.set_data_ptr_noswap(at::DataPtr(data, kept.release(), &drop_buffer, storage.device()));
+  storage.clear_data_ptr_access_error_msg_();
 }
 
 void LazyStorage::detach() {

@@ -1,5 +1,7 @@
 #include "shard/trigger_function.h"
 
+#include "shard/deferral/recorder.h"
+
 #include <lockstep/shard/lazy_storage.h>
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -99,6 +101,8 @@ void for_each_use(const c10::OperatorHandle& operation, const torch::jit::Stack&
 
 void run_with_memory(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
                      torch::jit::Stack* stack) {
+  if (Recorder* recorder = Recorder::of_this_thread())
+    return recorder->run(operation, keys, *stack);
   c10::DispatchKey key = keys.highestPriorityTypeId();
   c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key);
   // Some operations return a view or a copy, as it comes out: what copies inside comes here again.

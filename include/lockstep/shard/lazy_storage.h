@@ -43,9 +43,11 @@ class StorageOwner {
 class LazyStorage {
  public:
   // Released at first. `released` is the text of the error of whoever reads it then. The owner may
-  // go before the storage: uses are then errors while it is released.
+  // go before the storage: uses are then errors while it is released. `kept` lives as long as the
+  // storage.
   LazyStorage(std::int64_t bytes, c10::Device device, std::weak_ptr<StorageOwner> owner,
-              c10::DispatchKey key, std::string released);
+              c10::DispatchKey key, std::string released,
+              std::shared_ptr<const void> kept = nullptr);
 
   // A tensor in it. Offset and strides are in elements.
   [[nodiscard]] at::Tensor place(c10::ScalarType dtype, std::int64_t offset, at::IntArrayRef sizes,
@@ -54,6 +56,9 @@ class LazyStorage {
   // The storage's memory becomes that of `buffer`, which has at least its bytes and is kept alive.
   void attach(const at::Tensor& buffer);
   void detach();
+  // The same for who has no LazyStorage any more.
+  static void attach(c10::StorageImpl& storage, const at::Tensor& buffer);
+  [[nodiscard]] c10::StorageImpl& impl() const { return *storage_.unsafeGetStorageImpl(); }
   // From now on the error of a released storage is `text`.
   void explain(std::string text);
 

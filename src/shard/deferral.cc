@@ -1,0 +1,42 @@
+#include <lockstep/shard/deferral.h>
+
+#include "shard/deferral/deferred_storage.h"
+#include "shard/deferral/recorder.h"
+
+#include <lockstep/shard/trigger.h>
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+namespace lockstep::shard {
+
+struct Deferral::Scope {
+  explicit Scope(std::int64_t smallest)
+      : key(trigger_key(TriggerKind::fallback)), recorder(smallest), turn(&recorder), on(key) {}
+
+  c10::DispatchKey key;
+  Recorder recorder;
+  Recorder::Turn turn;
+  c10::impl::IncludeDispatchKeyGuard on;
+};
+
+Deferral::Deferral(std::int64_t smallest) : scope_(std::make_unique<Scope>(smallest)) {}
+Deferral::~Deferral() = default;
+
+bool is_deferred(const at::Tensor& tensor) { return DeferredStorage::of(tensor) != nullptr; }
+
+void give_values(const at::Tensor& tensor) {
+  if (auto storage = DeferredStorage::of(tensor)) storage->give_memory(true);
+}
+
+void give_memory(const at::Tensor& tensor) {
+  if (auto storage = DeferredStorage::of(tensor)) storage->give_memory(false);
+}
+
+at::Tensor as_ordinary(const at::Tensor& tensor) {
+  auto storage = DeferredStorage::of(tensor);
+  storage->give_memory(true);
+  return tensor_in(storage->memory(), {storage->id(), tensor.scalar_type(), tensor.sizes().vec(),
+                                       tensor.strides().vec(), tensor.storage_offset()});
+}
+
+}  // namespace lockstep::shard

@@ -1,0 +1,136 @@
+#include "shard/deferral/recorded_call.h"
+
+#include "shard/deferral/recorder.h"
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+namespace lockstep::shard {
+namespace {
+
+using Calls = std::vector<std::shared_ptr<const RecordedCall>>;
+
+// `last` and all that must run before it, in the order of the program.
+Calls all_before(const std::shared_ptr<const RecordedCall>& last) {
+  Calls calls = {last};
+  std::set<const RecordedCall*> seen = {last.get()};
+  for (std::size_t i = 0; i < calls.size(); ++i)
+    for (const auto& before : std::vector(calls[i]->before))
+      if (seen.insert(before.get()).second) calls.push_back(before);
+  std::ranges::stable_sort(calls, {}, [](const auto& call) { return call->time; });
+  return calls;
+}
+
+// Storages of which `call` is the last of `calls` to use them.
+std::map<StorageId, const RecordedCall*> last_uses(const Calls& calls) {
+  std::map<StorageId, const RecordedCall*> uses;
+  for (const auto& call : calls) {
+    for (const auto& argument : call->deferred) uses[argument.tensor.storage] = call.get();
+    for (const auto& result : call->made) uses[result.storage] = call.get();
+  }
+  return uses;
+}
+
+void run_again(const RecordedCall& call, Memories& memories) {
+  torch::jit::Stack stack = filled(call.arguments, call.deferred, memories);
+  if (call.generator >= 0) {
+    c10::IValue& generator = stack[static_cast<std::size_t>(call.generator)];
+    generator = generator.toGenerator().clone();
+  }
+  run_plainly(call.operation, stack);
+  for_each_tensor_in(stack, [&](StackPlace where, const at::Tensor& tensor) {
+    for (const auto& made : call.made)
+      if (made.where == where) memories[made.storage] = memory_of(tensor);
+  });
+}
+
+}  // namespace
+
+at::Tensor tensor_in(const at::Tensor& memory, const TensorPlace& place) {
+  auto keys =
+      c10::DispatchKeySet(c10::computeDispatchKey(place.dtype, at::kStrided, memory.device()));
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(memory.storage()), keys, c10::scalarTypeToTypeMeta(place.dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(place.sizes, place.strides, place.offset);
+  return tensor;
+}
+
+at::Tensor memory_of(const at::Tensor& tensor) {
+  auto bytes = static_cast<std::int64_t>(tensor.storage().nbytes());
+  return tensor_in(tensor, {.dtype = at::kByte, .sizes = {bytes}, .strides = {1}});
+}
+
+at::Tensor new_memory(const StorageSpec& storage) {
+  Recorder::Pause pause;
+  c10::InferenceMode off(false);
+  return at::empty({storage.bytes}, at::kByte);
+}
+
+void for_each_tensor_in(const torch::jit::Stack& items,
+                        const std::function<void(StackPlace, const at::Tensor&)>& action) {
+  for (std::size_t item = 0; item < items.size(); ++item) {
+    if (items[item].isTensor()) {
+      if (items[item].toTensor().defined()) action({item}, items[item].toTensor());
+    } else if (items[item].isList()) {
+      c10::List<c10::IValue> list = items[item].toList();
+      for (std::size_t i = 0; i < list.size(); ++i) {
+        c10::IValue element = list.get(i);
+        if (element.isTensor() && element.toTensor().defined())
+          action({item, static_cast<int>(i)}, element.toTensor());
+      }
+    }
+  }
+}
+
+void set_tensor(torch::jit::Stack& items, StackPlace where, const at::Tensor& tensor) {
+  if (where.element < 0) {
+    items[where.item] = tensor;
+  } else {
+    c10::List<c10::IValue> list = items[where.item].toList().copy();
+    list.set(static_cast<std::size_t>(where.element), tensor);
+    items[where.item] = std::move(list);
+  }
+}
+
+torch::jit::Stack filled(torch::jit::Stack arguments,
+                         const std::vector<RecordedCall::Argument>& deferred, Memories& memories) {
+  for (const auto& [where, place] : deferred) {
+    at::Tensor& memory = memories[place.storage];
+    if (!memory.defined()) memory = new_memory(*place.storage);
+    set_tensor(arguments, where, tensor_in(memory, place));
+  }
+  return arguments;
+}
+
+void run_plainly(const c10::OperatorHandle& operation, torch::jit::Stack& stack) {
+  Recorder::Pause pause;
+  c10::InferenceMode off(false);
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  operation.callBoxed(stack);
+}
+
+at::Tensor replayed(const std::shared_ptr<const RecordedCall>& last, const StorageId& storage) {
+  Memories memories;
+  if (last) {
+    Calls calls = all_before(last);
+    auto uses = last_uses(calls);
+    for (const auto& call : calls) {
+      run_again(*call, memories);
+      std::erase_if(memories, [&](const auto& one) {
+        return one.first != storage && uses[one.first] == call.get();
+      });
+    }
+  }
+  at::Tensor& memory = memories[storage];
+  return memory.defined() ? memory : new_memory(*storage);
+}
+
+}  // namespace lockstep::shard
