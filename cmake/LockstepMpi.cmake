@@ -2,13 +2,18 @@
 set(LOCKSTEP_MPI_IMPLEMENTATIONS "")
 foreach(implementation IN ITEMS openmpi mpich)
   string(REPLACE "openmpi" "ompi" package "${implementation}")   # the name of its pkg-config file
-  pkg_check_modules(${implementation} QUIET IMPORTED_TARGET ${package})
-  if(NOT ${implementation}_FOUND)
+  pkg_check_modules(${implementation} QUIET ${package})
+  # Of what its pkg-config file names only this: some list libraries of theirs that no package has brought (Ubuntu's MPICH).
+  string(REPLACE "open" "" library "${implementation}")
+  find_library(LOCKSTEP_${implementation}_LIBRARY NAMES ${library} HINTS ${${implementation}_LIBRARY_DIRS} NO_DEFAULT_PATH)
+  mark_as_advanced(LOCKSTEP_${implementation}_LIBRARY)
+  if(NOT ${implementation}_FOUND OR NOT LOCKSTEP_${implementation}_LIBRARY)
     continue()
   endif()
   list(APPEND LOCKSTEP_MPI_IMPLEMENTATIONS ${implementation})
   add_library(lockstep_mpi_${implementation} MODULE src/comm/mpi/plugin/functions.cc)
-  target_link_libraries(lockstep_mpi_${implementation} PRIVATE lockstep_settings PkgConfig::${implementation})
+  target_link_libraries(lockstep_mpi_${implementation} PRIVATE lockstep_settings ${LOCKSTEP_${implementation}_LIBRARY})
+  target_include_directories(lockstep_mpi_${implementation} SYSTEM PRIVATE ${${implementation}_INCLUDE_DIRS})
   set_target_properties(lockstep_mpi_${implementation} PROPERTIES PREFIX "" CXX_VISIBILITY_PRESET hidden
     LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/lib")
   install(TARGETS lockstep_mpi_${implementation} LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}/lockstep")
