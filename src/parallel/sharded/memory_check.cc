@@ -6,6 +6,7 @@
 #include <lockstep/base/check.h>
 #include <lockstep/base/fingerprint.h>
 #include <lockstep/base/text.h>
+#include <lockstep/shard/lazy_storage.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
@@ -75,17 +76,19 @@ std::int64_t bytes_needed(const std::vector<shard::NamedParameter>& parameters,
                           const ShardOptions& options) {
   std::int64_t needed = 0, largest = 0;
   for (const shard::PlannedUnit& unit : plan) {
-    std::int64_t in_flight = 0;
+    std::int64_t in_flight = 0, made = 0;  // when it is divided
     for (int i : unit.items) {
       const at::Tensor& parameter = parameters[static_cast<std::size_t>(i)].tensor;
       if (!parameter.device().is_cpu()) continue;
       Bytes bytes = bytes_of(parameter, world, options);
       std::int64_t own = parameter.numel() * size_of(parameter.scalar_type());
       auto stored = static_cast<std::int64_t>(parameter.storage().nbytes());
-      needed += bytes.kept - std::min(own, stored);
+      bool is_there = shard::has_memory(parameter);
+      needed += bytes.kept - (is_there ? std::min(own, stored) : 0);
       in_flight += bytes.in_flight;
+      if (!is_there) made += own;
     }
-    largest = std::max(largest, in_flight);
+    largest = std::max({largest, in_flight, made});
   }
   return std::max<std::int64_t>(0, needed + largest);
 }

@@ -1,6 +1,7 @@
 #include "parallel/sharded/sharded_state.h"
 
 #include "parallel/module_check.h"
+#include "parallel/sharded/late_values.h"
 #include "parallel/sharded/memory_check.h"
 #include "parallel/sharded/parts.h"
 #include "parallel/sharded/whole_state.h"
@@ -9,6 +10,7 @@
 
 #include <lockstep/base/check.h>
 #include <lockstep/models/names.h>
+#include <lockstep/shard/deferral.h>
 #include <lockstep/shard/trigger.h>
 #include <lockstep/shard/unit_plan.h>
 
@@ -49,6 +51,12 @@ void check_options(const ShardOptions& options) {
         options.prefetch);
 }
 
+std::vector<std::string> lines_of(const torch::nn::Module& module) {
+  std::vector<std::string> lines = parallel::lines_of(module);
+  for (std::string& line : sharded::deferred_lines(module)) lines.push_back(std::move(line));
+  return lines;
+}
+
 // What all ranks must agree on.
 std::vector<std::string> describe(const torch::nn::Module& module, const ShardOptions& options) {
   std::vector<std::string> lines = {
@@ -66,14 +74,15 @@ std::vector<std::string> describe(const torch::nn::Module& module, const ShardOp
   for (const UnitRule& rule : options.units)
     lines.push_back(formatted("units {}, reshard_after_forward = {}", rule.pattern,
                               rule.reshard_after_forward.value_or(options.reshard_after_forward)));
-  for (std::string& line : parallel::lines_of(module)) lines.push_back(std::move(line));
+  for (std::string& line : lines_of(module)) lines.push_back(std::move(line));
   return lines;
 }
 
 void check_dense(const std::vector<shard::NamedParameter>& parameters) {
   for (const auto& [name, tensor, aliases] : parameters) {
     check(tensor.layout() == at::kStrided, "fully_shard: {} is not a dense tensor", name);
-    check(!shard::is_lazy(tensor), "fully_shard: {} is sharded already, by another handle", name);
+    check(!shard::is_lazy(tensor) || shard::is_deferred(tensor),
+          "fully_shard: {} is sharded already, by another handle", name);
     check(!tensor.is_inference(),
           "fully_shard: {} was made inside InferenceMode, so it cannot be trained; make the model "
           "outside",
@@ -151,7 +160,7 @@ ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& optio
 }
 
 void ShardedState::divide(const torch::nn::Module& part) {
-  parallel::check_same_lines(groups.whole, parallel::lines_of(part), call());
+  parallel::check_same_lines(groups.whole, lines_of(part), call());
   std::vector<shard::NamedParameter> parameters = shard::unique_parameters(part);
   std::erase_if(parameters, [&](const auto& one) { return is_divided(one.tensor); });
   ShardOptions options = options_;
@@ -188,7 +197,9 @@ void ShardedState::add_units(const std::vector<shard::NamedParameter>& parameter
   if (offload)
     sharded::check_room(*offload, groups.whole, parameters, groups.gather.size(), call());
   std::vector<at::Tensor> state;
-  for (const auto& parameter : parameters) state.push_back(parameter.tensor);
+  for (const auto& parameter : parameters)
+    if (!shard::is_deferred(parameter.tensor)) state.push_back(parameter.tensor);
+  for (const at::Tensor& buffer : buffers) sharded::make_ordinary(buffer);
   state.insert(state.end(), buffers.begin(), buffers.end());
   parallel::broadcast_now(groups.whole, state, broadcast_bytes, call());
   sharded::UnitSettings settings = settings_of(options);
@@ -208,7 +219,12 @@ void ShardedState::add_unit(const shard::PlannedUnit& planned,
                             const std::vector<shard::NamedParameter>& parameters,
                             const sharded::UnitSettings& settings) {
   std::vector<shard::NamedParameter> members;
-  for (int i : planned.items) members.push_back(parameters[static_cast<std::size_t>(i)]);
+  std::vector<at::Tensor> tensors;
+  for (int i : planned.items) {
+    members.push_back(parameters[static_cast<std::size_t>(i)]);
+    tensors.push_back(members.back().tensor);
+  }
+  sharded::give_values(groups.whole, sharded::deferred_among(tensors), broadcast_bytes, call());
   residency->add(std::make_unique<sharded::Unit>(planned.name, std::move(members), groups.gather,
                                                  pool_, residency->next_owner(), settings));
   int number = 0;

@@ -1,0 +1,237 @@
+// A model that deferred() made trains as the one that is made ordinarily, and is never there whole.
+#include <lockstep/parallel/sharded/deferred.h>
+
+#include "parallel/sharded/support.h"
+#include "support/temporary_folder.h"
+#include "support/torch/allocations.h"
+
+#include <lockstep/parallel/sharded/sharded_build.h>
+#include <lockstep/shard/lazy_storage.h>
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <mutex>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+
+// Ranks are threads, and draw from one generator.
+std::mutex& turn() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+// What `make` returns when it draws from `seed`, and the state of the generator afterwards.
+template <typename Make>
+auto seeded(std::uint64_t seed, Make&& make) {
+  std::lock_guard lock(turn());
+  torch::manual_seed(seed);
+  auto made = make();
+  return std::pair(made, at::detail::getDefaultCPUGenerator().get_state());
+}
+
+constexpr DeferredOptions everything{.smallest = 1};
+
+std::vector<std::uint32_t> losses_of(const Problem& problem, torch::nn::Module& module,
+                                     ShardedModule& sharded, int rank) {
+  auto optimizer = adamw()(sharded.parameters());
+  std::vector<std::uint32_t> losses;
+  for (int step = 0; step < 3; ++step) {
+    sharded.zero_grad();
+    at::Tensor loss = problem.loss(module, step * 10 + rank);
+    loss.backward();
+    optimizer->step();
+    losses.push_back(bits_of(loss));
+  }
+  return losses;
+}
+
+void expect_same_state(const ShardedModule& found, const ShardedModule& expected,
+                       const std::string& where) {
+  auto tensors = found.state_dict();
+  for (const auto& [name, tensor] : expected.state_dict())
+    EXPECT_TRUE(same_bits(tensors.at(name), tensor)) << where << ", " << name;
+}
+
+// The ordinary model with the same options, from the same seed, beside it.
+void expect_same_training(const Problem& problem, Group group, ShardOptions options) {
+  options.units = rules(problem.units);
+  auto [ordinary, after_ordinary] = seeded(7, problem.make);
+  auto [model, after_deferred] =
+      seeded(group.is_root() ? 7 : 8, [&] { return deferred(problem.make, everything); });
+  std::string where =
+      problem.name + ", " + name_of(options.level) + ", " + name_of(options.storage);
+  if (group.is_root()) EXPECT_TRUE(at::equal(after_ordinary, after_deferred)) << where;
+  for (const at::Tensor& parameter : model->parameters())
+    EXPECT_FALSE(shard::has_memory(parameter)) << where;
+  auto expected = fully_shard(ordinary, group, options);
+  auto sharded = fully_shard(model, group, options);
+  EXPECT_EQ(sharded.units(), expected.units());
+  expect_same_state(sharded, expected, where);
+  EXPECT_EQ(losses_of(problem, *model, sharded, group.rank()),
+            losses_of(problem, *ordinary, expected, group.rank()))
+      << where;
+  expect_same_state(sharded, expected, where + ", trained");
+  for (const at::Tensor& buffer : model->buffers()) EXPECT_FALSE(shard::is_lazy(buffer)) << where;
+}
+
+class DeferredModel : public testing::TestWithParam<int> {};
+
+TEST_P(DeferredModel, TrainsAsTheOrdinaryOneAtEveryLevel) {
+  for (const Problem& problem : problems())
+    for (ShardLevel level : all_levels)
+      run_as_threads(GetParam(),
+                     [&](Group group) { expect_same_training(problem, group, {.level = level}); });
+}
+
+TEST_P(DeferredModel, TrainsAsTheOrdinaryOneInEveryStorage) {
+  TemporaryFolder folder;
+  const Problem problem = problems().back();
+  for (const ShardOptions& options : {ShardOptions{.storage = ShardStorage::node_shared},
+                                      ShardOptions{.compute_dtype = at::kBFloat16},
+                                      ShardOptions{.trigger = shard::TriggerKind::operations},
+                                      ShardOptions{.offload = folder.path().string()}})
+    run_as_threads(GetParam(), [&](Group group) { expect_same_training(problem, group, options); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, DeferredModel, testing::Values(1, 2, 3));
+
+constexpr std::int64_t width = 256;
+constexpr std::int64_t layer_bytes = width * width * 4;
+constexpr int layers = 8;
+
+torch::nn::Sequential square_layers() {
+  torch::nn::Sequential model;
+  for (int i = 0; i < layers; ++i)
+    model->push_back(torch::nn::Linear(torch::nn::LinearOptions(width, width).bias(false)));
+  return model;
+}
+
+TEST(DeferredMemory, IsOneUnitAndTheShards) {
+  for (int ranks : {1, 4})
+    run_as_threads(ranks, [&](Group group) {
+      Allocations counter;
+      auto [model, state] = seeded(1, [] { return deferred(square_layers); });
+      EXPECT_LT(counter.peak(), 2 * layer_bytes);
+      EXPECT_LT(counter.held(), layer_bytes);
+      counter.reset_peak();
+      auto sharded = fully_shard(model, group, {.units = {"*"}});
+      std::int64_t shards = layers * layer_bytes / ranks;
+      EXPECT_EQ(sharded.memory().shards, shards);
+      // A unit, the same again while it is broadcast, and what construction remembers.
+      EXPECT_LT(counter.peak(), shards + 2 * layer_bytes + layer_bytes / 2);
+      EXPECT_LT(counter.held(), shards + layer_bytes / 4);
+    });
+}
+
+// The same counter sees the whole model where it is made ordinarily.
+TEST(DeferredMemory, IsTheWholeModelOtherwise) {
+  Allocations counter;
+  auto model = square_layers();
+  EXPECT_GE(counter.held(), layers * layer_bytes);
+}
+
+TEST(DeferredMemory, IsAskedForBeforeItIsTaken) {
+  run_as_threads(2, [](Group group) {
+    auto model = deferred([] {
+      torch::nn::Sequential made(torch::nn::Linear(3, 2));
+      made->register_parameter("huge", at::empty({std::int64_t{1} << 46}));
+      return made;
+    });
+    at::Tensor huge = model->parameters().front();
+    auto refused = [&] { auto sharded = fully_shard(model, group); };
+    expect_words(message_of<BadInput>(refused), {"2 ranks of one host", "available"});
+    EXPECT_FALSE(shard::has_memory(huge));
+  });
+}
+
+TEST(Deferred, AModelThatWasUsedBeforeItIsDividedKeepsWhatWasWritten) {
+  run_as_threads(2, [](Group group) {
+    auto [model, state] =
+        seeded(3, [] { return deferred([] { return torch::nn::Linear(6, 4); }, everything); });
+    auto [plain, same] = seeded(3, [] { return torch::nn::Linear(6, 4); });
+    at::Tensor input = values({2, 6}, 1);
+    EXPECT_TRUE(same_bits(model->forward(input), plain->forward(input)));
+    {
+      at::NoGradGuard no_grad;
+      for (auto* one : {&model, &plain}) (*one)->weight.mul_(3);
+    }
+    auto sharded = fully_shard(model, group);
+    EXPECT_TRUE(same_bits(sharded.state_dict().at("weight"), plain->weight));
+    EXPECT_TRUE(same_bits(sharded.state_dict().at("bias"), plain->bias));
+  });
+}
+
+TEST(Deferred, ATiedWeightStaysOneTensor) {
+  struct TiedImpl : torch::nn::Module {
+    TiedImpl() {
+      first = register_module("first", torch::nn::Linear(8, 8));
+      second = register_module("second", torch::nn::Linear(8, 8));
+      second->weight = first->weight;
+      second->register_parameter("tied", first->weight);
+    }
+    torch::nn::Linear first{nullptr}, second{nullptr};
+  };
+  run_as_threads(2, [](Group group) {
+    auto model = seeded(4, [] {
+                   return deferred([] { return std::make_shared<TiedImpl>(); }, everything);
+                 }).first;
+    auto plain = seeded(4, [] { return std::make_shared<TiedImpl>(); }).first;
+    auto sharded = fully_shard(model, group, {.units = {"first", "second"}});
+    EXPECT_EQ(sharded.named_parameters().size(), 4U);
+    at::Tensor weight = sharded.state_dict().at("first.weight");
+    EXPECT_TRUE(same_bits(weight, plain->first->weight));
+    EXPECT_TRUE(same_bits(weight, sharded.state_dict().at("second.tied")));
+  });
+}
+
+TEST(Deferred, RanksMustDeferTheSame) {
+  run_as_threads(2, [](Group group) {
+    auto make = [] { return torch::nn::Linear(6, 4); };
+    torch::nn::Linear model = group.is_root() ? deferred(make, everything) : make();
+    auto different = [&] { auto sharded = fully_shard(model, group); };
+    expect_words(message_of<Mismatch>(different), {"rank 0 has deferred weight", "rank 1"});
+    EXPECT_EQ(shard::is_lazy(model->weight), group.is_root());
+  });
+}
+
+TEST(Deferred, PartsOfAShardedBuildMayBeDeferred) {
+  run_as_threads(2, [](Group group) {
+    ShardedBuild build(group);
+    torch::nn::Sequential model;
+    auto part = [] { return deferred([] { return torch::nn::Linear(5, 3); }, everything); };
+    model->push_back(build.divided(seeded(5, part).first));
+    auto sharded = build.finish(model);
+    auto plain = seeded(5, [] { return torch::nn::Linear(5, 3); }).first;
+    EXPECT_TRUE(same_bits(sharded.state_dict().at("0.weight"), plain->weight));
+  });
+}
+
+TEST(Deferred, MakeValuesGivesAnOrdinaryModule) {
+  auto make = [] { return ConvNet(); };
+  auto plain = seeded(6, make).first;
+  auto model = seeded(6, [&] { return deferred(make, everything); }).first;
+  at::Tensor view = model->conv->weight.detach().select(0, 1);
+  make_values(*model);
+  make_values(*model);
+  auto expected = plain->named_parameters();
+  for (const auto& item : model->named_parameters()) {
+    EXPECT_FALSE(shard::is_lazy(item.value())) << item.key();
+    EXPECT_TRUE(same_bits(item.value(), expected[item.key()])) << item.key();
+    EXPECT_EQ(item.value().requires_grad(), expected[item.key()].requires_grad()) << item.key();
+  }
+  for (const at::Tensor& buffer : model->buffers()) EXPECT_FALSE(shard::is_lazy(buffer));
+  view.fill_(0);
+  EXPECT_EQ(model->conv->weight[1].abs().sum().item<float>(), 0);
+}
+
+TEST(Deferred, SmallTensorsAreMadeAtOnce) {
+  auto model = deferred([] { return torch::nn::Linear(200, 100); });
+  EXPECT_FALSE(shard::has_memory(model->weight));
+  EXPECT_FALSE(shard::is_lazy(model->bias));
+}
+
+}  // namespace
+}  // namespace lockstep
