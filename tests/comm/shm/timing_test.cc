@@ -11,6 +11,9 @@
 #include <bit>
 #include <chrono>
 #include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <random>
 #include <thread>
 
@@ -101,28 +104,59 @@ TEST_P(Timing, ChangesNoBitWithoutPrivateMemory) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Timing, testing::Values(1, 2, 3, 4, 5));
 
-// Rank 1 is in the middle of a segment when rank 0 sends it `signal`.
-template <typename Error, typename Memory>
-std::string error_after(int signal, Endpoint& endpoint, Memory& values) {
-  Group& group = endpoint.world();
-  run(group, barrier_call());
-  auto posting = call(Collective::all_reduce, values, values);
-  posting.timeout = 500ms;
-  if (group.rank() == 1) {
-    std::this_thread::sleep_for(100ms);  // the other has posted
-    (void)group.post(posting);           // and executes this rank's part
-    std::this_thread::sleep_for(20s);
-    return {};
+// Every thread of it, also where the machine is busy.
+bool is_stopped(pid_t process) {
+  std::filesystem::path tasks = "/proc/" + std::to_string(process) + "/task";
+  for (const auto& task : std::filesystem::directory_iterator(tasks)) {
+    std::ifstream file(task.path() / "stat");
+    std::string text{std::istreambuf_iterator<char>(file), {}};
+    if (text.at(text.rfind(')') + 2) != 'T') return false;
   }
-  auto ticket = group.post(posting);
+  return true;
+}
+
+void stop(pid_t process) {
+  kill(process, SIGSTOP);
+  while (!is_stopped(process)) std::this_thread::yield();
+}
+
+// Stops rank 1 until that is in the middle of a segment. False where it executes none any more.
+bool stop_in_the_middle(Endpoint& endpoint) {
+  pid_t process = endpoint.peers().peer(1).pid;
   const auto& executing = endpoint.peers().control(1).executing;
   auto is_executing = [&] {
     return std::any_of(executing.begin(), executing.end(),
                        [](const auto& word) { return word.load() != 0; });
   };
-  for (auto begin = Clock::now(); !is_executing() && Clock::now() - begin < 1s;) continue;
-  kill(endpoint.peers().peer(1).pid, signal);
+  for (auto begin = Clock::now(); Clock::now() - begin < 5s;) {
+    if (!is_executing()) continue;
+    stop(process);
+    if (is_executing()) return true;
+    kill(process, SIGCONT);
+  }
+  return false;
+}
+
+// Rank 1 is in the middle of a segment when rank 0 sends it `signal`. It posts when rank 0, which
+// then executes nothing, has made the file `posted`.
+template <typename Error, typename Memory>
+std::string error_after(int signal, Endpoint& endpoint, Memory& values,
+                        const std::filesystem::path& posted) {
+  Group& group = endpoint.world();
+  run(group, barrier_call());
+  auto posting = call(Collective::all_reduce, values, values);
+  posting.timeout = 500ms;
+  if (group.rank() == 1) {
+    while (!std::filesystem::exists(posted)) std::this_thread::sleep_for(1ms);
+    (void)group.post(posting);  // and executes this rank's part
+    std::this_thread::sleep_for(20s);
+    return {};
+  }
+  auto ticket = group.post(posting);
+  std::ofstream{posted};
+  if (!stop_in_the_middle(endpoint)) return "";
   auto begin = Clock::now();
+  kill(endpoint.peers().peer(1).pid, signal);
   try {
     group.wait(ticket);
   } catch (const Error& error) {
@@ -132,26 +166,27 @@ std::string error_after(int signal, Endpoint& endpoint, Memory& values) {
   return "no error";
 }
 
-// A signal may also come between two segments, and then nothing is wrong: tried again.
+// Rank 1 may be through before it is stopped, and then nothing is wrong: tried again.
 template <typename Error, typename MakeMemory>
 void expect_error(int signal, const std::vector<std::string>& parts, const MakeMemory& make) {
   constexpr int tries = 5;
-  constexpr int came_between = 3;
+  constexpr int was_through = 3;
   for (int i = 0; i < tries; ++i) {
     TemporaryFolder folder;
     RankProcesses ranks(2, on_endpoint(folder, 2, [&](Endpoint& endpoint) {
                           auto values = make(endpoint);
-                          auto text = error_after<Error>(signal, endpoint, *values);
-                          if (text == "no error") _exit(came_between);
+                          auto text =
+                              error_after<Error>(signal, endpoint, *values, folder / "posted");
+                          if (text.empty()) _exit(was_through);
                           for (const auto& part : parts) EXPECT_TRUE(contains(text, part)) << text;
                         }));
     auto result = ranks.wait(0, 30s);
     ranks.kill(1, SIGKILL);
-    if (result.exit_code == came_between) continue;
+    if (result.exit_code == was_through) continue;
     EXPECT_TRUE(result.ok()) << result;
     return;
   }
-  FAIL() << "the signal came between two segments " << tries << " times";
+  FAIL() << "rank 1 was through before it was stopped, " << tries << " times";
 }
 
 constexpr std::size_t large = 20'000'000;  // 80 MB, some 10 ms of work
