@@ -3,8 +3,10 @@
 passed=0 failed=0 second_try=()
 
 # What the sanitizers are told wherever they run. Some tests fork ranks beside a server's threads, and the children start
-# threads of their own, which ThreadSanitizer refuses unless told otherwise.
-export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:die_after_fork=0
+# threads of their own, which ThreadSanitizer refuses unless told otherwise; and it waits a second for threads that run at
+# an exit, of which a twentieth is enough.
+export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1
+export TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:atexit_sleep_ms=50
 
 # How many tests of a ctest log failed.
 failures_in() { sed -nE 's/.* ([0-9]+) tests? failed out of [0-9]+$/\1/p' "$1" | tail -1; }

@@ -138,7 +138,8 @@ bool stop_in_the_middle(Endpoint& endpoint) {
 }
 
 // Rank 1 is in the middle of a segment when rank 0 sends it `signal`. It posts when rank 0, which
-// then executes nothing, has made the file `posted`.
+// then executes nothing, has made the file `posted`. Returns the error, or nothing when there is
+// none.
 template <typename Error, typename Memory>
 std::string error_after(int signal, Endpoint& endpoint, Memory& values,
                         const std::filesystem::path& posted) {
@@ -163,10 +164,11 @@ std::string error_after(int signal, Endpoint& endpoint, Memory& values,
     EXPECT_LT(Clock::now() - begin, 3s);
     return error.what();
   }
-  return "no error";
+  return "";
 }
 
-// Rank 1 may be through before it is stopped, and then nothing is wrong: tried again.
+// Rank 1 may have executed its last segment when it is stopped, and then nothing is wrong: tried
+// again.
 template <typename Error, typename MakeMemory>
 void expect_error(int signal, const std::vector<std::string>& parts, const MakeMemory& make) {
   constexpr int tries = 5;
@@ -186,7 +188,7 @@ void expect_error(int signal, const std::vector<std::string>& parts, const MakeM
     EXPECT_TRUE(result.ok()) << result;
     return;
   }
-  FAIL() << "rank 1 was through before it was stopped, " << tries << " times";
+  FAIL() << "rank 1 was through when it was stopped, " << tries << " times";
 }
 
 constexpr std::size_t large = 20'000'000;  // 80 MB, some 10 ms of work
