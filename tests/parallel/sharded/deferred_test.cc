@@ -1,7 +1,9 @@
 // A model that deferred() made trains as the one that is made ordinarily, and is never there whole.
 #include <lockstep/parallel/sharded/deferred.h>
 
+#include "parallel/sharded/memory_limit.h"
 #include "parallel/sharded/support.h"
+#include "support/processes.h"
 #include "support/temporary_folder.h"
 #include "support/torch/allocations.h"
 
@@ -10,12 +12,17 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <bit>
+#include <fstream>
 #include <mutex>
+
+#include <malloc.h>
 
 namespace lockstep {
 namespace {
 
 using namespace test;
+using namespace std::chrono_literals;
 
 // Ranks are threads, and draw from one generator.
 std::mutex& turn() {
@@ -98,14 +105,14 @@ TEST_P(DeferredModel, TrainsAsTheOrdinaryOneInEveryStorage) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, DeferredModel, testing::Values(1, 2, 3));
 
-constexpr std::int64_t width = 256;
-constexpr std::int64_t layer_bytes = width * width * 4;
-constexpr int layers = 8;
+constexpr std::int64_t side = 512;
+constexpr std::int64_t layer_bytes = side * side * 4;
+constexpr int stack_height = 8;
 
-torch::nn::Sequential square_layers() {
+torch::nn::Sequential stacked(int height = stack_height) {
   torch::nn::Sequential model;
-  for (int i = 0; i < layers; ++i)
-    model->push_back(torch::nn::Linear(torch::nn::LinearOptions(width, width).bias(false)));
+  for (int i = 0; i < height; ++i)
+    model->push_back(torch::nn::Linear(torch::nn::LinearOptions(side, side).bias(false)));
   return model;
 }
 
@@ -113,12 +120,12 @@ TEST(DeferredMemory, IsOneUnitAndTheShards) {
   for (int ranks : {1, 4})
     run_as_threads(ranks, [&](Group group) {
       Allocations counter;
-      auto [model, state] = seeded(1, [] { return deferred(square_layers); });
+      auto [model, state] = seeded(1, [] { return deferred([] { return stacked(); }); });
       EXPECT_LT(counter.peak(), 2 * layer_bytes);
       EXPECT_LT(counter.held(), layer_bytes);
       counter.reset_peak();
       auto sharded = fully_shard(model, group, {.units = {"*"}});
-      std::int64_t shards = layers * layer_bytes / ranks;
+      std::int64_t shards = stack_height * layer_bytes / ranks;
       EXPECT_EQ(sharded.memory().shards, shards);
       // A unit, the same again while it is broadcast, and what construction remembers.
       EXPECT_LT(counter.peak(), shards + 2 * layer_bytes + layer_bytes / 2);
@@ -129,8 +136,49 @@ TEST(DeferredMemory, IsOneUnitAndTheShards) {
 // The same counter sees the whole model where it is made ordinarily.
 TEST(DeferredMemory, IsTheWholeModelOtherwise) {
   Allocations counter;
-  auto model = square_layers();
-  EXPECT_GE(counter.held(), layers * layer_bytes);
+  auto model = stacked();
+  EXPECT_GE(counter.held(), stack_height * layer_bytes);
+}
+
+// 96 MiB of parameters, of which the loss of one step.
+float loss_of_large_model(const MemoryLimit* limit, bool is_deferred, const std::string& folder) {
+  if (limit != nullptr) limit->join();
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 17);  // what is freed goes back to the system
+  at::set_num_threads(1);
+  torch::manual_seed(1);
+  auto make = [] { return stacked(96); };
+  torch::nn::Sequential model = is_deferred ? deferred(make) : make();
+  auto sharded = fully_shard(model, Group(), {.units = {"*"}, .offload = folder});
+  at::Tensor loss = at::zeros({}), input = values({2, side}, 1);
+  for (const auto& layer : model->children())
+    loss = loss + layer->as<torch::nn::LinearImpl>()->forward(input).square().mean();
+  loss.backward();
+  return loss.item<float>();
+}
+
+// Every run is a process of its own: what one of them frees would stay in the others' heap.
+TEST(DeferredMemory, AModelThreeTimesTheMemoryLimitIsMade) {
+  MemoryLimit limit(std::int64_t{32} << 20);
+  if (!limit.is_there()) GTEST_SKIP() << "no control group with a memory limit can be made here";
+  TemporaryFolder folder, disk;
+  auto run_alone = [&](const std::string& name, bool limited, bool is_deferred) {
+    RankProcesses process(1, [&](int) {
+      float loss = loss_of_large_model(limited ? &limit : nullptr, is_deferred, disk.path());
+      std::ofstream(folder / name) << std::bit_cast<std::uint32_t>(loss);
+    });
+    return process.wait(30s).front();
+  };
+  auto bits_in = [&](const std::string& name) {
+    std::uint32_t bits = 0;
+    std::ifstream(folder / name) >> bits;
+    return bits;
+  };
+  ASSERT_TRUE(run_alone("ordinary", false, false).ok());
+  RankResult result = run_alone("deferred", true, true);
+  EXPECT_TRUE(result.ok()) << result;
+  EXPECT_NE(bits_in("ordinary"), 0U);
+  EXPECT_EQ(bits_in("deferred"), bits_in("ordinary"));
+  EXPECT_FALSE(run_alone("limited", true, false).ok());
 }
 
 TEST(DeferredMemory, IsAskedForBeforeItIsTaken) {
