@@ -87,6 +87,8 @@ const std::array rows{
               "with --shard: ranks of one machine have the parameters in memory once"},
     OptionRow{"offload", &O::offload,
               "with --shard: folder for shards and optimizer state that are not in use"},
+    OptionRow{"deferred", &O::deferred,
+              "with --shard: a new model gets its memory one unit at a time, while it is divided"},
     OptionRow{
         "ranks", &O::ranks, "processes to start on this machine", "gpt mnist mlp", {}, 0, 4096},
     OptionRow{"threads",
@@ -231,7 +233,8 @@ void check_options(const Options& options, int ranks) {
   if (options.min_lr > options.lr)
     throw BadInput(formatted("--min-lr {} is above --lr {}", options.min_lr, options.lr));
   for (auto [given, name] : {std::pair(options.node_shared, "--node-shared"),
-                             std::pair(!options.offload.empty(), "--offload")})
+                             std::pair(!options.offload.empty(), "--offload"),
+                             std::pair(options.deferred, "--deferred")})
     if (given && options.shard == "none")
       throw BadInput(formatted("{} needs --shard optimizer, gradients or full", name));
   if (options.out.empty()) throw BadInput("--out is missing: name a folder for the run");

@@ -10,6 +10,7 @@
 #include <lockstep/base/text.h>
 #include <lockstep/checkpoint/share.h>
 #include <lockstep/models/names.h>
+#include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/train/agreement.h>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -90,7 +91,11 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   together(world_, [&] {
     task_->load(state ? text_in(state->progress, "data") : std::string());
     torch::manual_seed(static_cast<std::uint64_t>(options_.seed));
-    task_->make_model();
+    if (options_.deferred && !state) {
+      deferred([&] { task_->make_model(); });
+    } else {
+      task_->make_model();
+    }
     if (state) models::load_exported(*task_->module(), state->model);
   });
   handle_ = make_handle(options_, *task_, world_);

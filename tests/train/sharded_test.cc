@@ -67,6 +67,24 @@ TEST_P(Sharded, NodeSharedTrainsAsUnderDdpToTheBit) {
   expect_same_training(GetParam(), options);
 }
 
+TEST_P(Sharded, DeferredTrainsAndGoesOnAsUnderDdpToTheBit) {
+  TemporaryFolder folder;
+  Options options = tiny_gpt(folder);
+  options.width = 128;  // some of its tensors are large enough
+  options.clip = 0;
+  run(GetParam(), options);
+  for (const char* level : levels) {
+    Options other = sharded(options, level);
+    other.deferred = true;
+    run(GetParam(), other);
+    expect_same_rows(options, other);
+    EXPECT_EQ(distance(options.out, other.out), 0) << level;
+    Options again = cut_at(other, 4);
+    run(GetParam(), again);
+    EXPECT_EQ(distance(options.out, again.out), 0) << level;
+  }
+}
+
 TEST_P(Sharded, OffloadTrainsAndGoesOnAsUnderDdpToTheBit) {
   TemporaryFolder folder;
   Options options = tiny_gpt(folder);
@@ -201,6 +219,10 @@ TEST(ShardedRun, WhatNeedsShardsIsRefusedWithoutThem) {
   options.offload = "y";
   EXPECT_EQ(test::message_of([&] { check_options(options, 1); }),
             "--offload needs --shard optimizer, gradients or full");
+  options.offload.clear();
+  options.deferred = true;
+  EXPECT_EQ(test::message_of([&] { check_options(options, 1); }),
+            "--deferred needs --shard optimizer, gradients or full");
   EXPECT_EQ(test::message_of([&] { set_option(options, option_row("shard", "mlp"), "half"); }),
             "option shard: expected one of: none optimizer gradients full, found 'half'");
 }

@@ -64,6 +64,7 @@ struct Options {
   std::string shard = "none";  // none, optimizer, gradients, full: ShardLevel
   bool node_shared = false;    // what ranks of one machine share is there once
   std::string offload;         // a folder for what is not in use; empty: it stays in memory
+  bool deferred = false;       // no rank ever has all of a new model in memory
 
   // Processes.
   std::int64_t ranks = 0;    // processes to start; 0: as the launcher says, else 1
