@@ -1,7 +1,7 @@
 // The same training with parameters, gradients and optimizer state divided over
 // the ranks. Shows that the program is DistributedDataParallel's with another
 // noun, that each rank's optimizer holds its part only, and that all together
-// give the same model.
+// give the same model. No rank ever has the whole model in memory.
 //
 //   lockstep run -n 3 05_sharded_model [FOLDER]      FOLDER: for what is not in use (offload)
 #include <lockstep/lockstep.h>
@@ -36,7 +36,7 @@ TORCH_MODULE(Net);
 
 int main(int argc, char** argv) {
   ls::Group world = ls::init();
-  Net model;
+  Net model = ls::deferred([] { return Net(); }, {.smallest = 1024});
   auto sharded = ls::fully_shard(
       model, world,
       {.units = {"blocks.*"}, .level = ls::ShardLevel::full, .offload = argc > 1 ? argv[1] : ""});
