@@ -4,11 +4,6 @@
 
 namespace lockstep::shm {
 
-std::size_t bytes_of(DType dtype) {
-  constexpr std::array<std::size_t, 17> bytes{8, 4, 2, 2, 8, 4, 2, 1, 1, 1, 8, 16, 1, 2, 4, 8, 16};
-  return bytes.at(static_cast<std::size_t>(dtype));
-}
-
 std::string_view name_of(DType dtype) {
   constexpr std::array<std::string_view, 17> names{
       "float64",       "float32",       "float16",       "bfloat16",      "int64",

@@ -2,6 +2,7 @@
 // be moved.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -28,7 +29,10 @@ enum class DType : std::uint8_t {
   opaque16  // moved, never combined
 };
 
-[[nodiscard]] std::size_t bytes_of(DType dtype);
+[[nodiscard]] constexpr std::size_t bytes_of(DType dtype) {
+  constexpr std::array<std::size_t, 17> bytes{8, 4, 2, 2, 8, 4, 2, 1, 1, 1, 8, 16, 1, 2, 4, 8, 16};
+  return bytes.at(static_cast<std::size_t>(dtype));
+}
 [[nodiscard]] std::string_view name_of(DType dtype);
 [[nodiscard]] constexpr bool is_integral(DType dtype) {
   return dtype >= DType::int64 && dtype <= DType::boolean;

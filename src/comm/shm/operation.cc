@@ -66,14 +66,15 @@ Turns turns_of(const Plan& plan, DType dtype) {
           static_cast<std::size_t>(plan.turns())};
 }
 
-// Whether the call is small enough to be carried. Every rank finds the same: counts are agreed on.
-bool fits_slot(const Posting& posting, int members, std::size_t carried_bytes) {
+// Whether a call of so many elements (Shape::count) is small enough to be carried. Every rank finds
+// the same: counts are agreed on.
+bool fits_slot(const Posting& posting, std::int64_t count, int members, std::size_t carried_bytes) {
   bool uneven = !posting.input_counts.empty() || !posting.output_counts.empty();
   if (uneven || posting.collective == Collective::barrier) return false;
   bool one_a_rank = posting.collective == Collective::reduce_scatter ||
                     posting.collective == Collective::all_to_all ||
                     posting.collective == Collective::scatter;
-  auto bytes = static_cast<std::size_t>(count_of(posting, members)) * bytes_of(posting.dtype);
+  auto bytes = static_cast<std::size_t>(count) * bytes_of(posting.dtype);
   return bytes * (one_a_rank ? members : 1) <= carried_bytes;
 }
 
@@ -91,15 +92,14 @@ bool wants_pipeline(const Peers& peers, const Posting& posting) {
 
 bool copies_input(const Peers& peers, int members, std::size_t carried_bytes,
                   const Posting& posting) {
-  return fits_slot(posting, members, carried_bytes) || is_staged(peers, posting.input) ||
-         wants_pipeline(peers, posting);
+  return fits_slot(posting, count_of(posting, members), members, carried_bytes) ||
+         is_staged(peers, posting.input) || wants_pipeline(peers, posting);
 }
 
 void Operation::set_members(int members) {
   inputs_.resize(members);
   outputs_.resize(members);
   pipelines_.resize(members);
-  seen_.resize(members);
 }
 
 Fingerprint Operation::agree(const Posting& posting, int members) {
@@ -123,16 +123,16 @@ Fingerprint Operation::agree(const Posting& posting, int members) {
 
 void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, std::size_t carried_bytes,
                      Posting& posting) {
-  auto members = static_cast<int>(seen_.size());
+  auto members = static_cast<int>(inputs_.size());
   if (combines(posting.collective) && !can_combine(posting.dtype, posting.op))
     refuse_combination(posting);
   print_ = agree(posting, members);
-  carried_ = fits_slot(posting, members, carried_bytes);
+  carried_ = fits_slot(posting, shape_.count, members, carried_bytes);
   bool reads = reads_input(posting.collective, me, posting.root);
   bool writes = writes_output(posting.collective, me, posting.root);
   pipelined_ = !carried_ && members > 1 && wants_pipeline(peers, posting);
   if (carried_) {
-    staged_ = Staged::carried(posting.input, posting.output, reads, writes);
+    staged_.carry(posting.input, posting.output, reads, writes);
   } else if (pipelined_) {
     plan_ = Plan(shape_, cutting_for(posting.dtype));
     auto turns = turns_of(plan_, posting.dtype);
@@ -151,8 +151,9 @@ void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, std::si
   timeout_.store(posting.timeout.count(), std::memory_order_relaxed);
   keep_input_ = std::move(posting.keep_input);
   keep_output_ = std::move(posting.keep_output);
-  std::fill(seen_.begin(), seen_.end(), 0);
+  seen_.reset();
   unseen_ = members;
+  note(peers, me, staged_.input(), staged_.output());
   mismatched_ = -1;
   planned_ = false;
 }
@@ -166,16 +167,28 @@ void Operation::publish(const LaneMemory& memory, int me, const Posting& posting
           .store(posting.output_counts[other], std::memory_order_relaxed);
     }
   }
-  auto input = staged_.own_input();
-  if (carried_ && input.bytes > 0)
-    std::memcpy(memory.carried(me, sequence_), input.data, input.bytes);
+  if (carried_) {
+    inputs_[me] = Place{memory.carried(me, sequence_)};
+    if (auto input = staged_.own_input(); input.bytes > 0)
+      std::memcpy(inputs_[me].data, input.data, input.bytes);
+  }
   write(memory.slot(me, sequence_), sequence_, {print_, staged_.input(), staged_.output()},
         {posting.collective, posting.tag, posting.where}, file_in_slot_);
 }
 
+void Operation::note(const Peers& peers, int member, Location input, Location output) {
+  seen_.set(member);
+  --unseen_;
+  outputs_[member] = peers.place(output);
+  if (carried_) return;
+  inputs_[member] = peers.place(input);
+  pipelines_[member] = {};
+  if (input.is_pipeline) pipelines_[member] = {inputs_[member].data, {}};
+}
+
 Sight Operation::look(const Peers& peers, const LaneMemory& memory) {
   for (int member = 0; unseen_ > 0 && member < memory.members(); ++member) {
-    if (seen_[member]) continue;
+    if (seen_.test(member)) continue;
     Descriptor descriptor;
     Posted posted = read(memory.slot(member, sequence_), sequence_, descriptor);
     if (posted == Posted::complete) return Sight::complete;
@@ -187,13 +200,8 @@ Sight Operation::look(const Peers& peers, const LaneMemory& memory) {
       mismatched_ = member;
       return Sight::mismatch;
     }
-    inputs_[member] =
-        carried_ ? Place{memory.carried(member, sequence_)} : peers.place(descriptor.input);
-    outputs_[member] = peers.place(descriptor.output);
-    pipelines_[member] = {};
-    if (descriptor.input.is_pipeline) pipelines_[member] = {inputs_[member].data, {}};
-    seen_[member] = 1;
-    --unseen_;
+    note(peers, member, descriptor.input, descriptor.output);
+    if (carried_) inputs_[member] = Place{memory.carried(member, sequence_)};
   }
   return unseen_ > 0 ? Sight::waiting : make_plan(memory);
 }
@@ -383,7 +391,7 @@ void Operation::take_out() {
 }
 
 void Operation::release() {
-  staged_ = Staged();
+  staged_.release();
   keep_input_.reset();
   keep_output_.reset();
 }

@@ -10,6 +10,7 @@
 // nobody touches another's buffers.
 #pragma once
 
+#include "comm/shm/combine.h"
 #include "comm/shm/descriptor.h"
 #include "comm/shm/group_block.h"
 #include "comm/shm/peers.h"
@@ -21,6 +22,7 @@
 #include "comm/shm/transfer.h"
 
 #include <atomic>
+#include <bitset>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -84,6 +86,8 @@ class Operation {
   void pin();
 
  private:
+  // A member has posted, and these are its buffers.
+  void note(const Peers& peers, int member, Location input, Location output);
   [[nodiscard]] Fingerprint agree(const Posting& posting, int members);
   [[nodiscard]] bool read_matrix(const LaneMemory& memory);
   [[nodiscard]] Sight make_plan(const LaneMemory& memory);
@@ -113,7 +117,7 @@ class Operation {
   std::vector<PipelineMemory> pipelines_;  // of those who have one
   bool any_pipeline_ = false;
   std::size_t last_turn_ = 0;  // of this rank's pipeline that has a segment
-  std::vector<char> seen_;
+  std::bitset<max_ranks> seen_;
   int unseen_ = 0;
   int missing_ = 0;
   int mismatched_ = -1;

@@ -63,12 +63,12 @@ Staged::Staged(const Peers& peers, Buffer input, Buffer output, bool reads, bool
   output_location_ = peers.locate(output_block_, output_.bytes);
 }
 
-Staged Staged::carried(Buffer input, Buffer output, bool reads, bool writes) {
-  Staged staged;
-  if (reads) staged.input_ = input;
-  if (writes) staged.output_ = output;
-  staged.carried_ = true;
-  return staged;
+void Staged::carry(Buffer input, Buffer output, bool reads, bool writes) {
+  release();
+  input_ = reads ? input : Buffer();
+  output_ = writes ? output : Buffer();
+  input_location_ = output_location_ = Location();
+  carried_ = true;
 }
 
 Staged Staged::pipelined(const Peers& peers, Buffer tensor, std::size_t bytes) {

@@ -24,8 +24,8 @@ class Staged {
   // Copies the input in where it must be. `reads`, `writes`: whether this call's input is read and
   // its output written at all on this rank. Throws BadInput when the arena is full.
   Staged(const Peers& peers, Buffer input, Buffer output, bool reads, bool writes);
-  // Of a small operation: nothing is copied here, and peers find nothing.
-  [[nodiscard]] static Staged carried(Buffer input, Buffer output, bool reads, bool writes);
+  // From now on those of a small operation: nothing is copied here, and peers find nothing.
+  void carry(Buffer input, Buffer output, bool reads, bool writes);
   // Of a pipelined one: a block of so many bytes for its pipeline, on which everybody works.
   [[nodiscard]] static Staged pipelined(const Peers& peers, Buffer tensor, std::size_t bytes);
   Staged(Staged&& other) noexcept { *this = std::move(other); }
