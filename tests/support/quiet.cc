@@ -58,7 +58,7 @@ void trap_system_calls() {
   prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
 }
 
-void* counted(std::size_t bytes, std::size_t alignment) {
+[[maybe_unused]] void* counted(std::size_t bytes, std::size_t alignment) {
   if (counting) ++allocations;
   void* block = alignment > alignof(std::max_align_t)
                     ? std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment)
