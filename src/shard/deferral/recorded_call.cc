@@ -1,14 +1,17 @@
 #include "shard/deferral/recorded_call.h"
 
 #include "shard/deferral/recorder.h"
+#include "sys/private_pages.h"
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 #include <utility>
 
@@ -16,6 +19,11 @@ namespace lockstep::shard {
 namespace {
 
 using Calls = std::vector<std::shared_ptr<const RecordedCall>>;
+
+// For whoever counts LibTorch's memory (its profiler, and our tests).
+void count_memory(void* data, std::int64_t bytes) {
+  c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, c10::kCPU);
+}
 
 // `last` and all that must run before it, in the order of the program.
 Calls all_before(const std::shared_ptr<const RecordedCall>& last) {
@@ -47,7 +55,7 @@ void run_again(const RecordedCall& call, Memories& memories) {
   run_plainly(call.operation, stack);
   for_each_tensor_in(stack, [&](StackPlace where, const at::Tensor& tensor) {
     for (const auto& made : call.made)
-      if (made.where == where) memories[made.storage] = memory_of(tensor);
+      if (made.where == where) memories[made.storage] = copy_of_storage(tensor);
   });
 }
 
@@ -62,15 +70,24 @@ at::Tensor tensor_in(const at::Tensor& memory, const TensorPlace& place) {
   return tensor;
 }
 
-at::Tensor memory_of(const at::Tensor& tensor) {
-  auto bytes = static_cast<std::int64_t>(tensor.storage().nbytes());
-  return tensor_in(tensor, {.dtype = at::kByte, .sizes = {bytes}, .strides = {1}});
-}
-
 at::Tensor new_memory(const StorageSpec& storage) {
   Recorder::Pause pause;
   c10::InferenceMode off(false);
-  return at::empty({storage.bytes}, at::kByte);
+  auto pages = sys::private_pages(static_cast<std::size_t>(storage.bytes));
+  void* data = pages.get();
+  count_memory(data, storage.bytes);
+  auto give_back = [pages = std::move(pages), bytes = storage.bytes](void* memory) mutable {
+    pages.reset();
+    count_memory(memory, -bytes);
+  };
+  return at::from_blob(data, {storage.bytes}, std::move(give_back), at::kByte);
+}
+
+at::Tensor copy_of_storage(const at::Tensor& tensor) {
+  std::size_t bytes = tensor.storage().nbytes();
+  at::Tensor copy = new_memory({static_cast<std::int64_t>(bytes)});
+  std::memcpy(copy.mutable_data_ptr(), tensor.storage().data(), bytes);
+  return copy;
 }
 
 void for_each_tensor_in(const torch::jit::Stack& items,

@@ -61,8 +61,11 @@ struct RecordedCall {
 };
 
 [[nodiscard]] at::Tensor tensor_in(const at::Tensor& memory, const TensorPlace& place);
-[[nodiscard]] at::Tensor memory_of(const at::Tensor& tensor);  // all bytes of its storage
+// Bytes in pages of their own: what comes and goes in the course of a construction would leave
+// malloc's memory in pieces.
 [[nodiscard]] at::Tensor new_memory(const StorageSpec& storage);
+// All bytes of its storage, in such memory.
+[[nodiscard]] at::Tensor copy_of_storage(const at::Tensor& tensor);
 
 // action(place, tensor) for every tensor that is defined.
 void for_each_tensor_in(const torch::jit::Stack& items,

@@ -246,7 +246,7 @@ void Recorder::defer_large(Stack& results, const std::shared_ptr<RecordedCall>& 
     storage->set_last_write(call);
     storage->set_time(call->time);
     call->made.push_back({where, storage->id()});
-    recent_[storage->id()] = {call, memory_of(result)};
+    recent_[storage->id()] = {call, copy_of_storage(result)};
     set_tensor(results, where, deferred);
   });
 }
