@@ -39,9 +39,8 @@ function(lockstep_precompiled target)
   target_precompile_headers(${target} REUSE_FROM lockstep_precompiled_header)
 endfunction()
 
-# Sources are compiled in batches where the preset says so (CMAKE_UNITY_BUILD), which halves the time of a build and lets
-# the compiler inline across them. Highway compiles a kernel's source once for each instruction set, by including it
-# again: such a source stays by itself.
+# Sources are compiled in batches where the preset says so (CMAKE_UNITY_BUILD), which halves the time of a build. Highway
+# compiles a kernel's source once for each instruction set, by including it again: such a source stays by itself.
 function(lockstep_keep_kernels_apart)
   foreach(source IN LISTS ARGN)
     file(STRINGS "${source}" found REGEX "hwy/foreach_target" LIMIT_COUNT 1)

@@ -3,6 +3,7 @@
 #include <lockstep/base/fingerprint.h>
 
 #include "comm/shm/group.h"
+#include "comm/shm/route.h"
 
 #include <algorithm>
 

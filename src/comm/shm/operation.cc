@@ -4,6 +4,7 @@
 #include <lockstep/base/fingerprint.h>
 #include <lockstep/base/format.h>
 
+#include "comm/shm/route.h"
 #include "sys/topology.h"
 
 #include <algorithm>
@@ -31,32 +32,6 @@ std::int64_t streaming_bytes() {
   return bytes;
 }
 
-std::int64_t elements_in(Buffer buffer, DType dtype) {
-  return static_cast<std::int64_t>(buffer.bytes / bytes_of(dtype));
-}
-
-// Shape::count of this call, from whichever buffer this rank has.
-std::int64_t count_of(const Posting& posting, int members) {
-  std::int64_t input = elements_in(posting.input, posting.dtype);
-  std::int64_t output = elements_in(posting.output, posting.dtype);
-  bool uneven = !posting.input_counts.empty() || !posting.output_counts.empty();
-  switch (posting.collective) {
-    case Collective::barrier:
-      return 0;
-    case Collective::all_gather:
-      return uneven ? output : input;
-    case Collective::reduce_scatter:
-      return uneven ? input : output;
-    case Collective::all_to_all:
-      return uneven ? 0 : input / members;
-    case Collective::scatter:
-    case Collective::recv:
-      return output;
-    default:
-      return input;
-  }
-}
-
 Place at_element(Place base, std::int64_t element, DType dtype) {
   return base.plus(static_cast<std::size_t>(element) * bytes_of(dtype));
 }
@@ -66,35 +41,12 @@ Turns turns_of(const Plan& plan, DType dtype) {
           static_cast<std::size_t>(plan.turns())};
 }
 
-// Whether a call of so many elements (Shape::count) is small enough to be carried. Every rank finds
-// the same: counts are agreed on.
-bool fits_slot(const Posting& posting, std::int64_t count, int members, std::size_t carried_bytes) {
-  bool uneven = !posting.input_counts.empty() || !posting.output_counts.empty();
-  if (uneven || posting.collective == Collective::barrier) return false;
-  bool one_a_rank = posting.collective == Collective::reduce_scatter ||
-                    posting.collective == Collective::all_to_all ||
-                    posting.collective == Collective::scatter;
-  auto bytes = static_cast<std::size_t>(count) * bytes_of(posting.dtype);
-  return bytes * (one_a_rank ? members : 1) <= carried_bytes;
-}
-
 [[noreturn]] void refuse_combination(const Posting& posting) {
   throw InvalidArgument(formatted("{}: {} has no meaning for {}", name_of(posting.collective),
                                   name_of(posting.op), name_of(posting.dtype)));
 }
 
-bool wants_pipeline(const Peers& peers, const Posting& posting) {
-  return posting.collective == Collective::all_reduce &&
-         posting.input.data == posting.output.data && is_for_pipeline(peers, posting.input);
-}
-
 }  // namespace
-
-bool copies_input(const Peers& peers, int members, std::size_t carried_bytes,
-                  const Posting& posting) {
-  return fits_slot(posting, count_of(posting, members), members, carried_bytes) ||
-         is_staged(peers, posting.input) || wants_pipeline(peers, posting);
-}
 
 void Operation::set_members(int members) {
   inputs_.resize(members);

@@ -132,8 +132,4 @@ class Operation {
   std::atomic<Duration::rep> timeout_{0};
 };
 
-// Whether fill() would copy the input of such a call of a group of `members`.
-[[nodiscard]] bool copies_input(const Peers& peers, int members, std::size_t carried_bytes,
-                                const Posting& posting);
-
 }  // namespace lockstep::shm
