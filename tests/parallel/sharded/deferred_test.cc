@@ -143,12 +143,12 @@ TEST(DeferredMemory, IsTheWholeModelOtherwise) {
 // 96 MiB of parameters, of which the loss of one step.
 float loss_of_large_model(const MemoryLimit* limit, bool is_deferred, const std::string& folder) {
   if (limit != nullptr) limit->join();
-  ::mallopt(M_MMAP_THRESHOLD, 1 << 17);  // what is freed goes back to the system
   at::set_num_threads(1);
   torch::manual_seed(1);
   auto make = [] { return stacked(96); };
   torch::nn::Sequential model = is_deferred ? deferred(make) : make();
   auto sharded = fully_shard(model, Group(), {.units = {"*"}, .offload = folder});
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 17);  // what the step frees goes back to the system
   at::Tensor loss = at::zeros({}), input = values({2, side}, 1);
   for (const auto& layer : model->children())
     loss = loss + layer->as<torch::nn::LinearImpl>()->forward(input).square().mean();
