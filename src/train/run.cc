@@ -241,9 +241,18 @@ std::vector<at::Tensor> Run::random_states() {
   return world_.is_root() ? all.unbind(0) : std::vector<at::Tensor>();
 }
 
+// Where every step is reported, reading this anew each time would cost more than a small step.
+std::int64_t Run::resident_bytes() {
+  if (resident_bytes_ == 0 || seconds_since(resident_read_at_) > 1) {
+    resident_bytes_ = sys::proportional_bytes();
+    resident_read_at_ = Clock::now();
+  }
+  return resident_bytes_;
+}
+
 // Collective.
 Cost Run::cost() {
-  Cost own{.resident_bytes = sys::proportional_bytes(),
+  Cost own{.resident_bytes = resident_bytes(),
            .model_bytes = handle_->bytes(*optimizer_),
            .exposed_seconds =
                waited_ / static_cast<double>(std::max<std::int64_t>(1, step_ - reported_step_))};

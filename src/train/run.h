@@ -58,6 +58,7 @@ class Run {
   [[nodiscard]] std::vector<at::Tensor> random_states();
   [[nodiscard]] checkpoint::TrainingState state(std::vector<at::Tensor> random);
   [[nodiscard]] Cost cost();
+  [[nodiscard]] std::int64_t resident_bytes();
   void export_model(const std::string& name);
   void finish_well();
   [[nodiscard]] std::string last_line() const;
@@ -88,6 +89,8 @@ class Run {
   std::chrono::steady_clock::time_point started_;
   std::int64_t samples_ = 0;  // over all ranks, since reported_at_
   std::chrono::steady_clock::time_point reported_at_;
+  std::int64_t resident_bytes_ = 0;  // as it was at resident_read_at_
+  std::chrono::steady_clock::time_point resident_read_at_;
   double samples_per_second_ = 0;
   double waited_ = 0;  // seconds of this rank in waits of steps, since reported_step_
   std::int64_t reported_step_ = 0;

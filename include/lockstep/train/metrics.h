@@ -25,10 +25,11 @@ struct MetricsRow {
   double lr = 0;
   double samples_per_second = 0;  // over all ranks, since the last row
   // Of the rank that has the most each.
-  std::int64_t resident_bytes = 0;  // of its process; memory shared with others counts in parts
-  std::int64_t model_bytes = 0;     // of parameters, gradients and optimizer state
-  double exposed_seconds = 0;       // a step, waiting for communication, since the last row
-  double seconds = 0;               // spent in the run so far, all resumes together
+  // Of its process, read once a second at most; memory shared with others counts in parts.
+  std::int64_t resident_bytes = 0;
+  std::int64_t model_bytes = 0;  // of parameters, gradients and optimizer state
+  double exposed_seconds = 0;    // a step, waiting for communication, since the last row
+  double seconds = 0;            // spent in the run so far, all resumes together
 };
 
 // The row without the line's end. Not-a-number becomes null.
