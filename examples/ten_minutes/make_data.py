@@ -1,4 +1,4 @@
-"""Writes files in the format and sizes of MNIST, or with a tenth of its images: ten patterns that a network learns at once.
+"""Writes files in MNIST's format and sizes, or with a tenth of its images: patterns that a network learns at once.
 
     make_data.py FOLDER [--tenth]
 """

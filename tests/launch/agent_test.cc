@@ -80,9 +80,14 @@ TEST(Agent, OnlyRankZeroHasTheStandardInput) {
             (std::multiset<std::string>{"[rank 0] <words>", "[rank 1] <>", "[rank 2] <>"}));
 }
 
+// The others fail when the agent has seen the end of rank 1: until then its process is there.
 TEST(Agent, TheFirstFailureIsReportedAndItsCodeReturned) {
+  const test::TemporaryFolder folder;
+  const std::string file = folder / "rank-1";
   const Ran ran = run_agent(
-      shells(3, "if [ $RANK = 1 ]; then echo some words >&2; exit 3; fi; sleep 0.2; exit 1"));
+      shells(3, "if [ $RANK = 1 ]; then echo some words >&2; echo $$ > " + file + ".part; mv " +
+                    file + ".part " + file + "; exit 3; fi; while [ ! -e " + file +
+                    " ] || kill -0 $(cat " + file + ") 2>/dev/null; do sleep 0.02; done; exit 1"));
   EXPECT_EQ(ran.result.exit_code, 3);
   ASSERT_TRUE(ran.result.cause);
   EXPECT_EQ(ran.result.cause->rank, 1);
