@@ -221,7 +221,7 @@ void Endpoint::post(Lane& lane, const Posting& posting) {
 // use, and the rest goes where there is room.
 void Endpoint::feed(Lane& lane) {
   using Fed = Operation::Fed;
-  Patience patience(crowded_ ? &shared_cores_ : nullptr);
+  Patience patience = this->patience();
   bool spills = false;
   int place = mark_fed(lane);
   for (;;) {
@@ -234,6 +234,10 @@ void Endpoint::feed(Lane& lane) {
       spills = true;
   }
   unmark(place);
+}
+
+Patience Endpoint::patience() {
+  return {crowded_ ? &shared_cores_ : nullptr, sleeps_.worth_looking()};
 }
 
 int Endpoint::mark_fed(Lane& lane) {
@@ -308,7 +312,7 @@ template <typename IsOver, typename Overdue, typename BeforeSleep>
 void Endpoint::wait_until(Lane& lane, Duration timeout, IsOver&& is_over, Overdue&& overdue,
                           BeforeSleep&& before_sleep) {
   Group& group = lane.group();
-  Patience patience(crowded_ ? &shared_cores_ : nullptr);
+  Patience patience = this->patience();
   std::optional<Limits> limits;  // most waits end before they look at a clock
   auto look = [&] {
     group.check_departures(lane);
@@ -334,7 +338,9 @@ void Endpoint::wait_until(Lane& lane, Duration timeout, IsOver&& is_over, Overdu
     before_sleep();
     Duration most =
         std::min<Duration>({limits->deadline.left(), limits->notice.left(), longest_sleep});
+    auto begin = Clock::now();
     sleep_until_rung(arena_->control().waiting, most, look);
+    sleeps_.slept(Clock::now() - begin);
   }
 }
 

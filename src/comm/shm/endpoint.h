@@ -99,6 +99,7 @@ class Endpoint {
   // The place in the control page where it says that it executes; -1 when more threads do than
   // there are places.
   [[nodiscard]] int mark(const Lane::Task& task);
+  [[nodiscard]] Patience patience();
   [[nodiscard]] int mark_fed(Lane& lane);
   void unmark(int place);
   void execute(const Lane::Task& task, int place);
@@ -124,6 +125,7 @@ class Endpoint {
   HandOver handed_over_;
   bool crowded_ = false;  // fewer cores than ranks
   SharedCores shared_cores_;
+  Sleeps sleeps_;
 
   std::mutex mutex_;
   std::vector<std::unique_ptr<Group>> groups_;

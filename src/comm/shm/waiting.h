@@ -15,6 +15,8 @@
 
 #include <lockstep/base/deadline.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 
 #include <sched.h>
@@ -66,15 +68,42 @@ class SharedCores {
   std::atomic<int> sleeps_{0};
 };
 
-// A thread that finds nothing to do looks again for longer than a futex takes to wake a peer (about
-// 20 us): with less, two ranks that have once slept keep waking each other and pay that for every
-// later operation. Most of that time it offers its core at each look, because the peer may have
-// been put on the same one. When ranks share cores anyway, it offers it from the first look on, and
-// then sleeps.
+// What the threads of a process have learned about how long to look before a sleep: for longer than
+// a futex takes to wake a peer. With less, two ranks that have once slept keep waking each other,
+// and pay that for every later operation. A wake takes some 20 us, and several 100 on a virtual
+// machine whose cores are taken away meanwhile. So a sleep that was short makes the next waits look
+// for as long as that. When one of them sleeps all the same, looking was of no use (the peer is
+// busy, or shares the core), and the time is the usual one for a while.
+class Sleeps {
+ public:
+  [[nodiscard]] Duration worth_looking() const {
+    return is_long_.load(std::memory_order_relaxed) ? longest : usual;
+  }
+  void slept(Duration time) {
+    if (is_long_.exchange(false, std::memory_order_relaxed)) {
+      left_.store(sleeps_after_vain_look, std::memory_order_relaxed);
+    } else if (left_.load(std::memory_order_relaxed) > 0) {
+      left_.fetch_sub(1, std::memory_order_relaxed);
+    } else {
+      is_long_.store(time < longest, std::memory_order_relaxed);
+    }
+  }
+
+ private:
+  static constexpr Duration usual = std::chrono::microseconds(30);
+  static constexpr Duration longest = std::chrono::microseconds(300);
+  static constexpr int sleeps_after_vain_look = 100;
+  std::atomic<bool> is_long_{false};
+  std::atomic<int> left_{0};  // until a short sleep counts again
+};
+
+// A thread that finds nothing to do looks again for as long as that is worth it. Most of that time
+// it offers its core at each look, because the peer may have been put on the same one. When ranks
+// share cores anyway, it offers it from the first look on, and then sleeps.
 class Patience {
  public:
   // `shared`: null when every rank has a core.
-  explicit Patience(SharedCores* shared) : shared_(shared) {}
+  Patience(SharedCores* shared, Duration longest) : shared_(shared), longest_(longest) {}
 
   void restart() { tries_ = 0; }
   // True: look again. False: sleep.
@@ -84,7 +113,6 @@ class Patience {
   static constexpr int offers = 3;
   static constexpr int looks_without_clock = 20;
   static constexpr auto spin = std::chrono::microseconds(5);
-  static constexpr auto longest = std::chrono::microseconds(30);
 
   bool offers_core() {
     if (tries_ == 0 && !shared_->are_ours()) return false;
@@ -109,10 +137,11 @@ class Patience {
     } else {
       sched_yield();
     }
-    return now - begin_ < longest;
+    return now - begin_ < longest_;
   }
 
   SharedCores* shared_;
+  Duration longest_;
   int tries_ = 0;
   Clock::time_point begin_;
 };
