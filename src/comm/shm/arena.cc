@@ -65,8 +65,9 @@ void Arena::free(std::byte* block) {
 
 std::byte* Arena::allocate_held(std::size_t bytes, int holders) {
   auto* block = allocate(Allocator::grain + bytes);
-  auto* count = new (block) std::atomic<std::uint32_t>(static_cast<std::uint32_t>(holders));
-  static_assert(sizeof *count <= Allocator::grain);
+  using Count = std::atomic<std::uint32_t>;
+  static_assert(sizeof(Count) <= Allocator::grain);
+  new (block) Count(static_cast<std::uint32_t>(holders));
   std::lock_guard lock(mutex_);
   held_.push_back(block);
   return block + Allocator::grain;

@@ -94,7 +94,8 @@ struct Least {
   template <typename T>
   static T apply(T a, T b) {
     T least = b < a ? b : a;
-    if constexpr (std::is_floating_point_v<T>) least = a != a ? a : (b != b ? b : least);
+    if constexpr (std::is_floating_point_v<T>)
+      least = std::isnan(a) ? a : (std::isnan(b) ? b : least);
     return least;
   }
 };
@@ -103,7 +104,8 @@ struct Greatest {
   template <typename T>
   static T apply(T a, T b) {
     T greatest = a < b ? b : a;
-    if constexpr (std::is_floating_point_v<T>) greatest = a != a ? a : (b != b ? b : greatest);
+    if constexpr (std::is_floating_point_v<T>)
+      greatest = std::isnan(a) ? a : (std::isnan(b) ? b : greatest);
     return greatest;
   }
 };

@@ -42,6 +42,7 @@ std::string never_called(const Waited& operation, const LaneMemory& collectives,
                          const std::vector<int>& missing, const std::vector<int>& waiting,
                          int caller) {
   std::vector<int> names;
+  names.reserve(missing.size());
   for (int member : missing) names.push_back(operation.ranks[member]);
   auto text = formatted("{} never called {} that {} {} in", rank_list(names),
                         due_call(operation, caller), rank_list(waiting), waits(waiting.size()));
