@@ -37,9 +37,7 @@ class [[nodiscard]] Epoch {
       epoch_->advance();
       return *this;
     }
-    friend bool operator==(const Iterator& iterator, std::default_sentinel_t) {
-      return !iterator.epoch_->batch_;
-    }
+    bool operator==(std::default_sentinel_t) const { return !epoch_->batch_; }
 
    private:
     Epoch* epoch_;
