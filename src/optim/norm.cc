@@ -17,6 +17,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <vector>
 
@@ -33,6 +34,11 @@ bool is_scanned_here(const at::Tensor& gradient) {
          (dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16);
 }
 
+double sum_of_floats(const float* gradient, std::int64_t count, const Treatment& treatment) {
+  return sum_of_squares(gradient, count, static_cast<float>(treatment.factor),
+                        static_cast<float>(treatment.limit));
+}
+
 double sum_of_16_bits(const at::Tensor& gradient, std::int64_t begin, std::int64_t end,
                       const Treatment& treatment) {
   std::array<float, 1024> buffer;
@@ -42,23 +48,39 @@ double sum_of_16_bits(const at::Tensor& gradient, std::int64_t begin, std::int64
     std::int64_t count = std::min(std::ssize(buffer), end - begin);
     gradient.scalar_type() == at::kHalf ? widen_half(bits + begin, buffer.data(), count)
                                         : widen_bfloat16(bits + begin, buffer.data(), count);
-    sum += sum_of_squares(buffer.data(), count, static_cast<float>(treatment.factor),
-                          static_cast<float>(treatment.limit));
+    sum += sum_of_floats(buffer.data(), count, treatment);
   }
   return sum;
+}
+
+// To read values where they come from costs less than to have them in memory first, which somebody
+// else then reads.
+std::shared_ptr<shard::ValueSource> cheap_source_of(const at::Tensor& gradient) {
+  if (!is_scanned_here(gradient) || gradient.scalar_type() != at::kFloat) return nullptr;
+  auto source = shard::source_of(gradient);
+  return source && source->bytes_an_element() <= gradient.element_size() ? source : nullptr;
+}
+
+// Of float32 gradients that are not in memory; the sums are those of memory.
+double sum_of_source(const shard::ValueSource& source, std::int64_t begin, std::int64_t count,
+                     const Treatment& treatment) {
+  auto buffer = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(count));
+  source.read(begin, count, buffer.get());
+  return sum_of_floats(buffer.get(), count, treatment);
 }
 
 // Pieces are added in their order, so the bits do not depend on the number of threads.
 double scanned_sum_of_squares(const at::Tensor& gradient, const Treatment& treatment) {
   std::int64_t count = gradient.numel();
   std::vector<double> sums((count + norm_piece_elements - 1) / norm_piece_elements);
+  auto source = cheap_source_of(gradient);
   for_each_in_parallel(sums.size(), [&](std::size_t i) {
     std::int64_t begin = static_cast<std::int64_t>(i) * norm_piece_elements;
     std::int64_t end = std::min(begin + norm_piece_elements, count);
-    if (gradient.scalar_type() == at::kFloat)
-      sums[i] =
-          sum_of_squares(gradient.const_data_ptr<float>() + begin, end - begin,
-                         static_cast<float>(treatment.factor), static_cast<float>(treatment.limit));
+    if (source)
+      sums[i] = sum_of_source(*source, gradient.storage_offset() + begin, end - begin, treatment);
+    else if (gradient.scalar_type() == at::kFloat)
+      sums[i] = sum_of_floats(gradient.const_data_ptr<float>() + begin, end - begin, treatment);
     else
       sums[i] = sum_of_16_bits(gradient, begin, end, treatment);
   });
@@ -87,7 +109,8 @@ double treated_norm_part(std::span<const at::Tensor> gradients, const Treatment&
   double part = 0;
   for (const at::Tensor& gradient : gradients) {
     if (!gradient.defined()) continue;
-    shard::bring(gradient, "norm of gradients", /*writes=*/false);
+    if (norm_type != 2 || !cheap_source_of(gradient))
+      shard::bring(gradient, "norm of gradients", /*writes=*/false);
     if (norm_type == 0)
       part += 1;
     else if (norm_type == infinity)

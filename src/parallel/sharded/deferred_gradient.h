@@ -5,6 +5,9 @@
 // ours reads the average piece by piece, summed from the rows in the group's fixed order: bit for
 // bit what reduce_scatter() gives. For every other use, the first one computes all of it.
 //
+// Averages that are kept in fewer bits than the optimizer's (ShardOptions::reduce_dtype) are one too,
+// of a single row: it is widened where it is used.
+//
 // A peer's row is read from the end of the backward() that filled it until this rank takes part in
 // the next gather, or in the meeting that GradientFlow has instead: no rank writes to its row
 // before all ranks have. settle() is called then.
@@ -25,13 +28,13 @@ namespace lockstep::sharded {
 
 class DeferredGradient final : public shard::ValueSource {
  public:
-  // `rows`: one a rank. Tensors are of `dtype`.
+  // `rows`: one a rank, or one alone, which is then the average. Tensors are of `dtype`.
   static std::shared_ptr<DeferredGradient> make(at::Tensor rows, shard::Range range,
                                                 c10::ScalarType dtype, c10::DispatchKey key);
 
   // A part of the range, from its element `offset` on.
   [[nodiscard]] at::Tensor slice(std::int64_t offset, std::int64_t length) const;
-  // Computes all of it, if somebody still has a slice.
+  // Computes all of it, if somebody still has a slice: the rows may then be written again.
   void settle();
 
   void pin(const shard::StorageUse&) override { compute(); }

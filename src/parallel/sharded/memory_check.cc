@@ -44,7 +44,8 @@ Bytes bytes_of(const at::Tensor& parameter, int world, const ShardOptions& optio
   std::int64_t whole = parameter.numel() * size_of(computed);
   std::int64_t shard = parameter.numel() * size_of(own) / world;
   std::int64_t resident = options.offload.empty() ? shard : 0;
-  std::int64_t gradient = parameter.requires_grad() ? whole : 0;
+  c10::ScalarType reduced = options.reduce_dtype.value_or(computed);
+  std::int64_t gradient = parameter.requires_grad() ? parameter.numel() * size_of(reduced) : 0;
   bool shared = options.storage == ShardStorage::node_shared;
   bool in_whole = own == computed && (shared || options.level != ShardLevel::full);
   bool stays = options.level == ShardLevel::optimizer || options.reduce_in_step;

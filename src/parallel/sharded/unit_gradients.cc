@@ -51,6 +51,13 @@ bool UnitGradients::averages_stay() const {
   return keeps_buffer() && !reduces_in_step() && dtype_ == unit_.layout().dtype();
 }
 
+// Files take no memory, and their pages are asked for by address.
+bool UnitGradients::averages_are_narrow() const {
+  return !reduces_in_step() && !unit_.settings().offload &&
+         unit_.slices().front().device().is_cpu() &&
+         c10::elementSize(dtype_) < c10::elementSize(unit_.layout().dtype());
+}
+
 at::Tensor UnitGradients::place(int i) const {
   const shard::FlatEntry& entry = unit_.layout().entry(i);
   return placed(flat_, entry.offset, entry.sizes, unit_.strides(i));
@@ -68,11 +75,17 @@ at::Tensor UnitGradients::own_part() const {
 
 void UnitGradients::begin() {
   if (std::exchange(filling_, true)) return;
+  settle();
   if (flat_.defined()) return move_out();
   c10::Device device = unit_.slices().front().device();
   flat_ = keeps_buffer() ? pool_->make(unit_.layout().numel(), dtype_, device)
                          : pool_->take(unit_.layout().numel(), dtype_, device);
   clear_padding();
+}
+
+// What somebody still uses of the averages is computed, and where they lie is free.
+void UnitGradients::settle() {
+  if (latest_) std::exchange(latest_, nullptr)->settle();
 }
 
 // Averages of an earlier backward() make room for new gradients.
@@ -145,13 +158,29 @@ at::Tensor UnitGradients::make_averages() const {
   std::int64_t length = unit_.range().length();
   if (auto offload = unit_.settings().offload)
     return offload->zeros(length, unit_.layout().dtype());
-  return at::empty({length}, unit_.slices().front().options());
+  at::TensorOptions options = unit_.slices().front().options();
+  return at::empty({length}, averages_are_narrow() ? options.dtype(dtype_) : options);
+}
+
+// Null: averages are to be in memory as they are used.
+std::shared_ptr<DeferredGradient> UnitGradients::deferred_average() {
+  c10::ScalarType own = unit_.layout().dtype();
+  c10::DispatchKey key = unit_.settings().key;
+  if (reduces_in_step()) return DeferredGradient::make(rows_, unit_.range(), own, key);
+  if (!averages_are_narrow()) return nullptr;
+  at::Tensor row = own_part();
+  if (!keeps_buffer()) {
+    if (!averages_.defined()) averages_ = make_averages();
+    row = averages_.copy_(row);
+  }
+  return DeferredGradient::make(row.unsqueeze(0), {0, row.numel()}, own, key);
 }
 
 // Where the average of parameter i's slice is to lie.
 at::Tensor UnitGradients::home_of(int i) {
   const shard::FlatSlice& slice = unit_.owned()[static_cast<std::size_t>(i)];
   std::int64_t length = slice.of_tensor.length();
+  if (latest_) return latest_->slice(slice.offset, length);
   if (averages_stay()) return placed(flat_, unit_.range().begin + slice.offset, {length}, {1});
   if (!averages_.defined()) averages_ = make_averages();
   return placed(averages_, slice.offset, {length}, {1})
@@ -161,15 +190,13 @@ at::Tensor UnitGradients::home_of(int i) {
 void UnitGradients::publish(const std::vector<bool>& unused) {
   at::NoGradGuard no_grad;
   finish();
-  if (reduces_in_step())
-    latest_ =
-        DeferredGradient::make(rows_, unit_.range(), unit_.layout().dtype(), unit_.settings().key);
+  latest_ = deferred_average();
   for (int i = 0; i < static_cast<int>(unit_.slices().size()); ++i) {
     const at::Tensor& slice = unit_.slices()[static_cast<std::size_t>(i)];
     if (!has_gradient(slice)) slice.mutable_grad().reset();
     if (unused.empty() || !unused[static_cast<std::size_t>(i)]) publish_slice(i);
   }
-  if (latest_) deferred_->add(std::exchange(latest_, nullptr));
+  if (reduces_in_step()) deferred_->add(std::exchange(latest_, nullptr));
   filling_ = false;
   if (auto offload = unit_.settings().offload) offload->has_used(averages_);
   if (!keeps_buffer()) pool_->give(std::exchange(flat_, at::Tensor()));
@@ -178,7 +205,7 @@ void UnitGradients::publish(const std::vector<bool>& unused) {
 // Of parameter i's slice, in its dtype.
 at::Tensor UnitGradients::average_of(int i) {
   const auto& [entry, elements, offset] = unit_.owned()[static_cast<std::size_t>(i)];
-  if (latest_) return latest_->slice(offset, elements.length());
+  if (reduces_in_step()) return latest_->slice(offset, elements.length());
   return own_part().narrow(0, offset, elements.length()).to(unit_.layout().dtype());
 }
 
@@ -188,7 +215,7 @@ void UnitGradients::publish_slice(int i) {
   if (gradient.defined()) {
     gradient.add_(average_of(i));
   } else {
-    gradient = latest_ ? average_of(i) : home_of(i);
+    gradient = home_of(i);
   }
 }
 
@@ -209,11 +236,16 @@ void UnitGradients::clear(bool set_to_none) {
     }
     absent_.leave_in_slice(i);
   }
-  if (set_to_none && !unit_.settings().offload) averages_.reset();
+  if (set_to_none) drop_averages();
+}
+
+void UnitGradients::drop_averages() {
+  settle();
+  if (!unit_.settings().offload) averages_.reset();
 }
 
 void UnitGradients::free_buffers() {
-  if (!unit_.settings().offload) averages_.reset();
+  drop_averages();
   pool_->clear();
 }
 

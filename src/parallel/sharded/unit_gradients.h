@@ -8,6 +8,9 @@
 // Level optimizer keeps the buffer, and averages stay in it; the other levels use one from the pool
 // and keep the averages beside the shard.
 //
+// Averages in fewer bits than the parameters have stay so, and are widened where they are used
+// (deferred_gradient.h): by lockstep::optim a few at a time.
+//
 // With reduce_in_step the buffer is this rank's row in memory of all ranks: post() has nothing to
 // do, and publish() leaves averages that are computed where they are used (deferred_gradient.h).
 //
@@ -70,7 +73,9 @@ class UnitGradients {
   [[nodiscard]] bool reduces_in_step() const { return unit_.settings().reduce_in_step; }
   void make_rows();
   [[nodiscard]] bool averages_stay() const;
+  [[nodiscard]] bool averages_are_narrow() const;
   [[nodiscard]] at::Tensor make_averages() const;
+  [[nodiscard]] std::shared_ptr<DeferredGradient> deferred_average();
   void publish_slice(int i);
   [[nodiscard]] at::Tensor average_of(int i);
   [[nodiscard]] at::Tensor place(int i) const;
@@ -78,6 +83,8 @@ class UnitGradients {
   [[nodiscard]] at::Tensor own_part() const;
   void wait();
   void begin();
+  void settle();
+  void drop_averages();
   void finish();
   void move_out();
   void clear_padding();
@@ -91,11 +98,11 @@ class UnitGradients {
   std::string tag_;
   c10::ScalarType dtype_;  // of the sum
   AbsentGradients absent_;
-  at::Tensor rows_;  // with reduce_in_step: one a rank
-  std::shared_ptr<DeferredGradient> latest_;
-  at::Tensor flat_;       // undefined while there is none
-  at::Tensor averages_;   // of the shard, in its dtype; where averages_stay(), undefined
-  bool filling_ = false;  // flat_ holds gradients that publish() has not seen
+  at::Tensor rows_;                           // with reduce_in_step: one a rank
+  std::shared_ptr<DeferredGradient> latest_;  // null: averages are in memory as they are used
+  at::Tensor flat_;                           // undefined while there is none
+  at::Tensor averages_;                       // of the shard; undefined where they are in flat_
+  bool filling_ = false;                      // flat_ holds gradients that publish() has not seen
   Work work_;
 };
 

@@ -1,6 +1,8 @@
 // The bytes that a rank holds, by counter, against the formulas of ShardLevel.
 #include "parallel/sharded/support.h"
 
+#include <lockstep/optim/adamw.h>
+
 namespace lockstep {
 namespace {
 
@@ -19,9 +21,10 @@ torch::nn::Sequential square_layers() {
   return model;
 }
 
-void take_step(torch::nn::Sequential& model, ShardedModule& sharded) {
+void take_step(torch::nn::Sequential& model, ShardedModule& sharded,
+               at::ScalarType dtype = at::kFloat) {
   sharded.zero_grad();
-  model->forward(values({2, width}, 1)).square().sum().backward();
+  model->forward(values({2, width}, 1).to(dtype)).square().sum().backward();
 }
 
 class ShardedMemoryCount : public testing::TestWithParam<int> {};
@@ -40,6 +43,71 @@ TEST_P(ShardedMemoryCount, IsTheFormulaOfEachLevel) {
                                                                : 8 * count / ranks;
       EXPECT_EQ(sharded.memory().kept(), expected) << name_of(level);
       EXPECT_EQ(sharded.memory().in_flight, 0) << name_of(level);
+    });
+}
+
+// What the optimizer keeps of this rank's slices.
+std::int64_t state_bytes(const optim::AdamW& adamw) {
+  std::size_t bytes = 0;
+  for (const auto& [parameter, kept] : adamw.state()) {
+    const auto& state = dynamic_cast<const optim::AdamWState&>(*kept);
+    bytes += state.exp_avg().nbytes() + state.exp_avg_sq().nbytes();
+    if (state.master_parameter.defined()) bytes += state.master_parameter.nbytes();
+  }
+  return static_cast<std::int64_t>(bytes);
+}
+
+// With 16 bits to compute in: 4 + 12/N; 2 + 14/N; 16/N bytes a parameter, whether float32 masters
+// are the optimizer's or the shards (which need no second copy in 16 bits at level full).
+TEST_P(ShardedMemoryCount, InSixteenBitsIsTheFormulaOfEachLevel) {
+  int ranks = GetParam();
+  constexpr std::int64_t count = blocks * block;
+  for (bool mixed : {false, true})
+    for (ShardLevel level : all_levels)
+      run_as_threads(ranks, [&](Group group) {
+        auto model = square_layers();
+        ShardOptions options{.units = {"*"}, .level = level};
+        if (mixed)
+          options.compute_dtype = at::kBFloat16;
+        else
+          model->to(at::kBFloat16);
+        auto sharded = fully_shard(model, group, options);
+        optim::AdamW adamw(sharded.parameters(), torch::optim::AdamWOptions(0.01));
+        for (int step = 0; step < 3; ++step) {
+          take_step(model, sharded, at::kBFloat16);
+          adamw.step();
+        }
+        std::int64_t of_shard = level == ShardLevel::optimizer   ? 12
+                                : level == ShardLevel::gradients ? 14
+                                : mixed                          ? 14
+                                                                 : 16;
+        std::int64_t of_whole = level == ShardLevel::optimizer   ? 4
+                                : level == ShardLevel::gradients ? 2
+                                                                 : 0;
+        EXPECT_EQ(sharded.memory().kept() + state_bytes(adamw),
+                  of_whole * count + of_shard * count / ranks)
+            << name_of(level) << ", mixed " << mixed;
+        EXPECT_EQ(sharded.memory().in_flight, 0) << name_of(level);
+      });
+}
+
+// LibTorch's kernels read a gradient of the parameter's dtype.
+TEST_P(ShardedMemoryCount, TorchsOptimizersTakeGradientsInFloatBesides) {
+  int ranks = GetParam();
+  constexpr std::int64_t count = blocks * block;
+  for (ShardLevel level : all_levels)
+    run_as_threads(ranks, [&](Group group) {
+      auto model = square_layers();
+      auto sharded = fully_shard(model, group,
+                                 {.units = {"*"}, .level = level, .compute_dtype = at::kBFloat16});
+      torch::optim::AdamW adamw(sharded.parameters());
+      std::int64_t at_rest = sharded.memory().kept();
+      take_step(model, sharded, at::kBFloat16);
+      std::int64_t before = sharded.memory().kept();
+      adamw.step();
+      EXPECT_EQ(sharded.memory().kept() - before, 4 * count / ranks) << name_of(level);
+      sharded.zero_grad();
+      if (level != ShardLevel::optimizer) EXPECT_EQ(sharded.memory().kept(), at_rest);
     });
 }
 

@@ -1,6 +1,13 @@
 // Float shards, a computation in 16 bits: what one process does that keeps float masters.
 #include "parallel/sharded/support.h"
 
+#include <lockstep/optim/adamw.h>
+#include <lockstep/optim/grad_scaler.h>
+#include <lockstep/optim/sgd.h>
+#include <lockstep/shard/lazy_storage.h>
+
+#include <algorithm>
+
 namespace lockstep {
 namespace {
 
@@ -19,13 +26,13 @@ at::Tensor loss_in(torch::nn::Sequential& model, int batch, at::ScalarType dtype
 // The masters after `steps` steps of one process: gradients of every rank's batch in `dtype`, added
 // in float in the tree, divided once, rounded to `reduce`.
 std::vector<at::Tensor> one_process(int ranks, int steps, at::ScalarType dtype,
-                                    at::ScalarType reduce) {
+                                    at::ScalarType reduce, const MakeOptimizer& make_optimizer) {
   at::set_num_threads(1);
   auto model = small_model();
   std::vector<at::Tensor> masters;
   for (auto& parameter : model->parameters())
     masters.push_back(parameter.detach().clone().requires_grad_());
-  auto optimizer = momentum()(masters);
+  auto optimizer = make_optimizer(masters);
   model->to(dtype);
   for (int step = 0; step < steps; ++step) {
     std::vector<std::vector<at::Tensor>> of_ranks;
@@ -46,38 +53,167 @@ std::vector<at::Tensor> one_process(int ranks, int steps, at::ScalarType dtype,
   return masters;
 }
 
+MakeOptimizer our_adamw() {
+  return [](std::vector<at::Tensor> parameters) {
+    return std::make_unique<optim::AdamW>(std::move(parameters), torch::optim::AdamWOptions(0.01));
+  };
+}
+
+MakeOptimizer our_momentum() {
+  return [](std::vector<at::Tensor> parameters) {
+    return std::make_unique<optim::SGD>(std::move(parameters),
+                                        torch::optim::SGDOptions(0.05).momentum(0.9));
+  };
+}
+
 class ShardedMixedPrecision : public testing::TestWithParam<at::ScalarType> {};
 
-TEST_P(ShardedMixedPrecision, EqualsOneProcessWithFloatMasters) {
-  for (int ranks : {1, 2, 3}) {
-    for (at::ScalarType reduce : {at::kFloat, GetParam()}) {
-      auto expected = one_process(ranks, 3, GetParam(), reduce);
-      for (ShardLevel level : all_levels) {
-        run_as_threads(ranks, [&](Group group) {
-          auto model = small_model();
-          auto sharded = fully_shard(model, group,
-                                     {.units = {"*"},
-                                      .level = level,
-                                      .compute_dtype = GetParam(),
-                                      .reduce_dtype = reduce});
-          EXPECT_EQ(model->parameters()[0].scalar_type(), GetParam());
-          EXPECT_EQ(sharded.parameters()[0].scalar_type(), at::kFloat);
-          auto optimizer = momentum()(sharded.parameters());
-          for (int step = 0; step < 3; ++step) {
-            sharded.zero_grad();
-            loss_in(model, step * group.size() + group.rank(), GetParam()).backward();
-            optimizer->step();
-          }
-          auto found = sharded.state_dict();
-          auto names = model->named_parameters();
-          for (std::size_t i = 0; i < expected.size(); ++i)
-            EXPECT_TRUE(same_bits(found.at(names[i].key()), expected[i]))
-                << names[i].key() << ", " << name_of(level) << ", " << ranks
-                << " ranks, reduced in " << c10::toString(reduce);
-        });
-      }
-    }
+// One rank of a sharded run: every parameter at the end.
+void expect_same_masters(const std::vector<at::Tensor>& expected, Group group,
+                         const ShardOptions& options, const MakeOptimizer& make_optimizer) {
+  auto model = small_model();
+  auto sharded = fully_shard(model, group, options);
+  EXPECT_EQ(model->parameters()[0].scalar_type(), options.compute_dtype);
+  EXPECT_EQ(sharded.parameters()[0].scalar_type(), at::kFloat);
+  auto optimizer = make_optimizer(sharded.parameters());
+  for (int step = 0; step < 3; ++step) {
+    sharded.zero_grad();
+    loss_in(model, step * group.size() + group.rank(), *options.compute_dtype).backward();
+    optimizer->step();
   }
+  auto found = sharded.state_dict();
+  auto names = model->named_parameters();
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    EXPECT_TRUE(same_bits(found.at(names[i].key()), expected[i]))
+        << names[i].key() << ", " << name_of(options.level) << ", " << group.size()
+        << " ranks, reduced in " << c10::toString(*options.reduce_dtype);
+}
+
+TEST_P(ShardedMixedPrecision, EqualsOneProcessWithFloatMasters) {
+  for (const MakeOptimizer& make : {momentum(), our_momentum(), our_adamw()})
+    for (int ranks : {1, 2, 3})
+      for (at::ScalarType reduce : {at::kFloat, GetParam()}) {
+        auto expected = one_process(ranks, 3, GetParam(), reduce, make);
+        for (ShardLevel level : all_levels)
+          run_as_threads(ranks, [&](Group group) {
+            expect_same_masters(expected, group,
+                                {.units = {"*"},
+                                 .level = level,
+                                 .compute_dtype = GetParam(),
+                                 .reduce_dtype = reduce},
+                                make);
+          });
+      }
+}
+
+// Averages that stay in 16 bits until they are used, beside those that are widened at once.
+struct Widened {
+  Widened(Group group, ShardLevel level, at::ScalarType dtype)
+      : sharded(
+            fully_shard(model, group, {.units = {"*"}, .level = level, .compute_dtype = dtype})),
+        adamw(our_adamw()(sharded.parameters())) {}
+
+  void backward(int batch, double factor = 1) {
+    (loss_in(model, batch, sharded_dtype()) * factor).backward();
+  }
+  at::ScalarType sharded_dtype() { return model->parameters()[0].scalar_type(); }
+  // As an optimizer of LibTorch's would.
+  void widen() {
+    for (const at::Tensor& slice : sharded.parameters())
+      EXPECT_TRUE(slice.grad().isfinite().all().item<bool>());
+  }
+  [[nodiscard]] bool is_wide() const {
+    return std::ranges::all_of(sharded.parameters(), [](const at::Tensor& slice) {
+      return slice.numel() == 0 || shard::has_memory(slice.grad());
+    });
+  }
+
+  torch::nn::Sequential model = small_model();
+  ShardedModule sharded;
+  std::unique_ptr<torch::optim::Optimizer> adamw;
+};
+
+// The same steps with gradients in 16 bits and in float32, which has no more digits to show.
+void expect_equal_runs(at::ScalarType dtype,
+                       const std::function<void(Widened&, Group, bool widen)>& run) {
+  for (ShardLevel level : all_levels)
+    for (int ranks : {1, 3})
+      run_as_threads(ranks, [&](Group group) {
+        Widened narrow(group, level, dtype), wide(group, level, dtype);
+        run(narrow, group, false);
+        run(wide, group, true);
+        auto expected = wide.sharded.state_dict();
+        for (const auto& [name, value] : narrow.sharded.state_dict())
+          EXPECT_TRUE(same_bits(value, expected.at(name))) << name << ", " << name_of(level);
+      });
+}
+
+TEST_P(ShardedMixedPrecision, StepsAndNormsReadAveragesInSixteenBits) {
+  expect_equal_runs(GetParam(), [](Widened& one, Group group, bool widen) {
+    for (int batch = 0; batch < 3; ++batch) {
+      one.backward(batch + group.rank());
+      if (widen) one.widen();
+      auto& ours = dynamic_cast<optim::AdamW&>(*one.adamw);
+      double norm = ours.clip_norm(0.5, 2, one.sharded.combine());
+      EXPECT_GT(norm, 0.5);
+      ours.step();
+      EXPECT_EQ(one.is_wide(), widen);
+      one.sharded.zero_grad();
+    }
+  });
+}
+
+TEST_P(ShardedMixedPrecision, ALossScalerReadsAveragesInSixteenBits) {
+  expect_equal_runs(GetParam(), [](Widened& one, Group group, bool widen) {
+    optim::GradScaler scaler({.initial_scale = 64}, one.sharded.combine());
+    for (double factor : {1.0, 1e38, 1.0}) {
+      scaler.scale(loss_in(one.model, group.rank(), one.sharded_dtype()) * factor).backward();
+      if (widen && factor == 1) one.widen();
+      bool stepped = scaler.step(*one.adamw);
+      EXPECT_EQ(stepped, factor == 1);
+      if (!widen) EXPECT_FALSE(one.is_wide());
+      scaler.update();
+      one.sharded.zero_grad();
+    }
+  });
+}
+
+// Sums of several averages have float32's digits.
+TEST_P(ShardedMixedPrecision, SeveralBackwardsBeforeAStepAddInFloat) {
+  expect_equal_runs(GetParam(), [](Widened& one, Group group, bool widen) {
+    for (int batch = 0; batch < 2; ++batch) {
+      one.backward(batch + group.rank());
+      if (widen) one.widen();
+      one.backward(batch + 7 * group.rank());
+      one.adamw->step();
+      if (batch == 0) one.adamw->zero_grad();
+      if (batch == 1) one.sharded.zero_grad(/*set_to_none=*/false);
+    }
+    one.backward(group.rank());
+    one.adamw->step();
+  });
+}
+
+TEST_P(ShardedMixedPrecision, AGradientThatIsHeldKeepsItsValues) {
+  for (ShardLevel level : all_levels)
+    run_as_threads(2, [&](Group group) {
+      Widened one(group, level, GetParam());
+      one.backward(group.rank());
+      std::vector<at::Tensor> held, values;
+      for (const at::Tensor& slice : one.sharded.parameters()) {
+        held.push_back(slice.grad());
+        values.push_back(slice.grad().clone());
+      }
+      one.sharded.zero_grad();
+      one.backward(5 + group.rank());
+      held.push_back(one.sharded.parameters().front().grad());
+      one.adamw->zero_grad();
+      one.backward(9 + group.rank());
+      for (std::size_t i = 0; i < values.size(); ++i)
+        EXPECT_TRUE(same_bits(held[i], values[i])) << i << ", " << name_of(level);
+      at::Tensor now = one.sharded.parameters().front().grad();
+      EXPECT_EQ(at::equal(held.back(), now), now.numel() == 0);
+    });
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, ShardedMixedPrecision, testing::Values(at::kBFloat16, at::kHalf),
