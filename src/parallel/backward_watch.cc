@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace lockstep::parallel {
@@ -58,6 +59,24 @@ void watch_outer_backward(std::weak_ptr<BackwardObserver> observer) {
   };
   autograd::get_current_node()->add_post_hook(
       std::make_unique<autograd::utils::LambdaPostHook>(std::move(action)));
+}
+
+void StepWatch::watch() {
+  int task = current_backward();
+  if (std::ranges::find(watched_, task) != watched_.end()) return;
+  watched_.push_back(task);
+  ++running_;
+  watch_backward(weak_from_this());
+}
+
+bool StepWatch::is_over(bool nested, bool complete) {
+  --running_;
+  if (complete) return true;
+  if (running_ > 0) return false;
+  if (!nested) return true;
+  ++running_;
+  watch_outer_backward(weak_from_this());
+  return false;
 }
 
 }  // namespace lockstep::parallel

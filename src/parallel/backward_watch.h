@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 namespace lockstep::parallel {
 
@@ -21,10 +22,25 @@ class BackwardObserver {
   virtual void on_backward_failed() noexcept = 0;
 };
 
+// The backward() calls that one step of training consists of: more than one where some of them run
+// inside others. Not thread-safe.
+class StepWatch : public BackwardObserver, public std::enable_shared_from_this<StepWatch> {
+ public:
+  // Called with each gradient: watches the backward() that it comes from, unless it does so.
+  void watch();
+  // Called from the owner's on_backward_end(): whether the step is over, because it is `complete`
+  // or nothing is left that runs. An outer backward() is watched from then on.
+  [[nodiscard]] bool is_over(bool nested, bool complete);
+
+ private:
+  std::vector<int> watched_;
+  int running_ = 0;  // those that have not ended
+};
+
 // Tells an owner of the same two methods, while that lives. An owner makes one for each of its
 // steps, and drops it when the step is over: watches that are left then tell nobody.
 template <class Owner>
-class StepObserver final : public BackwardObserver {
+class StepObserver final : public StepWatch {
  public:
   explicit StepObserver(std::weak_ptr<Owner> owner) : owner_(std::move(owner)) {}
 

@@ -47,7 +47,7 @@ void Reducer::on_gradient(int i) {
   used_[static_cast<std::size_t>(i)] = true;
   if (paused_ > 0) return;
   if (!step_) begin(create_graph);
-  watch();
+  step_->watch();
   accept(i);
 }
 
@@ -64,17 +64,7 @@ void Reducer::begin(bool create_graph) {
   buckets_.begin();
   ready_.assign(ready_.size(), false);
   observed_.clear();
-  watched_.clear();
-  running_ = 0;
   step_ = std::make_shared<Step>(weak_from_this());
-}
-
-void Reducer::watch() {
-  int task = parallel::current_backward();
-  if (std::find(watched_.begin(), watched_.end(), task) != watched_.end()) return;
-  watched_.push_back(task);
-  ++running_;
-  parallel::watch_backward(step_);
 }
 
 void Reducer::accept(int i) {
@@ -92,17 +82,7 @@ void Reducer::accept(int i) {
 void Reducer::on_backward_end(bool nested) {
   std::lock_guard lock(mutex_);
   at::NoGradGuard no_grad;
-  --running_;
-  if (!step_) return;
-  if (!all_ready()) {
-    if (running_ > 0) return;
-    if (nested) {
-      ++running_;
-      parallel::watch_outer_backward(step_);
-      return;
-    }
-  }
-  finish();
+  if (step_ && step_->is_over(nested, all_ready())) finish();
 }
 
 void Reducer::finish() {

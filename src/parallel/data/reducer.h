@@ -68,7 +68,6 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   void on_backward_failed() noexcept;
   void begin(bool create_graph);
   void accept(int i);
-  void watch();
   void finish();
   std::vector<Absent> contribute_absent();
   void check_status() const;
@@ -98,8 +97,6 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   std::shared_ptr<Step> step_;  // null: no step is under way
   std::vector<bool> ready_;
   std::vector<int> observed_;  // the ready ones, in order
-  std::vector<int> watched_;   // backward() calls of this step
-  int running_ = 0;            // those that have not ended
 };
 
 }  // namespace lockstep::data_parallel

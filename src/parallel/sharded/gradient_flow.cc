@@ -76,7 +76,7 @@ void GradientFlow::on_gradient(int i) {
   std::lock_guard lock(mutex_);
   at::NoGradGuard no_grad;
   if (!step_) begin(create_graph);
-  watch();
+  step_->watch();
   if (reduces_) {
     accept(i);
   } else {
@@ -103,8 +103,6 @@ void GradientFlow::begin(bool create_graph) {
   for (const auto& [u, number] : places_) ++awaited_[static_cast<std::size_t>(u)];
   complete_.clear();
   posted_ = 0;
-  watched_.clear();
-  running_ = 0;
   step_ = std::make_shared<Step>(weak_from_this());
 }
 
@@ -114,14 +112,6 @@ void GradientFlow::close_rows() {
   deferred_->settle();
   groups_.reduce.barrier({.tag = "gradients are written again", .timeout = options_.timeout})
       .wait();
-}
-
-void GradientFlow::watch() {
-  int task = parallel::current_backward();
-  if (std::ranges::find(watched_, task) != watched_.end()) return;
-  watched_.push_back(task);
-  ++running_;
-  parallel::watch_backward(step_);
 }
 
 void GradientFlow::accept(int i) {
@@ -165,18 +155,8 @@ void GradientFlow::discard_all() {
 void GradientFlow::on_backward_end(bool nested) {
   std::lock_guard lock(mutex_);
   at::NoGradGuard no_grad;
-  --running_;
-  if (!step_) return;
   bool all_ready = reduces_ && std::ranges::find(ready_, false) == ready_.end();
-  if (!all_ready) {
-    if (running_ > 0) return;
-    if (nested) {
-      ++running_;
-      parallel::watch_outer_backward(step_);
-      return;
-    }
-  }
-  finish();
+  if (step_ && step_->is_over(nested, all_ready)) finish();
 }
 
 void GradientFlow::finish() {

@@ -83,7 +83,6 @@ class GradientFlow final : public std::enable_shared_from_this<GradientFlow> {
   void on_backward_failed() noexcept;
   void begin(bool create_graph);
   void close_rows();
-  void watch();
   void accept(int i);
   void post_ready();
   void publish_oldest();
@@ -115,8 +114,6 @@ class GradientFlow final : public std::enable_shared_from_this<GradientFlow> {
 
   std::shared_ptr<Step> step_;         // null: no backward() is under way
   bool reduces_ = false;               // it is not one inside no_sync()
-  std::vector<int> watched_;           // backward() calls of this step
-  int running_ = 0;                    // those that have not ended
   std::vector<bool> ready_;            // by hooked parameter
   std::vector<int> awaited_;           // by unit: parameters that are not ready
   std::vector<int> complete_;          // units, in the order in which they became so
