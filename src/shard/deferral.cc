@@ -35,8 +35,7 @@ void give_memory(const at::Tensor& tensor) {
 at::Tensor as_ordinary(const at::Tensor& tensor) {
   auto storage = DeferredStorage::of(tensor);
   storage->give_memory(true);
-  return tensor_in(storage->memory(), {storage->id(), tensor.scalar_type(), tensor.sizes().vec(),
-                                       tensor.strides().vec(), tensor.storage_offset()});
+  return tensor_in(storage->memory(), place_of(tensor, storage->id()));
 }
 
 }  // namespace lockstep::shard

@@ -61,6 +61,11 @@ void run_again(const RecordedCall& call, Memories& memories) {
 
 }  // namespace
 
+TensorPlace place_of(const at::Tensor& tensor, const StorageId& storage) {
+  return {storage, tensor.scalar_type(), tensor.sizes().vec(), tensor.strides().vec(),
+          tensor.storage_offset()};
+}
+
 at::Tensor tensor_in(const at::Tensor& memory, const TensorPlace& place) {
   auto keys =
       c10::DispatchKeySet(c10::computeDispatchKey(place.dtype, at::kStrided, memory.device()));

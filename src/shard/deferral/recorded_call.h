@@ -60,6 +60,8 @@ struct RecordedCall {
   std::vector<std::shared_ptr<const RecordedCall>> before;
 };
 
+// Where `tensor` lies, which is in `storage`; and a tensor that lies there in ordinary memory.
+[[nodiscard]] TensorPlace place_of(const at::Tensor& tensor, const StorageId& storage);
 [[nodiscard]] at::Tensor tensor_in(const at::Tensor& memory, const TensorPlace& place);
 // Bytes in pages of their own: what comes and goes in the course of a construction would leave
 // malloc's memory in pieces.

@@ -61,11 +61,6 @@ bool fills_its_storage(const at::Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense() && tensor.nbytes() == tensor.storage().nbytes();
 }
 
-TensorPlace place_of(const at::Tensor& tensor, const StorageId& storage) {
-  return {storage, tensor.scalar_type(), tensor.sizes().vec(), tensor.strides().vec(),
-          tensor.storage_offset()};
-}
-
 // The program may change or free it before the call runs again. A number that was written in an
 // expression has no dtype of its own, and no copy has that.
 at::Tensor kept(const at::Tensor& tensor) {

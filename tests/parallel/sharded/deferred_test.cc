@@ -3,7 +3,6 @@
 
 #include "parallel/sharded/memory_limit.h"
 #include "parallel/sharded/support.h"
-#include "support/processes.h"
 #include "support/temporary_folder.h"
 #include "support/torch/allocations.h"
 
@@ -12,8 +11,6 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
-#include <bit>
-#include <fstream>
 #include <mutex>
 
 #include <malloc.h>
@@ -22,7 +19,6 @@ namespace lockstep {
 namespace {
 
 using namespace test;
-using namespace std::chrono_literals;
 
 // Ranks are threads, and draw from one generator.
 std::mutex& turn() {
@@ -141,8 +137,7 @@ TEST(DeferredMemory, IsTheWholeModelOtherwise) {
 }
 
 // 96 MiB of parameters, of which the loss of one step.
-float loss_of_large_model(const MemoryLimit* limit, bool is_deferred, const std::string& folder) {
-  if (limit != nullptr) limit->join();
+float loss_of_large_model(bool is_deferred, const std::string& folder) {
   at::set_num_threads(1);
   torch::manual_seed(1);
   auto make = [] { return stacked(96); };
@@ -156,29 +151,12 @@ float loss_of_large_model(const MemoryLimit* limit, bool is_deferred, const std:
   return loss.item<float>();
 }
 
-// Every run is a process of its own: what one of them frees would stay in the others' heap.
 TEST(DeferredMemory, AModelThreeTimesTheMemoryLimitIsMade) {
-  MemoryLimit limit(std::int64_t{32} << 20);
-  if (!limit.is_there()) GTEST_SKIP() << "no control group with a memory limit can be made here";
-  TemporaryFolder folder, disk;
-  auto run_alone = [&](const std::string& name, bool limited, bool is_deferred) {
-    RankProcesses process(1, [&](int) {
-      float loss = loss_of_large_model(limited ? &limit : nullptr, is_deferred, disk.path());
-      std::ofstream(folder / name) << std::bit_cast<std::uint32_t>(loss);
-    });
-    return process.wait(30s).front();
+  TemporaryFolder disk;
+  auto loss_of = [&](bool is_deferred) {
+    return [&, is_deferred] { return loss_of_large_model(is_deferred, disk.path()); };
   };
-  auto bits_in = [&](const std::string& name) {
-    std::uint32_t bits = 0;
-    std::ifstream(folder / name) >> bits;
-    return bits;
-  };
-  ASSERT_TRUE(run_alone("ordinary", false, false).ok());
-  RankResult result = run_alone("deferred", true, true);
-  EXPECT_TRUE(result.ok()) << result;
-  EXPECT_NE(bits_in("ordinary"), 0U);
-  EXPECT_EQ(bits_in("deferred"), bits_in("ordinary"));
-  EXPECT_FALSE(run_alone("limited", true, false).ok());
+  expect_only_lean_fits(std::int64_t{32} << 20, loss_of(false), loss_of(true));
 }
 
 TEST(DeferredMemory, IsAskedForBeforeItIsTaken) {

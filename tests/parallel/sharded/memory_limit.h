@@ -2,11 +2,17 @@
 // us make one (version 1 or 2 of the memory controller).
 #pragma once
 
+#include "support/processes.h"
+#include "support/temporary_folder.h"
+
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <string>
 
 #include <unistd.h>
@@ -47,5 +53,36 @@ class MemoryLimit {
   std::filesystem::path folder_;
   bool there_ = false;
 };
+
+// A rank that trains and tells its loss, as a process of its own: what it frees would stay in
+// another one's heap.
+struct LimitedRun {
+  RankResult result;
+  std::uint32_t loss = 0;  // its bits; 0 when there is none
+};
+
+inline LimitedRun run_alone(const std::function<float()>& train, const MemoryLimit* limit) {
+  TemporaryFolder folder;
+  RankProcesses process(1, [&](int) {
+    if (limit != nullptr) limit->join();
+    std::ofstream(folder / "loss") << std::bit_cast<std::uint32_t>(train());
+  });
+  LimitedRun run{.result = process.wait(std::chrono::seconds(30)).front()};
+  std::ifstream(folder / "loss") >> run.loss;
+  return run;
+}
+
+// `lean` trains under the limit to the loss of `plain` without one; `plain` ends under it.
+inline void expect_only_lean_fits(std::int64_t limit_bytes, const std::function<float()>& plain,
+                                  const std::function<float()>& lean) {
+  MemoryLimit limit(limit_bytes);
+  if (!limit.is_there()) GTEST_SKIP() << "no control group with a memory limit can be made here";
+  LimitedRun expected = run_alone(plain, nullptr), found = run_alone(lean, &limit);
+  ASSERT_TRUE(expected.result.ok()) << expected.result;
+  EXPECT_TRUE(found.result.ok()) << found.result;
+  EXPECT_NE(expected.loss, 0U);
+  EXPECT_EQ(found.loss, expected.loss);
+  EXPECT_FALSE(run_alone(plain, &limit).result.ok());
+}
 
 }  // namespace lockstep::test

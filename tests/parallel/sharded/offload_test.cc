@@ -1,7 +1,6 @@
 // Shards and optimizer state in mapped files: the same training, less memory.
 #include "parallel/sharded/memory_limit.h"
 #include "parallel/sharded/pair.h"
-#include "support/processes.h"
 #include "support/temporary_folder.h"
 
 #include <lockstep/optim/adamw.h>
@@ -9,16 +8,13 @@
 
 #include <malloc.h>
 #include <sys/resource.h>
-#include <bit>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 
 namespace lockstep::test {
 namespace {
 
 namespace fs = std::filesystem;
-using namespace std::chrono_literals;
 
 class OffloadAt : public OnEveryLevel {};
 
@@ -203,8 +199,7 @@ struct DeepImpl : torch::nn::Module {
   torch::nn::Sequential all;
 };
 
-float train_under(const MemoryLimit* limit, const std::string& folder) {
-  if (limit != nullptr) limit->join();
+float train_deep(const std::string& folder) {
   ::mallopt(M_MMAP_THRESHOLD, 1 << 18);  // what is freed goes back to the system
   at::set_num_threads(1);
   torch::manual_seed(1);
@@ -223,29 +218,10 @@ float train_under(const MemoryLimit* limit, const std::string& folder) {
   return loss.item<float>();
 }
 
-// Every run is a process of its own: what one of them frees would stay in the others' heap.
 TEST(Offload, AModelThreeTimesTheMemoryLimitTrains) {
-  MemoryLimit limit(limit_bytes);
-  if (!limit.is_there()) GTEST_SKIP() << "no control group with a memory limit can be made here";
-  TemporaryFolder folder, disk;
-  auto run_alone = [&](const std::string& name, bool limited, const std::string& offload) {
-    RankProcesses process(1, [&](int) {
-      float loss = train_under(limited ? &limit : nullptr, offload);
-      std::ofstream(folder / name) << std::bit_cast<std::uint32_t>(loss);
-    });
-    return process.wait(30s).front();
-  };
-  auto loss_of = [&](const std::string& name) {
-    std::uint32_t bits = 0;
-    std::ifstream(folder / name) >> bits;
-    return bits;
-  };
-  ASSERT_TRUE(run_alone("in memory", false, "").ok());
-  RankResult result = run_alone("offloaded", true, disk.path().string());
-  EXPECT_TRUE(result.ok()) << result;
-  EXPECT_NE(loss_of("in memory"), 0u);
-  EXPECT_EQ(loss_of("offloaded"), loss_of("in memory"));
-  EXPECT_FALSE(run_alone("limited", true, "").ok());
+  TemporaryFolder disk;
+  expect_only_lean_fits(
+      limit_bytes, [] { return train_deep(""); }, [&] { return train_deep(disk.path().string()); });
 }
 
 }  // namespace
