@@ -212,6 +212,51 @@ void declare_optimizer(CLI::App& command, OptimizerOptions& options) {
   command.add_option("--python", options.python, python_help);
 }
 
+// What `lockstep bench` starts: commands that no help lists.
+class RankCommands {
+ public:
+  explicit RankCommands(CLI::App& app);
+  // The exit status of the one that was asked for, if one was.
+  [[nodiscard]] std::optional<int> run() const;
+
+ private:
+  StepRankOptions step_options_;
+  TailSizes tail_sizes_;
+  ModelSize trigger_size_;
+  MemoryRankOptions memory_options_;
+  std::string pipes_;
+  OptimizerOptions optimizer_options_;
+  int threads_ = 1;
+  CLI::App *step_, *tail_, *trigger_, *memory_, *collectives_, *optimizer_;
+};
+
+RankCommands::RankCommands(CLI::App& app) {
+  auto unlisted = [&](const char* name) { return app.add_subcommand(name, "")->group(""); };
+  step_ = unlisted("step-rank");
+  declare_step_rank(*step_, step_options_);
+  tail_ = unlisted("tail-rank");
+  declare_tail_rank(*tail_, tail_sizes_, threads_);
+  trigger_ = unlisted("trigger-rank");
+  trigger_->add_option("--threads", threads_, "")->check(CLI::Range(1, 1024));
+  declare_size(*trigger_, trigger_size_);
+  memory_ = unlisted("memory-rank");
+  declare_sizes(*memory_, memory_options_.sizes);
+  collectives_ = unlisted("collectives-rank");
+  collectives_->add_option("--pipes", pipes_, "");
+  optimizer_ = unlisted("optimizer-rank");
+  declare_optimizer_process(*optimizer_, optimizer_options_);
+}
+
+std::optional<int> RankCommands::run() const {
+  if (step_->parsed()) return serve_steps(step_options_);
+  if (tail_->parsed()) return serve_tails(tail_sizes_, threads_);
+  if (trigger_->parsed()) return serve_trigger(trigger_size_, threads_);
+  if (memory_->parsed()) return serve_memory(memory_options_);
+  if (collectives_->parsed()) return serve_collectives(pipes_);
+  if (optimizer_->parsed()) return serve_optimizer(optimizer_options_);
+  return std::nullopt;
+}
+
 }  // namespace
 
 int main(int count, char** words) {
@@ -225,47 +270,24 @@ int main(int count, char** words) {
   CLI::App* step = app.add_subcommand(
       "step", "a training step: forward, backward, averaging, AdamW; in every mode of both");
   declare_step(*step, step_options);
-  StepRankOptions rank_options;
-  CLI::App* rank = app.add_subcommand("step-rank", "")->group("");  // what `step` starts
-  declare_step_rank(*rank, rank_options);
-  TailSizes tail_sizes;
-  int rank_threads = 1;
-  CLI::App* tail_rank = app.add_subcommand("tail-rank", "")->group("");
-  declare_tail_rank(*tail_rank, tail_sizes, rank_threads);
-  CLI::App* trigger_rank = app.add_subcommand("trigger-rank", "")->group("");
-  trigger_rank->add_option("--threads", rank_threads, "")->check(CLI::Range(1, 1024));
-  ModelSize trigger_size;
-  declare_size(*trigger_rank, trigger_size);
   MemoryOptions memory_options;
   CLI::App* memory = app.add_subcommand(
       "memory", "what a rank holds at each level of sharding, beside what the formulas say");
   declare_memory(*memory, memory_options);
-  MemoryRankOptions memory_rank_options;
-  CLI::App* memory_rank = app.add_subcommand("memory-rank", "")->group("");
-  declare_sizes(*memory_rank, memory_rank_options.sizes);
   CollectivesOptions collectives_options;
   CLI::App* collectives = app.add_subcommand(
       "collectives", "all_reduce and the others beside Gloo and MPI, and their lower bound");
   declare_collectives(*collectives, collectives_options);
-  std::string pipes;
-  CLI::App* collectives_rank = app.add_subcommand("collectives-rank", "")->group("");
-  collectives_rank->add_option("--pipes", pipes, "");
   OptimizerOptions optimizer_options;
   CLI::App* optimizer = app.add_subcommand(
       "optimizer", "AdamW beside PyTorch's default and fused ones, and the memory bound");
   declare_optimizer(*optimizer, optimizer_options);
-  CLI::App* optimizer_rank = app.add_subcommand("optimizer-rank", "")->group("");
-  declare_optimizer_process(*optimizer_rank, optimizer_options);
+  RankCommands ranks(app);
   try {
     app.parse(count, words);
-    if (optimizer_rank->parsed()) return serve_optimizer(optimizer_options);
+    if (std::optional<int> status = ranks.run()) return *status;
     if (optimizer->parsed()) compare_optimizers(optimizer_options);
-    if (rank->parsed()) return serve_steps(rank_options);
-    if (collectives_rank->parsed()) return serve_collectives(pipes);
     if (collectives->parsed()) compare_collectives(collectives_options);
-    if (tail_rank->parsed()) return serve_tails(tail_sizes, rank_threads);
-    if (trigger_rank->parsed()) return serve_trigger(trigger_size, rank_threads);
-    if (memory_rank->parsed()) return serve_memory(memory_rank_options);
     if (memory->parsed()) measure_memory(memory_options);
     if (step->parsed()) compare_steps(step_options);
     return 0;
