@@ -85,6 +85,8 @@ const std::array rows{
               "gpt mnist mlp", "none optimizer gradients full"},
     OptionRow{"node-shared", &O::node_shared,
               "with --shard: ranks of one machine have the parameters in memory once"},
+    OptionRow{"reduce-in-step", &O::reduce_in_step,
+              "with --node-shared: the optimizer sums gradients over the ranks as it reads them"},
     OptionRow{"offload", &O::offload,
               "with --shard: folder for shards and optimizer state that are not in use"},
     OptionRow{"deferred", &O::deferred,
@@ -237,6 +239,8 @@ void check_options(const Options& options, int ranks) {
                              std::pair(options.deferred, "--deferred")})
     if (given && options.shard == "none")
       throw BadInput(formatted("{} needs --shard optimizer, gradients or full", name));
+  if (options.reduce_in_step && !options.node_shared)
+    throw BadInput("--reduce-in-step needs --node-shared");
   if (options.out.empty()) throw BadInput("--out is missing: name a folder for the run");
   if (options.data.empty() && options.task != "mlp")
     throw BadInput("--data is missing: name a file or folder to learn from");

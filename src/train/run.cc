@@ -134,6 +134,7 @@ void Run::step() {
   double loss = backward(batch);
   if (options_.clip > 0) handle_->clip_grad_norm(options_.clip);
   optimizer_->step();
+  if (options_.reduce_in_step) handle_->zero_grad();  // or an evaluation computes averages for all
   ++step_;
   waited_ += handle_->seconds_waited() - waited_before;
   agree(loss, batch.data.size(0));

@@ -25,6 +25,7 @@ ShardOptions shard_options(const Options& options, const Task& task) {
   return {.units = {patterns.begin(), patterns.end()},
           .level = level_of(options.shard),
           .storage = options.node_shared ? ShardStorage::node_shared : ShardStorage::private_memory,
+          .reduce_in_step = options.reduce_in_step,
           .offload = options.offload};
 }
 

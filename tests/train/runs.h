@@ -90,6 +90,18 @@ inline double distance(const std::filesystem::path& a, const std::filesystem::pa
   return most;
 }
 
+// The same steps, with the same losses to the bit.
+inline void expect_same_rows(const Options& one, const Options& other) {
+  auto expected = metrics_of(one.out), found = metrics_of(other.out);
+  ASSERT_EQ(expected.size(), found.size()) << other.out;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(expected[i]["step"], i + 1);
+    EXPECT_EQ(expected[i]["step"], found[i]["step"]);
+    EXPECT_EQ(expected[i]["loss"], found[i]["loss"]) << other.out << ", step " << i + 1;
+    EXPECT_EQ(expected[i].value("val_loss", -1.0), found[i].value("val_loss", -1.0)) << other.out;
+  }
+}
+
 // The run as it was when the checkpoint of `step` was the newest: what a kill leaves.
 inline Options cut_at(Options options, std::int64_t step) {
   namespace fs = std::filesystem;

@@ -27,16 +27,6 @@ Options sharded(Options options, const std::string& level) {
   return options;
 }
 
-void expect_same_rows(const Options& one, const Options& other) {
-  auto expected = metrics_of(one.out), found = metrics_of(other.out);
-  ASSERT_EQ(expected.size(), found.size()) << other.out;
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_EQ(expected[i]["step"], found[i]["step"]);
-    EXPECT_EQ(expected[i]["loss"], found[i]["loss"]) << other.out << ", step " << i + 1;
-    EXPECT_EQ(expected[i].value("val_loss", -1.0), found[i].value("val_loss", -1.0)) << other.out;
-  }
-}
-
 class Sharded : public testing::TestWithParam<int> {};
 
 void expect_same_training(int ranks, Options options) {
@@ -65,6 +55,33 @@ TEST_P(Sharded, NodeSharedTrainsAsUnderDdpToTheBit) {
   Options options = tiny_gpt(folder);
   options.node_shared = true;
   expect_same_training(GetParam(), options);
+}
+
+TEST_P(Sharded, GradientsAreSummedInTheStepToTheSameBits) {
+  TemporaryFolder folder;
+  for (const char* optimizer : {"adamw", "sgd"}) {
+    Options options = tiny_gpt(folder);
+    options.out += optimizer;
+    options.optimizer = optimizer;
+    options.accumulate = 2;
+    for (const char* level : levels) {
+      Options before = sharded(options, level);
+      before.node_shared = true;
+      run(GetParam(), before);
+      Options in_step = before;
+      in_step.out += "-in-step";
+      in_step.reduce_in_step = true;
+      run(GetParam(), in_step);
+      expect_same_rows(before, in_step);
+      EXPECT_EQ(distance(before.out, in_step.out), 0) << level;
+      // Every rank keeps all of its own gradients for it.
+      auto bytes = [](const Options& one) {
+        return metrics_of(one.out).back()["model_bytes"].get<double>();
+      };
+      if (GetParam() > 1 && level == std::string("full"))
+        EXPECT_GT(bytes(in_step), bytes(before) * 1.05);
+    }
+  }
 }
 
 TEST_P(Sharded, DeferredTrainsAndGoesOnAsUnderDdpToTheBit) {
@@ -223,6 +240,10 @@ TEST(ShardedRun, WhatNeedsShardsIsRefusedWithoutThem) {
   options.deferred = true;
   EXPECT_EQ(test::message_of([&] { check_options(options, 1); }),
             "--deferred needs --shard optimizer, gradients or full");
+  options.deferred = false;
+  options.reduce_in_step = true;
+  EXPECT_EQ(test::message_of([&] { check_options(options, 1); }),
+            "--reduce-in-step needs --node-shared");
   EXPECT_EQ(test::message_of([&] { set_option(options, option_row("shard", "mlp"), "half"); }),
             "option shard: expected one of: none optimizer gradients full, found 'half'");
 }

@@ -33,15 +33,7 @@ void expect_exact_resume(int ranks, const Options& options) {
   Options again = cut_at(options, 4);
   run(ranks, again);
   EXPECT_EQ(distance(options.out, again.out), 0);
-  auto whole = metrics_of(options.out);
-  auto resumed = metrics_of(again.out);
-  ASSERT_EQ(whole.size(), resumed.size());
-  for (std::size_t i = 0; i < whole.size(); ++i) {
-    EXPECT_EQ(whole[i]["step"], resumed[i]["step"]);
-    EXPECT_EQ(whole[i]["step"], i + 1);
-    EXPECT_EQ(whole[i]["loss"], resumed[i]["loss"]) << "step " << i + 1;
-    EXPECT_EQ(whole[i].value("val_loss", -1.0), resumed[i].value("val_loss", -1.0));
-  }
+  expect_same_rows(options, again);
 }
 
 TEST_P(Resume, AGptGoesOnToTheBitWithDropout) {

@@ -61,10 +61,11 @@ struct Options {
   std::int64_t sample = 0;           // gpt: characters written at the end
 
   // How the ranks divide the model between them; none: every rank has all of it.
-  std::string shard = "none";  // none, optimizer, gradients, full: ShardLevel
-  bool node_shared = false;    // what ranks of one machine share is there once
-  std::string offload;         // a folder for what is not in use; empty: it stays in memory
-  bool deferred = false;       // no rank ever has all of a new model in memory
+  std::string shard = "none";   // none, optimizer, gradients, full: ShardLevel
+  bool node_shared = false;     // what ranks of one machine share is there once
+  bool reduce_in_step = false;  // gradients are summed where the update reads them
+  std::string offload;          // a folder for what is not in use; empty: it stays in memory
+  bool deferred = false;        // no rank ever has all of a new model in memory
 
   // Processes.
   std::int64_t ranks = 0;    // processes to start; 0: as the launcher says, else 1
