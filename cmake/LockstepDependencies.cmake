@@ -23,8 +23,15 @@ if(LOCKSTEP_LIBTORCH)
   if(NOT LOCKSTEP_GLOO_INCLUDE_DIR)
     list(APPEND _lockstep_absent_engines gloo)
   endif()
-  # NCCL's part of a CUDA LibTorch compiles only against the CUDA toolkit's headers, which nothing else here needs.
-  list(APPEND _lockstep_absent_engines nccl)
+  include(LockstepNccl)
+  if(LOCKSTEP_HAS_NCCL)
+    # The only source that sees CUDA's headers, so it shares neither its compilation nor the precompiled header.
+    set_source_files_properties("${PROJECT_SOURCE_DIR}/src/comm/c10d/nccl.cc" PROPERTIES
+      COMPILE_DEFINITIONS USE_C10D_NCCL COMPILE_OPTIONS "${LOCKSTEP_NCCL_OPTIONS}"
+      SKIP_UNITY_BUILD_INCLUSION ON SKIP_PRECOMPILE_HEADERS ON)
+  else()
+    list(APPEND _lockstep_absent_engines nccl)
+  endif()
   list(TRANSFORM _lockstep_absent_engines REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/src/comm/c10d/no_\\1.cc"
     OUTPUT_VARIABLE LOCKSTEP_ABSENT_comm)
   list(JOIN _lockstep_absent_engines "|" LOCKSTEP_PRESENT_FILES_comm)

@@ -14,8 +14,9 @@ std::vector<std::string> engines() {
   std::vector<std::string> names;
   if (*build::libtorch_version != '\0') names = {"local", "shm"};
   if (build::gloo) names.push_back("gloo");
-  if (build::cuda) names.push_back("nccl");
+  if (build::nccl) names.push_back("nccl");
   if (build::mpi) names.push_back("mpi");
+  if (build::gloo || build::mpi) names.push_back("hierarchical");
   return names;
 }
 

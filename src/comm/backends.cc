@@ -14,6 +14,8 @@
 #include "comm/mpi/backend.h"
 #include "comm/shm_backend.h"
 
+#include <algorithm>
+#include <span>
 #include <utility>
 
 namespace lockstep {
@@ -40,6 +42,12 @@ std::shared_ptr<Backend> make_hierarchical(std::string_view across, std::shared_
   return hierarchical::make_backend(std::move(store), rank,
                                     {.join_timeout = options.join_timeout, .hosts = options.hosts},
                                     make("shm"), make(across));
+}
+
+// Among the ranks of one host, of which all are where none is named.
+int local_rank(int rank, const std::vector<std::string>& hosts) {
+  if (hosts.empty()) return rank;
+  return static_cast<int>(std::ranges::count(std::span(hosts).first(rank), hosts.at(rank)));
 }
 
 constexpr std::string_view hierarchical_over = "hierarchical:";
@@ -77,7 +85,9 @@ std::shared_ptr<Backend> make_backend(std::string_view name, std::shared_ptr<Sto
     return make_c10d_backend(std::move(engine), std::move(store), rank, size, options);
   }
   if (name == "nccl") {
-    auto engine = c10d_engine::make_nccl(store, "world", rank, size, options.join_timeout);
+    auto engine = c10d_engine::make_nccl(
+        store, rank, size,
+        {.local_rank = local_rank(rank, options.hosts), .join_timeout = options.join_timeout});
     return make_c10d_backend(std::move(engine), std::move(store), rank, size, options);
   }
   if (name == "mpi")

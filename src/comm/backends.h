@@ -20,7 +20,7 @@ struct BackendOptions {
   std::int64_t arena_bytes = 0;         // shm
   std::string address = "127.0.0.1";    // gloo: of this machine, as its peers reach it
   MakeC10dBackend c10d = {};            // the engine, which `name` only names
-  std::vector<std::string> hosts = {};  // hierarchical: of each rank
+  std::vector<std::string> hosts = {};  // hierarchical, nccl: of each rank
 };
 
 // Those of this build: "shm", "gloo", "nccl", "mpi", "hierarchical", "hierarchical:gloo", ...

@@ -4,6 +4,8 @@
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
+#include "comm/stream_point.h"
+
 namespace lockstep {
 
 const at::Tensor& operand(const Call& call) {
@@ -37,6 +39,7 @@ PostedCall::PostedCall(const Call& call, std::uint64_t number)
       tag(call.tag),
       timeout(call.timeout),
       where(call.where),
+      after(stream_point(call.input.defined() ? call.input : call.output)),
       number(number) {
   if (const auto& tensor = operand(call); tensor.defined()) {
     dtype = tensor.scalar_type();
@@ -47,6 +50,7 @@ PostedCall::PostedCall(const Call& call, std::uint64_t number)
 PostedCall PostedCall::without_tensors() const {
   auto copy = *this;
   copy.input = copy.output = at::Tensor();
+  copy.after = nullptr;
   return copy;
 }
 

@@ -5,12 +5,15 @@
 #include <lockstep/comm/backend.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <source_location>
 #include <string>
 #include <vector>
 
 namespace lockstep {
+
+class StreamPoint;
 
 struct PostedCall {
   Collective collective = Collective::barrier;
@@ -23,6 +26,8 @@ struct PostedCall {
   std::string tag;
   Duration timeout{};
   std::source_location where;
+  // Where the posting thread's work on the tensors' device was; null for the host's memory.
+  std::shared_ptr<const StreamPoint> after;
   std::uint64_t number =
       0;  // of the collectives of this group, or of the messages of this pair; from 1
   // Of the tensor whose size all ranks agree on; nothing for a barrier.

@@ -1,6 +1,6 @@
 #include "comm/staged_backend.h"
 
-#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
@@ -10,9 +10,10 @@
 namespace lockstep {
 namespace {
 
+// Pinned where LibTorch can: the device then copies without going through other memory.
 at::Tensor host_memory(const at::Tensor& device) {
-  auto options = device.options().device(at::kCPU);
-  return at::empty(device.sizes(), device.is_cuda() ? options.pinned_memory(true) : options);
+  const bool pinned = device.is_cuda() || device.is_xpu();
+  return at::empty(device.sizes(), device.options().device(at::kCPU).pinned_memory(pinned));
 }
 
 bool is_on_device(const at::Tensor& tensor) { return tensor.defined() && !tensor.is_cpu(); }
@@ -42,7 +43,8 @@ std::uint64_t StagedBackend::post(const Call& call) {
     if (!on_host.output.defined()) on_host.output = host_memory(call.output);
   }
   auto ticket = backend_->post(on_host);
-  if (call.output.defined()) outputs_.push_back({ticket, call.output, on_host.output});
+  if (call.output.defined())
+    outputs_.push_back({ticket, call.output, on_host.output, stream_point(call.output)});
   return ticket;
 }
 
@@ -60,6 +62,7 @@ void StagedBackend::wait(std::uint64_t ticket) {
 void StagedBackend::bring_back(std::list<Output>::iterator output) {
   at::NoGradGuard no_grad;
   backend_->wait(output->ticket);
+  if (output->after) output->after->precede_current();
   output->device.copy_(output->host, /*non_blocking=*/true);
   outputs_.erase(output);
 }
@@ -108,7 +111,7 @@ std::shared_ptr<Backend> StagedBackend::subset(std::span<const int> ranks, std::
 }
 
 std::shared_ptr<Backend> staged(std::shared_ptr<Backend> backend) {
-  bool needs_it = at::globalContext().hasCUDA() && backend->name() != "nccl";
+  bool needs_it = at::accelerator::getAccelerator() && backend->name() != "nccl";
   return needs_it ? std::make_shared<StagedBackend>(std::move(backend)) : std::move(backend);
 }
 

@@ -5,6 +5,8 @@
 
 #include <lockstep/comm/backend.h>
 
+#include "comm/stream_point.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -44,6 +46,7 @@ class StagedBackend final : public Backend {
     std::uint64_t ticket = 0;
     at::Tensor device;
     at::Tensor host;
+    std::shared_ptr<const StreamPoint> after;  // what was given to the device until the post
   };
   // Where bytes of a storage lie.
   struct Region {

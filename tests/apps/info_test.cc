@@ -4,6 +4,9 @@
 #include "apps/command.h"
 #include "sys/topology.h"
 
+#include <set>
+#include <string>
+
 namespace lockstep::apps {
 namespace {
 
@@ -23,7 +26,10 @@ TEST(LockstepInfo, IsAlsoOneJsonObject) {
   EXPECT_GT(facts.at("machine").at("memory_bytes").get<std::int64_t>(), 0);
   EXPECT_EQ(facts.at("machine").at("memfd"), true);
   EXPECT_EQ(facts.at("build").at("compiler").get<std::string>().empty(), false);
-  EXPECT_TRUE(facts.at("build").at("engines").is_array());
+  const auto engines = facts.at("build").at("engines").get<std::set<std::string>>();
+  const bool over_nodes = engines.contains("gloo") || engines.contains("mpi");
+  EXPECT_EQ(engines.contains("hierarchical"), over_nodes);
+  EXPECT_FALSE(engines.contains("nccl") && facts.at("build").at("cuda") == false);
 }
 
 TEST(LockstepInfo, AnUnknownOptionSuggestsTheNearest) {

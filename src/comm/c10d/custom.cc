@@ -31,8 +31,8 @@ class CustomEngine final : public Engine {
   }
 
   [[nodiscard]] std::string_view name() const override { return name_; }
-  [[nodiscard]] c10d::Backend& group() override { return *group_; }
-  [[nodiscard]] bool takes(const at::Tensor&) const override { return true; }
+  [[nodiscard]] Carrier carrier_of(const PostedCall& call) override { return {*group_, call.root}; }
+  [[nodiscard]] std::string objection_to(const at::Tensor&) override { return {}; }
   void mark_next(std::uint32_t) override {}
 
   void close(const std::function<bool()>&) noexcept override {

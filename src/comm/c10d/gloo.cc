@@ -83,7 +83,7 @@ class GlooEngine final : public Engine {
   }
 
   [[nodiscard]] std::string_view name() const override { return "gloo"; }
-  [[nodiscard]] c10d::Backend& group() override { return *group_; }
+  [[nodiscard]] Carrier carrier_of(const PostedCall& call) override { return {*group_, call.root}; }
   void mark_next(std::uint32_t mark) override { group_->mark_next(mark); }
 
   // An operation between two of its receives has nothing pending; once the connections are closed,

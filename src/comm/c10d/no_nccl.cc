@@ -6,7 +6,7 @@ namespace lockstep::c10d_engine {
 
 bool has_nccl() { return false; }
 
-std::shared_ptr<Engine> make_nccl(std::shared_ptr<Store>, const std::string&, int, int, Duration) {
+std::shared_ptr<Engine> make_nccl(const std::shared_ptr<Store>&, int, int, NcclOptions) {
   throw BadInput(
       "the backend nccl is not in this build: it needs a LibTorch with CUDA and the CUDA headers");
 }

@@ -54,10 +54,13 @@ bool summed_by_engine(Op op, at::ScalarType dtype) {
   return known && (op == Op::sum || op == Op::average);
 }
 
+bool is_half(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
+}
+
 // A copy to sum in: float for half precision, which is rounded once at the end.
 at::Tensor working_copy(const at::Tensor& tensor) {
-  bool half = tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
-  return half ? flat(tensor).to(at::kFloat) : flat(tensor).clone();
+  return is_half(tensor) ? flat(tensor).to(at::kFloat) : flat(tensor).clone();
 }
 
 }  // namespace
@@ -65,14 +68,15 @@ at::Tensor working_copy(const at::Tensor& tensor) {
 template <class Start>
 void Launcher::await(const PostedCall& call, Start start) {
   c10::intrusive_ptr<c10d::Work> work;
+  const auto carrier = engine_.carrier_of(call);
   std::unique_lock lock(launches_.mutex);
   if (launches_.closed) throw Aborted("the engine is closed");
   engine_.mark_next(static_cast<std::uint32_t>(fingerprint_of(call)));
-  work = start(engine_.group());
+  work = start(carrier.group);
   ++launches_.running;
   ScopeExit over([this] { --launches_.running; });
   lock.unlock();
-  work->wait();
+  engine_.finish(*work);
 }
 
 void Launcher::run(const PostedCall& call) {
@@ -98,7 +102,7 @@ void Launcher::run(const PostedCall& call) {
     case Collective::scatter:
       return scatter(call);
     case Collective::barrier:
-      return await(call, [](c10d::Backend& group) { return group.barrier(); });
+      return barrier(call);
     case Collective::send:
     case Collective::recv:
       return message(call);
@@ -109,9 +113,7 @@ at::Tensor Launcher::combined(const PostedCall& call, int root) {
   bool needed = root < 0 || root == rank_;
   if (!summed_by_engine(call.op, call.input.scalar_type())) {
     auto all = at::empty({size_ * call.input.numel()}, call.input.options());
-    std::vector<at::Tensor> input{bytes_of(call.input)};
-    std::vector<std::vector<at::Tensor>> outputs{bytes_of(parts_of(all, {}, size_))};
-    await(call, [&](c10d::Backend& group) { return group.allgather(outputs, input); });
+    gather_evenly(call, all, call.input);
     return needed ? reduce_in_tree(parts_of(all, {}, size_), call.op) : at::Tensor();
   }
   std::vector<at::Tensor> sum{working_copy(call.input)};
@@ -127,9 +129,7 @@ at::Tensor Launcher::combined(const PostedCall& call, int root) {
 }
 
 void Launcher::all_reduce(const PostedCall& call) {
-  auto dtype = call.input.scalar_type();
-  bool in_place = summed_by_engine(call.op, dtype) && dtype != at::kHalf && dtype != at::kBFloat16;
-  if (!in_place) {
+  if (!summed_by_engine(call.op, call.input.scalar_type()) || is_half(call.input)) {
     flat(call.output).copy_(combined(call, -1));
     return;
   }
@@ -144,8 +144,20 @@ void Launcher::reduce(const PostedCall& call) {
 }
 
 void Launcher::reduce_scatter(const PostedCall& call) {
+  if (engine_.works_on_wholes() && call.input_counts.empty() &&
+      summed_by_engine(call.op, call.input.scalar_type()))
+    return reduce_scatter_evenly(call);
   auto mine = parts_of(combined(call, -1), call.input_counts, size_).at(rank_);
   flat(call.output).copy_(mine);
+}
+
+void Launcher::reduce_scatter_evenly(const PostedCall& call) {
+  bool half = is_half(call.input);
+  auto input = half ? flat(call.input).to(at::kFloat) : flat(call.input);
+  auto output = half ? at::empty({call.output.numel()}, input.options()) : flat(call.output);
+  await(call, [&](c10d::Backend& group) { return group._reduce_scatter_base(output, input); });
+  if (call.op == Op::average) output.div_(size_);
+  if (half) flat(call.output).copy_(output);
 }
 
 void Launcher::broadcast(const PostedCall& call) {
@@ -160,19 +172,25 @@ void Launcher::all_gather(const PostedCall& call) {
   std::int64_t most = 0;
   for (const auto& part : parts) most = std::max(most, part.numel());
   bool even = std::ranges::all_of(parts, [&](const auto& part) { return part.numel() == most; });
-  if (even) {
-    std::vector<at::Tensor> input{bytes_of(call.input)};
-    std::vector<std::vector<at::Tensor>> outputs{bytes_of(parts)};
-    return await(call, [&](c10d::Backend& group) { return group.allgather(outputs, input); });
-  }
+  if (even) return gather_evenly(call, call.output, call.input);
   auto padded = at::empty({size_ * most}, call.output.options());
   auto places = parts_of(padded, {}, size_);
   places.at(rank_).narrow(0, 0, call.input.numel()).copy_(flat(call.input));
-  std::vector<at::Tensor> input{bytes_of(places.at(rank_).clone())};
-  std::vector<std::vector<at::Tensor>> outputs{bytes_of(places)};
-  await(call, [&](c10d::Backend& group) { return group.allgather(outputs, input); });
+  gather_evenly(call, padded, places.at(rank_).clone());
   for (int rank = 0; rank < size_; ++rank)
     parts[rank].copy_(places[rank].narrow(0, 0, parts[rank].numel()));
+}
+
+void Launcher::gather_evenly(const PostedCall& call, const at::Tensor& all,
+                             const at::Tensor& mine) {
+  std::vector<at::Tensor> input{bytes_of(mine)};
+  if (engine_.works_on_wholes()) {
+    auto output = bytes_of(all);
+    return await(
+        call, [&](c10d::Backend& group) { return group._allgather_base(output, input.front()); });
+  }
+  std::vector<std::vector<at::Tensor>> outputs{bytes_of(parts_of(all, {}, size_))};
+  await(call, [&](c10d::Backend& group) { return group.allgather(outputs, input); });
 }
 
 void Launcher::all_to_all(const PostedCall& call) {
@@ -204,12 +222,19 @@ void Launcher::scatter(const PostedCall& call) {
   await(call, [&](c10d::Backend& group) { return group.scatter(output, inputs, options); });
 }
 
+void Launcher::barrier(const PostedCall& call) {
+  c10d::BarrierOptions options;
+  if (auto device = engine_.device()) options.device_ids = {device->index()};
+  await(call, [&](c10d::Backend& group) { return group.barrier(options); });
+}
+
 void Launcher::message(const PostedCall& call) {
   bool sends = call.collective == Collective::send;
   std::vector<at::Tensor> tensors{bytes_of(sends ? call.input : call.output)};
   auto tag = static_cast<int>(fingerprint_of(call) & 0x7fffffff);  // c10d's tags are not negative
+  const int peer = engine_.carrier_of(call).peer;
   await(call, [&](c10d::Backend& group) {
-    return sends ? group.send(tensors, call.root, tag) : group.recv(tensors, call.root, tag);
+    return sends ? group.send(tensors, peer, tag) : group.recv(tensors, peer, tag);
   });
 }
 

@@ -35,14 +35,18 @@ class Launcher {
   void broadcast(const PostedCall& call);
   void all_gather(const PostedCall& call);
   void reduce_scatter(const PostedCall& call);
+  void reduce_scatter_evenly(const PostedCall& call);
   void all_to_all(const PostedCall& call);
   void gather(const PostedCall& call);
   void scatter(const PostedCall& call);
+  void barrier(const PostedCall& call);
   void message(const PostedCall& call);
 
   // The combination of all ranks' input, on `root` or (-1) on all; undefined elsewhere. In a dtype
   // that rounds later.
   at::Tensor combined(const PostedCall& call, int root);
+  // Fills `all` with every rank's `mine`.
+  void gather_evenly(const PostedCall& call, const at::Tensor& all, const at::Tensor& mine);
   // Starts an operation under the mutex, marked for this call, and waits for it.
   template <class Start>
   void await(const PostedCall& call, Start start);

@@ -19,16 +19,20 @@ constexpr auto notice_after = std::chrono::seconds(30);
 // What a run may take to end after the runner was closed.
 constexpr auto longest_end = std::chrono::seconds(5);
 
-void check_device(const Call& call, const Runner& runner) {
+void check_device(const Call& call, Runner& runner) {
   const auto& tensor = call.input.defined() ? call.input : call.output;
-  if (tensor.defined() && !runner.takes(tensor)) {
+  if (!tensor.defined()) return;
+  if (auto objection = runner.objection_to(tensor); !objection.empty())
     throw InvalidArgument(
-        formatted("{}: the engine {} takes tensors in the CPU's memory; this one is on {}",
-                  name_of(call.collective), runner.name(), tensor.device().str()));
-  }
+        formatted("{}: the engine {} {}", name_of(call.collective), runner.name(), objection));
 }
 
 }  // namespace
+
+std::string not_on_host(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return {};
+  return formatted("takes tensors in the CPU's memory; this one is on {}", tensor.device().str());
+}
 
 LaneBackend::LaneBackend(std::shared_ptr<Runner> runner, std::shared_ptr<Store> store,
                          std::string group, int rank, int size, Duration join_timeout,
@@ -70,8 +74,8 @@ LaneBackend::~LaneBackend() {
 }
 
 std::uint64_t LaneBackend::post(const Call& call) {
-  check_device(call, *runner_);
   std::lock_guard lock(mutex_);
+  check_device(call, *runner_);
   failure_.refuse_if_any(name_of(call.collective), group_);
   Route route{-1, -1};
   if (call.collective == Collective::send) route = {rank(), call.root};

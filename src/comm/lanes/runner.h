@@ -13,6 +13,9 @@
 
 namespace lockstep::lanes {
 
+// The objection of an engine that takes the host's memory only.
+[[nodiscard]] std::string not_on_host(const at::Tensor& tensor);
+
 class Runner {
  public:
   Runner() = default;
@@ -22,8 +25,11 @@ class Runner {
 
   // "gloo", "hierarchical".
   [[nodiscard]] virtual std::string_view name() const = 0;
-  // Whether it can work with the memory that this tensor is in.
-  [[nodiscard]] virtual bool takes(const at::Tensor& tensor) const { return tensor.is_cpu(); }
+  // What keeps it from working with the memory that this tensor is in, to follow its name in a
+  // message; empty: nothing. Called in the order of the posts.
+  [[nodiscard]] virtual std::string objection_to(const at::Tensor& tensor) {
+    return not_on_host(tensor);
+  }
   // Carries out a call and returns when this rank's part is complete. Throws when it cannot. The
   // collectives come one after the other from one thread; so do the messages of one pair in one
   // direction, from another.

@@ -1,6 +1,7 @@
 #include "comm/local/perform.h"
 
 #include "comm/reduction.h"
+#include "comm/stream_point.h"
 
 #include <ATen/core/grad_mode.h>
 
@@ -15,9 +16,11 @@ void copy_flat(const at::Tensor& to, const at::Tensor& from) {
   if (to.const_data_ptr() != from.const_data_ptr()) flat(to).copy_(flat(from));
 }
 
+// On the device of rank 0; copy_flat brings it to the others.
 at::Tensor combined(const std::vector<PostedCall>& calls) {
+  const auto device = calls.front().input.device();
   std::vector<at::Tensor> values;
-  for (const auto& call : calls) values.push_back(flat(call.input));
+  for (const auto& call : calls) values.push_back(flat(call.input).to(device));
   return reduce_in_tree(values, calls.front().op);
 }
 
@@ -66,10 +69,17 @@ void scatter(const std::vector<PostedCall>& calls) {
     copy_flat(calls[rank].output, part_of(root.input, {}, size, rank));
 }
 
-}  // namespace
+// This thread's streams begin after what every rank had given to its own.
+void begin_after(const PostedCall& call) {
+  if (call.after) call.after->precede_current();
+}
 
-void perform(const std::vector<PostedCall>& calls) {
-  at::NoGradGuard no_grad;
+// Whatever any thread gives to a device from now on comes after what this one has.
+void finish_on_device(const PostedCall& call) {
+  if (call.after) stream_point(call.input.defined() ? call.input : call.output)->wait();
+}
+
+void perform_now(const std::vector<PostedCall>& calls) {
   const auto& first = calls.front();
   switch (first.collective) {
     case Collective::all_reduce: {
@@ -100,9 +110,22 @@ void perform(const std::vector<PostedCall>& calls) {
   }
 }
 
+}  // namespace
+
+void perform(const std::vector<PostedCall>& calls) {
+  at::NoGradGuard no_grad;
+  for (const auto& call : calls) begin_after(call);
+  perform_now(calls);
+  for (const auto& call : calls) finish_on_device(call);
+}
+
 void perform(const PostedCall& send, const PostedCall& recv) {
   at::NoGradGuard no_grad;
+  begin_after(send);
+  begin_after(recv);
   copy_flat(recv.output, send.input);
+  finish_on_device(send);
+  finish_on_device(recv);
 }
 
 }  // namespace lockstep::local

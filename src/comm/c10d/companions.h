@@ -1,0 +1,56 @@
+// What the ranks of a group know of one another by the store, for engines that hear nothing
+// themselves when a peer ends: NCCL's kernels on one machine wait for ever.
+//
+// Keys, under "lockstep/companions/<group>/": "rank/<rank>" a rank's process and its words;
+// "at/<place>" counts who has come to a meeting, "all at/<place>" says that all have; "left/<rank>"
+// that a rank needs nobody any more.
+#pragma once
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/store/store.h>
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::c10d_engine {
+
+class Companions {
+ public:
+  // Tells the others that this rank is here, and blocks until all have said so. Timeout names those
+  // that did not come.
+  Companions(std::shared_ptr<Store> store, std::string group, int rank, int size,
+             std::string_view words, Duration join_timeout);
+
+  [[nodiscard]] const std::string& group() const { return group_; }
+  // What rank `rank` said of itself.
+  [[nodiscard]] const std::string& words(int rank) const { return members_.at(rank).words; }
+
+  // Blocks until `count` ranks have come to `place`, a name that no other meeting of the group has.
+  // Aborted once `stop` is set; PeerLost as check_processes().
+  void meet(const std::string& place, int count, const std::atomic<bool>& stop) const;
+  // PeerLost names a rank of this machine whose process has ended.
+  void check_processes() const;
+  // Tells the others that this rank needs nobody any more.
+  void leave() const;
+  // Blocks until all others have left or their processes have ended, `patience` at most.
+  void await_the_others(Duration patience) const;
+
+ private:
+  struct Member {
+    std::string process;  // watch/process.h
+    std::string words;
+  };
+  [[nodiscard]] std::string key(std::string_view name) const;
+  [[nodiscard]] std::optional<int> ended_rank() const;
+
+  std::shared_ptr<Store> store_;
+  std::string group_;
+  int rank_;
+  std::vector<Member> members_;
+};
+
+}  // namespace lockstep::c10d_engine
