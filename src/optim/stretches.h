@@ -21,6 +21,7 @@ template <class Use>
 void for_each_tensor(const Slot& slot, const Use& use) {
   use(slot.dense);
   if (!slot.source) use(slot.gradient);
+  if (slot.has_16_bits()) use(*slot.master);
   for (const KeptTensor& kept : slot.kept)
     for (const at::Tensor* tensor : {kept.values, kept.scales})
       if (tensor != nullptr && tensor->defined()) use(*tensor);

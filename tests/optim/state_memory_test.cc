@@ -5,11 +5,18 @@
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/sgd.h>
 
+#include <lockstep/base/error.h>
+
 #include <gtest/gtest.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/serialize.h>
 #include <torch/types.h>
 
 #include <functional>
 #include <memory>
+#include <sstream>
 #include <vector>
 
 namespace lockstep::optim {
@@ -117,6 +124,29 @@ TEST(StateMemory, TakesStateThatWasElsewhere) {
   }
 }
 
+TEST(StateMemory, HasTheMastersOfParametersInSixteenBits) {
+  for (at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    std::vector<at::Tensor> plain, ours;
+    for (auto* list : {&plain, &ours})
+      for (const at::Tensor& parameter : some_parameters(3))
+        list->push_back(parameter.detach().to(dtype).requires_grad_());
+    auto memory = std::make_shared<Remembering>();
+    AdamW expected(plain, torch::optim::AdamWOptions(0.01));
+    AdamW found(ours, torch::optim::AdamWOptions(0.01), {.memory = memory});
+    for (int i = 0; i < 3; ++i) {
+      step(expected, plain, i);
+      step(found, ours, i);
+      auto& state = dynamic_cast<AdamWState&>(
+          const_cast<torch::optim::AdamWParamState&>(state_of(found, ours[0])));
+      EXPECT_TRUE(memory->holds(state.master_parameter)) << i;
+      if (i == 1) state.master_parameter = state.master_parameter.clone();  // as if loaded
+    }
+    for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(plain[i].equal(ours[i])) << i;
+    // Four new masters, one that was moved, and in each step master and moments of each parameter.
+    EXPECT_EQ(memory->used, 4 + 1 + 3 * 4 * 3);
+  }
+}
+
 // 12 parameters of 16 MiB each, with gradient and state: several stretches, and the next one is
 // announced before the one at hand is over.
 TEST(StateMemory, IsToldWhatComesNext) {
@@ -127,6 +157,95 @@ TEST(StateMemory, IsToldWhatComesNext) {
   step(adamw, parameters, 1);
   EXPECT_EQ(memory->used, 24);
   EXPECT_EQ(memory->expected, 20);  // all but the first two parameters'
+}
+
+// Optimizers of LibTorch, and the tensors that each keeps of a parameter.
+struct Theirs {
+  std::function<std::unique_ptr<Optimizer>(std::vector<at::Tensor>)> make;
+  bool made_at_once;
+};
+
+std::vector<Theirs> their_optimizers() {
+  using namespace torch::optim;
+  auto made = [](auto make, bool at_once) { return Theirs{make, at_once}; };
+  return {made(
+              [](auto parameters) {
+                return std::make_unique<torch::optim::AdamW>(parameters,
+                                                             AdamWOptions(0.01).amsgrad(true));
+              },
+              true),
+          made(
+              [](auto parameters) {
+                return std::make_unique<torch::optim::Adam>(parameters, AdamOptions(0.01));
+              },
+              true),
+          made(
+              [](auto parameters) {
+                return std::make_unique<RMSprop>(parameters,
+                                                 RMSpropOptions(0.01).momentum(0.9).centered(true));
+              },
+              true),
+          made([](auto parameters) { return std::make_unique<Adagrad>(parameters, 0.01); }, true),
+          made(
+              [](auto parameters) {
+                return std::make_unique<torch::optim::SGD>(parameters,
+                                                           SGDOptions(0.01).momentum(0.9));
+              },
+              false)};
+}
+
+TEST(MoveState, TorchsOptimizersTakeTheSameStepsInOtherMemory) {
+  for (const auto& [make, made_at_once] : their_optimizers()) {
+    auto plain = some_parameters(3), ours = some_parameters(3);
+    auto expected = make(plain), found = make(ours);
+    auto memory = std::make_shared<Remembering>();
+    move_state(*found, memory);
+    EXPECT_EQ(!memory->given.empty(), made_at_once);
+    for (int i = 0; i < 3; ++i) {
+      step(*expected, plain, i);
+      step(*found, ours, i);
+      if (i == 0) move_state(*found, memory);
+    }
+    for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(plain[i].equal(ours[i])) << i;
+    std::size_t given = memory->given.size();
+    EXPECT_GT(given, 0U);
+    move_state(*found, memory);
+    EXPECT_EQ(memory->given.size(), given);  // all of it is there
+    EXPECT_TRUE(at::equal(memory->given[0].ne(0).any(), at::ones({}, at::kBool)));
+  }
+}
+
+TEST(MoveState, FollowsAnArchive) {
+  auto plain = some_parameters(3), ours = some_parameters(3);
+  torch::optim::AdamW expected(plain, torch::optim::AdamWOptions(0.01));
+  step(expected, plain, 1);
+  std::stringstream archive;
+  torch::save(expected, archive);
+  step(expected, plain, 2);
+  auto memory = std::make_shared<Remembering>();
+  torch::optim::AdamW found(ours, torch::optim::AdamWOptions(0.01));
+  move_state(found, memory);
+  step(found, ours, 1);
+  torch::load(found, archive);
+  move_state(found, memory);
+  step(found, ours, 2);
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    EXPECT_TRUE(plain[i].equal(ours[i])) << i;
+    if (ours[i].numel() > 0) EXPECT_TRUE(memory->holds(state_of(found, ours[i]).exp_avg())) << i;
+  }
+}
+
+TEST(MoveState, RefusesOtherOptimizersAndOurs) {
+  auto parameters = some_parameters(3);
+  auto memory = std::make_shared<Remembering>();
+  torch::optim::LBFGS lbfgs(parameters);
+  EXPECT_THROW(move_state(lbfgs, memory), InvalidArgument);
+  AdamW ours(parameters);
+  EXPECT_THROW(move_state(ours, memory), InvalidArgument);
+  torch::optim::AdamW theirs(parameters);
+  move_state(theirs, nullptr);
+  EXPECT_TRUE(theirs.state().empty());
+  EXPECT_TRUE(memory->given.empty());
 }
 
 }  // namespace

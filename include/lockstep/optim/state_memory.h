@@ -5,12 +5,22 @@
 //
 // A step then goes through the parameters in stretches, and says before each what the next one
 // uses, and after it what it has used, gradients and parameters included. Results do not depend on
-// it. Masters of 16-bit parameters stay in ordinary memory.
+// it.
+//
+// LibTorch's own optimizers know nothing of it. What they keep can be put there all the same:
+//
+//   torch::optim::AdamW adamw(sharded.parameters());
+//   optim::move_state(adamw, sharded.state_memory());
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
+
+namespace torch::optim {
+class Optimizer;
+}
 
 namespace lockstep::optim {
 
@@ -28,5 +38,15 @@ class StateMemory {
   virtual void will_use(const at::Tensor& tensor) noexcept = 0;
   virtual void has_used(const at::Tensor& tensor) noexcept = 0;
 };
+
+// Local. From now on the state of an Adam, AdamW, RMSprop, Adagrad or SGD of LibTorch's lies in
+// `memory`, as far as parameters are on the CPU; nothing happens where that is null. What the
+// first step of Adam, AdamW and RMSprop would make is made there at once; SGD makes its momentum in
+// its first step, so call this after that. Call it after load(), too, which makes all state anew.
+// Steps read and write what they need, in no stretches, and the system takes it out of memory as it
+// needs room.
+//
+// InvalidArgument for other optimizers, and for ours, which are told by UpdateOptions::memory.
+void move_state(torch::optim::Optimizer& optimizer, const std::shared_ptr<StateMemory>& memory);
 
 }  // namespace lockstep::optim

@@ -22,12 +22,14 @@ class OffloadAt : public OnEveryLevel {};
 struct Trained {
   std::vector<std::uint32_t> losses;
   std::map<std::string, at::Tensor> model;
-  std::int64_t offloaded = 0, kept = 0;
+  std::int64_t offloaded = 0, kept = 0, elements = 0;  // elements of this rank's slices
 };
 
-Trained train(const Problem& problem, Group group, ShardOptions options) {
+Trained train(const Problem& problem, Group group, ShardOptions options,
+              at::ScalarType dtype = at::kFloat) {
   auto model = problem.make();
   fill_parameters(*model, 5);
+  model->to(dtype);
   options.units = rules(problem.units);
   ShardedModule sharded = fully_shard(model, group, options);
   optim::AdamW adamw(sharded.parameters(), torch::optim::AdamWOptions(0.01),
@@ -43,8 +45,16 @@ Trained train(const Problem& problem, Group group, ShardOptions options) {
   sharded.zero_grad();
   trained.offloaded = sharded.memory().offloaded;
   trained.kept = sharded.memory().shards;
+  for (const at::Tensor& slice : sharded.parameters()) trained.elements += slice.numel();
   trained.model = sharded.state_dict();
   return trained;
+}
+
+auto loss_in_bfloat16() {
+  return [](torch::nn::Module& model, std::int64_t n) {
+    return image_loss(
+        model.as<models::MlpImpl>()->forward(values({5, 36}, n).to(at::kBFloat16)).to(at::kFloat));
+  };
 }
 
 TEST_P(OffloadAt, TrainsToTheSameBitsAndLeavesNothing) {
@@ -71,10 +81,7 @@ TEST_P(OffloadAt, KeepsShardsInMoreDigitsThanAreComputedWith) {
   TemporaryFolder folder;
   Problem mlp = problems().front();
   ShardOptions options{.level = GetParam(), .compute_dtype = at::kBFloat16};
-  mlp.loss = [](torch::nn::Module& model, std::int64_t n) {
-    return image_loss(
-        model.as<models::MlpImpl>()->forward(values({5, 36}, n).to(at::kBFloat16)).to(at::kFloat));
-  };
+  mlp.loss = loss_in_bfloat16();
   run_as_threads(2, [&](Group group) {
     Trained expected = train(mlp, group, options);
     ShardOptions to_disk = options;
@@ -83,6 +90,21 @@ TEST_P(OffloadAt, KeepsShardsInMoreDigitsThanAreComputedWith) {
     EXPECT_EQ(expected.losses, found.losses);
     for (const auto& [name, tensor] : expected.model)
       EXPECT_TRUE(same_bits(tensor, found.model.at(name))) << name;
+  });
+}
+
+TEST_P(OffloadAt, KeepsTheOptimizersMastersOfSixteenBits) {
+  TemporaryFolder folder;
+  Problem mlp = problems().front();
+  mlp.loss = loss_in_bfloat16();
+  run_as_threads(2, [&](Group group) {
+    Trained expected = train(mlp, group, {.level = GetParam()}, at::kBFloat16);
+    Trained found =
+        train(mlp, group, {.level = GetParam(), .offload = folder.path().string()}, at::kBFloat16);
+    EXPECT_EQ(expected.losses, found.losses);
+    for (const auto& [name, tensor] : expected.model)
+      EXPECT_TRUE(same_bits(tensor, found.model.at(name))) << name;
+    EXPECT_GE(found.offloaded, 12 * found.elements);  // the master and two moments
   });
 }
 
@@ -100,6 +122,11 @@ TEST_P(OffloadAt, WritesInPlaceLoadingAndTorchsOptimizerWork) {
         }
         pair.use();
         torch::optim::AdamW ours(pair.sharded->parameters()), plain(pair.plain->parameters());
+        std::int64_t before = pair.sharded->memory().offloaded;
+        optim::move_state(ours, pair.sharded->state_memory());
+        std::int64_t elements = 0;
+        for (const at::Tensor& slice : pair.sharded->parameters()) elements += slice.numel();
+        EXPECT_GE(pair.sharded->memory().offloaded - before, 8 * elements);
         for (auto* net : {&pair.model, &pair.plain})
           (*net)->forward(Pair::input()).square().sum().backward();
         ours.step();
@@ -199,30 +226,46 @@ struct DeepImpl : torch::nn::Module {
   torch::nn::Sequential all;
 };
 
-float train_deep(const std::string& folder) {
+std::unique_ptr<torch::optim::Optimizer> made_by(bool torchs, const ShardedModule& sharded) {
+  auto options = torch::optim::AdamWOptions(0.001);
+  if (!torchs)
+    return std::make_unique<optim::AdamW>(sharded.parameters(), options,
+                                          optim::UpdateOptions{.memory = sharded.state_memory()});
+  auto adamw = std::make_unique<torch::optim::AdamW>(sharded.parameters(), options);
+  optim::move_state(*adamw, sharded.state_memory());
+  return adamw;
+}
+
+float train_deep(bool torchs, const std::string& folder) {
   ::mallopt(M_MMAP_THRESHOLD, 1 << 18);  // what is freed goes back to the system
   at::set_num_threads(1);
   torch::manual_seed(1);
   ShardedBuild build(Group(), {.offload = folder});
   auto model = std::make_shared<DeepImpl>(build);
   ShardedModule sharded = build.finish(model);
-  optim::AdamW adamw(sharded.parameters(), torch::optim::AdamWOptions(0.001),
-                     {.memory = sharded.state_memory()});
+  auto adamw = made_by(torchs, sharded);
   at::Tensor loss;
   for (int step = 0; step < 2; ++step) {
     sharded.zero_grad();
     loss = model->all->forward(values({2, width}, step)).square().mean();
     loss.backward();
-    adamw.step();
+    adamw->step();
   }
   return loss.item<float>();
 }
 
-TEST(Offload, AModelThreeTimesTheMemoryLimitTrains) {
+class OffloadUnderLimit : public testing::TestWithParam<bool> {};
+
+TEST_P(OffloadUnderLimit, AModelThreeTimesTheMemoryLimitTrains) {
   TemporaryFolder disk;
-  expect_only_lean_fits(
-      limit_bytes, [] { return train_deep(""); }, [&] { return train_deep(disk.path().string()); });
+  auto loss_with = [](std::string folder) {
+    return [folder] { return train_deep(GetParam(), folder); };
+  };
+  expect_only_lean_fits(limit_bytes, loss_with(""), loss_with(disk.path().string()));
 }
+
+INSTANTIATE_TEST_SUITE_P(Optimizers, OffloadUnderLimit, testing::Bool(),
+                         [](const auto& info) { return info.param ? "Torchs" : "Ours"; });
 
 }  // namespace
 }  // namespace lockstep::test

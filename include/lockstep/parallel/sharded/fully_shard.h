@@ -163,8 +163,8 @@ class [[nodiscard]] ShardedModule {
   // anew.
   void free_buffers();
 
-  // Local. Where lockstep::optim's optimizers put their state when ShardOptions::offload names a
-  // folder; null when it does not. Others' state stays in memory.
+  // Local. Where an optimizer's state goes when ShardOptions::offload names a folder; null when it
+  // does not. Ours take it when they are made; for LibTorch's see optim/state_memory.h.
   //
   //   optim::AdamW adamw(sharded.parameters(), options, {.memory = sharded.state_memory()});
   [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const;

@@ -66,7 +66,9 @@ struct ShardOptions {
   // theirs (mixed precision: bfloat16 over float shards). Absent: in the parameters' own. Only
   // floating-point parameters are concerned.
   std::optional<c10::ScalarType> compute_dtype = std::nullopt;
-  // Gradients are summed over ranks in this dtype; absent: in the one they are computed in.
+  // Gradients are summed over ranks in this dtype; absent: in the one they are computed in. Where it
+  // has fewer bits than the parameters, averages stay in it until they are used: lockstep::optim
+  // widens them as it reads them, and for others the first use makes all of them.
   std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
   // The tail of a step in one pass, where storage is node_shared: gradients stay on each rank, and
   // what backward() leaves in .grad of the handle's parameters() are averages that nobody has
@@ -91,7 +93,7 @@ struct ShardOptions {
   int prefetch = 1;
   // A folder for what this rank keeps and does not use: shards of the parameters where no whole
   // stays (level full with private memory, or a compute_dtype), averages of gradients beside them,
-  // and what lockstep::optim's optimizers keep in ShardedModule::state_memory(). They lie in mapped
+  // and what optimizers keep in ShardedModule::state_memory(). They lie in mapped
   // files without names: any number of ranks and handles may use one folder, on one disk or each on
   // its own, and nothing is left in it. Shards are read ahead in the order of the step before and
   // leave memory after use. Empty: everything stays in memory. Parameters on the CPU only.

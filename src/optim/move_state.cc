@@ -1,0 +1,129 @@
+#include "optim/kept_storage.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/optim/state_memory.h>
+#include <lockstep/optim/treatment.h>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace lockstep::optim {
+namespace {
+
+using torch::optim::OptimizerOptions;
+using torch::optim::OptimizerParamState;
+
+using Fields = std::vector<at::Tensor*>;
+
+[[noreturn]] void throw_other_optimizer() {
+  throw InvalidArgument(
+      "move_state: the state of Adam, AdamW, RMSprop, Adagrad and SGD can be moved, and this "
+      "optimizer is another one");
+}
+
+template <class State>
+Fields fields_of_adam(State& state) {
+  return {&state.exp_avg(), &state.exp_avg_sq(), &state.max_exp_avg_sq()};
+}
+
+// The same number for every state of an optimizer.
+Fields fields_of(OptimizerParamState& state) {
+  using namespace torch::optim;
+  if (auto* adamw = dynamic_cast<AdamWParamState*>(&state)) return fields_of_adam(*adamw);
+  if (auto* adam = dynamic_cast<AdamParamState*>(&state)) return fields_of_adam(*adam);
+  if (auto* rms = dynamic_cast<RMSpropParamState*>(&state))
+    return {&rms->square_avg(), &rms->momentum_buffer(), &rms->grad_avg()};
+  if (auto* adagrad = dynamic_cast<AdagradParamState*>(&state)) return {&adagrad->sum()};
+  if (auto* sgd = dynamic_cast<SGDParamState*>(&state)) return {&sgd->momentum_buffer()};
+  throw_other_optimizer();
+}
+
+// A state as the first step would make it, and which of its fields are zeros then; null where there
+// is none before that step.
+struct FirstState {
+  std::unique_ptr<OptimizerParamState> state;
+  std::vector<bool> zeros;
+};
+
+FirstState first_state(const OptimizerOptions& options) {
+  using namespace torch::optim;
+  if (auto* adamw = dynamic_cast<const AdamWOptions*>(&options))
+    return {std::make_unique<AdamWParamState>(), {true, true, adamw->amsgrad()}};
+  if (auto* adam = dynamic_cast<const AdamOptions*>(&options))
+    return {std::make_unique<AdamParamState>(), {true, true, adam->amsgrad()}};
+  if (auto* rms = dynamic_cast<const RMSpropOptions*>(&options))
+    return {std::make_unique<RMSpropParamState>(), {true, rms->momentum() > 0, rms->centered()}};
+  bool makes_none = dynamic_cast<const SGDOptions*>(&options) != nullptr ||
+                    dynamic_cast<const AdagradOptions*>(&options) != nullptr;
+  if (!makes_none) throw_other_optimizer();
+  return {};
+}
+
+// By number of the field.
+using WantedFields = std::vector<std::vector<WantedTensor>>;
+
+void want(WantedFields& wanted, std::size_t field, WantedTensor tensor) {
+  if (wanted.size() <= field) wanted.resize(field + 1);
+  wanted[field].push_back(std::move(tensor));
+}
+
+void want_first_state(WantedFields& wanted, FirstState& first, const at::Tensor& parameter) {
+  Fields fields = fields_of(*first.state);
+  for (std::size_t i = 0; i < fields.size(); ++i)
+    if (first.zeros[i])
+      want(wanted, i,
+           {.dense = parameter, .kept = {.values = fields[i]}, .dtype = parameter.scalar_type()});
+}
+
+void want_state(WantedFields& wanted, OptimizerParamState& state, const StateMemory& memory) {
+  Fields fields = fields_of(state);
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    const at::Tensor& values = *fields[i];
+    if (!values.defined() || !lies_elsewhere(values, &memory)) continue;
+    if (!values.is_non_overlapping_and_dense()) continue;
+    want(wanted, i,
+         {.dense = values,
+          .kept = {.values = fields[i]},
+          .dtype = values.scalar_type(),
+          .values = values});
+  }
+}
+
+}  // namespace
+
+void move_state(torch::optim::Optimizer& optimizer, const std::shared_ptr<StateMemory>& memory) {
+  check(dynamic_cast<TreatsGradients*>(&optimizer) == nullptr,
+        "move_state: an optimizer of lockstep::optim is given its memory when it is made, as "
+        "UpdateOptions::memory");
+  if (!memory) return;
+  at::NoGradGuard no_grad;
+  auto& states = optimizer.state();
+  WantedFields wanted;
+  std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> made;
+  for (const auto& group : optimizer.param_groups())
+    for (const at::Tensor& parameter : group.params()) {
+      void* key = parameter.unsafeGetTensorImpl();
+      if (auto found = states.find(key); found != states.end()) {
+        want_state(wanted, *found->second, *memory);
+        continue;
+      }
+      FirstState first = first_state(group.options());
+      bool can_be_made = parameter.requires_grad() && parameter.is_cpu() &&
+                         parameter.is_non_overlapping_and_dense();
+      if (!first.state || !can_be_made) continue;
+      want_first_state(wanted, first, parameter);
+      made.emplace_back(key, std::move(first.state));
+    }
+  for (const auto& field : wanted) make_together(field, memory.get());
+  for (auto& [key, state] : made) states[key] = std::move(state);
+}
+
+}  // namespace lockstep::optim
