@@ -5,8 +5,8 @@
 // ours reads the average piece by piece, summed from the rows in the group's fixed order: bit for
 // bit what reduce_scatter() gives. For every other use, the first one computes all of it.
 //
-// Averages that are kept in fewer bits than the optimizer's (ShardOptions::reduce_dtype) are one too,
-// of a single row: it is widened where it is used.
+// Averages that are kept in fewer bits than the optimizer's (ShardOptions::reduce_dtype) are one
+// too, of a single row: it is widened where it is used.
 //
 // A peer's row is read from the end of the backward() that filled it until this rank takes part in
 // the next gather, or in the meeting that GradientFlow has instead: no rank writes to its row

@@ -66,8 +66,8 @@ struct ShardOptions {
   // theirs (mixed precision: bfloat16 over float shards). Absent: in the parameters' own. Only
   // floating-point parameters are concerned.
   std::optional<c10::ScalarType> compute_dtype = std::nullopt;
-  // Gradients are summed over ranks in this dtype; absent: in the one they are computed in. Where it
-  // has fewer bits than the parameters, averages stay in it until they are used: lockstep::optim
+  // Gradients are summed over ranks in this dtype; absent: in the one they are computed in. Where
+  // it has fewer bits than the parameters, averages stay in it until they are used: lockstep::optim
   // widens them as it reads them, and for others the first use makes all of them.
   std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
   // The tail of a step in one pass, where storage is node_shared: gradients stay on each rank, and
