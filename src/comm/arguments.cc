@@ -24,6 +24,11 @@ bool is_integral(at::ScalarType dtype) {
   }
 }
 
+// Its memory holds its values, one after another.
+bool lies_plainly(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
 bool is_floating(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf ||
          dtype == at::kBFloat16;
@@ -50,17 +55,16 @@ void Arguments::plain(const at::Tensor& tensor, std::string_view role) const {
            c10::toString(tensor.scalar_type()));
 }
 
-at::Tensor Arguments::input(at::Tensor tensor) const {
+Operand Arguments::input(const at::Tensor& tensor) const {
   plain(tensor, "input");
-  if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) return tensor;
-  return tensor.detach().resolve_conj().resolve_neg().contiguous();
+  if (lies_plainly(tensor)) return Operand::borrowed(tensor);
+  return Operand::owned(tensor.detach().resolve_conj().resolve_neg().contiguous());
 }
 
-at::Tensor Arguments::output(at::Tensor tensor) const {
+void Arguments::output(const at::Tensor& tensor) const {
   plain(tensor, "output");
-  if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg())
+  if (!lies_plainly(tensor))
     refuse("the output is not contiguous; pass a contiguous tensor and copy from it");
-  return tensor;
 }
 
 void Arguments::absent(const at::Tensor& tensor, std::string_view role) const {

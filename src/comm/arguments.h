@@ -5,6 +5,7 @@
 #include <lockstep/comm/op.h>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/MaybeOwned.h>
 
 #include <cstdint>
 #include <span>
@@ -13,15 +14,18 @@
 
 namespace lockstep {
 
+// The caller's tensor, or one made from it.
+using Operand = c10::MaybeOwned<at::Tensor>;
+
 class Arguments {
  public:
   // `rank` and `size` are those of the group `group`.
   Arguments(Collective collective, std::string_view group, int rank, int size);
 
   // A tensor that is only read; a copy when it is not contiguous.
-  [[nodiscard]] at::Tensor input(at::Tensor tensor) const;
+  [[nodiscard]] Operand input(const at::Tensor& tensor) const;
   // A tensor that is written; must be contiguous.
-  [[nodiscard]] at::Tensor output(at::Tensor tensor) const;
+  void output(const at::Tensor& tensor) const;
   // One that must be undefined on this rank.
   void absent(const at::Tensor& tensor, std::string_view role) const;
 

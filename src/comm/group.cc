@@ -22,8 +22,9 @@ bool all_equal(Counts counts) {
 }
 
 // Complex numbers are added as pairs, so that engines need not know them.
-at::Tensor as_real(at::Tensor tensor) {
-  return tensor.defined() && tensor.is_complex() ? at::view_as_real(tensor.detach()) : tensor;
+Operand as_real(const at::Tensor& tensor) {
+  if (!tensor.is_complex()) return Operand::borrowed(tensor);
+  return Operand::owned(at::view_as_real(tensor.detach()));
 }
 
 // The counts of as_real's tensor.
@@ -56,189 +57,190 @@ Duration Group::timeout() const { return state_->timeout(); }
 void Group::set_timeout(Duration timeout) { state_->set_timeout(timeout); }
 void Group::abort(std::string_view reason) { state_->abort(reason); }
 
-Work Group::all_reduce(at::Tensor tensor, Op op, CallOptions options, Where where) {
+Work Group::all_reduce(const at::Tensor& tensor, Op op, CallOptions options, Where where) {
   auto check = arguments_of(Collective::all_reduce, *state_);
-  auto values = check.output(std::move(tensor));
-  check.reduces(op, values.scalar_type());
-  values = as_real(std::move(values));
-  return state_->post({.collective = Collective::all_reduce,
-                       .op = op,
-                       .input = values,
-                       .output = std::move(values)},
-                      options, where);
-}
-
-Work Group::reduce(at::Tensor tensor, int root, Op op, CallOptions options, Where where) {
-  auto check = arguments_of(Collective::reduce, *state_);
-  check.root(root);
-  auto values = rank() == root ? check.output(tensor) : check.input(tensor);
-  check.reduces(op, values.scalar_type());
-  values = as_real(values);
-  return state_->post({.collective = Collective::reduce,
-                       .op = op,
-                       .root = root,
-                       .input = values,
-                       .output = rank() == root ? values : at::Tensor()},
-                      options, where);
-}
-
-Work Group::broadcast(at::Tensor tensor, int root, CallOptions options, Where where) {
-  auto check = arguments_of(Collective::broadcast, *state_);
-  check.root(root);
-  auto values = check.output(tensor);
+  check.output(tensor);
+  check.reduces(op, tensor.scalar_type());
+  auto values = as_real(tensor);
   return state_->post(
-      {.collective = Collective::broadcast, .root = root, .input = values, .output = values},
+      {.collective = Collective::all_reduce, .op = op, .input = *values, .output = *values},
       options, where);
 }
 
-Work Group::all_gather(at::Tensor output, const at::Tensor& input, CallOptions options,
-                       Where where) {
-  auto check = arguments_of(Collective::all_gather, *state_);
-  auto to = check.output(output);
-  auto from = check.input(input);
-  check.alike(to, from);
-  check.elements(to, "output", from.numel() * size(), "the input's times the number of ranks");
-  check.apart(to, from, from.numel() * rank());
-  return state_->post({.collective = Collective::all_gather, .input = from, .output = to}, options,
-                      where);
+Work Group::reduce(const at::Tensor& tensor, int root, Op op, CallOptions options, Where where) {
+  auto check = arguments_of(Collective::reduce, *state_);
+  check.root(root);
+  if (is_root(root)) check.output(tensor);
+  auto input = check.input(tensor);
+  check.reduces(op, input->scalar_type());
+  auto values = as_real(*input);
+  return state_->post({.collective = Collective::reduce,
+                       .op = op,
+                       .root = root,
+                       .input = *values,
+                       .output = is_root(root) ? *values : no_tensor()},
+                      options, where);
 }
 
-Work Group::all_gather(at::Tensor output, const at::Tensor& input, Counts counts,
+Work Group::broadcast(const at::Tensor& tensor, int root, CallOptions options, Where where) {
+  auto check = arguments_of(Collective::broadcast, *state_);
+  check.root(root);
+  check.output(tensor);
+  return state_->post(
+      {.collective = Collective::broadcast, .root = root, .input = tensor, .output = tensor},
+      options, where);
+}
+
+Work Group::all_gather(const at::Tensor& output, const at::Tensor& input, CallOptions options,
+                       Where where) {
+  auto check = arguments_of(Collective::all_gather, *state_);
+  check.output(output);
+  auto from = check.input(input);
+  check.alike(output, *from);
+  check.elements(output, "output", from->numel() * size(), "the input's times the number of ranks");
+  check.apart(output, *from, from->numel() * rank());
+  return state_->post({.collective = Collective::all_gather, .input = *from, .output = output},
+                      options, where);
+}
+
+Work Group::all_gather(const at::Tensor& output, const at::Tensor& input, Counts counts,
                        CallOptions options, Where where) {
   auto check = arguments_of(Collective::all_gather, *state_);
   auto all = check.counts(counts, "counts");
-  auto to = check.output(output);
+  check.output(output);
   auto from = check.input(input);
-  check.alike(to, from);
-  check.elements(from, "input", counts[rank()], "this rank's count");
-  check.elements(to, "output", all, "the sum of the counts");
-  check.apart(to, from, begin_of(counts, rank()));
+  check.alike(output, *from);
+  check.elements(*from, "input", counts[rank()], "this rank's count");
+  check.elements(output, "output", all, "the sum of the counts");
+  check.apart(output, *from, begin_of(counts, rank()));
   return state_->post({.collective = Collective::all_gather,
-                       .input = from,
-                       .output = to,
+                       .input = *from,
+                       .output = output,
                        .output_counts = all_equal(counts) ? Counts() : counts},
                       options, where);
 }
 
-Work Group::reduce_scatter(at::Tensor output, const at::Tensor& input, Op op, CallOptions options,
-                           Where where) {
+Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, Op op,
+                           CallOptions options, Where where) {
   auto check = arguments_of(Collective::reduce_scatter, *state_);
-  auto to = check.output(output);
+  check.output(output);
   auto from = check.input(input);
-  check.alike(to, from);
-  check.reduces(op, from.scalar_type());
-  check.elements(from, "input", to.numel() * size(), "the output's times the number of ranks");
-  check.apart(from, to, to.numel() * rank());
+  check.alike(output, *from);
+  check.reduces(op, from->scalar_type());
+  check.elements(*from, "input", output.numel() * size(), "the output's times the number of ranks");
+  check.apart(*from, output, output.numel() * rank());
   return state_->post({.collective = Collective::reduce_scatter,
                        .op = op,
-                       .input = as_real(from),
-                       .output = as_real(to)},
+                       .input = *as_real(*from),
+                       .output = *as_real(output)},
                       options, where);
 }
 
-Work Group::reduce_scatter(at::Tensor output, const at::Tensor& input, Counts counts, Op op,
+Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, Counts counts, Op op,
                            CallOptions options, Where where) {
   auto check = arguments_of(Collective::reduce_scatter, *state_);
   auto all = check.counts(counts, "counts");
-  auto to = check.output(output);
+  check.output(output);
   auto from = check.input(input);
-  check.alike(to, from);
-  check.reduces(op, from.scalar_type());
-  check.elements(to, "output", counts[rank()], "this rank's count");
-  check.elements(from, "input", all, "the sum of the counts");
-  check.apart(from, to, begin_of(counts, rank()));
-  auto real_counts = as_real(all_equal(counts) ? Counts() : counts, from);
+  check.alike(output, *from);
+  check.reduces(op, from->scalar_type());
+  check.elements(output, "output", counts[rank()], "this rank's count");
+  check.elements(*from, "input", all, "the sum of the counts");
+  check.apart(*from, output, begin_of(counts, rank()));
+  auto real_counts = as_real(all_equal(counts) ? Counts() : counts, *from);
   return state_->post({.collective = Collective::reduce_scatter,
                        .op = op,
-                       .input = as_real(from),
-                       .output = as_real(to),
+                       .input = *as_real(*from),
+                       .output = *as_real(output),
                        .input_counts = real_counts},
                       options, where);
 }
 
-Work Group::all_to_all(at::Tensor output, const at::Tensor& input, CallOptions options,
+Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input, CallOptions options,
                        Where where) {
   auto check = arguments_of(Collective::all_to_all, *state_);
-  auto to = check.output(output);
+  check.output(output);
   auto from = check.input(input);
-  check.alike(to, from);
-  check.divisible(from, "input");
-  check.elements(to, "output", from.numel(), "as many as the input");
-  check.apart(to, from, -1);
-  return state_->post({.collective = Collective::all_to_all, .input = from, .output = to}, options,
-                      where);
+  check.alike(output, *from);
+  check.divisible(*from, "input");
+  check.elements(output, "output", from->numel(), "as many as the input");
+  check.apart(output, *from, -1);
+  return state_->post({.collective = Collective::all_to_all, .input = *from, .output = output},
+                      options, where);
 }
 
-Work Group::all_to_all(at::Tensor output, const at::Tensor& input, Counts output_counts,
+Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input, Counts output_counts,
                        Counts input_counts, CallOptions options, Where where) {
   auto check = arguments_of(Collective::all_to_all, *state_);
   auto out = check.counts(output_counts, "output counts");
   auto in = check.counts(input_counts, "input counts");
-  auto to = check.output(output);
+  check.output(output);
   auto from = check.input(input);
-  check.alike(to, from);
-  check.elements(from, "input", in, "the sum of the input counts");
-  check.elements(to, "output", out, "the sum of the output counts");
-  check.apart(to, from, -1);
+  check.alike(output, *from);
+  check.elements(*from, "input", in, "the sum of the input counts");
+  check.elements(output, "output", out, "the sum of the output counts");
+  check.apart(output, *from, -1);
   return state_->post({.collective = Collective::all_to_all,
-                       .input = from,
-                       .output = to,
+                       .input = *from,
+                       .output = output,
                        .input_counts = input_counts,
                        .output_counts = output_counts},
                       options, where);
 }
 
-Work Group::gather(at::Tensor output, const at::Tensor& input, int root, CallOptions options,
+Work Group::gather(const at::Tensor& output, const at::Tensor& input, int root, CallOptions options,
                    Where where) {
   auto check = arguments_of(Collective::gather, *state_);
   check.root(root);
   auto from = check.input(input);
-  at::Tensor to;
-  if (rank() == root) {
-    to = check.output(output);
-    check.alike(to, from);
-    check.elements(to, "output", from.numel() * size(), "the input's times the number of ranks");
-    check.apart(to, from, from.numel() * rank());
+  if (is_root(root)) {
+    check.output(output);
+    check.alike(output, *from);
+    check.elements(output, "output", from->numel() * size(),
+                   "the input's times the number of ranks");
+    check.apart(output, *from, from->numel() * rank());
   } else {
     check.absent(output, "output");
   }
-  return state_->post({.collective = Collective::gather, .root = root, .input = from, .output = to},
-                      options, where);
+  return state_->post(
+      {.collective = Collective::gather, .root = root, .input = *from, .output = output}, options,
+      where);
 }
 
-Work Group::scatter(at::Tensor output, const at::Tensor& input, int root, CallOptions options,
-                    Where where) {
+Work Group::scatter(const at::Tensor& output, const at::Tensor& input, int root,
+                    CallOptions options, Where where) {
   auto check = arguments_of(Collective::scatter, *state_);
   check.root(root);
-  auto to = check.output(output);
-  at::Tensor from;
-  if (rank() == root) {
+  check.output(output);
+  auto from = Operand::borrowed(no_tensor());
+  if (is_root(root)) {
     from = check.input(input);
-    check.alike(to, from);
-    check.elements(from, "input", to.numel() * size(), "the output's times the number of ranks");
-    check.apart(from, to, to.numel() * rank());
+    check.alike(output, *from);
+    check.elements(*from, "input", output.numel() * size(),
+                   "the output's times the number of ranks");
+    check.apart(*from, output, output.numel() * rank());
   } else {
     check.absent(input, "input");
   }
   return state_->post(
-      {.collective = Collective::scatter, .root = root, .input = from, .output = to}, options,
+      {.collective = Collective::scatter, .root = root, .input = *from, .output = output}, options,
       where);
 }
 
 Work Group::send(const at::Tensor& tensor, int destination, CallOptions options, Where where) {
   auto check = arguments_of(Collective::send, *state_);
   check.peer(destination);
-  return state_->post(
-      {.collective = Collective::send, .root = destination, .input = check.input(tensor)}, options,
-      where);
+  auto values = check.input(tensor);
+  return state_->post({.collective = Collective::send, .root = destination, .input = *values},
+                      options, where);
 }
 
-Work Group::recv(at::Tensor tensor, int source, CallOptions options, Where where) {
+Work Group::recv(const at::Tensor& tensor, int source, CallOptions options, Where where) {
   auto check = arguments_of(Collective::recv, *state_);
   check.peer(source);
-  return state_->post(
-      {.collective = Collective::recv, .root = source, .output = check.output(tensor)}, options,
-      where);
+  check.output(tensor);
+  return state_->post({.collective = Collective::recv, .root = source, .output = tensor}, options,
+                      where);
 }
 
 Work Group::barrier(CallOptions options, Where where) {

@@ -18,6 +18,19 @@ at::Tensor host_memory(const at::Tensor& device) {
 
 bool is_on_device(const at::Tensor& tensor) { return tensor.defined() && !tensor.is_cpu(); }
 
+Call with_tensors(const Call& call, const at::Tensor& input, const at::Tensor& output) {
+  return {.collective = call.collective,
+          .op = call.op,
+          .root = call.root,
+          .input = input,
+          .output = output,
+          .input_counts = call.input_counts,
+          .output_counts = call.output_counts,
+          .tag = call.tag,
+          .timeout = call.timeout,
+          .where = call.where};
+}
+
 }  // namespace
 
 StagedBackend::StagedBackend(std::shared_ptr<Backend> backend)
@@ -27,24 +40,25 @@ std::uint64_t StagedBackend::post(const Call& call) {
   if (!is_on_device(call.input) && !is_on_device(call.output)) return backend_->post(call);
   at::NoGradGuard no_grad;
   std::lock_guard lock(mutex_);
-  auto on_host = call;
-  for (const auto& tensor : {call.input, call.output}) {
-    if (tensor.defined()) settle(tensor);
+  for (const auto* tensor : {&call.input, &call.output}) {
+    if (tensor->defined()) settle(*tensor);
   }
+  at::Tensor input;
   if (call.input.defined()) {
-    on_host.input = inside_output(call.input);
-    if (!on_host.input.defined()) {
-      on_host.input = host_memory(call.input);
-      on_host.input.copy_(call.input);  // waits for the stream
+    input = inside_output(call.input);
+    if (!input.defined()) {
+      input = host_memory(call.input);
+      input.copy_(call.input);  // waits for the stream
     }
   }
+  at::Tensor output;
   if (call.output.defined()) {
-    on_host.output = call.output.is_same(call.input) ? on_host.input : inside_output(call.output);
-    if (!on_host.output.defined()) on_host.output = host_memory(call.output);
+    output = call.output.is_same(call.input) ? input : inside_output(call.output);
+    if (!output.defined()) output = host_memory(call.output);
   }
-  auto ticket = backend_->post(on_host);
+  auto ticket = backend_->post(with_tensors(call, input, output));
   if (call.output.defined())
-    outputs_.push_back({ticket, call.output, on_host.output, stream_point(call.output)});
+    outputs_.push_back({ticket, call.output, output, stream_point(call.output)});
   return ticket;
 }
 

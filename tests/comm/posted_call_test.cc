@@ -11,29 +11,30 @@ using namespace lockstep;
 
 namespace {
 
-Call reduction_call(std::int64_t elements, at::ScalarType dtype = at::kFloat, Op op = Op::sum,
-                    std::string_view tag = {}) {
+PostedCall reduction_call(std::int64_t elements, at::ScalarType dtype = at::kFloat, Op op = Op::sum,
+                          std::string_view tag = {}, std::uint64_t number = 7) {
   auto tensor = at::empty({elements}, dtype);
-  return {.collective = Collective::all_reduce,
-          .op = op,
-          .input = tensor,
-          .output = tensor,
-          .tag = tag};
+  return {{.collective = Collective::all_reduce,
+           .op = op,
+           .input = tensor,
+           .output = tensor,
+           .tag = tag},
+          number};
 }
 
 TEST(PostedCall, AgreesWithTheSameCallOnly) {
-  const PostedCall call(reduction_call(4), 7);
-  EXPECT_TRUE(same_call(call, PostedCall(reduction_call(4), 7)));
-  std::vector<Call> others{reduction_call(5),
-                           reduction_call(4, at::kInt),
-                           reduction_call(4, at::kFloat, Op::max),
-                           reduction_call(4, at::kFloat, Op::sum, "bucket 1"),
-                           {.collective = Collective::barrier}};
-  std::set<std::uint64_t> fingerprints{fingerprint_of(call),
-                                       fingerprint_of(PostedCall(reduction_call(4), 8))};
+  const auto call = reduction_call(4);
+  EXPECT_TRUE(same_call(call, reduction_call(4)));
+  const std::vector<PostedCall> others{reduction_call(5),
+                                       reduction_call(4, at::kInt),
+                                       reduction_call(4, at::kFloat, Op::max),
+                                       reduction_call(4, at::kFloat, Op::sum, "bucket 1"),
+                                       {{.collective = Collective::barrier}, 7}};
+  std::set<std::uint64_t> fingerprints{
+      fingerprint_of(call), fingerprint_of(reduction_call(4, at::kFloat, Op::sum, {}, 8))};
   for (const auto& other : others) {
-    EXPECT_FALSE(same_call(call, PostedCall(other, 7)));
-    fingerprints.insert(fingerprint_of(PostedCall(other, 7)));
+    EXPECT_FALSE(same_call(call, other));
+    fingerprints.insert(fingerprint_of(other));
   }
   EXPECT_EQ(fingerprints.size(), others.size() + 2);
 }
@@ -50,7 +51,7 @@ TEST(PostedCall, ASendBelongsToAReceiveOfItsSize) {
 }
 
 TEST(PostedCall, IsDescribedInWords) {
-  PostedCall call(reduction_call(3 << 20, at::kFloat, Op::average, "bucket 2"), 417);
+  auto call = reduction_call(3 << 20, at::kFloat, Op::average, "bucket 2", 417);
   EXPECT_EQ(describe(call), "all_reduce #417 (bucket 2, 12 MiB)");
   EXPECT_EQ(describe(PostedCall({.collective = Collective::barrier}, 2)), "barrier #2");
   auto full = describe_fully(call);

@@ -17,16 +17,22 @@
 
 namespace lockstep {
 
+[[nodiscard]] inline const at::Tensor& no_tensor() {
+  static const at::Tensor none;
+  return none;
+}
+
 // One call as a rank posts it. Group guarantees: tensors are dense and contiguous, both of one
 // dtype and device, of the right sizes, and undefined where this rank has none; in-place operations
 // carry the same tensor twice. They may require grad: an engine that keeps them or calls operations
-// on them detaches them first (PostedCall does). Views (tag, counts) live only during post().
+// on them detaches them first (PostedCall does). A view throughout: tensors, tag and counts are the
+// caller's and live only during post(), so that a small call counts no references.
 struct Call {
   Collective collective = Collective::barrier;
   Op op = Op::sum;
   int root = -1;  // root of a rooted operation; the peer of send and recv
-  at::Tensor input = {};
-  at::Tensor output = {};
+  const at::Tensor& input = no_tensor();
+  const at::Tensor& output = no_tensor();
   std::span<const std::int64_t>
       input_counts;  // elements for (all_to_all, scatter) or from every rank; empty: even
   std::span<const std::int64_t> output_counts;

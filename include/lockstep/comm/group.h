@@ -76,53 +76,54 @@ class Group {
                                             Where where = Where::current()) const;
 
   // In place: every rank ends with the combination of all.
-  Work all_reduce(at::Tensor tensor, Op op = Op::sum, CallOptions options = {},
+  Work all_reduce(const at::Tensor& tensor, Op op = Op::sum, CallOptions options = {},
                   Where where = Where::current());
   // In place on the root; the others' tensors are left as they are.
-  Work reduce(at::Tensor tensor, int root = 0, Op op = Op::sum, CallOptions options = {},
+  Work reduce(const at::Tensor& tensor, int root = 0, Op op = Op::sum, CallOptions options = {},
               Where where = Where::current());
   // The root's values replace everybody's.
-  Work broadcast(at::Tensor tensor, int root = 0, CallOptions options = {},
+  Work broadcast(const at::Tensor& tensor, int root = 0, CallOptions options = {},
                  Where where = Where::current());
 
   // output (size() times as many elements as input) is all inputs in rank order.
-  Work all_gather(at::Tensor output, const at::Tensor& input, CallOptions options = {},
+  Work all_gather(const at::Tensor& output, const at::Tensor& input, CallOptions options = {},
                   Where where = Where::current());
   // Uneven: counts[r] elements come from rank r; every rank passes the same counts.
-  Work all_gather(at::Tensor output, const at::Tensor& input, std::span<const std::int64_t> counts,
-                  CallOptions options = {}, Where where = Where::current());
+  Work all_gather(const at::Tensor& output, const at::Tensor& input,
+                  std::span<const std::int64_t> counts, CallOptions options = {},
+                  Where where = Where::current());
 
   // input (size() times as many elements as output) is combined over ranks; rank r gets its r-th
   // part.
-  Work reduce_scatter(at::Tensor output, const at::Tensor& input, Op op = Op::sum,
+  Work reduce_scatter(const at::Tensor& output, const at::Tensor& input, Op op = Op::sum,
                       CallOptions options = {}, Where where = Where::current());
   // Uneven: rank r gets counts[r] elements; every rank passes the same counts.
-  Work reduce_scatter(at::Tensor output, const at::Tensor& input,
+  Work reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                       std::span<const std::int64_t> counts, Op op = Op::sum,
                       CallOptions options = {}, Where where = Where::current());
 
   // Part j of input goes to rank j and becomes part rank() of its output; parts are equal.
-  Work all_to_all(at::Tensor output, const at::Tensor& input, CallOptions options = {},
+  Work all_to_all(const at::Tensor& output, const at::Tensor& input, CallOptions options = {},
                   Where where = Where::current());
   // Uneven: input_counts[j] elements go to rank j, output_counts[j] come from it.
-  Work all_to_all(at::Tensor output, const at::Tensor& input,
+  Work all_to_all(const at::Tensor& output, const at::Tensor& input,
                   std::span<const std::int64_t> output_counts,
                   std::span<const std::int64_t> input_counts, CallOptions options = {},
                   Where where = Where::current());
 
   // The root's output becomes all inputs in rank order; other ranks pass an undefined output.
-  Work gather(at::Tensor output, const at::Tensor& input, int root = 0, CallOptions options = {},
-              Where where = Where::current());
+  Work gather(const at::Tensor& output, const at::Tensor& input, int root = 0,
+              CallOptions options = {}, Where where = Where::current());
   // Part r of the root's input becomes rank r's output; other ranks pass an undefined input.
-  Work scatter(at::Tensor output, const at::Tensor& input, int root = 0, CallOptions options = {},
-               Where where = Where::current());
+  Work scatter(const at::Tensor& output, const at::Tensor& input, int root = 0,
+               CallOptions options = {}, Where where = Where::current());
 
   // Messages between two ranks match in the order of their posts; a different size, dtype or tag is
   // a Mismatch. That order is their own: wait() for a message before another operation uses its
   // memory.
   Work send(const at::Tensor& tensor, int destination, CallOptions options = {},
             Where where = Where::current());
-  Work recv(at::Tensor tensor, int source, CallOptions options = {},
+  Work recv(const at::Tensor& tensor, int source, CallOptions options = {},
             Where where = Where::current());
 
   // Complete when every rank has called it.

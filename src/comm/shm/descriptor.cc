@@ -3,19 +3,12 @@
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
-#include "comm/shm/plan.h"
-
 #include <vector>
 
 namespace lockstep::shm {
 namespace {
 
 constexpr std::uint64_t line_bits = 32;
-
-bool has_root(Collective collective) {
-  return collective == Collective::reduce || collective == Collective::broadcast ||
-         collective == Collective::gather || collective == Collective::scatter;
-}
 
 std::string_view file_name(std::string_view path) { return path.substr(path.rfind('/') + 1); }
 
@@ -40,15 +33,6 @@ std::string describe(const Slot& slot, std::vector<std::string> notes) {
 }
 
 }  // namespace
-
-Fingerprint Agreement::fingerprint(std::uint64_t names) const {
-  auto kind = collective == Collective::recv ? Collective::send : collective;
-  std::uint64_t word = static_cast<std::uint64_t>(kind) | std::uint64_t{uneven} << 8;
-  if (combines(kind)) word |= static_cast<std::uint64_t>(op) << 16;
-  if (kind != Collective::barrier) word |= static_cast<std::uint64_t>(dtype) << 24;
-  if (has_root(kind)) word |= static_cast<std::uint64_t>(static_cast<std::uint32_t>(root)) << 32;
-  return {word, count, names};
-}
 
 Agreement Agreement::of(const Fingerprint& print) {
   return {static_cast<Collective>(print.call & 0xff),

@@ -12,6 +12,7 @@
 
 #include "comm/shm/dtype.h"
 #include "comm/shm/location.h"
+#include "comm/shm/plan.h"
 #include "comm/shm/shared_text.h"
 
 #include <lockstep/base/fingerprint.h>
@@ -51,6 +52,15 @@ struct Agreement {
   [[nodiscard]] Fingerprint fingerprint(std::uint64_t names) const;
   [[nodiscard]] static Agreement of(const Fingerprint& print);
 };
+
+inline Fingerprint Agreement::fingerprint(std::uint64_t names) const {
+  auto kind = collective == Collective::recv ? Collective::send : collective;
+  std::uint64_t word = static_cast<std::uint64_t>(kind) | std::uint64_t{uneven} << 8;
+  if (combines(kind)) word |= static_cast<std::uint64_t>(op) << 16;
+  if (kind != Collective::barrier) word |= static_cast<std::uint64_t>(dtype) << 24;
+  if (has_root(kind)) word |= static_cast<std::uint64_t>(static_cast<std::uint32_t>(root)) << 32;
+  return {word, count, names};
+}
 
 // One cache line that the hand-off reads, and a cold rest for messages.
 struct alignas(64) Slot {

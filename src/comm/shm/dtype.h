@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -32,6 +33,10 @@ enum class DType : std::uint8_t {
 [[nodiscard]] constexpr std::size_t bytes_of(DType dtype) {
   constexpr std::array<std::size_t, 17> bytes{8, 4, 2, 2, 8, 4, 2, 1, 1, 1, 8, 16, 1, 2, 4, 8, 16};
   return bytes.at(static_cast<std::size_t>(dtype));
+}
+// All of their sizes are powers of two, so no division is needed.
+[[nodiscard]] constexpr std::int64_t elements_in(std::size_t bytes, DType dtype) {
+  return static_cast<std::int64_t>(bytes >> std::countr_zero(bytes_of(dtype)));
 }
 [[nodiscard]] std::string_view name_of(DType dtype);
 [[nodiscard]] constexpr bool is_integral(DType dtype) {

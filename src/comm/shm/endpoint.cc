@@ -180,6 +180,7 @@ void Endpoint::reap() {
   for (auto& group : groups_) {
     if (!is_over(group)) continue;
     for (Lane* lane : group->lanes()) std::erase(busy_, lane);
+    busy_lanes_.store(busy_.size(), std::memory_order_relaxed);
     group->block().left(group->rank()).store(GroupBlock::gone, std::memory_order_release);
     ended.push_back(std::move(group));
   }
@@ -203,7 +204,10 @@ void Endpoint::post(Lane& lane, const Posting& posting) {
   Tell tell = Tell::nobody;
   {
     std::lock_guard lock(mutex_);
-    if (std::find(busy_.begin(), busy_.end(), &lane) == busy_.end()) busy_.push_back(&lane);
+    if (std::find(busy_.begin(), busy_.end(), &lane) == busy_.end()) {
+      busy_.push_back(&lane);
+      busy_lanes_.store(busy_.size(), std::memory_order_relaxed);
+    }
     tell = lane.post_next(posting);
     bool is_idle = busy_.size() == 1 && lane.waits_for_peers();
     claimed = !is_idle && claim(Appetite::own_part, task);
@@ -253,9 +257,15 @@ bool Endpoint::claim(Appetite appetite, Lane::Task& task) {
       ++i;
     } else {
       busy_.erase(busy_.begin() + static_cast<std::ptrdiff_t>(i));
+      busy_lanes_.store(busy_.size(), std::memory_order_relaxed);
     }
   }
   return false;
+}
+
+bool Endpoint::has_nothing_but(const Lane& lane) const {
+  return busy_lanes_.load(std::memory_order_relaxed) == 1 && !lane.is_settled() &&
+         lane.misses_a_post();
 }
 
 bool Endpoint::progress(Appetite appetite) {
@@ -319,7 +329,7 @@ void Endpoint::wait_until(Lane& lane, Duration timeout, IsOver&& is_over, Overdu
     return progress(Appetite::anything) || is_over() || group.has_failed();
   };
   while (!is_over()) {
-    if (progress(Appetite::anything)) {
+    if (!has_nothing_but(lane) && progress(Appetite::anything)) {
       patience.restart();
       continue;
     }

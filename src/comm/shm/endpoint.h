@@ -109,6 +109,9 @@ class Endpoint {
   template <typename IsOver, typename Overdue, typename BeforeSleep>
   void wait_until(Lane& lane, Duration timeout, IsOver&& is_over, Overdue&& overdue,
                   BeforeSleep&& before_sleep);
+  // Whether progress() would find nothing, as far as can be seen without the mutex: no other lane
+  // has work, and this one waits for posts.
+  [[nodiscard]] bool has_nothing_but(const Lane& lane) const;
   // Whether this process can read and write the private memory of all peers, and gains by it.
   [[nodiscard]] bool reaches_peers() const;
   void on_peer_end(int rank);
@@ -129,7 +132,8 @@ class Endpoint {
 
   std::mutex mutex_;
   std::vector<std::unique_ptr<Group>> groups_;
-  std::vector<Lane*> busy_;  // lanes with operations under way
+  std::vector<Lane*> busy_;                 // lanes with operations under way
+  std::atomic<std::size_t> busy_lanes_{0};  // how many; for a look without the mutex
   std::vector<char> lost_;
   std::array<Scratch, Control::executing_slots> scratches_;  // one a place that mark() gives
   Group* world_ = nullptr;

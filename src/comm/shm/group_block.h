@@ -16,6 +16,7 @@
 #include "comm/shm/shared_text.h"
 
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -37,7 +38,7 @@ struct GroupHeader {
 
 struct LaneSize {
   int members;
-  int depth;
+  int depth;                  // a power of two: a position in the ring costs no division
   std::size_t carried_bytes;  // the largest input that a slot carries; a multiple of 64
 };
 
@@ -51,6 +52,10 @@ class LaneMemory {
   [[nodiscard]] int depth() const { return depth_; }
   [[nodiscard]] std::size_t carried_bytes() const { return carried_bytes_; }
 
+  // Where in the ring an operation lies.
+  [[nodiscard]] std::size_t position(std::uint64_t sequence) const {
+    return sequence & (static_cast<std::uint64_t>(depth_) - 1);
+  }
   [[nodiscard]] Slot& slot(int member, std::uint64_t sequence) const {
     return reinterpret_cast<Slot*>(base_)[position(sequence) * members_ + member];
   }
@@ -81,9 +86,6 @@ class LaneMemory {
  private:
   static constexpr std::size_t line_bytes = 64;
 
-  [[nodiscard]] std::size_t position(std::uint64_t sequence) const {
-    return sequence % static_cast<std::uint64_t>(depth_);
-  }
   [[nodiscard]] CursorWord& line(std::size_t index) const {
     return *reinterpret_cast<CursorWord*>(base_ + words_ + index * line_bytes);
   }
@@ -106,6 +108,8 @@ class GroupBlock {
  public:
   static constexpr int collective_depth = 64;
   static constexpr int message_depth = 16;
+  static_assert(std::has_single_bit(unsigned{collective_depth}) &&
+                std::has_single_bit(unsigned{message_depth}));
   // A copy of so much costs less than a second hand-off.
   static constexpr std::size_t collective_carried_bytes = 1024;
   static constexpr std::size_t message_carried_bytes = 256;

@@ -6,6 +6,7 @@
 #include "comm/shm/route.h"
 
 #include <algorithm>
+#include <mutex>
 
 namespace lockstep::shm {
 
@@ -89,6 +90,14 @@ void Lane::complete(std::uint64_t sequence) {
   memory_.consumed(me_).store(sequence, std::memory_order_release);
 }
 
+bool Lane::misses_a_post() const {
+  std::uint64_t first = completed() + 1;
+  for (int member = 0; member < memory_.members(); ++member) {
+    if (member != me_ && !has_posted(memory_.slot(member, first), first)) return true;
+  }
+  return false;
+}
+
 bool Lane::claim_next(Appetite appetite, Task& task) {
   while (completed() < posted()) {
     Operation& operation = record(completed() + 1);
@@ -140,13 +149,13 @@ bool Lane::execute(const Task& task, Scratch& scratch) {
 }
 
 void Lane::finish(std::uint64_t sequence) {
-  std::lock_guard lock(finish_mutex_);
+  std::lock_guard lock(finished_);
   sequence = std::min(sequence, completed());
   for (std::uint64_t next = finished() + 1; next <= sequence; ++next) {
     Operation& operation = record(next);
     operation.take_out();
     operation.release();
-    finished_.store(next, std::memory_order_release);
+    finished_.set(next);
   }
 }
 
@@ -164,7 +173,7 @@ void Lane::pin_unfinished() {
 std::uint64_t Lane::last_conflict(const Lane* lane, const Posting& posting) const {
   if (posted() == finished()) return 0;
   Staged::Later later{posting.input, posting.output, lane == this, copies_input(posting)};
-  std::lock_guard lock(finish_mutex_);
+  std::lock_guard lock(finished_);
   for (std::uint64_t sequence = posted(); sequence > finished(); --sequence) {
     if (record(sequence).staged().must_precede(later)) return sequence;
   }

@@ -13,10 +13,11 @@
 //     which it then says in shared memory; others may be further or less far. A slot is posted
 //     again only when every member has consumed what it carried.
 //   - post_next() and claim_next() are called under the endpoint's mutex, execute() is not.
-//     finish() has its own mutex, because it copies. Posts come from one thread at a time.
+//     finish() has its own lock, because it copies. Posts come from one thread at a time.
 #pragma once
 
 #include "comm/shm/group_block.h"
+#include "comm/shm/guarded_count.h"
 #include "comm/shm/operation.h"
 #include "comm/shm/peers.h"
 #include "comm/shm/posting.h"
@@ -24,7 +25,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
@@ -57,7 +57,7 @@ class Lane {
   [[nodiscard]] std::uint64_t key() const { return key_; }
 
   [[nodiscard]] std::uint64_t posted() const { return posted_.load(std::memory_order_relaxed); }
-  [[nodiscard]] std::uint64_t finished() const { return finished_.load(std::memory_order_acquire); }
+  [[nodiscard]] std::uint64_t finished() const { return finished_.count(); }
   [[nodiscard]] std::uint64_t completed() const {
     return complete_.load(std::memory_order_acquire);
   }
@@ -95,6 +95,9 @@ class Lane {
     std::int64_t index = 0;
     bool is_whole = false;  // the operation is this one segment
   };
+  // Whether a member has not posted the first incomplete operation yet, so that nothing can be
+  // claimed. Any thread, without the mutex.
+  [[nodiscard]] bool misses_a_post() const;
   // Notes what has become complete and claims a segment if there is one to be had. False: nothing
   // to do now.
   [[nodiscard]] bool claim_next(Appetite appetite, Task& task);
@@ -122,10 +125,10 @@ class Lane {
 
  private:
   [[nodiscard]] Operation& record(std::uint64_t sequence) {
-    return records_[sequence % static_cast<std::uint64_t>(memory_.depth())];
+    return records_[memory_.position(sequence)];
   }
   [[nodiscard]] const Operation& record(std::uint64_t sequence) const {
-    return records_[sequence % static_cast<std::uint64_t>(memory_.depth())];
+    return records_[memory_.position(sequence)];
   }
   [[nodiscard]] Sight look(Operation& operation);
   [[nodiscard]] bool is_done(const Operation& operation) const;
@@ -145,9 +148,8 @@ class Lane {
   std::uint64_t consumed_by_all_ = 0;  // at least; only the poster looks
   std::atomic<std::uint64_t> posted_{0};
   std::atomic<std::uint64_t> complete_{0};
-  std::atomic<std::uint64_t> finished_{0};
+  mutable GuardedCount finished_;  // locked while results are given out
   std::atomic<int> executing_{0};
-  mutable std::mutex finish_mutex_;
 };
 
 }  // namespace lockstep::shm

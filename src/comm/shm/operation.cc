@@ -104,8 +104,12 @@ void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, std::si
   keep_input_ = std::move(posting.keep_input);
   keep_output_ = std::move(posting.keep_output);
   seen_.reset();
-  unseen_ = members;
-  note(peers, me, staged_.input(), staged_.output());
+  seen_.set(me);
+  unseen_ = members - 1;
+  if (carried_)
+    std::ranges::fill(outputs_, Place());
+  else
+    note(peers, me, staged_.input(), staged_.output());
   mismatched_ = -1;
   planned_ = false;
 }
@@ -129,13 +133,20 @@ void Operation::publish(const LaneMemory& memory, int me, const Posting& posting
 }
 
 void Operation::note(const Peers& peers, int member, Location input, Location output) {
-  seen_.set(member);
-  --unseen_;
   outputs_[member] = peers.place(output);
-  if (carried_) return;
   inputs_[member] = peers.place(input);
   pipelines_[member] = {};
   if (input.is_pipeline) pipelines_[member] = {inputs_[member].data, {}};
+}
+
+// Its lines are in that member's cache; they come over while this rank still looks and plans.
+void Operation::note_carried(int member, std::byte* input) {
+  inputs_[member] = Place{input};
+  std::size_t output = staged_.own_output().bytes;
+  if (output == 0) return;
+  std::size_t own_input = staged_.own_input().bytes;
+  std::size_t bytes = own_input > 0 ? own_input : output;  // of a peer that sends as much, or to me
+  for (std::size_t i = 0; i < bytes; i += line_bytes) __builtin_prefetch(input + i);
 }
 
 Sight Operation::look(const Peers& peers, const LaneMemory& memory) {
@@ -152,8 +163,12 @@ Sight Operation::look(const Peers& peers, const LaneMemory& memory) {
       mismatched_ = member;
       return Sight::mismatch;
     }
-    note(peers, member, descriptor.input, descriptor.output);
-    if (carried_) inputs_[member] = Place{memory.carried(member, sequence_)};
+    seen_.set(member);
+    --unseen_;
+    if (carried_)
+      note_carried(member, memory.carried(member, sequence_));
+    else
+      note(peers, member, descriptor.input, descriptor.output);
   }
   return unseen_ > 0 ? Sight::waiting : make_plan(memory);
 }
@@ -186,7 +201,7 @@ Sight Operation::make_plan(const LaneMemory& memory) {
   }
   planned_ = true;
   if (carried_) {
-    plan_ = Plan(shape_);
+    if (!combines(collective_)) plan_ = Plan(shape_);
     outputs_[me_] = Place{staged_.own_output().data};
     return Sight::ready;
   }

@@ -86,8 +86,10 @@ class Operation {
   void pin();
 
  private:
-  // A member has posted, and these are its buffers.
+  // These are the buffers of a member that has posted.
   void note(const Peers& peers, int member, Location input, Location output);
+  // The same for one whose slot carries its input.
+  void note_carried(int member, std::byte* input);
   [[nodiscard]] Fingerprint agree(const Posting& posting, int members);
   [[nodiscard]] bool read_matrix(const LaneMemory& memory);
   [[nodiscard]] Sight make_plan(const LaneMemory& memory);

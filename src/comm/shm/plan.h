@@ -62,6 +62,10 @@ struct Move {
   return collective == Collective::all_reduce || collective == Collective::reduce ||
          collective == Collective::reduce_scatter;
 }
+[[nodiscard]] constexpr bool has_root(Collective collective) {
+  return collective == Collective::reduce || collective == Collective::broadcast ||
+         collective == Collective::gather || collective == Collective::scatter;
+}
 [[nodiscard]] bool reads_input(Collective collective, int rank, int root);
 [[nodiscard]] bool writes_output(Collective collective, int rank, int root);
 

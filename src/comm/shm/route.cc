@@ -3,32 +3,25 @@
 #include "comm/shm/staging.h"
 
 namespace lockstep::shm {
-namespace {
-
-std::int64_t elements_in(Buffer buffer, DType dtype) {
-  return static_cast<std::int64_t>(buffer.bytes / bytes_of(dtype));
-}
-
-}  // namespace
 
 std::int64_t count_of(const Posting& posting, int members) {
-  std::int64_t input = elements_in(posting.input, posting.dtype);
-  std::int64_t output = elements_in(posting.output, posting.dtype);
+  auto input = [&] { return elements_in(posting.input.bytes, posting.dtype); };
+  auto output = [&] { return elements_in(posting.output.bytes, posting.dtype); };
   bool uneven = !posting.input_counts.empty() || !posting.output_counts.empty();
   switch (posting.collective) {
     case Collective::barrier:
       return 0;
     case Collective::all_gather:
-      return uneven ? output : input;
+      return uneven ? output() : input();
     case Collective::reduce_scatter:
-      return uneven ? input : output;
+      return uneven ? input() : output();
     case Collective::all_to_all:
-      return uneven ? 0 : input / members;
+      return uneven ? 0 : input() / members;
     case Collective::scatter:
     case Collective::recv:
-      return output;
+      return output();
     default:
-      return input;
+      return input();
   }
 }
 
