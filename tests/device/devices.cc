@@ -1,0 +1,71 @@
+#include "device/devices.h"
+
+#include <lockstep/store/file_store.h>
+
+#include "comm/backends.h"
+#include "comm/flight/recorded_backend.h"
+#include "comm/staged_backend.h"
+#include "support/processes.h"
+#include "support/temporary_folder.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <torch/cuda.h>
+
+#include <algorithm>
+#include <fstream>
+#include <memory>
+
+namespace lockstep::test {
+namespace {
+
+constexpr std::chrono::seconds device_limit{60};  // a process loads CUDA's kernels first
+
+int counted_devices() {
+  TemporaryFolder folder;
+  auto result = run_ranks(1, [&](int) {
+    std::ofstream(folder / "devices") << static_cast<int>(torch::cuda::device_count());
+  });
+  int devices = 0;
+  std::ifstream(folder / "devices") >> devices;
+  return result.front().ok() ? devices : 0;
+}
+
+}  // namespace
+
+int cuda_devices() {
+  static const int devices = counted_devices();
+  return devices;
+}
+
+bool has_nccl() {
+  auto names = backend_names();
+  return std::ranges::find(names, "nccl") != names.end();
+}
+
+void DeviceTest::SetUp() {
+  if (cuda_devices() < devices_)
+    GTEST_SKIP() << "needs " << devices_ << " CUDA devices, found " << cuda_devices();
+}
+
+void OneDevice::run(const GroupBody& body) const {
+  const auto [engine, size] = GetParam();
+  if (!has(engine)) GTEST_SKIP() << "this build has no engine " << name_of(engine);
+  TemporaryFolder folder;
+  expect_ranks(
+      size,
+      [&, engine = engine, size = size](int rank) {
+        BackendOptions options{.join_timeout = device_limit, .arena_bytes = 256 << 20};
+        auto backend = make_backend(name_of(engine), std::make_shared<FileStore>(folder.path()),
+                                    rank, size, options);
+        body({flight::recorded(staged(std::move(backend))), "world", device_limit});
+      },
+      device_limit);
+}
+
+std::int64_t device_bytes() {
+  auto stats = at::getDeviceAllocator(at::kCUDA)->getDeviceStats(first_device.index());
+  return stats.allocated_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)]
+      .current;
+}
+
+}  // namespace lockstep::test

@@ -1,0 +1,165 @@
+// Training on the GPU with ranks that share it, against one process.
+#include <lockstep/models/mlp.h>
+#include <lockstep/optim/adamw.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/sharded/fully_shard.h>
+
+#include "device/devices.h"
+#include "support/temporary_folder.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/mse_loss.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+using namespace lockstep;
+
+namespace {
+
+constexpr int training_steps = 4;
+
+// The same numbers in every process.
+at::Tensor numbers(at::IntArrayRef sizes, std::int64_t seed) {
+  auto count = at::arange(c10::multiply_integers(sizes), at::kLong);
+  auto values = ((count * 7919 + seed * 104729 + 17) % 2003).to(at::kFloat) / 2048 - 0.5;
+  return values.reshape(sizes).to(test::first_device);
+}
+
+models::Mlp device_model(std::int64_t width = 64) {
+  models::Mlp model(models::MlpOptions{{width, width, width}});
+  model->to(test::first_device);
+  at::NoGradGuard no_grad;
+  std::int64_t seed = 1;
+  for (auto& parameter : model->parameters()) parameter.copy_(numbers(parameter.sizes(), seed++));
+  return model;
+}
+
+at::Tensor loss_of(models::Mlp& model, std::int64_t batch) {
+  const auto input = numbers({8, 64}, 100 + batch);
+  return at::mse_loss(model->forward(input), numbers({8, 64}, 200 + batch));
+}
+
+// One process that has every rank's batch in each step.
+template <class Optimizer>
+std::vector<at::Tensor> trained_alone(int ranks, Optimizer make_optimizer) {
+  auto model = device_model();
+  auto optimizer = make_optimizer(model->parameters());
+  for (int step = 0; step < training_steps; ++step) {
+    optimizer->zero_grad();
+    for (int rank = 0; rank < ranks; ++rank)
+      (loss_of(model, step * ranks + rank) / ranks).backward();
+    optimizer->step();
+  }
+  return model->parameters();
+}
+
+template <class Handle, class Optimizer>
+void train(Handle& handle, Optimizer& optimizer, models::Mlp& model, const Group& group) {
+  for (int step = 0; step < training_steps; ++step) {
+    handle.zero_grad();
+    loss_of(model, step * group.size() + group.rank()).backward();
+    optimizer.step();
+  }
+}
+
+void expect_close(const at::Tensor& found, const at::Tensor& expected) {
+  EXPECT_EQ(found.device(), test::first_device);
+  EXPECT_TRUE(at::allclose(found, expected, 1e-4, 1e-5));
+}
+
+class DeviceTraining : public test::OneDevice {};
+
+TEST_P(DeviceTraining, DistributedDataParallelGetsWhatOneProcessGets) {
+  run([](Group group) {
+    auto model = device_model();
+    DistributedDataParallel ddp(model, group);
+    torch::optim::SGD sgd(ddp.parameters(), 0.1);
+    train(ddp, sgd, model, group);
+    auto expected = trained_alone(group.size(), [](auto parameters) {
+      return std::make_unique<torch::optim::SGD>(parameters, 0.1);
+    });
+    auto found = model->parameters();
+    for (std::size_t i = 0; i < expected.size(); ++i) expect_close(found[i], expected[i]);
+  });
+}
+
+// With our optimizer, which leaves devices other than the CPU to LibTorch's fused kernels.
+TEST_P(DeviceTraining, FullyShardGetsWhatOneProcessGets) {
+  for (auto level : {ShardLevel::optimizer, ShardLevel::gradients, ShardLevel::full}) {
+    run([level](Group group) {
+      auto model = device_model();
+      auto sharded = fully_shard(model, group, {.units = {"layers.*"}, .level = level});
+      optim::AdamW adamw(sharded.parameters(), torch::optim::AdamWOptions(0.01));
+      train(sharded, adamw, model, group);
+      EXPECT_GT(sharded.clip_grad_norm(1.0), 0);
+      auto expected = trained_alone(group.size(), [](auto parameters) {
+        return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(0.01));
+      });
+      auto found = sharded.state_dict();
+      std::size_t i = 0;
+      for (const auto& item : model->named_parameters())
+        expect_close(found.at(item.key()), expected[i++]);
+    });
+  }
+}
+
+// Mixed precision: shards in float32, computed with in bfloat16.
+TEST_P(DeviceTraining, FullyShardComputesInTheDtypeThatWasAskedFor) {
+  run([](Group group) {
+    auto model = device_model();
+    auto sharded =
+        fully_shard(model, group, {.units = {"layers.*"}, .compute_dtype = at::kBFloat16});
+    const auto output = model->forward(numbers({8, 64}, 1).to(at::kBFloat16));
+    EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+    output.square().mean().to(at::kFloat).backward();
+    for (const auto& slice : sharded.parameters())
+      EXPECT_EQ(slice.grad().scalar_type(), at::kFloat);
+  });
+}
+
+// By LibTorch's allocator, not by our own counts.
+TEST_P(DeviceTraining, ADividedModelTakesItsShareOfTheDevicesMemory) {
+  run([](Group group) {
+    constexpr std::int64_t width = 1024;
+    const auto before = test::device_bytes();
+    auto model = device_model(width);
+    const auto whole = test::device_bytes() - before;
+    ASSERT_GE(whole, 2 * width * width * std::int64_t{sizeof(float)});
+    auto sharded = fully_shard(model, group, {.units = {"layers.*"}});
+    const auto divided = test::device_bytes() - before;
+    const auto padding = std::int64_t{1} << 20;
+    EXPECT_LE(divided, whole / group.size() + padding);
+    EXPECT_GE(divided, whole / group.size() - padding);
+  });
+}
+
+TEST_P(DeviceTraining, WhatIsForTheHostsMemoryIsRefusedByOneLine) {
+  run([](Group group) {
+    auto refusal = [&](ShardOptions options) {
+      auto model = device_model();
+      try {
+        auto sharded = fully_shard(model, group, options);
+      } catch (const InvalidArgument& error) {
+        return std::string(error.what());
+      }
+      return std::string("nothing was refused");
+    };
+    test::TemporaryFolder folder;
+    EXPECT_EQ(
+        refusal({.offload = folder.path()}),
+        "fully_shard: offload is for parameters on the CPU, and layers.0.weight is on cuda:0");
+    EXPECT_EQ(refusal({.storage = ShardStorage::node_shared}),
+              "fully_shard: node_shared storage is host memory, but layers.0.weight is on cuda:0");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Staged, DeviceTraining, test::sharing_ranks(), test::name_of_sharing);
+
+}  // namespace
