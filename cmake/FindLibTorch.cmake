@@ -3,7 +3,7 @@
 # LibTorch is looked for, first that holds: LibTorch_ROOT (variable or environment: a folder with include/ and lib/),
 # Torch_DIR (.../share/cmake/Torch), CMAKE_PREFIX_PATH, the Python named by LibTorch_PYTHON, the active virtual
 # environment, python3 on PATH. Unlike TorchConfig.cmake it works with a CUDA wheel where no CUDA toolkit is installed:
-# nothing of CUDA's is compiled here, its libraries only have to be loaded.
+# no kernel is compiled here, CUDA's libraries only have to be loaded.
 #
 # Sets LibTorch_FOUND, LibTorch_VERSION, LibTorch_ROOT_DIR, LibTorch_HAS_CUDA.
 include(FindPackageHandleStandardArgs)
@@ -94,7 +94,7 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
   add_library(LibTorch::LibTorch INTERFACE IMPORTED)
   set_target_properties(LibTorch::LibTorch PROPERTIES INTERFACE_LINK_LIBRARIES LibTorch::cpu)
   if(LibTorch_HAS_CUDA)
-    # Loading these registers the CUDA kernels; no symbol of theirs is named here, so the linker must be told to keep them.
+    # Loading these registers the CUDA kernels; hardly any symbol of theirs is named, so the linker must be told to keep them.
     add_library(LibTorch::CUDA INTERFACE IMPORTED)
     set_target_properties(LibTorch::CUDA PROPERTIES
       INTERFACE_LINK_LIBRARIES

@@ -1,4 +1,4 @@
-// NCCL, on the GPUs that are there: one rank on one, what it refuses, and a rank on each of several.
+// NCCL, on the GPUs that are there: one rank on one, what it refuses, a rank on each of several.
 #include <lockstep/base/error.h>
 #include <lockstep/store/file_store.h>
 

@@ -14,6 +14,10 @@
 // dtype that LibTorch trains with. A group of one rank completes at once and makes at most one
 // copy.
 //
+// Tensors on a device such as a GPU: an operation begins after what the posting thread had given to
+// its current stream of that device until the post, and what the thread that waits gives to its
+// current stream after the wait sees the outputs. Other streams must be ordered after that one.
+//
 // Sums are taken in one fixed order, a balanced binary tree over rank numbers (split at the largest
 // power of two below the size), so equal inputs give equal bits on the engines `local` and `shm`,
 // whatever the timing; bfloat16 and half are summed in float.

@@ -16,12 +16,14 @@ struct InitOptions {
   // The engine; empty: LOCKSTEP_BACKEND, else by where the ranks are.
   //   "shm"           all ranks on one host; the choice there
   //   "gloo"          TCP; the choice for several hosts with one rank each
-  //   "nccl"          GPUs, one a rank
+  //   "nccl"          GPUs, one a rank: the one of the first tensor, else the one with this rank's
+  //                   number on its host; tensors of the host are copied there and back
   //   "mpi"           the MPI whose mpirun started the program (LOCKSTEP_MPI=openmpi or mpich where
   //                   that does not show); the choice where mpirun started ranks on several hosts
   //   "hierarchical"  shm inside each host and one of the others across; the choice for several
   //                   hosts with several ranks. "hierarchical:gloo", "hierarchical:mpi" name it
-  // Tensors in a GPU's memory are staged through pinned host memory by all but nccl.
+  // Tensors in a GPU's memory are staged through pinned host memory by all but nccl, whose wait()
+  // blocks until the GPU has come to the end of the operation: docs/gpu.md.
   std::string backend = {};
   // Makes an engine of c10d that is none of these; `backend` is then its name.
   MakeC10dBackend c10d = {};
