@@ -28,6 +28,8 @@ constexpr int envelopes = 16;
 constexpr std::size_t piece_bytes = std::size_t{1} << 30;
 // How often to look whether the peers' processes live, and to call tick().
 constexpr auto look_every = 10ms;
+// How long MPI may fail to reach a rank before that counts, and not what becomes of its process.
+constexpr auto end_of_process = 200ms;
 // How long a process of which some group died waits for the others at its end.
 constexpr auto farewell = 3s;
 
@@ -98,10 +100,10 @@ void PostOffice::run() {
         progress = take_headers() || progress;
         progress = take_finished() || progress;
       }
+      check_processes();
     } catch (const std::exception& error) {
       break_down(error.what());
     }
-    check_processes();
     idle_rounds = progress ? 0 : idle_rounds + 1;
     std::unique_lock lock(mutex_);
     if (!errands_.empty()) continue;
@@ -175,13 +177,7 @@ void PostOffice::deliver(Arrival arrival) {
 bool PostOffice::take_finished() {
   std::vector<Done> finished;
   for (auto moving = moving_.begin(); moving != moving_.end();) {
-    std::erase_if(moving->requests, [&](auto& request) {
-      int done = 0;
-      int from = 0;
-      check(mpi_->test(&request, &done, &from), "MPI_Test");
-      return done != 0;
-    });
-    if (!moving->requests.empty()) {
+    if (!is_over(*moving)) {
       ++moving;
       continue;
     }
@@ -193,18 +189,40 @@ bool PostOffice::take_finished() {
   return !finished.empty();
 }
 
+bool PostOffice::is_over(Moving& moving) {
+  std::erase_if(moving.requests, [&](auto& request) {
+    int done = 0;
+    int from = 0;
+    int code = mpi_->test(&request, &done, &from);
+    if (code == 0) return done != 0;
+    moving.done = nullptr;
+    note_unreachable(moving.peer, code);
+    return true;
+  });
+  return moving.requests.empty();
+}
+
+PostOffice::Moving& PostOffice::begin_moving(int peer) {
+  auto& moving = moving_.emplace_back();
+  moving.peer = peer;
+  return moving;
+}
+
 template <class Start>
 void PostOffice::start_pieces(Moving& moving, std::size_t bytes, Start start) {
   for (std::size_t begin = 0; begin < bytes; begin += piece_bytes) {
     lockstep_mpi_request request{};
-    check(start(begin, std::min(piece_bytes, bytes - begin), &request), "a transfer over MPI");
+    if (int code = start(begin, std::min(piece_bytes, bytes - begin), &request); code != 0) {
+      moving.done = nullptr;
+      return note_unreachable(moving.peer, code);
+    }
     moving.requests.push_back(request);
   }
 }
 
 void PostOffice::send(int to, Header header, std::span<const std::byte> content,
                       std::shared_ptr<const void> keep, Done done) {
-  if (!broken_.empty()) return;
+  if (!broken_.empty() || lost_.contains(to)) return;
   bool is_short = content.size() <= short_bytes;
   header.bytes = content.size();
   if (!is_short) {
@@ -212,20 +230,19 @@ void PostOffice::send(int to, Header header, std::span<const std::byte> content,
     tag = tag % world_.greatest_tag + 1;
     header.tag = tag;
   }
-  auto& envelope = moving_.emplace_back();
+  auto& envelope = begin_moving(to);
   envelope.memory.resize(sizeof(Header) + (is_short ? content.size() : 0));
   std::memcpy(envelope.memory.data(), &header, sizeof(Header));
   if (is_short && !content.empty())
     std::memcpy(envelope.memory.data() + sizeof(Header), content.data(), content.size());
-  lockstep_mpi_request request{};
-  check(mpi_->send(envelope.memory.data(), envelope.memory.size(), to, header_tag, &request),
-        "MPI_Isend");
-  envelope.requests.push_back(request);
+  start_pieces(envelope, envelope.memory.size(), [&](auto, auto bytes, auto* fresh) {
+    return mpi_->send(envelope.memory.data(), bytes, to, header_tag, fresh);
+  });
   if (is_short) {
     if (done) done();
     return;
   }
-  auto& moving = moving_.emplace_back();
+  auto& moving = begin_moving(to);
   moving.keep = std::move(keep);
   moving.done = std::move(done);
   start_pieces(moving, content.size(), [&](auto begin, auto bytes, auto* fresh) {
@@ -241,7 +258,7 @@ void PostOffice::fetch(const Arrival& arrival, std::byte* to, std::shared_ptr<co
     if (done) done();
     return;
   }
-  auto& moving = moving_.emplace_back();
+  auto& moving = begin_moving(arrival.from);
   moving.keep = std::move(keep);
   moving.done = std::move(done);
   start_pieces(moving, arrival.header.bytes, [&](auto begin, auto bytes, auto* fresh) {
@@ -288,15 +305,32 @@ void PostOffice::check_processes() {
     pollfd entry{process.end.get(), POLLIN, 0};
     if (::poll(&entry, 1, 0) > 0) ended.push_back(rank);
   }
-  auto recipients = recipients_;  // they may detach themselves
   for (int rank : ended) {
     auto process = processes_.extract(rank).mapped().number;
-    if (departed_.contains(rank)) continue;
-    auto how = formatted("its process {} ended without leaving", process);
-    lost_.emplace(rank, how);
-    for (auto& [group, recipient] : recipients) recipient->lost(rank, how);
+    unreachable_.erase(rank);
+    if (!departed_.contains(rank))
+      note_lost(rank, formatted("its process {} ended without leaving", process));
   }
+  auto troubles = unreachable_;
+  for (const auto& [rank, trouble] : troubles) {
+    if (processes_.contains(rank) && now - trouble.since < end_of_process) continue;
+    unreachable_.erase(rank);
+    note_lost(rank, trouble.what);
+  }
+  auto recipients = recipients_;  // they may detach themselves
   for (auto& [group, recipient] : recipients) recipient->tick();
+}
+
+void PostOffice::note_unreachable(int rank, int code) {
+  if (departed_.contains(rank) || lost_.contains(rank)) return;
+  unreachable_.emplace(
+      rank, Trouble{formatted("MPI does not reach it: {}", explained(code)), Clock::now()});
+}
+
+void PostOffice::note_lost(int rank, const std::string& how) {
+  lost_.emplace(rank, how);
+  auto recipients = recipients_;  // they may detach themselves
+  for (auto& [group, recipient] : recipients) recipient->lost(rank, how);
 }
 
 // While mail is expected: look again and again for a while, then every tens of microseconds, and
@@ -353,7 +387,9 @@ void PostOffice::check(int code, const char* what) const {
 std::string PostOffice::explained(int code) const {
   char text[512];
   mpi_->describe(code, text, sizeof(text));
-  return text;
+  std::string line = text;  // MPICH's is a list
+  std::ranges::replace(line, '\n', ' ');
+  return line;
 }
 
 }  // namespace lockstep::mpi

@@ -102,6 +102,7 @@ class PostOffice {
     std::vector<std::byte> memory;
   };
   struct Moving {  // a send or a receive under way
+    int peer = -1;
     std::vector<lockstep_mpi_request> requests;
     std::vector<std::byte> memory;  // of a header and its short content
     std::shared_ptr<const void> keep;
@@ -115,6 +116,9 @@ class PostOffice {
   bool take_finished();
   void deliver(Arrival arrival);
   void check_processes();
+  // MPI says that it cannot reach that rank. Why, its process may tell in a moment.
+  void note_unreachable(int rank, int code);
+  void note_lost(int rank, const std::string& how);
   void rest(int idle_rounds);
   // MPI itself failed, or our use of it: every group hears of it.
   void break_down(const std::string& why);
@@ -122,9 +126,12 @@ class PostOffice {
   [[nodiscard]] bool is_everyone_leaving() const;
   void check(int code, const char* what) const;
   [[nodiscard]] std::string explained(int code) const;
+  Moving& begin_moving(int peer);
   // Messages longer than MPI counts go in pieces under one tag, which keep their order.
   template <class Start>
   void start_pieces(Moving& moving, std::size_t bytes, Start start);
+  // Whether it is over: done, or given up by MPI.
+  bool is_over(Moving& moving);
 
   const lockstep_mpi_functions* mpi_ = nullptr;
   lockstep_mpi_world world_{};
@@ -146,6 +153,11 @@ class PostOffice {
     sys::FileDescriptor end;  // readable when it has ended
   };
   std::map<int, Process> processes_;
+  struct Trouble {
+    std::string what;
+    Clock::time_point since;
+  };
+  std::map<int, Trouble> unreachable_;
   std::map<int, std::string> lost_;  // and how
   std::set<int> departed_;           // that said goodbye
   Clock::time_point last_look_{};
