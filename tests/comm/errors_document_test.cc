@@ -1,6 +1,7 @@
 // docs/errors.md shows the sentences that ranks are really told: each is produced here, and must
 // stand there but for numbers, names of files and what is in brackets.
 #include "support/torch/injection.h"
+#include "support/torch/mpirun_world.h"
 
 #include <gtest/gtest.h>
 
@@ -33,12 +34,14 @@ std::string document() {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-class ErrorsDocument : public testing::TestWithParam<test::Engine> {};
+class ErrorsDocument : public testing::TestWithParam<test::Target> {};
 
 TEST_P(ErrorsDocument, ShowsTheSentencesOf) {
   const auto shown = general(document());
+  test::MpirunWorlds worlds;
   for (auto misdeed : {Misdeed::kill, Misdeed::exception, Misdeed::loop, Misdeed::dtype}) {
-    const auto outcome = test::inject({.engine = GetParam(), .misdeed = misdeed, .seed = 20});
+    const auto outcome =
+        test::inject({.target = GetParam(), .misdeed = misdeed, .seed = 20}, worlds);
     ASSERT_TRUE(outcome.named_rightly) << outcome.problem;
     const auto& text = outcome.texts.front();
     EXPECT_NE(shown.find(general(text)), std::string::npos)
@@ -46,7 +49,7 @@ TEST_P(ErrorsDocument, ShowsTheSentencesOf) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, ErrorsDocument, testing::ValuesIn(test::engines_of_processes()),
-                         [](const auto& info) { return std::string(test::name_of(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Engines, ErrorsDocument, testing::ValuesIn(test::injection_targets()),
+                         [](const auto& info) { return info.param.name(); });
 
 }  // namespace

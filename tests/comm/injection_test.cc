@@ -1,8 +1,10 @@
 // Every way in which a rank can fail, again and again, on the engines that join processes: the
 // survivors must be told the right error, with the right rank in it, in time.
 //
-// LOCKSTEP_INJECTIONS sets how often (3 times), LOCKSTEP_SEED where the random numbers begin.
+// LOCKSTEP_INJECTIONS sets how often (3 times), LOCKSTEP_SEED where the random numbers begin. The
+// tests of mpi are ctest entries of their own, which run beside the others.
 #include "support/torch/injection.h"
+#include "support/torch/mpirun_world.h"
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/fingerprint.h>
@@ -21,6 +23,7 @@
 using namespace lockstep;
 using test::Engine;
 using test::Misdeed;
+using test::Target;
 
 namespace {
 
@@ -52,22 +55,28 @@ Tally& total() {
   return tally;
 }
 
-class Injections : public testing::TestWithParam<std::tuple<Engine, Misdeed>> {
+test::MpirunWorlds& worlds() {
+  static test::MpirunWorlds all;
+  return all;
+}
+
+class Injections : public testing::TestWithParam<std::tuple<Target, Misdeed>> {
  public:
   static void TearDownTestSuite() {
+    worlds().end();
     print_to(stdout, "all injections: {} tried, {} named rightly\n", total().tried,
              total().named_rightly);
   }
 
  protected:
-  [[nodiscard]] Engine engine() const { return std::get<0>(GetParam()); }
+  [[nodiscard]] const Target& target() const { return std::get<0>(GetParam()); }
   [[nodiscard]] Misdeed misdeed() const { return std::get<1>(GetParam()); }
 
   [[nodiscard]] bool waits() const {
     return misdeed() == Misdeed::stop || misdeed() == Misdeed::loop;
   }
   [[nodiscard]] test::Injection injection_of(std::int64_t number) const {
-    return {.engine = engine(),
+    return {.target = target(),
             .misdeed = misdeed(),
             .seed = combine_fingerprints(static_cast<std::uint64_t>(number),
                                          static_cast<std::uint64_t>(misdeed()))};
@@ -78,17 +87,17 @@ class Injections : public testing::TestWithParam<std::tuple<Engine, Misdeed>> {
     const auto begin =
         environment::integer("LOCKSTEP_SEED")
             .value_or(std::chrono::system_clock::now().time_since_epoch().count() % 1'000'000);
-    // Those that wait for a deadline wait together.
-    const std::int64_t together = waits() ? 3 : 1;
+    // Those that wait for a deadline wait together, where each has processes of its own.
+    const std::int64_t together = waits() && target().engine != Engine::mpi ? 3 : 1;
     Tally tally;
     for (std::int64_t time = 0; time < times; time += together) {
       std::vector<test::RunningInjection> running;
       for (std::int64_t one = time; one < std::min(times, time + together); ++one)
-        running.emplace_back(injection_of(begin + one));
+        running.emplace_back(injection_of(begin + one), worlds());
       for (auto& one : running) tally.add(one.finish(), begin + time);
     }
-    print_to(stdout, "{} on {} from seed {}: {}\n", test::name_of(misdeed()),
-             test::name_of(engine()), begin, tally.text());
+    print_to(stdout, "{} on {} from seed {}: {}\n", test::name_of(misdeed()), target().name(),
+             begin, tally.text());
     total().tried += tally.tried;
     total().named_rightly += tally.named_rightly;
     return tally;
@@ -98,15 +107,15 @@ class Injections : public testing::TestWithParam<std::tuple<Engine, Misdeed>> {
 TEST_P(Injections, AreNamedInTime) {
   const auto tally = inject_all();
   const bool ends = misdeed() == Misdeed::kill || misdeed() == Misdeed::exit;
-  if (ends && engine() == Engine::shm) EXPECT_LT(tally.quantile(0.5), 0.05) << tally.text();
+  if (ends && target().engine == Engine::shm) EXPECT_LT(tally.quantile(0.5), 0.05) << tally.text();
   EXPECT_LT(tally.quantile(0.5), waits() ? 2.0 : 1.0) << tally.text();
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Injections,
-                         testing::Combine(testing::ValuesIn(test::engines_of_processes()),
+                         testing::Combine(testing::ValuesIn(test::injection_targets()),
                                           testing::ValuesIn(test::all_misdeeds())),
                          [](const auto& info) {
-                           return std::string(test::name_of(std::get<0>(info.param))) + "_" +
+                           return std::get<0>(info.param).name() + "_" +
                                   test::name_of(std::get<1>(info.param));
                          });
 

@@ -7,6 +7,7 @@
 #include <lockstep/base/deadline.h>
 
 #include <cstdint>
+#include <iosfwd>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,8 +33,22 @@ enum class Misdeed {
 [[nodiscard]] std::string name_of(Misdeed misdeed);
 [[nodiscard]] const std::vector<Misdeed>& all_misdeeds();
 
-struct Injection {
+// Those whose ranks are processes that a test can fork: shm, and gloo where this build has it.
+[[nodiscard]] std::vector<Engine> engines_of_processes();
+
+// Those and mpi.
+struct Target {
   Engine engine = Engine::shm;
+  std::string mpi = {};  // the implementation whose mpirun starts the ranks: "openmpi", "mpich"
+
+  [[nodiscard]] std::string name() const;  // "shm", "gloo", "openmpi", "mpich"
+  friend std::ostream& operator<<(std::ostream& out, const Target& target);
+};
+// Those of this build for which this machine has what they need.
+[[nodiscard]] std::vector<Target> injection_targets();
+
+struct Injection {
+  Target target = {};
   Misdeed misdeed = Misdeed::kill;
   std::uint64_t seed = 0;
   Duration deadline = std::chrono::seconds(1);  // of a wait
@@ -42,6 +57,10 @@ struct Injection {
   [[nodiscard]] int ranks() const;   // 2-5
   [[nodiscard]] int victim() const;  // who does it
   [[nodiscard]] int step() const;    // when
+  // Of the victim.
+  [[nodiscard]] bool ends_a_process() const {
+    return misdeed == Misdeed::kill || misdeed == Misdeed::exit;
+  }
 };
 
 struct Outcome {
@@ -51,13 +70,12 @@ struct Outcome {
   std::vector<std::string> texts;  // what each of them was told
 };
 
-// Those whose ranks are processes that a test can fork: shm, and gloo where this build has it.
-[[nodiscard]] std::vector<Engine> engines_of_processes();
+class MpirunWorlds;
 
-// Starts it; several may run at once.
+// Starts it; several may run at once, but one in a world that mpirun started.
 class RunningInjection {
  public:
-  explicit RunningInjection(const Injection& injection);
+  RunningInjection(const Injection& injection, MpirunWorlds& worlds);
   ~RunningInjection();
   RunningInjection(RunningInjection&&) noexcept;
   // Blocks until the survivors have ended.
@@ -68,8 +86,8 @@ class RunningInjection {
   std::unique_ptr<State> state_;
 };
 
-[[nodiscard]] inline Outcome inject(const Injection& injection) {
-  return RunningInjection(injection).finish();
+[[nodiscard]] inline Outcome inject(const Injection& injection, MpirunWorlds& worlds) {
+  return RunningInjection(injection, worlds).finish();
 }
 
 }  // namespace lockstep::test

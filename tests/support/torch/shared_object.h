@@ -1,0 +1,58 @@
+// An object that several processes see: in memory that forked ranks share, or in a file that
+// programs which know its path map. T holds no pointers, and atomics where they meet.
+#pragma once
+
+#include <lockstep/base/error.h>
+#include "sys/file_descriptor.h"
+
+#include <cerrno>
+#include <filesystem>
+#include <type_traits>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace lockstep::test {
+
+template <class T>
+class SharedObject {
+  static_assert(std::is_trivially_destructible_v<T>);
+
+ public:
+  SharedObject() : SharedObject(-1, MAP_SHARED | MAP_ANONYMOUS) { new (object_) T; }
+  // Makes the file.
+  [[nodiscard]] static SharedObject make(const std::filesystem::path& path) {
+    SharedObject made = open(path, O_RDWR | O_CREAT | O_EXCL);
+    new (made.object_) T;
+    return made;
+  }
+  // As another process made it.
+  [[nodiscard]] static SharedObject open(const std::filesystem::path& path) {
+    return open(path, O_RDWR);
+  }
+  SharedObject(SharedObject&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  SharedObject& operator=(SharedObject&&) = delete;
+  ~SharedObject() {
+    if (object_ != nullptr) ::munmap(object_, sizeof(T));
+  }
+
+  [[nodiscard]] T& operator*() const { return *object_; }
+  [[nodiscard]] T* operator->() const { return object_; }
+
+ private:
+  SharedObject(int file, int flags) {
+    void* memory = ::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, flags, file, 0);
+    if (memory == MAP_FAILED) throw SystemError("mmap of an object that processes share", errno);
+    object_ = static_cast<T*>(memory);
+  }
+  static SharedObject open(const std::filesystem::path& path, int flags) {
+    sys::FileDescriptor file(::open(path.c_str(), flags | O_CLOEXEC, 0600));
+    if (!file || ::ftruncate(file.get(), sizeof(T)) != 0) throw SystemError(path.string(), errno);
+    return SharedObject(file.get(), MAP_SHARED);
+  }
+
+  T* object_;
+};
+
+}  // namespace lockstep::test
