@@ -27,6 +27,9 @@ TEST(StoreForC10d, PutsKeysUnderItsPrefix) {
   store->set("a", bytes("one"));
   EXPECT_EQ(ours->try_get("lockstep/x/a"), "one");
   EXPECT_EQ(store->get("a"), bytes("one"));
+  store->set("b", bytes("two"));
+  EXPECT_EQ(store->multiGet({"b", "a"}), (std::vector{bytes("two"), bytes("one")}));
+  EXPECT_TRUE(store->deleteKey("b"));
   EXPECT_TRUE(store->check({"a"}));
   EXPECT_FALSE(store->check({"a", "b"}));
   EXPECT_EQ(store->add("n", 5), 5);
