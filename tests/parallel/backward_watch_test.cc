@@ -112,5 +112,53 @@ TEST_F(BackwardWatch, DoesNotKeepAnObserver) {
   EXPECT_TRUE(recorder.expired());
 }
 
+// What a strategy does with the calls of one step.
+struct Strategy {
+  void on_backward_end(bool nested) {
+    events += step->is_over(nested, complete) ? "over " : "goes on ";
+  }
+  void on_backward_failed() noexcept { events += "failed "; }
+
+  std::shared_ptr<StepObserver<Strategy>> step;
+  bool complete = false;
+  std::string events;
+};
+
+class Step : public BackwardWatch {
+ protected:
+  Step() { strategy_->step = std::make_shared<StepObserver<Strategy>>(strategy_); }
+
+  std::shared_ptr<Strategy> strategy_ = std::make_shared<Strategy>();
+  // A gradient of this step.
+  std::function<void()> gradient_ = [this] { strategy_->step->watch(); };
+  std::function<void()> inner_gradient_ = [this] {
+    at::AutoGradMode on(true);
+    at::Tensor other = at::ones({2}).requires_grad_();
+    Node::apply(Node::apply(other, &gradient_), &gradient_).sum().backward();
+    strategy_->events += "returned ";
+  };
+};
+
+TEST_F(Step, IsOverWhenTheOutermostOfItsCallsIs) {
+  Node::apply(Node::apply(leaf_, &gradient_), &gradient_).sum().backward();
+  EXPECT_EQ(strategy_->events, "over ");
+  strategy_->events.clear();
+  strategy_->step = std::make_shared<StepObserver<Strategy>>(strategy_);
+  Node::apply(Node::apply(leaf_, &gradient_), &inner_gradient_).sum().backward();
+  EXPECT_EQ(strategy_->events, "goes on returned goes on over ");
+}
+
+TEST_F(Step, IsOverAsSoonAsItIsComplete) {
+  strategy_->complete = true;
+  Node::apply(leaf_, &inner_gradient_).sum().backward();
+  EXPECT_EQ(strategy_->events, "over returned ");
+}
+
+TEST_F(Step, FailsWithTheCallsThatAreWatched) {
+  at::Tensor x = Node::apply(Node::apply(leaf_, &fail_), &inner_gradient_);
+  EXPECT_THROW(x.sum().backward(), std::runtime_error);
+  EXPECT_EQ(strategy_->events, "goes on returned failed ");
+}
+
 }  // namespace
 }  // namespace lockstep::parallel
