@@ -62,10 +62,14 @@ void OneDevice::run(const GroupBody& body) const {
       device_limit);
 }
 
-std::int64_t device_bytes() {
+DeviceBytes device_bytes() {
   auto stats = at::getDeviceAllocator(at::kCUDA)->getDeviceStats(first_device.index());
-  return stats.allocated_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)]
-      .current;
+  constexpr auto all = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return {stats.allocated_bytes[all].current, stats.allocated_bytes[all].peak};
+}
+
+void reset_device_peak() {
+  at::getDeviceAllocator(at::kCUDA)->resetPeakStats(first_device.index());
 }
 
 }  // namespace lockstep::test

@@ -49,7 +49,12 @@ class OneDevice : public DeviceTest, public testing::WithParamInterface<std::tup
          std::to_string(std::get<1>(info.param));
 }
 
-// Bytes that LibTorch's allocator has given out on the first device.
-[[nodiscard]] std::int64_t device_bytes();
+// Bytes that LibTorch's allocator has given out on the first device: now, and the most of it.
+struct DeviceBytes {
+  std::int64_t now = 0;
+  std::int64_t peak = 0;  // since reset_device_peak()
+};
+[[nodiscard]] DeviceBytes device_bytes();
+void reset_device_peak();
 
 }  // namespace lockstep::test

@@ -24,6 +24,7 @@ using namespace lockstep;
 namespace {
 
 constexpr int training_steps = 4;
+constexpr std::int64_t megabyte = std::int64_t{1} << 20;
 
 // The same numbers in every process.
 at::Tensor numbers(at::IntArrayRef sizes, std::int64_t seed) {
@@ -128,15 +129,34 @@ TEST_P(DeviceTraining, FullyShardComputesInTheDtypeThatWasAskedFor) {
 TEST_P(DeviceTraining, ADividedModelTakesItsShareOfTheDevicesMemory) {
   run([](Group group) {
     constexpr std::int64_t width = 1024;
-    const auto before = test::device_bytes();
+    const auto before = test::device_bytes().now;
     auto model = device_model(width);
-    const auto whole = test::device_bytes() - before;
+    const auto whole = test::device_bytes().now - before;
     ASSERT_GE(whole, 2 * width * width * std::int64_t{sizeof(float)});
     auto sharded = fully_shard(model, group, {.units = {"layers.*"}});
-    const auto divided = test::device_bytes() - before;
-    const auto padding = std::int64_t{1} << 20;
-    EXPECT_LE(divided, whole / group.size() + padding);
-    EXPECT_GE(divided, whole / group.size() - padding);
+    const auto divided = test::device_bytes().now - before;
+    EXPECT_LE(divided, whole / group.size() + megabyte);
+    EXPECT_GE(divided, whole / group.size() - megabyte);
+  });
+}
+
+// What the handle counts is all that a step takes, but for one layer's gradient, activations and
+// what matrix products need for themselves.
+TEST_P(DeviceTraining, TheHandleCountsWhatAStepTakesOfTheDevicesMemory) {
+  run([](Group group) {
+    constexpr std::int64_t width = 4096;
+    constexpr auto layer = width * width * std::int64_t{sizeof(float)};
+    constexpr auto products = 40 * megabyte;
+    auto model = device_model(width);
+    auto sharded = fully_shard(model, group, {.units = {"layers.*"}});
+    const auto input = numbers({8, width}, 1);
+    const auto before = test::device_bytes().now - sharded.memory().total();
+    test::reset_device_peak();
+    model->forward(input).square().mean().backward();
+    const auto taken = test::device_bytes().peak - before;
+    const auto memory = sharded.memory();
+    EXPECT_LE(taken, memory.kept() + memory.peak_in_flight + memory.pooled + layer + products);
+    EXPECT_GE(memory.peak_in_flight, layer);
   });
 }
 
