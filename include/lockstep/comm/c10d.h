@@ -24,8 +24,10 @@ namespace lockstep {
 // come, `timeout` at most. Sums and averages of float, double, int and long go to its allreduce and
 // reduce; half precision is summed in float; all other reductions are composed of its allgather,
 // and everything else moves as bytes (broadcast, allgather, gather, scatter, alltoall_base, send,
-// recv, barrier). An error of it is a PeerLost. Its abort() must end what is under way, or a group
-// that fails waits for it when it is destroyed.
+// recv, barrier). Tensors of a device reach it where they are, on a stream that is current in the
+// calling thread and comes after what the poster's had been given. An error of it is
+// a PeerLost. Its abort() must end what is under way, or a group that fails waits for it when it is
+// destroyed.
 using MakeC10dBackend = std::function<c10::intrusive_ptr<c10d::Backend>(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, Duration timeout)>;
 
