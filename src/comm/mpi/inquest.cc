@@ -31,14 +31,28 @@ std::string last_calls(const Inquest& inquest, const std::vector<int>& ranks) {
   return text;
 }
 
+// "; rank 2 did not answer", for those that nothing else is said about.
+std::string words_about_silent(const std::vector<int>& ranks) {
+  return ranks.empty() ? "" : formatted("; {} did not answer", rank_list(ranks));
+}
+
+std::string words_about_stopped(const std::map<int, int>& stopped) {
+  std::string text;
+  for (auto [rank, process] : stopped)
+    text += formatted("; {} process {} is stopped",
+                      stopped.size() == 1 ? "its" : formatted("rank {}'s", rank), process);
+  return text;
+}
+
 Verdict overdue(const Inquest& inquest, std::string_view group) {
+  std::vector<int> stopped;
   std::vector<int> silent;
   std::vector<int> missing;
   std::vector<int> waiting{inquest.rank};
   for (int rank : inquest.asked) {
     auto answer = inquest.answers.find(rank);
     if (answer == inquest.answers.end()) {
-      silent.push_back(rank);
+      (inquest.stopped.contains(rank) ? stopped : silent).push_back(rank);
     } else {
       bool posted = answer->second.state == Answer::State::posted;
       (posted ? waiting : missing).push_back(rank);
@@ -46,19 +60,24 @@ Verdict overdue(const Inquest& inquest, std::string_view group) {
   }
   std::ranges::sort(waiting);
   auto due = describe_due(inquest.call);
-  auto text = formatted("after {}: ", format_duration(inquest.waited));
   auto waits =
       formatted("that {} {} in", rank_list(waiting), waiting.size() == 1 ? "waits" : "wait");
-  if (!missing.empty()) {
-    text += formatted("{} never called {} {}{}", rank_list(missing), due, waits,
-                      last_calls(inquest, missing));
+  auto is_needed = [&](const std::vector<int>& ranks) {
+    return formatted("{} did not answer, and {} needed for {} {}", rank_list(ranks),
+                     ranks.size() == 1 ? "is" : "are", due, waits);
+  };
+  auto text = formatted("after {}: ", format_duration(inquest.waited));
+  if (!stopped.empty()) {
+    // What the others lack may well be this one's.
+    text += is_needed(stopped) + words_about_stopped(inquest.stopped) + words_about_silent(silent);
+  } else if (!missing.empty()) {
+    text += formatted("{} never called {} {}{}{}", rank_list(missing), due, waits,
+                      last_calls(inquest, missing), words_about_silent(silent));
   } else if (!silent.empty()) {
-    text += formatted("{} did not answer, and is needed for {} {}", rank_list(silent), due, waits);
-    silent.clear();
+    text += is_needed(silent);
   } else {
     text += formatted("all ranks called {}, but it is not complete", due);
   }
-  if (!silent.empty()) text += formatted("; {} did not answer", rank_list(silent));
   return {'T', text + watch::words_of_group(group)};
 }
 

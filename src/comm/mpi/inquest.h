@@ -32,6 +32,7 @@ struct Inquest {
   Duration waited{};
   std::set<int> asked;
   std::map<int, Answer> answers;
+  std::map<int, int> stopped;  // ranks that did not answer, by their processes, which are stopped
 
   [[nodiscard]] bool is_complete() const { return answers.size() == asked.size(); }
 };

@@ -133,6 +133,11 @@ void Member::tick() {
 
 void Member::conclude() {
   auto inquest = *std::exchange(inquest_, std::nullopt);
+  for (int rank : inquest.asked) {
+    if (inquest.answers.contains(rank)) continue;
+    if (auto process = office_.stopped_process(places_[rank]))
+      inquest.stopped.emplace(rank, *process);
+  }
   auto verdict = judge(inquest, group_);
   if (inquest.cause != Inquest::Cause::notice || verdict.kind != 'T') return die(verdict, true);
   log::warning("{}", verdict.text);

@@ -5,7 +5,6 @@
 #include <lockstep/base/log.h>
 
 #include "comm/mpi/library.h"
-#include "sys/process.h"
 
 #include <algorithm>
 #include <cstring>
@@ -13,7 +12,6 @@
 #include <future>
 #include <utility>
 
-#include <poll.h>
 #include <sched.h>
 #include <sys/prctl.h>
 
@@ -288,32 +286,21 @@ void PostOffice::detach(std::uint64_t group) {
 }
 
 void PostOffice::watch(int rank, int process) {
-  if (rank == world_.rank || processes_.contains(rank) || lost_.contains(rank)) return;
-  try {
-    processes_.emplace(rank, Process{process, sys::open_pidfd(process)});
-  } catch (const SystemError&) {
-    // Gone already, or out of sight: its silence will tell.
-  }
+  if (rank != world_.rank && !lost_.contains(rank)) processes_.watch(rank, process);
 }
 
 void PostOffice::check_processes() {
   auto now = Clock::now();
   if (now - last_look_ < look_every) return;
   last_look_ = now;
-  std::vector<int> ended;
-  for (auto& [rank, process] : processes_) {
-    pollfd entry{process.end.get(), POLLIN, 0};
-    if (::poll(&entry, 1, 0) > 0) ended.push_back(rank);
-  }
-  for (int rank : ended) {
-    auto process = processes_.extract(rank).mapped().number;
+  for (auto [rank, process] : processes_.take_ended()) {
     unreachable_.erase(rank);
     if (!departed_.contains(rank))
       note_lost(rank, formatted("its process {} ended without leaving", process));
   }
   auto troubles = unreachable_;
   for (const auto& [rank, trouble] : troubles) {
-    if (processes_.contains(rank) && now - trouble.since < end_of_process) continue;
+    if (processes_.watches(rank) && now - trouble.since < end_of_process) continue;
     unreachable_.erase(rank);
     note_lost(rank, trouble.what);
   }

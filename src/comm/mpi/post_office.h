@@ -11,8 +11,8 @@
 #pragma once
 
 #include "comm/mpi/header.h"
+#include "comm/mpi/peer_processes.h"
 #include "comm/mpi/plugin/functions.h"
-#include "sys/file_descriptor.h"
 
 #include <lockstep/base/deadline.h>
 
@@ -26,6 +26,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -89,8 +90,12 @@ class PostOffice {
   void attach(std::uint64_t group, std::shared_ptr<Recipient> recipient);
   // From now on it is discarded.
   void detach(std::uint64_t group);
-  // Watches the process of a rank, when it is one of this host.
+  // Watches the process of a rank, which is one of this host.
   void watch(int rank, int process);
+  // That process, when it is stopped.
+  [[nodiscard]] std::optional<int> stopped_process(int rank) const {
+    return processes_.stopped(rank);
+  }
   // So many operations more (less) are waiting for mail: how eagerly to look for it.
   void expect(int operations) { expected_ += operations; }
   // A group died: the world may not come to its orderly end.
@@ -148,11 +153,7 @@ class PostOffice {
   std::map<std::uint64_t, std::shared_ptr<Recipient>> recipients_;
   std::map<std::uint64_t, std::vector<Arrival>> unclaimed_;  // for groups that are not there yet
   std::set<std::uint64_t> detached_;
-  struct Process {
-    int number = 0;
-    sys::FileDescriptor end;  // readable when it has ended
-  };
-  std::map<int, Process> processes_;
+  PeerProcesses processes_;
   struct Trouble {
     std::string what;
     Clock::time_point since;

@@ -38,6 +38,11 @@ std::optional<Stat> stat_of(const std::string& pid) {
   }
 }
 
+ProcessState state_in(const std::optional<Stat>& stat) {
+  if (!stat || stat->state == 'Z' || stat->state == 'X') return ProcessState::ended;
+  return stat->state == 'T' || stat->state == 't' ? ProcessState::stopped : ProcessState::runs;
+}
+
 // Processes that see each other's pids have the same.
 std::string place() {
   std::error_code ignored;
@@ -64,10 +69,10 @@ ProcessState state_of(std::string_view process) {
   const ProcessWords words(process);
   if (words.started.empty() || words.place != place()) return ProcessState::unknown;
   auto stat = stat_of(words.pid);
-  if (!stat || stat->started != words.started || stat->state == 'Z' || stat->state == 'X')
-    return ProcessState::ended;
-  return stat->state == 'T' || stat->state == 't' ? ProcessState::stopped : ProcessState::runs;
+  return stat && stat->started == words.started ? state_in(stat) : ProcessState::ended;
 }
+
+ProcessState state_of(int pid) { return state_in(stat_of(std::to_string(pid))); }
 
 std::string pid_of(std::string_view process) { return ProcessWords(process).pid; }
 

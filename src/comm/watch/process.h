@@ -12,6 +12,8 @@ enum class ProcessState { unknown, runs, stopped, ended };  // unknown: on anoth
 [[nodiscard]] std::string own_process();
 
 [[nodiscard]] ProcessState state_of(std::string_view process);
+// The same by its number alone, which must not have become another's.
+[[nodiscard]] ProcessState state_of(int pid);
 // "71"; empty when it cannot be read.
 [[nodiscard]] std::string pid_of(std::string_view process);
 

@@ -38,6 +38,18 @@ TEST(Inquest, WhoDoesNotAnswerIsNeeded) {
             "that ranks 0-2 wait in");
 }
 
+// Another may be silent because of it, or behind.
+TEST(Inquest, WhoIsStoppedIsNamedBeforeAllOthers) {
+  auto inquest = inquest_about({1, 2, 3});
+  inquest.answers = {{1, not_posted}};
+  inquest.stopped = {{3, 4711}};
+  auto verdict = judge(inquest, "world");
+  EXPECT_EQ(verdict.kind, 'T');
+  EXPECT_EQ(verdict.text,
+            "after 1s: rank 3 did not answer, and is needed for all_reduce #8 (bucket 2, 4 kB) "
+            "that rank 0 waits in; its process 4711 is stopped; rank 2 did not answer");
+}
+
 TEST(Inquest, WhoDidNotCallIsNamedFirst) {
   auto inquest = inquest_about({1, 2, 3});
   inquest.answers = {{1, posted}, {2, not_posted}};
