@@ -9,6 +9,7 @@
 #include <iterator>
 #include <regex>
 #include <string>
+#include <string_view>
 
 using namespace lockstep;
 using test::Misdeed;
@@ -29,6 +30,13 @@ std::string general(std::string text) {
   return text;
 }
 
+// A rank that learns of it with its next call is told first that the group is dead.
+std::string without_next_call(const std::string& text) {
+  constexpr std::string_view words = " on group world, which is dead: ";
+  const auto at = text.find(words);
+  return at == std::string::npos ? text : text.substr(at + words.size());
+}
+
 std::string document() {
   std::ifstream file(LOCKSTEP_SOURCE_DIR "/docs/errors.md");
   return {std::istreambuf_iterator<char>(file), {}};
@@ -43,7 +51,7 @@ TEST_P(ErrorsDocument, ShowsTheSentencesOf) {
     const auto outcome =
         test::inject({.target = GetParam(), .misdeed = misdeed, .seed = 20}, worlds);
     ASSERT_TRUE(outcome.named_rightly) << outcome.problem;
-    const auto& text = outcome.texts.front();
+    const auto text = without_next_call(outcome.texts.front());
     EXPECT_NE(shown.find(general(text)), std::string::npos)
         << "docs/errors.md does not show: " << text << "\nin general: " << general(text);
   }

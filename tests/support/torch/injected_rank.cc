@@ -38,6 +38,7 @@ class InjectedRank {
       : injection_(injection), rank_(rank), world_(std::move(world)), board_(board) {}
 
   void run() {
+    come_together();
     try {
       for (int step = 0;; ++step) {
         if (rank_ == injection_.victim() && step == injection_.step()) {
@@ -52,6 +53,13 @@ class InjectedRank {
   }
 
  private:
+  // The deadlines of the injection are for ranks at work, not for those that load LibTorch.
+  void come_together() {
+    auto values = at::ones({100'000});
+    world_.all_reduce(values, Op::sum, {.tag = "begin", .timeout = 10s}).wait();
+    world_.broadcast(values, 0, {.tag = "begin", .timeout = 10s}).wait();
+  }
+
   // What the plan has for a step: of many lengths, on the same seed the same for all ranks.
   struct Wanted {
     std::int64_t length;
