@@ -1,6 +1,7 @@
 // Compiled once for each instruction set (Highway's foreach_target) and chosen at run time.
 #include "optim/adam_kernel.h"
 
+#include "optim/prefetch.h"
 #include "optim/targets.h"
 
 #include <array>
@@ -91,6 +92,11 @@ template <class Kind, class Stored>
 HWY_INLINE void update_lanes(const AdamLanes& c, const typename Kind::Kept& kept,
                              const Place<Stored>& at, std::size_t place) {
   const FloatTag tag;
+  prefetch_ahead(at.parameter);
+  prefetch_ahead(at.gradient);
+  prefetch_ahead(at.average);
+  prefetch_ahead(at.square);
+  if constexpr (Kind::amsgrad) prefetch_ahead(at.greatest_square);
   Floats w = hn::LoadU(tag, at.parameter), g = hn::LoadU(tag, at.gradient);
   if constexpr (Kind::treated) g = hn::MulAdd(w, c.decay, c.treatment(g));
   w = hn::Mul(w, c.kept);
@@ -109,7 +115,7 @@ HWY_INLINE void update_lanes(const AdamLanes& c, const typename Kind::Kept& kept
 // The last elements, fewer than a vector has: by way of whole vectors, so that an element's bits do
 // not depend on its place.
 template <class Kind, class Span>
-void update_rest(const AdamLanes& c, const typename Kind::Kept& kept, const Span& span,
+void update_rest(const AdamLanes& c, const typename Kind::Kept& kept, Span span,
                  std::size_t begin) {
   using Stored = typename Kind::Kept::Stored;
   std::size_t count = static_cast<std::size_t>(span.count) - begin;
@@ -128,8 +134,9 @@ void update_rest(const AdamLanes& c, const typename Kind::Kept& kept, const Span
   if constexpr (Kind::amsgrad) greatest.store(span.greatest_square + begin);
 }
 
+// `span` is a copy, so that the stores cannot reach its pointers and they stay in registers.
 template <class Kind, class Span>
-void update_span(const AdamLanes& c, const typename Kind::Kept& kept, const Span& span) {
+void update_span(const AdamLanes& c, const typename Kind::Kept& kept, Span span) {
   const std::size_t lanes = hn::Lanes(FloatTag());
   auto count = static_cast<std::size_t>(span.count);
   std::size_t i = 0;

@@ -1,6 +1,7 @@
 // Compiled once for each instruction set (Highway's foreach_target) and chosen at run time.
 #include "optim/sgd_kernel.h"
 
+#include "optim/prefetch.h"
 #include "optim/targets.h"
 
 #include <array>
@@ -44,6 +45,9 @@ template <Momentum kind>
 HWY_INLINE void update_lanes(const SgdLanes& c, float* parameter, const float* gradient,
                              [[maybe_unused]] float* momentum_buffer) {
   const FloatTag tag;
+  prefetch_ahead(parameter);
+  prefetch_ahead(gradient);
+  if constexpr (kind != Momentum::none) prefetch_ahead(momentum_buffer);
   Floats w = hn::LoadU(tag, parameter);
   Floats g = hn::MulAdd(w, c.decay, c.treatment(hn::LoadU(tag, gradient)));
   if constexpr (kind != Momentum::none) {
@@ -57,7 +61,7 @@ HWY_INLINE void update_lanes(const SgdLanes& c, float* parameter, const float* g
 }
 
 template <Momentum kind>
-void update_rest(const SgdLanes& c, const SgdSpan& span, std::size_t begin) {
+void update_rest(const SgdLanes& c, SgdSpan span, std::size_t begin) {
   constexpr bool buffered = kind != Momentum::none;
   std::size_t count = static_cast<std::size_t>(span.count) - begin;
   if (count == 0) return;
@@ -70,8 +74,9 @@ void update_rest(const SgdLanes& c, const SgdSpan& span, std::size_t begin) {
   if constexpr (buffered) momentum.store(span.momentum_buffer + begin);
 }
 
+// `span` is a copy: see adam_kernel.cc.
 template <Momentum kind>
-void update_span(const SgdLanes& c, const SgdSpan& span) {
+void update_span(const SgdLanes& c, SgdSpan span) {
   const std::size_t lanes = hn::Lanes(FloatTag());
   auto count = static_cast<std::size_t>(span.count);
   std::size_t i = 0;
