@@ -21,14 +21,15 @@ namespace {
 constexpr std::int64_t piece_elements = 1 << 16;
 constexpr std::int64_t stretch_bytes = 1 << 13;  // of numbers on their way to another dtype
 
-void convert(c10::ScalarType dtype, void* from, c10::ScalarType wanted, void* to,
+void convert(c10::ScalarType dtype, const std::byte* from, c10::ScalarType wanted, void* to,
              std::int64_t count) {
-  auto* bits = static_cast<const std::uint16_t*>(from);
+  auto* bits = reinterpret_cast<const std::uint16_t*>(from);
   auto* floats = static_cast<float*>(to);
   if (wanted == at::kFloat && dtype == at::kBFloat16)
     return optim::widen_bfloat16(bits, floats, count);
   if (wanted == at::kFloat && dtype == at::kHalf) return optim::widen_half(bits, floats, count);
-  at::from_blob(to, {count}, wanted).copy_(at::from_blob(from, {count}, dtype));
+  at::from_blob(to, {count}, wanted)
+      .copy_(at::from_blob(const_cast<std::byte*>(from), {count}, dtype));
 }
 
 }  // namespace
@@ -78,15 +79,17 @@ void DeferredGradient::average(std::int64_t begin, std::int64_t count, void* to)
 }
 
 void DeferredGradient::read(std::int64_t begin, std::int64_t count, void* to) const {
-  if (rows_.scalar_type() == dtype_) return average(begin, count, to);
+  c10::ScalarType summed = rows_.scalar_type();
+  if (summed == dtype_) return average(begin, count, to);
+  if (inputs_.size() == 1)
+    return convert(summed, inputs_[0] + begin * rows_.element_size(), dtype_, to, count);
   alignas(64) std::array<std::byte, stretch_bytes> averages;
   std::int64_t most = stretch_bytes / rows_.element_size();
   auto size = static_cast<std::int64_t>(c10::elementSize(dtype_));
   for (std::int64_t done = 0; done < count; done += most) {
     std::int64_t part = std::min(most, count - done);
     average(begin + done, part, averages.data());
-    convert(rows_.scalar_type(), averages.data(), dtype_, static_cast<std::byte*>(to) + done * size,
-            part);
+    convert(summed, averages.data(), dtype_, static_cast<std::byte*>(to) + done * size, part);
   }
 }
 
