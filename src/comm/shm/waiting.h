@@ -56,13 +56,17 @@ class SharedCores {
     sleeps_.fetch_sub(1, std::memory_order_relaxed);
     return false;
   }
-  void offer() {
+  // Whether somebody took it.
+  [[nodiscard]] bool offer() {
     auto begin = Clock::now();
     sched_yield();
-    if (Clock::now() - begin > soon) sleeps_.store(sleeps_after_loss, std::memory_order_relaxed);
+    auto away = Clock::now() - begin;
+    if (away > soon) sleeps_.store(sleeps_after_loss, std::memory_order_relaxed);
+    return away > at_once;
   }
 
  private:
+  static constexpr auto at_once = std::chrono::microseconds(1);
   static constexpr auto soon = std::chrono::microseconds(400);
   static constexpr int sleeps_after_loss = 300;
   std::atomic<int> sleeps_{0};
@@ -99,30 +103,33 @@ class Sleeps {
 
 // A thread that finds nothing to do looks again for as long as that is worth it. Most of that time
 // it offers its core at each look, because the peer may have been put on the same one. When ranks
-// share cores anyway, it offers it from the first look on, and then sleeps.
+// share cores anyway, it offers it from the first look on, and sleeps when it was taken a few times:
+// while nobody wants the core, a sleep would help nobody.
 class Patience {
  public:
   // `shared`: null when every rank has a core.
   Patience(SharedCores* shared, Duration longest) : shared_(shared), longest_(longest) {}
 
-  void restart() { tries_ = 0; }
+  void restart() {
+    tries_ = 0;
+    is_offering_ = false;
+  }
   // True: look again. False: sleep.
   [[nodiscard]] bool has_more() { return shared_ ? offers_core() : looks_longer(); }
 
  private:
-  static constexpr int offers = 3;
+  static constexpr int offers = 3;  // that somebody took
   static constexpr int looks_without_clock = 20;
   static constexpr auto spin = std::chrono::microseconds(5);
 
   bool offers_core() {
-    if (tries_ == 0 && !shared_->are_ours()) return false;
-    if (tries_ == offers) {
-      tries_ = 0;  // after the sleep, the same again: a wait must come to its deadline
-      return false;
-    }
-    ++tries_;
-    shared_->offer();
-    return true;
+    if (!is_offering_ && !shared_->are_ours()) return false;
+    if (!is_offering_) begin_ = Clock::now();
+    is_offering_ = true;
+    if (shared_->offer()) ++tries_;
+    bool goes_on = tries_ < offers && Clock::now() - begin_ < longest_;
+    if (!goes_on) restart();  // after the sleep, the same again: a wait must come to its deadline
+    return goes_on;
   }
 
   bool looks_longer() {
@@ -143,6 +150,7 @@ class Patience {
   SharedCores* shared_;
   Duration longest_;
   int tries_ = 0;
+  bool is_offering_ = false;
   Clock::time_point begin_;
 };
 
