@@ -6,6 +6,7 @@
 #include "comm/watch/call_watch.h"
 
 #include <algorithm>
+#include <charconv>
 #include <vector>
 
 namespace lockstep::mpi {
@@ -29,6 +30,21 @@ std::string last_calls(const Inquest& inquest, const std::vector<int>& ranks) {
                   last.empty() ? "none" : last);
   }
   return text;
+}
+
+// Leaves those whose last call was the earliest: the others may be waiting for them.
+std::vector<int> take_those_ahead(const Inquest& inquest, std::vector<int>& ranks) {
+  auto last = [&](int rank) { return inquest.answers.at(rank).last; };
+  const auto earliest = last(*std::ranges::min_element(ranks, {}, last));
+  auto later = std::ranges::stable_partition(ranks, [&](int r) { return last(r) == earliest; });
+  std::vector<int> taken(later.begin(), later.end());
+  ranks.erase(later.begin(), later.end());
+  return taken;
+}
+
+std::string words_about_behind(const std::vector<int>& ranks) {
+  if (ranks.empty()) return "";
+  return formatted("; {} {} behind, too", rank_list(ranks), ranks.size() == 1 ? "is" : "are");
 }
 
 // "; rank 2 did not answer", for those that nothing else is said about.
@@ -71,8 +87,10 @@ Verdict overdue(const Inquest& inquest, std::string_view group) {
     // What the others lack may well be this one's.
     text += is_needed(stopped) + words_about_stopped(inquest.stopped) + words_about_silent(silent);
   } else if (!missing.empty()) {
-    text += formatted("{} never called {} {}{}{}", rank_list(missing), due, waits,
-                      last_calls(inquest, missing), words_about_silent(silent));
+    const auto behind = take_those_ahead(inquest, missing);
+    text += formatted("{} never called {} {}{}{}{}", rank_list(missing), due, waits,
+                      last_calls(inquest, missing), words_about_behind(behind),
+                      words_about_silent(silent));
   } else if (!silent.empty()) {
     text += is_needed(silent);
   } else {
@@ -83,11 +101,18 @@ Verdict overdue(const Inquest& inquest, std::string_view group) {
 
 }  // namespace
 
-std::string written(const Answer& answer) { return static_cast<char>(answer.state) + answer.text; }
+std::string written(const Answer& answer) {
+  return formatted("{}{} {}", static_cast<char>(answer.state), answer.last, answer.text);
+}
 
 Answer read_answer(std::uint64_t fingerprint, std::string_view text) {
   if (text.empty()) return {};
-  return {static_cast<Answer::State>(text.front()), fingerprint, std::string(text.substr(1))};
+  Answer answer{static_cast<Answer::State>(text.front()), fingerprint, 0, {}};
+  const auto blank = text.find(' ');
+  if (blank == std::string_view::npos) return answer;
+  std::from_chars(text.data() + 1, text.data() + blank, answer.last);
+  answer.text = text.substr(blank + 1);
+  return answer;
 }
 
 Verdict judge(const Inquest& inquest, std::string_view group) {

@@ -18,6 +18,7 @@ struct Answer {
   enum class State : char { not_posted = 'n', posted = 'p' };
   State state = State::not_posted;
   std::uint64_t fingerprint = 0;  // of that call; 0 when it is too long ago to be known
+  std::uint64_t last = 0;         // the number of the rank's last call of that route
   std::string text;               // that call fully, or the rank's last one
 };
 [[nodiscard]] std::string written(const Answer& answer);

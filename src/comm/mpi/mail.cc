@@ -109,7 +109,7 @@ void Member::answer(int from, const Header& header) {
                                                           : collectives;
   const auto& history = histories_[route];
   const auto* known = history.find(header.number);
-  Answer answer;
+  Answer answer{.last = history.last, .text = {}};
   if (history.last >= header.number) answer.state = Answer::State::posted;
   if (known == nullptr && answer.state == Answer::State::not_posted && !history.calls.empty())
     answer.text = describe_fully(history.calls.back().call);

@@ -24,9 +24,9 @@ Inquest inquest_about(const std::set<int>& asked, Inquest::Cause cause = Inquest
   inquest.call.elements = 1000;
   return inquest;
 }
-const Answer posted{Answer::State::posted, ours, "all_reduce #8"};
-const Answer not_posted{Answer::State::not_posted, 0, "broadcast #7 (weights) at train.cc:80"};
-const Answer another{Answer::State::posted, theirs, "barrier #8 at train.cc:92"};
+const Answer posted{Answer::State::posted, ours, 8, "all_reduce #8"};
+const Answer not_posted{Answer::State::not_posted, 0, 7, "broadcast #7 (weights) at train.cc:80"};
+const Answer another{Answer::State::posted, theirs, 8, "barrier #8 at train.cc:92"};
 
 TEST(Inquest, WhoDoesNotAnswerIsNeeded) {
   auto inquest = inquest_about({1, 2, 3});
@@ -60,6 +60,16 @@ TEST(Inquest, WhoDidNotCallIsNamedFirst) {
             "its last call was broadcast #7 (weights) at train.cc:80; rank 3 did not answer");
 }
 
+// They may be waiting for the one that is furthest behind.
+TEST(Inquest, WhoIsFurthestBehindIsNamed) {
+  auto inquest = inquest_about({1, 2, 3});
+  inquest.answers = {{1, not_posted}, {2, not_posted}, {3, not_posted}};
+  inquest.answers.at(2).last = 5;
+  EXPECT_EQ(judge(inquest, "world").text,
+            "after 1s: rank 2 never called all_reduce #8 (bucket 2, 4 kB) that rank 0 waits in; "
+            "its last call was broadcast #7 (weights) at train.cc:80; ranks 1, 3 are behind, too");
+}
+
 TEST(Inquest, ADifferenceComesBeforeADeadline) {
   for (auto cause : {Inquest::Cause::deadline, Inquest::Cause::difference}) {
     auto inquest = inquest_about({1, 2}, cause);
@@ -82,10 +92,11 @@ TEST(Inquest, WhoDiffersAndIsSilentIsNamedAllTheSame) {
 }
 
 TEST(Inquest, AnswersComeBackAsTheyWereWritten) {
-  for (const auto& answer : {posted, not_posted, another}) {
+  for (const auto& answer : {posted, not_posted, another, Answer{}}) {
     auto read = read_answer(answer.fingerprint, written(answer));
     EXPECT_EQ(read.state, answer.state);
     EXPECT_EQ(read.fingerprint, answer.fingerprint);
+    EXPECT_EQ(read.last, answer.last);
     EXPECT_EQ(read.text, answer.text);
   }
 }
