@@ -38,8 +38,8 @@ class InjectedRank {
       : injection_(injection), rank_(rank), world_(std::move(world)), board_(board) {}
 
   void run() {
-    come_together();
     try {
+      come_together();
       for (int step = 0;; ++step) {
         if (rank_ == injection_.victim() && step == injection_.step()) {
           misbehave(step);
