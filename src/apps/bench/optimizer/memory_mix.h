@@ -15,7 +15,10 @@ struct MixSpan {
   std::int64_t count = 0;
 };
 
+// Whether the pass asks for memory before it reads it: which is faster differs among processors.
+enum class Mix { plain, ahead };
+
 // a = a * one + gradient * nothing for the three arrays: with 1 and 0 their values stay.
-void run_memory_mix(const MixSpan& span, float one, float nothing);
+void run_memory_mix(const MixSpan& span, Mix mix, float one, float nothing);
 
 }  // namespace lockstep::apps

@@ -75,10 +75,12 @@ std::vector<Entrant> start(const OptimizerOptions& options) {
   return contenders;
 }
 
+// The first step of a turn is not counted: it writes back what the turn before left in the caches.
 void run_turn(Entrant& contender, int steps) {
-  contender.process->tell(formatted("{} {}", contender.command, steps));
+  contender.process->tell(formatted("{} {}", contender.command, steps + 1));
   auto answer = nlohmann::json::parse(contender.process->answer(0));
   std::vector<double> seconds = answer.at("seconds");
+  seconds.erase(seconds.begin());
   contender.seconds.insert(contender.seconds.end(), seconds.begin(), seconds.end());
   contender.by_round.push_back(std::accumulate(seconds.begin(), seconds.end(), 0.0) /
                                static_cast<double>(seconds.size()));
