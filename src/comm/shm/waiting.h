@@ -103,7 +103,7 @@ class Sleeps {
 
 // A thread that finds nothing to do looks again for as long as that is worth it. Most of that time
 // it offers its core at each look, because the peer may have been put on the same one. When ranks
-// share cores anyway, it offers it from the first look on, and sleeps once it was taken a few times:
+// share cores anyway, it offers it from the first look on, and sleeps after it was taken thrice:
 // while nobody wants the core, a sleep would help nobody.
 class Patience {
  public:
