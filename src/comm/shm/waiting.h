@@ -48,7 +48,8 @@ inline void pause_briefly() {
 
 // What the threads of a process have learned about the cores that they share with other ranks. When
 // an offered core does not come back soon, somebody else computes there: then it is better to sleep
-// at once and be woken in front of him, for a while.
+// at once and be woken in front of him, for a while. A short while at first, since most of those
+// who come go again; each further loss doubles it, and each core that comes back takes a little off.
 class SharedCores {
  public:
   [[nodiscard]] bool are_ours() {
@@ -56,20 +57,27 @@ class SharedCores {
     sleeps_.fetch_sub(1, std::memory_order_relaxed);
     return false;
   }
-  // Whether somebody took it.
-  [[nodiscard]] bool offer() {
+  // Returns the time when the core came back.
+  Clock::time_point offer() {
     auto begin = Clock::now();
     sched_yield();
-    auto away = Clock::now() - begin;
-    if (away > soon) sleeps_.store(sleeps_after_loss, std::memory_order_relaxed);
-    return away > at_once;
+    auto end = Clock::now();
+    int next = next_sleeps_.load(std::memory_order_relaxed);
+    if (end - begin > soon) {
+      sleeps_.store(next, std::memory_order_relaxed);
+      next_sleeps_.store(std::min(2 * next, most_sleeps), std::memory_order_relaxed);
+    } else if (next > fewest_sleeps) {
+      next_sleeps_.store(next - 1, std::memory_order_relaxed);
+    }
+    return end;
   }
 
  private:
-  static constexpr auto at_once = std::chrono::microseconds(1);
   static constexpr auto soon = std::chrono::microseconds(400);
-  static constexpr int sleeps_after_loss = 300;
+  static constexpr int fewest_sleeps = 10;
+  static constexpr int most_sleeps = 300;
   std::atomic<int> sleeps_{0};
+  std::atomic<int> next_sleeps_{fewest_sleeps};
 };
 
 // What the threads of a process have learned about how long to look before a sleep: for longer than
@@ -103,32 +111,27 @@ class Sleeps {
 
 // A thread that finds nothing to do looks again for as long as that is worth it. Most of that time
 // it offers its core at each look, because the peer may have been put on the same one. When ranks
-// share cores anyway, it offers it from the first look on, and sleeps after it was taken thrice:
-// while nobody wants the core, a sleep would help nobody.
+// share cores anyway, it offers it from the first look on.
 class Patience {
  public:
   // `shared`: null when every rank has a core.
   Patience(SharedCores* shared, Duration longest) : shared_(shared), longest_(longest) {}
 
-  void restart() {
-    tries_ = 0;
-    is_offering_ = false;
-  }
+  void restart() { tries_ = 0; }
   // True: look again. False: sleep.
   [[nodiscard]] bool has_more() { return shared_ ? offers_core() : looks_longer(); }
 
  private:
-  static constexpr int offers = 3;  // that somebody took
   static constexpr int looks_without_clock = 20;
   static constexpr auto spin = std::chrono::microseconds(5);
 
   bool offers_core() {
-    if (!is_offering_ && !shared_->are_ours()) return false;
-    if (!is_offering_) begin_ = Clock::now();
-    is_offering_ = true;
-    if (shared_->offer()) ++tries_;
-    bool goes_on = tries_ < offers && Clock::now() - begin_ < longest_;
-    if (!goes_on) restart();  // after the sleep, the same again: a wait must come to its deadline
+    if (tries_ == 0) {
+      if (!shared_->are_ours()) return false;
+      begin_ = Clock::now();
+    }
+    bool goes_on = shared_->offer() - begin_ < longest_;
+    tries_ = goes_on ? 1 : 0;  // after the sleep, the same again: a wait must come to its deadline
     return goes_on;
   }
 
@@ -150,7 +153,6 @@ class Patience {
   SharedCores* shared_;
   Duration longest_;
   int tries_ = 0;
-  bool is_offering_ = false;
   Clock::time_point begin_;
 };
 
