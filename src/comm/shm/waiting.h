@@ -49,7 +49,8 @@ inline void pause_briefly() {
 // What the threads of a process have learned about the cores that they share with other ranks. When
 // an offered core does not come back soon, somebody else computes there: then it is better to sleep
 // at once and be woken in front of him, for a while. A short while at first, since most of those
-// who come go again; each further loss doubles it, and each core that comes back takes a little off.
+// who come go again; each further loss doubles it, and each core that comes back takes a little
+// off.
 class SharedCores {
  public:
   [[nodiscard]] bool are_ours() {
