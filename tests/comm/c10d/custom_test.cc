@@ -3,6 +3,7 @@
 #include <lockstep/comm/c10d.h>
 
 #include "comm/backends.h"
+#include "comm/c10d/store_engine.h"
 #include "support/messages.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
@@ -15,10 +16,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,45 +26,12 @@ using namespace std::chrono_literals;
 
 namespace {
 
-class Complete final : public c10d::Work {
- public:
-  bool isCompleted() override { return true; }
-  bool wait(std::chrono::milliseconds) override { return true; }
-};
-
-// Gathers and a barrier are all that a group of Lockstep needs for its other reductions.
-class StoreEngine final : public c10d::Backend {
- public:
-  StoreEngine(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
-      : c10d::Backend(rank, size), store_(std::move(store)) {}
-
-  const std::string getBackendName() const override { return "by store"; }
-
-  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
-                                           std::vector<at::Tensor>& inputs,
-                                           const c10d::AllgatherOptions&) override {
-    auto round = std::to_string(++rounds_) + "/";
-    const auto* bytes = static_cast<const std::uint8_t*>(inputs[0].const_data_ptr());
-    store_->set(round + std::to_string(getRank()),
-                std::vector<std::uint8_t>(bytes, bytes + inputs[0].nbytes()));
-    for (int rank = 0; rank < getSize(); ++rank) {
-      auto value = store_->get(round + std::to_string(rank));
-      std::memcpy(outputs[0][rank].mutable_data_ptr(), value.data(), value.size());
-    }
-    return c10::make_intrusive<Complete>();
-  }
-
- private:
-  c10::intrusive_ptr<c10d::Store> store_;
-  int rounds_ = 0;
-};
-
 TEST(CustomC10d, MovesAndReducesByWhatItHas) {
   test::TemporaryFolder folder;
   test::expect_ranks(3, [&](int rank) {
     BackendOptions options{.join_timeout = 20s,
                            .c10d = [](const auto& store, int place, int size, Duration) {
-                             return c10::make_intrusive<StoreEngine>(store, place, size);
+                             return c10::make_intrusive<test::StoreEngine>(store, place, size);
                            }};
     auto store = std::make_shared<FileStore>(folder.path());
     Group group(make_backend("by store", store, rank, 3, options), "world", 20s);

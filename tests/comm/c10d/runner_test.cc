@@ -2,6 +2,7 @@
 // tests' own.
 #include "comm/c10d/runner.h"
 
+#include "comm/c10d/store_engine.h"
 #include "support/torch/late_device.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +10,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <chrono>
 #include <functional>
@@ -21,12 +21,6 @@
 using namespace lockstep;
 
 namespace {
-
-class DoneThere final : public c10d::Work {
- public:
-  bool isCompleted() override { return true; }
-  bool wait(std::chrono::milliseconds) override { return true; }
-};
 
 // Of one rank: an output is the input, copied on the current stream.
 class WholeBackend final : public c10d::Backend {
@@ -44,7 +38,7 @@ class WholeBackend final : public c10d::Backend {
   }
   c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>&, int peer, int) override {
     calls.push_back("send to " + std::to_string(peer));
-    return c10::make_intrusive<DoneThere>();
+    return c10::make_intrusive<test::CompleteWork>();
   }
 
   std::vector<std::string> calls;
@@ -56,7 +50,7 @@ class WholeBackend final : public c10d::Backend {
     EXPECT_EQ(input.device(), test::late_device());
     calls.emplace_back(call);
     output.copy_(input);
-    return c10::make_intrusive<DoneThere>();
+    return c10::make_intrusive<test::CompleteWork>();
   }
 };
 

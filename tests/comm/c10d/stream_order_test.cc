@@ -5,6 +5,7 @@
 #include <lockstep/store/memory_store.h>
 
 #include "comm/backends.h"
+#include "comm/c10d/store_engine.h"
 #include "support/torch/late_device.h"
 
 #include <gtest/gtest.h>
@@ -13,10 +14,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -29,39 +27,20 @@ using namespace std::chrono_literals;
 
 namespace {
 
-class CompleteOnDevice final : public c10d::Work {
- public:
-  bool isCompleted() override { return true; }
-  bool wait(std::chrono::milliseconds) override { return true; }
-};
-
 // Reads its input when the current stream has come to the call, and writes its outputs at once.
-class DeviceEngine final : public c10d::Backend {
+class DeviceEngine final : public test::StoreEngine {
  public:
-  DeviceEngine(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
-      : c10d::Backend(rank, size), store_(std::move(store)) {}
+  using StoreEngine::StoreEngine;
 
   const std::string getBackendName() const override { return "device"; }
 
   c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
                                            std::vector<at::Tensor>& inputs,
-                                           const c10d::AllgatherOptions&) override {
+                                           const c10d::AllgatherOptions& options) override {
     const auto device = test::late_device();
     c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
-    auto round = std::to_string(++rounds_) + "/";
-    const auto* bytes = static_cast<const std::uint8_t*>(inputs[0].const_data_ptr());
-    store_->set(round + std::to_string(getRank()),
-                std::vector<std::uint8_t>(bytes, bytes + inputs[0].nbytes()));
-    for (int rank = 0; rank < getSize(); ++rank) {
-      auto value = store_->get(round + std::to_string(rank));
-      std::memcpy(outputs[0][rank].mutable_data_ptr(), value.data(), value.size());
-    }
-    return c10::make_intrusive<CompleteOnDevice>();
+    return StoreEngine::allgather(outputs, inputs, options);
   }
-
- private:
-  c10::intrusive_ptr<c10d::Store> store_;
-  int rounds_ = 0;
 };
 
 void run_on_device(int size, const std::function<void(Group)>& rank) {

@@ -1,0 +1,50 @@
+// An engine of c10d for tests, which does everything through the store it is given.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::test {
+
+// Work that was done when it was begun.
+class CompleteWork final : public c10d::Work {
+ public:
+  bool isCompleted() override { return true; }
+  bool wait(std::chrono::milliseconds) override { return true; }
+};
+
+// Gathers and a barrier are all that a group of Lockstep needs for its other reductions.
+class StoreEngine : public c10d::Backend {
+ public:
+  StoreEngine(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
+      : c10d::Backend(rank, size), store_(std::move(store)) {}
+
+  const std::string getBackendName() const override { return "by store"; }
+
+  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
+                                           std::vector<at::Tensor>& inputs,
+                                           const c10d::AllgatherOptions&) override {
+    auto round = std::to_string(++rounds_) + "/";
+    const auto* bytes = static_cast<const std::uint8_t*>(inputs[0].const_data_ptr());
+    store_->set(round + std::to_string(getRank()),
+                std::vector<std::uint8_t>(bytes, bytes + inputs[0].nbytes()));
+    for (int rank = 0; rank < getSize(); ++rank) {
+      auto value = store_->get(round + std::to_string(rank));
+      std::memcpy(outputs[0][rank].mutable_data_ptr(), value.data(), value.size());
+    }
+    return c10::make_intrusive<CompleteWork>();
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+  int rounds_ = 0;
+};
+
+}  // namespace lockstep::test
