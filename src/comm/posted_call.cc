@@ -4,6 +4,7 @@
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
+#include "comm/shm/plan.h"
 #include "comm/stream_point.h"
 
 namespace lockstep {
@@ -54,15 +55,9 @@ PostedCall PostedCall::without_tensors() const {
   return copy;
 }
 
-bool PostedCall::reduces() const {
-  return collective == Collective::all_reduce || collective == Collective::reduce ||
-         collective == Collective::reduce_scatter;
-}
+bool PostedCall::reduces() const { return shm::combines(collective); }
 
-bool PostedCall::has_root() const {
-  return collective == Collective::reduce || collective == Collective::broadcast ||
-         collective == Collective::gather || collective == Collective::scatter;
-}
+bool PostedCall::has_root() const { return shm::has_root(collective); }
 
 bool same_call(const PostedCall& a, const PostedCall& b) {
   if (a.tag != b.tag || a.dtype != b.dtype) return false;
