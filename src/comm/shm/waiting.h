@@ -47,38 +47,37 @@ inline void pause_briefly() {
 }
 
 // What the threads of a process have learned about the cores that they share with other ranks. When
-// an offered core does not come back soon, somebody else computes there: then it is better to sleep
-// at once and be woken in front of him, for a while. A short while at first, since most of those
-// who come go again; each further loss doubles it, and each core that comes back takes a little
-// off.
+// an offered core comes back late, somebody else computes there: it is better then to sleep at once
+// and be woken in front of him. But a wake costs a hundred times what an offer among waiting ranks
+// does, and one rank that sleeps makes others sleep. So a core that is lost now and then changes
+// nothing: what counts is the share of the time. Each loss is a debt that time pays off, 32 times
+// as slowly; while more than a few losses are owed, waits sleep.
 class SharedCores {
  public:
-  [[nodiscard]] bool are_ours() {
-    if (sleeps_.load(std::memory_order_relaxed) == 0) return true;
-    sleeps_.fetch_sub(1, std::memory_order_relaxed);
-    return false;
+  // As long as a wait may look: longer than most interruptions last.
+  static constexpr Duration worth_looking = std::chrono::milliseconds(1);
+
+  [[nodiscard]] bool are_ours(Clock::time_point now) const {
+    return paid_off_.load(std::memory_order_relaxed) <=
+           (now + price * most_debt).time_since_epoch();
   }
   // Returns the time when the core came back.
   Clock::time_point offer() {
     auto begin = Clock::now();
     sched_yield();
     auto end = Clock::now();
-    int next = next_sleeps_.load(std::memory_order_relaxed);
     if (end - begin > soon) {
-      sleeps_.store(next, std::memory_order_relaxed);
-      next_sleeps_.store(std::min(2 * next, most_sleeps), std::memory_order_relaxed);
-    } else if (next > fewest_sleeps) {
-      next_sleeps_.store(next - 1, std::memory_order_relaxed);
+      auto paid_off = std::max(paid_off_.load(std::memory_order_relaxed), end.time_since_epoch());
+      paid_off_.store(paid_off + price * (end - begin), std::memory_order_relaxed);
     }
     return end;
   }
 
  private:
   static constexpr auto soon = std::chrono::microseconds(400);
-  static constexpr int fewest_sleeps = 10;
-  static constexpr int most_sleeps = 300;
-  std::atomic<int> sleeps_{0};
-  std::atomic<int> next_sleeps_{fewest_sleeps};
+  static constexpr Duration most_debt = std::chrono::milliseconds(10);
+  static constexpr int price = 32;
+  std::atomic<Duration> paid_off_{};  // when the last debt is, since the clock's epoch
 };
 
 // What the threads of a process have learned about how long to look before a sleep: for longer than
@@ -128,10 +127,10 @@ class Patience {
 
   bool offers_core() {
     if (tries_ == 0) {
-      if (!shared_->are_ours()) return false;
       begin_ = Clock::now();
+      if (!shared_->are_ours(begin_)) return false;
     }
-    bool goes_on = shared_->offer() - begin_ < longest_;
+    bool goes_on = shared_->offer() - begin_ < SharedCores::worth_looking;
     tries_ = goes_on ? 1 : 0;  // after the sleep, the same again: a wait must come to its deadline
     return goes_on;
   }
