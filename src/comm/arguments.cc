@@ -122,6 +122,12 @@ std::int64_t Arguments::counts(std::span<const std::int64_t> counts, std::string
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
 
+void Arguments::kept(std::int64_t sent, std::int64_t received) const {
+  if (sent != received)
+    refuse("by its counts this rank sends {} elements to itself and receives {} of them", sent,
+           received);
+}
+
 void Arguments::apart(const at::Tensor& whole, const at::Tensor& part,
                       std::int64_t own_place) const {
   if (!whole.is_alias_of(part) || whole.numel() == 0 || part.numel() == 0) return;

@@ -39,6 +39,8 @@ class Arguments {
   void divisible(const at::Tensor& tensor, std::string_view role) const;
   // One count a rank, none negative; returns their sum.
   std::int64_t counts(std::span<const std::int64_t> counts, std::string_view role) const;
+  // What a rank sends to itself in an uneven all_to_all is what it receives from itself.
+  void kept(std::int64_t sent, std::int64_t received) const;
   // The two share no memory, except that `whole` may hold `part` at element `own_place` (-1: not
   // even there).
   void apart(const at::Tensor& whole, const at::Tensor& part, std::int64_t own_place) const;

@@ -177,6 +177,7 @@ Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input, Counts
   check.output(output);
   auto from = check.input(input);
   check.alike(output, *from);
+  check.kept(input_counts[rank()], output_counts[rank()]);
   check.elements(*from, "input", in, "the sum of the input counts");
   check.elements(output, "output", out, "the sum of the output counts");
   check.apart(output, *from, -1);

@@ -133,8 +133,7 @@ class ShmBackend : public Backend {
                                                 std::string_view name) override {
     std::vector<int> members;
     for (int rank : ranks) members.push_back(group_.members().at(rank));
-    auto& group =
-        endpoint_->make_group(formatted("{}/{}", group_.name(), name), std::move(members));
+    auto& group = endpoint_->make_group(std::string(name), std::move(members));
     return std::make_shared<ShmBackend>(endpoint_, group, timeout_);
   }
 

@@ -28,6 +28,13 @@ struct Disagreement {
   std::vector<std::string> words;
 };
 
+using Counts = std::vector<std::int64_t>;
+
+Work exchange(Group& group, const Counts& sent, const Counts& expected) {
+  auto sum = [](const Counts& counts) { return counts.at(0) + counts.at(1); };
+  return group.all_to_all(at::empty({sum(expected)}), at::ones({sum(sent)}), expected, sent);
+}
+
 std::vector<Disagreement> disagreements() {
   auto ones = [](std::int64_t count, at::ScalarType dtype = at::kFloat) {
     return at::ones({count}, dtype);
@@ -64,7 +71,15 @@ std::vector<Disagreement> disagreements() {
        [=](Group& g) {
          return g.all_gather(at::empty({5}), ones(4), std::vector<std::int64_t>{1, 4});
        },
-       {}},
+       {"2", "1"}},
+      {"what is exchanged",
+       [=](Group& g) {
+         return exchange(g, {2, 7}, {2, 3});
+       },
+       [=](Group& g) {
+         return exchange(g, {3, 5}, {6, 5});
+       },
+       {"all_to_all", "7", "6"}},
       {"order",
        [=](Group& g) {
          g.all_reduce(ones(4), Op::sum, {.tag = "a"}).drop();
@@ -102,7 +117,7 @@ TEST_P(Mismatches, NameBothCallsAndKillTheGroupOnBothRanks) {
         (group.is_root() ? disagreement.by_rank_0 : disagreement.by_others)(group).wait();
       });
       expect_words(text, disagreement.words);
-      expect_words(text, {"errors_test.cc"});
+      expect_words(text, {"errors_test.cc", " " + group.name()});
       EXPECT_THROW(group.barrier().wait(), Mismatch);
       EXPECT_THROW(group.barrier().wait(), Mismatch);
       world.barrier().wait();

@@ -190,6 +190,11 @@ TEST_P(Arguments, WrongOnesAreRefusedBeforeAnythingIsSent) {
     });
     refused([&] { return group.reduce_scatter(at::empty({3}), at::ones({size * 3 + 1})); });
     refused([&] { return group.all_to_all(at::empty({size + 1}), at::ones({size + 1})); });
+    auto fewer = counts;
+    fewer.at(group.rank()) = 3;
+    refused([&] {
+      return group.all_to_all(at::empty({size * 4 - 1}), at::ones({size * 4}), fewer, counts);
+    });
     refused([&] { return group.gather(group.is_root() ? undefined : tensor, tensor); });
     refused([&] { return group.scatter(at::empty({2}), group.is_root() ? undefined : tensor); });
     refused([&] { return group.send(tensor, group.rank()); });

@@ -3,10 +3,13 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/scope_exit.h>
 
+#include "comm/lanes/runner.h"
 #include "comm/reduction.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/tensor.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <algorithm>
@@ -194,7 +197,11 @@ void Launcher::gather_evenly(const PostedCall& call, const at::Tensor& all,
 }
 
 void Launcher::all_to_all(const PostedCall& call) {
-  if (call.input_counts.empty() && call.elements == 0) return;
+  if (call.input_counts.empty()) {
+    if (call.elements == 0) return;
+  } else {
+    compare_counts(call);
+  }
   auto input = bytes_of(call.input);
   auto output = bytes_of(call.output);
   auto input_counts = byte_counts(call.input, call.input_counts, size_);
@@ -202,6 +209,22 @@ void Launcher::all_to_all(const PostedCall& call) {
   await(call, [&](c10d::Backend& group) {
     return group.alltoall_base(output, input, output_counts, input_counts);
   });
+}
+
+void Launcher::compare_counts(const PostedCall& call) {
+  std::vector<std::int64_t> mine;
+  for (int rank = 0; rank < size_; ++rank)
+    mine.insert(mine.end(), {call.input_counts[rank], call.output_counts[rank]});
+  auto input = at::tensor(mine, at::kLong).to(call.input.device());
+  auto output = at::empty_like(input);
+  std::vector<std::int64_t> even;
+  await(call, [&](c10d::Backend& group) { return group.alltoall_base(output, input, even, even); });
+  const auto theirs = output.cpu();
+  const auto* said = theirs.const_data_ptr<std::int64_t>();
+  for (int rank = 0; rank < size_; ++rank) {
+    if (said[2 * rank] != call.output_counts[rank] || said[2 * rank + 1] != call.input_counts[rank])
+      throw lanes::CallDiffers(rank);
+  }
 }
 
 void Launcher::gather(const PostedCall& call) {

@@ -92,10 +92,13 @@ void Performer::run() {
     case Collective::recv:
       return message();
     case Collective::all_to_all: {
-      auto in = counts_of(call_.input_counts, call_.input.numel());
-      auto out = counts_of(call_.output_counts, call_.output.numel());
       auto all = parts_.all;
-      return all.all_to_all(call_.output, call_.input, out, in, options_, call_.where).wait();
+      if (call_.input_counts.empty())
+        return all.all_to_all(call_.output, call_.input, options_, call_.where).wait();
+      return all
+          .all_to_all(call_.output, call_.input, call_.output_counts, call_.input_counts, options_,
+                      call_.where)
+          .wait();
     }
     case Collective::gather: {
       auto all = parts_.all;

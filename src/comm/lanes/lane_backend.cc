@@ -98,18 +98,29 @@ void LaneBackend::carry_out(const std::shared_ptr<Life>& life, LaneBackend* back
     std::shared_lock lock(life->mutex);
     if (life->is_over || !backend->still_runs()) return;
   }
-  std::string problem;
-  bool failed = false;
+  std::exception_ptr problem;
   try {
     runner.run(call);
-  } catch (const std::exception& error) {
-    failed = true;
-    problem = first_line(error.what());
+  } catch (...) {
+    problem = std::current_exception();
   }
   std::shared_lock lock(life->mutex);
   if (life->is_over) return;
-  if (failed) return backend->fail(End::lost, call, problem);
+  if (problem) return backend->fail_by(problem, call);
   backend->note_complete(ticket);
+}
+
+void LaneBackend::fail_by(const std::exception_ptr& problem, const PostedCall& call) {
+  try {
+    std::rethrow_exception(problem);
+  } catch (const CallDiffers& found) {
+    fail(End::mismatch, call, last_words_.difference(call, found.rank()));
+  } catch (const Mismatch& error) {  // of a part of the operation, in words of its own
+    auto sentence = last_words_.difference(call);
+    fail(End::mismatch, call, sentence.empty() ? error.what() : sentence);
+  } catch (const std::exception& error) {
+    fail(End::lost, call, first_line(error.what()));
+  }
 }
 
 bool LaneBackend::still_runs() {

@@ -25,6 +25,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -72,6 +73,8 @@ class LaneBackend final : public Backend {
   void note_complete(std::uint64_t ticket);
   // Ends the group: agrees with the others on the reason, closes the runner, wakes the waiting.
   void fail(watch::End end, const PostedCall& call, std::string_view detail);
+  // The same, for what a run of `call` threw.
+  void fail_by(const std::exception_ptr& problem, const PostedCall& call);
   // Says who keeps `call` waiting, for people.
   void say_notice(const PostedCall& call, Duration waited);
 

@@ -8,10 +8,22 @@
 
 #include <memory>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
 namespace lockstep::lanes {
+
+// What run() throws when it finds that another rank made a different call; what that was, the watch
+// knows.
+class CallDiffers : public std::runtime_error {
+ public:
+  explicit CallDiffers(int rank) : std::runtime_error("a peer's call differs"), rank_(rank) {}
+  [[nodiscard]] int rank() const { return rank_; }
+
+ private:
+  int rank_;
+};
 
 // The objection of an engine that takes the host's memory only.
 [[nodiscard]] std::string not_on_host(const at::Tensor& tensor);
@@ -30,7 +42,8 @@ class Runner {
   [[nodiscard]] virtual std::string objection_to(const at::Tensor& tensor) {
     return not_on_host(tensor);
   }
-  // Carries out a call and returns when this rank's part is complete. Throws when it cannot. The
+  // Carries out a call and returns when this rank's part is complete. Throws when it cannot:
+  // CallDiffers, a Mismatch that says all, or anything else, of which the group is to find out. The
   // collectives come one after the other from one thread; so do the messages of one pair in one
   // direction, from another.
   virtual void run(const PostedCall& call) = 0;

@@ -21,11 +21,6 @@ std::string call_site(const Slot& slot) {
                    slot.line.load(std::memory_order_relaxed) & ((1ULL << line_bits) - 1));
 }
 
-Agreement agreement_in(const Slot& slot) {
-  return Agreement::of(
-      {slot.call.load(std::memory_order_relaxed), slot.count.load(std::memory_order_relaxed), 0});
-}
-
 std::string describe(const Slot& slot, std::vector<std::string> notes) {
   if (auto tag = slot.tag.load(); !tag.empty()) notes.insert(notes.begin(), std::move(tag));
   notes.push_back(call_site(slot));
@@ -78,6 +73,11 @@ Posted read(const Slot& slot, std::uint64_t sequence, Descriptor& descriptor) {
   return slot.stamp.load(std::memory_order_acquire) == stamp ? Posted::yes : Posted::complete;
 }
 
+Agreement agreement_in(const Slot& slot) {
+  return Agreement::of(
+      {slot.call.load(std::memory_order_relaxed), slot.count.load(std::memory_order_relaxed), 0});
+}
+
 std::string describe(const Slot& slot) {
   Agreement call = agreement_in(slot);
   std::vector<std::string> notes;
@@ -87,14 +87,16 @@ std::string describe(const Slot& slot) {
   return describe(slot, std::move(notes));
 }
 
-std::string describe_fully(const Slot& slot) {
+std::string describe_fully(const Slot& slot, std::string_view counts) {
   Agreement call = agreement_in(slot);
   std::vector<std::string> notes;
   if (combines(call.collective)) notes.emplace_back(name_of(call.op));
   if (has_root(call.collective)) notes.push_back(formatted("root {}", call.root));
-  if (call.collective != Collective::barrier)
+  if (call.uneven && call.collective == Collective::all_to_all)
+    notes.emplace_back(name_of(call.dtype));
+  else if (call.collective != Collective::barrier)
     notes.push_back(formatted("{} x {}", call.count, name_of(call.dtype)));
-  if (call.uneven) notes.emplace_back("uneven");
+  if (call.uneven) notes.push_back(counts.empty() ? "uneven" : formatted("uneven: {}", counts));
   return describe(slot, std::move(notes));
 }
 

@@ -111,9 +111,12 @@ enum class Posted {
   return slot.stamp.load(std::memory_order_acquire) / 2;
 }
 
+// What the slot's operation is; its fields must stand.
+[[nodiscard]] Agreement agreement_in(const Slot& slot);
 // all_reduce #417 (bucket 2, 12 MB, train.cc:88)
 [[nodiscard]] std::string describe(const Slot& slot);
-// all_reduce #417 (sum, 3145728 x float32, bucket 2, train.cc:88)
-[[nodiscard]] std::string describe_fully(const Slot& slot);
+// all_reduce #417 (bucket 2, sum, 3145728 x float32, train.cc:88); `counts`, where the call is
+// uneven, is what is worth saying of those: all_gather #5 (12 x float32, uneven: 3 of rank 0, ...
+[[nodiscard]] std::string describe_fully(const Slot& slot, std::string_view counts);
 
 }  // namespace lockstep::shm

@@ -239,7 +239,7 @@ std::string Group::overdue(const Lane& lane, Duration waited) const {
   auto is_executing = [this](int number, std::uint64_t word) {
     return endpoint_.is_executing(members_[number], word);
   };
-  return overdue_sentence(operation, block_.collectives(), waited, is_executing) + of_group();
+  return overdue_sentence(operation, block_, waited, is_executing) + of_group();
 }
 
 std::string Group::unread(const Lane& lane, Duration waited) const {

@@ -73,7 +73,8 @@ class LaneMemory {
   [[nodiscard]] CursorWord& cursor(int part, std::uint64_t sequence) const {
     return line(position(sequence) * (members_ + 1) + 1 + part);
   }
-  // What member `member` sends to (or expects from, second) `other` in an uneven all_to_all.
+  // The counts that `member` passed for `other`, where its call is uneven: of its input, and
+  // (second) of its output. What it sends to and expects from `other` in an all_to_all.
   [[nodiscard]] std::atomic<std::int64_t>& sends(int member, int other,
                                                  std::uint64_t sequence) const {
     return counts(member, sequence)[other];

@@ -115,14 +115,12 @@ void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, std::si
 }
 
 void Operation::publish(const LaneMemory& memory, int me, const Posting& posting) {
-  if (uneven_exchange_) {
-    for (int other = 0; other < memory.members(); ++other) {
-      memory.sends(me, other, sequence_)
-          .store(posting.input_counts[other], std::memory_order_relaxed);
-      memory.expects(me, other, sequence_)
-          .store(posting.output_counts[other], std::memory_order_relaxed);
-    }
-  }
+  int other = 0;
+  for (auto count : posting.input_counts)
+    memory.sends(me, other++, sequence_).store(count, std::memory_order_relaxed);
+  other = 0;
+  for (auto count : posting.output_counts)
+    memory.expects(me, other++, sequence_).store(count, std::memory_order_relaxed);
   if (carried_) {
     inputs_[me] = Place{memory.carried(me, sequence_)};
     if (auto input = staged_.own_input(); input.bytes > 0)

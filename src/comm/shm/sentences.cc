@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <string_view>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace lockstep::shm {
@@ -22,10 +24,32 @@ const Slot* last_call(const LaneMemory& memory, int member) {
   return last;
 }
 
-std::string last_call_text(const Waited& operation, const LaneMemory& collectives, int member) {
+// A message of a member that its peer has not met; null where there is none.
+const Slot* open_message(const GroupBlock& block, int number) {
+  constexpr int sender = 0;
+  constexpr int receiver = 1;
+  auto beyond = [](const LaneMemory& lane, int own, int peer) {
+    const Slot* last = last_call(lane, own);
+    const Slot* met = last_call(lane, peer);
+    return last && (!met || sequence_in(*met) < sequence_in(*last)) ? last : nullptr;
+  };
+  int members = block.collectives().members();
+  for (int other = 0; other < members; ++other) {
+    if (const Slot* sent = beyond(block.messages(number, other), sender, receiver)) return sent;
+    if (const Slot* due = beyond(block.messages(other, number), receiver, sender)) return due;
+  }
+  return nullptr;
+}
+
+std::string last_call_text(const Waited& operation, const GroupBlock& block, int member) {
   const Slot* last = last_call(operation.memory, member);
-  if (!last) last = last_call(collectives, operation.ranks[member]);
-  return last ? "its last call was " + describe(*last) : "it has made no call yet";
+  if (!last) last = last_call(block.collectives(), operation.ranks[member]);
+  const Slot* open = open_message(block, operation.ranks[member]);
+  auto pending = open ? describe(*open) + ", which its peer has not met" : "";
+  if (!last && open) return "it has called " + pending;
+  if (!last) return "it has made no call yet";
+  auto text = "its last call was " + describe(*last);
+  return open ? text + "; it has called " + pending : text;
 }
 
 std::string_view waits(std::size_t ranks) { return ranks == 1 ? "waits" : "wait"; }
@@ -38,7 +62,7 @@ std::string due_call(const Waited& operation, int caller) {
   return text;
 }
 
-std::string never_called(const Waited& operation, const LaneMemory& collectives,
+std::string never_called(const Waited& operation, const GroupBlock& block,
                          const std::vector<int>& missing, const std::vector<int>& waiting,
                          int caller) {
   std::vector<int> names;
@@ -46,29 +70,69 @@ std::string never_called(const Waited& operation, const LaneMemory& collectives,
   for (int member : missing) names.push_back(operation.ranks[member]);
   auto text = formatted("{} never called {} that {} {} in", rank_list(names),
                         due_call(operation, caller), rank_list(waiting), waits(waiting.size()));
-  if (missing.size() == 1)
-    return text + "; " + last_call_text(operation, collectives, missing.front());
+  if (missing.size() == 1) return text + "; " + last_call_text(operation, block, missing.front());
   return formatted("{}; of rank {}, {}", text, names.front(),
-                   last_call_text(operation, collectives, missing.front()));
+                   last_call_text(operation, block, missing.front()));
+}
+
+// What two members posted for one operation, told apart.
+struct Posts {
+  const LaneMemory& memory;
+  std::span<const int> ranks;
+  std::uint64_t sequence;
+
+  [[nodiscard]] std::string describe(int member, int other) const {
+    return describe_fully(memory.slot(member, sequence), counts_that_differ(member, other));
+  }
+
+ private:
+  // Of the counts that `member` passed, those that make its call another than that of `other`.
+  [[nodiscard]] std::string counts_that_differ(int member, int other) const {
+    auto call = agreement_in(memory.slot(member, sequence));
+    auto theirs = agreement_in(memory.slot(other, sequence));
+    if (!call.uneven || !theirs.uneven || call.collective != theirs.collective) return {};
+    if (call.collective == Collective::all_to_all)
+      return formatted("{} to rank {}, {} from it", count(&LaneMemory::sends, member, other),
+                       ranks[other], count(&LaneMemory::expects, member, other));
+    auto given =
+        call.collective == Collective::reduce_scatter ? &LaneMemory::sends : &LaneMemory::expects;
+    for (int part = 0; part < memory.members(); ++part) {
+      if (auto own = count(given, member, part); own != count(given, other, part))
+        return formatted("{} of rank {}", own, ranks[part]);
+    }
+    return {};
+  }
+
+  [[nodiscard]] std::int64_t count(decltype(&LaneMemory::sends) of, int member, int other) const {
+    return (memory.*of)(member, other, sequence).load(std::memory_order_relaxed);
+  }
+};
+
+// Two members of an uneven all_to_all of whom one sends something else than the other expects.
+std::pair<int, int> unlike_pair(const LaneMemory& memory, std::uint64_t sequence) {
+  for (int from = 0; from < memory.members(); ++from) {
+    for (int to = 0; to < memory.members(); ++to) {
+      if (memory.sends(from, to, sequence).load(std::memory_order_relaxed) !=
+          memory.expects(to, from, sequence).load(std::memory_order_relaxed))
+        return {from, to};
+    }
+  }
+  return {0, 0};
 }
 
 }  // namespace
 
 std::string mismatch_sentence(const LaneMemory& memory, std::span<const int> ranks,
                               std::uint64_t sequence, int one, int other) {
-  if (other < 0) {
-    return formatted("ranks disagree about who sends how much to whom in {}",
-                     describe_fully(memory.slot(one, sequence)));
-  }
+  if (other < 0) std::tie(one, other) = unlike_pair(memory, sequence);
+  Posts posts{memory, ranks, sequence};
   int first = std::min(one, other);
   int second = std::max(one, other);
   return formatted("rank {} called {} where rank {} called {}", ranks[first],
-                   describe_fully(memory.slot(first, sequence)), ranks[second],
-                   describe_fully(memory.slot(second, sequence)));
+                   posts.describe(first, second), ranks[second], posts.describe(second, first));
 }
 
-std::string overdue_sentence(const Waited& operation, const LaneMemory& collectives,
-                             Duration waited,
+std::string overdue_sentence(const Waited& operation, const GroupBlock& block, Duration waited,
                              const std::function<bool(int, std::uint64_t)>& is_executing) {
   std::vector<int> missing;
   std::vector<int> waiting;
@@ -86,8 +150,7 @@ std::string overdue_sentence(const Waited& operation, const LaneMemory& collecti
       executing.push_back(number);
   }
   auto after = formatted("after {}: ", format_duration(waited));
-  if (!missing.empty())
-    return after + never_called(operation, collectives, missing, waiting, caller);
+  if (!missing.empty()) return after + never_called(operation, block, missing, waiting, caller);
   auto call = describe(operation.memory.slot(caller, operation.sequence));
   if (executing.empty())
     return formatted("{}all ranks called {}, but it is not complete", after, call);

@@ -21,7 +21,7 @@ struct Waited {
 };
 
 // ranks 0-2 called all_reduce #5 (sum, 100 x float32, a.cc:3) where rank 3 called broadcast #5
-// (root 0, ...)
+// (root 0, ...). `other` below 0: some two whose counts in an all_to_all do not fit.
 [[nodiscard]] std::string mismatch_sentence(const LaneMemory& memory, std::span<const int> ranks,
                                             std::uint64_t sequence, int one, int other);
 
@@ -29,7 +29,7 @@ struct Waited {
 // last call was ... `is_executing(rank, word)`: whether that rank executes a segment of operation
 // `word` (control.h) now.
 [[nodiscard]] std::string overdue_sentence(
-    const Waited& operation, const LaneMemory& collectives, Duration waited,
+    const Waited& operation, const GroupBlock& block, Duration waited,
     const std::function<bool(int, std::uint64_t)>& is_executing);
 
 // its last call was all_reduce #416 (...); ranks 0, 2 wait in all_reduce #417 (...)

@@ -77,7 +77,12 @@ struct LastWords::Hearing {
     const auto& routes = of(rank).statement.routes;
     auto found = routes.find(route);
     if (found == routes.end()) found = routes.find(Route{});
-    if (found == routes.end() || found->second.calls.empty()) return "it has made no call yet";
+    if (found == routes.end() || found->second.calls.empty()) {
+      auto message =
+          std::ranges::find_if(routes, [](const auto& one) { return !one.second.calls.empty(); });
+      if (message == routes.end()) return "it has made no call yet";
+      return "it has called " + message->second.calls.back().text;
+    }
     return "its last call was " + found->second.calls.back().text;
   }
   // "; its process 71 is stopped", where that is so.
@@ -85,6 +90,14 @@ struct LastWords::Hearing {
     const auto& witness = of(rank);
     if (witness.state != ProcessState::stopped) return {};
     return formatted("; its process {} is stopped", pid_of(witness.statement.process));
+  }
+  // What a rank said of a call; null when it said nothing.
+  [[nodiscard]] const StatedCall* stated(int rank, Route route, std::uint64_t number) const {
+    const auto& routes = of(rank).statement.routes;
+    auto found = routes.find(route);
+    if (found == routes.end()) return nullptr;
+    auto call = std::ranges::find(found->second.calls, number, &StatedCall::number);
+    return call == found->second.calls.end() ? nullptr : &*call;
   }
   // The number of a rank's latest call, 0 for none.
   [[nodiscard]] std::uint64_t last_number(int rank, Route route) const {
@@ -259,23 +272,26 @@ LastWords::Hearing LastWords::hear(const PostedCall& call, Duration limit) {
   }
 }
 
-Verdict LastWords::judge(End end, const PostedCall& call, std::string_view detail) {
+std::string LastWords::difference_in(const Hearing& hearing, const PostedCall& call) const {
   const auto route = route_of(call.collective, call.root, rank_);
-  const auto hearing = hear(call, hearing_time);
   for (const auto& witness : hearing.witnesses) {
-    auto found = witness.statement.routes.find(route);
-    if (found == witness.statement.routes.end()) continue;
-    auto theirs = std::ranges::find(found->second.calls, call.number, &StatedCall::number);
-    if (theirs == found->second.calls.end() || theirs->fingerprint == fingerprint_of(call))
-      continue;
-    return {'M', mismatch_sentence({.route = route,
-                                    .mine = describe_fully(call),
-                                    .theirs = theirs->text,
-                                    .number = call.number},
-                                   group_, rank_, witness.rank)};
+    const auto* theirs = hearing.stated(witness.rank, route, call.number);
+    if (theirs == nullptr || theirs->fingerprint == fingerprint_of(call)) continue;
+    return mismatch_sentence({.route = route,
+                              .mine = describe_fully(call),
+                              .theirs = theirs->text,
+                              .number = call.number},
+                             group_, rank_, witness.rank);
   }
+  return {};
+}
+
+Verdict LastWords::judge(End end, const PostedCall& call, std::string_view detail) {
+  const auto hearing = hear(call, hearing_time);
+  if (auto difference = difference_in(hearing, call); !difference.empty()) return {'M', difference};
   bool is_lost = std::ranges::any_of(hearing.witnesses, &Hearing::Witness::is_gone);
   if (end == End::lost || is_lost) return judge_loss(hearing, call, detail);
+  const auto route = route_of(call.collective, call.root, rank_);
   return {'T', formatted("after {}: {}{}", format_duration(call.timeout),
                          hearing.overdue(call, route), of_group())};
 }
@@ -305,31 +321,50 @@ Verdict LastWords::judge_loss(const Hearing& hearing, const PostedCall& call,
                          describe(call), of_group())};
 }
 
-std::string LastWords::overdue(const PostedCall& call, Duration waited) noexcept {
+std::string LastWords::said_aside(const PostedCall& call,
+                                  std::function<std::string(LastWords&)> say) noexcept {
   struct Shared {
     std::mutex mutex;
-    std::string text;
+    std::optional<std::string> text;
   };
   auto shared = std::make_shared<Shared>();
-  auto known = call.without_tensors();
+  auto known = describe(call);
   static_cast<void>(run_aside(
-      [=, self = *this]() mutable {
+      [=, self = *this, say = std::move(say)]() mutable {
         std::string text;
         try {
-          auto route = route_of(known.collective, known.root, self.rank_);
-          text = self.hear(known, Duration::zero()).overdue(known, route);
+          text = say(self);
         } catch (const std::exception& error) {
-          text = formatted("in {}; of the store, which would say more: {}", describe(known),
-                           error.what());
+          text = formatted("in {}; of the store, which would say more: {}", known, error.what());
         }
         std::lock_guard lock(shared->mutex);
         shared->text = text;
       },
       patience_));
   std::lock_guard lock(shared->mutex);
-  if (shared->text.empty())
-    shared->text = formatted("in {}; the store does not answer", describe(call));
-  return formatted("after {}: {}{}", format_duration(waited), shared->text, of_group());
+  return shared->text.value_or(formatted("in {}; the store does not answer", known));
+}
+
+std::string LastWords::overdue(const PostedCall& call, Duration waited) noexcept {
+  auto text = said_aside(call, [known = call.without_tensors()](LastWords& self) {
+    auto route = route_of(known.collective, known.root, self.rank_);
+    return self.hear(known, Duration::zero()).overdue(known, route);
+  });
+  return formatted("after {}: {}{}", format_duration(waited), text, of_group());
+}
+
+std::string LastWords::difference(const PostedCall& call, std::optional<int> other) noexcept {
+  return said_aside(call, [known = call.without_tensors(), other](LastWords& self) {
+    const auto hearing = self.hear(known, hearing_time);
+    if (!other) return self.difference_in(hearing, known);
+    const auto route = route_of(known.collective, known.root, self.rank_);
+    const auto* theirs = hearing.stated(*other, route, known.number);
+    return mismatch_sentence({.route = route,
+                              .mine = describe_fully(known),
+                              .theirs = theirs != nullptr ? theirs->text : "something else",
+                              .number = known.number},
+                             self.group_, self.rank_, *other);
+  });
 }
 
 }  // namespace lockstep::watch

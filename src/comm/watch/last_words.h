@@ -44,8 +44,16 @@ class LastWords {
   // was ...", as far as is known now. Never throws.
   [[nodiscard]] std::string overdue(const PostedCall& call, Duration waited) noexcept;
 
+  // The sentence of a mismatch with what rank `other` called; without one, with any rank that
+  // called something else, and empty when none has. Never throws.
+  [[nodiscard]] std::string difference(const PostedCall& call,
+                                       std::optional<int> other = std::nullopt) noexcept;
+
  private:
   struct Hearing;
+  // What `say` says, or why it cannot.
+  [[nodiscard]] std::string said_aside(const PostedCall& call,
+                                       std::function<std::string(LastWords&)> say) noexcept;
   [[nodiscard]] std::exception_ptr agree_now(End end, const PostedCall& call,
                                              std::string_view detail,
                                              const std::function<void()>& close) noexcept;
@@ -57,6 +65,7 @@ class LastWords {
                                       const std::function<void()>& close);
   // Reads until all have said that they made the call, or cannot any more, or the time is over.
   [[nodiscard]] Hearing hear(const PostedCall& call, Duration patience);
+  [[nodiscard]] std::string difference_in(const Hearing& hearing, const PostedCall& call) const;
   [[nodiscard]] Verdict judge_loss(const Hearing& hearing, const PostedCall& call,
                                    std::string_view detail) const;
   [[nodiscard]] std::string key(std::string_view name) const;

@@ -170,6 +170,19 @@ TEST(Failure, SaysWhichMessageIsMissing) {
   });
 }
 
+TEST(Failure, SaysThatTheMissingRankWaitsForAMessageItself) {
+  run_as_rank_threads(2, [](Endpoint& endpoint) {
+    Group& group = endpoint.world();
+    std::vector<float> values(10);
+    auto posting = call(Collective::recv, values, values, 1 - group.rank());
+    posting.timeout = 200ms;
+    auto text = error_of<Timeout>([&] { run(group, std::move(posting)); });
+    EXPECT_TRUE(contains(text, " never called send for recv #1")) << text;
+    EXPECT_TRUE(contains(text, " waits in; it has called recv #1 (40 B, failure_test.cc:")) << text;
+    EXPECT_TRUE(contains(text, "), which its peer has not met")) << text;
+  });
+}
+
 using Change = std::function<void(shm::Posting&)>;
 
 void expect_mismatch(const Change& change, const std::string& left, const std::string& right) {
@@ -213,13 +226,36 @@ TEST(Failure, ShowsAMismatchOfUnevenCounts) {
     std::vector<float> out(4);
     std::vector<float> in(4);
     std::vector<std::int64_t> sends{1, 3};
-    std::vector<std::int64_t> expects{group.rank() == 0 ? 2 : 3, group.rank() == 0 ? 3 : 3};
+    std::vector<std::int64_t> expects{group.rank() == 0 ? 1 : 3, group.rank() == 0 ? 2 : 3};
     in.resize(static_cast<std::size_t>(expects[0] + expects[1]));
     auto posting = call(Collective::all_to_all, out, in);
     posting.input_counts = sends;
     posting.output_counts = expects;
     auto text = error_of<Mismatch>([&] { run(group, std::move(posting)); });
-    EXPECT_TRUE(contains(text, "all_to_all #1")) << text;
+    EXPECT_TRUE(contains(text,
+                         "rank 0 called all_to_all #1 (float32, uneven: 3 to rank 1, 2 from "
+                         "it, failure_test.cc:"))
+        << text;
+    EXPECT_TRUE(contains(text,
+                         "where rank 1 called all_to_all #1 (float32, uneven: 1 to rank 0, 3 "
+                         "from it, failure_test.cc:"))
+        << text;
+  });
+}
+
+TEST(Failure, ShowsTheFirstPartThatRanksCountDifferently) {
+  run_as_rank_threads(2, [](Endpoint& endpoint) {
+    Group& group = endpoint.world();
+    std::vector<std::int64_t> counts{2, group.rank() == 0 ? 3 : 4};
+    std::vector<float> in(static_cast<std::size_t>(counts[group.rank()]));
+    std::vector<float> out(static_cast<std::size_t>(2 + counts[1]));
+    auto posting = call(Collective::all_gather, in, out);
+    posting.output_counts = counts;
+    auto text = error_of<Mismatch>([&] { run(group, std::move(posting)); });
+    EXPECT_TRUE(contains(text, "rank 0 called all_gather #1 (5 x float32, uneven: 3 of rank 1, "))
+        << text;
+    EXPECT_TRUE(contains(text, "rank 1 called all_gather #1 (6 x float32, uneven: 4 of rank 1, "))
+        << text;
   });
 }
 

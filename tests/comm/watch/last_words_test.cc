@@ -17,6 +17,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -127,6 +128,40 @@ TEST(LastWords, ARankThatHasLeftIsLost) {
   EXPECT_EQ(text_of<PeerLost>(ranks[0]->words.agree(End::lost, reduction(1), "closed", [] {})),
             "rank 1 of 2 was lost: it left in order without taking part in all_reduce #1 (4 kB); "
             "it has made no call yet; rank 0 waits in all_reduce #1 (4 kB)");
+}
+
+PostedCall receipt(int from) {
+  return {{.collective = Collective::recv,
+           .root = from,
+           .output = at::empty({3}),
+           .timeout = 1s,
+           .where = std::source_location::current()},
+          1};
+}
+
+TEST(LastWords, OfRanksThatWaitForEachOthersMessages) {
+  auto store = std::make_shared<WatchedStore>();
+  auto ranks = ranks_on(store, 2);
+  ranks[0]->member->note(receipt(1));
+  ranks[1]->member->note(receipt(0));
+  test::expect_words(
+      text_of<Timeout>(ranks[0]->words.agree(End::timeout, receipt(1), "", [] {})),
+      {"after 1s: rank 1 never called send for recv #1 from rank 1 (12 B) that rank 0 waits in; it "
+       "has called recv #1 (from rank 0, 3 x Float) at last_words_test.cc:"});
+}
+
+TEST(LastWords, OfACallThatARunFoundToDiffer) {
+  auto store = std::make_shared<WatchedStore>();
+  auto ranks = ranks_on(store, 2);
+  ranks[0]->member->note(reduction(1, 5));
+  EXPECT_EQ(ranks[0]->words.difference(reduction(1, 5)), "");
+  ranks[1]->member->note(reduction(1, 5, "theirs"));
+  for (auto other : {std::optional<int>(), std::optional<int>(1)}) {
+    test::expect_words(
+        ranks[0]->words.difference(reduction(1, 5), other),
+        {"rank 0 called all_reduce #1 (sum, 5 x Float) at last_words_test.cc:",
+         "where rank 1 called all_reduce #1 (sum, 5 x Float, theirs) at last_words"});
+  }
 }
 
 TEST(LastWords, AStoreThatDoesNotAnswerHoldsUpNobody) {
