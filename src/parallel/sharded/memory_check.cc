@@ -40,11 +40,12 @@ struct Bytes {
 
 Bytes bytes_of(const at::Tensor& parameter, int world, const ShardOptions& options) {
   c10::ScalarType own = parameter.scalar_type();
-  c10::ScalarType computed = c10::isFloatingType(own) ? options.compute_dtype.value_or(own) : own;
+  bool is_real = c10::isFloatingType(own);
+  c10::ScalarType computed = is_real ? options.compute_dtype.value_or(own) : own;
   std::int64_t whole = parameter.numel() * size_of(computed);
   std::int64_t shard = parameter.numel() * size_of(own) / world;
   std::int64_t resident = options.offload.empty() ? shard : 0;
-  c10::ScalarType reduced = options.reduce_dtype.value_or(computed);
+  c10::ScalarType reduced = is_real ? options.reduce_dtype.value_or(computed) : computed;
   std::int64_t gradient = parameter.requires_grad() ? parameter.numel() * size_of(reduced) : 0;
   bool shared = options.storage == ShardStorage::node_shared;
   bool in_whole = own == computed && (shared || options.level != ShardLevel::full);

@@ -19,7 +19,8 @@ at::Tensor placed(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef s
 }
 
 c10::ScalarType dtype_of(const Unit& unit) {
-  return unit.settings().reduce_dtype.value_or(unit.compute_dtype());
+  c10::ScalarType computed = unit.compute_dtype();
+  return c10::isFloatingType(computed) ? unit.settings().reduce_dtype.value_or(computed) : computed;
 }
 
 }  // namespace

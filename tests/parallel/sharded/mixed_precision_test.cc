@@ -240,5 +240,24 @@ TEST(ShardedMixedPrecisionWrites, KeepTheDigitsOfWhatWasNotWritten) {
     });
 }
 
+// |z|^2 has the gradient 2 z.
+TEST(ShardedMixedPrecisionOfComplexNumbers, LeavesThemAsTheyAre) {
+  for (ShardLevel level : all_levels)
+    run_as_threads(3, [&](Group group) {
+      torch::nn::Module model;
+      at::Tensor z = at::complex(values({5}, 1), values({5}, 2));
+      at::Tensor parameter = model.register_parameter("z", z.clone());
+      auto sharded = fully_shard(
+          model, group,
+          {.level = level, .compute_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16});
+      parameter.abs().square().sum().backward();
+      const auto [name, tensor, sizes, range] = sharded.named_parameters().front();
+      EXPECT_EQ(tensor.grad().scalar_type(), at::kComplexFloat);
+      EXPECT_TRUE(
+          at::allclose(tensor.grad(), 2 * z.narrow(0, range.begin, range.length()), 1e-6, 1e-7))
+          << name_of(level);
+    });
+}
+
 }  // namespace
 }  // namespace lockstep

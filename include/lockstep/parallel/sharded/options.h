@@ -68,7 +68,8 @@ struct ShardOptions {
   std::optional<c10::ScalarType> compute_dtype = std::nullopt;
   // Gradients are summed over ranks in this dtype; absent: in the one they are computed in. Where
   // it has fewer bits than the parameters, averages stay in it until they are used: lockstep::optim
-  // widens them as it reads them, and for others the first use makes all of them.
+  // widens them as it reads them, and for others the first use makes all of them. Only gradients
+  // of floating-point parameters are concerned.
   std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
   // The tail of a step in one pass, where storage is node_shared: gradients stay on each rank, and
   // what backward() leaves in .grad of the handle's parameters() are averages that nobody has
