@@ -7,6 +7,8 @@
 
 #include <lockstep/base/check.h>
 #include <lockstep/models/names.h>
+#include <lockstep/shard/deferral.h>
+#include <lockstep/shard/lazy_storage.h>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
@@ -65,6 +67,10 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> the_modu
   std::vector<shard::NamedParameter> trainable, frozen;
   std::vector<at::Tensor> state, hooked;
   for (const shard::NamedParameter& parameter : parameters) {
+    check(!shard::is_lazy(parameter.tensor) || shard::is_deferred(parameter.tensor),
+          "DistributedDataParallel: {} is sharded; the handle of fully_shard() averages its "
+          "gradients already",
+          parameter.name);
     state.push_back(parameter.tensor);
     (parameter.tensor.requires_grad() ? trainable : frozen).push_back(parameter);
     if (parameter.tensor.requires_grad()) hooked.push_back(parameter.tensor);

@@ -2,6 +2,7 @@
 #include "parallel/sharded/pair.h"
 
 #include <lockstep/optim/adamw.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
 
 #include <torch/nn/utils/clip_grad.h>
 
@@ -136,6 +137,16 @@ TEST_P(ShardedMisuse, ToADeviceWithoutMemoryChangesNothing) {
   run([](Pair& pair, Group) {
     EXPECT_THROW(pair.model->to(at::kMeta), c10::Error);
     pair.use();
+    backward(pair);
+    expect_unharmed(pair);
+  });
+}
+
+TEST_P(ShardedMisuse, DistributedDataParallelOfAShardedModule) {
+  run([](Pair& pair, Group group) {
+    expect_contains(
+        message_of<InvalidArgument>([&] { DistributedDataParallel ddp(pair.model, group); }),
+        "0.weight is sharded");
     backward(pair);
     expect_unharmed(pair);
   });
