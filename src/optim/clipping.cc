@@ -2,6 +2,8 @@
 
 #include "optim/norm.h"
 
+#include <lockstep/base/check.h>
+
 #include <ATen/core/grad_mode.h>
 
 #include <cmath>
@@ -25,6 +27,8 @@ double clip_factor(double norm, double max_norm) {
 
 double clip_gradient_norm(std::span<const at::Tensor> parameters, double max_norm, double norm_type,
                           const CombineParts& combine) {
+  check(max_norm >= 0, "clipping gradients: expected a largest norm of 0 or more, found {}",
+        max_norm);
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& parameter : parameters)
     if (parameter.grad().defined()) gradients.push_back(parameter.grad());

@@ -80,6 +80,18 @@ TEST(Clipping, TakesEveryDtypeAndLayout) {
   EXPECT_THROW((void)norm_part({}, -1), InvalidArgument);
 }
 
+// A negative factor would turn every gradient round.
+TEST(Clipping, RefusesWhatIsNoLargestNorm) {
+  for (double max_norm : {-1.0, std::nan("")}) {
+    auto parameters = with_gradients(), before = with_the_same_gradients(parameters);
+    EXPECT_THROW((void)clip_gradient_norm(parameters, max_norm), InvalidArgument);
+    EXPECT_TRUE(at::equal(parameters[0].grad(), before[0].grad()));
+  }
+  auto parameters = not_empty(with_gradients());
+  EXPECT_GT(clip_gradient_norm(parameters, 0), 0);
+  EXPECT_EQ(norm_part({{parameters[0].grad()}}), 0);
+}
+
 TEST(Clipping, DoesNotOverflow) {
   auto parameters = with_gradients(at::kFloat, 1e30);
   EXPECT_TRUE(std::isfinite(clip_gradient_norm(parameters, 1)));

@@ -32,7 +32,7 @@ using CombineParts = std::function<double(double part, bool largest)>;
 
 // The eager form for any optimizer: multiplies the gradients of `parameters` by clip_factor() where
 // that is below 1, and returns the norm before. Equal to torch::nn::utils::clip_grad_norm_ within
-// rounding.
+// rounding. InvalidArgument for a negative max_norm.
 double clip_gradient_norm(std::span<const at::Tensor> parameters, double max_norm,
                           double norm_type = 2, const CombineParts& combine = {});
 
