@@ -24,4 +24,7 @@ class Failure {
   std::exception_ptr error_;
 };
 
+// Of the text of a later call's error: what the group died of. Any other text as it is.
+[[nodiscard]] std::string_view cause_in(std::string_view text);
+
 }  // namespace lockstep

@@ -4,6 +4,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/launch/environment.h>
 
+#include "comm/failure.h"
+
 #include <exception>
 #include <numeric>
 #include <utility>
@@ -51,7 +53,8 @@ std::uint64_t RecordedBackend::post(const Call& call) {
     return ticket;
   } catch (const std::exception& error) {
     recorder_->note_end(number, Progress::refused);
-    if (!is_refusal(error)) recorder_->note_failure(group_, error.what());
+    // As those say it who waited: a failure is one sentence.
+    if (!is_refusal(error)) recorder_->note_failure(group_, cause_in(error.what()));
     throw;
   }
 }

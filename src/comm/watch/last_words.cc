@@ -73,7 +73,9 @@ struct LastWords::Hearing {
     auto ranks = ranks_where([](const auto& one) { return one.has_called && !one.is_gone(); });
     return formatted("{} {} in", rank_list(ranks), waits(ranks.size()));
   }
-  [[nodiscard]] std::string last_call(int rank, Route route) const {
+  // `next` is the call that others wait in. A process that ended or was stopped may have made more
+  // calls than it came to tell of.
+  [[nodiscard]] std::string last_call(int rank, Route route, std::uint64_t next) const {
     const auto& routes = of(rank).statement.routes;
     auto found = routes.find(route);
     if (found == routes.end()) found = routes.find(Route{});
@@ -83,7 +85,13 @@ struct LastWords::Hearing {
       if (message == routes.end()) return "it has made no call yet";
       return "it has called " + message->second.calls.back().text;
     }
-    return "its last call was " + found->second.calls.back().text;
+    const auto& witness = of(rank);
+    bool is_cut_short = !witness.statement.has_left && (witness.state == ProcessState::ended ||
+                                                        witness.state == ProcessState::stopped);
+    auto said = is_cut_short && found->first == route && found->second.last + 1 < next
+                    ? "the last call it told of was "
+                    : "its last call was ";
+    return said + found->second.calls.back().text;
   }
   // "; its process 71 is stopped", where that is so.
   [[nodiscard]] std::string condition_of(int rank) const {
@@ -158,12 +166,12 @@ std::string LastWords::Hearing::overdue(const PostedCall& call, Route route) con
   const int first = behind.front();
   if (behind.size() < missing.size()) {
     auto due = due_after(behind, missing, route);
-    if (!due.empty()) return due + last_call(first, route) + condition_of(first);
+    if (!due.empty()) return due + last_call(first, route, 0) + condition_of(first);
   }
   auto text =
       formatted("{} never called {} that {}; ", rank_list(named), describe_due(call), waiters());
   if (named.size() > 1) text += formatted("of rank {}, ", first);
-  return text + last_call(first, route) + condition_of(first);
+  return text + last_call(first, route, call.number) + condition_of(first);
 }
 
 LastWords::LastWords(std::shared_ptr<Store> store, std::string group, int rank, int size,
@@ -317,8 +325,8 @@ Verdict LastWords::judge_loss(const Hearing& hearing, const PostedCall& call,
                        rank_list(std::span(gone).subspan(1)));
   }
   return {'P', formatted("rank {} of {} was lost: {}; {}{}; {} {}{}", first.rank, size_, how,
-                         hearing.last_call(first.rank, route), others, hearing.waiters(),
-                         describe(call), of_group())};
+                         hearing.last_call(first.rank, route, call.number), others,
+                         hearing.waiters(), describe(call), of_group())};
 }
 
 std::string LastWords::said_aside(const PostedCall& call,

@@ -162,6 +162,23 @@ TEST(FlightRecorder, IsWrittenByTheRanksOfADyingGroup) {
   }
 }
 
+TEST(FlightRecord, SaysTheSameOfARankThatLearnsWithItsNextCall) {
+  if (!test::has(test::Engine::gloo)) GTEST_SKIP() << "no Gloo in this build";
+  test::TemporaryFolder folder;
+  test::MeetingPlace place(test::Engine::gloo, 2);
+  test::expect_ranks(2, [&](int rank) {
+    ::setenv("LOCKSTEP_FLIGHT", folder.path().c_str(), 1);
+    auto world = place.join(rank);
+    if (rank == 1) world.abort("enough");
+    auto text = test::message_of<Aborted>([&] { world.barrier().wait(); });
+    EXPECT_EQ(text.find("which is dead") != std::string::npos, rank == 1) << text;
+  });
+  for (int rank : {0, 1}) {
+    test::expect_words(content(folder.path() / formatted("flight-rank-{}.json", rank)),
+                       {"\"failure\": \"rank 1 ended the group: enough\""});
+  }
+}
+
 TEST(FlightRecord, IsWrittenWhenAskedFor) {
   test::TemporaryFolder folder;
   test::MeetingPlace place(test::Engine::shm, 2);

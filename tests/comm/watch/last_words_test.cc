@@ -6,12 +6,15 @@
 
 #include "comm/watch/call_watch.h"
 #include "comm/watch/calls.h"
+#include "comm/watch/process.h"
 #include "support/messages.h"
 
 #include <gtest/gtest.h>
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -21,6 +24,9 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 using namespace lockstep;
 using namespace std::chrono_literals;
@@ -128,6 +134,36 @@ TEST(LastWords, ARankThatHasLeftIsLost) {
   EXPECT_EQ(text_of<PeerLost>(ranks[0]->words.agree(End::lost, reduction(1), "closed", [] {})),
             "rank 1 of 2 was lost: it left in order without taking part in all_reduce #1 (4 kB); "
             "it has made no call yet; rank 0 waits in all_reduce #1 (4 kB)");
+}
+
+// As a rank's last statement names it, after its process has ended.
+std::string ended_process() {
+  std::array<int, 2> ends{};
+  if (::pipe(ends.data()) != 0) return {};
+  const auto child = ::fork();
+  if (child == 0) {
+    const auto text = watch::own_process();
+    ::_exit(::write(ends[1], text.data(), text.size()) < 0 ? 1 : 0);
+  }
+  ::waitpid(child, nullptr, 0);
+  std::string text(200, ' ');
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, ::read(ends[0], text.data(), 200))));
+  for (int end : ends) ::close(end);
+  return text;
+}
+
+TEST(LastWords, AKilledRankMayHaveCalledMoreThanItTold) {
+  auto store = std::make_shared<WatchedStore>();
+  WatchedRank rank(store, 0, 2);
+  watch::Ledger told;
+  told.note({}, reduction(1, 5));
+  store->set("lockstep/calls/world/1", told.statement(ended_process(), false));
+  test::expect_words(text_of<PeerLost>(rank.words.agree(End::lost, reduction(2), "closed", [] {})),
+                     {"ended without leaving; its last call was all_reduce #1 (sum, 5 x Float)"});
+  auto later = LastWords(store, "later", 0, 2);
+  store->set("lockstep/calls/later/1", told.statement(ended_process(), false));
+  test::expect_words(text_of<PeerLost>(later.agree(End::lost, reduction(9), "closed", [] {})),
+                     {"ended without leaving; the last call it told of was all_reduce #1 (sum"});
 }
 
 PostedCall receipt(int from) {
