@@ -38,12 +38,16 @@ Agreement Agreement::of(const Fingerprint& print) {
           print.count};
 }
 
-void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor, const CallSite& site,
-           const char*& file_in_slot) {
-  constexpr auto relaxed = std::memory_order_relaxed;
+void begin_write(Slot& slot, std::uint64_t sequence) {
   // Release: who sees this takes the operation before for complete, results and all.
   slot.stamp.store(sequence * 2 + 1, std::memory_order_release);
   std::atomic_thread_fence(std::memory_order_release);
+}
+
+void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor, const CallSite& site,
+           const char*& file_in_slot) {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  begin_write(slot, sequence);
   slot.call.store(descriptor.print.call, relaxed);
   slot.count.store(descriptor.print.count, relaxed);
   slot.names.store(descriptor.print.names, relaxed);

@@ -115,12 +115,8 @@ void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, std::si
 }
 
 void Operation::publish(const LaneMemory& memory, int me, const Posting& posting) {
-  int other = 0;
-  for (auto count : posting.input_counts)
-    memory.sends(me, other++, sequence_).store(count, std::memory_order_relaxed);
-  other = 0;
-  for (auto count : posting.output_counts)
-    memory.expects(me, other++, sequence_).store(count, std::memory_order_relaxed);
+  if (!posting.input_counts.empty() || !posting.output_counts.empty())
+    publish_counts(memory, me, posting);
   if (carried_) {
     inputs_[me] = Place{memory.carried(me, sequence_)};
     if (auto input = staged_.own_input(); input.bytes > 0)
@@ -128,6 +124,17 @@ void Operation::publish(const LaneMemory& memory, int me, const Posting& posting
   }
   write(memory.slot(me, sequence_), sequence_, {print_, staged_.input(), staged_.output()},
         {posting.collective, posting.tag, posting.where}, file_in_slot_);
+}
+
+// A member may still read those of the operation that stood here, which others have completed.
+void Operation::publish_counts(const LaneMemory& memory, int me, const Posting& posting) const {
+  begin_write(memory.slot(me, sequence_), sequence_);
+  int other = 0;
+  for (auto count : posting.input_counts)
+    memory.sends(me, other++, sequence_).store(count, std::memory_order_relaxed);
+  other = 0;
+  for (auto count : posting.output_counts)
+    memory.expects(me, other++, sequence_).store(count, std::memory_order_relaxed);
 }
 
 void Operation::note(const Peers& peers, int member, Location input, Location output) {

@@ -11,9 +11,11 @@
 #include <bit>
 #include <chrono>
 #include <csignal>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <numeric>
 #include <random>
 #include <thread>
 
@@ -86,6 +88,42 @@ void expect_same_bits(Endpoint& endpoint) {
   }
 }
 
+// Ranks run ahead of each other by as much as a lane takes, through its ring many times.
+void exchange_far_ahead(Endpoint& endpoint) {
+  Group& group = endpoint.world();
+  struct Exchange {
+    std::vector<std::int64_t> sends, expects;
+    std::vector<float> out, in;
+    std::uint64_t ticket = 0;
+  };
+  std::mt19937 late(static_cast<unsigned>(group.rank()) + 11);
+  std::deque<Exchange> open;
+  auto finish_one = [&] {
+    group.wait(open.front().ticket);
+    ASSERT_TRUE(std::ranges::all_of(open.front().in, [](float value) { return value == 1; }));
+    open.pop_front();
+  };
+  for (int operation = 0; operation < 1500; ++operation) {
+    auto& exchange = open.emplace_back();
+    auto elements = [&](int from, int to) { return (from + 2 * to + operation) % 5; };
+    for (int other = 0; other < group.size(); ++other) {
+      exchange.sends.push_back(elements(group.rank(), other));
+      exchange.expects.push_back(elements(other, group.rank()));
+    }
+    auto sum = [](const auto& counts) { return std::accumulate(counts.begin(), counts.end(), 0); };
+    exchange.out.assign(sum(exchange.sends), 1);
+    exchange.in.assign(sum(exchange.expects), 0);
+    auto posting = call(Collective::all_to_all, exchange.out, exchange.in);
+    posting.input_counts = exchange.sends;
+    posting.output_counts = exchange.expects;
+    exchange.ticket = group.post(posting);
+    pause_randomly(late);
+    if (operation % 64 == 63)
+      while (open.size() > late() % 64) finish_one();
+  }
+  while (!open.empty()) finish_one();
+}
+
 class Timing : public testing::TestWithParam<int> {};
 
 TEST_P(Timing, ChangesNoBitBetweenThreads) { run_as_rank_threads(GetParam(), expect_same_bits); }
@@ -101,6 +139,8 @@ TEST_P(Timing, ChangesNoBitWithoutPrivateMemory) {
   options.share_private_memory = false;
   expect_ranks(GetParam(), on_endpoint(folder, GetParam(), expect_same_bits, options));
 }
+
+TEST_P(Timing, MixesNoCountsOfTwoExchanges) { run_as_rank_threads(GetParam(), exchange_far_ahead); }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Timing, testing::Values(1, 2, 3, 4, 5));
 
