@@ -90,8 +90,8 @@ struct CallSite {
   std::source_location where;
 };
 
-// Says that the slot is being written for `sequence`; what belongs to it outside may change from then
-// on. write() begins so, too.
+// Says that the slot is being written for `sequence`; what belongs to it outside may change from
+// then on. write() begins so, too.
 void begin_write(Slot& slot, std::uint64_t sequence);
 // `file_in_slot`: the file name that the slot holds, kept by its owner from call to call.
 void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor, const CallSite& site,
