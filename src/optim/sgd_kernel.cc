@@ -34,10 +34,12 @@ struct SgdLanes {
         momentum(hn::Set(FloatTag(), c.momentum)),
         undamped(hn::Set(FloatTag(), c.undamped)),
         lr(hn::Set(FloatTag(), -c.lr)),
+        decays(c.decay != 0),
         first(c.first) {}
 
   TreatmentLanes treatment;
   Floats decay, momentum, undamped, lr;
+  bool decays;  // 0 * w is no number where w is infinite
   bool first;
 };
 
@@ -49,7 +51,8 @@ HWY_INLINE void update_lanes(const SgdLanes& c, float* parameter, const float* g
   prefetch_ahead(gradient);
   if constexpr (kind != Momentum::none) prefetch_ahead(momentum_buffer);
   Floats w = hn::LoadU(tag, parameter);
-  Floats g = hn::MulAdd(w, c.decay, c.treatment(hn::LoadU(tag, gradient)));
+  Floats g = c.treatment(hn::LoadU(tag, gradient));
+  if (c.decays) g = hn::MulAdd(w, c.decay, g);
   if constexpr (kind != Momentum::none) {
     Floats b =
         c.first ? g

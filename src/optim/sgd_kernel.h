@@ -9,7 +9,7 @@ namespace lockstep::optim {
 // One update of a parameter w with gradient g, rounded as torch::optim::SGD does:
 //
 //   g = clamp(g * factor, -limit, limit)
-//   g = fma(w, decay, g)
+//   g = fma(w, decay, g)                                   unless decay is 0
 //   b = first ? g : fma(g, undamped, b * momentum)          only with a momentum buffer,
 //   g = nesterov ? fma(b, momentum, g) : b                  and so is this
 //   w = fma(g, -lr, w)

@@ -22,7 +22,7 @@ void naive_sgd(const NaiveSgdConstants<Real>& c, std::span<Real> parameter,
                std::span<const Real> gradient, std::span<Real> momentum_buffer) {
   for (std::size_t i = 0; i < parameter.size(); ++i) {
     Real g = std::clamp(gradient[i] * c.factor, -c.limit, c.limit);
-    g = std::fma(parameter[i], c.decay, g);
+    if (c.decay != 0) g = std::fma(parameter[i], c.decay, g);
     if (!momentum_buffer.empty()) {
       Real& b = momentum_buffer[i];
       b = c.first ? g : std::fma(g, c.undamped, b * c.momentum);

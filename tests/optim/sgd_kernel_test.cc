@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -49,6 +50,22 @@ TEST(SgdKernel, IsTheNaiveLoopForEveryLengthAndOption) {
                                .first = first};
         for (std::size_t count = 0; count <= 70; ++count) run_both(constants, count, buffered);
       }
+}
+
+TEST(SgdKernel, InfiniteParametersStaySoWithoutDecay) {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  for (float sign : {1.0F, -1.0F}) {
+    std::vector<float> parameter(19, sign * infinity), buffer(19, 0.5F);
+    const std::vector<float> gradient(19, 1.0F);
+    for (float* momentum : {static_cast<float*>(nullptr), buffer.data()}) {
+      update_sgd({.factor = 1, .limit = infinity, .momentum = 0.9F, .lr = 0.1F},
+                 {.parameter = parameter.data(),
+                  .gradient = gradient.data(),
+                  .momentum_buffer = momentum,
+                  .count = 19});
+      EXPECT_EQ(parameter, std::vector<float>(19, sign * infinity));
+    }
+  }
 }
 
 }  // namespace
