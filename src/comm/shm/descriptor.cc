@@ -65,18 +65,6 @@ void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor, con
   slot.stamp.store(sequence * 2, std::memory_order_seq_cst);
 }
 
-Posted read(const Slot& slot, std::uint64_t sequence, Descriptor& descriptor) {
-  constexpr auto relaxed = std::memory_order_relaxed;
-  std::uint64_t stamp = slot.stamp.load(std::memory_order_seq_cst);
-  if (stamp < sequence * 2 || stamp == sequence * 2 + 1) return Posted::not_yet;
-  if (stamp > sequence * 2) return Posted::complete;
-  descriptor.print = {slot.call.load(relaxed), slot.count.load(relaxed), slot.names.load(relaxed)};
-  descriptor.input = Location::of(slot.input.load(relaxed));
-  descriptor.output = Location::of(slot.output.load(relaxed));
-  std::atomic_thread_fence(std::memory_order_acquire);
-  return slot.stamp.load(std::memory_order_acquire) == stamp ? Posted::yes : Posted::complete;
-}
-
 Agreement agreement_in(const Slot& slot) {
   return Agreement::of(
       {slot.call.load(std::memory_order_relaxed), slot.count.load(std::memory_order_relaxed), 0});

@@ -103,7 +103,17 @@ enum class Posted {
   complete
 };  // complete: the slot already serves a later operation
 // `descriptor` is meaningful only after `yes`.
-[[nodiscard]] Posted read(const Slot& slot, std::uint64_t sequence, Descriptor& descriptor);
+[[nodiscard]] inline Posted read(const Slot& slot, std::uint64_t sequence, Descriptor& descriptor) {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  std::uint64_t stamp = slot.stamp.load(std::memory_order_seq_cst);
+  if (stamp < sequence * 2 || stamp == sequence * 2 + 1) return Posted::not_yet;
+  if (stamp > sequence * 2) return Posted::complete;
+  descriptor.print = {slot.call.load(relaxed), slot.count.load(relaxed), slot.names.load(relaxed)};
+  descriptor.input = Location::of(slot.input.load(relaxed));
+  descriptor.output = Location::of(slot.output.load(relaxed));
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return slot.stamp.load(std::memory_order_acquire) == stamp ? Posted::yes : Posted::complete;
+}
 // Whether `sequence` has been posted, at the price of one load.
 [[nodiscard]] inline bool has_posted(const Slot& slot, std::uint64_t sequence) {
   std::uint64_t stamp = slot.stamp.load(std::memory_order_seq_cst);
