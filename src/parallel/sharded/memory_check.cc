@@ -1,5 +1,6 @@
 #include "parallel/sharded/memory_check.h"
 
+#include "parallel/sharded/unit_options.h"
 #include "sys/files.h"
 #include "sys/topology.h"
 
@@ -78,11 +79,12 @@ std::int64_t bytes_needed(const std::vector<shard::NamedParameter>& parameters,
                           const ShardOptions& options) {
   std::int64_t needed = 0, largest = 0;
   for (const shard::PlannedUnit& unit : plan) {
+    ShardOptions own_options = options_of(unit, options);
     std::int64_t in_flight = 0, made = 0;  // when it is divided
     for (int i : unit.items) {
       const at::Tensor& parameter = parameters[static_cast<std::size_t>(i)].tensor;
       if (!parameter.device().is_cpu()) continue;
-      Bytes bytes = bytes_of(parameter, world, options);
+      Bytes bytes = bytes_of(parameter, world, own_options);
       std::int64_t own = parameter.numel() * size_of(parameter.scalar_type());
       auto stored = static_cast<std::int64_t>(parameter.storage().nbytes());
       bool is_there = shard::has_memory(parameter);

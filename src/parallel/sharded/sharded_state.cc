@@ -4,6 +4,7 @@
 #include "parallel/sharded/late_values.h"
 #include "parallel/sharded/memory_check.h"
 #include "parallel/sharded/parts.h"
+#include "parallel/sharded/unit_options.h"
 #include "parallel/sharded/whole_state.h"
 #include "parallel/state_broadcast.h"
 #include "sys/heap.h"
@@ -42,7 +43,10 @@ std::string name_of(const std::optional<c10::ScalarType>& dtype) {
 }
 
 void check_options(const ShardOptions& options) {
-  for (const auto& dtype : {options.compute_dtype, options.reduce_dtype})
+  std::vector<std::optional<c10::ScalarType>> dtypes = {options.compute_dtype,
+                                                        options.reduce_dtype};
+  for (const UnitRule& rule : options.units) dtypes.push_back(rule.compute_dtype);
+  for (const auto& dtype : dtypes)
     check(!dtype || c10::isFloatingType(*dtype),
           "fully_shard: parameters are computed with and gradients are summed in a floating-point "
           "dtype, found {}",
@@ -72,8 +76,10 @@ std::vector<std::string> describe(const torch::nn::Module& module, const ShardOp
       formatted("option find_unused_parameters = {}", options.find_unused_parameters),
       formatted("option broadcast_buffers = {}", options.broadcast_buffers)};
   for (const UnitRule& rule : options.units)
-    lines.push_back(formatted("units {}, reshard_after_forward = {}", rule.pattern,
-                              rule.reshard_after_forward.value_or(options.reshard_after_forward)));
+    lines.push_back(
+        formatted("units {}, reshard_after_forward = {}, compute_dtype = {}", rule.pattern,
+                  rule.reshard_after_forward.value_or(options.reshard_after_forward),
+                  name_of(rule.compute_dtype ? rule.compute_dtype : options.compute_dtype)));
   for (std::string& line : lines_of(module)) lines.push_back(std::move(line));
   return lines;
 }
@@ -144,6 +150,7 @@ sharded::UnitSettings settings_of(const ShardOptions& options) {
           .reduce_in_step = options.reduce_in_step,
           .compute_dtype = options.compute_dtype,
           .reduce_dtype = options.reduce_dtype,
+          .reshard_after_forward = options.reshard_after_forward,
           .timeout = options.timeout,
           .key = shard::trigger_key(options.trigger)};
 }
@@ -202,15 +209,10 @@ void ShardedState::add_units(const std::vector<shard::NamedParameter>& parameter
   for (const at::Tensor& buffer : buffers) sharded::make_ordinary(buffer);
   state.insert(state.end(), buffers.begin(), buffers.end());
   parallel::broadcast_now(groups.whole, state, broadcast_bytes, call());
-  sharded::UnitSettings settings = settings_of(options);
-  settings.waits = waits;
-  settings.offload = offload;
   for (const shard::PlannedUnit& planned : plan) {
-    settings.reshard_after_forward = options.reshard_after_forward;
-    if (planned.pattern >= 0)
-      settings.reshard_after_forward =
-          options.units[static_cast<std::size_t>(planned.pattern)].reshard_after_forward.value_or(
-              options.reshard_after_forward);
+    sharded::UnitSettings settings = settings_of(sharded::options_of(planned, options));
+    settings.waits = waits;
+    settings.offload = offload;
     add_unit(planned, parameters, settings);
   }
 }

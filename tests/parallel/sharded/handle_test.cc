@@ -210,6 +210,7 @@ TEST(ShardedHandle, RefusesBadOptionsBeforeAnythingChanged) {
     };
     expect_contains(refused({.units = {"layers.*"}}), "'layers.*'");
     expect_contains(refused({.compute_dtype = at::kInt}), "floating-point");
+    expect_contains(refused({.units = {{"*", std::nullopt, at::kInt}}}), "floating-point");
     expect_contains(refused({.prefetch = -1}), "prefetch");
     EXPECT_FALSE(shard::is_lazy(model->weight));
     std::shared_ptr<torch::nn::Module> none;

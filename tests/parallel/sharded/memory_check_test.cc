@@ -24,7 +24,7 @@ TEST(MemoryCheck, AddsUpTheRanksOfOnePlace) {
 TEST(MemoryCheck, CountsWhatEachLevelKeeps) {
   std::vector<shard::NamedParameter> parameters = {{"a", at::zeros({600}).requires_grad_(), {}},
                                                    {"b", at::zeros({1200}).requires_grad_(), {}}};
-  std::vector<shard::PlannedUnit> plan = {{"a", 0, {0}}, {"b", 1, {1}}};
+  std::vector<shard::PlannedUnit> plan = {{"a", -1, {0}}, {"b", -1, {1}}};
   auto needed = [&](ShardOptions options) {
     return sharded::bytes_needed(parameters, plan, 3, options);
   };
@@ -35,6 +35,17 @@ TEST(MemoryCheck, CountsWhatEachLevelKeeps) {
   EXPECT_EQ(needed({.storage = ShardStorage::node_shared}), 1800 * 8 / 3 - 1800 * 4 + 4800);
   for (auto& parameter : parameters) parameter.tensor.requires_grad_(false);
   EXPECT_EQ(needed({.level = ShardLevel::optimizer}), 0);
+}
+
+TEST(MemoryCheck, CountsEachUnitInTheDtypeOfItsRule) {
+  std::vector<shard::NamedParameter> parameters = {{"a", at::zeros({600}), {}},
+                                                   {"b", at::zeros({1200}), {}}};
+  std::vector<shard::PlannedUnit> plan = {{"a", -1, {0}}, {"b", 0, {1}}};
+  ShardOptions options{.units = {{"b", std::nullopt, at::kHalf}}, .level = ShardLevel::gradients};
+  // The whole in two bytes, beside what is there in four.
+  EXPECT_EQ(sharded::bytes_needed(parameters, plan, 1, options), 1200 * 2);
+  plan.front().pattern = 0;
+  EXPECT_EQ(sharded::bytes_needed(parameters, plan, 1, options), 1800 * 2);
 }
 
 TEST(MemoryCheck, MoreThanThereIsIsRefusedBeforeAnythingIsTaken) {

@@ -216,6 +216,41 @@ TEST_P(ShardedMixedPrecision, AGradientThatIsHeldKeepsItsValues) {
     });
 }
 
+// Every rank computes on the same batch, so that averages are what one process has. LibTorch's batch
+// normalisation of 16-bit numbers on the CPU wants float32 parameters.
+TEST_P(ShardedMixedPrecision, AUnitMayComputeInADtypeOfItsOwn) {
+  auto made = [] {
+    torch::nn::Sequential net(torch::nn::Linear(6, 5), torch::nn::BatchNorm1d(5),
+                              torch::nn::Linear(5, 4));
+    fill_parameters(*net, 3);
+    return net;
+  };
+  for (ShardStorage storage : all_storages)
+    for (ShardLevel level : all_levels)
+      run_as_threads(3, [&](Group group) {
+        auto plain = made(), model = made();
+        for (int i : {0, 2}) plain->ptr(static_cast<std::size_t>(i))->to(GetParam());
+        auto sharded = fully_shard(model, group,
+                                   {.units = {{"1", std::nullopt, at::kFloat}, "*"},
+                                    .level = level,
+                                    .storage = storage,
+                                    .compute_dtype = GetParam()});
+        EXPECT_EQ(model->parameters()[0].scalar_type(), GetParam());
+        EXPECT_EQ(model[1]->as<torch::nn::BatchNorm1d>()->weight.scalar_type(), at::kFloat);
+        at::Tensor loss = loss_in(model, 1, GetParam()), expected = loss_in(plain, 1, GetParam());
+        EXPECT_TRUE(same_bits(loss, expected)) << name_of(level) << ", " << name_of(storage);
+        loss.backward();
+        expected.backward();
+        auto named = plain->named_parameters();
+        for (const auto& [name, tensor, sizes, range] : sharded.named_parameters()) {
+          at::Tensor gradient =
+              named[name].grad().view({-1}).narrow(0, range.begin, range.length());
+          EXPECT_EQ(tensor.scalar_type(), at::kFloat);
+          EXPECT_TRUE(at::allclose(tensor.grad(), gradient.to(at::kFloat), 1e-6, 0)) << name;
+        }
+      });
+}
+
 INSTANTIATE_TEST_SUITE_P(Dtypes, ShardedMixedPrecision, testing::Values(at::kBFloat16, at::kHalf),
                          [](const auto& info) { return c10::toString(info.param); });
 

@@ -45,14 +45,22 @@ enum class ShardStorage {
 //
 //   .units = {"blocks.*"}                        each block is a unit
 //   .units = {{"blocks.*", false}, "head"}       blocks stay gathered from forward to backward
+//   .units = {"blocks.*", {"blocks.*.norm", std::nullopt, at::kFloat}}
+//                                                norms compute in float32, whatever others do
 struct UnitRule {
-  UnitRule(std::string pattern, std::optional<bool> reshard_after_forward = std::nullopt)
-      : pattern(std::move(pattern)), reshard_after_forward(reshard_after_forward) {}
-  UnitRule(const char* pattern, std::optional<bool> reshard_after_forward = std::nullopt)
-      : UnitRule(std::string(pattern), reshard_after_forward) {}
+  UnitRule(std::string pattern, std::optional<bool> reshard_after_forward = std::nullopt,
+           std::optional<c10::ScalarType> compute_dtype = std::nullopt)
+      : pattern(std::move(pattern)),
+        reshard_after_forward(reshard_after_forward),
+        compute_dtype(compute_dtype) {}
+  UnitRule(const char* pattern, std::optional<bool> reshard_after_forward = std::nullopt,
+           std::optional<c10::ScalarType> compute_dtype = std::nullopt)
+      : UnitRule(std::string(pattern), reshard_after_forward, compute_dtype) {}
 
-  std::string pattern;                        // shard/unit_plan.h says what a pattern names
-  std::optional<bool> reshard_after_forward;  // absent: as ShardOptions says
+  std::string pattern;  // shard/unit_plan.h says what a pattern names
+  // Absent: as ShardOptions says.
+  std::optional<bool> reshard_after_forward;
+  std::optional<c10::ScalarType> compute_dtype;
 };
 
 // Equal on all ranks.
