@@ -125,6 +125,24 @@ TEST_P(Mismatches, NameBothCallsAndKillTheGroupOnBothRanks) {
   });
 }
 
+// Rank 3 waits for rank 1 alone, who has no need of it and goes on elsewhere.
+TEST_P(Mismatches, AreToldToWhoeverWaits) {
+  test::run_group(GetParam(), 4, [&](Group world) {
+    for (int round = 0; round < 5; ++round) {
+      auto group = world.split(0);
+      const auto begin = Clock::now();
+      auto text = message_of<Mismatch>([&] {
+        auto tensor = at::ones({4});
+        group.broadcast(tensor, group.rank() == 3 ? 1 : 0).wait();
+        while (Clock::now() - begin < 5s) group.barrier().wait();
+      });
+      EXPECT_LT(Clock::now() - begin, 2s) << "round " << round;
+      expect_words(text, {"broadcast #1 (root 0, ", "broadcast #1 (root 1, "});
+      world.barrier().wait();
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Engines, Mismatches, testing::ValuesIn(test::engines()),
                          [](const auto& info) { return std::string(test::name_of(info.param)); });
 

@@ -1,5 +1,7 @@
 #include "comm/hierarchical/operations.h"
 
+#include <lockstep/base/format.h>
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -7,6 +9,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -26,13 +29,22 @@ bool is_half(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
 }
 
+// Of the parts of a call: so that they meet only those of an equal one. Two roots on one host, or a
+// sum and an average, have the same parts. A message is its only part.
+std::string tag_of_parts(const PostedCall& call) {
+  if (call.is_message()) return call.tag;
+  return formatted("{}{}for {} #{} [{:x}]", call.tag, call.tag.empty() ? "" : ", ",
+                   name_of(call.collective), call.number, fingerprint_of(call));
+}
+
 class Performer {
  public:
   Performer(const Parts& parts, const PostedCall& call)
       : parts_(parts),
         call_(call),
         layout_(parts.layout),
-        options_{.tag = call.tag, .timeout = {}},
+        tag_(tag_of_parts(call)),
+        options_{.tag = tag_, .timeout = {}},
         op_(call.op == Op::average ? Op::sum : call.op) {}
 
   void run();
@@ -65,6 +77,7 @@ class Performer {
   const Parts& parts_;
   const PostedCall& call_;
   const Layout& layout_;
+  const std::string tag_;
   CallOptions options_;
   Op op_;
 };

@@ -45,7 +45,7 @@ LaneBackend::LaneBackend(std::shared_ptr<Runner> runner, std::shared_ptr<Store> 
       last_words_(store_, group_, rank, size),
       watch_(watch ? std::move(watch) : std::make_shared<watch::CallWatch>(store_)),
       member_(watch_->join(group_, rank, size, [this](const std::string& sentence) {
-        fail(End::mismatch, PostedCall(), sentence);
+        fail(sentence.empty() ? End::lost : End::mismatch, PostedCall(), sentence);
       })) {}
 
 LaneBackend::~LaneBackend() {
@@ -131,6 +131,7 @@ bool LaneBackend::still_runs() {
 void LaneBackend::note_complete(std::uint64_t ticket) {
   std::lock_guard lock(mutex_);
   open_.erase(ticket);
+  member_->note_complete();
   changed_.notify_all();
 }
 

@@ -22,6 +22,10 @@ std::string key_of(std::string_view group, int rank) {
 
 }  // namespace
 
+std::string key_of_end(std::string_view group, std::string_view name) {
+  return formatted("lockstep/end/{}/{}", group, name);
+}
+
 std::string words_of_group(std::string_view group) {
   return group == "world" ? std::string() : formatted(" [group {}]", group);
 }
@@ -62,7 +66,11 @@ class WatchCore {
   [[nodiscard]] bool end(Duration limit);
 
  private:
-  void look(Member& member);
+  // Whether something may be found here without another post.
+  [[nodiscard]] bool look(Member& member);
+  void ask_for_end(Member& member);
+  // Tells the member, unless it has left.
+  static void tell(Member& member, const std::string& mismatch);
   void compare(Member& member, const std::vector<int>& partners);
 
   const std::shared_ptr<Store> store_;
@@ -80,6 +88,7 @@ void Member::note(const PostedCall& call) {
     std::lock_guard lock(mutex_);
     ledger_.note(route_of(call.collective, call.root, rank_), call);
   }
+  open_.fetch_add(1, std::memory_order_relaxed);
   core_.something_was_posted();
 }
 
@@ -126,10 +135,12 @@ void WatchCore::run() {
     dirty_ = false;
     auto members = members_;
     lock.unlock();
-    for (const auto& member : members) look(*member);
+    bool again = false;
+    for (const auto& member : members) again = look(*member) || again;
     members.clear();
     lock.lock();
     changed_.wait_for(lock, CallWatch::period, [this] { return ending_; });
+    if (again) dirty_ = true;
   }
   has_ended_ = true;
   changed_.notify_all();
@@ -142,15 +153,20 @@ bool WatchCore::end(Duration limit) {
   return changed_.wait_for(lock, limit, [this] { return has_ended_; });
 }
 
-void WatchCore::look(Member& member) {
+bool WatchCore::look(Member& member) {
+  if (member.is_over_) return false;
   std::vector<int> partners;
+  bool is_new = false;
   {
     std::lock_guard lock(member.mutex_);
-    if (member.is_over_ || member.stated_ == member.ledger_.version()) return;
+    is_new = member.stated_ != member.ledger_.version();
     member.stated_ = member.ledger_.version();
-    partners = member.partners(member.ledger_.routes());
+    if (is_new) partners = member.partners(member.ledger_.routes());
   }
+  const bool is_open = member.open_.load(std::memory_order_relaxed) > 0;
   try {
+    if (!is_new && is_open) ask_for_end(member);
+    if (!is_new) return is_open && !member.is_over_;
     // First said, then read: of two ranks that do this at once, at least one sees the other's.
     member.state(*store_, process_, false);
     compare(member, partners);
@@ -159,6 +175,18 @@ void WatchCore::look(Member& member) {
     member.is_over_ = true;
     log::debug("group {}: comparing calls: {}", member.group_, error.what());
   }
+  return is_open && !member.is_over_;
+}
+
+void WatchCore::ask_for_end(Member& member) {
+  if (!store_->try_get(key_of_end(member.group_, "verdict"))) return;
+  member.is_over_ = true;
+  tell(member, {});
+}
+
+void WatchCore::tell(Member& member, const std::string& mismatch) {
+  std::lock_guard gate(member.gate_);
+  if (!member.gone_) member.on_end_(mismatch);
 }
 
 void WatchCore::compare(Member& member, const std::vector<int>& partners) {
@@ -172,10 +200,7 @@ void WatchCore::compare(Member& member, const std::vector<int>& partners) {
     }
     if (!difference) continue;
     member.is_over_ = true;
-    std::lock_guard gate(member.gate_);
-    if (!member.gone_)
-      member.on_mismatch_(mismatch_sentence(*difference, member.group_, member.rank_, other));
-    return;
+    return tell(member, mismatch_sentence(*difference, member.group_, member.rank_, other));
   }
 }
 
@@ -193,8 +218,8 @@ CallWatch::~CallWatch() {
 }
 
 std::shared_ptr<Member> CallWatch::join(const std::string& group, int rank, int size,
-                                        std::function<void(const std::string&)> on_mismatch) {
-  std::shared_ptr<Member> member(new Member(*core_, group, rank, size, std::move(on_mismatch)));
+                                        std::function<void(const std::string&)> on_end) {
+  std::shared_ptr<Member> member(new Member(*core_, group, rank, size, std::move(on_end)));
   member->state(*core_->store(), core_->process(), false);
   core_->add(member);
   return member;

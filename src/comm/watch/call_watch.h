@@ -5,15 +5,17 @@
 // every `period`, and compares them with those of the neighbours (rank - 1 and rank + 1) and of the
 // ranks that messages were exchanged with. So a call that differs on any two ranks is found within
 // about two periods, also where the engine would move wrong bytes without noticing, and an
-// operation costs what it takes to note it. While nothing is posted the thread sleeps.
+// operation costs what it takes to note it. Where calls are open and nothing new is posted, the
+// thread asks whether the others have ended the group: whom a rank waits for may know nothing of
+// that. While nothing is open it sleeps.
 //
-// Keys: "lockstep/calls/<group>/<rank>".
+// Keys: "lockstep/calls/<group>/<rank>"; last_words.h has that of a group's end.
 //
 // A store may stop answering, with the process that serves it: then nothing is compared any more,
 // and the thread is left to itself when the watch goes.
 //
 // Invariants: a member's ledger and has_left_ are guarded by its mutex_; gate_ is held while
-// on_mismatch runs, and gone_ is set under it, so that after leave() it is not called; the core's
+// on_end runs, and gone_ is set under it, so that after leave() it is not called; the core's
 // members and flags are guarded by its mutex. A thread that holds gate_ or stating_ may take
 // another, one that holds a mutex_ may not.
 #pragma once
@@ -46,17 +48,19 @@ class Member {
  public:
   // Once a call, in post order; PostedCall::number counts within its route. Any thread.
   void note(const PostedCall& call);
+  // Once for each of them that is complete. Any thread.
+  void note_complete() { open_.fetch_sub(1, std::memory_order_relaxed); }
 
  private:
   friend class CallWatch;
   friend class WatchCore;
-  using OnMismatch = std::function<void(const std::string& sentence)>;
-  Member(WatchCore& core, std::string group, int rank, int size, OnMismatch on_mismatch)
+  using OnEnd = std::function<void(const std::string& mismatch)>;
+  Member(WatchCore& core, std::string group, int rank, int size, OnEnd on_end)
       : core_(core),
         group_(std::move(group)),
         rank_(rank),
         size_(size),
-        on_mismatch_(std::move(on_mismatch)) {}
+        on_end_(std::move(on_end)) {}
 
   [[nodiscard]] std::vector<int> partners(const std::vector<Route>& routes) const;
   // Tells the others what this rank has posted, and (from then on) that it has left.
@@ -66,7 +70,8 @@ class Member {
   const std::string group_;
   const int rank_;
   const int size_;
-  const OnMismatch on_mismatch_;
+  const OnEnd on_end_;
+  std::atomic<std::int64_t> open_{0};  // calls that are not complete
   std::mutex mutex_;
   Ledger ledger_;
   bool has_left_ = false;
@@ -87,12 +92,13 @@ class CallWatch {
   CallWatch(const CallWatch&) = delete;
   CallWatch& operator=(const CallWatch&) = delete;
 
-  // Says to the others that this rank is in the group. `on_mismatch` is called on the watch's
-  // thread, at most once, with a sentence that names both calls. A store operation.
+  // Says to the others that this rank is in the group. `on_end` is called on the watch's thread, at
+  // most once: with a sentence that names both calls, or with none when the others have agreed on
+  // why the group ends. A store operation.
   [[nodiscard]] std::shared_ptr<Member> join(const std::string& group, int rank, int size,
-                                             std::function<void(const std::string&)> on_mismatch);
-  // The member's on_mismatch is not running and will not be called any more. `in_order`: tells the
-  // others that this rank has left. Never throws; not from on_mismatch.
+                                             std::function<void(const std::string&)> on_end);
+  // The member's on_end is not running and will not be called any more. `in_order`: tells the
+  // others that this rank has left. Never throws; not from on_end.
   void leave(const std::shared_ptr<Member>& member, bool in_order) noexcept;
 
  private:
@@ -106,6 +112,9 @@ class CallWatch {
                                             int rank, int other);
 // What ends a sentence about any group but the world: " [group world/split#1/0]".
 [[nodiscard]] std::string words_of_group(std::string_view group);
+
+// Where the ranks of a dying group say why.
+[[nodiscard]] std::string key_of_end(std::string_view group, std::string_view name);
 
 // What a rank of the group has said so far; nothing when it has not joined.
 [[nodiscard]] std::optional<Statement> statement_of(Store& store, std::string_view group, int rank);

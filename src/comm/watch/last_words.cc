@@ -184,9 +184,7 @@ LastWords::LastWords(std::shared_ptr<Store> store, std::string group, int rank, 
 
 std::string LastWords::of_group() const { return words_of_group(group_); }
 
-std::string LastWords::key(std::string_view name) const {
-  return formatted("lockstep/end/{}/{}", group_, name);
-}
+std::string LastWords::key(std::string_view name) const { return key_of_end(group_, name); }
 
 std::exception_ptr LastWords::agree(End end, const PostedCall& call, std::string_view detail,
                                     const std::function<void()>& close) noexcept {

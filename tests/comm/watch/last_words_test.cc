@@ -80,6 +80,7 @@ struct WatchedRank {
     member = calls.join("world", rank, size, [this](const std::string& text) {
       std::lock_guard lock(mutex);
       mismatch = text;
+      is_told = true;
     });
   }
   ~WatchedRank() { calls.leave(member, false); }
@@ -91,6 +92,7 @@ struct WatchedRank {
 
   std::mutex mutex;
   std::string mismatch;
+  std::atomic<bool> is_told = false;
   CallWatch calls;
   LastWords words;
   std::shared_ptr<watch::Member> member;
@@ -166,6 +168,20 @@ TEST(LastWords, AKilledRankMayHaveCalledMoreThanItTold) {
                      {"ended without leaving; the last call it told of was all_reduce #1 (sum"});
 }
 
+TEST(CallWatch, TellsWhoHasOpenCallsThatTheGroupEnds) {
+  auto store = std::make_shared<WatchedStore>();
+  auto ranks = ranks_on(store, 3);
+  ranks[1]->member->note(reduction(1));
+  ranks[2]->member->note(reduction(1));
+  ranks[2]->member->note_complete();
+  std::this_thread::sleep_for(2 * CallWatch::period);
+  static_cast<void>(ranks[0]->words.agree(End::aborted, {}, "enough", [] {}));
+  for (int round = 0; round < 1000 && !ranks[1]->is_told; ++round) std::this_thread::sleep_for(1ms);
+  EXPECT_TRUE(ranks[1]->is_told);
+  EXPECT_EQ(ranks[1]->found(), "");
+  EXPECT_FALSE(ranks[2]->is_told);
+}
+
 PostedCall receipt(int from) {
   return {{.collective = Collective::recv,
            .root = from,
@@ -237,10 +253,11 @@ TEST(CallWatch, FindsADifferenceThatNobodyWaitsFor) {
   }
 }
 
-TEST(CallWatch, AsksNothingWhileNothingIsPosted) {
+TEST(CallWatch, AsksNothingWhileNothingIsOpen) {
   auto store = std::make_shared<WatchedStore>();
   auto ranks = ranks_on(store, 2);
   for (auto& rank : ranks) rank->member->note(reduction(1));
+  for (auto& rank : ranks) rank->member->note_complete();
   std::this_thread::sleep_for(3 * CallWatch::period);
   const int asked = store->asked();
   std::this_thread::sleep_for(3 * CallWatch::period);
