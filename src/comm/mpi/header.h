@@ -29,12 +29,13 @@ struct Header {
   std::uint64_t number = 0;       // of the collective in its group, or of the message in its pair
   std::uint64_t fingerprint = 0;  // of the call; 0: none
   std::uint64_t bytes = 0;        // of the content
+  std::uint64_t awaited = 0;      // in return, in an all_to_all with counts
   Kind kind = Kind::part;
   std::uint32_t round = 0;
   std::int32_t tag = 0;  // 0: the content follows at once
   std::uint32_t unused = 0;
 };
-static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 48);
+static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 56);
 
 // Contents up to this size travel with the header.
 inline constexpr std::size_t short_bytes = 4096;

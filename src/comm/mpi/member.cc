@@ -210,6 +210,7 @@ void Member::enter_round(const Pointer& operation) {
                  {.group = id_,
                   .number = operation->call().number,
                   .fingerprint = operation->fingerprint(),
+                  .awaited = operation->bytes_from(send.peer),
                   .kind = Kind::part,
                   .round = number},
                  operation->bytes_of(send.piece), operation,
@@ -235,7 +236,9 @@ void Member::await(const Pointer& operation, Key key, std::span<std::byte> memor
 
 void Member::take(const Arrival& arrival, const Awaited& awaited) {
   const auto& operation = awaited.operation;
-  if (arrival.header.bytes != awaited.memory.size()) {
+  bool counts_differ = arrival.header.kind == Kind::part &&
+                       arrival.header.awaited != operation->bytes_for(rank_of(arrival.from));
+  if (arrival.header.bytes != awaited.memory.size() || counts_differ) {
     // Of an all_to_all with counts: the one thing in which equal calls can differ.
     office_.discard(arrival);
     return inquire({.cause = Inquest::Cause::difference,

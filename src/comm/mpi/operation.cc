@@ -89,6 +89,19 @@ Operation::Operation(const Call& call, std::uint64_t number, std::uint64_t ticke
     scratch_ = std::make_unique_for_overwrite<std::byte[]>(plan_.scratch_bytes);
 }
 
+std::uint64_t Operation::bytes_for(int peer) const {
+  return bytes_counted(call_.input_counts, peer);
+}
+
+std::uint64_t Operation::bytes_from(int peer) const {
+  return bytes_counted(call_.output_counts, peer);
+}
+
+std::uint64_t Operation::bytes_counted(std::span<const std::int64_t> counts, int peer) const {
+  if (call_.collective != Collective::all_to_all || counts.empty()) return 0;
+  return static_cast<std::uint64_t>(counts[peer]) * c10::elementSize(*call_.dtype);
+}
+
 std::span<std::byte> Operation::bytes_of(Piece piece) const {
   auto* base = piece.memory == Memory::input    ? input_
                : piece.memory == Memory::output ? output_

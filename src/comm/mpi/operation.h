@@ -31,6 +31,9 @@ class Operation {
   // Of a collective.
   [[nodiscard]] const Plan& plan() const { return plan_; }
   [[nodiscard]] std::span<std::byte> bytes_of(Piece piece) const;
+  // By the counts of an all_to_all; without counts, and in anything else, 0.
+  [[nodiscard]] std::uint64_t bytes_for(int peer) const;
+  [[nodiscard]] std::uint64_t bytes_from(int peer) const;
   // What a round does without messages: before them, and after.
   void copy(const Round& round) const;
   void sum(const Round& round) const;
@@ -40,6 +43,8 @@ class Operation {
   int pending = 0;  // transfers of this round that are not done
 
  private:
+  [[nodiscard]] std::uint64_t bytes_counted(std::span<const std::int64_t> counts, int peer) const;
+
   PostedCall call_;
   std::uint64_t ticket_;
   std::uint64_t fingerprint_;
