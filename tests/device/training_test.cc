@@ -160,23 +160,54 @@ TEST_P(DeviceTraining, TheHandleCountsWhatAStepTakesOfTheDevicesMemory) {
   });
 }
 
-TEST_P(DeviceTraining, WhatIsForTheHostsMemoryIsRefusedByOneLine) {
+// Everything that an optimizer works on lies in the host's memory, or in files.
+TEST_P(DeviceTraining, OffloadedShardsGetWhatOneProcessGets) {
+  test::TemporaryFolder folder;
+  for (auto level : {ShardLevel::optimizer, ShardLevel::gradients, ShardLevel::full})
+    for (bool to_files : {false, true}) {
+      run([&](Group group) {
+        auto model = device_model();
+        auto sharded = fully_shard(model, group,
+                                   {.units = {"layers.*"},
+                                    .level = level,
+                                    .offload = to_files ? folder.path().string() : "",
+                                    .offload_to_host = !to_files});
+        for (const auto& slice : sharded.parameters()) EXPECT_TRUE(slice.is_cpu());
+        optim::AdamW adamw(sharded.parameters(), torch::optim::AdamWOptions(0.01),
+                           {.memory = sharded.state_memory()});
+        train(sharded, adamw, model, group);
+        auto expected = trained_alone(group.size(), [](auto parameters) {
+          return std::make_unique<torch::optim::AdamW>(parameters,
+                                                       torch::optim::AdamWOptions(0.01));
+        });
+        sharded.unshard();
+        auto found = model->parameters();
+        for (std::size_t i = 0; i < expected.size(); ++i) expect_close(found[i], expected[i]);
+      });
+    }
+}
+
+TEST_P(DeviceTraining, OffloadedShardsLeaveTheDevicesMemory) {
   run([](Group group) {
-    auto refusal = [&](ShardOptions options) {
-      auto model = device_model();
-      try {
-        auto sharded = fully_shard(model, group, options);
-      } catch (const InvalidArgument& error) {
-        return std::string(error.what());
-      }
-      return std::string("nothing was refused");
-    };
-    test::TemporaryFolder folder;
-    EXPECT_EQ(
-        refusal({.offload = folder.path()}),
-        "fully_shard: offload is for parameters on the CPU, and layers.0.weight is on cuda:0");
-    EXPECT_EQ(refusal({.storage = ShardStorage::node_shared}),
-              "fully_shard: node_shared storage is host memory, but layers.0.weight is on cuda:0");
+    const auto before = test::device_bytes().now;
+    auto model = device_model(1024);
+    auto sharded = fully_shard(model, group, {.units = {"layers.*"}, .offload_to_host = true});
+    EXPECT_LE(test::device_bytes().now - before, megabyte);
+    EXPECT_GT(sharded.memory().offloaded, 0);
+  });
+}
+
+TEST_P(DeviceTraining, NodeSharedStorageIsRefusedByOneLine) {
+  run([&](Group group) {
+    auto model = device_model();
+    try {
+      auto sharded = fully_shard(model, group, {.storage = ShardStorage::node_shared});
+      ADD_FAILURE() << "nothing was refused";
+    } catch (const InvalidArgument& error) {
+      EXPECT_STREQ(
+          error.what(),
+          "fully_shard: node_shared storage is host memory, but layers.0.weight is on cuda:0");
+    }
   });
 }
 

@@ -127,7 +127,9 @@ at::Tensor ShardedModule::part_of(std::size_t i, const at::Tensor& whole) const 
   return state_->part_of(i, whole);
 }
 
-std::shared_ptr<optim::StateMemory> ShardedModule::state_memory() const { return state_->offload; }
+std::shared_ptr<optim::StateMemory> ShardedModule::state_memory() const {
+  return state_->offload && state_->offload->is_in_files() ? state_->offload : nullptr;
+}
 
 double ShardedModule::seconds_waited() const { return state_->waits->seconds(); }
 

@@ -39,6 +39,13 @@ struct Bytes {
   std::int64_t in_flight = 0;
 };
 
+// What the host is to hold of a parameter on a device: its shard, and the average beside it.
+std::int64_t host_bytes_of(const at::Tensor& parameter, int world, const ShardOptions& options) {
+  if (!options.offload_to_host) return 0;
+  std::int64_t shard = parameter.numel() * size_of(parameter.scalar_type()) / world;
+  return parameter.requires_grad() ? 2 * shard : shard;
+}
+
 Bytes bytes_of(const at::Tensor& parameter, int world, const ShardOptions& options) {
   c10::ScalarType own = parameter.scalar_type();
   bool is_real = c10::isFloatingType(own);
@@ -83,7 +90,10 @@ std::int64_t bytes_needed(const std::vector<shard::NamedParameter>& parameters,
     std::int64_t in_flight = 0, made = 0;  // when it is divided
     for (int i : unit.items) {
       const at::Tensor& parameter = parameters[static_cast<std::size_t>(i)].tensor;
-      if (!parameter.device().is_cpu()) continue;
+      if (!parameter.device().is_cpu()) {
+        needed += host_bytes_of(parameter, world, own_options);
+        continue;
+      }
       Bytes bytes = bytes_of(parameter, world, own_options);
       std::int64_t own = parameter.numel() * size_of(parameter.scalar_type());
       auto stored = static_cast<std::int64_t>(parameter.storage().nbytes());

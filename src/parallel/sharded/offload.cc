@@ -2,9 +2,11 @@
 
 #include <lockstep/base/check.h>
 
+#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
 #include <exception>
@@ -16,6 +18,7 @@ at::Tensor Offload::zeros(std::int64_t count, at::ScalarType dtype) {
   c10::InferenceMode off(false);
   auto bytes = static_cast<std::size_t>(count) * c10::elementSize(dtype);
   if (bytes == 0) return at::empty({0}, dtype);
+  if (!is_in_files()) return zeros_in_memory(count, dtype);
   sys::ReservedFile file(folder_, bytes);
   std::byte* begin = file.data();
   at::Tensor tensor = at::from_blob(
@@ -24,6 +27,16 @@ at::Tensor Offload::zeros(std::int64_t count, at::ScalarType dtype) {
   files_.emplace(begin, std::move(file));
   bytes_ += static_cast<std::int64_t>(bytes);
   return tensor;
+}
+
+at::Tensor Offload::zeros_in_memory(std::int64_t count, at::ScalarType dtype) {
+  at::Tensor memory =
+      at::zeros({count}, at::TensorOptions().dtype(dtype).pinned_memory(at::hasCUDA()));
+  auto bytes = static_cast<std::int64_t>(memory.nbytes());
+  bytes_ += bytes;
+  return at::from_blob(
+      memory.mutable_data_ptr(), {count},
+      [self = shared_from_this(), memory, bytes](void*) { self->bytes_ -= bytes; }, dtype);
 }
 
 void Offload::forget(const std::byte* begin) {
@@ -55,12 +68,8 @@ void check_room(const Offload& offload, const Group& group,
                 const std::vector<shard::NamedParameter>& parameters, int world,
                 const CallOptions& call) {
   std::int64_t bytes = 0;
-  for (const auto& [name, tensor, aliases] : parameters) {
-    check(tensor.device().is_cpu(),
-          "fully_shard: offload is for parameters on the CPU, and {} is on {}", name,
-          tensor.device().str());
-    bytes += static_cast<std::int64_t>(tensor.nbytes());
-  }
+  for (const auto& parameter : parameters)
+    bytes += static_cast<std::int64_t>(parameter.tensor.nbytes());
   sys::ReservedFile room;
   std::exception_ptr refused;
   try {

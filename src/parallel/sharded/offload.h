@@ -1,5 +1,6 @@
-// Offload: tensors in mapped files of one folder, for a handle's shards and what its optimizer
-// keeps of them. What is not in use need not be in memory.
+// Offload: tensors of the host for a handle's shards and what its optimizer keeps of them: in
+// mapped files of one folder, where what is not in use need not be in memory, or, without a folder,
+// in memory that devices read.
 //
 // Every tensor has a file of its own, without a name: several ranks and handles may use one folder,
 // and nothing is left in it. Thread-safe.
@@ -24,8 +25,10 @@ namespace lockstep::sharded {
 
 class Offload final : public optim::StateMemory, public std::enable_shared_from_this<Offload> {
  public:
+  // An empty folder is none.
   explicit Offload(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
+  [[nodiscard]] bool is_in_files() const { return !folder_.empty(); }
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
   // Of all tensors that are there.
   [[nodiscard]] std::int64_t bytes() const { return bytes_; }
@@ -36,6 +39,7 @@ class Offload final : public optim::StateMemory, public std::enable_shared_from_
   void has_used(const at::Tensor& tensor) noexcept override;
 
  private:
+  [[nodiscard]] at::Tensor zeros_in_memory(std::int64_t count, at::ScalarType dtype);
   void forget(const std::byte* begin);
 
   const std::filesystem::path folder_;
@@ -45,8 +49,7 @@ class Offload final : public optim::StateMemory, public std::enable_shared_from_
 };
 
 // Collective, before anything is taken: whether every rank can have its shards of `parameters` in
-// its folder. InvalidArgument for a parameter that is not on the CPU; SystemError where the disk
-// refuses, BadInput on the other ranks.
+// its folder. SystemError where the disk refuses, BadInput on the other ranks.
 void check_room(const Offload& offload, const Group& group,
                 const std::vector<shard::NamedParameter>& parameters, int world,
                 const CallOptions& call);

@@ -51,6 +51,9 @@ void check_options(const ShardOptions& options) {
           "fully_shard: parameters are computed with and gradients are summed in a floating-point "
           "dtype, found {}",
           name_of(dtype));
+  check(options.offload.empty() || !options.offload_to_host,
+        "fully_shard: what is offloaded goes to a folder (offload) or to the host's memory "
+        "(offload_to_host), not to both");
   check(options.prefetch >= 0, "fully_shard: prefetch must be at least 0 units, found {}",
         options.prefetch);
 }
@@ -71,7 +74,9 @@ std::vector<std::string> describe(const torch::nn::Module& module, const ShardOp
       formatted("option compute_dtype = {}", name_of(options.compute_dtype)),
       formatted("option reduce_dtype = {}", name_of(options.reduce_dtype)),
       formatted("option reshard_after_forward = {}", options.reshard_after_forward),
-      formatted("option offload = {}", options.offload.empty() ? "none" : "to a folder"),
+      formatted("option offload = {}", options.offload_to_host   ? "to the host"
+                                       : options.offload.empty() ? "none"
+                                                                 : "to a folder"),
       formatted("option prefetch = {}", options.prefetch),
       formatted("option find_unused_parameters = {}", options.find_unused_parameters),
       formatted("option broadcast_buffers = {}", options.broadcast_buffers)};
@@ -163,7 +168,8 @@ ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& optio
       options_(options),
       pool_(std::make_shared<sharded::BufferPool>(groups.gather)) {
   check_options(options);
-  if (!options.offload.empty()) offload = std::make_shared<sharded::Offload>(options.offload);
+  if (!options.offload.empty() || options.offload_to_host)
+    offload = std::make_shared<sharded::Offload>(options.offload);
 }
 
 void ShardedState::divide(const torch::nn::Module& part) {
@@ -201,7 +207,7 @@ void ShardedState::add_units(const std::vector<shard::NamedParameter>& parameter
   std::vector<shard::PlannedUnit> plan = plan_of(parameters, options);
   sharded::check_memory(
       groups.whole, sharded::bytes_needed(parameters, plan, groups.gather.size(), options), call());
-  if (offload)
+  if (offload && offload->is_in_files())
     sharded::check_room(*offload, groups.whole, parameters, groups.gather.size(), call());
   std::vector<at::Tensor> state;
   for (const auto& parameter : parameters)
@@ -212,7 +218,8 @@ void ShardedState::add_units(const std::vector<shard::NamedParameter>& parameter
   for (const shard::PlannedUnit& planned : plan) {
     sharded::UnitSettings settings = settings_of(sharded::options_of(planned, options));
     settings.waits = waits;
-    settings.offload = offload;
+    bool on_host = parameters[static_cast<std::size_t>(planned.items.front())].tensor.is_cpu();
+    if (offload && (offload->is_in_files() || !on_host)) settings.offload = offload;
     add_unit(planned, parameters, settings);
   }
 }

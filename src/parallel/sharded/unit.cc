@@ -97,7 +97,7 @@ Unit::Unit(std::string name, std::vector<shard::NamedParameter> parameters, Grou
                device_, std::move(owner), settings.key, released_text(name_)) {
   at::NoGradGuard no_grad;
   if (keeps_buffer()) buffer_ = make_whole();
-  bool in_place = keeps_buffer() && compute_dtype_ == layout_.dtype();
+  bool in_place = keeps_buffer() && !is_converted();
   shard_ = in_place ? own_part() : make_shard();
   take_parameters();
   make_slices();
@@ -142,7 +142,7 @@ void Unit::take_parameters() {
 
 void Unit::make_slices() {
   writes_ = std::make_shared<Writes>();
-  shard::LazyStorage storage(static_cast<std::int64_t>(shard_.nbytes()), device_, writes_,
+  shard::LazyStorage storage(static_cast<std::int64_t>(shard_.nbytes()), shard_device(), writes_,
                              settings_.key, "");
   storage.attach(shard_);
   for (const shard::FlatSlice& slice : owned_)
@@ -163,10 +163,11 @@ void Unit::post_gather() {
   if (!buffer_.defined()) buffer_ = pool_->take(layout_.numel(), compute_dtype_, device_);
   at::Tensor input = shard_;
   gathered_version_ = version();
-  if (compute_dtype_ != layout_.dtype()) {
+  if (is_converted()) {
     input = own_part();
     bool published = is_node_shared() && published_version_ == gathered_version_;
-    if (!published) input.copy_(shard_);
+    if (!published)
+      input.copy_(shard_, /*non_blocking=*/true);  // outdated() says what was written meanwhile
     published_version_ = gathered_version_;
   }
   gather_ = group_.all_gather(buffer_, input, {.tag = tag_, .timeout = settings_.timeout});
@@ -209,10 +210,11 @@ void Unit::write_back() {
   at::NoGradGuard no_grad;
   at::Tensor now = own_part();
   if (copy_.defined()) now.copy_(copy_.narrow(0, range_.begin, range_.length()));
-  if (compute_dtype_ == layout_.dtype()) {
+  if (!is_converted()) {
     if (!keeps_buffer()) shard_.copy_(now);
     return;
   }
+  now = now.to(shard_device());
   // What was not written keeps the digits that the computation's dtype does not have.
   at::Tensor written = now.ne(shard_.to(compute_dtype_));
   shard_.copy_(at::where(written, now.to(layout_.dtype()), shard_));
@@ -221,7 +223,7 @@ void Unit::write_back() {
 
 void Unit::remember() {
   at::NoGradGuard no_grad;
-  remembered_ = pool_->take(range_.length(), layout_.dtype(), device_).copy_(shard_);
+  remembered_ = pool_->take(range_.length(), layout_.dtype(), shard_device()).copy_(shard_);
 }
 
 void Unit::undo() {
@@ -271,11 +273,12 @@ void Unit::take_values(int i, const at::Tensor& values) {
 void Unit::hand_back() {
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> values = whole_values();
-  for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].tensor.set_data(values[i]);
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    parameters_[i].tensor.set_data(values[i].to(device_));
 }
 
 std::int64_t Unit::shard_bytes() const {
-  bool in_whole = keeps_buffer() && compute_dtype_ == layout_.dtype();
+  bool in_whole = keeps_buffer() && !is_converted();
   return in_whole || settings_.offload ? 0 : static_cast<std::int64_t>(shard_.nbytes());
 }
 

@@ -5,8 +5,8 @@
 //
 // The module's parameters are tensors in a lazy storage, in the dtype of the computation; the
 // shard holds the values, in the parameters' own dtype. Where the whole is kept anyway (levels
-// optimizer and gradients, and node-shared storage) and the dtypes are the same, the shard is this
-// rank's range of it, and gathering is in place.
+// optimizer and gradients, and node-shared storage) and neither dtype nor device differ, the shard
+// is this rank's range of it, and gathering is in place.
 //
 // Node-shared storage: the whole is one mapping of all ranks. Its range of a rank is written by
 // that rank alone, and only while no rank reads it: Residency orders that. Whoever writes the whole
@@ -45,7 +45,7 @@ struct UnitSettings {
   bool reshard_after_forward = true;
   std::optional<Duration> timeout;
   c10::DispatchKey key = c10::DispatchKey::Undefined;
-  std::shared_ptr<Offload> offload;  // null: shards are in memory
+  std::shared_ptr<Offload> offload;  // null: shards are where the parameters are
   std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
 };
 
@@ -63,6 +63,11 @@ class Unit {
   [[nodiscard]] const UnitSettings& settings() const { return settings_; }
   [[nodiscard]] bool trains() const { return trains_; }
   [[nodiscard]] c10::ScalarType compute_dtype() const { return compute_dtype_; }
+  // Where operations use it. The shard is there, too, unless it is offloaded.
+  [[nodiscard]] c10::Device device() const { return device_; }
+  [[nodiscard]] c10::Device shard_device() const {
+    return settings_.offload ? c10::Device(at::kCPU) : device_;
+  }
 
   // What the optimizer sees: one a parameter, leaves that require a gradient when the unit trains.
   [[nodiscard]] const std::vector<at::Tensor>& slices() const { return slices_; }
@@ -135,6 +140,10 @@ class Unit {
 
   [[nodiscard]] bool keeps_buffer() const {
     return settings_.level != ShardLevel::full || is_node_shared();
+  }
+  // What is gathered is not what the shard holds, bit by bit and place by place.
+  [[nodiscard]] bool is_converted() const {
+    return compute_dtype_ != layout_.dtype() || device_ != shard_device();
   }
   [[nodiscard]] at::Tensor make_whole();
   [[nodiscard]] at::Tensor make_shard();

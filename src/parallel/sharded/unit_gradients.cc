@@ -49,7 +49,8 @@ void UnitGradients::make_rows() {
 }
 
 bool UnitGradients::averages_stay() const {
-  return keeps_buffer() && !reduces_in_step() && dtype_ == unit_.layout().dtype();
+  return keeps_buffer() && !reduces_in_step() && dtype_ == unit_.layout().dtype() &&
+         unit_.device() == unit_.shard_device();
 }
 
 // Files take no memory, and their pages are asked for by address.
@@ -78,7 +79,7 @@ void UnitGradients::begin() {
   if (std::exchange(filling_, true)) return;
   settle();
   if (flat_.defined()) return move_out();
-  c10::Device device = unit_.slices().front().device();
+  c10::Device device = unit_.device();
   flat_ = keeps_buffer() ? pool_->make(unit_.layout().numel(), dtype_, device)
                          : pool_->take(unit_.layout().numel(), dtype_, device);
   clear_padding();
@@ -207,7 +208,9 @@ void UnitGradients::publish(const std::vector<bool>& unused) {
 at::Tensor UnitGradients::average_of(int i) {
   const auto& [entry, elements, offset] = unit_.owned()[static_cast<std::size_t>(i)];
   if (reduces_in_step()) return latest_->slice(offset, elements.length());
-  return own_part().narrow(0, offset, elements.length()).to(unit_.layout().dtype());
+  return own_part()
+      .narrow(0, offset, elements.length())
+      .to(unit_.shard_device(), unit_.layout().dtype());
 }
 
 void UnitGradients::publish_slice(int i) {

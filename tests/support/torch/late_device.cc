@@ -130,6 +130,26 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   return to;
 }
 
+at::Tensor& zero(at::Tensor& self) {
+  TORCH_CHECK(self.is_contiguous(), "the late device fills dense tensors");
+  streams().give(current(),
+                 [tensor = self.detach()] { std::memset(tensor.data_ptr(), 0, tensor.nbytes()); });
+  return self;
+}
+
+at::Tensor& set_storage(at::Tensor& self, at::Storage storage, std::int64_t offset,
+                        c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  c10::TensorImpl& tensor = *self.unsafeGetTensorImpl();
+  tensor.set_storage_keep_dtype(std::move(storage));
+  tensor.set_storage_offset(offset);
+  tensor.set_sizes_and_strides(sizes, strides);
+  return self;
+}
+
+bool has_same_kind(const at::Tensor& one, const at::Tensor& other) {
+  return one.device() == other.device();
+}
+
 // It counts no device: for one, autograd would start a thread, and then no rank could be forked.
 struct LateGuard final : c10::impl::DeviceGuardImplInterface {
   using Place = Streams::Place;
@@ -184,6 +204,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);
   library.impl("_copy_from", &copy_from);
+  library.impl("zero_", &zero);
+  library.impl("_has_compatible_shallow_copy_type", &has_same_kind);
+  library.impl("set_.source_Storage_storage_offset", &set_storage);
   library.impl("view", &at::native::view);
   library.impl("as_strided", &at::native::as_strided_tensorimpl);
 }

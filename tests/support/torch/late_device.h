@@ -3,7 +3,7 @@
 // they are given before somebody waits for it. So an order that nobody has asked for never happens
 // by chance.
 //
-// It has copies, views and fill_later(). Any thread.
+// It has copies, views, zeros and fill_later(). Any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -16,7 +16,7 @@ struct ShardedMemory {
   std::int64_t in_flight = 0;       // units and their gradients that are gathered or on their way
   std::int64_t peak_in_flight = 0;  // the most of it since reset_peak_memory()
   std::int64_t pooled = 0;          // free, kept for what is in flight next
-  std::int64_t offloaded = 0;       // in files (ShardOptions::offload), and in nothing above
+  std::int64_t offloaded = 0;       // by ShardOptions::offload or offload_to_host; in nothing above
 
   // What the formulas of ShardLevel count, without the optimizer's state and units in flight.
   [[nodiscard]] std::int64_t kept() const { return shards + whole + gradients; }

@@ -105,8 +105,13 @@ struct ShardOptions {
   // and what optimizers keep in ShardedModule::state_memory(). They lie in mapped
   // files without names: any number of ranks and handles may use one folder, on one disk or each on
   // its own, and nothing is left in it. Shards are read ahead in the order of the step before and
-  // leave memory after use. Empty: everything stays in memory. Parameters on the CPU only.
+  // leave memory after use. Empty: everything stays in memory.
   std::string offload = {};
+  // The same in memory of the host, for parameters on a device; those on the CPU are not concerned.
+  // Of such parameters, with either option, shards and averages are the host's at every level, and
+  // so is what an optimizer of the handle's parameters() keeps: slices are tensors on the CPU.
+  // Units are copied to the device when they are gathered. InvalidArgument beside `offload`.
+  bool offload_to_host = false;
   // As DataParallelOptions has them.
   bool find_unused_parameters = false;
   bool broadcast_buffers = true;
