@@ -139,9 +139,11 @@ std::string World::last_calls(const std::vector<int>& ranks) const {
   std::string text;
   for (int rank : ranks) {
     const auto& last = members_[rank].last_call;
-    text += formatted("{}{} last call was {}", text.empty() ? "" : "; ",
-                      ranks.size() == 1 ? "its" : formatted("rank {}'s", rank),
-                      last ? describe_fully(*last) : "none");
+    const bool alone = ranks.size() == 1;
+    if (!text.empty()) text += "; ";
+    text += last ? formatted("{} last call was {}", alone ? "its" : formatted("rank {}'s", rank),
+                             describe_fully(*last))
+                 : formatted("{} has made no call yet", alone ? "it" : formatted("rank {}", rank));
   }
   return text;
 }

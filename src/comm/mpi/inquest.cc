@@ -25,9 +25,11 @@ std::string last_calls(const Inquest& inquest, const std::vector<int>& ranks) {
   std::string text;
   for (int rank : ranks) {
     const auto& last = inquest.answers.at(rank).text;
-    text +=
-        formatted("; {} last call was {}", ranks.size() == 1 ? "its" : formatted("rank {}'s", rank),
-                  last.empty() ? "none" : last);
+    const bool alone = ranks.size() == 1;
+    text += last.empty()
+                ? formatted("; {} has made no call yet", alone ? "it" : formatted("rank {}", rank))
+                : formatted("; {} last call was {}", alone ? "its" : formatted("rank {}'s", rank),
+                            last);
   }
   return text;
 }

@@ -48,10 +48,8 @@ void Member::arrived(Arrival arrival) {
       return die({text.empty() ? 'A' : text.front(), std::string(text.substr(!text.empty()))},
                  false);
     }
-    case Kind::left: {
-      std::string last(text_of(arrival));
-      return gone(from, {true, last.empty() ? "none" : last, arrival.header.number});
-    }
+    case Kind::left:
+      return gone(from, {true, std::string(text_of(arrival)), arrival.header.number});
     case Kind::answer:
       return hear(from, arrival);
     case Kind::question:
@@ -103,6 +101,14 @@ void Member::inquire(Inquest inquest) {
   inquest_end_ = Clock::now() + hearing;
 }
 
+// Of this route; where there is none, of any.
+std::string Member::last_call(const History& history) const {
+  const auto* last = &history;
+  for (const auto& [route, other] : histories_)
+    if (last->calls.empty()) last = &other;
+  return last->calls.empty() ? "" : describe_fully(last->calls.back().call);
+}
+
 void Member::answer(int from, const Header& header) {
   Route route = header.round == about_messages_from_asker ? Route{from, rank_}
                 : header.round == about_messages_to_asker ? Route{rank_, from}
@@ -111,8 +117,8 @@ void Member::answer(int from, const Header& header) {
   const auto* known = history.find(header.number);
   Answer answer{.last = history.last, .text = {}};
   if (history.last >= header.number) answer.state = Answer::State::posted;
-  if (known == nullptr && answer.state == Answer::State::not_posted && !history.calls.empty())
-    answer.text = describe_fully(history.calls.back().call);
+  if (known == nullptr && answer.state == Answer::State::not_posted)
+    answer.text = last_call(history);
   if (known != nullptr) answer.text = describe_fully(known->call);
   post_to(from, Kind::answer, header.number, known != nullptr ? known->fingerprint : 0,
           written(answer));
@@ -199,12 +205,12 @@ void Member::check_gone(const Operation& operation) {
 
 void Member::miss(const Operation& operation, int rank, const Absence& absence) {
   auto call = describe(operation.call());
+  auto last =
+      absence.what.empty() ? "it has made no call yet" : "its last call was " + absence.what;
   auto text =
       absence.in_order
-          ? formatted(
-                "it left in order without taking part in {} that rank {} waits in; its last "
-                "call was {}",
-                call, rank_, absence.what)
+          ? formatted("it left in order without taking part in {} that rank {} waits in; {}", call,
+                      rank_, last)
           : formatted("{}; rank {} waits in {}", absence.what, rank_, call);
   die({'P',
        formatted("rank {} of {} was lost: {}{}", rank, size_, text, watch::words_of_group(group_))},

@@ -83,7 +83,7 @@ class Member final : public Recipient, public std::enable_shared_from_this<Membe
   };
   struct Absence {
     bool in_order = false;
-    std::string what;         // its last call, or what became of its process
+    std::string what;         // its last call, if any, or what became of its process
     std::uint64_t calls = 0;  // collectives that it posted before
   };
   struct Claim {  // what a peer said of a call that this rank has not posted yet
@@ -110,6 +110,7 @@ class Member final : public Recipient, public std::enable_shared_from_this<Membe
   // Whether the peer's call is ours; otherwise begins to find out what it is.
   bool agrees(int from, const Header& header);
   void answer(int from, const Header& header);
+  [[nodiscard]] std::string last_call(const History& history) const;
   void hear(int from, const Arrival& arrival);
   void inquire(Inquest inquest);
   void conclude();

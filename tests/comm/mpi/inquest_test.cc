@@ -61,6 +61,15 @@ TEST(Inquest, WhoDidNotCallIsNamedFirst) {
 }
 
 // They may be waiting for the one that is furthest behind.
+TEST(Inquest, WhoHasCalledNothingYetIsNamed) {
+  auto inquest = inquest_about({1, 2});
+  inquest.answers = {{1, {Answer::State::not_posted, 0, 0, ""}},
+                     {2, {Answer::State::not_posted, 0, 0, ""}}};
+  EXPECT_EQ(judge(inquest, "world").text,
+            "after 1s: ranks 1, 2 never called all_reduce #8 (bucket 2, 4 kB) that rank 0 waits "
+            "in; rank 1 has made no call yet; rank 2 has made no call yet");
+}
+
 TEST(Inquest, WhoIsFurthestBehindIsNamed) {
   auto inquest = inquest_about({1, 2, 3});
   inquest.answers = {{1, not_posted}, {2, not_posted}, {3, not_posted}};
