@@ -31,7 +31,7 @@ std::weak_ptr<shard::StorageOwner> Residency::next_owner() {
 }
 
 void Residency::add(std::unique_ptr<Unit> unit) {
-  if (unit->is_node_shared()) unit->before_slice_writes([this] { before_write(); });
+  unit->before_slice_writes([this, number = units_.size()] { before_slice_write(number); });
   units_.push_back(std::move(unit));
   was_written_.push_back(false);
 }
@@ -207,6 +207,18 @@ void Residency::all_have_read() {
 
 void Residency::before_write() {
   std::lock_guard lock(mutex_);
+  for (const auto& unit : units_)
+    if (unit->arriving()) unit->finish_gather();
+  wait_for_readers();
+}
+
+void Residency::before_slice_write(std::size_t unit) {
+  std::lock_guard lock(mutex_);
+  if (units_[unit]->arriving()) units_[unit]->finish_gather();
+  wait_for_readers();
+}
+
+void Residency::wait_for_readers() {
   if (units_.empty() || !units_.front()->is_node_shared()) return;
   if (held_ == 0 && !std::exchange(is_read_, false)) return;
   units_.front()->meet_all();

@@ -21,7 +21,8 @@
 //
 // Invariants, under mutex_: a unit with pins is present; a unit that is present or arriving has its
 // values from the shards as they were when its gather was posted, and one that is outdated is
-// gathered again before it is used.
+// gathered again before it is used. A shard changes only when its unit is not arriving: what
+// arrives may bring this rank's own part too, as it was.
 //
 // Thread-safe.
 #pragma once
@@ -62,7 +63,8 @@ class Residency {
   void undo_last_write();
   // All ranks are past their uses of what is gathered here now.
   void all_have_read();
-  // Collective with node-shared storage, where somebody may still read: a shard is about to change.
+  // All shards are about to change. Waits for gathers that are under way; collective with
+  // node-shared storage, where somebody may still read.
   void before_write();
 
   // Collective: gathers all, and releases none until as many calls of release_all().
@@ -81,6 +83,8 @@ class Residency {
   void gather_ahead();
   void record(int unit);
   void leave_others(int unit);
+  void before_slice_write(std::size_t unit);
+  void wait_for_readers();
   void forget_write();
   void release(Unit& unit);
   void drop_all();

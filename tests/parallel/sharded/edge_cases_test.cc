@@ -7,6 +7,8 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <map>
+#include <string>
 #include <thread>
 
 namespace lockstep {
@@ -250,6 +252,36 @@ TEST_P(ShardedEdgeCase, EvaluationBetweenBackwardAndStep) {
       pair.use();
     }
   });
+}
+
+// A unit that was written in place is gathered again when another one is used, and that is still
+// under way when the shards change.
+TEST_P(ShardedEdgeCase, ShardsChangeWhileAUnitIsOnItsWay) {
+  auto body = [](Pair& pair, const Group&) {
+    at::NoGradGuard no_grad;
+    auto write_and_go_on = [&] {
+      for (auto* layer : {&pair.layer(0), &pair.plain_layer(0)}) layer->weight.mul_(0.5);
+      (void)pair.layer(1).forward(values({3, 6}, 1));
+    };
+    for (int turn = 0; turn < 3; ++turn) {
+      write_and_go_on();
+      for (const at::Tensor& slice : pair.sharded->parameters()) slice.mul_(0.75);
+      for (const at::Tensor& parameter : pair.plain->parameters()) parameter.mul_(0.75);
+      pair.use();
+      write_and_go_on();
+      std::map<std::string, at::Tensor> others;
+      for (auto& item : pair.plain->named_parameters())
+        others[item.key()] = item.value().mul_(3).clone();
+      pair.sharded->load_state_dict(others);
+      pair.use();
+    }
+  };
+  run(body);
+  for (ShardStorage storage : all_storages)
+    run_group(Engine::shm, 2, [&](const Group& group) {
+      Pair pair(group, {.level = GetParam(), .storage = storage});
+      body(pair, group);
+    });
 }
 
 TEST_P(ShardedEdgeCase, Autocast) {
