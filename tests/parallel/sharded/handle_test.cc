@@ -9,11 +9,16 @@
 #include <algorithm>
 #include <cmath>
 #include <mutex>
+#include <type_traits>
 
 namespace lockstep {
 namespace {
 
 using namespace test;
+
+// A second string is not taken for a bool.
+static_assert(std::is_constructible_v<UnitRule, const char*, bool>);
+static_assert(!std::is_constructible_v<UnitRule, const char*, const char*>);
 
 TEST(ShardedHandle, GivesNamedSlicesThatCoverEachParameterOnce) {
   for (int ranks : {1, 2, 3, 5, 9}) {

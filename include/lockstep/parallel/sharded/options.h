@@ -56,6 +56,8 @@ struct UnitRule {
   UnitRule(const char* pattern, std::optional<bool> reshard_after_forward = std::nullopt,
            std::optional<c10::ScalarType> compute_dtype = std::nullopt)
       : UnitRule(std::string(pattern), reshard_after_forward, compute_dtype) {}
+  // Two patterns are two rules: {"a", "b"}, and not {{"a", "b"}}.
+  UnitRule(const char* pattern, const char* other) = delete;
 
   std::string pattern;  // shard/unit_plan.h says what a pattern names
   // Absent: as ShardOptions says.
