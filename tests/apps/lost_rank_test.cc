@@ -5,7 +5,6 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
-#include <set>
 #include <sstream>
 #include <thread>
 
@@ -13,6 +12,7 @@
 #include <unistd.h>
 
 #include "apps/command.h"
+#include "support/shared_files.h"
 #include "sys/sockets.h"
 
 namespace lockstep::apps {
@@ -27,13 +27,6 @@ pid_t pid_of_rank(const std::string& output, int rank) {
   const std::string line = "[rank " + std::to_string(rank) + "] pid ";
   const std::size_t at = output.find(line);
   return at == std::string::npos ? 0 : std::stoi(output.substr(at + line.size()));
-}
-
-std::set<std::string> shared_files() {
-  std::set<std::string> names;
-  for (const auto& file : std::filesystem::directory_iterator("/dev/shm"))
-    names.insert(file.path().filename().string());
-  return names;
 }
 
 // All of a run's processes, once every rank has gone through some steps.
@@ -57,7 +50,7 @@ struct LostRank : testing::Test {
 };
 
 TEST_F(LostRank, TheOthersNameItWithinASecondAndNothingIsLeft) {
-  const std::set<std::string> shared_before = shared_files();
+  const auto shared_before = test::shared_files();
   Started run = start_lockstep({"run", "-n", "3", loop});
   const std::vector<pid_t> pids = await_ranks(run, 3);
   ASSERT_EQ(pids.size(), 3U) << content(run.error);
@@ -80,11 +73,11 @@ TEST_F(LostRank, TheOthersNameItWithinASecondAndNothingIsLeft) {
       << "shown twice: " << end.error;
   EXPECT_NE(end.error.find("ranks 0, 2 failed as shown above"), std::string::npos) << end.error;
   for (pid_t pid : pids) EXPECT_NE(::kill(pid, 0), 0) << "process " << pid << " is left";
-  EXPECT_EQ(shared_files(), shared_before);
+  EXPECT_EQ(test::shared_files(), shared_before);
 }
 
 TEST_F(LostRank, WhenTheAgentIsKilledAllRanksEndWithinASecond) {
-  const std::set<std::string> shared_before = shared_files();
+  const auto shared_before = test::shared_files();
   Started run = start_lockstep({"run", "-n", "3", loop});
   const std::vector<pid_t> pids = await_ranks(run, 3);
   ASSERT_EQ(pids.size(), 3U) << content(run.error);
@@ -94,7 +87,7 @@ TEST_F(LostRank, WhenTheAgentIsKilledAllRanksEndWithinASecond) {
   const Deadline second = Deadline::after(1s);
   for (const sys::FileDescriptor& end : ends)
     EXPECT_TRUE(sys::wait_ready(end.get(), POLLIN, second));
-  EXPECT_EQ(shared_files(), shared_before);
+  EXPECT_EQ(test::shared_files(), shared_before);
 }
 
 }  // namespace

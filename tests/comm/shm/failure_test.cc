@@ -1,6 +1,7 @@
 // What ranks are told when one of them dies, stops, leaves, or calls something else.
 #include "comm/shm/ranks.h"
 #include "support/messages.h"
+#include "support/shared_files.h"
 
 #include <lockstep/base/error.h>
 
@@ -307,20 +308,14 @@ TEST(Failure, EndsWaitsWhenAGroupIsAborted) {
 }
 
 TEST(Failure, LeavesNothingBehind) {
-  auto entries = [] {
-    std::size_t count = 0;
-    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
-      ++count;
-    return count;
-  };
-  auto before = entries();
+  auto before = shared_files();
   TemporaryFolder folder;
   RankProcesses ranks(2, on_endpoint(folder, 2, [&](Endpoint& endpoint) {
                         all_reduce(endpoint.world(), 100'000);
                         raise(SIGKILL);
                       }));
   ranks.wait(20s);
-  EXPECT_EQ(entries(), before);
+  EXPECT_EQ(shared_files(), before);
 }
 
 }  // namespace
