@@ -61,7 +61,7 @@ Endpoint::Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOpt
       handed_over_(hand_over(*store_, prefix_, rank, size, arena_,
                              world_block_ ? world_block_ - arena_->data() : 0,
                              Deadline::after(options.join_timeout))),
-      crowded_(size > sys::usable_cores()),
+      has_core_(size <= sys::usable_cores()),
       lost_(size) {
   world_ = &add_group("world", everybody(size), peers().base(0) + handed_over_.world_block);
   arena_->control().reaches_peers.store(reaches_peers() ? Control::yes : Control::no,
@@ -240,9 +240,7 @@ void Endpoint::feed(Lane& lane) {
   unmark(place);
 }
 
-Patience Endpoint::patience() {
-  return {crowded_ ? &shared_cores_ : nullptr, sleeps_.worth_looking()};
-}
+Patience Endpoint::patience() { return {cores_, has_core_}; }
 
 int Endpoint::mark_fed(Lane& lane) {
   std::lock_guard lock(mutex_);
@@ -348,9 +346,7 @@ void Endpoint::wait_until(Lane& lane, Duration timeout, IsOver&& is_over, Overdu
     before_sleep();
     Duration most =
         std::min<Duration>({limits->deadline.left(), limits->notice.left(), longest_sleep});
-    auto begin = Clock::now();
     sleep_until_rung(arena_->control().waiting, most, look);
-    sleeps_.slept(Clock::now() - begin);
   }
 }
 

@@ -126,9 +126,8 @@ class Endpoint {
   std::vector<OwnBlock> own_blocks_;  // those this rank made; guarded by mutex_ once groups exist
   std::byte* world_block_ = nullptr;  // on rank 0
   HandOver handed_over_;
-  bool crowded_ = false;  // fewer cores than ranks
-  SharedCores shared_cores_;
-  Sleeps sleeps_;
+  bool has_core_ = true;  // as many cores as ranks
+  OfferedCores cores_;
 
   std::mutex mutex_;
   std::vector<std::unique_ptr<Group>> groups_;

@@ -46,17 +46,14 @@ inline void pause_briefly() {
 #endif
 }
 
-// What the threads of a process have learned about the cores that they share with other ranks. When
+// What the threads of a process have learned about the cores that they offer while they wait. When
 // an offered core comes back late, somebody else computes there: it is better then to sleep at once
-// and be woken in front of him. But a wake costs a hundred times what an offer among waiting ranks
-// does, and one rank that sleeps makes others sleep. So a core that is lost now and then changes
+// and be woken in front of him. But a wake costs a hundred times what an offer does that nobody
+// takes, and one rank that sleeps makes others sleep. So a core that is lost now and then changes
 // nothing: what counts is the share of the time. Each loss is a debt that time pays off, 32 times
 // as slowly; while more than a few losses are owed, waits sleep.
-class SharedCores {
+class OfferedCores {
  public:
-  // As long as a wait may look: longer than most interruptions last.
-  static constexpr Duration worth_looking = std::chrono::milliseconds(1);
-
   [[nodiscard]] bool are_ours(Clock::time_point now) const {
     return paid_off_.load(std::memory_order_relaxed) <=
            (now + price * most_debt).time_since_epoch();
@@ -80,79 +77,55 @@ class SharedCores {
   std::atomic<Duration> paid_off_{};  // when the last debt is, since the clock's epoch
 };
 
-// What the threads of a process have learned about how long to look before a sleep: for longer than
-// a futex takes to wake a peer. With less, two ranks that have once slept keep waking each other,
-// and pay that for every later operation. A wake takes some 20 us, and several 100 on a virtual
-// machine whose cores are taken away meanwhile. So a sleep that was short makes the next waits look
-// for as long as that. When one of them sleeps all the same, looking was of no use (the peer is
-// busy, or shares the core), and the time is the usual one for a while.
-class Sleeps {
- public:
-  [[nodiscard]] Duration worth_looking() const {
-    return is_long_.load(std::memory_order_relaxed) ? longest : usual;
-  }
-  void slept(Duration time) {
-    if (is_long_.exchange(false, std::memory_order_relaxed)) {
-      left_.store(sleeps_after_vain_look, std::memory_order_relaxed);
-    } else if (left_.load(std::memory_order_relaxed) > 0) {
-      left_.fetch_sub(1, std::memory_order_relaxed);
-    } else {
-      is_long_.store(time < longest, std::memory_order_relaxed);
-    }
-  }
-
- private:
-  static constexpr Duration usual = std::chrono::microseconds(30);
-  static constexpr Duration longest = std::chrono::microseconds(300);
-  static constexpr int sleeps_after_vain_look = 100;
-  std::atomic<bool> is_long_{false};
-  std::atomic<int> left_{0};  // until a short sleep counts again
-};
-
-// A thread that finds nothing to do looks again for as long as that is worth it. Most of that time
-// it offers its core at each look, because the peer may have been put on the same one. When ranks
-// share cores anyway, it offers it from the first look on.
+// A thread that finds nothing to do looks again for as long as that is worth it: longer than most
+// interruptions last. At first it keeps its core, unless ranks share cores; then it offers it at
+// each look, because the peer may have been put on the same one.
 class Patience {
  public:
-  // `shared`: null when every rank has a core.
-  Patience(SharedCores* shared, Duration longest) : shared_(shared), longest_(longest) {}
+  Patience(OfferedCores& cores, bool has_core) : cores_(cores), has_core_(has_core) {}
 
-  void restart() { tries_ = 0; }
+  void restart() {
+    stage_ = Stage::glancing;
+    glances_ = 0;
+  }
   // True: look again. False: sleep.
-  [[nodiscard]] bool has_more() { return shared_ ? offers_core() : looks_longer(); }
+  [[nodiscard]] bool has_more() {
+    if (stage_ == Stage::glancing) {
+      if (has_core_ && glances_++ < glances_without_clock) {
+        pause_briefly();
+        return true;
+      }
+      begin_ = Clock::now();
+      stage_ = Stage::keeping;
+    }
+    if (stage_ == Stage::keeping) {
+      auto now = has_core_ ? Clock::now() : begin_;
+      if (has_core_ && now - begin_ < spin) {
+        pause_briefly();
+        return true;
+      }
+      if (!cores_.are_ours(now)) return ends();
+      stage_ = Stage::offering;
+    }
+    return cores_.offer() - begin_ < worth_looking || ends();
+  }
 
  private:
-  static constexpr int looks_without_clock = 20;
-  static constexpr auto spin = std::chrono::microseconds(5);
+  enum class Stage { glancing, keeping, offering };
+  static constexpr int glances_without_clock = 20;
+  static constexpr auto spin = std::chrono::microseconds(2);
+  static constexpr Duration worth_looking = std::chrono::milliseconds(1);
 
-  bool offers_core() {
-    if (tries_ == 0) {
-      begin_ = Clock::now();
-      if (!shared_->are_ours(begin_)) return false;
-    }
-    bool goes_on = shared_->offer() - begin_ < SharedCores::worth_looking;
-    tries_ = goes_on ? 1 : 0;  // after the sleep, the same again: a wait must come to its deadline
-    return goes_on;
+  // After the sleep, the same again: a wait must come to its deadline.
+  bool ends() {
+    restart();
+    return false;
   }
 
-  bool looks_longer() {
-    if (tries_++ < looks_without_clock) {
-      pause_briefly();
-      return true;
-    }
-    auto now = Clock::now();
-    if (tries_ == looks_without_clock + 1) begin_ = now;
-    if (now - begin_ < spin) {
-      pause_briefly();
-    } else {
-      sched_yield();
-    }
-    return now - begin_ < longest_;
-  }
-
-  SharedCores* shared_;
-  Duration longest_;
-  int tries_ = 0;
+  OfferedCores& cores_;
+  bool has_core_;
+  Stage stage_ = Stage::glancing;
+  int glances_ = 0;
   Clock::time_point begin_;
 };
 
