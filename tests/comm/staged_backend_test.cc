@@ -2,10 +2,9 @@
 #include "comm/staged_backend.h"
 
 #include <lockstep/comm/group.h>
-#include <lockstep/comm/local.h>
 
-#include "comm/local/backend.h"
 #include "support/torch/late_device.h"
+#include "support/torch/staged_ranks.h"
 
 #include <gtest/gtest.h>
 
@@ -14,12 +13,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/StreamGuard.h>
 
-#include <chrono>
-#include <functional>
-#include <memory>
 #include <optional>
-#include <thread>
-#include <vector>
 
 using namespace lockstep;
 
@@ -27,26 +21,11 @@ namespace {
 
 using test::late_value;
 using test::on_late_device;
+using test::run_staged;
 
 // rank + 1, rank + 2, ...
 at::Tensor counting(int rank, std::int64_t length) {
   return on_late_device(at::arange(rank + 1, rank + 1 + length, at::kFloat));
-}
-
-void run_staged(int size, const std::function<void(Group)>& rank) {
-  auto world = std::make_shared<local::World>(size, "world");
-  std::vector<std::jthread> threads;
-  for (int number = 0; number < size; ++number) {
-    threads.emplace_back([&, number] {
-      auto backend = std::make_shared<local::LocalBackend>(world, number, size);
-      Group group(std::make_shared<StagedBackend>(backend), "world", std::chrono::seconds(20));
-      try {
-        rank(group);
-      } catch (const std::exception& error) {
-        ADD_FAILURE() << "rank " << number << ": " << error.what();
-      }
-    });
-  }
 }
 
 TEST(StagedBackend, OutputsAreBackAfterTheWait) {

@@ -86,8 +86,8 @@ class Operation {
   void pin();
 
  private:
-  // These are the buffers of a member that has posted.
   void publish_counts(const LaneMemory& memory, int me, const Posting& posting) const;
+  // These are the buffers of a member that has posted.
   void note(const Peers& peers, int member, Location input, Location output);
   // The same for one whose slot carries its input.
   void note_carried(int member, std::byte* input);

@@ -2,16 +2,13 @@
 #include "parallel/sharded/residency.h"
 #include "parallel/sharded/unit_gradients.h"
 
-#include "comm/local/backend.h"
-#include "comm/staged_backend.h"
 #include "parallel/sharded/support.h"
 #include "support/torch/late_device.h"
+#include "support/torch/staged_ranks.h"
 
-#include <lockstep/comm/local.h>
 #include <lockstep/shard/trigger.h>
 
 #include <memory>
-#include <thread>
 #include <vector>
 
 namespace lockstep {
@@ -21,23 +18,6 @@ using namespace test;
 using sharded::Offload;
 using sharded::Unit;
 using sharded::UnitGradients;
-
-// Ranks whose engine moves the host's memory only.
-void run_staged(int size, const std::function<void(Group)>& rank) {
-  auto world = std::make_shared<local::World>(size, "world");
-  std::vector<std::jthread> threads;
-  for (int number = 0; number < size; ++number) {
-    threads.emplace_back([&, number] {
-      auto backend = std::make_shared<local::LocalBackend>(world, number, size);
-      Group group(std::make_shared<StagedBackend>(backend), "world", std::chrono::seconds(20));
-      try {
-        rank(group);
-      } catch (const std::exception& error) {
-        ADD_FAILURE() << "rank " << number << ": " << error.what();
-      }
-    });
-  }
-}
 
 // One unit of two parameters.
 struct OffloadedUnit {

@@ -1,0 +1,14 @@
+// Ranks for tests of what happens to tensors of a device on an engine that moves the host's memory.
+#pragma once
+
+#include <lockstep/comm/group.h>
+
+#include <functional>
+
+namespace lockstep::test {
+
+// Runs `rank` in `size` threads, each with a group of the engine local whose tensors are staged. An
+// exception of a rank fails the test.
+void run_staged(int size, const std::function<void(Group)>& rank);
+
+}  // namespace lockstep::test
