@@ -4,6 +4,7 @@
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
+#include "comm/last_call.h"
 #include "comm/local/perform.h"
 
 #include <algorithm>
@@ -136,16 +137,10 @@ void World::fail(std::exception_ptr error) {
 }
 
 std::string World::last_calls(const std::vector<int>& ranks) const {
-  std::string text;
-  for (int rank : ranks) {
+  return words_of_last_calls(ranks, [this](int rank) {
     const auto& last = members_[rank].last_call;
-    const bool alone = ranks.size() == 1;
-    if (!text.empty()) text += "; ";
-    text += last ? formatted("{} last call was {}", alone ? "its" : formatted("rank {}'s", rank),
-                             describe_fully(*last))
-                 : formatted("{} has made no call yet", alone ? "it" : formatted("rank {}", rank));
-  }
-  return text;
+    return last ? describe_fully(*last) : std::string();
+  });
 }
 
 std::string World::timeout_text(const Key& key, Duration waited) const {

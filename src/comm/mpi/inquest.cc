@@ -3,6 +3,7 @@
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
+#include "comm/last_call.h"
 #include "comm/watch/call_watch.h"
 
 #include <algorithm>
@@ -22,16 +23,8 @@ Verdict difference(const Inquest& inquest, std::string_view group, int other,
 }
 
 std::string last_calls(const Inquest& inquest, const std::vector<int>& ranks) {
-  std::string text;
-  for (int rank : ranks) {
-    const auto& last = inquest.answers.at(rank).text;
-    const bool alone = ranks.size() == 1;
-    text += last.empty()
-                ? formatted("; {} has made no call yet", alone ? "it" : formatted("rank {}", rank))
-                : formatted("; {} last call was {}", alone ? "its" : formatted("rank {}'s", rank),
-                            last);
-  }
-  return text;
+  if (ranks.empty()) return {};
+  return "; " + words_of_last_calls(ranks, [&](int rank) { return inquest.answers.at(rank).text; });
 }
 
 // Leaves those whose last call was the earliest: the others may be waiting for them.

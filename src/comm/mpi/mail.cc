@@ -4,6 +4,7 @@
 #include <lockstep/base/format.h>
 #include <lockstep/base/log.h>
 
+#include "comm/last_call.h"
 #include "comm/watch/call_watch.h"
 
 #include <algorithm>
@@ -205,12 +206,10 @@ void Member::check_gone(const Operation& operation) {
 
 void Member::miss(const Operation& operation, int rank, const Absence& absence) {
   auto call = describe(operation.call());
-  auto last =
-      absence.what.empty() ? "it has made no call yet" : "its last call was " + absence.what;
   auto text =
       absence.in_order
           ? formatted("it left in order without taking part in {} that rank {} waits in; {}", call,
-                      rank_, last)
+                      rank_, words_of_last_call(absence.what))
           : formatted("{}; rank {} waits in {}", absence.what, rank_, call);
   die({'P',
        formatted("rank {} of {} was lost: {}{}", rank, size_, text, watch::words_of_group(group_))},
