@@ -23,8 +23,6 @@ constexpr auto notice_after = std::chrono::seconds(30);
 // A peer that is stopped between its last segment and its ring wakes nobody, although all is
 // complete.
 constexpr auto longest_sleep = std::chrono::seconds(1);
-// How long a rank that ends waits for peers that use its private memory.
-constexpr auto longest_farewell = std::chrono::seconds(30);
 
 std::size_t checked(std::size_t arena, int rank, int size) {
   check(size <= max_ranks, "shared memory: expected at most {} ranks, found {}", max_ranks, size);
@@ -56,8 +54,7 @@ std::vector<int> everybody(int size) {
 }  // namespace
 
 Endpoint::Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOptions options)
-    : exceptions_(std::uncaught_exceptions()),
-      store_(std::move(store)),
+    : store_(std::move(store)),
       options_(options),
       arena_(sys::make_shared_of_process<Arena>(checked(options.arena_bytes, rank, size))),
       prefix_(prefix_of_round(*store_, rank)),
@@ -85,9 +82,8 @@ Endpoint::~Endpoint() {
   // First, so that nobody waits for this rank while it waits for them.
   arena_->control().left.store(Control::leaving, std::memory_order_seq_cst);
   ring(everybody(peers().size()));
-  bool unwinds = std::uncaught_exceptions() > exceptions_;
-  auto deadline = Deadline::after(unwinds ? Duration::zero() : longest_farewell);
-  for (auto& group : groups_) group->let_peers_finish(deadline, unwinds);
+  auto deadline = Deadline::after(farewell_.patience(Duration::max()));
+  for (auto& group : groups_) group->let_peers_finish(deadline, farewell_.is_by_exception());
   watcher_.reset();
   stopping_ = true;
   arena_->control().helper.rings.fetch_add(1, std::memory_order_seq_cst);

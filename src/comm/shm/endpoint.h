@@ -17,6 +17,7 @@
 #pragma once
 
 #include "comm/shm/arena.h"
+#include "comm/shm/farewell.h"
 #include "comm/shm/group.h"
 #include "comm/shm/hand_over.h"
 #include "comm/shm/lane.h"
@@ -56,9 +57,8 @@ class Endpoint {
  public:
   // Blocks until all ranks have arrived.
   Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOptions options);
-  // Leaves in order. Waits for peers that use this process's private memory, or will in what it has
-  // posted, until its operations' deadlines but at most half a minute; not at all while an
-  // exception unwinds the stack. After that the groups concerned die.
+  // Leaves in order. Waits (farewell.h) for peers that use this process's private memory, or will in
+  // what it has posted; the groups where they are not done by then die.
   ~Endpoint();
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
@@ -148,7 +148,7 @@ class Endpoint {
   void help();
 
   const sys::OwnProcess process_;
-  const int exceptions_;  // that were under way when it was made
+  const Farewell farewell_;
   std::shared_ptr<Store> store_;
   EndpointOptions options_;
   std::shared_ptr<Arena> arena_;
