@@ -1,5 +1,7 @@
 #include "comm/staged_backend.h"
 
+#include "sys/own_process.h"
+
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -121,12 +123,13 @@ at::Tensor StagedBackend::empty_shared(at::IntArrayRef sizes, const at::TensorOp
 }
 
 std::shared_ptr<Backend> StagedBackend::subset(std::span<const int> ranks, std::string_view name) {
-  return std::make_shared<StagedBackend>(backend_->subset(ranks, name));
+  return sys::make_shared_of_process<StagedBackend>(backend_->subset(ranks, name));
 }
 
 std::shared_ptr<Backend> staged(std::shared_ptr<Backend> backend) {
   bool needs_it = at::accelerator::getAccelerator() && backend->name() != "nccl";
-  return needs_it ? std::make_shared<StagedBackend>(std::move(backend)) : std::move(backend);
+  return needs_it ? sys::make_shared_of_process<StagedBackend>(std::move(backend))
+                  : std::move(backend);
 }
 
 }  // namespace lockstep

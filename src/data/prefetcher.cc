@@ -1,6 +1,7 @@
 #include <lockstep/data/prefetcher.h>
 
 #include "data/single_thread.h"
+#include "sys/blocked_signals.h"
 
 #include <algorithm>
 #include <utility>
@@ -14,6 +15,7 @@ Prefetcher::Prefetcher(std::int64_t begin, std::int64_t end, std::vector<Make> w
       claimed_(begin),
       slots_(static_cast<std::size_t>(std::max<std::int64_t>(1, ahead))) {
   threads_.reserve(workers.size());
+  const sys::BlockedSignals blocked;  // in the workers
   for (Make& make : workers) {
     threads_.emplace_back(
         [this, make = std::move(make)](const std::stop_token& stop) { work(stop, make); });
