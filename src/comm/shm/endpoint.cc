@@ -353,19 +353,32 @@ void Endpoint::wait_until(Lane& lane, Duration timeout, IsOver&& is_over, Overdu
 void Endpoint::wait(Lane& lane, std::uint64_t sequence, Duration timeout) {
   wait_until(
       lane, timeout, [&] { return lane.is_complete(sequence); },
-      [&](Duration waited) { return lane.group().overdue(lane, waited); }, [] {});
+      [&](Duration waited) { return lane.group().overdue(lane, waited); },
+      [&] { (void)urge_late(lane); });
+}
+
+std::vector<int> Endpoint::urge_late(const Lane& lane) {
+  std::vector<int> late;
+  {
+    std::lock_guard lock(mutex_);
+    late = lane.late_for_barrier();
+  }
+  nudge_members(lane, late);
+  return late;
+}
+
+void Endpoint::nudge_members(const Lane& lane, std::span<const int> members) {
+  for (int member : members) {
+    int rank = lane.group().members()[member];
+    if (rank != peers().rank()) nudge(peers().peer(rank));
+  }
 }
 
 void Endpoint::wait_for_slot(Lane& lane, Duration timeout) {
   wait_until(
       lane, timeout, [&] { return lane.is_slot_free(); },
       [&](Duration waited) { return lane.group().unread(lane, waited); },
-      [&] {
-        for (int member : lane.slow_members()) {
-          int rank = lane.group().members()[member];
-          if (rank != peers().rank()) nudge(peers().peer(rank));
-        }
-      });
+      [&] { nudge_members(lane, lane.slow_members()); });
 }
 
 void Endpoint::help() {

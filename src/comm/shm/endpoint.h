@@ -70,6 +70,8 @@ class Endpoint {
   // For groups and lanes.
   void post(Lane& lane, const Posting& posting);
   void wait(Lane& lane, std::uint64_t sequence, Duration timeout);
+  // Asks the members for which a barrier of that lane waits to look; their numbers in the group.
+  std::vector<int> urge_late(const Lane& lane);
   // Until every member has read what the slot of the lane's next operation carried last.
   void wait_for_slot(Lane& lane, Duration timeout);
   // Executes one segment if there is one to be had.
@@ -114,6 +116,7 @@ class Endpoint {
   [[nodiscard]] bool has_nothing_but(const Lane& lane) const;
   // Whether this process can read and write the private memory of all peers, and gains by it.
   [[nodiscard]] bool reaches_peers() const;
+  void nudge_members(const Lane& lane, std::span<const int> members);
   void on_peer_end(int rank);
   void on_nudge(int rank);
   void reap();

@@ -126,7 +126,10 @@ bool Group::done(std::uint64_t ticket) {
   Lane& lane = lane_of(ticket);
   std::uint64_t sequence = ticket & ((std::uint64_t{1} << sequence_bits) - 1);
   if (lane.is_complete(sequence)) return true;
-  endpoint_.progress(Appetite::own_part);
+  endpoint_.progress(Appetite::anything);
+  if (lane.is_complete(sequence) || has_failed()) return true;
+  (void)endpoint_.urge_late(lane);
+  check_departures(lane);
   return lane.is_complete(sequence) || has_failed();
 }
 
@@ -236,6 +239,10 @@ void Group::check_departures(const Lane& lane) {
 
 std::string Group::overdue(const Lane& lane, Duration waited) const {
   Waited operation{lane.memory(), lane.ranks(), lane.completed() + 1, lane.key()};
+  if (auto late = endpoint_.urge_late(lane); !late.empty())
+    return formatted("after {}: {} posted small operations before {} and did not carry them out{}",
+                     format_duration(waited), rank_list(late),
+                     describe(lane.memory().slot(lane.me(), operation.sequence)), of_group());
   auto is_executing = [this](int number, std::uint64_t word) {
     return endpoint_.is_executing(members_[number], word);
   };

@@ -11,7 +11,9 @@
 //     and its tensors are released.
 //   - A carried operation (operation.h) is complete here when this process has read all inputs,
 //     which it then says in shared memory; others may be further or less far. A slot is posted
-//     again only when every member has consumed what it carried.
+//     again only when every member has consumed what it carried. A barrier is complete when every
+//     member has consumed what was carried before it: what that wrote to memory that ranks share
+//     is then there, and nothing of it comes later.
 //   - post_next() and claim_next() are called under the endpoint's mutex, execute() is not.
 //     finish() has its own lock, because it copies. Posts come from one thread at a time.
 #pragma once
@@ -71,6 +73,9 @@ class Lane {
   [[nodiscard]] bool is_slot_free();
   // The members that have not, as numbers of the group.
   [[nodiscard]] std::vector<int> slow_members() const;
+  // The members for which a barrier waits that all have posted: they have not consumed what was
+  // carried before it. Under the endpoint's mutex.
+  [[nodiscard]] std::vector<int> late_for_barrier() const;
   // Prepares the next operation: what may be slow and needs no lock. Room in the ring is the
   // caller's business.
   void fill_next(Posting& posting);
@@ -131,7 +136,9 @@ class Lane {
     return records_[memory_.position(sequence)];
   }
   [[nodiscard]] Sight look(Operation& operation);
-  [[nodiscard]] bool is_done(const Operation& operation) const;
+  [[nodiscard]] bool is_done(const Operation& operation);
+  [[nodiscard]] bool is_late(int member) const;
+  [[nodiscard]] bool all_have_carried_out();
   void complete(std::uint64_t sequence);
   [[nodiscard]] bool claim_part(const Operation& operation, int part, Task& task);
 
@@ -146,6 +153,10 @@ class Lane {
 
   std::unique_ptr<Operation[]> records_;
   std::uint64_t consumed_by_all_ = 0;  // at least; only the poster looks
+  // Under the endpoint's mutex: the last carried operation that is complete here, and the last one
+  // of which it is known that every member has consumed it.
+  std::uint64_t last_carried_ = 0;
+  std::uint64_t known_carried_out_ = 0;
   std::atomic<std::uint64_t> posted_{0};
   std::atomic<std::uint64_t> complete_{0};
   mutable GuardedCount finished_;  // locked while results are given out

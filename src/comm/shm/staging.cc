@@ -71,6 +71,10 @@ void Staged::carry(Buffer input, Buffer output, bool reads, bool writes) {
   carried_ = true;
 }
 
+void Staged::locate_input(const Peers& peers) {
+  if (input_.bytes > 0) input_location_ = peers.locate(input_.data, input_.bytes);
+}
+
 Staged Staged::pipelined(const Peers& peers, Buffer tensor, std::size_t bytes) {
   Staged staged;
   staged.arena_ = peers.arena().get();

@@ -26,6 +26,8 @@ class Staged {
   Staged(const Peers& peers, Buffer input, Buffer output, bool reads, bool writes);
   // From now on those of a small operation: nothing is copied here, and peers find nothing.
   void carry(Buffer input, Buffer output, bool reads, bool writes);
+  // Says of a small operation where in an arena its input lies, if it does.
+  void locate_input(const Peers& peers);
   // Of a pipelined one: a block of so many bytes for its pipeline, on which everybody works.
   [[nodiscard]] static Staged pipelined(const Peers& peers, Buffer tensor, std::size_t bytes);
   Staged(Staged&& other) noexcept { *this = std::move(other); }

@@ -37,6 +37,30 @@ TEST(Posting, NeedsNoLaterAttention) {
   });
 }
 
+// As processes on one core: without a helper thread nobody but the poller works.
+TEST(Posting, ComesTrueForARankThatOnlyPolls) {
+  TemporaryFolder folder;
+  auto body = on_endpoint(folder, 2, [](Endpoint& endpoint) {
+    Group& group = endpoint.world();
+    ArenaArray<float> values(endpoint, 1 << 18);
+    std::fill_n(values.data(), values.size(), 1.0F);
+    if (group.rank() == 0) std::this_thread::sleep_for(100ms);
+    auto ticket = post(group, call(Collective::all_reduce, values, values));
+    if (group.rank() == 1) {
+      std::this_thread::sleep_for(2s);  // computes
+    } else {
+      auto end = Clock::now() + 1s;
+      while (!group.done(ticket) && Clock::now() < end) std::this_thread::sleep_for(1ms);
+      EXPECT_TRUE(group.done(ticket));
+    }
+    group.wait(ticket);
+    EXPECT_EQ(values[0], 2);
+    EXPECT_EQ(values[values.size() - 1], 2);
+    run(group, barrier_call());
+  });
+  expect_ranks(2, on_one_core(body));
+}
+
 TEST(Posting, LetsTwoGroupsBeWaitedForInOppositeOrder) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
     Group& a = endpoint.make_group("a", {0, 1});
