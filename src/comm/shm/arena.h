@@ -38,6 +38,8 @@ class Arena {
   // address where it sees the block. The owner finds that out at a later call.
   [[nodiscard]] std::byte* allocate_held(std::size_t bytes, int holders);
   static void let_go(std::byte* held);
+  // Whether that byte lies in such a block.
+  [[nodiscard]] bool is_held(const std::byte* data);
   // Bytes handed out now.
   [[nodiscard]] std::size_t used();
 

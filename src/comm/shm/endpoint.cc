@@ -61,6 +61,7 @@ Endpoint::Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOpt
       handed_over_(hand_over(*store_, prefix_, rank, size, arena_,
                              world_block_ ? world_block_ - arena_->data() : 0,
                              Deadline::after(options.join_timeout))),
+      marks_(handed_over_.peers),
       has_core_(size <= sys::usable_cores()),
       lost_(size) {
   world_ = &add_group("world", everybody(size), peers().base(0) + handed_over_.world_block);
@@ -199,25 +200,28 @@ void Endpoint::add_lane(const std::function<void()>& add) {
 
 void Endpoint::post(Lane& lane, const Posting& posting) {
   Lane::Task task;
-  int place = -1;
-  bool claimed = false;
+  std::optional<std::size_t> place;
   Tell tell = Tell::nobody;
   {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    if (lane.group().is_stopped()) {
+      lock.unlock();
+      lane.empty_next();
+      lane.group().throw_failure();
+    }
     if (std::find(busy_.begin(), busy_.end(), &lane) == busy_.end()) {
       busy_.push_back(&lane);
       busy_lanes_.store(busy_.size(), std::memory_order_relaxed);
     }
     tell = lane.post_next(posting);
     bool is_idle = busy_.size() == 1 && lane.waits_for_peers();
-    claimed = !is_idle && claim(Appetite::own_part, task);
-    if (claimed) place = mark(task);
+    if (!is_idle) place = claim(Appetite::own_part, task);
   }
   if (tell != Tell::nobody) ring(lane.world_ranks(), tell == Tell::everybody);
-  if (claimed) execute(task, place);
+  if (place) execute(task, *place);
   bool is_fed = lane.is_fed();
   if (is_fed) feed(lane);
-  if (!claimed && !is_fed) return;
+  if (!place && !is_fed) return;
   while (progress(Appetite::own_part)) continue;
 }
 
@@ -227,7 +231,7 @@ void Endpoint::feed(Lane& lane) {
   using Fed = Operation::Fed;
   Patience patience = this->patience();
   bool spills = false;
-  int place = mark_fed(lane);
+  auto place = mark_fed(lane);
   for (;;) {
     Fed fed = lane.feed(spills);
     if (fed != Fed::no_room) ring(lane.world_ranks());
@@ -237,17 +241,33 @@ void Endpoint::feed(Lane& lane) {
     else if (!patience.has_more())
       spills = true;
   }
-  unmark(place);
+  marks_.clear(place);
 }
 
 Patience Endpoint::patience() { return {cores_, has_core_}; }
 
-int Endpoint::mark_fed(Lane& lane) {
-  std::lock_guard lock(mutex_);
-  return mark({.lane = &lane, .sequence = lane.posted()});
+// Others execute meanwhile, and are soon done.
+std::size_t Endpoint::mark_fed(const Lane& lane) {
+  for (;;) {
+    {
+      std::lock_guard lock(mutex_);
+      if (auto place = marks_.free_place()) {
+        marks_.set(*place, execution_word(lane.key(), lane.posted()));
+        return *place;
+      }
+    }
+    sched_yield();
+  }
 }
 
-bool Endpoint::claim(Appetite appetite, Lane::Task& task) {
+std::optional<std::size_t> Endpoint::claim(Appetite appetite, Lane::Task& task) {
+  auto place = marks_.free_place();
+  if (!claim_of_busy(place ? appetite : Appetite::carried, task)) return std::nullopt;
+  marks_.set(*place, execution_word(task.lane->key(), task.sequence));
+  return place;
+}
+
+bool Endpoint::claim_of_busy(Appetite appetite, Lane::Task& task) {
   for (std::size_t i = 0; i < busy_.size();) {
     Lane& lane = *busy_[i];
     if (lane.claim_next(appetite, task)) return true;
@@ -268,44 +288,22 @@ bool Endpoint::has_nothing_but(const Lane& lane) const {
 
 bool Endpoint::progress(Appetite appetite) {
   Lane::Task task;
-  int place = -1;
+  std::optional<std::size_t> place;
   {
     std::lock_guard lock(mutex_);
-    if (!claim(appetite, task)) return false;
-    place = mark(task);
+    place = claim(appetite, task);
   }
-  execute(task, place);
+  if (!place) return false;
+  execute(task, *place);
   return true;
 }
 
-void Endpoint::execute(const Lane::Task& task, int place) {
+void Endpoint::execute(const Lane::Task& task, std::size_t place) {
   Lane& lane = *task.lane;
-  Scratch spare;
-  bool complete = lane.execute(task, place >= 0 ? scratches_[place] : spare);
-  unmark(place);
+  bool complete = lane.execute(task, scratches_[place]);
+  marks_.clear(place);
   if (complete) ring(lane.world_ranks(), !task.is_whole);
   lane.end_task();
-}
-
-int Endpoint::mark(const Lane::Task& task) {
-  auto& places = arena_->control().executing;
-  for (std::size_t i = 0; i < places.size(); ++i) {
-    if (places[i].load(std::memory_order_acquire) != 0) continue;
-    places[i].store(execution_word(task.lane->key(), task.sequence), std::memory_order_relaxed);
-    return static_cast<int>(i);
-  }
-  return -1;
-}
-
-void Endpoint::unmark(int place) {
-  if (place >= 0) arena_->control().executing[place].store(0, std::memory_order_release);
-}
-
-bool Endpoint::is_executing(int world_rank, std::uint64_t word) const {
-  const auto& executing = peers().control(world_rank).executing;
-  return std::any_of(executing.begin(), executing.end(), [word](const auto& place) {
-    return place.load(std::memory_order_relaxed) == word;
-  });
 }
 
 void Endpoint::ring(std::span<const int> world_ranks, bool helpers) {
@@ -357,23 +355,6 @@ void Endpoint::wait(Lane& lane, std::uint64_t sequence, Duration timeout) {
       [&] { (void)urge_late(lane); });
 }
 
-std::vector<int> Endpoint::urge_late(const Lane& lane) {
-  std::vector<int> late;
-  {
-    std::lock_guard lock(mutex_);
-    late = lane.late_for_barrier();
-  }
-  nudge_members(lane, late);
-  return late;
-}
-
-void Endpoint::nudge_members(const Lane& lane, std::span<const int> members) {
-  for (int member : members) {
-    int rank = lane.group().members()[member];
-    if (rank != peers().rank()) nudge(peers().peer(rank));
-  }
-}
-
 void Endpoint::wait_for_slot(Lane& lane, Duration timeout) {
   wait_until(
       lane, timeout, [&] { return lane.is_slot_free(); },
@@ -387,12 +368,6 @@ void Endpoint::help() {
     sleep_until_rung(arena_->control().helper, longest_sleep,
                      [this] { return stopping_ || progress(Appetite::anything); });
   }
-}
-
-// A peer waits for this process to read what it has carried.
-void Endpoint::on_nudge(int rank) {
-  (void)progress(Appetite::carried);
-  ring(std::span(&rank, 1), false);
 }
 
 void Endpoint::on_peer_end(int rank) {

@@ -9,11 +9,12 @@
 //   - A thread that has claimed a segment executes it without any lock; the claim keeps operation,
 //     record and group alive.
 //   - A group outlives its handle until everything it has posted is complete, or, after an error,
-//     until the endpoint ends: peers may still write into its buffers. Its block is freed by the
+//     until the endpoint ends: a peer that is stopped may still execute. Its block is freed by the
 //     member that made it when all are gone.
 #pragma once
 
 #include "comm/shm/arena.h"
+#include "comm/shm/execution_marks.h"
 #include "comm/shm/group.h"
 #include "comm/shm/hand_over.h"
 #include "comm/shm/lane.h"
@@ -81,7 +82,15 @@ class Endpoint {
   [[nodiscard]] bool has_departed(int world_rank) const {
     return peers().control(world_rank).left.load(std::memory_order_seq_cst) != 0;
   }
-  [[nodiscard]] bool is_executing(int world_rank, std::uint64_t word) const;
+  [[nodiscard]] const ExecutionMarks& marks() const { return marks_; }
+
+  // For the aftermath of a failure (aftermath.h).
+  // From here on no thread of this process begins anything of that group.
+  void stop(Group& group);
+  // Whether that process may still execute something: it has not ended, as far as is known.
+  [[nodiscard]] bool is_alive(int world_rank);
+  // Whether operations under way in other groups use bytes of that buffer.
+  [[nodiscard]] bool is_used_besides(const Group& group, Buffer buffer);
 
  private:
   struct OwnBlock {
@@ -97,14 +106,12 @@ class Endpoint {
   // Where the first member has put the group's block, in its arena.
   [[nodiscard]] std::uint64_t find_block(const std::string& key, const std::string& name,
                                          std::span<const int> members);
-  [[nodiscard]] bool claim(Appetite appetite, Lane::Task& task);
-  // The place in the control page where it says that it executes; -1 when more threads do than
-  // there are places.
-  [[nodiscard]] int mark(const Lane::Task& task);
+  // Claims a segment and marks it, if there is a place for the mark.
+  [[nodiscard]] std::optional<std::size_t> claim(Appetite appetite, Lane::Task& task);
+  [[nodiscard]] bool claim_of_busy(Appetite appetite, Lane::Task& task);
   [[nodiscard]] Patience patience();
-  [[nodiscard]] int mark_fed(Lane& lane);
-  void unmark(int place);
-  void execute(const Lane::Task& task, int place);
+  [[nodiscard]] std::size_t mark_fed(const Lane& lane);
+  void execute(const Lane::Task& task, std::size_t place);
   // Copies in what was posted last, segment by segment, and works on it meanwhile.
   void feed(Lane& lane);
   // Makes progress until is_over(), or throws. overdue(waited) is the sentence of a deadline.
@@ -129,6 +136,7 @@ class Endpoint {
   std::vector<OwnBlock> own_blocks_;  // those this rank made; guarded by mutex_ once groups exist
   std::byte* world_block_ = nullptr;  // on rank 0
   HandOver handed_over_;
+  ExecutionMarks marks_;
   bool has_core_ = true;  // as many cores as ranks
   OfferedCores cores_;
 
@@ -137,7 +145,7 @@ class Endpoint {
   std::vector<Lane*> busy_;                 // lanes with operations under way
   std::atomic<std::size_t> busy_lanes_{0};  // how many; for a look without the mutex
   std::vector<char> lost_;
-  std::array<Scratch, Control::executing_slots> scratches_;  // one a place that mark() gives
+  std::array<Scratch, Control::executing_slots> scratches_;  // one a place of a mark
   Group* world_ = nullptr;
 
   std::atomic<bool> stopping_{false};

@@ -127,7 +127,24 @@ bool Lane::misses_a_post() const {
   return false;
 }
 
+void Lane::stop() {
+  Task none;
+  (void)claim_next(Appetite::carried, none);
+  stopped_ = true;
+}
+
+bool Lane::uses(Buffer buffer) const {
+  if (stopped_) return false;
+  std::lock_guard lock(finished_);
+  for (std::uint64_t sequence = finished() + 1; sequence <= posted(); ++sequence) {
+    const Staged& staged = record(sequence).staged();
+    if (overlap(staged.own_input(), buffer) || overlap(staged.own_output(), buffer)) return true;
+  }
+  return false;
+}
+
 bool Lane::claim_next(Appetite appetite, Task& task) {
+  if (stopped_) return false;
   while (completed() < posted()) {
     Operation& operation = record(completed() + 1);
     Sight sight = look(operation);

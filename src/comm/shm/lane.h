@@ -27,6 +27,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
@@ -120,8 +121,19 @@ class Lane {
   void finish(std::uint64_t sequence);
   // The last operation under way in which peers use this process's private memory; 0 for none.
   [[nodiscard]] std::uint64_t last_in_private_memory() const;
-  // After an error: peers may still write into the buffers of what is not complete, so they are
-  // never used again.
+  // After an error. Under the endpoint's mutex: notes what is complete, and nothing more is claimed
+  // or carried out here.
+  void stop();
+  // Empties the record of a call that is not posted, because the lane has stopped.
+  void empty_next() { record(posted() + 1).release(); }
+  // Once stopped: gives out what is complete and calls visit(operation) for each of the others,
+  // which is never given out.
+  template <typename Visit>
+  void end_unfinished(Visit&& visit);
+  // Whether an operation under way uses bytes of that buffer, and the lane has not stopped. Under
+  // the endpoint's mutex.
+  [[nodiscard]] bool uses(Buffer buffer) const;
+  // Peers may still write into the buffers of what is not complete, so they are never used again.
   void pin_unfinished();
 
   // Whether an operation of this lane must be complete before a call with these buffers on `lane`
@@ -161,6 +173,14 @@ class Lane {
   std::atomic<std::uint64_t> complete_{0};
   mutable GuardedCount finished_;  // locked while results are given out
   std::atomic<int> executing_{0};
+  bool stopped_ = false;  // under the endpoint's mutex
 };
+
+template <typename Visit>
+void Lane::end_unfinished(Visit&& visit) {
+  finish(completed());
+  std::lock_guard lock(finished_);
+  for (std::uint64_t next = completed() + 1; next <= posted(); ++next) visit(record(next));
+}
 
 }  // namespace lockstep::shm

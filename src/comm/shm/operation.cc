@@ -375,7 +375,6 @@ void Operation::release() {
 
 void Operation::pin() {
   staged_.pin();
-  if (!staged_.is_private()) return;
   keep_input_.forsake();
   keep_output_.forsake();
 }

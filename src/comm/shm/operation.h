@@ -86,6 +86,9 @@ class Operation {
   void release();
   // After an error: what peers may still write to is never used again.
   void pin();
+  // The caller's own output, where peers write to it, and what keeps it.
+  [[nodiscard]] Buffer exposed() const { return staged_.exposed(); }
+  [[nodiscard]] Keep& kept_output() { return keep_output_.exists() ? keep_output_ : keep_input_; }
 
  private:
   void publish_counts(const LaneMemory& memory, int me, const Posting& posting) const;

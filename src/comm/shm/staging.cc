@@ -13,10 +13,6 @@ constexpr std::size_t least_direct_bytes = 32 << 10;
 // Below this, a tensor and its copies stay in the caches anyway.
 constexpr std::size_t least_pipelined_bytes = 1 << 20;
 
-bool overlap(Buffer a, Buffer b) {
-  return a.bytes > 0 && b.bytes > 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
-}
-
 // Nowhere for a buffer that must be staged.
 Location find(const Peers& peers, Buffer buffer) {
   auto location = peers.locate(buffer.data, buffer.bytes);

@@ -46,6 +46,16 @@ class Staged {
     return input_location_.is_private || output_location_.is_private;
   }
 
+  // The caller's own output, where peers write to it.
+  [[nodiscard]] Buffer exposed() const {
+    return output_location_.is_somewhere() && output_block_ == nullptr ? output_ : Buffer();
+  }
+  // It lies in memory that ranks share: another one's arena, or a block that several hold.
+  [[nodiscard]] bool is_shared(const Peers& peers) const {
+    return !output_location_.is_private &&
+           (output_location_.rank != peers.rank() || peers.arena()->is_held(output_.data));
+  }
+
   // The operation is complete: the output goes where the caller wants it. Not of a pipelined one.
   void take_out();
   // Frees what this made; nobody may use it any more.
