@@ -214,7 +214,8 @@ Sight Operation::make_plan(const LaneMemory& memory) {
     outputs_[me_] = Place{staged_.own_output().data};
     return Sight::ready;
   }
-  plan_ = Plan(shape_, cutting_for(dtype_));
+  // Of a pipelined one it has been there since fill(), and the poster reads it now in feed().
+  if (!pipelined_) plan_ = Plan(shape_, cutting_for(dtype_));
   if (moves_nothing()) plan_ = Plan();
   any_pipeline_ = false;
   for (PipelineMemory& pipeline : pipelines_) {
