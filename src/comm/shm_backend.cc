@@ -12,8 +12,11 @@
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <cstring>
 #include <exception>
 #include <optional>
 #include <string>
@@ -34,14 +37,35 @@ shm::Buffer buffer_of(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.nbytes())};
 }
 
+shm::Buffer memory_of(void* kept) {
+  auto* storage = static_cast<c10::StorageImpl*>(kept);
+  return {static_cast<std::byte*>(storage->data_ptr().get()), storage->nbytes()};
+}
+
+// Every tensor over the storage goes on with the fresh memory.
+bool renew_memory(void* kept) {
+  auto* storage = static_cast<c10::StorageImpl*>(kept);
+  try {
+    auto fresh = c10::GetAllocator(c10::kCPU)->allocate(storage->nbytes());
+    std::memcpy(fresh.get(), storage->data_ptr().get(), storage->nbytes());
+    storage->set_data_ptr(std::move(fresh)).release_context();
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+constexpr shm::Renewal storage_renewal{memory_of, renew_memory};
+
 // The storage, not the tensor: its owner may give the tensor another storage meanwhile.
 shm::Keep keep(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
   auto* storage = tensor.storage().unsafeGetStorageImpl();
   c10::raw::intrusive_ptr::incref(storage);
-  return {storage, [](void* kept) {
-            c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(kept));
-          }};
+  auto release = [](void* kept) {
+    c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(kept));
+  };
+  return {storage, release, &storage_renewal};
 }
 
 template <typename Release>

@@ -32,6 +32,8 @@ class Allocator {
   [[nodiscard]] std::optional<std::size_t> allocate(std::size_t bytes);
   void free(std::size_t offset);
 
+  // Of the range that was handed out there.
+  [[nodiscard]] std::size_t bytes_at(std::size_t offset) const { return used_ranges_.at(offset); }
   [[nodiscard]] std::size_t used() const { return used_; }
   [[nodiscard]] std::size_t largest_free() const;
   // Free bytes that somebody may have written to.

@@ -102,6 +102,14 @@ void Arena::expect_nobody(std::byte* held) {
   HeldBlock::of(held).to_come.store(0, std::memory_order_release);
 }
 
+bool Arena::is_held(const std::byte* data) {
+  std::lock_guard lock(mutex_);
+  return std::ranges::any_of(held_, [&](std::byte* block) {
+    auto offset = static_cast<std::size_t>(block - memory_.data());
+    return data >= block && data < block + allocator_.bytes_at(offset);
+  });
+}
+
 void Arena::free_let_go() {
   std::erase_if(held_, [this](std::byte* block) {
     auto& held = HeldBlock::of(block + Allocator::grain);

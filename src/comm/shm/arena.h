@@ -45,6 +45,8 @@ class Arena {
   static void let_go(std::byte* held);
   // By the owner, when those that have not taken it never will.
   static void expect_nobody(std::byte* held);
+  // Whether that byte lies in such a block.
+  [[nodiscard]] bool is_held(const std::byte* data);
   // Bytes handed out now.
   [[nodiscard]] std::size_t used();
 

@@ -19,7 +19,7 @@ struct alignas(64) Doorbell {
 
 struct alignas(64) Control {
   static constexpr std::size_t bytes = 4096;
-  static constexpr std::size_t executing_slots = 6;
+  static constexpr std::size_t executing_slots = 30;
 
   enum : std::uint32_t { unknown, yes, no };
 
@@ -37,10 +37,21 @@ struct alignas(64) Control {
 };
 static_assert(sizeof(Control) <= Control::bytes);
 
-// Which operation of which lane, for the sentence of a deadline.
+// Which operation of which lane: 20 bits of the lane's key, so that two lanes may look alike, and
+// the operation's number.
+inline constexpr int execution_sequence_bits = 44;
+
 [[nodiscard]] constexpr std::uint64_t execution_word(std::uint64_t lane_key,
                                                      std::uint64_t sequence) {
-  return (lane_key << 44) ^ (sequence & ((std::uint64_t{1} << 44) - 1));
+  return lane_key << execution_sequence_bits |
+         (sequence & ((std::uint64_t{1} << execution_sequence_bits) - 1));
+}
+// Whether it is of that lane.
+[[nodiscard]] constexpr bool is_of_lane(std::uint64_t word, std::uint64_t lane_key) {
+  return word >> execution_sequence_bits == execution_word(lane_key, 0) >> execution_sequence_bits;
+}
+[[nodiscard]] constexpr std::uint64_t sequence_of_mark(std::uint64_t word) {
+  return word & ((std::uint64_t{1} << execution_sequence_bits) - 1);
 }
 
 }  // namespace lockstep::shm

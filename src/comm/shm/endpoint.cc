@@ -62,6 +62,7 @@ Endpoint::Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOpt
       handed_over_(hand_over(*store_, prefix_, rank, size, arena_,
                              world_block_ ? world_block_ - arena_->data() : 0,
                              Deadline::after(options.join_timeout))),
+      marks_(handed_over_.peers),
       has_core_(size <= sys::usable_cores()),
       lost_(size) {
   world_ = &add_group("world", everybody(size), peers().base(0) + handed_over_.world_block);
@@ -110,25 +111,28 @@ void Endpoint::add_lane(const std::function<void()>& add) {
 
 void Endpoint::post(Lane& lane, const Posting& posting) {
   Lane::Task task;
-  int place = -1;
-  bool claimed = false;
+  std::optional<std::size_t> place;
   Tell tell = Tell::nobody;
   {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    if (lane.group().is_stopped()) {
+      lock.unlock();
+      lane.empty_next();
+      lane.group().throw_failure();
+    }
     if (std::find(busy_.begin(), busy_.end(), &lane) == busy_.end()) {
       busy_.push_back(&lane);
       busy_lanes_.store(busy_.size(), std::memory_order_relaxed);
     }
     tell = lane.post_next(posting);
     bool is_idle = busy_.size() == 1 && lane.waits_for_peers();
-    claimed = !is_idle && claim(Appetite::own_part, task);
-    if (claimed) place = mark(task);
+    if (!is_idle) place = claim(Appetite::own_part, task);
   }
   if (tell != Tell::nobody) ring(lane.world_ranks(), tell == Tell::everybody);
-  if (claimed) execute(task, place);
+  if (place) execute(task, *place);
   bool is_fed = lane.is_fed();
   if (is_fed) feed(lane);
-  if (!claimed && !is_fed) return;
+  if (!place && !is_fed) return;
   while (progress(Appetite::own_part)) continue;
 }
 
@@ -138,7 +142,7 @@ void Endpoint::feed(Lane& lane) {
   using Fed = Operation::Fed;
   Patience patience = this->patience();
   bool spills = false;
-  int place = mark_fed(lane);
+  auto place = mark_fed(lane);
   for (;;) {
     Fed fed = lane.feed(spills);
     if (fed != Fed::no_room) ring(lane.world_ranks());
@@ -148,17 +152,33 @@ void Endpoint::feed(Lane& lane) {
     else if (!patience.has_more())
       spills = true;
   }
-  unmark(place);
+  marks_.clear(place);
 }
 
 Patience Endpoint::patience() { return {cores_, has_core_}; }
 
-int Endpoint::mark_fed(Lane& lane) {
-  std::lock_guard lock(mutex_);
-  return mark({.lane = &lane, .sequence = lane.posted()});
+// Others execute meanwhile, and are soon done.
+std::size_t Endpoint::mark_fed(const Lane& lane) {
+  for (;;) {
+    {
+      std::lock_guard lock(mutex_);
+      if (auto place = marks_.free_place()) {
+        marks_.set(*place, execution_word(lane.key(), lane.posted()));
+        return *place;
+      }
+    }
+    sched_yield();
+  }
 }
 
-bool Endpoint::claim(Appetite appetite, Lane::Task& task) {
+std::optional<std::size_t> Endpoint::claim(Appetite appetite, Lane::Task& task) {
+  auto place = marks_.free_place();
+  if (!claim_of_busy(place ? appetite : Appetite::carried, task)) return std::nullopt;
+  marks_.set(*place, execution_word(task.lane->key(), task.sequence));
+  return place;
+}
+
+bool Endpoint::claim_of_busy(Appetite appetite, Lane::Task& task) {
   for (std::size_t i = 0; i < busy_.size();) {
     Lane& lane = *busy_[i];
     if (lane.claim_next(appetite, task)) return true;
@@ -179,16 +199,14 @@ bool Endpoint::has_nothing_but(const Lane& lane) const {
 
 bool Endpoint::progress(Appetite appetite) {
   Lane::Task task;
-  int place = -1;
-  bool claimed = false;
+  std::optional<std::size_t> place;
   {
     std::lock_guard lock(mutex_);
-    claimed = claim(appetite, task);
-    if (claimed) place = mark(task);
+    place = claim(appetite, task);
   }
-  if (claimed) execute(task, place);
+  if (place) execute(task, *place);
   if (leaving_groups_.load(std::memory_order_relaxed) != 0) reap();
-  return claimed;
+  return place.has_value();
 }
 
 bool Endpoint::try_progress(Appetite appetite) noexcept {
@@ -201,40 +219,18 @@ bool Endpoint::try_progress(Appetite appetite) noexcept {
   }
 }
 
-void Endpoint::execute(const Lane::Task& task, int place) {
+void Endpoint::execute(const Lane::Task& task, std::size_t place) {
   Lane& lane = *task.lane;
-  Scratch spare;
   bool complete = false;
   try {
-    complete = lane.execute(task, place >= 0 ? scratches_[place] : spare);
+    complete = lane.execute(task, scratches_[place]);
   } catch (const std::exception& error) {
-    // Nobody else will claim this segment, so the operation cannot become complete.
+    // No other rank will claim this segment, so the operation cannot become complete.
     lane.group().fail_by_exception(lane, task.sequence, error);
   }
-  unmark(place);
+  marks_.clear(place);
   if (complete) ring(lane.world_ranks(), !task.is_whole);
   lane.end_task();
-}
-
-int Endpoint::mark(const Lane::Task& task) {
-  auto& places = arena_->control().executing;
-  for (std::size_t i = 0; i < places.size(); ++i) {
-    if (places[i].load(std::memory_order_acquire) != 0) continue;
-    places[i].store(execution_word(task.lane->key(), task.sequence), std::memory_order_relaxed);
-    return static_cast<int>(i);
-  }
-  return -1;
-}
-
-void Endpoint::unmark(int place) {
-  if (place >= 0) arena_->control().executing[place].store(0, std::memory_order_release);
-}
-
-bool Endpoint::is_executing(int world_rank, std::uint64_t word) const {
-  const auto& executing = peers().control(world_rank).executing;
-  return std::any_of(executing.begin(), executing.end(), [word](const auto& place) {
-    return place.load(std::memory_order_relaxed) == word;
-  });
 }
 
 void Endpoint::ring(std::span<const int> world_ranks, bool helpers) {
@@ -282,7 +278,8 @@ void Endpoint::wait_until(Lane& lane, Duration timeout, IsOver&& is_over, Overdu
 void Endpoint::wait(Lane& lane, std::uint64_t sequence, Duration timeout) {
   wait_until(
       lane, timeout, [&] { return lane.is_complete(sequence); },
-      [&](Duration waited) { return lane.group().overdue(lane, waited); }, [] {});
+      [&](Duration waited) { return lane.group().overdue(lane, waited); },
+      [&] { (void)urge_late(lane); });
 }
 
 void Endpoint::wait_for_slot(Lane& lane, Duration timeout) {
@@ -290,10 +287,7 @@ void Endpoint::wait_for_slot(Lane& lane, Duration timeout) {
       lane, timeout, [&] { return lane.is_slot_free(); },
       [&](Duration waited) { return lane.group().unread(lane, waited); },
       [&] {
-        for (int member : lane.slow_members()) {
-          int rank = lane.group().members()[member];
-          if (rank != peers().rank()) nudge(peers().peer(rank));
-        }
+        nudge_members(lane, lane.slow_members());
         lane.group().check_readers(lane);
       });
 }
@@ -306,14 +300,8 @@ void Endpoint::help() {
   }
 }
 
-// A peer waits for this process to read what it has carried.
-void Endpoint::on_nudge(int rank) {
-  (void)try_progress(Appetite::carried);
-  ring(std::span(&rank, 1), false);
-}
-
 void Endpoint::on_peer_end(int rank) {
-  if (peers().control(rank).left.load(std::memory_order_seq_cst) == Control::gone) return;
+  if (is_gone(rank)) return;
   std::lock_guard lock(mutex_);
   lost_[rank] = 1;
   auto pid = peers().peer(rank).pid;

@@ -9,7 +9,7 @@
 //   - A thread that has claimed a segment executes it without any lock; the claim keeps operation,
 //     record and group alive.
 //   - A group outlives its handle until everything it has posted is complete, or, after an error,
-//     until the endpoint ends: peers may still write into its buffers. A thread that uses a group
+//     until the endpoint ends: a peer that is stopped may still execute. A thread that uses a group
 //     without its handle and without mutex_ shares its ownership. The block is freed by the member
 //     that made it when all are gone; a thread whose group is being reaped does not touch it.
 //   - In a forked child nothing of this is used or destroyed: what it shares with the parent is the
@@ -17,6 +17,7 @@
 #pragma once
 
 #include "comm/shm/arena.h"
+#include "comm/shm/execution_marks.h"
 #include "comm/shm/farewell.h"
 #include "comm/shm/group.h"
 #include "comm/shm/hand_over.h"
@@ -80,6 +81,8 @@ class Endpoint {
   // For groups and lanes.
   void post(Lane& lane, const Posting& posting);
   void wait(Lane& lane, std::uint64_t sequence, Duration timeout);
+  // Asks the members for which a barrier of that lane waits to look; their numbers in the group.
+  std::vector<int> urge_late(const Lane& lane);
   // Until every member has read what the slot of the lane's next operation carried last.
   void wait_for_slot(Lane& lane, Duration timeout);
   // Executes one segment if there is one to be had.
@@ -92,7 +95,19 @@ class Endpoint {
   [[nodiscard]] bool has_departed(int world_rank) const {
     return peers().control(world_rank).left.load(std::memory_order_seq_cst) != Control::present;
   }
-  [[nodiscard]] bool is_executing(int world_rank, std::uint64_t word) const;
+  // Its threads have ended in order: it executes nothing more either.
+  [[nodiscard]] bool is_gone(int world_rank) const {
+    return peers().control(world_rank).left.load(std::memory_order_seq_cst) == Control::gone;
+  }
+  [[nodiscard]] const ExecutionMarks& marks() const { return marks_; }
+
+  // For the aftermath of a failure (aftermath.h).
+  // From here on no thread of this process begins anything of that group.
+  void stop(Group& group);
+  // Whether that process may still execute something: it has not ended, as far as is known.
+  [[nodiscard]] bool is_alive(int world_rank);
+  // Whether operations under way in other groups use bytes of that buffer.
+  [[nodiscard]] bool is_used_besides(const Group& group, Buffer buffer);
 
  private:
   struct OwnBlock {
@@ -120,14 +135,12 @@ class Endpoint {
   // Where the first member has put the group's block, in its arena.
   [[nodiscard]] std::uint64_t find_block(const std::string& key, const std::string& name,
                                          std::span<const int> members);
-  [[nodiscard]] bool claim(Appetite appetite, Lane::Task& task);
-  // The place in the control page where it says that it executes; -1 when more threads do than
-  // there are places.
-  [[nodiscard]] int mark(const Lane::Task& task);
+  // Claims a segment and marks it, if there is a place for the mark.
+  [[nodiscard]] std::optional<std::size_t> claim(Appetite appetite, Lane::Task& task);
+  [[nodiscard]] bool claim_of_busy(Appetite appetite, Lane::Task& task);
   [[nodiscard]] Patience patience();
-  [[nodiscard]] int mark_fed(Lane& lane);
-  void unmark(int place);
-  void execute(const Lane::Task& task, int place);
+  [[nodiscard]] std::size_t mark_fed(const Lane& lane);
+  void execute(const Lane::Task& task, std::size_t place);
   // Copies in what was posted last, segment by segment, and works on it meanwhile.
   void feed(Lane& lane);
   // Makes progress until is_over(), or throws. overdue(waited) is the sentence of a deadline.
@@ -139,6 +152,7 @@ class Endpoint {
   [[nodiscard]] bool has_nothing_but(const Lane& lane) const;
   // Whether this process can read and write the private memory of all peers, and gains by it.
   [[nodiscard]] bool reaches_peers() const;
+  void nudge_members(const Lane& lane, std::span<const int> members);
   void on_peer_end(int rank);
   void on_nudge(int rank);
   // Ends the groups that have left and whose operations are complete, and frees the blocks that
@@ -156,6 +170,7 @@ class Endpoint {
   std::vector<OwnBlock> own_blocks_;  // those this rank made; guarded by mutex_ once groups exist
   std::byte* world_block_ = nullptr;  // on rank 0
   HandOver handed_over_;
+  ExecutionMarks marks_;
   bool has_core_ = true;  // as many cores as ranks
   OfferedCores cores_;
 
@@ -168,7 +183,7 @@ class Endpoint {
   std::vector<Lane*> busy_;                 // lanes with operations under way
   std::atomic<std::size_t> busy_lanes_{0};  // how many; for a look without the mutex
   std::vector<char> lost_;
-  std::array<Scratch, Control::executing_slots> scratches_;  // one a place that mark() gives
+  std::array<Scratch, Control::executing_slots> scratches_;  // one a place of a mark
   Group* world_ = nullptr;
 
   std::atomic<bool> stopping_{false};

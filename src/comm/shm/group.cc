@@ -4,6 +4,7 @@
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
+#include "comm/shm/aftermath.h"
 #include "comm/shm/endpoint.h"
 #include "comm/shm/sentences.h"
 
@@ -58,11 +59,13 @@ Lane& Group::lane_of(const Posting& posting) {
                                        block_.messages(source, destination),
                                        std::vector<int>{source, destination}, sends ? 0 : 1);
     endpoint_.add_lane([&] {
+      if (stopped_) return;
       std::lock_guard lock(active_mutex_);
       lanes_[index] = std::move(lane);
       active_.push_back(lanes_[index].get());
       has_messages_ = true;
     });
+    if (!lanes_[index]) throw_failure();
   }
   return *lanes_[index];
 }
@@ -126,7 +129,10 @@ bool Group::done(std::uint64_t ticket) {
   Lane& lane = lane_of(ticket);
   std::uint64_t sequence = ticket & ((std::uint64_t{1} << sequence_bits) - 1);
   if (lane.is_complete(sequence)) return true;
-  endpoint_.progress(Appetite::own_part);
+  endpoint_.progress(Appetite::anything);
+  if (lane.is_complete(sequence) || has_failed()) return true;
+  (void)endpoint_.urge_late(lane);
+  check_departures(lane);
   return lane.is_complete(sequence) || has_failed();
 }
 
@@ -177,17 +183,18 @@ void Group::fail_by_end(int world_rank, std::string_view how) {
   fail_by_loss(number, formatted("{}; {}", how, lost_sentence(block_.collectives(), number)));
 }
 
-void Group::throw_failure() const {
+void Group::throw_failure() {
+  std::call_once(settled_, [this] { unsettled_ = Aftermath(endpoint_, *this).settle(); });
   const SharedFailure& failure = block_.failure();
   // Whoever began to write it may be stopped or dead; its text is then not worth a wait.
   auto patience = Deadline::after(std::chrono::milliseconds(200));
   while (failure.state.load(std::memory_order_acquire) != SharedFailure::written) {
     if (patience.passed())
       throw Aborted("the group died, and the rank that found out why did not get to say it" +
-                    of_group());
+                    of_group() + unsettled_);
     std::this_thread::yield();
   }
-  auto text = failure.text.load();
+  auto text = failure.text.load() + unsettled_;
   switch (static_cast<FailureKind>(failure.kind.load(std::memory_order_relaxed))) {
     case FailureKind::peer_lost:
       throw PeerLost(text);
@@ -215,6 +222,11 @@ void Group::let_peers_finish(Deadline deadline, bool by_exception) noexcept {
       return;  // the group is dead, and whoever still waits in it is told why
     }
   }
+}
+
+void Group::stop() {
+  stopped_ = true;
+  for (Lane* lane : active_) lane->stop();
 }
 
 void Group::leave() {
@@ -263,8 +275,14 @@ void Group::check_readers(const Lane& lane) {
 
 std::string Group::overdue(const Lane& lane, Duration waited) const {
   Waited operation{lane.memory(), lane.ranks(), lane.completed() + 1, lane.key()};
+  if (auto late = endpoint_.urge_late(lane); !late.empty())
+    return formatted("after {}: {} posted small operations before {} and did not carry them out{}",
+                     format_duration(waited), rank_list(late),
+                     describe(lane.memory().slot(lane.me(), operation.sequence)), of_group());
   auto is_executing = [this](int number, std::uint64_t word) {
-    return endpoint_.is_executing(members_[number], word);
+    bool found = false;
+    endpoint_.marks().visit(members_[number], [&](std::uint64_t mark) { found |= mark == word; });
+    return found;
   };
   return overdue_sentence(operation, block_, waited, is_executing) + of_group();
 }

@@ -3,8 +3,8 @@
 //
 // Invariants:
 //   - The first failure stands: it is written once into the group's block and every rank throws the
-//     same one. A dead group executes no further segment, and buffers that peers may still be
-//     writing to are never used again.
+//     same one, once nobody writes to its tensors any more (aftermath.h). A dead group executes no
+//     further segment.
 //   - A member that has left posts nothing more (its flag is set after its last post), but what it
 //     posted still counts.
 //   - Lanes of messages are made when they are first used, by the one thread that posts, under the
@@ -68,7 +68,9 @@ class Group {
   void fail_by_loss(int number, std::string_view how);
   // A process has ended, whoever it was.
   void fail_by_end(int world_rank, std::string_view how);
-  [[noreturn]] void throw_failure() const;
+  // Once nothing is written any more to what this rank's callers have passed (aftermath.h), or with
+  // a sentence more.
+  [[noreturn]] void throw_failure();
 
   // Before the process leaves: waits, until their deadlines and the given one, for operations in
   // which peers use its private memory, which ends with it. Kills the group when they are not
@@ -78,6 +80,9 @@ class Group {
   // For the endpoint, under its mutex.
   void leave();
   [[nodiscard]] bool has_left() const { return left_; }
+  // After a failure: nothing of it is begun here any more, and no lane is made.
+  void stop();
+  [[nodiscard]] bool is_stopped() const { return stopped_; }
   [[nodiscard]] bool is_settled() const;
   // That member (a number of the group) posts nothing more.
   [[nodiscard]] bool has_departed(int number) const;
@@ -109,12 +114,16 @@ class Group {
   int rank_ = -1;
   GroupBlock block_;
   bool left_ = false;
+  bool stopped_ = false;
 
   // 0: collectives; 1 + source * size + destination: messages.
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::atomic<bool> has_messages_{false};
   std::mutex active_mutex_;    // for those who read active_ and do not post
   std::vector<Lane*> active_;  // those that exist
+
+  std::once_flag settled_;  // after the failure
+  std::string unsettled_;   // what could not be
 };
 
 }  // namespace lockstep::shm

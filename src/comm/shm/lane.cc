@@ -2,6 +2,7 @@
 
 #include <lockstep/base/fingerprint.h>
 
+#include "comm/shm/endpoint.h"
 #include "comm/shm/group.h"
 #include "comm/shm/route.h"
 
@@ -46,6 +47,32 @@ std::vector<int> Lane::slow_members() const {
   return slow;
 }
 
+std::vector<int> Lane::late_for_barrier() const {
+  std::vector<int> late;
+  if (completed() == posted()) return late;
+  const Operation& first = record(completed() + 1);
+  if (!first.is_barrier() || !first.is_planned()) return late;
+  for (int member = 0; member < memory_.members(); ++member) {
+    if (is_late(member)) late.push_back(ranks_[member]);
+  }
+  return late;
+}
+
+// A member whose process has left writes nothing any more.
+bool Lane::is_late(int member) const {
+  return memory_.consumed(member).load(std::memory_order_acquire) < last_carried_ &&
+         !group_.endpoint().is_gone(world_ranks_[member]);
+}
+
+bool Lane::all_have_carried_out() {
+  if (known_carried_out_ == last_carried_) return true;
+  for (int member = 0; member < memory_.members(); ++member) {
+    if (is_late(member)) return false;
+  }
+  known_carried_out_ = last_carried_;
+  return true;
+}
+
 void Lane::fill_next(Posting& posting) {
   record(posted() + 1).fill(peers_, me_, posted() + 1, memory_.carried_bytes(), posting);
 }
@@ -79,14 +106,17 @@ Operation::Fed Lane::feed(bool spills) {
   return group_.has_failed() ? Operation::Fed::all : record(posted()).feed(spills);
 }
 
-bool Lane::is_done(const Operation& operation) const {
+bool Lane::is_done(const Operation& operation) {
+  if (operation.is_barrier()) return all_have_carried_out();
   // Without segments there is nothing to do but to have posted.
   return operation.plan().total() == 0 || all_done(memory_.done(operation.sequence()),
                                                    operation.sequence(), operation.plan().total());
 }
 
 void Lane::complete(std::uint64_t sequence) {
+  if (record(sequence).is_carried()) last_carried_ = sequence;
   complete_.store(sequence, std::memory_order_release);
+  // No doorbell check follows: who waits for this nudges this process, and a fence follows there.
   memory_.consumed(me_).store(sequence, std::memory_order_release);
 }
 
@@ -98,7 +128,24 @@ bool Lane::misses_a_post() const {
   return false;
 }
 
+void Lane::stop() {
+  Task none;
+  (void)claim_next(Appetite::carried, none);
+  stopped_ = true;
+}
+
+bool Lane::uses(Buffer buffer) const {
+  if (stopped_) return false;
+  std::lock_guard lock(finished_);
+  for (std::uint64_t sequence = finished() + 1; sequence <= posted(); ++sequence) {
+    const Staged& staged = record(sequence).staged();
+    if (overlap(staged.own_input(), buffer) || overlap(staged.own_output(), buffer)) return true;
+  }
+  return false;
+}
+
 bool Lane::claim_next(Appetite appetite, Task& task) {
+  if (stopped_) return false;
   while (completed() < posted()) {
     Operation& operation = record(completed() + 1);
     Sight sight = look(operation);

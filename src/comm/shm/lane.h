@@ -11,7 +11,9 @@
 //     and its tensors are released.
 //   - A carried operation (operation.h) is complete here when this process has read all inputs,
 //     which it then says in shared memory; others may be further or less far. A slot is posted
-//     again only when every member has consumed what it carried.
+//     again only when every member has consumed what it carried. A barrier is complete when every
+//     member has consumed what was carried before it: what that wrote to memory that ranks share
+//     is then there, and nothing of it comes later.
 //   - post_next() and claim_next() are called under the endpoint's mutex, execute() is not.
 //     finish() has its own lock, because it copies. Posts come from one thread at a time.
 #pragma once
@@ -25,6 +27,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
@@ -71,6 +74,9 @@ class Lane {
   [[nodiscard]] bool is_slot_free();
   // The members that have not, as numbers of the group.
   [[nodiscard]] std::vector<int> slow_members() const;
+  // The members for which a barrier waits that all have posted: they have not consumed what was
+  // carried before it. Under the endpoint's mutex.
+  [[nodiscard]] std::vector<int> late_for_barrier() const;
   // Prepares the next operation: what may be slow and needs no lock. Room in the ring is the
   // caller's business.
   void fill_next(Posting& posting);
@@ -115,8 +121,19 @@ class Lane {
   void finish(std::uint64_t sequence);
   // The last operation under way in which peers use this process's private memory; 0 for none.
   [[nodiscard]] std::uint64_t last_in_private_memory() const;
-  // After an error: peers may still write into the buffers of what is not complete, so they are
-  // never used again.
+  // After an error. Under the endpoint's mutex: notes what is complete, and nothing more is claimed
+  // or carried out here.
+  void stop();
+  // Empties the record of a call that is not posted, because the lane has stopped.
+  void empty_next() { record(posted() + 1).release(); }
+  // Once stopped: gives out what is complete and calls visit(operation) for each of the others,
+  // which is never given out.
+  template <typename Visit>
+  void end_unfinished(Visit&& visit);
+  // Whether an operation under way uses bytes of that buffer, and the lane has not stopped. Under
+  // the endpoint's mutex.
+  [[nodiscard]] bool uses(Buffer buffer) const;
+  // Peers may still write into the buffers of what is not complete, so they are never used again.
   void pin_unfinished();
 
   // Whether an operation of this lane must be complete before a call with these buffers on `lane`
@@ -131,7 +148,9 @@ class Lane {
     return records_[memory_.position(sequence)];
   }
   [[nodiscard]] Sight look(Operation& operation);
-  [[nodiscard]] bool is_done(const Operation& operation) const;
+  [[nodiscard]] bool is_done(const Operation& operation);
+  [[nodiscard]] bool is_late(int member) const;
+  [[nodiscard]] bool all_have_carried_out();
   void complete(std::uint64_t sequence);
   [[nodiscard]] bool claim_part(const Operation& operation, int part, Task& task);
 
@@ -146,10 +165,22 @@ class Lane {
 
   std::unique_ptr<Operation[]> records_;
   std::uint64_t consumed_by_all_ = 0;  // at least; only the poster looks
+  // Under the endpoint's mutex: the last carried operation that is complete here, and the last one
+  // of which it is known that every member has consumed it.
+  std::uint64_t last_carried_ = 0;
+  std::uint64_t known_carried_out_ = 0;
   std::atomic<std::uint64_t> posted_{0};
   std::atomic<std::uint64_t> complete_{0};
   mutable GuardedCount finished_;  // locked while results are given out
   std::atomic<int> executing_{0};
+  bool stopped_ = false;  // under the endpoint's mutex
 };
+
+template <typename Visit>
+void Lane::end_unfinished(Visit&& visit) {
+  finish(completed());
+  std::lock_guard lock(finished_);
+  for (std::uint64_t next = completed() + 1; next <= posted(); ++next) visit(record(next));
+}
 
 }  // namespace lockstep::shm

@@ -51,6 +51,7 @@ Turns turns_of(const Plan& plan, DType dtype) {
 void Operation::set_members(int members) {
   inputs_.resize(members);
   outputs_.resize(members);
+  origins_.resize(members);
   pipelines_.resize(members);
 }
 
@@ -85,6 +86,7 @@ void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, std::si
   pipelined_ = !carried_ && members > 1 && wants_pipeline(peers, posting);
   if (carried_) {
     staged_.carry(posting.input, posting.output, reads, writes);
+    if (!combines(posting.collective)) staged_.locate_input(peers);
   } else if (pipelined_) {
     plan_ = Plan(shape_, cutting_for(posting.dtype));
     auto turns = turns_of(plan_, posting.dtype);
@@ -119,6 +121,7 @@ void Operation::publish(const LaneMemory& memory, int me, const Posting& posting
     publish_counts(memory, me, posting);
   if (carried_) {
     inputs_[me] = Place{memory.carried(me, sequence_)};
+    origins_[me] = Place{staged_.own_input().data};
     if (auto input = staged_.own_input(); input.bytes > 0)
       std::memcpy(inputs_[me].data, input.data, input.bytes);
   }
@@ -145,8 +148,9 @@ void Operation::note(const Peers& peers, int member, Location input, Location ou
 }
 
 // Its lines are in that member's cache; they come over while this rank still looks and plans.
-void Operation::note_carried(int member, std::byte* input) {
+void Operation::note_carried(int member, std::byte* input, Place origin) {
   inputs_[member] = Place{input};
+  origins_[member] = origin;
   std::size_t output = staged_.own_output().bytes;
   if (output == 0) return;
   std::size_t own_input = staged_.own_input().bytes;
@@ -171,7 +175,7 @@ Sight Operation::look(const Peers& peers, const LaneMemory& memory) {
     seen_.set(member);
     --unseen_;
     if (carried_)
-      note_carried(member, memory.carried(member, sequence_));
+      note_carried(member, memory.carried(member, sequence_), peers.place(descriptor.input));
     else
       note(peers, member, descriptor.input, descriptor.output);
   }
@@ -210,7 +214,8 @@ Sight Operation::make_plan(const LaneMemory& memory) {
     outputs_[me_] = Place{staged_.own_output().data};
     return Sight::ready;
   }
-  plan_ = Plan(shape_, cutting_for(dtype_));
+  // Of a pipelined one it has been there since fill(), and the poster reads it now in feed().
+  if (!pipelined_) plan_ = Plan(shape_, cutting_for(dtype_));
   if (moves_nothing()) plan_ = Plan();
   any_pipeline_ = false;
   for (PipelineMemory& pipeline : pipelines_) {
@@ -341,11 +346,12 @@ int Operation::move_part(int part, Range range, Scratch& scratch) const {
     std::array<Place, max_ranks> destinations;
     std::size_t written = 0;
     Place from = at_element(inputs_[move.source], move.source_offset, dtype_);
+    Place origin = carried_ ? at_element(origins_[move.source], move.source_offset, dtype_) : from;
     for (int member = 0; member < shape_.size; ++member) {
       if (move.destination != Move::everyone && move.destination != member) continue;
       Place to = at_element(outputs_[member], move.destination_offset, dtype_);
       bool is_written = written > 0 && to == destinations[0];  // ranks may share a tensor
-      if (to.exists() && to != from && !is_written) destinations[written++] = to;
+      if (to.exists() && to != origin && !is_written) destinations[written++] = to;
     }
     if (written == 0 || error != 0) return;
     auto bytes = static_cast<std::size_t>(move.length) * bytes_of(dtype_);
@@ -370,7 +376,6 @@ void Operation::release() {
 
 void Operation::pin() {
   staged_.pin();
-  if (!staged_.is_private()) return;
   keep_input_.forsake();
   keep_output_.forsake();
 }

@@ -7,7 +7,8 @@
 //
 // A small operation is carried: each rank's input rides in its slot, and each computes its own
 // output from all of them, in the same order as everybody else. One hand-off, no segments, and
-// nobody touches another's buffers.
+// nobody touches another's buffers. Where ranks share memory, what already lies at its place is
+// left alone, as in every operation: its owner may have gone on and written there again.
 #pragma once
 
 #include "comm/shm/combine.h"
@@ -52,6 +53,7 @@ class Operation {
   [[nodiscard]] std::uint64_t sequence() const { return sequence_; }
   // Also of the operation that was here last.
   [[nodiscard]] bool is_carried() const { return carried_; }
+  [[nodiscard]] bool is_barrier() const { return collective_ == Collective::barrier; }
   [[nodiscard]] bool is_planned() const { return planned_; }
   [[nodiscard]] const Plan& plan() const { return plan_; }
   [[nodiscard]] int mismatched() const { return mismatched_; }
@@ -84,13 +86,16 @@ class Operation {
   void release();
   // After an error: what peers may still write to is never used again.
   void pin();
+  // The caller's own output, where peers write to it, and what keeps it.
+  [[nodiscard]] Buffer exposed() const { return staged_.exposed(); }
+  [[nodiscard]] Keep& kept_output() { return keep_output_.exists() ? keep_output_ : keep_input_; }
 
  private:
   void publish_counts(const LaneMemory& memory, int me, const Posting& posting) const;
   // These are the buffers of a member that has posted.
   void note(const Peers& peers, int member, Location input, Location output);
-  // The same for one whose slot carries its input.
-  void note_carried(int member, std::byte* input);
+  // The same for one whose slot carries its input, which lies at `origin`.
+  void note_carried(int member, std::byte* input, Place origin);
   [[nodiscard]] Fingerprint agree(const Posting& posting, int members);
   [[nodiscard]] bool read_matrix(const LaneMemory& memory);
   [[nodiscard]] Sight make_plan(const LaneMemory& memory);
@@ -117,6 +122,7 @@ class Operation {
 
   std::vector<Place> inputs_;  // one a member, nowhere where it has none
   std::vector<Place> outputs_;
+  std::vector<Place> origins_;  // carried: where in an arena the input lies that the slot carries
   std::vector<PipelineMemory> pipelines_;  // of those who have one
   bool any_pipeline_ = false;
   std::size_t last_turn_ = 0;  // of this rank's pipeline that has a segment

@@ -13,10 +13,6 @@ constexpr std::size_t least_direct_bytes = 32 << 10;
 // Below this, a tensor and its copies stay in the caches anyway.
 constexpr std::size_t least_pipelined_bytes = 1 << 20;
 
-bool overlap(Buffer a, Buffer b) {
-  return a.bytes > 0 && b.bytes > 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
-}
-
 // Nowhere for a buffer that must be staged.
 Location find(const Peers& peers, Buffer buffer) {
   auto location = peers.locate(buffer.data, buffer.bytes);
@@ -69,6 +65,10 @@ void Staged::carry(Buffer input, Buffer output, bool reads, bool writes) {
   output_ = writes ? output : Buffer();
   input_location_ = output_location_ = Location();
   carried_ = true;
+}
+
+void Staged::locate_input(const Peers& peers) {
+  if (input_.bytes > 0) input_location_ = peers.locate(input_.data, input_.bytes);
 }
 
 Staged Staged::pipelined(const Peers& peers, Buffer tensor, std::size_t bytes) {

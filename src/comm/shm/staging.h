@@ -26,6 +26,8 @@ class Staged {
   Staged(const Peers& peers, Buffer input, Buffer output, bool reads, bool writes);
   // From now on those of a small operation: nothing is copied here, and peers find nothing.
   void carry(Buffer input, Buffer output, bool reads, bool writes);
+  // Says of a small operation where in an arena its input lies, if it does.
+  void locate_input(const Peers& peers);
   // Of a pipelined one: a block of so many bytes for its pipeline, on which everybody works.
   [[nodiscard]] static Staged pipelined(const Peers& peers, Buffer tensor, std::size_t bytes);
   Staged(Staged&& other) noexcept { *this = std::move(other); }
@@ -42,6 +44,16 @@ class Staged {
   // Peers touch memory that is not the arena's.
   [[nodiscard]] bool is_private() const {
     return input_location_.is_private || output_location_.is_private;
+  }
+
+  // The caller's own output, where peers write to it.
+  [[nodiscard]] Buffer exposed() const {
+    return output_location_.is_somewhere() && output_block_ == nullptr ? output_ : Buffer();
+  }
+  // It lies in memory that ranks share: another one's arena, or a block that several hold.
+  [[nodiscard]] bool is_shared(const Peers& peers) const {
+    return !output_location_.is_private &&
+           (output_location_.rank != peers.rank() || peers.arena()->is_held(output_.data));
   }
 
   // The operation is complete: the output goes where the caller wants it. Not of a pipelined one.

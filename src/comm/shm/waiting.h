@@ -4,10 +4,11 @@
 //   sleeper: sleepers += 1; remember rings; look for work again; if there is none, sleep while
 //            rings is unchanged
 //   ringer:  change something; if sleepers != 0: rings += 1, wake all
-// All four accesses, and those that change and look, are sequentially consistent. So either the
-// ringer sees the sleeper, or the sleeper's look comes after the change and sees it. A ring between
-// the look and the sleep has changed `rings`, and the futex does not sleep. Without sleepers a ring
-// is one load and no system call.
+// All four accesses are sequentially consistent. So is the change, or a fence stands between it and
+// the ring; and a fence stands between the sleeper's count and its look, whose accesses may then be
+// weaker. So either the ringer sees the sleeper, or the sleeper's look comes after the change and
+// sees it. A ring between the look and the sleep has changed `rings`, and the futex does not sleep.
+// Without sleepers a ring is one load and no system call.
 #pragma once
 
 #include "comm/shm/control.h"
@@ -34,6 +35,7 @@ template <typename Look>
 void sleep_until_rung(Doorbell& bell, Duration most, Look&& look) {
   bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
   auto rings = bell.rings.load(std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   if (!look()) sys::futex_wait(bell.rings, rings, most);
   bell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }

@@ -82,12 +82,14 @@ class WatchCore {
   bool has_ended_ = false;
 };
 
+// The watch's look() takes the same mutex: one that finds the call in the ledger finds it open,
+// too, and one that does not has cleared dirty_ before something_was_posted() reads it.
 void Member::note(const PostedCall& call) {
+  open_.fetch_add(1, std::memory_order_relaxed);
   {
     std::lock_guard lock(mutex_);
     ledger_.note(route_of(call.collective, call.root, rank_), call);
   }
-  open_.fetch_add(1, std::memory_order_relaxed);
   core_.something_was_posted();
 }
 

@@ -209,19 +209,28 @@ void Residency::before_write() {
   std::lock_guard lock(mutex_);
   for (const auto& unit : units_)
     if (unit->arriving()) unit->finish_gather();
-  wait_for_readers();
+  bool any_present = std::ranges::any_of(units_, [](const auto& unit) { return unit->present(); });
+  wait_for_readers(any_present);
 }
 
 void Residency::before_slice_write(std::size_t unit) {
   std::lock_guard lock(mutex_);
   if (units_[unit]->arriving()) units_[unit]->finish_gather();
-  wait_for_readers();
+  wait_for_readers(units_[unit]->present());
 }
 
-void Residency::wait_for_readers() {
+void Residency::wait_for_readers(bool is_present) {
   if (units_.empty() || !units_.front()->is_node_shared()) return;
-  if (held_ == 0 && !std::exchange(is_read_, false)) return;
+  if (held_ == 0 && !is_read_ && !is_present) return;
   units_.front()->meet_all();
+  is_read_ = false;
+  if (held_ > 0) return;
+  // Who reads from now on gathers again, and so says it before the next write.
+  for (const auto& unit : units_) {
+    if (unit->arriving()) unit->finish_gather();
+    if (unit->present() && unit->pins == 0) release(*unit);
+    is_read_ = is_read_ || unit->present();
+  }
 }
 
 void Residency::hold_all() {

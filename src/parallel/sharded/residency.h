@@ -12,9 +12,10 @@
 // Node-shared storage: a rank's update of its shard is at once what all ranks read, so it has to
 // wait until none of them reads the values before. That is known at the end of a reduced
 // backward(), where all ranks meet. If a unit was gathered since (an evaluation between backward()
-// and step()), or unsharded() is open, all ranks meet before the first write to a shard. Nothing is
-// ever gathered ahead across a step that somebody reads: what is outdated is gathered again. Writes
-// to whole parameters go to copies.
+// and step()), or unsharded() is open, all ranks meet before the first write to a shard. There
+// every unit is released, so that an evaluation between the steps of two optimizers gathers again,
+// and the ranks meet before the second one, too. Nothing is ever gathered ahead across a step that
+// somebody reads: what is outdated is gathered again. Writes to whole parameters go to copies.
 //
 // What is posted depends on nothing but the sequence of uses, so it is the same on all ranks that
 // use units in the same order.
@@ -84,7 +85,7 @@ class Residency {
   void record(int unit);
   void leave_others(int unit);
   void before_slice_write(std::size_t unit);
-  void wait_for_readers();
+  void wait_for_readers(bool is_present);
   void forget_write();
   void release(Unit& unit);
   void drop_all();

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -79,6 +80,98 @@ TEST(Carried, OperationsAndLargeOnesKeepTheirOrder) {
       run(group, barrier_call());
     }
   });
+}
+
+// Memory that all ranks share, in the arena of rank 0.
+struct SharedFloats {
+  static constexpr std::size_t count = 32;
+  SharedFloats(Endpoint& endpoint, std::atomic<std::size_t>& offset) {
+    if (endpoint.peers().rank() == 0) {
+      auto* block = endpoint.arena()->allocate(count * sizeof(float));
+      offset = static_cast<std::size_t>(block - endpoint.peers().base(0));
+    }
+    while (offset == 0) std::this_thread::sleep_for(1ms);
+    first = reinterpret_cast<float*>(endpoint.peers().base(0) + offset);
+  }
+  struct Part {
+    float* first;
+    std::size_t length;
+    float* data() { return first; }
+    [[nodiscard]] std::size_t size() const { return length; }
+  };
+  Part all() { return {first, count}; }
+  Part half(int i) { return {first + count / 2 * static_cast<std::size_t>(i), count / 2}; }
+
+  float* first = nullptr;
+};
+
+// Rank 0 writes again as soon as its own wait() has returned; rank 1 has posted and looks later.
+TEST(Carried, WhatLiesAtItsPlaceInSharedMemoryIsNotMoved) {
+  for (auto collective : {Collective::all_gather, Collective::broadcast}) {
+    std::atomic<std::size_t> offset{0};
+    std::atomic<bool> posted{false};
+    std::atomic<bool> written{false};
+    run_as_rank_threads(2, [&](Endpoint& endpoint) {
+      Group& group = endpoint.world();
+      SharedFloats shared(endpoint, offset);
+      auto all = shared.all();
+      auto mine = shared.half(group.rank());
+      if (group.rank() == 0) std::fill_n(shared.first, SharedFloats::count, 1.0F);
+      run(group, barrier_call());
+      auto& input = collective == Collective::all_gather ? mine : all;
+      auto posting = call(collective, input, all);
+      if (group.rank() == 0) {
+        while (!posted) std::this_thread::sleep_for(1ms);
+        run(group, std::move(posting));
+        std::fill_n(shared.first, SharedFloats::count / 2, 2.0F);
+        written = true;
+      } else {
+        auto ticket = post(group, std::move(posting));
+        posted = true;
+        while (!written) std::this_thread::sleep_for(1ms);
+        group.wait(ticket);
+      }
+      EXPECT_EQ(shared.first[0], 2);
+      EXPECT_EQ(shared.first[SharedFloats::count / 2 - 1], 2);
+      run(group, barrier_call());
+    });
+  }
+}
+
+// Rank 1 posts and then blocks outside of the library: its watcher carries the gather out for it
+// before the barrier is complete anywhere.
+TEST(Carried, ABarrierComesAfterWhatSmallOperationsWriteToSharedMemory) {
+  for (bool polls : {false, true}) {
+    std::atomic<std::size_t> offset{0};
+    std::atomic<bool> posted{false};
+    std::atomic<bool> written{false};
+    run_as_rank_threads(2, [&](Endpoint& endpoint) {
+      Group& group = endpoint.world();
+      SharedFloats shared(endpoint, offset);
+      auto all = shared.all();
+      std::vector<float> values(SharedFloats::count / 2, 1);
+      if (group.rank() == 0) {
+        while (!posted) std::this_thread::sleep_for(1ms);
+      }
+      auto gather = post(group, call(Collective::all_gather, values, all));
+      auto barrier = post(group, barrier_call());
+      posted = true;
+      if (group.rank() == 0) {
+        while (polls && !group.done(barrier)) std::this_thread::yield();
+        group.wait(barrier);
+        EXPECT_EQ(shared.first[SharedFloats::count - 1], 1);
+        std::fill_n(shared.first, SharedFloats::count, 2.0F);
+        written = true;
+      } else {
+        while (!written) std::this_thread::sleep_for(1ms);
+      }
+      group.wait(gather);
+      group.wait(barrier);
+      EXPECT_EQ(shared.first[0], 2);
+      EXPECT_EQ(shared.first[SharedFloats::count - 1], 2);
+      run(group, barrier_call());
+    });
+  }
 }
 
 TEST(Carried, PostsSayWhoNeverLooked) {

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <random>
 #include <thread>
@@ -35,6 +37,30 @@ TEST(Posting, NeedsNoLaterAttention) {
     EXPECT_EQ(values.back(), 3);
     run(group, barrier_call());
   });
+}
+
+// As processes on one core: without a helper thread nobody but the poller works.
+TEST(Posting, ComesTrueForARankThatOnlyPolls) {
+  TemporaryFolder folder;
+  auto body = on_endpoint(folder, 2, [](Endpoint& endpoint) {
+    Group& group = endpoint.world();
+    ArenaArray<float> values(endpoint, 1 << 18);
+    std::fill_n(values.data(), values.size(), 1.0F);
+    if (group.rank() == 0) std::this_thread::sleep_for(100ms);
+    auto ticket = post(group, call(Collective::all_reduce, values, values));
+    if (group.rank() == 1) {
+      std::this_thread::sleep_for(2s);  // computes
+    } else {
+      auto end = Clock::now() + 1s;
+      while (!group.done(ticket) && Clock::now() < end) std::this_thread::sleep_for(1ms);
+      EXPECT_TRUE(group.done(ticket));
+    }
+    group.wait(ticket);
+    EXPECT_EQ(values[0], 2);
+    EXPECT_EQ(values[values.size() - 1], 2);
+    run(group, barrier_call());
+  });
+  expect_ranks(2, on_one_core(body));
 }
 
 TEST(Posting, LetsTwoGroupsBeWaitedForInOppositeOrder) {
@@ -154,6 +180,37 @@ TEST(Posting, WorksInOverlappingGroups) {
 
 // Thousands of operations of random kind, size and memory, with random pauses: the ring goes round
 // many times, and each result is compared with its definition.
+// One thread copies large tensors into pipelines while another one, in a group of its own, looks at
+// what is under way in all: for ThreadSanitizer.
+TEST(Posting, IsFedWhileAnotherThreadMakesProgress) {
+  auto options = small_options();
+  options.share_private_memory = false;
+  run_as_rank_threads(
+      2,
+      [](Endpoint& endpoint) {
+        Group& large = endpoint.make_group("large", {0, 1});
+        Group& small = endpoint.make_group("small", {0, 1});
+        std::atomic<bool> is_over{false};
+        std::thread looks([&] {
+          for (std::vector<float> over{0}; over[0] == 0;) {
+            over[0] = is_over ? 1 : 0;
+            run(small, call(Collective::all_reduce, over, over, 0, Op::min));
+          }
+        });
+        auto values = constant(2 << 20, 1);
+        for (int round = 0; round < 10; ++round) {
+          if ((round + large.rank()) % 2 != 0) std::this_thread::sleep_for(3ms);
+          run(large, call(Collective::all_reduce, values, values));
+          ASSERT_EQ(values.front(), static_cast<float>(2 << round));
+          ASSERT_EQ(values.back(), static_cast<float>(2 << round));
+        }
+        is_over = true;
+        looks.join();
+        run(endpoint.world(), barrier_call());
+      },
+      options);
+}
+
 TEST(Posting, SurvivesManyRoundsOfTheRing) {
   for (int size : {2, 3, 5}) {
     run_as_rank_threads(size, [](Endpoint& endpoint) {

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <thread>
 
-#include <sched.h>
 #include <unistd.h>
 
 namespace lockstep::test {
@@ -33,17 +32,6 @@ void expect_quiet(Endpoint& endpoint, std::size_t count) {
   bool quiet = asked.system_calls == 0 && asked.allocations == 0;
   // The thread cannot print any more; its exit code says what went wrong.
   _exit(quiet ? 0 : asked.system_calls > 0 ? 100 + asked.first_call % 100 : 2);
-}
-
-// On one core, so that no process has a helper thread: those are woken for large operations.
-RankBody on_one_core(RankBody body) {
-  return [body = std::move(body)](int rank) {
-    cpu_set_t core;
-    CPU_ZERO(&core);
-    CPU_SET(sched_getcpu(), &core);
-    sched_setaffinity(0, sizeof core, &core);
-    body(rank);
-  };
 }
 
 struct OrdinaryArray : std::vector<float> {

@@ -18,6 +18,8 @@
 #include <type_traits>
 #include <vector>
 
+#include <sched.h>
+
 namespace lockstep::test {
 
 using shm::Endpoint;
@@ -76,6 +78,17 @@ inline RankBody on_endpoint(const TemporaryFolder& folder, int count, RankOnEndp
   return [path = folder.path(), count, body = std::move(body), options](int rank) {
     Endpoint endpoint(std::make_shared<FileStore>(path / "store"), rank, count, options);
     body(endpoint);
+  };
+}
+
+// On one core, so that no process has a helper thread: those are woken for large operations.
+inline RankBody on_one_core(RankBody body) {
+  return [body = std::move(body)](int rank) {
+    cpu_set_t core;
+    CPU_ZERO(&core);
+    CPU_SET(sched_getcpu(), &core);
+    sched_setaffinity(0, sizeof core, &core);
+    body(rank);
   };
 }
 

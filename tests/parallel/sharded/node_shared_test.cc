@@ -140,6 +140,33 @@ TEST_P(NodeSharedRule, AnEvaluationBetweenBackwardAndStepReadsNoHalfUpdatedValue
     });
 }
 
+// One optimizer a unit, and a look at the second unit between their steps.
+TEST_P(NodeSharedRule, ASecondOptimizerWaitsForReadersToo) {
+  run([](Training& training, Group group) {
+    Pair& pair = training.pair;
+    auto step_of = [&](int layer) {
+      torch::NoGradGuard no_grad;
+      auto prefix = std::to_string(layer) + ".";
+      for (const auto& named : pair.sharded->named_parameters())
+        if (named.name.starts_with(prefix)) named.tensor.add_(1);
+      for (const at::Tensor& parameter : pair.plain_layer(layer).parameters()) parameter.add_(1);
+    };
+    for (int batch = 0; batch < 3; ++batch) {
+      training.backward(batch);
+      pair.use();
+      step_of(0);
+      torch::NoGradGuard no_grad;
+      at::Tensor x = values({3, 6}, batch);
+      for (int look = 0; look < 2; ++look) {
+        EXPECT_TRUE(same_bits(pair.layer(1).forward(x), pair.plain_layer(1).forward(x))) << look;
+        if (group.rank() == batch % 2) std::this_thread::sleep_for(20ms);
+      }
+      step_of(1);
+      pair.use();
+    }
+  });
+}
+
 TEST_P(NodeSharedRule, WhoLeavesUnshardedFirstWaitsWithTheUpdate) {
   run([](Training& training, Group group) {
     training.backward(0);
