@@ -36,7 +36,7 @@ static double train(const ls::Group& world, std::optional<torch::ScalarType> dty
   ls::optim::AdamW adamw(sharded.parameters(), torch::optim::AdamWOptions(0.003));
   // Small gradients vanish in float16. Scaled by a power of two they do not; a step in which one
   // overflows is left out, on all ranks, and the scale gets smaller.
-  ls::optim::GradScaler scaler({.enabled = dtype == torch::kFloat16}, sharded.combine());
+  ls::optim::GradScaler scaler({.enabled = dtype == torch::kFloat16});
 
   double sum = 0;
   for (int step = 0; step < 400; ++step) {
