@@ -47,7 +47,7 @@ static double train(const ls::Group& world, std::optional<torch::ScalarType> dty
     torch::Tensor output = model->forward(x.to(dtype.value_or(torch::kFloat32)));
     torch::Tensor loss = torch::mse_loss(output.to(torch::kFloat32), target);
     scaler.scale(loss).backward();
-    scaler.step(adamw);  // updates the float32 shards
+    scaler.step(adamw, {.clip_norm = 10});  // unscales, clips and updates the float32 shards
     scaler.update();
     if (step >= 350) sum += loss.item<double>() / 50;
   }

@@ -27,19 +27,17 @@ at::Tensor Adam::step(LossClosure closure) {
 void Adam::update(const ElementTreatment& treatment) {
   bytes_moved_ = 0;
   step_adam<AdamState, AdamParamState, AdamOptions>(param_groups_, state_,
-                                                       {.update = update_,
-                                                        .treatment = treatment,
-                                                        .optimizer = "Adam",
-                                                        .bytes_moved = &bytes_moved_},
-                                                       /*decoupled=*/false);
+                                                    {.update = update_,
+                                                     .treatment = treatment,
+                                                     .optimizer = "Adam",
+                                                     .bytes_moved = &bytes_moved_},
+                                                    /*decoupled=*/false);
 }
 
 void Adam::load(torch::serialize::InputArchive& archive) {
   torch::optim::serialize<AdamState, AdamOptions>(archive, *this);
 }
 
-std::vector<at::Tensor> Adam::treated_parameters() const {
-  return parameters_of(param_groups_);
-}
+std::vector<at::Tensor> Adam::treated_parameters() const { return parameters_of(param_groups_); }
 
 }  // namespace lockstep::optim

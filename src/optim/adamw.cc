@@ -38,8 +38,6 @@ void AdamW::load(torch::serialize::InputArchive& archive) {
   torch::optim::serialize<AdamWState, AdamWOptions>(archive, *this);
 }
 
-std::vector<at::Tensor> AdamW::treated_parameters() const {
-  return parameters_of(param_groups_);
-}
+std::vector<at::Tensor> AdamW::treated_parameters() const { return parameters_of(param_groups_); }
 
 }  // namespace lockstep::optim

@@ -98,7 +98,7 @@ at::Tensor stored_values(const at::Tensor& gradient) {
 double widened_part(const at::Tensor& gradient, const ElementTreatment& treatment,
                     double norm_type) {
   at::Tensor values = stored_values(gradient);
-  if (values.numel() == 0) return 0;
+  if (values.numel() == 0) return 0;  // sparse
   values = (values.is_complex() ? values.abs().to(at::kDouble) : values.to(at::kDouble).abs()) *
            treatment.factor;
   if (std::isfinite(treatment.limit)) values.clamp_max_(treatment.limit);
@@ -162,7 +162,8 @@ bool is_finite(const at::Tensor& gradient) {
 
 double norm_part(const at::Tensor& gradient, const ElementTreatment& treatment, double norm_type) {
   if (norm_type != 2 || !cheap_source_of(gradient)) bring(gradient);
-  if (norm_type == 2 && is_scanned_here(gradient) && gradient.numel() > 0)
+  if (gradient.numel() == 0) return 0;
+  if (norm_type == 2 && is_scanned_here(gradient))
     return scanned_sum_of_squares(gradient, treatment);
   return widened_part(gradient, treatment, norm_type);
 }
@@ -178,8 +179,8 @@ double treated_norm(std::span<const at::Tensor> parameters, const ElementTreatme
     ++tensors;
     if (norm_type > 0)
       parts.add(parameter, norm_part(parameter.grad(), treatment, norm_type));
-    else
-      bring(parameter.grad());
+    else if (!shard::source_of(parameter.grad()))
+      bring(parameter.grad());  // refuses where there is no gradient yet
   }
   return norm_type == 0 ? tensors : norm_of(parts.of_all_ranks(), norm_type);
 }

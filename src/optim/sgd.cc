@@ -59,10 +59,8 @@ at::Tensor SGD::step(LossClosure closure) {
 void SGD::update(const ElementTreatment& treatment) {
   at::NoGradGuard no_grad;
   bytes_moved_ = 0;
-  GroupStep step{.update = update_,
-                 .treatment = treatment,
-                 .optimizer = "SGD",
-                 .bytes_moved = &bytes_moved_};
+  GroupStep step{
+      .update = update_, .treatment = treatment, .optimizer = "SGD", .bytes_moved = &bytes_moved_};
   std::vector<std::vector<Slot>> all;
   for (const auto& group : param_groups_) {
     step.group = static_cast<std::int64_t>(all.size());

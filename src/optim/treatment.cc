@@ -36,11 +36,10 @@ TreatedStep TreatsGradients::step_treated(const StepTreatment& treatment) {
   of_elements.scale(treatment.scale);
   if (treatment.clip_value) of_elements.clamp(*treatment.clip_value);
   TreatedStep done;
-  if (treatment.clip_norm)
-    done.norm = treated_norm(parameters, of_elements, treatment.norm_type);
+  if (treatment.clip_norm) done.norm = treated_norm(parameters, of_elements, treatment.norm_type);
   // A norm that is finite has seen to it, unless what is infinite was cut off before.
-  bool is_seen = !treatment.clip_value && treatment.norm_type > 0 && done.norm &&
-                 std::isfinite(*done.norm);
+  bool is_seen =
+      !treatment.clip_value && treatment.norm_type > 0 && done.norm && std::isfinite(*done.norm);
   if (treatment.skip_if_not_finite) done.stepped = is_seen || all_finite(parameters);
   if (!done.stepped) return done;
   if (treatment.clip_norm) of_elements.scale(clip_factor(*done.norm, *treatment.clip_norm));
@@ -57,8 +56,7 @@ void TreatsGradients::clip_values(double largest) {
 }
 
 TreatedStep step_treated(torch::optim::Optimizer& optimizer, const StepTreatment& treatment) {
-  if (auto* ours = dynamic_cast<TreatsGradients*>(&optimizer))
-    return ours->step_treated(treatment);
+  if (auto* ours = dynamic_cast<TreatsGradients*>(&optimizer)) return ours->step_treated(treatment);
   check_treatment(treatment);
   std::vector<at::Tensor> parameters = parameters_of(optimizer.param_groups());
   TreatedStep done;

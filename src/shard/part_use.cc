@@ -28,14 +28,39 @@ bool is_pointwise(const c10::OperatorHandle& operation) {
 // What LibTorch does not call pointwise and treats elements apart all the same, or reads none.
 // allclose() beside equal(), which it does: both compare what this rank has.
 bool is_known(std::string_view name) {
-  static const std::unordered_set<std::string_view> names = {
-      "copy_",          "_to_copy",          "fill_",        "zero_",          "detach",
-      "detach_",        "alias",             "set_",         "masked_fill_",   "copysign_",
-      "empty_like",     "zeros_like",        "ones_like",    "full_like",      "new_empty",
-      "new_zeros",      "new_ones",          "new_full",     "new_empty_strided",
-      "_fused_sgd_",    "_fused_adam_",      "_fused_adamw_", "_fused_adagrad_",
-      "allclose",       "isclose",           "is_pinned",    "_pin_memory",    "record_stream",
-      "view_as_real",   "view_as_complex",   "_conj",        "contiguous",     "reshape"};
+  static const std::unordered_set<std::string_view> names = {"copy_",
+                                                             "_to_copy",
+                                                             "fill_",
+                                                             "zero_",
+                                                             "detach",
+                                                             "detach_",
+                                                             "alias",
+                                                             "set_",
+                                                             "masked_fill_",
+                                                             "copysign_",
+                                                             "empty_like",
+                                                             "zeros_like",
+                                                             "ones_like",
+                                                             "full_like",
+                                                             "new_empty",
+                                                             "new_zeros",
+                                                             "new_ones",
+                                                             "new_full",
+                                                             "new_empty_strided",
+                                                             "_fused_sgd_",
+                                                             "_fused_adam_",
+                                                             "_fused_adamw_",
+                                                             "_fused_adagrad_",
+                                                             "allclose",
+                                                             "isclose",
+                                                             "is_pinned",
+                                                             "_pin_memory",
+                                                             "record_stream",
+                                                             "view_as_real",
+                                                             "view_as_complex",
+                                                             "_conj",
+                                                             "contiguous",
+                                                             "reshape"};
   return names.contains(name) || (name.starts_with("_foreach_") && name.ends_with('_'));
 }
 
@@ -47,8 +72,7 @@ bool gives_parts(const c10::OperatorHandle& operation) {
 
 [[noreturn]] void refuse(const c10::OperatorHandle& operation, const c10::TensorImpl& tensor,
                          const PartPlace& place) {
-  const Part& part =
-      place.parts->at(place.first + tensor.storage_offset(), tensor.numel());
+  const Part& part = place.parts->at(place.first + tensor.storage_offset(), tensor.numel());
   throw InvalidArgument(formatted(
       "{}: {} is divided over {} ranks, and this operation would only use the elements {}..{} that "
       "are here, so that every rank gets another result; clip and take norms with the handle's "

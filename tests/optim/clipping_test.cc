@@ -98,8 +98,7 @@ TEST(Clipping, NormsAreTakenInDoubleForEveryOrderDtypeAndLayout) {
       at::Tensor holes = torch::full({30, 90}, size).to(dtype).slice(1, 0, 90, 3);
       for (double norm_type : {0.5, 1.0, 2.0, 3.0, no_limit}) {
         double one = dense[0][0].item<double>();
-        double expected =
-            norm_type == no_limit ? one : one * std::pow(900.0, 1 / norm_type);
+        double expected = norm_type == no_limit ? one : one * std::pow(900.0, 1 / norm_type);
         for (const at::Tensor& gradient : {dense, holes})
           for (double factor : {1.0, 1000.0, 1.0 / 65536})
             EXPECT_NEAR(treated_norm({{with_gradient(gradient)}}, {.factor = factor}, norm_type),

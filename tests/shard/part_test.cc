@@ -25,8 +25,8 @@ namespace {
 std::vector<at::Tensor> three_parts(Group group, TriggerKind kind = TriggerKind::automatic) {
   auto division = std::make_shared<Division>(std::move(group));
   auto parts = std::make_shared<Parts>(
-      division, std::vector<Part>{{"a", {2, 6}, {6, 12}, 0}, {"b", {5}, {5, 5}, 6},
-                                  {"c", {40}, {0, 10}, 6}});
+      division,
+      std::vector<Part>{{"a", {2, 6}, {6, 12}, 0}, {"b", {5}, {5, 5}, 6}, {"c", {40}, {0, 10}, 6}});
   at::Tensor memory = at::arange(16, at::kFloat) + 1;
   std::vector<at::Tensor> tensors;
   for (auto [offset, count] : {std::pair{0, 6}, {6, 0}, {6, 10}})
@@ -57,12 +57,27 @@ const std::map<std::string, Action>& mixing() {
       {"min along", [](auto& t) { (void)t.min(0); }},
       {"dot", [](auto& t) { (void)at::dot(t, t); }},
       {"outer", [](auto& t) { (void)at::outer(t, t); }},
-      {"a product by broadcasting", [](auto& t) { (void)(t.view({-1, 1}) * t); }},
+      {"a product by broadcasting",
+       [](auto& t) {
+         (void)(t.view({-1, 1}) * t);
+       }},
       {"one element with all", [](auto& t) { (void)t.add(t[0]); }},
-      {"mm", [](auto& t) { (void)at::mm(t.view({1, -1}), t.view({-1, 1})); }},
-      {"matmul of a view", [](auto& t) { (void)at::matmul(t.view({2, -1}).t(), t.view({2, -1})); }},
-      {"cat", [](auto& t) { (void)at::cat({t, t}); }},
-      {"stack", [](auto& t) { (void)at::stack({at::ones_like(t), t}); }},
+      {"mm",
+       [](auto& t) {
+         (void)at::mm(t.view({1, -1}), t.view({-1, 1}));
+       }},
+      {"matmul of a view",
+       [](auto& t) {
+         (void)at::matmul(t.view({2, -1}).t(), t.view({2, -1}));
+       }},
+      {"cat",
+       [](auto& t) {
+         (void)at::cat({t, t});
+       }},
+      {"stack",
+       [](auto& t) {
+         (void)at::stack({at::ones_like(t), t});
+       }},
       {"sort", [](auto& t) { (void)t.sort(); }},
       {"cumsum", [](auto& t) { (void)t.cumsum(0); }},
       {"std", [](auto& t) { (void)t.std(); }},
@@ -77,9 +92,7 @@ const std::map<std::string, Action>& mixing() {
       {"a chain", [](auto& t) { (void)(t.square().add(1).sqrt() / 2 - t).to(at::kHalf).mean(); }},
       {"a view of a product", [](auto& t) { (void)(2 * t).narrow(0, 1, 2).sum(); }},
       {"the other operand", [](auto& t) { (void)at::where(t > 0, at::ones_like(t), t).sum(); }},
-      {"what has a gradient", [](auto& t) {
-         (void)(t.detach().requires_grad_() * 3).sum();
-       }}};
+      {"what has a gradient", [](auto& t) { (void)(t.detach().requires_grad_() * 3).sum(); }}};
   return actions;
 }
 

@@ -11,10 +11,10 @@
 // is collective over these ranks. One call may take slices of several handles and parameters that
 // every rank has whole: each is counted once.
 //
-// Norms are computed in float64, whatever the gradients' dtype is; torch's are summed in that dtype,
-// and differ by its rounding. Parts of ranks are added in the group's order: with another number of
-// ranks the last bits of a float64 may differ, and the factor, which is float32 where gradients are,
-// hardly ever.
+// Norms are computed in float64, whatever the gradients' dtype is; torch's are summed in that
+// dtype, and differ by its rounding. Parts of ranks are added in the group's order: with another
+// number of ranks the last bits of a float64 may differ, and the factor, which is float32 where
+// gradients are, hardly ever.
 #pragma once
 
 #include <ATen/core/Tensor.h>

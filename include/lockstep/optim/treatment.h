@@ -21,11 +21,11 @@ namespace lockstep::optim {
 
 // What is done to gradients, in this order.
 struct StepTreatment {
-  double scale = 1;                   // they are multiplied by it; positive
-  std::optional<double> clip_value;   // each element is cut off at it and at its negative
-  std::optional<double> clip_norm;    // all are multiplied by clip_factor() of their norm
-  double norm_type = 2;               // of that norm
-  bool skip_if_not_finite = false;    // no update when an element is infinite or NaN
+  double scale = 1;                  // they are multiplied by it; positive
+  std::optional<double> clip_value;  // each element is cut off at it and at its negative
+  std::optional<double> clip_norm;   // all are multiplied by clip_factor() of their norm
+  double norm_type = 2;              // of that norm
+  bool skip_if_not_finite = false;   // no update when an element is infinite or NaN
 };
 
 struct TreatedStep {

@@ -9,8 +9,9 @@
 // ranks hold the others, and reads values through values_of().
 //
 // The record belongs to the storage, so views, detach() and data() keep it, and so do copies of the
-// tensor in an optimizer's groups. It is lost where values are written into another tensor (copy_(),
-// add_() to an optimizer's state) and by clone(), which is the way to look at a part on purpose.
+// tensor in an optimizer's groups. It is lost where values are written into another tensor
+// (copy_(), add_() to an optimizer's state) and by clone(), the way to look at a part on purpose.
+// What depends on a part's sizes or data_ptr() is not seen either.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -69,12 +70,12 @@ class Parts {
 // Local, any thread. Null when `tensor` is not a part.
 [[nodiscard]] std::shared_ptr<const Parts> parts_of(const at::Tensor& tensor);
 
-// `values`, whose memory is kept, as a part: the one at `offset` of `parts`. `key` is the trigger's.
+// `values`, whose memory is kept, as a part: that at `offset` of `parts`. `key` is the trigger's.
 [[nodiscard]] at::Tensor as_part(const at::Tensor& values, std::shared_ptr<const Parts> parts,
                                  std::int64_t offset, c10::DispatchKey key);
 
-// An ordinary tensor on the memory of a part, which must be there: operations do not know that it is
-// one. Other tensors come back as they are.
+// An ordinary tensor on the memory of a part, which must be there: operations do not know that it
+// is one. Other tensors come back as they are.
 [[nodiscard]] at::Tensor values_of(const at::Tensor& tensor);
 
 }  // namespace lockstep::shard

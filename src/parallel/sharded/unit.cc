@@ -147,7 +147,9 @@ void Unit::make_slices() {
     const shard::FlatEntry& entry = layout_.entry(slice.entry);
     parts.push_back({entry.name, entry.sizes, slice.of_tensor, slice.offset});
   }
-  parts_ = std::make_shared<shard::Parts>(settings_.division, std::move(parts));
+  auto division = settings_.division;
+  if (!division) division = std::make_shared<shard::Division>(group_);
+  parts_ = std::make_shared<shard::Parts>(std::move(division), std::move(parts));
   shard::LazyStorage storage(static_cast<std::int64_t>(shard_.nbytes()), shard_device(), writes_,
                              settings_.key, "", nullptr, {parts_});
   storage.attach(shard_);

@@ -48,7 +48,8 @@ struct UnitSettings {
   c10::DispatchKey key = c10::DispatchKey::Undefined;
   std::shared_ptr<Offload> offload;  // null: shards are where the parameters are
   std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
-  std::shared_ptr<shard::Division> division;  // the ranks that hold the other parts
+  // The ranks that hold the other parts, one for all units; null: those of the unit's group.
+  std::shared_ptr<shard::Division> division;
 };
 
 class Unit {

@@ -201,8 +201,7 @@ at::Tensor UnitGradients::home_of(int i) {
   if (latest_) return latest_->slice(slice.offset, length);
   open_home();
   if (!averages_stay())
-    averages_.narrow(0, slice.offset, length)
-        .copy_(own_part().narrow(0, slice.offset, length));
+    averages_.narrow(0, slice.offset, length).copy_(own_part().narrow(0, slice.offset, length));
   return home_storage_->place(unit_.layout().dtype(), slice.offset, {length}, {1});
 }
 

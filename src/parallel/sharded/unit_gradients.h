@@ -108,7 +108,7 @@ class UnitGradients {
   at::Tensor flat_;                           // undefined while there is none
   at::Tensor averages_;                       // of the shard; undefined where they are in flat_
   std::optional<shard::LazyStorage> home_storage_;  // on the memory of averages that stay
-  bool filling_ = false;                      // flat_ holds gradients that publish() has not seen
+  bool filling_ = false;  // flat_ holds gradients that publish() has not seen
   Work work_;
 };
 
