@@ -36,7 +36,7 @@ static double train(const ls::Group& world, std::optional<torch::ScalarType> dty
   ls::optim::AdamW adamw(sharded.parameters(), torch::optim::AdamWOptions(0.003));
   // Small gradients vanish in float16. Scaled by a power of two they do not; a step in which one
   // overflows is left out, on all ranks, and the scale gets smaller.
-  ls::optim::GradScaler scaler({.enabled = dtype == torch::kFloat16}, sharded.combine());
+  ls::optim::GradScaler scaler({.enabled = dtype == torch::kFloat16});
 
   double sum = 0;
   for (int step = 0; step < 400; ++step) {
@@ -47,7 +47,7 @@ static double train(const ls::Group& world, std::optional<torch::ScalarType> dty
     torch::Tensor output = model->forward(x.to(dtype.value_or(torch::kFloat32)));
     torch::Tensor loss = torch::mse_loss(output.to(torch::kFloat32), target);
     scaler.scale(loss).backward();
-    scaler.step(adamw);  // updates the float32 shards
+    scaler.step(adamw, {.clip_norm = 10});  // unscales, clips and updates the float32 shards
     scaler.update();
     if (step >= 350) sum += loss.item<double>() / 50;
   }

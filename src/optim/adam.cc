@@ -20,19 +20,24 @@ Adam::Adam(std::vector<at::Tensor> parameters, AdamOptions defaults, UpdateOptio
 
 at::Tensor Adam::step(LossClosure closure) {
   at::Tensor loss = loss_of(closure);
+  update({});
+  return loss;
+}
+
+void Adam::update(const ElementTreatment& treatment) {
+  bytes_moved_ = 0;
   step_adam<AdamState, AdamParamState, AdamOptions>(param_groups_, state_,
                                                     {.update = update_,
-                                                     .treatment = take_treatment(),
+                                                     .treatment = treatment,
                                                      .optimizer = "Adam",
                                                      .bytes_moved = &bytes_moved_},
                                                     /*decoupled=*/false);
-  return loss;
 }
 
 void Adam::load(torch::serialize::InputArchive& archive) {
   torch::optim::serialize<AdamState, AdamOptions>(archive, *this);
 }
 
-std::vector<at::Tensor> Adam::gradients() const { return gradients_of(param_groups_); }
+std::vector<at::Tensor> Adam::treated_parameters() const { return parameters_of(param_groups_); }
 
 }  // namespace lockstep::optim

@@ -39,10 +39,12 @@ struct AdamLanes {
         new2(hn::Set(FloatTag(), c.new2)),
         unbias(hn::Set(FloatTag(), c.unbias)),
         eps(hn::Set(FloatTag(), c.eps)),
-        step_size(hn::Set(FloatTag(), c.step_size)) {}
+        step_size(hn::Set(FloatTag(), c.step_size)),
+        decays(c.decay != 0) {}
 
   TreatmentLanes treatment;
   Floats decay, kept, beta1, new1, beta2, new2, unbias, eps, step_size;
+  bool decays;  // 0 * w is NaN where w is infinite
 };
 
 // How m and v lie in memory.
@@ -98,7 +100,10 @@ HWY_INLINE void update_lanes(const AdamLanes& c, const typename Kind::Kept& kept
   prefetch_ahead(at.square);
   if constexpr (Kind::amsgrad) prefetch_ahead(at.greatest_square);
   Floats w = hn::LoadU(tag, at.parameter), g = hn::LoadU(tag, at.gradient);
-  if constexpr (Kind::treated) g = hn::MulAdd(w, c.decay, c.treatment(g));
+  if constexpr (Kind::treated) {
+    g = c.treatment(g);
+    if (c.decays) g = hn::MulAdd(w, c.decay, g);
+  }
   w = hn::Mul(w, c.kept);
   Floats m = hn::MulAdd(g, c.new1, hn::Mul(kept.load(at.average), c.beta1));
   Floats v = hn::MulAdd(hn::Mul(g, c.new2), g, hn::Mul(kept.load(at.square), c.beta2));

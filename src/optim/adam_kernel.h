@@ -12,7 +12,7 @@ namespace lockstep::optim {
 // torch::optim's (fma: one rounding; every other operation has its own):
 //
 //   g = clamp(g * factor, -limit, limit)
-//   g = fma(w, decay, g)
+//   g = fma(w, decay, g)                            unless decay is 0
 //   w = w * kept
 //   m = fma(g, new1, m * beta1)
 //   v = fma(g * new2, g, v * beta2)

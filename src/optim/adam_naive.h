@@ -25,7 +25,7 @@ void naive_adam(const NaiveAdamConstants<Real>& c, std::span<Real> parameter,
                 std::span<Real> greatest_square) {
   for (std::size_t i = 0; i < parameter.size(); ++i) {
     Real g = std::clamp(gradient[i] * c.factor, -c.limit, c.limit);
-    g = std::fma(parameter[i], c.decay, g);
+    if (c.decay != 0) g = std::fma(parameter[i], c.decay, g);
     Real w = parameter[i] * c.kept;
     average[i] = std::fma(g, c.new1, average[i] * c.beta1);
     Real scaled = g * c.new2;

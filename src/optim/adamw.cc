@@ -20,19 +20,24 @@ AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions defaults, UpdateOp
 
 at::Tensor AdamW::step(LossClosure closure) {
   at::Tensor loss = loss_of(closure);
+  update({});
+  return loss;
+}
+
+void AdamW::update(const ElementTreatment& treatment) {
+  bytes_moved_ = 0;
   step_adam<AdamWState, AdamWParamState, AdamWOptions>(param_groups_, state_,
                                                        {.update = update_,
-                                                        .treatment = take_treatment(),
+                                                        .treatment = treatment,
                                                         .optimizer = "AdamW",
                                                         .bytes_moved = &bytes_moved_},
                                                        /*decoupled=*/true);
-  return loss;
 }
 
 void AdamW::load(torch::serialize::InputArchive& archive) {
   torch::optim::serialize<AdamWState, AdamWOptions>(archive, *this);
 }
 
-std::vector<at::Tensor> AdamW::gradients() const { return gradients_of(param_groups_); }
+std::vector<at::Tensor> AdamW::treated_parameters() const { return parameters_of(param_groups_); }
 
 }  // namespace lockstep::optim

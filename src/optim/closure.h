@@ -1,9 +1,13 @@
-// What the three optimizers do alike around their updates.
+// What all optimizers do alike around their updates.
 #pragma once
+
+#include <lockstep/base/check.h>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/optim/optimizer.h>
 
+#include <cstddef>
+#include <span>
 #include <vector>
 
 namespace lockstep::optim {
@@ -15,14 +19,30 @@ namespace lockstep::optim {
   return closure();
 }
 
-// The gradients that are defined.
-[[nodiscard]] inline std::vector<at::Tensor> gradients_of(
+[[nodiscard]] inline std::vector<at::Tensor> parameters_of(
     const std::vector<torch::optim::OptimizerParamGroup>& groups) {
-  std::vector<at::Tensor> gradients;
+  std::vector<at::Tensor> parameters;
   for (const auto& group : groups)
-    for (const at::Tensor& parameter : group.params())
-      if (parameter.grad().defined()) gradients.push_back(parameter.grad());
-  return gradients;
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  return parameters;
+}
+
+// InvalidArgument where a product would be lost in its own dtype, as PyTorch refuses it.
+inline void check_can_scale(std::span<const at::Tensor> parameters, double factor) {
+  for (std::size_t i = 0; factor < 1 && i < parameters.size(); ++i)
+    check(!parameters[i].grad().defined() || parameters[i].grad().scalar_type() != at::kHalf,
+          "unscaling: the gradient of parameter {} is float16, in which a small one would be lost; "
+          "let scaler.step() of an optimizer of lockstep::optim unscale it, in float32, or keep "
+          "parameters in float32",
+          i);
+}
+
+// In place; nothing is written when the factor is 1.
+inline void multiply_gradients(std::span<const at::Tensor> parameters, double factor) {
+  if (factor == 1) return;
+  at::NoGradGuard no_grad;
+  for (const at::Tensor& parameter : parameters)
+    if (parameter.grad().defined()) parameter.mutable_grad().mul_(factor);
 }
 
 }  // namespace lockstep::optim

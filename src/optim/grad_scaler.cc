@@ -4,14 +4,11 @@
 #include "optim/norm.h"
 
 #include <lockstep/base/check.h>
-#include <lockstep/optim/treatment.h>
 
-#include <ATen/core/grad_mode.h>
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 namespace lockstep::optim {
 namespace {
@@ -30,15 +27,10 @@ void check_options(const GradScalerOptions& options) {
         "GradScaler: expected a growth_interval of at least 1, found {}", options.growth_interval);
 }
 
-void multiply(std::vector<at::Tensor> gradients, double factor) {
-  at::NoGradGuard no_grad;
-  for (at::Tensor& gradient : gradients) gradient.mul_(factor);
-}
-
 }  // namespace
 
-GradScaler::GradScaler(GradScalerOptions options, CombineParts combine)
-    : options_(options), combine_(std::move(combine)), scale_(options.initial_scale) {
+GradScaler::GradScaler(GradScalerOptions options)
+    : options_(options), scale_(options.initial_scale) {
   check_options(options_);
 }
 
@@ -50,31 +42,29 @@ bool GradScaler::unscale(torch::optim::Optimizer& optimizer) {
   if (!options_.enabled) return true;
   check(!seen_.contains(&optimizer),
         "GradScaler: unscale() was already called for this optimizer since the last update()");
-  std::vector<at::Tensor> gradients = gradients_of(optimizer.param_groups());
-  bool finite = std::isfinite(combined_norm(gradients, {}, 2, combine_));
-  if (auto* ours = dynamic_cast<TreatsGradients*>(&optimizer))
-    ours->scale_gradients(1 / scale_);
-  else
-    multiply(std::move(gradients), 1 / scale_);
+  std::vector<at::Tensor> parameters = parameters_of(optimizer.param_groups());
+  check_can_scale(parameters, 1 / scale_);
+  bool finite = all_finite(parameters);
+  multiply_gradients(parameters, 1 / scale_);
   seen_[&optimizer] = {Stage::unscaled, finite};
   return finite;
 }
 
-bool GradScaler::step(torch::optim::Optimizer& optimizer) {
-  if (!options_.enabled) {
-    optimizer.step();
-    return true;
+TreatedStep GradScaler::step(torch::optim::Optimizer& optimizer, StepTreatment treatment) {
+  if (!options_.enabled) return step_treated(optimizer, treatment);
+  auto seen = seen_.find(&optimizer);
+  if (seen == seen_.end()) {
+    treatment.scale /= scale_;
+    treatment.skip_if_not_finite = true;
+    TreatedStep done = step_treated(optimizer, treatment);
+    seen_[&optimizer] = {Stage::stepped, done.stepped};
+    return done;
   }
-  if (!seen_.contains(&optimizer)) (void)unscale(optimizer);
-  Seen& seen = seen_.at(&optimizer);
-  check(seen.stage == Stage::unscaled,
+  check(seen->second.stage == Stage::unscaled,
         "GradScaler: step() was already called for this optimizer since the last update()");
-  seen.stage = Stage::stepped;
-  if (seen.finite)
-    optimizer.step();
-  else if (auto* ours = dynamic_cast<TreatsGradients*>(&optimizer))
-    ours->drop_treatment();
-  return seen.finite;
+  seen->second.stage = Stage::stepped;
+  if (!seen->second.finite) return {.stepped = false};
+  return step_treated(optimizer, treatment);
 }
 
 void GradScaler::update() {

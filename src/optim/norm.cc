@@ -5,10 +5,12 @@
 #include "optim/threads.h"
 
 #include <lockstep/base/check.h>
+#include <lockstep/shard/part.h>
 #include <lockstep/shard/value_source.h>
 
 #include <ATen/ops/abs.h>
 #include <ATen/ops/clamp.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/max.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sum.h>
@@ -34,13 +36,13 @@ bool is_scanned_here(const at::Tensor& gradient) {
          (dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16);
 }
 
-double sum_of_floats(const float* gradient, std::int64_t count, const Treatment& treatment) {
+double sum_of_floats(const float* gradient, std::int64_t count, const ElementTreatment& treatment) {
   return sum_of_squares(gradient, count, static_cast<float>(treatment.factor),
                         static_cast<float>(treatment.limit));
 }
 
 double sum_of_16_bits(const at::Tensor& gradient, std::int64_t begin, std::int64_t end,
-                      const Treatment& treatment) {
+                      const ElementTreatment& treatment) {
   std::array<float, 1024> buffer;
   auto* bits = static_cast<const std::uint16_t*>(gradient.const_data_ptr());
   double sum = 0;
@@ -63,14 +65,14 @@ std::shared_ptr<shard::ValueSource> cheap_source_of(const at::Tensor& gradient) 
 
 // Of float32 gradients that are not in memory; the sums are those of memory.
 double sum_of_source(const shard::ValueSource& source, std::int64_t begin, std::int64_t count,
-                     const Treatment& treatment) {
+                     const ElementTreatment& treatment) {
   auto buffer = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(count));
   source.read(begin, count, buffer.get());
   return sum_of_floats(buffer.get(), count, treatment);
 }
 
 // Pieces are added in their order, so the bits do not depend on the number of threads.
-double scanned_sum_of_squares(const at::Tensor& gradient, const Treatment& treatment) {
+double scanned_sum_of_squares(const at::Tensor& gradient, const ElementTreatment& treatment) {
   std::int64_t count = gradient.numel();
   std::vector<double> sums((count + norm_piece_elements - 1) / norm_piece_elements);
   auto source = cheap_source_of(gradient);
@@ -87,45 +89,111 @@ double scanned_sum_of_squares(const at::Tensor& gradient, const Treatment& treat
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
-double part_of(const at::Tensor& gradient, const Treatment& treatment, double norm_type) {
-  if (gradient.numel() == 0) return 0;
-  if (norm_type == 2 && is_scanned_here(gradient))
-    return scanned_sum_of_squares(gradient, treatment);
-  at::Tensor values = gradient.abs() * treatment.factor;
-  if (std::isfinite(treatment.limit)) values = values.clamp_max(treatment.limit);
-  if (norm_type == infinity) return values.max().item<double>();
-  return values.to(at::kDouble).pow(norm_type).sum().item<double>();
+// The elements that are stored, as an ordinary tensor.
+at::Tensor stored_values(const at::Tensor& gradient) {
+  return gradient.is_sparse() ? gradient.coalesce().values() : shard::values_of(gradient);
 }
 
-// std::max would lose what is not a number.
+// In float64 whatever the gradient's dtype; float32 is left before anything is computed.
+double widened_part(const at::Tensor& gradient, const ElementTreatment& treatment,
+                    double norm_type) {
+  at::Tensor values = stored_values(gradient);
+  if (values.numel() == 0) return 0;  // sparse
+  values = (values.is_complex() ? values.abs().to(at::kDouble) : values.to(at::kDouble).abs()) *
+           treatment.factor;
+  if (std::isfinite(treatment.limit)) values.clamp_max_(treatment.limit);
+  return (norm_type == infinity ? values.max() : values.pow_(norm_type).sum()).item<double>();
+}
+
+// What is not a number stays, which it would not with std::max.
 double greater(double a, double b) { return a > b || std::isnan(a) ? a : b; }
+
+double norm_of(double part, double norm_type) {
+  if (norm_type == infinity) return part;
+  return norm_type == 2 ? std::sqrt(part) : std::pow(part, 1 / norm_type);
+}
+
+void bring(const at::Tensor& gradient) {
+  shard::bring(gradient, "norm of gradients", /*writes=*/false);
+}
+
+// Numbers of this rank, put together with those of the ranks that have the other parts: in the
+// order in which their divisions came first, which is the same on all ranks.
+class CombinedNumber {
+ public:
+  explicit CombinedNumber(bool largest) : largest_(largest) {}
+
+  // `number` is of a gradient of `parameter`. A gradient that replaced a part's is one, too.
+  void add(const at::Tensor& parameter, double number) {
+    auto parts = shard::parts_of(parameter);
+    if (!parts) parts = shard::parts_of(parameter.grad());
+    if (!parts) return put(whole_, number);
+    const auto& division = parts->division();
+    auto found = std::ranges::find(divided_, division, &Divided::ranks);
+    if (found == divided_.end()) found = divided_.insert(found, {division, 0});
+    put(found->number, number);
+  }
+
+  [[nodiscard]] double of_all_ranks() const {
+    double all = whole_;
+    for (const auto& [ranks, number] : divided_)
+      put(all, largest_ ? ranks->largest(number) : ranks->sum(number));
+    return all;
+  }
+
+ private:
+  struct Divided {
+    std::shared_ptr<shard::Division> ranks;
+    double number = 0;
+  };
+  void put(double& to, double number) const { to = largest_ ? greater(to, number) : to + number; }
+
+  bool largest_;
+  double whole_ = 0;  // of gradients that are whole on this rank
+  std::vector<Divided> divided_;
+};
+
+bool is_finite(const at::Tensor& gradient) {
+  if (is_scanned_here(gradient)) return std::isfinite(scanned_sum_of_squares(gradient, {}));
+  return at::isfinite(stored_values(gradient)).all().item<bool>();
+}
 
 }  // namespace
 
-double treated_norm_part(std::span<const at::Tensor> gradients, const Treatment& treatment,
-                         double norm_type) {
-  check(norm_type >= 0, "norm of gradients: expected a norm type of 0 or more, found {}",
-        norm_type);
-  double part = 0;
-  for (const at::Tensor& gradient : gradients) {
-    if (!gradient.defined()) continue;
-    if (norm_type != 2 || !cheap_source_of(gradient))
-      shard::bring(gradient, "norm of gradients", /*writes=*/false);
-    if (norm_type == 0)
-      part += 1;
-    else if (norm_type == infinity)
-      part = greater(part, part_of(gradient, treatment, norm_type));
-    else
-      part += part_of(gradient, treatment, norm_type);
-  }
-  return part;
+double norm_part(const at::Tensor& gradient, const ElementTreatment& treatment, double norm_type) {
+  if (norm_type != 2 || !cheap_source_of(gradient)) bring(gradient);
+  if (gradient.numel() == 0) return 0;
+  if (norm_type == 2 && is_scanned_here(gradient))
+    return scanned_sum_of_squares(gradient, treatment);
+  return widened_part(gradient, treatment, norm_type);
 }
 
-double combined_norm(std::span<const at::Tensor> gradients, const Treatment& treatment,
-                     double norm_type, const CombineParts& combine) {
-  double part = treated_norm_part(gradients, treatment, norm_type);
-  if (combine) part = combine(part, norm_type == infinity);
-  return norm_of(part, norm_type);
+double treated_norm(std::span<const at::Tensor> parameters, const ElementTreatment& treatment,
+                    double norm_type) {
+  check(norm_type >= 0, "norm of gradients: expected a norm type of 0 or more, found {}",
+        norm_type);
+  double tensors = 0;
+  CombinedNumber parts(norm_type == infinity);
+  for (const at::Tensor& parameter : parameters) {
+    if (!parameter.grad().defined()) continue;
+    ++tensors;
+    if (norm_type > 0)
+      parts.add(parameter, norm_part(parameter.grad(), treatment, norm_type));
+    else if (!shard::source_of(parameter.grad()))
+      bring(parameter.grad());  // refuses where there is no gradient yet
+  }
+  return norm_type == 0 ? tensors : norm_of(parts.of_all_ranks(), norm_type);
+}
+
+bool all_finite(std::span<const at::Tensor> parameters) {
+  CombinedNumber bad(/*largest=*/true);
+  for (const at::Tensor& parameter : parameters) {
+    const at::Tensor& gradient = parameter.grad();
+    if (!gradient.defined()) continue;
+    if (!cheap_source_of(gradient)) bring(gradient);
+    bad.add(parameter, is_finite(gradient) ? 0 : 1);
+  }
+  return bad.of_all_ranks() == 0;
 }
 
 }  // namespace lockstep::optim

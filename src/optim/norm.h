@@ -1,20 +1,24 @@
 // Norms of gradients that are treated on the fly.
 #pragma once
 
+#include "optim/element_treatment.h"
+
 #include <lockstep/optim/clipping.h>
-#include <lockstep/optim/treatment.h>
 
 #include <span>
 
 namespace lockstep::optim {
 
-// norm_part() of the gradients as treated.
-[[nodiscard]] double treated_norm_part(std::span<const at::Tensor> gradients,
-                                       const Treatment& treatment, double norm_type);
+// gradient_norm() of the gradients as treated.
+[[nodiscard]] double treated_norm(std::span<const at::Tensor> parameters,
+                                  const ElementTreatment& treatment, double norm_type);
 
-// The norm of them all, over all ranks when `combine` is given.
-[[nodiscard]] double combined_norm(std::span<const at::Tensor> gradients,
-                                   const Treatment& treatment, double norm_type,
-                                   const CombineParts& combine);
+// Whether no element of the gradients is infinite or NaN, on any rank that has parts of them.
+[[nodiscard]] bool all_finite(std::span<const at::Tensor> parameters);
+
+// Of one gradient's elements, without other ranks': the sum of |g|^norm_type, or the largest |g|
+// when norm_type is infinity.
+[[nodiscard]] double norm_part(const at::Tensor& gradient, const ElementTreatment& treatment,
+                               double norm_type);
 
 }  // namespace lockstep::optim

@@ -27,8 +27,10 @@ void check_steps(const char* schedule, std::int64_t steps) {
 Schedule constant(Constant options) {
   check(options.factor >= 0, "schedule constant: expected a factor of at least 0, found {}",
         options.factor);
+  check(options.steps >= 0, "schedule constant: expected at least 0 steps, found {}",
+        options.steps);
   return [options](double base, std::int64_t step) {
-    return step < options.steps ? base * options.factor : base;
+    return step < options.steps || options.steps == 0 ? base * options.factor : base;
   };
 }
 

@@ -52,11 +52,15 @@ SGD::SGD(std::vector<at::Tensor> parameters, SGDOptions defaults, UpdateOptions 
 
 at::Tensor SGD::step(LossClosure closure) {
   at::Tensor loss = loss_of(closure);
+  update({});
+  return loss;
+}
+
+void SGD::update(const ElementTreatment& treatment) {
   at::NoGradGuard no_grad;
-  GroupStep step{.update = update_,
-                 .treatment = take_treatment(),
-                 .optimizer = "SGD",
-                 .bytes_moved = &bytes_moved_};
+  bytes_moved_ = 0;
+  GroupStep step{
+      .update = update_, .treatment = treatment, .optimizer = "SGD", .bytes_moved = &bytes_moved_};
   std::vector<std::vector<Slot>> all;
   for (const auto& group : param_groups_) {
     step.group = static_cast<std::int64_t>(all.size());
@@ -67,13 +71,12 @@ at::Tensor SGD::step(LossClosure closure) {
     step.group = static_cast<std::int64_t>(i);
     update_group(all[i], state_, static_cast<const SGDOptions&>(param_groups_[i].options()), step);
   }
-  return loss;
 }
 
 void SGD::load(torch::serialize::InputArchive& archive) {
   torch::optim::serialize<SGDState, SGDOptions>(archive, *this);
 }
 
-std::vector<at::Tensor> SGD::gradients() const { return gradients_of(param_groups_); }
+std::vector<at::Tensor> SGD::treated_parameters() const { return parameters_of(param_groups_); }
 
 }  // namespace lockstep::optim

@@ -39,7 +39,7 @@ struct SgdLanes {
 
   TreatmentLanes treatment;
   Floats decay, momentum, undamped, lr;
-  bool decays;  // 0 * w is no number where w is infinite
+  bool decays;  // 0 * w is NaN where w is infinite
   bool first;
 };
 

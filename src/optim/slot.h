@@ -2,9 +2,9 @@
 // what is remembered of it.
 #pragma once
 
+#include "optim/element_treatment.h"
 #include "optim/formats_kernel.h"
 
-#include <lockstep/optim/treatment.h>
 #include <lockstep/optim/update_options.h>
 #include <lockstep/shard/value_source.h>
 
@@ -44,7 +44,7 @@ struct Slot {
 // What all slots of a group share.
 struct GroupStep {
   UpdateOptions update;
-  Treatment treatment;
+  ElementTreatment treatment;
   std::int64_t group = 0;
   const char* optimizer = "";           // for messages
   std::int64_t* bytes_moved = nullptr;  // counts up; null: nobody asks

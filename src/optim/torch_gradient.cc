@@ -15,7 +15,7 @@ at::Tensor updated_tensor(const Slot& slot) {
   return *slot.master;
 }
 
-at::Tensor treated_gradient(const Slot& slot, const Treatment& treatment) {
+at::Tensor treated_gradient(const Slot& slot, const ElementTreatment& treatment) {
   at::ScalarType dtype = slot.has_16_bits() ? at::kFloat : slot.dense.scalar_type();
   at::Tensor gradient = laid_out_as(slot.gradient, slot.dense, dtype);
   if (treatment.is_none()) return gradient;

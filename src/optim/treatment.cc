@@ -1,44 +1,74 @@
 #include <lockstep/optim/treatment.h>
 
+#include "optim/closure.h"
 #include "optim/norm.h"
 
 #include <lockstep/base/check.h>
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 namespace lockstep::optim {
+namespace {
 
-bool Treatment::is_none() const { return factor == 1 && std::isinf(limit); }
+void check_treatment(const StepTreatment& treatment) {
+  check(treatment.scale > 0, "step_treated: expected a positive scale, found {}", treatment.scale);
+  double clip_value = treatment.clip_value.value_or(0), clip_norm = treatment.clip_norm.value_or(0);
+  check(clip_value >= 0, "step_treated: expected a clip_value of 0 or more, found {}", clip_value);
+  check(clip_norm >= 0, "step_treated: expected a clip_norm of 0 or more, found {}", clip_norm);
+}
 
-void Treatment::scale(double by) {
+}  // namespace
+
+bool ElementTreatment::is_none() const { return factor == 1 && std::isinf(limit); }
+
+void ElementTreatment::scale(double by) {
   factor *= by;
   if (std::isfinite(limit)) limit *= by;  // 0 * infinity is no limit
 }
 
-void Treatment::clamp(double to) { limit = std::min(limit, to); }
+void ElementTreatment::clamp(double to) { limit = std::min(limit, to); }
 
-void TreatsGradients::scale_gradients(double factor) {
-  check(factor > 0, "scale_gradients: expected a positive factor, found {}", factor);
-  treatment_.scale(factor);
+TreatedStep TreatsGradients::step_treated(const StepTreatment& treatment) {
+  check_treatment(treatment);
+  std::vector<at::Tensor> parameters = treated_parameters();
+  ElementTreatment of_elements;
+  of_elements.scale(treatment.scale);
+  if (treatment.clip_value) of_elements.clamp(*treatment.clip_value);
+  TreatedStep done;
+  if (treatment.clip_norm) done.norm = treated_norm(parameters, of_elements, treatment.norm_type);
+  // A norm that is finite has seen to it, unless what is infinite was cut off before.
+  bool is_seen =
+      !treatment.clip_value && treatment.norm_type > 0 && done.norm && std::isfinite(*done.norm);
+  if (treatment.skip_if_not_finite) done.stepped = is_seen || all_finite(parameters);
+  if (!done.stepped) return done;
+  if (treatment.clip_norm) of_elements.scale(clip_factor(*done.norm, *treatment.clip_norm));
+  update(of_elements);
+  return done;
+}
+
+double TreatsGradients::clip_norm(double max_norm, double norm_type) {
+  return clip_gradient_norm(treated_parameters(), max_norm, norm_type);
 }
 
 void TreatsGradients::clip_values(double largest) {
-  check(largest >= 0, "clip_values: expected a limit of 0 or more, found {}", largest);
-  treatment_.clamp(largest);
+  clip_gradient_values(treated_parameters(), largest);
 }
 
-double TreatsGradients::clip_norm(double max_norm, double norm_type, const CombineParts& combine) {
-  check(max_norm > 0, "clip_norm: expected a positive norm, found {}", max_norm);
-  double norm = combined_norm(gradients(), treatment_, norm_type, combine);
-  treatment_.scale(clip_factor(norm, max_norm));
-  return norm;
-}
-
-Treatment TreatsGradients::take_treatment() {
-  bytes_moved_ = 0;
-  return std::exchange(treatment_, {});
+TreatedStep step_treated(torch::optim::Optimizer& optimizer, const StepTreatment& treatment) {
+  if (auto* ours = dynamic_cast<TreatsGradients*>(&optimizer)) return ours->step_treated(treatment);
+  check_treatment(treatment);
+  std::vector<at::Tensor> parameters = parameters_of(optimizer.param_groups());
+  TreatedStep done;
+  if (treatment.skip_if_not_finite) done.stepped = all_finite(parameters);
+  if (!done.stepped) return done;
+  check_can_scale(parameters, treatment.scale);
+  multiply_gradients(parameters, treatment.scale);
+  if (treatment.clip_value) clip_gradient_values(parameters, *treatment.clip_value);
+  if (treatment.clip_norm)
+    done.norm = clip_gradient_norm(parameters, *treatment.clip_norm, treatment.norm_type);
+  optimizer.step();
+  return done;
 }
 
 }  // namespace lockstep::optim

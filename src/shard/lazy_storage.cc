@@ -1,9 +1,12 @@
 #include <lockstep/shard/lazy_storage.h>
 
+#include "shard/part_use.h"
+
 #include <lockstep/base/check.h>
 
 #include <c10/core/StorageImpl.h>
 
+#include <cstddef>
 #include <utility>
 
 namespace lockstep::shard {
@@ -12,14 +15,16 @@ namespace {
 class LazyStorageImpl final : public c10::StorageImpl {
  public:
   LazyStorageImpl(std::int64_t bytes, c10::Device device, std::weak_ptr<StorageOwner> owner,
-                  std::shared_ptr<const void> kept)
+                  std::shared_ptr<const void> kept, PartPlace part)
       : c10::StorageImpl(use_byte_size_t(), c10::SymInt(bytes), at::DataPtr(nullptr, device),
                          nullptr, /*resizable=*/false),
         owner(std::move(owner)),
-        kept(std::move(kept)) {}
+        kept(std::move(kept)),
+        part(std::move(part)) {}
 
   const std::weak_ptr<StorageOwner> owner;
   const std::shared_ptr<const void> kept;
+  const PartPlace part;
 };
 
 LazyStorageImpl* impl_of(const c10::TensorImpl& tensor) {
@@ -33,9 +38,9 @@ void drop_buffer(void* buffer) { delete static_cast<at::Tensor*>(buffer); }
 
 LazyStorage::LazyStorage(std::int64_t bytes, c10::Device device, std::weak_ptr<StorageOwner> owner,
                          c10::DispatchKey key, std::string released,
-                         std::shared_ptr<const void> kept)
-    : storage_(
-          c10::make_intrusive<LazyStorageImpl>(bytes, device, std::move(owner), std::move(kept))),
+                         std::shared_ptr<const void> kept, PartPlace part)
+    : storage_(c10::make_intrusive<LazyStorageImpl>(bytes, device, std::move(owner),
+                                                    std::move(kept), std::move(part))),
       device_(device),
       key_(key),
       released_(std::move(released)) {
@@ -57,7 +62,9 @@ void LazyStorage::attach(c10::StorageImpl& storage, const at::Tensor& buffer) {
   check(buffer.nbytes() >= storage.nbytes(), "lazy storage: needs {} bytes, found {}",
         storage.nbytes(), buffer.nbytes());
   auto kept = std::make_unique<at::Tensor>(buffer);
+  static std::byte nothing;  // where a storage without elements lies, which has its memory too
   void* data = kept->mutable_data_ptr();
+  if (data == nullptr) data = &nothing;
   storage.set_data_ptr_noswap(at::DataPtr(data, kept.release(), &drop_buffer, storage.device()));
   storage.clear_data_ptr_access_error_msg_();
 }
@@ -82,6 +89,11 @@ bool LazyStorage::holds(const at::Tensor& tensor) const {
 std::shared_ptr<StorageOwner> owner_of(const c10::TensorImpl& tensor) {
   LazyStorageImpl* impl = impl_of(tensor);
   return impl == nullptr ? nullptr : impl->owner.lock();
+}
+
+const PartPlace* part_place_of(const c10::TensorImpl& tensor) {
+  LazyStorageImpl* impl = impl_of(tensor);
+  return impl == nullptr || impl->part.parts == nullptr ? nullptr : &impl->part;
 }
 
 bool has_memory(const at::Tensor& tensor) {

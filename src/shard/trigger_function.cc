@@ -1,6 +1,8 @@
 #include "shard/trigger_function.h"
 
 #include "shard/deferral/recorder.h"
+#include "shard/each_tensor.h"
+#include "shard/part_use.h"
 
 #include <lockstep/shard/lazy_storage.h>
 
@@ -74,18 +76,6 @@ bool reads_nothing(const c10::FunctionSchema& schema) {
   return schema.name() == "aten::_has_compatible_shallow_copy_type";
 }
 
-template <typename Action>
-void for_each_tensor(const c10::IValue& value, Action&& action) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) action(*value.toTensor().unsafeGetTensorImpl());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector())
-      if (tensor.defined()) action(*tensor.unsafeGetTensorImpl());
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) for_each_tensor(element, action);
-  }
-}
-
 // action(owner, use) for every argument that lies in a lazy storage.
 template <typename Action>
 void for_each_use(const c10::OperatorHandle& operation, const torch::jit::Stack& stack,
@@ -93,7 +83,7 @@ void for_each_use(const c10::OperatorHandle& operation, const torch::jit::Stack&
   const c10::FunctionSchema& schema = operation.schema();
   auto arguments = torch::jit::last(stack, schema.arguments().size());
   for (std::size_t i = 0; i < arguments.size(); ++i) {
-    for_each_tensor(arguments[i], [&](const c10::TensorImpl& tensor) {
+    for_each_tensor_in(arguments[i], [&](const c10::TensorImpl& tensor) {
       if (!tensor.key_set().has(key)) return;
       if (auto owner = owner_of(tensor))
         action(std::move(owner),
@@ -116,6 +106,7 @@ void run_with_memory(const c10::OperatorHandle& operation, c10::DispatchKeySet k
     for_each_use(operation, *stack, key, [](auto owner, const auto& use) { owner->view(use); });
     return operation.redispatchBoxed(below, stack);
   }
+  PartUse parts(operation, *stack, key);
   Pins pins;
   for_each_use(operation, *stack, key,
                [&](auto owner, const auto& use) { pins.add(std::move(owner), use); });
@@ -125,6 +116,7 @@ void run_with_memory(const c10::OperatorHandle& operation, c10::DispatchKeySet k
     operation.redispatchBoxed(below, stack);
   }
   pins.announce_writes();
+  parts.mark_results(*stack);
 }
 
 }  // namespace lockstep::shard

@@ -25,7 +25,6 @@ class DataParallelHandle final : public ModelHandle {
   [[nodiscard]] std::shared_ptr<void> no_sync() override {
     return std::make_shared<NoSync>(ddp_.no_sync());
   }
-  void clip_grad_norm(double max_norm) override { (void)ddp_.clip_grad_norm(max_norm); }
 
   [[nodiscard]] checkpoint::NamedTensors model() override { return ddp_.state_dict(); }
   [[nodiscard]] checkpoint::NamedTensors optimizer_state(

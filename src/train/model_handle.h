@@ -36,8 +36,6 @@ class ModelHandle {
   virtual void zero_grad() = 0;
   // backward() only accumulates while the result lives.
   [[nodiscard]] virtual std::shared_ptr<void> no_sync() = 0;
-  // Collective.
-  virtual void clip_grad_norm(double max_norm) = 0;
 
   // Collective: whole tensors under the names of Python's state_dict(), tied ones under each.
   [[nodiscard]] virtual checkpoint::NamedTensors model() = 0;

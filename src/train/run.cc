@@ -10,6 +10,7 @@
 #include <lockstep/base/text.h>
 #include <lockstep/checkpoint/share.h>
 #include <lockstep/models/names.h>
+#include <lockstep/optim/treatment.h>
 #include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/train/agreement.h>
 
@@ -132,8 +133,9 @@ void Run::step() {
   double waited_before = handle_->seconds_waited();
   handle_->zero_grad();
   double loss = backward(batch);
-  if (options_.clip > 0) handle_->clip_grad_norm(options_.clip);
-  optimizer_->step();
+  optim::StepTreatment treatment;
+  if (options_.clip > 0) treatment.clip_norm = options_.clip;
+  optim::step_treated(*optimizer_, treatment);
   if (options_.reduce_in_step) handle_->zero_grad();  // or an evaluation computes averages for all
   ++step_;
   waited_ += handle_->seconds_waited() - waited_before;

@@ -51,7 +51,6 @@ class ShardedHandle final : public ModelHandle {
   [[nodiscard]] std::shared_ptr<void> no_sync() override {
     return std::make_shared<ShardedNoSync>(sharded_.no_sync());
   }
-  void clip_grad_norm(double max_norm) override { (void)sharded_.clip_grad_norm(max_norm); }
 
   [[nodiscard]] NamedTensors model() override { return sharded_.state_dict(); }
   [[nodiscard]] NamedTensors optimizer_state(const torch::optim::Optimizer& optimizer) override;

@@ -1,11 +1,16 @@
-// torch::nn::utils is the oracle of the norm and of what is clipped, eager and folded into a step.
+// torch::nn::utils is the oracle of the norm and of what is clipped, eager and in the step itself.
 #include <lockstep/optim/clipping.h>
 
+#include "optim/norm.h"
 #include "optim/support.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/local.h>
+#include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/sgd.h>
+#include <lockstep/shard/part.h>
+#include <lockstep/shard/trigger.h>
 
 #include <gtest/gtest.h>
 
@@ -71,13 +76,60 @@ TEST(Clipping, TakesEveryDtypeAndLayout) {
     for (const at::Tensor& parameter : parameters)
       expected += parameter.grad().to(at::kDouble).square().sum().item<double>();
     double tolerance = dtype == at::kDouble ? 1e-12 : 1e-6;
-    EXPECT_NEAR(norm_part({{parameters[0].grad(), parameters[1].grad(), parameters[3].grad()}}),
-                expected, tolerance * expected);
+    EXPECT_NEAR(gradient_norm(parameters), std::sqrt(expected), tolerance * std::sqrt(expected));
   }
-  at::Tensor holes = torch::randn({10, 10}).slice(1, 0, 10, 3);
-  EXPECT_NEAR(norm_part({{holes, at::Tensor()}}), holes.square().sum().item<double>(), 1e-4);
-  EXPECT_EQ(norm_part({}), 0);
-  EXPECT_THROW((void)norm_part({}, -1), InvalidArgument);
+  EXPECT_EQ(gradient_norm({}), 0);
+  EXPECT_EQ(gradient_norm({{torch::zeros({3}), at::Tensor(torch::zeros({0}))}}), 0);
+  EXPECT_THROW((void)gradient_norm({}, -1), InvalidArgument);
+  EXPECT_THROW((void)gradient_norm({}, std::nan("")), InvalidArgument);
+}
+
+at::Tensor with_gradient(const at::Tensor& gradient) {
+  at::Tensor parameter = torch::zeros(gradient.sizes(), gradient.options()).requires_grad_();
+  parameter.mutable_grad() = gradient;
+  return parameter;
+}
+
+// Sixteen bits hold neither such squares nor such sums.
+TEST(Clipping, NormsAreTakenInDoubleForEveryOrderDtypeAndLayout) {
+  for (at::ScalarType dtype : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}) {
+    for (double size : {6e-8, 1e-3, 1.0, 6e4}) {
+      at::Tensor dense = torch::full({30, 30}, size).to(dtype);
+      at::Tensor holes = torch::full({30, 90}, size).to(dtype).slice(1, 0, 90, 3);
+      for (double norm_type : {0.5, 1.0, 2.0, 3.0, no_limit}) {
+        double one = dense[0][0].item<double>();
+        double expected = norm_type == no_limit ? one : one * std::pow(900.0, 1 / norm_type);
+        for (const at::Tensor& gradient : {dense, holes})
+          for (double factor : {1.0, 1000.0, 1.0 / 65536})
+            EXPECT_NEAR(treated_norm({{with_gradient(gradient)}}, {.factor = factor}, norm_type),
+                        expected * factor, 1e-6 * expected * factor)
+                << dtype << " " << size << " " << norm_type;
+      }
+    }
+  }
+}
+
+TEST(Clipping, SeesAnInfiniteGradientOfEveryDtype) {
+  for (at::ScalarType dtype : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}) {
+    at::Tensor large =
+        torch::full({1000}, dtype == at::kDouble ? 1e200 : 6e4, at::kDouble).to(dtype);
+    EXPECT_TRUE(all_finite({{with_gradient(large)}})) << dtype;
+    for (float bad : {test::infinite, std::nanf("")}) {
+      at::Tensor gradient = large.clone();
+      gradient[999] = bad;
+      EXPECT_FALSE(all_finite({{with_gradient(large), with_gradient(gradient)}})) << dtype;
+    }
+  }
+}
+
+TEST(Clipping, TakesSparseGradients) {
+  at::Tensor indices = torch::tensor({{0, 5, 5}}, at::kLong);
+  at::Tensor sparse = torch::sparse_coo_tensor(indices, torch::tensor({3.0F, 1.0F, 3.0F}), {9});
+  at::Tensor parameter = torch::zeros({9}).requires_grad_();
+  parameter.mutable_grad() = sparse;
+  EXPECT_NEAR(clip_gradient_norm({{parameter}}, 1), 5, 1e-6);
+  EXPECT_NEAR(parameter.grad().to_dense().norm().item<double>(), 1, 1e-5);
+  EXPECT_TRUE(all_finite({{parameter}}));
 }
 
 // A negative factor would turn every gradient round.
@@ -89,7 +141,7 @@ TEST(Clipping, RefusesWhatIsNoLargestNorm) {
   }
   auto parameters = not_empty(with_gradients());
   EXPECT_GT(clip_gradient_norm(parameters, 0), 0);
-  EXPECT_EQ(norm_part({{parameters[0].grad()}}), 0);
+  EXPECT_EQ(gradient_norm(parameters), 0);
 }
 
 TEST(Clipping, DoesNotOverflow) {
@@ -97,33 +149,49 @@ TEST(Clipping, DoesNotOverflow) {
   EXPECT_TRUE(std::isfinite(clip_gradient_norm(parameters, 1)));
 }
 
-// Two ranks' halves, as a sharded optimizer would combine them.
-TEST(Clipping, CombinesPartsOfRanks) {
-  auto all = not_empty(with_gradients());
-  for (double norm_type : {2.0, no_limit}) {
-    std::vector<at::Tensor> first{all[0].grad()}, second{all[1].grad(), all[2].grad()};
-    auto combine = [&](double part, bool largest) {
-      double other = norm_part(second, norm_type);
-      return largest ? std::max(part, other) : part + other;
-    };
-    std::vector<at::Tensor> mine{all[0].detach().clone().requires_grad_()};
-    mine[0].mutable_grad() = all[0].grad().clone();
-    double norm = clip_gradient_norm(mine, 0.1, norm_type, combine);
-    std::vector<at::Tensor> gradients{all[0].grad(), all[1].grad(), all[2].grad()};
-    EXPECT_DOUBLE_EQ(norm, norm_of(norm_part(gradients, norm_type), norm_type));
-    EXPECT_TRUE(at::allclose(mine[0].grad(), all[0].grad() * clip_factor(norm, 0.1)));
+// Each rank has its part of two tensors of one whole, one of another, and one that is no part. The
+// norm is that of all of it, on every rank, and nothing says so but the tensors.
+TEST(Clipping, CombinesThePartsOfRanks) {
+  for (int ranks : {1, 2, 3}) {
+    for (double norm_type : {0.0, 1.0, 2.0, no_limit}) {
+      auto all = not_empty(with_gradients());
+      double expected = gradient_norm(all, norm_type);
+      run_as_threads(ranks, [&](Group group) {
+        auto first = std::make_shared<shard::Division>(group.split(0));
+        auto second = std::make_shared<shard::Division>(group.split(0));
+        std::vector<at::Tensor> mine;
+        for (std::size_t i = 0; i < all.size(); ++i) {
+          at::Tensor whole = all[i].detach().flatten(), gradient = all[i].grad().flatten();
+          shard::Range range = shard::shard_range(whole.numel(), group.size(), group.rank());
+          if (i == 1) range = {0, whole.numel()};
+          auto parts = std::make_shared<shard::Parts>(
+              i == 0 ? first : second, std::vector<shard::Part>{{"w", {}, range, 0}});
+          at::Tensor slice = whole.slice(0, range.begin, range.end).clone();
+          if (i != 1) slice = shard::as_part(slice, parts, 0, shard::trigger_key());
+          mine.push_back(slice.requires_grad_());
+          mine.back().mutable_grad() = gradient.slice(0, range.begin, range.end).clone();
+        }
+        EXPECT_NEAR(clip_gradient_norm(mine, 0.1, norm_type), expected, 1e-12 * expected);
+        double factor = clip_factor(expected, 0.1);
+        EXPECT_NEAR(gradient_norm(mine, norm_type), norm_type == 0 ? expected : expected * factor,
+                    1e-6);
+        mine[0].mutable_grad()[0] = group.rank() == group.size() - 1 ? test::infinite : 1;
+        EXPECT_FALSE(all_finite(mine));
+      });
+    }
   }
 }
 
-template <class Optimizer, class Options, class Fold, class Eager>
-void expect_folded(const Options& options, const Fold& fold, const Eager& eager) {
+template <class Optimizer, class Options, class Eager>
+void expect_treated(const Options& options, const StepTreatment& treatment, const Eager& eager) {
   auto mine = with_gradients(at::kFloat, 1, 3), theirs = with_the_same_gradients(mine);
-  Optimizer folded(mine, options), plain(theirs, options);
+  Optimizer treated(mine, options), plain(theirs, options);
   for (int step = 0; step < 5; ++step) {
-    fold(folded);
-    folded.step();
     auto kept = with_the_same_gradients(mine);
-    eager(theirs);
+    TreatedStep done = treated.step_treated(treatment);
+    EXPECT_TRUE(done.stepped);
+    double norm = eager(theirs);
+    if (treatment.clip_norm) EXPECT_NEAR(done.norm.value(), norm, 1e-5 * norm);
     plain.step();
     for (std::size_t i = 0; i < mine.size(); ++i) {
       EXPECT_TRUE(at::allclose(mine[i], theirs[i], 1e-5, 1e-6)) << i;
@@ -133,72 +201,110 @@ void expect_folded(const Options& options, const Fold& fold, const Eager& eager)
   }
 }
 
-TEST(Treatment, FoldsTheNormIntoTheStep) {
-  torch::optim::SGDOptions options(1.0);
-  expect_folded<SGD>(
-      options, [](SGD& sgd) { sgd.clip_norm(1.0); },
-      [](std::vector<at::Tensor>& p) { torch::nn::utils::clip_grad_norm_(p, 1.0); });
-  expect_folded<AdamW>(
-      torch::optim::AdamWOptions(1e-2), [](AdamW& adamw) { adamw.clip_norm(1.0); },
-      [](std::vector<at::Tensor>& p) { torch::nn::utils::clip_grad_norm_(p, 1.0); });
+TEST(Treatment, ClipsTheNormInTheStep) {
+  auto eager = [](std::vector<at::Tensor>& p) { return torch::nn::utils::clip_grad_norm_(p, 1.0); };
+  expect_treated<SGD>(torch::optim::SGDOptions(1.0), {.clip_norm = 1.0}, eager);
+  expect_treated<Adam>(torch::optim::AdamOptions(1e-2), {.clip_norm = 1.0}, eager);
+  expect_treated<AdamW>(torch::optim::AdamWOptions(1e-2), {.clip_norm = 1.0}, eager);
 }
 
-TEST(Treatment, FoldsAnyOrderOfCalls) {
-  expect_folded<SGD>(
-      torch::optim::SGDOptions(1.0),
-      [](SGD& sgd) {
-        sgd.scale_gradients(0.5);
-        sgd.clip_values(0.3);
-        sgd.clip_norm(2);
-        sgd.clip_values(0.004);
-        sgd.scale_gradients(3);
-      },
-      [](std::vector<at::Tensor>& p) {
-        for (at::Tensor& parameter : p) parameter.mutable_grad().mul_(0.5);
-        torch::nn::utils::clip_grad_value_(p, 0.3);
-        torch::nn::utils::clip_grad_norm_(p, 2);
-        torch::nn::utils::clip_grad_value_(p, 0.004);
-        for (at::Tensor& parameter : p) parameter.mutable_grad().mul_(3);
-      });
+TEST(Treatment, ScalesCutsOffAndClipsInThisOrder) {
+  StepTreatment all{.scale = 0.5, .clip_value = 0.3, .clip_norm = 2, .norm_type = 1};
+  expect_treated<SGD>(torch::optim::SGDOptions(1.0), all, [](std::vector<at::Tensor>& p) {
+    for (at::Tensor& parameter : p) parameter.mutable_grad().mul_(0.5);
+    torch::nn::utils::clip_grad_value_(p, 0.3);
+    return torch::nn::utils::clip_grad_norm_(p, 2, 1);
+  });
 }
 
-TEST(Treatment, ReturnsTheNormOfWhatIsTreated) {
-  auto parameters = with_gradients();
+// A step of another optimizer has the same numbers.
+TEST(Treatment, ServesOptimizersOfTorch) {
+  auto mine = with_gradients(), theirs = with_the_same_gradients(mine);
+  SGD ours(mine, torch::optim::SGDOptions(1.0));
+  torch::optim::SGD torchs(theirs, torch::optim::SGDOptions(1.0));
+  StepTreatment treatment{.scale = 0.25, .clip_value = 0.3, .clip_norm = 2};
+  TreatedStep a = step_treated(ours, treatment), b = step_treated(torchs, treatment);
+  EXPECT_NEAR(a.norm.value(), b.norm.value(), 1e-6 * a.norm.value());
+  for (std::size_t i = 0; i < mine.size(); ++i)
+    EXPECT_TRUE(at::allclose(mine[i], theirs[i], 1e-6, 1e-7));
+  mine[0].mutable_grad()[0][0] = theirs[0].mutable_grad()[0][0] = test::infinite;
+  treatment.skip_if_not_finite = true;
+  auto before = copies_of(mine);
+  EXPECT_FALSE(step_treated(ours, treatment));
+  EXPECT_FALSE(step_treated(torchs, treatment));
+  EXPECT_TRUE(at::equal(mine[0], before[0]));
+}
+
+// What is infinite does not get finite by being cut off.
+TEST(Treatment, ASkippedStepLeavesNothingBehind) {
+  for (bool cut : {false, true}) {
+    auto parameters = with_gradients(), plain = with_the_same_gradients(parameters);
+    AdamW adamw(parameters, torch::optim::AdamWOptions(0.1)),
+        never(plain, torch::optim::AdamWOptions(0.1));
+    at::Tensor good = parameters[0].grad().clone();
+    parameters[0].mutable_grad()[0][0] = std::nanf("");
+    StepTreatment treatment{.scale = 1e-3, .clip_norm = 1, .skip_if_not_finite = true};
+    if (cut) treatment.clip_value = 1;
+    parameters[0].mutable_grad()[0][1] = test::infinite;
+    EXPECT_FALSE(adamw.step_treated(treatment).stepped);
+    EXPECT_TRUE(at::equal(parameters[0], plain[0]));
+    parameters[0].mutable_grad() = good;
+    adamw.step();
+    never.step();
+    EXPECT_TRUE(at::equal(parameters[0], plain[0]));
+  }
+}
+
+TEST(Treatment, ClippingIsDoneWhenItIsCalled) {
+  auto parameters = with_gradients(), theirs = with_the_same_gradients(parameters);
   SGD sgd(parameters, torch::optim::SGDOptions(1.0));
-  double whole = sgd.clip_norm(1e9);
-  sgd.drop_treatment();
-  sgd.scale_gradients(0.25);
-  EXPECT_NEAR(sgd.clip_norm(1e9), whole / 4, 1e-6 * whole);
-  EXPECT_NEAR(sgd.clip_norm(1.0), whole / 4, 1e-6 * whole);
+  double norm = sgd.clip_norm(1.0);
+  EXPECT_NEAR(norm, torch::nn::utils::clip_grad_norm_(not_empty(theirs), 1.0), 1e-5 * norm);
+  EXPECT_TRUE(at::allclose(parameters[0].grad(), theirs[0].grad(), 1e-5));
   EXPECT_NEAR(sgd.clip_norm(1.0), 1, 1e-5);
-}
-
-TEST(Treatment, HoldsForOneStep) {
-  auto parameters = with_gradients();
-  SGD sgd(parameters, torch::optim::SGDOptions(1.0));
-  sgd.scale_gradients(0.5);
-  EXPECT_FALSE(sgd.treatment().is_none());
-  sgd.step();
-  EXPECT_TRUE(sgd.treatment().is_none());
+  sgd.clip_values(1e-3);
+  EXPECT_EQ(parameters[0].grad().abs().max().item<float>(), 1e-3F);
 }
 
 TEST(Treatment, IsAppliedByLibTorchsKernelsToo) {
   at::Tensor parameter = torch::zeros({4}, at::kDouble).requires_grad_();
   parameter.mutable_grad() = torch::tensor({1.0, -8.0, 2.0, 0.5}, at::kDouble);
   SGD sgd({parameter}, torch::optim::SGDOptions(1.0), {.maximize = true});
-  sgd.scale_gradients(0.5);
-  sgd.clip_values(1);
-  sgd.step();
+  sgd.step_treated({.scale = 0.5, .clip_value = 1});
   EXPECT_TRUE(at::allclose(parameter, torch::tensor({0.5, -1.0, 1.0, 0.25}, at::kDouble)));
+}
+
+// 0 * infinity is NaN: what a parameter is has no part in its moments where nothing decays.
+TEST(Treatment, AnInfiniteParameterKeepsItsMomentsFinite) {
+  for (float bad : {test::infinite, std::nanf("")}) {
+    at::Tensor parameter = torch::full({9}, bad).requires_grad_();
+    parameter.mutable_grad() = torch::ones({9});
+    AdamW adamw({parameter}, torch::optim::AdamWOptions(0.1).weight_decay(0));
+    Adam adam({parameter}, torch::optim::AdamOptions(0.1), {.maximize = true});
+    adamw.step_treated({.scale = 0.5});
+    adam.step();
+    auto& first = test::state_of<torch::optim::AdamWParamState>(adamw, parameter);
+    auto& second = test::state_of<torch::optim::AdamParamState>(adam, parameter);
+    EXPECT_NEAR(first.exp_avg()[8].item<double>(), 0.05, 1e-6);
+    EXPECT_NEAR(second.exp_avg()[0].item<double>(), -0.1, 1e-6);
+    EXPECT_GT(first.exp_avg_sq()[0].item<double>(), 0);
+  }
 }
 
 TEST(Treatment, RefusesWhatMakesNoSense) {
   auto parameters = with_gradients();
   SGD sgd(parameters, torch::optim::SGDOptions(1.0));
-  EXPECT_THROW(sgd.scale_gradients(0), InvalidArgument);
-  EXPECT_THROW(sgd.scale_gradients(std::nan("")), InvalidArgument);
+  torch::optim::SGD torchs(parameters, torch::optim::SGDOptions(1.0));
+  auto before = copies_of(parameters);
+  for (StepTreatment bad : {StepTreatment{.scale = 0}, StepTreatment{.scale = std::nan("")},
+                            StepTreatment{.clip_value = -1}, StepTreatment{.clip_norm = -1},
+                            StepTreatment{.clip_norm = 1, .norm_type = -1}}) {
+    EXPECT_THROW(sgd.step_treated(bad), InvalidArgument);
+    EXPECT_THROW(step_treated(torchs, bad), InvalidArgument);
+  }
   EXPECT_THROW(sgd.clip_values(-1), InvalidArgument);
-  EXPECT_THROW(sgd.clip_norm(0), InvalidArgument);
+  EXPECT_THROW(sgd.clip_norm(-1), InvalidArgument);
+  EXPECT_TRUE(at::equal(parameters[0], before[0]));
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ TEST(GradScaler, FoldsTheScaleIntoOurSteps) {
   model.backward(scaler, 0.5);
   EXPECT_TRUE(scaler.step(sgd));
   EXPECT_EQ(model.parameter[0].item<float>(), -0.5F);
-  EXPECT_EQ(model.parameter.grad()[0].item<float>(), 512);
+  EXPECT_EQ(model.parameter.grad()[0].item<float>(), 512);  // not written
 }
 
 TEST(GradScaler, ServesEveryOptimizerOfTorch) {
@@ -71,23 +71,68 @@ TEST(GradScaler, SkipsWhatIsNotFinite) {
   }
 }
 
+// By whichever function, and in one call.
 TEST(GradScaler, UnscalesBeforeClipping) {
-  Model model;
-  SGD sgd({model.parameter}, SGDOptions(1.0));
-  GradScaler scaler({.initial_scale = 1024});
-  model.backward(scaler, 0.5);
-  EXPECT_TRUE(scaler.unscale(sgd));
-  EXPECT_NEAR(sgd.clip_norm(1.0), 0.5 * std::sqrt(1000.0), 1e-4);
-  EXPECT_TRUE(scaler.step(sgd));
-  EXPECT_NEAR(model.parameter.norm().item<double>(), 1, 1e-5);
+  double norm = 0.5 * std::sqrt(1000.0);
+  for (int way : {0, 1, 2, 3}) {
+    Model model;
+    SGD sgd({model.parameter}, SGDOptions(1.0));
+    GradScaler scaler({.initial_scale = 1024});
+    model.backward(scaler, 0.5);
+    if (way > 0) {
+      EXPECT_TRUE(scaler.unscale(sgd));
+      EXPECT_EQ(model.parameter.grad()[0].item<float>(), 0.5F);
+    }
+    if (way == 0) EXPECT_NEAR(scaler.step(sgd, {.clip_norm = 1.0}).norm.value(), norm, 1e-4);
+    if (way == 1) EXPECT_NEAR(sgd.clip_norm(1.0), norm, 1e-4);
+    if (way == 2)
+      EXPECT_NEAR(torch::nn::utils::clip_grad_norm_({model.parameter}, 1.0), norm, 1e-4);
+    if (way == 3) EXPECT_NEAR(scaler.step(sgd, {.clip_norm = 1.0}).norm.value(), norm, 1e-4);
+    if (way == 1 || way == 2) EXPECT_TRUE(scaler.step(sgd));
+    EXPECT_NEAR(model.parameter.norm().item<double>(), 1, 1e-5) << way;
+  }
 }
 
-TEST(GradScaler, AgreesOverRanks) {
+template <class Optimizer>
+void expect_left_out_once() {
   Model model;
-  SGD sgd({model.parameter}, SGDOptions(1.0));
-  GradScaler scaler({}, [](double part, bool) { return part + infinite; });  // another rank's
+  Optimizer sgd({model.parameter}, SGDOptions(1.0));
+  GradScaler scaler({.initial_scale = 1024});
+  for (int step = 0; step < 3; ++step) {
+    model.backward(scaler, step == 1 ? infinite : 0.5);
+    if (scaler.unscale(sgd)) scaler.step(sgd);
+    scaler.update();
+  }
+  EXPECT_EQ(model.parameter[0].item<float>(), -1);
+  EXPECT_EQ(scaler.current_scale(), 512);
+}
+
+TEST(GradScaler, AStepThatIsLeftOutLeavesNothingBehind) {
+  expect_left_out_once<SGD>();
+  expect_left_out_once<torch::optim::SGD>();
+}
+
+// A small one would be 0 in float16; PyTorch refuses it too.
+TEST(GradScaler, RefusesToWriteUnscaledHalves) {
+  at::Tensor parameter = torch::zeros({10}, at::kHalf).requires_grad_();
+  SGD ours({parameter}, SGDOptions(1.0));
+  torch::optim::SGD torchs({parameter}, SGDOptions(1.0));
+  GradScaler scaler;
+  scaler.scale(parameter.to(at::kFloat).sum() * 1e-9).backward();
+  at::Tensor before = parameter.grad().clone();
+  EXPECT_THROW((void)scaler.unscale(ours), InvalidArgument);
+  EXPECT_THROW((void)scaler.step(torchs), InvalidArgument);
+  EXPECT_TRUE(at::equal(parameter.grad(), before));
+  EXPECT_TRUE(scaler.step(ours));
+}
+
+TEST(GradScaler, ClipsWhenDisabled) {
+  Model model;
+  torch::optim::SGD sgd({model.parameter}, SGDOptions(1.0));
+  GradScaler scaler({.enabled = false});
   model.backward(scaler, 0.5);
-  EXPECT_FALSE(scaler.step(sgd));
+  EXPECT_TRUE(scaler.step(sgd, {.clip_norm = 1.0}));
+  EXPECT_NEAR(model.parameter.norm().item<double>(), 1, 1e-5);
 }
 
 TEST(GradScaler, TrainsHalvesThatWouldVanish) {

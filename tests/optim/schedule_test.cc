@@ -41,6 +41,7 @@ def show(name, make, count=60, value=lambda group: group["lr"]):
     print(name, *map(repr, values))
 
 show("constant", lambda o: s.ConstantLR(o, factor=0.25, total_iters=7))
+show("constant_for_good", lambda o: s.ConstantLR(o, factor=0.25, total_iters=0))
 show("linear", lambda o: s.LinearLR(o, start_factor=0.1, end_factor=0.8, total_iters=20))
 show("step", lambda o: s.StepLR(o, step_size=7, gamma=0.6))
 show("multi_step", lambda o: s.MultiStepLR(o, milestones=[5, 5, 17, 40], gamma=0.5))
@@ -72,6 +73,7 @@ std::map<std::string, Schedule> schedules() {
   OneCycle three{.steps = 60, .three_phases = true};
   return {
       {"constant", constant({.factor = 0.25, .steps = 7})},
+      {"constant_for_good", constant({.factor = 0.25})},
       {"linear", linear({.start = 0.1, .end = 0.8, .steps = 20})},
       {"step", step_decay({.step_size = 7, .gamma = 0.6})},
       {"multi_step", multi_step({.milestones = {5, 5, 17, 40}, .gamma = 0.5})},
@@ -117,7 +119,10 @@ TEST(Schedules, HavePyTorchsValues) {
 }
 
 TEST(Schedules, ConstantIsTheBaseByDefault) {
-  for (std::int64_t step : {0, 1, 1000}) EXPECT_EQ(constant()(base, step), base);
+  for (std::int64_t step : {0, 1, 1000}) {
+    EXPECT_EQ(constant()(base, step), base);
+    EXPECT_EQ(constant({.factor = 0.25})(base, step), base * 0.25);
+  }
 }
 
 double wsd_by_formula(const Wsd& o, double step) {

@@ -25,9 +25,11 @@ class Adam : public torch::optim::Adam, public TreatsGradients {
   at::Tensor step(LossClosure closure = nullptr) override;
 
   void load(torch::serialize::InputArchive& archive) override;
-  [[nodiscard]] std::vector<at::Tensor> gradients() const override;
 
  private:
+  [[nodiscard]] std::vector<at::Tensor> treated_parameters() const override;
+  void update(const ElementTreatment& treatment) override;
+
   UpdateOptions update_;
 };
 

@@ -1,39 +1,44 @@
-// Clipping of gradients by their global norm or by their values, as torch::nn::utils does it, in
-// parts that also serve when a rank holds only a shard of the gradients:
+// Norms of gradients, and clipping by them or by value, as torch::nn::utils does it:
 //
-//   double part = norm_part(gradients);                 // local: a sum over my elements
-//   part = <the sum of all ranks' parts>;               // norm_type infinity: the largest of them
-//   double norm = norm_of(part);
-//   double factor = clip_factor(norm, max_norm);        // at most 1
+//   loss.backward();
+//   double norm = optim::clip_gradient_norm(handle.parameters(), 1.0);
+//   if (std::isfinite(norm)) adamw.step();
 //
-// CombineParts is the second line as a function. Parts of a rank without gradients are 0.
+// Gradients are written at once, where a factor is not 1. Works with every optimizer.
+//
+// Parameters may be divided over ranks: slices that fully_shard() made know it (shard/part.h), and
+// the norm is that of the whole gradients, the same on all ranks, without being told. Then the call
+// is collective over these ranks. One call may take slices of several handles and parameters that
+// every rank has whole: each is counted once.
+//
+// Norms are computed in float64, whatever the gradients' dtype is; torch's are summed in that
+// dtype, and differ by its rounding. Parts of ranks are added in the group's order: with another
+// number of ranks the last bits of a float64 may differ, and the factor, which is float32 where
+// gradients are, hardly ever.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
 #include <span>
 
 namespace lockstep::optim {
 
-// Given this rank's part and whether the largest (true) or the sum (false) of all parts is wanted,
-// returns that. Collective over whoever holds parts.
-using CombineParts = std::function<double(double part, bool largest)>;
+// Of the gradients of `parameters` that are defined: the root of order `norm_type` of the sum of
+// |g|^norm_type over all elements; the largest |g| when norm_type is infinity; the number of
+// tensors, as in torch, when it is 0. With 2 it is finite when every element of 32 bits or fewer
+// is. InvalidArgument for a negative norm_type.
+[[nodiscard]] double gradient_norm(std::span<const at::Tensor> parameters, double norm_type = 2);
 
-// The sum of |g|^norm_type over all elements; the largest |g| when norm_type is infinity; the
-// number of tensors, as in torch, when it is 0. Accumulated in float64: with 2 it is finite exactly
-// when every element of 32 bits or fewer is. Does not look at undefined tensors. InvalidArgument
-// for a negative norm_type.
-[[nodiscard]] double norm_part(std::span<const at::Tensor> gradients, double norm_type = 2);
-[[nodiscard]] double norm_of(double part, double norm_type = 2);
-
-// min(1, max_norm / (norm + 1e-6)), torch's formula; not a number when the norm is none.
+// min(1, max_norm / (norm + 1e-6)), torch's formula; NaN when the norm is.
 [[nodiscard]] double clip_factor(double norm, double max_norm);
 
-// The eager form for any optimizer: multiplies the gradients of `parameters` by clip_factor() where
-// that is below 1, and returns the norm before. Equal to torch::nn::utils::clip_grad_norm_ within
-// rounding. InvalidArgument for a negative max_norm.
+// Multiplies the gradients by clip_factor() where that is not 1, and returns the norm before:
+// torch::nn::utils::clip_grad_norm_. InvalidArgument for a negative max_norm or norm_type.
 double clip_gradient_norm(std::span<const at::Tensor> parameters, double max_norm,
-                          double norm_type = 2, const CombineParts& combine = {});
+                          double norm_type = 2);
+
+// Every element to between -largest and largest: torch::nn::utils::clip_grad_value_. Local.
+// InvalidArgument for a negative one.
+void clip_gradient_values(std::span<const at::Tensor> parameters, double largest);
 
 }  // namespace lockstep::optim

@@ -3,26 +3,26 @@
 //
 //   GradScaler scaler;
 //   scaler.scale(loss).backward();
-//   scaler.unscale(adamw);            // only where gradients are clipped
-//   adamw.clip_norm(1.0);
-//   scaler.step(adamw);               // not when a gradient is infinite or no number
+//   scaler.unscale(adamw);            // only where gradients are clipped, or looked at
+//   clip_gradient_norm(parameters, 1.0);
+//   scaler.step(adamw);               // not when a gradient is infinite or NaN
 //   scaler.update();
 //
-// With our optimizers nothing is written to the gradients: one pass reads them to see whether all
-// are finite, and the update takes them times 1 / scale. With others of torch::optim they are
-// multiplied in place. Not thread-safe.
+// unscale() writes gradients. step() without it writes none of our optimizers': the update takes
+// them times 1 / scale, and they stay scaled. It can clip in the same pass, and the loop is then
 //
-// Ranks that hold shards of the gradients pass `combine`, so that all skip a step when one must;
-// under DistributedDataParallel every rank sees the same gradients and needs none.
+//   scaler.scale(loss).backward();
+//   scaler.step(adamw, {.clip_norm = 1.0});
+//   scaler.update();
+//
+// Where parameters are divided over ranks (fully_shard()), all ranks take a step or none does:
+// unscale() and step() are then collective. Not thread-safe.
 #pragma once
 
-#include <lockstep/optim/clipping.h>
-
-#include <torch/optim/optimizer.h>
+#include <lockstep/optim/treatment.h>
 
 #include <cstdint>
 #include <map>
-#include <optional>
 
 namespace torch::serialize {
 class InputArchive;
@@ -43,16 +43,17 @@ class GradScaler {
  public:
   // InvalidArgument for a growth factor of at most 1, a backoff factor outside (0, 1), an initial
   // scale that is not positive and finite, or an interval below 1.
-  explicit GradScaler(GradScalerOptions options = {}, CombineParts combine = {});
+  explicit GradScaler(GradScalerOptions options = {});
 
   [[nodiscard]] at::Tensor scale(const at::Tensor& loss) const;
 
-  // Once a step at most for each optimizer, InvalidArgument otherwise. Returns whether all its
-  // gradients are finite.
+  // Multiplies the gradients by 1 / scale, and returns whether all are finite, on all ranks. Once a
+  // step at most for each optimizer, InvalidArgument otherwise, and for float16 gradients, whose
+  // small ones would be lost: let step() of one of our optimizers unscale these.
   bool unscale(torch::optim::Optimizer& optimizer);
-  // Unscales unless unscale() did; optimizer.step() unless a gradient was not finite. Returns
-  // whether it stepped.
-  bool step(torch::optim::Optimizer& optimizer);
+  // One step_treated() (treatment.h): unscaled unless unscale() did it, then treated as asked for.
+  // No update when a gradient is not finite. Once an update() for each optimizer.
+  TreatedStep step(torch::optim::Optimizer& optimizer, StepTreatment treatment = {});
   // After all optimizers' steps: the next scale. InvalidArgument when no optimizer was unscaled.
   void update();
 
@@ -76,7 +77,6 @@ class GradScaler {
   };
 
   GradScalerOptions options_;
-  CombineParts combine_;
   double scale_;
   std::int64_t good_steps_ = 0;
   std::map<const torch::optim::Optimizer*, Seen> seen_;  // since the last update()

@@ -19,7 +19,7 @@ namespace lockstep::optim {
 
 using Schedule = std::function<double(double base, std::int64_t step)>;
 
-// base * factor while step < steps, then base.                               ConstantLR
+// base * factor while step < steps, then base; with no steps for good.       ConstantLR
 struct Constant {
   double factor = 1;
   std::int64_t steps = 0;

@@ -1,69 +1,74 @@
-// What happens to gradients between backward() and the update: they are unscaled, their norm or
-// their values are clipped. Our optimizers do that inside the update's own pass over memory:
-// nothing is written to the gradients, and the calls below only say what the next step() shall do.
+// A step that unscales and clips gradients in the update's own pass over memory.
 //
 //   loss.backward();
-//   double norm = adamw.clip_norm(1.0);    // one pass that reads the gradients
-//   adamw.step();                          // uses them clipped
+//   auto [stepped, norm] = adamw.step_treated({.clip_norm = 1.0});
 //
-// Calls are applied in their order: scale_gradients(0.5), clip_values(1), clip_norm(2) takes half
-// of each gradient, cuts that off at 1 and -1, and scales the result to a norm of at most 2. They
-// hold for one step().
+// gives what clip_gradient_norm() (clipping.h) and step() give one after the other, but writes
+// nothing to the gradients: one pass reads them for their norm, and the update takes them times the
+// factor. Nothing stays behind after the call.
 #pragma once
 
 #include <lockstep/optim/clipping.h>
 
 #include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
 
 #include <cstdint>
-#include <limits>
+#include <optional>
 #include <vector>
 
 namespace lockstep::optim {
 
-// g becomes clamp(g * factor, -limit, limit). Scaling and clamping in any order end in this form.
-struct Treatment {
-  double factor = 1;
-  double limit = std::numeric_limits<double>::infinity();
-
-  [[nodiscard]] bool is_none() const;
-  void scale(double by);
-  void clamp(double to);
+// What is done to gradients, in this order.
+struct StepTreatment {
+  double scale = 1;                  // they are multiplied by it; positive
+  std::optional<double> clip_value;  // each element is cut off at it and at its negative
+  std::optional<double> clip_norm;   // all are multiplied by clip_factor() of their norm
+  double norm_type = 2;              // of that norm
+  bool skip_if_not_finite = false;   // no update when an element is infinite or NaN
 };
+
+struct TreatedStep {
+  bool stepped = true;
+  std::optional<double> norm;  // scaled and cut off, before clip_norm; where that was asked for
+  explicit operator bool() const { return stepped; }
+};
+
+struct ElementTreatment;
 
 // A base of SGD, Adam and AdamW. Not thread-safe.
 class TreatsGradients {
  public:
   virtual ~TreatsGradients() = default;
 
-  // InvalidArgument unless `factor` is positive.
-  void scale_gradients(double factor);
-  // InvalidArgument unless `largest` is positive or 0.
+  // One step(). Where parameters are divided over ranks (fully_shard()), norms and what is finite
+  // are those of all ranks: with clip_norm or skip_if_not_finite every rank must call. A norm that
+  // is not finite is used as torch uses it, unless skip_if_not_finite.
+  //
+  // InvalidArgument for a scale that is not positive, or a negative clip_value, clip_norm or
+  // norm_type, and as step(); then nothing was updated.
+  TreatedStep step_treated(const StepTreatment& treatment);
+
+  // clip_gradient_norm() and clip_gradient_values() of this optimizer's parameters: these write the
+  // gradients.
+  double clip_norm(double max_norm, double norm_type = 2);
   void clip_values(double largest);
-  // Returns the norm of all gradients as treated so far, before the clipping; scales them by
-  // clip_factor(). Reads them once. With `combine` the gradients are one rank's part of them all,
-  // and every rank must call.
-  double clip_norm(double max_norm, double norm_type = 2, const CombineParts& combine = {});
 
-  // What the next step() will do; and nothing after all.
-  [[nodiscard]] const Treatment& treatment() const { return treatment_; }
-  void drop_treatment() { treatment_ = {}; }
-
-  // What the last step() of this rank read and wrote in our kernels: parameters, gradients (those
+  // What the last update of this rank read and wrote in our kernels: parameters, gradients (those
   // of all ranks where fully_shard()'s reduce_in_step leaves it to step() to sum them) and state.
+  // What was read for a norm before is not counted.
   [[nodiscard]] std::int64_t bytes_moved() const { return bytes_moved_; }
 
-  // Those that are defined.
-  [[nodiscard]] virtual std::vector<at::Tensor> gradients() const = 0;
-
  protected:
-  // For step(), at its begin: the treatment, which is over with it.
-  [[nodiscard]] Treatment take_treatment();
-
   std::int64_t bytes_moved_ = 0;
 
  private:
-  Treatment treatment_;
+  [[nodiscard]] virtual std::vector<at::Tensor> treated_parameters() const = 0;
+  virtual void update(const ElementTreatment& treatment) = 0;
 };
+
+// The same for any optimizer: ours by step_treated(), others by what clipping.h has and their
+// step(), which writes the gradients.
+TreatedStep step_treated(torch::optim::Optimizer& optimizer, const StepTreatment& treatment);
 
 }  // namespace lockstep::optim

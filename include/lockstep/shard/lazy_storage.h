@@ -40,14 +40,22 @@ class StorageOwner {
   virtual void unpin() noexcept = 0;
 };
 
+class Parts;  // part.h
+
+// Which parts lie in a storage; none where `parts` is null.
+struct PartPlace {
+  std::shared_ptr<const Parts> parts;
+  std::int64_t first = 0;  // the storage's first element is the one at this offset of `parts`
+};
+
 class LazyStorage {
  public:
   // Released at first. `released` is the text of the error of whoever reads it then. The owner may
-  // go before the storage: uses are then errors while it is released. `kept` lives as long as the
-  // storage.
+  // go before the storage: uses are then errors while it is released. `kept` and what `part` says
+  // live as long as the storage.
   LazyStorage(std::int64_t bytes, c10::Device device, std::weak_ptr<StorageOwner> owner,
               c10::DispatchKey key, std::string released,
-              std::shared_ptr<const void> kept = nullptr);
+              std::shared_ptr<const void> kept = nullptr, PartPlace part = {});
 
   // A tensor in it. Offset and strides are in elements.
   [[nodiscard]] at::Tensor place(c10::ScalarType dtype, std::int64_t offset, at::IntArrayRef sizes,

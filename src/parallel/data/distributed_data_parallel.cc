@@ -7,12 +7,12 @@
 
 #include <lockstep/base/check.h>
 #include <lockstep/models/names.h>
+#include <lockstep/optim/clipping.h>
 #include <lockstep/shard/deferral.h>
 #include <lockstep/shard/lazy_storage.h>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
-#include <torch/nn/utils/clip_grad.h>
 
 #include <lockstep/base/format.h>
 
@@ -132,7 +132,7 @@ void DistributedDataParallel::zero_grad(bool set_to_none) {
 }
 
 double DistributedDataParallel::clip_grad_norm(double max_norm, double norm_type) {
-  return torch::nn::utils::clip_grad_norm_(parameters(), max_norm, norm_type);
+  return optim::clip_gradient_norm(parameters(), max_norm, norm_type);
 }
 
 std::map<std::string, at::Tensor> DistributedDataParallel::state_dict() const {

@@ -87,7 +87,7 @@ AbsentGradients::AbsentGradients(const Unit& unit, std::function<void()> before_
 
 AbsentGradients::~AbsentGradients() {
   auto clear = [](const at::Tensor& tensor) {
-    if (shard::is_lazy(tensor.grad())) tensor.mutable_grad().reset();
+    if (!has_gradient(tensor)) tensor.mutable_grad().reset();
   };
   for (std::size_t i = 0; i < hooks_.size(); ++i) {
     unit_.parameters()[i].tensor.remove_hook(hooks_[i]);

@@ -43,13 +43,14 @@ DeferredGradient::DeferredGradient(at::Tensor rows, shard::Range range, c10::Sca
     inputs_.push_back(begin + (rank * rows_.size(1) + range.begin) * rows_.element_size());
 }
 
-std::shared_ptr<DeferredGradient> DeferredGradient::make(at::Tensor rows, shard::Range range,
-                                                         c10::ScalarType dtype,
-                                                         c10::DispatchKey key) {
+std::shared_ptr<DeferredGradient> DeferredGradient::make(
+    at::Tensor rows, shard::Range range, c10::ScalarType dtype, c10::DispatchKey key,
+    std::shared_ptr<const shard::Parts> parts) {
   std::shared_ptr<DeferredGradient> gradient(new DeferredGradient(std::move(rows), range, dtype));
   auto bytes = range.length() * static_cast<std::int64_t>(c10::elementSize(dtype));
   gradient->storage_ = std::make_unique<shard::LazyStorage>(
-      bytes, at::kCPU, gradient, key, "this gradient has not been computed: use an operation");
+      bytes, at::kCPU, gradient, key, "this gradient has not been computed: use an operation",
+      nullptr, shard::PartPlace{std::move(parts)});
   return gradient;
 }
 

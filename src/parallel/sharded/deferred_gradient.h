@@ -15,6 +15,7 @@
 // Thread-safe, but settle().
 #pragma once
 
+#include <lockstep/shard/part.h>
 #include <lockstep/shard/shard_range.h>
 #include <lockstep/shard/value_source.h>
 
@@ -28,9 +29,11 @@ namespace lockstep::sharded {
 
 class DeferredGradient final : public shard::ValueSource {
  public:
-  // `rows`: one a rank, or one alone, which is then the average. Tensors are of `dtype`.
+  // `rows`: one a rank, or one alone, which is then the average. Tensors are of `dtype`, and what
+  // `parts` says they are.
   static std::shared_ptr<DeferredGradient> make(at::Tensor rows, shard::Range range,
-                                                c10::ScalarType dtype, c10::DispatchKey key);
+                                                c10::ScalarType dtype, c10::DispatchKey key,
+                                                std::shared_ptr<const shard::Parts> parts);
 
   // A part of the range, from its element `offset` on.
   [[nodiscard]] at::Tensor slice(std::int64_t offset, std::int64_t length) const;

@@ -6,8 +6,6 @@
 #include <lockstep/base/check.h>
 #include <lockstep/optim/clipping.h>
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/full.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
 
@@ -88,29 +86,19 @@ void ShardedModule::zero_grad(bool set_to_none) {
 double ShardedModule::clip_grad_norm(double max_norm, double norm_type) {
   check(norm_type > 0, "clip_grad_norm: the norm's order must be positive, found {}", norm_type);
   check_gradients("clip_grad_norm");
-  return optim::clip_gradient_norm(parameters(), max_norm, norm_type, combine());
+  return optim::clip_gradient_norm(parameters(), max_norm, norm_type);
 }
 
 void ShardedModule::clip_grad_value(double largest) {
   check(largest >= 0, "clip_grad_value: the largest value must be at least 0, found {}", largest);
   check_gradients("clip_grad_value");
-  at::NoGradGuard no_grad;
-  for (const at::Tensor& slice : parameters())
-    if (slice.grad().defined()) slice.mutable_grad().clamp_(-largest, largest);
+  optim::clip_gradient_values(parameters(), largest);
 }
 
 void ShardedModule::check_gradients(std::string_view operation) const {
   check(state_->flow->has_gradients(),
         "{}: there are no gradients: no backward() outside no_sync() since the last zero_grad()",
         operation);
-}
-
-optim::CombineParts ShardedModule::combine() const {
-  return [shards = state_->groups.reduce](double part, bool largest) mutable {
-    at::Tensor all = at::full({1}, part, at::kDouble);
-    shards.all_reduce(all, largest ? Op::max : Op::sum, {.tag = "parts of a norm"}).wait();
-    return all.item<double>();
-  };
 }
 
 std::map<std::string, at::Tensor> ShardedModule::state_dict() const { return state_->state_dict(); }

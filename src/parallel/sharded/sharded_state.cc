@@ -165,6 +165,7 @@ sharded::UnitSettings settings_of(const ShardOptions& options) {
 ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& options)
     : groups(std::move(the_groups)),
       residency(std::make_unique<sharded::Residency>(options.level, options.prefetch)),
+      division(std::make_shared<shard::Division>(groups.reduce, options.timeout)),
       options_(options),
       pool_(std::make_shared<sharded::BufferPool>(groups.gather)) {
   check_options(options);
@@ -218,6 +219,7 @@ void ShardedState::add_units(const std::vector<shard::NamedParameter>& parameter
   for (const shard::PlannedUnit& planned : plan) {
     sharded::UnitSettings settings = settings_of(sharded::options_of(planned, options));
     settings.waits = waits;
+    settings.division = division;
     bool on_host = parameters[static_cast<std::size_t>(planned.items.front())].tensor.is_cpu();
     if (offload && (offload->is_in_files() || !on_host)) settings.offload = offload;
     add_unit(planned, parameters, settings);

@@ -42,6 +42,7 @@ class ShardedState {
   std::unique_ptr<sharded::Residency> residency;
   std::shared_ptr<sharded::GradientFlow> flow;
   std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
+  std::shared_ptr<shard::Division> division;
   std::shared_ptr<sharded::Offload> offload;  // null: nothing is offloaded
 
  private:

@@ -142,8 +142,16 @@ void Unit::take_parameters() {
 
 void Unit::make_slices() {
   writes_ = std::make_shared<Writes>();
+  std::vector<shard::Part> parts;
+  for (const shard::FlatSlice& slice : owned_) {
+    const shard::FlatEntry& entry = layout_.entry(slice.entry);
+    parts.push_back({entry.name, entry.sizes, slice.of_tensor, slice.offset});
+  }
+  auto division = settings_.division;
+  if (!division) division = std::make_shared<shard::Division>(group_);
+  parts_ = std::make_shared<shard::Parts>(std::move(division), std::move(parts));
   shard::LazyStorage storage(static_cast<std::int64_t>(shard_.nbytes()), shard_device(), writes_,
-                             settings_.key, "");
+                             settings_.key, "", nullptr, {parts_});
   storage.attach(shard_);
   for (const shard::FlatSlice& slice : owned_)
     slices_.push_back(storage.place(layout_.dtype(), slice.offset, {slice.of_tensor.length()}, {1})
@@ -292,6 +300,7 @@ void Unit::rename(std::string name, std::vector<shard::NamedParameter> parameter
   tag_ = formatted("unit {}", name_);
   parameters_ = std::move(parameters);
   layout_ = layout_of(parameters_, group_.size(), compute_dtype_);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) parts_->rename(i, parameters_[i].name);
   storage_.explain(released_text(name_));
 }
 

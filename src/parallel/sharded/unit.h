@@ -20,6 +20,7 @@
 #include <lockstep/shard/flat_layout.h>
 #include <lockstep/shard/lazy_storage.h>
 #include <lockstep/shard/named_parameters.h>
+#include <lockstep/shard/part.h>
 
 #include "parallel/sharded/buffer_pool.h"
 #include "parallel/sharded/offload.h"
@@ -47,6 +48,8 @@ struct UnitSettings {
   c10::DispatchKey key = c10::DispatchKey::Undefined;
   std::shared_ptr<Offload> offload;  // null: shards are where the parameters are
   std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
+  // The ranks that hold the other parts, one for all units; null: those of the unit's group.
+  std::shared_ptr<shard::Division> division;
 };
 
 class Unit {
@@ -72,6 +75,8 @@ class Unit {
   // What the optimizer sees: one a parameter, leaves that require a gradient when the unit trains.
   [[nodiscard]] const std::vector<at::Tensor>& slices() const { return slices_; }
   [[nodiscard]] const std::vector<shard::FlatSlice>& owned() const { return owned_; }
+  // What slices and their gradients know of themselves; offsets count from the range's begin.
+  [[nodiscard]] const std::shared_ptr<shard::Parts>& parts() const { return parts_; }
   // This rank's range of the flat storage.
   [[nodiscard]] shard::Range range() const { return range_; }
   // The strides of parameter i in the storage.
@@ -172,6 +177,7 @@ class Unit {
   at::Tensor shard_;
   at::Tensor remembered_;           // the shard before the last write
   std::shared_ptr<Writes> writes_;  // to slices
+  std::shared_ptr<shard::Parts> parts_;
   std::vector<at::Tensor> slices_;
   Phase phase_ = Phase::absent;
   Work gather_;

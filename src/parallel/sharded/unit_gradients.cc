@@ -94,8 +94,9 @@ void UnitGradients::settle() {
 void UnitGradients::move_out() {
   for (const at::Tensor& slice : unit_.slices()) {
     at::Tensor& gradient = slice.mutable_grad();
-    if (!gradient.defined() || !shard::has_memory(gradient)) continue;
-    if (gradient.is_alias_of(flat_)) gradient = gradient.detach().clone();
+    if (!averages_stay() || !is_at_home(gradient)) continue;
+    gradient = shard::as_part(shard::values_of(gradient.detach()).clone(), unit_.parts(),
+                              gradient.storage_offset(), unit_.settings().key);
   }
 }
 
@@ -168,14 +169,29 @@ at::Tensor UnitGradients::make_averages() const {
 std::shared_ptr<DeferredGradient> UnitGradients::deferred_average() {
   c10::ScalarType own = unit_.layout().dtype();
   c10::DispatchKey key = unit_.settings().key;
-  if (reduces_in_step()) return DeferredGradient::make(rows_, unit_.range(), own, key);
+  if (reduces_in_step())
+    return DeferredGradient::make(rows_, unit_.range(), own, key, unit_.parts());
   if (!averages_are_narrow()) return nullptr;
   at::Tensor row = own_part();
   if (!keeps_buffer()) {
     if (!averages_.defined()) averages_ = make_averages();
     row = averages_.copy_(row);
   }
-  return DeferredGradient::make(row.unsqueeze(0), {0, row.numel()}, own, key);
+  return DeferredGradient::make(row.unsqueeze(0), {0, row.numel()}, own, key, unit_.parts());
+}
+
+// Of averages that are in memory as they are used.
+void UnitGradients::open_home() {
+  if (!averages_stay() && !averages_.defined()) {
+    averages_ = make_averages();
+    home_storage_.reset();
+  }
+  if (home_storage_) return;
+  at::Tensor memory = averages_stay() ? own_part() : averages_;
+  home_storage_.emplace(static_cast<std::int64_t>(memory.nbytes()), memory.device(),
+                        std::weak_ptr<shard::StorageOwner>(), unit_.settings().key, "", nullptr,
+                        shard::PartPlace{unit_.parts()});
+  home_storage_->attach(memory);
 }
 
 // Where the average of parameter i's slice is to lie.
@@ -183,10 +199,10 @@ at::Tensor UnitGradients::home_of(int i) {
   const shard::FlatSlice& slice = unit_.owned()[static_cast<std::size_t>(i)];
   std::int64_t length = slice.of_tensor.length();
   if (latest_) return latest_->slice(slice.offset, length);
-  if (averages_stay()) return placed(flat_, unit_.range().begin + slice.offset, {length}, {1});
-  if (!averages_.defined()) averages_ = make_averages();
-  return placed(averages_, slice.offset, {length}, {1})
-      .copy_(own_part().narrow(0, slice.offset, length));
+  open_home();
+  if (!averages_stay())
+    averages_.narrow(0, slice.offset, length).copy_(own_part().narrow(0, slice.offset, length));
+  return home_storage_->place(unit_.layout().dtype(), slice.offset, {length}, {1});
 }
 
 void UnitGradients::publish(const std::vector<bool>& unused) {
@@ -245,7 +261,9 @@ void UnitGradients::clear(bool set_to_none) {
 
 void UnitGradients::drop_averages() {
   settle();
-  if (!unit_.settings().offload) averages_.reset();
+  if (unit_.settings().offload) return;
+  averages_.reset();
+  if (!averages_stay()) home_storage_.reset();
 }
 
 void UnitGradients::free_buffers() {
@@ -263,8 +281,7 @@ std::int64_t UnitGradients::kept_bytes() const {
   if (keeps_buffer() && flat_.defined()) bytes += flat_.nbytes();
   auto add_strange = [&](const at::Tensor& gradient) {
     bool counted = !gradient.defined() || !shard::has_memory(gradient) ||
-                   (flat_.defined() && gradient.is_alias_of(flat_)) ||
-                   (averages_.defined() && gradient.is_alias_of(averages_));
+                   (flat_.defined() && gradient.is_alias_of(flat_)) || is_at_home(gradient);
     if (!counted) bytes += gradient.nbytes();
   };
   for (const auto& parameter : unit_.parameters()) add_strange(parameter.tensor.grad());

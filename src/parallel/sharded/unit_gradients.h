@@ -28,6 +28,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -89,6 +90,10 @@ class UnitGradients {
   void move_out();
   void clear_padding();
   [[nodiscard]] at::Tensor home_of(int i);
+  [[nodiscard]] bool is_at_home(const at::Tensor& gradient) const {
+    return home_storage_ && home_storage_->holds(gradient);
+  }
+  void open_home();
 
   const Unit& unit_;
   Group shards_;
@@ -102,7 +107,8 @@ class UnitGradients {
   std::shared_ptr<DeferredGradient> latest_;  // null: averages are in memory as they are used
   at::Tensor flat_;                           // undefined while there is none
   at::Tensor averages_;                       // of the shard; undefined where they are in flat_
-  bool filling_ = false;                      // flat_ holds gradients that publish() has not seen
+  std::optional<shard::LazyStorage> home_storage_;  // on the memory of averages that stay
+  bool filling_ = false;  // flat_ holds gradients that publish() has not seen
   Work work_;
 };
 

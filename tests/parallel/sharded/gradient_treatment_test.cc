@@ -32,7 +32,7 @@ TEST_P(ShardedTreatment, OurOptimizersClipByTheNormOfAllRanks) {
       ((*net)->forward(Pair::input()).square().sum() * 3).backward();
     optim::AdamW ours(pair.sharded->parameters(), torch::optim::AdamWOptions(0.1));
     double expected = torch::nn::utils::clip_grad_norm_(pair.plain->parameters(), 0.5);
-    EXPECT_NEAR(ours.clip_norm(0.5, 2, pair.sharded->combine()), expected, 1e-5 * expected);
+    EXPECT_NEAR(ours.clip_norm(0.5), expected, 1e-5 * expected);
     optim::AdamW theirs(pair.plain->parameters(), torch::optim::AdamWOptions(0.1));
     ours.step();
     theirs.step();
@@ -45,7 +45,7 @@ TEST_P(ShardedTreatment, OurOptimizersClipByTheNormOfAllRanks) {
 // One rank's shard has a gradient that is not finite: no rank steps.
 TEST_P(ShardedTreatment, ScaledLossesAreSkippedByAllRanksOrNone) {
   run([](Pair& pair, Group group) {
-    optim::GradScaler scaler({.initial_scale = 1024}, pair.sharded->combine());
+    optim::GradScaler scaler({.initial_scale = 1024});
     auto ours = momentum()(pair.sharded->parameters());
     auto theirs = momentum()(pair.plain->parameters());
     for (int step = 0; step < 3; ++step) {
@@ -57,7 +57,7 @@ TEST_P(ShardedTreatment, ScaledLossesAreSkippedByAllRanksOrNone) {
       at::Tensor last = pair.sharded->parameters().back();
       if (overflows && group.rank() == group.size() - 1 && last.numel() > 0)
         last.mutable_grad().fill_(std::numeric_limits<float>::infinity());
-      EXPECT_EQ(scaler.step(*ours), !overflows);
+      EXPECT_EQ(scaler.step(*ours).stepped, !overflows);
       scaler.update();
       if (!overflows) theirs->step();
     }
@@ -78,7 +78,7 @@ TEST(ShardedLossScaling, TrainsInHalfPrecision) {
     fill_parameters(*model, 3);
     auto sharded = fully_shard(model, group, {.units = {"*"}, .compute_dtype = at::kHalf});
     auto optimizer = adamw()(sharded.parameters());
-    optim::GradScaler scaler({}, sharded.combine());
+    optim::GradScaler scaler;
     double first = 0, last = 0;
     int skipped = 0;
     for (int step = 0; step < 30; ++step) {

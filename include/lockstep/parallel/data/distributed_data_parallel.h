@@ -130,7 +130,8 @@ class [[nodiscard]] DistributedDataParallel {
 
   // Local, and the same on every rank, since gradients are. Scales all gradients so that their
   // common norm (of order `norm_type`) is at most `max_norm`, and returns what it was:
-  // torch::nn::utils::clip_grad_norm_.
+  // optim::clip_gradient_norm(), as fully_shard()'s. torch::nn::utils::clip_grad_norm_ of
+  // parameters() does the same with a norm that is summed in the gradients' dtype.
   double clip_grad_norm(double max_norm, double norm_type = 2.0);
 
   // Local: the module's tensors under the names of Python's state_dict(), tied ones under each;

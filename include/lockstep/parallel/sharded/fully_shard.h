@@ -40,7 +40,6 @@
 
 #include <lockstep/comm/group.h>
 #include <lockstep/mesh/mesh.h>
-#include <lockstep/optim/clipping.h>
 #include <lockstep/optim/state_memory.h>
 #include <lockstep/parallel/reduction_failed.h>
 #include <lockstep/parallel/sharded/memory.h>
@@ -109,23 +108,20 @@ class [[nodiscard]] ShardedModule {
 
   // What the optimizer is built on: this rank's part of each parameter, tied ones once, in the
   // module's order. Parts of one unit lie side by side in its shard. For optimizers that treat
-  // elements apart (SGD, Adam, AdamW, RMSprop, ...); one that looks at a parameter's shape needs
-  // the whole.
+  // elements apart (SGD, Adam, AdamW, RMSprop, ...). One that mixes them (LBFGS, LAMB), and every
+  // operation that does (a norm, a sum, cat(); torch::nn::utils::clip_grad_norm_), is
+  // InvalidArgument on more than one rank and names the parameter (shard/part.h).
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
   [[nodiscard]] std::vector<ShardedParameter> named_parameters() const;
 
   // Local, of the shards' gradients and of those kept by no_sync().
   void zero_grad(bool set_to_none = true);
   // Collective. Scales the gradients so that the norm (of order `norm_type`) of all of them
-  // together is at most `max_norm`; returns what it was.
+  // together is at most `max_norm`; returns what it was. The same as optim::clip_gradient_norm() of
+  // parameters(), which knows, as optim::GradScaler does, that these are divided (shard/part.h).
   double clip_grad_norm(double max_norm, double norm_type = 2.0);
   // Local. Every element of the gradients to between -largest and largest.
   void clip_grad_value(double largest);
-  // What the norm of all ranks' gradients is made with, for whoever has only shards of them:
-  //   optim::GradScaler scaler({}, sharded.combine());      // all ranks skip a step, or none
-  //   adamw.clip_norm(1.0, 2, sharded.combine());           // lockstep::optim: folded into step()
-  // Collective when called. Outlives the handle.
-  [[nodiscard]] optim::CombineParts combine() const;
 
   // Collective: whole tensors, copies, under the names of Python's state_dict(), on every rank.
   [[nodiscard]] std::map<std::string, at::Tensor> state_dict() const;
