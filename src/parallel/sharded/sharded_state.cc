@@ -168,6 +168,7 @@ ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& optio
       options_(options),
       pool_(std::make_shared<sharded::BufferPool>(groups.gather)) {
   check_options(options);
+  residency->meets_also_in(groups.reduce, options.timeout);
   if (!options.offload.empty() || options.offload_to_host)
     offload = std::make_shared<sharded::Offload>(options.offload);
 }
