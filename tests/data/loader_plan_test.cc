@@ -89,7 +89,7 @@ TEST(LoaderPlan, ChecksAState) {
             "resuming a loader: expected an epoch >= 0 and 0 to 13 batches, found 3 and 14");
 }
 
-// With `uneven`, ranks have different numbers of batches, and the end of an epoch is the end on all.
+// With `uneven` ranks have different numbers of batches, and an epoch's end is the end on all.
 TEST(LoaderPlan, APlaceAtTheEndOfAnUnevenEpochHoldsForAnyRanks) {
   for (std::int64_t samples : {10, 13, 24, 25, 1})
     for (int from : {1, 2, 3, 4})

@@ -120,7 +120,9 @@ void Residency::bring(int unit) {
   } else {
     gather_everything();
   }
-  if (again) meet(wanted, wanted.gather(), gathered_again);
+  // Where all are gathered together it does not matter which of them was used.
+  const Unit& named = level_ == ShardLevel::full ? wanted : *units_.front();
+  if (again) meet(named, wanted.gather(), gathered_again);
   wanted.finish_gather();
 }
 
@@ -302,7 +304,7 @@ void Residency::hold_all() {
   gather_everything();
   for (const auto& unit : units_) {
     if (!unit->arriving()) continue;
-    if (std::exchange(again, false)) meet(*unit, unit->gather(), gathered_again);
+    if (std::exchange(again, false)) meet(*units_.front(), unit->gather(), gathered_again);
     unit->finish_gather();
   }
   ++held_;
