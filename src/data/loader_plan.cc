@@ -21,6 +21,10 @@ Sampler sampler_for(std::int64_t samples, const LoaderOptions& options) {
                            .uneven = options.uneven});
 }
 
+std::int64_t batches_of(std::int64_t samples, const LoaderOptions& options) {
+  return (samples + (options.drop_last ? 0 : options.batch_size - 1)) / options.batch_size;
+}
+
 void check_equal(const char* field, std::uint64_t expected, std::uint64_t found) {
   if (expected != found) {
     throw BadInput(
@@ -33,7 +37,10 @@ void check_equal(const char* field, std::uint64_t expected, std::uint64_t found)
 LoaderPlan::LoaderPlan(std::int64_t samples, const LoaderOptions& options)
     : sampler_(sampler_for(samples, options)),
       batch_size_(options.batch_size),
-      batches_((sampler_.size() + (options.drop_last ? 0 : batch_size_ - 1)) / batch_size_) {
+      batches_(batches_of(sampler_.size(), options)),
+      end_(options.uneven
+               ? batches_of((samples + options.group.size() - 1) / options.group.size(), options)
+               : batches_) {
   if (samples == 0) throw BadInput("loader: expected a dataset with samples, found an empty one");
   if (options.drop_last && batches_ == 0) {
     throw BadInput(c10::str("loader: expected ", batch_size_ * options.group.size(),
@@ -69,8 +76,8 @@ void LoaderPlan::check(const LoaderState& state) const {
               static_cast<std::uint64_t>(state.global_batch));
   check_equal("shuffle", own.shuffle, state.shuffle);
   check_equal("drop_last", own.drop_last, state.drop_last);
-  if (state.epoch < 0 || state.batches < 0 || state.batches > batches_) {
-    throw BadInput(c10::str("resuming a loader: expected an epoch >= 0 and 0 to ", batches_,
+  if (state.epoch < 0 || state.batches < 0 || state.batches > end_) {
+    throw BadInput(c10::str("resuming a loader: expected an epoch >= 0 and 0 to ", end_,
                             " batches, found ", state.epoch, " and ", state.batches));
   }
 }

@@ -1,11 +1,11 @@
 #include "parallel/module_check.h"
 
+#include "parallel/tensor_memory.h"
+
 #include <lockstep/base/error.h>
 #include <lockstep/base/fingerprint.h>
-#include <lockstep/shard/named_parameters.h>
 
 #include <ATen/ops/empty.h>
-#include <torch/nn/module.h>
 
 #include <lockstep/base/format.h>
 
@@ -71,8 +71,12 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
 }
 
 std::string describe(std::string_view kind, const std::string& name, const at::Tensor& tensor) {
+  if (tensor.is_nested()) return formatted("{} {}: nested", kind, name);
   std::string text = formatted("{} {}: {} [{}]", kind, name, c10::toString(tensor.scalar_type()),
                                listed(tensor.sizes(), ", "));
+  if (tensor.layout() != at::kStrided) return text + " " + c10::str(tensor.layout());
+  if (tensor.is_meta()) text += " without memory";
+  if (tensor.is_inference()) text += " made inside InferenceMode";
   if (!tensor.is_contiguous())
     text += formatted(" with strides [{}]", listed(tensor.strides(), ", "));
   return text;
@@ -80,16 +84,25 @@ std::string describe(std::string_view kind, const std::string& name, const at::T
 
 }  // namespace
 
-std::vector<std::string> lines_of(const torch::nn::Module& module) {
-  std::vector<std::string> lines;
-  for (const auto& [name, tensor, aliases] : shard::unique_parameters(module)) {
+std::vector<std::string> lines_of(const ModuleTensors& tensors) {
+  std::vector<std::string> lines, names;
+  std::vector<at::Tensor> all;
+  for (const auto& [name, tensor, aliases] : tensors.parameters) {
     std::string line = describe("parameter", name, tensor);
     if (!tensor.requires_grad()) line += " without gradient";
     for (const std::string& alias : aliases) line += " tied to " + alias;
     lines.push_back(std::move(line));
+    names.push_back(name);
+    all.push_back(tensor);
   }
-  for (const auto& item : module.named_buffers())
-    lines.push_back(describe("buffer", item.key(), item.value()));
+  for (const auto& [name, tensor] : tensors.buffers) {
+    lines.push_back(describe("buffer", name, tensor));
+    names.push_back(name);
+    all.push_back(tensor);
+  }
+  std::vector<std::optional<std::size_t>> sharing = first_sharing(all);
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (sharing[i]) lines[i] += " shares memory with " + names[*sharing[i]];
   return lines;
 }
 

@@ -1,19 +1,18 @@
 // Do all ranks hold the same model?
 #pragma once
 
+#include "parallel/module_tensors.h"
+
 #include <lockstep/comm/group.h>
 
 #include <string>
 #include <vector>
 
-namespace torch::nn {
-class Module;
-}
-
 namespace lockstep::parallel {
 
-// One line for each parameter and buffer: name, dtype, sizes, ties, whether it requires a gradient.
-[[nodiscard]] std::vector<std::string> lines_of(const torch::nn::Module& module);
+// One line for each parameter and buffer: name, dtype, sizes, ties, whether it requires a gradient,
+// and what it shares memory with.
+[[nodiscard]] std::vector<std::string> lines_of(const ModuleTensors& tensors);
 
 // Collective: every rank passes one line for each thing that must be equal, in order ("parameter
 // fc1.weight: Float [3, 4]"). Exchanges a fingerprint, and the lines themselves only when

@@ -1,6 +1,7 @@
 #include "parallel/state_broadcast.h"
 
 #include "parallel/pages.h"
+#include "parallel/tensor_memory.h"
 
 #include <lockstep/shard/bucket_plan.h>
 
@@ -16,8 +17,8 @@ namespace {
 shard::BucketPlan plan_for(const std::vector<at::Tensor>& tensors, std::int64_t bucket_bytes) {
   std::vector<shard::PlanItem> items;
   for (const at::Tensor& tensor : tensors)
-    items.push_back(
-        {static_cast<std::int64_t>(tensor.nbytes()), tensor.scalar_type(), tensor.device()});
+    items.push_back({static_cast<std::int64_t>(without_repetitions(tensor).nbytes()),
+                     tensor.scalar_type(), tensor.device()});
   std::vector<int> order(tensors.size());
   std::iota(order.begin(), order.end(), 0);
   return shard::plan_buckets(items, order,
@@ -34,18 +35,18 @@ std::vector<at::Tensor> select(const std::vector<at::Tensor>& tensors,
 shard::Bucket bucket_for(const Group& group, const std::vector<at::Tensor>& tensors) {
   std::vector<shard::TensorSpec> specs;
   for (const at::Tensor& tensor : tensors)
-    specs.push_back({"", tensor.sizes().vec(), tensor.scalar_type(), nullptr});
+    specs.push_back({"", without_repetitions(tensor).sizes().vec(), tensor.scalar_type(), nullptr});
   return {group, shard::FlatLayout(specs), tensors.front().device(), "state of rank 0"};
 }
 
 void pack(const std::vector<at::Tensor>& tensors, shard::Bucket& bucket) {
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    bucket.view(static_cast<int>(i)).copy_(tensors[i].detach());
+    bucket.view(static_cast<int>(i)).copy_(without_repetitions(tensors[i].detach()));
 }
 
 void unpack(const shard::Bucket& bucket, const std::vector<at::Tensor>& tensors) {
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    tensors[i].variable_data().copy_(bucket.view(static_cast<int>(i)));
+    without_repetitions(tensors[i].variable_data()).copy_(bucket.view(static_cast<int>(i)));
 }
 
 }  // namespace
@@ -86,7 +87,9 @@ bool StateBroadcast::fits() const {
       if (tensor.scalar_type() != part.bucket.layout().dtype() ||
           tensor.device() != part.bucket.flat().device())
         return false;
-      if (tensor.sizes() != part.bucket.layout().entry(static_cast<int>(i)).sizes) return false;
+      if (without_repetitions(tensor).sizes() !=
+          part.bucket.layout().entry(static_cast<int>(i)).sizes)
+        return false;
     }
   }
   return true;

@@ -12,6 +12,8 @@
 
 namespace lockstep::parallel {
 
+// Tensors may have gaps, and elements that share memory (expand()): each place is sent once.
+
 // Collective and blocking. Tensors of one dtype and device travel together, about `bucket_bytes` at
 // a time.
 void broadcast_now(const Group& group, const std::vector<at::Tensor>& tensors,

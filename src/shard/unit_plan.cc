@@ -42,19 +42,11 @@ Found unit_of(std::string_view name, std::span<const std::string> patterns) {
   return {};
 }
 
-void check_patterns(std::span<const UnitItem> items, std::span<const std::string> patterns) {
-  std::set<std::string_view> paths;
-  for (const UnitItem& item : items)
-    for (std::string_view path : paths_of(item.name)) paths.insert(path);
-  for (const std::string& pattern : patterns) {
-    auto named = [&](std::string_view path) { return names_path(pattern, path); };
-    if (std::ranges::any_of(paths, named)) continue;
-    constexpr std::size_t most_paths = 12;
-    std::vector<std::string_view> known(paths.begin(), paths.end());
-    std::ranges::stable_sort(known, {}, [](auto path) { return std::ranges::count(path, '.'); });
-    if (known.size() > most_paths) known.resize(most_paths);
-    throw InvalidArgument(unknown_name("unit pattern", pattern, known));
-  }
+Found unit_of(const UnitItem& item, std::span<const std::string> patterns) {
+  Found found = unit_of(item.name, patterns);
+  for (const std::string& alias : item.aliases)
+    if (found.pattern < 0) found = unit_of(alias, patterns);
+  return found;
 }
 
 bool same_kind(const UnitItem& a, const UnitItem& b) {
@@ -62,6 +54,27 @@ bool same_kind(const UnitItem& a, const UnitItem& b) {
 }
 
 }  // namespace
+
+void check_patterns(std::string_view kind, std::span<const std::string> patterns,
+                    std::span<const std::string> names) {
+  std::set<std::string_view> paths;
+  for (const std::string& name : names)
+    for (std::string_view path : paths_of(name)) paths.insert(path);
+  for (const std::string& pattern : patterns) {
+    auto named = [&](std::string_view path) { return names_path(pattern, path); };
+    if (std::ranges::any_of(paths, named)) continue;
+    constexpr std::size_t most_paths = 12;
+    std::vector<std::string_view> known(paths.begin(), paths.end());
+    std::ranges::stable_sort(known, {}, [](auto path) { return std::ranges::count(path, '.'); });
+    if (known.size() > most_paths) known.resize(most_paths);
+    throw InvalidArgument(unknown_name(kind, pattern, known));
+  }
+}
+
+bool names_around(std::string_view pattern, std::string_view name) {
+  return std::ranges::any_of(paths_of(name),
+                             [&](std::string_view path) { return names_path(pattern, path); });
+}
 
 bool names_path(std::string_view pattern, std::string_view path) {
   std::size_t end_of_pattern = pattern.find('.');
@@ -75,11 +88,16 @@ bool names_path(std::string_view pattern, std::string_view path) {
 
 std::vector<PlannedUnit> plan_units(std::span<const UnitItem> items,
                                     std::span<const std::string> patterns) {
-  check_patterns(items, patterns);
+  std::vector<std::string> names;
+  for (const UnitItem& item : items) {
+    names.push_back(item.name);
+    names.insert(names.end(), item.aliases.begin(), item.aliases.end());
+  }
+  check_patterns("unit pattern", patterns, names);
   std::vector<PlannedUnit> units;
   std::vector<std::string_view> paths;  // of units
   for (std::size_t i = 0; i < items.size(); ++i) {
-    auto [path, pattern] = unit_of(items[i].name, patterns);
+    auto [path, pattern] = unit_of(items[i], patterns);
     int kinds = 0;
     PlannedUnit* unit = nullptr;
     for (std::size_t u = 0; u < units.size() && unit == nullptr; ++u) {

@@ -89,5 +89,28 @@ TEST(LoaderPlan, ChecksAState) {
             "resuming a loader: expected an epoch >= 0 and 0 to 13 batches, found 3 and 14");
 }
 
+// With `uneven` ranks have different numbers of batches, and an epoch's end is the end on all.
+TEST(LoaderPlan, APlaceAtTheEndOfAnUnevenEpochHoldsForAnyRanks) {
+  for (std::int64_t samples : {10, 13, 24, 25, 1})
+    for (int from : {1, 2, 3, 4})
+      for (int to : {1, 2, 3, 4}) {
+        auto plan = [&](const Group& group) {
+          return LoaderPlan(samples,
+                            {.batch_size = 12 / group.size(), .group = group, .uneven = true});
+        };
+        for (const Group& saver : local_groups(from)) {
+          LoaderState end = plan(saver).state_at(2, plan(saver).batches());
+          for (const Group& reader : local_groups(to)) {
+            EXPECT_NO_THROW(plan(reader).check(end))
+                << samples << " samples, rank " << saver.rank() << " of " << from << " to "
+                << reader.rank() << " of " << to;
+            LoaderState behind = end;
+            behind.batches = plan(local_groups(to).front()).batches() + 1;
+            EXPECT_THROW(plan(reader).check(behind), BadInput);
+          }
+        }
+      }
+}
+
 }  // namespace
 }  // namespace lockstep::data

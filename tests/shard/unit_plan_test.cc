@@ -52,6 +52,25 @@ TEST(UnitPlan, TheDeepestModuleWinsAndAmongPatternsTheFirst) {
             (std::vector<PlannedUnit>{{"h.0.mlp", 1, {0}}, {"h.0", 0, {1}}, {"scale", 3, {2}}}));
 }
 
+TEST(UnitPlan, ATiedWeightIsKnownByAllItsNames) {
+  std::vector<UnitItem> items = items_of({"out", "embed.weight", "mid.weight"});
+  items[0].aliases = {"head.weight", "tail.weight"};
+  EXPECT_EQ(plan(items, {"head", "mid"}),
+            (std::vector<PlannedUnit>{{"head", 0, {0}}, {"rest", -1, {1}}, {"mid", 1, {2}}}));
+  EXPECT_EQ(plan(items, {"tail", "head.weight"}),
+            (std::vector<PlannedUnit>{{"head.weight", 1, {0}}, {"rest", -1, {1, 2}}}));
+  EXPECT_EQ(plan(items, {"tail", "out"}),
+            (std::vector<PlannedUnit>{{"out", 1, {0}}, {"rest", -1, {1, 2}}}));
+}
+
+TEST(UnitPlan, APatternMayNameAModuleAround) {
+  EXPECT_TRUE(names_around("h.*", "h.0.fc.weight"));
+  EXPECT_TRUE(names_around("h.*.fc.weight", "h.0.fc.weight"));
+  EXPECT_TRUE(names_around("h", "h.0.fc.weight"));
+  EXPECT_FALSE(names_around("h.*.weight", "h.0.fc.weight"));
+  EXPECT_FALSE(names_around("fc", "h.0.fc.weight"));
+}
+
 TEST(UnitPlan, EveryKindIsAUnitOfItsOwn) {
   std::vector<UnitItem> items = {{"h.0.a", c10::kFloat},
                                  {"h.0.b", c10::kBFloat16},

@@ -15,6 +15,7 @@
 #include <lockstep/data/loader_plan.h>
 #include <lockstep/data/prefetcher.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <iterator>
 #include <memory>
@@ -43,9 +44,10 @@ class [[nodiscard]] Epoch {
     Epoch* epoch_;
   };
 
-  // `place` counts the batches handed out; `batches` makes them.
-  Epoch(std::shared_ptr<std::int64_t> place, std::unique_ptr<Prefetcher> batches)
-      : place_(std::move(place)), batches_(std::move(batches)) {}
+  // `place` counts the batches handed out, and is `end` when there are no more; `batches` makes
+  // them.
+  Epoch(std::shared_ptr<std::int64_t> place, std::int64_t end, std::unique_ptr<Prefetcher> batches)
+      : place_(std::move(place)), end_(end), batches_(std::move(batches)) {}
 
   [[nodiscard]] Iterator begin() {
     if (!batch_) advance();
@@ -57,10 +59,11 @@ class [[nodiscard]] Epoch {
   void advance() {
     batch_.reset();
     batch_ = batches_->take();
-    if (batch_) ++*place_;
+    *place_ = batch_ ? *place_ + 1 : end_;
   }
 
   std::shared_ptr<std::int64_t> place_;
+  std::int64_t end_;
   std::unique_ptr<Prefetcher> batches_;
   Prefetcher::Item batch_;
 };
@@ -86,9 +89,8 @@ class Loader {
     resumed_ = false;
     epoch_ = number;
     *place_ = begin;
-    return Epoch<Batch>(
-        place_,
-        prefetcher(begin, std::make_shared<const std::vector<std::size_t>>(plan_.order(number))));
+    Order order = std::make_shared<const std::vector<std::size_t>>(plan_.order(number));
+    return Epoch<Batch>(place_, plan_.end(), prefetcher(std::min(begin, plan_.batches()), order));
   }
 
   // Batches of a whole epoch on this rank.
@@ -96,7 +98,7 @@ class Loader {
   [[nodiscard]] std::int64_t samples() const { return plan_.sampler().samples(); }
 
   // The place behind the last batch that was handed out, also in the middle of a loop over an
-  // epoch.
+  // epoch; when the loop is over, the epoch's end, the same on every rank.
   [[nodiscard]] LoaderState state() const { return plan_.state_at(epoch_, *place_); }
   // The next epoch(state.epoch) begins at the saved place. BadInput, and nothing changed, when the
   // state is that of another order.

@@ -33,6 +33,9 @@ class LoaderPlan {
 
   // Batches of an epoch on this rank.
   [[nodiscard]] std::int64_t batches() const { return batches_; }
+  // The place behind an epoch's last batch: the same on every rank, and for any number of ranks
+  // with the same global batch. With `uneven` a rank may have one batch less.
+  [[nodiscard]] std::int64_t end() const { return end_; }
   [[nodiscard]] const Sampler& sampler() const { return sampler_; }
 
   // This rank's samples in the order of epoch `epoch`; batch n is the n-th piece of it.
@@ -44,14 +47,15 @@ class LoaderPlan {
 
   // The state with this plan's own fields, at a place.
   [[nodiscard]] LoaderState state_at(std::int64_t epoch, std::int64_t batches) const;
-  // BadInput names the first field in which `state` differs from this plan, or a place behind the
-  // epoch's end.
+  // BadInput names the first field in which `state` differs from this plan, or a place behind
+  // end().
   void check(const LoaderState& state) const;
 
  private:
   Sampler sampler_;
   std::int64_t batch_size_;
   std::int64_t batches_;
+  std::int64_t end_;
 };
 
 }  // namespace lockstep::data

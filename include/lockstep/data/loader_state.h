@@ -12,7 +12,7 @@ namespace lockstep::data {
 // batches of all ranks together).
 struct LoaderState {
   std::int64_t epoch = 0;
-  std::int64_t batches = 0;  // handed to the program in this epoch, on each rank
+  std::int64_t batches = 0;  // handed out in this epoch on each rank that has so many (`uneven`)
   std::uint64_t seed = 0;
   std::int64_t samples = 0;
   std::int64_t global_batch = 0;

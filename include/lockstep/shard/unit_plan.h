@@ -23,7 +23,8 @@ struct UnitItem {
   std::string name;  // "blocks.0.fc.weight"
   c10::ScalarType dtype = c10::ScalarType::Float;
   c10::Device device = c10::kCPU;
-  bool trains = true;  // requires a gradient
+  bool trains = true;                     // requires a gradient
+  std::vector<std::string> aliases = {};  // its other names, where a weight is tied
 };
 
 struct PlannedUnit {
@@ -37,9 +38,18 @@ struct PlannedUnit {
 // part ("blocks.*" names blocks.0, and not blocks.0.fc).
 [[nodiscard]] bool names_path(std::string_view pattern, std::string_view path);
 
+// Whether `pattern` names the tensor `name`, or a module around it.
+[[nodiscard]] bool names_around(std::string_view pattern, std::string_view name);
+
+// InvalidArgument for the first pattern that names none of these tensors and no module around one:
+// it says what was probably meant. `kind`: of pattern, for the message.
+void check_patterns(std::string_view kind, std::span<const std::string> patterns,
+                    std::span<const std::string> names);
+
 // A parameter belongs to the deepest of the modules around it (or to itself) that a pattern names,
-// by the first pattern that does. Every item comes once; units come in the order of their first
-// items. InvalidArgument for a pattern that names nothing: it says what was probably meant.
+// by the first pattern that does; a tied one by the first of its names for which there is one.
+// Every item comes once; units come in the order of their first items. InvalidArgument for a
+// pattern that names nothing: it says what was probably meant.
 [[nodiscard]] std::vector<PlannedUnit> plan_units(std::span<const UnitItem> items,
                                                   std::span<const std::string> patterns);
 

@@ -25,14 +25,16 @@ using data_parallel::Reducer;
 using parallel::GradientHooks;
 
 // What all ranks must agree on.
-std::vector<std::string> describe(const torch::nn::Module& module,
+std::vector<std::string> describe(const parallel::ModuleTensors& tensors,
                                   const DataParallelOptions& options) {
   std::vector<std::string> lines = {
       formatted("option bucket_bytes = {}", options.bucket_bytes),
       formatted("option first_bucket_bytes = {}", options.first_bucket_bytes),
       formatted("option find_unused_parameters = {}", options.find_unused_parameters),
       formatted("option broadcast_buffers = {}", options.broadcast_buffers)};
-  for (std::string& line : parallel::lines_of(module)) lines.push_back(std::move(line));
+  for (const std::string& pattern : options.ignored)
+    lines.push_back(formatted("option ignored {}", pattern));
+  for (std::string& line : parallel::lines_of(tensors)) lines.push_back(std::move(line));
   return lines;
 }
 
@@ -62,8 +64,10 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> the_modu
         "DistributedDataParallel: bucket sizes must be positive, found {} and {} bytes",
         options.bucket_bytes, options.first_bucket_bytes);
   CallOptions call{.tag = "DistributedDataParallel", .timeout = options.timeout};
-  parallel::check_same_lines(group, describe(*module, options), call);
-  parameters = shard::unique_parameters(*module);
+  parallel::ModuleTensors tensors = parallel::tensors_of(*module, options.ignored);
+  parallel::check_same_lines(group, describe(tensors, options), call);
+  parallel::check_ordinary(tensors, "DistributedDataParallel");
+  parameters = tensors.parameters;
   std::vector<shard::NamedParameter> trainable, frozen;
   std::vector<at::Tensor> state, hooked;
   for (const shard::NamedParameter& parameter : parameters) {
@@ -75,7 +79,7 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> the_modu
     (parameter.tensor.requires_grad() ? trainable : frozen).push_back(parameter);
     if (parameter.tensor.requires_grad()) hooked.push_back(parameter.tensor);
   }
-  std::vector<at::Tensor> buffers = module->buffers();
+  std::vector<at::Tensor> buffers = tensors.buffer_tensors();
   state.insert(state.end(), buffers.begin(), buffers.end());
   parallel::broadcast_now(group, state, options.bucket_bytes, call);
   reducer = std::make_shared<Reducer>(group, std::move(trainable), std::move(frozen),

@@ -2,15 +2,25 @@
 
 #include "parallel/backward_watch.h"
 
+#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
 
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
 #include <utility>
 
 namespace lockstep::sharded {
+
+namespace {
+
+constexpr const char* gathered_again = "is gathered again, because a slice was written since";
+
+}  // namespace
 
 // What a unit's storage asks for memory.
 class Residency::Owner final : public shard::StorageOwner {
@@ -34,6 +44,12 @@ void Residency::add(std::unique_ptr<Unit> unit) {
   unit->before_slice_writes([this, number = units_.size()] { before_slice_write(number); });
   units_.push_back(std::move(unit));
   was_written_.push_back(false);
+  dropped_.push_back(false);
+}
+
+void Residency::meets_also_in(Group group, std::optional<Duration> timeout) {
+  other_group_ = std::move(group);
+  timeout_ = timeout;
 }
 
 namespace {
@@ -85,15 +101,18 @@ void Residency::written(int unit) {
 
 void Residency::unpin(int unit) noexcept {
   std::lock_guard lock(mutex_);
-  --units_[static_cast<std::size_t>(unit)]->pins;
+  Unit& used = *units_[static_cast<std::size_t>(unit)];
+  --used.pins;
+  // The operation that used it has written a slice meanwhile.
+  if (dropped_[static_cast<std::size_t>(unit)] && used.present() && used.pins == 0) release(used);
 }
 
 void Residency::bring(int unit) {
   Unit& wanted = *units_[static_cast<std::size_t>(unit)];
   if (std::exchange(current_, unit) != unit) leave_others(unit);
-  if (wanted.arriving() && wanted.outdated()) wanted.finish_gather();
-  if (wanted.present() && wanted.outdated() && wanted.pins == 0) release(wanted);
+  drop_if_outdated(static_cast<std::size_t>(unit));
   if (wanted.present()) return;
+  bool again = is_again(unit);
   if (level_ == ShardLevel::full) {
     record(unit);
     if (!wanted.arriving()) post(wanted);
@@ -101,16 +120,38 @@ void Residency::bring(int unit) {
   } else {
     gather_everything();
   }
+  // Where all are gathered together it does not matter which of them was used.
+  const Unit& named = level_ == ShardLevel::full ? wanted : *units_.front();
+  if (again) meet(named, wanted.gather(), gathered_again);
   wanted.finish_gather();
+}
+
+// Whether ranks that wrote no slice do not gather now.
+bool Residency::is_again(int unit) const {
+  if (parallel::current_backward() >= 0) return false;
+  if (level_ == ShardLevel::full) return dropped_[static_cast<std::size_t>(unit)];
+  return std::ranges::find(dropped_, true) != dropped_.end();
+}
+
+// Blocks until all ranks do the same as this one. Those that do something else find it out in the
+// group of `own`, or in the other one: whichever they come to.
+void Residency::meet(const Unit& unit, Work own, const char* why) {
+  std::string tag = formatted("unit {} {}", unit.name(), why);
+  Work other = other_group_.barrier({.tag = tag, .timeout = timeout_});
+  Deadline deadline = Deadline::after(timeout_.value_or(other_group_.timeout()));
+  while (!own.done() && !other.done() && !deadline.passed())
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  if (own.done()) own.wait();
+  other.wait();
+  own.wait();
 }
 
 // The first use after a step: which unit it was does not matter, so ranks whose batches take
 // different ways through the model agree.
 void Residency::gather_everything() {
-  for (const auto& unit : units_) {
-    if (unit->arriving() && unit->outdated()) unit->finish_gather();
-    if (unit->present() && unit->outdated() && unit->pins == 0) release(*unit);
-    if (!unit->present() && !unit->arriving()) post(*unit);
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    drop_if_outdated(i);
+    if (!units_[i]->present() && !units_[i]->arriving()) post(*units_[i]);
   }
 }
 
@@ -118,6 +159,8 @@ void Residency::post(Unit& unit) {
   if (before_gather_) before_gather_();
   if (unit.is_node_shared()) is_read_ = true;
   unit.post_gather();
+  dropped_[number_of(unit)] = false;
+  may_drop_ = may_drop_ || unit.trains();
 }
 
 void Residency::record(int unit) {
@@ -148,7 +191,9 @@ void Residency::leave_others(int unit) {
   bool in_backward = parallel::current_backward() >= 0;
   for (int other = 0; other < static_cast<int>(units_.size()); ++other) {
     Unit& candidate = *units_[static_cast<std::size_t>(other)];
-    if (other == unit || !candidate.present()) continue;
+    if (other == unit) continue;
+    if (!stays(candidate, in_backward)) dropped_[static_cast<std::size_t>(other)] = false;
+    if (!candidate.present()) continue;
     bool changed = was_written_[static_cast<std::size_t>(other)] && held_ == 0;
     if (stays(candidate, in_backward) && !(changed && candidate.pins == 0)) continue;
     release(candidate);
@@ -156,12 +201,13 @@ void Residency::leave_others(int unit) {
 }
 
 void Residency::release(Unit& unit) {
-  auto number =
-      static_cast<std::size_t>(std::find_if(units_.begin(), units_.end(),
-                                            [&](const auto& one) { return one.get() == &unit; }) -
-                               units_.begin());
-  was_written_[number] = false;
+  was_written_[number_of(unit)] = false;
   unit.release();
+}
+
+std::size_t Residency::number_of(const Unit& unit) const {
+  return static_cast<std::size_t>(
+      std::ranges::find(units_, &unit, [](const auto& one) { return one.get(); }) - units_.begin());
 }
 
 void Residency::unit_done(int unit) {
@@ -179,6 +225,7 @@ void Residency::drop_all() {
     if (level_ != ShardLevel::full && frozen && !unit->outdated()) continue;
     if (unit->present() && unit->pins == 0 && held_ == 0) release(*unit);
   }
+  dropped_.assign(dropped_.size(), false);
   current_ = -1;
 }
 
@@ -198,6 +245,7 @@ void Residency::invalidate() {
     if (unit->arriving()) unit->finish_gather();
     if (unit->present() && unit->pins == 0) release(*unit);
   }
+  dropped_.assign(dropped_.size(), false);
 }
 
 void Residency::all_have_read() {
@@ -209,39 +257,57 @@ void Residency::before_write() {
   std::lock_guard lock(mutex_);
   for (const auto& unit : units_)
     if (unit->arriving()) unit->finish_gather();
-  bool any_present = std::ranges::any_of(units_, [](const auto& unit) { return unit->present(); });
-  wait_for_readers(any_present);
+  wait_for_readers();
 }
 
 void Residency::before_slice_write(std::size_t unit) {
   std::lock_guard lock(mutex_);
   if (units_[unit]->arriving()) units_[unit]->finish_gather();
-  wait_for_readers(units_[unit]->present());
+  wait_for_readers();
+  drop_before_write(unit);
 }
 
-void Residency::wait_for_readers(bool is_present) {
+void Residency::drop_before_write(std::size_t unit) {
+  drop(unit);
+  if (!may_drop_ || held_ > 0 || parallel::current_backward() >= 0) return;
+  may_drop_ = false;
+  for (std::size_t other = 0; other < units_.size(); ++other)
+    if (units_[other]->trains()) drop(other);
+}
+
+// A kernel has written a slice past LibTorch's operations.
+void Residency::drop_if_outdated(std::size_t number) {
+  const Unit& unit = *units_[number];
+  if ((unit.present() || unit.arriving()) && unit.outdated() && unit.pins == 0) drop(number);
+}
+
+void Residency::drop(std::size_t number) {
+  Unit& unit = *units_[number];
+  if (unit.arriving()) unit.finish_gather();
+  if (!unit.present()) return;
+  dropped_[number] = true;
+  if (unit.pins == 0) release(unit);
+}
+
+void Residency::wait_for_readers() {
   if (units_.empty() || !units_.front()->is_node_shared()) return;
-  if (held_ == 0 && !is_read_ && !is_present) return;
-  units_.front()->meet_all();
-  is_read_ = false;
-  if (held_ > 0) return;
-  // Who reads from now on gathers again, and so says it before the next write.
-  for (const auto& unit : units_) {
-    if (unit->arriving()) unit->finish_gather();
-    if (unit->present() && unit->pins == 0) release(*unit);
-    is_read_ = is_read_ || unit->present();
-  }
+  if (held_ == 0 && !std::exchange(is_read_, false)) return;
+  // A write takes gathered values away, so a later use gathers again, and is_read_ says it.
+  meet(*units_.front(), units_.front()->post_meeting(),
+       "changes: all ranks write their slices when they have used parameters since backward()");
 }
 
 void Residency::hold_all() {
   std::lock_guard lock(mutex_);
-  for (const auto& unit : units_) {
-    if (unit->arriving()) unit->finish_gather();
-    if (unit->present() && unit->outdated() && unit->pins == 0) release(*unit);
-    if (!unit->present()) post(*unit);
-  }
   for (const auto& unit : units_)
     if (unit->arriving()) unit->finish_gather();
+  bool again = std::ranges::find(dropped_, true) != dropped_.end();
+  gather_everything();
+  for (const auto& unit : units_) {
+    if (!unit->arriving()) continue;
+    if (std::exchange(again, false)) meet(*units_.front(), unit->gather(), gathered_again);
+    unit->finish_gather();
+  }
   ++held_;
 }
 

@@ -12,13 +12,18 @@
 // Node-shared storage: a rank's update of its shard is at once what all ranks read, so it has to
 // wait until none of them reads the values before. That is known at the end of a reduced
 // backward(), where all ranks meet. If a unit was gathered since (an evaluation between backward()
-// and step()), or unsharded() is open, all ranks meet before the first write to a shard. There
-// every unit is released, so that an evaluation between the steps of two optimizers gathers again,
-// and the ranks meet before the second one, too. Nothing is ever gathered ahead across a step that
+// and step()), or unsharded() is open, all ranks meet before the first write to a shard. The write
+// releases every unit that trains, so an evaluation between the steps of two optimizers gathers
+// again, and the ranks meet before the second step, too. Nothing is ever gathered ahead across a step that
 // somebody reads: what is outdated is gathered again. Writes to whole parameters go to copies.
 //
 // What is posted depends on nothing but the sequence of uses, so it is the same on all ranks that
 // use units in the same order.
+//
+// A write to a slice takes the memory of all units that train away at once, on this rank: nobody
+// finds old values there, past the dispatcher either. They are gathered again at the next use.
+// Outside backward() that is a gather which ranks that wrote nothing know nothing of: they come to
+// another call, and it is a Mismatch on both of the groups that the handle's calls go to.
 //
 // Invariants, under mutex_: a unit with pins is present; a unit that is present or arriving has its
 // values from the shards as they were when its gather was posted, and one that is outdated is
@@ -30,11 +35,13 @@
 
 #include "parallel/sharded/unit.h"
 
+#include <lockstep/comm/group.h>
 #include <lockstep/shard/lazy_storage.h>
 
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 namespace lockstep::sharded {
@@ -49,6 +56,8 @@ class Residency {
   void add(std::unique_ptr<Unit> unit);
   [[nodiscard]] const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
 
+  // Before any use. The group that gradients are reduced in, for calls that all ranks make or none.
+  void meets_also_in(Group group, std::optional<Duration> timeout);
   // Called before this rank takes part in a gather.
   void before_gathers(std::function<void()> action) { before_gather_ = std::move(action); }
 
@@ -85,7 +94,13 @@ class Residency {
   void record(int unit);
   void leave_others(int unit);
   void before_slice_write(std::size_t unit);
-  void wait_for_readers(bool is_present);
+  void drop_before_write(std::size_t unit);
+  void drop_if_outdated(std::size_t number);
+  void drop(std::size_t number);
+  [[nodiscard]] std::size_t number_of(const Unit& unit) const;
+  [[nodiscard]] bool is_again(int unit) const;
+  void meet(const Unit& unit, Work own, const char* why);
+  void wait_for_readers();
   void forget_write();
   void release(Unit& unit);
   void drop_all();
@@ -102,6 +117,10 @@ class Residency {
   std::function<void()> before_gather_;
   bool is_read_ = false;           // node-shared: perhaps, by some rank
   std::vector<bool> was_written_;  // in place, since it was gathered
+  std::vector<bool> dropped_;      // by a write to a slice, and not gathered since
+  bool may_drop_ = false;          // a unit was gathered since a write dropped all
+  Group other_group_;
+  std::optional<Duration> timeout_;
   std::vector<int> order_;         // of gathers, between the last two ends of backward()
   std::vector<int> seen_;          // since the last one
   bool follows_ = false;           // seen_ is how order_ begins

@@ -58,14 +58,18 @@ void check_options(const ShardOptions& options) {
         options.prefetch);
 }
 
-std::vector<std::string> lines_of(const torch::nn::Module& module) {
-  std::vector<std::string> lines = parallel::lines_of(module);
+std::vector<std::string> lines_of(const torch::nn::Module& module,
+                                  const parallel::ModuleTensors& tensors) {
+  std::vector<std::string> lines = parallel::lines_of(tensors);
   for (std::string& line : sharded::deferred_lines(module)) lines.push_back(std::move(line));
+  for (std::string& line : parallel::lines_of_held(tensors)) lines.push_back(std::move(line));
   return lines;
 }
 
 // What all ranks must agree on.
-std::vector<std::string> describe(const torch::nn::Module& module, const ShardOptions& options) {
+std::vector<std::string> describe(const torch::nn::Module& module,
+                                  const parallel::ModuleTensors& tensors,
+                                  const ShardOptions& options) {
   std::vector<std::string> lines = {
       formatted("option level = {}", name_of(options.level)),
       formatted("option storage = {}",
@@ -85,20 +89,16 @@ std::vector<std::string> describe(const torch::nn::Module& module, const ShardOp
         formatted("units {}, reshard_after_forward = {}, compute_dtype = {}", rule.pattern,
                   rule.reshard_after_forward.value_or(options.reshard_after_forward),
                   name_of(rule.compute_dtype ? rule.compute_dtype : options.compute_dtype)));
-  for (std::string& line : lines_of(module)) lines.push_back(std::move(line));
+  for (const std::string& pattern : options.ignored)
+    lines.push_back(formatted("option ignored {}", pattern));
+  for (std::string& line : lines_of(module, tensors)) lines.push_back(std::move(line));
   return lines;
 }
 
-void check_dense(const std::vector<shard::NamedParameter>& parameters) {
-  for (const auto& [name, tensor, aliases] : parameters) {
-    check(tensor.layout() == at::kStrided, "fully_shard: {} is not a dense tensor", name);
+void check_not_divided(const std::vector<shard::NamedParameter>& parameters) {
+  for (const auto& [name, tensor, aliases] : parameters)
     check(!shard::is_lazy(tensor) || shard::is_deferred(tensor),
           "fully_shard: {} is sharded already, by another handle", name);
-    check(!tensor.is_inference(),
-          "fully_shard: {} was made inside InferenceMode, so it cannot be trained; make the model "
-          "outside",
-          name);
-  }
 }
 
 // Before anything is changed.
@@ -131,7 +131,7 @@ std::vector<shard::PlannedUnit> plan_of(const std::vector<shard::NamedParameter>
                                         const ShardOptions& options) {
   std::vector<shard::UnitItem> items;
   for (const auto& [name, tensor, aliases] : parameters)
-    items.push_back({name, tensor.scalar_type(), tensor.device(), tensor.requires_grad()});
+    items.push_back({name, tensor.scalar_type(), tensor.device(), tensor.requires_grad(), aliases});
   std::vector<std::string> patterns;
   for (const UnitRule& rule : options.units) patterns.push_back(rule.pattern);
   return shard::plan_units(items, patterns);
@@ -169,41 +169,45 @@ ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& optio
       options_(options),
       pool_(std::make_shared<sharded::BufferPool>(groups.gather)) {
   check_options(options);
+  residency->meets_also_in(groups.reduce, options.timeout);
   if (!options.offload.empty() || options.offload_to_host)
     offload = std::make_shared<sharded::Offload>(options.offload);
 }
 
 void ShardedState::divide(const torch::nn::Module& part) {
-  parallel::check_same_lines(groups.whole, lines_of(part), call());
-  std::vector<shard::NamedParameter> parameters = shard::unique_parameters(part);
-  std::erase_if(parameters, [&](const auto& one) { return is_divided(one.tensor); });
+  parallel::ModuleTensors tensors = parallel::tensors_of(part);
+  std::erase_if(tensors.parameters, [&](const auto& one) { return is_divided(one.tensor); });
+  parallel::check_same_lines(groups.whole, lines_of(part, tensors), call());
   ShardOptions options = options_;
   options.units.clear();
-  add_units(parameters, options, {});
+  options.ignored.clear();
+  tensors.buffers.clear();
+  add_units(tensors, options);
 }
 
 void ShardedState::complete(std::shared_ptr<torch::nn::Module> the_module) {
   module = std::move(the_module);
-  parallel::check_same_lines(groups.whole, describe(*module, options_), call());
-  std::vector<shard::NamedParameter> parameters = shard::unique_parameters(*module);
+  parallel::ModuleTensors tensors = parallel::tensors_of(*module, options_.ignored);
+  parallel::check_same_lines(groups.whole, describe(*module, tensors, options_), call());
+  std::vector<shard::NamedParameter> parameters = tensors.parameters;
   name_units(parameters);
-  std::vector<shard::NamedParameter> left = parameters;
-  std::erase_if(left, [&](const auto& one) { return is_divided(one.tensor); });
-  std::vector<at::Tensor> buffers = module->buffers();
-  add_units(left, options_, buffers);
+  std::erase_if(tensors.parameters, [&](const auto& one) { return is_divided(one.tensor); });
+  add_units(tensors, options_);
   for (const auto& [name, tensor, aliases] : parameters)
     places_.push_back(by_tensor_.at(tensor.unsafeGetTensorImpl()));
-  flow = std::make_shared<sharded::GradientFlow>(groups, *residency, pool_, std::move(buffers),
-                                                 options_);
+  flow = std::make_shared<sharded::GradientFlow>(groups, *residency, pool_,
+                                                 tensors.buffer_tensors(), options_);
   hooks_ = std::make_unique<parallel::GradientHooks>(
       flow->hooked(), [flow = flow.get()](int i) { flow->on_gradient(i); });
   sys::return_freed_memory();  // the whole parameters'
 }
 
 // Checks first; then rank 0's values are divided.
-void ShardedState::add_units(const std::vector<shard::NamedParameter>& parameters,
-                             const ShardOptions& options, std::vector<at::Tensor> buffers) {
-  check_dense(parameters);
+void ShardedState::add_units(const parallel::ModuleTensors& tensors, const ShardOptions& options) {
+  const std::vector<shard::NamedParameter>& parameters = tensors.parameters;
+  check_not_divided(parameters);
+  parallel::check_ordinary(tensors, "fully_shard");
+  parallel::check_alone(tensors, "fully_shard");
   check_storage(groups, parameters, options);
   std::vector<shard::PlannedUnit> plan = plan_of(parameters, options);
   sharded::check_memory(
@@ -213,8 +217,10 @@ void ShardedState::add_units(const std::vector<shard::NamedParameter>& parameter
   std::vector<at::Tensor> state;
   for (const auto& parameter : parameters)
     if (!shard::is_deferred(parameter.tensor)) state.push_back(parameter.tensor);
-  for (const at::Tensor& buffer : buffers) sharded::make_ordinary(buffer);
-  state.insert(state.end(), buffers.begin(), buffers.end());
+  for (const auto& buffer : tensors.buffers) {
+    sharded::make_ordinary(buffer.tensor);
+    state.push_back(buffer.tensor);
+  }
   parallel::broadcast_now(groups.whole, state, broadcast_bytes, call());
   for (const shard::PlannedUnit& planned : plan) {
     sharded::UnitSettings settings = settings_of(sharded::options_of(planned, options));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "parallel/gradient_hooks.h"
+#include "parallel/module_tensors.h"
 #include "parallel/sharded/gradient_flow.h"
 #include "parallel/sharded/residency.h"
 
@@ -58,8 +59,7 @@ class ShardedState {
   [[nodiscard]] bool is_divided(const at::Tensor& tensor) const {
     return by_tensor_.contains(tensor.unsafeGetTensorImpl());
   }
-  void add_units(const std::vector<shard::NamedParameter>& parameters, const ShardOptions& options,
-                 std::vector<at::Tensor> buffers);
+  void add_units(const parallel::ModuleTensors& tensors, const ShardOptions& options);
   void name_units(const std::vector<shard::NamedParameter>& parameters);
   void add_unit(const shard::PlannedUnit& planned,
                 const std::vector<shard::NamedParameter>& parameters,

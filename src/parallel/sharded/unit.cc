@@ -208,7 +208,7 @@ void Unit::take_copy() {
   storage_.attach(copy_);
 }
 
-void Unit::meet_all() { group_.barrier({.tag = tag_, .timeout = settings_.timeout}).wait(); }
+Work Unit::post_meeting() { return group_.barrier({.tag = tag_, .timeout = settings_.timeout}); }
 
 void Unit::before_slice_writes(std::function<void()> action) {
   writes_->before = std::move(action);

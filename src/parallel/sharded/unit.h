@@ -99,6 +99,8 @@ class Unit {
   void fetch_ahead() const;
   // Collective, does not wait for peers.
   void post_gather();
+  // Of a unit that is arriving.
+  [[nodiscard]] Work gather() const { return gather_; }
   // Blocks until the values are there.
   void finish_gather();
   // Local.
@@ -107,8 +109,8 @@ class Unit {
   // whole is a copy of this rank. When it returns, every rank has begun to make its own.
   void take_copy();
   [[nodiscard]] bool has_copy() const { return copy_.defined(); }
-  // Collective and blocking: returns when every rank is here.
-  void meet_all();
+  // Collective: complete when every rank is here.
+  [[nodiscard]] Work post_meeting();
   // The whole has been written in place: the shard takes its part.
   void write_back();
 

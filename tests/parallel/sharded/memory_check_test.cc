@@ -54,7 +54,7 @@ TEST(MemoryCheck, MoreThanThereIsIsRefusedBeforeAnythingIsTaken) {
       torch::nn::Module model;
       at::Tensor small = model.register_parameter("small", values({3}, 1));
       at::Tensor huge = at::zeros({1}).expand({std::int64_t{1} << 46});
-      model.register_parameter("huge", huge);
+      model.register_parameter("huge", huge, /*requires_grad=*/false);
       auto refused = [&] { auto sharded = fully_shard(model, group, {.level = level}); };
       expect_words(message_of<BadInput>(refused), {"2 ranks of one host", "available"});
       EXPECT_FALSE(shard::is_lazy(small));

@@ -74,6 +74,11 @@ struct DataParallelOptions {
   // beginning of forward(), where PyTorch's DDP does it: there, the other ranks' own buffers can be
   // seen between backward() and forward().
   bool broadcast_buffers = true;
+  // Parameters and buffers that the handle has nothing to do with, by patterns of their names or of
+  // modules around them ("blocks.*.cache"; shard/unit_plan.h). They are neither broadcast nor
+  // reduced, may differ from rank to rank, and are not in parameters(); state_dict() has this
+  // rank's. A pattern that names nothing is an error.
+  std::vector<std::string> ignored = {};
   // Deadline of each collective; absent: the group's.
   std::optional<Duration> timeout = std::nullopt;
 };

@@ -183,6 +183,12 @@ class [[nodiscard]] ShardedModule {
 // Collective. Checks that all ranks have the same module and options (Mismatch, on every rank, with
 // nothing changed), then rank 0's values are divided among the ranks. Gradients that are there go.
 // The module must outlive the handle.
+//
+// Parameters get another memory. So InvalidArgument, on every rank and with nothing changed, names a
+// parameter that shares memory with another tensor of the module (one tensor that is registered
+// under two names stays tied), and one whose memory something outside the module holds: a view of
+// it, or the graph of an earlier forward(). Pointers into it that are kept cannot be seen. Sparse,
+// quantized and nested tensors are named, too, unless ShardOptions::ignored does.
 ShardedModule fully_shard(torch::nn::Module& module, Group group, ShardOptions options = {});
 ShardedModule fully_shard(std::shared_ptr<torch::nn::Module> module, Group group,
                           ShardOptions options = {});

@@ -117,6 +117,7 @@ struct ShardOptions {
   // As DataParallelOptions has them.
   bool find_unused_parameters = false;
   bool broadcast_buffers = true;
+  std::vector<std::string> ignored = {};
   std::optional<Duration> timeout = std::nullopt;
   // How operations on parameters are noticed; all do the same.
   shard::TriggerKind trigger = shard::TriggerKind::automatic;
