@@ -20,6 +20,9 @@ class Adoption {
   Adoption(const Adoption&) = delete;
   Adoption& operator=(const Adoption&) = delete;
 
+  // A child that was started since is not ours to end either.
+  void leave_alone(pid_t child) { older_.insert(child); }
+
   // All living or uncollected descendants, parents before children.
   [[nodiscard]] std::vector<pid_t> descendants() const;
   // Collects adopted processes that have ended; `own` are children somebody else waits for.

@@ -1,6 +1,7 @@
 #include "launch/run.h"
 
 #include "launch/program.h"
+#include "sys/quiet_number.h"
 #include "sys/topology.h"
 
 #include <lockstep/base/error.h>
@@ -63,7 +64,7 @@ void Agent::Run::deliver(int signal) noexcept {
 }
 
 AgentResult Agent::Run::run() {
-  const IgnoredBrokenPipes broken_pipes;
+  const SignalActions actions;
   const bool found = find_file();
   // Signals keep their ordinary effect until all nodes have come, which may take minutes.
   if (spec_.nodes.nodes > 1) nodes_.emplace(spec_.nodes, spec_.ranks);
@@ -72,6 +73,7 @@ AgentResult Agent::Run::run() {
   const ScopeExit leave_nothing([&] {
     adoption_->end_all(Duration::zero());
     adoption_.reset();
+    guard_.reset();
     signals_.reset();
     meeting_.reset();
     nodes_.reset();
@@ -122,6 +124,7 @@ void Agent::Run::open() {
 }
 
 void Agent::Run::start_workers() {
+  this_process_ = sys::with_quiet_number(sys::open_pidfd(::getpid()));
   const RankPlace place{.ranks = ranks_of_all(),
                         .local_ranks = spec_.ranks,
                         .node = spec_.nodes.node,
@@ -130,7 +133,10 @@ void Agent::Run::start_workers() {
                         .master_port = nodes_ ? nodes_->roster().master_port : free_port(),
                         .run_id = meeting_->run_id(),
                         .store = meeting_->store_address(),
+                        .agent_descriptor = this_process_.get(),
                         .cores = sys::usable_cores()};
+  guard_.emplace(this_process_, marks_of_ranks(place), spec_.error);
+  adoption_->leave_alone(guard_->pid());
   for (const auto& worker : workers_) {
     try {
       start(*worker, place);

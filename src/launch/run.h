@@ -3,6 +3,7 @@
 
 #include "launch/descendants.h"
 #include "launch/flight_folder.h"
+#include "launch/guard.h"
 #include "launch/lifecycle.h"
 #include "launch/meeting_point.h"
 #include "launch/nodes.h"
@@ -82,6 +83,8 @@ class Agent::Run {
   std::optional<FlightFolder> flight_;
   std::optional<SignalQueue> signals_;
   std::optional<Adoption> adoption_;
+  sys::FileDescriptor this_process_;  // for the ranks, which end when it ends
+  std::optional<Guard> guard_;
   std::optional<MeetingPoint> meeting_;
   std::string file_;     // what to execute
   std::string problem_;  // or why that cannot be

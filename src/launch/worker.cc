@@ -30,7 +30,8 @@ void Worker::start(const std::string& file, const WorkerSpec& spec, const RankPl
   }
   command.output = output_.rank_output();
   command.error = output_.rank_error();
-  if (place.secret_descriptor >= 0) command.keep = {place.secret_descriptor};
+  for (int descriptor : {place.secret_descriptor, place.agent_descriptor})
+    if (descriptor >= 0) command.keep.push_back(descriptor);
   // A session of its own: signals reach the rank with its children and nobody else, and the
   // terminal's own do not reach it.
   command.own_session = true;

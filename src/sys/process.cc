@@ -56,7 +56,8 @@ struct Prepared {
 void reset_signals() {
   struct sigaction plain = {};
   plain.sa_handler = SIG_DFL;
-  for (int signal : {SIGPIPE, SIGCHLD, SIGINT, SIGQUIT}) ::sigaction(signal, &plain, nullptr);
+  for (int signal : {SIGPIPE, SIGXFSZ, SIGCHLD, SIGINT, SIGQUIT})
+    ::sigaction(signal, &plain, nullptr);
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -134,6 +135,11 @@ FileDescriptor open_pidfd(pid_t pid) {
   if (number < 0)
     throw SystemError("opening a descriptor of process " + std::to_string(pid), errno);
   return FileDescriptor(static_cast<int>(number));
+}
+
+// The kernel looks at the descriptor first; signal 0 is none.
+bool is_pidfd(int number) {
+  return ::syscall(SYS_pidfd_send_signal, number, 0, nullptr, 0U) == 0 || errno != EBADF;
 }
 
 Process Process::spawn(const Command& command) {

@@ -29,8 +29,8 @@ struct ExitStatus {
 // "SIGKILL"; "signal 40" where it has no name.
 [[nodiscard]] std::string signal_name(int signal);
 
-// What to start. The child has an empty signal mask, the default actions (for SIGPIPE, SIGCHLD,
-// SIGINT and SIGQUIT also where the parent ignores them), and no descriptors but 0, 1, 2 and those
+// What to start. The child has an empty signal mask, the default actions (for SIGPIPE, SIGXFSZ,
+// SIGCHLD, SIGINT and SIGQUIT also where the parent ignores them), and no descriptors but 0, 1, 2 and those
 // in `keep` (under the same numbers).
 struct Command {
   std::string file;                      // path of the program; not searched for
@@ -77,5 +77,7 @@ class Process {
 // A descriptor that becomes readable when process `pid` ends. SystemError(ESRCH) when there is
 // none.
 [[nodiscard]] FileDescriptor open_pidfd(pid_t pid);
+// Whether a descriptor with that number is open and is one of a process.
+[[nodiscard]] bool is_pidfd(int number);
 
 }  // namespace lockstep::sys

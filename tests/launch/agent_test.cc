@@ -52,6 +52,11 @@ TEST(Agent, RanksOfARunShareItsPortAndNameAndRunsDoNot) {
   EXPECT_NE(*first.begin(), *second.begin());
 }
 
+TEST(Agent, OnlyTheOwnerMayReadTheSecretAndNobodyChangeIt) {
+  const Ran ran = run_agent(shells(1, "stat -L -c %a /proc/self/fd/$LOCKSTEP_SECRET_FD"));
+  EXPECT_EQ(ran.output, "[rank 0] 400\n");
+}
+
 TEST(Agent, EachRankCanReadTheSecret) {
   WorkerSpec spec =
       shells(3, "od -An -v -tx1 /proc/self/fd/$LOCKSTEP_SECRET_FD | tr -d ' \\n'; echo");

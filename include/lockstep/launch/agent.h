@@ -10,7 +10,11 @@
 //    is the run's.
 //  - When run() returns, nothing that the ranks started is left, also not what left their process
 //    groups or sessions.
-//  - When the agent's own process is killed, the ranks are killed with it.
+//  - When the agent's own process is killed, the ranks and what they started are killed with it:
+//    its children by the kernel; each rank that has called init() by itself, with one line that
+//    says why; everything else that still has the ranks' environment by a guard, a small process
+//    beside the agent. Only a process that has cleared its environment, was not started by the
+//    agent itself and never called init() can outlive it.
 //  - Over several nodes: the first failure on any of them ends the run on all, and every agent
 //  reports it and returns its exit code; an agent that vanishes is such a failure.
 #pragma once
@@ -95,8 +99,8 @@ class Agent {
   Agent& operator=(const Agent&) = delete;
 
   // Blocks until all ranks and what they started have ended. Once only. While it runs, the process
-  // ignores SIGPIPE and adopts orphans among its descendants (PR_SET_CHILD_SUBREAPER); children
-  // that it had before are left alone, but other threads must not start any: they would be taken
+  // ignores SIGPIPE and SIGXFSZ, does not ignore SIGCHLD, and adopts orphans among its descendants
+  // (PR_SET_CHILD_SUBREAPER); children that it had before are left alone, but other threads must not start any: they would be taken
   // for the ranks' and ended. The ranks also end with the calling thread. A program that is not
   // found gives exit code 127, one that cannot be executed 126, both with a line on `error`.
   // SystemError, BadInput (the store's port is in use): a log or the store could not be made;
