@@ -30,8 +30,8 @@ struct ExitStatus {
 [[nodiscard]] std::string signal_name(int signal);
 
 // What to start. The child has an empty signal mask, the default actions (for SIGPIPE, SIGXFSZ,
-// SIGCHLD, SIGINT and SIGQUIT also where the parent ignores them), and no descriptors but 0, 1, 2 and those
-// in `keep` (under the same numbers).
+// SIGCHLD, SIGINT and SIGQUIT also where the parent ignores them), and no descriptors but 0, 1, 2
+// and those in `keep` (under the same numbers).
 struct Command {
   std::string file;                      // path of the program; not searched for
   std::vector<std::string> arguments;    // argv, [0] included

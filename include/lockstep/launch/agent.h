@@ -100,12 +100,13 @@ class Agent {
 
   // Blocks until all ranks and what they started have ended. Once only. While it runs, the process
   // ignores SIGPIPE and SIGXFSZ, does not ignore SIGCHLD, and adopts orphans among its descendants
-  // (PR_SET_CHILD_SUBREAPER); children that it had before are left alone, but other threads must not start any: they would be taken
-  // for the ranks' and ended. The ranks also end with the calling thread. A program that is not
-  // found gives exit code 127, one that cannot be executed 126, both with a line on `error`.
-  // SystemError, BadInput (the store's port is in use): a log or the store could not be made;
-  // nothing has been left behind. Over several nodes also BadInput, Timeout and PeerLost when they
-  // do not come together; until they have, signals have their ordinary effect.
+  // (PR_SET_CHILD_SUBREAPER); children that it had before are left alone, but other threads must
+  // not start any: they would be taken for the ranks' and ended. The ranks also end with the
+  // calling thread. A program that is not found gives exit code 127, one that cannot be executed
+  // 126, both with a line on `error`. SystemError, BadInput (the store's port is in use, a log is
+  // no regular file): a log or the store could not be made; nothing has been left behind. Over
+  // several nodes also BadInput, Timeout and PeerLost when they do not come together; until they
+  // have, signals have their ordinary effect.
   AgentResult run();
 
   // As if this process had received `signal`. From any thread, and from signal handlers.
