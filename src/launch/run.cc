@@ -67,7 +67,10 @@ AgentResult Agent::Run::run() {
   const SignalActions actions;
   const bool found = find_file();
   // Signals keep their ordinary effect until all nodes have come, which may take minutes.
-  if (spec_.nodes.nodes > 1) nodes_.emplace(spec_.nodes, spec_.ranks);
+  if (spec_.nodes.nodes > 1) {
+    WaitingLines lines([this](const std::string& line) { say(line); }, spec_.forward_signals);
+    nodes_.emplace(spec_.nodes, spec_.ranks, lines);
+  }
   if (spec_.forward_signals) signals_.emplace();
   adoption_.emplace();
   const ScopeExit leave_nothing([&] {

@@ -16,7 +16,8 @@
 //    beside the agent. Only a process that has cleared its environment, was not started by the
 //    agent itself and never called init() can outlive it.
 //  - Over several nodes: the first failure on any of them ends the run on all, and every agent
-//  reports it and returns its exit code; an agent that vanishes is such a failure.
+//    reports it and returns its exit code; an agent that vanishes, or is stopped for longer than
+//    `lost_after`, is such a failure.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -49,7 +50,7 @@ struct NodeSpec {
   std::string secret_file = {};  // the same content on all nodes, mode 600; may be missing only
                                  // where HOST is a loopback address: then it is the user's own
   Duration join_timeout = std::chrono::minutes(5);  // until all must have come
-  Duration lost_after = std::chrono::seconds(15);   // without an answer of a node's machine
+  Duration lost_after = std::chrono::seconds(15);   // without a sign of life of a node's agent
 };
 
 struct WorkerSpec {
@@ -106,7 +107,8 @@ class Agent {
   // 126, both with a line on `error`. SystemError, BadInput (the store's port is in use, a log is
   // no regular file): a log or the store could not be made; nothing has been left behind. Over
   // several nodes also BadInput, Timeout and PeerLost when they do not come together; until they
-  // have, signals have their ordinary effect.
+  // have, the agent says after a second and then every ten what it waits for, and signals have
+  // their ordinary effect (with forward_signals after a line that says so).
   AgentResult run();
 
   // As if this process had received `signal`. From any thread, and from signal handlers.
