@@ -12,7 +12,8 @@
 namespace lockstep::launch {
 
 // Makes this process adopt orphaned descendants while the object lives. Children that exist
-// already, and what descends from them, are not ours to end.
+// already, and what descends from them, are not ours to end. SystemError where /proc shows no
+// processes.
 class Adoption {
  public:
   Adoption();

@@ -106,7 +106,6 @@ bool Agent::Run::report_failure_elsewhere() {
   if (verdict_->rank < 0) {
     say(failure_);
     if (!result_.ends.empty()) say("the ranks of this node: " + describe(result_.ends));
-    say_records();
     return true;
   }
   const RankEnd cause{.rank = verdict_->rank,
@@ -123,7 +122,6 @@ bool Agent::Run::report_failure_elsewhere() {
           .shared = &failures_,
           .log_file = verdict_->log_file,
           .others = result_.ends});
-  say_records();
   return true;
 }
 

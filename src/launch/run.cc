@@ -4,8 +4,10 @@
 #include "sys/quiet_number.h"
 #include "sys/topology.h"
 
+#include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/scope_exit.h>
+#include <lockstep/base/text.h>
 
 #include <fcntl.h>
 #include <lockstep/base/format.h>
@@ -72,6 +74,7 @@ AgentResult Agent::Run::run() {
     nodes_.emplace(spec_.nodes, spec_.ranks, lines);
   }
   if (spec_.forward_signals) signals_.emplace();
+  open_files_.emplace();
   adoption_.emplace();
   const ScopeExit leave_nothing([&] {
     adoption_->end_all(Duration::zero());
@@ -80,6 +83,7 @@ AgentResult Agent::Run::run() {
     signals_.reset();
     meeting_.reset();
     nodes_.reset();
+    open_files_.reset();
   });
   if (found)
     begin();
@@ -111,7 +115,18 @@ bool Agent::Run::find_file() {
   return false;
 }
 
+void Agent::Run::check_limits() const {
+  constexpr rlim_t own = 24, of_a_rank = 4;  // while the ranks are being started
+  const auto ranks = static_cast<rlim_t>(spec_.ranks);
+  const rlim_t needed = own + ranks * (of_a_rank + (spec_.log_folder.empty() ? 0 : 1));
+  check_input(open_files_->most() >= needed,
+              "{} ranks: expected a limit of at least {} open files, found {}: raise the hard "
+              "limit (ulimit -n), or start fewer ranks",
+              spec_.ranks, needed, open_files_->most());
+}
+
 void Agent::Run::open() {
+  check_limits();
   if (!spec_.log_folder.empty()) make_folder(spec_.log_folder);
   for (int rank = first_rank(); rank < first_rank() + spec_.ranks; ++rank)
     workers_.push_back(std::make_unique<Worker>(rank, output_printer_, error_printer_, failures_,
@@ -163,7 +178,7 @@ void Agent::Run::start(Worker& worker, RankPlace place) {
   place.rank = worker.rank();
   place.local_rank = worker.rank() - first_rank();
   place.secret_descriptor = secret.get();
-  worker.start(file_, spec_, place);
+  worker.start(file_, spec_, place, open_files_->limit_before());
 }
 
 void Agent::Run::finish() {
@@ -171,6 +186,7 @@ void Agent::Run::finish() {
   for (const auto& worker : workers_) worker->output().finish();
   if (result_.exit_code == 0) result_.exit_code = lifecycle_.exit_code();
   if (!report_failure_elsewhere() && lifecycle_.cause() >= 0) report();
+  say_records();
   drain();
   leave_nodes();
 }
@@ -180,7 +196,6 @@ void Agent::Run::report() {
       std::find_if(result_.ends.begin(), result_.ends.end(),
                    [&](const RankEnd& end) { return end.rank == lifecycle_.cause(); });
   result_.cause = *cause;
-  const ScopeExit records([&] { say_records(); });
   if (cause->exit_code == spec_.explained_exit_code) return;
   if (lifecycle_.stop_signal() != 0) {
     return say("stopped by " + sys::signal_name(lifecycle_.stop_signal()) + "; " +
@@ -201,19 +216,34 @@ void Agent::Run::report(const FailureReport& failure) {
   for (const std::string& line : describe(failure)) say(line);
 }
 
+// Records of ranks that were asked to stop, or that have ended well all the same, are of no use.
 void Agent::Run::say_records() {
-  const std::string files = flight_ ? flight_->records(ranks_of_all()) : "";
+  if (!flight_) return;
+  if (result_.exit_code == 0 || lifecycle_.stop_signal() != 0)
+    return flight_->discard(ranks_of_all());
+  const std::string files = flight_->records(ranks_of_all());
   if (!files.empty()) say("what the ranks called last: lockstep report hang " + files);
 }
 
-// Writes what is left, as slowly as the reader takes it, unless the user asks to stop.
+// Writes what is left, as slowly as the reader takes it, unless the user asks to stop or the reader
+// takes nothing at all.
 void Agent::Run::drain() {
-  while (output_.pending() + error_.pending() > 0 && !interrupted_) {
+  const auto pending = [&] { return output_.pending() + error_.pending(); };
+  std::size_t left = pending();
+  Deadline patience = Deadline::after(spec_.output_patience);
+  while (left > 0 && !interrupted_ && !patience.passed()) {
     Poller poller;
     watch_signals(poller);
     watch_sinks(poller);
-    poller.wait(Deadline::never());
+    poller.wait(patience);
+    if (pending() == left) continue;
+    left = pending();
+    patience = Deadline::after(spec_.output_patience);
   }
+  if (output_.pending() > 0 && error_.pending() == 0 && !interrupted_)
+    say(formatted("the reader of standard output took nothing for {}: {} were dropped",
+                  format_duration(spec_.output_patience),
+                  format_bytes(static_cast<std::int64_t>(output_.pending()))));
 }
 
 }  // namespace lockstep::launch

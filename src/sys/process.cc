@@ -25,8 +25,9 @@ struct Failure {
   int error_number;
 };
 constexpr const char* steps[] = {"cannot make a session", "cannot tie it to its parent",
-                                 "cannot redirect its streams", "cannot execute it"};
-enum Step : int { session, parent_death, streams, execution };
+                                 "cannot redirect its streams", "cannot limit its open files",
+                                 "cannot execute it"};
+enum Step : int { session, parent_death, streams, limits, execution };
 
 // Everything the child needs, made before the fork: after it, only async-signal-safe calls are
 // allowed.
@@ -93,6 +94,9 @@ bool close_others(const std::vector<int>& keep) {
       ::_exit(127);  // it ended before the line above could tie us to it
   }
   if (!redirect(command) || !close_others(command.keep)) give_up(report, streams);
+  // Descriptors that it inherits may have higher numbers; it can use them all the same.
+  if (command.open_files && ::setrlimit(RLIMIT_NOFILE, &*command.open_files) != 0)
+    give_up(report, limits);
   reset_signals();
   ::execve(command.file.c_str(), prepared.argv.data(), prepared.envp.data());
   if (errno == ENOEXEC) ::execve("/bin/sh", prepared.shell_argv.data(), prepared.envp.data());

@@ -5,6 +5,7 @@
 #include <lockstep/base/deadline.h>
 #include "sys/file_descriptor.h"
 
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include <optional>
@@ -40,6 +41,7 @@ struct Command {
   int output = -1;                       // becomes descriptor 1
   int error = -1;                        // becomes descriptor 2
   std::vector<int> keep = {};
+  std::optional<rlimit> open_files = {};  // its limit; nothing: the parent's
   bool own_session = false;  // and so its own process group, without a controlling terminal
   // SIGKILL when the *thread* that calls spawn() ends. The kernel forgets this when a set-user-id
   // program is executed.

@@ -15,6 +15,7 @@
 #include "launch/run_agent.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
+#include "sys/file_descriptor.h"
 
 namespace lockstep::launch {
 namespace {
@@ -91,6 +92,27 @@ TEST(AgentOutput, ALogThatMayNotGrowFurtherIsSaidAndTheRankGoesOn) {
               std::string::npos);
     EXPECT_NE(text.find("[rank 0] end\n"), std::string::npos);
   });
+}
+
+// Standard output is a pipe that nobody reads.
+TEST(AgentOutput, AReaderThatTakesNothingDoesNotHoldTheAgentForEver) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const sys::FileDescriptor from(ends[0]), to(ends[1]);
+  const Screen error;
+  WorkerSpec spec = shells(1, "head -c 300000 /dev/zero; exit 5");
+  spec.prefix = PrefixStyle::none;
+  spec.output = to.get();
+  spec.error = error.descriptor();
+  spec.output_patience = 300ms;
+  const auto begin = Clock::now();
+  EXPECT_EQ(Agent(spec).run().exit_code, 5);
+  EXPECT_LT(Clock::now() - begin, 10s);
+  EXPECT_NE(
+      error.text().find("lockstep run: the reader of standard output took nothing for 300ms: "),
+      std::string::npos)
+      << error.text();
+  EXPECT_NE(error.text().find(" kB were dropped\n"), std::string::npos) << error.text();
 }
 
 TEST(AgentOutput, LogsHoldTheBytesUnchanged) {
