@@ -148,7 +148,7 @@ void declare(CLI::App& app, Words& words) {
       "What only agents of this run know: 16 bytes or more, mode 600, the same on all nodes");
   add("--join-timeout", "TIME", words.join_timeout, "Until all nodes must have come");
   add("--lost-after", "TIME", words.lost_after,
-      "Without an answer of a node's machine, until the run has failed");
+      "Without a sign of life of a node's agent, until the run has failed");
 }
 
 std::vector<std::string> option_names(const CLI::App& app) {

@@ -10,6 +10,7 @@
 #include "comm/backends.h"
 #include "comm/choice.h"
 #include "comm/flight/recorded_backend.h"
+#include "comm/joining/agent_watch.h"
 #include "comm/joining/meeting.h"
 #include "comm/joining/place.h"
 #include "comm/joining/roll_call.h"
@@ -82,6 +83,7 @@ Group init(InitOptions options) {
   check_options(options);
   sys::keep_freed_memory();
   auto place = joining::read_place();
+  joining::watch_agent();
   auto asked = asked_backend(options);
   if (place.size == 1) {
     share_cores(1);

@@ -2,6 +2,7 @@
 
 #include "sys/file_descriptor.h"
 
+#include <lockstep/base/error.h>
 #include <lockstep/base/text.h>
 
 #include <dirent.h>
@@ -11,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <map>
@@ -69,6 +71,9 @@ bool is_zombie(pid_t pid) {
 }  // namespace
 
 Adoption::Adoption() : older_(children_of(read_family(), ::getpid())) {
+  if (!read_stat(std::to_string(::getpid())))
+    throw SystemError("looking into /proc, where the agent finds what its ranks leave behind",
+                      ENOENT);
   int before = 0;
   ::prctl(PR_GET_CHILD_SUBREAPER, &before);
   was_subreaper_ = before != 0;

@@ -12,13 +12,17 @@
 namespace lockstep::launch {
 
 // Makes this process adopt orphaned descendants while the object lives. Children that exist
-// already, and what descends from them, are not ours to end.
+// already, and what descends from them, are not ours to end. SystemError where /proc shows no
+// processes.
 class Adoption {
  public:
   Adoption();
   ~Adoption();
   Adoption(const Adoption&) = delete;
   Adoption& operator=(const Adoption&) = delete;
+
+  // A child that was started since is not ours to end either.
+  void leave_alone(pid_t child) { older_.insert(child); }
 
   // All living or uncollected descendants, parents before children.
   [[nodiscard]] std::vector<pid_t> descendants() const;

@@ -51,6 +51,9 @@ void set_meeting_points(Environment& environment, const RankPlace& place) {
   unset(environment, "TORCHELASTIC_USE_AGENT_STORE");
   unset(environment, variable::store);
   unset(environment, variable::secret_descriptor);
+  unset(environment, variable::agent_descriptor);
+  if (place.agent_descriptor >= 0)
+    set(environment, variable::agent_descriptor, std::to_string(place.agent_descriptor));
   if (place.store.empty()) return;
   set(environment, variable::store, place.store);
   set(environment, variable::secret_descriptor, std::to_string(place.secret_descriptor));

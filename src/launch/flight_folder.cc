@@ -25,6 +25,7 @@ FlightFolder::FlightFolder(const Environment& environment, const std::string& lo
     path_ = fs::absolute(log_folder, ignored).string();
   } else {
     path_ = (fs::temp_directory_path(ignored) / (run_id + "-flight")).string();
+    temporary_ = true;
   }
 }
 
@@ -44,6 +45,14 @@ std::string FlightFolder::records(int ranks) const {
   }
   if (fresh.size() > 1 && !older) return (fs::path(path_) / "flight-rank-*.json").string();
   return join(fresh, " ");
+}
+
+void FlightFolder::discard(int ranks) const {
+  if (!temporary_) return;
+  std::error_code ignored;
+  for (int rank = 0; rank < ranks; ++rank)
+    fs::remove(fs::path(path_) / ("flight-rank-" + std::to_string(rank) + ".json"), ignored);
+  fs::remove(path_, ignored);  // not when there is anything else in it
 }
 
 }  // namespace lockstep::launch

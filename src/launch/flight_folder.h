@@ -20,9 +20,12 @@ class FlightFolder {
   // How a shell names the records of this run, for `lockstep report hang`; empty when there is
   // none.
   [[nodiscard]] std::string records(int ranks) const;
+  // Removes the records, where nobody has named a folder for them.
+  void discard(int ranks) const;
 
  private:
   std::string path_;
+  bool temporary_ = false;
   std::filesystem::file_time_type begin_;
 };
 

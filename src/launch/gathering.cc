@@ -20,7 +20,7 @@ namespace lockstep::launch {
 
 namespace {
 
-constexpr std::chrono::seconds look_again{1};        // whether somebody has refused meanwhile
+constexpr std::chrono::milliseconds look_again{500};  // who has come, who has refused
 constexpr std::chrono::seconds roster_patience{10};  // beyond the deadline of node 0, which decides
 
 std::string secret_of(const NodeSpec& spec, const Rendezvous& at) {
@@ -61,6 +61,7 @@ std::shared_ptr<TcpStore> connect(const NodeSpec& spec, const Rendezvous& at,
                                                       .port = at.port,
                                                       .secret = secret,
                                                       .connect_timeout = spec.join_timeout,
+                                                      .call_timeout = spec.lost_after,
                                                       .lost_after = spec.lost_after});
   } catch (const Timeout& error) {
     throw Timeout(formatted("node {} waited {} in vain for node 0 at {} ({})", spec.node,
@@ -81,8 +82,8 @@ Hello own_hello(const NodeSpec& spec, int ranks, const TcpStore& store) {
 // One agent's part in the talk.
 class Talk {
  public:
-  Talk(const NodeSpec& spec, Store& store, Deadline deadline)
-      : spec_(spec), store_(store), deadline_(deadline) {}
+  Talk(const NodeSpec& spec, Store& store, Deadline deadline, WaitingLines& lines)
+      : spec_(spec), store_(store), deadline_(deadline), lines_(lines) {}
 
   void introduce(TcpStore& store, const Hello& hello) {
     const std::string text = to_text(hello);
@@ -148,8 +149,10 @@ class Talk {
   std::vector<Hello> collect_hellos() {
     std::vector<std::string> keys;
     for (int node = 0; node < spec_.nodes; ++node) keys.push_back(key::node(node));
-    while (!have_come(keys)) {
-    }
+    do {
+      lines_.wait_for(formatted("{} of {} nodes to come to {}: {}", missing(keys).size(),
+                                spec_.nodes, spec_.rendezvous, node_list(missing(keys))));
+    } while (!have_come(keys));
     std::vector<Hello> hellos;
     for (int node = 0; node < spec_.nodes; ++node) {
       hellos.push_back(parse_hello(store_.try_get(keys[node]).value_or("")));
@@ -171,14 +174,22 @@ class Talk {
     }
   }
 
-  [[noreturn]] void give_up_on(const std::vector<std::string>& keys) {
-    std::vector<int> missing;
+  std::vector<int> missing(const std::vector<std::string>& keys) {
+    std::vector<int> nodes;
     for (int node = 0; node < spec_.nodes; ++node)
-      if (!store_.try_get(keys[node])) missing.push_back(node);
+      if (!store_.try_get(keys[node])) nodes.push_back(node);
+    return nodes;
+  }
+
+  static std::string node_list(const std::vector<int>& nodes) {
+    return formatted("{} {}", nodes.size() == 1 ? "node" : "nodes", listed(nodes, ", "));
+  }
+
+  [[noreturn]] void give_up_on(const std::vector<std::string>& keys) {
+    const std::vector<int> nodes = missing(keys);
     const std::string why =
-        formatted("node 0 waited {} in vain for {} {}: no agent with --node-rank {} came",
-                  format_duration(spec_.join_timeout), missing.size() == 1 ? "node" : "nodes",
-                  listed(missing, ", "), listed(missing, " or "));
+        formatted("node 0 waited {} in vain for {}: no agent with --node-rank {} came",
+                  format_duration(spec_.join_timeout), node_list(nodes), listed(nodes, " or "));
     store_.compare_set(key::roster, "", to_text(Roster{.refused = why}));
     throw Timeout(why);
   }
@@ -194,22 +205,26 @@ class Talk {
   const NodeSpec& spec_;
   Store& store_;
   Deadline deadline_;
+  WaitingLines& lines_;
 };
 
 }  // namespace
 
 std::string key::node(int number) { return formatted("lockstep-run/nodes/{}", number); }
+std::string key::beat(int number) { return formatted("lockstep-run/beat/{}", number); }
 std::string key::left(int number) { return formatted("lockstep-run/left/{}", number); }
 
-Gathering gather(const NodeSpec& spec, int ranks) {
+Gathering gather(const NodeSpec& spec, int ranks, WaitingLines& lines) {
   const Rendezvous at = parse_rendezvous(spec.rendezvous);
   const Deadline deadline = Deadline::after(spec.join_timeout);
   Gathering gathering;
   gathering.secret = secret_of(spec, at);
   gathering.store_address = "tcp://" + at.text();
   if (spec.node == 0) gathering.server = serve(spec, at, gathering.secret);
+  lines.wait_for(formatted("node 0 at {}", at.text()));
   gathering.store = connect(spec, at, gathering.secret);
-  Talk talk(spec, *gathering.store, deadline);
+  lines.wait_for(formatted("the other nodes to come to {}", at.text()));
+  Talk talk(spec, *gathering.store, deadline, lines);
   try {
     talk.introduce(*gathering.store, own_hello(spec, ranks, *gathering.store));
     if (spec.node != 0) talk.compare_with_node_0();

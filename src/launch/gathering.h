@@ -5,12 +5,15 @@
 //   roster    node 0's, when all have come; or why there will be no run. Whoever sees a mistake
 //             first may refuse; the first text stands
 //   verdict   how the run ended, from whoever saw it first
+//   beat/K    a number that node K's agent raises again and again for as long as it lives
+//   done      how many nodes' ranks have all ended well
 //   left/K    node K's agent needs the store no more
 // Each agent leaves last words with the store: should its connection end, the roster is refused (if
 // there is none yet), the run has failed (if there is no verdict), and it has left.
 #pragma once
 
 #include "launch/roster.h"
+#include "launch/waiting_lines.h"
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/launch/agent.h>
@@ -26,6 +29,8 @@ namespace lockstep::launch {
 namespace key {
 inline constexpr const char* roster = "lockstep-run/roster";
 inline constexpr const char* verdict = "lockstep-run/verdict";
+inline constexpr const char* done = "lockstep-run/done";
+[[nodiscard]] std::string beat(int number);
 [[nodiscard]] std::string node(int number);
 [[nodiscard]] std::string left(int number);
 }  // namespace key
@@ -38,10 +43,11 @@ struct Gathering {
   Roster roster;
 };
 
-// Blocks until all nodes have come. BadInput: the port is in use or not this machine's, the secret
-// is missing or another, two agents say that they are the same node, or have not been told the same
-// number of nodes. Timeout names the nodes that did not come. PeerLost: node 0 left.
-[[nodiscard]] Gathering gather(const NodeSpec& spec, int ranks);
+// Blocks until all nodes have come, and keeps `lines` told for whom it waits. BadInput: the port is
+// in use or not this machine's, the secret is missing or another, two agents say that they are the
+// same node, or have not been told the same number of nodes. Timeout names the nodes that did not
+// come. PeerLost: node 0 left.
+[[nodiscard]] Gathering gather(const NodeSpec& spec, int ranks, WaitingLines& lines);
 
 // What node 0 gives them before it takes the store away.
 inline constexpr std::chrono::seconds time_to_read{3};

@@ -1,5 +1,7 @@
 #include "launch/meeting_point.h"
 
+#include "sys/quiet_number.h"
+
 #include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
 #include <lockstep/launch/environment.h>
@@ -10,6 +12,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -19,8 +22,6 @@
 namespace lockstep::launch {
 
 namespace {
-
-constexpr int first_quiet_number = 100;  // shells and scripts open lower ones
 
 std::string random_bytes(std::size_t size) {
   std::string bytes(size, '\0');
@@ -58,14 +59,13 @@ sys::FileDescriptor MeetingPoint::secret_descriptor() const {
   const sys::FileDescriptor file(
       ::memfd_create("lockstep-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) throw SystemError("making a memory file for the store's secret", errno);
-  if (::pwrite(file.get(), secret_.data(), secret_.size(), 0) !=
+  if (::fchmod(file.get(), 0400) != 0 ||
+      ::pwrite(file.get(), secret_.data(), secret_.size(), 0) !=
           static_cast<ssize_t>(secret_.size()) ||
       ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) !=
           0)
     throw SystemError("writing the store's secret", errno);
-  sys::FileDescriptor quiet(::fcntl(file.get(), F_DUPFD_CLOEXEC, first_quiet_number));
-  if (!quiet) throw SystemError("numbering the store's secret", errno);
-  return quiet;
+  return sys::with_quiet_number(file);
 }
 
 std::string fresh_run_id() { return "lockstep-" + hexadecimal(random_bytes(8)); }

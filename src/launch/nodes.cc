@@ -5,6 +5,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
 #include <lockstep/base/log.h>
+#include <lockstep/base/text.h>
+#include <lockstep/base/visible.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -16,21 +18,47 @@ namespace lockstep::launch {
 
 namespace {
 
-constexpr const char* done_key = "lockstep-run/done";
 constexpr std::chrono::seconds listening_turn{1};  // how long the destructor waits at most
+constexpr int beats_until_lost = 5;
+
+// What ranks must not write may be there all the same: they have the secret too.
+Verdict spoiled(const std::string& key, const std::string& why) {
+  return {
+      .kind = Verdict::Kind::failed,
+      .node = -1,
+      .how = formatted("the store's key {} holds what no agent wrote ({}); keys that begin with "
+                       "lockstep-run/ are the agents' own",
+                       key, visible(why, 200))};
+}
+
+Verdict node_0_lost(const std::string& how) {
+  return {
+      .kind = Verdict::Kind::failed, .node = 0, .how = "its agent, which serves the store, " + how};
+}
+
+std::string silence(const NodeSpec& spec) {
+  return formatted("has not answered for {}: it is stopped, or its machine is",
+                   format_duration(spec.lost_after));
+}
 
 }  // namespace
 
-Nodes::Nodes(const NodeSpec& spec, int ranks)
+Nodes::Nodes(const NodeSpec& spec, int ranks, WaitingLines& lines)
     : spec_(spec),
-      gathering_(gather(spec, ranks)),
+      gathering_(gather(spec, ranks, lines)),
       changed_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!changed_) throw SystemError("making an eventfd", errno);
   in_background([this] { listen(); });
+  in_background([this] { beat(); });
 }
 
 Nodes::~Nodes() {
-  closing_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  closing_changed_.notify_all();
+  if (unanswered_) gathering_.store->disconnect();
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -42,22 +70,23 @@ std::string Nodes::host(int node) const {
 std::string Nodes::name(int node) const { return formatted("node {} (host {})", node, host(node)); }
 
 void Nodes::say(const Verdict& verdict) {
-  in_background([this, text = to_text(verdict)] {
-    static_cast<void>(gathering_.store->compare_set(key::verdict, "", text));
-  });
+  in_background([this, verdict] { write(verdict); });
 }
 
 void Nodes::say_done() {
   in_background([this] {
-    if (gathering_.store->add(done_key, 1) < spec_.nodes) return;
-    static_cast<void>(gathering_.store->compare_set(key::verdict, "", to_text(Verdict{})));
+    try {
+      if (gathering_.store->add(key::done, 1) < spec_.nodes) return;
+    } catch (const BadInput& error) {
+      return object(key::done, error.what());
+    }
+    write({});
   });
 }
 
 void Nodes::give_up(const std::string& why) {
   try {
-    const Verdict verdict{.kind = Verdict::Kind::failed, .node = spec_.node, .how = why};
-    static_cast<void>(gathering_.store->compare_set(key::verdict, "", to_text(verdict)));
+    write({.kind = Verdict::Kind::failed, .node = spec_.node, .how = why});
   } catch (const Error& error) {
     log::debug("telling the other nodes: {}", error.what());
   }
@@ -97,24 +126,80 @@ void Nodes::in_background(std::function<void()> action) {
 void Nodes::listen() noexcept {
   while (!closing_) {
     try {
-      hear(parse_verdict(gathering_.store->get(key::verdict, Deadline::after(listening_turn))));
-      return;
+      return hear(
+          parse_verdict(gathering_.store->get(key::verdict, Deadline::after(listening_turn))));
     } catch (const Timeout&) {
       continue;  // nothing has happened
+    } catch (const BadInput& error) {
+      return hear(spoiled(key::verdict, error.what()));
     } catch (const std::exception& error) {
-      hear({.kind = Verdict::Kind::failed,
-            .node = 0,
-            .how = formatted("its agent, which serves the store, has gone: it was killed, or its "
-                             "machine cannot be reached ({})",
-                             error.what())});
-      return;
+      return hear(node_0_lost(formatted(
+          "has gone: it was killed, or its machine cannot be reached ({})", error.what())));
     }
   }
+}
+
+void Nodes::beat() noexcept {
+  const Duration interval = spec_.lost_after / beats_until_lost;
+  Beats others(spec_.nodes, spec_.lost_after, 2 * interval);
+  while (!closing_) {
+    try {
+      beat_once(others);
+    } catch (const Timeout&) {
+      return give_up_node_0();
+    } catch (const BadInput& error) {
+      return object(key::beat(spec_.node), error.what());
+    } catch (const std::exception& error) {
+      return log::debug("watching over the other nodes: {}", error.what());  // the listener hears
+    }
+    pause(interval);
+  }
+}
+
+void Nodes::beat_once(Beats& others) {
+  gathering_.store->add(key::beat(spec_.node), 1);
+  if (spec_.node != 0) return;
+  for (int node = 1; node < spec_.nodes; ++node)
+    others.note(node, gathering_.store->try_get(key::beat(node)).value_or(""), Clock::now());
+  if (const auto lost = others.lost(Clock::now())) {
+    write({.kind = Verdict::Kind::failed, .node = *lost, .how = "its agent " + silence(spec_)});
+    gathering_.store->set(key::left(*lost), "");  // nobody waits for it
+  }
+}
+
+void Nodes::write(const Verdict& verdict) {
+  static_cast<void>(gathering_.store->compare_set(key::verdict, "", to_text(verdict)));
+}
+
+void Nodes::give_up_node_0() {
+  const Verdict verdict = node_0_lost(silence(spec_));
+  hear(verdict);
+  unanswered_ = true;
+  try {
+    write(verdict);  // should it go on one day, it learns why it is alone
+  } catch (const Error& error) {
+    log::debug("telling node 0: {}", error.what());
+  }
+}
+
+// The listener then hears it, or what was said before.
+void Nodes::object(const std::string& key, const std::string& why) noexcept {
+  try {
+    write(spoiled(key, why));
+  } catch (const std::exception& error) {
+    log::debug("telling the other nodes: {}", error.what());
+  }
+}
+
+void Nodes::pause(Duration time) {
+  std::unique_lock lock(mutex_);
+  closing_changed_.wait_for(lock, time, [&] { return closing_.load(); });
 }
 
 void Nodes::hear(Verdict verdict) {
   {
     std::lock_guard lock(mutex_);
+    if (!std::exchange(listening_, false)) return;
     heard_ = std::move(verdict);
   }
   notify();

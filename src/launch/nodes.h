@@ -2,11 +2,13 @@
 // hears from them, and what it tells them.
 #pragma once
 
+#include "launch/beats.h"
 #include "launch/gathering.h"
 #include "launch/roster.h"
 #include "sys/file_descriptor.h"
 
 #include <atomic>
+#include <condition_variable>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -17,11 +19,13 @@
 namespace lockstep::launch {
 
 // Nothing here waits for the network but the constructor, give_up() and the destructor (about a
-// second): threads of its own do. `mutex_` guards `heard_`.
+// second): threads of its own do. One hears the verdict, one tells the others that this agent lives
+// and watches over the others: all watch node 0, which does not answer when it is stopped, and node
+// 0 watches the rest by their beats. `mutex_` guards `heard_` and `listening_`.
 class Nodes {
  public:
   // gather()s.
-  Nodes(const NodeSpec& spec, int ranks);
+  Nodes(const NodeSpec& spec, int ranks, WaitingLines& lines);
   ~Nodes();
   Nodes(const Nodes&) = delete;
   Nodes& operator=(const Nodes&) = delete;
@@ -44,7 +48,8 @@ class Nodes {
 
   // For poll(): readable when take_verdict() or have_left() may have changed.
   [[nodiscard]] int descriptor() const { return changed_.get(); }
-  // The verdict, once; also when the store is lost: then it is that node 0 has gone.
+  // The verdict, once; also when the store is lost: then it is that node 0 has gone. Node -1: of no
+  // node, and `how` says all.
   [[nodiscard]] std::optional<Verdict> take_verdict();
   // From then on this agent waits, where it is node 0, for the others to leave, at most until the
   // deadline.
@@ -54,6 +59,12 @@ class Nodes {
  private:
   void in_background(std::function<void()> action);
   void listen() noexcept;
+  void beat() noexcept;
+  void beat_once(Beats& others);
+  void give_up_node_0();
+  void write(const Verdict& verdict);
+  void object(const std::string& key, const std::string& why) noexcept;
+  void pause(Duration time);
   void hear(Verdict verdict);
   void notify() noexcept;
 
@@ -61,8 +72,11 @@ class Nodes {
   Gathering gathering_;
   sys::FileDescriptor changed_;
   std::atomic<bool> closing_ = false;
+  std::atomic<bool> unanswered_ = false;  // node 0 was asked, and no answer came in time
   std::atomic<bool> have_left_ = false;
   std::mutex mutex_;
+  std::condition_variable closing_changed_;
+  bool listening_ = true;  // until a verdict was heard
   std::optional<Verdict> heard_;
   std::vector<std::thread> threads_;  // the agent's own thread adds to them
 };

@@ -78,13 +78,19 @@ void Agent::Run::obey(Verdict verdict) {
   // Of a store that is lost one cannot learn whose failure came first.
   const bool store_lost = verdict.rank < 0 && verdict.node == 0 && spec_.nodes.node != 0;
   verdict_ = store_lost && own_failure_ ? *own_failure_ : std::move(verdict);
+  const bool failed = verdict_->kind == Verdict::Kind::failed;
+  if (failed && verdict_->node == spec_.nodes.node && !own_failure_) {
+    verdict_->how = formatted("the other nodes have given this one up ({})", verdict_->how);
+    verdict_->node = verdict_->rank = -1;
+  }
   if (verdict_->node == spec_.nodes.node) return;
   told_ = true;
   const std::string node = nodes_->name(verdict_->node);
-  if (verdict_->kind == Verdict::Kind::failed) {
-    failure_ = verdict_->rank < 0 ? formatted("{} has failed: {}", node, verdict_->how)
-                                  : formatted("rank {} on {} has failed ({})", verdict_->rank, node,
-                                              verdict_->how);
+  if (failed) {
+    failure_ = verdict_->node < 0   ? verdict_->how
+               : verdict_->rank < 0 ? formatted("{} has failed: {}", node, verdict_->how)
+                                    : formatted("rank {} on {} has failed ({})", verdict_->rank,
+                                                node, verdict_->how);
     lifecycle_.failed_elsewhere(Clock::now());
   } else if (verdict_->kind == Verdict::Kind::stopped && lifecycle_.state() == State::running) {
     say(formatted("{} was asked to stop ({})", node, sys::signal_name(verdict_->signal)));
@@ -100,7 +106,6 @@ bool Agent::Run::report_failure_elsewhere() {
   if (verdict_->rank < 0) {
     say(failure_);
     if (!result_.ends.empty()) say("the ranks of this node: " + describe(result_.ends));
-    say_records();
     return true;
   }
   const RankEnd cause{.rank = verdict_->rank,
@@ -117,7 +122,6 @@ bool Agent::Run::report_failure_elsewhere() {
           .shared = &failures_,
           .log_file = verdict_->log_file,
           .others = result_.ends});
-  say_records();
   return true;
 }
 

@@ -1,9 +1,11 @@
 #include "launch/rank_output.h"
 
+#include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -25,6 +27,23 @@ void make_pipe(sys::FileDescriptor& read_end, sys::FileDescriptor& write_end) {
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
 }
 
+// A FIFO or a device of that name could hold the agent up, or take what was meant to be kept. What
+// the file held is dropped only once it is known to be a file.
+sys::FileDescriptor open_log(const std::string& name) {
+  const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND | O_NONBLOCK;
+  sys::FileDescriptor log(::open(name.c_str(), flags, 0666));
+  const int error = errno;
+  struct stat found = {};
+  const bool exists = log ? ::fstat(log.get(), &found) == 0 : ::stat(name.c_str(), &found) == 0;
+  check_input(!exists || S_ISREG(found.st_mode) || S_ISDIR(found.st_mode),
+              "the log {}: expected a regular file, found a FIFO, a socket or a device; remove it, "
+              "or name another log folder",
+              name);
+  if (!log) throw SystemError("opening the log " + name, error);
+  if (::ftruncate(log.get(), 0) != 0) throw SystemError("emptying the log " + name, errno);
+  return log;
+}
+
 bool readable(int descriptor) {
   pollfd entry{descriptor, POLLIN, 0};
   return descriptor >= 0 && ::poll(&entry, 1, 0) > 0;
@@ -37,8 +56,7 @@ RankOutput::RankOutput(int rank, Printer& output, Printer& error, SharedFailures
     : rank_(rank), printers_{&output, &error}, failures_(failures), log_file_(log_file) {
   for (Stream& stream : streams_) make_pipe(stream.read_end, stream.write_end);
   if (log_file_.empty()) return;
-  log_.reset(::open(log_file_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_APPEND, 0666));
-  if (!log_) throw SystemError("opening the log " + log_file_, errno);
+  log_ = open_log(log_file_);
 }
 
 void RankOutput::close_rank_ends() {

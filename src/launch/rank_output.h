@@ -19,8 +19,8 @@ class RankOutput {
   static constexpr std::chrono::milliseconds patience{100};
   static constexpr std::size_t longest_line = 64 << 10;
 
-  // `log_file` is created or emptied; none when empty. SystemError when it cannot be. `failures`,
-  // which outlives this, is shared by the ranks.
+  // `log_file` is created or emptied; none when empty. SystemError when it cannot be, BadInput when
+  // it is there and is no regular file. `failures`, which outlives this, is shared by the ranks.
   RankOutput(int rank, Printer& output, Printer& error, SharedFailures& failures,
              const std::string& log_file);
 

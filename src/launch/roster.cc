@@ -3,6 +3,7 @@
 #include <lockstep/base/check.h>
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
+#include <lockstep/base/visible.h>
 
 #include <algorithm>
 #include <array>
@@ -57,7 +58,7 @@ class Lines {
 
   [[noreturn]] void fail(std::string_view expected, std::string_view found) const {
     throw BadInput(formatted("{} of another agent: expected {}, found '{}'", what_, expected,
-                             tidy(found.substr(0, 60))));
+                             visible(found, 60)));
   }
 
  private:
@@ -98,11 +99,12 @@ constexpr Range ranks_of_a_node{1, most_ranks_of_a_node};
 
 Verdict parse_failure(Lines& lines, std::string_view rest) {
   constexpr std::array<Range, 5> ranges{{{0, 255},
-                                         node_numbers,
+                                         {-1, most_nodes - 1},
                                          {-1, most_int},
                                          {0, most_int},
                                          {0, std::numeric_limits<std::int64_t>::max()}}};
   const auto [code, node, rank, pid, after] = only_numbers(lines, rest, ranges);
+  if (node < 0 && rank >= 0) lines.fail("no rank where there is no node", rest);
   Verdict verdict{.kind = Verdict::Kind::failed,
                   .node = static_cast<int>(node),
                   .exit_code = static_cast<int>(code),

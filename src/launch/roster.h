@@ -17,7 +17,8 @@
 //
 //   verdict  done                        all ranks of all nodes ended well
 //            stopped SIGNAL NODE         somebody asked that node's agent to stop
-//            failed CODE NODE RANK PID NANOSECONDS     of a rank; RANK -1: of the agent itself
+//            failed CODE NODE RANK PID NANOSECONDS     of a rank; RANK -1: of the agent itself;
+//                                                      NODE -1 too: HOW says all
 //            at TIME
 //            how HOW                     "exit code 3"; of an agent a sentence
 //            log FILE                    empty: none
@@ -73,7 +74,7 @@ struct Verdict {
   enum class Kind { done, stopped, failed };
   Kind kind = Kind::done;
   int signal = 0;  // stopped
-  int node = 0;    // stopped, failed: where it began
+  int node = 0;    // stopped, failed: where it began; failed: -1 where that is no node
 
   // failed:
   int exit_code = 1;

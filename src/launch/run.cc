@@ -1,10 +1,13 @@
 #include "launch/run.h"
 
 #include "launch/program.h"
+#include "sys/quiet_number.h"
 #include "sys/topology.h"
 
+#include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/scope_exit.h>
+#include <lockstep/base/text.h>
 
 #include <fcntl.h>
 #include <lockstep/base/format.h>
@@ -63,18 +66,24 @@ void Agent::Run::deliver(int signal) noexcept {
 }
 
 AgentResult Agent::Run::run() {
-  const IgnoredBrokenPipes broken_pipes;
+  const SignalActions actions;
   const bool found = find_file();
   // Signals keep their ordinary effect until all nodes have come, which may take minutes.
-  if (spec_.nodes.nodes > 1) nodes_.emplace(spec_.nodes, spec_.ranks);
+  if (spec_.nodes.nodes > 1) {
+    WaitingLines lines([this](const std::string& line) { say(line); }, spec_.forward_signals);
+    nodes_.emplace(spec_.nodes, spec_.ranks, lines);
+  }
   if (spec_.forward_signals) signals_.emplace();
+  open_files_.emplace();
   adoption_.emplace();
   const ScopeExit leave_nothing([&] {
     adoption_->end_all(Duration::zero());
     adoption_.reset();
+    guard_.reset();
     signals_.reset();
     meeting_.reset();
     nodes_.reset();
+    open_files_.reset();
   });
   if (found)
     begin();
@@ -106,7 +115,18 @@ bool Agent::Run::find_file() {
   return false;
 }
 
+void Agent::Run::check_limits() const {
+  constexpr rlim_t own = 24, of_a_rank = 4;  // while the ranks are being started
+  const auto ranks = static_cast<rlim_t>(spec_.ranks);
+  const rlim_t needed = own + ranks * (of_a_rank + (spec_.log_folder.empty() ? 0 : 1));
+  check_input(open_files_->most() >= needed,
+              "{} ranks: expected a limit of at least {} open files, found {}: raise the hard "
+              "limit (ulimit -n), or start fewer ranks",
+              spec_.ranks, needed, open_files_->most());
+}
+
 void Agent::Run::open() {
+  check_limits();
   if (!spec_.log_folder.empty()) make_folder(spec_.log_folder);
   for (int rank = first_rank(); rank < first_rank() + spec_.ranks; ++rank)
     workers_.push_back(std::make_unique<Worker>(rank, output_printer_, error_printer_, failures_,
@@ -122,6 +142,7 @@ void Agent::Run::open() {
 }
 
 void Agent::Run::start_workers() {
+  this_process_ = sys::with_quiet_number(sys::open_pidfd(::getpid()));
   const RankPlace place{.ranks = ranks_of_all(),
                         .local_ranks = spec_.ranks,
                         .node = spec_.nodes.node,
@@ -130,7 +151,10 @@ void Agent::Run::start_workers() {
                         .master_port = nodes_ ? nodes_->roster().master_port : free_port(),
                         .run_id = meeting_->run_id(),
                         .store = meeting_->store_address(),
+                        .agent_descriptor = this_process_.get(),
                         .cores = sys::usable_cores()};
+  guard_.emplace(this_process_, marks_of_ranks(place), spec_.error);
+  adoption_->leave_alone(guard_->pid());
   for (const auto& worker : workers_) {
     try {
       start(*worker, place);
@@ -154,7 +178,7 @@ void Agent::Run::start(Worker& worker, RankPlace place) {
   place.rank = worker.rank();
   place.local_rank = worker.rank() - first_rank();
   place.secret_descriptor = secret.get();
-  worker.start(file_, spec_, place);
+  worker.start(file_, spec_, place, open_files_->limit_before());
 }
 
 void Agent::Run::finish() {
@@ -162,6 +186,7 @@ void Agent::Run::finish() {
   for (const auto& worker : workers_) worker->output().finish();
   if (result_.exit_code == 0) result_.exit_code = lifecycle_.exit_code();
   if (!report_failure_elsewhere() && lifecycle_.cause() >= 0) report();
+  say_records();
   drain();
   leave_nodes();
 }
@@ -171,7 +196,6 @@ void Agent::Run::report() {
       std::find_if(result_.ends.begin(), result_.ends.end(),
                    [&](const RankEnd& end) { return end.rank == lifecycle_.cause(); });
   result_.cause = *cause;
-  const ScopeExit records([&] { say_records(); });
   if (cause->exit_code == spec_.explained_exit_code) return;
   if (lifecycle_.stop_signal() != 0) {
     return say("stopped by " + sys::signal_name(lifecycle_.stop_signal()) + "; " +
@@ -192,19 +216,34 @@ void Agent::Run::report(const FailureReport& failure) {
   for (const std::string& line : describe(failure)) say(line);
 }
 
+// Records of ranks that were asked to stop, or that have ended well all the same, are of no use.
 void Agent::Run::say_records() {
-  const std::string files = flight_ ? flight_->records(ranks_of_all()) : "";
+  if (!flight_) return;
+  if (result_.exit_code == 0 || lifecycle_.stop_signal() != 0)
+    return flight_->discard(ranks_of_all());
+  const std::string files = flight_->records(ranks_of_all());
   if (!files.empty()) say("what the ranks called last: lockstep report hang " + files);
 }
 
-// Writes what is left, as slowly as the reader takes it, unless the user asks to stop.
+// Writes what is left, as slowly as the reader takes it, unless the user asks to stop or the reader
+// takes nothing at all.
 void Agent::Run::drain() {
-  while (output_.pending() + error_.pending() > 0 && !interrupted_) {
+  const auto pending = [&] { return output_.pending() + error_.pending(); };
+  std::size_t left = pending();
+  Deadline patience = Deadline::after(spec_.output_patience);
+  while (left > 0 && !interrupted_ && !patience.passed()) {
     Poller poller;
     watch_signals(poller);
     watch_sinks(poller);
-    poller.wait(Deadline::never());
+    poller.wait(patience);
+    if (pending() == left) continue;
+    left = pending();
+    patience = Deadline::after(spec_.output_patience);
   }
+  if (output_.pending() > 0 && error_.pending() == 0 && !interrupted_)
+    say(formatted("the reader of standard output took nothing for {}: {} were dropped",
+                  format_duration(spec_.output_patience),
+                  format_bytes(static_cast<std::int64_t>(output_.pending()))));
 }
 
 }  // namespace lockstep::launch

@@ -3,6 +3,7 @@
 
 #include "launch/descendants.h"
 #include "launch/flight_folder.h"
+#include "launch/guard.h"
 #include "launch/lifecycle.h"
 #include "launch/meeting_point.h"
 #include "launch/nodes.h"
@@ -13,6 +14,7 @@
 #include "launch/signals.h"
 #include "launch/sink.h"
 #include "launch/worker.h"
+#include "sys/open_files_limit.h"
 
 #include <lockstep/launch/agent.h>
 
@@ -35,6 +37,7 @@ class Agent::Run {
   // The phases: run.cc.
   bool find_file();
   void begin();
+  void check_limits() const;
   void open();
   void start_workers();
   void start(Worker& worker, RankPlace place);
@@ -81,7 +84,10 @@ class Agent::Run {
   SharedFailures failures_;
   std::optional<FlightFolder> flight_;
   std::optional<SignalQueue> signals_;
+  std::optional<sys::RaisedOpenFilesLimit> open_files_;
   std::optional<Adoption> adoption_;
+  sys::FileDescriptor this_process_;  // for the ranks, which end when it ends
+  std::optional<Guard> guard_;
   std::optional<MeetingPoint> meeting_;
   std::string file_;     // what to execute
   std::string problem_;  // or why that cannot be

@@ -1,8 +1,14 @@
-// A failure that ends several ranks is shown once. Ranks whose group dies say why in one marked
-// line on standard error, all in the same words (launch::failure_mark), and most programs then
-// print the exception as well: of all these lines the first is shown.
+// A failure that ends several ranks is shown once. Ranks whose group dies say why in one line of
+// the library's log on standard error, all in the same words (launch::failure_mark), and most
+// programs then print the exception as well. Only lines that say nothing else are hidden:
+//  - the log's line, when its sentence was shown already;
+//  - the sentence alone, or after the words of the C++ runtime or of our own programs;
+//  - a line that ends with the sentence and has been shown before, letter by letter: what a program
+//    puts before the sentence is shown once.
 #pragma once
 
+#include <functional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,14 +25,16 @@ class SharedFailures {
   // What is to be shown of `text`, which are lines of that rank's standard error; the last one may
   // lack its end.
   [[nodiscard]] std::string take(int rank, std::string_view text);
-  // Whether the line only repeats what was shown, or announces it.
+  // Whether the line only repeats what was shown, or announces it. Without its end.
   [[nodiscard]] bool is_repeated(std::string_view line) const;
   [[nodiscard]] const std::vector<Failure>& failures() const { return failures_; }
 
  private:
   [[nodiscard]] bool shows(int rank, std::string_view line);
+  [[nodiscard]] bool ends_with_one(std::string_view line) const;
 
   std::vector<Failure> failures_;
+  std::set<std::string, std::less<>> shown_;  // lines that end with one of the sentences
 };
 
 }  // namespace lockstep::launch

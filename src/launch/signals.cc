@@ -40,12 +40,21 @@ std::vector<int> SignalQueue::take() {
   return signals;
 }
 
-IgnoredBrokenPipes::IgnoredBrokenPipes() {
-  struct sigaction ignore = {};
-  ignore.sa_handler = SIG_IGN;
-  ::sigaction(SIGPIPE, &ignore, &before_);
+SignalActions::SignalActions() {
+  struct sigaction action = {};
+  action.sa_handler = SIG_IGN;
+  ::sigaction(SIGPIPE, &action, &broken_pipe_);
+  ::sigaction(SIGXFSZ, &action, &file_size_);
+  ::sigaction(SIGCHLD, nullptr, &child_);
+  action.sa_handler = SIG_DFL;
+  const bool discarded = child_.sa_handler == SIG_IGN || (child_.sa_flags & SA_NOCLDWAIT) != 0;
+  if (discarded) ::sigaction(SIGCHLD, &action, nullptr);
 }
 
-IgnoredBrokenPipes::~IgnoredBrokenPipes() { ::sigaction(SIGPIPE, &before_, nullptr); }
+SignalActions::~SignalActions() {
+  ::sigaction(SIGPIPE, &broken_pipe_, nullptr);
+  ::sigaction(SIGXFSZ, &file_size_, nullptr);
+  ::sigaction(SIGCHLD, &child_, nullptr);
+}
 
 }  // namespace lockstep::launch

@@ -27,16 +27,18 @@ class SignalQueue {
   sys::FileDescriptor descriptor_;
 };
 
-// SIGPIPE is an error of write() while the object lives.
-class IgnoredBrokenPipes {
+// While the object lives, a reader that has gone and a file that may not grow further are errors of
+// write(), not signals; and children that end can be waited for, also where the process has
+// inherited an ignored SIGCHLD.
+class SignalActions {
  public:
-  IgnoredBrokenPipes();
-  ~IgnoredBrokenPipes();
-  IgnoredBrokenPipes(const IgnoredBrokenPipes&) = delete;
-  IgnoredBrokenPipes& operator=(const IgnoredBrokenPipes&) = delete;
+  SignalActions();
+  ~SignalActions();
+  SignalActions(const SignalActions&) = delete;
+  SignalActions& operator=(const SignalActions&) = delete;
 
  private:
-  struct sigaction before_;
+  struct sigaction broken_pipe_, file_size_, child_;
 };
 
 }  // namespace lockstep::launch

@@ -18,7 +18,8 @@ sys::FileDescriptor open_nothing() {
 
 }  // namespace
 
-void Worker::start(const std::string& file, const WorkerSpec& spec, const RankPlace& place) {
+void Worker::start(const std::string& file, const WorkerSpec& spec, const RankPlace& place,
+                   rlimit open_files) {
   sys::Command command{.file = file, .arguments = {spec.program}, .environment = {}};
   command.arguments.insert(command.arguments.end(), spec.arguments.begin(), spec.arguments.end());
   for (const auto& [name, value] : rank_environment(spec.environment, place))
@@ -30,10 +31,12 @@ void Worker::start(const std::string& file, const WorkerSpec& spec, const RankPl
   }
   command.output = output_.rank_output();
   command.error = output_.rank_error();
-  if (place.secret_descriptor >= 0) command.keep = {place.secret_descriptor};
+  for (int descriptor : {place.secret_descriptor, place.agent_descriptor})
+    if (descriptor >= 0) command.keep.push_back(descriptor);
   // A session of its own: signals reach the rank with its children and nobody else, and the
   // terminal's own do not reach it.
   command.own_session = true;
+  command.open_files = open_files;
   command.end_with_parent = true;
   process_ = sys::Process::spawn(command);
   running_ = true;

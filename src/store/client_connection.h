@@ -31,6 +31,9 @@ class TcpStore::Connection {
   // when the server says that keys did not come; BadInput when it refuses the request.
   store::Message call(store::Message request, Deadline deadline);
 
+  // Every call throws from now on, those that wait too.
+  void lose(const std::string& reason) noexcept;
+
   [[nodiscard]] Duration call_timeout() const { return call_timeout_; }
   [[nodiscard]] int socket() const { return socket_.get(); }
   // True in a forked child, which has a copy of this object but not its thread.
@@ -45,7 +48,6 @@ class TcpStore::Connection {
   store::Message wait_for_reply(std::uint64_t id, Deadline deadline);
   void read_replies() noexcept;
   void read_some(store::FrameReader& frames);
-  void lose(const std::string& reason) noexcept;
   [[nodiscard]] PeerLost lost_error() const;
 
   std::string address_;

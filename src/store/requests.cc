@@ -125,6 +125,7 @@ void ParkedRequests::add(ParkedRequest parked, const Table& table) {
   Load& load = loads_[parked.connection];
   ++load.count;
   load.bytes += bytes_of(parked.request);
+  bytes_ += bytes_of(parked.request);
   by_missing_key_.emplace(std::move(missing.front()), std::move(parked));
 }
 
@@ -161,13 +162,17 @@ std::vector<ParkedRequest> ParkedRequests::take_late() {
 void ParkedRequests::drop_connection(std::uint64_t connection) {
   std::erase_if(by_missing_key_,
                 [&](const auto& entry) { return entry.second.connection == connection; });
-  loads_.erase(connection);
+  auto place = loads_.find(connection);
+  if (place == loads_.end()) return;
+  bytes_ -= place->second.bytes;
+  loads_.erase(place);
 }
 
 void ParkedRequests::take_off(const ParkedRequest& parked) {
   auto place = loads_.find(parked.connection);
   Load& load = place->second;
   load.bytes -= bytes_of(parked.request);
+  bytes_ -= bytes_of(parked.request);
   if (--load.count == 0) loads_.erase(place);
 }
 
@@ -179,7 +184,9 @@ std::size_t ParkedRequests::count(std::uint64_t connection) const {
 bool ParkedRequests::has_room(std::uint64_t connection, const Message& request) const {
   auto place = loads_.find(connection);
   Load load = place == loads_.end() ? Load{} : place->second;
-  return load.count < max_parked && load.bytes + bytes_of(request) <= max_parked_bytes;
+  const std::size_t bytes = bytes_of(request);
+  return load.count < max_parked && load.bytes + bytes <= max_parked_bytes &&
+         bytes_ + bytes <= max_parked_bytes_of_all;
 }
 
 Deadline ParkedRequests::next_deadline() const {

@@ -30,9 +30,10 @@ struct ParkedRequest {
   Deadline deadline = Deadline::never();
 };
 
-// Of one connection.
+// Of one connection, and of all together.
 inline constexpr std::size_t max_parked = 4096;
 inline constexpr std::size_t max_parked_bytes = 32 << 20;
+inline constexpr std::size_t max_parked_bytes_of_all = 256 << 20;
 
 // Each parked request is filed under one of its missing keys and looked at again only when that key
 // is written: then it is ready, or filed under the next missing one.
@@ -46,7 +47,7 @@ class ParkedRequests {
   void drop_connection(std::uint64_t connection);
 
   [[nodiscard]] std::size_t count(std::uint64_t connection) const;
-  // False when one more would be too much for one connection.
+  // False when one more would be too much for one connection, or for all.
   [[nodiscard]] bool has_room(std::uint64_t connection, const Message& request) const;
   [[nodiscard]] Deadline next_deadline() const;
 
@@ -58,6 +59,7 @@ class ParkedRequests {
 
   std::multimap<std::string, ParkedRequest, std::less<>> by_missing_key_;
   std::map<std::uint64_t, Load> loads_;  // by connection
+  std::size_t bytes_ = 0;                // of all
 };
 
 }  // namespace lockstep::store

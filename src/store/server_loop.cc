@@ -8,10 +8,13 @@
 #include <span>
 #include <utility>
 
+#include <netinet/in.h>
+#include <sodium.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 #include <lockstep/base/log.h>
 
 namespace lockstep {
@@ -20,6 +23,22 @@ namespace {
 constexpr std::size_t receive_bytes = 256 << 10;    // of one connection in one turn
 constexpr std::size_t much_output_bytes = 1 << 20;  // enough to stop reading more requests
 constexpr int accepts_a_turn = 16;                  // so that a flood leaves time for others
+
+constexpr std::size_t many_held_bytes = 1 << 20;  // enough to ask what all hold
+constexpr std::chrono::seconds between_refusal_lines{10};
+
+// Who has one IPv6 address has 2^64 of them.
+std::string origin_of(const sys::SocketAddress& peer) {
+  std::string host = peer.host();
+  if (peer.family() == AF_UNIX) return "this host";
+  if (peer.family() != AF_INET6 || host.starts_with("::ffff:")) return host;
+  const auto* address = reinterpret_cast<const sockaddr_in6*>(peer.get());
+  std::string prefix;
+  for (int i = 0; i < 8; i += 2)
+    prefix +=
+        formatted("{:x}:", address->sin6_addr.s6_addr[i] << 8 | address->sin6_addr.s6_addr[i + 1]);
+  return prefix + ":";
+}
 
 void flush(int socket, store::ServerSession& session) {
   while (!session.output().empty()) {
@@ -47,7 +66,9 @@ StoreServer::Loop::Loop(StoreServerOptions options, sys::FileDescriptor listener
       port_(sys::SocketAddress::local(listener.get()).port()),
       listener_(std::move(listener)),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      buffer_(receive_bytes) {
+      buffer_(receive_bytes),
+      table_(options_.max_bytes) {
+  if (sodium_init() < 0) throw SystemError("starting libsodium", 0);
   if (!wake_) throw SystemError("making an eventfd", errno);
   thread_ = sys::Thread("store server", [this] { run(); });
 }
@@ -104,11 +125,7 @@ void StoreServer::Loop::accept_all() {
     for (int i = 0; i < accepts_a_turn; ++i) {
       sys::FileDescriptor socket = sys::accept_now(listener_.get());
       if (!socket) return;
-      if (!may_enter(socket.get())) continue;
-      sys::keep_alive(socket.get(), options_.lost_after);
-      connections_.emplace(next_number_++, Connection{std::move(socket), store::ServerSession(key_),
-                                                      Deadline::after(options_.handshake_timeout)});
-      drop_oldest_unproven();
+      if (may_enter(socket.get())) accept(std::move(socket));
     }
   } catch (const SystemError& error) {
     log::warning("store at {}: {}; trying again in a moment", address_, error.what());
@@ -125,14 +142,51 @@ bool StoreServer::Loop::may_enter(int socket) const {
   return false;
 }
 
-void StoreServer::Loop::drop_oldest_unproven() {
-  int unproven = 0;
-  auto oldest = connections_.end();
+void StoreServer::Loop::accept(sys::FileDescriptor socket) {
+  std::string origin;
+  try {
+    origin = origin_of(sys::SocketAddress::peer(socket.get()));
+  } catch (const PeerLost&) {
+    return;
+  }
+  sys::keep_alive(socket.get(), options_.lost_after);
+  connections_.emplace(next_number_++,
+                       Connection{std::move(socket), store::ServerSession(key_),
+                                  Deadline::after(options_.handshake_timeout), std::move(origin)});
+  drop_one_unproven();
+}
+
+// A flood of connections from one address crowds out its own. Of one address by lot, because no
+// rule tells those that will prove themselves: closing the oldest would close each of them before a
+// distant peer has answered, keeping the oldest would keep those that never do.
+void StoreServer::Loop::drop_one_unproven() {
+  std::map<std::string_view, std::vector<Connections::iterator>> unproven;
+  int count = 0;
   for (auto place = connections_.begin(); place != connections_.end(); ++place) {
     if (place->second.session.proven()) continue;
-    if (++unproven == 1) oldest = place;
+    unproven[place->second.origin].push_back(place);
+    ++count;
   }
-  if (unproven > options_.max_unproven) connections_.erase(oldest);
+  if (count <= options_.max_unproven) return;
+  const auto& most = std::ranges::max_element(unproven, {}, [](const auto& entry) {
+                       return entry.second.size();
+                     })->second;
+  connections_.erase(most[::randombytes_uniform(static_cast<std::uint32_t>(most.size()))]);
+}
+
+void StoreServer::Loop::note_refusal(const std::string& origin) {
+  ++refused_;
+  if (!next_refusal_line_.passed()) return;
+  log::warning("store at {}: refused a connection from {}: it does not know the secret{}", address_,
+               origin, refused_ > 1 ? formatted(" ({} since the last such line)", refused_) : "");
+  refused_ = 0;
+  next_refusal_line_ = Deadline::after(between_refusal_lines);
+}
+
+bool StoreServer::Loop::holds_too_much() const {
+  std::size_t bytes = 0;
+  for (const auto& [number, connection] : connections_) bytes += connection.session.held_bytes();
+  return bytes > options_.max_bytes;
 }
 
 void StoreServer::Loop::serve(std::uint64_t number, Connection& connection, short events) {
@@ -140,6 +194,8 @@ void StoreServer::Loop::serve(std::uint64_t number, Connection& connection, shor
   try {
     if ((events & (POLLIN | POLLHUP | POLLERR)) != 0) {
       receive(socket, connection.session, buffer_);
+      if (connection.session.held_bytes() > many_held_bytes && holds_too_much())
+        throw BadInput("store: requests of all clients that have come in part are too much");
     }
     bool more = true;
     while (more) {
@@ -147,6 +203,10 @@ void StoreServer::Loop::serve(std::uint64_t number, Connection& connection, shor
       flush(socket, connection.session);
       if (!connection.session.output().empty()) return;  // poll() tells when it may go on
     }
+  } catch (const BadInput& error) {
+    log::debug("store at {}: closing a connection: {}", address_, error.what());
+    if (!connection.session.proven()) note_refusal(connection.origin);
+    connection.closing = true;
   } catch (const std::exception& error) {
     log::debug("store at {}: closing a connection: {}", address_, error.what());
     connection.closing = true;
@@ -243,7 +303,12 @@ void StoreServer::Loop::close_finished() {
 void StoreServer::Loop::say(const store::LastWords& last) {
   for (const auto& [key, value] : last.words()) {
     if (table_.find(key) != nullptr) continue;
-    table_.set(key, value);
+    try {
+      table_.set(key, value);
+    } catch (const BadInput& error) {
+      log::warning("store at {}: the last word of a client: {}", address_, error.what());
+      continue;
+    }
     answer_ready(key);
   }
 }

@@ -31,7 +31,9 @@ namespace lockstep {
 //
 // Bounds: at most max_unproven connections without proof, each holding one handshake's bytes for at
 // most handshake_timeout; from a proven connection no request is read while much of its output has
-// not been taken, nor is a waiting one answered, and of its requests at most max_parked wait.
+// not been taken, nor is a waiting one answered, and of its requests at most max_parked wait. All
+// together hold at most max_bytes in values, as much in requests that have come in part, and
+// max_parked_bytes_of_all in requests that wait.
 class StoreServer::Loop {
  public:
   Loop(StoreServerOptions options, sys::FileDescriptor listener);
@@ -47,6 +49,7 @@ class StoreServer::Loop {
     sys::FileDescriptor socket;
     store::ServerSession session;
     Deadline handshake_deadline;
+    std::string origin;  // an address; connections of one compete for places
     store::LastWords last_words = {};
     std::deque<store::ParkedRequest> due = {};  // their keys are there, but the output is full
     bool closing = false;                       // close it when the turn is over
@@ -58,7 +61,10 @@ class StoreServer::Loop {
   [[nodiscard]] Deadline next_deadline() const;
   void accept_all();
   [[nodiscard]] bool may_enter(int socket) const;
-  void drop_oldest_unproven();
+  void accept(sys::FileDescriptor socket);
+  void drop_one_unproven();
+  void note_refusal(const std::string& origin);
+  [[nodiscard]] bool holds_too_much() const;
   void serve(std::uint64_t number, Connection& connection, short events);
   [[nodiscard]] bool answer_some(std::uint64_t number, Connection& connection);
   void answer(std::uint64_t number, Connection& connection, store::Message request);
@@ -84,6 +90,8 @@ class StoreServer::Loop {
   store::ParkedRequests parked_;
   Connections connections_;
   std::uint64_t next_number_ = 0;
+  Deadline next_refusal_line_ = Deadline::after(Duration::zero());
+  std::uint64_t refused_ = 0;  // since the last such line
   sys::Thread thread_;
 };
 

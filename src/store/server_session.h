@@ -27,6 +27,8 @@ class ServerSession {
   void send(const Message& message);
 
   [[nodiscard]] bool proven() const { return sealer_.has_value(); }
+  // Of requests that have come in part.
+  [[nodiscard]] std::size_t held_bytes() const { return frames_.held(); }
   // Bytes for the client that are not sent yet; tell how many have been.
   [[nodiscard]] std::string_view output() const { return std::string_view(output_).substr(sent_); }
   void mark_sent(std::size_t bytes);

@@ -2,15 +2,33 @@
 
 #include "store/limits.h"
 
+#include <lockstep/base/check.h>
+#include <lockstep/base/text.h>
+#include <lockstep/base/visible.h>
+
 namespace lockstep::store {
+
+namespace {
+constexpr std::size_t entry_bytes = 128;  // of a key and its value, beside their letters
+}
 
 void Table::set(std::string_view key, std::string_view value) {
   auto place = values_.find(key);
   if (place == values_.end()) {
+    make_room(key, 0, entry_bytes + key.size() + value.size());
     values_.emplace(key, value);
   } else {
+    make_room(key, place->second.size(), value.size());
     place->second = value;
   }
+}
+
+void Table::make_room(std::string_view key, std::size_t less, std::size_t more) {
+  const std::size_t bytes = bytes_ - less + more;
+  check_input(bytes <= most_bytes_ || more <= less,
+              "store: no room for key '{}': expected keys and values of at most {} together",
+              visible(key, 100), format_bytes(static_cast<std::int64_t>(most_bytes_)));
+  bytes_ = bytes;
 }
 
 const std::string* Table::find(std::string_view key) const {
@@ -36,6 +54,7 @@ std::string Table::compare_set(std::string_view key, std::string_view expected,
 bool Table::erase(std::string_view key) {
   auto place = values_.find(key);
   if (place == values_.end()) return false;
+  bytes_ -= entry_bytes + place->first.size() + place->second.size();
   values_.erase(place);
   return true;
 }

@@ -1,7 +1,9 @@
 // The keys and values themselves, with what each operation of a Store means; no locks, no waiting.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <optional>
 #include <span>
@@ -11,9 +13,12 @@
 
 namespace lockstep::store {
 
-// Keys and values are within the limits: the callers have checked.
+// Each key and value is within the limits: the callers have checked.
 class Table {
  public:
+  // set(), add() and compare_set() throw BadInput when all would be more than `most_bytes`.
+  explicit Table(std::size_t most_bytes = std::numeric_limits<std::size_t>::max())
+      : most_bytes_(most_bytes) {}
   void set(std::string_view key, std::string_view value);
   // Null when it is not there; valid until the key is changed.
   [[nodiscard]] const std::string* find(std::string_view key) const;
@@ -27,6 +32,10 @@ class Table {
   [[nodiscard]] std::vector<std::string> missing(std::span<const std::string> keys) const;
 
  private:
+  void make_room(std::string_view key, std::size_t less, std::size_t more);
+
+  std::size_t most_bytes_;
+  std::size_t bytes_ = 0;
   std::map<std::string, std::string, std::less<>> values_;
 };
 

@@ -100,6 +100,8 @@ void TcpStore::leave_last_word(std::string_view key, std::string_view value) {
                     Deadline::after(connection_->call_timeout()));
 }
 
+void TcpStore::disconnect() noexcept { connection_->lose("it was disconnected here"); }
+
 std::string TcpStore::own_address() const {
   return sys::SocketAddress::local(connection_->socket()).host();
 }

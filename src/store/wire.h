@@ -106,6 +106,8 @@ class FrameReader {
   // True when there was a whole frame: `sealed` is its content without the length. BadInput when a
   // length is out of range.
   [[nodiscard]] bool next(std::string& sealed);
+  // Bytes that have arrived and belong to no whole frame yet.
+  [[nodiscard]] std::size_t held() const { return buffer_.size() - used_; }
 
  private:
   std::size_t overhead_;

@@ -25,8 +25,9 @@ struct Failure {
   int error_number;
 };
 constexpr const char* steps[] = {"cannot make a session", "cannot tie it to its parent",
-                                 "cannot redirect its streams", "cannot execute it"};
-enum Step : int { session, parent_death, streams, execution };
+                                 "cannot redirect its streams", "cannot limit its open files",
+                                 "cannot execute it"};
+enum Step : int { session, parent_death, streams, limits, execution };
 
 // Everything the child needs, made before the fork: after it, only async-signal-safe calls are
 // allowed.
@@ -56,7 +57,8 @@ struct Prepared {
 void reset_signals() {
   struct sigaction plain = {};
   plain.sa_handler = SIG_DFL;
-  for (int signal : {SIGPIPE, SIGCHLD, SIGINT, SIGQUIT}) ::sigaction(signal, &plain, nullptr);
+  for (int signal : {SIGPIPE, SIGXFSZ, SIGCHLD, SIGINT, SIGQUIT})
+    ::sigaction(signal, &plain, nullptr);
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -92,6 +94,9 @@ bool close_others(const std::vector<int>& keep) {
       ::_exit(127);  // it ended before the line above could tie us to it
   }
   if (!redirect(command) || !close_others(command.keep)) give_up(report, streams);
+  // Descriptors that it inherits may have higher numbers; it can use them all the same.
+  if (command.open_files && ::setrlimit(RLIMIT_NOFILE, &*command.open_files) != 0)
+    give_up(report, limits);
   reset_signals();
   ::execve(command.file.c_str(), prepared.argv.data(), prepared.envp.data());
   if (errno == ENOEXEC) ::execve("/bin/sh", prepared.shell_argv.data(), prepared.envp.data());
@@ -134,6 +139,11 @@ FileDescriptor open_pidfd(pid_t pid) {
   if (number < 0)
     throw SystemError("opening a descriptor of process " + std::to_string(pid), errno);
   return FileDescriptor(static_cast<int>(number));
+}
+
+// The kernel looks at the descriptor first; signal 0 is none.
+bool is_pidfd(int number) {
+  return ::syscall(SYS_pidfd_send_signal, number, 0, nullptr, 0U) == 0 || errno != EBADF;
 }
 
 Process Process::spawn(const Command& command) {

@@ -5,6 +5,7 @@
 #include <lockstep/base/deadline.h>
 #include "sys/file_descriptor.h"
 
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include <optional>
@@ -29,9 +30,9 @@ struct ExitStatus {
 // "SIGKILL"; "signal 40" where it has no name.
 [[nodiscard]] std::string signal_name(int signal);
 
-// What to start. The child has an empty signal mask, the default actions (for SIGPIPE, SIGCHLD,
-// SIGINT and SIGQUIT also where the parent ignores them), and no descriptors but 0, 1, 2 and those
-// in `keep` (under the same numbers).
+// What to start. The child has an empty signal mask, the default actions (for SIGPIPE, SIGXFSZ,
+// SIGCHLD, SIGINT and SIGQUIT also where the parent ignores them), and no descriptors but 0, 1, 2
+// and those in `keep` (under the same numbers).
 struct Command {
   std::string file;                      // path of the program; not searched for
   std::vector<std::string> arguments;    // argv, [0] included
@@ -40,6 +41,7 @@ struct Command {
   int output = -1;                       // becomes descriptor 1
   int error = -1;                        // becomes descriptor 2
   std::vector<int> keep = {};
+  std::optional<rlimit> open_files = {};  // its limit; nothing: the parent's
   bool own_session = false;  // and so its own process group, without a controlling terminal
   // SIGKILL when the *thread* that calls spawn() ends. The kernel forgets this when a set-user-id
   // program is executed.
@@ -77,5 +79,7 @@ class Process {
 // A descriptor that becomes readable when process `pid` ends. SystemError(ESRCH) when there is
 // none.
 [[nodiscard]] FileDescriptor open_pidfd(pid_t pid);
+// Whether a descriptor with that number is open and is one of a process.
+[[nodiscard]] bool is_pidfd(int number);
 
 }  // namespace lockstep::sys

@@ -10,6 +10,7 @@
 #include <sys/un.h>
 
 #include <lockstep/base/check.h>
+#include <lockstep/base/error.h>
 #include <lockstep/base/scope_exit.h>
 
 namespace lockstep::sys {
@@ -64,6 +65,16 @@ SocketAddress SocketAddress::local(int socket) {
     throw SystemError("getsockname", errno);
   }
   return address;
+}
+
+SocketAddress SocketAddress::peer(int socket) {
+  SocketAddress address;
+  address.size_ = sizeof(address.storage_);
+  if (::getpeername(socket, reinterpret_cast<sockaddr*>(&address.storage_), &address.size_) == 0)
+    return address;
+  if (errno == ENOTCONN || errno == EINVAL)
+    throw PeerLost("asking for a peer's address: it has closed the connection");
+  throw SystemError("getpeername", errno);
 }
 
 std::uint16_t SocketAddress::port() const {

@@ -22,6 +22,8 @@ class SocketAddress {
   [[nodiscard]] static SocketAddress abstract(std::string_view name);
   // The one a socket is bound to.
   [[nodiscard]] static SocketAddress local(int socket);
+  // The one it is connected to. PeerLost when the peer has gone already.
+  [[nodiscard]] static SocketAddress peer(int socket);
 
   [[nodiscard]] const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage_); }
   [[nodiscard]] socklen_t size() const { return size_; }

@@ -69,8 +69,11 @@ TEST_F(LostRank, TheOthersNameItWithinASecondAndNothingIsLeft) {
       << end.error;
   EXPECT_NE(end.error.find("the group failed: rank 1 of 3 was lost: "), std::string::npos)
       << end.error;
-  EXPECT_EQ(end.error.rfind("rank 1 of 3 was lost: "), end.error.find("rank 1 of 3 was lost: "))
-      << "shown twice: " << end.error;
+  const auto own_line = end.error.find("lost: ", end.error.find("] lost: "));
+  EXPECT_NE(own_line, std::string::npos) << "what the program itself says of it: " << end.error;
+  EXPECT_EQ(end.error.find("rank 1 of 3 was lost: ", end.error.find('\n', own_line)),
+            std::string::npos)
+      << "shown more than once: " << end.error;
   EXPECT_NE(end.error.find("ranks 0, 2 failed as shown above"), std::string::npos) << end.error;
   for (pid_t pid : pids) EXPECT_NE(::kill(pid, 0), 0) << "process " << pid << " is left";
   EXPECT_EQ(test::shared_files(), shared_before);
@@ -89,6 +92,33 @@ TEST_F(LostRank, WhenTheAgentIsKilledAllRanksEndWithinASecond) {
     EXPECT_TRUE(sys::wait_ready(end.get(), POLLIN, second));
   EXPECT_EQ(test::shared_files(), shared_before);
 }
+
+// What stands between the agent and the rank: a script, "$0" is the rank's program.
+class WrappedRank : public testing::TestWithParam<const char*> {
+  void SetUp() override {
+    if (!std::filesystem::exists(loop)) GTEST_SKIP() << "all_reduce_loop was not built";
+  }
+};
+
+TEST_P(WrappedRank, EndsWithTheAgentToo) {
+  Started run = start_lockstep({"run", "-n", "2", "sh", "-c", GetParam(), loop});
+  const std::vector<pid_t> pids = await_ranks(run, 2);
+  ASSERT_EQ(pids.size(), 2U) << content(run.error);
+  std::vector<sys::FileDescriptor> ends;
+  for (pid_t pid : pids) ends.push_back(sys::open_pidfd(pid));
+  run.process.send(SIGKILL);
+  const Deadline soon = Deadline::after(2s);
+  for (std::size_t rank = 0; rank < ends.size(); ++rank) {
+    EXPECT_TRUE(sys::wait_ready(ends[rank].get(), POLLIN, soon)) << "pid " << pids[rank];
+    ::kill(pids[rank], SIGKILL);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Wrappers, WrappedRank,
+                         testing::Values("\"$0\"; true", "setsid -w \"$0\"; true",
+                                         "setsid sh -c 'exec \"$0\"' \"$0\" & wait",
+                                         // Only what the rank does by itself is left.
+                                         "env -u TORCHELASTIC_RUN_ID setsid -w \"$0\"; true"));
 
 }  // namespace
 }  // namespace lockstep::apps

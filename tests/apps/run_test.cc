@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <thread>
+#include <tuple>
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -99,6 +100,57 @@ TEST(LockstepRun, SeveralNodesAreOneRun) {
     EXPECT_NE(run.error.find("lockstep run: rank 2 of 4 (node 1, host "), std::string::npos)
         << run.error;
   }
+}
+
+// Until a program has printed that on standard error.
+void await_error(const Started& run, const std::string& words) {
+  const Deadline limit = Deadline::after(20s);
+  while (content(run.error).find(words) == std::string::npos && !limit.passed())
+    std::this_thread::sleep_for(5ms);
+}
+
+TEST(LockstepRun, ASignalWhileNodesAreMissingSaysWhatItWaitedFor) {
+  const test::TemporaryFolder home;
+  const std::string secret = home / "secret", at = "127.0.0.1:" + std::to_string(test::free_port());
+  std::ofstream(secret) << "correct horse battery";
+  ASSERT_EQ(::chmod(secret.c_str(), 0600), 0);
+  for (const auto& [node, signal, what] :
+       {std::tuple("0", SIGINT, "1 of 2 nodes to come to " + at + ": node 1"),
+        std::tuple("1", SIGTERM, "node 0 at " + at)}) {
+    Started run = start_lockstep({"run", "--nnodes", "2", "--node-rank", node, "--rendezvous", at,
+                                  "--secret-file", secret, "true"});
+    await_error(run, "waiting for");
+    run.process.send(signal);
+    const Finished end = finish(std::move(run));
+    EXPECT_EQ(end.status.signal, signal);
+    EXPECT_EQ(end.error, "lockstep run: waiting for " + what +
+                             "\nlockstep run: " + sys::signal_name(signal) +
+                             " came while waiting for " + what + "; no rank has been started\n");
+  }
+}
+
+TEST(LockstepRun, ARefusedSecretIsSaidOnBothSides) {
+  const test::TemporaryFolder home;
+  const std::string at = "127.0.0.1:" + std::to_string(test::free_port());
+  std::vector<Started> nodes;
+  for (const char* node : {"0", "1"}) {
+    const std::string secret = home / node;
+    std::ofstream(secret) << "the secret of node " << node;
+    ASSERT_EQ(::chmod(secret.c_str(), 0600), 0);
+    nodes.push_back(start_lockstep({"run", "--nnodes", "2", "--node-rank", node, "--rendezvous", at,
+                                    "--secret-file", secret, "true"}));
+  }
+  const Finished refused = finish(std::move(nodes[1]));
+  EXPECT_EQ(refused.status.code, 1);
+  EXPECT_EQ(refused.error,
+            "lockstep run: node 1 cannot join: store at " + at + " refused the secret\n");
+  await_error(nodes[0], "does not know the secret");
+  nodes[0].process.send(SIGTERM);
+  const Finished first = finish(std::move(nodes[0]));
+  EXPECT_NE(first.error.find("warning: store at " + at +
+                             ": refused a connection from 127.0.0.1: it does not know the secret"),
+            std::string::npos)
+      << first.error;
 }
 
 TEST(LockstepRun, HelpNamesEveryOptionWithItsDefault) {

@@ -123,6 +123,41 @@ TEST(AgentLeftovers, RanksEndWithinASecondOfTheAgentsOwnDeath) {
   EXPECT_EQ(witnesses.living(), std::vector<pid_t>{});
 }
 
+TEST(AgentLeftovers, WithTheAgentAlsoEndsWhatRanksStartedAndWhatNeverCallsInit) {
+  const Witnesses witnesses;
+  const std::string forever = witnesses.sign() + "; while :; do sleep 0.05; done";
+  test::RankProcesses agent(1, [&](int) {
+    run_agent(shells(2, "setsid sh -c '" + forever + "' & (setsid sh -c '" + forever +
+                            "' &) ; sh -c '" + forever + "'; true"));
+  });
+  witnesses.await(6);
+  EXPECT_EQ(witnesses.living().size(), 6U);
+  agent.kill(0, SIGKILL);
+  const Deadline limit = Deadline::after(5s);
+  while (!witnesses.living().empty() && !limit.passed()) std::this_thread::sleep_for(5ms);
+  EXPECT_EQ(witnesses.living(), std::vector<pid_t>{});
+  for (pid_t pid : witnesses.living()) ::kill(pid, SIGKILL);
+}
+
+TEST(AgentLeftovers, TheGuardLeavesOtherRunsAlone) {
+  const Witnesses mine, others;
+  const std::string forever = "; while :; do sleep 0.05; done";
+  test::RankProcesses agents(2, [&](int agent) {
+    run_agent(shells(1, "sh -c '" + (agent == 0 ? mine : others).sign() + forever + "'; true"));
+  });
+  mine.await(1);
+  others.await(1);
+  agents.kill(0, SIGKILL);
+  const Deadline limit = Deadline::after(5s);
+  while (!mine.living().empty() && !limit.passed()) std::this_thread::sleep_for(5ms);
+  EXPECT_EQ(mine.living(), std::vector<pid_t>{});
+  std::this_thread::sleep_for(50ms);
+  EXPECT_EQ(others.living().size(), 1U);
+  agents.kill(1, SIGKILL);
+  while (!others.living().empty() && !limit.passed()) std::this_thread::sleep_for(5ms);
+  EXPECT_EQ(others.living(), std::vector<pid_t>{});
+}
+
 TEST(Adoption, FindsDescendantsOfDescendants) {
   Adoption adoption;
   test::RankProcesses family(1, [](int) {

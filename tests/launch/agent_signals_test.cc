@@ -11,6 +11,7 @@
 #include <lockstep/launch/agent.h>
 #include "launch/run_agent.h"
 #include "launch/signals.h"
+#include "support/processes.h"
 #include "sys/process.h"
 
 namespace lockstep::launch {
@@ -54,6 +55,24 @@ TEST(AgentSignals, ArePassedToAllRanks) {
     EXPECT_EQ(ran.result.exit_code, 128 + signal);
     EXPECT_EQ(ran.error, "lockstep run: stopped by " + sys::signal_name(signal) + "; ranks 0-2: " +
                              sys::describe(sys::ExitStatus{.signal = signal}) + "\n");
+  }
+}
+
+TEST(AgentSignals, AnInheritedIgnoredSigchldChangesNothing) {
+  for (const bool by_flag : {false, true}) {
+    test::expect_ranks(1, [&](int) {
+      struct sigaction discard = {};
+      discard.sa_handler = by_flag ? SIG_DFL : SIG_IGN;
+      discard.sa_flags = by_flag ? SA_NOCLDWAIT : 0;
+      ::sigaction(SIGCHLD, &discard, nullptr);
+      const Ran ran = run_agent(shells(2, "[ $RANK = 1 ] && exit 3; exec sleep 60"));
+      EXPECT_EQ(ran.result.exit_code, 3) << ran.error;
+      EXPECT_EQ(run_agent(shells(2, "true")).result.exit_code, 0);
+      struct sigaction after = {};
+      ::sigaction(SIGCHLD, nullptr, &after);
+      EXPECT_EQ(after.sa_handler, discard.sa_handler);
+      EXPECT_EQ(after.sa_flags & SA_NOCLDWAIT, discard.sa_flags);
+    });
   }
 }
 

@@ -3,15 +3,23 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <set>
 #include <sstream>
 
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
 #include "launch/run_agent.h"
+#include "support/messages.h"
+#include "support/processes.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep::launch {
@@ -50,6 +58,88 @@ TEST(Agent, RanksOfARunShareItsPortAndNameAndRunsDoNot) {
   EXPECT_EQ(*first.begin(), *first.rbegin());
   EXPECT_TRUE(first.begin()->starts_with("127.0.0.1 "));
   EXPECT_NE(*first.begin(), *second.begin());
+}
+
+TEST(Agent, RaisesItsLimitOfOpenFilesButNotThatOfItsRanks) {
+  test::expect_ranks(1, [](int) {
+    const rlimit low{48, 4096};
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+    const Ran ran = run_agent(shells(16, "ulimit -Sn; ulimit -Hn"));
+    EXPECT_EQ(ran.result.exit_code, 0) << ran.error;
+    const auto lines = lines_of(ran.output);
+    EXPECT_EQ(lines.count("[rank 15] 48"), 1U) << ran.output << ran.error;
+    EXPECT_EQ(lines.count("[rank 15] 4096"), 1U);
+    rlimit after{};
+    ::getrlimit(RLIMIT_NOFILE, &after);
+    EXPECT_EQ(after.rlim_cur, 48U);
+  });
+}
+
+TEST(Agent, TooFewOpenFilesAreOneSentence) {
+  test::expect_ranks(1, [](int) {
+    const rlimit low{48, 48};
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+    const Ran few = run_agent(shells(2, "od -An -tx1 /proc/self/fd/$LOCKSTEP_SECRET_FD"));
+    EXPECT_EQ(few.result.exit_code, 0) << few.error;
+    EXPECT_EQ(test::message_of<BadInput>([] { run_agent(shells(9, "true")); }),
+              "9 ranks: expected a limit of at least 60 open files, found 48: raise the hard limit "
+              "(ulimit -n), or start fewer ranks");
+  });
+}
+
+TEST(Agent, WithoutProcNothingIsStarted) {
+  test::expect_ranks(1, [](int) {
+    if (::unshare(CLONE_NEWNS) != 0 || ::mount("", "/", "", MS_REC | MS_PRIVATE, "") != 0 ||
+        ::mount("none", "/proc", "tmpfs", 0, "") != 0) {
+      std::puts("skipped: only root can hide /proc");
+      return;
+    }
+    EXPECT_EQ(test::message_of<SystemError>([] { run_agent(shells(1, "true")); }),
+              "looking into /proc, where the agent finds what its ranks leave behind: No such file "
+              "or directory");
+  });
+}
+
+// As init() does when a group dies.
+constexpr const char* leaves_a_record =
+    "mkdir -p $LOCKSTEP_FLIGHT; echo {} > $LOCKSTEP_FLIGHT/flight-rank-$RANK.json; "
+    "echo $LOCKSTEP_FLIGHT; ";
+
+std::string folder_of_records(const Ran& ran) {
+  const std::size_t begin = ran.output.find('/');
+  return ran.output.substr(begin, ran.output.find('\n') - begin);
+}
+
+TEST(Agent, FlightRecordsAreKeptAndNamedOnlyWhenTheRunHasFailed) {
+  const Ran failed = run_agent(shells(1, std::string(leaves_a_record) + "exit 3"));
+  const std::string kept = folder_of_records(failed);
+  EXPECT_NE(failed.error.find("lockstep report hang " + kept + "/flight-rank-0.json\n"),
+            std::string::npos)
+      << failed.error;
+  EXPECT_TRUE(std::filesystem::exists(kept + "/flight-rank-0.json"));
+  std::filesystem::remove_all(kept);
+
+  const Ran well = run_agent(shells(1, leaves_a_record));
+  EXPECT_FALSE(std::filesystem::exists(folder_of_records(well)));
+  EXPECT_EQ(well.error, "");
+
+  WorkerSpec spec = shells(1, std::string(leaves_a_record) + "kill -TERM $PPID; exec sleep 60");
+  spec.forward_signals = true;
+  const Ran stopped = run_agent(spec);
+  EXPECT_EQ(stopped.result.exit_code, 128 + SIGTERM);
+  EXPECT_FALSE(std::filesystem::exists(folder_of_records(stopped)));
+  EXPECT_EQ(stopped.error.find("report hang"), std::string::npos) << stopped.error;
+
+  const test::TemporaryFolder logs;  // what the user has named is the user's
+  WorkerSpec logged = shells(1, leaves_a_record);
+  logged.log_folder = logs.path().string();
+  EXPECT_EQ(folder_of_records(run_agent(logged)), logs.path().string());
+  EXPECT_TRUE(std::filesystem::exists(logs / "flight-rank-0.json"));
+}
+
+TEST(Agent, OnlyTheOwnerMayReadTheSecretAndNobodyChangeIt) {
+  const Ran ran = run_agent(shells(1, "stat -L -c %a /proc/self/fd/$LOCKSTEP_SECRET_FD"));
+  EXPECT_EQ(ran.output, "[rank 0] 400\n");
 }
 
 TEST(Agent, EachRankCanReadTheSecret) {

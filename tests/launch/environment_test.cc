@@ -24,6 +24,7 @@ const RankPlace place{.rank = 2,
                       .run_id = "run",
                       .store = "tcp://127.0.0.1:7",
                       .secret_descriptor = 100,
+                      .agent_descriptor = 101,
                       .cores = 8};
 
 TEST(RankEnvironment, SaysWhereARankIs) {
@@ -44,6 +45,7 @@ TEST(RankEnvironment, SaysWhereARankIs) {
                                                     {"TORCHELASTIC_MAX_RESTARTS", "4"},
                                                     {"LOCKSTEP_STORE", "tcp://127.0.0.1:7"},
                                                     {"LOCKSTEP_SECRET_FD", "100"},
+                                                    {"LOCKSTEP_AGENT_FD", "101"},
                                                     {"OMP_NUM_THREADS", "2"},
                                                     {"PYTHONUNBUFFERED", "1"}};
   EXPECT_EQ(found, expected);
@@ -54,13 +56,16 @@ TEST(RankEnvironment, ReplacesWhatAnOuterLauncherSaid) {
                           {"HOME", "/home"},
                           {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                           {"LOCKSTEP_SECRET_FD", "55"},
+                          {"LOCKSTEP_AGENT_FD", "56"},
                           {"LOCKSTEP_STORE", "tcp://elsewhere:1"}};
   RankPlace without_store = place;
   without_store.store.clear();
+  without_store.agent_descriptor = -1;
   const auto found = as_map(rank_environment(outer, without_store));
   EXPECT_EQ(found.at("RANK"), "2");
   EXPECT_EQ(found.at("HOME"), "/home");
-  for (const char* name : {"TORCHELASTIC_USE_AGENT_STORE", "LOCKSTEP_SECRET_FD", "LOCKSTEP_STORE"})
+  for (const char* name : {"TORCHELASTIC_USE_AGENT_STORE", "LOCKSTEP_SECRET_FD",
+                           "LOCKSTEP_AGENT_FD", "LOCKSTEP_STORE"})
     EXPECT_FALSE(found.contains(name)) << name;
 }
 

@@ -74,7 +74,8 @@ TEST(Fuzz, AgentsGatherOrSayWhyNot) {
                           .secret_file = secret_file,
                           .join_timeout = 300ms};
       try {
-        auto gathering = gather(spec, 1);
+        WaitingLines lines([](const std::string&) {}, false);
+        auto gathering = gather(spec, 1, lines);
         EXPECT_EQ(gathering.roster.nodes.size(), 2u);
         ++came;
       } catch (const Error&) {

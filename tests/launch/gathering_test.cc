@@ -40,13 +40,19 @@ TEST(Gathering, NodesThatNeverComeAreNamed) {
   for (const NodeRan& node : ran)
     EXPECT_EQ(node.problem,
               "node 0 waited 2s in vain for nodes 1, 3: no agent with --node-rank 1 or 3 came");
+  EXPECT_EQ(ran[0].error, "lockstep run: waiting for 2 of 4 nodes to come to " +
+                              first.nodes.rendezvous + ": nodes 1, 3\n");
+  EXPECT_EQ(ran[1].error, "lockstep run: waiting for the other nodes to come to " +
+                              first.nodes.rendezvous + "\n");
 }
 
 TEST(Gathering, WithoutNode0) {
   auto spec = node_spec(2, 1, test::free_port(), 1, "true");
-  spec.nodes.join_timeout = 1s;
+  spec.nodes.join_timeout = 1500ms;
   const auto ran = run_nodes({spec});
-  expect_words(ran[0].problem, {"node 1 waited 1s in vain for node 0 at " + spec.nodes.rendezvous});
+  EXPECT_EQ(ran[0].error, "lockstep run: waiting for node 0 at " + spec.nodes.rendezvous + "\n");
+  expect_words(ran[0].problem,
+               {"node 1 waited 1.5s in vain for node 0 at " + spec.nodes.rendezvous});
 }
 
 TEST(Gathering, TwoAgentsWithTheSameNumber) {

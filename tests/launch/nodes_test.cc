@@ -5,11 +5,19 @@
 
 #include <algorithm>
 #include <csignal>
+#include <fstream>
 #include <set>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include <sys/stat.h>
+
+#include <lockstep/store/secret.h>
+#include <lockstep/store/tcp_store.h>
+#include "launch/gathering.h"
+#include "launch/rendezvous.h"
 #include "support/messages.h"
 #include "support/temporary_folder.h"
 #include "sys/topology.h"
@@ -158,6 +166,87 @@ TEST(Nodes, AKilledAgentOfNode0EndsTheRun) {
                                    ") has failed: its agent, which serves the "
                                    "store, has gone"});
     EXPECT_LT(ran[node].took, 10s);
+  }
+}
+
+// Rank `rank` of 3 stops its agent when all ranks have begun, for ten seconds.
+std::string stopping_agent_of(int rank, const test::TemporaryFolder& folder) {
+  const auto place = folder.path().string();
+  return "touch " + place + "/$RANK; if [ $RANK = " + std::to_string(rank) +
+         " ]; then while [ $(ls " + place +
+         " | wc -l) -lt 3 ]; do sleep 0.01; done; kill -STOP $PPID; sleep 10; kill -CONT $PPID; "
+         "fi; exec sleep 60";
+}
+
+TEST(Nodes, AStoppedAgentEndsTheRunOnTheOthers) {
+  const test::TemporaryFolder folder;
+  auto specs = same_nodes(3, 1, stopping_agent_of(1, folder));
+  for (WorkerSpec& spec : specs) spec.nodes.lost_after = 3s;
+  const auto ran = run_nodes(specs);
+  for (int node : {0, 2}) {
+    EXPECT_EQ(ran[node].exit_code, 1) << ran[node].problem;
+    EXPECT_EQ(times(ran[node].error, "node 1 (host " + sys::host_name() +
+                                         ") has failed: its agent has not answered for 3s: it is "
+                                         "stopped, or its machine is\n"),
+              1u)
+        << ran[node].error;
+    EXPECT_LT(ran[node].took, 9s);
+  }
+  EXPECT_EQ(ran[1].exit_code, 1) << "it sees so when it goes on";
+  EXPECT_NE(ran[1].error, "");
+}
+
+TEST(Nodes, AStoppedAgentOfNode0EndsTheRunOnTheOthers) {
+  const test::TemporaryFolder folder;
+  auto specs = same_nodes(3, 1, stopping_agent_of(0, folder));
+  for (WorkerSpec& spec : specs) spec.nodes.lost_after = 3s;
+  const auto ran = run_nodes(specs);
+  const std::string why =
+      "its agent, which serves the store, has not answered for 3s: it is stopped, or its machine "
+      "is";
+  for (int node : {1, 2}) {
+    EXPECT_EQ(ran[node].exit_code, 1) << ran[node].problem;
+    EXPECT_EQ(
+        times(ran[node].error, "node 0 (host " + sys::host_name() + ") has failed: " + why + "\n"),
+        1u)
+        << ran[node].error;
+    EXPECT_LT(ran[node].took, 9s);
+  }
+  EXPECT_EQ(ran[0].exit_code, 1);
+  expect_words(ran[0].error, {"the other nodes have given this one up (" + why + ")"});
+}
+
+// A rank has the secret, and may write what it likes.
+TEST(Nodes, NonsenseInTheAgentsOwnKeysIsOneTrueLineEverywhere) {
+  const test::TemporaryFolder folder;
+  const std::string secret = folder / "secret";
+  std::ofstream(secret) << "correct horse battery";
+  ::chmod(secret.c_str(), 0600);
+  for (const std::string& key : {std::string(key::verdict), std::string(key::done), key::beat(1)}) {
+    auto specs = same_nodes(2, 1, "sleep 1.5");
+    for (WorkerSpec& spec : specs) {
+      spec.nodes.secret_file = secret;
+      spec.nodes.lost_after = 3s;
+    }
+    test::RankProcesses writer(1, [&](int) {
+      const Rendezvous at = parse_rendezvous(specs[0].nodes.rendezvous);
+      TcpStore store({.host = at.host,
+                      .port = at.port,
+                      .secret = read_secret_file(secret),
+                      .connect_timeout = 20s});
+      static_cast<void>(store.get(key::roster, Deadline::after(20s)));
+      std::this_thread::sleep_for(200ms);
+      store.set(key, "non\x1bsense");
+    });
+    for (const NodeRan& node : run_nodes(specs)) {
+      EXPECT_EQ(node.exit_code, 1) << key << node.problem;
+      EXPECT_EQ(times(node.error, "lockstep run: the store's key " + key + " holds what no agent "),
+                times(node.error, "begin with lockstep-run/ are the agents' own; ending") + 1)
+          << node.error;
+      EXPECT_EQ(times(node.error, "its agent"), 0u) << node.error;
+      EXPECT_EQ(times(node.error, "\x1b"), 0u) << node.error;
+      EXPECT_LT(node.took, 15s);
+    }
   }
 }
 

@@ -94,7 +94,7 @@ TEST(Roster, AnythingElseIsBadInputThatSaysWhere) {
   expect_words(of_hello("lockstep-hello 1\nranks 2\n"), {"nodes", "'ranks 2'"});
   expect_words(of_hello(to_text(hello) + "more\n"), {"the end", "'more'"});
   expect_words(of_hello("lockstep-hello 1"), {"a line of text"});
-  expect_words(of_hello("\x1b[2J\n"), {"a line of text", "'?[2J'"});
+  expect_words(of_hello("\x1b[2J\n"), {"a line of text", "'\\x1b[2J'"});
   expect_words(of_hello(std::string(most_line_bytes + 1, 'x') + "\n"), {"a line of text", "'xxx"});
   expect_words(of_hello(std::string(most_text_bytes + 1, 'x')), {"at most 4194304 bytes"});
   const auto of_roster = [&](const std::string& text) {

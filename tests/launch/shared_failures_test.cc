@@ -40,14 +40,44 @@ TEST(SharedFailures, SoIsWhatTheProgramSaysOfItAfterwards) {
   EXPECT_EQ(failures.take(0, uncaught), uncaught) << "of a failure that nobody marked";
   EXPECT_EQ(failures.take(0, marked(0)), marked(0));
   EXPECT_EQ(failures.take(0, uncaught), "");
-  EXPECT_EQ(failures.take(1, "my_program: all_reduce on group world, which is dead: " + sentence),
-            "");
+  EXPECT_EQ(failures.take(1, sentence + "\n"), "");
+  EXPECT_EQ(failures.take(1, "lockstep train: rank 1: " + sentence + "\n"), "");
   EXPECT_EQ(failures.take(1, "my_program: another sentence"), "my_program: another sentence");
+}
+
+TEST(SharedFailures, WhatAProgramPutsBeforeTheSentenceIsShownOnce) {
+  SharedFailures failures;
+  static_cast<void>(failures.take(0, marked(0)));
+  const std::string own = "my_program, step 7: all_reduce on group world: " + sentence + "\n";
+  EXPECT_EQ(failures.take(1, own), own);
+  EXPECT_EQ(failures.take(2, own), "");
+  EXPECT_EQ(failures.take(0, own), "");
+  const std::string other = "my_program, step 8: all_reduce on group world: " + sentence + "\n";
+  EXPECT_EQ(failures.take(2, other), other);
+}
+
+// Lines that only contain the words of a failure say something else too.
+TEST(SharedFailures, OtherLinesAreNeverHidden) {
+  SharedFailures failures;
+  const std::string forged = std::string("error: ") + failure_mark + "e\n";
+  EXPECT_EQ(failures.take(0, forged), forged);
+  EXPECT_TRUE(failures.failures().empty()) << "not a line of the library's log";
+  static_cast<void>(failures.take(0, marked(0)));
+  for (const std::string& line :
+       {sentence + " (see above)\n", "saved before: " + sentence + ", step 7\n",
+        "I saw that " + std::string(failure_mark) + sentence + " and went on\n",
+        std::string("12:00:00.000 [rank 1] warning: ") + failure_mark + sentence + ";\n",
+        std::string("terminate called after throwing an instance of 'lockstep::X' by me\n")})
+    for (int rank : {0, 1}) EXPECT_EQ(failures.take(rank, line), line);
+  const std::string short_one = std::string("12:00:00.000 [rank 0] error: ") + failure_mark + "e\n";
+  EXPECT_EQ(failures.take(0, short_one), short_one);
+  EXPECT_EQ(failures.take(1, "the end has no e\nbefore\n"), "the end has no e\nbefore\n");
 }
 
 TEST(SharedFailures, TwoFailuresAreTwo) {
   SharedFailures failures;
-  const std::string other = std::string("error: ") + failure_mark + "rank 1 of 2 was lost\n";
+  const std::string other =
+      std::string("12:00:00.000 error: ") + failure_mark + "rank 1 of 2 was lost\n";
   EXPECT_EQ(failures.take(0, marked(0)), marked(0));
   EXPECT_EQ(failures.take(0, other), other);
   EXPECT_EQ(failures.failures()[1].sentence, "rank 1 of 2 was lost") << "without a record's path";

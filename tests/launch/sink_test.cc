@@ -30,7 +30,7 @@ struct SinkTest : testing::Test {
     return text;
   }
   sys::FileDescriptor read_end, write_end;
-  IgnoredBrokenPipes broken_pipes;
+  SignalActions actions;
 };
 
 TEST_F(SinkTest, AReaderThatWaitsDoesNotBlockTheWriterAndLosesNothing) {

@@ -103,6 +103,112 @@ TEST_F(SlowPeers, AFloodOfConnectionsStallsNobody) {
   }
 }
 
+// 3,000 connections a second for a while, the last 300 of them held open.
+class Crowd {
+ public:
+  Crowd(std::uint16_t port, const char* from)
+      : thread_([this, port, from] {
+          std::vector<sys::FileDescriptor> held(300);
+          const auto start = Clock::now();
+          for (int number = 0; number < most && !stopping_; ++number) {
+            held[number % 300] = connected(port, from);
+            std::this_thread::sleep_until(start + number * 1s / 3000);
+          }
+        }) {}
+  ~Crowd() {
+    stopping_ = true;
+    thread_.join();
+  }
+
+ private:
+  static constexpr int most = 15'000;
+
+  static sys::FileDescriptor connected(std::uint16_t port, const char* from) {
+    sys::FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const auto own = sys::SocketAddress::tcp(from, 0),
+               to = sys::SocketAddress::tcp("127.0.0.1", port);
+    if (::bind(socket.get(), own.get(), own.size()) != 0 ||
+        ::connect(socket.get(), to.get(), to.size()) != 0)
+      return {};
+    return socket;
+  }
+
+  std::atomic<bool> stopping_ = false;
+  std::thread thread_;
+};
+
+// A client at the end of a line of 25 ms: how often it must try until it is proven.
+int tries_of_a_distant_client(std::uint16_t port) {
+  for (int tries = 1; tries < 200; ++tries) {
+    try {
+      TestClient client("secret");
+      RawPeer peer(port);
+      const std::string greeting = peer.receive(greeting_bytes);
+      std::this_thread::sleep_for(50ms);
+      peer.send(client.prove(greeting));
+      peer.send(client.begin(peer.receive(answer_bytes)));
+      return tries;
+    } catch (const PeerLost&) {
+      continue;
+    }
+  }
+  return 200;
+}
+
+TEST(DistantPeer, IsLetInThoughAnotherAddressFloodsTheServer) {
+  StoreServer server({.secret = "secret"});
+  const Crowd crowd(server.port(), "127.0.0.2");
+  std::this_thread::sleep_for(300ms);
+  EXPECT_EQ(tries_of_a_distant_client(server.port()), 1);
+}
+
+// A chance of about a half each time.
+TEST(DistantPeer, IsLetInThoughItsOwnAddressFloodsTheServer) {
+  StoreServer server({.secret = "secret"});
+  const Crowd crowd(server.port(), "127.0.0.1");
+  std::this_thread::sleep_for(300ms);
+  EXPECT_LT(tries_of_a_distant_client(server.port()), 40);
+}
+
+TEST(MuchInTheStore, IsRefusedBeyondTheBound) {
+  StoreServer server({.secret = "secret", .max_bytes = 10 << 20});
+  TcpStore store({.port = server.port(), .secret = "secret", .connect_timeout = long_enough});
+  const std::string value(1 << 20, 'v');
+  int held = 0;
+  const auto fill = [&] {
+    for (; held < 20; ++held) store.set("key" + std::to_string(held), value);
+  };
+  EXPECT_THROW(fill(), BadInput);
+  EXPECT_EQ(held, 9);
+  EXPECT_THROW(store.compare_set("other", "", value), BadInput);
+  store.set("key0", "little");
+  store.set("other", value);
+  EXPECT_TRUE(store.erase("other"));
+  store.set("other", value);
+}
+
+// Each sends the most of a large request and no more.
+TEST(MuchInTheStore, RequestsThatNeverEndAreBounded) {
+  StoreServer server({.secret = "secret", .max_bytes = 8 << 20});
+  std::vector<std::unique_ptr<RawPeer>> peers;
+  int closed = 0;
+  for (int i = 0; i < 12; ++i) {
+    TestClient client("secret");
+    peers.push_back(std::make_unique<RawPeer>(server.port()));
+    peers.back()->begin(client);
+    const std::string frame = client.seal({1, Code::set, 0, {"k", std::string(4 << 20, 'v')}});
+    peers.back()->send(frame.substr(0, frame.size() - 1));
+  }
+  std::this_thread::sleep_for(200ms);
+  for (const auto& peer : peers) {
+    pollfd entry{peer->socket(), POLLIN, 0};
+    closed += ::poll(&entry, 1, 2000) > 0;
+  }
+  EXPECT_GE(closed, 10);
+  TcpStore store({.port = server.port(), .secret = "secret", .connect_timeout = long_enough});
+  EXPECT_EQ(store.add("count", 1), 1) << "others are served";
+}
+
 TEST_F(SlowPeers, RepliesThatNobodyTakesNeedNoMemory) {
   constexpr std::size_t waits = 60;
   constexpr std::size_t value_bytes = 1 << 20;

@@ -115,7 +115,11 @@ TEST_F(Server, ManyConnectionsWithoutProofKeepNobodyOut) {
   std::vector<sys::FileDescriptor> idle;
   for (int i = 0; i < 50; ++i) idle.push_back(connect(server_));
   expect_still_serving();
-  EXPECT_TRUE(is_closed(idle.front().get()));  // the oldest went first
+  const auto closed = std::ranges::count_if(idle, [](const sys::FileDescriptor& socket) {
+    pollfd entry{socket.get(), POLLRDHUP, 0};
+    return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP)) != 0;
+  });
+  EXPECT_GE(closed, 40) << "8 may be there without proof";
 }
 
 TEST_F(Server, AFrameOutOfRangeClosesOnlyItsConnection) {

@@ -43,6 +43,8 @@ struct InitOptions {
 // unless OMP_NUM_THREADS says otherwise, and lets malloc keep freed blocks of many megabytes, which
 // training steps allocate again and again, unless MALLOC_* or GLIBC_TUNABLES say otherwise. The
 // group owns everything that was opened: when the last handle goes, this rank leaves in order.
+// Under `lockstep run` the process from then on ends with its agent: should that be killed, the
+// rank prints a line and ends by SIGKILL, through whatever wrappers it was started.
 // BadInput names a variable that makes no sense; Timeout names the ranks that never came.
 [[nodiscard]] Group init(InitOptions options = {});
 

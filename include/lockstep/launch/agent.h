@@ -10,9 +10,14 @@
 //    is the run's.
 //  - When run() returns, nothing that the ranks started is left, also not what left their process
 //    groups or sessions.
-//  - When the agent's own process is killed, the ranks are killed with it.
+//  - When the agent's own process is killed, the ranks and what they started are killed with it:
+//    its children by the kernel; each rank that has called init() by itself, with one line that
+//    says why; everything else that still has the ranks' environment by a guard, a small process
+//    beside the agent. Only a process that has cleared its environment, was not started by the
+//    agent itself and never called init() can outlive it.
 //  - Over several nodes: the first failure on any of them ends the run on all, and every agent
-//  reports it and returns its exit code; an agent that vanishes is such a failure.
+//    reports it and returns its exit code; an agent that vanishes, or is stopped for longer than
+//    `lost_after`, is such a failure.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -45,7 +50,7 @@ struct NodeSpec {
   std::string secret_file = {};  // the same content on all nodes, mode 600; may be missing only
                                  // where HOST is a loopback address: then it is the user's own
   Duration join_timeout = std::chrono::minutes(5);  // until all must have come
-  Duration lost_after = std::chrono::seconds(15);   // without an answer of a node's machine
+  Duration lost_after = std::chrono::seconds(15);   // without a sign of life of a node's agent
 };
 
 struct WorkerSpec {
@@ -60,9 +65,12 @@ struct WorkerSpec {
   Duration grace = std::chrono::seconds(30);  // from a request to stop to SIGKILL
   Duration failure_grace =
       std::chrono::seconds(5);  // from the SIGTERM that follows a failure to SIGKILL
-  int store_port = 0;           // of the agent's store on 127.0.0.1; 0: a free one; one node only
-  int output = 1;  // descriptors for the ranks' stdout and stderr; the agent's own words go to
-  int error = 2;   // the latter. Not owned.
+  // When all ranks have ended: how long a reader of `output` or `error` may take nothing until what
+  // is left for it is dropped. One that reads slowly gets everything.
+  Duration output_patience = std::chrono::minutes(1);
+  int store_port = 0;  // of the agent's store on 127.0.0.1; 0: a free one; one node only
+  int output = 1;      // descriptors for the ranks' stdout and stderr; the agent's own words go to
+  int error = 2;       // the latter. Not owned.
   // Take SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTSTP while run() runs and treat
   // them as deliver() does. They are blocked in the calling thread, so no other thread may leave
   // them unblocked. A SIGHUP that was ignored (nohup) stays so.
@@ -95,13 +103,17 @@ class Agent {
   Agent& operator=(const Agent&) = delete;
 
   // Blocks until all ranks and what they started have ended. Once only. While it runs, the process
-  // ignores SIGPIPE and adopts orphans among its descendants (PR_SET_CHILD_SUBREAPER); children
-  // that it had before are left alone, but other threads must not start any: they would be taken
-  // for the ranks' and ended. The ranks also end with the calling thread. A program that is not
-  // found gives exit code 127, one that cannot be executed 126, both with a line on `error`.
-  // SystemError, BadInput (the store's port is in use): a log or the store could not be made;
-  // nothing has been left behind. Over several nodes also BadInput, Timeout and PeerLost when they
-  // do not come together; until they have, signals have their ordinary effect.
+  // ignores SIGPIPE and SIGXFSZ, does not ignore SIGCHLD, and adopts orphans among its descendants
+  // (PR_SET_CHILD_SUBREAPER); children that it had before are left alone, but other threads must
+  // not start any: they would be taken for the ranks' and ended. The ranks also end with the
+  // calling thread. The agent may open as many files as the hard limit allows; the ranks get the
+  // limit that it had. A program that is not found gives exit code 127, one that cannot be executed
+  // 126, both with a line on `error`. Over several nodes the agent says after a second and then
+  // every ten what it waits for until all have come; signals have their ordinary effect until then,
+  // with forward_signals after a line that says so.
+  // BadInput: the store's port is in use, a log is no regular file, too few files may be open.
+  // SystemError: a log or the store could not be made, there is no /proc. Over several nodes also
+  // BadInput, Timeout and PeerLost when they do not come together. Nothing has been left behind.
   AgentResult run();
 
   // As if this process had received `signal`. From any thread, and from signal handlers.

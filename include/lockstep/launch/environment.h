@@ -39,8 +39,11 @@ inline constexpr const char* max_restarts = "TORCHELASTIC_MAX_RESTARTS";
 inline constexpr const char* store = "LOCKSTEP_STORE";
 // The number of an open descriptor, this rank's own, that holds the store's secret: secret_bytes
 // raw bytes in a sealed memory file. Read it with pread() from offset 0, as often as needed; its
-// read position belongs to nobody.
+// read position belongs to nobody. init() makes it close on exec, as it does with the next one.
 inline constexpr const char* secret_descriptor = "LOCKSTEP_SECRET_FD";
+// The number of an open descriptor that becomes readable when the agent's process ends (a pidfd).
+// init() watches it; so can any program.
+inline constexpr const char* agent_descriptor = "LOCKSTEP_AGENT_FD";
 
 // The folder for what ranks write when they fail, such as flight-rank-3.json. Set where the user
 // has not: to the folder of the logs, else to a name in the folder for temporary files.
@@ -80,6 +83,7 @@ struct RankPlace {
   std::string run_id;
   std::string store;  // empty: no store, LOCKSTEP_STORE is not set
   int secret_descriptor = -1;
+  int agent_descriptor = -1;
   int cores = 1;  // that this process may use
 };
 

@@ -3,10 +3,12 @@
 // Both sides know a secret. Neither ever sends it: each proves that it knows it by answering the
 // other's random challenge, and the conversation that follows is encrypted and authenticated
 // (src/store/wire.h has the bytes). A peer without the secret learns nothing, and cannot keep
-// others waiting by sending garbage, slowly or not at all. A peer with it is trusted.
+// others waiting by sending garbage, slowly or not at all, nor by many connections: it competes for
+// a place to prove itself with its own address first, and then by lot. A peer with it is trusted.
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -22,10 +24,13 @@ struct StoreServerOptions {
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;  // 0: a free one, see port()
   std::string secret;      // any bytes; 32 random ones are best
-  // A connection that has not proven by then that it knows the secret is closed; so is the oldest
-  // of these when there are more than `max_unproven`.
+  // A connection that has not proven by then that it knows the secret is closed. When there are
+  // more than `max_unproven` of these, one is closed: any one of those from the address that has
+  // most (of IPv6 the first 64 bits count).
   Duration handshake_timeout = std::chrono::seconds(10);
-  int max_unproven = 64;
+  int max_unproven = 256;
+  // Of keys and values together; what would go beyond it is refused.
+  std::size_t max_bytes = std::size_t{1} << 30;
   // A client whose machine has not answered the kernel's questions for that long has gone.
   Duration lost_after = std::chrono::seconds(25);
 };

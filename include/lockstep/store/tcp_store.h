@@ -46,6 +46,9 @@ class TcpStore : public Store {
   // `value` under `key` unless something stands there. So others learn that this process or its
   // machine has gone. At most 16 a connection, of at most 64 KiB; the same key replaces its word.
   void leave_last_word(std::string_view key, std::string_view value);
+  // Ends the connection, as the destructor does: calls that wait, and all later ones, throw
+  // PeerLost. From any thread.
+  void disconnect() noexcept;
   // This end of the connection, without its port: "10.0.0.7".
   [[nodiscard]] std::string own_address() const;
 

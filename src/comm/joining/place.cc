@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <limits>
 
+#include <fcntl.h>
 #include <unistd.h>
 
 namespace lockstep::joining {
@@ -81,6 +82,8 @@ std::string read_secret() {
                 "{}: expected an open descriptor that holds {} bytes, found descriptor {} with {}",
                 variable::secret_descriptor, bytes.size(), *descriptor,
                 got < 0 ? "nothing to read" : std::to_string(got));
+    // Later groups read it again; what the program executes has no business with it.
+    ::fcntl(static_cast<int>(*descriptor), F_SETFD, FD_CLOEXEC);
     return {bytes.begin(), bytes.end()};
   }
   if (auto file = environment::text(secret_file)) return read_secret_file(*file);

@@ -1,9 +1,11 @@
 // Hand-over: how the ranks of one host get each other's arenas.
 //
-// Each rank listens on an abstract unix socket whose random name it publishes in the store,
-// connects to all lower ranks and accepts all higher ones. Over every connection both sides send
-// one greeting with their arena's descriptor, and check the other's user, version, world size and
-// rank. The connection stays open: its end is the peer's end.
+// Each rank listens on an abstract unix socket and publishes its random name and a random token in
+// the store, connects to all lower ranks and accepts all higher ones. Over every connection the
+// side that connects sends a greeting with the other's token and its arena's descriptor, then the
+// other side does; both check user, version, world size and rank. A process without the token is
+// dropped, and neither ends nor delays the joining. The connection stays open: its end is the
+// peer's end.
 #pragma once
 
 #include "comm/shm/arena.h"

@@ -1,0 +1,200 @@
+#include "launch/guard.h"
+
+#include <lockstep/base/error.h>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/close_range.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+
+// The guard is a fork of a process that may have threads: between fork() and its end only system
+// calls are allowed, and no memory is taken.
+namespace lockstep::launch {
+
+namespace {
+
+constexpr const char* guard_name = "lockstep-guard";
+constexpr std::size_t most_environment = 4 << 20;
+constexpr int most_passes = 1000, milliseconds_between = 5;
+
+// As getdents64() fills them in.
+struct Entry {
+  std::uint64_t inode;
+  std::int64_t offset;
+  std::uint16_t size;
+  std::uint8_t type;
+  char name[1];
+};
+
+// What the guard has, made before the fork.
+struct Watch {
+  int agent;
+  int all_is_well;
+  int error;
+  const std::vector<std::string>& marks;
+  char* environment;  // most_environment bytes
+  std::string line;
+};
+
+// -1 where the name is no number.
+pid_t number_of(const char* name) {
+  pid_t number = 0;
+  for (; *name >= '0' && *name <= '9'; ++name) number = number * 10 + (*name - '0');
+  return *name == '\0' && number > 0 ? number : -1;
+}
+
+// The content of /proc/PID/FILE, cut at `most`.
+std::string_view read_of_process(const char* pid, const char* file, char* buffer,
+                                 std::size_t most) {
+  char path[64];
+  path[0] = '\0';
+  if (std::strlen(pid) + std::strlen(file) > sizeof(path) - 8) return {};
+  std::strcpy(path, "/proc/");
+  std::strcat(path, pid);
+  std::strcat(path, file);
+  const int open = ::open(path, O_RDONLY | O_CLOEXEC);
+  if (open < 0) return {};
+  std::size_t size = 0;
+  for (ssize_t got = 1; got > 0 && size < most; size += static_cast<std::size_t>(got > 0 ? got : 0))
+    got = ::read(open, buffer + size, most - size);
+  ::close(open);
+  return {buffer, size};
+}
+
+bool has_entry(std::string_view environment, std::string_view entry) {
+  for (std::size_t at = environment.find(entry); at != std::string_view::npos;
+       at = environment.find(entry, at + 1)) {
+    const std::size_t end = at + entry.size();
+    const bool begins = at == 0 || environment[at - 1] == '\0';
+    if (begins && (end == environment.size() || environment[end] == '\0')) return true;
+  }
+  return false;
+}
+
+// The guard of an inner run has the marks of the outer one, and still has to do its work.
+bool is_a_guard(const char* pid) {
+  char name[32];
+  const std::string_view found = read_of_process(pid, "/comm", name, sizeof(name));
+  return found.starts_with(guard_name);
+}
+
+bool belongs_to_the_run(const Watch& watch, const char* pid) {
+  const std::string_view environment =
+      read_of_process(pid, "/environ", watch.environment, most_environment);
+  if (environment.empty()) return false;
+  for (const std::string& mark : watch.marks)
+    if (!has_entry(environment, mark)) return false;
+  return !is_a_guard(pid);
+}
+
+// How many there were.
+int kill_those_left(const Watch& watch) {
+  const int folder = ::open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return 0;
+  int count = 0;
+  alignas(Entry) char entries[4096];
+  for (;;) {
+    const long size = ::syscall(SYS_getdents64, folder, entries, sizeof(entries));
+    if (size <= 0) break;
+    for (long at = 0; at < size;) {
+      const auto* entry = reinterpret_cast<const Entry*>(entries + at);
+      at += entry->size;
+      const pid_t pid = number_of(entry->name);
+      if (pid > 1 && belongs_to_the_run(watch, entry->name)) count += ::kill(pid, SIGKILL) == 0;
+    }
+  }
+  ::close(folder);
+  return count;
+}
+
+void prepare(const Watch& watch) {
+  ::setsid();
+  ::prctl(PR_SET_NAME, guard_name);
+  [[maybe_unused]] const int at_root = ::chdir("/");
+  // Numbers below the ones it needs, above them and between: whoever waits for the end of one of
+  // the agent's pipes must not wait for the guard.
+  int kept[] = {watch.agent, watch.all_is_well, watch.error};
+  std::sort(std::begin(kept), std::end(kept));
+  int next = 0;
+  for (int number : kept) {
+    if (number > next) ::syscall(SYS_close_range, next, number - 1, 0U);
+    next = number + 1;
+  }
+  ::syscall(SYS_close_range, next, ~0U, 0U);
+}
+
+[[noreturn]] void guard(const Watch& watch) {
+  prepare(watch);
+  pollfd entries[] = {{watch.all_is_well, POLLIN, 0}, {watch.agent, POLLIN, 0}};
+  while (entries[1].revents == 0) {
+    if (::poll(entries, 2, -1) < 0 && errno != EINTR) ::_exit(1);
+    if ((entries[0].revents & POLLIN) != 0) ::_exit(0);
+    if (entries[0].revents != 0) entries[0].fd = -1;  // the pipe's end comes with the agent's
+  }
+  bool any = false;
+  for (int pass = 0; pass < most_passes && kill_those_left(watch) > 0; ++pass) {
+    any = true;
+    ::poll(nullptr, 0, milliseconds_between);
+  }
+  pollfd room{watch.error, POLLOUT, 0};
+  if (any && ::poll(&room, 1, 1000) > 0) {
+    [[maybe_unused]] const ssize_t written =
+        ::write(watch.error, watch.line.data(), watch.line.size());
+  }
+  ::_exit(0);
+}
+
+}  // namespace
+
+Guard::Guard(const sys::FileDescriptor& agent, const std::vector<std::string>& marks, int error) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("making a pipe for the run's guard", errno);
+  const sys::FileDescriptor from(ends[0]);
+  all_is_well_.reset(ends[1]);
+  void* environment = ::mmap(nullptr, most_environment, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (environment == MAP_FAILED) throw SystemError("taking memory for the run's guard", errno);
+  const Watch watch{.agent = agent.get(),
+                    .all_is_well = from.get(),
+                    .error = error,
+                    .marks = marks,
+                    .environment = static_cast<char*>(environment),
+                    .line =
+                        "lockstep run: the agent was killed; what was left of its run has been "
+                        "ended\n"};
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // for good in the guard
+  pid_ = ::fork();
+  const int fork_error = errno;
+  if (pid_ == 0) guard(watch);
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  ::munmap(environment, most_environment);
+  if (pid_ < 0) throw SystemError("starting the run's guard", fork_error);
+}
+
+Guard::~Guard() {
+  const char byte = 0;
+  [[maybe_unused]] const ssize_t written = ::write(all_is_well_.get(), &byte, 1);
+  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+std::vector<std::string> marks_of_ranks(const RankPlace& place) {
+  return {std::string(variable::run_id) + "=" + place.run_id,
+          std::string(variable::group_rank) + "=" + std::to_string(place.node)};
+}
+
+}  // namespace lockstep::launch

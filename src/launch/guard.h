@@ -1,0 +1,40 @@
+// What ends a run when its agent is killed: a process beside the agent that does nothing else.
+//
+// The kernel kills the agent's own children with it (PR_SET_PDEATHSIG), and init() watches the
+// agent from inside each rank. This is for the rest: children of a rank, programs behind `sh -c` or
+// in a session of their own that never call init().
+#pragma once
+
+#include "sys/file_descriptor.h"
+
+#include <lockstep/launch/environment.h>
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+namespace lockstep::launch {
+
+class Guard {
+ public:
+  // Forks. When this process ends before the object does, SIGKILL goes to every process of the same
+  // user whose environment has all of `marks`, until none is left, and one line to descriptor
+  // `error` if there was one. SystemError when there can be no process.
+  Guard(const sys::FileDescriptor& agent, const std::vector<std::string>& marks, int error);
+  // Ends the guard, and collects it.
+  ~Guard();
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+
+  [[nodiscard]] pid_t pid() const { return pid_; }
+
+ private:
+  pid_t pid_ = -1;
+  sys::FileDescriptor all_is_well_;  // a byte in this pipe ends the guard
+};
+
+// "GROUP_RANK=0", "TORCHELASTIC_RUN_ID=lockstep-5f3a...": only the ranks of one agent have both.
+[[nodiscard]] std::vector<std::string> marks_of_ranks(const RankPlace& place);
+
+}  // namespace lockstep::launch

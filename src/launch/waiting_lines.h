@@ -1,0 +1,42 @@
+// What an agent says while it waits for the agents of other nodes, which may take minutes.
+#pragma once
+
+#include "launch/signals.h"
+#include "sys/file_descriptor.h"
+
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+namespace lockstep::launch {
+
+// From a thread of its own: a line after a second, then one every ten, and one when a signal comes
+// that asks for the end. `mutex_` guards `what_`.
+class WaitingLines {
+ public:
+  // `say` is called from that thread. With `signals`, those of SignalQueue are held back in the
+  // calling thread for as long as this lives, and have their ordinary effect after the line.
+  WaitingLines(std::function<void(const std::string&)> say, bool signals);
+  ~WaitingLines();
+  WaitingLines(const WaitingLines&) = delete;
+  WaitingLines& operator=(const WaitingLines&) = delete;
+
+  // What is waited for from now on: "node 0 at host-a:29400".
+  void wait_for(std::string what);
+
+ private:
+  void run();
+  void take_signals();
+  [[nodiscard]] std::string what() const;
+
+  std::function<void(const std::string&)> say_;
+  std::optional<SignalQueue> signals_;
+  sys::FileDescriptor end_;
+  mutable std::mutex mutex_;
+  std::string what_;
+  std::thread thread_;
+};
+
+}  // namespace lockstep::launch
