@@ -1,64 +1,77 @@
-#include <lockstep/base/format.h>
 #include <lockstep/base/visible.h>
 
+#include <lockstep/base/format.h>
+#include <lockstep/base/utf8.h>
+
+#include <algorithm>
 #include <array>
-#include <cstdint>
+#include <optional>
 
 namespace lockstep {
 namespace {
 
-struct Letter {
-  char32_t code = 0;
-  std::size_t bytes = 0;  // 0: what stands there is no UTF-8
+struct Range {
+  char32_t first, last;
 };
 
-// The letter at the front of a text that is not empty.
-Letter first_letter(std::string_view text) {
-  const auto lead = static_cast<unsigned char>(text.front());
-  if (lead < 0x80) return {lead, 1};
-  const std::size_t bytes = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-  if (lead < 0xc2 || lead > 0xf4 || text.size() < bytes) return {};
-  char32_t code = lead & (0x7fU >> bytes);
-  for (std::size_t i = 1; i < bytes; ++i) {
-    const auto next = static_cast<unsigned char>(text[i]);
-    if ((next & 0xc0) != 0x80) return {};
-    code = code << 6 | (next & 0x3f);
+// Control characters (C0, DEL, C1), and those of Unicode that show nothing themselves, end a line
+// or turn the direction of what follows.
+constexpr std::array<Range, 16> unseen{{{0x00, 0x1f},
+                                        {0x7f, 0x9f},
+                                        {0xad, 0xad},
+                                        {0x61c, 0x61c},
+                                        {0x115f, 0x1160},
+                                        {0x180b, 0x180f},
+                                        {0x200b, 0x200f},
+                                        {0x2028, 0x202e},
+                                        {0x2060, 0x206f},
+                                        {0x3164, 0x3164},
+                                        {0xd800, 0xf8ff},
+                                        {0xfe00, 0xfe0f},
+                                        {0xfeff, 0xfeff},
+                                        {0xfff0, 0xfffb},
+                                        {0xfffe, 0xffff},
+                                        {0xe0000, 0x10ffff}}};
+
+std::string escaped(char32_t code_point) {
+  if (code_point == '\n') return "\\n";
+  if (code_point == '\r') return "\\r";
+  if (code_point == '\t') return "\\t";
+  const auto number = static_cast<unsigned>(code_point);
+  return number < 0x80 ? formatted("\\x{:02x}", number) : formatted("\\u{{{:x}}}", number);
+}
+
+struct Piece {
+  std::size_t bytes;   // of the text
+  std::size_t width;   // characters shown
+  std::string escape;  // empty: as it is
+};
+
+Piece first_piece(std::string_view text) {
+  const std::optional<Character> character = first_character(text);
+  if (!character) {
+    const auto byte = static_cast<unsigned>(static_cast<unsigned char>(text.front()));
+    return {1, 4, formatted("\\x{:02x}", byte)};
   }
-  constexpr std::array<char32_t, 5> least{0, 0, 0x80, 0x800, 0x10000};
-  if (code < least.at(bytes) || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff)) return {};
-  return {code, bytes};
-}
-
-bool is_control(char32_t code) {
-  return (code < 0x20 && code != '\t') || (code >= 0x7f && code <= 0x9f);
-}
-
-// Ends of lines and paragraphs, marks of direction, embeddings, overrides and isolates.
-bool is_layout(char32_t code) {
-  return (code >= 0x200e && code <= 0x200f) || (code >= 0x2028 && code <= 0x202e) ||
-         (code >= 0x2066 && code <= 0x2069);
+  const bool is_unseen = std::ranges::any_of(unseen, [&](Range range) {
+    return character->code_point >= range.first && character->code_point <= range.last;
+  });
+  if (!is_unseen) return {character->bytes, 1, {}};
+  std::string escape = escaped(character->code_point);
+  return {character->bytes, escape.size(), escape};
 }
 
 }  // namespace
 
-std::string visible(std::string_view text, std::size_t most_bytes) {
+std::string visible(std::string_view text, std::size_t max_length) {
   std::string shown;
-  std::size_t used = 0;
-  while (used < text.size()) {
-    const Letter letter = first_letter(text.substr(used));
-    const std::size_t bytes = letter.bytes == 0 ? 1 : letter.bytes;
-    if (used + bytes > most_bytes) return shown + "...";
-    if (letter.bytes == 0 || (is_control(letter.code) && letter.bytes == 1)) {
-      const char byte = text[used];
-      shown += byte == '\n'   ? "\\n"
-               : byte == '\r' ? "\\r"
-                              : formatted("\\x{:02x}", static_cast<unsigned char>(byte));
-    } else if (is_control(letter.code) || is_layout(letter.code)) {
-      shown += formatted("\\u{:04x}", static_cast<std::uint32_t>(letter.code));
-    } else {
-      shown += text.substr(used, bytes);
-    }
-    used += bytes;
+  std::size_t width = 0;
+  for (std::string_view rest = text; !rest.empty();) {
+    const Piece piece = first_piece(rest);
+    if (width + piece.width > max_length) return shown + formatted("... ({} bytes)", text.size());
+    shown += piece.escape.empty() ? rest.substr(0, piece.bytes) : std::string_view(piece.escape);
+    width += piece.width;
+    rest.remove_prefix(piece.bytes);
   }
   return shown;
 }

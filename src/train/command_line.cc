@@ -4,6 +4,9 @@
 #include <lockstep/base/format.h>
 #include <lockstep/base/nearest.h>
 #include <lockstep/train/config_file.h>
+
+#include "train/resume_command.h"
+
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -101,6 +104,7 @@ std::string config_of_resumed_run(const Words& words) {
 
 CommandLine parse_command_line(std::span<const std::string> given) {
   Words words = read_words(given);
+  if (words.values.contains("resume-from")) words.values["resume"] = "true";
   if (!words.task.empty()) (void)default_options(words.task);
   if (words.help) return {.options = {}, .help = help_of(words.task)};
   if (words.config.empty()) words.config = config_of_resumed_run(words);
@@ -115,8 +119,12 @@ CommandLine parse_command_line(std::span<const std::string> given) {
   apply_config(options, entries);
   if (words.values.contains("steps") && words.values.contains("epochs"))
     throw BadInput("give --steps or --epochs, not both");
+  if (auto entry = std::ranges::find(entries, "data", &ConfigEntry::name); entry != entries.end())
+    options.data_place = entry->place;
+  if (words.values.contains("data")) options.data_place.clear();
   for (const auto& [name, value] : words.values)
     set_option(options, option_row(name, words.task), value);
+  options.command = command_without_resume(given);
   return {.options = options, .help = {}};
 }
 

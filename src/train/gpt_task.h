@@ -1,6 +1,7 @@
 // Predicting the next character (or byte) of a text with a GPT.
 #pragma once
 
+#include "train/data_fingerprint.h"
 #include "train/task.h"
 
 #include <lockstep/data/blocks.h>
@@ -18,6 +19,9 @@ class GptTask : public Task {
 
   void load(const std::string& identity) override;
   [[nodiscard]] std::string data_identity() const override { return text_->vocabulary.to_text(); }
+  [[nodiscard]] std::string data_fingerprint() const override {
+    return fingerprint_of_tensors({text_->train, text_->validation});
+  }
   void make_model() override;
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
   [[nodiscard]] std::vector<std::string> units() const override { return {"transformer.h.*"}; }

@@ -32,6 +32,10 @@ class MlpTask : public Task {
   MlpTask(const Options& options, const Group& group) : options_(options), group_(group) {}
 
   void load(const std::string& identity) override;
+  // Made anew from the seed.
+  [[nodiscard]] std::string data_fingerprint() const override {
+    return "seed " + std::to_string(options_.seed);
+  }
   void make_model() override;
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
   [[nodiscard]] std::vector<std::string> units() const override { return {"layers.*"}; }

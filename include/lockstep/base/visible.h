@@ -1,6 +1,4 @@
-// Text that came from a peer, a rank or a file, made fit for one line on a terminal.
-//
-//   throw BadInput(formatted("key '{}' is not known", visible(key, 80)));
+// Text from outside (a file, a peer, a rank) as part of a message.
 #pragma once
 
 #include <cstddef>
@@ -9,11 +7,10 @@
 
 namespace lockstep {
 
-// `text` without anything that a terminal acts on. Control characters but for tabs become "\x1b", a
-// line's end "\n" or "\r", bytes that are no UTF-8 "\xff"; the letters that turn the direction of
-// writing or end a line in Unicode, "\u202e". Everything else stays, backslashes too. At most
-// `most_bytes` of `text` are used, cut between letters; "..." then follows.
-[[nodiscard]] std::string visible(std::string_view text,
-                                  std::size_t most_bytes = std::string_view::npos);
+// `text` on one line, fit for a terminal and a log: what would not be seen, or be obeyed, is written
+// as an escape (\n, \t, \x1b, \u{202e}), and so is each byte that is not UTF-8 (\xff). Of more than
+// `max_length` characters the first are kept, and the size of all is told: "abc... (10485760
+// bytes)". max_length counts what is shown, escapes included.
+[[nodiscard]] std::string visible(std::string_view text, std::size_t max_length = 120);
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 // A process that a launcher started is a rank and trains. One that nobody launched is one rank too,
 // or with --ranks N becomes the launcher of N copies of itself.
 #include <lockstep/base/check.h>
+#include <lockstep/base/environment.h>
 #include <lockstep/base/format.h>
 #include <lockstep/comm/init.h>
 #include <lockstep/launch/agent.h>
@@ -11,23 +12,40 @@
 #include <lockstep/train/progress.h>
 #include <lockstep/train/trainer.h>
 
+#include "train/resume_command.h"
+
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <sstream>
 #include <string>
+#include <system_error>
 #include <vector>
 
 namespace {
 
 using namespace lockstep;
 
-// Exit codes. 0: the run is done, or a signal ended it and a checkpoint is there. 1: a line on
-// standard error says why not.
+// Exit codes. 0: the run is done. 128 + N: signal N ended it (130 for Ctrl-C, 143 for SIGTERM, 129
+// for SIGHUP, 141 for a closed standard output), and a checkpoint is there. 1: a line on standard
+// error says why not.
 constexpr int failure = 1;
+constexpr int by_signal = 128;
 
 bool is_launched() {
   return std::getenv(launch::variable::rank) != nullptr &&
          std::getenv(launch::variable::world_size) != nullptr;
+}
+
+// How a shell finds this program: by the dispatcher's name where PATH leads to it.
+std::string program_name() {
+  namespace fs = std::filesystem;
+  const fs::path dispatcher = fs::read_symlink("/proc/self/exe").parent_path() / "lockstep";
+  std::istringstream folders(environment::text("PATH").value_or(""));
+  std::error_code none;
+  for (std::string folder; std::getline(folders, folder, ':');)
+    if (fs::equivalent(fs::path(folder) / "lockstep", dispatcher, none)) return "lockstep train";
+  return train::shell_word(dispatcher.string()) + " train";
 }
 
 int complain(const std::string& who, const std::string& what) {
@@ -55,8 +73,8 @@ int be_a_rank(const train::Options& options) {
       check_input(options.ranks == 0 || options.ranks == world.size(),
                   "--ranks {}: the launcher started {}", options.ranks, world.size());
     });
-    (void)train::train(options, world);
-    return 0;
+    int signal = train::train(options, world).signal;
+    return signal == 0 ? 0 : by_signal + signal;
   } catch (const train::CommonFailure& error) {
     return world.is_root() ? complain("", error.what()) : failure;
   } catch (const std::exception& error) {
@@ -75,6 +93,7 @@ int main(int count, char** arguments) {
       return 0;
     }
     if (line.options.ranks > 1 && !is_launched()) return start_ranks(line.options, words);
+    line.options.command = program_name() + " " + line.options.command;
     return be_a_rank(line.options);
   } catch (const std::exception& error) {
     return complain("", error.what());
