@@ -32,6 +32,7 @@ class MlpTask : public Task {
   MlpTask(const Options& options, const Group& group) : options_(options), group_(group) {}
 
   void load(const std::string& identity) override;
+  void load_validation(const std::string& identity, const std::string& file) override;
   void make_model() override;
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
   [[nodiscard]] std::vector<std::string> units() const override { return {"layers.*"}; }
@@ -47,6 +48,11 @@ class MlpTask : public Task {
   [[nodiscard]] Totals measure(std::span<const std::size_t> samples) override;
 
  private:
+  struct Data {
+    Rows training, validation;
+  };
+  [[nodiscard]] Data make_data() const;
+
   const Options options_;
   Group group_;
   std::optional<Rows> validation_;

@@ -26,7 +26,8 @@ std::string progress_text(const ProgressRow& row) {
   std::string text = formatted("step {}/{}  loss {:.3f}", row.step, row.steps, row.loss);
   if (row.val_loss) text += formatted("  val_loss {:.3f}", *row.val_loss);
   if (row.accuracy) text += formatted("  accuracy {:.4f}", *row.accuracy);
-  text += formatted("  {:.0f} samples/s", row.samples_per_second);
+  text += row.tokens_per_second ? formatted("  {:.0f} tokens/s", *row.tokens_per_second)
+                                : formatted("  {:.0f} samples/s", row.samples_per_second);
   if (row.resident_bytes > 0)
     text += formatted("  {:.0f} MB  {:.1f} ms waiting",
                       static_cast<double>(row.resident_bytes) / 1e6, row.exposed_seconds * 1e3);
@@ -51,6 +52,16 @@ void Progress::show(const ProgressRow& row) {
   next_ = now + interval_;
   if (stays || !in_place_) return say(progress_text(row));
   print_to(stream_, "{}{}", progress_text(row), end_in_place);
+  std::fflush(stream_);
+  on_screen_ = true;
+}
+
+void Progress::show_text(std::string_view text) {
+  auto now = Clock::now();
+  if (now < next_) return;
+  next_ = now + interval_;
+  if (!in_place_) return say(text);
+  print_to(stream_, "{}{}", text, end_in_place);
   std::fflush(stream_);
   on_screen_ = true;
 }

@@ -50,6 +50,8 @@ struct Options {
   std::int64_t patience =
       0;  // evaluations without a better validation loss before the run stops; 0: never
   std::int64_t log_every = 10;
+  std::int64_t eval_batches = 0;  // largest part of the validation data in an evaluation; 0: all
+  std::int64_t sample_every = 0;  // gpt: 0: only at the end, when `sample` says so
 
   // The model.
   std::int64_t layers = 4;
@@ -58,7 +60,7 @@ struct Options {
   std::int64_t block = 64;  // gpt: characters a row
   double dropout = 0;
   std::string vocabulary = "chars";  // gpt: chars, bytes
-  std::int64_t sample = 0;           // gpt: characters written at the end
+  std::int64_t sample = 0;           // gpt: characters of a sample, written at the end
 
   // How the ranks divide the model between them; none: every rank has all of it.
   std::string shard = "none";   // none, optimizer, gradients, full: ShardLevel

@@ -18,8 +18,9 @@ struct ProgressRow {
   std::optional<double> val_loss = {};
   std::optional<double> accuracy = {};
   double samples_per_second = 0;
-  std::int64_t resident_bytes = 0;  // of the rank that has the most; 0: not known
-  double exposed_seconds = 0;       // a step, waiting for communication
+  std::optional<double> tokens_per_second = {};  // of tasks that have tokens
+  std::int64_t resident_bytes = 0;               // of the rank that has the most; 0: not known
+  double exposed_seconds = 0;                    // a step, waiting for communication
   double seconds_left = 0;
 };
 
@@ -44,6 +45,8 @@ class Progress {
 
   // Shows the row if one is due. A row with a val_loss stays on the screen and is always shown.
   void show(const ProgressRow& row);
+  // What goes on between two rows, if something is due to be shown: "step 250/2000  evaluating".
+  void show_text(std::string_view text);
   // A line of its own, above the progress line.
   void say(std::string_view line);
   // Takes the line that is rewritten off the screen.
