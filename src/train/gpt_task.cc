@@ -25,6 +25,13 @@ void GptTask::load(const std::string& identity) {
   validation_.emplace(text_->validation, options_.block);
 }
 
+double GptTask::parameters() const {
+  auto width = static_cast<double>(options_.width);
+  auto rows_of_embeddings = static_cast<double>(text_->vocabulary.size() + options_.block);
+  double block = (3 + 1 + 4 + 4) * width * width + 2 * width;  // linear layers, and two norms
+  return static_cast<double>(options_.layers) * block + rows_of_embeddings * width + width;
+}
+
 void GptTask::make_model() {
   model_ = models::Gpt(models::GptOptions{.layers = options_.layers,
                                           .heads = options_.heads,

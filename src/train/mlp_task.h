@@ -32,6 +32,7 @@ class MlpTask : public Task {
   MlpTask(const Options& options, const Group& group) : options_(options), group_(group) {}
 
   void load(const std::string& identity) override;
+  [[nodiscard]] double parameters() const override;
   void make_model() override;
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
   [[nodiscard]] std::vector<std::string> units() const override { return {"layers.*"}; }
@@ -47,6 +48,8 @@ class MlpTask : public Task {
   [[nodiscard]] Totals measure(std::span<const std::size_t> samples) override;
 
  private:
+  [[nodiscard]] std::vector<std::int64_t> sizes() const;
+
   const Options options_;
   Group group_;
   std::optional<Rows> validation_;
