@@ -1,5 +1,7 @@
 #include <lockstep/train/agreement.h>
 
+#include "sys/failure_text.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
@@ -15,7 +17,7 @@ std::optional<std::string> failure_of(const std::function<void()>& action) {
     action();
     return std::nullopt;
   } catch (const std::exception& error) {
-    return error.what();
+    return sys::failure_text(error);
   }
 }
 

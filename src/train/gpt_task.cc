@@ -50,6 +50,13 @@ data::Text GptTask::own_text(const std::string& identity) const {
   return data::load_text(options_.data, how);
 }
 
+double GptTask::parameters() const {
+  auto width = static_cast<double>(options_.width);
+  auto rows_of_embeddings = static_cast<double>(text_->vocabulary.size() + options_.block);
+  double block = (3 + 1 + 4 + 4) * width * width + 2 * width;  // linear layers, and two norms
+  return static_cast<double>(options_.layers) * block + rows_of_embeddings * width + width;
+}
+
 void GptTask::make_model() {
   model_ = models::Gpt(models::GptOptions{.layers = options_.layers,
                                           .heads = options_.heads,

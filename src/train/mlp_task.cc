@@ -47,12 +47,22 @@ void MlpTask::load_validation(const std::string&, const std::string& file) {
   validation_ = make_data().validation;
 }
 
-void MlpTask::make_model() {
+std::vector<std::int64_t> MlpTask::sizes() const {
   std::vector<std::int64_t> sizes(options_.layers + 1, options_.width);
   sizes.front() = inputs;
   sizes.back() = 1;
-  model_ = models::Mlp(models::MlpOptions{.sizes = sizes});
+  return sizes;
 }
+
+double MlpTask::parameters() const {
+  double sum = 0;
+  const std::vector<std::int64_t> all = sizes();
+  for (std::size_t layer = 1; layer < all.size(); ++layer)
+    sum += static_cast<double>(all[layer - 1] + 1) * static_cast<double>(all[layer]);
+  return sum;
+}
+
+void MlpTask::make_model() { model_ = models::Mlp(models::MlpOptions{.sizes = sizes()}); }
 
 at::Tensor MlpTask::loss(const Batch& batch) {
   return at::mse_loss(model_->forward(batch.data), batch.target);

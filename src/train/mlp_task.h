@@ -33,6 +33,7 @@ class MlpTask : public Task {
 
   void load(const std::string& identity) override;
   void load_validation(const std::string& identity, const std::string& file) override;
+  [[nodiscard]] double parameters() const override;
   void make_model() override;
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
   [[nodiscard]] std::vector<std::string> units() const override { return {"layers.*"}; }
@@ -52,6 +53,7 @@ class MlpTask : public Task {
     Rows training, validation;
   };
   [[nodiscard]] Data make_data() const;
+  [[nodiscard]] std::vector<std::int64_t> sizes() const;
 
   const Options options_;
   Group group_;

@@ -17,7 +17,7 @@ namespace {
 using O = Options;
 constexpr double unbounded = 1e15;
 
-// Member pointers are what CLI11 and toml++ cannot give: one table that both read.
+// One table for the command line, for TOML files, and for --help.
 const std::array rows{
     OptionRow{"data", &O::data,
               "file or folder to learn from (gpt: text; mnist: the four IDX files)", "gpt mnist"},
@@ -97,7 +97,7 @@ const std::array rows{
     OptionRow{"deferred", &O::deferred,
               "with --shard: a new model gets its memory one unit at a time, while it is divided"},
     OptionRow{
-        "ranks", &O::ranks, "processes to start on this machine", "gpt mnist mlp", {}, 0, 4096},
+        "ranks", &O::ranks, "processes to start on this machine; 0: as the launcher says, else 1", "gpt mnist mlp", {}, 0, 4096},
     OptionRow{"threads",
               &O::threads,
               "threads of a rank; 0: its share of the cores",
@@ -150,7 +150,7 @@ Options mlp_defaults() {
 
 [[noreturn]] void bad_value(const OptionRow& row, std::string_view expected,
                             std::string_view found) {
-  throw BadInput(formatted("option {}: expected {}, found '{}'", row.name, expected, found));
+  throw BadInput(formatted("{}: expected {}, found '{}'", row.name, expected, found));
 }
 
 template <class Number>
@@ -167,19 +167,15 @@ Number parse_option_number(const OptionRow& row, std::string_view text, std::str
   return value;
 }
 
-bool has_word(std::string_view words, std::string_view word) {
-  return formatted(" {} ", words).find(formatted(" {} ", word)) != std::string::npos &&
-         !word.empty();
-}
-
 struct Setter {
   Options& options;
   const OptionRow& row;
   std::string_view text;
 
   void operator()(std::string Options::*member) const {
-    if (!row.choices.empty() && !has_word(row.choices, text))
-      bad_value(row, formatted("one of: {}", row.choices), text);
+    std::vector<std::string_view> words = words_of(row.choices);
+    if (!words.empty() && std::ranges::find(words, text) == words.end())
+      throw BadInput(formatted("{}: {}", row.name, unknown_name("value", text, words)));
     options.*member = text;
   }
   void operator()(std::int64_t Options::*member) const {
@@ -198,7 +194,20 @@ struct Setter {
 
 }  // namespace
 
-bool OptionRow::is_for(std::string_view task) const { return has_word(tasks, task); }
+std::vector<std::string_view> words_of(std::string_view text) {
+  std::vector<std::string_view> words;
+  while (!text.empty()) {
+    std::string_view word = text.substr(0, text.find(' '));
+    if (!word.empty()) words.push_back(word);
+    text.remove_prefix(std::min(word.size() + 1, text.size()));
+  }
+  return words;
+}
+
+bool OptionRow::is_for(std::string_view task) const {
+  std::vector<std::string_view> names = words_of(tasks);
+  return std::ranges::find(names, task) != names.end();
+}
 
 std::span<const OptionRow> option_rows() { return rows; }
 
@@ -207,9 +216,11 @@ std::string_view task_names() { return "gpt mnist mlp"; }
 const OptionRow& option_row(std::string_view name, std::string_view task) {
   std::vector<std::string_view> names;
   for (const OptionRow& row : rows) {
-    if (!row.is_for(task)) continue;
-    if (row.name == name) return row;
-    names.push_back(row.name);
+    if (row.is_for(task)) names.push_back(row.name);
+    if (row.name != name) continue;
+    if (row.is_for(task)) return row;
+    throw BadInput(formatted("{} is an option of {}, not of {}", name,
+                             listed(words_of(row.tasks), " and "), task));
   }
   throw BadInput(unknown_name("option", name, names));
 }
@@ -218,7 +229,7 @@ Options default_options(std::string_view task) {
   if (task == "gpt") return gpt_defaults();
   if (task == "mnist") return mnist_defaults();
   if (task == "mlp") return mlp_defaults();
-  throw BadInput(formatted("no task '{}': expected one of: {}", task, task_names()));
+  throw BadInput(unknown_name("task", task, words_of(task_names())));
 }
 
 void set_option(Options& options, const OptionRow& row, std::string_view text) {

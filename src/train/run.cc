@@ -1,5 +1,6 @@
 #include "train/run.h"
 
+#include "train/memory_need.h"
 #include "train/model_description.h"
 #include "train/optimizers.h"
 #include "train/streams.h"
@@ -91,6 +92,7 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   task_ = make_task(options_, world_);
   together(world_, [&] {
     task_->load(state ? text_in(state->progress, "data") : std::string());
+    check_memory(options_, task_->parameters(), world_.size());
     torch::manual_seed(static_cast<std::uint64_t>(options_.seed));
     if (options_.deferred && !state) {
       deferred([&] { task_->make_model(); });
@@ -224,7 +226,9 @@ void Run::report() {
     });
   }
   if (!world_.is_root()) return;
-  double rate = static_cast<double>(options_.batch) / std::max(1e-9, samples_per_second_);
+  std::optional<double> left;
+  if (samples_per_second_ > 0)
+    left = static_cast<double>((steps_ - step_) * options_.batch) / samples_per_second_;
   progress_.show({.step = step_,
                   .steps = steps_,
                   .loss = loss_,
@@ -234,7 +238,7 @@ void Run::report() {
                   .tokens_per_second = tokens_per_second,
                   .resident_bytes = cost_.resident_bytes,
                   .exposed_seconds = cost_.exposed_seconds,
-                  .seconds_left = static_cast<double>(steps_ - step_) * rate});
+                  .seconds_left = left});
   if (sampled) progress_.say(formatted("sample at step {}:\n{}", step_, sample_));
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 namespace lockstep::train {
 
@@ -95,6 +96,9 @@ struct OptionRow {
 
 // The row called `name`. Throws BadInput that suggests the nearest name that `task` has.
 [[nodiscard]] const OptionRow& option_row(std::string_view name, std::string_view task);
+
+// The words of a text that blanks separate, as in OptionRow::tasks and task_names().
+[[nodiscard]] std::vector<std::string_view> words_of(std::string_view text);
 
 // "gpt mnist mlp".
 [[nodiscard]] std::string_view task_names();
