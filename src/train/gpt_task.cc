@@ -1,6 +1,5 @@
 #include "train/gpt_task.h"
 
-#include "data/utf8_stream.h"
 #include "train/streams.h"
 
 #include <lockstep/base/check.h>
@@ -97,12 +96,13 @@ std::vector<std::pair<std::string, std::string>> GptTask::results() const {
 }
 
 std::string GptTask::sample(std::int64_t tokens) const {
-  std::string start = text_->vocabulary.decode(text_->train.narrow(0, 0, 1));
-  std::string text = data::valid_utf8(start);
-  generate_text(
-      model_, text_->vocabulary,
-      {.prompt = start, .tokens = tokens, .seed = static_cast<std::uint64_t>(options_.seed)},
-      [&](std::string_view more) { text += more; });
+  std::string text;
+  generate_text(model_, text_->vocabulary,
+                {.prompt = text_->vocabulary.decode(text_->train.narrow(0, 0, 1)),
+                 .tokens = tokens,
+                 .seed = static_cast<std::uint64_t>(options_.seed),
+                 .with_prompt = true},
+                [&](std::string_view more) { text += more; });
   return text;
 }
 

@@ -143,8 +143,10 @@ void Progress::show(const ProgressRow& row) {
 
 void Progress::show_text(std::string_view text) {
   auto now = Clock::now();
+  bool is_first_plain = !in_place_ && next_ == Clock::time_point::min();
   if (now < next_) return;
   next_ = now + interval_;
+  if (is_first_plain) return;  // what is over soon needs no line
   if (!in_place_) return say(text);
   print_to(stream_, "{}{}", text, end_in_place);
   std::fflush(stream_);

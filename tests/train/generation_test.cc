@@ -75,6 +75,12 @@ TEST(Generation, IsAPlainLoopOverTheModel) {
   }
 }
 
+TEST(Generation, ThePromptIsWrittenWhenAskedFor) {
+  models::Gpt model = small_model(256);
+  GenerationOptions options{.prompt = "a\xff", .tokens = 0, .with_prompt = true};
+  EXPECT_EQ(generated(model, data::Vocabulary::bytes(), options), "a\xef\xbf\xbd");
+}
+
 TEST(Generation, ASeedSaysWhichText) {
   data::Vocabulary vocabulary = data::Vocabulary::characters("abcd");
   models::Gpt model = small_model(vocabulary.size());

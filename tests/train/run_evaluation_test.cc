@@ -160,6 +160,11 @@ TEST_P(Samples, AreThoseOfARunThatWasNeverStoppedNorSharded) {
                 13);  // and the first character of the text
   }
   EXPECT_EQ(rows[3].value("eval_batches", 0), 1);
+  Options unseen = options;
+  unseen.out += "-unseen";
+  unseen.sample_every = unseen.sample = unseen.eval_every = 0;
+  run(GetParam(), unseen);
+  EXPECT_EQ(distance(options.out, unseen.out), 0);  // looking changes nothing
   Options sharded = options;
   sharded.shard = "full";
   sharded.out += "-full";

@@ -24,8 +24,8 @@ struct SavedEvaluation {
 };
 
 // Collective: every rank reads the model whole, and measures its share of the data. Equal on every
-// rank, and up to the rounding of sums on every number of ranks. Rank 0 is told how far it is, above
-// 0 and below 1.
+// rank, and up to the rounding of sums on every number of ranks. `tell` is told on rank 0 how far
+// it is, above 0 and below 1.
 //
 // Throws CommonFailure on all ranks for what any of them found wrong with model or data.
 [[nodiscard]] SavedEvaluation evaluate_saved(const EvaluateOptions& options, Group world,

@@ -17,16 +17,21 @@ struct GenerationOptions {
   double temperature = 1;     // 0: always the likeliest token
   std::int64_t top_k = 0;     // draw among the k likeliest only; 0: among all
   std::uint64_t seed = 1337;
+  bool with_prompt = false;  // `take` gets the prompt first
 };
 
-// Calls `take` with what was made, token by token and without the prompt: always whole characters,
-// and U+FFFD for bytes that are no UTF-8. The tokens are those of one call of Gpt::generate() with
-// a generator of that seed. Where ranks have sharded the model, all of them call together.
+// Calls `take` with what was made, token by token: always whole characters, and U+FFFD for bytes
+// that are no UTF-8. The tokens are those of one call of Gpt::generate() with a generator of that
+// seed. Where ranks have sharded the model, all of them call together.
 //
-// BadInput names the first character of the prompt that is not in the vocabulary.
+// BadInput as check_prompt().
 void generate_text(models::Gpt model, const data::Vocabulary& vocabulary,
                    const GenerationOptions& options,
                    const std::function<void(std::string_view)>& take);
+
+// BadInput when there is no prompt, or it has a character that is not in the vocabulary; names the
+// first.
+void check_prompt(const data::Vocabulary& vocabulary, const std::string& prompt);
 
 // What to begin with when nothing is given: a new line, or the first character of a vocabulary that
 // has none.
