@@ -3,6 +3,7 @@
 // A process that a launcher started is a rank and trains. One that nobody launched is one rank too,
 // or with --ranks N becomes the launcher of N copies of itself.
 #include "apps/program.h"
+#include "comm/joining/place.h"
 #include "sys/failure_text.h"
 
 #include <lockstep/base/check.h>
@@ -15,7 +16,6 @@
 #include <lockstep/train/trainer.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -27,11 +27,6 @@ using namespace lockstep;
 // Exit codes. 0: the run is done, or a signal ended it and a checkpoint is there. 1: a line on
 // standard error says why not. 2: the same, because of the options.
 constexpr int failure = 1;
-
-bool is_launched() {
-  return std::getenv(launch::variable::rank) != nullptr &&
-         std::getenv(launch::variable::world_size) != nullptr;
-}
 
 constexpr const char* command = "lockstep train";
 
@@ -86,7 +81,7 @@ int main(int count, char** arguments) {
       print_to(stdout, "{}", line.help);
       return 0;
     }
-    if (line.options.ranks > 1 && !is_launched()) return start_ranks(line.options, words);
+    if (line.options.ranks > 1 && !joining::is_launched()) return start_ranks(line.options, words);
     return be_a_rank(line.options);
   });
 }
