@@ -40,10 +40,10 @@ foreach(ranks IN ITEMS 1 2)
     --steps 2 -n ${ranks} --threads 1)
 endforeach()
 must_say("Usage: lockstep bench step" "${PREFIX}/bin/lockstep" bench step --help)
-must_say("^--ranks" bash -c "source '${PREFIX}/share/bash-completion/completions/lockstep'
-  COMP_WORDS=('${PREFIX}/bin/lockstep' train mlp --ra); COMP_CWORD=3; _lockstep; echo \"\${COMPREPLY[@]}\"")
-must_say("^gpt mnist mlp" bash -c "source '${PREFIX}/share/bash-completion/completions/lockstep'
-  COMP_WORDS=('${PREFIX}/bin/lockstep' train ''); COMP_CWORD=2; _lockstep; echo \"\${COMPREPLY[@]}\"")
+set(complete bash "${SOURCE_FOLDER}/completion.sh" "${PREFIX}")
+must_say("^--ranks\n" ${complete} train mlp --ra)
+must_say("^gpt\n" ${complete} train g)
+must_say("^--node-rank\n" ${complete} run --node-)
 
 # A consumer, by CMake with both signatures of target_link_libraries(), and by pkg-config.
 find_program(GXX g++)
@@ -52,7 +52,7 @@ if(NOT CLANG MATCHES "clang")
   unset(CLANG)
   find_program(CLANG NAMES clang++-16 clang++)
 endif()
-set(paths "${PREFIX}" "${LIBTORCH_FOLDER}")
+set(ENV{CMAKE_PREFIX_PATH} "${PREFIX}:${LIBTORCH_FOLDER}")
 foreach(case IN ITEMS "plain|${GXX}" "keyword|${CLANG}")
   string(REPLACE "|" ";" case "${case}")
   list(GET case 0 signature)
@@ -63,7 +63,7 @@ foreach(case IN ITEMS "plain|${GXX}" "keyword|${CLANG}")
   endif()
   set(folder "${WORK_FOLDER}/${signature}")
   must(${CMAKE_COMMAND} -S "${SOURCE_FOLDER}/${signature}" -B "${folder}" -G Ninja -DCMAKE_BUILD_TYPE=Release
-    "-DCMAKE_CXX_COMPILER=${compiler}" "-DCMAKE_PREFIX_PATH=${paths}" -DTORCH=${WITH_TORCH})
+    "-DCMAKE_CXX_COMPILER=${compiler}" -DTORCH=${WITH_TORCH})
   must(${CMAKE_COMMAND} --build "${folder}")
   must_run_consumer("${folder}/consumer")
 endforeach()
@@ -76,6 +76,8 @@ if(PKG_CONFIG AND GXX)
   must(${GXX} -std=c++20 "${SOURCE_FOLDER}/consumer.cc" -o "${WORK_FOLDER}/by_pkg_config" ${flags})
   must_run_consumer("${WORK_FOLDER}/by_pkg_config")
 endif()
+
+unset(ENV{CMAKE_PREFIX_PATH})
 
 # A LibTorch of another version is refused, by the consumer's project and by ours.
 set(fake "${WORK_FOLDER}/fake")
