@@ -1,6 +1,7 @@
 #include "apps/ranks.h"
 
 #include "apps/program.h"
+#include "comm/joining/place.h"
 #include "sys/failure_text.h"
 
 #include <lockstep/base/check.h>
@@ -11,18 +12,12 @@
 #include <lockstep/train/progress.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 
 namespace lockstep::apps {
 namespace {
 
 constexpr int failure = 1;
-
-bool is_launched() {
-  return std::getenv(launch::variable::rank) != nullptr &&
-         std::getenv(launch::variable::world_size) != nullptr;
-}
 
 int start_copies(const RankProgram& program) {
   try {
@@ -63,7 +58,7 @@ int be_a_rank(const RankProgram& program) {
 }  // namespace
 
 int run_ranks(const RankProgram& program) {
-  return program.ranks > 1 && !is_launched() ? start_copies(program) : be_a_rank(program);
+  return program.ranks > 1 && !joining::is_launched() ? start_copies(program) : be_a_rank(program);
 }
 
 }  // namespace lockstep::apps

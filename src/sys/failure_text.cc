@@ -33,8 +33,7 @@ std::string rough_size(double bytes) {
 }
 
 std::string free_memory_text(const MemorySize& memory) {
-  return formatted("{} of {} of memory are free",
-                   rough_size(static_cast<double>(memory.available)),
+  return formatted("{} of {} of memory are free", rough_size(static_cast<double>(memory.available)),
                    rough_size(static_cast<double>(memory.total)));
 }
 

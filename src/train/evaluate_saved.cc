@@ -46,6 +46,7 @@ SavedEvaluation evaluate_saved(const EvaluateOptions& options, Group world,
   std::unique_ptr<Task> task;
   together(world, [&] {
     saved = read_model(options.run);
+    saved->options.data = data_of_run(*saved);
     if (options.data.empty()) check_own_data(*saved);
     task = make_task(saved->options, world);
     task->load_validation(described_identity(saved->metadata), options.data);

@@ -81,16 +81,6 @@ void check_mlp(const SavedModel& saved) {
   check_elements(saved, static_cast<double>(options.layers - 2) * width * width);
 }
 
-// The data of the run that the file belongs to. A run that has no config.toml has none.
-std::string data_of_run(const fs::path& file) {
-  fs::path folder = fs::absolute(file).parent_path();
-  if (fs::exists(folder / "training.json")) folder = folder.parent_path();
-  if (!fs::exists(folder / "config.toml")) return {};
-  auto entries = read_config(folder / "config.toml");
-  auto found = std::ranges::find(entries, "data", &ConfigEntry::name);
-  return found == entries.end() ? std::string() : found->text;
-}
-
 SavedModel described_model(const fs::path& file) {
   checkpoint::Safetensors content = checkpoint::read_safetensors(file);
   try {
@@ -132,9 +122,16 @@ fs::path model_file(const fs::path& run) {
 }
 
 SavedModel read_model(const fs::path& run) {
-  SavedModel saved = described_model(model_file(run));
-  saved.options.data = data_of_run(saved.file);
-  return saved;
+  return described_model(model_file(run));
+}
+
+std::string data_of_run(const SavedModel& saved) {
+  fs::path folder = fs::absolute(saved.file).parent_path();
+  if (fs::exists(folder / "training.json")) folder = folder.parent_path();
+  if (!fs::exists(folder / "config.toml")) return {};
+  auto entries = read_config(folder / "config.toml");
+  auto found = std::ranges::find(entries, "data", &ConfigEntry::name);
+  return found == entries.end() ? std::string() : found->text;
 }
 
 void load_into(torch::nn::Module& module, const SavedModel& saved) {

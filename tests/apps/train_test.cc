@@ -86,8 +86,9 @@ TEST_F(TrainProgram, BadInputIsOneLineAndLeavesNothing) {
     EXPECT_NE(result.output.find(named), std::string::npos) << result.output;
     EXPECT_FALSE(std::filesystem::exists(out()));
   };
-  expect_line(1, " gpt --data " + out() + "/missing.txt --out " + out() + " --ranks 2", "missing.txt");
-  expect_line(2, " gpt --laers 3", "'layers'");
+  expect_line(1, " gpt --data " + out() + "/missing.txt --out " + out() + " --ranks 2",
+              "missing.txt");
+  expect_line(2, " gpt --laers 3", "'--layers'");
   expect_line(2, " gpt --data x --out " + out() + " --ranks 5", "--batch 12");
   expect_line(1, " mnist --data " + folder_.path().string() + " --out " + out(),
               "train-images-idx3-ubyte");

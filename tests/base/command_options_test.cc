@@ -37,8 +37,8 @@ struct Command {
 };
 
 TEST(CommandOptions, ValuesComeInAllSpellings) {
-  for (const Words& words : {Words{"--ranks", "3"}, Words{"--ranks=3"}, Words{"-n", "3"},
-                             Words{"-n3"}, Words{"-n=3"}}) {
+  for (const Words& words :
+       {Words{"--ranks", "3"}, Words{"--ranks=3"}, Words{"-n", "3"}, Words{"-n3"}, Words{"-n=3"}}) {
     Command command;
     EXPECT_EQ(command.read(words), Request::go_on);
     EXPECT_EQ(command.ranks, 3) << words.front();
@@ -112,8 +112,8 @@ TEST(CommandOptions, AProgramsOwnOptionsAreLeftToIt) {
 
 TEST(CommandOptions, HelpListsWhatIsDeclaredInLinesThatFit) {
   Command command;
-  command.options.add({"long", "N", std::string(60, 'a') + " " + std::string(60, 'b')}, [](auto&) {
-  });
+  command.options.add({"long", "N", std::string(60, 'a') + " " + std::string(60, 'b')},
+                      [](auto&) {});
   std::string help = command.options.help();
   EXPECT_TRUE(help.starts_with("Usage: lockstep try [OPTIONS]\n\nTries.\n\nOptions:\n")) << help;
   EXPECT_NE(help.find("  -n, --ranks N             how many [1]\n"), std::string::npos) << help;

@@ -51,8 +51,7 @@ TEST(ConfigFile, WrongValuesAreNamedWithTheirLine) {
             "run.toml line 2: batch: expected a whole number from 1 to 16777216, found '0'");
   EXPECT_EQ(message_for("lr = '0.1'\n"),
             "run.toml line 1: lr: expected a value without quotes, found 0.1");
-  EXPECT_EQ(message_for("data = 5\n"),
-            "run.toml line 1: data: expected a text in quotes, found 5");
+  EXPECT_EQ(message_for("data = 5\n"), "run.toml line 1: data: expected a text in quotes, found 5");
   EXPECT_EQ(message_for("steps = 1.5\n"),
             "run.toml line 1: steps: expected a whole number, found '1.5'");
   EXPECT_EQ(message_for("[model]\nlayers = 2\n"),

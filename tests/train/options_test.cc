@@ -56,8 +56,7 @@ TEST(Options, ValuesAreChecked) {
   };
   EXPECT_EQ(set("batch", "24"), "nothing was thrown");
   EXPECT_EQ(set("lr", "1e-3"), "nothing was thrown");
-  EXPECT_EQ(set("batch", "0"),
-            "batch: expected a whole number from 1 to 16777216, found '0'");
+  EXPECT_EQ(set("batch", "0"), "batch: expected a whole number from 1 to 16777216, found '0'");
   EXPECT_EQ(set("steps", "-5"), "steps: expected a whole number of at least 1, found '-5'");
   for (const char* bad : {"", "12x", "1.5", "1e3", "99999999999999999999"})
     EXPECT_NE(set("steps", bad), "nothing was thrown") << bad;

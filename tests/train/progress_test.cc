@@ -116,9 +116,10 @@ TEST(Progress, ATerminalsLineFitsAndKeepsWhatMattersMost) {
   row.resident_bytes = 431'700'000;
   row.exposed_seconds = 0.00312;
   auto at = [&](int columns) { return progress_line(row, {.columns = columns}); };
-  EXPECT_EQ(at(120), "[==============>               ]   50%  50/100  loss 2.500  392 samples/s  "
-                     "432 MB  3.1 ms waiting  1:07 left");
-  EXPECT_EQ(at(80), "[=====>       ]   50%  50/100  loss 2.500  392 samples/s  432 MB  1:07 left");
+  EXPECT_EQ(at(120),
+            "[==============>               ]   50%  50/100  loss 2.500  392 samples/s  "
+            "432 MB  3.1 ms waiting  1:07 left");
+  EXPECT_EQ(at(80), "[=======>         ]   50%  50/100  loss 2.500  392 samples/s  432 MB  1:07 left");
   EXPECT_EQ(at(60), " 50%  50/100  loss 2.500  392 samples/s  1:07 left");
   EXPECT_EQ(at(20), " 50%  loss 2.500");
   EXPECT_EQ(at(6), " 50%");

@@ -33,14 +33,14 @@ TEST(SavedModel, AFileAloneSaysWhatItIs) {
   EXPECT_EQ(saved.options.width, 16);
   EXPECT_EQ(saved.options.block, 8);
   EXPECT_EQ(saved.options.dropout, 0.25);
-  EXPECT_EQ(saved.options.data, "");
+  EXPECT_EQ(data_of_run(saved), "");
   EXPECT_EQ(saved.step, 8);
   EXPECT_EQ(saved.metadata.at("characters"), "\n abcnsu");
   models::Gpt model = gpt_of(saved);
   EXPECT_FALSE(model->is_training());
   for (const auto& [name, tensor] : models::exported(*model))
     EXPECT_TRUE(tensor.equal(saved.tensors.at(name))) << name;
-  EXPECT_EQ(read_model(options.out).options.data, options.data);
+  EXPECT_EQ(data_of_run(read_model(options.out)), options.data);
 }
 
 TEST(SavedModel, MayBeARunACheckpointOrAFile) {
@@ -53,7 +53,7 @@ TEST(SavedModel, MayBeARunACheckpointOrAFile) {
   EXPECT_EQ(model_file(out / "step-00000004"), out / "step-00000004/model.safetensors");
   EXPECT_EQ(model_file(out / "best.safetensors"), out / "best.safetensors");
   SavedModel checkpoint = read_model(out / "step-00000004");
-  EXPECT_EQ(checkpoint.options.data, options.data);
+  EXPECT_EQ(data_of_run(checkpoint), options.data);
   EXPECT_EQ(checkpoint.step, 4);
   (void)gpt_of(checkpoint);
   // A run that goes on: its end is older than its newest checkpoint.

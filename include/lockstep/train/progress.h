@@ -17,11 +17,11 @@ struct ProgressRow {
   double loss = 0;
   std::optional<double> val_loss = {};
   std::optional<double> accuracy = {};
-  double samples_per_second = 0;                    // 0: not known yet
-  std::optional<double> tokens_per_second = {};     // of tasks that have tokens
-  std::int64_t resident_bytes = 0;                  // of the rank that has the most; 0: not known
-  double exposed_seconds = 0;                       // a step, waiting for communication
-  std::optional<double> seconds_left = {};          // where it is known
+  double samples_per_second = 0;                 // 0: not known yet
+  std::optional<double> tokens_per_second = {};  // of tasks that have tokens
+  std::int64_t resident_bytes = 0;               // of the rank that has the most; 0: not known
+  double exposed_seconds = 0;                    // a step, waiting for communication
+  std::optional<double> seconds_left = {};       // where it is known
 };
 
 // "step 250/2000  loss 2.314  val_loss 2.298  391 samples/s  412 MB  3.1 ms waiting  1:07 left";

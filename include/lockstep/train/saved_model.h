@@ -19,10 +19,7 @@ namespace lockstep::train {
 
 struct SavedModel {
   std::filesystem::path file;
-  // Defaults of the task with the model's own options. `data` and `seed` are those of the run whose
-  // config.toml lies beside the file, or beside the checkpoint folder it lies in; else `data` is
-  // empty.
-  Options options;
+  Options options;  // the task's defaults with those of the model
   std::int64_t step = 0;                       // updates that were made
   std::optional<data::Vocabulary> vocabulary;  // of a gpt
   checkpoint::NamedTensors tensors;
@@ -37,6 +34,10 @@ struct SavedModel {
 // Reads the file that `run` means and checks it: entries that are missing or contradict the tensors
 // are BadInput in one line that names the file, before memory for the model is asked for.
 [[nodiscard]] SavedModel read_model(const std::filesystem::path& run);
+
+// The data of the run that the file belongs to, as its config.toml names it: the one beside the
+// file, or beside the checkpoint folder it lies in. Empty where there is none.
+[[nodiscard]] std::string data_of_run(const SavedModel& saved);
 
 // Puts the tensors into a module of that model. BadInput names the file and a tensor that is
 // missing, unknown, of another shape, or holds inf or NaN; the module is then as it was.

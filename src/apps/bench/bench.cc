@@ -66,9 +66,9 @@ void add_output(CommandOptions& options, const char* help, bool& json) {
 }
 
 void add_python(CommandOptions& options, std::string& python) {
-  options.add({"python", "PATH",
-               "a Python with torch; else LOCKSTEP_PYTHON, else .venv/bin/python"},
-              text_into(python));
+  options.add(
+      {"python", "PATH", "a Python with torch; else LOCKSTEP_PYTHON, else .venv/bin/python"},
+      text_into(python));
 }
 
 void declare(CommandOptions& options, StepOptions& chosen) {
@@ -86,9 +86,9 @@ void declare(CommandOptions& options, StepOptions& chosen) {
                "ours: none (ranks that know nothing of each other), ddp, optimizer, gradients, "
                "full, full-node-shared; else all of both systems"},
               words_into(chosen.modes, our_modes()));
-  options.add({"against", "WORDS",
-               "PyTorch's: none, ddp, zero1, fsdp2; else the counterparts of --mode"},
-              words_into(chosen.against, pytorch_modes()));
+  options.add(
+      {"against", "WORDS", "PyTorch's: none, ddp, zero1, fsdp2; else the counterparts of --mode"},
+      words_into(chosen.against, pytorch_modes()));
   options.add({"optimizer", "WORDS",
                "AdamW of both systems, one table each: default (PyTorch's defaults), fused (one "
                "pass over memory)",
@@ -142,8 +142,7 @@ void declare(CommandOptions& options, CollectivesOptions& chosen) {
               each_of([&chosen](const std::string& text) {
                 chosen.ranks.push_back(static_cast<int>(checked_number(text, 1, 64)));
               }));
-  options.add({"outsider", "", "every row also beside a busy process"},
-              flag_into(chosen.outsider));
+  options.add({"outsider", "", "every row also beside a busy process"}, flag_into(chosen.outsider));
   add_number(options, "rounds", "turns of each system in a row of the table", chosen.rounds, 1,
              most_turns);
   options.add({"turn", "SECONDS", "that a turn should take", formatted("{}", chosen.turn)},

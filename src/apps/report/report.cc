@@ -17,7 +17,8 @@ using namespace lockstep::apps;
 using lockstep::CommandOptions, lockstep::UsageError, lockstep::print_to;
 
 constexpr const char* about =
-    "Reads flight records (flight-rank-N.json), one of each rank, and says who waits in which call\n"
+    "Reads flight records (flight-rank-N.json), one of each rank, and says who waits in which "
+    "call\n"
     "for how long, who never made it, where the ranks' calls first differ, and what all of them\n"
     "completed last. Ranks write them when a group fails, into the folder that LOCKSTEP_FLIGHT\n"
     "names; `lockstep run` names one and prints it.\n"
@@ -55,8 +56,7 @@ int report(const std::vector<std::string>& given) {
   const std::vector<std::string_view> known{"hang"};
   if (words.front() != known.front())
     throw UsageError(lockstep::unknown_name("report", words.front(), known));
-  if (words.size() == 1)
-    throw UsageError("hang: no file was named; see lockstep report --help");
+  if (words.size() == 1) throw UsageError("hang: no file was named; see lockstep report --help");
   return report_hang({words.begin() + 1, words.end()});
 }
 

@@ -33,8 +33,7 @@ std::vector<Row> usual_rows() {
 std::int64_t size_of(const std::string& text) {
   auto bytes = parse_bytes(text);
   if (!bytes || *bytes <= 0)
-    throw UsageError(
-        formatted("--sizes: expected such as 1KiB, 64MiB or 4096, found '{}'", text));
+    throw UsageError(formatted("--sizes: expected such as 1KiB, 64MiB or 4096, found '{}'", text));
   return *bytes;
 }
 
