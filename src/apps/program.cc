@@ -4,6 +4,7 @@
 
 #include <lockstep/base/version.h>
 
+#include <cerrno>
 #include <cstdio>
 
 namespace lockstep::apps {
@@ -28,6 +29,11 @@ std::optional<int> answer(CommandOptions::Request request, const CommandOptions&
   if (request == CommandOptions::Request::go_on) return std::nullopt;
   print_to(stdout, "{}", options.help());
   return 0;
+}
+
+void write_out(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  if (std::fflush(stdout) != 0) throw SystemError("cannot write to standard output", errno);
 }
 
 int print_version() {

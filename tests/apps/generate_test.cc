@@ -88,6 +88,14 @@ TEST_F(GenerateProgram, PrintsWhileItMakes) {
   EXPECT_EQ(head.output.size(), 20u);
 }
 
+TEST_F(GenerateProgram, AResultThatNobodyGetsIsAFailure) {
+  for (const char* words : {"lockstep-generate runs/mine --tokens 3", "lockstep-eval runs/mine"}) {
+    ShellResult full = in_folder(std::string(words) + " 2>&1 >/dev/full");
+    EXPECT_EQ(full.exit_code, 1) << words;
+    EXPECT_NE(full.output.find("cannot write to standard output"), std::string::npos);
+  }
+}
+
 TEST_F(GenerateProgram, MistakesAreOneLine) {
   auto expect_line = [&](const std::string& words, int code, const std::string& named) {
     ShellResult result = generate(words);

@@ -46,7 +46,7 @@ int evaluate(const Given& given, Group world) {
   };
   train::SavedEvaluation found = train::evaluate_saved(given.what, world, tell);
   progress.finish();
-  if (world.is_root()) print_to(stdout, "{}\n", found.line);
+  if (world.is_root()) apps::write_out(found.line + "\n");
   return 0;
 }
 

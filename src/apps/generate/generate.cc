@@ -6,8 +6,6 @@
 #include <lockstep/train/generation.h>
 #include <lockstep/train/saved_model.h>
 
-#include <cerrno>
-#include <cstdio>
 #include <iostream>
 #include <iterator>
 #include <optional>
@@ -20,7 +18,8 @@ using namespace lockstep;
 
 constexpr const char* command = "lockstep generate";
 constexpr const char* about =
-    "Prints the prompt and text that a trained gpt makes up behind it. RUN is the folder of a run,\n"
+    "Prints the prompt and text that a trained gpt makes up behind it. RUN is the folder of a "
+    "run,\n"
     "a checkpoint folder in it, or a file model.safetensors. The same file, prompt and seed give "
     "the\n"
     "same text.\n";
@@ -79,11 +78,6 @@ std::string standard_input() {
   return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
 }
 
-void print(std::string_view text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  if (std::fflush(stdout) != 0) throw SystemError("cannot write to standard output", errno);
-}
-
 int generate(const Given& given) {
   train::SavedModel saved = train::read_model(given.run);
   models::Gpt model = train::gpt_of(saved);
@@ -100,8 +94,8 @@ int generate(const Given& given) {
   } catch (const BadInput& error) {
     throw UsageError(error.what());
   }
-  train::generate_text(model, *saved.vocabulary, options, print);
-  print("\n");
+  train::generate_text(model, *saved.vocabulary, options, apps::write_out);
+  apps::write_out("\n");
   return 0;
 }
 
