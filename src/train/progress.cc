@@ -20,7 +20,8 @@ constexpr std::chrono::milliseconds in_place_interval{100};
 constexpr const char* bright = "\033[36m";
 constexpr const char* ordinary = "\033[0m";
 const std::string between = "  ";
-constexpr int rank_of_bar = 5;  // among the figures
+constexpr int rank_of_bar = 4;  // among the figures
+constexpr int no_bar = -1;
 constexpr std::size_t least_bar = 10;
 constexpr std::size_t most_bar = 32;
 
@@ -57,17 +58,19 @@ std::string left_text(const ProgressRow& row) {
   return row.seconds_left ? duration_text(*row.seconds_left) + " left" : std::string();
 }
 
-// Shows figures by their rank until one does not fit. Returns the columns of the bar; 0 for none.
-std::size_t fit(std::span<Figure> figures, std::size_t room) {
+// Shows figures by their rank until one does not fit, and the last column stays free. Returns the
+// columns of the bar; 0 for none.
+std::size_t fit(std::span<Figure> figures, int columns, int bars_rank) {
+  auto room = static_cast<std::size_t>(std::max(0, columns - 1));
   std::size_t used = 0, bar = 0;
   for (int rank = 0; rank <= static_cast<int>(figures.size()); ++rank) {
     auto figure = std::ranges::find(figures, rank, &Figure::rank);
-    std::size_t width = rank == rank_of_bar ? least_bar : figure->text.size();
-    if (width == 0) continue;
+    if (rank != bars_rank && (figure == figures.end() || figure->text.empty())) continue;
+    std::size_t width = rank == bars_rank ? least_bar : figure->text.size();
     if (used > 0) width += between.size();
     if (used + width > room) break;
     used += width;
-    if (rank == rank_of_bar)
+    if (rank == bars_rank)
       bar = least_bar;
     else
       figure->is_shown = true;
@@ -105,21 +108,41 @@ std::string progress_text(const ProgressRow& row) {
 }
 
 std::string progress_line(const ProgressRow& row, LineLook look) {
-  auto room = static_cast<std::size_t>(std::max(0, look.columns - 1));
   double share = row.steps > 0 ? static_cast<double>(row.step) / static_cast<double>(row.steps) : 0;
   // In the order in which they stand on the line; the numbers say which must fit first.
   std::array<Figure, 7> figures{{{formatted("{:3}%", static_cast<int>(share * 100)), 0},
-                                 {formatted("{}/{}", row.step, row.steps), 4},
+                                 {formatted("{}/{}", row.step, row.steps), 5},
                                  {formatted("loss {:.3f}", row.loss), 1},
                                  {rate_text(row), 3},
                                  {memory_text(row), 6},
                                  {waiting_text(row), 7},
                                  {left_text(row), 2}}};
   std::string line;
-  if (std::size_t columns = fit(figures, room); columns > 0)
+  if (std::size_t columns = fit(figures, look.columns, rank_of_bar); columns > 0)
     line = bar_text(share, columns, look.colours);
   for (const Figure& figure : figures)
     if (figure.is_shown) line += (line.empty() ? "" : between) + figure.text;
+  return line;
+}
+
+std::string evaluation_line(const ProgressRow& row, LineLook look) {
+  std::array<Figure, 8> figures{
+      {{formatted("step {}/{}", row.step, row.steps), 0},
+       {formatted("loss {:.3f}", row.loss), 2},
+       {row.val_loss ? formatted("val_loss {:.3f}", *row.val_loss) : std::string(), 1},
+       {row.accuracy ? formatted("accuracy {:.4f}", *row.accuracy) : std::string(), 3},
+       {rate_text(row), 4},
+       {memory_text(row), 6},
+       {waiting_text(row), 7},
+       {left_text(row), 5}}};
+  (void)fit(figures, look.columns, no_bar);
+  std::string line;
+  for (const Figure& figure : figures) {
+    if (!figure.is_shown) continue;
+    bool is_bright = look.colours && figure.text.starts_with("val_loss");
+    line +=
+        (line.empty() ? "" : between) + (is_bright ? bright + figure.text + ordinary : figure.text);
+  }
   return line;
 }
 
@@ -134,8 +157,9 @@ void Progress::show(const ProgressRow& row) {
   auto now = Clock::now();
   if (!stays && now < next_) return;
   next_ = now + interval_;
-  if (stays || !in_place_) return say(progress_text(row));
+  if (!in_place_) return say(progress_text(row));
   LineLook look{.columns = terminal_columns(stream_), .colours = colours_};
+  if (stays) return say(evaluation_line(row, look));
   print_to(stream_, "{}{}", progress_line(row, look), end_in_place);
   std::fflush(stream_);
   on_screen_ = true;

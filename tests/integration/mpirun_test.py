@@ -30,7 +30,8 @@ def train(name, launcher):
     with tempfile.TemporaryDirectory() as folder:
         def command(ranks, out):
             words = [launcher, *options_of(name), "-n", str(ranks), lockstep(), "train", "mlp", "--ranks", "2"]
-            return run([*words, "--steps", "2", "--threads", "1", "--out", f"{folder}/{out}"], env=environment_of_ranks)
+            words += ["--steps", "2", "--threads", "1", "--out", f"{folder}/{out}"]
+            return run(words, env=environment_of_ranks)
         code, output, seconds = command(2, "two")
         expect(code == 0 and output.count("done: val_loss=") == 1, f"{name}: exit code {code}", output)
         code, output, _ = command(1, "one")

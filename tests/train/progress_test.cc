@@ -119,13 +119,29 @@ TEST(Progress, ATerminalsLineFitsAndKeepsWhatMattersMost) {
   EXPECT_EQ(at(120),
             "[==============>               ]   50%  50/100  loss 2.500  392 samples/s  "
             "432 MB  3.1 ms waiting  1:07 left");
-  EXPECT_EQ(at(80), "[=======>         ]   50%  50/100  loss 2.500  392 samples/s  432 MB  1:07 left");
-  EXPECT_EQ(at(60), " 50%  50/100  loss 2.500  392 samples/s  1:07 left");
+  EXPECT_EQ(at(80),
+            "[=======>         ]   50%  50/100  loss 2.500  392 samples/s  432 MB  1:07 left");
+  EXPECT_EQ(at(60), "[=====>       ]   50%  loss 2.500  392 samples/s  1:07 left");
+  EXPECT_EQ(at(40), " 50%  loss 2.500  1:07 left");
   EXPECT_EQ(at(20), " 50%  loss 2.500");
   EXPECT_EQ(at(6), " 50%");
   EXPECT_EQ(at(1), "");
   for (int columns = 0; columns < 200; ++columns)
     EXPECT_LT(static_cast<int>(at(columns).size()), std::max(columns, 1)) << columns;
+}
+
+TEST(Progress, AnEvaluationsLineFits) {
+  ProgressRow row = progress_of(50);
+  row.resident_bytes = 431'700'000;
+  row.val_loss = 1.25;
+  EXPECT_EQ(evaluation_line(row, {.columns = 200}), progress_text(row));
+  EXPECT_EQ(evaluation_line(row, {.columns = 60}),
+            "step 50/100  loss 2.500  val_loss 1.250  392 samples/s");
+  EXPECT_EQ(evaluation_line(row, {.columns = 30, .colours = true}),
+            "step 50/100  \033[36mval_loss 1.250\033[0m");
+  for (int columns = 0; columns < 200; ++columns)
+    EXPECT_LT(static_cast<int>(evaluation_line(row, {.columns = columns}).size()),
+              std::max(columns, 1));
 }
 
 TEST(Progress, TheBarGoesFromEmptyToFull) {

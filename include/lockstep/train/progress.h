@@ -38,6 +38,8 @@ struct LineLook {
   bool colours = false;
 };
 [[nodiscard]] std::string progress_line(const ProgressRow& row, LineLook look);
+// progress_text() with as many figures as fit: of an evaluation, whose line stays.
+[[nodiscard]] std::string evaluation_line(const ProgressRow& row, LineLook look);
 // "0:07", "12:40", "3:02:11".
 [[nodiscard]] std::string duration_text(double seconds);
 
