@@ -1,6 +1,7 @@
 // Predicting the next character (or byte) of a text with a GPT.
 #pragma once
 
+#include "train/data_fingerprint.h"
 #include "train/task.h"
 
 #include <lockstep/data/blocks.h>
@@ -20,6 +21,9 @@ class GptTask : public Task {
   void load_validation(const std::string& identity, const std::string& file) override;
   [[nodiscard]] std::string data_identity() const override { return text_->vocabulary.to_text(); }
   [[nodiscard]] double parameters() const override;
+  [[nodiscard]] std::string data_fingerprint() const override {
+    return fingerprint_of_tensors({text_->train, text_->validation});
+  }
   void make_model() override;
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
   [[nodiscard]] std::vector<std::string> units() const override { return {"transformer.h.*"}; }

@@ -34,6 +34,10 @@ class MlpTask : public Task {
   void load(const std::string& identity) override;
   void load_validation(const std::string& identity, const std::string& file) override;
   [[nodiscard]] double parameters() const override;
+  // Made anew from the seed.
+  [[nodiscard]] std::string data_fingerprint() const override {
+    return "seed " + std::to_string(options_.seed);
+  }
   void make_model() override;
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
   [[nodiscard]] std::vector<std::string> units() const override { return {"layers.*"}; }

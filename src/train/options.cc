@@ -16,6 +16,7 @@ namespace {
 
 using O = Options;
 constexpr double unbounded = 1e15;
+constexpr std::string_view all_tasks = "gpt mnist mlp";
 
 // One table for the command line, for TOML files, and for --help.
 const std::array rows{
@@ -23,7 +24,31 @@ const std::array rows{
               "file or folder to learn from (gpt: text; mnist: the four IDX files)", "gpt mnist"},
     OptionRow{"out", &O::out,
               "folder of the run: config.toml, metrics.jsonl, checkpoints, model.safetensors"},
-    OptionRow{"resume", &O::resume, "go on from the newest checkpoint in --out"},
+    OptionRow{"resume",
+              &O::resume,
+              "go on from the newest checkpoint in --out",
+              all_tasks,
+              {},
+              0,
+              unbounded,
+              false},
+    OptionRow{
+        "resume-from",
+        &O::resume_from,
+        "go on from this checkpoint in --out, such as step-00000100; newer ones are set aside",
+        all_tasks,
+        {},
+        0,
+        unbounded,
+        false},
+    OptionRow{"allow-other-data",
+              &O::allow_other_data,
+              "with --resume: go on though the data is not what it was",
+              all_tasks,
+              {},
+              0,
+              unbounded,
+              false},
     OptionRow{"steps", &O::steps, "optimizer updates to make", "gpt mnist mlp", {}, 1},
     OptionRow{"epochs",
               &O::epochs,

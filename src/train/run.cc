@@ -1,5 +1,6 @@
 #include "train/run.h"
 
+#include "train/checkpoint_fit.h"
 #include "train/memory_need.h"
 #include "train/model_description.h"
 #include "train/optimizers.h"
@@ -10,6 +11,7 @@
 #include <lockstep/base/check.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/text.h>
+#include <lockstep/base/visible.h>
 #include <lockstep/checkpoint/share.h>
 #include <lockstep/models/names.h>
 #include <lockstep/parallel/sharded/deferred.h>
@@ -23,6 +25,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <limits>
 
 namespace lockstep::train {
@@ -36,16 +39,20 @@ double seconds_since(Clock::time_point start) {
 
 const std::string& text_in(const checkpoint::Metadata& progress, const std::string& name) {
   auto found = progress.find(name);
-  check_input(found != progress.end(), "checkpoint: expected progress.{}, found none", name);
+  check_input(found != progress.end(), "expected progress.{}, found none", name);
   return found->second;
 }
 
-double number_in(const checkpoint::Metadata& progress, const std::string& name) {
+constexpr double infinite = std::numeric_limits<double>::infinity();
+
+// From `least` to 10^15, or any number where no `least` is given.
+double number_in(const checkpoint::Metadata& progress, const std::string& name,
+                 double least = -infinite) {
   const std::string& text = text_in(progress, name);
-  if (text == "inf") return std::numeric_limits<double>::infinity();
+  if (text == "inf" && least == -infinite) return infinite;
   std::optional<double> value = parse_number(text);
-  check_input(value.has_value(), "checkpoint: progress.{}: expected a number, found '{}'", name,
-              text);
+  check_input(value.has_value() && *value >= least && (least == -infinite || *value <= 1e15),
+              "progress.{}: expected a number, found '{}'", name, visible(text));
   return *value;
 }
 
@@ -56,17 +63,16 @@ checkpoint::NamedTensors without_aliases(const torch::nn::Module& module,
   return tensors;
 }
 
-checkpoint::Metadata texts_of(const Options& options) {
-  checkpoint::Metadata texts{{"task", options.task}};
-  for (const OptionRow& row : option_rows())
-    if (row.is_for(options.task)) texts[std::string(row.name)] = option_text(options, row);
-  return texts;
+// A checkpoint that is named is one to go on from.
+Options with_resume(Options options) {
+  options.resume = options.resume || !options.resume_from.empty();
+  return options;
 }
 
 }  // namespace
 
 Run::Run(const Options& options, Group world)
-    : options_(options), world_(std::move(world)), folder_(options) {
+    : options_(with_resume(options)), world_(std::move(world)), folder_(options_) {
   together(world_, [&] { check_options(options_, world_.size()); });
   if (options_.threads > 0) at::set_num_threads(static_cast<int>(options_.threads));
   std::optional<checkpoint::TrainingState> state = shared_state();
@@ -75,6 +81,8 @@ Run::Run(const Options& options, Group world)
   together(world_, [&] {
     if (world_.is_root()) folder_.open(step_);
   });
+  if (state) say_resumed(*state);
+  say_notices();
   started_ = reported_at_ = Clock::now();
 }
 
@@ -91,7 +99,7 @@ std::optional<checkpoint::TrainingState> Run::shared_state() {
 void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   task_ = make_task(options_, world_);
   together(world_, [&] {
-    task_->load(state ? text_in(state->progress, "data") : std::string());
+    load_data(state);
     check_memory(options_, task_->parameters(), world_.size());
     torch::manual_seed(static_cast<std::uint64_t>(options_.seed));
     if (options_.deferred && !state) {
@@ -99,8 +107,9 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
     } else {
       task_->make_model();
     }
-    if (state) models::load_exported(*task_->module(), state->model);
+    if (state) load_model(*state);
   });
+  compare_data();
   handle_ = make_handle(options_, *task_, world_);
   optimizer_ = make_optimizer(options_, *handle_);
   torch::manual_seed(stream_seed(options_.seed, stream_of_rank(world_.rank())));
@@ -117,10 +126,14 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
 
 void Run::restore(const checkpoint::TrainingState& state) {
   together(world_, [&] {
-    handle_->load_optimizer_state(*optimizer_, state.optimizer);
-    seconds_before_ = number_in(state.progress, "seconds");
-    stopping_.best = number_in(state.progress, "best");
-    stopping_.waited = static_cast<std::int64_t>(number_in(state.progress, "waited"));
+    check_progress(state);
+    in_file(checkpoint_file(state.step, "optimizer.safetensors"),
+            [&] { handle_->load_optimizer_state(*optimizer_, state.optimizer); });
+    in_file(checkpoint_file(state.step, "training.json"), [&] {
+      seconds_before_ = number_in(state.progress, "seconds", 0);
+      stopping_.best = number_in(state.progress, "best");
+      stopping_.waited = static_cast<std::int64_t>(number_in(state.progress, "waited", 0));
+    });
     step_ = saved_step_ = reported_step_ = state.step;
     auto ranks = static_cast<std::int64_t>(state.random.size());
     if (ranks == world_.size()) {
@@ -131,7 +144,6 @@ void Run::restore(const checkpoint::TrainingState& state) {
     }
   });
   best_ = share_best(world_, world_.is_root() ? read_best(folder_.best_file()) : Best{});
-  if (world_.is_root()) progress_.say(formatted("resumed at step {} of {}", step_, steps_));
 }
 
 void Run::step() {
@@ -281,8 +293,9 @@ checkpoint::TrainingState Run::state(std::vector<at::Tensor> random) {
           .progress = {{"seconds", formatted("{}", seconds())},
                        {"best", formatted("{}", stopping_.best)},
                        {"waited", formatted("{}", stopping_.waited)},
-                       {"data", task_->data_identity()}},
-          .config = texts_of(options_)};
+                       {"data", task_->data_identity()},
+                       {"data_fingerprint", data_fingerprint_}},
+          .config = kept_options(options_)};
 }
 
 void Run::save() {
@@ -307,6 +320,7 @@ Report Run::finish() {
   report.last_line = last_line();
   if (world_.is_root()) {
     progress_.say(report.last_line);
+    if (signal_ == SIGPIPE) print_to(stderr, "{}\n", report.last_line);  // nobody reads the other
     folder_.write_result(report.last_line);
   }
   world_.barrier().wait();
@@ -323,9 +337,7 @@ void Run::finish_well() {
 }
 
 std::string Run::last_line() const {
-  if (signal_ != 0)
-    return formatted("stopped: signal={} steps={} seconds={:.1f} resume with: --resume --out {}",
-                     signal_, step_, seconds(), options_.out);
+  if (signal_ != 0) return stopped_line();
   std::string line = "done:";
   if (task_->has_accuracy()) line += formatted(" accuracy={:.4f}", evaluation_->accuracy);
   line += formatted(" val_loss={:.3f}", evaluation_->loss);

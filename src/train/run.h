@@ -18,8 +18,10 @@
 #include <torch/optim/optimizer.h>
 
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
 
 namespace lockstep::train {
 
@@ -61,6 +63,18 @@ class Run {
   void begin(const std::optional<checkpoint::TrainingState>& state);
   void restore(const checkpoint::TrainingState& state);
   [[nodiscard]] std::optional<checkpoint::TrainingState> shared_state();
+  // Local: the data, which must be what the checkpoint was made from.
+  void load_data(const std::optional<checkpoint::TrainingState>& state);
+  // Collective: all ranks must have read the same.
+  void compare_data();
+  // Local: model and file of the checkpoint against this run's.
+  void load_model(const checkpoint::TrainingState& state);
+  void check_progress(const checkpoint::TrainingState& state) const;
+  [[nodiscard]] std::filesystem::path checkpoint_file(std::int64_t step,
+                                                      const std::string& name) const;
+  void say_notices();
+  void say_resumed(const checkpoint::TrainingState& state);
+  [[nodiscard]] std::string stopped_line() const;
   [[nodiscard]] double backward(const Batch& batch);
   void agree(double loss, std::int64_t rows);
   [[nodiscard]] bool is_due(std::int64_t every) const;
@@ -82,6 +96,7 @@ class Run {
   Progress progress_;
   Interrupt interrupt_;
   std::unique_ptr<Task> task_;
+  std::string data_fingerprint_;
   std::unique_ptr<ModelHandle> handle_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   ScheduleOptions schedule_;

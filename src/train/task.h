@@ -30,6 +30,8 @@ class Task {
   virtual void load_validation(const std::string& identity, const std::string& file) = 0;
   // What the model's meaning depends on beside the options (the vocabulary); kept in checkpoints.
   [[nodiscard]] virtual std::string data_identity() const { return {}; }
+  // Which data it is, after load(): size and checksum. Equal data give equal texts.
+  [[nodiscard]] virtual std::string data_fingerprint() const = 0;
   // How many parameters the model of make_model() will have, after load(); 0: too few to matter.
   [[nodiscard]] virtual double parameters() const { return 0; }
   // Makes the model, after load(), with initial weights from LibTorch's default generator.

@@ -18,6 +18,7 @@ class Numbers : public Task {
   explicit Numbers(std::int64_t samples) : samples_(samples) {}
   void load(const std::string&) override {}
   void load_validation(const std::string&, const std::string&) override {}
+  [[nodiscard]] std::string data_fingerprint() const override { return {}; }
   void make_model() override {}
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
   [[nodiscard]] std::vector<std::string> units() const override { return {}; }

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace lockstep::checkpoint {
@@ -39,12 +40,18 @@ struct TrainingState {
 void save_training_state(const std::filesystem::path& out, const TrainingState& state,
                          std::int64_t keep = 0);
 
+// "step-00000100": what the folder of a step is called.
+[[nodiscard]] std::string checkpoint_name(std::int64_t step);
+
 // The checkpoint folders below `out`, oldest first. An `out` that is not there holds none.
 [[nodiscard]] std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path& out);
 [[nodiscard]] std::optional<std::filesystem::path> latest_checkpoint(
     const std::filesystem::path& out);
 
-// Reads one checkpoint folder. Throws BadInput that names the file and what is wrong with it.
+// Reads one checkpoint folder. Throws BadInput that names the file and what is wrong with it: no
+// plain file, a value of another type or out of its range, a step that is not the folder's, bytes
+// that were overwritten (each tensor has a checksum), random states that are no bytes. SystemError
+// where the system refuses.
 [[nodiscard]] TrainingState load_training_state(const std::filesystem::path& folder);
 
 }  // namespace lockstep::checkpoint

@@ -17,9 +17,11 @@ struct Options {
   std::string task = "gpt";  // gpt, mnist, mlp
 
   // Where things are.
-  std::string data;     // a file or folder; mlp makes its own
-  std::string out;      // the run's folder
-  bool resume = false;  // go on from the newest checkpoint in `out`
+  std::string data;               // a file or folder; mlp makes its own
+  std::string out;                // the run's folder
+  bool resume = false;            // go on from the newest checkpoint in `out`
+  std::string resume_from;        // "step-00000100": from that one instead; empty: the newest
+  bool allow_other_data = false;  // on a resume, what is learned from may have changed
 
   // How long, and what one step takes. Exactly one of steps and epochs is positive.
   std::int64_t steps = 0;
@@ -73,6 +75,11 @@ struct Options {
   // Processes.
   std::int64_t ranks = 0;    // processes to start; 0: as the launcher says, else 1
   std::int64_t threads = 0;  // a rank; 0: its share of the cores
+
+  // For messages; no options. The command line fills them in.
+  std::string command;  // what began this run, as a shell reads it, without --resume
+  std::string
+      data_place;  // "out/config.toml line 2": where `data` is from; empty: the command line
 };
 
 // One option: its name, where it is kept, what it may be.
@@ -87,6 +94,7 @@ struct OptionRow {
   std::string_view choices = {};  // texts: the words allowed, separated by blanks; empty: any
   double least = 0;               // numbers: bounds, both included
   double most = 1e15;
+  bool kept = true;  // in config.toml and in checkpoints; false: of one start only
 
   [[nodiscard]] bool is_for(std::string_view task) const;
 };
