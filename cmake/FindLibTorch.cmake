@@ -70,7 +70,7 @@ endif()
 
 find_package_handle_standard_args(LibTorch
   REQUIRED_VARS LibTorch_ROOT_DIR LibTorch_torch_cpu_LIBRARY LibTorch_c10_LIBRARY
-  VERSION_VAR LibTorch_VERSION
+  VERSION_VAR LibTorch_VERSION HANDLE_VERSION_RANGE
   REASON_FAILURE_MESSAGE "name a LibTorch folder by -DLibTorch_ROOT=..., or a Python that has torch by -DLibTorch_PYTHON=...")
 
 set(LibTorch_HAS_CUDA OFF)

@@ -6,7 +6,6 @@ find_package(spdlog REQUIRED)
 pkg_check_modules(sodium REQUIRED IMPORTED_TARGET libsodium)
 pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
 if(LOCKSTEP_PROGRAMS OR LOCKSTEP_LIBTORCH)
-  find_package(CLI11 REQUIRED)
   find_package(nlohmann_json REQUIRED)
 endif()
 if(LOCKSTEP_TESTS)
@@ -15,7 +14,8 @@ endif()
 if(LOCKSTEP_LIBTORCH)
   find_package(ZLIB REQUIRED)
   pkg_check_modules(tomlplusplus REQUIRED IMPORTED_TARGET tomlplusplus)
-  find_package(LibTorch 2.11 REQUIRED)
+  # Its C++ interface changes from one minor version to the next: only those that are tried are taken.
+  find_package(LibTorch 2.11...<2.14 REQUIRED)
   # An engine that cannot be built here is a file no_<engine>.cc in the place of <engine>.cc.
   set(_lockstep_absent_engines "")
   # Gloo lives in libtorch_cpu; its headers (Debian's libgloo-dev) are needed to compile against it, nothing is linked.

@@ -97,5 +97,8 @@ function(lockstep_program name)
   target_link_libraries(${name} PRIVATE lockstep_settings ${arg_USES} ${arg_LINK})
   if(arg_LIBTORCH)
     lockstep_precompiled(${name})
+    # Where an installed program finds LibTorch: where this build found it, or beside the program when both were moved.
+    set_target_properties(${name} PROPERTIES
+      INSTALL_RPATH "${LibTorch_ROOT_DIR}/lib;$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
   endif()
 endfunction()

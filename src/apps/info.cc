@@ -1,9 +1,9 @@
 #include "apps/info.h"
 
 #include "apps/facts.h"
+#include "apps/program.h"
 
 #include <lockstep/base/format.h>
-#include <lockstep/base/nearest.h>
 #include <lockstep/base/text.h>
 
 #include <algorithm>
@@ -12,10 +12,6 @@
 namespace lockstep::apps {
 
 namespace {
-
-constexpr const char* usage =
-    "Usage: lockstep info [--json]\n"
-    "What this build has and what this machine offers; --json prints it as one JSON object.\n";
 
 std::string list(const Facts& values) {
   std::vector<std::string> words;
@@ -43,26 +39,22 @@ void print(const char* title, const Facts& facts) {
 }  // namespace
 
 int info_command(const std::vector<std::string>& words) {
-  bool json = false;
-  for (const std::string& word : words) {
-    if (word == "--help" || word == "-h") {
-      print_to(stdout, "{}", usage);
-      return 0;
+  return run_program("lockstep info", [&] {
+    CommandOptions options("lockstep info", "[--json]",
+                           "What this build has and what this machine offers.");
+    bool json = false;
+    options.add({"json", "", "print it as one JSON object"}, flag_into(json));
+    const auto request = options.read(words);
+    if (const auto code = answer(request, options)) return *code;
+    if (json) {
+      print_to(stdout, "{}\n",
+               Facts{{"build", build_facts()}, {"machine", machine_facts()}}.dump(2));
+    } else {
+      print("This build", build_facts());
+      print("This machine", machine_facts());
     }
-    if (word != "--json") {
-      const std::vector<std::string_view> known{"--json", "--help"};
-      print_to(stderr, "lockstep info: {}\n", unknown_name("option", word, known));
-      return 2;
-    }
-    json = true;
-  }
-  if (json) {
-    print_to(stdout, "{}\n", Facts{{"build", build_facts()}, {"machine", machine_facts()}}.dump(2));
-  } else {
-    print("This build", build_facts());
-    print("This machine", machine_facts());
-  }
-  return 0;
+    return 0;
+  });
 }
 
 }  // namespace lockstep::apps

@@ -1,6 +1,6 @@
 // lockstep: `run` and `info` inside, every other command a program lockstep-NAME beside this one.
-#include "apps/build_facts.h"
 #include "apps/info.h"
+#include "apps/program.h"
 #include "apps/run.h"
 #include "apps/sibling.h"
 
@@ -20,16 +20,18 @@ using lockstep::print_to;
 constexpr const char* usage_before_siblings =
     "Usage: lockstep COMMAND [OPTIONS]\n"
     "\n"
-    "  run      start a program as N ranks, on this machine or on several\n"
-    "  info     what this build has and what this machine offers\n";
+    "  run       start a program as N ranks, on this machine or on several\n"
+    "  info      what this build has and what this machine offers\n";
 constexpr const char* usage_after_siblings =
-    "  help     this text; `lockstep help COMMAND` is `lockstep COMMAND --help`\n"
+    "  help      this text; `lockstep help COMMAND` is `lockstep COMMAND --help`\n"
     "\n"
     "  --version  print the version\n";
 
 // What is said about the siblings that come with Lockstep; another is listed by its name alone.
 std::string_view about(std::string_view sibling) {
   if (sibling == "train") return "train a model: gpt, mnist, mlp";
+  if (sibling == "generate") return "write text with a trained gpt";
+  if (sibling == "eval") return "measure a trained model";
   if (sibling == "report") return "explain what ranks left behind: hang";
   if (sibling == "bench") return "measure, beside PyTorch and MPI";
   return "";
@@ -37,24 +39,22 @@ std::string_view about(std::string_view sibling) {
 
 int print_usage(std::FILE* to) {
   print_to(to, "{}", usage_before_siblings);
-  for (const std::string& name : sibling_names()) print_to(to, "  {:<8} {}\n", name, about(name));
+  for (const std::string& name : sibling_names()) print_to(to, "  {:<9} {}\n", name, about(name));
   print_to(to, "{}", usage_after_siblings);
-  return to == stdout ? 0 : 2;
+  return to == stdout ? 0 : lockstep::usage_exit_code;
 }
 
 int unknown_command(const std::string& name) {
   const std::vector<std::string> siblings = sibling_names();
-  std::vector<std::string_view> known{"run", "info", "help"};
+  std::vector<std::string_view> known{"run", "info", "help", "--help", "--version"};
   known.insert(known.end(), siblings.begin(), siblings.end());
-  print_to(stderr, "lockstep: {}\n", lockstep::unknown_name("command", name, known));
-  return 2;
+  const bool is_option = name.starts_with("-");
+  return complain("lockstep", lockstep::unknown_name(is_option ? "option" : "command", name, known),
+                  lockstep::usage_exit_code);
 }
 
 int dispatch(const std::string& command, std::vector<std::string> rest) {
-  if (command == "--version" || command == "-V") {
-    print_to(stdout, "lockstep {}\n", build::version);
-    return 0;
-  }
+  if (command == "--version") return print_version();
   if (command == "help" || command == "--help" || command == "-h") {
     if (rest.empty()) return print_usage(stdout);
     return rest.front() == "help" ? print_usage(stdout) : dispatch(rest.front(), {"--help"});
@@ -69,5 +69,7 @@ int dispatch(const std::string& command, std::vector<std::string> rest) {
 
 int main(int count, char** words) {
   if (count < 2) return print_usage(stderr);
-  return dispatch(words[1], std::vector<std::string>(words + 2, words + count));
+  return run_program("lockstep", [&] {
+    return dispatch(words[1], std::vector<std::string>(words + 2, words + count));
+  });
 }

@@ -1,24 +1,19 @@
 #include "apps/run.h"
 
+#include "apps/program.h"
+
 #include <lockstep/base/check.h>
 #include <lockstep/base/format.h>
 #include <lockstep/base/nearest.h>
 #include <lockstep/base/text.h>
 #include <lockstep/launch/agent.h>
-#include <CLI/App.hpp>
-#include <CLI/Config.hpp>
-#include <CLI/Formatter.hpp>
 
-#include <cstdio>
 #include <map>
-#include <memory>
 #include <optional>
 
 namespace lockstep::apps {
 
 namespace {
-
-constexpr int usage_error = 2;
 
 constexpr const char* about =
     "Starts PROGRAM with its arguments as N ranks on this machine and ends them together. Over "
@@ -39,14 +34,6 @@ constexpr const char* about =
     "-n 4 ./train\n"
     "  host-b$ lockstep run --nnodes 2 --node-rank 1 --rendezvous host-a:29400 --secret-file key "
     "-n 4 ./train\n";
-
-class Help : public CLI::Formatter {
- public:
-  Help() { column_width(26); }
-  std::string make_usage(const CLI::App*, std::string) const override {
-    return "Usage: lockstep run [OPTIONS] PROGRAM [ARGUMENTS...]\n";
-  }
-};
 
 // As typed: read with errors of our own, which say what was expected.
 struct Words {
@@ -122,88 +109,58 @@ launch::WorkerSpec to_spec(const Words& words) {
   return spec;
 }
 
-void declare(CLI::App& app, Words& words) {
-  app.formatter(std::make_shared<Help>());
-  app.prefix_command();  // from the first word that is no option on, everything is the program's
-  app.set_help_flag("-h,--help", "Print this and exit");
+void declare(CommandOptions& options, Words& words) {
   const auto add = [&](const char* name, const char* type, std::string& value,
-                       const char* description) {
-    app.add_option(name, value, description)->type_name(type)->capture_default_str();
+                       const char* description, char letter = 0) {
+    options.add({name, type, description, value, letter}, text_into(value));
   };
-  add("-n,--ranks", "N", words.ranks, "Number of ranks on this node");
-  add("--log-dir", "DIR", words.log_folder,
+  add("ranks", "N", words.ranks, "Number of ranks on this node", 'n');
+  add("log-dir", "DIR", words.log_folder,
       "Also write each rank's output, unchanged, to DIR/rank-N.log");
-  add("--prefix", "STYLE", words.prefix,
+  add("prefix", "STYLE", words.prefix,
       "rank: '[rank 1] ' before each line; none: the bytes as they are");
-  add("--stdin", "WHO", words.input, "rank-0: standard input goes to rank 0; none: to nobody");
-  add("--grace", "TIME", words.grace, "From a signal that was passed on to SIGKILL");
-  add("--failure-grace", "TIME", words.failure_grace,
+  add("stdin", "WHO", words.input, "rank-0: standard input goes to rank 0; none: to nobody");
+  add("grace", "TIME", words.grace, "From a signal that was passed on to SIGKILL");
+  add("failure-grace", "TIME", words.failure_grace,
       "From SIGTERM to SIGKILL for the ranks that survive a failure");
-  add("--port", "PORT", words.port, "Port of the store on 127.0.0.1; 0: a free one");
-  add("--nnodes", "M", words.nodes, "Number of nodes: agents like this one");
-  add("--node-rank", "K", words.node, "Number of this node, 0 to M-1; ranks are numbered by node");
-  add("--rendezvous", "HOST:PORT", words.rendezvous,
+  add("port", "PORT", words.port, "Port of the store on 127.0.0.1; 0: a free one");
+  add("nnodes", "M", words.nodes, "Number of nodes: agents like this one");
+  add("node-rank", "K", words.node, "Number of this node, 0 to M-1; ranks are numbered by node");
+  add("rendezvous", "HOST:PORT", words.rendezvous,
       "Where the nodes meet: an address of node 0, which listens there");
-  add("--secret-file", "FILE", words.secret_file,
+  add("secret-file", "FILE", words.secret_file,
       "What only agents of this run know: 16 bytes or more, mode 600, the same on all nodes");
-  add("--join-timeout", "TIME", words.join_timeout, "Until all nodes must have come");
-  add("--lost-after", "TIME", words.lost_after,
+  add("join-timeout", "TIME", words.join_timeout, "Until all nodes must have come");
+  add("lost-after", "TIME", words.lost_after,
       "Without a sign of life of a node's agent, until the run has failed");
 }
 
-std::vector<std::string> option_names(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::Option* option : app.get_options())
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-  return names;
-}
-
-// The program's words are what CLI11 could not place; one that looks like an option is a mistake.
-void take_program(const CLI::App& app, launch::WorkerSpec& spec) {
-  std::vector<std::string> rest = app.remaining();
-  if (!rest.empty() && rest.front().starts_with("-") && rest.front() != "--") {
-    const std::vector<std::string> names = option_names(app);
-    const std::vector<std::string_view> known(names.begin(), names.end());
-    throw BadInput(unknown_name("option", rest.front().substr(0, rest.front().find('=')), known));
-  }
-  if (!rest.empty() && rest.front() == "--") rest.erase(rest.begin());
-  check_input(!rest.empty(), "no program to run was named; see lockstep run --help");
-  spec.program = rest.front();
-  spec.arguments.assign(rest.begin() + 1, rest.end());
-}
-
-int complain(const std::string& problem, int exit_code) {
-  print_to(stderr, "lockstep run: {}\n", problem);
-  return exit_code;
+launch::WorkerSpec to_spec(const Words& words, const std::vector<std::string>& program) {
+  launch::WorkerSpec spec = to_spec(words);
+  check_input(!program.empty(), "no program to run was named; see lockstep run --help");
+  spec.program = program.front();
+  spec.arguments.assign(program.begin() + 1, program.end());
+  return spec;
 }
 
 }  // namespace
 
 int run_command(const std::vector<std::string>& words) {
-  CLI::App app(about);
-  Words parsed;
-  declare(app, parsed);
-  std::optional<launch::Agent> agent;
-  try {
-    app.parse(
-        std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 takes them last first
-    launch::WorkerSpec spec = to_spec(parsed);
-    take_program(app, spec);
-    agent.emplace(std::move(spec));
-  } catch (const CLI::CallForHelp&) {
-    print_to(stdout, "{}", app.help());
-    return 0;
-  } catch (const CLI::ArgumentMismatch& error) {
-    const std::string text = error.what();  // "--ranks: 1 required N missing"
-    return complain(text.substr(0, text.find(':')) + " needs a value", usage_error);
-  } catch (const std::exception& error) {
-    return complain(error.what(), usage_error);
-  }
-  try {
+  return run_program("lockstep run", [&] {
+    CommandOptions options("lockstep run", "[OPTIONS] PROGRAM [ARGUMENTS...]", about,
+                           CommandOptions::Words::begin_a_program);
+    Words parsed;
+    declare(options, parsed);
+    const auto request = options.read(words);
+    if (const auto code = answer(request, options)) return *code;
+    std::optional<launch::Agent> agent;
+    try {
+      agent.emplace(to_spec(parsed, options.words()));
+    } catch (const BadInput& error) {
+      throw UsageError(error.what());
+    }
     return agent->run().exit_code;
-  } catch (const std::exception& error) {
-    return complain(error.what(), 1);
-  }
+  });
 }
 
 }  // namespace lockstep::apps

@@ -46,7 +46,7 @@ std::string json_of(const TrainingState& state) {
 }
 
 void write_files(const fs::path& folder, const TrainingState& state) {
-  write_safetensors(folder / "model.safetensors", state.model);
+  write_safetensors(folder / "model.safetensors", state.model, state.description);
   write_safetensors(folder / "optimizer.safetensors", state.optimizer);
   write_safetensors(folder / "random.safetensors", by_rank(state.random));
   sys::AtomicFile::write(folder / "training.json", json_of(state));
@@ -205,7 +205,9 @@ TrainingState load_training_state(const fs::path& folder) {
   TrainingState state;
   std::size_t ranks = 0;
   read_json(folder, state, ranks);
-  state.model = read_safetensors(folder / "model.safetensors").tensors;
+  Safetensors model = read_safetensors(folder / "model.safetensors");
+  state.model = std::move(model.tensors);
+  state.description = std::move(model.metadata);
   state.optimizer = read_safetensors(folder / "optimizer.safetensors").tensors;
   state.random = read_random_states(folder / "random.safetensors", ranks);
   return state;

@@ -1,5 +1,7 @@
 #include <lockstep/train/agreement.h>
 
+#include "sys/failure_text.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
@@ -18,7 +20,7 @@ std::optional<std::string> failure_of(const std::function<void()>& action) {
   } catch (const c10::Error& error) {
     return error.what_without_backtrace();
   } catch (const std::exception& error) {
-    return error.what();
+    return sys::failure_text(error);
   }
 }
 

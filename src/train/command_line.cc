@@ -1,16 +1,17 @@
 #include <lockstep/train/command_line.h>
 
+#include "base/command_options.h"
+
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
-#include <lockstep/base/nearest.h>
+#include <lockstep/base/text.h>
+#include <lockstep/base/version.h>
 #include <lockstep/train/config_file.h>
-
 #include "train/resume_command.h"
-
-#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -20,7 +21,7 @@ namespace {
 struct Words {
   std::string task;
   std::string config;
-  bool help = false;
+  CommandOptions::Request request = CommandOptions::Request::go_on;
   std::map<std::string_view, std::string> values;  // of the options that were given
 };
 
@@ -30,63 +31,68 @@ std::string_view value_name(const OptionRow& row) {
   return std::holds_alternative<bool Options::*>(row.member) ? "" : "N";
 }
 
-std::string help_of(std::string_view task) {
-  std::string text =
-      formatted("lockstep train {} [options]\n\nOptions, by these names also in a TOML file:\n",
-                task.empty() ? "gpt|mnist|mlp" : task);
-  auto line = [&](std::string_view left, std::string_view help, std::string_view standard) {
-    text += formatted("  {:<22}{}{}\n", left, help,
-                      standard.empty() ? "" : formatted(" [{}]", standard));
-  };
-  line("--config FILE", "TOML file with options; the command line overrides it", "");
-  std::string_view shown = task.empty() ? "gpt" : task;
-  Options defaults = default_options(shown);
-  for (const OptionRow& row : option_rows()) {
-    if (!task.empty() && !row.is_for(task)) continue;
-    std::string standard = task.empty() || row.name == "resume" ? "" : option_text(defaults, row);
-    line(formatted("--{} {}", row.name, value_name(row)), row.help, standard);
+// "12", or for several tasks "gpt 12, mnist 64" where their values differ.
+std::string standard_of(const OptionRow& row, std::span<const std::string_view> shown) {
+  if (std::holds_alternative<bool Options::*>(row.member)) return {};
+  std::vector<std::string> texts, named;
+  for (std::string_view task : shown) {
+    if (!row.is_for(task)) continue;
+    std::string text = option_text(default_options(task), row);
+    bool is_unset = text.empty() || ((row.name == "steps" || row.name == "epochs") && text == "0");
+    if (!is_unset) named.push_back(formatted("{} {}", task, text));
+    texts.push_back(is_unset ? std::string() : std::move(text));
   }
-  return text;
+  bool are_equal = std::ranges::adjacent_find(texts, std::not_equal_to()) == texts.end();
+  if (are_equal && !texts.empty()) return texts.front();
+  return join(named);
 }
 
-[[noreturn]] void unknown_words(const std::vector<std::string>& extras, const std::string& task) {
-  auto option =
-      std::ranges::find_if(extras, [](const std::string& word) { return word.starts_with("-"); });
-  if (option == extras.end()) throw BadInput(formatted("unexpected word '{}'", extras.front()));
-  std::string name = option->substr(std::min(option->find_first_not_of('-'), option->size()));
-  (void)option_row(name.substr(0, name.find('=')), task);
-  throw BadInput(formatted("unexpected word '{}': options are written --name value", *option));
+// "gpt: attention heads" where several tasks are shown and not all of them have the option.
+std::string help_of(const OptionRow& row, std::span<const std::string_view> shown) {
+  std::vector<std::string> having;
+  for (std::string_view task : shown)
+    if (row.is_for(task)) having.emplace_back(task);
+  if (having.size() == shown.size()) return std::string(row.help);
+  return formatted("{}: {}", join(having), row.help);
 }
 
-// Everything is read as text here; set_option() parses it as it parses a file's values.
+// The options of one task, or with an empty name those of all. Everything is read as text:
+// set_option() parses it as it parses a file's values.
+CommandOptions declared(std::string_view task, Words& words) {
+  std::vector<std::string_view> shown = words_of(task_names());
+  if (!task.empty()) shown = {task};
+  CommandOptions options(
+      task.empty() ? "lockstep train" : formatted("lockstep train {}", task),
+      task.empty() ? "gpt|mnist|mlp [OPTIONS]" : "[OPTIONS]",
+      "Trains a model. The options' names without dashes are also those of a TOML file.",
+      CommandOptions::Words::allowed);
+  options.add({"config", "FILE", "TOML file with options; the command line overrides it"},
+              text_into(words.config));
+  for (const OptionRow& row : option_rows()) {
+    bool is_listed = std::ranges::any_of(shown, [&](auto name) { return row.is_for(name); });
+    options.add({.name = std::string(row.name),
+                 .value = std::string(value_name(row)),
+                 .help = is_listed ? help_of(row, shown) : std::string(),
+                 .standard = is_listed ? standard_of(row, shown) : std::string(),
+                 .letter = row.name == "ranks" ? 'n' : '\0'},
+                [&words, name = row.name](const std::string& text) { words.values[name] = text; });
+  }
+  return options;
+}
+
 Words read_words(std::span<const std::string> given) {
   Words words;
-  std::map<std::string_view, std::string> texts;
-  std::map<std::string_view, bool> flags;
-  std::map<std::string_view, CLI::Option*> options;
-  CLI::App app;
-  app.set_help_flag();
-  app.add_flag("-h,--help", words.help);
-  app.add_option("task", words.task);
-  app.add_option("--config", words.config);
-  for (const OptionRow& row : option_rows()) {
-    std::string name = formatted("--{}", row.name);
-    bool is_flag = std::holds_alternative<bool Options::*>(row.member);
-    options[row.name] =
-        is_flag ? app.add_flag(name, flags[row.name]) : app.add_option(name, texts[row.name]);
+  bool begins_with_task = !given.empty() && !given.front().starts_with('-');
+  if (begins_with_task) (void)default_options(given.front());
+  CommandOptions options = declared(begins_with_task ? given.front() : std::string(), words);
+  words.request = options.read(given);
+  std::vector<std::string> rest = options.words();
+  if (!rest.empty()) {
+    words.task = rest.front();
+    (void)default_options(words.task);
+    rest.erase(rest.begin());
   }
-  app.allow_extras();
-  try {
-    std::vector<std::string> reversed(given.rbegin(), given.rend());
-    app.parse(reversed);
-  } catch (const CLI::ParseError& error) {
-    throw BadInput(error.what());
-  }
-  if (auto extras = app.remaining(); !extras.empty())
-    unknown_words(extras, words.task.empty() ? "gpt" : words.task);
-  for (const auto& [name, option] : options)
-    if (option->count() > 0)
-      words.values[name] = flags.contains(name) ? (flags[name] ? "true" : "false") : texts[name];
+  if (!rest.empty()) throw UsageError(formatted("unexpected word '{}'", rest.front()));
   return words;
 }
 
@@ -100,32 +106,55 @@ std::string config_of_resumed_run(const Words& words) {
   return std::filesystem::exists(path) ? path.string() : std::string();
 }
 
-}  // namespace
+std::string help_text(std::string_view task) {
+  Words unused;
+  return declared(task, unused).help();
+}
 
-CommandLine parse_command_line(std::span<const std::string> given) {
-  Words words = read_words(given);
+Options options_of(Words& words) {
   if (words.values.contains("resume-from")) words.values["resume"] = "true";
-  if (!words.task.empty()) (void)default_options(words.task);
-  if (words.help) return {.options = {}, .help = help_of(words.task)};
   if (words.config.empty()) words.config = config_of_resumed_run(words);
   std::vector<ConfigEntry> entries;
   if (!words.config.empty()) entries = read_config(words.config);
   if (auto entry = std::ranges::find(entries, "task", &ConfigEntry::name);
       words.task.empty() && entry != entries.end())
     words.task = entry->text;
-  if (words.task.empty()) throw BadInput(formatted("name a task: {}", task_names()));
+  if (words.task.empty()) throw UsageError(formatted("name a task: {}", task_names()));
 
   Options options = default_options(words.task);
   apply_config(options, entries);
   if (words.values.contains("steps") && words.values.contains("epochs"))
-    throw BadInput("give --steps or --epochs, not both");
+    throw UsageError("give --steps or --epochs, not both");
   if (auto entry = std::ranges::find(entries, "data", &ConfigEntry::name); entry != entries.end())
     options.data_place = entry->place;
   if (words.values.contains("data")) options.data_place.clear();
-  for (const auto& [name, value] : words.values)
-    set_option(options, option_row(name, words.task), value);
-  options.command = command_without_resume(given);
-  return {.options = options, .help = {}};
+  for (const auto& [name, value] : words.values) {
+    try {
+      set_option(options, option_row(name, words.task), value);
+    } catch (const BadInput& error) {
+      throw UsageError(formatted("--{}", error.what()));
+    }
+  }
+  return options;
+}
+
+}  // namespace
+
+CommandLine parse_command_line(std::span<const std::string> given) {
+  try {
+    Words words = read_words(given);
+    if (words.request == CommandOptions::Request::help)
+      return {.options = {}, .help = help_text(words.task)};
+    if (words.request == CommandOptions::Request::version)
+      return {.options = {}, .help = formatted("lockstep {}\n", version())};
+    CommandLine line{.options = options_of(words), .help = {}};
+    line.options.command = command_without_resume(given);
+    return line;
+  } catch (const UsageError&) {
+    throw;
+  } catch (const BadInput& error) {
+    throw UsageError(error.what());
+  }
 }
 
 }  // namespace lockstep::train

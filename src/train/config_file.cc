@@ -1,6 +1,6 @@
 #include <lockstep/train/config_file.h>
 
-#include <lockstep/base/error.h>
+#include <lockstep/base/check.h>
 
 #include "sys/files.h"
 #include "sys/plain_file.h"
@@ -26,13 +26,25 @@ void apply_entry(Options& options, const ConfigEntry& entry) {
   const OptionRow& row = option_row(entry.name, options.task);
   bool wants_text = std::holds_alternative<std::string Options::*>(row.member);
   if (wants_text != entry.is_text)
-    throw BadInput(formatted("option {}: expected {}, found {}", row.name,
+    throw BadInput(formatted("{}: expected {}, found {}", row.name,
                              wants_text ? "a text in quotes" : "a value without quotes",
                              entry.text));
   set_option(options, row, entry.text);
 }
 
+// A pipe would block for ever, or be empty for the second rank that reads it.
+void check_is_file(const std::filesystem::path& path) {
+  std::error_code error;
+  auto status = std::filesystem::status(path, error);
+  if (!std::filesystem::exists(status)) return;  // opening it says why
+  check_input(!std::filesystem::is_directory(status), "{}: expected a TOML file, found a folder",
+              path.string());
+  check_input(std::filesystem::is_regular_file(status),
+              "{}: expected a TOML file, found a pipe, a socket or a device", path.string());
+}
+
 toml::table parse_file(const std::filesystem::path& path) {
+  check_is_file(path);
   constexpr std::uint64_t most_bytes = 1 << 20;
   try {
     return toml::parse(sys::read_plain_file(path, most_bytes), path.string());
@@ -56,6 +68,8 @@ std::vector<ConfigEntry> read_config(const std::filesystem::path& path) {
     found.push_back({line, {name, text_of(node, place, name), place, node.is_string()}});
   }
   std::ranges::stable_sort(found, {}, [](const auto& item) { return item.first; });
+  check_input(!found.empty(), "{}: expected options such as 'steps = 100', found none",
+              path.string());
   std::vector<ConfigEntry> entries;
   for (auto& item : found) entries.push_back(std::move(item.second));
   return entries;

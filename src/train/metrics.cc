@@ -39,12 +39,15 @@ std::string metrics_line(const MetricsRow& row) {
   nlohmann::ordered_json json{{"step", row.step}, {"epoch", row.epoch}, {"loss", row.loss}};
   if (row.val_loss) json["val_loss"] = *row.val_loss;
   if (row.accuracy) json["accuracy"] = *row.accuracy;
+  if (row.eval_batches) json["eval_batches"] = *row.eval_batches;
   json["lr"] = row.lr;
   json["samples_per_second"] = row.samples_per_second;
+  if (row.tokens_per_second) json["tokens_per_second"] = *row.tokens_per_second;
   json["resident_bytes"] = row.resident_bytes;
   json["model_bytes"] = row.model_bytes;
   json["exposed_seconds"] = row.exposed_seconds;
   json["seconds"] = row.seconds;
+  if (row.sample) json["sample"] = *row.sample;
   return json.dump();
 }
 

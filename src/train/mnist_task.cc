@@ -16,6 +16,10 @@ void MnistTask::load(const std::string&) {
   batches_.emplace(std::move(training), options_, group_);
 }
 
+void MnistTask::load_validation(const std::string&, const std::string& file) {
+  validation_ = data::mnist(file.empty() ? options_.data : file, {.part = data::MnistPart::test});
+}
+
 at::Tensor MnistTask::loss(const Batch& batch) {
   return at::nll_loss(model_->forward(batch.data), batch.target);
 }

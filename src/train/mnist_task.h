@@ -16,6 +16,7 @@ class MnistTask : public Task {
   MnistTask(const Options& options, const Group& group) : options_(options), group_(group) {}
 
   void load(const std::string& identity) override;
+  void load_validation(const std::string& identity, const std::string& file) override;
   [[nodiscard]] std::string data_fingerprint() const override { return fingerprint_; }
   void make_model() override { model_ = models::ConvNet(); }
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }

@@ -18,7 +18,7 @@ using O = Options;
 constexpr double unbounded = 1e15;
 constexpr std::string_view all_tasks = "gpt mnist mlp";
 
-// Member pointers are what CLI11 and toml++ cannot give: one table that both read.
+// One table for the command line, for TOML files, and for --help.
 const std::array rows{
     OptionRow{"data", &O::data,
               "file or folder to learn from (gpt: text; mnist: the four IDX files)", "gpt mnist"},
@@ -89,6 +89,9 @@ const std::array rows{
     OptionRow{"gamma", &O::gamma, "factor of one decay", "gpt mnist mlp", {}, 0, 1},
     OptionRow{"eval-every", &O::eval_every,
               "steps between evaluations; 0: each epoch, or only at the end"},
+    OptionRow{"eval-batches", &O::eval_batches,
+              "batches of an evaluation during training (gpt: 4096 tokens, mnist: 250 images, mlp: "
+              "1000 rows each); 0: all, as at the end"},
     OptionRow{"save-every", &O::save_every,
               "steps between checkpoints; 0: each epoch, or only at the end"},
     OptionRow{"keep", &O::keep, "newest checkpoints to keep; 0: all"},
@@ -105,6 +108,8 @@ const std::array rows{
     OptionRow{"vocabulary", &O::vocabulary, "chars (those of the text) or bytes (all 256)", "gpt",
               "chars bytes"},
     OptionRow{"sample", &O::sample, "tokens of text to write at the end", "gpt", {}, 0, 1 << 20},
+    OptionRow{"sample-every", &O::sample_every,
+              "steps between samples of --sample (or 200) tokens during training; 0: none", "gpt"},
     OptionRow{"shard", &O::shard,
               "what ranks divide between them: none, optimizer, gradients (and optimizer) or full",
               "gpt mnist mlp", "none optimizer gradients full"},
@@ -116,8 +121,13 @@ const std::array rows{
               "with --shard: folder for shards and optimizer state that are not in use"},
     OptionRow{"deferred", &O::deferred,
               "with --shard: a new model gets its memory one unit at a time, while it is divided"},
-    OptionRow{
-        "ranks", &O::ranks, "processes to start on this machine", "gpt mnist mlp", {}, 0, 4096},
+    OptionRow{"ranks",
+              &O::ranks,
+              "processes to start on this machine; 0: as the launcher says, else 1",
+              "gpt mnist mlp",
+              {},
+              0,
+              4096},
     OptionRow{"threads",
               &O::threads,
               "threads of a rank; 0: its share of the cores",
@@ -139,6 +149,7 @@ Options gpt_defaults() {
   options.weight_decay = 0.1;
   options.clip = 1;
   options.eval_every = 250;
+  options.eval_batches = 20;
   options.save_every = 1000;
   return options;
 }
@@ -169,7 +180,7 @@ Options mlp_defaults() {
 
 [[noreturn]] void bad_value(const OptionRow& row, std::string_view expected,
                             std::string_view found) {
-  throw BadInput(formatted("option {}: expected {}, found '{}'", row.name, expected, found));
+  throw BadInput(formatted("{}: expected {}, found '{}'", row.name, expected, found));
 }
 
 template <class Number>
@@ -186,19 +197,15 @@ Number parse_option_number(const OptionRow& row, std::string_view text, std::str
   return value;
 }
 
-bool has_word(std::string_view words, std::string_view word) {
-  return formatted(" {} ", words).find(formatted(" {} ", word)) != std::string::npos &&
-         !word.empty();
-}
-
 struct Setter {
   Options& options;
   const OptionRow& row;
   std::string_view text;
 
   void operator()(std::string Options::*member) const {
-    if (!row.choices.empty() && !has_word(row.choices, text))
-      bad_value(row, formatted("one of: {}", row.choices), text);
+    std::vector<std::string_view> words = words_of(row.choices);
+    if (!words.empty() && std::ranges::find(words, text) == words.end())
+      throw BadInput(formatted("{}: {}", row.name, unknown_name("value", text, words)));
     options.*member = text;
   }
   void operator()(std::int64_t Options::*member) const {
@@ -217,7 +224,20 @@ struct Setter {
 
 }  // namespace
 
-bool OptionRow::is_for(std::string_view task) const { return has_word(tasks, task); }
+std::vector<std::string_view> words_of(std::string_view text) {
+  std::vector<std::string_view> words;
+  while (!text.empty()) {
+    std::string_view word = text.substr(0, text.find(' '));
+    if (!word.empty()) words.push_back(word);
+    text.remove_prefix(std::min(word.size() + 1, text.size()));
+  }
+  return words;
+}
+
+bool OptionRow::is_for(std::string_view task) const {
+  std::vector<std::string_view> names = words_of(tasks);
+  return std::ranges::find(names, task) != names.end();
+}
 
 std::span<const OptionRow> option_rows() { return rows; }
 
@@ -226,9 +246,11 @@ std::string_view task_names() { return "gpt mnist mlp"; }
 const OptionRow& option_row(std::string_view name, std::string_view task) {
   std::vector<std::string_view> names;
   for (const OptionRow& row : rows) {
-    if (!row.is_for(task)) continue;
-    if (row.name == name) return row;
-    names.push_back(row.name);
+    if (row.is_for(task)) names.push_back(row.name);
+    if (row.name != name) continue;
+    if (row.is_for(task)) return row;
+    throw BadInput(formatted("{} is an option of {}, not of {}", name,
+                             listed(words_of(row.tasks), " and "), task));
   }
   throw BadInput(unknown_name("option", name, names));
 }
@@ -237,7 +259,7 @@ Options default_options(std::string_view task) {
   if (task == "gpt") return gpt_defaults();
   if (task == "mnist") return mnist_defaults();
   if (task == "mlp") return mlp_defaults();
-  throw BadInput(formatted("no task '{}': expected one of: {}", task, task_names()));
+  throw BadInput(unknown_name("task", task, words_of(task_names())));
 }
 
 void set_option(Options& options, const OptionRow& row, std::string_view text) {

@@ -1,9 +1,13 @@
-#include <lockstep/base/format.h>
 #include <lockstep/train/progress.h>
 
-#include <unistd.h>
+#include "train/terminal.h"
+
+#include <lockstep/base/format.h>
+
+#include <algorithm>
+#include <array>
 #include <cmath>
-#include <cstdlib>
+#include <span>
 
 namespace lockstep::train {
 namespace {
@@ -12,6 +16,77 @@ namespace {
 // return ends each piece, so that a reader that works by lines passes it on at once.
 constexpr std::string_view end_in_place = "\033[K\r";
 constexpr std::chrono::milliseconds in_place_interval{100};
+
+constexpr const char* bright = "\033[36m";
+constexpr const char* ordinary = "\033[0m";
+const std::string between = "  ";
+constexpr int rank_of_bar = 4;  // among the figures
+constexpr int no_bar = -1;
+constexpr std::size_t least_bar = 10;
+constexpr std::size_t most_bar = 32;
+
+struct Figure {
+  std::string text;
+  int rank;
+  bool is_shown = false;
+};
+
+// "391", "25.1k", "1.25M": a rate in few columns.
+std::string short_number(double value) {
+  if (value < 10'000) return formatted("{:.0f}", value);
+  if (value < 1e6) return formatted("{:.1f}k", value / 1e3);
+  return formatted("{:.2f}M", value / 1e6);
+}
+
+std::string rate_text(const ProgressRow& row) {
+  if (row.tokens_per_second.value_or(0) > 0)
+    return short_number(*row.tokens_per_second) + " tokens/s";
+  return row.samples_per_second > 0 ? short_number(row.samples_per_second) + " samples/s" : "";
+}
+
+std::string memory_text(const ProgressRow& row) {
+  if (row.resident_bytes <= 0) return {};
+  return formatted("{:.0f} MB", static_cast<double>(row.resident_bytes) / 1e6);
+}
+
+std::string waiting_text(const ProgressRow& row) {
+  if (row.resident_bytes <= 0) return {};
+  return formatted("{:.1f} ms waiting", row.exposed_seconds * 1e3);
+}
+
+std::string left_text(const ProgressRow& row) {
+  return row.seconds_left ? duration_text(*row.seconds_left) + " left" : std::string();
+}
+
+// Shows figures by their rank until one does not fit, and the last column stays free. Returns the
+// columns of the bar; 0 for none.
+std::size_t fit(std::span<Figure> figures, int columns, int bars_rank) {
+  auto room = static_cast<std::size_t>(std::max(0, columns - 1));
+  std::size_t used = 0, bar = 0;
+  for (int rank = 0; rank <= static_cast<int>(figures.size()); ++rank) {
+    auto figure = std::ranges::find(figures, rank, &Figure::rank);
+    if (rank != bars_rank && (figure == figures.end() || figure->text.empty())) continue;
+    std::size_t width = rank == bars_rank ? least_bar : figure->text.size();
+    if (used > 0) width += between.size();
+    if (used + width > room) break;
+    used += width;
+    if (rank == bars_rank)
+      bar = least_bar;
+    else
+      figure->is_shown = true;
+  }
+  return bar > 0 ? std::min(most_bar, bar + room - used) : 0;
+}
+
+// "[====>     ]", of so many columns.
+std::string bar_text(double share, std::size_t columns, bool colours) {
+  std::size_t inside = columns - 2;
+  auto done = static_cast<std::size_t>(std::clamp(share, 0.0, 1.0) * static_cast<double>(inside));
+  std::string filled(done, '=');
+  if (done > 0 && done < inside) filled.back() = '>';
+  if (colours) filled = bright + filled + ordinary;
+  return formatted("[{}{}]", filled, std::string(inside - done, ' '));
+}
 
 }  // namespace
 
@@ -26,22 +101,55 @@ std::string progress_text(const ProgressRow& row) {
   std::string text = formatted("step {}/{}  loss {:.3f}", row.step, row.steps, row.loss);
   if (row.val_loss) text += formatted("  val_loss {:.3f}", *row.val_loss);
   if (row.accuracy) text += formatted("  accuracy {:.4f}", *row.accuracy);
-  text += formatted("  {:.0f} samples/s", row.samples_per_second);
-  if (row.resident_bytes > 0)
-    text += formatted("  {:.0f} MB  {:.1f} ms waiting",
-                      static_cast<double>(row.resident_bytes) / 1e6, row.exposed_seconds * 1e3);
-  return text + formatted("  {} left", duration_text(row.seconds_left));
+  for (const std::string& figure :
+       {rate_text(row), memory_text(row), waiting_text(row), left_text(row)})
+    if (!figure.empty()) text += between + figure;
+  return text;
 }
 
-bool is_terminal(std::FILE* stream) {
-  const char* passed_on = std::getenv("LOCKSTEP_TERMINAL");
-  return ::isatty(::fileno(stream)) == 1 ||
-         (passed_on != nullptr && std::string_view(passed_on) == "1");
+std::string progress_line(const ProgressRow& row, LineLook look) {
+  double share = row.steps > 0 ? static_cast<double>(row.step) / static_cast<double>(row.steps) : 0;
+  // In the order in which they stand on the line; the numbers say which must fit first.
+  std::array<Figure, 7> figures{{{formatted("{:3}%", static_cast<int>(share * 100)), 0},
+                                 {formatted("{}/{}", row.step, row.steps), 5},
+                                 {formatted("loss {:.3f}", row.loss), 1},
+                                 {rate_text(row), 3},
+                                 {memory_text(row), 6},
+                                 {waiting_text(row), 7},
+                                 {left_text(row), 2}}};
+  std::string line;
+  if (std::size_t columns = fit(figures, look.columns, rank_of_bar); columns > 0)
+    line = bar_text(share, columns, look.colours);
+  for (const Figure& figure : figures)
+    if (figure.is_shown) line += (line.empty() ? "" : between) + figure.text;
+  return line;
+}
+
+std::string evaluation_line(const ProgressRow& row, LineLook look) {
+  std::array<Figure, 8> figures{
+      {{formatted("step {}/{}", row.step, row.steps), 0},
+       {formatted("loss {:.3f}", row.loss), 2},
+       {row.val_loss ? formatted("val_loss {:.3f}", *row.val_loss) : std::string(), 1},
+       {row.accuracy ? formatted("accuracy {:.4f}", *row.accuracy) : std::string(), 3},
+       {rate_text(row), 4},
+       {memory_text(row), 6},
+       {waiting_text(row), 7},
+       {left_text(row), 5}}};
+  (void)fit(figures, look.columns, no_bar);
+  std::string line;
+  for (const Figure& figure : figures) {
+    if (!figure.is_shown) continue;
+    bool is_bright = look.colours && figure.text.starts_with("val_loss");
+    line +=
+        (line.empty() ? "" : between) + (is_bright ? bright + figure.text + ordinary : figure.text);
+  }
+  return line;
 }
 
 Progress::Progress(std::FILE* stream, bool in_place, std::chrono::milliseconds plain_interval)
     : stream_(stream),
       in_place_(in_place),
+      colours_(in_place && wants_colours()),
       interval_(in_place ? in_place_interval : plain_interval) {}
 
 void Progress::show(const ProgressRow& row) {
@@ -49,8 +157,22 @@ void Progress::show(const ProgressRow& row) {
   auto now = Clock::now();
   if (!stays && now < next_) return;
   next_ = now + interval_;
-  if (stays || !in_place_) return say(progress_text(row));
-  print_to(stream_, "{}{}", progress_text(row), end_in_place);
+  if (!in_place_) return say(progress_text(row));
+  LineLook look{.columns = terminal_columns(stream_), .colours = colours_};
+  if (stays) return say(evaluation_line(row, look));
+  print_to(stream_, "{}{}", progress_line(row, look), end_in_place);
+  std::fflush(stream_);
+  on_screen_ = true;
+}
+
+void Progress::show_text(std::string_view text) {
+  auto now = Clock::now();
+  bool is_first_plain = !in_place_ && next_ == Clock::time_point::min();
+  if (now < next_) return;
+  next_ = now + interval_;
+  if (is_first_plain) return;  // what is over soon needs no line
+  if (!in_place_) return say(text);
+  print_to(stream_, "{}{}", text, end_in_place);
   std::fflush(stream_);
   on_screen_ = true;
 }

@@ -1,6 +1,8 @@
 #include "train/run.h"
 
 #include "train/checkpoint_fit.h"
+#include "train/memory_need.h"
+#include "train/model_description.h"
 #include "train/optimizers.h"
 #include "train/streams.h"
 
@@ -99,6 +101,7 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   task_ = make_task(options_, world_);
   together(world_, [&] {
     load_data(state);
+    check_memory(options_, task_->parameters(), world_.size());
     torch::manual_seed(static_cast<std::uint64_t>(options_.seed));
     if (options_.deferred && !state) {
       deferred([&] { task_->make_model(); });
@@ -115,6 +118,11 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   steps_ = options_.steps > 0 ? options_.steps : options_.epochs * steps_per_epoch_;
   schedule_ = schedule_of(options_, steps_, steps_per_epoch_);
   stopping_.patience = options_.patience;
+  evaluator_.emplace(*task_, world_, options_.eval_batches,
+                     /*in_step=*/options_.shard != "none", [&](double share) {
+                       progress_.show_text(
+                           formatted("step {}/{}  evaluating {:.0f}%", step_, steps_, 100 * share));
+                     });
 }
 
 void Run::restore(const checkpoint::TrainingState& state) {
@@ -136,6 +144,7 @@ void Run::restore(const checkpoint::TrainingState& state) {
       torch::manual_seed(stream_seed(options_.seed + step_, stream_of_rank(world_.rank())));
     }
   });
+  best_ = share_best(world_, world_.is_root() ? read_best(folder_.best_file()) : Best{});
 }
 
 void Run::step() {
@@ -193,22 +202,10 @@ bool Run::is_due(std::int64_t every) const {
   return options_.epochs > 0 && step_ % steps_per_epoch_ == 0;
 }
 
-void Run::evaluate() {
-  auto began = Clock::now();
-  task_->module()->eval();
-  auto measure = [&](std::span<const std::size_t> samples) { return task_->measure(samples); };
-  evaluation_ = train::evaluate(world_, task_->validation_samples(), task_->evaluation_rows(),
-                                measure, /*in_step=*/options_.shard != "none");
-  task_->module()->train();
-  evaluated_step_ = step_;
-  bool best = stopping_.update(evaluation_->loss);
-  if (best && options_.patience > 0) export_model("best");
-  reported_at_ += Clock::now() - began;  // the rate is that of training
-}
-
 void Run::report() {
   bool evaluated = evaluated_step_ == step_;
-  bool due = evaluated || step_ % options_.log_every == 0 || step_ == steps_;
+  bool sampled = sampled_step_ == step_;
+  bool due = evaluated || sampled || step_ % options_.log_every == 0 || step_ == steps_;
   if (due) {
     samples_per_second_ =
         static_cast<double>(samples_) / std::max(1e-9, seconds_since(reported_at_));
@@ -216,7 +213,9 @@ void Run::report() {
     cost_ = cost();
     reported_at_ = Clock::now();
   }
-  std::optional<double> val_loss, accuracy;
+  std::optional<double> val_loss, accuracy, tokens_per_second;
+  if (std::int64_t tokens = task_->tokens_per_sample(); tokens > 0)
+    tokens_per_second = samples_per_second_ * static_cast<double>(tokens);
   if (evaluated) val_loss = evaluation_->loss;
   if (evaluated && task_->has_accuracy()) accuracy = evaluation_->accuracy;
   if (due) {
@@ -227,25 +226,34 @@ void Run::report() {
                       .loss = loss_,
                       .val_loss = val_loss,
                       .accuracy = accuracy,
+                      .eval_batches = evaluated && evaluation_is_partial_
+                                          ? std::optional(options_.eval_batches)
+                                          : std::nullopt,
                       .lr = lr_,
                       .samples_per_second = samples_per_second_,
+                      .tokens_per_second = tokens_per_second,
                       .resident_bytes = cost_.resident_bytes,
                       .model_bytes = cost_.model_bytes,
                       .exposed_seconds = cost_.exposed_seconds,
-                      .seconds = seconds()});
+                      .seconds = seconds(),
+                      .sample = sampled ? std::optional(sample_) : std::nullopt});
     });
   }
   if (!world_.is_root()) return;
-  double rate = static_cast<double>(options_.batch) / std::max(1e-9, samples_per_second_);
+  std::optional<double> left;
+  if (samples_per_second_ > 0)
+    left = static_cast<double>((steps_ - step_) * options_.batch) / samples_per_second_;
   progress_.show({.step = step_,
                   .steps = steps_,
                   .loss = loss_,
                   .val_loss = val_loss,
                   .accuracy = accuracy,
                   .samples_per_second = samples_per_second_,
+                  .tokens_per_second = tokens_per_second,
                   .resident_bytes = cost_.resident_bytes,
                   .exposed_seconds = cost_.exposed_seconds,
-                  .seconds_left = static_cast<double>(steps_ - step_) * rate});
+                  .seconds_left = left});
+  if (sampled) progress_.say(formatted("sample at step {}:\n{}", step_, sample_));
 }
 
 std::vector<at::Tensor> Run::random_states() {
@@ -281,6 +289,7 @@ checkpoint::TrainingState Run::state(std::vector<at::Tensor> random) {
   return {.step = step_,
           .epoch = epoch(),
           .model = without_aliases(*task_->module(), handle_->model()),
+          .description = model_description(options_, task_->data_identity(), step_),
           .optimizer = handle_->optimizer_state(*optimizer_),
           .random = std::move(random),
           .progress = {{"seconds", formatted("{}", seconds())},
@@ -299,16 +308,6 @@ void Run::save() {
   });
   saved_step_ = step_;
   reported_at_ += Clock::now() - began;
-}
-
-void Run::export_model(const std::string& name) {
-  checkpoint::NamedTensors tensors = handle_->model();
-  together(world_, [&] {
-    if (!world_.is_root()) return;
-    folder_.export_model(
-        name, tensors,
-        {{"format", "pt"}, {"task", options_.task}, {"data", task_->data_identity()}});
-  });
 }
 
 Report Run::finish() {
@@ -332,8 +331,8 @@ Report Run::finish() {
 
 void Run::finish_well() {
   if (evaluated_step_ != step_) evaluate();
-  export_model("model");
-  if (options_.sample == 0) return;
+  export_model("model", evaluation_, evaluation_is_partial_);
+  if (options_.sample == 0 || sampled_step_ == step_) return;
   std::string text =
       task_->sample(options_.sample);  // on all ranks: they may have the model in parts
   if (world_.is_root()) progress_.say(text);
@@ -346,7 +345,10 @@ std::string Run::last_line() const {
   line += formatted(" val_loss={:.3f}", evaluation_->loss);
   for (const auto& [name, value] : task_->results()) line += formatted(" {}={}", name, value);
   if (options_.epochs > 0) line += formatted(" epochs={}", epoch());
-  return line + formatted(" steps={} seconds={:.1f}", step_, seconds());
+  line += formatted(" steps={} seconds={:.1f}", step_, seconds());
+  if (best_.step < 0) return line;
+  return line + formatted(" best_val_loss={:.3f} best_step={} best={}", best_.val_loss, best_.step,
+                          folder_.best_file().string());
 }
 
 double Run::seconds() const { return seconds_before_ + seconds_since(started_); }

@@ -1,7 +1,9 @@
 // Run: the phases of training, which trainer.cc calls in order.
 #pragma once
 
+#include "train/best.h"
 #include "train/cost.h"
+#include "train/evaluator.h"
 #include "train/model_handle.h"
 #include "train/run_folder.h"
 #include "train/task.h"
@@ -41,7 +43,14 @@ class Run {
   [[nodiscard]] bool evaluation_is_due() const {
     return is_due(options_.eval_every) || step_ >= steps_;
   }
+  // During training of the chosen batches; of all validation data once the run is at its end. A
+  // model that is better than those before goes into best.safetensors.
   void evaluate();
+  [[nodiscard]] bool sample_is_due() const {
+    return options_.sample_every > 0 && step_ % options_.sample_every == 0;
+  }
+  // What the model makes up now, for the next report().
+  void sample();
   // A row of metrics.jsonl when one is due, and the progress line.
   void report();
   [[nodiscard]] bool save_is_due() const { return is_due(options_.save_every); }
@@ -73,7 +82,9 @@ class Run {
   [[nodiscard]] checkpoint::TrainingState state(std::vector<at::Tensor> random);
   [[nodiscard]] Cost cost();
   [[nodiscard]] std::int64_t resident_bytes();
-  void export_model(const std::string& name);
+  // `evaluation` is that of the model as it is, if there is one.
+  void export_model(const std::string& name, const std::optional<Evaluation>& evaluation,
+                    bool is_partial);
   void finish_well();
   [[nodiscard]] std::string last_line() const;
   [[nodiscard]] double seconds() const;
@@ -90,6 +101,8 @@ class Run {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   ScheduleOptions schedule_;
   EarlyStopping stopping_;
+  std::optional<Evaluator> evaluator_;
+  Best best_;
 
   std::int64_t steps_per_epoch_ = 1;
   std::int64_t steps_ = 0;  // of the whole run
@@ -97,6 +110,9 @@ class Run {
   std::int64_t saved_step_ = -1;
   std::int64_t evaluated_step_ = -1;
   std::optional<Evaluation> evaluation_;
+  bool evaluation_is_partial_ = false;
+  std::string sample_;  // that was made at sampled_step_
+  std::int64_t sampled_step_ = -1;
   double loss_ = 0;  // of the last step's global batch
   double lr_ = 0;
   int signal_ = 0;             // that some rank received

@@ -35,6 +35,7 @@ class RunFolder {
   void save(const checkpoint::TrainingState& state);
   // result.txt: the run's last line, for scripts.
   void write_result(const std::string& line) const;
+  [[nodiscard]] std::filesystem::path best_file() const { return path_ / "best.safetensors"; }
   // model.safetensors or best.safetensors.
   void export_model(const std::string& name, const checkpoint::NamedTensors& model,
                     const checkpoint::Metadata& metadata);

@@ -120,8 +120,8 @@ TEST_F(BenchCollectives, WhatCannotBeMeantIsRefused) {
            {"--sizes 1KiB,-4", "found '-4'"},
            {"--sizes 64XB", "found '64XB'"},
            {"--sizes 4000TiB", "are free"},
-           {"--ranks 0", "--ranks: expected 1 to"},
-           {"--ranks 2,100000", "found 100000"},
+           {"--ranks 0", "--ranks: expected a whole number from 1 to"},
+           {"--ranks 2,100000", "found '100000'"},
            {"--peers glo", "did you mean 'gloo'"},
            {"--peers gloo --python /nowhere/python", "/nowhere/python"},
            {"--turn nan", "--turn"}}) {

@@ -156,11 +156,26 @@ TEST(LockstepRun, ARefusedSecretIsSaidOnBothSides) {
 TEST(LockstepRun, HelpNamesEveryOptionWithItsDefault) {
   const Finished help = lockstep_command({"run", "--help"});
   EXPECT_EQ(help.status.code, 0);
-  for (const char* words :
-       {"-n,--ranks N=1", "--log-dir DIR", "--prefix STYLE=rank", "--stdin WHO=rank-0",
-        "--grace TIME=30s", "--failure-grace TIME=5s", "--port PORT=0", "--nnodes M=1",
-        "--node-rank K", "--rendezvous HOST:PORT", "--secret-file FILE", "--join-timeout TIME=5m",
-        "--lost-after TIME=15s", "lockstep run [OPTIONS] PROGRAM"})
+  for (const char* words : {"-n, --ranks N",
+                            "--log-dir DIR",
+                            "--prefix STYLE",
+                            "[rank]\n",
+                            "--stdin WHO",
+                            "[rank-0]\n",
+                            "--grace TIME",
+                            "[30s]\n",
+                            "--failure-grace TIME",
+                            "[5s]\n",
+                            "--port PORT",
+                            "--nnodes M",
+                            "--node-rank K",
+                            "--rendezvous HOST:PORT",
+                            "--secret-file FILE",
+                            "--join-timeout TIME",
+                            "[5m]\n",
+                            "--lost-after TIME",
+                            "[15s]\n",
+                            "lockstep run [OPTIONS] PROGRAM"})
     EXPECT_NE(help.output.find(words), std::string::npos) << words;
   EXPECT_EQ(lockstep_command({"help", "run"}).output, help.output);
 }

@@ -2,8 +2,9 @@
 """Ranks that mpirun started meet without a launcher of ours: OpenMPI's and MPICH's, on one host."""
 import os
 import shutil
+import tempfile
 
-from support import end_all, environment, example, expect, expect_words, run, shown, skip
+from support import end_all, environment, example, expect, expect_words, lockstep, run, shown, skip
 
 # Debian's names for the two, which can be installed side by side.
 LAUNCHERS = {"OpenMPI": "mpirun.openmpi", "MPICH": "mpirun.mpich"}
@@ -23,6 +24,22 @@ def hello(name, launcher, *through):
     shown(f"{name}: three ranks on shm{' through a shell' if through else ''}", seconds)
 
 
+def train(name, launcher):
+    """--ranks says how many there are to be; it does not start more of them below each."""
+    environment_of_ranks = environment(**ROOT)
+    with tempfile.TemporaryDirectory() as folder:
+        def command(ranks, out):
+            words = [launcher, *options_of(name), "-n", str(ranks), lockstep(), "train", "mlp", "--ranks", "2"]
+            words += ["--steps", "2", "--threads", "1", "--out", f"{folder}/{out}"]
+            return run(words, env=environment_of_ranks)
+        code, output, seconds = command(2, "two")
+        expect(code == 0 and output.count("done: val_loss=") == 1, f"{name}: exit code {code}", output)
+        code, output, _ = command(1, "one")
+        expect(code == 2, f"{name}: exit code {code}", output)
+        expect_words(output, "lockstep train: --ranks 2: the launcher started 1")
+    shown(f"{name}: lockstep train --ranks 2", seconds)
+
+
 def main():
     found = {name: path for name, launcher in LAUNCHERS.items() if (path := shutil.which(launcher))}
     if not found:
@@ -32,6 +49,7 @@ def main():
             print(f"{name} is not installed")
     for name, launcher in found.items():
         hello(name, launcher)
+        train(name, launcher)
     if "MPICH" in found:  # its ranks know each other by a process that they descend from
         hello("MPICH", found["MPICH"], "sh", "-c", '"$0"; exit $?')
 

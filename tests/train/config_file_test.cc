@@ -48,13 +48,12 @@ TEST(ConfigFile, AnUnknownKeyIsNamedWithItsLineAndTheNearest) {
 
 TEST(ConfigFile, WrongValuesAreNamedWithTheirLine) {
   EXPECT_EQ(message_for("\nbatch = 0\n"),
-            "run.toml line 2: option batch: expected a whole number from 1 to 16777216, found '0'");
+            "run.toml line 2: batch: expected a whole number from 1 to 16777216, found '0'");
   EXPECT_EQ(message_for("lr = '0.1'\n"),
-            "run.toml line 1: option lr: expected a value without quotes, found 0.1");
-  EXPECT_EQ(message_for("data = 5\n"),
-            "run.toml line 1: option data: expected a text in quotes, found 5");
+            "run.toml line 1: lr: expected a value without quotes, found 0.1");
+  EXPECT_EQ(message_for("data = 5\n"), "run.toml line 1: data: expected a text in quotes, found 5");
   EXPECT_EQ(message_for("steps = 1.5\n"),
-            "run.toml line 1: option steps: expected a whole number, found '1.5'");
+            "run.toml line 1: steps: expected a whole number, found '1.5'");
   EXPECT_EQ(message_for("[model]\nlayers = 2\n"),
             "run.toml line 1: model: expected a text, a number, true or false");
   EXPECT_EQ(message_for("steps = 1\nepochs = 1\n"),
@@ -69,6 +68,22 @@ TEST(ConfigFile, WhatIsNoTomlIsAnError) {
   EXPECT_NE(
       test::message_of([] { (void)read_config("/nowhere/run.toml"); }).find("/nowhere/run.toml"),
       std::string::npos);
+}
+
+TEST(ConfigFile, AnOptionOfAnotherTaskIsNamedWithItsTasks) {
+  std::string message = test::message_of([] { (void)with_file("heads = 2\n", "mlp"); });
+  EXPECT_NE(message.find("run.toml line 1: heads is an option of gpt, not of mlp"),
+            std::string::npos)
+      << message;
+}
+
+TEST(ConfigFile, WhatIsNoFileOrHoldsNothingIsAnError) {
+  test::TemporaryFolder folder;
+  std::string path = folder.path().string();
+  EXPECT_EQ(test::message_of([&] { (void)read_config(path); }),
+            path + ": expected a TOML file, found a folder");
+  EXPECT_EQ(message_for("# all of it is a comment\n"),
+            "run.toml: expected options such as 'steps = 100', found none");
 }
 
 TEST(ConfigFile, WhatIsWrittenReadsBackAsTheSameOptions) {

@@ -22,7 +22,7 @@ TEST(Options, EveryTaskHasGoodDefaults) {
     EXPECT_NO_THROW(check_options(options, 4));
   }
   EXPECT_EQ(test::message_of([] { (void)default_options("cifar"); }),
-            "no task 'cifar': expected one of: gpt mnist mlp");
+            "unknown task 'cifar'; known: gpt, mnist, mlp");
 }
 
 TEST(Options, NamesAreUniqueAndEveryValueComesBackAsText) {
@@ -43,7 +43,8 @@ TEST(Options, AnUnknownNameSuggestsTheNearest) {
   std::string message = test::message_of([] { (void)option_row("laers", "gpt"); });
   EXPECT_NE(message.find("laers"), std::string::npos) << message;
   EXPECT_NE(message.find("'layers'"), std::string::npos) << message;
-  EXPECT_THROW((void)option_row("layers", "mnist"), BadInput);
+  EXPECT_EQ(test::message_of([] { (void)option_row("layers", "mnist"); }),
+            "layers is an option of gpt and mlp, not of mnist");
 }
 
 TEST(Options, ValuesAreChecked) {
@@ -55,15 +56,14 @@ TEST(Options, ValuesAreChecked) {
   };
   EXPECT_EQ(set("batch", "24"), "nothing was thrown");
   EXPECT_EQ(set("lr", "1e-3"), "nothing was thrown");
-  EXPECT_EQ(set("batch", "0"),
-            "option batch: expected a whole number from 1 to 16777216, found '0'");
-  EXPECT_EQ(set("steps", "-5"), "option steps: expected a whole number of at least 1, found '-5'");
+  EXPECT_EQ(set("batch", "0"), "batch: expected a whole number from 1 to 16777216, found '0'");
+  EXPECT_EQ(set("steps", "-5"), "steps: expected a whole number of at least 1, found '-5'");
   for (const char* bad : {"", "12x", "1.5", "1e3", "99999999999999999999"})
     EXPECT_NE(set("steps", bad), "nothing was thrown") << bad;
   for (const char* bad : {"", "x", "nan", "-1", "inf"})
     EXPECT_NE(set("lr", bad), "nothing was thrown") << bad;
-  EXPECT_EQ(set("optimizer", "adam"), "option optimizer: expected one of: adamw sgd, found 'adam'");
-  EXPECT_EQ(set("resume", "yes"), "option resume: expected true or false, found 'yes'");
+  EXPECT_EQ(set("optimizer", "adam"), "optimizer: unknown value 'adam'; did you mean 'adamw'?");
+  EXPECT_EQ(set("resume", "yes"), "resume: expected true or false, found 'yes'");
 }
 
 TEST(Options, StepsAndEpochsReplaceEachOther) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <memory>
@@ -74,7 +75,96 @@ TEST(Progress, ATerminalsLineIsRewrittenAndGoesBeforeAnotherOne) {
     progress.show(progress_of(1));
     progress.say("done");
   }
-  EXPECT_EQ(paper.text(), progress_text(progress_of(1)) + "\033[K\r" + "\033[K\r" + "done\n");
+  std::string line = progress_line(progress_of(1), {.columns = 80, .colours = true});
+  EXPECT_EQ(paper.text(), line + "\033[K\r" + "\033[K\r" + "done\n");
+}
+
+TEST(Progress, WhatIsNotKnownYetIsLeftOut) {
+  ProgressRow row{.step = 1, .steps = 100, .loss = 2.5};
+  EXPECT_EQ(progress_text(row), "step 1/100  loss 2.500");
+  EXPECT_EQ(progress_line(row, {.columns = 60}),
+            "[                              ]    1%  1/100  loss 2.500");
+}
+
+TEST(Progress, WhatGoesOnBetweenTwoRowsIsShownWhenItTakesLong) {
+  Paper paper;
+  {
+    Progress plain(paper.stream(), false, std::chrono::hours(1));
+    plain.show_text("evaluating 1%");  // over before the hour is
+  }
+  EXPECT_EQ(paper.text(), "");
+  Paper slow;
+  Progress plain(slow.stream(), false, std::chrono::milliseconds(0));
+  plain.show_text("evaluating 1%");
+  plain.show_text("evaluating 2%");
+  EXPECT_EQ(slow.text(), "evaluating 2%\n");
+  Paper screen;
+  Progress in_place(screen.stream(), true);
+  in_place.show_text("evaluating 1%");
+  in_place.show_text("evaluating 2%");  // within a tenth of a second
+  EXPECT_EQ(screen.text(), "evaluating 1%\033[K\r");
+}
+
+TEST(Progress, ATaskWithTokensCountsThem) {
+  ProgressRow row = progress_of(7);
+  row.tokens_per_second = 25'064;
+  EXPECT_EQ(progress_text(row), "step 7/100  loss 2.500  25.1k tokens/s  1:07 left");
+}
+
+TEST(Progress, ATerminalsLineFitsAndKeepsWhatMattersMost) {
+  ProgressRow row = progress_of(50);
+  row.resident_bytes = 431'700'000;
+  row.exposed_seconds = 0.00312;
+  auto at = [&](int columns) { return progress_line(row, {.columns = columns}); };
+  EXPECT_EQ(at(120),
+            "[==============>               ]   50%  50/100  loss 2.500  392 samples/s  "
+            "432 MB  3.1 ms waiting  1:07 left");
+  EXPECT_EQ(at(80),
+            "[=======>         ]   50%  50/100  loss 2.500  392 samples/s  432 MB  1:07 left");
+  EXPECT_EQ(at(60), "[=====>       ]   50%  loss 2.500  392 samples/s  1:07 left");
+  EXPECT_EQ(at(40), " 50%  loss 2.500  1:07 left");
+  EXPECT_EQ(at(20), " 50%  loss 2.500");
+  EXPECT_EQ(at(6), " 50%");
+  EXPECT_EQ(at(1), "");
+  for (int columns = 0; columns < 200; ++columns)
+    EXPECT_LT(static_cast<int>(at(columns).size()), std::max(columns, 1)) << columns;
+}
+
+TEST(Progress, AnEvaluationsLineFits) {
+  ProgressRow row = progress_of(50);
+  row.resident_bytes = 431'700'000;
+  row.val_loss = 1.25;
+  EXPECT_EQ(evaluation_line(row, {.columns = 200}), progress_text(row));
+  EXPECT_EQ(evaluation_line(row, {.columns = 60}),
+            "step 50/100  loss 2.500  val_loss 1.250  392 samples/s");
+  EXPECT_EQ(evaluation_line(row, {.columns = 30, .colours = true}),
+            "step 50/100  \033[36mval_loss 1.250\033[0m");
+  for (int columns = 0; columns < 200; ++columns)
+    EXPECT_LT(static_cast<int>(evaluation_line(row, {.columns = columns}).size()),
+              std::max(columns, 1));
+}
+
+TEST(Progress, TheBarGoesFromEmptyToFull) {
+  auto bar_at = [](std::int64_t step) {
+    std::string line = progress_line({.step = step, .steps = 10, .loss = 1}, {.columns = 60});
+    return line.substr(0, line.find(']') + 1);
+  };
+  EXPECT_EQ(bar_at(0), "[" + std::string(30, ' ') + "]");
+  EXPECT_EQ(bar_at(5), "[" + std::string(14, '=') + ">" + std::string(15, ' ') + "]");
+  EXPECT_EQ(bar_at(10), "[" + std::string(30, '=') + "]");
+  EXPECT_EQ(bar_at(12), "[" + std::string(30, '=') + "]");
+}
+
+TEST(Progress, ColoursAreOnTheBarAlone) {
+  ProgressRow row = progress_of(50);
+  std::string plain = progress_line(row, {.columns = 80});
+  std::string coloured = progress_line(row, {.columns = 80, .colours = true});
+  for (const char* code : {"\033[36m", "\033[0m"}) {
+    std::size_t at = coloured.find(code);
+    ASSERT_NE(at, std::string::npos);
+    coloured.erase(at, std::string_view(code).size());
+  }
+  EXPECT_EQ(coloured, plain);
 }
 
 }  // namespace

@@ -246,7 +246,7 @@ TEST(ShardedRun, WhatNeedsShardsIsRefusedWithoutThem) {
   EXPECT_EQ(test::message_of([&] { check_options(options, 1); }),
             "--reduce-in-step needs --node-shared");
   EXPECT_EQ(test::message_of([&] { set_option(options, option_row("shard", "mlp"), "half"); }),
-            "option shard: expected one of: none optimizer gradients full, found 'half'");
+            "shard: unknown value 'half'; known: none, optimizer, gradients, full");
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 // Everything a run needs to go on as if it had never stopped, in one folder that appears as a whole
 // or not at all.
 //
-//   OUT/step-00000100/model.safetensors       the model's tensors, each memory once
+//   OUT/step-00000100/model.safetensors       the model's tensors, each memory once, and in the
+//                                             metadata what they are a model of
 //                     optimizer.safetensors   optimizer.<parameter>.<field>
 //                     random.safetensors      rank0, rank1, ...: the state of each rank's generator
 //                     training.json           {"format": 1, "step": 100, "epoch": 0, "ranks": 2,
@@ -26,6 +27,7 @@ struct TrainingState {
   std::int64_t step = 0;   // updates made
   std::int64_t epoch = 0;  // passes begun before this one
   NamedTensors model;
+  Metadata description;            // of the model; share() leaves it out
   NamedTensors optimizer;          // as optimizer_state() names them
   std::vector<at::Tensor> random;  // one for each rank, as at::Generator::get_state() gives it
   Metadata progress;               // what the trainer counts: place in the data, best loss, seconds

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 namespace lockstep::train {
 
@@ -52,6 +53,8 @@ struct Options {
   std::int64_t patience =
       0;  // evaluations without a better validation loss before the run stops; 0: never
   std::int64_t log_every = 10;
+  std::int64_t eval_batches = 0;  // largest part of the validation data in an evaluation; 0: all
+  std::int64_t sample_every = 0;  // gpt: 0: only at the end, when `sample` says so
 
   // The model.
   std::int64_t layers = 4;
@@ -60,7 +63,7 @@ struct Options {
   std::int64_t block = 64;  // gpt: characters a row
   double dropout = 0;
   std::string vocabulary = "chars";  // gpt: chars, bytes
-  std::int64_t sample = 0;           // gpt: characters written at the end
+  std::int64_t sample = 0;           // gpt: characters of a sample, written at the end
 
   // How the ranks divide the model between them; none: every rank has all of it.
   std::string shard = "none";   // none, optimizer, gradients, full: ShardLevel
@@ -101,6 +104,9 @@ struct OptionRow {
 
 // The row called `name`. Throws BadInput that suggests the nearest name that `task` has.
 [[nodiscard]] const OptionRow& option_row(std::string_view name, std::string_view task);
+
+// The words of a text that blanks separate, as in OptionRow::tasks and task_names().
+[[nodiscard]] std::vector<std::string_view> words_of(std::string_view text);
 
 // "gpt mnist mlp".
 [[nodiscard]] std::string_view task_names();

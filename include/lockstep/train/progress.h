@@ -17,19 +17,36 @@ struct ProgressRow {
   double loss = 0;
   std::optional<double> val_loss = {};
   std::optional<double> accuracy = {};
-  double samples_per_second = 0;
-  std::int64_t resident_bytes = 0;  // of the rank that has the most; 0: not known
-  double exposed_seconds = 0;       // a step, waiting for communication
-  double seconds_left = 0;
+  double samples_per_second = 0;                 // 0: not known yet
+  std::optional<double> tokens_per_second = {};  // of tasks that have tokens
+  std::int64_t resident_bytes = 0;               // of the rank that has the most; 0: not known
+  double exposed_seconds = 0;                    // a step, waiting for communication
+  std::optional<double> seconds_left = {};       // where it is known
 };
 
-// "step 250/2000  loss 2.314  val_loss 2.298  391 samples/s  412 MB  3.1 ms waiting  1:07 left"
+// "step 250/2000  loss 2.314  val_loss 2.298  391 samples/s  412 MB  3.1 ms waiting  1:07 left";
+// what is not known is left out.
 [[nodiscard]] std::string progress_text(const ProgressRow& row);
+
+// The same for a line of a terminal: a bar, and of the figures as many as fit.
+//
+//   [=====>          ]  12%  250/2000  loss 2.314  25.0k tokens/s  412 MB  1:07 left
+//
+// It leaves the last column free, where terminals differ in what they do.
+struct LineLook {
+  int columns = 80;
+  bool colours = false;
+};
+[[nodiscard]] std::string progress_line(const ProgressRow& row, LineLook look);
+// progress_text() with as many figures as fit: of an evaluation, whose line stays.
+[[nodiscard]] std::string evaluation_line(const ProgressRow& row, LineLook look);
 // "0:07", "12:40", "3:02:11".
 [[nodiscard]] std::string duration_text(double seconds);
 
-// Whether a line of this stream can be rewritten: it is a terminal, or LOCKSTEP_TERMINAL=1 says
-// that whoever reads it passes it on to one, carriage returns and all.
+// The terminal on which a line of this stream can be rewritten: the stream's own, or the one that
+// LOCKSTEP_TERMINAL names (a path, or 1 for one without), because the reader of this stream passes
+// it on to there, carriage returns and all. None where TERM is dumb.
+[[nodiscard]] std::optional<std::string> terminal_of(std::FILE* stream);
 [[nodiscard]] bool is_terminal(std::FILE* stream);
 
 // Used by rank 0 only, from one thread.
@@ -44,6 +61,8 @@ class Progress {
 
   // Shows the row if one is due. A row with a val_loss stays on the screen and is always shown.
   void show(const ProgressRow& row);
+  // What goes on between two rows, if something is due: "step 250/2000  evaluating 12%".
+  void show_text(std::string_view text);
   // A line of its own, above the progress line.
   void say(std::string_view line);
   // Takes the line that is rewritten off the screen.
@@ -54,6 +73,7 @@ class Progress {
 
   std::FILE* stream_;
   bool in_place_;
+  bool colours_;
   bool on_screen_ = false;
   std::chrono::milliseconds interval_;
   Clock::time_point next_ = Clock::time_point::min();

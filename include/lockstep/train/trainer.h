@@ -18,7 +18,7 @@ struct Report {
   std::optional<double> accuracy;
   int signal = 0;              // the one that ended the run early, or 0
   bool stopped_early = false;  // by patience
-  std::string last_line;       // "done: val_loss=1.874 bigram=2.452 steps=2000 seconds=61.2"
+  std::string last_line;       // "done: val_loss=1.874 bigram=2.452 steps=2000 seconds=61.2 ..."
 };
 
 // Collective: every rank calls it with equal options. Trains, evaluates and saves as the options
@@ -28,7 +28,7 @@ struct Report {
 //   metrics.jsonl        one object a logged step (metrics.h)
 //   step-00000100/       checkpoints (checkpoint/training_state.h)
 //   model.safetensors    the trained model, under the names of Python's state_dict()
-//   best.safetensors     with patience: the model of the best evaluation
+//   best.safetensors     the model of the best evaluation; its metadata say which
 //
 //   run.lock             while the run goes on: another that begins in this folder is refused
 //

@@ -10,291 +10,309 @@
 #include "apps/bench/step/step.h"
 #include "apps/bench/step/tail.h"
 #include "apps/bench/step/trigger.h"
+#include "apps/program.h"
 
 #include <lockstep/base/format.h>
+#include <lockstep/base/nearest.h>
 #include <lockstep/base/text.h>
-#include <CLI/CLI.hpp>
 
+#include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstdio>
 #include <functional>
-#include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace {
 
+using namespace lockstep;
 using namespace lockstep::apps;
 
-const std::string python_help = "a Python with torch; else LOCKSTEP_PYTHON, else .venv/bin/python";
+using Words = std::vector<std::string>;
 
-std::vector<std::string> words_of(std::span<const std::string_view> names) {
-  return {names.begin(), names.end()};
-}
+constexpr std::int64_t most_width = 1 << 20;
+constexpr std::int64_t most_threads = 1024;
+constexpr std::int64_t most_turns = 100'000;
+constexpr std::int64_t most_elements = 1 << 30;
+constexpr std::array<std::string_view, 2> model_names{"mlp", "gpt"};
+constexpr std::array<std::string_view, 3> part_names{"modes", "tail", "trigger"};
+constexpr std::array<std::string_view, 2> optimizer_names{"default", "fused"};
+constexpr std::array<std::string_view, 4> memory_rows{"counters", "pss", "node-shared", "limited"};
+constexpr std::array<std::string_view, 3> state_names{"float32", "bfloat16", "blocks"};
 
-void declare_size(CLI::App& command, ModelSize& size) {
-  command.add_option("--width", size.width, "")->required()->check(CLI::Range(1, 1 << 20));
-  command.add_option("--depth", size.depth, "")->required()->check(CLI::Range(1, 1 << 20));
-}
-
-void declare_step_rank(CLI::App& command, StepRankOptions& options) {
-  declare_size(command, options.size);
-  command.add_option("--model", options.model, "")->check(CLI::IsMember({"mlp", "gpt"}));
-  command.add_option("--mode", options.mode, "")->check(CLI::IsMember(words_of(our_modes())));
-  command.add_option("--threads", options.threads, "")->check(CLI::Range(1, 1024));
-  command.add_flag("--fused", options.fused, "");
-}
-
-void declare_tail_rank(CLI::App& command, TailSizes& sizes, int& threads) {
-  command.add_option("--tensors", sizes.tensors, "")->check(CLI::Range(1, 100000));
-  command.add_option("--elements", sizes.elements, "")->check(CLI::Range(1, 1 << 30));
-  command.add_option("--threads", threads, "")->check(CLI::Range(1, 1024));
+template <std::integral Number>
+void add_number(CommandOptions& options, const char* name, const char* help, Number& target,
+                std::int64_t least, std::int64_t most) {
+  options.add({name, "N", help, std::to_string(target)}, number_into(target, least, most));
 }
 
 // "4096x12": width and layers.
 template <typename Take>
-std::function<void(const std::string&)> read_size(Take take) {
-  return [take](const std::string& text) {
+void add_size(CommandOptions& options, const char* name, const char* help, Take take) {
+  options.add({name, "WxL", help}, [take](const std::string& text) {
     std::size_t times = text.find('x');
-    auto width = lockstep::parse_integer(text.substr(0, times));
-    auto depth =
-        times == std::string::npos ? std::nullopt : lockstep::parse_integer(text.substr(times + 1));
-    if (!width || !depth || *width < 1 || *depth < 1 || *width > 1 << 20 || *depth > 1 << 20)
-      throw CLI::ValidationError("expected width x layers such as 4096x12, found '" + text + "'");
+    auto width = parse_integer(text.substr(0, times));
+    auto depth = times == std::string::npos ? std::nullopt : parse_integer(text.substr(times + 1));
+    if (!width || !depth || *width < 1 || *depth < 1 || *width > most_width || *depth > most_width)
+      throw BadInput(formatted("expected width x layers such as 4096x12, found '{}'", text));
     take(ModelSize{.width = *width, .depth = static_cast<int>(*depth)});
-  };
-}
-
-void declare_step(CLI::App& command, StepOptions& options) {
-  command
-      .add_option("--measure", options.parts,
-                  "modes (the tables of steps), tail (sync and AdamW in one pass), trigger (what "
-                  "noticing parameters costs); else all, or with --mode only modes")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"modes", "tail", "trigger"}));
-  command.add_option("--model", options.model, "mlp or gpt")
-      ->check(CLI::IsMember({"mlp", "gpt"}))
-      ->capture_default_str();
-  command.add_option_function("--size",
-                              read_size([&](const ModelSize& size) { options.size = size; }),
-                              "of the model, width x layers (mlp 2048x4, gpt 384x6)");
-  command.add_option("--tensors", options.tail.tensors, "of the tail: parameter tensors")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  command.add_option("--elements", options.tail.elements, "of such a tensor")
-      ->check(CLI::Range(1, 1 << 30))
-      ->capture_default_str();
-  command
-      .add_option("--mode", options.modes,
-                  "ours: none (ranks that know nothing of each other), ddp, optimizer, gradients, "
-                  "full, full-node-shared; else all of both systems")
-      ->delimiter(',')
-      ->check(CLI::IsMember(words_of(our_modes())));
-  command
-      .add_option("--against", options.against,
-                  "PyTorch's: none, ddp, zero1, fsdp2; else the counterparts of --mode")
-      ->delimiter(',')
-      ->check(CLI::IsMember(words_of(pytorch_modes())));
-  command
-      .add_option("--optimizer", options.optimizers,
-                  "AdamW of both systems, one table each: default (PyTorch's defaults), fused (one "
-                  "pass over memory)")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"default", "fused"}))
-      ->capture_default_str();
-  command.add_option("--ranks", options.ranks, "ranks of each system")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  command.add_option("--threads", options.threads, "threads of a rank")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  command.add_option("--rounds", options.rounds, "turns of each contender")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  command.add_option("--steps", options.steps, "training steps in a turn")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  command.add_flag("--json", options.json, "one JSON object a contender instead of the tables");
-  command.add_option("--python", options.python, python_help);
-}
-
-void declare_sizes(CLI::App& command, MlpSizes& sizes) {
-  command.add_option("--width", sizes.width, "")->check(CLI::Range(1, 1 << 20));
-  command.add_option("--depth", sizes.depth, "")->check(CLI::Range(1, 1 << 20));
-  command.add_option("--rows", sizes.rows, "")->check(CLI::Range(1, 1 << 20));
-}
-
-std::function<void(const std::string&)> read_sizes(MlpSizes& sizes) {
-  return read_size([&sizes](const ModelSize& size) {
-    sizes.width = size.width;
-    sizes.depth = size.depth;
   });
 }
 
-void declare_memory(CLI::App& command, MemoryOptions& options) {
-  command.add_option("--measure", options.rows, "counters, pss, node-shared, limited; else all")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"counters", "pss", "node-shared", "limited"}));
-  command.add_option("--most-ranks", options.most_ranks, "counters: for 1 rank to this many")
-      ->check(CLI::Range(1, 64))
-      ->capture_default_str();
-  command.add_option_function("--counted", read_sizes(options.counted),
-                              "model of the counters, width x layers (512x8)");
-  command.add_option_function("--measured", read_sizes(options.measured),
-                              "model whose pages are measured (2048x48)");
-  command.add_option_function("--limited", read_sizes(options.limited),
-                              "model of three times a rank's memory (2048x64)");
-  command.add_option("--steps", options.steps, "training steps before anything is read")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  command.add_flag("--json", options.json, "one JSON object a row instead of the table");
+void add_output(CommandOptions& options, const char* help, bool& json) {
+  options.add({"json", "", help}, flag_into(json));
 }
 
-// CLI::Range lets what is not a number pass.
-std::string seconds_of_a_turn(const std::string& text) {
-  auto seconds = lockstep::parse_number(text);
-  bool good = seconds && *seconds >= 1e-4 && *seconds <= 60;
-  return good ? "" : "expected 0.0001 to 60 seconds, found '" + text + "'";
+void add_python(CommandOptions& options, std::string& python) {
+  options.add(
+      {"python", "PATH", "a Python with torch; else LOCKSTEP_PYTHON, else .venv/bin/python"},
+      text_into(python));
 }
 
-void declare_collectives(CLI::App& command, CollectivesOptions& options) {
-  command
-      .add_option("--peers", options.peers,
-                  "beside whom: gloo (PyTorch's), mpi, openmpi, mpich, lockstep-gloo, "
-                  "lockstep-mpi, or none")
-      ->delimiter(',')
-      ->capture_default_str();
-  command
-      .add_option("--op", options.ops,
-                  "all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, reduce, gather, "
-                  "scatter, barrier")
-      ->delimiter(',');
-  command.add_option("--sizes", options.sizes, "bytes of a tensor: 1KiB,64MiB,4096")
-      ->delimiter(',');
-  command.add_option("--ranks", options.ranks, "ranks of each system: 2,4")->delimiter(',');
-  command.add_flag("--outsider", options.outsider, "every row also beside a busy process");
-  command.add_option("--rounds", options.rounds, "turns of each system in a row of the table")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  command.add_option("--turn", options.turn, "seconds that a turn should take")
-      ->check(seconds_of_a_turn)
-      ->capture_default_str();
-  command.add_flag("--json", options.json, "one JSON object a line instead of the tables");
-  command.add_option("--python", options.python, python_help);
+void declare(CommandOptions& options, StepOptions& chosen) {
+  options.add({"measure", "WORDS",
+               "modes (the tables of steps), tail (sync and AdamW in one pass), trigger (what "
+               "noticing parameters costs); else all, or with --mode only modes"},
+              words_into(chosen.parts, part_names));
+  options.add({"model", "WORD", "mlp or gpt", chosen.model}, word_into(chosen.model, model_names));
+  add_size(options, "size", "of the model, width x layers (mlp 2048x4, gpt 384x6)",
+           [&](const ModelSize& size) { chosen.size = size; });
+  add_number(options, "tensors", "of the tail: parameter tensors", chosen.tail.tensors, 1,
+             most_turns);
+  add_number(options, "elements", "of such a tensor", chosen.tail.elements, 1, most_elements);
+  options.add({"mode", "WORDS",
+               "ours: none (ranks that know nothing of each other), ddp, optimizer, gradients, "
+               "full, full-node-shared; else all of both systems"},
+              words_into(chosen.modes, our_modes()));
+  options.add(
+      {"against", "WORDS", "PyTorch's: none, ddp, zero1, fsdp2; else the counterparts of --mode"},
+      words_into(chosen.against, pytorch_modes()));
+  options.add({"optimizer", "WORDS",
+               "AdamW of both systems, one table each: default (PyTorch's defaults), fused (one "
+               "pass over memory)",
+               join(chosen.optimizers, ",")},
+              words_into(chosen.optimizers, optimizer_names));
+  add_number(options, "ranks", "ranks of each system", chosen.ranks, 1, 1024);
+  add_number(options, "threads", "threads of a rank", chosen.threads, 1, most_threads);
+  add_number(options, "rounds", "turns of each contender", chosen.rounds, 1, most_turns);
+  add_number(options, "steps", "training steps in a turn", chosen.steps, 1, most_turns);
+  add_output(options, "one JSON object a contender instead of the tables", chosen.json);
+  add_python(options, chosen.python);
 }
 
-void declare_optimizer_process(CLI::App& command, OptimizerOptions& options) {
-  command.add_option("--tensors", options.tensors, "parameter tensors")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  command.add_option("--elements", options.elements, "of a tensor")
-      ->check(CLI::Range(1, 1 << 30))
-      ->capture_default_str();
-  command.add_option("--threads", options.threads, "threads of a system")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  command.add_option("--states", options.states, "of our AdamW: float32,bfloat16,blocks")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"float32", "bfloat16", "blocks"}));
+void declare(CommandOptions& options, MemoryOptions& chosen) {
+  auto into = [](MlpSizes& sizes) {
+    return [&sizes](const ModelSize& size) {
+      sizes.width = size.width;
+      sizes.depth = size.depth;
+    };
+  };
+  options.add({"measure", "WORDS", "counters, pss, node-shared, limited; else all"},
+              words_into(chosen.rows, memory_rows));
+  add_number(options, "most-ranks", "counters: for 1 rank to this many", chosen.most_ranks, 1, 64);
+  add_size(options, "counted", "model of the counters, width x layers (512x8)",
+           into(chosen.counted));
+  add_size(options, "measured", "model whose pages are measured (2048x48)", into(chosen.measured));
+  add_size(options, "limited", "model of three times a rank's memory (2048x64)",
+           into(chosen.limited));
+  add_number(options, "steps", "training steps before anything is read", chosen.steps, 1, 1000);
+  add_output(options, "one JSON object a row instead of the table", chosen.json);
 }
 
-void declare_optimizer(CLI::App& command, OptimizerOptions& options) {
-  declare_optimizer_process(command, options);
-  command.add_option("--rounds", options.rounds, "turns of each contender")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  command.add_option("--steps", options.steps, "steps in a turn")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  command.add_flag("--json", options.json, "one JSON object a contender instead of the table");
-  command.add_option("--python", options.python, python_help);
+void declare(CommandOptions& options, CollectivesOptions& chosen) {
+  options.add({"peers", "WORDS",
+               "beside whom: gloo (PyTorch's), mpi, openmpi, mpich, lockstep-gloo, lockstep-mpi, "
+               "or none",
+               join(chosen.peers, ",")},
+              [&chosen](const std::string& text) {
+                chosen.peers.clear();
+                each_of([&](const std::string& name) { chosen.peers.push_back(name); })(text);
+              });
+  options.add({"op", "WORDS",
+               "all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, reduce, gather, "
+               "scatter, barrier"},
+              each_of([&chosen](const std::string& name) {
+                chosen.ops.emplace_back(name_of(collective_named(name)));
+              }));
+  options.add({"sizes", "BYTES", "of a tensor: 1KiB,64MiB,4096"},
+              each_of([&chosen](const std::string& size) { chosen.sizes.push_back(size); }));
+  options.add({"ranks", "NUMBERS", "ranks of each system: 2,4"},
+              each_of([&chosen](const std::string& text) {
+                chosen.ranks.push_back(static_cast<int>(checked_number(text, 1, 64)));
+              }));
+  options.add({"outsider", "", "every row also beside a busy process"}, flag_into(chosen.outsider));
+  add_number(options, "rounds", "turns of each system in a row of the table", chosen.rounds, 1,
+             most_turns);
+  options.add({"turn", "SECONDS", "that a turn should take", formatted("{}", chosen.turn)},
+              [&chosen](const std::string& text) {
+                auto seconds = parse_number(text);
+                if (!seconds || *seconds < 1e-4 || *seconds > 60)
+                  throw BadInput(formatted("expected 0.0001 to 60 seconds, found '{}'", text));
+                chosen.turn = *seconds;
+              });
+  add_output(options, "one JSON object a line instead of the tables", chosen.json);
+  add_python(options, chosen.python);
 }
 
-// What `lockstep bench` starts: commands that no help lists.
-class RankCommands {
- public:
-  explicit RankCommands(CLI::App& app);
-  // The exit status of the one that was asked for, if one was.
-  [[nodiscard]] std::optional<int> run() const;
+void declare_process(CommandOptions& options, OptimizerOptions& chosen) {
+  add_number(options, "tensors", "parameter tensors", chosen.tensors, 1, most_turns);
+  add_number(options, "elements", "of a tensor", chosen.elements, 1, most_elements);
+  add_number(options, "threads", "threads of a system", chosen.threads, 1, most_threads);
+  options.add({"states", "WORDS", "of our AdamW", join(chosen.states, ",")},
+              words_into(chosen.states, state_names));
+}
 
- private:
-  StepRankOptions step_options_;
-  TailSizes tail_sizes_;
-  ModelSize trigger_size_;
-  MemoryRankOptions memory_options_;
-  std::string pipes_;
-  OptimizerOptions optimizer_options_;
-  int threads_ = 1;
-  CLI::App *step_, *tail_, *trigger_, *memory_, *collectives_, *optimizer_;
+void declare(CommandOptions& options, OptimizerOptions& chosen) {
+  declare_process(options, chosen);
+  add_number(options, "rounds", "turns of each contender", chosen.rounds, 1, most_turns);
+  add_number(options, "steps", "steps in a turn", chosen.steps, 1, most_turns);
+  add_output(options, "one JSON object a contender instead of the table", chosen.json);
+  add_python(options, chosen.python);
+}
+
+// What `lockstep bench` tells its own processes: no help lists it.
+void declare_size(CommandOptions& options, ModelSize& size) {
+  add_number(options, "width", "", size.width, 1, most_width);
+  add_number(options, "depth", "", size.depth, 1, most_width);
+}
+
+struct RankOptions {
+  StepRankOptions step;
+  TailSizes tail;
+  ModelSize trigger;
+  MemoryRankOptions memory;
+  OptimizerOptions optimizer;
+  std::string pipes;
+  int threads = 1;
 };
 
-RankCommands::RankCommands(CLI::App& app) {
-  auto unlisted = [&](const char* name) { return app.add_subcommand(name, "")->group(""); };
-  step_ = unlisted("step-rank");
-  declare_step_rank(*step_, step_options_);
-  tail_ = unlisted("tail-rank");
-  declare_tail_rank(*tail_, tail_sizes_, threads_);
-  trigger_ = unlisted("trigger-rank");
-  trigger_->add_option("--threads", threads_, "")->check(CLI::Range(1, 1024));
-  declare_size(*trigger_, trigger_size_);
-  memory_ = unlisted("memory-rank");
-  declare_sizes(*memory_, memory_options_.sizes);
-  collectives_ = unlisted("collectives-rank");
-  collectives_->add_option("--pipes", pipes_, "");
-  optimizer_ = unlisted("optimizer-rank");
-  declare_optimizer_process(*optimizer_, optimizer_options_);
+void declare_step_rank(CommandOptions& options, RankOptions& told) {
+  declare_size(options, told.step.size);
+  options.add({"model", "WORD", ""}, word_into(told.step.model, model_names));
+  options.add({"mode", "WORD", ""}, word_into(told.step.mode, our_modes()));
+  add_number(options, "threads", "", told.step.threads, 1, most_threads);
+  options.add({"fused", "", ""}, flag_into(told.step.fused));
 }
 
-std::optional<int> RankCommands::run() const {
-  if (step_->parsed()) return serve_steps(step_options_);
-  if (tail_->parsed()) return serve_tails(tail_sizes_, threads_);
-  if (trigger_->parsed()) return serve_trigger(trigger_size_, threads_);
-  if (memory_->parsed()) return serve_memory(memory_options_);
-  if (collectives_->parsed()) return serve_collectives(pipes_);
-  if (optimizer_->parsed()) return serve_optimizer(optimizer_options_);
-  return std::nullopt;
+void declare_tail_rank(CommandOptions& options, RankOptions& told) {
+  add_number(options, "tensors", "", told.tail.tensors, 1, most_turns);
+  add_number(options, "elements", "", told.tail.elements, 1, most_elements);
+  add_number(options, "threads", "", told.threads, 1, most_threads);
+}
+
+void declare_trigger_rank(CommandOptions& options, RankOptions& told) {
+  declare_size(options, told.trigger);
+  add_number(options, "threads", "", told.threads, 1, most_threads);
+}
+
+void declare_memory_rank(CommandOptions& options, RankOptions& told) {
+  add_number(options, "width", "", told.memory.sizes.width, 1, most_width);
+  add_number(options, "depth", "", told.memory.sizes.depth, 1, most_width);
+  add_number(options, "rows", "", told.memory.sizes.rows, 1, most_width);
+}
+
+// Reads `words` and does the command unless they only ask for help.
+template <typename Chosen, typename Declare, typename Act>
+int run_command(std::string_view name, const char* about, const Words& words, Declare declare,
+                Act act) {
+  Chosen chosen;
+  CommandOptions options(formatted("lockstep bench {}", name), "[OPTIONS]", about);
+  declare(options, chosen);
+  auto request = options.read(words);
+  if (auto code = answer(request, options)) return *code;
+  return act(chosen);
+}
+
+struct Command {
+  std::string_view name;
+  const char* about;  // empty: unlisted
+  std::function<int(const Command&, const Words&)> run;
+};
+
+template <typename Chosen, typename Act>
+Command listed_command(std::string_view name, const char* about, Act act) {
+  return {name, about, [act](const Command& own, const Words& words) {
+            auto declared = [](CommandOptions& options, Chosen& chosen) {
+              declare(options, chosen);
+            };
+            return run_command<Chosen>(own.name, own.about, words, declared, [&](auto& chosen) {
+              act(chosen);
+              return 0;
+            });
+          }};
+}
+
+template <typename Declare, typename Act>
+Command rank_command(std::string_view name, Declare declare, Act act) {
+  return {name, "", [declare, act](const Command& own, const Words& words) {
+            return run_command<RankOptions>(own.name, "", words, declare, act);
+          }};
+}
+
+std::vector<Command> commands() {
+  using Told = RankOptions;
+  return {
+      listed_command<StepOptions>(
+          "step", "A training step: forward, backward, averaging, AdamW; in every mode of both.",
+          compare_steps),
+      listed_command<MemoryOptions>(
+          "memory", "What a rank holds at each level of sharding, beside what the formulas say.",
+          measure_memory),
+      listed_command<CollectivesOptions>(
+          "collectives", "all_reduce and the others beside Gloo and MPI, and their lower bound.",
+          compare_collectives),
+      listed_command<OptimizerOptions>(
+          "optimizer", "AdamW beside PyTorch's default and fused ones, and the memory bound.",
+          compare_optimizers),
+      rank_command("step-rank", declare_step_rank,
+                   [](const Told& told) { return serve_steps(told.step); }),
+      rank_command("tail-rank", declare_tail_rank,
+                   [](const Told& told) { return serve_tails(told.tail, told.threads); }),
+      rank_command("trigger-rank", declare_trigger_rank,
+                   [](const Told& told) { return serve_trigger(told.trigger, told.threads); }),
+      rank_command("memory-rank", declare_memory_rank,
+                   [](const Told& told) { return serve_memory(told.memory); }),
+      rank_command(
+          "collectives-rank",
+          [](CommandOptions& options, Told& told) {
+            options.add({"pipes", "PATH", ""}, text_into(told.pipes));
+          },
+          [](const Told& told) { return serve_collectives(told.pipes); }),
+      rank_command(
+          "optimizer-rank",
+          [](CommandOptions& options, Told& told) { declare_process(options, told.optimizer); },
+          [](const Told& told) { return serve_optimizer(told.optimizer); })};
+}
+
+int bench(const Words& words) {
+  const std::vector<Command> all = commands();
+  std::string about =
+      "Measures Lockstep beside others: the same work, in turn, in one run; ratios are what "
+      "counts.\n\n";
+  std::vector<std::string_view> known;
+  for (const Command& command : all) {
+    if (*command.about == '\0') continue;
+    known.push_back(command.name);
+    about += formatted("  {:<13}{}\n", command.name, command.about);
+  }
+  CommandOptions options("lockstep bench", "COMMAND [OPTIONS]", about,
+                         CommandOptions::Words::begin_a_program);
+  auto request = options.read(words);
+  if (auto code = answer(request, options)) return *code;
+  if (options.words().empty()) throw UsageError("name a command: " + listed(known, ", "));
+  const std::string& name = options.words().front();
+  auto found = std::ranges::find(all, name, &Command::name);
+  if (found == all.end()) throw UsageError(unknown_name("command", name, known));
+  return run_program(formatted("lockstep bench {}", name), [&] {
+    return found->run(*found, {options.words().begin() + 1, options.words().end()});
+  });
 }
 
 }  // namespace
 
 int main(int count, char** words) {
   std::signal(SIGPIPE, SIG_IGN);  // a rank that ended is an error of the write
-  CLI::App app(
-      "Measures Lockstep beside others: the same work, in turn, in one run; ratios are what "
-      "counts.",
-      "lockstep bench");
-  app.require_subcommand(1);
-  StepOptions step_options;
-  CLI::App* step = app.add_subcommand(
-      "step", "a training step: forward, backward, averaging, AdamW; in every mode of both");
-  declare_step(*step, step_options);
-  MemoryOptions memory_options;
-  CLI::App* memory = app.add_subcommand(
-      "memory", "what a rank holds at each level of sharding, beside what the formulas say");
-  declare_memory(*memory, memory_options);
-  CollectivesOptions collectives_options;
-  CLI::App* collectives = app.add_subcommand(
-      "collectives", "all_reduce and the others beside Gloo and MPI, and their lower bound");
-  declare_collectives(*collectives, collectives_options);
-  OptimizerOptions optimizer_options;
-  CLI::App* optimizer = app.add_subcommand(
-      "optimizer", "AdamW beside PyTorch's default and fused ones, and the memory bound");
-  declare_optimizer(*optimizer, optimizer_options);
-  RankCommands ranks(app);
-  try {
-    app.parse(count, words);
-    if (std::optional<int> status = ranks.run()) return *status;
-    if (optimizer->parsed()) compare_optimizers(optimizer_options);
-    if (collectives->parsed()) compare_collectives(collectives_options);
-    if (memory->parsed()) measure_memory(memory_options);
-    if (step->parsed()) compare_steps(step_options);
-    return 0;
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
-  } catch (const std::exception& error) {
-    lockstep::print_to(stderr, "lockstep bench: {}\n", error.what());
-    return 1;
-  }
+  return run_program("lockstep bench", [&] { return bench({words + 1, words + count}); });
 }

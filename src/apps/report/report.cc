@@ -1,4 +1,5 @@
 // lockstep-report: `lockstep report hang FILE...`.
+#include "apps/program.h"
 #include "apps/report/hang.h"
 
 #include <lockstep/base/error.h>
@@ -13,11 +14,9 @@
 namespace {
 
 using namespace lockstep::apps;
-using lockstep::print_to;
+using lockstep::CommandOptions, lockstep::UsageError, lockstep::print_to;
 
-constexpr const char* usage =
-    "Usage: lockstep report hang FILE...\n"
-    "\n"
+constexpr const char* about =
     "Reads flight records (flight-rank-N.json), one of each rank, and says who waits in which "
     "call\n"
     "for how long, who never made it, where the ranks' calls first differ, and what all of them\n"
@@ -48,21 +47,21 @@ int report_hang(const std::vector<std::string>& paths) {
   return code;
 }
 
+int report(const std::vector<std::string>& given) {
+  CommandOptions options("lockstep report", "hang FILE...", about, CommandOptions::Words::allowed);
+  const auto request = options.read(given);
+  if (const auto code = answer(request, options)) return *code;
+  const std::vector<std::string>& words = options.words();
+  if (words.empty()) throw UsageError("name a report: hang");
+  const std::vector<std::string_view> known{"hang"};
+  if (words.front() != known.front())
+    throw UsageError(lockstep::unknown_name("report", words.front(), known));
+  if (words.size() == 1) throw UsageError("hang: no file was named; see lockstep report --help");
+  return report_hang({words.begin() + 1, words.end()});
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
-  const std::vector<std::string> words(arguments + 1, arguments + count);
-  const std::string what = words.empty() ? "" : words.front();
-  if (what == "--help" || what == "-h" || (words.size() > 1 && words[1] == "--help")) {
-    print_to(stdout, "{}", usage);
-    return 0;
-  }
-  if (what == "hang" && words.size() > 1) return report_hang({words.begin() + 1, words.end()});
-  if (what == "hang") {
-    print_to(stderr, "lockstep report hang: no file was named; see lockstep report --help\n");
-  } else {
-    const std::vector<std::string_view> known{"hang", "--help"};
-    print_to(stderr, "lockstep report: {}\n", lockstep::unknown_name("report", what, known));
-  }
-  return 2;
+  return run_program("lockstep report", [&] { return report({arguments + 1, arguments + count}); });
 }

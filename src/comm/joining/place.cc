@@ -73,6 +73,11 @@ Place read_place() {
   return place;
 }
 
+bool is_launched() {
+  return environment::text(variable::rank) || environment::text(variable::world_size) ||
+         read_mpirun_place() || read_slurm_place();
+}
+
 std::string read_secret() {
   if (auto descriptor =
           environment::integer(variable::secret_descriptor, 0, std::numeric_limits<int>::max())) {

@@ -38,6 +38,9 @@ struct Place {
 // BadInput names the variable that is missing or makes no sense, and what it would have to be.
 [[nodiscard]] Place read_place();
 
+// Whether a launcher started this process as a rank, be it the only one. BadInput as read_place().
+[[nodiscard]] bool is_launched();
+
 // The secret of the lockstep store: from the descriptor or file that the environment names, else
 // none.
 [[nodiscard]] std::string read_secret();

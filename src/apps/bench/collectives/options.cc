@@ -1,6 +1,7 @@
 #include "apps/bench/collectives/options.h"
 
-#include <lockstep/base/check.h>
+#include "base/command_options.h"
+
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
@@ -31,8 +32,8 @@ std::vector<Row> usual_rows() {
 
 std::int64_t size_of(const std::string& text) {
   auto bytes = parse_bytes(text);
-  check_input(bytes && *bytes > 0, "--sizes: expected such as 1KiB, 64MiB or 4096, found '{}'",
-              text);
+  if (!bytes || *bytes <= 0)
+    throw UsageError(formatted("--sizes: expected such as 1KiB, 64MiB or 4096, found '{}'", text));
   return *bytes;
 }
 
@@ -42,8 +43,8 @@ std::vector<Row> chosen_rows(CollectivesOptions chosen) {
   if (chosen.ranks.empty()) chosen.ranks = {2};
   std::vector<Row> rows;
   for (int ranks : chosen.ranks) {
-    check_input(ranks >= 1 && ranks <= most_ranks, "--ranks: expected 1 to {}, found {}",
-                most_ranks, ranks);
+    if (ranks < 1 || ranks > most_ranks)
+      throw UsageError(formatted("--ranks: expected 1 to {}, found {}", most_ranks, ranks));
     for (const std::string& name : chosen.ops) {
       Collective op = collective_named(name);
       for (const std::string& size : chosen.sizes)

@@ -1,6 +1,7 @@
 #include "apps/bench/collectives/peers.h"
 
 #include "apps/bench/python.h"
+#include "base/command_options.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
@@ -40,7 +41,7 @@ Peers::Peers(const CollectivesOptions& options) {
   for (const std::string& name : options.peers) {
     if (name == "none" || std::ranges::count(names_, name) != 0) continue;
     if (std::ranges::find(known, name) == known.end())
-      throw BadInput("--peers: " + unknown_name("peer", name, known));
+      throw UsageError("--peers: " + unknown_name("peer", name, known));
     std::string missing = find(name, options);
     if (missing.empty())
       names_.push_back(name);

@@ -48,7 +48,7 @@ Collective collective_named(std::string_view name) {
   std::array<std::string_view, measured.size()> names;
   std::ranges::transform(measured, names.begin(), [](Collective op) { return name_of(op); });
   auto found = std::ranges::find(names, name);
-  if (found == names.end()) throw BadInput("--op: " + unknown_name("operation", name, names));
+  if (found == names.end()) throw BadInput(unknown_name("operation", name, names));
   return measured[found - names.begin()];
 }
 

@@ -6,7 +6,9 @@
 #include "apps/bench/step/tail.h"
 #include "apps/bench/step/trigger.h"
 
-#include <lockstep/base/check.h>
+#include "base/command_options.h"
+
+#include <lockstep/base/format.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -90,9 +92,9 @@ void compare_steps(const StepOptions& options) {
     return std::ranges::find(options.parts, part) != options.parts.end();
   };
   bool has_gpt = wanted("trigger") || (wanted("modes") && options.model == "gpt");
-  check_input(!has_gpt || size_of(options, "gpt").width % gpt_heads == 0,
-              "--size: expected a width for the {} heads of gpt, found {}", gpt_heads,
-              size_of(options, "gpt").width);
+  if (has_gpt && size_of(options, "gpt").width % gpt_heads != 0)
+    throw UsageError(formatted("--size: expected a width for the {} heads of gpt, found {}",
+                               gpt_heads, size_of(options, "gpt").width));
   if (wanted("modes")) compare_modes(options);
   if (wanted("tail")) compare_tails(options);
   if (wanted("trigger")) measure_trigger(options);

@@ -1,0 +1,35 @@
+# Completion of `lockstep` for bash: what --help lists, asked once of each command in a shell.
+declare -A _lockstep_known
+
+# Sets `help` to what the command's --help prints. Not in a subshell, which would forget it again.
+_lockstep_ask() {
+  local key="$*"
+  [ -n "${_lockstep_known[$key]}" ] || _lockstep_known[$key]="$("$@" --help 2>/dev/null)"
+  help="${_lockstep_known[$key]}"
+}
+
+# What may follow the command whose help is in `help`: in lines of their own, "  run      start ...", or in the first
+# line, "train gpt|mnist|mlp".
+_lockstep_commands() {
+  sed -n -e '/^Options:/q' -e 's/^  \([a-z][a-z-]*\)  .*/\1/p' \
+    -e '1s/^Usage: lockstep [a-z]* \([a-z][a-z|]*\) .*/\1/p' <<<"$help" | tr '|' '\n'
+}
+
+_lockstep() {
+  local word="${COMP_WORDS[COMP_CWORD]}" command=("${COMP_WORDS[0]}") at=1 help offered=
+  _lockstep_ask "${command[@]}"
+  while [ "$at" -lt "$COMP_CWORD" ] && [ "$at" -le 2 ]; do
+    _lockstep_commands | grep -qxF -- "${COMP_WORDS[at]}" || break
+    command+=("${COMP_WORDS[at]}")
+    at=$((at + 1))
+    _lockstep_ask "${command[@]}"
+  done
+  if [[ $word == -* ]]; then
+    offered="$(grep -oE -- '(^| )--[a-z][a-z0-9-]*' <<<"$help" | sort -u)"
+  elif [ "$at" -eq "$COMP_CWORD" ] && [ "$at" -le 2 ]; then
+    offered="$(_lockstep_commands)"
+  fi
+  mapfile -t COMPREPLY < <(compgen -W "$offered" -- "$word")
+}
+
+complete -o default -o bashdefault -F _lockstep lockstep

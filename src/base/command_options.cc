@@ -1,0 +1,197 @@
+#include "base/command_options.h"
+
+#include <lockstep/base/nearest.h>
+
+#include <algorithm>
+#include <sstream>
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t help_column = 28;
+constexpr std::size_t help_width = 98;
+
+std::string without_dashes(std::string_view word) {
+  return std::string(word.substr(std::min(word.find_first_not_of('-'), word.size())));
+}
+
+// "-1" is a value; "-x" and "--name" are options.
+bool looks_like_an_option(const std::string& word) {
+  return word.size() > 1 && word[0] == '-' && word[1] != '.' && (word[1] < '0' || word[1] > '9');
+}
+
+// The line of one option in help(): its words, and what it means, in lines below each other.
+std::string help_line(const std::string& left, const std::string& right) {
+  std::string text = "  " + left, line;
+  text.resize(std::max(text.size() + 1, help_column), ' ');
+  std::istringstream words(right);
+  for (std::string word; words >> word;) {
+    if (!line.empty() && help_column + line.size() + 1 + word.size() > help_width) {
+      text += line + "\n" + std::string(help_column, ' ');
+      line.clear();
+    }
+    line += (line.empty() ? "" : " ") + word;
+  }
+  return text + line + "\n";
+}
+
+}  // namespace
+
+CommandOptions::CommandOptions(std::string command, std::string usage, std::string about,
+                               Words words)
+    : command_(std::move(command)),
+      usage_(std::move(usage)),
+      about_(std::move(about)),
+      policy_(words) {}
+
+void CommandOptions::add(Option option, Take take) {
+  bool is_flag = option.value.empty();
+  declared_.push_back({std::move(option), std::move(take), is_flag});
+}
+
+const CommandOptions::Declared* CommandOptions::find(std::string_view word) const {
+  auto named = [&](const Declared& one) {
+    return word.starts_with("--") ? word.substr(2) == one.option.name
+                                  : word.size() == 2 && word[1] == one.option.letter;
+  };
+  auto found = std::ranges::find_if(declared_, named);
+  return found == declared_.end() ? nullptr : &*found;
+}
+
+void CommandOptions::unknown(std::string_view word) const {
+  std::vector<std::string> names{"--help", "--version"};
+  for (const Declared& one : declared_)
+    if (!one.option.help.empty()) names.push_back("--" + one.option.name);
+  std::vector<std::string_view> known(names.begin(), names.end());
+  if (auto meant = nearest("--" + without_dashes(word), known))
+    throw UsageError(formatted("unknown option '{}'; did you mean '{}'?", word, *meant));
+  throw UsageError(formatted("unknown option '{}'; {} --help lists them", word, command_));
+}
+
+void CommandOptions::take_option(std::span<const std::string> words, std::size_t& at) {
+  const std::string& word = words[at];
+  bool is_long = word.starts_with("--");
+  std::size_t end = is_long ? std::min(word.find('='), word.size()) : 2;
+  std::string_view name = std::string_view(word).substr(0, end);
+  const Declared* declared = find(name);
+  if (declared == nullptr) unknown(is_long ? name : std::string_view(word));
+  std::string shown = "--" + declared->option.name;
+  auto same = [&](const Given& one) { return one.declared == declared; };
+  auto before = std::ranges::find_if(given_, same);
+  std::string text;
+  if (end < word.size()) {
+    text = word.substr(end + (word[end] == '=' ? 1 : 0));
+  } else if (declared->is_flag) {
+    text = "true";
+  } else if (at + 1 < words.size() && !looks_like_an_option(words[at + 1])) {
+    text = words[++at];
+  } else {
+    throw UsageError(formatted("{} needs a value", shown));
+  }
+  if (before != given_.end())
+    throw UsageError(declared->is_flag ? formatted("{} is given twice", shown)
+                                       : formatted("{} is given twice: '{}' and '{}'", shown,
+                                                   before->text, text));
+  given_.push_back({declared, std::move(text)});
+}
+
+CommandOptions::Request CommandOptions::read(std::span<const std::string> words) {
+  given_.clear();
+  words_.clear();
+  bool options_are_over = false;
+  for (std::size_t at = 0; at < words.size(); ++at) {
+    const std::string& word = words[at];
+    if (!options_are_over && word == "--") {
+      options_are_over = true;
+    } else if (!options_are_over && word.size() > 1 && word[0] == '-') {
+      if (word == "--help" || word == "-h") return Request::help;
+      if (word == "--version") return Request::version;
+      take_option(words, at);
+    } else {
+      if (policy_ == Words::refused) throw UsageError(formatted("unexpected word '{}'", word));
+      if (policy_ == Words::begin_a_program) options_are_over = true;
+      words_.push_back(word);
+      if (policy_ == Words::begin_a_program) {
+        words_.insert(words_.end(), words.begin() + at + 1, words.end());
+        break;
+      }
+    }
+  }
+  for (const Given& one : given_) {
+    try {
+      one.declared->take(one.text);
+    } catch (const BadInput& error) {
+      throw UsageError(formatted("--{}: {}", one.declared->option.name, error.what()));
+    }
+  }
+  return Request::go_on;
+}
+
+std::string CommandOptions::help() const {
+  std::string text =
+      formatted("Usage: {} {}\n{}{}\nOptions:\n", command_, usage_, about_.empty() ? "" : "\n",
+                about_.empty() || about_.ends_with('\n') ? about_ : about_ + "\n");
+  for (const auto& [option, take, is_flag] : declared_) {
+    if (option.help.empty()) continue;
+    std::string left = option.letter != 0 ? formatted("-{}, ", option.letter) : std::string();
+    left += formatted("--{}{}{}", option.name, is_flag ? "" : " ", option.value);
+    std::string standard =
+        option.standard.empty() ? std::string() : formatted(" [{}]", option.standard);
+    text += help_line(left, option.help + standard);
+  }
+  text += help_line("-h, --help", "print this and end");
+  return text + help_line("--version", "print the version and end");
+}
+
+CommandOptions::Take text_into(std::string& target) {
+  return [&target](const std::string& text) { target = text; };
+}
+
+CommandOptions::Take flag_into(bool& target) {
+  return [&target](const std::string& text) {
+    if (text != "true" && text != "false")
+      throw BadInput(formatted("expected true or false, found '{}'", text));
+    target = text == "true";
+  };
+}
+
+CommandOptions::Take word_into(std::string& target, std::span<const std::string_view> known) {
+  return [&target, names = std::vector(known.begin(), known.end())](const std::string& text) {
+    if (std::ranges::find(names, text) == names.end())
+      throw BadInput(unknown_name("value", text, names));
+    target = text;
+  };
+}
+
+CommandOptions::Take words_into(std::vector<std::string>& target,
+                                std::span<const std::string_view> known) {
+  auto one = [&target, names = std::vector(known.begin(), known.end())](const std::string& text) {
+    std::string word;
+    word_into(word, names)(text);
+    target.push_back(word);
+  };
+  return [&target, all = each_of(one)](const std::string& text) {
+    target.clear();
+    all(text);
+  };
+}
+
+CommandOptions::Take each_of(std::function<void(const std::string& text)> take) {
+  return [take = std::move(take)](const std::string& text) {
+    std::size_t begin = 0;
+    for (std::size_t comma = 0; comma != std::string::npos; begin = comma + 1) {
+      comma = text.find(',', begin);
+      take(text.substr(begin, comma - begin));
+    }
+  };
+}
+
+std::int64_t checked_number(const std::string& text, std::int64_t least, std::int64_t most) {
+  auto number = parse_integer(text);
+  if (!number || *number < least || *number > most)
+    throw BadInput(
+        formatted("expected a whole number from {} to {}, found '{}'", least, most, text));
+  return *number;
+}
+
+}  // namespace lockstep

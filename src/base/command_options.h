@@ -1,0 +1,113 @@
+// The options of one command: declared once; read, checked and listed by --help from one table. All
+// programs take their command lines by it, so that the same mistake gets the same words everywhere.
+//
+//   int ranks = 1;
+//   CommandOptions options("lockstep run", "[OPTIONS] PROGRAM [ARGUMENTS...]", about);
+//   options.add({"ranks", "N", "Number of ranks", "1", 'n'}, whole_number(ranks, 1, 10'000));
+//   if (options.read(words) == CommandOptions::Request::help) ...
+//
+// --name VALUE, --name=VALUE, -n VALUE and -nVALUE are the same; a flag is --name, or
+// --name=false to take it back. `--` ends the options. --help (-h) and --version are there without
+// being declared, and what follows them is not looked at.
+#pragma once
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
+
+#include <concepts>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep {
+
+// A command line that cannot be meant. Programs end with exit code 2 after it.
+class UsageError : public BadInput {
+  using BadInput::BadInput;
+};
+inline constexpr int usage_exit_code = 2;
+
+class CommandOptions {
+ public:
+  // Takes the text of a value ("true" or "false" of a flag). Throws BadInput that leaves out the
+  // option's name: "expected ..., found '...'".
+  using Take = std::function<void(const std::string& text)>;
+
+  struct Option {
+    std::string name;           // "ranks": --ranks
+    std::string value;          // how --help calls its value: "N"; empty: a flag
+    std::string help;           // empty: the option is not listed
+    std::string standard = {};  // the value without it, for --help
+    char letter = 0;            // 'n': also -n
+  };
+
+  // Words that are no options.
+  enum class Words { refused, allowed, begin_a_program };
+  enum class Request { go_on, help, version };
+
+  // `command` is what the user typed: "lockstep run"; `usage` follows it in the first line of
+  // help(), `about` is the paragraph below, in lines that are already short enough.
+  CommandOptions(std::string command, std::string usage, std::string about,
+                 Words words = Words::refused);
+
+  void add(Option option, Take take);
+
+  // Reads all words, then hands the values over in the order in which they were given. Throws
+  // UsageError in one line.
+  [[nodiscard]] Request read(std::span<const std::string> words);
+
+  // After read(): those that are no options; with begin_a_program the first of them and all behind
+  // it, whatever they look like.
+  [[nodiscard]] const std::vector<std::string>& words() const { return words_; }
+
+  [[nodiscard]] std::string help() const;
+
+ private:
+  struct Declared {
+    Option option;
+    Take take;
+    bool is_flag = false;
+  };
+  struct Given {
+    const Declared* declared;
+    std::string text;
+  };
+
+  void take_option(std::span<const std::string> words, std::size_t& at);
+  [[nodiscard]] const Declared* find(std::string_view word) const;
+  [[noreturn]] void unknown(std::string_view word) const;
+
+  std::string command_, usage_, about_;
+  Words policy_;
+  std::vector<Declared> declared_;
+  std::vector<Given> given_;
+  std::vector<std::string> words_;
+};
+
+// What an option may be. Each returns a Take that sets `target`, which must outlive the reading.
+[[nodiscard]] CommandOptions::Take text_into(std::string& target);
+[[nodiscard]] CommandOptions::Take flag_into(bool& target);
+[[nodiscard]] CommandOptions::Take word_into(std::string& target,
+                                             std::span<const std::string_view> known);
+// Several, with commas between them.
+[[nodiscard]] CommandOptions::Take words_into(std::vector<std::string>& target,
+                                              std::span<const std::string_view> known);
+// For each of several.
+[[nodiscard]] CommandOptions::Take each_of(std::function<void(const std::string& text)> take);
+
+// The number, or BadInput that says which were expected.
+[[nodiscard]] std::int64_t checked_number(const std::string& text, std::int64_t least,
+                                          std::int64_t most);
+
+template <std::integral Number>
+[[nodiscard]] CommandOptions::Take number_into(Number& target, std::int64_t least,
+                                               std::int64_t most) {
+  return [&target, least, most](const std::string& text) {
+    target = static_cast<Number>(checked_number(text, least, most));
+  };
+}
+
+}  // namespace lockstep

@@ -1,0 +1,50 @@
+#include "sys/failure_text.h"
+
+#include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
+
+#include <array>
+#include <cstdint>
+#include <new>
+#include <optional>
+#include <string_view>
+
+namespace lockstep::sys {
+namespace {
+
+// c10/core/impl/alloc_cpu.cpp: "... can't allocate memory: you tried to allocate 4096 bytes. ..."
+std::optional<std::int64_t> bytes_refused(std::string_view text) {
+  constexpr std::string_view before = "you tried to allocate ", after = " bytes";
+  std::size_t begin = text.find(before);
+  if (begin == std::string_view::npos) return std::nullopt;
+  begin += before.size();
+  return parse_integer(text.substr(begin, text.find(after, begin) - begin));
+}
+
+}  // namespace
+
+std::string rough_size(double bytes) {
+  constexpr std::array<std::string_view, 6> units{"B", "kB", "MB", "GB", "TB", "PB"};
+  std::size_t unit = 0;
+  for (; bytes >= 999.5 && unit + 1 < units.size(); ++unit) bytes /= 1000;
+  bool has_decimal = bytes < 99.95 && unit > 0;
+  return has_decimal ? formatted("{:.1f} {}", bytes, units[unit])
+                     : formatted("{:.0f} {}", bytes, units[unit]);
+}
+
+std::string free_memory_text(const MemorySize& memory) {
+  return formatted("{} of {} of memory are free", rough_size(static_cast<double>(memory.available)),
+                   rough_size(static_cast<double>(memory.total)));
+}
+
+std::string failure_text(const std::exception& error) {
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr)
+    return "out of memory: an allocation was refused; " + free_memory_text();
+  std::string_view text = error.what();
+  if (auto bytes = bytes_refused(text))
+    return formatted("out of memory: {} were asked for at once; {}",
+                     rough_size(static_cast<double>(*bytes)), free_memory_text());
+  return std::string(text.substr(0, text.find('\n')));
+}
+
+}  // namespace lockstep::sys

@@ -1,0 +1,22 @@
+// Whether a model can fit at all, asked before any of it is made: an allocation that the system
+// grants at first ends in a process that the kernel kills without a word.
+#pragma once
+
+#include <lockstep/train/options.h>
+
+#include "sys/topology.h"
+
+namespace lockstep::train {
+
+// Parameters, gradients and optimizer state of a model of so many fp32 parameters, in bytes of one
+// rank of `ranks`: at least, because what is gathered, activations and buffers come on top.
+[[nodiscard]] double bytes_of_a_rank(const Options& options, double parameters, int ranks);
+
+// Throws BadInput when `local_ranks` on this machine cannot have that in `memory`. Not with
+// options.offload.
+void check_memory(const Options& options, double parameters, int ranks, int local_ranks,
+                  const sys::MemorySize& memory);
+// The same for this machine as it is now, and as many ranks as the launcher has told of.
+void check_memory(const Options& options, double parameters, int ranks);
+
+}  // namespace lockstep::train

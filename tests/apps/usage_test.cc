@@ -1,0 +1,194 @@
+// One policy for the command lines of all programs: what cannot be meant is one line on standard
+// error and exit code 2; help and version go to standard output.
+#include "apps/command.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include <sys/stat.h>
+
+#include "support/temporary_folder.h"
+
+namespace lockstep::apps {
+namespace {
+
+using Words = std::vector<std::string>;
+
+bool is_built(const std::string& command) {
+  return command == "run" || command == "info" ||
+         std::filesystem::exists(std::string(LOCKSTEP_PROGRAM_DIR) + "/lockstep-" + command);
+}
+
+struct Mistake {
+  Words words;
+  std::string said;  // after the name of the program
+};
+
+void expect_refused(const Words& words, const std::string& line) {
+  const Finished end = lockstep_command(words);
+  EXPECT_EQ(end.status.code, 2) << line;
+  EXPECT_EQ(end.error, line + "\n");
+  EXPECT_EQ(end.output, "");
+}
+
+TEST(Usage, WhatCannotBeMeantIsOneLineAndCode2) {
+  const Mistake mistakes[] = {
+      {{"run", "--rnk", "2", "true"}, "unknown option '--rnk'; did you mean '--ranks'?"},
+      {{"run", "-n", "1", "-n", "2", "true"}, "--ranks is given twice: '1' and '2'"},
+      {{"run", "--port"}, "--port needs a value"},
+      {{"info", "--jsn"}, "unknown option '--jsn'; did you mean '--json'?"},
+      {{"info", "--json", "--json"}, "--json is given twice"},
+      {{"info", "word"}, "unexpected word 'word'"},
+      {{"report"}, "name a report: hang"},
+      {{"report", "hng"}, "unknown report 'hng'; did you mean 'hang'?"},
+      {{"report", "hang"}, "hang: no file was named; see lockstep report --help"},
+      {{"report", "hang", "--all", "x"},
+       "unknown option '--all'; lockstep report --help lists them"},
+      {{"train"}, "name a task: gpt mnist mlp"},
+      {{"train", "gtp"}, "unknown task 'gtp'; did you mean 'gpt'?"},
+      {{"train", "gpt", "--laers", "3"}, "unknown option '--laers'; did you mean '--layers'?"},
+      {{"train", "gpt", "--laers=3"}, "unknown option '--laers'; did you mean '--layers'?"},
+      {{"train", "mnist", "--heads", "3"}, "--heads is an option of gpt, not of mnist"},
+      {{"train", "mnist", "--layers", "3"}, "--layers is an option of gpt and mlp, not of mnist"},
+      {{"train", "mlp", "--steps", "1", "--steps", "2"}, "--steps is given twice: '1' and '2'"},
+      {{"train", "mlp", "--resume", "--resume"}, "--resume is given twice"},
+      {{"train", "mlp", "--out"}, "--out needs a value"},
+      {{"train", "mlp", "--out", "--resume"}, "--out needs a value"},
+      {{"train", "mlp", "-n"}, "--ranks needs a value"},
+      {{"train", "mlp", "-n", "many"}, "--ranks: expected a whole number, found 'many'"},
+      {{"train", "mlp", "--batch", "0"},
+       "--batch: expected a whole number from 1 to 16777216, found '0'"},
+      {{"train", "mlp", "--lr", "-1"}, "--lr: expected a number from 0 to 1000000, found '-1'"},
+      {{"train", "mlp", "--optimizer", "adam"},
+       "--optimizer: unknown value 'adam'; did you mean 'adamw'?"},
+      {{"train", "mlp", "--deferred=maybe"}, "--deferred: expected true or false, found 'maybe'"},
+      {{"train", "mlp", "more"}, "unexpected word 'more'"},
+      {{"train", "mlp"}, "--out is missing: name a folder for the run"},
+      {{"train", "mlp", "-n", "2"}, "--out is missing: name a folder for the run"},
+      {{"train", "mlp", "-n", "3", "--out", "/nowhere"},
+       "--batch 32 cannot be split evenly: 3 ranks times 1 micro-batches make 3 parts"},
+      {{"train", "gpt", "--heads", "3", "--data", "x", "--out", "/nowhere"},
+       "--width 128 is not a multiple of --heads 3"},
+      {{"train", "mlp", "--config", "/"}, "/: expected a TOML file, found a folder"},
+      {{"bench"}, "name a command: step, memory, collectives, optimizer"},
+      {{"bench", "stpe"}, "unknown command 'stpe'; did you mean 'step'?"},
+      {{"bench", "--ranks", "2"}, "unknown option '--ranks'; lockstep bench --help lists them"},
+      {{"bench step", "--rank", "2"}, "unknown option '--rank'; did you mean '--ranks'?"},
+      {{"bench step", "--model", "cnn"}, "--model: unknown value 'cnn'; known: mlp, gpt"},
+      {{"bench step", "--mode", "zero1"},
+       "--mode: unknown value 'zero1'; known: none, ddp, optimizer, gradients, full, "
+       "full-node-shared"},
+      {{"bench step", "--size", "12"},
+       "--size: expected width x layers such as 4096x12, found '12'"},
+      {{"bench step", "--model", "gpt", "--mode", "ddp", "--size", "100x2"},
+       "--size: expected a width for the 6 heads of gpt, found 100"},
+      {{"bench memory", "--steps", "x"},
+       "--steps: expected a whole number from 1 to 1000, found 'x'"},
+      {{"bench collectives", "--op", "allreduce"},
+       "--op: unknown operation 'allreduce'; did you mean 'all_reduce'?"},
+      {{"bench collectives", "--sizes", "0"},
+       "--sizes: expected such as 1KiB, 64MiB or 4096, found '0'"},
+      {{"bench collectives", "--ranks", "2,100000"},
+       "--ranks: expected a whole number from 1 to 64, found '100000'"},
+      {{"bench collectives", "--peers", "glo"},
+       "--peers: unknown peer 'glo'; did you mean 'gloo'?"},
+      {{"bench collectives", "--turn", "nan"},
+       "--turn: expected 0.0001 to 60 seconds, found 'nan'"},
+      {{"bench optimizer", "--states", "float8"},
+       "--states: unknown value 'float8'; did you mean 'float32'?"}};
+  for (const Mistake& mistake : mistakes) {
+    const std::string& command = mistake.words.front();
+    if (!is_built(command.substr(0, command.find(' ')))) continue;
+    Words words = mistake.words;
+    if (std::size_t blank = command.find(' '); blank != std::string::npos) {
+      words.front() = command.substr(0, blank);
+      words.insert(words.begin() + 1, command.substr(blank + 1));
+    }
+    expect_refused(words, "lockstep " + command + ": " + mistake.said);
+  }
+  expect_refused({"tarin"}, is_built("train")
+                                ? "lockstep: unknown command 'tarin'; did you mean 'train'?"
+                                : "lockstep: unknown command 'tarin'; known: run, "
+                                  "info, help, --help, --version, report");
+  expect_refused({"--versoin"}, "lockstep: unknown option '--versoin'; did you mean '--version'?");
+}
+
+// Every command that there is, with every way to ask.
+TEST(Usage, HelpAndVersionAreThereEverywhere) {
+  std::vector<Words> commands{{}, {"run"}, {"info"}, {"report"}};
+  if (is_built("train")) commands.insert(commands.end(), {{"train"}, {"train", "mlp"}});
+  if (is_built("bench"))
+    for (const char* name : {"step", "memory", "collectives", "optimizer"})
+      commands.push_back({"bench", name});
+  const std::string version = lockstep_command({"--version"}).output;
+  EXPECT_TRUE(version.starts_with("lockstep 0.")) << version;
+  for (const Words& command : commands) {
+    const auto ask = [&](const char* option) {
+      Words words = command;
+      words.push_back(option);
+      const Finished end = lockstep_command(words);
+      EXPECT_EQ(end.status.code, 0) << option << " " << end.error;
+      EXPECT_EQ(end.error, "");
+      return end.output;
+    };
+    const std::string help = ask("--help");
+    std::string usage = "Usage: lockstep";
+    for (const std::string& word : command) usage += " " + word;
+    EXPECT_TRUE(help.starts_with(usage)) << help;
+    EXPECT_NE(help.find("--version"), std::string::npos) << help;
+    EXPECT_EQ(ask("-h"), help);
+    EXPECT_EQ(ask("--version"), version) << usage;
+  }
+}
+
+TEST(Usage, HelpWithoutATaskShowsWhatEachTaskTakes) {
+  if (!is_built("train")) GTEST_SKIP() << "lockstep-train was not built";
+  const std::string help = lockstep_command({"train", "--help"}).output;
+  for (const char* words :
+       {"--batch N                 rows of one step, over all ranks [gpt 12, mnist 64, mlp 32]",
+        "[gpt 2000, mlp 500]", "[mnist 10]", "gpt: attention heads [4]", "-n, --ranks N",
+        "--accumulate N            micro-batches a rank and step [1]"})
+    EXPECT_NE(help.find(words), std::string::npos) << words << "\n" << help;
+}
+
+TEST(Usage, AConfigThatIsNoFileOfOptionsIsOneLine) {
+  if (!is_built("train")) GTEST_SKIP() << "lockstep-train was not built";
+  const test::TemporaryFolder folder;
+  const std::string pipe = folder / "pipe", empty = folder / "empty.toml", out = folder / "out",
+                    path = folder.path().string();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  std::ofstream(empty) << "# nothing yet\n";
+  const auto refused = [&](const std::string& config, const std::string& said) {
+    expect_refused({"train", "mlp", "--out", out, "--config", config}, "lockstep train: " + said);
+    EXPECT_FALSE(std::filesystem::exists(out));
+  };
+  refused(path, path + ": expected a TOML file, found a folder");
+  refused(pipe, pipe + ": expected a TOML file, found a pipe, a socket or a device");
+  refused("/dev/null", "/dev/null: expected a TOML file, found a pipe, a socket or a device");
+  refused(empty, empty + ": expected options such as 'steps = 100', found none");
+}
+
+TEST(Usage, AModelThatDoesNotFitIsOneLine) {
+  if (!is_built("train")) GTEST_SKIP() << "lockstep-train was not built";
+  const test::TemporaryFolder folder;
+  const std::string out = folder / "out";
+  for (const char* ranks : {"1", "2"}) {
+    const Finished end = lockstep_command(
+        {"train", "mlp", "--out", out, "--width", "1048576", "--layers", "9", "--ranks", ranks});
+    EXPECT_EQ(end.status.code, 1);
+    EXPECT_EQ(std::ranges::count(end.error, '\n'), 1) << end.error;
+    EXPECT_TRUE(end.error.starts_with(
+        "lockstep train: the model does not fit: 7.7T parameters, their gradients and the state of "
+        "adamw take at least 123 TB"))
+        << end.error;
+    EXPECT_NE(end.error.find(" of memory are free; choose a smaller --width"), std::string::npos)
+        << end.error;
+    EXPECT_FALSE(std::filesystem::exists(out));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::apps

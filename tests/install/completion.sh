@@ -1,0 +1,6 @@
+# completion.sh PREFIX WORDS...: what bash offers for the last of these words on a command line of `lockstep`.
+source "$1/share/bash-completion/completions/lockstep"
+COMP_WORDS=("$1/bin/lockstep" "${@:2}")
+COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+_lockstep
+echo "${COMPREPLY[@]}"

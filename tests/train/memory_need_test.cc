@@ -1,0 +1,82 @@
+#include "train/memory_need.h"
+
+#include <lockstep/comm/init.h>
+#include <lockstep/comm/local.h>
+
+#include "support/temporary_folder.h"
+#include "train/messages.h"
+#include "train/task.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+namespace lockstep::train {
+namespace {
+
+std::int64_t counted(const torch::nn::Module& module) {
+  std::int64_t sum = 0;
+  for (const at::Tensor& parameter : module.parameters()) sum += parameter.numel();
+  return sum;
+}
+
+TEST(MemoryNeed, ATaskKnowsItsModelsSizeBeforeItIsMade) {
+  test::TemporaryFolder folder;
+  std::ofstream(folder / "text.txt") << "a text of a few words, some of them twice, a few, words";
+  run_as_threads(1, [&](Group group) {
+    for (auto [task, layers, width] :
+         {std::tuple("gpt", 1, 4), {"gpt", 3, 20}, {"mlp", 1, 7}, {"mlp", 2, 5}, {"mlp", 5, 9}}) {
+      Options options = default_options(task);
+      options.data = folder / "text.txt";
+      options.layers = layers;
+      options.width = width;
+      options.block = 11;
+      auto made = make_task(options, group);
+      made->load({});
+      made->make_model();
+      EXPECT_EQ(made->parameters(), static_cast<double>(counted(*made->module()))) << task;
+    }
+  });
+}
+
+TEST(MemoryNeed, IsThatOfTheLevelOfSharding) {
+  Options options = default_options("gpt");  // AdamW
+  auto bytes = [&](const char* shard, bool node_shared = false) {
+    options.shard = shard;
+    options.node_shared = node_shared;
+    return bytes_of_a_rank(options, 1, 4);
+  };
+  EXPECT_EQ(bytes("none"), 16);
+  EXPECT_EQ(bytes("optimizer"), 8 + 8 / 4.0);
+  EXPECT_EQ(bytes("gradients"), 4 + 12 / 4.0);
+  EXPECT_EQ(bytes("full"), 16 / 4.0);
+  EXPECT_EQ(bytes("optimizer", true), 16 / 4.0);  // at least: they have it in common
+  options.optimizer = "sgd";
+  EXPECT_EQ(bytes("none"), 8);
+  options.momentum = 0.9;
+  EXPECT_EQ(bytes("none"), 12);
+}
+
+TEST(MemoryNeed, WhatDoesNotFitSaysWhatIsNeededAndWhatIsThere) {
+  Options options = default_options("gpt");
+  sys::MemorySize memory{.total = 25'000'000'000, .available = 16'000'000'000};
+  EXPECT_NO_THROW(check_memory(options, 1e9, 1, 1, memory));
+  EXPECT_EQ(test::message_of([&] { check_memory(options, 1.1e9, 1, 1, memory); }),
+            "the model does not fit: 1.1B parameters, their gradients and the state of adamw take "
+            "at least 17.6 GB, and 16.0 GB of 25.0 GB of memory are free; choose a smaller --width "
+            "or --layers");
+  EXPECT_EQ(test::message_of([&] { check_memory(options, 0.6e9, 2, 2, memory); }),
+            "the model does not fit: 600.0M parameters, their gradients and the state of adamw "
+            "take at least 9.6 GB in each of 2 ranks on this machine, and 16.0 GB of 25.0 GB of "
+            "memory are free; choose a smaller --width or --layers, or divide it by --shard full");
+  EXPECT_NO_THROW(check_memory(options, 0.6e9, 2, 1, memory));
+  options.shard = "full";
+  EXPECT_NO_THROW(check_memory(options, 0.6e9, 2, 2, memory));
+  EXPECT_NE(test::message_of([&] { check_memory(options, 1e13, 2, 2, memory); }),
+            "nothing was thrown");
+  options.offload = "/somewhere";
+  EXPECT_NO_THROW(check_memory(options, 1e13, 2, 2, memory));
+}
+
+}  // namespace
+}  // namespace lockstep::train
