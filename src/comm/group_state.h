@@ -26,9 +26,9 @@ class GroupState {
     return has_backend() ? backend_->name() : "one";
   }
   [[nodiscard]] bool has_backend() const { return backend_ != nullptr; }
-  // For a call of this process: InvalidArgument in a forked child.
+  // Null for a group that answers for itself. InvalidArgument in a forked child.
   [[nodiscard]] const std::shared_ptr<Backend>& backend() const {
-    backend_->check_process();
+    if (backend_) backend_->check_process();
     return backend_;
   }
 

@@ -4,9 +4,9 @@
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
-#include "comm/c10d/broken_pipes.h"
 #include "comm/c10d/store_adapter.h"
 #include "comm/one_line.h"
+#include "sys/error_instead_of_signal.h"
 #include "sys/thread.h"
 
 #include <ATen/ops/empty.h>
@@ -91,7 +91,8 @@ class GlooEngine final : public Engine {
   // An operation between two of its receives has nothing pending; once the connections are closed,
   // nothing would wake what it posts next. So again, until none is running.
   void close(const std::function<bool()>& are_running) noexcept override {
-    const BrokenPipesAreErrors quiet;
+    const sys::ErrorInsteadOfSignal quiet(
+        SIGPIPE);  // Gloo writes so that a closed socket raises it
     const auto deadline = Deadline::after(longest_close);
     for (;;) {
       group_->fail_pending();

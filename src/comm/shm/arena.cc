@@ -139,13 +139,22 @@ void Arena::give_back_pages() {
 std::size_t arena_bytes(std::optional<std::int64_t> asked, std::string_view name, int ranks) {
   constexpr std::size_t least = 64 << 20;
   auto memory = sys::memory_size();
-  if (!asked) return std::max(least, static_cast<std::size_t>(memory.total) / 4 * 3 / ranks);
+  auto check_limit = [](std::size_t bytes) {
+    auto most = sys::SharedMemory::most_bytes();
+    check_input(bytes <= most,
+                "shared memory: an arena of {} is larger than a file of this process may be, {} "
+                "(ulimit -f); raise that limit, or set LOCKSTEP_ARENA to less",
+                bytes_text(bytes), bytes_text(most));
+    return bytes;
+  };
+  if (!asked)
+    return check_limit(std::max(least, static_cast<std::size_t>(memory.total) / 4 * 3 / ranks));
   check_input(*asked >= static_cast<std::int64_t>(1 << 20),
               "{}: expected an arena of at least 1 MiB, found {}", name, format_bytes(*asked));
   check_input(*asked <= memory.available,
               "{}: expected an arena of at most the {} that are free now, found {}", name,
               format_bytes(memory.available), format_bytes(*asked));
-  return static_cast<std::size_t>(*asked);
+  return check_limit(static_cast<std::size_t>(*asked));
 }
 
 }  // namespace lockstep::shm
