@@ -182,6 +182,7 @@ void Endpoint::reap() {
     if (!is_over(group)) continue;
     for (Lane* lane : group->lanes()) std::erase(busy_, lane);
     busy_lanes_.store(busy_.size(), std::memory_order_relaxed);
+    group->let_go();
     group->block().left(group->rank()).store(GroupBlock::gone, std::memory_order_release);
     ended.push_back(std::move(group));
   }

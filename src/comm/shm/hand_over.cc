@@ -25,7 +25,7 @@ namespace {
 struct Greeting {
   static constexpr std::uint64_t right_magic = 0x6b636f6c6d6873;  // "shmlock"
   static constexpr std::uint32_t right_version =
-      2;  // of everything in this folder that lies in shared memory
+      3;  // of everything in this folder that lies in shared memory
 
   std::uint64_t magic = right_magic;
   std::uint32_t version = right_version;

@@ -45,7 +45,7 @@ class Operation {
   void fill(const Peers& peers, int me, std::uint64_t sequence, std::size_t carried_bytes,
             Posting& posting);
   // Publishes the descriptor, and what is carried.
-  void publish(const LaneMemory& memory, int me, const Posting& posting);
+  void publish(const Peers& peers, const LaneMemory& memory, int me, const Posting& posting);
   // Reads what others have posted since the last look and, when all have, makes the plan. After
   // `mismatch`, mismatched() is a member that does not agree with this rank.
   [[nodiscard]] Sight look(const Peers& peers, const LaneMemory& memory);
@@ -91,14 +91,15 @@ class Operation {
   [[nodiscard]] Keep& kept_output() { return keep_output_.exists() ? keep_output_ : keep_input_; }
 
  private:
-  void publish_counts(const LaneMemory& memory, int me, const Posting& posting) const;
+  void publish_counts(const Peers& peers, const LaneMemory& memory, int me,
+                      const Posting& posting) const;
   // These are the buffers of a member that has posted.
   void note(const Peers& peers, int member, Location input, Location output);
   // The same for one whose slot carries its input, which lies at `origin`.
   void note_carried(int member, std::byte* input, Place origin);
   [[nodiscard]] Fingerprint agree(const Posting& posting, int members);
-  [[nodiscard]] bool read_matrix(const LaneMemory& memory);
-  [[nodiscard]] Sight make_plan(const LaneMemory& memory);
+  [[nodiscard]] bool read_matrix(const Peers& peers, const LaneMemory& memory);
+  [[nodiscard]] Sight make_plan(const Peers& peers, const LaneMemory& memory);
   [[nodiscard]] bool moves_nothing() const;
   [[nodiscard]] Buffer own_segment(std::size_t turn) const;
   [[nodiscard]] int run_part(int part, Range range, Scratch& scratch) const;
