@@ -184,9 +184,9 @@ Sight Operation::look(const Peers& peers, const LaneMemory& memory) {
   return unseen_ > 0 ? Sight::waiting : make_plan(peers, memory);
 }
 
-bool Operation::read_matrix(const Peers& peers, const LaneMemory& memory) {
+bool Operation::read_exchange(const Peers& peers, const LaneMemory& memory) {
   int members = memory.members();
-  matrix_.resize(static_cast<std::size_t>(members) * members);
+  std::vector<std::int64_t> matrix(static_cast<std::size_t>(members) * members);
   std::vector<CountsMemory> counts;
   for (int member = 0; member < members; ++member) counts.push_back(memory.counts(peers, member));
   bool agree = true;
@@ -195,22 +195,23 @@ bool Operation::read_matrix(const Peers& peers, const LaneMemory& memory) {
       auto sent = counts[from].sends(to, sequence_).load(std::memory_order_relaxed);
       if (sent != counts[to].expects(from, sequence_).load(std::memory_order_relaxed))
         agree = false;
-      matrix_[from * members + to] = sent;
+      matrix[from * members + to] = sent;
     }
   }
+  exchange_ = Exchange(members, matrix);
   return agree;
 }
 
 Sight Operation::make_plan(const Peers& peers, const LaneMemory& memory) {
   if (uneven_exchange_) {
-    bool agree = read_matrix(peers, memory);
+    bool agree = read_exchange(peers, memory);
     std::atomic_thread_fence(std::memory_order_acquire);
     for (int member = 0; member < memory.members(); ++member) {
       if (memory.slot(member, sequence_).stamp.load(std::memory_order_acquire) != sequence_ * 2)
         return Sight::complete;
     }
     if (!agree) return Sight::mismatch;
-    shape_.matrix = matrix_;
+    shape_.exchange = &exchange_;
   }
   planned_ = true;
   if (carried_) {
@@ -242,8 +243,7 @@ bool Operation::moves_nothing() const {
   for (int part = 0; part < plan_.parts() && nothing; ++part) {
     plan_.moves(part, {0, plan_.part_length(part)}, [&](const Move& move) {
       Place from = at_element(inputs_[move.source], move.source_offset, dtype_);
-      for (int member = 0; member < shape_.size && nothing; ++member) {
-        if (move.destination != Move::everyone && move.destination != member) continue;
+      for (int member = move.first(); member < move.end(shape_.size) && nothing; ++member) {
         Place to = at_element(outputs_[member], move.destination_offset, dtype_);
         nothing = !to.exists() || to == from;
       }
@@ -351,8 +351,7 @@ int Operation::move_part(int part, Range range, Scratch& scratch) const {
     std::size_t written = 0;
     Place from = at_element(inputs_[move.source], move.source_offset, dtype_);
     Place origin = carried_ ? at_element(origins_[move.source], move.source_offset, dtype_) : from;
-    for (int member = 0; member < shape_.size; ++member) {
-      if (move.destination != Move::everyone && move.destination != member) continue;
+    for (int member = move.first(); member < move.end(shape_.size); ++member) {
       Place to = at_element(outputs_[member], move.destination_offset, dtype_);
       bool is_written = written > 0 && to == destinations[0];  // ranks may share a tensor
       if (to.exists() && to != origin && !is_written) destinations[written++] = to;
@@ -376,6 +375,7 @@ void Operation::release() {
   staged_.release();
   keep_input_.reset();
   keep_output_.reset();
+  if (uneven_exchange_) exchange_ = {};  // as many words as pairs of ranks
 }
 
 void Operation::pin() {

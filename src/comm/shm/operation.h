@@ -13,6 +13,7 @@
 
 #include "comm/shm/combine.h"
 #include "comm/shm/descriptor.h"
+#include "comm/shm/exchange.h"
 #include "comm/shm/group_block.h"
 #include "comm/shm/peers.h"
 #include "comm/shm/pipeline.h"
@@ -98,7 +99,7 @@ class Operation {
   // The same for one whose slot carries its input, which lies at `origin`.
   void note_carried(int member, std::byte* input, Place origin);
   [[nodiscard]] Fingerprint agree(const Posting& posting, int members);
-  [[nodiscard]] bool read_matrix(const Peers& peers, const LaneMemory& memory);
+  [[nodiscard]] bool read_exchange(const Peers& peers, const LaneMemory& memory);
   [[nodiscard]] Sight make_plan(const Peers& peers, const LaneMemory& memory);
   [[nodiscard]] bool moves_nothing() const;
   [[nodiscard]] Buffer own_segment(std::size_t turn) const;
@@ -118,7 +119,7 @@ class Operation {
   bool pipelined_ = false;
   Fingerprint print_;
   std::vector<std::int64_t> counts_;
-  std::vector<std::int64_t> matrix_;
+  Exchange exchange_;
   const char* file_in_slot_ = nullptr;
 
   std::vector<Place> inputs_;  // one a member, nowhere where it has none
