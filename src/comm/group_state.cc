@@ -3,6 +3,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
 
+#include "comm/flat.h"
+
 #include <ATen/core/grad_mode.h>
 
 #include <utility>
@@ -22,7 +24,7 @@ void perform_alone(const Call& call) {
   if (!call.input.defined() || !call.output.defined() || call.input.is_same(call.output)) return;
   if (call.input.const_data_ptr() == call.output.const_data_ptr()) return;
   at::NoGradGuard no_grad;
-  call.output.view({-1}).copy_(call.input.view({-1}));
+  flat(call.output).copy_(flat(call.input));
 }
 
 }  // namespace

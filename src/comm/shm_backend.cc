@@ -132,7 +132,7 @@ class ShmBackend : public Backend {
     std::exception_ptr no_room;
     if (rank() == 0) {
       try {
-        own = endpoint_->arena()->allocate_held(bytes, size());
+        own = endpoint_->arena()->allocate_held(bytes, 1, size() - 1);
         offset.fill_(own - peers.base(owner));
       } catch (const BadInput&) {
         no_room = std::current_exception();

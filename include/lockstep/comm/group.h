@@ -130,7 +130,8 @@ class Group {
   Work recv(const at::Tensor& tensor, int source, CallOptions options = {},
             Where where = Where::current());
 
-  // Complete when every rank has called it.
+  // Complete when every rank has called it, and what the operations before it write is there, also
+  // in memory that ranks share.
   Work barrier(CallOptions options = {}, Where where = Where::current());
 
   // A tensor that peers of this host can read where it lies, so that operations on it move no byte
@@ -142,8 +143,8 @@ class Group {
   // One tensor over the same memory on every rank: what one rank writes, all see. Collective: every
   // rank calls with the same sizes and dtype, in the same order among its operations; blocks.
   // Uninitialised; the memory goes with the last rank's tensor. Writing and reading are ordered by
-  // operations such as barrier(). An all_gather of slices of such a tensor into itself, each at its
-  // rank's own place, moves no byte. InvalidArgument on engines whose ranks share no memory.
+  // barrier(). An all_gather of slices of such a tensor into itself, each at its rank's own place,
+  // moves no byte. InvalidArgument on engines whose ranks share no memory.
   [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,
                                              const at::TensorOptions& options = {},
                                              Where where = Where::current());

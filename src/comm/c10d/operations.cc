@@ -3,6 +3,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/scope_exit.h>
 
+#include "comm/flat.h"
 #include "comm/lanes/runner.h"
 #include "comm/reduction.h"
 
@@ -17,8 +18,6 @@
 
 namespace lockstep::c10d_engine {
 namespace {
-
-at::Tensor flat(const at::Tensor& tensor) { return tensor.view({-1}); }
 
 at::Tensor bytes_of(const at::Tensor& tensor) { return flat(tensor).view(at::kByte); }
 

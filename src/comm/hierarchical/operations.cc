@@ -2,6 +2,8 @@
 
 #include <lockstep/base/format.h>
 
+#include "comm/flat.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -22,8 +24,6 @@ using Counts = std::vector<std::int64_t>;
 constexpr std::int64_t segment_bytes = 8 << 20;
 // Below it the host's ranks reduce all of it together: two phases instead of three.
 constexpr std::int64_t small_bytes = 8 << 10;
-
-at::Tensor flat(const at::Tensor& tensor) { return tensor.view({-1}); }
 
 bool is_half(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;

@@ -1,5 +1,6 @@
 #include "comm/local/perform.h"
 
+#include "comm/flat.h"
 #include "comm/reduction.h"
 #include "comm/stream_point.h"
 
@@ -9,8 +10,6 @@
 
 namespace lockstep::local {
 namespace {
-
-at::Tensor flat(const at::Tensor& tensor) { return tensor.view({-1}); }
 
 void copy_flat(const at::Tensor& to, const at::Tensor& from) {
   if (to.const_data_ptr() != from.const_data_ptr()) flat(to).copy_(flat(from));

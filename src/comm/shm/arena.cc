@@ -78,11 +78,11 @@ void Arena::free(std::byte* block) {
   give_back_pages();
 }
 
-std::byte* Arena::allocate_held(std::size_t bytes, int holders) {
+std::byte* Arena::allocate_held(std::size_t bytes, int holders, int takers) {
   auto* block = allocate(Allocator::grain + bytes);
   auto* head = new (block) HeldBlock();
-  head->to_come = static_cast<std::uint32_t>(holders) - 1;
-  head->holders = 1;
+  head->to_come = static_cast<std::uint32_t>(takers);
+  head->holders = static_cast<std::uint32_t>(holders);
   std::lock_guard lock(mutex_);
   held_.push_back(block);
   return block + Allocator::grain;

@@ -37,10 +37,10 @@ class Arena {
   // The same from fresh pages, which read as zero.
   [[nodiscard]] std::byte* allocate_zeroed(std::size_t bytes);
   void free(std::byte* block);
-  // A block that `holders` processes, this one among them, are to hold: each of the others takes it
-  // and all let it go, on the address where they see it; then it is free again. The owner finds
-  // that out at a later call.
-  [[nodiscard]] std::byte* allocate_held(std::size_t bytes, int holders);
+  // A block that `holders` processes hold from now on and `takers` more are still to take. Each
+  // lets it go, on the address where it sees the block; once all have, it is free again. The owner
+  // finds that out at a later call.
+  [[nodiscard]] std::byte* allocate_held(std::size_t bytes, int holders, int takers = 0);
   static void take(std::byte* held);
   static void let_go(std::byte* held);
   // By the owner, when those that have not taken it never will.

@@ -36,7 +36,7 @@ Group::Group(Endpoint& endpoint, std::string name, std::vector<int> members, std
       name_(std::move(name)),
       members_(std::move(members)),
       block_(block, size()),
-      lanes_(1 + members_.size() * members_.size()) {
+      lanes_(1 + 2 * members_.size()) {
   auto me = std::find(members_.begin(), members_.end(), endpoint.peers().rank());
   rank_ = static_cast<int>(me - members_.begin());
   lanes_[0] = std::make_unique<Lane>(*this, endpoint.peers(), 0, block_.collectives(),
@@ -53,10 +53,10 @@ Lane& Group::lane_of(const Posting& posting) {
   if (!sends && posting.collective != Collective::recv) return *lanes_[0];
   int source = sends ? rank_ : posting.root;
   int destination = sends ? posting.root : rank_;
-  std::size_t index = 1 + static_cast<std::size_t>(source) * members_.size() + destination;
+  std::size_t index = 1 + 2 * static_cast<std::size_t>(posting.root) + (sends ? 0 : 1);
   if (!lanes_[index]) {
-    auto lane = std::make_unique<Lane>(*this, endpoint_.peers(), index,
-                                       block_.messages(source, destination),
+    auto memory = block_.make_messages(endpoint_.peers(), source, destination);
+    auto lane = std::make_unique<Lane>(*this, endpoint_.peers(), index, memory,
                                        std::vector<int>{source, destination}, sends ? 0 : 1);
     endpoint_.add_lane([&] {
       if (stopped_) return;
@@ -149,8 +149,9 @@ void Group::fail(FailureKind kind, std::string_view text) {
 }
 
 void Group::fail_by_mismatch(const Lane& lane, std::uint64_t sequence, int other) {
-  fail(FailureKind::mismatch,
-       mismatch_sentence(lane.memory(), lane.ranks(), sequence, lane.me(), other) + of_group());
+  fail(FailureKind::mismatch, mismatch_sentence(endpoint_.peers(), lane.memory(), lane.ranks(),
+                                                sequence, lane.me(), other) +
+                                  of_group());
 }
 
 void Group::fail_by_memory(const Lane& lane, std::uint64_t sequence, int error) {
@@ -234,6 +235,8 @@ void Group::leave() {
   block_.left(rank_).store(GroupBlock::posts_no_more, std::memory_order_seq_cst);
 }
 
+void Group::let_go() const { block_.let_go(endpoint_.peers(), rank_); }
+
 bool Group::is_settled() const {
   return std::all_of(active_.begin(), active_.end(),
                      [](const Lane* lane) { return lane->is_settled(); });
@@ -274,7 +277,8 @@ void Group::check_readers(const Lane& lane) {
 }
 
 std::string Group::overdue(const Lane& lane, Duration waited) const {
-  Waited operation{lane.memory(), lane.ranks(), lane.completed() + 1, lane.key()};
+  Waited operation{endpoint_.peers(), lane.memory(), lane.ranks(), lane.completed() + 1,
+                   lane.key()};
   if (auto late = endpoint_.urge_late(lane); !late.empty())
     return formatted("after {}: {} posted small operations before {} and did not carry them out{}",
                      format_duration(waited), rank_list(late),

@@ -79,6 +79,8 @@ class Group {
 
   // For the endpoint, under its mutex.
   void leave();
+  // Before this member is `gone`: it has done with what members hold together.
+  void let_go() const;
   [[nodiscard]] bool has_left() const { return left_; }
   // After a failure: nothing of it is begun here any more, and no lane is made.
   void stop();
@@ -116,7 +118,7 @@ class Group {
   bool left_ = false;
   bool stopped_ = false;
 
-  // 0: collectives; 1 + source * size + destination: messages.
+  // 0: collectives; 1 + 2 * peer: messages to it, and the next: from it.
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::atomic<bool> has_messages_{false};
   std::mutex active_mutex_;    // for those who read active_ and do not post

@@ -2,23 +2,29 @@
 // when the group begins. Zero is the valid beginning of everything in it, so no page is touched
 // before it is used.
 //
-//   header | one left-flag a member | the collective lane | for each ordered pair of ranks a lane
-//   for messages
+//   header | one left-flag a member | for each ordered pair of ranks where its lane for messages
+//   lies | the collective lane
 //
 // A lane is a ring of `depth` operations among its members: a slot for each member (descriptor.h),
 // room for the input that a small operation carries with it, the words by which segments are
-// claimed and counted (cursor.h), how far each member has read what is carried, and a place for
-// uneven counts.
+// claimed and counted (cursor.h), how far each member has read what is carried, and where its
+// uneven counts lie.
+//
+// What few groups need lies outside of the block, in a block of its own in the arena of the member
+// that needs it first: the lane of a pair that exchanges messages, and the counts of a member that
+// makes an uneven call. All who may use it hold it, until they have done with the group.
 #pragma once
 
 #include "comm/shm/cursor.h"
 #include "comm/shm/descriptor.h"
+#include "comm/shm/peers.h"
 #include "comm/shm/shared_text.h"
 
 #include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 namespace lockstep::shm {
 
@@ -42,11 +48,41 @@ struct LaneSize {
   std::size_t carried_bytes;  // the largest input that a slot carries; a multiple of 64
 };
 
+// The counts that one member passed with its uneven calls, for each operation of the ring. A view.
+class CountsMemory {
+ public:
+  using Count = std::atomic<std::int64_t>;
+  CountsMemory(std::byte* base, int members, int depth)
+      : base_(reinterpret_cast<Count*>(base)), members_(members), depth_(depth) {}
+  [[nodiscard]] static std::size_t bytes(int members, int depth) {
+    return sizeof(Count) * 2 * static_cast<std::size_t>(members) * static_cast<std::size_t>(depth);
+  }
+
+  // For `other`: of its input, and (second) of its output. What it sends to and expects from
+  // `other` in an all_to_all.
+  [[nodiscard]] Count& sends(int other, std::uint64_t sequence) const {
+    return of(sequence)[other];
+  }
+  [[nodiscard]] Count& expects(int other, std::uint64_t sequence) const {
+    return of(sequence)[members_ + other];
+  }
+
+ private:
+  [[nodiscard]] Count* of(std::uint64_t sequence) const {
+    auto position = sequence & (static_cast<std::uint64_t>(depth_) - 1);
+    return base_ + position * 2 * static_cast<std::uint64_t>(members_);
+  }
+
+  Count* base_;
+  int members_;
+  int depth_;
+};
+
 // The memory of one lane. A view: copies speak of the same memory.
 class LaneMemory {
  public:
   LaneMemory(std::byte* base, LaneSize size);
-  [[nodiscard]] static std::size_t bytes(const LaneSize& size, bool with_counts);
+  [[nodiscard]] static std::size_t bytes(const LaneSize& size);
 
   [[nodiscard]] int members() const { return members_; }
   [[nodiscard]] int depth() const { return depth_; }
@@ -73,15 +109,13 @@ class LaneMemory {
   [[nodiscard]] CursorWord& cursor(int part, std::uint64_t sequence) const {
     return line(position(sequence) * (members_ + 1) + 1 + part);
   }
-  // The counts that `member` passed for `other`, where its call is uneven: of its input, and
-  // (second) of its output. What it sends to and expects from `other` in an all_to_all.
-  [[nodiscard]] std::atomic<std::int64_t>& sends(int member, int other,
-                                                 std::uint64_t sequence) const {
-    return counts(member, sequence)[other];
-  }
-  [[nodiscard]] std::atomic<std::int64_t>& expects(int member, int other,
-                                                   std::uint64_t sequence) const {
-    return counts(member, sequence)[members_ + other];
+  // Of a member that has posted an uneven call.
+  [[nodiscard]] CountsMemory counts(const Peers& peers, int member) const;
+  // Makes those of this rank, unless they are there. Throws BadInput when the arena is full.
+  void make_counts(const Peers& peers, int me) const;
+  // Where they lie; 0 while there are none.
+  [[nodiscard]] std::atomic<std::uint64_t>& counts_word(int member) const {
+    return reinterpret_cast<std::atomic<std::uint64_t>*>(base_ + counts_)[member];
   }
 
  private:
@@ -90,11 +124,6 @@ class LaneMemory {
   [[nodiscard]] CursorWord& line(std::size_t index) const {
     return *reinterpret_cast<CursorWord*>(base_ + words_ + index * line_bytes);
   }
-  [[nodiscard]] std::atomic<std::int64_t>* counts(int member, std::uint64_t sequence) const {
-    return reinterpret_cast<std::atomic<std::int64_t>*>(base_ + counts_) +
-           (position(sequence) * members_ + member) * 2 * members_;
-  }
-
   std::byte* base_;
   int members_;
   int depth_;
@@ -127,9 +156,18 @@ class GroupBlock {
   [[nodiscard]] std::atomic<std::uint32_t>& left(int member) const;
   [[nodiscard]] bool everyone_is_gone() const;
   [[nodiscard]] LaneMemory collectives() const;
-  [[nodiscard]] LaneMemory messages(int source, int destination) const;
+  // The lane of messages from one member to another; nothing when neither has used it yet.
+  [[nodiscard]] std::optional<LaneMemory> messages(const Peers& peers, int source,
+                                                   int destination) const;
+  // By one of the two. Throws BadInput when the arena is full.
+  [[nodiscard]] LaneMemory make_messages(const Peers& peers, int source, int destination) const;
+  // That member will not use what lies outside of the block any more. Before it is `gone`.
+  void let_go(const Peers& peers, int member) const;
 
  private:
+  // Where the lane lies; 0 while there is none.
+  [[nodiscard]] std::atomic<std::uint64_t>& lane_word(int source, int destination) const;
+
   std::byte* base_;
   int members_;
 };

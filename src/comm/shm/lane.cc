@@ -19,7 +19,11 @@ Lane::Lane(Group& group, const Peers& peers, std::size_t index, LaneMemory memor
       memory_(memory),
       ranks_(std::move(ranks)),
       me_(me),
-      key_(combine_fingerprints(fingerprint(group.name()), index)) {
+      key_(fingerprint(group.name())) {
+  bool has_messages = index_ > 0;
+  for (int rank : ranks_) {
+    if (has_messages) key_ = combine_fingerprints(key_, static_cast<std::uint64_t>(rank));
+  }
   for (int rank : ranks_) world_ranks_.push_back(group.members()[rank]);
   records_ = std::make_unique<Operation[]>(static_cast<std::size_t>(memory_.depth()));
   for (int i = 0; i < memory_.depth(); ++i) records_[i].set_members(memory_.members());
@@ -74,6 +78,7 @@ bool Lane::all_have_carried_out() {
 }
 
 void Lane::fill_next(Posting& posting) {
+  if (posting.is_uneven()) memory_.make_counts(peers_, me_);
   record(posted() + 1).fill(peers_, me_, posted() + 1, memory_.carried_bytes(), posting);
 }
 
@@ -84,7 +89,7 @@ bool Lane::copies_input(const Posting& posting) const {
 Tell Lane::post_next(const Posting& posting) {
   std::uint64_t sequence = posted() + 1;
   Operation& operation = record(sequence);
-  operation.publish(memory_, me_, posting);
+  operation.publish(peers_, memory_, me_, posting);
   posted_.store(sequence, std::memory_order_relaxed);
   Sight sight = look(operation);
   if (sight != Sight::ready) return Tell::nobody;

@@ -45,8 +45,8 @@ enum class Tell { nobody, waiting, everybody };
 
 class Lane {
  public:
-  // `index`: its number in the group. `ranks`: the members, as numbers of the group; `me`: this
-  // process's place among them.
+  // `index`: its number in this process, 0 that of collectives. `ranks`: the members, as numbers of
+  // the group; `me`: this process's place among them.
   Lane(Group& group, const Peers& peers, std::size_t index, LaneMemory memory,
        std::vector<int> ranks, int me);
 

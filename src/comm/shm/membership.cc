@@ -175,6 +175,7 @@ void Endpoint::reap() {
     if (!group->is_settled() && !group->has_failed()) return false;
     for (Lane* lane : group->lanes()) std::erase(busy_, lane);
     if (!group->is_settled()) return true;  // it stays: peers may still write into its buffers
+    group->let_go();
     group->block().left(group->rank()).store(GroupBlock::gone, std::memory_order_release);
     auto place = std::ranges::find(groups_, group, &std::shared_ptr<Group>::get);
     ended.push_back(std::move(*place));

@@ -57,7 +57,7 @@ void Operation::set_members(int members) {
 
 Fingerprint Operation::agree(const Posting& posting, int members) {
   bool message = posting.collective == Collective::send || posting.collective == Collective::recv;
-  bool uneven = !posting.input_counts.empty() || !posting.output_counts.empty();
+  bool uneven = posting.is_uneven();
   uneven_exchange_ = uneven && posting.collective == Collective::all_to_all;
   counts_.clear();
   if (uneven && !uneven_exchange_) {
@@ -116,9 +116,9 @@ void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, std::si
   planned_ = false;
 }
 
-void Operation::publish(const LaneMemory& memory, int me, const Posting& posting) {
-  if (!posting.input_counts.empty() || !posting.output_counts.empty())
-    publish_counts(memory, me, posting);
+void Operation::publish(const Peers& peers, const LaneMemory& memory, int me,
+                        const Posting& posting) {
+  if (posting.is_uneven()) publish_counts(peers, memory, me, posting);
   if (carried_) {
     inputs_[me] = Place{memory.carried(me, sequence_)};
     origins_[me] = Place{staged_.own_input().data};
@@ -130,14 +130,16 @@ void Operation::publish(const LaneMemory& memory, int me, const Posting& posting
 }
 
 // A member may still read those of the operation that stood here, which others have completed.
-void Operation::publish_counts(const LaneMemory& memory, int me, const Posting& posting) const {
+void Operation::publish_counts(const Peers& peers, const LaneMemory& memory, int me,
+                               const Posting& posting) const {
   begin_write(memory.slot(me, sequence_), sequence_);
+  auto counts = memory.counts(peers, me);
   int other = 0;
   for (auto count : posting.input_counts)
-    memory.sends(me, other++, sequence_).store(count, std::memory_order_relaxed);
+    counts.sends(other++, sequence_).store(count, std::memory_order_relaxed);
   other = 0;
   for (auto count : posting.output_counts)
-    memory.expects(me, other++, sequence_).store(count, std::memory_order_relaxed);
+    counts.expects(other++, sequence_).store(count, std::memory_order_relaxed);
 }
 
 void Operation::note(const Peers& peers, int member, Location input, Location output) {
@@ -179,34 +181,37 @@ Sight Operation::look(const Peers& peers, const LaneMemory& memory) {
     else
       note(peers, member, descriptor.input, descriptor.output);
   }
-  return unseen_ > 0 ? Sight::waiting : make_plan(memory);
+  return unseen_ > 0 ? Sight::waiting : make_plan(peers, memory);
 }
 
-bool Operation::read_matrix(const LaneMemory& memory) {
+bool Operation::read_exchange(const Peers& peers, const LaneMemory& memory) {
   int members = memory.members();
-  matrix_.resize(static_cast<std::size_t>(members) * members);
+  std::vector<std::int64_t> matrix(static_cast<std::size_t>(members) * members);
+  std::vector<CountsMemory> counts;
+  for (int member = 0; member < members; ++member) counts.push_back(memory.counts(peers, member));
   bool agree = true;
   for (int from = 0; from < members; ++from) {
     for (int to = 0; to < members; ++to) {
-      auto sent = memory.sends(from, to, sequence_).load(std::memory_order_relaxed);
-      if (sent != memory.expects(to, from, sequence_).load(std::memory_order_relaxed))
+      auto sent = counts[from].sends(to, sequence_).load(std::memory_order_relaxed);
+      if (sent != counts[to].expects(from, sequence_).load(std::memory_order_relaxed))
         agree = false;
-      matrix_[from * members + to] = sent;
+      matrix[from * members + to] = sent;
     }
   }
+  exchange_ = Exchange(members, matrix);
   return agree;
 }
 
-Sight Operation::make_plan(const LaneMemory& memory) {
+Sight Operation::make_plan(const Peers& peers, const LaneMemory& memory) {
   if (uneven_exchange_) {
-    bool agree = read_matrix(memory);
+    bool agree = read_exchange(peers, memory);
     std::atomic_thread_fence(std::memory_order_acquire);
     for (int member = 0; member < memory.members(); ++member) {
       if (memory.slot(member, sequence_).stamp.load(std::memory_order_acquire) != sequence_ * 2)
         return Sight::complete;
     }
     if (!agree) return Sight::mismatch;
-    shape_.matrix = matrix_;
+    shape_.exchange = &exchange_;
   }
   planned_ = true;
   if (carried_) {
@@ -238,8 +243,7 @@ bool Operation::moves_nothing() const {
   for (int part = 0; part < plan_.parts() && nothing; ++part) {
     plan_.moves(part, {0, plan_.part_length(part)}, [&](const Move& move) {
       Place from = at_element(inputs_[move.source], move.source_offset, dtype_);
-      for (int member = 0; member < shape_.size && nothing; ++member) {
-        if (move.destination != Move::everyone && move.destination != member) continue;
+      for (int member = move.first(); member < move.end(shape_.size) && nothing; ++member) {
         Place to = at_element(outputs_[member], move.destination_offset, dtype_);
         nothing = !to.exists() || to == from;
       }
@@ -347,8 +351,7 @@ int Operation::move_part(int part, Range range, Scratch& scratch) const {
     std::size_t written = 0;
     Place from = at_element(inputs_[move.source], move.source_offset, dtype_);
     Place origin = carried_ ? at_element(origins_[move.source], move.source_offset, dtype_) : from;
-    for (int member = 0; member < shape_.size; ++member) {
-      if (move.destination != Move::everyone && move.destination != member) continue;
+    for (int member = move.first(); member < move.end(shape_.size); ++member) {
       Place to = at_element(outputs_[member], move.destination_offset, dtype_);
       bool is_written = written > 0 && to == destinations[0];  // ranks may share a tensor
       if (to.exists() && to != origin && !is_written) destinations[written++] = to;
@@ -372,6 +375,7 @@ void Operation::release() {
   staged_.release();
   keep_input_.reset();
   keep_output_.reset();
+  if (uneven_exchange_) exchange_ = {};  // as many words as pairs of ranks
 }
 
 void Operation::pin() {

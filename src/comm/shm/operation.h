@@ -13,6 +13,7 @@
 
 #include "comm/shm/combine.h"
 #include "comm/shm/descriptor.h"
+#include "comm/shm/exchange.h"
 #include "comm/shm/group_block.h"
 #include "comm/shm/peers.h"
 #include "comm/shm/pipeline.h"
@@ -45,7 +46,7 @@ class Operation {
   void fill(const Peers& peers, int me, std::uint64_t sequence, std::size_t carried_bytes,
             Posting& posting);
   // Publishes the descriptor, and what is carried.
-  void publish(const LaneMemory& memory, int me, const Posting& posting);
+  void publish(const Peers& peers, const LaneMemory& memory, int me, const Posting& posting);
   // Reads what others have posted since the last look and, when all have, makes the plan. After
   // `mismatch`, mismatched() is a member that does not agree with this rank.
   [[nodiscard]] Sight look(const Peers& peers, const LaneMemory& memory);
@@ -91,14 +92,15 @@ class Operation {
   [[nodiscard]] Keep& kept_output() { return keep_output_.exists() ? keep_output_ : keep_input_; }
 
  private:
-  void publish_counts(const LaneMemory& memory, int me, const Posting& posting) const;
+  void publish_counts(const Peers& peers, const LaneMemory& memory, int me,
+                      const Posting& posting) const;
   // These are the buffers of a member that has posted.
   void note(const Peers& peers, int member, Location input, Location output);
   // The same for one whose slot carries its input, which lies at `origin`.
   void note_carried(int member, std::byte* input, Place origin);
   [[nodiscard]] Fingerprint agree(const Posting& posting, int members);
-  [[nodiscard]] bool read_matrix(const LaneMemory& memory);
-  [[nodiscard]] Sight make_plan(const LaneMemory& memory);
+  [[nodiscard]] bool read_exchange(const Peers& peers, const LaneMemory& memory);
+  [[nodiscard]] Sight make_plan(const Peers& peers, const LaneMemory& memory);
   [[nodiscard]] bool moves_nothing() const;
   [[nodiscard]] Buffer own_segment(std::size_t turn) const;
   [[nodiscard]] int run_part(int part, Range range, Scratch& scratch) const;
@@ -117,7 +119,7 @@ class Operation {
   bool pipelined_ = false;
   Fingerprint print_;
   std::vector<std::int64_t> counts_;
-  std::vector<std::int64_t> matrix_;
+  Exchange exchange_;
   const char* file_in_slot_ = nullptr;
 
   std::vector<Place> inputs_;  // one a member, nowhere where it has none

@@ -71,17 +71,19 @@ std::int64_t Plan::share_begin(int part) const {
 }
 
 std::int64_t Plan::piece(int source, int destination) const {
-  return shape_.matrix.empty() ? shape_.count : shape_.matrix[source * shape_.size + destination];
+  return shape_.exchange ? shape_.exchange->piece(source, destination) : shape_.count;
+}
+
+std::int64_t Plan::piece_begin(int source, int destination) const {
+  return shape_.exchange ? shape_.exchange->before(source, destination)
+                         : shape_.count * destination;
 }
 
 std::int64_t Plan::part_length(int part) const {
   if (shape_.collective == Collective::barrier) return 0;
   if (is_shared_out(shape_.collective)) return share_begin(part + 1) - share_begin(part);
-  if (shape_.collective == Collective::all_to_all) {
-    std::int64_t length = 0;
-    for (int source = 0; source < shape_.size; ++source) length += piece(source, part);
-    return length;
-  }
+  if (shape_.collective == Collective::all_to_all)
+    return shape_.exchange ? shape_.exchange->received(part) : shape_.count * shape_.size;
   return shape_.counts.empty() ? shape_.count : shape_.counts[part];
 }
 

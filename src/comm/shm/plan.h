@@ -18,6 +18,8 @@
 //   barrier              no segments
 #pragma once
 
+#include "comm/shm/exchange.h"
+
 #include <lockstep/comm/op.h>
 
 #include <algorithm>
@@ -44,8 +46,7 @@ struct Shape {
   // uneven all_to_all.
   std::int64_t count = 0;
   std::span<const std::int64_t> counts = {};  // uneven all_gather, reduce_scatter: one a rank
-  // Uneven all_to_all: matrix[i * size + j] elements go from rank i to rank j.
-  std::span<const std::int64_t> matrix = {};
+  const Exchange* exchange = nullptr;         // uneven all_to_all
 };
 
 // One copy of `length` elements. `destination` of everyone means: to every rank's output.
@@ -56,6 +57,10 @@ struct Move {
   int destination = 0;
   std::int64_t destination_offset = 0;
   std::int64_t length = 0;
+
+  // The members that it goes to, one after another, of so many.
+  [[nodiscard]] int first() const { return destination == everyone ? 0 : destination; }
+  [[nodiscard]] int end(int size) const { return destination == everyone ? size : destination + 1; }
 };
 
 [[nodiscard]] constexpr bool combines(Collective collective) {
@@ -117,7 +122,9 @@ class Plan {
  private:
   [[nodiscard]] std::int64_t displacement(int part) const;  // elements of the pieces before
   [[nodiscard]] std::int64_t share_begin(int part) const;
+  // Of an all_to_all: what goes from one rank to another, and where in the source's input.
   [[nodiscard]] std::int64_t piece(int source, int destination) const;
+  [[nodiscard]] std::int64_t piece_begin(int source, int destination) const;
   // The one copy of a segment of any other moving operation than all_to_all.
   [[nodiscard]] Move single_move(int part, Range range) const;
 
@@ -140,9 +147,8 @@ void Plan::moves(int part, Range range, Visit&& visit) const {
     std::int64_t end = begin + piece(source, part);
     Range covered{std::max(begin, range.begin), std::min(end, range.end)};
     if (covered.length() > 0) {
-      std::int64_t before = 0;
-      for (int earlier = 0; earlier < part; ++earlier) before += piece(source, earlier);
-      visit(Move{source, before + covered.begin - begin, part, covered.begin, covered.length()});
+      visit(Move{source, piece_begin(source, part) + covered.begin - begin, part, covered.begin,
+                 covered.length()});
     }
     begin = end;
   }

@@ -87,6 +87,8 @@ struct Posting {
   std::source_location where = std::source_location::current();
   Keep keep_input = {};
   Keep keep_output = {};
+
+  [[nodiscard]] bool is_uneven() const { return !input_counts.empty() || !output_counts.empty(); }
 };
 
 }  // namespace lockstep::shm

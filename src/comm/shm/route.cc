@@ -7,7 +7,7 @@ namespace lockstep::shm {
 std::int64_t count_of(const Posting& posting, int members) {
   auto input = [&] { return elements_in(posting.input.bytes, posting.dtype); };
   auto output = [&] { return elements_in(posting.output.bytes, posting.dtype); };
-  bool uneven = !posting.input_counts.empty() || !posting.output_counts.empty();
+  bool uneven = posting.is_uneven();
   switch (posting.collective) {
     case Collective::barrier:
       return 0;
@@ -26,8 +26,7 @@ std::int64_t count_of(const Posting& posting, int members) {
 }
 
 bool fits_slot(const Posting& posting, std::int64_t count, int members, std::size_t carried_bytes) {
-  bool uneven = !posting.input_counts.empty() || !posting.output_counts.empty();
-  if (uneven || posting.collective == Collective::barrier) return false;
+  if (posting.is_uneven() || posting.collective == Collective::barrier) return false;
   bool one_a_rank = posting.collective == Collective::reduce_scatter ||
                     posting.collective == Collective::all_to_all ||
                     posting.collective == Collective::scatter;

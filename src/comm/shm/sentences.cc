@@ -6,6 +6,7 @@
 #include "comm/shm/control.h"
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -25,18 +26,21 @@ const Slot* last_call(const LaneMemory& memory, int member) {
 }
 
 // A message of a member that its peer has not met; null where there is none.
-const Slot* open_message(const GroupBlock& block, int number) {
+const Slot* open_message(const Peers& peers, const GroupBlock& block, int number) {
   constexpr int sender = 0;
   constexpr int receiver = 1;
-  auto beyond = [](const LaneMemory& lane, int own, int peer) {
-    const Slot* last = last_call(lane, own);
-    const Slot* met = last_call(lane, peer);
+  auto beyond = [](const std::optional<LaneMemory>& lane, int own, int peer) -> const Slot* {
+    if (!lane) return nullptr;
+    const Slot* last = last_call(*lane, own);
+    const Slot* met = last_call(*lane, peer);
     return last && (!met || sequence_in(*met) < sequence_in(*last)) ? last : nullptr;
   };
   int members = block.collectives().members();
   for (int other = 0; other < members; ++other) {
-    if (const Slot* sent = beyond(block.messages(number, other), sender, receiver)) return sent;
-    if (const Slot* due = beyond(block.messages(other, number), receiver, sender)) return due;
+    if (const Slot* sent = beyond(block.messages(peers, number, other), sender, receiver))
+      return sent;
+    if (const Slot* due = beyond(block.messages(peers, other, number), receiver, sender))
+      return due;
   }
   return nullptr;
 }
@@ -44,7 +48,7 @@ const Slot* open_message(const GroupBlock& block, int number) {
 std::string last_call_text(const Waited& operation, const GroupBlock& block, int member) {
   const Slot* last = last_call(operation.memory, member);
   if (!last) last = last_call(block.collectives(), operation.ranks[member]);
-  const Slot* open = open_message(block, operation.ranks[member]);
+  const Slot* open = open_message(operation.peers, block, operation.ranks[member]);
   auto pending = open ? describe(*open) + ", which its peer has not met" : "";
   if (!last && open) return "it has called " + pending;
   if (!last) return "it has made no call yet";
@@ -77,6 +81,7 @@ std::string never_called(const Waited& operation, const GroupBlock& block,
 
 // What two members posted for one operation, told apart.
 struct Posts {
+  const Peers& peers;
   const LaneMemory& memory;
   std::span<const int> ranks;
   std::uint64_t sequence;
@@ -92,10 +97,10 @@ struct Posts {
     auto theirs = agreement_in(memory.slot(other, sequence));
     if (!call.uneven || !theirs.uneven || call.collective != theirs.collective) return {};
     if (call.collective == Collective::all_to_all)
-      return formatted("{} to rank {}, {} from it", count(&LaneMemory::sends, member, other),
-                       ranks[other], count(&LaneMemory::expects, member, other));
-    auto given =
-        call.collective == Collective::reduce_scatter ? &LaneMemory::sends : &LaneMemory::expects;
+      return formatted("{} to rank {}, {} from it", count(&CountsMemory::sends, member, other),
+                       ranks[other], count(&CountsMemory::expects, member, other));
+    auto given = call.collective == Collective::reduce_scatter ? &CountsMemory::sends
+                                                               : &CountsMemory::expects;
     for (int part = 0; part < memory.members(); ++part) {
       if (auto own = count(given, member, part); own != count(given, other, part))
         return formatted("{} of rank {}", own, ranks[part]);
@@ -103,18 +108,19 @@ struct Posts {
     return {};
   }
 
-  [[nodiscard]] std::int64_t count(decltype(&LaneMemory::sends) of, int member, int other) const {
-    return (memory.*of)(member, other, sequence).load(std::memory_order_relaxed);
+  [[nodiscard]] std::int64_t count(decltype(&CountsMemory::sends) of, int member, int other) const {
+    return (memory.counts(peers, member).*of)(other, sequence).load(std::memory_order_relaxed);
   }
 };
 
 // Two members of an uneven all_to_all of whom one sends something else than the other expects.
-std::pair<int, int> unlike_pair(const LaneMemory& memory, std::uint64_t sequence) {
+std::pair<int, int> unlike_pair(const Peers& peers, const LaneMemory& memory,
+                                std::uint64_t sequence) {
   for (int from = 0; from < memory.members(); ++from) {
     for (int to = 0; to < memory.members(); ++to) {
-      if (memory.sends(from, to, sequence).load(std::memory_order_relaxed) !=
-          memory.expects(to, from, sequence).load(std::memory_order_relaxed))
-        return {from, to};
+      auto sent = memory.counts(peers, from).sends(to, sequence).load(std::memory_order_relaxed);
+      auto due = memory.counts(peers, to).expects(from, sequence).load(std::memory_order_relaxed);
+      if (sent != due) return {from, to};
     }
   }
   return {0, 0};
@@ -122,10 +128,11 @@ std::pair<int, int> unlike_pair(const LaneMemory& memory, std::uint64_t sequence
 
 }  // namespace
 
-std::string mismatch_sentence(const LaneMemory& memory, std::span<const int> ranks,
-                              std::uint64_t sequence, int one, int other) {
-  if (other < 0) std::tie(one, other) = unlike_pair(memory, sequence);
-  Posts posts{memory, ranks, sequence};
+std::string mismatch_sentence(const Peers& peers, const LaneMemory& memory,
+                              std::span<const int> ranks, std::uint64_t sequence, int one,
+                              int other) {
+  if (other < 0) std::tie(one, other) = unlike_pair(peers, memory, sequence);
+  Posts posts{peers, memory, ranks, sequence};
   int first = std::min(one, other);
   int second = std::max(one, other);
   return formatted("rank {} called {} where rank {} called {}", ranks[first],

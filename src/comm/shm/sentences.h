@@ -14,6 +14,7 @@ namespace lockstep::shm {
 
 // An operation that somebody has waited too long for.
 struct Waited {
+  const Peers& peers;
   LaneMemory memory;
   std::span<const int> ranks;  // the lane's members as numbers of the group
   std::uint64_t sequence;
@@ -22,8 +23,9 @@ struct Waited {
 
 // ranks 0-2 called all_reduce #5 (sum, 100 x float32, a.cc:3) where rank 3 called broadcast #5
 // (root 0, ...). `other` below 0: some two whose counts in an all_to_all do not fit.
-[[nodiscard]] std::string mismatch_sentence(const LaneMemory& memory, std::span<const int> ranks,
-                                            std::uint64_t sequence, int one, int other);
+[[nodiscard]] std::string mismatch_sentence(const Peers& peers, const LaneMemory& memory,
+                                            std::span<const int> ranks, std::uint64_t sequence,
+                                            int one, int other);
 
 // rank 3 never called all_reduce #417 (bucket 2, 12 MB, train.cc:88) that ranks 0-2 wait in; its
 // last call was ... `is_executing(rank, word)`: whether that rank executes a segment of operation

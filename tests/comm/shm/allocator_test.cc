@@ -84,7 +84,7 @@ TEST(Allocator, KnowsHowMuchOfTheFreeSpaceWasTouched) {
 TEST(Arena, FreesABlockWhenItsLastHolderLetsGo) {
   Arena arena(16 << 20);
   auto before = arena.used();
-  auto* held = arena.allocate_held(1 << 20, 2);
+  auto* held = arena.allocate_held(1 << 20, 1, 1);
   Arena::let_go(held);
   EXPECT_GT(arena.used(), before + (1 << 20));
   Arena::take(held);
@@ -100,7 +100,7 @@ TEST(Arena, FreesABlockWhenItsLastHolderLetsGo) {
 TEST(Arena, FreesABlockThatSomeWillNeverTakeOnceTheOthersLetGo) {
   Arena arena(16 << 20);
   auto before = arena.used();
-  auto* held = arena.allocate_held(1 << 20, 3);
+  auto* held = arena.allocate_held(1 << 20, 1, 2);
   Arena::take(held);
   Arena::let_go(held);
   Arena::expect_nobody(held);

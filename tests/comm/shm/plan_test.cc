@@ -89,7 +89,7 @@ Written expected(const Shape& shape) {
     return sum;
   };
   auto piece = [&](int from, int to) {
-    return shape.matrix.empty() ? shape.count : shape.matrix[from * shape.size + to];
+    return shape.exchange ? shape.exchange->piece(from, to) : shape.count;
   };
   for (int rank = 0; rank < shape.size; ++rank) {
     switch (shape.collective) {
@@ -180,7 +180,12 @@ TEST(Plan, TakesUnevenCounts) {
     auto total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
     check_plan({Collective::all_gather, size, 0, total, counts, {}});
     check_plan({Collective::reduce_scatter, size, 0, total, counts, {}});
-    check_plan({Collective::all_to_all, size, 0, 0, {}, matrix});
+    const Exchange exchange(size, matrix);
+    for (int from = 0; from < size; ++from) {
+      for (int to = 0; to < size; ++to)
+        ASSERT_EQ(exchange.piece(from, to), matrix[static_cast<std::size_t>(from * size + to)]);
+    }
+    check_plan({Collective::all_to_all, size, 0, 0, {}, &exchange});
   }
 }
 
