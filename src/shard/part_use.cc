@@ -51,9 +51,9 @@ bool gives_parts(const c10::OperatorHandle& operation) {
   const Part& part = place.parts->at(place.first + tensor.storage_offset(), tensor.numel());
   throw InvalidArgument(formatted(
       "{}: {} is divided over {} ranks, and this operation would only use the elements {}..{} that "
-      "are here, so that every rank gets another result; clip and take norms with the handle's "
-      "clip_grad_norm(), optim::clip_gradient_norm() or optim::gradient_norm(), take whole values "
-      "from the handle's unsharded() or state_dict(), or this rank's elements alone by clone()",
+      "are here, so that every rank gets another result; norms, clipping and loss scaling over all "
+      "ranks: the handle's clip_grad_norm(), optim::gradient_norm(), optim::GradScaler; whole "
+      "values: the handle's unsharded() or state_dict(); this rank's elements alone: clone()",
       operation.schema().name(), part.name, place.parts->division()->size(), part.range.begin,
       part.range.end));
 }

@@ -69,6 +69,8 @@ struct Setting {
   std::optional<ShardOptions> options;  // absent: DistributedDataParallel
 };
 
+void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
+
 std::vector<Setting> settings() {
   std::vector<Setting> all{{"DDP", {}}};
   for (ShardLevel level : all_levels)
