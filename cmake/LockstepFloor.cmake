@@ -11,7 +11,8 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
 add_library(lockstep_settings INTERFACE)
 target_compile_features(lockstep_settings INTERFACE cxx_std_20)
 # -fPIC by hand: CMAKE_POSITION_INDEPENDENT_CODE gives programs -fPIE, and the shared precompiled header no longer fits them.
-target_compile_options(lockstep_settings INTERFACE -fPIC -Wall -Wextra -fno-math-errno
+# -ffp-contract=off: what is rounded when is part of the results, and compilers differ in what they fuse.
+target_compile_options(lockstep_settings INTERFACE -fPIC -Wall -Wextra -fno-math-errno -ffp-contract=off
   $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>
   $<$<CXX_COMPILER_ID:GNU>:-Wno-missing-field-initializers>  # designated ones say what they leave out
   $<$<BOOL:${LOCKSTEP_WARNINGS_AS_ERRORS}>:-Werror>)

@@ -13,10 +13,6 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#if defined(__clang__)
-#pragma STDC FP_CONTRACT OFF
-#endif
-
 HWY_BEFORE_NAMESPACE();
 namespace lockstep::optim::HWY_NAMESPACE {
 namespace {

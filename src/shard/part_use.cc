@@ -26,41 +26,17 @@ bool is_pointwise(const c10::OperatorHandle& operation) {
 }
 
 // What LibTorch does not call pointwise and treats elements apart all the same, or reads none.
-// allclose() beside equal(), which it does: both compare what this rank has.
+// allclose() is there beside equal(), which it calls so: both compare what this rank has. Views do
+// not come here.
 bool is_known(std::string_view name) {
-  static const std::unordered_set<std::string_view> names = {"copy_",
-                                                             "_to_copy",
-                                                             "fill_",
-                                                             "zero_",
-                                                             "detach",
-                                                             "detach_",
-                                                             "alias",
-                                                             "set_",
-                                                             "masked_fill_",
-                                                             "copysign_",
-                                                             "empty_like",
-                                                             "zeros_like",
-                                                             "ones_like",
-                                                             "full_like",
-                                                             "new_empty",
-                                                             "new_zeros",
-                                                             "new_ones",
-                                                             "new_full",
-                                                             "new_empty_strided",
-                                                             "_fused_sgd_",
-                                                             "_fused_adam_",
-                                                             "_fused_adamw_",
-                                                             "_fused_adagrad_",
-                                                             "allclose",
-                                                             "isclose",
-                                                             "is_pinned",
-                                                             "_pin_memory",
-                                                             "record_stream",
-                                                             "view_as_real",
-                                                             "view_as_complex",
-                                                             "_conj",
-                                                             "contiguous",
-                                                             "reshape"};
+  static const std::unordered_set<std::string_view> names = {
+      "copy_",        "_to_copy",     "fill_",         "zero_",
+      "detach_",      "masked_fill_", "copysign_",     "empty_like",
+      "zeros_like",   "ones_like",    "full_like",     "new_empty",
+      "new_zeros",    "new_ones",     "new_full",      "new_empty_strided",
+      "_fused_sgd_",  "_fused_adam_", "_fused_adamw_", "_fused_adagrad_",
+      "allclose",     "isclose",      "is_pinned",     "_pin_memory",
+      "record_stream"};
   return names.contains(name) || (name.starts_with("_foreach_") && name.ends_with('_'));
 }
 
@@ -75,9 +51,9 @@ bool gives_parts(const c10::OperatorHandle& operation) {
   const Part& part = place.parts->at(place.first + tensor.storage_offset(), tensor.numel());
   throw InvalidArgument(formatted(
       "{}: {} is divided over {} ranks, and this operation would only use the elements {}..{} that "
-      "are here, so that every rank gets another result; clip and take norms with the handle's "
-      "clip_grad_norm(), optim::clip_gradient_norm() or optim::gradient_norm(), take whole values "
-      "from the handle's unsharded() or state_dict(), or this rank's elements alone by clone()",
+      "are here, so that every rank gets another result; norms, clipping and loss scaling over all "
+      "ranks: the handle's clip_grad_norm(), optim::gradient_norm(), optim::GradScaler; whole "
+      "values: the handle's unsharded() or state_dict(); this rank's elements alone: clone()",
       operation.schema().name(), part.name, place.parts->division()->size(), part.range.begin,
       part.range.end));
 }

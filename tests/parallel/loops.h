@@ -7,7 +7,9 @@
 
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -141,6 +143,62 @@ inline std::vector<Loop> training_loops() {
                      t.update();
                    }});
   return loops;
+}
+
+// A loop that does what a number says: the same on all ranks.
+class RandomLoop {
+ public:
+  explicit RandomLoop(int seed) : random_(static_cast<unsigned>(seed)) {}
+
+  void step(Trainer& t, int step) {
+    if (step == 0 || must_zero_ || chance(0.7)) zero(t);
+    must_zero_ = false;
+    bool scaled = chance(0.5);
+    if (chance(0.3)) t.backward_later(step + 50);
+    for (int i = chance(0.3) ? 2 : 1; i > 0; --i) t.backward(step + 20 * i, scaled ? t.scale() : 1);
+    scaled ? scaled_step(t) : plain_step(t);
+  }
+
+ private:
+  bool chance(double share) { return std::uniform_real_distribution<>()(random_) < share; }
+
+  void zero(Trainer& t) {
+    bool set_to_none = chance(0.5);
+    chance(0.5) ? t.zero_grad(set_to_none) : t.zero_grad_of_optimizer(set_to_none);
+  }
+  void clip(Trainer& t) {
+    for (Clip way : {Clip::by_handle, Clip::by_optimizer, Clip::by_torch})
+      if (chance(0.3)) t.norms.push_back(t.clip(way, chance(0.5) ? 0.05 : 0.01));
+    if (chance(0.2)) t.clip_values(0.002);
+  }
+  void plain_step(Trainer& t) {
+    clip(t);
+    if (chance(0.15)) return;
+    if (chance(0.7)) return t.step();
+    t.norms.push_back(t.clipped_step(max_norm));  // writes no gradients
+    must_zero_ = true;
+  }
+  void scaled_step(Trainer& t) {
+    must_zero_ = true;
+    bool is_spoiled = chance(0.2);
+    if (is_spoiled) t.spoil();
+    bool unscales = chance(0.6);
+    if (unscales && t.unscale()) clip(t);
+    if (!unscales || chance(0.85))
+      t.norms.push_back(t.scaled_step(chance(0.3) ? std::optional(max_norm) : std::nullopt));
+    t.update();
+  }
+
+  std::mt19937 random_;
+  bool must_zero_ = false;
+};
+
+inline Loop random_loop(int seed) {
+  auto loop = std::make_shared<std::optional<RandomLoop>>();
+  return {"random " + std::to_string(seed), [loop, seed](Trainer& t, int step) {
+            if (step == 0) loop->emplace(seed);
+            (*loop)->step(t, step);
+          }};
 }
 
 }  // namespace lockstep::test

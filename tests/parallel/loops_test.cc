@@ -69,6 +69,8 @@ struct Setting {
   std::optional<ShardOptions> options;  // absent: DistributedDataParallel
 };
 
+void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
+
 std::vector<Setting> settings() {
   std::vector<Setting> all{{"DDP", {}}};
   for (ShardLevel level : all_levels)
@@ -283,6 +285,21 @@ TEST_P(TrainingLoops, GiveTheNumbersOfOneProcess) {
         if (HasFailure()) return;
       }
     }
+  }
+}
+
+TEST_P(TrainingLoops, RandomOnesToo) {
+  const Setting& setting = GetParam();
+  std::vector<Kind> all = kinds();
+  for (int seed = 0; seed < 24; ++seed) {
+    int ranks = 1 + seed % 3;
+    const Kind& kind = all[static_cast<std::size_t>(seed) % all.size()];
+    Outcome expected = one_process(random_loop(seed), kind, ranks);
+    std::string where = kind.name + ", random " + std::to_string(seed);
+    run_as_threads(ranks, [&](Group group) {
+      expect_same(run_setting(setting, group, random_loop(seed), kind), expected, where);
+    });
+    if (HasFailure()) return;
   }
 }
 

@@ -9,12 +9,14 @@
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/nn/utils/convert_parameters.h>
 #include <torch/optim/lbfgs.h>
+#include <torch/serialize.h>
 #include <torch/types.h>
 
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <map>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -183,6 +185,48 @@ TEST(Parts, NumbersOfRanksAreCombined) {
       bad = group.rank() == 0 ? std::numeric_limits<double>::infinity() : 3;
       EXPECT_EQ(division.largest(bad), std::numeric_limits<double>::infinity());
     });
+}
+
+// What ends outside of LibTorch's operations: a stream of text, a file.
+TEST(Parts, CanBePrintedAndSaved) {
+  run_as_threads(2, [](Group group) {
+    at::Tensor part = three_parts(group)[2];
+    for (const at::Tensor& tensor : {part, part * 2, part.to(at::kDouble)}) {
+      std::ostringstream text, plain;
+      text << tensor;
+      plain << tensor.clone();
+      EXPECT_EQ(text.str(), plain.str());
+      std::stringstream bytes;
+      torch::save(tensor, bytes);
+      at::Tensor loaded;
+      torch::load(loaded, bytes);
+      EXPECT_TRUE(at::equal(loaded, tensor.clone()));
+      EXPECT_FALSE(parts_of(loaded));
+    }
+  });
+}
+
+// An average of parameters over steps, in either way of writing it, and back.
+TEST(Parts, AveragesOfParametersWork) {
+  run_as_threads(2, [](Group group) {
+    at::Tensor part = three_parts(group)[2], plain = part.clone();
+    at::Tensor average = part.clone(), other = part + 0, expected = plain.clone();
+    for (int step = 0; step < 3; ++step) {
+      part.add_(1);
+      plain.add_(1);
+      average.mul_(0.5).add_(part, 0.5);
+      other = other * 0.5 + part * 0.5;
+      expected = expected * 0.5 + plain * 0.5;
+    }
+    EXPECT_TRUE(at::equal(average, expected));
+    EXPECT_TRUE(at::equal(other.clone(), expected));
+    at::Tensor backup = part.clone();
+    part.copy_(average);
+    EXPECT_TRUE(at::equal(part, expected));
+    part.copy_(backup);
+    EXPECT_TRUE(at::equal(part, plain));
+    EXPECT_TRUE(parts_of(other));
+  });
 }
 
 // LibTorch's functions that would clip, or search, by this rank's elements alone.

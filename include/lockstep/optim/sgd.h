@@ -6,7 +6,9 @@
 //   b = momentum * b + (1 - dampening) * g        the first time: b = g
 //   w = w - lr * b                                nesterov: w - lr * (g + momentum * b)
 //
-// Results are those of torch::optim::SGD bit for bit where the processor has fused multiply-add.
+// In float32 results are those of torch::optim::SGD bit for bit where the processor has fused
+// multiply-add; in float64 LibTorch's fused kernel does the update, a few units in the last place
+// from it.
 #pragma once
 
 #include <lockstep/optim/state.h>

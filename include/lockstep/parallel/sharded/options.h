@@ -92,8 +92,8 @@ struct ShardOptions {
   //   adamw.step();                            // optimizer.bytes_moved() counts
   //   sharded.zero_grad();                     // before the next forward(): averages are over
   //
-  // Whatever else uses such a .grad (clip_grad_norm(), clip_norm(), GradScaler, torch's optimizers,
-  // an operation) computes it first, with one more pass; so does the next forward() for one that is
+  // Whatever else uses such a .grad (a norm, clipping, GradScaler, torch's optimizers, an
+  // operation) computes it first, with one more pass; so does the next forward() for one that is
   // still there. At every level each rank then holds all of its own gradients. InvalidArgument with
   // private memory and on a mesh of two axes.
   bool reduce_in_step = false;
