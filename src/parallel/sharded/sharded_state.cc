@@ -194,8 +194,10 @@ void ShardedState::complete(std::shared_ptr<torch::nn::Module> the_module) {
   add_units(tensors, options_);
   for (const auto& [name, tensor, aliases] : parameters)
     places_.push_back(by_tensor_.at(tensor.unsafeGetTensorImpl()));
+  auto watch = std::make_shared<parallel::ModuleWatch>(*module, options_.ignored,
+                                                       "fully_shard() was called");
   flow = std::make_shared<sharded::GradientFlow>(groups, *residency, pool_,
-                                                 tensors.buffer_tensors(), options_);
+                                                 tensors.buffer_tensors(), watch, options_);
   hooks_ = std::make_unique<parallel::GradientHooks>(
       flow->hooked(), [flow = flow.get()](int i) { flow->on_gradient(i); });
   sys::return_freed_memory();  // the whole parameters'

@@ -49,6 +49,11 @@ class UnitGradients {
 
   void post();
   void forward();
+  // Instead of both, when backward() has failed here: takes part with any values, which lie in
+  // `scratch` where there are none of this unit yet. Does not wait.
+  void post_anything(at::Tensor& scratch);
+  // The second half of it, of a unit that is posted already.
+  void forward_anything();
   // Blocks until the averages are there. Slices of parameters that are `unused` stay as they are;
   // one flag a parameter, or none at all.
   void publish(const std::vector<bool>& unused = {});
@@ -104,6 +109,7 @@ class UnitGradients {
   at::Tensor averages_;                       // of the shard; undefined where they are in flat_
   bool filling_ = false;                      // flat_ holds gradients that publish() has not seen
   Work work_;
+  Work forwarded_;  // post_anything()'s
 };
 
 }  // namespace lockstep::sharded
