@@ -9,10 +9,10 @@
 //   finish     contribute for parameters that had no part, post the rest and the status, wait,
 //              publish averages, publish buffers
 //   fail       after an exception: post the rest with any values and the status "failed", so that no
-//              rank waits in vain; all of it is waited for when the next step begins
-// The status counts, for each parameter, the ranks that had no gradient for it, and those with an
-// exception. After the first
-// step units are posted in the order in which rank 0's became complete.
+//              rank waits in vain; it is waited for when the next step begins
+// The status counts, for each parameter, the ranks that had no gradient for it, and the ranks with
+// an exception. After the first step units are posted in the order in which rank 0's became
+// complete.
 //
 // Inside no_sync() gradients are left where they are, and only the end of backward() matters.
 //
