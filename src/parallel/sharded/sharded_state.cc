@@ -96,9 +96,12 @@ std::vector<std::string> describe(const torch::nn::Module& module,
 }
 
 void check_not_divided(const std::vector<shard::NamedParameter>& parameters) {
-  for (const auto& [name, tensor, aliases] : parameters)
+  for (const auto& [name, tensor, aliases] : parameters) {
     check(!shard::is_lazy(tensor) || shard::is_deferred(tensor),
           "fully_shard: {} is sharded already, by another handle", name);
+    check(!parallel::is_hooked(tensor),
+          "fully_shard: another handle averages the gradient of {}; let it go before", name);
+  }
 }
 
 // Before anything is changed.
