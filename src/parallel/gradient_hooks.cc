@@ -26,6 +26,14 @@ struct Hook : autograd::PostAccumulateGradHook {
 
 }  // namespace
 
+bool is_hooked(const at::Tensor& parameter) {
+  if (!parameter.requires_grad()) return false;
+  auto* hook = dynamic_cast<Hook*>(autograd::impl::post_acc_grad_hooks(parameter).get());
+  while (hook != nullptr && hook->on_gradient.expired())
+    hook = dynamic_cast<Hook*>(hook->previous.get());
+  return hook != nullptr;
+}
+
 GradientHooks::GradientHooks(std::vector<at::Tensor> parameters, OnGradient on_gradient)
     : parameters_(std::move(parameters)),
       on_gradient_(std::make_shared<OnGradient>(std::move(on_gradient))) {

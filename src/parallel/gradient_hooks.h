@@ -14,6 +14,9 @@
 
 namespace lockstep::parallel {
 
+// Whether the parameter has a hook of a GradientHooks that lives.
+[[nodiscard]] bool is_hooked(const at::Tensor& parameter);
+
 class GradientHooks {
  public:
   using OnGradient = std::function<void(int)>;

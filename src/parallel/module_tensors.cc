@@ -31,6 +31,11 @@ std::vector<std::string> names_of(const shard::NamedParameter& parameter) {
   return names;
 }
 
+bool is_named(const std::string& name, std::span<const std::string> patterns) {
+  return std::ranges::any_of(
+      patterns, [&](const std::string& pattern) { return shard::names_around(pattern, name); });
+}
+
 // What is odd about it, for "buffer mask is ...": null when nothing is.
 const char* oddity_of(const at::Tensor& tensor) {
   if (tensor.is_nested()) return "a nested tensor";
@@ -74,21 +79,22 @@ ModuleTensors tensors_of(const torch::nn::Module& module, std::span<const std::s
     for (std::string& name : names_of(parameter)) names.push_back(std::move(name));
   for (const auto& item : module.named_buffers()) names.push_back(item.key());
   shard::check_patterns("pattern of ignored tensors", ignored, names);
-  auto is_ignored = [&](const std::string& name) {
-    return std::ranges::any_of(
-        ignored, [&](const std::string& pattern) { return shard::names_around(pattern, name); });
-  };
   std::erase_if(tensors.parameters, [&](const shard::NamedParameter& one) {
-    if (std::ranges::none_of(names_of(one), is_ignored)) return false;
+    if (!is_ignored(one, ignored)) return false;
     tensors.ignored.push_back(one.tensor);
     return true;
   });
   std::erase_if(tensors.buffers, [&](const NamedBuffer& one) {
-    if (!is_ignored(one.name)) return false;
+    if (!is_named(one.name, ignored)) return false;
     tensors.ignored.push_back(one.tensor);
     return true;
   });
   return tensors;
+}
+
+bool is_ignored(const shard::NamedParameter& parameter, std::span<const std::string> ignored) {
+  return std::ranges::any_of(names_of(parameter),
+                             [&](const std::string& name) { return is_named(name, ignored); });
 }
 
 void check_ordinary(const ModuleTensors& tensors, std::string_view strategy) {

@@ -34,6 +34,10 @@ struct ModuleTensors {
 [[nodiscard]] ModuleTensors tensors_of(const torch::nn::Module& module,
                                        std::span<const std::string> ignored = {});
 
+// Whether a pattern names it, by any of its names.
+[[nodiscard]] bool is_ignored(const shard::NamedParameter& parameter,
+                              std::span<const std::string> ignored);
+
 // InvalidArgument in one line for the first tensor that ranks cannot be given, or that cannot be
 // trained. The same on every rank where check_same_lines() has found no difference.
 void check_ordinary(const ModuleTensors& tensors, std::string_view strategy);

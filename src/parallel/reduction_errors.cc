@@ -23,6 +23,12 @@ void throw_second_gradient(const std::string& parameter) {
       parameter));
 }
 
+void throw_failed_backward(int failed_ranks, int group_size) {
+  throw ReductionFailed(formatted(
+      "backward() ended with an exception on {} of {} ranks; gradients are undefined on all",
+      failed_ranks, group_size));
+}
+
 void MissingGradients::add(const std::string& parameter, int ranks, bool here) {
   if (ranks == 0 || ++missing_ > most_named) return;
   named_.push_back(formatted("{} (on {} of {} ranks{})", parameter, ranks, group_size_,

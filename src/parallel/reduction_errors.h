@@ -10,6 +10,7 @@ namespace lockstep::parallel {
 
 [[noreturn]] void throw_sparse_gradient(const std::string& parameter, std::string_view strategy);
 [[noreturn]] void throw_second_gradient(const std::string& parameter);
+[[noreturn]] void throw_failed_backward(int failed_ranks, int group_size);
 
 // Parameters without a gradient, for a message: the first few by name, the others counted.
 class MissingGradients {

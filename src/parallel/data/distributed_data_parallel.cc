@@ -3,6 +3,7 @@
 #include "parallel/data/reducer.h"
 #include "parallel/gradient_hooks.h"
 #include "parallel/module_check.h"
+#include "parallel/module_watch.h"
 #include "parallel/state_broadcast.h"
 
 #include <lockstep/base/check.h>
@@ -53,6 +54,7 @@ class DataParallelState {
   std::shared_ptr<torch::nn::Module> module;
   Group group;
   std::vector<shard::NamedParameter> parameters;
+  std::shared_ptr<const parallel::ModuleWatch> watch;
   std::shared_ptr<Reducer> reducer;
   std::unique_ptr<GradientHooks> hooks;
 };
@@ -68,7 +70,7 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> the_modu
   parallel::check_same_lines(group, describe(tensors, options), call);
   parallel::check_ordinary(tensors, "DistributedDataParallel");
   parameters = tensors.parameters;
-  std::vector<shard::NamedParameter> trainable, frozen;
+  std::vector<shard::NamedParameter> trainable;
   std::vector<at::Tensor> state, hooked;
   for (const shard::NamedParameter& parameter : parameters) {
     check(!shard::is_lazy(parameter.tensor) || shard::is_deferred(parameter.tensor),
@@ -76,14 +78,17 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> the_modu
           "gradients already",
           parameter.name);
     state.push_back(parameter.tensor);
-    (parameter.tensor.requires_grad() ? trainable : frozen).push_back(parameter);
-    if (parameter.tensor.requires_grad()) hooked.push_back(parameter.tensor);
+    if (!parameter.tensor.requires_grad()) continue;
+    trainable.push_back(parameter);
+    hooked.push_back(parameter.tensor);
   }
   std::vector<at::Tensor> buffers = tensors.buffer_tensors();
   state.insert(state.end(), buffers.begin(), buffers.end());
   parallel::broadcast_now(group, state, options.bucket_bytes, call);
-  reducer = std::make_shared<Reducer>(group, std::move(trainable), std::move(frozen),
-                                      std::move(buffers), options);
+  watch = std::make_shared<parallel::ModuleWatch>(*module, options.ignored,
+                                                  "DistributedDataParallel was made");
+  reducer =
+      std::make_shared<Reducer>(group, std::move(trainable), watch, std::move(buffers), options);
   hooks = std::make_unique<GradientHooks>(
       std::move(hooked), [reducer = reducer.get()](int i) { reducer->on_gradient(i); });
 }
@@ -123,6 +128,7 @@ std::vector<shard::NamedParameter> DistributedDataParallel::named_parameters() c
 }
 
 void DistributedDataParallel::zero_grad(bool set_to_none) {
+  state_->watch->check();
   for (const shard::NamedParameter& parameter : state_->parameters) {
     at::Tensor& gradient = parameter.tensor.mutable_grad();
     if (!gradient.defined()) continue;

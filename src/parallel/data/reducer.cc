@@ -26,11 +26,11 @@ shard::PlanOptions limits_of(const DataParallelOptions& options) {
 }  // namespace
 
 Reducer::Reducer(Group group, std::vector<shard::NamedParameter> parameters,
-                 std::vector<shard::NamedParameter> frozen, std::vector<at::Tensor> buffers,
-                 const DataParallelOptions& options)
+                 std::shared_ptr<const parallel::ModuleWatch> watch,
+                 std::vector<at::Tensor> buffers, const DataParallelOptions& options)
     : group_(std::move(group)),
       parameters_(std::move(parameters)),
-      frozen_(std::move(frozen)),
+      watch_(std::move(watch)),
       options_(options),
       order_(shard::reverse_order(static_cast<int>(parameters_.size()))),
       buckets_(group_, parameters_, order_, limits_of(options), options.timeout),
@@ -46,19 +46,21 @@ void Reducer::on_gradient(int i) {
   at::NoGradGuard no_grad;
   used_[static_cast<std::size_t>(i)] = true;
   if (paused_ > 0) return;
-  if (!step_) begin(create_graph);
+  bool is_first = step_ == nullptr;
+  if (is_first) begin();
   step_->watch();
+  if (is_first) check_step(create_graph);
   accept(i);
 }
 
-void Reducer::begin(bool create_graph) {
+void Reducer::check_step(bool create_graph) const {
   check(!create_graph,
         "backward(create_graph=true): an average over ranks has no derivative; call it inside "
         "no_sync()");
-  for (const shard::NamedParameter& parameter : frozen_)
-    check(!parameter.tensor.requires_grad(),
-          "{} required no gradient when DistributedDataParallel was made, and does now",
-          parameter.name);
+  watch_->check();
+}
+
+void Reducer::begin() {
   buckets_.wait();
   if (!buckets_.fit()) lay_out(order_);
   buckets_.begin();
@@ -122,9 +124,7 @@ std::vector<Reducer::Absent> Reducer::contribute_absent() {
 
 void Reducer::check_status() const {
   if (int failed = buckets_.ranks_failed(); failed > 0)
-    throw ReductionFailed(formatted(
-        "backward() ended with an exception on {} of {} ranks; gradients are undefined on all",
-        failed, group_.size()));
+    parallel::throw_failed_backward(failed, group_.size());
   if (options_.find_unused_parameters) return;
   std::string missing = describe_missing();
   if (!missing.empty())

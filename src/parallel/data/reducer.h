@@ -3,7 +3,7 @@
 // A step is one averaged backward(). It begins with the first gradient that is ready and ends when
 // backward() does:
 //   begin      wait for what an earlier, failed step left under way; lay the buckets out again if
-//              parameters have changed
+//              parameters have changed; check the module: a refusal is an exception like the user's
 //   gradient   copy it into its bucket, post the buckets that are complete; always in bucket order,
 //              the same on all ranks
 //   finish     contribute for parameters that had no part, post the rest, wait, look at the status,
@@ -20,6 +20,7 @@
 
 #include "parallel/backward_watch.h"
 #include "parallel/data/gradient_buckets.h"
+#include "parallel/module_watch.h"
 #include "parallel/state_broadcast.h"
 #include "parallel/wait_time.h"
 
@@ -35,9 +36,9 @@ namespace lockstep::data_parallel {
 
 class Reducer final : public std::enable_shared_from_this<Reducer> {
  public:
-  // `parameters`: those that require a gradient; `frozen`: the others. Local.
+  // `parameters`: those that require a gradient. `watch`: of their module. Local.
   Reducer(Group group, std::vector<shard::NamedParameter> parameters,
-          std::vector<shard::NamedParameter> frozen, std::vector<at::Tensor> buffers,
+          std::shared_ptr<const parallel::ModuleWatch> watch, std::vector<at::Tensor> buffers,
           const DataParallelOptions& options);
 
   // .grad of parameter i has been written. Called by its hook.
@@ -66,7 +67,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
 
   void on_backward_end(bool nested);
   void on_backward_failed() noexcept;
-  void begin(bool create_graph);
+  void begin();
+  void check_step(bool create_graph) const;
   void accept(int i);
   void finish();
   std::vector<Absent> contribute_absent();
@@ -83,7 +85,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   std::mutex mutex_;
   Group group_;
   std::vector<shard::NamedParameter> parameters_;
-  std::vector<shard::NamedParameter> frozen_;
+  std::shared_ptr<const parallel::ModuleWatch> watch_;
   DataParallelOptions options_;
   std::vector<int> order_;
   GradientBuckets buckets_;

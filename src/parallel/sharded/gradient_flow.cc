@@ -25,8 +25,13 @@ constexpr std::size_t most_in_flight = 2;
 }  // namespace
 
 GradientFlow::GradientFlow(Groups groups, Residency& residency, std::shared_ptr<BufferPool> pool,
-                           std::vector<at::Tensor> buffers, const ShardOptions& options)
-    : groups_(std::move(groups)), residency_(residency), options_(options) {
+                           std::vector<at::Tensor> buffers,
+                           std::shared_ptr<const parallel::ModuleWatch> watch,
+                           const ShardOptions& options)
+    : groups_(std::move(groups)),
+      residency_(residency),
+      options_(options),
+      watch_(std::move(watch)) {
   if (options.reduce_in_step) {
     deferred_ = std::make_shared<DeferredGradients>();
     residency.before_gathers([deferred = deferred_] { deferred->settle(); });
@@ -69,14 +74,17 @@ void GradientFlow::check_parameters() const {
           "replaced it; make the handle after that, and load by load_state_dict()",
           stranger == nullptr ? std::string() : *stranger);
   }
+  watch_->check();
 }
 
 void GradientFlow::on_gradient(int i) {
   bool create_graph = at::GradMode::is_enabled();
   std::lock_guard lock(mutex_);
   at::NoGradGuard no_grad;
-  if (!step_) begin(create_graph);
+  bool is_first = step_ == nullptr;
+  if (is_first) begin();
   step_->watch();
+  if (is_first) check_step(create_graph);
   if (reduces_) {
     accept(i);
   } else {
@@ -85,20 +93,20 @@ void GradientFlow::on_gradient(int i) {
   }
 }
 
-void GradientFlow::begin(bool create_graph) {
-  reduces_ = paused_ == 0;
+void GradientFlow::check_step(bool create_graph) const {
   check(!reduces_ || !create_graph,
         "backward(create_graph=true): an average over ranks has no derivative; call it inside "
         "no_sync()");
   check_parameters();
-  for (const auto& one : residency_.units())
-    for (const auto& [name, tensor, aliases] : one->parameters())
-      check(one->trains() || !tensor.requires_grad(),
-            "{} required no gradient when fully_shard() was called, and does now", name);
+}
+
+void GradientFlow::begin() {
+  reduces_ = paused_ == 0;
   close_rows();
   discard_all();
+  wait_for_status();
   ready_.assign(places_.size(), false);
-  missing_.assign(places_.size(), 0);
+  missing_.assign(places_.size() + 1, 0);
   awaited_.assign(gradients_.size(), 0);
   for (const auto& [u, number] : places_) ++awaited_[static_cast<std::size_t>(u)];
   complete_.clear();
@@ -161,7 +169,7 @@ void GradientFlow::on_backward_end(bool nested) {
 
 void GradientFlow::finish() {
   ScopeExit over([this] { step_.reset(); });
-  residency_.end_iteration();
+  bool order_was_known = residency_.end_iteration();
   if (!reduces_) {
     for (const auto& gradients : gradients_)
       if (gradients) gradients->end_keeping();
@@ -169,9 +177,10 @@ void GradientFlow::finish() {
   }
   contribute_absent();
   post_ready();
-  exchange_status();
+  post_status();
+  wait_for_status();
   residency_.all_have_read();
-  check_status();
+  check_status(order_was_known);
   publish_all();
   if (buffers_) {
     buffers_->post(options_.timeout);
@@ -198,24 +207,36 @@ void GradientFlow::contribute_absent() {
   }
 }
 
-void GradientFlow::exchange_status() {
-  if (groups_.whole.size() == 1 || missing_.empty()) return;
-  at::Tensor status = at::tensor(at::ArrayRef<std::int32_t>(missing_), at::kInt)
-                          .to(unit(order_.front()).slices().front().device());
+void GradientFlow::post_status() {
+  if (groups_.whole.size() == 1) return;
+  status_ = at::tensor(at::ArrayRef<std::int32_t>(missing_), at::kInt)
+                .to(unit(order_.front()).slices().front().device());
+  status_work_ = groups_.whole.all_reduce(status_, Op::sum,
+                                          {.tag = "end of backward", .timeout = options_.timeout});
+}
+
+void GradientFlow::wait_for_status() {
+  if (!status_.defined()) return;
+  at::Tensor status = std::exchange(status_, at::Tensor());
   {
     parallel::WaitTime::Scope waiting(*unit(order_.front()).settings().waits);
-    groups_.whole
-        .all_reduce(status, Op::sum, {.tag = "end of backward", .timeout = options_.timeout})
-        .wait();
+    std::exchange(status_work_, Work()).wait();
   }
   at::from_blob(missing_.data(), {static_cast<std::int64_t>(missing_.size())}, at::kInt)
       .copy_(status);
 }
 
-void GradientFlow::check_status() {
+void GradientFlow::check_status(bool order_was_known) {
+  if (int failed = missing_.back(); failed > 0) {
+    if (!order_was_known || groups_.replicas.size() > 1) residency_.join_failure();
+    forward_all();
+    discard_all();
+    parallel::throw_failed_backward(failed, groups_.whole.size());
+  }
   if (options_.find_unused_parameters) return;
   std::string missing = describe_missing();
   if (missing.empty()) return;
+  forward_all();
   discard_all();
   throw ReductionFailed(formatted(
       "backward() gave no gradient for {}: they had no part in the loss; use them, freeze them "
@@ -239,8 +260,13 @@ std::vector<bool> GradientFlow::unused_in(int u) const {
   return unused;
 }
 
-void GradientFlow::publish_all() {
+// Some ranks have done so for units that were complete there before the end of backward().
+void GradientFlow::forward_all() {
   for (int u : in_flight_) gradients_[static_cast<std::size_t>(u)]->forward();
+}
+
+void GradientFlow::publish_all() {
+  forward_all();
   while (!in_flight_.empty()) {
     int u = in_flight_.front();
     gradients_[static_cast<std::size_t>(u)]->publish(unused_in(u));
@@ -259,15 +285,31 @@ void GradientFlow::adopt_order_of_root() {
                 order.const_data_ptr<std::int32_t>() + order.numel());
 }
 
+// Posts what the other ranks' backward() waits for.
+void GradientFlow::tell_failure() {
+  at::Tensor scratch;
+  for (int u : in_flight_) gradients_[static_cast<std::size_t>(u)]->forward_anything();
+  while (posted_ < order_.size())
+    gradients_[static_cast<std::size_t>(order_[posted_++])]->post_anything(scratch);
+  missing_.back() = 1;
+  post_status();
+  residency_.all_have_read(status_work_);
+}
+
 void GradientFlow::on_backward_failed() noexcept {
   std::lock_guard lock(mutex_);
   if (!std::exchange(step_, nullptr)) return;
-  try {
-    residency_.end_iteration(/*failed=*/true);
-  } catch (const std::exception& error) {
-    // The exception that is on its way says more.
-    log::debug("after a backward() that failed: {}", error.what());
-  }
+  at::NoGradGuard no_grad;
+  auto attempt = [](const auto& action) {
+    try {
+      action();
+    } catch (const std::exception& error) {
+      // The exception that is on its way says more.
+      log::debug("after a backward() that failed: {}", error.what());
+    }
+  };
+  if (reduces_) attempt([this] { tell_failure(); });
+  attempt([this] { residency_.end_failed_iteration(groups_.replicas.size() == 1); });
 }
 
 void GradientFlow::end() {

@@ -2,14 +2,17 @@
 //
 // A step is one reduced backward(). It begins with the first gradient that is ready and ends when
 // backward() does:
-//   begin      check that the parameters are still where they were put
+//   begin      check that the parameters are still where they were put, and the module's; a refusal
+//              is an exception like the user's
 //   gradient   goes to its place; units that are complete are posted, always in one order, the same
 //              on all ranks, and at levels gradients and full few at a time
 //   finish     contribute for parameters that had no part, post the rest and the status, wait,
 //              publish averages, publish buffers
-//   fail       after an exception: what was posted is waited for when the next step begins
-// The status counts, for each parameter, the ranks that had no gradient for it. After the first
-// step units are posted in the order in which rank 0's became complete.
+//   fail       after an exception: post the rest with any values and the status "failed", so that
+//              no rank waits in vain; it is waited for when the next step begins
+// The status counts, for each parameter, the ranks that had no gradient for it, and the ranks with
+// an exception. After the first step units are posted in the order in which rank 0's became
+// complete.
 //
 // Inside no_sync() gradients are left where they are, and only the end of backward() matters.
 //
@@ -18,6 +21,7 @@
 #pragma once
 
 #include "parallel/backward_watch.h"
+#include "parallel/module_watch.h"
 #include "parallel/sharded/residency.h"
 #include "parallel/sharded/unit_gradients.h"
 #include "parallel/state_broadcast.h"
@@ -48,7 +52,8 @@ struct Groups {
 class GradientFlow final : public std::enable_shared_from_this<GradientFlow> {
  public:
   GradientFlow(Groups groups, Residency& residency, std::shared_ptr<BufferPool> pool,
-               std::vector<at::Tensor> buffers, const ShardOptions& options);
+               std::vector<at::Tensor> buffers, std::shared_ptr<const parallel::ModuleWatch> watch,
+               const ShardOptions& options);
 
   // The parameters that need a hook; on_gradient() takes their places in this list.
   [[nodiscard]] std::vector<at::Tensor> hooked() const;
@@ -57,7 +62,8 @@ class GradientFlow final : public std::enable_shared_from_this<GradientFlow> {
   void pause();
   void resume();
 
-  // InvalidArgument names a parameter that is no longer where fully_shard() put it.
+  // InvalidArgument names a parameter that is no longer where fully_shard() put it, or that was not
+  // there then.
   void check_parameters() const;
 
   // Gradients and what stands in their places go: the handle has nothing to do with them any more.
@@ -81,7 +87,8 @@ class GradientFlow final : public std::enable_shared_from_this<GradientFlow> {
 
   void on_backward_end(bool nested);
   void on_backward_failed() noexcept;
-  void begin(bool create_graph);
+  void begin();
+  void check_step(bool create_graph) const;
   void close_rows();
   void accept(int i);
   void post_ready();
@@ -89,8 +96,11 @@ class GradientFlow final : public std::enable_shared_from_this<GradientFlow> {
   void discard_all();
   void finish();
   void contribute_absent();
-  void exchange_status();
-  void check_status();
+  void post_status();
+  void wait_for_status();
+  void check_status(bool order_was_known);
+  void tell_failure();
+  void forward_all();
   void publish_all();
   void adopt_order_of_root();
   [[nodiscard]] std::string describe_missing() const;
@@ -119,7 +129,10 @@ class GradientFlow final : public std::enable_shared_from_this<GradientFlow> {
   std::vector<int> complete_;          // units, in the order in which they became so
   std::size_t posted_ = 0;             // units of order_
   std::deque<int> in_flight_;          // posted and not published
-  std::vector<std::int32_t> missing_;  // by hooked parameter: ranks without a gradient
+  std::vector<std::int32_t> missing_;  // by hooked parameter: ranks without a gradient; and failed
+  at::Tensor status_;                  // the same, on its way
+  Work status_work_;
+  std::shared_ptr<const parallel::ModuleWatch> watch_;
 };
 
 }  // namespace lockstep::sharded

@@ -229,14 +229,50 @@ void Residency::drop_all() {
   current_ = -1;
 }
 
-void Residency::end_iteration(bool failed) {
+bool Residency::end_iteration() {
   std::lock_guard lock(mutex_);
   forget_write();
-  if (!failed && !seen_.empty()) order_ = seen_;
-  if (failed) order_.clear();
+  bool was_known = follows_ && seen_.size() == order_.size();
+  if (!seen_.empty()) order_ = seen_;
   seen_.clear();
   follows_ = !order_.empty();
-  if (!failed) drop_all();
+  drop_all();
+  return was_known || level_ != ShardLevel::full;
+}
+
+void Residency::end_failed_iteration(bool may_wait) {
+  std::lock_guard lock(mutex_);
+  forget_write();
+  bool is_known = follows_ && may_wait && held_ == 0;
+  if (level_ == ShardLevel::full && is_known) gather_rest();
+  if (level_ == ShardLevel::full && !is_known) post_failure();
+  if (!is_known) order_.clear();
+  seen_.clear();
+  follows_ = !order_.empty();
+  drop_all();
+}
+
+void Residency::gather_rest() {
+  for (std::size_t next = seen_.size(); next < order_.size(); ++next) {
+    Unit& unit = *units_[static_cast<std::size_t>(order_[next])];
+    if (unit.present() && unit.pins == 0) release(unit);
+    if (!unit.present() && !unit.arriving()) post(unit);
+    if (!unit.arriving()) continue;
+    unit.finish_gather();
+    release(unit);
+  }
+}
+
+void Residency::join_failure() {
+  std::lock_guard lock(mutex_);
+  if (level_ != ShardLevel::full) return;
+  order_.clear();
+  follows_ = false;
+  post_failure();
+}
+
+void Residency::post_failure() {
+  units_.front()->post_meeting("backward() ended with an exception").drop();
 }
 
 void Residency::invalidate() {
@@ -248,9 +284,10 @@ void Residency::invalidate() {
   dropped_.assign(dropped_.size(), false);
 }
 
-void Residency::all_have_read() {
+void Residency::all_have_read(Work when) {
   std::lock_guard lock(mutex_);
   is_read_ = false;
+  read_until_ = std::move(when);
 }
 
 void Residency::before_write() {
@@ -291,9 +328,11 @@ void Residency::drop(std::size_t number) {
 
 void Residency::wait_for_readers() {
   if (units_.empty() || !units_.front()->is_node_shared()) return;
+  std::exchange(read_until_, Work()).wait();
   if (held_ == 0 && !std::exchange(is_read_, false)) return;
   // A write takes gathered values away, so a later use gathers again, and is_read_ says it.
-  meet(*units_.front(), units_.front()->post_meeting(),
+  const Unit& named = *units_.front();
+  meet(named, units_.front()->post_meeting(formatted("unit {}", named.name())),
        "changes: all ranks write their slices when they have used parameters since backward()");
 }
 

@@ -25,6 +25,10 @@
 // Outside backward() that is a gather which ranks that wrote nothing know nothing of: they come to
 // another call, and it is a Mismatch on both of the groups that the handle's calls go to.
 //
+// A backward() that fails on this rank leaves the others gathering. Where the order of gathers is
+// known, this rank takes part in what is left of it; else a call that only ranks with a failure
+// make tells the others, as a Mismatch. The next step of all ranks begins alike in both cases.
+//
 // Invariants, under mutex_: a unit with pins is present; a unit that is present or arriving has its
 // values from the shards as they were when its gather was posted, and one that is outdated is
 // gathered again before it is used. A shard changes only when its unit is not arriving: what
@@ -63,16 +67,20 @@ class Residency {
 
   // The gradients of a unit are complete: it is not needed before the next step.
   void unit_done(int unit);
-  // backward() is over, well or not: nothing stays, and the order of gathers is that of the next
-  // time unless it `failed`.
-  void end_iteration(bool failed = false);
+  // backward() is over: nothing stays, and the order of gathers is that of the next time. Whether
+  // it was known before.
+  bool end_iteration();
+  // An exception has ended it here. Unless `may_wait`, takes part in no more gathers.
+  void end_failed_iteration(bool may_wait);
+  // It went well here, with gathers in no known order, and has failed on another rank.
+  void join_failure();
   // Shards have new values.
   void invalidate();
   // If the last write was aten::mul_ on a parameter, and nothing but its unit was used since: it
   // has not happened. An optimizer with weight decay multiplies before it looks at the gradient.
   void undo_last_write();
-  // All ranks are past their uses of what is gathered here now.
-  void all_have_read();
+  // All ranks are past their uses of what is gathered here now, or will be when `when` is complete.
+  void all_have_read(Work when = {});
   // All shards are about to change. Waits for gathers that are under way; collective with
   // node-shared storage, where somebody may still read.
   void before_write();
@@ -91,6 +99,8 @@ class Residency {
   void post(Unit& unit);
   void gather_everything();
   void gather_ahead();
+  void gather_rest();
+  void post_failure();
   void record(int unit);
   void leave_others(int unit);
   void before_slice_write(std::size_t unit);
@@ -116,14 +126,15 @@ class Residency {
   int undoable_ = -1;  // the unit that remembers its shard
   std::function<void()> before_gather_;
   bool is_read_ = false;           // node-shared: perhaps, by some rank
+  Work read_until_;                // the same, until it is complete
   std::vector<bool> was_written_;  // in place, since it was gathered
   std::vector<bool> dropped_;      // by a write to a slice, and not gathered since
   bool may_drop_ = false;          // a unit was gathered since a write dropped all
   Group other_group_;
   std::optional<Duration> timeout_;
-  std::vector<int> order_;         // of gathers, between the last two ends of backward()
-  std::vector<int> seen_;          // since the last one
-  bool follows_ = false;           // seen_ is how order_ begins
+  std::vector<int> order_;  // of gathers, between the last two ends of backward()
+  std::vector<int> seen_;   // since the last one
+  bool follows_ = false;    // seen_ is how order_ begins
 };
 
 }  // namespace lockstep::sharded

@@ -96,9 +96,12 @@ std::vector<std::string> describe(const torch::nn::Module& module,
 }
 
 void check_not_divided(const std::vector<shard::NamedParameter>& parameters) {
-  for (const auto& [name, tensor, aliases] : parameters)
+  for (const auto& [name, tensor, aliases] : parameters) {
     check(!shard::is_lazy(tensor) || shard::is_deferred(tensor),
           "fully_shard: {} is sharded already, by another handle", name);
+    check(!parallel::is_hooked(tensor),
+          "fully_shard: another handle averages the gradient of {}; let it go before", name);
+  }
 }
 
 // Before anything is changed.
@@ -195,8 +198,10 @@ void ShardedState::complete(std::shared_ptr<torch::nn::Module> the_module) {
   add_units(tensors, options_);
   for (const auto& [name, tensor, aliases] : parameters)
     places_.push_back(by_tensor_.at(tensor.unsafeGetTensorImpl()));
+  auto watch = std::make_shared<parallel::ModuleWatch>(*module, options_.ignored,
+                                                       "fully_shard() was called");
   flow = std::make_shared<sharded::GradientFlow>(groups, *residency, pool_,
-                                                 tensors.buffer_tensors(), options_);
+                                                 tensors.buffer_tensors(), watch, options_);
   hooks_ = std::make_unique<parallel::GradientHooks>(
       flow->hooked(), [flow = flow.get()](int i) { flow->on_gradient(i); });
   sys::return_freed_memory();  // the whole parameters'

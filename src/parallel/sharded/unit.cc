@@ -208,7 +208,9 @@ void Unit::take_copy() {
   storage_.attach(copy_);
 }
 
-Work Unit::post_meeting() { return group_.barrier({.tag = tag_, .timeout = settings_.timeout}); }
+Work Unit::post_meeting(std::string_view tag) {
+  return group_.barrier({.tag = tag, .timeout = settings_.timeout});
+}
 
 void Unit::before_slice_writes(std::function<void()> action) {
   writes_->before = std::move(action);

@@ -33,6 +33,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep::sharded {
@@ -110,7 +111,7 @@ class Unit {
   void take_copy();
   [[nodiscard]] bool has_copy() const { return copy_.defined(); }
   // Collective: complete when every rank is here.
-  [[nodiscard]] Work post_meeting();
+  [[nodiscard]] Work post_meeting(std::string_view tag);
   // The whole has been written in place: the shard takes its part.
   void write_back();
 

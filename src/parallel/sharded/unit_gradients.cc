@@ -139,6 +139,31 @@ void UnitGradients::post() {
                                  {.tag = tag_, .timeout = unit_.settings().timeout});
 }
 
+void UnitGradients::post_anything(at::Tensor& scratch) {
+  if (reduces_in_step()) return;
+  if (filling_ || keeps_buffer()) {
+    post();
+  } else {
+    std::int64_t numel = unit_.layout().numel();
+    if (!scratch.defined() || scratch.scalar_type() != dtype_ || scratch.numel() < numel)
+      scratch = pool_->make(numel, dtype_, unit_.device());
+    at::Tensor all = scratch.narrow(0, 0, numel);
+    Op op = replicas_.size() == 1 ? Op::average : Op::sum;
+    at::Tensor part = all.narrow(0, unit_.range().begin, unit_.range().length());
+    work_ =
+        shards_.reduce_scatter(part, all, op, {.tag = tag_, .timeout = unit_.settings().timeout});
+  }
+  forward_anything();
+}
+
+// Of a unit that is posted, and not forwarded.
+void UnitGradients::forward_anything() {
+  if (replicas_.size() == 1 || reduces_in_step()) return;
+  at::Tensor part = pool_->make(unit_.range().length(), dtype_, unit_.device());
+  forwarded_ =
+      replicas_.all_reduce(part, Op::sum, {.tag = tag_, .timeout = unit_.settings().timeout});
+}
+
 void UnitGradients::wait() {
   if (reduces_in_step()) return;
   parallel::WaitTime::Scope waiting(*unit_.settings().waits);
@@ -291,6 +316,7 @@ std::int64_t UnitGradients::kept_bytes() const {
 
 void UnitGradients::discard() {
   std::exchange(work_, Work()).wait();
+  std::exchange(forwarded_, Work()).wait();
   filling_ = false;
   if (flat_.defined() && !keeps_buffer()) pool_->give(std::exchange(flat_, at::Tensor()));
 }

@@ -50,6 +50,11 @@ class UnitGradients {
 
   void post();
   void forward();
+  // Instead of both, when backward() has failed here: takes part with any values, which lie in
+  // `scratch` where there are none of this unit yet. Does not wait.
+  void post_anything(at::Tensor& scratch);
+  // The second half of it, of a unit that is posted already.
+  void forward_anything();
   // Blocks until the averages are there. Slices of parameters that are `unused` stay as they are;
   // one flag a parameter, or none at all.
   void publish(const std::vector<bool>& unused = {});
@@ -110,6 +115,7 @@ class UnitGradients {
   std::optional<shard::LazyStorage> home_storage_;  // on the memory of averages that stay
   bool filling_ = false;  // flat_ holds gradients that publish() has not seen
   Work work_;
+  Work forwarded_;  // post_anything()'s
 };
 
 }  // namespace lockstep::sharded

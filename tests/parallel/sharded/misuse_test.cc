@@ -152,6 +152,24 @@ TEST_P(ShardedMisuse, DistributedDataParallelOfAShardedModule) {
   });
 }
 
+TEST_P(ShardedMisuse, AParameterOfAnotherHandleIsRefused) {
+  run([](Pair& pair, Group group) {
+    torch::nn::Module other;
+    other.register_module("shared", pair.model->ptr(1));
+    auto shard = [&] { (void)fully_shard(other, group); };
+    expect_words(message_of<InvalidArgument>(shard), {"shared.weight", "another handle"});
+    torch::nn::Linear averaged(4, 4);
+    {
+      DistributedDataParallel ddp(averaged, group);
+      auto shard_it = [&] { (void)fully_shard(averaged, group); };
+      expect_words(message_of<InvalidArgument>(shard_it), {"weight", "another handle"});
+    }
+    auto sharded = fully_shard(averaged, group);
+    backward(pair);
+    expect_unharmed(pair);
+  });
+}
+
 TEST_P(ShardedMisuse, SetDataIsNoticed) {
   run([](Pair& pair, Group) {
     pair.layer(1).bias.set_data(at::ones({4}));

@@ -103,7 +103,7 @@ TEST(Residency, GathersNothingAheadWithoutGradientsOrAfterAFailure) {
     units.use(0);
     EXPECT_EQ(units.state(), "P---");
   }
-  units.residency.end_iteration(/*failed=*/true);
+  units.residency.end_failed_iteration(/*may_wait=*/true);
   units.use_in_order({1, 0});
   EXPECT_EQ(units.state(), "P---");
 }

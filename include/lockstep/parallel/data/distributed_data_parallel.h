@@ -29,10 +29,15 @@
 // replaced by the user, set_data(), to(dtype) and load() between steps are all seen at the next
 // backward(); what changes dtypes or sizes must happen on every rank.
 //
+// A parameter that the module has got since, or that did not require a gradient and does now, is
+// named by an InvalidArgument at the next backward() or zero_grad(): make the handle after that.
+//
 // Errors of backward(): ReductionFailed, below; PeerLost, Timeout, Mismatch, Aborted of the group.
 // After any of them gradients are undefined until zero_grad(); after ReductionFailed, and after an
 // exception of the user's own on every rank, the next backward() works. If an exception ends
-// backward() on some ranks only, the others get ReductionFailed: nobody hangs.
+// backward() on some ranks only, after their first gradient was complete, the others get
+// ReductionFailed at once; before that (in the loss's own backward) it is as if those ranks had not
+// called backward().
 //
 // Threads: one thread a time per handle; backward() may run in any thread.
 #pragma once

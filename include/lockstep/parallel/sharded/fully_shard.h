@@ -30,9 +30,21 @@
 // and is InvalidArgument. What is written into them in place (p.mul_(0.9), nn::init) is kept: every
 // rank's shard takes its part of that rank's result.
 //
+// A parameter that the module has got since, or that did not require a gradient and does now, is
+// named by an InvalidArgument at the next backward() or zero_grad(): make the handle after that.
+//
+// Slices are written by an optimizer, or by hand. Where parameters were used between backward() and
+// that (an evaluation), every rank must write some slice, or none: ranks that wrote none get a
+// Mismatch at their next collective call. Old values are never left in memory that the module's
+// parameters have: reading it past LibTorch's operations (data_ptr(), torch::save(model)) after
+// such a write is an error until the next use. What is written through a slice's data_ptr() is not
+// seen.
+//
 // Errors of backward(): ReductionFailed; PeerLost, Timeout, Mismatch, Aborted of the group. After
-// an exception on every rank the next step works; one on some ranks only ends the others' step with
-// a Mismatch, PeerLost or Timeout.
+// an exception on every rank the next step works. One that ends backward() on some ranks only,
+// after their first gradient was complete, is told to the others at once: by ReductionFailed, and
+// the next step works; or, at level full, by a Mismatch, which ends the handle: on a mesh of two
+// axes, and where units were gathered in another order than in the step before, as in the first.
 //
 // Threads: one thread a time per handle, with one exception: inside unsharded(), and in a group of
 // one rank, several threads may run forward() without gradients.
@@ -184,8 +196,8 @@ class [[nodiscard]] ShardedModule {
 // nothing changed), then rank 0's values are divided among the ranks. Gradients that are there go.
 // The module must outlive the handle.
 //
-// Parameters get another memory. So InvalidArgument, on every rank and with nothing changed, names a
-// parameter that shares memory with another tensor of the module (one tensor that is registered
+// Parameters get another memory. So InvalidArgument, on every rank and with nothing changed, names
+// a parameter that shares memory with another tensor of the module (one tensor that is registered
 // under two names stays tied), and one whose memory something outside the module holds: a view of
 // it, or the graph of an earlier forward(). Pointers into it that are kept cannot be seen. Sparse,
 // quantized and nested tensors are named, too, unless ShardOptions::ignored does.

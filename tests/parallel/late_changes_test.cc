@@ -1,0 +1,123 @@
+// A module that changes after its handle was made: said by name, on every rank, at the next use of
+// the handle.
+#include "parallel/sharded/support.h"
+
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+
+// Of DistributedDataParallel, and of fully_shard() at every level and in every storage.
+struct Setting {
+  std::string name;
+  std::optional<ShardOptions> sharded;
+};
+
+std::vector<Setting> settings() {
+  std::vector<Setting> all = {{"ddp", std::nullopt}};
+  for (ShardLevel level : all_levels)
+    for (ShardStorage storage : all_storages)
+      all.push_back({name_of(level) + "_" + name_of(storage),
+                     ShardOptions{.units = {"a", "b"}, .level = level, .storage = storage}});
+  return all;
+}
+
+void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
+
+class LateChange : public testing::TestWithParam<Setting> {
+ protected:
+  // `body(model, handle, group)` on 1 and 3 ranks.
+  void run(const auto& body, const std::function<void(BranchesImpl&)>& before = {}) {
+    for (int ranks : {1, 3})
+      run_as_threads(ranks, [&](Group group) {
+        Branches model;
+        if (before) before(*model);
+        if (GetParam().sharded) {
+          auto handle = fully_shard(model, group, *GetParam().sharded);
+          body(*model, handle, group);
+        } else {
+          DistributedDataParallel handle(model, group);
+          body(*model, handle, group);
+        }
+      });
+  }
+};
+
+void expect_error_names(const std::function<void()>& action, const std::string& name) {
+  expect_words(message_of<InvalidArgument>(action), {name, "since"});
+}
+
+TEST_P(LateChange, ANewParameterIsNamed) {
+  run([](BranchesImpl& model, auto& handle, Group) {
+    model.forward(values({2, 3}, 1), "abc").sum().backward();
+    handle.zero_grad();
+    at::Tensor late = model.register_parameter("late", at::ones({3}));
+    for (int again : {0, 1}) {
+      expect_error_names([&] { handle.zero_grad(); }, "late");
+      expect_error_names(
+          [&] {
+            (model.forward(values({2, 3}, again), "abc") * late).sum().backward();
+          },
+          "late");
+    }
+  });
+}
+
+TEST_P(LateChange, ANewModuleIsNamed) {
+  run([](BranchesImpl& model, auto& handle, Group) {
+    model.register_module("late", torch::nn::Linear(3, 3));
+    expect_error_names([&] { handle.zero_grad(); }, "late.weight");
+    expect_error_names(
+        [&] {
+          model.forward(values({2, 3}, 1), "abc").sum().backward();
+        },
+        "late.weight");
+  });
+}
+
+TEST_P(LateChange, OneRanksNewParameterEndsTheOthersBackwardAtOnce) {
+  run([](BranchesImpl& model, auto& handle, Group group) {
+    if (group.size() == 1) return;
+    auto backward = [&] { model.forward(values({2, 3}, 1), "abc").sum().backward(); };
+    backward();
+    handle.zero_grad();
+    if (group.rank() == 1) model.register_parameter("late", at::ones({3}));
+    if (group.rank() == 1) {
+      expect_error_names(backward, "late");
+    } else {
+      expect_contains(message_of<ReductionFailed>(backward), "exception on 1 of 3 ranks");
+    }
+  });
+}
+
+TEST_P(LateChange, WhatWasFrozenAndTrainsNowIsNamed) {
+  auto freeze = [](BranchesImpl& model) {
+    for (auto& parameter : model.layers[1]->parameters()) parameter.requires_grad_(false);
+  };
+  run(
+      [](BranchesImpl& model, auto& handle, Group) {
+        model.forward(values({2, 3}, 1), "abc").sum().backward();
+        handle.zero_grad();
+        model.layers[1]->bias.requires_grad_(true);
+        for (int again : {0, 1}) {
+          expect_error_names([&] { handle.zero_grad(); }, "b.bias");
+          expect_error_names(
+              [&] {
+                model.forward(values({2, 3}, again), "abc").sum().backward();
+              },
+              "b.bias");
+        }
+        model.layers[1]->bias.requires_grad_(false);
+        handle.zero_grad();
+        model.forward(values({2, 3}, 1), "abc").sum().backward();
+      },
+      freeze);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LateChange, testing::ValuesIn(settings()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace lockstep
