@@ -5,11 +5,12 @@
 
 #include <chrono>
 #include <cstdio>
+#include <exception>
 #include <thread>
 
 namespace ls = lockstep;
 
-int main() {
+int main() try {
   ls::Group world = ls::init();
   for (int rank = 0; rank < world.size(); ++rank) {
     if (world.is_root(rank)) {
@@ -19,4 +20,7 @@ int main() {
     }
     world.barrier().wait();
   }
+} catch (const std::exception& error) {  // one line, not an abort
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }

@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 
 namespace ls = lockstep;
 
@@ -17,7 +18,7 @@ static void expect(bool right, const char* what) {
   }
 }
 
-int main() {
+int main() try {
   ls::Group world = ls::init();
   const int size = world.size();
   const torch::Tensor mine = torch::full({3}, world.rank() + 1.0);
@@ -56,4 +57,7 @@ int main() {
   expect(ones.item<float>() == float(pair.size()), "split");
 
   if (world.is_root()) std::printf("collectives of %d ranks: all right\n", size);
+} catch (const std::exception& error) {  // one line, not an abort
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }

@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <exception>
 
 namespace ls = lockstep;
 
@@ -31,7 +32,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-int main() {
+int main() try {
   ls::Group world = ls::init();
   torch::manual_seed(
       world.rank());  // the ranks begin with different weights; the handle makes them rank 0's
@@ -55,4 +56,7 @@ int main() {
   world.all_reduce(loss, ls::Op::average).wait();
   if (world.is_root()) std::printf("final loss %.10f\n", loss.item<double>());
   return loss.item<double>() < 1e-3 ? 0 : 1;
+} catch (const std::exception& error) {  // one line, not an abort
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }

@@ -10,6 +10,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <exception>
 
 namespace ls = lockstep;
 
@@ -34,7 +35,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   ls::Group world = ls::init();
   Net model = ls::deferred([] { return Net(); }, {.smallest = 1024});
   auto sharded = ls::fully_shard(
@@ -70,4 +71,7 @@ int main(int argc, char** argv) {
               static_cast<long long>(mine), static_cast<long long>(all));
   if (world.is_root()) std::printf("final loss %.6f\n", loss.item<double>());
   return loss.item<double>() < 1e-2 ? 0 : 1;
+} catch (const std::exception& error) {  // one line, not an abort
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }

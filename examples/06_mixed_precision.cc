@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <exception>
 #include <optional>
 
 namespace ls = lockstep;
@@ -56,7 +57,7 @@ static double train(const ls::Group& world, std::optional<torch::ScalarType> dty
   return mean.item<double>();
 }
 
-int main() {
+int main() try {
   ls::Group world = ls::init();
   double most = 0;
   for (auto dtype : {torch::kFloat32, torch::kBFloat16, torch::kFloat16}) {
@@ -65,4 +66,7 @@ int main() {
     if (world.is_root()) std::printf("%s: loss %.5f\n", torch::toString(dtype), loss);
   }
   return most < 1e-2 ? 0 : 1;
+} catch (const std::exception& error) {  // one line, not an abort
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }

@@ -1,5 +1,7 @@
 #include "launch/last_lines.h"
 
+#include <lockstep/base/visible.h>
+
 #include <algorithm>
 
 namespace lockstep::launch {
@@ -12,10 +14,7 @@ std::string presentable(std::string_view line) {
   while (line.ends_with('\r')) line.remove_suffix(1);
   const std::size_t overwritten = line.rfind('\r');
   if (overwritten != std::string_view::npos) line.remove_prefix(overwritten + 1);
-  std::string text(line.substr(0, longest_line));
-  auto unprintable = [](unsigned char c) { return (c < 32 && c != '\t') || c == 127; };
-  std::replace_if(text.begin(), text.end(), unprintable, '?');
-  return line.size() > longest_line ? text + "..." : text;
+  return visible(visible(line, longest_line), longest_line);  // what is written out is longer
 }
 
 }  // namespace

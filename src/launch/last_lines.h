@@ -13,7 +13,7 @@ class LastLines {
   void add(int stream, std::string_view bytes);
 
   // At most `most` lines, the oldest first, made fit for a terminal: of a line that was overwritten
-  // by '\r' the last state, control characters as '?', long lines cut.
+  // by '\r' the last state, control characters made visible, long lines cut.
   [[nodiscard]] std::vector<std::string> lines(std::size_t most) const;
 
  private:

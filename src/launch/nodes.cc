@@ -37,7 +37,7 @@ Verdict node_0_lost(const std::string& how) {
 }
 
 std::string silence(const NodeSpec& spec) {
-  return formatted("has not answered for {}: it is stopped, or its machine is",
+  return formatted("has not answered for {}: it is stopped, or its machine cannot be reached",
                    format_duration(spec.lost_after));
 }
 

@@ -102,7 +102,7 @@ void Agent::Run::obey(Verdict verdict) {
 bool Agent::Run::report_failure_elsewhere() {
   if (!verdict_ || verdict_->kind != Verdict::Kind::failed) return false;
   result_.exit_code = std::max(1, verdict_->exit_code);
-  if (verdict_->node == spec_.nodes.node) return verdict_->rank < 0;
+  if (verdict_->node == spec_.nodes.node) return own_failure_->rank < 0;  // has been said
   if (verdict_->rank < 0) {
     say(failure_);
     if (!result_.ends.empty()) say("the ranks of this node: " + describe(result_.ends));

@@ -19,14 +19,8 @@ constexpr std::string_view hello_version = "lockstep-hello 1", roster_version = 
 constexpr std::size_t most_last_lines = 100;
 constexpr std::int64_t most_int = std::numeric_limits<int>::max();
 
-bool is_control(unsigned char letter) { return (letter < 32 && letter != '\t') || letter == 127; }
-
 // What the writers are given, fit for one line.
-std::string tidy(std::string_view text) {
-  std::string line(text.substr(0, most_line_bytes - 64));
-  std::ranges::replace_if(line, is_control, '?');
-  return line;
-}
+std::string tidy(std::string_view text) { return visible(visible(text), most_line_bytes - 64); }
 
 // Takes one line after the other off the front.
 class Lines {
@@ -42,8 +36,7 @@ class Lines {
   std::string_view take() {
     const std::size_t end = left_.find('\n');
     const std::string_view line = left_.substr(0, end);
-    if (end == std::string_view::npos || line.size() > most_line_bytes ||
-        std::ranges::any_of(line, is_control))
+    if (end == std::string_view::npos || line.size() > most_line_bytes || visible(line) != line)
       fail("a line of text", line);
     left_.remove_prefix(end + 1);
     return line;

@@ -24,8 +24,9 @@
 //            log FILE                    empty: none
 //            | LINE                      one for each of its last lines
 //
-// Each line ends with '\n'. Nothing else in a text is a control character, but for tabs: what the
-// writers are given they make so, and cut where it is too long.
+// Each line ends with '\n', and a text holds nothing else that visible() would write otherwise,
+// such as control characters: what the writers are given they make so, and cut where it is too
+// long.
 #pragma once
 
 #include <lockstep/base/deadline.h>

@@ -31,6 +31,10 @@ void take_digits(std::string_view& text) {
   }
 }
 
+void take_letters(std::string_view& text) {
+  while (!text.empty() && text.front() >= 'a' && text.front() <= 'z') text.remove_prefix(1);
+}
+
 // The sentence of a line "14:03:21.042 [rank 2] error: the group failed: SENTENCE"; empty for any
 // other. The path of the flight record, which differs from rank to rank, is no part of it.
 std::string_view marked_sentence(std::string_view line) {
@@ -44,9 +48,11 @@ std::string_view marked_sentence(std::string_view line) {
   return line.substr(0, line.rfind(flight_record_mark));
 }
 
-// Of lockstep-train: "lockstep train: rank 2: ".
+// "lockstep train: rank 2: ".
 bool is_of_our_programs(std::string_view words) {
-  if (!take(words, "lockstep train: rank ")) return false;
+  if (!take(words, "lockstep ")) return false;
+  take_letters(words);
+  if (!take(words, ": rank ")) return false;
   take_digits(words);
   return words == ": ";
 }

@@ -1,6 +1,7 @@
 #include "launch/run.h"
 
 #include <lockstep/base/format.h>
+#include <lockstep/base/visible.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -140,6 +141,7 @@ void Agent::Run::collect_orphans() {
   adoption_->collect(own);
 }
 
-void Agent::Run::say(const std::string& line) { error_printer_.say(speaker + line); }
+// Much of what it says came from ranks and from other nodes.
+void Agent::Run::say(const std::string& line) { error_printer_.say(speaker + visible(line)); }
 
 }  // namespace lockstep::launch

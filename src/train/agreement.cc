@@ -1,6 +1,9 @@
 #include <lockstep/train/agreement.h>
 
 #include "sys/failure_text.h"
+#include "sys/topology.h"
+
+#include <lockstep/base/format.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -31,20 +34,35 @@ std::string broadcast_text(Group& group, std::string text, std::int64_t length, 
   return text;
 }
 
+// What a rank tells the others: how long its words are, and how many of them say who it is.
+struct Outcome {
+  static constexpr std::int64_t success = -1;
+  std::int64_t length = success, own_name = 0;
+};
+
+std::vector<Outcome> exchange(Group& group, Outcome mine) {
+  std::vector<Outcome> all(group.size());
+  at::Tensor to = at::from_blob(all.data(), {2 * group.size()}, at::kLong);
+  group.all_gather(to, at::from_blob(&mine, {2}, at::kLong)).wait();
+  return all;
+}
+
 }  // namespace
 
 void together(Group& group, const std::function<void()>& action) {
-  constexpr std::int64_t success = -1;
-  std::optional<std::string> failure = failure_of(action);
-  at::Tensor mine = at::empty({1}, at::kLong)
-                        .fill_(failure ? static_cast<std::int64_t>(failure->size()) : success);
-  at::Tensor all = at::empty({group.size()}, at::kLong);
-  group.all_gather(all, mine).wait();
-  std::span<const std::int64_t> lengths(all.const_data_ptr<std::int64_t>(), group.size());
-  auto first = std::ranges::find_if(lengths, [](std::int64_t length) { return length != success; });
-  if (first == lengths.end()) return;
-  int rank = static_cast<int>(first - lengths.begin());
-  throw CommonFailure(broadcast_text(group, failure.value_or(""), *first, rank), rank);
+  const std::optional<std::string> failure = failure_of(action);
+  const std::string name = formatted("rank {} on host {}: ", group.rank(), sys::host_name());
+  Outcome mine;
+  if (failure) mine = {std::ssize(name) + std::ssize(*failure), std::ssize(name)};
+  const std::vector<Outcome> all = exchange(group, mine);
+  const auto failed = [](const Outcome& outcome) { return outcome.length != Outcome::success; };
+  const auto first = std::ranges::find_if(all, failed);
+  if (first == all.end()) return;
+  const int rank = static_cast<int>(first - all.begin());
+  std::string words = broadcast_text(group, name + failure.value_or(""), first->length, rank);
+  // What goes wrong everywhere needs no name; what goes well elsewhere does.
+  if (std::ranges::all_of(all, failed)) words.erase(0, first->own_name);
+  throw CommonFailure(words, rank);
 }
 
 }  // namespace lockstep::train

@@ -31,6 +31,11 @@ TEST_F(Log, ALineHasTimeLevelAndText) {
       << text;
 }
 
+TEST_F(Log, WhatATerminalWouldActOnIsWrittenOut) {
+  auto text = captured([] { log::warning("a peer says '{}'", "\x1b[2J\nforged line"); });
+  EXPECT_TRUE(text.ends_with(" warning: a peer says '\\x1b[2J\\nforged line'\n")) << text;
+}
+
 TEST_F(Log, ThePrefixIsShownAsItIs) {
   log::set_prefix("rank 2 100%v");
   auto text = captured([] { log::info("hello"); });

@@ -115,6 +115,12 @@ TEST(AgentOutput, AReaderThatTakesNothingDoesNotHoldTheAgentForEver) {
   EXPECT_NE(error.text().find(" kB were dropped\n"), std::string::npos) << error.text();
 }
 
+TEST(AgentOutput, TheReportsLinesActOnNoTerminal) {
+  const Ran ran = run_agent(shells(1, "printf '\\033]0;x\\007 \\302\\233 2J\\n'; exit 3"));
+  EXPECT_NE(ran.error.find("lockstep run:   | \\x1b]0;x\\x07 \\u009b 2J\n"), std::string::npos)
+      << ran.error;
+}
+
 TEST(AgentOutput, LogsHoldTheBytesUnchanged) {
   const test::TemporaryFolder folder;
   const std::string logs = folder / "deep/er";

@@ -47,7 +47,7 @@ TEST(LastLines, BinaryAndEndlessOutputAreMadeFit) {
 
   LastLines binary;
   binary.add(0, std::string("a\x1b[31mb\0c\n", 9));
-  EXPECT_EQ(binary.lines(1), (Lines{"a?[31mb?c"}));
+  EXPECT_EQ(binary.lines(1), (Lines{"a\\x1b[31mb\\x00c"}));
 }
 
 }  // namespace

@@ -75,7 +75,7 @@ TEST(Roster, WhatWritersAreGivenIsMadeFit) {
   wild.how = "a\nfailed 0 0 0 0 0\x1b[31m" + std::string(10'000, 'x');
   wild.last_lines.assign(1000, std::string(5000, 'y') + "\n\n");
   const Verdict read = parse_verdict(to_text(wild));
-  EXPECT_TRUE(read.how.starts_with("a?failed 0 0 0 0 0?[31mxxx")) << read.how.substr(0, 50);
+  EXPECT_TRUE(read.how.starts_with("a\\nfailed 0 0 0 0 0\\x1b[31mxxx")) << read.how.substr(0, 50);
   EXPECT_EQ(read.last_lines.size(), 100u);
   EXPECT_LT(to_text(wild).size(), most_text_bytes);
 }
@@ -155,7 +155,7 @@ TEST(Roster, MutatedTextsAreReadOrRefused) {
       }
     }
   }
-  EXPECT_GT(read, 300);
+  EXPECT_GT(read, 200);
   EXPECT_GT(refused, 1000);
 }
 

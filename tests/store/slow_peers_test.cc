@@ -156,7 +156,7 @@ int tries_of_a_distant_client(std::uint16_t port) {
 }
 
 TEST(DistantPeer, IsLetInThoughAnotherAddressFloodsTheServer) {
-  StoreServer server({.secret = "secret"});
+  StoreServer server({.secret = "secret", .max_unproven = 64});
   const Crowd crowd(server.port(), "127.0.0.2");
   std::this_thread::sleep_for(300ms);
   EXPECT_EQ(tries_of_a_distant_client(server.port()), 1);

@@ -164,5 +164,21 @@ TEST(Process, AScriptWithoutAnInterpreterLineIsGivenToTheShell) {
       "words\n");
 }
 
+TEST(Process, OnlyADescriptorOfAProcessIsOne) {
+  EXPECT_TRUE(is_pidfd(open_pidfd(::getpid()).get()));
+  const Pipe pipe;
+  EXPECT_FALSE(is_pidfd(pipe.read_end.get()));
+  EXPECT_FALSE(is_pidfd(-1));
+  Process ended = Process::spawn(shell("exit 0"));
+  EXPECT_TRUE(ended.wait(Deadline::after(20s)).has_value());
+  EXPECT_TRUE(is_pidfd(ended.pidfd())) << "also when the process has ended";
+}
+
+TEST(Process, HasTheLimitOfOpenFilesThatItIsGiven) {
+  Command command = shell("ulimit -Sn");
+  command.open_files = rlimit{37, 137};
+  EXPECT_EQ(output_of(command), "37\n");
+}
+
 }  // namespace
 }  // namespace lockstep::sys

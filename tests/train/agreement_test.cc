@@ -4,6 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
+#include "sys/topology.h"
+
 namespace lockstep::train {
 namespace {
 
@@ -26,7 +30,11 @@ TEST_P(Together, OneFailureIsEverybodysWithTheSameWords) {
       });
       ADD_FAILURE() << "went on";
     } catch (const CommonFailure& failure) {
-      EXPECT_STREQ(failure.what(), "file x: expected 8 bytes, found 3");
+      // Where the others went well, the words say who failed.
+      const std::string name =
+          "rank " + std::to_string(bad) + " on host " + sys::host_name() + ": ";
+      EXPECT_EQ(failure.what(),
+                (group.size() > 1 ? name : "") + std::string("file x: expected 8 bytes, found 3"));
       EXPECT_EQ(failure.rank(), bad);
     }
     together(group, [] {});  // the group lives on

@@ -21,7 +21,8 @@ class CommonFailure : public Error {
 };
 
 // Collective. Runs `action` on this rank and returns when it has succeeded on all; if it threw a
-// std::exception on some, throws CommonFailure with the words of the first of them on every rank.
+// std::exception on some, throws CommonFailure with the words of the first of them on every rank,
+// after "rank 2 on host b: " where it went well on others: a file may be missing on one host alone.
 // `action` itself must not use the group.
 void together(Group& group, const std::function<void()>& action);
 
