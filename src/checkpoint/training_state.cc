@@ -4,10 +4,9 @@
 #include <lockstep/base/scope_exit.h>
 #include <lockstep/base/visible.h>
 
+#include "sys/bounded_json.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"
-
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cctype>
@@ -66,14 +65,12 @@ void remove_all_but(const fs::path& out, std::int64_t keep) {
 class Fields {
  public:
   explicit Fields(const fs::path& path) : path_(path) {
-    constexpr std::uint64_t most_bytes = 256 << 20;
+    constexpr std::uint64_t most_bytes = 64 << 20;
     const std::string text = sys::read_plain_file(path, most_bytes);
-    // The parser takes a NUL for the end of the text.
-    if (text.find('\0') != std::string::npos) fail("holds a NUL, which is no JSON");
     try {
-      json_ = nlohmann::json::parse(text);
-    } catch (const nlohmann::json::exception& error) {
-      fail(visible(error.what(), 300));
+      json_ = sys::parse_json(text);
+    } catch (const BadInput& error) {
+      fail(error.what());
     }
     if (!json_.is_object()) fail("expected an object, found " + shown(json_));
   }

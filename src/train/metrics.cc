@@ -2,12 +2,11 @@
 
 #include <lockstep/base/error.h>
 
+#include "sys/bounded_json.h"
 #include "sys/error_instead_of_signal.h"
 #include "sys/file_descriptor.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"
-
-#include <nlohmann/json.hpp>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -18,10 +17,13 @@ namespace lockstep::train {
 namespace {
 
 bool is_row_until(const std::string& line, std::int64_t step) {
-  if (line.find('\0') != std::string::npos) return false;  // which the parser takes for its end
-  auto row = nlohmann::json::parse(line, nullptr, false);
-  return row.is_object() && row.contains("step") && row["step"].is_number_integer() &&
-         row["step"] <= step;
+  try {
+    const nlohmann::json row = sys::parse_json(line, {.depth = 4, .members = 1000, .values = 1000});
+    return row.is_object() && row.contains("step") && row["step"].is_number_integer() &&
+           row["step"] <= step;
+  } catch (const BadInput&) {
+    return false;
+  }
 }
 
 std::string rows_until(const std::filesystem::path& path, std::int64_t step) {

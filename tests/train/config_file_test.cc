@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 
 namespace lockstep::train {
@@ -37,6 +38,17 @@ TEST(ConfigFile, SetsWhatItNames) {
   EXPECT_EQ(options.epochs, 3);
   EXPECT_EQ(options.steps, 0);
   EXPECT_EQ(options.heads, 4);
+}
+
+TEST(ConfigFile, NothingOfItIsObeyedByATerminal) {
+  for (const char* text : {"\"a\\u001b[31m\\n\" = 1\n", "schedule = \"\\u009b31m\\n\"\n",
+                           "\"a\\u001b\" = [1]\n", "layers = \"\\n\"\n"}) {
+    std::string message = message_for(text);
+    auto is_control = [](unsigned char letter) { return letter < 32 || letter == 127; };
+    EXPECT_EQ(std::ranges::count_if(message, is_control), 0) << message;
+    EXPECT_EQ(message.find("\xc2\x9b"), std::string::npos) << message;
+    EXPECT_NE(message.find("line 1"), std::string::npos) << message;
+  }
 }
 
 TEST(ConfigFile, AnUnknownKeyIsNamedWithItsLineAndTheNearest) {

@@ -68,7 +68,10 @@ TEST(Metrics, AResumedRunHasNoStepTwiceAndNoTornLine) {
     MetricsFile file(folder / "m.jsonl", 0);
     for (std::int64_t step : {10, 20, 30}) file.append(metrics_at(step));
   }
-  std::ofstream(folder / "m.jsonl", std::ios::app) << R"({"step":40,"lo)";
+  std::ofstream(folder / "m.jsonl", std::ios::app)
+      << metrics_line(metrics_at(5)) << '\0' << "\n"  // a block that a power cut left empty
+      << std::string(100'000, '[') << "\n"
+      << R"({"step":40,"lo)";
   MetricsFile file(folder / "m.jsonl", 20);
   file.append(metrics_at(30));
   EXPECT_EQ(content_of(folder / "m.jsonl"), metrics_line(metrics_at(10)) + "\n" +

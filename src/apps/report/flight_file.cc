@@ -3,8 +3,8 @@
 #include <lockstep/base/check.h>
 #include <lockstep/base/text.h>
 #include <lockstep/base/visible.h>
-#include <nlohmann/json.hpp>
 
+#include "sys/bounded_json.h"
 #include "sys/plain_file.h"
 
 #include <algorithm>
@@ -23,45 +23,6 @@ constexpr std::uint64_t most_bytes = 64 << 20;
 constexpr std::int64_t most_ranks = 1 << 20;
 constexpr double most_seconds = 9e9;  // the year 2255: nanoseconds of a difference fit an int64
 
-// Counts what the tree of a text would hold before it is made: a record nests little, and each
-// object's member costs some 100 bytes, each element of a list 16.
-class Bounds final : public nlohmann::json_sax<Json> {
- public:
-  bool null() override { return value(); }
-  bool boolean(bool) override { return value(); }
-  bool number_integer(std::int64_t) override { return value(); }
-  bool number_unsigned(std::uint64_t) override { return value(); }
-  bool number_float(double, const std::string&) override { return value(); }
-  bool string(std::string&) override { return value(); }
-  bool binary(Json::binary_t&) override { return value(); }
-  bool start_object(std::size_t) override { return deeper(); }
-  bool key(std::string&) override { return ++keys_ <= most_keys; }
-  bool end_object() override { return depth_-- > 0; }
-  bool start_array(std::size_t) override { return deeper(); }
-  bool end_array() override { return depth_-- > 0; }
-  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception&) override {
-    is_json_ = false;
-    return false;
-  }
-
-  [[nodiscard]] bool is_json() const { return is_json_; }
-  [[nodiscard]] bool exceeded() const {
-    return depth_ > most_depth || keys_ > most_keys || values_ > most_values;
-  }
-
- private:
-  static constexpr int most_depth = 8;
-  static constexpr std::int64_t most_keys = 2 << 20;
-  static constexpr std::int64_t most_values = 16 << 20;
-
-  bool value() { return ++values_ <= most_values; }
-  bool deeper() { return ++depth_ <= most_depth && value(); }
-
-  bool is_json_ = true;
-  int depth_ = 0;
-  std::int64_t keys_ = 0, values_ = 0;
-};
-
 std::string content_of(const std::string& path) {
   try {
     return sys::read_plain_file(path, most_bytes);
@@ -70,15 +31,17 @@ std::string content_of(const std::string& path) {
   }
 }
 
-// Discarded where the text is no JSON. BadInput where it is more than a record.
 Json parsed(const std::string& text, const std::string& path) {
-  // The parser takes a NUL for the end of the text.
-  if (text.find('\0') != std::string::npos) return Json(Json::value_t::discarded);
-  Bounds bounds;
-  Json::sax_parse(text, &bounds);
-  check_input(!bounds.exceeded(), "{}: no flight record: it nests too deeply or holds too much",
-              path);
-  return bounds.is_json() ? Json::parse(text, nullptr, false) : Json(Json::value_t::discarded);
+  try {
+    return sys::parse_json(text);
+  } catch (const sys::NotJson&) {
+    check_input(text.find("lockstep_flight_record") == std::string::npos,
+                "{}: the flight record is cut short: {} bytes that are no whole JSON", path,
+                text.size());
+    return {};
+  } catch (const BadInput& error) {
+    throw BadInput(formatted("{}: no flight record: it {}", path, error.what()));
+  }
 }
 
 const std::string& string_in(const Json& json, const char* key) {
@@ -173,9 +136,6 @@ FlightFile file_of(const Json& json) {
 FlightFile read_flight_file(const std::string& path) {
   const std::string text = content_of(path);
   const Json json = parsed(text, path);
-  check_input(!json.is_discarded() || text.find("lockstep_flight_record") == std::string::npos,
-              "{}: the flight record is cut short: {} bytes that are no whole JSON", path,
-              text.size());
   check_input(json.is_object() && json.contains("lockstep_flight_record"),
               "{}: no flight record of Lockstep", path);
   const Json& version = json["lockstep_flight_record"];

@@ -1,0 +1,83 @@
+// JSON from a file that may be damaged or made to deceive. Only for floors that link nlohmann_json.
+#pragma once
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/visible.h>
+
+#include <nlohmann/json.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::sys {
+
+// The tree of a text can take a hundred times its memory: 76 bytes for each "[", some 100 for each
+// member of an object, 16 for each element of a list.
+struct JsonLimits {
+  int depth = 8;
+  std::int64_t members = 2 << 20;
+  std::int64_t values = 16 << 20;
+};
+
+// The text is no JSON, or not only JSON. (What is too large is a plain BadInput.)
+class NotJson : public BadInput {
+  using BadInput::BadInput;
+};
+
+namespace detail {
+
+// Counts what the tree would hold before it is made.
+class JsonCounter final : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  explicit JsonCounter(JsonLimits limits) : limits_(limits) {}
+
+  bool null() override { return value(); }
+  bool boolean(bool) override { return value(); }
+  bool number_integer(std::int64_t) override { return value(); }
+  bool number_unsigned(std::uint64_t) override { return value(); }
+  bool number_float(double, const std::string&) override { return value(); }
+  bool string(std::string&) override { return value(); }
+  bool binary(nlohmann::json::binary_t&) override { return value(); }
+  bool start_object(std::size_t) override { return deeper(); }
+  bool key(std::string&) override { return within(++members_ <= limits_.members); }
+  bool end_object() override { return depth_-- > 0; }
+  bool start_array(std::size_t) override { return deeper(); }
+  bool end_array() override { return depth_-- > 0; }
+  bool parse_error(std::size_t, const std::string&,
+                   const nlohmann::detail::exception& error) override {
+    std::string_view what = error.what();  // "[json.exception.parse_error.101] text"
+    if (std::size_t end = what.find("] "); what.starts_with('[') && end != std::string_view::npos)
+      what.remove_prefix(end + 2);
+    throw NotJson(visible(what, 300));
+  }
+
+ private:
+  bool value() { return within(++values_ <= limits_.values); }
+  bool deeper() { return within(++depth_ <= limits_.depth) && value(); }
+  static bool within(bool fits) {
+    if (!fits) throw BadInput("nests too deeply or holds too much");
+    return true;
+  }
+
+  const JsonLimits limits_;
+  int depth_ = 0;
+  std::int64_t members_ = 0, values_ = 0;
+};
+
+}  // namespace detail
+
+// Throws without naming the file.
+[[nodiscard]] inline nlohmann::json parse_json(std::string_view text, JsonLimits limits = {}) {
+  // The parser takes a NUL for the end of the text.
+  if (std::size_t place = text.find('\0'); place != std::string_view::npos)
+    throw NotJson(formatted("a NUL at byte {}", place));
+  detail::JsonCounter counter(limits);
+  nlohmann::json::sax_parse(text.begin(), text.end(), &counter);
+  return nlohmann::json::parse(text.begin(), text.end());
+}
+
+}  // namespace lockstep::sys
