@@ -34,19 +34,7 @@ void apply_entry(Options& options, const ConfigEntry& entry) {
   set_option(options, row, entry.text);
 }
 
-// A pipe would block for ever, or be empty for the second rank that reads it.
-void check_is_file(const std::filesystem::path& path) {
-  std::error_code error;
-  auto status = std::filesystem::status(path, error);
-  if (!std::filesystem::exists(status)) return;  // opening it says why
-  check_input(!std::filesystem::is_directory(status), "{}: expected a TOML file, found a folder",
-              path.string());
-  check_input(std::filesystem::is_regular_file(status),
-              "{}: expected a TOML file, found a pipe, a socket or a device", path.string());
-}
-
 toml::table parse_file(const std::filesystem::path& path) {
-  check_is_file(path);
   constexpr std::uint64_t most_bytes = 1 << 20;
   try {
     return toml::parse(sys::read_plain_file(path, most_bytes), path.string());

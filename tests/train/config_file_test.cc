@@ -93,7 +93,7 @@ TEST(ConfigFile, WhatIsNoFileOrHoldsNothingIsAnError) {
   test::TemporaryFolder folder;
   std::string path = folder.path().string();
   EXPECT_EQ(test::message_of([&] { (void)read_config(path); }),
-            path + ": expected a TOML file, found a folder");
+            "reading " + path + ": expected a file, found a folder");
   EXPECT_EQ(message_for("# all of it is a comment\n"),
             "run.toml: expected options such as 'steps = 100', found none");
 }

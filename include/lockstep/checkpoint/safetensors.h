@@ -44,7 +44,8 @@ void write_safetensors(const std::filesystem::path& path, const NamedTensors& te
                        const Metadata& metadata = {}, SafetensorsWriting how = {});
 
 struct SafetensorsReading {
-  bool verify = true;  // compare each tensor that has a checksum with it
+  bool verify = true;   // compare each tensor that has a checksum with it
+  bool tensors = true;  // false: check the header, and return the metadata alone
 };
 
 // Reads the whole file into new tensors on the CPU, and the metadata without checksums. The header
