@@ -43,12 +43,17 @@ int print_usage(std::FILE* to) {
 }
 
 int unknown_command(const std::string& name) {
-  const std::vector<std::string> siblings = sibling_names();
-  std::vector<std::string_view> known{"run", "info", "help", "--help", "--version"};
-  known.insert(known.end(), siblings.begin(), siblings.end());
   const bool is_option = name.starts_with("-");
-  return complain("lockstep", lockstep::unknown_name(is_option ? "option" : "command", name, known),
-                  lockstep::usage_exit_code);
+  const std::vector<std::string> siblings = sibling_names();
+  std::vector<std::string_view> known{"--help", "--version"};
+  if (!is_option) {
+    known = {"run", "info", "help"};
+    known.insert(known.end(), siblings.begin(), siblings.end());
+  }
+  std::string text = lockstep::unknown_name(is_option ? "option" : "command", name, known);
+  if (name == "-n" || name.find('/') != std::string::npos)
+    text += "; to start a program: lockstep run -n 2 PROGRAM";
+  return complain("lockstep", text, lockstep::usage_exit_code);
 }
 
 int dispatch(const std::string& command, std::vector<std::string> rest) {

@@ -19,6 +19,7 @@ class GptTask : public Task {
   void load(const std::string& identity) override;
   [[nodiscard]] std::string data_identity() const override { return text_->vocabulary.to_text(); }
   [[nodiscard]] double parameters() const override;
+  [[nodiscard]] double activations() const override;
   void make_model() override;
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
   [[nodiscard]] std::vector<std::string> units() const override { return {"transformer.h.*"}; }

@@ -33,6 +33,7 @@ class MlpTask : public Task {
 
   void load(const std::string& identity) override;
   [[nodiscard]] double parameters() const override;
+  [[nodiscard]] double activations() const override;
   void make_model() override;
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
   [[nodiscard]] std::vector<std::string> units() const override { return {"layers.*"}; }
