@@ -41,7 +41,7 @@ void check_memory(const Options& options, const ModelSize& model, int ranks, int
   if ((kept + passing) * local_ranks <= static_cast<double>(memory.available)) return;
   std::string text = formatted(
       "the model does not fit: {} parameters, their gradients and the state of {} take at least "
-      "{}, what a step computes {}",
+      "{}, the activations of a step {}",
       count_text(model.parameters), options.optimizer, sys::rough_size(kept),
       sys::rough_size(passing));
   if (local_ranks > 1) text += formatted(" in each of {} ranks on this machine", local_ranks);
