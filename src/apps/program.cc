@@ -3,13 +3,16 @@
 #include "sys/failure_text.h"
 
 #include <lockstep/base/version.h>
+#include <lockstep/base/visible.h>
 
+#include <cerrno>
 #include <cstdio>
 
 namespace lockstep::apps {
 
 int complain(std::string_view command, std::string_view what, int code) {
-  print_to(stderr, "{}: {}\n", command, what);
+  constexpr std::size_t longest = 4000;
+  print_to(stderr, "{}: {}\n", command, visible(what, longest));
   return code;
 }
 
@@ -28,6 +31,11 @@ std::optional<int> answer(CommandOptions::Request request, const CommandOptions&
   if (request == CommandOptions::Request::go_on) return std::nullopt;
   print_to(stdout, "{}", options.help());
   return 0;
+}
+
+void write_out(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  if (std::fflush(stdout) != 0) throw SystemError("cannot write to standard output", errno);
 }
 
 int print_version() {

@@ -20,6 +20,10 @@ int complain(std::string_view command, std::string_view what, int code);
 [[nodiscard]] std::optional<int> answer(CommandOptions::Request request,
                                         const CommandOptions& options);
 
+// Writes to standard output at once. Throws SystemError where that is full or closed: a result that
+// nobody gets is no success.
+void write_out(std::string_view text);
+
 // "lockstep 0.1.0". Returns 0.
 int print_version();
 

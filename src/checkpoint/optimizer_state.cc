@@ -1,6 +1,7 @@
 #include <lockstep/checkpoint/optimizer_state.h>
 
 #include <lockstep/base/check.h>
+#include <lockstep/base/visible.h>
 #include <lockstep/optim/state.h>
 
 #include <torch/optim/adam.h>
@@ -94,18 +95,41 @@ Maker maker_for(const torch::optim::Optimizer& optimizer) {
   throw InvalidArgument("load_optimizer_state: only Adam, AdamW and SGD have states with names");
 }
 
+// A state is kept as its parameter is, or as float32.
+bool is_dtype_of(const std::string& field, at::ScalarType found, at::ScalarType parameter) {
+  if (field == "step") return found == at::kLong;
+  if (field == "master_parameter") return found == at::kFloat;
+  return found == parameter || (found == at::kFloat && at::isFloatingType(parameter));
+}
+
+void check_field(const std::string& shown_name, const std::string& field, const at::Tensor& value,
+                 const at::Tensor& parameter) {
+  auto expected = field == "step" ? std::vector<std::int64_t>{} : parameter.sizes().vec();
+  check_input(value.sizes() == at::IntArrayRef(expected),
+              "checkpoint's {}: expected shape [{}], found [{}]", shown_name,
+              listed(expected, ", "), listed(value.sizes(), ", "));
+  check_input(is_dtype_of(field, value.scalar_type(), parameter.scalar_type()),
+              "checkpoint's {}: expected dtype {}, found {}", shown_name,
+              c10::toString(field == "step"               ? at::kLong
+                            : field == "master_parameter" ? at::kFloat
+                                                          : parameter.scalar_type()),
+              c10::toString(value.scalar_type()));
+  if (field == "step")
+    check_input(value.item<std::int64_t>() >= 0, "checkpoint's {}: expected at least 0, found {}",
+                shown_name, value.item<std::int64_t>());
+}
+
 void check_fields(const std::string& parameter, const at::Tensor& tensor, const Fields& fields,
                   const Maker& maker) {
+  auto shown = [&](const std::string& field) {
+    return formatted("optimizer.{}.{}", visible(parameter), visible(field));
+  };
   for (const std::string& name : maker.required)
-    check_input(fields.contains(name), "checkpoint has no optimizer.{}.{}", parameter, name);
+    check_input(fields.contains(name), "checkpoint has no {}", shown(name));
   for (const auto& [name, value] : fields) {
     check_input(maker.allowed.contains(name),
-                "checkpoint has optimizer.{}.{}, which this optimizer does not keep", parameter,
-                name);
-    auto expected = name == "step" ? std::vector<std::int64_t>{} : tensor.sizes().vec();
-    check_input(value.sizes() == at::IntArrayRef(expected),
-                "checkpoint's optimizer.{}.{}: expected shape [{}], found [{}]", parameter, name,
-                listed(expected, ", "), listed(value.sizes(), ", "));
+                "checkpoint has {}, which this optimizer does not keep", shown(name));
+    check_field(shown(name), name, value, tensor);
   }
 }
 
@@ -152,7 +176,7 @@ void load_optimizer_state(torch::optim::Optimizer& optimizer, const NamedParamet
     found.emplace_back(tensor.unsafeGetTensorImpl(), std::move(fields));
   }
   check_input(left.empty(), "checkpoint has '{}', which belongs to no parameter of this model",
-              left.empty() ? std::string() : left.begin()->first);
+              left.empty() ? std::string() : visible(left.begin()->first));
   optimizer.state().clear();
   for (auto& [key, fields] : found) optimizer.state()[key] = maker.make(fields);
 }

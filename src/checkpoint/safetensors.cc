@@ -1,18 +1,20 @@
 #include <lockstep/checkpoint/safetensors.h>
 
-#include <lockstep/base/error.h>
+#include <lockstep/base/check.h>
+#include <lockstep/base/visible.h>
+#include <lockstep/checkpoint/checksum.h>
 
 #include "checkpoint/safetensors_header.h"
 #include "sys/files.h"
+#include "sys/plain_file.h"
 
 #include <ATen/ops/empty.h>
-#include <lockstep/base/format.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <fstream>
 #include <span>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 static_assert(std::endian::native == std::endian::little,
@@ -20,6 +22,8 @@ static_assert(std::endian::native == std::endian::little,
 
 namespace lockstep::checkpoint {
 namespace {
+
+constexpr std::string_view key_begin = "crc32.";
 
 // Large elements first, so that each tensor begins at a multiple of its own element size; then by
 // name.
@@ -31,79 +35,123 @@ std::vector<NamedTensors::const_iterator> file_order(const NamedTensors& tensors
   return order;
 }
 
+// As the format's readers and writers agree: eight digits, so that a header keeps its length when
+// the checksums are filled in.
+std::string checksum_key(const std::string& tensor) { return formatted("{}{}", key_begin, tensor); }
+std::string checksum_text(std::uint32_t checksum) { return formatted("{:08x}", checksum); }
+
 SafetensorsHeader describe(const std::vector<NamedTensors::const_iterator>& order,
-                           const Metadata& metadata) {
+                           const Metadata& metadata, SafetensorsWriting how) {
   SafetensorsHeader header{.entries = {}, .metadata = metadata};
+  for (const auto& [key, value] : metadata)
+    check(!key.starts_with(key_begin),
+          "write_safetensors: metadata '{}': names in {} are checksums", visible(key), key_begin);
   std::uint64_t offset = 0;
   for (const auto& item : order) {
     const at::Tensor& tensor = item->second;
-    if (item->first == "__metadata__")
-      throw InvalidArgument("write_safetensors: a tensor cannot be called __metadata__");
+    check(item->first != "__metadata__",
+          "write_safetensors: a tensor cannot be called __metadata__");
     std::uint64_t end = offset + static_cast<std::uint64_t>(tensor.numel()) * tensor.element_size();
     header.entries.push_back(
         {item->first, tensor.scalar_type(), tensor.sizes().vec(), offset, end});
+    if (how.checksums) header.metadata[checksum_key(item->first)] = checksum_text(0);
     offset = end;
   }
   return header;
 }
 
-std::string read_header_text(std::ifstream& file, std::uint64_t file_bytes) {
+std::span<const std::byte> bytes_in(const at::Tensor& dense) {
+  return {static_cast<const std::byte*>(dense.const_data_ptr()), dense.nbytes()};
+}
+
+std::string read_header_text(sys::PlainFile& file) {
   std::uint64_t length = 0;
-  if (file_bytes < sizeof length)
-    throw BadInput(formatted("expected at least 8 bytes, found {}", file_bytes));
-  file.read(reinterpret_cast<char*>(&length), sizeof length);
+  if (file.read(std::as_writable_bytes(std::span(&length, 1))) < sizeof length)
+    throw BadInput(formatted("expected at least 8 bytes, found {}", file.size()));
   if (length > max_header_bytes)
     throw BadInput(
         formatted("expected a header of at most {} bytes, found {}", max_header_bytes, length));
-  if (length > file_bytes - sizeof length)
+  if (file.size() < sizeof length || length > file.size() - sizeof length)
     throw BadInput(formatted("expected a header of {} bytes, the file has {} left", length,
-                             file_bytes - sizeof length));
+                             file.size() - sizeof length));
   std::string text(length, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(length));
-  if (!file) throw BadInput("the header cannot be read");
+  if (file.read(std::as_writable_bytes(std::span(text))) < length)
+    throw BadInput("the header cannot be read: the file became shorter");
   return text;
 }
 
-Safetensors read_open_file(std::ifstream& file, std::uint64_t file_bytes) {
-  std::string text = read_header_text(file, file_bytes);
-  SafetensorsHeader header = parse_header(text, file_bytes - sizeof(std::uint64_t) - text.size());
-  Safetensors result{.tensors = {}, .metadata = std::move(header.metadata)};
+// The header has been checked, and so has that the file is as long as it says.
+at::Tensor read_tensor(sys::PlainFile& file, const TensorEntry& entry) {
+  at::Tensor tensor;
+  try {
+    tensor = at::empty(entry.shape, at::TensorOptions(entry.dtype));
+  } catch (const std::exception&) {  // c10::Error, with a trace of the stack
+    throw BadInput(formatted("tensor '{}': its {} bytes could not be allocated",
+                             visible(entry.name), entry.end - entry.begin));
+  }
+  std::span<std::byte> bytes(static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes());
+  if (file.read(bytes) < bytes.size())
+    throw BadInput(
+        formatted("tensor '{}' cannot be read: the file became shorter", visible(entry.name)));
+  return tensor;
+}
+
+void verify_checksum(const TensorEntry& entry, const at::Tensor& tensor, const Metadata& metadata) {
+  auto expected = metadata.find(checksum_key(entry.name));
+  if (expected == metadata.end()) return;
+  std::string found = checksum_text(crc32_of(bytes_in(tensor)));
+  check_input(found == expected->second,
+              "tensor '{}' is damaged: expected {} bytes with crc32 {}, found {}",
+              visible(entry.name), tensor.nbytes(), visible(expected->second, 16), found);
+}
+
+Safetensors read_open_file(sys::PlainFile& file, SafetensorsReading how) {
+  std::string text = read_header_text(file);
+  SafetensorsHeader header = parse_header(text, file.size() - sizeof(std::uint64_t) - text.size());
+  Safetensors result;
   for (const TensorEntry& entry : header.entries) {
-    at::Tensor tensor = at::empty(entry.shape, at::TensorOptions(entry.dtype));
-    file.read(static_cast<char*>(tensor.data_ptr()),
-              static_cast<std::streamsize>(entry.end - entry.begin));
-    if (!file)
-      throw BadInput(formatted("tensor '{}' cannot be read: the file became shorter", entry.name));
+    at::Tensor tensor = read_tensor(file, entry);
+    if (how.verify) verify_checksum(entry, tensor, header.metadata);
     result.tensors.emplace(entry.name, std::move(tensor));
   }
+  std::erase_if(header.metadata,
+                [](const auto& item) { return item.first.starts_with(key_begin); });
+  result.metadata = std::move(header.metadata);
   return result;
 }
 
 }  // namespace
 
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
-                       const Metadata& metadata) {
+                       const Metadata& metadata, SafetensorsWriting how) {
   std::vector<NamedTensors::const_iterator> order = file_order(tensors);
-  std::string header = format_header(describe(order, metadata));
-  std::uint64_t length = header.size();
+  SafetensorsHeader header = describe(order, metadata, how);
+  std::string text = format_header(header);
+  check(text.size() <= max_header_bytes,
+        "write_safetensors: {} tensors take a header of {} bytes, the format has at most {}",
+        order.size(), text.size(), max_header_bytes);
+  std::uint64_t length = text.size();
   sys::AtomicFile file(path);
   file.write(std::as_bytes(std::span(&length, 1)));
-  file.write(std::as_bytes(std::span(header)));
+  file.write(std::as_bytes(std::span(text)));
   for (const auto& item : order) {
     at::Tensor dense = item->second.detach().cpu().contiguous();
-    file.write({static_cast<const std::byte*>(dense.const_data_ptr()), dense.nbytes()});
+    file.write(bytes_in(dense));
+    if (how.checksums)
+      header.metadata[checksum_key(item->first)] = checksum_text(crc32_of(bytes_in(dense)));
+  }
+  if (how.checksums) {
+    text = format_header(header);
+    file.write_at(sizeof length, std::as_bytes(std::span(text)));
   }
   file.commit();
 }
 
-Safetensors read_safetensors(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::error_code error;
-  std::uint64_t file_bytes = std::filesystem::file_size(path, error);
-  if (!file || error)
-    throw SystemError("cannot read " + path.string(), error ? error.value() : EACCES);
+Safetensors read_safetensors(const std::filesystem::path& path, SafetensorsReading how) {
+  sys::PlainFile file(path);
+  sys::check_fits_memory(path, file.size());
   try {
-    return read_open_file(file, file_bytes);
+    return read_open_file(file, how);
   } catch (const BadInput& problem) {
     throw BadInput(formatted("{}: {}", path.string(), problem.what()));
   }

@@ -1,16 +1,18 @@
 #include <lockstep/checkpoint/training_state.h>
 
-#include <lockstep/base/error.h>
+#include <lockstep/base/check.h>
 #include <lockstep/base/scope_exit.h>
+#include <lockstep/base/visible.h>
 
 #include "sys/files.h"
+#include "sys/plain_file.h"
 
-#include <lockstep/base/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cctype>
-#include <fstream>
+#include <cstdint>
+#include <span>
 
 namespace lockstep::checkpoint {
 namespace {
@@ -19,11 +21,9 @@ namespace fs = std::filesystem;
 constexpr int format_version = 1;
 constexpr std::string_view folder_prefix = "step-";
 
-std::string folder_name(std::int64_t step) { return formatted("{}{:08}", folder_prefix, step); }
-
 // The step in a checkpoint folder's name, or -1 for any other name.
 std::int64_t step_of(const fs::path& folder) {
-  std::string name = folder.filename().string();
+  std::string name = (folder.has_filename() ? folder : folder.parent_path()).filename().string();
   if (!name.starts_with(folder_prefix)) return -1;
   std::string digits = name.substr(folder_prefix.size());
   bool good = digits.size() >= 8 && digits.size() <= 18 &&
@@ -46,7 +46,7 @@ std::string json_of(const TrainingState& state) {
 }
 
 void write_files(const fs::path& folder, const TrainingState& state) {
-  write_safetensors(folder / "model.safetensors", state.model);
+  write_safetensors(folder / "model.safetensors", state.model, state.description);
   write_safetensors(folder / "optimizer.safetensors", state.optimizer);
   write_safetensors(folder / "random.safetensors", by_rank(state.random));
   sys::AtomicFile::write(folder / "training.json", json_of(state));
@@ -61,29 +61,116 @@ void remove_all_but(const fs::path& out, std::int64_t keep) {
   }
 }
 
-void read_json(const fs::path& path, TrainingState& state, std::size_t& ranks) {
-  std::ifstream file(path);
-  if (!file) throw BadInput(path.string() + ": cannot be opened");
-  try {
-    auto json = nlohmann::json::parse(file);
-    if (int found = json.at("format"); found != format_version)
-      throw BadInput(
-          formatted("{}: expected format {}, found {}", path.string(), format_version, found));
-    state.step = json.at("step");
-    state.epoch = json.at("epoch");
-    state.progress = json.at("progress").get<Metadata>();
-    state.config = json.at("config").get<Metadata>();
-    ranks = json.at("ranks");
-  } catch (const nlohmann::json::exception& error) {
-    throw BadInput(formatted("{}: {}", path.string(), error.what()));
+// The values of training.json. Each must have its own type: the JSON library would make an integer
+// of 1.5, and wrap what is too large.
+class Fields {
+ public:
+  explicit Fields(const fs::path& path) : path_(path) {
+    constexpr std::uint64_t most_bytes = 256 << 20;
+    const std::string text = sys::read_plain_file(path, most_bytes);
+    // The parser takes a NUL for the end of the text.
+    if (text.find('\0') != std::string::npos) fail("holds a NUL, which is no JSON");
+    try {
+      json_ = nlohmann::json::parse(text);
+    } catch (const nlohmann::json::exception& error) {
+      fail(visible(error.what(), 300));
+    }
+    if (!json_.is_object()) fail("expected an object, found " + shown(json_));
   }
+
+  [[nodiscard]] std::int64_t integer(const char* key, std::int64_t least, std::int64_t most) const {
+    const nlohmann::json& value = at(key);
+    const bool fits = value.is_number_integer() &&
+                      (!value.is_number_unsigned() || value.get<std::uint64_t>() <= INT64_MAX);
+    if (!fits || value.get<std::int64_t>() < least || value.get<std::int64_t>() > most)
+      fail(formatted("{}: expected an integer from {} to {}, found {}", key, least, most,
+                     shown(value)));
+    return value.get<std::int64_t>();
+  }
+
+  [[nodiscard]] Metadata texts(const char* key) const {
+    Metadata texts;
+    const nlohmann::json& object = at(key);
+    if (!object.is_object())
+      fail(formatted("{}: expected an object of texts, found {}", key, shown(object)));
+    for (const auto& [name, value] : object.items()) {
+      if (!value.is_string())
+        fail(formatted("{}.{}: expected a text, found {}", key, visible(name), shown(value)));
+      texts[name] = value.get<std::string>();
+    }
+    return texts;
+  }
+
+  void check_format() const {
+    const nlohmann::json& found = at("format");
+    if (!found.is_number_integer() || found != format_version)
+      fail(formatted("expected format {}, found {}", format_version, shown(found)));
+  }
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw BadInput(formatted("{}: {}", path_.string(), what));
+  }
+
+ private:
+  [[nodiscard]] const nlohmann::json& at(const char* key) const {
+    auto found = json_.find(key);
+    if (found == json_.end()) fail(formatted("has no {}", key));
+    return *found;
+  }
+
+  static std::string shown(const nlohmann::json& value) {
+    if (value.is_structured()) return value.is_array() ? "a list" : "an object";
+    return visible(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), 80);
+  }
+
+  const fs::path path_;
+  nlohmann::json json_;
+};
+
+void read_json(const fs::path& folder, TrainingState& state, std::size_t& ranks) {
+  constexpr std::int64_t most_steps = 999'999'999'999'999'999;  // as many digits as names may have
+  constexpr std::int64_t most_ranks = 1 << 20;
+  const Fields fields(folder / "training.json");
+  fields.check_format();
+  state.step = fields.integer("step", 0, most_steps);
+  if (std::int64_t named = step_of(folder); named >= 0 && named != state.step)
+    fields.fail(
+        formatted("step: expected {}, as the folder is called, found {}", named, state.step));
+  state.epoch = fields.integer("epoch", 0, most_steps);
+  state.progress = fields.texts("progress");
+  state.config = fields.texts("config");
+  ranks = static_cast<std::size_t>(fields.integer("ranks", 0, most_ranks));
+}
+
+// What at::Generator::get_state() gives. Whether a generator takes it is for its owner to try.
+void check_random_state(const fs::path& file, const std::string& name, const at::Tensor& state) {
+  check_input(state.scalar_type() == at::kByte && state.dim() == 1,
+              "{}: {}: expected a generator's state as bytes, U8 [n], found {} [{}]", file.string(),
+              name, c10::toString(state.scalar_type()), listed(state.sizes(), ", "));
+}
+
+std::vector<at::Tensor> read_random_states(const fs::path& file, std::size_t ranks) {
+  NamedTensors named = read_safetensors(file).tensors;
+  check_input(named.size() == ranks, "{}: expected {} tensors, found {}", file.string(), ranks,
+              named.size());
+  std::vector<at::Tensor> states;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    std::string name = formatted("rank{}", rank);
+    auto found = named.find(name);
+    check_input(found != named.end(), "{}: has no {}", file.string(), name);
+    check_random_state(file, name, found->second);
+    states.push_back(found->second);
+  }
+  return states;
 }
 
 }  // namespace
 
+std::string checkpoint_name(std::int64_t step) { return formatted("{}{:08}", folder_prefix, step); }
+
 void save_training_state(const fs::path& out, const TrainingState& state, std::int64_t keep) {
-  fs::path folder = out / folder_name(state.step);
-  fs::path partial = out / formatted(".{}.partial", folder_name(state.step));
+  fs::path folder = out / checkpoint_name(state.step);
+  fs::path partial = out / formatted(".{}.partial", checkpoint_name(state.step));
   if (fs::exists(folder))
     throw BadInput(folder.string() + ": is there already, and a checkpoint is never overwritten");
   std::error_code error;
@@ -117,20 +204,12 @@ std::optional<fs::path> latest_checkpoint(const fs::path& out) {
 TrainingState load_training_state(const fs::path& folder) {
   TrainingState state;
   std::size_t ranks = 0;
-  read_json(folder / "training.json", state, ranks);
-  state.model = read_safetensors(folder / "model.safetensors").tensors;
+  read_json(folder, state, ranks);
+  Safetensors model = read_safetensors(folder / "model.safetensors");
+  state.model = std::move(model.tensors);
+  state.description = std::move(model.metadata);
   state.optimizer = read_safetensors(folder / "optimizer.safetensors").tensors;
-  NamedTensors random = read_safetensors(folder / "random.safetensors").tensors;
-  if (random.size() != ranks)
-    throw BadInput(formatted("{}: expected {} tensors, found {}",
-                             (folder / "random.safetensors").string(), ranks, random.size()));
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
-    auto found = random.find(formatted("rank{}", rank));
-    if (found == random.end())
-      throw BadInput(
-          formatted("{}: has no rank{}", (folder / "random.safetensors").string(), rank));
-    state.random.push_back(found->second);
-  }
+  state.random = read_random_states(folder / "random.safetensors", ranks);
   return state;
 }
 

@@ -2,6 +2,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "sys/plain_file.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <system_error>
@@ -13,12 +15,16 @@ namespace lockstep::data {
 void GzipReader::Close::operator()(gzFile_s* stream) const { ::gzclose_r(stream); }
 
 GzipReader::GzipReader(std::filesystem::path file) : file_(std::move(file)) {
-  errno = 0;
-  stream_.reset(::gzopen(file_.c_str(), "rbe"));
-  if (!stream_) {
-    throw BadInput("reading " + file_.string() +
-                   ": expected a readable file, found: " + std::generic_category().message(errno));
+  sys::FileDescriptor opened;
+  try {
+    opened = sys::PlainFile(file_).release();
+  } catch (const SystemError& error) {
+    throw BadInput("reading " + file_.string() + ": expected a readable file, found: " +
+                   std::generic_category().message(error.error_number()));
   }
+  stream_.reset(::gzdopen(opened.get(), "rb"));
+  if (!stream_) throw SystemError("reading " + file_.string(), ENOMEM);
+  (void)opened.release();  // the stream closes it
   ::gzbuffer(stream_.get(), 1 << 17);
 }
 
@@ -39,11 +45,12 @@ std::size_t GzipReader::read(std::span<std::byte> bytes) {
 }
 
 void GzipReader::refuse(int error, const std::string& message) const {
-  const std::string prefix = file_.string() + ": ";  // zlib begins its messages so
-  const std::string cause = error == Z_ERRNO              ? std::generic_category().message(errno)
-                            : message.starts_with(prefix) ? message.substr(prefix.size())
-                                                          : message;
-  throw BadInput("reading " + prefix + "expected an intact file, found: " + cause);
+  const std::size_t end = message.find(">: ");  // zlib begins its messages with "<fd:3>: "
+  const std::string cause = error == Z_ERRNO ? std::generic_category().message(errno)
+                            : message.starts_with("<fd:") && end != std::string::npos
+                                ? message.substr(end + 3)
+                                : message;
+  throw BadInput("reading " + file_.string() + ": expected an intact file, found: " + cause);
 }
 
 }  // namespace lockstep::data

@@ -13,7 +13,7 @@ namespace lockstep::data {
 
 class GzipReader {
  public:
-  // BadInput when the file cannot be opened.
+  // BadInput when the file cannot be opened, or is a pipe, a device or a folder.
   explicit GzipReader(std::filesystem::path file);
 
   // Fills `bytes`; returns how many were there, fewer only at the end of the file. BadInput when

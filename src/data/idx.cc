@@ -1,6 +1,7 @@
 #include <lockstep/data/idx.h>
 
 #include "data/gzip_reader.h"
+#include "sys/plain_file.h"
 
 #include <lockstep/base/error.h>
 
@@ -88,6 +89,8 @@ std::vector<std::byte> read_elements(GzipReader& reader, std::int64_t expected) 
   std::vector<std::byte> bytes;
   while (static_cast<std::int64_t>(bytes.size()) < expected) {
     const std::size_t before = bytes.size();
+    // Growing copies what is there, and so does the tensor; a few bytes may unpack to terabytes.
+    sys::check_fits_memory(reader.file(), before + piece, 0.25);
     bytes.resize(before + static_cast<std::size_t>(
                               std::min(piece, expected - static_cast<std::int64_t>(before))));
     const std::size_t wanted = bytes.size() - before;

@@ -1,10 +1,13 @@
 #include <lockstep/data/text.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/text.h>
+
+#include "sys/plain_file.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <fstream>
+#include <new>
+#include <span>
 #include <system_error>
 
 namespace lockstep::data {
@@ -36,12 +39,34 @@ std::vector<fs::path> files_below(const fs::path& folder,
   return files;
 }
 
+[[noreturn]] void refuse_folder(const fs::path& path, const std::vector<std::string>& extensions) {
+  const std::string names = extensions.empty() ? "" : " whose names end in " + join(extensions);
+  const bool is_empty = fs::is_empty(path);
+  refuse(path, "a text file, or a folder with text files" + names,
+         is_empty ? "an empty folder" : "a folder without such files");
+}
+
+// Text and tokens are in memory together.
 void append(std::string& text, const fs::path& file) {
-  errno = 0;
-  std::ifstream stream(file, std::ios::binary);
-  if (!stream) refuse(file, "a readable file", std::generic_category().message(errno));
-  text.append(std::istreambuf_iterator<char>(stream), {});
-  if (stream.bad()) refuse(file, "a readable file", std::generic_category().message(errno));
+  constexpr double share = 0.5;
+  try {
+    sys::PlainFile opened(file);
+    sys::check_fits_memory(file, text.size() + opened.size(), share);
+    constexpr std::size_t piece = 1 << 20;
+    for (std::size_t wanted = opened.size() + 1;; wanted = piece) {
+      const std::size_t before = text.size();
+      sys::check_fits_memory(file, before + wanted, share);  // it may grow while it is read
+      text.resize(before + wanted);
+      const std::size_t found =
+          opened.read(std::as_writable_bytes(std::span(text).subspan(before)));
+      text.resize(before + found);
+      if (found < wanted) break;
+    }
+  } catch (const SystemError& error) {
+    refuse(file, "a readable file", std::generic_category().message(error.error_number()));
+  } catch (const std::bad_alloc&) {
+    refuse(file, "a text that fits into memory", "no memory for it");
+  }
 }
 
 Vocabulary vocabulary_for(const std::string& text, const std::string& source,
@@ -55,10 +80,11 @@ Vocabulary vocabulary_for(const std::string& text, const std::string& source,
 std::string read_text(const fs::path& path, const std::vector<std::string>& extensions) {
   std::string text;
   try {
-    if (!fs::exists(path)) refuse(path, "a file or a folder of text", "nothing of that name");
+    if (path.empty() || !fs::exists(path))
+      refuse(path, "a file or a folder of text", "nothing of that name");
     if (fs::is_directory(path)) {
       const std::vector<fs::path> files = files_below(path, extensions);
-      if (files.empty()) refuse(path, "files of text below this folder", "none that fit");
+      if (files.empty()) refuse_folder(path, extensions);
       for (const fs::path& file : files) append(text, file);
     } else {
       append(text, path);

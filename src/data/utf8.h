@@ -1,21 +1,14 @@
-// UTF-8, one character at a time (RFC 3629): no overlong forms, no surrogates, nothing above
-// U+10FFFF.
+// UTF-8 as texts of data need it, beside <lockstep/base/utf8.h>: characters written, and named in
+// messages.
 #pragma once
 
+#include <lockstep/base/utf8.h>
+
 #include <cstddef>
-#include <optional>
 #include <string>
 #include <string_view>
 
 namespace lockstep::data {
-
-struct Character {
-  char32_t code_point;
-  std::size_t bytes;
-};
-
-// The character at the beginning of `text` (not empty); nothing when the bytes there are none.
-[[nodiscard]] std::optional<Character> first_character(std::string_view text);
 
 [[nodiscard]] std::string to_utf8(char32_t code_point);
 

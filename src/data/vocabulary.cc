@@ -69,11 +69,14 @@ Vocabulary Vocabulary::characters(std::string_view text, std::string_view source
   return vocabulary;
 }
 
-std::string Vocabulary::to_text() const {
-  if (is_bytes()) return std::string(bytes_text);
-  std::string text(characters_text);
+std::string Vocabulary::alphabet() const {
+  std::string text;
   for (char32_t symbol : symbols_) text += to_utf8(symbol);
   return text;
+}
+
+std::string Vocabulary::to_text() const {
+  return is_bytes() ? std::string(bytes_text) : std::string(characters_text) + alphabet();
 }
 
 Vocabulary Vocabulary::from_text(std::string_view text) {

@@ -1,6 +1,7 @@
 #include <lockstep/models/names.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/visible.h>
 
 #include <torch/nn/module.h>
 
@@ -48,7 +49,7 @@ struct Assignment {
 
 void check_shape(const std::string& name, const at::Tensor& expected, const at::Tensor& found) {
   if (expected.sizes() == found.sizes()) return;
-  refuse(c10::str(name, ": expected shape ", expected.sizes(), ", found ", found.sizes()));
+  refuse(c10::str(visible(name), ": expected shape ", expected.sizes(), ", found ", found.sizes()));
 }
 
 }  // namespace
@@ -84,18 +85,19 @@ void load_exported(torch::nn::Module& module, const std::map<std::string, at::Te
     check_shape(own.name, own.tensor, given->second);
     at::Tensor converted = given->second.detach().to(own.tensor.options());
     if (assignment.from.defined() && !assignment.from.equal(converted)) {
-      refuse(own.name + " is tied to " + assignment.from_name +
+      refuse(visible(own.name) + " is tied to " + visible(assignment.from_name) +
              ": expected equal values, found different ones");
     }
     assignment.from = std::move(converted);
     assignment.from_name = own.name;
   }
   for (const auto& [name, assignment] : by_registered) {
-    if (!assignment.from.defined()) refuse("expected a tensor named " + name + ", found none");
+    if (!assignment.from.defined())
+      refuse("expected a tensor named " + visible(name) + ", found none");
   }
   for (const auto& [name, tensor] : tensors) {
     if (!known.contains(name))
-      refuse("found a tensor named " + name + " that the model does not have");
+      refuse("found a tensor named " + visible(name) + " that the model does not have");
   }
   for (auto& [name, assignment] : by_registered) assignment.to.copy_(assignment.from);
 }

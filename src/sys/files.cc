@@ -101,6 +101,17 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
   }
 }
 
+void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
+  if (!file_) throw InvalidArgument("writing " + path_.string() + ": it is committed already");
+  while (!bytes.empty()) {
+    ssize_t count = ::pwrite(file_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw SystemError("writing " + path_.string(), errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+    offset += static_cast<std::uint64_t>(count);
+  }
+}
+
 void AtomicFile::commit() {
   if (!file_) throw InvalidArgument("writing " + path_.string() + ": it is committed already");
   flush(file_.get(), path_.string());

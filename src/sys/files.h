@@ -5,6 +5,7 @@
 #include "sys/file_descriptor.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
@@ -36,6 +37,9 @@ class AtomicFile {
   // Goes straight to the system: pass much at once.
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
+  // Over what was written before, `offset` bytes from the beginning; the next write() goes on where
+  // the last one ended.
+  void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
   void commit();
 
   // All in one.

@@ -4,6 +4,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <optional>
@@ -16,6 +17,8 @@ std::optional<std::string> failure_of(const std::function<void()>& action) {
   try {
     action();
     return std::nullopt;
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
   } catch (const std::exception& error) {
     return sys::failure_text(error);
   }

@@ -7,6 +7,7 @@
 #include <lockstep/base/text.h>
 #include <lockstep/base/version.h>
 #include <lockstep/train/config_file.h>
+#include "train/resume_command.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -111,6 +112,7 @@ std::string help_text(std::string_view task) {
 }
 
 Options options_of(Words& words) {
+  if (words.values.contains("resume-from")) words.values["resume"] = "true";
   if (words.config.empty()) words.config = config_of_resumed_run(words);
   std::vector<ConfigEntry> entries;
   if (!words.config.empty()) entries = read_config(words.config);
@@ -123,6 +125,9 @@ Options options_of(Words& words) {
   apply_config(options, entries);
   if (words.values.contains("steps") && words.values.contains("epochs"))
     throw UsageError("give --steps or --epochs, not both");
+  if (auto entry = std::ranges::find(entries, "data", &ConfigEntry::name); entry != entries.end())
+    options.data_place = entry->place;
+  if (words.values.contains("data")) options.data_place.clear();
   for (const auto& [name, value] : words.values) {
     try {
       set_option(options, option_row(name, words.task), value);
@@ -142,7 +147,9 @@ CommandLine parse_command_line(std::span<const std::string> given) {
       return {.options = {}, .help = help_text(words.task)};
     if (words.request == CommandOptions::Request::version)
       return {.options = {}, .help = formatted("lockstep {}\n", version())};
-    return {.options = options_of(words), .help = {}};
+    CommandLine line{.options = options_of(words), .help = {}};
+    line.options.command = command_without_resume(given);
+    return line;
   } catch (const UsageError&) {
     throw;
   } catch (const BadInput& error) {

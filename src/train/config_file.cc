@@ -3,6 +3,7 @@
 #include <lockstep/base/check.h>
 
 #include "sys/files.h"
+#include "sys/plain_file.h"
 
 #include <lockstep/base/format.h>
 #include <toml++/toml.h>
@@ -44,8 +45,11 @@ void check_is_file(const std::filesystem::path& path) {
 
 toml::table parse_file(const std::filesystem::path& path) {
   check_is_file(path);
+  constexpr std::uint64_t most_bytes = 1 << 20;
   try {
-    return toml::parse_file(path.string());
+    return toml::parse(sys::read_plain_file(path, most_bytes), path.string());
+  } catch (const SystemError& error) {
+    throw BadInput(error.what());
   } catch (const toml::parse_error& error) {
     auto line = error.source().begin.line;
     throw BadInput(line > 0 ? formatted("{} line {}: {}", path.string(), line, error.description())
@@ -97,7 +101,7 @@ void write_config(const std::filesystem::path& path, const Options& options) {
   for (const OptionRow& row : option_rows()) {
     bool is_unset_length = (row.name == "steps" && options.steps == 0) ||
                            (row.name == "epochs" && options.epochs == 0);
-    if (!row.is_for(options.task) || row.name == "resume" || is_unset_length) continue;
+    if (!row.is_for(options.task) || !row.kept || is_unset_length) continue;
     std::string value = option_text(options, row);
     text << row.name << " = ";
     if (std::holds_alternative<std::string Options::*>(row.member))

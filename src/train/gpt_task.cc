@@ -4,18 +4,20 @@
 
 #include <lockstep/base/check.h>
 #include <lockstep/data/bigram.h>
+#include <lockstep/train/generation.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <lockstep/base/format.h>
 
+#include <filesystem>
+
 namespace lockstep::train {
+
 GptTask::GptTask(const Options& options, const Group& group)
     : options_(options), rank_(group.rank()), ranks_(group.size()) {}
 
 void GptTask::load(const std::string& identity) {
-  data::TextOptions how{.bytes = options_.vocabulary == "bytes"};
-  if (!identity.empty()) how.vocabulary = data::Vocabulary::from_text(identity);
-  text_ = data::load_text(options_.data, how);
+  text_ = own_text(identity);
   std::int64_t rows = text_->train.size(0) / options_.block;
   check_input(
       rows >= ranks_,
@@ -23,6 +25,28 @@ void GptTask::load(const std::string& identity) {
       options_.data, options_.block, ranks_, text_->train.size(0));
   training_.emplace(text_->train, options_.block);
   validation_.emplace(text_->validation, options_.block);
+}
+
+void GptTask::load_validation(const std::string& identity, const std::string& file) {
+  if (file.empty()) {
+    text_ = own_text(identity);
+  } else {
+    data::Vocabulary vocabulary = data::Vocabulary::from_text(identity);
+    text_ = data::Text{vocabulary, at::empty({0}, at::kByte),
+                       vocabulary.encode(data::read_text(file), file)};
+    // The bigram model learns from the run's own text, where that is still there.
+    if (!options_.data.empty() && std::filesystem::exists(options_.data))
+      text_->train = own_text(identity).train;
+  }
+  check_input(text_->validation.size(0) >= 2, "{}: expected two tokens or more, found {}",
+              file.empty() ? options_.data : file, text_->validation.size(0));
+  validation_.emplace(text_->validation, options_.block);
+}
+
+data::Text GptTask::own_text(const std::string& identity) const {
+  data::TextOptions how{.bytes = options_.vocabulary == "bytes"};
+  if (!identity.empty()) how.vocabulary = data::Vocabulary::from_text(identity);
+  return data::load_text(options_.data, how);
 }
 
 double GptTask::parameters() const {
@@ -75,17 +99,21 @@ Totals GptTask::measure(std::span<const std::size_t> samples) {
 }
 
 std::vector<std::pair<std::string, std::string>> GptTask::results() const {
+  if (text_->train.size(0) == 0) return {};
   double bigram =
       data::bigram_cross_entropy(text_->train, text_->validation, text_->vocabulary.size());
   return {{"bigram", formatted("{:.3f}", bigram)}};
 }
 
 std::string GptTask::sample(std::int64_t tokens) const {
-  at::Tensor start = text_->train.narrow(0, 0, 1).to(at::kLong).view({1, 1});
-  models::GenerateOptions how{
-      .generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(options_.seed))};
-  models::Gpt model = model_;
-  return text_->vocabulary.decode(model->generate(start, tokens, how)[0]);
+  std::string text;
+  generate_text(model_, text_->vocabulary,
+                {.prompt = text_->vocabulary.decode(text_->train.narrow(0, 0, 1)),
+                 .tokens = tokens,
+                 .seed = static_cast<std::uint64_t>(options_.seed),
+                 .with_prompt = true},
+                [&](std::string_view more) { text += more; });
+  return text;
 }
 
 }  // namespace lockstep::train

@@ -1,6 +1,7 @@
 // Predicting the next character (or byte) of a text with a GPT.
 #pragma once
 
+#include "train/data_fingerprint.h"
 #include "train/task.h"
 
 #include <lockstep/data/blocks.h>
@@ -17,9 +18,13 @@ class GptTask : public Task {
   GptTask(const Options& options, const Group& group);
 
   void load(const std::string& identity) override;
+  void load_validation(const std::string& identity, const std::string& file) override;
   [[nodiscard]] std::string data_identity() const override { return text_->vocabulary.to_text(); }
   [[nodiscard]] double parameters() const override;
   [[nodiscard]] double activations() const override;
+  [[nodiscard]] std::string data_fingerprint() const override {
+    return fingerprint_of_tensors({text_->train, text_->validation});
+  }
   void make_model() override;
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
   [[nodiscard]] std::vector<std::string> units() const override { return {"transformer.h.*"}; }
@@ -32,10 +37,14 @@ class GptTask : public Task {
     return std::max<std::int64_t>(1, 4096 / options_.block);
   }
   [[nodiscard]] Totals measure(std::span<const std::size_t> samples) override;
+  [[nodiscard]] std::int64_t tokens_per_sample() const override { return options_.block; }
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> results() const override;
   [[nodiscard]] std::string sample(std::int64_t tokens) const override;
 
  private:
+  // The run's text, split; `identity` as in load().
+  [[nodiscard]] data::Text own_text(const std::string& identity) const;
+
   const Options options_;
   int rank_;
   int ranks_;

@@ -9,25 +9,34 @@ namespace {
 std::atomic<int> received{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 
-void remember(int signal) { received = signal; }
+constexpr std::array<int, 4> watched{SIGINT, SIGTERM, SIGHUP, SIGPIPE};
+
+void remember(int signal) {
+  int none = 0;
+  received.compare_exchange_strong(none, signal);
+}
+
+// A terminal that closes may send SIGHUP twice, and each line to a closed pipe sends SIGPIPE.
+bool may_come_again(int signal) { return signal == SIGHUP || signal == SIGPIPE; }
 
 }  // namespace
 
 Interrupt::Interrupt() {
   received = 0;
-  struct sigaction action {};
-  action.sa_handler = remember;
-  action.sa_flags = SA_RESTART | SA_RESETHAND;
-  sigaction(SIGINT, &action, &old_interrupt_);
-  sigaction(SIGTERM, &action, &old_terminate_);
-  // What was ignored stays so: a shell ignores SIGINT for what it puts into the background.
-  if (old_interrupt_.sa_handler == SIG_IGN) sigaction(SIGINT, &old_interrupt_, nullptr);
-  if (old_terminate_.sa_handler == SIG_IGN) sigaction(SIGTERM, &old_terminate_, nullptr);
+  for (std::size_t i = 0; i < watched.size(); ++i) {
+    struct sigaction action {};
+    action.sa_handler = remember;
+    action.sa_flags = SA_RESTART;
+    if (!may_come_again(watched[i])) action.sa_flags |= static_cast<int>(SA_RESETHAND);
+    sigaction(watched[i], &action, &before_[i]);
+    // What was ignored stays so: a shell ignores SIGINT for what it puts into the background, and
+    // nohup ignores SIGHUP.
+    if (before_[i].sa_handler == SIG_IGN) sigaction(watched[i], &before_[i], nullptr);
+  }
 }
 
 Interrupt::~Interrupt() {
-  sigaction(SIGINT, &old_interrupt_, nullptr);
-  sigaction(SIGTERM, &old_terminate_, nullptr);
+  for (std::size_t i = 0; i < watched.size(); ++i) sigaction(watched[i], &before_[i], nullptr);
 }
 
 int Interrupt::signal() const { return received; }

@@ -4,25 +4,29 @@
 
 #include "sys/file_descriptor.h"
 #include "sys/files.h"
+#include "sys/plain_file.h"
 
 #include <nlohmann/json.hpp>
 
 #include <fcntl.h>
 #include <unistd.h>
 #include <cerrno>
-#include <fstream>
+#include <sstream>
 
 namespace lockstep::train {
 namespace {
 
 bool is_row_until(const std::string& line, std::int64_t step) {
+  if (line.find('\0') != std::string::npos) return false;  // which the parser takes for its end
   auto row = nlohmann::json::parse(line, nullptr, false);
   return row.is_object() && row.contains("step") && row["step"].is_number_integer() &&
          row["step"] <= step;
 }
 
 std::string rows_until(const std::filesystem::path& path, std::int64_t step) {
-  std::ifstream file(path);
+  if (!std::filesystem::exists(path)) return {};
+  constexpr std::uint64_t most_bytes = std::uint64_t{4} << 30;
+  std::istringstream file(sys::read_plain_file(path, most_bytes));
   std::string kept;
   for (std::string line; std::getline(file, line);)
     if (is_row_until(line, step)) kept += line + "\n";
@@ -35,12 +39,15 @@ std::string metrics_line(const MetricsRow& row) {
   nlohmann::ordered_json json{{"step", row.step}, {"epoch", row.epoch}, {"loss", row.loss}};
   if (row.val_loss) json["val_loss"] = *row.val_loss;
   if (row.accuracy) json["accuracy"] = *row.accuracy;
+  if (row.eval_batches) json["eval_batches"] = *row.eval_batches;
   json["lr"] = row.lr;
   json["samples_per_second"] = row.samples_per_second;
+  if (row.tokens_per_second) json["tokens_per_second"] = *row.tokens_per_second;
   json["resident_bytes"] = row.resident_bytes;
   json["model_bytes"] = row.model_bytes;
   json["exposed_seconds"] = row.exposed_seconds;
   json["seconds"] = row.seconds;
+  if (row.sample) json["sample"] = *row.sample;
   return json.dump();
 }
 

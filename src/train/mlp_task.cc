@@ -1,5 +1,7 @@
 #include "train/mlp_task.h"
 
+#include <lockstep/base/check.h>
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 
@@ -22,7 +24,7 @@ Batch Rows::get_batch(c10::ArrayRef<std::size_t> indices) {
   return {all_.data.index_select(0, index), all_.target.index_select(0, index)};
 }
 
-void MlpTask::load(const std::string&) {
+MlpTask::Data MlpTask::make_data() const {
   at::Generator generator =
       at::detail::createCPUGenerator(static_cast<std::uint64_t>(options_.seed));
   at::Tensor in = at::randn({inputs, hidden}, generator) / std::sqrt(static_cast<double>(inputs));
@@ -31,8 +33,19 @@ void MlpTask::load(const std::string&) {
     at::Tensor data = at::randn({rows, inputs}, generator);
     return Rows(Batch{data, at::tanh(data.matmul(in)).matmul(out)});
   };
-  batches_.emplace(make(training_rows), options_, group_);
-  validation_ = make(validation_rows);
+  Rows training = make(training_rows);
+  return {std::move(training), make(validation_rows)};
+}
+
+void MlpTask::load(const std::string&) {
+  Data all = make_data();
+  batches_.emplace(std::move(all.training), options_, group_);
+  validation_ = std::move(all.validation);
+}
+
+void MlpTask::load_validation(const std::string&, const std::string& file) {
+  check_input(file.empty(), "{}: the task mlp makes its own data and reads none", file);
+  validation_ = make_data().validation;
 }
 
 std::vector<std::int64_t> MlpTask::sizes() const {

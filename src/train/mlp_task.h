@@ -32,8 +32,13 @@ class MlpTask : public Task {
   MlpTask(const Options& options, const Group& group) : options_(options), group_(group) {}
 
   void load(const std::string& identity) override;
+  void load_validation(const std::string& identity, const std::string& file) override;
   [[nodiscard]] double parameters() const override;
   [[nodiscard]] double activations() const override;
+  // Made anew from the seed.
+  [[nodiscard]] std::string data_fingerprint() const override {
+    return "seed " + std::to_string(options_.seed);
+  }
   void make_model() override;
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
   [[nodiscard]] std::vector<std::string> units() const override { return {"layers.*"}; }
@@ -49,6 +54,10 @@ class MlpTask : public Task {
   [[nodiscard]] Totals measure(std::span<const std::size_t> samples) override;
 
  private:
+  struct Data {
+    Rows training, validation;
+  };
+  [[nodiscard]] Data make_data() const;
   [[nodiscard]] std::vector<std::int64_t> sizes() const;
 
   const Options options_;

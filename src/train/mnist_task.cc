@@ -1,5 +1,7 @@
 #include "train/mnist_task.h"
 
+#include "train/data_fingerprint.h"
+
 #include <lockstep/data/mnist.h>
 
 #include <ATen/Functions.h>
@@ -7,8 +9,15 @@
 namespace lockstep::train {
 
 void MnistTask::load(const std::string&) {
-  batches_.emplace(data::mnist(options_.data, {.part = data::MnistPart::train}), options_, group_);
+  data::Images training = data::mnist(options_.data, {.part = data::MnistPart::train});
   validation_ = data::mnist(options_.data, {.part = data::MnistPart::test});
+  fingerprint_ = fingerprint_of_tensors(
+      {training.pixels(), training.labels(), validation_->pixels(), validation_->labels()});
+  batches_.emplace(std::move(training), options_, group_);
+}
+
+void MnistTask::load_validation(const std::string&, const std::string& file) {
+  validation_ = data::mnist(file.empty() ? options_.data : file, {.part = data::MnistPart::test});
 }
 
 at::Tensor MnistTask::loss(const Batch& batch) {

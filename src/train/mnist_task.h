@@ -16,6 +16,8 @@ class MnistTask : public Task {
   MnistTask(const Options& options, const Group& group) : options_(options), group_(group) {}
 
   void load(const std::string& identity) override;
+  void load_validation(const std::string& identity, const std::string& file) override;
+  [[nodiscard]] std::string data_fingerprint() const override { return fingerprint_; }
   void make_model() override { model_ = models::ConvNet(); }
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
   [[nodiscard]] std::vector<std::string> units() const override { return {"conv*", "fc*"}; }
@@ -32,6 +34,7 @@ class MnistTask : public Task {
  private:
   const Options options_;
   Group group_;
+  std::string fingerprint_;
   std::optional<data::Images> validation_;
   std::optional<EpochBatches<data::Images>> batches_;
   models::ConvNet model_{nullptr};

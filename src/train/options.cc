@@ -16,6 +16,7 @@ namespace {
 
 using O = Options;
 constexpr double unbounded = 1e15;
+constexpr std::string_view all_tasks = "gpt mnist mlp";
 
 // One table for the command line, for TOML files, and for --help.
 const std::array rows{
@@ -23,7 +24,31 @@ const std::array rows{
               "file or folder to learn from (gpt: text; mnist: the four IDX files)", "gpt mnist"},
     OptionRow{"out", &O::out,
               "folder of the run: config.toml, metrics.jsonl, checkpoints, model.safetensors"},
-    OptionRow{"resume", &O::resume, "go on from the newest checkpoint in --out"},
+    OptionRow{"resume",
+              &O::resume,
+              "go on from the newest checkpoint in --out",
+              all_tasks,
+              {},
+              0,
+              unbounded,
+              false},
+    OptionRow{
+        "resume-from",
+        &O::resume_from,
+        "go on from this checkpoint in --out, such as step-00000100; newer ones are set aside",
+        all_tasks,
+        {},
+        0,
+        unbounded,
+        false},
+    OptionRow{"allow-other-data",
+              &O::allow_other_data,
+              "with --resume: go on though the data is not what it was",
+              all_tasks,
+              {},
+              0,
+              unbounded,
+              false},
     OptionRow{"steps", &O::steps, "optimizer updates to make", "gpt mnist mlp", {}, 1},
     OptionRow{"epochs",
               &O::epochs,
@@ -64,6 +89,9 @@ const std::array rows{
     OptionRow{"gamma", &O::gamma, "factor of one decay", "gpt mnist mlp", {}, 0, 1},
     OptionRow{"eval-every", &O::eval_every,
               "steps between evaluations; 0: each epoch, or only at the end"},
+    OptionRow{"eval-batches", &O::eval_batches,
+              "batches of an evaluation during training (gpt: 4096 tokens, mnist: 250 images, mlp: "
+              "1000 rows each); 0: all, as at the end"},
     OptionRow{"save-every", &O::save_every,
               "steps between checkpoints; 0: each epoch, or only at the end"},
     OptionRow{"keep", &O::keep, "newest checkpoints to keep; 0: all"},
@@ -80,6 +108,8 @@ const std::array rows{
     OptionRow{"vocabulary", &O::vocabulary, "chars (those of the text) or bytes (all 256)", "gpt",
               "chars bytes"},
     OptionRow{"sample", &O::sample, "tokens of text to write at the end", "gpt", {}, 0, 1 << 20},
+    OptionRow{"sample-every", &O::sample_every,
+              "steps between samples of --sample (or 200) tokens during training; 0: none", "gpt"},
     OptionRow{"shard", &O::shard,
               "what ranks divide between them: none, optimizer, gradients (and optimizer) or full",
               "gpt mnist mlp", "none optimizer gradients full"},
@@ -119,6 +149,7 @@ Options gpt_defaults() {
   options.weight_decay = 0.1;
   options.clip = 1;
   options.eval_every = 250;
+  options.eval_batches = 20;
   options.save_every = 1000;
   return options;
 }

@@ -1,6 +1,8 @@
 #include "train/run.h"
 
+#include "train/checkpoint_fit.h"
 #include "train/memory_need.h"
+#include "train/model_description.h"
 #include "train/optimizers.h"
 #include "train/streams.h"
 
@@ -9,6 +11,7 @@
 #include <lockstep/base/check.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/text.h>
+#include <lockstep/base/visible.h>
 #include <lockstep/checkpoint/share.h>
 #include <lockstep/models/names.h>
 #include <lockstep/parallel/sharded/deferred.h>
@@ -22,6 +25,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <limits>
 
 namespace lockstep::train {
@@ -35,16 +39,20 @@ double seconds_since(Clock::time_point start) {
 
 const std::string& text_in(const checkpoint::Metadata& progress, const std::string& name) {
   auto found = progress.find(name);
-  check_input(found != progress.end(), "checkpoint: expected progress.{}, found none", name);
+  check_input(found != progress.end(), "expected progress.{}, found none", name);
   return found->second;
 }
 
-double number_in(const checkpoint::Metadata& progress, const std::string& name) {
+constexpr double infinite = std::numeric_limits<double>::infinity();
+
+// From `least` to 10^15, or any number where no `least` is given.
+double number_in(const checkpoint::Metadata& progress, const std::string& name,
+                 double least = -infinite) {
   const std::string& text = text_in(progress, name);
-  if (text == "inf") return std::numeric_limits<double>::infinity();
+  if (text == "inf" && least == -infinite) return infinite;
   std::optional<double> value = parse_number(text);
-  check_input(value.has_value(), "checkpoint: progress.{}: expected a number, found '{}'", name,
-              text);
+  check_input(value.has_value() && *value >= least && (least == -infinite || *value <= 1e15),
+              "progress.{}: expected a number, found '{}'", name, visible(text));
   return *value;
 }
 
@@ -55,17 +63,16 @@ checkpoint::NamedTensors without_aliases(const torch::nn::Module& module,
   return tensors;
 }
 
-checkpoint::Metadata texts_of(const Options& options) {
-  checkpoint::Metadata texts{{"task", options.task}};
-  for (const OptionRow& row : option_rows())
-    if (row.is_for(options.task)) texts[std::string(row.name)] = option_text(options, row);
-  return texts;
+// A checkpoint that is named is one to go on from.
+Options with_resume(Options options) {
+  options.resume = options.resume || !options.resume_from.empty();
+  return options;
 }
 
 }  // namespace
 
 Run::Run(const Options& options, Group world)
-    : options_(options), world_(std::move(world)), folder_(options) {
+    : options_(with_resume(options)), world_(std::move(world)), folder_(options_) {
   together(world_, [&] { check_options(options_, world_.size()); });
   if (options_.threads > 0) at::set_num_threads(static_cast<int>(options_.threads));
   std::optional<checkpoint::TrainingState> state = shared_state();
@@ -74,6 +81,8 @@ Run::Run(const Options& options, Group world)
   together(world_, [&] {
     if (world_.is_root()) folder_.open(step_);
   });
+  if (state) say_resumed(*state);
+  say_notices();
   started_ = reported_at_ = Clock::now();
 }
 
@@ -90,7 +99,7 @@ std::optional<checkpoint::TrainingState> Run::shared_state() {
 void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   task_ = make_task(options_, world_);
   together(world_, [&] {
-    task_->load(state ? text_in(state->progress, "data") : std::string());
+    load_data(state);
     check_memory(options_, {.parameters = task_->parameters(), .activations = task_->activations()},
                  world_.size());
     torch::manual_seed(static_cast<std::uint64_t>(options_.seed));
@@ -99,8 +108,9 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
     } else {
       task_->make_model();
     }
-    if (state) models::load_exported(*task_->module(), state->model);
+    if (state) load_model(*state);
   });
+  compare_data();
   handle_ = make_handle(options_, *task_, world_);
   optimizer_ = make_optimizer(options_, *handle_);
   torch::manual_seed(stream_seed(options_.seed, stream_of_rank(world_.rank())));
@@ -108,14 +118,23 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   steps_ = options_.steps > 0 ? options_.steps : options_.epochs * steps_per_epoch_;
   schedule_ = schedule_of(options_, steps_, steps_per_epoch_);
   stopping_.patience = options_.patience;
+  evaluator_.emplace(*task_, world_, options_.eval_batches,
+                     /*in_step=*/options_.shard != "none", [&](double share) {
+                       progress_.show_text(
+                           formatted("step {}/{}  evaluating {:.0f}%", step_, steps_, 100 * share));
+                     });
 }
 
 void Run::restore(const checkpoint::TrainingState& state) {
   together(world_, [&] {
-    handle_->load_optimizer_state(*optimizer_, state.optimizer);
-    seconds_before_ = number_in(state.progress, "seconds");
-    stopping_.best = number_in(state.progress, "best");
-    stopping_.waited = static_cast<std::int64_t>(number_in(state.progress, "waited"));
+    check_progress(state);
+    in_file(checkpoint_file(state.step, "optimizer.safetensors"),
+            [&] { handle_->load_optimizer_state(*optimizer_, state.optimizer); });
+    in_file(checkpoint_file(state.step, "training.json"), [&] {
+      seconds_before_ = number_in(state.progress, "seconds", 0);
+      stopping_.best = number_in(state.progress, "best");
+      stopping_.waited = static_cast<std::int64_t>(number_in(state.progress, "waited", 0));
+    });
     step_ = saved_step_ = reported_step_ = state.step;
     auto ranks = static_cast<std::int64_t>(state.random.size());
     if (ranks == world_.size()) {
@@ -125,7 +144,7 @@ void Run::restore(const checkpoint::TrainingState& state) {
       torch::manual_seed(stream_seed(options_.seed + step_, stream_of_rank(world_.rank())));
     }
   });
-  if (world_.is_root()) progress_.say(formatted("resumed at step {} of {}", step_, steps_));
+  best_ = share_best(world_, world_.is_root() ? read_best(folder_.best_file()) : Best{});
 }
 
 void Run::step() {
@@ -182,22 +201,10 @@ bool Run::is_due(std::int64_t every) const {
   return options_.epochs > 0 && step_ % steps_per_epoch_ == 0;
 }
 
-void Run::evaluate() {
-  auto began = Clock::now();
-  task_->module()->eval();
-  auto measure = [&](std::span<const std::size_t> samples) { return task_->measure(samples); };
-  evaluation_ = train::evaluate(world_, task_->validation_samples(), task_->evaluation_rows(),
-                                measure, /*in_step=*/options_.shard != "none");
-  task_->module()->train();
-  evaluated_step_ = step_;
-  bool best = stopping_.update(evaluation_->loss);
-  if (best && options_.patience > 0) export_model("best");
-  reported_at_ += Clock::now() - began;  // the rate is that of training
-}
-
 void Run::report() {
   bool evaluated = evaluated_step_ == step_;
-  bool due = evaluated || step_ % options_.log_every == 0 || step_ == steps_;
+  bool sampled = sampled_step_ == step_;
+  bool due = evaluated || sampled || step_ % options_.log_every == 0 || step_ == steps_;
   if (due) {
     samples_per_second_ =
         static_cast<double>(samples_) / std::max(1e-9, seconds_since(reported_at_));
@@ -205,7 +212,9 @@ void Run::report() {
     cost_ = cost();
     reported_at_ = Clock::now();
   }
-  std::optional<double> val_loss, accuracy;
+  std::optional<double> val_loss, accuracy, tokens_per_second;
+  if (std::int64_t tokens = task_->tokens_per_sample(); tokens > 0)
+    tokens_per_second = samples_per_second_ * static_cast<double>(tokens);
   if (evaluated) val_loss = evaluation_->loss;
   if (evaluated && task_->has_accuracy()) accuracy = evaluation_->accuracy;
   if (due) {
@@ -216,12 +225,17 @@ void Run::report() {
                       .loss = loss_,
                       .val_loss = val_loss,
                       .accuracy = accuracy,
+                      .eval_batches = evaluated && evaluation_is_partial_
+                                          ? std::optional(options_.eval_batches)
+                                          : std::nullopt,
                       .lr = lr_,
                       .samples_per_second = samples_per_second_,
+                      .tokens_per_second = tokens_per_second,
                       .resident_bytes = cost_.resident_bytes,
                       .model_bytes = cost_.model_bytes,
                       .exposed_seconds = cost_.exposed_seconds,
-                      .seconds = seconds()});
+                      .seconds = seconds(),
+                      .sample = sampled ? std::optional(sample_) : std::nullopt});
     });
   }
   if (!world_.is_root()) return;
@@ -234,9 +248,11 @@ void Run::report() {
                   .val_loss = val_loss,
                   .accuracy = accuracy,
                   .samples_per_second = samples_per_second_,
+                  .tokens_per_second = tokens_per_second,
                   .resident_bytes = cost_.resident_bytes,
                   .exposed_seconds = cost_.exposed_seconds,
                   .seconds_left = left});
+  if (sampled) progress_.say(formatted("sample at step {}:\n{}", step_, sample_));
 }
 
 std::vector<at::Tensor> Run::random_states() {
@@ -272,13 +288,15 @@ checkpoint::TrainingState Run::state(std::vector<at::Tensor> random) {
   return {.step = step_,
           .epoch = epoch(),
           .model = without_aliases(*task_->module(), handle_->model()),
+          .description = model_description(options_, task_->data_identity(), step_),
           .optimizer = handle_->optimizer_state(*optimizer_),
           .random = std::move(random),
           .progress = {{"seconds", formatted("{}", seconds())},
                        {"best", formatted("{}", stopping_.best)},
                        {"waited", formatted("{}", stopping_.waited)},
-                       {"data", task_->data_identity()}},
-          .config = texts_of(options_)};
+                       {"data", task_->data_identity()},
+                       {"data_fingerprint", data_fingerprint_}},
+          .config = kept_options(options_)};
 }
 
 void Run::save() {
@@ -289,16 +307,6 @@ void Run::save() {
   });
   saved_step_ = step_;
   reported_at_ += Clock::now() - began;
-}
-
-void Run::export_model(const std::string& name) {
-  checkpoint::NamedTensors tensors = handle_->model();
-  together(world_, [&] {
-    if (!world_.is_root()) return;
-    folder_.export_model(
-        name, tensors,
-        {{"format", "pt"}, {"task", options_.task}, {"data", task_->data_identity()}});
-  });
 }
 
 Report Run::finish() {
@@ -313,6 +321,7 @@ Report Run::finish() {
   report.last_line = last_line();
   if (world_.is_root()) {
     progress_.say(report.last_line);
+    if (signal_ == SIGPIPE) print_to(stderr, "{}\n", report.last_line);  // nobody reads the other
     folder_.write_result(report.last_line);
   }
   world_.barrier().wait();
@@ -321,23 +330,24 @@ Report Run::finish() {
 
 void Run::finish_well() {
   if (evaluated_step_ != step_) evaluate();
-  export_model("model");
-  if (options_.sample == 0) return;
+  export_model("model", evaluation_, evaluation_is_partial_);
+  if (options_.sample == 0 || sampled_step_ == step_) return;
   std::string text =
       task_->sample(options_.sample);  // on all ranks: they may have the model in parts
   if (world_.is_root()) progress_.say(text);
 }
 
 std::string Run::last_line() const {
-  if (signal_ != 0)
-    return formatted("stopped: signal={} steps={} seconds={:.1f} resume with: --resume --out {}",
-                     signal_, step_, seconds(), options_.out);
+  if (signal_ != 0) return stopped_line();
   std::string line = "done:";
   if (task_->has_accuracy()) line += formatted(" accuracy={:.4f}", evaluation_->accuracy);
   line += formatted(" val_loss={:.3f}", evaluation_->loss);
   for (const auto& [name, value] : task_->results()) line += formatted(" {}={}", name, value);
   if (options_.epochs > 0) line += formatted(" epochs={}", epoch());
-  return line + formatted(" steps={} seconds={:.1f}", step_, seconds());
+  line += formatted(" steps={} seconds={:.1f}", step_, seconds());
+  if (best_.step < 0) return line;
+  return line + formatted(" best_val_loss={:.3f} best_step={} best={}", best_.val_loss, best_.step,
+                          folder_.best_file().string());
 }
 
 double Run::seconds() const { return seconds_before_ + seconds_since(started_); }

@@ -1,7 +1,9 @@
 // Run: the phases of training, which trainer.cc calls in order.
 #pragma once
 
+#include "train/best.h"
 #include "train/cost.h"
+#include "train/evaluator.h"
 #include "train/model_handle.h"
 #include "train/run_folder.h"
 #include "train/task.h"
@@ -16,8 +18,10 @@
 #include <torch/optim/optimizer.h>
 
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
 
 namespace lockstep::train {
 
@@ -39,7 +43,14 @@ class Run {
   [[nodiscard]] bool evaluation_is_due() const {
     return is_due(options_.eval_every) || step_ >= steps_;
   }
+  // During training of the chosen batches; of all validation data once the run is at its end. A
+  // model that is better than those before goes into best.safetensors.
   void evaluate();
+  [[nodiscard]] bool sample_is_due() const {
+    return options_.sample_every > 0 && step_ % options_.sample_every == 0;
+  }
+  // What the model makes up now, for the next report().
+  void sample();
   // A row of metrics.jsonl when one is due, and the progress line.
   void report();
   [[nodiscard]] bool save_is_due() const { return is_due(options_.save_every); }
@@ -52,6 +63,18 @@ class Run {
   void begin(const std::optional<checkpoint::TrainingState>& state);
   void restore(const checkpoint::TrainingState& state);
   [[nodiscard]] std::optional<checkpoint::TrainingState> shared_state();
+  // Local: the data, which must be what the checkpoint was made from.
+  void load_data(const std::optional<checkpoint::TrainingState>& state);
+  // Collective: all ranks must have read the same.
+  void compare_data();
+  // Local: model and file of the checkpoint against this run's.
+  void load_model(const checkpoint::TrainingState& state);
+  void check_progress(const checkpoint::TrainingState& state) const;
+  [[nodiscard]] std::filesystem::path checkpoint_file(std::int64_t step,
+                                                      const std::string& name) const;
+  void say_notices();
+  void say_resumed(const checkpoint::TrainingState& state);
+  [[nodiscard]] std::string stopped_line() const;
   [[nodiscard]] double backward(const Batch& batch);
   void agree(double loss, std::int64_t rows);
   [[nodiscard]] bool is_due(std::int64_t every) const;
@@ -59,7 +82,9 @@ class Run {
   [[nodiscard]] checkpoint::TrainingState state(std::vector<at::Tensor> random);
   [[nodiscard]] Cost cost();
   [[nodiscard]] std::int64_t resident_bytes();
-  void export_model(const std::string& name);
+  // `evaluation` is that of the model as it is, if there is one.
+  void export_model(const std::string& name, const std::optional<Evaluation>& evaluation,
+                    bool is_partial);
   void finish_well();
   [[nodiscard]] std::string last_line() const;
   [[nodiscard]] double seconds() const;
@@ -71,10 +96,13 @@ class Run {
   Progress progress_;
   Interrupt interrupt_;
   std::unique_ptr<Task> task_;
+  std::string data_fingerprint_;
   std::unique_ptr<ModelHandle> handle_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   ScheduleOptions schedule_;
   EarlyStopping stopping_;
+  std::optional<Evaluator> evaluator_;
+  Best best_;
 
   std::int64_t steps_per_epoch_ = 1;
   std::int64_t steps_ = 0;  // of the whole run
@@ -82,6 +110,9 @@ class Run {
   std::int64_t saved_step_ = -1;
   std::int64_t evaluated_step_ = -1;
   std::optional<Evaluation> evaluation_;
+  bool evaluation_is_partial_ = false;
+  std::string sample_;  // that was made at sampled_step_
+  std::int64_t sampled_step_ = -1;
   double loss_ = 0;  // of the last step's global batch
   double lr_ = 0;
   int signal_ = 0;             // that some rank received

@@ -5,33 +5,53 @@
 #include <lockstep/train/metrics.h>
 #include <lockstep/train/options.h>
 
+#include "sys/file_lock.h"
+
 #include <filesystem>
 #include <optional>
+#include <string>
+#include <vector>
 
 namespace lockstep::train {
 
+// One run at a time: from find_state() on (from open() on where the folder is new) the object holds
+// the lock OUT/run.lock, and whoever finds it held is refused with BadInput.
 class RunFolder {
  public:
   explicit RunFolder(const Options& options) : options_(options), path_(options.out) {}
 
-  // The newest checkpoint when the run is to go on, nothing when it begins. Changes nothing. Throws
-  // BadInput when a run would be overwritten, or there is none to go on with.
-  [[nodiscard]] std::optional<checkpoint::TrainingState> find_state() const;
-  // Makes the folder, writes config.toml and opens metrics.jsonl behind step `resumed_at`.
+  // The checkpoint to go on from, or nothing when the run begins. Changes nothing. Throws BadInput
+  // when a run would be overwritten, or there is no checkpoint, or it is damaged; the message then
+  // names the newest older one that is whole, and the command to go on from it.
+  [[nodiscard]] std::optional<checkpoint::TrainingState> find_state();
+  // Makes the folder, writes config.toml and opens metrics.jsonl behind step `resumed_at`. Where the
+  // run goes on from an older checkpoint, the newer ones become abandoned-step-...: their steps will
+  // be made again.
   void open(std::int64_t resumed_at);
+  // What should be said of the above, once; lines without their ends.
+  [[nodiscard]] std::vector<std::string> take_notices() { return std::move(notices_); }
 
   void append(const MetricsRow& row) { metrics_->append(row); }
   void save(const checkpoint::TrainingState& state);
   // result.txt: the run's last line, for scripts.
   void write_result(const std::string& line) const;
+  [[nodiscard]] std::filesystem::path best_file() const { return path_ / "best.safetensors"; }
   // model.safetensors or best.safetensors.
   void export_model(const std::string& name, const checkpoint::NamedTensors& model,
                     const checkpoint::Metadata& metadata);
 
  private:
+  void lock();
+  void check_is_new() const;
+  [[nodiscard]] std::filesystem::path chosen() const;
+  [[nodiscard]] checkpoint::TrainingState load_or_advise(const std::filesystem::path& folder) const;
+  void set_aside_newer(std::int64_t step);
+
   const Options options_;
   std::filesystem::path path_;
+  std::optional<sys::FileLock> lock_;
   std::optional<MetricsFile> metrics_;
+  std::vector<std::string> notices_;
 };
 
 }  // namespace lockstep::train

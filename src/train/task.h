@@ -25,8 +25,13 @@ class Task {
   // Reads and checks the data. `identity` is what an earlier run's data_identity() gave, or empty.
   // Local; throws BadInput.
   virtual void load(const std::string& identity) = 0;
+  // In place of load(), where nothing is trained: the validation part of `file` is all of it, or
+  // with an empty one that of the run's own data. Local; throws BadInput.
+  virtual void load_validation(const std::string& identity, const std::string& file) = 0;
   // What the model's meaning depends on beside the options (the vocabulary); kept in checkpoints.
   [[nodiscard]] virtual std::string data_identity() const { return {}; }
+  // Which data it is, after load(): size and checksum. Equal data give equal texts.
+  [[nodiscard]] virtual std::string data_fingerprint() const = 0;
   // How many parameters the model of make_model() will have, after load(); 0: too few to matter.
   [[nodiscard]] virtual double parameters() const { return 0; }
   // How many numbers a forward pass over this rank's micro-batch keeps for backward(), at least.
@@ -51,6 +56,9 @@ class Task {
   // Measures the validation samples with these numbers.
   [[nodiscard]] virtual Totals measure(std::span<const std::size_t> samples) = 0;
   [[nodiscard]] virtual bool has_accuracy() const { return false; }
+
+  // Tokens of one training sample; 0 where that means nothing.
+  [[nodiscard]] virtual std::int64_t tokens_per_sample() const { return 0; }
 
   // More of the last line: {"bigram", "2.452"}.
   [[nodiscard]] virtual std::vector<std::pair<std::string, std::string>> results() const {

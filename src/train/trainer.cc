@@ -9,6 +9,7 @@ Report train(const Options& options, Group world) {
   while (!run.finished()) {
     run.step();
     if (run.evaluation_is_due()) run.evaluate();
+    if (run.sample_is_due()) run.sample();
     run.report();
     if (run.save_is_due()) run.save();
   }

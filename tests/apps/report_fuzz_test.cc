@@ -61,6 +61,9 @@ std::string with_other_words(std::string record, Random& random) {
       {"\"root\": -1", "\"root\": \"x\""},
       {"record\": 1", "record\": " + std::string(100'000, '[') + std::string(100'000, ']')},
       {"\"world\"", "{}"},
+      {"\"world\"", "\"\xc2\x9b\u202e\""},
+      {"\"rank\": 1", "\"rank\": 4294967297"},
+      {"}", std::string("}\0", 2)},
       {"\"calls\": [", "\"calls\": [[], "},
   };
   const auto& [from, to] = changes[below(random, changes.size())];
@@ -91,6 +94,7 @@ TEST(ReportFuzz, RecordsAreExplainedOrRefused) {
     for (const std::string& printed : {finished.output, finished.error}) {
       auto is_control = [](unsigned char c) { return (c < 32 && c != '\n') || c == 127; };
       EXPECT_EQ(std::ranges::count_if(printed, is_control), 0) << printed;
+      EXPECT_EQ(printed.find("\xc2\x9b"), std::string::npos) << printed;  // C1
     }
     (finished.status.code == 0 ? explained : refused) += 1;
   }

@@ -4,9 +4,13 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <sys/stat.h>
+
 #include "apps/command.h"
+#include "apps/shell.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep::apps {
@@ -142,6 +146,110 @@ TEST_F(HangReport, FilesThatAreNoRecordsAreOneLineEachAndTheOthersAreRead) {
     EXPECT_NE(finished.error.find(words), std::string::npos) << words << " in " << finished.error;
   EXPECT_NE(finished.output.find("rank 0 waits in all_reduce #1"), std::string::npos)
       << finished.output;
+}
+
+// A record of rank 0 of 2 with one of its values replaced.
+std::string record_with(const std::string& from, const std::string& to) {
+  std::string text =
+      R"({"lockstep_flight_record": 1, "rank": 0, "size": 2, "engine": "shm", "host": "here",)"
+      R"( "written": 1020.0, "groups": [{"name": "world", "members": [0, 1]}], "calls": [{"number":)"
+      R"( 1, "group": 0, "sequence": 1, "call": "broadcast", "root": 0, "dtype": "Float",)"
+      R"( "elements": 7, "tag": "", "posted": 1000.0, "progress": "waiting", "where": "a.cc:8"}]})";
+  const std::size_t place = text.find(from);
+  return place == std::string::npos ? std::string() : text.replace(place, from.size(), to);
+}
+
+TEST_F(HangReport, NumbersBeyondTheirRangeAreRefused) {
+  const std::vector<std::pair<std::string, std::string>> changes{
+      {"\"rank\": 0", "\"rank\": 1099511627776"},
+      {"\"rank\": 0", "\"rank\": 2"},
+      {"\"rank\": 0", "\"rank\": 0.5"},
+      {"\"rank\": 0", "\"rank\": -1"},
+      {"\"size\": 2", "\"size\": 4294967298"},
+      {"[0, 1]", "[0, 4294967296]"},
+      {"[0, 1]", "[0, 2]"},
+      {"\"group\": 0", "\"group\": 1"},
+      {"\"group\": 0", "\"group\": 0.9"},
+      {"\"sequence\": 1", "\"sequence\": -1"},
+      {"\"root\": 0", "\"root\": 4294967296"},
+      {"\"elements\": 7", "\"elements\": 7.5"},
+      {"\"posted\": 1000.0", "\"posted\": 1e11"},
+      {"1020.0", "1e10"},
+      {"\"tag\": \"\"", "\"tag\": 7"},
+      {"record\": 1", "record\": 1.0"},
+      {"}]}", std::string("}]}\0", 4)},
+  };
+  for (const auto& [from, to] : changes) {
+    files.clear();
+    write("odd.json", record_with(from, to));
+    const Finished finished = report();
+    EXPECT_EQ(finished.status.code, 1) << to;
+    EXPECT_EQ(finished.output, "") << to;
+    EXPECT_EQ(std::count(finished.error.begin(), finished.error.end(), '\n'), 1) << finished.error;
+  }
+  files.clear();
+  write("good.json", record_with("1020.0", "9e9"));
+  EXPECT_EQ(report().status.code, 0) << report().error;
+}
+
+TEST_F(HangReport, ControlCharactersAreShownAndNotSent) {
+  write("rank.json", record_with("\"tag\": \"\"", R"("tag": "\u009b31m\u001b[0m\u202e\n")"));
+  const Finished finished = report();
+  EXPECT_NE(finished.output.find(R"(\u{9b}31m\x1b[0m\u{202e}\n)"), std::string::npos)
+      << finished.output;
+  EXPECT_EQ(finished.output.find("\xc2\x9b"), std::string::npos);
+}
+
+TEST_F(HangReport, WhatIsNoFileIsRefusedAtOnce) {
+  ASSERT_EQ(::mkfifo((folder.path() / "pipe").c_str(), 0600), 0);
+  files = {(folder.path() / "pipe").string(), "/dev/zero", folder.path().string()};
+  const Finished finished = report();
+  EXPECT_EQ(finished.status.code, 1);
+  for (const char* words :
+       {"pipe: expected a file, found a named pipe",
+        "reading /dev/zero: expected a file, found a device", "expected a file, found a folder"})
+    EXPECT_NE(finished.error.find(words), std::string::npos) << finished.error;
+}
+
+TEST_F(HangReport, ManyGroupsTakeLinearTime) {
+  constexpr int groups = 40'000;
+  for (int rank = 0; rank < 2; ++rank) {
+    std::string text = "{\"lockstep_flight_record\": 1, \"rank\": " + std::to_string(rank) +
+                       ", \"size\": 2, \"engine\": \"shm\", \"host\": \"a\", "
+                       "\"written\": 1020.0, \"groups\": [";
+    for (int i = 0; i < groups; ++i)
+      text += (i > 0 ? ", " : "") + std::string("{\"name\": \"group ") + std::to_string(i) +
+              "\", \"members\": [0, 1], \"failure\": \"lost\"}";
+    text += "], \"calls\": [";
+    for (int i = 0; i < groups; ++i)
+      text += (i > 0 ? ", " : "") + call(i + 1, reduction("a"), 1, 1, "waiting", i);
+    write("rank-" + std::to_string(rank), text + "]}");
+  }
+  const auto start = Clock::now();
+  const Finished finished = report();
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(20));  // of squares it took 90
+  EXPECT_EQ(finished.status.code, 0) << finished.error;
+  EXPECT_EQ(std::count(finished.output.begin(), finished.output.end(), '\n'), 3 * groups + 1);
+}
+
+// The memory of the program is limited, so that a tree of all these lists would be the end of it.
+TEST_F(HangReport, DeepAndLargeTextsTakeLittleMemory) {
+  write("deep.json", "{\"lockstep_flight_record\": " + std::string(20'000'000, '['));
+  write("wide.json", "{\"lockstep_flight_record\": [" + std::string(40'000'000, ',') + "]}");
+  std::string many = "{\"lockstep_flight_record\": [0";
+  for (int i = 0; i < 20'000'000; ++i) many += ",0";
+  write("many.json", many + "]}");
+  std::ofstream(files.emplace_back((folder.path() / "large.json").string())) << "{";
+  std::filesystem::resize_file(files.back(), std::uintmax_t{1} << 40);
+  std::string line = "ulimit -v 1000000; " + lockstep_program() + " report hang";
+  for (const std::string& file : files) line += " " + file;
+  const test::ShellResult result = test::shell(line + " 2>&1");
+  EXPECT_EQ(result.exit_code, 1) << result.output;
+  EXPECT_EQ(test::count_lines(result.output), 4) << result.output;
+  for (const char* words : {"deep.json: no flight record: it nests too deeply or holds too much",
+                            "many.json: no flight record: it nests too deeply or holds too much",
+                            "large.json: expected at most 64 MiB, found 1 TiB"})
+    EXPECT_NE(result.output.find(words), std::string::npos) << result.output;
 }
 
 TEST_F(HangReport, RecordsOfTwoRunsAreRefused) {

@@ -5,8 +5,13 @@
 
 #include <gtest/gtest.h>
 
+#include <sys/stat.h>
+
 #include <filesystem>
 #include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace lockstep {
 namespace {
@@ -16,6 +21,14 @@ using test::last_line;
 using test::program;
 using test::shell;
 using test::ShellResult;
+
+// The word, or the rest of the line where `words` lead to a command, behind `words`.
+std::string after(const std::string& words, const std::string& line) {
+  const std::size_t place = line.find(words);
+  if (place == std::string::npos) return {};
+  const std::string rest = line.substr(place + words.size());
+  return words.find("with") != std::string::npos ? rest : rest.substr(0, rest.find(' '));
+}
 
 class TrainProgram : public testing::Test {
  protected:
@@ -35,10 +48,17 @@ class TrainProgram : public testing::Test {
   [[nodiscard]] std::string long_mlp() const {
     return " mlp --out " + out() + " --steps 10000000 --ranks 2 --threads 1 --log-every 1";
   }
-  // Shell words that wait until the run has written metrics.
+  // One that prints often.
+  [[nodiscard]] std::string long_alone() const {
+    return " mlp --out " + out() + " --steps 10000000 --eval-every 20 --threads 1 --log-every 1";
+  }
+  // Shell words that wait until a command succeeds.
+  [[nodiscard]] static std::string until(const std::string& command) {
+    return "for i in $(seq 1200); do " + command + " && break; sleep 0.05; done; ";
+  }
+  // Until the run has written metrics.
   [[nodiscard]] std::string until_running() const {
-    return "for i in $(seq 1200); do [ -s " + out() +
-           "/metrics.jsonl ] && break; sleep 0.05; done; ";
+    return until("[ -s " + out() + "/metrics.jsonl ]");
   }
 
   test::TemporaryFolder folder_;
@@ -98,14 +118,87 @@ TEST_F(TrainProgram, BadInputIsOneLineAndLeavesNothing) {
 TEST_F(TrainProgram, AnInterruptSavesAndTheRunGoesOn) {
   ShellResult run = shell(program("lockstep-train") + long_mlp() + " & " + until_running() +
                           "kill -TERM $!; wait $!");
-  EXPECT_EQ(run.exit_code, 0) << run.output;
+  EXPECT_EQ(run.exit_code, 143) << run.output;
   EXPECT_TRUE(last_line(run.output).starts_with("stopped: signal=15 ")) << run.output;
-  std::string resume =
-      program("lockstep-train") + " mlp --resume --out " + out() + " --ranks 1 --steps 1";
-  ShellResult resumed = shell(resume);
+  // The command of the last line is one to paste.
+  const std::string command = after(" resume with: ", last_line(run.output));
+  ShellResult resumed = shell("(" + until("grep -q resumed " + out() + ".log") +
+                              "kill -TERM $$) & exec " + command + " > " + out() + ".log");
+  EXPECT_EQ(resumed.exit_code, 143);
+  const std::string log = shell("cat " + out() + ".log").output;
+  EXPECT_NE(log.find("resumed at step "), std::string::npos) << log;
+  EXPECT_EQ(after(" resume with: ", last_line(log)), command);
+  const auto steps = std::stoll(after(" steps=", last_line(log))) + 1;
+  resumed = shell(program("lockstep-train") + " mlp --resume --ranks 1 --out " + out() +
+                  " --steps " + std::to_string(steps));
   EXPECT_EQ(resumed.exit_code, 0) << resumed.output;
   EXPECT_NE(resumed.output.find("resumed at step "), std::string::npos) << resumed.output;
+  EXPECT_NE(resumed.output.find("changed since the checkpoint: "), std::string::npos);
+  EXPECT_NE(resumed.output.find("ranks 2 -> 1"), std::string::npos) << resumed.output;
   EXPECT_TRUE(last_line(resumed.output).starts_with("done: ")) << resumed.output;
+}
+
+// The shell becomes the program, since one in its background would ignore SIGINT.
+TEST_F(TrainProgram, EverySignalSavesAndIsTheExitCode) {
+  for (const auto& [name, code] :
+       std::vector<std::pair<std::string, int>>{{"INT", 130}, {"TERM", 143}, {"HUP", 129}}) {
+    std::filesystem::remove_all(out());
+    ShellResult run = shell("(" + until_running() + "kill -" + name + " $$) & exec " +
+                            program("lockstep-train") + long_alone());
+    EXPECT_EQ(run.exit_code, code) << run.output;
+    EXPECT_TRUE(last_line(run.output).starts_with("stopped: signal=")) << run.output;
+    EXPECT_TRUE(std::filesystem::exists(after(" weights=", last_line(run.output)))) << run.output;
+  }
+}
+
+TEST_F(TrainProgram, AClosedOutputSavesAndSaysHowToGoOn) {
+  ShellResult run = shell("{ " + program("lockstep-train") + long_alone() + " 2> " + out() +
+                          ".err; echo code $? >> " + out() +
+                          ".err; } | head -c 1 > /dev/null; cat " + out() + ".err");
+  EXPECT_TRUE(run.output.starts_with("stopped: signal=13 ")) << run.output;
+  EXPECT_EQ(last_line(run.output), "code 141");
+  EXPECT_TRUE(std::filesystem::exists(after(" weights=", run.output))) << run.output;
+}
+
+// What two terminals may do.
+TEST_F(TrainProgram, ASecondRunInTheFolderIsRefusedInOneLine) {
+  ShellResult run =
+      shell("(" + until_running() + program("lockstep-train") + " mlp --resume --out " + out() +
+            " > " + out() + ".log 2>&1; echo code $? >> " + out() + ".log; kill -TERM $$) & exec " +
+            program("lockstep-train") + long_alone());
+  EXPECT_EQ(run.exit_code, 143) << run.output;
+  const std::string second = shell("cat " + out() + ".log").output;
+  EXPECT_TRUE(second.starts_with("lockstep train: " + out() + ": process ")) << second;
+  EXPECT_EQ(last_line(second), "code 1");
+  EXPECT_EQ(count_lines(second), 2) << second;
+}
+
+TEST_F(TrainProgram, RunsThatBeginTogetherAreOneRun) {
+  const std::string one = program("lockstep-train") + " mlp --out " + out() +
+                          " --steps 300 --threads 1 2>&1; echo code $?";
+  ShellResult both = shell("(" + one + ") & (" + one + "); wait");
+  EXPECT_NE(both.output.find("code 0"), std::string::npos) << both.output;
+  EXPECT_NE(both.output.find("code 1"), std::string::npos) << both.output;
+  EXPECT_EQ(count_lines(shell("cat " + out() + "/metrics.jsonl").output), 30);
+}
+
+TEST_F(TrainProgram, ConfigsAndDataThatAreNoFilesAreOneLine) {
+  const std::string pipe = folder_ / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  auto expect_line = [&](const std::string& words, const std::string& line) {
+    ShellResult result = shell("timeout 60 " + program("lockstep-train") + words + " 2>&1");
+    EXPECT_EQ(result.output, "lockstep train: " + line + "\n");
+    EXPECT_FALSE(std::filesystem::exists(out()));
+  };
+  const std::string place = " --out " + out() + " --data ";
+  expect_line(" gpt --config " + pipe, "reading " + pipe + ": expected a file, found a named pipe");
+  expect_line(" gpt --config /dev/zero", "reading /dev/zero: expected a file, found a device");
+  expect_line(" gpt" + place + pipe, "reading " + pipe + ": expected a file, found a named pipe");
+  expect_line(" gpt" + place + "/dev/zero", "reading /dev/zero: expected a file, found a device");
+  std::ofstream(folder_ / "run.toml") << "task = 'gpt'\ndata = '" << pipe << "'\n";
+  expect_line(" --out " + out() + " --config " + (folder_ / "run.toml").string(),
+              "reading " + pipe + ": expected a file, found a named pipe (data is set in " +
+                  (folder_ / "run.toml").string() + " line 2)");
 }
 
 TEST_F(TrainProgram, AKilledRankIsNamedByTheOther) {

@@ -39,6 +39,8 @@ TEST(Usage, WhatCannotBeMeantIsOneLineAndCode2) {
       {{"run", "--rnk", "2", "true"}, "unknown option '--rnk'; did you mean '--ranks'?"},
       {{"run", "-n", "1", "-n", "2", "true"}, "--ranks is given twice: '1' and '2'"},
       {{"run", "--port"}, "--port needs a value"},
+      {{"run", "-n", "2\n3\033[31m", "true"},
+       "--ranks: expected a whole number from 1 to 10000, found '2\\n3\\x1b[31m'"},
       {{"info", "--jsn"}, "unknown option '--jsn'; did you mean '--json'?"},
       {{"info", "--json", "--json"}, "--json is given twice"},
       {{"info", "word"}, "unexpected word 'word'"},
@@ -73,6 +75,14 @@ TEST(Usage, WhatCannotBeMeantIsOneLineAndCode2) {
       {{"train", "gpt", "--heads", "3", "--data", "x", "--out", "/nowhere"},
        "--width 128 is not a multiple of --heads 3"},
       {{"train", "mlp", "--config", "/"}, "/: expected a TOML file, found a folder"},
+      {{"generate"}, "RUN is missing: name a run's folder or a file model.safetensors"},
+      {{"generate", "run", "--temprature", "1"},
+       "unknown option '--temprature'; did you mean '--temperature'?"},
+      {{"generate", "run", "--top-k", "-1"},
+       "--top-k: expected a whole number from 0 to 1099511627776, found '-1'"},
+      {{"eval"}, "RUN is missing: name a run's folder or a file model.safetensors"},
+      {{"eval", "run", "more"}, "unexpected word 'more'"},
+      {{"eval", "run", "-n", "0"}, "--ranks: expected a whole number from 1 to 4096, found '0'"},
       {{"bench"}, "name a command: step, memory, collectives, optimizer"},
       {{"bench", "stpe"}, "unknown command 'stpe'; did you mean 'step'?"},
       {{"bench", "--ranks", "2"}, "unknown option '--ranks'; lockstep bench --help lists them"},
@@ -121,6 +131,8 @@ TEST(Usage, WhatCannotBeMeantIsOneLineAndCode2) {
 TEST(Usage, HelpAndVersionAreThereEverywhere) {
   std::vector<Words> commands{{}, {"run"}, {"info"}, {"report"}};
   if (is_built("train")) commands.insert(commands.end(), {{"train"}, {"train", "mlp"}});
+  if (is_built("generate")) commands.push_back({"generate"});
+  if (is_built("eval")) commands.push_back({"eval"});
   if (is_built("bench"))
     for (const char* name : {"step", "memory", "collectives", "optimizer"})
       commands.push_back({"bench", name});

@@ -125,6 +125,24 @@ TEST(OptimizerState, WhatDoesNotFitIsRefusedAndNothingIsChanged) {
   state.erase("optimizer.a.step");
   expect_refused(state, "optimizer.a.step");
   state = good;
+  state["optimizer.a.exp_avg"] = torch::ones({2, 3}, at::kInt);
+  expect_refused(state, "optimizer.a.exp_avg: expected dtype Float, found Int");
+  state = good;
+  state["optimizer.a.exp_avg_sq"] = torch::ones({2, 3}, at::kDouble);
+  expect_refused(state, "optimizer.a.exp_avg_sq: expected dtype Float, found Double");
+  state = good;
+  state["optimizer.a.step"] = torch::tensor(1.0f);
+  expect_refused(state, "optimizer.a.step: expected dtype Long, found Float");
+  state = good;
+  state["optimizer.a.step"] = torch::tensor(std::int64_t{-1});
+  expect_refused(state, "optimizer.a.step: expected at least 0, found -1");
+  state = good;
+  state["optimizer.a.master_parameter"] = torch::ones({2, 3}, at::kHalf);
+  expect_refused(state, "optimizer.a.master_parameter: expected dtype Float, found Half");
+  state = good;
+  state["optimizer.\x1b[31m\n"] = torch::ones(1);
+  expect_refused(state, "'optimizer.\\x1b[31m\\n'");
+  state = good;
   state["optimizer.a.momentum_buffer"] = torch::ones({2, 3});
   expect_refused(state, "momentum_buffer");
 }

@@ -2,6 +2,8 @@
 #include <lockstep/checkpoint/safetensors.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+#include <lockstep/checkpoint/checksum.h>
 
 #include "checkpoint/safetensors_header.h"
 #include "support/fuzz.h"
@@ -11,9 +13,12 @@
 #include <ATen/ops/arange.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,9 +31,16 @@ using test::mutated;
 using test::one_in;
 using test::Random;
 
+bool is_control(unsigned char letter) { return letter < 32 || letter == 127; }
+
 struct Sample {
   std::string header, data;
 };
+
+std::string checksum_of(const std::string& data, std::uint64_t begin, std::uint64_t end) {
+  auto bytes = std::as_bytes(std::span(data)).subspan(begin, end - begin);
+  return formatted("{:08x}", crc32_of(bytes));
+}
 
 Sample some_sample(Random& random) {
   SafetensorsHeader header;
@@ -40,8 +52,12 @@ Sample some_sample(Random& random) {
         {"layer." + std::to_string(count) + ".weight", at::kFloat, shape, bytes, bytes + size});
     bytes += size;
   }
-  if (one_in(random, 3)) header.metadata = {{"format", "pt"}, {"step", "100"}};
-  return {format_header(header), test::random_bytes(random, bytes)};
+  std::string data = test::random_bytes(random, bytes);
+  for (const TensorEntry& entry : header.entries)
+    if (one_in(random, 2))
+      header.metadata["crc32." + entry.name] = checksum_of(data, entry.begin, entry.end);
+  if (one_in(random, 3)) header.metadata.insert({{"format", "pt"}, {"step", "100"}});
+  return {format_header(header), data};
 }
 
 // What a changed byte hardly ever makes: text that is JSON still and says something else.
@@ -65,6 +81,11 @@ std::string with_other_words(std::string header, Random& random) {
       {"{\"d", "{\"more\":{\"deep\":[{}]},\"d"},
       {":", ":" + std::string(2000, '[')},
       {"\"pt\"", "null"},
+      {"}", std::string("}\0", 2)},
+      {"]", std::string("\0]", 2)},
+      {"layer", "\\u001b[31m"},
+      {"crc32.", "crc32.crc32."},
+      {"\"crc32.", "\"crc32.x\":\"\",\"crc32."},
   };
   const auto& [from, to] = changes[below(random, changes.size())];
   if (auto place = header.find(from); place != std::string::npos)
@@ -124,6 +145,8 @@ TEST(SafetensorsFuzz, FilesAreReadOrRefused) {
       EXPECT_LE(total, bytes.size());
       ++read;
     } catch (const BadInput& error) {
+      EXPECT_EQ(std::ranges::count_if(std::string_view(error.what()), is_control), 0);
+      EXPECT_LT(std::strlen(error.what()), 2000u);
       EXPECT_NE(std::string(error.what()).find("hostile.safetensors"), std::string::npos)
           << error.what();
     }

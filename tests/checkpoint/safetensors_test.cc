@@ -9,8 +9,13 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <sys/stat.h>
+
+#include <chrono>
 #include <fstream>
 #include <iterator>
+#include <utility>
+#include <vector>
 
 namespace lockstep::checkpoint {
 namespace {
@@ -177,8 +182,31 @@ INSTANTIATE_TEST_SUITE_P(
         Hostile{"field_twice",
                 R"({"a":{"dtype":"U8","dtype":"F32","shape":[1],"data_offsets":[0,1]}})", 1,
                 "'dtype' twice"},
-        Hostile{"deep", "{\"a\":" + std::string(100000, '[') + std::string(100000, ']') + "}", 0,
+        Hostile{"nul", std::string("{}\0", 3), 0, "NUL at byte 2"},
+        Hostile{"object_behind_nul", std::string("{}\0{\"a\":1}", 10), 0, "NUL"},
+        Hostile{"nul_in_a_name", std::string("{\"a\0b\":1}", 9), 0, "NUL"},
+        Hostile{"line_behind", "{}\n", 0, "expected spaces only"},
+        Hostile{"deep",
+                "{\"a\":{\"b\":" + std::string(100000, '[') + std::string(100000, ']') + "}}", 0,
                 "nested"},
+        Hostile{"list", "{\"a\":" + std::string(100000, '['), 0,
+                "expected an object, found a list"},
+        Hostile{"list_in_shape", R"({"a":{"dtype":"U8","shape":[[1]],"data_offsets":[0,1]}})", 1,
+                "whole numbers"},
+        Hostile{"shape_is_text", R"({"a":{"dtype":"U8","shape":"1","data_offsets":[0,1]}})", 1,
+                "whole numbers"},
+        Hostile{"dtype_is_object", R"({"a":{"dtype":{},"shape":[1],"data_offsets":[0,1]}})", 1,
+                "unknown dtype an object"},
+        Hostile{"many_dims",
+                "{\"a\":{\"dtype\":\"U8\",\"shape\":[1" + std::string(1'000'000, ',') + "]", 0,
+                "not JSON"},
+        Hostile{"metadata_twice", R"({"__metadata__":{},"__metadata__":{}})", 0,
+                "'__metadata__' twice"},
+        Hostile{"metadata_key_twice", R"({"__metadata__":{"a":"1","a":"2"}})", 0, "'a' twice"},
+        Hostile{"metadata_list", R"({"__metadata__":[]})", 0, "object of strings, found a list"},
+        Hostile{"name_with_escape", R"({"\u001b[31m\n":5})", 0, R"('\x1b[31m\n': expected)"},
+        Hostile{"long_name", "{\"" + std::string(1'000'000, 'x') + "\":5}", 0,
+                "x... (1000000 bytes)': expected"},
         Hostile{"number", R"({"a":5})", 0, "expected an object"},
         Hostile{"unknown_dtype", R"({"a":{"dtype":"F13","shape":[1],"data_offsets":[0,1]}})", 1,
                 "unknown dtype \"F13\""},
@@ -210,6 +238,108 @@ INSTANTIATE_TEST_SUITE_P(
                 3, "overlap"},
         Hostile{"metadata_number", R"({"__metadata__":{"a":1}})", 0, "must be a string"}),
     [](const auto& info) { return info.param.name; });
+
+TEST(Safetensors, FieldsOfAnEntryThatAreNotOursAreIgnored) {
+  std::string header =
+      R"({"a":{"note":{"x":["y"]},"dtype":"U8","more":null,"shape":[2],"data_offsets":[0,2]}})";
+  test::TemporaryFolder folder;
+  std::ofstream(folder / "a", std::ios::binary) << file_of({"", header, 2, ""});
+  EXPECT_EQ(read_safetensors(folder / "a").tensors.at("a").numel(), 2);
+}
+
+TEST(Safetensors, ShapesHaveAtMost64Dimensions) {
+  auto header = [](std::size_t dims) {
+    std::string ones = "1";
+    for (std::size_t i = 1; i < dims; ++i) ones += ",1";
+    return "{\"a\":{\"dtype\":\"U8\",\"shape\":[" + ones + "],\"data_offsets\":[0,1]}}";
+  };
+  test::TemporaryFolder folder;
+  std::ofstream(folder / "a", std::ios::binary) << file_of({"", header(64), 1, ""});
+  EXPECT_EQ(read_safetensors(folder / "a").tensors.at("a").dim(), 64);
+  expect_refused(file_of({"", header(65), 1, ""}), "more than 64 dimensions");
+}
+
+// Names of many small tensors are a header of megabytes.
+std::string header_of(std::size_t tensors) {
+  std::string header;
+  for (std::size_t i = 0; i < tensors; ++i)
+    header += (i == 0 ? "{" : ",") + ("\"layer." + std::to_string(i)) +
+              R"(.scale":{"dtype":"U8","shape":[1],"data_offsets":[)" + std::to_string(i) + "," +
+              std::to_string(i + 1) + "]}";
+  return header + "}";
+}
+
+TEST(Safetensors, AHundredThousandTensorsAreReadInLinearTime) {
+  auto seconds = [](std::size_t tensors) {
+    test::TemporaryFolder folder;
+    std::ofstream(folder / "a", std::ios::binary) << file_of({"", header_of(tensors), tensors, ""});
+    auto start = std::chrono::steady_clock::now();
+    EXPECT_EQ(read_safetensors(folder / "a").tensors.size(), tensors);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  double few = seconds(10'000), many = seconds(100'000);
+  EXPECT_LT(many, 40 * few + 1);  // of squares it would be 100 times as long
+  EXPECT_LT(many, 10) << few;
+}
+
+TEST(Safetensors, ManyTensorsAreWritten) {
+  test::TemporaryFolder folder;
+  NamedTensors tensors;
+  for (int i = 0; i < 20'000; ++i) tensors["layer." + std::to_string(i)] = torch::ones(1);
+  auto start = std::chrono::steady_clock::now();
+  write_safetensors(folder / "a", tensors);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  EXPECT_EQ(read_safetensors(folder / "a").tensors.size(), tensors.size());
+}
+
+TEST(Safetensors, WhatIsNoFileIsRefusedAtOnce) {
+  test::TemporaryFolder folder;
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  for (const auto& [path, kind] :
+       std::vector<std::pair<std::filesystem::path, std::string>>{{folder / "pipe", "a named pipe"},
+                                                                  {folder.path(), "a folder"},
+                                                                  {"/dev/zero", "a device"}})
+    try {
+      (void)read_safetensors(path);
+      ADD_FAILURE() << path << " was read";
+    } catch (const BadInput& error) {
+      EXPECT_EQ(error.what(), "reading " + path.string() + ": expected a file, found " + kind);
+    }
+}
+
+TEST(Safetensors, AFileLargerThanMemoryIsRefused) {
+  test::TemporaryFolder folder;
+  const std::string bytes = std::to_string(std::uint64_t{1} << 43);
+  const std::string header =
+      R"({"a":{"dtype":"U8","shape":[)" + bytes + R"(],"data_offsets":[0,)" + bytes + "]}}";
+  std::ofstream(folder / "a", std::ios::binary) << file_of({"", header, 0, ""});
+  std::filesystem::resize_file(folder / "a", 8 + header.size() + (std::uint64_t{1} << 43));
+  try {
+    (void)read_safetensors(folder / "a");
+    FAIL() << "was read";
+  } catch (const BadInput& error) {
+    EXPECT_NE(std::string(error.what()).find("fits into memory"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(Safetensors, OverwrittenBytesAreFoundAndTheTensorIsNamed) {
+  test::TemporaryFolder folder;
+  const auto path = folder / "a.safetensors";
+  write_safetensors(path, {{"first", torch::ones(50)}, {"second", torch::ones(50)}});
+  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+  file.seekp(-200, std::ios::end);
+  file.put('\x7f');
+  file.close();
+  try {
+    (void)read_safetensors(path);
+    FAIL() << "was read";
+  } catch (const BadInput& error) {
+    EXPECT_NE(std::string(error.what()).find(path.string() + ": tensor 'second' is damaged: "),
+              std::string::npos)
+        << error.what();
+  }
+}
 
 TEST(Safetensors, EveryTruncationIsRefused) {
   test::TemporaryFolder folder;

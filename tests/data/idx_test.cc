@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include <sys/stat.h>
+
 namespace lockstep::data {
 namespace {
 
@@ -78,6 +80,15 @@ TEST_F(IdxTest, RefusesAMissingFile) {
   EXPECT_EQ(
       refusal([&] { (void)read_idx(file); }),
       "reading " + file.string() + ": expected a readable file, found: No such file or directory");
+}
+
+TEST_F(IdxTest, RefusesWhatIsNoFile) {
+  const auto pipe = folder_ / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_EQ(refusal([&] { (void)read_idx(pipe); }),
+            "reading " + pipe.string() + ": expected a file, found a named pipe");
+  EXPECT_EQ(refusal([] { (void)read_idx("/dev/zero"); }),
+            "reading /dev/zero: expected a file, found a device");
 }
 
 TEST_F(IdxTest, RefusesAnotherFormat) {

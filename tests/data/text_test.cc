@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <sys/stat.h>
+
 #include <fstream>
 
 namespace lockstep::data {
@@ -50,7 +52,30 @@ TEST_F(TextTest, RefusesNothing) {
   EXPECT_EQ(refusal([&] { (void)read_text(write("empty.txt", "")); }),
             place + "/empty.txt: expected some text, found 0 bytes");
   EXPECT_EQ(refusal([&] { (void)read_text(folder_.path(), {".h"}); }),
-            place + ": expected files of text below this folder, found none that fit");
+            place +
+                ": expected a text file, or a folder with text files whose names end in .h, "
+                "found a folder without such files");
+  fs::create_directory(folder_ / "empty");
+  EXPECT_EQ(refusal([&] { (void)read_text(folder_ / "empty"); }),
+            place +
+                "/empty: expected a text file, or a folder with text files, found an empty "
+                "folder");
+}
+
+TEST_F(TextTest, RefusesWhatIsNoFile) {
+  const fs::path pipe = folder_ / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_EQ(refusal([&] { (void)read_text(pipe); }),
+            "reading " + pipe.string() + ": expected a file, found a named pipe");
+  EXPECT_EQ(refusal([] { (void)read_text("/dev/zero"); }),
+            "reading /dev/zero: expected a file, found a device");
+}
+
+TEST_F(TextTest, RefusesMoreThanMemoryTakes) {
+  const fs::path file = write("large.txt", "x");
+  fs::resize_file(file, std::uintmax_t{1} << 43);
+  const std::string line = refusal([&] { (void)read_text(file); });
+  EXPECT_EQ(line.find("reading " + file.string() + ": expected what fits into memory"), 0u) << line;
 }
 
 TEST_F(TextTest, SplitsAsNanoGptDoes) {

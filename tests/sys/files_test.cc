@@ -41,6 +41,18 @@ TEST(Files, ReadGivesEveryByte) {
   }
 }
 
+TEST(AtomicFile, WhatWasWrittenCanBeWrittenOver) {
+  TemporaryFolder folder;
+  AtomicFile file(folder / "a");
+  const std::string over = "XY";
+  file.write("abcdef");
+  file.write_at(1, std::as_bytes(std::span(over)));
+  file.write("gh");
+  file.commit();
+  EXPECT_EQ(read_file(folder / "a"), "aXYdefgh");
+  EXPECT_THROW(file.write_at(0, std::as_bytes(std::span(over))), InvalidArgument);
+}
+
 TEST(Files, ReadWorksWhereTheSizeIsUnknown) {
   EXPECT_NE(read_file("/proc/self/status").find("Pid:"), std::string::npos);
 }

@@ -8,9 +8,26 @@ namespace lockstep::train {
 namespace {
 
 TEST(Interrupt, RemembersTheSignal) {
-  for (int signal : {SIGINT, SIGTERM}) {
+  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
     Interrupt interrupt;
     EXPECT_EQ(interrupt.signal(), 0);
+    std::raise(signal);
+    EXPECT_EQ(interrupt.signal(), signal);
+  }
+}
+
+TEST(Interrupt, TheFirstSignalCounts) {
+  Interrupt interrupt;
+  std::raise(SIGTERM);
+  std::raise(SIGPIPE);
+  EXPECT_EQ(interrupt.signal(), SIGTERM);
+}
+
+// A terminal that closes sends SIGHUP more than once, a closed pipe SIGPIPE with each line.
+TEST(Interrupt, HangUpsAndClosedPipesMayRepeat) {
+  for (int signal : {SIGHUP, SIGPIPE}) {
+    Interrupt interrupt;
+    std::raise(signal);
     std::raise(signal);
     EXPECT_EQ(interrupt.signal(), signal);
   }
@@ -19,9 +36,11 @@ TEST(Interrupt, RemembersTheSignal) {
 void do_nothing(int) {}
 
 TEST(Interrupt, BringsBackWhatWasThere) {
-  auto old = std::signal(SIGTERM, do_nothing);
-  { Interrupt interrupt; }
-  EXPECT_EQ(std::signal(SIGTERM, old), do_nothing);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
+    auto old = std::signal(signal, do_nothing);
+    { Interrupt interrupt; }
+    EXPECT_EQ(std::signal(signal, old), do_nothing);
+  }
 }
 
 TEST(Interrupt, WhatWasIgnoredStaysSo) {

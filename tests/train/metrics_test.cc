@@ -38,6 +38,19 @@ TEST(Metrics, ALineIsOneObject) {
             R"("exposed_seconds":0.0,"seconds":0.0})");
 }
 
+TEST(Metrics, ALineHasWhatWasThere) {
+  std::string line = metrics_line({.step = 4,
+                                   .val_loss = 0.5,
+                                   .eval_batches = 20,
+                                   .samples_per_second = 2,
+                                   .tokens_per_second = 128,
+                                   .sample = "two\nlines"});
+  EXPECT_NE(line.find(R"("val_loss":0.5,"eval_batches":20,)"), std::string::npos) << line;
+  EXPECT_NE(line.find(R"("samples_per_second":2.0,"tokens_per_second":128.0,)"), std::string::npos)
+      << line;
+  EXPECT_TRUE(line.ends_with(R"("sample":"two\nlines"})")) << line;
+}
+
 TEST(Metrics, ANewRunBeginsEmpty) {
   test::TemporaryFolder folder;
   std::ofstream(folder / "m.jsonl") << "old\n";

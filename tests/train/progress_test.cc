@@ -86,6 +86,25 @@ TEST(Progress, WhatIsNotKnownYetIsLeftOut) {
             "[                              ]    1%  1/100  loss 2.500");
 }
 
+TEST(Progress, WhatGoesOnBetweenTwoRowsIsShownWhenItTakesLong) {
+  Paper paper;
+  {
+    Progress plain(paper.stream(), false, std::chrono::hours(1));
+    plain.show_text("evaluating 1%");  // over before the hour is
+  }
+  EXPECT_EQ(paper.text(), "");
+  Paper slow;
+  Progress plain(slow.stream(), false, std::chrono::milliseconds(0));
+  plain.show_text("evaluating 1%");
+  plain.show_text("evaluating 2%");
+  EXPECT_EQ(slow.text(), "evaluating 2%\n");
+  Paper screen;
+  Progress in_place(screen.stream(), true);
+  in_place.show_text("evaluating 1%");
+  in_place.show_text("evaluating 2%");  // within a tenth of a second
+  EXPECT_EQ(screen.text(), "evaluating 1%\033[K\r");
+}
+
 TEST(Progress, ATaskWithTokensCountsThem) {
   ProgressRow row = progress_of(7);
   row.tokens_per_second = 25'064;

@@ -161,6 +161,10 @@ TEST(Trainer, ASignalOnOneRankEndsAllWithACheckpoint) {
     EXPECT_EQ(report.signal, SIGTERM);
     EXPECT_GT(report.step, 0);
     EXPECT_TRUE(report.last_line.starts_with("stopped: signal=15")) << report.last_line;
+    EXPECT_NE(report.last_line.find(" weights=" + options.out + "/step-"), std::string::npos);
+    EXPECT_TRUE(report.last_line.ends_with("lockstep train mlp --out " + options.out +
+                                           " --resume (by the same launcher)"))
+        << report.last_line;
   });
   auto latest = checkpoint::latest_checkpoint(options.out);
   ASSERT_TRUE(latest);

@@ -28,8 +28,9 @@ using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
                                            const NamedParameters& parameters);
 
 // Replaces the optimizer's state by what optimizer_state() gave. Everything is checked first:
-// BadInput names the first tensor that is unknown, missing or of another shape, and then nothing
-// was changed.
+// BadInput names the first tensor that is unknown, missing, or of another shape or dtype (a state
+// has that of its parameter, or float32), and then nothing was
+// changed.
 void load_optimizer_state(torch::optim::Optimizer& optimizer, const NamedParameters& parameters,
                           const NamedTensors& state);
 

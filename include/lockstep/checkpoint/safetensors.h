@@ -8,6 +8,9 @@
 //   the rest   the tensors, row-major, little-endian, back to back: no hole and no overlap;
 //              offsets count from here
 //
+// Among the metadata that we write is a checksum for each tensor, which other readers pass over:
+// `crc32.weight` holds the CRC-32 (zlib's) of the bytes of `weight`, as eight hexadecimal digits.
+//
 // Nothing here is collective and nothing is shared: any thread of any rank may call.
 #pragma once
 
@@ -27,17 +30,29 @@ struct Safetensors {
   Metadata metadata;
 };
 
+struct SafetensorsWriting {
+  bool checksums = true;  // of each tensor, in the metadata
+};
+
 // Writes `tensors` (any device and strides, copied to dense host memory one at a time) to a
 // temporary name beside `path`, brings them to the disk and renames: a reader finds the old file or
-// the whole new one. Throws InvalidArgument for a dtype that the format has no name for,
+// the whole new one. Throws InvalidArgument for what the format cannot hold (a dtype without a name,
+// names that are no UTF-8, a header of more than 100 MB) and for metadata that begins with `crc32.`;
 // SystemError when the disk is full or the folder cannot be written; `path` is then as before.
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
-                       const Metadata& metadata = {});
+                       const Metadata& metadata = {}, SafetensorsWriting how = {});
 
-// Reads the whole file into new tensors on the CPU. The header is checked before anything is
-// allocated: every length, name, dtype, shape and offset, and that the data is covered exactly
-// once. Throws BadInput that names the file, the tensor, what was expected and what was found;
-// SystemError when the file cannot be opened.
-[[nodiscard]] Safetensors read_safetensors(const std::filesystem::path& path);
+struct SafetensorsReading {
+  bool verify = true;  // compare each tensor that has a checksum with it
+};
+
+// Reads the whole file into new tensors on the CPU, and the metadata without checksums. The header
+// is checked before anything is allocated, in time linear in its length: every length, name, dtype,
+// shape and offset, and that the data is covered exactly once. Throws BadInput that names the file,
+// the tensor, what was expected and what was found, also where bytes were overwritten, for a pipe or
+// a device, and for a file that is larger than the machine's memory; SystemError when the file
+// cannot be opened or the disk fails.
+[[nodiscard]] Safetensors read_safetensors(const std::filesystem::path& path,
+                                           SafetensorsReading how = {});
 
 }  // namespace lockstep::checkpoint

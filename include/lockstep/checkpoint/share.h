@@ -6,7 +6,8 @@
 
 namespace lockstep::checkpoint {
 
-// Collective. Every rank gets the state that `root` passes; what the others pass is not looked at.
+// Collective. Every rank gets the state that `root` passes, but for its description; what the
+// others pass is not looked at.
 // Throws the group's errors.
 [[nodiscard]] TrainingState share(Group& group, TrainingState state, int root = 0);
 

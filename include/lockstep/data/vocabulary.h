@@ -27,6 +27,8 @@ class Vocabulary {
 
   [[nodiscard]] std::int64_t size() const;
   [[nodiscard]] bool is_bytes() const { return symbols_.empty(); }
+  // The characters in order as UTF-8; empty for bytes.
+  [[nodiscard]] std::string alphabet() const;
 
   // One token a character: uint8 where size() <= 256, else int32. BadInput names the first
   // character outside the vocabulary and where it is (offset in bytes, line and column from 1).

@@ -1,13 +1,16 @@
-// SIGINT and SIGTERM as a wish that the training loop reads between two steps.
+// Signals that ask a run to end, as a wish that the training loop reads between two steps.
 #pragma once
 
+#include <array>
 #include <csignal>
 
 namespace lockstep::train {
 
-// While an object lives, the first SIGINT or SIGTERM is only remembered; a second one ends the
-// process as usual. A signal that was ignored before stays ignored. At most one object a process at
-// a time. The destructor brings back the handlers that were there.
+// While an object lives, the first of SIGINT, SIGTERM, SIGHUP (the terminal is gone) and SIGPIPE
+// (whatever read standard output is gone) is remembered. A second SIGINT or SIGTERM ends the process
+// as usual; more of the other two come by themselves and change nothing. A signal that was ignored
+// before stays ignored. At most one object a process at a time. The destructor brings back the
+// handlers that were there.
 class Interrupt {
  public:
   Interrupt();
@@ -19,8 +22,7 @@ class Interrupt {
   [[nodiscard]] int signal() const;
 
  private:
-  struct sigaction old_interrupt_ {};
-  struct sigaction old_terminate_ {};
+  std::array<struct sigaction, 4> before_{};
 };
 
 }  // namespace lockstep::train

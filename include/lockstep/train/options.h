@@ -17,9 +17,11 @@ struct Options {
   std::string task = "gpt";  // gpt, mnist, mlp
 
   // Where things are.
-  std::string data;     // a file or folder; mlp makes its own
-  std::string out;      // the run's folder
-  bool resume = false;  // go on from the newest checkpoint in `out`
+  std::string data;               // a file or folder; mlp makes its own
+  std::string out;                // the run's folder
+  bool resume = false;            // go on from the newest checkpoint in `out`
+  std::string resume_from;        // "step-00000100": from that one instead; empty: the newest
+  bool allow_other_data = false;  // on a resume, what is learned from may have changed
 
   // How long, and what one step takes. Exactly one of steps and epochs is positive.
   std::int64_t steps = 0;
@@ -51,6 +53,8 @@ struct Options {
   std::int64_t patience =
       0;  // evaluations without a better validation loss before the run stops; 0: never
   std::int64_t log_every = 10;
+  std::int64_t eval_batches = 0;  // largest part of the validation data in an evaluation; 0: all
+  std::int64_t sample_every = 0;  // gpt: 0: only at the end, when `sample` says so
 
   // The model.
   std::int64_t layers = 4;
@@ -59,7 +63,7 @@ struct Options {
   std::int64_t block = 64;  // gpt: characters a row
   double dropout = 0;
   std::string vocabulary = "chars";  // gpt: chars, bytes
-  std::int64_t sample = 0;           // gpt: characters written at the end
+  std::int64_t sample = 0;           // gpt: characters of a sample, written at the end
 
   // How the ranks divide the model between them; none: every rank has all of it.
   std::string shard = "none";   // none, optimizer, gradients, full: ShardLevel
@@ -71,6 +75,11 @@ struct Options {
   // Processes.
   std::int64_t ranks = 0;    // processes to start; 0: as the launcher says, else 1
   std::int64_t threads = 0;  // a rank; 0: its share of the cores
+
+  // For messages; no options. The command line fills them in.
+  std::string command;  // what began this run, as a shell reads it, without --resume
+  std::string
+      data_place;  // "out/config.toml line 2": where `data` is from; empty: the command line
 };
 
 // One option: its name, where it is kept, what it may be.
@@ -85,6 +94,7 @@ struct OptionRow {
   std::string_view choices = {};  // texts: the words allowed, separated by blanks; empty: any
   double least = 0;               // numbers: bounds, both included
   double most = 1e15;
+  bool kept = true;  // in config.toml and in checkpoints; false: of one start only
 
   [[nodiscard]] bool is_for(std::string_view task) const;
 };

@@ -61,6 +61,8 @@ class Progress {
 
   // Shows the row if one is due. A row with a val_loss stays on the screen and is always shown.
   void show(const ProgressRow& row);
+  // What goes on between two rows, if something is due: "step 250/2000  evaluating 12%".
+  void show_text(std::string_view text);
   // A line of its own, above the progress line.
   void say(std::string_view line);
   // Takes the line that is rewritten off the screen.

@@ -18,7 +18,7 @@ struct Report {
   std::optional<double> accuracy;
   int signal = 0;              // the one that ended the run early, or 0
   bool stopped_early = false;  // by patience
-  std::string last_line;       // "done: val_loss=1.874 bigram=2.452 steps=2000 seconds=61.2"
+  std::string last_line;       // "done: val_loss=1.874 bigram=2.452 steps=2000 seconds=61.2 ..."
 };
 
 // Collective: every rank calls it with equal options. Trains, evaluates and saves as the options
@@ -28,15 +28,21 @@ struct Report {
 //   metrics.jsonl        one object a logged step (metrics.h)
 //   step-00000100/       checkpoints (checkpoint/training_state.h)
 //   model.safetensors    the trained model, under the names of Python's state_dict()
-//   best.safetensors     with patience: the model of the best evaluation
+//   best.safetensors     the model of the best evaluation; its metadata say which
+//
+//   run.lock             while the run goes on: another that begins in this folder is refused
 //
 // Without options.resume an `out` that holds a run is refused and left as it is. With it, the run
-// goes on from the newest checkpoint: with the same ranks, threads and options bit for bit as if it
-// had never stopped; with another number of ranks with the same batches and new dropout streams.
-// The folder is made only after the data has been read and found good.
+// goes on from the newest checkpoint, or from options.resume_from: with the same ranks, threads and
+// options bit for bit as if it had never stopped; with another number of ranks with the same batches
+// and new dropout streams. What changed since the checkpoint is printed. Refused are: a damaged
+// checkpoint (the message names the newest older one that is whole), another model, fewer steps than
+// the checkpoint has made, and other data unless options.allow_other_data. Before all this has been
+// found good, nothing in the folder is changed but run.lock, and a new folder is not made.
 //
-// SIGINT or SIGTERM on any rank: the step is finished, all ranks agree, a checkpoint is saved, and
-// the call returns.
+// SIGINT, SIGTERM, SIGHUP, or SIGPIPE (standard output was closed) on any rank: the step is finished,
+// all ranks agree, a checkpoint is saved, the last line says where the weights are and how to go on,
+// and the call returns.
 //
 // Seeds LibTorch's default generator. Throws CommonFailure on all ranks for what any of them found
 // wrong with data, options or files; the group's errors when a rank is lost.

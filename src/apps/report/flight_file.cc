@@ -2,13 +2,14 @@
 
 #include <lockstep/base/check.h>
 #include <lockstep/base/text.h>
+#include <lockstep/base/visible.h>
 #include <nlohmann/json.hpp>
 
+#include "sys/plain_file.h"
+
 #include <algorithm>
-#include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <fstream>
 #include <tuple>
 
 namespace lockstep::apps {
@@ -18,35 +19,103 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int known_version = 1;
-constexpr std::int64_t most_bytes = 256 << 20;
-constexpr int most_ranks = 1 << 20;
-constexpr double most_seconds = 1e11;  // some thousand years
+constexpr std::uint64_t most_bytes = 64 << 20;
+constexpr std::int64_t most_ranks = 1 << 20;
+constexpr double most_seconds = 9e9;  // the year 2255: nanoseconds of a difference fit an int64
+
+// Counts what the tree of a text would hold before it is made: a record nests little, and each
+// object's member costs some 100 bytes, each element of a list 16.
+class Bounds final : public nlohmann::json_sax<Json> {
+ public:
+  bool null() override { return value(); }
+  bool boolean(bool) override { return value(); }
+  bool number_integer(std::int64_t) override { return value(); }
+  bool number_unsigned(std::uint64_t) override { return value(); }
+  bool number_float(double, const std::string&) override { return value(); }
+  bool string(std::string&) override { return value(); }
+  bool binary(Json::binary_t&) override { return value(); }
+  bool start_object(std::size_t) override { return deeper(); }
+  bool key(std::string&) override { return ++keys_ <= most_keys; }
+  bool end_object() override { return depth_-- > 0; }
+  bool start_array(std::size_t) override { return deeper(); }
+  bool end_array() override { return depth_-- > 0; }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception&) override {
+    is_json_ = false;
+    return false;
+  }
+
+  [[nodiscard]] bool is_json() const { return is_json_; }
+  [[nodiscard]] bool exceeded() const {
+    return depth_ > most_depth || keys_ > most_keys || values_ > most_values;
+  }
+
+ private:
+  static constexpr int most_depth = 8;
+  static constexpr std::int64_t most_keys = 2 << 20;
+  static constexpr std::int64_t most_values = 16 << 20;
+
+  bool value() { return ++values_ <= most_values; }
+  bool deeper() { return ++depth_ <= most_depth && value(); }
+
+  bool is_json_ = true;
+  int depth_ = 0;
+  std::int64_t keys_ = 0, values_ = 0;
+};
 
 std::string content_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  check_input(file.good(), "{}: {}", path, std::strerror(errno));
-  std::string text, piece(1 << 20, '\0');
-  while (file && text.size() <= most_bytes) {
-    file.read(piece.data(), static_cast<std::streamsize>(piece.size()));
-    text.append(piece, 0, static_cast<std::size_t>(file.gcount()));
+  try {
+    return sys::read_plain_file(path, most_bytes);
+  } catch (const SystemError& error) {
+    throw BadInput(formatted("{}: {}", path, std::strerror(error.error_number())));
   }
-  check_input(!file.bad(), "{}: cannot be read", path);
-  check_input(text.size() <= most_bytes, "{}: no flight record is larger than {}", path,
-              format_bytes(most_bytes));
-  return text;
 }
 
-// Fit for a terminal.
-std::string tidy(std::string text) {
-  auto is_control = [](unsigned char letter) { return letter < 32 || letter == 127; };
-  std::ranges::replace_if(text, is_control, '?');
-  return text;
+// Discarded where the text is no JSON. BadInput where it is more than a record.
+Json parsed(const std::string& text, const std::string& path) {
+  // The parser takes a NUL for the end of the text.
+  if (text.find('\0') != std::string::npos) return Json(Json::value_t::discarded);
+  Bounds bounds;
+  Json::sax_parse(text, &bounds);
+  check_input(!bounds.exceeded(), "{}: no flight record: it nests too deeply or holds too much",
+              path);
+  return bounds.is_json() ? Json::parse(text, nullptr, false) : Json(Json::value_t::discarded);
 }
 
-std::string text_of(const Json& json, const char* key) { return tidy(json.value(key, "")); }
+const std::string& string_in(const Json& json, const char* key) {
+  const Json& value = json.at(key);
+  check_input(value.is_string(), "'{}' is no text", key);
+  return value.get_ref<const std::string&>();
+}
+
+std::string text_of(const Json& json, const char* key) {
+  constexpr std::size_t longest = 1000;
+  return visible(string_in(json, key), longest);
+}
+
+std::string text_if_any(const Json& json, const char* key) {
+  return json.contains(key) ? text_of(json, key) : std::string();
+}
+
+// The JSON library would wrap what is too large, and cut 1.5 to 1.
+std::int64_t whole_number(const Json& value, const char* key, std::int64_t least,
+                          std::int64_t most) {
+  const bool fits = value.is_number_integer() &&
+                    (!value.is_number_unsigned() || value.get<std::uint64_t>() <= INT64_MAX);
+  check_input(fits, "'{}' is no whole number in range", key);
+  const auto number = value.get<std::int64_t>();
+  check_input(number >= least && number <= most, "'{}' is {}, not from {} to {}", key, number,
+              least, most);
+  return number;
+}
+
+std::int64_t number_of(const Json& json, const char* key, std::int64_t least, std::int64_t most) {
+  return whole_number(json.at(key), key, least, most);
+}
 
 double seconds_of(const Json& json, const char* key) {
-  const double seconds = json.at(key).get<double>();
+  const Json& value = json.at(key);
+  check_input(value.is_number(), "'{}' is no number", key);
+  const auto seconds = value.get<double>();
   check_input(seconds >= 0 && seconds <= most_seconds, "'{}' is {} seconds after 1970", key,
               seconds);
   return seconds;
@@ -54,38 +123,48 @@ double seconds_of(const Json& json, const char* key) {
 
 FlightCall call_of(const Json& json, std::size_t groups) {
   FlightCall call;
-  call.number = json.at("number").get<std::uint64_t>();
-  call.group = json.at("group").get<std::size_t>();
-  check_input(call.group < groups, "call {} is of group {} of {}", call.number, call.group, groups);
-  call.call = tidy(json.at("call").get<std::string>());
-  call.sequence = json.at("sequence").get<std::uint64_t>();
-  call.op = text_of(json, "op");
-  call.dtype = text_of(json, "dtype");
-  call.tag = text_of(json, "tag");
-  call.counts = text_of(json, "counts");
-  call.where = tidy(json.at("where").get<std::string>());
-  call.root = json.value(call.is_message() ? "peer" : "root", -1);
-  call.elements = json.value("elements", std::int64_t{-1});
+  call.number = static_cast<std::uint64_t>(number_of(json, "number", 0, INT64_MAX));
+  const std::int64_t group = number_of(json, "group", 0, INT64_MAX);
+  check_input(group < static_cast<std::int64_t>(groups), "call {} is of group {} of {}",
+              call.number, group, groups);
+  call.group = static_cast<std::size_t>(group);
+  call.call = text_of(json, "call");
+  call.sequence = static_cast<std::uint64_t>(number_of(json, "sequence", 0, INT64_MAX));
+  call.op = text_if_any(json, "op");
+  call.dtype = text_if_any(json, "dtype");
+  call.tag = text_if_any(json, "tag");
+  call.counts = text_if_any(json, "counts");
+  call.where = text_of(json, "where");
+  if (const char* root = call.is_message() ? "peer" : "root"; json.contains(root))
+    call.root = static_cast<int>(number_of(json, root, -1, most_ranks));
+  if (json.contains("elements")) call.elements = number_of(json, "elements", -1, INT64_MAX);
   call.posted = seconds_of(json, "posted");
   call.ended = json.contains("ended") ? seconds_of(json, "ended") : 0;
-  call.progress = json.at("progress").get<std::string>();
+  call.progress = text_of(json, "progress");
   return call;
+}
+
+FlightGroup group_of(const Json& json, int size) {
+  FlightGroup group{
+      .name = text_of(json, "name"), .members = {}, .failure = text_if_any(json, "failure")};
+  const Json& members = json.at("members");
+  check_input(members.is_array(), "'members' is no list");
+  for (const Json& member : members)
+    group.members.push_back(static_cast<int>(whole_number(member, "members", 0, size - 1)));
+  return group;
 }
 
 FlightFile file_of(const Json& json) {
   FlightFile file;
-  file.rank = json.at("rank").get<int>();
-  file.size = json.at("size").get<int>();
-  file.engine = tidy(json.at("engine").get<std::string>());
-  file.host = tidy(json.at("host").get<std::string>());
+  file.size = static_cast<int>(number_of(json, "size", 1, most_ranks));
+  file.rank = static_cast<int>(number_of(json, "rank", 0, file.size - 1));
+  file.engine = text_of(json, "engine");
+  file.host = text_of(json, "host");
   file.written = seconds_of(json, "written");
-  for (const Json& group : json.at("groups")) {
-    file.groups.push_back({tidy(group.at("name").get<std::string>()),
-                           group.at("members").get<std::vector<int>>(), text_of(group, "failure")});
-  }
-  for (const Json& call : json.at("calls")) file.calls.push_back(call_of(call, file.groups.size()));
-  check_input(file.rank >= 0 && file.rank < file.size && file.size <= most_ranks,
-              "it is of rank {} of {}", file.rank, file.size);
+  const Json &groups = json.at("groups"), &calls = json.at("calls");
+  check_input(groups.is_array() && calls.is_array(), "'groups' and 'calls' are no lists");
+  for (const Json& group : groups) file.groups.push_back(group_of(group, file.size));
+  for (const Json& call : calls) file.calls.push_back(call_of(call, file.groups.size()));
   return file;
 }
 
@@ -93,14 +172,14 @@ FlightFile file_of(const Json& json) {
 
 FlightFile read_flight_file(const std::string& path) {
   const std::string text = content_of(path);
-  const Json json = Json::parse(text, nullptr, false);
+  const Json json = parsed(text, path);
   check_input(!json.is_discarded() || text.find("lockstep_flight_record") == std::string::npos,
               "{}: the flight record is cut short: {} bytes that are no whole JSON", path,
               text.size());
   check_input(json.is_object() && json.contains("lockstep_flight_record"),
               "{}: no flight record of Lockstep", path);
   const Json& version = json["lockstep_flight_record"];
-  check_input(version == known_version,
+  check_input(version.is_number_integer() && version == known_version,
               "{}: a flight record of version {}; this program reads version {}", path,
               version.is_number() ? version.dump() : "unknown", known_version);
   try {
@@ -110,7 +189,8 @@ FlightFile read_flight_file(const std::string& path) {
   } catch (const std::exception& error) {
     std::string_view what = error.what();  // of the JSON library: "[its own name] text"
     if (what.starts_with('[')) what.remove_prefix(std::min(what.size(), what.find("] ") + 2));
-    throw BadInput(formatted("{}: a flight record that makes no sense: {}", path, what));
+    throw BadInput(
+        formatted("{}: a flight record that makes no sense: {}", path, visible(what, 300)));
   }
 }
 

@@ -33,6 +33,13 @@ struct FlightGroup {
   std::string failure;
 };
 
+// One rank's part in a group: what a story of the group needs of its record.
+struct FlightPart {
+  std::size_t file = 0;            // index into the files
+  std::size_t group = 0;           // index into FlightFile::groups
+  std::vector<std::size_t> calls;  // indices into FlightFile::calls
+};
+
 struct FlightFile {
   std::string path;
   int rank = 0;
@@ -43,7 +50,9 @@ struct FlightFile {
   std::vector<FlightCall> calls;
 };
 
-// BadInput, in one line with the path: it cannot be read, is cut short, or is something else.
+// BadInput, in one line with the path: it cannot be read, is no plain file, is cut short, is larger
+// than any record, or is something else. Texts are as visible() shows them. Time and memory are
+// linear in the file's size, which is bounded.
 [[nodiscard]] FlightFile read_flight_file(const std::string& path);
 
 // What two ranks must agree on.

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
+#include <set>
 #include <utility>
 
 namespace lockstep::apps {
@@ -32,17 +34,22 @@ std::uint64_t last_in(const std::map<std::uint64_t, const FlightCall*>& line) {
 
 }  // namespace
 
-GroupStory::GroupStory(const std::vector<FlightFile>& files, std::string name, double now)
+GroupStory::GroupStory(const std::vector<FlightFile>& files, const std::vector<FlightPart>& parts,
+                       std::string name, double now)
     : files_(files), name_(std::move(name)), now_(now) {
-  for (const FlightFile& file : files_) {
-    const auto group = std::find_if(file.groups.begin(), file.groups.end(),
-                                    [&](const FlightGroup& one) { return one.name == name_; });
-    if (group == file.groups.end()) continue;
-    members_ = group->members;
+  for (const FlightPart& one : parts) {
+    const FlightFile& file = files_[one.file];
+    const FlightGroup& group = file.groups[one.group];
+    members_ = group.members;
     const auto place = std::find(members_.begin(), members_.end(), file.rank);
-    Part part{.file = &file, .number = static_cast<int>(place - members_.begin())};
-    for (const FlightCall& call : file.calls) {
-      if (call.group != static_cast<std::size_t>(group - file.groups.begin())) continue;
+    Part part{.file = &file,
+              .group = &group,
+              .number = static_cast<int>(place - members_.begin()),
+              .collectives = {},
+              .sends = {},
+              .receives = {}};
+    for (std::size_t index : one.calls) {
+      const FlightCall& call = file.calls[index];
       if (call.progress == "refused") continue;
       Line& line = call.call == "send"   ? part.sends[call.root]
                    : call.call == "recv" ? part.receives[call.root]
@@ -132,12 +139,11 @@ std::string GroupStory::told(const Open& open) const {
                         describe(*open.call), ago(open.since));
   for (int rank : open.missing)
     text += formatted("; rank {} never called it: {}", rank, last_of(rank));
+  std::set<int> present;
+  for (const Part& part : parts_) present.insert(part.file->rank);
   std::vector<int> silent;
-  for (int member : members_) {
-    const bool has_record = std::any_of(
-        parts_.begin(), parts_.end(), [&](const Part& part) { return part.file->rank == member; });
-    if (!has_record) silent.push_back(member);
-  }
+  std::copy_if(members_.begin(), members_.end(), std::back_inserter(silent),
+               [&](int member) { return !present.contains(member); });
   if (!silent.empty())
     text += formatted("; of {} there is no record", rank_list(silent));
   else if (open.missing.empty())
@@ -214,9 +220,7 @@ void GroupStory::tell_messages(std::vector<std::string>& lines) const {
 void GroupStory::tell_failures(std::vector<std::string>& lines) const {
   std::map<std::string, std::vector<int>> by_text;
   for (const Part& part : parts_)
-    for (const FlightGroup& group : part.file->groups)
-      if (group.name == name_ && !group.failure.empty())
-        by_text[group.failure].push_back(part.file->rank);
+    if (!part.group->failure.empty()) by_text[part.group->failure].push_back(part.file->rank);
   for (auto& [text, ranks] : by_text) {
     std::sort(ranks.begin(), ranks.end());
     lines.push_back(

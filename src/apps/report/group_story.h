@@ -14,8 +14,10 @@ namespace lockstep::apps {
 
 class GroupStory {
  public:
-  // `now`: when the last of the records was written, in seconds since 1970.
-  GroupStory(const std::vector<FlightFile>& files, std::string name, double now);
+  // `now`: when the last of the records was written, in seconds since 1970. `parts` are those of the
+  // ranks that have a record of the group, each of another file.
+  GroupStory(const std::vector<FlightFile>& files, const std::vector<FlightPart>& parts,
+             std::string name, double now);
 
   // Empty where the group has nothing to tell: nothing open, nothing different, no failure.
   [[nodiscard]] std::vector<std::string> tell() const;
@@ -25,6 +27,7 @@ class GroupStory {
   using Line = std::map<std::uint64_t, const FlightCall*>;
   struct Part {
     const FlightFile* file = nullptr;
+    const FlightGroup* group = nullptr;
     int number = 0;  // in the group
     Line collectives;
     std::map<int, Line> sends, receives;  // by the peer's number

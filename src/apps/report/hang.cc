@@ -7,6 +7,10 @@
 
 #include <algorithm>
 #include <ctime>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
 namespace lockstep::apps {
 
@@ -52,6 +56,32 @@ void introduce(const std::vector<FlightFile>& files, double now, std::vector<std
   }
 }
 
+using NamedParts = std::pair<std::string, std::vector<FlightPart>>;
+
+// The groups in the order in which they were made, with each rank's part. A rank that has two of one
+// name takes part by the first.
+std::vector<NamedParts> groups_of(const std::vector<FlightFile>& files) {
+  std::vector<NamedParts> groups;
+  std::unordered_map<std::string, std::size_t> place_of;
+  for (std::size_t file = 0; file < files.size(); ++file) {
+    std::vector<FlightPart*> part_of(files[file].groups.size(), nullptr);
+    for (std::size_t group = 0; group < files[file].groups.size(); ++group) {
+      const std::string& name = files[file].groups[group].name;
+      const auto [place, is_new] = place_of.try_emplace(name, groups.size());
+      if (is_new) groups.emplace_back(name, std::vector<FlightPart>());
+      std::vector<FlightPart>& parts = groups[place->second].second;
+      if (parts.empty() || parts.back().file != file) parts.push_back({file, group, {}});
+    }
+    for (std::size_t group = 0; group < part_of.size(); ++group) {
+      FlightPart& part = groups[place_of.at(files[file].groups[group].name)].second.back();
+      if (part.group == group) part_of[group] = &part;
+    }
+    for (std::size_t call = 0; call < files[file].calls.size(); ++call)
+      if (FlightPart* part = part_of[files[file].calls[call].group]) part->calls.push_back(call);
+  }
+  return groups;
+}
+
 }  // namespace
 
 std::vector<std::string> explain_hang(const std::vector<FlightFile>& unsorted) {
@@ -60,18 +90,12 @@ std::vector<std::string> explain_hang(const std::vector<FlightFile>& unsorted) {
             [](const FlightFile& a, const FlightFile& b) { return a.rank < b.rank; });
   check_one_run(files);
   double now = 0;
-  std::vector<std::string> names;  // in the order in which the groups were made
-  for (const FlightFile& file : files) {
-    now = std::max(now, file.written);
-    for (const FlightGroup& group : file.groups)
-      if (std::find(names.begin(), names.end(), group.name) == names.end())
-        names.push_back(group.name);
-  }
+  for (const FlightFile& file : files) now = std::max(now, file.written);
   std::vector<std::string> lines;
   introduce(files, now, lines);
   const std::size_t introduction = lines.size();
-  for (const std::string& name : names) {
-    const auto story = GroupStory(files, name, now).tell();
+  for (const auto& [name, parts] : groups_of(files)) {
+    const auto story = GroupStory(files, parts, name, now).tell();
     lines.insert(lines.end(), story.begin(), story.end());
   }
   if (lines.size() == introduction)

@@ -1,74 +1,45 @@
 // lockstep-train: `lockstep train gpt|mnist|mlp`.
-//
-// A process that a launcher started is a rank and trains. One that nobody launched is one rank too,
-// or with --ranks N becomes the launcher of N copies of itself.
 #include "apps/program.h"
-#include "comm/joining/place.h"
-#include "sys/failure_text.h"
+#include "apps/ranks.h"
+#include "train/resume_command.h"
 
-#include <lockstep/base/check.h>
+#include <lockstep/base/environment.h>
 #include <lockstep/base/format.h>
-#include <lockstep/comm/init.h>
-#include <lockstep/launch/agent.h>
-#include <lockstep/train/agreement.h>
 #include <lockstep/train/command_line.h>
-#include <lockstep/train/progress.h>
 #include <lockstep/train/trainer.h>
 
 #include <cstdio>
 #include <filesystem>
+#include <sstream>
 #include <string>
+#include <system_error>
 #include <vector>
 
 namespace {
 
 using namespace lockstep;
 
-// Exit codes. 0: the run is done, or a signal ended it and a checkpoint is there. 1: a line on
-// standard error says why not. 2: the same, because of the options.
-constexpr int failure = 1;
-
 constexpr const char* command = "lockstep train";
 
-void check_usage(const train::Options& options, int ranks) {
-  try {
-    train::check_options(options, ranks);
-  } catch (const BadInput& error) {
-    throw UsageError(error.what());
-  }
+// Exit codes. 0: the run is done. 128 + N: signal N ended it (130 for Ctrl-C, 143 for SIGTERM, 129
+// for SIGHUP, 141 for a closed standard output), and a checkpoint is there. 1: a line on standard
+// error says why not. 2: the same, because of the options.
+constexpr int by_signal = 128;
+
+// How a shell finds this program: by the dispatcher's name where PATH leads to it.
+std::string program_name() {
+  namespace fs = std::filesystem;
+  const fs::path dispatcher = fs::read_symlink("/proc/self/exe").parent_path() / "lockstep";
+  std::istringstream folders(environment::text("PATH").value_or(""));
+  std::error_code none;
+  for (std::string folder; std::getline(folders, folder, ':');)
+    if (fs::equivalent(fs::path(folder) / "lockstep", dispatcher, none)) return command;
+  return train::shell_word(dispatcher.string()) + " train";
 }
 
-int start_ranks(const train::Options& options, const std::vector<std::string>& words) {
-  check_usage(options, static_cast<int>(options.ranks));
-  launch::WorkerSpec spec{.program = std::filesystem::read_symlink("/proc/self/exe"),
-                          .arguments = words,
-                          .ranks = static_cast<int>(options.ranks),
-                          .prefix = launch::PrefixStyle::none,
-                          .forward_signals = true,
-                          .explained_exit_code = failure};
-  if (auto terminal = train::terminal_of(stdout))
-    spec.environment.emplace_back("LOCKSTEP_TERMINAL", *terminal);
-  return launch::Agent(spec).run().exit_code;
-}
-
-int be_a_rank(const train::Options& options) {
-  Group world = init();
-  std::string who = world.size() > 1 ? formatted("rank {}: ", world.rank()) : "";
-  int code = usage_exit_code;
-  try {
-    train::together(world, [&] {
-      check_input(options.ranks == 0 || options.ranks == world.size(),
-                  "--ranks {}: the launcher started {}", options.ranks, world.size());
-      train::check_options(options, world.size());
-    });
-    code = failure;
-    (void)train::train(options, world);
-    return 0;
-  } catch (const train::CommonFailure& error) {
-    return world.is_root() ? apps::complain(command, error.what(), code) : code;
-  } catch (const std::exception& error) {
-    return apps::complain(command, who + sys::failure_text(error), failure);
-  }
+int be_a_rank(const train::Options& options, Group world) {
+  int signal = train::train(options, std::move(world)).signal;
+  return signal == 0 ? 0 : by_signal + signal;
 }
 
 }  // namespace
@@ -81,7 +52,13 @@ int main(int count, char** arguments) {
       print_to(stdout, "{}", line.help);
       return 0;
     }
-    if (line.options.ranks > 1 && !joining::is_launched()) return start_ranks(line.options, words);
-    return be_a_rank(line.options);
+    train::Options& options = line.options;
+    options.command = program_name() + " " + options.command;
+    return apps::run_ranks(
+        {.command = command,
+         .words = words,
+         .ranks = options.ranks,
+         .check = [&](int ranks) { train::check_options(options, ranks); },
+         .body = [&](Group world) { return be_a_rank(options, std::move(world)); }});
   });
 }

@@ -1,0 +1,14 @@
+// The checksum by which damage to files is found: CRC-32 as zlib, gzip and PNG have it (Python:
+// zlib.crc32). It finds mistakes of disks and copies, not attackers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace lockstep::checkpoint {
+
+// Of `bytes` behind others whose checksum was `before`; 0: behind none.
+[[nodiscard]] std::uint32_t crc32_of(std::span<const std::byte> bytes, std::uint32_t before = 0);
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,40 @@
+// Text that a gpt makes up, passed on while it is made.
+#pragma once
+
+#include <lockstep/data/vocabulary.h>
+#include <lockstep/models/gpt.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+
+namespace lockstep::train {
+
+struct GenerationOptions {
+  std::string prompt;         // at least one character, all of them in the vocabulary
+  std::int64_t tokens = 200;  // to make behind it
+  double temperature = 1;     // 0: always the likeliest token
+  std::int64_t top_k = 0;     // draw among the k likeliest only; 0: among all
+  std::uint64_t seed = 1337;
+  bool with_prompt = false;  // `take` gets the prompt first
+};
+
+// Calls `take` with what was made, token by token: always whole characters, and U+FFFD for bytes
+// that are no UTF-8. The tokens are those of one call of Gpt::generate() with a generator of that
+// seed. Where ranks have sharded the model, all of them call together.
+//
+// BadInput as check_prompt().
+void generate_text(models::Gpt model, const data::Vocabulary& vocabulary,
+                   const GenerationOptions& options,
+                   const std::function<void(std::string_view)>& take);
+
+// BadInput when there is no prompt, or it has a character that is not in the vocabulary; names the
+// first.
+void check_prompt(const data::Vocabulary& vocabulary, const std::string& prompt);
+
+// What to begin with when nothing is given: a new line, or the first character of a vocabulary that
+// has none.
+[[nodiscard]] std::string default_prompt(const data::Vocabulary& vocabulary);
+
+}  // namespace lockstep::train

@@ -1,0 +1,49 @@
+// A model that `lockstep train` has written, made again from its file alone: the metadata of
+// model.safetensors says what it is (docs/training.md lists the entries).
+//
+// Nothing here is collective; any thread of any rank may call.
+#pragma once
+
+#include <lockstep/checkpoint/safetensors.h>
+#include <lockstep/data/vocabulary.h>
+#include <lockstep/models/gpt.h>
+#include <lockstep/train/options.h>
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+namespace lockstep::train {
+
+struct SavedModel {
+  std::filesystem::path file;
+  Options options;  // the task's defaults with those of the model
+  std::int64_t step = 0;                       // updates that were made
+  std::optional<data::Vocabulary> vocabulary;  // of a gpt
+  checkpoint::NamedTensors tensors;
+  checkpoint::Metadata metadata;
+};
+
+// The file of tensors that `run` means: itself where it is a file; model.safetensors of a
+// checkpoint folder; of a run folder, model.safetensors, or that of the newest checkpoint where
+// this one has made more steps or the run has not ended yet. BadInput when there is none.
+[[nodiscard]] std::filesystem::path model_file(const std::filesystem::path& run);
+
+// Reads the file that `run` means and checks it: entries that are missing or contradict the tensors
+// are BadInput in one line that names the file, before memory for the model is asked for.
+[[nodiscard]] SavedModel read_model(const std::filesystem::path& run);
+
+// The data of the run that the file belongs to, as its config.toml names it: the one beside the
+// file, or beside the checkpoint folder it lies in. Empty where there is none.
+[[nodiscard]] std::string data_of_run(const SavedModel& saved);
+
+// Puts the tensors into a module of that model. BadInput names the file and a tensor that is
+// missing, unknown, of another shape, or holds inf or NaN; the module is then as it was.
+void load_into(torch::nn::Module& module, const SavedModel& saved);
+
+// A gpt, in evaluation mode. BadInput for another task, and as load_into().
+[[nodiscard]] models::Gpt gpt_of(const SavedModel& saved);
+
+}  // namespace lockstep::train

@@ -1,0 +1,72 @@
+// lockstep-eval: how good a model of `lockstep train` is, on the data of its run or on other data.
+#include "apps/program.h"
+#include "apps/ranks.h"
+
+#include <lockstep/base/format.h>
+#include <lockstep/train/evaluate_saved.h>
+#include <lockstep/train/progress.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+namespace {
+
+using namespace lockstep;
+
+constexpr const char* command = "lockstep eval";
+constexpr const char* about =
+    "Measures a trained model on all of FILE, or without --data on the validation part of the\n"
+    "data that its run was given. RUN is the folder of a run, a checkpoint folder in it, or a\n"
+    "file model.safetensors or best.safetensors.\n";
+
+struct Given {
+  train::EvaluateOptions what;
+  std::int64_t ranks = 0;
+};
+
+CommandOptions declared(Given& given) {
+  CommandOptions options(command, "RUN [OPTIONS]", about, CommandOptions::Words::allowed);
+  options.add({"data", "FILE", "text or folder of text for a gpt, the IDX files for mnist"},
+              text_into(given.what.data));
+  options.add({"batches", "N",
+               "measure so many batches, spread evenly over the data (gpt: 4096 tokens, mnist: 250 "
+               "images, mlp: 1000 rows each); 0: everything",
+               "0"},
+              number_into(given.what.batches, 0, std::int64_t{1} << 40));
+  options.add({"ranks", "N", "processes to start on this machine", "1", 'n'},
+              number_into(given.ranks, 1, 4096));
+  return options;
+}
+
+int evaluate(const Given& given, Group world) {
+  train::Progress progress(stderr, train::is_terminal(stderr));
+  auto tell = [&](double share) {
+    progress.show_text(formatted("evaluating {:.0f}%", 100 * share));
+  };
+  train::SavedEvaluation found = train::evaluate_saved(given.what, world, tell);
+  progress.finish();
+  if (world.is_root()) apps::write_out(found.line + "\n");
+  return 0;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  std::vector<std::string> words(arguments + 1, arguments + count);
+  return apps::run_program(command, [&] {
+    Given given;
+    CommandOptions options = declared(given);
+    auto request = options.read(words);
+    if (auto code = apps::answer(request, options)) return *code;
+    if (options.words().size() != 1)
+      throw UsageError(options.words().empty()
+                           ? "RUN is missing: name a run's folder or a file model.safetensors"
+                           : formatted("unexpected word '{}'", options.words()[1]));
+    given.what.run = options.words().front();
+    return apps::run_ranks(
+        {.command = command, .words = words, .ranks = given.ranks, .body = [&](Group world) {
+           return evaluate(given, std::move(world));
+         }});
+  });
+}

@@ -1,0 +1,64 @@
+#include "apps/ranks.h"
+
+#include "apps/program.h"
+#include "comm/joining/place.h"
+#include "sys/failure_text.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/format.h>
+#include <lockstep/comm/init.h>
+#include <lockstep/launch/agent.h>
+#include <lockstep/train/agreement.h>
+#include <lockstep/train/progress.h>
+
+#include <cstdio>
+#include <filesystem>
+
+namespace lockstep::apps {
+namespace {
+
+constexpr int failure = 1;
+
+int start_copies(const RankProgram& program) {
+  try {
+    program.check(static_cast<int>(program.ranks));
+  } catch (const BadInput& error) {
+    throw UsageError(error.what());
+  }
+  launch::WorkerSpec spec{.program = std::filesystem::read_symlink("/proc/self/exe"),
+                          .arguments = program.words,
+                          .ranks = static_cast<int>(program.ranks),
+                          .prefix = launch::PrefixStyle::none,
+                          .forward_signals = true,
+                          .explained_exit_code = failure};
+  if (auto terminal = train::terminal_of(stdout))
+    spec.environment.emplace_back("LOCKSTEP_TERMINAL", *terminal);
+  return launch::Agent(spec).run().exit_code;
+}
+
+int be_a_rank(const RankProgram& program) {
+  Group world = init();
+  std::string who = world.size() > 1 ? formatted("rank {}: ", world.rank()) : "";
+  int code = usage_exit_code;
+  try {
+    train::together(world, [&] {
+      check_input(program.ranks == 0 || program.ranks == world.size(),
+                  "--ranks {}: the launcher started {}", program.ranks, world.size());
+      program.check(world.size());
+    });
+    code = failure;
+    return program.body(world);
+  } catch (const train::CommonFailure& error) {
+    return world.is_root() ? complain(program.command, error.what(), code) : code;
+  } catch (const std::exception& error) {
+    return complain(program.command, who + sys::failure_text(error), failure);
+  }
+}
+
+}  // namespace
+
+int run_ranks(const RankProgram& program) {
+  return program.ranks > 1 && !joining::is_launched() ? start_copies(program) : be_a_rank(program);
+}
+
+}  // namespace lockstep::apps

@@ -1,0 +1,28 @@
+// Programs whose processes are ranks. One that a launcher started is a rank; one that nobody
+// launched is one rank too, or with --ranks N becomes the launcher of N copies of itself.
+#pragma once
+
+#include <lockstep/comm/group.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace lockstep::apps {
+
+struct RankProgram {
+  std::string command;             // for what is said: "lockstep train"
+  std::vector<std::string> words;  // of the command line, for the copies
+  std::int64_t ranks = 0;          // --ranks; 0: as the launcher says, else 1
+  // Throws BadInput for options that so many ranks cannot have.
+  std::function<void(int ranks)> check = [](int) {};
+  std::function<int(Group world)> body;  // what a rank does, and its exit code
+};
+
+// The exit code: 1 after a line on standard error for what went wrong, 2 because of the options.
+// What all ranks found wrong together (train::CommonFailure) is said by rank 0 alone. Throws
+// UsageError where check() fails before anything is started.
+[[nodiscard]] int run_ranks(const RankProgram& program);
+
+}  // namespace lockstep::apps

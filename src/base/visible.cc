@@ -1,0 +1,79 @@
+#include <lockstep/base/visible.h>
+
+#include <lockstep/base/format.h>
+#include <lockstep/base/utf8.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+
+namespace lockstep {
+namespace {
+
+struct Range {
+  char32_t first, last;
+};
+
+// Control characters (C0, DEL, C1), and those of Unicode that show nothing themselves, end a line
+// or turn the direction of what follows.
+constexpr std::array<Range, 16> unseen{{{0x00, 0x1f},
+                                        {0x7f, 0x9f},
+                                        {0xad, 0xad},
+                                        {0x61c, 0x61c},
+                                        {0x115f, 0x1160},
+                                        {0x180b, 0x180f},
+                                        {0x200b, 0x200f},
+                                        {0x2028, 0x202e},
+                                        {0x2060, 0x206f},
+                                        {0x3164, 0x3164},
+                                        {0xd800, 0xf8ff},
+                                        {0xfe00, 0xfe0f},
+                                        {0xfeff, 0xfeff},
+                                        {0xfff0, 0xfffb},
+                                        {0xfffe, 0xffff},
+                                        {0xe0000, 0x10ffff}}};
+
+std::string escaped(char32_t code_point) {
+  if (code_point == '\n') return "\\n";
+  if (code_point == '\r') return "\\r";
+  if (code_point == '\t') return "\\t";
+  const auto number = static_cast<unsigned>(code_point);
+  return number < 0x80 ? formatted("\\x{:02x}", number) : formatted("\\u{{{:x}}}", number);
+}
+
+struct Piece {
+  std::size_t bytes;   // of the text
+  std::size_t width;   // characters shown
+  std::string escape;  // empty: as it is
+};
+
+Piece first_piece(std::string_view text) {
+  const std::optional<Character> character = first_character(text);
+  if (!character) {
+    const auto byte = static_cast<unsigned>(static_cast<unsigned char>(text.front()));
+    return {1, 4, formatted("\\x{:02x}", byte)};
+  }
+  const bool is_unseen = std::ranges::any_of(unseen, [&](Range range) {
+    return character->code_point >= range.first && character->code_point <= range.last;
+  });
+  if (!is_unseen) return {character->bytes, 1, {}};
+  std::string escape = escaped(character->code_point);
+  return {character->bytes, escape.size(), escape};
+}
+
+}  // namespace
+
+std::string visible(std::string_view text, std::size_t max_length) {
+  std::string shown;
+  std::size_t width = 0;
+  for (std::string_view rest = text; !rest.empty();) {
+    const Piece piece = first_piece(rest);
+    if (width + piece.width > max_length) return shown + formatted("... ({} bytes)", text.size());
+    shown += piece.escape.empty() ? rest.substr(0, piece.bytes) : std::string_view(piece.escape);
+    width += piece.width;
+    rest.remove_prefix(piece.bytes);
+  }
+  return shown;
+}
+
+}  // namespace lockstep

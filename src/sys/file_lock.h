@@ -1,0 +1,44 @@
+// A file that one process at a time holds, for as long as it uses what lies beside it.
+#pragma once
+
+#include "sys/file_descriptor.h"
+
+#include <filesystem>
+#include <string>
+
+namespace lockstep::sys {
+
+// The lock is flock()'s: the kernel releases it when its holder ends, however that happens. The
+// holder's process id and host are in the file, for the messages of others.
+class FileLock {
+ public:
+  enum class State {
+    held,        // by this object
+    busy,        // another has it
+    impossible,  // the filesystem knows no locks (some network filesystems)
+  };
+
+  // Makes the file where it is missing and tries once; never waits. SystemError when the file
+  // cannot be made or opened.
+  explicit FileLock(std::filesystem::path path);
+  // Gives the lock back and removes the file.
+  ~FileLock();
+  FileLock(const FileLock&) = delete;
+  FileLock& operator=(const FileLock&) = delete;
+
+  [[nodiscard]] State state() const { return state_; }
+  // Of a busy lock: "process 71 on host a". Of an impossible one: the system's words.
+  [[nodiscard]] const std::string& about() const { return about_; }
+
+ private:
+  // Whether the lock is decided; false when its last holder has removed the file meanwhile.
+  [[nodiscard]] bool try_once();
+  void sign() const;
+
+  std::filesystem::path path_;
+  FileDescriptor file_;
+  State state_ = State::busy;
+  std::string about_;
+};
+
+}  // namespace lockstep::sys

@@ -1,0 +1,90 @@
+#include "sys/plain_file.h"
+
+#include "sys/topology.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/text.h>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string_view>
+#include <utility>
+
+namespace lockstep::sys {
+namespace {
+
+std::string_view kind_of(mode_t mode) {
+  if (S_ISDIR(mode)) return "a folder";
+  if (S_ISFIFO(mode)) return "a named pipe";
+  if (S_ISSOCK(mode)) return "a socket";
+  return S_ISCHR(mode) || S_ISBLK(mode) ? "a device" : "something else";
+}
+
+void check_is_plain(const struct stat& status, const std::filesystem::path& path) {
+  check_input(S_ISREG(status.st_mode), "reading {}: expected a file, found {}", path.string(),
+              kind_of(status.st_mode));
+}
+
+}  // namespace
+
+// The first look spares a device the opening, which can have effects; the second is of what was
+// opened. A pipe that takes the name in between does not block.
+PlainFile::PlainFile(std::filesystem::path path) : path_(std::move(path)) {
+  struct stat status {};
+  if (::stat(path_.c_str(), &status) != 0) throw SystemError("opening " + path_.string(), errno);
+  check_is_plain(status, path_);
+  file_.reset(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (!file_) throw SystemError("opening " + path_.string(), errno);
+  if (::fstat(file_.get(), &status) != 0) throw SystemError("looking at " + path_.string(), errno);
+  check_is_plain(status, path_);
+  size_ = static_cast<std::uint64_t>(std::max<off_t>(0, status.st_size));
+}
+
+std::size_t PlainFile::read(std::span<std::byte> bytes) {
+  constexpr std::size_t largest = std::size_t{1} << 30;  // the kernel takes less than 2^31
+  std::size_t total = 0;
+  while (total < bytes.size()) {
+    const std::size_t wanted = std::min(bytes.size() - total, largest);
+    const ssize_t count = ::read(file_.get(), bytes.data() + total, wanted);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw SystemError("reading " + path_.string(), errno);
+    if (count == 0) break;
+    total += static_cast<std::size_t>(count);
+  }
+  return total;
+}
+
+std::string read_plain_file(const std::filesystem::path& path, std::uint64_t most_bytes) {
+  PlainFile file(path);
+  std::string content;
+  for (std::uint64_t piece = file.size() + 1;; piece = 1 << 20) {
+    check_input(
+        content.size() + piece - 1 <= most_bytes, "reading {}: expected at most {}, found {}",
+        path.string(), format_bytes(static_cast<std::int64_t>(most_bytes)),
+        piece == file.size() + 1 ? format_bytes(static_cast<std::int64_t>(file.size())) : "more");
+    const std::size_t before = content.size();
+    content.resize(before + piece);
+    const std::size_t count =
+        file.read(std::as_writable_bytes(std::span(content.data() + before, piece)));
+    content.resize(before + count);
+    if (count < piece) break;
+  }
+  return content;
+}
+
+void check_fits_memory(const std::filesystem::path& path, std::uint64_t bytes, double share) {
+  constexpr std::uint64_t always_fits = 64 << 20;
+  if (bytes <= always_fits) return;
+  const auto total = static_cast<double>(memory_size().total);
+  check_input(static_cast<double>(bytes) <= total * share,
+              "reading {}: expected what fits into memory (at most {} here), found {}",
+              path.string(), format_bytes(static_cast<std::int64_t>(total * share)),
+              format_bytes(static_cast<std::int64_t>(
+                  std::min<std::uint64_t>(bytes, std::uint64_t{1} << 62))));
+}
+
+}  // namespace lockstep::sys

@@ -1,0 +1,35 @@
+// Whether a checkpoint and the run that is to go on from it belong together. Nothing here is
+// collective; every function throws BadInput, the ones that get a file with its name.
+#pragma once
+
+#include <lockstep/checkpoint/training_state.h>
+#include <lockstep/train/options.h>
+
+#include <torch/nn/module.h>
+
+#include <filesystem>
+#include <functional>
+#include <string>
+
+namespace lockstep::train {
+
+// Calls `read`; a BadInput of it begins with the file's name.
+void in_file(const std::filesystem::path& file, const std::function<void()>& read);
+
+// Reads a checkpoint folder and lets a generator try each random state.
+[[nodiscard]] checkpoint::TrainingState load_checkpoint(const std::filesystem::path& folder);
+
+// Every tensor of the file that the model has, has its dtype: a conversion would hide damage.
+void check_dtypes(const torch::nn::Module& module, const checkpoint::NamedTensors& tensors);
+
+// The options that a checkpoint keeps, paths in full, by name.
+[[nodiscard]] checkpoint::Metadata kept_options(const Options& options);
+
+// Task and model must be the checkpoint's; other options may change.
+void check_same_model(const Options& options, const checkpoint::TrainingState& state);
+
+// "lr 0.001 -> 0.01, ranks 2 -> 1"; empty: nothing changed.
+[[nodiscard]] std::string changes_since(const Options& options, int ranks,
+                                        const checkpoint::TrainingState& state);
+
+}  // namespace lockstep::train

@@ -1,0 +1,47 @@
+#include "train/resume_command.h"
+
+#include <lockstep/base/format.h>
+
+#include <algorithm>
+
+namespace lockstep::train {
+namespace {
+
+constexpr std::string_view plain_letters =
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+=./:,@%";
+
+bool is_option(std::string_view word, std::string_view name) {
+  return word == name || word.starts_with(formatted("{}=", name));
+}
+
+}  // namespace
+
+std::string shell_word(std::string_view word) {
+  if (!word.empty() && word.find_first_not_of(plain_letters) == std::string_view::npos)
+    return std::string(word);
+  std::string quoted = "'";
+  for (char letter : word) quoted += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
+  return quoted + "'";
+}
+
+std::string command_without_resume(std::span<const std::string> words) {
+  std::string command;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (is_option(words[i], "--resume")) continue;
+    if (is_option(words[i], "--resume-from")) {
+      if (words[i] == "--resume-from") ++i;  // its value
+      continue;
+    }
+    command += (command.empty() ? "" : " ") + shell_word(words[i]);
+  }
+  return command;
+}
+
+std::string resume_command(const Options& options, std::string_view how) {
+  std::string command = options.command;
+  if (command.empty())
+    command = formatted("lockstep train {} --out {}", options.task, shell_word(options.out));
+  return formatted("{} {}", command, how);
+}
+
+}  // namespace lockstep::train

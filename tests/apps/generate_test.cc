@@ -1,0 +1,167 @@
+// lockstep-generate and lockstep-eval as their users start them, on a run of lockstep-train.
+#include "apps/shell.h"
+#include "support/python.h"
+#include "support/temporary_folder.h"
+#include "sys/files.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+namespace lockstep {
+namespace {
+
+using test::count_lines;
+using test::program;
+using test::shell;
+using test::ShellResult;
+
+// One run for all tests: a text of three-byte characters too, which it knows by heart in the end.
+class SavedRun : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    if (!std::filesystem::exists(program("lockstep-train"))) return;
+    folder_ = std::make_unique<test::TemporaryFolder>();
+    std::ofstream text(*folder_ / "text.txt");
+    for (int i = 0; i < 300; ++i) text << "abacus ∞ banana\n";
+    text.close();
+    trained_ = in_folder(
+        "lockstep-train gpt --data text.txt --out runs/mine --layers 2 --heads 2 "
+        "--width 32 --block 24 --steps 150 --lr 0.01 --threads 1");
+  }
+  static void TearDownTestSuite() { folder_.reset(); }
+
+  void SetUp() override {
+    if (!folder_) GTEST_SKIP() << "lockstep-train was not built";
+    ASSERT_EQ(trained_.exit_code, 0) << trained_.output;
+  }
+
+  static ShellResult in_folder(const std::string& words) {
+    return shell("cd " + folder_->path().string() + " && " + LOCKSTEP_PROGRAM_DIR "/" + words);
+  }
+  static ShellResult generate(const std::string& words) {
+    return in_folder("lockstep-generate " + words + " 2>&1");
+  }
+  static ShellResult eval(const std::string& words) {
+    return in_folder("lockstep-eval " + words + " 2>&1");
+  }
+
+  static double loss_in(const std::string& line) {
+    return std::stod(line.substr(line.find("val_loss=") + 9));
+  }
+
+  static inline std::unique_ptr<test::TemporaryFolder> folder_;
+  static inline ShellResult trained_;
+};
+
+using GenerateProgram = SavedRun;
+using EvalProgram = SavedRun;
+
+TEST_F(GenerateProgram, WritesThePromptAndWhatFollows) {
+  ShellResult known = generate("runs/mine --prompt 'abac' --tokens 12 --greedy");
+  EXPECT_EQ(known.exit_code, 0);
+  EXPECT_EQ(known.output, "abacus ∞ banana\n\n");
+  EXPECT_EQ(generate("runs/mine/best.safetensors --tokens 4 --temperature 0").output, "abac\n");
+}
+
+TEST_F(GenerateProgram, TheSameSeedGivesTheSameText) {
+  const std::string words = "runs/mine --prompt a --tokens 50 --temperature 3 --top-k 5 --seed ";
+  ShellResult one = generate(words + "1");
+  EXPECT_EQ(one.exit_code, 0) << one.output;
+  EXPECT_EQ(generate(words + "1").output, one.output);
+  EXPECT_NE(generate(words + "2").output, one.output);
+}
+
+TEST_F(GenerateProgram, ReadsThePromptFromStandardInput) {
+  ShellResult piped = shell("printf 'abacus ∞' | " + program("lockstep-generate") + " " +
+                            (*folder_ / "runs/mine").string() + " --prompt - --tokens 7 --greedy");
+  EXPECT_EQ(piped.output, "abacus ∞ banana\n");
+}
+
+// What would take hours in all is there at once in its beginning.
+TEST_F(GenerateProgram, PrintsWhileItMakes) {
+  ShellResult head = shell(program("lockstep-generate") + " " + (*folder_ / "runs/mine").string() +
+                           " --prompt a --tokens 1000000000 | head -c 20");
+  EXPECT_EQ(head.output.size(), 20u);
+}
+
+TEST_F(GenerateProgram, AResultThatNobodyGetsIsAFailure) {
+  for (const char* words : {"lockstep-generate runs/mine --tokens 3", "lockstep-eval runs/mine"}) {
+    ShellResult full = in_folder(std::string(words) + " 2>&1 >/dev/full");
+    EXPECT_EQ(full.exit_code, 1) << words;
+    EXPECT_NE(full.output.find("cannot write to standard output"), std::string::npos);
+  }
+}
+
+TEST_F(GenerateProgram, MistakesAreOneLine) {
+  auto expect_line = [&](const std::string& words, int code, const std::string& named) {
+    ShellResult result = generate(words);
+    EXPECT_EQ(result.exit_code, code) << words;
+    EXPECT_EQ(count_lines(result.output), 1) << result.output;
+    EXPECT_NE(result.output.find(named), std::string::npos) << result.output;
+  };
+  expect_line("", 2, "RUN is missing");
+  expect_line("runs/mine text", 2, "--prompt TEXT");
+  expect_line("runs/mine --prompt 'abäc'", 2, "'ä' (U+00E4)");
+  expect_line("runs/mine --prompt ''", 2, "the prompt: expected at least one character");
+  expect_line("runs/mine --tokens 1.5", 2, "--tokens: expected a whole number");
+  for (const char* wrong : {"0.001", "nan"})
+    expect_line(std::string("runs/mine --temperature=") + wrong, 2, "--temperature: expected 0 or");
+  expect_line("runs/mine --top-k x", 2, "--top-k");
+  expect_line("runs/mine --greedy --top-k 3", 2, "not both");
+  expect_line("runs/mine --promt a", 2, "did you mean '--prompt'?");
+  expect_line("runs/none", 1, "runs/none");
+  expect_line("text.txt", 1, "text.txt");
+}
+
+TEST_F(EvalProgram, GivesTheLossOfTheRunOnAnyNumberOfRanks) {
+  ShellResult alone = eval("runs/mine");
+  EXPECT_EQ(alone.exit_code, 0) << alone.output;
+  EXPECT_TRUE(alone.output.starts_with("val_loss=")) << alone.output;
+  EXPECT_NE(alone.output.find(" step=150 model=runs/mine/model.safetensors\n"), std::string::npos)
+      << alone.output;
+  EXPECT_NEAR(loss_in(alone.output), loss_in(test::last_line(trained_.output)), 0.00051);
+  EXPECT_EQ(eval("runs/mine --ranks 3").output, alone.output);
+  ShellResult launched =
+      shell("cd " + folder_->path().string() + " && " + program("lockstep") +
+            " run -n 2 --prefix none " + program("lockstep") + " eval runs/mine");
+  EXPECT_EQ(launched.output, alone.output);
+  ShellResult other = eval("runs/mine --data text.txt --batches 1");
+  EXPECT_TRUE(other.output.ends_with(" eval_batches=1\n")) << other.output;
+}
+
+TEST_F(EvalProgram, MistakesAreOneLine) {
+  for (auto [words, code, named] :
+       {std::tuple("", 2, "RUN is missing"), std::tuple("a b", 2, "unexpected word 'b'"),
+        std::tuple("runs/mine --batches x", 2, "--batches"),
+        std::tuple("runs/mine --ranks 0", 2, "--ranks"), std::tuple("runs/none", 1, "runs/none"),
+        std::tuple("runs/mine --data none.txt --ranks 2", 1, "none.txt")}) {
+    ShellResult result = eval(words);
+    EXPECT_EQ(result.exit_code, code) << words << result.output;
+    EXPECT_EQ(count_lines(result.output), 1) << result.output;
+    EXPECT_NE(result.output.find(named), std::string::npos) << result.output;
+  }
+}
+
+// The first block of ```python in docs/training.md.
+std::string python_of_the_document() {
+  std::string text = sys::read_file(LOCKSTEP_SOURCE_DIR "/docs/training.md");
+  const std::string begin = "```python\n", end = "```\n";
+  std::size_t at = text.find(begin) + begin.size();
+  return text.substr(at, text.find(end, at) - at);
+}
+
+TEST_F(GenerateProgram, ThePythonOfTheDocumentWritesTheSameText) {
+  if (!test::python()) GTEST_SKIP() << test::no_python;
+  std::ofstream(*folder_ / "document.py") << python_of_the_document();
+  ShellResult python = shell("cd " + folder_->path().string() + " && OMP_NUM_THREADS=1 " +
+                             test::python()->string() + " document.py");
+  EXPECT_EQ(python.exit_code, 0) << python.output;
+  EXPECT_EQ(python.output, generate("runs/mine --prompt a --tokens 40 --greedy").output);
+}
+
+}  // namespace
+}  // namespace lockstep

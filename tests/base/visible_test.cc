@@ -1,0 +1,55 @@
+#include <lockstep/base/visible.h>
+
+#include "support/fuzz.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+namespace lockstep {
+namespace {
+
+TEST(Visible, TextStaysAsItIs) {
+  EXPECT_EQ(visible(""), "");
+  EXPECT_EQ(visible("transformer.h.0.ln_1.weight"), "transformer.h.0.ln_1.weight");
+  EXPECT_EQ(visible("größe 重み \U0001F600"), "größe 重み \U0001F600");
+}
+
+TEST(Visible, WhatATerminalWouldObeyIsEscaped) {
+  EXPECT_EQ(visible("a\nb\r\tc"), "a\\nb\\r\\tc");
+  EXPECT_EQ(visible("\x1b[31m"), "\\x1b[31m");
+  EXPECT_EQ(visible(std::string_view("a\0b\x7f", 4)), "a\\x00b\\x7f");
+  EXPECT_EQ(visible("\u009b31m"), "\\u{9b}31m");  // C1: the same as ESC [
+  EXPECT_EQ(visible("a\u202eb\u200b\u2028\ufeff"), "a\\u{202e}b\\u{200b}\\u{2028}\\u{feff}");
+}
+
+TEST(Visible, BytesThatAreNoTextAreEscaped) {
+  EXPECT_EQ(visible("\xff"
+                    "a\xc3"),
+            "\\xffa\\xc3");
+  EXPECT_EQ(visible("\xed\xa0\x80"), "\\xed\\xa0\\x80");  // a surrogate
+}
+
+TEST(Visible, LongTextIsCutBetweenCharacters) {
+  EXPECT_EQ(visible("abcdef", 6), "abcdef");
+  EXPECT_EQ(visible("abcdef", 5), "abcde... (6 bytes)");
+  EXPECT_EQ(visible("äöü", 2), "äö... (6 bytes)");
+  EXPECT_EQ(visible("a\nb", 2), "a... (3 bytes)");
+  EXPECT_EQ(visible(std::string(10 << 20, 'x'), 3), "xxx... (10485760 bytes)");
+}
+
+TEST(Visible, AnyBytesBecomeOneShortLine) {
+  for (test::FuzzRounds rounds("visible"); rounds.next();) {
+    const std::string bytes =
+        test::random_bytes(rounds.random(), test::below(rounds.random(), 300));
+    const std::string shown = visible(bytes, 100);
+    auto is_control = [](unsigned char byte) { return byte < 32 || byte == 127; };
+    EXPECT_EQ(std::ranges::count_if(shown, is_control), 0);
+    EXPECT_EQ(visible(shown, 1000), shown);
+    EXPECT_LE(shown.size(), 4 * 100 + 20u);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,104 @@
+#include <lockstep/checkpoint/checksum.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/checkpoint/safetensors.h>
+
+#include "support/python.h"
+#include "support/temporary_folder.h"
+
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <fstream>
+#include <iterator>
+#include <string>
+
+namespace lockstep::checkpoint {
+namespace {
+
+std::span<const std::byte> bytes_of_text(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+TEST(Checksum, IsThatOfZlib) {
+  EXPECT_EQ(crc32_of({}), 0u);
+  EXPECT_EQ(crc32_of(bytes_of_text("123456789")), 0xcbf43926u);  // the check value of CRC-32
+  EXPECT_EQ(crc32_of(bytes_of_text("6789"), crc32_of(bytes_of_text("12345"))), 0xcbf43926u);
+  EXPECT_EQ(crc32_of({}, 0xcbf43926u), 0xcbf43926u);
+}
+
+std::string content_of(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(Checksum, EveryTensorHasOneThatReadersDoNotSee) {
+  test::TemporaryFolder folder;
+  const auto path = folder / "a.safetensors";
+  write_safetensors(path, {{"x", torch::arange(9, at::kByte).add(49)}, {"none", torch::empty(0)}},
+                    {{"format", "pt"}});
+  const std::string content = content_of(path);
+  EXPECT_NE(content.find(R"("crc32.x":"cbf43926")"), std::string::npos) << content;
+  EXPECT_NE(content.find(R"("crc32.none":"00000000")"), std::string::npos) << content;
+  EXPECT_EQ(read_safetensors(path).metadata, (Metadata{{"format", "pt"}}));
+}
+
+// Each byte of the data, changed, is found; the tensors without the change are those of the file.
+TEST(Checksum, EveryChangedByteIsFoundUnlessNobodyLooks) {
+  test::TemporaryFolder folder;
+  const auto path = folder / "a.safetensors";
+  write_safetensors(path, {{"x", torch::arange(5)}, {"y", torch::ones(3, at::kByte)}});
+  const std::string content = content_of(path);
+  for (std::size_t i = content.size() - 43; i < content.size(); ++i) {
+    std::string damaged = content;
+    damaged[i] = static_cast<char>(damaged[i] ^ 0x10);
+    std::ofstream(path, std::ios::binary) << damaged;
+    EXPECT_THROW((void)read_safetensors(path), BadInput) << i;
+    EXPECT_EQ(read_safetensors(path, {.verify = false}).tensors.size(), 2u) << i;
+  }
+}
+
+TEST(Checksum, FilesWithoutAndWithWrongOnes) {
+  test::TemporaryFolder folder;
+  const auto path = folder / "a.safetensors";
+  write_safetensors(path, {{"x", torch::ones(2)}}, {}, {.checksums = false});
+  std::string content = content_of(path);
+  EXPECT_EQ(content.find("crc32"), std::string::npos);
+  EXPECT_EQ(read_safetensors(path).tensors.size(), 1u);
+
+  write_safetensors(path, {{"x", torch::ones(2)}});
+  content = content_of(path);
+  content.replace(content.find("crc32.x\":\"") + 10, 8, "nonsense");
+  std::ofstream(path, std::ios::binary) << content;
+  EXPECT_THROW((void)read_safetensors(path), BadInput);
+  EXPECT_THROW(write_safetensors(path, {}, {{"crc32.x", "00000000"}}), InvalidArgument);
+}
+
+TEST(Checksum, StridedTensorsHaveThatOfTheirFile) {
+  test::TemporaryFolder folder;
+  const auto path = folder / "a.safetensors";
+  write_safetensors(path, {{"t", torch::arange(6).view({2, 3}).t()}});
+  EXPECT_TRUE(at::equal(read_safetensors(path).tensors.at("t"), torch::arange(6).view({2, 3}).t()));
+}
+
+constexpr const char* python_checks = R"(
+import json, struct, sys, zlib
+raw = open(sys.argv[1], 'rb').read()
+(n,) = struct.unpack('<Q', raw[:8])
+header = json.loads(raw[8:8 + n])
+metadata = header.pop('__metadata__')
+for name, entry in sorted(header.items()):
+    begin, end = entry['data_offsets']
+    print(name, metadata['crc32.' + name] == '%08x' % zlib.crc32(raw[8 + n + begin:8 + n + end]))
+)";
+
+TEST(Checksum, PythonFindsTheSame) {
+  if (!test::python()) GTEST_SKIP() << test::no_python;
+  test::TemporaryFolder folder;
+  write_safetensors(folder / "a", {{"a", torch::randn(100)}, {"b", torch::randn({2, 3}).t()}});
+  auto result = test::run_python(python_checks, {(folder / "a").string()});
+  EXPECT_EQ(result.output, "a True\nb True\n");
+}
+
+}  // namespace
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,107 @@
+#include "train/evaluator.h"
+
+#include "support/torch/ranks.h"
+
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+
+#include <mutex>
+#include <set>
+#include <vector>
+
+namespace lockstep::train {
+namespace {
+
+// Knows of each sample its number only.
+class Numbers : public Task {
+ public:
+  explicit Numbers(std::int64_t samples) : samples_(samples) {}
+  void load(const std::string&) override {}
+  void load_validation(const std::string&, const std::string&) override {}
+  [[nodiscard]] std::string data_fingerprint() const override { return {}; }
+  void make_model() override {}
+  [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
+  [[nodiscard]] std::vector<std::string> units() const override { return {}; }
+  [[nodiscard]] std::int64_t steps_per_epoch() const override { return 1; }
+  [[nodiscard]] Batch batch(std::int64_t) override { return {}; }
+  [[nodiscard]] at::Tensor loss(const Batch&) override { return {}; }
+  [[nodiscard]] std::int64_t validation_samples() const override { return samples_; }
+  [[nodiscard]] std::int64_t evaluation_rows() const override { return 10; }
+  [[nodiscard]] Totals measure(std::span<const std::size_t> samples) override {
+    EXPECT_FALSE(model_->is_training());
+    Totals totals;
+    for (std::size_t sample : samples) {
+      measured.insert(sample);
+      totals += {.loss = static_cast<double>(sample), .targets = 1};
+    }
+    return totals;
+  }
+
+  std::multiset<std::size_t> measured;
+
+ private:
+  std::int64_t samples_;
+  torch::nn::Linear model_{1, 1};
+};
+
+struct Measured {
+  std::multiset<std::size_t> samples;
+  double loss = 0;
+  bool is_partial = false;
+};
+
+Measured chosen_on(int ranks, std::int64_t samples, std::int64_t batches) {
+  Measured all;
+  std::mutex lock;
+  test::run_group(test::Engine::local, ranks, [&](Group group) {
+    Numbers task(samples);
+    Evaluator evaluator(task, group, batches, /*in_step=*/false, {});
+    Evaluation found = evaluator.chosen();
+    EXPECT_TRUE(task.module()->is_training());
+    EXPECT_EQ(evaluator.chosen().loss, found.loss);
+    std::multiset<std::size_t> once;
+    for (auto sample = task.measured.begin(); sample != task.measured.end();
+         sample = task.measured.upper_bound(*sample)) {
+      EXPECT_EQ(task.measured.count(*sample), 2u);  // the same at the second evaluation
+      once.insert(*sample);
+    }
+    std::scoped_lock hold(lock);
+    all.samples.merge(once);
+    all.loss = found.loss;
+    all.is_partial = evaluator.is_partial();
+  });
+  return all;
+}
+
+TEST(Evaluator, ChoosesTheSameSamplesOnAnyNumberOfRanks) {
+  Measured one = chosen_on(1, 997, 3);
+  EXPECT_EQ(one.samples.size(), 30u);
+  EXPECT_TRUE(one.is_partial);
+  EXPECT_NEAR(one.loss, 997 / 2.0, 997 / 30.0);  // spread over all of them
+  for (int ranks : {2, 3, 5}) {
+    Measured several = chosen_on(ranks, 997, 3);
+    EXPECT_EQ(several.samples, one.samples) << ranks;
+    EXPECT_EQ(several.loss, one.loss) << ranks;
+  }
+}
+
+TEST(Evaluator, EachSampleCountsOnceWhereThereAreFewer) {
+  for (std::int64_t batches : {0, 3, 100})
+    for (std::int64_t samples : {1, 7, 29, 30}) {
+      Measured all = chosen_on(2, samples, batches);
+      EXPECT_EQ(all.samples.size(), static_cast<std::size_t>(samples));
+      EXPECT_EQ(std::set(all.samples.begin(), all.samples.end()).size(), all.samples.size());
+      EXPECT_FALSE(all.is_partial);
+    }
+}
+
+TEST(Evaluator, TellsHowFarItIs) {
+  Numbers task(35);
+  std::vector<double> told;
+  Evaluator evaluator(task, Group(), 0, false, [&](double share) { told.push_back(share); });
+  (void)evaluator.whole();
+  EXPECT_EQ(told, (std::vector<double>{10.0 / 35, 20.0 / 35, 30.0 / 35}));
+}
+
+}  // namespace
+}  // namespace lockstep::train

@@ -1,0 +1,282 @@
+// What a run says and refuses when it goes on from a checkpoint, and that two never share a folder.
+#include <lockstep/checkpoint/safetensors.h>
+#include <lockstep/checkpoint/training_state.h>
+#include <lockstep/train/agreement.h>
+#include <lockstep/train/config_file.h>
+#include <lockstep/train/trainer.h>
+
+#include "support/temporary_folder.h"
+#include "support/torch/ranks.h"
+#include "sys/file_lock.h"
+#include "train/messages.h"
+#include "train/runs.h"
+
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace lockstep::train {
+namespace {
+
+namespace fs = std::filesystem;
+using test::Engine;
+using test::TemporaryFolder;
+
+// Every file below the folder with its content, but for the lock.
+std::map<std::string, std::string> files_below(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file() || entry.path().filename() == "run.lock") continue;
+    std::ifstream file(entry.path(), std::ios::binary);
+    files[entry.path()] = std::string(std::istreambuf_iterator<char>(file), {});
+  }
+  return files;
+}
+
+// Every rank ends with one line that holds `words`, and the folder is as it was.
+void expect_not_resumed(const Options& options, int ranks, const std::string& words) {
+  auto before = files_below(options.out);
+  std::vector<std::string> messages(static_cast<std::size_t>(ranks));
+  test::run_group(Engine::shm, ranks, [&](Group group) {
+    std::string message = test::message_of([&] { (void)train(options, group); });
+    EXPECT_NE(message.find(words), std::string::npos) << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+  });
+  EXPECT_TRUE(files_below(options.out) == before);
+  EXPECT_FALSE(fs::exists(fs::path(options.out) / "run.lock"));
+}
+
+Options finished_gpt(const TemporaryFolder& folder) {
+  Options options = tiny_gpt(folder);
+  run(1, options);
+  options.resume = true;
+  options.steps = 12;
+  return options;
+}
+
+fs::path checkpoint_of(const Options& options, std::int64_t step, const std::string& name) {
+  return fs::path(options.out) / checkpoint::checkpoint_name(step) / name;
+}
+
+// Writes the file again with one tensor changed, checksums and all.
+void change(const fs::path& file, const std::string& tensor,
+            const std::function<at::Tensor(at::Tensor)>& how) {
+  checkpoint::NamedTensors tensors = checkpoint::read_safetensors(file).tensors;
+  tensors.at(tensor) = how(tensors.at(tensor));
+  checkpoint::write_safetensors(file, tensors);
+}
+
+void overwrite(const fs::path& file, std::int64_t from_end) {
+  std::fstream bytes(file, std::ios::binary | std::ios::in | std::ios::out);
+  bytes.seekp(-from_end, std::ios::end);
+  bytes.put('\x55').put('\xaa');
+}
+
+TEST(ResumeChecks, DtypesOfModelAndOptimizerAreChecked) {
+  TemporaryFolder folder;
+  Options options = finished_gpt(folder);
+  const fs::path model = checkpoint_of(options, 8, "model.safetensors");
+  const std::string name = "transformer.ln_f.weight";
+  change(model, name, [](at::Tensor x) { return x.to(at::kDouble); });
+  expect_not_resumed(options, 2,
+                     model.string() + ": " + name + ": expected dtype Float, found Double");
+  change(model, name, [](at::Tensor x) { return x.to(at::kFloat); });
+  const fs::path optimizer = checkpoint_of(options, 8, "optimizer.safetensors");
+  change(optimizer, "optimizer." + name + ".exp_avg",
+         [](at::Tensor x) { return x.view(at::kInt).clone(); });
+  expect_not_resumed(options, 2,
+                     optimizer.string() + ": checkpoint's optimizer." + name + ".exp_avg");
+}
+
+TEST(ResumeChecks, RandomStatesThatNoGeneratorTakesAreABadFile) {
+  for (const auto& state : {torch::zeros(5056, at::kByte), torch::zeros(7, at::kByte),
+                            torch::zeros(5056), torch::zeros({0}, at::kByte)}) {
+    TemporaryFolder folder;
+    Options options = tiny_mlp(folder);
+    run(2, options);
+    options.resume = true;
+    options.keep = 1;
+    const fs::path random = checkpoint_of(options, 8, "random.safetensors");
+    change(random, "rank1", [&](const at::Tensor&) { return state; });
+    expect_not_resumed(options, 2, random.string() + ": rank1: ");
+  }
+}
+
+TEST(ResumeChecks, ADamagedCheckpointLeadsToTheNewestThatIsWhole) {
+  TemporaryFolder folder;
+  Options options = tiny_mlp(folder);
+  options.steps = 12;
+  options.save_every = 3;
+  run(1, options);
+  const auto good = files_below(options.out);
+  options.resume = true;
+  options.command = "lockstep train mlp --out 'a b'";
+  overwrite(checkpoint_of(options, 12, "optimizer.safetensors"), 100);
+  fs::remove(checkpoint_of(options, 9, "training.json"));
+  expect_not_resumed(options, 2, "is damaged: expected ");
+  expect_not_resumed(
+      options, 2,
+      "; the newest older checkpoint that is whole is step-00000006, go on from it with: "
+      "lockstep train mlp --out 'a b' --resume-from step-00000006");
+  overwrite(checkpoint_of(options, 6, "model.safetensors"), 10);
+  overwrite(checkpoint_of(options, 3, "random.safetensors"), 10);
+  expect_not_resumed(options, 1, "; no older checkpoint in " + options.out + " is whole");
+}
+
+TEST(ResumeChecks, ARunGoesOnFromTheCheckpointThatIsNamed) {
+  TemporaryFolder folder;
+  Options options = tiny_mlp(folder);
+  options.steps = 12;
+  run(1, options);
+  Options again = options;
+  again.out += "-again";
+  fs::copy(options.out, again.out, fs::copy_options::recursive);
+  overwrite(checkpoint_of(again, 12, "model.safetensors"), 100);
+  again.resume_from = "step-4";
+  run(1, again);
+  EXPECT_EQ(distance(options.out, again.out), 0);
+  expect_same_rows(options, again);
+  // The newer ones are kept under other names, and those made again are there.
+  EXPECT_TRUE(fs::exists(fs::path(again.out) / "abandoned-step-00000012/model.safetensors"));
+  EXPECT_TRUE(fs::exists(fs::path(again.out) / "abandoned-step-00000008/model.safetensors"));
+  EXPECT_EQ(checkpoint::list_checkpoints(again.out).size(), 3u);
+  again.resume_from = "8";
+  run(1, again);
+  EXPECT_TRUE(fs::exists(fs::path(again.out) / "abandoned-step-00000012-2"));
+  again.resume_from = "step-5";
+  expect_not_resumed(again, 1, "--resume-from step-5: no such checkpoint in " + again.out);
+  again.resume_from = "\x1b[31m";
+  expect_not_resumed(again, 1, "--resume-from \\x1b[31m: no such checkpoint");
+}
+
+TEST(ResumeChecks, OtherDataIsRefusedUnlessItIsWanted) {
+  TemporaryFolder folder;
+  Options options = finished_gpt(folder);
+  std::ofstream(options.data, std::ios::app) << "banana";
+  expect_not_resumed(options, 2,
+                     options.data + ": expected the data that the checkpoint was made with");
+  options.allow_other_data = true;
+  run(2, options);
+  EXPECT_EQ(metrics_of(options.out).size(), 12u);
+}
+
+TEST(ResumeChecks, TheSameDataElsewhereIsTheSame) {
+  TemporaryFolder folder;
+  Options options = finished_gpt(folder);
+  fs::rename(options.data, folder / "moved.txt");
+  options.data = folder / "moved.txt";
+  run(2, options);
+  EXPECT_EQ(metrics_of(options.out).size(), 12u);
+}
+
+TEST(ResumeChecks, OtherDigitsAreRefused) {
+  TemporaryFolder folder;
+  Options options = tiny_mnist(folder);
+  run(1, options);
+  options.resume = true;
+  test::write_tiny_digits(folder.path(), 50, 18);
+  expect_not_resumed(options, 1, "--allow-other-data goes on with it");
+}
+
+TEST(ResumeChecks, AModelIsNotChanged) {
+  TemporaryFolder folder;
+  Options options = finished_gpt(folder);
+  Options heads = options, words = options, task = options;
+  heads.heads = 4;  // the same shapes
+  expect_not_resumed(heads, 2, "--resume: heads is 4, the checkpoint's is 2");
+  words.vocabulary = "bytes";
+  expect_not_resumed(words, 1, "--resume: vocabulary is bytes, the checkpoint's is chars");
+  task.task = "mlp";
+  expect_not_resumed(task, 1, "--resume: task is mlp, the checkpoint's is gpt");
+}
+
+TEST(ResumeChecks, FewerStepsThanMadeAreRefused) {
+  TemporaryFolder folder;
+  Options options = finished_gpt(folder);
+  options.steps = 7;
+  expect_not_resumed(
+      options, 2,
+      "the checkpoint is at step 8 already, expected --steps that make more steps than "
+      "that, found 7");
+}
+
+TEST(ResumeChecks, RanksThatReadDifferentDataAreRefused) {
+  TemporaryFolder folder;
+  Options options = tiny_gpt(folder);
+  test::run_group(Engine::shm, 2, [&](Group group) {
+    Options own = options;
+    if (group.rank() == 1) {
+      own.data = folder / "other.txt";
+      std::ofstream(own.data) << std::ifstream(options.data).rdbuf() << "abacus";
+    }
+    std::string message = test::message_of([&] { (void)train(own, group); });
+    EXPECT_NE(message.find("rank 1 has read other data than rank 0"), std::string::npos) << message;
+  });
+  EXPECT_FALSE(fs::exists(options.out));
+}
+
+TEST(ResumeChecks, ConfigKeepsWhereTheDataIs) {
+  TemporaryFolder folder;
+  Options options = tiny_gpt(folder);
+  const fs::path before = fs::current_path();
+  fs::current_path(folder.path());
+  options.data = "text.txt";
+  run(1, options);
+  fs::current_path(before);
+  Options kept = default_options("gpt");
+  apply_config(kept, read_config(fs::path(options.out) / "config.toml"));
+  EXPECT_EQ(kept.data, fs::path(fs::canonical(folder.path()) / "text.txt"));
+  EXPECT_FALSE(kept.resume);
+  kept.out = options.out;
+  kept.resume = true;
+  kept.data = folder / "missing.txt";
+  kept.data_place = "out/config.toml line 2";
+  expect_not_resumed(kept, 1, "(data is set in out/config.toml line 2)");
+}
+
+TEST(ResumeChecks, TwoRunsNeverShareAFolder) {
+  TemporaryFolder folder;
+  Options options = tiny_mlp(folder);
+  options.steps = 10'000'000;
+  options.save_every = 0;
+  test::run_group(Engine::shm, 1, [&](Group group) {
+    std::string message;
+    std::jthread second([&] {
+      std::error_code not_there_yet;
+      while (fs::file_size(fs::path(options.out) / "metrics.jsonl", not_there_yet) == 0 ||
+             not_there_yet)
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      sys::FileLock lock(fs::path(options.out) / "run.lock");
+      EXPECT_EQ(lock.state(), sys::FileLock::State::busy);
+      EXPECT_NE(lock.about().find("process " + std::to_string(::getpid())), std::string::npos);
+      ::kill(::getpid(), SIGTERM);
+    });
+    EXPECT_EQ(train(options, group).signal, SIGTERM);
+  });
+  EXPECT_FALSE(fs::exists(fs::path(options.out) / "run.lock"));
+  const sys::FileLock held(fs::path(options.out) / "run.lock");
+  for (bool resume : {false, true}) {
+    options.resume = resume;
+    auto before = files_below(options.out);
+    std::string message = test::message_of([&] { (void)train(options, Group()); });
+    EXPECT_EQ(message.find(options.out + ": process " + std::to_string(::getpid()) + " on host "),
+              0u)
+        << message;
+    EXPECT_TRUE(files_below(options.out) == before);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::train

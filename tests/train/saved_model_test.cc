@@ -1,0 +1,178 @@
+#include <lockstep/train/saved_model.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/checkpoint/training_state.h>
+#include <lockstep/models/names.h>
+
+#include "train/messages.h"
+#include "train/runs.h"
+
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <filesystem>
+#include <functional>
+#include <string>
+
+namespace lockstep::train {
+namespace {
+
+namespace fs = std::filesystem;
+using test::TemporaryFolder;
+
+TEST(SavedModel, AFileAloneSaysWhatItIs) {
+  TemporaryFolder folder;
+  Options options = tiny_gpt(folder);
+  options.dropout = 0.25;
+  run(1, options);
+  fs::path alone = folder / "alone.safetensors";
+  fs::copy(fs::path(options.out) / "model.safetensors", alone);
+  SavedModel saved = read_model(alone);
+  EXPECT_EQ(saved.options.layers, 2);
+  EXPECT_EQ(saved.options.heads, 2);
+  EXPECT_EQ(saved.options.width, 16);
+  EXPECT_EQ(saved.options.block, 8);
+  EXPECT_EQ(saved.options.dropout, 0.25);
+  EXPECT_EQ(data_of_run(saved), "");
+  EXPECT_EQ(saved.step, 8);
+  EXPECT_EQ(saved.metadata.at("characters"), "\n abcnsu");
+  models::Gpt model = gpt_of(saved);
+  EXPECT_FALSE(model->is_training());
+  for (const auto& [name, tensor] : models::exported(*model))
+    EXPECT_TRUE(tensor.equal(saved.tensors.at(name))) << name;
+  EXPECT_EQ(data_of_run(read_model(options.out)), options.data);
+}
+
+TEST(SavedModel, MayBeARunACheckpointOrAFile) {
+  TemporaryFolder folder;
+  Options options = tiny_gpt(folder);
+  options.steps = 4;
+  run(1, options);
+  fs::path out = options.out;
+  EXPECT_EQ(model_file(out), out / "model.safetensors");
+  EXPECT_EQ(model_file(out / "step-00000004"), out / "step-00000004/model.safetensors");
+  EXPECT_EQ(model_file(out / "best.safetensors"), out / "best.safetensors");
+  SavedModel checkpoint = read_model(out / "step-00000004");
+  EXPECT_EQ(data_of_run(checkpoint), options.data);
+  EXPECT_EQ(checkpoint.step, 4);
+  (void)gpt_of(checkpoint);
+  // A run that goes on: its end is older than its newest checkpoint.
+  auto state = checkpoint::load_training_state(out / "step-00000004");
+  EXPECT_EQ(state.description.at("width"), "16");
+  state.step = 6;
+  checkpoint::save_training_state(out, state);
+  EXPECT_EQ(model_file(out), out / "step-00000006/model.safetensors");
+  fs::remove(out / "model.safetensors");
+  EXPECT_EQ(model_file(out), out / "step-00000006/model.safetensors");
+  EXPECT_NE(test::message_of([&] { (void)model_file(folder.path()); }).find("found neither"),
+            std::string::npos);
+  EXPECT_NE(test::message_of([&] { (void)model_file(out / "no"); }).find("found nothing"),
+            std::string::npos);
+}
+
+TEST(SavedModel, EveryTaskIsDescribed) {
+  TemporaryFolder folder;
+  Options options = tiny_mlp(folder);
+  options.layers = 3;
+  options.width = 24;
+  options.seed = 5;
+  run(1, options);
+  SavedModel saved = read_model(options.out);
+  EXPECT_EQ(saved.options.task, "mlp");
+  EXPECT_EQ(saved.options.layers, 3);
+  EXPECT_EQ(saved.options.width, 24);
+  EXPECT_EQ(saved.options.seed, 5);
+  EXPECT_NE(test::message_of([&] { (void)gpt_of(saved); }).find("expected a gpt, found a model of"),
+            std::string::npos);
+  options = tiny_mnist(folder);
+  options.out += "-mnist";
+  options.epochs = 1;
+  run(1, options);
+  EXPECT_EQ(read_model(options.out).options.task, "mnist");
+}
+
+class BrokenModel : public testing::Test {
+ protected:
+  void SetUp() override {
+    options_ = tiny_gpt(folder_);
+    options_.steps = 1;
+    run(1, options_);
+    good_ = checkpoint::read_safetensors(fs::path(options_.out) / "model.safetensors");
+  }
+
+  // What is said of the file with this change.
+  std::string refusal(const std::function<void(checkpoint::Safetensors&)>& change) {
+    checkpoint::Safetensors content = good_;
+    change(content);
+    fs::path file = folder_ / "broken.safetensors";
+    checkpoint::write_safetensors(file, content.tensors, content.metadata);
+    std::string message = test::message_of([&] { (void)gpt_of(read_model(file)); });
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+    EXPECT_TRUE(message.starts_with(file.string() + ": ")) << message;
+    return message.substr(std::min(message.size(), file.string().size() + 2));
+  }
+  std::string refusal(const std::string& entry, const std::string& text) {
+    return refusal([&](checkpoint::Safetensors& content) { content.metadata[entry] = text; });
+  }
+
+  TemporaryFolder folder_;
+  Options options_;
+  checkpoint::Safetensors good_;
+};
+
+TEST_F(BrokenModel, AMissingEntryIsNamed) {
+  for (const char* entry :
+       {"task", "layers", "heads", "width", "block", "dropout", "vocabulary", "characters", "step"})
+    EXPECT_EQ(refusal([&](checkpoint::Safetensors& content) { content.metadata.erase(entry); }),
+              std::string("metadata: expected an entry '") + entry + "', found none");
+}
+
+TEST_F(BrokenModel, AnEntryThatContradictsTheTensorsIsNamed) {
+  EXPECT_EQ(refusal("layers", "3"), "metadata: layers: 3 contradicts the tensors, which are for 2");
+  EXPECT_EQ(refusal("width", "32"),
+            "metadata: width: 32 contradicts the tensors, which are for 16");
+  EXPECT_EQ(refusal("block", "9"), "metadata: block: 9 contradicts the tensors, which are for 8");
+  EXPECT_EQ(refusal("vocabulary", "bytes"),
+            "metadata: vocabulary: 256 contradicts the tensors, which are for 8");
+  EXPECT_EQ(refusal("characters", "abc"),
+            "metadata: characters: 3 contradicts the tensors, which are for 8");
+  EXPECT_EQ(refusal("heads", "3"), "metadata: width 16 is not a multiple of heads 3");
+}
+
+TEST_F(BrokenModel, AnEntryThatMakesNoSenseIsNamed) {
+  for (auto [entry, text] :
+       {std::pair("layers", "two"), std::pair("heads", "0"), std::pair("dropout", "1.5"),
+        std::pair("vocabulary", "words"), std::pair("task", "bert"), std::pair("step", "-1"),
+        std::pair("characters", "ba"), std::pair("characters", "")}) {
+    std::string message = refusal(entry, text);
+    EXPECT_TRUE(message.starts_with("metadata: ")) << message;
+    EXPECT_NE(message.find(std::string(entry) == "task" ? "bert" : entry), std::string::npos)
+        << message;
+  }
+}
+
+// Each entry agrees with the tensor that says it, and the model would take terabytes.
+TEST_F(BrokenModel, AModelThatTheFileCannotHoldIsRefusedBeforeItIsMade) {
+  std::string message = refusal([](checkpoint::Safetensors& content) {
+    content.metadata["width"] = "1000000";
+    content.metadata["heads"] = "1";
+    content.tensors["transformer.wte.weight"] = torch::zeros({8, 1'000'000});
+  });
+  EXPECT_NE(message.find("a model of them has"), std::string::npos) << message;
+}
+
+TEST_F(BrokenModel, ATensorThatIsMissingOrNotFiniteIsNamed) {
+  EXPECT_NE(refusal([](checkpoint::Safetensors& content) {
+              content.tensors.erase("transformer.h.1.mlp.c_fc.weight");
+            }).find("transformer.h.1.mlp.c_fc.weight"),
+            std::string::npos);
+  EXPECT_EQ(refusal([](checkpoint::Safetensors& content) {
+              at::Tensor& tensor = content.tensors["transformer.ln_f.weight"];
+              tensor = tensor.clone();
+              tensor[3] = NAN;
+            }),
+            "tensor transformer.ln_f.weight: expected finite numbers, found inf or NaN");
+}
+
+}  // namespace
+}  // namespace lockstep::train
