@@ -58,11 +58,15 @@ int unknown_command(const std::string& name) {
   return complain("lockstep", text, lockstep::usage_exit_code);
 }
 
+bool asks_for_help(std::string_view word) {
+  return word == "help" || word == "--help" || word == "-h";
+}
+
 int dispatch(const std::string& command, std::vector<std::string> rest) {
   if (command == "--version") return print_version();
-  if (command == "help" || command == "--help" || command == "-h") {
-    if (rest.empty()) return print_usage(stdout);
-    return rest.front() == "help" ? print_usage(stdout) : dispatch(rest.front(), {"--help"});
+  if (asks_for_help(command)) {
+    if (rest.empty() || asks_for_help(rest.front())) return print_usage(stdout);
+    return dispatch(rest.front(), {"--help"});
   }
   if (command == "run") return run_command(rest);
   if (command == "info") return info_command(rest);
