@@ -110,6 +110,7 @@ Safetensors read_open_file(sys::PlainFile& file, SafetensorsReading how) {
   SafetensorsHeader header = parse_header(text, file.size() - sizeof(std::uint64_t) - text.size());
   Safetensors result;
   for (const TensorEntry& entry : header.entries) {
+    if (!how.tensors) break;
     at::Tensor tensor = read_tensor(file, entry);
     if (how.verify) verify_checksum(entry, tensor, header.metadata);
     result.tensors.emplace(entry.name, std::move(tensor));
@@ -149,7 +150,7 @@ void write_safetensors(const std::filesystem::path& path, const NamedTensors& te
 
 Safetensors read_safetensors(const std::filesystem::path& path, SafetensorsReading how) {
   sys::PlainFile file(path);
-  sys::check_fits_memory(path, file.size());
+  if (how.tensors) sys::check_fits_memory(path, file.size());
   try {
     return read_open_file(file, how);
   } catch (const BadInput& problem) {

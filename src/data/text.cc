@@ -46,9 +46,9 @@ std::vector<fs::path> files_below(const fs::path& folder,
          is_empty ? "an empty folder" : "a folder without such files");
 }
 
-// Text and tokens are in memory together.
+// The text, its tokens, and a copy of them are in memory together.
 void append(std::string& text, const fs::path& file) {
-  constexpr double share = 0.5;
+  constexpr double share = 1.0 / 3;
   try {
     sys::PlainFile opened(file);
     sys::check_fits_memory(file, text.size() + opened.size(), share);

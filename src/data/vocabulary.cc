@@ -3,6 +3,7 @@
 #include "data/utf8.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/visible.h>
 
 #include <algorithm>
 #include <set>
@@ -88,7 +89,7 @@ Vocabulary Vocabulary::from_text(std::string_view text) {
   throw BadInput(
       "reading a vocabulary: expected \"bytes\", or \"characters:\" and characters in ascending "
       "order, found \"" +
-      std::string(text.substr(0, 40)) + "\"");
+      visible(text, 40) + "\"");
 }
 
 std::int64_t Vocabulary::size() const {

@@ -14,8 +14,8 @@ namespace lockstep::sys {
 
 // Behind links too, only a plain file is opened. A pipe, a device, a socket or a folder, where
 // open() and read() may wait for ever or never come to an end, is refused at once with BadInput:
-// "reading PATH: expected a file, found a named pipe". SystemError when it is not there, must not be
-// read, or the disk fails.
+// "reading PATH: expected a file, found a named pipe". SystemError when it is not there, must not
+// be read, or the disk fails.
 class PlainFile {
  public:
   explicit PlainFile(std::filesystem::path path);
@@ -41,9 +41,9 @@ class PlainFile {
 [[nodiscard]] std::string read_plain_file(const std::filesystem::path& path,
                                           std::uint64_t most_bytes);
 
-// Throws BadInput when `bytes`, which `path` would take in memory, are more than `share` of what the
-// machine or its control group has. (Where memory is overcommitted, an allocation of more succeeds,
-// and the kernel ends the process when it is used.)
+// Throws BadInput when `bytes`, which `path` would take in memory, are more than `share` of what
+// the machine or its control group has. (Where memory is overcommitted, an allocation of more
+// succeeds, and the kernel ends the process when it is used.)
 void check_fits_memory(const std::filesystem::path& path, std::uint64_t bytes, double share = 1);
 
 }  // namespace lockstep::sys

@@ -1,17 +1,28 @@
 #include "train/best.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
-#include <lockstep/checkpoint/safetensors.h>
 
 #include <ATen/ops/tensor.h>
 
 namespace lockstep::train {
 
-Best read_best(const std::filesystem::path& file) {
+checkpoint::Metadata basis_of(const std::string& data_fingerprint,
+                              std::optional<std::int64_t> eval_batches) {
+  checkpoint::Metadata basis{{"data_fingerprint", data_fingerprint}};
+  if (eval_batches) basis["eval_batches"] = formatted("{}", *eval_batches);
+  return basis;
+}
+
+Best read_best(const std::filesystem::path& file, const checkpoint::Metadata& basis) {
   if (!std::filesystem::exists(file)) return {};
   try {
-    checkpoint::Metadata metadata = checkpoint::read_safetensors(file).metadata;
+    checkpoint::Metadata metadata = checkpoint::read_safetensors(file, {.tensors = false}).metadata;
+    checkpoint::Metadata own;
+    for (const char* name : {"data_fingerprint", "eval_batches"})
+      if (auto entry = metadata.find(name); entry != metadata.end()) own.insert(*entry);
+    if (own != basis) return {};
     auto val_loss = parse_number(metadata["val_loss"]);
     auto step = parse_integer(metadata["step"]);
     if (val_loss && step) return {.val_loss = *val_loss, .step = *step};

@@ -2,11 +2,14 @@
 // and of which step: what cannot tear from the model itself.
 #pragma once
 
+#include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/comm/group.h>
 
 #include <cstdint>
 #include <filesystem>
 #include <limits>
+#include <optional>
+#include <string>
 
 namespace lockstep::train {
 
@@ -23,9 +26,14 @@ struct Best {
   }
 };
 
-// What the file says. One that is not there, or cannot be read, holds no best: the next evaluation
-// makes it anew. Local.
-[[nodiscard]] Best read_best(const std::filesystem::path& file);
+// Losses on other data, or on another part of it, cannot be compared: the entries of the metadata
+// that must be equal for it.
+[[nodiscard]] checkpoint::Metadata basis_of(const std::string& data_fingerprint,
+                                            std::optional<std::int64_t> eval_batches);
+
+// What the file says. One that is not there, cannot be read, or has another basis holds no best:
+// the next evaluation makes it anew. Local.
+[[nodiscard]] Best read_best(const std::filesystem::path& file, const checkpoint::Metadata& basis);
 
 // Collective: rank 0's on every rank.
 [[nodiscard]] Best share_best(Group& group, const Best& own);

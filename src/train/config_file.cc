@@ -6,6 +6,7 @@
 #include "sys/plain_file.h"
 
 #include <lockstep/base/format.h>
+#include <lockstep/base/visible.h>
 #include <toml++/toml.h>
 
 #include <algorithm>
@@ -19,7 +20,8 @@ std::string text_of(const toml::node& node, std::string_view place, std::string_
   if (auto number = node.value_exact<std::int64_t>()) return formatted("{}", *number);
   if (auto number = node.value_exact<double>()) return formatted("{}", *number);
   if (auto flag = node.value_exact<bool>()) return formatted("{}", *flag);
-  throw BadInput(formatted("{}: {}: expected a text, a number, true or false", place, name));
+  throw BadInput(
+      formatted("{}: {}: expected a text, a number, true or false", place, visible(name)));
 }
 
 void apply_entry(Options& options, const ConfigEntry& entry) {
@@ -32,19 +34,7 @@ void apply_entry(Options& options, const ConfigEntry& entry) {
   set_option(options, row, entry.text);
 }
 
-// A pipe would block for ever, or be empty for the second rank that reads it.
-void check_is_file(const std::filesystem::path& path) {
-  std::error_code error;
-  auto status = std::filesystem::status(path, error);
-  if (!std::filesystem::exists(status)) return;  // opening it says why
-  check_input(!std::filesystem::is_directory(status), "{}: expected a TOML file, found a folder",
-              path.string());
-  check_input(std::filesystem::is_regular_file(status),
-              "{}: expected a TOML file, found a pipe, a socket or a device", path.string());
-}
-
 toml::table parse_file(const std::filesystem::path& path) {
-  check_is_file(path);
   constexpr std::uint64_t most_bytes = 1 << 20;
   try {
     return toml::parse(sys::read_plain_file(path, most_bytes), path.string());
@@ -52,8 +42,9 @@ toml::table parse_file(const std::filesystem::path& path) {
     throw BadInput(error.what());
   } catch (const toml::parse_error& error) {
     auto line = error.source().begin.line;
-    throw BadInput(line > 0 ? formatted("{} line {}: {}", path.string(), line, error.description())
-                            : formatted("{}: {}", path.string(), error.description()));
+    std::string what = visible(error.description(), 1000);
+    throw BadInput(line > 0 ? formatted("{} line {}: {}", path.string(), line, what)
+                            : formatted("{}: {}", path.string(), what));
   }
 }
 
@@ -90,7 +81,7 @@ void apply_config(Options& options, const std::vector<ConfigEntry>& entries) {
     try {
       apply_entry(options, entry);
     } catch (const BadInput& error) {
-      throw BadInput(formatted("{}: {}", entry.place, error.what()));
+      throw BadInput(formatted("{}: {}", entry.place, visible(error.what(), 1000)));
     }
   }
 }

@@ -6,6 +6,7 @@
 
 #include <lockstep/base/check.h>
 #include <lockstep/base/format.h>
+#include <lockstep/base/visible.h>
 #include <lockstep/train/agreement.h>
 #include <lockstep/train/saved_model.h>
 
@@ -50,6 +51,12 @@ SavedEvaluation evaluate_saved(const EvaluateOptions& options, Group world,
     if (options.data.empty()) check_own_data(*saved);
     task = make_task(saved->options, world);
     task->load_validation(described_identity(saved->metadata), options.data);
+    if (options.data.empty())
+      check_input(task->data_fingerprint() == described(saved->metadata, "data_fingerprint"),
+                  "{}: expected the data that its run was given ({}), found other data ({}) in {}: "
+                  "to measure all of it, name it with --data",
+                  saved->file.string(), visible(saved->metadata["data_fingerprint"]),
+                  task->data_fingerprint(), saved->options.data);
     task->make_model();
     load_into(*task->module(), *saved);
   });

@@ -8,16 +8,21 @@
 
 namespace lockstep::train {
 
-void MnistTask::load(const std::string&) {
+data::Images MnistTask::read_own() {
   data::Images training = data::mnist(options_.data, {.part = data::MnistPart::train});
   validation_ = data::mnist(options_.data, {.part = data::MnistPart::test});
   fingerprint_ = fingerprint_of_tensors(
       {training.pixels(), training.labels(), validation_->pixels(), validation_->labels()});
-  batches_.emplace(std::move(training), options_, group_);
+  return training;
 }
 
+void MnistTask::load(const std::string&) { batches_.emplace(read_own(), options_, group_); }
+
 void MnistTask::load_validation(const std::string&, const std::string& file) {
-  validation_ = data::mnist(file.empty() ? options_.data : file, {.part = data::MnistPart::test});
+  if (file.empty())
+    (void)read_own();
+  else
+    validation_ = data::mnist(file, {.part = data::MnistPart::test});
 }
 
 at::Tensor MnistTask::loss(const Batch& batch) {

@@ -32,6 +32,9 @@ class MnistTask : public Task {
   [[nodiscard]] bool has_accuracy() const override { return true; }
 
  private:
+  // Sets validation data and fingerprint, and returns the training data.
+  [[nodiscard]] data::Images read_own();
+
   const Options options_;
   Group group_;
   std::string fingerprint_;

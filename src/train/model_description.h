@@ -8,6 +8,7 @@
 //   characters    gpt with chars: the characters in the order of their tokens, as one text
 //   seed          mlp: its data is made from it
 //   step          updates that were made
+//   data_fingerprint  Task::data_fingerprint() of what it was trained on
 //   val_loss      where the model was evaluated at that step
 //   eval_batches  where that evaluation was of so many batches only
 #pragma once
@@ -20,7 +21,7 @@
 
 namespace lockstep::train {
 
-// All but val_loss and eval_batches. `identity` is the task's data_identity().
+// All but the last three. `identity` is the task's data_identity().
 [[nodiscard]] checkpoint::Metadata model_description(const Options& options,
                                                      const std::string& identity,
                                                      std::int64_t step);

@@ -144,7 +144,7 @@ void Run::restore(const checkpoint::TrainingState& state) {
       torch::manual_seed(stream_seed(options_.seed + step_, stream_of_rank(world_.rank())));
     }
   });
-  best_ = share_best(world_, world_.is_root() ? read_best(folder_.best_file()) : Best{});
+  restore_best(state);
 }
 
 void Run::step() {
@@ -288,7 +288,7 @@ checkpoint::TrainingState Run::state(std::vector<at::Tensor> random) {
   return {.step = step_,
           .epoch = epoch(),
           .model = without_aliases(*task_->module(), handle_->model()),
-          .description = model_description(options_, task_->data_identity(), step_),
+          .description = description(std::nullopt, false),
           .optimizer = handle_->optimizer_state(*optimizer_),
           .random = std::move(random),
           .progress = {{"seconds", formatted("{}", seconds())},

@@ -82,7 +82,11 @@ class Run {
   [[nodiscard]] checkpoint::TrainingState state(std::vector<at::Tensor> random);
   [[nodiscard]] Cost cost();
   [[nodiscard]] std::int64_t resident_bytes();
-  // `evaluation` is that of the model as it is, if there is one.
+  // What stopping early and the best model are compared with.
+  void restore_best(const checkpoint::TrainingState& state);
+  // What a file of the model as it is says; `evaluation` is of it, if there is one.
+  [[nodiscard]] checkpoint::Metadata description(const std::optional<Evaluation>& evaluation,
+                                                 bool is_partial) const;
   void export_model(const std::string& name, const std::optional<Evaluation>& evaluation,
                     bool is_partial);
   void finish_well();

@@ -29,16 +29,35 @@ void Run::evaluate() {
   reported_at_ += EvaluationClock::now() - began;  // the rate is that of training
 }
 
+void Run::restore_best(const checkpoint::TrainingState& state) {
+  std::optional<std::int64_t> batches;
+  if (evaluator_->is_partial()) batches = options_.eval_batches;
+  Best own;
+  if (world_.is_root()) own = read_best(folder_.best_file(), basis_of(data_fingerprint_, batches));
+  best_ = share_best(world_, own);
+  auto measured = state.config.find("eval-batches");
+  bool is_comparable = state.progress.at("data_fingerprint") == data_fingerprint_ &&
+                       measured != state.config.end() &&
+                       measured->second == formatted("{}", options_.eval_batches);
+  if (!is_comparable) stopping_ = {.patience = options_.patience};
+}
+
+checkpoint::Metadata Run::description(const std::optional<Evaluation>& evaluation,
+                                      bool is_partial) const {
+  checkpoint::Metadata entries = model_description(options_, task_->data_identity(), step_);
+  std::optional<std::int64_t> batches;
+  if (is_partial) batches = options_.eval_batches;
+  entries.merge(basis_of(data_fingerprint_, batches));
+  if (evaluation) entries["val_loss"] = formatted("{}", evaluation->loss);
+  return entries;
+}
+
 // Collective.
 void Run::export_model(const std::string& name, const std::optional<Evaluation>& evaluation,
                        bool is_partial) {
   checkpoint::NamedTensors tensors = handle_->model();
   together(world_, [&] {
-    if (!world_.is_root()) return;
-    checkpoint::Metadata description = model_description(options_, task_->data_identity(), step_);
-    if (evaluation) description["val_loss"] = formatted("{}", evaluation->loss);
-    if (is_partial) description["eval_batches"] = formatted("{}", options_.eval_batches);
-    folder_.export_model(name, tensors, description);
+    if (world_.is_root()) folder_.export_model(name, tensors, description(evaluation, is_partial));
   });
 }
 

@@ -112,13 +112,13 @@ void RunFolder::open(std::int64_t resumed_at) {
   sys::make_directories(path_);
   lock();
   if (is_new && !options_.resume) check_is_new();  // another run may have begun meanwhile
+  metrics_.emplace(path_ / "metrics.jsonl", resumed_at);
   if (!options_.resume_from.empty()) set_aside_newer(resumed_at);
   Options written = options_;
   for (const auto& [name, value] : kept_options(options_))
     if (name == "data" || name == "offload")
       set_option(written, option_row(name, options_.task), value);
   write_config(path_ / "config.toml", written);
-  metrics_.emplace(path_ / "metrics.jsonl", resumed_at);
 }
 
 void RunFolder::set_aside_newer(std::int64_t step) {

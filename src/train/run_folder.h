@@ -24,9 +24,9 @@ class RunFolder {
   // when a run would be overwritten, or there is no checkpoint, or it is damaged; the message then
   // names the newest older one that is whole, and the command to go on from it.
   [[nodiscard]] std::optional<checkpoint::TrainingState> find_state();
-  // Makes the folder, writes config.toml and opens metrics.jsonl behind step `resumed_at`. Where the
-  // run goes on from an older checkpoint, the newer ones become abandoned-step-...: their steps will
-  // be made again.
+  // Makes the folder, writes config.toml and opens metrics.jsonl behind step `resumed_at`. Where
+  // the run goes on from an older checkpoint, the newer ones become abandoned-step-...: their steps
+  // will be made again.
   void open(std::int64_t resumed_at);
   // What should be said of the above, once; lines without their ends.
   [[nodiscard]] std::vector<std::string> take_notices() { return std::move(notices_); }

@@ -114,16 +114,14 @@ fs::path model_file(const fs::path& run) {
   if (!newest) return own;
   if (!fs::exists(own)) return *newest / file_name;
   // A run that goes on has the model of its first end and newer checkpoints.
-  checkpoint::Metadata metadata = checkpoint::read_safetensors(own).metadata;
+  checkpoint::Metadata metadata = checkpoint::read_safetensors(own, {.tensors = false}).metadata;
   std::string digits = newest->filename().string().substr(std::string_view("step-").size());
   bool is_newest =
       metadata.contains("step") && described_step(metadata) >= parse_integer(digits).value_or(0);
   return is_newest ? own : *newest / file_name;
 }
 
-SavedModel read_model(const fs::path& run) {
-  return described_model(model_file(run));
-}
+SavedModel read_model(const fs::path& run) { return described_model(model_file(run)); }
 
 std::string data_of_run(const SavedModel& saved) {
   fs::path folder = fs::absolute(saved.file).parent_path();

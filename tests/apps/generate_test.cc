@@ -96,25 +96,28 @@ TEST_F(GenerateProgram, AResultThatNobodyGetsIsAFailure) {
   }
 }
 
-TEST_F(GenerateProgram, MistakesAreOneLine) {
-  auto expect_line = [&](const std::string& words, int code, const std::string& named) {
-    ShellResult result = generate(words);
-    EXPECT_EQ(result.exit_code, code) << words;
-    EXPECT_EQ(count_lines(result.output), 1) << result.output;
-    EXPECT_NE(result.output.find(named), std::string::npos) << result.output;
-  };
-  expect_line("", 2, "RUN is missing");
-  expect_line("runs/mine text", 2, "--prompt TEXT");
-  expect_line("runs/mine --prompt 'abäc'", 2, "'ä' (U+00E4)");
-  expect_line("runs/mine --prompt ''", 2, "the prompt: expected at least one character");
-  expect_line("runs/mine --tokens 1.5", 2, "--tokens: expected a whole number");
+void expect_line(const ShellResult& result, int code, const std::string& named) {
+  EXPECT_EQ(result.exit_code, code) << result.output;
+  EXPECT_EQ(count_lines(result.output), 1) << result.output;
+  EXPECT_NE(result.output.find(named), std::string::npos) << result.output;
+}
+
+TEST_F(GenerateProgram, AMistakeInTheOptionsIsOneLine) {
+  expect_line(generate(""), 2, "RUN is missing");
+  expect_line(generate("runs/mine text"), 2, "--prompt TEXT");
+  expect_line(generate("runs/mine --tokens 1.5"), 2, "--tokens: expected a whole number");
   for (const char* wrong : {"0.001", "nan"})
-    expect_line(std::string("runs/mine --temperature=") + wrong, 2, "--temperature: expected 0 or");
-  expect_line("runs/mine --top-k x", 2, "--top-k");
-  expect_line("runs/mine --greedy --top-k 3", 2, "not both");
-  expect_line("runs/mine --promt a", 2, "did you mean '--prompt'?");
-  expect_line("runs/none", 1, "runs/none");
-  expect_line("text.txt", 1, "text.txt");
+    expect_line(generate(std::string("runs/mine --temperature=") + wrong), 2,
+                "--temperature: expected 0 or");
+  expect_line(generate("runs/mine --greedy --top-k 3"), 2, "not both");
+  expect_line(generate("runs/mine --promt a"), 2, "did you mean '--prompt'?");
+}
+
+TEST_F(GenerateProgram, WhatDoesNotFitTheModelIsOneLine) {
+  expect_line(generate("runs/mine --prompt 'abäc'"), 2, "'ä' (U+00E4)");
+  expect_line(generate("runs/mine --prompt ''"), 2, "the prompt: expected at least one character");
+  expect_line(generate("runs/none"), 1, "runs/none");
+  expect_line(generate("text.txt"), 1, "text.txt");
 }
 
 TEST_F(EvalProgram, GivesTheLossOfTheRunOnAnyNumberOfRanks) {
@@ -133,16 +136,13 @@ TEST_F(EvalProgram, GivesTheLossOfTheRunOnAnyNumberOfRanks) {
   EXPECT_TRUE(other.output.ends_with(" eval_batches=1\n")) << other.output;
 }
 
-TEST_F(EvalProgram, MistakesAreOneLine) {
+TEST_F(EvalProgram, AMistakeIsOneLine) {
   for (auto [words, code, named] :
        {std::tuple("", 2, "RUN is missing"), std::tuple("a b", 2, "unexpected word 'b'"),
         std::tuple("runs/mine --batches x", 2, "--batches"),
         std::tuple("runs/mine --ranks 0", 2, "--ranks"), std::tuple("runs/none", 1, "runs/none"),
         std::tuple("runs/mine --data none.txt --ranks 2", 1, "none.txt")}) {
-    ShellResult result = eval(words);
-    EXPECT_EQ(result.exit_code, code) << words << result.output;
-    EXPECT_EQ(count_lines(result.output), 1) << result.output;
-    EXPECT_NE(result.output.find(named), std::string::npos) << result.output;
+    expect_line(eval(words), code, named);
   }
 }
 

@@ -152,8 +152,8 @@ TEST_F(HangReport, FilesThatAreNoRecordsAreOneLineEachAndTheOthersAreRead) {
 std::string record_with(const std::string& from, const std::string& to) {
   std::string text =
       R"({"lockstep_flight_record": 1, "rank": 0, "size": 2, "engine": "shm", "host": "here",)"
-      R"( "written": 1020.0, "groups": [{"name": "world", "members": [0, 1]}], "calls": [{"number":)"
-      R"( 1, "group": 0, "sequence": 1, "call": "broadcast", "root": 0, "dtype": "Float",)"
+      R"( "written": 1020.0, "groups": [{"name": "world", "members": [0, 1]}], "calls": [{)"
+      R"("number": 1, "group": 0, "sequence": 1, "call": "broadcast", "root": 0, "dtype": "Float",)"
       R"( "elements": 7, "tag": "", "posted": 1000.0, "progress": "waiting", "where": "a.cc:8"}]})";
   const std::size_t place = text.find(from);
   return place == std::string::npos ? std::string() : text.replace(place, from.size(), to);

@@ -65,7 +65,7 @@ const Mistake mistakes[] = {
      "--batch 32 cannot be split evenly: 3 ranks times 1 micro-batches make 3 parts"},
     {{"train", "gpt", "--heads", "3", "--data", "x", "--out", "/nowhere"},
      "--width 128 is not a multiple of --heads 3"},
-    {{"train", "mlp", "--config", "/"}, "/: expected a TOML file, found a folder"},
+    {{"train", "mlp", "--config", "/"}, "reading /: expected a file, found a folder"},
     {{"generate"}, "RUN is missing: name a run's folder or a file model.safetensors"},
     {{"generate", "run", "--temprature", "1"},
      "unknown option '--temprature'; did you mean '--temperature'?"},
@@ -175,9 +175,9 @@ TEST(Usage, AConfigThatIsNoFileOfOptionsIsOneLine) {
     expect_refused({"train", "mlp", "--out", out, "--config", config}, "lockstep train: " + said);
     EXPECT_FALSE(std::filesystem::exists(out));
   };
-  refused(path, path + ": expected a TOML file, found a folder");
-  refused(pipe, pipe + ": expected a TOML file, found a pipe, a socket or a device");
-  refused("/dev/null", "/dev/null: expected a TOML file, found a pipe, a socket or a device");
+  refused(path, "reading " + path + ": expected a file, found a folder");
+  refused(pipe, "reading " + pipe + ": expected a file, found a named pipe");
+  refused("/dev/null", "reading /dev/null: expected a file, found a device");
   refused(empty, empty + ": expected options such as 'steps = 100', found none");
 }
 

@@ -58,6 +58,16 @@ TEST(Safetensors, KeepsShapesStridesNamesAndMetadata) {
     EXPECT_TRUE(same(read.tensors.at(name), tensor)) << name;
 }
 
+TEST(Safetensors, TheMetadataCanBeReadAlone) {
+  test::TemporaryFolder folder;
+  write_safetensors(folder / "a.safetensors", {{"one", torch::ones(3)}}, {{"key", "value"}});
+  Safetensors read = read_safetensors(folder / "a.safetensors", {.tensors = false});
+  EXPECT_EQ(read.metadata, (Metadata{{"key", "value"}}));
+  EXPECT_TRUE(read.tensors.empty());
+  std::ofstream(folder / "b.safetensors") << "no tensors";
+  EXPECT_THROW((void)read_safetensors(folder / "b.safetensors", {.tensors = false}), BadInput);
+}
+
 TEST(Safetensors, AFileWithoutTensorsIsAFile) {
   test::TemporaryFolder folder;
   write_safetensors(folder / "a.safetensors", {});

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 
 namespace lockstep::train {
@@ -37,6 +38,17 @@ TEST(ConfigFile, SetsWhatItNames) {
   EXPECT_EQ(options.epochs, 3);
   EXPECT_EQ(options.steps, 0);
   EXPECT_EQ(options.heads, 4);
+}
+
+TEST(ConfigFile, NothingOfItIsObeyedByATerminal) {
+  for (const char* text : {"\"a\\u001b[31m\\n\" = 1\n", "schedule = \"\\u009b31m\\n\"\n",
+                           "\"a\\u001b\" = [1]\n", "layers = \"\\n\"\n"}) {
+    std::string message = message_for(text);
+    auto is_control = [](unsigned char letter) { return letter < 32 || letter == 127; };
+    EXPECT_EQ(std::ranges::count_if(message, is_control), 0) << message;
+    EXPECT_EQ(message.find("\xc2\x9b"), std::string::npos) << message;
+    EXPECT_NE(message.find("line 1"), std::string::npos) << message;
+  }
 }
 
 TEST(ConfigFile, AnUnknownKeyIsNamedWithItsLineAndTheNearest) {
@@ -81,7 +93,7 @@ TEST(ConfigFile, WhatIsNoFileOrHoldsNothingIsAnError) {
   test::TemporaryFolder folder;
   std::string path = folder.path().string();
   EXPECT_EQ(test::message_of([&] { (void)read_config(path); }),
-            path + ": expected a TOML file, found a folder");
+            "reading " + path + ": expected a file, found a folder");
   EXPECT_EQ(message_for("# all of it is a comment\n"),
             "run.toml: expected options such as 'steps = 100', found none");
 }

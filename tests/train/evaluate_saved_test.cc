@@ -123,6 +123,8 @@ TEST(EvaluateSaved, DataThatIsMissingOrDoesNotFitIsOneLine) {
   std::ofstream(other) << "a";
   EXPECT_NE(refusal({.run = options.out, .data = other}).find("expected two tokens or more"),
             std::string::npos);
+  std::ofstream(options.data, std::ios::app) << "banana";
+  EXPECT_NE(refusal({.run = options.out}).find("found other data"), std::string::npos);
   fs::remove(options.data);
   EXPECT_NE(refusal({.run = options.out}).find("is not there from this folder"), std::string::npos);
   test::run_group(test::Engine::shm, 2, [&](Group group) {

@@ -139,6 +139,30 @@ TEST(RunEvaluation, ABestModelThatIsGoneOrBrokenIsMadeAnew) {
   EXPECT_EQ(description_of(best).at("step"), "16");
 }
 
+// Losses on other data are not compared, for the best model as for patience.
+TEST(RunEvaluation, OtherDataBeginsTheComparisonAnew) {
+  TemporaryFolder folder;
+  Options options = tiny_gpt(folder);
+  options.steps = 4;
+  options.patience = 1;
+  run(1, options);
+  fs::path best = fs::path(options.out) / "best.safetensors";
+  EXPECT_EQ(description_of(best).at("step"), "4");
+  std::ofstream text(options.data);
+  for (int i = 0; i < 1500; ++i) text << "abcsnu \n"[(i * i + i / 7) % 8];  // harder to guess
+  text.close();
+  options.resume = options.allow_other_data = true;
+  options.steps = 8;
+  options.lr = 1e-9;
+  options.min_lr = 0;
+  test::run_group(test::Engine::shm, 2, [&](Group group) {
+    Report report = train(options, group);
+    EXPECT_FALSE(report.stopped_early);
+    EXPECT_NE(report.last_line.find(" best_step=8 "), std::string::npos) << report.last_line;
+  });
+  EXPECT_EQ(description_of(best).at("step"), "8");
+}
+
 class Samples : public testing::TestWithParam<int> {};
 
 // Evaluations of a part, the best model and samples, all at once, under both strategies.

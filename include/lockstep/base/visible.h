@@ -7,10 +7,10 @@
 
 namespace lockstep {
 
-// `text` on one line, fit for a terminal and a log: what would not be seen, or be obeyed, is written
-// as an escape (\n, \t, \x1b, \u{202e}), and so is each byte that is not UTF-8 (\xff). Of more than
-// `max_length` characters the first are kept, and the size of all is told: "abc... (10485760
-// bytes)". max_length counts what is shown, escapes included.
+// `text` on one line, fit for a terminal and a log: what would not be seen, or be obeyed, is
+// written as an escape (\n, \t, \x1b, \u{202e}), and so is each byte that is not UTF-8 (\xff). Of
+// more than `max_length` characters the first are kept, and the size of all is told: "abc...
+// (10485760 bytes)". max_length counts what is shown, escapes included.
 [[nodiscard]] std::string visible(std::string_view text, std::size_t max_length = 120);
 
 }  // namespace lockstep

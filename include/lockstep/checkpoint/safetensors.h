@@ -36,21 +36,23 @@ struct SafetensorsWriting {
 
 // Writes `tensors` (any device and strides, copied to dense host memory one at a time) to a
 // temporary name beside `path`, brings them to the disk and renames: a reader finds the old file or
-// the whole new one. Throws InvalidArgument for what the format cannot hold (a dtype without a name,
-// names that are no UTF-8, a header of more than 100 MB) and for metadata that begins with `crc32.`;
-// SystemError when the disk is full or the folder cannot be written; `path` is then as before.
+// the whole new one. Throws InvalidArgument for what the format cannot hold (a dtype without a
+// name, names that are no UTF-8, a header of more than 100 MB) and for metadata that begins with
+// `crc32.`; SystemError when the disk is full or the folder cannot be written; `path` is then as
+// before.
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
                        const Metadata& metadata = {}, SafetensorsWriting how = {});
 
 struct SafetensorsReading {
-  bool verify = true;  // compare each tensor that has a checksum with it
+  bool verify = true;   // compare each tensor that has a checksum with it
+  bool tensors = true;  // false: check the header, and return the metadata alone
 };
 
 // Reads the whole file into new tensors on the CPU, and the metadata without checksums. The header
 // is checked before anything is allocated, in time linear in its length: every length, name, dtype,
 // shape and offset, and that the data is covered exactly once. Throws BadInput that names the file,
-// the tensor, what was expected and what was found, also where bytes were overwritten, for a pipe or
-// a device, and for a file that is larger than the machine's memory; SystemError when the file
+// the tensor, what was expected and what was found, also where bytes were overwritten, for a pipe
+// or a device, and for a file that is larger than the machine's memory; SystemError when the file
 // cannot be opened or the disk fails.
 [[nodiscard]] Safetensors read_safetensors(const std::filesystem::path& path,
                                            SafetensorsReading how = {});

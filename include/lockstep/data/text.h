@@ -29,8 +29,8 @@ struct Text {
 
 // The file's bytes, or those of the files below the folder one behind another, sorted by their path
 // (byte by byte, so that every machine has the same order); links to folders are not followed.
-// BadInput when there is no such file or folder, no file in it fits, there is nothing in it, it is a
-// pipe or a device, or it is more than memory takes.
+// BadInput when there is no such file or folder, no file in it fits, there is nothing in it, it is
+// a pipe or a device, or it is more than memory takes.
 [[nodiscard]] std::string read_text(const std::filesystem::path& path,
                                     const std::vector<std::string>& extensions = {});
 

@@ -7,10 +7,10 @@
 namespace lockstep::train {
 
 // While an object lives, the first of SIGINT, SIGTERM, SIGHUP (the terminal is gone) and SIGPIPE
-// (whatever read standard output is gone) is remembered. A second SIGINT or SIGTERM ends the process
-// as usual; more of the other two come by themselves and change nothing. A signal that was ignored
-// before stays ignored. At most one object a process at a time. The destructor brings back the
-// handlers that were there.
+// (whatever read standard output is gone) is remembered. A second SIGINT or SIGTERM ends the
+// process as usual; more of the other two come by themselves and change nothing. A signal that was
+// ignored before stays ignored. At most one object a process at a time. The destructor brings back
+// the handlers that were there.
 class Interrupt {
  public:
   Interrupt();

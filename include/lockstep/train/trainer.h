@@ -34,15 +34,16 @@ struct Report {
 //
 // Without options.resume an `out` that holds a run is refused and left as it is. With it, the run
 // goes on from the newest checkpoint, or from options.resume_from: with the same ranks, threads and
-// options bit for bit as if it had never stopped; with another number of ranks with the same batches
-// and new dropout streams. What changed since the checkpoint is printed. Refused are: a damaged
-// checkpoint (the message names the newest older one that is whole), another model, fewer steps than
-// the checkpoint has made, and other data unless options.allow_other_data. Before all this has been
-// found good, nothing in the folder is changed but run.lock, and a new folder is not made.
+// options bit for bit as if it had never stopped; with another number of ranks with the same
+// batches and new dropout streams. What changed since the checkpoint is printed. Refused are: a
+// damaged checkpoint (the message names the newest older one that is whole), another model, fewer
+// steps than the checkpoint has made, and other data unless options.allow_other_data. Before all
+// this has been found good, nothing in the folder is changed but run.lock, and a new folder is not
+// made.
 //
-// SIGINT, SIGTERM, SIGHUP, or SIGPIPE (standard output was closed) on any rank: the step is finished,
-// all ranks agree, a checkpoint is saved, the last line says where the weights are and how to go on,
-// and the call returns.
+// SIGINT, SIGTERM, SIGHUP, or SIGPIPE (standard output was closed) on any rank: the step is
+// finished, all ranks agree, a checkpoint is saved, the last line says where the weights are and
+// how to go on, and the call returns.
 //
 // Seeds LibTorch's default generator. Throws CommonFailure on all ranks for what any of them found
 // wrong with data, options or files; the group's errors when a rank is lost.

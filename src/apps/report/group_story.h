@@ -14,8 +14,8 @@ namespace lockstep::apps {
 
 class GroupStory {
  public:
-  // `now`: when the last of the records was written, in seconds since 1970. `parts` are those of the
-  // ranks that have a record of the group, each of another file.
+  // `now`: when the last of the records was written, in seconds since 1970. `parts` are those of
+  // the ranks that have a record of the group, each of another file.
   GroupStory(const std::vector<FlightFile>& files, const std::vector<FlightPart>& parts,
              std::string name, double now);
 

@@ -58,8 +58,8 @@ void introduce(const std::vector<FlightFile>& files, double now, std::vector<std
 
 using NamedParts = std::pair<std::string, std::vector<FlightPart>>;
 
-// The groups in the order in which they were made, with each rank's part. A rank that has two of one
-// name takes part by the first.
+// The groups in the order in which they were made, with each rank's part. A rank that has two of
+// one name takes part by the first.
 std::vector<NamedParts> groups_of(const std::vector<FlightFile>& files) {
   std::vector<NamedParts> groups;
   std::unordered_map<std::string, std::size_t> place_of;
