@@ -45,19 +45,28 @@ int print_usage(std::FILE* to) {
 }
 
 int unknown_command(const std::string& name) {
-  const std::vector<std::string> siblings = sibling_names();
-  std::vector<std::string_view> known{"run", "info", "help", "--help", "--version"};
-  known.insert(known.end(), siblings.begin(), siblings.end());
   const bool is_option = name.starts_with("-");
-  return complain("lockstep", lockstep::unknown_name(is_option ? "option" : "command", name, known),
-                  lockstep::usage_exit_code);
+  const std::vector<std::string> siblings = sibling_names();
+  std::vector<std::string_view> known{"--help", "--version"};
+  if (!is_option) {
+    known = {"run", "info", "help"};
+    known.insert(known.end(), siblings.begin(), siblings.end());
+  }
+  std::string text = lockstep::unknown_name(is_option ? "option" : "command", name, known);
+  if (name == "-n" || name.find('/') != std::string::npos)
+    text += "; to start a program: lockstep run -n 2 PROGRAM";
+  return complain("lockstep", text, lockstep::usage_exit_code);
+}
+
+bool asks_for_help(std::string_view word) {
+  return word == "help" || word == "--help" || word == "-h";
 }
 
 int dispatch(const std::string& command, std::vector<std::string> rest) {
   if (command == "--version") return print_version();
-  if (command == "help" || command == "--help" || command == "-h") {
-    if (rest.empty()) return print_usage(stdout);
-    return rest.front() == "help" ? print_usage(stdout) : dispatch(rest.front(), {"--help"});
+  if (asks_for_help(command)) {
+    if (rest.empty() || asks_for_help(rest.front())) return print_usage(stdout);
+    return dispatch(rest.front(), {"--help"});
   }
   if (command == "run") return run_command(rest);
   if (command == "info") return info_command(rest);

@@ -3,6 +3,7 @@
 #include "sys/failure_text.h"
 
 #include <lockstep/base/version.h>
+#include <lockstep/base/visible.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -10,7 +11,8 @@
 namespace lockstep::apps {
 
 int complain(std::string_view command, std::string_view what, int code) {
-  print_to(stderr, "{}: {}\n", command, what);
+  constexpr std::size_t longest = 4000;
+  print_to(stderr, "{}: {}\n", command, visible(what, longest));
   return code;
 }
 

@@ -1,5 +1,6 @@
 #include "sys/failure_text.h"
 
+#include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
@@ -41,6 +42,7 @@ std::string failure_text(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr)
     return "out of memory: an allocation was refused; " + free_memory_text();
   std::string_view text = error.what();
+  if (dynamic_cast<const Error*>(&error) != nullptr) return std::string(text);
   if (auto bytes = bytes_refused(text))
     return formatted("out of memory: {} were asked for at once; {}",
                      rough_size(static_cast<double>(*bytes)), free_memory_text());

@@ -56,6 +56,16 @@ double GptTask::parameters() const {
   return static_cast<double>(options_.layers) * block + rows_of_embeddings * width + width;
 }
 
+double GptTask::activations() const {
+  auto tokens = static_cast<double>(options_.batch) * static_cast<double>(options_.block) /
+                static_cast<double>(ranks_ * options_.accumulate);
+  // Inputs of the linear layers and norms of a block, and queries, keys and values: 16 widths.
+  constexpr double widths = 12;
+  auto layers = static_cast<double>(options_.layers);
+  return tokens * (layers * widths * static_cast<double>(options_.width) +
+                   static_cast<double>(text_->vocabulary.size()));
+}
+
 void GptTask::make_model() {
   model_ = models::Gpt(models::GptOptions{.layers = options_.layers,
                                           .heads = options_.heads,

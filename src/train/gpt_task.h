@@ -21,6 +21,7 @@ class GptTask : public Task {
   void load_validation(const std::string& identity, const std::string& file) override;
   [[nodiscard]] std::string data_identity() const override { return text_->vocabulary.to_text(); }
   [[nodiscard]] double parameters() const override;
+  [[nodiscard]] double activations() const override;
   [[nodiscard]] std::string data_fingerprint() const override {
     return fingerprint_of_tensors({text_->train, text_->validation});
   }

@@ -2,8 +2,9 @@
 
 #include "sys/failure_text.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/base/environment.h>
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 
 namespace lockstep::train {
 namespace {
@@ -32,22 +33,27 @@ double bytes_of_a_rank(const Options& options, double parameters, int ranks) {
   return bytes_of_a_number * parameters * (whole + (all - whole) / ranks);
 }
 
-void check_memory(const Options& options, double parameters, int ranks, int local_ranks,
+void check_memory(const Options& options, const ModelSize& model, int ranks, int local_ranks,
                   const sys::MemorySize& memory) {
   if (!options.offload.empty()) return;
-  double need = bytes_of_a_rank(options, parameters, ranks);
-  check_input(need * local_ranks <= static_cast<double>(memory.available),
-              "the model does not fit: {} parameters, their gradients and the state of {} take at "
-              "least {}{}, and {}; choose a smaller --width or --layers{}",
-              count_text(parameters), options.optimizer, sys::rough_size(need),
-              local_ranks > 1 ? formatted(" in each of {} ranks on this machine", local_ranks) : "",
-              sys::free_memory_text(memory),
-              options.shard == "none" && ranks > 1 ? ", or divide it by --shard full" : "");
+  double kept = bytes_of_a_rank(options, model.parameters, ranks);
+  double passing = bytes_of_a_number * model.activations;
+  if ((kept + passing) * local_ranks <= static_cast<double>(memory.available)) return;
+  std::string text = formatted(
+      "the model does not fit: {} parameters, their gradients and the state of {} take at least "
+      "{}, the activations of a step {}",
+      count_text(model.parameters), options.optimizer, sys::rough_size(kept),
+      sys::rough_size(passing));
+  if (local_ranks > 1) text += formatted(" in each of {} ranks on this machine", local_ranks);
+  text += formatted("; {}; choose a smaller --width, --layers or --batch",
+                    sys::free_memory_text(memory));
+  if (options.shard == "none" && ranks > 1) text += ", or divide the model by --shard full";
+  throw BadInput(text);
 }
 
-void check_memory(const Options& options, double parameters, int ranks) {
+void check_memory(const Options& options, const ModelSize& model, int ranks) {
   auto local_ranks = environment::integer("LOCAL_WORLD_SIZE", 1, ranks).value_or(1);
-  check_memory(options, parameters, ranks, static_cast<int>(local_ranks), sys::memory_size());
+  check_memory(options, model, ranks, static_cast<int>(local_ranks), sys::memory_size());
 }
 
 }  // namespace lockstep::train

@@ -5,6 +5,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace lockstep::train {
@@ -60,6 +61,15 @@ double MlpTask::parameters() const {
   for (std::size_t layer = 1; layer < all.size(); ++layer)
     sum += static_cast<double>(all[layer - 1] + 1) * static_cast<double>(all[layer]);
   return sum;
+}
+
+double MlpTask::activations() const {
+  auto rows = static_cast<double>(std::min(options_.batch, training_rows)) /
+              static_cast<double>(group_.size() * options_.accumulate);
+  // Each hidden layer's output, and while the last of them has one, its gradient.
+  bool has_hidden = options_.layers > 1;
+  return rows * static_cast<double>(options_.width) *
+         (has_hidden ? static_cast<double>(options_.layers) : 0);
 }
 
 void MlpTask::make_model() { model_ = models::Mlp(models::MlpOptions{.sizes = sizes()}); }

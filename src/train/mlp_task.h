@@ -34,6 +34,7 @@ class MlpTask : public Task {
   void load(const std::string& identity) override;
   void load_validation(const std::string& identity, const std::string& file) override;
   [[nodiscard]] double parameters() const override;
+  [[nodiscard]] double activations() const override;
   // Made anew from the seed.
   [[nodiscard]] std::string data_fingerprint() const override {
     return "seed " + std::to_string(options_.seed);

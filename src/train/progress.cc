@@ -172,7 +172,8 @@ void Progress::show_text(std::string_view text) {
   next_ = now + interval_;
   if (is_first_plain) return;  // what is over soon needs no line
   if (!in_place_) return say(text);
-  print_to(stream_, "{}{}", text, end_in_place);
+  auto room = static_cast<std::size_t>(std::max(0, terminal_columns(stream_) - 1));
+  print_to(stream_, "{}{}", text.substr(0, room), end_in_place);
   std::fflush(stream_);
   on_screen_ = true;
 }

@@ -101,7 +101,8 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   task_ = make_task(options_, world_);
   together(world_, [&] {
     load_data(state);
-    check_memory(options_, task_->parameters(), world_.size());
+    check_memory(options_, {.parameters = task_->parameters(), .activations = task_->activations()},
+                 world_.size());
     torch::manual_seed(static_cast<std::uint64_t>(options_.seed));
     if (options_.deferred && !state) {
       deferred([&] { task_->make_model(); });

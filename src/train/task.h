@@ -34,6 +34,8 @@ class Task {
   [[nodiscard]] virtual std::string data_fingerprint() const = 0;
   // How many parameters the model of make_model() will have, after load(); 0: too few to matter.
   [[nodiscard]] virtual double parameters() const { return 0; }
+  // How many numbers a forward pass over this rank's micro-batch keeps for backward(), at least.
+  [[nodiscard]] virtual double activations() const { return 0; }
   // Makes the model, after load(), with initial weights from LibTorch's default generator.
   virtual void make_model() = 0;
   [[nodiscard]] virtual std::shared_ptr<torch::nn::Module> module() const = 0;

@@ -17,6 +17,11 @@ TEST(Lockstep, HelpListsItsCommands) {
   for (const char* name : {"  run ", "  info ", "  help "})
     EXPECT_NE(help.output.find(name), std::string::npos) << name;
   EXPECT_EQ(lockstep_command({"--help"}).output, help.output);
+  for (const char* word : {"help", "--help", "-h"}) {
+    const Finished twice = lockstep_command({"help", word});
+    EXPECT_EQ(twice.status.code, 0) << word;
+    EXPECT_EQ(twice.output, help.output) << word;
+  }
 }
 
 TEST(Lockstep, WithoutACommandItIsAMistake) {

@@ -84,7 +84,8 @@ TEST_F(OnATerminal, EveryLineFitsAndHasABar) {
     std::ranges::replace(plain, '\r', '\n');
     std::istringstream lines(plain);
     for (std::string line; std::getline(lines, line);)
-      EXPECT_LT(line.size(), static_cast<std::size_t>(columns)) << line;
+      if (!line.starts_with("done: "))  // for scripts, whole
+        EXPECT_LT(line.size(), static_cast<std::size_t>(columns)) << line;
   }
 }
 

@@ -45,6 +45,17 @@ must_say("^--ranks\n" ${complete} train mlp --ra)
 must_say("^gpt\n" ${complete} train g)
 must_say("^--node-rank\n" ${complete} run --node-)
 
+# The manual names every command that is installed.
+file(READ "${PREFIX}/share/man/man1/lockstep.1" manual)
+must("${PREFIX}/bin/lockstep" help)
+string(REGEX MATCHALL "\n  [a-z]+ " commands "${output}")
+foreach(command IN LISTS commands)
+  string(STRIP "${command}" command)
+  if(NOT manual MATCHES "\n[.]B ${command}\n")
+    message(FATAL_ERROR "lockstep.1 does not name the command ${command}")
+  endif()
+endforeach()
+
 # A consumer, by CMake with both signatures of target_link_libraries(), and by pkg-config.
 find_program(GXX g++)
 set(CLANG "${CXX_COMPILER}")

@@ -1,5 +1,7 @@
 #include "sys/failure_text.h"
 
+#include <lockstep/base/error.h>
+
 #include <gtest/gtest.h>
 
 #include <new>
@@ -12,6 +14,7 @@ TEST(FailureText, IsTheFirstLine) {
   EXPECT_EQ(failure_text(std::runtime_error("a file is missing")), "a file is missing");
   EXPECT_EQ(failure_text(std::runtime_error("bad shape\nframe #0: c10::Error\nframe #1: main")),
             "bad shape");
+  EXPECT_EQ(failure_text(BadInput("found 'a\nb'")), "found 'a\nb'");  // quoted, and not the end
 }
 
 TEST(FailureText, RefusedMemoryIsSaidInBytes) {

@@ -1,9 +1,9 @@
 #include "train/memory_need.h"
 
-#include <lockstep/comm/init.h>
 #include <lockstep/comm/local.h>
 
 #include "support/temporary_folder.h"
+#include "support/torch/allocations.h"
 #include "train/messages.h"
 #include "train/task.h"
 
@@ -60,22 +60,58 @@ TEST(MemoryNeed, IsThatOfTheLevelOfSharding) {
 TEST(MemoryNeed, WhatDoesNotFitSaysWhatIsNeededAndWhatIsThere) {
   Options options = default_options("gpt");
   sys::MemorySize memory{.total = 25'000'000'000, .available = 16'000'000'000};
-  EXPECT_NO_THROW(check_memory(options, 1e9, 1, 1, memory));
-  EXPECT_EQ(test::message_of([&] { check_memory(options, 1.1e9, 1, 1, memory); }),
-            "the model does not fit: 1.1B parameters, their gradients and the state of adamw take "
-            "at least 17.6 GB, and 16.0 GB of 25.0 GB of memory are free; choose a smaller --width "
-            "or --layers");
-  EXPECT_EQ(test::message_of([&] { check_memory(options, 0.6e9, 2, 2, memory); }),
-            "the model does not fit: 600.0M parameters, their gradients and the state of adamw "
-            "take at least 9.6 GB in each of 2 ranks on this machine, and 16.0 GB of 25.0 GB of "
-            "memory are free; choose a smaller --width or --layers, or divide it by --shard full");
-  EXPECT_NO_THROW(check_memory(options, 0.6e9, 2, 1, memory));
+  auto said = [&](ModelSize model, int ranks, int local_ranks) {
+    return test::message_of([&] { check_memory(options, model, ranks, local_ranks, memory); });
+  };
+  const std::string fits = "nothing was thrown";
+  EXPECT_EQ(said({.parameters = 1e9}, 1, 1), fits);
+  EXPECT_EQ(
+      said({.parameters = 1.1e9}, 1, 1),
+      "the model does not fit: 1.1B parameters, their gradients and the state of adamw take "
+      "at least 17.6 GB, the activations of a step 0 B; 16.0 GB of 25.0 GB of memory are free; "
+      "choose a smaller --width, --layers or --batch");
+  EXPECT_EQ(
+      said({.parameters = 0.6e9, .activations = 50e6}, 2, 2),
+      "the model does not fit: 600.0M parameters, their gradients and the state of adamw "
+      "take at least 9.6 GB, the activations of a step 200 MB in each of 2 ranks on this machine; "
+      "16.0 GB of 25.0 GB of memory are free; choose a smaller --width, --layers or "
+      "--batch, or divide the model by --shard full");
+  EXPECT_EQ(said({.parameters = 0.6e9}, 2, 1), fits);
+  EXPECT_NE(said({.parameters = 1e6, .activations = 5e9}, 1, 1), fits);
   options.shard = "full";
-  EXPECT_NO_THROW(check_memory(options, 0.6e9, 2, 2, memory));
-  EXPECT_NE(test::message_of([&] { check_memory(options, 1e13, 2, 2, memory); }),
-            "nothing was thrown");
+  EXPECT_EQ(said({.parameters = 0.6e9}, 2, 2), fits);
+  EXPECT_NE(said({.parameters = 1e13}, 2, 2), fits);
   options.offload = "/somewhere";
-  EXPECT_NO_THROW(check_memory(options, 1e13, 2, 2, memory));
+  EXPECT_EQ(said({.parameters = 1e13}, 2, 2), fits);
+}
+
+// What a task says of its activations must never be more than a step takes.
+TEST(MemoryNeed, ActivationsAreNoMoreThanAStepTakes) {
+  test::TemporaryFolder folder;
+  std::ofstream text(folder / "text.txt");
+  for (int i = 0; i < 400; ++i) text << "a text of a few words, some of them twice, a few, words\n";
+  text.close();
+  run_as_threads(1, [&](Group group) {
+    for (auto [task, layers, accumulate] :
+         {std::tuple("gpt", 1, 1), {"gpt", 4, 1}, {"gpt", 4, 2}, {"mlp", 1, 1}, {"mlp", 4, 1}}) {
+      Options options = default_options(task);
+      options.data = folder / "text.txt";
+      options.layers = layers;
+      options.width = 64;
+      options.batch = 64;
+      options.accumulate = accumulate;
+      auto made = make_task(options, group);
+      made->load({});
+      made->make_model();
+      Batch batch = made->batch(0);
+      batch.data = batch.data.chunk(accumulate)[0];
+      batch.target = batch.target.chunk(accumulate)[0];
+      test::Allocations allocations;
+      at::Tensor loss = made->loss(batch);
+      loss.backward();
+      EXPECT_LE(made->activations() * 4, static_cast<double>(allocations.peak())) << task << layers;
+    }
+  });
 }
 
 }  // namespace
