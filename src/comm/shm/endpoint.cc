@@ -83,7 +83,7 @@ Endpoint::~Endpoint() {
   arena_->control().left.store(Control::leaving, std::memory_order_seq_cst);
   ring(everybody(peers().size()));
   auto deadline = Deadline::after(farewell_.patience(Duration::max()));
-  for (auto& group : groups_) group->let_peers_finish(deadline, farewell_.is_by_exception());
+  for (auto& group : all_groups()) group->let_peers_finish(deadline, farewell_.is_by_exception());
   watcher_.reset();
   stopping_ = true;
   arena_->control().helper.rings.fetch_add(1, std::memory_order_seq_cst);

@@ -141,6 +141,8 @@ class Endpoint {
   [[nodiscard]] bool reaches_peers() const;
   void on_peer_end(int rank);
   void on_nudge(int rank);
+  // They may be reaped meanwhile.
+  [[nodiscard]] std::vector<std::shared_ptr<Group>> all_groups();
   // Ends the groups that have left and whose operations are complete, and frees the blocks that
   // nobody uses any more.
   void reap();
