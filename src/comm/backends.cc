@@ -13,6 +13,7 @@
 #include "comm/lanes/lane_backend.h"
 #include "comm/mpi/backend.h"
 #include "comm/shm_backend.h"
+#include "sys/own_process.h"
 
 #include <algorithm>
 #include <span>
@@ -25,8 +26,8 @@ std::shared_ptr<Backend> make_c10d_backend(std::shared_ptr<c10d_engine::Engine> 
                                            std::shared_ptr<Store> store, int rank, int size,
                                            const BackendOptions& options) {
   auto runner = std::make_shared<c10d_engine::C10dRunner>(std::move(engine), rank, size);
-  return std::make_shared<lanes::LaneBackend>(std::move(runner), std::move(store), "world", rank,
-                                              size, options.join_timeout);
+  return sys::make_shared_of_process<lanes::LaneBackend>(std::move(runner), std::move(store),
+                                                         "world", rank, size, options.join_timeout);
 }
 
 std::shared_ptr<Backend> make_hierarchical(std::string_view across, std::shared_ptr<Store> store,

@@ -48,12 +48,14 @@ void GroupState::set_timeout(Duration timeout) {
 }
 
 std::uint64_t GroupState::next_part() {
+  if (has_backend()) backend_->check_process();
   std::lock_guard lock(mutex_);
   return ++parts_;
 }
 
 Work GroupState::post(Call call, const CallOptions& options, std::source_location where) {
   if (options.timeout) check_timeout(*options.timeout, name_);
+  if (has_backend()) backend_->check_process();  // a child's copy of mutex_ may be locked for ever
   std::lock_guard lock(mutex_);
   call.tag = options.tag;
   call.timeout = options.timeout.value_or(timeout_);
@@ -67,12 +69,13 @@ Work GroupState::post(Call call, const CallOptions& options, std::source_locatio
 // Holds the group's posts back until all ranks have come: it is one of them.
 at::Tensor GroupState::empty_node_shared(at::IntArrayRef sizes, const at::TensorOptions& options,
                                          std::source_location where) {
+  backend_->check_process();
   std::lock_guard lock(mutex_);
   return backend_->empty_node_shared(sizes, options, timeout_, where);
 }
 
 void GroupState::abort(std::string_view reason) {
-  if (has_backend()) return backend_->abort(reason);
+  if (has_backend()) return backend()->abort(reason);
   std::lock_guard lock(mutex_);
   alone_failure_.set(
       std::make_exception_ptr(Aborted(formatted("group {}: ended: {}", name_, reason))));

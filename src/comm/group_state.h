@@ -26,7 +26,11 @@ class GroupState {
     return has_backend() ? backend_->name() : "one";
   }
   [[nodiscard]] bool has_backend() const { return backend_ != nullptr; }
-  [[nodiscard]] const std::shared_ptr<Backend>& backend() const { return backend_; }
+  // Null for a group that answers for itself. InvalidArgument in a forked child.
+  [[nodiscard]] const std::shared_ptr<Backend>& backend() const {
+    if (backend_) backend_->check_process();
+    return backend_;
+  }
 
   [[nodiscard]] Duration timeout() const;
   void set_timeout(Duration timeout);

@@ -8,6 +8,7 @@
 #include "comm/element_type.h"
 #include "comm/node_shared.h"
 #include "comm/shm/endpoint.h"
+#include "sys/own_process.h"
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
@@ -127,30 +128,39 @@ class ShmBackend : public Backend {
     int owner = group_.members().front();
     const auto& peers = endpoint_->peers();
     auto offset = at::full({1}, -1, at::kLong);
+    std::byte* own = nullptr;
     std::exception_ptr no_room;
     if (rank() == 0) {
       try {
-        auto* block = endpoint_->arena()->allocate_held(bytes, size());
-        offset.fill_(block - peers.base(owner));
+        own = endpoint_->arena()->allocate_held(bytes, size());
+        offset.fill_(own - peers.base(owner));
       } catch (const BadInput&) {
         no_room = std::current_exception();
       }
     }
-    wait(post({.collective = Collective::broadcast,
-               .root = 0,
-               .input = offset,
-               .output = offset,
-               .tag = tag,
-               .timeout = timeout,
-               .where = where}));
+    try {
+      wait(post({.collective = Collective::broadcast,
+                 .root = 0,
+                 .input = offset,
+                 .output = offset,
+                 .tag = tag,
+                 .timeout = timeout,
+                 .where = where}));
+    } catch (...) {
+      if (own) endpoint_->give_up(group_, own);
+      throw;
+    }
     if (no_room) std::rethrow_exception(no_room);
     check_input(offset.item<std::int64_t>() >= 0,
                 "empty_node_shared: {} do not fit into the arena of the group's first rank, whose "
                 "error says more",
                 format_bytes(static_cast<std::int64_t>(bytes)));
     auto* block = peers.base(owner) + offset.item<std::int64_t>();
-    auto mapping = peers.mapping(owner);
-    return tensor_at(block, sizes, options, [mapping, block](void*) { shm::Arena::let_go(block); });
+    if (!own) shm::Arena::take(block);
+    return tensor_at(block, sizes, options,
+                     [mapping = peers.mapping(owner), block, process = sys::OwnProcess()](void*) {
+                       if (!process.is_copy_of_parent()) shm::Arena::let_go(block);
+                     });
   }
 
   [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int> ranks,
@@ -158,7 +168,7 @@ class ShmBackend : public Backend {
     std::vector<int> members;
     for (int rank : ranks) members.push_back(group_.members().at(rank));
     auto& group = endpoint_->make_group(std::string(name), std::move(members));
-    return std::make_shared<ShmBackend>(endpoint_, group, timeout_);
+    return sys::make_shared_of_process<ShmBackend>(endpoint_, group, timeout_);
   }
 
   void abort(std::string_view reason) override {
@@ -184,7 +194,7 @@ std::shared_ptr<Backend> make_shm_backend(std::shared_ptr<Store> store, int rank
                                         shm::arena_bytes(asked, origin, size)};
   auto endpoint = std::make_shared<shm::Endpoint>(std::move(store), rank, size, endpoint_options);
   auto& world = endpoint->world();
-  return std::make_shared<ShmBackend>(std::move(endpoint), world, options.timeout);
+  return sys::make_shared_of_process<ShmBackend>(std::move(endpoint), world, options.timeout);
 }
 
 }  // namespace lockstep

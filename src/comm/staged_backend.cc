@@ -1,6 +1,7 @@
 #include "comm/staged_backend.h"
 
 #include "comm/flat.h"
+#include "sys/own_process.h"
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
@@ -96,7 +97,7 @@ at::Tensor StagedBackend::inside_output(const at::Tensor& tensor) const {
     bool is_inside = inner.storage == outer.storage && inner.begin >= outer.begin &&
                      inner.end <= outer.end && inner.begin < inner.end;
     if (!is_inside) continue;
-    auto bytes = flat(output->host).view(at::kByte);
+    auto bytes = output->host.view({-1}).view(at::kByte);
     return bytes.narrow(0, inner.begin - outer.begin, inner.end - inner.begin)
         .view(tensor.scalar_type())
         .view(tensor.sizes());
@@ -123,12 +124,13 @@ at::Tensor StagedBackend::empty_shared(at::IntArrayRef sizes, const at::TensorOp
 }
 
 std::shared_ptr<Backend> StagedBackend::subset(std::span<const int> ranks, std::string_view name) {
-  return std::make_shared<StagedBackend>(backend_->subset(ranks, name));
+  return sys::make_shared_of_process<StagedBackend>(backend_->subset(ranks, name));
 }
 
 std::shared_ptr<Backend> staged(std::shared_ptr<Backend> backend) {
   bool needs_it = at::accelerator::getAccelerator() && backend->name() != "nccl";
-  return needs_it ? std::make_shared<StagedBackend>(std::move(backend)) : std::move(backend);
+  return needs_it ? sys::make_shared_of_process<StagedBackend>(std::move(backend))
+                  : std::move(backend);
 }
 
 }  // namespace lockstep

@@ -1,29 +1,73 @@
 #include <lockstep/data/prefetcher.h>
 
 #include "data/single_thread.h"
+#include "sys/blocked_signals.h"
+#include "sys/own_process.h"
 
 #include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <stop_token>
+#include <thread>
 #include <utility>
 
 namespace lockstep::data {
 
-Prefetcher::Prefetcher(std::int64_t begin, std::int64_t end, std::vector<Make> workers,
+// The items and the threads that make them.
+class Prefetcher::Line {
+ public:
+  Line(std::int64_t begin, std::int64_t end, std::vector<Make> workers, std::int64_t ahead);
+  Line(std::int64_t begin, std::int64_t end, Make make)
+      : end_(end), make_(std::move(make)), taken_(begin), claimed_(begin) {}
+
+  [[nodiscard]] Item take();
+
+ private:
+  // What became of one item.
+  struct Slot {
+    Item item;
+    std::exception_ptr error;
+    [[nodiscard]] bool ready() const { return item || error; }
+  };
+
+  void work(const std::stop_token& stop, const Make& make);
+  [[nodiscard]] Item take_here();
+  [[nodiscard]] Slot& slot(std::int64_t number) {
+    return slots_[static_cast<std::size_t>(number) % slots_.size()];
+  }
+
+  const std::int64_t end_;
+  const Make make_;  // without workers
+
+  // Guarded by mutex_: taken_ <= claimed_ <= min(end_, taken_ + slots_.size()). Items below taken_
+  // are gone, those below claimed_ are made or being made by the worker that claimed them, and
+  // slot(n) is item n's for taken_ <= n < claimed_.
+  std::mutex mutex_;
+  std::condition_variable_any room_;
+  std::condition_variable made_;
+  std::int64_t taken_;
+  std::int64_t claimed_;
+  std::vector<Slot> slots_;
+
+  std::vector<std::jthread> threads_;  // last: stopped and joined before anything they use goes
+};
+
+Prefetcher::Line::Line(std::int64_t begin, std::int64_t end, std::vector<Make> workers,
                        std::int64_t ahead)
     : end_(end),
       taken_(begin),
       claimed_(begin),
       slots_(static_cast<std::size_t>(std::max<std::int64_t>(1, ahead))) {
   threads_.reserve(workers.size());
+  const sys::BlockedSignals blocked;  // in the workers
   for (Make& make : workers) {
     threads_.emplace_back(
         [this, make = std::move(make)](const std::stop_token& stop) { work(stop, make); });
   }
 }
 
-Prefetcher::Prefetcher(std::int64_t begin, std::int64_t end, Make make)
-    : end_(end), make_(std::move(make)), taken_(begin), claimed_(begin) {}
-
-void Prefetcher::work(const std::stop_token& stop, const Make& make) {
+void Prefetcher::Line::work(const std::stop_token& stop, const Make& make) {
   use_single_thread();
   std::unique_lock lock(mutex_);
   auto has_room = [&] {
@@ -44,7 +88,7 @@ void Prefetcher::work(const std::stop_token& stop, const Make& make) {
   }
 }
 
-Prefetcher::Item Prefetcher::take() {
+Prefetcher::Item Prefetcher::Line::take() {
   if (make_) return take_here();
   std::unique_lock lock(mutex_);
   if (taken_ == end_) return nullptr;
@@ -56,11 +100,22 @@ Prefetcher::Item Prefetcher::take() {
   return item;
 }
 
-Prefetcher::Item Prefetcher::take_here() {
+Prefetcher::Item Prefetcher::Line::take_here() {
   if (taken_ == end_) return nullptr;
   Item item = make_(taken_);
   ++taken_;
   return item;
 }
+
+Prefetcher::Prefetcher(std::int64_t begin, std::int64_t end, std::vector<Make> workers,
+                       std::int64_t ahead)
+    : line_(sys::make_shared_of_process<Line>(begin, end, std::move(workers), ahead)) {}
+
+Prefetcher::Prefetcher(std::int64_t begin, std::int64_t end, Make make)
+    : line_(sys::make_shared_of_process<Line>(begin, end, std::move(make))) {}
+
+Prefetcher::~Prefetcher() = default;
+
+Prefetcher::Item Prefetcher::take() { return line_->take(); }
 
 }  // namespace lockstep::data

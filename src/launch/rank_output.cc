@@ -1,5 +1,7 @@
 #include "launch/rank_output.h"
 
+#include "sys/error_instead_of_signal.h"
+
 #include <lockstep/base/error.h>
 
 #include <fcntl.h>
@@ -109,6 +111,7 @@ void RankOutput::show(int stream, std::size_t size) {
 }
 
 void RankOutput::write_log(std::string_view bytes) {
+  const sys::ErrorInsteadOfSignal quiet(SIGXFSZ);
   while (log_ && !bytes.empty()) {
     const ssize_t written = ::write(log_.get(), bytes.data(), bytes.size());
     if (written > 0) {

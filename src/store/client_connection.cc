@@ -1,7 +1,6 @@
 #include "store/client_connection.h"
 
 #include "store/limits.h"
-#include "sys/blocked_signals.h"
 #include "sys/descriptor_passing.h"
 #include "sys/sockets.h"
 
@@ -41,13 +40,12 @@ void throw_unless_done(const store::Message& reply, Clock::time_point start) {
 }  // namespace
 
 TcpStore::Connection::Connection(const TcpStoreOptions& options)
-    : call_timeout_(options.call_timeout), process_(::getpid()) {
+    : call_timeout_(options.call_timeout) {
   store::ClientStreams streams = connect(options);
   sealer_.emplace(std::move(streams.to_server));
   opener_.emplace(std::move(streams.from_server));
   sys::keep_alive(socket_.get(), options.lost_after);
-  sys::BlockedSignals blocked;
-  reader_ = std::thread([this] { read_replies(); });
+  reader_ = sys::Thread("store client", [this] { read_replies(); });
 }
 
 TcpStore::Connection::~Connection() {
@@ -75,11 +73,9 @@ store::ClientStreams TcpStore::Connection::connect(const TcpStoreOptions& option
   }
 }
 
-bool TcpStore::Connection::is_copy_of_parent() const { return ::getpid() != process_; }
-
 store::Message TcpStore::Connection::call(store::Message request, Deadline deadline) {
   check(!is_copy_of_parent(), "store at {}: made in process {}, not usable in its child {}",
-        address_, process_, ::getpid());
+        address_, process_.number(), sys::own_process());
   auto start = Clock::now();
   std::uint64_t id = begin(request);
   ScopeExit forget([&] {

@@ -4,16 +4,15 @@
 #include "store/client_handshake.h"
 #include "store/wire.h"
 #include "sys/file_descriptor.h"
+#include "sys/own_process.h"
+#include "sys/thread.h"
 
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <unordered_map>
-
-#include <sys/types.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/store/tcp_store.h>
@@ -35,7 +34,7 @@ class TcpStore::Connection {
   [[nodiscard]] Duration call_timeout() const { return call_timeout_; }
   [[nodiscard]] int socket() const { return socket_.get(); }
   // True in a forked child, which has a copy of this object but not its thread.
-  [[nodiscard]] bool is_copy_of_parent() const;
+  [[nodiscard]] bool is_copy_of_parent() const { return process_.is_copy_of_parent(); }
 
  private:
   using Replies = std::unordered_map<std::uint64_t, std::optional<store::Message>>;
@@ -51,7 +50,7 @@ class TcpStore::Connection {
 
   std::string address_;
   Duration call_timeout_;
-  pid_t process_;
+  sys::OwnProcess process_;
   sys::FileDescriptor socket_;
 
   std::mutex sending_;
@@ -63,7 +62,7 @@ class TcpStore::Connection {
   Replies waiting_;  // by request; empty until the reply is there
   std::optional<std::string> lost_;
   std::uint64_t next_id_ = 1;
-  std::thread reader_;
+  sys::Thread reader_;
 };
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #include <lockstep/store/file_store.h>
 
 #include "store/limits.h"
+#include "sys/error_instead_of_signal.h"
 #include "sys/file_descriptor.h"
 #include "sys/files.h"
 
@@ -115,6 +116,7 @@ fs::path FileStore::file_of(std::string_view key) const {
 void FileStore::replace(const fs::path& file, std::string_view key, std::string_view value) {
   fs::path temporary = folder_ / "writing";
   {
+    const sys::ErrorInsteadOfSignal quiet(SIGXFSZ);
     std::ofstream stream(temporary, std::ios::binary | std::ios::trunc);
     stream << key.size() << ' ' << key << value;
     stream.close();

@@ -1,6 +1,5 @@
 #include "store/server_loop.h"
 
-#include "sys/blocked_signals.h"
 #include "sys/descriptor_passing.h"
 #include "sys/sockets.h"
 
@@ -50,8 +49,7 @@ StoreServer::Loop::Loop(StoreServerOptions options, sys::FileDescriptor listener
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       buffer_(receive_bytes) {
   if (!wake_) throw SystemError("making an eventfd", errno);
-  sys::BlockedSignals blocked;
-  thread_ = std::thread([this] { run(); });
+  thread_ = sys::Thread("store server", [this] { run(); });
 }
 
 StoreServer::Loop::~Loop() {

@@ -8,6 +8,8 @@
 #include "store/server_session.h"
 #include "store/table.h"
 #include "sys/file_descriptor.h"
+#include "sys/own_process.h"
+#include "sys/thread.h"
 
 #include <atomic>
 #include <cstddef>
@@ -15,7 +17,6 @@
 #include <deque>
 #include <map>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <poll.h>
@@ -39,7 +40,7 @@ class StoreServer::Loop {
   [[nodiscard]] const std::string& address() const { return address_; }
   [[nodiscard]] std::uint16_t port() const { return port_; }
   // True in a forked child, which has a copy of this object but not its thread.
-  [[nodiscard]] bool is_copy_of_parent() const { return ::getpid() != process_; }
+  [[nodiscard]] bool is_copy_of_parent() const { return process_.is_copy_of_parent(); }
 
  private:
   struct Connection {
@@ -69,7 +70,7 @@ class StoreServer::Loop {
   void close_finished();
 
   StoreServerOptions options_;
-  pid_t process_ = ::getpid();
+  sys::OwnProcess process_;
   store::StoreKey key_;
   std::string address_;
   std::uint16_t port_ = 0;
@@ -83,7 +84,7 @@ class StoreServer::Loop {
   store::ParkedRequests parked_;
   Connections connections_;
   std::uint64_t next_number_ = 0;
-  std::thread thread_;
+  sys::Thread thread_;
 };
 
 }  // namespace lockstep

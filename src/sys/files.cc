@@ -14,6 +14,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
 
+#include "sys/error_instead_of_signal.h"
+
 namespace lockstep::sys {
 namespace {
 
@@ -93,6 +95,7 @@ AtomicFile::~AtomicFile() {
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
   if (!file_) throw InvalidArgument("writing " + path_.string() + ": it is committed already");
+  const ErrorInsteadOfSignal quiet(SIGXFSZ);
   while (!bytes.empty()) {
     ssize_t count = ::write(file_.get(), bytes.data(), bytes.size());
     if (count < 0 && errno == EINTR) continue;

@@ -1,5 +1,6 @@
 #include "sys/reserved_file.h"
 
+#include "sys/error_instead_of_signal.h"
 #include "sys/file_descriptor.h"
 
 #include <lockstep/base/error.h>
@@ -59,6 +60,7 @@ Pages pages_around(const void* begin, std::size_t bytes) {
 ReservedFile::ReservedFile(const std::filesystem::path& folder, std::size_t bytes) : bytes_(bytes) {
   FileDescriptor file = nameless_file(folder);
   if (bytes == 0) return;
+  const ErrorInsteadOfSignal quiet(SIGXFSZ);
   if (int error = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes)); error != 0)
     throw SystemError("reserving " + std::to_string(bytes) + " bytes in " + folder.string(), error);
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);

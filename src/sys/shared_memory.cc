@@ -2,17 +2,36 @@
 
 #include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
+
+#include "sys/error_instead_of_signal.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <limits>
 #include <utility>
 
 namespace lockstep::sys {
+namespace {
+
+// Where vm.memfd_noexec is 2, the kernel makes only memory that can never be executed; kernels
+// before 6.3 do not know the flag that says so.
+FileDescriptor nameless_memory(const char* label) {
+  constexpr unsigned never_executed = 8;  // MFD_NOEXEC_SEAL
+  constexpr unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  FileDescriptor file(memfd_create(label, flags | never_executed));
+  if (!file && errno == EINVAL) file = FileDescriptor(memfd_create(label, flags));
+  if (!file) throw SystemError("making shared memory", errno);
+  return file;
+}
+
+}  // namespace
 
 SharedMemory::SharedMemory(FileDescriptor file, std::size_t bytes)
     : file_(std::move(file)), bytes_(bytes) {
@@ -26,12 +45,21 @@ SharedMemory::SharedMemory(FileDescriptor file, std::size_t bytes)
   data_ = static_cast<std::byte*>(address);
 }
 
+std::size_t SharedMemory::most_bytes() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+    return std::numeric_limits<std::int64_t>::max();
+  return limit.rlim_cur;
+}
+
 SharedMemory SharedMemory::create(const char* label, std::size_t bytes) {
-  FileDescriptor file(memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!file) throw SystemError("making shared memory", errno);
+  FileDescriptor file = nameless_memory(label);
+  const ErrorInsteadOfSignal quiet(SIGXFSZ);
   if (ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) {
-    throw SystemError(
-        "making " + format_bytes(static_cast<std::int64_t>(bytes)) + " of shared memory", errno);
+    auto what =
+        formatted("making {} of shared memory", format_bytes(static_cast<std::int64_t>(bytes)));
+    if (errno == EFBIG) what += ", which counts as a file, under this process's limit (ulimit -f)";
+    throw SystemError(what, errno);
   }
   // A peer that maps it must never meet the end of a file that has shrunk.
   if (fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)

@@ -12,8 +12,10 @@ namespace lockstep::sys {
 class SharedMemory {
  public:
   SharedMemory() = default;
-  // New zeroed memory. Only address space: a page is taken when it is first touched. `label` shows
-  // in /proc/PID/maps.
+  // How much may be made: the kernel counts it as a file.
+  [[nodiscard]] static std::size_t most_bytes();
+  // New zeroed memory, most_bytes() at most. Only address space: a page is taken when it is first
+  // touched. `label` shows in /proc/PID/maps.
   static SharedMemory create(const char* label, std::size_t bytes);
   // Maps what another process made. Throws BadInput unless it is at least `bytes` long and cannot
   // shrink.

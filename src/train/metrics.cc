@@ -2,6 +2,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "sys/error_instead_of_signal.h"
 #include "sys/file_descriptor.h"
 #include "sys/files.h"
 
@@ -53,6 +54,7 @@ void MetricsFile::append(const MetricsRow& row) {
   std::string line = metrics_line(row) + "\n";
   sys::FileDescriptor file(::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666));
   if (!file) throw SystemError("cannot open " + path_.string(), errno);
+  const sys::ErrorInsteadOfSignal quiet(SIGXFSZ);
   ssize_t written = ::write(file.get(), line.data(), line.size());
   if (written != static_cast<ssize_t>(line.size()))
     throw SystemError("cannot append to " + path_.string(), written < 0 ? errno : ENOSPC);

@@ -1,15 +1,21 @@
 #include <lockstep/data/prefetcher.h>
 
+#include "support/processes.h"
+#include "support/threads.h"
+
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <random>
 #include <set>
 #include <stdexcept>
+#include <string>
 #include <thread>
+#include <vector>
 
 namespace lockstep::data {
 namespace {
@@ -128,6 +134,20 @@ TEST(Prefetcher, MayBeLeftAtAnyPoint) {
     }
     EXPECT_EQ(alive, 0);
   }
+}
+
+TEST(Prefetcher, IsLeftAloneInAForkedChildAndTakesNoSignals) {
+  test::expect_ranks(1, [](int) {
+    auto prefetcher =
+        std::make_unique<Prefetcher>(0, 100, std::vector<Prefetcher::Make>{item, item}, 3);
+    EXPECT_EQ(*static_cast<std::int64_t*>(prefetcher->take().get()), 0);
+    std::this_thread::sleep_for(50ms);  // the workers wait for room
+    EXPECT_EQ(test::other_threads(), 2U);
+    EXPECT_EQ(test::threads_that_take_signals(), std::vector<std::string>());
+    test::RankProcesses child(1, [&](int) { prefetcher.reset(); });
+    EXPECT_TRUE(child.wait(0, 10s).ok());
+    EXPECT_EQ(*static_cast<std::int64_t*>(prefetcher->take().get()), 1);
+  });
 }
 
 }  // namespace

@@ -43,13 +43,21 @@ struct Call {
 
 class Backend {
  public:
-  Backend(int rank, int size) : rank_(rank), size_(size) {}
+  Backend(int rank, int size);
+  // Waits for peers only where they need what this process has posted, half a minute at most, and
+  // not while an exception unwinds the stack.
   virtual ~Backend() = default;
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
+
+  // In a forked child of the process that made it, which has no part in the group. Group and Work
+  // ask; engines make their backends so that such a copy is never destroyed.
+  [[nodiscard]] bool is_copy_of_parent() const;
+  // InvalidArgument there.
+  void check_process() const;
 
   // "local", "shm", "gloo", "nccl".
   [[nodiscard]] virtual std::string_view name() const = 0;
@@ -87,6 +95,7 @@ class Backend {
  private:
   int rank_;
   int size_;
+  int process_;
 };
 
 }  // namespace lockstep

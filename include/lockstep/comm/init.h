@@ -43,6 +43,10 @@ struct InitOptions {
 // unless OMP_NUM_THREADS says otherwise, and lets malloc keep freed blocks of many megabytes, which
 // training steps allocate again and again, unless MALLOC_* or GLIBC_TUNABLES say otherwise. The
 // group owns everything that was opened: when the last handle goes, this rank leaves in order.
+// It then waits for peers that still need what it has posted, but half a minute at most, and not at
+// all while an exception unwinds the stack; a wait() or barrier() before makes sure of them. A
+// forked child has no part in the group: its calls are InvalidArgument, and destroying its copies
+// changes nothing. Threads that the group starts take no signals.
 // BadInput names a variable that makes no sense; Timeout names the ranks that never came.
 [[nodiscard]] Group init(InitOptions options = {});
 

@@ -4,9 +4,10 @@
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
-#include "comm/c10d/broken_pipes.h"
 #include "comm/c10d/store_adapter.h"
 #include "comm/one_line.h"
+#include "sys/error_instead_of_signal.h"
+#include "sys/thread.h"
 
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -66,11 +67,12 @@ class GlooEngine final : public Engine {
       : store_(std::move(store)), device_(std::move(device)) {
     auto options = c10d::ProcessGroupGloo::Options::create(in_milliseconds(join_timeout));
     options->devices = {device_};
-    const BrokenPipesAreErrors quiet;  // in Gloo's own threads too
-    options->threads = 1;              // operations take effect in the order of their posts
+    options->threads = 1;  // operations take effect in the order of their posts
     try {
-      group_ = c10::make_intrusive<MarkedGloo>(
-          as_c10d_store(store_, formatted("lockstep/gloo/{}/", name)), rank, size, options);
+      sys::run_without_signals([&] {  // in Gloo's own threads too
+        group_ = c10::make_intrusive<MarkedGloo>(
+            as_c10d_store(store_, formatted("lockstep/gloo/{}/", name)), rank, size, options);
+      });
     } catch (const PeerLost&) {
       throw;
     } catch (const std::exception& error) {
@@ -89,7 +91,8 @@ class GlooEngine final : public Engine {
   // An operation between two of its receives has nothing pending; once the connections are closed,
   // nothing would wake what it posts next. So again, until none is running.
   void close(const std::function<bool()>& are_running) noexcept override {
-    const BrokenPipesAreErrors quiet;
+    const sys::ErrorInsteadOfSignal quiet(
+        SIGPIPE);  // Gloo writes so that a closed socket raises it
     const auto deadline = Deadline::after(longest_close);
     for (;;) {
       group_->fail_pending();
@@ -135,8 +138,9 @@ bool has_gloo() { return true; }
 
 std::shared_ptr<Engine> make_gloo(std::shared_ptr<Store> store, const std::string& name, int rank,
                                   int size, GlooOptions options) {
-  const BrokenPipesAreErrors quiet;
-  auto device = c10d::ProcessGroupGloo::createDeviceForHostname(options.address);
+  std::shared_ptr<::gloo::transport::Device> device;
+  sys::run_without_signals(
+      [&] { device = c10d::ProcessGroupGloo::createDeviceForHostname(options.address); });
   return std::make_shared<GlooEngine>(std::move(store), name, rank, size, std::move(device),
                                       options.join_timeout);
 }

@@ -6,6 +6,7 @@
 #include "comm/c10d/companions.h"
 #include "comm/c10d/gpus.h"
 #include "comm/c10d/store_adapter.h"
+#include "comm/shm/farewell.h"
 
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -86,7 +87,7 @@ class Family {
   ~Family() {
     try {
       world_->leave();
-      if (!has_failed_) world_->await_the_others(longest_leave);
+      if (!has_failed_ && !farewell_.is_by_exception()) world_->await_the_others(longest_leave);
     } catch (const std::exception&) {
       // The store is gone with the rank that served it, which waited for the others.
     }
@@ -138,6 +139,7 @@ class Family {
   void note_failure() { has_failed_ = true; }
 
  private:
+  const shm::Farewell farewell_;
   std::shared_ptr<Store> store_;
   const c10::DeviceIndex usual_gpu_;
   const std::shared_ptr<const Companions> world_;

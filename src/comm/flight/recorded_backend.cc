@@ -5,6 +5,7 @@
 #include <lockstep/launch/environment.h>
 
 #include "comm/failure.h"
+#include "sys/own_process.h"
 
 #include <exception>
 #include <numeric>
@@ -29,12 +30,12 @@ RecordedBackend::RecordedBackend(std::shared_ptr<Backend> backend,
       recorder_(std::move(recorder)),
       members_(std::move(members)),
       group_(recorder_->add_group(std::move(group), members_)),
-      exceptions_(std::uncaught_exceptions()),
       counts_(1 + 2 * members_.size()) {}
 
 RecordedBackend::~RecordedBackend() {
-  if (std::uncaught_exceptions() > exceptions_)
+  if (farewell_.is_by_exception())
     recorder_->note_failure(group_, "an exception ended the rank's part in the group");
+  recorder_->end_group(group_);
 }
 
 std::uint64_t& RecordedBackend::count_of(const Call& call) {
@@ -76,8 +77,8 @@ std::shared_ptr<Backend> RecordedBackend::subset(std::span<const int> ranks,
                                                  std::string_view name) {
   std::vector<int> members;
   for (int rank : ranks) members.push_back(members_.at(rank));
-  return std::make_shared<RecordedBackend>(backend_->subset(ranks, name), recorder_,
-                                           std::string(name), std::move(members));
+  return sys::make_shared_of_process<RecordedBackend>(backend_->subset(ranks, name), recorder_,
+                                                      std::string(name), std::move(members));
 }
 
 at::Tensor RecordedBackend::empty_node_shared(at::IntArrayRef sizes,
@@ -99,8 +100,8 @@ std::shared_ptr<Backend> recorded(std::shared_ptr<Backend> world) {
              .size = world->size(),
              .engine = std::string(world->name()),
              .folder = environment::text(launch::variable::flight_folder).value_or("")});
-  return std::make_shared<RecordedBackend>(std::move(world), std::move(recorder), "world",
-                                           std::move(members));
+  return sys::make_shared_of_process<RecordedBackend>(std::move(world), std::move(recorder),
+                                                      "world", std::move(members));
 }
 
 }  // namespace lockstep::flight

@@ -5,6 +5,7 @@
 #include <lockstep/comm/backend.h>
 
 #include "comm/flight/recorder.h"
+#include "comm/shm/farewell.h"
 
 #include <memory>
 #include <string>
@@ -45,7 +46,7 @@ class RecordedBackend final : public Backend {
   const std::shared_ptr<Recorder> recorder_;
   const std::vector<int> members_;
   const std::uint32_t group_;
-  const int exceptions_;               // that were under way when it was made
+  const shm::Farewell farewell_;
   std::vector<std::uint64_t> counts_;  // collectives, sends to each rank, receives from each rank
 };
 

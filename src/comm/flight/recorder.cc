@@ -40,8 +40,21 @@ Recorder::Recorder(Header header) : header_(std::move(header)) {}
 
 std::uint32_t Recorder::add_group(std::string name, std::vector<int> members) {
   std::lock_guard lock(mutex_);
-  groups_.push_back({.name = std::move(name), .members = std::move(members)});
+  RecordedGroup group{.name = std::move(name), .members = std::move(members)};
+  if (!ended_.empty() && last_.load(relaxed) >= ended_.front().last + kept) {
+    auto number = ended_.front().group;
+    ended_.pop_front();
+    groups_[number] = std::move(group);
+    return number;
+  }
+  groups_.push_back(std::move(group));
   return static_cast<std::uint32_t>(groups_.size() - 1);
+}
+
+void Recorder::end_group(std::uint32_t group) noexcept {
+  std::lock_guard lock(mutex_);
+  if (!groups_.at(group).failure.empty()) return;
+  ended_.push_back({.group = group, .last = last_.load(relaxed)});
 }
 
 std::uint64_t Recorder::note_post(std::uint32_t group, const Call& call, std::uint64_t sequence) {

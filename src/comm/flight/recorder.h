@@ -17,6 +17,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -86,6 +87,9 @@ class Recorder {
   explicit Recorder(Header header);
 
   [[nodiscard]] std::uint32_t add_group(std::string name, std::vector<int> members);
+  // It makes no more calls. Its number is given to another once none of those kept is of it, unless
+  // it has failed.
+  void end_group(std::uint32_t group) noexcept;
 
   // Any thread, one a group at a time. Returns the call's number.
   std::uint64_t note_post(std::uint32_t group, const Call& call, std::uint64_t sequence);
@@ -105,6 +109,10 @@ class Recorder {
   [[nodiscard]] const Header& header() const { return header_; }
 
  private:
+  struct EndedGroup {
+    std::uint32_t group;
+    std::uint64_t last;  // the number of the last call before it ended
+  };
   [[nodiscard]] Slot& slot(std::uint64_t number) const { return slots_[number % kept]; }
   [[nodiscard]] std::vector<Entry> entries() const;
   [[nodiscard]] std::string json_locked() const;
@@ -117,6 +125,7 @@ class Recorder {
 
   std::mutex mutex_;
   std::vector<RecordedGroup> groups_;
+  std::deque<EndedGroup> ended_;  // in the order of their ends
 };
 
 }  // namespace lockstep::flight

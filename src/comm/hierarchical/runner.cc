@@ -6,6 +6,7 @@
 
 #include "comm/hierarchical/operations.h"
 #include "comm/lanes/lane_backend.h"
+#include "sys/own_process.h"
 
 #include <chrono>
 #include <optional>
@@ -111,8 +112,8 @@ std::shared_ptr<Backend> make_backend(std::shared_ptr<Store> store, int rank,
   auto all = across(std::make_shared<PrefixStore>("across/", store), rank, size);
   auto runner = std::make_shared<HierarchicalRunner>(std::move(local), std::move(all),
                                                      options.hosts, "world", rank);
-  return std::make_shared<lanes::LaneBackend>(std::move(runner), std::move(store), "world", rank,
-                                              size, options.join_timeout);
+  return sys::make_shared_of_process<lanes::LaneBackend>(std::move(runner), std::move(store),
+                                                         "world", rank, size, options.join_timeout);
 }
 
 }  // namespace lockstep::hierarchical

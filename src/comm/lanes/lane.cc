@@ -1,14 +1,12 @@
 #include "comm/lanes/lane.h"
 
-#include "comm/c10d/broken_pipes.h"
-
 #include <algorithm>
 #include <chrono>
 #include <utility>
 
 namespace lockstep::lanes {
 
-Lane::Lane() : thread_([state = state_] { run(*state); }) {}
+Lane::Lane() : thread_("lane", [state = state_] { run(*state); }) {}
 
 Lane::~Lane() {
   if (thread_.joinable()) end(Deadline::never().left());
@@ -40,7 +38,6 @@ bool Lane::end(Duration limit) {
 }
 
 void Lane::run(State& state) {
-  const c10d_engine::BrokenPipesAreErrors quiet;
   std::unique_lock lock(state.mutex);
   for (;;) {
     state.changed.wait(lock, [&] { return state.ending || !state.actions.empty(); });

@@ -4,12 +4,13 @@
 
 #include <lockstep/base/deadline.h>
 
+#include "sys/thread.h"
+
 #include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <thread>
 
 namespace lockstep::lanes {
 
@@ -40,7 +41,7 @@ class Lane {
   static void run(State& state);
 
   std::shared_ptr<State> state_ = std::make_shared<State>();
-  std::thread thread_;
+  sys::Thread thread_;
 };
 
 }  // namespace lockstep::lanes

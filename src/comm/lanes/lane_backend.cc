@@ -6,6 +6,7 @@
 #include <lockstep/base/text.h>
 
 #include "comm/one_line.h"
+#include "sys/own_process.h"
 
 #include <algorithm>
 #include <chrono>
@@ -54,7 +55,7 @@ LaneBackend::~LaneBackend() {
     std::unique_lock lock(mutex_);
     Duration longest{};
     for (const auto& [ticket, call] : open_) longest = std::max(longest, call.timeout);
-    auto deadline = Deadline::after(longest);
+    auto deadline = Deadline::after(farewell_.patience(longest));
     while (!open_.empty() && !failure_ && !deadline.passed()) {
       changed_.wait_for(lock, std::min<Duration>(deadline.left(), std::chrono::hours(1)));
     }
@@ -197,8 +198,8 @@ std::shared_ptr<Backend> LaneBackend::subset(std::span<const int> ranks, std::st
   auto size = static_cast<int>(ranks.size());
   std::string group(name);
   auto runner = runner_->subset(ranks, group, place, join_timeout_);
-  return std::make_shared<LaneBackend>(std::move(runner), store_, std::move(group), place, size,
-                                       join_timeout_, watch_);
+  return sys::make_shared_of_process<LaneBackend>(std::move(runner), store_, std::move(group),
+                                                  place, size, join_timeout_, watch_);
 }
 
 }  // namespace lockstep::lanes

@@ -20,6 +20,7 @@
 #include "comm/lanes/lane.h"
 #include "comm/lanes/runner.h"
 #include "comm/posted_call.h"
+#include "comm/shm/farewell.h"
 #include "comm/watch/call_watch.h"
 #include "comm/watch/last_words.h"
 
@@ -41,7 +42,7 @@ class LaneBackend final : public Backend {
   LaneBackend(std::shared_ptr<Runner> runner, std::shared_ptr<Store> store, std::string group,
               int rank, int size, Duration join_timeout,
               std::shared_ptr<watch::CallWatch> watch = nullptr);
-  // Waits for what was posted, at most as long as its deadlines allow, and leaves.
+  // Waits for what was posted (shm/farewell.h), and leaves.
   ~LaneBackend() override;
 
   [[nodiscard]] std::string_view name() const override { return runner_->name(); }
@@ -78,6 +79,7 @@ class LaneBackend final : public Backend {
   // Says who keeps `call` waiting, for people.
   void say_notice(const PostedCall& call, Duration waited);
 
+  const shm::Farewell farewell_;
   std::shared_ptr<Runner> runner_;
   std::shared_ptr<Store> store_;
   const std::string group_;

@@ -1,6 +1,7 @@
 #include "comm/local/backend.h"
 
 #include "comm/node_shared.h"
+#include "sys/own_process.h"
 
 #include <ATen/ops/empty.h>
 
@@ -29,7 +30,8 @@ at::Tensor LocalBackend::empty_node_shared(at::IntArrayRef sizes, const at::Tens
 std::shared_ptr<Backend> LocalBackend::subset(std::span<const int> ranks, std::string_view name) {
   auto world = world_->child(rank(), ranks, name);
   auto place = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
-  return std::make_shared<LocalBackend>(std::move(world), place, static_cast<int>(ranks.size()));
+  return sys::make_shared_of_process<LocalBackend>(std::move(world), place,
+                                                   static_cast<int>(ranks.size()));
 }
 
 }  // namespace lockstep::local

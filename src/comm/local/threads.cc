@@ -3,6 +3,7 @@
 #include <lockstep/comm/local.h>
 
 #include "comm/local/backend.h"
+#include "sys/own_process.h"
 
 #include <ATen/Parallel.h>
 
@@ -53,7 +54,8 @@ std::vector<Group> local_groups(int size, Duration timeout) {
   auto world = std::make_shared<local::World>(size, "world");
   std::vector<Group> groups;
   for (int rank = 0; rank < size; ++rank) {
-    groups.emplace_back(std::make_shared<local::LocalBackend>(world, rank, size), "world", timeout);
+    groups.emplace_back(sys::make_shared_of_process<local::LocalBackend>(world, rank, size),
+                        "world", timeout);
   }
   return groups;
 }

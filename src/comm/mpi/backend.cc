@@ -6,6 +6,7 @@
 #include <lockstep/base/format.h>
 
 #include "comm/mpi/library.h"
+#include "sys/own_process.h"
 #include "sys/topology.h"
 
 #include <ATen/ops/empty.h>
@@ -69,7 +70,7 @@ MpiBackend::MpiBackend(PostOffice& office, std::shared_ptr<Member> member,
   member_->join();
 }
 
-MpiBackend::~MpiBackend() { member_->leave(); }
+MpiBackend::~MpiBackend() { member_->leave(farewell_); }
 
 std::uint64_t MpiBackend::post(const Call& call) {
   const auto& tensor = call.input.defined() ? call.input : call.output;
@@ -89,7 +90,7 @@ std::shared_ptr<Backend> MpiBackend::subset(std::span<const int> ranks, std::str
   auto place = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
   auto id = combine_fingerprints(member_->id(), fingerprint(name));
   auto member = std::make_shared<Member>(office_, std::string(name), id, std::move(places), place);
-  return std::make_shared<MpiBackend>(office_, std::move(member), store_);
+  return sys::make_shared_of_process<MpiBackend>(office_, std::move(member), store_);
 }
 
 bool has_mpi() { return !libraries().empty(); }
@@ -115,7 +116,7 @@ std::shared_ptr<Backend> make_mpi_backend(std::shared_ptr<Store> store, int rank
       if (hello.space == space) office.watch(hello.place, hello.process);
     }
   });
-  return std::make_shared<MpiBackend>(office, std::move(member), std::move(store));
+  return sys::make_shared_of_process<MpiBackend>(office, std::move(member), std::move(store));
 }
 
 }  // namespace lockstep::mpi

@@ -8,6 +8,7 @@
 #include <lockstep/store/tcp_store.h>
 
 #include "comm/mpi/backend.h"
+#include "sys/own_process.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -70,7 +71,7 @@ Group everybody(PostOffice& office, Duration timeout) {
   std::iota(places.begin(), places.end(), 0);
   auto id = fingerprint_of(fingerprint("a meeting of everybody"), office.next_meeting());
   auto member = std::make_shared<Member>(office, "mpirun", id, std::move(places), office.rank());
-  auto backend = std::make_shared<MpiBackend>(office, std::move(member), nullptr);
+  auto backend = sys::make_shared_of_process<MpiBackend>(office, std::move(member), nullptr);
   return {std::move(backend), "mpirun", timeout};
 }
 

@@ -19,6 +19,7 @@
 #include "comm/mpi/inquest.h"
 #include "comm/mpi/operation.h"
 #include "comm/mpi/post_office.h"
+#include "comm/shm/farewell.h"
 
 #include <condition_variable>
 #include <cstdint>
@@ -51,8 +52,8 @@ class Member final : public Recipient, public std::enable_shared_from_this<Membe
   void wait(std::uint64_t ticket);
   [[nodiscard]] bool done(std::uint64_t ticket);
   void abort(std::string_view reason);
-  // Waits for what was posted, at most as long as its deadlines allow, and leaves.
-  void leave();
+  // Waits for what was posted, and leaves.
+  void leave(const shm::Farewell& farewell);
 
   void arrived(Arrival arrival) override;
   void lost(int from, const std::string& how) override;

@@ -5,11 +5,13 @@
 #include <lockstep/base/log.h>
 
 #include "comm/mpi/library.h"
+#include "sys/own_process.h"
 
 #include <algorithm>
 #include <cstring>
 #include <exception>
 #include <future>
+#include <thread>
 #include <utility>
 
 #include <sched.h>
@@ -34,15 +36,16 @@ constexpr auto farewell = 3s;
 }  // namespace
 
 PostOffice& PostOffice::open() {
-  // One a process, as MPI itself: it begins and ends once.
-  static PostOffice office;
-  return office;
+  // One a process, as MPI itself: it begins and ends once, and not in a forked child.
+  static const std::unique_ptr<PostOffice, sys::DeleteUnlessCopy> office(
+      std::make_unique<PostOffice>().release());
+  return *office;
 }
 
 PostOffice::PostOffice() {
   mpi_ = &open_library(chosen_library());
   std::promise<void> begun;
-  thread_ = std::thread([this, &begun] {
+  thread_ = sys::Thread("mpi", [this, &begun] {
     try {
       begin();
     } catch (...) {

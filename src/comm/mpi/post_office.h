@@ -13,6 +13,7 @@
 #include "comm/mpi/header.h"
 #include "comm/mpi/peer_processes.h"
 #include "comm/mpi/plugin/functions.h"
+#include "sys/thread.h"
 
 #include <lockstep/base/deadline.h>
 
@@ -30,7 +31,6 @@
 #include <set>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace lockstep::mpi {
@@ -167,7 +167,7 @@ class PostOffice {
   bool parting_ = false;
   std::string broken_;  // why nothing moves any more
 
-  std::thread thread_;  // last: it uses what is above
+  sys::Thread thread_;  // last: it uses what is above
 };
 
 }  // namespace lockstep::mpi

@@ -22,6 +22,17 @@ namespace {
 // and at least this.
 constexpr std::size_t kept_at_least = 256 << 20;
 
+// The beginning of a held block, in the memory of all holders.
+struct HeldBlock {
+  std::atomic<std::uint32_t> to_come{0};  // who have not taken it
+  std::atomic<std::uint32_t> holders{0};
+
+  static HeldBlock& of(std::byte* held) {
+    return *reinterpret_cast<HeldBlock*>(held - Allocator::grain);
+  }
+};
+static_assert(sizeof(HeldBlock) <= Allocator::grain);
+
 std::string bytes_text(std::size_t bytes) { return format_bytes(static_cast<std::int64_t>(bytes)); }
 
 }  // namespace
@@ -35,6 +46,9 @@ Arena::Arena(std::size_t bytes)
 }
 
 std::byte* Arena::allocate(std::size_t bytes) {
+  check(!process_.is_copy_of_parent(),
+        "shared memory: made in process {}, not usable in its child {}", process_.number(),
+        sys::own_process());
   std::lock_guard lock(mutex_);
   free_let_go();
   constexpr std::size_t gibibyte = 1 << 30;
@@ -58,6 +72,7 @@ std::byte* Arena::allocate_zeroed(std::size_t bytes) {
 }
 
 void Arena::free(std::byte* block) {
+  if (process_.is_copy_of_parent()) return;
   std::lock_guard lock(mutex_);
   allocator_.free(static_cast<std::size_t>(block - memory_.data()));
   give_back_pages();
@@ -65,17 +80,26 @@ void Arena::free(std::byte* block) {
 
 std::byte* Arena::allocate_held(std::size_t bytes, int holders) {
   auto* block = allocate(Allocator::grain + bytes);
-  using Count = std::atomic<std::uint32_t>;
-  static_assert(sizeof(Count) <= Allocator::grain);
-  new (block) Count(static_cast<std::uint32_t>(holders));
+  auto* head = new (block) HeldBlock();
+  head->to_come = static_cast<std::uint32_t>(holders) - 1;
+  head->holders = 1;
   std::lock_guard lock(mutex_);
   held_.push_back(block);
   return block + Allocator::grain;
 }
 
+void Arena::take(std::byte* held) {
+  auto& block = HeldBlock::of(held);
+  block.holders.fetch_add(1, std::memory_order_acq_rel);
+  block.to_come.fetch_sub(1, std::memory_order_acq_rel);
+}
+
 void Arena::let_go(std::byte* held) {
-  auto& holders = *reinterpret_cast<std::atomic<std::uint32_t>*>(held - Allocator::grain);
-  holders.fetch_sub(1, std::memory_order_release);
+  HeldBlock::of(held).holders.fetch_sub(1, std::memory_order_release);
+}
+
+void Arena::expect_nobody(std::byte* held) {
+  HeldBlock::of(held).to_come.store(0, std::memory_order_release);
 }
 
 bool Arena::is_held(const std::byte* data) {
@@ -88,8 +112,9 @@ bool Arena::is_held(const std::byte* data) {
 
 void Arena::free_let_go() {
   std::erase_if(held_, [this](std::byte* block) {
-    auto& holders = *reinterpret_cast<std::atomic<std::uint32_t>*>(block);
-    if (holders.load(std::memory_order_acquire) != 0) return false;
+    auto& held = HeldBlock::of(block + Allocator::grain);
+    if (held.to_come.load(std::memory_order_acquire) != 0) return false;
+    if (held.holders.load(std::memory_order_acquire) != 0) return false;
     allocator_.free(static_cast<std::size_t>(block - memory_.data()));
     return true;
   });
@@ -114,13 +139,22 @@ void Arena::give_back_pages() {
 std::size_t arena_bytes(std::optional<std::int64_t> asked, std::string_view name, int ranks) {
   constexpr std::size_t least = 64 << 20;
   auto memory = sys::memory_size();
-  if (!asked) return std::max(least, static_cast<std::size_t>(memory.total) / 4 * 3 / ranks);
+  auto check_limit = [](std::size_t bytes) {
+    auto most = sys::SharedMemory::most_bytes();
+    check_input(bytes <= most,
+                "shared memory: an arena of {} is larger than a file of this process may be, {} "
+                "(ulimit -f); raise that limit, or set LOCKSTEP_ARENA to less",
+                bytes_text(bytes), bytes_text(most));
+    return bytes;
+  };
+  if (!asked)
+    return check_limit(std::max(least, static_cast<std::size_t>(memory.total) / 4 * 3 / ranks));
   check_input(*asked >= static_cast<std::int64_t>(1 << 20),
               "{}: expected an arena of at least 1 MiB, found {}", name, format_bytes(*asked));
   check_input(*asked <= memory.available,
               "{}: expected an arena of at most the {} that are free now, found {}", name,
               format_bytes(memory.available), format_bytes(*asked));
-  return static_cast<std::size_t>(*asked);
+  return check_limit(static_cast<std::size_t>(*asked));
 }
 
 }  // namespace lockstep::shm

@@ -4,11 +4,13 @@
 // Allocation is local: only the owner allocates and frees, at any time, from any thread; peers find
 // a buffer by its offset. A block may be handed to several processes; then the last of them frees
 // it. The first page is the control page. Shared ownership: tensors in the
-// arena keep it mapped after the engine has gone.
+// arena keep it mapped after the engine has gone. In a forked child, which has the same memory and
+// a copy of what was handed out of it, it hands out nothing and takes nothing back.
 #pragma once
 
 #include "comm/shm/allocator.h"
 #include "comm/shm/control.h"
+#include "sys/own_process.h"
 #include "sys/shared_memory.h"
 
 #include <cstddef>
@@ -29,17 +31,22 @@ class Arena {
   [[nodiscard]] std::size_t bytes() const { return memory_.bytes(); }
   [[nodiscard]] int file() const { return memory_.file(); }
 
-  // 64-byte aligned and uninitialised. Throws BadInput with the sizes when there is no room.
+  // 64-byte aligned and uninitialised. Throws BadInput with the sizes when there is no room, and
+  // InvalidArgument in a forked child.
   [[nodiscard]] std::byte* allocate(std::size_t bytes);
   // The same from fresh pages, which read as zero.
   [[nodiscard]] std::byte* allocate_zeroed(std::size_t bytes);
   void free(std::byte* block);
-  // A block that `holders` processes hold; it is free again once each has called let_go(), on the
-  // address where it sees the block. The owner finds that out at a later call.
+  // A block that `holders` processes, this one among them, are to hold: each of the others takes it
+  // and all let it go, on the address where they see it; then it is free again. The owner finds
+  // that out at a later call.
   [[nodiscard]] std::byte* allocate_held(std::size_t bytes, int holders);
+  static void take(std::byte* held);
   static void let_go(std::byte* held);
   // Whether that byte lies in such a block.
   [[nodiscard]] bool is_held(const std::byte* data);
+  // By the owner, when those that have not taken it never will.
+  static void expect_nobody(std::byte* held);
   // Bytes handed out now.
   [[nodiscard]] std::size_t used();
 
@@ -52,10 +59,11 @@ class Arena {
   void give_back_pages();
   void free_let_go();
 
+  const sys::OwnProcess process_;
   sys::SharedMemory memory_;
   std::mutex mutex_;
   Allocator allocator_;
-  std::vector<std::byte*> held_;  // blocks, each beginning with the number of its holders
+  std::vector<std::byte*> held_;  // blocks, each beginning with a HeldBlock
 };
 
 // Address space for one of `ranks` arenas: `asked` (its origin is `name`, for messages), else a

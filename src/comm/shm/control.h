@@ -25,7 +25,10 @@ struct alignas(64) Control {
 
   Doorbell waiting;                                // threads inside wait()
   Doorbell helper;                                 // the helper thread
-  alignas(64) std::atomic<std::uint32_t> left{0};  // 1: the process goes in order
+  // Of a process that goes in order: it posts nothing more, but peers may still use its private
+  // memory; and it needs nobody and nobody needs it.
+  enum : std::uint32_t { present, leaving, gone };
+  alignas(64) std::atomic<std::uint32_t> left{present};
   // Whether it reads and writes its peers' private memory; set once, when it has tried.
   alignas(64) std::atomic<std::uint32_t> reaches_peers{unknown};
   std::atomic<std::uint64_t> identity{0};  // a random number, set before the hand-over

@@ -12,6 +12,7 @@
 #include "sys/topology.h"
 
 #include <algorithm>
+#include <exception>
 #include <numeric>
 #include <utility>
 
@@ -55,7 +56,7 @@ std::vector<int> everybody(int size) {
 Endpoint::Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOptions options)
     : store_(std::move(store)),
       options_(options),
-      arena_(std::make_shared<Arena>(checked(options.arena_bytes, rank, size))),
+      arena_(sys::make_shared_of_process<Arena>(checked(options.arena_bytes, rank, size))),
       prefix_(prefix_of_round(*store_, rank)),
       world_block_(rank == 0 ? make_block(size) : nullptr),
       handed_over_(hand_over(*store_, prefix_, rank, size, arena_,
@@ -67,19 +68,29 @@ Endpoint::Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOpt
   world_ = &add_group("world", everybody(size), peers().base(0) + handed_over_.world_block);
   arena_->control().reaches_peers.store(reaches_peers() ? Control::yes : Control::no,
                                         std::memory_order_release);
-  watcher_.emplace(
+  watcher_ = std::make_unique<Watcher>(
       peers(), [this](int peer) { on_peer_end(peer); }, [this](int peer) { on_nudge(peer); });
-  if (size < sys::usable_cores()) helper_ = std::thread([this] { help(); });
+  if (size < sys::usable_cores()) helper_ = sys::Thread("shm helper", [this] { help(); });
 }
 
 Endpoint::~Endpoint() {
-  for (auto& group : groups_) group->let_peers_finish();
+  if (process_.is_copy_of_parent()) {
+    sys::leave_undestroyed(std::move(groups_), std::move(leaving_), std::move(given_up_),
+                           std::move(used_keys_), std::move(own_blocks_), std::move(busy_),
+                           std::move(watcher_));
+    return;
+  }
+  // First, so that nobody waits for this rank while it waits for them.
+  arena_->control().left.store(Control::leaving, std::memory_order_seq_cst);
+  ring(everybody(peers().size()));
+  auto deadline = Deadline::after(farewell_.patience(Duration::max()));
+  for (auto& group : all_groups()) group->let_peers_finish(deadline, farewell_.is_by_exception());
   watcher_.reset();
   stopping_ = true;
   arena_->control().helper.rings.fetch_add(1, std::memory_order_seq_cst);
   sys::futex_wake_all(arena_->control().helper.rings);
   if (helper_.joinable()) helper_.join();
-  arena_->control().left.store(1, std::memory_order_seq_cst);
+  arena_->control().left.store(Control::gone, std::memory_order_seq_cst);
   ring(everybody(peers().size()));
 }
 
@@ -91,107 +102,6 @@ bool Endpoint::reaches_peers() const {
     all_are_threads = all_are_threads && peers().process(rank) == 0;
   }
   return all_are_threads || private_copies_pay();
-}
-
-std::byte* Endpoint::make_block(int members) {
-  auto* block = arena_->allocate_zeroed(GroupBlock::bytes(members));
-  own_blocks_.push_back({block, members});
-  return block;
-}
-
-Group& Endpoint::add_group(const std::string& name, std::vector<int> members, std::byte* block) {
-  auto group = std::make_unique<Group>(*this, name, std::move(members), block);
-  std::lock_guard lock(mutex_);
-  check_alive(name, group->members());
-  groups_.push_back(std::move(group));
-  return *groups_.back();
-}
-
-void Endpoint::check_alive(const std::string& name, std::span<const int> members) const {
-  for (int member : members) {
-    if (!lost_[member]) continue;
-    throw PeerLost(formatted("making group {}: rank {} of the world has ended", name, member));
-  }
-}
-
-Group& Endpoint::make_group(const std::string& name, std::vector<int> members) {
-  auto key = formatted("{}group/{}", prefix_, name);
-  int owner = members.front();
-  if (owner == peers().rank()) {
-    reap();
-    std::byte* block = nullptr;
-    {
-      std::lock_guard lock(mutex_);
-      check_alive(name, members);
-      block = make_block(static_cast<int>(members.size()));
-    }
-    store_->set(key, std::to_string(block - arena_->data()));
-    return add_group(name, std::move(members), block);
-  }
-  auto* block = peers().base(owner) + find_block(key, name, members);
-  return add_group(name, std::move(members), block);
-}
-
-std::uint64_t Endpoint::find_block(const std::string& key, const std::string& name,
-                                   std::span<const int> members) {
-  constexpr auto look_again = std::chrono::milliseconds(200);
-  auto deadline = Deadline::after(options_.timeout);
-  for (;;) {
-    {
-      std::lock_guard lock(mutex_);
-      check_alive(name, members);
-    }
-    try {
-      auto text = store_->get(key, Deadline::after(look_again).or_sooner(deadline));
-      auto offset = parse_integer(text);
-      check_input(offset && *offset > 0, "store key {}: expected an offset, found '{}'", key, text);
-      return static_cast<std::uint64_t>(*offset);
-    } catch (const Timeout&) {
-      // A member that left in order may have made its part before.
-      bool is_gone = has_departed(members.front()) && !store_->try_get(key);
-      if (is_gone)
-        throw PeerLost(formatted("making group {}: its first member, rank {} of the world, left",
-                                 name, members.front()));
-      if (!deadline.passed()) continue;
-      throw Timeout(
-          formatted("making group {}: rank {} of the world, its first member, has not "
-                    "called within {}",
-                    name, members.front(), format_duration(options_.timeout)));
-    }
-  }
-}
-
-void Endpoint::leave(Group& group) {
-  group.let_peers_finish();
-  {
-    std::lock_guard lock(mutex_);
-    group.leave();
-  }
-  ring(group.members());
-  while (progress(Appetite::anything)) continue;
-  reap();
-}
-
-void Endpoint::reap() {
-  std::vector<std::unique_ptr<Group>> ended;  // destroyed without the lock: tensors go with them
-  std::lock_guard lock(mutex_);
-  auto is_over = [](const auto& group) {
-    return group->has_left() && group->is_settled() && !group->has_failed();
-  };
-  for (auto& group : groups_) {
-    if (!is_over(group)) continue;
-    for (Lane* lane : group->lanes()) std::erase(busy_, lane);
-    busy_lanes_.store(busy_.size(), std::memory_order_relaxed);
-    group->let_go();
-    group->block().left(group->rank()).store(GroupBlock::gone, std::memory_order_release);
-    ended.push_back(std::move(group));
-  }
-  std::erase(groups_, nullptr);
-  std::erase_if(own_blocks_, [this](const OwnBlock& block) {
-    bool unused = GroupBlock(block.data, block.members).everyone_is_gone();
-    if (unused) arena_->free(block.data);
-    return unused;
-  });
 }
 
 void Endpoint::add_lane(const std::function<void()>& add) {
@@ -294,14 +204,30 @@ bool Endpoint::progress(Appetite appetite) {
     std::lock_guard lock(mutex_);
     place = claim(appetite, task);
   }
-  if (!place) return false;
-  execute(task, *place);
-  return true;
+  if (place) execute(task, *place);
+  if (leaving_groups_.load(std::memory_order_relaxed) != 0) reap();
+  return place.has_value();
+}
+
+bool Endpoint::try_progress(Appetite appetite) noexcept {
+  try {
+    return progress(appetite);
+  } catch (const std::exception& error) {
+    log::warning("shared memory: an operation waits for the next call of this rank: {}",
+                 error.what());
+    return false;
+  }
 }
 
 void Endpoint::execute(const Lane::Task& task, std::size_t place) {
   Lane& lane = *task.lane;
-  bool complete = lane.execute(task, scratches_[place]);
+  bool complete = false;
+  try {
+    complete = lane.execute(task, scratches_[place]);
+  } catch (const std::exception& error) {
+    // Nobody else will claim this segment, so the operation cannot become complete.
+    lane.group().fail_by_exception(lane, task.sequence, error);
+  }
   marks_.clear(place);
   if (complete) ring(lane.world_ranks(), !task.is_whole);
   lane.end_task();
@@ -360,19 +286,22 @@ void Endpoint::wait_for_slot(Lane& lane, Duration timeout) {
   wait_until(
       lane, timeout, [&] { return lane.is_slot_free(); },
       [&](Duration waited) { return lane.group().unread(lane, waited); },
-      [&] { nudge_members(lane, lane.slow_members()); });
+      [&] {
+        nudge_members(lane, lane.slow_members());
+        lane.group().check_readers(lane);
+      });
 }
 
 void Endpoint::help() {
   while (!stopping_) {
-    if (progress(Appetite::anything)) continue;
+    if (try_progress(Appetite::anything)) continue;
     sleep_until_rung(arena_->control().helper, longest_sleep,
-                     [this] { return stopping_ || progress(Appetite::anything); });
+                     [this] { return stopping_ || try_progress(Appetite::anything); });
   }
 }
 
 void Endpoint::on_peer_end(int rank) {
-  if (has_departed(rank)) return;
+  if (peers().control(rank).left.load(std::memory_order_seq_cst) == Control::gone) return;
   std::lock_guard lock(mutex_);
   lost_[rank] = 1;
   auto pid = peers().peer(rank).pid;

@@ -9,12 +9,16 @@
 //   - A thread that has claimed a segment executes it without any lock; the claim keeps operation,
 //     record and group alive.
 //   - A group outlives its handle until everything it has posted is complete, or, after an error,
-//     until the endpoint ends: a peer that is stopped may still execute. Its block is freed by the
-//     member that made it when all are gone.
+//     until the endpoint ends: a peer that is stopped may still execute. A thread that uses a group
+//     without its handle and without mutex_ shares its ownership. The block is freed by the member
+//     that made it when all are gone; a thread whose group is being reaped does not touch it.
+//   - In a forked child nothing of this is used or destroyed: what it shares with the parent is the
+//     parent's.
 #pragma once
 
 #include "comm/shm/arena.h"
 #include "comm/shm/execution_marks.h"
+#include "comm/shm/farewell.h"
 #include "comm/shm/group.h"
 #include "comm/shm/hand_over.h"
 #include "comm/shm/lane.h"
@@ -22,6 +26,8 @@
 #include "comm/shm/transfer.h"
 #include "comm/shm/waiting.h"
 #include "comm/shm/watcher.h"
+#include "sys/own_process.h"
+#include "sys/thread.h"
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/store/store.h>
@@ -36,7 +42,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 namespace lockstep::shm {
@@ -53,7 +58,8 @@ class Endpoint {
  public:
   // Blocks until all ranks have arrived.
   Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOptions options);
-  // Leaves in order.
+  // Leaves in order. Waits (farewell.h) for peers that use this process's private memory, or will
+  // in what it has posted; the groups where they are not done by then die.
   ~Endpoint();
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
@@ -61,12 +67,16 @@ class Endpoint {
   [[nodiscard]] const Peers& peers() const { return handed_over_.peers; }
   [[nodiscard]] const std::shared_ptr<Arena>& arena() const { return arena_; }
 
-  // The groups stay the endpoint's; leave() says that a group's handle is gone.
+  // The groups stay the endpoint's; leave() says that a group's handle is gone, and waits for
+  // nobody.
   [[nodiscard]] Group& world() { return *world_; }
   // All `members` (world ranks) call with the same unique name. Throws PeerLost when one of them
-  // has ended.
+  // has ended, and BadInput on all of them when the first has no room for the group's block.
   [[nodiscard]] Group& make_group(const std::string& name, std::vector<int> members);
   void leave(Group& group);
+  // A call of the group failed that had allocated this block for its members to take: it is free
+  // again when those that did have let go, and the others have left the group.
+  void give_up(Group& group, std::byte* held);
 
   // For groups and lanes.
   void post(Lane& lane, const Posting& posting);
@@ -77,10 +87,17 @@ class Endpoint {
   void wait_for_slot(Lane& lane, Duration timeout);
   // Executes one segment if there is one to be had.
   bool progress(Appetite appetite);
+  // The same where nobody could be told that there is no memory for it: says so and tries no more.
+  bool try_progress(Appetite appetite) noexcept;
   void ring(std::span<const int> world_ranks, bool helpers = true);
   void add_lane(const std::function<void()>& add);
+  // It posts nothing more, in no group.
   [[nodiscard]] bool has_departed(int world_rank) const {
-    return peers().control(world_rank).left.load(std::memory_order_seq_cst) != 0;
+    return peers().control(world_rank).left.load(std::memory_order_seq_cst) != Control::present;
+  }
+  // It neither posts nor carries anything out any more.
+  [[nodiscard]] bool has_gone(int world_rank) const {
+    return peers().control(world_rank).left.load(std::memory_order_seq_cst) == Control::gone;
   }
   [[nodiscard]] const ExecutionMarks& marks() const { return marks_; }
 
@@ -96,9 +113,21 @@ class Endpoint {
   struct OwnBlock {
     std::byte* data;
     int members;
+    std::string key;  // in the store, where the other members look for it
+  };
+  struct GivenUp {
+    std::shared_ptr<Group> group;
+    std::byte* held;
   };
 
-  [[nodiscard]] std::byte* make_block(int members);
+  [[nodiscard]] std::byte* make_block(int members, std::string key = {});
+  // For a group whose first member this rank is. The others hear of it when that fails.
+  [[nodiscard]] std::byte* make_own_block(const std::string& key, const std::string& name,
+                                          std::span<const int> members);
+  // Says under the group's key why it cannot be made.
+  void refuse(const std::string& key, const std::string& why) noexcept;
+  // Of groups that all members have left.
+  void erase_used_keys();
   [[nodiscard]] Group& add_group(const std::string& name, std::vector<int> members,
                                  std::byte* block);
   // Throws PeerLost unless all of them can take part in a new group.
@@ -126,9 +155,16 @@ class Endpoint {
   void nudge_members(const Lane& lane, std::span<const int> members);
   void on_peer_end(int rank);
   void on_nudge(int rank);
+  // They may be reaped meanwhile.
+  [[nodiscard]] std::vector<std::shared_ptr<Group>> all_groups();
+  // Ends the groups that have left and whose operations are complete, and frees the blocks that
+  // nobody uses any more.
   void reap();
+  [[nodiscard]] bool is_deserted(const Group& group) const;
   void help();
 
+  const sys::OwnProcess process_;
+  const Farewell farewell_;
   std::shared_ptr<Store> store_;
   EndpointOptions options_;
   std::shared_ptr<Arena> arena_;
@@ -141,7 +177,11 @@ class Endpoint {
   OfferedCores cores_;
 
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Group>> groups_;
+  std::vector<std::shared_ptr<Group>> groups_;
+  std::vector<Group*> leaving_;                 // those that have left and are to be reaped
+  std::atomic<std::size_t> leaving_groups_{0};  // how many; for a look without the mutex
+  std::vector<GivenUp> given_up_;
+  std::vector<std::string> used_keys_;      // to be erased from the store
   std::vector<Lane*> busy_;                 // lanes with operations under way
   std::atomic<std::size_t> busy_lanes_{0};  // how many; for a look without the mutex
   std::vector<char> lost_;
@@ -149,8 +189,8 @@ class Endpoint {
   Group* world_ = nullptr;
 
   std::atomic<bool> stopping_{false};
-  std::optional<Watcher> watcher_;
-  std::thread helper_;
+  std::unique_ptr<Watcher> watcher_;
+  sys::Thread helper_;
 };
 
 }  // namespace lockstep::shm

@@ -162,6 +162,13 @@ void Group::fail_by_memory(const Lane& lane, std::uint64_t sequence, int error) 
                  std::generic_category().message(error), of_group()));
 }
 
+void Group::fail_by_exception(const Lane& lane, std::uint64_t sequence,
+                              const std::exception& error) {
+  fail(FailureKind::aborted,
+       formatted("rank {} could not execute its part of {}: {}{}", rank_,
+                 describe(lane.memory().slot(lane.me(), sequence)), error.what(), of_group()));
+}
+
 void Group::fail_by_loss(int number, std::string_view how) {
   int world_rank = members_[number];
   auto in_world =
@@ -201,13 +208,18 @@ void Group::throw_failure() {
   }
 }
 
-void Group::let_peers_finish() noexcept {
+void Group::let_peers_finish(Deadline deadline, bool by_exception) noexcept {
   for (Lane* lane : active_) {
     std::uint64_t sequence = lane->last_in_private_memory();
     if (sequence == 0) continue;
     try {
-      wait(*lane, sequence, lane->timeout_of(sequence));
-    } catch (const Error&) {
+      if (by_exception && !lane->is_complete(sequence)) {
+        return fail_by_loss(rank_, formatted("an exception ended its part before its peers had "
+                                             "taken what it posted in {}",
+                                             describe(lane->memory().slot(lane->me(), sequence))));
+      }
+      wait(*lane, sequence, std::min<Duration>(lane->timeout_of(sequence), deadline.left()));
+    } catch (const std::exception&) {
       return;  // the group is dead, and whoever still waits in it is told why
     }
   }
@@ -230,6 +242,11 @@ bool Group::is_settled() const {
                      [](const Lane* lane) { return lane->is_settled(); });
 }
 
+bool Group::has_departed(int number) const {
+  return block_.left(number).load(std::memory_order_seq_cst) != GroupBlock::present ||
+         endpoint_.has_departed(members_[number]);
+}
+
 void Group::check_departures(const Lane& lane) {
   std::uint64_t sequence = lane.completed() + 1;
   if (sequence > lane.posted()) return;
@@ -237,15 +254,25 @@ void Group::check_departures(const Lane& lane) {
     int number = lane.ranks()[member];
     const Slot& slot = lane.memory().slot(member, sequence);
     if (has_posted(slot, sequence)) continue;
-    bool gone = block_.left(number).load(std::memory_order_seq_cst) != 0 ||
-                endpoint_.has_departed(members_[number]);
     // It may have posted just before it left.
-    if (!gone || has_posted(slot, sequence)) continue;
+    if (!has_departed(number) || has_posted(slot, sequence)) continue;
     auto mine = describe(lane.memory().slot(lane.me(), sequence));
     fail_by_loss(
         number,
         formatted("it left in order without taking part in {} that rank {} waits in", mine, rank_));
     return;
+  }
+}
+
+void Group::check_readers(const Lane& lane) {
+  for (int number : lane.slow_members()) {
+    if (!has_departed(number)) continue;
+    // It may have read, and posted, just before it left.
+    auto slow = lane.slow_members();
+    if (std::ranges::find(slow, number) == slow.end()) continue;
+    return fail_by_loss(number, formatted("it left in order before operation #{}, which rank {} "
+                                          "waits to post",
+                                          lane.posted() + 1, rank_));
   }
 }
 

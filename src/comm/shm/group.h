@@ -20,6 +20,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -62,6 +63,8 @@ class Group {
   void fail_by_mismatch(const Lane& lane, std::uint64_t sequence, int other);
   // A segment of an operation of this group met memory that it may not touch.
   void fail_by_memory(const Lane& lane, std::uint64_t sequence, int error);
+  // Executing one threw.
+  void fail_by_exception(const Lane& lane, std::uint64_t sequence, const std::exception& error);
   void fail_by_loss(int number, std::string_view how);
   // A process has ended, whoever it was.
   void fail_by_end(int world_rank, std::string_view how);
@@ -69,9 +72,10 @@ class Group {
   // a sentence more.
   [[noreturn]] void throw_failure();
 
-  // Before it leaves: waits, at most as long as their deadlines allow, for operations in which
-  // peers use this process's private memory, which ends with it.
-  void let_peers_finish() noexcept;
+  // Before the process leaves: waits, until their deadlines and the given one, for operations in
+  // which peers use its private memory, which ends with it. Kills the group when they are not
+  // complete by then. `by_exception`: why this rank leaves.
+  void let_peers_finish(Deadline deadline, bool by_exception) noexcept;
 
   // For the endpoint, under its mutex.
   void leave();
@@ -82,11 +86,16 @@ class Group {
   void stop();
   [[nodiscard]] bool is_stopped() const { return stopped_; }
   [[nodiscard]] bool is_settled() const;
+  // That member (a number of the group) posts nothing more.
+  [[nodiscard]] bool has_departed(int number) const;
   [[nodiscard]] const std::vector<Lane*>& lanes() const { return active_; }
 
   // The lane's first incomplete operation misses a member that will not post any more: the group
   // dies of it.
   void check_departures(const Lane& lane);
+  // The same where a post waits for a slot that a member has not read: it has not posted the
+  // operation either that is to be posted there.
+  void check_readers(const Lane& lane);
   [[nodiscard]] std::string overdue(const Lane& lane, Duration waited) const;
   // The same for a post that waits for a slot.
   [[nodiscard]] std::string unread(const Lane& lane, Duration waited) const;

@@ -17,7 +17,11 @@ std::size_t collectives_offset(int members) {
 }
 
 void let_go_of(const Peers& peers, std::uint64_t word) {
-  if (word != 0) Arena::let_go(peers.address(Location::of(word)));
+  if (word == 0) return;
+  auto location = Location::of(word);
+  auto* block = peers.address(location);
+  if (location.rank != peers.rank()) Arena::take(block);
+  Arena::let_go(block);
 }
 
 constexpr LaneSize message_lane{2, GroupBlock::message_depth, GroupBlock::message_carried_bytes};
@@ -97,7 +101,8 @@ LaneMemory GroupBlock::make_messages(const Peers& peers, int source, int destina
                       .compare_exchange_strong(none, peers.locate(block, bytes).word(),
                                                std::memory_order_acq_rel);
   if (is_first) return {block, message_lane};
-  for (int holder = 0; holder < message_lane.members; ++holder) Arena::let_go(block);
+  Arena::expect_nobody(block);
+  Arena::let_go(block);
   return *messages(peers, source, destination);
 }
 

@@ -27,7 +27,7 @@ void Endpoint::nudge_members(const Lane& lane, std::span<const int> members) {
 
 // A peer waits for this process to read what it has carried.
 void Endpoint::on_nudge(int rank) {
-  (void)progress(Appetite::carried);
+  (void)try_progress(Appetite::carried);
   // Whichever thread carried them out has said so without one (Lane::complete, waiting.h).
   std::atomic_thread_fence(std::memory_order_seq_cst);
   ring(std::span(&rank, 1), false);

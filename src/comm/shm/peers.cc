@@ -17,9 +17,10 @@ Peers::Peers(int rank, std::shared_ptr<Arena> arena, std::vector<Peer> peers)
 
 bool Peers::can_reach(int rank) const {
   if (processes_[rank] == 0) return rank == rank_ || peers_[rank].pid > 0;
+  if (!peers_[rank].process) return false;  // nothing would say when the number is another's
   std::uint64_t identity = 0;
   auto address = peers_[rank].control_address + offsetof(Control, identity);
-  Place place{reinterpret_cast<std::byte*>(address), processes_[rank]};
+  Place place{reinterpret_cast<std::byte*>(address), processes_[rank], peers_[rank].process.get()};
   int error = read_private(reinterpret_cast<std::byte*>(&identity), place, sizeof identity);
   return error == 0 && identity == control(rank).identity.load(std::memory_order_relaxed);
 }

@@ -44,7 +44,9 @@ class Peers {
   [[nodiscard]] Place place(Location location) const {
     if (!location.is_somewhere()) return {};
     if (!location.is_private) return {base(location.rank) + location.offset};
-    return {reinterpret_cast<std::byte*>(location.offset), processes_[location.rank]};
+    auto* address = reinterpret_cast<std::byte*>(location.offset);
+    if (processes_[location.rank] == 0) return {address};
+    return {address, processes_[location.rank], peers_[location.rank].process.get()};
   }
   // The address of what lies in an arena.
   [[nodiscard]] std::byte* address(Location location) const { return place(location).data; }

@@ -10,13 +10,14 @@ namespace lockstep::shm {
 
 struct Place {
   std::byte* data = nullptr;
-  pid_t process = 0;  // 0: here
+  pid_t process = 0;    // 0: here
+  int descriptor = -1;  // of that process, which its number may outlive
 
   [[nodiscard]] bool exists() const { return data != nullptr; }
   [[nodiscard]] bool is_here() const { return process == 0; }
   // So many bytes further on; nowhere stays nowhere.
   [[nodiscard]] Place plus(std::size_t bytes) const {
-    return {data ? data + bytes : nullptr, process};
+    return {data ? data + bytes : nullptr, process, descriptor};
   }
   friend bool operator==(const Place&, const Place&) = default;
 };

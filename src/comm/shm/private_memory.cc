@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include <poll.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -14,6 +15,13 @@ namespace {
 
 using Copy = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long,
                          unsigned long);
+
+// The kernel takes the number of a process, which is another's once this one has ended and somebody
+// has collected it.
+bool has_ended(Place there) {
+  pollfd process{there.descriptor, POLLIN, 0};
+  return there.descriptor >= 0 && poll(&process, 1, 0) > 0;
+}
 
 int copy_all(Copy copy, std::byte* here, Place there, std::size_t bytes) {
   for (std::size_t done = 0; done < bytes;) {
@@ -31,10 +39,12 @@ int copy_all(Copy copy, std::byte* here, Place there, std::size_t bytes) {
 }  // namespace
 
 int read_private(std::byte* to, Place from, std::size_t bytes) {
-  return copy_all(process_vm_readv, to, from, bytes);
+  int error = copy_all(process_vm_readv, to, from, bytes);
+  return error == 0 && has_ended(from) ? ESRCH : error;
 }
 
 int write_private(Place to, const std::byte* from, std::size_t bytes) {
+  if (has_ended(to)) return ESRCH;
   return copy_all(process_vm_writev, const_cast<std::byte*>(from), to, bytes);
 }
 

@@ -12,7 +12,8 @@
 namespace lockstep::shm {
 
 // Copies between memory here and a place in another process. 0, or the errno with which it failed;
-// then any part of it may have been copied.
+// then any part of it may have been copied. ESRCH when that process has ended; what was read by
+// then may be another's.
 [[nodiscard]] int read_private(std::byte* to, Place from, std::size_t bytes);
 [[nodiscard]] int write_private(Place to, const std::byte* from, std::size_t bytes);
 

@@ -29,7 +29,7 @@ Watcher::Watcher(const Peers& peers, std::function<void(int)> on_end,
                  std::function<void(int)> on_nudge)
     : on_end_(std::move(on_end)), on_nudge_(std::move(on_nudge)), stop_(eventfd(0, EFD_CLOEXEC)) {
   if (!stop_) throw SystemError("watching the other ranks' processes", errno);
-  thread_ = std::thread([this, &peers] { run(peers); });
+  thread_ = sys::Thread("shm watcher", [this, &peers] { run(peers); });
 }
 
 Watcher::~Watcher() {

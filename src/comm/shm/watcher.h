@@ -5,9 +5,9 @@
 
 #include "comm/shm/peers.h"
 #include "sys/file_descriptor.h"
+#include "sys/thread.h"
 
 #include <functional>
-#include <thread>
 
 namespace lockstep::shm {
 
@@ -26,7 +26,7 @@ class Watcher {
   std::function<void(int)> on_end_;
   std::function<void(int)> on_nudge_;
   sys::FileDescriptor stop_;  // an eventfd
-  std::thread thread_;
+  sys::Thread thread_;
 };
 
 // Asks a peer's watcher to look. Never blocks; several nudges may be one.

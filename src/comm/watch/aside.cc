@@ -1,13 +1,12 @@
 #include "comm/watch/aside.h"
 
-#include "comm/c10d/broken_pipes.h"
+#include "sys/thread.h"
 
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 namespace lockstep::watch {
@@ -19,8 +18,7 @@ bool run_aside(std::function<void()> action, Duration limit) {
     bool over = false;
   };
   auto shared = std::make_shared<Shared>();
-  std::thread([shared, action = std::move(action)] {
-    const c10d_engine::BrokenPipesAreErrors quiet;
+  sys::Thread("aside", [shared, action = std::move(action)] {
     action();
     std::lock_guard lock(shared->mutex);
     shared->over = true;

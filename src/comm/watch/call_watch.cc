@@ -3,7 +3,6 @@
 #include <lockstep/base/format.h>
 #include <lockstep/base/log.h>
 
-#include "comm/c10d/broken_pipes.h"
 #include "comm/watch/aside.h"
 #include "comm/watch/process.h"
 
@@ -130,7 +129,6 @@ void WatchCore::something_was_posted() {
 }
 
 void WatchCore::run() {
-  const c10d_engine::BrokenPipesAreErrors quiet;  // a c10d store's server may have gone
   std::unique_lock lock(mutex_);
   while (!ending_) {
     changed_.wait(lock, [this] { return ending_ || dirty_; });
@@ -209,7 +207,7 @@ void WatchCore::compare(Member& member, const std::vector<int>& partners) {
 CallWatch::CallWatch(std::shared_ptr<Store> store, Duration patience)
     : patience_(patience),
       core_(std::make_shared<WatchCore>(std::move(store))),
-      thread_([core = core_] { core->run(); }) {}
+      thread_("call watch", [core = core_] { core->run(); }) {}
 
 CallWatch::~CallWatch() {
   if (core_->end(patience_)) {

@@ -25,6 +25,7 @@
 
 #include "comm/posted_call.h"
 #include "comm/watch/ledger.h"
+#include "sys/thread.h"
 
 #include <atomic>
 #include <chrono>
@@ -36,7 +37,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 namespace lockstep::watch {
@@ -104,7 +104,7 @@ class CallWatch {
  private:
   const Duration patience_;
   const std::shared_ptr<WatchCore> core_;  // shared with the thread, which may outlive the watch
-  std::thread thread_;
+  sys::Thread thread_;
 };
 
 // rank 0 called all_reduce #5 (sum, 4 x Float) at a.cc:3 where rank 1 called barrier #5 at a.cc:9

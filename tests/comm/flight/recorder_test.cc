@@ -77,6 +77,27 @@ TEST(FlightRecorder, KeepsTheLastCallsWithTheirProgress) {
                             "\"calls_ever\": 3000", "recorder_test.cc:", "\"rank\": 1"});
 }
 
+TEST(FlightRecorder, ForgetsGroupsThatEndedOnceNoCallOfTheirsIsKept) {
+  Recorder recorder(header());
+  const auto world = recorder.add_group("world", {0, 1, 2});
+  const auto tensor = at::empty({5});
+  const auto failed = recorder.add_group("failed", {0, 1});
+  recorder.note_failure(failed, "what happened");
+  recorder.end_group(failed);
+  for (std::uint64_t made = 1; made <= 10'000; ++made) {
+    const auto part = recorder.add_group("part " + std::to_string(made), {0, 1});
+    std::ignore = recorder.note_post(part, reduction_of(tensor), made);
+    std::ignore = recorder.note_post(world, reduction_of(tensor), made);
+    recorder.end_group(part);
+  }
+  const auto json = recorder.json();
+  EXPECT_LT(count(json, "\"name\": "), Recorder::kept);
+  EXPECT_EQ(count(json, "\"failure\": \"what happened\""), 1U);
+  // Every call that is kept is of a group that is kept.
+  for (std::uint64_t made = 10'000 - Recorder::kept / 2 + 1; made <= 10'000; ++made)
+    EXPECT_EQ(count(json, "\"name\": \"part " + std::to_string(made) + "\""), 1U);
+}
+
 TEST(FlightRecorder, TimesAreThoseOfTheClock) {
   Recorder recorder(header());
   const auto world = recorder.add_group("world", {0, 1, 2});

@@ -87,12 +87,26 @@ TEST(Arena, FreesABlockWhenItsLastHolderLetsGo) {
   auto* held = arena.allocate_held(1 << 20, 2);
   Arena::let_go(held);
   EXPECT_GT(arena.used(), before + (1 << 20));
+  Arena::take(held);
+  EXPECT_GT(arena.used(), before + (1 << 20));
   Arena::let_go(held);
   EXPECT_EQ(arena.used(), before);
   for (int i = 0; i < 100; ++i) {  // far more than it has room for
     auto* again = arena.allocate_held(4 << 20, 1);
     Arena::let_go(again);
   }
+}
+
+TEST(Arena, FreesABlockThatSomeWillNeverTakeOnceTheOthersLetGo) {
+  Arena arena(16 << 20);
+  auto before = arena.used();
+  auto* held = arena.allocate_held(1 << 20, 3);
+  Arena::take(held);
+  Arena::let_go(held);
+  Arena::expect_nobody(held);
+  EXPECT_GT(arena.used(), before + (1 << 20));
+  Arena::let_go(held);
+  EXPECT_EQ(arena.used(), before);
 }
 
 }  // namespace

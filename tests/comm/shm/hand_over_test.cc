@@ -1,13 +1,17 @@
 #include "comm/shm/hand_over.h"
 
 #include "comm/shm/ranks.h"
+#include "support/messages.h"
 
 #include <lockstep/base/error.h>
 
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <optional>
 #include <string>
+
+#include <sys/resource.h>
 
 namespace lockstep::test {
 namespace {
@@ -81,6 +85,20 @@ TEST(HandOver, MapsEveryArenaEverywhere) {
     int outside = 0;
     EXPECT_FALSE(peers.locate(reinterpret_cast<std::byte*>(&outside), 4).is_somewhere());
     run(endpoint.world(), barrier_call());
+  });
+}
+
+TEST(ArenaBytes, RefusesMoreThanAFileMayHave) {
+  expect_ranks(1, [](int) {
+    rlimit limit{8 << 20, 8 << 20};
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+    for (auto asked : {std::optional<std::int64_t>(), std::optional<std::int64_t>(16 << 20)}) {
+      auto text = message_of<BadInput>([&] { (void)shm::arena_bytes(asked, "LOCKSTEP_ARENA", 2); });
+      EXPECT_TRUE(contains(text,
+                           " is larger than a file of this process may be, 8 MiB (ulimit -f); "
+                           "raise that limit, or set LOCKSTEP_ARENA to less"))
+          << text;
+    }
   });
 }
 

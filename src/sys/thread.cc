@@ -1,0 +1,44 @@
+#include "sys/thread.h"
+
+#include "sys/blocked_signals.h"
+
+#include <utility>
+
+#include <pthread.h>
+
+namespace lockstep::sys {
+
+Thread::Thread(const char* name, std::function<void()> body) {
+  BlockedSignals blocked;
+  thread_ = std::thread([name, body = std::move(body)] {
+    (void)::pthread_setname_np(::pthread_self(), name);
+    body();
+  });
+}
+
+Thread::~Thread() {
+  if (process_.is_copy_of_parent()) leave_undestroyed(std::move(thread_));
+}
+
+void Thread::join() {
+  if (!process_.is_copy_of_parent()) thread_.join();
+}
+
+void Thread::detach() {
+  if (!process_.is_copy_of_parent()) thread_.detach();
+}
+
+void run_without_signals(const std::function<void()>& action) {
+  std::exception_ptr problem;
+  Thread thread("lockstep", [&] {
+    try {
+      action();
+    } catch (...) {
+      problem = std::current_exception();
+    }
+  });
+  thread.join();
+  if (problem) std::rethrow_exception(problem);
+}
+
+}  // namespace lockstep::sys
