@@ -97,7 +97,7 @@ at::Tensor StagedBackend::inside_output(const at::Tensor& tensor) const {
     bool is_inside = inner.storage == outer.storage && inner.begin >= outer.begin &&
                      inner.end <= outer.end && inner.begin < inner.end;
     if (!is_inside) continue;
-    auto bytes = flat(output->host).view(at::kByte);
+    auto bytes = output->host.view({-1}).view(at::kByte);
     return bytes.narrow(0, inner.begin - outer.begin, inner.end - inner.begin)
         .view(tensor.scalar_type())
         .view(tensor.sizes());

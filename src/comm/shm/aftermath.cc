@@ -82,7 +82,7 @@ void Endpoint::stop(Group& group) {
 }
 
 bool Endpoint::is_alive(int world_rank) {
-  if (is_gone(world_rank)) return false;
+  if (has_gone(world_rank)) return false;
   std::lock_guard lock(mutex_);
   return lost_[static_cast<std::size_t>(world_rank)] == 0;
 }

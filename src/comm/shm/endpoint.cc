@@ -84,7 +84,7 @@ Endpoint::~Endpoint() {
   arena_->control().left.store(Control::leaving, std::memory_order_seq_cst);
   ring(everybody(peers().size()));
   auto deadline = Deadline::after(farewell_.patience(Duration::max()));
-  for (auto& group : groups_) group->let_peers_finish(deadline, farewell_.is_by_exception());
+  for (auto& group : all_groups()) group->let_peers_finish(deadline, farewell_.is_by_exception());
   watcher_.reset();
   stopping_ = true;
   arena_->control().helper.rings.fetch_add(1, std::memory_order_seq_cst);
@@ -301,7 +301,7 @@ void Endpoint::help() {
 }
 
 void Endpoint::on_peer_end(int rank) {
-  if (is_gone(rank)) return;
+  if (has_gone(rank)) return;
   std::lock_guard lock(mutex_);
   lost_[rank] = 1;
   auto pid = peers().peer(rank).pid;

@@ -95,8 +95,8 @@ class Endpoint {
   [[nodiscard]] bool has_departed(int world_rank) const {
     return peers().control(world_rank).left.load(std::memory_order_seq_cst) != Control::present;
   }
-  // Its threads have ended in order: it executes nothing more either.
-  [[nodiscard]] bool is_gone(int world_rank) const {
+  // It neither posts nor carries anything out any more.
+  [[nodiscard]] bool has_gone(int world_rank) const {
     return peers().control(world_rank).left.load(std::memory_order_seq_cst) == Control::gone;
   }
   [[nodiscard]] const ExecutionMarks& marks() const { return marks_; }
@@ -155,6 +155,8 @@ class Endpoint {
   void nudge_members(const Lane& lane, std::span<const int> members);
   void on_peer_end(int rank);
   void on_nudge(int rank);
+  // They may be reaped meanwhile.
+  [[nodiscard]] std::vector<std::shared_ptr<Group>> all_groups();
   // Ends the groups that have left and whose operations are complete, and frees the blocks that
   // nobody uses any more.
   void reap();

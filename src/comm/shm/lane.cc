@@ -65,7 +65,7 @@ std::vector<int> Lane::late_for_barrier() const {
 // A member whose process has left writes nothing any more.
 bool Lane::is_late(int member) const {
   return memory_.consumed(member).load(std::memory_order_acquire) < last_carried_ &&
-         !group_.endpoint().is_gone(world_ranks_[member]);
+         !group_.endpoint().has_gone(world_ranks_[member]);
 }
 
 bool Lane::all_have_carried_out() {

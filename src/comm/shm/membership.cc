@@ -162,6 +162,11 @@ bool Endpoint::is_deserted(const Group& group) const {
   return true;
 }
 
+std::vector<std::shared_ptr<Group>> Endpoint::all_groups() {
+  std::lock_guard lock(mutex_);
+  return groups_;
+}
+
 void Endpoint::reap() {
   std::vector<std::shared_ptr<Group>> ended;  // without the lock: tensors go with them
   std::lock_guard lock(mutex_);

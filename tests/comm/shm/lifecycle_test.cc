@@ -183,6 +183,25 @@ TEST(Lifecycle, TwoRanksThatEndWithOpenOperationsDoNotWaitForEachOther) {
   EXPECT_LT(Clock::now() - begin, 10s);
 }
 
+TEST(Lifecycle, AnEndpointEndsAfterManyGroupsWithOpenOperations) {
+  static std::vector<std::vector<float>> values(2 * 20, std::vector<float>(20'000, 1));
+  run_as_rank_threads(2, [](Endpoint& endpoint) {
+    int rank = endpoint.world().rank();
+    std::vector<Group*> groups;
+    for (int number = 0; number < 20; ++number)
+      groups.push_back(&endpoint.make_group(std::to_string(number), {0, 1}));
+    run(endpoint.world(), barrier_call());
+    if (rank == 1) std::this_thread::sleep_for(100ms);  // rank 0 waits in its end
+    for (int number = 0; number < 20; ++number) {
+      auto& mine = values[static_cast<std::size_t>(2 * number + rank)];
+      auto posting = call(Collective::all_reduce, mine, mine);
+      (void)groups[static_cast<std::size_t>(number)]->post(posting);
+      endpoint.leave(*groups[static_cast<std::size_t>(number)]);
+    }
+  });
+  for (auto& value : values) EXPECT_EQ(value.back(), 2);
+}
+
 TEST(Lifecycle, AGroupThatCannotBeMadeIsRefusedOnAllRanksAtOnce) {
   auto options = small_options();
   options.arena_bytes = 16 << 20;

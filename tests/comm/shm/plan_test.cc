@@ -141,7 +141,7 @@ Written expected(const Shape& shape) {
   return written;
 }
 
-bool takes_root(Collective collective) {
+bool is_rooted(Collective collective) {
   return collective == Collective::reduce || collective == Collective::broadcast ||
          collective == Collective::gather || collective == Collective::scatter;
 }
@@ -162,7 +162,7 @@ TEST(Plan, WritesEveryElementOnceAndFromTheRightPlace) {
            {Collective::all_reduce, Collective::reduce, Collective::broadcast,
             Collective::all_gather, Collective::reduce_scatter, Collective::all_to_all,
             Collective::gather, Collective::scatter, Collective::barrier}) {
-        for (int root : std::set{0, takes_root(collective) ? size - 1 : 0})
+        for (int root : std::set{0, is_rooted(collective) ? size - 1 : 0})
           check_plan({collective, size, root, count, {}, {}});
       }
     }
