@@ -11,13 +11,13 @@
 namespace lockstep::train {
 namespace {
 
-constexpr std::array<std::string_view, 5> model_options{"layers", "heads", "width", "block",
-                                                        "dropout"};
+constexpr std::array<std::string_view, 5> shaping_options{"layers", "heads", "width", "block",
+                                                          "dropout"};
 
 bool is_described(const OptionRow& row, const std::string& task) {
   if (!row.is_for(task)) return false;
   if (row.name == "seed") return task == "mlp";
-  return std::ranges::find(model_options, row.name) != model_options.end();
+  return std::ranges::find(shaping_options, row.name) != shaping_options.end();
 }
 
 }  // namespace
