@@ -19,6 +19,8 @@ namespace lockstep::sharded {
 namespace {
 
 constexpr const char* gathered_again = "is gathered again, because a slice was written since";
+constexpr const char* slices_change =
+    "changes: all ranks write their slices when they have used parameters since backward()";
 
 }  // namespace
 
@@ -159,7 +161,10 @@ void Residency::post(Unit& unit) {
   if (before_gather_) before_gather_();
   if (unit.is_node_shared()) is_read_ = true;
   unit.post_gather();
-  dropped_[number_of(unit)] = false;
+  std::size_t number = number_of(unit);
+  dropped_[number] = false;
+  if (std::ranges::find(gathered_, static_cast<int>(number)) == gathered_.end())
+    gathered_.push_back(static_cast<int>(number));
   may_drop_ = may_drop_ || unit.trains();
 }
 
@@ -188,16 +193,19 @@ bool Residency::stays(const Unit& unit, bool in_backward) const {
 }
 
 void Residency::leave_others(int unit) {
+  if (level_ != ShardLevel::full && std::ranges::find(was_written_, true) == was_written_.end())
+    return;
   bool in_backward = parallel::current_backward() >= 0;
-  for (int other = 0; other < static_cast<int>(units_.size()); ++other) {
+  std::erase_if(gathered_, [&](int other) {
     Unit& candidate = *units_[static_cast<std::size_t>(other)];
-    if (other == unit) continue;
-    if (!stays(candidate, in_backward)) dropped_[static_cast<std::size_t>(other)] = false;
-    if (!candidate.present()) continue;
+    if (other == unit) return false;
+    bool may_stay = stays(candidate, in_backward);
+    if (!may_stay) dropped_[static_cast<std::size_t>(other)] = false;
     bool changed = was_written_[static_cast<std::size_t>(other)] && held_ == 0;
-    if (stays(candidate, in_backward) && !(changed && candidate.pins == 0)) continue;
-    release(candidate);
-  }
+    if (may_stay && !(changed && candidate.pins == 0)) return false;
+    if (candidate.present()) release(candidate);
+    return !candidate.arriving();
+  });
 }
 
 void Residency::release(Unit& unit) {
@@ -225,6 +233,10 @@ void Residency::drop_all() {
     if (level_ != ShardLevel::full && frozen && !unit->outdated()) continue;
     if (unit->present() && unit->pins == 0 && held_ == 0) release(*unit);
   }
+  std::erase_if(gathered_, [&](int number) {
+    const Unit& unit = *units_[static_cast<std::size_t>(number)];
+    return !unit.present() && !unit.arriving();
+  });
   dropped_.assign(dropped_.size(), false);
   current_ = -1;
 }
@@ -331,9 +343,9 @@ void Residency::wait_for_readers() {
   std::exchange(read_until_, Work()).wait();
   if (held_ == 0 && !std::exchange(is_read_, false)) return;
   // A write takes gathered values away, so a later use gathers again, and is_read_ says it.
-  const Unit& named = *units_.front();
-  meet(named, units_.front()->post_meeting(formatted("unit {}", named.name())),
-       "changes: all ranks write their slices when they have used parameters since backward()");
+  Unit& named = *units_.front();
+  meet(named, named.post_meeting(formatted("unit {} {}", named.name(), slices_change)),
+       slices_change);
 }
 
 void Residency::hold_all() {

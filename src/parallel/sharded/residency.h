@@ -129,6 +129,7 @@ class Residency {
   Work read_until_;                // the same, until it is complete
   std::vector<bool> was_written_;  // in place, since it was gathered
   std::vector<bool> dropped_;      // by a write to a slice, and not gathered since
+  std::vector<int> gathered_;      // all that are arriving or present, and perhaps others
   bool may_drop_ = false;          // a unit was gathered since a write dropped all
   Group other_group_;
   std::optional<Duration> timeout_;

@@ -102,11 +102,14 @@ void UnitGradients::move_out() {
 
 void UnitGradients::clear_padding() {
   std::int64_t end = 0;
+  auto clear_up_to = [&](std::int64_t begin) {
+    if (begin > end) flat_.narrow(0, end, begin - end).zero_();
+  };
   for (const shard::FlatEntry& entry : unit_.layout().entries()) {
-    flat_.narrow(0, end, entry.offset - end).zero_();
+    clear_up_to(entry.offset);
     end = entry.offset + entry.numel;
   }
-  flat_.narrow(0, end, flat_.numel() - end).zero_();
+  clear_up_to(flat_.numel());
 }
 
 void UnitGradients::accept(int i) {
