@@ -1,7 +1,5 @@
 #include "launch/nodes.h"
 
-#include "sys/blocked_signals.h"
-
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
 #include <lockstep/base/log.h>
@@ -59,7 +57,7 @@ Nodes::~Nodes() {
   }
   closing_changed_.notify_all();
   if (unanswered_) gathering_.store->disconnect();
-  for (std::thread& thread : threads_) thread.join();
+  for (sys::Thread& thread : threads_) thread.join();
 }
 
 std::string Nodes::host(int node) const {
@@ -113,8 +111,7 @@ void Nodes::begin_to_leave(Deadline deadline) {
 
 // What fails here fails because the store is lost, which the listener notices too.
 void Nodes::in_background(std::function<void()> action) {
-  const sys::BlockedSignals blocked;
-  threads_.emplace_back([action = std::move(action)] {
+  threads_.emplace_back("other nodes", [action = std::move(action)] {
     try {
       action();
     } catch (const std::exception& error) {

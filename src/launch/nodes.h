@@ -6,6 +6,7 @@
 #include "launch/gathering.h"
 #include "launch/roster.h"
 #include "sys/file_descriptor.h"
+#include "sys/thread.h"
 
 #include <atomic>
 #include <condition_variable>
@@ -13,7 +14,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace lockstep::launch {
@@ -78,7 +78,7 @@ class Nodes {
   std::condition_variable closing_changed_;
   bool listening_ = true;  // until a verdict was heard
   std::optional<Verdict> heard_;
-  std::vector<std::thread> threads_;  // the agent's own thread adds to them
+  std::vector<sys::Thread> threads_;  // the agent's own thread adds to them
 };
 
 }  // namespace lockstep::launch

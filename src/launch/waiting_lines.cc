@@ -1,7 +1,6 @@
 #include "launch/waiting_lines.h"
 
 #include "launch/poller.h"
-#include "sys/blocked_signals.h"
 #include "sys/process.h"
 
 #include <lockstep/base/error.h>
@@ -41,8 +40,7 @@ WaitingLines::WaitingLines(std::function<void(const std::string&)> say, bool sig
     : say_(std::move(say)), end_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!end_) throw SystemError("making an eventfd", errno);
   if (signals) signals_.emplace();
-  const sys::BlockedSignals blocked;
-  thread_ = std::thread([this] { run(); });
+  thread_ = sys::Thread("waiting lines", [this] { run(); });
 }
 
 WaitingLines::~WaitingLines() {

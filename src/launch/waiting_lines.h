@@ -3,12 +3,12 @@
 
 #include "launch/signals.h"
 #include "sys/file_descriptor.h"
+#include "sys/thread.h"
 
 #include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 
 namespace lockstep::launch {
 
@@ -36,7 +36,7 @@ class WaitingLines {
   sys::FileDescriptor end_;
   mutable std::mutex mutex_;
   std::string what_;
-  std::thread thread_;
+  sys::Thread thread_;
 };
 
 }  // namespace lockstep::launch

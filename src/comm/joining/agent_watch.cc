@@ -4,14 +4,13 @@
 #include <lockstep/base/format.h>
 #include <lockstep/launch/environment.h>
 
-#include "sys/blocked_signals.h"
 #include "sys/process.h"
+#include "sys/thread.h"
 
 #include <csignal>
 #include <limits>
 #include <mutex>
 #include <string>
-#include <thread>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -50,8 +49,9 @@ void watch_agent() {
   const std::string line = formatted(
       "lockstep: rank {}: the agent of its run, `lockstep run`, is gone; it ends itself\n",
       environment::text(variable::rank).value_or("?"));
-  const sys::BlockedSignals blocked;
-  std::thread([agent = static_cast<int>(*agent), line] { wait_and_end(agent, line); }).detach();
+  sys::Thread("agent watch", [agent = static_cast<int>(*agent), line] {
+    wait_and_end(agent, line);
+  }).detach();
   process = ::getpid();
 }
 
