@@ -33,6 +33,8 @@ int start_copies(const RankProgram& program) {
                           .explained_exit_code = failure};
   if (auto terminal = train::terminal_of(stdout))
     spec.environment.emplace_back("LOCKSTEP_TERMINAL", *terminal);
+  if (!program.flight_folder.empty())
+    spec.environment.emplace_back(launch::variable::flight_folder, program.flight_folder);
   return launch::Agent(spec).run().exit_code;
 }
 

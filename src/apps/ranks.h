@@ -15,6 +15,7 @@ struct RankProgram {
   std::string command;             // for what is said: "lockstep train"
   std::vector<std::string> words;  // of the command line, for the copies
   std::int64_t ranks = 0;          // --ranks; 0: as the launcher says, else 1
+  std::string flight_folder;       // for flight records where the user names none; may be empty
   // Throws BadInput for options that so many ranks cannot have.
   std::function<void(int ranks)> check = [](int) {};
   std::function<int(Group world)> body;  // what a rank does, and its exit code

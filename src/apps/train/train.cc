@@ -58,6 +58,7 @@ int main(int count, char** arguments) {
         {.command = command,
          .words = words,
          .ranks = options.ranks,
+         .flight_folder = options.out,
          .check = [&](int ranks) { train::check_options(options, ranks); },
          .body = [&](Group world) { return be_a_rank(options, std::move(world)); }});
   });
