@@ -14,8 +14,8 @@
 // backward(), where all ranks meet. If a unit was gathered since (an evaluation between backward()
 // and step()), or unsharded() is open, all ranks meet before the first write to a shard. The write
 // releases every unit that trains, so an evaluation between the steps of two optimizers gathers
-// again, and the ranks meet before the second step, too. Nothing is ever gathered ahead across a step that
-// somebody reads: what is outdated is gathered again. Writes to whole parameters go to copies.
+// again, and the ranks meet before the second step, too. What was gathered ahead and is outdated by
+// a step is gathered again before it is used. Writes to whole parameters go to copies.
 //
 // What is posted depends on nothing but the sequence of uses, so it is the same on all ranks that
 // use units in the same order.
