@@ -12,7 +12,7 @@ namespace lockstep::apps {
 
 int complain(std::string_view command, std::string_view what, int code) {
   constexpr std::size_t longest = 4000;
-  print_to(stderr, "{}: {}\n", command, visible(what, longest));
+  print_to(stderr, "{}: {}\n", command, visible_line(what, longest));
   return code;
 }
 

@@ -85,7 +85,7 @@ bool is_shown(Level level) noexcept { return logger().should_log(to_spdlog(level
 void write(Level level, std::string_view pattern,
            std::span<const FormatArgument> arguments) noexcept {
   try {
-    logger().log(to_spdlog(level), visible(formatted_from(pattern, arguments)));
+    logger().log(to_spdlog(level), visible_line(formatted_from(pattern, arguments)));
   } catch (const std::exception&) {
     std::fputs("lockstep: a log line could not be written\n", stderr);
   }

@@ -76,4 +76,19 @@ std::string visible(std::string_view text, std::size_t max_length) {
   return shown;
 }
 
+std::string visible_line(std::string_view line, std::size_t max_bytes) {
+  constexpr std::string_view cut = "...";
+  std::string shown;
+  std::size_t kept = 0;  // of shown, when the cut follows
+  for (std::string_view rest = line; !rest.empty();) {
+    const Piece piece = first_piece(rest);
+    const bool as_it_is = piece.escape.empty() || rest.front() == '\t';
+    shown += as_it_is ? rest.substr(0, piece.bytes) : std::string_view(piece.escape);
+    if (shown.size() > max_bytes) return shown.substr(0, kept) + std::string(cut);
+    if (shown.size() + cut.size() <= max_bytes) kept = shown.size();
+    rest.remove_prefix(piece.bytes);
+  }
+  return shown;
+}
+
 }  // namespace lockstep

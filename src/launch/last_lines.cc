@@ -14,7 +14,7 @@ std::string presentable(std::string_view line) {
   while (line.ends_with('\r')) line.remove_suffix(1);
   const std::size_t overwritten = line.rfind('\r');
   if (overwritten != std::string_view::npos) line.remove_prefix(overwritten + 1);
-  return visible(visible(line, longest_line), longest_line);  // what is written out is longer
+  return visible_line(line, longest_line);
 }
 
 }  // namespace

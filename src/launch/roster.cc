@@ -20,7 +20,7 @@ constexpr std::size_t most_last_lines = 100;
 constexpr std::int64_t most_int = std::numeric_limits<int>::max();
 
 // What the writers are given, fit for one line.
-std::string tidy(std::string_view text) { return visible(visible(text), most_line_bytes - 64); }
+std::string tidy(std::string_view text) { return visible_line(text, most_line_bytes - 64); }
 
 // Takes one line after the other off the front.
 class Lines {
@@ -36,7 +36,7 @@ class Lines {
   std::string_view take() {
     const std::size_t end = left_.find('\n');
     const std::string_view line = left_.substr(0, end);
-    if (end == std::string_view::npos || line.size() > most_line_bytes || visible(line) != line)
+    if (end == std::string_view::npos || line.size() > most_line_bytes || visible_line(line) != line)
       fail("a line of text", line);
     left_.remove_prefix(end + 1);
     return line;

@@ -24,7 +24,7 @@
 //            log FILE                    empty: none
 //            | LINE                      one for each of its last lines
 //
-// Each line ends with '\n', and a text holds nothing else that visible() would write otherwise,
+// Each line ends with '\n', and a text holds nothing else that visible_line() would write otherwise,
 // such as control characters: what the writers are given they make so, and cut where it is too
 // long.
 #pragma once

@@ -142,6 +142,6 @@ void Agent::Run::collect_orphans() {
 }
 
 // Much of what it says came from ranks and from other nodes.
-void Agent::Run::say(const std::string& line) { error_printer_.say(speaker + visible(line)); }
+void Agent::Run::say(const std::string& line) { error_printer_.say(speaker + visible_line(line)); }
 
 }  // namespace lockstep::launch

@@ -51,5 +51,27 @@ TEST(Visible, AnyBytesBecomeOneShortLine) {
   }
 }
 
+TEST(VisibleLine, KeepsTabsAndItsWholeLength) {
+  EXPECT_EQ(visible_line("\tat x\x1b[2J\n"), "\tat x\\x1b[2J\\n");
+  EXPECT_EQ(visible_line(std::string(5000, 'x')), std::string(5000, 'x'));
+}
+
+TEST(VisibleLine, IsCutBetweenCharactersWithinItsBytes) {
+  EXPECT_EQ(visible_line("abcdef", 6), "abcdef");
+  EXPECT_EQ(visible_line("abcdef", 5), "ab...");
+  EXPECT_EQ(visible_line("äöü", 5), "ä...");
+  EXPECT_EQ(visible_line("a\x1b\x1b", 8), "a\\x1b...");
+}
+
+TEST(VisibleLine, AnyBytesFitAndStayAsTheyAreThen) {
+  for (test::FuzzRounds rounds("visible_line"); rounds.next();) {
+    const std::string bytes =
+        test::random_bytes(rounds.random(), test::below(rounds.random(), 300));
+    const std::string shown = visible_line(bytes, 100);
+    EXPECT_LE(shown.size(), 100u);
+    EXPECT_EQ(visible_line(shown, 100), shown);
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

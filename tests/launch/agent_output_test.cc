@@ -117,7 +117,7 @@ TEST(AgentOutput, AReaderThatTakesNothingDoesNotHoldTheAgentForEver) {
 
 TEST(AgentOutput, TheReportsLinesActOnNoTerminal) {
   const Ran ran = run_agent(shells(1, "printf '\\033]0;x\\007 \\302\\233 2J\\n'; exit 3"));
-  EXPECT_NE(ran.error.find("lockstep run:   | \\x1b]0;x\\x07 \\u009b 2J\n"), std::string::npos)
+  EXPECT_NE(ran.error.find("lockstep run:   | \\x1b]0;x\\x07 \\u{9b} 2J\n"), std::string::npos)
       << ran.error;
 }
 

@@ -306,13 +306,13 @@ void Residency::before_write() {
   std::lock_guard lock(mutex_);
   for (const auto& unit : units_)
     if (unit->arriving()) unit->finish_gather();
-  wait_for_readers();
+  wait_for_readers(std::ranges::any_of(units_, [](const auto& unit) { return unit->present(); }));
 }
 
 void Residency::before_slice_write(std::size_t unit) {
   std::lock_guard lock(mutex_);
   if (units_[unit]->arriving()) units_[unit]->finish_gather();
-  wait_for_readers();
+  wait_for_readers(units_[unit]->present());
   drop_before_write(unit);
 }
 
@@ -338,11 +338,12 @@ void Residency::drop(std::size_t number) {
   if (unit.pins == 0) release(unit);
 }
 
-void Residency::wait_for_readers() {
+void Residency::wait_for_readers(bool is_present) {
   if (units_.empty() || !units_.front()->is_node_shared()) return;
   std::exchange(read_until_, Work()).wait();
-  if (held_ == 0 && !std::exchange(is_read_, false)) return;
-  // A write takes gathered values away, so a later use gathers again, and is_read_ says it.
+  if (held_ == 0 && !std::exchange(is_read_, false) && !is_present) return;
+  // A write takes gathered values away, so a later use gathers again, and is_read_ says it. What
+  // stays, as frozen units do, may be used without.
   Unit& named = *units_.front();
   meet(named, named.post_meeting(formatted("unit {} {}", named.name(), slices_change)),
        slices_change);

@@ -14,8 +14,9 @@
 // backward(), where all ranks meet. If a unit was gathered since (an evaluation between backward()
 // and step()), or unsharded() is open, all ranks meet before the first write to a shard. The write
 // releases every unit that trains, so an evaluation between the steps of two optimizers gathers
-// again, and the ranks meet before the second step, too. What was gathered ahead and is outdated by
-// a step is gathered again before it is used. Writes to whole parameters go to copies.
+// again, and the ranks meet before the second step, too. Before a write to a unit that stays, as a
+// frozen one does, they always meet. What was gathered ahead and is outdated by a step is gathered
+// again before it is used. Writes to whole parameters go to copies.
 //
 // What is posted depends on nothing but the sequence of uses, so it is the same on all ranks that
 // use units in the same order.
@@ -110,7 +111,7 @@ class Residency {
   [[nodiscard]] std::size_t number_of(const Unit& unit) const;
   [[nodiscard]] bool is_again(int unit) const;
   void meet(const Unit& unit, Work own, const char* why);
-  void wait_for_readers();
+  void wait_for_readers(bool is_present);
   void forget_write();
   void release(Unit& unit);
   void drop_all();
