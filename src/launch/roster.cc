@@ -36,7 +36,8 @@ class Lines {
   std::string_view take() {
     const std::size_t end = left_.find('\n');
     const std::string_view line = left_.substr(0, end);
-    if (end == std::string_view::npos || line.size() > most_line_bytes || visible_line(line) != line)
+    if (end == std::string_view::npos || line.size() > most_line_bytes ||
+        visible_line(line) != line)
       fail("a line of text", line);
     left_.remove_prefix(end + 1);
     return line;

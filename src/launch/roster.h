@@ -24,9 +24,9 @@
 //            log FILE                    empty: none
 //            | LINE                      one for each of its last lines
 //
-// Each line ends with '\n', and a text holds nothing else that visible_line() would write otherwise,
-// such as control characters: what the writers are given they make so, and cut where it is too
-// long.
+// Each line ends with '\n', and a text holds nothing else that visible_line() would write
+// otherwise, such as control characters: what the writers are given they make so, and cut where it
+// is too long.
 #pragma once
 
 #include <lockstep/base/deadline.h>

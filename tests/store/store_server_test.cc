@@ -5,6 +5,7 @@
 
 #include "store/conversation.h"
 #include "support/processes.h"
+#include "support/sanitizers.h"
 #include "support/soon.h"
 #include "sys/sockets.h"
 
@@ -178,14 +179,9 @@ TEST_F(Server, TooManyWaitsOfOneClientAreRefused) {
   expect_still_serving();
 }
 
-#if defined(__has_feature)
-constexpr bool checks_pointers = __has_feature(undefined_behavior_sanitizer);
-#else
-constexpr bool checks_pointers = false;
-#endif
-
 TEST(StoreServer, RunningOutOfDescriptorsIsSurvived) {
-  if (checks_pointers) GTEST_SKIP() << "UndefinedBehaviorSanitizer itself needs descriptors";
+  if (test::under_undefined_behavior_sanitizer)
+    GTEST_SKIP() << "UndefinedBehaviorSanitizer itself needs descriptors";
   test::expect_ranks(1, [](int) {
     StoreServer server({.secret = "swordfish"});
     rlimit limit{40, 40};

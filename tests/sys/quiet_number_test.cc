@@ -8,6 +8,7 @@
 
 #include <lockstep/base/error.h>
 #include "support/processes.h"
+#include "support/sanitizers.h"
 
 namespace lockstep::sys {
 namespace {
@@ -21,6 +22,8 @@ TEST(QuietNumber, IsBeyondWhatScriptsUseAndClosedOnExec) {
 }
 
 TEST(QuietNumber, IsTheNextBestWhereTheLimitIsLow) {
+  if (test::under_undefined_behavior_sanitizer)
+    GTEST_SKIP() << "UndefinedBehaviorSanitizer itself needs descriptors";
   test::expect_ranks(1, [](int) {
     const FileDescriptor file(::open("/dev/null", O_RDONLY));
     const rlimit low{48, 48};

@@ -57,7 +57,7 @@ TEST(LibraryThread, TakesNoSignalAndLeavesThemToItsMaker) {
   ::pthread_sigmask(SIG_SETMASK, nullptr, &before);
   EXPECT_FALSE(sigismember(&before, SIGTERM));
   Waiting waiting;
-  EXPECT_EQ(test::other_threads(), 1U);
+  EXPECT_GE(test::other_threads(), 1U);  // a sanitizer may have one of its own
   EXPECT_EQ(test::threads_that_take_signals(), std::vector<std::string>());
   sigset_t after;
   ::pthread_sigmask(SIG_SETMASK, nullptr, &after);

@@ -14,8 +14,8 @@ namespace lockstep {
 [[nodiscard]] std::string visible(std::string_view text, std::size_t max_length = 120);
 
 // A line that is shown by itself, the same way but for tabs, which stay. Of a line that would take
-// more than `max_bytes` the beginning is kept: "abc...", in max_bytes altogether. What this function
-// has returned it returns unchanged.
+// more than `max_bytes` the beginning is kept: "abc...", in max_bytes altogether. What this
+// function has returned it returns unchanged.
 [[nodiscard]] std::string visible_line(std::string_view line,
                                        std::size_t max_bytes = std::string_view::npos);
 

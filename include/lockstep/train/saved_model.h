@@ -19,7 +19,7 @@ namespace lockstep::train {
 
 struct SavedModel {
   std::filesystem::path file;
-  Options options;  // the task's defaults with those of the model
+  Options options;                             // the task's defaults with those of the model
   std::int64_t step = 0;                       // updates that were made
   std::optional<data::Vocabulary> vocabulary;  // of a gpt
   checkpoint::NamedTensors tensors;

@@ -23,8 +23,8 @@ struct alignas(64) Control {
 
   enum : std::uint32_t { unknown, yes, no };
 
-  Doorbell waiting;                                // threads inside wait()
-  Doorbell helper;                                 // the helper thread
+  Doorbell waiting;  // threads inside wait()
+  Doorbell helper;   // the helper thread
   // Of a process that goes in order: it posts nothing more, but peers may still use its private
   // memory; and it needs nobody and nobody needs it.
   enum : std::uint32_t { present, leaving, gone };

@@ -76,10 +76,10 @@ class SharedByProcesses {
   T* value_;
 };
 
-// Stops this process as soon as it executes a segment of the group's collectives.
+// Stops this process as soon as it is seen to execute a segment of the group's collectives.
 std::thread stop_in_a_segment(Endpoint& endpoint, std::uint64_t key) {
   return std::thread([&endpoint, key] {
-    auto end = Clock::now() + 5s;
+    auto end = Clock::now() + 1s;
     for (bool stopped = false; !stopped && Clock::now() < end;) {
       endpoint.marks().visit(endpoint.peers().rank(), [&](std::uint64_t word) {
         if (stopped || !shm::is_of_lane(word, key)) return;
@@ -97,7 +97,8 @@ TEST(Aftermath, ARankThatIsStoppedInASegmentWritesNothingLater) {
     std::atomic<int> refilled{0};
     std::atomic<int> failed{0};
   };
-  for (int round = 0; round < 4; ++round) {
+  for (int stopped = 0, round = 0; stopped < 4; ++round) {
+    ASSERT_LT(round, 20) << "no segment was seen while it was executed";
     SharedByProcesses<Board> board;
     TemporaryFolder folder;
     RankProcesses ranks(2, on_endpoint(folder, 2, [&](Endpoint& endpoint) {
@@ -126,7 +127,7 @@ TEST(Aftermath, ARankThatIsStoppedInASegmentWritesNothingLater) {
     while (board->refilled == 0 && Clock::now() < end) std::this_thread::sleep_for(1ms);
     ranks.kill(1, SIGCONT);
     for (auto& result : ranks.wait(20s)) EXPECT_TRUE(result.ok()) << result;
-    EXPECT_GT(board->failed, 0);
+    stopped += board->failed > 0 ? 1 : 0;
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "comm/shm/endpoint.h"
 #include "support/processes.h"
+#include "support/sanitizers.h"
 #include "support/temporary_folder.h"
 
 #include <lockstep/store/file_store.h>
@@ -31,16 +32,6 @@ inline shm::EndpointOptions small_options() {
           .join_timeout = std::chrono::seconds(20),
           .arena_bytes = 256 << 20};
 }
-
-// Whether ThreadSanitizer watches.
-inline constexpr bool under_thread_sanitizer =
-#if defined(__has_feature)
-    __has_feature(thread_sanitizer);
-#elif defined(__SANITIZE_THREAD__)
-    true;
-#else
-    false;
-#endif
 
 // Hand-offs run through memory that every rank maps at another address, where ThreadSanitizer does
 // not see that they order anything. So threads under it stage what lies at one address for all.
