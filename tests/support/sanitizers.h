@@ -1,4 +1,4 @@
-// Which sanitizer watches the tests: some of them meet limits that a sanitizer itself needs more of.
+// Which sanitizer watches the tests: some meet limits that a sanitizer itself needs more of.
 #pragma once
 
 namespace lockstep::test {
