@@ -14,7 +14,7 @@ namespace {
 constexpr int most_nested = 4;
 constexpr std::size_t most_dims = 64;  // as many as LibTorch's operations take
 
-// Nothing where a size of 0 hides others whose strides no number holds.
+// Nothing where a size of 0 hides others whose strides overflow.
 std::optional<std::uint64_t> bytes_of(c10::ScalarType dtype,
                                       const std::vector<std::int64_t>& shape) {
   std::uint64_t bytes = c10::elementSize(dtype);

@@ -11,7 +11,7 @@
 namespace lockstep {
 
 // The combination of one value a rank (equal sizes, dtypes and devices) in a tensor of its own:
-// float for half and bfloat16, so that whoever stores it rounds once.
+// float for half and bfloat16, so that it is rounded once, when it is stored.
 [[nodiscard]] at::Tensor reduce_in_tree(std::span<const at::Tensor> values, Op op);
 
 }  // namespace lockstep

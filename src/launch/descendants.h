@@ -26,10 +26,10 @@ class Adoption {
 
   // All living or uncollected descendants, parents before children.
   [[nodiscard]] std::vector<pid_t> descendants() const;
-  // Collects adopted processes that have ended; `own` are children somebody else waits for.
+  // Collects adopted processes that have ended; `own` are children that other code waits for.
   void collect(const std::set<pid_t>& own) const;
   // SIGTERM to all descendants, SIGKILL to those that are left after `grace`, until none is left.
-  // Returns how many there were. Only when no child is left that somebody else waits for.
+  // Returns how many there were. Only when no child is left that other code waits for.
   int end_all(Duration grace) const;
 
  private:

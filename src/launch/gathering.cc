@@ -20,7 +20,7 @@ namespace lockstep::launch {
 
 namespace {
 
-constexpr std::chrono::milliseconds look_again{500};  // who has come, who has refused
+constexpr std::chrono::milliseconds look_again{500};  // which nodes have come, which have refused
 constexpr std::chrono::seconds roster_patience{10};  // beyond the deadline of node 0, which decides
 
 std::string secret_of(const NodeSpec& spec, const Rendezvous& at) {
@@ -64,7 +64,7 @@ std::shared_ptr<TcpStore> connect(const NodeSpec& spec, const Rendezvous& at,
                                                       .call_timeout = spec.lost_after,
                                                       .lost_after = spec.lost_after});
   } catch (const Timeout& error) {
-    throw Timeout(formatted("node {} waited {} in vain for node 0 at {} ({})", spec.node,
+    throw Timeout(formatted("node {} waited {} for node 0 at {} ({})", spec.node,
                             format_duration(spec.join_timeout), at.text(), error.what()));
   } catch (const BadInput& error) {
     throw BadInput(formatted("node {} cannot join: {}", spec.node, error.what()));
@@ -188,7 +188,7 @@ class Talk {
   [[noreturn]] void give_up_on(const std::vector<std::string>& keys) {
     const std::vector<int> nodes = missing(keys);
     const std::string why =
-        formatted("node 0 waited {} in vain for {}: no agent with --node-rank {} came",
+        formatted("node 0 waited {} for {}: no agent with --node-rank {} came",
                   format_duration(spec_.join_timeout), node_list(nodes), listed(nodes, " or "));
     store_.compare_set(key::roster, "", to_text(Roster{.refused = why}));
     throw Timeout(why);

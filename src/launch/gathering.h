@@ -2,9 +2,9 @@
 //
 // Node 0 serves the store. Keys, under "lockstep-run/", texts as in roster.h:
 //   nodes/K   hello of node K; the first agent that writes it is node K
-//   roster    node 0's, when all have come; or why there will be no run. Whoever sees a mistake
-//             first may refuse; the first text stands
-//   verdict   how the run ended, from whoever saw it first
+//   roster    node 0's, when all have come; or why there will be no run. An agent that sees a
+//             mistake first may refuse; the first text stands
+//   verdict   how the run ended, from the agent that saw it first
 //   beat/K    a number that node K's agent raises again and again for as long as it lives
 //   done      how many nodes' ranks have all ended well
 //   left/K    node K's agent needs the store no more

@@ -48,7 +48,7 @@ struct Watch {
   std::string line;
 };
 
-// -1 where the name is no number.
+// -1 where the name is not a number.
 pid_t number_of(const char* name) {
   pid_t number = 0;
   for (; *name >= '0' && *name <= '9'; ++name) number = number * 10 + (*name - '0');
@@ -123,8 +123,8 @@ void prepare(const Watch& watch) {
   ::setsid();
   ::prctl(PR_SET_NAME, guard_name);
   [[maybe_unused]] const int at_root = ::chdir("/");
-  // Numbers below the ones it needs, above them and between: whoever waits for the end of one of
-  // the agent's pipes must not wait for the guard.
+  // Numbers below the ones it needs, above them and between: a rank that waits for the end of one
+  // of the agent's pipes must not wait for the guard.
   int kept[] = {watch.agent, watch.all_is_well, watch.error};
   std::sort(std::begin(kept), std::end(kept));
   int next = 0;

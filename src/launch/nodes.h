@@ -38,7 +38,7 @@ class Nodes {
   // "node 1 (host b)"
   [[nodiscard]] std::string name(int node) const;
 
-  // Says that the run has failed or that somebody asked it to stop. The first word of all nodes
+  // Says that the run has failed or that it was asked to stop. The first word of all nodes
   // stands.
   void say(const Verdict& verdict);
   // Says that all ranks of this node have ended well. The last node that says so ends the run.

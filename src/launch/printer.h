@@ -10,8 +10,8 @@
 
 namespace lockstep::launch {
 
-// Who has printed the beginning of a line that is not finished yet. Shared by the printers of
-// stdout and stderr where both are the same terminal.
+// Which rank has printed the beginning of a line that is not finished yet. Shared by the printers
+// of stdout and stderr where both are the same terminal.
 struct OpenLine {
   static constexpr int nobody = -1;
   int stream = nobody;

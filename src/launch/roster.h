@@ -16,7 +16,7 @@
 //            node 1 node8
 //
 //   verdict  done                        all ranks of all nodes ended well
-//            stopped SIGNAL NODE         somebody asked that node's agent to stop
+//            stopped SIGNAL NODE         that node's agent was asked to stop
 //            failed CODE NODE RANK PID NANOSECONDS     of a rank; RANK -1: of the agent itself;
 //                                                      NODE -1 too: HOW says all
 //            at TIME

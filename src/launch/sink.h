@@ -20,7 +20,7 @@ class Sink {
 
   [[nodiscard]] int descriptor() const { return descriptor_; }
   [[nodiscard]] std::size_t pending() const { return queue_.size() - sent_; }
-  // Whoever feeds this sink should wait until it has drained.
+  // The caller of write() should wait until it has drained.
   [[nodiscard]] bool full() const { return pending() > (1 << 20); }
   // errno of the write that failed for good (EPIPE: the reader has gone), else 0.
   [[nodiscard]] int lost() const { return lost_; }

@@ -1,4 +1,4 @@
-// BackwardWatch: tells when a running backward() is over.
+// BackwardWatch: tells when a running backward() has ended.
 //
 // The engine runs callbacks at the end of a graph task, which is one call of backward(); a
 // backward() inside a node of another one is a task of its own. The watch follows from an inner
@@ -28,7 +28,7 @@ class StepWatch : public BackwardObserver, public std::enable_shared_from_this<S
  public:
   // Called with each gradient: watches the backward() that it comes from, unless it does so.
   void watch();
-  // Called from the owner's on_backward_end(): whether the step is over, because it is `complete`
+  // Called from the owner's on_backward_end(): whether the step has ended, because it is `complete`
   // or nothing is left that runs. An outer backward() is watched from then on.
   [[nodiscard]] bool is_over(bool nested, bool complete);
 
@@ -38,7 +38,7 @@ class StepWatch : public BackwardObserver, public std::enable_shared_from_this<S
 };
 
 // Tells an owner of the same two methods, while that lives. An owner makes one for each of its
-// steps, and drops it when the step is over: watches that are left then tell nobody.
+// steps, and drops it when the step has ended: watches that are left then tell nobody.
 template <class Owner>
 class StepObserver final : public StepWatch {
  public:

@@ -2,7 +2,7 @@
 // lives.
 //
 // LibTorch has one post-accumulate slot a tensor. What was there runs first and comes back when the
-// hooks are removed; if somebody else has taken the slot (and chained our hook), ours stays in that
+// hooks are removed; if other code has taken the slot (and chained our hook), ours stays in that
 // chain and does nothing.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What goes wrong with gradients in the same way whoever reduces them: its words stand once.
+// What goes wrong with gradients in the same way under DDP and sharding: its words stand once.
 #pragma once
 
 #include <cstddef>

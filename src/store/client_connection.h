@@ -19,7 +19,7 @@
 
 namespace lockstep {
 
-// `mutex_` guards `waiting_`, `lost_` and `next_id_`; `sending_` guards `sealer_` and who writes to
+// `mutex_` guards `waiting_`, `lost_` and `next_id_`; `sending_` guards `sealer_` and all writes to
 // the socket. Neither is held while the other is taken. The reader thread alone receives. Once
 // `lost_` is set it stays, the socket is shut, and every call throws.
 class TcpStore::Connection {

@@ -71,7 +71,7 @@ class Patience {
 
 }  // namespace
 
-// Held by whoever changes something: one writer at a time among all processes and threads. The
+// Held during each change: one writer at a time among all processes and threads. The
 // kernel releases it when its holder ends.
 class FileStore::Lock {
  public:

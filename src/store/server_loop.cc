@@ -27,7 +27,7 @@ constexpr int accepts_a_turn = 16;                  // so that a flood leaves ti
 constexpr std::size_t many_held_bytes = 1 << 20;  // enough to ask what all hold
 constexpr std::chrono::seconds between_refusal_lines{10};
 
-// Who has one IPv6 address has 2^64 of them.
+// A host with one IPv6 address has 2^64 of them.
 std::string origin_of(const sys::SocketAddress& peer) {
   std::string host = peer.host();
   if (peer.family() == AF_UNIX) return "this host";
@@ -133,7 +133,7 @@ void StoreServer::Loop::accept_all() {
   }
 }
 
-// Any user can connect to an abstract socket: the kernel says who has.
+// Any user can connect to an abstract socket: the kernel says which user it is.
 bool StoreServer::Loop::may_enter(int socket) const {
   if (!address_.starts_with('@')) return true;
   auto peer = sys::peer_credentials(socket);

@@ -52,7 +52,7 @@ class StoreServer::Loop {
     std::string origin;  // an address; connections of one compete for places
     store::LastWords last_words = {};
     std::deque<store::ParkedRequest> due = {};  // their keys are there, but the output is full
-    bool closing = false;                       // close it when the turn is over
+    bool closing = false;                       // close it at the end of the turn
   };
   using Connections = std::map<std::uint64_t, Connection>;  // by number: the oldest first
 

@@ -1,4 +1,4 @@
-// A file that somebody named, opened for reading: whatever reads data, checkpoints, settings or
+// A file that a user named, opened for reading: whatever reads data, checkpoints, settings or
 // records goes through here.
 #pragma once
 

@@ -27,7 +27,7 @@ namespace lockstep::sys {
 // Nothing when nobody waits to be accepted.
 [[nodiscard]] FileDescriptor accept_now(int listener);
 
-// Tries until somebody listens there: ranks may start before their server.
+// Tries until a server listens there: ranks may start before their server.
 [[nodiscard]] FileDescriptor connect_to(const SocketAddress& address, Deadline deadline);
 // One try; nothing when nobody listens there.
 [[nodiscard]] FileDescriptor try_connect(const SocketAddress& address, Deadline deadline);

@@ -170,7 +170,7 @@ void Progress::show_text(std::string_view text) {
   bool is_first_plain = !in_place_ && next_ == Clock::time_point::min();
   if (now < next_) return;
   next_ = now + interval_;
-  if (is_first_plain) return;  // what is over soon needs no line
+  if (is_first_plain) return;  // a short run needs no line
   if (!in_place_) return say(text);
   auto room = static_cast<std::size_t>(std::max(0, terminal_columns(stream_) - 1));
   print_to(stream_, "{}{}", text.substr(0, room), end_in_place);

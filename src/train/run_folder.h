@@ -15,7 +15,7 @@
 namespace lockstep::train {
 
 // One run at a time: from find_state() on (from open() on where the folder is new) the object holds
-// the lock OUT/run.lock, and whoever finds it held is refused with BadInput.
+// the lock OUT/run.lock, and a run that finds it held is refused with BadInput.
 class RunFolder {
  public:
   explicit RunFolder(const Options& options) : options_(options), path_(options.out) {}

@@ -125,7 +125,7 @@ TEST_P(Mismatches, NameBothCallsAndKillTheGroupOnBothRanks) {
   });
 }
 
-// Rank 3 waits for rank 1 alone, who has no need of it and goes on elsewhere.
+// Rank 3 waits for rank 1 alone, which has no need of it and goes on elsewhere.
 TEST_P(Mismatches, AreToldToWhoeverWaits) {
   test::run_group(GetParam(), 4, [&](Group world) {
     for (int round = 0; round < 5; ++round) {

@@ -49,7 +49,7 @@ struct Tally {
   }
 };
 
-// Of all tests so far; shown when the last one is over.
+// Of all tests so far; shown after the last one.
 Tally& total() {
   static Tally tally;
   return tally;

@@ -101,7 +101,7 @@ TEST(StagedBackend, OnlyTheRootOfAReduceIsWritten) {
   });
 }
 
-// Nothing of this happens on the device before somebody waits for it.
+// Nothing of this happens on the device before a rank waits for it.
 TEST(StagedBackend, ReadsWhatTheStreamWasGivenBeforeThePost) {
   run_staged(2, [](Group group) {
     const c10::StreamGuard on(test::new_late_stream());

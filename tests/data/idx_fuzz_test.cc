@@ -44,7 +44,7 @@ std::string some_file(Random& random) {
   return bytes + test::random_bytes(random, count);
 }
 
-// No elements, and sizes whose product no number holds.
+// No elements, and sizes whose product overflows.
 std::string nothing_of_great_size(Random& random) {
   auto dims = 3 + below(random, 250);
   std::string bytes{0, 0, 0x08, static_cast<char>(dims)};

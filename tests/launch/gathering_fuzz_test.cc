@@ -1,4 +1,4 @@
-// Agents of two nodes that come together while somebody who knows the secret writes nonsense into
+// Agents of two nodes that come together while a process that knows the secret writes nonsense into
 // their store: each of them ends its gathering, with a roster or with an error, in time.
 #include "launch/gathering.h"
 #include "support/free_port.h"

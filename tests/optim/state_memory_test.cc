@@ -1,4 +1,4 @@
-// Optimizers whose state lies in memory that somebody else gives.
+// Optimizers whose state lies in memory of the caller's.
 #include <lockstep/optim/state_memory.h>
 
 #include <lockstep/optim/adam.h>
@@ -148,7 +148,7 @@ TEST(StateMemory, HasTheMastersOfParametersInSixteenBits) {
 }
 
 // 12 parameters of 16 MiB each, with gradient and state: several stretches, and the next one is
-// announced before the one at hand is over.
+// announced before the current one has ended.
 TEST(StateMemory, IsToldWhatComesNext) {
   std::vector<at::Tensor> parameters;
   for (int i = 0; i < 12; ++i) parameters.push_back(torch::zeros({1 << 20}).requires_grad_());

@@ -41,8 +41,8 @@
 // requires_grad_(). Then
 //
 //   - every rank must reach the same results from what it calls backward() on. A rank whose loss
-//     does not use one ties it in with with_backward_of(); else the others wait for it in vain,
-//     until the deadline names it;
+//     does not use one ties it in with with_backward_of(); else the others wait for it until their
+//     deadline, until the deadline names it;
 //   - autograd's engine runs CPU nodes of one graph in the reverse order of their creation in a
 //     thread, whatever lies between them, so ranks whose forward calls come in the same order have
 //     their backward calls in the same order too, even when their own graphs differ. That does not

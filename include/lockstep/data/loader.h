@@ -98,7 +98,7 @@ class Loader {
   [[nodiscard]] std::int64_t samples() const { return plan_.sampler().samples(); }
 
   // The place behind the last batch that was handed out, also in the middle of a loop over an
-  // epoch; when the loop is over, the epoch's end, the same on every rank.
+  // epoch; after the loop, the epoch's end, the same on every rank.
   [[nodiscard]] LoaderState state() const { return plan_.state_at(epoch_, *place_); }
   // The next epoch(state.epoch) begins at the saved place. BadInput, and nothing changed, when the
   // state is that of another order.

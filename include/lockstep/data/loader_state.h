@@ -20,7 +20,7 @@ struct LoaderState {
   bool drop_last = false;
 
   // "epoch=3 batches=17 seed=42 samples=60000 global_batch=64 shuffle=1 drop_last=0", and back.
-  // BadInput names a field that is missing, unknown or no number.
+  // BadInput names a field that is missing, unknown or not a number.
   [[nodiscard]] std::string to_text() const;
   [[nodiscard]] static LoaderState from_text(std::string_view text);
 

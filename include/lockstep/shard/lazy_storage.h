@@ -1,4 +1,4 @@
-// LazyStorage: memory for tensors that is there only while somebody uses them.
+// LazyStorage: memory for tensors that is there only while an operation uses them.
 //
 // Tensors in it are ordinary dense tensors with one more dispatch key (trigger.h). Before an
 // operation reads or writes one of them, the owner is asked to bring the memory; views share the
@@ -50,7 +50,7 @@ struct PartPlace {
 
 class LazyStorage {
  public:
-  // Released at first. `released` is the text of the error of whoever reads it then. The owner may
+  // Released at first. `released` is the text of the error that a read throws then. The owner may
   // go before the storage: uses are then errors while it is released. `kept` and what `part` says
   // live as long as the storage.
   LazyStorage(std::int64_t bytes, c10::Device device, std::weak_ptr<StorageOwner> owner,
@@ -64,7 +64,7 @@ class LazyStorage {
   // The storage's memory becomes that of `buffer`, which has at least its bytes and is kept alive.
   void attach(const at::Tensor& buffer);
   void detach();
-  // The same for who has no LazyStorage any more.
+  // The same where the LazyStorage is gone.
   static void attach(c10::StorageImpl& storage, const at::Tensor& buffer);
   [[nodiscard]] c10::StorageImpl& impl() const { return *storage_.unsafeGetStorageImpl(); }
   // From now on the error of a released storage is `text`.

@@ -6,7 +6,7 @@
 //   else
 //     ...                                                              // tensor's own memory
 //
-// Whoever knows nothing of it uses the tensor as any other: the first operation that does brings
+// Code that knows nothing of it uses the tensor as any other: the first operation that does brings
 // all of its memory (shard/trigger.h).
 #pragma once
 

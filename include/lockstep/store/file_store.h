@@ -3,7 +3,7 @@
 //
 // The folder holds one file a key, which only ever changes by rename, and a lock file. A rank that
 // is killed at any point leaves every key whole and the lock free. Values of earlier runs stay:
-// give each run a fresh folder. Whoever can write the folder can change the store.
+// give each run a fresh folder. Every user who can write the folder can change the store.
 #pragma once
 
 #include <chrono>

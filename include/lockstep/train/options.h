@@ -90,7 +90,7 @@ struct OptionRow {
   std::string_view name;
   Member member;
   std::string_view help;
-  std::string_view tasks = "gpt mnist mlp";  // who has it
+  std::string_view tasks = "gpt mnist mlp";  // those that have it
   std::string_view choices = {};  // texts: the words allowed, separated by blanks; empty: any
   double least = 0;               // numbers: bounds, both included
   double most = 1e15;

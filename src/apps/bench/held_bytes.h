@@ -1,4 +1,4 @@
-// How many bytes tensors keep: each memory once, whole, whoever shares it.
+// How many bytes tensors keep: each memory once, whole, also where several share it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -77,7 +77,7 @@ std::int64_t number_of(const Json& json, const char* key, std::int64_t least, st
 
 double seconds_of(const Json& json, const char* key) {
   const Json& value = json.at(key);
-  check_input(value.is_number(), "'{}' is no number", key);
+  check_input(value.is_number(), "'{}' is not a number", key);
   const auto seconds = value.get<double>();
   check_input(seconds >= 0 && seconds <= most_seconds, "'{}' is {} seconds after 1970", key,
               seconds);

@@ -17,11 +17,10 @@ using namespace lockstep::apps;
 using lockstep::CommandOptions, lockstep::UsageError, lockstep::print_to;
 
 constexpr const char* about =
-    "Reads flight records (flight-rank-N.json), one of each rank, and says who waits in which "
-    "call\n"
-    "for how long, who never made it, where the ranks' calls first differ, and what all of them\n"
-    "completed last. Ranks write them when a group fails, into the folder that LOCKSTEP_FLIGHT\n"
-    "names; `lockstep run` names one and prints it.\n"
+    "Reads flight records (flight-rank-N.json), one of each rank, and says which rank waits in\n"
+    "which call for how long, which rank never made it, where the ranks' calls first differ, and\n"
+    "what all of them completed last. Ranks write them when a group fails, into the folder that\n"
+    "LOCKSTEP_FLIGHT names; `lockstep run` names one and prints it.\n"
     "\n"
     "Exit code 0; 1 when a file could not be read (the others are explained); 2 for a mistake in\n"
     "the command.\n";

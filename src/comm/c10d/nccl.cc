@@ -29,7 +29,7 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using Connection = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
 
-// Most operations take tens of microseconds; who waits longer is asked for less often.
+// Most operations take tens of microseconds; a wait that lasts longer looks less often.
 constexpr Duration shortest_pause = microseconds(5);
 constexpr Duration longest_pause = microseconds(200);
 constexpr Duration between_looks = milliseconds(100);

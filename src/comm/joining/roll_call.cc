@@ -59,7 +59,7 @@ void compare(const std::string& mine, const std::string& other, int rank, int ot
   for (int rank = 0; rank < place.size; ++rank) {
     if (!store.try_get(hello_key(rank))) missing.push_back(rank);
   }
-  throw Timeout(formatted("rank {} of {} waited in vain for {}: it never called init()", place.rank,
+  throw Timeout(formatted("rank {} of {} waited for {}, which never called init()", place.rank,
                           place.size, rank_list(missing)));
 }
 

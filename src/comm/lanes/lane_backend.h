@@ -63,7 +63,7 @@ class LaneBackend final : public Backend {
   using Route = std::pair<int, int>;
 
   struct Life {
-    std::shared_mutex mutex;  // shared: somebody uses the backend; alone: it ends
+    std::shared_mutex mutex;  // shared: a call uses the backend; alone: it ends
     bool is_over = false;
   };
 
@@ -92,7 +92,7 @@ class LaneBackend final : public Backend {
   std::uint64_t last_ticket_ = 0;
   std::map<Route, std::uint64_t> counts_;
   std::map<std::uint64_t, PostedCall> open_;  // without their tensors, which the lanes hold
-  bool ending_ = false;                       // somebody is finding out why
+  bool ending_ = false;                       // a thread is finding out why
   Failure failure_;
   const std::shared_ptr<watch::CallWatch> watch_;
   const std::shared_ptr<watch::Member> member_;   // what the others are told of this rank's calls

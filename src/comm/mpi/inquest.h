@@ -1,5 +1,5 @@
 // Finding out why a call does not go on: the other ranks are asked what they have posted, and from
-// their answers comes one sentence, the same whoever asked.
+// their answers comes one sentence, the same on every rank that asked.
 #pragma once
 
 #include "comm/posted_call.h"

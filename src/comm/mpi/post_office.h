@@ -135,7 +135,7 @@ class PostOffice {
   // Messages longer than MPI counts go in pieces under one tag, which keep their order.
   template <class Start>
   void start_pieces(Moving& moving, std::size_t bytes, Start start);
-  // Whether it is over: done, or given up by MPI.
+  // Whether it has ended: done, or given up by MPI.
   bool is_over(Moving& moving);
 
   const lockstep_mpi_functions* mpi_ = nullptr;

@@ -36,7 +36,7 @@ class Allocator {
   [[nodiscard]] std::size_t bytes_at(std::size_t offset) const { return used_ranges_.at(offset); }
   [[nodiscard]] std::size_t used() const { return used_; }
   [[nodiscard]] std::size_t largest_free() const;
-  // Free bytes that somebody may have written to.
+  // Free bytes that may have been written to.
   [[nodiscard]] std::size_t touched_free() const { return touched_; }
   // The free range with the most touched bytes, from now on counted as untouched: its owner gives
   // the pages back.

@@ -3,8 +3,8 @@
 // A word holds the number of an operation and a count: (sequence << 16) | count. Invariants:
 //   - A word only grows. Sequence 0 is no operation, so fresh memory is a valid word.
 //   - A word whose sequence is older than an operation's counts as zero for that operation: slots
-//     of the ring are reused without a reset, and whoever comes first writes the new sequence with
-//     its claim.
+//     of the ring are reused without a reset, and the first thread to come writes the new sequence
+//     with its claim.
 //   - An operation is complete when all of its segments are done, and a slot is reused only after
 //     that. A segment that exists and is not claimed keeps its operation incomplete. So a claim
 //     that succeeds proves that the operation is still under way, and a claimer that slept through

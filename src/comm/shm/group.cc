@@ -187,7 +187,7 @@ void Group::fail_by_end(int world_rank, std::string_view how) {
 void Group::throw_failure() {
   std::call_once(settled_, [this] { unsettled_ = Aftermath(endpoint_, *this).settle(); });
   const SharedFailure& failure = block_.failure();
-  // Whoever began to write it may be stopped or dead; its text is then not worth a wait.
+  // The rank that began to write it may be stopped or dead; its text is then not worth a wait.
   auto patience = Deadline::after(std::chrono::milliseconds(200));
   while (failure.state.load(std::memory_order_acquire) != SharedFailure::written) {
     if (patience.passed())
@@ -220,7 +220,7 @@ void Group::let_peers_finish(Deadline deadline, bool by_exception) noexcept {
       }
       wait(*lane, sequence, std::min<Duration>(lane->timeout_of(sequence), deadline.left()));
     } catch (const std::exception&) {
-      return;  // the group is dead, and whoever still waits in it is told why
+      return;  // the group is dead, and ranks that still wait in it are told why
     }
   }
 }

@@ -66,7 +66,7 @@ class Group {
   // Executing one threw.
   void fail_by_exception(const Lane& lane, std::uint64_t sequence, const std::exception& error);
   void fail_by_loss(int number, std::string_view how);
-  // A process has ended, whoever it was.
+  // A process has ended, a member of this group or not.
   void fail_by_end(int world_rank, std::string_view how);
   // Once nothing is written any more to what this rank's callers have passed (aftermath.h), or with
   // a sentence more.

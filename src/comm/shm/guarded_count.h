@@ -28,7 +28,7 @@ class GuardedCount {
     }
   }
   void unlock() { word_.store(count(), std::memory_order_release); }
-  // By who has locked it.
+  // By the thread that has locked it.
   void set(std::uint64_t count) { word_.store(count | taken, std::memory_order_release); }
 
  private:

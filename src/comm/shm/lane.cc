@@ -121,7 +121,8 @@ bool Lane::is_done(const Operation& operation) {
 void Lane::complete(std::uint64_t sequence) {
   if (record(sequence).is_carried()) last_carried_ = sequence;
   complete_.store(sequence, std::memory_order_release);
-  // No doorbell check follows: who waits for this nudges this process, and a fence follows there.
+  // No doorbell check follows: a rank that waits for this nudges this process, and a fence follows
+  // there.
   memory_.consumed(me_).store(sequence, std::memory_order_release);
 }
 

@@ -16,8 +16,8 @@ namespace {
 using Copy = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long,
                          unsigned long);
 
-// The kernel takes the number of a process, which is another's once this one has ended and somebody
-// has collected it.
+// The kernel takes the number of a process, which is another's once this one has ended and has been
+// reaped.
 bool has_ended(Place there) {
   pollfd process{there.descriptor, POLLIN, 0};
   return there.descriptor >= 0 && poll(&process, 1, 0) > 0;

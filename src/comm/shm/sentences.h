@@ -12,7 +12,7 @@
 
 namespace lockstep::shm {
 
-// An operation that somebody has waited too long for.
+// An operation that a rank has waited too long for.
 struct Waited {
   const Peers& peers;
   LaneMemory memory;

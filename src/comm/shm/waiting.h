@@ -49,11 +49,11 @@ inline void pause_briefly() {
 }
 
 // What the threads of a process have learned about the cores that they offer while they wait. When
-// an offered core comes back late, somebody else computes there: it is better then to sleep at once
-// and be woken in front of him. But a wake costs a hundred times what an offer does that nobody
-// takes, and one rank that sleeps makes others sleep. So a core that is lost now and then changes
-// nothing: what counts is the share of the time. Each loss is a debt that time pays off, 32 times
-// as slowly; while more than a few losses are owed, waits sleep.
+// an offered core comes back late, another process computes there: it is better then to sleep at
+// once and be woken in front of him. But a wake costs a hundred times what an offer does that
+// nobody takes, and one rank that sleeps makes others sleep. So a core that is lost now and then
+// changes nothing: what counts is the share of the time. Each loss is a debt that time pays off, 32
+// times as slowly; while more than a few losses are owed, waits sleep.
 class OfferedCores {
  public:
   [[nodiscard]] bool are_ours(Clock::time_point now) const {

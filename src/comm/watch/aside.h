@@ -7,7 +7,7 @@
 
 namespace lockstep::watch {
 
-// Runs `action`, which must not throw, on a thread of its own and returns true when it is over
+// Runs `action`, which must not throw, on a thread of its own and returns true when it has ended
 // within `limit`. Otherwise the thread is left to itself: `action` must own what it uses.
 [[nodiscard]] bool run_aside(std::function<void()> action, Duration limit);
 

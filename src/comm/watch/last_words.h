@@ -63,7 +63,8 @@ class LastWords {
   [[nodiscard]] Verdict judge(End end, const PostedCall& call, std::string_view detail);
   [[nodiscard]] Verdict read_or_judge(End end, const PostedCall& call, std::string_view detail,
                                       const std::function<void()>& close);
-  // Reads until all have said that they made the call, or cannot any more, or the time is over.
+  // Reads until all have said that they made the call, or cannot any more, or the deadline has
+  // passed.
   [[nodiscard]] Hearing hear(const PostedCall& call, Duration patience);
   [[nodiscard]] std::string difference_in(const Hearing& hearing, const PostedCall& call) const;
   [[nodiscard]] Verdict judge_loss(const Hearing& hearing, const PostedCall& call,

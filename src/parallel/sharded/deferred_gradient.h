@@ -37,7 +37,7 @@ class DeferredGradient final : public shard::ValueSource {
 
   // A part of the range, from its element `offset` on.
   [[nodiscard]] at::Tensor slice(std::int64_t offset, std::int64_t length) const;
-  // Computes all of it, if somebody still has a slice: the rows may then be written again.
+  // Computes all of it, if a slice is still in use: the rows may then be written again.
   void settle();
 
   void pin(const shard::StorageUse&) override { compute(); }

@@ -9,7 +9,7 @@
 //   finish     contribute for parameters that had no part, post the rest and the status, wait,
 //              publish averages, publish buffers
 //   fail       after an exception: post the rest with any values and the status "failed", so that
-//              no rank waits in vain; it is waited for when the next step begins
+//              no rank waits without an answer; it is waited for when the next step begins
 // The status counts, for each parameter, the ranks that had no gradient for it, and the ranks with
 // an exception. After the first step units are posted in the order in which rank 0's became
 // complete.

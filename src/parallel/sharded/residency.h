@@ -68,7 +68,7 @@ class Residency {
 
   // The gradients of a unit are complete: it is not needed before the next step.
   void unit_done(int unit);
-  // backward() is over: nothing stays, and the order of gathers is that of the next time. Whether
+  // backward() has ended: nothing stays, and the order of gathers is that of the next time. Whether
   // it was known before.
   bool end_iteration();
   // An exception has ended it here. Unless `may_wait`, takes part in no more gathers.
@@ -83,7 +83,7 @@ class Residency {
   // All ranks are past their uses of what is gathered here now, or will be when `when` is complete.
   void all_have_read(Work when = {});
   // All shards are about to change. Waits for gathers that are under way; collective with
-  // node-shared storage, where somebody may still read.
+  // node-shared storage, where another rank may still read.
   void before_write();
 
   // Collective: gathers all, and releases none until as many calls of release_all().

@@ -85,7 +85,7 @@ void UnitGradients::begin() {
   clear_padding();
 }
 
-// What somebody still uses of the averages is computed, and where they lie is free.
+// What is still used of the averages is computed, and where they lie is free.
 void UnitGradients::settle() {
   if (latest_) std::exchange(latest_, nullptr)->settle();
 }

@@ -63,7 +63,7 @@ class UnitGradients {
 
   // What was there is not, in the module and in the slices.
   void clear(bool set_to_none);
-  // A backward() inside no_sync() is over: there is nothing yet for a step.
+  // A backward() inside no_sync() has ended: there is nothing yet for a step.
   void end_keeping();
 
   // What no gradient needs now.

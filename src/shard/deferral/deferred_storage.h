@@ -39,7 +39,7 @@ class DeferredStorage final : public StorageOwner {
  private:
   mutable std::mutex mutex_;
   StorageId id_;
-  c10::StorageImpl* storage_ = nullptr;  // whoever calls has a tensor in it
+  c10::StorageImpl* storage_ = nullptr;  // the caller has a tensor in it
   std::shared_ptr<const RecordedCall> last_write_;
   std::int64_t time_ = 0;
   at::Tensor memory_;

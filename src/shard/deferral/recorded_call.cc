@@ -20,7 +20,7 @@ namespace {
 
 using Calls = std::vector<std::shared_ptr<const RecordedCall>>;
 
-// For whoever counts LibTorch's memory (its profiler, and our tests).
+// For observers that count LibTorch's memory (its profiler, and our tests).
 void count_memory(void* data, std::int64_t bytes) {
   c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, c10::kCPU);
 }

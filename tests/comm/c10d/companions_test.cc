@@ -73,8 +73,8 @@ TEST(Companions, AMeetingEndsWhenItIsStopped) {
   EXPECT_THROW(mine.meet("0 to 1", 2, stop), Aborted);
 }
 
-// The other process comes to nothing any more: who waits for it is told so, and who leaves does not
-// wait for it.
+// The other process comes to nothing any more: a rank that waits for it is told so, and one that
+// leaves does not wait for it.
 TEST(Companions, AProcessThatHasEndedIsNamed) {
   test::TemporaryFolder folder;
   test::RankProcesses ranks(2, [&](int rank) {

@@ -1,5 +1,5 @@
 // Ranks as threads whose tensors are on a device: here one of the tests' own, of which nothing
-// happens before somebody waits for it.
+// happens before a rank waits for it.
 #include <lockstep/comm/local.h>
 
 #include "support/torch/late_device.h"

@@ -71,8 +71,8 @@ void note_end(pid_t rank, WorldBoard& board) {
   }
 }
 
-// Until the rank has ended and the board says that all is over, or the test program is no more. The
-// rank stays a zombie, and its number its own.
+// Until the rank has ended and the board says that all have ended, or the test program has gone.
+// The rank stays a zombie, and its number its own.
 void hold_the_place_of(pid_t rank, WorldBoard& board) {
   const auto test_program = lockstep::sys::open_pidfd(board.test_program);
   const auto process = lockstep::sys::open_pidfd(rank);

@@ -113,7 +113,7 @@ std::vector<sys::FileDescriptor> some_files(Random& random) {
   return files;
 }
 
-// What somebody says who pretends to be rank 1.
+// What a process says that pretends to be rank 1.
 std::string some_greeting(std::string greeting, Random& random) {
   if (one_in(random, 8)) put(greeting, rank_place, static_cast<std::uint32_t>(random()));
   constexpr std::uint64_t sizes[] = {0, 1, 64, 4096, arena + 1, std::uint64_t{1} << 47, ~0ULL};

@@ -22,7 +22,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-// 80 kB of ordinary memory that outlive whoever posts them.
+// 80 kB of ordinary memory that outlive the rank that posts them.
 std::vector<float>& lasting_values() {
   static std::vector<float> values(20'000, 1);
   return values;

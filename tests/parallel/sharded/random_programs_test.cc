@@ -1,5 +1,5 @@
 // Random programs with sharded parameters: node-shared storage computes what private memory does,
-// bit for bit, whichever units a pass uses, whoever is late.
+// bit for bit, whichever units a pass uses, whichever rank is late.
 #include "parallel/sharded/pair.h"
 #include "support/fuzz.h"
 

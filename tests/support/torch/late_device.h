@@ -1,6 +1,6 @@
 // A device for tests of what is said about devices, where there is none: LibTorch's spare device
 // type, with memory that the CPU's kernels are not let near, and streams that do nothing of what
-// they are given before somebody waits for it. So an order that nobody has asked for never happens
+// they are given before a rank waits for it. So an order that nobody has asked for never happens
 // by chance.
 //
 // It has copies, views, zeros and fill_later(). Any thread.

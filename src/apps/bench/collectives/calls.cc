@@ -113,7 +113,7 @@ void MeasuredCalls::check_result() {
   at::Tensor expected = expected_output();
   bool right =
       !expected.defined() || output_.view({expected.size(0), -1}).eq(expected).all().item<bool>();
-  group_.barrier().wait();  // before somebody refills what all share
+  group_.barrier().wait();  // before a rank refills what all share
   if (!right)
     throw Error(formatted("{} of {} bytes gave another result than the expected one",
                           lockstep::name_of(op_), bytes_));

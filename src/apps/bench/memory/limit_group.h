@@ -23,7 +23,7 @@ class LimitGroup {
   LimitGroup(const MemoryControl& parent, const std::string& name, std::int64_t bytes);
   LimitGroup(LimitGroup&& other) noexcept;
   LimitGroup& operator=(LimitGroup&&) = delete;
-  // Removes it; whoever is in it must have ended.
+  // Removes it; all processes in it must have ended.
   ~LimitGroup();
 
   // A process that writes its number here is limited from then on.
