@@ -1,6 +1,7 @@
 #include <lockstep/comm/backend.h>
 
-#include <lockstep/base/check.h>
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
 
 #include "sys/own_process.h"
 
@@ -11,9 +12,12 @@ Backend::Backend(int rank, int size) : rank_(rank), size_(size), process_(sys::o
 bool Backend::is_copy_of_parent() const { return sys::own_process() != process_; }
 
 void Backend::check_process() const {
-  check(!is_copy_of_parent(),
-        "{}: a group of process {} is not usable in its child {}; ranks are started before init()",
-        name(), process_, sys::own_process());
+  if (!is_copy_of_parent()) [[likely]]
+    return;
+  throw InvalidArgument(
+      formatted("{}: a group of process {} is not usable in its child {}; ranks are started "
+                "before init()",
+                name(), process_, sys::own_process()));
 }
 
 }  // namespace lockstep

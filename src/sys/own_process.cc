@@ -1,6 +1,5 @@
 #include "sys/own_process.h"
 
-#include <atomic>
 #include <new>
 
 #include <sys/mman.h>
@@ -11,27 +10,33 @@ namespace {
 
 using Number = std::atomic<pid_t>;
 
-// A page that a forked child finds zeroed; null where the kernel has none.
+constinit Number unknown{0};
+
+// Stays `unknown` where the kernel has no page that it zeroes.
 Number* make_page() noexcept {
   auto bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   void* page = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED) return nullptr;
+  if (page == MAP_FAILED) return &unknown;
   if (::madvise(page, bytes, MADV_WIPEONFORK) == 0) return new (page) Number(0);
   ::munmap(page, bytes);
-  return nullptr;
+  return &unknown;
 }
 
 }  // namespace
 
-pid_t own_process() noexcept {
-  static Number* const known = make_page();
-  if (known == nullptr) return ::getpid();
-  pid_t process = known->load(std::memory_order_relaxed);
-  if (process == 0) {
-    process = ::getpid();
-    known->store(process, std::memory_order_relaxed);
-  }
+namespace internal {
+
+constinit std::atomic<Number*> known_process{&unknown};
+
+pid_t find_process() noexcept {
+  static Number* const page = make_page();
+  const pid_t process = ::getpid();
+  if (page == &unknown) return process;
+  page->store(process, std::memory_order_relaxed);
+  known_process.store(page, std::memory_order_release);
   return process;
 }
+
+}  // namespace internal
 
 }  // namespace lockstep::sys

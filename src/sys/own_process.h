@@ -3,6 +3,7 @@
 // memory, sockets, eventfds. Such a copy must not be used, and its destruction must change nothing.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <tuple>
 #include <utility>
@@ -12,7 +13,22 @@
 namespace lockstep::sys {
 
 // getpid(), without a system call.
-[[nodiscard]] pid_t own_process() noexcept;
+[[nodiscard]] inline pid_t own_process() noexcept;
+
+namespace internal {
+
+// The number of this process, or 0 where it has to be found: in a page that a forked child finds
+// zeroed, once there is one.
+extern std::atomic<std::atomic<pid_t>*> known_process;
+[[nodiscard]] pid_t find_process() noexcept;
+
+}  // namespace internal
+
+pid_t own_process() noexcept {
+  const pid_t known =
+      internal::known_process.load(std::memory_order_acquire)->load(std::memory_order_relaxed);
+  return known != 0 ? known : internal::find_process();
+}
 
 // A member of what belongs to the process that makes it.
 class OwnProcess {

@@ -51,8 +51,7 @@ TEST(Gathering, WithoutNode0) {
   spec.nodes.join_timeout = 1500ms;
   const auto ran = run_nodes({spec});
   EXPECT_EQ(ran[0].error, "lockstep run: waiting for node 0 at " + spec.nodes.rendezvous + "\n");
-  expect_words(ran[0].problem,
-               {"node 1 waited 1.5s for node 0 at " + spec.nodes.rendezvous});
+  expect_words(ran[0].problem, {"node 1 waited 1.5s for node 0 at " + spec.nodes.rendezvous});
 }
 
 TEST(Gathering, TwoAgentsWithTheSameNumber) {

@@ -19,22 +19,22 @@ namespace lockstep::shm {
 
 class ExecutionMarks {
  public:
-  explicit ExecutionMarks(const Peers& peers) : peers_(peers) {}
+  explicit ExecutionMarks(const Peers& peers)
+      : peers_(peers), own_(peers.arena()->control().executing) {}
 
   // A place of this process that is free; nothing when as many threads execute as there are places.
   // It stays free until set(). Under a mutex, both.
   [[nodiscard]] std::optional<std::size_t> free_place() const {
-    const auto& places = own();
-    auto free = std::find_if(places.begin(), places.end(), [](const auto& place) {
+    auto free = std::find_if(own_.begin(), own_.end(), [](const auto& place) {
       return place.load(std::memory_order_acquire) == 0;
     });
-    if (free == places.end()) return std::nullopt;
-    return static_cast<std::size_t>(free - places.begin());
+    if (free == own_.end()) return std::nullopt;
+    return static_cast<std::size_t>(free - own_.begin());
   }
   void set(std::size_t place, std::uint64_t word) {
-    own()[place].store(word, std::memory_order_seq_cst);
+    own_[place].store(word, std::memory_order_seq_cst);
   }
-  void clear(std::size_t place) { own()[place].store(0, std::memory_order_release); }
+  void clear(std::size_t place) { own_[place].store(0, std::memory_order_release); }
 
   // Calls visit(word) for each mark of a process.
   template <typename Visit>
@@ -45,10 +45,8 @@ class ExecutionMarks {
   }
 
  private:
-  using Places = decltype(Control::executing);
-  [[nodiscard]] Places& own() const { return peers_.arena()->control().executing; }
-
   const Peers& peers_;
+  decltype(Control::executing)& own_;
 };
 
 }  // namespace lockstep::shm

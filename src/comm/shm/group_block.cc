@@ -11,9 +11,13 @@ std::size_t lane_words_offset(int members) {
   return round_up(sizeof(GroupHeader)) + round_up(sizeof(std::atomic<std::uint32_t>) * members);
 }
 
+// At the beginning of a pair of cache lines, which processors fetch together: half a pair later, a
+// slot's line and what ranks write beside it cost one more way between the cores.
 std::size_t collectives_offset(int members) {
-  return lane_words_offset(members) +
-         round_up(sizeof(std::atomic<std::uint64_t>) * members * members);
+  constexpr std::size_t pair = 128;
+  std::size_t words_end =
+      lane_words_offset(members) + sizeof(std::atomic<std::uint64_t>) * members * members;
+  return (words_end + pair - 1) / pair * pair;
 }
 
 void let_go_of(const Peers& peers, std::uint64_t word) {

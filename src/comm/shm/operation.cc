@@ -121,7 +121,7 @@ void Operation::publish(const Peers& peers, const LaneMemory& memory, int me,
   if (posting.is_uneven()) publish_counts(peers, memory, me, posting);
   if (carried_) {
     inputs_[me] = Place{memory.carried(me, sequence_)};
-    origins_[me] = Place{staged_.own_input().data};
+    if (!combines(collective_)) origins_[me] = Place{staged_.own_input().data};
     if (auto input = staged_.own_input(); input.bytes > 0)
       std::memcpy(inputs_[me].data, input.data, input.bytes);
   }
@@ -177,7 +177,8 @@ Sight Operation::look(const Peers& peers, const LaneMemory& memory) {
     seen_.set(member);
     --unseen_;
     if (carried_)
-      note_carried(member, memory.carried(member, sequence_), peers.place(descriptor.input));
+      note_carried(member, memory.carried(member, sequence_),
+                   combines(collective_) ? Place() : peers.place(descriptor.input));
     else
       note(peers, member, descriptor.input, descriptor.output);
   }
