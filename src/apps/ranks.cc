@@ -30,6 +30,7 @@ int start_copies(const RankProgram& program) {
                           .ranks = static_cast<int>(program.ranks),
                           .prefix = launch::PrefixStyle::none,
                           .forward_signals = true,
+                          .stop_without_reader = true,
                           .explained_exit_code = failure};
   if (auto terminal = train::terminal_of(stdout))
     spec.environment.emplace_back("LOCKSTEP_TERMINAL", *terminal);

@@ -122,9 +122,12 @@ void Agent::Run::suspend() {
 void Agent::Run::say_losses() {
   if (output_.lost() != 0 && !output_loss_said_) {
     output_loss_said_ = true;
-    say(formatted("standard output is gone ({}); the ranks go on, what they print there is {}",
-                  std::strerror(output_.lost()),
-                  spec_.log_folder.empty() ? "dropped" : "only in their logs"));
+    const char* left = spec_.log_folder.empty() ? "dropped" : "only in their logs";
+    say(formatted("standard output is gone ({}); {}", std::strerror(output_.lost()),
+                  spec_.stop_without_reader
+                      ? "stopping the ranks"
+                      : formatted("the ranks go on, what they print there is {}", left)));
+    if (spec_.stop_without_reader) signalled(SIGPIPE);
   }
   for (const auto& worker : workers_)
     if (const int error = worker->output().take_log_error())

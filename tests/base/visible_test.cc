@@ -39,7 +39,7 @@ TEST(Visible, LongTextIsCutBetweenCharacters) {
   EXPECT_EQ(visible(std::string(10 << 20, 'x'), 3), "xxx... (10485760 bytes)");
 }
 
-TEST(Visible, AnyBytesBecomeOneShortLine) {
+TEST(VisibleFuzz, AnyBytesBecomeOneShortLine) {
   for (test::FuzzRounds rounds("visible"); rounds.next();) {
     const std::string bytes =
         test::random_bytes(rounds.random(), test::below(rounds.random(), 300));
@@ -63,7 +63,7 @@ TEST(VisibleLine, IsCutBetweenCharactersWithinItsBytes) {
   EXPECT_EQ(visible_line("a\x1b\x1b", 8), "a\\x1b...");
 }
 
-TEST(VisibleLine, AnyBytesFitAndStayAsTheyAreThen) {
+TEST(VisibleFuzz, AnyBytesFitAndStayAsTheyAreThen) {
   for (test::FuzzRounds rounds("visible_line"); rounds.next();) {
     const std::string bytes =
         test::random_bytes(rounds.random(), test::below(rounds.random(), 300));

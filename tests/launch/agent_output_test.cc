@@ -242,5 +242,24 @@ TEST(AgentOutput, AReaderThatLeavesIsSaidAndTheRanksGoOn) {
   EXPECT_EQ(content(folder / "rank-1.log"), "1\n2\n3\n");
 }
 
+TEST(AgentOutput, AReaderThatLeavesStopsTheRanksWhereThatIsAsked) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  ::close(ends[0]);
+  const sys::FileDescriptor write_end(ends[1]);
+  const test::TemporaryFolder folder;
+  const Screen error;
+  WorkerSpec spec = shells(2, "trap 'exit 5' PIPE; cd " + folder.path().string() +
+                                  "; : > $RANK; until [ -e 0 ] && [ -e 1 ]; do sleep 0.02; done; "
+                                  "echo 1; while :; do sleep 0.05; done");
+  spec.output = write_end.get();
+  spec.error = error.descriptor();
+  spec.stop_without_reader = true;
+  EXPECT_EQ(Agent(spec).run().exit_code, 5);
+  EXPECT_EQ(error.text(),
+            "lockstep run: standard output is gone (Broken pipe); stopping the ranks\n"
+            "lockstep run: stopped by SIGPIPE; ranks 0, 1: exit code 5\n");
+}
+
 }  // namespace
 }  // namespace lockstep::launch

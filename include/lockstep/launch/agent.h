@@ -75,6 +75,9 @@ struct WorkerSpec {
   // them as deliver() does. They are blocked in the calling thread, so no other thread may leave
   // them unblocked. A SIGHUP that was ignored (nohup) stays so.
   bool forward_signals = false;
+  // A reader of `output` that goes away is a request to stop, as SIGPIPE to a program alone is.
+  // Else the ranks go on without one.
+  bool stop_without_reader = false;
   // A rank that ends with this code has itself said why: no report is printed about it. -1: none
   // does.
   int explained_exit_code = -1;
