@@ -36,9 +36,8 @@ void Lifecycle::failed_elsewhere(Time now) {
 }
 
 void Lifecycle::signalled(int signal, Time now) {
-  const bool asks_to_stop =
-      signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT ||
-      signal == SIGPIPE;
+  const bool asks_to_stop = signal == SIGINT || signal == SIGTERM || signal == SIGHUP ||
+                            signal == SIGQUIT || signal == SIGPIPE;
   if (!asks_to_stop) {
     send_ = signal;
   } else if (state_ == State::running) {

@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <sys/ioctl.h>
 
+#include "support/pseudo_terminal.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep::apps {
@@ -23,8 +24,7 @@ constexpr int columns = 62;
 // Starts `lockstep WORDS` with standard output on a new terminal. Returns what it wrote.
 std::string on_terminal(const std::vector<std::string>& words,
                         const std::vector<std::string>& variables) {
-  const sys::FileDescriptor master(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
-  EXPECT_TRUE(master && ::grantpt(master.get()) == 0 && ::unlockpt(master.get()) == 0);
+  const sys::FileDescriptor master = test::make_pseudo_terminal();
   const winsize size{.ws_row = 24, .ws_col = columns, .ws_xpixel = 0, .ws_ypixel = 0};
   EXPECT_EQ(::ioctl(master.get(), TIOCSWINSZ, &size), 0);
   sys::FileDescriptor terminal(::open(::ptsname(master.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
@@ -57,6 +57,7 @@ class OnATerminal : public testing::Test {
   void SetUp() override {
     if (!std::filesystem::exists(LOCKSTEP_PROGRAM_DIR "/lockstep-train"))
       GTEST_SKIP() << "lockstep-train was not built";
+    if (!test::make_pseudo_terminal()) GTEST_SKIP() << test::no_terminals;
   }
   std::string train(const char* ranks, const std::vector<std::string>& variables) {
     std::filesystem::remove_all(folder_ / "out");

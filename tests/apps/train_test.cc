@@ -154,9 +154,9 @@ TEST_F(TrainProgram, EverySignalSavesAndIsTheExitCode) {
 TEST_F(TrainProgram, AClosedOutputSavesAndSaysHowToGoOn) {
   for (const std::string& words : {long_alone(), long_alone() + " --ranks 2"}) {
     std::filesystem::remove_all(out());
-    ShellResult run = shell("{ " + program("lockstep-train") + words + " 2> " + out() +
-                            ".err; echo code $? >> " + out() +
-                            ".err; } | head -c 1 > /dev/null; cat " + out() + ".err");
+    ShellResult run =
+        shell("{ " + program("lockstep-train") + words + " 2> " + out() + ".err; echo code $? >> " +
+              out() + ".err; } | head -c 1 > /dev/null; cat " + out() + ".err");
     EXPECT_NE(run.output.find("stopped: signal=13 "), std::string::npos) << run.output;
     EXPECT_EQ(last_line(run.output), "code 141") << run.output;
     EXPECT_TRUE(std::filesystem::exists(after(" weights=", run.output))) << run.output;

@@ -2,6 +2,7 @@
 
 #include <lockstep/train/progress.h>
 
+#include "support/pseudo_terminal.h"
 #include "sys/file_descriptor.h"
 
 #include <gtest/gtest.h>
@@ -45,8 +46,8 @@ class Terminal : public testing::Test {
   void SetUp() override {
     for (const char* name : {"COLUMNS", "LOCKSTEP_TERMINAL", "NO_COLOR"}) set(name, nullptr);
     set("TERM", "xterm");
-    master_.reset(::posix_openpt(O_RDWR | O_NOCTTY));
-    ASSERT_TRUE(master_ && ::grantpt(master_.get()) == 0 && ::unlockpt(master_.get()) == 0);
+    master_ = test::make_pseudo_terminal();
+    if (!master_) GTEST_SKIP() << test::no_terminals;
     path_ = ::ptsname(master_.get());
     stream_ = ::fopen(path_.c_str(), "r+e");
     ASSERT_NE(stream_, nullptr);
