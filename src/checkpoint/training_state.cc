@@ -148,8 +148,9 @@ void check_random_state(const fs::path& file, const std::string& name, const at:
 
 std::vector<at::Tensor> read_random_states(const fs::path& file, std::size_t ranks) {
   NamedTensors named = read_safetensors(file).tensors;
-  check_input(named.size() == ranks, "{}: expected {} tensors, found {}", file.string(), ranks,
-              named.size());
+  check_input(named.size() == ranks,
+              "{}: expected {} tensors, one for each rank that training.json counts, found {}",
+              file.string(), ranks, named.size());
   std::vector<at::Tensor> states;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     std::string name = formatted("rank{}", rank);
