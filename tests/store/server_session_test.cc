@@ -22,7 +22,8 @@ TEST(ServerSession, AConversationInPiecesOfAnySize) {
     send_in_pieces(session, client.prove(take_output(session)), piece);
     EXPECT_TRUE(session.proven());
     std::string rest = client.begin(take_output(session));
-    rest += client.seal({1, Code::add, 5, {"key"}}) + client.seal({2, Code::keys, 0, {""}});
+    rest += client.seal({1, Code::add, 5, {"key"}});
+    rest += client.seal({2, Code::keys, 0, {""}});
     send_in_pieces(session, rest, piece);
     auto first = session.next(), second = session.next();
     ASSERT_TRUE(first && second) << piece;
