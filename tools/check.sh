@@ -126,6 +126,7 @@ soak() {
   build_preset tsan
   fuzz
   inject
+  unset LOCKSTEP_FUZZ LOCKSTEP_INJECTIONS   # a round of ctest has its own, short numbers
   end=$((SECONDS + minutes * 60))
   while [ $SECONDS -lt "$end" ]; do
     run_ctest release -R '^(sys|store|launch|shm|comm|shard|optim|data|parallel|checkpoint|train|apps)$' >/dev/null
