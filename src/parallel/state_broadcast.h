@@ -1,8 +1,9 @@
 // Rank 0's values of some tensors become every rank's.
 #pragma once
 
+#include "parallel/bucket.h"
+
 #include <lockstep/comm/group.h>
-#include <lockstep/shard/bucket.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -33,7 +34,7 @@ class StateBroadcast {
 
  private:
   struct Part {
-    shard::Bucket bucket;
+    Bucket bucket;
     std::vector<at::Tensor> tensors;
     Work work = {};
   };

@@ -1,16 +1,16 @@
 // torch::nn::utils is the oracle of the norm and of what is clipped, eager and in the step itself.
 #include <lockstep/optim/clipping.h>
 
+#include "dispatch/key.h"
 #include "optim/norm.h"
 #include "optim/support.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/local.h>
+#include <lockstep/dispatch/part.h>
 #include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/sgd.h>
-#include <lockstep/shard/part.h>
-#include <lockstep/shard/trigger.h>
 
 #include <gtest/gtest.h>
 
@@ -157,17 +157,17 @@ TEST(Clipping, CombinesThePartsOfRanks) {
       auto all = not_empty(with_gradients());
       double expected = gradient_norm(all, norm_type);
       run_as_threads(ranks, [&](Group group) {
-        auto first = std::make_shared<shard::Division>(group.split(0));
-        auto second = std::make_shared<shard::Division>(group.split(0));
+        auto first = std::make_shared<dispatch::Division>(group.split(0));
+        auto second = std::make_shared<dispatch::Division>(group.split(0));
         std::vector<at::Tensor> mine;
         for (std::size_t i = 0; i < all.size(); ++i) {
           at::Tensor whole = all[i].detach().flatten(), gradient = all[i].grad().flatten();
-          shard::Range range = shard::shard_range(whole.numel(), group.size(), group.rank());
+          layout::Range range = layout::shard_range(whole.numel(), group.size(), group.rank());
           if (i == 1) range = {0, whole.numel()};
-          auto parts = std::make_shared<shard::Parts>(
-              i == 0 ? first : second, std::vector<shard::Part>{{"w", {}, range, 0}});
+          auto parts = std::make_shared<dispatch::Parts>(
+              i == 0 ? first : second, std::vector<dispatch::Part>{{"w", {}, range, 0}});
           at::Tensor slice = whole.slice(0, range.begin, range.end).clone();
-          if (i != 1) slice = shard::as_part(slice, parts, 0, shard::trigger_key());
+          if (i != 1) slice = dispatch::as_part(slice, parts, 0, dispatch::key());
           mine.push_back(slice.requires_grad_());
           mine.back().mutable_grad() = gradient.slice(0, range.begin, range.end).clone();
         }

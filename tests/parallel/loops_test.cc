@@ -7,12 +7,12 @@
 
 #include "parallel/sharded/support.h"
 
+#include <lockstep/dispatch/part.h>
 #include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/sgd.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
-#include <lockstep/shard/part.h>
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -185,7 +185,7 @@ Outcome one_process(const Loop& loop, const Kind& kind, int ranks) {
 template <class Handle>
 double clip_by_torch(Handle& handle, double max) {
   auto parameters = handle.parameters();
-  if (shard::parts_of(parameters[0]) == nullptr || handle.group().size() == 1)
+  if (dispatch::parts_of(parameters[0]) == nullptr || handle.group().size() == 1)
     return torch::nn::utils::clip_grad_norm_(parameters, max);
   auto clip = [&] { torch::nn::utils::clip_grad_norm_(parameters, max); };
   expect_words(message_of<InvalidArgument>(clip), {"0.weight", "clip_grad_norm()", "ranks"});

@@ -6,10 +6,10 @@
 //
 // Gradients are written at once, where a factor is not 1. Works with every optimizer.
 //
-// Parameters may be divided over ranks: slices that fully_shard() made know it (shard/part.h), and
-// the norm is that of the whole gradients, the same on all ranks, without being told. Then the call
-// is collective over these ranks. One call may take slices of several handles and parameters that
-// every rank has whole: each is counted once.
+// Parameters may be divided over ranks: slices that fully_shard() made know it
+// (lockstep/dispatch/part.h), and the norm is that of the whole gradients, the same on all ranks,
+// without being told. Then the call is collective over these ranks. One call may take slices of
+// several handles and parameters that every rank has whole: each is counted once.
 //
 // Norms are computed in float64, whatever the gradients' dtype is; torch's are summed in that
 // dtype, and differ by its rounding. Parts of ranks are added in the group's order: with another

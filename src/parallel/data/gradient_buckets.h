@@ -9,10 +9,11 @@
 // Not thread-safe: Reducer holds its mutex.
 #pragma once
 
+#include "layout/bucket_plan.h"
+#include "parallel/bucket.h"
+
 #include <lockstep/comm/group.h>
-#include <lockstep/shard/bucket.h>
-#include <lockstep/shard/bucket_plan.h>
-#include <lockstep/shard/named_parameters.h>
+#include <lockstep/module/named_parameters.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -26,13 +27,12 @@ namespace lockstep::data_parallel {
 class GradientBuckets {
  public:
   // Local. `order`: that in which gradients are expected to become ready.
-  GradientBuckets(Group group, std::vector<shard::NamedParameter> parameters,
-                  std::span<const int> order, shard::PlanOptions limits,
-                  std::optional<Duration> timeout);
+  GradientBuckets(Group group, std::vector<NamedParameter> parameters, std::span<const int> order,
+                  layout::PlanOptions limits, std::optional<Duration> timeout);
 
   // False when a parameter has other sizes, dtype or device than at the construction.
   [[nodiscard]] bool fit() const;
-  [[nodiscard]] const shard::BucketPlan& plan() const { return plan_; }
+  [[nodiscard]] const layout::BucketPlan& plan() const { return plan_; }
 
   // Writes into the place of parameter i what its .grad holds, or zeros; leaves .grad alone.
   void fill(int i);
@@ -79,12 +79,12 @@ class GradientBuckets {
   void post_next();
 
   Group group_;
-  std::vector<shard::NamedParameter> parameters_;
-  std::vector<shard::TensorSpec> specs_;
-  shard::BucketPlan plan_;
+  std::vector<NamedParameter> parameters_;
+  std::vector<layout::TensorSpec> specs_;
+  layout::BucketPlan plan_;
   std::optional<Duration> timeout_;
-  std::vector<shard::Bucket> buckets_;  // empty in a group of one rank
-  std::vector<Place> places_;           // a parameter each
+  std::vector<parallel::Bucket> buckets_;  // empty in a group of one rank
+  std::vector<Place> places_;              // a parameter each
 
   std::vector<std::size_t> awaited_;  // gradients that each bucket still lacks
   std::size_t posted_ = 0;            // buckets

@@ -19,20 +19,20 @@
 namespace lockstep::data_parallel {
 namespace {
 
-shard::PlanOptions limits_of(const DataParallelOptions& options) {
+layout::PlanOptions limits_of(const DataParallelOptions& options) {
   return {.first_bucket_bytes = options.first_bucket_bytes, .bucket_bytes = options.bucket_bytes};
 }
 
 }  // namespace
 
-Reducer::Reducer(Group group, std::vector<shard::NamedParameter> parameters,
-                 std::shared_ptr<const parallel::ModuleWatch> watch,
-                 std::vector<at::Tensor> buffers, const DataParallelOptions& options)
+Reducer::Reducer(Group group, std::vector<NamedParameter> parameters,
+                 std::shared_ptr<const modules::ModuleWatch> watch, std::vector<at::Tensor> buffers,
+                 const DataParallelOptions& options)
     : group_(std::move(group)),
       parameters_(std::move(parameters)),
       watch_(std::move(watch)),
       options_(options),
-      order_(shard::reverse_order(static_cast<int>(parameters_.size()))),
+      order_(layout::reverse_order(static_cast<int>(parameters_.size()))),
       buckets_(group_, parameters_, order_, limits_of(options), options.timeout),
       used_(parameters_.size(), false),
       ready_(parameters_.size(), false) {
@@ -153,7 +153,7 @@ void Reducer::settle(const std::vector<Absent>& absent) {
 
 void Reducer::adopt_order_of_root() {
   if (group_.size() == 1 || parameters_.empty()) return;
-  std::vector<int> mine = shard::complete_order(observed_, static_cast<int>(parameters_.size()));
+  std::vector<int> mine = layout::complete_order(observed_, static_cast<int>(parameters_.size()));
   auto count = static_cast<std::int64_t>(mine.size());
   at::Tensor order = at::empty({count}, at::kLong);
   std::copy(mine.begin(), mine.end(), order.data_ptr<std::int64_t>());

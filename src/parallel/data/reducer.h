@@ -18,9 +18,9 @@
 // (hooks, the watch, pause) lock mutex_; everything that they call holds it.
 #pragma once
 
+#include "module/watch.h"
 #include "parallel/backward_watch.h"
 #include "parallel/data/gradient_buckets.h"
-#include "parallel/module_watch.h"
 #include "parallel/state_broadcast.h"
 #include "parallel/wait_time.h"
 
@@ -37,8 +37,8 @@ namespace lockstep::data_parallel {
 class Reducer final : public std::enable_shared_from_this<Reducer> {
  public:
   // `parameters`: those that require a gradient. `watch`: of their module. Local.
-  Reducer(Group group, std::vector<shard::NamedParameter> parameters,
-          std::shared_ptr<const parallel::ModuleWatch> watch, std::vector<at::Tensor> buffers,
+  Reducer(Group group, std::vector<NamedParameter> parameters,
+          std::shared_ptr<const modules::ModuleWatch> watch, std::vector<at::Tensor> buffers,
           const DataParallelOptions& options);
 
   // .grad of parameter i has been written. Called by its hook.
@@ -84,8 +84,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
 
   std::mutex mutex_;
   Group group_;
-  std::vector<shard::NamedParameter> parameters_;
-  std::shared_ptr<const parallel::ModuleWatch> watch_;
+  std::vector<NamedParameter> parameters_;
+  std::shared_ptr<const modules::ModuleWatch> watch_;
   DataParallelOptions options_;
   std::vector<int> order_;
   GradientBuckets buckets_;

@@ -26,7 +26,7 @@ constexpr std::size_t most_in_flight = 2;
 
 GradientFlow::GradientFlow(Groups groups, Residency& residency, std::shared_ptr<BufferPool> pool,
                            std::vector<at::Tensor> buffers,
-                           std::shared_ptr<const parallel::ModuleWatch> watch,
+                           std::shared_ptr<const modules::ModuleWatch> watch,
                            const ShardOptions& options)
     : groups_(std::move(groups)),
       residency_(residency),

@@ -20,8 +20,8 @@
 // it.
 #pragma once
 
+#include "module/watch.h"
 #include "parallel/backward_watch.h"
-#include "parallel/module_watch.h"
 #include "parallel/sharded/residency.h"
 #include "parallel/sharded/unit_gradients.h"
 #include "parallel/state_broadcast.h"
@@ -52,7 +52,7 @@ struct Groups {
 class GradientFlow final : public std::enable_shared_from_this<GradientFlow> {
  public:
   GradientFlow(Groups groups, Residency& residency, std::shared_ptr<BufferPool> pool,
-               std::vector<at::Tensor> buffers, std::shared_ptr<const parallel::ModuleWatch> watch,
+               std::vector<at::Tensor> buffers, std::shared_ptr<const modules::ModuleWatch> watch,
                const ShardOptions& options);
 
   // The parameters that need a hook; on_gradient() takes their places in this list.
@@ -132,7 +132,7 @@ class GradientFlow final : public std::enable_shared_from_this<GradientFlow> {
   std::vector<std::int32_t> missing_;  // by hooked parameter: ranks without a gradient; and failed
   at::Tensor status_;                  // the same, on its way
   Work status_work_;
-  std::shared_ptr<const parallel::ModuleWatch> watch_;
+  std::shared_ptr<const modules::ModuleWatch> watch_;
 };
 
 }  // namespace lockstep::sharded

@@ -25,10 +25,10 @@ constexpr const char* slices_change =
 }  // namespace
 
 // What a unit's storage asks for memory.
-class Residency::Owner final : public shard::StorageOwner {
+class Residency::Owner final : public dispatch::StorageOwner {
  public:
   Owner(Residency& residency, int unit) : residency_(residency), unit_(unit) {}
-  void pin(const shard::StorageUse& use) override { residency_.pin(unit_, use); }
+  void pin(const dispatch::StorageUse& use) override { residency_.pin(unit_, use); }
   void written() override { residency_.written(unit_); }
   void unpin() noexcept override { residency_.unpin(unit_); }
 
@@ -37,7 +37,7 @@ class Residency::Owner final : public shard::StorageOwner {
   int unit_;
 };
 
-std::weak_ptr<shard::StorageOwner> Residency::next_owner() {
+std::weak_ptr<dispatch::StorageOwner> Residency::next_owner() {
   owners_.push_back(std::make_shared<Owner>(*this, static_cast<int>(owners_.size())));
   return owners_.back();
 }
@@ -56,14 +56,14 @@ void Residency::meets_also_in(Group group, std::optional<Duration> timeout) {
 
 namespace {
 
-std::string explained(const Unit& unit, const shard::StorageUse& use, const char* what) {
+std::string explained(const Unit& unit, const dispatch::StorageUse& use, const char* what) {
   return formatted("{} used parameter {}, and unit {} had to be gathered: {}", use.operation,
                    unit.parameter_at(use.offset), unit.name(), what);
 }
 
 }  // namespace
 
-void Residency::pin(int unit, const shard::StorageUse& use) {
+void Residency::pin(int unit, const dispatch::StorageUse& use) {
   std::lock_guard lock(mutex_);
   Unit& used = *units_[static_cast<std::size_t>(unit)];
   if (use.writes || unit != undoable_) forget_write();

@@ -38,10 +38,10 @@
 // Thread-safe.
 #pragma once
 
+#include "dispatch/lazy_storage.h"
 #include "parallel/sharded/unit.h"
 
 #include <lockstep/comm/group.h>
-#include <lockstep/shard/lazy_storage.h>
 
 #include <functional>
 #include <memory>
@@ -57,7 +57,7 @@ class Residency {
 
   // Before any use. The owner of the storage of the unit that add() will be given next; lives as
   // long as this object.
-  std::weak_ptr<shard::StorageOwner> next_owner();
+  std::weak_ptr<dispatch::StorageOwner> next_owner();
   void add(std::unique_ptr<Unit> unit);
   [[nodiscard]] const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
 
@@ -93,7 +93,7 @@ class Residency {
  private:
   class Owner;
 
-  void pin(int unit, const shard::StorageUse& use);
+  void pin(int unit, const dispatch::StorageUse& use);
   void written(int unit);
   void unpin(int unit) noexcept;
   void bring(int unit);

@@ -1,13 +1,13 @@
 // What a handle, its scopes and its hooks share.
 #pragma once
 
+#include "layout/unit_plan.h"
+#include "module/tensors.h"
 #include "parallel/gradient_hooks.h"
-#include "parallel/module_tensors.h"
 #include "parallel/sharded/gradient_flow.h"
 #include "parallel/sharded/residency.h"
 
 #include <lockstep/parallel/sharded/fully_shard.h>
-#include <lockstep/shard/unit_plan.h>
 
 #include <map>
 #include <memory>
@@ -43,7 +43,7 @@ class ShardedState {
   std::unique_ptr<sharded::Residency> residency;
   std::shared_ptr<sharded::GradientFlow> flow;
   std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
-  std::shared_ptr<shard::Division> division;
+  std::shared_ptr<dispatch::Division> division;
   std::shared_ptr<sharded::Offload> offload;  // null: nothing is offloaded
 
  private:
@@ -59,10 +59,9 @@ class ShardedState {
   [[nodiscard]] bool is_divided(const at::Tensor& tensor) const {
     return by_tensor_.contains(tensor.unsafeGetTensorImpl());
   }
-  void add_units(const parallel::ModuleTensors& tensors, const ShardOptions& options);
-  void name_units(const std::vector<shard::NamedParameter>& parameters);
-  void add_unit(const shard::PlannedUnit& planned,
-                const std::vector<shard::NamedParameter>& parameters,
+  void add_units(const modules::ModuleTensors& tensors, const ShardOptions& options);
+  void name_units(const std::vector<NamedParameter>& parameters);
+  void add_unit(const layout::PlannedUnit& planned, const std::vector<NamedParameter>& parameters,
                 const sharded::UnitSettings& settings);
 
   ShardOptions options_;

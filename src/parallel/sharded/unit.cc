@@ -1,7 +1,10 @@
 #include "parallel/sharded/unit.h"
 
+#include "dispatch/parts/part_record.h"
+#include "layout/unit_plan.h"
+#include "module/specs.h"
+
 #include <lockstep/base/format.h>
-#include <lockstep/shard/unit_plan.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -19,24 +22,23 @@ namespace {
 
 constexpr std::int64_t alignment = 64;  // bytes, of tensors in the dtype of the computation
 
-c10::ScalarType dtype_of(const std::vector<shard::NamedParameter>& parameters) {
+c10::ScalarType dtype_of(const std::vector<NamedParameter>& parameters) {
   return parameters.front().tensor.scalar_type();
 }
 
-c10::ScalarType compute_dtype_of(const std::vector<shard::NamedParameter>& parameters,
+c10::ScalarType compute_dtype_of(const std::vector<NamedParameter>& parameters,
                                  const UnitSettings& settings) {
   c10::ScalarType own = dtype_of(parameters);
   return c10::isFloatingType(own) ? settings.compute_dtype.value_or(own) : own;
 }
 
-shard::FlatLayout layout_of(const std::vector<shard::NamedParameter>& parameters, int world,
-                            c10::ScalarType compute_dtype) {
-  std::vector<shard::TensorSpec> specs;
-  for (const shard::NamedParameter& parameter : parameters)
-    specs.push_back(shard::spec_of(parameter));
+layout::FlatLayout layout_of(const std::vector<NamedParameter>& parameters, int world,
+                             c10::ScalarType compute_dtype) {
+  std::vector<layout::TensorSpec> specs;
+  for (const NamedParameter& parameter : parameters) specs.push_back(modules::spec_of(parameter));
   auto own = static_cast<std::int64_t>(c10::elementSize(dtype_of(parameters)));
   auto computed = static_cast<std::int64_t>(c10::elementSize(compute_dtype));
-  return shard::unit_layout(specs, world, std::max(alignment, alignment * own / computed));
+  return layout::unit_layout(specs, world, std::max(alignment, alignment * own / computed));
 }
 
 bool keeps_strides(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_dense(); }
@@ -66,9 +68,9 @@ std::string released_text(const std::string& unit) {
 
 // Counts operations that write slices: LibTorch's optimizers write some of them through data(),
 // which has a version counter of its own.
-class Unit::Writes final : public shard::StorageOwner {
+class Unit::Writes final : public dispatch::StorageOwner {
  public:
-  void pin(const shard::StorageUse& use) override {
+  void pin(const dispatch::StorageUse& use) override {
     if (use.writes && before) before();
   }
   void written() override { ++count; }
@@ -78,8 +80,8 @@ class Unit::Writes final : public shard::StorageOwner {
   std::atomic<std::int64_t> count = 0;
 };
 
-Unit::Unit(std::string name, std::vector<shard::NamedParameter> parameters, Group group,
-           std::shared_ptr<BufferPool> pool, std::weak_ptr<shard::StorageOwner> owner,
+Unit::Unit(std::string name, std::vector<NamedParameter> parameters, Group group,
+           std::shared_ptr<BufferPool> pool, std::weak_ptr<dispatch::StorageOwner> owner,
            const UnitSettings& settings)
     : name_(std::move(name)),
       tag_(formatted("unit {}", name_)),
@@ -88,11 +90,12 @@ Unit::Unit(std::string name, std::vector<shard::NamedParameter> parameters, Grou
       group_(std::move(group)),
       pool_(std::move(pool)),
       trains_(parameters_.front().tensor.requires_grad()),
+      dtype_(dtype_of(parameters_)),
       compute_dtype_(compute_dtype_of(parameters_, settings)),
       device_(parameters_.front().tensor.device()),
       layout_(layout_of(parameters_, group_.size(), compute_dtype_)),
-      range_(shard::shard_range(layout_.numel(), group_.size(), group_.rank())),
-      owned_(shard::owned_slices(layout_, group_.size(), group_.rank())),
+      range_(layout::shard_range(layout_.numel(), group_.size(), group_.rank())),
+      owned_(layout::owned_slices(layout_, group_.size(), group_.rank())),
       storage_(layout_.numel() * static_cast<std::int64_t>(c10::elementSize(compute_dtype_)),
                device_, std::move(owner), settings.key, released_text(name_)) {
   at::NoGradGuard no_grad;
@@ -110,8 +113,8 @@ at::Tensor Unit::make_whole() {
 }
 
 at::Tensor Unit::make_shard() {
-  if (settings_.offload) return settings_.offload->zeros(range_.length(), layout_.dtype());
-  return pool_->make(range_.length(), layout_.dtype(), device_);
+  if (settings_.offload) return settings_.offload->zeros(range_.length(), dtype_);
+  return pool_->make(range_.length(), dtype_, device_);
 }
 
 // Where it is offloaded, nobody needs it for a while.
@@ -142,19 +145,19 @@ void Unit::take_parameters() {
 
 void Unit::make_slices() {
   writes_ = std::make_shared<Writes>();
-  std::vector<shard::Part> parts;
-  for (const shard::FlatSlice& slice : owned_) {
-    const shard::FlatEntry& entry = layout_.entry(slice.entry);
+  std::vector<dispatch::Part> parts;
+  for (const layout::FlatSlice& slice : owned_) {
+    const layout::FlatEntry& entry = layout_.entry(slice.entry);
     parts.push_back({entry.name, entry.sizes, slice.of_tensor, slice.offset});
   }
   auto division = settings_.division;
-  if (!division) division = std::make_shared<shard::Division>(group_);
-  parts_ = std::make_shared<shard::Parts>(std::move(division), std::move(parts));
-  shard::LazyStorage storage(static_cast<std::int64_t>(shard_.nbytes()), shard_device(), writes_,
-                             settings_.key, "", nullptr, {parts_});
+  if (!division) division = std::make_shared<dispatch::Division>(group_);
+  parts_ = std::make_shared<dispatch::Parts>(std::move(division), std::move(parts));
+  dispatch::LazyStorage storage(static_cast<std::int64_t>(shard_.nbytes()), shard_device(), writes_,
+                                settings_.key, "", dispatch::record_of_parts(parts_));
   storage.attach(shard_);
-  for (const shard::FlatSlice& slice : owned_)
-    slices_.push_back(storage.place(layout_.dtype(), slice.offset, {slice.of_tensor.length()}, {1})
+  for (const layout::FlatSlice& slice : owned_)
+    slices_.push_back(storage.place(dtype_, slice.offset, {slice.of_tensor.length()}, {1})
                           .requires_grad_(trains_));
 }
 
@@ -227,13 +230,13 @@ void Unit::write_back() {
   now = now.to(shard_device());
   // What was not written keeps the digits that the computation's dtype does not have.
   at::Tensor written = now.ne(shard_.to(compute_dtype_));
-  shard_.copy_(at::where(written, now.to(layout_.dtype()), shard_));
+  shard_.copy_(at::where(written, now.to(dtype_), shard_));
   leave_shard();
 }
 
 void Unit::remember() {
   at::NoGradGuard no_grad;
-  remembered_ = pool_->take(range_.length(), layout_.dtype(), shard_device()).copy_(shard_);
+  remembered_ = pool_->take(range_.length(), dtype_, shard_device()).copy_(shard_);
 }
 
 void Unit::undo() {
@@ -252,7 +255,7 @@ const std::string& Unit::parameter_at(std::int64_t offset) const {
 }
 
 const std::string* Unit::first_stranger() const {
-  for (const shard::NamedParameter& parameter : parameters_)
+  for (const NamedParameter& parameter : parameters_)
     if (!storage_.holds(parameter.tensor)) return &parameter.name;
   return nullptr;
 }
@@ -264,7 +267,7 @@ std::vector<at::Tensor> Unit::whole_values() {
   leave_shard();
   std::vector<at::Tensor> values;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const shard::FlatEntry& entry = layout_.entry(static_cast<int>(i));
+    const layout::FlatEntry& entry = layout_.entry(static_cast<int>(i));
     values.push_back(at::empty_strided(entry.sizes, strides_[i], shard_.options()));
     flattened(values.back()).copy_(whole.narrow(0, entry.offset, entry.numel));
   }
@@ -297,7 +300,7 @@ std::int64_t Unit::whole_bytes() const {
   return static_cast<std::int64_t>(is_node_shared() ? own_part().nbytes() : buffer_.nbytes());
 }
 
-void Unit::rename(std::string name, std::vector<shard::NamedParameter> parameters) {
+void Unit::rename(std::string name, std::vector<NamedParameter> parameters) {
   name_ = std::move(name);
   tag_ = formatted("unit {}", name_);
   parameters_ = std::move(parameters);

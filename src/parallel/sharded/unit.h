@@ -16,12 +16,12 @@
 #pragma once
 
 #include <lockstep/comm/group.h>
+#include <lockstep/dispatch/part.h>
+#include <lockstep/module/named_parameters.h>
 #include <lockstep/parallel/sharded/options.h>
-#include <lockstep/shard/flat_layout.h>
-#include <lockstep/shard/lazy_storage.h>
-#include <lockstep/shard/named_parameters.h>
-#include <lockstep/shard/part.h>
 
+#include "dispatch/lazy_storage.h"
+#include "layout/flat_layout.h"
 #include "parallel/sharded/buffer_pool.h"
 #include "parallel/sharded/offload.h"
 #include "parallel/wait_time.h"
@@ -50,22 +50,24 @@ struct UnitSettings {
   std::shared_ptr<Offload> offload;  // null: shards are where the parameters are
   std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
   // The ranks that hold the other parts, one for all units; null: those of the unit's group.
-  std::shared_ptr<shard::Division> division;
+  std::shared_ptr<dispatch::Division> division;
 };
 
 class Unit {
  public:
   // Local, but collective with node-shared storage: takes this rank's shard of the values that the
   // parameters have, and makes them released tensors. All of one dtype and device, each once.
-  Unit(std::string name, std::vector<shard::NamedParameter> parameters, Group group,
-       std::shared_ptr<BufferPool> pool, std::weak_ptr<shard::StorageOwner> owner,
+  Unit(std::string name, std::vector<NamedParameter> parameters, Group group,
+       std::shared_ptr<BufferPool> pool, std::weak_ptr<dispatch::StorageOwner> owner,
        const UnitSettings& settings);
 
   [[nodiscard]] const std::string& name() const { return name_; }
-  [[nodiscard]] const shard::FlatLayout& layout() const { return layout_; }
-  [[nodiscard]] const std::vector<shard::NamedParameter>& parameters() const { return parameters_; }
+  [[nodiscard]] const layout::FlatLayout& layout() const { return layout_; }
+  [[nodiscard]] const std::vector<NamedParameter>& parameters() const { return parameters_; }
   [[nodiscard]] const UnitSettings& settings() const { return settings_; }
   [[nodiscard]] bool trains() const { return trains_; }
+  // Of the shard, and of the computation.
+  [[nodiscard]] c10::ScalarType dtype() const { return dtype_; }
   [[nodiscard]] c10::ScalarType compute_dtype() const { return compute_dtype_; }
   // Where operations use it. The shard is there, too, unless it is offloaded.
   [[nodiscard]] c10::Device device() const { return device_; }
@@ -75,11 +77,11 @@ class Unit {
 
   // What the optimizer sees: one a parameter, leaves that require a gradient when the unit trains.
   [[nodiscard]] const std::vector<at::Tensor>& slices() const { return slices_; }
-  [[nodiscard]] const std::vector<shard::FlatSlice>& owned() const { return owned_; }
+  [[nodiscard]] const std::vector<layout::FlatSlice>& owned() const { return owned_; }
   // What slices and their gradients know of themselves; offsets count from the range's begin.
-  [[nodiscard]] const std::shared_ptr<shard::Parts>& parts() const { return parts_; }
+  [[nodiscard]] const std::shared_ptr<dispatch::Parts>& parts() const { return parts_; }
   // This rank's range of the flat storage.
-  [[nodiscard]] shard::Range range() const { return range_; }
+  [[nodiscard]] layout::Range range() const { return range_; }
   // The strides of parameter i in the storage.
   [[nodiscard]] at::IntArrayRef strides(int i) const {
     return strides_[static_cast<std::size_t>(i)];
@@ -132,7 +134,7 @@ class Unit {
   // Collective: the parameters become ordinary tensors.
   void hand_back();
   // Local, while it is absent: the same parameters have other names now.
-  void rename(std::string name, std::vector<shard::NamedParameter> parameters);
+  void rename(std::string name, std::vector<NamedParameter> parameters);
   // Local: what is released from now on says `text`.
   void abandon(std::string text);
 
@@ -151,7 +153,7 @@ class Unit {
   }
   // What is gathered is not what the shard holds, bit by bit and place by place.
   [[nodiscard]] bool is_converted() const {
-    return compute_dtype_ != layout_.dtype() || device_ != shard_device();
+    return compute_dtype_ != dtype_ || device_ != shard_device();
   }
   [[nodiscard]] at::Tensor make_whole();
   [[nodiscard]] at::Tensor make_shard();
@@ -163,24 +165,25 @@ class Unit {
 
   std::string name_;
   std::string tag_;
-  std::vector<shard::NamedParameter> parameters_;
+  std::vector<NamedParameter> parameters_;
   UnitSettings settings_;
   Group group_;
   std::shared_ptr<BufferPool> pool_;
   bool trains_ = false;
+  c10::ScalarType dtype_;
   c10::ScalarType compute_dtype_;
   c10::Device device_;
-  shard::FlatLayout layout_;
-  shard::Range range_;
-  std::vector<shard::FlatSlice> owned_;
+  layout::FlatLayout layout_;
+  layout::Range range_;
+  std::vector<layout::FlatSlice> owned_;
   std::vector<std::vector<std::int64_t>> strides_;
-  shard::LazyStorage storage_;
+  dispatch::LazyStorage storage_;
   at::Tensor buffer_;  // the whole; undefined while there is none
   at::Tensor copy_;    // of a node-shared whole, that is written here
   at::Tensor shard_;
   at::Tensor remembered_;           // the shard before the last write
   std::shared_ptr<Writes> writes_;  // to slices
-  std::shared_ptr<shard::Parts> parts_;
+  std::shared_ptr<dispatch::Parts> parts_;
   std::vector<at::Tensor> slices_;
   Phase phase_ = Phase::absent;
   Work gather_;

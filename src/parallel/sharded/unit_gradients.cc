@@ -1,7 +1,9 @@
 #include "parallel/sharded/unit_gradients.h"
 
+#include "dispatch/parts/part_record.h"
+#include "dispatch/value_source.h"
+
 #include <lockstep/base/format.h>
-#include <lockstep/shard/value_source.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -49,7 +51,7 @@ void UnitGradients::make_rows() {
 }
 
 bool UnitGradients::averages_stay() const {
-  return keeps_buffer() && !reduces_in_step() && dtype_ == unit_.layout().dtype() &&
+  return keeps_buffer() && !reduces_in_step() && dtype_ == unit_.dtype() &&
          unit_.device() == unit_.shard_device();
 }
 
@@ -57,17 +59,17 @@ bool UnitGradients::averages_stay() const {
 bool UnitGradients::averages_are_narrow() const {
   return !reduces_in_step() && !unit_.settings().offload &&
          unit_.slices().front().device().is_cpu() &&
-         c10::elementSize(dtype_) < c10::elementSize(unit_.layout().dtype());
+         c10::elementSize(dtype_) < c10::elementSize(unit_.dtype());
 }
 
 at::Tensor UnitGradients::place(int i) const {
-  const shard::FlatEntry& entry = unit_.layout().entry(i);
+  const layout::FlatEntry& entry = unit_.layout().entry(i);
   return placed(flat_, entry.offset, entry.sizes, unit_.strides(i));
 }
 
 bool UnitGradients::in_place(int i) const {
   const at::Tensor& gradient = unit_.parameters()[static_cast<std::size_t>(i)].tensor.grad();
-  return flat_.defined() && gradient.defined() && shard::has_memory(gradient) &&
+  return flat_.defined() && gradient.defined() && dispatch::has_memory(gradient) &&
          gradient.is_alias_of(flat_);
 }
 
@@ -95,8 +97,8 @@ void UnitGradients::move_out() {
   for (const at::Tensor& slice : unit_.slices()) {
     at::Tensor& gradient = slice.mutable_grad();
     if (!averages_stay() || !is_at_home(gradient)) continue;
-    gradient = shard::as_part(shard::values_of(gradient.detach()).clone(), unit_.parts(),
-                              gradient.storage_offset(), unit_.settings().key);
+    gradient = dispatch::as_part(dispatch::values_of(gradient.detach()).clone(), unit_.parts(),
+                                 gradient.storage_offset(), unit_.settings().key);
   }
 }
 
@@ -105,7 +107,7 @@ void UnitGradients::clear_padding() {
   auto clear_up_to = [&](std::int64_t begin) {
     if (begin > end) flat_.narrow(0, end, begin - end).zero_();
   };
-  for (const shard::FlatEntry& entry : unit_.layout().entries()) {
+  for (const layout::FlatEntry& entry : unit_.layout().entries()) {
     clear_up_to(entry.offset);
     end = entry.offset + entry.numel;
   }
@@ -187,15 +189,14 @@ void UnitGradients::finish() {
 
 at::Tensor UnitGradients::make_averages() const {
   std::int64_t length = unit_.range().length();
-  if (auto offload = unit_.settings().offload)
-    return offload->zeros(length, unit_.layout().dtype());
+  if (auto offload = unit_.settings().offload) return offload->zeros(length, unit_.dtype());
   at::TensorOptions options = unit_.slices().front().options();
   return at::empty({length}, averages_are_narrow() ? options.dtype(dtype_) : options);
 }
 
 // Null: averages are to be in memory as they are used.
 std::shared_ptr<DeferredGradient> UnitGradients::deferred_average() {
-  c10::ScalarType own = unit_.layout().dtype();
+  c10::ScalarType own = unit_.dtype();
   c10::DispatchKey key = unit_.settings().key;
   if (reduces_in_step())
     return DeferredGradient::make(rows_, unit_.range(), own, key, unit_.parts());
@@ -217,20 +218,20 @@ void UnitGradients::open_home() {
   if (home_storage_) return;
   at::Tensor memory = averages_stay() ? own_part() : averages_;
   home_storage_.emplace(static_cast<std::int64_t>(memory.nbytes()), memory.device(),
-                        std::weak_ptr<shard::StorageOwner>(), unit_.settings().key, "", nullptr,
-                        shard::PartPlace{unit_.parts()});
+                        std::weak_ptr<dispatch::StorageOwner>(), unit_.settings().key, "",
+                        dispatch::record_of_parts(unit_.parts()));
   home_storage_->attach(memory);
 }
 
 // Where the average of parameter i's slice is to lie.
 at::Tensor UnitGradients::home_of(int i) {
-  const shard::FlatSlice& slice = unit_.owned()[static_cast<std::size_t>(i)];
+  const layout::FlatSlice& slice = unit_.owned()[static_cast<std::size_t>(i)];
   std::int64_t length = slice.of_tensor.length();
   if (latest_) return latest_->slice(slice.offset, length);
   open_home();
   if (!averages_stay())
     averages_.narrow(0, slice.offset, length).copy_(own_part().narrow(0, slice.offset, length));
-  return home_storage_->place(unit_.layout().dtype(), slice.offset, {length}, {1});
+  return home_storage_->place(unit_.dtype(), slice.offset, {length}, {1});
 }
 
 void UnitGradients::publish(const std::vector<bool>& unused) {
@@ -252,9 +253,7 @@ void UnitGradients::publish(const std::vector<bool>& unused) {
 at::Tensor UnitGradients::average_of(int i) {
   const auto& [entry, elements, offset] = unit_.owned()[static_cast<std::size_t>(i)];
   if (reduces_in_step()) return latest_->slice(offset, elements.length());
-  return own_part()
-      .narrow(0, offset, elements.length())
-      .to(unit_.shard_device(), unit_.layout().dtype());
+  return own_part().narrow(0, offset, elements.length()).to(unit_.shard_device(), unit_.dtype());
 }
 
 void UnitGradients::publish_slice(int i) {
@@ -308,7 +307,7 @@ std::int64_t UnitGradients::kept_bytes() const {
   std::size_t bytes = in_memory ? averages_.nbytes() : 0;
   if (keeps_buffer() && flat_.defined()) bytes += flat_.nbytes();
   auto add_strange = [&](const at::Tensor& gradient) {
-    bool counted = !gradient.defined() || !shard::has_memory(gradient) ||
+    bool counted = !gradient.defined() || !dispatch::has_memory(gradient) ||
                    (flat_.defined() && gradient.is_alias_of(flat_)) || is_at_home(gradient);
     if (!counted) bytes += gradient.nbytes();
   };

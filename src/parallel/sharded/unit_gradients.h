@@ -112,7 +112,7 @@ class UnitGradients {
   std::shared_ptr<DeferredGradient> latest_;  // null: averages are in memory as they are used
   at::Tensor flat_;                           // undefined while there is none
   at::Tensor averages_;                       // of the shard; undefined where they are in flat_
-  std::optional<shard::LazyStorage> home_storage_;  // on the memory of averages that stay
+  std::optional<dispatch::LazyStorage> home_storage_;  // on the memory of averages that stay
   bool filling_ = false;  // flat_ holds gradients that publish() has not seen
   Work work_;
   Work forwarded_;  // post_anything()'s

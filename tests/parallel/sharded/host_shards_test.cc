@@ -6,7 +6,7 @@
 #include "support/torch/late_device.h"
 #include "support/torch/staged_ranks.h"
 
-#include <lockstep/shard/trigger.h>
+#include "dispatch/key.h"
 
 #include <memory>
 #include <vector>
@@ -25,14 +25,14 @@ struct OffloadedUnit {
       : offload(std::make_shared<Offload>(std::move(folder))),
         pool(std::make_shared<sharded::BufferPool>(group)),
         residency(level, 1) {
-    std::vector<shard::NamedParameter> members;
+    std::vector<NamedParameter> members;
     for (int i = 0; i < 2; ++i) {
       parameters.push_back(on_late_device(initial(i)).requires_grad_());
       members.push_back({"p" + std::to_string(i), parameters.back(), {}});
     }
     residency.add(std::make_unique<Unit>(
         "u", std::move(members), group, pool, residency.next_owner(),
-        sharded::UnitSettings{.level = level, .key = shard::trigger_key(), .offload = offload}));
+        sharded::UnitSettings{.level = level, .key = dispatch::key(), .offload = offload}));
   }
 
   static at::Tensor initial(int i) { return i == 0 ? values({5, 3}, 1) : values({4}, 2); }

@@ -1,11 +1,11 @@
 // The tail of a step in one pass: gradients are summed over the ranks where the update reads them.
+#include "dispatch/lazy_storage.h"
 #include "parallel/sharded/pair.h"
 
 #include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/sgd.h>
-#include <lockstep/shard/lazy_storage.h>
 
 #include <chrono>
 #include <thread>
@@ -249,7 +249,7 @@ TEST(ReduceInStepOptions, NeedSharedMemoryAndOneAxis) {
     expect_words(refused(group, alone), {"reduce_in_step", "node_shared", "private_memory"});
     Mesh mesh(group, {{"copies", 2}, {"shards", 2}});
     expect_words(refused(mesh, in_step()), {"reduce_in_step", "one axis", "2 copies"});
-    EXPECT_FALSE(shard::is_lazy(model->weight));
+    EXPECT_FALSE(dispatch::is_lazy(model->weight));
   });
 }
 

@@ -3,7 +3,7 @@
 
 #include "parallel/sharded/support.h"
 
-#include <lockstep/shard/trigger.h>
+#include "dispatch/key.h"
 
 namespace lockstep {
 namespace {
@@ -19,12 +19,11 @@ struct Units {
     auto pool = std::make_shared<sharded::BufferPool>(Group());
     for (int i = 0; i < 4; ++i) {
       parameters.push_back(values({3, 2}, i).requires_grad_());
-      std::vector<shard::NamedParameter> members = {
-          {"p" + std::to_string(i), parameters.back(), {}}};
+      std::vector<NamedParameter> members = {{"p" + std::to_string(i), parameters.back(), {}}};
       residency.add(std::make_unique<Unit>(
           "u" + std::to_string(i), std::move(members), Group(), pool, residency.next_owner(),
           sharded::UnitSettings{
-              .level = level, .reshard_after_forward = reshard, .key = shard::trigger_key()}));
+              .level = level, .reshard_after_forward = reshard, .key = dispatch::key()}));
     }
   }
 

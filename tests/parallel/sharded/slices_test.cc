@@ -2,12 +2,12 @@
 // whatever an optimizer is built on, and what would be a rank's own number is an error by name.
 #include "parallel/sharded/pair.h"
 
+#include <lockstep/dispatch/part.h>
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/sgd.h>
 #include <lockstep/parallel/sharded/sharded_build.h>
-#include <lockstep/shard/part.h>
 
 #include <torch/nn/modules/activation.h>
 #include <torch/optim/lbfgs.h>
