@@ -1,11 +1,9 @@
 #include "parallel/data/gradient_buckets.h"
 
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/real.h>
 
 #include <lockstep/base/format.h>
 
-#include <cmath>
 #include <string>
 #include <utility>
 
@@ -31,7 +29,7 @@ GradientBuckets::GradientBuckets(Group group, std::vector<shard::NamedParameter>
       plan_(plan_for(parameters_, order, limits)),
       timeout_(timeout),
       places_(parameters_.size()),
-      status_(parameters_.size() + 1) {
+      status_(parameters_.size()) {
   for (const shard::NamedParameter& parameter : parameters_)
     specs_.push_back(shard::spec_of(parameter));
   for (std::size_t number = 0; number < plan_.size(); ++number) lay_out(number);
@@ -48,8 +46,7 @@ void GradientBuckets::lay_out(std::size_t number) {
   std::string name =
       formatted("bucket {} ({} ... {})", number, specs.front().name, specs.back().name);
   if (number + 1 == plan_.size())
-    specs.push_back(
-        {"status", {static_cast<std::int64_t>(status_.size())}, specs.front().dtype, nullptr});
+    specs.push_back({"status", {status_.size()}, specs.front().dtype, nullptr});
   buckets_.emplace_back(group_, shard::FlatLayout(specs), parameter(plan_[number].front()).device(),
                         std::move(name));
 }
@@ -116,24 +113,22 @@ void GradientBuckets::begin() {
   awaited_.clear();
   for (const std::vector<int>& numbers : plan_) awaited_.push_back(numbers.size());
   posted_ = 0;
-  status_.assign(status_.size(), 0.0F);
 }
 
 void GradientBuckets::ready(int i) {
   --awaited_[place(i).bucket];
-  while (posted_ < awaited_.size() && awaited_[posted_] == 0) post_next();
+  while (posted_ + 1 < awaited_.size() && awaited_[posted_] == 0) post_next();
 }
 
-void GradientBuckets::post_rest() {
+void GradientBuckets::post_rest(const parallel::StepStatus& own) {
+  status_ = own;
+  if (!buckets_.empty()) status_place().copy_(status_.tensor());
   while (posted_ < plan_.size()) post_next();
 }
 
 void GradientBuckets::post_next() {
   std::size_t number = posted_++;
   if (buckets_.empty()) return;
-  if (posted_ == plan_.size())
-    status_place().copy_(
-        at::from_blob(status_.data(), {static_cast<std::int64_t>(status_.size())}));
   const shard::Bucket& bucket = buckets_[number];
   works_.push_back(group_.all_reduce(bucket.reducible(), Op::average,
                                      {.tag = bucket.name(), .timeout = timeout_}));
@@ -142,18 +137,19 @@ void GradientBuckets::post_next() {
 void GradientBuckets::wait() {
   std::vector<Work> works = std::exchange(works_, {});
   for (Work& work : works) work.wait();
-  if (works.empty()) return;
-  at::from_blob(status_.data(), {static_cast<std::int64_t>(status_.size())})
-      .copy_(at::real(status_place()));
+}
+
+parallel::StepStatus GradientBuckets::status() const {
+  parallel::StepStatus all = status_;
+  if (buckets_.empty()) return all;
+  at::Tensor averages = at::real(status_place()).to(at::kFloat);
+  all.tensor().copy_((averages * group_.size()).round_());
+  return all;
 }
 
 at::Tensor GradientBuckets::status_place() const {
   const shard::Bucket& last = buckets_.back();
   return last.view(static_cast<int>(last.layout().entries().size()) - 1);
-}
-
-int GradientBuckets::ranks(float status) const {
-  return static_cast<int>(std::lround(status * static_cast<float>(group_.size())));
 }
 
 }  // namespace lockstep::data_parallel

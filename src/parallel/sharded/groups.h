@@ -1,7 +1,7 @@
 // The groups of a handle, of a group or a mesh.
 #pragma once
 
-#include "parallel/sharded/gradient_flow.h"
+#include "parallel/sharded/unit_reducer.h"
 
 #include <lockstep/comm/group.h>
 #include <lockstep/mesh/mesh.h>

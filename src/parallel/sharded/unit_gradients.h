@@ -14,7 +14,7 @@
 // With reduce_in_step the buffer is this rank's row in memory of all ranks: post() has nothing to
 // do, and publish() leaves averages that are computed where they are used (deferred_gradient.h).
 //
-// Not thread-safe: GradientFlow holds its mutex.
+// Not thread-safe: BackwardStep holds its mutex.
 #pragma once
 
 #include "parallel/sharded/absent_gradients.h"
