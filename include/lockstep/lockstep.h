@@ -18,6 +18,7 @@
 #include <lockstep/models/mlp.h>
 #include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
+#include <lockstep/optim/decay.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/scheduler.h>
 #include <lockstep/optim/sgd.h>

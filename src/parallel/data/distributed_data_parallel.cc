@@ -148,7 +148,7 @@ void DistributedDataParallel::zero_grad(bool set_to_none) {
 }
 
 double DistributedDataParallel::clip_grad_norm(double max_norm, double norm_type) {
-  return optim::clip_gradient_norm(parameters(), max_norm, norm_type);
+  return optim::clip_grad_norm(parameters(), max_norm, norm_type);
 }
 
 std::map<std::string, at::Tensor> DistributedDataParallel::state_dict() const {

@@ -86,13 +86,13 @@ void ShardedModule::zero_grad(bool set_to_none) {
 double ShardedModule::clip_grad_norm(double max_norm, double norm_type) {
   check(norm_type > 0, "clip_grad_norm: the norm's order must be positive, found {}", norm_type);
   check_gradients("clip_grad_norm");
-  return optim::clip_gradient_norm(parameters(), max_norm, norm_type);
+  return optim::clip_grad_norm(parameters(), max_norm, norm_type);
 }
 
 void ShardedModule::clip_grad_value(double largest) {
   check(largest >= 0, "clip_grad_value: the largest value must be at least 0, found {}", largest);
   check_gradients("clip_grad_value");
-  optim::clip_gradient_values(parameters(), largest);
+  optim::clip_grad_value(parameters(), largest);
 }
 
 void ShardedModule::check_gradients(std::string_view operation) const {
