@@ -16,9 +16,9 @@
 
 namespace lockstep::parallel {
 
-BackwardStep::BackwardStep(Group group, std::shared_ptr<Reducer> reducer, ModuleWatch watch,
+BackwardStep::BackwardStep(Group& group, std::shared_ptr<Reducer> reducer, ModuleWatch watch,
                            std::vector<at::Tensor> buffers, StepOptions options)
-    : group_(std::move(group)),
+    : group_(group),
       reducer_(std::move(reducer)),
       watch_(std::move(watch)),
       options_(std::move(options)),

@@ -47,9 +47,9 @@ struct StepOptions {
 
 class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
  public:
-  // Local. `group`: all ranks of the handle. Rank 0's `buffers` replace those of the others in
-  // every step.
-  BackwardStep(Group group, std::shared_ptr<Reducer> reducer, ModuleWatch watch,
+  // Local. `group`: all ranks of the handle, which keeps it. Rank 0's `buffers` replace those of
+  // the others in every step.
+  BackwardStep(Group& group, std::shared_ptr<Reducer> reducer, ModuleWatch watch,
                std::vector<at::Tensor> buffers, StepOptions options);
 
   // .grad of the reducer's parameter i has been written. Called by its hook.
@@ -82,7 +82,7 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   [[nodiscard]] std::string describe_missing(const StepStatus& all) const;
 
   std::mutex mutex_;
-  Group group_;
+  Group& group_;
   std::shared_ptr<Reducer> reducer_;
   const ModuleWatch watch_;
   const StepOptions options_;

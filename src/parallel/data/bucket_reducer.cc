@@ -13,9 +13,9 @@ shard::PlanOptions limits_of(const DataParallelOptions& options) {
 
 }  // namespace
 
-BucketReducer::BucketReducer(Group group, std::vector<shard::NamedParameter> parameters,
+BucketReducer::BucketReducer(Group& group, std::vector<shard::NamedParameter> parameters,
                              const DataParallelOptions& options)
-    : group_(std::move(group)),
+    : group_(group),
       parameters_(std::move(parameters)),
       options_(options),
       order_(shard::reverse_order(static_cast<int>(parameters_.size()))),

@@ -15,8 +15,8 @@ namespace lockstep::data_parallel {
 
 class BucketReducer final : public parallel::Reducer {
  public:
-  // `parameters`: those that require a gradient. Local.
-  BucketReducer(Group group, std::vector<shard::NamedParameter> parameters,
+  // `parameters`: those that require a gradient. Local. The handle keeps the group.
+  BucketReducer(Group& group, std::vector<shard::NamedParameter> parameters,
                 const DataParallelOptions& options);
 
   // Gradients become ordinary tensors.
@@ -48,7 +48,7 @@ class BucketReducer final : public parallel::Reducer {
   };
   void lay_out();
 
-  Group group_;
+  Group& group_;
   std::vector<shard::NamedParameter> parameters_;
   DataParallelOptions options_;
   std::vector<int> order_;

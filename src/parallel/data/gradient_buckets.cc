@@ -21,10 +21,10 @@ shard::BucketPlan plan_for(const std::vector<shard::NamedParameter>& parameters,
 
 }  // namespace
 
-GradientBuckets::GradientBuckets(Group group, std::vector<shard::NamedParameter> parameters,
+GradientBuckets::GradientBuckets(Group& group, std::vector<shard::NamedParameter> parameters,
                                  std::span<const int> order, shard::PlanOptions limits,
                                  std::optional<Duration> timeout)
-    : group_(std::move(group)),
+    : group_(&group),
       parameters_(std::move(parameters)),
       plan_(plan_for(parameters_, order, limits)),
       timeout_(timeout),
@@ -42,13 +42,13 @@ void GradientBuckets::lay_out(std::size_t number) {
     place(i).entry = static_cast<int>(specs.size());
     specs.push_back(specs_[static_cast<std::size_t>(i)]);
   }
-  if (group_.size() == 1) return;
+  if (group_->size() == 1) return;
   std::string name =
       formatted("bucket {} ({} ... {})", number, specs.front().name, specs.back().name);
   if (number + 1 == plan_.size())
     specs.push_back({"status", {status_.size()}, specs.front().dtype, nullptr});
-  buckets_.emplace_back(group_, shard::FlatLayout(specs), parameter(plan_[number].front()).device(),
-                        std::move(name));
+  buckets_.emplace_back(*group_, shard::FlatLayout(specs),
+                        parameter(plan_[number].front()).device(), std::move(name));
 }
 
 bool GradientBuckets::fit() const {
@@ -130,8 +130,8 @@ void GradientBuckets::post_next() {
   std::size_t number = posted_++;
   if (buckets_.empty()) return;
   const shard::Bucket& bucket = buckets_[number];
-  works_.push_back(group_.all_reduce(bucket.reducible(), Op::average,
-                                     {.tag = bucket.name(), .timeout = timeout_}));
+  works_.push_back(group_->all_reduce(bucket.reducible(), Op::average,
+                                      {.tag = bucket.name(), .timeout = timeout_}));
 }
 
 void GradientBuckets::wait() {
@@ -143,7 +143,7 @@ parallel::StepStatus GradientBuckets::status() const {
   parallel::StepStatus all = status_;
   if (buckets_.empty()) return all;
   at::Tensor averages = at::real(status_place()).to(at::kFloat);
-  all.tensor().copy_((averages * group_.size()).round_());
+  all.tensor().copy_((averages * group_->size()).round_());
   return all;
 }
 

@@ -27,8 +27,9 @@ namespace lockstep::data_parallel {
 
 class GradientBuckets {
  public:
-  // Local. `order`: that in which gradients are expected to become ready.
-  GradientBuckets(Group group, std::vector<shard::NamedParameter> parameters,
+  // Local. `order`: that in which gradients are expected to become ready. The group outlives this
+  // object.
+  GradientBuckets(Group& group, std::vector<shard::NamedParameter> parameters,
                   std::span<const int> order, shard::PlanOptions limits,
                   std::optional<Duration> timeout);
 
@@ -73,7 +74,7 @@ class GradientBuckets {
   [[nodiscard]] at::Tensor status_place() const;
   void post_next();
 
-  Group group_;
+  Group* group_;
   std::vector<shard::NamedParameter> parameters_;
   std::vector<shard::TensorSpec> specs_;
   shard::BucketPlan plan_;

@@ -167,12 +167,12 @@ sharded::UnitSettings settings_of(const ShardOptions& options) {
 
 ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& options)
     : groups(std::move(the_groups)),
-      residency(std::make_unique<sharded::Residency>(options.level, options.prefetch)),
+      residency(std::make_unique<sharded::Residency>(options.level, options.prefetch, groups.reduce,
+                                                     options.timeout)),
       division(std::make_shared<shard::Division>(groups.reduce, options.timeout)),
       options_(options),
       pool_(std::make_shared<sharded::BufferPool>(groups.gather)) {
   check_options(options);
-  residency->meets_also_in(groups.reduce, options.timeout);
   if (!options.offload.empty() || options.offload_to_host)
     offload = std::make_shared<sharded::Offload>(options.offload);
 }

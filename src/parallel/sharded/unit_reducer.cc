@@ -13,9 +13,9 @@ constexpr std::size_t most_in_flight = 2;
 
 }  // namespace
 
-UnitReducer::UnitReducer(Groups groups, Residency& residency, std::shared_ptr<BufferPool> pool,
+UnitReducer::UnitReducer(Groups& groups, Residency& residency, std::shared_ptr<BufferPool> pool,
                          const ShardOptions& options)
-    : groups_(std::move(groups)), residency_(residency), options_(options) {
+    : groups_(groups), residency_(residency), options_(options) {
   if (options.reduce_in_step) {
     deferred_ = std::make_shared<DeferredGradients>();
     residency.before_gathers([deferred = deferred_] { deferred->settle(); });

@@ -6,10 +6,10 @@
 #pragma once
 
 #include "parallel/reducer.h"
+#include "parallel/sharded/groups.h"
 #include "parallel/sharded/residency.h"
 #include "parallel/sharded/unit_gradients.h"
 
-#include <lockstep/comm/group.h>
 #include <lockstep/parallel/sharded/options.h>
 
 #include <ATen/core/Tensor.h>
@@ -23,18 +23,10 @@
 
 namespace lockstep::sharded {
 
-// The groups of one handle. Each carries calls of one kind, whose order is the same on all ranks
-// even where the kinds interleave differently.
-struct Groups {
-  Group whole;     // status, buffers, checks: all ranks
-  Group gather;    // units' values
-  Group reduce;    // units' gradients
-  Group replicas;  // on two axes: those that hold the same shard
-};
-
 class UnitReducer final : public parallel::Reducer {
  public:
-  UnitReducer(Groups groups, Residency& residency, std::shared_ptr<BufferPool> pool,
+  // The handle keeps the groups.
+  UnitReducer(Groups& groups, Residency& residency, std::shared_ptr<BufferPool> pool,
               const ShardOptions& options);
 
   // Gradients and what stands in their places go: the handle has nothing to do with them any more.
@@ -89,7 +81,7 @@ class UnitReducer final : public parallel::Reducer {
     return parameters_[static_cast<std::size_t>(i)].tensor;
   }
 
-  Groups groups_;
+  Groups& groups_;
   Residency& residency_;
   ShardOptions options_;
   std::shared_ptr<DeferredGradients> deferred_;            // null: reduced in backward()
