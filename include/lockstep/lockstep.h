@@ -19,6 +19,7 @@
 #include <lockstep/module/state_dict.h>
 #include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
+#include <lockstep/optim/decay.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/scheduler.h>
 #include <lockstep/optim/sgd.h>

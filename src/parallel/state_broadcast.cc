@@ -69,8 +69,8 @@ void broadcast_now(const Group& group, const std::vector<at::Tensor>& tensors,
   }
 }
 
-StateBroadcast::StateBroadcast(Group group, std::vector<at::Tensor> tensors)
-    : group_(std::move(group)), tensors_(std::move(tensors)) {
+StateBroadcast::StateBroadcast(Group& group, std::vector<at::Tensor> tensors)
+    : group_(group), tensors_(std::move(tensors)) {
   if (group_.size() > 1) build();
 }
 

@@ -23,7 +23,8 @@ void broadcast_now(const Group& group, const std::vector<at::Tensor>& tensors,
 // The same for tensors that are broadcast again and again: the memory is kept. Not thread-safe.
 class StateBroadcast {
  public:
-  StateBroadcast(Group group, std::vector<at::Tensor> tensors);
+  // The group outlives this object.
+  StateBroadcast(Group& group, std::vector<at::Tensor> tensors);
 
   // Posts the values that rank 0 has now. Blocks for an earlier post that nobody finished.
   void post(std::optional<Duration> timeout);
@@ -41,7 +42,7 @@ class StateBroadcast {
   void build();
   [[nodiscard]] bool fits() const;
 
-  Group group_;
+  Group& group_;
   std::vector<at::Tensor> tensors_;
   std::vector<Part> parts_;
 };

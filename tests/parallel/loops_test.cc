@@ -205,7 +205,6 @@ template <class Handle>
 Outcome run_handle(Handle& handle, torch::nn::Sequential& net, const Loop& loop, const Kind& kind) {
   int rank = handle.group().rank(), ranks = handle.group().size();
   auto optimizer = kind.make(handle.parameters());
-  auto* ours = dynamic_cast<optim::TreatsGradients*>(optimizer.get());
   optim::GradScaler scaler({.initial_scale = first_scale});
   Trainer t;
   t.backward = [&](int batch, double factor) {
@@ -223,7 +222,7 @@ Outcome run_handle(Handle& handle, torch::nn::Sequential& net, const Loop& loop,
   t.clip = [&](Clip way, double max) {
     if (way == Clip::by_handle) return handle.clip_grad_norm(max);
     if (way == Clip::by_torch) return clip_by_torch(handle, max);
-    return ours ? ours->clip_norm(max) : optim::clip_gradient_norm(handle.parameters(), max);
+    return optim::clip_grad_norm(optimizer->param_groups()[0].params(), max);
   };
   t.clip_values = [&](double largest) {
     torch::nn::utils::clip_grad_value_(handle.parameters(), largest);

@@ -1,7 +1,7 @@
 // Norms of gradients, and clipping by them or by value, as torch::nn::utils does it:
 //
 //   loss.backward();
-//   double norm = optim::clip_gradient_norm(handle.parameters(), 1.0);
+//   double norm = optim::clip_grad_norm(handle.parameters(), 1.0);
 //   if (std::isfinite(norm)) adamw.step();
 //
 // Gradients are written at once, where a factor is not 1. Works with every optimizer.
@@ -34,11 +34,11 @@ namespace lockstep::optim {
 
 // Multiplies the gradients by clip_factor() where that is not 1, and returns the norm before:
 // torch::nn::utils::clip_grad_norm_. InvalidArgument for a negative max_norm or norm_type.
-double clip_gradient_norm(std::span<const at::Tensor> parameters, double max_norm,
-                          double norm_type = 2);
+double clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm,
+                      double norm_type = 2);
 
 // Every element to between -largest and largest: torch::nn::utils::clip_grad_value_. Local.
 // InvalidArgument for a negative one.
-void clip_gradient_values(std::span<const at::Tensor> parameters, double largest);
+void clip_grad_value(std::span<const at::Tensor> parameters, double largest);
 
 }  // namespace lockstep::optim

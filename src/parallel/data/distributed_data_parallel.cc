@@ -2,8 +2,8 @@
 
 #include "dispatch/lazy_storage.h"
 #include "module/rank_check.h"
-#include "module/watch.h"
-#include "parallel/data/reducer.h"
+#include "parallel/backward_step.h"
+#include "parallel/data/bucket_reducer.h"
 #include "parallel/gradient_hooks.h"
 #include "parallel/state_broadcast.h"
 
@@ -22,7 +22,8 @@
 namespace lockstep {
 namespace {
 
-using data_parallel::Reducer;
+using data_parallel::BucketReducer;
+using parallel::BackwardStep;
 using parallel::GradientHooks;
 
 // What all ranks must agree on.
@@ -54,8 +55,9 @@ class DataParallelState {
   std::shared_ptr<torch::nn::Module> module;
   Group group;
   std::vector<NamedParameter> parameters;
-  std::shared_ptr<const modules::ModuleWatch> watch;
-  std::shared_ptr<Reducer> reducer;
+  std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
+  std::shared_ptr<BucketReducer> reducer;
+  std::shared_ptr<BackwardStep> step;
   std::unique_ptr<GradientHooks> hooks;
 };
 
@@ -71,34 +73,38 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> the_modu
   modules::check_ordinary(tensors, "DistributedDataParallel");
   parameters = tensors.parameters;
   std::vector<NamedParameter> trainable;
-  std::vector<at::Tensor> state, hooked;
+  std::vector<at::Tensor> state;
   for (const NamedParameter& parameter : parameters) {
     check(!dispatch::is_lazy(parameter.tensor) || dispatch::is_deferred(parameter.tensor),
           "DistributedDataParallel: {} is sharded; the handle of fully_shard() averages its "
           "gradients already",
           parameter.name);
     state.push_back(parameter.tensor);
-    if (!parameter.tensor.requires_grad()) continue;
-    trainable.push_back(parameter);
-    hooked.push_back(parameter.tensor);
+    if (parameter.tensor.requires_grad()) trainable.push_back(parameter);
   }
   std::vector<at::Tensor> buffers = tensors.buffer_tensors();
   state.insert(state.end(), buffers.begin(), buffers.end());
   parallel::broadcast_now(group, state, options.bucket_bytes, call);
-  watch = std::make_shared<modules::ModuleWatch>(*module, options.ignored,
-                                                 "DistributedDataParallel was made");
-  reducer =
-      std::make_shared<Reducer>(group, std::move(trainable), watch, std::move(buffers), options);
-  hooks = std::make_unique<GradientHooks>(
-      std::move(hooked), [reducer = reducer.get()](int i) { reducer->on_gradient(i); });
+  if (!options.broadcast_buffers) buffers.clear();
+  reducer = std::make_shared<BucketReducer>(group, std::move(trainable), options);
+  step = std::make_shared<BackwardStep>(
+      group, reducer,
+      modules::ModuleWatch(*module, options.ignored, "DistributedDataParallel was made"),
+      std::move(buffers),
+      parallel::StepOptions{.strategy = "DistributedDataParallel",
+                            .find_unused_parameters = options.find_unused_parameters,
+                            .timeout = options.timeout,
+                            .waits = waits});
+  hooks = std::make_unique<GradientHooks>(step->hooked(),
+                                          [step = step.get()](int i) { step->on_gradient(i); });
 }
 
 NoSync::NoSync(std::shared_ptr<DataParallelState> state) : state_(std::move(state)) {
-  state_->reducer->pause();
+  state_->step->pause();
 }
 
 NoSync::~NoSync() {
-  if (state_) state_->reducer->resume();
+  if (state_) state_->step->resume();
 }
 
 DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, Group group,
@@ -127,7 +133,7 @@ std::vector<NamedParameter> DistributedDataParallel::named_parameters() const {
 }
 
 void DistributedDataParallel::zero_grad(bool set_to_none) {
-  state_->watch->check();
+  state_->step->check_module();
   for (const NamedParameter& parameter : state_->parameters) {
     at::Tensor& gradient = parameter.tensor.mutable_grad();
     if (!gradient.defined()) continue;
@@ -141,7 +147,7 @@ void DistributedDataParallel::zero_grad(bool set_to_none) {
 }
 
 double DistributedDataParallel::clip_grad_norm(double max_norm, double norm_type) {
-  return optim::clip_gradient_norm(parameters(), max_norm, norm_type);
+  return optim::clip_grad_norm(parameters(), max_norm, norm_type);
 }
 
 std::map<std::string, at::Tensor> DistributedDataParallel::state_dict() const {
@@ -152,7 +158,7 @@ void DistributedDataParallel::load_state_dict(const std::map<std::string, at::Te
   lockstep::load_state_dict(*state_->module, tensors);
 }
 
-double DistributedDataParallel::seconds_waited() const { return state_->reducer->seconds_waited(); }
+double DistributedDataParallel::seconds_waited() const { return state_->waits->seconds(); }
 
 NoSync DistributedDataParallel::no_sync() { return NoSync(state_); }
 

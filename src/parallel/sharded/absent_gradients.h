@@ -10,7 +10,7 @@
 // They are tensors of a parameter's sizes in a lazy storage that never has memory. A hook takes one
 // of the module's away before backward() accumulates there.
 //
-// Not thread-safe: GradientFlow holds its mutex.
+// Not thread-safe: BackwardStep holds its mutex.
 #pragma once
 
 #include "parallel/sharded/unit.h"

@@ -9,7 +9,7 @@
 // too, of a single row: it is widened where it is used.
 //
 // A peer's row is read from the end of the backward() that filled it until this rank takes part in
-// the next gather, or in the meeting that GradientFlow has instead: no rank writes to its row
+// the next gather, or in the meeting that UnitReducer has instead: no rank writes to its row
 // before all ranks have. settle() is called then.
 //
 // Thread-safe, but settle().

@@ -49,11 +49,6 @@ void Residency::add(std::unique_ptr<Unit> unit) {
   dropped_.push_back(false);
 }
 
-void Residency::meets_also_in(Group group, std::optional<Duration> timeout) {
-  other_group_ = std::move(group);
-  timeout_ = timeout;
-}
-
 namespace {
 
 std::string explained(const Unit& unit, const dispatch::StorageUse& use, const char* what) {
@@ -139,8 +134,8 @@ bool Residency::is_again(int unit) const {
 // group of `own`, or in the other one: whichever they come to.
 void Residency::meet(const Unit& unit, Work own, const char* why) {
   std::string tag = formatted("unit {} {}", unit.name(), why);
-  Work other = other_group_.barrier({.tag = tag, .timeout = timeout_});
-  Deadline deadline = Deadline::after(timeout_.value_or(other_group_.timeout()));
+  Work other = reduce_.barrier({.tag = tag, .timeout = timeout_});
+  Deadline deadline = Deadline::after(timeout_.value_or(reduce_.timeout()));
   while (!own.done() && !other.done() && !deadline.passed())
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   if (own.done()) own.wait();

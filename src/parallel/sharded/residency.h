@@ -53,7 +53,11 @@ namespace lockstep::sharded {
 
 class Residency {
  public:
-  Residency(ShardLevel level, int prefetch) : level_(level), prefetch_(prefetch) {}
+  // `reduce`: the group that gradients are reduced in, for calls that all ranks make or none. The
+  // handle keeps it.
+  Residency(ShardLevel level, int prefetch, Group& reduce,
+            std::optional<Duration> timeout = std::nullopt)
+      : level_(level), prefetch_(prefetch), reduce_(reduce), timeout_(timeout) {}
 
   // Before any use. The owner of the storage of the unit that add() will be given next; lives as
   // long as this object.
@@ -61,8 +65,6 @@ class Residency {
   void add(std::unique_ptr<Unit> unit);
   [[nodiscard]] const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
 
-  // Before any use. The group that gradients are reduced in, for calls that all ranks make or none.
-  void meets_also_in(Group group, std::optional<Duration> timeout);
   // Called before this rank takes part in a gather.
   void before_gathers(std::function<void()> action) { before_gather_ = std::move(action); }
 
@@ -120,6 +122,8 @@ class Residency {
   std::mutex mutex_;
   const ShardLevel level_;
   const int prefetch_;
+  Group& reduce_;
+  const std::optional<Duration> timeout_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<std::shared_ptr<Owner>> owners_;
   int current_ = -1;  // the unit used last
@@ -132,11 +136,9 @@ class Residency {
   std::vector<bool> dropped_;      // by a write to a slice, and not gathered since
   std::vector<int> gathered_;      // all that are arriving or present, and perhaps others
   bool may_drop_ = false;          // a unit was gathered since a write dropped all
-  Group other_group_;
-  std::optional<Duration> timeout_;
-  std::vector<int> order_;  // of gathers, between the last two ends of backward()
-  std::vector<int> seen_;   // since the last one
-  bool follows_ = false;    // seen_ is how order_ begins
+  std::vector<int> order_;         // of gathers, between the last two ends of backward()
+  std::vector<int> seen_;          // since the last one
+  bool follows_ = false;           // seen_ is how order_ begins
 };
 
 }  // namespace lockstep::sharded

@@ -167,12 +167,12 @@ sharded::UnitSettings settings_of(const ShardOptions& options) {
 
 ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& options)
     : groups(std::move(the_groups)),
-      residency(std::make_unique<sharded::Residency>(options.level, options.prefetch)),
+      residency(std::make_unique<sharded::Residency>(options.level, options.prefetch, groups.reduce,
+                                                     options.timeout)),
       division(std::make_shared<dispatch::Division>(groups.reduce, options.timeout)),
       options_(options),
       pool_(std::make_shared<sharded::BufferPool>(groups.gather)) {
   check_options(options);
-  residency->meets_also_in(groups.reduce, options.timeout);
   if (!options.offload.empty() || options.offload_to_host)
     offload = std::make_shared<sharded::Offload>(options.offload);
 }
@@ -198,12 +198,19 @@ void ShardedState::complete(std::shared_ptr<torch::nn::Module> the_module) {
   add_units(tensors, options_);
   for (const auto& [name, tensor, aliases] : parameters)
     places_.push_back(by_tensor_.at(tensor.unsafeGetTensorImpl()));
-  auto watch =
-      std::make_shared<modules::ModuleWatch>(*module, options_.ignored, "fully_shard() was called");
-  flow = std::make_shared<sharded::GradientFlow>(groups, *residency, pool_,
-                                                 tensors.buffer_tensors(), watch, options_);
+  reducer = std::make_shared<sharded::UnitReducer>(groups, *residency, pool_, options_);
+  std::vector<at::Tensor> buffers;
+  if (options_.broadcast_buffers) buffers = tensors.buffer_tensors();
+  step = std::make_shared<parallel::BackwardStep>(
+      groups.whole, reducer,
+      modules::ModuleWatch(*module, options_.ignored, "fully_shard() was called"),
+      std::move(buffers),
+      parallel::StepOptions{.strategy = "fully_shard()",
+                            .find_unused_parameters = options_.find_unused_parameters,
+                            .timeout = options_.timeout,
+                            .waits = waits});
   hooks_ = std::make_unique<parallel::GradientHooks>(
-      flow->hooked(), [flow = flow.get()](int i) { flow->on_gradient(i); });
+      step->hooked(), [step = step.get()](int i) { step->on_gradient(i); });
   sys::return_freed_memory();  // the whole parameters'
 }
 
@@ -273,7 +280,7 @@ void ShardedState::name_units(const std::vector<NamedParameter>& parameters) {
 
 void ShardedState::detach() {
   hooks_.reset();
-  if (flow) flow->end();
+  if (reducer) reducer->end();
   for (const auto& unit : residency->units())
     unit->abandon(
         "this parameter's values were divided over the ranks by fully_shard(), and its handle is "
@@ -291,7 +298,7 @@ std::vector<ShardedParameter> ShardedState::named_parameters() const {
 }
 
 std::map<std::string, at::Tensor> ShardedState::state_dict() {
-  flow->check_parameters();
+  step->check_module();
   std::map<const void*, at::Tensor> values;
   for (const auto& unit : residency->units()) {
     std::vector<at::Tensor> whole = unit->whole_values();
@@ -330,7 +337,7 @@ at::Tensor ShardedState::part_of(std::size_t i, const at::Tensor& whole) const {
 }
 
 void ShardedState::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
-  flow->check_parameters();
+  step->check_module();
   at::NoGradGuard no_grad;
   std::vector<modules::Assignment> assignments = modules::assignments_of(*module, tensors);
   residency->before_write();
@@ -347,7 +354,7 @@ void ShardedState::load_state_dict(const std::map<std::string, at::Tensor>& tens
 
 ShardedMemory ShardedState::memory() const {
   sharded::BufferPool::Bytes turns = pool_->bytes();
-  ShardedMemory memory{.gradients = flow ? flow->kept_bytes() : 0,
+  ShardedMemory memory{.gradients = reducer ? reducer->kept_bytes() : 0,
                        .in_flight = turns.taken,
                        .peak_in_flight = turns.peak,
                        .pooled = turns.free,
@@ -362,10 +369,10 @@ ShardedMemory ShardedState::memory() const {
 void ShardedState::reset_peak_memory() { pool_->reset_peak(); }
 
 void ShardedState::unshard() {
-  flow->check_parameters();
+  step->check_module();
   residency->invalidate();
   hooks_.reset();
-  flow->end();
+  reducer->end();
   for (const auto& unit : residency->units()) unit->hand_back();
 }
 

@@ -3,9 +3,10 @@
 
 #include "layout/unit_plan.h"
 #include "module/tensors.h"
+#include "parallel/backward_step.h"
 #include "parallel/gradient_hooks.h"
-#include "parallel/sharded/gradient_flow.h"
 #include "parallel/sharded/residency.h"
+#include "parallel/sharded/unit_reducer.h"
 
 #include <lockstep/parallel/sharded/fully_shard.h>
 
@@ -41,7 +42,8 @@ class ShardedState {
   std::shared_ptr<torch::nn::Module> module;
   sharded::Groups groups;
   std::unique_ptr<sharded::Residency> residency;
-  std::shared_ptr<sharded::GradientFlow> flow;
+  std::shared_ptr<sharded::UnitReducer> reducer;  // null until complete()
+  std::shared_ptr<parallel::BackwardStep> step;
   std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
   std::shared_ptr<dispatch::Division> division;
   std::shared_ptr<sharded::Offload> offload;  // null: nothing is offloaded

@@ -80,14 +80,14 @@ class Unit::Writes final : public dispatch::StorageOwner {
   std::atomic<std::int64_t> count = 0;
 };
 
-Unit::Unit(std::string name, std::vector<NamedParameter> parameters, Group group,
+Unit::Unit(std::string name, std::vector<NamedParameter> parameters, Group& group,
            std::shared_ptr<BufferPool> pool, std::weak_ptr<dispatch::StorageOwner> owner,
            const UnitSettings& settings)
     : name_(std::move(name)),
       tag_(formatted("unit {}", name_)),
       parameters_(std::move(parameters)),
       settings_(settings),
-      group_(std::move(group)),
+      group_(group),
       pool_(std::move(pool)),
       trains_(parameters_.front().tensor.requires_grad()),
       dtype_(dtype_of(parameters_)),

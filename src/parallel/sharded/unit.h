@@ -56,8 +56,9 @@ struct UnitSettings {
 class Unit {
  public:
   // Local, but collective with node-shared storage: takes this rank's shard of the values that the
-  // parameters have, and makes them released tensors. All of one dtype and device, each once.
-  Unit(std::string name, std::vector<NamedParameter> parameters, Group group,
+  // parameters have, and makes them released tensors. All of one dtype and device, each once. The
+  // handle keeps the group.
+  Unit(std::string name, std::vector<NamedParameter> parameters, Group& group,
        std::shared_ptr<BufferPool> pool, std::weak_ptr<dispatch::StorageOwner> owner,
        const UnitSettings& settings);
 
@@ -167,7 +168,7 @@ class Unit {
   std::string tag_;
   std::vector<NamedParameter> parameters_;
   UnitSettings settings_;
-  Group group_;
+  Group& group_;
   std::shared_ptr<BufferPool> pool_;
   bool trains_ = false;
   c10::ScalarType dtype_;

@@ -27,13 +27,13 @@ c10::ScalarType dtype_of(const Unit& unit) {
 
 }  // namespace
 
-UnitGradients::UnitGradients(const Unit& unit, Group shards, Group replicas,
+UnitGradients::UnitGradients(const Unit& unit, Group& shards, Group& replicas,
                              std::shared_ptr<BufferPool> pool,
                              std::shared_ptr<DeferredGradients> deferred,
                              std::function<void()> before_refusal)
     : unit_(unit),
-      shards_(std::move(shards)),
-      replicas_(std::move(replicas)),
+      shards_(shards),
+      replicas_(replicas),
       pool_(std::move(pool)),
       deferred_(std::move(deferred)),
       tag_(formatted("gradients of unit {}", unit.name())),

@@ -14,7 +14,7 @@
 // With reduce_in_step the buffer is this rank's row in memory of all ranks: post() has nothing to
 // do, and publish() leaves averages that are computed where they are used (deferred_gradient.h).
 //
-// Not thread-safe: GradientFlow holds its mutex.
+// Not thread-safe: BackwardStep holds its mutex.
 #pragma once
 
 #include "parallel/sharded/absent_gradients.h"
@@ -36,8 +36,9 @@ namespace lockstep::sharded {
 
 class UnitGradients {
  public:
-  // `replicas`: a group of one rank but on two axes. With reduce_in_step collective.
-  UnitGradients(const Unit& unit, Group shards, Group replicas, std::shared_ptr<BufferPool> pool,
+  // `replicas`: a group of one rank but on two axes. The handle keeps both groups. With
+  // reduce_in_step collective.
+  UnitGradients(const Unit& unit, Group& shards, Group& replicas, std::shared_ptr<BufferPool> pool,
                 std::shared_ptr<DeferredGradients> deferred, std::function<void()> before_refusal);
 
   // Parameter i's .grad goes to its place, and is absent then.
@@ -101,8 +102,8 @@ class UnitGradients {
   void open_home();
 
   const Unit& unit_;
-  Group shards_;
-  Group replicas_;
+  Group& shards_;
+  Group& replicas_;
   std::shared_ptr<BufferPool> pool_;
   std::shared_ptr<DeferredGradients> deferred_;
   std::string tag_;

@@ -21,10 +21,11 @@ using sharded::UnitGradients;
 
 // One unit of two parameters.
 struct OffloadedUnit {
-  OffloadedUnit(const Group& group, ShardLevel level, std::filesystem::path folder)
-      : offload(std::make_shared<Offload>(std::move(folder))),
+  OffloadedUnit(Group ranks, ShardLevel level, std::filesystem::path folder)
+      : group(std::move(ranks)),
+        offload(std::make_shared<Offload>(std::move(folder))),
         pool(std::make_shared<sharded::BufferPool>(group)),
-        residency(level, 1) {
+        residency(level, 1, group) {
     std::vector<NamedParameter> members;
     for (int i = 0; i < 2; ++i) {
       parameters.push_back(on_late_device(initial(i)).requires_grad_());
@@ -47,6 +48,7 @@ struct OffloadedUnit {
     residency.end_iteration();
   }
 
+  Group group;
   std::shared_ptr<Offload> offload;
   std::shared_ptr<sharded::BufferPool> pool;
   sharded::Residency residency;
@@ -99,8 +101,8 @@ TEST_P(HostShards, TakeWhatWasWrittenOnTheDevice) {
 
 TEST_P(HostShards, HaveAveragesOfGradientsBesideThem) {
   run([](Group group, OffloadedUnit& one) {
-    auto itself = Group();
-    UnitGradients gradients(one.unit(), group, itself, one.pool, nullptr, [] {});
+    Group itself;
+    UnitGradients gradients(one.unit(), one.group, itself, one.pool, nullptr, [] {});
     double mean = 0;
     for (int rank = 1; rank <= group.size(); ++rank) mean += rank / double(group.size());
     for (int round = 1; round <= 3; ++round) {

@@ -15,13 +15,13 @@ using sharded::Unit;
 // Four units of one parameter each, in a group of one rank.
 struct Units {
   explicit Units(ShardLevel level, int prefetch = 1, bool reshard = true)
-      : residency(level, prefetch) {
-    auto pool = std::make_shared<sharded::BufferPool>(Group());
+      : residency(level, prefetch, group) {
+    auto pool = std::make_shared<sharded::BufferPool>(group);
     for (int i = 0; i < 4; ++i) {
       parameters.push_back(values({3, 2}, i).requires_grad_());
       std::vector<NamedParameter> members = {{"p" + std::to_string(i), parameters.back(), {}}};
       residency.add(std::make_unique<Unit>(
-          "u" + std::to_string(i), std::move(members), Group(), pool, residency.next_owner(),
+          "u" + std::to_string(i), std::move(members), group, pool, residency.next_owner(),
           sharded::UnitSettings{
               .level = level, .reshard_after_forward = reshard, .key = dispatch::key()}));
     }
@@ -41,6 +41,7 @@ struct Units {
     return text;
   }
 
+  Group group;
   Residency residency;
   std::vector<at::Tensor> parameters;
 };

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "layout/unit_plan.h"
+#include "module/specs.h"
 
 #include <lockstep/comm/group.h>
 #include <lockstep/module/named_parameters.h>

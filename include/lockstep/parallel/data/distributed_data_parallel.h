@@ -140,7 +140,7 @@ class [[nodiscard]] DistributedDataParallel {
 
   // Local, and the same on every rank, since gradients are. Scales all gradients so that their
   // common norm (of order `norm_type`) is at most `max_norm`, and returns what it was:
-  // optim::clip_gradient_norm(), as fully_shard()'s. torch::nn::utils::clip_grad_norm_ of
+  // optim::clip_grad_norm(), as fully_shard()'s. torch::nn::utils::clip_grad_norm_ of
   // parameters() does the same with a norm that is summed in the gradients' dtype.
   double clip_grad_norm(double max_norm, double norm_type = 2.0);
 

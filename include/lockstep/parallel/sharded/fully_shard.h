@@ -129,7 +129,7 @@ class [[nodiscard]] ShardedModule {
   // Local, of the shards' gradients and of those kept by no_sync().
   void zero_grad(bool set_to_none = true);
   // Collective. Scales the gradients so that the norm (of order `norm_type`) of all of them
-  // together is at most `max_norm`; returns what it was. The same as optim::clip_gradient_norm() of
+  // together is at most `max_norm`; returns what it was. The same as optim::clip_grad_norm() of
   // parameters(), which knows, as optim::GradScaler does, that these are divided
   // (lockstep/dispatch/part.h).
   double clip_grad_norm(double max_norm, double norm_type = 2.0);
