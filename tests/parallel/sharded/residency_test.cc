@@ -21,10 +21,10 @@ struct Units {
       parameters.push_back(values({3, 2}, i).requires_grad_());
       std::vector<shard::NamedParameter> members = {
           {"p" + std::to_string(i), parameters.back(), {}}};
-      residency.add(std::make_unique<Unit>(
-          "u" + std::to_string(i), std::move(members), group, pool, residency.next_owner(),
+      residency.add(
+          "u" + std::to_string(i), std::move(members), group, pool,
           sharded::UnitSettings{
-              .level = level, .reshard_after_forward = reshard, .key = shard::trigger_key()}));
+              .level = level, .reshard_after_forward = reshard, .key = shard::trigger_key()});
     }
   }
 
