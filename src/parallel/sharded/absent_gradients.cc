@@ -17,22 +17,21 @@ bool has_gradient(const at::Tensor& tensor) {
   return dispatch::has_memory(gradient) || dispatch::source_of(gradient) != nullptr;
 }
 
-// Of the module's, tells before it refuses: some optimizers have decayed the parameter by then.
 class AbsentGradients::Refusal final : public dispatch::StorageOwner {
  public:
-  Refusal(std::string text, bool of_module, std::function<void()> before)
-      : text_(std::move(text)), of_module_(of_module), before_(std::move(before)) {}
+  // `written`: whose last write to a parameter was not meant; null for slices.
+  Refusal(std::string text, Residency* written) : text_(std::move(text)), written_(written) {}
 
   // An optimizer's own zero_grad() says nothing about a gradient of a slice, and needs memory where
   // it writes zeros.
   void pin(const dispatch::StorageUse& use) override {
-    if (of_module_ || (use.operation != "aten::zero_" && use.operation != "aten::detach_"))
+    if (written_ != nullptr || (use.operation != "aten::zero_" && use.operation != "aten::detach_"))
       refuse(use);
     storage->attach(at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device)));
   }
   // module->zero_grad() detaches what it then forgets.
   void view(const dispatch::StorageUse& use) override {
-    if (of_module_) refuse(use);
+    if (written_ != nullptr) refuse(use);
   }
   void written() override {}
   void unpin() noexcept override { storage->detach(); }
@@ -43,18 +42,17 @@ class AbsentGradients::Refusal final : public dispatch::StorageOwner {
 
  private:
   [[noreturn]] void refuse(const dispatch::StorageUse& use) const {
-    if (of_module_) before_();
+    if (written_ != nullptr) written_->undo_last_write();
     throw InvalidArgument(formatted("{}: {}", use.operation, text_));
   }
 
   std::string text_;
-  bool of_module_;
-  std::function<void()> before_;
+  Residency* written_;
 };
 
 AbsentGradients::One AbsentGradients::made(const at::Tensor& like, bool of_module,
                                            const std::string& text) const {
-  auto owner = std::make_shared<Refusal>(text, of_module, before_refusal_);
+  auto owner = std::make_shared<Refusal>(text, of_module ? &residency_ : nullptr);
   owner->bytes = static_cast<std::int64_t>(like.nbytes());
   owner->device = like.device();
   owner->storage = std::make_unique<dispatch::LazyStorage>(owner->bytes, like.device(), owner,
@@ -63,8 +61,8 @@ AbsentGradients::One AbsentGradients::made(const at::Tensor& like, bool of_modul
   return {std::move(owner), std::move(tensor)};
 }
 
-AbsentGradients::AbsentGradients(const Unit& unit, std::function<void()> before_refusal)
-    : unit_(unit), before_refusal_(std::move(before_refusal)) {
+AbsentGradients::AbsentGradients(const Unit& unit, Residency& residency)
+    : unit_(unit), residency_(residency) {
   for (std::size_t i = 0; i < unit.parameters().size(); ++i) {
     const auto& [name, tensor, aliases] = unit.parameters()[i];
     of_module_.push_back(

@@ -167,8 +167,9 @@ sharded::UnitSettings settings_of(const ShardOptions& options) {
 
 ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& options)
     : groups(std::move(the_groups)),
+      deferred(options.reduce_in_step ? std::make_shared<sharded::DeferredGradients>() : nullptr),
       residency(std::make_unique<sharded::Residency>(options.level, options.prefetch, groups.reduce,
-                                                     options.timeout)),
+                                                     options.timeout, deferred)),
       division(std::make_shared<dispatch::Division>(groups.reduce, options.timeout)),
       options_(options),
       pool_(std::make_shared<sharded::BufferPool>(groups.gather)) {
@@ -198,7 +199,7 @@ void ShardedState::complete(std::shared_ptr<torch::nn::Module> the_module) {
   add_units(tensors, options_);
   for (const auto& [name, tensor, aliases] : parameters)
     places_.push_back(by_tensor_.at(tensor.unsafeGetTensorImpl()));
-  reducer = std::make_shared<sharded::UnitReducer>(groups, *residency, pool_, options_);
+  reducer = std::make_shared<sharded::UnitReducer>(groups, *residency, pool_, deferred, options_);
   std::vector<at::Tensor> buffers;
   if (options_.broadcast_buffers) buffers = tensors.buffer_tensors();
   step = std::make_shared<parallel::BackwardStep>(
@@ -254,12 +255,12 @@ void ShardedState::add_unit(const layout::PlannedUnit& planned,
     tensors.push_back(members.back().tensor);
   }
   sharded::give_values(groups.whole, sharded::deferred_among(tensors), broadcast_bytes, call());
-  residency->add(std::make_unique<sharded::Unit>(planned.name, std::move(members), groups.gather,
-                                                 pool_, residency->next_owner(), settings));
+  sharded::Unit& unit =
+      residency->add(planned.name, std::move(members), groups.gather, pool_, settings);
   int number = 0;
   for (int i : planned.items)
-    by_tensor_[parameters[static_cast<std::size_t>(i)].tensor.unsafeGetTensorImpl()] = {
-        residency->units().back().get(), number++};
+    by_tensor_[parameters[static_cast<std::size_t>(i)].tensor.unsafeGetTensorImpl()] = {&unit,
+                                                                                        number++};
 }
 
 // Parts that were divided before there was a module get the names that they have in it.

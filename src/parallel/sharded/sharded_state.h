@@ -41,6 +41,7 @@ class ShardedState {
 
   std::shared_ptr<torch::nn::Module> module;
   sharded::Groups groups;
+  std::shared_ptr<sharded::DeferredGradients> deferred;  // null: averaged in backward()
   std::unique_ptr<sharded::Residency> residency;
   std::shared_ptr<sharded::UnitReducer> reducer;  // null until complete()
   std::shared_ptr<parallel::BackwardStep> step;

@@ -14,19 +14,14 @@ constexpr std::size_t most_in_flight = 2;
 }  // namespace
 
 UnitReducer::UnitReducer(Groups& groups, Residency& residency, std::shared_ptr<BufferPool> pool,
-                         const ShardOptions& options)
-    : groups_(groups), residency_(residency), options_(options) {
-  if (options.reduce_in_step) {
-    deferred_ = std::make_shared<DeferredGradients>();
-    residency.before_gathers([deferred = deferred_] { deferred->settle(); });
-  }
+                         std::shared_ptr<DeferredGradients> deferred, const ShardOptions& options)
+    : groups_(groups), residency_(residency), options_(options), deferred_(std::move(deferred)) {
   int count = static_cast<int>(residency.units().size());
   for (int u = 0; u < count; ++u) {
     gradients_.push_back(nullptr);
     if (!unit(u).trains()) continue;
-    gradients_.back() =
-        std::make_unique<UnitGradients>(unit(u), groups_.reduce, groups_.replicas, pool, deferred_,
-                                        [&residency] { residency.undo_last_write(); });
+    gradients_.back() = std::make_unique<UnitGradients>(unit(u), groups_.reduce, groups_.replicas,
+                                                        pool, deferred_, residency);
     for (int i = 0; i < static_cast<int>(unit(u).parameters().size()); ++i) {
       places_.push_back({u, i});
       parameters_.push_back(unit(u).parameters()[static_cast<std::size_t>(i)]);
@@ -74,7 +69,7 @@ void UnitReducer::accept(int i) {
   if (--awaited_[static_cast<std::size_t>(u)] > 0) return;
   residency_.unit_done(u);
   post_ready();
-  if (options_.level == ShardLevel::optimizer || options_.reduce_in_step) return;
+  if (gradients(u).keeps_buffer()) return;
   while (in_flight_.size() > most_in_flight) publish_oldest();
 }
 

@@ -27,7 +27,7 @@ class UnitReducer final : public parallel::Reducer {
  public:
   // The handle keeps the groups.
   UnitReducer(Groups& groups, Residency& residency, std::shared_ptr<BufferPool> pool,
-              const ShardOptions& options);
+              std::shared_ptr<DeferredGradients> deferred, const ShardOptions& options);
 
   // Gradients and what stands in their places go: the handle has nothing to do with them any more.
   void end() { gradients_.clear(); }

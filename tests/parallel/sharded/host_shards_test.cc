@@ -31,9 +31,9 @@ struct OffloadedUnit {
       parameters.push_back(on_late_device(initial(i)).requires_grad_());
       members.push_back({"p" + std::to_string(i), parameters.back(), {}});
     }
-    residency.add(std::make_unique<Unit>(
-        "u", std::move(members), group, pool, residency.next_owner(),
-        sharded::UnitSettings{.level = level, .key = dispatch::key(), .offload = offload}));
+    residency.add(
+        "u", std::move(members), group, pool,
+        sharded::UnitSettings{.level = level, .key = dispatch::key(), .offload = offload});
   }
 
   static at::Tensor initial(int i) { return i == 0 ? values({5, 3}, 1) : values({4}, 2); }
@@ -102,7 +102,7 @@ TEST_P(HostShards, TakeWhatWasWrittenOnTheDevice) {
 TEST_P(HostShards, HaveAveragesOfGradientsBesideThem) {
   run([](Group group, OffloadedUnit& one) {
     Group itself;
-    UnitGradients gradients(one.unit(), one.group, itself, one.pool, nullptr, [] {});
+    UnitGradients gradients(one.unit(), one.group, itself, one.pool, nullptr, one.residency);
     double mean = 0;
     for (int rank = 1; rank <= group.size(); ++rank) mean += rank / double(group.size());
     for (int round = 1; round <= 3; ++round) {

@@ -20,10 +20,9 @@ struct Units {
     for (int i = 0; i < 4; ++i) {
       parameters.push_back(values({3, 2}, i).requires_grad_());
       std::vector<NamedParameter> members = {{"p" + std::to_string(i), parameters.back(), {}}};
-      residency.add(std::make_unique<Unit>(
-          "u" + std::to_string(i), std::move(members), group, pool, residency.next_owner(),
-          sharded::UnitSettings{
-              .level = level, .reshard_after_forward = reshard, .key = dispatch::key()}));
+      residency.add("u" + std::to_string(i), std::move(members), group, pool,
+                    sharded::UnitSettings{
+                        .level = level, .reshard_after_forward = reshard, .key = dispatch::key()});
     }
   }
 
