@@ -38,8 +38,8 @@ void drop_buffer(void* buffer) { delete static_cast<at::Tensor*>(buffer); }
 LazyStorage::LazyStorage(std::int64_t bytes, c10::Device device, std::weak_ptr<StorageOwner> owner,
                          c10::DispatchKey key, std::string released,
                          std::shared_ptr<const StorageRecord> record)
-    : storage_(c10::make_intrusive<LazyStorageImpl>(bytes, device, std::move(owner),
-                                                    std::move(kept), std::move(part))),
+    : storage_(
+          c10::make_intrusive<LazyStorageImpl>(bytes, device, std::move(owner), std::move(record))),
       device_(device),
       key_(key),
       released_(std::move(released)) {

@@ -17,6 +17,8 @@ namespace {
 // In memory as they are used.
 class PlainAverages : public Averages {
  public:
+  using Averages::Averages;
+
   at::Tensor place(int i) override {
     return storage_->place(unit_.dtype(), slice(i).offset, {slice(i).of_tensor.length()}, {1});
   }
@@ -25,8 +27,6 @@ class PlainAverages : public Averages {
   }
 
  protected:
-  using Averages::Averages;
-
   void open(const at::Tensor& memory) {
     storage_.emplace(static_cast<std::int64_t>(memory.nbytes()), memory.device(),
                      std::weak_ptr<dispatch::StorageOwner>(), unit_.settings().key, "",

@@ -29,6 +29,7 @@ class Averages {
   // with reduce_in_step.
   static std::unique_ptr<Averages> make(const Unit& unit, const GradientBuffer& buffer,
                                         std::shared_ptr<DeferredGradients> deferred);
+  Averages(const Unit& unit, const GradientBuffer& buffer) : unit_(unit), buffer_(buffer) {}
   virtual ~Averages() = default;
 
   // Around the calls of place() and values() for one sum over the ranks, which is complete.
@@ -50,8 +51,6 @@ class Averages {
   [[nodiscard]] virtual bool hold(const at::Tensor& /*gradient*/) const { return false; }
 
  protected:
-  Averages(const Unit& unit, const GradientBuffer& buffer) : unit_(unit), buffer_(buffer) {}
-
   [[nodiscard]] const layout::FlatSlice& slice(int i) const {
     return unit_.owned()[static_cast<std::size_t>(i)];
   }
