@@ -25,8 +25,8 @@ TEST(Box, CountsElements) {
   EXPECT_EQ(describe(Box{{1, 2}, {2, 3}}), "[1, 2] + [2, 3]");
 }
 
-// Every two boxes of every tensor to two dims of 4 and three of 2: what both have, and what only the
-// first has.
+// Every two boxes of every tensor to two dims of 4 and three of 2: what both have, and what only
+// the first has.
 TEST(Box, IntersectsAndSubtractsEveryTwoBoxes) {
   std::vector<Sizes> tensors = all_sizes(2, 4);
   for (const Sizes& sizes : all_sizes(3, 2)) tensors.push_back(sizes);
