@@ -16,8 +16,10 @@
 #include <lockstep/models/conv_net.h>
 #include <lockstep/models/gpt.h>
 #include <lockstep/models/mlp.h>
+#include <lockstep/module/state_dict.h>
 #include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
+#include <lockstep/optim/decay.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/scheduler.h>
 #include <lockstep/optim/sgd.h>

@@ -20,8 +20,7 @@ double clip_factor(double norm, double max_norm) {
   return factor > 1 ? 1 : factor;
 }
 
-double clip_gradient_norm(std::span<const at::Tensor> parameters, double max_norm,
-                          double norm_type) {
+double clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm, double norm_type) {
   check(max_norm >= 0, "clipping gradients: expected a largest norm of 0 or more, found {}",
         max_norm);
   double norm = gradient_norm(parameters, norm_type);
@@ -30,7 +29,7 @@ double clip_gradient_norm(std::span<const at::Tensor> parameters, double max_nor
   return norm;
 }
 
-void clip_gradient_values(std::span<const at::Tensor> parameters, double largest) {
+void clip_grad_value(std::span<const at::Tensor> parameters, double largest) {
   check(largest >= 0, "clipping gradients: expected a largest value of 0 or more, found {}",
         largest);
   at::NoGradGuard no_grad;

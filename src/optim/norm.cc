@@ -1,12 +1,12 @@
 #include "optim/norm.h"
 
+#include "dispatch/value_source.h"
 #include "optim/formats_kernel.h"
 #include "optim/scan_kernel.h"
 #include "optim/threads.h"
 
 #include <lockstep/base/check.h>
-#include <lockstep/shard/part.h>
-#include <lockstep/shard/value_source.h>
+#include <lockstep/dispatch/part.h>
 
 #include <ATen/ops/abs.h>
 #include <ATen/ops/clamp.h>
@@ -57,14 +57,14 @@ double sum_of_16_bits(const at::Tensor& gradient, std::int64_t begin, std::int64
 
 // To read values where they come from costs less than to have them in memory first, which somebody
 // else then reads.
-std::shared_ptr<shard::ValueSource> cheap_source_of(const at::Tensor& gradient) {
+std::shared_ptr<dispatch::ValueSource> cheap_source_of(const at::Tensor& gradient) {
   if (!is_scanned_here(gradient) || gradient.scalar_type() != at::kFloat) return nullptr;
-  auto source = shard::source_of(gradient);
+  auto source = dispatch::source_of(gradient);
   return source && source->bytes_an_element() <= gradient.element_size() ? source : nullptr;
 }
 
 // Of float32 gradients that are not in memory; the sums are those of memory.
-double sum_of_source(const shard::ValueSource& source, std::int64_t begin, std::int64_t count,
+double sum_of_source(const dispatch::ValueSource& source, std::int64_t begin, std::int64_t count,
                      const ElementTreatment& treatment) {
   auto buffer = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(count));
   source.read(begin, count, buffer.get());
@@ -91,7 +91,7 @@ double scanned_sum_of_squares(const at::Tensor& gradient, const ElementTreatment
 
 // The elements that are stored, as an ordinary tensor.
 at::Tensor stored_values(const at::Tensor& gradient) {
-  return gradient.is_sparse() ? gradient.coalesce().values() : shard::values_of(gradient);
+  return gradient.is_sparse() ? gradient.coalesce().values() : dispatch::values_of(gradient);
 }
 
 // In float64 whatever the gradient's dtype; float32 is left before anything is computed.
@@ -114,7 +114,7 @@ double norm_of(double part, double norm_type) {
 }
 
 void bring(const at::Tensor& gradient) {
-  shard::bring(gradient, "norm of gradients", /*writes=*/false);
+  dispatch::bring(gradient, "norm of gradients", /*writes=*/false);
 }
 
 // Numbers of this rank, put together with those of the ranks that have the other parts: in the
@@ -125,8 +125,8 @@ class CombinedNumber {
 
   // `number` is of a gradient of `parameter`. A gradient that replaced a part's is one, too.
   void add(const at::Tensor& parameter, double number) {
-    auto parts = shard::parts_of(parameter);
-    if (!parts) parts = shard::parts_of(parameter.grad());
+    auto parts = dispatch::parts_of(parameter);
+    if (!parts) parts = dispatch::parts_of(parameter.grad());
     if (!parts) return put(whole_, number);
     const auto& division = parts->division();
     auto found = std::ranges::find(divided_, division, &Divided::ranks);
@@ -143,7 +143,7 @@ class CombinedNumber {
 
  private:
   struct Divided {
-    std::shared_ptr<shard::Division> ranks;
+    std::shared_ptr<dispatch::Division> ranks;
     double number = 0;
   };
   void put(double& to, double number) const { to = largest_ ? greater(to, number) : to + number; }
@@ -179,7 +179,7 @@ double treated_norm(std::span<const at::Tensor> parameters, const ElementTreatme
     ++tensors;
     if (norm_type > 0)
       parts.add(parameter, norm_part(parameter.grad(), treatment, norm_type));
-    else if (!shard::source_of(parameter.grad()))
+    else if (!dispatch::source_of(parameter.grad()))
       bring(parameter.grad());  // refuses where there is no gradient yet
   }
   return norm_type == 0 ? tensors : norm_of(parts.of_all_ranks(), norm_type);

@@ -34,7 +34,7 @@ struct Run {
   c10::ScalarType gradient_dtype = c10::ScalarType::Float;  // the same, or float32
   std::byte* parameter = nullptr;
   const std::byte* gradient = nullptr;
-  const shard::ValueSource* source = nullptr;  // of the gradient, in place of its memory
+  const dispatch::ValueSource* source = nullptr;  // of the gradient, in place of its memory
   std::int64_t source_begin = 0;
   float* master = nullptr;  // null: the parameter is float32
   std::array<KeptMemory, 3> kept;

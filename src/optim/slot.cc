@@ -42,8 +42,8 @@ void take_gradient(Slot& slot, const GroupStep& step) {
   at::ScalarType dtype = gradient_dtype(slot);
   bool fits = slot.is_for_kernel() && gradient.scalar_type() == dtype &&
               gradient.strides() == slot.dense.strides();
-  if (fits) slot.source = shard::source_of(gradient);
-  if (!slot.source) shard::bring(gradient, step.optimizer, /*writes=*/false);
+  if (fits) slot.source = dispatch::source_of(gradient);
+  if (!slot.source) dispatch::bring(gradient, step.optimizer, /*writes=*/false);
   slot.gradient = slot.source ? gradient : laid_out_as(gradient, slot.dense, dtype);
 }
 
@@ -67,7 +67,7 @@ std::vector<Slot> make_slots(const std::vector<at::Tensor>& parameters, const Gr
     place += parameter.numel();
     if (!parameter.grad().defined()) continue;
     check_parameter(parameter, i, step);
-    shard::bring(parameter, step.optimizer, /*writes=*/true);
+    dispatch::bring(parameter, step.optimizer, /*writes=*/true);
     Slot& slot = slots.emplace_back();
     slot.parameter = slot.dense = parameter;
     if (!parameter.is_non_overlapping_and_dense()) slot.dense = parameter.contiguous();

@@ -2,11 +2,11 @@
 // what is remembered of it.
 #pragma once
 
+#include "dispatch/value_source.h"
 #include "optim/element_treatment.h"
 #include "optim/formats_kernel.h"
 
 #include <lockstep/optim/update_options.h>
-#include <lockstep/shard/value_source.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -29,7 +29,8 @@ struct Slot {
   at::Tensor parameter;  // the user's
   at::Tensor dense;      // the same without holes in its memory; else a copy to be copied back
   at::Tensor gradient;   // laid out as `dense`
-  std::shared_ptr<const shard::ValueSource> source;  // of the gradient's values; null: its memory
+  // Of the gradient's values; null: its memory.
+  std::shared_ptr<const dispatch::ValueSource> source;
   at::Tensor* master = nullptr;
   std::array<KeptTensor, 3> kept;
   std::int64_t age = 0;    // the number of this update of it, from 1

@@ -47,14 +47,6 @@ TreatedStep TreatsGradients::step_treated(const StepTreatment& treatment) {
   return done;
 }
 
-double TreatsGradients::clip_norm(double max_norm, double norm_type) {
-  return clip_gradient_norm(treated_parameters(), max_norm, norm_type);
-}
-
-void TreatsGradients::clip_values(double largest) {
-  clip_gradient_values(treated_parameters(), largest);
-}
-
 TreatedStep step_treated(torch::optim::Optimizer& optimizer, const StepTreatment& treatment) {
   if (auto* ours = dynamic_cast<TreatsGradients*>(&optimizer)) return ours->step_treated(treatment);
   check_treatment(treatment);
@@ -64,9 +56,9 @@ TreatedStep step_treated(torch::optim::Optimizer& optimizer, const StepTreatment
   if (!done.stepped) return done;
   check_can_scale(parameters, treatment.scale);
   multiply_gradients(parameters, treatment.scale);
-  if (treatment.clip_value) clip_gradient_values(parameters, *treatment.clip_value);
+  if (treatment.clip_value) clip_grad_value(parameters, *treatment.clip_value);
   if (treatment.clip_norm)
-    done.norm = clip_gradient_norm(parameters, *treatment.clip_norm, treatment.norm_type);
+    done.norm = clip_grad_norm(parameters, *treatment.clip_norm, treatment.norm_type);
   optimizer.step();
   return done;
 }

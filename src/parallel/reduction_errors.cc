@@ -29,6 +29,13 @@ void throw_failed_backward(int failed_ranks, int group_size) {
       failed_ranks, group_size));
 }
 
+void throw_missing_gradients(const std::string& parameters, std::string_view strategy) {
+  throw ReductionFailed(formatted(
+      "backward() gave no gradient for {}: they had no part in the loss; use them, freeze "
+      "them before {}, or set find_unused_parameters",
+      parameters, strategy));
+}
+
 void MissingGradients::add(const std::string& parameter, int ranks, bool here) {
   if (ranks == 0 || ++missing_ > most_named) return;
   named_.push_back(formatted("{} (on {} of {} ranks{})", parameter, ranks, group_size_,

@@ -1,9 +1,9 @@
 #include "parallel/state_broadcast.h"
 
+#include "layout/bucket_plan.h"
+#include "module/specs.h"
+#include "module/tensor_memory.h"
 #include "parallel/pages.h"
-#include "parallel/tensor_memory.h"
-
-#include <lockstep/shard/bucket_plan.h>
 
 #include <ATen/core/grad_mode.h>
 
@@ -14,15 +14,17 @@
 namespace lockstep::parallel {
 namespace {
 
-shard::BucketPlan plan_for(const std::vector<at::Tensor>& tensors, std::int64_t bucket_bytes) {
-  std::vector<shard::PlanItem> items;
+using modules::without_repetitions;
+
+layout::BucketPlan plan_for(const std::vector<at::Tensor>& tensors, std::int64_t bucket_bytes) {
+  std::vector<layout::PlanItem> items;
   for (const at::Tensor& tensor : tensors)
     items.push_back({static_cast<std::int64_t>(without_repetitions(tensor).nbytes()),
-                     tensor.scalar_type(), tensor.device()});
+                     modules::kind_of(tensor)});
   std::vector<int> order(tensors.size());
   std::iota(order.begin(), order.end(), 0);
-  return shard::plan_buckets(items, order,
-                             {.first_bucket_bytes = bucket_bytes, .bucket_bytes = bucket_bytes});
+  return layout::plan_buckets(items, order,
+                              {.first_bucket_bytes = bucket_bytes, .bucket_bytes = bucket_bytes});
 }
 
 std::vector<at::Tensor> select(const std::vector<at::Tensor>& tensors,
@@ -32,19 +34,21 @@ std::vector<at::Tensor> select(const std::vector<at::Tensor>& tensors,
   return chosen;
 }
 
-shard::Bucket bucket_for(const Group& group, const std::vector<at::Tensor>& tensors) {
-  std::vector<shard::TensorSpec> specs;
+Bucket bucket_for(const Group& group, const std::vector<at::Tensor>& tensors) {
+  std::vector<layout::TensorSpec> specs;
   for (const at::Tensor& tensor : tensors)
-    specs.push_back({"", without_repetitions(tensor).sizes().vec(), tensor.scalar_type(), nullptr});
-  return {group, shard::FlatLayout(specs), tensors.front().device(), "state of rank 0"};
+    specs.push_back({"", without_repetitions(tensor).sizes().vec(),
+                     modules::spec_of(tensor.scalar_type()), nullptr});
+  const at::Tensor& first = tensors.front();
+  return {group, layout::FlatLayout(specs), first.scalar_type(), first.device(), "state of rank 0"};
 }
 
-void pack(const std::vector<at::Tensor>& tensors, shard::Bucket& bucket) {
+void pack(const std::vector<at::Tensor>& tensors, Bucket& bucket) {
   for (std::size_t i = 0; i < tensors.size(); ++i)
     bucket.view(static_cast<int>(i)).copy_(without_repetitions(tensors[i].detach()));
 }
 
-void unpack(const shard::Bucket& bucket, const std::vector<at::Tensor>& tensors) {
+void unpack(const Bucket& bucket, const std::vector<at::Tensor>& tensors) {
   for (std::size_t i = 0; i < tensors.size(); ++i)
     without_repetitions(tensors[i].variable_data()).copy_(bucket.view(static_cast<int>(i)));
 }
@@ -57,7 +61,7 @@ void broadcast_now(const Group& group, const std::vector<at::Tensor>& tensors,
   at::NoGradGuard no_grad;
   for (const std::vector<int>& numbers : plan_for(tensors, bucket_bytes)) {
     std::vector<at::Tensor> part = select(tensors, numbers);
-    shard::Bucket bucket = bucket_for(group, part);
+    Bucket bucket = bucket_for(group, part);
     if (group.is_root()) pack(part, bucket);
     Group(group).broadcast(bucket.flat(), 0, call).wait();
     if (!group.is_root()) unpack(bucket, part);
@@ -65,8 +69,8 @@ void broadcast_now(const Group& group, const std::vector<at::Tensor>& tensors,
   }
 }
 
-StateBroadcast::StateBroadcast(Group group, std::vector<at::Tensor> tensors)
-    : group_(std::move(group)), tensors_(std::move(tensors)) {
+StateBroadcast::StateBroadcast(Group& group, std::vector<at::Tensor> tensors)
+    : group_(group), tensors_(std::move(tensors)) {
   if (group_.size() > 1) build();
 }
 
@@ -75,7 +79,7 @@ void StateBroadcast::build() {
   for (const std::vector<int>& numbers :
        plan_for(tensors_, std::numeric_limits<std::int64_t>::max())) {
     std::vector<at::Tensor> part = select(tensors_, numbers);
-    shard::Bucket bucket = bucket_for(group_, part);
+    Bucket bucket = bucket_for(group_, part);
     parts_.push_back({std::move(bucket), std::move(part)});
   }
 }
@@ -84,7 +88,7 @@ bool StateBroadcast::fits() const {
   for (const Part& part : parts_) {
     for (std::size_t i = 0; i < part.tensors.size(); ++i) {
       const at::Tensor& tensor = part.tensors[i];
-      if (tensor.scalar_type() != part.bucket.layout().dtype() ||
+      if (tensor.scalar_type() != part.bucket.flat().scalar_type() ||
           tensor.device() != part.bucket.flat().device())
         return false;
       if (without_repetitions(tensor).sizes() !=

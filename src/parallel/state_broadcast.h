@@ -1,8 +1,9 @@
 // Rank 0's values of some tensors become every rank's.
 #pragma once
 
+#include "parallel/bucket.h"
+
 #include <lockstep/comm/group.h>
-#include <lockstep/shard/bucket.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -22,7 +23,8 @@ void broadcast_now(const Group& group, const std::vector<at::Tensor>& tensors,
 // The same for tensors that are broadcast again and again: the memory is kept. Not thread-safe.
 class StateBroadcast {
  public:
-  StateBroadcast(Group group, std::vector<at::Tensor> tensors);
+  // The group outlives this object.
+  StateBroadcast(Group& group, std::vector<at::Tensor> tensors);
 
   // Posts the values that rank 0 has now. Blocks for an earlier post that nobody finished.
   void post(std::optional<Duration> timeout);
@@ -33,14 +35,14 @@ class StateBroadcast {
 
  private:
   struct Part {
-    shard::Bucket bucket;
+    Bucket bucket;
     std::vector<at::Tensor> tensors;
     Work work = {};
   };
   void build();
   [[nodiscard]] bool fits() const;
 
-  Group group_;
+  Group& group_;
   std::vector<at::Tensor> tensors_;
   std::vector<Part> parts_;
 };

@@ -2,7 +2,7 @@
 
 #include <lockstep/base/check.h>
 #include <lockstep/base/visible.h>
-#include <lockstep/models/names.h>
+#include <lockstep/module/state_dict.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 
@@ -59,7 +59,7 @@ checkpoint::TrainingState load_checkpoint(const fs::path& folder) {
 }
 
 void check_dtypes(const torch::nn::Module& module, const checkpoint::NamedTensors& tensors) {
-  for (const models::NamedTensor& own : models::exported(module)) {
+  for (const NamedTensor& own : named_tensors(module)) {
     auto found = tensors.find(own.name);
     if (found == tensors.end()) continue;
     check_input(found->second.scalar_type() == own.tensor.scalar_type(),

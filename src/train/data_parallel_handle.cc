@@ -11,7 +11,7 @@ namespace {
 class DataParallelHandle final : public ModelHandle {
  public:
   DataParallelHandle(const Task& task, const Group& group) : ddp_(task.module(), group) {
-    for (const shard::NamedParameter& parameter : ddp_.named_parameters())
+    for (const NamedParameter& parameter : ddp_.named_parameters())
       named_.emplace_back(parameter.name, parameter.tensor);
   }
 

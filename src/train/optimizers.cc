@@ -1,6 +1,7 @@
 #include "train/optimizers.h"
 
 #include <lockstep/optim/adamw.h>
+#include <lockstep/optim/decay.h>
 #include <lockstep/optim/sgd.h>
 
 #include <utility>
@@ -9,27 +10,12 @@
 namespace lockstep::train {
 namespace {
 
-using torch::optim::OptimizerParamGroup;
-
-std::vector<at::Tensor> with_dims(const std::vector<TrainedParameter>& parameters, bool matrices) {
-  std::vector<at::Tensor> chosen;
-  for (const auto& [name, tensor, sizes] : parameters)
-    if ((sizes.size() >= 2) == matrices) chosen.push_back(tensor);
-  return chosen;
-}
-
 template <class Optimizer, class OptimizerOptions>
 std::unique_ptr<torch::optim::Optimizer> make(const std::vector<TrainedParameter>& parameters,
                                               OptimizerOptions options, double weight_decay,
                                               optim::UpdateOptions update) {
-  auto decayed = std::make_unique<OptimizerOptions>(options);
-  auto kept = std::make_unique<OptimizerOptions>(options);
-  decayed->weight_decay(weight_decay);
-  kept->weight_decay(0);
-  std::vector<OptimizerParamGroup> groups;
-  groups.emplace_back(with_dims(parameters, true), std::move(decayed));
-  groups.emplace_back(with_dims(parameters, false), std::move(kept));
-  return std::make_unique<Optimizer>(groups, options, std::move(update));
+  return std::make_unique<Optimizer>(optim::decay_groups(parameters, options, weight_decay),
+                                     options, std::move(update));
 }
 
 }  // namespace
@@ -48,7 +34,8 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options,
 }
 
 void set_learning_rate(torch::optim::Optimizer& optimizer, double lr) {
-  for (OptimizerParamGroup& group : optimizer.param_groups()) group.options().set_lr(lr);
+  for (torch::optim::OptimizerParamGroup& group : optimizer.param_groups())
+    group.options().set_lr(lr);
 }
 
 ScheduleOptions schedule_of(const Options& options, std::int64_t steps,

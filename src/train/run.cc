@@ -13,7 +13,7 @@
 #include <lockstep/base/text.h>
 #include <lockstep/base/visible.h>
 #include <lockstep/checkpoint/share.h>
-#include <lockstep/models/names.h>
+#include <lockstep/module/state_dict.h>
 #include <lockstep/optim/treatment.h>
 #include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/train/agreement.h>
@@ -60,7 +60,7 @@ double number_in(const checkpoint::Metadata& progress, const std::string& name,
 // Each memory once: a tied tensor under the name it is registered by.
 checkpoint::NamedTensors without_aliases(const torch::nn::Module& module,
                                          checkpoint::NamedTensors tensors) {
-  for (const models::Alias& alias : models::aliases_of(module)) tensors.erase(alias.name);
+  for (const Alias& alias : aliases_of(module)) tensors.erase(alias.name);
   return tensors;
 }
 

@@ -7,7 +7,7 @@
 #include <lockstep/base/check.h>
 #include <lockstep/base/fingerprint.h>
 #include <lockstep/base/visible.h>
-#include <lockstep/models/names.h>
+#include <lockstep/module/state_dict.h>
 #include <lockstep/train/agreement.h>
 
 #include <ATen/ops/empty.h>
@@ -60,7 +60,7 @@ void Run::compare_data() {
 void Run::load_model(const checkpoint::TrainingState& state) {
   in_file(checkpoint_file(state.step, "model.safetensors"), [&] {
     check_dtypes(*task_->module(), state.model);
-    models::load_exported(*task_->module(), state.model);
+    load_state_dict(*task_->module(), state.model);
   });
 }
 

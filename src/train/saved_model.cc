@@ -5,7 +5,7 @@
 #include <lockstep/base/check.h>
 #include <lockstep/base/text.h>
 #include <lockstep/checkpoint/training_state.h>
-#include <lockstep/models/names.h>
+#include <lockstep/module/state_dict.h>
 #include <lockstep/train/config_file.h>
 
 #include <ATen/ops/isfinite.h>
@@ -137,7 +137,7 @@ void load_into(torch::nn::Module& module, const SavedModel& saved) {
     for (const auto& [name, tensor] : saved.tensors)
       check_input(!tensor.is_floating_point() || at::isfinite(tensor).all().item<bool>(),
                   "tensor {}: expected finite numbers, found inf or NaN", name);
-    models::load_exported(module, saved.tensors);
+    load_state_dict(module, saved.tensors);
   } catch (const BadInput& error) {
     throw BadInput(saved.file.string() + ": " + error.what());
   }

@@ -7,7 +7,7 @@
 #include <lockstep/models/conv_net.h>
 #include <lockstep/models/gpt.h>
 #include <lockstep/models/mlp.h>
-#include <lockstep/models/names.h>
+#include <lockstep/module/state_dict.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
@@ -52,7 +52,7 @@ std::map<std::string, at::Tensor> ask_python(const std::string& name, const std:
   test::TemporaryFolder folder;
   test::NamedTensors in = {{"input", batch.input}, {"target", batch.target}};
   std::vector<std::string> names;
-  for (const models::NamedTensor& item : models::exported(model)) {
+  for (const NamedTensor& item : named_tensors(model)) {
     in.emplace_back("state/" + item.name, item.tensor);
     names.push_back(item.name);
   }
@@ -90,7 +90,7 @@ template <class Model>
 void expect_loads(const std::map<std::string, at::Tensor>& python, Model model,
                   const at::Tensor& input) {
   model->eval();
-  models::load_exported(*model, with_prefix(python, "own/"));
+  load_state_dict(*model, with_prefix(python, "own/"));
   expect_close("output with Python's weights", python.at("own_output"), model->forward(input));
 }
 

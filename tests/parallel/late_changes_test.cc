@@ -1,49 +1,13 @@
 // A module that changes after its handle was made: said by name, on every rank, at the next use of
 // the handle.
-#include "parallel/sharded/support.h"
-
-#include <lockstep/parallel/data/distributed_data_parallel.h>
+#include "parallel/every_strategy.h"
 
 namespace lockstep {
 namespace {
 
 using namespace test;
 
-// Of DistributedDataParallel, and of fully_shard() at every level and in every storage.
-struct Setting {
-  std::string name;
-  std::optional<ShardOptions> sharded;
-};
-
-std::vector<Setting> settings() {
-  std::vector<Setting> all = {{"ddp", std::nullopt}};
-  for (ShardLevel level : all_levels)
-    for (ShardStorage storage : all_storages)
-      all.push_back({name_of(level) + "_" + name_of(storage),
-                     ShardOptions{.units = {"a", "b"}, .level = level, .storage = storage}});
-  return all;
-}
-
-void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
-
-class LateChange : public testing::TestWithParam<Setting> {
- protected:
-  // `body(model, handle, group)` on 1 and 3 ranks.
-  void run(const auto& body, const std::function<void(BranchesImpl&)>& before = {}) {
-    for (int ranks : {1, 3})
-      run_as_threads(ranks, [&](Group group) {
-        Branches model;
-        if (before) before(*model);
-        if (GetParam().sharded) {
-          auto handle = fully_shard(model, group, *GetParam().sharded);
-          body(*model, handle, group);
-        } else {
-          DistributedDataParallel handle(model, group);
-          body(*model, handle, group);
-        }
-      });
-  }
-};
+class LateChange : public OnEveryStrategy {};
 
 void expect_error_names(const std::function<void()>& action, const std::string& name) {
   expect_words(message_of<InvalidArgument>(action), {name, "since"});
@@ -116,8 +80,7 @@ TEST_P(LateChange, WhatWasFrozenAndTrainsNowIsNamed) {
       freeze);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, LateChange, testing::ValuesIn(settings()),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, LateChange, testing::ValuesIn(every_strategy()), name_of_strategy);
 
 }  // namespace
 }  // namespace lockstep

@@ -7,12 +7,12 @@
 
 #include "parallel/sharded/support.h"
 
+#include <lockstep/dispatch/part.h>
 #include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/sgd.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
-#include <lockstep/shard/part.h>
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -185,7 +185,7 @@ Outcome one_process(const Loop& loop, const Kind& kind, int ranks) {
 template <class Handle>
 double clip_by_torch(Handle& handle, double max) {
   auto parameters = handle.parameters();
-  if (shard::parts_of(parameters[0]) == nullptr || handle.group().size() == 1)
+  if (dispatch::parts_of(parameters[0]) == nullptr || handle.group().size() == 1)
     return torch::nn::utils::clip_grad_norm_(parameters, max);
   auto clip = [&] { torch::nn::utils::clip_grad_norm_(parameters, max); };
   expect_words(message_of<InvalidArgument>(clip), {"0.weight", "clip_grad_norm()", "ranks"});
@@ -205,7 +205,6 @@ template <class Handle>
 Outcome run_handle(Handle& handle, torch::nn::Sequential& net, const Loop& loop, const Kind& kind) {
   int rank = handle.group().rank(), ranks = handle.group().size();
   auto optimizer = kind.make(handle.parameters());
-  auto* ours = dynamic_cast<optim::TreatsGradients*>(optimizer.get());
   optim::GradScaler scaler({.initial_scale = first_scale});
   Trainer t;
   t.backward = [&](int batch, double factor) {
@@ -223,7 +222,7 @@ Outcome run_handle(Handle& handle, torch::nn::Sequential& net, const Loop& loop,
   t.clip = [&](Clip way, double max) {
     if (way == Clip::by_handle) return handle.clip_grad_norm(max);
     if (way == Clip::by_torch) return clip_by_torch(handle, max);
-    return ours ? ours->clip_norm(max) : optim::clip_gradient_norm(handle.parameters(), max);
+    return optim::clip_grad_norm(optimizer->param_groups()[0].params(), max);
   };
   t.clip_values = [&](double largest) {
     torch::nn::utils::clip_grad_value_(handle.parameters(), largest);

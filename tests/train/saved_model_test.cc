@@ -2,7 +2,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/training_state.h>
-#include <lockstep/models/names.h>
+#include <lockstep/module/state_dict.h>
 
 #include "train/messages.h"
 #include "train/runs.h"
@@ -38,7 +38,7 @@ TEST(SavedModel, AFileAloneSaysWhatItIs) {
   EXPECT_EQ(saved.metadata.at("characters"), "\n abcnsu");
   models::Gpt model = gpt_of(saved);
   EXPECT_FALSE(model->is_training());
-  for (const auto& [name, tensor] : models::exported(*model))
+  for (const auto& [name, tensor] : named_tensors(*model))
     EXPECT_TRUE(tensor.equal(saved.tensors.at(name))) << name;
   EXPECT_EQ(data_of_run(read_model(options.out)), options.data);
 }

@@ -13,16 +13,19 @@ FLOORS = [
     ["sys"],
     ["store"],
     ["launch"],
+    ["layout"],
     ["comm/shm"],
     ["comm"],
-    ["mesh", "shard"],
+    ["mesh"],
+    ["dispatch"],
+    ["module"],
     ["optim", "data", "models"],
     ["parallel", "checkpoint"],
     ["recipes"],
     ["train", "plan"],
     ["apps"],
 ]
-WITHOUT_LIBTORCH = {"base", "sys", "store", "launch", "comm/shm", "plan"}
+WITHOUT_LIBTORCH = {"base", "sys", "store", "launch", "layout", "comm/shm", "plan"}
 LEVEL = {folder: level for level, folders in enumerate(FLOORS) for folder in folders}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
 LIBTORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")

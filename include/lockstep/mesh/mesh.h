@@ -10,7 +10,7 @@
 #pragma once
 
 #include <lockstep/comm/group.h>
-#include <lockstep/mesh/mesh_layout.h>
+#include <lockstep/layout/mesh_layout.h>
 
 #include <initializer_list>
 #include <memory>

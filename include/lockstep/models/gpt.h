@@ -4,11 +4,11 @@
 // Parameters have the names of the Python module: transformer.wte.weight, transformer.wpe.weight,
 // transformer.h.0.ln_1.weight, transformer.h.0.attn.c_attn.weight, ..., transformer.ln_f.weight.
 // The head's weight is the token embedding's: it is registered once, as transformer.wte.weight, and
-// exported also as lm_head.weight (names.h).
+// exported also as lm_head.weight (module/state_dict.h).
 #pragma once
 
 #include <lockstep/models/gpt_block.h>
-#include <lockstep/models/names.h>
+#include <lockstep/module/state_dict.h>
 
 #include <ATen/core/Generator.h>
 #include <torch/nn/modules/container/modulelist.h>

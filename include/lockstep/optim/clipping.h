@@ -1,15 +1,15 @@
 // Norms of gradients, and clipping by them or by value, as torch::nn::utils does it:
 //
 //   loss.backward();
-//   double norm = optim::clip_gradient_norm(handle.parameters(), 1.0);
+//   double norm = optim::clip_grad_norm(handle.parameters(), 1.0);
 //   if (std::isfinite(norm)) adamw.step();
 //
 // Gradients are written at once, where a factor is not 1. Works with every optimizer.
 //
-// Parameters may be divided over ranks: slices that fully_shard() made know it (shard/part.h), and
-// the norm is that of the whole gradients, the same on all ranks, without being told. Then the call
-// is collective over these ranks. One call may take slices of several handles and parameters that
-// every rank has whole: each is counted once.
+// Parameters may be divided over ranks: slices that fully_shard() made know it
+// (lockstep/dispatch/part.h), and the norm is that of the whole gradients, the same on all ranks,
+// without being told. Then the call is collective over these ranks. One call may take slices of
+// several handles and parameters that every rank has whole: each is counted once.
 //
 // Norms are computed in float64, whatever the gradients' dtype is; torch's are summed in that
 // dtype, and differ by its rounding. Parts of ranks are added in the group's order: with another
@@ -34,11 +34,11 @@ namespace lockstep::optim {
 
 // Multiplies the gradients by clip_factor() where that is not 1, and returns the norm before:
 // torch::nn::utils::clip_grad_norm_. InvalidArgument for a negative max_norm or norm_type.
-double clip_gradient_norm(std::span<const at::Tensor> parameters, double max_norm,
-                          double norm_type = 2);
+double clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm,
+                      double norm_type = 2);
 
 // Every element to between -largest and largest: torch::nn::utils::clip_grad_value_. Local.
 // InvalidArgument for a negative one.
-void clip_gradient_values(std::span<const at::Tensor> parameters, double largest);
+void clip_grad_value(std::span<const at::Tensor> parameters, double largest);
 
 }  // namespace lockstep::optim

@@ -4,7 +4,7 @@
 //   GradScaler scaler;
 //   scaler.scale(loss).backward();
 //   scaler.unscale(adamw);            // only where gradients are clipped, or looked at
-//   clip_gradient_norm(parameters, 1.0);
+//   clip_grad_norm(parameters, 1.0);
 //   scaler.step(adamw);               // not when a gradient is infinite or NaN
 //   scaler.update();
 //

@@ -3,7 +3,7 @@
 //   loss.backward();
 //   auto [stepped, norm] = adamw.step_treated({.clip_norm = 1.0});
 //
-// gives what clip_gradient_norm() (clipping.h) and step() give one after the other, but writes
+// gives what clip_grad_norm() (clipping.h) and step() give one after the other, but writes
 // nothing to the gradients: one pass reads them for their norm, and the update takes them times the
 // factor. Nothing stays behind after the call.
 #pragma once
@@ -48,11 +48,6 @@ class TreatsGradients {
   // InvalidArgument for a scale that is not positive, or a negative clip_value, clip_norm or
   // norm_type, and as step(); then nothing was updated.
   TreatedStep step_treated(const StepTreatment& treatment);
-
-  // clip_gradient_norm() and clip_gradient_values() of this optimizer's parameters: these write the
-  // gradients.
-  double clip_norm(double max_norm, double norm_type = 2);
-  void clip_values(double largest);
 
   // What the last update of this rank read and wrote in our kernels: parameters, gradients (those
   // of all ranks where fully_shard()'s reduce_in_step leaves it to step() to sum them) and state.

@@ -1,16 +1,16 @@
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
-#include "parallel/data/reducer.h"
+#include "dispatch/lazy_storage.h"
+#include "module/rank_check.h"
+#include "parallel/backward_step.h"
+#include "parallel/data/bucket_reducer.h"
 #include "parallel/gradient_hooks.h"
-#include "parallel/module_check.h"
-#include "parallel/module_watch.h"
 #include "parallel/state_broadcast.h"
 
 #include <lockstep/base/check.h>
-#include <lockstep/models/names.h>
+#include <lockstep/dispatch/deferral.h>
+#include <lockstep/module/state_dict.h>
 #include <lockstep/optim/clipping.h>
-#include <lockstep/shard/deferral.h>
-#include <lockstep/shard/lazy_storage.h>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
@@ -22,11 +22,12 @@
 namespace lockstep {
 namespace {
 
-using data_parallel::Reducer;
+using data_parallel::BucketReducer;
+using parallel::BackwardStep;
 using parallel::GradientHooks;
 
 // What all ranks must agree on.
-std::vector<std::string> describe(const parallel::ModuleTensors& tensors,
+std::vector<std::string> describe(const modules::ModuleTensors& tensors,
                                   const DataParallelOptions& options) {
   std::vector<std::string> lines = {
       formatted("option bucket_bytes = {}", options.bucket_bytes),
@@ -35,7 +36,7 @@ std::vector<std::string> describe(const parallel::ModuleTensors& tensors,
       formatted("option broadcast_buffers = {}", options.broadcast_buffers)};
   for (const std::string& pattern : options.ignored)
     lines.push_back(formatted("option ignored {}", pattern));
-  for (std::string& line : parallel::lines_of(tensors)) lines.push_back(std::move(line));
+  for (std::string& line : modules::lines_of(tensors)) lines.push_back(std::move(line));
   return lines;
 }
 
@@ -53,9 +54,10 @@ class DataParallelState {
 
   std::shared_ptr<torch::nn::Module> module;
   Group group;
-  std::vector<shard::NamedParameter> parameters;
-  std::shared_ptr<const parallel::ModuleWatch> watch;
-  std::shared_ptr<Reducer> reducer;
+  std::vector<NamedParameter> parameters;
+  std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
+  std::shared_ptr<BucketReducer> reducer;
+  std::shared_ptr<BackwardStep> step;
   std::unique_ptr<GradientHooks> hooks;
 };
 
@@ -66,39 +68,43 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> the_modu
         "DistributedDataParallel: bucket sizes must be positive, found {} and {} bytes",
         options.bucket_bytes, options.first_bucket_bytes);
   CallOptions call{.tag = "DistributedDataParallel", .timeout = options.timeout};
-  parallel::ModuleTensors tensors = parallel::tensors_of(*module, options.ignored);
-  parallel::check_same_lines(group, describe(tensors, options), call);
-  parallel::check_ordinary(tensors, "DistributedDataParallel");
+  modules::ModuleTensors tensors = modules::tensors_of(*module, options.ignored);
+  modules::check_same_lines(group, describe(tensors, options), call);
+  modules::check_ordinary(tensors, "DistributedDataParallel");
   parameters = tensors.parameters;
-  std::vector<shard::NamedParameter> trainable;
-  std::vector<at::Tensor> state, hooked;
-  for (const shard::NamedParameter& parameter : parameters) {
-    check(!shard::is_lazy(parameter.tensor) || shard::is_deferred(parameter.tensor),
+  std::vector<NamedParameter> trainable;
+  std::vector<at::Tensor> state;
+  for (const NamedParameter& parameter : parameters) {
+    check(!dispatch::is_lazy(parameter.tensor) || dispatch::is_deferred(parameter.tensor),
           "DistributedDataParallel: {} is sharded; the handle of fully_shard() averages its "
           "gradients already",
           parameter.name);
     state.push_back(parameter.tensor);
-    if (!parameter.tensor.requires_grad()) continue;
-    trainable.push_back(parameter);
-    hooked.push_back(parameter.tensor);
+    if (parameter.tensor.requires_grad()) trainable.push_back(parameter);
   }
   std::vector<at::Tensor> buffers = tensors.buffer_tensors();
   state.insert(state.end(), buffers.begin(), buffers.end());
   parallel::broadcast_now(group, state, options.bucket_bytes, call);
-  watch = std::make_shared<parallel::ModuleWatch>(*module, options.ignored,
-                                                  "DistributedDataParallel was made");
-  reducer =
-      std::make_shared<Reducer>(group, std::move(trainable), watch, std::move(buffers), options);
-  hooks = std::make_unique<GradientHooks>(
-      std::move(hooked), [reducer = reducer.get()](int i) { reducer->on_gradient(i); });
+  if (!options.broadcast_buffers) buffers.clear();
+  reducer = std::make_shared<BucketReducer>(group, std::move(trainable), options);
+  step = std::make_shared<BackwardStep>(
+      group, reducer,
+      modules::ModuleWatch(*module, options.ignored, "DistributedDataParallel was made"),
+      std::move(buffers),
+      parallel::StepOptions{.strategy = "DistributedDataParallel",
+                            .find_unused_parameters = options.find_unused_parameters,
+                            .timeout = options.timeout,
+                            .waits = waits});
+  hooks = std::make_unique<GradientHooks>(step->hooked(),
+                                          [step = step.get()](int i) { step->on_gradient(i); });
 }
 
 NoSync::NoSync(std::shared_ptr<DataParallelState> state) : state_(std::move(state)) {
-  state_->reducer->pause();
+  state_->step->pause();
 }
 
 NoSync::~NoSync() {
-  if (state_) state_->reducer->resume();
+  if (state_) state_->step->resume();
 }
 
 DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, Group group,
@@ -118,18 +124,17 @@ DistributedDataParallel::~DistributedDataParallel() {
 
 std::vector<at::Tensor> DistributedDataParallel::parameters() const {
   std::vector<at::Tensor> tensors;
-  for (const shard::NamedParameter& parameter : state_->parameters)
-    tensors.push_back(parameter.tensor);
+  for (const NamedParameter& parameter : state_->parameters) tensors.push_back(parameter.tensor);
   return tensors;
 }
 
-std::vector<shard::NamedParameter> DistributedDataParallel::named_parameters() const {
+std::vector<NamedParameter> DistributedDataParallel::named_parameters() const {
   return state_->parameters;
 }
 
 void DistributedDataParallel::zero_grad(bool set_to_none) {
-  state_->watch->check();
-  for (const shard::NamedParameter& parameter : state_->parameters) {
+  state_->step->check_module();
+  for (const NamedParameter& parameter : state_->parameters) {
     at::Tensor& gradient = parameter.tensor.mutable_grad();
     if (!gradient.defined()) continue;
     if (set_to_none) {
@@ -142,21 +147,18 @@ void DistributedDataParallel::zero_grad(bool set_to_none) {
 }
 
 double DistributedDataParallel::clip_grad_norm(double max_norm, double norm_type) {
-  return optim::clip_gradient_norm(parameters(), max_norm, norm_type);
+  return optim::clip_grad_norm(parameters(), max_norm, norm_type);
 }
 
 std::map<std::string, at::Tensor> DistributedDataParallel::state_dict() const {
-  std::map<std::string, at::Tensor> tensors;
-  for (models::NamedTensor& item : models::exported(*state_->module))
-    tensors.emplace(std::move(item.name), std::move(item.tensor));
-  return tensors;
+  return lockstep::state_dict(*state_->module);
 }
 
 void DistributedDataParallel::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
-  models::load_exported(*state_->module, tensors);
+  lockstep::load_state_dict(*state_->module, tensors);
 }
 
-double DistributedDataParallel::seconds_waited() const { return state_->reducer->seconds_waited(); }
+double DistributedDataParallel::seconds_waited() const { return state_->waits->seconds(); }
 
 NoSync DistributedDataParallel::no_sync() { return NoSync(state_); }
 

@@ -1,56 +1,54 @@
 #include "parallel/data/gradient_buckets.h"
 
-#include <ATen/ops/from_blob.h>
+#include "module/specs.h"
+
 #include <ATen/ops/real.h>
 
 #include <lockstep/base/format.h>
 
-#include <cmath>
 #include <string>
 #include <utility>
 
 namespace lockstep::data_parallel {
 namespace {
 
-shard::BucketPlan plan_for(const std::vector<shard::NamedParameter>& parameters,
-                           std::span<const int> order, shard::PlanOptions limits) {
-  std::vector<shard::PlanItem> items;
+layout::BucketPlan plan_for(const std::vector<NamedParameter>& parameters,
+                            std::span<const int> order, layout::PlanOptions limits) {
+  std::vector<layout::PlanItem> items;
   for (const auto& [name, tensor, aliases] : parameters)
-    items.push_back(
-        {static_cast<std::int64_t>(tensor.nbytes()), tensor.scalar_type(), tensor.device()});
-  return shard::plan_buckets(items, order, limits);
+    items.push_back({static_cast<std::int64_t>(tensor.nbytes()), modules::kind_of(tensor)});
+  return layout::plan_buckets(items, order, limits);
 }
 
 }  // namespace
 
-GradientBuckets::GradientBuckets(Group group, std::vector<shard::NamedParameter> parameters,
-                                 std::span<const int> order, shard::PlanOptions limits,
+GradientBuckets::GradientBuckets(Group& group, std::vector<NamedParameter> parameters,
+                                 std::span<const int> order, layout::PlanOptions limits,
                                  std::optional<Duration> timeout)
-    : group_(std::move(group)),
+    : group_(&group),
       parameters_(std::move(parameters)),
       plan_(plan_for(parameters_, order, limits)),
       timeout_(timeout),
       places_(parameters_.size()),
-      status_(parameters_.size() + 1) {
-  for (const shard::NamedParameter& parameter : parameters_)
-    specs_.push_back(shard::spec_of(parameter));
+      status_(parameters_.size()) {
+  for (const NamedParameter& parameter : parameters_) specs_.push_back(modules::spec_of(parameter));
   for (std::size_t number = 0; number < plan_.size(); ++number) lay_out(number);
 }
 
 void GradientBuckets::lay_out(std::size_t number) {
-  std::vector<shard::TensorSpec> specs;
+  std::vector<layout::TensorSpec> specs;
   for (int i : plan_[number]) {
     place(i).bucket = number;
     place(i).entry = static_cast<int>(specs.size());
     specs.push_back(specs_[static_cast<std::size_t>(i)]);
   }
-  if (group_.size() == 1) return;
+  if (group_->size() == 1) return;
   std::string name =
       formatted("bucket {} ({} ... {})", number, specs.front().name, specs.back().name);
   if (number + 1 == plan_.size())
-    specs.push_back(
-        {"status", {static_cast<std::int64_t>(status_.size())}, specs.front().dtype, nullptr});
-  buckets_.emplace_back(group_, shard::FlatLayout(specs), parameter(plan_[number].front()).device(),
+    specs.push_back({"status", {status_.size()}, specs.front().dtype, nullptr});
+  const at::Tensor& first = parameter(plan_[number].front());
+  buckets_.emplace_back(*group_, layout::FlatLayout(specs), first.scalar_type(), first.device(),
                         std::move(name));
 }
 
@@ -59,8 +57,9 @@ bool GradientBuckets::fit() const {
     c10::Device device = buckets_.empty() ? c10::Device(c10::kCPU)
                                           : buckets_[&numbers - plan_.data()].flat().device();
     for (int i : numbers) {
-      const shard::TensorSpec& spec = specs_[static_cast<std::size_t>(i)];
-      if (parameter(i).scalar_type() != spec.dtype || parameter(i).sizes() != spec.sizes)
+      const layout::TensorSpec& spec = specs_[static_cast<std::size_t>(i)];
+      if (modules::spec_of(parameter(i).scalar_type()) != spec.dtype ||
+          parameter(i).sizes() != spec.sizes)
         return false;
       if (!buckets_.empty() && parameter(i).device() != device) return false;
     }
@@ -70,7 +69,7 @@ bool GradientBuckets::fit() const {
 
 const at::Tensor& GradientBuckets::view(int i) {
   auto& [number, entry, view] = place(i);
-  const shard::Bucket& bucket = buckets_[number];
+  const parallel::Bucket& bucket = buckets_[number];
   if (!bucket.holds(entry, view, parameter(i))) view = bucket.view(entry, parameter(i));
   return view;
 }
@@ -116,44 +115,43 @@ void GradientBuckets::begin() {
   awaited_.clear();
   for (const std::vector<int>& numbers : plan_) awaited_.push_back(numbers.size());
   posted_ = 0;
-  status_.assign(status_.size(), 0.0F);
 }
 
 void GradientBuckets::ready(int i) {
   --awaited_[place(i).bucket];
-  while (posted_ < awaited_.size() && awaited_[posted_] == 0) post_next();
+  while (posted_ + 1 < awaited_.size() && awaited_[posted_] == 0) post_next();
 }
 
-void GradientBuckets::post_rest() {
+void GradientBuckets::post_rest(const parallel::StepStatus& own) {
+  status_ = own;
+  if (!buckets_.empty()) status_place().copy_(status_.tensor());
   while (posted_ < plan_.size()) post_next();
 }
 
 void GradientBuckets::post_next() {
   std::size_t number = posted_++;
   if (buckets_.empty()) return;
-  if (posted_ == plan_.size())
-    status_place().copy_(
-        at::from_blob(status_.data(), {static_cast<std::int64_t>(status_.size())}));
-  const shard::Bucket& bucket = buckets_[number];
-  works_.push_back(group_.all_reduce(bucket.reducible(), Op::average,
-                                     {.tag = bucket.name(), .timeout = timeout_}));
+  const parallel::Bucket& bucket = buckets_[number];
+  works_.push_back(group_->all_reduce(bucket.reducible(), Op::average,
+                                      {.tag = bucket.name(), .timeout = timeout_}));
 }
 
 void GradientBuckets::wait() {
   std::vector<Work> works = std::exchange(works_, {});
   for (Work& work : works) work.wait();
-  if (works.empty()) return;
-  at::from_blob(status_.data(), {static_cast<std::int64_t>(status_.size())})
-      .copy_(at::real(status_place()));
+}
+
+parallel::StepStatus GradientBuckets::status() const {
+  parallel::StepStatus all = status_;
+  if (buckets_.empty()) return all;
+  at::Tensor averages = at::real(status_place()).to(at::kFloat);
+  all.tensor().copy_((averages * group_->size()).round_());
+  return all;
 }
 
 at::Tensor GradientBuckets::status_place() const {
-  const shard::Bucket& last = buckets_.back();
+  const parallel::Bucket& last = buckets_.back();
   return last.view(static_cast<int>(last.layout().entries().size()) - 1);
-}
-
-int GradientBuckets::ranks(float status) const {
-  return static_cast<int>(std::lround(status * static_cast<float>(group_.size())));
 }
 
 }  // namespace lockstep::data_parallel

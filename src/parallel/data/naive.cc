@@ -1,6 +1,6 @@
 #include <lockstep/parallel/data/naive.h>
 
-#include <lockstep/shard/named_parameters.h>
+#include <lockstep/module/named_parameters.h>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
@@ -14,13 +14,13 @@ void broadcast_parameters(torch::nn::Module& module, Group group) {
     group.broadcast(values).wait();
     if (!values.is_alias_of(tensor)) tensor.detach().copy_(values);
   };
-  for (const auto& parameter : shard::unique_parameters(module)) send(parameter.tensor);
+  for (const auto& parameter : unique_parameters(module)) send(parameter.tensor);
   for (const auto& buffer : module.buffers()) send(buffer);
 }
 
 void average_gradients(torch::nn::Module& module, Group group) {
   at::NoGradGuard no_grad;
-  for (const auto& parameter : shard::unique_parameters(module)) {
+  for (const auto& parameter : unique_parameters(module)) {
     at::Tensor gradient = parameter.tensor.grad();
     if (!gradient.defined()) continue;
     at::Tensor values = gradient.contiguous();

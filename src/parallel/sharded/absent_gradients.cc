@@ -1,8 +1,9 @@
 #include "parallel/sharded/absent_gradients.h"
 
+#include "dispatch/value_source.h"
+
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
-#include <lockstep/shard/value_source.h>
 
 #include <ATen/ops/empty.h>
 
@@ -12,58 +13,56 @@ namespace lockstep::sharded {
 
 bool has_gradient(const at::Tensor& tensor) {
   const at::Tensor& gradient = tensor.grad();
-  if (!gradient.defined() || !shard::is_lazy(gradient)) return gradient.defined();
-  return shard::has_memory(gradient) || shard::source_of(gradient) != nullptr;
+  if (!gradient.defined() || !dispatch::is_lazy(gradient)) return gradient.defined();
+  return dispatch::has_memory(gradient) || dispatch::source_of(gradient) != nullptr;
 }
 
-// Of the module's, tells before it refuses: some optimizers have decayed the parameter by then.
-class AbsentGradients::Refusal final : public shard::StorageOwner {
+class AbsentGradients::Refusal final : public dispatch::StorageOwner {
  public:
-  Refusal(std::string text, bool of_module, std::function<void()> before)
-      : text_(std::move(text)), of_module_(of_module), before_(std::move(before)) {}
+  // `written`: whose last write to a parameter was not meant; null for slices.
+  Refusal(std::string text, Residency* written) : text_(std::move(text)), written_(written) {}
 
   // An optimizer's own zero_grad() says nothing about a gradient of a slice, and needs memory where
   // it writes zeros.
-  void pin(const shard::StorageUse& use) override {
-    if (of_module_ || (use.operation != "aten::zero_" && use.operation != "aten::detach_"))
+  void pin(const dispatch::StorageUse& use) override {
+    if (written_ != nullptr || (use.operation != "aten::zero_" && use.operation != "aten::detach_"))
       refuse(use);
     storage->attach(at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device)));
   }
   // module->zero_grad() detaches what it then forgets.
-  void view(const shard::StorageUse& use) override {
-    if (of_module_) refuse(use);
+  void view(const dispatch::StorageUse& use) override {
+    if (written_ != nullptr) refuse(use);
   }
   void written() override {}
   void unpin() noexcept override { storage->detach(); }
 
-  std::unique_ptr<shard::LazyStorage> storage;
+  std::unique_ptr<dispatch::LazyStorage> storage;
   std::int64_t bytes = 0;
   c10::Device device = at::kCPU;
 
  private:
-  [[noreturn]] void refuse(const shard::StorageUse& use) const {
-    if (of_module_) before_();
+  [[noreturn]] void refuse(const dispatch::StorageUse& use) const {
+    if (written_ != nullptr) written_->undo_last_write();
     throw InvalidArgument(formatted("{}: {}", use.operation, text_));
   }
 
   std::string text_;
-  bool of_module_;
-  std::function<void()> before_;
+  Residency* written_;
 };
 
 AbsentGradients::One AbsentGradients::made(const at::Tensor& like, bool of_module,
                                            const std::string& text) const {
-  auto owner = std::make_shared<Refusal>(text, of_module, before_refusal_);
+  auto owner = std::make_shared<Refusal>(text, of_module ? &residency_ : nullptr);
   owner->bytes = static_cast<std::int64_t>(like.nbytes());
   owner->device = like.device();
-  owner->storage = std::make_unique<shard::LazyStorage>(owner->bytes, like.device(), owner,
-                                                        unit_.settings().key, text);
+  owner->storage = std::make_unique<dispatch::LazyStorage>(owner->bytes, like.device(), owner,
+                                                           unit_.settings().key, text);
   at::Tensor tensor = owner->storage->place(like.scalar_type(), 0, like.sizes(), like.strides());
   return {std::move(owner), std::move(tensor)};
 }
 
-AbsentGradients::AbsentGradients(const Unit& unit, std::function<void()> before_refusal)
-    : unit_(unit), before_refusal_(std::move(before_refusal)) {
+AbsentGradients::AbsentGradients(const Unit& unit, Residency& residency)
+    : unit_(unit), residency_(residency) {
   for (std::size_t i = 0; i < unit.parameters().size(); ++i) {
     const auto& [name, tensor, aliases] = unit.parameters()[i];
     of_module_.push_back(
@@ -80,7 +79,7 @@ AbsentGradients::AbsentGradients(const Unit& unit, std::function<void()> before_
     leave_in_module(static_cast<int>(i));
     hooks_.push_back(
         tensor.register_hook([parameter = tensor.unsafeGetTensorImpl()](const at::Tensor&) {
-          if (shard::is_lazy(parameter->grad())) parameter->mutable_grad().reset();
+          if (dispatch::is_lazy(parameter->grad())) parameter->mutable_grad().reset();
         }));
   }
 }

@@ -10,14 +10,13 @@
 // They are tensors of a parameter's sizes in a lazy storage that never has memory. A hook takes one
 // of the module's away before backward() accumulates there.
 //
-// Not thread-safe: GradientFlow holds its mutex.
+// Not thread-safe: BackwardStep holds its mutex.
 #pragma once
 
-#include "parallel/sharded/unit.h"
+#include "parallel/sharded/residency.h"
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,9 +28,10 @@ namespace lockstep::sharded {
 
 class AbsentGradients {
  public:
-  // Of a unit that trains, and outlives this object. From now on the module's are absent. Calls
-  // `before_refusal` when one of them was used, before it throws.
-  AbsentGradients(const Unit& unit, std::function<void()> before_refusal);
+  // Of a unit that trains, in `residency`; both outlive this object. From now on the module's are
+  // absent. When one of them was used, the last write to a parameter is undone before it throws:
+  // some optimizers have decayed the parameter by then.
+  AbsentGradients(const Unit& unit, Residency& residency);
   // They are undefined then.
   ~AbsentGradients();
   AbsentGradients(const AbsentGradients&) = delete;
@@ -51,7 +51,7 @@ class AbsentGradients {
   [[nodiscard]] One made(const at::Tensor& like, bool of_module, const std::string& text) const;
 
   const Unit& unit_;
-  std::function<void()> before_refusal_;
+  Residency& residency_;
   std::vector<One> of_module_;
   std::vector<One> of_slices_;
   std::vector<unsigned> hooks_;

@@ -26,7 +26,8 @@ class BufferPool {
     std::int64_t free = 0;
   };
 
-  explicit BufferPool(Group group) : group_(std::move(group)) {}
+  // The handle keeps the group.
+  explicit BufferPool(Group& group) : group_(group) {}
 
   // Of that many elements, uninitialised, in memory that peers of the host read where it lies.
   at::Tensor take(std::int64_t numel, c10::ScalarType dtype, c10::Device device);
@@ -45,7 +46,7 @@ class BufferPool {
   [[nodiscard]] at::Tensor found(std::int64_t numel, c10::ScalarType dtype, c10::Device device);
   void make_room(std::int64_t bytes);
 
-  Group group_;
+  Group& group_;
   mutable std::mutex mutex_;
   std::deque<at::Tensor> free_;  // the oldest first
   Bytes bytes_;

@@ -2,6 +2,7 @@
 
 #include "comm/element_type.h"
 #include "comm/shm/combine.h"
+#include "dispatch/parts/part_record.h"
 #include "optim/formats_kernel.h"
 #include "optim/threads.h"
 
@@ -34,7 +35,7 @@ void convert(c10::ScalarType dtype, const std::byte* from, c10::ScalarType wante
 
 }  // namespace
 
-DeferredGradient::DeferredGradient(at::Tensor rows, shard::Range range, c10::ScalarType dtype)
+DeferredGradient::DeferredGradient(at::Tensor rows, layout::Range range, c10::ScalarType dtype)
     : rows_(std::move(rows)), range_(range), dtype_(dtype) {
   check(rows_.size(0) <= shm::max_ranks, "reduce_in_step: expected at most {} ranks, found {}",
         shm::max_ranks, rows_.size(0));
@@ -44,13 +45,13 @@ DeferredGradient::DeferredGradient(at::Tensor rows, shard::Range range, c10::Sca
 }
 
 std::shared_ptr<DeferredGradient> DeferredGradient::make(
-    at::Tensor rows, shard::Range range, c10::ScalarType dtype, c10::DispatchKey key,
-    std::shared_ptr<const shard::Parts> parts) {
+    at::Tensor rows, layout::Range range, c10::ScalarType dtype, c10::DispatchKey key,
+    std::shared_ptr<const dispatch::Parts> parts) {
   std::shared_ptr<DeferredGradient> gradient(new DeferredGradient(std::move(rows), range, dtype));
   auto bytes = range.length() * static_cast<std::int64_t>(c10::elementSize(dtype));
-  gradient->storage_ = std::make_unique<shard::LazyStorage>(
+  gradient->storage_ = std::make_unique<dispatch::LazyStorage>(
       bytes, at::kCPU, gradient, key, "this gradient has not been computed: use an operation",
-      nullptr, shard::PartPlace{std::move(parts)});
+      dispatch::record_of_parts(std::move(parts)));
   return gradient;
 }
 

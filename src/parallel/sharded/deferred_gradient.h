@@ -9,15 +9,16 @@
 // too, of a single row: it is widened where it is used.
 //
 // A peer's row is read from the end of the backward() that filled it until this rank takes part in
-// the next gather, or in the meeting that GradientFlow has instead: no rank writes to its row
+// the next gather, or in the meeting that UnitReducer has instead: no rank writes to its row
 // before all ranks have. settle() is called then.
 //
 // Thread-safe, but settle().
 #pragma once
 
-#include <lockstep/shard/part.h>
-#include <lockstep/shard/shard_range.h>
-#include <lockstep/shard/value_source.h>
+#include "dispatch/value_source.h"
+
+#include <lockstep/dispatch/part.h>
+#include <lockstep/layout/shard_range.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -27,35 +28,35 @@
 
 namespace lockstep::sharded {
 
-class DeferredGradient final : public shard::ValueSource {
+class DeferredGradient final : public dispatch::ValueSource {
  public:
   // `rows`: one a rank, or one alone, which is then the average. Tensors are of `dtype`, and what
   // `parts` says they are.
-  static std::shared_ptr<DeferredGradient> make(at::Tensor rows, shard::Range range,
+  static std::shared_ptr<DeferredGradient> make(at::Tensor rows, layout::Range range,
                                                 c10::ScalarType dtype, c10::DispatchKey key,
-                                                std::shared_ptr<const shard::Parts> parts);
+                                                std::shared_ptr<const dispatch::Parts> parts);
 
   // A part of the range, from its element `offset` on.
   [[nodiscard]] at::Tensor slice(std::int64_t offset, std::int64_t length) const;
   // Computes all of it, if a slice is still in use: the rows may then be written again.
   void settle();
 
-  void pin(const shard::StorageUse&) override { compute(); }
+  void pin(const dispatch::StorageUse&) override { compute(); }
   void written() override {}
   void unpin() noexcept override {}
   void read(std::int64_t begin, std::int64_t count, void* to) const override;
   [[nodiscard]] std::int64_t bytes_an_element() const override;
 
  private:
-  DeferredGradient(at::Tensor rows, shard::Range range, c10::ScalarType dtype);
+  DeferredGradient(at::Tensor rows, layout::Range range, c10::ScalarType dtype);
   void compute();
   void average(std::int64_t begin, std::int64_t count, void* to) const;
 
   at::Tensor rows_;
-  shard::Range range_;
+  layout::Range range_;
   c10::ScalarType dtype_;
   std::vector<const std::byte*> inputs_;  // the range in each row
-  std::unique_ptr<shard::LazyStorage> storage_;
+  std::unique_ptr<dispatch::LazyStorage> storage_;
   std::mutex mutex_;
   bool computed_ = false;
 };

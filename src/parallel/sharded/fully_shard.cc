@@ -49,11 +49,11 @@ ShardedModule fully_shard(std::shared_ptr<torch::nn::Module> module, const Mesh&
 }
 
 ShardedNoSync::ShardedNoSync(std::shared_ptr<ShardedState> state) : state_(std::move(state)) {
-  state_->flow->pause();
+  state_->step->pause();
 }
 
 ShardedNoSync::~ShardedNoSync() {
-  if (state_) state_->flow->resume();
+  if (state_) state_->step->resume();
 }
 
 Unsharded::Unsharded(std::shared_ptr<ShardedState> state) : state_(std::move(state)) {
@@ -79,24 +79,24 @@ std::vector<ShardedParameter> ShardedModule::named_parameters() const {
 }
 
 void ShardedModule::zero_grad(bool set_to_none) {
-  state_->flow->check_parameters();
-  state_->flow->clear_gradients(set_to_none);
+  state_->step->check_module();
+  state_->reducer->clear_gradients(set_to_none);
 }
 
 double ShardedModule::clip_grad_norm(double max_norm, double norm_type) {
   check(norm_type > 0, "clip_grad_norm: the norm's order must be positive, found {}", norm_type);
   check_gradients("clip_grad_norm");
-  return optim::clip_gradient_norm(parameters(), max_norm, norm_type);
+  return optim::clip_grad_norm(parameters(), max_norm, norm_type);
 }
 
 void ShardedModule::clip_grad_value(double largest) {
   check(largest >= 0, "clip_grad_value: the largest value must be at least 0, found {}", largest);
   check_gradients("clip_grad_value");
-  optim::clip_gradient_values(parameters(), largest);
+  optim::clip_grad_value(parameters(), largest);
 }
 
 void ShardedModule::check_gradients(std::string_view operation) const {
-  check(state_->flow->has_gradients(),
+  check(state_->reducer->has_gradients(),
         "{}: there are no gradients: no backward() outside no_sync() since the last zero_grad()",
         operation);
 }
@@ -123,12 +123,12 @@ double ShardedModule::seconds_waited() const { return state_->waits->seconds(); 
 
 ShardedNoSync ShardedModule::no_sync() { return ShardedNoSync(state_); }
 Unsharded ShardedModule::unsharded() {
-  state_->flow->check_parameters();
+  state_->step->check_module();
   return Unsharded(state_);
 }
 void ShardedModule::unshard() { state_->unshard(); }
 ShardedMemory ShardedModule::memory() const { return state_->memory(); }
-void ShardedModule::free_buffers() { state_->flow->free_buffers(); }
+void ShardedModule::free_buffers() { state_->reducer->free_buffers(); }
 void ShardedModule::reset_peak_memory() { state_->reset_peak_memory(); }
 const Group& ShardedModule::group() const { return state_->groups.whole; }
 

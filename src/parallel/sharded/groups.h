@@ -1,12 +1,19 @@
-// The groups of a handle, of a group or a mesh.
+// The groups of a handle of fully_shard(), on a group or a mesh.
 #pragma once
-
-#include "parallel/sharded/gradient_flow.h"
 
 #include <lockstep/comm/group.h>
 #include <lockstep/mesh/mesh.h>
 
 namespace lockstep::sharded {
+
+// Each carries calls of one kind, whose order is the same on all ranks even where the kinds
+// interleave differently. The handle keeps them, here alone: its parts refer to them.
+struct Groups {
+  Group whole;     // status, buffers, checks: all ranks
+  Group gather;    // units' values
+  Group reduce;    // units' gradients
+  Group replicas;  // on two axes: those that hold the same shard
+};
 
 // Collective. InvalidArgument for a mesh of more than two axes.
 [[nodiscard]] Groups groups_on(const Group& shards);

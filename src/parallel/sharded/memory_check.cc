@@ -1,5 +1,6 @@
 #include "parallel/sharded/memory_check.h"
 
+#include "dispatch/lazy_storage.h"
 #include "parallel/sharded/unit_options.h"
 #include "sys/files.h"
 #include "sys/topology.h"
@@ -7,7 +8,6 @@
 #include <lockstep/base/check.h>
 #include <lockstep/base/fingerprint.h>
 #include <lockstep/base/text.h>
-#include <lockstep/shard/lazy_storage.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
@@ -81,11 +81,11 @@ std::optional<MemoryNeed> first_shortage(std::span<const MemoryNeed> needs) {
   return std::nullopt;
 }
 
-std::int64_t bytes_needed(const std::vector<shard::NamedParameter>& parameters,
-                          const std::vector<shard::PlannedUnit>& plan, int world,
+std::int64_t bytes_needed(const std::vector<NamedParameter>& parameters,
+                          const std::vector<layout::PlannedUnit>& plan, int world,
                           const ShardOptions& options) {
   std::int64_t needed = 0, largest = 0;
-  for (const shard::PlannedUnit& unit : plan) {
+  for (const layout::PlannedUnit& unit : plan) {
     ShardOptions own_options = options_of(unit, options);
     std::int64_t in_flight = 0, made = 0;  // when it is divided
     for (int i : unit.items) {
@@ -97,7 +97,7 @@ std::int64_t bytes_needed(const std::vector<shard::NamedParameter>& parameters,
       Bytes bytes = bytes_of(parameter, world, own_options);
       std::int64_t own = parameter.numel() * size_of(parameter.scalar_type());
       auto stored = static_cast<std::int64_t>(parameter.storage().nbytes());
-      bool is_there = shard::has_memory(parameter);
+      bool is_there = dispatch::has_memory(parameter);
       needed += bytes.kept - (is_there ? std::min(own, stored) : 0);
       in_flight += bytes.in_flight;
       if (!is_there) made += own;

@@ -2,10 +2,11 @@
 // that is only promised ends, some steps later, with a process that the kernel kills.
 #pragma once
 
+#include "layout/unit_plan.h"
+
 #include <lockstep/comm/group.h>
+#include <lockstep/module/named_parameters.h>
 #include <lockstep/parallel/sharded/options.h>
-#include <lockstep/shard/named_parameters.h>
-#include <lockstep/shard/unit_plan.h>
 
 #include <cstdint>
 #include <optional>
@@ -27,8 +28,8 @@ struct MemoryNeed {
 // Host memory of one of `world` ranks beyond that of the parameters as they are now: shards, wholes
 // and gradients by level, and the largest unit and its gradients in flight. The optimizer's state
 // is not known, and not counted.
-[[nodiscard]] std::int64_t bytes_needed(const std::vector<shard::NamedParameter>& parameters,
-                                        const std::vector<shard::PlannedUnit>& plan, int world,
+[[nodiscard]] std::int64_t bytes_needed(const std::vector<NamedParameter>& parameters,
+                                        const std::vector<layout::PlannedUnit>& plan, int world,
                                         const ShardOptions& options);
 
 // Collective. BadInput on every rank when the ranks of a host need more than it has.

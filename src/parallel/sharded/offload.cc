@@ -65,8 +65,7 @@ void Offload::has_used(const at::Tensor& tensor) noexcept {
 }
 
 void check_room(const Offload& offload, const Group& group,
-                const std::vector<shard::NamedParameter>& parameters, int world,
-                const CallOptions& call) {
+                const std::vector<NamedParameter>& parameters, int world, const CallOptions& call) {
   std::int64_t bytes = 0;
   for (const auto& parameter : parameters)
     bytes += static_cast<std::int64_t>(parameter.tensor.nbytes());

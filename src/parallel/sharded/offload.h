@@ -9,8 +9,8 @@
 #include "sys/reserved_file.h"
 
 #include <lockstep/comm/group.h>
+#include <lockstep/module/named_parameters.h>
 #include <lockstep/optim/state_memory.h>
-#include <lockstep/shard/named_parameters.h>
 
 #include <atomic>
 #include <cstdint>
@@ -51,7 +51,6 @@ class Offload final : public optim::StateMemory, public std::enable_shared_from_
 // Collective, before anything is taken: whether every rank can have its shards of `parameters` in
 // its folder. SystemError where the disk refuses, BadInput on the other ranks.
 void check_room(const Offload& offload, const Group& group,
-                const std::vector<shard::NamedParameter>& parameters, int world,
-                const CallOptions& call);
+                const std::vector<NamedParameter>& parameters, int world, const CallOptions& call);
 
 }  // namespace lockstep::sharded

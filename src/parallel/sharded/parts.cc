@@ -21,7 +21,7 @@ at::Tensor laid_flat(const Unit& unit, const std::vector<at::Tensor>& parts,
                      const at::TensorOptions& options) {
   at::Tensor flat = at::zeros({unit.range().length()}, options);
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    const shard::FlatSlice& owned = unit.owned()[i];
+    const layout::FlatSlice& owned = unit.owned()[i];
     check(!parts[i].defined() || parts[i].numel() == owned.of_tensor.length(),
           "gather_parts: {}: expected {} elements, as its slice has, found {}",
           unit.parameters()[i].name, owned.of_tensor.length(),
@@ -48,7 +48,7 @@ std::vector<at::Tensor> gather_parts(const Unit& unit, Group& shards,
   if (!shards.is_root()) return wholes;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (!parts[i].defined()) continue;
-    const shard::FlatEntry& entry = unit.layout().entry(static_cast<int>(i));
+    const layout::FlatEntry& entry = unit.layout().entry(static_cast<int>(i));
     wholes[i] = at::empty_strided(entry.sizes, unit.strides(static_cast<int>(i)), options);
     in_memory_order(wholes[i]).copy_(flat.narrow(0, entry.offset, entry.numel));
   }
@@ -57,11 +57,11 @@ std::vector<at::Tensor> gather_parts(const Unit& unit, Group& shards,
 
 at::Tensor cut_part(const Unit& unit, int i, const at::Tensor& whole) {
   at::NoGradGuard no_grad;
-  const shard::FlatEntry& entry = unit.layout().entry(i);
+  const layout::FlatEntry& entry = unit.layout().entry(i);
   check_input(whole.sizes() == at::IntArrayRef(entry.sizes),
               "{}: expected a tensor of shape [{}], found [{}]", entry.name,
               listed(entry.sizes, ", "), listed(whole.sizes(), ", "));
-  shard::Range range = unit.owned()[static_cast<std::size_t>(i)].of_tensor;
+  layout::Range range = unit.owned()[static_cast<std::size_t>(i)].of_tensor;
   at::Tensor laid = at::empty_strided(entry.sizes, unit.strides(i), whole.options()).copy_(whole);
   return in_memory_order(laid).narrow(0, range.begin, range.length()).clone();
 }

@@ -25,10 +25,10 @@ constexpr const char* slices_change =
 }  // namespace
 
 // What a unit's storage asks for memory.
-class Residency::Owner final : public shard::StorageOwner {
+class Residency::Owner final : public dispatch::StorageOwner {
  public:
   Owner(Residency& residency, int unit) : residency_(residency), unit_(unit) {}
-  void pin(const shard::StorageUse& use) override { residency_.pin(unit_, use); }
+  void pin(const dispatch::StorageUse& use) override { residency_.pin(unit_, use); }
   void written() override { residency_.written(unit_); }
   void unpin() noexcept override { residency_.unpin(unit_); }
 
@@ -37,39 +37,51 @@ class Residency::Owner final : public shard::StorageOwner {
   int unit_;
 };
 
-std::weak_ptr<shard::StorageOwner> Residency::next_owner() {
-  owners_.push_back(std::make_shared<Owner>(*this, static_cast<int>(owners_.size())));
-  return owners_.back();
-}
+// And what a unit's slices do before an operation writes to one.
+class Residency::SliceOwner final : public dispatch::StorageOwner {
+ public:
+  SliceOwner(Residency& residency, std::size_t unit) : residency_(residency), unit_(unit) {}
+  void pin(const dispatch::StorageUse& use) override {
+    if (use.writes) residency_.before_slice_write(unit_);
+  }
+  void written() override { residency_.units_[unit_]->slice_written(); }
+  void unpin() noexcept override {}
 
-void Residency::add(std::unique_ptr<Unit> unit) {
-  unit->before_slice_writes([this, number = units_.size()] { before_slice_write(number); });
-  units_.push_back(std::move(unit));
+ private:
+  Residency& residency_;
+  std::size_t unit_;
+};
+
+Unit& Residency::add(std::string name, std::vector<NamedParameter> parameters, Group& group,
+                     std::shared_ptr<BufferPool> pool, const UnitSettings& settings) {
+  std::size_t number = units_.size();
+  auto whole = std::make_shared<Owner>(*this, static_cast<int>(number));
+  auto slices = std::make_shared<SliceOwner>(*this, number);
+  units_.push_back(std::make_unique<Unit>(std::move(name), std::move(parameters), group,
+                                          std::move(pool), UnitOwners{whole, slices}, settings));
+  owners_.push_back(std::move(whole));
+  owners_.push_back(std::move(slices));
   was_written_.push_back(false);
   dropped_.push_back(false);
-}
-
-void Residency::meets_also_in(Group group, std::optional<Duration> timeout) {
-  other_group_ = std::move(group);
-  timeout_ = timeout;
+  return *units_.back();
 }
 
 namespace {
 
-std::string explained(const Unit& unit, const shard::StorageUse& use, const char* what) {
+std::string explained(const Unit& unit, const dispatch::StorageUse& use, const char* what) {
   return formatted("{} used parameter {}, and unit {} had to be gathered: {}", use.operation,
                    unit.parameter_at(use.offset), unit.name(), what);
 }
 
 }  // namespace
 
-void Residency::pin(int unit, const shard::StorageUse& use) {
+void Residency::pin(int unit, const dispatch::StorageUse& use) {
   std::lock_guard lock(mutex_);
   Unit& used = *units_[static_cast<std::size_t>(unit)];
-  if (use.writes || unit != undoable_) forget_write();
+  if (use.writes || unit != last_write_.unit) forget_write();
   try {
     bring(unit);
-    if (use.writes && used.is_node_shared() && !used.has_copy()) used.take_copy();
+    if (use.writes) used.begin_write();
   } catch (const Mismatch& error) {
     throw Mismatch(explained(used, use, error.what()));
   } catch (const Timeout& error) {
@@ -77,22 +89,22 @@ void Residency::pin(int unit, const shard::StorageUse& use) {
   }
   ++used.pins;
   if (!use.writes || use.operation != "aten::mul_") return;
-  used.remember();
-  undoable_ = unit;
+  last_write_ = {.unit = unit, .shard = used.copy_of_shard()};
 }
 
 void Residency::forget_write() {
-  if (undoable_ >= 0) units_[static_cast<std::size_t>(undoable_)]->forget();
-  undoable_ = -1;
+  auto [unit, shard] = std::exchange(last_write_, LastWrite());
+  if (unit >= 0) units_[static_cast<std::size_t>(unit)]->forget_copy(std::move(shard));
 }
 
 void Residency::undo_last_write() {
   std::lock_guard lock(mutex_);
-  if (undoable_ < 0) return;
-  Unit& unit = *units_[static_cast<std::size_t>(undoable_)];
-  unit.undo();
+  if (last_write_.unit < 0) return;
+  auto number = static_cast<std::size_t>(last_write_.unit);
+  Unit& unit = *units_[number];
+  unit.put_back(last_write_.shard);
   forget_write();
-  if (unit.present() && unit.pins == 0) release(unit);
+  if (unit.present() && unit.pins == 0) release(number);
 }
 
 void Residency::written(int unit) {
@@ -106,7 +118,8 @@ void Residency::unpin(int unit) noexcept {
   Unit& used = *units_[static_cast<std::size_t>(unit)];
   --used.pins;
   // The operation that used it has written a slice meanwhile.
-  if (dropped_[static_cast<std::size_t>(unit)] && used.present() && used.pins == 0) release(used);
+  if (dropped_[static_cast<std::size_t>(unit)] && used.present() && used.pins == 0)
+    release(static_cast<std::size_t>(unit));
 }
 
 void Residency::bring(int unit) {
@@ -117,7 +130,7 @@ void Residency::bring(int unit) {
   bool again = is_again(unit);
   if (level_ == ShardLevel::full) {
     record(unit);
-    if (!wanted.arriving()) post(wanted);
+    if (!wanted.arriving()) post(static_cast<std::size_t>(unit));
     gather_ahead();
   } else {
     gather_everything();
@@ -139,8 +152,8 @@ bool Residency::is_again(int unit) const {
 // group of `own`, or in the other one: whichever they come to.
 void Residency::meet(const Unit& unit, Work own, const char* why) {
   std::string tag = formatted("unit {} {}", unit.name(), why);
-  Work other = other_group_.barrier({.tag = tag, .timeout = timeout_});
-  Deadline deadline = Deadline::after(timeout_.value_or(other_group_.timeout()));
+  Work other = reduce_.barrier({.tag = tag, .timeout = timeout_});
+  Deadline deadline = Deadline::after(timeout_.value_or(reduce_.timeout()));
   while (!own.done() && !other.done() && !deadline.passed())
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   if (own.done()) own.wait();
@@ -153,15 +166,15 @@ void Residency::meet(const Unit& unit, Work own, const char* why) {
 void Residency::gather_everything() {
   for (std::size_t i = 0; i < units_.size(); ++i) {
     drop_if_outdated(i);
-    if (!units_[i]->present() && !units_[i]->arriving()) post(*units_[i]);
+    if (!units_[i]->present() && !units_[i]->arriving()) post(i);
   }
 }
 
-void Residency::post(Unit& unit) {
-  if (before_gather_) before_gather_();
-  if (unit.is_node_shared()) is_read_ = true;
+void Residency::post(std::size_t number) {
+  Unit& unit = *units_[number];
+  if (deferred_) deferred_->settle();
+  if (unit.is_read_by_peers()) is_read_ = true;
   unit.post_gather();
-  std::size_t number = number_of(unit);
   dropped_[number] = false;
   if (std::ranges::find(gathered_, static_cast<int>(number)) == gathered_.end())
     gathered_.push_back(static_cast<int>(number));
@@ -180,8 +193,8 @@ void Residency::gather_ahead() {
   if (!at::GradMode::is_enabled() && parallel::current_backward() < 0) return;
   std::size_t end = std::min(order_.size(), seen_.size() + static_cast<std::size_t>(prefetch_));
   for (std::size_t next = seen_.size(); next < end; ++next) {
-    Unit& unit = *units_[static_cast<std::size_t>(order_[next])];
-    if (!unit.present() && !unit.arriving()) post(unit);
+    auto number = static_cast<std::size_t>(order_[next]);
+    if (!units_[number]->present() && !units_[number]->arriving()) post(number);
   }
   if (end < order_.size()) units_[static_cast<std::size_t>(order_[end])]->fetch_ahead();
 }
@@ -203,25 +216,21 @@ void Residency::leave_others(int unit) {
     if (!may_stay) dropped_[static_cast<std::size_t>(other)] = false;
     bool changed = was_written_[static_cast<std::size_t>(other)] && held_ == 0;
     if (may_stay && !(changed && candidate.pins == 0)) return false;
-    if (candidate.present()) release(candidate);
+    if (candidate.present()) release(static_cast<std::size_t>(other));
     return !candidate.arriving();
   });
 }
 
-void Residency::release(Unit& unit) {
-  was_written_[number_of(unit)] = false;
-  unit.release();
-}
-
-std::size_t Residency::number_of(const Unit& unit) const {
-  return static_cast<std::size_t>(
-      std::ranges::find(units_, &unit, [](const auto& one) { return one.get(); }) - units_.begin());
+void Residency::release(std::size_t number) {
+  was_written_[number] = false;
+  units_[number]->release();
 }
 
 void Residency::unit_done(int unit) {
   std::lock_guard lock(mutex_);
   Unit& done = *units_[static_cast<std::size_t>(unit)];
-  if (level_ == ShardLevel::full && done.present() && held_ == 0 && done.pins == 0) release(done);
+  if (level_ == ShardLevel::full && done.present() && held_ == 0 && done.pins == 0)
+    release(static_cast<std::size_t>(unit));
 }
 
 void Residency::drop_all() {
@@ -231,7 +240,7 @@ void Residency::drop_all() {
     // Nobody updates a frozen unit: where the whole is kept, it stays as it is.
     bool frozen = !unit->trains() && !was_written_[i];
     if (level_ != ShardLevel::full && frozen && !unit->outdated()) continue;
-    if (unit->present() && unit->pins == 0 && held_ == 0) release(*unit);
+    if (unit->present() && unit->pins == 0 && held_ == 0) release(i);
   }
   std::erase_if(gathered_, [&](int number) {
     const Unit& unit = *units_[static_cast<std::size_t>(number)];
@@ -266,12 +275,13 @@ void Residency::end_failed_iteration(bool may_wait) {
 
 void Residency::gather_rest() {
   for (std::size_t next = seen_.size(); next < order_.size(); ++next) {
-    Unit& unit = *units_[static_cast<std::size_t>(order_[next])];
-    if (unit.present() && unit.pins == 0) release(unit);
-    if (!unit.present() && !unit.arriving()) post(unit);
+    auto number = static_cast<std::size_t>(order_[next]);
+    Unit& unit = *units_[number];
+    if (unit.present() && unit.pins == 0) release(number);
+    if (!unit.present() && !unit.arriving()) post(number);
     if (!unit.arriving()) continue;
     unit.finish_gather();
-    release(unit);
+    release(number);
   }
 }
 
@@ -289,9 +299,10 @@ void Residency::post_failure() {
 
 void Residency::invalidate() {
   std::lock_guard lock(mutex_);
-  for (const auto& unit : units_) {
-    if (unit->arriving()) unit->finish_gather();
-    if (unit->present() && unit->pins == 0) release(*unit);
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    Unit& unit = *units_[i];
+    if (unit.arriving()) unit.finish_gather();
+    if (unit.present() && unit.pins == 0) release(i);
   }
   dropped_.assign(dropped_.size(), false);
 }
@@ -335,11 +346,11 @@ void Residency::drop(std::size_t number) {
   if (unit.arriving()) unit.finish_gather();
   if (!unit.present()) return;
   dropped_[number] = true;
-  if (unit.pins == 0) release(unit);
+  if (unit.pins == 0) release(number);
 }
 
 void Residency::wait_for_readers(bool is_present) {
-  if (units_.empty() || !units_.front()->is_node_shared()) return;
+  if (units_.empty() || !units_.front()->is_read_by_peers()) return;
   std::exchange(read_until_, Work()).wait();
   if (held_ == 0 && !std::exchange(is_read_, false) && !is_present) return;
   // A write takes gathered values away, so a later use gathers again, and is_read_ says it. What
@@ -366,7 +377,7 @@ void Residency::hold_all() {
 void Residency::release_all() {
   std::lock_guard lock(mutex_);
   if (--held_ > 0) return;
-  if (!units_.empty() && units_.front()->is_node_shared()) is_read_ = true;
+  if (!units_.empty() && units_.front()->is_read_by_peers()) is_read_ = true;
   drop_all();
 }
 

@@ -38,33 +38,38 @@
 // Thread-safe.
 #pragma once
 
+#include "parallel/sharded/deferred_gradient.h"
 #include "parallel/sharded/unit.h"
 
 #include <lockstep/comm/group.h>
-#include <lockstep/shard/lazy_storage.h>
 
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace lockstep::sharded {
 
 class Residency {
  public:
-  Residency(ShardLevel level, int prefetch) : level_(level), prefetch_(prefetch) {}
+  // `reduce`: the group that gradients are reduced in, for calls that all ranks make or none. The
+  // handle keeps it.
+  // With `deferred`, gradients that are averaged where they are used: their rows are read no more
+  // when this rank takes part in a gather.
+  Residency(ShardLevel level, int prefetch, Group& reduce,
+            std::optional<Duration> timeout = std::nullopt,
+            std::shared_ptr<DeferredGradients> deferred = nullptr)
+      : level_(level),
+        prefetch_(prefetch),
+        reduce_(reduce),
+        timeout_(timeout),
+        deferred_(std::move(deferred)) {}
 
-  // Before any use. The owner of the storage of the unit that add() will be given next; lives as
-  // long as this object.
-  std::weak_ptr<shard::StorageOwner> next_owner();
-  void add(std::unique_ptr<Unit> unit);
+  // Before any use. Makes a unit, as its constructor says, whose uses are asked for here.
+  Unit& add(std::string name, std::vector<NamedParameter> parameters, Group& group,
+            std::shared_ptr<BufferPool> pool, const UnitSettings& settings);
   [[nodiscard]] const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
-
-  // Before any use. The group that gradients are reduced in, for calls that all ranks make or none.
-  void meets_also_in(Group group, std::optional<Duration> timeout);
-  // Called before this rank takes part in a gather.
-  void before_gathers(std::function<void()> action) { before_gather_ = std::move(action); }
 
   // The gradients of a unit are complete: it is not needed before the next step.
   void unit_done(int unit);
@@ -92,12 +97,18 @@ class Residency {
 
  private:
   class Owner;
+  class SliceOwner;
+  // A write to a parameter that may not have been meant.
+  struct LastWrite {
+    int unit = -1;     // none
+    at::Tensor shard;  // as it was before
+  };
 
-  void pin(int unit, const shard::StorageUse& use);
+  void pin(int unit, const dispatch::StorageUse& use);
   void written(int unit);
   void unpin(int unit) noexcept;
   void bring(int unit);
-  void post(Unit& unit);
+  void post(std::size_t number);
   void gather_everything();
   void gather_ahead();
   void gather_rest();
@@ -108,35 +119,34 @@ class Residency {
   void drop_before_write(std::size_t unit);
   void drop_if_outdated(std::size_t number);
   void drop(std::size_t number);
-  [[nodiscard]] std::size_t number_of(const Unit& unit) const;
   [[nodiscard]] bool is_again(int unit) const;
   void meet(const Unit& unit, Work own, const char* why);
   void wait_for_readers(bool is_present);
   void forget_write();
-  void release(Unit& unit);
+  void release(std::size_t number);
   void drop_all();
   [[nodiscard]] bool stays(const Unit& unit, bool in_backward) const;
 
   std::mutex mutex_;
   const ShardLevel level_;
   const int prefetch_;
+  Group& reduce_;
+  const std::optional<Duration> timeout_;
+  const std::shared_ptr<DeferredGradients> deferred_;  // null: gradients are averaged in backward()
   std::vector<std::unique_ptr<Unit>> units_;
-  std::vector<std::shared_ptr<Owner>> owners_;
+  std::vector<std::shared_ptr<dispatch::StorageOwner>> owners_;
   int current_ = -1;  // the unit used last
   int held_ = 0;
-  int undoable_ = -1;  // the unit that remembers its shard
-  std::function<void()> before_gather_;
+  LastWrite last_write_;
   bool is_read_ = false;           // node-shared: perhaps, by some rank
   Work read_until_;                // the same, until it is complete
   std::vector<bool> was_written_;  // in place, since it was gathered
   std::vector<bool> dropped_;      // by a write to a slice, and not gathered since
   std::vector<int> gathered_;      // all that are arriving or present, and perhaps others
   bool may_drop_ = false;          // a unit was gathered since a write dropped all
-  Group other_group_;
-  std::optional<Duration> timeout_;
-  std::vector<int> order_;  // of gathers, between the last two ends of backward()
-  std::vector<int> seen_;   // since the last one
-  bool follows_ = false;    // seen_ is how order_ begins
+  std::vector<int> order_;         // of gathers, between the last two ends of backward()
+  std::vector<int> seen_;          // since the last one
+  bool follows_ = false;           // seen_ is how order_ begins
 };
 
 }  // namespace lockstep::sharded

@@ -1,19 +1,19 @@
 #include "parallel/sharded/sharded_state.h"
 
-#include "parallel/module_check.h"
+#include "dispatch/key.h"
+#include "layout/unit_plan.h"
+#include "module/rank_check.h"
+#include "module/specs.h"
+#include "module/state_entries.h"
 #include "parallel/sharded/late_values.h"
 #include "parallel/sharded/memory_check.h"
 #include "parallel/sharded/parts.h"
 #include "parallel/sharded/unit_options.h"
-#include "parallel/sharded/whole_state.h"
 #include "parallel/state_broadcast.h"
 #include "sys/heap.h"
 
 #include <lockstep/base/check.h>
-#include <lockstep/models/names.h>
-#include <lockstep/shard/deferral.h>
-#include <lockstep/shard/trigger.h>
-#include <lockstep/shard/unit_plan.h>
+#include <lockstep/dispatch/deferral.h>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
@@ -59,16 +59,16 @@ void check_options(const ShardOptions& options) {
 }
 
 std::vector<std::string> lines_of(const torch::nn::Module& module,
-                                  const parallel::ModuleTensors& tensors) {
-  std::vector<std::string> lines = parallel::lines_of(tensors);
+                                  const modules::ModuleTensors& tensors) {
+  std::vector<std::string> lines = modules::lines_of(tensors);
   for (std::string& line : sharded::deferred_lines(module)) lines.push_back(std::move(line));
-  for (std::string& line : parallel::lines_of_held(tensors)) lines.push_back(std::move(line));
+  for (std::string& line : modules::lines_of_held(tensors)) lines.push_back(std::move(line));
   return lines;
 }
 
 // What all ranks must agree on.
 std::vector<std::string> describe(const torch::nn::Module& module,
-                                  const parallel::ModuleTensors& tensors,
+                                  const modules::ModuleTensors& tensors,
                                   const ShardOptions& options) {
   std::vector<std::string> lines = {
       formatted("option level = {}", name_of(options.level)),
@@ -95,9 +95,9 @@ std::vector<std::string> describe(const torch::nn::Module& module,
   return lines;
 }
 
-void check_not_divided(const std::vector<shard::NamedParameter>& parameters) {
+void check_not_divided(const std::vector<NamedParameter>& parameters) {
   for (const auto& [name, tensor, aliases] : parameters) {
-    check(!shard::is_lazy(tensor) || shard::is_deferred(tensor),
+    check(!dispatch::is_lazy(tensor) || dispatch::is_deferred(tensor),
           "fully_shard: {} is sharded already, by another handle", name);
     check(!parallel::is_hooked(tensor),
           "fully_shard: another handle averages the gradient of {}; let it go before", name);
@@ -105,8 +105,7 @@ void check_not_divided(const std::vector<shard::NamedParameter>& parameters) {
 }
 
 // Before anything is changed.
-void check_storage(const sharded::Groups& groups,
-                   const std::vector<shard::NamedParameter>& parameters,
+void check_storage(const sharded::Groups& groups, const std::vector<NamedParameter>& parameters,
                    const ShardOptions& options) {
   check(!options.reduce_in_step || options.storage == ShardStorage::node_shared,
         "fully_shard: reduce_in_step needs node_shared storage, found private_memory");
@@ -130,18 +129,19 @@ void check_storage(const sharded::Groups& groups,
   }
 }
 
-std::vector<shard::PlannedUnit> plan_of(const std::vector<shard::NamedParameter>& parameters,
-                                        const ShardOptions& options) {
-  std::vector<shard::UnitItem> items;
+std::vector<layout::PlannedUnit> plan_of(const std::vector<NamedParameter>& parameters,
+                                         const ShardOptions& options) {
+  std::vector<layout::UnitItem> items;
   for (const auto& [name, tensor, aliases] : parameters)
-    items.push_back({name, tensor.scalar_type(), tensor.device(), tensor.requires_grad(), aliases});
+    items.push_back(
+        {name, modules::kind_of(tensor) + (tensor.requires_grad() ? "" : ", frozen"), aliases});
   std::vector<std::string> patterns;
   for (const UnitRule& rule : options.units) patterns.push_back(rule.pattern);
-  return shard::plan_units(items, patterns);
+  return layout::plan_units(items, patterns);
 }
 
 // "blocks.0" for parameters "blocks.0.fc.weight" and "blocks.0.proj.weight".
-std::string common_module(const std::vector<shard::NamedParameter>& parameters) {
+std::string common_module(const std::vector<NamedParameter>& parameters) {
   auto module_of = [](const std::string& name) {
     std::size_t dot = name.rfind('.');
     return dot == std::string::npos ? std::string() : name.substr(0, dot);
@@ -160,27 +160,28 @@ sharded::UnitSettings settings_of(const ShardOptions& options) {
           .reduce_dtype = options.reduce_dtype,
           .reshard_after_forward = options.reshard_after_forward,
           .timeout = options.timeout,
-          .key = shard::trigger_key(options.trigger)};
+          .key = dispatch::key()};
 }
 
 }  // namespace
 
 ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& options)
     : groups(std::move(the_groups)),
-      residency(std::make_unique<sharded::Residency>(options.level, options.prefetch)),
-      division(std::make_shared<shard::Division>(groups.reduce, options.timeout)),
+      deferred(options.reduce_in_step ? std::make_shared<sharded::DeferredGradients>() : nullptr),
+      residency(std::make_unique<sharded::Residency>(options.level, options.prefetch, groups.reduce,
+                                                     options.timeout, deferred)),
+      division(std::make_shared<dispatch::Division>(groups.reduce, options.timeout)),
       options_(options),
       pool_(std::make_shared<sharded::BufferPool>(groups.gather)) {
   check_options(options);
-  residency->meets_also_in(groups.reduce, options.timeout);
   if (!options.offload.empty() || options.offload_to_host)
     offload = std::make_shared<sharded::Offload>(options.offload);
 }
 
 void ShardedState::divide(const torch::nn::Module& part) {
-  parallel::ModuleTensors tensors = parallel::tensors_of(part);
+  modules::ModuleTensors tensors = modules::tensors_of(part);
   std::erase_if(tensors.parameters, [&](const auto& one) { return is_divided(one.tensor); });
-  parallel::check_same_lines(groups.whole, lines_of(part, tensors), call());
+  modules::check_same_lines(groups.whole, lines_of(part, tensors), call());
   ShardOptions options = options_;
   options.units.clear();
   options.ignored.clear();
@@ -190,44 +191,51 @@ void ShardedState::divide(const torch::nn::Module& part) {
 
 void ShardedState::complete(std::shared_ptr<torch::nn::Module> the_module) {
   module = std::move(the_module);
-  parallel::ModuleTensors tensors = parallel::tensors_of(*module, options_.ignored);
-  parallel::check_same_lines(groups.whole, describe(*module, tensors, options_), call());
-  std::vector<shard::NamedParameter> parameters = tensors.parameters;
+  modules::ModuleTensors tensors = modules::tensors_of(*module, options_.ignored);
+  modules::check_same_lines(groups.whole, describe(*module, tensors, options_), call());
+  std::vector<NamedParameter> parameters = tensors.parameters;
   name_units(parameters);
   std::erase_if(tensors.parameters, [&](const auto& one) { return is_divided(one.tensor); });
   add_units(tensors, options_);
   for (const auto& [name, tensor, aliases] : parameters)
     places_.push_back(by_tensor_.at(tensor.unsafeGetTensorImpl()));
-  auto watch = std::make_shared<parallel::ModuleWatch>(*module, options_.ignored,
-                                                       "fully_shard() was called");
-  flow = std::make_shared<sharded::GradientFlow>(groups, *residency, pool_,
-                                                 tensors.buffer_tensors(), watch, options_);
+  reducer = std::make_shared<sharded::UnitReducer>(groups, *residency, pool_, deferred, options_);
+  std::vector<at::Tensor> buffers;
+  if (options_.broadcast_buffers) buffers = tensors.buffer_tensors();
+  step = std::make_shared<parallel::BackwardStep>(
+      groups.whole, reducer,
+      modules::ModuleWatch(*module, options_.ignored, "fully_shard() was called"),
+      std::move(buffers),
+      parallel::StepOptions{.strategy = "fully_shard()",
+                            .find_unused_parameters = options_.find_unused_parameters,
+                            .timeout = options_.timeout,
+                            .waits = waits});
   hooks_ = std::make_unique<parallel::GradientHooks>(
-      flow->hooked(), [flow = flow.get()](int i) { flow->on_gradient(i); });
+      step->hooked(), [step = step.get()](int i) { step->on_gradient(i); });
   sys::return_freed_memory();  // the whole parameters'
 }
 
 // Checks first; then rank 0's values are divided.
-void ShardedState::add_units(const parallel::ModuleTensors& tensors, const ShardOptions& options) {
-  const std::vector<shard::NamedParameter>& parameters = tensors.parameters;
+void ShardedState::add_units(const modules::ModuleTensors& tensors, const ShardOptions& options) {
+  const std::vector<NamedParameter>& parameters = tensors.parameters;
   check_not_divided(parameters);
-  parallel::check_ordinary(tensors, "fully_shard");
-  parallel::check_alone(tensors, "fully_shard");
+  modules::check_ordinary(tensors, "fully_shard");
+  modules::check_alone(tensors, "fully_shard");
   check_storage(groups, parameters, options);
-  std::vector<shard::PlannedUnit> plan = plan_of(parameters, options);
+  std::vector<layout::PlannedUnit> plan = plan_of(parameters, options);
   sharded::check_memory(
       groups.whole, sharded::bytes_needed(parameters, plan, groups.gather.size(), options), call());
   if (offload && offload->is_in_files())
     sharded::check_room(*offload, groups.whole, parameters, groups.gather.size(), call());
   std::vector<at::Tensor> state;
   for (const auto& parameter : parameters)
-    if (!shard::is_deferred(parameter.tensor)) state.push_back(parameter.tensor);
+    if (!dispatch::is_deferred(parameter.tensor)) state.push_back(parameter.tensor);
   for (const auto& buffer : tensors.buffers) {
     sharded::make_ordinary(buffer.tensor);
     state.push_back(buffer.tensor);
   }
   parallel::broadcast_now(groups.whole, state, broadcast_bytes, call());
-  for (const shard::PlannedUnit& planned : plan) {
+  for (const layout::PlannedUnit& planned : plan) {
     sharded::UnitSettings settings = settings_of(sharded::options_of(planned, options));
     settings.waits = waits;
     settings.division = division;
@@ -237,28 +245,28 @@ void ShardedState::add_units(const parallel::ModuleTensors& tensors, const Shard
   }
 }
 
-void ShardedState::add_unit(const shard::PlannedUnit& planned,
-                            const std::vector<shard::NamedParameter>& parameters,
+void ShardedState::add_unit(const layout::PlannedUnit& planned,
+                            const std::vector<NamedParameter>& parameters,
                             const sharded::UnitSettings& settings) {
-  std::vector<shard::NamedParameter> members;
+  std::vector<NamedParameter> members;
   std::vector<at::Tensor> tensors;
   for (int i : planned.items) {
     members.push_back(parameters[static_cast<std::size_t>(i)]);
     tensors.push_back(members.back().tensor);
   }
   sharded::give_values(groups.whole, sharded::deferred_among(tensors), broadcast_bytes, call());
-  residency->add(std::make_unique<sharded::Unit>(planned.name, std::move(members), groups.gather,
-                                                 pool_, residency->next_owner(), settings));
+  sharded::Unit& unit =
+      residency->add(planned.name, std::move(members), groups.gather, pool_, settings);
   int number = 0;
   for (int i : planned.items)
-    by_tensor_[parameters[static_cast<std::size_t>(i)].tensor.unsafeGetTensorImpl()] = {
-        residency->units().back().get(), number++};
+    by_tensor_[parameters[static_cast<std::size_t>(i)].tensor.unsafeGetTensorImpl()] = {&unit,
+                                                                                        number++};
 }
 
 // Parts that were divided before there was a module get the names that they have in it.
-void ShardedState::name_units(const std::vector<shard::NamedParameter>& parameters) {
+void ShardedState::name_units(const std::vector<NamedParameter>& parameters) {
   for (const auto& unit : residency->units()) {
-    std::vector<shard::NamedParameter> members;
+    std::vector<NamedParameter> members;
     for (const auto& own : unit->parameters()) {
       auto found = std::ranges::find_if(
           parameters, [&](const auto& one) { return one.tensor.is_same(own.tensor); });
@@ -273,7 +281,7 @@ void ShardedState::name_units(const std::vector<shard::NamedParameter>& paramete
 
 void ShardedState::detach() {
   hooks_.reset();
-  if (flow) flow->end();
+  if (reducer) reducer->end();
   for (const auto& unit : residency->units())
     unit->abandon(
         "this parameter's values were divided over the ranks by fully_shard(), and its handle is "
@@ -284,21 +292,27 @@ std::vector<ShardedParameter> ShardedState::named_parameters() const {
   std::vector<ShardedParameter> list;
   for (const auto& [unit, number] : places_) {
     auto i = static_cast<std::size_t>(number);
-    const shard::FlatEntry& entry = unit->layout().entry(number);
+    const layout::FlatEntry& entry = unit->layout().entry(number);
     list.push_back({entry.name, unit->slices()[i], entry.sizes, unit->owned()[i].of_tensor});
   }
   return list;
 }
 
 std::map<std::string, at::Tensor> ShardedState::state_dict() {
-  flow->check_parameters();
+  step->check_module();
   std::map<const void*, at::Tensor> values;
   for (const auto& unit : residency->units()) {
     std::vector<at::Tensor> whole = unit->whole_values();
     for (std::size_t i = 0; i < whole.size(); ++i)
       values[unit->parameters()[i].tensor.unsafeGetTensorImpl()] = whole[i];
   }
-  return sharded::named_values(*module, values);
+  std::map<std::string, at::Tensor> named;
+  for (const auto& [names, tensor] : modules::state_entries(*module)) {
+    auto found = values.find(tensor.unsafeGetTensorImpl());
+    at::Tensor whole = found == values.end() ? tensor.detach().clone() : found->second;
+    for (const std::string& name : names) named[name] = whole;
+  }
+  return named;
 }
 
 std::vector<at::Tensor> ShardedState::gather_parts(const std::vector<at::Tensor>& parts) {
@@ -324,9 +338,9 @@ at::Tensor ShardedState::part_of(std::size_t i, const at::Tensor& whole) const {
 }
 
 void ShardedState::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
-  flow->check_parameters();
+  step->check_module();
   at::NoGradGuard no_grad;
-  std::vector<sharded::Assignment> assignments = sharded::assignments_of(*module, tensors);
+  std::vector<modules::Assignment> assignments = modules::assignments_of(*module, tensors);
   residency->before_write();
   for (const auto& [tensor, values] : assignments) {
     auto found = by_tensor_.find(tensor.unsafeGetTensorImpl());
@@ -341,7 +355,7 @@ void ShardedState::load_state_dict(const std::map<std::string, at::Tensor>& tens
 
 ShardedMemory ShardedState::memory() const {
   sharded::BufferPool::Bytes turns = pool_->bytes();
-  ShardedMemory memory{.gradients = flow ? flow->kept_bytes() : 0,
+  ShardedMemory memory{.gradients = reducer ? reducer->kept_bytes() : 0,
                        .in_flight = turns.taken,
                        .peak_in_flight = turns.peak,
                        .pooled = turns.free,
@@ -356,10 +370,10 @@ ShardedMemory ShardedState::memory() const {
 void ShardedState::reset_peak_memory() { pool_->reset_peak(); }
 
 void ShardedState::unshard() {
-  flow->check_parameters();
+  step->check_module();
   residency->invalidate();
   hooks_.reset();
-  flow->end();
+  reducer->end();
   for (const auto& unit : residency->units()) unit->hand_back();
 }
 

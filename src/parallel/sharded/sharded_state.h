@@ -1,13 +1,14 @@
 // What a handle, its scopes and its hooks share.
 #pragma once
 
+#include "layout/unit_plan.h"
+#include "module/tensors.h"
+#include "parallel/backward_step.h"
 #include "parallel/gradient_hooks.h"
-#include "parallel/module_tensors.h"
-#include "parallel/sharded/gradient_flow.h"
 #include "parallel/sharded/residency.h"
+#include "parallel/sharded/unit_reducer.h"
 
 #include <lockstep/parallel/sharded/fully_shard.h>
-#include <lockstep/shard/unit_plan.h>
 
 #include <map>
 #include <memory>
@@ -40,10 +41,12 @@ class ShardedState {
 
   std::shared_ptr<torch::nn::Module> module;
   sharded::Groups groups;
+  std::shared_ptr<sharded::DeferredGradients> deferred;  // null: averaged in backward()
   std::unique_ptr<sharded::Residency> residency;
-  std::shared_ptr<sharded::GradientFlow> flow;
+  std::shared_ptr<sharded::UnitReducer> reducer;  // null until complete()
+  std::shared_ptr<parallel::BackwardStep> step;
   std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
-  std::shared_ptr<shard::Division> division;
+  std::shared_ptr<dispatch::Division> division;
   std::shared_ptr<sharded::Offload> offload;  // null: nothing is offloaded
 
  private:
@@ -59,10 +62,9 @@ class ShardedState {
   [[nodiscard]] bool is_divided(const at::Tensor& tensor) const {
     return by_tensor_.contains(tensor.unsafeGetTensorImpl());
   }
-  void add_units(const parallel::ModuleTensors& tensors, const ShardOptions& options);
-  void name_units(const std::vector<shard::NamedParameter>& parameters);
-  void add_unit(const shard::PlannedUnit& planned,
-                const std::vector<shard::NamedParameter>& parameters,
+  void add_units(const modules::ModuleTensors& tensors, const ShardOptions& options);
+  void name_units(const std::vector<NamedParameter>& parameters);
+  void add_unit(const layout::PlannedUnit& planned, const std::vector<NamedParameter>& parameters,
                 const sharded::UnitSettings& settings);
 
   ShardOptions options_;

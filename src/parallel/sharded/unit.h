@@ -4,32 +4,27 @@
 //   absent --post_gather()--> arriving --finish_gather()--> present --release()--> absent
 //
 // The module's parameters are tensors in a lazy storage, in the dtype of the computation; the
-// shard holds the values, in the parameters' own dtype. Where the whole is kept anyway (levels
-// optimizer and gradients, and node-shared storage) and neither dtype nor device differ, the shard
-// is this rank's range of it, and gathering is in place.
-//
-// Node-shared storage: the whole is one mapping of all ranks. Its range of a rank is written by
-// that rank alone, and only while no rank reads it: Residency orders that. Whoever writes the whole
-// does it in a copy of his own, of which write_back() takes this rank's range.
+// shard holds the values, in the parameters' own dtype. Where both lie is its UnitStorage's matter.
 //
 // Not thread-safe: Residency holds its mutex.
 #pragma once
 
 #include <lockstep/comm/group.h>
+#include <lockstep/dispatch/part.h>
+#include <lockstep/module/named_parameters.h>
 #include <lockstep/parallel/sharded/options.h>
-#include <lockstep/shard/flat_layout.h>
-#include <lockstep/shard/lazy_storage.h>
-#include <lockstep/shard/named_parameters.h>
-#include <lockstep/shard/part.h>
 
+#include "dispatch/lazy_storage.h"
+#include "layout/flat_layout.h"
 #include "parallel/sharded/buffer_pool.h"
 #include "parallel/sharded/offload.h"
+#include "parallel/sharded/unit_storage.h"
 #include "parallel/wait_time.h"
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,36 +45,42 @@ struct UnitSettings {
   std::shared_ptr<Offload> offload;  // null: shards are where the parameters are
   std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
   // The ranks that hold the other parts, one for all units; null: those of the unit's group.
-  std::shared_ptr<shard::Division> division;
+  std::shared_ptr<dispatch::Division> division;
+};
+
+// What operations ask before they use the parameters, and before they use the slices.
+struct UnitOwners {
+  std::weak_ptr<dispatch::StorageOwner> whole;
+  std::weak_ptr<dispatch::StorageOwner> slices;
 };
 
 class Unit {
  public:
   // Local, but collective with node-shared storage: takes this rank's shard of the values that the
-  // parameters have, and makes them released tensors. All of one dtype and device, each once.
-  Unit(std::string name, std::vector<shard::NamedParameter> parameters, Group group,
-       std::shared_ptr<BufferPool> pool, std::weak_ptr<shard::StorageOwner> owner,
-       const UnitSettings& settings);
+  // parameters have, and makes them released tensors. All of one dtype and device, each once. The
+  // handle keeps the group.
+  Unit(std::string name, std::vector<NamedParameter> parameters, Group& group,
+       std::shared_ptr<BufferPool> pool, const UnitOwners& owners, const UnitSettings& settings);
 
   [[nodiscard]] const std::string& name() const { return name_; }
-  [[nodiscard]] const shard::FlatLayout& layout() const { return layout_; }
-  [[nodiscard]] const std::vector<shard::NamedParameter>& parameters() const { return parameters_; }
+  [[nodiscard]] const layout::FlatLayout& layout() const { return layout_; }
+  [[nodiscard]] const std::vector<NamedParameter>& parameters() const { return parameters_; }
   [[nodiscard]] const UnitSettings& settings() const { return settings_; }
   [[nodiscard]] bool trains() const { return trains_; }
+  // Of the shard, and of the computation.
+  [[nodiscard]] c10::ScalarType dtype() const { return dtype_; }
   [[nodiscard]] c10::ScalarType compute_dtype() const { return compute_dtype_; }
   // Where operations use it. The shard is there, too, unless it is offloaded.
   [[nodiscard]] c10::Device device() const { return device_; }
-  [[nodiscard]] c10::Device shard_device() const {
-    return settings_.offload ? c10::Device(at::kCPU) : device_;
-  }
+  [[nodiscard]] c10::Device shard_device() const { return memory_->shard_device(); }
 
   // What the optimizer sees: one a parameter, leaves that require a gradient when the unit trains.
   [[nodiscard]] const std::vector<at::Tensor>& slices() const { return slices_; }
-  [[nodiscard]] const std::vector<shard::FlatSlice>& owned() const { return owned_; }
+  [[nodiscard]] const std::vector<layout::FlatSlice>& owned() const { return owned_; }
   // What slices and their gradients know of themselves; offsets count from the range's begin.
-  [[nodiscard]] const std::shared_ptr<shard::Parts>& parts() const { return parts_; }
+  [[nodiscard]] const std::shared_ptr<dispatch::Parts>& parts() const { return parts_; }
   // This rank's range of the flat storage.
-  [[nodiscard]] shard::Range range() const { return range_; }
+  [[nodiscard]] layout::Range range() const { return range_; }
   // The strides of parameter i in the storage.
   [[nodiscard]] at::IntArrayRef strides(int i) const {
     return strides_[static_cast<std::size_t>(i)];
@@ -90,14 +91,14 @@ class Unit {
   // Slices have been written since the gather was posted, by an optimizer for example.
   [[nodiscard]] bool outdated() const { return version() != gathered_version_; }
 
-  [[nodiscard]] bool is_node_shared() const {
-    return settings_.storage == ShardStorage::node_shared;
-  }
-  // Called before an operation writes to a slice.
-  void before_slice_writes(std::function<void()> action);
+  // An operation has written to a slice. Thread-safe.
+  void slice_written() { ++slice_writes_; }
+
+  // Whether peers read this rank's shard where it lies.
+  [[nodiscard]] bool is_read_by_peers() const { return memory_->is_read_by_peers(); }
 
   // Advice: the shard will be gathered soon.
-  void fetch_ahead() const;
+  void fetch_ahead() const { memory_->fetch_ahead(); }
   // Collective, does not wait for peers.
   void post_gather();
   // Of a unit that is arriving.
@@ -106,19 +107,20 @@ class Unit {
   void finish_gather();
   // Local.
   void release();
-  // Of a node-shared unit that is present. Collective and blocking: from here to release() the
-  // whole is a copy of this rank. When it returns, every rank has begun to make its own.
-  void take_copy();
-  [[nodiscard]] bool has_copy() const { return copy_.defined(); }
+  // Of a unit that is present, before the parameters are written. Where peers read it, collective
+  // and blocking: from here to release() the whole is a copy of this rank. When it returns, every
+  // rank has begun to make its own.
+  void begin_write();
   // Collective: complete when every rank is here.
   [[nodiscard]] Work post_meeting(std::string_view tag);
   // The whole has been written in place: the shard takes its part.
   void write_back();
 
-  // Local. A copy of the shard as it is now, until forget(); undo() puts it back.
-  void remember();
-  void undo();
-  void forget();
+  // Local. A copy of the shard as it is now, in a buffer of the pool, which put_back()
+  // writes into the shard and forget_copy() gives back.
+  [[nodiscard]] at::Tensor copy_of_shard() const;
+  void put_back(const at::Tensor& copy);
+  void forget_copy(at::Tensor copy) const { pool_->give(std::move(copy)); }
 
   // The name of the parameter at an element of the storage.
   [[nodiscard]] const std::string& parameter_at(std::int64_t offset) const;
@@ -132,60 +134,48 @@ class Unit {
   // Collective: the parameters become ordinary tensors.
   void hand_back();
   // Local, while it is absent: the same parameters have other names now.
-  void rename(std::string name, std::vector<shard::NamedParameter> parameters);
+  void rename(std::string name, std::vector<NamedParameter> parameters);
   // Local: what is released from now on says `text`.
   void abandon(std::string text);
 
   // Bytes of the shard, unless it is a range of a whole that stays; and of that whole.
-  [[nodiscard]] std::int64_t shard_bytes() const;
-  [[nodiscard]] std::int64_t whole_bytes() const;
+  [[nodiscard]] std::int64_t shard_bytes() const { return memory_->shard_bytes(); }
+  [[nodiscard]] std::int64_t whole_bytes() const { return memory_->whole_bytes(); }
 
   int pins = 0;  // operations that use it now
 
  private:
   enum class Phase { absent, arriving, present };
-  class Writes;
 
-  [[nodiscard]] bool keeps_buffer() const {
-    return settings_.level != ShardLevel::full || is_node_shared();
-  }
-  // What is gathered is not what the shard holds, bit by bit and place by place.
-  [[nodiscard]] bool is_converted() const {
-    return compute_dtype_ != layout_.dtype() || device_ != shard_device();
-  }
-  [[nodiscard]] at::Tensor make_whole();
-  [[nodiscard]] at::Tensor make_shard();
-  void leave_shard() const;
+  [[nodiscard]] const at::Tensor& shard() const { return memory_->shard(); }
+  [[nodiscard]] CallOptions call() const { return {.tag = tag_, .timeout = settings_.timeout}; }
   [[nodiscard]] std::int64_t version() const;
-  [[nodiscard]] at::Tensor own_part() const;
   void take_parameters();
-  void make_slices();
+  void make_slices(std::weak_ptr<dispatch::StorageOwner> owner);
 
   std::string name_;
   std::string tag_;
-  std::vector<shard::NamedParameter> parameters_;
+  std::vector<NamedParameter> parameters_;
   UnitSettings settings_;
-  Group group_;
+  Group& group_;
   std::shared_ptr<BufferPool> pool_;
   bool trains_ = false;
+  c10::ScalarType dtype_;
   c10::ScalarType compute_dtype_;
   c10::Device device_;
-  shard::FlatLayout layout_;
-  shard::Range range_;
-  std::vector<shard::FlatSlice> owned_;
+  layout::FlatLayout layout_;
+  layout::Range range_;
+  std::vector<layout::FlatSlice> owned_;
   std::vector<std::vector<std::int64_t>> strides_;
-  shard::LazyStorage storage_;
-  at::Tensor buffer_;  // the whole; undefined while there is none
-  at::Tensor copy_;    // of a node-shared whole, that is written here
-  at::Tensor shard_;
-  at::Tensor remembered_;           // the shard before the last write
-  std::shared_ptr<Writes> writes_;  // to slices
-  std::shared_ptr<shard::Parts> parts_;
+  dispatch::LazyStorage storage_;
+  std::unique_ptr<UnitStorage> memory_;
+  std::atomic<std::int64_t> slice_writes_ = 0;
+  std::shared_ptr<dispatch::Parts> parts_;
   std::vector<at::Tensor> slices_;
   Phase phase_ = Phase::absent;
   Work gather_;
+  at::Tensor arriving_;  // the whole, while it is arriving
   std::int64_t gathered_version_ = 0;
-  std::int64_t published_version_ = -1;  // of the shard that the node-shared range is a cast of
 };
 
 }  // namespace lockstep::sharded

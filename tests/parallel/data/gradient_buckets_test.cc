@@ -2,7 +2,7 @@
 
 #include "parallel/support.h"
 
-#include <lockstep/shard/bucket_plan.h>
+#include "layout/bucket_plan.h"
 
 namespace lockstep {
 namespace {
@@ -11,8 +11,8 @@ using namespace test;
 using data_parallel::GradientBuckets;
 
 // Parameters p0, p1, ...: floats of 8, 16, 24, ... elements; one of them double.
-std::vector<shard::NamedParameter> parameters() {
-  std::vector<shard::NamedParameter> list;
+std::vector<NamedParameter> parameters() {
+  std::vector<NamedParameter> list;
   for (int i = 0; i < 4; ++i) {
     at::Tensor tensor = values({2, 4 * (i + 1)}, i).to(i == 2 ? at::kDouble : at::kFloat);
     list.push_back({"p" + std::to_string(i), tensor.requires_grad_(), {}});
@@ -20,7 +20,7 @@ std::vector<shard::NamedParameter> parameters() {
   return list;
 }
 
-constexpr shard::PlanOptions small{.first_bucket_bytes = 40, .bucket_bytes = 90};
+constexpr layout::PlanOptions small{.first_bucket_bytes = 40, .bucket_bytes = 90};
 
 at::Tensor gradient(const at::Tensor& like, int seed) {
   return values(like.sizes(), seed).to(like.scalar_type());
@@ -31,7 +31,7 @@ class GradientBucketsOn : public testing::TestWithParam<Ranks> {};
 TEST_P(GradientBucketsOn, AverageInOrderWhateverTheOrderOfReadiness) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {
     auto list = parameters();
-    auto order = shard::reverse_order(4);
+    auto order = layout::reverse_order(4);
     GradientBuckets buckets(group, list, order, small, std::nullopt);
     EXPECT_GT(buckets.plan().size(), 2U);
     for (int step = 0; step < 3; ++step) {
@@ -44,6 +44,7 @@ TEST_P(GradientBucketsOn, AverageInOrderWhateverTheOrderOfReadiness) {
         buckets.adopt(i);
         buckets.ready(i);
       }
+      buckets.post_rest(parallel::StepStatus(4));
       buckets.wait();
       for (auto& [name, tensor, aliases] : list) {
         std::vector<std::vector<at::Tensor>> of_ranks;
@@ -58,21 +59,23 @@ TEST_P(GradientBucketsOn, AverageInOrderWhateverTheOrderOfReadiness) {
 TEST_P(GradientBucketsOn, CarryTheStatusOfEveryRank) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {
     auto list = parameters();
-    GradientBuckets buckets(group, list, shard::reverse_order(4), small, std::nullopt);
+    GradientBuckets buckets(group, list, layout::reverse_order(4), small, std::nullopt);
     for (int step = 0; step < 2; ++step) {
       buckets.begin();
+      parallel::StepStatus own(4);
       if (step == 0) {
-        buckets.say_missing(1);
-        if (group.is_root()) buckets.say_missing(3);
-        if (group.rank() == group.size() - 1) buckets.say_failed();
+        own.say_missing(1);
+        if (group.is_root()) own.say_missing(3);
+        if (group.rank() == group.size() - 1) own.say_failed();
       }
       for (int i = 0; i < 4; ++i) buckets.fill(i);
-      buckets.post_rest();
+      buckets.post_rest(own);
       buckets.wait();
-      EXPECT_EQ(buckets.ranks_missing(0), 0);
-      EXPECT_EQ(buckets.ranks_missing(1), step == 0 ? group.size() : 0);
-      EXPECT_EQ(buckets.ranks_missing(3), step == 0 ? 1 : 0);
-      EXPECT_EQ(buckets.ranks_failed(), step == 0 ? 1 : 0);
+      parallel::StepStatus all = buckets.status();
+      EXPECT_EQ(all.missing(0), 0);
+      EXPECT_EQ(all.missing(1), step == 0 ? group.size() : 0);
+      EXPECT_EQ(all.missing(3), step == 0 ? 1 : 0);
+      EXPECT_EQ(all.failed(), step == 0 ? 1 : 0);
     }
   });
 }
@@ -80,7 +83,7 @@ TEST_P(GradientBucketsOn, CarryTheStatusOfEveryRank) {
 TEST_P(GradientBucketsOn, TakeOverGradientsAndLetThemGo) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {
     auto list = parameters();
-    GradientBuckets first(group, list, shard::reverse_order(4), small, std::nullopt);
+    GradientBuckets first(group, list, layout::reverse_order(4), small, std::nullopt);
     for (int i : {0, 1}) {
       auto& tensor = list[static_cast<std::size_t>(i)].tensor;
       tensor.mutable_grad() = gradient(tensor, i);
@@ -107,7 +110,7 @@ TEST_P(GradientBucketsOn, TakeOverGradientsAndLetThemGo) {
 TEST_P(GradientBucketsOn, NoticeThatParametersHaveChanged) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {
     auto list = parameters();
-    GradientBuckets buckets(group, list, shard::reverse_order(4), small, std::nullopt);
+    GradientBuckets buckets(group, list, layout::reverse_order(4), small, std::nullopt);
     EXPECT_TRUE(buckets.fit());
     list[0].tensor.set_data(at::zeros({2, 4}));
     EXPECT_TRUE(buckets.fit());

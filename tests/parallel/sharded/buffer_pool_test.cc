@@ -13,7 +13,8 @@ at::Tensor taken(BufferPool& pool, std::int64_t numel) {
 }
 
 TEST(BufferPool, GivesTheSameMemoryAgain) {
-  BufferPool pool{Group()};
+  Group group;
+  BufferPool pool(group);
   at::Tensor first = taken(pool, 100);
   const void* data = first.const_data_ptr();
   pool.give(std::move(first));
@@ -24,7 +25,8 @@ TEST(BufferPool, GivesTheSameMemoryAgain) {
 }
 
 TEST(BufferPool, CountsWhatIsTakenAndItsPeak) {
-  BufferPool pool{Group()};
+  Group group;
+  BufferPool pool(group);
   at::Tensor a = taken(pool, 10), b = taken(pool, 20);
   pool.give(std::move(a));
   EXPECT_EQ(pool.bytes().taken, 80);
@@ -37,7 +39,8 @@ TEST(BufferPool, CountsWhatIsTakenAndItsPeak) {
 
 // Units of other sizes do not add up: what is free makes room, the oldest first.
 TEST(BufferPool, NeverHoldsMoreThanWasTakenAtOnce) {
-  BufferPool pool{Group()};
+  Group group;
+  BufferPool pool(group);
   for (int again = 0; again < 3; ++again)
     for (std::int64_t numel : {100, 70, 60, 40, 10}) {
       at::Tensor one = taken(pool, numel), two = taken(pool, 30);
@@ -52,7 +55,8 @@ TEST(BufferPool, NeverHoldsMoreThanWasTakenAtOnce) {
 }
 
 TEST(BufferPool, MemoryMadeInInferenceModeCanBeWrittenOutside) {
-  BufferPool pool{Group()};
+  Group group;
+  BufferPool pool(group);
   at::Tensor buffer;
   {
     c10::InferenceMode inference;

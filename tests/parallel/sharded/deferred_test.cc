@@ -1,13 +1,13 @@
 // A model that deferred() made trains as the one that is made ordinarily, and is never there whole.
 #include <lockstep/parallel/sharded/deferred.h>
 
+#include "dispatch/lazy_storage.h"
 #include "parallel/sharded/memory_limit.h"
 #include "parallel/sharded/support.h"
 #include "support/temporary_folder.h"
 #include "support/torch/allocations.h"
 
 #include <lockstep/parallel/sharded/sharded_build.h>
-#include <lockstep/shard/lazy_storage.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 
@@ -68,7 +68,7 @@ void expect_same_training(const Problem& problem, Group group, ShardOptions opti
       problem.name + ", " + name_of(options.level) + ", " + name_of(options.storage);
   if (group.is_root()) EXPECT_TRUE(at::equal(after_ordinary, after_deferred)) << where;
   for (const at::Tensor& parameter : model->parameters())
-    EXPECT_FALSE(shard::has_memory(parameter)) << where;
+    EXPECT_FALSE(dispatch::has_memory(parameter)) << where;
   auto expected = fully_shard(ordinary, group, options);
   auto sharded = fully_shard(model, group, options);
   EXPECT_EQ(sharded.units(), expected.units());
@@ -77,7 +77,8 @@ void expect_same_training(const Problem& problem, Group group, ShardOptions opti
             losses_of(problem, *ordinary, expected, group.rank()))
       << where;
   expect_same_state(sharded, expected, where + ", trained");
-  for (const at::Tensor& buffer : model->buffers()) EXPECT_FALSE(shard::is_lazy(buffer)) << where;
+  for (const at::Tensor& buffer : model->buffers())
+    EXPECT_FALSE(dispatch::is_lazy(buffer)) << where;
 }
 
 class DeferredModel : public testing::TestWithParam<int> {};
@@ -94,7 +95,6 @@ TEST_P(DeferredModel, TrainsAsTheOrdinaryOneInEveryStorage) {
   const Problem problem = problems().back();
   for (const ShardOptions& options : {ShardOptions{.storage = ShardStorage::node_shared},
                                       ShardOptions{.compute_dtype = at::kBFloat16},
-                                      ShardOptions{.trigger = shard::TriggerKind::operations},
                                       ShardOptions{.offload = folder.path().string()}})
     run_as_threads(GetParam(), [&](Group group) { expect_same_training(problem, group, options); });
 }
@@ -169,7 +169,7 @@ TEST(DeferredMemory, IsAskedForBeforeItIsTaken) {
     at::Tensor huge = model->parameters().front();
     auto refused = [&] { auto sharded = fully_shard(model, group); };
     expect_words(message_of<BadInput>(refused), {"2 ranks of one host", "available"});
-    EXPECT_FALSE(shard::has_memory(huge));
+    EXPECT_FALSE(dispatch::has_memory(huge));
   });
 }
 
@@ -219,7 +219,7 @@ TEST(Deferred, RanksMustDeferTheSame) {
     torch::nn::Linear model = group.is_root() ? deferred(make, everything) : make();
     auto different = [&] { auto sharded = fully_shard(model, group); };
     expect_words(message_of<Mismatch>(different), {"rank 0 has deferred weight", "rank 1"});
-    EXPECT_EQ(shard::is_lazy(model->weight), group.is_root());
+    EXPECT_EQ(dispatch::is_lazy(model->weight), group.is_root());
   });
 }
 
@@ -244,19 +244,19 @@ TEST(Deferred, MakeValuesGivesAnOrdinaryModule) {
   make_values(*model);
   auto expected = plain->named_parameters();
   for (const auto& item : model->named_parameters()) {
-    EXPECT_FALSE(shard::is_lazy(item.value())) << item.key();
+    EXPECT_FALSE(dispatch::is_lazy(item.value())) << item.key();
     EXPECT_TRUE(same_bits(item.value(), expected[item.key()])) << item.key();
     EXPECT_EQ(item.value().requires_grad(), expected[item.key()].requires_grad()) << item.key();
   }
-  for (const at::Tensor& buffer : model->buffers()) EXPECT_FALSE(shard::is_lazy(buffer));
+  for (const at::Tensor& buffer : model->buffers()) EXPECT_FALSE(dispatch::is_lazy(buffer));
   view.fill_(0);
   EXPECT_EQ(model->conv->weight[1].abs().sum().item<float>(), 0);
 }
 
 TEST(Deferred, SmallTensorsAreMadeAtOnce) {
   auto model = deferred([] { return torch::nn::Linear(200, 100); });
-  EXPECT_FALSE(shard::has_memory(model->weight));
-  EXPECT_FALSE(shard::is_lazy(model->bias));
+  EXPECT_FALSE(dispatch::has_memory(model->weight));
+  EXPECT_FALSE(dispatch::is_lazy(model->bias));
 }
 
 }  // namespace

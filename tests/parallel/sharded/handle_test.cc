@@ -1,8 +1,8 @@
 // The handle: what it gives out, what it refuses, and what is left behind.
+#include "dispatch/lazy_storage.h"
 #include "parallel/sharded/support.h"
 
-#include <lockstep/shard/lazy_storage.h>
-#include <lockstep/shard/named_parameters.h>
+#include <lockstep/module/named_parameters.h>
 
 #include <torch/nn/utils/clip_grad.h>
 
@@ -23,12 +23,12 @@ static_assert(!std::is_constructible_v<UnitRule, const char*, const char*>);
 TEST(ShardedHandle, GivesNamedSlicesThatCoverEachParameterOnce) {
   for (int ranks : {1, 2, 3, 5, 9}) {
     std::mutex mutex;
-    std::map<std::string, std::vector<shard::Range>> ranges;
+    std::map<std::string, std::vector<layout::Range>> ranges;
     run_as_threads(ranks, [&](Group group) {
       auto model = problems()[2].make();
       auto sharded = fully_shard(model, group, {.units = {"transformer.h.*"}});
       auto parameters = sharded.named_parameters();
-      auto own = shard::unique_parameters(*model);
+      auto own = unique_parameters(*model);
       ASSERT_EQ(parameters.size(), own.size());
       for (std::size_t i = 0; i < own.size(); ++i) {
         EXPECT_EQ(parameters[i].name, own[i].name);
@@ -40,10 +40,10 @@ TEST(ShardedHandle, GivesNamedSlicesThatCoverEachParameterOnce) {
       }
     });
     auto model = problems()[2].make();
-    for (const auto& [name, tensor, aliases] : shard::unique_parameters(*model)) {
+    for (const auto& [name, tensor, aliases] : unique_parameters(*model)) {
       auto& parts = ranges[name];
       std::erase_if(parts, [](const auto& range) { return range.empty(); });
-      std::ranges::sort(parts, {}, &shard::Range::begin);
+      std::ranges::sort(parts, {}, &layout::Range::begin);
       std::int64_t end = 0;
       for (const auto& range : parts) {
         EXPECT_EQ(range.begin, end) << name;
@@ -85,7 +85,7 @@ TEST(ShardedHandle, TheModuleKeepsItsTensorsAndLooksAsBefore) {
     EXPECT_EQ(model->weight.sizes(), at::IntArrayRef({2, 3}));
     EXPECT_TRUE(model->weight.is_leaf() && model->weight.requires_grad());
     EXPECT_TRUE(model->weight.device().is_cpu());
-    EXPECT_TRUE(shard::is_lazy(model->weight));
+    EXPECT_TRUE(dispatch::is_lazy(model->weight));
     EXPECT_EQ(sharded.units(), (std::vector<std::string>{"rest"}));
   });
 }
@@ -121,7 +121,7 @@ TEST(ShardedHandle, SavesAndLoadsWholeTensorsUnderEveryName) {
     fill_parameters(*model, 8);
     auto sharded = fully_shard(model, group, {.units = rules(gpt.units)});
     std::map<std::string, at::Tensor> wanted;
-    for (const auto& item : models::exported(*plain)) wanted[item.name] = item.tensor;
+    for (const auto& item : named_tensors(*plain)) wanted[item.name] = item.tensor;
     at::Tensor before = gpt.loss(*model, 3);
     sharded.load_state_dict(wanted);
     auto found = sharded.state_dict();
@@ -189,7 +189,7 @@ TEST(ShardedHandle, UnshardGivesTheModuleItsValuesBack) {
       sharded.unshard();
     }
     for (const auto& item : model->named_parameters()) {
-      EXPECT_FALSE(shard::is_lazy(item.value()));
+      EXPECT_FALSE(dispatch::is_lazy(item.value()));
       EXPECT_TRUE(item.value().requires_grad());
       EXPECT_TRUE(same_bits(item.value(), expected.parameters.at(item.key()))) << item.key();
     }
@@ -217,7 +217,7 @@ TEST(ShardedHandle, RefusesBadOptionsBeforeAnythingChanged) {
     expect_contains(refused({.compute_dtype = at::kInt}), "floating-point");
     expect_contains(refused({.units = {{"*", std::nullopt, at::kInt}}}), "floating-point");
     expect_contains(refused({.prefetch = -1}), "prefetch");
-    EXPECT_FALSE(shard::is_lazy(model->weight));
+    EXPECT_FALSE(dispatch::is_lazy(model->weight));
     std::shared_ptr<torch::nn::Module> none;
     expect_contains(message_of<InvalidArgument>([&] { auto s = fully_shard(none, group); }),
                     "null");
@@ -232,7 +232,7 @@ TEST(ShardedHandle, DifferentModelsOnRanksAreAMismatchThatNamesBoth) {
     torch::nn::Linear model(3, group.rank() == 0 ? 2 : 4);
     std::string text = message_of<Mismatch>([&] { auto sharded = fully_shard(model, group); });
     expect_words(text, {"weight", "[2, 3]", "[4, 3]"});
-    EXPECT_FALSE(shard::is_lazy(model->weight));
+    EXPECT_FALSE(dispatch::is_lazy(model->weight));
     torch::nn::Linear alike(3, 2);
     text = message_of<Mismatch>([&] {
       auto sharded = fully_shard(

@@ -6,7 +6,7 @@
 #include "support/torch/late_device.h"
 #include "support/torch/staged_ranks.h"
 
-#include <lockstep/shard/trigger.h>
+#include "dispatch/key.h"
 
 #include <memory>
 #include <vector>
@@ -21,18 +21,19 @@ using sharded::UnitGradients;
 
 // One unit of two parameters.
 struct OffloadedUnit {
-  OffloadedUnit(const Group& group, ShardLevel level, std::filesystem::path folder)
-      : offload(std::make_shared<Offload>(std::move(folder))),
+  OffloadedUnit(Group ranks, ShardLevel level, std::filesystem::path folder)
+      : group(std::move(ranks)),
+        offload(std::make_shared<Offload>(std::move(folder))),
         pool(std::make_shared<sharded::BufferPool>(group)),
-        residency(level, 1) {
-    std::vector<shard::NamedParameter> members;
+        residency(level, 1, group) {
+    std::vector<NamedParameter> members;
     for (int i = 0; i < 2; ++i) {
       parameters.push_back(on_late_device(initial(i)).requires_grad_());
       members.push_back({"p" + std::to_string(i), parameters.back(), {}});
     }
-    residency.add(std::make_unique<Unit>(
-        "u", std::move(members), group, pool, residency.next_owner(),
-        sharded::UnitSettings{.level = level, .key = shard::trigger_key(), .offload = offload}));
+    residency.add(
+        "u", std::move(members), group, pool,
+        sharded::UnitSettings{.level = level, .key = dispatch::key(), .offload = offload});
   }
 
   static at::Tensor initial(int i) { return i == 0 ? values({5, 3}, 1) : values({4}, 2); }
@@ -47,6 +48,7 @@ struct OffloadedUnit {
     residency.end_iteration();
   }
 
+  Group group;
   std::shared_ptr<Offload> offload;
   std::shared_ptr<sharded::BufferPool> pool;
   sharded::Residency residency;
@@ -99,8 +101,8 @@ TEST_P(HostShards, TakeWhatWasWrittenOnTheDevice) {
 
 TEST_P(HostShards, HaveAveragesOfGradientsBesideThem) {
   run([](Group group, OffloadedUnit& one) {
-    auto itself = Group();
-    UnitGradients gradients(one.unit(), group, itself, one.pool, nullptr, [] {});
+    Group itself;
+    UnitGradients gradients(one.unit(), one.group, itself, one.pool, nullptr, one.residency);
     double mean = 0;
     for (int rank = 1; rank <= group.size(); ++rank) mean += rank / double(group.size());
     for (int round = 1; round <= 3; ++round) {

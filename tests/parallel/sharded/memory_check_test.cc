@@ -2,7 +2,7 @@
 
 #include "parallel/sharded/support.h"
 
-#include <lockstep/shard/lazy_storage.h>
+#include "dispatch/lazy_storage.h"
 
 namespace lockstep {
 namespace {
@@ -22,9 +22,9 @@ TEST(MemoryCheck, AddsUpTheRanksOfOnePlace) {
 }
 
 TEST(MemoryCheck, CountsWhatEachLevelKeeps) {
-  std::vector<shard::NamedParameter> parameters = {{"a", at::zeros({600}).requires_grad_(), {}},
-                                                   {"b", at::zeros({1200}).requires_grad_(), {}}};
-  std::vector<shard::PlannedUnit> plan = {{"a", -1, {0}}, {"b", -1, {1}}};
+  std::vector<NamedParameter> parameters = {{"a", at::zeros({600}).requires_grad_(), {}},
+                                            {"b", at::zeros({1200}).requires_grad_(), {}}};
+  std::vector<layout::PlannedUnit> plan = {{"a", -1, {0}}, {"b", -1, {1}}};
   auto needed = [&](ShardOptions options) {
     return sharded::bytes_needed(parameters, plan, 3, options);
   };
@@ -38,9 +38,9 @@ TEST(MemoryCheck, CountsWhatEachLevelKeeps) {
 }
 
 TEST(MemoryCheck, CountsEachUnitInTheDtypeOfItsRule) {
-  std::vector<shard::NamedParameter> parameters = {{"a", at::zeros({600}), {}},
-                                                   {"b", at::zeros({1200}), {}}};
-  std::vector<shard::PlannedUnit> plan = {{"a", -1, {0}}, {"b", 0, {1}}};
+  std::vector<NamedParameter> parameters = {{"a", at::zeros({600}), {}},
+                                            {"b", at::zeros({1200}), {}}};
+  std::vector<layout::PlannedUnit> plan = {{"a", -1, {0}}, {"b", 0, {1}}};
   ShardOptions options{.units = {{"b", std::nullopt, at::kHalf}}, .level = ShardLevel::gradients};
   // The whole in two bytes, beside what is there in four.
   EXPECT_EQ(sharded::bytes_needed(parameters, plan, 1, options), 1200 * 2);
@@ -57,7 +57,7 @@ TEST(MemoryCheck, MoreThanThereIsIsRefusedBeforeAnythingIsTaken) {
       model.register_parameter("huge", huge, /*requires_grad=*/false);
       auto refused = [&] { auto sharded = fully_shard(model, group, {.level = level}); };
       expect_words(message_of<BadInput>(refused), {"2 ranks of one host", "available"});
-      EXPECT_FALSE(shard::is_lazy(small));
+      EXPECT_FALSE(dispatch::is_lazy(small));
       EXPECT_TRUE(same_bits(small, values({3}, 1)));
     });
 }

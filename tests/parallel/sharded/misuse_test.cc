@@ -178,18 +178,6 @@ TEST_P(ShardedMisuse, SetDataIsNoticed) {
   });
 }
 
-TEST_P(ShardedMisuse, IsNoticedByTheOtherTriggerToo) {
-  run(
-      [](Pair& pair, Group) {
-        auto wrong = adamw()(pair.model->parameters());
-        backward(pair);
-        EXPECT_THROW(wrong->step(), InvalidArgument);
-        EXPECT_THROW(pair.model->zero_grad(), InvalidArgument);
-        expect_unharmed(pair);
-      },
-      {.trigger = shard::TriggerKind::operations});
-}
-
 INSTANTIATE_TEST_SUITE_P(Levels, ShardedMisuse, every_level(), name_of_level);
 
 }  // namespace

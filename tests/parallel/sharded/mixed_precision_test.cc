@@ -1,10 +1,10 @@
 // Float shards, a computation in 16 bits: what one process does that keeps float masters.
+#include "dispatch/lazy_storage.h"
 #include "parallel/sharded/support.h"
 
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/sgd.h>
-#include <lockstep/shard/lazy_storage.h>
 
 #include <algorithm>
 
@@ -123,7 +123,7 @@ struct Widened {
   }
   [[nodiscard]] bool is_wide() const {
     return std::ranges::all_of(sharded.parameters(), [](const at::Tensor& slice) {
-      return slice.numel() == 0 || shard::has_memory(slice.grad());
+      return slice.numel() == 0 || dispatch::has_memory(slice.grad());
     });
   }
 

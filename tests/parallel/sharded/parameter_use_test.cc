@@ -1,7 +1,7 @@
 // Reading and writing parameters outside forward and backward, and tensors of every kind.
 #include "parallel/sharded/pair.h"
 
-#include <lockstep/shard/lazy_storage.h>
+#include "dispatch/lazy_storage.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/nn/init.h>
@@ -74,8 +74,8 @@ TEST_P(ShardedParameterUse, PrintItemClone) {
     EXPECT_EQ(text(pair.layer(0).bias), text(pair.plain_layer(0).bias));
     EXPECT_EQ(pair.layer(1).weight[0][0].item<float>(),
               pair.plain_layer(1).weight[0][0].item<float>());
-    EXPECT_FALSE(shard::is_lazy(pair.layer(0).weight.clone()));
-    EXPECT_TRUE(shard::is_lazy(pair.layer(0).weight.t().chunk(2)[1]));
+    EXPECT_FALSE(dispatch::is_lazy(pair.layer(0).weight.clone()));
+    EXPECT_TRUE(dispatch::is_lazy(pair.layer(0).weight.t().chunk(2)[1]));
     auto copy = std::dynamic_pointer_cast<torch::nn::LinearImpl>(pair.layer(1).clone());
     EXPECT_TRUE(same_bits(copy->weight, pair.plain_layer(1).weight));
     auto scope = pair.sharded->unsharded();

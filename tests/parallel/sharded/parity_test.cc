@@ -47,10 +47,6 @@ TEST(ShardedParitySettings, EverySettingGivesTheSame) {
   for (int prefetch : {0, 1, 3}) settings.push_back({.prefetch = prefetch});
   settings.push_back({.reshard_after_forward = false});
   settings.push_back({.find_unused_parameters = true});
-  for (ShardLevel level : all_levels)
-    for (ShardStorage storage : all_storages)
-      settings.push_back(
-          {.level = level, .storage = storage, .trigger = shard::TriggerKind::operations});
   for (const ShardOptions& options : settings)
     run_as_threads(ranks, [&](Group group) {
       expect_same_history(expected, problem, group, options, adamw());

@@ -1,11 +1,11 @@
 // The tail of a step in one pass: gradients are summed over the ranks where the update reads them.
+#include "dispatch/lazy_storage.h"
 #include "parallel/sharded/pair.h"
 
 #include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/sgd.h>
-#include <lockstep/shard/lazy_storage.h>
 
 #include <chrono>
 #include <thread>
@@ -132,7 +132,7 @@ TEST_P(ReduceInStepBeside, ClippingByNormOrValueComputesTheAveragesFirst) {
         auto& ours = dynamic_cast<optim::AdamW&>(optimizer);
         if (batch == 0) norms.push_back(pair.sharded->clip_grad_norm(0.5));
         if (batch == 1) norms.push_back(ours.step_treated({.clip_norm = 0.5}).norm.value());
-        if (batch == 2) ours.clip_values(0.01);
+        if (batch == 2) optim::clip_grad_value(pair.sharded->parameters(), 0.01);
         if (batch != 1) optimizer.step();
         pair.sharded->zero_grad();
       });
@@ -249,7 +249,7 @@ TEST(ReduceInStepOptions, NeedSharedMemoryAndOneAxis) {
     expect_words(refused(group, alone), {"reduce_in_step", "node_shared", "private_memory"});
     Mesh mesh(group, {{"copies", 2}, {"shards", 2}});
     expect_words(refused(mesh, in_step()), {"reduce_in_step", "one axis", "2 copies"});
-    EXPECT_FALSE(shard::is_lazy(model->weight));
+    EXPECT_FALSE(dispatch::is_lazy(model->weight));
   });
 }
 

@@ -3,7 +3,7 @@
 
 #include "parallel/sharded/support.h"
 
-#include <lockstep/shard/trigger.h>
+#include "dispatch/key.h"
 
 namespace lockstep {
 namespace {
@@ -15,16 +15,14 @@ using sharded::Unit;
 // Four units of one parameter each, in a group of one rank.
 struct Units {
   explicit Units(ShardLevel level, int prefetch = 1, bool reshard = true)
-      : residency(level, prefetch) {
-    auto pool = std::make_shared<sharded::BufferPool>(Group());
+      : residency(level, prefetch, group) {
+    auto pool = std::make_shared<sharded::BufferPool>(group);
     for (int i = 0; i < 4; ++i) {
       parameters.push_back(values({3, 2}, i).requires_grad_());
-      std::vector<shard::NamedParameter> members = {
-          {"p" + std::to_string(i), parameters.back(), {}}};
-      residency.add(std::make_unique<Unit>(
-          "u" + std::to_string(i), std::move(members), Group(), pool, residency.next_owner(),
-          sharded::UnitSettings{
-              .level = level, .reshard_after_forward = reshard, .key = shard::trigger_key()}));
+      std::vector<NamedParameter> members = {{"p" + std::to_string(i), parameters.back(), {}}};
+      residency.add("u" + std::to_string(i), std::move(members), group, pool,
+                    sharded::UnitSettings{
+                        .level = level, .reshard_after_forward = reshard, .key = dispatch::key()});
     }
   }
 
@@ -42,6 +40,7 @@ struct Units {
     return text;
   }
 
+  Group group;
   Residency residency;
   std::vector<at::Tensor> parameters;
 };

@@ -3,7 +3,7 @@
 
 #include "parallel/sharded/support.h"
 
-#include <lockstep/shard/lazy_storage.h>
+#include "dispatch/lazy_storage.h"
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -84,7 +84,7 @@ TEST(ShardedBuild, HoldsOnePartAtATime) {
       originals.push_back(layer->weight.storage().getWeakStorageImpl());
       layer = build.divided(layer);
       EXPECT_TRUE(originals.back().expired());
-      EXPECT_TRUE(shard::is_lazy(layer->weight));
+      EXPECT_TRUE(dispatch::is_lazy(layer->weight));
       return layer;
     });
     auto sharded = build.finish(net);
@@ -142,7 +142,7 @@ TEST(ShardedBuild, RefusesWhatDoesNotFitTogether) {
       torch::nn::Linear different(3, group.is_root() ? 2 : 4);
       ShardedBuild build(group);
       EXPECT_THROW(build.divide(*different), Mismatch);
-      EXPECT_FALSE(shard::is_lazy(different->weight));
+      EXPECT_FALSE(dispatch::is_lazy(different->weight));
     }
     torch::nn::Linear layer(3, 2);
     {

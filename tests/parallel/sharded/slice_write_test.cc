@@ -1,7 +1,7 @@
 // What becomes of gathered parameters when slices are written: by all ranks, by some, by none.
 #include "parallel/sharded/pair.h"
 
-#include <lockstep/shard/lazy_storage.h>
+#include "dispatch/lazy_storage.h"
 
 #include <mutex>
 #include <sstream>
@@ -21,7 +21,7 @@ void add_to_all(Pair& pair, double value) {
 
 void expect_no_memory(Pair& pair) {
   for (int i : {0, 1}) {
-    EXPECT_FALSE(shard::has_memory(pair.layer(i).weight)) << i;
+    EXPECT_FALSE(dispatch::has_memory(pair.layer(i).weight)) << i;
     EXPECT_ANY_THROW((void)pair.layer(i).weight.data_ptr<float>()) << i;
   }
 }
@@ -52,7 +52,7 @@ TEST_P(SliceWrite, FromTheParameterItselfTakesItsMemoryAway) {
       if (whole.dim() == 1) read_and_write();
     }
     for (int i : {0, 1}) {
-      EXPECT_FALSE(shard::has_memory(pair.layer(i).bias)) << i;
+      EXPECT_FALSE(dispatch::has_memory(pair.layer(i).bias)) << i;
       pair.plain_layer(i).bias.mul_(2);
     }
     pair.use();

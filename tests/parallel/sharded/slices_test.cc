@@ -2,12 +2,13 @@
 // whatever an optimizer is built on, and what would be a rank's own number is an error by name.
 #include "parallel/sharded/pair.h"
 
+#include <lockstep/dispatch/part.h>
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/optim/adamw.h>
+#include <lockstep/optim/decay.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/sgd.h>
 #include <lockstep/parallel/sharded/sharded_build.h>
-#include <lockstep/shard/part.h>
 
 #include <torch/nn/modules/activation.h>
 #include <torch/optim/lbfgs.h>
@@ -172,6 +173,21 @@ TEST_P(ShardedSlices, EachDivisionIsCombinedOnce) {
   });
 }
 
+// Slices have one dimension.
+TEST_P(ShardedSlices, WeightDecayGoesByTheShapesOfTheWhole) {
+  run([](Pair& pair, Group) {
+    auto groups =
+        optim::decay_groups(pair.sharded->named_parameters(), torch::optim::AdamWOptions(0.1), 0.5);
+    std::vector<std::string> decayed;
+    for (const auto& [name, tensor, sizes, range] : pair.sharded->named_parameters())
+      for (const at::Tensor& one : groups[0].params())
+        if (one.is_same(tensor)) decayed.push_back(name);
+    EXPECT_EQ(decayed, (std::vector<std::string>{"0.weight", "1.weight"}));
+    EXPECT_EQ(groups[0].params().size() + groups[1].params().size(),
+              pair.sharded->parameters().size());
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Levels, ShardedSlices, every_level(), name_of_level);
 
 // Copies of a shard are counted once.
@@ -207,7 +223,7 @@ class ClippedAdamW final : public optim::AdamW {
  public:
   using optim::AdamW::AdamW;
   at::Tensor step(LossClosure closure = nullptr) override {
-    EXPECT_GT(clip_norm(0.02), 0.02);
+    EXPECT_GT(optim::clip_grad_norm(param_groups()[0].params(), 0.02), 0.02);
     return optim::AdamW::step(closure);
   }
 };

@@ -4,9 +4,11 @@
 // of float parameters that all take part.
 #pragma once
 
+#include "layout/unit_plan.h"
+#include "module/specs.h"
+
 #include <lockstep/comm/group.h>
-#include <lockstep/shard/named_parameters.h>
-#include <lockstep/shard/unit_plan.h>
+#include <lockstep/module/named_parameters.h>
 
 #include <ATen/native/Resize.h>
 #include <torch/nn/module.h>
@@ -24,7 +26,7 @@ class WrappedUnit {
   WrappedUnit(std::shared_ptr<Block> block, Group group)
       : block_(std::move(block)),
         group_(std::move(group)),
-        parameters_(shard::unique_parameters(*block_)),
+        parameters_(unique_parameters(*block_)),
         layout_(layout_of(parameters_, group_.size())),
         whole_(at::zeros({layout_.numel()})) {
     torch::NoGradGuard no_grad;
@@ -66,16 +68,15 @@ class WrappedUnit {
   }
 
   at::Tensor shard() const { return shard_; }
-  std::vector<shard::FlatSlice> owned() const {
-    return shard::owned_slices(layout_, group_.size(), group_.rank());
+  std::vector<layout::FlatSlice> owned() const {
+    return layout::owned_slices(layout_, group_.size(), group_.rank());
   }
 
  private:
-  static shard::FlatLayout layout_of(const std::vector<shard::NamedParameter>& parameters,
-                                     int world) {
-    std::vector<shard::TensorSpec> specs;
-    for (const auto& parameter : parameters) specs.push_back(shard::spec_of(parameter));
-    return shard::unit_layout(specs, world);
+  static layout::FlatLayout layout_of(const std::vector<NamedParameter>& parameters, int world) {
+    std::vector<layout::TensorSpec> specs;
+    for (const auto& parameter : parameters) specs.push_back(modules::spec_of(parameter));
+    return layout::unit_layout(specs, world);
   }
 
   void gather() {
@@ -87,8 +88,8 @@ class WrappedUnit {
 
   std::shared_ptr<Block> block_;
   Group group_;
-  std::vector<shard::NamedParameter> parameters_;
-  shard::FlatLayout layout_;
+  std::vector<NamedParameter> parameters_;
+  layout::FlatLayout layout_;
   at::Tensor whole_;
   at::Tensor shard_;
 };

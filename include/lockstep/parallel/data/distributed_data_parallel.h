@@ -10,7 +10,7 @@
 //   sgd.step();
 //
 // How: every parameter that requires a gradient gets a hook that runs when its gradient is
-// complete. Gradients lie in buckets (shard/bucket.h) in memory that the ranks of a host share; a
+// complete. Gradients lie in buckets in memory that the ranks of a host share; a
 // bucket is reduced when all of it is there and the buckets before it are on their way. backward()
 // returns when all are reduced. See naive.h for the same in ten lines.
 //
@@ -44,8 +44,8 @@
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/comm/group.h>
+#include <lockstep/module/named_parameters.h>
 #include <lockstep/parallel/reduction_failed.h>
-#include <lockstep/shard/named_parameters.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -80,9 +80,9 @@ struct DataParallelOptions {
   // seen between backward() and forward().
   bool broadcast_buffers = true;
   // Parameters and buffers that the handle has nothing to do with, by patterns of their names or of
-  // modules around them ("blocks.*.cache"; shard/unit_plan.h). They are neither broadcast nor
-  // reduced, may differ from rank to rank, and are not in parameters(); state_dict() has this
-  // rank's. A pattern that names nothing is an error.
+  // modules around them ("blocks.*.cache"; lockstep/layout/name_pattern.h). They are neither
+  // broadcast nor reduced, may differ from rank to rank, and are not in parameters(); state_dict()
+  // has this rank's. A pattern that names nothing is an error.
   std::vector<std::string> ignored = {};
   // Deadline of each collective; absent: the group's.
   std::optional<Duration> timeout = std::nullopt;
@@ -132,7 +132,7 @@ class [[nodiscard]] DistributedDataParallel {
   // The module's own tensors, each once (LibTorch lists a tied weight under each of its names), in
   // the module's order.
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
-  [[nodiscard]] std::vector<shard::NamedParameter> named_parameters() const;
+  [[nodiscard]] std::vector<NamedParameter> named_parameters() const;
 
   // Local. As torch::nn::Module::zero_grad(). set_to_none is the faster one, and keeps the sign of
   // zeros: a gradient that is added to zeros loses it.
@@ -140,7 +140,7 @@ class [[nodiscard]] DistributedDataParallel {
 
   // Local, and the same on every rank, since gradients are. Scales all gradients so that their
   // common norm (of order `norm_type`) is at most `max_norm`, and returns what it was:
-  // optim::clip_gradient_norm(), as fully_shard()'s. torch::nn::utils::clip_grad_norm_ of
+  // optim::clip_grad_norm(), as fully_shard()'s. torch::nn::utils::clip_grad_norm_ of
   // parameters() does the same with a norm that is summed in the gradients' dtype.
   double clip_grad_norm(double max_norm, double norm_type = 2.0);
 

@@ -15,13 +15,13 @@
 //
 // A module that is used before it is divided works: each tensor gets its memory at the first
 // operation on it, for good. What reads a tensor's memory past LibTorch's operations (data_ptr(),
-// accessor(), printing inside the function) is an error that says so. shard/deferral.h says what is
-// made at once all the same: small tensors, and those on other devices than the CPU.
+// accessor(), printing inside the function) is an error that says so. dispatch/deferral.h says what
+// is made at once all the same: small tensors, and those on other devices than the CPU.
 //
 // Local. Any thread; what other threads make meanwhile is made as always.
 #pragma once
 
-#include <lockstep/shard/deferral.h>
+#include <lockstep/dispatch/deferral.h>
 
 #include <concepts>
 #include <cstdint>
@@ -38,10 +38,11 @@ struct DeferredOptions {
   std::int64_t smallest = std::int64_t{64} << 10;
 };
 
-// What `make` returns. Error when this LibTorch leaves no way to do it (shard/trigger.h).
+// What `make` returns. Error when this LibTorch leaves no way to do it
+// (lockstep/dispatch/deferral.h).
 template <std::invocable Make>
 auto deferred(Make&& make, DeferredOptions options = {}) {
-  shard::Deferral deferral(options.smallest);
+  dispatch::Deferral deferral(options.smallest);
   return std::forward<Make>(make)();
 }
 

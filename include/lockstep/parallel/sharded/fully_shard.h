@@ -11,7 +11,7 @@
 //   adamw.step();                                                 // updates my shard
 //
 // How: the parameters of a unit lie in one flat storage. Before an operation uses one of them, the
-// dispatcher (shard/trigger.h) asks for the storage's memory, and the unit is gathered from the
+// dispatcher asks for the storage's memory, and the unit is gathered from the
 // ranks' shards unless it is there. Gradients are averaged over the group into the shards' owners
 // as backward() goes: sums in the group's fixed order, divided once, so on `local` and `shm` losses
 // are those of DistributedDataParallel, bit for bit.
@@ -51,12 +51,12 @@
 #pragma once
 
 #include <lockstep/comm/group.h>
+#include <lockstep/layout/shard_range.h>
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/optim/state_memory.h>
 #include <lockstep/parallel/reduction_failed.h>
 #include <lockstep/parallel/sharded/memory.h>
 #include <lockstep/parallel/sharded/options.h>
-#include <lockstep/shard/shard_range.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -80,7 +80,7 @@ struct ShardedParameter {
   std::string name;                 // the module's: "blocks.0.fc.weight"
   at::Tensor tensor;                // one dimension; perhaps without elements
   std::vector<std::int64_t> sizes;  // of the whole parameter
-  shard::Range range;               // the elements it has, in the parameter's order in memory
+  layout::Range range;              // the elements it has, in the parameter's order in memory
 };
 
 class ShardedState;
@@ -122,15 +122,16 @@ class [[nodiscard]] ShardedModule {
   // module's order. Parts of one unit lie side by side in its shard. For optimizers that treat
   // elements apart (SGD, Adam, AdamW, RMSprop, ...). One that mixes them (LBFGS, LAMB), and every
   // operation that does (a norm, a sum, cat(); torch::nn::utils::clip_grad_norm_), is
-  // InvalidArgument on more than one rank and names the parameter (shard/part.h).
+  // InvalidArgument on more than one rank and names the parameter (lockstep/dispatch/part.h).
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
   [[nodiscard]] std::vector<ShardedParameter> named_parameters() const;
 
   // Local, of the shards' gradients and of those kept by no_sync().
   void zero_grad(bool set_to_none = true);
   // Collective. Scales the gradients so that the norm (of order `norm_type`) of all of them
-  // together is at most `max_norm`; returns what it was. The same as optim::clip_gradient_norm() of
-  // parameters(), which knows, as optim::GradScaler does, that these are divided (shard/part.h).
+  // together is at most `max_norm`; returns what it was. The same as optim::clip_grad_norm() of
+  // parameters(), which knows, as optim::GradScaler does, that these are divided
+  // (lockstep/dispatch/part.h).
   double clip_grad_norm(double max_norm, double norm_type = 2.0);
   // Local. Every element of the gradients to between -largest and largest.
   void clip_grad_value(double largest);

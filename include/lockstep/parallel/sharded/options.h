@@ -2,7 +2,6 @@
 #pragma once
 
 #include <lockstep/base/deadline.h>
-#include <lockstep/shard/trigger.h>
 
 #include <c10/core/ScalarType.h>
 
@@ -59,7 +58,7 @@ struct UnitRule {
   // Two patterns are two rules: {"a", "b"}, and not {{"a", "b"}}.
   UnitRule(const char* pattern, const char* other) = delete;
 
-  std::string pattern;  // shard/unit_plan.h says what a pattern names
+  std::string pattern;  // lockstep/layout/name_pattern.h: what it names
   // Absent: as ShardOptions says.
   std::optional<bool> reshard_after_forward;
   std::optional<c10::ScalarType> compute_dtype;
@@ -119,8 +118,6 @@ struct ShardOptions {
   bool broadcast_buffers = true;
   std::vector<std::string> ignored = {};
   std::optional<Duration> timeout = std::nullopt;
-  // How operations on parameters are noticed; all do the same.
-  shard::TriggerKind trigger = shard::TriggerKind::automatic;
 };
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
-// What the trigger (shard/trigger.h) costs: operations of a step of `gpt` that pass it, times what
-// passing it costs, as a share of the step.
+// What the trigger, interception by a dispatch key (dispatch/key.h), costs: operations of a step of
+// `gpt` that pass it, times what passing it costs, as a share of the step.
 #pragma once
 
 #include "apps/bench/step/options.h"

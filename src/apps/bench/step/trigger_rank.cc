@@ -1,4 +1,5 @@
 #include "apps/bench/step/trigger.h"
+#include "dispatch/key.h"
 
 #include "apps/bench/rank_answers.h"
 #include "apps/bench/spread.h"
@@ -6,7 +7,6 @@
 
 #include <lockstep/comm/init.h>
 #include <lockstep/optim/adamw.h>
-#include <lockstep/shard/trigger.h>
 
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -58,7 +58,7 @@ std::unique_ptr<at::ObserverContext> count(const at::RecordFunction& function) {
   auto operation = c10::Dispatcher::singleton().findOp(*name);
   if (!operation || operation->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
     return nullptr;
-  c10::DispatchKey key = shard::trigger_key();
+  c10::DispatchKey key = dispatch::key();
   auto inputs = function.inputs();
   if (!std::any_of(inputs.begin(), inputs.end(),
                    [&](const c10::IValue& input) { return passes(input, key); }))
@@ -153,7 +153,7 @@ int serve_trigger(const ModelSize& size, int threads) {
          {"seconds_a_use", cost.seconds_a_use},
          {"min_s", spread_of(seconds).min},
          {"p50_s", spread_of(seconds).p50},
-         {"trigger", shard::describe_trigger()}});
+         {"trigger", dispatch::describe_key()}});
   }
   return 0;
 }

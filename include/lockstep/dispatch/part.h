@@ -1,0 +1,76 @@
+// Parts: what a tensor knows of itself when it is one rank's part of a whole. fully_shard() gives
+// slices of parameters to an optimizer; these, their gradients and what is computed from them
+// element by element are parts.
+//
+// An operation that treats elements apart works on a part as on any other tensor. One that mixes
+// elements (a norm, a sum, a product of matrices) would silently give every rank another result: on
+// a part that has more than one rank it is InvalidArgument and names the parameter. Code that
+// combines the ranks' results itself learns from parts_of() which ranks hold the others, and reads
+// values through values_of().
+//
+// The record belongs to the storage, so views, detach() and data() keep it, and so do copies of the
+// tensor in an optimizer's groups. It is lost where values are written into another tensor
+// (copy_(), add_() to an optimizer's state) and by clone(), the way to look at a part on purpose.
+// What depends on a part's sizes or data_ptr() is not seen either.
+#pragma once
+
+#include <lockstep/comm/group.h>
+#include <lockstep/layout/shard_range.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep::dispatch {
+
+// The ranks that hold the parts of one whole.
+class Division {
+ public:
+  explicit Division(Group ranks, std::optional<Duration> timeout = {});
+
+  [[nodiscard]] int size() const { return ranks_.size(); }
+  // Collective over the ranks, and blocking: the sum of all ranks' numbers.
+  [[nodiscard]] double sum(double number);
+  // The same for the largest; NaN where a rank has NaN.
+  [[nodiscard]] double largest(double number);
+
+ private:
+  Group ranks_;
+  std::optional<Duration> timeout_;
+};
+
+struct Part {
+  std::string name;                 // of the whole: "blocks.0.fc.weight"
+  std::vector<std::int64_t> sizes;  // of the whole
+  layout::Range range;              // the elements that are here, in the whole's order in memory
+  std::int64_t offset = 0;          // where they begin in the storage, in elements
+};
+
+// The parts that lie in one storage, by offset. All lie in one division.
+class Parts {
+ public:
+  Parts(std::shared_ptr<Division> division, std::vector<Part> parts);
+
+  [[nodiscard]] const std::shared_ptr<Division>& division() const { return division_; }
+  // The part of `count` elements at an element of the storage; of any count if there is none.
+  [[nodiscard]] const Part& at(std::int64_t offset, std::int64_t count) const;
+  // Before other threads use it.
+  void rename(std::size_t i, std::string name) { parts_[i].name = std::move(name); }
+
+ private:
+  std::shared_ptr<Division> division_;
+  std::vector<Part> parts_;
+};
+
+// Local, any thread. Null when `tensor` is not a part.
+[[nodiscard]] std::shared_ptr<const Parts> parts_of(const at::Tensor& tensor);
+
+// An ordinary tensor on the memory of a part, which must be there: operations do not know that it
+// is one. Other tensors come back as they are.
+[[nodiscard]] at::Tensor values_of(const at::Tensor& tensor);
+
+}  // namespace lockstep::dispatch

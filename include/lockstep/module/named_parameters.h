@@ -1,0 +1,28 @@
+// A module's parameters, each tensor once.
+//
+// LibTorch lists a tied weight under each of its names, and an optimizer built on that list steps
+// it twice. Everything here that lays parameters flat or reduces their gradients starts from this
+// list instead.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace lockstep {
+
+struct NamedParameter {
+  std::string name;                  // the first of its names: "fc1.weight"
+  at::Tensor tensor;                 // the module's own
+  std::vector<std::string> aliases;  // its other names
+};
+
+// In the order of module.named_parameters(). Tensors are the same when they share a TensorImpl.
+[[nodiscard]] std::vector<NamedParameter> unique_parameters(const torch::nn::Module& module);
+
+}  // namespace lockstep

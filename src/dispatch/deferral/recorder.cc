@@ -1,0 +1,246 @@
+#include "dispatch/deferral/recorder.h"
+
+#include <lockstep/base/check.h>
+
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/enum_tag.h>
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+namespace lockstep::dispatch {
+namespace {
+
+using Operation = c10::OperatorHandle;
+using torch::jit::Stack;
+
+// Where more calls than these would have to run again, one after the other, values are kept.
+constexpr int deepest = 64;
+
+thread_local Recorder* recorder_of_this_thread = nullptr;
+
+// Makes views, or turns a tensor into another view of its storage.
+bool only_looks_elsewhere(const Call& call) {
+  return call.kind() == Call::Kind::view || call.operation().hasTag(at::Tag::inplace_view);
+}
+
+// Is made of other operations, which come to the recorder one by one.
+bool is_composite(const Operation& operation) {
+  using c10::DispatchKey;
+  return (operation.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+          operation.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional)) &&
+         !operation.hasKernelForDispatchKey(DispatchKey::CPU) &&
+         !operation.hasKernelForDispatchKey(DispatchKey::CUDA);
+}
+
+bool is_random(const Operation& operation) {
+  return operation.hasTag(at::Tag::nondeterministic_seeded);
+}
+
+// Gives its first argument values that do not depend on those before.
+bool overwrites(std::string_view operation) {
+  constexpr std::string_view names[] = {
+      "aten::uniform_",   "aten::normal_", "aten::random_", "aten::exponential_", "aten::cauchy_",
+      "aten::geometric_", "aten::zero_",   "aten::fill_",   "aten::log_normal_",  "aten::copy_"};
+  return std::ranges::find(names, operation) != std::end(names);
+}
+
+bool fills_its_storage(const at::Tensor& tensor) {
+  return tensor.is_non_overlapping_and_dense() && tensor.nbytes() == tensor.storage().nbytes();
+}
+
+// The program may change or free it before the call runs again. A number that was written in an
+// expression has no dtype of its own, and no copy has that.
+at::Tensor kept(const at::Tensor& tensor) {
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
+  Recorder::Pause pause;
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return tensor.clone();
+}
+
+// The generator that the call is about to draw from, as it is; -1 when it is not told of one.
+int keep_generator(const Operation& operation, Stack& arguments) {
+  auto index = operation.schema().argumentIndexWithName("generator");
+  if (!index) return -1;
+  c10::IValue& argument = arguments[static_cast<std::size_t>(*index)];
+  at::Generator generator =
+      argument.isNone() ? at::globalContext().defaultGenerator(c10::kCPU) : argument.toGenerator();
+  std::lock_guard lock(generator.mutex());
+  argument = generator.clone();
+  return *index;
+}
+
+}  // namespace
+
+// The deferred tensors without memory among the arguments.
+struct Recorder::Uses {
+  struct Use {
+    RecordedCall::Argument argument;
+    at::Tensor tensor;
+    std::shared_ptr<DeferredStorage> storage;
+    bool writes = false;
+  };
+
+  Uses(const Operation& operation, const Stack& arguments) {
+    for_each_tensor_in(arguments, [&](StackPlace where, const at::Tensor& tensor) {
+      auto storage = DeferredStorage::of(tensor);
+      if (!storage || storage->memory().defined()) return;
+      all.push_back({{where, place_of(tensor, storage->id())},
+                     tensor,
+                     storage,
+                     is_written(operation.schema().arguments()[where.item])});
+    });
+  }
+
+  // Whether the first one gets all of its storage's values, whatever they were.
+  [[nodiscard]] bool overwrite(const Operation& operation) const {
+    const Use& first = all.front();
+    bool once = std::ranges::count(all, first.storage, &Use::storage) == 1;
+    return first.argument.where.item == 0 && once && fills_its_storage(first.tensor) &&
+           overwrites(operation.schema().name());
+  }
+
+  [[nodiscard]] std::vector<RecordedCall::Argument> arguments() const {
+    std::vector<RecordedCall::Argument> list;
+    for (const Use& use : all) list.push_back(use.argument);
+    return list;
+  }
+
+  std::vector<Use> all;
+};
+
+Recorder* Recorder::of_this_thread() { return recorder_of_this_thread; }
+
+Recorder::Turn::Turn(Recorder* recorder)
+    : before_(std::exchange(recorder_of_this_thread, recorder)) {}
+
+Recorder::Turn::~Turn() { recorder_of_this_thread = before_; }
+
+void Recorder::run(Call& call) {
+  const Operation& operation = call.operation();
+  Stack& stack = call.stack();
+  if (only_looks_elsewhere(call)) return call.redispatch();
+  std::size_t count = operation.schema().arguments().size();
+  Stack arguments(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
+  Uses uses(operation, arguments);
+  if (uses.all.empty()) {
+    if (make_memory(operation, stack)) return;
+    if (is_composite(operation)) return call.redispatch();
+    Pause pause;
+    return call.proceed();
+  }
+  torch::jit::drop(stack, count);
+  compute(operation, arguments, uses);
+  stack.insert(stack.end(), arguments.begin(), arguments.end());
+}
+
+// Whether that is all the operation does, and it is much.
+bool Recorder::make_memory(const Operation& operation, Stack& stack) {
+  const c10::FunctionSchema& schema = operation.schema();
+  if (schema.name() != "aten::empty" && schema.name() != "aten::empty_strided") return false;
+  auto index_of = [&](const char* name) { return schema.argumentIndexWithName(name); };
+  auto device_index = index_of("device"), pin_index = index_of("pin_memory");
+  if (!device_index || !pin_index) return false;
+  Stack arguments(stack.end() - static_cast<std::ptrdiff_t>(schema.arguments().size()),
+                  stack.end());
+  c10::IValue& device_argument = arguments[static_cast<std::size_t>(*device_index)];
+  const c10::IValue& pin = arguments[static_cast<std::size_t>(*pin_index)];
+  c10::Device device =
+      device_argument.isNone() ? c10::Device(c10::kCPU) : device_argument.toDevice();
+  if (!device.is_cpu() || (pin.isBool() && pin.toBool())) return false;
+  device_argument = c10::Device(c10::kMeta);
+  run_plainly(operation, arguments);
+  at::Tensor shape = arguments.front().toTensor();
+  if (shape.layout() != at::kStrided) return false;
+  auto bytes = static_cast<std::int64_t>(shape.storage().nbytes());
+  if (bytes == 0 || bytes < smallest_) return false;
+  torch::jit::drop(stack, schema.arguments().size());
+  stack.emplace_back(DeferredStorage::make(bytes, shape));
+  return true;
+}
+
+// `items` are the arguments, and then the results.
+void Recorder::compute(const Operation& operation, Stack& items, Uses& uses) {
+  auto call = std::make_shared<RecordedCall>(
+      RecordedCall{.operation = operation, .arguments = items, .deferred = uses.arguments()});
+  for_each_tensor_in(items, [&](StackPlace where, const at::Tensor& tensor) {
+    bool is_deferred =
+        std::ranges::any_of(call->deferred, [&](const auto& one) { return one.where == where; });
+    set_tensor(call->arguments, where, is_deferred ? at::Tensor() : kept(tensor));
+  });
+  if (is_random(operation)) call->generator = keep_generator(operation, call->arguments);
+  for (const Uses::Use& use : uses.all) call->time = std::max(call->time, use.storage->time() + 1);
+  for (const Uses::Use& use : uses.all) use.storage->set_time(call->time);
+  bool overwrite = uses.overwrite(operation);
+  for (std::size_t i = overwrite ? 1 : 0; i < uses.all.size(); ++i) {
+    auto before = uses.all[i].storage->last_write();
+    if (before == nullptr) continue;
+    call->depth = std::max(call->depth, before->depth + 1);
+    call->before.push_back(std::move(before));
+  }
+  Memories memories = values_of(uses, overwrite);
+  recent_.clear();
+  Stack run_on = filled(std::move(items), call->deferred, memories);
+  items = run_on;
+  run_plainly(operation, items);
+  bool lasting = call->depth <= deepest && (!is_random(operation) || call->generator >= 0);
+  give_back(uses, run_on, items);
+  if (lasting) defer_large(items, call);
+  for (const Uses::Use& use : uses.all) {
+    const at::Tensor& memory = memories.at(use.storage->id());
+    if (use.writes && lasting) use.storage->set_last_write(call);
+    if (use.writes && !lasting) use.storage->give_memory(memory);
+    if (!use.storage->memory().defined())
+      recent_[use.storage->id()] = {use.storage->last_write(), memory};
+  }
+}
+
+Memories Recorder::values_of(const Uses& uses, bool overwrite) const {
+  Memories memories;
+  for (std::size_t i = overwrite ? 1 : 0; i < uses.all.size(); ++i) {
+    const DeferredStorage& storage = *uses.all[i].storage;
+    at::Tensor& memory = memories[storage.id()];
+    if (memory.defined()) continue;
+    auto recent = recent_.find(storage.id());
+    bool is_there = recent != recent_.end() && recent->second.after == storage.last_write();
+    memory = is_there ? recent->second.memory : replayed(storage.last_write(), storage.id());
+  }
+  return memories;
+}
+
+// A result that is one of the arguments it ran on is the argument itself.
+void Recorder::give_back(const Uses& uses, const Stack& run_on, Stack& results) {
+  for_each_tensor_in(Stack(results), [&](StackPlace where, const at::Tensor& result) {
+    for_each_tensor_in(run_on, [&](StackPlace at, const at::Tensor& argument) {
+      if (!argument.is_same(result)) return;
+      for (const Uses::Use& use : uses.all)
+        if (use.argument.where == at) set_tensor(results, where, use.tensor);
+    });
+  });
+}
+
+void Recorder::defer_large(Stack& results, const std::shared_ptr<RecordedCall>& call) {
+  for_each_tensor_in(Stack(results), [&](StackPlace where, const at::Tensor& result) {
+    if (result.layout() != at::kStrided || !result.device().is_cpu() || is_lazy(result)) return;
+    auto bytes = static_cast<std::int64_t>(result.storage().nbytes());
+    if (bytes == 0 || bytes < smallest_ || result.is_conj() || result.is_neg()) return;
+    at::Tensor deferred = DeferredStorage::make(bytes, result);
+    auto storage = DeferredStorage::of(deferred);
+    storage->set_last_write(call);
+    storage->set_time(call->time);
+    call->made.push_back({where, storage->id()});
+    recent_[storage->id()] = {call, copy_of_storage(result)};
+    set_tensor(results, where, deferred);
+  });
+}
+
+void record_operation(Call& call) {
+  Recorder* recorder = Recorder::of_this_thread();
+  if (recorder == nullptr) return call.proceed();
+  recorder->run(call);
+}
+
+}  // namespace lockstep::dispatch

@@ -1,0 +1,79 @@
+#include <lockstep/dispatch/part.h>
+
+#include "dispatch/parts/part_record.h"
+
+#include <lockstep/base/check.h>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
+
+#include <cmath>
+#include <limits>
+#include <typeinfo>
+#include <utility>
+
+namespace lockstep::dispatch {
+
+Division::Division(Group ranks, std::optional<Duration> timeout)
+    : ranks_(std::move(ranks)), timeout_(timeout) {}
+
+double Division::sum(double number) {
+  if (size() == 1) return number;
+  at::Tensor all = at::full({1}, number, at::kDouble);
+  ranks_.all_reduce(all, Op::sum, {.tag = "parts of a norm", .timeout = timeout_}).wait();
+  return all.item<double>();
+}
+
+// Engines differ in what the maximum of a number and NaN is.
+double Division::largest(double number) {
+  if (size() == 1) return number;
+  bool is_nan = std::isnan(number);
+  at::Tensor all = at::tensor({is_nan ? 0.0 : number, is_nan ? 1.0 : 0.0}, at::kDouble);
+  ranks_.all_reduce(all, Op::max, {.tag = "largest of the parts", .timeout = timeout_}).wait();
+  const double* numbers = all.const_data_ptr<double>();
+  return numbers[1] > 0 ? std::numeric_limits<double>::quiet_NaN() : numbers[0];
+}
+
+Parts::Parts(std::shared_ptr<Division> division, std::vector<Part> parts)
+    : division_(std::move(division)), parts_(std::move(parts)) {
+  check(division_ != nullptr && !parts_.empty(), "Parts: expected a division and a part");
+}
+
+// Where parts are empty several begin at one place.
+const Part& Parts::at(std::int64_t offset, std::int64_t count) const {
+  const Part* found = &parts_.front();
+  for (const Part& part : parts_) {
+    if (part.offset == offset && part.range.length() == count) return part;
+    if (part.offset <= offset) found = &part;
+  }
+  return *found;
+}
+
+const PartRecord* part_record_of(const c10::TensorImpl& tensor) {
+  const StorageRecord* record = record_of(tensor);
+  bool is_of_parts = record != nullptr && typeid(*record) == typeid(PartRecord);
+  return is_of_parts ? static_cast<const PartRecord*>(record) : nullptr;
+}
+
+std::shared_ptr<const Parts> parts_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return nullptr;
+  const PartRecord* record = part_record_of(*tensor.unsafeGetTensorImpl());
+  return record == nullptr ? nullptr : record->parts;
+}
+
+at::Tensor as_part(const at::Tensor& values, std::shared_ptr<const Parts> parts,
+                   std::int64_t offset, c10::DispatchKey key) {
+  LazyStorage storage(static_cast<std::int64_t>(values.nbytes()), values.device(), {}, key, "",
+                      std::make_shared<PartRecord>(std::move(parts), offset));
+  storage.attach(values);
+  return storage.place(values.scalar_type(), 0, values.sizes(), values.strides());
+}
+
+at::Tensor values_of(const at::Tensor& tensor) {
+  if (part_record_of(*tensor.unsafeGetTensorImpl()) == nullptr) return tensor;
+  return at::empty({0}, tensor.options())
+      .set_(tensor.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
+}
+
+}  // namespace lockstep::dispatch

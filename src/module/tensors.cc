@@ -1,0 +1,141 @@
+#include "module/tensors.h"
+
+#include "module/tensor_memory.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/format.h>
+#include <lockstep/layout/name_pattern.h>
+
+#include <torch/nn/module.h>
+
+#include <algorithm>
+
+namespace lockstep::modules {
+namespace {
+
+std::vector<NamedBuffer> unique_buffers(const torch::nn::Module& module) {
+  std::vector<NamedBuffer> unique;
+  for (const auto& item : module.named_buffers()) {
+    if (!item.value().defined()) continue;
+    bool known = std::ranges::any_of(
+        unique, [&](const NamedBuffer& one) { return one.tensor.is_same(item.value()); });
+    if (!known) unique.push_back({item.key(), item.value()});
+  }
+  return unique;
+}
+
+std::vector<std::string> names_of(const NamedParameter& parameter) {
+  std::vector<std::string> names = {parameter.name};
+  names.insert(names.end(), parameter.aliases.begin(), parameter.aliases.end());
+  return names;
+}
+
+bool is_named(const std::string& name, std::span<const std::string> patterns) {
+  return std::ranges::any_of(
+      patterns, [&](const std::string& pattern) { return layout::names_around(pattern, name); });
+}
+
+// What is odd about it, for "buffer mask is ...": null when nothing is.
+const char* oddity_of(const at::Tensor& tensor) {
+  if (tensor.is_nested()) return "a nested tensor";
+  if (tensor.layout() != at::kStrided) return "not a dense tensor";
+  if (tensor.is_quantized()) return "a quantized tensor";
+  if (tensor.is_meta() || !tensor.has_storage()) return "a tensor without memory";
+  if (tensor.is_inference()) return "a tensor that was made inside InferenceMode";
+  return nullptr;
+}
+
+void check_one(std::string_view strategy, std::string_view kind, const std::string& name,
+               const at::Tensor& tensor) {
+  if (const char* oddity = oddity_of(tensor))
+    throw InvalidArgument(
+        formatted("{}: {} {} is {}, which rank 0 cannot give to the other ranks: make an ordinary "
+                  "one, or leave it to each rank by .ignored = {{\"{}\"}}",
+                  strategy, kind, name, oddity, name));
+}
+
+std::vector<at::Tensor> all_of(const ModuleTensors& tensors) {
+  std::vector<at::Tensor> all;
+  for (const auto& parameter : tensors.parameters) all.push_back(parameter.tensor);
+  for (const auto& buffer : tensors.buffers) all.push_back(buffer.tensor);
+  all.insert(all.end(), tensors.ignored.begin(), tensors.ignored.end());
+  return all;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> ModuleTensors::buffer_tensors() const {
+  std::vector<at::Tensor> list;
+  for (const NamedBuffer& buffer : buffers) list.push_back(buffer.tensor);
+  return list;
+}
+
+ModuleTensors tensors_of(const torch::nn::Module& module, std::span<const std::string> ignored) {
+  ModuleTensors tensors{unique_parameters(module), unique_buffers(module), {}};
+  if (ignored.empty()) return tensors;
+  std::vector<std::string> names;
+  for (const auto& parameter : tensors.parameters)
+    for (std::string& name : names_of(parameter)) names.push_back(std::move(name));
+  for (const auto& item : module.named_buffers()) names.push_back(item.key());
+  layout::check_patterns("pattern of ignored tensors", ignored, names);
+  std::erase_if(tensors.parameters, [&](const NamedParameter& one) {
+    if (!is_ignored(one, ignored)) return false;
+    tensors.ignored.push_back(one.tensor);
+    return true;
+  });
+  std::erase_if(tensors.buffers, [&](const NamedBuffer& one) {
+    if (!is_named(one.name, ignored)) return false;
+    tensors.ignored.push_back(one.tensor);
+    return true;
+  });
+  return tensors;
+}
+
+bool is_ignored(const NamedParameter& parameter, std::span<const std::string> ignored) {
+  return std::ranges::any_of(names_of(parameter),
+                             [&](const std::string& name) { return is_named(name, ignored); });
+}
+
+void check_ordinary(const ModuleTensors& tensors, std::string_view strategy) {
+  for (const auto& [name, tensor, aliases] : tensors.parameters) {
+    check_one(strategy, "parameter", name, tensor);
+    check(!tensor.requires_grad() || !repeats_elements(tensor),
+          "{}: elements of parameter {} share memory (expand() does that), so it cannot be "
+          "trained: make it of a clone()",
+          strategy, name);
+  }
+  for (const auto& [name, tensor] : tensors.buffers) check_one(strategy, "buffer", name, tensor);
+}
+
+void check_alone(const ModuleTensors& tensors, std::string_view strategy) {
+  std::vector<at::Tensor> all = all_of(tensors);
+  std::vector<std::optional<std::size_t>> sharing = first_sharing(all);
+  std::size_t parameters = tensors.parameters.size();
+  auto name_of = [&](std::size_t i) -> std::string {
+    if (i < parameters) return tensors.parameters[i].name;
+    if (i - parameters < tensors.buffers.size()) return tensors.buffers[i - parameters].name;
+    return "an ignored tensor";
+  };
+  for (std::size_t i = 0; i < all.size(); ++i)
+    check(!sharing[i] || *sharing[i] >= parameters,
+          "{}: {} and {} share memory, and would not when parameters are divided: register one "
+          "tensor under both names, or make one of them of a clone()",
+          strategy, name_of(i), sharing[i] ? name_of(*sharing[i]) : "");
+  for (const auto& parameter : tensors.parameters)
+    check(!is_held_elsewhere(parameter.tensor, all),
+          "{}: the memory of {} is in use outside the module: by a view (detach(), data(), t()), "
+          "or by the graph of an earlier forward(). That would keep the values of now: let it go "
+          "before, or keep a clone()",
+          strategy, parameter.name);
+}
+
+std::vector<std::string> lines_of_held(const ModuleTensors& tensors) {
+  std::vector<at::Tensor> all = all_of(tensors);
+  std::vector<std::string> lines;
+  for (const auto& parameter : tensors.parameters)
+    if (is_held_elsewhere(parameter.tensor, all))
+      lines.push_back(formatted("memory of {} in use outside the module", parameter.name));
+  return lines;
+}
+
+}  // namespace lockstep::modules

@@ -1,0 +1,53 @@
+// The tensors of a module that a handle takes care of.
+#pragma once
+
+#include <lockstep/module/named_parameters.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace lockstep::modules {
+
+struct NamedBuffer {
+  std::string name;  // the first of its names
+  at::Tensor tensor;
+};
+
+struct ModuleTensors {
+  std::vector<NamedParameter> parameters;  // each once, in the module's order
+  std::vector<NamedBuffer> buffers;        // the same
+  std::vector<at::Tensor> ignored;         // both kinds
+
+  [[nodiscard]] std::vector<at::Tensor> buffer_tensors() const;
+};
+
+// `ignored`: patterns of names of tensors, or of modules (lockstep/layout/name_pattern.h). A tensor
+// that one of them names by any of its names is left out. InvalidArgument for a pattern that names
+// nothing.
+[[nodiscard]] ModuleTensors tensors_of(const torch::nn::Module& module,
+                                       std::span<const std::string> ignored = {});
+
+// Whether a pattern names it, by any of its names.
+[[nodiscard]] bool is_ignored(const NamedParameter& parameter,
+                              std::span<const std::string> ignored);
+
+// InvalidArgument in one line for the first tensor that ranks cannot be given, or that cannot be
+// trained. The same on every rank where check_same_lines() has found no difference.
+void check_ordinary(const ModuleTensors& tensors, std::string_view strategy);
+
+// The same for tensors that would come apart, or be left behind with old values, where parameters
+// get another memory.
+void check_alone(const ModuleTensors& tensors, std::string_view strategy);
+
+// One line for each parameter whose memory is held by something outside the module.
+[[nodiscard]] std::vector<std::string> lines_of_held(const ModuleTensors& tensors);
+
+}  // namespace lockstep::modules

@@ -1,0 +1,85 @@
+#include "parallel/data/bucket_reducer.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <utility>
+
+namespace lockstep::data_parallel {
+namespace {
+
+layout::PlanOptions limits_of(const DataParallelOptions& options) {
+  return {.first_bucket_bytes = options.first_bucket_bytes, .bucket_bytes = options.bucket_bytes};
+}
+
+}  // namespace
+
+BucketReducer::BucketReducer(Group& group, std::vector<NamedParameter> parameters,
+                             const DataParallelOptions& options)
+    : group_(group),
+      parameters_(std::move(parameters)),
+      options_(options),
+      order_(layout::reverse_order(static_cast<int>(parameters_.size()))),
+      buckets_(group_, parameters_, order_, limits_of(options), options.timeout),
+      used_(parameters_.size(), false) {}
+
+void BucketReducer::begin_reduction() {
+  buckets_.wait();
+  if (!buckets_.fit()) lay_out();
+  buckets_.begin();
+  absent_.clear();
+}
+
+void BucketReducer::accept(int i) {
+  used_[static_cast<std::size_t>(i)] = true;
+  buckets_.fill(i);
+  buckets_.adopt(i);
+  buckets_.ready(i);
+}
+
+bool BucketReducer::contribute_absent(int i) {
+  bool had_a_part = options_.find_unused_parameters && used_[static_cast<std::size_t>(i)];
+  at::Tensor values;
+  if (buckets_.holds_gradient(i) && !had_a_part)
+    values = parameters_[static_cast<std::size_t>(i)].tensor.grad().clone();
+  buckets_.fill(i);
+  if (had_a_part) {
+    buckets_.adopt(i);
+  } else {
+    absent_.push_back({i, std::move(values)});
+  }
+  return had_a_part;
+}
+
+parallel::StepStatus BucketReducer::wait() {
+  buckets_.wait();
+  return buckets_.status();
+}
+
+void BucketReducer::publish(const parallel::StepStatus& all) {
+  for (const auto& [number, values] : absent_) {
+    if (all.missing(number) < group_.size()) {
+      buckets_.adopt(number);
+    } else if (values.defined()) {
+      parameters_[static_cast<std::size_t>(number)].tensor.mutable_grad().copy_(values);
+    }
+  }
+  used_.assign(used_.size(), false);
+}
+
+void BucketReducer::adopt_order(const std::vector<int>& order) {
+  order_ = order;
+  lay_out();
+}
+
+void BucketReducer::lay_out() {
+  GradientBuckets next(group_, parameters_, order_, limits_of(options_), options_.timeout);
+  next.take_over(buckets_);
+  buckets_ = std::move(next);
+}
+
+void BucketReducer::release() {
+  at::NoGradGuard no_grad;
+  buckets_.release();
+}
+
+}  // namespace lockstep::data_parallel

@@ -1,0 +1,60 @@
+// BucketReducer: gradients are averaged in buckets, and every rank has all averages.
+//
+// After the first step the buckets are laid out in the order in which rank 0's gradients became
+// ready. What is averaged lies in the buckets and is each parameter's .grad.
+#pragma once
+
+#include "parallel/data/gradient_buckets.h"
+#include "parallel/reducer.h"
+
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+
+#include <vector>
+
+namespace lockstep::data_parallel {
+
+class BucketReducer final : public parallel::Reducer {
+ public:
+  // `parameters`: those that require a gradient. Local. The handle keeps the group.
+  BucketReducer(Group& group, std::vector<NamedParameter> parameters,
+                const DataParallelOptions& options);
+
+  // Gradients become ordinary tensors.
+  void release();
+
+  [[nodiscard]] const std::vector<NamedParameter>& parameters() const override {
+    return parameters_;
+  }
+  void check_parameters() const override {}
+  void begin() override {}
+  void begin_reduction() override;
+  void accept(int i) override;
+  void keep(int i) override { used_[static_cast<std::size_t>(i)] = true; }
+  void end_backward(bool /*reduces*/) override {}
+  [[nodiscard]] bool contribute_absent(int i) override;
+  void post_rest(const parallel::StepStatus& own) override { buckets_.post_rest(own); }
+  [[nodiscard]] parallel::StepStatus wait() override;
+  void publish(const parallel::StepStatus& all) override;
+  void discard(bool /*failed*/) override {}
+  void post_failure(const parallel::StepStatus& own) override { buckets_.post_rest(own); }
+  void end_failed_backward() override {}
+  void adopt_order(const std::vector<int>& order) override;
+
+ private:
+  // A parameter that had no part in a step.
+  struct Absent {
+    int number = 0;
+    at::Tensor values;  // of its .grad, when that lies in a bucket; else undefined
+  };
+  void lay_out();
+
+  Group& group_;
+  std::vector<NamedParameter> parameters_;
+  DataParallelOptions options_;
+  std::vector<int> order_;
+  GradientBuckets buckets_;
+  std::vector<bool> used_;  // had a gradient since the last step, inside no_sync() or not
+  std::vector<Absent> absent_;
+};
+
+}  // namespace lockstep::data_parallel

@@ -1,0 +1,59 @@
+// Reducer: how one strategy averages gradients. BackwardStep says when.
+#pragma once
+
+#include "parallel/step_status.h"
+
+#include <lockstep/module/named_parameters.h>
+
+#include <vector>
+
+namespace lockstep::parallel {
+
+// Everything is called without gradient mode, and by one thread at a time. Every rank posts the
+// same calls in every step, whatever happens: those of accept() and post_rest(), or of
+// post_failure(), which are the same ones.
+class Reducer {
+ public:
+  virtual ~Reducer() = default;
+
+  // Those whose gradients it averages, each once. Parameters below are places in this list.
+  [[nodiscard]] virtual const std::vector<NamedParameter>& parameters() const = 0;
+
+  // Local. InvalidArgument names a parameter that is no longer what it was.
+  virtual void check_parameters() const = 0;
+
+  // A backward() has given its first gradient: blocks for what a failed one has left under way.
+  virtual void begin() = 0;
+  // The first one outside no_sync().
+  virtual void begin_reduction() = 0;
+  // .grad of parameter i is complete. Posts what is complete by that, in one order on all ranks.
+  virtual void accept(int i) = 0;
+  // The same inside no_sync(): it stays on this rank.
+  virtual void keep(int i) = 0;
+  // backward() has ended here; after that it is reduced, if `reduces`.
+  virtual void end_backward(bool reduces) = 0;
+  // For a parameter without a gradient in this backward(): contributes that of an earlier one,
+  // inside no_sync(), or zeros and false.
+  [[nodiscard]] virtual bool contribute_absent(int i) = 0;
+  // Posts what is left, and what this rank says of the step.
+  virtual void post_rest(const StepStatus& own) = 0;
+  // Blocks until all ranks have said it; counts them.
+  [[nodiscard]] virtual StepStatus wait() = 0;
+  // Averages become .grad of what the optimizer sees, or are added to it. Blocks until they are
+  // there.
+  virtual void publish(const StepStatus& all) = 0;
+  // Instead, where backward() has `failed` on another rank, or a gradient is missing: they are
+  // undefined.
+  virtual void discard(bool failed) = 0;
+
+  // After an exception here: posts what the other ranks wait for, with any values.
+  virtual void post_failure(const StepStatus& own) = 0;
+  // The same in a backward() that is reduced or not, after that.
+  virtual void end_failed_backward() = 0;
+
+  // From the next step on gradients are expected to come in this order of all parameters, which is
+  // rank 0's.
+  virtual void adopt_order(const std::vector<int>& order) = 0;
+};
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,214 @@
+#include "parallel/sharded/unit_reducer.h"
+
+#include <lockstep/base/check.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep::sharded {
+namespace {
+
+// Reductions under way at levels gradients and full: each has a whole unit's gradients.
+constexpr std::size_t most_in_flight = 2;
+
+}  // namespace
+
+UnitReducer::UnitReducer(Groups& groups, Residency& residency, std::shared_ptr<BufferPool> pool,
+                         std::shared_ptr<DeferredGradients> deferred, const ShardOptions& options)
+    : groups_(groups), residency_(residency), options_(options), deferred_(std::move(deferred)) {
+  int count = static_cast<int>(residency.units().size());
+  for (int u = 0; u < count; ++u) {
+    gradients_.push_back(nullptr);
+    if (!unit(u).trains()) continue;
+    gradients_.back() = std::make_unique<UnitGradients>(unit(u), groups_.reduce, groups_.replicas,
+                                                        pool, deferred_, residency);
+    for (int i = 0; i < static_cast<int>(unit(u).parameters().size()); ++i) {
+      places_.push_back({u, i});
+      parameters_.push_back(unit(u).parameters()[static_cast<std::size_t>(i)]);
+    }
+    order_.push_back(u);
+  }
+  // What is used first is expected to be complete last, and so is what no module of its own has.
+  std::ranges::reverse(order_);
+  std::ranges::stable_partition(order_, [&](int u) { return !unit(u).name().starts_with("rest"); });
+}
+
+void UnitReducer::check_parameters() const {
+  for (const auto& one : residency_.units()) {
+    const std::string* stranger = one->first_stranger();
+    check(stranger == nullptr,
+          "{} is no longer the sharded parameter: module->to(), module->load() or set_data() has "
+          "replaced it; make the handle after that, and load by load_state_dict()",
+          stranger == nullptr ? std::string() : *stranger);
+  }
+}
+
+void UnitReducer::begin() {
+  close_rows();
+  discard_all();
+  std::exchange(sent_work_, Work()).wait();
+}
+
+void UnitReducer::begin_reduction() {
+  awaited_.assign(gradients_.size(), 0);
+  for (const auto& [u, number] : places_) ++awaited_[static_cast<std::size_t>(u)];
+  posted_ = 0;
+}
+
+// Nothing was gathered since the last backward(), so peers may still read this rank's row.
+void UnitReducer::close_rows() {
+  if (!deferred_ || !deferred_->are_open()) return;
+  deferred_->settle();
+  groups_.reduce.barrier({.tag = "gradients are written again", .timeout = options_.timeout})
+      .wait();
+}
+
+void UnitReducer::accept(int i) {
+  const auto& [u, number] = place(i);
+  gradients(u).accept(number);
+  if (--awaited_[static_cast<std::size_t>(u)] > 0) return;
+  residency_.unit_done(u);
+  post_ready();
+  if (gradients(u).keeps_buffer()) return;
+  while (in_flight_.size() > most_in_flight) publish_oldest();
+}
+
+void UnitReducer::keep(int i) {
+  const auto& [u, number] = place(i);
+  gradients(u).keep(number);
+}
+
+void UnitReducer::post_ready() {
+  while (posted_ < order_.size() && awaited_[static_cast<std::size_t>(order_[posted_])] == 0) {
+    int u = order_[posted_++];
+    gradients(u).post();
+    in_flight_.push_back(u);
+  }
+}
+
+// Of a unit all of whose parameters had a gradient here.
+void UnitReducer::publish_oldest() {
+  UnitGradients& oldest = gradients(in_flight_.front());
+  oldest.forward();
+  oldest.publish();
+  in_flight_.pop_front();
+}
+
+void UnitReducer::discard_all() {
+  for (const auto& gradients : gradients_)
+    if (gradients) gradients->discard();
+  in_flight_.clear();
+}
+
+void UnitReducer::end_backward(bool reduces) {
+  order_was_known_ = residency_.end_iteration();
+  if (reduces) return;
+  for (const auto& gradients : gradients_)
+    if (gradients) gradients->end_keeping();
+}
+
+bool UnitReducer::contribute_absent(int i) {
+  const auto& [u, number] = place(i);
+  --awaited_[static_cast<std::size_t>(u)];
+  bool is_there = has_gradient(parameter(i));
+  if (is_there) {
+    gradients(u).accept(number);
+  } else {
+    gradients(u).skip(number);
+  }
+  return is_there;
+}
+
+void UnitReducer::post_rest(const parallel::StepStatus& own) {
+  post_ready();
+  post_status(own);
+}
+
+void UnitReducer::post_status(const parallel::StepStatus& own) {
+  status_ = own;
+  if (groups_.whole.size() == 1) return;
+  sent_ = status_.tensor().to(parameter(0).device(), /*non_blocking=*/false, /*copy=*/true);
+  sent_work_ = groups_.whole.all_reduce(sent_, Op::sum,
+                                        {.tag = "end of backward", .timeout = options_.timeout});
+}
+
+parallel::StepStatus UnitReducer::wait() {
+  std::exchange(sent_work_, Work()).wait();
+  if (sent_.defined()) status_.tensor().copy_(std::exchange(sent_, at::Tensor()));
+  residency_.all_have_read();
+  return status_;
+}
+
+void UnitReducer::discard(bool failed) {
+  if (failed && (!order_was_known_ || groups_.replicas.size() > 1)) residency_.join_failure();
+  forward_all();
+  discard_all();
+}
+
+std::vector<bool> UnitReducer::unused_in(int u, const parallel::StepStatus& all) const {
+  std::vector<bool> unused;
+  for (std::size_t i = 0; i < places_.size(); ++i)
+    if (places_[i].unit == u)
+      unused.push_back(all.missing(static_cast<int>(i)) == groups_.whole.size());
+  return unused;
+}
+
+// Some ranks have done so for units that were complete there before the end of backward().
+void UnitReducer::forward_all() {
+  for (int u : in_flight_) gradients(u).forward();
+}
+
+void UnitReducer::publish(const parallel::StepStatus& all) {
+  forward_all();
+  while (!in_flight_.empty()) {
+    int u = in_flight_.front();
+    gradients(u).publish(unused_in(u, all));
+    in_flight_.pop_front();
+  }
+}
+
+void UnitReducer::adopt_order(const std::vector<int>& order) {
+  begin_reduction();
+  order_.clear();
+  for (int i : order) {
+    int u = place(i).unit;
+    if (--awaited_[static_cast<std::size_t>(u)] == 0) order_.push_back(u);
+  }
+}
+
+void UnitReducer::post_failure(const parallel::StepStatus& own) {
+  at::Tensor scratch;
+  for (int u : in_flight_) gradients(u).forward_anything();
+  while (posted_ < order_.size()) gradients(order_[posted_++]).post_anything(scratch);
+  post_status(own);
+  residency_.all_have_read(sent_work_);
+}
+
+void UnitReducer::end_failed_backward() {
+  residency_.end_failed_iteration(/*may_wait=*/groups_.replicas.size() == 1);
+}
+
+void UnitReducer::clear_gradients(bool set_to_none) {
+  for (const auto& gradients : gradients_)
+    if (gradients) gradients->clear(set_to_none);
+}
+
+bool UnitReducer::has_gradients() const {
+  return std::ranges::any_of(residency_.units(), [](const auto& unit) {
+    return std::ranges::any_of(unit->slices(), has_gradient);
+  });
+}
+
+void UnitReducer::free_buffers() {
+  for (const auto& gradients : gradients_)
+    if (gradients) gradients->free_buffers();
+}
+
+std::int64_t UnitReducer::kept_bytes() const {
+  std::int64_t bytes = 0;
+  for (const auto& gradients : gradients_)
+    if (gradients) bytes += gradients->kept_bytes();
+  return bytes;
+}
+
+}  // namespace lockstep::sharded

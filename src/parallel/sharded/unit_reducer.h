@@ -1,0 +1,102 @@
+// UnitReducer: gradients are averaged unit by unit, and each rank keeps the averages of its shard.
+//
+// A gradient goes to its place in its unit; units that are complete are posted, always in one
+// order, and at levels gradients and full few at a time. The status of a rank is a call of its own
+// after them. After the first step units are posted in the order in which rank 0's became complete.
+#pragma once
+
+#include "parallel/reducer.h"
+#include "parallel/sharded/groups.h"
+#include "parallel/sharded/residency.h"
+#include "parallel/sharded/unit_gradients.h"
+
+#include <lockstep/parallel/sharded/options.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace lockstep::sharded {
+
+class UnitReducer final : public parallel::Reducer {
+ public:
+  // The handle keeps the groups.
+  UnitReducer(Groups& groups, Residency& residency, std::shared_ptr<BufferPool> pool,
+              std::shared_ptr<DeferredGradients> deferred, const ShardOptions& options);
+
+  // Gradients and what stands in their places go: the handle has nothing to do with them any more.
+  void end() { gradients_.clear(); }
+  // Local.
+  void clear_gradients(bool set_to_none);
+  // Whether a slice has one.
+  [[nodiscard]] bool has_gradients() const;
+  void free_buffers();
+  // Bytes of gradients that are there between backward() and the next step.
+  [[nodiscard]] std::int64_t kept_bytes() const;
+
+  [[nodiscard]] const std::vector<NamedParameter>& parameters() const override {
+    return parameters_;
+  }
+  void check_parameters() const override;
+  void begin() override;
+  void begin_reduction() override;
+  void accept(int i) override;
+  void keep(int i) override;
+  void end_backward(bool reduces) override;
+  [[nodiscard]] bool contribute_absent(int i) override;
+  void post_rest(const parallel::StepStatus& own) override;
+  [[nodiscard]] parallel::StepStatus wait() override;
+  void publish(const parallel::StepStatus& all) override;
+  void discard(bool failed) override;
+  void post_failure(const parallel::StepStatus& own) override;
+  void end_failed_backward() override;
+  void adopt_order(const std::vector<int>& order) override;
+
+ private:
+  struct Place {
+    int unit = 0;
+    int number = 0;  // in the unit
+  };
+
+  void close_rows();
+  void post_ready();
+  void publish_oldest();
+  void discard_all();
+  void post_status(const parallel::StepStatus& own);
+  void forward_all();
+  [[nodiscard]] std::vector<bool> unused_in(int unit, const parallel::StepStatus& all) const;
+  [[nodiscard]] const Unit& unit(int number) const {
+    return *residency_.units()[static_cast<std::size_t>(number)];
+  }
+  [[nodiscard]] UnitGradients& gradients(int unit) const {
+    return *gradients_[static_cast<std::size_t>(unit)];
+  }
+  [[nodiscard]] const Place& place(int i) const { return places_[static_cast<std::size_t>(i)]; }
+  [[nodiscard]] const at::Tensor& parameter(int i) const {
+    return parameters_[static_cast<std::size_t>(i)].tensor;
+  }
+
+  Groups& groups_;
+  Residency& residency_;
+  ShardOptions options_;
+  std::shared_ptr<DeferredGradients> deferred_;            // null: reduced in backward()
+  std::vector<std::unique_ptr<UnitGradients>> gradients_;  // one a unit; null where none trains
+  std::vector<NamedParameter> parameters_;                 // of units that train
+  std::vector<Place> places_;                              // a parameter each
+  std::vector<int> order_;                                 // of units that train
+
+  std::vector<int> awaited_;      // by unit: parameters that are not ready
+  std::size_t posted_ = 0;        // units of order_
+  std::deque<int> in_flight_;     // posted and not published
+  bool order_was_known_ = false;  // of gathers
+  parallel::StepStatus status_;
+  at::Tensor sent_;  // the same, on its way
+  Work sent_work_;
+};
+
+}  // namespace lockstep::sharded

@@ -1,0 +1,195 @@
+#include "layout/transfers.h"
+
+#include <lockstep/base/error.h>
+
+#include "layout/boxes.h"
+#include "support/messages.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <random>
+
+namespace lockstep::layout {
+namespace {
+
+std::vector<Range> cut(std::int64_t numel, int world) {
+  std::vector<Range> ranges;
+  for (int rank = 0; rank < world; ++rank) ranges.push_back(shard_range(numel, world, rank));
+  return ranges;
+}
+
+// Runs the copies on storages in which each element holds its own number.
+void expect_moved(const std::vector<Range>& from, const std::vector<Range>& to) {
+  std::vector<std::vector<std::int64_t>> had, got;
+  for (Range range : from) {
+    had.emplace_back(range.length());
+    std::iota(had.back().begin(), had.back().end(), range.begin);
+  }
+  for (Range range : to) got.emplace_back(range.length(), -1);
+  for (const RangeTransfer& copy : transfers(from, to)) {
+    ASSERT_FALSE(copy.source.empty());
+    ASSERT_EQ(copy.source.length(), copy.destination.length());
+    for (std::int64_t i = 0; i < copy.source.length(); ++i) {
+      std::int64_t& element = got.at(copy.to).at(copy.destination.begin + i);
+      ASSERT_EQ(element, -1) << "copied twice";
+      element = had.at(copy.from).at(copy.source.begin + i);
+    }
+  }
+  for (std::size_t rank = 0; rank < to.size(); ++rank)
+    for (std::int64_t i = 0; i < to[rank].length(); ++i)
+      ASSERT_EQ(got[rank][i], to[rank].begin + i);
+}
+
+TEST(Transfers, MoveEverySizeFromEveryWorldToEveryOther) {
+  for (std::int64_t numel = 0; numel <= 40; ++numel)
+    for (int m = 1; m <= 7; ++m)
+      for (int n = 1; n <= 7; ++n) {
+        expect_moved(cut(numel, m), cut(numel, n));
+        if (HasFatalFailure()) FAIL() << numel << " elements from " << m << " to " << n;
+      }
+}
+
+TEST(Transfers, SayWhatGoesWhere) {
+  EXPECT_EQ(transfers(cut(10, 2), cut(10, 3)),
+            (std::vector<RangeTransfer>{{0, 0, {0, 4}, {0, 4}},
+                                        {0, 1, {4, 5}, {0, 1}},
+                                        {1, 1, {0, 3}, {1, 4}},
+                                        {1, 2, {3, 5}, {0, 2}}}));
+  EXPECT_TRUE(transfers(cut(0, 3), cut(0, 2)).empty());
+}
+
+// Copies of shards, and shards in any order that overlap: each element once, from the first rank.
+TEST(Transfers, TakeWhatSeveralRanksHaveFromTheFirst) {
+  std::vector<Range> twice = {{0, 5}, {5, 10}, {0, 5}, {5, 10}};
+  for (const RangeTransfer& copy : transfers(twice, cut(10, 3))) EXPECT_LT(copy.from, 2);
+  expect_moved(twice, cut(10, 3));
+  expect_moved({{6, 10}, {2, 7}, {0, 3}, {1, 9}}, {{0, 10}, {3, 4}, {5, 5}});
+}
+
+TEST(Transfers, CountBeyond32Bits) {
+  for (std::int64_t numel : {(std::int64_t{1} << 33) + 7, (std::int64_t{1} << 45) + 1})
+    for (int m : {1, 2, 3, 8})
+      for (int n : {1, 5, 7}) {
+        std::vector<Range> from = cut(numel, m), to = cut(numel, n);
+        std::vector<std::int64_t> next(n, 0);
+        for (const RangeTransfer& copy : transfers(from, to)) {
+          EXPECT_EQ(copy.destination.begin, next[copy.to]);
+          next[copy.to] = copy.destination.end;
+          EXPECT_EQ(from[copy.from].begin + copy.source.begin,
+                    to[copy.to].begin + copy.destination.begin);
+          EXPECT_LE(copy.source.end, from[copy.from].length());
+        }
+        for (int rank = 0; rank < n; ++rank) EXPECT_EQ(next[rank], to[rank].length());
+      }
+}
+
+TEST(Transfers, NameElementsThatNoRankHas) {
+  std::vector<Range> from = {{0, 4}, {6, 10}}, to = {{0, 10}};
+  test::expect_words(test::message_of<InvalidArgument>([&] { (void)transfers(from, to); }),
+                     {"4..6"});
+  std::vector<TensorSlice> rows = {range_slice(Sizes{2, 2}, {0, 2})},
+                           all = {whole_slice(Sizes{2, 2})}, other = {whole_slice(Sizes{4})};
+  test::expect_words(test::message_of<InvalidArgument>([&] { (void)transfers(rows, all); }),
+                     {"[1, 0] + [1, 2]"});
+  EXPECT_THROW((void)transfers(other, all), InvalidArgument);
+}
+
+// A slice's elements, each with its number in the row-major whole.
+std::vector<std::int64_t> elements_of(const TensorSlice& slice) {
+  std::vector<std::int64_t> elements(slice.numel(), -1);
+  for (const Box& box : boxes_of(slice)) {
+    Strided place = place_of(slice, box);
+    for (std::int64_t element : test::indices_of(slice.sizes, box)) {
+      std::int64_t rest = element, at = place.offset;
+      for (std::size_t dim = slice.sizes.size(); dim-- > 0; rest /= slice.sizes[dim])
+        at += (rest % slice.sizes[dim] - box.offsets[dim]) * place.strides[dim];
+      elements.at(at) = element;
+    }
+  }
+  return elements;
+}
+
+void expect_moved(const std::vector<TensorSlice>& from, const std::vector<TensorSlice>& to) {
+  std::vector<std::vector<std::int64_t>> had, got;
+  for (const TensorSlice& slice : from) had.push_back(elements_of(slice));
+  for (const TensorSlice& slice : to) got.emplace_back(slice.numel(), -1);
+  for (const BoxTransfer& copy : transfers(from, to)) {
+    std::int64_t count = numel_of(copy.box);
+    ASSERT_GT(count, 0);
+    for (std::int64_t i = 0; i < count; ++i) {
+      std::int64_t rest = i, source = copy.source.offset, destination = copy.destination.offset;
+      for (std::size_t dim = copy.box.sizes.size(); dim-- > 0; rest /= copy.box.sizes[dim]) {
+        source += rest % copy.box.sizes[dim] * copy.source.strides[dim];
+        destination += rest % copy.box.sizes[dim] * copy.destination.strides[dim];
+      }
+      std::int64_t& element = got.at(copy.to).at(destination);
+      ASSERT_EQ(element, -1) << "copied twice";
+      element = had.at(copy.from).at(source);
+    }
+  }
+  for (std::size_t rank = 0; rank < to.size(); ++rank) ASSERT_EQ(got[rank], elements_of(to[rank]));
+}
+
+// The ways in which ranks have a tensor: whole, divided along a dim, as flat memory in either order
+// of two dims, or both cuts one after the other.
+std::vector<std::vector<TensorSlice>> ways_to_cut(const Sizes& sizes, int world) {
+  std::vector<std::vector<TensorSlice>> ways;
+  ways.emplace_back(world, whole_slice(sizes));
+  for (const std::vector<int>& order : {std::vector<int>{0, 1}, {1, 0}}) {
+    ways.emplace_back();
+    for (Range range : cut(numel_of(sizes), world))
+      ways.back().push_back(range_slice(sizes, range, order));
+  }
+  for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+    std::vector<TensorSlice> boxes, halves;
+    for (Range range : cut(sizes[dim], world)) {
+      Box box = box_of(sizes);
+      box.offsets[dim] = range.begin;
+      box.sizes[dim] = range.length();
+      boxes.push_back(box_slice(sizes, box));
+      for (Range half : cut(boxes.back().numel(), 2)) {
+        halves.push_back(boxes.back());
+        halves.back().range = half;
+      }
+    }
+    ways.push_back(std::move(boxes));
+    ways.push_back(std::move(halves));
+  }
+  return ways;
+}
+
+TEST(Transfers, MoveTensorsFromEveryWayToEveryOther) {
+  for (const Sizes& sizes : {Sizes{0, 3}, {1, 1}, {3, 5}, {4, 6}, {7, 2}})
+    for (int m = 1; m <= 4; ++m)
+      for (int n = 1; n <= 4; ++n)
+        for (const auto& from : ways_to_cut(sizes, m))
+          for (const auto& to : ways_to_cut(sizes, n)) {
+            expect_moved(from, to);
+            if (HasFatalFailure()) FAIL() << sizes[0] << "x" << sizes[1] << " " << m << " " << n;
+          }
+}
+
+TEST(Transfers, MoveScalarsAndTensorsOfManyDims) {
+  expect_moved({range_slice(Sizes{}, {0, 0}), range_slice(Sizes{}, {0, 1})},
+               std::vector<TensorSlice>(2, whole_slice(Sizes{})));
+  std::mt19937 random(3);
+  for (int round = 0; round < 200; ++round) {
+    Sizes sizes;
+    for (std::size_t dims = random() % 5; sizes.size() < dims;) sizes.push_back(random() % 5);
+    auto cut_at_random = [&] {
+      std::vector<TensorSlice> slices;
+      std::vector<int> order(sizes.size());
+      std::iota(order.begin(), order.end(), 0);
+      std::shuffle(order.begin(), order.end(), random);
+      for (Range range : cut(numel_of(sizes), 1 + static_cast<int>(random() % 6)))
+        slices.push_back(range_slice(sizes, range, order));
+      return slices;
+    };
+    expect_moved(cut_at_random(), cut_at_random());
+    if (HasFatalFailure()) FAIL() << "round " << round;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::layout

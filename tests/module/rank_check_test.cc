@@ -1,0 +1,45 @@
+#include "module/rank_check.h"
+
+#include "parallel/support.h"
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+using modules::check_same_lines;
+
+using Lines = std::vector<std::string>;
+
+class ModuleCheck : public testing::TestWithParam<Ranks> {};
+
+TEST_P(ModuleCheck, SaysNothingWhenAllAgree) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
+    check_same_lines(group, Lines{});
+    check_same_lines(group, Lines{"a", "b"});
+    check_same_lines(group, Lines(1000, "a long model"));
+  });
+}
+
+TEST_P(ModuleCheck, NamesTheFirstLineThatDiffersAndItsRank) {
+  if (GetParam().size == 1) GTEST_SKIP() << "one rank cannot differ";
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
+    bool last = group.rank() == group.size() - 1;
+    std::string rank = std::to_string(group.size() - 1);
+    auto text = [&](const Lines& of_last, const Lines& of_others) {
+      return message_of<Mismatch>([&] { check_same_lines(group, last ? of_last : of_others); });
+    };
+    expect_contains(text({"a", "x", "c"}, {"a", "b", "d"}),
+                    "rank 0 has b; rank " + rank + " has x");
+    expect_contains(text({"a"}, {"a", "b"}), "rank 0 has b; rank " + rank + " has nothing more");
+    expect_contains(text({"a", "b"}, {"a"}), "rank 0 has nothing more; rank " + rank + " has b");
+    expect_contains(text({}, {"a"}), "rank 0 has a; rank " + rank + " has nothing more");
+    check_same_lines(group, Lines{"the group lives"});
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ModuleCheck,
+                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3})),
+                         name_of_ranks);
+
+}  // namespace
+}  // namespace lockstep

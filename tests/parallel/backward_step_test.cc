@@ -1,0 +1,77 @@
+// What a step of backward() does the same way under every strategy.
+#include "parallel/backward_step.h"
+
+#include "parallel/every_strategy.h"
+
+#include <stdexcept>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+
+class BackwardStep : public OnEveryStrategy {};
+
+at::Tensor batch(int seed) { return values({2, 3}, seed); }
+
+void expect_handle_has(const auto& handle, const std::vector<at::Tensor>& expected) {
+  std::vector<at::Tensor> found = gradients_of(handle.parameters());
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    EXPECT_TRUE(same_bits(found[i], expected[i])) << i;
+}
+
+// When all gradients of the parameters are there, and backward() goes on to its inputs.
+TEST_P(BackwardStep, AnExceptionAfterTheLastGradientIsToldToTheOthers) {
+  run([](BranchesImpl& model, auto& handle, Group group) {
+    auto backward = [&](bool throws) {
+      at::Tensor leaf = batch(group.rank()).requires_grad_();
+      at::Tensor input = leaf * 2;
+      if (throws)
+        input.register_hook(
+            [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("mine"); });
+      model.forward(input, "abc").sum().backward();
+    };
+    backward(false);
+    auto expected = gradients_of(handle.parameters());
+    for (int turn = 0; turn < 2; ++turn) {
+      handle.zero_grad();
+      if (group.rank() == group.size() - 1) {
+        EXPECT_THROW(backward(true), std::runtime_error);
+      } else {
+        expect_contains(message_of<ReductionFailed>([&] { backward(false); }),
+                        "exception on 1 of 3 ranks");
+      }
+      handle.zero_grad();
+      backward(false);
+      expect_handle_has(handle, expected);
+    }
+  });
+}
+
+// What it gives is added to what the outer backward() gives, and both are averaged by that.
+TEST_P(BackwardStep, ABackwardInsideNoSyncMayRunInsideAnotherOne) {
+  run([](BranchesImpl& model, auto& handle, Group group) {
+    auto backward_alone = [&] {
+      torch::AutoGradMode on(true);
+      auto scope = handle.no_sync();
+      model.forward(batch(10 + group.rank()), "a").sum().backward();
+    };
+    backward_alone();
+    model.forward(batch(group.rank()), "abc").sum().backward();
+    auto expected = gradients_of(handle.parameters());
+    handle.zero_grad();
+    at::Tensor input = batch(group.rank()).requires_grad_();
+    at::Tensor middle = model.forward(input, "a");
+    middle.register_hook([&](const at::Tensor& gradient) {
+      backward_alone();
+      return gradient;
+    });
+    model.forward(middle, "bc").sum().backward();
+    expect_handle_has(handle, expected);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BackwardStep, testing::ValuesIn(every_strategy()), name_of_strategy);
+
+}  // namespace
+}  // namespace lockstep
