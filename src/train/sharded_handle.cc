@@ -3,7 +3,6 @@
 #include "train/state_bytes.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 #include <lockstep/checkpoint/optimizer_state.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 
@@ -27,10 +26,6 @@ ShardOptions shard_options(const Options& options, const Task& task) {
           .storage = options.node_shared ? ShardStorage::node_shared : ShardStorage::private_memory,
           .reduce_in_step = options.reduce_in_step,
           .offload = options.offload};
-}
-
-std::string key_of(const std::string& parameter, const std::string& field) {
-  return formatted("optimizer.{}.{}", parameter, field);
 }
 
 class ShardedHandle final : public ModelHandle {
@@ -77,7 +72,7 @@ NamedTensors ShardedHandle::optimizer_state(const torch::optim::Optimizer& optim
   NamedTensors own = checkpoint::optimizer_state(optimizer, named_), whole;
   std::map<std::string, std::vector<at::Tensor>> fields;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    std::string prefix = key_of(parts_[i].name, "");
+    std::string prefix = checkpoint::optimizer_key(parts_[i].name);
     for (auto item = own.lower_bound(prefix); item != own.end() && item->first.starts_with(prefix);
          ++item) {
       std::string field = item->first.substr(prefix.size());
@@ -92,7 +87,8 @@ NamedTensors ShardedHandle::optimizer_state(const torch::optim::Optimizer& optim
   for (const auto& [field, values] : fields) {
     std::vector<at::Tensor> gathered = sharded_.gather_parts(values);
     for (std::size_t i = 0; i < parts_.size(); ++i)
-      if (gathered[i].defined()) whole[key_of(parts_[i].name, field)] = gathered[i];
+      if (gathered[i].defined())
+        whole[checkpoint::optimizer_key(parts_[i].name, field)] = gathered[i];
     if (auto memory = state_memory())
       for (const at::Tensor& value : values) memory->has_used(value);
   }
@@ -103,7 +99,7 @@ void ShardedHandle::load_optimizer_state(torch::optim::Optimizer& optimizer,
                                          const NamedTensors& state) {
   NamedTensors own = state;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    std::string prefix = key_of(parts_[i].name, "");
+    std::string prefix = checkpoint::optimizer_key(parts_[i].name);
     for (auto item = own.lower_bound(prefix); item != own.end() && item->first.starts_with(prefix);
          ++item) {
       bool of_another = item->first.find('.', prefix.size()) != std::string::npos;
