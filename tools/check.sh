@@ -81,7 +81,8 @@ lint_sources() {
   ensure_ready
   configure_preset debug   # where every source is compiled by itself
   local tool; tool="$(clang_tool clang-tidy)"
-  git ls-files 'src/base/*.cc' 'src/sys/*.cc' 'src/store/*.cc' 'src/launch/*.cc' 'src/comm/shm/*.cc' |
+  git ls-files 'src/base/*.cc' 'src/sys/*.cc' 'src/store/*.cc' 'src/launch/*.cc' 'src/comm/call/*.cc' 'src/comm/kernels/*.cc' \
+    'src/comm/rendezvous/*.cc' 'src/comm/engines/shm/*.cc' |
     xargs "$tool" -p build/debug --quiet --warnings-as-errors='*'
 }
 
@@ -129,7 +130,7 @@ soak() {
   unset LOCKSTEP_FUZZ LOCKSTEP_INJECTIONS   # a round of ctest has its own, short numbers
   end=$((SECONDS + minutes * 60))
   while [ $SECONDS -lt "$end" ]; do
-    run_ctest release -R '^(sys|store|launch|shm|comm|shard|optim|data|parallel|checkpoint|train|apps)$' >/dev/null
+    run_ctest release -R '^(sys|store|launch|shm|comm_core|comm|shard|optim|data|parallel|checkpoint|train|apps)$' >/dev/null
     run_ctest asan >/dev/null
     run_ctest tsan >/dev/null
     rounds=$((rounds + 1))

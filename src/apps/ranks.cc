@@ -1,7 +1,7 @@
 #include "apps/ranks.h"
 
 #include "apps/program.h"
-#include "comm/joining/place.h"
+#include "launch/detection/place.h"
 #include "sys/failure_text.h"
 
 #include <lockstep/base/check.h>

@@ -3,7 +3,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/store/memory_store.h>
 
-#include "comm/shm_backend.h"
+#include "comm/engines/shm/backend.h"
 #include "support/messages.h"
 #include "support/threads.h"
 #include "support/torch/engine_test.h"

@@ -2,9 +2,9 @@
 
 #include <lockstep/store/file_store.h>
 
-#include "comm/backends.h"
-#include "comm/flight/recorded_backend.h"
-#include "comm/staged_backend.h"
+#include "comm/backend/recorded_backend.h"
+#include "comm/backend/staged_backend.h"
+#include "comm/init/backends.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
 

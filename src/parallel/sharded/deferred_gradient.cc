@@ -1,7 +1,7 @@
 #include "parallel/sharded/deferred_gradient.h"
 
-#include "comm/element_type.h"
-#include "comm/shm/combine.h"
+#include "comm/backend/element_type.h"
+#include "comm/kernels/combine.h"
 #include "optim/formats_kernel.h"
 #include "optim/threads.h"
 

@@ -7,7 +7,7 @@
 // over, and the rank is its child.
 #include <lockstep/base/error.h>
 
-#include "comm/mpi/post_office.h"
+#include "comm/engines/mpi/post_office.h"
 #include "support/torch/injected_rank.h"
 #include "support/torch/mpirun_world.h"
 #include "sys/process.h"

@@ -5,8 +5,8 @@
 #include <lockstep/base/format.h>
 #include <lockstep/store/tcp_store.h>
 
-#include "comm/backends.h"
-#include "comm/flight/recorded_backend.h"
+#include "comm/backend/recorded_backend.h"
+#include "comm/init/backends.h"
 #include "support/torch/drawn_numbers.h"
 
 #include <ATen/ops/full.h>

@@ -4,11 +4,11 @@
 #include <lockstep/store/file_store.h>
 #include <lockstep/store/prefix_store.h>
 
-#include "comm/backends.h"
-#include "comm/flight/recorded_backend.h"
-#include "comm/joining/meeting.h"
-#include "comm/joining/other_launchers.h"
-#include "comm/mpi/post_office.h"
+#include "comm/backend/recorded_backend.h"
+#include "comm/engines/mpi/post_office.h"
+#include "comm/init/backends.h"
+#include "comm/init/run_store.h"
+#include "launch/detection/other_launchers.h"
 
 #include <gtest/gtest.h>
 

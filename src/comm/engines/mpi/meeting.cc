@@ -1,0 +1,128 @@
+#include "comm/engines/mpi/meeting.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/fingerprint.h>
+#include <lockstep/base/format.h>
+#include <lockstep/comm/group.h>
+#include <lockstep/store/store_server.h>
+#include <lockstep/store/tcp_store.h>
+
+#include "comm/engines/mpi/backend.h"
+#include "sys/own_process.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+
+namespace lockstep::mpi {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::size_t secret_bytes = 32;
+// For one of several addresses; an unreachable one may swallow what is sent to it.
+constexpr Duration patience = 3s;
+
+// Those at which other machines may reach this one; the loopback ones last, for ranks on this host.
+std::vector<std::string> own_addresses() {
+  std::vector<std::string> outer;
+  std::vector<std::string> inner;
+  ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) return {"127.0.0.1"};
+  for (auto* one = first; one != nullptr; one = one->ifa_next) {
+    bool is_up = one->ifa_addr != nullptr && (one->ifa_flags & IFF_UP) != 0;
+    if (!is_up || one->ifa_addr->sa_family != AF_INET) continue;
+    std::array<char, NI_MAXHOST> text{};
+    if (::getnameinfo(one->ifa_addr, sizeof(sockaddr_in), text.data(), text.size(), nullptr, 0,
+                      NI_NUMERICHOST) != 0)
+      continue;
+    ((one->ifa_flags & IFF_LOOPBACK) != 0 ? inner : outer).emplace_back(text.data());
+  }
+  ::freeifaddrs(first);
+  outer.insert(outer.end(), inner.begin(), inner.end());
+  return outer;
+}
+
+std::string new_secret() {
+  std::random_device random;
+  std::string secret(secret_bytes, '\0');
+  std::ranges::generate(secret, [&] { return static_cast<char>(random()); });
+  return secret;
+}
+
+// All ranks of MPI's world; no store is needed for it.
+Group everybody(PostOffice& office, Duration timeout) {
+  std::vector<int> places(office.size());
+  std::iota(places.begin(), places.end(), 0);
+  auto id = fingerprint_of(fingerprint("a meeting of everybody"), office.next_meeting());
+  auto member = std::make_shared<Member>(office, "mpirun", id, std::move(places), office.rank());
+  auto backend = sys::make_shared_of_process<MpiBackend>(office, std::move(member), nullptr);
+  return {std::move(backend), "mpirun", timeout};
+}
+
+std::string tell_all(Group& group, const std::string& mine) {
+  auto length = at::full({1}, static_cast<std::int64_t>(mine.size()), at::kLong);
+  group.broadcast(length).wait();
+  auto bytes = at::empty({length.item<std::int64_t>()}, at::kByte);
+  if (group.is_root()) std::memcpy(bytes.mutable_data_ptr(), mine.data(), mine.size());
+  group.broadcast(bytes).wait();
+  return {static_cast<const char*>(bytes.const_data_ptr()),
+          static_cast<std::size_t>(bytes.numel())};
+}
+
+std::shared_ptr<Store> connect(const std::string& invitation, Deadline deadline) {
+  TcpStoreOptions options{.secret = invitation.substr(0, secret_bytes)};
+  std::istringstream words(invitation.substr(secret_bytes));
+  words >> options.port;
+  std::string tried;
+  for (std::string address; words >> address;) {
+    options.host = address;
+    options.connect_timeout = std::min(patience, deadline.left());
+    try {
+      return std::make_shared<TcpStore>(options);
+    } catch (const Timeout& error) {
+      tried += formatted("{}{}", tried.empty() ? "" : "; ", error.what());
+    } catch (const SystemError& error) {
+      tried += formatted("{}{}", tried.empty() ? "" : "; ", error.what());
+    }
+  }
+  throw Timeout(formatted("none of the addresses of mpirun's rank 0 answers: {}", tried));
+}
+
+struct Served {
+  std::shared_ptr<StoreServer> server;
+  std::shared_ptr<Store> store;
+};
+
+}  // namespace
+
+std::shared_ptr<Store> open_mpi_store(Deadline deadline) {
+  auto& office = PostOffice::open();
+  auto group = everybody(office, deadline.left());
+  if (!group.is_root()) return connect(tell_all(group, {}), deadline);
+  auto secret = new_secret();
+  auto server =
+      std::make_shared<StoreServer>(StoreServerOptions{.host = "0.0.0.0", .secret = secret});
+  auto addresses = listed(own_addresses(), " ");
+  tell_all(group, formatted("{}{} {}", secret, server->port(), addresses));
+  TcpStoreOptions own{.port = server->port(), .secret = secret};
+  auto both = std::make_shared<Served>(std::move(server), std::make_shared<TcpStore>(own));
+  return {both, both->store.get()};
+}
+
+}  // namespace lockstep::mpi

@@ -1,0 +1,154 @@
+// One rank's part in one group of the engine mpi.
+//
+// Collectives of a group are carried out one after the other, in the order of their posts; messages
+// each on their own. All of that happens on the office's thread: a rank that has posted may be busy
+// elsewhere. Every header carries the fingerprint of its call. In every collective each rank hears
+// from the one before it, if only of the call, and a send is complete when the receiver has agreed:
+// so calls that differ meet wherever their own messages go.
+//
+// Invariants:
+// - what stands under mutex_ is touched by any thread; the rest by the office's alone;
+// - open_ holds the posts that are not complete; once failure_ is set, open posts stay open;
+// - dead_ holds exactly from the moment when failure_ is set by the office's thread; from then on
+//   all mail is discarded, and no tensor is written but by transfers that are under way.
+#pragma once
+
+#include <lockstep/comm/backend.h>
+
+#include "comm/diagnose/failure.h"
+#include "comm/engines/mpi/inquest.h"
+#include "comm/engines/mpi/operation.h"
+#include "comm/engines/mpi/post_office.h"
+#include "comm/rendezvous/leaving.h"
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace lockstep::mpi {
+
+class Member final : public Recipient, public std::enable_shared_from_this<Member> {
+ public:
+  // `places` are the group's ranks in the MPI world; `id` is the group's in all mail.
+  Member(PostOffice& office, std::string group, std::uint64_t id, std::vector<int> places,
+         int rank);
+  // Begins to take mail.
+  void join();
+
+  [[nodiscard]] const std::string& group() const { return group_; }
+  [[nodiscard]] std::uint64_t id() const { return id_; }
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] const std::vector<int>& places() const { return places_; }
+
+  // As Backend's.
+  std::uint64_t post(const Call& call);
+  void wait(std::uint64_t ticket);
+  [[nodiscard]] bool done(std::uint64_t ticket);
+  void abort(std::string_view reason);
+  // Waits for what was posted, and leaves.
+  void leave(const shm::Farewell& farewell);
+
+  void arrived(Arrival arrival) override;
+  void lost(int from, const std::string& how) override;
+  void tick() override;
+
+ private:
+  using Pointer = std::shared_ptr<Operation>;
+  // A piece of mail as it is waited for.
+  struct Key {
+    int from = -1;
+    Kind kind = Kind::part;
+    std::uint64_t number = 0;
+    std::uint32_t round = 0;
+    auto operator<=>(const Key&) const = default;
+  };
+  struct Awaited {
+    Pointer operation;
+    std::span<std::byte> memory;
+  };
+  struct Known {  // a call made lately
+    std::uint64_t fingerprint = 0;
+    PostedCall call;  // without tensors
+  };
+  struct History {
+    std::uint64_t last = 0;
+    std::deque<Known> calls;  // the latest; the last one has number `last`
+    [[nodiscard]] const Known* find(std::uint64_t number) const;
+  };
+  struct Absence {
+    bool in_order = false;
+    std::string what;         // its last call, if any, or what became of its process
+    std::uint64_t calls = 0;  // collectives that it posted before
+  };
+  struct Claim {  // what a peer said of a call that this rank has not posted yet
+    int from = -1;
+    std::uint64_t fingerprint = 0;
+  };
+
+  void begin(const Pointer& operation);
+  void start(const Pointer& operation);
+  void enter_round(const Pointer& operation);
+  void transfer_done(const Pointer& operation);
+  void complete(const Pointer& operation);
+  // Starts what has come to the front of the queue.
+  void advance();
+  void await(const Pointer& operation, Key key, std::span<std::byte> memory);
+  void take(const Arrival& arrival, const Awaited& awaited);
+  // One of them sends no piece to the other: it says at least that it made the call.
+  void tell_next(const Pointer& operation);
+  void hear_from_last(const Pointer& operation);
+  void post_to(int rank, Kind kind, std::uint64_t number, std::uint64_t fingerprint,
+               std::string_view content, std::uint32_t round = 0);
+
+  void mail(int from, Arrival arrival);
+  // Whether the peer's call is ours; otherwise begins to find out what it is.
+  bool agrees(int from, const Header& header);
+  void answer(int from, const Header& header);
+  [[nodiscard]] std::string last_call(const History& history) const;
+  void hear(int from, const Arrival& arrival);
+  void inquire(Inquest inquest);
+  void conclude();
+  // Nobody waits longer for it, or (a notice) it has taken long.
+  void overdue(std::uint64_t ticket, Inquest::Cause cause, Duration waited);
+  void gone(int rank, const Absence& absence);
+  void check_gone(const Operation& operation);
+  void miss(const Operation& operation, int rank, const Absence& absence);
+  void die(const Verdict& verdict, bool tell);
+  [[nodiscard]] int rank_of(int place) const;
+  [[nodiscard]] Pointer waiting(std::uint64_t ticket) const;
+
+  PostOffice& office_;
+  const std::string group_;
+  const std::uint64_t id_;
+  const std::vector<int> places_;
+  const int rank_;
+  const int size_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::uint64_t last_ticket_ = 0;
+  std::map<Route, std::uint64_t> counts_;
+  std::map<std::uint64_t, Duration> open_;  // by ticket, with its timeout
+  Failure failure_;
+
+  bool dead_ = false;
+  bool advancing_ = false;
+  std::deque<Pointer> queue_;                  // collectives; the first is under way
+  std::map<std::uint64_t, Pointer> messages_;  // under way, by ticket
+  std::map<Route, History> histories_;
+  std::map<Key, Arrival> mail_;  // nobody waits for it yet
+  std::map<Key, Awaited> awaited_;
+  std::map<std::pair<Route, std::uint64_t>, std::vector<Claim>> claims_;
+  std::map<int, Absence> gone_;
+  std::optional<Inquest> inquest_;
+  Clock::time_point inquest_end_{};
+};
+
+}  // namespace lockstep::mpi

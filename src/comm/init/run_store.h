@@ -1,0 +1,17 @@
+// The store through which the ranks of a run find one another.
+#pragma once
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/store/store.h>
+
+#include "launch/detection/place.h"
+
+#include <memory>
+
+namespace lockstep::joining {
+
+// Opens it, or connects to it: waits for its server. Timeout when nobody answers, BadInput when the
+// port is in use or the secret is wrong.
+[[nodiscard]] std::shared_ptr<Store> open_meeting(const Place& place, Deadline deadline);
+
+}  // namespace lockstep::joining

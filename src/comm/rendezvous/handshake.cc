@@ -1,0 +1,116 @@
+#include "comm/rendezvous/handshake.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/environment.h>
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
+#include <lockstep/store/prefix_store.h>
+
+#include "sys/topology.h"
+
+#include <algorithm>
+#include <chrono>
+#include <sstream>
+#include <utility>
+
+namespace lockstep::joining {
+namespace {
+
+// Changes when ranks of different builds could no longer understand each other.
+constexpr auto version = "1";
+
+struct Hello {
+  std::string size;
+  std::string version;
+  std::string engine;
+  std::string host;
+
+  [[nodiscard]] std::string text() const {
+    return formatted("{}\n{}\n{}\n{}", size, version, engine, host);
+  }
+  static Hello read(const std::string& text) {
+    std::istringstream lines(text);
+    Hello hello;
+    for (auto* field : {&hello.size, &hello.version, &hello.engine, &hello.host})
+      std::getline(lines, *field);
+    return hello;
+  }
+};
+
+// LOCKSTEP_HOST pretends: ranks for which it differs are on different hosts.
+std::string host_of_this_rank() {
+  return environment::text("LOCKSTEP_HOST").value_or(sys::host_identity());
+}
+
+std::string hello_key(int rank) { return formatted("hello/{}", rank); }
+
+void compare(const std::string& mine, const std::string& other, int rank, int other_rank,
+             std::string_view what) {
+  auto shown = [](const std::string& value) {
+    return value.empty() ? std::string("nothing") : value;
+  };
+  check_input(mine == other, "{} must be the same on all ranks: rank {} has {}, rank {} has {}",
+              what, rank, shown(mine), other_rank, shown(other));
+}
+
+[[noreturn]] void throw_missing(Store& store, const Place& place) {
+  std::vector<int> missing;
+  for (int rank = 0; rank < place.size; ++rank) {
+    if (!store.try_get(hello_key(rank))) missing.push_back(rank);
+  }
+  throw Timeout(formatted("rank {} of {} waited for {}, which never called init()", place.rank,
+                          place.size, rank_list(missing)));
+}
+
+// Rank 0 may hold the store: it stays until the rank that it does not agree with has seen why.
+void refuse(Store& store, const Place& place, int other_rank) {
+  store.set(formatted("refused/{}", place.rank), "");
+  if (place.rank != 0) return;
+  try {
+    static_cast<void>(
+        store.get(formatted("refused/{}", other_rank), Deadline::after(std::chrono::seconds(2))));
+  } catch (const Error&) {
+    // It will learn less; there is nothing more to do for it.
+  }
+}
+
+// What `rank` said, in agreement with `mine`.
+Hello hear(Store& store, const Place& place, const Hello& mine, int rank, Deadline deadline) {
+  std::string text;
+  try {
+    text = store.get(hello_key(rank), deadline);
+  } catch (const Timeout&) {
+    throw_missing(store, place);
+  }
+  auto hello = Hello::read(text);
+  try {
+    compare(mine.size, hello.size, place.rank, rank, "WORLD_SIZE");
+    compare(mine.version, hello.version, place.rank, rank, "Lockstep's protocol version");
+    compare(mine.engine, hello.engine, place.rank, rank, "the backend asked for");
+  } catch (const BadInput&) {
+    refuse(store, place, rank);
+    throw;
+  }
+  return hello;
+}
+
+}  // namespace
+
+Company call_roll(const std::shared_ptr<Store>& store, const Place& place, std::string_view engine,
+                  Deadline deadline) {
+  auto attempt = formatted("lockstep/{}/", place.attempt);
+  auto round = store->add(formatted("{}round/{}", attempt, place.rank), 1);
+  Company company{.store = std::make_shared<PrefixStore>(formatted("{}{}/", attempt, round), store),
+                  .hosts = {},
+                  .local_size = 0};
+  Hello mine{std::to_string(place.size), version, std::string(engine), host_of_this_rank()};
+  company.store->set(hello_key(place.rank), mine.text());
+  for (int rank = 0; rank < place.size; ++rank) {
+    company.hosts.push_back(hear(*company.store, place, mine, rank, deadline).host);
+  }
+  company.local_size = static_cast<int>(std::ranges::count(company.hosts, mine.host));
+  return company;
+}
+
+}  // namespace lockstep::joining

@@ -1,0 +1,94 @@
+#include "comm/rendezvous/peer_registry.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
+
+#include "sys/process_identity.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+namespace lockstep::c10d_engine {
+namespace {
+
+using std::chrono::milliseconds;
+
+// How often the store is asked, after a short while, and the peers' processes are looked at.
+constexpr Duration longest_pause = milliseconds(10);
+constexpr Duration between_looks = milliseconds(100);
+
+}  // namespace
+
+Companions::Companions(std::shared_ptr<Store> store, std::string group, int rank, int size,
+                       std::string_view words, Duration join_timeout)
+    : store_(std::move(store)), group_(std::move(group)), rank_(rank) {
+  store_->set(key(formatted("rank/{}", rank)), formatted("{}\n{}", watch::own_process(), words));
+  const auto deadline = Deadline::after(join_timeout);
+  std::vector<int> missing;
+  for (int other = 0; other < size; ++other) {
+    const auto name = key(formatted("rank/{}", other));
+    try {
+      auto said =
+          missing.empty() ? store_->get(name, deadline) : store_->try_get(name).value_or("");
+      if (said.empty()) missing.push_back(other);
+      auto end = std::min(said.find('\n'), said.size());
+      members_.push_back({said.substr(0, end), end < said.size() ? said.substr(end + 1) : ""});
+    } catch (const Timeout&) {
+      missing.push_back(other);
+    }
+  }
+  if (missing.empty()) return;
+  throw Timeout(formatted("group {}: rank {} of {} waited {}, and {} did not come", group_, rank,
+                          size, format_duration(join_timeout), rank_list(missing)));
+}
+
+std::string Companions::key(std::string_view name) const {
+  return formatted("lockstep/companions/{}/{}", group_, name);
+}
+
+void Companions::meet(const std::string& place, int count, const std::atomic<bool>& stop) const {
+  const auto all = key("all at/" + place);
+  if (store_->add(key("at/" + place), 1) == count) return store_->set(all, "1");
+  Duration pause = milliseconds(1);
+  auto look = Deadline::after(between_looks);
+  while (!store_->try_get(all)) {
+    if (stop) throw Aborted(formatted("group {}: ended while its ranks were connecting", group_));
+    if (look.passed()) {
+      check_processes();
+      look = Deadline::after(between_looks);
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, longest_pause);
+  }
+}
+
+std::optional<int> Companions::ended_rank() const {
+  for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank) {
+    if (watch::state_of(members_[rank].process) == watch::ProcessState::ended) return rank;
+  }
+  return std::nullopt;
+}
+
+void Companions::check_processes() const {
+  if (auto rank = ended_rank())
+    throw PeerLost(formatted("the process {} of rank {} has ended",
+                             watch::pid_of(members_[*rank].process), *rank));
+}
+
+void Companions::leave() const { store_->set(key(formatted("left/{}", rank_)), "1"); }
+
+void Companions::await_the_others(Duration patience) const {
+  const auto deadline = Deadline::after(patience);
+  for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank) {
+    const auto name = key(formatted("left/{}", rank));
+    while (!deadline.passed() && !store_->try_get(name)) {
+      if (watch::state_of(members_[rank].process) == watch::ProcessState::ended) break;
+      std::this_thread::sleep_for(longest_pause);
+    }
+  }
+}
+
+}  // namespace lockstep::c10d_engine

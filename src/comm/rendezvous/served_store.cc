@@ -1,0 +1,74 @@
+#include "comm/rendezvous/served_store.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
+#include <lockstep/store/open.h>
+#include <lockstep/store/secret.h>
+#include <lockstep/store/store_server.h>
+
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include <unistd.h>
+
+namespace lockstep::joining {
+namespace {
+
+std::string secret_of(const Rendezvous& at) {
+  if (at.port == 0) return {};
+  auto secret = read_secret();
+  return secret.empty() ? user_secret() : secret;
+}
+
+StoreServerOptions server_options(const Rendezvous& at, std::string secret) {
+  if (at.port == 0) return {.host = at.address.substr(std::string_view("unix:").size())};
+  // Its own name is a loopback address on many machines: the secret is what keeps others out.
+  return {.host = "0.0.0.0", .port = at.port, .secret = std::move(secret)};
+}
+
+// The server of this process, which can listen at its address only once: a second group that is
+// made while the first lives uses the same.
+std::shared_ptr<StoreServer> serve(const Rendezvous& at, const std::string& secret) {
+  static std::mutex mutex;
+  static std::weak_ptr<StoreServer> served;
+  static std::string address;
+  static pid_t process = 0;  // a child that was forked has the pointer, but not the server's thread
+  std::lock_guard lock(mutex);
+  auto server = process == ::getpid() && address == at.address ? served.lock() : nullptr;
+  if (server) return server;
+  server = std::make_shared<StoreServer>(server_options(at, secret));
+  served = server;
+  address = at.address;
+  process = ::getpid();
+  return server;
+}
+
+struct Served {
+  std::shared_ptr<StoreServer> server;
+  std::shared_ptr<Store> store;
+};
+
+}  // namespace
+
+std::shared_ptr<Store> open_served_store(const Place& place, Deadline deadline) {
+  const Rendezvous& at = *place.rendezvous;
+  auto secret = secret_of(at);
+  if (place.rank == 0) {
+    auto server = serve(at, secret);
+    auto own = at.port == 0 ? at.address : formatted("tcp://127.0.0.1:{}", at.port);
+    auto both = std::make_shared<Served>(server, open_store(own, secret, deadline.left()));
+    return {both, both->store.get()};
+  }
+  try {
+    return open_store(at.address, secret, deadline.left());
+  } catch (const Timeout& error) {
+    throw Timeout(
+        formatted("rank {} found nobody at {}: rank 0, which serves the store there, did "
+                  "not arrive ({})",
+                  place.rank, at.address, error.what()));
+  }
+}
+
+}  // namespace lockstep::joining

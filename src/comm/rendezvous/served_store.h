@@ -1,0 +1,19 @@
+// The store of a run that has no launcher of ours: rank 0 serves it.
+#pragma once
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/store/store.h>
+
+#include "launch/detection/place.h"
+
+#include <memory>
+
+namespace lockstep::joining {
+
+// For a rendezvous of kind served_store. Rank 0 serves for as long as it holds a store that came
+// from here; the others wait for it until the deadline. Over TCP the secret is that of
+// LOCKSTEP_SECRET_FILE, else the user's own (user_secret()); on one host the kernel says who the
+// peer is. Errors as open_meeting().
+[[nodiscard]] std::shared_ptr<Store> open_served_store(const Place& place, Deadline deadline);
+
+}  // namespace lockstep::joining

@@ -1,0 +1,79 @@
+#include "sys/process_identity.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/fingerprint.h>
+#include <lockstep/base/format.h>
+
+#include "sys/files.h"
+#include "sys/topology.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <sstream>
+
+#include <unistd.h>
+
+namespace lockstep::watch {
+namespace {
+
+struct Stat {
+  char state = '?';
+  std::string started;  // in clock ticks since the boot: with the pid, unique on a machine
+};
+
+// From /proc/PID/stat: "71 (name) S ...", where the name may hold blanks and brackets.
+std::optional<Stat> stat_of(const std::string& pid) {
+  try {
+    auto text = sys::read_file("/proc/" + pid + "/stat");
+    std::istringstream fields(text.substr(text.rfind(')') + 1));
+    constexpr int started_at = 22;
+    constexpr int state_at = 3;
+    Stat result;
+    fields >> result.state;
+    for (int field = state_at; field < started_at; ++field) fields >> result.started;
+    return result;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+ProcessState state_in(const std::optional<Stat>& stat) {
+  if (!stat || stat->state == 'Z' || stat->state == 'X') return ProcessState::ended;
+  return stat->state == 'T' || stat->state == 't' ? ProcessState::stopped : ProcessState::runs;
+}
+
+// Processes that see each other's pids have the same.
+std::string place() {
+  std::error_code ignored;
+  auto pids = std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
+  return formatted("{:x}", fingerprint(sys::host_identity() + pids));
+}
+
+struct ProcessWords {
+  std::string place, pid, started;
+  explicit ProcessWords(std::string_view process) {
+    std::istringstream(std::string(process)) >> place >> pid >> started;
+  }
+};
+
+}  // namespace
+
+std::string own_process() {
+  auto pid = std::to_string(::getpid());
+  auto stat = stat_of(pid);
+  return formatted("{} {} {}", place(), pid, stat ? stat->started : "0");
+}
+
+ProcessState state_of(std::string_view process) {
+  const ProcessWords words(process);
+  if (words.started.empty() || words.place != place()) return ProcessState::unknown;
+  auto stat = stat_of(words.pid);
+  return stat && stat->started == words.started ? state_in(stat) : ProcessState::ended;
+}
+
+ProcessState state_of(int pid) { return state_in(stat_of(std::to_string(pid))); }
+
+std::string pid_of(std::string_view process) { return ProcessWords(process).pid; }
+
+}  // namespace lockstep::watch

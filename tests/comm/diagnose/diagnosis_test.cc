@@ -1,0 +1,290 @@
+// The watch and the last words without an engine: ranks are objects on one store in memory.
+#include "comm/diagnose/diagnosis.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/store/memory_store.h>
+
+#include "comm/diagnose/call_watch.h"
+#include "comm/diagnose/calls.h"
+#include "support/messages.h"
+#include "sys/process_identity.h"
+
+#include <gtest/gtest.h>
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+using namespace lockstep;
+using namespace std::chrono_literals;
+using test::reduction;
+using watch::CallWatch;
+using watch::End;
+using watch::LastWords;
+
+namespace {
+
+// Counts what it is asked, and can stop answering.
+class WatchedStore : public MemoryStore {
+ public:
+  void set(std::string_view key, std::string_view value) override {
+    count();
+    MemoryStore::set(key, value);
+  }
+  [[nodiscard]] std::optional<std::string> try_get(std::string_view key) override {
+    count();
+    return MemoryStore::try_get(key);
+  }
+  std::string compare_set(std::string_view key, std::string_view expected,
+                          std::string_view desired) override {
+    count();
+    return MemoryStore::compare_set(key, expected, desired);
+  }
+  void answer(bool answers) {
+    std::lock_guard lock(mutex_);
+    answers_ = answers;
+    changed_.notify_all();
+  }
+  [[nodiscard]] int asked() const { return asked_; }
+
+ private:
+  void count() {
+    ++asked_;
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return answers_; });
+  }
+
+  std::atomic<int> asked_ = 0;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool answers_ = true;
+};
+
+// What one process has of a group.
+struct WatchedRank {
+  WatchedRank(const std::shared_ptr<Store>& store, int rank, int size, Duration patience = 5s)
+      : calls(store, patience), words(store, "world", rank, size, patience) {
+    member = calls.join("world", rank, size, [this](const std::string& text) {
+      std::lock_guard lock(mutex);
+      mismatch = text;
+      is_told = true;
+    });
+  }
+  ~WatchedRank() { calls.leave(member, false); }
+
+  std::string found() {
+    std::lock_guard lock(mutex);
+    return mismatch;
+  }
+
+  std::mutex mutex;
+  std::string mismatch;
+  std::atomic<bool> is_told = false;
+  CallWatch calls;
+  LastWords words;
+  std::shared_ptr<watch::Member> member;
+};
+
+std::vector<std::unique_ptr<WatchedRank>> ranks_on(const std::shared_ptr<Store>& store, int size) {
+  std::vector<std::unique_ptr<WatchedRank>> ranks;
+  for (int rank = 0; rank < size; ++rank)
+    ranks.push_back(std::make_unique<WatchedRank>(store, rank, size));
+  return ranks;
+}
+
+template <class E>
+std::string text_of(const std::exception_ptr& error) {
+  return test::message_of<E>([&] { std::rethrow_exception(error); });
+}
+
+TEST(LastWords, AllRanksThrowTheSameSentence) {
+  auto store = std::make_shared<WatchedStore>();
+  auto ranks = ranks_on(store, 3);
+  for (auto& rank : ranks) rank->member->note(reduction(1, 5));
+  ranks[0]->member->note(reduction(2, 1000, "bucket 2"));
+  ranks[1]->member->note(reduction(2, 1000, "bucket 2"));
+  int closed = 0;
+  const auto call = reduction(2, 1000, "bucket 2");
+  const auto first =
+      text_of<Timeout>(ranks[0]->words.agree(End::timeout, call, "", [&] { ++closed; }));
+  EXPECT_GE(closed, 1);
+  test::expect_words(first, {"after 1s: rank 2 never called all_reduce #2 (bucket 2, 4 kB) that "
+                             "ranks 0, 1 wait in; its last call was all_reduce #1 (sum, 5 x Float) "
+                             "at last_words_test.cc:"});
+  EXPECT_EQ(text_of<Timeout>(ranks[1]->words.agree(End::lost, call, "closed", [] {})), first);
+  EXPECT_EQ(text_of<Timeout>(ranks[2]->words.agree(End::aborted, {}, "enough", [] {})), first);
+}
+
+TEST(LastWords, ARankThatHasLeftIsLost) {
+  auto store = std::make_shared<WatchedStore>();
+  auto ranks = ranks_on(store, 2);
+  ranks[0]->member->note(reduction(1));
+  ranks[1]->calls.leave(ranks[1]->member, true);
+  EXPECT_EQ(text_of<PeerLost>(ranks[0]->words.agree(End::lost, reduction(1), "closed", [] {})),
+            "rank 1 of 2 was lost: it left in order without taking part in all_reduce #1 (4 kB); "
+            "it has made no call yet; rank 0 waits in all_reduce #1 (4 kB)");
+}
+
+// As a rank's last statement names it, after its process has ended.
+std::string ended_process() {
+  std::array<int, 2> ends{};
+  if (::pipe(ends.data()) != 0) return {};
+  const auto child = ::fork();
+  if (child == 0) {
+    const auto text = watch::own_process();
+    ::_exit(::write(ends[1], text.data(), text.size()) < 0 ? 1 : 0);
+  }
+  ::waitpid(child, nullptr, 0);
+  std::string text(200, ' ');
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, ::read(ends[0], text.data(), 200))));
+  for (int end : ends) ::close(end);
+  return text;
+}
+
+TEST(LastWords, AKilledRankMayHaveCalledMoreThanItTold) {
+  auto store = std::make_shared<WatchedStore>();
+  WatchedRank rank(store, 0, 2);
+  watch::Ledger told;
+  told.note({}, reduction(1, 5));
+  store->set("lockstep/calls/world/1", told.statement(ended_process(), false));
+  test::expect_words(text_of<PeerLost>(rank.words.agree(End::lost, reduction(2), "closed", [] {})),
+                     {"ended without leaving; its last call was all_reduce #1 (sum, 5 x Float)"});
+  auto later = LastWords(store, "later", 0, 2);
+  store->set("lockstep/calls/later/1", told.statement(ended_process(), false));
+  test::expect_words(text_of<PeerLost>(later.agree(End::lost, reduction(9), "closed", [] {})),
+                     {"ended without leaving; the last call it told of was all_reduce #1 (sum"});
+}
+
+TEST(CallWatch, TellsWhoHasOpenCallsThatTheGroupEnds) {
+  auto store = std::make_shared<WatchedStore>();
+  auto ranks = ranks_on(store, 3);
+  ranks[1]->member->note(reduction(1));
+  ranks[2]->member->note(reduction(1));
+  ranks[2]->member->note_complete();
+  std::this_thread::sleep_for(2 * CallWatch::period);
+  static_cast<void>(ranks[0]->words.agree(End::aborted, {}, "enough", [] {}));
+  for (int round = 0; round < 1000 && !ranks[1]->is_told; ++round) std::this_thread::sleep_for(1ms);
+  EXPECT_TRUE(ranks[1]->is_told);
+  EXPECT_EQ(ranks[1]->found(), "");
+  EXPECT_FALSE(ranks[2]->is_told);
+}
+
+PostedCall receipt(int from) {
+  return {{.collective = Collective::recv,
+           .root = from,
+           .output = at::empty({3}),
+           .timeout = 1s,
+           .where = std::source_location::current()},
+          1};
+}
+
+TEST(LastWords, OfRanksThatWaitForEachOthersMessages) {
+  auto store = std::make_shared<WatchedStore>();
+  auto ranks = ranks_on(store, 2);
+  ranks[0]->member->note(receipt(1));
+  ranks[1]->member->note(receipt(0));
+  test::expect_words(
+      text_of<Timeout>(ranks[0]->words.agree(End::timeout, receipt(1), "", [] {})),
+      {"after 1s: rank 1 never called send for recv #1 from rank 1 (12 B) that rank 0 waits in; it "
+       "has called recv #1 (from rank 0, 3 x Float) at last_words_test.cc:"});
+}
+
+TEST(LastWords, OfACallThatARunFoundToDiffer) {
+  auto store = std::make_shared<WatchedStore>();
+  auto ranks = ranks_on(store, 2);
+  ranks[0]->member->note(reduction(1, 5));
+  EXPECT_EQ(ranks[0]->words.difference(reduction(1, 5)), "");
+  ranks[1]->member->note(reduction(1, 5, "theirs"));
+  for (auto other : {std::optional<int>(), std::optional<int>(1)}) {
+    test::expect_words(
+        ranks[0]->words.difference(reduction(1, 5), other),
+        {"rank 0 called all_reduce #1 (sum, 5 x Float) at last_words_test.cc:",
+         "where rank 1 called all_reduce #1 (sum, 5 x Float, theirs) at last_words"});
+  }
+}
+
+TEST(LastWords, AStoreThatDoesNotAnswerHoldsUpNobody) {
+  auto store = std::make_shared<WatchedStore>();
+  const auto begin = Clock::now();
+  {
+    WatchedRank rank(store, 0, 2, 100ms);
+    store->answer(false);
+    rank.member->note(reduction(1));
+    const auto text = text_of<Timeout>(rank.words.agree(End::timeout, reduction(1), "", [] {}));
+    test::expect_words(text, {"after 1s: all_reduce #1 (4 kB) is not complete",
+                              "of the store, which would say more: it does not answer"});
+    test::expect_words(rank.words.overdue(reduction(1), 30s),
+                       {"after 30s: in all_reduce #1 (4 kB); the store does not answer"});
+    rank.calls.leave(rank.member, true);
+  }
+  EXPECT_LT(Clock::now() - begin, 3s);
+  store->answer(true);  // the threads that were left to themselves end
+  std::this_thread::sleep_for(50ms);
+}
+
+TEST(CallWatch, FindsADifferenceThatNobodyWaitsFor) {
+  for (int odd : {0, 2, 4}) {
+    auto store = std::make_shared<WatchedStore>();
+    auto ranks = ranks_on(store, 5);
+    for (int rank = 0; rank < 5; ++rank)
+      ranks[rank]->member->note(reduction(1, rank == odd ? 7 : 6));
+    const auto deadline = Deadline::after(5s);
+    std::string found;
+    while (found.empty() && !deadline.passed()) {
+      for (auto& rank : ranks) found += found.empty() ? rank->found() : "";
+      std::this_thread::sleep_for(1ms);
+    }
+    test::expect_words(
+        found, {"rank " + std::to_string(odd) + " called all_reduce #1 (sum, 7 x",
+                "called all_reduce #1 (sum, 6 x Float) at last_words_test.cc:", " where rank "});
+  }
+}
+
+TEST(CallWatch, AsksNothingWhileNothingIsOpen) {
+  auto store = std::make_shared<WatchedStore>();
+  auto ranks = ranks_on(store, 2);
+  for (auto& rank : ranks) rank->member->note(reduction(1));
+  for (auto& rank : ranks) rank->member->note_complete();
+  std::this_thread::sleep_for(3 * CallWatch::period);
+  const int asked = store->asked();
+  std::this_thread::sleep_for(3 * CallWatch::period);
+  EXPECT_EQ(store->asked(), asked);
+  EXPECT_EQ(ranks[0]->found() + ranks[1]->found(), "");
+}
+
+TEST(CallWatch, AsksLittleHoweverManyCallsThereAre) {
+  auto store = std::make_shared<WatchedStore>();
+  auto ranks = ranks_on(store, 2);
+  const int before = store->asked();
+  const auto begin = Clock::now();
+  const auto call = reduction(1);
+  auto spent = Duration::zero();
+  constexpr int calls = 20'000;
+  for (std::uint64_t number = 1; number <= calls; ++number) {
+    auto next = call;
+    next.number = number;
+    const auto noting = Clock::now();
+    for (auto& rank : ranks) rank->member->note(next);
+    spent += Clock::now() - noting;
+  }
+  std::printf("noting a call for the watch takes %lld ns\n",
+              static_cast<long long>(spent.count() / (2 * calls)));
+  const auto periods = (Clock::now() - begin) / CallWatch::period + 2;
+  EXPECT_LE(store->asked() - before, 2 * 2 * periods);
+  EXPECT_EQ(ranks[0]->found() + ranks[1]->found(), "");
+}
+
+}  // namespace
