@@ -14,7 +14,7 @@
 
 #include <unistd.h>
 
-namespace lockstep::watch {
+namespace lockstep::sys {
 namespace {
 
 struct Stat {
@@ -59,21 +59,21 @@ struct ProcessWords {
 
 }  // namespace
 
-std::string own_process() {
+std::string process_identity() {
   auto pid = std::to_string(::getpid());
   auto stat = stat_of(pid);
   return formatted("{} {} {}", place(), pid, stat ? stat->started : "0");
 }
 
-ProcessState state_of(std::string_view process) {
+ProcessState state_of_process(std::string_view process) {
   const ProcessWords words(process);
   if (words.started.empty() || words.place != place()) return ProcessState::unknown;
   auto stat = stat_of(words.pid);
   return stat && stat->started == words.started ? state_in(stat) : ProcessState::ended;
 }
 
-ProcessState state_of(int pid) { return state_in(stat_of(std::to_string(pid))); }
+ProcessState state_of_process(int pid) { return state_in(stat_of(std::to_string(pid))); }
 
-std::string pid_of(std::string_view process) { return ProcessWords(process).pid; }
+std::string pid_in(std::string_view process) { return ProcessWords(process).pid; }
 
-}  // namespace lockstep::watch
+}  // namespace lockstep::sys

@@ -4,17 +4,17 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::watch {
+namespace lockstep::sys {
 
 enum class ProcessState { unknown, runs, stopped, ended };  // unknown: on another machine
 
 // Of this process: machine and pid namespace, pid, start time. One word each.
-[[nodiscard]] std::string own_process();
+[[nodiscard]] std::string process_identity();
 
-[[nodiscard]] ProcessState state_of(std::string_view process);
+[[nodiscard]] ProcessState state_of_process(std::string_view process);
 // The same by its number alone, which must not have become another's.
-[[nodiscard]] ProcessState state_of(int pid);
+[[nodiscard]] ProcessState state_of_process(int pid);
 // "71"; empty when it cannot be read.
-[[nodiscard]] std::string pid_of(std::string_view process);
+[[nodiscard]] std::string pid_in(std::string_view process);
 
-}  // namespace lockstep::watch
+}  // namespace lockstep::sys

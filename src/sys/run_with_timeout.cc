@@ -9,16 +9,16 @@
 #include <mutex>
 #include <utility>
 
-namespace lockstep::watch {
+namespace lockstep::sys {
 
-bool run_aside(std::function<void()> action, Duration limit) {
+bool run_with_timeout(std::function<void()> action, Duration limit) {
   struct Shared {
     std::mutex mutex;
     std::condition_variable changed;
     bool over = false;
   };
   auto shared = std::make_shared<Shared>();
-  sys::Thread("aside", [shared, action = std::move(action)] {
+  sys::Thread("with timeout", [shared, action = std::move(action)] {
     action();
     std::lock_guard lock(shared->mutex);
     shared->over = true;
@@ -28,4 +28,4 @@ bool run_aside(std::function<void()> action, Duration limit) {
   return shared->changed.wait_for(lock, limit, [&] { return shared->over; });
 }
 
-}  // namespace lockstep::watch
+}  // namespace lockstep::sys

@@ -5,10 +5,10 @@
 
 #include <functional>
 
-namespace lockstep::watch {
+namespace lockstep::sys {
 
 // Runs `action`, which must not throw, on a thread of its own and returns true when it has ended
 // within `limit`. Otherwise the thread is left to itself: `action` must own what it uses.
-[[nodiscard]] bool run_aside(std::function<void()> action, Duration limit);
+[[nodiscard]] bool run_with_timeout(std::function<void()> action, Duration limit);
 
-}  // namespace lockstep::watch
+}  // namespace lockstep::sys

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::shm {
+namespace lockstep::sys {
 
 template <std::size_t Words>
 class SharedText {
@@ -45,4 +45,4 @@ class SharedText {
   std::array<std::atomic<std::uint64_t>, Words> words_{};
 };
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::sys

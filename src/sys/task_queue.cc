@@ -4,23 +4,23 @@
 #include <chrono>
 #include <utility>
 
-namespace lockstep::lanes {
+namespace lockstep::sys {
 
-Lane::Lane() : thread_("lane", [state = state_] { run(*state); }) {}
+TaskQueue::TaskQueue() : thread_("task queue", [state = state_] { run(*state); }) {}
 
-Lane::~Lane() {
+TaskQueue::~TaskQueue() {
   if (thread_.joinable()) end(Deadline::never().left());
 }
 
-void Lane::give(std::function<void()> action) {
+void TaskQueue::push(std::function<void()> task) {
   {
     std::lock_guard lock(state_->mutex);
-    state_->actions.push_back(std::move(action));
+    state_->tasks.push_back(std::move(task));
   }
   state_->changed.notify_all();
 }
 
-bool Lane::end(Duration limit) {
+bool TaskQueue::end(Duration limit) {
   const auto deadline = Deadline::after(limit);
   std::unique_lock lock(state_->mutex);
   state_->ending = true;
@@ -37,20 +37,20 @@ bool Lane::end(Duration limit) {
   return over;
 }
 
-void Lane::run(State& state) {
+void TaskQueue::run(State& state) {
   std::unique_lock lock(state.mutex);
   for (;;) {
-    state.changed.wait(lock, [&] { return state.ending || !state.actions.empty(); });
-    if (state.actions.empty()) break;
-    auto action = std::move(state.actions.front());
-    state.actions.pop_front();
+    state.changed.wait(lock, [&] { return state.ending || !state.tasks.empty(); });
+    if (state.tasks.empty()) break;
+    auto task = std::move(state.tasks.front());
+    state.tasks.pop_front();
     lock.unlock();
-    action();
-    action = nullptr;  // its tensors go before the next wait
+    task();
+    task = nullptr;  // its tensors go before the next wait
     lock.lock();
   }
   state.ended = true;
   state.changed.notify_all();
 }
 
-}  // namespace lockstep::lanes
+}  // namespace lockstep::sys

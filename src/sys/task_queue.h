@@ -1,4 +1,4 @@
-// A lane: a thread that does one thing after the other, in the order in which they were given to
+// A queue: a thread that does one thing after the other, in the order in which they were given to
 // it.
 #pragma once
 
@@ -12,29 +12,29 @@
 #include <memory>
 #include <mutex>
 
-namespace lockstep::lanes {
+namespace lockstep::sys {
 
-class Lane {
+class TaskQueue {
  public:
-  Lane();
+  TaskQueue();
   // As end(), however long it takes.
-  ~Lane();
-  Lane(const Lane&) = delete;
-  Lane& operator=(const Lane&) = delete;
+  ~TaskQueue();
+  TaskQueue(const TaskQueue&) = delete;
+  TaskQueue& operator=(const TaskQueue&) = delete;
 
-  // `action` must not throw.
-  void give(std::function<void()> action);
+  // `task` must not throw.
+  void push(std::function<void()> task);
 
   // Does what is left, then ends the thread. False when it has not ended after `limit`: then it is
-  // left to itself, and what its action holds lives as long as it runs.
+  // left to itself, and what its task holds lives as long as it runs.
   bool end(Duration limit);
 
  private:
-  // The thread's, which may outlive the lane.
+  // The thread's, which may outlive the queue.
   struct State {
     std::mutex mutex;
     std::condition_variable changed;
-    std::deque<std::function<void()>> actions;
+    std::deque<std::function<void()>> tasks;
     bool ending = false;
     bool ended = false;
   };
@@ -44,4 +44,4 @@ class Lane {
   sys::Thread thread_;
 };
 
-}  // namespace lockstep::lanes
+}  // namespace lockstep::sys

@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-using namespace lockstep::watch;
+using namespace lockstep::sys;
 using namespace std::chrono_literals;
 
 namespace {
@@ -24,7 +24,7 @@ class Child {
     if (::pipe(ends) != 0) return;
     pid_ = ::fork();
     if (pid_ == 0) {
-      const auto text = own_process();
+      const auto text = process_identity();
       if (::write(ends[1], text.data(), text.size()) < 0) ::_exit(1);
       ::close(ends[1]);
       for (;;) ::pause();
@@ -45,7 +45,7 @@ class Child {
 
   [[nodiscard]] bool becomes(ProcessState state) const {
     for (int round = 0; round < 2000; ++round) {
-      if (state_of(process_) == state) return true;
+      if (state_of_process(process_) == state) return true;
       std::this_thread::sleep_for(1ms);
     }
     return false;
@@ -58,8 +58,8 @@ class Child {
 
 TEST(Process, RunsIsStoppedAndEnds) {
   const Child child;
-  EXPECT_EQ(pid_of(child.process()), std::to_string(child.pid()));
-  EXPECT_EQ(state_of(child.process()), ProcessState::runs);
+  EXPECT_EQ(pid_in(child.process()), std::to_string(child.pid()));
+  EXPECT_EQ(state_of_process(child.process()), ProcessState::runs);
   child.send(SIGSTOP);
   EXPECT_TRUE(child.becomes(ProcessState::stopped));
   child.send(SIGCONT);
@@ -69,16 +69,16 @@ TEST(Process, RunsIsStoppedAndEnds) {
 }
 
 TEST(Process, AnotherMachinesIsUnknownAndSoIsRubbish) {
-  EXPECT_EQ(state_of("elsewhere 1 1"), ProcessState::unknown);
-  EXPECT_EQ(state_of(""), ProcessState::unknown);
-  EXPECT_EQ(state_of("x"), ProcessState::unknown);
+  EXPECT_EQ(state_of_process("elsewhere 1 1"), ProcessState::unknown);
+  EXPECT_EQ(state_of_process(""), ProcessState::unknown);
+  EXPECT_EQ(state_of_process("x"), ProcessState::unknown);
 }
 
 TEST(Process, APidThatWasUsedAgainIsAnotherProcess) {
-  auto process = own_process();
-  EXPECT_EQ(state_of(process), ProcessState::runs);
+  auto process = process_identity();
+  EXPECT_EQ(state_of_process(process), ProcessState::runs);
   process += "0";  // another start time
-  EXPECT_EQ(state_of(process), ProcessState::ended);
+  EXPECT_EQ(state_of_process(process), ProcessState::ended);
 }
 
 }  // namespace

@@ -12,27 +12,27 @@ using namespace std::chrono_literals;
 
 namespace {
 
-TEST(Lane, DoesWhatIsLeftInOrderBeforeItEnds) {
+TEST(TaskQueue, DoesWhatIsLeftInOrderBeforeItEnds) {
   std::vector<int> done;
-  lanes::Lane lane;
-  for (int i = 0; i < 100; ++i) lane.give([&done, i] { done.push_back(i); });
-  EXPECT_TRUE(lane.end(10s));
+  sys::TaskQueue queue;
+  for (int i = 0; i < 100; ++i) queue.push([&done, i] { done.push_back(i); });
+  EXPECT_TRUE(queue.end(10s));
   ASSERT_EQ(done.size(), 100U);
   for (int i = 0; i < 100; ++i) EXPECT_EQ(done[static_cast<std::size_t>(i)], i);
 }
 
-TEST(Lane, IsLeftToItselfWhenAnActionDoesNotEnd) {
+TEST(TaskQueue, IsLeftToItselfWhenATaskDoesNotEnd) {
   auto released = std::make_shared<std::promise<void>>();
   auto ended = std::make_shared<std::promise<void>>();
   auto over = ended->get_future();
   std::weak_ptr<std::promise<void>> held = released;
   {
-    lanes::Lane lane;
-    lane.give([released, ended] {
+    sys::TaskQueue queue;
+    queue.push([released, ended] {
       released->get_future().wait();
       ended->set_value();
     });
-    EXPECT_FALSE(lane.end(20ms));
+    EXPECT_FALSE(queue.end(20ms));
   }
   EXPECT_EQ(over.wait_for(20ms), std::future_status::timeout);
   released->set_value();

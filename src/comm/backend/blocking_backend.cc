@@ -11,21 +11,21 @@
 #include <algorithm>
 #include <chrono>
 
-namespace lockstep::lanes {
+namespace lockstep {
 namespace {
 
 using watch::End;
 
 constexpr auto notice_after = std::chrono::seconds(30);
-// What a run may take to end after the runner was closed.
+// What a run may take to end after the engine was closed.
 constexpr auto longest_end = std::chrono::seconds(5);
 
-void check_device(const Call& call, Runner& runner) {
+void check_device(const Call& call, BlockingEngine& engine) {
   const auto& tensor = call.input.defined() ? call.input : call.output;
   if (!tensor.defined()) return;
-  if (auto objection = runner.objection_to(tensor); !objection.empty())
+  if (auto objection = engine.objection_to(tensor); !objection.empty())
     throw InvalidArgument(
-        formatted("{}: the engine {} {}", name_of(call.collective), runner.name(), objection));
+        formatted("{}: the engine {} {}", name_of(call.collective), engine.name(), objection));
 }
 
 }  // namespace
@@ -35,11 +35,12 @@ std::string not_on_host(const at::Tensor& tensor) {
   return formatted("takes tensors in the CPU's memory; this one is on {}", tensor.device().str());
 }
 
-LaneBackend::LaneBackend(std::shared_ptr<Runner> runner, std::shared_ptr<Store> store,
-                         std::string group, int rank, int size, Duration join_timeout,
-                         std::shared_ptr<watch::CallWatch> watch)
+BlockingBackend::BlockingBackend(std::shared_ptr<BlockingEngine> engine,
+                                 std::shared_ptr<Store> store, std::string group, int rank,
+                                 int size, Duration join_timeout,
+                                 std::shared_ptr<watch::CallWatch> watch)
     : Backend(rank, size),
-      runner_(std::move(runner)),
+      engine_(std::move(engine)),
       store_(std::move(store)),
       group_(std::move(group)),
       join_timeout_(join_timeout),
@@ -49,13 +50,13 @@ LaneBackend::LaneBackend(std::shared_ptr<Runner> runner, std::shared_ptr<Store> 
         fail(sentence.empty() ? End::lost : End::mismatch, PostedCall(), sentence);
       })) {}
 
-LaneBackend::~LaneBackend() {
+BlockingBackend::~BlockingBackend() {
   bool complete = false;
   {
     std::unique_lock lock(mutex_);
     Duration longest{};
     for (const auto& [ticket, call] : open_) longest = std::max(longest, call.timeout);
-    auto deadline = Deadline::after(farewell_.patience(longest));
+    auto deadline = Deadline::after(grace_.patience(longest));
     while (!open_.empty() && !failure_ && !deadline.passed()) {
       changed_.wait_for(lock, std::min<Duration>(deadline.left(), std::chrono::hours(1)));
     }
@@ -63,10 +64,10 @@ LaneBackend::~LaneBackend() {
     failure_.set(std::make_exception_ptr(Aborted("this rank has left the group")));
   }
   watch_->leave(member_, complete);
-  // Or a lane would wait for ever.
-  if (!complete) runner_->close("a rank left before its operations were complete");
-  for (auto& [route, lane] : lanes_) {
-    if (!lane->end(complete ? Deadline::never().left() : longest_end))
+  // Or a queue would wait for ever.
+  if (!complete) engine_->close("a rank left before its operations were complete");
+  for (auto& [channel, queue] : queues_) {
+    if (!queue->end(complete ? Deadline::never().left() : longest_end))
       log::warning("{}: an operation of group {} cannot be ended; its thread stays", name(),
                    group_);
   }
@@ -74,34 +75,35 @@ LaneBackend::~LaneBackend() {
   life_->is_over = true;
 }
 
-std::uint64_t LaneBackend::post(const Call& call) {
+std::uint64_t BlockingBackend::post(const Call& call) {
   std::lock_guard lock(mutex_);
-  check_device(call, *runner_);
+  check_device(call, *engine_);
   failure_.refuse_if_any(name_of(call.collective), group_);
-  Route route{-1, -1};
-  if (call.collective == Collective::send) route = {rank(), call.root};
-  if (call.collective == Collective::recv) route = {call.root, rank()};
-  auto& lane = lanes_[route];
-  if (!lane) lane = std::make_unique<Lane>();
-  PostedCall posted(call, ++counts_[route]);
+  ChannelKey channel{-1, -1};
+  if (call.collective == Collective::send) channel = {rank(), call.root};
+  if (call.collective == Collective::recv) channel = {call.root, rank()};
+  auto& queue = queues_[channel];
+  if (!queue) queue = std::make_unique<sys::TaskQueue>();
+  PostedCall posted(call, ++counts_[channel]);
   auto ticket = ++last_ticket_;
   open_.emplace(ticket, posted.without_tensors());
   member_->note(posted);
-  lane->give([this, life = life_, runner = runner_, ticket, posted = std::move(posted)] {
-    carry_out(life, this, *runner, ticket, posted);
+  queue->push([this, life = life_, engine = engine_, ticket, posted = std::move(posted)] {
+    carry_out(life, this, *engine, ticket, posted);
   });
   return ticket;
 }
 
-void LaneBackend::carry_out(const std::shared_ptr<Life>& life, LaneBackend* backend, Runner& runner,
-                            std::uint64_t ticket, const PostedCall& call) {
+void BlockingBackend::carry_out(const std::shared_ptr<Life>& life, BlockingBackend* backend,
+                                BlockingEngine& engine, std::uint64_t ticket,
+                                const PostedCall& call) {
   {
     std::shared_lock lock(life->mutex);
     if (life->is_over || !backend->still_runs()) return;
   }
   std::exception_ptr problem;
   try {
-    runner.run(call);
+    engine.run(call);
   } catch (...) {
     problem = std::current_exception();
   }
@@ -111,7 +113,7 @@ void LaneBackend::carry_out(const std::shared_ptr<Life>& life, LaneBackend* back
   backend->note_complete(ticket);
 }
 
-void LaneBackend::fail_by(const std::exception_ptr& problem, const PostedCall& call) {
+void BlockingBackend::fail_by(const std::exception_ptr& problem, const PostedCall& call) {
   try {
     std::rethrow_exception(problem);
   } catch (const CallDiffers& found) {
@@ -124,19 +126,19 @@ void LaneBackend::fail_by(const std::exception_ptr& problem, const PostedCall& c
   }
 }
 
-bool LaneBackend::still_runs() {
+bool BlockingBackend::still_runs() {
   std::lock_guard lock(mutex_);
   return !failure_ && !ending_;
 }
 
-void LaneBackend::note_complete(std::uint64_t ticket) {
+void BlockingBackend::note_complete(std::uint64_t ticket) {
   std::lock_guard lock(mutex_);
   open_.erase(ticket);
   member_->note_complete();
   changed_.notify_all();
 }
 
-void LaneBackend::wait(std::uint64_t ticket) {
+void BlockingBackend::wait(std::uint64_t ticket) {
   std::unique_lock lock(mutex_);
   auto entry = open_.find(ticket);
   if (entry == open_.end()) return;
@@ -165,7 +167,7 @@ void LaneBackend::wait(std::uint64_t ticket) {
   }
 }
 
-void LaneBackend::say_notice(const PostedCall& call, Duration waited) {
+void BlockingBackend::say_notice(const PostedCall& call, Duration waited) {
   try {
     log::warning("{}", last_words_.overdue(call, waited));
   } catch (const std::exception& error) {
@@ -174,32 +176,33 @@ void LaneBackend::say_notice(const PostedCall& call, Duration waited) {
   }
 }
 
-bool LaneBackend::done(std::uint64_t ticket) {
+bool BlockingBackend::done(std::uint64_t ticket) {
   std::lock_guard lock(mutex_);
   return failure_ || !open_.contains(ticket);
 }
 
-void LaneBackend::abort(std::string_view reason) { fail(End::aborted, PostedCall(), reason); }
+void BlockingBackend::abort(std::string_view reason) { fail(End::aborted, PostedCall(), reason); }
 
-void LaneBackend::fail(End end, const PostedCall& call, std::string_view detail) {
+void BlockingBackend::fail(End end, const PostedCall& call, std::string_view detail) {
   {
     std::lock_guard lock(mutex_);
     if (failure_ || ending_) return;
     ending_ = true;
   }
-  auto error = last_words_.agree(end, call, detail, [&] { runner_->close(detail); });
+  auto error = last_words_.agree(end, call, detail, [&] { engine_->close(detail); });
   std::lock_guard lock(mutex_);
   failure_.set(std::move(error));
   changed_.notify_all();
 }
 
-std::shared_ptr<Backend> LaneBackend::subset(std::span<const int> ranks, std::string_view name) {
+std::shared_ptr<Backend> BlockingBackend::subset(std::span<const int> ranks,
+                                                 std::string_view name) {
   auto place = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
   auto size = static_cast<int>(ranks.size());
   std::string group(name);
-  auto runner = runner_->subset(ranks, group, place, join_timeout_);
-  return sys::make_shared_of_process<LaneBackend>(std::move(runner), store_, std::move(group),
-                                                  place, size, join_timeout_, watch_);
+  auto engine = engine_->subset(ranks, group, place, join_timeout_);
+  return sys::make_shared_of_process<BlockingBackend>(std::move(engine), store_, std::move(group),
+                                                      place, size, join_timeout_, watch_);
 }
 
-}  // namespace lockstep::lanes
+}  // namespace lockstep

@@ -1,16 +1,16 @@
-// A Backend for engines whose operations block: it runs them on lanes, each a thread that begins an
-// operation when the one before it is complete. One lane for the collectives, which therefore take
-// effect in the order of their posts and go on when their rank is busy elsewhere, and one for each
-// direction of each pair of ranks that exchange messages.
+// A Backend for engines whose operations block. It runs them on task queues: one for the collectives,
+// which therefore take effect in the order of their posts and go on while their rank is busy
+// elsewhere, and one for each direction of each pair of ranks that exchange messages.
 //
-// Such engines do not compare calls themselves: the watch does (comm/diagnose), and the last words are
-// what all ranks of a dying group throw.
+// Such engines do not compare calls themselves: the call watch does (comm/diagnose), and all ranks of
+// a dying group agree on one failure report.
 //
-// A run that cannot be ended even by closing the runner is left behind with its thread, its tensors
-// and the runner, so that leaving a dead group never hangs; Life keeps it from what is gone.
+// An operation that does not end even when the engine is closed is left behind with its thread, its
+// tensors and the engine, so that leaving a dead group never hangs; Life keeps it from using the
+// backend when that is gone.
 //
 // Invariants, under mutex_: open_ holds the posts that are not complete; once failure_ is set the
-// runner is closed or being closed, and open posts stay open.
+// engine is closed or being closed, and open posts stay open.
 #pragma once
 
 #include <lockstep/comm/backend.h>
@@ -21,7 +21,7 @@
 #include "comm/diagnose/call_watch.h"
 #include "comm/diagnose/diagnosis.h"
 #include "comm/diagnose/failure.h"
-#include "comm/rendezvous/leaving.h"
+#include "comm/rendezvous/grace_period.h"
 #include "sys/task_queue.h"
 
 #include <condition_variable>
@@ -34,53 +34,53 @@
 #include <string>
 #include <utility>
 
-namespace lockstep::lanes {
+namespace lockstep {
 
-class LaneBackend final : public Backend {
+class BlockingBackend final : public Backend {
  public:
   // The groups of one family share a watch; the first has none yet.
-  LaneBackend(std::shared_ptr<Runner> runner, std::shared_ptr<Store> store, std::string group,
-              int rank, int size, Duration join_timeout,
-              std::shared_ptr<watch::CallWatch> watch = nullptr);
-  // Waits for what was posted (shm/farewell.h), and leaves.
-  ~LaneBackend() override;
+  BlockingBackend(std::shared_ptr<BlockingEngine> engine, std::shared_ptr<Store> store,
+                  std::string group, int rank, int size, Duration join_timeout,
+                  std::shared_ptr<watch::CallWatch> watch = nullptr);
+  // Waits for what was posted (rendezvous/grace_period.h), and leaves.
+  ~BlockingBackend() override;
 
-  [[nodiscard]] std::string_view name() const override { return runner_->name(); }
+  [[nodiscard]] std::string_view name() const override { return engine_->name(); }
   std::uint64_t post(const Call& call) override;
   void wait(std::uint64_t ticket) override;
   [[nodiscard]] bool done(std::uint64_t ticket) override;
   [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
                                         const at::TensorOptions& options) override {
-    return runner_->empty_shared(sizes, options);
+    return engine_->empty_shared(sizes, options);
   }
   [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int> ranks,
                                                 std::string_view name) override;
   void abort(std::string_view reason) override;
 
  private:
-  // Which lane, and which messages are counted together: this pair, this direction; (-1, -1) for
+  // Which queue, and which messages are counted together: this pair, this direction; (-1, -1) for
   // collectives.
-  using Route = std::pair<int, int>;
+  using ChannelKey = std::pair<int, int>;
 
   struct Life {
     std::shared_mutex mutex;  // shared: a call uses the backend; alone: it ends
     bool is_over = false;
   };
 
-  // On a lane: carries the call out, and tells the backend unless that is gone.
-  static void carry_out(const std::shared_ptr<Life>& life, LaneBackend* backend, Runner& runner,
-                        std::uint64_t ticket, const PostedCall& call);
+  // On a queue: carries the call out, and tells the backend unless that is gone.
+  static void carry_out(const std::shared_ptr<Life>& life, BlockingBackend* backend,
+                        BlockingEngine& engine, std::uint64_t ticket, const PostedCall& call);
   [[nodiscard]] bool still_runs();
   void note_complete(std::uint64_t ticket);
-  // Ends the group: agrees with the others on the reason, closes the runner, wakes the waiting.
+  // Ends the group: agrees with the others on the reason, closes the engine, wakes the waiting.
   void fail(watch::End end, const PostedCall& call, std::string_view detail);
   // The same, for what a run of `call` threw.
   void fail_by(const std::exception_ptr& problem, const PostedCall& call);
   // Says who keeps `call` waiting, for people.
   void say_notice(const PostedCall& call, Duration waited);
 
-  const shm::Farewell farewell_;
-  std::shared_ptr<Runner> runner_;
+  const rendezvous::GracePeriod grace_;
+  std::shared_ptr<BlockingEngine> engine_;
   std::shared_ptr<Store> store_;
   const std::string group_;
   const Duration join_timeout_;
@@ -90,13 +90,14 @@ class LaneBackend final : public Backend {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::uint64_t last_ticket_ = 0;
-  std::map<Route, std::uint64_t> counts_;
-  std::map<std::uint64_t, PostedCall> open_;  // without their tensors, which the lanes hold
+  std::map<ChannelKey, std::uint64_t> counts_;
+  std::map<std::uint64_t, PostedCall> open_;  // without their tensors, which the queues hold
   bool ending_ = false;                       // a thread is finding out why
   Failure failure_;
   const std::shared_ptr<watch::CallWatch> watch_;
-  const std::shared_ptr<watch::Member> member_;   // what the others are told of this rank's calls
-  std::map<Route, std::unique_ptr<Lane>> lanes_;  // last: their threads use what is above
+  const std::shared_ptr<watch::Member> member_;  // what the others are told of this rank's calls
+  std::map<ChannelKey, std::unique_ptr<sys::TaskQueue>>
+      queues_;  // last: their threads use what is above
 };
 
-}  // namespace lockstep::lanes
+}  // namespace lockstep

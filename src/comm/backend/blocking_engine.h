@@ -1,4 +1,4 @@
-// What an engine that works on lanes (lane_backend.h) must write: operations that block.
+// What an engine must write whose operations block (blocking_backend.h runs them on task queues).
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::lanes {
+namespace lockstep {
 
 // What run() throws when it finds that another rank made a different call; what that was, the watch
 // knows.
@@ -28,12 +28,12 @@ class CallDiffers : public std::runtime_error {
 // The objection of an engine that takes the host's memory only.
 [[nodiscard]] std::string not_on_host(const at::Tensor& tensor);
 
-class Runner {
+class BlockingEngine {
  public:
-  Runner() = default;
-  virtual ~Runner() = default;
-  Runner(const Runner&) = delete;
-  Runner& operator=(const Runner&) = delete;
+  BlockingEngine() = default;
+  virtual ~BlockingEngine() = default;
+  BlockingEngine(const BlockingEngine&) = delete;
+  BlockingEngine& operator=(const BlockingEngine&) = delete;
 
   // "gloo", "hierarchical".
   [[nodiscard]] virtual std::string_view name() const = 0;
@@ -55,9 +55,9 @@ class Runner {
                                                 const at::TensorOptions& options) = 0;
   // For a group `name` of some ranks of this one, in which this rank is number `rank`. Blocks until
   // all of them have come.
-  [[nodiscard]] virtual std::shared_ptr<Runner> subset(std::span<const int> ranks,
-                                                       const std::string& name, int rank,
-                                                       Duration timeout) = 0;
+  [[nodiscard]] virtual std::shared_ptr<BlockingEngine> subset(std::span<const int> ranks,
+                                                               const std::string& name, int rank,
+                                                               Duration timeout) = 0;
 };
 
-}  // namespace lockstep::lanes
+}  // namespace lockstep

@@ -5,8 +5,8 @@
 
 namespace lockstep {
 
-shm::DType shm_type_of(at::ScalarType dtype) {
-  using shm::DType;
+DType dtype_of(at::ScalarType dtype) {
+
   switch (dtype) {
     case at::kDouble:
       return DType::float64;

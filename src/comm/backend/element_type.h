@@ -8,6 +8,6 @@
 namespace lockstep {
 
 // A type that only moves is so many opaque bytes. InvalidArgument where there are none of its size.
-[[nodiscard]] shm::DType shm_type_of(at::ScalarType dtype);
+[[nodiscard]] DType dtype_of(at::ScalarType dtype);
 
 }  // namespace lockstep

@@ -33,7 +33,7 @@ RecordedBackend::RecordedBackend(std::shared_ptr<Backend> backend,
       counts_(1 + 2 * members_.size()) {}
 
 RecordedBackend::~RecordedBackend() {
-  if (farewell_.is_by_exception())
+  if (grace_.is_by_exception())
     recorder_->note_failure(group_, "an exception ended the rank's part in the group");
   recorder_->end_group(group_);
 }

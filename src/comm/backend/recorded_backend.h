@@ -5,7 +5,7 @@
 #include <lockstep/comm/backend.h>
 
 #include "comm/diagnose/flight_recorder.h"
-#include "comm/rendezvous/leaving.h"
+#include "comm/rendezvous/grace_period.h"
 
 #include <memory>
 #include <string>
@@ -46,7 +46,7 @@ class RecordedBackend final : public Backend {
   const std::shared_ptr<Recorder> recorder_;
   const std::vector<int> members_;
   const std::uint32_t group_;
-  const shm::Farewell farewell_;
+  const rendezvous::GracePeriod grace_;
   std::vector<std::uint64_t> counts_;  // collectives, sends to each rank, receives from each rank
 };
 

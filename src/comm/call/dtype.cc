@@ -2,7 +2,7 @@
 
 #include <array>
 
-namespace lockstep::shm {
+namespace lockstep {
 
 std::string_view name_of(DType dtype) {
   constexpr std::array<std::string_view, 17> names{
@@ -13,4 +13,4 @@ std::string_view name_of(DType dtype) {
   return names.at(static_cast<std::size_t>(dtype));
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace lockstep::shm {
+namespace lockstep {
 
 enum class DType : std::uint8_t {
   float64,
@@ -47,4 +47,4 @@ enum class DType : std::uint8_t {
 }
 [[nodiscard]] constexpr bool is_opaque(DType dtype) { return dtype >= DType::opaque1; }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep

@@ -45,7 +45,7 @@ std::string mismatch_sentence(const Difference& difference, std::string_view gro
 class WatchCore {
  public:
   explicit WatchCore(std::shared_ptr<Store> store)
-      : store_(std::move(store)), process_(own_process()) {}
+      : store_(std::move(store)), process_(sys::process_identity()) {}
 
   [[nodiscard]] const std::shared_ptr<Store>& store() const { return store_; }
   [[nodiscard]] const std::string& process() const { return process_; }
@@ -232,7 +232,7 @@ void CallWatch::leave(const std::shared_ptr<Member>& member, bool in_order) noex
   }
   core_->remove(member);
   if (!in_order) return;
-  static_cast<void>(run_aside(
+  static_cast<void>(sys::run_with_timeout(
       [core = core_, member] {
         try {
           member->state(*core->store(), core->process(), true);

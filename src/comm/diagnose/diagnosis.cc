@@ -50,10 +50,10 @@ struct LastWords::Hearing {
   struct Witness {
     int rank = 0;
     Statement statement;
-    ProcessState state = ProcessState::unknown;
+    sys::ProcessState state = sys::ProcessState::unknown;
     bool has_called = false;
     [[nodiscard]] bool is_gone() const {
-      return statement.has_left ? !has_called : state == ProcessState::ended;
+      return statement.has_left ? !has_called : state == sys::ProcessState::ended;
     }
   };
   std::vector<Witness> witnesses;
@@ -86,8 +86,9 @@ struct LastWords::Hearing {
       return "it has called " + message->second.calls.back().text;
     }
     const auto& witness = of(rank);
-    bool is_cut_short = !witness.statement.has_left && (witness.state == ProcessState::ended ||
-                                                        witness.state == ProcessState::stopped);
+    bool is_cut_short =
+        !witness.statement.has_left &&
+        (witness.state == sys::ProcessState::ended || witness.state == sys::ProcessState::stopped);
     auto said = is_cut_short && found->first == route && found->second.last + 1 < next
                     ? "the last call it told of was "
                     : "its last call was ";
@@ -96,8 +97,8 @@ struct LastWords::Hearing {
   // "; its process 71 is stopped", where that is so.
   [[nodiscard]] std::string condition_of(int rank) const {
     const auto& witness = of(rank);
-    if (witness.state != ProcessState::stopped) return {};
-    return formatted("; its process {} is stopped", pid_of(witness.statement.process));
+    if (witness.state != sys::ProcessState::stopped) return {};
+    return formatted("; its process {} is stopped", sys::pid_in(witness.statement.process));
   }
   // What a rank said of a call; null when it said nothing.
   [[nodiscard]] const StatedCall* stated(int rank, Route route, std::uint64_t number) const {
@@ -160,7 +161,7 @@ std::string LastWords::Hearing::overdue(const PostedCall& call, Route route) con
   // Some of them may wait themselves, in an earlier call, for those who are furthest behind. A
   // stopped process may not even have said how far it came.
   const auto stopped = ranks_where(
-      [](const auto& one) { return !one.has_called && one.state == ProcessState::stopped; });
+      [](const auto& one) { return !one.has_called && one.state == sys::ProcessState::stopped; });
   const auto& named = stopped.empty() ? missing : stopped;
   const auto behind = furthest_behind(named, route);
   const int first = behind.front();
@@ -200,7 +201,7 @@ std::exception_ptr LastWords::agree(End end, const PostedCall& call, std::string
     if (shared->close) shared->close();
   };
   auto known = call.without_tensors();
-  bool over = run_aside(
+  bool over = sys::run_with_timeout(
       [=, self = *this, text = std::string(detail)]() mutable {
         auto error = self.agree_now(end, known, text, close_now);
         std::lock_guard lock(shared->mutex);
@@ -268,7 +269,7 @@ LastWords::Hearing LastWords::hear(const PostedCall& call, Duration limit) {
       auto found = witness.statement.routes.find(route);
       witness.has_called = rank == rank_ || (found != witness.statement.routes.end() &&
                                              found->second.last >= call.number);
-      witness.state = state_of(witness.statement.process);
+      witness.state = sys::state_of_process(witness.statement.process);
       hearing.witnesses.push_back(std::move(witness));
     }
     bool complete = std::ranges::all_of(
@@ -316,7 +317,7 @@ Verdict LastWords::judge_loss(const Hearing& hearing, const PostedCall& call,
   auto how =
       first.statement.has_left
           ? formatted("it left in order without taking part in {}", describe(call))
-          : formatted("its process {} ended without leaving", pid_of(first.statement.process));
+          : formatted("its process {} ended without leaving", sys::pid_in(first.statement.process));
   std::string others;
   if (gone.size() > 1) {
     others = formatted("; so {} {}", gone.size() == 2 ? "was" : "were",
@@ -335,7 +336,7 @@ std::string LastWords::said_aside(const PostedCall& call,
   };
   auto shared = std::make_shared<Shared>();
   auto known = describe(call);
-  static_cast<void>(run_aside(
+  static_cast<void>(sys::run_with_timeout(
       [=, self = *this, say = std::move(say)]() mutable {
         std::string text;
         try {

@@ -42,7 +42,7 @@ struct alignas(128) Slot {
   std::atomic<std::uint64_t> ticket{0};  // the engine's
   std::atomic<std::uint64_t> progress{0};
   std::atomic<const char*> file{nullptr};
-  shm::SharedText<5> tag;
+  sys::SharedText<5> tag;
 };
 static_assert(sizeof(Slot) == 128);
 

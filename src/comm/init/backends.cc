@@ -26,8 +26,8 @@ std::shared_ptr<Backend> make_c10d_backend(std::shared_ptr<c10d_engine::Engine> 
                                            std::shared_ptr<Store> store, int rank, int size,
                                            const BackendOptions& options) {
   auto runner = std::make_shared<c10d_engine::C10dRunner>(std::move(engine), rank, size);
-  return sys::make_shared_of_process<lanes::LaneBackend>(std::move(runner), std::move(store),
-                                                         "world", rank, size, options.join_timeout);
+  return sys::make_shared_of_process<BlockingBackend>(std::move(runner), std::move(store), "world",
+                                                      rank, size, options.join_timeout);
 }
 
 std::shared_ptr<Backend> make_hierarchical(std::string_view across, std::shared_ptr<Store> store,

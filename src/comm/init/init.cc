@@ -14,7 +14,7 @@
 #include "comm/init/run_store.h"
 #include "comm/rendezvous/handshake.h"
 #include "launch/detection/agent_watch.h"
-#include "launch/detection/place.h"
+#include "launch/detection/rank_info.h"
 #include "sys/heap.h"
 #include "sys/own_address.h"
 #include "sys/topology.h"
@@ -61,19 +61,20 @@ void share_cores(int local_size) {
 
 // A store that rank 0 of an earlier group of this run still holds may vanish while the ranks meet
 // for the next one: then they meet again, in the new one.
-joining::Company meet(const joining::Place& place, std::string_view backend, Deadline deadline) {
+rendezvous::WorldInfo meet(const launch::RankInfo& info, std::string_view backend,
+                           Deadline deadline) {
   for (;;) {
-    auto store = joining::open_meeting(place, deadline);
+    auto store = open_run_store(info, deadline);
     try {
-      return joining::call_roll(store, place, backend, deadline);
+      return rendezvous::handshake(store, info, backend, deadline);
     } catch (const PeerLost&) {
-      if (deadline.passed() || !place.rendezvous->is_at_rank_0() || place.rank == 0) throw;
+      if (deadline.passed() || !info.rendezvous->is_at_rank_0() || info.rank == 0) throw;
     }
   }
 }
 
 // Where rank 0 has no name, as under mpirun, any address by which others reach this host must do.
-std::string address_of_this_host(const joining::Rendezvous& rendezvous) {
+std::string address_of_this_host(const launch::RankRendezvous& rendezvous) {
   return sys::address_towards(rendezvous.host.empty() ? sys::host_name() : rendezvous.host);
 }
 
@@ -82,30 +83,30 @@ std::string address_of_this_host(const joining::Rendezvous& rendezvous) {
 Group init(InitOptions options) {
   check_options(options);
   sys::keep_freed_memory();
-  auto place = joining::read_place();
-  joining::watch_agent();
+  auto info = launch::detect_rank();
+  launch::watch_agent();
   auto asked = asked_backend(options);
-  if (place.size == 1) {
+  if (info.size == 1) {
     share_cores(1);
     return {nullptr, "world", options.timeout};
   }
   auto deadline = Deadline::after(options.join_timeout);
-  auto company = meet(place, asked, deadline);
-  bool by_mpirun = place.rendezvous->kind == joining::Rendezvous::Kind::mpi;
-  auto name = choose_backend(asked, company.hosts, by_mpirun, backend_names());
-  check_input(name != "shm" || company.is_one_host(),
+  auto world_info = meet(info, asked, deadline);
+  bool by_mpirun = info.rendezvous->kind == launch::RankRendezvous::Kind::mpi;
+  auto name = choose_backend(asked, world_info.hosts, by_mpirun, backend_names());
+  check_input(name != "shm" || world_info.is_one_host(),
               "the backend shm needs all ranks on one host; rank {} shares its own with {} of {}",
-              place.rank, company.local_size - 1, place.size - 1);
-  share_cores(company.local_size);
-  log::set_prefix(formatted("rank {}", place.rank));
+              info.rank, world_info.local_size - 1, info.size - 1);
+  share_cores(world_info.local_size);
+  log::set_prefix(formatted("rank {}", info.rank));
   BackendOptions backend{
       .timeout = options.timeout,
       .join_timeout = std::max<Duration>(deadline.left(), std::chrono::seconds(1)),
       .arena_bytes = options.arena_bytes,
       .c10d = options.c10d,
-      .hosts = company.hosts};
-  if (!company.is_one_host()) backend.address = address_of_this_host(*place.rendezvous);
-  auto world = make_backend(name, company.store, place.rank, place.size, backend);
+      .hosts = world_info.hosts};
+  if (!world_info.is_one_host()) backend.address = address_of_this_host(*info.rendezvous);
+  auto world = make_backend(name, world_info.store, info.rank, info.size, backend);
   if (!options.c10d) world = staged(std::move(world));
   return {flight::recorded(std::move(world)), "world", options.timeout};
 }

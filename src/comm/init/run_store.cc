@@ -15,14 +15,14 @@
 #include <algorithm>
 #include <chrono>
 
-namespace lockstep::joining {
+namespace lockstep {
 namespace {
 
 using std::chrono::milliseconds;
 
-std::shared_ptr<Store> open_c10d(const Place& place, Deadline deadline) {
-  const auto& at = *place.rendezvous;
-  bool serves = at.kind == Rendezvous::Kind::rank_0 && place.rank == 0;
+std::shared_ptr<Store> open_c10d(const launch::RankInfo& info, Deadline deadline) {
+  const auto& at = *info.rendezvous;
+  bool serves = at.kind == launch::RankRendezvous::Kind::rank_0 && info.rank == 0;
   c10d::TCPStoreOptions options;
   options.port = at.port;
   options.isServer = serves;
@@ -38,30 +38,30 @@ std::shared_ptr<Store> open_c10d(const Place& place, Deadline deadline) {
     if (serves)
       throw BadInput(formatted("rank 0 cannot listen at MASTER_ADDR:MASTER_PORT, {}:{}: {}",
                                at.host, at.port, first_line(error.what())));
-    auto who =
-        at.kind == Rendezvous::Kind::rank_0 ? "rank 0, which listens there, " : "torchrun's store ";
+    auto who = at.kind == launch::RankRendezvous::Kind::rank_0 ? "rank 0, which listens there, "
+                                                               : "torchrun's store ";
     throw Timeout(
         formatted("rank {} found nobody at MASTER_ADDR:MASTER_PORT, {}:{}: {}did not arrive ({})",
-                  place.rank, at.host, at.port, who, first_line(error.what())));
+                  info.rank, at.host, at.port, who, first_line(error.what())));
   }
 }
 
 }  // namespace
 
-std::shared_ptr<Store> open_meeting(const Place& place, Deadline deadline) {
-  using Kind = Rendezvous::Kind;
-  switch (place.rendezvous->kind) {
+std::shared_ptr<Store> open_run_store(const launch::RankInfo& info, Deadline deadline) {
+  using Kind = launch::RankRendezvous::Kind;
+  switch (info.rendezvous->kind) {
     case Kind::lockstep_store:
-      return open_store(place.rendezvous->address, read_secret(), deadline.left());
+      return open_store(info.rendezvous->address, launch::read_secret(), deadline.left());
     case Kind::served_store:
-      return open_served_store(place, deadline);
+      return rendezvous::open_served_store(info, deadline);
     case Kind::agent_store:
     case Kind::rank_0:
-      return open_c10d(place, deadline);
+      return open_c10d(info, deadline);
     case Kind::mpi:
       return mpi::open_mpi_store(deadline);
   }
   throw BadInput("init: an unknown way to meet");
 }
 
-}  // namespace lockstep::joining
+}  // namespace lockstep

@@ -4,14 +4,15 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/store/store.h>
 
-#include "launch/detection/place.h"
+#include "launch/detection/rank_info.h"
 
 #include <memory>
 
-namespace lockstep::joining {
+namespace lockstep {
 
 // Opens it, or connects to it: waits for its server. Timeout when nobody answers, BadInput when the
 // port is in use or the secret is wrong.
-[[nodiscard]] std::shared_ptr<Store> open_meeting(const Place& place, Deadline deadline);
+[[nodiscard]] std::shared_ptr<Store> open_run_store(const launch::RankInfo& info,
+                                                    Deadline deadline);
 
-}  // namespace lockstep::joining
+}  // namespace lockstep

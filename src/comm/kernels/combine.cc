@@ -22,7 +22,7 @@
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
-namespace lockstep::shm::HWY_NAMESPACE {
+namespace lockstep::kernels::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -220,11 +220,11 @@ void Combine(const Combination& c) {
 const char* TargetName() { return hwy::TargetName(HWY_TARGET); }
 
 }  // namespace
-}  // namespace lockstep::shm::HWY_NAMESPACE
+}  // namespace lockstep::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lockstep::shm {
+namespace lockstep::kernels {
 namespace {
 
 HWY_EXPORT(Combine);
@@ -257,5 +257,5 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes, bool st
 
 std::string_view simd_name() { return HWY_DYNAMIC_DISPATCH(TargetName)(); }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::kernels
 #endif

@@ -15,7 +15,7 @@
 #include <span>
 #include <string_view>
 
-namespace lockstep::shm {
+namespace lockstep::kernels {
 
 inline constexpr int max_ranks = 256;
 
@@ -40,4 +40,4 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes, bool st
 // The instruction set in use: "AVX2", "NEON", ...
 [[nodiscard]] std::string_view simd_name();
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::kernels

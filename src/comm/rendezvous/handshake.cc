@@ -14,7 +14,7 @@
 #include <sstream>
 #include <utility>
 
-namespace lockstep::joining {
+namespace lockstep::rendezvous {
 namespace {
 
 // Changes when ranks of different builds could no longer understand each other.
@@ -54,19 +54,19 @@ void compare(const std::string& mine, const std::string& other, int rank, int ot
               what, rank, shown(mine), other_rank, shown(other));
 }
 
-[[noreturn]] void throw_missing(Store& store, const Place& place) {
+[[noreturn]] void throw_missing(Store& store, const launch::RankInfo& info) {
   std::vector<int> missing;
-  for (int rank = 0; rank < place.size; ++rank) {
+  for (int rank = 0; rank < info.size; ++rank) {
     if (!store.try_get(hello_key(rank))) missing.push_back(rank);
   }
-  throw Timeout(formatted("rank {} of {} waited for {}, which never called init()", place.rank,
-                          place.size, rank_list(missing)));
+  throw Timeout(formatted("rank {} of {} waited for {}, which never called init()", info.rank,
+                          info.size, rank_list(missing)));
 }
 
 // Rank 0 may hold the store: it stays until the rank that it does not agree with has seen why.
-void refuse(Store& store, const Place& place, int other_rank) {
-  store.set(formatted("refused/{}", place.rank), "");
-  if (place.rank != 0) return;
+void refuse(Store& store, const launch::RankInfo& info, int other_rank) {
+  store.set(formatted("refused/{}", info.rank), "");
+  if (info.rank != 0) return;
   try {
     static_cast<void>(
         store.get(formatted("refused/{}", other_rank), Deadline::after(std::chrono::seconds(2))));
@@ -76,20 +76,21 @@ void refuse(Store& store, const Place& place, int other_rank) {
 }
 
 // What `rank` said, in agreement with `mine`.
-Hello hear(Store& store, const Place& place, const Hello& mine, int rank, Deadline deadline) {
+Hello hear(Store& store, const launch::RankInfo& info, const Hello& mine, int rank,
+           Deadline deadline) {
   std::string text;
   try {
     text = store.get(hello_key(rank), deadline);
   } catch (const Timeout&) {
-    throw_missing(store, place);
+    throw_missing(store, info);
   }
   auto hello = Hello::read(text);
   try {
-    compare(mine.size, hello.size, place.rank, rank, "WORLD_SIZE");
-    compare(mine.version, hello.version, place.rank, rank, "Lockstep's protocol version");
-    compare(mine.engine, hello.engine, place.rank, rank, "the backend asked for");
+    compare(mine.size, hello.size, info.rank, rank, "WORLD_SIZE");
+    compare(mine.version, hello.version, info.rank, rank, "Lockstep's protocol version");
+    compare(mine.engine, hello.engine, info.rank, rank, "the backend asked for");
   } catch (const BadInput&) {
-    refuse(store, place, rank);
+    refuse(store, info, rank);
     throw;
   }
   return hello;
@@ -97,20 +98,20 @@ Hello hear(Store& store, const Place& place, const Hello& mine, int rank, Deadli
 
 }  // namespace
 
-Company call_roll(const std::shared_ptr<Store>& store, const Place& place, std::string_view engine,
-                  Deadline deadline) {
-  auto attempt = formatted("lockstep/{}/", place.attempt);
-  auto round = store->add(formatted("{}round/{}", attempt, place.rank), 1);
-  Company company{.store = std::make_shared<PrefixStore>(formatted("{}{}/", attempt, round), store),
+WorldInfo handshake(const std::shared_ptr<Store>& store, const launch::RankInfo& info,
+                    std::string_view engine, Deadline deadline) {
+  auto attempt = formatted("lockstep/{}/", info.attempt);
+  auto round = store->add(formatted("{}round/{}", attempt, info.rank), 1);
+  WorldInfo world{.store = std::make_shared<PrefixStore>(formatted("{}{}/", attempt, round), store),
                   .hosts = {},
                   .local_size = 0};
-  Hello mine{std::to_string(place.size), version, std::string(engine), host_of_this_rank()};
-  company.store->set(hello_key(place.rank), mine.text());
-  for (int rank = 0; rank < place.size; ++rank) {
-    company.hosts.push_back(hear(*company.store, place, mine, rank, deadline).host);
+  Hello mine{std::to_string(info.size), version, std::string(engine), host_of_this_rank()};
+  world.store->set(hello_key(info.rank), mine.text());
+  for (int rank = 0; rank < info.size; ++rank) {
+    world.hosts.push_back(hear(*world.store, info, mine, rank, deadline).host);
   }
-  company.local_size = static_cast<int>(std::ranges::count(company.hosts, mine.host));
-  return company;
+  world.local_size = static_cast<int>(std::ranges::count(world.hosts, mine.host));
+  return world;
 }
 
-}  // namespace lockstep::joining
+}  // namespace lockstep::rendezvous

@@ -10,15 +10,15 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/store/store.h>
 
-#include "launch/detection/place.h"
+#include "launch/detection/rank_info.h"
 
 #include <memory>
 #include <string>
 #include <vector>
 
-namespace lockstep::joining {
+namespace lockstep::rendezvous {
 
-struct Company {
+struct WorldInfo {
   std::shared_ptr<Store> store;    // the part of the store that belongs to these ranks
   std::vector<std::string> hosts;  // of each rank
   int local_size = 1;              // ranks on this rank's host
@@ -28,7 +28,7 @@ struct Company {
 
 // Blocks until all have come. `engine` is what this rank was asked for, or "". BadInput when two
 // ranks were told different things; Timeout names those that did not come.
-[[nodiscard]] Company call_roll(const std::shared_ptr<Store>& store, const Place& place,
-                                std::string_view engine, Deadline deadline);
+[[nodiscard]] WorldInfo handshake(const std::shared_ptr<Store>& store, const launch::RankInfo& info,
+                                  std::string_view engine, Deadline deadline);
 
-}  // namespace lockstep::joining
+}  // namespace lockstep::rendezvous

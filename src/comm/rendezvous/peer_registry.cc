@@ -11,7 +11,7 @@
 #include <thread>
 #include <utility>
 
-namespace lockstep::c10d_engine {
+namespace lockstep::rendezvous {
 namespace {
 
 using std::chrono::milliseconds;
@@ -22,10 +22,10 @@ constexpr Duration between_looks = milliseconds(100);
 
 }  // namespace
 
-Companions::Companions(std::shared_ptr<Store> store, std::string group, int rank, int size,
-                       std::string_view words, Duration join_timeout)
+PeerRegistry::PeerRegistry(std::shared_ptr<Store> store, std::string group, int rank, int size,
+                           std::string_view words, Duration join_timeout)
     : store_(std::move(store)), group_(std::move(group)), rank_(rank) {
-  store_->set(key(formatted("rank/{}", rank)), formatted("{}\n{}", watch::own_process(), words));
+  store_->set(key(formatted("rank/{}", rank)), formatted("{}\n{}", sys::process_identity(), words));
   const auto deadline = Deadline::after(join_timeout);
   std::vector<int> missing;
   for (int other = 0; other < size; ++other) {
@@ -45,11 +45,11 @@ Companions::Companions(std::shared_ptr<Store> store, std::string group, int rank
                           size, format_duration(join_timeout), rank_list(missing)));
 }
 
-std::string Companions::key(std::string_view name) const {
-  return formatted("lockstep/companions/{}/{}", group_, name);
+std::string PeerRegistry::key(std::string_view name) const {
+  return formatted("lockstep/registry/{}/{}", group_, name);
 }
 
-void Companions::meet(const std::string& place, int count, const std::atomic<bool>& stop) const {
+void PeerRegistry::meet(const std::string& place, int count, const std::atomic<bool>& stop) const {
   const auto all = key("all at/" + place);
   if (store_->add(key("at/" + place), 1) == count) return store_->set(all, "1");
   Duration pause = milliseconds(1);
@@ -65,30 +65,30 @@ void Companions::meet(const std::string& place, int count, const std::atomic<boo
   }
 }
 
-std::optional<int> Companions::ended_rank() const {
+std::optional<int> PeerRegistry::ended_rank() const {
   for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank) {
-    if (watch::state_of(members_[rank].process) == watch::ProcessState::ended) return rank;
+    if (sys::state_of_process(members_[rank].process) == sys::ProcessState::ended) return rank;
   }
   return std::nullopt;
 }
 
-void Companions::check_processes() const {
+void PeerRegistry::check_processes() const {
   if (auto rank = ended_rank())
     throw PeerLost(formatted("the process {} of rank {} has ended",
-                             watch::pid_of(members_[*rank].process), *rank));
+                             sys::pid_in(members_[*rank].process), *rank));
 }
 
-void Companions::leave() const { store_->set(key(formatted("left/{}", rank_)), "1"); }
+void PeerRegistry::leave() const { store_->set(key(formatted("left/{}", rank_)), "1"); }
 
-void Companions::await_the_others(Duration patience) const {
+void PeerRegistry::await_the_others(Duration patience) const {
   const auto deadline = Deadline::after(patience);
   for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank) {
     const auto name = key(formatted("left/{}", rank));
     while (!deadline.passed() && !store_->try_get(name)) {
-      if (watch::state_of(members_[rank].process) == watch::ProcessState::ended) break;
+      if (sys::state_of_process(members_[rank].process) == sys::ProcessState::ended) break;
       std::this_thread::sleep_for(longest_pause);
     }
   }
 }
 
-}  // namespace lockstep::c10d_engine
+}  // namespace lockstep::rendezvous

@@ -1,7 +1,7 @@
 // What the ranks of a group know of one another by the store, for engines that hear nothing
 // themselves when a peer ends: NCCL's kernels on one machine wait for ever.
 //
-// Keys, under "lockstep/companions/<group>/": "rank/<rank>" a rank's process and its words;
+// Keys, under "lockstep/registry/<group>/": "rank/<rank>" a rank's process and its words;
 // "at/<place>" counts the ranks that have come to a meeting, "all at/<place>" says that all have;
 // "left/<rank>" that a rank needs nobody any more.
 #pragma once
@@ -16,14 +16,14 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::c10d_engine {
+namespace lockstep::rendezvous {
 
-class Companions {
+class PeerRegistry {
  public:
   // Tells the others that this rank is here, and blocks until all have said so. Timeout names those
   // that did not come.
-  Companions(std::shared_ptr<Store> store, std::string group, int rank, int size,
-             std::string_view words, Duration join_timeout);
+  PeerRegistry(std::shared_ptr<Store> store, std::string group, int rank, int size,
+               std::string_view words, Duration join_timeout);
 
   [[nodiscard]] const std::string& group() const { return group_; }
   // What rank `rank` said of itself.
@@ -53,4 +53,4 @@ class Companions {
   std::vector<Member> members_;
 };
 
-}  // namespace lockstep::c10d_engine
+}  // namespace lockstep::rendezvous

@@ -13,16 +13,16 @@
 
 #include <unistd.h>
 
-namespace lockstep::joining {
+namespace lockstep::rendezvous {
 namespace {
 
-std::string secret_of(const Rendezvous& at) {
+std::string secret_of(const launch::RankRendezvous& at) {
   if (at.port == 0) return {};
-  auto secret = read_secret();
+  auto secret = launch::read_secret();
   return secret.empty() ? user_secret() : secret;
 }
 
-StoreServerOptions server_options(const Rendezvous& at, std::string secret) {
+StoreServerOptions server_options(const launch::RankRendezvous& at, std::string secret) {
   if (at.port == 0) return {.host = at.address.substr(std::string_view("unix:").size())};
   // Its own name is a loopback address on many machines: the secret is what keeps others out.
   return {.host = "0.0.0.0", .port = at.port, .secret = std::move(secret)};
@@ -30,7 +30,7 @@ StoreServerOptions server_options(const Rendezvous& at, std::string secret) {
 
 // The server of this process, which can listen at its address only once: a second group that is
 // made while the first lives uses the same.
-std::shared_ptr<StoreServer> serve(const Rendezvous& at, const std::string& secret) {
+std::shared_ptr<StoreServer> serve(const launch::RankRendezvous& at, const std::string& secret) {
   static std::mutex mutex;
   static std::weak_ptr<StoreServer> served;
   static std::string address;
@@ -52,10 +52,10 @@ struct Served {
 
 }  // namespace
 
-std::shared_ptr<Store> open_served_store(const Place& place, Deadline deadline) {
-  const Rendezvous& at = *place.rendezvous;
+std::shared_ptr<Store> open_served_store(const launch::RankInfo& info, Deadline deadline) {
+  const launch::RankRendezvous& at = *info.rendezvous;
   auto secret = secret_of(at);
-  if (place.rank == 0) {
+  if (info.rank == 0) {
     auto server = serve(at, secret);
     auto own = at.port == 0 ? at.address : formatted("tcp://127.0.0.1:{}", at.port);
     auto both = std::make_shared<Served>(server, open_store(own, secret, deadline.left()));
@@ -67,8 +67,8 @@ std::shared_ptr<Store> open_served_store(const Place& place, Deadline deadline) 
     throw Timeout(
         formatted("rank {} found nobody at {}: rank 0, which serves the store there, did "
                   "not arrive ({})",
-                  place.rank, at.address, error.what()));
+                  info.rank, at.address, error.what()));
   }
 }
 
-}  // namespace lockstep::joining
+}  // namespace lockstep::rendezvous

@@ -4,16 +4,17 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/store/store.h>
 
-#include "launch/detection/place.h"
+#include "launch/detection/rank_info.h"
 
 #include <memory>
 
-namespace lockstep::joining {
+namespace lockstep::rendezvous {
 
 // For a rendezvous of kind served_store. Rank 0 serves for as long as it holds a store that came
 // from here; the others wait for it until the deadline. Over TCP the secret is that of
 // LOCKSTEP_SECRET_FILE, else the user's own (user_secret()); on one host the kernel says who the
-// peer is. Errors as open_meeting().
-[[nodiscard]] std::shared_ptr<Store> open_served_store(const Place& place, Deadline deadline);
+// peer is. Errors as open_run_store().
+[[nodiscard]] std::shared_ptr<Store> open_served_store(const launch::RankInfo& info,
+                                                       Deadline deadline);
 
-}  // namespace lockstep::joining
+}  // namespace lockstep::rendezvous

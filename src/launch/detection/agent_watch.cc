@@ -16,7 +16,7 @@
 #include <poll.h>
 #include <unistd.h>
 
-namespace lockstep::joining {
+namespace lockstep::launch {
 namespace {
 
 constexpr int milliseconds_for_the_line = 100;
@@ -55,4 +55,4 @@ void watch_agent() {
   process = ::getpid();
 }
 
-}  // namespace lockstep::joining
+}  // namespace lockstep::launch

@@ -11,7 +11,7 @@
 
 #include <unistd.h>
 
-namespace lockstep::joining {
+namespace lockstep::launch {
 namespace {
 
 constexpr int fields_to_parent = 1, fields_to_start = 19;  // behind the name: state is 0
@@ -60,4 +60,4 @@ std::string one_host_address(std::string_view run) {
   return formatted("unix:@lockstep-{}-{}", ::geteuid(), name);
 }
 
-}  // namespace lockstep::joining
+}  // namespace lockstep::launch

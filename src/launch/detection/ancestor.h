@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::joining {
+namespace lockstep::launch {
 
 // A process, told apart from a later one with the same number.
 struct Ancestor {
@@ -29,4 +29,4 @@ struct ProcessStat {
 // "unix:@lockstep-UID-RUN": where the ranks of that run on this host meet. Short for any `run`.
 [[nodiscard]] std::string one_host_address(std::string_view run);
 
-}  // namespace lockstep::joining
+}  // namespace lockstep::launch

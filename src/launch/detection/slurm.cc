@@ -10,7 +10,7 @@
 
 #include <limits>
 
-namespace lockstep::joining {
+namespace lockstep::launch {
 namespace {
 
 using environment::required_integer;
@@ -31,19 +31,19 @@ std::optional<Step> read_step() {
   return Step{*job, *step};
 }
 
-Rendezvous on_one_host(const Step& step) {
-  return {.kind = Rendezvous::Kind::served_store,
+RankRendezvous on_one_host(const Step& step) {
+  return {.kind = RankRendezvous::Kind::served_store,
           .address = one_host_address(formatted("slurm-{}.{}", step.job, step.step)),
           .host = "127.0.0.1",
           .port = 0};
 }
 
-Rendezvous on_several_hosts(const Step& step) {
+RankRendezvous on_several_hosts(const Step& step) {
   auto host = first_host(environment::required_text("SLURM_STEP_NODELIST"));
   auto reserved = first_port(environment::text("SLURM_STEP_RESV_PORTS").value_or(""));
   auto port = reserved.value_or(
       port_of_step(static_cast<std::uint64_t>(step.job), static_cast<std::uint64_t>(step.step)));
-  return {.kind = Rendezvous::Kind::served_store,
+  return {.kind = RankRendezvous::Kind::served_store,
           .address = formatted("tcp://{}:{}", host, port),
           .host = host,
           .port = port};
@@ -51,7 +51,7 @@ Rendezvous on_several_hosts(const Step& step) {
 
 }  // namespace
 
-std::optional<Place> read_slurm_place() {
+std::optional<RankInfo> detect_slurm() {
   auto step = read_step();
   if (!step) return std::nullopt;
   constexpr auto why = "but SLURM_STEP_ID is";
@@ -59,13 +59,13 @@ std::optional<Place> read_slurm_place() {
   auto size = required_integer("SLURM_STEP_NUM_TASKS", 1, most, why);
   auto rank = required_integer("SLURM_PROCID", 0, size - 1, why);
   auto hosts = required_integer("SLURM_STEP_NUM_NODES", 1, size, why);
-  Place place{.rank = static_cast<int>(rank),
-              .size = static_cast<int>(size),
-              .attempt = formatted("slurm-{}.{}/{}", step->job, step->step,
-                                   environment::integer("SLURM_RESTART_COUNT", 0).value_or(0)),
-              .rendezvous = {}};
-  if (size > 1) place.rendezvous = hosts == 1 ? on_one_host(*step) : on_several_hosts(*step);
-  return place;
+  RankInfo info{.rank = static_cast<int>(rank),
+                .size = static_cast<int>(size),
+                .attempt = formatted("slurm-{}.{}/{}", step->job, step->step,
+                                     environment::integer("SLURM_RESTART_COUNT", 0).value_or(0)),
+                .rendezvous = {}};
+  if (size > 1) info.rendezvous = hosts == 1 ? on_one_host(*step) : on_several_hosts(*step);
+  return info;
 }
 
 std::string first_host(std::string_view hosts) {
@@ -104,4 +104,4 @@ std::uint16_t port_of_step(std::uint64_t job, std::uint64_t step) {
   return static_cast<std::uint16_t>(first + fingerprint_of(job, step) % count);
 }
 
-}  // namespace lockstep::joining
+}  // namespace lockstep::launch

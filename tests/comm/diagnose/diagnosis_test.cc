@@ -144,7 +144,7 @@ std::string ended_process() {
   if (::pipe(ends.data()) != 0) return {};
   const auto child = ::fork();
   if (child == 0) {
-    const auto text = watch::own_process();
+    const auto text = sys::process_identity();
     ::_exit(::write(ends[1], text.data(), text.size()) < 0 ? 1 : 0);
   }
   ::waitpid(child, nullptr, 0);

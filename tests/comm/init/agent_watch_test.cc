@@ -1,6 +1,6 @@
 // A rank whose agent has gone ends itself.
 #include "launch/detection/agent_watch.h"
-#include "launch/detection/place.h"
+#include "launch/detection/rank_info.h"
 
 #include <lockstep/comm/init.h>
 #include <lockstep/launch/environment.h>
@@ -20,7 +20,7 @@
 #include "sys/file_descriptor.h"
 #include "sys/process.h"
 
-namespace lockstep::joining {
+namespace lockstep::launch {
 namespace {
 
 using namespace std::chrono_literals;
@@ -87,4 +87,4 @@ TEST(ReadSecret, WhatTheProgramExecutesDoesNotInheritTheSecret) {
 }
 
 }  // namespace
-}  // namespace lockstep::joining
+}  // namespace lockstep::launch

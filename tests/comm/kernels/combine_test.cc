@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-namespace lockstep::shm {
+namespace lockstep::kernels {
 namespace {
 
 template <typename T>
@@ -222,4 +222,4 @@ TEST(CopyBytes, CopiesAnyLengthFromAndToAnywhere) {
 }
 
 }  // namespace
-}  // namespace lockstep::shm
+}  // namespace lockstep::kernels

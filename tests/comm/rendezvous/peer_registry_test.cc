@@ -18,43 +18,43 @@
 
 using namespace lockstep;
 using namespace std::chrono_literals;
-using c10d_engine::Companions;
+using rendezvous::PeerRegistry;
 
 namespace {
 
-TEST(Companions, KnowWhatEachOfThemSaid) {
+TEST(PeerRegistry, KnowWhatEachOfThemSaid) {
   auto store = std::make_shared<MemoryStore>();
-  std::jthread other([&] { Companions(store, "world", 1, 2, "words of 1", 10s).leave(); });
-  const Companions mine(store, "world", 0, 2, "", 10s);
+  std::jthread other([&] { PeerRegistry(store, "world", 1, 2, "words of 1", 10s).leave(); });
+  const PeerRegistry mine(store, "world", 0, 2, "", 10s);
   EXPECT_EQ(mine.words(0), "");
   EXPECT_EQ(mine.words(1), "words of 1");
   mine.check_processes();
 }
 
-TEST(Companions, ThoseThatDoNotComeAreNamed) {
+TEST(PeerRegistry, ThoseThatDoNotComeAreNamed) {
   auto store = std::make_shared<MemoryStore>();
   try {
-    const Companions alone(store, "world", 1, 3, "", 50ms);
+    const PeerRegistry alone(store, "world", 1, 3, "", 50ms);
     FAIL() << "nobody else came";
   } catch (const Timeout& error) {
     EXPECT_STREQ(error.what(), "group world: rank 1 of 3 waited 50ms, and ranks 0, 2 did not come");
   }
 }
 
-TEST(Companions, MeetWhenAllHaveComeAndPartWhenAllHaveLeft) {
+TEST(PeerRegistry, MeetWhenAllHaveComeAndPartWhenAllHaveLeft) {
   auto store = std::make_shared<MemoryStore>();
   std::atomic<bool> has_come = false, has_left = false;
   const std::atomic<bool> stop = false;
   std::jthread other([&] {
-    const Companions companions(store, "world", 1, 2, "", 10s);
+    const PeerRegistry registry(store, "world", 1, 2, "", 10s);
     std::this_thread::sleep_for(30ms);
     has_come = true;
-    companions.meet("all", 2, stop);
+    registry.meet("all", 2, stop);
     std::this_thread::sleep_for(30ms);
     has_left = true;
-    companions.leave();
+    registry.leave();
   });
-  const Companions mine(store, "world", 0, 2, "", 10s);
+  const PeerRegistry mine(store, "world", 0, 2, "", 10s);
   mine.meet("all", 2, stop);
   EXPECT_TRUE(has_come);
   mine.leave();
@@ -62,10 +62,10 @@ TEST(Companions, MeetWhenAllHaveComeAndPartWhenAllHaveLeft) {
   EXPECT_TRUE(has_left);
 }
 
-TEST(Companions, AMeetingEndsWhenItIsStopped) {
+TEST(PeerRegistry, AMeetingEndsWhenItIsStopped) {
   auto store = std::make_shared<MemoryStore>();
   std::atomic<bool> stop = false;
-  const Companions mine(store, "world", 0, 1, "", 10s);
+  const PeerRegistry mine(store, "world", 0, 1, "", 10s);
   std::jthread later([&] {
     std::this_thread::sleep_for(30ms);
     stop = true;
@@ -75,10 +75,10 @@ TEST(Companions, AMeetingEndsWhenItIsStopped) {
 
 // The other process comes to nothing any more: a rank that waits for it is told so, and one that
 // leaves does not wait for it.
-TEST(Companions, AProcessThatHasEndedIsNamed) {
+TEST(PeerRegistry, AProcessThatHasEndedIsNamed) {
   test::TemporaryFolder folder;
   test::RankProcesses ranks(2, [&](int rank) {
-    const Companions mine(std::make_shared<FileStore>(folder.path()), "world", rank, 2, "", 20s);
+    const PeerRegistry mine(std::make_shared<FileStore>(folder.path()), "world", rank, 2, "", 20s);
     if (rank == 1) std::raise(SIGKILL);
     const std::atomic<bool> stop = false;
     try {

@@ -8,7 +8,7 @@
 #include "comm/engines/mpi/post_office.h"
 #include "comm/init/backends.h"
 #include "comm/init/run_store.h"
-#include "launch/detection/other_launchers.h"
+#include "launch/detection/mpirun.h"
 
 #include <gtest/gtest.h>
 
@@ -36,15 +36,15 @@ std::string_view name_of(Engine engine) {
 namespace {
 
 // The place that mpirun gave this process; one rank without it.
-const joining::Place& place_under_mpirun() {
-  static const joining::Place place = joining::read_mpirun_place().value_or(joining::Place());
+const launch::RankInfo& place_under_mpirun() {
+  static const launch::RankInfo place = launch::detect_mpirun().value_or(launch::RankInfo());
   return place;
 }
 
 // Rank 0 serves it as long as it lives: for all tests.
 std::shared_ptr<Store> store_of_mpirun() {
   static const auto store =
-      joining::open_meeting(place_under_mpirun(), Deadline::after(std::chrono::seconds(60)));
+      open_run_store(place_under_mpirun(), Deadline::after(std::chrono::seconds(60)));
   return store;
 }
 

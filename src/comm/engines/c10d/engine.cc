@@ -6,7 +6,7 @@
 
 namespace lockstep::c10d_engine {
 
-std::string Engine::objection_to(const at::Tensor& tensor) { return lanes::not_on_host(tensor); }
+std::string Engine::objection_to(const at::Tensor& tensor) { return not_on_host(tensor); }
 
 void Engine::finish(c10d::Work& work) { work.wait(); }
 

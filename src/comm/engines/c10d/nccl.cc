@@ -5,7 +5,7 @@
 
 #include "comm/engines/c10d/gpus.h"
 #include "comm/engines/c10d/store_adapter.h"
-#include "comm/rendezvous/leaving.h"
+#include "comm/rendezvous/grace_period.h"
 #include "comm/rendezvous/peer_registry.h"
 
 #include <ATen/cuda/CUDAContext.h>
@@ -77,8 +77,8 @@ class Family {
   Family(std::shared_ptr<Store> store, int rank, int size, NcclOptions options)
       : store_(std::move(store)),
         usual_gpu_(gpu_of(options.local_rank)),
-        world_(std::make_shared<Companions>(store_, "world", rank, size, name_of_gpu(usual_gpu_),
-                                            options.join_timeout)) {
+        world_(std::make_shared<rendezvous::PeerRegistry>(
+            store_, "world", rank, size, name_of_gpu(usual_gpu_), options.join_timeout)) {
     std::vector<std::string> gpus;
     for (int other = 0; other < size; ++other) gpus.push_back(world_->words(other));
     check_gpus(gpus);
@@ -87,7 +87,7 @@ class Family {
   ~Family() {
     try {
       world_->leave();
-      if (!has_failed_ && !farewell_.is_by_exception()) world_->await_the_others(longest_leave);
+      if (!has_failed_ && !grace_.is_by_exception()) world_->await_the_others(longest_leave);
     } catch (const std::exception&) {
       // The store is gone with the rank that served it, which waited for the others.
     }
@@ -97,7 +97,9 @@ class Family {
   Family& operator=(const Family&) = delete;
 
   [[nodiscard]] const std::shared_ptr<Store>& store() const { return store_; }
-  [[nodiscard]] const std::shared_ptr<const Companions>& world() const { return world_; }
+  [[nodiscard]] const std::shared_ptr<const rendezvous::PeerRegistry>& world() const {
+    return world_;
+  }
 
   // The first call decides.
   [[nodiscard]] at::Device device() {
@@ -139,10 +141,10 @@ class Family {
   void note_failure() { has_failed_ = true; }
 
  private:
-  const shm::Farewell farewell_;
+  const rendezvous::GracePeriod grace_;
   std::shared_ptr<Store> store_;
   const c10::DeviceIndex usual_gpu_;
-  const std::shared_ptr<const Companions> world_;
+  const std::shared_ptr<const rendezvous::PeerRegistry> world_;
   std::atomic<bool> has_failed_{false};
   std::mutex mutex_;  // guards what follows
   std::optional<c10::DeviceIndex> gpu_;
@@ -153,9 +155,9 @@ class Family {
 // other would not agree on: so each direction of each pair has a communicator of its own.
 class NcclEngine final : public Engine {
  public:
-  NcclEngine(std::shared_ptr<Family> family, std::shared_ptr<const Companions> companions, int rank,
-             int size)
-      : family_(std::move(family)), companions_(std::move(companions)), rank_(rank), size_(size) {}
+  NcclEngine(std::shared_ptr<Family> family,
+             std::shared_ptr<const rendezvous::PeerRegistry> registry, int rank, int size)
+      : family_(std::move(family)), registry_(std::move(registry)), rank_(rank), size_(size) {}
 
   [[nodiscard]] std::string_view name() const override { return "nccl"; }
   [[nodiscard]] Carrier carrier_of(const PostedCall& call) override;
@@ -174,7 +176,7 @@ class NcclEngine final : public Engine {
   [[nodiscard]] c10d::Backend& connected(const std::string& place, int rank, int size);
 
   const std::shared_ptr<Family> family_;
-  const std::shared_ptr<const Companions> companions_;
+  const std::shared_ptr<const rendezvous::PeerRegistry> registry_;
   const int rank_;
   const int size_;
   std::atomic<bool> is_closing_{false};
@@ -198,8 +200,8 @@ c10d::Backend& NcclEngine::connected(const std::string& place, int rank, int siz
     auto found = connections_.find(place);
     if (found != connections_.end()) return *found->second;
   }
-  companions_->meet(place, size, is_closing_);
-  auto connection = family_->make(formatted("{}/{}", companions_->group(), place), rank, size);
+  registry_->meet(place, size, is_closing_);
+  auto connection = family_->make(formatted("{}/{}", registry_->group(), place), rank, size);
   {
     std::lock_guard lock(mutex_);
     made_.push_back(connection);
@@ -216,7 +218,7 @@ void NcclEngine::finish(c10d::Work& work) {
   while (!work.isCompleted()) {
     if (is_closed_) throw Aborted("the engine is closed");
     if (look.passed()) {
-      companions_->check_processes();
+      registry_->check_processes();
       look = Deadline::after(between_looks);
     }
     std::this_thread::sleep_for(pause);
@@ -241,8 +243,9 @@ void NcclEngine::close(const std::function<bool()>&) noexcept {
 
 std::shared_ptr<Engine> NcclEngine::make_group(const std::string& name, int rank, int size,
                                                Duration timeout) {
-  auto companions = std::make_shared<Companions>(family_->store(), name, rank, size, "", timeout);
-  return std::make_shared<NcclEngine>(family_, std::move(companions), rank, size);
+  auto registry =
+      std::make_shared<rendezvous::PeerRegistry>(family_->store(), name, rank, size, "", timeout);
+  return std::make_shared<NcclEngine>(family_, std::move(registry), rank, size);
 }
 
 }  // namespace

@@ -222,7 +222,7 @@ void Launcher::compare_counts(const PostedCall& call) {
   const auto* said = theirs.const_data_ptr<std::int64_t>();
   for (int rank = 0; rank < size_; ++rank) {
     if (said[2 * rank] != call.output_counts[rank] || said[2 * rank + 1] != call.input_counts[rank])
-      throw lanes::CallDiffers(rank);
+      throw CallDiffers(rank);
   }
 }
 

@@ -60,9 +60,9 @@ at::Tensor C10dRunner::empty_shared(at::IntArrayRef sizes, const at::TensorOptio
   return at::empty(sizes, options);
 }
 
-std::shared_ptr<lanes::Runner> C10dRunner::subset(std::span<const int> ranks,
-                                                  const std::string& name, int rank,
-                                                  Duration timeout) {
+std::shared_ptr<BlockingEngine> C10dRunner::subset(std::span<const int> ranks,
+                                                   const std::string& name, int rank,
+                                                   Duration timeout) {
   auto size = static_cast<int>(ranks.size());
   return std::make_shared<C10dRunner>(engine_->make_group(name, rank, size, timeout), rank, size);
 }

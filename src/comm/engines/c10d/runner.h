@@ -21,7 +21,7 @@
 
 namespace lockstep::c10d_engine {
 
-class C10dRunner final : public lanes::Runner {
+class C10dRunner final : public BlockingEngine {
  public:
   C10dRunner(std::shared_ptr<Engine> engine, int rank, int size)
       : engine_(std::move(engine)), rank_(rank), size_(size) {}
@@ -34,8 +34,9 @@ class C10dRunner final : public lanes::Runner {
   void close(std::string_view reason) noexcept override;
   [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
                                         const at::TensorOptions& options) override;
-  [[nodiscard]] std::shared_ptr<Runner> subset(std::span<const int> ranks, const std::string& name,
-                                               int rank, Duration timeout) override;
+  [[nodiscard]] std::shared_ptr<BlockingEngine> subset(std::span<const int> ranks,
+                                                       const std::string& name, int rank,
+                                                       Duration timeout) override;
 
  private:
   // The stream of a call's route on a device.

@@ -26,7 +26,7 @@ std::string across_name(const std::string& group, int place) {
   return formatted("{}/rank {} of each host", group, place);
 }
 
-class HierarchicalRunner final : public lanes::Runner {
+class HierarchicalRunner final : public BlockingEngine {
  public:
   HierarchicalRunner(std::shared_ptr<Backend> inside, std::shared_ptr<Backend> across,
                      std::vector<std::string> hosts, const std::string& group, int rank);
@@ -38,8 +38,9 @@ class HierarchicalRunner final : public lanes::Runner {
                                         const at::TensorOptions& options) override {
     return parts_.local.empty_shared(sizes, options);
   }
-  [[nodiscard]] std::shared_ptr<Runner> subset(std::span<const int> ranks, const std::string& name,
-                                               int rank, Duration timeout) override;
+  [[nodiscard]] std::shared_ptr<BlockingEngine> subset(std::span<const int> ranks,
+                                                       const std::string& name, int rank,
+                                                       Duration timeout) override;
 
  private:
   std::shared_ptr<Backend> inside_;  // null where this rank is alone on its host
@@ -82,9 +83,9 @@ void HierarchicalRunner::close(std::string_view reason) noexcept {
   }
 }
 
-std::shared_ptr<lanes::Runner> HierarchicalRunner::subset(std::span<const int> ranks,
-                                                          const std::string& name, int rank,
-                                                          Duration) {
+std::shared_ptr<BlockingEngine> HierarchicalRunner::subset(std::span<const int> ranks,
+                                                           const std::string& name, int rank,
+                                                           Duration) {
   std::vector<std::string> hosts;
   for (int member : ranks) hosts.push_back(hosts_.at(member));
   auto layout = make_layout(hosts, rank);
@@ -112,8 +113,8 @@ std::shared_ptr<Backend> make_backend(std::shared_ptr<Store> store, int rank,
   auto all = across(std::make_shared<PrefixStore>("across/", store), rank, size);
   auto runner = std::make_shared<HierarchicalRunner>(std::move(local), std::move(all),
                                                      options.hosts, "world", rank);
-  return sys::make_shared_of_process<lanes::LaneBackend>(std::move(runner), std::move(store),
-                                                         "world", rank, size, options.join_timeout);
+  return sys::make_shared_of_process<BlockingBackend>(std::move(runner), std::move(store), "world",
+                                                      rank, size, options.join_timeout);
 }
 
 }  // namespace lockstep::hierarchical

@@ -70,7 +70,7 @@ MpiBackend::MpiBackend(PostOffice& office, std::shared_ptr<Member> member,
   member_->join();
 }
 
-MpiBackend::~MpiBackend() { member_->leave(farewell_); }
+MpiBackend::~MpiBackend() { member_->leave(grace_); }
 
 std::uint64_t MpiBackend::post(const Call& call) {
   const auto& tensor = call.input.defined() ? call.input : call.output;

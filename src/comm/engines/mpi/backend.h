@@ -31,7 +31,7 @@ class MpiBackend final : public Backend {
   void abort(std::string_view reason) override { member_->abort(reason); }
 
  private:
-  const shm::Farewell farewell_;
+  const rendezvous::GracePeriod grace_;
   PostOffice& office_;
   std::shared_ptr<Member> member_;
   std::shared_ptr<Store> store_;

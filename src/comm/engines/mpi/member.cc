@@ -91,12 +91,12 @@ void Member::abort(std::string_view reason) {
   office_.give([self = shared_from_this(), text] { self->die({'A', text}, true); });
 }
 
-void Member::leave(const shm::Farewell& farewell) {
+void Member::leave(const rendezvous::GracePeriod& grace) {
   {
     std::unique_lock lock(mutex_);
     Duration longest{};
     for (const auto& [ticket, timeout] : open_) longest = std::max(longest, timeout);
-    auto deadline = Deadline::after(farewell.patience(longest));
+    auto deadline = Deadline::after(grace.patience(longest));
     while (!open_.empty() && !failure_ && !deadline.passed())
       changed_.wait_for(lock, std::min<Duration>(deadline.left(), std::chrono::hours(1)));
     failure_.set(std::make_exception_ptr(Aborted("this rank has left the group")));

@@ -19,7 +19,7 @@
 #include "comm/engines/mpi/inquest.h"
 #include "comm/engines/mpi/operation.h"
 #include "comm/engines/mpi/post_office.h"
-#include "comm/rendezvous/leaving.h"
+#include "comm/rendezvous/grace_period.h"
 
 #include <condition_variable>
 #include <cstdint>
@@ -53,7 +53,7 @@ class Member final : public Recipient, public std::enable_shared_from_this<Membe
   [[nodiscard]] bool done(std::uint64_t ticket);
   void abort(std::string_view reason);
   // Waits for what was posted, and leaves.
-  void leave(const shm::Farewell& farewell);
+  void leave(const rendezvous::GracePeriod& grace);
 
   void arrived(Arrival arrival) override;
   void lost(int from, const std::string& how) override;

@@ -123,13 +123,13 @@ void Operation::sum(const Round& round) const {
   auto to = bytes_of(round.sum->to);
   auto element = static_cast<std::int64_t>(c10::elementSize(*call_.dtype));
   auto elements = static_cast<std::int64_t>(to.size()) / element;
-  if (size_ > shm::max_ranks) return sum_with_aten(call_, from, to.data(), elements);
+  if (size_ > kernels::max_ranks) return sum_with_aten(call_, from, to.data(), elements);
   std::byte* outputs[] = {to.data()};
-  shm::combine({.dtype = shm_type_of(*call_.dtype),
-                .op = call_.op,
-                .inputs = from,
-                .outputs = outputs,
-                .elements = elements});
+  kernels::combine({.dtype = dtype_of(*call_.dtype),
+                    .op = call_.op,
+                    .inputs = from,
+                    .outputs = outputs,
+                    .elements = elements});
 }
 
 }  // namespace lockstep::mpi

@@ -32,7 +32,7 @@ std::optional<int> PeerProcesses::stopped(int rank) const {
   auto process = processes_.find(rank);
   if (process == processes_.end()) return std::nullopt;
   const int number = process->second.number;
-  if (watch::state_of(number) != watch::ProcessState::stopped) return std::nullopt;
+  if (sys::state_of_process(number) != sys::ProcessState::stopped) return std::nullopt;
   return number;
 }
 

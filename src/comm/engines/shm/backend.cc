@@ -95,7 +95,7 @@ class ShmBackend : public Backend {
         .collective = call.collective,
         .op = call.op,
         .root = call.root,
-        .dtype = typed.defined() ? shm_type_of(typed.scalar_type()) : shm::DType::uint8,
+        .dtype = typed.defined() ? dtype_of(typed.scalar_type()) : DType::uint8,
         .input = input,
         .output = in_place ? input : buffer_of(call.output),
         .input_counts = call.input_counts,

@@ -72,8 +72,8 @@ struct alignas(64) Slot {
   std::atomic<std::uint64_t> output{0};
   std::atomic<std::uint64_t> line{
       0};  // of the call site; the collective as its caller named it lies above it
-  alignas(64) SharedText<12> tag;
-  SharedText<4> file;
+  alignas(64) sys::SharedText<12> tag;
+  sys::SharedText<4> file;
 };
 static_assert(sizeof(Slot) == 192);
 

@@ -25,7 +25,8 @@ constexpr auto notice_after = std::chrono::seconds(30);
 constexpr auto longest_sleep = std::chrono::seconds(1);
 
 std::size_t checked(std::size_t arena, int rank, int size) {
-  check(size <= max_ranks, "shared memory: expected at most {} ranks, found {}", max_ranks, size);
+  check(size <= kernels::max_ranks, "shared memory: expected at most {} ranks, found {}",
+        kernels::max_ranks, size);
   check(rank >= 0 && rank < size, "shared memory: expected a rank below {}, found {}", size, rank);
   return arena;
 }
@@ -83,8 +84,8 @@ Endpoint::~Endpoint() {
   // First, so that nobody waits for this rank while it waits for them.
   arena_->control().left.store(Control::leaving, std::memory_order_seq_cst);
   ring(everybody(peers().size()));
-  auto deadline = Deadline::after(farewell_.patience(Duration::max()));
-  for (auto& group : all_groups()) group->let_peers_finish(deadline, farewell_.is_by_exception());
+  auto deadline = Deadline::after(grace_.patience(Duration::max()));
+  for (auto& group : all_groups()) group->let_peers_finish(deadline, grace_.is_by_exception());
   watcher_.reset();
   stopping_ = true;
   arena_->control().helper.rings.fetch_add(1, std::memory_order_seq_cst);

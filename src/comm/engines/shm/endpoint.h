@@ -25,7 +25,7 @@
 #include "comm/engines/shm/transfer.h"
 #include "comm/engines/shm/waiting.h"
 #include "comm/engines/shm/watcher.h"
-#include "comm/rendezvous/leaving.h"
+#include "comm/rendezvous/grace_period.h"
 #include "sys/own_process.h"
 #include "sys/thread.h"
 
@@ -58,7 +58,7 @@ class Endpoint {
  public:
   // Blocks until all ranks have arrived.
   Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOptions options);
-  // Leaves in order. Waits (farewell.h) for peers that use this process's private memory, or will
+  // Leaves in order. Waits (grace_period.h) for peers that use this process's private memory, or will
   // in what it has posted; the groups where they are not done by then die.
   ~Endpoint();
   Endpoint(const Endpoint&) = delete;
@@ -164,7 +164,7 @@ class Endpoint {
   void help();
 
   const sys::OwnProcess process_;
-  const Farewell farewell_;
+  const rendezvous::GracePeriod grace_;
   std::shared_ptr<Store> store_;
   EndpointOptions options_;
   std::shared_ptr<Arena> arena_;

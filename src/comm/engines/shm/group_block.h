@@ -35,7 +35,7 @@ struct SharedFailure {
   enum : std::uint32_t { alive, being_written, written };
   std::atomic<std::uint32_t> state{alive};
   std::atomic<std::uint32_t> kind{0};
-  SharedText<96> text;
+  sys::SharedText<96> text;
 };
 
 struct GroupHeader {

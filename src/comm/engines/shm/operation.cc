@@ -77,7 +77,7 @@ Fingerprint Operation::agree(const Posting& posting, int members) {
 void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, std::size_t carried_bytes,
                      Posting& posting) {
   auto members = static_cast<int>(inputs_.size());
-  if (combines(posting.collective) && !can_combine(posting.dtype, posting.op))
+  if (combines(posting.collective) && !kernels::can_combine(posting.dtype, posting.op))
     refuse_combination(posting);
   print_ = agree(posting, members);
   carried_ = fits_slot(posting, shape_.count, members, carried_bytes);
@@ -292,12 +292,12 @@ void Operation::run_carried() const {
       (void)move_part(part, {0, plan_.part_length(part)}, unused);
     return;
   }
-  std::array<const std::byte*, max_ranks> inputs;
+  std::array<const std::byte*, kernels::max_ranks> inputs;
   std::int64_t first = collective_ == Collective::reduce_scatter ? shape_.count * me_ : 0;
   for (std::size_t member = 0; member < inputs_.size(); ++member)
     inputs[member] = at_element(inputs_[member], first, dtype_).data;
   std::byte* output = outputs_[me_].data;
-  combine(
+  kernels::combine(
       {dtype_, op_, std::span(inputs.data(), inputs_.size()), std::span(&output, 1), shape_.count});
 }
 
@@ -307,8 +307,8 @@ int Operation::run_part(int part, Range range, Scratch& scratch) const {
 }
 
 int Operation::combine_part(int part, Range range, Scratch& scratch) const {
-  std::array<Place, max_ranks> inputs;
-  std::array<Place, max_ranks> outputs;
+  std::array<Place, kernels::max_ranks> inputs;
+  std::array<Place, kernels::max_ranks> outputs;
   std::size_t written = 0;
   for (std::size_t member = 0; member < inputs_.size(); ++member) {
     inputs[member] =
@@ -325,8 +325,8 @@ int Operation::combine_part(int part, Range range, Scratch& scratch) const {
 }
 
 int Operation::combine_in_pipelines(int part, std::int64_t index, Scratch& scratch) const {
-  std::array<Place, max_ranks> inputs;
-  std::array<Place, max_ranks> outputs;
+  std::array<Place, kernels::max_ranks> inputs;
+  std::array<Place, kernels::max_ranks> outputs;
   auto turn = static_cast<std::size_t>(plan_.turn_of(part, index));
   Range range = plan_.shared_segment(static_cast<std::int64_t>(turn));
   for (std::size_t member = 0; member < inputs_.size(); ++member) {
@@ -348,7 +348,7 @@ int Operation::combine_in_pipelines(int part, std::int64_t index, Scratch& scrat
 int Operation::move_part(int part, Range range, Scratch& scratch) const {
   int error = 0;
   plan_.moves(part, range, [&](const Move& move) {
-    std::array<Place, max_ranks> destinations;
+    std::array<Place, kernels::max_ranks> destinations;
     std::size_t written = 0;
     Place from = at_element(inputs_[move.source], move.source_offset, dtype_);
     Place origin = carried_ ? at_element(origins_[move.source], move.source_offset, dtype_) : from;

@@ -128,7 +128,7 @@ class Operation {
   std::vector<PipelineMemory> pipelines_;  // of those who have one
   bool any_pipeline_ = false;
   std::size_t last_turn_ = 0;  // of this rank's pipeline that has a segment
-  std::bitset<max_ranks> seen_;
+  std::bitset<kernels::max_ranks> seen_;
   int unseen_ = 0;
   int missing_ = 0;
   int mismatched_ = -1;

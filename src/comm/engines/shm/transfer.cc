@@ -16,27 +16,27 @@ bool all_here(std::span<const Place> places) {
 
 int write(Place to, const std::byte* from, std::size_t bytes, bool stream) {
   if (!to.is_here()) return write_private(to, from, bytes);
-  copy_bytes(to.data, from, bytes, stream);
+  kernels::copy_bytes(to.data, from, bytes, stream);
   return 0;
 }
 
 std::byte* data_of(Place place) { return place.data; }
 
 int combine_here(const Reduction& r) {
-  std::array<const std::byte*, max_ranks> inputs;
-  std::array<std::byte*, max_ranks> outputs;
+  std::array<const std::byte*, kernels::max_ranks> inputs;
+  std::array<std::byte*, kernels::max_ranks> outputs;
   std::transform(r.inputs.begin(), r.inputs.end(), inputs.begin(), data_of);
   std::transform(r.outputs.begin(), r.outputs.end(), outputs.begin(), data_of);
-  combine({r.dtype, r.op, std::span(inputs.data(), r.inputs.size()),
-           std::span(outputs.data(), r.outputs.size()), r.elements, r.stream});
+  kernels::combine({r.dtype, r.op, std::span(inputs.data(), r.inputs.size()),
+                    std::span(outputs.data(), r.outputs.size()), r.elements, r.stream});
   return 0;
 }
 
 // One block, `offset` bytes into the places. The result is stored to all outputs here, and copied
 // from the first of them (or from the scratch) to those elsewhere.
 int combine_block(const Reduction& r, std::size_t offset, std::size_t bytes, Scratch& scratch) {
-  std::array<const std::byte*, max_ranks> inputs;
-  std::array<std::byte*, max_ranks> outputs;
+  std::array<const std::byte*, kernels::max_ranks> inputs;
+  std::array<std::byte*, kernels::max_ranks> outputs;
   for (std::size_t i = 0; i < r.inputs.size(); ++i) {
     Place from = r.inputs[i].plus(offset);
     inputs[i] = from.data;
@@ -50,8 +50,8 @@ int combine_block(const Reduction& r, std::size_t offset, std::size_t bytes, Scr
   }
   if (stored == 0) outputs[stored++] = scratch.block(r.inputs.size());
   auto elements = static_cast<std::int64_t>(bytes / bytes_of(r.dtype));
-  combine({r.dtype, r.op, std::span(inputs.data(), r.inputs.size()),
-           std::span(outputs.data(), stored), elements, false});
+  kernels::combine({r.dtype, r.op, std::span(inputs.data(), r.inputs.size()),
+                    std::span(outputs.data(), stored), elements, false});
   for (Place to : r.outputs) {
     if (to.is_here()) continue;
     if (int error = write_private(to.plus(offset), outputs[0], bytes)) return error;

@@ -206,7 +206,7 @@ void expect_mismatch(const Change& change, const std::string& left, const std::s
 TEST(Failure, ShowsBothCallsOfAMismatch) {
   const std::string expected = "all_reduce #2 (sum, 24 x float32, ";
   expect_mismatch([](auto& p) { p.op = Op::max; }, expected, "all_reduce #2 (max, 24 x float32, ");
-  expect_mismatch([](auto& p) { p.dtype = shm::DType::int32; }, expected,
+  expect_mismatch([](auto& p) { p.dtype = DType::int32; }, expected,
                   "all_reduce #2 (sum, 24 x int32, ");
   expect_mismatch([](auto& p) { p.input.bytes = p.output.bytes = 80; }, expected,
                   "all_reduce #2 (sum, 20 x float32, ");

@@ -10,7 +10,7 @@ constexpr int ranks = 128;
 
 // Few of a group's bytes grow with the square of its ranks.
 TEST(ManyRanks, AGroupTakesLittleOfAnArena) {
-  for (int members : {2, 16, 64, 128, shm::max_ranks}) {
+  for (int members : {2, 16, 64, 128, kernels::max_ranks}) {
     auto bytes = shm::GroupBlock::bytes(members);
     EXPECT_LE(bytes, static_cast<std::size_t>(members) << 17) << members;
     // Three of them fit into the arena of a rank on a machine of 24 GB, beside other things.

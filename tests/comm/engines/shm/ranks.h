@@ -106,15 +106,15 @@ class ArenaArray {
 };
 
 template <typename T>
-constexpr shm::DType dtype_for() {
+constexpr DType dtype_for() {
   if constexpr (std::is_same_v<T, float>)
-    return shm::DType::float32;
+    return DType::float32;
   else if constexpr (std::is_same_v<T, double>)
-    return shm::DType::float64;
+    return DType::float64;
   else if constexpr (std::is_same_v<T, std::int64_t>)
-    return shm::DType::int64;
+    return DType::int64;
   else
-    return shm::DType::int32;
+    return DType::int32;
 }
 
 template <typename Container>

@@ -1,15 +1,15 @@
 // What the launcher's environment says about this process, checked: its own variables and
-// torchrun's first, then those of mpirun (other_launchers.h) and srun (slurm.h), else it is alone.
+// torchrun's first, then those of mpirun (mpirun.h) and srun (slurm.h), else it is alone.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
 
-namespace lockstep::joining {
+namespace lockstep::launch {
 
 // How the ranks of a run find one another.
-struct Rendezvous {
+struct RankRendezvous {
   enum class Kind {
     lockstep_store,  // the store of `lockstep run`, at `address`
     agent_store,     // torchrun's TCPStore at host:port
@@ -28,21 +28,21 @@ struct Rendezvous {
   }
 };
 
-struct Place {
+struct RankInfo {
   int rank = 0;
   int size = 1;
-  std::string attempt = "0";             // differs from restart to restart of one run
-  std::optional<Rendezvous> rendezvous;  // nothing for one rank
+  std::string attempt = "0";                 // differs from restart to restart of one run
+  std::optional<RankRendezvous> rendezvous;  // nothing for one rank
 };
 
 // BadInput names the variable that is missing or makes no sense, and what it would have to be.
-[[nodiscard]] Place read_place();
+[[nodiscard]] RankInfo detect_rank();
 
-// Whether a launcher started this process as a rank, be it the only one. BadInput as read_place().
+// Whether a launcher started this process as a rank, be it the only one. BadInput as detect_rank().
 [[nodiscard]] bool is_launched();
 
 // The secret of the lockstep store: from the descriptor or file that the environment names, else
 // none.
 [[nodiscard]] std::string read_secret();
 
-}  // namespace lockstep::joining
+}  // namespace lockstep::launch

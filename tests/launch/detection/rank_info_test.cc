@@ -1,5 +1,5 @@
 // Where a process is among its ranks, as mpirun's and srun's variables say.
-#include "launch/detection/place.h"
+#include "launch/detection/rank_info.h"
 
 #include "launch/detection/ancestor.h"
 #include "launch/detection/slurm.h"
@@ -19,12 +19,12 @@
 
 #include <lockstep/base/error.h>
 
-namespace lockstep::joining {
+namespace lockstep::launch {
 namespace {
 
 using test::expect_words;
 using test::message_of;
-using Kind = Rendezvous::Kind;
+using Kind = RankRendezvous::Kind;
 using Variables = std::map<std::string, std::string>;
 
 const Variables of_open_mpi{{"OMPI_COMM_WORLD_RANK", "1"},
@@ -43,104 +43,104 @@ Variables with(Variables variables, const Variables& more) {
   return variables;
 }
 
-// What read_place() says where the environment is exactly `variables`, as far as launchers go.
-void in_environment(const Variables& variables, const std::function<void(const Place&)>& look) {
+// What detect_rank() says where the environment is exactly `variables`, as far as launchers go.
+void in_environment(const Variables& variables, const std::function<void(const RankInfo&)>& look) {
   test::expect_ranks(1, [&](int) {
     ::clearenv();
     for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
-    look(read_place());
+    look(detect_rank());
   });
 }
 
-TEST(Place, NobodySaysAnything) {
-  in_environment({}, [](const Place& place) {
-    EXPECT_EQ(place.size, 1);
-    EXPECT_FALSE(place.rendezvous);
+TEST(RankInfo, NobodySaysAnything) {
+  in_environment({}, [](const RankInfo& info) {
+    EXPECT_EQ(info.size, 1);
+    EXPECT_FALSE(info.rendezvous);
   });
 }
 
-TEST(Place, UnderOpenMpiOnOneHost) {
-  in_environment(of_open_mpi, [](const Place& place) {
-    EXPECT_EQ(place.rank, 1);
-    EXPECT_EQ(place.size, 3);
-    EXPECT_EQ(place.rendezvous->kind, Kind::served_store);
-    EXPECT_EQ(place.rendezvous->address,
+TEST(RankInfo, UnderOpenMpiOnOneHost) {
+  in_environment(of_open_mpi, [](const RankInfo& info) {
+    EXPECT_EQ(info.rank, 1);
+    EXPECT_EQ(info.size, 3);
+    EXPECT_EQ(info.rendezvous->kind, Kind::served_store);
+    EXPECT_EQ(info.rendezvous->address,
               "unix:@lockstep-" + std::to_string(::geteuid()) + "-prterun-a-7@1");
   });
 }
 
-TEST(Place, UnderMpirunOnSeveralHosts) {
+TEST(RankInfo, UnderMpirunOnSeveralHosts) {
   for (const auto& [variables, name] : {std::pair(of_open_mpi, "OMPI_COMM_WORLD_LOCAL_SIZE"),
                                         std::pair(of_hydra, "MPI_LOCALNRANKS")})
-    in_environment(with(variables, {{name, "2"}}), [](const Place& place) {
-      EXPECT_EQ(place.size, 3);
-      EXPECT_EQ(place.rendezvous->kind, Kind::mpi);
+    in_environment(with(variables, {{name, "2"}}), [](const RankInfo& info) {
+      EXPECT_EQ(info.size, 3);
+      EXPECT_EQ(info.rendezvous->kind, Kind::mpi);
     });
 }
 
-TEST(Place, OneRankNeedsNobody) {
+TEST(RankInfo, OneRankNeedsNobody) {
   in_environment({{"OMPI_COMM_WORLD_RANK", "0"},
                   {"OMPI_COMM_WORLD_SIZE", "1"},
                   {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}},
-                 [](const Place& place) {
-                   EXPECT_EQ(place.size, 1);
-                   EXPECT_FALSE(place.rendezvous);
+                 [](const RankInfo& info) {
+                   EXPECT_EQ(info.size, 1);
+                   EXPECT_FALSE(info.rendezvous);
                  });
 }
 
-TEST(Place, UnderHydraRanksMeetAtTheirProxy) {
-  in_environment(of_hydra, [](const Place& place) {
-    EXPECT_EQ(place.rank, 2);
-    EXPECT_EQ(place.rendezvous->kind, Kind::served_store);
+TEST(RankInfo, UnderHydraRanksMeetAtTheirProxy) {
+  in_environment(of_hydra, [](const RankInfo& info) {
+    EXPECT_EQ(info.rank, 2);
+    EXPECT_EQ(info.rendezvous->kind, Kind::served_store);
     // No proxy above this process: the parent stands for the run.
-    EXPECT_NE(place.rendezvous->address.find("-" + std::to_string(::getppid()) + "-"),
+    EXPECT_NE(info.rendezvous->address.find("-" + std::to_string(::getppid()) + "-"),
               std::string::npos)
-        << place.rendezvous->address;
+        << info.rendezvous->address;
   });
 }
 
-TEST(Place, InAStepOfSlurm) {
-  in_environment(of_slurm, [](const Place& place) {
-    EXPECT_EQ(place.rank, 1);
-    EXPECT_EQ(place.size, 4);
-    EXPECT_EQ(place.attempt, "slurm-12.3/2");
-    EXPECT_EQ(place.rendezvous->kind, Kind::served_store);
-    EXPECT_EQ(place.rendezvous->address,
+TEST(RankInfo, InAStepOfSlurm) {
+  in_environment(of_slurm, [](const RankInfo& info) {
+    EXPECT_EQ(info.rank, 1);
+    EXPECT_EQ(info.size, 4);
+    EXPECT_EQ(info.attempt, "slurm-12.3/2");
+    EXPECT_EQ(info.rendezvous->kind, Kind::served_store);
+    EXPECT_EQ(info.rendezvous->address,
               "unix:@lockstep-" + std::to_string(::geteuid()) + "-slurm-12.3");
   });
-  in_environment(with(of_slurm, {{"SLURM_STEP_NUM_NODES", "2"}}), [](const Place& place) {
+  in_environment(with(of_slurm, {{"SLURM_STEP_NUM_NODES", "2"}}), [](const RankInfo& info) {
     const auto port = port_of_step(12, 3);
-    EXPECT_EQ(place.rendezvous->address, "tcp://node07:" + std::to_string(port));
-    EXPECT_EQ(place.rendezvous->host, "node07");
-    EXPECT_EQ(place.rendezvous->port, port);
+    EXPECT_EQ(info.rendezvous->address, "tcp://node07:" + std::to_string(port));
+    EXPECT_EQ(info.rendezvous->host, "node07");
+    EXPECT_EQ(info.rendezvous->port, port);
   });
   in_environment(
       with(of_slurm, {{"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_RESV_PORTS", "12000-12003"}}),
-      [](const Place& place) { EXPECT_EQ(place.rendezvous->port, 12000); });
+      [](const RankInfo& info) { EXPECT_EQ(info.rendezvous->port, 12000); });
 }
 
-TEST(Place, ShellsOfSlurmAreOneProcess) {
+TEST(RankInfo, ShellsOfSlurmAreOneProcess) {
   // sbatch; salloc with its interactive step; a batch step's number; a job without a step.
   for (const char* step : {"4294967294", "4294967290", "4294967291", ""})
     in_environment(with(of_slurm, {{"SLURM_STEP_ID", step}}),
-                   [](const Place& place) { EXPECT_EQ(place.size, 1); });
+                   [](const RankInfo& info) { EXPECT_EQ(info.size, 1); });
 }
 
-TEST(Place, TheNearestLauncherCounts) {
+TEST(RankInfo, TheNearestLauncherCounts) {
   // mpirun may start its helpers by srun, and so leave Slurm's variables.
-  in_environment(with(of_slurm, of_hydra), [](const Place& place) { EXPECT_EQ(place.rank, 2); });
+  in_environment(with(of_slurm, of_hydra), [](const RankInfo& info) { EXPECT_EQ(info.rank, 2); });
   // Slurm's own PMI is no mpirun.
-  in_environment(with(of_slurm, {{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}), [](const Place& place) {
-    EXPECT_NE(place.rendezvous->address.find("slurm-12.3"), std::string::npos);
+  in_environment(with(of_slurm, {{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}), [](const RankInfo& info) {
+    EXPECT_NE(info.rendezvous->address.find("slurm-12.3"), std::string::npos);
   });
   // srun --mpi=pmix gives a rank of PMIx, but no size.
   in_environment(with(of_slurm, {{"PMIX_RANK", "1"}, {"PMIX_NAMESPACE", "slurm.pmix.12.3"}}),
-                 [](const Place& place) { EXPECT_EQ(place.size, 4); });
+                 [](const RankInfo& info) { EXPECT_EQ(info.size, 4); });
   in_environment(with(with(of_slurm, of_open_mpi), {{"RANK", "0"}, {"WORLD_SIZE", "1"}}),
-                 [](const Place& place) { EXPECT_EQ(place.size, 1); });
+                 [](const RankInfo& info) { EXPECT_EQ(info.size, 1); });
 }
 
-TEST(Place, WhatMakesNoSenseIsNamed) {
+TEST(RankInfo, WhatMakesNoSenseIsNamed) {
   const std::pair<Variables, std::vector<std::string>> cases[] = {
       {with(of_open_mpi, {{"OMPI_COMM_WORLD_RANK", "3"}}),
        {"OMPI_COMM_WORLD_RANK", "0 to 2", "'3'"}},
@@ -156,7 +156,7 @@ TEST(Place, WhatMakesNoSenseIsNamed) {
     test::expect_ranks(1, [&](int) {
       ::clearenv();
       for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
-      expect_words(message_of<BadInput>([] { static_cast<void>(read_place()); }), words);
+      expect_words(message_of<BadInput>([] { static_cast<void>(detect_rank()); }), words);
     });
 }
 
@@ -227,4 +227,4 @@ TEST(OneHostAddress, IsShortForAnyRun) {
 }
 
 }  // namespace
-}  // namespace lockstep::joining
+}  // namespace lockstep::launch

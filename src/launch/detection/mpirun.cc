@@ -1,4 +1,4 @@
-#include "launch/detection/other_launchers.h"
+#include "launch/detection/mpirun.h"
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/format.h>
@@ -10,7 +10,7 @@
 
 #include <unistd.h>
 
-namespace lockstep::joining {
+namespace lockstep::launch {
 namespace {
 
 // What one kind of mpirun calls the numbers it gives.
@@ -39,32 +39,32 @@ bool is_set(const Names& names) {
          environment::text(names.local_size);
 }
 
-Place read(const Names& names, std::string (*run)()) {
+RankInfo read(const Names& names, std::string (*run)()) {
   auto size = environment::required_integer(names.size, 1, std::numeric_limits<int>::max());
   auto rank = environment::required_integer(names.rank, 0, size - 1);
   auto local_size = environment::required_integer(names.local_size, 1, size);
-  Place place{.rank = static_cast<int>(rank),
-              .size = static_cast<int>(size),
-              .attempt = "0",
-              .rendezvous = {}};
-  if (size == 1) return place;
+  RankInfo info{.rank = static_cast<int>(rank),
+                .size = static_cast<int>(size),
+                .attempt = "0",
+                .rendezvous = {}};
+  if (size == 1) return info;
   if (local_size < size) {
-    place.rendezvous = {.kind = Rendezvous::Kind::mpi, .address = {}, .host = {}, .port = 0};
+    info.rendezvous = {.kind = RankRendezvous::Kind::mpi, .address = {}, .host = {}, .port = 0};
   } else {
-    place.rendezvous = {.kind = Rendezvous::Kind::served_store,
-                        .address = one_host_address(run()),
-                        .host = "127.0.0.1",
-                        .port = 0};
+    info.rendezvous = {.kind = RankRendezvous::Kind::served_store,
+                       .address = one_host_address(run()),
+                       .host = "127.0.0.1",
+                       .port = 0};
   }
-  return place;
+  return info;
 }
 
 }  // namespace
 
-std::optional<Place> read_mpirun_place() {
+std::optional<RankInfo> detect_mpirun() {
   if (is_set(open_mpi)) return read(open_mpi, run_of_open_mpi);
   if (is_set(hydra)) return read(hydra, run_of_hydra);
   return std::nullopt;
 }
 
-}  // namespace lockstep::joining
+}  // namespace lockstep::launch

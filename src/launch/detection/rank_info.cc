@@ -1,11 +1,11 @@
-#include "launch/detection/place.h"
+#include "launch/detection/rank_info.h"
 
 #include <lockstep/base/check.h>
 #include <lockstep/base/environment.h>
 #include <lockstep/launch/environment.h>
 #include <lockstep/store/secret.h>
 
-#include "launch/detection/other_launchers.h"
+#include "launch/detection/mpirun.h"
 #include "launch/detection/slurm.h"
 
 #include <array>
@@ -15,7 +15,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-namespace lockstep::joining {
+namespace lockstep::launch {
 namespace {
 
 namespace variable = launch::variable;
@@ -23,18 +23,18 @@ namespace variable = launch::variable;
 constexpr auto use_agent_store = "TORCHELASTIC_USE_AGENT_STORE";
 constexpr auto secret_file = "LOCKSTEP_SECRET_FILE";
 
-Rendezvous read_rendezvous() {
+RankRendezvous read_rendezvous() {
   // A launcher that starts another one leaves its variables: torchrun's own word is the nearer one,
   // since `lockstep run` takes it away.
   bool agent = environment::flag(use_agent_store).value_or(false);
   if (auto store = environment::text(variable::store); store && !agent) {
-    return {.kind = Rendezvous::Kind::lockstep_store,
+    return {.kind = RankRendezvous::Kind::lockstep_store,
             .address = *store,
             .host = environment::text(variable::master_address).value_or("127.0.0.1"),
             .port = 0};
   }
   constexpr auto why = "but WORLD_SIZE is more than 1";
-  return {.kind = agent ? Rendezvous::Kind::agent_store : Rendezvous::Kind::rank_0,
+  return {.kind = agent ? RankRendezvous::Kind::agent_store : RankRendezvous::Kind::rank_0,
           .address = {},
           .host = environment::required_text(variable::master_address, why),
           .port = static_cast<std::uint16_t>(
@@ -48,34 +48,34 @@ void check_local(int size) {
 }
 
 // mpirun may itself use srun to reach other hosts, so it comes first.
-Place read_others_place() {
-  if (auto place = read_mpirun_place()) return *place;
-  if (auto place = read_slurm_place()) return *place;
+RankInfo detect_others() {
+  if (auto info = detect_mpirun()) return *info;
+  if (auto info = detect_slurm()) return *info;
   return {};
 }
 
 }  // namespace
 
-Place read_place() {
+RankInfo detect_rank() {
   constexpr std::int64_t most = std::numeric_limits<int>::max();
   if (!environment::text(variable::rank) && !environment::text(variable::world_size))
-    return read_others_place();
+    return detect_others();
   auto size = environment::required_integer(variable::world_size, 1, most, "but RANK is");
   auto rank = environment::required_integer(variable::rank, 0, size - 1, "but WORLD_SIZE is");
-  Place place{.rank = static_cast<int>(rank),
-              .size = static_cast<int>(size),
-              .attempt = "0",
-              .rendezvous = {}};
-  check_local(place.size);
-  place.attempt = environment::text(variable::run_id).value_or("run") + "/" +
-                  std::to_string(environment::integer(variable::restart_count, 0).value_or(0));
-  if (place.size > 1) place.rendezvous = read_rendezvous();
-  return place;
+  RankInfo info{.rank = static_cast<int>(rank),
+                .size = static_cast<int>(size),
+                .attempt = "0",
+                .rendezvous = {}};
+  check_local(info.size);
+  info.attempt = environment::text(variable::run_id).value_or("run") + "/" +
+                 std::to_string(environment::integer(variable::restart_count, 0).value_or(0));
+  if (info.size > 1) info.rendezvous = read_rendezvous();
+  return info;
 }
 
 bool is_launched() {
   return environment::text(variable::rank) || environment::text(variable::world_size) ||
-         read_mpirun_place() || read_slurm_place();
+         detect_mpirun() || detect_slurm();
 }
 
 std::string read_secret() {
@@ -95,4 +95,4 @@ std::string read_secret() {
   return {};
 }
 
-}  // namespace lockstep::joining
+}  // namespace lockstep::launch

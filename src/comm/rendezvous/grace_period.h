@@ -1,4 +1,4 @@
-// Farewell: how long the end of a rank's part in a group may wait for peers, for all engines.
+// GracePeriod: how long the end of a rank's part in a group may wait for peers, for all engines.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -7,10 +7,10 @@
 #include <chrono>
 #include <exception>
 
-namespace lockstep::shm {
+namespace lockstep::rendezvous {
 
 // A member of what ends; made with it.
-class Farewell {
+class GracePeriod {
  public:
   // Whether an exception unwinds the stack: then nobody is waited for, because the others wait for
   // the sentence that says so.
@@ -26,4 +26,4 @@ class Farewell {
   int exceptions_ = std::uncaught_exceptions();  // that were under way before
 };
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::rendezvous
