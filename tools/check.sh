@@ -82,7 +82,7 @@ lint_sources() {
   configure_preset debug   # where every source is compiled by itself
   local tool; tool="$(clang_tool clang-tidy)"
   git ls-files 'src/base/*.cc' 'src/sys/*.cc' 'src/store/*.cc' 'src/launch/*.cc' 'src/comm/call/*.cc' 'src/comm/kernels/*.cc' \
-    'src/comm/rendezvous/*.cc' 'src/comm/engines/shm/*.cc' |
+    'src/comm/rendezvous/*.cc' 'src/comm/diagnose/*.cc' 'src/comm/engines/shm/*.cc' |
     xargs "$tool" -p build/debug --quiet --warnings-as-errors='*'
 }
 

@@ -44,16 +44,16 @@ ProcessState state_in(const std::optional<Stat>& stat) {
 }
 
 // Processes that see each other's pids have the same.
-std::string place() {
+std::string process_space() {
   std::error_code ignored;
   auto pids = std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
   return formatted("{:x}", fingerprint(sys::host_identity() + pids));
 }
 
 struct ProcessWords {
-  std::string place, pid, started;
+  std::string space, pid, started;
   explicit ProcessWords(std::string_view process) {
-    std::istringstream(std::string(process)) >> place >> pid >> started;
+    std::istringstream(std::string(process)) >> space >> pid >> started;
   }
 };
 
@@ -62,12 +62,12 @@ struct ProcessWords {
 std::string process_identity() {
   auto pid = std::to_string(::getpid());
   auto stat = stat_of(pid);
-  return formatted("{} {} {}", place(), pid, stat ? stat->started : "0");
+  return formatted("{} {} {}", process_space(), pid, stat ? stat->started : "0");
 }
 
 ProcessState state_of_process(std::string_view process) {
   const ProcessWords words(process);
-  if (words.started.empty() || words.place != place()) return ProcessState::unknown;
+  if (words.started.empty() || words.space != process_space()) return ProcessState::unknown;
   auto stat = stat_of(words.pid);
   return stat && stat->started == words.started ? state_in(stat) : ProcessState::ended;
 }

@@ -29,12 +29,10 @@ FLOORS = [
     ["apps"],
 ]
 LEVEL = {folder: level for level, folders in enumerate(FLOORS) for folder in folders}
-# Public headers of comm lie in one folder; these belong to other floors than comm/api. Calls still hold tensors.
+# Public headers of comm lie in one folder; these belong to other floors than comm/api.
 PUBLIC_OF_COMM = {
-    **{f"comm/backend/{name}.{suffix}": "comm/call" for name in ("posted_call", "stream_point") for suffix in ("h", "cc")},
     "comm/op.h": "comm/call",
-    "comm/backend.h": "comm/call",
-    "comm/work.h": "comm/backend",
+    "comm/backend.h": "comm/backend",
     "comm/local.h": "comm/engines/local",
     "comm/c10d.h": "comm/engines/c10d",
     "comm/init.h": "comm/init",
@@ -42,8 +40,9 @@ PUBLIC_OF_COMM = {
 
 # Folders and files that must compile without LibTorch, and so see nothing of the others.
 WITHOUT_LIBTORCH = (
-    "base", "sys", "store", "launch", "comm/op.h", "comm/call", "comm/kernels", "comm/rendezvous", "comm/engines/shm",
-    "comm/engines/mpi/plan", "comm/engines/hierarchical/layout", "comm/init/choice",
+    "base", "sys", "store", "launch", "comm/op.h", "comm/call", "comm/kernels", "comm/rendezvous", "comm/diagnose",
+    "comm/backend/open_calls", "comm/engines/shm", "comm/engines/mpi/plan", "comm/engines/mpi/call_query",
+    "comm/engines/hierarchical/layout", "comm/init/choice",
 )
 WITH_LIBTORCH = ("comm/engines/shm/backend",)   # exceptions inside of them
 LIBTORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")

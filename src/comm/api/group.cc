@@ -49,6 +49,8 @@ Group::Group() : state_(std::make_shared<GroupState>(nullptr, "one", std::chrono
 Group::Group(std::shared_ptr<Backend> backend, std::string name, Duration timeout)
     : state_(std::make_shared<GroupState>(std::move(backend), std::move(name), timeout)) {}
 
+Group::Group(std::shared_ptr<GroupState> state) : state_(std::move(state)) {}
+
 int Group::rank() const { return state_->rank(); }
 int Group::size() const { return state_->size(); }
 std::string_view Group::backend() const { return state_->backend_name(); }

@@ -56,9 +56,7 @@ Group Group::split(int color, int key, Where where) const {
   std::ranges::sort(members);
   std::vector<int> ranks;
   for (auto [unused, rank] : members) ranks.push_back(rank);
-  auto part = formatted("{}/{}", prefix, color);
-  auto backend = ranks.size() > 1 ? state_->backend()->subset(ranks, part) : nullptr;
-  return {std::move(backend), std::move(part), timeout()};
+  return Group(state_->part(ranks, formatted("{}/{}", prefix, color)));
 }
 
 std::optional<Group> Group::subset(std::span<const int> ranks, Where where) const {
@@ -74,8 +72,7 @@ std::optional<Group> Group::subset(std::span<const int> ranks, Where where) cons
     throw Mismatch(text);
   }
   if (std::ranges::find(ranks, rank()) == ranks.end()) return std::nullopt;
-  auto backend = ranks.size() > 1 ? state_->backend()->subset(ranks, part) : nullptr;
-  return Group(std::move(backend), std::move(part), timeout());
+  return Group(state_->part(ranks, std::move(part)));
 }
 
 }  // namespace lockstep

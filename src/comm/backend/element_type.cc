@@ -6,7 +6,6 @@
 namespace lockstep {
 
 DType dtype_of(at::ScalarType dtype) {
-
   switch (dtype) {
     case at::kDouble:
       return DType::float64;
@@ -32,6 +31,22 @@ DType dtype_of(at::ScalarType dtype) {
       return DType::complex64;
     case at::kComplexDouble:
       return DType::complex128;
+    case at::kUInt16:
+      return DType::uint16;
+    case at::kUInt32:
+      return DType::uint32;
+    case at::kUInt64:
+      return DType::uint64;
+    case at::kComplexHalf:
+      return DType::complex32;
+    case at::kFloat8_e5m2:
+      return DType::float8_e5m2;
+    case at::kFloat8_e4m3fn:
+      return DType::float8_e4m3fn;
+    case at::kFloat8_e5m2fnuz:
+      return DType::float8_e5m2fnuz;
+    case at::kFloat8_e4m3fnuz:
+      return DType::float8_e4m3fnuz;
     default:
       break;
   }

@@ -11,8 +11,7 @@
 
 namespace lockstep {
 
-at::Tensor Backend::empty_node_shared(at::IntArrayRef, const at::TensorOptions&, Duration,
-                                      std::source_location) {
+at::Tensor Backend::empty_node_shared(at::IntArrayRef, const at::TensorOptions&, const Agree&) {
   throw InvalidArgument(
       formatted("empty_node_shared: the ranks of the engine {} share no memory", name()));
 }

@@ -31,7 +31,8 @@ Call with_tensors(const Call& call, const at::Tensor& input, const at::Tensor& o
           .output_counts = call.output_counts,
           .tag = call.tag,
           .timeout = call.timeout,
-          .where = call.where};
+          .where = call.where,
+          .number = call.number};
 }
 
 }  // namespace

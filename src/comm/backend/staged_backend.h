@@ -32,9 +32,9 @@ class StagedBackend final : public Backend {
   [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
                                         const at::TensorOptions& options) override;
   [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,
-                                             const at::TensorOptions& options, Duration timeout,
-                                             std::source_location where) override {
-    return backend_->empty_node_shared(sizes, options, timeout, where);
+                                             const at::TensorOptions& options,
+                                             const Agree& agree) override {
+    return backend_->empty_node_shared(sizes, options, agree);
   }
   [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int> ranks,
                                                 std::string_view name) override;

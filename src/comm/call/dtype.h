@@ -23,15 +23,25 @@ enum class DType : std::uint8_t {
   boolean,
   complex64,
   complex128,
+  uint16,  // this and all that follow are moved, never combined
+  uint32,
+  uint64,
+  complex32,
+  float8_e5m2,
+  float8_e4m3fn,
+  float8_e5m2fnuz,
+  float8_e4m3fnuz,
   opaque1,
   opaque2,
   opaque4,
   opaque8,
-  opaque16  // moved, never combined
+  opaque16
 };
+inline constexpr std::size_t dtypes = 25;
 
 [[nodiscard]] constexpr std::size_t bytes_of(DType dtype) {
-  constexpr std::array<std::size_t, 17> bytes{8, 4, 2, 2, 8, 4, 2, 1, 1, 1, 8, 16, 1, 2, 4, 8, 16};
+  constexpr std::array<std::size_t, dtypes> bytes{8, 4, 2, 2, 8, 4, 2, 1, 1, 1, 8, 16, 2,
+                                                  4, 8, 4, 1, 1, 1, 1, 1, 2, 4, 8, 16};
   return bytes.at(static_cast<std::size_t>(dtype));
 }
 // All of their sizes are powers of two, so no division is needed.
@@ -45,6 +55,6 @@ enum class DType : std::uint8_t {
 [[nodiscard]] constexpr bool is_complex(DType dtype) {
   return dtype == DType::complex64 || dtype == DType::complex128;
 }
-[[nodiscard]] constexpr bool is_opaque(DType dtype) { return dtype >= DType::opaque1; }
+[[nodiscard]] constexpr bool is_opaque(DType dtype) { return dtype >= DType::uint16; }
 
 }  // namespace lockstep

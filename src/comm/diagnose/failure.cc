@@ -3,15 +3,62 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
 
-#include <string_view>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::diagnose {
 namespace {
 
 constexpr std::string_view dead_group_words = ", which is dead: ";
+constexpr std::string_view letters = "-PTMA";  // of the kinds, in their order
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    return known.what();
+  }
+}
 
 }  // namespace
+
+std::exception_ptr error_of(FailureKind kind, const std::string& text) {
+  switch (kind) {
+    case FailureKind::peer_lost:
+      return std::make_exception_ptr(PeerLost(text));
+    case FailureKind::timeout:
+      return std::make_exception_ptr(Timeout(text));
+    case FailureKind::mismatch:
+      return std::make_exception_ptr(Mismatch(text));
+    default:
+      return std::make_exception_ptr(Aborted(text));
+  }
+}
+
+FailureKind kind_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const PeerLost&) {
+    return FailureKind::peer_lost;
+  } catch (const Timeout&) {
+    return FailureKind::timeout;
+  } catch (const Mismatch&) {
+    return FailureKind::mismatch;
+  } catch (...) {
+    return FailureKind::aborted;
+  }
+}
+
+std::string FailureReport::written() const {
+  return letters[static_cast<std::size_t>(kind)] + text;
+}
+
+FailureReport FailureReport::read(std::string_view text) {
+  if (text.empty()) return {};
+  auto letter = letters.find(text.front());
+  bool is_known = letter != std::string_view::npos && letter > 0;
+  return {is_known ? static_cast<FailureKind>(letter) : FailureKind::aborted,
+          std::string(text.substr(1))};
+}
 
 std::string_view cause_in(std::string_view text) {
   auto begin = text.find(dead_group_words);
@@ -28,20 +75,8 @@ void Failure::rethrow_if_any() const {
 
 void Failure::refuse_if_any(std::string_view call, std::string_view group) const {
   if (!error_) return;
-  auto text = [&](const std::exception& error) {
-    return formatted("{} on group {}{}{}", call, group, dead_group_words, error.what());
-  };
-  try {
-    std::rethrow_exception(error_);
-  } catch (const PeerLost& error) {
-    throw PeerLost(text(error));
-  } catch (const Timeout& error) {
-    throw Timeout(text(error));
-  } catch (const Mismatch& error) {
-    throw Mismatch(text(error));
-  } catch (const std::exception& error) {
-    throw Aborted(text(error));
-  }
+  auto text = formatted("{} on group {}{}{}", call, group, dead_group_words, text_of(error_));
+  std::rethrow_exception(error_of(kind_of(error_), text));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::diagnose

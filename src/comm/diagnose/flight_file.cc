@@ -2,7 +2,6 @@
 
 #include <lockstep/base/format.h>
 
-#include "comm/backend/posted_call.h"
 #include "sys/topology.h"
 
 #include <array>
@@ -10,7 +9,7 @@
 
 #include <unistd.h>
 
-namespace lockstep::flight {
+namespace lockstep::diagnose {
 namespace {
 
 std::string_view name_of(Progress progress) {
@@ -64,22 +63,19 @@ std::string json_of(const RecordedGroup& group) {
   return object.str();
 }
 
-std::string json_of(const Entry& entry, const sys::TickScale& scale) {
-  PostedCall call;
-  call.collective = entry.collective;
+std::string json_of(const FlightEntry& entry, const sys::TickScale& scale) {
   Object object;
   object.number("number", entry.number)
       .number("group", entry.group)
       .text("call", lockstep::name_of(entry.collective))
       .number("sequence", entry.sequence);
-  if (call.reduces()) object.text("op", lockstep::name_of(entry.op));
-  if (call.has_root()) object.number("root", entry.root);
-  if (call.is_message()) object.number("peer", entry.root);
+  if (combines(entry.collective)) object.text("op", lockstep::name_of(entry.op));
+  if (has_root(entry.collective)) object.number("root", entry.root);
+  if (is_message(entry.collective)) object.number("peer", entry.root);
   if (entry.dtype) {
-    object.text("dtype", c10::toString(*entry.dtype))
+    object.text("dtype", lockstep::name_of(*entry.dtype))
         .number("elements", entry.elements)
-        .number("bytes",
-                entry.elements * static_cast<std::int64_t>(c10::elementSize(*entry.dtype)));
+        .number("bytes", entry.elements * static_cast<std::int64_t>(bytes_of(*entry.dtype)));
   }
   if (entry.counts != 0) object.text("counts", formatted("{:016x}", entry.counts));
   if (!entry.tag.empty()) object.text("tag", entry.tag);
@@ -93,8 +89,8 @@ std::string json_of(const Entry& entry, const sys::TickScale& scale) {
 
 }  // namespace
 
-std::string to_json(const Header& header, std::span<const RecordedGroup> groups,
-                    std::span<const Entry> entries, std::uint64_t calls_ever,
+std::string to_json(const FlightHeader& header, std::span<const RecordedGroup> groups,
+                    std::span<const FlightEntry> entries, std::uint64_t calls_ever,
                     const sys::TickScale& scale) {
   std::vector<std::string> group_texts;
   std::vector<std::string> call_texts;
@@ -114,4 +110,4 @@ std::string to_json(const Header& header, std::span<const RecordedGroup> groups,
   return object.str() + "\n";
 }
 
-}  // namespace lockstep::flight
+}  // namespace lockstep::diagnose

@@ -5,7 +5,7 @@
 //    "groups": [{"name": "world", "members": [0, 1, 2, 3],
 //                "failure": "...", "failed": 1732204862.1}],
 //    "calls": [{"number": 4097, "group": 0, "call": "all_reduce", "sequence": 417, "op": "sum",
-//               "dtype": "Float", "elements": 3145728, "bytes": 12582912, "tag": "bucket 2",
+//               "dtype": "float32", "elements": 3145728, "bytes": 12582912, "tag": "bucket 2",
 //               "posted": 1732204852.0, "ended": 1732204852.1, "progress": "done",
 //               "where": "trainer.cc:88"}]}
 //
@@ -21,10 +21,10 @@
 #include <span>
 #include <string>
 
-namespace lockstep::flight {
+namespace lockstep::diagnose {
 
-[[nodiscard]] std::string to_json(const Header& header, std::span<const RecordedGroup> groups,
-                                  std::span<const Entry> entries, std::uint64_t calls_ever,
+[[nodiscard]] std::string to_json(const FlightHeader& header, std::span<const RecordedGroup> groups,
+                                  std::span<const FlightEntry> entries, std::uint64_t calls_ever,
                                   const sys::TickScale& scale);
 
-}  // namespace lockstep::flight
+}  // namespace lockstep::diagnose

@@ -4,17 +4,19 @@
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
+#include "comm/diagnose/report.h"
+
 #include <algorithm>
 #include <charconv>
 #include <utility>
 
-namespace lockstep::watch {
+namespace lockstep::diagnose {
 namespace {
 
-// A line is words apart by blanks, and at its end the description, which may hold blanks.
-class Words {
+// A line is words apart by blanks, and at its end perhaps a record, which has blanks of its own.
+class LineReader {
  public:
-  explicit Words(std::string_view line) : rest_(line) {}
+  explicit LineReader(std::string_view line) : rest_(line) {}
   std::string_view next() {
     auto word = rest_.substr(0, rest_.find(' '));
     rest_.remove_prefix(std::min(rest_.size(), word.size() + 1));
@@ -33,41 +35,52 @@ class Words {
     return static_cast<int>(value.value_or(0));
   }
   [[nodiscard]] std::string_view rest() const { return rest_; }
-  [[nodiscard]] bool good() const { return good_; }
+  [[nodiscard]] bool is_good() const { return good_; }
 
  private:
   std::string_view rest_;
   bool good_ = true;
 };
 
-// A description must stay on its line: a tag may hold anything.
-std::string one_line_of(const PostedCall& call) {
-  auto text = describe_fully(call);
-  std::ranges::replace(text, '\n', ' ');
-  return text;
-}
-
 }  // namespace
 
-Route route_of(Collective collective, int root, int rank) {
-  if (collective == Collective::send) return {rank, root};
-  if (collective == Collective::recv) return {root, rank};
-  return {};
+const KnownCall* ChannelStatement::find(std::uint64_t number) const {
+  auto found = std::ranges::find_if(
+      calls, [number](const KnownCall& known) { return known.call.number == number; });
+  return found == calls.end() ? nullptr : &*found;
 }
 
-// process PROCESS | left | route FROM TO LAST | mark NUMBER CHAIN | call NUMBER PRINT CHAIN TEXT
-std::string Ledger::statement(std::string_view process, bool has_left) const {
+const ChannelStatement& Statement::of(ChannelKey channel) const {
+  static const ChannelStatement none;
+  auto found = channels.find(channel);
+  return found == channels.end() ? none : found->second;
+}
+
+std::string mismatch_sentence(const Difference& difference, std::string_view group, int rank,
+                              int other) {
+  auto text = difference.mine && difference.theirs
+                  ? describe_difference(*difference.mine, rank, *difference.theirs, other)
+                  : formatted(
+                        "ranks {} and {} made different calls at or before #{}, further back than "
+                        "they keep",
+                        std::min(rank, other), std::max(rank, other), difference.number);
+  return text + words_of_group(group);
+}
+
+// process PROCESS | left | channel SOURCE DESTINATION LAST | mark NUMBER CHAIN |
+// call FINGERPRINT CHAIN RECORD
+std::string CallHistory::statement(std::string_view process, bool has_left) const {
   auto text = formatted("process {}\n", process);
   if (has_left) text += "left\n";
-  for (const auto& [route, line] : lines_) {
-    text += formatted("route {} {} {}\n", route.from, route.to, line.calls.back().call.number);
+  for (const auto& [channel, line] : lines_) {
+    text += formatted("channel {} {} {}\n", channel.source, channel.destination,
+                      line.calls.back().call.number);
     for (const auto& mark : line.marks)
       text += formatted("mark {} {:x}\n", mark.number, mark.chain);
-    auto begin = line.calls.size() > said ? line.calls.size() - said : 0;
+    auto begin = line.calls.size() > told ? line.calls.size() - told : 0;
     for (auto index = begin; index < line.calls.size(); ++index) {
-      const auto& one = line.calls[index];
-      text += formatted("call {} {:x} {:x} {}\n", one.call.number, one.fingerprint, one.chain,
-                        one_line_of(one.call));
+      const auto& known = line.calls[index];
+      text += formatted("call {:x} {:x} {}\n", known.fingerprint, known.chain, written(known.call));
     }
   }
   return text;
@@ -75,92 +88,113 @@ std::string Ledger::statement(std::string_view process, bool has_left) const {
 
 Statement Statement::read(std::string_view text) {
   Statement result;
-  StatedRoute* route = nullptr;
+  ChannelStatement* channel = nullptr;
   while (!text.empty()) {
     auto line = text.substr(0, text.find('\n'));
     text.remove_prefix(std::min(text.size(), line.size() + 1));
-    Words words(line);
+    LineReader words(line);
     auto kind = words.next();
     if (kind == "process") {
       result.process = words.rest();
     } else if (kind == "left") {
       result.has_left = true;
-    } else if (kind == "route") {
-      Route key{words.signed_number(), words.signed_number()};
+    } else if (kind == "channel") {
+      ChannelKey key;
+      key.source = words.signed_number();
+      key.destination = words.signed_number();
       auto last = words.number();
-      route = words.good() ? &result.routes[key] : nullptr;
-      if (route) route->last = last;
-    } else if (route && (kind == "mark" || kind == "call")) {
-      StatedCall call{.number = words.number()};
-      if (kind == "call") call.fingerprint = words.number(16);
-      call.chain = words.number(16);
-      call.text = words.rest();
-      if (words.good()) (kind == "call" ? route->calls : route->marks).push_back(std::move(call));
+      channel = words.is_good() ? &result.channels[key] : nullptr;
+      if (channel) channel->last = last;
+    } else if (channel && kind == "mark") {
+      ChainMark mark{.number = words.number()};
+      mark.chain = words.number(16);
+      if (words.is_good()) channel->marks.push_back(mark);
+    } else if (channel && kind == "call") {
+      KnownCall known{.fingerprint = words.number(16), .call = {}};
+      known.chain = words.number(16);
+      auto call = read_call(words.rest());
+      if (!call || !words.is_good()) continue;
+      known.call = *std::move(call);
+      channel->calls.push_back(std::move(known));
     }
   }
   return result;
 }
 
-const Ledger::Kept* Ledger::Line::find(std::uint64_t number) const {
+const KnownCall* CallHistory::Line::find(std::uint64_t number) const {
   if (calls.empty() || number < calls.front().call.number || number > calls.back().call.number)
     return nullptr;
   return &calls[number - calls.front().call.number];
 }
 
-std::optional<std::uint64_t> Ledger::Line::chain_at(std::uint64_t number) const {
-  if (const auto* kept = find(number)) return kept->chain;
-  auto mark = std::ranges::find(marks, number, &StatedCall::number);
+std::optional<std::uint64_t> CallHistory::Line::chain_at(std::uint64_t number) const {
+  if (const auto* known = find(number)) return known->chain;
+  auto mark = std::ranges::find(marks, number, &ChainMark::number);
   return mark == marks.end() ? std::nullopt : std::optional(mark->chain);
 }
 
-void Ledger::note(Route route, const PostedCall& call) {
-  auto& line = lines_[route];
-  auto print = fingerprint_of(call);
+void CallHistory::note(ChannelKey channel, const CallRecord& call, std::uint64_t fingerprint) {
+  auto& line = lines_[channel];
   auto before = line.calls.empty() ? 0 : line.calls.back().chain;
-  line.calls.push_back({call.without_tensors(), print, combine_fingerprints(before, print)});
+  line.calls.push_back({fingerprint, combine_fingerprints(before, fingerprint), call});
   if (line.calls.size() > kept) line.calls.pop_front();
   if (call.number % mark_distance == 0) {
-    line.marks.push_back({.number = call.number, .chain = line.calls.back().chain, .text = {}});
+    line.marks.push_back({call.number, line.calls.back().chain});
     if (line.marks.size() > marks_kept) line.marks.pop_front();
   }
   ++version_;
 }
 
-std::vector<Route> Ledger::routes() const {
-  std::vector<Route> result;
-  for (const auto& [route, line] : lines_) result.push_back(route);
+std::vector<ChannelKey> CallHistory::channels() const {
+  std::vector<ChannelKey> result;
+  for (const auto& [channel, line] : lines_) result.push_back(channel);
   return result;
 }
 
-std::optional<Difference> Ledger::compare(Route route, const Line& mine,
-                                          const StatedRoute& theirs) {
+std::uint64_t CallHistory::last_number(ChannelKey channel) const {
+  auto line = lines_.find(channel);
+  return line == lines_.end() ? 0 : line->second.calls.back().call.number;
+}
+
+const KnownCall* CallHistory::find(ChannelKey channel, std::uint64_t number) const {
+  auto line = lines_.find(channel);
+  return line == lines_.end() ? nullptr : line->second.find(number);
+}
+
+const KnownCall* CallHistory::last_call(ChannelKey channel) const {
+  if (lines_.empty()) return nullptr;
+  auto line = lines_.find(channel);
+  return &(line == lines_.end() ? lines_.begin() : line)->second.calls.back();
+}
+
+std::optional<Difference> CallHistory::compare(ChannelKey channel, const Line& mine,
+                                               const ChannelStatement& theirs) {
+  auto chains = theirs.marks;
+  for (const auto& known : theirs.calls) chains.push_back({known.call.number, known.chain});
   std::uint64_t agreed = 0;  // equal chains up to here
-  for (const auto* calls : {&theirs.marks, &theirs.calls}) {
-    for (const auto& call : *calls) {
-      if (mine.chain_at(call.number) == call.chain) agreed = std::max(agreed, call.number);
-    }
+  for (const auto& mark : chains) {
+    if (mine.chain_at(mark.number) == mark.chain) agreed = std::max(agreed, mark.number);
   }
-  for (const auto& call : theirs.calls) {
-    const auto* own = call.number > agreed ? mine.find(call.number) : nullptr;
-    if (own && own->fingerprint != call.fingerprint)
-      return Difference{route, one_line_of(own->call), call.text, call.number};
+  for (const auto& known : theirs.calls) {
+    const auto number = known.call.number;
+    const auto* own = number > agreed ? mine.find(number) : nullptr;
+    if (own && own->fingerprint != known.fingerprint)
+      return Difference{channel, own->call, known.call, number};
   }
-  for (const auto* calls : {&theirs.marks, &theirs.calls}) {
-    for (const auto& call : *calls) {
-      auto own = call.number > agreed ? mine.chain_at(call.number) : std::nullopt;
-      if (own && *own != call.chain) return Difference{route, {}, {}, call.number};
-    }
+  for (const auto& mark : chains) {
+    auto own = mark.number > agreed ? mine.chain_at(mark.number) : std::nullopt;
+    if (own && *own != mark.chain) return Difference{.channel = channel, .number = mark.number};
   }
   return std::nullopt;
 }
 
-std::optional<Difference> Ledger::compare(const Statement& theirs) const {
-  for (const auto& [route, line] : lines_) {
-    auto other = theirs.routes.find(route);
-    if (other == theirs.routes.end()) continue;
-    if (auto difference = compare(route, line, other->second)) return difference;
+std::optional<Difference> CallHistory::compare(const Statement& theirs) const {
+  for (const auto& [channel, line] : lines_) {
+    auto other = theirs.channels.find(channel);
+    if (other == theirs.channels.end()) continue;
+    if (auto difference = compare(channel, line, other->second)) return difference;
   }
   return std::nullopt;
 }
 
-}  // namespace lockstep::watch
+}  // namespace lockstep::diagnose

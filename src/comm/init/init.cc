@@ -7,7 +7,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/base/text.h>
 
-#include "comm/backend/recorded_backend.h"
+#include "comm/api/group_state.h"
 #include "comm/backend/staged_backend.h"
 #include "comm/init/backends.h"
 #include "comm/init/choice.h"
@@ -43,10 +43,10 @@ std::string asked_backend(const InitOptions& options) {
 
 void check_options(const InitOptions& options) {
   check(options.timeout > Duration::zero(),
-        "init: the timeout must be longer than nothing, found {}",
+        "init: the timeout must be positive, found {}",
         format_duration(options.timeout));
   check(options.join_timeout > Duration::zero(),
-        "init: the join timeout must be longer than nothing, found {}",
+        "init: the join timeout must be positive, found {}",
         format_duration(options.join_timeout));
   check(options.arena_bytes >= 0, "init: the arena's size must not be negative, found {}",
         options.arena_bytes);
@@ -108,7 +108,7 @@ Group init(InitOptions options) {
   if (!world_info.is_one_host()) backend.address = address_of_this_host(*info.rendezvous);
   auto world = make_backend(name, world_info.store, info.rank, info.size, backend);
   if (!options.c10d) world = staged(std::move(world));
-  return {flight::recorded(std::move(world)), "world", options.timeout};
+  return recorded_world(std::move(world), options.timeout);
 }
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// The watch and the last words without an engine: ranks are objects on one store in memory.
+// The call watch and the diagnosis without an engine: ranks are objects on one store in memory.
 #include "comm/diagnose/diagnosis.h"
 
 #include <lockstep/base/error.h>
@@ -10,8 +10,6 @@
 #include "sys/process_identity.h"
 
 #include <gtest/gtest.h>
-
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <array>
@@ -30,10 +28,10 @@
 
 using namespace lockstep;
 using namespace std::chrono_literals;
+using diagnose::CallWatch;
+using diagnose::Diagnosis;
+using diagnose::FailureKind;
 using test::reduction;
-using watch::CallWatch;
-using watch::End;
-using watch::LastWords;
 
 namespace {
 
@@ -76,7 +74,7 @@ class WatchedStore : public MemoryStore {
 // What one process has of a group.
 struct WatchedRank {
   WatchedRank(const std::shared_ptr<Store>& store, int rank, int size, Duration patience = 5s)
-      : calls(store, patience), words(store, "world", rank, size, patience) {
+      : calls(store, patience), diagnosis(store, "world", rank, size, patience) {
     member = calls.join("world", rank, size, [this](const std::string& text) {
       std::lock_guard lock(mutex);
       mismatch = text;
@@ -94,9 +92,13 @@ struct WatchedRank {
   std::string mismatch;
   std::atomic<bool> is_told = false;
   CallWatch calls;
-  LastWords words;
-  std::shared_ptr<watch::Member> member;
+  Diagnosis diagnosis;
+  std::shared_ptr<diagnose::WatchedGroup> member;
 };
+
+void note(diagnose::WatchedGroup& group, const CallRecord& call) {
+  group.note(call, fingerprint_of(call));
+}
 
 std::vector<std::unique_ptr<WatchedRank>> ranks_on(const std::shared_ptr<Store>& store, int size) {
   std::vector<std::unique_ptr<WatchedRank>> ranks;
@@ -110,32 +112,38 @@ std::string text_of(const std::exception_ptr& error) {
   return test::message_of<E>([&] { std::rethrow_exception(error); });
 }
 
-TEST(LastWords, AllRanksThrowTheSameSentence) {
+TEST(Diagnosis, AllRanksThrowTheSameSentence) {
   auto store = std::make_shared<WatchedStore>();
   auto ranks = ranks_on(store, 3);
-  for (auto& rank : ranks) rank->member->note(reduction(1, 5));
-  ranks[0]->member->note(reduction(2, 1000, "bucket 2"));
-  ranks[1]->member->note(reduction(2, 1000, "bucket 2"));
+  for (auto& rank : ranks) note(*rank->member, reduction(1, 5));
+  note(*ranks[0]->member, reduction(2, 1000, "bucket 2"));
+  note(*ranks[1]->member, reduction(2, 1000, "bucket 2"));
   int closed = 0;
   const auto call = reduction(2, 1000, "bucket 2");
-  const auto first =
-      text_of<Timeout>(ranks[0]->words.agree(End::timeout, call, "", [&] { ++closed; }));
+  const auto first = text_of<Timeout>(
+      ranks[0]->diagnosis.agree(FailureKind::timeout, call, "", [&] { ++closed; }));
   EXPECT_GE(closed, 1);
-  test::expect_words(first, {"after 1s: rank 2 never called all_reduce #2 (bucket 2, 4 kB) that "
-                             "ranks 0, 1 wait in; its last call was all_reduce #1 (sum, 5 x Float) "
-                             "at last_words_test.cc:"});
-  EXPECT_EQ(text_of<Timeout>(ranks[1]->words.agree(End::lost, call, "closed", [] {})), first);
-  EXPECT_EQ(text_of<Timeout>(ranks[2]->words.agree(End::aborted, {}, "enough", [] {})), first);
+  test::expect_words(first, {"after 1s: rank 2 never called all_reduce #2 (bucket 2, 4 kB, "
+                             "diagnosis_test.cc:",
+                             ") that ranks 0, 1 wait in; its last call was all_reduce #1 (sum, 5 x "
+                             "float32, diagnosis_test.cc:"});
+  EXPECT_EQ(
+      text_of<Timeout>(ranks[1]->diagnosis.agree(FailureKind::peer_lost, call, "closed", [] {})),
+      first);
+  EXPECT_EQ(text_of<Timeout>(ranks[2]->diagnosis.agree(FailureKind::aborted, {}, "enough", [] {})),
+            first);
 }
 
-TEST(LastWords, ARankThatHasLeftIsLost) {
+TEST(Diagnosis, ARankThatHasLeftIsLost) {
   auto store = std::make_shared<WatchedStore>();
   auto ranks = ranks_on(store, 2);
-  ranks[0]->member->note(reduction(1));
+  note(*ranks[0]->member, reduction(1));
   ranks[1]->calls.leave(ranks[1]->member, true);
-  EXPECT_EQ(text_of<PeerLost>(ranks[0]->words.agree(End::lost, reduction(1), "closed", [] {})),
-            "rank 1 of 2 was lost: it left in order without taking part in all_reduce #1 (4 kB); "
-            "it has made no call yet; rank 0 waits in all_reduce #1 (4 kB)");
+  test::expect_words(
+      text_of<PeerLost>(
+          ranks[0]->diagnosis.agree(FailureKind::peer_lost, reduction(1), "closed", [] {})),
+      {"rank 1 of 2 was lost: it left in order without taking part in all_reduce #1 (4 kB, ",
+       ") that rank 0 waits in; it has made no call yet"});
 }
 
 // As a rank's last statement names it, after its process has ended.
@@ -154,80 +162,79 @@ std::string ended_process() {
   return text;
 }
 
-TEST(LastWords, AKilledRankMayHaveCalledMoreThanItTold) {
+TEST(Diagnosis, AKilledRankMayHaveCalledMoreThanItTold) {
   auto store = std::make_shared<WatchedStore>();
   WatchedRank rank(store, 0, 2);
-  watch::Ledger told;
-  told.note({}, reduction(1, 5));
+  diagnose::CallHistory told;
+  told.note({}, reduction(1, 5), fingerprint_of(reduction(1, 5)));
   store->set("lockstep/calls/world/1", told.statement(ended_process(), false));
-  test::expect_words(text_of<PeerLost>(rank.words.agree(End::lost, reduction(2), "closed", [] {})),
-                     {"ended without leaving; its last call was all_reduce #1 (sum, 5 x Float)"});
-  auto later = LastWords(store, "later", 0, 2);
+  test::expect_words(
+      text_of<PeerLost>(
+          rank.diagnosis.agree(FailureKind::peer_lost, reduction(2), "closed", [] {})),
+      {"ended without leaving; its last call was all_reduce #1 (sum, 5 x float32, "});
+  auto later = Diagnosis(store, "later", 0, 2);
   store->set("lockstep/calls/later/1", told.statement(ended_process(), false));
-  test::expect_words(text_of<PeerLost>(later.agree(End::lost, reduction(9), "closed", [] {})),
-                     {"ended without leaving; the last call it told of was all_reduce #1 (sum"});
+  test::expect_words(
+      text_of<PeerLost>(later.agree(FailureKind::peer_lost, reduction(9), "closed", [] {})),
+      {"ended without leaving; the last call it told of was all_reduce #1 (sum"});
 }
 
 TEST(CallWatch, TellsWhoHasOpenCallsThatTheGroupEnds) {
   auto store = std::make_shared<WatchedStore>();
   auto ranks = ranks_on(store, 3);
-  ranks[1]->member->note(reduction(1));
-  ranks[2]->member->note(reduction(1));
+  note(*ranks[1]->member, reduction(1));
+  note(*ranks[2]->member, reduction(1));
   ranks[2]->member->note_complete();
   std::this_thread::sleep_for(2 * CallWatch::period);
-  static_cast<void>(ranks[0]->words.agree(End::aborted, {}, "enough", [] {}));
+  static_cast<void>(ranks[0]->diagnosis.agree(FailureKind::aborted, {}, "enough", [] {}));
   for (int round = 0; round < 1000 && !ranks[1]->is_told; ++round) std::this_thread::sleep_for(1ms);
   EXPECT_TRUE(ranks[1]->is_told);
   EXPECT_EQ(ranks[1]->found(), "");
   EXPECT_FALSE(ranks[2]->is_told);
 }
 
-PostedCall receipt(int from) {
-  return {{.collective = Collective::recv,
-           .root = from,
-           .output = at::empty({3}),
-           .timeout = 1s,
-           .where = std::source_location::current()},
-          1};
-}
+CallRecord receipt(int from) { return test::message(Collective::recv, from, 3); }
 
-TEST(LastWords, OfRanksThatWaitForEachOthersMessages) {
+TEST(Diagnosis, OfRanksThatWaitForEachOthersMessages) {
   auto store = std::make_shared<WatchedStore>();
   auto ranks = ranks_on(store, 2);
-  ranks[0]->member->note(receipt(1));
-  ranks[1]->member->note(receipt(0));
+  note(*ranks[0]->member, receipt(1));
+  note(*ranks[1]->member, receipt(0));
   test::expect_words(
-      text_of<Timeout>(ranks[0]->words.agree(End::timeout, receipt(1), "", [] {})),
-      {"after 1s: rank 1 never called send for recv #1 from rank 1 (12 B) that rank 0 waits in; it "
-       "has called recv #1 (from rank 0, 3 x Float) at last_words_test.cc:"});
+      text_of<Timeout>(ranks[0]->diagnosis.agree(FailureKind::timeout, receipt(1), "", [] {})),
+      {"after 1s: rank 1 never called send for recv #1 from rank 1 (12 B, diagnosis_test.cc:",
+       ") that rank 0 waits in; it has called recv #1 from rank 0 (3 x float32, "
+       "diagnosis_test.cc:"});
 }
 
-TEST(LastWords, OfACallThatARunFoundToDiffer) {
+TEST(Diagnosis, OfACallThatARunFoundToDiffer) {
   auto store = std::make_shared<WatchedStore>();
   auto ranks = ranks_on(store, 2);
-  ranks[0]->member->note(reduction(1, 5));
-  EXPECT_EQ(ranks[0]->words.difference(reduction(1, 5)), "");
-  ranks[1]->member->note(reduction(1, 5, "theirs"));
+  note(*ranks[0]->member, reduction(1, 5));
+  EXPECT_EQ(ranks[0]->diagnosis.difference(reduction(1, 5)), "");
+  note(*ranks[1]->member, reduction(1, 5, "theirs"));
   for (auto other : {std::optional<int>(), std::optional<int>(1)}) {
     test::expect_words(
-        ranks[0]->words.difference(reduction(1, 5), other),
-        {"rank 0 called all_reduce #1 (sum, 5 x Float) at last_words_test.cc:",
-         "where rank 1 called all_reduce #1 (sum, 5 x Float, theirs) at last_words"});
+        ranks[0]->diagnosis.difference(reduction(1, 5), other),
+        {"rank 0 called all_reduce #1 (sum, 5 x float32, diagnosis_test.cc:",
+         ") where rank 1 called all_reduce #1 (theirs, sum, 5 x float32, diagnosis_test"});
   }
 }
 
-TEST(LastWords, AStoreThatDoesNotAnswerHoldsUpNobody) {
+TEST(Diagnosis, AStoreThatDoesNotAnswerHoldsUpNobody) {
   auto store = std::make_shared<WatchedStore>();
   const auto begin = Clock::now();
   {
     WatchedRank rank(store, 0, 2, 100ms);
     store->answer(false);
-    rank.member->note(reduction(1));
-    const auto text = text_of<Timeout>(rank.words.agree(End::timeout, reduction(1), "", [] {}));
-    test::expect_words(text, {"after 1s: all_reduce #1 (4 kB) is not complete",
-                              "of the store, which would say more: it does not answer"});
-    test::expect_words(rank.words.overdue(reduction(1), 30s),
-                       {"after 30s: in all_reduce #1 (4 kB); the store does not answer"});
+    note(*rank.member, reduction(1));
+    const auto text =
+        text_of<Timeout>(rank.diagnosis.agree(FailureKind::timeout, reduction(1), "", [] {}));
+    test::expect_words(text, {"after 1s: all_reduce #1 (4 kB, diagnosis_test.cc:",
+                              ") is not complete (no further diagnosis: store error: it does not "
+                              "answer)"});
+    test::expect_words(rank.diagnosis.overdue(reduction(1), 30s),
+                       {"after 30s: all_reduce #1 (4 kB, ", "store error: it does not answer)"});
     rank.calls.leave(rank.member, true);
   }
   EXPECT_LT(Clock::now() - begin, 3s);
@@ -240,7 +247,7 @@ TEST(CallWatch, FindsADifferenceThatNobodyWaitsFor) {
     auto store = std::make_shared<WatchedStore>();
     auto ranks = ranks_on(store, 5);
     for (int rank = 0; rank < 5; ++rank)
-      ranks[rank]->member->note(reduction(1, rank == odd ? 7 : 6));
+      note(*ranks[rank]->member, reduction(1, rank == odd ? 7 : 6));
     const auto deadline = Deadline::after(5s);
     std::string found;
     while (found.empty() && !deadline.passed()) {
@@ -249,14 +256,14 @@ TEST(CallWatch, FindsADifferenceThatNobodyWaitsFor) {
     }
     test::expect_words(
         found, {"rank " + std::to_string(odd) + " called all_reduce #1 (sum, 7 x",
-                "called all_reduce #1 (sum, 6 x Float) at last_words_test.cc:", " where rank "});
+                "called all_reduce #1 (sum, 6 x float32, diagnosis_test.cc:", " where rank "});
   }
 }
 
 TEST(CallWatch, AsksNothingWhileNothingIsOpen) {
   auto store = std::make_shared<WatchedStore>();
   auto ranks = ranks_on(store, 2);
-  for (auto& rank : ranks) rank->member->note(reduction(1));
+  for (auto& rank : ranks) note(*rank->member, reduction(1));
   for (auto& rank : ranks) rank->member->note_complete();
   std::this_thread::sleep_for(3 * CallWatch::period);
   const int asked = store->asked();
@@ -277,7 +284,7 @@ TEST(CallWatch, AsksLittleHoweverManyCallsThereAre) {
     auto next = call;
     next.number = number;
     const auto noting = Clock::now();
-    for (auto& rank : ranks) rank->member->note(next);
+    for (auto& rank : ranks) note(*rank->member, next);
     spent += Clock::now() - noting;
   }
   std::printf("noting a call for the watch takes %lld ns\n",

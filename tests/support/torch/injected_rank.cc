@@ -5,7 +5,7 @@
 #include <lockstep/base/format.h>
 #include <lockstep/store/tcp_store.h>
 
-#include "comm/backend/recorded_backend.h"
+#include "comm/api/group_state.h"
 #include "comm/init/backends.h"
 #include "support/torch/drawn_numbers.h"
 
@@ -190,7 +190,7 @@ void live_injected(const Injection& injection, int rank, const std::string& plac
                             rank, injection.ranks(), options);
   try {
     InjectedRank(injection, rank,
-                 Group(flight::recorded(std::move(world)), "world", injection.deadline), board)
+                 recorded_world(std::move(world), injection.deadline), board)
         .run();
   } catch (const InjectedError&) {
     // What the rank held has gone on the way here.

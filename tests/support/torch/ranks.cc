@@ -4,7 +4,7 @@
 #include <lockstep/store/file_store.h>
 #include <lockstep/store/prefix_store.h>
 
-#include "comm/backend/recorded_backend.h"
+#include "comm/api/group_state.h"
 #include "comm/engines/mpi/post_office.h"
 #include "comm/init/backends.h"
 #include "comm/init/run_store.h"
@@ -110,7 +110,7 @@ Group MeetingPlace::join(int rank) const {
   std::string name(name_of(engine_));
   if (engine_ == Engine::hierarchical) name += is_under_mpirun() ? ":mpi" : ":gloo";
   auto world = make_backend(name, store(), rank, size_, options);
-  return {flight::recorded(std::move(world)), "world", timeout_};
+  return recorded_world(std::move(world), timeout_);
 }
 
 void run_group(Engine engine, int size, const GroupBody& body, Duration timeout) {

@@ -187,7 +187,7 @@ class NcclEngine final : public Engine {
 };
 
 Carrier NcclEngine::carrier_of(const PostedCall& call) {
-  if (!call.is_message()) return {connected("all", rank_, size_)};
+  if (!is_message(call.collective)) return {connected("all", rank_, size_)};
   const bool sends = call.collective == Collective::send;
   const auto place =
       sends ? formatted("{} to {}", rank_, call.root) : formatted("{} to {}", call.root, rank_);

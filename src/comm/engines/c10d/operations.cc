@@ -1,9 +1,9 @@
-#include "comm/engines/c10d/operations.h"
+// What C10dRunner makes of each operation.
+#include "comm/engines/c10d/runner.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/scope_exit.h>
 
-#include "comm/backend/blocking_engine.h"
 #include "comm/backend/flat.h"
 #include "comm/backend/reduction.h"
 
@@ -68,20 +68,20 @@ at::Tensor working_copy(const at::Tensor& tensor) {
 }  // namespace
 
 template <class Start>
-void Launcher::await(const PostedCall& call, Start start) {
+void C10dRunner::await(const PostedCall& call, Start start) {
   c10::intrusive_ptr<c10d::Work> work;
-  const auto carrier = engine_.carrier_of(call);
-  std::unique_lock lock(launches_.mutex);
-  if (launches_.closed) throw Aborted("the engine is closed");
-  engine_.mark_next(static_cast<std::uint32_t>(fingerprint_of(call)));
+  const auto carrier = engine_->carrier_of(call);
+  std::unique_lock lock(launching_);
+  if (closed_) throw Aborted("the engine is closed");
+  engine_->mark_next(static_cast<std::uint32_t>(call.fingerprint));
   work = start(carrier.group);
-  ++launches_.running;
-  ScopeExit over([this] { --launches_.running; });
+  ++running_;
+  ScopeExit over([this] { --running_; });
   lock.unlock();
-  engine_.finish(*work);
+  engine_->finish(*work);
 }
 
-void Launcher::run(const PostedCall& call) {
+void C10dRunner::perform(const PostedCall& call) {
   at::NoGradGuard no_grad;
   if (call.collective != Collective::barrier && call.collective != Collective::all_to_all &&
       call.elements == 0)
@@ -111,7 +111,7 @@ void Launcher::run(const PostedCall& call) {
   }
 }
 
-at::Tensor Launcher::combined(const PostedCall& call, int root) {
+at::Tensor C10dRunner::combined(const PostedCall& call, int root) {
   bool needed = root < 0 || root == rank_;
   if (!summed_by_engine(call.op, call.input.scalar_type())) {
     auto all = at::empty({size_ * call.input.numel()}, call.input.options());
@@ -130,7 +130,7 @@ at::Tensor Launcher::combined(const PostedCall& call, int root) {
   return needed ? sum.front() : at::Tensor();
 }
 
-void Launcher::all_reduce(const PostedCall& call) {
+void C10dRunner::all_reduce(const PostedCall& call) {
   if (!summed_by_engine(call.op, call.input.scalar_type()) || is_half(call.input)) {
     flat(call.output).copy_(combined(call, -1));
     return;
@@ -140,20 +140,20 @@ void Launcher::all_reduce(const PostedCall& call) {
   if (call.op == Op::average) tensors.front().div_(size_);
 }
 
-void Launcher::reduce(const PostedCall& call) {
+void C10dRunner::reduce(const PostedCall& call) {
   auto result = combined(call, call.root);
   if (call.output.defined()) flat(call.output).copy_(result);
 }
 
-void Launcher::reduce_scatter(const PostedCall& call) {
-  if (engine_.works_on_wholes() && call.input_counts.empty() &&
+void C10dRunner::reduce_scatter(const PostedCall& call) {
+  if (engine_->works_on_wholes() && call.input_counts.empty() &&
       summed_by_engine(call.op, call.input.scalar_type()))
     return reduce_scatter_evenly(call);
   auto mine = parts_of(combined(call, -1), call.input_counts, size_).at(rank_);
   flat(call.output).copy_(mine);
 }
 
-void Launcher::reduce_scatter_evenly(const PostedCall& call) {
+void C10dRunner::reduce_scatter_evenly(const PostedCall& call) {
   bool half = is_half(call.input);
   auto input = half ? flat(call.input).to(at::kFloat) : flat(call.input);
   auto output = half ? at::empty({call.output.numel()}, input.options()) : flat(call.output);
@@ -162,14 +162,14 @@ void Launcher::reduce_scatter_evenly(const PostedCall& call) {
   if (half) flat(call.output).copy_(output);
 }
 
-void Launcher::broadcast(const PostedCall& call) {
+void C10dRunner::broadcast(const PostedCall& call) {
   std::vector<at::Tensor> tensors{bytes_of(call.output)};
   c10d::BroadcastOptions options;
   options.rootRank = call.root;
   await(call, [&](c10d::Backend& group) { return group.broadcast(tensors, options); });
 }
 
-void Launcher::all_gather(const PostedCall& call) {
+void C10dRunner::all_gather(const PostedCall& call) {
   auto parts = parts_of(call.output, call.output_counts, size_);
   std::int64_t most = 0;
   for (const auto& part : parts) most = std::max(most, part.numel());
@@ -183,10 +183,10 @@ void Launcher::all_gather(const PostedCall& call) {
     parts[rank].copy_(places[rank].narrow(0, 0, parts[rank].numel()));
 }
 
-void Launcher::gather_evenly(const PostedCall& call, const at::Tensor& all,
+void C10dRunner::gather_evenly(const PostedCall& call, const at::Tensor& all,
                              const at::Tensor& mine) {
   std::vector<at::Tensor> input{bytes_of(mine)};
-  if (engine_.works_on_wholes()) {
+  if (engine_->works_on_wholes()) {
     auto output = bytes_of(all);
     return await(
         call, [&](c10d::Backend& group) { return group._allgather_base(output, input.front()); });
@@ -195,7 +195,7 @@ void Launcher::gather_evenly(const PostedCall& call, const at::Tensor& all,
   await(call, [&](c10d::Backend& group) { return group.allgather(outputs, input); });
 }
 
-void Launcher::all_to_all(const PostedCall& call) {
+void C10dRunner::all_to_all(const PostedCall& call) {
   if (call.input_counts.empty()) {
     if (call.elements == 0) return;
   } else {
@@ -210,7 +210,7 @@ void Launcher::all_to_all(const PostedCall& call) {
   });
 }
 
-void Launcher::compare_counts(const PostedCall& call) {
+void C10dRunner::compare_counts(const PostedCall& call) {
   std::vector<std::int64_t> mine;
   for (int rank = 0; rank < size_; ++rank)
     mine.insert(mine.end(), {call.input_counts[rank], call.output_counts[rank]});
@@ -226,7 +226,7 @@ void Launcher::compare_counts(const PostedCall& call) {
   }
 }
 
-void Launcher::gather(const PostedCall& call) {
+void C10dRunner::gather(const PostedCall& call) {
   std::vector<at::Tensor> input{bytes_of(call.input)};
   std::vector<std::vector<at::Tensor>> outputs;
   if (call.output.defined()) outputs.push_back(bytes_of(parts_of(call.output, {}, size_)));
@@ -235,7 +235,7 @@ void Launcher::gather(const PostedCall& call) {
   await(call, [&](c10d::Backend& group) { return group.gather(outputs, input, options); });
 }
 
-void Launcher::scatter(const PostedCall& call) {
+void C10dRunner::scatter(const PostedCall& call) {
   std::vector<at::Tensor> output{bytes_of(call.output)};
   std::vector<std::vector<at::Tensor>> inputs;
   if (call.input.defined()) inputs.push_back(bytes_of(parts_of(call.input, {}, size_)));
@@ -244,17 +244,17 @@ void Launcher::scatter(const PostedCall& call) {
   await(call, [&](c10d::Backend& group) { return group.scatter(output, inputs, options); });
 }
 
-void Launcher::barrier(const PostedCall& call) {
+void C10dRunner::barrier(const PostedCall& call) {
   c10d::BarrierOptions options;
-  if (auto device = engine_.device()) options.device_ids = {device->index()};
+  if (auto device = engine_->device()) options.device_ids = {device->index()};
   await(call, [&](c10d::Backend& group) { return group.barrier(options); });
 }
 
-void Launcher::message(const PostedCall& call) {
+void C10dRunner::message(const PostedCall& call) {
   bool sends = call.collective == Collective::send;
   std::vector<at::Tensor> tensors{bytes_of(sends ? call.input : call.output)};
-  auto tag = static_cast<int>(fingerprint_of(call) & 0x7fffffff);  // c10d's tags are not negative
-  const int peer = engine_.carrier_of(call).peer;
+  auto tag = static_cast<int>(call.fingerprint & 0x7fffffff);  // c10d's tags are not negative
+  const int peer = engine_->carrier_of(call).peer;
   await(call, [&](c10d::Backend& group) {
     return sends ? group.send(tensors, peer, tag) : group.recv(tensors, peer, tag);
   });

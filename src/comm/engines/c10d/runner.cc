@@ -16,7 +16,7 @@ void C10dRunner::run(const PostedCall& call) {
   const auto& tensor = call.input.defined() ? call.input : call.output;
   if (!device && tensor.defined()) device = tensor.device();
   if (device && !device->is_cpu()) return run_on(*device, call);
-  Launcher(*engine_, launches_, rank_, size_).run(call);
+  perform(call);
 }
 
 void C10dRunner::run_on(c10::Device device, const PostedCall& call) {
@@ -28,21 +28,14 @@ void C10dRunner::run_on(c10::Device device, const PostedCall& call) {
   if (call.input.defined()) there.input = call.input.to(device);
   if (call.output.defined())
     there.output = call.output.is_same(call.input) ? there.input : call.output.to(device);
-  Launcher(*engine_, launches_, rank_, size_).run(there);
+  perform(there);
   if (call.output.defined() && !call.output.is_same(there.output)) call.output.copy_(there.output);
   stream.synchronize();
 }
 
 c10::Stream C10dRunner::stream_of(const PostedCall& call, c10::Device device) {
-  int from = -1;
-  int to = -1;
-  if (call.is_message()) {
-    bool sends = call.collective == Collective::send;
-    from = sends ? rank_ : call.root;
-    to = sends ? call.root : rank_;
-  }
   std::lock_guard lock(mutex_);
-  std::tuple key(from, to, device.index());
+  std::pair key(channel_of(call.collective, call.root, rank_), device.index());
   auto found = streams_.find(key);
   if (found != streams_.end()) return found->second;
   const c10::impl::VirtualGuardImpl streams(device.type());
@@ -51,9 +44,9 @@ c10::Stream C10dRunner::stream_of(const PostedCall& call, c10::Device device) {
 }
 
 void C10dRunner::close(std::string_view) noexcept {
-  std::lock_guard lock(launches_.mutex);
-  launches_.closed = true;
-  engine_->close([this] { return launches_.running > 0; });
+  std::lock_guard lock(launching_);
+  closed_ = true;
+  engine_->close([this] { return running_ > 0; });
 }
 
 at::Tensor C10dRunner::empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) {

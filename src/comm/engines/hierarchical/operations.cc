@@ -32,7 +32,7 @@ bool is_half(const at::Tensor& tensor) {
 // Of the parts of a call: so that they meet only those of an equal one. Two roots on one host, or a
 // sum and an average, have the same parts. A message is its only part.
 std::string tag_of_parts(const PostedCall& call) {
-  if (call.is_message()) return call.tag;
+  if (is_message(call.collective)) return call.tag;
   return formatted("{}{}for {} #{} [{:x}]", call.tag, call.tag.empty() ? "" : ", ",
                    name_of(call.collective), call.number, fingerprint_of(call));
 }

@@ -19,11 +19,10 @@ at::Tensor LocalBackend::empty_shared(at::IntArrayRef sizes, const at::TensorOpt
 }
 
 at::Tensor LocalBackend::empty_node_shared(at::IntArrayRef sizes, const at::TensorOptions& options,
-                                           Duration timeout, std::source_location where) {
+                                           const Agree& agree) {
   (void)host_bytes("empty_node_shared", sizes, options);
   auto tag = node_shared_tag(sizes, options);
-  Call call{.collective = Collective::barrier, .tag = tag, .timeout = timeout, .where = where};
-  wait(post(call));  // all ranks want the same
+  agree({.collective = Collective::barrier, .tag = tag});  // all ranks want the same
   return world_->node_shared(rank(), [&] { return at::empty(sizes, options); });
 }
 

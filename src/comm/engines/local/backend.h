@@ -22,8 +22,8 @@ class LocalBackend final : public Backend {
   [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
                                         const at::TensorOptions& options) override;
   [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,
-                                             const at::TensorOptions& options, Duration timeout,
-                                             std::source_location where) override;
+                                             const at::TensorOptions& options,
+                                             const Agree& agree) override;
   [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int> ranks,
                                                 std::string_view name) override;
   void abort(std::string_view reason) override { world_->abort(rank(), reason); }

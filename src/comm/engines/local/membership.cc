@@ -48,7 +48,8 @@ void World::leave(int rank) {
   }
   for (auto entry = meetings_.begin(); !failure_ && entry != meetings_.end(); ++entry) {
     auto key = entry->first;
-    if (key.source >= 0 && key.source != rank && key.destination != rank) continue;
+    auto [source, destination] = key.channel;
+    if (!key.channel.is_collective() && source != rank && destination != rank) continue;
     check_presence(key, entry->second);
     if (failure_) break;
   }

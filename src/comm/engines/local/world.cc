@@ -4,7 +4,6 @@
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
-#include "comm/diagnose/last_call.h"
 #include "comm/engines/local/perform.h"
 
 #include <algorithm>
@@ -14,19 +13,21 @@
 
 namespace lockstep::local {
 
+using diagnose::FailureKind;
+
 World::World(int size, std::string name) : size_(size), name_(std::move(name)), members_(size) {}
 
 std::uint64_t World::post(int rank, const Call& call) {
   std::lock_guard lock(mutex_);
   failure_.refuse_if_any(name_of(call.collective), name_);
   auto& member = members_[rank];
-  auto key = next_key(rank, call);
+  Key key{channel_of(call.collective, call.root, rank), call.number};
   auto ticket = ++member.last_ticket;
   member.open.emplace(ticket, key);
   auto& meeting = meetings_[key];
-  auto& posted = meeting.calls.emplace(rank, PostedCall(call, key.number)).first->second;
+  auto& posted = meeting.calls.emplace(rank, PostedCall(call)).first->second;
   meeting.tickets.emplace(rank, ticket);
-  member.last_call = posted.without_tensors();
+  member.last_call = posted.record();
   check_agreement(meeting, rank);
   if (!failure_) check_presence(key, meeting);
   if (!failure_ && meeting.calls.size() == participants(key).size()) complete(key, meeting);
@@ -45,7 +46,11 @@ void World::wait(int rank, std::uint64_t ticket) {
   while (open.contains(ticket)) {
     failure_.rethrow_if_any();
     if (deadline.passed()) {
-      fail(std::make_exception_ptr(Timeout(timeout_text(key, timeout))));
+      const auto& meeting = meetings_.at(key);
+      std::vector<diagnose::PeerStatus> peers;
+      for (int one : participants(key)) peers.push_back(status_of(one, key, meeting));
+      fail(FailureKind::timeout,
+           diagnose::overdue_sentence(meeting.calls.begin()->second, peers, timeout, name_));
       continue;
     }
     changed_.wait_for(lock, std::min<Duration>(deadline.left(), std::chrono::hours(1)));
@@ -59,25 +64,11 @@ bool World::done(int rank, std::uint64_t ticket) {
 
 void World::abort(int rank, std::string_view reason) {
   std::lock_guard lock(mutex_);
-  if (failure_) return;
-  fail(std::make_exception_ptr(
-      Aborted(formatted("group {}: rank {} ended the group: {}", name_, rank, reason))));
-}
-
-World::Key World::next_key(int rank, const Call& call) {
-  auto& member = members_[rank];
-  switch (call.collective) {
-    case Collective::send:
-      return {rank, call.root, ++member.messages[{rank, call.root}]};
-    case Collective::recv:
-      return {call.root, rank, ++member.messages[{call.root, rank}]};
-    default:
-      return {-1, -1, ++member.collectives};
-  }
+  if (!failure_) fail(FailureKind::aborted, diagnose::aborted_sentence(rank, reason, name_));
 }
 
 std::vector<int> World::participants(const Key& key) const {
-  if (key.source >= 0) return {key.source, key.destination};
+  if (!key.channel.is_collective()) return {key.channel.source, key.channel.destination};
   std::vector<int> all(size_);
   std::iota(all.begin(), all.end(), 0);
   return all;
@@ -89,73 +80,58 @@ void World::check_agreement(const Meeting& meeting, int rank) {
     if (other == rank) continue;
     bool agree = same_call(mine, call);
     if (agree && mine.collective == Collective::all_to_all) {
-      agree = counts_agree(mine, rank, call, other, size_) &&
-              counts_agree(call, other, mine, rank, size_);
+      agree = counts_agree(mine, rank, call, other) && counts_agree(call, other, mine, rank);
     }
     if (agree) continue;
-    fail(std::make_exception_ptr(Mismatch(
-        formatted("group {}: ranks {} and {} made different calls: rank {} {}; rank {} {}", name_,
-                  other, rank, other, describe_fully(call), rank, describe_fully(mine)))));
-    return;
+    return fail(FailureKind::mismatch,
+                describe_difference(mine, rank, call, other) + diagnose::words_of_group(name_));
   }
 }
 
 void World::check_presence(const Key& key, const Meeting& meeting) {
   for (int rank : participants(key)) {
     if (!members_[rank].left || meeting.calls.contains(rank)) continue;
-    const auto& [waiting, call] = *meeting.calls.begin();
-    fail(std::make_exception_ptr(
-        PeerLost(formatted("group {}: rank {} left before {}, which rank {} waits in; {}", name_,
-                           rank, describe(call), waiting, last_calls({rank})))));
-    return;
+    diagnose::LostRank lost{.rank = rank,
+                            .size = size_,
+                            .status = status_of(rank, key, meeting),
+                            .call = meeting.calls.begin()->second};
+    for (const auto& [waiting, call] : meeting.calls) lost.waiting.push_back(waiting);
+    return fail(FailureKind::peer_lost, diagnose::lost_sentence(lost, name_));
   }
 }
 
 void World::complete(const Key& key, Meeting& meeting) {
   try {
-    if (key.source >= 0) {
-      perform(meeting.calls.at(key.source), meeting.calls.at(key.destination));
+    if (!key.channel.is_collective()) {
+      perform(meeting.calls.at(key.channel.source), meeting.calls.at(key.channel.destination));
     } else {
       std::vector<PostedCall> calls;
       for (auto& [rank, call] : meeting.calls) calls.push_back(call);
       perform(calls);
     }
   } catch (const std::exception& error) {
-    fail(std::make_exception_ptr(Aborted(formatted(
-        "group {}: {} failed: {}", name_, describe(meeting.calls.begin()->second), error.what()))));
-    return;
+    return fail(FailureKind::aborted,
+                formatted("{} failed: {}{}", describe(meeting.calls.begin()->second), error.what(),
+                          diagnose::words_of_group(name_)));
   }
   for (auto [rank, ticket] : meeting.tickets) members_[rank].open.erase(ticket);
   meetings_.erase(key);
   changed_.notify_all();
 }
 
-void World::fail(std::exception_ptr error) {
-  failure_.set(std::move(error));
+void World::fail(FailureKind kind, const std::string& text) {
+  failure_.set(diagnose::error_of(kind, text));
   meetings_.clear();
   changed_.notify_all();
 }
 
-std::string World::last_calls(const std::vector<int>& ranks) const {
-  return words_of_last_calls(ranks, [this](int rank) {
-    const auto& last = members_[rank].last_call;
-    return last ? describe_fully(*last) : std::string();
-  });
-}
-
-std::string World::timeout_text(const Key& key, Duration waited) const {
-  const auto& meeting = meetings_.at(key);
-  std::vector<int> missing;
-  std::vector<int> waiting;
-  for (int rank : participants(key))
-    (meeting.calls.contains(rank) ? waiting : missing).push_back(rank);
-  const auto& call = meeting.calls.begin()->second;
-  auto verb = waiting.size() == 1 ? "waits" : "wait";
-  auto due = call.is_message() ? formatted("answered {}", describe(call))
-                               : formatted("called {}", describe(call));
-  return formatted("group {}: after {} {} never {} that {} {} in; {}", name_,
-                   format_duration(waited), rank_list(missing), due, rank_list(waiting), verb,
-                   last_calls(missing));
+diagnose::PeerStatus World::status_of(int rank, const Key& key, const Meeting& meeting) const {
+  const auto& last = members_[rank].last_call;
+  return {
+      .rank = rank,
+      .has_called = meeting.calls.contains(rank),
+      .last = last,
+      .last_is_of_channel = last && channel_of(last->collective, last->root, rank) == key.channel};
 }
 
 }  // namespace lockstep::local

@@ -12,6 +12,7 @@
 
 #include "comm/backend/posted_call.h"
 #include "comm/diagnose/failure.h"
+#include "comm/diagnose/report.h"
 
 #include <compare>
 #include <condition_variable>
@@ -48,11 +49,9 @@ class World {
   void leave(int rank);
 
  private:
-  // Which operation it is: the n-th collective (pair -1, -1), or the n-th message from one rank to
-  // another.
+  // Which operation it is.
   struct Key {
-    int source = -1;
-    int destination = -1;
+    ChannelKey channel;
     std::uint64_t number = 0;
     auto operator<=>(const Key&) const = default;
   };
@@ -62,10 +61,8 @@ class World {
   };
   struct Member {
     std::uint64_t last_ticket = 0;
-    std::uint64_t collectives = 0;
-    std::map<std::pair<int, int>, std::uint64_t> messages;  // by source and destination
     std::map<std::uint64_t, Key> open;
-    std::optional<PostedCall> last_call;  // for messages; holds no tensors
+    std::optional<CallRecord> last_call;
     std::uint64_t node_shared = 0;
     bool left = false;
   };
@@ -79,15 +76,14 @@ class World {
     std::vector<bool> taken;
   };
 
-  Key next_key(int rank, const Call& call);
   [[nodiscard]] std::vector<int> participants(const Key& key) const;
   // Each of these may end the group.
   void check_agreement(const Meeting& meeting, int rank);
   void check_presence(const Key& key, const Meeting& meeting);
   void complete(const Key& key, Meeting& meeting);
-  void fail(std::exception_ptr error);
-  [[nodiscard]] std::string timeout_text(const Key& key, Duration waited) const;
-  [[nodiscard]] std::string last_calls(const std::vector<int>& ranks) const;
+  void fail(diagnose::FailureKind kind, const std::string& text);
+  [[nodiscard]] diagnose::PeerStatus status_of(int rank, const Key& key,
+                                               const Meeting& meeting) const;
 
   const int size_;
   const std::string name_;
@@ -97,7 +93,7 @@ class World {
   std::vector<Member> members_;
   std::map<std::string, Child, std::less<>> children_;  // those whose ranks have not all arrived
   std::map<std::uint64_t, NodeShared> node_shared_;     // those that some rank has still to take
-  Failure failure_;
+  diagnose::Failure failure_;
 };
 
 }  // namespace lockstep::local

@@ -4,20 +4,22 @@
 #include <lockstep/base/format.h>
 #include <lockstep/base/log.h>
 
-#include "comm/diagnose/call_watch.h"
-#include "comm/diagnose/last_call.h"
+#include "comm/diagnose/report.h"
 
 #include <algorithm>
 #include <chrono>
 #include <utility>
 
 namespace lockstep::mpi {
+
+using diagnose::FailureKind;
+
 namespace {
 
 // How long the others have for their answers: their office's thread may have a sum to finish.
-constexpr auto hearing = std::chrono::milliseconds(500);
+constexpr auto answer_time = std::chrono::milliseconds(500);
 
-// How a question names a route: as seen by the rank that asks.
+// How a question names a channel: as seen by the rank that asks.
 constexpr std::uint32_t about_collectives = 0;
 constexpr std::uint32_t about_messages_from_asker = 1;
 constexpr std::uint32_t about_messages_to_asker = 2;
@@ -27,11 +29,6 @@ std::string_view text_of(const Arrival& arrival) {
 }
 
 }  // namespace
-
-const Member::Known* Member::History::find(std::uint64_t number) const {
-  if (number > last || last - number >= calls.size()) return nullptr;
-  return &calls[calls.size() - 1 - (last - number)];
-}
 
 void Member::arrived(Arrival arrival) {
   int from = rank_of(arrival.from);
@@ -44,13 +41,10 @@ void Member::arrived(Arrival arrival) {
     case Kind::received:
     case Kind::call:
       return mail(from, std::move(arrival));
-    case Kind::failed: {
-      auto text = text_of(arrival);
-      return die({text.empty() ? 'A' : text.front(), std::string(text.substr(!text.empty()))},
-                 false);
-    }
+    case Kind::failed:
+      return die(diagnose::FailureReport::read(text_of(arrival)), false);
     case Kind::left:
-      return gone(from, {true, std::string(text_of(arrival)), arrival.header.number});
+      return gone(from, {.in_order = true, .how = {}, .last = read_call(text_of(arrival))});
     case Kind::answer:
       return hear(from, arrival);
     case Kind::question:
@@ -72,120 +66,104 @@ void Member::mail(int from, Arrival arrival) {
 }
 
 bool Member::agrees(int from, const Header& header) {
-  Route route = header.kind == Kind::message ? Route{from, rank_} : collectives;
-  auto& history = histories_[route];
-  if (header.number > history.last) {
-    claims_[{route, header.number}].push_back({from, header.fingerprint});
+  ChannelKey channel = header.kind == Kind::message ? ChannelKey{from, rank_} : ChannelKey();
+  if (header.number > history_.last_number(channel)) {
+    claims_[{channel, header.number}].push_back({from, header.fingerprint});
     return true;
   }
-  const auto* known = history.find(header.number);
+  const auto* known = history_.find(channel, header.number);
   if (known == nullptr || known->fingerprint == header.fingerprint) return true;
-  inquire({.cause = Inquest::Cause::difference,
-           .call = known->call,
-           .fingerprint = known->fingerprint,
-           .rank = rank_,
-           .waited = {},
-           .asked = {from},
-           .answers = {}});
+  ask({.cause = CallQuery::Cause::difference,
+       .call = known->call,
+       .fingerprint = known->fingerprint,
+       .rank = rank_,
+       .asked = {from}});
   return false;
 }
 
-void Member::inquire(Inquest inquest) {
-  if (inquest_ && inquest_->cause != Inquest::Cause::notice) return;
-  const auto& call = inquest.call;
+void Member::ask(CallQuery query) {
+  if (query_ && query_->cause != CallQuery::Cause::notice) return;
+  const auto& call = query.call;
   auto about = call.collective == Collective::send   ? about_messages_from_asker
                : call.collective == Collective::recv ? about_messages_to_asker
                                                      : about_collectives;
-  for (int rank : inquest.asked)
-    post_to(rank, Kind::question, call.number, inquest.fingerprint, {}, about);
-  inquest_ = std::move(inquest);
-  inquest_end_ = Clock::now() + hearing;
-}
-
-// Of this route; where there is none, of any.
-std::string Member::last_call(const History& history) const {
-  const auto* last = &history;
-  for (const auto& [route, other] : histories_)
-    if (last->calls.empty()) last = &other;
-  return last->calls.empty() ? "" : describe_fully(last->calls.back().call);
+  for (int rank : query.asked)
+    post_to(rank, Kind::question, call.number, query.fingerprint, {}, about);
+  query_ = std::move(query);
+  query_end_ = Clock::now() + answer_time;
 }
 
 void Member::answer(int from, const Header& header) {
-  Route route = header.round == about_messages_from_asker ? Route{from, rank_}
-                : header.round == about_messages_to_asker ? Route{rank_, from}
-                                                          : collectives;
-  const auto& history = histories_[route];
-  const auto* known = history.find(header.number);
-  Answer answer{.last = history.last, .text = {}};
-  if (history.last >= header.number) answer.state = Answer::State::posted;
-  if (known == nullptr && answer.state == Answer::State::not_posted)
-    answer.text = last_call(history);
-  if (known != nullptr) answer.text = describe_fully(known->call);
+  ChannelKey channel = header.round == about_messages_from_asker ? ChannelKey{from, rank_}
+                       : header.round == about_messages_to_asker ? ChannelKey{rank_, from}
+                                                                 : ChannelKey();
+  const auto* known = history_.find(channel, header.number);
+  Answer answer{.last = history_.last_number(channel)};
+  answer.has_called = answer.last >= header.number;
+  const auto* told = answer.has_called ? known : history_.last_call(channel);
+  if (told != nullptr) answer.call = told->call;
   post_to(from, Kind::answer, header.number, known != nullptr ? known->fingerprint : 0,
-          written(answer));
+          written(answer, short_bytes));
 }
 
 void Member::hear(int from, const Arrival& arrival) {
-  if (!inquest_ || !inquest_->asked.contains(from) ||
-      arrival.header.number != inquest_->call.number)
+  if (!query_ || !query_->asked.contains(from) || arrival.header.number != query_->call.number)
     return;
-  inquest_->answers.insert_or_assign(from,
-                                     read_answer(arrival.header.fingerprint, text_of(arrival)));
-  if (inquest_->is_complete()) conclude();
+  query_->answers.insert_or_assign(from, read_answer(arrival.header.fingerprint, text_of(arrival)));
+  if (query_->is_complete()) conclude();
 }
 
 void Member::tick() {
-  if (inquest_ && Clock::now() > inquest_end_) conclude();
+  if (query_ && Clock::now() > query_end_) conclude();
 }
 
 void Member::conclude() {
-  auto inquest = *std::exchange(inquest_, std::nullopt);
-  for (int rank : inquest.asked) {
-    if (inquest.answers.contains(rank)) continue;
+  auto query = *std::exchange(query_, std::nullopt);
+  for (int rank : query.asked) {
+    if (query.answers.contains(rank)) continue;
     if (auto process = office_.stopped_process(places_[rank]))
-      inquest.stopped.emplace(rank, *process);
+      query.stopped.emplace(rank, *process);
   }
-  auto verdict = judge(inquest, group_);
-  if (inquest.cause != Inquest::Cause::notice || verdict.kind != 'T') return die(verdict, true);
-  log::warning("{}", verdict.text);
+  auto report = query.report(group_);
+  if (query.cause != CallQuery::Cause::notice || report.kind != FailureKind::timeout)
+    return die(report, true);
+  log::warning("{}", report.text);
 }
 
 Member::Pointer Member::waiting(std::uint64_t ticket) const {
   if (auto message = messages_.find(ticket); message != messages_.end()) return message->second;
   for (const auto& operation : queue_) {
     // The first is what holds up the others.
-    if (operation->ticket() == ticket) return queue_.front();
+    if (operation->ticket == ticket) return queue_.front();
   }
   return nullptr;
 }
 
-void Member::overdue(std::uint64_t ticket, Inquest::Cause cause, Duration waited) {
+void Member::overdue(std::uint64_t ticket, CallQuery::Cause cause, Duration waited) {
   auto operation = waiting(ticket);
   if (dead_ || !operation) return;
-  Inquest inquest{.cause = cause,
-                  .call = operation->call().without_tensors(),
+  CallQuery query{.cause = cause,
+                  .call = operation->call(),
                   .fingerprint = operation->fingerprint(),
                   .rank = rank_,
-                  .waited = waited,
-                  .asked = {},
-                  .answers = {}};
+                  .waited = waited};
   for (int rank = 0; rank < size_; ++rank) {
-    if (rank != rank_ && (!inquest.call.is_message() || rank == inquest.call.root))
-      inquest.asked.insert(rank);
+    if (rank != rank_ && (!is_message(query.call.collective) || rank == query.call.root))
+      query.asked.insert(rank);
   }
-  inquire(std::move(inquest));
+  ask(std::move(query));
 }
 
 void Member::lost(int from, const std::string& how) {
   if (dead_) return;
-  if (from < 0) return die({'A', how + watch::words_of_group(group_)}, false);
+  if (from < 0) return die({FailureKind::aborted, how + diagnose::words_of_group(group_)}, false);
   int rank = rank_of(from);
   if (rank == size_) return;
   // What it had begun to send may never end.
   for (const auto& [ticket, operation] : messages_) {
-    if (operation->call().root == rank) return miss(*operation, rank, {false, how, 0});
+    if (operation->call().root == rank) return miss(*operation, rank, {.how = how});
   }
-  gone(rank, {false, how, 0});
+  gone(rank, {.how = how});
 }
 
 void Member::gone(int rank, const Absence& absence) {
@@ -199,29 +177,36 @@ void Member::gone(int rank, const Absence& absence) {
 // A rank that has gone is missed by the calls that it did not make.
 void Member::check_gone(const Operation& operation) {
   for (const auto& [rank, absence] : gone_) {
-    if (!operation.call().is_message() && operation.call().number > absence.calls)
+    if (!is_message(operation.call().collective) && operation.call().number > absence.calls())
       return miss(operation, rank, absence);
   }
 }
 
 void Member::miss(const Operation& operation, int rank, const Absence& absence) {
-  auto call = describe(operation.call());
-  auto text =
-      absence.in_order
-          ? formatted("it left in order without taking part in {} that rank {} waits in; {}", call,
-                      rank_, words_of_last_call(absence.what))
-          : formatted("{}; rank {} waits in {}", absence.what, rank_, call);
-  die({'P',
-       formatted("rank {} of {} was lost: {}{}", rank, size_, text, watch::words_of_group(group_))},
-      true);
+  const CallRecord& call = operation.call();
+  const std::vector<int> waiting{rank_};
+  if (!absence.in_order)
+    return die(
+        {FailureKind::peer_lost,
+         diagnose::lost_sentence(rank, size_, {},
+                                 formatted("{}; {} {}", absence.how,
+                                           diagnose::words_of_waiting(waiting), describe(call)),
+                                 group_)},
+        true);
+  diagnose::LostRank lost{.rank = rank,
+                          .size = size_,
+                          .status = diagnose::PeerStatus{.rank = rank, .last = absence.last},
+                          .call = call,
+                          .waiting = waiting};
+  die({FailureKind::peer_lost, diagnose::lost_sentence(lost, group_)}, true);
 }
 
-void Member::die(const Verdict& verdict, bool tell) {
+void Member::die(const diagnose::FailureReport& report, bool tell) {
   if (dead_) return;
   dead_ = true;
   office_.expect(-static_cast<int>(queue_.size() + messages_.size()));
   for (int rank = 0; rank < size_ && tell; ++rank) {
-    if (rank != rank_) post_to(rank, Kind::failed, 0, 0, verdict.kind + verdict.text);
+    if (rank != rank_) post_to(rank, Kind::failed, 0, 0, report.written());
   }
   for (const auto& [key, arrival] : mail_) office_.discard(arrival);
   mail_.clear();
@@ -229,13 +214,10 @@ void Member::die(const Verdict& verdict, bool tell) {
   queue_.clear();
   messages_.clear();
   claims_.clear();
-  inquest_.reset();
-  if (verdict.kind == 'P' || verdict.kind == 'T') office_.note_failure();
-  {
-    std::lock_guard lock(mutex_);
-    failure_.set(verdict.error());
-  }
-  changed_.notify_all();
+  query_.reset();
+  if (report.kind == FailureKind::peer_lost || report.kind == FailureKind::timeout)
+    office_.note_failure();
+  open_.fail(report.error());
 }
 
 }  // namespace lockstep::mpi

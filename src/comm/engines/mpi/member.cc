@@ -3,19 +3,16 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
 
-#include "comm/diagnose/call_watch.h"
+#include "comm/diagnose/report.h"
 
 #include <algorithm>
 #include <utility>
 
 namespace lockstep::mpi {
+
+using diagnose::FailureKind;
+
 namespace {
-
-// When a line of the log says who is waited for.
-constexpr Duration notice_after = std::chrono::seconds(30);
-
-// Calls that a rank remembers for those that come later.
-constexpr std::size_t remembered_calls = 64;
 
 std::span<std::byte> bytes_of(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.nbytes())};
@@ -30,84 +27,53 @@ Member::Member(PostOffice& office, std::string group, std::uint64_t id, std::vec
       id_(id),
       places_(std::move(places)),
       rank_(rank),
-      size_(static_cast<int>(places_.size())) {}
+      size_(static_cast<int>(places_.size())),
+      open_(group_) {}
 
 void Member::join() {
   office_.give([self = shared_from_this()] { self->office_.attach(self->id_, self); });
 }
 
 std::uint64_t Member::post(const Call& call) {
-  std::lock_guard lock(mutex_);
-  failure_.refuse_if_any(name_of(call.collective), group_);
-  auto number = ++counts_[route_of(call, rank_)];
-  auto ticket = ++last_ticket_;
-  auto operation = std::make_shared<Operation>(call, number, ticket, rank_, size_);
-  open_.emplace(ticket, call.timeout);
+  open_.refuse_if_failed(call.collective);
+  auto operation = std::make_shared<Operation>(call, rank_, size_);
+  operation->ticket = open_.add(operation->call());
   office_.give([self = shared_from_this(), operation] { self->begin(operation); });
-  return ticket;
+  return operation->ticket;
 }
 
 void Member::wait(std::uint64_t ticket) {
-  std::unique_lock lock(mutex_);
-  auto entry = open_.find(ticket);
-  if (entry == open_.end()) return;
-  auto timeout = entry->second;
-  auto deadline = Deadline::after(timeout);
-  auto notice = Deadline::after(notice_after);
-  bool asked = false;
-  while (open_.contains(ticket)) {
-    failure_.rethrow_if_any();
-    if (deadline.passed() && !asked) {
-      asked = true;
-      office_.give([self = shared_from_this(), ticket, timeout] {
-        self->overdue(ticket, Inquest::Cause::deadline, timeout);
-      });
-    } else if (notice.passed() && !asked) {
-      notice = Deadline::never();
-      office_.give([self = shared_from_this(), ticket] {
-        self->overdue(ticket, Inquest::Cause::notice, notice_after);
-      });
-    }
-    auto most = std::min<Duration>(deadline.left(), notice.left());
-    changed_.wait_for(lock, asked ? Duration(std::chrono::seconds(1))
-                                  : std::min<Duration>(most, std::chrono::hours(1)));
-  }
-}
-
-bool Member::done(std::uint64_t ticket) {
-  std::lock_guard lock(mutex_);
-  return failure_ || !open_.contains(ticket);
+  auto ask_why = [this, ticket](CallQuery::Cause cause, Duration waited) {
+    office_.give([self = shared_from_this(), ticket, cause, waited] {
+      self->overdue(ticket, cause, waited);
+    });
+  };
+  open_.wait(
+      ticket,
+      {.on_deadline = [&](const auto& call) { ask_why(CallQuery::Cause::deadline, call.timeout); },
+       .on_notice = [&](const auto&,
+                        Duration waited) { ask_why(CallQuery::Cause::notice, waited); }});
 }
 
 void Member::abort(std::string_view reason) {
-  auto text =
-      formatted("rank {} ended the group: {}{}", rank_, reason, watch::words_of_group(group_));
-  {
-    // At once: no later call of this rank gets through.
-    std::lock_guard lock(mutex_);
-    failure_.set(std::make_exception_ptr(Aborted(text)));
-    changed_.notify_all();
-  }
-  office_.give([self = shared_from_this(), text] { self->die({'A', text}, true); });
+  auto text = diagnose::aborted_sentence(rank_, reason, group_);
+  // At once: no later call of this rank gets through.
+  open_.fail(std::make_exception_ptr(Aborted(text)));
+  office_.give([self = shared_from_this(), text] {
+    self->die({FailureKind::aborted, text}, true);
+  });
 }
 
 void Member::leave(const rendezvous::GracePeriod& grace) {
-  {
-    std::unique_lock lock(mutex_);
-    Duration longest{};
-    for (const auto& [ticket, timeout] : open_) longest = std::max(longest, timeout);
-    auto deadline = Deadline::after(grace.patience(longest));
-    while (!open_.empty() && !failure_ && !deadline.passed())
-      changed_.wait_for(lock, std::min<Duration>(deadline.left(), std::chrono::hours(1)));
-    failure_.set(std::make_exception_ptr(Aborted("this rank has left the group")));
-  }
+  open_.drain(grace);
   office_.give([self = shared_from_this()] {
-    auto& history = self->histories_[collectives];
-    auto text = history.calls.empty() ? "" : describe_fully(history.calls.back().call);
+    // Of the collectives only: by its number the others see which of them miss this rank.
+    const auto* last = self->history_.find({}, self->history_.last_number({}));
+    auto text = last != nullptr ? written(last->call, short_bytes) : "";
     for (int rank = 0; rank < self->size_ && !self->dead_; ++rank) {
-      if (rank != self->rank_) self->post_to(rank, Kind::left, history.last, 0, text);
+      if (rank != self->rank_) self->post_to(rank, Kind::left, 0, 0, text);
     }
-    self->die({'A', "this rank has left the group"}, false);
+    self->die({FailureKind::aborted, "this rank has left the group"}, false);
     self->office_.detach(self->id_);
   });
 }
@@ -128,20 +94,19 @@ void Member::post_to(int rank, Kind kind, std::uint64_t number, std::uint64_t fi
 void Member::begin(const Pointer& operation) {
   if (dead_) return;
   office_.expect(1);
-  auto& history = histories_[operation->route()];
-  history.last = operation->call().number;
-  history.calls.push_back({operation->fingerprint(), operation->call().without_tensors()});
-  if (history.calls.size() > remembered_calls) history.calls.pop_front();
-  bool is_message = operation->call().is_message();
+  const auto channel = operation->channel();
+  const auto number = operation->call().number;
+  history_.note(channel, operation->call(), operation->fingerprint());
+  bool is_message = is_message(operation->call().collective);
   if (is_message) {
-    messages_.emplace(operation->ticket(), operation);
+    messages_.emplace(operation->ticket, operation);
   } else {
     queue_.push_back(operation);
   }
-  auto claims = claims_.extract({operation->route(), history.last});
+  auto claims = claims_.extract({channel, number});
   if (!claims.empty()) {
     for (auto [from, fingerprint] : claims.mapped()) {
-      Header said{.number = history.last,
+      Header said{.number = number,
                   .fingerprint = fingerprint,
                   .kind = is_message ? Kind::message : Kind::call};
       if (!agrees(from, said)) return;
@@ -164,7 +129,7 @@ void Member::start(const Pointer& operation) {
   check_gone(*operation);
   if (dead_) return;
   const auto& call = operation->call();
-  if (!call.is_message()) {
+  if (!is_message(call.collective)) {
     tell_next(operation);
     return enter_round(operation);
   }
@@ -241,13 +206,11 @@ void Member::take(const Arrival& arrival, const Awaited& awaited) {
   if (arrival.header.bytes != awaited.memory.size() || counts_differ) {
     // Of an all_to_all with counts: the one thing in which equal calls can differ.
     office_.discard(arrival);
-    return inquire({.cause = Inquest::Cause::difference,
-                    .call = operation->call().without_tensors(),
-                    .fingerprint = operation->fingerprint(),
-                    .rank = rank_,
-                    .waited = {},
-                    .asked = {rank_of(arrival.from)},
-                    .answers = {}});
+    return ask({.cause = CallQuery::Cause::difference,
+                .call = operation->call(),
+                .fingerprint = operation->fingerprint(),
+                .rank = rank_,
+                .asked = {rank_of(arrival.from)}});
   }
   if (arrival.header.kind == Kind::message)
     post_to(rank_of(arrival.from), Kind::received, arrival.header.number, 0, {});
@@ -257,7 +220,7 @@ void Member::take(const Arrival& arrival, const Awaited& awaited) {
 
 void Member::transfer_done(const Pointer& operation) {
   if (--operation->pending > 0 || dead_) return;
-  if (operation->call().is_message()) return complete(operation);
+  if (is_message(operation->call().collective)) return complete(operation);
   operation->sum(operation->plan().rounds[operation->round]);
   ++operation->round;
   enter_round(operation);
@@ -265,16 +228,12 @@ void Member::transfer_done(const Pointer& operation) {
 
 void Member::complete(const Pointer& operation) {
   office_.expect(-1);
-  if (operation->call().is_message()) {
-    messages_.erase(operation->ticket());
+  if (is_message(operation->call().collective)) {
+    messages_.erase(operation->ticket);
   } else {
     queue_.pop_front();
   }
-  {
-    std::lock_guard lock(mutex_);
-    open_.erase(operation->ticket());
-  }
-  changed_.notify_all();
+  open_.complete(operation->ticket);
   advance();
 }
 

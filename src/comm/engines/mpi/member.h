@@ -7,26 +7,25 @@
 // so calls that differ meet wherever their own messages go.
 //
 // Invariants:
-// - what stands under mutex_ is touched by any thread; the rest by the office's alone;
-// - open_ holds the posts that are not complete; once failure_ is set, open posts stay open;
-// - dead_ holds exactly from the moment when failure_ is set by the office's thread; from then on
+// - open_ is touched by any thread; the rest by the office's alone;
+// - dead_ holds exactly from the moment when open_ is failed by the office's thread; from then on
 //   all mail is discarded, and no tensor is written but by transfers that are under way.
 #pragma once
 
 #include <lockstep/comm/backend.h>
 
+#include "comm/backend/open_calls.h"
 #include "comm/diagnose/failure.h"
-#include "comm/engines/mpi/inquest.h"
+#include "comm/diagnose/history.h"
+#include "comm/engines/mpi/call_query.h"
 #include "comm/engines/mpi/operation.h"
 #include "comm/engines/mpi/post_office.h"
 #include "comm/rendezvous/grace_period.h"
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -50,7 +49,7 @@ class Member final : public Recipient, public std::enable_shared_from_this<Membe
   // As Backend's.
   std::uint64_t post(const Call& call);
   void wait(std::uint64_t ticket);
-  [[nodiscard]] bool done(std::uint64_t ticket);
+  [[nodiscard]] bool done(std::uint64_t ticket) { return open_.done(ticket); }
   void abort(std::string_view reason);
   // Waits for what was posted, and leaves.
   void leave(const rendezvous::GracePeriod& grace);
@@ -73,19 +72,12 @@ class Member final : public Recipient, public std::enable_shared_from_this<Membe
     Pointer operation;
     std::span<std::byte> memory;
   };
-  struct Known {  // a call made lately
-    std::uint64_t fingerprint = 0;
-    PostedCall call;  // without tensors
-  };
-  struct History {
-    std::uint64_t last = 0;
-    std::deque<Known> calls;  // the latest; the last one has number `last`
-    [[nodiscard]] const Known* find(std::uint64_t number) const;
-  };
   struct Absence {
     bool in_order = false;
-    std::string what;         // its last call, if any, or what became of its process
-    std::uint64_t calls = 0;  // collectives that it posted before
+    std::string how;                      // what became of its process
+    std::optional<CallRecord> last = {};  // its last collective, when it left in order
+    // Collectives that it posted before.
+    [[nodiscard]] std::uint64_t calls() const { return last ? last->number : 0; }
   };
   struct Claim {  // what a peer said of a call that this rank has not posted yet
     int from = -1;
@@ -111,16 +103,15 @@ class Member final : public Recipient, public std::enable_shared_from_this<Membe
   // Whether the peer's call is ours; otherwise begins to find out what it is.
   bool agrees(int from, const Header& header);
   void answer(int from, const Header& header);
-  [[nodiscard]] std::string last_call(const History& history) const;
   void hear(int from, const Arrival& arrival);
-  void inquire(Inquest inquest);
+  void ask(CallQuery query);
   void conclude();
   // Nobody waits longer for it, or (a notice) it has taken long.
-  void overdue(std::uint64_t ticket, Inquest::Cause cause, Duration waited);
+  void overdue(std::uint64_t ticket, CallQuery::Cause cause, Duration waited);
   void gone(int rank, const Absence& absence);
   void check_gone(const Operation& operation);
   void miss(const Operation& operation, int rank, const Absence& absence);
-  void die(const Verdict& verdict, bool tell);
+  void die(const diagnose::FailureReport& report, bool tell);
   [[nodiscard]] int rank_of(int place) const;
   [[nodiscard]] Pointer waiting(std::uint64_t ticket) const;
 
@@ -131,24 +122,19 @@ class Member final : public Recipient, public std::enable_shared_from_this<Membe
   const int rank_;
   const int size_;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::uint64_t last_ticket_ = 0;
-  std::map<Route, std::uint64_t> counts_;
-  std::map<std::uint64_t, Duration> open_;  // by ticket, with its timeout
-  Failure failure_;
+  OpenCalls open_;
 
   bool dead_ = false;
   bool advancing_ = false;
   std::deque<Pointer> queue_;                  // collectives; the first is under way
   std::map<std::uint64_t, Pointer> messages_;  // under way, by ticket
-  std::map<Route, History> histories_;
+  diagnose::CallHistory history_;
   std::map<Key, Arrival> mail_;  // nobody waits for it yet
   std::map<Key, Awaited> awaited_;
-  std::map<std::pair<Route, std::uint64_t>, std::vector<Claim>> claims_;
+  std::map<std::pair<ChannelKey, std::uint64_t>, std::vector<Claim>> claims_;
   std::map<int, Absence> gone_;
-  std::optional<Inquest> inquest_;
-  Clock::time_point inquest_end_{};
+  std::optional<CallQuery> query_;
+  Clock::time_point query_end_{};
 };
 
 }  // namespace lockstep::mpi

@@ -2,7 +2,6 @@
 
 #include <lockstep/base/error.h>
 
-#include "comm/backend/element_type.h"
 #include "comm/backend/reduction.h"
 #include "comm/kernels/combine.h"
 
@@ -35,14 +34,14 @@ bool lies_in_place(const Call& call, const std::byte* input, const std::byte* ou
 }
 
 Plan plan_of(const Call& call, const PostedCall& posted, bool in_own_part, int rank, int size) {
-  if (posted.is_message()) return {};
+  if (is_message(posted.collective)) return {};
   return make_plan(
       {.collective = call.collective,
        .root = call.root,
        .rank = rank,
        .size = size,
        .element_bytes =
-           posted.dtype ? static_cast<std::int64_t>(c10::elementSize(*posted.dtype)) : 1,
+           posted.dtype ? static_cast<std::int64_t>(lockstep::bytes_of(*posted.dtype)) : 1,
        .elements = posted.elements,
        .input_counts = call.input_counts,
        .output_counts = call.output_counts,
@@ -53,9 +52,10 @@ Plan plan_of(const Call& call, const PostedCall& posted, bool in_own_part, int r
 void sum_with_aten(const PostedCall& call, const std::vector<const std::byte*>& from, std::byte* to,
                    std::int64_t elements) {
   at::NoGradGuard no_grad;
+  const auto& typed = call.input.defined() ? call.input : call.output;
   auto view = [&](const std::byte* memory) {
     return at::from_blob(const_cast<std::byte*>(memory), {elements},
-                         at::TensorOptions(*call.dtype));
+                         at::TensorOptions(typed.scalar_type()));
   };
   std::vector<at::Tensor> values;
   for (const auto* memory : from) values.push_back(view(memory));
@@ -64,23 +64,9 @@ void sum_with_aten(const PostedCall& call, const std::vector<const std::byte*>& 
 
 }  // namespace
 
-Route route_of(const Call& call, int rank) {
-  switch (call.collective) {
-    case Collective::send:
-      return {rank, call.root};
-    case Collective::recv:
-      return {call.root, rank};
-    default:
-      return collectives;
-  }
-}
-
-Operation::Operation(const Call& call, std::uint64_t number, std::uint64_t ticket, int rank,
-                     int size)
-    : call_(call, number),
-      ticket_(ticket),
-      fingerprint_(fingerprint_of(call_)),
-      route_(route_of(call, rank)),
+Operation::Operation(const Call& call, int rank, int size)
+    : call_(call),
+      channel_(channel_of(call.collective, call.root, rank)),
       size_(size),
       input_(memory_of(call.input)),
       output_(memory_of(call.output)) {
@@ -99,7 +85,7 @@ std::uint64_t Operation::bytes_from(int peer) const {
 
 std::uint64_t Operation::bytes_counted(std::span<const std::int64_t> counts, int peer) const {
   if (call_.collective != Collective::all_to_all || counts.empty()) return 0;
-  return static_cast<std::uint64_t>(counts[peer]) * c10::elementSize(*call_.dtype);
+  return static_cast<std::uint64_t>(counts[peer]) * lockstep::bytes_of(*call_.dtype);
 }
 
 std::span<std::byte> Operation::bytes_of(Piece piece) const {
@@ -121,11 +107,11 @@ void Operation::sum(const Round& round) const {
   std::vector<const std::byte*> from;
   for (auto piece : round.sum->from) from.push_back(bytes_of(piece).data());
   auto to = bytes_of(round.sum->to);
-  auto element = static_cast<std::int64_t>(c10::elementSize(*call_.dtype));
+  auto element = static_cast<std::int64_t>(lockstep::bytes_of(*call_.dtype));
   auto elements = static_cast<std::int64_t>(to.size()) / element;
   if (size_ > kernels::max_ranks) return sum_with_aten(call_, from, to.data(), elements);
   std::byte* outputs[] = {to.data()};
-  kernels::combine({.dtype = dtype_of(*call_.dtype),
+  kernels::combine({.dtype = *call_.dtype,
                     .op = call_.op,
                     .inputs = from,
                     .outputs = outputs,

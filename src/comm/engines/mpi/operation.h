@@ -8,25 +8,17 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <utility>
 
 namespace lockstep::mpi {
 
-// Which calls are counted together: the collectives of a group (-1, -1), or the messages from one
-// rank to another.
-using Route = std::pair<int, int>;
-inline constexpr Route collectives{-1, -1};
-[[nodiscard]] Route route_of(const Call& call, int rank);
-
 class Operation {
  public:
-  // Of rank `rank` of a group of `size`; `number` is the call's on its route.
-  Operation(const Call& call, std::uint64_t number, std::uint64_t ticket, int rank, int size);
+  // Of rank `rank` of a group of `size`.
+  Operation(const Call& call, int rank, int size);
 
   [[nodiscard]] const PostedCall& call() const { return call_; }
-  [[nodiscard]] std::uint64_t ticket() const { return ticket_; }
-  [[nodiscard]] std::uint64_t fingerprint() const { return fingerprint_; }
-  [[nodiscard]] Route route() const { return route_; }
+  [[nodiscard]] std::uint64_t fingerprint() const { return call_.fingerprint; }
+  [[nodiscard]] ChannelKey channel() const { return channel_; }
 
   // Of a collective.
   [[nodiscard]] const Plan& plan() const { return plan_; }
@@ -38,6 +30,7 @@ class Operation {
   void copy(const Round& round) const;
   void sum(const Round& round) const;
 
+  std::uint64_t ticket = 0;
   bool is_started = false;
   std::size_t round = 0;
   int pending = 0;  // transfers of this round that are not done
@@ -46,9 +39,7 @@ class Operation {
   [[nodiscard]] std::uint64_t bytes_counted(std::span<const std::int64_t> counts, int peer) const;
 
   PostedCall call_;
-  std::uint64_t ticket_;
-  std::uint64_t fingerprint_;
-  Route route_;
+  ChannelKey channel_;
   Plan plan_;
   int size_;
   std::byte* input_ = nullptr;

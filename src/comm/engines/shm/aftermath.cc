@@ -56,7 +56,7 @@ std::string Aftermath::settle() {
       operation.pin();
       if (problem.empty()) return;
       text += formatted("; rank {} is in {} and may still write to its output: {}", writer->number,
-                        describe(lane->memory().slot(lane->me(), operation.sequence())), problem);
+                        describe(lane->own_call(operation.sequence())), problem);
     });
   }
   return text;

@@ -121,8 +121,8 @@ class ShmBackend : public Backend {
 
   // The group's first rank allocates and tells the others where.
   [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,
-                                             const at::TensorOptions& options, Duration timeout,
-                                             std::source_location where) override {
+                                             const at::TensorOptions& options,
+                                             const Agree& agree) override {
     auto bytes = host_bytes("empty_node_shared", sizes, options);
     auto tag = node_shared_tag(sizes, options);
     int owner = group_.members().front();
@@ -139,13 +139,11 @@ class ShmBackend : public Backend {
       }
     }
     try {
-      wait(post({.collective = Collective::broadcast,
-                 .root = 0,
-                 .input = offset,
-                 .output = offset,
-                 .tag = tag,
-                 .timeout = timeout,
-                 .where = where}));
+      agree({.collective = Collective::broadcast,
+             .root = 0,
+             .input = offset,
+             .output = offset,
+             .tag = tag});
     } catch (...) {
       if (own) endpoint_->give_up(group_, own);
       throw;
@@ -173,7 +171,7 @@ class ShmBackend : public Backend {
 
   void abort(std::string_view reason) override {
     group_.fail(shm::FailureKind::aborted,
-                formatted("rank {} ended the group: {}", rank(), reason));
+                diagnose::aborted_sentence(rank(), reason, group_.name()));
   }
 
  private:

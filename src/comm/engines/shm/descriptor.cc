@@ -1,31 +1,11 @@
 #include "comm/engines/shm/descriptor.h"
 
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
-
-#include <vector>
-
 namespace lockstep::shm {
 namespace {
 
 constexpr std::uint64_t line_bits = 32;
 
 std::string_view file_name(std::string_view path) { return path.substr(path.rfind('/') + 1); }
-
-Collective caller_name(const Slot& slot) {
-  return static_cast<Collective>(slot.line.load(std::memory_order_relaxed) >> line_bits);
-}
-
-std::string call_site(const Slot& slot) {
-  return formatted("{}:{}", slot.file.load(),
-                   slot.line.load(std::memory_order_relaxed) & ((1ULL << line_bits) - 1));
-}
-
-std::string describe(const Slot& slot, std::vector<std::string> notes) {
-  if (auto tag = slot.tag.load(); !tag.empty()) notes.insert(notes.begin(), std::move(tag));
-  notes.push_back(call_site(slot));
-  return formatted("{} #{} ({})", name_of(caller_name(slot)), sequence_in(slot), join(notes));
-}
 
 }  // namespace
 
@@ -70,26 +50,12 @@ Agreement agreement_in(const Slot& slot) {
       {slot.call.load(std::memory_order_relaxed), slot.count.load(std::memory_order_relaxed), 0});
 }
 
-std::string describe(const Slot& slot) {
-  Agreement call = agreement_in(slot);
-  std::vector<std::string> notes;
-  auto bytes = static_cast<std::int64_t>(call.count * bytes_of(call.dtype));
-  if (call.collective != Collective::barrier && !(call.uneven && bytes == 0))
-    notes.push_back(format_bytes(bytes));
-  return describe(slot, std::move(notes));
-}
-
-std::string describe_fully(const Slot& slot, std::string_view counts) {
-  Agreement call = agreement_in(slot);
-  std::vector<std::string> notes;
-  if (combines(call.collective)) notes.emplace_back(name_of(call.op));
-  if (has_root(call.collective)) notes.push_back(formatted("root {}", call.root));
-  if (call.uneven && call.collective == Collective::all_to_all)
-    notes.emplace_back(name_of(call.dtype));
-  else if (call.collective != Collective::barrier)
-    notes.push_back(formatted("{} x {}", call.count, name_of(call.dtype)));
-  if (call.uneven) notes.push_back(counts.empty() ? "uneven" : formatted("uneven: {}", counts));
-  return describe(slot, std::move(notes));
+PostedCallSite call_site_in(const Slot& slot) {
+  const auto word = slot.line.load(std::memory_order_relaxed);
+  return {.collective = static_cast<Collective>(word >> line_bits),
+          .tag = slot.tag.load(),
+          .file = slot.file.load(),
+          .line = static_cast<std::uint32_t>(word)};
 }
 
 }  // namespace lockstep::shm

@@ -126,10 +126,13 @@ enum class Posted {
 
 // What the slot's operation is; its fields must stand.
 [[nodiscard]] Agreement agreement_in(const Slot& slot);
-// all_reduce #417 (bucket 2, 12 MB, train.cc:88)
-[[nodiscard]] std::string describe(const Slot& slot);
-// all_reduce #417 (bucket 2, sum, 3145728 x float32, train.cc:88); `counts`, where the call is
-// uneven, is what is worth saying of those: all_gather #5 (12 x float32, uneven: 3 of rank 0, ...
-[[nodiscard]] std::string describe_fully(const Slot& slot, std::string_view counts);
+// What only messages need.
+struct PostedCallSite {
+  Collective collective = Collective::barrier;  // send and recv told apart
+  std::string tag;
+  std::string file;
+  std::uint32_t line = 0;
+};
+[[nodiscard]] PostedCallSite call_site_in(const Slot& slot);
 
 }  // namespace lockstep::shm

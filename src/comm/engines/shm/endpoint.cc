@@ -306,9 +306,8 @@ void Endpoint::on_peer_end(int rank) {
   std::lock_guard lock(mutex_);
   lost_[rank] = 1;
   auto pid = peers().peer(rank).pid;
-  auto how = pid > 0 ? formatted("its process {} ended without leaving", pid)
-                     : std::string("its process ended without leaving");
-  for (auto& group : groups_) group->fail_by_end(rank, how);
+  auto process = pid > 0 ? std::to_string(pid) : std::string();
+  for (auto& group : groups_) group->fail_by_end(rank, process);
 }
 
 }  // namespace lockstep::shm

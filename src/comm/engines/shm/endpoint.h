@@ -58,8 +58,8 @@ class Endpoint {
  public:
   // Blocks until all ranks have arrived.
   Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOptions options);
-  // Leaves in order. Waits (grace_period.h) for peers that use this process's private memory, or will
-  // in what it has posted; the groups where they are not done by then die.
+  // Leaves in order. Waits (grace_period.h) for peers that use this process's private memory, or
+  // will in what it has posted; the groups where they are not done by then die.
   ~Endpoint();
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;

@@ -6,7 +6,7 @@
 
 #include "comm/engines/shm/aftermath.h"
 #include "comm/engines/shm/endpoint.h"
-#include "comm/engines/shm/sentences.h"
+#include "comm/engines/shm/posted_calls.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -149,39 +149,38 @@ void Group::fail(FailureKind kind, std::string_view text) {
 }
 
 void Group::fail_by_mismatch(const Lane& lane, std::uint64_t sequence, int other) {
-  fail(FailureKind::mismatch, mismatch_sentence(endpoint_.peers(), lane.memory(), lane.ranks(),
-                                                sequence, lane.me(), other) +
-                                  of_group());
+  fail(FailureKind::mismatch,
+       difference_between(lane.posted_calls(), sequence, lane.me(), other) + of_group());
 }
 
 void Group::fail_by_memory(const Lane& lane, std::uint64_t sequence, int error) {
   if (error == ESRCH) return;  // it ended; the watcher says so better
   fail(FailureKind::aborted,
        formatted("rank {} could not reach a peer's private memory in {}: {}{}", rank_,
-                 describe(lane.memory().slot(lane.me(), sequence)),
-                 std::generic_category().message(error), of_group()));
+                 describe(lane.own_call(sequence)), std::generic_category().message(error),
+                 of_group()));
 }
 
 void Group::fail_by_exception(const Lane& lane, std::uint64_t sequence,
                               const std::exception& error) {
   fail(FailureKind::aborted,
        formatted("rank {} could not execute its part of {}: {}{}", rank_,
-                 describe(lane.memory().slot(lane.me(), sequence)), error.what(), of_group()));
+                 describe(lane.own_call(sequence)), error.what(), of_group()));
 }
 
 void Group::fail_by_loss(int number, std::string_view how) {
-  int world_rank = members_[number];
-  auto in_world =
-      number == world_rank ? std::string() : formatted(" (rank {} of the world)", world_rank);
   fail(FailureKind::peer_lost,
-       formatted("rank {}{} of {} was lost: {}{}", number, in_world, size(), how, of_group()));
+       diagnose::lost_sentence(number, size(), members_[number], how, name_));
 }
 
-void Group::fail_by_end(int world_rank, std::string_view how) {
+void Group::fail_by_end(int world_rank, const std::string& process) {
   auto place = std::find(members_.begin(), members_.end(), world_rank);
   if (place == members_.end()) return;
   auto number = static_cast<int>(place - members_.begin());
-  fail_by_loss(number, formatted("{}; {}", how, lost_sentence(block_.collectives(), number)));
+  auto lost = lost_rank(lanes_[0]->posted_calls(), number);
+  lost.world_rank = world_rank;
+  lost.ended_process = process;
+  fail(FailureKind::peer_lost, diagnose::lost_sentence(lost, name_));
 }
 
 void Group::throw_failure() {
@@ -196,16 +195,8 @@ void Group::throw_failure() {
     std::this_thread::yield();
   }
   auto text = failure.text.load() + unsettled_;
-  switch (static_cast<FailureKind>(failure.kind.load(std::memory_order_relaxed))) {
-    case FailureKind::peer_lost:
-      throw PeerLost(text);
-    case FailureKind::timeout:
-      throw Timeout(text);
-    case FailureKind::mismatch:
-      throw Mismatch(text);
-    default:
-      throw Aborted(text);
-  }
+  std::rethrow_exception(diagnose::error_of(
+      static_cast<FailureKind>(failure.kind.load(std::memory_order_relaxed)), text));
 }
 
 void Group::let_peers_finish(Deadline deadline, bool by_exception) noexcept {
@@ -216,7 +207,7 @@ void Group::let_peers_finish(Deadline deadline, bool by_exception) noexcept {
       if (by_exception && !lane->is_complete(sequence)) {
         return fail_by_loss(rank_, formatted("an exception ended its part before its peers had "
                                              "taken what it posted in {}",
-                                             describe(lane->memory().slot(lane->me(), sequence))));
+                                             describe(lane->own_call(sequence))));
       }
       wait(*lane, sequence, std::min<Duration>(lane->timeout_of(sequence), deadline.left()));
     } catch (const std::exception&) {
@@ -256,11 +247,15 @@ void Group::check_departures(const Lane& lane) {
     if (has_posted(slot, sequence)) continue;
     // It may have posted just before it left.
     if (!has_departed(number) || has_posted(slot, sequence)) continue;
-    auto mine = describe(lane.memory().slot(lane.me(), sequence));
-    fail_by_loss(
-        number,
-        formatted("it left in order without taking part in {} that rank {} waits in", mine, rank_));
-    return;
+    auto calls = lane.posted_calls();
+    diagnose::LostRank lost{
+        .rank = number,
+        .size = size(),
+        .world_rank = members_[number],
+        .status = diagnose::PeerStatus{.rank = number, .last = calls.last(member)},
+        .call = calls.call(lane.me(), sequence),
+        .waiting = {rank_}};
+    return fail(FailureKind::peer_lost, diagnose::lost_sentence(lost, name_));
   }
 }
 
@@ -277,18 +272,20 @@ void Group::check_readers(const Lane& lane) {
 }
 
 std::string Group::overdue(const Lane& lane, Duration waited) const {
-  Waited operation{endpoint_.peers(), lane.memory(), lane.ranks(), lane.completed() + 1,
-                   lane.key()};
+  const auto sequence = lane.completed() + 1;
+  const auto calls = lane.posted_calls();
   if (auto late = endpoint_.urge_late(lane); !late.empty())
     return formatted("after {}: {} posted small operations before {} and did not carry them out{}",
-                     format_duration(waited), rank_list(late),
-                     describe(lane.memory().slot(lane.me(), operation.sequence)), of_group());
-  auto is_executing = [this](int number, std::uint64_t word) {
+                     format_duration(waited), rank_list(late), describe(lane.own_call(sequence)),
+                     of_group());
+  auto is_executing = [&](int number) {
+    const auto word = execution_word(lane.key(), sequence);
     bool found = false;
     endpoint_.marks().visit(members_[number], [&](std::uint64_t mark) { found |= mark == word; });
     return found;
   };
-  return overdue_sentence(operation, block_, waited, is_executing) + of_group();
+  return diagnose::overdue_sentence(
+      lane.own_call(sequence), statuses_of(calls, block_, sequence, is_executing), waited, name_);
 }
 
 std::string Group::unread(const Lane& lane, Duration waited) const {
@@ -299,8 +296,6 @@ std::string Group::unread(const Lane& lane, Duration waited) const {
       of_group());
 }
 
-std::string Group::of_group() const {
-  return name_ == "world" ? "" : formatted(" [group {}]", name_);
-}
+std::string Group::of_group() const { return diagnose::words_of_group(name_); }
 
 }  // namespace lockstep::shm

@@ -66,8 +66,8 @@ class Group {
   // Executing one threw.
   void fail_by_exception(const Lane& lane, std::uint64_t sequence, const std::exception& error);
   void fail_by_loss(int number, std::string_view how);
-  // A process has ended, a member of this group or not.
-  void fail_by_end(int world_rank, std::string_view how);
+  // The process of a rank has ended, a member of this group or not; empty: its number is not known.
+  void fail_by_end(int world_rank, const std::string& process);
   // Once nothing is written any more to what this rank's callers have passed (aftermath.h), or with
   // a sentence more.
   [[noreturn]] void throw_failure();

@@ -15,6 +15,7 @@
 // makes an uneven call. All who may use it hold it, until they have done with the group.
 #pragma once
 
+#include "comm/diagnose/failure.h"
 #include "comm/engines/shm/cursor.h"
 #include "comm/engines/shm/descriptor.h"
 #include "comm/engines/shm/peers.h"
@@ -28,9 +29,8 @@
 
 namespace lockstep::shm {
 
-// Why the group is dead. The first rank that finds an error writes it; everybody throws it.
-enum class FailureKind : std::uint32_t { none, peer_lost, timeout, mismatch, aborted };
-
+// Why the group is dead. The first rank that finds an error writes it; all throw it.
+using diagnose::FailureKind;
 struct SharedFailure {
   enum : std::uint32_t { alive, being_written, written };
   std::atomic<std::uint32_t> state{alive};

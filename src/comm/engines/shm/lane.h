@@ -22,6 +22,7 @@
 #include "comm/engines/shm/guarded_count.h"
 #include "comm/engines/shm/operation.h"
 #include "comm/engines/shm/peers.h"
+#include "comm/engines/shm/posted_calls.h"
 #include "comm/engines/shm/posting.h"
 
 #include <atomic>
@@ -56,6 +57,11 @@ class Lane {
   [[nodiscard]] std::span<const int> ranks() const { return ranks_; }
   [[nodiscard]] std::span<const int> world_ranks() const { return world_ranks_; }
   [[nodiscard]] int me() const { return me_; }
+  [[nodiscard]] PostedCalls posted_calls() const { return {peers_, memory_, ranks_, index_ > 0}; }
+  // This process's own call of that number, which is under way.
+  [[nodiscard]] CallRecord own_call(std::uint64_t sequence) const {
+    return posted_calls().call(me_, sequence);
+  }
   // Tells lanes apart in control pages; equal in all processes.
   [[nodiscard]] std::uint64_t key() const { return key_; }
 
