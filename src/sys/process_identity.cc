@@ -1,13 +1,12 @@
 #include "sys/process_identity.h"
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/fingerprint.h>
 #include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
 
-#include "sys/files.h"
+#include "sys/process_stat.h"
 #include "sys/topology.h"
 
-#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <sstream>
@@ -17,37 +16,9 @@
 namespace lockstep::sys {
 namespace {
 
-struct Stat {
-  char state = '?';
-  std::string started;  // in clock ticks since the boot: with the pid, unique on a machine
-};
-
-// From /proc/PID/stat: "71 (name) S ...", where the name may hold blanks and brackets.
-std::optional<Stat> stat_of(const std::string& pid) {
-  try {
-    auto text = sys::read_file("/proc/" + pid + "/stat");
-    std::istringstream fields(text.substr(text.rfind(')') + 1));
-    constexpr int started_at = 22;
-    constexpr int state_at = 3;
-    Stat result;
-    fields >> result.state;
-    for (int field = state_at; field < started_at; ++field) fields >> result.started;
-    return result;
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-}
-
-ProcessState state_in(const std::optional<Stat>& stat) {
+ProcessState state_in(const std::optional<ProcessStat>& stat) {
   if (!stat || stat->state == 'Z' || stat->state == 'X') return ProcessState::ended;
   return stat->state == 'T' || stat->state == 't' ? ProcessState::stopped : ProcessState::runs;
-}
-
-// Processes that see each other's pids have the same.
-std::string process_space() {
-  std::error_code ignored;
-  auto pids = std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
-  return formatted("{:x}", fingerprint(sys::host_identity() + pids));
 }
 
 struct ProcessWords {
@@ -59,20 +30,28 @@ struct ProcessWords {
 
 }  // namespace
 
+std::string process_space() {
+  std::error_code ignored;
+  auto pids = std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
+  return formatted("{:x}", fingerprint(host_identity() + pids));
+}
+
 std::string process_identity() {
-  auto pid = std::to_string(::getpid());
-  auto stat = stat_of(pid);
-  return formatted("{} {} {}", process_space(), pid, stat ? stat->started : "0");
+  const int pid = ::getpid();
+  auto stat = read_process_stat(pid);
+  return formatted("{} {} {}", process_space(), pid, stat ? stat->start_time : 0);
 }
 
 ProcessState state_of_process(std::string_view process) {
   const ProcessWords words(process);
-  if (words.started.empty() || words.space != process_space()) return ProcessState::unknown;
-  auto stat = stat_of(words.pid);
-  return stat && stat->started == words.started ? state_in(stat) : ProcessState::ended;
+  const auto pid = parse_integer(words.pid);
+  if (words.started.empty() || !pid || words.space != process_space()) return ProcessState::unknown;
+  auto stat = read_process_stat(static_cast<int>(*pid));
+  return stat && std::to_string(stat->start_time) == words.started ? state_in(stat)
+                                                                   : ProcessState::ended;
 }
 
-ProcessState state_of_process(int pid) { return state_in(stat_of(std::to_string(pid))); }
+ProcessState state_of_process(int pid) { return state_in(read_process_stat(pid)); }
 
 std::string pid_in(std::string_view process) { return ProcessWords(process).pid; }
 

@@ -8,6 +8,9 @@ namespace lockstep::sys {
 
 enum class ProcessState { unknown, runs, stopped, ended };  // unknown: on another machine
 
+// Of this machine and pid namespace: processes with the same one see each other by their numbers.
+[[nodiscard]] std::string process_space();
+
 // Of this process: machine and pid namespace, pid, start time. One word each.
 [[nodiscard]] std::string process_identity();
 

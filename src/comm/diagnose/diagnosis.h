@@ -30,9 +30,9 @@ class Diagnosis {
             Duration patience = std::chrono::seconds(5));
 
   // The error that all ranks of the group throw. `kind` is what this rank noticed in `call`;
-  // `close` ends this rank's connections. `detail` is what the engine said, the sentence of a mismatch, or
-  // the reason of an abort. Blocks for a second or two, and a few more where the store does not
-  // answer; never throws.
+  // `close` ends this rank's connections. `detail` is what the engine said, the sentence of a
+  // mismatch, or the reason of an abort. Blocks for a second or two, and a few more where the store
+  // does not answer; never throws.
   [[nodiscard]] std::exception_ptr agree(FailureKind kind, const CallRecord& call,
                                          std::string_view detail,
                                          const std::function<void()>& close) noexcept;

@@ -4,9 +4,9 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 #include <lockstep/store/prefix_store.h>
 
+#include "comm/rendezvous/exchange.h"
 #include "sys/topology.h"
 
 #include <algorithm>
@@ -43,8 +43,6 @@ std::string host_of_this_rank() {
   return environment::text("LOCKSTEP_HOST").value_or(sys::host_identity());
 }
 
-std::string hello_key(int rank) { return formatted("hello/{}", rank); }
-
 void compare(const std::string& mine, const std::string& other, int rank, int other_rank,
              std::string_view what) {
   auto shown = [](const std::string& value) {
@@ -52,15 +50,6 @@ void compare(const std::string& mine, const std::string& other, int rank, int ot
   };
   check_input(mine == other, "{} must be the same on all ranks: rank {} has {}, rank {} has {}",
               what, rank, shown(mine), other_rank, shown(other));
-}
-
-[[noreturn]] void throw_missing(Store& store, const launch::RankInfo& info) {
-  std::vector<int> missing;
-  for (int rank = 0; rank < info.size; ++rank) {
-    if (!store.try_get(hello_key(rank))) missing.push_back(rank);
-  }
-  throw Timeout(formatted("rank {} of {} waited for {}, which never called init()", info.rank,
-                          info.size, rank_list(missing)));
 }
 
 // Rank 0 may hold the store: it stays until the rank that it does not agree with has seen why.
@@ -75,27 +64,6 @@ void refuse(Store& store, const launch::RankInfo& info, int other_rank) {
   }
 }
 
-// What `rank` said, in agreement with `mine`.
-Hello hear(Store& store, const launch::RankInfo& info, const Hello& mine, int rank,
-           Deadline deadline) {
-  std::string text;
-  try {
-    text = store.get(hello_key(rank), deadline);
-  } catch (const Timeout&) {
-    throw_missing(store, info);
-  }
-  auto hello = Hello::read(text);
-  try {
-    compare(mine.size, hello.size, info.rank, rank, "WORLD_SIZE");
-    compare(mine.version, hello.version, info.rank, rank, "Lockstep's protocol version");
-    compare(mine.engine, hello.engine, info.rank, rank, "the backend asked for");
-  } catch (const BadInput&) {
-    refuse(store, info, rank);
-    throw;
-  }
-  return hello;
-}
-
 }  // namespace
 
 WorldInfo handshake(const std::shared_ptr<Store>& store, const launch::RankInfo& info,
@@ -106,10 +74,22 @@ WorldInfo handshake(const std::shared_ptr<Store>& store, const launch::RankInfo&
                   .hosts = {},
                   .local_size = 0};
   Hello mine{std::to_string(info.size), version, std::string(engine), host_of_this_rank()};
-  world.store->set(hello_key(info.rank), mine.text());
-  for (int rank = 0; rank < info.size; ++rank) {
-    world.hosts.push_back(hear(*world.store, info, mine, rank, deadline).host);
-  }
+  auto check = [&](int rank, const std::string& text) {
+    auto hello = Hello::read(text);
+    try {
+      compare(mine.size, hello.size, info.rank, rank, "WORLD_SIZE");
+      compare(mine.version, hello.version, info.rank, rank, "Lockstep's protocol version");
+      compare(mine.engine, hello.engine, info.rank, rank, "the backend asked for");
+    } catch (const BadInput&) {
+      refuse(*world.store, info, rank);
+      throw;
+    }
+    world.hosts.push_back(hello.host);
+  };
+  static_cast<void>(exchange(
+      *world.store,
+      {.prefix = "hello/", .rank = info.rank, .size = info.size, .purpose = "to call init()"},
+      mine.text(), deadline.left(), check));
   world.local_size = static_cast<int>(std::ranges::count(world.hosts, mine.host));
   return world;
 }

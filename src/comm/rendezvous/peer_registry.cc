@@ -2,8 +2,8 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 
+#include "comm/rendezvous/exchange.h"
 #include "sys/process_identity.h"
 
 #include <algorithm>
@@ -25,24 +25,16 @@ constexpr Duration between_looks = milliseconds(100);
 PeerRegistry::PeerRegistry(std::shared_ptr<Store> store, std::string group, int rank, int size,
                            std::string_view words, Duration join_timeout)
     : store_(std::move(store)), group_(std::move(group)), rank_(rank) {
-  store_->set(key(formatted("rank/{}", rank)), formatted("{}\n{}", sys::process_identity(), words));
-  const auto deadline = Deadline::after(join_timeout);
-  std::vector<int> missing;
-  for (int other = 0; other < size; ++other) {
-    const auto name = key(formatted("rank/{}", other));
-    try {
-      auto said =
-          missing.empty() ? store_->get(name, deadline) : store_->try_get(name).value_or("");
-      if (said.empty()) missing.push_back(other);
-      auto end = std::min(said.find('\n'), said.size());
-      members_.push_back({said.substr(0, end), end < said.size() ? said.substr(end + 1) : ""});
-    } catch (const Timeout&) {
-      missing.push_back(other);
-    }
+  auto texts = exchange(*store_,
+                        {.prefix = key("rank/"),
+                         .rank = rank,
+                         .size = size,
+                         .purpose = formatted("to join group {}", group_)},
+                        formatted("{}\n{}", sys::process_identity(), words), join_timeout);
+  for (const auto& text : texts) {
+    auto end = std::min(text.find('\n'), text.size());
+    members_.push_back({text.substr(0, end), end < text.size() ? text.substr(end + 1) : ""});
   }
-  if (missing.empty()) return;
-  throw Timeout(formatted("group {}: rank {} of {} waited {}, and {} did not come", group_, rank,
-                          size, format_duration(join_timeout), rank_list(missing)));
 }
 
 std::string PeerRegistry::key(std::string_view name) const {
@@ -50,11 +42,11 @@ std::string PeerRegistry::key(std::string_view name) const {
 }
 
 void PeerRegistry::meet(const std::string& place, int count, const std::atomic<bool>& stop) const {
-  const auto all = key("all at/" + place);
-  if (store_->add(key("at/" + place), 1) == count) return store_->set(all, "1");
+  const auto at = key("at/" + place);
+  if (come_to(*store_, at, count)) return;
   Duration pause = milliseconds(1);
   auto look = Deadline::after(between_looks);
-  while (!store_->try_get(all)) {
+  while (!have_all_come(*store_, at)) {
     if (stop) throw Aborted(formatted("group {}: ended while its ranks were connecting", group_));
     if (look.passed()) {
       check_processes();

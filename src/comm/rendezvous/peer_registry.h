@@ -2,8 +2,8 @@
 // themselves when a peer ends: NCCL's kernels on one machine wait for ever.
 //
 // Keys, under "lockstep/registry/<group>/": "rank/<rank>" a rank's process and its words;
-// "at/<place>" counts the ranks that have come to a meeting, "all at/<place>" says that all have;
-// "left/<rank>" that a rank needs nobody any more.
+// "at/<place>" of the ranks that have come to a meeting (exchange.h); "left/<rank>" that a rank
+// needs no peer any more.
 #pragma once
 
 #include <lockstep/base/deadline.h>

@@ -17,15 +17,6 @@ struct Ancestor {
 // /proc/PID/comm), else its parent. Ranks may have been started through shells and wrappers.
 [[nodiscard]] Ancestor nearest_ancestor(std::string_view program);
 
-// What a line of /proc/PID/stat says: "pid (name) state parent ... start ...". The name may hold
-// spaces and parentheses. All zero where the line is not one.
-struct ProcessStat {
-  std::string name;
-  int parent = 0;
-  std::uint64_t start_time = 0;
-};
-[[nodiscard]] ProcessStat parse_stat(std::string_view line);
-
 // "unix:@lockstep-UID-RUN": where the ranks of that run on this host meet. Short for any `run`.
 [[nodiscard]] std::string one_host_address(std::string_view run);
 

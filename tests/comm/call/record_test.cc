@@ -11,8 +11,8 @@ using namespace lockstep;
 
 namespace {
 
-CallRecord reduction(std::int64_t elements, DType dtype = DType::float32, Op op = Op::sum,
-                     std::string tag = {}, std::uint64_t number = 7) {
+CallRecord reduction_of(std::int64_t elements, DType dtype = DType::float32, Op op = Op::sum,
+                        std::string tag = {}, std::uint64_t number = 7) {
   return {.collective = Collective::all_reduce,
           .op = op,
           .dtype = dtype,
@@ -23,7 +23,7 @@ CallRecord reduction(std::int64_t elements, DType dtype = DType::float32, Op op 
           .number = number};
 }
 
-CallRecord message(Collective collective, int peer, std::int64_t elements) {
+CallRecord message_of(Collective collective, int peer, std::int64_t elements) {
   return {.collective = collective,
           .root = peer,
           .dtype = DType::float32,
@@ -34,15 +34,15 @@ CallRecord message(Collective collective, int peer, std::int64_t elements) {
 }
 
 TEST(CallRecord, AgreesWithTheSameCallOnly) {
-  const auto call = reduction(4);
-  EXPECT_TRUE(same_call(call, reduction(4)));
-  const std::vector<CallRecord> others{reduction(5),
-                                       reduction(4, DType::int32),
-                                       reduction(4, DType::float32, Op::max),
-                                       reduction(4, DType::float32, Op::sum, "bucket 1"),
+  const auto call = reduction_of(4);
+  EXPECT_TRUE(same_call(call, reduction_of(4)));
+  const std::vector<CallRecord> others{reduction_of(5),
+                                       reduction_of(4, DType::int32),
+                                       reduction_of(4, DType::float32, Op::max),
+                                       reduction_of(4, DType::float32, Op::sum, "bucket 1"),
                                        {.collective = Collective::barrier, .number = 7}};
   std::set<std::uint64_t> fingerprints{
-      fingerprint_of(call), fingerprint_of(reduction(4, DType::float32, Op::sum, {}, 8))};
+      fingerprint_of(call), fingerprint_of(reduction_of(4, DType::float32, Op::sum, {}, 8))};
   for (const auto& other : others) {
     EXPECT_FALSE(same_call(call, other));
     fingerprints.insert(fingerprint_of(other));
@@ -51,9 +51,9 @@ TEST(CallRecord, AgreesWithTheSameCallOnly) {
 }
 
 TEST(CallRecord, ASendBelongsToAReceiveOfItsSize) {
-  const auto send = message(Collective::send, 1, 3);
-  const auto receive = message(Collective::recv, 0, 3);
-  const auto longer = message(Collective::recv, 0, 4);
+  const auto send = message_of(Collective::send, 1, 3);
+  const auto receive = message_of(Collective::recv, 0, 3);
+  const auto longer = message_of(Collective::recv, 0, 4);
   EXPECT_TRUE(same_call(send, receive));
   EXPECT_EQ(fingerprint_of(send), fingerprint_of(receive));
   EXPECT_FALSE(same_call(send, longer));
@@ -63,12 +63,12 @@ TEST(CallRecord, ASendBelongsToAReceiveOfItsSize) {
 }
 
 TEST(CallRecord, IsDescribedInWords) {
-  const auto call = reduction(3 << 20, DType::float32, Op::average, "bucket 2", 417);
+  const auto call = reduction_of(3 << 20, DType::float32, Op::average, "bucket 2", 417);
   EXPECT_EQ(describe(call), "all_reduce #417 (bucket 2, 12 MiB, train.cc:88)");
   EXPECT_EQ(describe_fully(call),
             "all_reduce #417 (bucket 2, average, 3145728 x float32, train.cc:88)");
   EXPECT_EQ(describe({.collective = Collective::barrier, .number = 2}), "barrier #2");
-  const auto receive = message(Collective::recv, 1, 3);
+  const auto receive = message_of(Collective::recv, 1, 3);
   EXPECT_EQ(describe(receive), "recv #1 from rank 1 (12 B, train.cc:9)");
   EXPECT_EQ(describe_due(receive), "send for recv #1 from rank 1 (12 B, train.cc:9)");
 }
@@ -99,14 +99,14 @@ TEST(CallRecord, ADifferenceShowsTheFirstCountThatDiffers) {
 }
 
 TEST(CallRecord, IsReadAsItWasWritten) {
-  auto uneven = reduction(9, DType::bfloat16, Op::max, "two words");
+  auto uneven = reduction_of(9, DType::bfloat16, Op::max, "two words");
   uneven.collective = Collective::reduce_scatter;
   uneven.input_counts = {1, 0, 8};
-  for (const auto& call : {reduction(4), uneven, message(Collective::send, 2, 7),
+  for (const auto& call : {reduction_of(4), uneven, message_of(Collective::send, 2, 7),
                            CallRecord{.collective = Collective::barrier, .number = 1}}) {
     EXPECT_EQ(read_call(written(call)), call) << written(call);
   }
-  EXPECT_EQ(read_call(written(reduction(4, DType::float32, Op::sum, "two\nlines")))->tag,
+  EXPECT_EQ(read_call(written(reduction_of(4, DType::float32, Op::sum, "two\nlines")))->tag,
             "two lines");
   for (const char* text : {"", " ", "3", "99 0 0 0 0 0 0 0 0 f", "0 0 0 -2 0 0 0 0 0 f",
                            "0 0 0 0 1 1 1 9 1 1 f", "x 0 0 0 0 0 0 0 0 f t"})

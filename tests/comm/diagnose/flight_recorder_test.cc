@@ -39,7 +39,7 @@ diagnose::FlightHeader header(std::string folder = {}) {
   return {.rank = 1, .size = 3, .engine = "shm", .folder = std::move(folder)};
 }
 
-CallView reduction_of(std::uint64_t number, std::string_view tag = {}) {
+CallView reduction_view(std::uint64_t number, std::string_view tag = {}) {
   return {.collective = Collective::all_reduce,
           .op = Op::average,
           .dtype = DType::float32,
@@ -53,7 +53,7 @@ TEST(FlightRecorder, KeepsTheLastCallsWithTheirProgress) {
   FlightRecorder recorder(header());
   const auto world = recorder.add_group("world", {0, 1, 2});
   for (std::uint64_t call = 1; call <= 3000; ++call) {
-    const auto entry = recorder.note_post(world, reduction_of(call, "a \"tag\"\n"));
+    const auto entry = recorder.note_post(world, reduction_view(call, "a \"tag\"\n"));
     recorder.note_posted(entry);
     if (call < 3000) recorder.note_end(entry, Progress::done);
   }
@@ -77,8 +77,8 @@ TEST(FlightRecorder, ForgetsGroupsThatEndedOnceNoCallOfTheirsIsKept) {
   recorder.end_group(failed);
   for (std::uint64_t made = 1; made <= 10'000; ++made) {
     const auto part = recorder.add_group("part " + std::to_string(made), {0, 1});
-    std::ignore = recorder.note_post(part, reduction_of(made));
-    std::ignore = recorder.note_post(world, reduction_of(made));
+    std::ignore = recorder.note_post(part, reduction_view(made));
+    std::ignore = recorder.note_post(world, reduction_view(made));
     recorder.end_group(part);
   }
   const auto json = recorder.json();
@@ -97,7 +97,7 @@ TEST(FlightRecorder, TimesAreThoseOfTheClock) {
         .count();
   };
   const auto before = time();
-  std::ignore = recorder.note_post(world, reduction_of(1));
+  std::ignore = recorder.note_post(world, reduction_view(1));
   const auto after = time();
   std::this_thread::sleep_for(50ms);
   const auto json = recorder.json();
@@ -109,7 +109,7 @@ TEST(FlightRecorder, TimesAreThoseOfTheClock) {
 TEST(FlightRecorder, CostsNanosecondsACall) {
   FlightRecorder recorder(header());
   const auto world = recorder.add_group("world", {0, 1, 2});
-  const auto call = reduction_of(1, "bucket 2");
+  const auto call = reduction_view(1, "bucket 2");
   constexpr int calls = 200'000;
   auto best = Duration::max();
   for (int round = 0; round < 5; ++round) {

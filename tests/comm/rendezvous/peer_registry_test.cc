@@ -37,7 +37,8 @@ TEST(PeerRegistry, ThoseThatDoNotComeAreNamed) {
     const PeerRegistry alone(store, "world", 1, 3, "", 50ms);
     FAIL() << "nobody else came";
   } catch (const Timeout& error) {
-    EXPECT_STREQ(error.what(), "group world: rank 1 of 3 waited 50ms, and ranks 0, 2 did not come");
+    EXPECT_STREQ(error.what(),
+                 "rank 1 of 3 timed out after 50ms waiting for ranks 0, 2 to join group world");
   }
 }
 

@@ -192,16 +192,6 @@ TEST(PortOfStep, IsBelowThoseOfClients) {
   EXPECT_LT(equal, 5);
 }
 
-TEST(ProcessStat, IsReadWithAnyName) {
-  const auto stat = parse_stat("41 (a (b) c) S 7 41 41 0 -1 1 2 3 4 5 6 7 8 9 20 0 1 0 98765 1 2");
-  EXPECT_EQ(stat.name, "a (b) c");
-  EXPECT_EQ(stat.parent, 7);
-  EXPECT_EQ(stat.start_time, 98765u);
-  for (const char* nonsense : {"", "41", "41 (x", "41 x) S", ") (", "1 (a) "})
-    EXPECT_EQ(parse_stat(nonsense).parent, 0) << nonsense;
-  EXPECT_EQ(parse_stat(sys::read_file("/proc/self/stat")).parent, ::getppid());
-}
-
 TEST(Ancestor, IsFoundThroughProcessesBetween) {
   const pid_t proxy = ::getpid();
   char before[16] = "";

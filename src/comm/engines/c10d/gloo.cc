@@ -6,6 +6,7 @@
 
 #include "comm/backend/one_line.h"
 #include "comm/engines/c10d/store_adapter.h"
+#include "comm/rendezvous/exchange.h"
 #include "sys/error_instead_of_signal.h"
 #include "sys/thread.h"
 
@@ -115,10 +116,10 @@ class GlooEngine final : public Engine {
   // Gloo lets a rank go on when its own connections stand. One that ended then would take away
   // those that others are still making, and they could not say whose end it was.
   void meet(const std::string& name, int rank, int size, Duration join_timeout) {
-    const auto place = formatted("lockstep/gloo/{}/", name);
-    if (store_->add(place + "connected", 1) == size) store_->set(place + "all connected", "1");
+    const auto connected = formatted("lockstep/gloo/{}/connected", name);
+    if (rendezvous::come_to(*store_, connected, size)) return;
     try {
-      static_cast<void>(store_->get(place + "all connected", Deadline::after(join_timeout)));
+      rendezvous::wait_for_all(*store_, connected, Deadline::after(join_timeout));
     } catch (const Timeout&) {
       throw Timeout(
           formatted("group {}: rank {} of {} is connected over gloo, but after {} not "

@@ -1,6 +1,6 @@
 // The operations of Group in those of any c10d backend. Moves go as bytes, so that every dtype
-// works; what an engine lacks (uneven parts, averages, half precision summed in float, minima that keep
-// NaN) is composed here.
+// works; what an engine lacks (uneven parts, averages, half precision summed in float, minima that
+// keep NaN) is composed here.
 //
 // On a device a call runs on a stream of its channel's own, which comes after what the posting
 // thread had given to its stream until the post, and a run ends when the device has come to its
@@ -75,8 +75,8 @@ class C10dRunner final : public BlockingEngine {
   std::shared_ptr<Engine> engine_;
   int rank_;
   int size_;
-  std::mutex launching_;        // held at each launch, and while the engine is being closed
-  bool closed_ = false;         // under launching_: nothing is launched any more
+  std::mutex launching_;         // held at each launch, and while the engine is being closed
+  bool closed_ = false;          // under launching_: nothing is launched any more
   std::atomic<int> running_{0};  // launched and not over
   std::mutex mutex_;
   std::map<std::pair<ChannelKey, c10::DeviceIndex>, c10::Stream> streams_;  // under mutex_

@@ -6,28 +6,20 @@
 #include <lockstep/base/format.h>
 
 #include "comm/engines/mpi/library.h"
+#include "comm/rendezvous/exchange.h"
 #include "sys/own_process.h"
-#include "sys/topology.h"
+#include "sys/process_identity.h"
 
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <sstream>
-#include <system_error>
 #include <utility>
 
 #include <unistd.h>
 
 namespace lockstep::mpi {
 namespace {
-
-// In which a process number means the same process.
-std::string process_space() {
-  std::error_code error;
-  auto space = std::filesystem::read_symlink("/proc/self/ns/pid", error).string();
-  return formatted("{}/{}", sys::host_identity(), space);
-}
 
 // What a rank tells the others; a line of words.
 struct Hello {
@@ -47,17 +39,6 @@ struct Hello {
     return hello;
   }
 };
-
-std::string key_of(int rank) { return formatted("mpi/{}", rank); }
-
-std::vector<Hello> meet(Store& store, const Hello& mine, int rank, int size, Duration timeout) {
-  store.set(key_of(rank), mine.text());
-  auto deadline = Deadline::after(timeout);
-  std::vector<Hello> all;
-  for (int other = 0; other < size; ++other)
-    all.push_back(Hello::read(store.get(key_of(other), deadline)));
-  return all;
-}
 
 }  // namespace
 
@@ -105,8 +86,12 @@ std::shared_ptr<Backend> make_mpi_backend(std::shared_ptr<Store> store, int rank
   Hello mine{.place = office.rank(),
              .process = ::getpid(),
              .begun = Clock::now().time_since_epoch().count(),
-             .space = process_space()};
-  auto all = meet(*store, mine, rank, size, join_timeout);
+             .space = sys::process_space()};
+  auto texts = rendezvous::exchange(
+      *store, {.prefix = "mpi/", .rank = rank, .size = size, .purpose = "to join over MPI"},
+      mine.text(), join_timeout);
+  std::vector<Hello> all;
+  for (const auto& text : texts) all.push_back(Hello::read(text));
   std::vector<int> places;
   for (const auto& hello : all) places.push_back(hello.place);
   auto id = fingerprint_of(all.front().place, all.front().process, all.front().begun);

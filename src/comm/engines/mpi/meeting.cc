@@ -8,13 +8,13 @@
 #include <lockstep/store/tcp_store.h>
 
 #include "comm/engines/mpi/backend.h"
+#include "sys/own_address.h"
 #include "sys/own_process.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstring>
 #include <numeric>
@@ -24,11 +24,6 @@
 #include <utility>
 #include <vector>
 
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netdb.h>
-#include <netinet/in.h>
-
 namespace lockstep::mpi {
 namespace {
 
@@ -37,26 +32,6 @@ using namespace std::chrono_literals;
 constexpr std::size_t secret_bytes = 32;
 // For one of several addresses; an unreachable one may swallow what is sent to it.
 constexpr Duration patience = 3s;
-
-// Those at which other machines may reach this one; the loopback ones last, for ranks on this host.
-std::vector<std::string> own_addresses() {
-  std::vector<std::string> outer;
-  std::vector<std::string> inner;
-  ifaddrs* first = nullptr;
-  if (::getifaddrs(&first) != 0) return {"127.0.0.1"};
-  for (auto* one = first; one != nullptr; one = one->ifa_next) {
-    bool is_up = one->ifa_addr != nullptr && (one->ifa_flags & IFF_UP) != 0;
-    if (!is_up || one->ifa_addr->sa_family != AF_INET) continue;
-    std::array<char, NI_MAXHOST> text{};
-    if (::getnameinfo(one->ifa_addr, sizeof(sockaddr_in), text.data(), text.size(), nullptr, 0,
-                      NI_NUMERICHOST) != 0)
-      continue;
-    ((one->ifa_flags & IFF_LOOPBACK) != 0 ? inner : outer).emplace_back(text.data());
-  }
-  ::freeifaddrs(first);
-  outer.insert(outer.end(), inner.begin(), inner.end());
-  return outer;
-}
 
 std::string new_secret() {
   std::random_device random;
@@ -118,7 +93,7 @@ std::shared_ptr<Store> open_mpi_store(Deadline deadline) {
   auto secret = new_secret();
   auto server =
       std::make_shared<StoreServer>(StoreServerOptions{.host = "0.0.0.0", .secret = secret});
-  auto addresses = listed(own_addresses(), " ");
+  auto addresses = listed(sys::own_addresses(), " ");
   tell_all(group, formatted("{}{} {}", secret, server->port(), addresses));
   TcpStoreOptions own{.port = server->port(), .secret = secret};
   auto both = std::make_shared<Served>(std::move(server), std::make_shared<TcpStore>(own));

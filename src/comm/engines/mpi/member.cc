@@ -97,8 +97,8 @@ void Member::begin(const Pointer& operation) {
   const auto channel = operation->channel();
   const auto number = operation->call().number;
   history_.note(channel, operation->call(), operation->fingerprint());
-  bool is_message = is_message(operation->call().collective);
-  if (is_message) {
+  bool is_one_message = is_message(operation->call().collective);
+  if (is_one_message) {
     messages_.emplace(operation->ticket, operation);
   } else {
     queue_.push_back(operation);
@@ -108,11 +108,11 @@ void Member::begin(const Pointer& operation) {
     for (auto [from, fingerprint] : claims.mapped()) {
       Header said{.number = number,
                   .fingerprint = fingerprint,
-                  .kind = is_message ? Kind::message : Kind::call};
+                  .kind = is_one_message ? Kind::message : Kind::call};
       if (!agrees(from, said)) return;
     }
   }
-  if (is_message) return start(operation);
+  if (is_one_message) return start(operation);
   advance();
 }
 

@@ -9,6 +9,7 @@
 
 #include "comm/engines/shm/group_block.h"
 #include "sys/descriptor_passing.h"
+#include "sys/process.h"
 #include "sys/sockets.h"
 
 #include <algorithm>
@@ -23,7 +24,6 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 namespace lockstep::shm {
@@ -86,7 +86,12 @@ std::span<const std::byte> bytes_of(const Greeting& greeting) {
 struct Caller {
   explicit Caller(sys::FileDescriptor connection)
       : socket(std::move(connection)), pid(sys::peer_credentials(socket.get()).pid) {
-    process.reset(pid > 0 ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0)) : -1);
+    if (pid <= 0) return;
+    try {
+      process = sys::open_pidfd(pid);
+    } catch (const SystemError&) {
+      // It has ended: its connection says so, too.
+    }
   }
   // That it lives now shows that the number was still its own when the process was opened.
   [[nodiscard]] bool has_left() const {

@@ -58,7 +58,7 @@ class WholeEngine final : public c10d_engine::Engine {
  public:
   [[nodiscard]] std::string_view name() const override { return "whole"; }
   [[nodiscard]] c10d_engine::Carrier carrier_of(const PostedCall& call) override {
-    return {*backend_, call.is_message() ? 7 : -1};
+    return {*backend_, is_message(call.collective) ? 7 : -1};
   }
   [[nodiscard]] std::optional<at::Device> device() override { return test::late_device(); }
   [[nodiscard]] bool works_on_wholes() const override { return true; }
@@ -77,7 +77,7 @@ class WholeEngine final : public c10d_engine::Engine {
 struct OneRank {
   std::shared_ptr<WholeEngine> engine = std::make_shared<WholeEngine>();
   c10d_engine::C10dRunner runner{engine, 0, 1};
-  void run(const Call& call) { runner.run(PostedCall(call, 1)); }
+  void run(const Call& call) { runner.run(PostedCall(call)); }
 };
 
 TEST(C10dRunner, TensorsOfTheHostAreCopiedToTheEnginesDeviceAndBack) {
