@@ -51,8 +51,6 @@ ProcessState state_of_process(std::string_view process) {
                                                                    : ProcessState::ended;
 }
 
-ProcessState state_of_process(int pid) { return state_in(read_process_stat(pid)); }
-
 std::string pid_in(std::string_view process) { return ProcessWords(process).pid; }
 
 }  // namespace lockstep::sys

@@ -15,8 +15,6 @@ enum class ProcessState { unknown, runs, stopped, ended };  // unknown: on anoth
 [[nodiscard]] std::string process_identity();
 
 [[nodiscard]] ProcessState state_of_process(std::string_view process);
-// The same by its number alone, which must not have become another's.
-[[nodiscard]] ProcessState state_of_process(int pid);
 // "71"; empty when it cannot be read.
 [[nodiscard]] std::string pid_in(std::string_view process);
 

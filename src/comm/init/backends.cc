@@ -4,16 +4,11 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
 
-#include "comm/backend/blocking_backend.h"
-#include "comm/engines/c10d/custom.h"
-#include "comm/engines/c10d/gloo.h"
-#include "comm/engines/c10d/nccl.h"
-#include "comm/engines/c10d/runner.h"
+#include "comm/engines/c10d/make.h"
 #include "comm/engines/hierarchical/runner.h"
 #include "comm/engines/mpi/backend.h"
 #include "comm/engines/shm/backend.h"
 #include "comm/init/choice.h"
-#include "sys/own_process.h"
 
 #include <algorithm>
 #include <span>
@@ -21,14 +16,6 @@
 
 namespace lockstep {
 namespace {
-
-std::shared_ptr<Backend> make_c10d_backend(std::shared_ptr<c10d_engine::Engine> engine,
-                                           std::shared_ptr<Store> store, int rank, int size,
-                                           const BackendOptions& options) {
-  auto runner = std::make_shared<c10d_engine::C10dRunner>(std::move(engine), rank, size);
-  return sys::make_shared_of_process<BlockingBackend>(std::move(runner), std::move(store), "world",
-                                                      rank, size, options.join_timeout);
-}
 
 std::shared_ptr<Backend> make_hierarchical(std::string_view across, std::shared_ptr<Store> store,
                                            int rank, int size, const BackendOptions& options) {
@@ -40,9 +27,9 @@ std::shared_ptr<Backend> make_hierarchical(std::string_view across, std::shared_
       return make_backend(name, std::move(part), place, members, options);
     };
   };
-  return hierarchical::make_backend(std::move(store), rank,
-                                    {.join_timeout = options.join_timeout, .hosts = options.hosts},
-                                    make("shm"), make(across));
+  return hierarchical::make(std::move(store), rank,
+                            {.join_timeout = options.join_timeout, .hosts = options.hosts},
+                            make("shm"), make(across));
 }
 
 // Among the ranks of one host, of which all are where none is named.
@@ -68,31 +55,20 @@ std::vector<std::string_view> backend_names() {
 
 std::shared_ptr<Backend> make_backend(std::string_view name, std::shared_ptr<Store> store, int rank,
                                       int size, const BackendOptions& options) {
-  if (options.c10d) {
-    auto engine = c10d_engine::make_custom(options.c10d, std::string(name), store, "world", rank,
-                                           size, options.join_timeout);
-    return make_c10d_backend(std::move(engine), std::move(store), rank, size, options);
+  if (options.c10d || name == "gloo" || name == "nccl") {
+    return c10d_engine::make(name, std::move(store), rank, size,
+                             {.join_timeout = options.join_timeout,
+                              .address = options.address,
+                              .local_rank = local_rank(rank, options.hosts),
+                              .custom = options.c10d});
   }
   if (name == "shm") {
-    return make_shm_backend(std::move(store), rank, size,
-                            {.timeout = options.timeout,
-                             .join_timeout = options.join_timeout,
-                             .arena_bytes = options.arena_bytes});
+    return shm::make(std::move(store), rank, size,
+                     {.timeout = options.timeout,
+                      .join_timeout = options.join_timeout,
+                      .arena_bytes = options.arena_bytes});
   }
-  if (name == "gloo") {
-    auto engine =
-        c10d_engine::make_gloo(store, "world", rank, size,
-                               {.address = options.address, .join_timeout = options.join_timeout});
-    return make_c10d_backend(std::move(engine), std::move(store), rank, size, options);
-  }
-  if (name == "nccl") {
-    auto engine = c10d_engine::make_nccl(
-        store, rank, size,
-        {.local_rank = local_rank(rank, options.hosts), .join_timeout = options.join_timeout});
-    return make_c10d_backend(std::move(engine), std::move(store), rank, size, options);
-  }
-  if (name == "mpi")
-    return mpi::make_mpi_backend(std::move(store), rank, size, options.join_timeout);
+  if (name == "mpi") return mpi::make(std::move(store), rank, size, options.join_timeout);
   if (name == "hierarchical") {
     auto full = choose_backend(name, options.hosts, false, backend_names());
     return make_backend(full, std::move(store), rank, size, options);

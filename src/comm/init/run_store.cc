@@ -7,7 +7,7 @@
 
 #include "comm/backend/one_line.h"
 #include "comm/engines/c10d/store_adapter.h"
-#include "comm/engines/mpi/meeting.h"
+#include "comm/engines/mpi/bootstrap_store.h"
 #include "comm/rendezvous/served_store.h"
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>

@@ -31,9 +31,11 @@ PeerRegistry::PeerRegistry(std::shared_ptr<Store> store, std::string group, int 
                          .size = size,
                          .purpose = formatted("to join group {}", group_)},
                         formatted("{}\n{}", sys::process_identity(), words), join_timeout);
-  for (const auto& text : texts) {
+  for (int other = 0; other < size; ++other) {
+    const auto& text = texts[static_cast<std::size_t>(other)];
     auto end = std::min(text.find('\n'), text.size());
-    members_.push_back({text.substr(0, end), end < text.size() ? text.substr(end + 1) : ""});
+    processes_.watch(other, text.substr(0, end));
+    words_.push_back(end < text.size() ? text.substr(end + 1) : "");
   }
 }
 
@@ -57,27 +59,20 @@ void PeerRegistry::meet(const std::string& place, int count, const std::atomic<b
   }
 }
 
-std::optional<int> PeerRegistry::ended_rank() const {
-  for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank) {
-    if (sys::state_of_process(members_[rank].process) == sys::ProcessState::ended) return rank;
-  }
-  return std::nullopt;
-}
-
 void PeerRegistry::check_processes() const {
-  if (auto rank = ended_rank())
-    throw PeerLost(formatted("the process {} of rank {} has ended",
-                             sys::pid_in(members_[*rank].process), *rank));
+  if (auto ended = processes_.ended(); !ended.empty())
+    throw PeerLost(formatted("the process {} of rank {} has ended", processes_.pid(ended.front()),
+                             ended.front()));
 }
 
 void PeerRegistry::leave() const { store_->set(key(formatted("left/{}", rank_)), "1"); }
 
 void PeerRegistry::await_the_others(Duration patience) const {
   const auto deadline = Deadline::after(patience);
-  for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank) {
+  for (int rank = 0; rank < static_cast<int>(words_.size()); ++rank) {
     const auto name = key(formatted("left/{}", rank));
     while (!deadline.passed() && !store_->try_get(name)) {
-      if (sys::state_of_process(members_[rank].process) == sys::ProcessState::ended) break;
+      if (processes_.has_ended(rank)) break;
       std::this_thread::sleep_for(longest_pause);
     }
   }

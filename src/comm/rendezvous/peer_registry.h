@@ -9,9 +9,10 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/store/store.h>
 
+#include "sys/peer_processes.h"
+
 #include <atomic>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,7 +28,7 @@ class PeerRegistry {
 
   [[nodiscard]] const std::string& group() const { return group_; }
   // What rank `rank` said of itself.
-  [[nodiscard]] const std::string& words(int rank) const { return members_.at(rank).words; }
+  [[nodiscard]] const std::string& words(int rank) const { return words_.at(rank); }
 
   // Blocks until `count` ranks have come to `place`, a name that no other meeting of the group has.
   // Aborted once `stop` is set; PeerLost as check_processes().
@@ -40,17 +41,13 @@ class PeerRegistry {
   void await_the_others(Duration patience) const;
 
  private:
-  struct Member {
-    std::string process;  // watch/process.h
-    std::string words;
-  };
   [[nodiscard]] std::string key(std::string_view name) const;
-  [[nodiscard]] std::optional<int> ended_rank() const;
 
   std::shared_ptr<Store> store_;
   std::string group_;
   int rank_;
-  std::vector<Member> members_;
+  std::vector<std::string> words_;  // of each rank
+  sys::PeerProcesses processes_;
 };
 
 }  // namespace lockstep::rendezvous

@@ -189,8 +189,7 @@ void live_injected(const Injection& injection, int rank, const std::string& plac
   auto world = make_backend(name_of(injection.target.engine), std::make_shared<TcpStore>(server),
                             rank, injection.ranks(), options);
   try {
-    InjectedRank(injection, rank,
-                 recorded_world(std::move(world), injection.deadline), board)
+    InjectedRank(injection, rank, recorded_world(std::move(world), injection.deadline), board)
         .run();
   } catch (const InjectedError&) {
     // What the rank held has gone on the way here.

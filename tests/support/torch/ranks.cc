@@ -5,7 +5,7 @@
 #include <lockstep/store/prefix_store.h>
 
 #include "comm/api/group_state.h"
-#include "comm/engines/mpi/post_office.h"
+#include "comm/engines/mpi/progress_thread.h"
 #include "comm/init/backends.h"
 #include "comm/init/run_store.h"
 #include "launch/detection/mpirun.h"
@@ -126,7 +126,8 @@ void run_group(Engine engine, int size, const GroupBody& body, Duration timeout)
   MeetingPlace place(engine, size, timeout);
   if (is_under_mpirun()) {
     try {
-      mpi::PostOffice::open();  // MPI begins in all processes, also in those that have no rank here
+      mpi::ProgressThread::
+          open();  // MPI begins in all processes, also in those that have no rank here
       int rank = place_under_mpirun().rank;
       if (rank < size) body(place.join(rank));
     } catch (const std::exception& error) {

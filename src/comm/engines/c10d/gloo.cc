@@ -5,6 +5,7 @@
 #include <lockstep/base/text.h>
 
 #include "comm/backend/one_line.h"
+#include "comm/engines/c10d/make.h"
 #include "comm/engines/c10d/store_adapter.h"
 #include "comm/rendezvous/exchange.h"
 #include "sys/error_instead_of_signal.h"

@@ -10,8 +10,6 @@ struct GlooOptions {
   Duration join_timeout = std::chrono::minutes(5);
 };
 
-[[nodiscard]] bool has_gloo();
-
 // Connects with size - 1 peers that meet under `name` in the store. Blocks until all have come.
 // BadInput in a build without Gloo; Timeout when they do not come.
 [[nodiscard]] std::shared_ptr<Engine> make_gloo(std::shared_ptr<Store> store,

@@ -14,8 +14,6 @@ struct NcclOptions {
   Duration join_timeout = std::chrono::minutes(5);
 };
 
-[[nodiscard]] bool has_nccl();
-
 // Meets size - 1 peers in the store. Blocks until all have come; the GPUs connect in the first
 // call. BadInput in a build without NCCL, where a rank sees no GPU, and where two would share one;
 // Timeout when the peers do not come.

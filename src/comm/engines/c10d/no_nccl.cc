@@ -2,6 +2,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "comm/engines/c10d/make.h"
+
 namespace lockstep::c10d_engine {
 
 bool has_nccl() { return false; }

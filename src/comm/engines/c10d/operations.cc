@@ -184,7 +184,7 @@ void C10dRunner::all_gather(const PostedCall& call) {
 }
 
 void C10dRunner::gather_evenly(const PostedCall& call, const at::Tensor& all,
-                             const at::Tensor& mine) {
+                               const at::Tensor& mine) {
   std::vector<at::Tensor> input{bytes_of(mine)};
   if (engine_->works_on_wholes()) {
     auto output = bytes_of(all);

@@ -100,9 +100,8 @@ std::shared_ptr<BlockingEngine> HierarchicalRunner::subset(std::span<const int> 
 
 }  // namespace
 
-std::shared_ptr<Backend> make_backend(std::shared_ptr<Store> store, int rank,
-                                      const Options& options, const MakeEngine& inside,
-                                      const MakeEngine& across) {
+std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, const Options& options,
+                              const MakeEngine& inside, const MakeEngine& across) {
   auto layout = make_layout(options.hosts, rank);
   auto size = layout.size();
   std::shared_ptr<Backend> local;

@@ -22,9 +22,8 @@ using MakeEngine =
     std::function<std::shared_ptr<Backend>(std::shared_ptr<Store> store, int rank, int size)>;
 
 // `inside` is called for the ranks of this host, `across` for all. Blocks until all have come.
-[[nodiscard]] std::shared_ptr<Backend> make_backend(std::shared_ptr<Store> store, int rank,
-                                                    const Options& options,
-                                                    const MakeEngine& inside,
-                                                    const MakeEngine& across);
+[[nodiscard]] std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank,
+                                            const Options& options, const MakeEngine& inside,
+                                            const MakeEngine& across);
 
 }  // namespace lockstep::hierarchical

@@ -16,36 +16,11 @@
 #include <sstream>
 #include <utility>
 
-#include <unistd.h>
-
 namespace lockstep::mpi {
-namespace {
-
-// What a rank tells the others; a line of words.
-struct Hello {
-  int place = -1;  // rank in MPI's world
-  int process = 0;
-  std::int64_t begun = 0;  // with the process, what no other world has
-  std::string space;
-
-  [[nodiscard]] std::string text() const {
-    return formatted("{} {} {} {}", place, process, begun, space);
-  }
-  static Hello read(const std::string& text) {
-    Hello hello;
-    std::istringstream words(text);
-    words >> hello.place >> hello.process >> hello.begun;
-    std::getline(words >> std::ws, hello.space);
-    return hello;
-  }
-};
-
-}  // namespace
-
-MpiBackend::MpiBackend(PostOffice& office, std::shared_ptr<Member> member,
+MpiBackend::MpiBackend(ProgressThread& progress, std::shared_ptr<Member> member,
                        std::shared_ptr<Store> store)
-    : Backend(member->rank(), static_cast<int>(member->places().size())),
-      office_(office),
+    : Backend(member->rank(), static_cast<int>(member->world_ranks().size())),
+      progress_(progress),
       member_(std::move(member)),
       store_(std::move(store)) {
   member_->join();
@@ -66,42 +41,46 @@ at::Tensor MpiBackend::empty_shared(at::IntArrayRef sizes, const at::TensorOptio
 }
 
 std::shared_ptr<Backend> MpiBackend::subset(std::span<const int> ranks, std::string_view name) {
-  std::vector<int> places;
-  for (int rank : ranks) places.push_back(member_->places().at(rank));
-  auto place = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
+  std::vector<int> world_ranks;
+  for (int rank : ranks) world_ranks.push_back(member_->world_ranks().at(rank));
+  auto own = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
   auto id = combine_fingerprints(member_->id(), fingerprint(name));
-  auto member = std::make_shared<Member>(office_, std::string(name), id, std::move(places), place);
-  return sys::make_shared_of_process<MpiBackend>(office_, std::move(member), store_);
+  auto member =
+      std::make_shared<Member>(progress_, std::string(name), id, std::move(world_ranks), own);
+  return sys::make_shared_of_process<MpiBackend>(progress_, std::move(member), store_);
 }
 
 bool has_mpi() { return !libraries().empty(); }
 
-std::shared_ptr<Backend> make_mpi_backend(std::shared_ptr<Store> store, int rank, int size,
-                                          Duration join_timeout) {
-  auto& office = PostOffice::open();
-  check_input(office.size() >= size,
+std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
+                              Duration join_timeout) {
+  auto& progress = ProgressThread::open();
+  check_input(progress.size() >= size,
               "the backend mpi: rank {} of {} is one of {} processes that MPI ({}) knows of; start "
               "the program with that implementation's mpirun -n {}",
-              rank, size, office.size(), office.library(), size);
-  Hello mine{.place = office.rank(),
-             .process = ::getpid(),
-             .begun = Clock::now().time_since_epoch().count(),
-             .space = sys::process_space()};
+              rank, size, progress.size(), progress.library(), size);
+  // What the ranks tell each other: the rank in MPI's world, the time, the process.
   auto texts = rendezvous::exchange(
       *store, {.prefix = "mpi/", .rank = rank, .size = size, .purpose = "to join over MPI"},
-      mine.text(), join_timeout);
-  std::vector<Hello> all;
-  for (const auto& text : texts) all.push_back(Hello::read(text));
-  std::vector<int> places;
-  for (const auto& hello : all) places.push_back(hello.place);
-  auto id = fingerprint_of(all.front().place, all.front().process, all.front().begun);
-  auto member = std::make_shared<Member>(office, "world", id, std::move(places), rank);
-  office.give([&office, all, space = mine.space] {
-    for (const auto& hello : all) {
-      if (hello.space == space) office.watch(hello.place, hello.process);
-    }
+      formatted("{} {} {}", progress.rank(), Clock::now().time_since_epoch().count(),
+                sys::process_identity()),
+      join_timeout);
+  std::vector<int> world_ranks;
+  std::vector<std::string> processes;
+  for (const auto& text : texts) {
+    std::istringstream words(text);
+    std::int64_t begun = 0;
+    words >> world_ranks.emplace_back(-1) >> begun >> std::ws;
+    std::getline(words, processes.emplace_back());
+  }
+  // No other world has the time and the process of rank 0.
+  auto member = std::make_shared<Member>(progress, "world", fingerprint(texts.front()),
+                                         std::move(world_ranks), rank);
+  progress.give([&progress, member, processes] {
+    for (std::size_t other = 0; other < processes.size(); ++other)
+      progress.watch(member->world_ranks()[other], processes[other]);
   });
-  return sys::make_shared_of_process<MpiBackend>(office, std::move(member), std::move(store));
+  return sys::make_shared_of_process<MpiBackend>(progress, std::move(member), std::move(store));
 }
 
 }  // namespace lockstep::mpi

@@ -2,7 +2,7 @@
 //
 // MPI is only the messenger: collectives are plans (plan.h) of messages between two ranks, so that
 // a deadline can end them, groups cost nothing, calls that differ are found, and sums have the bits
-// of the other engines. One thread of the process (post_office.h) makes all calls of MPI.
+// of the other engines. One thread of the process (progress_thread.h) makes all calls of MPI.
 #pragma once
 
 #include <lockstep/comm/backend.h>
@@ -17,7 +17,8 @@ namespace lockstep::mpi {
 class MpiBackend final : public Backend {
  public:
   // Keeps `store`, which this rank may be serving to the others; none is needed.
-  MpiBackend(PostOffice& office, std::shared_ptr<Member> member, std::shared_ptr<Store> store);
+  MpiBackend(ProgressThread& progress, std::shared_ptr<Member> member,
+             std::shared_ptr<Store> store);
   ~MpiBackend() override;
 
   [[nodiscard]] std::string_view name() const override { return "mpi"; }
@@ -32,7 +33,7 @@ class MpiBackend final : public Backend {
 
  private:
   const rendezvous::GracePeriod grace_;
-  PostOffice& office_;
+  ProgressThread& progress_;
   std::shared_ptr<Member> member_;
   std::shared_ptr<Store> store_;
 };
@@ -43,7 +44,7 @@ class MpiBackend final : public Backend {
 // The world of `size` ranks, which tell each other in the store which rank of MPI's world they are.
 // Blocks until all have come. BadInput where mpirun started fewer processes, or there is no MPI;
 // Timeout when they do not come.
-[[nodiscard]] std::shared_ptr<Backend> make_mpi_backend(std::shared_ptr<Store> store, int rank,
-                                                        int size, Duration join_timeout);
+[[nodiscard]] std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
+                                            Duration join_timeout);
 
 }  // namespace lockstep::mpi

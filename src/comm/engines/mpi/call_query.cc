@@ -30,7 +30,7 @@ diagnose::FailureReport difference(const CallQuery& query, std::string_view grou
 PeerStatus status_of(const CallQuery& query, int rank) {
   PeerStatus status{.rank = rank};
   if (auto stopped = query.stopped.find(rank); stopped != query.stopped.end())
-    status.stopped_process = std::to_string(stopped->second);
+    status.stopped_process = stopped->second;
   auto answer = query.answers.find(rank);
   status.has_answered = answer != query.answers.end();
   if (!status.has_answered) return status;

@@ -37,7 +37,8 @@ struct CallQuery {
   Duration waited{};
   std::set<int> asked;
   std::map<int, Answer> answers;
-  std::map<int, int> stopped;  // ranks that did not answer, by their processes, which are stopped
+  // Of ranks that did not answer, the processes that are stopped.
+  std::map<int, std::string> stopped;
 
   [[nodiscard]] bool is_complete() const { return answers.size() == asked.size(); }
   [[nodiscard]] diagnose::FailureReport report(std::string_view group) const;

@@ -13,15 +13,15 @@
 namespace lockstep::mpi {
 
 enum class Kind : std::uint32_t {
-  part,      // a piece of a collective's round
-  message,   // of send()
-  received,  // no content: what send() sent is what the receiver expected
-  call,      // no content: the sender has posted this call
-  failed,    // the group is dead: a letter for the kind of error and its sentence
-  left,      // the sender leaves the group: its last call
-  question,  // what did you post?
-  answer,    // that
-  goodbye    // the sender's process needs nobody any more
+  part,             // a piece of a collective's round
+  message,          // of send()
+  acknowledgement,  // no content: what send() sent is what the receiver expected
+  call,             // no content: the sender has posted this call
+  failed,           // the group is dead: a letter for the kind of error and its sentence
+  left,             // the sender leaves the group: its last call
+  question,         // what did you post?
+  answer,           // that
+  goodbye           // the sender's process needs nobody any more
 };
 
 struct Header {
@@ -38,7 +38,7 @@ struct Header {
 static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 56);
 
 // Contents up to this size travel with the header.
-inline constexpr std::size_t short_bytes = 4096;
-inline constexpr std::size_t envelope_bytes = sizeof(Header) + short_bytes;
+inline constexpr std::size_t eager_limit = 4096;
+inline constexpr std::size_t envelope_bytes = sizeof(Header) + eager_limit;
 
 }  // namespace lockstep::mpi

@@ -20,31 +20,31 @@ std::span<std::byte> bytes_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-Member::Member(PostOffice& office, std::string group, std::uint64_t id, std::vector<int> places,
-               int rank)
-    : office_(office),
+Member::Member(ProgressThread& progress, std::string group, std::uint64_t id,
+               std::vector<int> world_ranks, int rank)
+    : progress_(progress),
       group_(std::move(group)),
       id_(id),
-      places_(std::move(places)),
+      world_ranks_(std::move(world_ranks)),
       rank_(rank),
-      size_(static_cast<int>(places_.size())),
+      size_(static_cast<int>(world_ranks_.size())),
       open_(group_) {}
 
 void Member::join() {
-  office_.give([self = shared_from_this()] { self->office_.attach(self->id_, self); });
+  progress_.give([self = shared_from_this()] { self->progress_.attach(self->id_, self); });
 }
 
 std::uint64_t Member::post(const Call& call) {
   open_.refuse_if_failed(call.collective);
   auto operation = std::make_shared<Operation>(call, rank_, size_);
   operation->ticket = open_.add(operation->call());
-  office_.give([self = shared_from_this(), operation] { self->begin(operation); });
+  progress_.give([self = shared_from_this(), operation] { self->begin(operation); });
   return operation->ticket;
 }
 
 void Member::wait(std::uint64_t ticket) {
   auto ask_why = [this, ticket](CallQuery::Cause cause, Duration waited) {
-    office_.give([self = shared_from_this(), ticket, cause, waited] {
+    progress_.give([self = shared_from_this(), ticket, cause, waited] {
       self->overdue(ticket, cause, waited);
     });
   };
@@ -59,41 +59,41 @@ void Member::abort(std::string_view reason) {
   auto text = diagnose::aborted_sentence(rank_, reason, group_);
   // At once: no later call of this rank gets through.
   open_.fail(std::make_exception_ptr(Aborted(text)));
-  office_.give([self = shared_from_this(), text] {
+  progress_.give([self = shared_from_this(), text] {
     self->die({FailureKind::aborted, text}, true);
   });
 }
 
 void Member::leave(const rendezvous::GracePeriod& grace) {
   open_.drain(grace);
-  office_.give([self = shared_from_this()] {
+  progress_.give([self = shared_from_this()] {
     // Of the collectives only: by its number the others see which of them miss this rank.
     const auto* last = self->history_.find({}, self->history_.last_number({}));
-    auto text = last != nullptr ? written(last->call, short_bytes) : "";
+    auto text = last != nullptr ? written(last->call, eager_limit) : "";
     for (int rank = 0; rank < self->size_ && !self->dead_; ++rank) {
       if (rank != self->rank_) self->post_to(rank, Kind::left, 0, 0, text);
     }
     self->die({FailureKind::aborted, "this rank has left the group"}, false);
-    self->office_.detach(self->id_);
+    self->progress_.detach(self->id_);
   });
 }
 
-int Member::rank_of(int place) const {
-  return static_cast<int>(std::ranges::find(places_, place) - places_.begin());
+int Member::rank_of(int world_rank) const {
+  return static_cast<int>(std::ranges::find(world_ranks_, world_rank) - world_ranks_.begin());
 }
 
 void Member::post_to(int rank, Kind kind, std::uint64_t number, std::uint64_t fingerprint,
                      std::string_view content, std::uint32_t round) {
-  auto text = std::as_bytes(std::span(content)).first(std::min(content.size(), short_bytes));
-  office_.send(
-      places_[rank],
+  auto text = std::as_bytes(std::span(content)).first(std::min(content.size(), eager_limit));
+  progress_.send(
+      world_ranks_[rank],
       {.group = id_, .number = number, .fingerprint = fingerprint, .kind = kind, .round = round},
       text, nullptr, nullptr);
 }
 
 void Member::begin(const Pointer& operation) {
   if (dead_) return;
-  office_.expect(1);
+  progress_.expect(1);
   const auto channel = operation->channel();
   const auto number = operation->call().number;
   history_.note(channel, operation->call(), operation->fingerprint());
@@ -141,9 +141,9 @@ void Member::start(const Pointer& operation) {
                 .fingerprint = operation->fingerprint(),
                 .kind = Kind::message};
   operation->pending = 2;  // the send, and until both are begun
-  office_.send(places_[call.root], header, bytes_of(call.input), operation,
-               [self = shared_from_this(), operation] { self->transfer_done(operation); });
-  await(operation, {call.root, Kind::received, call.number, 0}, {});
+  progress_.send(world_ranks_[call.root], header, bytes_of(call.input), operation,
+                 [self = shared_from_this(), operation] { self->transfer_done(operation); });
+  await(operation, {call.root, Kind::acknowledgement, call.number, 0}, {});
   transfer_done(operation);
 }
 
@@ -155,7 +155,7 @@ void Member::tell_next(const Pointer& operation) {
   post_to(next, Kind::call, operation->call().number, operation->fingerprint(), {});
 }
 
-void Member::hear_from_last(const Pointer& operation) {
+void Member::await_previous(const Pointer& operation) {
   int last = (rank_ + size_ - 1) % size_;
   for (const auto& round : operation->plan().rounds) {
     if (std::ranges::find(round.receives, last, &Transfer::peer) != round.receives.end()) return;
@@ -171,28 +171,28 @@ void Member::enter_round(const Pointer& operation) {
   operation->pending = 1;  // until all are begun
   for (const auto& send : round.sends) {
     ++operation->pending;
-    office_.send(places_[send.peer],
-                 {.group = id_,
-                  .number = operation->call().number,
-                  .fingerprint = operation->fingerprint(),
-                  .awaited = operation->bytes_from(send.peer),
-                  .kind = Kind::part,
-                  .round = number},
-                 operation->bytes_of(send.piece), operation,
-                 [self = shared_from_this(), operation] { self->transfer_done(operation); });
+    progress_.send(world_ranks_[send.peer],
+                   {.group = id_,
+                    .number = operation->call().number,
+                    .fingerprint = operation->fingerprint(),
+                    .awaited = operation->bytes_from(send.peer),
+                    .kind = Kind::part,
+                    .round = number},
+                   operation->bytes_of(send.piece), operation,
+                   [self = shared_from_this(), operation] { self->transfer_done(operation); });
   }
   for (const auto& receive : round.receives) {
     await(operation, {receive.peer, Kind::part, operation->call().number, number},
           operation->bytes_of(receive.piece));
     if (dead_) return;
   }
-  if (operation->round + 1 == operation->plan().rounds.size()) hear_from_last(operation);
+  if (operation->round + 1 == operation->plan().rounds.size()) await_previous(operation);
   transfer_done(operation);
 }
 
 void Member::await(const Pointer& operation, Key key, std::span<std::byte> memory) {
   ++operation->pending;
-  auto early = mail_.extract(key);
+  auto early = unexpected_.extract(key);
   if (!early.empty()) return take(early.mapped(), {operation, memory});
   awaited_.emplace(key, Awaited{operation, memory});
   if (auto absence = gone_.find(key.from); absence != gone_.end())
@@ -205,7 +205,7 @@ void Member::take(const Arrival& arrival, const Awaited& awaited) {
                        arrival.header.awaited != operation->bytes_for(rank_of(arrival.from));
   if (arrival.header.bytes != awaited.memory.size() || counts_differ) {
     // Of an all_to_all with counts: the one thing in which equal calls can differ.
-    office_.discard(arrival);
+    progress_.discard(arrival);
     return ask({.cause = CallQuery::Cause::difference,
                 .call = operation->call(),
                 .fingerprint = operation->fingerprint(),
@@ -213,9 +213,9 @@ void Member::take(const Arrival& arrival, const Awaited& awaited) {
                 .asked = {rank_of(arrival.from)}});
   }
   if (arrival.header.kind == Kind::message)
-    post_to(rank_of(arrival.from), Kind::received, arrival.header.number, 0, {});
-  office_.fetch(arrival, awaited.memory.data(), operation,
-                [self = shared_from_this(), operation] { self->transfer_done(operation); });
+    post_to(rank_of(arrival.from), Kind::acknowledgement, arrival.header.number, 0, {});
+  progress_.fetch(arrival, awaited.memory.data(), operation,
+                  [self = shared_from_this(), operation] { self->transfer_done(operation); });
 }
 
 void Member::transfer_done(const Pointer& operation) {
@@ -227,7 +227,7 @@ void Member::transfer_done(const Pointer& operation) {
 }
 
 void Member::complete(const Pointer& operation) {
-  office_.expect(-1);
+  progress_.expect(-1);
   if (is_message(operation->call().collective)) {
     messages_.erase(operation->ticket);
   } else {

@@ -1,15 +1,15 @@
 // One rank's part in one group of the engine mpi.
 //
 // Collectives of a group are carried out one after the other, in the order of their posts; messages
-// each on their own. All of that happens on the office's thread: a rank that has posted may be busy
+// each on their own. All of that happens on the progress thread: a rank that has posted may be busy
 // elsewhere. Every header carries the fingerprint of its call. In every collective each rank hears
 // from the one before it, if only of the call, and a send is complete when the receiver has agreed:
 // so calls that differ meet wherever their own messages go.
 //
 // Invariants:
-// - open_ is touched by any thread; the rest by the office's alone;
-// - dead_ holds exactly from the moment when open_ is failed by the office's thread; from then on
-//   all mail is discarded, and no tensor is written but by transfers that are under way.
+// - open_ is touched by any thread; the rest by the progress's alone;
+// - dead_ holds exactly from the moment when open_ is failed by the progress thread; from then on
+//   every message is discarded, and no tensor is written but by transfers that are under way.
 #pragma once
 
 #include <lockstep/comm/backend.h>
@@ -19,7 +19,7 @@
 #include "comm/diagnose/history.h"
 #include "comm/engines/mpi/call_query.h"
 #include "comm/engines/mpi/operation.h"
-#include "comm/engines/mpi/post_office.h"
+#include "comm/engines/mpi/progress_thread.h"
 #include "comm/rendezvous/grace_period.h"
 
 #include <cstdint>
@@ -33,18 +33,18 @@
 
 namespace lockstep::mpi {
 
-class Member final : public Recipient, public std::enable_shared_from_this<Member> {
+class Member final : public MessageHandler, public std::enable_shared_from_this<Member> {
  public:
-  // `places` are the group's ranks in the MPI world; `id` is the group's in all mail.
-  Member(PostOffice& office, std::string group, std::uint64_t id, std::vector<int> places,
-         int rank);
-  // Begins to take mail.
+  // `world_ranks` are the group's ranks in the MPI world; `id` is the group's in all messages.
+  Member(ProgressThread& progress, std::string group, std::uint64_t id,
+         std::vector<int> world_ranks, int rank);
+  // Begins to take messages.
   void join();
 
   [[nodiscard]] const std::string& group() const { return group_; }
   [[nodiscard]] std::uint64_t id() const { return id_; }
   [[nodiscard]] int rank() const { return rank_; }
-  [[nodiscard]] const std::vector<int>& places() const { return places_; }
+  [[nodiscard]] const std::vector<int>& world_ranks() const { return world_ranks_; }
 
   // As Backend's.
   std::uint64_t post(const Call& call);
@@ -60,7 +60,7 @@ class Member final : public Recipient, public std::enable_shared_from_this<Membe
 
  private:
   using Pointer = std::shared_ptr<Operation>;
-  // A piece of mail as it is waited for.
+  // A message as it is waited for.
   struct Key {
     int from = -1;
     Kind kind = Kind::part;
@@ -95,15 +95,15 @@ class Member final : public Recipient, public std::enable_shared_from_this<Membe
   void take(const Arrival& arrival, const Awaited& awaited);
   // One of them sends no piece to the other: it says at least that it made the call.
   void tell_next(const Pointer& operation);
-  void hear_from_last(const Pointer& operation);
+  void await_previous(const Pointer& operation);
   void post_to(int rank, Kind kind, std::uint64_t number, std::uint64_t fingerprint,
                std::string_view content, std::uint32_t round = 0);
 
-  void mail(int from, Arrival arrival);
+  void accept(int from, Arrival arrival);
   // Whether the peer's call is ours; otherwise begins to find out what it is.
   bool agrees(int from, const Header& header);
   void answer(int from, const Header& header);
-  void hear(int from, const Arrival& arrival);
+  void take_answer(int from, const Arrival& arrival);
   void ask(CallQuery query);
   void conclude();
   // Nobody waits longer for it, or (a notice) it has taken long.
@@ -112,13 +112,13 @@ class Member final : public Recipient, public std::enable_shared_from_this<Membe
   void check_gone(const Operation& operation);
   void miss(const Operation& operation, int rank, const Absence& absence);
   void die(const diagnose::FailureReport& report, bool tell);
-  [[nodiscard]] int rank_of(int place) const;
+  [[nodiscard]] int rank_of(int world_rank) const;
   [[nodiscard]] Pointer waiting(std::uint64_t ticket) const;
 
-  PostOffice& office_;
+  ProgressThread& progress_;
   const std::string group_;
   const std::uint64_t id_;
-  const std::vector<int> places_;
+  const std::vector<int> world_ranks_;
   const int rank_;
   const int size_;
 
@@ -129,7 +129,7 @@ class Member final : public Recipient, public std::enable_shared_from_this<Membe
   std::deque<Pointer> queue_;                  // collectives; the first is under way
   std::map<std::uint64_t, Pointer> messages_;  // under way, by ticket
   diagnose::CallHistory history_;
-  std::map<Key, Arrival> mail_;  // nobody waits for it yet
+  std::map<Key, Arrival> unexpected_;  // nobody waits for it yet
   std::map<Key, Awaited> awaited_;
   std::map<std::pair<ChannelKey, std::uint64_t>, std::vector<Claim>> claims_;
   std::map<int, Absence> gone_;

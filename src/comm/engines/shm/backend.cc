@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::shm {
 namespace {
 
 [[noreturn]] void refuse_device(const at::Tensor& tensor) {
@@ -31,13 +31,13 @@ namespace {
       formatted("shm: expected a tensor in host memory, found one on {}", tensor.device().str()));
 }
 
-shm::Buffer buffer_of(const at::Tensor& tensor) {
+Buffer buffer_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
   if (!tensor.is_cpu()) refuse_device(tensor);
   return {static_cast<std::byte*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.nbytes())};
 }
 
-shm::Buffer memory_of(void* kept) {
+Buffer memory_of(void* kept) {
   auto* storage = static_cast<c10::StorageImpl*>(kept);
   return {static_cast<std::byte*>(storage->data_ptr().get()), storage->nbytes()};
 }
@@ -55,10 +55,10 @@ bool renew_memory(void* kept) {
   }
 }
 
-constexpr shm::Renewal storage_renewal{memory_of, renew_memory};
+constexpr Renewal storage_renewal{memory_of, renew_memory};
 
 // The storage, not the tensor: its owner may give the tensor another storage meanwhile.
-shm::Keep keep(const at::Tensor& tensor) {
+Keep keep(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
   auto* storage = tensor.storage().unsafeGetStorageImpl();
   c10::raw::intrusive_ptr::incref(storage);
@@ -78,7 +78,7 @@ at::Tensor tensor_at(std::byte* block, at::IntArrayRef sizes, const at::TensorOp
 
 class ShmBackend : public Backend {
  public:
-  ShmBackend(std::shared_ptr<shm::Endpoint> endpoint, shm::Group& group, Duration timeout)
+  ShmBackend(std::shared_ptr<Endpoint> endpoint, Group& group, Duration timeout)
       : Backend(group.rank(), group.size()),
         endpoint_(std::move(endpoint)),
         group_(group),
@@ -91,7 +91,7 @@ class ShmBackend : public Backend {
     const auto& typed = call.input.defined() ? call.input : call.output;
     bool in_place = call.output.is_same(call.input);
     auto input = buffer_of(call.input);
-    shm::Posting posting{
+    Posting posting{
         .collective = call.collective,
         .op = call.op,
         .root = call.root,
@@ -104,7 +104,7 @@ class ShmBackend : public Backend {
         .timeout = call.timeout > Duration::zero() ? call.timeout : timeout_,
         .where = call.where,
         .keep_input = keep(call.input),
-        .keep_output = in_place ? shm::Keep() : keep(call.output),
+        .keep_output = in_place ? Keep() : keep(call.output),
     };
     return group_.post(posting);
   }
@@ -154,10 +154,10 @@ class ShmBackend : public Backend {
                 "error says more",
                 format_bytes(static_cast<std::int64_t>(bytes)));
     auto* block = peers.base(owner) + offset.item<std::int64_t>();
-    if (!own) shm::Arena::take(block);
+    if (!own) Arena::take(block);
     return tensor_at(block, sizes, options,
                      [mapping = peers.mapping(owner), block, process = sys::OwnProcess()](void*) {
-                       if (!process.is_copy_of_parent()) shm::Arena::let_go(block);
+                       if (!process.is_copy_of_parent()) Arena::let_go(block);
                      });
   }
 
@@ -170,29 +170,28 @@ class ShmBackend : public Backend {
   }
 
   void abort(std::string_view reason) override {
-    group_.fail(shm::FailureKind::aborted,
-                diagnose::aborted_sentence(rank(), reason, group_.name()));
+    group_.fail(FailureKind::aborted, diagnose::aborted_sentence(rank(), reason, group_.name()));
   }
 
  private:
-  std::shared_ptr<shm::Endpoint> endpoint_;
-  shm::Group& group_;
+  std::shared_ptr<Endpoint> endpoint_;
+  Group& group_;
   Duration timeout_;
 };
 
 }  // namespace
 
-std::shared_ptr<Backend> make_shm_backend(std::shared_ptr<Store> store, int rank, int size,
-                                          ShmOptions options) {
+std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
+                              BackendOptions options) {
   std::optional<std::int64_t> asked;
   if (options.arena_bytes != 0) asked = options.arena_bytes;
   std::string_view origin = asked ? "arena_bytes" : "LOCKSTEP_ARENA";
   if (!asked) asked = environment::bytes("LOCKSTEP_ARENA");
-  shm::EndpointOptions endpoint_options{options.timeout, options.join_timeout,
-                                        shm::arena_bytes(asked, origin, size)};
-  auto endpoint = std::make_shared<shm::Endpoint>(std::move(store), rank, size, endpoint_options);
+  EndpointOptions endpoint_options{options.timeout, options.join_timeout,
+                                   shm::arena_bytes(asked, origin, size)};
+  auto endpoint = std::make_shared<Endpoint>(std::move(store), rank, size, endpoint_options);
   auto& world = endpoint->world();
   return sys::make_shared_of_process<ShmBackend>(std::move(endpoint), world, options.timeout);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::shm

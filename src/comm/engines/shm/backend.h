@@ -10,9 +10,9 @@
 #include <cstdint>
 #include <memory>
 
-namespace lockstep {
+namespace lockstep::shm {
 
-struct ShmOptions {
+struct BackendOptions {
   Duration timeout =
       std::chrono::minutes(10);  // of a wait that has no call of its own: a full ring, subset()
   Duration join_timeout = std::chrono::minutes(5);  // until every rank must have arrived
@@ -25,7 +25,7 @@ struct ShmOptions {
 // rank leaves in order.
 // Timeout names the ranks that never came; BadInput: world sizes or versions differ, or the arena
 // is more than is free.
-[[nodiscard]] std::shared_ptr<Backend> make_shm_backend(std::shared_ptr<Store> store, int rank,
-                                                        int size, ShmOptions options = {});
+[[nodiscard]] std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
+                                            BackendOptions options = {});
 
-}  // namespace lockstep
+}  // namespace lockstep::shm

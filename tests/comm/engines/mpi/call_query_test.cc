@@ -54,7 +54,7 @@ TEST(CallQuery, WhoDoesNotAnswerIsNeeded) {
 TEST(CallQuery, WhoIsStoppedIsNamedBeforeAllOthers) {
   auto query = query_about({1, 2, 3});
   query.answers = {{1, not_posted}};
-  query.stopped = {{3, 4711}};
+  query.stopped = {{3, "4711"}};
   auto report = query.report("world");
   EXPECT_EQ(report.kind, diagnose::FailureKind::timeout);
   EXPECT_EQ(report.text,

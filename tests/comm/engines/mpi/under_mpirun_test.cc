@@ -2,8 +2,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/init.h>
 
-#include "comm/engines/mpi/meeting.h"
-#include "comm/engines/mpi/post_office.h"
+#include "comm/engines/mpi/bootstrap_store.h"
+#include "comm/engines/mpi/progress_thread.h"
 #include "support/messages.h"
 #include "support/torch/ranks.h"
 
@@ -37,12 +37,12 @@ class UnderMpirun : public testing::Test {
 // Both plug-ins lie beside each other: the launcher's environment tells them apart.
 TEST_F(UnderMpirun, TheLibraryIsThatOfTheLauncher) {
   bool is_open_mpi = std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr;
-  auto library = mpi::PostOffice::open().library();
+  auto library = mpi::ProgressThread::open().library();
   EXPECT_NE(library.find(is_open_mpi ? "Open MPI" : "MPICH"), std::string::npos) << library;
 }
 
 TEST_F(UnderMpirun, MpiCarriesTheFirstMessagesOfAStore) {
-  auto& office = mpi::PostOffice::open();
+  auto& office = mpi::ProgressThread::open();
   for (int round = 0; round < 2; ++round) {
     auto store = mpi::open_mpi_store(Deadline::after(20s));
     auto mine = "rank " + std::to_string(office.rank());
@@ -61,7 +61,7 @@ TEST_F(UnderMpirun, MpiCarriesTheFirstMessagesOfAStore) {
 TEST_F(UnderMpirun, InitFindsTheRanksByItself) {
   auto group = init({.backend = "mpi", .timeout = 20s, .join_timeout = 20s});
   EXPECT_EQ(group.backend(), "mpi");
-  EXPECT_EQ(group.rank(), mpi::PostOffice::open().rank());
+  EXPECT_EQ(group.rank(), mpi::ProgressThread::open().rank());
   auto tensor = at::full({3}, group.rank(), at::kLong);
   group.all_reduce(tensor).wait();
   EXPECT_EQ(tensor[2].item<std::int64_t>(), group.size() * (group.size() - 1) / 2);

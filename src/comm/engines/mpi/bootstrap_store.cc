@@ -1,4 +1,4 @@
-#include "comm/engines/mpi/meeting.h"
+#include "comm/engines/mpi/bootstrap_store.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/fingerprint.h>
@@ -41,12 +41,13 @@ std::string new_secret() {
 }
 
 // All ranks of MPI's world; no store is needed for it.
-Group everybody(PostOffice& office, Duration timeout) {
-  std::vector<int> places(office.size());
-  std::iota(places.begin(), places.end(), 0);
-  auto id = fingerprint_of(fingerprint("a meeting of everybody"), office.next_meeting());
-  auto member = std::make_shared<Member>(office, "mpirun", id, std::move(places), office.rank());
-  auto backend = sys::make_shared_of_process<MpiBackend>(office, std::move(member), nullptr);
+Group everybody(ProgressThread& progress, Duration timeout) {
+  std::vector<int> world_ranks(progress.size());
+  std::iota(world_ranks.begin(), world_ranks.end(), 0);
+  auto id = fingerprint_of(fingerprint("a meeting of everybody"), progress.next_bootstrap());
+  auto member =
+      std::make_shared<Member>(progress, "mpirun", id, std::move(world_ranks), progress.rank());
+  auto backend = sys::make_shared_of_process<MpiBackend>(progress, std::move(member), nullptr);
   return {std::move(backend), "mpirun", timeout};
 }
 
@@ -87,8 +88,8 @@ struct Served {
 }  // namespace
 
 std::shared_ptr<Store> open_mpi_store(Deadline deadline) {
-  auto& office = PostOffice::open();
-  auto group = everybody(office, deadline.left());
+  auto& progress = ProgressThread::open();
+  auto group = everybody(progress, deadline.left());
   if (!group.is_root()) return connect(tell_all(group, {}), deadline);
   auto secret = new_secret();
   auto server =

@@ -1,4 +1,4 @@
-#include "comm/engines/mpi/post_office.h"
+#include "comm/engines/mpi/progress_thread.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
@@ -35,14 +35,14 @@ constexpr auto farewell = 3s;
 
 }  // namespace
 
-PostOffice& PostOffice::open() {
+ProgressThread& ProgressThread::open() {
   // One a process, as MPI itself: it begins and ends once, and not in a forked child.
-  static const std::unique_ptr<PostOffice, sys::DeleteUnlessCopy> office(
-      std::make_unique<PostOffice>().release());
-  return *office;
+  static const std::unique_ptr<ProgressThread, sys::DeleteUnlessCopy> progress(
+      std::make_unique<ProgressThread>().release());
+  return *progress;
 }
 
-PostOffice::PostOffice() {
+ProgressThread::ProgressThread() {
   mpi_ = &open_library(chosen_library());
   std::promise<void> begun;
   thread_ = sys::Thread("mpi", [this, &begun] {
@@ -62,7 +62,7 @@ PostOffice::PostOffice() {
   }
 }
 
-void PostOffice::begin() {
+void ProgressThread::begin() {
   if (int code = mpi_->start(&world_); code != 0)
     throw BadInput(formatted("the backend mpi: MPI does not begin: {}", explained(code)));
   next_tags_.assign(world_.size, 0);
@@ -74,7 +74,7 @@ void PostOffice::begin() {
   }
 }
 
-PostOffice::~PostOffice() {
+ProgressThread::~ProgressThread() {
   {
     std::lock_guard lock(mutex_);
     ending_ = true;
@@ -83,19 +83,19 @@ PostOffice::~PostOffice() {
   thread_.join();
 }
 
-void PostOffice::give(std::function<void()> errand) {
+void ProgressThread::give(std::function<void()> task) {
   {
     std::lock_guard lock(mutex_);
-    errands_.push_back(std::move(errand));
+    tasks_.push_back(std::move(task));
   }
   given_.notify_one();
 }
 
-void PostOffice::run() {
+void ProgressThread::run() {
   ::prctl(PR_SET_TIMERSLACK, 1000);  // nanoseconds; sleeps here are tens of microseconds
   int idle_rounds = 0;
   for (;;) {
-    bool progress = run_errands();
+    bool progress = run_tasks();
     try {
       if (broken_.empty()) {
         progress = take_headers() || progress;
@@ -107,7 +107,7 @@ void PostOffice::run() {
     }
     idle_rounds = progress ? 0 : idle_rounds + 1;
     std::unique_lock lock(mutex_);
-    if (!errands_.empty()) continue;
+    if (!tasks_.empty()) continue;
     if (ending_) break;
     lock.unlock();
     if (!progress) rest(idle_rounds);
@@ -119,24 +119,24 @@ void PostOffice::run() {
   }
 }
 
-bool PostOffice::run_errands() {
-  std::deque<std::function<void()>> errands;
+bool ProgressThread::run_tasks() {
+  std::deque<std::function<void()>> tasks;
   {
     std::lock_guard lock(mutex_);
-    errands.swap(errands_);
+    tasks.swap(tasks_);
   }
-  for (auto& errand : errands) {
+  for (auto& task : tasks) {
     try {
-      errand();
+      task();
     } catch (const std::exception& error) {
       break_down(error.what());
     }
   }
-  return !errands.empty();
+  return !tasks.empty();
 }
 
 // MPI fills the receives in the order in which they were posted, so only the first can be next.
-bool PostOffice::take_headers() {
+bool ProgressThread::take_headers() {
   bool any = false;
   for (;;) {
     auto& first = envelopes_.front();
@@ -148,7 +148,7 @@ bool PostOffice::take_headers() {
     std::memcpy(&arrival.header, first.memory.data(), sizeof(Header));
     if (arrival.header.tag == 0) {
       auto* content = first.memory.data() + sizeof(Header);
-      auto bytes = std::min<std::size_t>(arrival.header.bytes, short_bytes);
+      auto bytes = std::min<std::size_t>(arrival.header.bytes, eager_limit);
       arrival.content.assign(content, content + bytes);
     }
     auto again = std::move(first);
@@ -160,22 +160,22 @@ bool PostOffice::take_headers() {
   }
 }
 
-void PostOffice::deliver(Arrival arrival) {
+void ProgressThread::deliver(Arrival arrival) {
   if (arrival.header.kind == Kind::goodbye) {
     departed_.insert(arrival.from);
     return;
   }
-  auto recipient = recipients_.find(arrival.header.group);
-  if (recipient != recipients_.end()) {
+  auto handler = handlers_.find(arrival.header.group);
+  if (handler != handlers_.end()) {
     // Kept: it may detach itself meanwhile.
-    auto kept = recipient->second;
+    auto kept = handler->second;
     return kept->arrived(std::move(arrival));
   }
   if (parting_ || detached_.contains(arrival.header.group)) return discard(arrival);
-  unclaimed_[arrival.header.group].push_back(std::move(arrival));
+  early_[arrival.header.group].push_back(std::move(arrival));
 }
 
-bool PostOffice::take_finished() {
+bool ProgressThread::take_finished() {
   std::vector<Done> finished;
   for (auto moving = moving_.begin(); moving != moving_.end();) {
     if (!is_over(*moving)) {
@@ -190,7 +190,7 @@ bool PostOffice::take_finished() {
   return !finished.empty();
 }
 
-bool PostOffice::is_over(Moving& moving) {
+bool ProgressThread::is_over(Moving& moving) {
   std::erase_if(moving.requests, [&](auto& request) {
     int done = 0;
     int from = 0;
@@ -203,14 +203,14 @@ bool PostOffice::is_over(Moving& moving) {
   return moving.requests.empty();
 }
 
-PostOffice::Moving& PostOffice::begin_moving(int peer) {
+ProgressThread::Moving& ProgressThread::begin_moving(int peer) {
   auto& moving = moving_.emplace_back();
   moving.peer = peer;
   return moving;
 }
 
 template <class Start>
-void PostOffice::start_pieces(Moving& moving, std::size_t bytes, Start start) {
+void ProgressThread::start_pieces(Moving& moving, std::size_t bytes, Start start) {
   for (std::size_t begin = 0; begin < bytes; begin += piece_bytes) {
     lockstep_mpi_request request{};
     if (int code = start(begin, std::min(piece_bytes, bytes - begin), &request); code != 0) {
@@ -221,25 +221,25 @@ void PostOffice::start_pieces(Moving& moving, std::size_t bytes, Start start) {
   }
 }
 
-void PostOffice::send(int to, Header header, std::span<const std::byte> content,
-                      std::shared_ptr<const void> keep, Done done) {
+void ProgressThread::send(int to, Header header, std::span<const std::byte> content,
+                          std::shared_ptr<const void> keep, Done done) {
   if (!broken_.empty() || lost_.contains(to)) return;
-  bool is_short = content.size() <= short_bytes;
+  bool is_eager = content.size() <= eager_limit;
   header.bytes = content.size();
-  if (!is_short) {
+  if (!is_eager) {
     auto& tag = next_tags_[to];
     tag = tag % world_.greatest_tag + 1;
     header.tag = tag;
   }
   auto& envelope = begin_moving(to);
-  envelope.memory.resize(sizeof(Header) + (is_short ? content.size() : 0));
+  envelope.memory.resize(sizeof(Header) + (is_eager ? content.size() : 0));
   std::memcpy(envelope.memory.data(), &header, sizeof(Header));
-  if (is_short && !content.empty())
+  if (is_eager && !content.empty())
     std::memcpy(envelope.memory.data() + sizeof(Header), content.data(), content.size());
   start_pieces(envelope, envelope.memory.size(), [&](auto, auto bytes, auto* fresh) {
     return mpi_->send(envelope.memory.data(), bytes, to, header_tag, fresh);
   });
-  if (is_short) {
+  if (is_eager) {
     if (done) done();
     return;
   }
@@ -251,8 +251,8 @@ void PostOffice::send(int to, Header header, std::span<const std::byte> content,
   });
 }
 
-void PostOffice::fetch(const Arrival& arrival, std::byte* to, std::shared_ptr<const void> keep,
-                       Done done) {
+void ProgressThread::fetch(const Arrival& arrival, std::byte* to, std::shared_ptr<const void> keep,
+                           Done done) {
   if (!broken_.empty()) return;
   if (arrival.header.tag == 0) {
     if (!arrival.content.empty()) std::memcpy(to, arrival.content.data(), arrival.content.size());
@@ -267,36 +267,38 @@ void PostOffice::fetch(const Arrival& arrival, std::byte* to, std::shared_ptr<co
   });
 }
 
-void PostOffice::discard(const Arrival& arrival) {
+void ProgressThread::discard(const Arrival& arrival) {
   if (arrival.header.tag == 0) return;
   auto waste = std::make_shared<std::vector<std::byte>>(arrival.header.bytes);
   auto* memory = waste->data();
   fetch(arrival, memory, std::move(waste), nullptr);
 }
 
-void PostOffice::attach(std::uint64_t group, std::shared_ptr<Recipient> recipient) {
-  auto early = unclaimed_.extract(group);
-  recipients_.emplace(group, recipient);
-  if (!broken_.empty()) return recipient->lost(-1, broken_);
-  for (const auto& [rank, how] : lost_) recipient->lost(rank, how);
+void ProgressThread::attach(std::uint64_t group, std::shared_ptr<MessageHandler> handler) {
+  auto early = early_.extract(group);
+  handlers_.emplace(group, handler);
+  if (!broken_.empty()) return handler->lost(-1, broken_);
+  for (const auto& [rank, how] : lost_) handler->lost(rank, how);
   if (early.empty()) return;
-  for (auto& arrival : early.mapped()) recipient->arrived(std::move(arrival));
+  for (auto& arrival : early.mapped()) handler->arrived(std::move(arrival));
 }
 
-void PostOffice::detach(std::uint64_t group) {
-  recipients_.erase(group);
+void ProgressThread::detach(std::uint64_t group) {
+  handlers_.erase(group);
   detached_.insert(group);
 }
 
-void PostOffice::watch(int rank, int process) {
-  if (rank != world_.rank && !lost_.contains(rank)) processes_.watch(rank, process);
+void ProgressThread::watch(int rank, std::string_view identity) {
+  if (rank != world_.rank && !lost_.contains(rank)) processes_.watch(rank, identity);
 }
 
-void PostOffice::check_processes() {
+void ProgressThread::check_processes() {
   auto now = Clock::now();
   if (now - last_look_ < look_every) return;
   last_look_ = now;
-  for (auto [rank, process] : processes_.take_ended()) {
+  for (int rank : processes_.ended()) {
+    const auto process = processes_.pid(rank);
+    processes_.forget(rank);
     unreachable_.erase(rank);
     if (!departed_.contains(rank))
       note_lost(rank, formatted("its process {} ended without leaving", process));
@@ -307,26 +309,26 @@ void PostOffice::check_processes() {
     unreachable_.erase(rank);
     note_lost(rank, trouble.what);
   }
-  auto recipients = recipients_;  // they may detach themselves
-  for (auto& [group, recipient] : recipients) recipient->tick();
+  auto handlers = handlers_;  // they may detach themselves
+  for (auto& [group, handler] : handlers) handler->tick();
 }
 
-void PostOffice::note_unreachable(int rank, int code) {
+void ProgressThread::note_unreachable(int rank, int code) {
   if (departed_.contains(rank) || lost_.contains(rank)) return;
   unreachable_.emplace(
       rank, Trouble{formatted("MPI does not reach it: {}", explained(code)), Clock::now()});
 }
 
-void PostOffice::note_lost(int rank, const std::string& how) {
+void ProgressThread::note_lost(int rank, const std::string& how) {
   lost_.emplace(rank, how);
-  auto recipients = recipients_;  // they may detach themselves
-  for (auto& [group, recipient] : recipients) recipient->lost(rank, how);
+  auto handlers = handlers_;  // they may detach themselves
+  for (auto& [group, handler] : handlers) handler->lost(rank, how);
 }
 
-// While mail is expected: look again and again for a while, then every tens of microseconds, and
-// after a while every half millisecond. Longer at first when something is moving: MPI moves a
-// large message bit by bit, whenever it is called. Without mail: a thousand times a second.
-void PostOffice::rest(int idle_rounds) {
+// While messages are expected: look again and again for a while, then every tens of microseconds,
+// and after a while every half millisecond. Longer at first when something is moving: MPI moves a
+// large message bit by bit, whenever it is called. Without any: a thousand times a second.
+void ProgressThread::rest(int idle_rounds) {
   bool expects = expected_ > 0 || !moving_.empty();
   int eager = moving_.empty() ? 100 : 2000;
   if (expects && idle_rounds < eager) {
@@ -335,23 +337,23 @@ void PostOffice::rest(int idle_rounds) {
   }
   auto pause = !expects ? 1000us : idle_rounds < 4 * eager ? 30us : 300us;
   std::unique_lock lock(mutex_);
-  given_.wait_for(lock, pause, [this] { return !errands_.empty() || ending_; });
+  given_.wait_for(lock, pause, [this] { return !tasks_.empty() || ending_; });
 }
 
-void PostOffice::break_down(const std::string& why) {
+void ProgressThread::break_down(const std::string& why) {
   broken_ = why;
   a_group_failed_ = true;
-  auto recipients = recipients_;
-  for (auto& [group, recipient] : recipients) recipient->lost(-1, why);
+  auto handlers = handlers_;
+  for (auto& [group, handler] : handlers) handler->lost(-1, why);
 }
 
-bool PostOffice::is_everyone_leaving() const {
+bool ProgressThread::is_everyone_leaving() const {
   return static_cast<int>(departed_.size()) == world_.size - 1 && moving_.empty();
 }
 
-void PostOffice::part() {
+void ProgressThread::part() {
   parting_ = true;
-  for (const auto& [group, arrivals] : unclaimed_) {
+  for (const auto& [group, arrivals] : early_) {
     for (const auto& arrival : arrivals) discard(arrival);
   }
   for (int rank = 0; rank < world_.size; ++rank) {
@@ -370,11 +372,11 @@ void PostOffice::part() {
   check(mpi_->stop(), "MPI_Finalize");
 }
 
-void PostOffice::check(int code, const char* what) const {
+void ProgressThread::check(int code, const char* what) const {
   if (code != 0) throw Aborted(formatted("{} failed: {}", what, explained(code)));
 }
 
-std::string PostOffice::explained(int code) const {
+std::string ProgressThread::explained(int code) const {
   char text[512];
   mpi_->describe(code, text, sizeof(text));
   std::string line = text;  // MPICH's is a list

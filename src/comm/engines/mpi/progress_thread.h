@@ -2,17 +2,17 @@
 // steps, and so needs no attention of the threads that posted.
 //
 // Invariants:
-// - MPI, and everything under "the office's thread", is touched by that thread alone; others only
-//   hand it errands.
+// - MPI, and everything under "the progress thread", is touched by that thread alone; others only
+//   hand it tasks.
 // - Memory given to a transfer stays alive (`keep`) until MPI says that it is done, whatever
 //   becomes of the group: MPI cannot take back what was sent.
-// - Every content that arrives is received, if only to be thrown away: nobody's send is left
+// - Every content that arrives is received, if only to be thrown away: no peer's send is left
 //   pending by a group that died here.
 #pragma once
 
 #include "comm/engines/mpi/header.h"
-#include "comm/engines/mpi/peer_processes.h"
 #include "comm/engines/mpi/plugin/functions.h"
+#include "sys/peer_processes.h"
 #include "sys/thread.h"
 
 #include <lockstep/base/deadline.h>
@@ -42,10 +42,10 @@ struct Arrival {
   std::vector<std::byte> content;  // when header.tag is 0
 };
 
-// What a group does with its mail. Called by the office's thread; must not throw.
-class Recipient {
+// What a group does with its messages. Called by the progress thread; must not throw.
+class MessageHandler {
  public:
-  virtual ~Recipient() = default;
+  virtual ~MessageHandler() = default;
   virtual void arrived(Arrival arrival) = 0;
   // That rank is gone; -1: nothing moves any more. `how` says why.
   virtual void lost(int from, const std::string& how) = 0;
@@ -53,29 +53,29 @@ class Recipient {
   virtual void tick() = 0;
 };
 
-class PostOffice {
+class ProgressThread {
  public:
   // That of this process; begins MPI with the first call, and stays until the process ends.
   // BadInput when there is no MPI to begin.
-  static PostOffice& open();
+  static ProgressThread& open();
 
-  PostOffice();
+  ProgressThread();
   // Waits until all ranks of the world are about to end, as MPI's own end does, unless some group
   // died here: then for a few seconds only, and without them MPI is left as it is.
-  ~PostOffice();
-  PostOffice(const PostOffice&) = delete;
-  PostOffice& operator=(const PostOffice&) = delete;
+  ~ProgressThread();
+  ProgressThread(const ProgressThread&) = delete;
+  ProgressThread& operator=(const ProgressThread&) = delete;
 
   [[nodiscard]] int rank() const { return world_.rank; }
   [[nodiscard]] int size() const { return world_.size; }
   [[nodiscard]] std::string library() const { return world_.library; }
 
   // Any thread: a number that the ranks share, if they ask equally often.
-  [[nodiscard]] std::uint64_t next_meeting() { return ++meetings_; }
-  // Any thread: `errand` will be run by the office's thread, in the order of the calls.
-  void give(std::function<void()> errand);
+  [[nodiscard]] std::uint64_t next_bootstrap() { return ++bootstraps_; }
+  // Any thread: `task` will be run by the progress thread, in the order of the calls.
+  void give(std::function<void()> task);
 
-  // The rest: the office's thread.
+  // The rest: the progress thread.
 
   using Done = std::function<void()>;
   // Sends to a rank of the MPI world; header.bytes and header.tag are filled in. Done is called
@@ -86,17 +86,18 @@ class PostOffice {
   void fetch(const Arrival& arrival, std::byte* to, std::shared_ptr<const void> keep, Done done);
   void discard(const Arrival& arrival);
 
-  // Mail for `group` goes to `recipient` from now on, beginning with what came before.
-  void attach(std::uint64_t group, std::shared_ptr<Recipient> recipient);
+  // Messages for `group` goes to `handler` from now on, beginning with what came before.
+  void attach(std::uint64_t group, std::shared_ptr<MessageHandler> handler);
   // From now on it is discarded.
   void detach(std::uint64_t group);
-  // Watches the process of a rank, which is one of this host.
-  void watch(int rank, int process);
-  // That process, when it is stopped.
-  [[nodiscard]] std::optional<int> stopped_process(int rank) const {
-    return processes_.stopped(rank);
+  // Watches the process of a rank, where it is one of this host.
+  void watch(int rank, std::string_view identity);
+  // The number of that process, when it is stopped.
+  [[nodiscard]] std::optional<std::string> stopped_process(int rank) const {
+    if (!processes_.is_stopped(rank)) return std::nullopt;
+    return processes_.pid(rank);
   }
-  // So many operations more (less) are waiting for mail: how eagerly to look for it.
+  // So many operations more (less) are waiting for messages: how eagerly to look for it.
   void expect(int operations) { expected_ += operations; }
   // A group died: the world may not come to its orderly end.
   void note_failure() { a_group_failed_ = true; }
@@ -116,7 +117,7 @@ class PostOffice {
 
   void begin();
   void run();
-  bool run_errands();
+  bool run_tasks();
   bool take_headers();
   bool take_finished();
   void deliver(Arrival arrival);
@@ -141,19 +142,19 @@ class PostOffice {
   const lockstep_mpi_functions* mpi_ = nullptr;
   lockstep_mpi_world world_{};
 
-  std::atomic<std::uint64_t> meetings_ = 0;
+  std::atomic<std::uint64_t> bootstraps_ = 0;
   std::mutex mutex_;
   std::condition_variable given_;
-  std::deque<std::function<void()>> errands_;
+  std::deque<std::function<void()>> tasks_;
   bool ending_ = false;
 
   std::deque<Envelope> envelopes_;  // in the order in which MPI fills them
   std::list<Moving> moving_;
   std::vector<std::int32_t> next_tags_;  // by destination
-  std::map<std::uint64_t, std::shared_ptr<Recipient>> recipients_;
-  std::map<std::uint64_t, std::vector<Arrival>> unclaimed_;  // for groups that are not there yet
+  std::map<std::uint64_t, std::shared_ptr<MessageHandler>> handlers_;
+  std::map<std::uint64_t, std::vector<Arrival>> early_;  // for groups that are not there yet
   std::set<std::uint64_t> detached_;
-  PeerProcesses processes_;
+  sys::PeerProcesses processes_;
   struct Trouble {
     std::string what;
     Clock::time_point since;

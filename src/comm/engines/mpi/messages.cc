@@ -16,7 +16,7 @@ using diagnose::FailureKind;
 
 namespace {
 
-// How long the others have for their answers: their office's thread may have a sum to finish.
+// How long the others have for their answers: their progress thread may have a sum to finish.
 constexpr auto answer_time = std::chrono::milliseconds(500);
 
 // How a question names a channel: as seen by the rank that asks.
@@ -32,34 +32,35 @@ std::string_view text_of(const Arrival& arrival) {
 
 void Member::arrived(Arrival arrival) {
   int from = rank_of(arrival.from);
-  if (from == size_) return office_.discard(arrival);
+  if (from == size_) return progress_.discard(arrival);
   if (arrival.header.kind == Kind::question) return answer(from, arrival.header);
-  if (dead_) return office_.discard(arrival);
+  if (dead_) return progress_.discard(arrival);
   switch (arrival.header.kind) {
     case Kind::part:
     case Kind::message:
-    case Kind::received:
+    case Kind::acknowledgement:
     case Kind::call:
-      return mail(from, std::move(arrival));
+      return accept(from, std::move(arrival));
     case Kind::failed:
       return die(diagnose::FailureReport::read(text_of(arrival)), false);
     case Kind::left:
       return gone(from, {.in_order = true, .how = {}, .last = read_call(text_of(arrival))});
     case Kind::answer:
-      return hear(from, arrival);
+      return take_answer(from, arrival);
     case Kind::question:
     case Kind::goodbye:
       return;
   }
 }
 
-void Member::mail(int from, Arrival arrival) {
+void Member::accept(int from, Arrival arrival) {
   const auto& header = arrival.header;
-  if (header.kind != Kind::received && !agrees(from, header)) return office_.discard(arrival);
+  if (header.kind != Kind::acknowledgement && !agrees(from, header))
+    return progress_.discard(arrival);
   Key key{from, header.kind, header.number, header.round};
   auto awaited = awaited_.extract(key);
   if (awaited.empty()) {
-    mail_.emplace(key, std::move(arrival));
+    unexpected_.emplace(key, std::move(arrival));
   } else {
     take(arrival, awaited.mapped());
   }
@@ -103,10 +104,10 @@ void Member::answer(int from, const Header& header) {
   const auto* told = answer.has_called ? known : history_.last_call(channel);
   if (told != nullptr) answer.call = told->call;
   post_to(from, Kind::answer, header.number, known != nullptr ? known->fingerprint : 0,
-          written(answer, short_bytes));
+          written(answer, eager_limit));
 }
 
-void Member::hear(int from, const Arrival& arrival) {
+void Member::take_answer(int from, const Arrival& arrival) {
   if (!query_ || !query_->asked.contains(from) || arrival.header.number != query_->call.number)
     return;
   query_->answers.insert_or_assign(from, read_answer(arrival.header.fingerprint, text_of(arrival)));
@@ -121,7 +122,7 @@ void Member::conclude() {
   auto query = *std::exchange(query_, std::nullopt);
   for (int rank : query.asked) {
     if (query.answers.contains(rank)) continue;
-    if (auto process = office_.stopped_process(places_[rank]))
+    if (auto process = progress_.stopped_process(world_ranks_[rank]))
       query.stopped.emplace(rank, *process);
   }
   auto report = query.report(group_);
@@ -204,19 +205,19 @@ void Member::miss(const Operation& operation, int rank, const Absence& absence) 
 void Member::die(const diagnose::FailureReport& report, bool tell) {
   if (dead_) return;
   dead_ = true;
-  office_.expect(-static_cast<int>(queue_.size() + messages_.size()));
+  progress_.expect(-static_cast<int>(queue_.size() + messages_.size()));
   for (int rank = 0; rank < size_ && tell; ++rank) {
     if (rank != rank_) post_to(rank, Kind::failed, 0, 0, report.written());
   }
-  for (const auto& [key, arrival] : mail_) office_.discard(arrival);
-  mail_.clear();
+  for (const auto& [key, arrival] : unexpected_) progress_.discard(arrival);
+  unexpected_.clear();
   awaited_.clear();
   queue_.clear();
   messages_.clear();
   claims_.clear();
   query_.reset();
   if (report.kind == FailureKind::peer_lost || report.kind == FailureKind::timeout)
-    office_.note_failure();
+    progress_.note_failure();
   open_.fail(report.error());
 }
 
