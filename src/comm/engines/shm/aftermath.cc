@@ -26,8 +26,9 @@ std::vector<Aftermath::Writer> Aftermath::writers() const {
     int world_rank = group_.members()[static_cast<std::size_t>(number)];
     if (!endpoint_.is_alive(world_rank)) continue;
     endpoint_.marks().visit(world_rank, [&](std::uint64_t word) {
-      bool is_ours = std::ranges::any_of(
-          group_.lanes(), [word](const Lane* lane) { return is_of_lane(word, lane->key()); });
+      bool is_ours = std::ranges::any_of(group_.channels(), [word](const Channel* channel) {
+        return is_of_channel(word, channel->key());
+      });
       if (is_ours) found.push_back({number, word});
     });
   }
@@ -47,16 +48,16 @@ std::string Aftermath::settle() {
   endpoint_.stop(group_);
   auto left = wait_for_writers();
   std::string text;
-  for (Lane* lane : group_.lanes()) {
-    lane->end_unfinished([&](Operation& operation) {
-      auto word = execution_word(lane->key(), operation.sequence());
+  for (Channel* channel : group_.channels()) {
+    channel->end_unfinished([&](Operation& operation) {
+      auto word = execution_word(channel->key(), operation.sequence());
       auto writer = std::ranges::find(left, word, &Writer::word);
       if (writer == left.end()) return operation.release();
       auto problem = renew(operation);
-      operation.pin();
+      operation.leak();
       if (problem.empty()) return;
       text += formatted("; rank {} is in {} and may still write to its output: {}", writer->number,
-                        describe(lane->own_call(operation.sequence())), problem);
+                        describe(channel->own_call(operation.sequence())), problem);
     });
   }
   return text;
@@ -66,7 +67,7 @@ std::string Aftermath::renew(Operation& operation) const {
   Buffer exposed = operation.exposed();
   if (exposed.bytes == 0) return {};
   if (operation.staged().is_shared(endpoint_.peers())) return "it is memory that ranks share";
-  Keep& kept = operation.kept_output();
+  KeepAlive& kept = operation.kept_output();
   Buffer memory = kept.memory();
   if (memory.bytes == 0) return "its memory is the caller's own";
   if (!overlap(memory, exposed)) return {};  // its owner has given it other memory
@@ -77,8 +78,8 @@ std::string Aftermath::renew(Operation& operation) const {
 void Endpoint::stop(Group& group) {
   std::lock_guard lock(mutex_);
   group.stop();
-  for (Lane* lane : group.lanes()) std::erase(busy_, lane);
-  busy_lanes_.store(busy_.size(), std::memory_order_relaxed);
+  for (Channel* channel : group.channels()) std::erase(busy_, channel);
+  busy_channels_.store(busy_.size(), std::memory_order_relaxed);
 }
 
 bool Endpoint::is_alive(int world_rank) {
@@ -90,9 +91,9 @@ bool Endpoint::is_alive(int world_rank) {
 bool Endpoint::is_used_besides(const Group& group, Buffer buffer) {
   std::lock_guard lock(mutex_);
   return std::ranges::any_of(groups_, [&](const auto& other) {
-    return other.get() != &group && std::ranges::any_of(other->lanes(), [&](const Lane* lane) {
-             return lane->uses(buffer);
-           });
+    return other.get() != &group &&
+           std::ranges::any_of(other->channels(),
+                               [&](const Channel* channel) { return channel->uses(buffer); });
   });
 }
 

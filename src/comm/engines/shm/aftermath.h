@@ -7,7 +7,7 @@
 // later time: what it writes to gets fresh memory, and the memory that it had is never used again.
 #pragma once
 
-#include "comm/engines/shm/lane.h"
+#include "comm/engines/shm/channel.h"
 
 #include <string>
 #include <vector>

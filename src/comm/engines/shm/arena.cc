@@ -50,7 +50,7 @@ std::byte* Arena::allocate(std::size_t bytes) {
         "shared memory: made in process {}, not usable in its child {}", process_.number(),
         sys::own_process());
   std::lock_guard lock(mutex_);
-  free_let_go();
+  free_released();
   constexpr std::size_t gibibyte = 1 << 30;
   if (auto offset = allocator_.allocate(bytes)) return memory_.data() + *offset;
   throw BadInput(
@@ -94,7 +94,7 @@ void Arena::take(std::byte* held) {
   block.to_come.fetch_sub(1, std::memory_order_acq_rel);
 }
 
-void Arena::let_go(std::byte* held) {
+void Arena::release_hold(std::byte* held) {
   HeldBlock::of(held).holders.fetch_sub(1, std::memory_order_release);
 }
 
@@ -110,7 +110,7 @@ bool Arena::is_held(const std::byte* data) {
   });
 }
 
-void Arena::free_let_go() {
+void Arena::free_released() {
   std::erase_if(held_, [this](std::byte* block) {
     auto& held = HeldBlock::of(block + Allocator::grain);
     if (held.to_come.load(std::memory_order_acquire) != 0) return false;
@@ -122,7 +122,7 @@ void Arena::free_let_go() {
 
 std::size_t Arena::used() {
   std::lock_guard lock(mutex_);
-  free_let_go();
+  free_released();
   return allocator_.used();
 }
 

@@ -42,7 +42,7 @@ class Arena {
   // finds that out at a later call.
   [[nodiscard]] std::byte* allocate_held(std::size_t bytes, int holders, int takers = 0);
   static void take(std::byte* held);
-  static void let_go(std::byte* held);
+  static void release_hold(std::byte* held);
   // By the owner, when those that have not taken it never will.
   static void expect_nobody(std::byte* held);
   // Whether that byte lies in such a block.
@@ -57,7 +57,7 @@ class Arena {
 
  private:
   void give_back_pages();
-  void free_let_go();
+  void free_released();
 
   const sys::OwnProcess process_;
   sys::SharedMemory memory_;

@@ -58,7 +58,7 @@ bool renew_memory(void* kept) {
 constexpr Renewal storage_renewal{memory_of, renew_memory};
 
 // The storage, not the tensor: its owner may give the tensor another storage meanwhile.
-Keep keep(const at::Tensor& tensor) {
+KeepAlive keep(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
   auto* storage = tensor.storage().unsafeGetStorageImpl();
   c10::raw::intrusive_ptr::incref(storage);
@@ -104,7 +104,7 @@ class ShmBackend : public Backend {
         .timeout = call.timeout > Duration::zero() ? call.timeout : timeout_,
         .where = call.where,
         .keep_input = keep(call.input),
-        .keep_output = in_place ? Keep() : keep(call.output),
+        .keep_output = in_place ? KeepAlive() : keep(call.output),
     };
     return group_.post(posting);
   }
@@ -157,7 +157,7 @@ class ShmBackend : public Backend {
     if (!own) Arena::take(block);
     return tensor_at(block, sizes, options,
                      [mapping = peers.mapping(owner), block, process = sys::OwnProcess()](void*) {
-                       if (!process.is_copy_of_parent()) Arena::let_go(block);
+                       if (!process.is_copy_of_parent()) Arena::release_hold(block);
                      });
   }
 

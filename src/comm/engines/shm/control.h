@@ -37,18 +37,19 @@ struct alignas(64) Control {
 };
 static_assert(sizeof(Control) <= Control::bytes);
 
-// Which operation of which lane: 20 bits of the lane's key, so that two lanes may look alike, and
-// the operation's number.
+// Which operation of which channel: 20 bits of the channel's key, so that two channels may look
+// alike, and the operation's number.
 inline constexpr int execution_sequence_bits = 44;
 
-[[nodiscard]] constexpr std::uint64_t execution_word(std::uint64_t lane_key,
+[[nodiscard]] constexpr std::uint64_t execution_word(std::uint64_t channel_key,
                                                      std::uint64_t sequence) {
-  return lane_key << execution_sequence_bits |
+  return channel_key << execution_sequence_bits |
          (sequence & ((std::uint64_t{1} << execution_sequence_bits) - 1));
 }
-// Whether it is of that lane.
-[[nodiscard]] constexpr bool is_of_lane(std::uint64_t word, std::uint64_t lane_key) {
-  return word >> execution_sequence_bits == execution_word(lane_key, 0) >> execution_sequence_bits;
+// Whether it is of that channel.
+[[nodiscard]] constexpr bool is_of_channel(std::uint64_t word, std::uint64_t channel_key) {
+  return word >> execution_sequence_bits ==
+         execution_word(channel_key, 0) >> execution_sequence_bits;
 }
 [[nodiscard]] constexpr std::uint64_t sequence_of_mark(std::uint64_t word) {
   return word & ((std::uint64_t{1} << execution_sequence_bits) - 1);

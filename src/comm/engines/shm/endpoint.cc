@@ -105,66 +105,67 @@ bool Endpoint::reaches_peers() const {
   return all_are_threads || private_copies_pay();
 }
 
-void Endpoint::add_lane(const std::function<void()>& add) {
+void Endpoint::add_channel(const std::function<void()>& add) {
   std::lock_guard lock(mutex_);
   add();
 }
 
-void Endpoint::post(Lane& lane, const Posting& posting) {
-  Lane::Task task;
+void Endpoint::post(Channel& channel, const Posting& posting) {
+  Channel::Task task;
   std::optional<std::size_t> place;
-  Tell tell = Tell::nobody;
+  WakeScope wake = WakeScope::nobody;
   {
     std::unique_lock lock(mutex_);
-    if (lane.group().is_stopped()) {
+    if (channel.group().is_stopped()) {
       lock.unlock();
-      lane.empty_next();
-      lane.group().throw_failure();
+      channel.empty_next();
+      channel.group().throw_failure();
     }
-    if (std::find(busy_.begin(), busy_.end(), &lane) == busy_.end()) {
-      busy_.push_back(&lane);
-      busy_lanes_.store(busy_.size(), std::memory_order_relaxed);
+    if (std::find(busy_.begin(), busy_.end(), &channel) == busy_.end()) {
+      busy_.push_back(&channel);
+      busy_channels_.store(busy_.size(), std::memory_order_relaxed);
     }
-    tell = lane.post_next(posting);
-    bool is_idle = busy_.size() == 1 && lane.waits_for_peers();
-    if (!is_idle) place = claim(Appetite::own_part, task);
+    wake = channel.post_next(posting);
+    bool is_idle = busy_.size() == 1 && channel.waits_for_peers();
+    if (!is_idle) place = claim(ProgressScope::own_part, task);
   }
-  if (tell != Tell::nobody) ring(lane.world_ranks(), tell == Tell::everybody);
+  if (wake != WakeScope::nobody) ring(channel.world_ranks(), wake == WakeScope::everybody);
   if (place) execute(task, *place);
-  bool is_fed = lane.is_fed();
-  if (is_fed) feed(lane);
-  if (!place && !is_fed) return;
-  while (progress(Appetite::own_part)) continue;
+  bool must_copy_in = channel.must_copy_in();
+  if (must_copy_in) copy_in(channel);
+  if (!place && !must_copy_in) return;
+  while (progress(ProgressScope::own_part)) continue;
 }
 
 // As long as the peers keep up, what they have done makes room; when they do not, waiting is of no
 // use, and the rest goes where there is room.
-void Endpoint::feed(Lane& lane) {
-  using Fed = Operation::Fed;
-  Patience patience = this->patience();
+void Endpoint::copy_in(Channel& channel) {
+  using CopyIn = Operation::CopyIn;
+  SpinPolicy spin = spin_policy();
   bool spills = false;
-  auto place = mark_fed(lane);
+  auto place = mark_copying_in(channel);
   for (;;) {
-    Fed fed = lane.feed(spills);
-    if (fed != Fed::no_room) ring(lane.world_ranks());
-    if (fed == Fed::all) break;
-    if (progress(fed == Fed::one ? Appetite::own_part : Appetite::anything) || fed == Fed::one)
-      patience.restart();
-    else if (!patience.has_more())
+    CopyIn copied = channel.copy_in(spills);
+    if (copied != CopyIn::no_room) ring(channel.world_ranks());
+    if (copied == CopyIn::all) break;
+    if (progress(copied == CopyIn::one ? ProgressScope::own_part : ProgressScope::anything) ||
+        copied == CopyIn::one)
+      spin.restart();
+    else if (!spin.has_more())
       spills = true;
   }
   marks_.clear(place);
 }
 
-Patience Endpoint::patience() { return {cores_, has_core_}; }
+SpinPolicy Endpoint::spin_policy() { return {cores_, has_core_}; }
 
 // Others execute meanwhile, and are soon done.
-std::size_t Endpoint::mark_fed(const Lane& lane) {
+std::size_t Endpoint::mark_copying_in(const Channel& channel) {
   for (;;) {
     {
       std::lock_guard lock(mutex_);
       if (auto place = marks_.free_place()) {
-        marks_.set(*place, execution_word(lane.key(), lane.posted()));
+        marks_.set(*place, execution_word(channel.key(), channel.posted()));
         return *place;
       }
     }
@@ -172,47 +173,47 @@ std::size_t Endpoint::mark_fed(const Lane& lane) {
   }
 }
 
-std::optional<std::size_t> Endpoint::claim(Appetite appetite, Lane::Task& task) {
+std::optional<std::size_t> Endpoint::claim(ProgressScope scope, Channel::Task& task) {
   auto place = marks_.free_place();
-  if (!claim_of_busy(place ? appetite : Appetite::carried, task)) return std::nullopt;
-  marks_.set(*place, execution_word(task.lane->key(), task.sequence));
+  if (!claim_of_busy(place ? scope : ProgressScope::carried, task)) return std::nullopt;
+  marks_.set(*place, execution_word(task.channel->key(), task.sequence));
   return place;
 }
 
-bool Endpoint::claim_of_busy(Appetite appetite, Lane::Task& task) {
+bool Endpoint::claim_of_busy(ProgressScope scope, Channel::Task& task) {
   for (std::size_t i = 0; i < busy_.size();) {
-    Lane& lane = *busy_[i];
-    if (lane.claim_next(appetite, task)) return true;
-    if (lane.completed() < lane.posted()) {
+    Channel& channel = *busy_[i];
+    if (channel.claim_next(scope, task)) return true;
+    if (channel.completed() < channel.posted()) {
       ++i;
     } else {
       busy_.erase(busy_.begin() + static_cast<std::ptrdiff_t>(i));
-      busy_lanes_.store(busy_.size(), std::memory_order_relaxed);
+      busy_channels_.store(busy_.size(), std::memory_order_relaxed);
     }
   }
   return false;
 }
 
-bool Endpoint::has_nothing_but(const Lane& lane) const {
-  return busy_lanes_.load(std::memory_order_relaxed) == 1 && !lane.is_settled() &&
-         lane.misses_a_post();
+bool Endpoint::has_nothing_but(const Channel& channel) const {
+  return busy_channels_.load(std::memory_order_relaxed) == 1 && !channel.is_settled() &&
+         channel.misses_a_post();
 }
 
-bool Endpoint::progress(Appetite appetite) {
-  Lane::Task task;
+bool Endpoint::progress(ProgressScope scope) {
+  Channel::Task task;
   std::optional<std::size_t> place;
   {
     std::lock_guard lock(mutex_);
-    place = claim(appetite, task);
+    place = claim(scope, task);
   }
   if (place) execute(task, *place);
   if (leaving_groups_.load(std::memory_order_relaxed) != 0) reap();
   return place.has_value();
 }
 
-bool Endpoint::try_progress(Appetite appetite) noexcept {
+bool Endpoint::try_progress(ProgressScope scope) noexcept {
   try {
-    return progress(appetite);
+    return progress(scope);
   } catch (const std::exception& error) {
     log::warning("shared memory: an operation waits for the next call of this rank: {}",
                  error.what());
@@ -220,18 +221,18 @@ bool Endpoint::try_progress(Appetite appetite) noexcept {
   }
 }
 
-void Endpoint::execute(const Lane::Task& task, std::size_t place) {
-  Lane& lane = *task.lane;
+void Endpoint::execute(const Channel::Task& task, std::size_t place) {
+  Channel& channel = *task.channel;
   bool complete = false;
   try {
-    complete = lane.execute(task, scratches_[place]);
+    complete = channel.execute(task, scratches_[place]);
   } catch (const std::exception& error) {
     // No other rank will claim this segment, so the operation cannot become complete.
-    lane.group().fail_by_exception(lane, task.sequence, error);
+    channel.group().fail_by_exception(channel, task.sequence, error);
   }
   marks_.clear(place);
-  if (complete) ring(lane.world_ranks(), !task.is_whole);
-  lane.end_task();
+  if (complete) ring(channel.world_ranks(), !task.is_whole);
+  channel.end_task();
 }
 
 void Endpoint::ring(std::span<const int> world_ranks, bool helpers) {
@@ -243,23 +244,23 @@ void Endpoint::ring(std::span<const int> world_ranks, bool helpers) {
 }
 
 template <typename IsOver, typename Overdue, typename BeforeSleep>
-void Endpoint::wait_until(Lane& lane, Duration timeout, IsOver&& is_over, Overdue&& overdue,
+void Endpoint::wait_until(Channel& channel, Duration timeout, IsOver&& is_over, Overdue&& overdue,
                           BeforeSleep&& before_sleep) {
-  Group& group = lane.group();
-  Patience patience = this->patience();
+  Group& group = channel.group();
+  SpinPolicy spin = spin_policy();
   std::optional<Limits> limits;  // most waits end before they look at a clock
   auto look = [&] {
-    group.check_departures(lane);
-    return progress(Appetite::anything) || is_over() || group.has_failed();
+    group.check_departures(channel);
+    return progress(ProgressScope::anything) || is_over() || group.has_failed();
   };
   while (!is_over()) {
-    if (!has_nothing_but(lane) && progress(Appetite::anything)) {
-      patience.restart();
+    if (!has_nothing_but(channel) && progress(ProgressScope::anything)) {
+      spin.restart();
       continue;
     }
     if (is_over()) return;
     if (group.has_failed()) group.throw_failure();
-    if (patience.has_more()) continue;
+    if (spin.has_more()) continue;
     if (!limits) limits.emplace(timeout);
     if (limits->deadline.passed()) {
       group.fail(FailureKind::timeout, overdue(timeout));
@@ -276,28 +277,28 @@ void Endpoint::wait_until(Lane& lane, Duration timeout, IsOver&& is_over, Overdu
   }
 }
 
-void Endpoint::wait(Lane& lane, std::uint64_t sequence, Duration timeout) {
+void Endpoint::wait(Channel& channel, std::uint64_t sequence, Duration timeout) {
   wait_until(
-      lane, timeout, [&] { return lane.is_complete(sequence); },
-      [&](Duration waited) { return lane.group().overdue(lane, waited); },
-      [&] { (void)urge_late(lane); });
+      channel, timeout, [&] { return channel.is_complete(sequence); },
+      [&](Duration waited) { return channel.group().overdue(channel, waited); },
+      [&] { (void)urge_late(channel); });
 }
 
-void Endpoint::wait_for_slot(Lane& lane, Duration timeout) {
+void Endpoint::wait_for_slot(Channel& channel, Duration timeout) {
   wait_until(
-      lane, timeout, [&] { return lane.is_slot_free(); },
-      [&](Duration waited) { return lane.group().unread(lane, waited); },
+      channel, timeout, [&] { return channel.is_slot_free(); },
+      [&](Duration waited) { return channel.group().unread(channel, waited); },
       [&] {
-        nudge_members(lane, lane.slow_members());
-        lane.group().check_readers(lane);
+        nudge_members(channel, channel.slow_members());
+        channel.group().check_readers(channel);
       });
 }
 
 void Endpoint::help() {
   while (!stopping_) {
-    if (try_progress(Appetite::anything)) continue;
+    if (try_progress(ProgressScope::anything)) continue;
     sleep_until_rung(arena_->control().helper, longest_sleep,
-                     [this] { return stopping_ || try_progress(Appetite::anything); });
+                     [this] { return stopping_ || try_progress(ProgressScope::anything); });
   }
 }
 

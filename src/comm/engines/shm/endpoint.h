@@ -3,9 +3,9 @@
 // handles; nothing here is global.
 //
 // Invariants:
-//   - mutex_ guards what threads of this process share about progress: the list of busy lanes, the
-//     lanes' records and the list of groups. It is held for claims and posts, never while bytes are
-//     moved or a thread sleeps.
+//   - mutex_ guards what threads of this process share about progress: the list of busy channels,
+//     the channels' records and the list of groups. It is held for claims and posts, never while
+//     bytes are moved or a thread sleeps.
 //   - A thread that has claimed a segment executes it without any lock; the claim keeps operation,
 //     record and group alive.
 //   - A group outlives its handle until everything it has posted is complete, or, after an error,
@@ -17,10 +17,10 @@
 #pragma once
 
 #include "comm/engines/shm/arena.h"
+#include "comm/engines/shm/channel.h"
 #include "comm/engines/shm/execution_marks.h"
 #include "comm/engines/shm/group.h"
 #include "comm/engines/shm/hand_over.h"
-#include "comm/engines/shm/lane.h"
 #include "comm/engines/shm/peers.h"
 #include "comm/engines/shm/transfer.h"
 #include "comm/engines/shm/waiting.h"
@@ -78,19 +78,19 @@ class Endpoint {
   // again when those that did have let go, and the others have left the group.
   void give_up(Group& group, std::byte* held);
 
-  // For groups and lanes.
-  void post(Lane& lane, const Posting& posting);
-  void wait(Lane& lane, std::uint64_t sequence, Duration timeout);
-  // Asks the members for which a barrier of that lane waits to look; their numbers in the group.
-  std::vector<int> urge_late(const Lane& lane);
-  // Until every member has read what the slot of the lane's next operation carried last.
-  void wait_for_slot(Lane& lane, Duration timeout);
+  // For groups and channels.
+  void post(Channel& channel, const Posting& posting);
+  void wait(Channel& channel, std::uint64_t sequence, Duration timeout);
+  // Asks the members for which a barrier of that channel waits to look; their numbers in the group.
+  std::vector<int> urge_late(const Channel& channel);
+  // Until every member has read what the slot of the channel's next operation carried last.
+  void wait_for_slot(Channel& channel, Duration timeout);
   // Executes one segment if there is one to be had.
-  bool progress(Appetite appetite);
+  bool progress(ProgressScope scope);
   // The same where nobody could be told that there is no memory for it: says so and tries no more.
-  bool try_progress(Appetite appetite) noexcept;
+  bool try_progress(ProgressScope scope) noexcept;
   void ring(std::span<const int> world_ranks, bool helpers = true);
-  void add_lane(const std::function<void()>& add);
+  void add_channel(const std::function<void()>& add);
   // It posts nothing more, in no group.
   [[nodiscard]] bool has_departed(int world_rank) const {
     return peers().control(world_rank).left.load(std::memory_order_seq_cst) != Control::present;
@@ -136,23 +136,23 @@ class Endpoint {
   [[nodiscard]] std::uint64_t find_block(const std::string& key, const std::string& name,
                                          std::span<const int> members);
   // Claims a segment and marks it, if there is a place for the mark.
-  [[nodiscard]] std::optional<std::size_t> claim(Appetite appetite, Lane::Task& task);
-  [[nodiscard]] bool claim_of_busy(Appetite appetite, Lane::Task& task);
-  [[nodiscard]] Patience patience();
-  [[nodiscard]] std::size_t mark_fed(const Lane& lane);
-  void execute(const Lane::Task& task, std::size_t place);
+  [[nodiscard]] std::optional<std::size_t> claim(ProgressScope scope, Channel::Task& task);
+  [[nodiscard]] bool claim_of_busy(ProgressScope scope, Channel::Task& task);
+  [[nodiscard]] SpinPolicy spin_policy();
+  [[nodiscard]] std::size_t mark_copying_in(const Channel& channel);
+  void execute(const Channel::Task& task, std::size_t place);
   // Copies in what was posted last, segment by segment, and works on it meanwhile.
-  void feed(Lane& lane);
+  void copy_in(Channel& channel);
   // Makes progress until is_over(), or throws. overdue(waited) is the sentence of a deadline.
   template <typename IsOver, typename Overdue, typename BeforeSleep>
-  void wait_until(Lane& lane, Duration timeout, IsOver&& is_over, Overdue&& overdue,
+  void wait_until(Channel& channel, Duration timeout, IsOver&& is_over, Overdue&& overdue,
                   BeforeSleep&& before_sleep);
-  // Whether progress() would find nothing, as far as can be seen without the mutex: no other lane
-  // has work, and this one waits for posts.
-  [[nodiscard]] bool has_nothing_but(const Lane& lane) const;
+  // Whether progress() would find nothing, as far as can be seen without the mutex: no other
+  // channel has work, and this one waits for posts.
+  [[nodiscard]] bool has_nothing_but(const Channel& channel) const;
   // Whether this process can read and write the private memory of all peers, and gains by it.
   [[nodiscard]] bool reaches_peers() const;
-  void nudge_members(const Lane& lane, std::span<const int> members);
+  void nudge_members(const Channel& channel, std::span<const int> members);
   void on_peer_end(int rank);
   void on_nudge(int rank);
   // They may be reaped meanwhile.
@@ -174,16 +174,16 @@ class Endpoint {
   HandOver handed_over_;
   ExecutionMarks marks_;
   bool has_core_ = true;  // as many cores as ranks
-  OfferedCores cores_;
+  YieldBudget cores_;
 
   std::mutex mutex_;
   std::vector<std::shared_ptr<Group>> groups_;
   std::vector<Group*> leaving_;                 // those that have left and are to be reaped
   std::atomic<std::size_t> leaving_groups_{0};  // how many; for a look without the mutex
   std::vector<GivenUp> given_up_;
-  std::vector<std::string> used_keys_;      // to be erased from the store
-  std::vector<Lane*> busy_;                 // lanes with operations under way
-  std::atomic<std::size_t> busy_lanes_{0};  // how many; for a look without the mutex
+  std::vector<std::string> used_keys_;         // to be erased from the store
+  std::vector<Channel*> busy_;                 // channels with operations under way
+  std::atomic<std::size_t> busy_channels_{0};  // how many; for a look without the mutex
   std::vector<char> lost_;
   std::array<Scratch, Control::executing_slots> scratches_;  // one a place of a mark
   Group* world_ = nullptr;

@@ -17,7 +17,7 @@
 namespace lockstep::shm {
 namespace {
 
-constexpr int sequence_bits = 44;  // of a ticket; above them the lane
+constexpr int sequence_bits = 44;  // of a ticket; above them the channel
 
 std::vector<int> all_ranks(int size) {
   std::vector<int> ranks(size);
@@ -25,8 +25,8 @@ std::vector<int> all_ranks(int size) {
   return ranks;
 }
 
-std::uint64_t ticket_of(std::size_t lane, std::uint64_t sequence) {
-  return std::uint64_t{lane} << sequence_bits | sequence;
+std::uint64_t ticket_of(std::size_t channel, std::uint64_t sequence) {
+  return std::uint64_t{channel} << sequence_bits | sequence;
 }
 
 }  // namespace
@@ -36,104 +36,104 @@ Group::Group(Endpoint& endpoint, std::string name, std::vector<int> members, std
       name_(std::move(name)),
       members_(std::move(members)),
       block_(block, size()),
-      lanes_(1 + 2 * members_.size()) {
+      channels_(1 + 2 * members_.size()) {
   auto me = std::find(members_.begin(), members_.end(), endpoint.peers().rank());
   rank_ = static_cast<int>(me - members_.begin());
-  lanes_[0] = std::make_unique<Lane>(*this, endpoint.peers(), 0, block_.collectives(),
-                                     all_ranks(size()), rank_);
-  active_.push_back(lanes_[0].get());
+  channels_[0] = std::make_unique<Channel>(*this, endpoint.peers(), 0, block_.collectives(),
+                                           all_ranks(size()), rank_);
+  active_.push_back(channels_[0].get());
 }
 
 Group::~Group() {
-  for (Lane* lane : active_) lane->pin_unfinished();
+  for (Channel* channel : active_) channel->leak_unfinished();
 }
 
-Lane& Group::lane_of(const Posting& posting) {
+Channel& Group::channel_of(const Posting& posting) {
   bool sends = posting.collective == Collective::send;
-  if (!sends && posting.collective != Collective::recv) return *lanes_[0];
+  if (!sends && posting.collective != Collective::recv) return *channels_[0];
   int source = sends ? rank_ : posting.root;
   int destination = sends ? posting.root : rank_;
   std::size_t index = 1 + 2 * static_cast<std::size_t>(posting.root) + (sends ? 0 : 1);
-  if (!lanes_[index]) {
+  if (!channels_[index]) {
     auto memory = block_.make_messages(endpoint_.peers(), source, destination);
-    auto lane = std::make_unique<Lane>(*this, endpoint_.peers(), index, memory,
-                                       std::vector<int>{source, destination}, sends ? 0 : 1);
-    endpoint_.add_lane([&] {
+    auto channel = std::make_unique<Channel>(*this, endpoint_.peers(), index, memory,
+                                             std::vector<int>{source, destination}, sends ? 0 : 1);
+    endpoint_.add_channel([&] {
       if (stopped_) return;
       std::lock_guard lock(active_mutex_);
-      lanes_[index] = std::move(lane);
-      active_.push_back(lanes_[index].get());
+      channels_[index] = std::move(channel);
+      active_.push_back(channels_[index].get());
       has_messages_ = true;
     });
-    if (!lanes_[index]) throw_failure();
+    if (!channels_[index]) throw_failure();
   }
-  return *lanes_[index];
+  return *channels_[index];
 }
 
-Lane& Group::lane_of(std::uint64_t ticket) { return *lanes_[ticket >> sequence_bits]; }
+Channel& Group::channel_of(std::uint64_t ticket) { return *channels_[ticket >> sequence_bits]; }
 
 std::uint64_t Group::post(Posting& posting) {
   if (has_failed()) throw_failure();
-  Lane& lane = lane_of(posting);
-  auto depth = static_cast<std::uint64_t>(lane.memory().depth());
-  if (lane.posted() >= lane.finished() + depth)
-    wait(lane, lane.posted() + 1 - depth, posting.timeout);
-  if (!lane.is_slot_free()) endpoint_.wait_for_slot(lane, posting.timeout);
-  order_after_conflicts(lane, posting);
+  Channel& channel = channel_of(posting);
+  auto depth = static_cast<std::uint64_t>(channel.memory().depth());
+  if (channel.posted() >= channel.finished() + depth)
+    wait(channel, channel.posted() + 1 - depth, posting.timeout);
+  if (!channel.is_slot_free()) endpoint_.wait_for_slot(channel, posting.timeout);
+  order_after_conflicts(channel, posting);
   finish_complete();
-  lane.fill_next(posting);
-  endpoint_.post(lane, posting);
-  return ticket_of(lane.index(), lane.posted());
+  channel.fill_next(posting);
+  endpoint_.post(channel, posting);
+  return ticket_of(channel.index(), channel.posted());
 }
 
-void Group::order_after_conflicts(const Lane& lane, const Posting& posting) {
-  for (Lane* earlier : active_) {
-    if (auto sequence = earlier->last_conflict(&lane, posting))
+void Group::order_after_conflicts(const Channel& channel, const Posting& posting) {
+  for (Channel* earlier : active_) {
+    if (auto sequence = earlier->last_conflict(&channel, posting))
       wait(*earlier, sequence, posting.timeout);
   }
 }
 
 void Group::finish_complete() {
-  for (Lane* lane : active_) {
-    if (lane->finished() < lane->completed()) lane->finish(lane->completed());
+  for (Channel* channel : active_) {
+    if (channel->finished() < channel->completed()) channel->finish(channel->completed());
   }
 }
 
 void Group::wait(std::uint64_t ticket) {
-  Lane& lane = lane_of(ticket);
+  Channel& channel = channel_of(ticket);
   std::uint64_t sequence = ticket & ((std::uint64_t{1} << sequence_bits) - 1);
-  if (lane.finished() >= sequence) return;
-  wait(lane, sequence, lane.timeout_of(sequence));
+  if (channel.finished() >= sequence) return;
+  wait(channel, sequence, channel.timeout_of(sequence));
   // What was dropped before comes with it, as far as all ranks have posted it.
   if (!has_messages_.load(std::memory_order_relaxed)) return;
-  if (!has_unfinished_besides(lane)) return;
-  while (endpoint_.progress(Appetite::anything)) continue;
+  if (!has_unfinished_besides(channel)) return;
+  while (endpoint_.progress(ProgressScope::anything)) continue;
   std::lock_guard lock(active_mutex_);
   finish_complete();
 }
 
-bool Group::has_unfinished_besides(const Lane& lane) {
+bool Group::has_unfinished_besides(const Channel& channel) {
   std::lock_guard lock(active_mutex_);
-  return std::any_of(active_.begin(), active_.end(), [&lane](const Lane* other) {
-    return other != &lane && other->finished() < other->posted();
+  return std::any_of(active_.begin(), active_.end(), [&channel](const Channel* other) {
+    return other != &channel && other->finished() < other->posted();
   });
 }
 
-void Group::wait(Lane& lane, std::uint64_t sequence, Duration timeout) {
-  if (lane.finished() >= sequence) return;
-  if (!lane.is_complete(sequence)) endpoint_.wait(lane, sequence, timeout);
-  lane.finish(sequence);
+void Group::wait(Channel& channel, std::uint64_t sequence, Duration timeout) {
+  if (channel.finished() >= sequence) return;
+  if (!channel.is_complete(sequence)) endpoint_.wait(channel, sequence, timeout);
+  channel.finish(sequence);
 }
 
 bool Group::done(std::uint64_t ticket) {
-  Lane& lane = lane_of(ticket);
+  Channel& channel = channel_of(ticket);
   std::uint64_t sequence = ticket & ((std::uint64_t{1} << sequence_bits) - 1);
-  if (lane.is_complete(sequence)) return true;
-  endpoint_.progress(Appetite::anything);
-  if (lane.is_complete(sequence) || has_failed()) return true;
-  (void)endpoint_.urge_late(lane);
-  check_departures(lane);
-  return lane.is_complete(sequence) || has_failed();
+  if (channel.is_complete(sequence)) return true;
+  endpoint_.progress(ProgressScope::anything);
+  if (channel.is_complete(sequence) || has_failed()) return true;
+  (void)endpoint_.urge_late(channel);
+  check_departures(channel);
+  return channel.is_complete(sequence) || has_failed();
 }
 
 void Group::fail(FailureKind kind, std::string_view text) {
@@ -148,24 +148,24 @@ void Group::fail(FailureKind kind, std::string_view text) {
   endpoint_.ring(members_);
 }
 
-void Group::fail_by_mismatch(const Lane& lane, std::uint64_t sequence, int other) {
+void Group::fail_by_mismatch(const Channel& channel, std::uint64_t sequence, int other) {
   fail(FailureKind::mismatch,
-       difference_between(lane.posted_calls(), sequence, lane.me(), other) + of_group());
+       difference_between(channel.posted_calls(), sequence, channel.me(), other) + of_group());
 }
 
-void Group::fail_by_memory(const Lane& lane, std::uint64_t sequence, int error) {
+void Group::fail_by_memory(const Channel& channel, std::uint64_t sequence, int error) {
   if (error == ESRCH) return;  // it ended; the watcher says so better
   fail(FailureKind::aborted,
        formatted("rank {} could not reach a peer's private memory in {}: {}{}", rank_,
-                 describe(lane.own_call(sequence)), std::generic_category().message(error),
+                 describe(channel.own_call(sequence)), std::generic_category().message(error),
                  of_group()));
 }
 
-void Group::fail_by_exception(const Lane& lane, std::uint64_t sequence,
+void Group::fail_by_exception(const Channel& channel, std::uint64_t sequence,
                               const std::exception& error) {
   fail(FailureKind::aborted,
        formatted("rank {} could not execute its part of {}: {}{}", rank_,
-                 describe(lane.own_call(sequence)), error.what(), of_group()));
+                 describe(channel.own_call(sequence)), error.what(), of_group()));
 }
 
 void Group::fail_by_loss(int number, std::string_view how) {
@@ -177,7 +177,7 @@ void Group::fail_by_end(int world_rank, const std::string& process) {
   auto place = std::find(members_.begin(), members_.end(), world_rank);
   if (place == members_.end()) return;
   auto number = static_cast<int>(place - members_.begin());
-  auto lost = lost_rank(lanes_[0]->posted_calls(), number);
+  auto lost = lost_rank(channels_[0]->posted_calls(), number);
   lost.world_rank = world_rank;
   lost.ended_process = process;
   fail(FailureKind::peer_lost, diagnose::lost_sentence(lost, name_));
@@ -200,16 +200,16 @@ void Group::throw_failure() {
 }
 
 void Group::let_peers_finish(Deadline deadline, bool by_exception) noexcept {
-  for (Lane* lane : active_) {
-    std::uint64_t sequence = lane->last_in_private_memory();
+  for (Channel* channel : active_) {
+    std::uint64_t sequence = channel->last_in_private_memory();
     if (sequence == 0) continue;
     try {
-      if (by_exception && !lane->is_complete(sequence)) {
+      if (by_exception && !channel->is_complete(sequence)) {
         return fail_by_loss(rank_, formatted("an exception ended its part before its peers had "
                                              "taken what it posted in {}",
-                                             describe(lane->own_call(sequence))));
+                                             describe(channel->own_call(sequence))));
       }
-      wait(*lane, sequence, std::min<Duration>(lane->timeout_of(sequence), deadline.left()));
+      wait(*channel, sequence, std::min<Duration>(channel->timeout_of(sequence), deadline.left()));
     } catch (const std::exception&) {
       return;  // the group is dead, and ranks that still wait in it are told why
     }
@@ -218,7 +218,7 @@ void Group::let_peers_finish(Deadline deadline, bool by_exception) noexcept {
 
 void Group::stop() {
   stopped_ = true;
-  for (Lane* lane : active_) lane->stop();
+  for (Channel* channel : active_) channel->stop();
 }
 
 void Group::leave() {
@@ -226,11 +226,11 @@ void Group::leave() {
   block_.left(rank_).store(GroupBlock::posts_no_more, std::memory_order_seq_cst);
 }
 
-void Group::let_go() const { block_.let_go(endpoint_.peers(), rank_); }
+void Group::release_hold() const { block_.release_hold(endpoint_.peers(), rank_); }
 
 bool Group::is_settled() const {
   return std::all_of(active_.begin(), active_.end(),
-                     [](const Lane* lane) { return lane->is_settled(); });
+                     [](const Channel* channel) { return channel->is_settled(); });
 }
 
 bool Group::has_departed(int number) const {
@@ -238,61 +238,62 @@ bool Group::has_departed(int number) const {
          endpoint_.has_departed(members_[number]);
 }
 
-void Group::check_departures(const Lane& lane) {
-  std::uint64_t sequence = lane.completed() + 1;
-  if (sequence > lane.posted()) return;
-  for (int member = 0; member < lane.memory().members(); ++member) {
-    int number = lane.ranks()[member];
-    const Slot& slot = lane.memory().slot(member, sequence);
+void Group::check_departures(const Channel& channel) {
+  std::uint64_t sequence = channel.completed() + 1;
+  if (sequence > channel.posted()) return;
+  for (int member = 0; member < channel.memory().members(); ++member) {
+    int number = channel.ranks()[member];
+    const Slot& slot = channel.memory().slot(member, sequence);
     if (has_posted(slot, sequence)) continue;
     // It may have posted just before it left.
     if (!has_departed(number) || has_posted(slot, sequence)) continue;
-    auto calls = lane.posted_calls();
+    auto calls = channel.posted_calls();
     diagnose::LostRank lost{
         .rank = number,
         .size = size(),
         .world_rank = members_[number],
         .status = diagnose::PeerStatus{.rank = number, .last = calls.last(member)},
-        .call = calls.call(lane.me(), sequence),
+        .call = calls.call(channel.me(), sequence),
         .waiting = {rank_}};
     return fail(FailureKind::peer_lost, diagnose::lost_sentence(lost, name_));
   }
 }
 
-void Group::check_readers(const Lane& lane) {
-  for (int number : lane.slow_members()) {
+void Group::check_readers(const Channel& channel) {
+  for (int number : channel.slow_members()) {
     if (!has_departed(number)) continue;
     // It may have read, and posted, just before it left.
-    auto slow = lane.slow_members();
+    auto slow = channel.slow_members();
     if (std::ranges::find(slow, number) == slow.end()) continue;
     return fail_by_loss(number, formatted("it left in order before operation #{}, which rank {} "
                                           "waits to post",
-                                          lane.posted() + 1, rank_));
+                                          channel.posted() + 1, rank_));
   }
 }
 
-std::string Group::overdue(const Lane& lane, Duration waited) const {
-  const auto sequence = lane.completed() + 1;
-  const auto calls = lane.posted_calls();
-  if (auto late = endpoint_.urge_late(lane); !late.empty())
+std::string Group::overdue(const Channel& channel, Duration waited) const {
+  const auto sequence = channel.completed() + 1;
+  const auto calls = channel.posted_calls();
+  if (auto late = endpoint_.urge_late(channel); !late.empty())
     return formatted("after {}: {} posted small operations before {} and did not carry them out{}",
-                     format_duration(waited), rank_list(late), describe(lane.own_call(sequence)),
+                     format_duration(waited), rank_list(late), describe(channel.own_call(sequence)),
                      of_group());
   auto is_executing = [&](int number) {
-    const auto word = execution_word(lane.key(), sequence);
+    const auto word = execution_word(channel.key(), sequence);
     bool found = false;
     endpoint_.marks().visit(members_[number], [&](std::uint64_t mark) { found |= mark == word; });
     return found;
   };
-  return diagnose::overdue_sentence(
-      lane.own_call(sequence), statuses_of(calls, block_, sequence, is_executing), waited, name_);
+  return diagnose::overdue_sentence(channel.own_call(sequence),
+                                    statuses_of(calls, block_, sequence, is_executing), waited,
+                                    name_);
 }
 
-std::string Group::unread(const Lane& lane, Duration waited) const {
+std::string Group::unread(const Channel& channel, Duration waited) const {
   return formatted(
       "after {}: {} posted {} operations without ever looking at the first of them; "
       "rank {} waits to post the next{}",
-      format_duration(waited), rank_list(lane.slow_members()), lane.memory().depth(), rank_,
+      format_duration(waited), rank_list(channel.slow_members()), channel.memory().depth(), rank_,
       of_group());
 }
 

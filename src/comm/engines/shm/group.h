@@ -7,12 +7,12 @@
 //     further segment.
 //   - A member that has left posts nothing more (its flag is set after its last post), but what it
 //     posted still counts.
-//   - Lanes of messages are made when they are first used, by the one thread that posts, under the
-//     endpoint's mutex.
+//   - Channels of messages are made when they are first used, by the one thread that posts, under
+//     the endpoint's mutex.
 #pragma once
 
+#include "comm/engines/shm/channel.h"
 #include "comm/engines/shm/group_block.h"
-#include "comm/engines/shm/lane.h"
 #include "comm/engines/shm/peers.h"
 #include "comm/engines/shm/posting.h"
 
@@ -45,7 +45,7 @@ class Group {
   [[nodiscard]] const GroupBlock& block() const { return block_; }
   [[nodiscard]] Endpoint& endpoint() const { return endpoint_; }
 
-  // Takes part in the next operation of its lane and returns its ticket. Blocks only while the
+  // Takes part in the next operation of its channel and returns its ticket. Blocks only while the
   // ring is full (of operations under way, or of inputs that a peer has not read yet), or where
   // the call uses bytes that an earlier one must deliver first. One thread at a time.
   [[nodiscard]] std::uint64_t post(Posting& posting);
@@ -60,11 +60,12 @@ class Group {
   }
   // Kills the group, unless something else has, and wakes everybody.
   void fail(FailureKind kind, std::string_view text);
-  void fail_by_mismatch(const Lane& lane, std::uint64_t sequence, int other);
+  void fail_by_mismatch(const Channel& channel, std::uint64_t sequence, int other);
   // A segment of an operation of this group met memory that it may not touch.
-  void fail_by_memory(const Lane& lane, std::uint64_t sequence, int error);
+  void fail_by_memory(const Channel& channel, std::uint64_t sequence, int error);
   // Executing one threw.
-  void fail_by_exception(const Lane& lane, std::uint64_t sequence, const std::exception& error);
+  void fail_by_exception(const Channel& channel, std::uint64_t sequence,
+                         const std::exception& error);
   void fail_by_loss(int number, std::string_view how);
   // The process of a rank has ended, a member of this group or not; empty: its number is not known.
   void fail_by_end(int world_rank, const std::string& process);
@@ -80,34 +81,34 @@ class Group {
   // For the endpoint, under its mutex.
   void leave();
   // Before this member is `gone`: it has done with what members hold together.
-  void let_go() const;
+  void release_hold() const;
   [[nodiscard]] bool has_left() const { return left_; }
-  // After a failure: nothing of it is begun here any more, and no lane is made.
+  // After a failure: nothing of it is begun here any more, and no channel is made.
   void stop();
   [[nodiscard]] bool is_stopped() const { return stopped_; }
   [[nodiscard]] bool is_settled() const;
   // That member (a number of the group) posts nothing more.
   [[nodiscard]] bool has_departed(int number) const;
-  [[nodiscard]] const std::vector<Lane*>& lanes() const { return active_; }
+  [[nodiscard]] const std::vector<Channel*>& channels() const { return active_; }
 
-  // The lane's first incomplete operation misses a member that will not post any more: the group
+  // The channel's first incomplete operation misses a member that will not post any more: the group
   // dies of it.
-  void check_departures(const Lane& lane);
+  void check_departures(const Channel& channel);
   // The same where a post waits for a slot that a member has not read: it has not posted the
   // operation either that is to be posted there.
-  void check_readers(const Lane& lane);
-  [[nodiscard]] std::string overdue(const Lane& lane, Duration waited) const;
+  void check_readers(const Channel& channel);
+  [[nodiscard]] std::string overdue(const Channel& channel, Duration waited) const;
   // The same for a post that waits for a slot.
-  [[nodiscard]] std::string unread(const Lane& lane, Duration waited) const;
+  [[nodiscard]] std::string unread(const Channel& channel, Duration waited) const;
 
  private:
-  [[nodiscard]] Lane& lane_of(const Posting& posting);
-  [[nodiscard]] Lane& lane_of(std::uint64_t ticket);
-  void wait(Lane& lane, std::uint64_t sequence, Duration timeout);
-  void order_after_conflicts(const Lane& lane, const Posting& posting);
-  // Gives out what is complete in all lanes. By the thread that posts, or under active_mutex_.
+  [[nodiscard]] Channel& channel_of(const Posting& posting);
+  [[nodiscard]] Channel& channel_of(std::uint64_t ticket);
+  void wait(Channel& channel, std::uint64_t sequence, Duration timeout);
+  void order_after_conflicts(const Channel& channel, const Posting& posting);
+  // Gives out what is complete in all channels. By the thread that posts, or under active_mutex_.
   void finish_complete();
-  [[nodiscard]] bool has_unfinished_besides(const Lane& lane);
+  [[nodiscard]] bool has_unfinished_besides(const Channel& channel);
   [[nodiscard]] std::string of_group() const;
 
   Endpoint& endpoint_;
@@ -119,10 +120,10 @@ class Group {
   bool stopped_ = false;
 
   // 0: collectives; 1 + 2 * peer: messages to it, and the next: from it.
-  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<std::unique_ptr<Channel>> channels_;
   std::atomic<bool> has_messages_{false};
-  std::mutex active_mutex_;    // for those who read active_ and do not post
-  std::vector<Lane*> active_;  // those that exist
+  std::mutex active_mutex_;       // for those who read active_ and do not post
+  std::vector<Channel*> active_;  // those that exist
 
   std::once_flag settled_;  // after the failure
   std::string unsettled_;   // what could not be

@@ -7,7 +7,7 @@ namespace {
 
 std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-std::size_t lane_words_offset(int members) {
+std::size_t channel_words_offset(int members) {
   return round_up(sizeof(GroupHeader)) + round_up(sizeof(std::atomic<std::uint32_t>) * members);
 }
 
@@ -16,23 +16,24 @@ std::size_t lane_words_offset(int members) {
 std::size_t collectives_offset(int members) {
   constexpr std::size_t pair = 128;
   std::size_t words_end =
-      lane_words_offset(members) + sizeof(std::atomic<std::uint64_t>) * members * members;
+      channel_words_offset(members) + sizeof(std::atomic<std::uint64_t>) * members * members;
   return (words_end + pair - 1) / pair * pair;
 }
 
-void let_go_of(const Peers& peers, std::uint64_t word) {
-  if (word != 0) Arena::let_go(peers.address(Location::of(word)));
+void release_hold_of(const Peers& peers, std::uint64_t word) {
+  if (word != 0) Arena::release_hold(peers.address(Location::of(word)));
 }
 
-constexpr LaneSize message_lane{2, GroupBlock::message_depth, GroupBlock::message_carried_bytes};
+constexpr ChannelSize message_channel{2, GroupBlock::message_depth,
+                                      GroupBlock::message_carried_bytes};
 
-LaneSize collective_lane(int members) {
+ChannelSize collective_channel(int members) {
   return {members, GroupBlock::collective_depth, GroupBlock::collective_carried_bytes};
 }
 
 }  // namespace
 
-LaneMemory::LaneMemory(std::byte* base, LaneSize size)
+ChannelMemory::ChannelMemory(std::byte* base, ChannelSize size)
     : base_(base),
       members_(size.members),
       depth_(size.depth),
@@ -42,17 +43,17 @@ LaneMemory::LaneMemory(std::byte* base, LaneSize size)
       consumed_(words_ + line_bytes * (members_ + 1) * depth_),
       counts_(consumed_ + line_bytes * members_) {}
 
-std::size_t LaneMemory::bytes(const LaneSize& size) {
-  return round_up(LaneMemory(nullptr, size).counts_ +
+std::size_t ChannelMemory::bytes(const ChannelSize& size) {
+  return round_up(ChannelMemory(nullptr, size).counts_ +
                   sizeof(std::atomic<std::uint64_t>) * size.members);
 }
 
-CountsMemory LaneMemory::counts(const Peers& peers, int member) const {
+CountsMemory ChannelMemory::counts(const Peers& peers, int member) const {
   auto word = counts_word(member).load(std::memory_order_acquire);
   return {peers.address(Location::of(word)), members_, depth_};
 }
 
-void LaneMemory::make_counts(const Peers& peers, int me) const {
+void ChannelMemory::make_counts(const Peers& peers, int me) const {
   if (counts_word(me).load(std::memory_order_relaxed) != 0) return;
   auto bytes = CountsMemory::bytes(members_, depth_);
   auto* block = peers.arena()->allocate_held(bytes, members_);
@@ -60,7 +61,7 @@ void LaneMemory::make_counts(const Peers& peers, int me) const {
 }
 
 std::size_t GroupBlock::bytes(int members) {
-  return collectives_offset(members) + LaneMemory::bytes(collective_lane(members));
+  return collectives_offset(members) + ChannelMemory::bytes(collective_channel(members));
 }
 
 std::atomic<std::uint32_t>& GroupBlock::left(int member) const {
@@ -75,41 +76,42 @@ bool GroupBlock::everyone_is_gone() const {
   return true;
 }
 
-LaneMemory GroupBlock::collectives() const {
-  return {base_ + collectives_offset(members_), collective_lane(members_)};
+ChannelMemory GroupBlock::collectives() const {
+  return {base_ + collectives_offset(members_), collective_channel(members_)};
 }
 
-std::atomic<std::uint64_t>& GroupBlock::lane_word(int source, int destination) const {
-  auto* words = reinterpret_cast<std::atomic<std::uint64_t>*>(base_ + lane_words_offset(members_));
+std::atomic<std::uint64_t>& GroupBlock::channel_word(int source, int destination) const {
+  auto* words =
+      reinterpret_cast<std::atomic<std::uint64_t>*>(base_ + channel_words_offset(members_));
   return words[source * members_ + destination];
 }
 
-std::optional<LaneMemory> GroupBlock::messages(const Peers& peers, int source,
-                                               int destination) const {
-  auto word = lane_word(source, destination).load(std::memory_order_acquire);
+std::optional<ChannelMemory> GroupBlock::messages(const Peers& peers, int source,
+                                                  int destination) const {
+  auto word = channel_word(source, destination).load(std::memory_order_acquire);
   if (word == 0) return std::nullopt;
-  return LaneMemory(peers.address(Location::of(word)), message_lane);
+  return ChannelMemory(peers.address(Location::of(word)), message_channel);
 }
 
-LaneMemory GroupBlock::make_messages(const Peers& peers, int source, int destination) const {
+ChannelMemory GroupBlock::make_messages(const Peers& peers, int source, int destination) const {
   if (auto there = messages(peers, source, destination)) return *there;
-  auto bytes = LaneMemory::bytes(message_lane);
-  auto* block = peers.arena()->allocate_held(bytes, message_lane.members);
+  auto bytes = ChannelMemory::bytes(message_channel);
+  auto* block = peers.arena()->allocate_held(bytes, message_channel.members);
   std::memset(block, 0, bytes);
   std::uint64_t none = 0;
-  bool is_first = lane_word(source, destination)
+  bool is_first = channel_word(source, destination)
                       .compare_exchange_strong(none, peers.locate(block, bytes).word(),
                                                std::memory_order_acq_rel);
-  if (is_first) return {block, message_lane};
-  for (int holder = 0; holder < message_lane.members; ++holder) Arena::let_go(block);
+  if (is_first) return {block, message_channel};
+  for (int holder = 0; holder < message_channel.members; ++holder) Arena::release_hold(block);
   return *messages(peers, source, destination);
 }
 
-void GroupBlock::let_go(const Peers& peers, int member) const {
+void GroupBlock::release_hold(const Peers& peers, int member) const {
   for (int other = 0; other < members_; ++other) {
-    let_go_of(peers, lane_word(member, other).load(std::memory_order_acquire));
-    let_go_of(peers, lane_word(other, member).load(std::memory_order_acquire));
-    let_go_of(peers, collectives().counts_word(other).load(std::memory_order_acquire));
+    release_hold_of(peers, channel_word(member, other).load(std::memory_order_acquire));
+    release_hold_of(peers, channel_word(other, member).load(std::memory_order_acquire));
+    release_hold_of(peers, collectives().counts_word(other).load(std::memory_order_acquire));
   }
 }
 

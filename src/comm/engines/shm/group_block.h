@@ -2,17 +2,17 @@
 // when the group begins. Zero is the valid beginning of everything in it, so no page is touched
 // before it is used.
 //
-//   header | one left-flag a member | for each ordered pair of ranks where its lane for messages
-//   lies | the collective lane
+//   header | one left-flag a member | for each ordered pair of ranks where its channel for messages
+//   lies | the collective channel
 //
-// A lane is a ring of `depth` operations among its members: a slot for each member (descriptor.h),
-// room for the input that a small operation carries with it, the words by which segments are
-// claimed and counted (cursor.h), how far each member has read what is carried, and where its
-// uneven counts lie.
+// A channel is a ring of `depth` operations among its members: a slot for each member
+// (descriptor.h), room for the input that a small operation carries with it, the words by which
+// segments are claimed and counted (cursor.h), how far each member has read what is carried, and
+// where its uneven counts lie.
 //
 // What few groups need lies outside of the block, in a block of its own in the arena of the member
-// that needs it first: the lane of a pair that exchanges messages, and the counts of a member that
-// makes an uneven call. All who may use it hold it, until they have done with the group.
+// that needs it first: the channel of a pair that exchanges messages, and the counts of a member
+// that makes an uneven call. All who may use it hold it, until they have done with the group.
 #pragma once
 
 #include "comm/diagnose/failure.h"
@@ -42,7 +42,7 @@ struct GroupHeader {
   alignas(64) SharedFailure failure;
 };
 
-struct LaneSize {
+struct ChannelSize {
   int members;
   int depth;                  // a power of two: a position in the ring costs no division
   std::size_t carried_bytes;  // the largest input that a slot carries; a multiple of 64
@@ -78,11 +78,11 @@ class CountsMemory {
   int depth_;
 };
 
-// The memory of one lane. A view: copies speak of the same memory.
-class LaneMemory {
+// The memory of one channel. A view: copies speak of the same memory.
+class ChannelMemory {
  public:
-  LaneMemory(std::byte* base, LaneSize size);
-  [[nodiscard]] static std::size_t bytes(const LaneSize& size);
+  ChannelMemory(std::byte* base, ChannelSize size);
+  [[nodiscard]] static std::size_t bytes(const ChannelSize& size);
 
   [[nodiscard]] int members() const { return members_; }
   [[nodiscard]] int depth() const { return depth_; }
@@ -155,18 +155,18 @@ class GroupBlock {
   enum : std::uint32_t { present, posts_no_more, gone };
   [[nodiscard]] std::atomic<std::uint32_t>& left(int member) const;
   [[nodiscard]] bool everyone_is_gone() const;
-  [[nodiscard]] LaneMemory collectives() const;
-  // The lane of messages from one member to another; nothing when neither has used it yet.
-  [[nodiscard]] std::optional<LaneMemory> messages(const Peers& peers, int source,
-                                                   int destination) const;
+  [[nodiscard]] ChannelMemory collectives() const;
+  // The channel of messages from one member to another; nothing when neither has used it yet.
+  [[nodiscard]] std::optional<ChannelMemory> messages(const Peers& peers, int source,
+                                                      int destination) const;
   // By one of the two. Throws BadInput when the arena is full.
-  [[nodiscard]] LaneMemory make_messages(const Peers& peers, int source, int destination) const;
+  [[nodiscard]] ChannelMemory make_messages(const Peers& peers, int source, int destination) const;
   // That member will not use what lies outside of the block any more. Before it is `gone`.
-  void let_go(const Peers& peers, int member) const;
+  void release_hold(const Peers& peers, int member) const;
 
  private:
-  // Where the lane lies; 0 while there is none.
-  [[nodiscard]] std::atomic<std::uint64_t>& lane_word(int source, int destination) const;
+  // Where the channel lies; 0 while there is none.
+  [[nodiscard]] std::atomic<std::uint64_t>& channel_word(int source, int destination) const;
 
   std::byte* base_;
   int members_;

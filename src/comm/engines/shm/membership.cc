@@ -145,12 +145,12 @@ void Endpoint::leave(Group& group) {
   }
   ring(kept->members());
   kept.reset();
-  while (try_progress(Appetite::anything)) continue;
+  while (try_progress(ProgressScope::anything)) continue;
   reap();
 }
 
 void Endpoint::give_up(Group& group, std::byte* held) {
-  Arena::let_go(held);
+  Arena::release_hold(held);
   std::lock_guard lock(mutex_);
   given_up_.push_back({*std::ranges::find(groups_, &group, &std::shared_ptr<Group>::get), held});
 }
@@ -178,9 +178,9 @@ void Endpoint::reap() {
   });
   std::erase_if(leaving_, [&](Group* group) {
     if (!group->is_settled() && !group->has_failed()) return false;
-    for (Lane* lane : group->lanes()) std::erase(busy_, lane);
+    for (Channel* channel : group->channels()) std::erase(busy_, channel);
     if (!group->is_settled()) return true;  // it stays: peers may still write into its buffers
-    group->let_go();
+    group->release_hold();
     group->block().left(group->rank()).store(GroupBlock::gone, std::memory_order_release);
     auto place = std::ranges::find(groups_, group, &std::shared_ptr<Group>::get);
     ended.push_back(std::move(*place));
@@ -188,7 +188,7 @@ void Endpoint::reap() {
     return true;
   });
   leaving_groups_.store(leaving_.size(), std::memory_order_relaxed);
-  busy_lanes_.store(busy_.size(), std::memory_order_relaxed);
+  busy_channels_.store(busy_.size(), std::memory_order_relaxed);
   std::erase_if(own_blocks_, [this](OwnBlock& own) {
     if (!GroupBlock(own.data, own.members).everyone_is_gone()) return false;
     arena_->free(own.data);

@@ -4,7 +4,7 @@
 #include <lockstep/base/fingerprint.h>
 #include <lockstep/base/format.h>
 
-#include "comm/engines/shm/route.h"
+#include "comm/engines/shm/data_path.h"
 #include "sys/topology.h"
 
 #include <algorithm>
@@ -116,7 +116,7 @@ void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, std::si
   planned_ = false;
 }
 
-void Operation::publish(const Peers& peers, const LaneMemory& memory, int me,
+void Operation::publish(const Peers& peers, const ChannelMemory& memory, int me,
                         const Posting& posting) {
   if (posting.is_uneven()) publish_counts(peers, memory, me, posting);
   if (carried_) {
@@ -130,7 +130,7 @@ void Operation::publish(const Peers& peers, const LaneMemory& memory, int me,
 }
 
 // A member may still read those of the operation that stood here, which others have completed.
-void Operation::publish_counts(const Peers& peers, const LaneMemory& memory, int me,
+void Operation::publish_counts(const Peers& peers, const ChannelMemory& memory, int me,
                                const Posting& posting) const {
   begin_write(memory.slot(me, sequence_), sequence_);
   auto counts = memory.counts(peers, me);
@@ -160,19 +160,19 @@ void Operation::note_carried(int member, std::byte* input, Place origin) {
   for (std::size_t i = 0; i < bytes; i += line_bytes) __builtin_prefetch(input + i);
 }
 
-Sight Operation::look(const Peers& peers, const LaneMemory& memory) {
+PollResult Operation::look(const Peers& peers, const ChannelMemory& memory) {
   for (int member = 0; unseen_ > 0 && member < memory.members(); ++member) {
     if (seen_.test(member)) continue;
     Descriptor descriptor;
     Posted posted = read(memory.slot(member, sequence_), sequence_, descriptor);
-    if (posted == Posted::complete) return Sight::complete;
+    if (posted == Posted::complete) return PollResult::complete;
     if (posted == Posted::not_yet) {
       missing_ = member;
       continue;
     }
     if (descriptor.print != print_) {
       mismatched_ = member;
-      return Sight::mismatch;
+      return PollResult::mismatch;
     }
     seen_.set(member);
     --unseen_;
@@ -182,10 +182,10 @@ Sight Operation::look(const Peers& peers, const LaneMemory& memory) {
     else
       note(peers, member, descriptor.input, descriptor.output);
   }
-  return unseen_ > 0 ? Sight::waiting : make_plan(peers, memory);
+  return unseen_ > 0 ? PollResult::waiting : make_plan(peers, memory);
 }
 
-bool Operation::read_exchange(const Peers& peers, const LaneMemory& memory) {
+bool Operation::read_exchange(const Peers& peers, const ChannelMemory& memory) {
   int members = memory.members();
   std::vector<std::int64_t> matrix(static_cast<std::size_t>(members) * members);
   std::vector<CountsMemory> counts;
@@ -203,24 +203,24 @@ bool Operation::read_exchange(const Peers& peers, const LaneMemory& memory) {
   return agree;
 }
 
-Sight Operation::make_plan(const Peers& peers, const LaneMemory& memory) {
+PollResult Operation::make_plan(const Peers& peers, const ChannelMemory& memory) {
   if (uneven_exchange_) {
     bool agree = read_exchange(peers, memory);
     std::atomic_thread_fence(std::memory_order_acquire);
     for (int member = 0; member < memory.members(); ++member) {
       if (memory.slot(member, sequence_).stamp.load(std::memory_order_acquire) != sequence_ * 2)
-        return Sight::complete;
+        return PollResult::complete;
     }
-    if (!agree) return Sight::mismatch;
+    if (!agree) return PollResult::mismatch;
     shape_.exchange = &exchange_;
   }
   planned_ = true;
   if (carried_) {
     if (!combines(collective_)) plan_ = Plan(shape_);
     outputs_[me_] = Place{staged_.own_output().data};
-    return Sight::ready;
+    return PollResult::ready;
   }
-  // Of a pipelined one it has been there since fill(), and the poster reads it now in feed().
+  // Of a pipelined one it has been there since fill(), and the poster reads it now in copy_in().
   if (!pipelined_) plan_ = Plan(shape_, cutting_for(dtype_));
   if (moves_nothing()) plan_ = Plan();
   any_pipeline_ = false;
@@ -234,7 +234,7 @@ Sight Operation::make_plan(const Peers& peers, const LaneMemory& memory) {
   bool in_place = inputs_ == outputs_;
   stream_ = !in_place && !any_pipeline_ &&
             elements * static_cast<std::int64_t>(bytes_of(dtype_)) * 2 > streaming_bytes();
-  return Sight::ready;
+  return PollResult::ready;
 }
 
 // Everything is where it should be: pieces of a tensor that all ranks share.
@@ -268,11 +268,11 @@ Buffer Operation::own_segment(std::size_t turn) const {
           static_cast<std::size_t>(range.length()) * element};
 }
 
-Operation::Fed Operation::feed(bool spills) {
+Operation::CopyIn Operation::copy_in(bool spills) {
   std::size_t turn = pipeline_.next_turn();
   bool is_last = turn == last_turn_;  // read before others can complete the operation
-  if (!pipeline_.copy_in(own_segment(turn), spills)) return Fed::no_room;
-  return is_last ? Fed::all : Fed::one;
+  if (!pipeline_.copy_in(own_segment(turn), spills)) return CopyIn::no_room;
+  return is_last ? CopyIn::all : CopyIn::one;
 }
 
 int Operation::run(int part, std::int64_t index, Scratch& scratch) const {
@@ -364,11 +364,11 @@ int Operation::move_part(int part, Range range, Scratch& scratch) const {
   return error;
 }
 
-void Operation::take_out() {
-  staged_.take_out();
+void Operation::copy_out() {
+  staged_.copy_out();
   for (std::size_t turn = 0; pipelined_ && turn < static_cast<std::size_t>(plan_.turns()); ++turn) {
     auto segment = own_segment(turn);
-    if (segment.bytes > 0) pipeline_.take_out(turn, segment);
+    if (segment.bytes > 0) pipeline_.copy_out(turn, segment);
   }
 }
 
@@ -379,10 +379,10 @@ void Operation::release() {
   if (uneven_exchange_) exchange_ = {};  // as many words as pairs of ranks
 }
 
-void Operation::pin() {
-  staged_.pin();
-  keep_input_.forsake();
-  keep_output_.forsake();
+void Operation::leak() {
+  staged_.leak();
+  keep_input_.leak();
+  keep_output_.leak();
 }
 
 }  // namespace lockstep::shm

@@ -33,7 +33,7 @@
 namespace lockstep::shm {
 
 // What looking at the members' slots has found.
-enum class Sight { waiting, ready, complete, mismatch };
+enum class PollResult { waiting, ready, complete, mismatch };
 
 class Operation {
  public:
@@ -46,10 +46,10 @@ class Operation {
   void fill(const Peers& peers, int me, std::uint64_t sequence, std::size_t carried_bytes,
             Posting& posting);
   // Publishes the descriptor, and what is carried.
-  void publish(const Peers& peers, const LaneMemory& memory, int me, const Posting& posting);
+  void publish(const Peers& peers, const ChannelMemory& memory, int me, const Posting& posting);
   // Reads what others have posted since the last look and, when all have, makes the plan. After
   // `mismatch`, mismatched() is a member that does not agree with this rank.
-  [[nodiscard]] Sight look(const Peers& peers, const LaneMemory& memory);
+  [[nodiscard]] PollResult look(const Peers& peers, const ChannelMemory& memory);
 
   [[nodiscard]] std::uint64_t sequence() const { return sequence_; }
   // Also of the operation that was here last.
@@ -61,12 +61,12 @@ class Operation {
   // A member that had not posted at the last look; only while waiting.
   [[nodiscard]] int missing() const { return missing_; }
 
-  // Whether this rank's tensor is copied in after the post, by feed().
+  // Whether this rank's tensor is copied in after the post, by copy_in().
   [[nodiscard]] bool is_pipelined() const { return pipelined_; }
   // Copies the next segment in; by the thread that posts. `all`: that was the last one, and the
   // record must not be touched any more. `no_room`: peers are behind; with `spills` they never are.
-  enum class Fed { one, all, no_room };
-  [[nodiscard]] Fed feed(bool spills);
+  enum class CopyIn { one, all, no_room };
+  [[nodiscard]] CopyIn copy_in(bool spills);
   // Whether every rank has copied that segment in. Only when planned.
   [[nodiscard]] bool is_available(int part, std::int64_t index) const;
 
@@ -82,25 +82,27 @@ class Operation {
     return Duration(timeout_.load(std::memory_order_relaxed));
   }
   // The results are complete: they go where the caller wants them.
-  void take_out();
+  void copy_out();
   // The caller's tensors may go; the record is empty.
   void release();
   // After an error: what peers may still write to is never used again.
-  void pin();
+  void leak();
   // The caller's own output, where peers write to it, and what keeps it.
   [[nodiscard]] Buffer exposed() const { return staged_.exposed(); }
-  [[nodiscard]] Keep& kept_output() { return keep_output_.exists() ? keep_output_ : keep_input_; }
+  [[nodiscard]] KeepAlive& kept_output() {
+    return keep_output_.exists() ? keep_output_ : keep_input_;
+  }
 
  private:
-  void publish_counts(const Peers& peers, const LaneMemory& memory, int me,
+  void publish_counts(const Peers& peers, const ChannelMemory& memory, int me,
                       const Posting& posting) const;
   // These are the buffers of a member that has posted.
   void note(const Peers& peers, int member, Location input, Location output);
   // The same for one whose slot carries its input, which lies at `origin`.
   void note_carried(int member, std::byte* input, Place origin);
   [[nodiscard]] Fingerprint agree(const Posting& posting, int members);
-  [[nodiscard]] bool read_exchange(const Peers& peers, const LaneMemory& memory);
-  [[nodiscard]] Sight make_plan(const Peers& peers, const LaneMemory& memory);
+  [[nodiscard]] bool read_exchange(const Peers& peers, const ChannelMemory& memory);
+  [[nodiscard]] PollResult make_plan(const Peers& peers, const ChannelMemory& memory);
   [[nodiscard]] bool moves_nothing() const;
   [[nodiscard]] Buffer own_segment(std::size_t turn) const;
   [[nodiscard]] int run_part(int part, Range range, Scratch& scratch) const;
@@ -138,8 +140,8 @@ class Operation {
 
   Staged staged_;
   Pipeline pipeline_;
-  Keep keep_input_;
-  Keep keep_output_;
+  KeepAlive keep_input_;
+  KeepAlive keep_output_;
   std::atomic<Duration::rep> timeout_{0};
 };
 

@@ -14,7 +14,7 @@ bool Pipeline::make_room(InWindow& user) {
   if (user.segment.bytes == 0) return true;
   auto state = memory_.state(user.turn).load(std::memory_order_acquire);
   if ((state & PipelineMemory::done) == 0) return false;
-  take_out(user.turn, user.segment);
+  copy_out(user.turn, user.segment);
   user.segment = {};
   return true;
 }
@@ -35,7 +35,7 @@ bool Pipeline::copy_in(Buffer segment, bool spills) {
   return true;
 }
 
-void Pipeline::take_out(std::size_t turn, Buffer segment) {
+void Pipeline::copy_out(std::size_t turn, Buffer segment) {
   auto state = memory_.state(turn).load(std::memory_order_acquire);
   if ((state & PipelineMemory::taken) != 0) return;
   std::memcpy(segment.data, memory_.segment(turn), segment.bytes);

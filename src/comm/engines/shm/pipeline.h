@@ -82,7 +82,7 @@ class Pipeline {
   // over. False when the window has no room for it: only with `spills` it then goes elsewhere.
   [[nodiscard]] bool copy_in(Buffer segment, bool spills);
   // Copies the result of a turn out, unless that has been done.
-  void take_out(std::size_t turn, Buffer segment);
+  void copy_out(std::size_t turn, Buffer segment);
 
  private:
   // What is in the window, so that it can be taken out: its turn and its place in the tensor.

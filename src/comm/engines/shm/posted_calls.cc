@@ -12,7 +12,7 @@ constexpr int sender = 0;
 constexpr int receiver = 1;
 
 // The latest slot of a member; null when it has posted nothing.
-const Slot* last_slot(const LaneMemory& memory, int member) {
+const Slot* last_slot(const ChannelMemory& memory, int member) {
   const Slot* last = nullptr;
   for (int i = 0; i < memory.depth(); ++i) {
     const Slot& slot = memory.slot(member, static_cast<std::uint64_t>(i));
@@ -21,12 +21,12 @@ const Slot* last_slot(const LaneMemory& memory, int member) {
   return last;
 }
 
-std::uint64_t last_sequence(const LaneMemory& memory, int member) {
+std::uint64_t last_sequence(const ChannelMemory& memory, int member) {
   const Slot* last = last_slot(memory, member);
   return last ? sequence_in(*last) : 0;
 }
 
-// The lane of the messages between two members of a group; nothing while there is none.
+// The channel of the messages between two members of a group; nothing while there is none.
 std::optional<PostedCalls> messages_between(const Peers& peers, const GroupBlock& block,
                                             const std::array<int, 2>& ranks) {
   auto memory = block.messages(peers, ranks[sender], ranks[receiver]);

@@ -14,11 +14,11 @@
 
 namespace lockstep::shm {
 
-// One lane as its slots show it. A view.
+// One channel as its slots show it. A view.
 struct PostedCalls {
   const Peers& peers;
-  LaneMemory memory;
-  std::span<const int> ranks;  // the lane's members as numbers of the group
+  ChannelMemory memory;
+  std::span<const int> ranks;  // the channel's members as numbers of the group
   bool has_messages = false;   // from the first of the two to the second
 
   // What stands in the slot of a member for operation `sequence`.
@@ -35,7 +35,7 @@ struct PostedCalls {
 [[nodiscard]] std::string difference_between(const PostedCalls& calls, std::uint64_t sequence,
                                              int one, int other);
 
-// Of each member of a lane, and of operation `sequence` that some wait in. `is_executing(rank)`:
+// Of each member of a channel, and of operation `sequence` that some wait in. `is_executing(rank)`:
 // whether that rank executes a segment of it now.
 [[nodiscard]] std::vector<diagnose::PeerStatus> statuses_of(
     const PostedCalls& calls, const GroupBlock& block, std::uint64_t sequence,

@@ -34,31 +34,31 @@ struct Renewal {
 
 // Something that must live until the operation is complete, such as a tensor. Move-only, never
 // allocates.
-class Keep {
+class KeepAlive {
  public:
-  Keep() = default;
+  KeepAlive() = default;
   // `renewal`, if any, lives for ever.
-  Keep(void* object, void (*release)(void*), const Renewal* renewal = nullptr)
+  KeepAlive(void* object, void (*release)(void*), const Renewal* renewal = nullptr)
       : object_(object), release_(release), renewal_(renewal) {}
-  Keep(Keep&& other) noexcept
+  KeepAlive(KeepAlive&& other) noexcept
       : object_(std::exchange(other.object_, nullptr)),
         release_(other.release_),
         renewal_(other.renewal_) {}
-  Keep& operator=(Keep&& other) noexcept {
+  KeepAlive& operator=(KeepAlive&& other) noexcept {
     reset();
     object_ = std::exchange(other.object_, nullptr);
     release_ = other.release_;
     renewal_ = other.renewal_;
     return *this;
   }
-  ~Keep() { reset(); }
+  ~KeepAlive() { reset(); }
 
   [[nodiscard]] bool exists() const { return object_ != nullptr; }
   void reset() {
     if (object_) release_(std::exchange(object_, nullptr));
   }
   // Never releases it.
-  void forsake() { object_ = nullptr; }
+  void leak() { object_ = nullptr; }
 
   // Empty where its memory cannot be renewed.
   [[nodiscard]] Buffer memory() const {
@@ -85,8 +85,8 @@ struct Posting {
   std::string_view tag = {};
   Duration timeout{};
   std::source_location where = std::source_location::current();
-  Keep keep_input = {};
-  Keep keep_output = {};
+  KeepAlive keep_input = {};
+  KeepAlive keep_output = {};
 
   [[nodiscard]] bool is_uneven() const { return !input_counts.empty() || !output_counts.empty(); }
 };

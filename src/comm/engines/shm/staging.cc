@@ -96,7 +96,7 @@ Staged& Staged::operator=(Staged&& other) noexcept {
   return *this;
 }
 
-void Staged::take_out() {
+void Staged::copy_out() {
   if (output_block_ && !output_location_.is_pipeline)
     std::memcpy(output_.data, output_block_, output_.bytes);
 }
@@ -104,15 +104,15 @@ void Staged::take_out() {
 void Staged::release() {
   if (output_block_ && output_block_ != input_block_) arena_->free(output_block_);
   if (input_block_) arena_->free(input_block_);
-  pin();
+  leak();
 }
 
-void Staged::pin() { input_block_ = output_block_ = nullptr; }
+void Staged::leak() { input_block_ = output_block_ = nullptr; }
 
 bool Staged::must_precede(const Later& later) const {
   bool reads_ours = overlap(output_, later.input);
   bool writes_output = overlap(output_, later.output);
-  if (later.same_lane)
+  if (later.same_channel)
     return delivers_late() ? reads_ours || writes_output : reads_ours && later.is_copied;
   bool is_copied = carried_ || input_block_ != nullptr;
   return reads_ours || writes_output || (!is_copied && overlap(input_, later.output));

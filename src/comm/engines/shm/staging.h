@@ -57,19 +57,20 @@ class Staged {
   }
 
   // The operation is complete: the output goes where the caller wants it. Not of a pipelined one.
-  void take_out();
+  void copy_out();
   // Frees what this made; nobody may use it any more.
   void release();
   // Never frees it: peers may still write there.
-  void pin();
+  void leak();
 
   // Whether an operation posted later must wait until this one has been taken out: it touches the
-  // same bytes, and the order of the lane alone would not do. `same_lane`: operations of the two
-  // are executed in post order anyway. `is_copied`: the later one's input is copied at its post.
+  // same bytes, and the order of the channel alone would not do. `same_channel`: operations of the
+  // two are executed in post order anyway. `is_copied`: the later one's input is copied at its
+  // post.
   struct Later {
     Buffer input;
     Buffer output;
-    bool same_lane;
+    bool same_channel;
     bool is_copied;
   };
   [[nodiscard]] bool must_precede(const Later& later) const;

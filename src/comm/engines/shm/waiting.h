@@ -54,7 +54,7 @@ inline void pause_briefly() {
 // nobody takes, and one rank that sleeps makes others sleep. So a core that is lost now and then
 // changes nothing: what counts is the share of the time. Each loss is a debt that time pays off, 32
 // times as slowly; while more than a few losses are owed, waits sleep.
-class OfferedCores {
+class YieldBudget {
  public:
   [[nodiscard]] bool are_ours(Clock::time_point now) const {
     return paid_off_.load(std::memory_order_relaxed) <=
@@ -82,9 +82,9 @@ class OfferedCores {
 // A thread that finds nothing to do looks again for as long as that is worth it: longer than most
 // interruptions last. At first it keeps its core, unless ranks share cores; then it offers it at
 // each look, because the peer may have been put on the same one.
-class Patience {
+class SpinPolicy {
  public:
-  Patience(OfferedCores& cores, bool has_core) : cores_(cores), has_core_(has_core) {}
+  SpinPolicy(YieldBudget& cores, bool has_core) : cores_(cores), has_core_(has_core) {}
 
   void restart() {
     stage_ = Stage::glancing;
@@ -124,7 +124,7 @@ class Patience {
     return false;
   }
 
-  OfferedCores& cores_;
+  YieldBudget& cores_;
   bool has_core_;
   Stage stage_ = Stage::glancing;
   int glances_ = 0;

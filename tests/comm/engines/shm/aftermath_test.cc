@@ -48,7 +48,7 @@ class RenewableArray {
           array.data_ = fresh;
           return true;
         }};
-    posting.keep_input = shm::Keep(
+    posting.keep_input = shm::KeepAlive(
         this, [](void*) {}, &renewal);
     return posting;
   }
@@ -82,7 +82,7 @@ std::thread stop_in_a_segment(Endpoint& endpoint, std::uint64_t key) {
     auto end = Clock::now() + 1s;
     for (bool stopped = false; !stopped && Clock::now() < end;) {
       endpoint.marks().visit(endpoint.peers().rank(), [&](std::uint64_t word) {
-        if (stopped || !shm::is_of_lane(word, key)) return;
+        if (stopped || !shm::is_of_channel(word, key)) return;
         stopped = true;
         raise(SIGSTOP);
       });
@@ -109,7 +109,7 @@ TEST(Aftermath, ARankThatIsStoppedInASegmentWritesNothingLater) {
                           run(group, barrier_call());
                           std::thread stopper;
                           if (group.rank() == 1)
-                            stopper = stop_in_a_segment(endpoint, group.lanes().front()->key());
+                            stopper = stop_in_a_segment(endpoint, group.channels().front()->key());
                           try {
                             run(group, values.all_reduce(500ms));
                           } catch (const Timeout& error) {
@@ -166,7 +166,7 @@ TEST(Aftermath, NothingIsWrittenAfterAnAbort) {
 struct SlowPeer {
   SlowPeer(Endpoint& endpoint, int peer, std::uint64_t sequence)
       : place(endpoint.peers().control(peer).executing.back()) {
-    place = shm::execution_word(endpoint.world().lanes().front()->key(), sequence);
+    place = shm::execution_word(endpoint.world().channels().front()->key(), sequence);
   }
   std::atomic<std::uint64_t>& place;
 };
@@ -300,7 +300,7 @@ TEST(Aftermath, SmallOperationsAreNotCarriedOutLater) {
                                    memory.slot(0, 1).names};
       const char* file = nullptr;
       shm::write(memory.slot(1, 1), 1, {call, {}, {}}, {Collective::all_reduce, {}, {}}, file);
-      EXPECT_FALSE(endpoint.progress(shm::Appetite::anything));
+      EXPECT_FALSE(endpoint.progress(shm::ProgressScope::anything));
       EXPECT_EQ(values, std::vector<float>(10, 7));
       EXPECT_THROW(group.wait(ticket), Aborted);
       EXPECT_EQ(values, std::vector<float>(10, 7));

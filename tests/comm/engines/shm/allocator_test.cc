@@ -85,15 +85,15 @@ TEST(Arena, FreesABlockWhenItsLastHolderLetsGo) {
   Arena arena(16 << 20);
   auto before = arena.used();
   auto* held = arena.allocate_held(1 << 20, 1, 1);
-  Arena::let_go(held);
+  Arena::release_hold(held);
   EXPECT_GT(arena.used(), before + (1 << 20));
   Arena::take(held);
   EXPECT_GT(arena.used(), before + (1 << 20));
-  Arena::let_go(held);
+  Arena::release_hold(held);
   EXPECT_EQ(arena.used(), before);
   for (int i = 0; i < 100; ++i) {  // far more than it has room for
     auto* again = arena.allocate_held(4 << 20, 1);
-    Arena::let_go(again);
+    Arena::release_hold(again);
   }
 }
 
@@ -102,10 +102,10 @@ TEST(Arena, FreesABlockThatSomeWillNeverTakeOnceTheOthersLetGo) {
   auto before = arena.used();
   auto* held = arena.allocate_held(1 << 20, 1, 2);
   Arena::take(held);
-  Arena::let_go(held);
+  Arena::release_hold(held);
   Arena::expect_nobody(held);
   EXPECT_GT(arena.used(), before + (1 << 20));
-  Arena::let_go(held);
+  Arena::release_hold(held);
   EXPECT_EQ(arena.used(), before);
 }
 

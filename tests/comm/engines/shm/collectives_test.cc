@@ -172,7 +172,7 @@ TEST_P(ShmCollectives, PassMessagesInOrder) {
     Group& group = endpoint.world();
     int me = group.rank();
     int size = group.size();
-    constexpr int rounds = 40;  // more than a lane's ring holds
+    constexpr int rounds = 40;  // more than a channel's ring holds
     for (std::size_t count : {1, 30'001}) {
       std::vector<float> out(count);
       std::vector<float> in(count);

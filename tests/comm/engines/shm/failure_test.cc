@@ -56,7 +56,7 @@ void all_reduce(Group& group, std::size_t count) {
   auto values = std::make_unique<std::vector<float>>(count, 1);
   auto posting = call(Collective::all_reduce, *values, *values);
   // After an error peers may still write there.
-  posting.keep_input = shm::Keep(values.release(), [](void* kept) {
+  posting.keep_input = shm::KeepAlive(values.release(), [](void* kept) {
     std::unique_ptr<std::vector<float>>(static_cast<std::vector<float>*>(kept)).reset();
   });
   run(group, std::move(posting));

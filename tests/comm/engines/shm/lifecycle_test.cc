@@ -279,7 +279,7 @@ TEST(Lifecycle, GroupsLeaveNoKeysInTheStore) {
 // What a posting keeps.
 struct Kept {
   std::atomic<int> released{0};
-  shm::Keep keep() {
+  shm::KeepAlive keep() {
     return {this, [](void* kept) { ++static_cast<Kept*>(kept)->released; }};
   }
 };

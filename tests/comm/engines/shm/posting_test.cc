@@ -282,7 +282,7 @@ TEST(Posting, GivesMemoryBack) {
   });
 }
 
-// Lanes of messages and uneven counts lie outside of a group's block.
+// Channels of messages and uneven counts lie outside of a group's block.
 TEST(Posting, GivesTheMemoryOfMessagesAndUnevenCallsBack) {
   run_as_rank_threads(3, [](Endpoint& endpoint) {
     Group& world = endpoint.world();
@@ -320,8 +320,8 @@ TEST(Posting, GivesTheMemoryOfMessagesAndUnevenCallsBack) {
   });
 }
 
-// Both ends may be the first to use a lane; one lane is made.
-TEST(Posting, BothEndsOfAMessageMayMakeItsLane) {
+// Both ends may be the first to use a channel; one channel is made.
+TEST(Posting, BothEndsOfAMessageMayMakeItsChannel) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
     for (int round = 0; round < 50; ++round) {
       Group& group = endpoint.make_group("group " + std::to_string(round), {0, 1});

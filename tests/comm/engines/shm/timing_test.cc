@@ -88,7 +88,7 @@ void expect_same_bits(Endpoint& endpoint) {
   }
 }
 
-// Ranks run ahead of each other by as much as a lane takes, through its ring many times.
+// Ranks run ahead of each other by as much as a channel takes, through its ring many times.
 void exchange_far_ahead(Endpoint& endpoint) {
   Group& group = endpoint.world();
   struct Exchange {

@@ -1,8 +1,8 @@
-// Lane: one ordered stream of operations among some ranks, as one process takes part in it.
+// Channel: one ordered stream of operations among some ranks, as one process takes part in it.
 //
 // Invariants:
 //   - Operations are executed in post order: segments of `sequence` are claimed only after all
-//     before it are complete. So operations of a lane complete in order, and buffers may be used
+//     before it are complete. So operations of a channel complete in order, and buffers may be used
 //     again and again without waits between.
 //   - An operation is ready when all members have posted it. From then on any member may execute
 //     any of its segments; no member's further attention is needed.
@@ -39,20 +39,20 @@ class Group;
 
 // What a thread is willing to do: when it must not be kept long, what nobody else can do (carried
 // operations); at a post, its own part of what is ready; while it waits, anything.
-enum class Appetite { carried, own_part, anything };
+enum class ProgressScope { carried, own_part, anything };
 
 // Whom a post has news for: nobody, threads that wait, or helpers too.
-enum class Tell { nobody, waiting, everybody };
+enum class WakeScope { nobody, waiting, everybody };
 
-class Lane {
+class Channel {
  public:
   // `index`: its number in this process, 0 that of collectives. `ranks`: the members, as numbers of
   // the group; `me`: this process's place among them.
-  Lane(Group& group, const Peers& peers, std::size_t index, LaneMemory memory,
-       std::vector<int> ranks, int me);
+  Channel(Group& group, const Peers& peers, std::size_t index, ChannelMemory memory,
+          std::vector<int> ranks, int me);
 
   [[nodiscard]] Group& group() const { return group_; }
-  [[nodiscard]] const LaneMemory& memory() const { return memory_; }
+  [[nodiscard]] const ChannelMemory& memory() const { return memory_; }
   [[nodiscard]] std::size_t index() const { return index_; }
   [[nodiscard]] std::span<const int> ranks() const { return ranks_; }
   [[nodiscard]] std::span<const int> world_ranks() const { return world_ranks_; }
@@ -62,7 +62,7 @@ class Lane {
   [[nodiscard]] CallRecord own_call(std::uint64_t sequence) const {
     return posted_calls().call(me_, sequence);
   }
-  // Tells lanes apart in control pages; equal in all processes.
+  // Tells channels apart in control pages; equal in all processes.
   [[nodiscard]] std::uint64_t key() const { return key_; }
 
   [[nodiscard]] std::uint64_t posted() const { return posted_.load(std::memory_order_relaxed); }
@@ -87,21 +87,21 @@ class Lane {
   // caller's business.
   void fill_next(Posting& posting);
   // Publishes it. When everybody else has posted too, peers have something to do or to hear.
-  [[nodiscard]] Tell post_next(const Posting& posting);
+  [[nodiscard]] WakeScope post_next(const Posting& posting);
   // The operation posted last is the only one under way, and peers have not posted it: there was
   // nothing to claim when post_next() looked.
   [[nodiscard]] bool waits_for_peers() const {
     return completed() + 1 == posted() && !record(posted()).is_planned();
   }
-  // Whether the operation posted last is to be copied in now; and as Operation::feed(). Only by who
-  // has posted it.
-  [[nodiscard]] bool is_fed() const;
-  [[nodiscard]] Operation::Fed feed(bool spills);
+  // Whether the operation posted last is to be copied in now; and as Operation::copy_in(). Only by
+  // who has posted it.
+  [[nodiscard]] bool must_copy_in() const;
+  [[nodiscard]] Operation::CopyIn copy_in(bool spills);
   // Whether fill_next() would copy the input of such a call.
   [[nodiscard]] bool copies_input(const Posting& posting) const;
 
   struct Task {
-    Lane* lane = nullptr;
+    Channel* channel = nullptr;
     std::uint64_t sequence = 0;
     int part = 0;
     std::int64_t index = 0;
@@ -112,9 +112,9 @@ class Lane {
   [[nodiscard]] bool misses_a_post() const;
   // Notes what has become complete and claims a segment if there is one to be had. False: nothing
   // to do now.
-  [[nodiscard]] bool claim_next(Appetite appetite, Task& task);
-  // Executes what was claimed. True when the operation is complete with it. Then the lane is told
-  // that it may go.
+  [[nodiscard]] bool claim_next(ProgressScope scope, Task& task);
+  // Executes what was claimed. True when the operation is complete with it. Then the channel is
+  // told that it may go.
   [[nodiscard]] bool execute(const Task& task, Scratch& scratch);
   void end_task() { executing_.fetch_sub(1, std::memory_order_release); }
 
@@ -130,21 +130,21 @@ class Lane {
   // After an error. Under the endpoint's mutex: notes what is complete, and nothing more is claimed
   // or carried out here.
   void stop();
-  // Empties the record of a call that is not posted, because the lane has stopped.
+  // Empties the record of a call that is not posted, because the channel has stopped.
   void empty_next() { record(posted() + 1).release(); }
   // Once stopped: gives out what is complete and calls visit(operation) for each of the others,
   // which is never given out.
   template <typename Visit>
   void end_unfinished(Visit&& visit);
-  // Whether an operation under way uses bytes of that buffer, and the lane has not stopped. Under
-  // the endpoint's mutex.
+  // Whether an operation under way uses bytes of that buffer, and the channel has not stopped.
+  // Under the endpoint's mutex.
   [[nodiscard]] bool uses(Buffer buffer) const;
   // Peers may still write into the buffers of what is not complete, so they are never used again.
-  void pin_unfinished();
+  void leak_unfinished();
 
-  // Whether an operation of this lane must be complete before a call with these buffers on `lane`
-  // begins; the last such.
-  [[nodiscard]] std::uint64_t last_conflict(const Lane* lane, const Posting& posting) const;
+  // Whether an operation of this channel must be complete before a call with these buffers on
+  // `channel` begins; the last such.
+  [[nodiscard]] std::uint64_t last_conflict(const Channel* channel, const Posting& posting) const;
 
  private:
   [[nodiscard]] Operation& record(std::uint64_t sequence) {
@@ -153,7 +153,7 @@ class Lane {
   [[nodiscard]] const Operation& record(std::uint64_t sequence) const {
     return records_[memory_.position(sequence)];
   }
-  [[nodiscard]] Sight look(Operation& operation);
+  [[nodiscard]] PollResult look(Operation& operation);
   [[nodiscard]] bool is_done(const Operation& operation);
   [[nodiscard]] bool is_late(int member) const;
   [[nodiscard]] bool all_have_carried_out();
@@ -163,7 +163,7 @@ class Lane {
   Group& group_;
   const Peers& peers_;
   std::size_t index_;
-  LaneMemory memory_;
+  ChannelMemory memory_;
   std::vector<int> ranks_;
   std::vector<int> world_ranks_;
   int me_;
@@ -183,7 +183,7 @@ class Lane {
 };
 
 template <typename Visit>
-void Lane::end_unfinished(Visit&& visit) {
+void Channel::end_unfinished(Visit&& visit) {
   finish(completed());
   std::lock_guard lock(finished_);
   for (std::uint64_t next = completed() + 1; next <= posted(); ++next) visit(record(next));

@@ -1,18 +1,18 @@
-#include "comm/engines/shm/lane.h"
+#include "comm/engines/shm/channel.h"
 
 #include <lockstep/base/fingerprint.h>
 
+#include "comm/engines/shm/data_path.h"
 #include "comm/engines/shm/endpoint.h"
 #include "comm/engines/shm/group.h"
-#include "comm/engines/shm/route.h"
 
 #include <algorithm>
 #include <mutex>
 
 namespace lockstep::shm {
 
-Lane::Lane(Group& group, const Peers& peers, std::size_t index, LaneMemory memory,
-           std::vector<int> ranks, int me)
+Channel::Channel(Group& group, const Peers& peers, std::size_t index, ChannelMemory memory,
+                 std::vector<int> ranks, int me)
     : group_(group),
       peers_(peers),
       index_(index),
@@ -29,7 +29,7 @@ Lane::Lane(Group& group, const Peers& peers, std::size_t index, LaneMemory memor
   for (int i = 0; i < memory_.depth(); ++i) records_[i].set_members(memory_.members());
 }
 
-bool Lane::is_slot_free() {
+bool Channel::is_slot_free() {
   auto depth = static_cast<std::uint64_t>(memory_.depth());
   std::uint64_t next = posted() + 1;
   if (next <= depth || !record(next).is_carried() || consumed_by_all_ >= next - depth) return true;
@@ -41,7 +41,7 @@ bool Lane::is_slot_free() {
   return consumed_by_all_ >= next - depth;
 }
 
-std::vector<int> Lane::slow_members() const {
+std::vector<int> Channel::slow_members() const {
   std::vector<int> slow;
   std::uint64_t last = posted() + 1 - static_cast<std::uint64_t>(memory_.depth());
   for (int member = 0; member < memory_.members(); ++member) {
@@ -51,7 +51,7 @@ std::vector<int> Lane::slow_members() const {
   return slow;
 }
 
-std::vector<int> Lane::late_for_barrier() const {
+std::vector<int> Channel::late_for_barrier() const {
   std::vector<int> late;
   if (completed() == posted()) return late;
   const Operation& first = record(completed() + 1);
@@ -63,12 +63,12 @@ std::vector<int> Lane::late_for_barrier() const {
 }
 
 // A member whose process has left writes nothing any more.
-bool Lane::is_late(int member) const {
+bool Channel::is_late(int member) const {
   return memory_.consumed(member).load(std::memory_order_acquire) < last_carried_ &&
          !group_.endpoint().has_gone(world_ranks_[member]);
 }
 
-bool Lane::all_have_carried_out() {
+bool Channel::all_have_carried_out() {
   if (known_carried_out_ == last_carried_) return true;
   for (int member = 0; member < memory_.members(); ++member) {
     if (is_late(member)) return false;
@@ -77,48 +77,48 @@ bool Lane::all_have_carried_out() {
   return true;
 }
 
-void Lane::fill_next(Posting& posting) {
+void Channel::fill_next(Posting& posting) {
   if (posting.is_uneven()) memory_.make_counts(peers_, me_);
   record(posted() + 1).fill(peers_, me_, posted() + 1, memory_.carried_bytes(), posting);
 }
 
-bool Lane::copies_input(const Posting& posting) const {
+bool Channel::copies_input(const Posting& posting) const {
   return shm::copies_input(peers_, memory_.members(), memory_.carried_bytes(), posting);
 }
 
-Tell Lane::post_next(const Posting& posting) {
+WakeScope Channel::post_next(const Posting& posting) {
   std::uint64_t sequence = posted() + 1;
   Operation& operation = record(sequence);
   operation.publish(peers_, memory_, me_, posting);
   posted_.store(sequence, std::memory_order_relaxed);
-  Sight sight = look(operation);
-  if (sight != Sight::ready) return Tell::nobody;
-  if (operation.is_carried()) return Tell::waiting;
-  return operation.plan().is_single() ? Tell::nobody : Tell::everybody;
+  PollResult result = look(operation);
+  if (result != PollResult::ready) return WakeScope::nobody;
+  if (operation.is_carried()) return WakeScope::waiting;
+  return operation.plan().is_single() ? WakeScope::nobody : WakeScope::everybody;
 }
 
-Sight Lane::look(Operation& operation) {
-  if (operation.is_planned()) return Sight::ready;
-  Sight sight = operation.look(peers_, memory_);
-  if (sight == Sight::mismatch && !group_.has_failed())
+PollResult Channel::look(Operation& operation) {
+  if (operation.is_planned()) return PollResult::ready;
+  PollResult result = operation.look(peers_, memory_);
+  if (result == PollResult::mismatch && !group_.has_failed())
     group_.fail_by_mismatch(*this, operation.sequence(), operation.mismatched());
-  return sight;
+  return result;
 }
 
-bool Lane::is_fed() const { return record(posted()).is_pipelined(); }
+bool Channel::must_copy_in() const { return record(posted()).is_pipelined(); }
 
-Operation::Fed Lane::feed(bool spills) {
-  return group_.has_failed() ? Operation::Fed::all : record(posted()).feed(spills);
+Operation::CopyIn Channel::copy_in(bool spills) {
+  return group_.has_failed() ? Operation::CopyIn::all : record(posted()).copy_in(spills);
 }
 
-bool Lane::is_done(const Operation& operation) {
+bool Channel::is_done(const Operation& operation) {
   if (operation.is_barrier()) return all_have_carried_out();
   // Without segments there is nothing to do but to have posted.
   return operation.plan().total() == 0 || all_done(memory_.done(operation.sequence()),
                                                    operation.sequence(), operation.plan().total());
 }
 
-void Lane::complete(std::uint64_t sequence) {
+void Channel::complete(std::uint64_t sequence) {
   if (record(sequence).is_carried()) last_carried_ = sequence;
   complete_.store(sequence, std::memory_order_release);
   // No doorbell check follows: a rank that waits for this nudges this process, and a fence follows
@@ -126,7 +126,7 @@ void Lane::complete(std::uint64_t sequence) {
   memory_.consumed(me_).store(sequence, std::memory_order_release);
 }
 
-bool Lane::misses_a_post() const {
+bool Channel::misses_a_post() const {
   std::uint64_t first = completed() + 1;
   for (int member = 0; member < memory_.members(); ++member) {
     if (member != me_ && !has_posted(memory_.slot(member, first), first)) return true;
@@ -134,13 +134,13 @@ bool Lane::misses_a_post() const {
   return false;
 }
 
-void Lane::stop() {
+void Channel::stop() {
   Task none;
-  (void)claim_next(Appetite::carried, none);
+  (void)claim_next(ProgressScope::carried, none);
   stopped_ = true;
 }
 
-bool Lane::uses(Buffer buffer) const {
+bool Channel::uses(Buffer buffer) const {
   if (stopped_) return false;
   std::lock_guard lock(finished_);
   for (std::uint64_t sequence = finished() + 1; sequence <= posted(); ++sequence) {
@@ -150,26 +150,27 @@ bool Lane::uses(Buffer buffer) const {
   return false;
 }
 
-bool Lane::claim_next(Appetite appetite, Task& task) {
+bool Channel::claim_next(ProgressScope scope, Task& task) {
   if (stopped_) return false;
   while (completed() < posted()) {
     Operation& operation = record(completed() + 1);
-    Sight sight = look(operation);
+    PollResult result = look(operation);
     bool carried = operation.is_carried();
-    if (sight == Sight::complete || (sight == Sight::ready && !carried && is_done(operation))) {
+    if (result == PollResult::complete ||
+        (result == PollResult::ready && !carried && is_done(operation))) {
       complete(operation.sequence());
       continue;
     }
-    if (sight != Sight::ready) return false;
+    if (result != PollResult::ready) return false;
     if (carried) {  // also in a group that has died since: all that it needs is here
       operation.run_carried();
       complete(operation.sequence());
       continue;
     }
-    if (appetite == Appetite::carried || group_.has_failed()) return false;
+    if (scope == ProgressScope::carried || group_.has_failed()) return false;
     if (operation.plan().is_single()) return claim_part(operation, 0, task);
     if (claim_part(operation, me_, task)) return true;
-    if (appetite == Appetite::own_part) return false;
+    if (scope == ProgressScope::own_part) return false;
     for (int other = 1; other < operation.plan().parts(); ++other) {
       if (claim_part(operation, (me_ + other) % operation.plan().parts(), task)) return true;
     }
@@ -178,7 +179,7 @@ bool Lane::claim_next(Appetite appetite, Task& task) {
   return false;
 }
 
-bool Lane::claim_part(const Operation& operation, int part, Task& task) {
+bool Channel::claim_part(const Operation& operation, int part, Task& task) {
   std::int64_t segments = operation.plan().segments(part);
   if (segments == 0) return false;
   auto index = claim(memory_.cursor(part, operation.sequence()), operation.sequence(), segments,
@@ -189,7 +190,7 @@ bool Lane::claim_part(const Operation& operation, int part, Task& task) {
   return true;
 }
 
-bool Lane::execute(const Task& task, Scratch& scratch) {
+bool Channel::execute(const Task& task, Scratch& scratch) {
   const Operation& operation = record(task.sequence);
   // A segment that is not executed is never counted, so a failed operation never looks complete.
   if (group_.has_failed()) return false;
@@ -201,31 +202,31 @@ bool Lane::execute(const Task& task, Scratch& scratch) {
   return count_done(memory_.done(task.sequence), task.sequence) == total;
 }
 
-void Lane::finish(std::uint64_t sequence) {
+void Channel::finish(std::uint64_t sequence) {
   std::lock_guard lock(finished_);
   sequence = std::min(sequence, completed());
   for (std::uint64_t next = finished() + 1; next <= sequence; ++next) {
     Operation& operation = record(next);
-    operation.take_out();
+    operation.copy_out();
     operation.release();
     finished_.set(next);
   }
 }
 
-std::uint64_t Lane::last_in_private_memory() const {
+std::uint64_t Channel::last_in_private_memory() const {
   for (std::uint64_t sequence = posted(); sequence > completed(); --sequence) {
     if (record(sequence).staged().is_private()) return sequence;
   }
   return 0;
 }
 
-void Lane::pin_unfinished() {
-  for (std::uint64_t next = completed() + 1; next <= posted(); ++next) record(next).pin();
+void Channel::leak_unfinished() {
+  for (std::uint64_t next = completed() + 1; next <= posted(); ++next) record(next).leak();
 }
 
-std::uint64_t Lane::last_conflict(const Lane* lane, const Posting& posting) const {
+std::uint64_t Channel::last_conflict(const Channel* channel, const Posting& posting) const {
   if (posted() == finished()) return 0;
-  Staged::Later later{posting.input, posting.output, lane == this, copies_input(posting)};
+  Staged::Later later{posting.input, posting.output, channel == this, copies_input(posting)};
   std::lock_guard lock(finished_);
   for (std::uint64_t sequence = posted(); sequence > finished(); --sequence) {
     if (record(sequence).staged().must_precede(later)) return sequence;

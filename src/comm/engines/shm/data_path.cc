@@ -1,4 +1,4 @@
-#include "comm/engines/shm/route.h"
+#include "comm/engines/shm/data_path.h"
 
 #include "comm/engines/shm/staging.h"
 
