@@ -5,6 +5,7 @@
 
 #include "comm/backend/flat.h"
 #include "comm/backend/posted_call.h"
+#include "comm/call/all_ranks.h"
 #include "sys/own_process.h"
 
 #include <lockstep/base/environment.h>
@@ -13,7 +14,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include <exception>
-#include <numeric>
 #include <utility>
 
 namespace lockstep {
@@ -169,8 +169,7 @@ void GroupState::abort(std::string_view reason) {
 }
 
 Group recorded_world(std::shared_ptr<Backend> backend, Duration timeout) {
-  std::vector<int> members(backend->size());
-  std::iota(members.begin(), members.end(), 0);
+  auto members = all_ranks(backend->size());
   auto recorder = sys::make_shared_of_process<diagnose::FlightRecorder>(diagnose::FlightHeader{
       .rank = backend->rank(),
       .size = backend->size(),

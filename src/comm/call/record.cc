@@ -4,8 +4,9 @@
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
+#include "comm/call/word_reader.h"
+
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <utility>
 
@@ -59,35 +60,15 @@ std::string described_fully(const CallRecord& call, std::string_view counts) {
   return described(call, std::move(notes));
 }
 
-// Words apart by single blanks.
-class Words {
- public:
-  explicit Words(std::string_view text) : rest_(text) {}
-  std::string_view next() {
-    auto word = rest_.substr(0, rest_.find(' '));
-    rest_.remove_prefix(std::min(rest_.size(), word.size() + 1));
-    return word;
-  }
-  std::int64_t number(std::int64_t least, std::int64_t most) {
-    auto value = parse_integer(next());
-    good_ = good_ && value && *value >= least && *value <= most;
-    return good_ ? *value : least;
-  }
-  // As many as there are words left to read, at most.
-  std::vector<std::int64_t> numbers() {
-    constexpr auto any = std::numeric_limits<std::int64_t>::max();
-    auto count = number(0, static_cast<std::int64_t>(rest_.size()));
-    std::vector<std::int64_t> values;
-    for (std::int64_t i = 0; i < count && good_; ++i) values.push_back(number(0, any));
-    return values;
-  }
-  [[nodiscard]] std::string_view rest() const { return rest_; }
-  [[nodiscard]] bool is_good() const { return good_; }
-
- private:
-  std::string_view rest_;
-  bool good_ = true;
-};
+// A list after its length, of which there can be no more than letters are left.
+std::vector<std::int64_t> read_counts(WordReader& words) {
+  constexpr auto any = std::numeric_limits<std::int64_t>::max();
+  auto count = words.number(0, static_cast<std::int64_t>(words.rest().size()));
+  std::vector<std::int64_t> values;
+  for (std::int64_t i = 0; i < count && words.is_good(); ++i)
+    values.push_back(words.number(0, any));
+  return values;
+}
 
 // Without what would be read as the end of a word or of the line.
 std::string plain(std::string text, bool keeps_blanks) {
@@ -186,7 +167,7 @@ std::string written(const CallRecord& call) {
 std::optional<CallRecord> read_call(std::string_view text) {
   constexpr auto most = std::numeric_limits<std::int64_t>::max();
   constexpr std::int64_t most_int = std::numeric_limits<int>::max();
-  Words words(text);
+  WordReader words(text);
   CallRecord call;
   call.collective = static_cast<Collective>(words.number(0, static_cast<int>(Collective::recv)));
   call.op = static_cast<Op>(words.number(0, static_cast<int>(Op::bxor)));
@@ -196,8 +177,8 @@ std::optional<CallRecord> read_call(std::string_view text) {
   call.elements = words.number(0, most);
   call.number = static_cast<std::uint64_t>(words.number(0, most));
   call.line = static_cast<std::uint32_t>(words.number(0, most_int));
-  call.input_counts = words.numbers();
-  call.output_counts = words.numbers();
+  call.input_counts = read_counts(words);
+  call.output_counts = read_counts(words);
   call.file = words.next();
   call.tag = words.rest();
   return words.is_good() ? std::optional(std::move(call)) : std::nullopt;

@@ -2,48 +2,15 @@
 
 #include <lockstep/base/fingerprint.h>
 #include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 
+#include "comm/call/word_reader.h"
 #include "comm/diagnose/report.h"
 
 #include <algorithm>
-#include <charconv>
+#include <limits>
 #include <utility>
 
 namespace lockstep::diagnose {
-namespace {
-
-// A line is words apart by blanks, and at its end perhaps a record, which has blanks of its own.
-class LineReader {
- public:
-  explicit LineReader(std::string_view line) : rest_(line) {}
-  std::string_view next() {
-    auto word = rest_.substr(0, rest_.find(' '));
-    rest_.remove_prefix(std::min(rest_.size(), word.size() + 1));
-    return word;
-  }
-  std::uint64_t number(int base = 10) {
-    auto word = next();
-    std::uint64_t value = 0;
-    auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value, base);
-    good_ = good_ && error == std::errc() && end == word.data() + word.size();
-    return value;
-  }
-  int signed_number() {
-    auto value = parse_integer(next());
-    good_ = good_ && value.has_value();
-    return static_cast<int>(value.value_or(0));
-  }
-  [[nodiscard]] std::string_view rest() const { return rest_; }
-  [[nodiscard]] bool is_good() const { return good_; }
-
- private:
-  std::string_view rest_;
-  bool good_ = true;
-};
-
-}  // namespace
-
 const KnownCall* ChannelStatement::find(std::uint64_t number) const {
   auto found = std::ranges::find_if(
       calls, [number](const KnownCall& known) { return known.call.number == number; });
@@ -87,12 +54,13 @@ std::string CallHistory::statement(std::string_view process, bool has_left) cons
 }
 
 Statement Statement::read(std::string_view text) {
+  constexpr std::int64_t most_rank = std::numeric_limits<int>::max();
   Statement result;
   ChannelStatement* channel = nullptr;
   while (!text.empty()) {
     auto line = text.substr(0, text.find('\n'));
     text.remove_prefix(std::min(text.size(), line.size() + 1));
-    LineReader words(line);
+    WordReader words(line);
     auto kind = words.next();
     if (kind == "process") {
       result.process = words.rest();
@@ -100,18 +68,18 @@ Statement Statement::read(std::string_view text) {
       result.has_left = true;
     } else if (kind == "channel") {
       ChannelKey key;
-      key.source = words.signed_number();
-      key.destination = words.signed_number();
-      auto last = words.number();
+      key.source = static_cast<int>(words.number(-1, most_rank));
+      key.destination = static_cast<int>(words.number(-1, most_rank));
+      auto last = words.natural();
       channel = words.is_good() ? &result.channels[key] : nullptr;
       if (channel) channel->last = last;
     } else if (channel && kind == "mark") {
-      ChainMark mark{.number = words.number()};
-      mark.chain = words.number(16);
+      ChainMark mark{.number = words.natural()};
+      mark.chain = words.natural(16);
       if (words.is_good()) channel->marks.push_back(mark);
     } else if (channel && kind == "call") {
-      KnownCall known{.fingerprint = words.number(16), .call = {}};
-      known.chain = words.number(16);
+      KnownCall known{.fingerprint = words.natural(16), .call = {}};
+      known.chain = words.natural(16);
       auto call = read_call(words.rest());
       if (!call || !words.is_good()) continue;
       known.call = *std::move(call);

@@ -45,12 +45,15 @@ std::shared_ptr<StoreServer> serve(const launch::RankRendezvous& at, const std::
   return server;
 }
 
-struct Served {
-  std::shared_ptr<StoreServer> server;
-  std::shared_ptr<Store> store;
-};
-
 }  // namespace
+
+std::shared_ptr<Store> keep_serving(std::shared_ptr<StoreServer> server,
+                                    std::shared_ptr<Store> store) {
+  auto* client = store.get();
+  auto both = std::make_shared<std::pair<std::shared_ptr<StoreServer>, std::shared_ptr<Store>>>(
+      std::move(server), std::move(store));
+  return {std::move(both), client};
+}
 
 std::shared_ptr<Store> open_served_store(const launch::RankInfo& info, Deadline deadline) {
   const launch::RankRendezvous& at = *info.rendezvous;
@@ -58,8 +61,7 @@ std::shared_ptr<Store> open_served_store(const launch::RankInfo& info, Deadline 
   if (info.rank == 0) {
     auto server = serve(at, secret);
     auto own = at.port == 0 ? at.address : formatted("tcp://127.0.0.1:{}", at.port);
-    auto both = std::make_shared<Served>(server, open_store(own, secret, deadline.left()));
-    return {both, both->store.get()};
+    return keep_serving(server, open_store(own, secret, deadline.left()));
   }
   try {
     return open_store(at.address, secret, deadline.left());

@@ -3,6 +3,7 @@
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/store/store.h>
+#include <lockstep/store/store_server.h>
 
 #include "launch/detection/rank_info.h"
 
@@ -16,5 +17,9 @@ namespace lockstep::rendezvous {
 // peer is. Errors as open_run_store().
 [[nodiscard]] std::shared_ptr<Store> open_served_store(const launch::RankInfo& info,
                                                        Deadline deadline);
+
+// `store` as its owner's: the server lives as long as it does.
+[[nodiscard]] std::shared_ptr<Store> keep_serving(std::shared_ptr<StoreServer> server,
+                                                  std::shared_ptr<Store> store);
 
 }  // namespace lockstep::rendezvous

@@ -4,11 +4,11 @@
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
+#include "comm/call/all_ranks.h"
 #include "comm/engines/local/perform.h"
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 #include <utility>
 
 namespace lockstep::local {
@@ -69,9 +69,7 @@ void World::abort(int rank, std::string_view reason) {
 
 std::vector<int> World::participants(const Key& key) const {
   if (!key.channel.is_collective()) return {key.channel.source, key.channel.destination};
-  std::vector<int> all(size_);
-  std::iota(all.begin(), all.end(), 0);
-  return all;
+  return all_ranks(size_);
 }
 
 void World::check_agreement(const Meeting& meeting, int rank) {

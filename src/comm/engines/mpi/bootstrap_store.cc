@@ -7,7 +7,9 @@
 #include <lockstep/store/store_server.h>
 #include <lockstep/store/tcp_store.h>
 
+#include "comm/call/all_ranks.h"
 #include "comm/engines/mpi/backend.h"
+#include "comm/rendezvous/served_store.h"
 #include "sys/own_address.h"
 #include "sys/own_process.h"
 
@@ -17,7 +19,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <numeric>
 #include <random>
 #include <sstream>
 #include <string>
@@ -42,11 +43,9 @@ std::string new_secret() {
 
 // All ranks of MPI's world; no store is needed for it.
 Group everybody(ProgressThread& progress, Duration timeout) {
-  std::vector<int> world_ranks(progress.size());
-  std::iota(world_ranks.begin(), world_ranks.end(), 0);
   auto id = fingerprint_of(fingerprint("a meeting of everybody"), progress.next_bootstrap());
   auto member =
-      std::make_shared<Member>(progress, "mpirun", id, std::move(world_ranks), progress.rank());
+      std::make_shared<Member>(progress, "mpirun", id, all_ranks(progress.size()), progress.rank());
   auto backend = sys::make_shared_of_process<MpiBackend>(progress, std::move(member), nullptr);
   return {std::move(backend), "mpirun", timeout};
 }
@@ -80,11 +79,6 @@ std::shared_ptr<Store> connect(const std::string& invitation, Deadline deadline)
   throw Timeout(formatted("none of the addresses of mpirun's rank 0 answers: {}", tried));
 }
 
-struct Served {
-  std::shared_ptr<StoreServer> server;
-  std::shared_ptr<Store> store;
-};
-
 }  // namespace
 
 std::shared_ptr<Store> open_mpi_store(Deadline deadline) {
@@ -97,8 +91,7 @@ std::shared_ptr<Store> open_mpi_store(Deadline deadline) {
   auto addresses = listed(sys::own_addresses(), " ");
   tell_all(group, formatted("{}{} {}", secret, server->port(), addresses));
   TcpStoreOptions own{.port = server->port(), .secret = secret};
-  auto both = std::make_shared<Served>(std::move(server), std::make_shared<TcpStore>(own));
-  return {both, both->store.get()};
+  return rendezvous::keep_serving(std::move(server), std::make_shared<TcpStore>(own));
 }
 
 }  // namespace lockstep::mpi

@@ -2,7 +2,6 @@
 
 #include <lockstep/base/fingerprint.h>
 
-#include "comm/engines/shm/data_path.h"
 #include "comm/engines/shm/endpoint.h"
 #include "comm/engines/shm/group.h"
 
@@ -77,13 +76,9 @@ bool Channel::all_have_carried_out() {
   return true;
 }
 
-void Channel::fill_next(Posting& posting) {
+void Channel::fill_next(const DataPath& path, Posting& posting) {
   if (posting.is_uneven()) memory_.make_counts(peers_, me_);
-  record(posted() + 1).fill(peers_, me_, posted() + 1, memory_.carried_bytes(), posting);
-}
-
-bool Channel::copies_input(const Posting& posting) const {
-  return shm::copies_input(peers_, memory_.members(), memory_.carried_bytes(), posting);
+  record(posted() + 1).fill(peers_, me_, posted() + 1, path, posting);
 }
 
 WakeScope Channel::post_next(const Posting& posting) {
@@ -224,9 +219,10 @@ void Channel::leak_unfinished() {
   for (std::uint64_t next = completed() + 1; next <= posted(); ++next) record(next).leak();
 }
 
-std::uint64_t Channel::last_conflict(const Channel* channel, const Posting& posting) const {
+std::uint64_t Channel::last_conflict(const Channel* channel, const DataPath& path,
+                                     const Posting& posting) const {
   if (posted() == finished()) return 0;
-  Staged::Later later{posting.input, posting.output, channel == this, copies_input(posting)};
+  Staged::Later later{posting.input, posting.output, channel == this, path.copies_input()};
   std::lock_guard lock(finished_);
   for (std::uint64_t sequence = posted(); sequence > finished(); --sequence) {
     if (record(sequence).staged().must_precede(later)) return sequence;

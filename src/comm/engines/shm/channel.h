@@ -85,7 +85,10 @@ class Channel {
   [[nodiscard]] std::vector<int> late_for_barrier() const;
   // Prepares the next operation: what may be slow and needs no lock. Room in the ring is the
   // caller's business.
-  void fill_next(Posting& posting);
+  void fill_next(const DataPath& path, Posting& posting);
+  [[nodiscard]] DataPath choose_path(const Posting& posting) const {
+    return shm::choose_path(peers_, posting, memory_.members(), me_, memory_.carried_bytes());
+  }
   // Publishes it. When everybody else has posted too, peers have something to do or to hear.
   [[nodiscard]] WakeScope post_next(const Posting& posting);
   // The operation posted last is the only one under way, and peers have not posted it: there was
@@ -97,8 +100,6 @@ class Channel {
   // who has posted it.
   [[nodiscard]] bool must_copy_in() const;
   [[nodiscard]] Operation::CopyIn copy_in(bool spills);
-  // Whether fill_next() would copy the input of such a call.
-  [[nodiscard]] bool copies_input(const Posting& posting) const;
 
   struct Task {
     Channel* channel = nullptr;
@@ -144,7 +145,8 @@ class Channel {
 
   // Whether an operation of this channel must be complete before a call with these buffers on
   // `channel` begins; the last such.
-  [[nodiscard]] std::uint64_t last_conflict(const Channel* channel, const Posting& posting) const;
+  [[nodiscard]] std::uint64_t last_conflict(const Channel* channel, const DataPath& path,
+                                            const Posting& posting) const;
 
  private:
   [[nodiscard]] Operation& record(std::uint64_t sequence) {

@@ -6,6 +6,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/base/text.h>
 
+#include "comm/call/all_ranks.h"
 #include "comm/engines/shm/private_memory.h"
 #include "comm/engines/shm/waiting.h"
 #include "comm/kernels/combine.h"
@@ -13,7 +14,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <numeric>
 #include <utility>
 
 namespace lockstep::shm {
@@ -46,12 +46,6 @@ struct Limits {
   Deadline notice;
 };
 
-std::vector<int> everybody(int size) {
-  std::vector<int> ranks(size);
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
 }  // namespace
 
 Endpoint::Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOptions options)
@@ -66,7 +60,7 @@ Endpoint::Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOpt
       marks_(handed_over_.peers),
       has_core_(size <= sys::usable_cores()),
       lost_(size) {
-  world_ = &add_group("world", everybody(size), peers().base(0) + handed_over_.world_block);
+  world_ = &add_group("world", all_ranks(size), peers().base(0) + handed_over_.world_block);
   arena_->control().reaches_peers.store(reaches_peers() ? Control::yes : Control::no,
                                         std::memory_order_release);
   watcher_ = std::make_unique<Watcher>(
@@ -83,7 +77,7 @@ Endpoint::~Endpoint() {
   }
   // First, so that nobody waits for this rank while it waits for them.
   arena_->control().left.store(Control::leaving, std::memory_order_seq_cst);
-  ring(everybody(peers().size()));
+  ring(all_ranks(peers().size()));
   auto deadline = Deadline::after(grace_.patience(Duration::max()));
   for (auto& group : all_groups()) group->let_peers_finish(deadline, grace_.is_by_exception());
   watcher_.reset();
@@ -92,7 +86,7 @@ Endpoint::~Endpoint() {
   sys::futex_wake_all(arena_->control().helper.rings);
   if (helper_.joinable()) helper_.join();
   arena_->control().left.store(Control::gone, std::memory_order_seq_cst);
-  ring(everybody(peers().size()));
+  ring(all_ranks(peers().size()));
 }
 
 bool Endpoint::reaches_peers() const {

@@ -4,13 +4,13 @@
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
+#include "comm/call/all_ranks.h"
 #include "comm/engines/shm/aftermath.h"
 #include "comm/engines/shm/endpoint.h"
 #include "comm/engines/shm/posted_calls.h"
 
 #include <algorithm>
 #include <cerrno>
-#include <numeric>
 #include <system_error>
 #include <thread>
 
@@ -18,12 +18,6 @@ namespace lockstep::shm {
 namespace {
 
 constexpr int sequence_bits = 44;  // of a ticket; above them the channel
-
-std::vector<int> all_ranks(int size) {
-  std::vector<int> ranks(size);
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
 
 std::uint64_t ticket_of(std::size_t channel, std::uint64_t sequence) {
   return std::uint64_t{channel} << sequence_bits | sequence;
@@ -79,16 +73,18 @@ std::uint64_t Group::post(Posting& posting) {
   if (channel.posted() >= channel.finished() + depth)
     wait(channel, channel.posted() + 1 - depth, posting.timeout);
   if (!channel.is_slot_free()) endpoint_.wait_for_slot(channel, posting.timeout);
-  order_after_conflicts(channel, posting);
+  const auto path = channel.choose_path(posting);
+  order_after_conflicts(channel, path, posting);
   finish_complete();
-  channel.fill_next(posting);
+  channel.fill_next(path, posting);
   endpoint_.post(channel, posting);
   return ticket_of(channel.index(), channel.posted());
 }
 
-void Group::order_after_conflicts(const Channel& channel, const Posting& posting) {
+void Group::order_after_conflicts(const Channel& channel, const DataPath& path,
+                                  const Posting& posting) {
   for (Channel* earlier : active_) {
-    if (auto sequence = earlier->last_conflict(&channel, posting))
+    if (auto sequence = earlier->last_conflict(&channel, path, posting))
       wait(*earlier, sequence, posting.timeout);
   }
 }

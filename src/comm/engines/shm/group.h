@@ -105,7 +105,7 @@ class Group {
   [[nodiscard]] Channel& channel_of(const Posting& posting);
   [[nodiscard]] Channel& channel_of(std::uint64_t ticket);
   void wait(Channel& channel, std::uint64_t sequence, Duration timeout);
-  void order_after_conflicts(const Channel& channel, const Posting& posting);
+  void order_after_conflicts(const Channel& channel, const DataPath& path, const Posting& posting);
   // Gives out what is complete in all channels. By the thread that posts, or under active_mutex_.
   void finish_complete();
   [[nodiscard]] bool has_unfinished_besides(const Channel& channel);

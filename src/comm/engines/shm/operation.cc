@@ -4,7 +4,6 @@
 #include <lockstep/base/fingerprint.h>
 #include <lockstep/base/format.h>
 
-#include "comm/engines/shm/data_path.h"
 #include "sys/topology.h"
 
 #include <algorithm>
@@ -55,7 +54,7 @@ void Operation::set_members(int members) {
   pipelines_.resize(members);
 }
 
-Fingerprint Operation::agree(const Posting& posting, int members) {
+Fingerprint Operation::agree(const Posting& posting, int members, std::int64_t count) {
   bool message = posting.collective == Collective::send || posting.collective == Collective::recv;
   bool uneven = posting.is_uneven();
   uneven_exchange_ = uneven && posting.collective == Collective::all_to_all;
@@ -64,8 +63,7 @@ Fingerprint Operation::agree(const Posting& posting, int members) {
     auto given = posting.input_counts.empty() ? posting.output_counts : posting.input_counts;
     counts_.assign(given.begin(), given.end());
   }
-  shape_ = {posting.collective,         members, message ? 0 : posting.root,
-            count_of(posting, members), counts_, {}};
+  shape_ = {posting.collective, members, message ? 0 : posting.root, count, counts_, {}};
   Agreement agreement{posting.collective, posting.op, posting.dtype,
                       shape_.root,        uneven,     static_cast<std::uint64_t>(shape_.count)};
   std::uint64_t names = names_of(posting.tag);
@@ -74,18 +72,16 @@ Fingerprint Operation::agree(const Posting& posting, int members) {
   return agreement.fingerprint(names);
 }
 
-void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, std::size_t carried_bytes,
+void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, const DataPath& path,
                      Posting& posting) {
   auto members = static_cast<int>(inputs_.size());
   if (combines(posting.collective) && !kernels::can_combine(posting.dtype, posting.op))
     refuse_combination(posting);
-  print_ = agree(posting, members);
-  carried_ = fits_slot(posting, shape_.count, members, carried_bytes);
-  bool reads = reads_input(posting.collective, me, posting.root);
-  bool writes = writes_output(posting.collective, me, posting.root);
-  pipelined_ = !carried_ && members > 1 && wants_pipeline(peers, posting);
+  print_ = agree(posting, members, path.count);
+  carried_ = path.kind == DataPath::Kind::carried;
+  pipelined_ = path.kind == DataPath::Kind::pipelined;
   if (carried_) {
-    staged_.carry(posting.input, posting.output, reads, writes);
+    staged_.carry(posting.input, posting.output, path.reads, path.writes);
     if (!combines(posting.collective)) staged_.locate_input(peers);
   } else if (pipelined_) {
     plan_ = Plan(shape_, cutting_for(posting.dtype));
@@ -95,7 +91,7 @@ void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, std::si
     last_turn_ = turns.count - 1;
     while (plan_.shared_segment(static_cast<std::int64_t>(last_turn_)).length() == 0) --last_turn_;
   } else {
-    staged_ = Staged(peers, posting.input, posting.output, reads, writes);
+    staged_ = Staged(peers, posting.input, posting.output, path);
   }
   me_ = me;
   sequence_ = sequence;

@@ -11,6 +11,7 @@
 // left alone, as in every operation: its owner may have gone on and written there again.
 #pragma once
 
+#include "comm/engines/shm/data_path.h"
 #include "comm/engines/shm/descriptor.h"
 #include "comm/engines/shm/exchange.h"
 #include "comm/engines/shm/group_block.h"
@@ -42,8 +43,8 @@ class Operation {
   void set_members(int members);
 
   // Throws InvalidArgument when the call makes no sense, BadInput when the arena is full; the
-  // record is then empty. The largest input that is carried has `carried_bytes`.
-  void fill(const Peers& peers, int me, std::uint64_t sequence, std::size_t carried_bytes,
+  // record is then empty.
+  void fill(const Peers& peers, int me, std::uint64_t sequence, const DataPath& path,
             Posting& posting);
   // Publishes the descriptor, and what is carried.
   void publish(const Peers& peers, const ChannelMemory& memory, int me, const Posting& posting);
@@ -100,7 +101,7 @@ class Operation {
   void note(const Peers& peers, int member, Location input, Location output);
   // The same for one whose slot carries its input, which lies at `origin`.
   void note_carried(int member, std::byte* input, Place origin);
-  [[nodiscard]] Fingerprint agree(const Posting& posting, int members);
+  [[nodiscard]] Fingerprint agree(const Posting& posting, int members, std::int64_t count);
   [[nodiscard]] bool read_exchange(const Peers& peers, const ChannelMemory& memory);
   [[nodiscard]] PollResult make_plan(const Peers& peers, const ChannelMemory& memory);
   [[nodiscard]] bool moves_nothing() const;

@@ -1,54 +1,21 @@
 #include "comm/engines/shm/staging.h"
 
-#include "comm/engines/shm/private_memory.h"
-
 #include <cstring>
 #include <utility>
 
 namespace lockstep::shm {
-namespace {
 
-// Below this, two copies cost less than the kernel's way into another process.
-constexpr std::size_t least_direct_bytes = 32 << 10;
-// Below this, a tensor and its copies stay in the caches anyway.
-constexpr std::size_t least_pipelined_bytes = 1 << 20;
-
-// Nowhere for a buffer that must be staged.
-Location find(const Peers& peers, Buffer buffer) {
-  auto location = peers.locate(buffer.data, buffer.bytes);
-  if (location.is_somewhere()) return location;
-  bool direct = buffer.bytes >= least_direct_bytes && peers.share_private_memory() &&
-                is_plain_memory(buffer.data);
-  return direct ? peers.locate_private(buffer.data) : Location();
-}
-
-}  // namespace
-
-bool is_staged(const Peers& peers, Buffer buffer) {
-  return buffer.bytes > 0 && !find(peers, buffer).is_somewhere();
-}
-
-bool is_for_pipeline(const Peers& peers, Buffer tensor) {
-  return tensor.bytes >= least_pipelined_bytes &&
-         !peers.locate(tensor.data, tensor.bytes).is_somewhere();
-}
-
-Staged::Staged(const Peers& peers, Buffer input, Buffer output, bool reads, bool writes)
-    : arena_(peers.arena().get()) {
-  if (reads) input_ = input;
-  if (writes) output_ = output;
+Staged::Staged(const Peers& peers, Buffer input, Buffer output, const DataPath& path)
+    : input_location_(path.input), output_location_(path.output), arena_(peers.arena().get()) {
+  if (path.reads) input_ = input;
+  if (path.writes) output_ = output;
   Arena& arena = *arena_;
-  if (input_.bytes > 0) {
-    input_location_ = find(peers, input_);
-    if (!input_location_.is_somewhere()) {
-      input_block_ = arena.allocate(input_.bytes);
-      std::memcpy(input_block_, input_.data, input_.bytes);
-      input_location_ = peers.locate(input_block_, input_.bytes);
-    }
+  if (input_.bytes > 0 && !input_location_.is_somewhere()) {
+    input_block_ = arena.allocate(input_.bytes);
+    std::memcpy(input_block_, input_.data, input_.bytes);
+    input_location_ = peers.locate(input_block_, input_.bytes);
   }
-  if (output_.bytes == 0) return;
-  output_location_ = find(peers, output_);
-  if (output_location_.is_somewhere()) return;
+  if (output_.bytes == 0 || output_location_.is_somewhere()) return;
   bool in_place = output_.data == input_.data && output_.bytes == input_.bytes;
   try {
     output_block_ = in_place ? input_block_ : arena.allocate(output_.bytes);

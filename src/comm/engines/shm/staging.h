@@ -9,6 +9,7 @@
 #pragma once
 
 #include "comm/engines/shm/arena.h"
+#include "comm/engines/shm/data_path.h"
 #include "comm/engines/shm/location.h"
 #include "comm/engines/shm/peers.h"
 #include "comm/engines/shm/posting.h"
@@ -21,9 +22,8 @@ namespace lockstep::shm {
 class Staged {
  public:
   Staged() = default;
-  // Copies the input in where it must be. `reads`, `writes`: whether this call's input is read and
-  // its output written at all on this rank. Throws BadInput when the arena is full.
-  Staged(const Peers& peers, Buffer input, Buffer output, bool reads, bool writes);
+  // Of a placed call: copies the input in where it must be. Throws BadInput when the arena is full.
+  Staged(const Peers& peers, Buffer input, Buffer output, const DataPath& path);
   // From now on those of a small operation: nothing is copied here, and peers find nothing.
   void carry(Buffer input, Buffer output, bool reads, bool writes);
   // Says of a small operation where in an arena its input lies, if it does.
@@ -88,10 +88,5 @@ class Staged {
   std::byte* input_block_ = nullptr;   // in the arena, when staged
   std::byte* output_block_ = nullptr;  // may be the same
 };
-
-// Whether the constructor copies such an input.
-[[nodiscard]] bool is_staged(const Peers& peers, Buffer buffer);
-// Whether a tensor is better pipelined than staged or accessed where it lies.
-[[nodiscard]] bool is_for_pipeline(const Peers& peers, Buffer tensor);
 
 }  // namespace lockstep::shm

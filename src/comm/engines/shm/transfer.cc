@@ -22,7 +22,7 @@ int write(Place to, const std::byte* from, std::size_t bytes, bool stream) {
 
 std::byte* data_of(Place place) { return place.data; }
 
-int combine_here(const Reduction& r) {
+int combine_here(const PlacedCombination& r) {
   std::array<const std::byte*, kernels::max_ranks> inputs;
   std::array<std::byte*, kernels::max_ranks> outputs;
   std::transform(r.inputs.begin(), r.inputs.end(), inputs.begin(), data_of);
@@ -34,7 +34,8 @@ int combine_here(const Reduction& r) {
 
 // One block, `offset` bytes into the places. The result is stored to all outputs here, and copied
 // from the first of them (or from the scratch) to those elsewhere.
-int combine_block(const Reduction& r, std::size_t offset, std::size_t bytes, Scratch& scratch) {
+int combine_block(const PlacedCombination& r, std::size_t offset, std::size_t bytes,
+                  Scratch& scratch) {
   std::array<const std::byte*, kernels::max_ranks> inputs;
   std::array<std::byte*, kernels::max_ranks> outputs;
   for (std::size_t i = 0; i < r.inputs.size(); ++i) {
@@ -89,13 +90,14 @@ int copy(std::span<const Place> to, Place from, std::size_t bytes, bool stream, 
   return 0;
 }
 
-int combine(const Reduction& reduction, Scratch& scratch) {
-  if (reduction.outputs.empty()) return 0;
-  if (all_here(reduction.inputs) && all_here(reduction.outputs)) return combine_here(reduction);
-  std::size_t block = scratch.divide(reduction.inputs.size() + 1);
-  auto bytes = static_cast<std::size_t>(reduction.elements) * bytes_of(reduction.dtype);
+int combine(const PlacedCombination& combination, Scratch& scratch) {
+  if (combination.outputs.empty()) return 0;
+  if (all_here(combination.inputs) && all_here(combination.outputs))
+    return combine_here(combination);
+  std::size_t block = scratch.divide(combination.inputs.size() + 1);
+  auto bytes = static_cast<std::size_t>(combination.elements) * bytes_of(combination.dtype);
   for (std::size_t offset = 0; offset < bytes; offset += block) {
-    if (int error = combine_block(reduction, offset, std::min(block, bytes - offset), scratch))
+    if (int error = combine_block(combination, offset, std::min(block, bytes - offset), scratch))
       return error;
   }
   return 0;

@@ -32,14 +32,7 @@ class Scratch {
 [[nodiscard]] int copy(std::span<const Place> to, Place from, std::size_t bytes, bool stream,
                        Scratch& scratch);
 
-struct Reduction {
-  DType dtype;
-  Op op;
-  std::span<const Place> inputs;  // as Combination's
-  std::span<const Place> outputs;
-  std::int64_t elements;
-  bool stream = false;
-};
-[[nodiscard]] int combine(const Reduction& reduction, Scratch& scratch);
+using PlacedCombination = kernels::CombinationOf<Place, Place>;
+[[nodiscard]] int combine(const PlacedCombination& combination, Scratch& scratch);
 
 }  // namespace lockstep::shm
