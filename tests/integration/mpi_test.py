@@ -55,7 +55,8 @@ def never_calls(name, words):
     command, variables = ranks(words, "never_calls")
     code, output, seconds = run(command, env=variables)
     expect(code != 0, f"{name}: an exit code that says that something went wrong", output)
-    expect_words(output, r"after 1s: rank 2 never called all_reduce #2 \(bucket 2, 4 kB, [^)]*\) that ranks 0, 1 wait in")
+    expect_words(output, r"after 1s: rank 2 never called all_reduce #2 \(bucket 2, 4 kB, [^)]*\)",
+                 r"\) that ranks 0, 1 wait in")
     shown(f"{name}: a rank that never calls", seconds)
 
 

@@ -99,7 +99,7 @@ std::exception_ptr Diagnosis::agree(FailureKind kind, const CallRecord& call,
   struct Shared {
     std::mutex mutex;
     std::function<void()> close;  // empty once the caller has gone on
-    std::exception_ptr error;
+    std::optional<FailureReport> report;
   };
   auto shared = std::make_shared<Shared>();
   shared->close = close;
@@ -109,38 +109,39 @@ std::exception_ptr Diagnosis::agree(FailureKind kind, const CallRecord& call,
   };
   bool over = sys::run_with_timeout(
       [=, self = *this, text = std::string(detail)]() mutable {
-        auto error = self.agree_now(kind, call, text, close_now);
+        auto report = self.agree_now(kind, call, text, close_now);
         std::lock_guard lock(shared->mutex);
-        shared->error = error;
+        shared->report = std::move(report);
       },
       patience_);
   if (!over) close_now();
   std::lock_guard lock(shared->mutex);
   shared->close = nullptr;
-  return shared->error ? shared->error : alone(kind, call, detail, "it does not answer");
+  if (!shared->report) shared->report = alone(kind, call, detail, "it does not answer");
+  return shared->report->error();
 }
 
-std::exception_ptr Diagnosis::agree_now(FailureKind kind, const CallRecord& call,
-                                        std::string_view detail,
-                                        const std::function<void()>& close) noexcept {
+FailureReport Diagnosis::agree_now(FailureKind kind, const CallRecord& call,
+                                   std::string_view detail,
+                                   const std::function<void()>& close) noexcept {
   try {
-    return read_or_write_report(kind, call, detail, close).error();
+    return read_or_write_report(kind, call, detail, close);
   } catch (const std::exception& error) {
     close();
     return alone(kind, call, detail, error.what());
   }
 }
 
-std::exception_ptr Diagnosis::alone(FailureKind kind, const CallRecord& call,
-                                    std::string_view detail, std::string_view problem) const {
+FailureReport Diagnosis::alone(FailureKind kind, const CallRecord& call, std::string_view detail,
+                               std::string_view problem) const {
   auto what =
       kind == FailureKind::timeout
           ? formatted("after {}: {} is not complete", format_duration(call.timeout), describe(call))
           : formatted("{}: {}", describe(call), detail);
   if (kind == FailureKind::aborted) what = aborted_sentence(rank_, detail, "world");
   if (kind == FailureKind::mismatch) what = detail;
-  return error_of(kind, formatted("{} (no further diagnosis: store error: {}){}", what, problem,
-                                  words_of_group(group_)));
+  return {kind, formatted("{} (no further diagnosis: store error: {}){}", what, problem,
+                          words_of_group(group_))};
 }
 
 FailureReport Diagnosis::read_or_write_report(FailureKind kind, const CallRecord& call,

@@ -52,12 +52,12 @@ class Diagnosis {
   [[nodiscard]] std::string said_in_time(
       const std::function<std::string(std::string_view why)>& otherwise,
       std::function<std::string(Diagnosis&)> say) noexcept;
-  [[nodiscard]] std::exception_ptr agree_now(FailureKind kind, const CallRecord& call,
-                                             std::string_view detail,
-                                             const std::function<void()>& close) noexcept;
+  [[nodiscard]] FailureReport agree_now(FailureKind kind, const CallRecord& call,
+                                        std::string_view detail,
+                                        const std::function<void()>& close) noexcept;
   // What can be said without the store.
-  [[nodiscard]] std::exception_ptr alone(FailureKind kind, const CallRecord& call,
-                                         std::string_view detail, std::string_view problem) const;
+  [[nodiscard]] FailureReport alone(FailureKind kind, const CallRecord& call,
+                                    std::string_view detail, std::string_view problem) const;
   [[nodiscard]] FailureReport read_or_write_report(FailureKind kind, const CallRecord& call,
                                                    std::string_view detail,
                                                    const std::function<void()>& close);

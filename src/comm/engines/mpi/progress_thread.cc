@@ -31,7 +31,7 @@ constexpr auto look_every = 10ms;
 // How long MPI may fail to reach a rank before that counts, and not what becomes of its process.
 constexpr auto end_of_process = 200ms;
 // How long a process of which some group died waits for the others at its end.
-constexpr auto farewell = 3s;
+constexpr auto longest_parting = 3s;
 
 }  // namespace
 
@@ -365,7 +365,7 @@ void ProgressThread::part() {
     progress = take_finished() || progress;
     check_processes();
     // MPI's own end would wait for ever.
-    if (!lost_.empty() || (a_group_failed_ && Clock::now() - begin > farewell)) return;
+    if (!lost_.empty() || (a_group_failed_ && Clock::now() - begin > longest_parting)) return;
     if (!progress) std::this_thread::sleep_for(Clock::now() - begin < 100ms ? 50us : 2000us);
   }
   for (auto& envelope : envelopes_) check(mpi_->cancel(&envelope.request), "MPI_Cancel");

@@ -2,7 +2,7 @@
 // pass through the caches and not through main memory once more.
 //
 // The owner copies segment after segment into a window of a few, in turns that let all parts
-// advance together; whoever finds a segment that every rank has copied in combines it where it
+// advance together; a rank that finds a segment that all have copied in combines it where it
 // lies; the owner copies the result out before it uses that place of the window again. A post
 // waits for nobody: when the peers stay behind, the rest is copied into a spill area as large as
 // the tensor.
