@@ -26,14 +26,14 @@ if(LOCKSTEP_LIBTORCH)
   include(LockstepNccl)
   if(LOCKSTEP_HAS_NCCL)
     # The only source that sees CUDA's headers, so it shares neither its compilation nor the precompiled header.
-    set_source_files_properties("${PROJECT_SOURCE_DIR}/src/comm/c10d/nccl.cc" PROPERTIES
+    set_source_files_properties("${PROJECT_SOURCE_DIR}/src/comm/engines/c10d/nccl.cc" PROPERTIES
       COMPILE_DEFINITIONS USE_C10D_NCCL COMPILE_OPTIONS "${LOCKSTEP_NCCL_OPTIONS}"
       SKIP_UNITY_BUILD_INCLUSION ON SKIP_PRECOMPILE_HEADERS ON)
   else()
     list(APPEND _lockstep_absent_engines nccl)
   endif()
-  list(TRANSFORM _lockstep_absent_engines REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/src/comm/c10d/no_\\1.cc"
+  list(TRANSFORM _lockstep_absent_engines REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/src/comm/engines/c10d/no_\\1.cc"
     OUTPUT_VARIABLE LOCKSTEP_ABSENT_comm)
   list(JOIN _lockstep_absent_engines "|" LOCKSTEP_PRESENT_FILES_comm)
-  set(LOCKSTEP_PRESENT_FILES_comm "/comm/c10d/(${LOCKSTEP_PRESENT_FILES_comm})\\.cc$")
+  set(LOCKSTEP_PRESENT_FILES_comm "/comm/engines/c10d/(${LOCKSTEP_PRESENT_FILES_comm})\\.cc$")
 endif()

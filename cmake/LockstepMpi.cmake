@@ -11,7 +11,7 @@ foreach(implementation IN ITEMS openmpi mpich)
     continue()
   endif()
   list(APPEND LOCKSTEP_MPI_IMPLEMENTATIONS ${implementation})
-  add_library(lockstep_mpi_${implementation} MODULE src/comm/mpi/plugin/functions.cc)
+  add_library(lockstep_mpi_${implementation} MODULE src/comm/engines/mpi/plugin/functions.cc)
   target_link_libraries(lockstep_mpi_${implementation} PRIVATE lockstep_settings ${LOCKSTEP_${implementation}_LIBRARY})
   target_include_directories(lockstep_mpi_${implementation} SYSTEM PRIVATE ${${implementation}_INCLUDE_DIRS})
   # Without MPI's old C++ interface, of which g++ keeps what only a library of it defines.
@@ -23,5 +23,5 @@ foreach(implementation IN ITEMS openmpi mpich)
 endforeach()
 list(JOIN LOCKSTEP_MPI_IMPLEMENTATIONS ", " _lockstep_mpi_found)
 message(STATUS "MPI: ${_lockstep_mpi_found}")
-set_source_files_properties(src/comm/mpi/library.cc PROPERTIES COMPILE_DEFINITIONS
+set_source_files_properties(src/comm/engines/mpi/library.cc PROPERTIES COMPILE_DEFINITIONS
   "LOCKSTEP_MPI_BUILD_FOLDER=\"${PROJECT_BINARY_DIR}/lib\";LOCKSTEP_MPI_INSTALL_FOLDER=\"${CMAKE_INSTALL_FULL_LIBDIR}/lockstep\"")

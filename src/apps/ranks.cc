@@ -1,7 +1,7 @@
 #include "apps/ranks.h"
 
 #include "apps/program.h"
-#include "comm/joining/place.h"
+#include "launch/detection/rank_info.h"
 #include "sys/failure_text.h"
 
 #include <lockstep/base/check.h>
@@ -61,7 +61,7 @@ int be_a_rank(const RankProgram& program) {
 }  // namespace
 
 int run_ranks(const RankProgram& program) {
-  return program.ranks > 1 && !joining::is_launched() ? start_copies(program) : be_a_rank(program);
+  return program.ranks > 1 && !launch::is_launched() ? start_copies(program) : be_a_rank(program);
 }
 
 }  // namespace lockstep::apps

@@ -1,6 +1,6 @@
 #include "launch/descendants.h"
 
-#include "sys/file_descriptor.h"
+#include "sys/process_stat.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/text.h>
@@ -26,32 +26,13 @@ namespace {
 
 using Family = std::multimap<pid_t, pid_t>;  // parent, child
 
-struct Stat {
-  char state;
-  pid_t parent;
-};
-
-// From "/proc/<pid>/stat": "pid (name) state parent ..."; the name may hold spaces and parentheses.
-std::optional<Stat> read_stat(const std::string& pid) {
-  char text[512];
-  const sys::FileDescriptor file(::open(("/proc/" + pid + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
-  const ssize_t size = file ? ::read(file.get(), text, sizeof(text)) : -1;
-  if (size <= 0) return std::nullopt;
-  const std::string_view line(text, static_cast<std::size_t>(size));
-  const std::size_t name_end = line.rfind(") ");
-  if (name_end == std::string_view::npos || name_end + 4 >= line.size()) return std::nullopt;
-  const std::string_view parent =
-      line.substr(name_end + 4, line.find(' ', name_end + 4) - name_end - 4);
-  return Stat{line[name_end + 2], static_cast<pid_t>(parse_integer(parent).value_or(0))};
-}
-
 Family read_family() {
   Family family;
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc"), ::closedir);
   while (const dirent* entry = folder ? ::readdir(folder.get()) : nullptr) {
     const auto pid = parse_integer(entry->d_name);
     if (!pid) continue;
-    if (const auto stat = read_stat(entry->d_name))
+    if (const auto stat = sys::read_process_stat(static_cast<int>(*pid)))
       family.emplace(stat->parent, static_cast<pid_t>(*pid));
   }
   return family;
@@ -64,14 +45,14 @@ std::set<pid_t> children_of(const Family& family, pid_t parent) {
 }
 
 bool is_zombie(pid_t pid) {
-  const auto stat = read_stat(std::to_string(pid));
+  const auto stat = sys::read_process_stat(pid);
   return stat && stat->state == 'Z';
 }
 
 }  // namespace
 
 Adoption::Adoption() : older_(children_of(read_family(), ::getpid())) {
-  if (!read_stat(std::to_string(::getpid())))
+  if (!sys::read_process_stat(::getpid()))
     throw SystemError("looking into /proc, where the agent finds what its ranks leave behind",
                       ENOENT);
   int before = 0;

@@ -24,20 +24,41 @@ std::string numeric(const sockaddr* address, socklen_t size) {
   return host;
 }
 
-// Of an interface that is up and not the loopback; IPv4 before IPv6, link-local ones not.
-std::string outward_address() {
+struct OwnAddress {
+  std::string text;
+  sa_family_t family = AF_INET;
+  bool is_loopback = false;
+  bool is_link_local = false;
+};
+
+// Of the interfaces that are up.
+std::vector<OwnAddress> addresses_of_interfaces() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return {};
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owned(list, ::freeifaddrs);
-  std::string six;
+  std::vector<OwnAddress> found;
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    const bool is_up = (entry->ifa_flags & IFF_UP) != 0 && (entry->ifa_flags & IFF_LOOPBACK) == 0;
-    if (!is_up || entry->ifa_addr == nullptr) continue;
-    if (entry->ifa_addr->sa_family == AF_INET) return numeric(entry->ifa_addr, sizeof(sockaddr_in));
-    if (entry->ifa_addr->sa_family != AF_INET6 || !six.empty()) continue;
-    const auto* address = reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr);
-    if (!IN6_IS_ADDR_LINKLOCAL(&address->sin6_addr))
-      six = numeric(entry->ifa_addr, sizeof(sockaddr_in6));
+    if ((entry->ifa_flags & IFF_UP) == 0 || entry->ifa_addr == nullptr) continue;
+    const auto family = entry->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    const bool is_six = family == AF_INET6;
+    const auto* six = reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr);
+    found.push_back(
+        {.text = numeric(entry->ifa_addr, is_six ? sizeof(sockaddr_in6) : sizeof(sockaddr_in)),
+         .family = family,
+         .is_loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0,
+         .is_link_local = is_six && IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr)});
+  }
+  return found;
+}
+
+// Not the loopback; IPv4 before IPv6, link-local ones not.
+std::string outward_address() {
+  std::string six;
+  for (const auto& address : addresses_of_interfaces()) {
+    if (address.is_loopback || address.is_link_local) continue;
+    if (address.family == AF_INET) return address.text;
+    if (six.empty()) six = address.text;
   }
   return six;
 }
@@ -64,6 +85,17 @@ std::string address_towards(const std::string& peer) {
     if (std::string outward = outward_address(); !outward.empty()) return outward;
   }
   return numeric(own.get(), own.size());
+}
+
+std::vector<std::string> own_addresses() {
+  std::vector<std::string> outer;
+  std::vector<std::string> inner;
+  for (const auto& address : addresses_of_interfaces()) {
+    if (address.family != AF_INET || address.text.empty()) continue;
+    (address.is_loopback ? inner : outer).push_back(address.text);
+  }
+  outer.insert(outer.end(), inner.begin(), inner.end());
+  return outer.empty() ? std::vector<std::string>{"127.0.0.1"} : outer;
 }
 
 }  // namespace lockstep::sys

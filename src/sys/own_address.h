@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace lockstep::sys {
 
@@ -13,5 +14,8 @@ namespace lockstep::sys {
 // is this machine's own name, which many systems resolve to a loopback address (Debian: 127.0.1.1),
 // it is one that others can reach, if there is one. Looks names up, which may block for seconds.
 [[nodiscard]] std::string address_towards(const std::string& peer);
+
+// The numeric IPv4 addresses of this machine's interfaces that are up, the loopback ones last.
+[[nodiscard]] std::vector<std::string> own_addresses();
 
 }  // namespace lockstep::sys

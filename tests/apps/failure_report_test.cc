@@ -57,7 +57,7 @@ TEST_P(SharedFailure, IsShownOnceAndExplainedByItsRecords) {
   expect_words(report.output, {"records of ranks 0-2 of 4 ranks on " + std::string(GetParam()),
                                "no record of rank 3: killed, stopped, still computing",
                                "group world: ranks 0-2 wait in all_reduce #",
-                               "1000 x Float, bucket 2) at "
+                               "1000 x float32, bucket 2) at "
                                "never_calls.cc:",
                                "; of rank 3 there is no record",
                                "group world: ranks 0-2 were told: after 1s: " + sentence,

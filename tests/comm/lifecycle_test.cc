@@ -3,7 +3,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/store/memory_store.h>
 
-#include "comm/shm_backend.h"
+#include "comm/engines/shm/backend.h"
 #include "support/messages.h"
 #include "support/threads.h"
 #include "support/torch/engine_test.h"
@@ -154,7 +154,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, LibraryThreads, testing::ValuesIn(engines_of_f
 TEST(ShmLifecycle, MemoryThatARankNeverCameForIsFreeAgain) {
   auto store = std::make_shared<MemoryStore>();
   auto join = [&](int rank) {
-    return Group(make_shm_backend(store, rank, 2, {.timeout = 20s, .arena_bytes = 256 << 20}),
+    return Group(shm::make(store, rank, 2, {.timeout = 20s, .arena_bytes = 256 << 20}),
                  "world", 20s);
   };
   std::thread rank_1([&] {

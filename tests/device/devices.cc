@@ -2,9 +2,9 @@
 
 #include <lockstep/store/file_store.h>
 
-#include "comm/backends.h"
-#include "comm/flight/recorded_backend.h"
-#include "comm/staged_backend.h"
+#include "comm/api/group_state.h"
+#include "comm/backend/staged_backend.h"
+#include "comm/init/backends.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
 
@@ -57,7 +57,7 @@ void OneDevice::run(const GroupBody& body) const {
         BackendOptions options{.join_timeout = device_limit, .arena_bytes = 256 << 20};
         auto backend = make_backend(name_of(engine), std::make_shared<FileStore>(folder.path()),
                                     rank, size, options);
-        body({flight::recorded(staged(std::move(backend))), "world", device_limit});
+        body(recorded_world(staged(std::move(backend)), device_limit));
       },
       device_limit);
 }

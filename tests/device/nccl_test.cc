@@ -2,7 +2,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/store/file_store.h>
 
-#include "comm/backends.h"
+#include "comm/init/backends.h"
 #include "device/calls.h"
 #include "device/devices.h"
 #include "support/processes.h"

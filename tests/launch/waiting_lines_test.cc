@@ -1,5 +1,7 @@
 #include "launch/waiting_lines.h"
 
+#include <lockstep/base/deadline.h>
+
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -1,4 +1,4 @@
-"""The floor check finds an include that goes down, one beside, and misplaced LibTorch."""
+"""The floor check finds an include that goes down, one beside, one between engines, and misplaced LibTorch."""
 import pathlib
 import subprocess
 import sys
@@ -29,7 +29,13 @@ expect(HEADERS | {"src/comm/x.cc": "#include <lockstep/base/x.h>\n"}, 0, "every 
 expect(HEADERS | {"src/base/x.cc": "#include <lockstep/comm/x.h>\n"}, 1, "src/base/x.cc:1")
 expect(HEADERS | {"src/data/x.cc": "\n#include <lockstep/models/x.h>\n"}, 1, "src/data/x.cc:2")
 expect(HEADERS | {"src/store/x.cc": "#include <ATen/core/Tensor.h>\n"}, 1, "without LibTorch")
-expect(HEADERS | {"src/comm/shm/a.cc": "#include <lockstep/comm/x.h>\n"}, 1, "comm/shm includes")
+shm = "src/comm/engines/shm/a.cc"
+expect(HEADERS | {shm: "#include <lockstep/comm/x.h>\n"}, 1, "a.cc is without LibTorch, but includes")
+expect(HEADERS | {shm: "#include <torch/torch.h>\n"}, 1, "comm/engines/shm is a floor without LibTorch")
+beside = {"src/comm/engines/mpi/a.h": "", shm: '#include "comm/engines/mpi/a.h"\n'}
+expect(HEADERS | beside, 1, "comm/engines/shm includes comm/engines/mpi/a.h")
+below = {"src/comm/init/a.h": "", "src/comm/api/a.h": '#include "comm/init/a.h"\n'}
+expect(HEADERS | below, 1, "comm/api includes comm/init/a.h")
 strategy = {"src/parallel/tensor/x.cc": "#include <lockstep/parallel/data/x.h>\n"}
 expect(HEADERS | strategy, 1, "parallel/tensor includes")
-print("floors: finds all six")
+print("floors: finds all nine")

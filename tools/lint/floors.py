@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks the floors: an include only goes to a higher floor or stays in its own folder (docs/architecture.md).
 
-Needs no compiler. Prints each include that goes down or sideways, and exits with 1 if there is one.
+Public and private headers alike. Needs no compiler. Prints each include that goes down or sideways, and exits with 1 if
+there is one.
 """
 import pathlib
 import re
@@ -14,33 +15,62 @@ FLOORS = [
     ["store"],
     ["launch"],
     ["layout"],
-    ["comm/shm"],
-    ["comm"],
+    ["comm/call"],
+    ["comm/kernels"],
+    ["comm/rendezvous"],
+    ["comm/diagnose"],
+    ["comm/backend"],
+    ["comm/api"],
+    ["comm/engines/local", "comm/engines/shm", "comm/engines/c10d", "comm/engines/mpi", "comm/engines/hierarchical"],
+    ["comm/init"],
     ["mesh"],
     ["dispatch"],
     ["module"],
     ["optim", "data", "models"],
     ["parallel", "checkpoint"],
-    ["recipes"],
-    ["train", "plan"],
+    ["train"],
     ["apps"],
 ]
-WITHOUT_LIBTORCH = {"base", "sys", "store", "launch", "layout", "comm/shm", "plan"}
 LEVEL = {folder: level for level, folders in enumerate(FLOORS) for folder in folders}
-INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
+# Public headers of comm lie in one folder; these belong to other floors than comm/api.
+PUBLIC_OF_COMM = {
+    "comm/op.h": "comm/call",
+    "comm/backend.h": "comm/backend",
+    "comm/local.h": "comm/engines/local",
+    "comm/c10d.h": "comm/engines/c10d",
+    "comm/init.h": "comm/init",
+}
+
+# Folders and files that must compile without LibTorch, and so see nothing of the others.
+WITHOUT_LIBTORCH = (
+    "base", "sys", "store", "launch", "layout", "comm/op.h", "comm/call", "comm/kernels", "comm/rendezvous", "comm/diagnose",
+    "comm/backend/open_calls", "comm/engines/shm", "comm/engines/mpi/plan", "comm/engines/mpi/call_query",
+    "comm/engines/hierarchical/layout", "comm/init/choice",
+)
+WITH_LIBTORCH = ("comm/engines/shm/backend",)   # exceptions inside of them
 LIBTORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 
-
-# The words of comm and the order of its sums, which know no LibTorch: they belong to the floor of the shared-memory engine.
-WORDS_OF_COMM = {"comm/op.h", "comm/op.cc", "comm/tree.h"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
 
 
 def folder_of(path):
     """The floor folder of a path below include/lockstep, src or tests; None for what belongs to no floor."""
-    parts = path.parts
-    if parts[:2] == ("comm", "shm") or path.as_posix() in WORDS_OF_COMM:
-        return "comm/shm"
-    return parts[0] if parts and parts[0] in LEVEL else None
+    name = path.as_posix()
+    if name in PUBLIC_OF_COMM:
+        return PUBLIC_OF_COMM[name]
+    for length in (3, 2, 1):
+        folder = "/".join(path.parts[:length])
+        if len(path.parts) > length and folder in LEVEL:
+            return folder
+    return "comm/api" if path.parts[0] == "comm" else None
+
+
+def is_without_libtorch(path):
+    """Whether a path below include/lockstep or src belongs to what compiles without LibTorch."""
+    def belongs_to(names):
+        name = path.as_posix()
+        return any(name == each or name.startswith((each + "/", each + ".")) for each in names)
+    return belongs_to(WITHOUT_LIBTORCH) and not belongs_to(WITH_LIBTORCH)
 
 
 def strategy_of(path):
@@ -62,12 +92,13 @@ def problems_of(path, relative, root):
     own = folder_of(relative)
     if own is None:
         return
+    without_libtorch = is_without_libtorch(relative)
     for number, line in enumerate(path.read_text().splitlines(), 1):
         match = INCLUDE.match(line)
         if not match:
             continue
         where = f"{path.relative_to(root)}:{number}"
-        if own in WITHOUT_LIBTORCH and LIBTORCH.match(match[1]):
+        if without_libtorch and LIBTORCH.match(match[1]):
             yield f"{where}: {own} is a floor without LibTorch, but includes {match[1]}"
         target = target_of(match[1], root)
         other = folder_of(target) if target else None
@@ -75,6 +106,8 @@ def problems_of(path, relative, root):
             continue
         if other != own and LEVEL[other] >= LEVEL[own]:
             yield f"{where}: {own} includes {match[1]}, which is on a lower floor or beside it ({other})"
+        elif without_libtorch and not is_without_libtorch(target):
+            yield f"{where}: {relative} is without LibTorch, but includes {match[1]}, which is not"
         mine, theirs = strategy_of(relative), strategy_of(target)
         if mine and theirs and mine != theirs:
             yield f"{where}: parallel/{mine} includes parallel/{theirs}"

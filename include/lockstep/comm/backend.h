@@ -1,6 +1,6 @@
-// Backend: what an engine (local, shm, c10d) must write. Users hold a Group, which checks
-// arguments, answers for a group of one rank without asking anybody, and hands every other call
-// down as a Call.
+// Backend: what an engine (local, shm, gloo, nccl, mpi, hierarchical) must write. Users hold a
+// Group, which checks arguments, answers for a group of one rank by itself, numbers and records
+// every other call and hands it down as a Call.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <source_location>
 #include <span>
@@ -39,6 +40,9 @@ struct Call {
   std::string_view tag;  // names the bucket or unit; part of the fingerprint
   Duration timeout{};
   std::source_location where;
+  // From 1: of the collectives of the group, or of the messages of this pair in this direction. A
+  // post that throws does not count.
+  std::uint64_t number = 0;
 };
 
 class Backend {
@@ -59,7 +63,7 @@ class Backend {
   // InvalidArgument there.
   void check_process() const;
 
-  // "local", "shm", "gloo", "nccl".
+  // "local", "shm", "gloo", "nccl", "mpi", "hierarchical".
   [[nodiscard]] virtual std::string_view name() const = 0;
 
   // Takes part in the next operation of this group and returns a ticket for it. Never waits for a
@@ -76,12 +80,15 @@ class Backend {
   [[nodiscard]] virtual at::Tensor empty_shared(at::IntArrayRef sizes,
                                                 const at::TensorOptions& options) = 0;
 
-  // As Group's, for two ranks and more: collective, in the order of the posts, and blocking at most
-  // `timeout`. Called like post(). Engines whose ranks share no memory leave it as it is, which
-  // throws InvalidArgument.
+  // Posts a call in the group's order and waits for it; throws as they do. The group fills in
+  // number, timeout and call site.
+  using Agree = std::function<void(Call call)>;
+  // As Group's, for two ranks and more. Called like post(); by `agree` the ranks find out whether
+  // they want the same. Engines whose ranks share no memory leave it as it is, which throws
+  // InvalidArgument.
   [[nodiscard]] virtual at::Tensor empty_node_shared(at::IntArrayRef sizes,
                                                      const at::TensorOptions& options,
-                                                     Duration timeout, std::source_location where);
+                                                     const Agree& agree);
 
   // The backend of a new group of `ranks` (numbers in this group, in the new group's order; this
   // rank is among them). All of `ranks` call it with equal arguments and nobody else needs to;

@@ -2,7 +2,7 @@
 // times at which each call was posted and waited for and the place in the source. It is written by
 // itself, one file a rank, when a group dies, into the folder that LOCKSTEP_FLIGHT names (`lockstep
 // run` names one). `lockstep report hang FILE...` reads the files of several ranks and says who
-// waits for whom. docs/errors.md shows one; src/comm/flight/file.h has the format.
+// waits for whom. docs/errors.md shows one; src/comm/diagnose/flight_file.h has the format.
 //
 // Keeping it costs nanoseconds a call, a fixed 128 KiB a process, and no system call.
 #pragma once

@@ -57,13 +57,15 @@ class Group {
 
   // A group of one rank.
   Group();
-  // What init(), local_groups() and split() use. `timeout` is the deadline of a wait.
+  // For engines: a group without a flight record. `timeout` is the deadline of a wait.
   Group(std::shared_ptr<Backend> backend, std::string name, Duration timeout);
+  // What init() and split() use.
+  explicit Group(std::shared_ptr<GroupState> state);
 
   [[nodiscard]] int rank() const;
   [[nodiscard]] int size() const;
   [[nodiscard]] bool is_root(int root = 0) const { return rank() == root; }
-  // "local", "shm", "gloo", "nccl"; "one" for a group of one rank.
+  // "local", "shm", "gloo", "nccl", "mpi", "hierarchical"; "one" for a group of one rank.
   [[nodiscard]] std::string_view backend() const;
   // "world", "world/split#2/0", ...: unique in the process, the same on all ranks; used in
   // messages.

@@ -4,17 +4,19 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 namespace lockstep {
 
-class Backend;
+class GroupState;
 
 class [[nodiscard]] Work {
  public:
   // Work that is already complete: what a group of one rank returns.
   Work() = default;
-  Work(std::shared_ptr<Backend> backend, std::uint64_t ticket)
-      : backend_(std::move(backend)), ticket_(ticket) {}
+  // For the group that posted it: the engine's ticket, and the entry of the flight record.
+  Work(std::shared_ptr<GroupState> group, std::uint64_t ticket, std::uint64_t entry)
+      : group_(std::move(group)), ticket_(ticket), entry_(entry) {}
 
   // Blocks until this rank's outputs are complete and no peer will touch its buffers again, or
   // throws what went wrong (PeerLost, Timeout, Mismatch, Aborted). The deadline runs from the
@@ -31,8 +33,9 @@ class [[nodiscard]] Work {
   void drop() {}
 
  private:
-  std::shared_ptr<Backend> backend_;
+  std::shared_ptr<GroupState> group_;
   std::uint64_t ticket_ = 0;
+  std::uint64_t entry_ = 0;
 };
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// A flight record as a rank has written it (src/comm/flight/file.h has the format).
+// A flight record as a rank has written it (src/comm/diagnose/flight_file.h has the format).
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 #include "parallel/sharded/deferred_gradient.h"
 
-#include "comm/element_type.h"
-#include "comm/shm/combine.h"
+#include "comm/backend/element_type.h"
+#include "comm/kernels/combine.h"
 #include "dispatch/parts/part_record.h"
 #include "optim/formats_kernel.h"
 #include "optim/threads.h"
@@ -37,8 +37,8 @@ void convert(c10::ScalarType dtype, const std::byte* from, c10::ScalarType wante
 
 DeferredGradient::DeferredGradient(at::Tensor rows, layout::Range range, c10::ScalarType dtype)
     : rows_(std::move(rows)), range_(range), dtype_(dtype) {
-  check(rows_.size(0) <= shm::max_ranks, "reduce_in_step: expected at most {} ranks, found {}",
-        shm::max_ranks, rows_.size(0));
+  check(rows_.size(0) <= kernels::max_ranks, "reduce_in_step: expected at most {} ranks, found {}",
+        kernels::max_ranks, rows_.size(0));
   auto* begin = static_cast<const std::byte*>(rows_.const_data_ptr());
   for (std::int64_t rank = 0; rank < rows_.size(0); ++rank)
     inputs_.push_back(begin + (rank * rows_.size(1) + range.begin) * rows_.element_size());
@@ -68,16 +68,16 @@ std::int64_t DeferredGradient::bytes_an_element() const {
 }
 
 void DeferredGradient::average(std::int64_t begin, std::int64_t count, void* to) const {
-  std::array<const std::byte*, shm::max_ranks> inputs;
+  std::array<const std::byte*, kernels::max_ranks> inputs;
   std::ranges::transform(inputs_, inputs.begin(), [&](const std::byte* input) {
     return input + begin * rows_.element_size();
   });
   std::byte* output = static_cast<std::byte*>(to);
-  shm::combine({.dtype = shm_type_of(rows_.scalar_type()),
-                .op = Op::average,
-                .inputs = std::span(inputs.data(), inputs_.size()),
-                .outputs = std::span(&output, 1),
-                .elements = count});
+  kernels::combine({.dtype = dtype_of(rows_.scalar_type()),
+                    .op = Op::average,
+                    .inputs = std::span(inputs.data(), inputs_.size()),
+                    .outputs = std::span(&output, 1),
+                    .elements = count});
 }
 
 void DeferredGradient::read(std::int64_t begin, std::int64_t count, void* to) const {

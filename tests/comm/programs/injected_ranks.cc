@@ -7,7 +7,7 @@
 // over, and the rank is its child.
 #include <lockstep/base/error.h>
 
-#include "comm/mpi/post_office.h"
+#include "comm/engines/mpi/progress_thread.h"
 #include "support/torch/injected_rank.h"
 #include "support/torch/mpirun_world.h"
 #include "sys/process.h"
@@ -46,7 +46,7 @@ void take_part(int rank, WorldBoard& board) {
 }
 
 void serve(WorldBoard& board) {
-  const int rank = lockstep::mpi::PostOffice::open().rank();
+  const int rank = lockstep::mpi::ProgressThread::open().rank();
   auto& mine = board.members.at(static_cast<std::size_t>(rank));
   mine.process = ::getpid();
   while (!board.is_over) {

@@ -5,8 +5,8 @@
 #include <lockstep/base/format.h>
 #include <lockstep/store/tcp_store.h>
 
-#include "comm/backends.h"
-#include "comm/flight/recorded_backend.h"
+#include "comm/api/group_state.h"
+#include "comm/init/backends.h"
 #include "support/torch/drawn_numbers.h"
 
 #include <ATen/ops/full.h>
@@ -193,8 +193,7 @@ void live_injected(const Injection& injection, int rank, const std::string& plac
   auto world =
       make_backend(name, std::make_shared<TcpStore>(server), rank, injection.ranks(), options);
   try {
-    InjectedRank(injection, rank,
-                 Group(flight::recorded(std::move(world)), "world", injection.deadline), board)
+    InjectedRank(injection, rank, recorded_world(std::move(world), injection.deadline), board)
         .run();
   } catch (const InjectedError&) {
     // What the rank held has gone on the way here.

@@ -3,7 +3,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
 
-#include "comm/mpi/library.h"
+#include "comm/engines/mpi/library.h"
 
 #include <gtest/gtest.h>
 

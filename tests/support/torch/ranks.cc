@@ -4,11 +4,11 @@
 #include <lockstep/store/file_store.h>
 #include <lockstep/store/prefix_store.h>
 
-#include "comm/backends.h"
-#include "comm/flight/recorded_backend.h"
-#include "comm/joining/meeting.h"
-#include "comm/joining/other_launchers.h"
-#include "comm/mpi/post_office.h"
+#include "comm/api/group_state.h"
+#include "comm/engines/mpi/progress_thread.h"
+#include "comm/init/backends.h"
+#include "comm/init/run_store.h"
+#include "launch/detection/mpirun.h"
 
 #include <gtest/gtest.h>
 
@@ -36,15 +36,15 @@ std::string_view name_of(Engine engine) {
 namespace {
 
 // The place that mpirun gave this process; one rank without it.
-const joining::Place& place_under_mpirun() {
-  static const joining::Place place = joining::read_mpirun_place().value_or(joining::Place());
+const launch::RankInfo& place_under_mpirun() {
+  static const launch::RankInfo place = launch::detect_mpirun().value_or(launch::RankInfo());
   return place;
 }
 
 // Rank 0 serves it as long as it lives: for all tests.
 std::shared_ptr<Store> store_of_mpirun() {
   static const auto store =
-      joining::open_meeting(place_under_mpirun(), Deadline::after(std::chrono::seconds(60)));
+      open_run_store(place_under_mpirun(), Deadline::after(std::chrono::seconds(60)));
   return store;
 }
 
@@ -110,7 +110,7 @@ Group MeetingPlace::join(int rank) const {
   std::string name(name_of(engine_));
   if (engine_ == Engine::hierarchical) name += is_under_mpirun() ? ":mpi" : ":gloo";
   auto world = make_backend(name, store(), rank, size_, options);
-  return {flight::recorded(std::move(world)), "world", timeout_};
+  return recorded_world(std::move(world), timeout_);
 }
 
 void run_group(Engine engine, int size, const GroupBody& body, Duration timeout) {
@@ -126,7 +126,8 @@ void run_group(Engine engine, int size, const GroupBody& body, Duration timeout)
   MeetingPlace place(engine, size, timeout);
   if (is_under_mpirun()) {
     try {
-      mpi::PostOffice::open();  // MPI begins in all processes, also in those that have no rank here
+      mpi::ProgressThread::
+          open();  // MPI begins in all processes, also in those that have no rank here
       int rank = place_under_mpirun().rank;
       if (rank < size) body(place.join(rank));
     } catch (const std::exception& error) {

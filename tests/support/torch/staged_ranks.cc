@@ -1,7 +1,7 @@
 #include "support/torch/staged_ranks.h"
 
-#include "comm/local/backend.h"
-#include "comm/staged_backend.h"
+#include "comm/backend/staged_backend.h"
+#include "comm/engines/local/backend.h"
 
 #include <gtest/gtest.h>
 

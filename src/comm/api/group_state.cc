@@ -1,0 +1,182 @@
+#include "comm/api/group_state.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+
+#include "comm/backend/flat.h"
+#include "comm/backend/posted_call.h"
+#include "comm/call/all_ranks.h"
+#include "sys/own_process.h"
+
+#include <lockstep/base/environment.h>
+#include <lockstep/launch/environment.h>
+
+#include <ATen/core/grad_mode.h>
+
+#include <exception>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+void check_timeout(Duration timeout, std::string_view name) {
+  if (timeout <= Duration::zero()) {
+    throw InvalidArgument(
+        formatted("group {}: timeout must be positive, found {} ns", name, timeout.count()));
+  }
+}
+
+// Any collective of one rank leaves its input as its output.
+void perform_alone(const Call& call) {
+  if (!call.input.defined() || !call.output.defined() || call.input.is_same(call.output)) return;
+  if (call.input.const_data_ptr() == call.output.const_data_ptr()) return;
+  at::NoGradGuard no_grad;
+  flat(call.output).copy_(flat(call.input));
+}
+
+// A call that was refused leaves the group alive.
+bool is_refusal(const std::exception& error) {
+  return dynamic_cast<const InvalidArgument*>(&error) != nullptr ||
+         dynamic_cast<const BadInput*>(&error) != nullptr;
+}
+
+}  // namespace
+
+GroupState::GroupState(std::shared_ptr<Backend> backend, std::string name, Duration timeout,
+                       std::shared_ptr<diagnose::FlightRecorder> recorder, std::vector<int> members)
+    : backend_(backend && backend->size() > 1 ? std::move(backend) : nullptr),
+      name_(std::move(name)),
+      recorder_(backend_ ? std::move(recorder) : nullptr),
+      members_(std::move(members)),
+      recorded_(recorder_ ? recorder_->add_group(name_, members_) : 0),
+      timeout_(timeout),
+      counts_(backend_ ? 1 + 2 * static_cast<std::size_t>(backend_->size()) : 0) {
+  check_timeout(timeout, name_);
+}
+
+GroupState::~GroupState() {
+  if (!recorder_ || backend_->is_copy_of_parent()) return;
+  if (grace_.is_by_exception())
+    recorder_->note_failure(recorded_, "an exception ended the rank's part in the group");
+  recorder_->end_group(recorded_);
+}
+
+Duration GroupState::timeout() const {
+  std::lock_guard lock(mutex_);
+  return timeout_;
+}
+
+void GroupState::set_timeout(Duration timeout) {
+  check_timeout(timeout, name_);
+  std::lock_guard lock(mutex_);
+  timeout_ = timeout;
+}
+
+std::uint64_t GroupState::next_part() {
+  if (has_backend()) backend_->check_process();
+  std::lock_guard lock(mutex_);
+  return ++parts_;
+}
+
+std::shared_ptr<GroupState> GroupState::part(std::span<const int> ranks, std::string name) const {
+  if (ranks.size() == 1) return std::make_shared<GroupState>(nullptr, std::move(name), timeout());
+  std::vector<int> members;
+  for (int rank : ranks) {
+    if (recorder_) members.push_back(members_.at(rank));
+  }
+  auto backend = this->backend()->subset(ranks, name);
+  return std::make_shared<GroupState>(std::move(backend), std::move(name), timeout(), recorder_,
+                                      std::move(members));
+}
+
+std::uint64_t& GroupState::count_of(const Call& call) {
+  if (call.collective == Collective::send) return counts_.at(1 + call.root);
+  if (call.collective == Collective::recv) return counts_.at(1 + size() + call.root);
+  return counts_.front();
+}
+
+GroupState::Posted GroupState::post_to_backend(Call& call) {
+  auto& count = count_of(call);
+  call.number = count + 1;
+  const auto entry = recorder_ ? recorder_->note_post(recorded_, view_of(call)) : 0;
+  try {
+    const auto ticket = backend_->post(call);
+    ++count;
+    if (entry != 0) recorder_->note_posted(entry);
+    return {ticket, entry};
+  } catch (const std::exception& error) {
+    if (entry == 0) throw;
+    recorder_->note_end(entry, diagnose::Progress::refused);
+    // As those that waited were told it: a failure is one sentence.
+    if (!is_refusal(error)) recorder_->note_failure(recorded_, diagnose::cause_in(error.what()));
+    throw;
+  }
+}
+
+Work GroupState::post(Call call, const CallOptions& options, std::source_location where) {
+  if (options.timeout) check_timeout(*options.timeout, name_);
+  if (has_backend()) backend_->check_process();  // a child's copy of mutex_ may be locked for ever
+  std::lock_guard lock(mutex_);
+  call.tag = options.tag;
+  call.timeout = options.timeout.value_or(timeout_);
+  call.where = where;
+  if (has_backend()) {
+    auto [ticket, entry] = post_to_backend(call);
+    return {shared_from_this(), ticket, entry};
+  }
+  alone_failure_.refuse_if_any(name_of(call.collective), name_);
+  perform_alone(call);
+  return {};
+}
+
+void GroupState::wait(std::uint64_t ticket, std::uint64_t entry) {
+  backend_->check_process();
+  if (entry == 0) return backend_->wait(ticket);
+  recorder_->note_wait(entry);
+  try {
+    backend_->wait(ticket);
+    recorder_->note_end(entry, diagnose::Progress::done);
+  } catch (const std::exception& error) {
+    recorder_->note_end(entry, diagnose::Progress::failed);
+    recorder_->note_failure(recorded_, error.what());
+    throw;
+  }
+}
+
+bool GroupState::done(std::uint64_t ticket) {
+  return backend_->is_copy_of_parent() || backend_->done(ticket);
+}
+
+// Holds the group's posts back until all ranks have come: it is one of them.
+at::Tensor GroupState::empty_node_shared(at::IntArrayRef sizes, const at::TensorOptions& options,
+                                         std::source_location where) {
+  backend_->check_process();
+  std::lock_guard lock(mutex_);
+  auto agree = [this, where](Call call) {
+    call.timeout = timeout_;
+    call.where = where;
+    auto [ticket, entry] = post_to_backend(call);
+    wait(ticket, entry);
+  };
+  return backend_->empty_node_shared(sizes, options, agree);
+}
+
+void GroupState::abort(std::string_view reason) {
+  if (has_backend()) return backend()->abort(reason);
+  std::lock_guard lock(mutex_);
+  alone_failure_.set(
+      std::make_exception_ptr(Aborted(formatted("group {}: ended: {}", name_, reason))));
+}
+
+Group recorded_world(std::shared_ptr<Backend> backend, Duration timeout) {
+  auto members = all_ranks(backend->size());
+  auto recorder = sys::make_shared_of_process<diagnose::FlightRecorder>(diagnose::FlightHeader{
+      .rank = backend->rank(),
+      .size = backend->size(),
+      .engine = std::string(backend->name()),
+      .folder = environment::text(launch::variable::flight_folder).value_or("")});
+  return Group(std::make_shared<GroupState>(std::move(backend), "world", timeout,
+                                            std::move(recorder), std::move(members)));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,93 @@
+// What the copies of one Group and its Works share. Here every call gets its number, goes into the
+// flight record and to the engine: once, for all engines.
+#pragma once
+
+#include <lockstep/comm/backend.h>
+#include <lockstep/comm/group.h>
+
+#include "comm/diagnose/failure.h"
+#include "comm/diagnose/flight_recorder.h"
+#include "comm/rendezvous/grace_period.h"
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep {
+
+class GroupState : public std::enable_shared_from_this<GroupState> {
+ public:
+  // No backend, or one of a single rank, makes a group that answers for itself. Without a recorder
+  // nothing is recorded; `members` are the group's ranks as ranks of the recorder's world.
+  GroupState(std::shared_ptr<Backend> backend, std::string name, Duration timeout,
+             std::shared_ptr<diagnose::FlightRecorder> recorder = nullptr,
+             std::vector<int> members = {});
+  // Also leaves a record where an exception takes this rank away from the others.
+  ~GroupState();
+  GroupState(const GroupState&) = delete;
+  GroupState& operator=(const GroupState&) = delete;
+
+  [[nodiscard]] int rank() const { return has_backend() ? backend_->rank() : 0; }
+  [[nodiscard]] int size() const { return has_backend() ? backend_->size() : 1; }
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] std::string_view backend_name() const {
+    return has_backend() ? backend_->name() : "one";
+  }
+  [[nodiscard]] bool has_backend() const { return backend_ != nullptr; }
+  // Null for a group that answers for itself. InvalidArgument in a forked child.
+  [[nodiscard]] const std::shared_ptr<Backend>& backend() const {
+    if (backend_) backend_->check_process();
+    return backend_;
+  }
+  // Null where nothing is recorded.
+  [[nodiscard]] diagnose::FlightRecorder* recorder() const { return recorder_.get(); }
+
+  [[nodiscard]] Duration timeout() const;
+  void set_timeout(Duration timeout);
+  // The number of this group's next part (split or subset): the same on all ranks, as they make
+  // them in the same order.
+  [[nodiscard]] std::uint64_t next_part();
+  // The group of these ranks, this one among them. As Backend::subset().
+  [[nodiscard]] std::shared_ptr<GroupState> part(std::span<const int> ranks,
+                                                 std::string name) const;
+
+  Work post(Call call, const CallOptions& options, std::source_location where);
+  // As Work's, for a group with a backend.
+  void wait(std::uint64_t ticket, std::uint64_t entry);
+  [[nodiscard]] bool done(std::uint64_t ticket);
+  [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,
+                                             const at::TensorOptions& options,
+                                             std::source_location where);
+  void abort(std::string_view reason);
+
+ private:
+  struct Posted {
+    std::uint64_t ticket = 0;
+    std::uint64_t entry = 0;
+  };
+  // Under mutex_; the call has all but its number.
+  [[nodiscard]] Posted post_to_backend(Call& call);
+  // How many calls of this call's channel have been posted.
+  [[nodiscard]] std::uint64_t& count_of(const Call& call);
+
+  const rendezvous::GracePeriod grace_;
+  const std::shared_ptr<Backend> backend_;
+  const std::string name_;
+  const std::shared_ptr<diagnose::FlightRecorder> recorder_;
+  const std::vector<int> members_;
+  const std::uint32_t recorded_ = 0;  // the recorder's number of this group
+  mutable std::mutex mutex_;          // guards what follows, and posts
+  Duration timeout_;
+  std::uint64_t parts_ = 0;
+  std::vector<std::uint64_t> counts_;  // collectives, sends to each rank, receives from each rank
+  diagnose::Failure alone_failure_;    // of a group without a backend
+};
+
+// The world of a rank, recorded. The record is written into the folder that LOCKSTEP_FLIGHT names.
+[[nodiscard]] Group recorded_world(std::shared_ptr<Backend> backend, Duration timeout);
+
+}  // namespace lockstep

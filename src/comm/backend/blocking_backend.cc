@@ -1,0 +1,142 @@
+#include "comm/backend/blocking_backend.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/log.h>
+
+#include "comm/backend/one_line.h"
+#include "sys/own_process.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace lockstep {
+namespace {
+
+using diagnose::FailureKind;
+
+// What a run may take to end after the engine was closed.
+constexpr auto longest_end = std::chrono::seconds(5);
+
+void check_device(const Call& call, BlockingEngine& engine) {
+  const auto& tensor = call.input.defined() ? call.input : call.output;
+  if (!tensor.defined()) return;
+  if (auto objection = engine.objection_to(tensor); !objection.empty())
+    throw InvalidArgument(
+        formatted("{}: the engine {} {}", name_of(call.collective), engine.name(), objection));
+}
+
+}  // namespace
+
+std::string not_on_host(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return {};
+  return formatted("takes tensors in the CPU's memory; this one is on {}", tensor.device().str());
+}
+
+BlockingBackend::BlockingBackend(std::shared_ptr<BlockingEngine> engine,
+                                 std::shared_ptr<Store> store, std::string group, int rank,
+                                 int size, Duration join_timeout,
+                                 std::shared_ptr<diagnose::CallWatch> watch)
+    : Backend(rank, size),
+      engine_(std::move(engine)),
+      store_(std::move(store)),
+      group_(std::move(group)),
+      join_timeout_(join_timeout),
+      diagnosis_(store_, group_, rank, size),
+      open_(group_),
+      watch_(watch ? std::move(watch) : std::make_shared<diagnose::CallWatch>(store_)),
+      watched_(watch_->join(group_, rank, size, [this](const std::string& sentence) {
+        fail(sentence.empty() ? FailureKind::peer_lost : FailureKind::mismatch, CallRecord(),
+             sentence);
+      })) {}
+
+BlockingBackend::~BlockingBackend() {
+  bool complete = open_.drain(grace_);
+  watch_->leave(watched_, complete);
+  // Or a queue would wait for ever.
+  if (!complete) engine_->close("a rank left before its operations were complete");
+  for (auto& [channel, queue] : queues_) {
+    if (!queue->end(complete ? Deadline::never().left() : longest_end))
+      log::warning("{}: an operation of group {} cannot be ended; its thread stays", name(),
+                   group_);
+  }
+  std::unique_lock over(life_->mutex);
+  life_->is_over = true;
+}
+
+std::uint64_t BlockingBackend::post(const Call& call) {
+  check_device(call, *engine_);
+  open_.refuse_if_failed(call.collective);
+  auto& queue = queues_[channel_of(call.collective, call.root, rank())];
+  if (!queue) queue = std::make_unique<sys::TaskQueue>();
+  PostedCall posted(call);
+  auto ticket = open_.add(posted.record());
+  watched_->note(posted, posted.fingerprint);
+  queue->push([this, life = life_, engine = engine_, ticket, posted = std::move(posted)] {
+    carry_out(life, this, *engine, ticket, posted);
+  });
+  return ticket;
+}
+
+void BlockingBackend::carry_out(const std::shared_ptr<Life>& life, BlockingBackend* backend,
+                                BlockingEngine& engine, std::uint64_t ticket,
+                                const PostedCall& call) {
+  {
+    std::shared_lock lock(life->mutex);
+    if (life->is_over || backend->open_.has_failed()) return;
+  }
+  std::exception_ptr problem;
+  try {
+    engine.run(call);
+  } catch (...) {
+    problem = std::current_exception();
+  }
+  std::shared_lock lock(life->mutex);
+  if (life->is_over) return;
+  if (problem) return backend->fail_by(problem, call);
+  backend->watched_->note_complete();
+  backend->open_.complete(ticket);
+}
+
+void BlockingBackend::fail_by(const std::exception_ptr& problem, const CallRecord& call) {
+  try {
+    std::rethrow_exception(problem);
+  } catch (const CallDiffers& found) {
+    fail(FailureKind::mismatch, call, diagnosis_.difference(call, found.rank()));
+  } catch (const Mismatch& error) {  // of a part of the operation, in words of its own
+    auto sentence = diagnosis_.difference(call);
+    fail(FailureKind::mismatch, call, sentence.empty() ? error.what() : sentence);
+  } catch (const std::exception& error) {
+    fail(FailureKind::peer_lost, call, first_line(error.what()));
+  }
+}
+
+void BlockingBackend::wait(std::uint64_t ticket) {
+  open_.wait(ticket,
+             {.on_deadline = [this](const auto& call) { fail(FailureKind::timeout, call, ""); },
+              .on_notice =
+                  [this](const auto& call, Duration waited) {
+                    log::warning("{}", diagnosis_.overdue(call, waited));
+                  }});
+}
+
+void BlockingBackend::abort(std::string_view reason) {
+  fail(FailureKind::aborted, CallRecord(), reason);
+}
+
+void BlockingBackend::fail(FailureKind kind, const CallRecord& call, std::string_view detail) {
+  if (!open_.begin_to_fail()) return;
+  open_.fail(diagnosis_.agree(kind, call, detail, [&] { engine_->close(detail); }));
+}
+
+std::shared_ptr<Backend> BlockingBackend::subset(std::span<const int> ranks,
+                                                 std::string_view name) {
+  auto place = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
+  auto size = static_cast<int>(ranks.size());
+  std::string group(name);
+  auto engine = engine_->subset(ranks, group, place, join_timeout_);
+  return sys::make_shared_of_process<BlockingBackend>(std::move(engine), store_, std::move(group),
+                                                      place, size, join_timeout_, watch_);
+}
+
+}  // namespace lockstep

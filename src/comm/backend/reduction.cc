@@ -1,0 +1,62 @@
+#include "comm/backend/reduction.h"
+
+#include <lockstep/base/error.h>
+
+#include "comm/kernels/tree.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/bitwise_and.h>
+#include <ATen/ops/bitwise_or.h>
+#include <ATen/ops/bitwise_xor.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/mul.h>
+
+namespace lockstep {
+namespace {
+
+at::Tensor combine(const at::Tensor& left, const at::Tensor& right, Op op) {
+  switch (op) {
+    case Op::sum:
+    case Op::average:
+      return at::add(left, right);
+    case Op::product:
+      return at::mul(left, right);
+    case Op::min:
+      return at::minimum(left, right);
+    case Op::max:
+      return at::maximum(left, right);
+    case Op::band:
+      return at::bitwise_and(left, right);
+    case Op::bor:
+      return at::bitwise_or(left, right);
+    case Op::bxor:
+      return at::bitwise_xor(left, right);
+  }
+  throw InvalidArgument("a reduction by an operation that does not exist");
+}
+
+at::Tensor widened(const at::Tensor& value) {
+  auto dtype = value.scalar_type();
+  return dtype == at::kHalf || dtype == at::kBFloat16 ? value.to(at::kFloat) : value;
+}
+
+at::Tensor branch(std::span<const at::Tensor> values, Op op) {
+  if (values.size() == 1) return widened(values.front());
+  auto left = static_cast<std::size_t>(left_branch(static_cast<int>(values.size())));
+  return combine(branch(values.first(left), op), branch(values.subspan(left), op), op);
+}
+
+}  // namespace
+
+at::Tensor reduce_in_tree(std::span<const at::Tensor> values, Op op) {
+  auto result = branch(values, op);
+  if (values.size() == 1) result = result.clone();
+  if (op != Op::average) return result;
+  // A tensor divisor: with a number ATen may multiply by its reciprocal, which rounds differently.
+  return at::div(result, at::full_like(result, static_cast<double>(values.size())));
+}
+
+}  // namespace lockstep

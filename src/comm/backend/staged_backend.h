@@ -1,0 +1,72 @@
+// Tensors in a device's memory on an engine that moves the host's: they are copied to pinned host
+// memory when an operation is posted, and its outputs back when it is waited for. So several ranks
+// can share one GPU, which NCCL refuses.
+#pragma once
+
+#include <lockstep/comm/backend.h>
+
+#include "comm/backend/stream_point.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+
+namespace lockstep {
+
+// Posting waits for the current stream, since the engine needs the values, and for no peer, unless
+// the tensor overlaps (but is not inside) the output of an earlier operation that nobody has waited
+// for. Outputs are copied back by wait(), on the current stream of the thread that calls it, in the
+// order of their posts: kernels that it launches after wait() see them. Work on the host's tensors
+// goes straight through.
+class StagedBackend final : public Backend {
+ public:
+  explicit StagedBackend(std::shared_ptr<Backend> backend);
+
+  [[nodiscard]] std::string_view name() const override { return backend_->name(); }
+  std::uint64_t post(const Call& call) override;
+  void wait(std::uint64_t ticket) override;
+  [[nodiscard]] bool done(std::uint64_t ticket) override { return backend_->done(ticket); }
+  // On a device: its ordinary memory.
+  [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
+                                        const at::TensorOptions& options) override;
+  [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,
+                                             const at::TensorOptions& options,
+                                             const Agree& agree) override {
+    return backend_->empty_node_shared(sizes, options, agree);
+  }
+  [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int> ranks,
+                                                std::string_view name) override;
+  void abort(std::string_view reason) override { backend_->abort(reason); }
+
+ private:
+  // An output that is not back yet. Memory that another operation used meanwhile has one host copy.
+  struct Output {
+    std::uint64_t ticket = 0;
+    at::Tensor device;
+    at::Tensor host;
+    std::shared_ptr<const StreamPoint> after;  // what was given to the device until the post
+  };
+  // Where bytes of a storage lie.
+  struct Region {
+    const void* storage = nullptr;
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+  };
+  [[nodiscard]] static Region region_of(const at::Tensor& tensor);
+  // The host's copy of an earlier output that `tensor` lies inside; undefined when there is none.
+  [[nodiscard]] at::Tensor inside_output(const at::Tensor& tensor) const;
+  // Waits for earlier outputs that `tensor` overlaps in another way.
+  void settle(const at::Tensor& tensor);
+  void bring_back(std::list<Output>::iterator output);
+
+  std::shared_ptr<Backend> backend_;
+  std::mutex mutex_;
+  std::list<Output> outputs_;  // in the order of their posts
+};
+
+// `backend`, with staging where this LibTorch has devices whose tensors it would need it for.
+[[nodiscard]] std::shared_ptr<Backend> staged(std::shared_ptr<Backend> backend);
+
+}  // namespace lockstep

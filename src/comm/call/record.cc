@@ -1,0 +1,187 @@
+#include "comm/call/record.h"
+
+#include <lockstep/base/fingerprint.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
+
+#include "comm/call/word_reader.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+std::string_view base_name(std::string_view path) { return path.substr(path.rfind('/') + 1); }
+
+using Notes = std::vector<std::string>;
+
+std::string described(const CallRecord& call, Notes notes) {
+  if (!call.tag.empty()) notes.insert(notes.begin(), call.tag);
+  if (!call.file.empty()) notes.push_back(formatted("{}:{}", call.file, call.line));
+  auto text = formatted("{} #{}", name_of(call.collective), call.number);
+  if (is_message(call.collective))
+    text +=
+        formatted(" {} rank {}", call.collective == Collective::send ? "to" : "from", call.root);
+  return notes.empty() ? text : formatted("{} ({})", text, listed(notes, ", "));
+}
+
+std::int64_t count_at(const std::vector<std::int64_t>& counts, int rank) {
+  return static_cast<std::size_t>(rank) < counts.size() ? counts[static_cast<std::size_t>(rank)]
+                                                        : 0;
+}
+
+// Of the counts that `call` was made with, those that make it another call than that of `other`.
+std::string counts_that_differ(const CallRecord& call, const CallRecord& other, int other_rank) {
+  if (!call.is_uneven() || !other.is_uneven() || call.collective != other.collective) return {};
+  if (call.collective == Collective::all_to_all)
+    return formatted("{} to rank {}, {} from it", count_at(call.input_counts, other_rank),
+                     other_rank, count_at(call.output_counts, other_rank));
+  const auto& own = call.input_counts.empty() ? call.output_counts : call.input_counts;
+  const auto& theirs = other.input_counts.empty() ? other.output_counts : other.input_counts;
+  for (int rank = 0; rank < static_cast<int>(std::max(own.size(), theirs.size())); ++rank) {
+    if (count_at(own, rank) != count_at(theirs, rank))
+      return formatted("{} of rank {}", count_at(own, rank), rank);
+  }
+  return {};
+}
+
+std::string described_fully(const CallRecord& call, std::string_view counts) {
+  Notes notes;
+  if (combines(call.collective)) notes.emplace_back(name_of(call.op));
+  if (has_root(call.collective)) notes.push_back(formatted("root {}", call.root));
+  if (call.dtype && call.is_uneven() && call.collective == Collective::all_to_all)
+    notes.emplace_back(name_of(*call.dtype));
+  else if (call.dtype)
+    notes.push_back(formatted("{} x {}", call.elements, name_of(*call.dtype)));
+  if (call.is_uneven())
+    notes.push_back(counts.empty() ? "uneven" : formatted("uneven: {}", counts));
+  return described(call, std::move(notes));
+}
+
+// A list after its length, of which there can be no more than letters are left.
+std::vector<std::int64_t> read_counts(WordReader& words) {
+  constexpr auto any = std::numeric_limits<std::int64_t>::max();
+  auto count = words.number(0, static_cast<std::int64_t>(words.rest().size()));
+  std::vector<std::int64_t> values;
+  for (std::int64_t i = 0; i < count && words.is_good(); ++i)
+    values.push_back(words.number(0, any));
+  return values;
+}
+
+// Without what would be read as the end of a word or of the line.
+std::string plain(std::string text, bool keeps_blanks) {
+  for (char& letter : text) {
+    if (letter == '\n' || letter == '\r' || (letter == ' ' && !keeps_blanks))
+      letter = keeps_blanks ? ' ' : '_';
+  }
+  return text;
+}
+
+std::string written(const std::vector<std::int64_t>& counts) {
+  return counts.empty() ? "0" : formatted("{} {}", counts.size(), listed(counts, " "));
+}
+
+}  // namespace
+
+CallRecord record_of(const CallView& call) {
+  return {.collective = call.collective,
+          .op = call.op,
+          .root = call.root,
+          .dtype = call.dtype,
+          .elements = call.elements,
+          .input_counts = {call.input_counts.begin(), call.input_counts.end()},
+          .output_counts = {call.output_counts.begin(), call.output_counts.end()},
+          .tag = std::string(call.tag),
+          .file = std::string(base_name(call.where.file_name())),
+          .line = call.where.line(),
+          .number = call.number};
+}
+
+bool same_call(const CallRecord& a, const CallRecord& b) {
+  if (a.tag != b.tag || a.dtype != b.dtype) return false;
+  if (is_message(a.collective)) return is_message(b.collective) && a.elements == b.elements;
+  if (a.collective != b.collective) return false;
+  if (combines(a.collective) && a.op != b.op) return false;
+  if (has_root(a.collective) && a.root != b.root) return false;
+  if (a.collective == Collective::all_to_all)
+    return a.is_uneven() == b.is_uneven() && (a.is_uneven() || a.elements == b.elements);
+  return a.elements == b.elements && a.input_counts == b.input_counts &&
+         a.output_counts == b.output_counts;
+}
+
+bool counts_agree(const CallRecord& from, int from_rank, const CallRecord& to, int to_rank) {
+  if (!from.is_uneven() || !to.is_uneven()) return true;
+  return count_at(from.input_counts, to_rank) == count_at(to.output_counts, from_rank);
+}
+
+std::uint64_t fingerprint_of(const CallRecord& call) {
+  auto collective = is_message(call.collective) ? Collective::send : call.collective;
+  bool own_counts = call.collective == Collective::all_to_all && call.is_uneven();
+  auto hash = fingerprint_of(call.number, static_cast<int>(collective),
+                             combines(collective) ? static_cast<int>(call.op) : -1,
+                             has_root(collective) ? call.root : -1,
+                             call.dtype ? static_cast<int>(*call.dtype) : -1, call.is_uneven(),
+                             own_counts ? std::int64_t{0} : call.elements);
+  hash = combine_fingerprints(hash, fingerprint(call.tag));
+  if (own_counts) return hash;
+  hash = combine_fingerprints(hash, fingerprint_of(std::span(std::as_const(call.input_counts))));
+  return combine_fingerprints(hash, fingerprint_of(std::span(std::as_const(call.output_counts))));
+}
+
+std::string describe(const CallRecord& call) {
+  Notes notes;
+  bool has_size = call.dtype && !(call.is_uneven() && call.collective == Collective::all_to_all);
+  if (has_size)
+    notes.push_back(format_bytes(call.elements * static_cast<std::int64_t>(bytes_of(*call.dtype))));
+  return described(call, std::move(notes));
+}
+
+std::string describe_due(const CallRecord& call) {
+  if (call.collective == Collective::send) return "recv for " + describe(call);
+  if (call.collective == Collective::recv) return "send for " + describe(call);
+  return describe(call);
+}
+
+std::string describe_fully(const CallRecord& call) { return described_fully(call, {}); }
+
+std::string describe_difference(const CallRecord& one, int rank, const CallRecord& other,
+                                int other_rank) {
+  if (other_rank < rank) return describe_difference(other, other_rank, one, rank);
+  return formatted("rank {} called {} where rank {} called {}", rank,
+                   described_fully(one, counts_that_differ(one, other, other_rank)), other_rank,
+                   described_fully(other, counts_that_differ(other, one, rank)));
+}
+
+// COLLECTIVE OP ROOT DTYPE ELEMENTS NUMBER LINE, then the counts, each list after its length, FILE,
+// and the tag to the end of the line. DTYPE is -1 where there is none.
+std::string written(const CallRecord& call) {
+  return formatted("{} {} {} {} {} {} {} {} {} {} {}", static_cast<int>(call.collective),
+                   static_cast<int>(call.op), call.root,
+                   call.dtype ? static_cast<int>(*call.dtype) : -1, call.elements, call.number,
+                   call.line, written(call.input_counts), written(call.output_counts),
+                   plain(call.file, false), plain(call.tag, true));
+}
+
+std::optional<CallRecord> read_call(std::string_view text) {
+  constexpr auto most = std::numeric_limits<std::int64_t>::max();
+  constexpr std::int64_t most_int = std::numeric_limits<int>::max();
+  WordReader words(text);
+  CallRecord call;
+  call.collective = static_cast<Collective>(words.number(0, static_cast<int>(Collective::recv)));
+  call.op = static_cast<Op>(words.number(0, static_cast<int>(Op::bxor)));
+  call.root = static_cast<int>(words.number(-1, most_int));
+  auto dtype = words.number(-1, static_cast<std::int64_t>(dtypes) - 1);
+  if (dtype >= 0) call.dtype = static_cast<DType>(dtype);
+  call.elements = words.number(0, most);
+  call.number = static_cast<std::uint64_t>(words.number(0, most));
+  call.line = static_cast<std::uint32_t>(words.number(0, most_int));
+  call.input_counts = read_counts(words);
+  call.output_counts = read_counts(words);
+  call.file = words.next();
+  call.tag = words.rest();
+  return words.is_good() ? std::optional(std::move(call)) : std::nullopt;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,97 @@
+// One call without its tensors: what ranks compare, keep in histories, tell each other and name in
+// messages. One class, and one way to describe a call, for all engines.
+#pragma once
+
+#include <lockstep/base/deadline.h>
+
+#include "comm/call/dtype.h"
+#include "comm/call/traits.h"
+
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <source_location>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep {
+
+// Calls that are numbered together: the collectives of a group, or the messages from one rank to
+// another.
+struct ChannelKey {
+  int source = -1;  // both -1: the collectives
+  int destination = -1;
+
+  [[nodiscard]] bool is_collective() const { return source < 0; }
+  friend auto operator<=>(const ChannelKey&, const ChannelKey&) = default;
+};
+// The channel of a call of rank `rank`; `root` is the peer of a message.
+[[nodiscard]] constexpr ChannelKey channel_of(Collective collective, int root, int rank) {
+  if (collective == Collective::send) return {rank, root};
+  if (collective == Collective::recv) return {root, rank};
+  return {};
+}
+
+// A call while it is posted: views of what is the caller's.
+struct CallView {
+  Collective collective = Collective::barrier;
+  Op op = Op::sum;
+  int root = -1;               // of a rooted collective; the peer of a message
+  std::optional<DType> dtype;  // of the tensor whose size all ranks agree on; none for a barrier
+  std::int64_t elements = 0;   // of that tensor
+  std::span<const std::int64_t> input_counts;  // empty: even parts
+  std::span<const std::int64_t> output_counts;
+  std::string_view tag;
+  std::source_location where;
+  std::uint64_t number = 0;  // in its channel, from 1
+};
+
+// The same as values.
+struct CallRecord {
+  Collective collective = Collective::barrier;
+  Op op = Op::sum;
+  int root = -1;
+  std::optional<DType> dtype = {};
+  std::int64_t elements = 0;
+  std::vector<std::int64_t> input_counts = {};
+  std::vector<std::int64_t> output_counts = {};
+  std::string tag = {};
+  std::string file = {};  // of the call site, without its folders
+  std::uint32_t line = 0;
+  std::uint64_t number = 0;
+  Duration timeout = {};  // of its wait; not told to others
+
+  [[nodiscard]] bool is_uneven() const { return !input_counts.empty() || !output_counts.empty(); }
+  friend bool operator==(const CallRecord&, const CallRecord&) = default;
+};
+[[nodiscard]] CallRecord record_of(const CallView& call);
+
+// True when the two belong together: two ranks' calls of one collective, or the two ends of one
+// message. The counts of an uneven all_to_all are compared apart, by counts_agree.
+[[nodiscard]] bool same_call(const CallRecord& a, const CallRecord& b);
+// In an all_to_all: whether `from` sends as much to `to` as `to` expects of it.
+[[nodiscard]] bool counts_agree(const CallRecord& from, int from_rank, const CallRecord& to,
+                                int to_rank);
+
+// A number that two calls share when they belong together, and hardly ever otherwise.
+[[nodiscard]] std::uint64_t fingerprint_of(const CallRecord& call);
+
+// all_reduce #417 (bucket 2, 12 MB, train.cc:88); recv #3 from rank 1 (12 B, train.cc:90)
+[[nodiscard]] std::string describe(const CallRecord& call);
+// What a rank that is missed should have called: the same, or the other end of a message.
+[[nodiscard]] std::string describe_due(const CallRecord& call);
+// all_reduce #417 (bucket 2, sum, 3145728 x float32, train.cc:88)
+[[nodiscard]] std::string describe_fully(const CallRecord& call);
+// rank 0 called all_reduce #5 (sum, 4 x float32, a.cc:3) where rank 1 called barrier #5 (a.cc:9).
+// Of uneven calls the first count that differs is shown.
+[[nodiscard]] std::string describe_difference(const CallRecord& one, int rank,
+                                              const CallRecord& other, int other_rank);
+
+// One line of text that read_call() understands; a tag's line ends become blanks.
+[[nodiscard]] std::string written(const CallRecord& call);
+// Nothing for any other text.
+[[nodiscard]] std::optional<CallRecord> read_call(std::string_view text);
+
+}  // namespace lockstep

@@ -1,0 +1,20 @@
+// What kind of call a collective is.
+#pragma once
+
+#include <lockstep/comm/op.h>
+
+namespace lockstep {
+
+[[nodiscard]] constexpr bool combines(Collective collective) {
+  return collective == Collective::all_reduce || collective == Collective::reduce ||
+         collective == Collective::reduce_scatter;
+}
+[[nodiscard]] constexpr bool has_root(Collective collective) {
+  return collective == Collective::reduce || collective == Collective::broadcast ||
+         collective == Collective::gather || collective == Collective::scatter;
+}
+[[nodiscard]] constexpr bool is_message(Collective collective) {
+  return collective == Collective::send || collective == Collective::recv;
+}
+
+}  // namespace lockstep

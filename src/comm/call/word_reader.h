@@ -1,0 +1,47 @@
+// Reads a line of words apart by single blanks, as a peer has written it.
+#pragma once
+
+#include <lockstep/base/text.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <string_view>
+#include <system_error>
+
+namespace lockstep {
+
+class WordReader {
+ public:
+  explicit WordReader(std::string_view line) : rest_(line) {}
+
+  std::string_view next() {
+    auto word = rest_.substr(0, rest_.find(' '));
+    rest_.remove_prefix(std::min(rest_.size(), word.size() + 1));
+    return word;
+  }
+  // A number of that range; else `least`, and the line is not good.
+  std::int64_t number(std::int64_t least, std::int64_t most) {
+    auto value = parse_integer(next());
+    good_ = good_ && value && *value >= least && *value <= most;
+    return good_ ? *value : least;
+  }
+  std::uint64_t natural(int base = 10) {
+    auto word = next();
+    std::uint64_t value = 0;
+    auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value, base);
+    good_ = good_ && error == std::errc() && end == word.data() + word.size();
+    return value;
+  }
+
+  // What has not been read.
+  [[nodiscard]] std::string_view rest() const { return rest_; }
+  // Whether everything was what it was read as.
+  [[nodiscard]] bool is_good() const { return good_; }
+
+ private:
+  std::string_view rest_;
+  bool good_ = true;
+};
+
+}  // namespace lockstep

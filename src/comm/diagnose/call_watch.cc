@@ -1,0 +1,236 @@
+#include "comm/diagnose/call_watch.h"
+
+#include <lockstep/base/format.h>
+#include <lockstep/base/log.h>
+
+#include "sys/process_identity.h"
+#include "sys/run_with_timeout.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <utility>
+
+namespace lockstep::diagnose {
+namespace {
+
+std::string key_of(std::string_view group, int rank) {
+  return formatted("lockstep/calls/{}/{}", group, rank);
+}
+
+}  // namespace
+
+std::string key_of_end(std::string_view group, std::string_view name) {
+  return formatted("lockstep/end/{}/{}", group, name);
+}
+
+class WatchCore {
+ public:
+  explicit WatchCore(std::shared_ptr<Store> store)
+      : store_(std::move(store)), process_(sys::process_identity()) {}
+
+  [[nodiscard]] const std::shared_ptr<Store>& store() const { return store_; }
+  [[nodiscard]] const std::string& process() const { return process_; }
+
+  void add(std::shared_ptr<WatchedGroup> group) {
+    std::lock_guard lock(mutex_);
+    groups_.push_back(std::move(group));
+  }
+  void remove(const std::shared_ptr<WatchedGroup>& group) {
+    std::lock_guard lock(mutex_);
+    std::erase(groups_, group);
+  }
+  void something_was_posted();
+  // The thread's life.
+  void run();
+  // Asks the thread to end; whether it has.
+  [[nodiscard]] bool end(Duration limit);
+
+ private:
+  // Whether something may be found here without another post.
+  [[nodiscard]] bool look(WatchedGroup& group);
+  void ask_for_end(WatchedGroup& group);
+  // Tells the group, unless it has left.
+  static void tell(WatchedGroup& group, const std::string& mismatch);
+  void compare(WatchedGroup& group, const std::vector<int>& partners);
+
+  const std::shared_ptr<Store> store_;
+  const std::string process_;
+  std::atomic<bool> dirty_{false};
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::vector<std::shared_ptr<WatchedGroup>> groups_;
+  bool ending_ = false;
+  bool has_ended_ = false;
+};
+
+// The watch's look() takes the same mutex: one that finds the call in the history finds it open,
+// too, and one that does not has cleared dirty_ before something_was_posted() reads it.
+void WatchedGroup::note(const CallRecord& call, std::uint64_t fingerprint) {
+  open_.fetch_add(1, std::memory_order_relaxed);
+  {
+    std::lock_guard lock(mutex_);
+    history_.note(channel_of(call.collective, call.root, rank_), call, fingerprint);
+  }
+  core_.something_was_posted();
+}
+
+void WatchedGroup::state(Store& store, std::string_view process, bool leaves) {
+  std::lock_guard in_order(stating_);
+  std::string text;
+  {
+    std::lock_guard lock(mutex_);
+    has_left_ = has_left_ || leaves;
+    text = history_.statement(process, has_left_);
+  }
+  store.set(key_of(group_, rank_), text);
+}
+
+std::vector<int> WatchedGroup::partners(const std::vector<ChannelKey>& channels) const {
+  std::vector<int> result;
+  for (auto channel : channels) {
+    if (channel.is_collective()) {
+      result.push_back((rank_ + 1) % size_);
+      result.push_back((rank_ + size_ - 1) % size_);
+    } else {
+      result.push_back(channel.source == rank_ ? channel.destination : channel.source);
+    }
+  }
+  std::ranges::sort(result);
+  result.erase(std::unique(result.begin(), result.end()), result.end());
+  return result;
+}
+
+void WatchCore::something_was_posted() {
+  if (dirty_.load(std::memory_order_relaxed)) return;
+  {
+    std::lock_guard lock(mutex_);
+    dirty_ = true;
+  }
+  changed_.notify_all();
+}
+
+void WatchCore::run() {
+  std::unique_lock lock(mutex_);
+  while (!ending_) {
+    changed_.wait(lock, [this] { return ending_ || dirty_; });
+    dirty_ = false;
+    auto groups = groups_;
+    lock.unlock();
+    bool again = false;
+    for (const auto& group : groups) again = look(*group) || again;
+    groups.clear();
+    lock.lock();
+    changed_.wait_for(lock, CallWatch::period, [this] { return ending_; });
+    if (again) dirty_ = true;
+  }
+  has_ended_ = true;
+  changed_.notify_all();
+}
+
+bool WatchCore::end(Duration limit) {
+  std::unique_lock lock(mutex_);
+  ending_ = true;
+  changed_.notify_all();
+  return changed_.wait_for(lock, limit, [this] { return has_ended_; });
+}
+
+bool WatchCore::look(WatchedGroup& group) {
+  if (group.is_over_) return false;
+  std::vector<int> partners;
+  bool is_new = false;
+  {
+    std::lock_guard lock(group.mutex_);
+    is_new = group.stated_ != group.history_.version();
+    group.stated_ = group.history_.version();
+    if (is_new) partners = group.partners(group.history_.channels());
+  }
+  const bool is_open = group.open_.load(std::memory_order_relaxed) > 0;
+  try {
+    if (!is_new && is_open) ask_for_end(group);
+    if (!is_new) return is_open && !group.is_over_;
+    // First said, then read: of two ranks that do this at once, at least one sees the other's.
+    group.state(*store_, process_, false);
+    compare(group, partners);
+  } catch (const std::exception& error) {
+    // Without the store nothing can be compared; what that means for the group, its engine says.
+    group.is_over_ = true;
+    log::debug("group {}: comparing calls: {}", group.group_, error.what());
+  }
+  return is_open && !group.is_over_;
+}
+
+void WatchCore::ask_for_end(WatchedGroup& group) {
+  if (!store_->try_get(key_of_end(group.group_, "report"))) return;
+  group.is_over_ = true;
+  tell(group, {});
+}
+
+void WatchCore::tell(WatchedGroup& group, const std::string& mismatch) {
+  std::lock_guard gate(group.gate_);
+  if (!group.gone_) group.on_end_(mismatch);
+}
+
+void WatchCore::compare(WatchedGroup& group, const std::vector<int>& partners) {
+  for (int other : partners) {
+    auto theirs = statement_of(*store_, group.group_, other);
+    if (!theirs) continue;
+    std::optional<Difference> difference;
+    {
+      std::lock_guard lock(group.mutex_);
+      difference = group.history_.compare(*theirs);
+    }
+    if (!difference) continue;
+    group.is_over_ = true;
+    return tell(group, mismatch_sentence(*difference, group.group_, group.rank_, other));
+  }
+}
+
+CallWatch::CallWatch(std::shared_ptr<Store> store, Duration patience)
+    : patience_(patience),
+      core_(std::make_shared<WatchCore>(std::move(store))),
+      thread_("call watch", [core = core_] { core->run(); }) {}
+
+CallWatch::~CallWatch() {
+  if (core_->end(patience_)) {
+    thread_.join();
+  } else {
+    thread_.detach();
+  }
+}
+
+std::shared_ptr<WatchedGroup> CallWatch::join(const std::string& name, int rank, int size,
+                                              std::function<void(const std::string&)> on_end) {
+  std::shared_ptr<WatchedGroup> group(
+      new WatchedGroup(*core_, name, rank, size, std::move(on_end)));
+  group->state(*core_->store(), core_->process(), false);
+  core_->add(group);
+  return group;
+}
+
+void CallWatch::leave(const std::shared_ptr<WatchedGroup>& group, bool in_order) noexcept {
+  {
+    std::lock_guard gate(group->gate_);
+    group->gone_ = true;
+  }
+  core_->remove(group);
+  if (!in_order) return;
+  static_cast<void>(sys::run_with_timeout(
+      [core = core_, group] {
+        try {
+          group->state(*core->store(), core->process(), true);
+        } catch (const std::exception& error) {
+          // The store's server may have left before this rank; then nobody is there to be told.
+          log::debug("group {}: leaving: {}", group->group_, error.what());
+        }
+      },
+      patience_));
+}
+
+std::optional<Statement> statement_of(Store& store, std::string_view group, int rank) {
+  auto text = store.try_get(key_of(group, rank));
+  return text ? std::optional(Statement::read(*text)) : std::nullopt;
+}
+
+}  // namespace lockstep::diagnose

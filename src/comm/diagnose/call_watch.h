@@ -1,0 +1,116 @@
+// The call watch, a detector of desynchronised ranks: tells the ranks of engines that exchange no
+// descriptors what the others have called.
+//
+// Each rank keeps a statement in the store (history.h): its process, and what it called last. One
+// thread a process renews the statements of those groups in which something was posted, at most
+// every `period`, and compares them with those of the neighbours (rank - 1 and rank + 1) and of the
+// ranks that messages were exchanged with. So a call that differs on any two ranks is found within
+// about two periods, also where the engine would move wrong bytes without noticing, and an
+// operation costs what it takes to note it. Where calls are open and nothing new is posted, the
+// thread asks whether the others have ended the group: the rank that this one waits for may not
+// know of it. While nothing is open it sleeps.
+//
+// Keys: "lockstep/calls/<group>/<rank>"; diagnosis.h has those of a group's end.
+//
+// A store may stop answering, with the process that serves it: then nothing is compared any more,
+// and the thread is left behind when the watch goes.
+//
+// Invariants: a group's history_ and has_left_ are guarded by its mutex_; gate_ is held while
+// on_end runs, and gone_ is set under it, so that after leave() it is not called; the core's
+// groups and flags are guarded by its mutex_. Every mutex_ is a leaf lock: acquire nothing while
+// holding one. gate_ and stating_ are not.
+#pragma once
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/store/store.h>
+
+#include "comm/diagnose/history.h"
+#include "sys/thread.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::diagnose {
+
+class WatchCore;
+
+// This rank's part in one group.
+class WatchedGroup {
+ public:
+  // Once a call, in post order; its number counts within its channel. Any thread.
+  void note(const CallRecord& call, std::uint64_t fingerprint);
+  // Once for each of them that is complete. Any thread.
+  void note_complete() { open_.fetch_sub(1, std::memory_order_relaxed); }
+
+ private:
+  friend class CallWatch;
+  friend class WatchCore;
+  using OnEnd = std::function<void(const std::string& mismatch)>;
+  WatchedGroup(WatchCore& core, std::string group, int rank, int size, OnEnd on_end)
+      : core_(core),
+        group_(std::move(group)),
+        rank_(rank),
+        size_(size),
+        on_end_(std::move(on_end)) {}
+
+  [[nodiscard]] std::vector<int> partners(const std::vector<ChannelKey>& channels) const;
+  // Tells the others what this rank has posted, and (from then on) that it has left.
+  void state(Store& store, std::string_view process, bool leaves);
+
+  WatchCore& core_;  // note() is called while the watch lives
+  const std::string group_;
+  const int rank_;
+  const int size_;
+  const OnEnd on_end_;
+  std::atomic<std::int64_t> open_{0};  // calls that are not complete
+  std::mutex mutex_;
+  CallHistory history_;
+  bool has_left_ = false;
+  std::mutex stating_;  // a statement never replaces a later one
+  std::mutex gate_;
+  bool gone_ = false;
+  std::uint64_t stated_ = 0;  // the history's version that the others can read; the watch's thread
+  bool is_over_ = false;      // nothing more is to be found here; the watch's thread
+};
+
+class CallWatch {
+ public:
+  static constexpr std::chrono::milliseconds period{100};
+
+  // `patience`: how long the store may take for what nobody needs to wait for.
+  explicit CallWatch(std::shared_ptr<Store> store, Duration patience = std::chrono::seconds(2));
+  ~CallWatch();
+  CallWatch(const CallWatch&) = delete;
+  CallWatch& operator=(const CallWatch&) = delete;
+
+  // Says to the others that this rank is in the group. `on_end` is called on the watch's thread, at
+  // most once: with a sentence that names both calls, or with none when the others have agreed on
+  // why the group ends. A store operation.
+  [[nodiscard]] std::shared_ptr<WatchedGroup> join(const std::string& name, int rank, int size,
+                                                   std::function<void(const std::string&)> on_end);
+  // The group's on_end is not running and will not be called any more. `in_order`: tells the
+  // others that this rank has left. Never throws; not from on_end.
+  void leave(const std::shared_ptr<WatchedGroup>& group, bool in_order) noexcept;
+
+ private:
+  const Duration patience_;
+  const std::shared_ptr<WatchCore> core_;  // shared with the thread, which may outlive the watch
+  sys::Thread thread_;
+};
+
+// Where the ranks of a dying group say why.
+[[nodiscard]] std::string key_of_end(std::string_view group, std::string_view name);
+
+// What a rank of the group has said so far; nothing when it has not joined.
+[[nodiscard]] std::optional<Statement> statement_of(Store& store, std::string_view group, int rank);
+
+}  // namespace lockstep::diagnose

@@ -1,0 +1,285 @@
+#include "comm/diagnose/diagnosis.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
+
+#include "comm/diagnose/call_watch.h"
+#include "comm/diagnose/report.h"
+#include "sys/process_identity.h"
+#include "sys/run_with_timeout.h"
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace lockstep::diagnose {
+namespace {
+
+using namespace std::chrono_literals;
+
+// How long the reporter waits for statements (they are at most a period old), and how long the
+// others wait for its report.
+constexpr auto survey_time = 400ms;
+constexpr auto report_wait = 3s;
+
+}  // namespace
+
+// What is known of the ranks that an operation needs.
+struct Diagnosis::Survey {
+  struct Surveyed {
+    int rank = 0;
+    Statement statement;
+    sys::ProcessState state = sys::ProcessState::unknown;
+    bool has_called = false;
+    [[nodiscard]] bool is_gone() const {
+      return statement.has_left ? !has_called : state == sys::ProcessState::ended;
+    }
+    [[nodiscard]] PeerStatus status(ChannelKey channel, std::uint64_t number) const;
+  };
+  std::vector<Surveyed> ranks;
+
+  template <typename Condition>
+  [[nodiscard]] std::vector<int> ranks_where(Condition condition) const {
+    std::vector<int> found;
+    for (const auto& one : ranks)
+      if (condition(one)) found.push_back(one.rank);
+    return found;
+  }
+  [[nodiscard]] const Surveyed& of(int rank) const {
+    return *std::ranges::find(ranks, rank, &Surveyed::rank);
+  }
+  [[nodiscard]] std::vector<int> waiting() const {
+    return ranks_where([](const auto& one) { return one.has_called && !one.is_gone(); });
+  }
+  [[nodiscard]] std::string overdue(const CallRecord& call, ChannelKey channel, Duration waited,
+                                    std::string_view group) const {
+    std::vector<PeerStatus> statuses;
+    for (const auto& one : ranks) statuses.push_back(one.status(channel, call.number));
+    return overdue_sentence(call, statuses, waited, group);
+  }
+};
+
+// `number` is that of the call that others wait in.
+PeerStatus Diagnosis::Survey::Surveyed::status(ChannelKey channel, std::uint64_t number) const {
+  PeerStatus result{.rank = rank, .has_called = has_called};
+  const auto* told = &statement.of(channel);
+  if (told->calls.empty()) told = &statement.of({});
+  for (const auto& [key, other] : statement.channels) {
+    if (told->calls.empty()) told = &other;
+  }
+  if (!told->calls.empty()) {
+    result.last = told->calls.back().call;
+    result.last_is_of_channel = told == &statement.of(channel);
+  }
+  if (state == sys::ProcessState::stopped) result.stopped_process = sys::pid_in(statement.process);
+  bool is_cut_short = !statement.has_left &&
+                      (state == sys::ProcessState::ended || state == sys::ProcessState::stopped);
+  result.may_have_called_more =
+      is_cut_short && result.last_is_of_channel && statement.of(channel).last + 1 < number;
+  return result;
+}
+
+Diagnosis::Diagnosis(std::shared_ptr<Store> store, std::string group, int rank, int size,
+                     Duration patience)
+    : store_(std::move(store)),
+      group_(std::move(group)),
+      rank_(rank),
+      size_(size),
+      patience_(patience) {}
+
+std::string Diagnosis::key(std::string_view name) const { return key_of_end(group_, name); }
+
+std::exception_ptr Diagnosis::agree(FailureKind kind, const CallRecord& call,
+                                    std::string_view detail,
+                                    const std::function<void()>& close) noexcept {
+  struct Shared {
+    std::mutex mutex;
+    std::function<void()> close;  // empty once the caller has gone on
+    std::optional<FailureReport> report;
+  };
+  auto shared = std::make_shared<Shared>();
+  shared->close = close;
+  auto close_now = [shared] {
+    std::lock_guard lock(shared->mutex);
+    if (shared->close) shared->close();
+  };
+  bool over = sys::run_with_timeout(
+      [=, self = *this, text = std::string(detail)]() mutable {
+        auto report = self.agree_now(kind, call, text, close_now);
+        std::lock_guard lock(shared->mutex);
+        shared->report = std::move(report);
+      },
+      patience_);
+  if (!over) close_now();
+  std::lock_guard lock(shared->mutex);
+  shared->close = nullptr;
+  if (!shared->report) shared->report = alone(kind, call, detail, "it does not answer");
+  return shared->report->error();
+}
+
+FailureReport Diagnosis::agree_now(FailureKind kind, const CallRecord& call,
+                                   std::string_view detail,
+                                   const std::function<void()>& close) noexcept {
+  try {
+    return read_or_write_report(kind, call, detail, close);
+  } catch (const std::exception& error) {
+    close();
+    return alone(kind, call, detail, error.what());
+  }
+}
+
+FailureReport Diagnosis::alone(FailureKind kind, const CallRecord& call, std::string_view detail,
+                               std::string_view problem) const {
+  auto what =
+      kind == FailureKind::timeout
+          ? formatted("after {}: {} is not complete", format_duration(call.timeout), describe(call))
+          : formatted("{}: {}", describe(call), detail);
+  if (kind == FailureKind::aborted) what = aborted_sentence(rank_, detail, "world");
+  if (kind == FailureKind::mismatch) what = detail;
+  return {kind, formatted("{} (no further diagnosis: store error: {}){}", what, problem,
+                          words_of_group(group_))};
+}
+
+FailureReport Diagnosis::read_or_write_report(FailureKind kind, const CallRecord& call,
+                                              std::string_view detail,
+                                              const std::function<void()>& close) {
+  auto me = formatted("{}", rank_);
+  if (store_->compare_set(key("reporter"), "", me) != me) {
+    close();
+    return FailureReport::read(store_->get(key("report"), Deadline::after(report_wait)));
+  }
+  FailureReport result{kind, std::string(detail)};
+  if (kind == FailureKind::aborted) {
+    result.text = aborted_sentence(rank_, detail, group_);
+  } else if (kind != FailureKind::mismatch) {
+    close();
+    result = report(kind, call, detail);
+  }
+  store_->set(key("report"), result.written());
+  close();
+  return result;
+}
+
+Diagnosis::Survey Diagnosis::survey(const CallRecord& call, Duration limit) {
+  const auto channel = channel_of(call.collective, call.root, rank_);
+  const auto deadline = Deadline::after(limit);
+  for (;;) {
+    Survey survey;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (is_message(call.collective) && rank != rank_ && rank != call.root) continue;
+      Survey::Surveyed one{.rank = rank, .statement = {}};
+      if (auto told = statement_of(*store_, group_, rank)) one.statement = *std::move(told);
+      one.has_called = rank == rank_ || one.statement.of(channel).last >= call.number;
+      one.state = sys::state_of_process(one.statement.process);
+      survey.ranks.push_back(std::move(one));
+    }
+    bool complete = std::ranges::all_of(
+        survey.ranks, [](const auto& one) { return one.has_called || one.is_gone(); });
+    if (complete || deadline.passed()) return survey;
+    std::this_thread::sleep_for(10ms);
+  }
+}
+
+std::string Diagnosis::difference_in(const Survey& survey, const CallRecord& call) const {
+  const auto channel = channel_of(call.collective, call.root, rank_);
+  for (const auto& one : survey.ranks) {
+    const auto* theirs = one.statement.of(channel).find(call.number);
+    if (theirs == nullptr || theirs->fingerprint == fingerprint_of(call)) continue;
+    return mismatch_sentence({channel, call, theirs->call, call.number}, group_, rank_, one.rank);
+  }
+  return {};
+}
+
+FailureReport Diagnosis::report(FailureKind kind, const CallRecord& call, std::string_view detail) {
+  const auto found = survey(call, survey_time);
+  if (auto difference = difference_in(found, call); !difference.empty())
+    return {FailureKind::mismatch, difference};
+  bool is_lost = std::ranges::any_of(found.ranks, &Survey::Surveyed::is_gone);
+  if (kind == FailureKind::peer_lost || is_lost)
+    return {FailureKind::peer_lost, lost_in(found, call, detail)};
+  const auto channel = channel_of(call.collective, call.root, rank_);
+  return {FailureKind::timeout, found.overdue(call, channel, call.timeout, group_)};
+}
+
+std::string Diagnosis::lost_in(const Survey& survey, const CallRecord& call,
+                               std::string_view detail) const {
+  auto gone = survey.ranks_where([](const auto& one) { return one.is_gone(); });
+  if (gone.empty()) {  // on another machine, or only its connection is
+    auto silent = survey.ranks_where([](const auto& one) { return !one.has_called; });
+    auto who = silent.empty() ? std::string("a peer") : rank_list(silent);
+    return formatted("{} is gone from {} that {}: {}{}", who, describe(call),
+                     words_of_waiting(survey.waiting()), detail, words_of_group(group_));
+  }
+  const auto& first = survey.of(gone.front());
+  LostRank lost{.rank = first.rank,
+                .size = size_,
+                .status = first.status(channel_of(call.collective, call.root, rank_), call.number),
+                .call = call,
+                .waiting = survey.waiting(),
+                .also_lost = {gone.begin() + 1, gone.end()}};
+  if (!first.statement.has_left) lost.ended_process = sys::pid_in(first.statement.process);
+  return lost_sentence(lost, group_);
+}
+
+std::string Diagnosis::said_in_time(const std::function<std::string(std::string_view)>& otherwise,
+                                    std::function<std::string(Diagnosis&)> say) noexcept {
+  struct Shared {
+    std::mutex mutex;
+    std::optional<std::string> text;
+    std::string problem = "it does not answer";
+  };
+  auto shared = std::make_shared<Shared>();
+  static_cast<void>(sys::run_with_timeout(
+      [shared, self = *this, say = std::move(say)]() mutable {
+        std::optional<std::string> text;
+        std::string problem;
+        try {
+          text = say(self);
+        } catch (const std::exception& error) {
+          problem = error.what();
+        }
+        std::lock_guard lock(shared->mutex);
+        shared->text = text;
+        shared->problem = problem;
+      },
+      patience_));
+  std::lock_guard lock(shared->mutex);
+  return shared->text ? *shared->text
+                      : otherwise(formatted("(no further diagnosis: store error: {}){}",
+                                            shared->problem, words_of_group(group_)));
+}
+
+std::string Diagnosis::overdue(const CallRecord& call, Duration waited) noexcept {
+  auto otherwise = [&](std::string_view why) {
+    return formatted("after {}: {} is not complete {}", format_duration(waited), describe(call),
+                     why);
+  };
+  return said_in_time(otherwise, [call, waited](Diagnosis& self) {
+    auto channel = channel_of(call.collective, call.root, self.rank_);
+    return self.survey(call, Duration::zero()).overdue(call, channel, waited, self.group_);
+  });
+}
+
+std::string Diagnosis::difference(const CallRecord& call, std::optional<int> other) noexcept {
+  auto otherwise = [&](std::string_view why) {
+    return formatted("rank {} called {} where another rank called something else {}", rank_,
+                     describe_fully(call), why);
+  };
+  return said_in_time(otherwise, [call, other](Diagnosis& self) {
+    const auto found = self.survey(call, survey_time);
+    if (!other) return self.difference_in(found, call);
+    const auto channel = channel_of(call.collective, call.root, self.rank_);
+    const auto* theirs = found.of(*other).statement.of(channel).find(call.number);
+    if (theirs == nullptr)
+      return formatted("rank {} called {} where rank {} called something else{}", self.rank_,
+                       describe_fully(call), *other, words_of_group(self.group_));
+    return mismatch_sentence({channel, call, theirs->call, call.number}, self.group_, self.rank_,
+                             *other);
+  });
+}
+
+}  // namespace lockstep::diagnose

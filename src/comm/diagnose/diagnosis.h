@@ -1,0 +1,80 @@
+// How the ranks of a dying group agree on why: the first that notices becomes the reporter, reads
+// what all have told the call watch, and writes the failure report that all throw. Ranks notice
+// when the reporter closes its connections, or with their next call.
+//
+// Keys, under "lockstep/end/<group>/": "reporter" the rank that writes the report; "report" a
+// letter for the kind of error and its text.
+#pragma once
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/store/store.h>
+
+#include "comm/call/record.h"
+#include "comm/diagnose/failure.h"
+
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace lockstep::diagnose {
+
+// A copy speaks for the same rank of the same group.
+class Diagnosis {
+ public:
+  // `patience`: how long the store may take for all of one agreement.
+  Diagnosis(std::shared_ptr<Store> store, std::string group, int rank, int size,
+            Duration patience = std::chrono::seconds(5));
+
+  // The error that all ranks of the group throw. `kind` is what this rank noticed in `call`;
+  // `close` ends this rank's connections. `detail` is what the engine said, the sentence of a
+  // mismatch, or the reason of an abort. Blocks for a second or two, and a few more where the store
+  // does not answer; never throws.
+  [[nodiscard]] std::exception_ptr agree(FailureKind kind, const CallRecord& call,
+                                         std::string_view detail,
+                                         const std::function<void()>& close) noexcept;
+
+  // "rank 3 never called all_reduce #417 (bucket 2, 12 MB, train.cc:88) that ranks 0-2 wait in; its
+  // last call was ...", as far as is known now. Blocks at most `patience`; never throws.
+  [[nodiscard]] std::string overdue(const CallRecord& call, Duration waited) noexcept;
+
+  // The sentence of a mismatch with what rank `other` called; without one, with any rank that
+  // called something else, and empty when none has. Blocks at most `patience`; never throws.
+  [[nodiscard]] std::string difference(const CallRecord& call,
+                                       std::optional<int> other = std::nullopt) noexcept;
+
+ private:
+  struct Survey;
+  // What `say` says, or, where the store does not let it, `otherwise(why)`.
+  [[nodiscard]] std::string said_in_time(
+      const std::function<std::string(std::string_view why)>& otherwise,
+      std::function<std::string(Diagnosis&)> say) noexcept;
+  [[nodiscard]] FailureReport agree_now(FailureKind kind, const CallRecord& call,
+                                        std::string_view detail,
+                                        const std::function<void()>& close) noexcept;
+  // What can be said without the store.
+  [[nodiscard]] FailureReport alone(FailureKind kind, const CallRecord& call,
+                                    std::string_view detail, std::string_view problem) const;
+  [[nodiscard]] FailureReport read_or_write_report(FailureKind kind, const CallRecord& call,
+                                                   std::string_view detail,
+                                                   const std::function<void()>& close);
+  [[nodiscard]] FailureReport report(FailureKind kind, const CallRecord& call,
+                                     std::string_view detail);
+  // Reads until all have said that they made the call, or cannot any more, or the limit has passed.
+  [[nodiscard]] Survey survey(const CallRecord& call, Duration limit);
+  [[nodiscard]] std::string difference_in(const Survey& survey, const CallRecord& call) const;
+  [[nodiscard]] std::string lost_in(const Survey& survey, const CallRecord& call,
+                                    std::string_view detail) const;
+  [[nodiscard]] std::string key(std::string_view name) const;
+
+  std::shared_ptr<Store> store_;
+  std::string group_;
+  int rank_;
+  int size_;
+  Duration patience_;
+};
+
+}  // namespace lockstep::diagnose

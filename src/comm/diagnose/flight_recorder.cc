@@ -1,0 +1,170 @@
+#include "comm/diagnose/flight_recorder.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/fingerprint.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/log.h>
+#include <lockstep/launch/environment.h>
+
+#include "comm/diagnose/flight_file.h"
+#include "sys/files.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+namespace lockstep::diagnose {
+namespace {
+
+constexpr auto relaxed = std::memory_order_relaxed;
+constexpr std::uint64_t no_dtype = 0xff;
+
+std::uint64_t kind_of(std::uint32_t group, const CallView& call) {
+  auto dtype = call.dtype ? static_cast<std::uint64_t>(*call.dtype) : no_dtype;
+  return static_cast<std::uint64_t>(group) | static_cast<std::uint64_t>(call.collective) << 32 |
+         static_cast<std::uint64_t>(call.op) << 40 | dtype << 48;
+}
+
+std::uint64_t hash_of_counts(const CallView& call) {
+  if (call.input_counts.empty() && call.output_counts.empty()) return 0;
+  if (call.collective == Collective::all_to_all) return 1;  // each rank has its own
+  return combine_fingerprints(fingerprint_of(call.input_counts),
+                              fingerprint_of(call.output_counts)) |
+         1;
+}
+
+}  // namespace
+
+FlightRecorder::FlightRecorder(FlightHeader header) : header_(std::move(header)) {}
+
+std::uint32_t FlightRecorder::add_group(std::string name, std::vector<int> members) {
+  std::lock_guard lock(mutex_);
+  RecordedGroup group{.name = std::move(name), .members = std::move(members)};
+  if (!ended_.empty() && last_.load(relaxed) >= ended_.front().last + kept) {
+    auto number = ended_.front().group;
+    ended_.pop_front();
+    groups_[number] = std::move(group);
+    return number;
+  }
+  groups_.push_back(std::move(group));
+  return static_cast<std::uint32_t>(groups_.size() - 1);
+}
+
+void FlightRecorder::end_group(std::uint32_t group) noexcept {
+  std::lock_guard lock(mutex_);
+  if (!groups_.at(group).failure.empty()) return;
+  ended_.push_back({.group = group, .last = last_.load(relaxed)});
+}
+
+std::uint64_t FlightRecorder::note_post(std::uint32_t group, const CallView& call) {
+  const auto number = last_.fetch_add(1, relaxed) + 1;
+  FlightSlot& to = slot(number);
+  to.number.store(0, relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  to.kind.store(kind_of(group, call), relaxed);
+  to.place.store(
+      static_cast<std::uint64_t>(static_cast<std::uint32_t>(call.root)) << 32 | call.where.line(),
+      relaxed);
+  to.sequence.store(call.number, relaxed);
+  to.elements.store(static_cast<std::uint64_t>(call.elements), relaxed);
+  to.counts.store(hash_of_counts(call), relaxed);
+  to.posted.store(sys::ticks(), relaxed);
+  to.done.store(0, relaxed);
+  to.progress.store(static_cast<std::uint64_t>(Progress::posting), relaxed);
+  to.file.store(call.where.file_name(), relaxed);
+  to.tag.store(call.tag);
+  to.number.store(number, std::memory_order_release);
+  return number;
+}
+
+void FlightRecorder::note_posted(std::uint64_t number) {
+  FlightSlot& to = slot(number);
+  if (to.number.load(relaxed) != number) return;
+  to.progress.store(static_cast<std::uint64_t>(Progress::posted), relaxed);
+}
+
+void FlightRecorder::note_wait(std::uint64_t number) {
+  FlightSlot& to = slot(number);
+  if (number == 0 || to.number.load(relaxed) != number || to.done.load(relaxed) != 0) return;
+  to.progress.store(static_cast<std::uint64_t>(Progress::waiting), relaxed);
+}
+
+void FlightRecorder::note_end(std::uint64_t number, Progress progress) {
+  FlightSlot& to = slot(number);
+  if (number == 0 || to.number.load(relaxed) != number || to.done.load(relaxed) != 0) return;
+  to.done.store(sys::ticks(), relaxed);
+  to.progress.store(static_cast<std::uint64_t>(progress), relaxed);
+}
+
+std::vector<FlightEntry> FlightRecorder::entries() const {
+  std::vector<FlightEntry> found;
+  const auto last = last_.load(std::memory_order_acquire);
+  for (auto number = last > kept ? last - kept + 1 : 1; number <= last; ++number) {
+    const FlightSlot& from = slot(number);
+    if (from.number.load(std::memory_order_acquire) != number) continue;
+    const auto kind = from.kind.load(relaxed);
+    const auto place = from.place.load(relaxed);
+    FlightEntry entry{.number = number,
+                      .group = static_cast<std::uint32_t>(kind),
+                      .collective = static_cast<Collective>(kind >> 32 & 0xff),
+                      .op = static_cast<Op>(kind >> 40 & 0xff),
+                      .dtype = std::nullopt,
+                      .root = static_cast<int>(static_cast<std::uint32_t>(place >> 32)),
+                      .line = static_cast<std::uint32_t>(place),
+                      .sequence = from.sequence.load(relaxed),
+                      .elements = static_cast<std::int64_t>(from.elements.load(relaxed)),
+                      .counts = from.counts.load(relaxed),
+                      .posted = from.posted.load(relaxed),
+                      .done = from.done.load(relaxed),
+                      .progress = static_cast<Progress>(from.progress.load(relaxed)),
+                      .file = from.file.load(relaxed),
+                      .tag = from.tag.load()};
+    if (auto dtype = kind >> 48 & 0xff; dtype != no_dtype) entry.dtype = static_cast<DType>(dtype);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (from.number.load(relaxed) == number) found.push_back(std::move(entry));
+  }
+  return found;
+}
+
+std::string FlightRecorder::json_locked() const {
+  return to_json(header_, groups_, entries(), last_.load(relaxed), scale_);
+}
+
+std::string FlightRecorder::json() {
+  std::lock_guard lock(mutex_);
+  return json_locked();
+}
+
+std::string FlightRecorder::write_locked(const std::string& folder) const {
+  sys::make_directories(folder);
+  auto path = std::filesystem::path(folder) / formatted("flight-rank-{}.json", header_.rank);
+  sys::AtomicFile::write(path, json_locked());
+  return path.string();
+}
+
+std::string FlightRecorder::write(const std::string& folder) {
+  std::lock_guard lock(mutex_);
+  return write_locked(folder);
+}
+
+void FlightRecorder::note_failure(std::uint32_t group, std::string_view sentence) noexcept {
+  try {
+    std::lock_guard lock(mutex_);
+    auto& died = groups_.at(group);
+    if (!died.failure.empty()) return;
+    died.failure = sentence;
+    died.failed = scale_.seconds_of(sys::ticks());
+    if (header_.folder.empty()) return;
+    auto text = std::string(launch::failure_mark) + died.failure;
+    try {
+      text += std::string(launch::flight_record_mark) + write_locked(header_.folder);
+    } catch (const std::exception& error) {
+      text += formatted("{}not written: {}", launch::flight_record_mark, error.what());
+    }
+    log::error("{}", text);
+  } catch (const std::exception& error) {
+    log::error("the flight record could not be written: {}", error.what());
+  }
+}
+
+}  // namespace lockstep::diagnose

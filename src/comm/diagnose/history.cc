@@ -1,0 +1,168 @@
+#include "comm/diagnose/history.h"
+
+#include <lockstep/base/fingerprint.h>
+#include <lockstep/base/format.h>
+
+#include "comm/call/word_reader.h"
+#include "comm/diagnose/report.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace lockstep::diagnose {
+const KnownCall* ChannelStatement::find(std::uint64_t number) const {
+  auto found = std::ranges::find_if(
+      calls, [number](const KnownCall& known) { return known.call.number == number; });
+  return found == calls.end() ? nullptr : &*found;
+}
+
+const ChannelStatement& Statement::of(ChannelKey channel) const {
+  static const ChannelStatement none;
+  auto found = channels.find(channel);
+  return found == channels.end() ? none : found->second;
+}
+
+std::string mismatch_sentence(const Difference& difference, std::string_view group, int rank,
+                              int other) {
+  auto text = difference.mine && difference.theirs
+                  ? describe_difference(*difference.mine, rank, *difference.theirs, other)
+                  : formatted(
+                        "ranks {} and {} made different calls at or before #{}, further back than "
+                        "they keep",
+                        std::min(rank, other), std::max(rank, other), difference.number);
+  return text + words_of_group(group);
+}
+
+// process PROCESS | left | channel SOURCE DESTINATION LAST | mark NUMBER CHAIN |
+// call FINGERPRINT CHAIN RECORD
+std::string CallHistory::statement(std::string_view process, bool has_left) const {
+  auto text = formatted("process {}\n", process);
+  if (has_left) text += "left\n";
+  for (const auto& [channel, line] : lines_) {
+    text += formatted("channel {} {} {}\n", channel.source, channel.destination,
+                      line.calls.back().call.number);
+    for (const auto& mark : line.marks)
+      text += formatted("mark {} {:x}\n", mark.number, mark.chain);
+    auto begin = line.calls.size() > told ? line.calls.size() - told : 0;
+    for (auto index = begin; index < line.calls.size(); ++index) {
+      const auto& known = line.calls[index];
+      text += formatted("call {:x} {:x} {}\n", known.fingerprint, known.chain, written(known.call));
+    }
+  }
+  return text;
+}
+
+Statement Statement::read(std::string_view text) {
+  constexpr std::int64_t most_rank = std::numeric_limits<int>::max();
+  Statement result;
+  ChannelStatement* channel = nullptr;
+  while (!text.empty()) {
+    auto line = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(text.size(), line.size() + 1));
+    WordReader words(line);
+    auto kind = words.next();
+    if (kind == "process") {
+      result.process = words.rest();
+    } else if (kind == "left") {
+      result.has_left = true;
+    } else if (kind == "channel") {
+      ChannelKey key;
+      key.source = static_cast<int>(words.number(-1, most_rank));
+      key.destination = static_cast<int>(words.number(-1, most_rank));
+      auto last = words.natural();
+      channel = words.is_good() ? &result.channels[key] : nullptr;
+      if (channel) channel->last = last;
+    } else if (channel && kind == "mark") {
+      ChainMark mark{.number = words.natural()};
+      mark.chain = words.natural(16);
+      if (words.is_good()) channel->marks.push_back(mark);
+    } else if (channel && kind == "call") {
+      KnownCall known{.fingerprint = words.natural(16), .call = {}};
+      known.chain = words.natural(16);
+      auto call = read_call(words.rest());
+      if (!call || !words.is_good()) continue;
+      known.call = *std::move(call);
+      channel->calls.push_back(std::move(known));
+    }
+  }
+  return result;
+}
+
+const KnownCall* CallHistory::Line::find(std::uint64_t number) const {
+  if (calls.empty() || number < calls.front().call.number || number > calls.back().call.number)
+    return nullptr;
+  return &calls[number - calls.front().call.number];
+}
+
+std::optional<std::uint64_t> CallHistory::Line::chain_at(std::uint64_t number) const {
+  if (const auto* known = find(number)) return known->chain;
+  auto mark = std::ranges::find(marks, number, &ChainMark::number);
+  return mark == marks.end() ? std::nullopt : std::optional(mark->chain);
+}
+
+void CallHistory::note(ChannelKey channel, const CallRecord& call, std::uint64_t fingerprint) {
+  auto& line = lines_[channel];
+  auto before = line.calls.empty() ? 0 : line.calls.back().chain;
+  line.calls.push_back({fingerprint, combine_fingerprints(before, fingerprint), call});
+  if (line.calls.size() > kept) line.calls.pop_front();
+  if (call.number % mark_distance == 0) {
+    line.marks.push_back({call.number, line.calls.back().chain});
+    if (line.marks.size() > marks_kept) line.marks.pop_front();
+  }
+  ++version_;
+}
+
+std::vector<ChannelKey> CallHistory::channels() const {
+  std::vector<ChannelKey> result;
+  for (const auto& [channel, line] : lines_) result.push_back(channel);
+  return result;
+}
+
+std::uint64_t CallHistory::last_number(ChannelKey channel) const {
+  auto line = lines_.find(channel);
+  return line == lines_.end() ? 0 : line->second.calls.back().call.number;
+}
+
+const KnownCall* CallHistory::find(ChannelKey channel, std::uint64_t number) const {
+  auto line = lines_.find(channel);
+  return line == lines_.end() ? nullptr : line->second.find(number);
+}
+
+const KnownCall* CallHistory::last_call(ChannelKey channel) const {
+  if (lines_.empty()) return nullptr;
+  auto line = lines_.find(channel);
+  return &(line == lines_.end() ? lines_.begin() : line)->second.calls.back();
+}
+
+std::optional<Difference> CallHistory::compare(ChannelKey channel, const Line& mine,
+                                               const ChannelStatement& theirs) {
+  auto chains = theirs.marks;
+  for (const auto& known : theirs.calls) chains.push_back({known.call.number, known.chain});
+  std::uint64_t agreed = 0;  // equal chains up to here
+  for (const auto& mark : chains) {
+    if (mine.chain_at(mark.number) == mark.chain) agreed = std::max(agreed, mark.number);
+  }
+  for (const auto& known : theirs.calls) {
+    const auto number = known.call.number;
+    const auto* own = number > agreed ? mine.find(number) : nullptr;
+    if (own && own->fingerprint != known.fingerprint)
+      return Difference{channel, own->call, known.call, number};
+  }
+  for (const auto& mark : chains) {
+    auto own = mark.number > agreed ? mine.chain_at(mark.number) : std::nullopt;
+    if (own && *own != mark.chain) return Difference{.channel = channel, .number = mark.number};
+  }
+  return std::nullopt;
+}
+
+std::optional<Difference> CallHistory::compare(const Statement& theirs) const {
+  for (const auto& [channel, line] : lines_) {
+    auto other = theirs.channels.find(channel);
+    if (other == theirs.channels.end()) continue;
+    if (auto difference = compare(channel, line, other->second)) return difference;
+  }
+  return std::nullopt;
+}
+
+}  // namespace lockstep::diagnose

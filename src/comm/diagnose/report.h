@@ -1,0 +1,74 @@
+// The sentences of failure reports: engines give facts, and all errors and warnings about a group
+// are worded here, the same on every engine (docs/errors.md).
+#pragma once
+
+#include <lockstep/base/deadline.h>
+
+#include "comm/call/record.h"
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::diagnose {
+
+// What ends a sentence about any group but the world: " [group world/split#1/0]".
+[[nodiscard]] std::string words_of_group(std::string_view group);
+
+// What is known of one of the ranks that an operation needs.
+struct PeerStatus {
+  int rank = 0;
+  bool has_called = false;
+  bool is_executing = false;  // it began a part of the operation and has not finished it
+  bool has_answered = true;   // false: it was asked what it has called, and said nothing
+  // Its latest call of this channel, else its latest of any.
+  std::optional<CallRecord> last = {};
+  bool last_is_of_channel = true;
+  bool may_have_called_more = false;  // it ended or was stopped before it could tell of everything
+  std::optional<CallRecord> unmet = {};  // a message of it that its peer has not met
+  std::string stopped_process = {};      // its number, where it is stopped
+
+  // The number of its latest call of this channel, 0 for none.
+  [[nodiscard]] std::uint64_t last_number() const {
+    return last && last_is_of_channel ? last->number : 0;
+  }
+};
+
+// after 1s: rank 3 never called all_reduce #417 (bucket 2, 12 MB, train.cc:88) that ranks 0-2 wait
+// in; its last call was ... The ranks that are furthest behind are named: others may wait for them.
+[[nodiscard]] std::string overdue_sentence(const CallRecord& call,
+                                           std::span<const PeerStatus> peers, Duration waited,
+                                           std::string_view group);
+
+// A rank that takes no part any more in what others wait for.
+struct LostRank {
+  int rank = 0;
+  int size = 1;                        // of the group
+  std::optional<int> world_rank = {};  // where it differs
+  // Nothing: it left in order. Else the number of its process, empty where that is not known.
+  std::optional<std::string> ended_process = {};
+  std::optional<PeerStatus> status = {};  // what it called last, where that is known
+  std::optional<CallRecord> call = {};    // that others wait in
+  std::vector<int> waiting = {};
+  std::vector<int> also_lost = {};
+};
+// rank 1 of 3 was lost: its process 4711 ended without leaving; its last call was ...; ranks 0, 2
+// wait in all_reduce #8 (...)
+[[nodiscard]] std::string lost_sentence(const LostRank& lost, std::string_view group);
+// The same where something else is to be said of how it was lost.
+[[nodiscard]] std::string lost_sentence(int rank, int size, std::optional<int> world_rank,
+                                        std::string_view how, std::string_view group);
+
+// rank 1 ended the group: REASON
+[[nodiscard]] std::string aborted_sentence(int rank, std::string_view reason,
+                                           std::string_view group);
+
+// "ranks 0, 2 wait in"
+[[nodiscard]] std::string words_of_waiting(std::span<const int> ranks);
+// "its last call was all_reduce #7 (...)", "it has made no call yet"
+[[nodiscard]] std::string words_of_last_call(const PeerStatus& peer);
+
+}  // namespace lockstep::diagnose

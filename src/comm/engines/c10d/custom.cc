@@ -1,0 +1,66 @@
+#include "comm/engines/c10d/custom.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+
+#include "comm/backend/one_line.h"
+#include "comm/engines/c10d/store_adapter.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <utility>
+
+namespace lockstep::c10d_engine {
+namespace {
+
+class CustomEngine final : public Engine {
+ public:
+  CustomEngine(MakeC10dBackend make, std::string name, std::shared_ptr<Store> store,
+               const std::string& group, int rank, int size, Duration timeout)
+      : make_(std::move(make)), name_(std::move(name)), store_(std::move(store)) {
+    auto part = as_c10d_store(store_, formatted("lockstep/{}/{}/", name_, group));
+    try {
+      group_ = make_(part, rank, size, timeout);
+    } catch (const c10::Error& error) {
+      throw PeerLost(formatted("rank {} of {} could not make the engine {}: {}", rank, size, name_,
+                               first_line(error.what_without_backtrace())));
+    }
+    check(group_.defined(), "the engine {}: nothing was made", name_);
+  }
+
+  [[nodiscard]] std::string_view name() const override { return name_; }
+  [[nodiscard]] Carrier carrier_of(const PostedCall& call) override { return {*group_, call.root}; }
+  [[nodiscard]] std::string objection_to(const at::Tensor&) override { return {}; }
+  void mark_next(std::uint32_t) override {}
+
+  void close(const std::function<bool()>&) noexcept override {
+    try {
+      group_->abort();
+    } catch (const std::exception&) {
+      // It has no abort, or nothing to end.
+    }
+  }
+
+  [[nodiscard]] std::shared_ptr<Engine> make_group(const std::string& name, int rank, int size,
+                                                   Duration timeout) override {
+    return std::make_shared<CustomEngine>(make_, name_, store_, name, rank, size, timeout);
+  }
+
+ private:
+  MakeC10dBackend make_;
+  std::string name_;
+  std::shared_ptr<Store> store_;
+  c10::intrusive_ptr<c10d::Backend> group_;
+};
+
+}  // namespace
+
+std::shared_ptr<Engine> make_custom(const MakeC10dBackend& make, const std::string& name,
+                                    std::shared_ptr<Store> store, const std::string& group,
+                                    int rank, int size, Duration timeout) {
+  return std::make_shared<CustomEngine>(make, name, std::move(store), group, rank, size, timeout);
+}
+
+}  // namespace lockstep::c10d_engine

@@ -1,0 +1,37 @@
+#include "comm/engines/c10d/make.h"
+
+#include "comm/backend/blocking_backend.h"
+#include "comm/engines/c10d/custom.h"
+#include "comm/engines/c10d/gloo.h"
+#include "comm/engines/c10d/nccl.h"
+#include "comm/engines/c10d/runner.h"
+#include "sys/own_process.h"
+
+#include <utility>
+
+namespace lockstep::c10d_engine {
+namespace {
+
+std::shared_ptr<Engine> make_engine(std::string_view name, const std::shared_ptr<Store>& store,
+                                    int rank, int size, const Options& options) {
+  if (options.custom)
+    return make_custom(options.custom, std::string(name), store, "world", rank, size,
+                       options.join_timeout);
+  if (name == "gloo")
+    return make_gloo(store, "world", rank, size,
+                     {.address = options.address, .join_timeout = options.join_timeout});
+  return make_nccl(store, rank, size,
+                   {.local_rank = options.local_rank, .join_timeout = options.join_timeout});
+}
+
+}  // namespace
+
+std::shared_ptr<Backend> make(std::string_view name, std::shared_ptr<Store> store, int rank,
+                              int size, const Options& options) {
+  auto engine = make_engine(name, store, rank, size, options);
+  auto runner = std::make_shared<C10dRunner>(std::move(engine), rank, size);
+  return sys::make_shared_of_process<BlockingBackend>(std::move(runner), std::move(store), "world",
+                                                      rank, size, options.join_timeout);
+}
+
+}  // namespace lockstep::c10d_engine

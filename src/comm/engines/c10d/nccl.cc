@@ -1,0 +1,263 @@
+#include "comm/engines/c10d/nccl.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+
+#include "comm/engines/c10d/gpus.h"
+#include "comm/engines/c10d/make.h"
+#include "comm/engines/c10d/store_adapter.h"
+#include "comm/rendezvous/grace_period.h"
+#include "comm/rendezvous/peer_registry.h"
+
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/util/env.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace lockstep::c10d_engine {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using Connection = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
+
+// Most operations take tens of microseconds; a wait that lasts longer looks less often.
+constexpr Duration shortest_pause = microseconds(5);
+constexpr Duration longest_pause = microseconds(200);
+constexpr Duration between_looks = milliseconds(100);
+// How long the others may take to need this rank's GPU no more, and NCCL to end its operations.
+constexpr Duration longest_leave = std::chrono::seconds(30);
+constexpr milliseconds longest_abort = std::chrono::seconds(10);
+
+// LibTorch watches NCCL from threads of its own, which end the process when an operation fails or
+// takes long, and only the environment says otherwise. Where waits block there are no such threads:
+// here they poll (finish()), so what went wrong is thrown to those who wait. Its record of
+// operations keeps pointers into them that only those threads take back; the group has its own
+// (comm/flight).
+void set_environment() {
+  constexpr std::pair<const char*, const char*> settings[] = {
+      {"TORCH_NCCL_BLOCKING_WAIT", "1"},
+      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"},
+      {"TORCH_NCCL_ENABLE_MONITORING", "0"},
+      {"TORCH_NCCL_DUMP_ON_TIMEOUT", "0"},
+      {"TORCH_NCCL_TRACE_BUFFER_SIZE", "0"},
+      {"TORCH_FR_BUFFER_SIZE", "0"},
+      {"TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0"},
+  };
+  for (auto [name, value] : settings) c10::utils::set_env(name, value);
+}
+
+// Differs from GPU to GPU of all machines; empty where this process sees none.
+std::string name_of_gpu(c10::DeviceIndex index) {
+  if (c10::cuda::device_count() == 0) return {};
+  const auto& uuid = at::cuda::getDeviceProperties(index)->uuid;
+  std::string name = "GPU-";
+  for (char byte : uuid.bytes) name += formatted("{:02x}", static_cast<unsigned char>(byte));
+  return name;
+}
+
+c10::DeviceIndex gpu_of(int local_rank) {
+  const int count = std::max<int>(c10::cuda::device_count(), 1);
+  return static_cast<c10::DeviceIndex>(local_rank % count);
+}
+
+// What the NCCL groups of one process share: its GPU, and c10d's groups. These stay until every
+// rank of the world has let go of its last group, because GPUs read each other's memory, and ranks
+// drop their groups in any order.
+class Family {
+ public:
+  Family(std::shared_ptr<Store> store, int rank, int size, NcclOptions options)
+      : store_(std::move(store)),
+        usual_gpu_(gpu_of(options.local_rank)),
+        world_(std::make_shared<rendezvous::PeerRegistry>(
+            store_, "world", rank, size, name_of_gpu(usual_gpu_), options.join_timeout)) {
+    std::vector<std::string> gpus;
+    for (int other = 0; other < size; ++other) gpus.push_back(world_->words(other));
+    check_gpus(gpus);
+  }
+
+  ~Family() {
+    try {
+      world_->leave();
+      if (!has_failed_ && !grace_.is_by_exception()) world_->await_the_others(longest_leave);
+    } catch (const std::exception&) {
+      // The store is gone with the rank that served it, which waited for the others.
+    }
+    for (const auto& connection : connections_) end(connection);
+  }
+  Family(const Family&) = delete;
+  Family& operator=(const Family&) = delete;
+
+  [[nodiscard]] const std::shared_ptr<Store>& store() const { return store_; }
+  [[nodiscard]] const std::shared_ptr<const rendezvous::PeerRegistry>& world() const {
+    return world_;
+  }
+
+  // The first call decides.
+  [[nodiscard]] at::Device device() {
+    std::lock_guard lock(mutex_);
+    if (!gpu_) gpu_ = usual_gpu_;
+    return {at::kCUDA, *gpu_};
+  }
+  [[nodiscard]] std::string objection_to(const at::Tensor& tensor) {
+    if (tensor.is_cpu()) return {};
+    if (!tensor.is_cuda())
+      return formatted("takes tensors of CUDA devices and of the host; this one is on {}",
+                       tensor.device().str());
+    std::lock_guard lock(mutex_);
+    if (!gpu_) gpu_ = tensor.device().index();
+    if (*gpu_ == tensor.device().index()) return {};
+    return formatted("works on cuda:{}, which this rank's first call decided; this tensor is on {}",
+                     *gpu_, tensor.device().str());
+  }
+
+  // Not connected yet.
+  [[nodiscard]] Connection make(const std::string& name, int rank, int size) {
+    auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
+    options->timeout = longest_abort;
+    options->group_name = name;
+    auto connection = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+        as_c10d_store(store_, formatted("lockstep/nccl/{}/", name)), rank, size, options);
+    std::lock_guard lock(mutex_);
+    connections_.push_back(connection);
+    return connection;
+  }
+
+  static void end(const Connection& connection) noexcept {
+    try {
+      connection->abort();
+    } catch (const std::exception&) {
+      // It has ended, or NCCL does not answer.
+    }
+  }
+  void note_failure() { has_failed_ = true; }
+
+ private:
+  const rendezvous::GracePeriod grace_;
+  std::shared_ptr<Store> store_;
+  const c10::DeviceIndex usual_gpu_;
+  const std::shared_ptr<const rendezvous::PeerRegistry> world_;
+  std::atomic<bool> has_failed_{false};
+  std::mutex mutex_;  // guards what follows
+  std::optional<c10::DeviceIndex> gpu_;
+  std::vector<Connection> connections_;
+};
+
+// NCCL carries out what one communicator is given in one order, which two ranks that send to each
+// other would not agree on: so each direction of each pair has a communicator of its own.
+class NcclEngine final : public Engine {
+ public:
+  NcclEngine(std::shared_ptr<Family> family,
+             std::shared_ptr<const rendezvous::PeerRegistry> registry, int rank, int size)
+      : family_(std::move(family)), registry_(std::move(registry)), rank_(rank), size_(size) {}
+
+  [[nodiscard]] std::string_view name() const override { return "nccl"; }
+  [[nodiscard]] Carrier carrier_of(const PostedCall& call) override;
+  [[nodiscard]] std::string objection_to(const at::Tensor& tensor) override {
+    return family_->objection_to(tensor);
+  }
+  [[nodiscard]] std::optional<at::Device> device() override { return family_->device(); }
+  [[nodiscard]] bool works_on_wholes() const override { return true; }
+  void mark_next(std::uint32_t) override {}
+  void finish(c10d::Work& work) override;
+  void close(const std::function<bool()>& are_running) noexcept override;
+  [[nodiscard]] std::shared_ptr<Engine> make_group(const std::string& name, int rank, int size,
+                                                   Duration timeout) override;
+
+ private:
+  [[nodiscard]] c10d::Backend& connected(const std::string& place, int rank, int size);
+
+  const std::shared_ptr<Family> family_;
+  const std::shared_ptr<const rendezvous::PeerRegistry> registry_;
+  const int rank_;
+  const int size_;
+  std::atomic<bool> is_closing_{false};
+  std::atomic<bool> is_closed_{false};
+  std::mutex mutex_;                               // guards what follows
+  std::vector<Connection> made_;                   // what close() ends
+  std::map<std::string, Connection> connections_;  // by what they are for
+};
+
+Carrier NcclEngine::carrier_of(const PostedCall& call) {
+  if (!is_message(call.collective)) return {connected("all", rank_, size_)};
+  const bool sends = call.collective == Collective::send;
+  const auto place =
+      sends ? formatted("{} to {}", rank_, call.root) : formatted("{} to {}", call.root, rank_);
+  return {connected(place, sends ? 0 : 1, 2), sends ? 1 : 0};
+}
+
+c10d::Backend& NcclEngine::connected(const std::string& place, int rank, int size) {
+  {
+    std::lock_guard lock(mutex_);
+    auto found = connections_.find(place);
+    if (found != connections_.end()) return *found->second;
+  }
+  registry_->meet(place, size, is_closing_);
+  auto connection = family_->make(formatted("{}/{}", registry_->group(), place), rank, size);
+  {
+    std::lock_guard lock(mutex_);
+    made_.push_back(connection);
+    if (is_closing_) throw Aborted("the engine is closed");
+  }
+  connection->eagerConnectSingleDevice(family_->device());
+  std::lock_guard lock(mutex_);
+  return *connections_.emplace(place, connection).first->second;
+}
+
+void NcclEngine::finish(c10d::Work& work) {
+  auto pause = shortest_pause;
+  auto look = Deadline::after(between_looks);
+  while (!work.isCompleted()) {
+    if (is_closed_) throw Aborted("the engine is closed");
+    if (look.passed()) {
+      registry_->check_processes();
+      look = Deadline::after(between_looks);
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, longest_pause);
+  }
+  if (is_closing_) throw Aborted("the engine is closed");
+  if (auto error = work.exception()) std::rethrow_exception(error);
+  work.synchronize();
+}
+
+void NcclEngine::close(const std::function<bool()>&) noexcept {
+  family_->note_failure();
+  std::vector<Connection> made;
+  {
+    std::lock_guard lock(mutex_);
+    is_closing_ = true;
+    made = made_;
+  }
+  for (const auto& connection : made) Family::end(connection);
+  is_closed_ = true;
+}
+
+std::shared_ptr<Engine> NcclEngine::make_group(const std::string& name, int rank, int size,
+                                               Duration timeout) {
+  auto registry =
+      std::make_shared<rendezvous::PeerRegistry>(family_->store(), name, rank, size, "", timeout);
+  return std::make_shared<NcclEngine>(family_, std::move(registry), rank, size);
+}
+
+}  // namespace
+
+bool has_nccl() { return true; }
+
+std::shared_ptr<Engine> make_nccl(const std::shared_ptr<Store>& store, int rank, int size,
+                                  NcclOptions options) {
+  set_environment();
+  auto family = std::make_shared<Family>(store, rank, size, options);
+  return std::make_shared<NcclEngine>(family, family->world(), rank, size);
+}
+
+}  // namespace lockstep::c10d_engine

@@ -1,0 +1,16 @@
+#include "comm/engines/c10d/nccl.h"
+
+#include <lockstep/base/error.h>
+
+#include "comm/engines/c10d/make.h"
+
+namespace lockstep::c10d_engine {
+
+bool has_nccl() { return false; }
+
+std::shared_ptr<Engine> make_nccl(const std::shared_ptr<Store>&, int, int, NcclOptions) {
+  throw BadInput(
+      "the backend nccl is not in this build: it needs a LibTorch with CUDA and the CUDA headers");
+}
+
+}  // namespace lockstep::c10d_engine

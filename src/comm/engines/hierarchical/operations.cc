@@ -1,0 +1,320 @@
+#include "comm/engines/hierarchical/operations.h"
+
+#include <lockstep/base/format.h>
+
+#include "comm/backend/flat.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::hierarchical {
+namespace {
+
+using Counts = std::vector<std::int64_t>;
+
+// What is reduced in one go; more is cut into segments that overtake each other's phases.
+constexpr std::int64_t segment_bytes = 8 << 20;
+// Below it the host's ranks reduce all of it together: two phases instead of three.
+constexpr std::int64_t small_bytes = 8 << 10;
+
+bool is_half(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
+}
+
+// Of the parts of a call: so that they meet only those of an equal one. Two roots on one host, or a
+// sum and an average, have the same parts. A message is its only part.
+std::string tag_of_parts(const PostedCall& call) {
+  if (is_message(call.collective)) return call.tag;
+  return formatted("{}{}for {} #{} [{:x}]", call.tag, call.tag.empty() ? "" : ", ",
+                   name_of(call.collective), call.number, fingerprint_of(call));
+}
+
+class Performer {
+ public:
+  Performer(const Parts& parts, const PostedCall& call)
+      : parts_(parts),
+        call_(call),
+        layout_(parts.layout),
+        tag_(tag_of_parts(call)),
+        options_{.tag = tag_, .timeout = {}},
+        op_(call.op == Op::average ? Op::sum : call.op) {}
+
+  void run();
+
+ private:
+  void all_reduce(const at::Tensor& tensor);
+  void all_reduce_in_segments(const at::Tensor& tensor);
+  void all_reduce_by_leaders(const at::Tensor& tensor);
+  void reduce();
+  void broadcast();
+  void all_gather();
+  void reduce_scatter();
+  void message();
+  void barrier();
+
+  // The input in memory of our own, in a dtype that rounds later.
+  [[nodiscard]] at::Tensor working_copy() const {
+    auto input = flat(call_.input);
+    return is_half(input) ? input.to(at::kFloat) : input.clone();
+  }
+  // After the sum: the one division of an average.
+  void divide(const at::Tensor& tensor) const {
+    if (call_.op == Op::average)
+      tensor.div_(at::full({}, static_cast<double>(layout_.size()), tensor.options()));
+  }
+  [[nodiscard]] Counts counts_of(const Counts& given, std::int64_t all) const {
+    return given.empty() ? Counts(layout_.size(), all / layout_.size()) : given;
+  }
+
+  const Parts& parts_;
+  const PostedCall& call_;
+  const Layout& layout_;
+  const std::string tag_;
+  CallOptions options_;
+  Op op_;
+};
+
+void Performer::run() {
+  switch (call_.collective) {
+    case Collective::all_reduce: {
+      if (!is_half(call_.output)) return all_reduce(flat(call_.output));
+      auto sum = working_copy();
+      all_reduce(sum);
+      flat(call_.output).copy_(sum);
+      return;
+    }
+    case Collective::reduce:
+      return reduce();
+    case Collective::broadcast:
+      return broadcast();
+    case Collective::all_gather:
+      return all_gather();
+    case Collective::reduce_scatter:
+      return reduce_scatter();
+    case Collective::barrier:
+      return barrier();
+    case Collective::send:
+    case Collective::recv:
+      return message();
+    case Collective::all_to_all: {
+      auto all = parts_.all;
+      if (call_.input_counts.empty())
+        return all.all_to_all(call_.output, call_.input, options_, call_.where).wait();
+      return all
+          .all_to_all(call_.output, call_.input, call_.output_counts, call_.input_counts, options_,
+                      call_.where)
+          .wait();
+    }
+    case Collective::gather: {
+      auto all = parts_.all;
+      return all.gather(call_.output, call_.input, call_.root, options_, call_.where).wait();
+    }
+    case Collective::scatter: {
+      auto all = parts_.all;
+      return all.scatter(call_.output, call_.input, call_.root, options_, call_.where).wait();
+    }
+  }
+}
+
+void Performer::all_reduce(const at::Tensor& tensor) {
+  if (!layout_.is_even()) return all_reduce_by_leaders(tensor);
+  if (static_cast<std::int64_t>(tensor.nbytes()) > small_bytes)
+    return all_reduce_in_segments(tensor);
+  auto local = parts_.local;
+  auto across = *parts_.across;
+  local.all_reduce(tensor, op_, options_, call_.where).wait();
+  across.all_reduce(tensor, op_, options_, call_.where).wait();
+  divide(tensor);
+}
+
+void Performer::all_reduce_in_segments(const at::Tensor& tensor) {
+  struct Segment {
+    at::Tensor whole;
+    at::Tensor mine;
+    Counts counts;
+    Work work;
+  };
+  auto local = parts_.local;
+  auto across = *parts_.across;
+  auto most = segment_bytes / static_cast<std::int64_t>(tensor.element_size());
+  std::vector<Segment> segments;
+  for (std::int64_t begin = 0; begin < tensor.numel(); begin += most) {
+    auto whole = tensor.narrow(0, begin, std::min(most, tensor.numel() - begin));
+    Counts counts(local.size(), whole.numel() / local.size());
+    counts.back() += whole.numel() % local.size();
+    auto place = std::accumulate(counts.begin(), counts.begin() + local.rank(), std::int64_t{0});
+    auto mine = whole.narrow(0, place, counts[local.rank()]);
+    auto work = local.reduce_scatter(mine, whole, counts, op_, options_, call_.where);
+    segments.push_back({whole, mine, counts, work});
+  }
+  for (auto& segment : segments) {
+    segment.work.wait();
+    segment.work = across.all_reduce(segment.mine, op_, options_, call_.where);
+  }
+  for (auto& segment : segments) {
+    segment.work.wait();
+    divide(segment.mine);
+    segment.work =
+        local.all_gather(segment.whole, segment.mine, segment.counts, options_, call_.where);
+  }
+  for (auto& segment : segments) segment.work.wait();
+}
+
+void Performer::all_reduce_by_leaders(const at::Tensor& tensor) {
+  auto local = parts_.local;
+  local.reduce(tensor, 0, op_, options_, call_.where).wait();
+  if (parts_.across) {
+    auto across = *parts_.across;
+    across.all_reduce(tensor, op_, options_, call_.where).wait();
+    divide(tensor);
+  }
+  local.broadcast(tensor, 0, options_, call_.where).wait();
+}
+
+void Performer::reduce() {
+  auto sum = working_copy();
+  all_reduce(sum);
+  if (call_.output.defined()) flat(call_.output).copy_(sum);
+}
+
+// Inside the root's host first; then from one rank of that host to one of each other; then inside
+// those. Where hosts are even the root itself can speak to the others.
+void Performer::broadcast() {
+  auto local = parts_.local;
+  auto root_host = layout_.host_of(call_.root);
+  bool at_root = layout_.host == root_host;
+  int speaker = layout_.is_even() ? layout_.place_of(call_.root) : 0;
+  if (at_root)
+    local.broadcast(call_.output, layout_.place_of(call_.root), options_, call_.where).wait();
+  if (parts_.across && layout_.place == speaker) {
+    auto across = *parts_.across;
+    across.broadcast(call_.output, root_host, options_, call_.where).wait();
+  }
+  if (!at_root) local.broadcast(call_.output, speaker, options_, call_.where).wait();
+}
+
+// Where hosts are even: each rank fetches the parts of its equals, then shares them inside. Else
+// the leaders fetch whole hosts. Both end with the parts in another order than that of the ranks.
+void Performer::all_gather() {
+  auto counts = counts_of(call_.output_counts, call_.output.numel());
+  auto local = parts_.local;
+  auto gathered = at::empty({call_.output.numel()}, call_.output.options());
+  std::vector<int> order;
+  auto count_of = [&](const std::vector<int>& ranks) {
+    return std::accumulate(ranks.begin(), ranks.end(), std::int64_t{0},
+                           [&](auto sum, int rank) { return sum + counts[rank]; });
+  };
+  auto counts_in = [&](const std::vector<int>& ranks) {
+    Counts result;
+    for (int rank : ranks) result.push_back(counts[rank]);
+    return result;
+  };
+  if (layout_.is_even()) {
+    Counts columns;
+    for (std::size_t place = 0; place < layout_.local().size(); ++place) {
+      std::vector<int> column;
+      for (const auto& ranks : layout_.hosts) column.push_back(ranks[place]);
+      columns.push_back(count_of(column));
+      order.insert(order.end(), column.begin(), column.end());
+    }
+    auto across = *parts_.across;
+    auto equals = at::empty({columns[layout_.place]}, call_.output.options());
+    auto column_counts = counts_in(layout_.across());
+    across.all_gather(equals, flat(call_.input), column_counts, options_, call_.where).wait();
+    local.all_gather(gathered, equals, columns, options_, call_.where).wait();
+  } else {
+    Counts rows;
+    for (const auto& ranks : layout_.hosts) {
+      rows.push_back(count_of(ranks));
+      order.insert(order.end(), ranks.begin(), ranks.end());
+    }
+    auto row = at::empty({rows[layout_.host]}, call_.output.options());
+    auto local_counts = counts_in(layout_.local());
+    local.all_gather(row, flat(call_.input), local_counts, options_, call_.where).wait();
+    if (parts_.across) {
+      auto across = *parts_.across;
+      across.all_gather(gathered, row, rows, options_, call_.where).wait();
+    }
+    local.broadcast(gathered, 0, options_, call_.where).wait();
+  }
+  auto places = placed(order, counts);
+  std::int64_t begin = 0;
+  for (int rank = 0; rank < layout_.size(); ++rank) {
+    auto from = gathered.narrow(0, static_cast<std::int64_t>(places[rank].begin), counts[rank]);
+    flat(call_.output).narrow(0, begin, counts[rank]).copy_(from);
+    begin += counts[rank];
+  }
+}
+
+// The parts of this rank's place on every host are summed inside, then each goes to its host.
+void Performer::reduce_scatter() {
+  auto input = working_copy();
+  auto counts = counts_of(call_.input_counts, input.numel());
+  std::vector<std::int64_t> begins(counts.size());
+  std::exclusive_scan(counts.begin(), counts.end(), begins.begin(), std::int64_t{0});
+  int rank = layout_.local()[layout_.place];
+  if (!layout_.is_even()) {
+    all_reduce(input);
+    flat(call_.output).copy_(input.narrow(0, begins[rank], counts[rank]));
+    return;
+  }
+  auto by_place = at::empty_like(input);
+  Counts columns(layout_.local().size());
+  Counts mine;
+  std::int64_t begin = 0;
+  for (std::size_t place = 0; place < columns.size(); ++place) {
+    for (const auto& ranks : layout_.hosts) {
+      int member = ranks[place];
+      by_place.narrow(0, begin, counts[member])
+          .copy_(input.narrow(0, begins[member], counts[member]));
+      begin += counts[member];
+      columns[place] += counts[member];
+      if (static_cast<int>(place) == layout_.place) mine.push_back(counts[member]);
+    }
+  }
+  auto local = parts_.local;
+  auto across = *parts_.across;
+  auto column = at::empty({columns[layout_.place]}, input.options());
+  local.reduce_scatter(column, by_place, columns, op_, options_, call_.where).wait();
+  auto part = at::empty({counts[rank]}, input.options());
+  across.reduce_scatter(part, column, mine, op_, options_, call_.where).wait();
+  divide(part);
+  flat(call_.output).copy_(part);
+}
+
+void Performer::message() {
+  bool is_local = layout_.host_of(call_.root) == layout_.host;
+  auto group = is_local ? parts_.local : parts_.all;
+  int peer = is_local ? layout_.place_of(call_.root) : call_.root;
+  auto work = call_.collective == Collective::send
+                  ? group.send(call_.input, peer, options_, call_.where)
+                  : group.recv(call_.output, peer, options_, call_.where);
+  work.wait();
+}
+
+void Performer::barrier() {
+  auto local = parts_.local;
+  local.barrier(options_, call_.where).wait();
+  if (parts_.across) {
+    auto across = *parts_.across;
+    across.barrier(options_, call_.where).wait();
+  }
+  if (!layout_.is_even()) local.barrier(options_, call_.where).wait();
+}
+
+}  // namespace
+
+void perform(const Parts& parts, const PostedCall& call) {
+  at::NoGradGuard no_grad;
+  Performer(parts, call).run();
+}
+
+}  // namespace lockstep::hierarchical

@@ -1,0 +1,29 @@
+// The engine "hierarchical": shared memory inside each host, another engine across. Its groups are
+// made of groups of those two; an error in one of them ends the whole.
+#pragma once
+
+#include <lockstep/comm/backend.h>
+#include <lockstep/store/store.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace lockstep::hierarchical {
+
+struct Options {
+  Duration join_timeout = std::chrono::minutes(5);
+  std::vector<std::string> hosts;  // of each rank
+};
+
+// Makes the world of an engine: of `size` ranks that share `store`, this one being `rank`.
+using MakeEngine =
+    std::function<std::shared_ptr<Backend>(std::shared_ptr<Store> store, int rank, int size)>;
+
+// `inside` is called for the ranks of this host, `across` for all. Blocks until all have come.
+[[nodiscard]] std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank,
+                                            const Options& options, const MakeEngine& inside,
+                                            const MakeEngine& across);
+
+}  // namespace lockstep::hierarchical

@@ -1,0 +1,35 @@
+// The engine "local": ranks are threads of one process.
+#pragma once
+
+#include <lockstep/comm/backend.h>
+
+#include "comm/engines/local/world.h"
+
+#include <memory>
+
+namespace lockstep::local {
+
+class LocalBackend final : public Backend {
+ public:
+  // Takes place `rank` of the world; leaves it when destroyed.
+  LocalBackend(std::shared_ptr<World> world, int rank, int size);
+  ~LocalBackend() override;
+
+  [[nodiscard]] std::string_view name() const override { return "local"; }
+  std::uint64_t post(const Call& call) override { return world_->post(rank(), call); }
+  void wait(std::uint64_t ticket) override { world_->wait(rank(), ticket); }
+  [[nodiscard]] bool done(std::uint64_t ticket) override { return world_->done(rank(), ticket); }
+  [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
+                                        const at::TensorOptions& options) override;
+  [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,
+                                             const at::TensorOptions& options,
+                                             const Agree& agree) override;
+  [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int> ranks,
+                                                std::string_view name) override;
+  void abort(std::string_view reason) override { world_->abort(rank(), reason); }
+
+ private:
+  std::shared_ptr<World> world_;
+};
+
+}  // namespace lockstep::local

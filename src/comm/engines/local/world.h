@@ -1,0 +1,99 @@
+// What the ranks (threads) of one local group share. One mutex, one condition variable; the last
+// rank to post an operation performs it. The reading path: an engine with the same contract and no
+// cleverness.
+//
+// Invariants, all under mutex_:
+// - meetings_ holds exactly the operations that some rank has posted and that are not performed
+//   yet;
+// - Member::open holds exactly the tickets of that rank's posts to them;
+// - once failure_ is set, meetings_ is empty, no tensor is touched again, and open tickets stay
+//   open.
+#pragma once
+
+#include "comm/backend/posted_call.h"
+#include "comm/diagnose/failure.h"
+#include "comm/diagnose/report.h"
+
+#include <compare>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::local {
+
+class World {
+ public:
+  World(int size, std::string name);
+
+  // As Backend's, for `rank`. An error found by a post is thrown by the wait.
+  std::uint64_t post(int rank, const Call& call);
+  void wait(int rank, std::uint64_t ticket);
+  [[nodiscard]] bool done(int rank, std::uint64_t ticket);
+  void abort(int rank, std::string_view reason);
+
+  // This rank takes its place in the world of `ranks`, which the first of them makes.
+  [[nodiscard]] std::shared_ptr<World> child(int rank, std::span<const int> ranks,
+                                             std::string_view name);
+  // The n-th tensor that all ranks share, for the n-th call of every rank: the first comer makes
+  // it, and each rank gets a tensor of its own over that memory.
+  [[nodiscard]] at::Tensor node_shared(int rank, const std::function<at::Tensor()>& make);
+  // This rank will post nothing more here.
+  void leave(int rank);
+
+ private:
+  // Which operation it is.
+  struct Key {
+    ChannelKey channel;
+    std::uint64_t number = 0;
+    auto operator<=>(const Key&) const = default;
+  };
+  struct Meeting {
+    std::map<int, PostedCall> calls;  // by rank
+    std::map<int, std::uint64_t> tickets;
+  };
+  struct Member {
+    std::uint64_t last_ticket = 0;
+    std::map<std::uint64_t, Key> open;
+    std::optional<CallRecord> last_call;
+    std::uint64_t node_shared = 0;
+    bool left = false;
+  };
+  struct NodeShared {
+    at::Tensor tensor;
+    int taken = 0;
+  };
+  struct Child {
+    std::shared_ptr<World> world;
+    std::vector<int> ranks;
+    std::vector<bool> taken;
+  };
+
+  [[nodiscard]] std::vector<int> participants(const Key& key) const;
+  // Each of these may end the group.
+  void check_agreement(const Meeting& meeting, int rank);
+  void check_presence(const Key& key, const Meeting& meeting);
+  void complete(const Key& key, Meeting& meeting);
+  void fail(diagnose::FailureKind kind, const std::string& text);
+  [[nodiscard]] diagnose::PeerStatus status_of(int rank, const Key& key,
+                                               const Meeting& meeting) const;
+
+  const int size_;
+  const std::string name_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<Key, Meeting> meetings_;
+  std::vector<Member> members_;
+  std::map<std::string, Child, std::less<>> children_;  // those whose ranks have not all arrived
+  std::map<std::uint64_t, NodeShared> node_shared_;     // those that some rank has still to take
+  diagnose::Failure failure_;
+};
+
+}  // namespace lockstep::local

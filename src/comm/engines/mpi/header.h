@@ -1,0 +1,44 @@
+// What precedes every message between two ranks of the engine mpi.
+//
+// One MPI message carries the header and, when it is short, the content behind it; a longer content
+// follows as a message of its own under `tag`, which the receiver takes when it knows where to put
+// it. Ranks of one world run the same program on machines of one kind, so numbers go as they lie in
+// memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace lockstep::mpi {
+
+enum class Kind : std::uint32_t {
+  part,             // a piece of a collective's round
+  message,          // of send()
+  acknowledgement,  // no content: what send() sent is what the receiver expected
+  call,             // no content: the sender has posted this call
+  failed,           // the group is dead: a letter for the kind of error and its sentence
+  left,             // the sender leaves the group: its last call
+  question,         // what did you post?
+  answer,           // that
+  goodbye           // the sender's process needs nobody any more
+};
+
+struct Header {
+  std::uint64_t group = 0;        // fingerprint of its name
+  std::uint64_t number = 0;       // of the collective in its group, or of the message in its pair
+  std::uint64_t fingerprint = 0;  // of the call; 0: none
+  std::uint64_t bytes = 0;        // of the content
+  std::uint64_t awaited = 0;      // in return, in an all_to_all with counts
+  Kind kind = Kind::part;
+  std::uint32_t round = 0;
+  std::int32_t tag = 0;  // 0: the content follows at once
+  std::uint32_t unused = 0;
+};
+static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 56);
+
+// Contents up to this size travel with the header.
+inline constexpr std::size_t eager_limit = 4096;
+inline constexpr std::size_t envelope_bytes = sizeof(Header) + eager_limit;
+
+}  // namespace lockstep::mpi

@@ -1,0 +1,174 @@
+// The one thread of a process that calls MPI: it sends and receives for all groups, runs their
+// steps, and so needs no attention of the threads that posted.
+//
+// Invariants:
+// - MPI, and everything under "the progress thread", is touched by that thread alone; others only
+//   hand it tasks.
+// - Memory given to a transfer stays alive (`keep`) until MPI says that it is done, whatever
+//   becomes of the group: MPI cannot take back what was sent.
+// - Every content that arrives is received, if only to be thrown away: no peer's send is left
+//   pending by a group that died here.
+#pragma once
+
+#include "comm/engines/mpi/header.h"
+#include "comm/engines/mpi/plugin/functions.h"
+#include "sys/peer_processes.h"
+#include "sys/thread.h"
+
+#include <lockstep/base/deadline.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace lockstep::mpi {
+
+// A message whose header has arrived; its content lies here or waits at the sender.
+struct Arrival {
+  int from = -1;  // rank of the MPI world
+  Header header;
+  std::vector<std::byte> content;  // when header.tag is 0
+};
+
+// What a group does with its messages. Called by the progress thread; must not throw.
+class MessageHandler {
+ public:
+  virtual ~MessageHandler() = default;
+  virtual void arrived(Arrival arrival) = 0;
+  // That rank is gone; -1: nothing moves any more. `how` says why.
+  virtual void lost(int from, const std::string& how) = 0;
+  // Now and then, for deadlines.
+  virtual void tick() = 0;
+};
+
+class ProgressThread {
+ public:
+  // That of this process; begins MPI with the first call, and stays until the process ends.
+  // BadInput when there is no MPI to begin.
+  static ProgressThread& open();
+
+  ProgressThread();
+  // Waits until all ranks of the world are about to end, as MPI's own end does, unless some group
+  // died here: then for a few seconds only, and without them MPI is left as it is.
+  ~ProgressThread();
+  ProgressThread(const ProgressThread&) = delete;
+  ProgressThread& operator=(const ProgressThread&) = delete;
+
+  [[nodiscard]] int rank() const { return world_.rank; }
+  [[nodiscard]] int size() const { return world_.size; }
+  [[nodiscard]] std::string library() const { return world_.library; }
+
+  // Any thread: a number that the ranks share, if they ask equally often.
+  [[nodiscard]] std::uint64_t next_bootstrap() { return ++bootstraps_; }
+  // Any thread: `task` will be run by the progress thread, in the order of the calls.
+  void give(std::function<void()> task);
+
+  // The rest: the progress thread.
+
+  using Done = std::function<void()>;
+  // Sends to a rank of the MPI world; header.bytes and header.tag are filled in. Done is called
+  // when `content` may be used again.
+  void send(int to, Header header, std::span<const std::byte> content,
+            std::shared_ptr<const void> keep, Done done);
+  // Fetches the content of an arrival into `to`, which has room for header.bytes.
+  void fetch(const Arrival& arrival, std::byte* to, std::shared_ptr<const void> keep, Done done);
+  void discard(const Arrival& arrival);
+
+  // Messages for `group` goes to `handler` from now on, beginning with what came before.
+  void attach(std::uint64_t group, std::shared_ptr<MessageHandler> handler);
+  // From now on it is discarded.
+  void detach(std::uint64_t group);
+  // Watches the process of a rank, where it is one of this host.
+  void watch(int rank, std::string_view identity);
+  // The number of that process, when it is stopped.
+  [[nodiscard]] std::optional<std::string> stopped_process(int rank) const {
+    if (!processes_.is_stopped(rank)) return std::nullopt;
+    return processes_.pid(rank);
+  }
+  // So many operations more (less) are waiting for messages: how eagerly to look for it.
+  void expect(int operations) { expected_ += operations; }
+  // A group died: the world may not come to its orderly end.
+  void note_failure() { a_group_failed_ = true; }
+
+ private:
+  struct Envelope {  // a receive that waits for anybody's header
+    lockstep_mpi_request request{};
+    std::vector<std::byte> memory;
+  };
+  struct Moving {  // a send or a receive under way
+    int peer = -1;
+    std::vector<lockstep_mpi_request> requests;
+    std::vector<std::byte> memory;  // of a header and its short content
+    std::shared_ptr<const void> keep;
+    Done done;
+  };
+
+  void begin();
+  void run();
+  bool run_tasks();
+  bool take_headers();
+  bool take_finished();
+  void deliver(Arrival arrival);
+  void check_processes();
+  // MPI says that it cannot reach that rank. Why, its process may tell in a moment.
+  void note_unreachable(int rank, int code);
+  void note_lost(int rank, const std::string& how);
+  void rest(int idle_rounds);
+  // MPI itself failed, or our use of it: every group hears of it.
+  void break_down(const std::string& why);
+  void part();
+  [[nodiscard]] bool is_everyone_leaving() const;
+  void check(int code, const char* what) const;
+  [[nodiscard]] std::string explained(int code) const;
+  Moving& begin_moving(int peer);
+  // Messages longer than MPI counts go in pieces under one tag, which keep their order.
+  template <class Start>
+  void start_pieces(Moving& moving, std::size_t bytes, Start start);
+  // Whether it has ended: done, or given up by MPI.
+  bool is_over(Moving& moving);
+
+  const lockstep_mpi_functions* mpi_ = nullptr;
+  lockstep_mpi_world world_{};
+
+  std::atomic<std::uint64_t> bootstraps_ = 0;
+  std::mutex mutex_;
+  std::condition_variable given_;
+  std::deque<std::function<void()>> tasks_;
+  bool ending_ = false;
+
+  std::deque<Envelope> envelopes_;  // in the order in which MPI fills them
+  std::list<Moving> moving_;
+  std::vector<std::int32_t> next_tags_;  // by destination
+  std::map<std::uint64_t, std::shared_ptr<MessageHandler>> handlers_;
+  std::map<std::uint64_t, std::vector<Arrival>> early_;  // for groups that are not there yet
+  std::set<std::uint64_t> detached_;
+  sys::PeerProcesses processes_;
+  struct Trouble {
+    std::string what;
+    Clock::time_point since;
+  };
+  std::map<int, Trouble> unreachable_;
+  std::map<int, std::string> lost_;  // and how
+  std::set<int> departed_;           // that said goodbye
+  Clock::time_point last_look_{};
+  int expected_ = 0;
+  bool a_group_failed_ = false;
+  bool parting_ = false;
+  std::string broken_;  // why nothing moves any more
+
+  sys::Thread thread_;  // last: it uses what is above
+};
+
+}  // namespace lockstep::mpi

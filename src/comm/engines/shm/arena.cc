@@ -1,0 +1,160 @@
+#include "comm/engines/shm/arena.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
+
+#include "sys/topology.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <random>
+#include <string>
+
+namespace lockstep::shm {
+namespace {
+
+// Freed memory is kept for the next buffer, which then needs no page faults: as much as is in use,
+// and at least this.
+constexpr std::size_t kept_at_least = 256 << 20;
+
+// The beginning of a held block, in the memory of all holders.
+struct HeldBlock {
+  std::atomic<std::uint32_t> to_come{0};  // who have not taken it
+  std::atomic<std::uint32_t> holders{0};
+
+  static HeldBlock& of(std::byte* held) {
+    return *reinterpret_cast<HeldBlock*>(held - Allocator::grain);
+  }
+};
+static_assert(sizeof(HeldBlock) <= Allocator::grain);
+
+std::string bytes_text(std::size_t bytes) { return format_bytes(static_cast<std::int64_t>(bytes)); }
+
+}  // namespace
+
+Arena::Arena(std::size_t bytes)
+    : memory_(
+          sys::SharedMemory::create("lockstep-arena", bytes / Allocator::page * Allocator::page)),
+      allocator_(Control::bytes, memory_.bytes()) {
+  auto* page = new (memory_.data()) Control();
+  page->identity = std::uint64_t{std::random_device()()} << 32 | std::random_device()();
+}
+
+std::byte* Arena::allocate(std::size_t bytes) {
+  check(!process_.is_copy_of_parent(),
+        "shared memory: made in process {}, not usable in its child {}", process_.number(),
+        sys::own_process());
+  std::lock_guard lock(mutex_);
+  free_released();
+  constexpr std::size_t gibibyte = 1 << 30;
+  if (auto offset = allocator_.allocate(bytes)) return memory_.data() + *offset;
+  throw BadInput(
+      formatted("shared memory: a buffer of {} does not fit: {} of the arena's {} are in use and "
+                "the largest free range "
+                "is {}; a larger LOCKSTEP_ARENA (such as {}) helps",
+                bytes_text(bytes), bytes_text(allocator_.used()), bytes_text(memory_.bytes()),
+                bytes_text(allocator_.largest_free()),
+                bytes_text(((memory_.bytes() + bytes) / gibibyte + 1) * gibibyte)));
+}
+
+std::byte* Arena::allocate_zeroed(std::size_t bytes) {
+  bytes =
+      (std::max(bytes, Allocator::large) + Allocator::page - 1) / Allocator::page * Allocator::page;
+  auto* block = allocate(bytes);
+  if (!memory_.punch(static_cast<std::size_t>(block - memory_.data()), bytes))
+    std::memset(block, 0, bytes);
+  return block;
+}
+
+void Arena::free(std::byte* block) {
+  if (process_.is_copy_of_parent()) return;
+  std::lock_guard lock(mutex_);
+  allocator_.free(static_cast<std::size_t>(block - memory_.data()));
+  give_back_pages();
+}
+
+std::byte* Arena::allocate_held(std::size_t bytes, int holders, int takers) {
+  auto* block = allocate(Allocator::grain + bytes);
+  auto* head = new (block) HeldBlock();
+  head->to_come = static_cast<std::uint32_t>(takers);
+  head->holders = static_cast<std::uint32_t>(holders);
+  std::lock_guard lock(mutex_);
+  held_.push_back(block);
+  return block + Allocator::grain;
+}
+
+void Arena::take(std::byte* held) {
+  auto& block = HeldBlock::of(held);
+  block.holders.fetch_add(1, std::memory_order_acq_rel);
+  block.to_come.fetch_sub(1, std::memory_order_acq_rel);
+}
+
+void Arena::release_hold(std::byte* held) {
+  HeldBlock::of(held).holders.fetch_sub(1, std::memory_order_release);
+}
+
+void Arena::expect_nobody(std::byte* held) {
+  HeldBlock::of(held).to_come.store(0, std::memory_order_release);
+}
+
+bool Arena::is_held(const std::byte* data) {
+  std::lock_guard lock(mutex_);
+  return std::ranges::any_of(held_, [&](std::byte* block) {
+    auto offset = static_cast<std::size_t>(block - memory_.data());
+    return data >= block && data < block + allocator_.bytes_at(offset);
+  });
+}
+
+void Arena::free_released() {
+  std::erase_if(held_, [this](std::byte* block) {
+    auto& held = HeldBlock::of(block + Allocator::grain);
+    if (held.to_come.load(std::memory_order_acquire) != 0) return false;
+    if (held.holders.load(std::memory_order_acquire) != 0) return false;
+    allocator_.free(static_cast<std::size_t>(block - memory_.data()));
+    return true;
+  });
+}
+
+std::size_t Arena::used() {
+  std::lock_guard lock(mutex_);
+  free_released();
+  return allocator_.used();
+}
+
+void Arena::give_back_pages() {
+  while (allocator_.touched_free() > std::max(kept_at_least, allocator_.used())) {
+    auto extent = allocator_.take_touched();
+    if (!extent) return;
+    std::size_t begin = (extent->offset + Allocator::page - 1) / Allocator::page * Allocator::page;
+    std::size_t end = (extent->offset + extent->bytes) / Allocator::page * Allocator::page;
+    if (end > begin && !memory_.punch(begin, end - begin)) return;
+  }
+}
+
+std::size_t arena_bytes(std::optional<std::int64_t> asked, std::string_view name, int ranks) {
+  constexpr std::size_t least = 64 << 20;
+  auto memory = sys::memory_size();
+  auto check_limit = [](std::size_t bytes) {
+    auto most = sys::SharedMemory::most_bytes();
+    check_input(bytes <= most,
+                "shared memory: an arena of {} is larger than a file of this process may be, {} "
+                "(ulimit -f); raise that limit, or set LOCKSTEP_ARENA to less",
+                bytes_text(bytes), bytes_text(most));
+    return bytes;
+  };
+  if (!asked)
+    return check_limit(std::max(least, static_cast<std::size_t>(memory.total) / 4 * 3 / ranks));
+  check_input(*asked >= static_cast<std::int64_t>(1 << 20),
+              "{}: expected an arena of at least 1 MiB, found {}", name, format_bytes(*asked));
+  check_input(*asked <= memory.available,
+              "{}: expected an arena of at most the {} that are free now, found {}", name,
+              format_bytes(memory.available), format_bytes(*asked));
+  return check_limit(static_cast<std::size_t>(*asked));
+}
+
+}  // namespace lockstep::shm

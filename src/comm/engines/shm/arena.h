@@ -1,0 +1,74 @@
+// Arena: the shared memory of one rank, mapped by every rank of the host, and what it has handed
+// out of it.
+//
+// Allocation is local: only the owner allocates and frees, at any time, from any thread; peers find
+// a buffer by its offset. A block may be handed to several processes; then the last of them frees
+// it. The first page is the control page. Shared ownership: tensors in the
+// arena keep it mapped after the engine has gone. In a forked child, which has the same memory and
+// a copy of what was handed out of it, it hands out nothing and takes nothing back.
+#pragma once
+
+#include "comm/engines/shm/allocator.h"
+#include "comm/engines/shm/control.h"
+#include "sys/own_process.h"
+#include "sys/shared_memory.h"
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace lockstep::shm {
+
+class Arena {
+ public:
+  // `bytes` of address space; a page is taken when it is first touched.
+  explicit Arena(std::size_t bytes);
+
+  [[nodiscard]] Control& control() const { return *reinterpret_cast<Control*>(memory_.data()); }
+  [[nodiscard]] std::byte* data() const { return memory_.data(); }
+  [[nodiscard]] std::size_t bytes() const { return memory_.bytes(); }
+  [[nodiscard]] int file() const { return memory_.file(); }
+
+  // 64-byte aligned and uninitialised. Throws BadInput with the sizes when there is no room, and
+  // InvalidArgument in a forked child.
+  [[nodiscard]] std::byte* allocate(std::size_t bytes);
+  // The same from fresh pages, which read as zero.
+  [[nodiscard]] std::byte* allocate_zeroed(std::size_t bytes);
+  void free(std::byte* block);
+  // A block that `holders` processes hold from now on and `takers` more are still to take. Each
+  // lets it go, on the address where it sees the block; once all have, it is free again. The owner
+  // finds that out at a later call.
+  [[nodiscard]] std::byte* allocate_held(std::size_t bytes, int holders, int takers = 0);
+  static void take(std::byte* held);
+  static void release_hold(std::byte* held);
+  // By the owner, when those that have not taken it never will.
+  static void expect_nobody(std::byte* held);
+  // Whether that byte lies in such a block.
+  [[nodiscard]] bool is_held(const std::byte* data);
+  // Bytes handed out now.
+  [[nodiscard]] std::size_t used();
+
+  [[nodiscard]] bool contains(const void* data, std::size_t bytes) const {
+    auto* first = static_cast<const std::byte*>(data);
+    return first >= memory_.data() && first + bytes <= memory_.data() + memory_.bytes();
+  }
+
+ private:
+  void give_back_pages();
+  void free_released();
+
+  const sys::OwnProcess process_;
+  sys::SharedMemory memory_;
+  std::mutex mutex_;
+  Allocator allocator_;
+  std::vector<std::byte*> held_;  // blocks, each beginning with a HeldBlock
+};
+
+// Address space for one of `ranks` arenas: `asked` (its origin is `name`, for messages), else a
+// share of the machine's memory. BadInput when more was asked for than is free now.
+[[nodiscard]] std::size_t arena_bytes(std::optional<std::int64_t> asked, std::string_view name,
+                                      int ranks);
+
+}  // namespace lockstep::shm

@@ -1,0 +1,197 @@
+#include "comm/engines/shm/backend.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/environment.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
+
+#include "comm/backend/element_type.h"
+#include "comm/backend/node_shared.h"
+#include "comm/engines/shm/endpoint.h"
+#include "sys/own_process.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::shm {
+namespace {
+
+[[noreturn]] void refuse_device(const at::Tensor& tensor) {
+  throw InvalidArgument(
+      formatted("shm: expected a tensor in host memory, found one on {}", tensor.device().str()));
+}
+
+Buffer buffer_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  if (!tensor.is_cpu()) refuse_device(tensor);
+  return {static_cast<std::byte*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.nbytes())};
+}
+
+Buffer memory_of(void* kept) {
+  auto* storage = static_cast<c10::StorageImpl*>(kept);
+  return {static_cast<std::byte*>(storage->data_ptr().get()), storage->nbytes()};
+}
+
+// Every tensor over the storage goes on with the fresh memory.
+bool renew_memory(void* kept) {
+  auto* storage = static_cast<c10::StorageImpl*>(kept);
+  try {
+    auto fresh = c10::GetAllocator(c10::kCPU)->allocate(storage->nbytes());
+    std::memcpy(fresh.get(), storage->data_ptr().get(), storage->nbytes());
+    storage->set_data_ptr(std::move(fresh)).release_context();
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+constexpr Renewal storage_renewal{memory_of, renew_memory};
+
+// The storage, not the tensor: its owner may give the tensor another storage meanwhile.
+KeepAlive keep(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  c10::raw::intrusive_ptr::incref(storage);
+  auto release = [](void* kept) {
+    c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(kept));
+  };
+  return {storage, release, &storage_renewal};
+}
+
+template <typename Release>
+at::Tensor tensor_at(std::byte* block, at::IntArrayRef sizes, const at::TensorOptions& options,
+                     Release release) {
+  auto tensor = at::from_blob(block, sizes, std::move(release),
+                              at::TensorOptions().dtype(options.dtype()).device(at::kCPU));
+  return options.requires_grad() ? tensor.requires_grad_() : tensor;
+}
+
+class ShmBackend : public Backend {
+ public:
+  ShmBackend(std::shared_ptr<Endpoint> endpoint, Group& group, Duration timeout)
+      : Backend(group.rank(), group.size()),
+        endpoint_(std::move(endpoint)),
+        group_(group),
+        timeout_(timeout) {}
+  ~ShmBackend() override { endpoint_->leave(group_); }
+
+  [[nodiscard]] std::string_view name() const override { return "shm"; }
+
+  std::uint64_t post(const Call& call) override {
+    const auto& typed = call.input.defined() ? call.input : call.output;
+    bool in_place = call.output.is_same(call.input);
+    auto input = buffer_of(call.input);
+    Posting posting{
+        .collective = call.collective,
+        .op = call.op,
+        .root = call.root,
+        .dtype = typed.defined() ? dtype_of(typed.scalar_type()) : DType::uint8,
+        .input = input,
+        .output = in_place ? input : buffer_of(call.output),
+        .input_counts = call.input_counts,
+        .output_counts = call.output_counts,
+        .tag = call.tag,
+        .timeout = call.timeout > Duration::zero() ? call.timeout : timeout_,
+        .where = call.where,
+        .keep_input = keep(call.input),
+        .keep_output = in_place ? KeepAlive() : keep(call.output),
+    };
+    return group_.post(posting);
+  }
+
+  void wait(std::uint64_t ticket) override { group_.wait(ticket); }
+  [[nodiscard]] bool done(std::uint64_t ticket) override { return group_.done(ticket); }
+
+  [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
+                                        const at::TensorOptions& options) override {
+    auto arena = endpoint_->arena();
+    auto* block = arena->allocate(host_bytes("empty_shared", sizes, options));
+    return tensor_at(block, sizes, options, [arena, block](void*) { arena->free(block); });
+  }
+
+  // The group's first rank allocates and tells the others where.
+  [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,
+                                             const at::TensorOptions& options,
+                                             const Agree& agree) override {
+    auto bytes = host_bytes("empty_node_shared", sizes, options);
+    auto tag = node_shared_tag(sizes, options);
+    int owner = group_.members().front();
+    const auto& peers = endpoint_->peers();
+    auto offset = at::full({1}, -1, at::kLong);
+    std::byte* own = nullptr;
+    std::exception_ptr no_room;
+    if (rank() == 0) {
+      try {
+        own = endpoint_->arena()->allocate_held(bytes, 1, size() - 1);
+        offset.fill_(own - peers.base(owner));
+      } catch (const BadInput&) {
+        no_room = std::current_exception();
+      }
+    }
+    try {
+      agree({.collective = Collective::broadcast,
+             .root = 0,
+             .input = offset,
+             .output = offset,
+             .tag = tag});
+    } catch (...) {
+      if (own) endpoint_->give_up(group_, own);
+      throw;
+    }
+    if (no_room) std::rethrow_exception(no_room);
+    check_input(offset.item<std::int64_t>() >= 0,
+                "empty_node_shared: {} do not fit into the arena of the group's first rank, whose "
+                "error says more",
+                format_bytes(static_cast<std::int64_t>(bytes)));
+    auto* block = peers.base(owner) + offset.item<std::int64_t>();
+    if (!own) Arena::take(block);
+    return tensor_at(block, sizes, options,
+                     [mapping = peers.mapping(owner), block, process = sys::OwnProcess()](void*) {
+                       if (!process.is_copy_of_parent()) Arena::release_hold(block);
+                     });
+  }
+
+  [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int> ranks,
+                                                std::string_view name) override {
+    std::vector<int> members;
+    for (int rank : ranks) members.push_back(group_.members().at(rank));
+    auto& group = endpoint_->make_group(std::string(name), std::move(members));
+    return sys::make_shared_of_process<ShmBackend>(endpoint_, group, timeout_);
+  }
+
+  void abort(std::string_view reason) override {
+    group_.fail(FailureKind::aborted, diagnose::aborted_sentence(rank(), reason, group_.name()));
+  }
+
+ private:
+  std::shared_ptr<Endpoint> endpoint_;
+  Group& group_;
+  Duration timeout_;
+};
+
+}  // namespace
+
+std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
+                              BackendOptions options) {
+  std::optional<std::int64_t> asked;
+  if (options.arena_bytes != 0) asked = options.arena_bytes;
+  std::string_view origin = asked ? "arena_bytes" : "LOCKSTEP_ARENA";
+  if (!asked) asked = environment::bytes("LOCKSTEP_ARENA");
+  EndpointOptions endpoint_options{options.timeout, options.join_timeout,
+                                   shm::arena_bytes(asked, origin, size)};
+  auto endpoint = std::make_shared<Endpoint>(std::move(store), rank, size, endpoint_options);
+  auto& world = endpoint->world();
+  return sys::make_shared_of_process<ShmBackend>(std::move(endpoint), world, options.timeout);
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,194 @@
+// Channel: one ordered stream of operations among some ranks, as one process takes part in it.
+//
+// Invariants:
+//   - Operations are executed in post order: segments of `sequence` are claimed only after all
+//     before it are complete. So operations of a channel complete in order, and buffers may be used
+//     again and again without waits between.
+//   - An operation is ready when all members have posted it. From then on any member may execute
+//     any of its segments; no member's further attention is needed.
+//   - finished <= complete <= posted <= finished + depth. `complete`: all its segments are done, no
+//     peer touches its buffers any more. `finished`: its outputs are where the caller wants them
+//     and its tensors are released.
+//   - A carried operation (operation.h) is complete here when this process has read all inputs,
+//     which it then says in shared memory; others may be further or less far. A slot is posted
+//     again only when every member has consumed what it carried. A barrier is complete when every
+//     member has consumed what was carried before it: what that wrote to memory that ranks share
+//     is then there, and nothing of it comes later.
+//   - post_next() and claim_next() are called under the endpoint's mutex, execute() is not.
+//     finish() has its own lock, because it copies. Posts come from one thread at a time.
+#pragma once
+
+#include "comm/engines/shm/group_block.h"
+#include "comm/engines/shm/guarded_count.h"
+#include "comm/engines/shm/operation.h"
+#include "comm/engines/shm/peers.h"
+#include "comm/engines/shm/posted_calls.h"
+#include "comm/engines/shm/posting.h"
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace lockstep::shm {
+
+class Group;
+
+// What a thread is willing to do: when it must not be kept long, what nobody else can do (carried
+// operations); at a post, its own part of what is ready; while it waits, anything.
+enum class ProgressScope { carried, own_part, anything };
+
+// Whom a post has news for: nobody, threads that wait, or helpers too.
+enum class WakeScope { nobody, waiting, everybody };
+
+class Channel {
+ public:
+  // `index`: its number in this process, 0 that of collectives. `ranks`: the members, as numbers of
+  // the group; `me`: this process's place among them.
+  Channel(Group& group, const Peers& peers, std::size_t index, ChannelMemory memory,
+          std::vector<int> ranks, int me);
+
+  [[nodiscard]] Group& group() const { return group_; }
+  [[nodiscard]] const ChannelMemory& memory() const { return memory_; }
+  [[nodiscard]] std::size_t index() const { return index_; }
+  [[nodiscard]] std::span<const int> ranks() const { return ranks_; }
+  [[nodiscard]] std::span<const int> world_ranks() const { return world_ranks_; }
+  [[nodiscard]] int me() const { return me_; }
+  [[nodiscard]] PostedCalls posted_calls() const { return {peers_, memory_, ranks_, index_ > 0}; }
+  // This process's own call of that number, which is under way.
+  [[nodiscard]] CallRecord own_call(std::uint64_t sequence) const {
+    return posted_calls().call(me_, sequence);
+  }
+  // Tells channels apart in control pages; equal in all processes.
+  [[nodiscard]] std::uint64_t key() const { return key_; }
+
+  [[nodiscard]] std::uint64_t posted() const { return posted_.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::uint64_t finished() const { return finished_.count(); }
+  [[nodiscard]] std::uint64_t completed() const {
+    return complete_.load(std::memory_order_acquire);
+  }
+  [[nodiscard]] bool is_complete(std::uint64_t sequence) const { return completed() >= sequence; }
+  // Nothing of it is under way, here or elsewhere.
+  [[nodiscard]] bool is_settled() const {
+    return completed() == posted() && executing_.load(std::memory_order_acquire) == 0;
+  }
+
+  // Whether every member has consumed what the next operation's slot carried last.
+  [[nodiscard]] bool is_slot_free();
+  // The members that have not, as numbers of the group.
+  [[nodiscard]] std::vector<int> slow_members() const;
+  // The members for which a barrier waits that all have posted: they have not consumed what was
+  // carried before it. Under the endpoint's mutex.
+  [[nodiscard]] std::vector<int> late_for_barrier() const;
+  // Prepares the next operation: what may be slow and needs no lock. Room in the ring is the
+  // caller's business.
+  void fill_next(const DataPath& path, Posting& posting);
+  [[nodiscard]] DataPath choose_path(const Posting& posting) const {
+    return shm::choose_path(peers_, posting, memory_.members(), me_, memory_.carried_bytes());
+  }
+  // Publishes it. When everybody else has posted too, peers have something to do or to hear.
+  [[nodiscard]] WakeScope post_next(const Posting& posting);
+  // The operation posted last is the only one under way, and peers have not posted it: there was
+  // nothing to claim when post_next() looked.
+  [[nodiscard]] bool waits_for_peers() const {
+    return completed() + 1 == posted() && !record(posted()).is_planned();
+  }
+  // Whether the operation posted last is to be copied in now; and as Operation::copy_in(). Only by
+  // who has posted it.
+  [[nodiscard]] bool must_copy_in() const;
+  [[nodiscard]] Operation::CopyIn copy_in(bool spills);
+
+  struct Task {
+    Channel* channel = nullptr;
+    std::uint64_t sequence = 0;
+    int part = 0;
+    std::int64_t index = 0;
+    bool is_whole = false;  // the operation is this one segment
+  };
+  // Whether a member has not posted the first incomplete operation yet, so that nothing can be
+  // claimed. Any thread, without the mutex.
+  [[nodiscard]] bool misses_a_post() const;
+  // Notes what has become complete and claims a segment if there is one to be had. False: nothing
+  // to do now.
+  [[nodiscard]] bool claim_next(ProgressScope scope, Task& task);
+  // Executes what was claimed. True when the operation is complete with it. Then the channel is
+  // told that it may go.
+  [[nodiscard]] bool execute(const Task& task, Scratch& scratch);
+  void end_task() { executing_.fetch_sub(1, std::memory_order_release); }
+
+  // What the call gave for its wait; meaningful until it is finished.
+  [[nodiscard]] Duration timeout_of(std::uint64_t sequence) const {
+    return record(sequence).timeout();
+  }
+
+  // Gives out the results of everything up to `sequence` that is complete, in order.
+  void finish(std::uint64_t sequence);
+  // The last operation under way in which peers use this process's private memory; 0 for none.
+  [[nodiscard]] std::uint64_t last_in_private_memory() const;
+  // After an error. Under the endpoint's mutex: notes what is complete, and nothing more is claimed
+  // or carried out here.
+  void stop();
+  // Empties the record of a call that is not posted, because the channel has stopped.
+  void empty_next() { record(posted() + 1).release(); }
+  // Once stopped: gives out what is complete and calls visit(operation) for each of the others,
+  // which is never given out.
+  template <typename Visit>
+  void end_unfinished(Visit&& visit);
+  // Whether an operation under way uses bytes of that buffer, and the channel has not stopped.
+  // Under the endpoint's mutex.
+  [[nodiscard]] bool uses(Buffer buffer) const;
+  // Peers may still write into the buffers of what is not complete, so they are never used again.
+  void leak_unfinished();
+
+  // Whether an operation of this channel must be complete before a call with these buffers on
+  // `channel` begins; the last such.
+  [[nodiscard]] std::uint64_t last_conflict(const Channel* channel, const DataPath& path,
+                                            const Posting& posting) const;
+
+ private:
+  [[nodiscard]] Operation& record(std::uint64_t sequence) {
+    return records_[memory_.position(sequence)];
+  }
+  [[nodiscard]] const Operation& record(std::uint64_t sequence) const {
+    return records_[memory_.position(sequence)];
+  }
+  [[nodiscard]] PollResult look(Operation& operation);
+  [[nodiscard]] bool is_done(const Operation& operation);
+  [[nodiscard]] bool is_late(int member) const;
+  [[nodiscard]] bool all_have_carried_out();
+  void complete(std::uint64_t sequence);
+  [[nodiscard]] bool claim_part(const Operation& operation, int part, Task& task);
+
+  Group& group_;
+  const Peers& peers_;
+  std::size_t index_;
+  ChannelMemory memory_;
+  std::vector<int> ranks_;
+  std::vector<int> world_ranks_;
+  int me_;
+  std::uint64_t key_;
+
+  std::unique_ptr<Operation[]> records_;
+  std::uint64_t consumed_by_all_ = 0;  // at least; only the poster looks
+  // Under the endpoint's mutex: the last carried operation that is complete here, and the last one
+  // of which it is known that every member has consumed it.
+  std::uint64_t last_carried_ = 0;
+  std::uint64_t known_carried_out_ = 0;
+  std::atomic<std::uint64_t> posted_{0};
+  std::atomic<std::uint64_t> complete_{0};
+  mutable GuardedCount finished_;  // locked while results are given out
+  std::atomic<int> executing_{0};
+  bool stopped_ = false;  // under the endpoint's mutex
+};
+
+template <typename Visit>
+void Channel::end_unfinished(Visit&& visit) {
+  finish(completed());
+  std::lock_guard lock(finished_);
+  for (std::uint64_t next = completed() + 1; next <= posted(); ++next) visit(record(next));
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,82 @@
+#include "comm/engines/shm/data_path.h"
+
+#include "comm/engines/shm/plan.h"
+#include "comm/engines/shm/private_memory.h"
+
+namespace lockstep::shm {
+namespace {
+
+// Below this, two copies cost less than the kernel's way into another process.
+constexpr std::size_t least_direct_bytes = 32 << 10;
+// Below this, a tensor and its copies stay in the caches anyway.
+constexpr std::size_t least_pipelined_bytes = 1 << 20;
+
+std::int64_t count_of(const Posting& posting, int members) {
+  auto input = [&] { return elements_in(posting.input.bytes, posting.dtype); };
+  auto output = [&] { return elements_in(posting.output.bytes, posting.dtype); };
+  bool uneven = posting.is_uneven();
+  switch (posting.collective) {
+    case Collective::barrier:
+      return 0;
+    case Collective::all_gather:
+      return uneven ? output() : input();
+    case Collective::reduce_scatter:
+      return uneven ? input() : output();
+    case Collective::all_to_all:
+      return uneven ? 0 : input() / members;
+    case Collective::scatter:
+    case Collective::recv:
+      return output();
+    default:
+      return input();
+  }
+}
+
+// Whether a call of so many elements is small enough to be carried.
+bool fits_slot(const Posting& posting, std::int64_t count, int members, std::size_t carried_bytes) {
+  if (posting.is_uneven() || posting.collective == Collective::barrier) return false;
+  bool one_a_rank = posting.collective == Collective::reduce_scatter ||
+                    posting.collective == Collective::all_to_all ||
+                    posting.collective == Collective::scatter;
+  auto bytes = static_cast<std::size_t>(count) * bytes_of(posting.dtype);
+  return bytes * (one_a_rank ? members : 1) <= carried_bytes;
+}
+
+bool wants_pipeline(const Peers& peers, const Posting& posting) {
+  return posting.collective == Collective::all_reduce &&
+         posting.input.data == posting.output.data &&
+         posting.input.bytes >= least_pipelined_bytes &&
+         !peers.locate(posting.input.data, posting.input.bytes).is_somewhere();
+}
+
+// Nowhere for a buffer that must be staged.
+Location find(const Peers& peers, Buffer buffer) {
+  if (buffer.bytes == 0) return {};
+  auto location = peers.locate(buffer.data, buffer.bytes);
+  if (location.is_somewhere()) return location;
+  bool direct = buffer.bytes >= least_direct_bytes && peers.share_private_memory() &&
+                is_plain_memory(buffer.data);
+  return direct ? peers.locate_private(buffer.data) : Location();
+}
+
+}  // namespace
+
+DataPath choose_path(const Peers& peers, const Posting& posting, int members, int me,
+                     std::size_t carried_bytes) {
+  DataPath path{.count = count_of(posting, members),
+                .reads = reads_input(posting.collective, me, posting.root),
+                .writes = writes_output(posting.collective, me, posting.root)};
+  if (fits_slot(posting, path.count, members, carried_bytes)) {
+    path.kind = DataPath::Kind::carried;
+  } else if (members > 1 && wants_pipeline(peers, posting)) {
+    path.kind = DataPath::Kind::pipelined;
+  } else {
+    if (path.reads) path.input = find(peers, posting.input);
+    bool in_place = path.reads && posting.input.data == posting.output.data &&
+                    posting.input.bytes == posting.output.bytes;
+    if (path.writes) path.output = in_place ? path.input : find(peers, posting.output);
+  }
+  return path;
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,339 @@
+#include "comm/engines/shm/hand_over.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/log.h>
+#include <lockstep/base/text.h>
+#include <lockstep/base/visible.h>
+
+#include "comm/engines/shm/group_block.h"
+#include "sys/descriptor_passing.h"
+#include "sys/process.h"
+#include "sys/sockets.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <optional>
+#include <random>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+namespace lockstep::shm {
+namespace {
+
+// 128 random bits, as text.
+using Token = std::array<char, 32>;
+
+// What the two ends of a connection tell each other, beside a descriptor.
+struct Greeting {
+  static constexpr std::uint64_t right_magic = 0x6b636f6c6d6873;  // "shmlock"
+  static constexpr std::uint32_t right_version =
+      3;  // of everything in this folder that lies in shared memory
+
+  std::uint64_t magic = right_magic;
+  std::uint32_t version = right_version;
+  std::uint32_t size = 0;
+  std::uint32_t rank = 0;
+  std::uint32_t reserved = 0;
+  Token token{};  // of the rank that was connected to
+  std::uint64_t arena_bytes = 0;
+  std::uint64_t world_block = 0;
+  std::uint64_t control_address = 0;
+};
+
+Token random_token() {
+  std::random_device random;
+  const auto text = formatted("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+  Token token{};
+  std::ranges::copy(text, token.begin());
+  return token;
+}
+
+// What a rank publishes in the store: "NAME TOKEN". Every process of the host can list the names of
+// abstract sockets; the token only those learn who may read the store.
+struct Published {
+  std::string name;
+  Token token{};
+
+  [[nodiscard]] std::string text() const {
+    return formatted("{} {}", name, std::string_view(token.data(), token.size()));
+  }
+  static Published read(const std::string& text, int rank) {
+    const std::size_t space = text.find(' ');
+    Published published{.name = text.substr(0, space)};
+    check_input(space != std::string::npos && text.size() == space + 1 + published.token.size(),
+                "shared memory: expected a name and a token of rank {} in the store, found '{}'",
+                rank, visible(text, 100));
+    std::copy(text.begin() + static_cast<std::ptrdiff_t>(space) + 1, text.end(),
+              published.token.begin());
+    return published;
+  }
+};
+
+std::span<const std::byte> bytes_of(const Greeting& greeting) {
+  return std::as_bytes(std::span(&greeting, 1));
+}
+
+// The process at the other end of a connection.
+struct Caller {
+  explicit Caller(sys::FileDescriptor connection)
+      : socket(std::move(connection)), pid(sys::peer_credentials(socket.get()).pid) {
+    if (pid <= 0) return;
+    try {
+      process = sys::open_pidfd(pid);
+    } catch (const SystemError&) {
+      // It has ended: its connection says so, too.
+    }
+  }
+  // That it lives now shows that the number was still its own when the process was opened.
+  [[nodiscard]] bool has_left() const {
+    char byte = 0;
+    return ::recv(socket.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+  }
+
+  sys::FileDescriptor socket;
+  pid_t pid;
+  sys::FileDescriptor process;
+};
+
+struct Received {
+  Greeting greeting;
+  sys::FileDescriptor arena;
+};
+
+Received receive(int socket, Deadline deadline) {
+  Received received;
+  auto files = sys::receive_descriptors(
+      socket, std::as_writable_bytes(std::span(&received.greeting, 1)), 1, deadline);
+  received.arena = std::move(files[0]);
+  return received;
+}
+
+constexpr std::size_t most_strangers = 64;
+constexpr int newcomers_a_turn = 16;  // then those that have spoken are heard
+
+// Any user of the host can connect to an abstract name.
+bool is_of_this_user(int socket) { return sys::peer_credentials(socket).uid == geteuid(); }
+
+class Meeting {
+ public:
+  Meeting(Store& store, const std::string& prefix, int rank, int size, const Arena& arena,
+          std::uint64_t world_block, Deadline deadline)
+      : store_(store),
+        prefix_(prefix),
+        rank_(rank),
+        size_(size),
+        arena_(arena),
+        deadline_(deadline),
+        peers_(size),
+        world_block_(world_block) {}
+
+  void run();
+  [[nodiscard]] std::vector<Peer> take_peers() { return std::move(peers_); }
+  [[nodiscard]] std::uint64_t world_block() const { return world_block_; }
+
+ private:
+  [[nodiscard]] std::string key(int rank) const { return formatted("{}rank/{}", prefix_, rank); }
+  void connect_to(int rank);
+  void accept_higher();
+  void take_newcomers();
+  [[nodiscard]] std::optional<Received> hear(int socket) const;
+  void welcome(Caller caller, Received received);
+  [[nodiscard]] Greeting greeting(const Token& token) const;
+  void send(int socket, const Greeting& ours) const;
+  void take(int rank, Caller caller, Received received);
+  // `expected`: the rank at the other end, -1 when it is still to be learned.
+  [[nodiscard]] int check_greeting(const Greeting& theirs, int expected) const;
+  void check_places(const Greeting& theirs) const;
+  [[noreturn]] void throw_timeout() const;
+
+  Store& store_;
+  const std::string& prefix_;
+  int rank_;
+  int size_;
+  const Arena& arena_;
+  Deadline deadline_;
+  sys::FileDescriptor listener_;
+  Token token_ = random_token();
+  std::vector<Caller> strangers_;  // that have connected, and said nothing yet
+  int missing_ = 0;                // higher ranks that have not come
+  std::vector<Peer> peers_;
+  std::uint64_t world_block_;
+};
+
+void Meeting::run() {
+  const Token name = random_token();
+  const Published own{formatted("lockstep-{}", std::string_view(name.data(), name.size())), token_};
+  listener_ = sys::listen_on(sys::SocketAddress::abstract(own.name));
+  store_.set(key(rank_), own.text());
+  try {
+    for (int lower = 0; lower < rank_; ++lower) connect_to(lower);
+    accept_higher();
+  } catch (const Timeout&) {
+    throw_timeout();
+  }
+}
+
+void Meeting::connect_to(int rank) {
+  const auto published = Published::read(store_.get(key(rank), deadline_), rank);
+  try {
+    // The process is opened before it answers, which shows that it was the right one.
+    Caller caller(sys::connect_to(sys::SocketAddress::abstract(published.name), deadline_));
+    auto user = sys::peer_credentials(caller.socket.get()).uid;
+    check_input(user == geteuid(), "shared memory: expected a peer of user {}, found user {}",
+                geteuid(), user);
+    send(caller.socket.get(), greeting(published.token));
+    auto received = receive(caller.socket.get(), deadline_);
+    const int found = check_greeting(received.greeting, rank);
+    if (found == 0) world_block_ = received.greeting.world_block;
+    take(found, std::move(caller), std::move(received));
+  } catch (const PeerLost&) {
+    throw PeerLost(formatted("shared memory: rank {} ended while ranks were joining", rank));
+  }
+}
+
+// Any process can connect. Only one that knows the token is a rank, and gets this rank's arena; any
+// other is dropped when it speaks or leaves, and holds nobody up until then.
+void Meeting::accept_higher() {
+  missing_ = size_ - 1 - rank_;
+  while (missing_ > 0) {
+    std::vector<pollfd> entries{{listener_.get(), POLLIN, 0}};
+    for (const auto& stranger : strangers_) entries.push_back({stranger.socket.get(), POLLIN, 0});
+    if (::poll(entries.data(), entries.size(), deadline_.poll_milliseconds()) < 0 && errno != EINTR)
+      throw SystemError("waiting for the ranks of this host", errno);
+    if (deadline_.passed()) throw Timeout("shared memory: not all ranks have come");
+    std::vector<Caller> silent;
+    for (std::size_t i = 0; i < strangers_.size(); ++i) {
+      Caller& caller = strangers_[i];
+      if (entries[i + 1].revents == 0) {
+        silent.push_back(std::move(caller));
+      } else if (auto received = hear(caller.socket.get())) {
+        welcome(std::move(caller), *std::move(received));
+      }
+    }
+    strangers_ = std::move(silent);
+    if (entries[0].revents != 0) take_newcomers();
+  }
+}
+
+void Meeting::take_newcomers() {
+  for (int i = 0; i < newcomers_a_turn; ++i) {
+    auto socket = sys::accept_now(listener_.get());
+    if (!socket) return;
+    if (is_of_this_user(socket.get())) strangers_.emplace_back(std::move(socket));
+    // A rank speaks as soon as it has connected: the oldest of many silent ones is none.
+    if (strangers_.size() > most_strangers) strangers_.erase(strangers_.begin());
+  }
+}
+
+// What a rank has sent, which is there all at once; nothing from anybody else.
+std::optional<Received> Meeting::hear(int socket) const {
+  try {
+    auto received = receive(socket, Deadline::after(Duration::zero()));
+    if (received.greeting.token == token_) return received;
+    log::debug("shared memory: a process that is no rank of this run connected");
+  } catch (const Error& error) {
+    log::debug("shared memory: a connection that is no rank's: {}", error.what());
+  }
+  return std::nullopt;
+}
+
+// A rank that has left before it was answered, and what it says that cannot be, are errors: it has
+// shown that it is one.
+void Meeting::welcome(Caller caller, Received received) {
+  try {
+    if (caller.has_left()) throw PeerLost("the other side has closed the connection");
+    send(caller.socket.get(), greeting(token_));
+  } catch (const PeerLost&) {
+    throw PeerLost(
+        formatted("shared memory: a rank above {} ended while ranks were joining", rank_));
+  }
+  const int rank = check_greeting(received.greeting, -1);
+  take(rank, std::move(caller), std::move(received));
+  --missing_;
+}
+
+Greeting Meeting::greeting(const Token& token) const {
+  Greeting ours;
+  ours.size = static_cast<std::uint32_t>(size_);
+  ours.rank = static_cast<std::uint32_t>(rank_);
+  ours.token = token;
+  ours.arena_bytes = arena_.bytes();
+  ours.world_block = world_block_;
+  ours.control_address = reinterpret_cast<std::uint64_t>(&arena_.control());
+  return ours;
+}
+
+void Meeting::send(int socket, const Greeting& ours) const {
+  const std::array<int, 1> file{arena_.file()};
+  sys::send_descriptors(socket, bytes_of(ours), file, deadline_);
+}
+
+void Meeting::take(int rank, Caller caller, Received received) {
+  peers_[rank] = {caller.pid, std::move(caller.process), std::move(caller.socket),
+                  std::make_shared<sys::SharedMemory>(sys::SharedMemory::open(
+                      std::move(received.arena), received.greeting.arena_bytes)),
+                  received.greeting.control_address};
+}
+
+int Meeting::check_greeting(const Greeting& theirs, int expected) const {
+  check_input(theirs.magic == Greeting::right_magic && theirs.version == Greeting::right_version,
+              "shared memory: expected a peer that speaks version {}, found {}",
+              Greeting::right_version, theirs.version);
+  check_input(theirs.size == static_cast<std::uint32_t>(size_),
+              "shared memory: rank {} expects a world of {} ranks, found that rank {} expects {}",
+              rank_, size_, theirs.rank, theirs.size);
+  auto rank = static_cast<int>(theirs.rank);
+  bool right = expected >= 0 ? rank == expected : rank > rank_ && rank < size_;
+  check_input(right, "shared memory: rank {} expected {}, found a peer that says it is rank {}",
+              rank_, expected >= 0 ? formatted("rank {}", expected) : std::string("a higher rank"),
+              rank);
+  check_input(!peers_[rank].socket, "shared memory: two processes say that they are rank {}", rank);
+  check_places(theirs);
+  return rank;
+}
+
+// What will be read without further checks lies in the peer's memory.
+void Meeting::check_places(const Greeting& theirs) const {
+  const std::uint64_t block = theirs.rank == 0 ? GroupBlock::bytes(size_) : 0;
+  const std::uint64_t most = std::uint64_t{1} << 48;  // an address space
+  check_input(theirs.arena_bytes >= sizeof(Control) + block && theirs.arena_bytes <= most &&
+                  theirs.world_block <= theirs.arena_bytes - block && theirs.world_block % 64 == 0,
+              "shared memory: expected places in the arena of rank {}, found {} bytes and block {}",
+              theirs.rank, theirs.arena_bytes, theirs.world_block);
+}
+
+void Meeting::throw_timeout() const {
+  std::vector<int> missing;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank != rank_ && !peers_[rank].socket && !store_.try_get(key(rank)))
+      missing.push_back(rank);
+  }
+  if (missing.empty()) {  // they published a name and then said no more
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank != rank_ && !peers_[rank].socket) missing.push_back(rank);
+    }
+  }
+  throw Timeout(formatted("shared memory: rank {} of {} waited for {}, which never came", rank_,
+                          size_, rank_list(missing)));
+}
+
+}  // namespace
+
+HandOver hand_over(Store& store, const std::string& prefix, int rank, int size,
+                   std::shared_ptr<Arena> arena, std::uint64_t world_block, Deadline deadline) {
+  Meeting meeting(store, prefix, rank, size, *arena, world_block, deadline);
+  meeting.run();
+  std::uint64_t block = meeting.world_block();
+  return {Peers(rank, std::move(arena), meeting.take_peers()), block};
+}
+
+}  // namespace lockstep::shm

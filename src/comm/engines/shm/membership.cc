@@ -1,0 +1,200 @@
+// How groups of an endpoint begin and end.
+#include "comm/engines/shm/endpoint.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/log.h>
+#include <lockstep/base/text.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+namespace lockstep::shm {
+namespace {
+
+// What stands under a group's key: where its block lies, or, behind one of these, why it does not.
+constexpr std::string_view refused_mark = "refused: ";
+constexpr std::string_view lost_mark = "lost: ";
+
+std::uint64_t offset_in(const std::string& key, const std::string& text) {
+  if (text.starts_with(refused_mark)) throw BadInput(text.substr(refused_mark.size()));
+  if (text.starts_with(lost_mark)) throw PeerLost(text.substr(lost_mark.size()));
+  auto offset = parse_integer(text);
+  check_input(offset && *offset > 0, "store key {}: expected an offset, found '{}'", key, text);
+  return static_cast<std::uint64_t>(*offset);
+}
+
+}  // namespace
+
+std::byte* Endpoint::make_block(int members, std::string key) {
+  own_blocks_.reserve(own_blocks_.size() + 1);
+  auto* block = arena_->allocate_zeroed(GroupBlock::bytes(members));
+  own_blocks_.push_back({block, members, std::move(key)});
+  return block;
+}
+
+Group& Endpoint::add_group(const std::string& name, std::vector<int> members, std::byte* block) {
+  GroupBlock memory(block, static_cast<int>(members.size()));
+  auto me = std::ranges::find(members, peers().rank()) - members.begin();
+  try {
+    auto group = std::make_shared<Group>(*this, name, members, block);
+    std::lock_guard lock(mutex_);
+    check_alive(name, members);
+    groups_.push_back(std::move(group));
+    return *groups_.back();
+  } catch (...) {
+    // The others have the group, and must not wait for this rank.
+    memory.left(static_cast<int>(me)).store(GroupBlock::gone, std::memory_order_seq_cst);
+    ring(members);
+    throw;
+  }
+}
+
+void Endpoint::check_alive(const std::string& name, std::span<const int> members) const {
+  for (int member : members) {
+    if (!lost_[member]) continue;
+    throw PeerLost(formatted("making group {}: rank {} of the world has ended", name, member));
+  }
+}
+
+Group& Endpoint::make_group(const std::string& name, std::vector<int> members) {
+  auto key = formatted("{}group/{}", prefix_, name);
+  int owner = members.front();
+  if (owner != peers().rank()) {
+    auto* block = peers().base(owner) + find_block(key, name, members);
+    return add_group(name, std::move(members), block);
+  }
+  reap();
+  erase_used_keys();
+  auto* block = make_own_block(key, name, members);
+  store_->set(key, std::to_string(block - arena_->data()));
+  return add_group(name, std::move(members), block);
+}
+
+std::byte* Endpoint::make_own_block(const std::string& key, const std::string& name,
+                                    std::span<const int> members) {
+  try {
+    std::lock_guard lock(mutex_);
+    check_alive(name, members);
+    return make_block(static_cast<int>(members.size()), key);
+  } catch (const PeerLost& error) {
+    refuse(key, std::string(lost_mark) + error.what());
+    throw;
+  } catch (const std::exception& error) {
+    refuse(key,
+           formatted("{}making group {}: its first member, rank {} of the world, could not: {}",
+                     refused_mark, name, peers().rank(), error.what()));
+    throw;
+  }
+}
+
+void Endpoint::refuse(const std::string& key, const std::string& why) noexcept {
+  try {
+    store_->set(key, why);
+  } catch (const std::exception& error) {
+    log::debug("saying that a group cannot be made: {}", error.what());
+  }
+}
+
+void Endpoint::erase_used_keys() {
+  std::vector<std::string> used;
+  {
+    std::lock_guard lock(mutex_);
+    used.swap(used_keys_);
+  }
+  for (const auto& key : used) store_->erase(key);
+}
+
+std::uint64_t Endpoint::find_block(const std::string& key, const std::string& name,
+                                   std::span<const int> members) {
+  constexpr auto look_again = std::chrono::milliseconds(200);
+  auto deadline = Deadline::after(options_.timeout);
+  for (;;) {
+    {
+      std::lock_guard lock(mutex_);
+      check_alive(name, members);
+    }
+    try {
+      return offset_in(key, store_->get(key, Deadline::after(look_again).or_sooner(deadline)));
+    } catch (const Timeout&) {
+      // A member that left in order may have made its part before.
+      bool is_gone = has_departed(members.front()) && !store_->try_get(key);
+      if (is_gone)
+        throw PeerLost(formatted("making group {}: its first member, rank {} of the world, left",
+                                 name, members.front()));
+      if (!deadline.passed()) continue;
+      throw Timeout(
+          formatted("making group {}: rank {} of the world, its first member, has not "
+                    "called within {}",
+                    name, members.front(), format_duration(options_.timeout)));
+    }
+  }
+}
+
+void Endpoint::leave(Group& group) {
+  if (process_.is_copy_of_parent()) return;
+  std::shared_ptr<Group> kept;  // from here on another thread may reap it
+  {
+    std::lock_guard lock(mutex_);
+    kept = *std::ranges::find(groups_, &group, &std::shared_ptr<Group>::get);
+    kept->leave();
+    leaving_.push_back(kept.get());
+    leaving_groups_.store(leaving_.size(), std::memory_order_relaxed);
+  }
+  ring(kept->members());
+  kept.reset();
+  while (try_progress(ProgressScope::anything)) continue;
+  reap();
+}
+
+void Endpoint::give_up(Group& group, std::byte* held) {
+  Arena::release_hold(held);
+  std::lock_guard lock(mutex_);
+  given_up_.push_back({*std::ranges::find(groups_, &group, &std::shared_ptr<Group>::get), held});
+}
+
+bool Endpoint::is_deserted(const Group& group) const {
+  for (int number = 0; number < group.size(); ++number) {
+    if (!group.has_departed(number) && !lost_[group.members()[number]]) return false;
+  }
+  return true;
+}
+
+std::vector<std::shared_ptr<Group>> Endpoint::all_groups() {
+  std::lock_guard lock(mutex_);
+  return groups_;
+}
+
+void Endpoint::reap() {
+  std::vector<std::shared_ptr<Group>> ended;  // without the lock: tensors go with them
+  std::lock_guard lock(mutex_);
+  std::erase_if(given_up_, [&](GivenUp& block) {
+    if (!is_deserted(*block.group)) return false;
+    Arena::expect_nobody(block.held);
+    ended.push_back(std::move(block.group));
+    return true;
+  });
+  std::erase_if(leaving_, [&](Group* group) {
+    if (!group->is_settled() && !group->has_failed()) return false;
+    for (Channel* channel : group->channels()) std::erase(busy_, channel);
+    if (!group->is_settled()) return true;  // it stays: peers may still write into its buffers
+    group->release_hold();
+    group->block().left(group->rank()).store(GroupBlock::gone, std::memory_order_release);
+    auto place = std::ranges::find(groups_, group, &std::shared_ptr<Group>::get);
+    ended.push_back(std::move(*place));
+    groups_.erase(place);
+    return true;
+  });
+  leaving_groups_.store(leaving_.size(), std::memory_order_relaxed);
+  busy_channels_.store(busy_.size(), std::memory_order_relaxed);
+  std::erase_if(own_blocks_, [this](OwnBlock& own) {
+    if (!GroupBlock(own.data, own.members).everyone_is_gone()) return false;
+    arena_->free(own.data);
+    if (!own.key.empty()) used_keys_.push_back(std::move(own.key));
+    return true;
+  });
+}
+
+}  // namespace lockstep::shm

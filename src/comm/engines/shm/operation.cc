@@ -1,0 +1,384 @@
+#include "comm/engines/shm/operation.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/fingerprint.h>
+#include <lockstep/base/format.h>
+
+#include "sys/topology.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+namespace lockstep::shm {
+namespace {
+
+constexpr std::int64_t whole_bytes = 16 << 10;  // less than this is not worth a second core
+constexpr std::int64_t least_segment_bytes = 16 << 10;
+constexpr std::int64_t most_segment_bytes = 256 << 10;
+constexpr std::int64_t line_bytes = 64;
+
+Cutting cutting_for(DType dtype) {
+  auto element = static_cast<std::int64_t>(bytes_of(dtype));
+  return {line_bytes / element, whole_bytes / element, least_segment_bytes / element,
+          most_segment_bytes / element};
+}
+
+// From here on the data does not stay in the last cache anyway, and stores need not fetch their
+// lines first. Not for results that replace inputs: those lines have just been loaded.
+std::int64_t streaming_bytes() {
+  static const std::int64_t bytes = std::max<std::int64_t>(sys::cache_sizes().level_3, 8 << 20);
+  return bytes;
+}
+
+Place at_element(Place base, std::int64_t element, DType dtype) {
+  return base.plus(static_cast<std::size_t>(element) * bytes_of(dtype));
+}
+
+Turns turns_of(const Plan& plan, DType dtype) {
+  return {static_cast<std::size_t>(plan.longest_segment()) * bytes_of(dtype),
+          static_cast<std::size_t>(plan.turns())};
+}
+
+[[noreturn]] void refuse_combination(const Posting& posting) {
+  throw InvalidArgument(formatted("{}: {} has no meaning for {}", name_of(posting.collective),
+                                  name_of(posting.op), name_of(posting.dtype)));
+}
+
+}  // namespace
+
+void Operation::set_members(int members) {
+  inputs_.resize(members);
+  outputs_.resize(members);
+  origins_.resize(members);
+  pipelines_.resize(members);
+}
+
+Fingerprint Operation::agree(const Posting& posting, int members, std::int64_t count) {
+  bool message = posting.collective == Collective::send || posting.collective == Collective::recv;
+  bool uneven = posting.is_uneven();
+  uneven_exchange_ = uneven && posting.collective == Collective::all_to_all;
+  counts_.clear();
+  if (uneven && !uneven_exchange_) {
+    auto given = posting.input_counts.empty() ? posting.output_counts : posting.input_counts;
+    counts_.assign(given.begin(), given.end());
+  }
+  shape_ = {posting.collective, members, message ? 0 : posting.root, count, counts_, {}};
+  Agreement agreement{posting.collective, posting.op, posting.dtype,
+                      shape_.root,        uneven,     static_cast<std::uint64_t>(shape_.count)};
+  std::uint64_t names = names_of(posting.tag);
+  if (!counts_.empty())
+    names = combine_fingerprints(names, fingerprint_of(std::span<const std::int64_t>(counts_)));
+  return agreement.fingerprint(names);
+}
+
+void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, const DataPath& path,
+                     Posting& posting) {
+  auto members = static_cast<int>(inputs_.size());
+  if (combines(posting.collective) && !kernels::can_combine(posting.dtype, posting.op))
+    refuse_combination(posting);
+  print_ = agree(posting, members, path.count);
+  carried_ = path.kind == DataPath::Kind::carried;
+  pipelined_ = path.kind == DataPath::Kind::pipelined;
+  if (carried_) {
+    staged_.carry(posting.input, posting.output, path.reads, path.writes);
+    if (!combines(posting.collective)) staged_.locate_input(peers);
+  } else if (pipelined_) {
+    plan_ = Plan(shape_, cutting_for(posting.dtype));
+    auto turns = turns_of(plan_, posting.dtype);
+    staged_ = Staged::pipelined(peers, posting.input, PipelineMemory::bytes(turns));
+    pipeline_ = Pipeline(PipelineMemory(staged_.output_block(), turns));
+    last_turn_ = turns.count - 1;
+    while (plan_.shared_segment(static_cast<std::int64_t>(last_turn_)).length() == 0) --last_turn_;
+  } else {
+    staged_ = Staged(peers, posting.input, posting.output, path);
+  }
+  me_ = me;
+  sequence_ = sequence;
+  collective_ = posting.collective;
+  op_ = posting.op;
+  dtype_ = posting.dtype;
+  timeout_.store(posting.timeout.count(), std::memory_order_relaxed);
+  keep_input_ = std::move(posting.keep_input);
+  keep_output_ = std::move(posting.keep_output);
+  seen_.reset();
+  seen_.set(me);
+  unseen_ = members - 1;
+  if (carried_)
+    std::ranges::fill(outputs_, Place());
+  else
+    note(peers, me, staged_.input(), staged_.output());
+  mismatched_ = -1;
+  planned_ = false;
+}
+
+void Operation::publish(const Peers& peers, const ChannelMemory& memory, int me,
+                        const Posting& posting) {
+  if (posting.is_uneven()) publish_counts(peers, memory, me, posting);
+  if (carried_) {
+    inputs_[me] = Place{memory.carried(me, sequence_)};
+    if (!combines(collective_)) origins_[me] = Place{staged_.own_input().data};
+    if (auto input = staged_.own_input(); input.bytes > 0)
+      std::memcpy(inputs_[me].data, input.data, input.bytes);
+  }
+  write(memory.slot(me, sequence_), sequence_, {print_, staged_.input(), staged_.output()},
+        {posting.collective, posting.tag, posting.where}, file_in_slot_);
+}
+
+// A member may still read those of the operation that stood here, which others have completed.
+void Operation::publish_counts(const Peers& peers, const ChannelMemory& memory, int me,
+                               const Posting& posting) const {
+  begin_write(memory.slot(me, sequence_), sequence_);
+  auto counts = memory.counts(peers, me);
+  int other = 0;
+  for (auto count : posting.input_counts)
+    counts.sends(other++, sequence_).store(count, std::memory_order_relaxed);
+  other = 0;
+  for (auto count : posting.output_counts)
+    counts.expects(other++, sequence_).store(count, std::memory_order_relaxed);
+}
+
+void Operation::note(const Peers& peers, int member, Location input, Location output) {
+  outputs_[member] = peers.place(output);
+  inputs_[member] = peers.place(input);
+  pipelines_[member] = {};
+  if (input.is_pipeline) pipelines_[member] = {inputs_[member].data, {}};
+}
+
+// Its lines are in that member's cache; they come over while this rank still looks and plans.
+void Operation::note_carried(int member, std::byte* input, Place origin) {
+  inputs_[member] = Place{input};
+  origins_[member] = origin;
+  std::size_t output = staged_.own_output().bytes;
+  if (output == 0) return;
+  std::size_t own_input = staged_.own_input().bytes;
+  std::size_t bytes = own_input > 0 ? own_input : output;  // of a peer that sends as much, or to me
+  for (std::size_t i = 0; i < bytes; i += line_bytes) __builtin_prefetch(input + i);
+}
+
+PollResult Operation::look(const Peers& peers, const ChannelMemory& memory) {
+  for (int member = 0; unseen_ > 0 && member < memory.members(); ++member) {
+    if (seen_.test(member)) continue;
+    Descriptor descriptor;
+    Posted posted = read(memory.slot(member, sequence_), sequence_, descriptor);
+    if (posted == Posted::complete) return PollResult::complete;
+    if (posted == Posted::not_yet) {
+      missing_ = member;
+      continue;
+    }
+    if (descriptor.print != print_) {
+      mismatched_ = member;
+      return PollResult::mismatch;
+    }
+    seen_.set(member);
+    --unseen_;
+    if (carried_)
+      note_carried(member, memory.carried(member, sequence_),
+                   combines(collective_) ? Place() : peers.place(descriptor.input));
+    else
+      note(peers, member, descriptor.input, descriptor.output);
+  }
+  return unseen_ > 0 ? PollResult::waiting : make_plan(peers, memory);
+}
+
+bool Operation::read_exchange(const Peers& peers, const ChannelMemory& memory) {
+  int members = memory.members();
+  std::vector<std::int64_t> matrix(static_cast<std::size_t>(members) * members);
+  std::vector<CountsMemory> counts;
+  for (int member = 0; member < members; ++member) counts.push_back(memory.counts(peers, member));
+  bool agree = true;
+  for (int from = 0; from < members; ++from) {
+    for (int to = 0; to < members; ++to) {
+      auto sent = counts[from].sends(to, sequence_).load(std::memory_order_relaxed);
+      if (sent != counts[to].expects(from, sequence_).load(std::memory_order_relaxed))
+        agree = false;
+      matrix[from * members + to] = sent;
+    }
+  }
+  exchange_ = Exchange(members, matrix);
+  return agree;
+}
+
+PollResult Operation::make_plan(const Peers& peers, const ChannelMemory& memory) {
+  if (uneven_exchange_) {
+    bool agree = read_exchange(peers, memory);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    for (int member = 0; member < memory.members(); ++member) {
+      if (memory.slot(member, sequence_).stamp.load(std::memory_order_acquire) != sequence_ * 2)
+        return PollResult::complete;
+    }
+    if (!agree) return PollResult::mismatch;
+    shape_.exchange = &exchange_;
+  }
+  planned_ = true;
+  if (carried_) {
+    if (!combines(collective_)) plan_ = Plan(shape_);
+    outputs_[me_] = Place{staged_.own_output().data};
+    return PollResult::ready;
+  }
+  // Of a pipelined one it has been there since fill(), and the poster reads it now in copy_in().
+  if (!pipelined_) plan_ = Plan(shape_, cutting_for(dtype_));
+  if (moves_nothing()) plan_ = Plan();
+  any_pipeline_ = false;
+  for (PipelineMemory& pipeline : pipelines_) {
+    if (!pipeline.exists()) continue;
+    pipeline.set_turns(turns_of(plan_, dtype_));
+    any_pipeline_ = true;
+  }
+  std::int64_t elements = 0;
+  for (int part = 0; part < plan_.parts(); ++part) elements += plan_.part_length(part);
+  bool in_place = inputs_ == outputs_;
+  stream_ = !in_place && !any_pipeline_ &&
+            elements * static_cast<std::int64_t>(bytes_of(dtype_)) * 2 > streaming_bytes();
+  return PollResult::ready;
+}
+
+// Everything is where it should be: pieces of a tensor that all ranks share.
+bool Operation::moves_nothing() const {
+  if (combines(collective_)) return false;
+  bool nothing = true;
+  for (int part = 0; part < plan_.parts() && nothing; ++part) {
+    plan_.moves(part, {0, plan_.part_length(part)}, [&](const Move& move) {
+      Place from = at_element(inputs_[move.source], move.source_offset, dtype_);
+      for (int member = move.first(); member < move.end(shape_.size) && nothing; ++member) {
+        Place to = at_element(outputs_[member], move.destination_offset, dtype_);
+        nothing = !to.exists() || to == from;
+      }
+    });
+  }
+  return nothing;
+}
+
+bool Operation::is_available(int part, std::int64_t index) const {
+  if (!any_pipeline_) return true;
+  auto turn = static_cast<std::size_t>(plan_.turn_of(part, index));
+  return std::all_of(pipelines_.begin(), pipelines_.end(), [turn](const PipelineMemory& pipeline) {
+    return !pipeline.exists() || pipeline.is_in(turn);
+  });
+}
+
+Buffer Operation::own_segment(std::size_t turn) const {
+  Range range = plan_.shared_segment(static_cast<std::int64_t>(turn));
+  std::size_t element = bytes_of(dtype_);
+  return {staged_.own_output().data + static_cast<std::size_t>(range.begin) * element,
+          static_cast<std::size_t>(range.length()) * element};
+}
+
+Operation::CopyIn Operation::copy_in(bool spills) {
+  std::size_t turn = pipeline_.next_turn();
+  bool is_last = turn == last_turn_;  // read before others can complete the operation
+  if (!pipeline_.copy_in(own_segment(turn), spills)) return CopyIn::no_room;
+  return is_last ? CopyIn::all : CopyIn::one;
+}
+
+int Operation::run(int part, std::int64_t index, Scratch& scratch) const {
+  if (any_pipeline_) return combine_in_pipelines(part, index, scratch);
+  if (!plan_.is_single()) return run_part(part, plan_.segment(part, index), scratch);
+  for (int each = 0; each < plan_.parts(); ++each) {
+    if (int error = run_part(each, plan_.segment(each, 0), scratch)) return error;
+  }
+  return 0;
+}
+
+void Operation::run_carried() const {
+  if (staged_.own_output().bytes == 0) return;
+  if (!combines(collective_)) {
+    Scratch unused;
+    for (int part = 0; part < plan_.parts(); ++part)
+      (void)move_part(part, {0, plan_.part_length(part)}, unused);
+    return;
+  }
+  std::array<const std::byte*, kernels::max_ranks> inputs;
+  std::int64_t first = collective_ == Collective::reduce_scatter ? shape_.count * me_ : 0;
+  for (std::size_t member = 0; member < inputs_.size(); ++member)
+    inputs[member] = at_element(inputs_[member], first, dtype_).data;
+  std::byte* output = outputs_[me_].data;
+  kernels::combine(
+      {dtype_, op_, std::span(inputs.data(), inputs_.size()), std::span(&output, 1), shape_.count});
+}
+
+int Operation::run_part(int part, Range range, Scratch& scratch) const {
+  return combines(collective_) ? combine_part(part, range, scratch)
+                               : move_part(part, range, scratch);
+}
+
+int Operation::combine_part(int part, Range range, Scratch& scratch) const {
+  std::array<Place, kernels::max_ranks> inputs;
+  std::array<Place, kernels::max_ranks> outputs;
+  std::size_t written = 0;
+  for (std::size_t member = 0; member < inputs_.size(); ++member) {
+    inputs[member] =
+        at_element(inputs_[member], plan_.combine_input_offset(part) + range.begin, dtype_);
+    bool mine = collective_ != Collective::reduce_scatter || static_cast<int>(member) == part;
+    if (mine && outputs_[member].exists()) {
+      outputs[written++] =
+          at_element(outputs_[member], plan_.combine_output_offset(part) + range.begin, dtype_);
+    }
+  }
+  return combine({dtype_, op_, std::span(inputs.data(), inputs_.size()),
+                  std::span(outputs.data(), written), range.length(), stream_},
+                 scratch);
+}
+
+int Operation::combine_in_pipelines(int part, std::int64_t index, Scratch& scratch) const {
+  std::array<Place, kernels::max_ranks> inputs;
+  std::array<Place, kernels::max_ranks> outputs;
+  auto turn = static_cast<std::size_t>(plan_.turn_of(part, index));
+  Range range = plan_.shared_segment(static_cast<std::int64_t>(turn));
+  for (std::size_t member = 0; member < inputs_.size(); ++member) {
+    const PipelineMemory& pipeline = pipelines_[member];
+    Place here{pipeline.exists() ? pipeline.segment(turn) : nullptr};
+    inputs[member] = here.exists() ? here : at_element(inputs_[member], range.begin, dtype_);
+    outputs[member] = here.exists() ? here : at_element(outputs_[member], range.begin, dtype_);
+  }
+  int error = combine({dtype_, op_, std::span(inputs.data(), inputs_.size()),
+                       std::span(outputs.data(), outputs_.size()), range.length()},
+                      scratch);
+  if (error != 0) return error;
+  for (const PipelineMemory& pipeline : pipelines_) {
+    if (pipeline.exists()) pipeline.mark_done(turn);
+  }
+  return 0;
+}
+
+int Operation::move_part(int part, Range range, Scratch& scratch) const {
+  int error = 0;
+  plan_.moves(part, range, [&](const Move& move) {
+    std::array<Place, kernels::max_ranks> destinations;
+    std::size_t written = 0;
+    Place from = at_element(inputs_[move.source], move.source_offset, dtype_);
+    Place origin = carried_ ? at_element(origins_[move.source], move.source_offset, dtype_) : from;
+    for (int member = move.first(); member < move.end(shape_.size); ++member) {
+      Place to = at_element(outputs_[member], move.destination_offset, dtype_);
+      bool is_written = written > 0 && to == destinations[0];  // ranks may share a tensor
+      if (to.exists() && to != origin && !is_written) destinations[written++] = to;
+    }
+    if (written == 0 || error != 0) return;
+    auto bytes = static_cast<std::size_t>(move.length) * bytes_of(dtype_);
+    error = copy(std::span(destinations.data(), written), from, bytes, stream_, scratch);
+  });
+  return error;
+}
+
+void Operation::copy_out() {
+  staged_.copy_out();
+  for (std::size_t turn = 0; pipelined_ && turn < static_cast<std::size_t>(plan_.turns()); ++turn) {
+    auto segment = own_segment(turn);
+    if (segment.bytes > 0) pipeline_.copy_out(turn, segment);
+  }
+}
+
+void Operation::release() {
+  staged_.release();
+  keep_input_.reset();
+  keep_output_.reset();
+  if (uneven_exchange_) exchange_ = {};  // as many words as pairs of ranks
+}
+
+void Operation::leak() {
+  staged_.leak();
+  keep_input_.leak();
+  keep_output_.leak();
+}
+
+}  // namespace lockstep::shm

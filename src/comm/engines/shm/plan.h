@@ -1,0 +1,150 @@
+// Plans: which elements of whose buffers every segment of an operation reads and writes. Pure
+// arithmetic on element numbers; no memory is touched here.
+//
+// An operation is cut into parts, one a rank (the part that a rank does first), and a part into
+// segments, the unit that is claimed. Segments write disjoint elements, read nothing that another
+// segment of the operation writes elsewhere than in place, and together write every element of
+// every output once.
+//
+//   all_reduce, reduce   part r is the r-th share of the elements: combine all inputs there and
+//                        store to all (to the root)
+//   reduce_scatter       part r is rank r's output: combine the inputs' r-th pieces
+//   broadcast            part r is the r-th share: copy from the root to everybody
+//   all_gather, gather   part r is rank r's input: copy it to its place in every (root's) output
+//   scatter              part r is rank r's output: copy its piece of the root's input
+//   all_to_all           part r is rank r's output: copy each rank's piece for r
+//   send, recv           two ranks; part r is the r-th half of the message, from rank 0's input to
+//                        rank 1's output
+//   barrier              no segments
+#pragma once
+
+#include "comm/call/traits.h"
+#include "comm/engines/shm/exchange.h"
+
+#include <lockstep/comm/op.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+namespace lockstep::shm {
+
+// Elements [begin, end).
+struct Range {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  [[nodiscard]] std::int64_t length() const { return end - begin; }
+  friend bool operator==(const Range&, const Range&) = default;
+};
+
+// What all ranks agree on, and what a plan follows from.
+struct Shape {
+  Collective collective = Collective::barrier;
+  int size = 1;
+  int root = 0;
+  // Elements: of the tensor (all_reduce, reduce, broadcast, send, recv), of one rank's piece (the
+  // even others), of all pieces together (uneven all_gather and reduce_scatter). Not used by an
+  // uneven all_to_all.
+  std::int64_t count = 0;
+  std::span<const std::int64_t> counts = {};  // uneven all_gather, reduce_scatter: one a rank
+  const Exchange* exchange = nullptr;         // uneven all_to_all
+};
+
+// One copy of `length` elements. `destination` of everyone means: to every rank's output.
+struct Move {
+  static constexpr int everyone = -1;
+  int source = 0;
+  std::int64_t source_offset = 0;
+  int destination = 0;
+  std::int64_t destination_offset = 0;
+  std::int64_t length = 0;
+
+  // The members that it goes to, one after another, of so many.
+  [[nodiscard]] int first() const { return destination == everyone ? 0 : destination; }
+  [[nodiscard]] int end(int size) const { return destination == everyone ? size : destination + 1; }
+};
+
+[[nodiscard]] bool reads_input(Collective collective, int rank, int root);
+[[nodiscard]] bool writes_output(Collective collective, int rank, int root);
+
+// Lengths in elements.
+struct Cutting {
+  std::int64_t grain = 1;  // shares and segments begin at multiples of it
+  std::int64_t whole =
+      0;  // up to so many in all, the operation is a single segment that does all parts
+  std::int64_t least_segment = 1;  // between these, a part is cut into a few segments,
+  std::int64_t most_segment = 1;   // so that ranks that come late find something left to do
+};
+
+class Plan {
+ public:
+  Plan() = default;
+  Plan(const Shape& shape, const Cutting& cutting);
+  // Without segments: for who does all of it.
+  explicit Plan(const Shape& shape) : shape_(shape) {}
+
+  static constexpr std::int64_t max_segments = 60000;  // fits a cursor word
+
+  [[nodiscard]] int parts() const { return shape_.size; }
+  [[nodiscard]] std::int64_t part_length(int part) const;
+  [[nodiscard]] std::int64_t segments(int part) const;
+  [[nodiscard]] std::int64_t total() const { return total_; }
+  [[nodiscard]] bool is_single() const { return single_; }
+  // Elements of segment `index` of `part`, counted from the beginning of the part.
+  [[nodiscard]] Range segment(int part, std::int64_t index) const;
+
+  // The order of segments in which all parts advance together: turn_of(part, index) < turns(). Some
+  // turns have no segment.
+  [[nodiscard]] std::int64_t turns() const { return segments(0) * parts(); }
+  [[nodiscard]] std::int64_t turn_of(int part, std::int64_t index) const {
+    return index * parts() + part;
+  }
+  // Elements of the tensor of an operation whose shares lie at the same place everywhere; empty for
+  // a turn without segment.
+  [[nodiscard]] Range shared_segment(std::int64_t turn) const;
+  [[nodiscard]] std::int64_t longest_segment() const { return segment_; }
+
+  // Where a combining segment reads in every input, and writes in the outputs.
+  [[nodiscard]] std::int64_t combine_input_offset(int part) const;
+  [[nodiscard]] std::int64_t combine_output_offset(int part) const;
+
+  // Calls visit(Move) for each copy of a moving segment.
+  template <typename Visit>
+  void moves(int part, Range range, Visit&& visit) const;
+
+ private:
+  [[nodiscard]] std::int64_t displacement(int part) const;  // elements of the pieces before
+  [[nodiscard]] std::int64_t share_begin(int part) const;
+  // Of an all_to_all: what goes from one rank to another, and where in the source's input.
+  [[nodiscard]] std::int64_t piece(int source, int destination) const;
+  [[nodiscard]] std::int64_t piece_begin(int source, int destination) const;
+  // The one copy of a segment of any other moving operation than all_to_all.
+  [[nodiscard]] Move single_move(int part, Range range) const;
+
+  Shape shape_;
+  std::int64_t grain_ = 1;
+  std::int64_t segment_ = 1;
+  std::int64_t total_ = 0;
+  bool single_ = false;
+};
+
+template <typename Visit>
+void Plan::moves(int part, Range range, Visit&& visit) const {
+  if (range.length() == 0) return;
+  if (shape_.collective != Collective::all_to_all) {
+    visit(single_move(part, range));
+    return;
+  }
+  std::int64_t begin = 0;  // of the source's piece in this part's output
+  for (int source = 0; source < shape_.size; ++source) {
+    std::int64_t end = begin + piece(source, part);
+    Range covered{std::max(begin, range.begin), std::min(end, range.end)};
+    if (covered.length() > 0) {
+      visit(Move{source, piece_begin(source, part) + covered.begin - begin, part, covered.begin,
+                 covered.length()});
+    }
+    begin = end;
+  }
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,35 @@
+// Watcher: one thread a process that sleeps until a peer's process ends, and then says so, within
+// milliseconds and also while nobody waits. Peers can also nudge it, when they need something of
+// this process that only this process can do.
+#pragma once
+
+#include "comm/engines/shm/peers.h"
+#include "sys/file_descriptor.h"
+#include "sys/thread.h"
+
+#include <functional>
+
+namespace lockstep::shm {
+
+class Watcher {
+ public:
+  // Calls on_end(rank) once for each peer that ends or closes its socket, and on_nudge(rank) after
+  // that peer's nudge(), from its own thread. `peers` outlives it.
+  Watcher(const Peers& peers, std::function<void(int)> on_end, std::function<void(int)> on_nudge);
+  ~Watcher();
+  Watcher(const Watcher&) = delete;
+  Watcher& operator=(const Watcher&) = delete;
+
+ private:
+  void run(const Peers& peers);
+
+  std::function<void(int)> on_end_;
+  std::function<void(int)> on_nudge_;
+  sys::FileDescriptor stop_;  // an eventfd
+  sys::Thread thread_;
+};
+
+// Asks a peer's watcher to look. Never blocks; several nudges may be one.
+void nudge(const Peer& peer);
+
+}  // namespace lockstep::shm

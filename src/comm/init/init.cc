@@ -1,0 +1,114 @@
+#include <lockstep/comm/init.h>
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/environment.h>
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/log.h>
+#include <lockstep/base/text.h>
+
+#include "comm/api/group_state.h"
+#include "comm/backend/staged_backend.h"
+#include "comm/init/backends.h"
+#include "comm/init/choice.h"
+#include "comm/init/run_store.h"
+#include "comm/rendezvous/handshake.h"
+#include "launch/detection/agent_watch.h"
+#include "launch/detection/rank_info.h"
+#include "sys/heap.h"
+#include "sys/own_address.h"
+#include "sys/topology.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+std::string asked_backend(const InitOptions& options) {
+  if (options.c10d) {
+    check(!options.backend.empty(), "init: an engine of c10d needs a name: set backend too");
+    return options.backend;
+  }
+  auto names = backend_names();
+  if (options.backend.empty()) return environment::one_of("LOCKSTEP_BACKEND", names).value_or("");
+  check(std::ranges::find(names, options.backend) != names.end(),
+        "init: backend '{}' is not in this build; it has {}", options.backend, listed(names, ", "));
+  return options.backend;
+}
+
+void check_options(const InitOptions& options) {
+  check(options.timeout > Duration::zero(),
+        "init: the timeout must be positive, found {}",
+        format_duration(options.timeout));
+  check(options.join_timeout > Duration::zero(),
+        "init: the join timeout must be positive, found {}",
+        format_duration(options.join_timeout));
+  check(options.arena_bytes >= 0, "init: the arena's size must not be negative, found {}",
+        options.arena_bytes);
+}
+
+// A thread takes the number that was set last in any thread, so this holds for autograd's threads
+// too.
+void share_cores(int local_size) {
+  if (environment::text("OMP_NUM_THREADS")) return;
+  at::set_num_threads(std::max(1, sys::usable_cores() / local_size));
+}
+
+// A store that rank 0 of an earlier group of this run still holds may vanish while the ranks meet
+// for the next one: then they meet again, in the new one.
+rendezvous::WorldInfo meet(const launch::RankInfo& info, std::string_view backend,
+                           Deadline deadline) {
+  for (;;) {
+    auto store = open_run_store(info, deadline);
+    try {
+      return rendezvous::handshake(store, info, backend, deadline);
+    } catch (const PeerLost&) {
+      if (deadline.passed() || !info.rendezvous->is_at_rank_0() || info.rank == 0) throw;
+    }
+  }
+}
+
+// Where rank 0 has no name, as under mpirun, any address by which others reach this host must do.
+std::string address_of_this_host(const launch::RankRendezvous& rendezvous) {
+  return sys::address_towards(rendezvous.host.empty() ? sys::host_name() : rendezvous.host);
+}
+
+}  // namespace
+
+Group init(InitOptions options) {
+  check_options(options);
+  sys::keep_freed_memory();
+  auto info = launch::detect_rank();
+  launch::watch_agent();
+  auto asked = asked_backend(options);
+  if (info.size == 1) {
+    share_cores(1);
+    return {nullptr, "world", options.timeout};
+  }
+  auto deadline = Deadline::after(options.join_timeout);
+  auto world_info = meet(info, asked, deadline);
+  bool by_mpirun = info.rendezvous->kind == launch::RankRendezvous::Kind::mpi;
+  auto name = choose_backend(asked, world_info.hosts, by_mpirun, backend_names());
+  check_input(name != "shm" || world_info.is_one_host(),
+              "the backend shm needs all ranks on one host; rank {} shares its own with {} of {}",
+              info.rank, world_info.local_size - 1, info.size - 1);
+  share_cores(world_info.local_size);
+  log::set_prefix(formatted("rank {}", info.rank));
+  BackendOptions backend{
+      .timeout = options.timeout,
+      .join_timeout = std::max<Duration>(deadline.left(), std::chrono::seconds(1)),
+      .arena_bytes = options.arena_bytes,
+      .c10d = options.c10d,
+      .hosts = world_info.hosts};
+  if (!world_info.is_one_host()) backend.address = address_of_this_host(*info.rendezvous);
+  auto world = make_backend(name, world_info.store, info.rank, info.size, backend);
+  if (!options.c10d) world = staged(std::move(world));
+  return recorded_world(std::move(world), options.timeout);
+}
+
+}  // namespace lockstep

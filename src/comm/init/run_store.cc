@@ -1,0 +1,67 @@
+#include "comm/init/run_store.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
+#include <lockstep/store/open.h>
+
+#include "comm/backend/one_line.h"
+#include "comm/engines/c10d/store_adapter.h"
+#include "comm/engines/mpi/bootstrap_store.h"
+#include "comm/rendezvous/served_store.h"
+
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <algorithm>
+#include <chrono>
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+std::shared_ptr<Store> open_c10d(const launch::RankInfo& info, Deadline deadline) {
+  const auto& at = *info.rendezvous;
+  bool serves = at.kind == launch::RankRendezvous::Kind::rank_0 && info.rank == 0;
+  c10d::TCPStoreOptions options;
+  options.port = at.port;
+  options.isServer = serves;
+  options.waitWorkers = false;
+  options.multiTenant =
+      true;  // a second group of this process while the first still holds the port
+  options.timeout = std::max(
+      milliseconds(100), std::min<milliseconds>(std::chrono::ceil<milliseconds>(deadline.left()),
+                                                std::chrono::hours(24)));
+  try {
+    return c10d_engine::as_store(c10::make_intrusive<c10d::TCPStore>(at.host, options), "");
+  } catch (const std::exception& error) {
+    if (serves)
+      throw BadInput(formatted("rank 0 cannot listen at MASTER_ADDR:MASTER_PORT, {}:{}: {}",
+                               at.host, at.port, first_line(error.what())));
+    auto who = at.kind == launch::RankRendezvous::Kind::rank_0 ? "rank 0, which listens there, "
+                                                               : "torchrun's store ";
+    throw Timeout(
+        formatted("rank {} found nobody at MASTER_ADDR:MASTER_PORT, {}:{}: {}did not arrive ({})",
+                  info.rank, at.host, at.port, who, first_line(error.what())));
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Store> open_run_store(const launch::RankInfo& info, Deadline deadline) {
+  using Kind = launch::RankRendezvous::Kind;
+  switch (info.rendezvous->kind) {
+    case Kind::lockstep_store:
+      return open_store(info.rendezvous->address, launch::read_secret(), deadline.left());
+    case Kind::served_store:
+      return rendezvous::open_served_store(info, deadline);
+    case Kind::agent_store:
+    case Kind::rank_0:
+      return open_c10d(info, deadline);
+    case Kind::mpi:
+      return mpi::open_mpi_store(deadline);
+  }
+  throw BadInput("init: an unknown way to meet");
+}
+
+}  // namespace lockstep

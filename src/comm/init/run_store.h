@@ -1,0 +1,18 @@
+// The store through which the ranks of a run find one another.
+#pragma once
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/store/store.h>
+
+#include "launch/detection/rank_info.h"
+
+#include <memory>
+
+namespace lockstep {
+
+// Opens it, or connects to it: waits for its server. Timeout when nobody answers, BadInput when the
+// port is in use or the secret is wrong.
+[[nodiscard]] std::shared_ptr<Store> open_run_store(const launch::RankInfo& info,
+                                                    Deadline deadline);
+
+}  // namespace lockstep

@@ -1,0 +1,261 @@
+// Compiled once for each instruction set (Highway's foreach_target) and chosen at run time.
+#include "comm/kernels/combine.h"
+
+#include <lockstep/base/error.h>
+
+#include "comm/kernels/tree.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <type_traits>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "comm/kernels/combine.cc"
+// Enough to have the widest registers everywhere; each further set costs its compile time.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+#include <hwy/cache_control.h>
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace lockstep::kernels::HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+#include "comm/kernels/combine_ops.h"
+
+constexpr std::int64_t tile_bytes =
+    4096;                        // the tiles of a tree of four ranks fit the first cache with room
+constexpr int tree_levels = 10;  // of max_ranks leaves, and one
+
+template <typename Wide>
+constexpr std::int64_t tile_elements = tile_bytes / static_cast<std::int64_t>(sizeof(Wide));
+
+void stream_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+  const hn::ScalableTag<std::uint8_t> tag;
+  const std::size_t lanes = hn::Lanes(tag);
+  auto* target = reinterpret_cast<std::uint8_t*>(to);
+  auto* source = reinterpret_cast<const std::uint8_t*>(from);
+  std::size_t head =
+      std::min(bytes, (lanes - reinterpret_cast<std::uintptr_t>(to) % lanes) % lanes);
+  std::memcpy(target, source, head);
+  std::size_t i = head;
+  for (; i + lanes <= bytes; i += lanes) hn::Stream(hn::LoadU(tag, source + i), tag, target + i);
+  std::memcpy(target + i, source + i, bytes - i);
+  hwy::FlushStream();
+}
+
+void CopyBytes(std::byte* to, const std::byte* from, std::size_t bytes, bool stream) {
+  if (to == from || bytes == 0) return;
+  if (stream)
+    stream_bytes(to, from, bytes);
+  else
+    std::memcpy(to, from, bytes);
+}
+
+// One tile of a tree: values of ranks [low, high) at `begin`.
+template <typename Type, typename Operation>
+struct Tree {
+  using Stored = typename Type::Stored;
+  using Wide = typename Type::Wide;
+
+  std::span<const std::byte* const> inputs;
+  std::int64_t begin;
+  std::int64_t length;
+
+  const Wide* leaf(int rank, [[maybe_unused]] Wide* scratch) const {
+    auto* values = reinterpret_cast<const Stored*>(inputs[rank]) + begin;
+    if constexpr (Type::converts) {
+      for (std::int64_t i = 0; i < length; ++i) scratch[i] = Type::widen(values[i]);
+      return scratch;
+    } else {
+      return values;
+    }
+  }
+
+  // The result lies in `scratch`, or for a single leaf perhaps in the input itself.
+  const Wide* branch(int low, int high, Wide* scratch) const {
+    if (high - low == 1) return leaf(low, scratch);
+    int middle = low + left_branch(high - low);
+    const Wide* left = branch(low, middle, scratch);
+    const Wide* right = branch(middle, high, scratch + tile_elements<Wide>);
+    for (std::int64_t i = 0; i < length; ++i) scratch[i] = Operation::apply(left[i], right[i]);
+    return scratch;
+  }
+};
+
+template <typename Type>
+void store_tile(const Combination& c, std::int64_t begin, std::int64_t length,
+                const typename Type::Wide* values) {
+  using Stored = typename Type::Stored;
+  [[maybe_unused]] std::array<Stored, Type::converts ? tile_elements<typename Type::Wide> : 1>
+      narrowed;
+  const std::byte* result = reinterpret_cast<const std::byte*>(values);
+  if constexpr (Type::converts) {
+    for (std::int64_t i = 0; i < length; ++i) narrowed[i] = Type::narrow(values[i]);
+    result = reinterpret_cast<const std::byte*>(narrowed.data());
+  }
+  std::size_t offset = static_cast<std::size_t>(begin) * sizeof(Stored);
+  for (std::byte* output : c.outputs)
+    CopyBytes(output + offset, result, static_cast<std::size_t>(length) * sizeof(Stored), c.stream);
+}
+
+template <typename Type, typename Operation, bool average = false>
+void combine_in_tiles(const Combination& c, std::int64_t first = 0) {
+  using Wide = typename Type::Wide;
+  alignas(64) std::array<Wide, static_cast<std::size_t>(tile_elements<Wide> * tree_levels)> scratch;
+  for (std::int64_t begin = first; begin < c.elements; begin += tile_elements<Wide>) {
+    std::int64_t length = std::min(tile_elements<Wide>, c.elements - begin);
+    Tree<Type, Operation> tree{c.inputs, begin, length};
+    const Wide* values = tree.branch(0, static_cast<int>(c.inputs.size()), scratch.data());
+    if constexpr (average) {
+      for (std::int64_t i = 0; i < length; ++i)
+        scratch[i] = divide(values[i], static_cast<int>(c.inputs.size()));
+      values = scratch.data();
+    }
+    store_tile<Type>(c, begin, length, values);
+  }
+}
+
+#include "comm/kernels/combine_floats.h"
+
+template <typename Type>
+void combine_fractions(const Combination& c) {
+  switch (c.op) {
+    case Op::sum:
+      return combine_in_tiles<Type, Add>(c);
+    case Op::average:
+      return combine_in_tiles<Type, Add, true>(c);
+    case Op::product:
+      return combine_in_tiles<Type, Multiply>(c);
+    default:
+      break;
+  }
+  if constexpr (std::is_floating_point_v<typename Type::Wide>) {
+    if (c.op == Op::min) return combine_in_tiles<Type, Least>(c);
+    if (c.op == Op::max) return combine_in_tiles<Type, Greatest>(c);
+  }
+}
+
+template <typename T>
+void combine_integers(const Combination& c) {
+  switch (c.op) {
+    case Op::sum:
+      return combine_in_tiles<Plain<T>, Add>(c);
+    case Op::product:
+      return combine_in_tiles<Plain<T>, Multiply>(c);
+    case Op::min:
+      return combine_in_tiles<Plain<T>, Least>(c);
+    case Op::max:
+      return combine_in_tiles<Plain<T>, Greatest>(c);
+    case Op::band:
+      return combine_in_tiles<Plain<T>, BitAnd>(c);
+    case Op::bor:
+      return combine_in_tiles<Plain<T>, BitOr>(c);
+    case Op::bxor:
+      return combine_in_tiles<Plain<T>, BitXor>(c);
+    case Op::average:
+      return;
+  }
+}
+
+// Bytes 0 and 1, and LibTorch's meaning of arithmetic on them.
+void combine_booleans(const Combination& c) {
+  using Byte = Plain<std::uint8_t>;
+  switch (c.op) {
+    case Op::sum:
+    case Op::max:
+    case Op::bor:
+      return combine_in_tiles<Byte, BitOr>(c);
+    case Op::product:
+    case Op::min:
+    case Op::band:
+      return combine_in_tiles<Byte, BitAnd>(c);
+    case Op::bxor:
+      return combine_in_tiles<Byte, BitXor>(c);
+    case Op::average:
+      return;
+  }
+}
+
+void Combine(const Combination& c) {
+  switch (c.dtype) {
+    case DType::float32:
+      if (c.op == Op::sum) return combine_in_tiles<Plain<float>, Add>(c, sum_floats<false>(c));
+      if (c.op == Op::average)
+        return combine_in_tiles<Plain<float>, Add, true>(c, sum_floats<true>(c));
+      return combine_fractions<Plain<float>>(c);
+    case DType::float64:
+      return combine_fractions<Plain<double>>(c);
+    case DType::float16:
+      return combine_fractions<Float16>(c);
+    case DType::bfloat16:
+      return combine_fractions<BFloat16>(c);
+    case DType::complex64:
+      return combine_fractions<Plain<Complex<float>>>(c);
+    case DType::complex128:
+      return combine_fractions<Plain<Complex<double>>>(c);
+    case DType::int64:
+      return combine_integers<std::int64_t>(c);
+    case DType::int32:
+      return combine_integers<std::int32_t>(c);
+    case DType::int16:
+      return combine_integers<std::int16_t>(c);
+    case DType::int8:
+      return combine_integers<std::int8_t>(c);
+    case DType::uint8:
+      return combine_integers<std::uint8_t>(c);
+    case DType::boolean:
+      return combine_booleans(c);
+    default:
+      return;
+  }
+}
+
+const char* TargetName() { return hwy::TargetName(HWY_TARGET); }
+
+}  // namespace
+}  // namespace lockstep::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lockstep::kernels {
+namespace {
+
+HWY_EXPORT(Combine);
+HWY_EXPORT(CopyBytes);
+HWY_EXPORT(TargetName);
+
+}  // namespace
+
+bool can_combine(DType dtype, Op op) {
+  if (is_opaque(dtype)) return false;
+  switch (op) {
+    case Op::sum:
+    case Op::product:
+      return true;
+    case Op::average:
+      return !is_integral(dtype);
+    case Op::min:
+    case Op::max:
+      return !is_complex(dtype);
+    default:
+      return is_integral(dtype);
+  }
+}
+
+void combine(const Combination& combination) { HWY_DYNAMIC_DISPATCH(Combine)(combination); }
+
+void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes, bool stream) {
+  HWY_DYNAMIC_DISPATCH(CopyBytes)(to, from, bytes, stream);
+}
+
+std::string_view simd_name() { return HWY_DYNAMIC_DISPATCH(TargetName)(); }
+
+}  // namespace lockstep::kernels
+#endif

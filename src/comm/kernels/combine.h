@@ -1,0 +1,44 @@
+// Combining the ranks' values element by element: the arithmetic of reductions.
+//
+// The order is a balanced binary tree over rank numbers (comm/tree.h) and starts from values, never
+// from 0. float16 and bfloat16 are combined in float32 and rounded once. Integers wrap around. NaN
+// wins in min and max, as in torch.minimum and torch.maximum. An average is one division after the
+// sum.
+#pragma once
+
+#include "comm/call/dtype.h"
+
+#include <lockstep/comm/op.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace lockstep::kernels {
+
+inline constexpr int max_ranks = 256;
+
+// Whether `op` has a meaning for `dtype`: an average needs fractions, bits need integers, an order
+// needs real numbers.
+[[nodiscard]] bool can_combine(DType dtype, Op op);
+
+template <typename Input, typename Output>
+struct CombinationOf {
+  DType dtype;
+  Op op;
+  std::span<const Input> inputs;    // one a rank, in rank order, at most max_ranks
+  std::span<const Output> outputs;  // each gets the result; one may be an input, at the same place
+  std::int64_t elements;
+  bool stream = false;  // store around the caches
+};
+using Combination = CombinationOf<const std::byte*, std::byte*>;
+void combine(const Combination& combination);
+
+// The copy that goes with it.
+void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes, bool stream);
+
+// The instruction set in use: "AVX2", "NEON", ...
+[[nodiscard]] std::string_view simd_name();
+
+}  // namespace lockstep::kernels

@@ -1,0 +1,34 @@
+// Who is there: every rank tells the others its world size, its machine and the engine it was asked
+// for, and they compare.
+//
+// Keys, under "lockstep/<attempt>/": "round/<rank>" counts the calls of init() of one rank, so that
+// the n-th calls of all ranks meet; "<n>/hello/<rank>" is what that rank says, four lines: world
+// size, version, engine, host;
+// "<n>/refused/<rank>" that it ends because of what it read.
+#pragma once
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/store/store.h>
+
+#include "launch/detection/rank_info.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace lockstep::rendezvous {
+
+struct WorldInfo {
+  std::shared_ptr<Store> store;    // the part of the store that belongs to these ranks
+  std::vector<std::string> hosts;  // of each rank
+  int local_size = 1;              // ranks on this rank's host
+
+  [[nodiscard]] bool is_one_host() const { return local_size == static_cast<int>(hosts.size()); }
+};
+
+// Blocks until all have come. `engine` is what this rank was asked for, or "". BadInput when two
+// ranks were told different things; Timeout names those that did not come.
+[[nodiscard]] WorldInfo handshake(const std::shared_ptr<Store>& store, const launch::RankInfo& info,
+                                  std::string_view engine, Deadline deadline);
+
+}  // namespace lockstep::rendezvous

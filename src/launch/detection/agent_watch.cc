@@ -1,0 +1,58 @@
+#include "launch/detection/agent_watch.h"
+
+#include <lockstep/base/environment.h>
+#include <lockstep/base/format.h>
+#include <lockstep/launch/environment.h>
+
+#include "sys/process.h"
+#include "sys/thread.h"
+
+#include <csignal>
+#include <limits>
+#include <mutex>
+#include <string>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+namespace lockstep::launch {
+namespace {
+
+constexpr int milliseconds_for_the_line = 100;
+
+// Nothing here may wait for a reader that is gone with the agent.
+void wait_and_end(int agent, const std::string& line) {
+  pollfd end{agent, POLLIN, 0};
+  while (::poll(&end, 1, -1) <= 0) {
+  }
+  if (!sys::is_pidfd(agent)) return;  // the program has closed it, and perhaps opened another file
+  pollfd room{STDERR_FILENO, POLLOUT, 0};
+  if (::poll(&room, 1, milliseconds_for_the_line) > 0 && (room.revents & POLLOUT) != 0) {
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  }
+  ::kill(::getpid(), SIGKILL);
+}
+
+}  // namespace
+
+void watch_agent() {
+  namespace variable = launch::variable;
+  const auto agent =
+      environment::integer(variable::agent_descriptor, 0, std::numeric_limits<int>::max());
+  if (!agent || !sys::is_pidfd(static_cast<int>(*agent))) return;  // a wrapper has closed it
+  static std::mutex mutex;
+  static pid_t process = 0;  // that has the thread: a child that was forked has not
+  const std::lock_guard lock(mutex);
+  if (process == ::getpid()) return;
+  ::fcntl(static_cast<int>(*agent), F_SETFD, FD_CLOEXEC);
+  const std::string line = formatted(
+      "lockstep: rank {}: the agent of its run, `lockstep run`, is gone; it ends itself\n",
+      environment::text(variable::rank).value_or("?"));
+  sys::Thread("agent watch", [agent = static_cast<int>(*agent), line] {
+    wait_and_end(agent, line);
+  }).detach();
+  process = ::getpid();
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,57 @@
+#include "sys/peer_processes.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/text.h>
+
+#include "sys/process.h"
+#include "sys/process_identity.h"
+
+#include <poll.h>
+
+namespace lockstep::sys {
+
+// That the identity is a living process's after its descriptor was opened shows that the descriptor
+// is of that process, and not of a later one with the same number.
+void PeerProcesses::watch(int rank, std::string_view identity) {
+  if (processes_.contains(rank) || state_of_process(identity) == ProcessState::unknown) return;
+  Process process{std::string(identity), {}};
+  try {
+    process.end = open_pidfd(static_cast<pid_t>(parse_integer(pid_in(identity)).value_or(0)));
+  } catch (const SystemError&) {
+    // It has ended, or this system has no such descriptors: then its state is asked for.
+  }
+  if (state_of_process(identity) == ProcessState::ended) process.end.reset();
+  processes_.emplace(rank, std::move(process));
+}
+
+bool PeerProcesses::has_ended(const Process& process) {
+  if (!process.end) return state_of_process(process.identity) == ProcessState::ended;
+  pollfd entry{process.end.get(), POLLIN, 0};
+  return ::poll(&entry, 1, 0) > 0;
+}
+
+std::vector<int> PeerProcesses::ended() const {
+  std::vector<int> ranks;
+  for (const auto& [rank, process] : processes_) {
+    if (has_ended(process)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+bool PeerProcesses::has_ended(int rank) const {
+  auto process = processes_.find(rank);
+  return process != processes_.end() && has_ended(process->second);
+}
+
+bool PeerProcesses::is_stopped(int rank) const {
+  auto process = processes_.find(rank);
+  return process != processes_.end() &&
+         state_of_process(process->second.identity) == ProcessState::stopped;
+}
+
+std::string PeerProcesses::pid(int rank) const {
+  auto process = processes_.find(rank);
+  return process == processes_.end() ? std::string() : pid_in(process->second.identity);
+}
+
+}  // namespace lockstep::sys

@@ -1,0 +1,105 @@
+// The flight records of real groups: when ranks write them, and what they say.
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+#include <lockstep/comm/flight_record.h>
+
+#include "support/messages.h"
+#include "support/temporary_folder.h"
+#include "support/torch/injection.h"
+#include "support/torch/ranks.h"
+
+#include <gtest/gtest.h>
+
+#include <ATen/ops/ones.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+using namespace lockstep;
+
+namespace {
+
+std::string content(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(FlightRecord, IsWrittenByTheRanksOfADyingGroup) {
+  for (auto engine : test::engines_of_processes()) {
+    test::TemporaryFolder folder;
+    test::MeetingPlace place(engine, 2);
+    test::expect_ranks(2, [&](int rank) {
+      ::setenv("LOCKSTEP_FLIGHT", folder.path().c_str(), 1);
+      auto world = place.join(rank);
+      auto pair = world.split(0);
+      auto tensor = at::ones({100});
+      pair.all_reduce(tensor, Op::sum, {.tag = "first"}).wait();
+      EXPECT_THROW(pair.all_reduce(tensor, rank == 0 ? Op::sum : Op::max).wait(), Mismatch);
+      world.barrier().wait();
+    });
+    for (int rank : {0, 1}) {
+      const auto json = content(folder.path() / formatted("flight-rank-{}.json", rank));
+      test::expect_words(json, {formatted("\"engine\": \"{}\"", test::name_of(engine)),
+                                "\"tag\": \"first\"", "\"progress\": \"failed\"",
+                                "\"name\": \"world/split#1/0\", \"members\": [0, 1], "
+                                "\"failure\": \"rank 0 called all_reduce #2 (sum"});
+    }
+  }
+}
+
+TEST(FlightRecord, SaysTheSameOfARankThatLearnsWithItsNextCall) {
+  if (!test::has(test::Engine::gloo)) GTEST_SKIP() << "no Gloo in this build";
+  test::TemporaryFolder folder;
+  test::MeetingPlace place(test::Engine::gloo, 2);
+  test::expect_ranks(2, [&](int rank) {
+    ::setenv("LOCKSTEP_FLIGHT", folder.path().c_str(), 1);
+    auto world = place.join(rank);
+    if (rank == 1) world.abort("enough");
+    auto text = test::message_of<Aborted>([&] { world.barrier().wait(); });
+    EXPECT_EQ(text.find("which is dead") != std::string::npos, rank == 1) << text;
+  });
+  for (int rank : {0, 1}) {
+    test::expect_words(content(folder.path() / formatted("flight-rank-{}.json", rank)),
+                       {"\"failure\": \"rank 1 ended the group: enough\""});
+  }
+}
+
+TEST(FlightRecord, IsWrittenWhenAskedFor) {
+  test::TemporaryFolder folder;
+  test::MeetingPlace place(test::Engine::shm, 2);
+  test::expect_ranks(2, [&](int rank) {
+    ::unsetenv("LOCKSTEP_FLIGHT");
+    auto world = place.join(rank);
+    auto part = world.split(rank);
+    world.barrier({.tag = "here"}).wait();
+    EXPECT_THROW(write_flight_record(world), InvalidArgument);
+    EXPECT_THROW(write_flight_record(part, folder.path()), InvalidArgument) << "one rank";
+    const auto path = write_flight_record(world, folder.path());
+    EXPECT_EQ(path, (folder.path() / formatted("flight-rank-{}.json", rank)).string());
+    test::expect_words(content(path), {"\"tag\": \"here\"", "\"progress\": \"done\""});
+    world.barrier().wait();
+  });
+}
+
+TEST(FlightRecord, IsWrittenByARankThatAnExceptionTakesAway) {
+  test::TemporaryFolder folder;
+  test::MeetingPlace place(test::Engine::shm, 2);
+  test::expect_ranks(2, [&](int rank) {
+    ::setenv("LOCKSTEP_FLIGHT", folder.path().c_str(), 1);
+    try {
+      auto world = place.join(rank);
+      world.barrier().wait();
+      if (rank == 1) throw std::runtime_error("the loss is not a number");
+      EXPECT_THROW(world.barrier().wait(), PeerLost);
+    } catch (const std::runtime_error& error) {
+      EXPECT_STREQ(error.what(), "the loss is not a number");
+    }
+  });
+  test::expect_words(content(folder.path() / "flight-rank-1.json"),
+                     {"an exception ended the rank's part in the group"});
+}
+
+}  // namespace

@@ -1,0 +1,37 @@
+// Calls for the tests of what ranks tell each other about theirs.
+#pragma once
+
+#include "comm/call/record.h"
+
+#include <chrono>
+#include <source_location>
+#include <string_view>
+
+namespace lockstep::test {
+
+inline CallRecord reduction(std::uint64_t number, std::int64_t elements = 1000,
+                            std::string_view tag = {},
+                            std::source_location where = std::source_location::current()) {
+  auto call = record_of({.collective = Collective::all_reduce,
+                         .dtype = DType::float32,
+                         .elements = elements,
+                         .tag = tag,
+                         .where = where,
+                         .number = number});
+  call.timeout = std::chrono::seconds(1);
+  return call;
+}
+
+inline CallRecord message(Collective collective, int peer, std::int64_t elements,
+                          std::source_location where = std::source_location::current()) {
+  auto call = record_of({.collective = collective,
+                         .root = peer,
+                         .dtype = DType::float32,
+                         .elements = elements,
+                         .where = where,
+                         .number = 1});
+  call.timeout = std::chrono::seconds(1);
+  return call;
+}
+
+}  // namespace lockstep::test

@@ -1,0 +1,55 @@
+// An engine of c10d that a user brings: here one that does everything through the store.
+#include <lockstep/base/error.h>
+#include <lockstep/comm/c10d.h>
+
+#include "comm/engines/c10d/store_engine.h"
+#include "comm/init/backends.h"
+#include "support/messages.h"
+#include "support/processes.h"
+#include "support/temporary_folder.h"
+
+#include <lockstep/comm/group.h>
+#include <lockstep/store/file_store.h>
+
+#include <gtest/gtest.h>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+using namespace lockstep;
+using namespace std::chrono_literals;
+
+namespace {
+
+TEST(CustomC10d, MovesAndReducesByWhatItHas) {
+  test::TemporaryFolder folder;
+  test::expect_ranks(3, [&](int rank) {
+    BackendOptions options{.join_timeout = 20s,
+                           .c10d = [](const auto& store, int place, int size, Duration) {
+                             return c10::make_intrusive<test::StoreEngine>(store, place, size);
+                           }};
+    auto store = std::make_shared<FileStore>(folder.path());
+    Group group(make_backend("by store", store, rank, 3, options), "world", 20s);
+    EXPECT_EQ(group.backend(), "by store");
+    auto gathered = at::empty({6});
+    group.all_gather(gathered, at::full({2}, rank, at::kFloat)).wait();
+    EXPECT_EQ(gathered[5].item<float>(), 2);
+    auto most = at::full({4}, rank, at::kInt);
+    group.all_reduce(most, Op::max).wait();
+    EXPECT_EQ(most[3].item<int>(), 2);
+    auto part = group.split(rank == 2 ? 1 : 0);
+    auto product = at::full({2}, rank + 2.0f);
+    part.all_reduce(product, Op::product).wait();
+    EXPECT_EQ(product[0].item<float>(), rank == 2 ? 4 : 6);
+    // What it lacks is an error of the call, and names the engine's own words.
+    auto text = test::message_of<PeerLost>([&] { group.all_reduce(at::full({2}, 1.0f)).wait(); });
+    test::expect_words(text, {"allreduce"});
+  });
+}
+
+}  // namespace

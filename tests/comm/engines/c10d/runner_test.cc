@@ -1,0 +1,109 @@
+// What an engine with a device of its own is given, as NCCL is: here one rank on a device of the
+// tests' own.
+#include "comm/engines/c10d/runner.h"
+
+#include "comm/engines/c10d/store_engine.h"
+#include "support/torch/late_device.h"
+
+#include <gtest/gtest.h>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+using namespace lockstep;
+
+namespace {
+
+// Of one rank: an output is the input, copied on the current stream.
+class WholeBackend final : public c10d::Backend {
+ public:
+  WholeBackend() : c10d::Backend(0, 1) {}
+  const std::string getBackendName() const override { return "whole"; }
+
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
+                                                 const c10d::AllgatherOptions&) override {
+    return copied(output, input, "all_gather");
+  }
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                      const c10d::ReduceScatterOptions&) override {
+    return copied(output, input, "reduce_scatter");
+  }
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>&, int peer, int) override {
+    calls.push_back("send to " + std::to_string(peer));
+    return c10::make_intrusive<test::CompleteWork>();
+  }
+
+  std::vector<std::string> calls;
+
+ private:
+  c10::intrusive_ptr<c10d::Work> copied(at::Tensor& output, const at::Tensor& input,
+                                        const char* call) {
+    EXPECT_EQ(output.device(), test::late_device());
+    EXPECT_EQ(input.device(), test::late_device());
+    calls.emplace_back(call);
+    output.copy_(input);
+    return c10::make_intrusive<test::CompleteWork>();
+  }
+};
+
+class WholeEngine final : public c10d_engine::Engine {
+ public:
+  [[nodiscard]] std::string_view name() const override { return "whole"; }
+  [[nodiscard]] c10d_engine::Carrier carrier_of(const PostedCall& call) override {
+    return {*backend_, is_message(call.collective) ? 7 : -1};
+  }
+  [[nodiscard]] std::optional<at::Device> device() override { return test::late_device(); }
+  [[nodiscard]] bool works_on_wholes() const override { return true; }
+  void mark_next(std::uint32_t) override {}
+  void close(const std::function<bool()>&) noexcept override {}
+  [[nodiscard]] std::shared_ptr<Engine> make_group(const std::string&, int, int,
+                                                   Duration) override {
+    return nullptr;
+  }
+  [[nodiscard]] const std::vector<std::string>& calls() const { return backend_->calls; }
+
+ private:
+  c10::intrusive_ptr<WholeBackend> backend_ = c10::make_intrusive<WholeBackend>();
+};
+
+struct OneRank {
+  std::shared_ptr<WholeEngine> engine = std::make_shared<WholeEngine>();
+  c10d_engine::C10dRunner runner{engine, 0, 1};
+  void run(const Call& call) { runner.run(PostedCall(call)); }
+};
+
+TEST(C10dRunner, TensorsOfTheHostAreCopiedToTheEnginesDeviceAndBack) {
+  OneRank rank;
+  const auto input = at::arange(4, at::kFloat);
+  auto output = at::zeros({4});
+  rank.run({.collective = Collective::all_gather, .input = input, .output = output});
+  EXPECT_TRUE(output.is_cpu());
+  EXPECT_TRUE(output.equal(input));
+  EXPECT_EQ(rank.engine->calls(), std::vector<std::string>{"all_gather"});
+}
+
+TEST(C10dRunner, TensorsOfTheDeviceStayThere) {
+  OneRank rank;
+  auto input = test::on_late_device(at::zeros({3}));
+  auto output = test::on_late_device(at::zeros({3}));
+  test::fill_later(input, 5);
+  rank.run({.collective = Collective::reduce_scatter, .input = input, .output = output});
+  EXPECT_EQ(test::late_value(output, 2), 5);
+  EXPECT_EQ(rank.engine->calls(), std::vector<std::string>{"reduce_scatter"});
+}
+
+TEST(C10dRunner, AMessageGoesToThePeerAsItsCarrierNumbersIt) {
+  OneRank rank;
+  rank.run({.collective = Collective::send, .root = 3, .input = at::full({2}, 1.0f)});
+  EXPECT_EQ(rank.engine->calls(), std::vector<std::string>{"send to 7"});
+}
+
+}  // namespace

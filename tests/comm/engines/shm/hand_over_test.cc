@@ -1,0 +1,121 @@
+#include "comm/engines/shm/hand_over.h"
+
+#include "comm/engines/shm/ranks.h"
+#include "support/messages.h"
+
+#include <lockstep/base/error.h>
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include <sys/resource.h>
+
+namespace lockstep::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+shm::EndpointOptions hurried() {
+  return {.timeout = 5s, .join_timeout = 500ms, .arena_bytes = 64 << 20};
+}
+
+// What a rank that believes in (rank, size) throws while it joins.
+std::string error_of_joining(const std::shared_ptr<Store>& store, int rank, int size) {
+  try {
+    Endpoint endpoint(store, rank, size, hurried());
+    return "none";
+  } catch (const BadInput& error) {
+    return std::string("BadInput: ") + error.what();
+  } catch (const Timeout& error) {
+    return std::string("Timeout: ") + error.what();
+  }
+}
+
+TEST(HandOver, NamesTheRanksThatNeverCame) {
+  auto store = std::make_shared<MemoryStore>();
+  std::string second;
+  std::thread other([&] { second = error_of_joining(store, 1, 4); });
+  auto first = error_of_joining(store, 0, 4);
+  other.join();
+  EXPECT_EQ(first, "Timeout: shared memory: rank 0 of 4 waited for ranks 2, 3, which never came");
+  EXPECT_EQ(second, "Timeout: shared memory: rank 1 of 4 waited for ranks 2, 3, which never came");
+}
+
+TEST(HandOver, RefusesAnotherWorldSizeOnBothSides) {
+  auto store = std::make_shared<MemoryStore>();
+  std::string second;
+  std::thread other([&] { second = error_of_joining(store, 1, 3); });
+  auto first = error_of_joining(store, 0, 2);
+  other.join();
+  EXPECT_EQ(
+      first,
+      "BadInput: shared memory: rank 0 expects a world of 2 ranks, found that rank 1 expects 3");
+  EXPECT_EQ(
+      second,
+      "BadInput: shared memory: rank 1 expects a world of 3 ranks, found that rank 0 expects 2");
+}
+
+TEST(HandOver, CanBeRepeatedOnOneStore) {
+  auto store = std::make_shared<MemoryStore>();
+  auto rank = [&](int number) {
+    for (int round = 0; round < 3; ++round) {
+      Endpoint endpoint(store, number, 2, hurried());
+      std::vector<float> values(10, 1);
+      run(endpoint.world(), call(Collective::all_reduce, values, values));
+      EXPECT_EQ(values[9], 2);
+    }
+  };
+  std::thread other([&] { rank(1); });
+  rank(0);
+  other.join();
+}
+
+TEST(HandOver, MapsEveryArenaEverywhere) {
+  run_as_rank_threads(4, [](Endpoint& endpoint) {
+    const auto& peers = endpoint.peers();
+    for (int rank = 0; rank < peers.size(); ++rank) {
+      EXPECT_EQ(peers.peer(rank).pid > 0, rank != peers.rank());
+      auto location = peers.locate(peers.base(rank) + 5000, 10);
+      EXPECT_EQ(location.rank, rank);
+      EXPECT_EQ(peers.address(location), peers.base(rank) + 5000);
+    }
+    int outside = 0;
+    EXPECT_FALSE(peers.locate(reinterpret_cast<std::byte*>(&outside), 4).is_somewhere());
+    run(endpoint.world(), barrier_call());
+  });
+}
+
+TEST(ArenaBytes, RefusesMoreThanAFileMayHave) {
+  expect_ranks(1, [](int) {
+    rlimit limit{8 << 20, 8 << 20};
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+    for (auto asked : {std::optional<std::int64_t>(), std::optional<std::int64_t>(16 << 20)}) {
+      auto text = message_of<BadInput>([&] { (void)shm::arena_bytes(asked, "LOCKSTEP_ARENA", 2); });
+      EXPECT_TRUE(contains(text,
+                           " is larger than a file of this process may be, 8 MiB (ulimit -f); "
+                           "raise that limit, or set LOCKSTEP_ARENA to less"))
+          << text;
+    }
+  });
+}
+
+TEST(ArenaBytes, RefusesMoreThanIsFree) {
+  try {
+    (void)shm::arena_bytes(std::int64_t{1} << 50, "LOCKSTEP_ARENA", 2);
+    FAIL() << "a petabyte was free";
+  } catch (const BadInput& error) {
+    EXPECT_TRUE(
+        std::string(error.what()).starts_with("LOCKSTEP_ARENA: expected an arena of at most the "))
+        << error.what();
+    EXPECT_TRUE(std::string(error.what()).ends_with("that are free now, found 1024 TiB"))
+        << error.what();
+  }
+  EXPECT_GE(shm::arena_bytes(std::nullopt, "", 3), std::size_t{64} << 20);
+  EXPECT_EQ(shm::arena_bytes(1 << 20, "", 3), std::size_t{1} << 20);
+}
+
+}  // namespace
+}  // namespace lockstep::test

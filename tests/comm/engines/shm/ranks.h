@@ -1,0 +1,151 @@
+// Ranks of the shared-memory engine without LibTorch: as threads with an endpoint each, or as
+// forked processes.
+#pragma once
+
+#include "comm/engines/shm/endpoint.h"
+#include "support/processes.h"
+#include "support/sanitizers.h"
+#include "support/temporary_folder.h"
+
+#include <lockstep/store/file_store.h>
+#include <lockstep/store/memory_store.h>
+
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include <sched.h>
+
+namespace lockstep::test {
+
+using shm::Endpoint;
+using shm::Group;
+using RankOnEndpoint = std::function<void(Endpoint& endpoint)>;
+
+inline shm::EndpointOptions small_options() {
+  return {.timeout = std::chrono::seconds(20),
+          .join_timeout = std::chrono::seconds(20),
+          .arena_bytes = 256 << 20};
+}
+
+// Hand-offs run through memory that every rank maps at another address, where ThreadSanitizer does
+// not see that they order anything. So threads under it stage what lies at one address for all.
+inline shm::EndpointOptions for_threads(shm::EndpointOptions options) {
+  if (under_thread_sanitizer) options.share_private_memory = false;
+  return options;
+}
+
+// Runs body in `count` threads and throws the first exception (by rank) again. The endpoints end
+// together, so that one that is done early is not a rank that left.
+inline void run_as_rank_threads(int count, const RankOnEndpoint& body,
+                                const shm::EndpointOptions& options = small_options()) {
+  auto store = std::make_shared<MemoryStore>();
+  std::vector<std::exception_ptr> errors(count);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < count; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        Endpoint endpoint(store, rank, count, for_threads(options));
+        body(endpoint);
+      } catch (...) {
+        errors[rank] = std::current_exception();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+// The body of RankProcesses that joins an endpoint over a file store in `folder`.
+inline RankBody on_endpoint(const TemporaryFolder& folder, int count, RankOnEndpoint body,
+                            shm::EndpointOptions options = small_options()) {
+  return [path = folder.path(), count, body = std::move(body), options](int rank) {
+    Endpoint endpoint(std::make_shared<FileStore>(path / "store"), rank, count, options);
+    body(endpoint);
+  };
+}
+
+// On one core, so that no process has a helper thread: those are woken for large operations.
+inline RankBody on_one_core(RankBody body) {
+  return [body = std::move(body)](int rank) {
+    cpu_set_t core;
+    CPU_ZERO(&core);
+    CPU_SET(sched_getcpu(), &core);
+    sched_setaffinity(0, sizeof core, &core);
+    body(rank);
+  };
+}
+
+// Elements in the arena, freed with it.
+template <typename T>
+class ArenaArray {
+ public:
+  ArenaArray(Endpoint& endpoint, std::size_t count)
+      : arena_(endpoint.arena()),
+        data_(reinterpret_cast<T*>(arena_->allocate(count * sizeof(T)))),
+        count_(count) {}
+  ~ArenaArray() { arena_->free(reinterpret_cast<std::byte*>(data_)); }
+  ArenaArray(const ArenaArray&) = delete;
+  ArenaArray& operator=(const ArenaArray&) = delete;
+
+  [[nodiscard]] T* data() { return data_; }
+  [[nodiscard]] std::size_t size() const { return count_; }
+  [[nodiscard]] T& operator[](std::size_t i) { return data_[i]; }
+
+ private:
+  std::shared_ptr<shm::Arena> arena_;
+  T* data_;
+  std::size_t count_;
+};
+
+template <typename T>
+constexpr DType dtype_for() {
+  if constexpr (std::is_same_v<T, float>)
+    return DType::float32;
+  else if constexpr (std::is_same_v<T, double>)
+    return DType::float64;
+  else if constexpr (std::is_same_v<T, std::int64_t>)
+    return DType::int64;
+  else
+    return DType::int32;
+}
+
+template <typename Container>
+shm::Buffer buffer_of(Container& values) {
+  return {reinterpret_cast<std::byte*>(values.data()), values.size() * sizeof(*values.data())};
+}
+
+// A call on arrays (std::vector is staged, ArenaArray is not).
+template <typename In, typename Out>
+shm::Posting call(Collective collective, In& input, Out& output, int root = 0, Op op = Op::sum,
+                  std::source_location where = std::source_location::current()) {
+  using T = std::remove_cvref_t<decltype(*input.data())>;
+  shm::Posting posting;
+  posting.collective = collective;
+  posting.op = op;
+  posting.root = root;
+  posting.dtype = dtype_for<T>();
+  posting.input = buffer_of(input);
+  posting.output = buffer_of(output);
+  posting.timeout = std::chrono::seconds(20);
+  posting.where = where;
+  return posting;
+}
+
+inline shm::Posting barrier_call() {
+  shm::Posting posting;
+  posting.timeout = std::chrono::seconds(20);
+  return posting;
+}
+
+inline std::uint64_t post(Group& group, shm::Posting posting) { return group.post(posting); }
+inline void run(Group& group, shm::Posting posting) { group.wait(group.post(posting)); }
+
+}  // namespace lockstep::test
