@@ -1,24 +1,47 @@
-"""Gloo's collectives on the CPU through torch.distributed: seconds a call on rank 0.
+"""Gloo's collectives on the CPU through torch.distributed: one rank, started and told what to call by bench/run.py.
 
-With --serve this process is one rank that another program started: it says `{"ready": true,
-"library": ...}`, and then for each line on standard input, such as `all_reduce 67108864 ordinary 2
-20` (operation, bytes, memory, uncounted calls, calls), makes those calls and says how many
-nanoseconds each took. Between lines it blocks and uses no processor.
+It says `{"ready": true, "library": ...}` and then answers each line on standard input:
+
+    check OP BYTES MEMORY            makes the tensors and compares what one call leaves with what it must leave
+    run OP BYTES MEMORY UNCOUNTED N  {"ns": [...]}: nanoseconds of each of N calls
+
+Between lines it blocks and uses no processor.
 """
-import argparse
+
 import sys
 import time
 
 import torch
 import torch.distributed as dist
 
-from common import emit, group, median, run_ranks, seconds_of
+from common import emit, group
 
-SIZES = [1 << 10, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28]
-OPS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 # One rank may return before the others have begun: a barrier stands before each call.
 ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 ELEMENT_BYTES = 4
+PERIOD, RANK_STEP = 4093, 4096  # of the values: src/apps/bench/collectives/values.cc
+
+
+def input_values(rank, begin, end):
+    return (torch.arange(begin, end) % PERIOD + RANK_STEP * rank).float()
+
+
+def expected_output(op, rank, ranks, whole):
+    """What the call leaves in its output; None where that means nothing."""
+    part = whole // ranks
+    own = (rank * part, (rank + 1) * part)
+    parts = range(ranks)
+    if op == "barrier" or op in ("reduce", "gather") and rank != 0:
+        return None
+    if op in ("all_reduce", "reduce"):
+        return sum(input_values(each, 0, whole) for each in parts)
+    if op == "reduce_scatter":
+        return sum(input_values(each, *own) for each in parts)
+    if op in ("all_gather", "gather"):
+        return torch.cat([input_values(each, 0, part) for each in parts])
+    if op == "all_to_all":
+        return torch.cat([input_values(each, *own) for each in parts])
+    return input_values(0, *own) if op == "scatter" else input_values(0, 0, whole)
 
 
 class Calls:
@@ -26,14 +49,18 @@ class Calls:
 
     def __init__(self, op, size):
         rank, world = dist.get_rank(), dist.get_world_size()
+        self.op = op
         whole = torch.empty(size // ELEMENT_BYTES)
         part = torch.empty(whole.numel() // world)
-        self.tensors = [whole, part]
-        if op == "all_to_all":
-            other = torch.empty_like(whole)
-            self.tensors.append(other)
-        if op in ("gather", "scatter"):
-            parts = list(whole.view(world, -1).unbind()) if rank == 0 else None
+        other = torch.empty_like(whole) if op == "all_to_all" else None
+        parts = list(whole.view(world, -1).unbind()) if op in ("gather", "scatter") and rank == 0 else None
+        self.input, self.output = {
+            "all_gather": (part, whole),
+            "gather": (part, whole),
+            "reduce_scatter": (whole, part),
+            "scatter": (whole, part),
+            "all_to_all": (whole, other),
+        }.get(op, (whole, whole))
         self.call = {
             "all_reduce": lambda: dist.all_reduce(whole),
             "reduce": lambda: dist.reduce(whole, 0),
@@ -48,58 +75,48 @@ class Calls:
         self.refill()
 
     def refill(self):
-        for tensor in self.tensors:
-            tensor.fill_(1)
+        self.input.fill_(1)
+        self.output.fill_(1)
 
+    def check(self):
+        rank = dist.get_rank()
+        self.input.copy_(input_values(rank, 0, self.input.numel()))
+        self.call()
+        whole = max(self.input.numel(), self.output.numel())
+        expected = expected_output(self.op, rank, dist.get_world_size(), whole)
+        if expected is None or torch.equal(self.output, expected):
+            return
+        wrong = int((self.output != expected).nonzero()[0])
+        raise SystemExit(
+            f"{self.op} of {whole * ELEMENT_BYTES} bytes: rank {rank} expected {expected[wrong]} at element "
+            f"{wrong}, found {self.output[wrong]}"
+        )
 
-def nanoseconds(call):
-    start = time.perf_counter_ns()
-    call()
-    return time.perf_counter_ns() - start
+    def nanoseconds(self):
+        if self.op in ROOTED:
+            dist.barrier()
+        start = time.perf_counter_ns()
+        self.call()
+        return time.perf_counter_ns() - start
 
 
 def serve():
     emit(ready=True, library=f"PyTorch {torch.__version__} Gloo")
-    kept, calls = None, None
+    calls = None
     for line in sys.stdin:
-        op, size, _, uncounted, count = line.split()
-        if kept != (op, size):
+        order, op, size, _, *counts = line.split()
+        if order == "check":
             calls = None  # its memory first
-            kept, calls = (op, size), Calls(op, int(size))
+            calls = Calls(op, int(size))
+            calls.check()
+            emit(checked=True)
+            continue
+        uncounted, count = map(int, counts)
         calls.refill()
-        times = []
-        for _ in range(int(uncounted) + int(count)):
-            if op in ROOTED:
-                dist.barrier()
-            times.append(nanoseconds(calls.call))
-        emit(ns=times[int(uncounted):])
-
-
-def repeats(size):
-    return 200 if size <= 1 << 16 else 20 if size <= 1 << 22 else 5
-
-
-def measure(rank, world, options):
-    for size in options.sizes:
-        even = max(world, size // ELEMENT_BYTES // world * world) * ELEMENT_BYTES
-        for op in options.op:
-            calls = Calls(op, even)
-            dist.barrier()
-            seconds = seconds_of(calls.call, repeats(size))
-            if rank == 0:
-                emit(op=op, bytes=even, ranks=world, backend="gloo", min=min(seconds),
-                     median=median(seconds))
+        times = [calls.nanoseconds() for _ in range(uncounted + count)]
+        emit(ns=times[uncounted:])
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--op", nargs="+", default=OPS)
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
-    parser.add_argument("--serve", action="store_true")
-    arguments = parser.parse_args()
-    if arguments.serve:
-        with group():
-            serve()
-    else:
-        run_ranks(measure, arguments.ranks, arguments)
+    with group():
+        serve()

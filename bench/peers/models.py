@@ -1,4 +1,8 @@
-"""The two models of README.md. Each makes its own batches and knows its loss."""
+"""The two models of README.md, twins of models::Mlp and models::Gpt: the same parameters in the same order from the
+same random numbers. Each makes its own batches and knows its loss."""
+
+import math
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -15,6 +19,9 @@ class Mlp(nn.Module):
             x = F.relu(layer(x))
         return self.layers[-1](x)
 
+    def units(self):
+        return self.layers
+
     def batch(self):
         return torch.randn(self.rows, self.width), torch.randn(self.rows, self.width)
 
@@ -23,44 +30,63 @@ class Mlp(nn.Module):
         return F.mse_loss(output, target)
 
 
-class Block(nn.Module):
+class Attention(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
         self.heads = heads
-        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.fc, self.out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def attention(self, x):
-        rows, tokens, width = x.shape
-        heads = (part.view(rows, tokens, self.heads, -1).transpose(1, 2)
-                 for part in self.qkv(x).split(width, dim=2))
-        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
-        return self.proj(mixed.transpose(1, 2).reshape(rows, tokens, width))
+        self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x):
-        x = x + self.attention(self.ln_1(x))
-        return x + self.out(F.gelu(self.fc(self.ln_2(x))))
+        rows, tokens, width = x.shape
+        heads = (
+            part.view(rows, tokens, self.heads, -1).transpose(1, 2) for part in self.c_attn(x).split(width, dim=2)
+        )
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
+        return self.c_proj(mixed.transpose(1, 2).reshape(rows, tokens, width))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.c_fc, self.c_proj = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return self.c_proj(F.gelu(self.c_fc(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.ln_1, self.attn = nn.LayerNorm(width), Attention(width, heads)
+        self.ln_2, self.mlp = nn.LayerNorm(width), FeedForward(width)
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
 
 
 class Gpt(nn.Module):
     def __init__(self, layers=6, heads=6, width=384, block=256, vocabulary=65, rows=8):
         super().__init__()
         self.block, self.vocabulary, self.rows = block, vocabulary, rows
-        self.tok, self.pos = nn.Embedding(vocabulary, width), nn.Embedding(block, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(block, width)
+        self.h = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.ln_f = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
-        self.head.weight = self.tok.weight
-        for parameter in self.parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
+        for name, parameter in self.named_parameters():
+            if name.endswith(".bias"):
+                nn.init.zeros_(parameter)
+            elif parameter.dim() == 2:
+                ends_in_residual = name.endswith("c_proj.weight")
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if ends_in_residual else 0.02)
 
     def forward(self, ids):
-        x = self.tok(ids) + self.pos.weight[: ids.shape[1]]
-        for block in self.blocks:
+        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
+        for block in self.h:
             x = block(x)
-        return self.head(self.ln_f(x))
+        return F.linear(self.ln_f(x), self.wte.weight)
+
+    def units(self):
+        return self.h
 
     def batch(self):
         ids = torch.randint(self.vocabulary, (self.rows, self.block + 1))

@@ -1,9 +1,11 @@
-/* MPI's collectives: one rank of `lockstep bench collectives`, started by mpirun.
+/* MPI's collectives: one rank of `./dev bench collectives`, started by mpirun.
  *
- * Reads FOLDER/in.RANK and writes FOLDER/out.RANK: it says {"ready": true, "library": ...}, and then for each
- * line, such as `all_reduce 67108864 ordinary 2 20` (operation, bytes, memory, uncounted calls, calls), makes
- * those calls and says how many nanoseconds each took. Between lines it is blocked in a read, where MPI does
- * not spin. */
+ * Reads FOLDER/in.RANK and writes FOLDER/out.RANK: it says {"ready": true, "library": ...}, and then answers
+ *
+ *   check OP BYTES MEMORY            makes the tensors and compares what one call leaves with what it must leave
+ *   run OP BYTES MEMORY UNCOUNTED N  {"ns": [...]}: nanoseconds of each of N calls
+ *
+ * Between lines it is blocked in a read, where MPI does not spin. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -89,22 +91,75 @@ static void take_turn(enum op op, long bytes, int uncounted, int calls, FILE* ou
   free(times);
 }
 
+/* The values of src/apps/bench/collectives/values.cc: another one for each rank and position. */
+enum { PERIOD = 4093, RANK_STEP = 4096 };
+
+static float input_value(int of_rank, long position) { return (float)(position % PERIOD + RANK_STEP * of_rank); }
+
+static float sum_of_inputs(long position) {
+  return (float)(ranks * (position % PERIOD) + RANK_STEP * ((long)ranks * (ranks - 1) / 2));
+}
+
+static float output_value(enum op op, long position, long part) {
+  int from = (int)(position / part);
+  switch (op) {
+    case ALL_REDUCE:
+    case REDUCE: return sum_of_inputs(position);
+    case REDUCE_SCATTER: return sum_of_inputs(rank * part + position);
+    case ALL_GATHER:
+    case GATHER: return input_value(from, position % part);
+    case ALL_TO_ALL: return input_value(from, rank * part + position % part);
+    case SCATTER: return input_value(0, rank * part + position);
+    default: return input_value(0, position);
+  }
+}
+
+/* `whole` holds the input but where a part of it is gathered; the output is the other one, or the same. */
+static void check(enum op op, long count) {
+  long part = count / ranks;
+  int gathers = op == ALL_GATHER || op == GATHER;
+  int is_in_place = op == ALL_REDUCE || op == BROADCAST || op == REDUCE;
+  float* input = gathers ? other : whole;
+  float* output = gathers || is_in_place ? whole : other;
+  long inputs = gathers ? part : count;
+  long outputs = gathers || is_in_place || op == ALL_TO_ALL ? count : part;
+  for (long i = 0; i < inputs; ++i) input[i] = input_value(rank, i);
+  call(op, (int)count);
+  if (op == BARRIER || ((op == REDUCE || op == GATHER) && rank != 0)) return;
+  for (long i = 0; i < outputs; ++i) {
+    if (output[i] == output_value(op, i, part)) continue;
+    fprintf(stderr, "mpi_collectives: %s: rank %d expected %g at element %ld, found %g\n", names[op], rank,
+            (double)output_value(op, i, part), i, (double)output[i]);
+    give_up("a wrong result");
+  }
+}
+
+static void make_tensors(enum op op, long bytes) {
+  size_t count = (size_t)bytes / sizeof(float), part = count / (size_t)ranks;
+  free(whole);
+  free(other);
+  whole = make(count);
+  other = make(op == ALL_TO_ALL ? count : part);
+  fill(whole, count);
+  fill(other, op == ALL_TO_ALL ? count : part);
+}
+
 static void serve(FILE* in, FILE* out) {
-  char line[256], name[32], memory[32];
-  long bytes = 0, kept_bytes = -1;
-  int uncounted, calls, kept_op = -1;
+  char line[256], order[16], name[32], memory[32];
+  long bytes = 0;
+  int uncounted = 0, calls = 0;
   while (fgets(line, sizeof line, in) != NULL) {
-    if (sscanf(line, "%31s %ld %31s %d %d", name, &bytes, memory, &uncounted, &calls) != 5) give_up("what line?");
-    enum op op = op_named(name);
-    if ((int)op != kept_op || bytes != kept_bytes) {
-      free(whole);
-      free(other);
-      size_t count = (size_t)bytes / sizeof(float);
-      whole = make(count);
-      other = make(op == ALL_TO_ALL ? count : count / (size_t)ranks);
-      kept_op = (int)op, kept_bytes = bytes;
+    int words = sscanf(line, "%15s %31s %ld %31s %d %d", order, name, &bytes, memory, &uncounted, &calls);
+    if (words == 4 && strcmp(order, "check") == 0) {
+      make_tensors(op_named(name), bytes);
+      check(op_named(name), bytes / (long)sizeof(float));
+      fprintf(out, "{\"checked\": true}\n");
+      fflush(out);
+    } else if (words == 6 && strcmp(order, "run") == 0 && whole != NULL) {
+      take_turn(op_named(name), bytes, uncounted, calls, out);
+    } else {
+      give_up("what line?");
     }
-    take_turn(op, bytes, uncounted, calls, out);
   }
 }
 

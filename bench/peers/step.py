@@ -1,19 +1,18 @@
-"""One training step under none, DDP, ZeroRedundancyOptimizer or FSDP2.
+"""One training step under none, DDP, ZeroRedundancyOptimizer or FSDP2; one rank, started and told what to do by
+bench/run.py.
 
-With --serve this process is one rank that another program started: it says `{"ready": true,
-"fused": ...}`, and then for each line on standard input, which is a number of steps, makes those
-steps and says how long each took and what the rank holds after the last one. Between lines it
-blocks and uses no processor.
+It says `{"ready": true, "fused": ...}` and answers each line on standard input, a number of steps, by how long each
+took, its first losses and what the rank holds after the last one. Between lines it blocks and uses no processor.
 """
+
 import argparse
-import resource
 import sys
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from common import emit, group, median, run_ranks, seconds_of
+from common import emit, group, seconds_of
 from models import MODELS
 
 KEPT_LOSSES = 5
@@ -24,7 +23,7 @@ def shard(model):
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for child in getattr(model, "blocks", getattr(model, "layers", [])):
+    for child in model.units():
         fully_shard(child, mesh=mesh)
     fully_shard(model, mesh=mesh)
 
@@ -43,7 +42,9 @@ def build(options):
     if options.mode == "zero1":
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **settings)
+        optimizer = ZeroRedundancyOptimizer(
+            model.parameters(), torch.optim.AdamW, parameters_as_bucket_view=True, **settings
+        )
         return model, forward, optimizer
     return model, forward, torch.optim.AdamW(model.parameters(), **settings)
 
@@ -78,47 +79,31 @@ class Work:
         gradients = [each.grad for each in parameters if each.grad is not None]
         # ZeroRedundancyOptimizer wraps the one that keeps the state.
         optimizer = getattr(self.optimizer, "optim", self.optimizer)
-        state = [value for kept in optimizer.state.values() for value in kept.values()
-                 if torch.is_tensor(value) and value.dim() > 0]
+        state = [
+            value
+            for kept in optimizer.state.values()
+            for value in kept.values()
+            if torch.is_tensor(value) and value.dim() > 0
+        ]
         return held_bytes(parameters + gradients + state)
-
-
-def serve(rank, options):
-    work = Work(rank, options)
-    seconds_of(work.step, 0)  # the uncounted steps
-    emit(ready=True, fused=bool(work.optimizer.defaults["fused"]))
-    for line in sys.stdin:
-        seconds = seconds_of(work.step, int(line), warmup=0)
-        emit(seconds=seconds, losses=work.losses[:KEPT_LOSSES], bytes=work.held_bytes())
-
-
-def run_once(rank, world, options):
-    work = Work(rank, options)
-    seconds = seconds_of(work.step, options.steps)
-    if rank == 0:
-        peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        emit(model=options.model, mode=options.mode, ranks=world, fused=options.fused,
-             min=min(seconds), median=median(seconds), peak_rss_mb=peak_rss,
-             bytes=work.held_bytes(), losses=work.losses[:KEPT_LOSSES])
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--mode", choices=["none", "ddp", "zero1", "fsdp2"], default="ddp")
     parser.add_argument("--model", choices=list(MODELS), default="mlp")
     parser.add_argument("--width", type=int, help="of the model; else that of models.py")
     parser.add_argument("--depth", type=int, help="its layers or blocks; else those of models.py")
-    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--fused", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--serve", action="store_true")
     options = parser.parse_args()
-    if options.serve:
-        with group(options.threads) as (rank, _):
-            serve(rank, options)
-    else:
-        run_ranks(run_once, options.ranks, options, options.threads)
+    with group(options.threads) as (rank, _):
+        work = Work(rank, options)
+        seconds_of(work.step, 0, warmup=2)
+        emit(ready=True, fused=bool(work.optimizer.defaults["fused"]))
+        for line in sys.stdin:
+            seconds = seconds_of(work.step, int(line))
+            emit(seconds=seconds, losses=work.losses[:KEPT_LOSSES], bytes=work.held_bytes())
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""The tail of a step as a DDP user has it: Gloo sums one flat gradient, fused AdamW updates.
+"""The tail of a step as PyTorch has it, from gradients on every rank to parameters that every rank can use.
 
-This process is one rank that another program started: it says `{"ready": true, "fused": true}` and
-answers each line on standard input, a number of tails, by how long each took. Between lines it
-blocks and uses no processor.
+    replicated   Gloo sums one flat gradient, fused AdamW updates everything on every rank (DDP)
+    sharded      reduce_scatter of the gradient, fused AdamW of this rank's shard, all_gather of the parameters (ZeRO)
+
+Neither divides by the number of ranks. This process is one rank, started and told what to do by bench/run.py: it says
+`{"ready": true, "fused": ...}` and answers a number of tails by how long each took.
 """
+
 import argparse
 import sys
 
@@ -13,41 +16,60 @@ import torch.distributed as dist
 from common import emit, group, seconds_of
 
 
-class Tail:
+def parameters_over(gradient, options):
+    """Parameters whose gradients lie in the flat one, as gradient_as_bucket_view has them."""
+    parameters = [torch.nn.Parameter(torch.randn(part.numel())) for part in gradient.split(options.elements)]
+    for parameter, part in zip(parameters, gradient.split(options.elements)):
+        parameter.grad = part
+    return parameters
+
+
+class Replicated:
     def __init__(self, options):
         self.flat = torch.empty(options.tensors * options.elements)
-        self.parameters = [torch.nn.Parameter(torch.randn(options.elements))
-                           for _ in range(options.tensors)]
-        for parameter, gradient in zip(self.parameters, self.flat.split(options.elements)):
-            parameter.grad = gradient  # as gradient_as_bucket_view has them
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-4, fused=True)
-
-    def prepare(self):
-        self.flat.fill_(1e-3)
-        dist.barrier()
+        self.optimizer = torch.optim.AdamW(parameters_over(self.flat, options), lr=1e-4, fused=True)
 
     def run(self):
         dist.all_reduce(self.flat)
         self.optimizer.step()
 
-    def seconds(self):
-        self.prepare()
-        return seconds_of(self.run, 1, warmup=0)[0]
+
+class Sharded:
+    def __init__(self, options):
+        whole = options.tensors * options.elements
+        self.flat = torch.empty(whole)
+        self.gradient = torch.empty(whole // dist.get_world_size())
+        self.shard = torch.nn.Parameter(torch.randn(self.gradient.numel()))
+        self.shard.grad = self.gradient
+        self.parameters = torch.empty(whole)
+        self.optimizer = torch.optim.AdamW([self.shard], lr=1e-4, fused=True)
+
+    def run(self):
+        dist.reduce_scatter_tensor(self.gradient, self.flat)
+        self.optimizer.step()
+        dist.all_gather_into_tensor(self.parameters, self.shard.data)
+
+
+def seconds(tail):
+    tail.flat.fill_(1e-3)
+    dist.barrier()
+    return seconds_of(tail.run, 1)[0]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kind", choices=["replicated", "sharded"], default="replicated")
     parser.add_argument("--tensors", type=int, default=16)
     parser.add_argument("--elements", type=int, default=1 << 20, help="of a tensor")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     with group(options.threads):
-        tail = Tail(options)
+        tail = (Replicated if options.kind == "replicated" else Sharded)(options)
         for _ in range(2):  # uncounted
-            tail.seconds()
-        emit(ready=True, fused=True)
+            seconds(tail)
+        emit(ready=True, fused=bool(tail.optimizer.defaults["fused"]))
         for line in sys.stdin:
-            emit(seconds=[tail.seconds() for _ in range(int(line))], losses=[], bytes=0)
+            emit(seconds=[seconds(tail) for _ in range(int(line))], losses=[], bytes=0)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ std::string_view about(std::string_view sibling) {
   if (sibling == "generate") return "write text with a trained gpt";
   if (sibling == "eval") return "measure a trained model";
   if (sibling == "report") return "explain what ranks left behind: hang";
-  if (sibling == "bench") return "measure, beside PyTorch and MPI";
+  if (sibling == "bench") return "measure this machine: collectives, step, memory, optimizer";
   return "";
 }
 

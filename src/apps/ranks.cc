@@ -19,15 +19,15 @@ namespace {
 
 constexpr int failure = 1;
 
-int start_copies(const RankProgram& program) {
+int start_copies(const RankProgram& program, int ranks) {
   try {
-    program.check(static_cast<int>(program.ranks));
+    program.check(ranks);
   } catch (const BadInput& error) {
     throw UsageError(error.what());
   }
   launch::WorkerSpec spec{.program = std::filesystem::read_symlink("/proc/self/exe"),
                           .arguments = program.words,
-                          .ranks = static_cast<int>(program.ranks),
+                          .ranks = ranks,
                           .prefix = launch::PrefixStyle::none,
                           .forward_signals = true,
                           .stop_without_reader = true,
@@ -61,7 +61,8 @@ int be_a_rank(const RankProgram& program) {
 }  // namespace
 
 int run_ranks(const RankProgram& program) {
-  return program.ranks > 1 && !launch::is_launched() ? start_copies(program) : be_a_rank(program);
+  auto ranks = static_cast<int>(program.ranks > 0 ? program.ranks : program.usual_ranks);
+  return ranks > 1 && !launch::is_launched() ? start_copies(program, ranks) : be_a_rank(program);
 }
 
 }  // namespace lockstep::apps

@@ -14,7 +14,8 @@ namespace lockstep::apps {
 struct RankProgram {
   std::string command;             // for what is said: "lockstep train"
   std::vector<std::string> words;  // of the command line, for the copies
-  std::int64_t ranks = 0;          // --ranks; 0: as the launcher says, else 1
+  std::int64_t ranks = 0;          // --ranks; 0: as the launcher says, else usual_ranks
+  std::int64_t usual_ranks = 1;    // where neither --ranks nor a launcher says how many
   std::string flight_folder;       // for flight records where the user names none; may be empty
   // Throws BadInput for options that so many ranks cannot have.
   std::function<void(int ranks)> check = [](int) {};

@@ -84,11 +84,18 @@ const Mistake mistakes[] = {
     {{"bench memory", "--steps", "x"},
      "--steps: expected a whole number from 1 to 1000, found 'x'"},
     {{"bench collectives", "--op", "allreduce"},
-     "--op: unknown operation 'allreduce'; did you mean 'all_reduce'?"},
-    {{"bench collectives", "--ranks", "2,100000"},
-     "--ranks: expected a whole number from 1 to 64, found '100000'"},
-    {{"bench collectives", "--peers", "glo"}, "--peers: unknown peer 'glo'; did you mean 'gloo'?"},
-    {{"bench collectives", "--turn", "nan"}, "--turn: expected 0.0001 to 60 seconds, found 'nan'"}};
+     "--op: unknown value 'allreduce'; did you mean 'all_reduce'?"},
+    {{"bench collectives", "--ranks", "100000"},
+     "--ranks: expected a whole number from 1 to 1024, found '100000'"},
+    {{"bench collectives", "--from", "64XB"},
+     "--from: expected bytes such as 1KiB, 64MiB or 4096, found '64XB'"},
+    {{"bench collectives", "--from", "1MiB", "--to", "1KiB"},
+     "--from: expected at most --to, which is 1 KiB, found 1 MiB"},
+    {{"bench collectives", "--engine", "glo"},
+     "--engine: unknown value 'glo'; did you mean 'gloo'?"},
+    {{"bench collectives", "--turn", "nan"}, "--turn: expected 0.0001 to 60 seconds, found 'nan'"},
+    {{"bench optimizer", "--states", "float8"},
+     "--states: unknown value 'float8'; did you mean 'float32'?"}};
 
 // Apart by program, because loading LibTorch takes its time.
 class UsageOf : public testing::TestWithParam<const char*> {};

@@ -1,28 +1,26 @@
-// lockstep-bench: `lockstep bench step`, `memory`, `collectives` and `optimizer`.
+// lockstep-bench: `lockstep bench collectives`, `step`, `memory` and `optimizer`: what this machine
+// does with Lockstep.
 #include "apps/bench/collectives/collectives.h"
-#include "apps/bench/collectives/rank.h"
 #include "apps/bench/memory/memory.h"
-#include "apps/bench/memory/rank.h"
 #include "apps/bench/optimizer/optimizer.h"
-#include "apps/bench/optimizer/serve.h"
-#include "apps/bench/step/modes.h"
-#include "apps/bench/step/rank.h"
 #include "apps/bench/step/step.h"
-#include "apps/bench/step/tail.h"
-#include "apps/bench/step/trigger.h"
+#include "apps/bench/step/training.h"
 #include "apps/program.h"
+#include "apps/ranks.h"
+#include "comm/backends.h"
 
 #include <lockstep/base/format.h>
 #include <lockstep/base/nearest.h>
 #include <lockstep/base/text.h>
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <array>
-#include <csignal>
-#include <cstdio>
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -36,11 +34,10 @@ constexpr std::int64_t most_width = 1 << 20;
 constexpr std::int64_t most_threads = 1024;
 constexpr std::int64_t most_turns = 100'000;
 constexpr std::int64_t most_elements = 1 << 30;
-constexpr std::array<std::string_view, 2> model_names{"mlp", "gpt"};
-constexpr std::array<std::string_view, 3> part_names{"modes", "tail", "trigger"};
+constexpr std::int64_t most_ranks = 1024;
+constexpr std::int64_t usual_ranks = 2;
 constexpr std::array<std::string_view, 2> optimizer_names{"default", "fused"};
-constexpr std::array<std::string_view, 4> memory_rows{"counters", "pss", "node-shared", "limited"};
-constexpr std::array<std::string_view, 3> state_names{"float32", "bfloat16", "blocks"};
+constexpr std::array<std::string_view, 2> dtype_names{"float32", "bfloat16"};
 
 template <std::integral Number>
 void add_number(CommandOptions& options, const char* name, const char* help, Number& target,
@@ -48,103 +45,51 @@ void add_number(CommandOptions& options, const char* name, const char* help, Num
   options.add({name, "N", help, std::to_string(target)}, number_into(target, least, most));
 }
 
+void add_bytes(CommandOptions& options, const char* name, const char* help, std::int64_t& target) {
+  options.add({name, "BYTES", help, format_bytes(target)}, [&target](const std::string& text) {
+    auto bytes = parse_bytes(text);
+    if (!bytes || *bytes <= 0)
+      throw BadInput(formatted("expected bytes such as 1KiB, 64MiB or 4096, found '{}'", text));
+    target = *bytes;
+  });
+}
+
 // "4096x12": width and layers.
 template <typename Take>
-void add_size(CommandOptions& options, const char* name, const char* help, Take take) {
-  options.add({name, "WxL", help}, [take](const std::string& text) {
+void add_size(CommandOptions& options, const char* help, Take take) {
+  options.add({"size", "WxL", help}, [take](const std::string& text) {
     std::size_t times = text.find('x');
     auto width = parse_integer(text.substr(0, times));
     auto depth = times == std::string::npos ? std::nullopt : parse_integer(text.substr(times + 1));
     if (!width || !depth || *width < 1 || *depth < 1 || *width > most_width || *depth > most_width)
       throw BadInput(formatted("expected width x layers such as 4096x12, found '{}'", text));
-    take(ModelSize{.width = *width, .depth = static_cast<int>(*depth)});
+    take(*width, *depth);
   });
 }
 
-void add_output(CommandOptions& options, const char* help, bool& json) {
-  options.add({"json", "", help}, flag_into(json));
+void add_ranks(CommandOptions& options, std::int64_t& ranks) {
+  options.add({"ranks", "N", "ranks on this machine", "as the launcher says, else 2", 'n'},
+              number_into(ranks, 1, most_ranks));
 }
 
-void add_python(CommandOptions& options, std::string& python) {
-  options.add(
-      {"python", "PATH", "a Python with torch; else LOCKSTEP_PYTHON, else .venv/bin/python"},
-      text_into(python));
-}
-
-void declare(CommandOptions& options, StepOptions& chosen) {
-  options.add({"measure", "WORDS",
-               "modes (the tables of steps), tail (sync and AdamW in one pass), trigger (what "
-               "noticing parameters costs); else all, or with --mode only modes"},
-              words_into(chosen.parts, part_names));
-  options.add({"model", "WORD", "mlp or gpt", chosen.model}, word_into(chosen.model, model_names));
-  add_size(options, "size", "of the model, width x layers (mlp 2048x4, gpt 384x6)",
-           [&](const ModelSize& size) { chosen.size = size; });
-  add_number(options, "tensors", "of the tail: parameter tensors", chosen.tail.tensors, 1,
-             most_turns);
-  add_number(options, "elements", "of such a tensor", chosen.tail.elements, 1, most_elements);
-  options.add({"mode", "WORDS",
-               "ours: none (ranks that know nothing of each other), ddp, optimizer, gradients, "
-               "full, full-node-shared; else all of both systems"},
-              words_into(chosen.modes, our_modes()));
-  options.add(
-      {"against", "WORDS", "PyTorch's: none, ddp, zero1, fsdp2; else the counterparts of --mode"},
-      words_into(chosen.against, pytorch_modes()));
-  options.add({"optimizer", "WORDS",
-               "AdamW of both systems, one table each: default (PyTorch's defaults), fused (one "
-               "pass over memory)",
-               join(chosen.optimizers, ",")},
-              words_into(chosen.optimizers, optimizer_names));
-  add_number(options, "ranks", "ranks of each system", chosen.ranks, 1, 1024);
-  add_number(options, "threads", "threads of a rank", chosen.threads, 1, most_threads);
-  add_number(options, "rounds", "turns of each contender", chosen.rounds, 1, most_turns);
-  add_number(options, "steps", "training steps in a turn", chosen.steps, 1, most_turns);
-  add_output(options, "one JSON object a contender instead of the tables", chosen.json);
-  add_python(options, chosen.python);
-}
-
-void declare(CommandOptions& options, MemoryOptions& chosen) {
-  auto into = [](MlpSizes& sizes) {
-    return [&sizes](const ModelSize& size) {
-      sizes.width = size.width;
-      sizes.depth = size.depth;
-    };
-  };
-  options.add({"measure", "WORDS", "counters, pss, node-shared, limited; else all"},
-              words_into(chosen.rows, memory_rows));
-  add_number(options, "most-ranks", "counters: for 1 rank to this many", chosen.most_ranks, 1, 64);
-  add_size(options, "counted", "model of the counters, width x layers (512x8)",
-           into(chosen.counted));
-  add_size(options, "measured", "model whose pages are measured (2048x48)", into(chosen.measured));
-  add_size(options, "limited", "model of three times a rank's memory (2048x64)",
-           into(chosen.limited));
-  add_number(options, "steps", "training steps before anything is read", chosen.steps, 1, 1000);
-  add_output(options, "one JSON object a row instead of the table", chosen.json);
+void add_output(CommandOptions& options, bool& json) {
+  options.add({"json", "", "one JSON object a row instead of the table"}, flag_into(json));
 }
 
 void declare(CommandOptions& options, CollectivesOptions& chosen) {
-  options.add({"peers", "WORDS",
-               "beside whom: gloo (PyTorch's), mpi, openmpi, mpich, lockstep-gloo, lockstep-mpi, "
-               "or none",
-               join(chosen.peers, ",")},
-              [&chosen](const std::string& text) {
-                chosen.peers.clear();
-                each_of([&](const std::string& name) { chosen.peers.push_back(name); })(text);
-              });
-  options.add({"op", "WORDS",
-               "all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, reduce, gather, "
-               "scatter, barrier"},
-              each_of([&chosen](const std::string& name) {
-                chosen.ops.emplace_back(name_of(collective_named(name)));
-              }));
-  options.add({"sizes", "BYTES", "of a tensor: 1KiB,64MiB,4096"},
-              each_of([&chosen](const std::string& size) { chosen.sizes.push_back(size); }));
-  options.add({"ranks", "NUMBERS", "ranks of each system: 2,4"},
-              each_of([&chosen](const std::string& text) {
-                chosen.ranks.push_back(static_cast<int>(checked_number(text, 1, 64)));
-              }));
-  options.add({"outsider", "", "every row also beside a busy process"}, flag_into(chosen.outsider));
-  add_number(options, "rounds", "turns of each system in a row of the table", chosen.rounds, 1,
-             most_turns);
+  options.add({"op", "WORDS", join(Words(collective_names().begin(), collective_names().end())),
+               join(chosen.ops, ",")},
+              words_into(chosen.ops, collective_names()));
+  add_bytes(options, "from", "least size of a rank's larger tensor", chosen.from);
+  add_bytes(options, "to", "largest size", chosen.to);
+  add_number(options, "factor", "from one size to the next", chosen.factor, 2, 1 << 20);
+  static const auto engines = backend_names();
+  options.add({"engine", "WORDS", "engines, in turn", "the one that init() chooses"},
+              words_into(chosen.engines, engines));
+  options.add({"memory", "WORDS", "arena, ordinary, node-shared", "what the engine has"},
+              words_into(chosen.memories, memory_names()));
+  add_ranks(options, chosen.ranks);
+  add_number(options, "rounds", "turns of a row", chosen.rounds, 1, most_turns);
   options.add({"turn", "SECONDS", "that a turn should take", formatted("{}", chosen.turn)},
               [&chosen](const std::string& text) {
                 auto seconds = parse_number(text);
@@ -152,148 +97,139 @@ void declare(CommandOptions& options, CollectivesOptions& chosen) {
                   throw BadInput(formatted("expected 0.0001 to 60 seconds, found '{}'", text));
                 chosen.turn = *seconds;
               });
-  add_output(options, "one JSON object a line instead of the tables", chosen.json);
-  add_python(options, chosen.python);
+  add_output(options, chosen.json);
 }
 
-void declare_process(CommandOptions& options, OptimizerOptions& chosen) {
-  add_number(options, "tensors", "parameter tensors", chosen.tensors, 1, most_turns);
-  add_number(options, "elements", "of a tensor", chosen.elements, 1, most_elements);
-  add_number(options, "threads", "threads of a system", chosen.threads, 1, most_threads);
-  options.add({"states", "WORDS", "of our AdamW", join(chosen.states, ",")},
-              words_into(chosen.states, state_names));
+void declare(CommandOptions& options, StepOptions& chosen) {
+  options.add({"model", "WORD", "mlp or gpt", chosen.model},
+              word_into(chosen.model, model_names()));
+  add_size(options, "of the model, width x layers (mlp 2048x4, gpt 384x6)",
+           [&](std::int64_t width, std::int64_t depth) {
+             chosen.size = ModelSize{.width = width, .depth = depth};
+           });
+  options.add({"mode", "WORDS",
+               "none (ranks that know nothing of each other), ddp, optimizer, gradients, full, "
+               "full-node-shared",
+               "all"},
+              words_into(chosen.modes, our_modes()));
+  options.add({"optimizer", "WORDS",
+               "AdamW: default (torch::optim's), fused (lockstep::optim's, one pass over memory)",
+               join(chosen.optimizers, ",")},
+              words_into(chosen.optimizers, optimizer_names));
+  add_ranks(options, chosen.ranks);
+  add_number(options, "threads", "threads of a rank", chosen.threads, 1, most_threads);
+  add_number(options, "rounds", "turns of each mode", chosen.rounds, 1, most_turns);
+  add_number(options, "steps", "training steps in a turn", chosen.steps, 1, most_turns);
+  add_output(options, chosen.json);
+}
+
+void declare(CommandOptions& options, MemoryOptions& chosen) {
+  options.add({"mode", "WORDS", "as of lockstep bench step", "all"},
+              words_into(chosen.modes, our_modes()));
+  options.add({"dtype", "WORDS", "float32, bfloat16 (with fp32 masters)", join(chosen.dtypes, ",")},
+              words_into(chosen.dtypes, dtype_names));
+  add_size(options, "of mlp, width x layers (512x8)", [&](std::int64_t width, std::int64_t depth) {
+    chosen.size.width = width;
+    chosen.size.depth = depth;
+  });
+  options.add({"deferred", "", "make the model by deferred(), a unit at a time"},
+              flag_into(chosen.deferred));
+  add_ranks(options, chosen.ranks);
+  add_number(options, "steps", "training steps before anything is read", chosen.steps, 1, 1000);
+  add_output(options, chosen.json);
 }
 
 void declare(CommandOptions& options, OptimizerOptions& chosen) {
-  declare_process(options, chosen);
-  add_number(options, "rounds", "turns of each contender", chosen.rounds, 1, most_turns);
+  add_number(options, "tensors", "parameter tensors", chosen.sizes.tensors, 1, most_turns);
+  add_number(options, "elements", "of a tensor", chosen.sizes.elements, 1, most_elements);
+  add_number(options, "threads", "threads", chosen.threads, 1, most_threads);
+  options.add(
+      {"states", "WORDS", "of our AdamW: float32, bfloat16, blocks", join(chosen.states, ",")},
+      words_into(chosen.states, state_names()));
+  add_number(options, "rounds", "turns of each state", chosen.rounds, 1, most_turns);
   add_number(options, "steps", "steps in a turn", chosen.steps, 1, most_turns);
-  add_output(options, "one JSON object a contender instead of the table", chosen.json);
-  add_python(options, chosen.python);
+  add_output(options, chosen.json);
 }
 
-// What `lockstep bench` tells its own processes: no help lists it.
-void declare_size(CommandOptions& options, ModelSize& size) {
-  add_number(options, "width", "", size.width, 1, most_width);
-  add_number(options, "depth", "", size.depth, 1, most_width);
+// Runs `body` on every rank: of the launcher that started this process, else of copies of it.
+template <typename Chosen, typename Body>
+int on_ranks(const std::string& name, const Words& words, const Chosen& chosen, Body body) {
+  Words own = words;
+  own.insert(own.begin(), name);
+  return run_ranks({.command = "lockstep bench " + name,
+                    .words = std::move(own),
+                    .ranks = chosen.ranks,
+                    .usual_ranks = usual_ranks,
+                    .body = [&](const Group& world) {
+                      body(world);
+                      return 0;
+                    }});
 }
 
-struct RankOptions {
-  StepRankOptions step;
-  TailSizes tail;
-  ModelSize trigger;
-  MemoryRankOptions memory;
-  OptimizerOptions optimizer;
-  std::string pipes;
-  int threads = 1;
-};
-
-void declare_step_rank(CommandOptions& options, RankOptions& told) {
-  declare_size(options, told.step.size);
-  options.add({"model", "WORD", ""}, word_into(told.step.model, model_names));
-  options.add({"mode", "WORD", ""}, word_into(told.step.mode, our_modes()));
-  add_number(options, "threads", "", told.step.threads, 1, most_threads);
-  options.add({"fused", "", ""}, flag_into(told.step.fused));
+int act(const Words& words, const CollectivesOptions& chosen) {
+  check_options(chosen);
+  return on_ranks("collectives", words, chosen, [&](const Group& world) {
+    at::set_num_threads(1);
+    measure_collectives(chosen, world);
+  });
 }
 
-void declare_tail_rank(CommandOptions& options, RankOptions& told) {
-  add_number(options, "tensors", "", told.tail.tensors, 1, most_turns);
-  add_number(options, "elements", "", told.tail.elements, 1, most_elements);
-  add_number(options, "threads", "", told.threads, 1, most_threads);
+int act(const Words& words, const StepOptions& chosen) {
+  check_size(chosen.model, chosen.size.value_or(usual_size(chosen.model)));
+  return on_ranks("step", words, chosen, [&](const Group& world) {
+    at::set_num_threads(chosen.threads);
+    measure_steps(chosen, world);
+  });
 }
 
-void declare_trigger_rank(CommandOptions& options, RankOptions& told) {
-  declare_size(options, told.trigger);
-  add_number(options, "threads", "", told.threads, 1, most_threads);
+int act(const Words& words, const MemoryOptions& chosen) {
+  return on_ranks("memory", words, chosen, [&](const Group& world) {
+    at::set_num_threads(1);
+    measure_memory(chosen, world);
+  });
 }
 
-void declare_memory_rank(CommandOptions& options, RankOptions& told) {
-  add_number(options, "width", "", told.memory.sizes.width, 1, most_width);
-  add_number(options, "depth", "", told.memory.sizes.depth, 1, most_width);
-  add_number(options, "rows", "", told.memory.sizes.rows, 1, most_width);
-}
-
-// Reads `words` and does the command unless they only ask for help.
-template <typename Chosen, typename Declare, typename Act>
-int run_command(std::string_view name, const char* about, const Words& words, Declare declare,
-                Act act) {
-  Chosen chosen;
-  CommandOptions options(formatted("lockstep bench {}", name), "[OPTIONS]", about);
-  declare(options, chosen);
-  auto request = options.read(words);
-  if (auto code = answer(request, options)) return *code;
-  return act(chosen);
+int act(const Words&, const OptimizerOptions& chosen) {
+  at::set_num_threads(chosen.threads);
+  measure_optimizers(chosen);
+  return 0;
 }
 
 struct Command {
   std::string_view name;
-  const char* about;  // empty: unlisted
+  const char* about;
   std::function<int(const Command&, const Words&)> run;
 };
 
-template <typename Chosen, typename Act>
-Command listed_command(std::string_view name, const char* about, Act act) {
-  return {name, about, [act](const Command& own, const Words& words) {
-            auto declared = [](CommandOptions& options, Chosen& chosen) {
-              declare(options, chosen);
-            };
-            return run_command<Chosen>(own.name, own.about, words, declared, [&](auto& chosen) {
-              act(chosen);
-              return 0;
-            });
-          }};
-}
-
-template <typename Declare, typename Act>
-Command rank_command(std::string_view name, Declare declare, Act act) {
-  return {name, "", [declare, act](const Command& own, const Words& words) {
-            return run_command<RankOptions>(own.name, "", words, declare, act);
+// Reads `words` and does the command unless they only ask for help.
+template <typename Chosen>
+Command command(std::string_view name, const char* about) {
+  return {name, about, [](const Command& own, const Words& words) {
+            Chosen chosen;
+            CommandOptions options(formatted("lockstep bench {}", own.name), "[OPTIONS]",
+                                   own.about);
+            declare(options, chosen);
+            auto request = options.read(words);
+            if (auto code = answer(request, options)) return *code;
+            return act(words, chosen);
           }};
 }
 
 std::vector<Command> commands() {
-  using Told = RankOptions;
-  return {
-      listed_command<StepOptions>(
-          "step", "A training step: forward, backward, averaging, AdamW; in every mode of both.",
-          compare_steps),
-      listed_command<MemoryOptions>(
-          "memory", "What a rank holds at each level of sharding, beside what the formulas say.",
-          measure_memory),
-      listed_command<CollectivesOptions>(
-          "collectives", "all_reduce and the others beside Gloo and MPI, and their lower bound.",
-          compare_collectives),
-      listed_command<OptimizerOptions>(
-          "optimizer", "AdamW beside PyTorch's default and fused ones, and the memory bound.",
-          compare_optimizers),
-      rank_command("step-rank", declare_step_rank,
-                   [](const Told& told) { return serve_steps(told.step); }),
-      rank_command("tail-rank", declare_tail_rank,
-                   [](const Told& told) { return serve_tails(told.tail, told.threads); }),
-      rank_command("trigger-rank", declare_trigger_rank,
-                   [](const Told& told) { return serve_trigger(told.trigger, told.threads); }),
-      rank_command("memory-rank", declare_memory_rank,
-                   [](const Told& told) { return serve_memory(told.memory); }),
-      rank_command(
-          "collectives-rank",
-          [](CommandOptions& options, Told& told) {
-            options.add({"pipes", "PATH", ""}, text_into(told.pipes));
-          },
-          [](const Told& told) { return serve_collectives(told.pipes); }),
-      rank_command(
-          "optimizer-rank",
-          [](CommandOptions& options, Told& told) { declare_process(options, told.optimizer); },
-          [](const Told& told) { return serve_optimizer(told.optimizer); })};
+  return {command<StepOptions>(
+              "step", "A training step in each mode: forward, backward, averaging, AdamW."),
+          command<MemoryOptions>("memory",
+                                 "What a rank holds in each mode, beside what the formula says."),
+          command<CollectivesOptions>(
+              "collectives", "Time and bandwidth of a group's operations, as in nccl-tests."),
+          command<OptimizerOptions>("optimizer", "A step of AdamW beside the memory bound.")};
 }
 
 int bench(const Words& words) {
   const std::vector<Command> all = commands();
-  std::string about =
-      "Measures Lockstep beside others: the same work, in turn, in one run; ratios are what "
-      "counts.\n\n";
+  std::string about = "Measures what this machine does with Lockstep.\n\n";
   std::vector<std::string_view> known;
   for (const Command& command : all) {
-    if (*command.about == '\0') continue;
     known.push_back(command.name);
     about += formatted("  {:<13}{}\n", command.name, command.about);
   }
@@ -313,6 +249,5 @@ int bench(const Words& words) {
 }  // namespace
 
 int main(int count, char** words) {
-  std::signal(SIGPIPE, SIG_IGN);  // a rank that ended is an error of the write
   return run_program("lockstep bench", [&] { return bench({words + 1, words + count}); });
 }

@@ -1,43 +1,47 @@
-// The two models of bench/peers/models.py, number for number: the same parameters in the same order
-// from the same random numbers, the same batches, the same losses.
+// The two models of the benchmarks, models::Mlp and models::Gpt with batches of random numbers;
+// bench/peers/models.py is their twin, number for number.
 #pragma once
 
-#include "apps/bench/model_size.h"
-
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep::apps {
 
-// A model that makes its own batches.
-class BenchModel : public torch::nn::Module {
- public:
-  // The loss of the next batch, drawn from the default generator.
-  virtual at::Tensor loss() = 0;
-  // Patterns of the units that fully_shard() gathers together: one a layer or block.
-  [[nodiscard]] virtual std::vector<std::string> units() const = 0;
+// "mlp", "gpt".
+[[nodiscard]] std::span<const std::string_view> model_names();
+
+struct ModelSize {
+  std::int64_t width = 0;
+  std::int64_t depth = 0;  // layers of mlp, blocks of gpt
+  std::int64_t rows = 0;   // of a batch; 0: 32 of mlp, 8 of gpt
+};
+inline constexpr std::int64_t gpt_heads = 6;
+
+// mlp 2048 x 4, gpt 384 x 6.
+[[nodiscard]] ModelSize usual_size(std::string_view model);
+// UsageError for a width that gpt's heads do not divide.
+void check_size(std::string_view model, const ModelSize& size);
+
+struct BenchModel {
+  std::shared_ptr<torch::nn::Module> module;
+  std::vector<std::string> units;  // patterns of what fully_shard() gathers together
+  // The loss of a batch that is drawn from the generator, in the parameters' dtype.
+  std::function<at::Tensor(at::Generator& batches)> loss;
 };
 
-// "mlp" or "gpt"; weights from the default generator.
-[[nodiscard]] std::shared_ptr<BenchModel> make_bench_model(const std::string& name,
-                                                           const ModelSize& size);
+// Weights come from the default generator.
+[[nodiscard]] BenchModel make_bench_model(std::string_view name, const ModelSize& size);
 
-// What `mlp` is, in other sizes.
-struct MlpSizes {
-  std::int64_t width = 2048;
-  int depth = 4;
-  std::int64_t rows = 32;
-
-  [[nodiscard]] std::int64_t parameters() const { return depth * (width + 1) * width; }
-};
-// `made` sees each layer as soon as it has its values.
-[[nodiscard]] std::shared_ptr<BenchModel> make_mlp(
-    const MlpSizes& sizes, const std::function<void(torch::nn::Module&)>& made = nullptr);
+// The generator of one rank's batches, seeded by its number.
+[[nodiscard]] at::Generator batches_of_rank(int rank);
 
 }  // namespace lockstep::apps

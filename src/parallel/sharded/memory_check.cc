@@ -1,6 +1,7 @@
 #include "parallel/sharded/memory_check.h"
 
 #include "dispatch/lazy_storage.h"
+#include "parallel/sharded/memory_formula.h"
 #include "parallel/sharded/unit_options.h"
 #include "sys/files.h"
 #include "sys/topology.h"
@@ -33,12 +34,6 @@ std::int64_t size_of(c10::ScalarType dtype) {
   return static_cast<std::int64_t>(c10::elementSize(dtype));
 }
 
-// Of one parameter.
-struct Bytes {
-  std::int64_t kept = 0;
-  std::int64_t in_flight = 0;
-};
-
 // What the host is to hold of a parameter on a device: its shard, and the average beside it.
 std::int64_t host_bytes_of(const at::Tensor& parameter, int world, const ShardOptions& options) {
   if (!options.offload_to_host) return 0;
@@ -46,25 +41,17 @@ std::int64_t host_bytes_of(const at::Tensor& parameter, int world, const ShardOp
   return parameter.requires_grad() ? 2 * shard : shard;
 }
 
-Bytes bytes_of(const at::Tensor& parameter, int world, const ShardOptions& options) {
+ParameterSize parameter_size(const at::Tensor& parameter, const ShardOptions& options) {
   c10::ScalarType own = parameter.scalar_type();
   bool is_real = c10::isFloatingType(own);
   c10::ScalarType computed = is_real ? options.compute_dtype.value_or(own) : own;
-  std::int64_t whole = parameter.numel() * size_of(computed);
-  std::int64_t shard = parameter.numel() * size_of(own) / world;
-  std::int64_t resident = options.offload.empty() ? shard : 0;
   c10::ScalarType reduced = is_real ? options.reduce_dtype.value_or(computed) : computed;
-  std::int64_t gradient = parameter.requires_grad() ? parameter.numel() * size_of(reduced) : 0;
-  bool shared = options.storage == ShardStorage::node_shared;
-  bool in_whole = own == computed && (shared || options.level != ShardLevel::full);
-  bool stays = options.level == ShardLevel::optimizer || options.reduce_in_step;
-  Bytes bytes{.in_flight = stays ? 0 : gradient};
-  if (options.level == ShardLevel::full && !shared) bytes.in_flight += whole;
-  if (!in_whole) bytes.kept += resident;
-  if (shared) bytes.kept += whole / world;
-  if (!shared && options.level != ShardLevel::full) bytes.kept += whole;
-  bytes.kept += stays ? gradient : gradient == 0 ? 0 : resident;
-  return bytes;
+  return {.elements = parameter.numel(),
+          .own_bytes = size_of(own),
+          .computed_bytes = size_of(computed),
+          .reduced_bytes = size_of(reduced),
+          .is_cast = own != computed,
+          .requires_grad = parameter.requires_grad()};
 }
 
 }  // namespace
@@ -94,7 +81,7 @@ std::int64_t bytes_needed(const std::vector<NamedParameter>& parameters,
         needed += host_bytes_of(parameter, world, own_options);
         continue;
       }
-      Bytes bytes = bytes_of(parameter, world, own_options);
+      ParameterMemory bytes = memory_of(parameter_size(parameter, own_options), world, own_options);
       std::int64_t own = parameter.numel() * size_of(parameter.scalar_type());
       auto stored = static_cast<std::int64_t>(parameter.storage().nbytes());
       bool is_there = dispatch::has_memory(parameter);

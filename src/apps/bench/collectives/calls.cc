@@ -1,13 +1,12 @@
 #include "apps/bench/collectives/calls.h"
 
+#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
 
+#include <span>
 #include <utility>
 
 namespace lockstep::apps {
@@ -79,44 +78,48 @@ void MeasuredCalls::call() {
   }
 }
 
+std::int64_t MeasuredCalls::measured_call() {
+  if (is_rooted(op_)) group_.barrier().wait();
+  auto start = Clock::now();
+  call();
+  return (Clock::now() - start).count();
+}
+
+std::vector<std::int64_t> MeasuredCalls::run(int uncounted, int calls) {
+  refill();
+  for (int i = 0; i < uncounted; ++i) (void)measured_call();
+  std::vector<std::int64_t> times(static_cast<std::size_t>(calls));
+  for (std::int64_t& time : times) time = measured_call();
+  return times;
+}
+
 void MeasuredCalls::refill() {
   for (at::Tensor* tensor : {&input_, &output_})
     if (tensor->defined()) tensor->fill_(1);
 }
 
-// One value for all, or one for each rank's part; undefined where the output means nothing.
-at::Tensor MeasuredCalls::expected_output() const {
-  int size = group_.size();
-  bool root = group_.is_root();
-  switch (op_) {
-    case Collective::barrier:
-      return {};
-    case Collective::all_gather:
-    case Collective::all_to_all:
-      return at::arange(1, size + 1, at::kFloat).unsqueeze(1);
-    case Collective::gather:
-      return root ? at::arange(1, size + 1, at::kFloat).unsqueeze(1) : at::Tensor();
-    case Collective::broadcast:
-    case Collective::scatter:
-      return at::ones({1, 1}, at::kFloat);
-    case Collective::reduce:
-      if (!root) return {};
-      [[fallthrough]];
-    default:
-      return at::full({1, 1}, size * (size + 1) / 2, at::kFloat);
-  }
-}
-
 void MeasuredCalls::check_result() {
-  if (input_.defined()) input_.fill_(group_.rank() + 1);
+  CheckedCall checked{.op = op_,
+                      .rank = group_.rank(),
+                      .ranks = group_.size(),
+                      .whole = bytes_ / static_cast<std::int64_t>(sizeof(float))};
+  auto values = [](at::Tensor& tensor) {
+    return std::span(tensor.mutable_data_ptr<float>(), static_cast<std::size_t>(tensor.numel()));
+  };
+  refill();
+  group_.barrier().wait();  // before a rank fills what all share
+  if (input_.defined()) fill_input(values(input_), group_.rank());
   call();
-  at::Tensor expected = expected_output();
-  bool right =
-      !expected.defined() || output_.view({expected.size(0), -1}).eq(expected).all().item<bool>();
+  if (has_output(checked)) {
+    if (auto wrong = first_wrong(checked, values(output_)))
+      throw Error(
+          formatted("{} of {} bytes on {} tensors: rank {} expected {} at element {}, "
+                    "found {}",
+                    lockstep::name_of(op_), bytes_, apps::name_of(memory_), checked.rank,
+                    output_value(checked, *wrong), *wrong,
+                    values(output_)[static_cast<std::size_t>(*wrong)]));
+  }
   group_.barrier().wait();  // before a rank refills what all share
-  if (!right)
-    throw Error(formatted("{} of {} bytes gave another result than the expected one",
-                          lockstep::name_of(op_), bytes_));
 }
 
 }  // namespace lockstep::apps

@@ -1,41 +1,170 @@
 #include "apps/bench/collectives/collectives.h"
 
-#include "apps/bench/collectives/measure.h"
-#include "apps/bench/collectives/peers.h"
+#include "apps/bench/collectives/calls.h"
+#include "apps/bench/collectives/core_to_core.h"
+#include "apps/bench/collectives/memory_bound.h"
 #include "apps/bench/collectives/report.h"
+#include "apps/bench/together.h"
+#include "base/command_options.h"
+
+#include "sys/topology.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/text.h>
+#include <lockstep/comm/init.h>
 
 #include <algorithm>
-#include <span>
-#include <vector>
+#include <limits>
+#include <optional>
+#include <utility>
 
 namespace lockstep::apps {
 namespace {
 
-// The rows that the same processes measure.
-std::span<const Row> of_same_ranks(std::span<const Row> rows) {
-  auto end =
-      std::ranges::find_if(rows, [&](const Row& row) { return row.ranks != rows.front().ranks; });
-  return rows.first(end - rows.begin());
+constexpr int fewest_calls = 2, most_calls = 5000;  // of a turn
+constexpr std::int64_t beyond_caches = 1 << 27;     // bytes moved
+
+using Engines = std::vector<Group>;
+
+// One engine on one kind of tensors, with what was measured so far.
+struct Participant {
+  Group group;
+  MeasuredCalls calls;
+  int calls_a_turn = fewest_calls;
+  std::vector<double> seconds = {};
+};
+
+// Seconds of each call, of the rank that took longest for it.
+std::vector<double> slowest(const Group& world, MeasuredCalls& calls, int uncounted, int count) {
+  std::vector<double> seconds;
+  for (std::int64_t nanoseconds : calls.run(uncounted, count))
+    seconds.push_back(static_cast<double>(nanoseconds) / 1e9);
+  return largest_of_ranks(world, seconds);
+}
+
+// How many calls fill a turn. The first ones touch the memory and are slower; the shorter a call,
+// the more of them tell its length.
+int calls_of_a_turn(const Group& world, MeasuredCalls& calls, double turn_seconds) {
+  auto length = [&](int count) { return summary_of(slowest(world, calls, 1, count)).mean; };
+  double call = length(2);
+  if (call < 1e-2) call = length(20);
+  if (call < 1e-4) call = length(200);
+  return static_cast<int>(
+      std::clamp<double>(turn_seconds / std::max(call, 1e-9), fewest_calls, most_calls));
+}
+
+void take_turn(const Group& world, Participant& participant) {
+  int uncounted = std::clamp(participant.calls_a_turn / 10, 1, 100);
+  auto seconds = slowest(world, participant.calls, uncounted, participant.calls_a_turn);
+  participant.seconds.insert(participant.seconds.end(), seconds.begin(), seconds.end());
+}
+
+// Where ranks of different machines cannot see each other's memory there is but one kind.
+bool has(const Group& engine, Memory memory) {
+  return memory == Memory::ordinary || engine.backend() == "shm";
+}
+
+std::vector<Participant> participants_of(const CollectivesOptions& options, const Engines& engines,
+                                         Collective op, std::int64_t bytes) {
+  std::vector<Participant> participants;
+  for (const Group& engine : engines)
+    for (Memory memory : {Memory::arena, Memory::ordinary, Memory::node_shared}) {
+      bool wanted =
+          options.memories.empty() || std::ranges::count(options.memories, name_of(memory)) > 0;
+      if (wanted && has(engine, memory) && can_lie_in(memory, op))
+        participants.push_back({engine, MeasuredCalls(engine, op, bytes, memory)});
+    }
+  return participants;
+}
+
+bool has_bound(const Engines& engines, Collective op, std::int64_t bytes) {
+  return op == Collective::all_reduce && engines.front().backend() == "shm" &&
+         2 * engines.front().size() * bytes >= beyond_caches;
+}
+
+double fastest_pass(const Group& world, MemoryBound& bound) {
+  double least = std::numeric_limits<double>::max();
+  for (PassKind kind : pass_kinds())
+    least = std::min(least, seconds_together(world, [&] { bound.pass(kind); }));
+  return least;
+}
+
+void measure_row(const CollectivesOptions& options, const Engines& engines, Collective op,
+                 std::int64_t bytes) {
+  const Group& world = engines.front();
+  auto participants = participants_of(options, engines, op, bytes);
+  for (Participant& participant : participants) {
+    participant.calls.check_result();
+    participant.calls_a_turn = calls_of_a_turn(world, participant.calls, options.turn);
+  }
+  std::optional<MemoryBound> memory;
+  if (has_bound(engines, op, bytes)) memory.emplace(bytes);
+  std::optional<double> bound;
+  for (std::size_t round = 0; round < static_cast<std::size_t>(options.rounds); ++round) {
+    for (std::size_t i = 0; i < participants.size(); ++i)
+      take_turn(world, participants[(i + round) % participants.size()]);
+    if (memory) bound = std::min(bound.value_or(1e9), fastest_pass(world, *memory));
+  }
+  if (!world.is_root()) return;
+  for (Participant& participant : participants)
+    print_line({.op = op,
+                .bytes = bytes,
+                .ranks = world.size(),
+                .memory = participant.calls.memory(),
+                .engine = std::string(participant.group.backend()),
+                .seconds = summary_of(std::move(participant.seconds)),
+                .bound = bound},
+               options.json);
+}
+
+Engines engines_of(const CollectivesOptions& options, const Group& world) {
+  if (options.engines.empty()) return {world};
+  Engines engines;
+  for (const std::string& name : options.engines)
+    engines.push_back(name == world.backend() ? world : init({.backend = name}));
+  return engines;
+}
+
+// An input and an output on each kind of memory of each engine, on every rank of this machine.
+void check_that_it_fits(const CollectivesOptions& options, const Engines& engines) {
+  std::int64_t largest = sizes_of(options, Collective::all_reduce, 1).back();
+  std::int64_t tensors = 2 * engines.front().size() * static_cast<std::int64_t>(engines.size() + 2);
+  std::int64_t available = sys::memory_size().available;
+  check_input(largest <= available / tensors,
+              "--to: {} tensors of {} are needed at once, and {} are free", tensors,
+              format_bytes(largest), format_bytes(available));
 }
 
 }  // namespace
 
-void compare_collectives(const CollectivesOptions& options) {
-  auto rows = rows_of(options);
-  Peers peers(options);
-  auto machine = measure_machine();
-  if (!options.json) print_machine(machine);
-  std::vector<MeasuredRow> measured;
-  for (std::span<const Row> left = rows; !left.empty();) {
-    auto same = of_same_ranks(left);
-    auto contenders = peers.start(same.front().ranks);
-    for (const Row& row : same) {
-      measured.push_back(measure_row(row, contenders, options));
-      options.json ? print_json(measured.back(), machine) : print_row(measured.back());
-    }
-    left = left.subspan(same.size());
+std::vector<std::int64_t> sizes_of(const CollectivesOptions& options, Collective op, int ranks) {
+  if (op == Collective::barrier) return {0};
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t bytes = options.from;; bytes *= options.factor) {
+    std::int64_t even = even_bytes(op, bytes, ranks);
+    if (sizes.empty() || sizes.back() != even) sizes.push_back(even);
+    if (bytes > options.to / options.factor) return sizes;
   }
-  if (!options.json) print_ratios(measured);
+}
+
+void check_options(const CollectivesOptions& options) {
+  if (options.from > options.to)
+    throw UsageError(formatted("--from: expected at most --to, which is {}, found {}",
+                               format_bytes(options.to), format_bytes(options.from)));
+}
+
+void measure_collectives(const CollectivesOptions& options, Group world) {
+  Engines engines = engines_of(options, world);
+  check_that_it_fits(options, engines);
+  double core_to_core = 0;
+  if (world.is_root()) core_to_core = core_to_core_seconds();
+  world.barrier().wait();
+  if (world.is_root() && !options.json) print_heading(world.size(), core_to_core);
+  for (const std::string& name : options.ops) {
+    Collective op = collective_named(name);
+    for (std::int64_t bytes : sizes_of(options, op, world.size()))
+      measure_row(options, engines, op, bytes);
+  }
 }
 
 }  // namespace lockstep::apps

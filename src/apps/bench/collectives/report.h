@@ -1,26 +1,35 @@
-// How what was measured is printed: a table for people, or one JSON object a line.
+// How `lockstep bench collectives` prints: a table for people, or one JSON object a line.
 #pragma once
 
-#include "apps/bench/collectives/measure.h"
+#include "apps/bench/collectives/kinds.h"
+#include "apps/bench/collectives/summary.h"
 
-#include <vector>
+#include <cstdint>
+#include <optional>
+#include <string>
 
 namespace lockstep::apps {
 
-// What the whole run stands on.
-struct MachineFigures {
-  int cores = 1;
-  double bytes_per_second = 0;      // of MemoryMix, at the start
-  double core_to_core_seconds = 0;  // 0 with one core
-};
-[[nodiscard]] MachineFigures measure_machine();
+// One operation of one size on one engine and kind of tensors.
+struct CollectivesLine {
+  Collective op = Collective::all_reduce;
+  std::int64_t bytes = 0;
+  int ranks = 1;
+  Memory memory = Memory::ordinary;
+  std::string engine;
+  Summary seconds;
+  // The least seconds in which the ranks read and wrote as many bytes as the operation must
+  // (memory_bound.h); where the tensors are larger than the caches.
+  std::optional<double> bound;
 
-void print_machine(const MachineFigures& machine);
-// A row's table: seconds and bandwidths of each system, and its ratio to ours.
-void print_row(const MeasuredRow& measured);
-// Each ratio of medians, with the least and most of the rounds, and then what became of the goals.
-void print_ratios(const std::vector<MeasuredRow>& rows);
-// One object for each system and kind of memory.
-void print_json(const MeasuredRow& measured, const MachineFigures& machine);
+  // Bytes of the tensor a second, at the median; 0 for a barrier.
+  [[nodiscard]] double algorithm_bandwidth() const;
+  // That times bus_share().
+  [[nodiscard]] double bus_bandwidth() const;
+};
+
+// `core_to_core`: seconds; 0 where there is one core.
+void print_heading(int ranks, double core_to_core);
+void print_line(const CollectivesLine& line, bool json);
 
 }  // namespace lockstep::apps

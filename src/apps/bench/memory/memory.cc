@@ -1,184 +1,165 @@
 #include "apps/bench/memory/memory.h"
 
-#include "apps/bench/memory/formula.h"
-#include "apps/bench/memory/limit_group.h"
-#include "apps/bench/memory/measured.h"
-#include "apps/bench/memory/report.h"
-#include "apps/bench/step/modes.h"
+#include "apps/bench/memory/resident.h"
+#include "apps/bench/spread.h"
+#include "apps/bench/step/training.h"
+#include "apps/bench/together.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/error.h>
+#include <lockstep/base/deadline.h>
 #include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
+#include <lockstep/parallel/sharded/deferred.h>
 
-#include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <string>
+#include <array>
+#include <cstdio>
+#include <numeric>
 #include <utility>
 
 namespace lockstep::apps {
 namespace {
 
-constexpr int pss_ranks = 2, shared_ranks = 4, limited_ranks = 4;
-constexpr double replica_bytes = 12;  // a parameter in fp32 and its two averages
-constexpr double unsharded_bytes = 16;
-constexpr double model_over_limit = 3;
+constexpr ModelSize small_size{.width = 64, .depth = 2, .rows = 4};
 
-RankCommand command_of(const MlpSizes& sizes, int ranks) {
-  return {.name = "lockstep",
-          .program = std::filesystem::read_symlink("/proc/self/exe"),
-          .arguments = {"memory-rank", "--width", std::to_string(sizes.width), "--depth",
-                        std::to_string(sizes.depth), "--rows", std::to_string(sizes.rows)},
-          .ranks = ranks};
-}
+// One mode and dtype on one rank: bytes.
+struct Measured {
+  std::int64_t kept = 0;         // parameters, gradients and optimizer state, by counters
+  std::int64_t units = 0;        // in flight and pooled, after a step
+  std::int64_t peak_units = 0;   // in flight, the most after the first step
+  std::int64_t growth = 0;       // of the PSS since before the model was made
+  std::int64_t idle_growth = 0;  // the same after zero_grad()
+};
 
-template <typename Value>
-std::int64_t most_of(const std::vector<RankMemory>& ranks, Value&& value) {
-  std::int64_t most = 0;
-  for (const RankMemory& rank : ranks) most = std::max<std::int64_t>(most, value(rank));
-  return most;
-}
+// Of all ranks.
+struct Row {
+  std::string mode, dtype;
+  std::int64_t parameters = 0;
+  double expected = 0;
+  std::vector<Measured> ranks = {};
+  std::vector<double> seconds = {};  // of rank 0's steps
 
-MemoryRow row_of(const char* kind, const MlpSizes& sizes, const std::string& mode,
-                 const std::string& dtype, const std::vector<RankMemory>& ranks) {
-  return {.kind = kind,
-          .model = formatted("mlp {} x {}", sizes.depth, sizes.width),
-          .parameters = sizes.parameters(),
-          .mode = mode,
-          .dtype = dtype,
-          .ranks = static_cast<int>(ranks.size()),
-          .units = most_of(ranks, [](const RankMemory& rank) { return rank.units; }),
-          .peak_units = most_of(ranks, [](const RankMemory& rank) { return rank.peak_units; }),
-          .seconds = ranks.front().seconds};
-}
-
-double expected_bytes(const MlpSizes& sizes, const std::string& mode, const std::string& dtype,
-                      int ranks) {
-  int element_bytes = dtype == "float32" ? 4 : 2;
-  return bytes_a_parameter(mode, element_bytes, ranks) * static_cast<double>(sizes.parameters());
-}
-
-void measure_counters(const MemoryOptions& options) {
-  for (int count = 1; count <= options.most_ranks; ++count) {
-    MemoryRanks processes(command_of(options.counted, count));
-    for (const std::string dtype : {"float32", "bfloat16"})
-      for (std::string_view name : our_modes()) {
-        std::string mode(name);
-        auto ranks = processes.measure(mode, dtype, options.steps);
-        MemoryRow row = row_of("counters", options.counted, mode, dtype, ranks);
-        row.bytes = most_of(ranks, [](const RankMemory& rank) { return rank.kept; });
-        row.expected = expected_bytes(options.counted, mode, dtype, count);
-        row.goal = exactly_one;
-        print(row, options.json);
-      }
+  [[nodiscard]] std::int64_t most(std::int64_t Measured::*value) const {
+    return (*std::ranges::max_element(ranks, {}, value)).*value;
   }
-}
-
-// init() lets malloc keep what was freed, because fresh pages cost time in every step. Whoever is
-// short of memory says this, and pays that time.
-RankCommand giving_back(RankCommand command) {
-  command.variables.emplace_back("MALLOC_TRIM_THRESHOLD_", "131072");
-  return command;
-}
-
-// A page that several ranks have touched counts in each by its share, and who touches which is
-// chance: what a rank has is the mean.
-std::int64_t mean_growth(const std::vector<RankMemory>& ranks) {
-  std::int64_t sum = 0;
-  for (const RankMemory& rank : ranks) sum += rank.growth();
-  return sum / static_cast<std::int64_t>(ranks.size());
-}
-
-// Each in processes of its own, so that nothing is left of the one before.
-void measure_pss_of(const MemoryOptions& options, const std::string& mode, bool gives_back) {
-  RankCommand command = command_of(options.measured, pss_ranks);
-  MemoryRanks processes(gives_back ? giving_back(command) : command);
-  auto ranks = processes.measure(mode, "float32", options.steps);
-  MemoryRow row = row_of(gives_back ? "pss" : "pss kept", options.measured, mode, "float32", ranks);
-  row.bytes = mean_growth(ranks);
-  row.expected =
-      expected_bytes(options.measured, mode, "float32", pss_ranks) + static_cast<double>(row.units);
-  if (gives_back) row.goal = Goal{.must = 1.05, .aim = 1.02, .at_least = false};
-  print(row, options.json);
-}
-
-void measure_pss(const MemoryOptions& options) {
-  for (const char* mode : {"optimizer", "gradients", "full"})
-    for (bool gives_back : {true, false}) measure_pss_of(options, mode, gives_back);
-}
-
-// Gradients are no part of what one replica needs between steps.
-void measure_node_shared(const MemoryOptions& options) {
-  MemoryRanks processes(giving_back(command_of(options.measured, shared_ranks)));
-  auto ranks = processes.measure("full-node-shared", "float32", options.steps);
-  MemoryRow row = row_of("node-shared", options.measured, "full-node-shared", "float32", ranks);
-  for (const RankMemory& rank : ranks) row.bytes += rank.idle_growth();
-  row.expected = replica_bytes * static_cast<double>(options.measured.parameters());
-  row.goal = Goal{.must = 1.1, .aim = 1, .at_least = false};
-  print(row, options.json);
-}
-
-std::string own_control_groups() {
-  std::ifstream file("/proc/self/cgroup");
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-// The ranks are in their groups before they load anything.
-RankCommand inside(const MemoryControl& parent, const std::string& prefix, RankCommand command) {
-  std::string folder = (parent.folder / prefix).string();
-  std::vector<std::string> words{"-c", "echo $$ > \"$0$RANK/cgroup.procs\" && exec \"$@\"", folder,
-                                 command.program};
-  words.insert(words.end(), command.arguments.begin(), command.arguments.end());
-  command.program = "/bin/sh";
-  command.arguments = std::move(words);
-  return command;
-}
-
-// Shards, gradients and units lie in the shared arena, averages of the optimizer outside. By
-// default the arena is a smaller share of what there is.
-RankCommand with_arena(RankCommand command, std::int64_t bytes) {
-  command.variables.emplace_back("LOCKSTEP_ARENA", std::to_string(bytes));
-  return command;
-}
-
-void measure_limited(const MemoryOptions& options) {
-  auto control = memory_control(own_control_groups());
-  check_input(control.has_value(), "bench memory: this process is in no memory control group");
-  double whole = unsharded_bytes * static_cast<double>(options.limited.parameters());
-  auto limit = static_cast<std::int64_t>(whole / model_over_limit);
-  std::string prefix = formatted("lockstep-{}-rank-", ::getpid());
-  std::vector<LimitGroup> groups;
-  for (int rank = 0; rank < limited_ranks; ++rank)
-    groups.emplace_back(*control, prefix + std::to_string(rank), limit);
-  MemoryRow row;
-  {
-    MemoryRanks processes(
-        inside(*control, prefix,
-               with_arena(giving_back(command_of(options.limited, limited_ranks)), limit / 2)));
-    auto ranks = processes.measure("full", "float32", options.steps, "parts");
-    row = row_of("limited", options.limited, "full", "float32", ranks);
+  [[nodiscard]] std::int64_t sum(std::int64_t Measured::*value) const {
+    return std::accumulate(
+        ranks.begin(), ranks.end(), std::int64_t{0},
+        [&](std::int64_t sum, const Measured& rank) { return sum + rank.*value; });
   }
-  for (const LimitGroup& group : groups) row.bytes = std::max(row.bytes, group.peak());
-  row.expected = static_cast<double>(limit);
-  row.limit = limit;
-  row.goal = Goal{.must = 1, .at_least = false};
-  print(row, options.json);
+};
+
+BenchModel make_model(const MemoryOptions& options, const std::string& dtype,
+                      const ModelSize& size) {
+  auto make = [&] {
+    BenchModel model = make_bench_model("mlp", size);
+    if (dtype == "bfloat16") model.module->to(at::kBFloat16);
+    return model;
+  };
+  return options.deferred ? deferred(make) : make();
+}
+
+double seconds_of_step(Training& training) {
+  auto start = Clock::now();
+  (void)training.step();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// All ranks have come this far, so nobody's pages are half touched.
+std::int64_t pss_together(Group world) {
+  world.barrier().wait();
+  std::int64_t pss = resident_now().pss;
+  world.barrier().wait();
+  return pss;
+}
+
+Measured measured_here(Row& row, const MemoryOptions& options, const Group& world) {
+  auto make = [&](const ModelSize& size) {
+    return Training(make_model(options, row.dtype, size), row.mode, /*fused=*/true, world);
+  };
+  (void)make(small_size).step();  // code pages and the libraries' own tables are there then
+  trim_malloc();
+  std::int64_t before = pss_together(world);
+  Training training = make(options.size);
+  for (int step = 0; step < options.steps; ++step) {
+    row.seconds.push_back(seconds_of_step(training));
+    if (step == 0) training.reset_peak();
+  }
+  Measured found{.growth = pss_together(world) - before};
+  found.kept = training.held_bytes() - training.unit_bytes();
+  found.units = training.unit_bytes();
+  found.peak_units = training.peak_unit_bytes();
+  training.zero_grad();
+  found.idle_growth = pss_together(world) - before;
+  return found;
+}
+
+Row measured_row(const std::string& mode, const std::string& dtype, const MemoryOptions& options,
+                 const Group& world) {
+  Row row{.mode = mode, .dtype = dtype};
+  row.parameters = options.size.depth * (options.size.width + 1) * options.size.width;
+  row.expected = expected_bytes(mode, dtype == "bfloat16" ? 2 : 4, world.size(), row.parameters);
+  Measured own = measured_here(row, options, world);
+  std::array values{own.kept, own.units, own.peak_units, own.growth, own.idle_growth};
+  for (const auto& rank : gathered(world, values))
+    row.ranks.push_back({rank[0], rank[1], rank[2], rank[3], rank[4]});
+  return row;
+}
+
+void print_json(const Row& row) {
+  Spread seconds = spread_of(row.seconds);
+  std::int64_t kept = row.most(&Measured::kept);
+  nlohmann::ordered_json object{{"bench", "memory"},
+                                {"mode", row.mode},
+                                {"dtype", row.dtype},
+                                {"ranks", row.ranks.size()},
+                                {"parameters", row.parameters},
+                                {"bytes", kept},
+                                {"expected_bytes", row.expected},
+                                {"ratio", static_cast<double>(kept) / row.expected},
+                                {"units_bytes", row.most(&Measured::units)},
+                                {"peak_units_bytes", row.most(&Measured::peak_units)},
+                                {"pss_bytes", row.sum(&Measured::growth) / std::ssize(row.ranks)},
+                                {"idle_pss_bytes_of_all", row.sum(&Measured::idle_growth)},
+                                {"min_s", seconds.min},
+                                {"p50_s", seconds.p50}};
+  print_to(stdout, "{}\n", object.dump());
+}
+
+void print_line(const Row& row) {
+  auto parameters = static_cast<double>(row.parameters);
+  auto kept = static_cast<double>(row.most(&Measured::kept));
+  print_to(stdout, "{:<18}{:<10}{:>11}{:>9.3f}{:>10.3f}{:>8.3f}{:>12}{:>12}{:>12}\n", row.mode,
+           row.dtype, format_bytes(row.most(&Measured::kept)), kept / parameters,
+           row.expected / parameters, kept / row.expected,
+           format_bytes(row.most(&Measured::peak_units)),
+           format_bytes(row.sum(&Measured::growth) / std::ssize(row.ranks)),
+           format_bytes(row.sum(&Measured::idle_growth)));
+}
+
+void print_heading(const MemoryOptions& options, int ranks) {
+  print_to(stdout,
+           "memory: mlp {}x{}, ranks={}; bytes of the rank that keeps most, PSS as a mean of the "
+           "ranks, idle PSS as a sum\n",
+           options.size.width, options.size.depth, ranks);
+  print_to(stdout, "{:<18}{:<10}{:>11}{:>9}{:>10}{:>8}{:>12}{:>12}{:>12}\n", "mode", "dtype",
+           "bytes", "/ param", "expected", "ratio", "in flight", "PSS", "idle PSS");
 }
 
 }  // namespace
 
-void measure_memory(const MemoryOptions& options) {
-  auto wanted = [&](const char* kind) {
-    return options.rows.empty() || std::ranges::find(options.rows, kind) != options.rows.end();
-  };
-  if (!options.json) print_heading();
-  if (wanted("counters")) measure_counters(options);
-  if (wanted("pss")) measure_pss(options);
-  if (wanted("node-shared")) measure_node_shared(options);
-  if (wanted("limited")) measure_limited(options);
+void measure_memory(const MemoryOptions& options, const Group& world) {
+  auto modes = options.modes;
+  if (modes.empty()) modes.assign(our_modes().begin(), our_modes().end());
+  if (world.is_root() && !options.json) print_heading(options, world.size());
+  for (const std::string& dtype : options.dtypes)
+    for (const std::string& mode : modes) {
+      Row row = measured_row(mode, dtype, options, world);
+      if (!world.is_root()) continue;
+      options.json ? print_json(row) : print_line(row);
+      std::fflush(stdout);
+    }
 }
 
 }  // namespace lockstep::apps

@@ -1,22 +1,29 @@
-// `lockstep bench memory`: what a rank holds, beside what the formulas say.
+// `lockstep bench memory`: what a rank holds in each of our modes, by counters and as Linux counts
+// it, beside what the formula says.
 #pragma once
 
-#include "apps/bench/memory/options.h"
+#include "apps/bench/models.h"
+
+#include <lockstep/comm/group.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
 
 namespace lockstep::apps {
 
-// Prints one line a row, with its goal, or one JSON object a row. Rows:
-//
-//   counters     bytes a parameter of parameters, gradients and optimizer state, over the formula
-//   pss          measured memory a rank above that before the model was made, over formula and
-//                units in flight; private storage, 2 ranks; malloc gives back what is free
-//   pss kept     the same as init() leaves malloc: faster, with what it keeps
-//   node-shared  summed over 4 ranks, without gradients, over one replica's parameters and
-//                optimizer state
-//   limited      4 ranks train a model whose parameters, gradients and optimizer state are three
-//                times what a control group lets one rank have
-//
-// Throws Error when a rank ended where it must not, SystemError where no control group can be made.
-void measure_memory(const MemoryOptions& options);
+struct MemoryOptions {
+  std::vector<std::string> modes = {};  // of training.h; empty: all
+  std::vector<std::string> dtypes{"float32", "bfloat16"};
+  ModelSize size{.width = 512, .depth = 8, .rows = 4};  // of mlp
+  bool deferred = false;                                // made by deferred()
+  int steps = 3;                                        // before anything is read
+  bool json = false;                                    // one object a row
+  std::int64_t ranks = 0;                               // 0: as the launcher says, else 2
+};
+
+// Collective over `world`, of which rank 0 prints, one row a mode and dtype. Pages of a mode that
+// was measured before may still be there: for the proportional set size name one mode a call.
+void measure_memory(const MemoryOptions& options, const Group& world);
 
 }  // namespace lockstep::apps

@@ -1,103 +1,130 @@
 #include "apps/bench/step/step.h"
 
-#include "apps/bench/python.h"
-#include "apps/bench/step/modes.h"
-#include "apps/bench/step/report.h"
-#include "apps/bench/step/tail.h"
-#include "apps/bench/step/trigger.h"
+#include "apps/bench/spread.h"
+#include "apps/bench/step/work.h"
+#include "apps/bench/together.h"
 
-#include "base/command_options.h"
+#include <lockstep/base/check.h>
+#include <lockstep/base/text.h>
 
-#include <lockstep/base/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <filesystem>
-#include <string_view>
+#include <cmath>
+#include <cstdio>
+#include <memory>
 #include <utility>
 
 namespace lockstep::apps {
 namespace {
 
-using Names = std::vector<StepContenderName>;
+constexpr double equal_losses = 1e-4;  // relative
 
-std::vector<std::string> all_of(std::span<const std::string_view> modes) {
-  return {modes.begin(), modes.end()};
+struct MeasuredMode {
+  std::string name;
+  std::unique_ptr<StepWork> work;
+  std::vector<double> seconds = {};
+  std::int64_t bytes = 0;
+};
+
+void take_turn(const Group& world, MeasuredMode& mode, int steps) {
+  std::vector<double> own(static_cast<std::size_t>(steps));
+  for (double& seconds : own) seconds = mode.work->step();
+  auto slowest = largest_of_ranks(world, own);
+  mode.seconds.insert(mode.seconds.end(), slowest.begin(), slowest.end());
 }
 
-// Ours, then PyTorch's.
-Names contenders_of(const StepOptions& options) {
-  bool whole = options.modes.empty();
-  std::vector<std::string> ours = whole ? all_of(our_modes()) : options.modes;
-  std::vector<std::string> theirs = options.against;
-  if (theirs.empty()) theirs = whole ? all_of(pytorch_modes()) : counterparts_of(ours);
-  Names names;
-  for (std::string& mode : ours) names.push_back({"lockstep", std::move(mode)});
-  for (std::string& mode : theirs) names.push_back({"pytorch", std::move(mode)});
-  return names;
-}
-
-RankCommand command_of(const StepContenderName& name, const StepOptions& options, bool fused) {
-  RankCommand command{.name = title_of(name), .ranks = options.ranks, .threads = options.threads};
-  if (name.system == "pytorch") {
-    command.program = find_python(options.python);
-    command.arguments = {"-W", "ignore", peer_file("step.py"), "--serve"};
-  } else {
-    command.program = std::filesystem::read_symlink("/proc/self/exe");
-    command.arguments = {"step-rank"};
+std::vector<MeasuredMode> modes_of(const StepOptions& options, bool fused, const Group& world) {
+  auto names = options.modes;
+  if (names.empty()) names.assign(our_modes().begin(), our_modes().end());
+  std::vector<MeasuredMode> modes;
+  for (const std::string& name : names) {
+    StepWorkOptions told{.model = options.model,
+                         .size = options.size.value_or(usual_size(options.model)),
+                         .mode = name,
+                         .fused = fused};
+    modes.push_back({name, std::make_unique<StepWork>(told, world)});
   }
-  for (std::string& word : rank_words(
-           {options.model, size_of(options, options.model), name.mode, options.threads, fused}))
-    command.arguments.push_back(std::move(word));
-  return command;
+  return modes;
 }
 
-// One after the other, so that building models does not cost their memory all at once.
-StepContenders start(const StepOptions& options, bool fused) {
-  Names names = contenders_of(options);
-  std::vector<RankCommand> commands;
-  for (const StepContenderName& name : names) commands.push_back(command_of(name, options, fused));
-  StepContenders contenders;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    contenders.push_back(std::make_unique<StepContender>(names[i], commands[i]));
-    contenders.back()->wait_until_ready(fused);
-  }
-  return contenders;
-}
-
-void run_rounds(StepContenders& contenders, const StepOptions& options) {
-  for (auto& contender : contenders) {
-    contender->take_turn(1);  // the first one after the others' start is not like the rest
-    contender->forget();
+void run_rounds(std::vector<MeasuredMode>& modes, const StepOptions& options, const Group& world) {
+  for (MeasuredMode& mode : modes) {
+    take_turn(world, mode, 1);  // the first one after the others were made is not like the rest
+    mode.seconds.clear();
   }
   for (std::size_t round = 0; round < static_cast<std::size_t>(options.rounds); ++round)
-    for (std::size_t i = 0; i < contenders.size(); ++i)
-      contenders[(i + round) % contenders.size()]->take_turn(options.steps);
+    for (std::size_t i = 0; i < modes.size(); ++i)
+      take_turn(world, modes[(i + round) % modes.size()], options.steps);
+  for (MeasuredMode& mode : modes) {
+    std::int64_t own[] = {mode.work->training().held_bytes()};
+    for (const auto& rank : gathered(world, own)) mode.bytes = std::max(mode.bytes, rank.front());
+  }
 }
 
-void compare_modes(const StepOptions& options) {
-  for (const std::string& optimizer : options.optimizers) {
-    StepContenders contenders = start(options, optimizer == "fused");
-    run_rounds(contenders, options);
-    options.json ? print_json(options, optimizer, contenders)
-                 : print_table(options, optimizer, contenders);
+// Ranks that know nothing of each other (none) have the same losses until their first update.
+void check_losses(const std::vector<MeasuredMode>& modes) {
+  for (const MeasuredMode& mode : modes)
+    for (const MeasuredMode& other : modes) {
+      bool alone = (mode.name == "none") != (other.name == "none");
+      const auto &own = mode.work->losses(), &others = other.work->losses();
+      for (std::size_t step = 0; step < (alone ? 1 : own.size()); ++step)
+        if (!(std::abs(own[step] - others[step]) <= equal_losses * std::abs(others[step])))
+          throw Error(
+              formatted("bench step: expected equal losses at step {}, found {} in mode {} "
+                        "and {} in mode {}",
+                        step, own[step], mode.name, others[step], other.name));
+    }
+}
+
+void print_json(const StepOptions& options, const std::string& optimizer, int ranks,
+                const MeasuredMode& mode) {
+  Spread seconds = spread_of(mode.seconds);
+  ModelSize size = options.size.value_or(usual_size(options.model));
+  nlohmann::ordered_json row{{"bench", "step"},      {"model", options.model},
+                             {"width", size.width},  {"depth", size.depth},
+                             {"mode", mode.name},    {"optimizer", optimizer},
+                             {"ranks", ranks},       {"threads", options.threads},
+                             {"min_s", seconds.min}, {"p25_s", seconds.p25},
+                             {"p50_s", seconds.p50}, {"p75_s", seconds.p75},
+                             {"max_s", seconds.max}, {"steps", mode.seconds.size()},
+                             {"bytes", mode.bytes},  {"losses", mode.work->losses()}};
+  print_to(stdout, "{}\n", row.dump());
+}
+
+void print_table(const StepOptions& options, const std::string& optimizer, int ranks,
+                 const std::vector<MeasuredMode>& modes) {
+  ModelSize size = options.size.value_or(usual_size(options.model));
+  print_to(stdout,
+           "step: model={} {}x{} ranks={} threads={} rounds={} of {} steps each; AdamW {}\n",
+           options.model, size.width, size.depth, ranks, options.threads, options.rounds,
+           options.steps, optimizer);
+  print_to(stdout, "{:<18}{:>10}{:>10}{:>10}{:>10}{:>10}{:>12}   first losses\n", "seconds", "min",
+           "p25", "p50", "p75", "max", "bytes");
+  for (const MeasuredMode& mode : modes) {
+    Spread seconds = spread_of(mode.seconds);
+    print_to(stdout, "{:<18}", mode.name);
+    for (double value : {seconds.min, seconds.p25, seconds.p50, seconds.p75, seconds.max})
+      print_to(stdout, "{:>10.4f}", value);
+    print_to(stdout, "{:>12}   {:.6f} {:.6f}\n", format_bytes(mode.bytes),
+             mode.work->losses().at(0), mode.work->losses().at(1));
   }
+  print_to(stdout, "\n");
 }
 
 }  // namespace
 
-void compare_steps(const StepOptions& options) {
-  bool named = !options.modes.empty() || !options.against.empty();
-  auto wanted = [&](const char* part) {
-    if (options.parts.empty()) return !named || std::string_view(part) == "modes";
-    return std::ranges::find(options.parts, part) != options.parts.end();
-  };
-  bool has_gpt = wanted("trigger") || (wanted("modes") && options.model == "gpt");
-  if (has_gpt && size_of(options, "gpt").width % gpt_heads != 0)
-    throw UsageError(formatted("--size: expected a width for the {} heads of gpt, found {}",
-                               gpt_heads, size_of(options, "gpt").width));
-  if (wanted("modes")) compare_modes(options);
-  if (wanted("tail")) compare_tails(options);
-  if (wanted("trigger")) measure_trigger(options);
+void measure_steps(const StepOptions& options, const Group& world) {
+  for (const std::string& optimizer : options.optimizers) {
+    auto modes = modes_of(options, optimizer == "fused", world);
+    run_rounds(modes, options, world);
+    check_losses(modes);
+    if (!world.is_root()) continue;
+    if (!options.json) print_table(options, optimizer, world.size(), modes);
+    if (options.json)
+      for (const MeasuredMode& mode : modes) print_json(options, optimizer, world.size(), mode);
+    std::fflush(stdout);
+  }
 }
 
 }  // namespace lockstep::apps

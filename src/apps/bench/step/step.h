@@ -1,14 +1,32 @@
-// `lockstep bench step`: training steps of ours beside PyTorch's, in turn, in one run.
+// `lockstep bench step`: how long a training step takes in each of our modes.
 #pragma once
 
-#include "apps/bench/step/options.h"
+#include "apps/bench/models.h"
+
+#include <lockstep/comm/group.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
 
 namespace lockstep::apps {
 
-// Three parts: for each kind of AdamW, starts the contenders, lets them work in turn, each round
-// beginning with another, and prints what came out, with the ratios that have a goal; then the tail
-// of a step (tail.h) and the trigger (trigger.h). Throws BadInput for options
-// that make no sense, before anything is started, and Error when a rank ended.
-void compare_steps(const StepOptions& options);
+struct StepOptions {
+  std::string model = "mlp";                                // models.h
+  std::optional<ModelSize> size = {};                       // absent: the model's usual one
+  std::vector<std::string> modes = {};                      // empty: all
+  std::vector<std::string> optimizers{"default", "fused"};  // torch's AdamW and ours
+  int threads = 1;                                          // of a rank
+  int rounds = 10;                                          // turns of each mode
+  int steps = 3;                                            // in a turn
+  bool json = false;                                        // one object a mode
+  std::int64_t ranks = 0;                                   // 0: as the launcher says, else 2
+};
+
+// Collective over `world`, of which rank 0 prints. The modes take turns, each round beginning with
+// another one; a step counts as long as the rank that took longest for it. Throws Error when modes
+// that train the same model have different losses.
+void measure_steps(const StepOptions& options, const Group& world);
 
 }  // namespace lockstep::apps

@@ -2,11 +2,15 @@
 
 #include "apps/bench/held_bytes.h"
 
-#include <lockstep/base/error.h>
+#include "parallel/sharded/memory_formula.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/nearest.h>
 #include <lockstep/optim/adamw.h>
 
 #include <torch/optim/adamw.h>
 
+#include <array>
 #include <utility>
 
 namespace lockstep::apps {
@@ -21,9 +25,14 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::vector<at::Te
   return std::make_unique<torch::optim::AdamW>(parameters, options);
 }
 
+constexpr std::array<std::string_view, 6> modes{"none",      "ddp",  "optimizer",
+                                                "gradients", "full", "full-node-shared"};
+
 }  // namespace
 
-std::optional<ShardOptions> shard_options_of(const std::string& mode,
+std::span<const std::string_view> our_modes() { return modes; }
+
+std::optional<ShardOptions> shard_options_of(std::string_view mode,
                                              const std::vector<std::string>& units) {
   if (mode == "none" || mode == "ddp") return std::nullopt;
   ShardOptions options;
@@ -35,38 +44,47 @@ std::optional<ShardOptions> shard_options_of(const std::string& mode,
   } else if (mode == "full-node-shared") {
     options.storage = ShardStorage::node_shared;
   } else if (mode != "full") {
-    throw BadInput("--mode: expected a mode of lockstep, found '" + mode + "'");
+    throw BadInput(unknown_name("mode", mode, modes));
   }
   return options;
 }
 
-Training::Training(std::shared_ptr<BenchModel> model, const std::string& mode, bool fused,
-                   Group world)
-    : model_(std::move(model)) {
-  if (mode == "ddp") ddp_.emplace(model_, world);
-  if (auto options = shard_options_of(mode, model_->units()))
-    sharded_.emplace(fully_shard(model_, world, *options));
-  optimizer_ = make_optimizer(parameters(), fused);
+double expected_bytes(std::string_view mode, int element_bytes, int ranks,
+                      std::int64_t parameters) {
+  check(element_bytes == 4 || element_bytes == 2,
+        "expected bytes: elements have 4 or 2 bytes, found {}", element_bytes);
+  sharded::ParameterSize size{.elements = parameters,
+                              .own_bytes = element_bytes,
+                              .computed_bytes = element_bytes,
+                              .reduced_bytes = element_bytes};
+  double state = element_bytes == 4 ? 8 : 12;  // two averages, and a master of what is shorter
+  auto options = shard_options_of(mode, {});
+  if (!options) return static_cast<double>(parameters) * (2 * element_bytes + state);
+  return static_cast<double>(sharded::memory_of(size, ranks, *options).kept) +
+         static_cast<double>(parameters) * state / ranks;
 }
 
-Training::Training(std::shared_ptr<BenchModel> model, ShardedModule sharded, bool fused)
-    : model_(std::move(model)), sharded_(std::move(sharded)) {
+Training::Training(BenchModel model, std::string_view mode, bool fused, const Group& world)
+    : model_(std::move(model)), batches_(batches_of_rank(world.rank())) {
+  if (mode == "ddp") ddp_.emplace(model_.module, world);
+  if (auto options = shard_options_of(mode, model_.units))
+    sharded_.emplace(fully_shard(model_.module, world, *options));
   optimizer_ = make_optimizer(parameters(), fused);
 }
 
 std::vector<at::Tensor> Training::parameters() const {
   if (sharded_) return sharded_->parameters();
-  return ddp_ ? ddp_->parameters() : model_->parameters();
+  return ddp_ ? ddp_->parameters() : model_.module->parameters();
 }
 
 void Training::zero_grad() {
   if (sharded_) return sharded_->zero_grad();
-  ddp_ ? ddp_->zero_grad() : model_->zero_grad();
+  ddp_ ? ddp_->zero_grad() : model_.module->zero_grad();
 }
 
 double Training::step() {
   zero_grad();
-  at::Tensor loss = model_->loss();
+  at::Tensor loss = model_.loss(batches_);
   loss.backward();
   optimizer_->step();
   return loss.item<double>();

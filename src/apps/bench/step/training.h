@@ -12,22 +12,32 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep::apps {
 
-// How one of our modes divides a model; nothing for none and ddp.
-[[nodiscard]] std::optional<ShardOptions> shard_options_of(const std::string& mode,
+// How a step can be made: none (ranks that know nothing of each other), ddp, optimizer, gradients,
+// full, full-node-shared.
+[[nodiscard]] std::span<const std::string_view> our_modes();
+
+// How one of our modes divides a model; nothing for none and ddp. BadInput for another word.
+[[nodiscard]] std::optional<ShardOptions> shard_options_of(std::string_view mode,
                                                            const std::vector<std::string>& units);
+
+// Bytes of parameters, gradients and Adam's state that a rank keeps of a model with so many
+// parameters, as the library's own formula has it (parallel/sharded/memory_formula.h); 4 bytes an
+// element: fp32, 2: bf16 with fp32 masters. Units in flight come on top, and node-shared parameters
+// count by the rank's part.
+[[nodiscard]] double expected_bytes(std::string_view mode, int element_bytes, int ranks,
+                                    std::int64_t parameters);
 
 class Training {
  public:
   // Collective unless `mode` is none. `fused`: lockstep::optim::AdamW, else torch::optim::AdamW.
-  Training(std::shared_ptr<BenchModel> model, const std::string& mode, bool fused, Group world);
-
-  // A model that is divided already.
-  Training(std::shared_ptr<BenchModel> model, ShardedModule sharded, bool fused);
+  Training(BenchModel model, std::string_view mode, bool fused, const Group& world);
 
   // Returns the loss. Gradients are there until the next step().
   double step();
@@ -46,7 +56,8 @@ class Training {
  private:
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
 
-  std::shared_ptr<BenchModel> model_;
+  BenchModel model_;
+  at::Generator batches_;
   std::optional<DistributedDataParallel> ddp_;
   std::optional<ShardedModule> sharded_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;

@@ -1,0 +1,39 @@
+// The twin of bench/peers/optimizer.py: answers "update N" by the seconds of N steps of AdamW, and
+// "memory N" by those of N passes over the same memory.
+#include "serve.h"
+
+#include "apps/bench/optimizer/work.h"
+#include "apps/program.h"
+
+#include <lockstep/base/check.h>
+
+#include <ATen/Parallel.h>
+
+#include <iostream>
+
+namespace lockstep::bench {
+
+int serve_optimizer(const Words& words) {
+  apps::OptimizerSizes sizes;
+  std::string state = "float32";
+  int threads = 1;
+  CommandOptions options("lockstep-bench-rank optimizer", "", "");
+  options.add({"tensors", "N", ""}, number_into(sizes.tensors, 1, 100'000));
+  options.add({"elements", "N", ""}, number_into(sizes.elements, 1, 1 << 30));
+  options.add({"state", "WORD", ""}, word_into(state, apps::state_names()));
+  options.add({"threads", "N", ""}, number_into(threads, 1, 1024));
+  if (auto code = apps::answer(options.read(words), options)) return *code;
+  at::set_num_threads(threads);
+  apps::OptimizerWork work(sizes, state);
+  serve(std::cin, std::cout, {{"ready", true}}, [&](const std::string& line) {
+    auto blank = line.find(' ');
+    std::string what = line.substr(0, blank);
+    check_input(blank != std::string::npos && (what == "update" || what == "memory"),
+                "expected a line such as 'update 3', found '{}'", line);
+    return seconds_of_steps(line.substr(blank + 1),
+                            [&] { return what == "update" ? work.update() : work.memory(); });
+  });
+  return 0;
+}
+
+}  // namespace lockstep::bench

@@ -1,0 +1,54 @@
+// lockstep-bench-rank: one of our ranks beside the peers that bench/run.py measures it with. Not
+// installed.
+#include "serve.h"
+
+#include "apps/program.h"
+#include "base/command_options.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/text.h>
+
+#include <iostream>
+#include <map>
+
+namespace lockstep::bench {
+
+void serve(std::istream& in, std::ostream& out, const nlohmann::json& ready, const Answer& answer) {
+  out << ready.dump() << std::endl;
+  for (std::string line; std::getline(in, line);) out << answer(line).dump() << std::endl;
+}
+
+std::size_t steps_of(const std::string& line) {
+  auto steps = parse_integer(line);
+  check_input(steps && *steps >= 0, "expected a number of steps, found '{}'", line);
+  return static_cast<std::size_t>(*steps);
+}
+
+nlohmann::json seconds_of_steps(const std::string& line, const std::function<double()>& step) {
+  std::vector<double> seconds(steps_of(line));
+  for (double& value : seconds) value = step();
+  return {{"seconds", seconds}};
+}
+
+namespace {
+
+int be_a_rank(const Words& words) {
+  const std::map<std::string, int (*)(const Words&)> kinds{{"collectives", serve_collectives},
+                                                           {"step", serve_steps},
+                                                           {"tail", serve_tails},
+                                                           {"trigger", serve_trigger},
+                                                           {"optimizer", serve_optimizer}};
+  auto found = words.empty() ? kinds.end() : kinds.find(words.front());
+  if (found == kinds.end())
+    throw UsageError("expected collectives, step, tail, trigger or optimizer");
+  return found->second({words.begin() + 1, words.end()});
+}
+
+}  // namespace
+}  // namespace lockstep::bench
+
+int main(int count, char** words) {
+  return lockstep::apps::run_program("lockstep-bench-rank", [&] {
+    return lockstep::bench::be_a_rank({words + 1, words + count});
+  });
+}

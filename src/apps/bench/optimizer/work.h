@@ -1,0 +1,54 @@
+// AdamW over so many parameters, and a pass over the same memory that computes next to nothing.
+#pragma once
+
+#include "apps/bench/optimizer/memory_mix.h"
+
+#include <lockstep/optim/adamw.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::apps {
+
+// How AdamW keeps its averages: float32, bfloat16, blocks.
+[[nodiscard]] std::span<const std::string_view> state_names();
+// That one step moves, a parameter.
+[[nodiscard]] double bytes_moved(std::string_view state);
+
+struct OptimizerSizes {
+  int tensors = 16;
+  std::int64_t elements = 1 << 20;  // of a tensor
+
+  [[nodiscard]] std::int64_t parameters() const { return tensors * elements; }
+};
+
+class OptimizerWork {
+ public:
+  static constexpr int uncounted_steps = 2;
+
+  // Makes parameters, gradients and the uncounted steps.
+  OptimizerWork(const OptimizerSizes& sizes, const std::string& state);
+
+  // Seconds of one step.
+  double update();
+  // Seconds of one pass that moves as many bytes over the same arrays, of two kinds the one that
+  // was faster at first. BadInput unless the state is float32.
+  double memory();
+
+ private:
+  void find_spans();
+  void pass(Mix mix) const;
+  void choose_mix();
+
+  std::vector<at::Tensor> parameters_;
+  optim::AdamW adamw_;
+  std::vector<MixSpan> spans_;
+  Mix mix_ = Mix::plain;
+};
+
+}  // namespace lockstep::apps
