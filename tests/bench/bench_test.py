@@ -268,7 +268,8 @@ class Memory(Case):
         for row in rows:
             self.assertTrue(0.8 * row["expected_bytes"] < row["bytes"] < 3 * row["expected_bytes"], row)
 
-    # A third of so small a model is less than LibTorch alone takes: the limit holds, and the ranks are killed. The usual
+    # A third of so small a model is less than LibTorch alone takes: the limit holds, and the ranks are killed. The
+    # usual
     # size, in which they train, takes a minute.
     def test_a_rank_above_its_limit_is_an_error(self):
         done = self.run_bench("memory", "--measure", "limited", "--limited", "256x4", "--steps", 1)

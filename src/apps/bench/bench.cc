@@ -7,7 +7,7 @@
 #include "apps/bench/step/training.h"
 #include "apps/program.h"
 #include "apps/ranks.h"
-#include "comm/backends.h"
+#include "comm/init/backends.h"
 
 #include <lockstep/base/format.h>
 #include <lockstep/base/nearest.h>
