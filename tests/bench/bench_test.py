@@ -269,8 +269,7 @@ class Memory(Case):
             self.assertTrue(0.8 * row["expected_bytes"] < row["bytes"] < 3 * row["expected_bytes"], row)
 
     # A third of so small a model is less than LibTorch alone takes: the limit holds, and the ranks are killed. The
-    # usual
-    # size, in which they train, takes a minute.
+    # usual size, in which they train, takes a minute.
     def test_a_rank_above_its_limit_is_an_error(self):
         done = self.run_bench("memory", "--measure", "limited", "--limited", "256x4", "--steps", 1)
         if "control group" in done.stderr:
