@@ -1,58 +1,56 @@
 # Sourced by ./dev: tests, layout, lint, soak.
 
-passed=0 failed=0 skipped=0 second_try=() first_failures=()
-
 # What the sanitizers are told wherever they run. Some tests fork ranks beside a server's threads, and the children start
 # threads of their own, which ThreadSanitizer refuses unless told otherwise; and it waits a second for threads that run at
 # an exit, of which a twentieth is enough.
 export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:atexit_sleep_ms=50
 
-# How many tests of a ctest log failed.
-failures_in() { sed -nE 's/.* ([0-9]+) tests? failed out of [0-9]+$/\1/p' "$1" | tail -1; }
+# Test programs that only `./dev test --all` and a soak repeat under a sanitizer, so that CI stays below an hour on two
+# cores. LibTorch is not instrumented: what happens inside it is not seen.
+rarely_asan=(optim models parallel checkpoint train)
+rarely_tsan=(mesh shard optim models parallel checkpoint train)
 
-# ctest of one preset, one test more at once than there are cores: some of them wait most of the time. Adds to passed,
-# failed and skipped. What fails is added to first_failures and runs once more, alone: what passes then depends on time or
-# on luck, and is named at the end as a defect to mend. Cases that skip themselves inside a program leave their reasons in
-# build/<preset>/results/, which tools/skips.py lists.
-run_ctest() {
+# What a soak repeats of the release preset: what depends on time or on failures.
+soaked_tests=(sys store launch shm comm shard optim data parallel checkpoint train apps)
+
+# Words as one regular expression.
+one_of() { local IFS='|'; echo "^($*)\$"; }
+
+# The test programs of a configured preset but for those named; all of `device` is skipped where no GPU is.
+test_programs() {
   local preset="$1"; shift
-  local log="build/$preset/ctest.log" again="build/$preset/ctest-again.log" bad total none left=0
-  (cd "build/$preset" && GTEST_OUTPUT="xml:$PWD/results/" \
-    ctest --output-on-failure --parallel "$(($(nproc) + 1))" "$@") 2>&1 | tee "$log" || true
-  bad="$(failures_in "$log")"
-  total="$(sed -nE 's/.* failed out of ([0-9]+)$/\1/p' "$log" | tail -1)"
-  if [ -z "$total" ] || [ "$total" -eq 0 ]; then fail "ctest of $preset ran no test"; fi
-  none="$(grep -cE '^ *[0-9]+/[0-9]+ Test .*\*\*\*Skipped' "$log" || true)"
-  if [ "$bad" -gt 0 ]; then
-    mapfile -t -O "${#first_failures[@]}" first_failures < <(
-      sed -nE "s/^ *[0-9]+\/[0-9]+ Test +#[0-9]+: ([^ ]+) .*\*\*\*(Failed|Timeout|Exception|Not Run).*/$preset: \1/p" "$log")
-    (cd "build/$preset" && ctest --output-on-failure --rerun-failed) 2>&1 | tee "$again" || true
-    left="$(failures_in "$again")"
-    left="${left:-$bad}"
-    mapfile -t -O "${#second_try[@]}" second_try < <(sed -nE "s/.*Test +#[0-9]+: ([^ ]+) .*Passed.*/$preset: \\1/p" "$again")
-  fi
-  failed=$((failed + left)) skipped=$((skipped + none)) passed=$((passed + total - left - none))
+  ninja -C "build/$preset" -t targets all | sed -nE 's|^tests/([a-z_]+)_test: CXX_EXECUTABLE.*|\1|p' | grep -vxE "device$(printf '|%s' "$@")"
+}
+
+# build_sanitized PRESET [TEST...]: all test programs but these. Leaves their names in `sanitized`.
+build_sanitized() {
+  configure_preset "$1"
+  mapfile -t sanitized < <(test_programs "$@")
+  build_preset "$1" "${sanitized[@]/%/_test}"
 }
 
 run_tests() {
+  local names=() sanitized=() asan
+  while [ $# -gt 0 ]; do
+    case "$1" in
+      --all) rarely_asan=() rarely_tsan=() ;;
+      -*) fail "test: unknown option '$1' (--all)" ;;
+      *) names+=("$1") ;;
+    esac
+    shift
+  done
   ensure_ready
   export LOCKSTEP_PYTHON="${LOCKSTEP_PYTHON:-$(oracle_python)}"
   build_preset release
-  rm -rf build/*/results
-  if [ $# -gt 0 ]; then
-    run_ctest release -R "$(IFS='|'; echo "$*")"
+  if [ ${#names[@]} -gt 0 ]; then
+    python3 tools/run_tests.py test "release=$(IFS='|'; echo "${names[*]}")"
   else
-    build_preset asan
-    build_preset tsan
-    run_ctest release
-    run_ctest asan
-    run_ctest tsan
+    build_sanitized asan "${rarely_asan[@]}"
+    asan="$(one_of "${sanitized[@]}")"
+    build_sanitized tsan "${rarely_tsan[@]}"
+    python3 tools/run_tests.py test release "asan=$asan" "tsan=$(one_of "${sanitized[@]}")"
   fi
-  python3 tools/skips.py build/*/results
-  if [ ${#second_try[@]} -gt 0 ]; then printf 'passed only at the second try: %s\n' "${second_try[@]}"; fi
-  echo "$passed passed, $failed failed, $skipped skipped"
-  [ "$failed" -eq 0 ]
 }
 
 sources() { git ls-files --cached --others --exclude-standard -- '*.h' '*.cc'; }
@@ -73,16 +71,28 @@ format_sources() {
   fi
 }
 
+# The sources that differ from the main branch, committed or not.
+changed_sources() {
+  local base; base="$(git merge-base HEAD main 2>/dev/null || git merge-base HEAD origin/main 2>/dev/null || git rev-parse HEAD)"
+  { git diff --name-only --diff-filter=d "$base" -- 'src/*.cc'; git ls-files --others --exclude-standard -- 'src/*.cc'; } | sort -u
+}
+
 lint_sources() {
-  python3 tools/lint/floors.py
-  python3 tools/lint/shape.py
-  python3 tools/lint/links.py
-  python3 tools/lint/snippets.py
+  local name
+  for name in floors shape links snippets; do python3 "tools/lint/$name.py"; done
   ensure_ready
-  configure_preset debug   # where every source is compiled by itself
   local tool; tool="$(clang_tool clang-tidy)"
-  git ls-files 'src/base/*.cc' 'src/sys/*.cc' 'src/store/*.cc' 'src/launch/*.cc' 'src/comm/shm/*.cc' |
-    xargs "$tool" -p build/debug --quiet --warnings-as-errors='*'
+  if [ "${1:-}" = --quick ]; then
+    local changed; mapfile -t changed < <(changed_sources)
+    build_preset debug lockstep_precompiled_header
+    if [ ${#changed[@]} -gt 0 ]; then python3 tools/lint/tidy.py "$tool" build/debug "${changed[@]}"; fi
+    return
+  fi
+  build_preset debug                       # every source by itself
+  build_preset debug headers_alone
+  build_preset without_libtorch
+  build_preset tidy lockstep_precompiled_header
+  python3 tools/lint/tidy.py "$tool" build/tidy
 }
 
 # Every loop of random rounds (FuzzRounds in tests/support/fuzz.h) at its full length: LOCKSTEP_FUZZ rounds, 100,000 by
@@ -110,31 +120,18 @@ inject() {
   if [ "$status" -ne 0 ]; then fail "see $log"; fi
 }
 
-# Each first failure of the rounds so far, with how often it came.
-list_first_failures() {
-  if [ ${#first_failures[@]} -eq 0 ]; then echo "first failures: none"; return; fi
-  printf '%s\n' "${first_failures[@]}" | sort | uniq -c | sort -rn | sed -E 's/^ *([0-9]+) (.*)$/first failures: \2, \1 times/'
-}
-
-# Repeats what is about time and failure; a defect that shows once in a hundred runs shows here, also one that passes
-# when it runs again.
+# Repeats what depends on time and on failures; a defect that shows once in a hundred runs shows here.
 soak() {
-  local minutes="${1:-10}" end rounds=0
+  local minutes="${1:-10}"
   ensure_ready
   build_preset release
-  build_preset asan
-  build_preset tsan
+  local sanitized=() asan
+  build_sanitized asan
+  asan="$(one_of "${sanitized[@]}")"
+  build_sanitized tsan
   fuzz
   inject
   unset LOCKSTEP_FUZZ LOCKSTEP_INJECTIONS   # a round of ctest has its own, short numbers
-  end=$((SECONDS + minutes * 60))
-  while [ $SECONDS -lt "$end" ]; do
-    run_ctest release -R '^(sys|store|launch|shm|comm|shard|optim|data|parallel|checkpoint|train|apps)$' >/dev/null
-    run_ctest asan >/dev/null
-    run_ctest tsan >/dev/null
-    rounds=$((rounds + 1))
-    echo "round $rounds: $passed passed, $failed failed, ${#first_failures[@]} failures at the first try"
-  done
-  list_first_failures
-  if [ ${#first_failures[@]} -gt 0 ]; then fail "see build/{release,asan,tsan}/ctest.log"; fi
+  python3 tools/run_tests.py soak "$minutes" "release=$(one_of "${soaked_tests[@]}")" "asan=$asan" \
+    "tsan=$(one_of "${sanitized[@]}")"
 }

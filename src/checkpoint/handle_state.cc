@@ -16,12 +16,10 @@ NamedParameters names_of(const std::vector<NamedPart>& parts) {
   return named;
 }
 
-std::string state_prefix(const NamedPart& part) { return "optimizer." + part.name + "."; }
-
 // action(field, value) for each field of the state of `part`.
 template <typename State, typename Action>
 void for_each_field(const NamedPart& part, State& state, const Action& action) {
-  std::string prefix = state_prefix(part);
+  std::string prefix = optimizer_key(part.name);
   for (auto item = state.lower_bound(prefix);
        item != state.end() && item->first.starts_with(prefix); ++item) {
     std::string field = item->first.substr(prefix.size());
@@ -40,7 +38,7 @@ NamedTensors optimizer_state(const torch::optim::Optimizer& optimizer, const Han
   for (std::size_t i = 0; i < parts.size(); ++i)
     for_each_field(parts[i], own, [&](const std::string& field, const at::Tensor& value) {
       if (field == "step") {
-        whole[state_prefix(parts[i]) + field] = value;
+        whole[optimizer_key(parts[i].name, field)] = value;
       } else {
         fields.try_emplace(field, parts.size()).first->second[i] = value;
       }
@@ -49,7 +47,7 @@ NamedTensors optimizer_state(const torch::optim::Optimizer& optimizer, const Han
   for (const auto& [field, values] : fields) {
     std::vector<at::Tensor> gathered = handle.gather_parts(values);
     for (std::size_t i = 0; i < parts.size(); ++i) {
-      if (gathered[i].defined()) whole[state_prefix(parts[i]) + field] = gathered[i];
+      if (gathered[i].defined()) whole[optimizer_key(parts[i].name, field)] = gathered[i];
       if (memory && values[i].defined()) memory->has_used(values[i]);
     }
   }
@@ -69,8 +67,7 @@ void load_optimizer_state(torch::optim::Optimizer& optimizer, const Handle& hand
   load_optimizer_state(optimizer, names_of(parts), own);
 }
 
-std::int64_t optimizer_state_bytes(const torch::optim::Optimizer& optimizer,
-                                   const Handle& handle) {
+std::int64_t optimizer_state_bytes(const torch::optim::Optimizer& optimizer, const Handle& handle) {
   std::int64_t bytes = 0;
   for (const auto& [name, value] : optimizer_state(optimizer, names_of(handle.named_parameters())))
     if (value.defined()) bytes += static_cast<std::int64_t>(value.nbytes());

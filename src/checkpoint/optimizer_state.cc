@@ -22,8 +22,6 @@ using torch::optim::OptimizerParamState;
 // One parameter's state by the names of its fields.
 using Fields = std::map<std::string, at::Tensor>;
 
-std::string key_of(const std::string& parameter) { return "optimizer." + parameter + "."; }
-
 // Adam's and AdamW's states are two classes with the same members.
 template <class State>
 Fields adam_fields(const State& state) {
@@ -136,7 +134,7 @@ void check_fields(const std::string& parameter, const at::Tensor& tensor, const 
 // Takes the fields of `parameter` out of `state`.
 Fields take_fields(const std::string& parameter, NamedTensors& state) {
   Fields fields;
-  std::string prefix = key_of(parameter);
+  std::string prefix = optimizer_key(parameter);
   for (auto item = state.lower_bound(prefix);
        item != state.end() && item->first.starts_with(prefix);) {
     std::string field = item->first.substr(prefix.size());
@@ -153,13 +151,18 @@ Fields take_fields(const std::string& parameter, NamedTensors& state) {
 
 }  // namespace
 
+std::string optimizer_key(const std::string& parameter, const std::string& field) {
+  return formatted("optimizer.{}.{}", parameter, field);
+}
+
 NamedTensors optimizer_state(const torch::optim::Optimizer& optimizer,
                              const NamedParameters& parameters) {
   NamedTensors state;
   for (const auto& [parameter, tensor] : parameters) {
     auto found = optimizer.state().find(tensor.unsafeGetTensorImpl());
     if (found == optimizer.state().end()) continue;
-    for (auto& [field, value] : fields_of(*found->second)) state[key_of(parameter) + field] = value;
+    for (auto& [field, value] : fields_of(*found->second))
+      state[optimizer_key(parameter, field)] = value;
   }
   return state;
 }

@@ -56,6 +56,12 @@ TrainingState make_empty(const std::string& description) {
   return state;
 }
 
+void broadcast_all(Group& group, const NamedTensors& tensors, int root) {
+  for (const auto& [name, tensor] : tensors) group.broadcast(tensor, root, {.tag = name}).wait();
+}
+
+}  // namespace
+
 std::string broadcast_text(Group& group, std::string text, int root) {
   at::Tensor length = at::empty({1}, at::kLong).fill_(static_cast<std::int64_t>(text.size()));
   group.broadcast(length, root).wait();
@@ -65,12 +71,6 @@ std::string broadcast_text(Group& group, std::string text, int root) {
         .wait();
   return text;
 }
-
-void broadcast_all(Group& group, const NamedTensors& tensors, int root) {
-  for (const auto& [name, tensor] : tensors) group.broadcast(tensor, root, {.tag = name}).wait();
-}
-
-}  // namespace
 
 TrainingState share(Group& group, TrainingState state, int root) {
   bool is_root = group.is_root(root);

@@ -1,5 +1,6 @@
 #include <lockstep/data/prefetcher.h>
 
+#include "base/mutex.h"
 #include "data/single_thread.h"
 #include "sys/blocked_signals.h"
 #include "sys/own_process.h"
@@ -7,7 +8,6 @@
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
-#include <mutex>
 #include <stop_token>
 #include <thread>
 #include <utility>
@@ -33,22 +33,22 @@ class Prefetcher::Line {
 
   void work(const std::stop_token& stop, const Make& make);
   [[nodiscard]] Item take_here();
-  [[nodiscard]] Slot& slot(std::int64_t number) {
+  [[nodiscard]] Slot& slot(std::int64_t number) LOCKSTEP_REQUIRES(mutex_) {
     return slots_[static_cast<std::size_t>(number) % slots_.size()];
   }
 
   const std::int64_t end_;
   const Make make_;  // without workers
 
-  // Guarded by mutex_: taken_ <= claimed_ <= min(end_, taken_ + slots_.size()). Items below taken_
-  // are gone, those below claimed_ are made or being made by the worker that claimed them, and
-  // slot(n) is item n's for taken_ <= n < claimed_.
-  std::mutex mutex_;
+  // taken_ <= claimed_ <= min(end_, taken_ + slots_.size()). Items below taken_ are gone, those
+  // below claimed_ are made or being made by the worker that claimed them, and slot(n) is item n's
+  // for taken_ <= n < claimed_.
+  Mutex mutex_;
   std::condition_variable_any room_;
   std::condition_variable made_;
-  std::int64_t taken_;
-  std::int64_t claimed_;
-  std::vector<Slot> slots_;
+  std::int64_t taken_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::int64_t claimed_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::vector<Slot> slots_ LOCKSTEP_GUARDED_BY(mutex_);
 
   std::vector<std::jthread> threads_;  // last: stopped and joined before anything they use goes
 };
@@ -69,11 +69,11 @@ Prefetcher::Line::Line(std::int64_t begin, std::int64_t end, std::vector<Make> w
 
 void Prefetcher::Line::work(const std::stop_token& stop, const Make& make) {
   use_single_thread();
-  std::unique_lock lock(mutex_);
-  auto has_room = [&] {
+  Lock lock(mutex_);
+  auto has_room = [&]() LOCKSTEP_REQUIRES(mutex_) {
     return claimed_ < end_ && claimed_ - taken_ < static_cast<std::int64_t>(slots_.size());
   };
-  while (room_.wait(lock, stop, has_room) && !stop.stop_requested()) {
+  while (room_.wait(lock.native(), stop, has_room) && !stop.stop_requested()) {
     const std::int64_t number = claimed_++;
     lock.unlock();
     Slot result;
@@ -90,9 +90,9 @@ void Prefetcher::Line::work(const std::stop_token& stop, const Make& make) {
 
 Prefetcher::Item Prefetcher::Line::take() {
   if (make_) return take_here();
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   if (taken_ == end_) return nullptr;
-  made_.wait(lock, [&] { return slot(taken_).ready(); });
+  made_.wait(lock.native(), [&]() LOCKSTEP_REQUIRES(mutex_) { return slot(taken_).ready(); });
   if (slot(taken_).error) std::rethrow_exception(slot(taken_).error);
   Item item = std::exchange(slot(taken_), Slot()).item;
   ++taken_;
@@ -101,6 +101,7 @@ Prefetcher::Item Prefetcher::Line::take() {
 }
 
 Prefetcher::Item Prefetcher::Line::take_here() {
+  Lock lock(mutex_);  // which nobody else wants
   if (taken_ == end_) return nullptr;
   Item item = make_(taken_);
   ++taken_;

@@ -52,7 +52,7 @@ Nodes::Nodes(const NodeSpec& spec, int ranks, WaitingLines& lines)
 
 Nodes::~Nodes() {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     closing_ = true;
   }
   closing_changed_.notify_all();
@@ -94,7 +94,7 @@ void Nodes::give_up(const std::string& why) {
 std::optional<Verdict> Nodes::take_verdict() {
   std::uint64_t count = 0;
   [[maybe_unused]] const ssize_t size = ::read(changed_.get(), &count, sizeof(count));
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   return std::exchange(heard_, std::nullopt);
 }
 
@@ -189,13 +189,13 @@ void Nodes::object(const std::string& key, const std::string& why) noexcept {
 }
 
 void Nodes::pause(Duration time) {
-  std::unique_lock lock(mutex_);
-  closing_changed_.wait_for(lock, time, [&] { return closing_.load(); });
+  Lock lock(mutex_);
+  closing_changed_.wait_for(lock.native(), time, [&] { return closing_.load(); });
 }
 
 void Nodes::hear(Verdict verdict) {
   {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     if (!std::exchange(listening_, false)) return;
     heard_ = std::move(verdict);
   }

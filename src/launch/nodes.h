@@ -2,6 +2,7 @@
 // hears from them, and what it tells them.
 #pragma once
 
+#include "base/mutex.h"
 #include "launch/beats.h"
 #include "launch/gathering.h"
 #include "launch/roster.h"
@@ -11,7 +12,6 @@
 #include <atomic>
 #include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,7 +21,7 @@ namespace lockstep::launch {
 // Nothing here waits for the network but the constructor, give_up() and the destructor (about a
 // second): threads of its own do. One hears the verdict, one tells the others that this agent lives
 // and watches over the others: all watch node 0, which does not answer when it is stopped, and node
-// 0 watches the rest by their beats. `mutex_` guards `heard_` and `listening_`.
+// 0 watches the rest by their beats.
 class Nodes {
  public:
   // gather()s.
@@ -74,10 +74,10 @@ class Nodes {
   std::atomic<bool> closing_ = false;
   std::atomic<bool> unanswered_ = false;  // node 0 was asked, and no answer came in time
   std::atomic<bool> have_left_ = false;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable closing_changed_;
-  bool listening_ = true;  // until a verdict was heard
-  std::optional<Verdict> heard_;
+  bool listening_ LOCKSTEP_GUARDED_BY(mutex_) = true;  // until a verdict was heard
+  std::optional<Verdict> heard_ LOCKSTEP_GUARDED_BY(mutex_);
   std::vector<sys::Thread> threads_;  // the agent's own thread adds to them
 };
 

@@ -50,12 +50,12 @@ WaitingLines::~WaitingLines() {
 }
 
 void WaitingLines::wait_for(std::string what) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   what_ = std::move(what);
 }
 
 std::string WaitingLines::what() const {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return what_;
 }
 

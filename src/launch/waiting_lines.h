@@ -1,19 +1,19 @@
 // What an agent says while it waits for the agents of other nodes, which may take minutes.
 #pragma once
 
+#include "base/mutex.h"
 #include "launch/signals.h"
 #include "sys/file_descriptor.h"
 #include "sys/thread.h"
 
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <string>
 
 namespace lockstep::launch {
 
 // From a thread of its own: a line after a second, then one every ten, and one when a signal comes
-// that asks for the end. `mutex_` guards `what_`.
+// that asks for the end.
 class WaitingLines {
  public:
   // `say` is called from that thread. With `signals`, those of SignalQueue are held back in the
@@ -34,8 +34,8 @@ class WaitingLines {
   std::function<void(const std::string&)> say_;
   std::optional<SignalQueue> signals_;
   sys::FileDescriptor end_;
-  mutable std::mutex mutex_;
-  std::string what_;
+  mutable Mutex mutex_;
+  std::string what_ LOCKSTEP_GUARDED_BY(mutex_);
   sys::Thread thread_;
 };
 

@@ -1,43 +1,70 @@
 #include <lockstep/optim/adam.h>
+#include <lockstep/optim/adamw.h>
 
 #include "optim/adam_step.h"
-#include "optim/closure.h"
+#include "optim/optimizers.h"
 
 #include <torch/optim/serialize.h>
 #include <torch/serialize/archive.h>
 
+#include <type_traits>
+#include <utility>
+
 namespace lockstep::optim {
+namespace {
 
-using torch::optim::AdamOptions;
-using torch::optim::AdamParamState;
+template <class Torch>
+constexpr bool is_adamw = std::is_same_v<Torch, torch::optim::AdamW>;
 
-Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamOptions defaults,
-           UpdateOptions update)
-    : torch::optim::Adam(groups, std::move(defaults)), update_(update) {}
+// `Torch`'s state of a parameter, and ours.
+template <class Torch>
+using TorchStateOf = std::conditional_t<is_adamw<Torch>, torch::optim::AdamWParamState,
+                                        torch::optim::AdamParamState>;
+template <class Torch>
+using StateOf = AdamStateOf<TorchStateOf<Torch>>;
 
-Adam::Adam(std::vector<at::Tensor> parameters, AdamOptions defaults, UpdateOptions update)
-    : torch::optim::Adam(std::move(parameters), std::move(defaults)), update_(update) {}
+}  // namespace
 
-at::Tensor Adam::step(LossClosure closure) {
+template <class Torch, class Options>
+AdamOf<Torch, Options>::AdamOf(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                               Options defaults, UpdateOptions update)
+    : Torch(groups, std::move(defaults)), update_(std::move(update)) {}
+
+template <class Torch, class Options>
+AdamOf<Torch, Options>::AdamOf(std::vector<at::Tensor> parameters, Options defaults,
+                               UpdateOptions update)
+    : Torch(std::move(parameters), std::move(defaults)), update_(std::move(update)) {}
+
+template <class Torch, class Options>
+at::Tensor AdamOf<Torch, Options>::step(torch::optim::Optimizer::LossClosure closure) {
   at::Tensor loss = loss_of(closure);
   update({});
   return loss;
 }
 
-void Adam::update(const ElementTreatment& treatment) {
-  bytes_moved_ = 0;
-  step_adam<AdamState, AdamParamState, AdamOptions>(param_groups_, state_,
-                                                    {.update = update_,
-                                                     .treatment = treatment,
-                                                     .optimizer = "Adam",
-                                                     .bytes_moved = &bytes_moved_},
-                                                    /*decoupled=*/false);
+template <class Torch, class Options>
+void AdamOf<Torch, Options>::update(const ElementTreatment& treatment) {
+  this->bytes_moved_ = 0;
+  step_adam<StateOf<Torch>, TorchStateOf<Torch>, Options>(
+      this->param_groups_, this->state_,
+      {.update = update_,
+       .treatment = treatment,
+       .optimizer = is_adamw<Torch> ? "AdamW" : "Adam",
+       .bytes_moved = &this->bytes_moved_},
+      /*decoupled=*/is_adamw<Torch>);
 }
 
-void Adam::load(torch::serialize::InputArchive& archive) {
-  torch::optim::serialize<AdamState, AdamOptions>(archive, *this);
+template <class Torch, class Options>
+void AdamOf<Torch, Options>::load(torch::serialize::InputArchive& archive) {
+  torch::optim::serialize<StateOf<Torch>, Options>(archive, *this);
 }
 
-std::vector<at::Tensor> Adam::treated_parameters() const { return parameters_of(param_groups_); }
+template <class Torch, class Options>
+std::vector<at::Tensor> AdamOf<Torch, Options>::treated_parameters() const {
+  return parameters_of(this->param_groups_);
+}
+
+template class AdamOf<torch::optim::Adam, torch::optim::AdamOptions>;
+template class AdamOf<torch::optim::AdamW, torch::optim::AdamWOptions>;
 
 }  // namespace lockstep::optim

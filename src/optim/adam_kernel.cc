@@ -19,10 +19,7 @@ namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-#include "optim/dice_lanes.h"
 #include "optim/lanes.h"
-
-#include "optim/bfloat16_lanes.h"
 
 struct AdamLanes {
   explicit AdamLanes(const AdamConstants& c)

@@ -1,9 +1,9 @@
 // One step of Adam or AdamW over a group's slots.
 #pragma once
 
+#include "optim/kept.h"
+#include "optim/optimizers.h"
 #include "optim/slot.h"
-#include "optim/states.h"
-#include "optim/stretches.h"
 
 #include <ATen/core/grad_mode.h>
 
@@ -53,8 +53,8 @@ void step_adam(std::vector<torch::optim::OptimizerParamGroup>& groups, StateMap&
                   .weight_decay = options.weight_decay(),
                   .amsgrad = options.amsgrad(),
                   .decoupled = decoupled};
-    in_stretches(all[i], step.update.memory.get(),
-                 [&](std::vector<Slot>& some) { update_slots(some, rule, step); });
+    in_batches(all[i], step.update.memory.get(),
+               [&](std::vector<Slot>& some) { update_slots(some, rule, step); });
   }
 }
 

@@ -19,7 +19,6 @@ namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-#include "optim/dice_lanes.h"
 #include "optim/lanes.h"
 
 using ByteTag = hn::Rebind<std::uint8_t, FloatTag>;

@@ -17,10 +17,7 @@ namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-#include "optim/dice_lanes.h"
 #include "optim/lanes.h"
-
-#include "optim/bfloat16_lanes.h"
 
 // Calls lanes(from, to) for every whole vector, and for the rest by way of whole vectors.
 template <class From, class To, class Lanes>

@@ -1,5 +1,5 @@
 // What the kernels share of vectors of floats. To be included once for each instruction set, inside
-// HWY_NAMESPACE; no include guard for that reason.
+// HWY_NAMESPACE, after formats_kernel.h; no include guard for that reason.
 
 using FloatTag = hn::ScalableTag<float>;
 using Floats = hn::Vec<FloatTag>;
@@ -33,3 +33,59 @@ struct LaneBuffer {
   std::size_t count;
   HWY_ALIGN T values[HWY_MAX_BYTES / sizeof(float)];
 };
+
+// Random bits by place.
+
+using WordTag = hn::ScalableTag<std::uint32_t>;
+using Words = hn::Vec<WordTag>;
+
+// 32 random bits for elements i, i + 1, ... of a call. The hash is C. Wellons's (Prospecting for
+// Hash Functions: 16, 0x21f0aaad, 15, 0x735a2d97, 15).
+HWY_INLINE Words roll_words(const Dice& dice, std::size_t i) {
+  const WordTag tag;
+  constexpr std::uint32_t apart = 0x9e3779b1U;  // what places are multiplied by
+  Words lanes = hn::Mul(hn::Iota(tag, 0), hn::Set(tag, apart));
+  Words x = hn::Add(lanes, hn::Set(tag, (dice.first + static_cast<std::uint32_t>(i)) * apart));
+  x = hn::Xor(x, hn::Set(tag, dice.key));
+  x = hn::Mul(hn::Xor(x, hn::ShiftRight<16>(x)), hn::Set(tag, 0x21f0aaadU));
+  x = hn::Mul(hn::Xor(x, hn::ShiftRight<15>(x)), hn::Set(tag, 0x735a2d97U));
+  return hn::Xor(x, hn::ShiftRight<15>(x));
+}
+
+// The 16 of them, in the low half, that belong to a stream.
+HWY_INLINE Words stream_of(Words words, int stream) {
+  return stream == 0 ? hn::ShiftRight<16>(words) : hn::And(words, hn::Set(WordTag(), 0xffffU));
+}
+
+HWY_INLINE Words roll(const Dice& dice, std::size_t i) {
+  return stream_of(roll_words(dice, i), dice.stream);
+}
+
+// From and to bfloat16.
+
+using HalfBits = hn::Rebind<std::uint16_t, FloatTag>;
+using Halves = hn::Vec<HalfBits>;
+
+// The low 16 bits of each word, of which the high ones are 0.
+HWY_INLINE Halves low_halves(Words words) {
+  const hn::Rebind<std::int32_t, FloatTag> signed_tag;
+  return hn::DemoteTo(HalfBits(), hn::BitCast(signed_tag, words));
+}
+
+HWY_INLINE Floats widened_bfloat16(Halves bits) {
+  return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::PromoteTo(WordTag(), bits)));
+}
+
+// `added`, 16 bits, is what is added below the bits that stay, before they are cut off. An infinity
+// has no bits there and stays.
+HWY_INLINE Halves narrowed_bfloat16(Floats values, Words added) {
+  Words rounded = hn::ShiftRight<16>(hn::Add(hn::BitCast(WordTag(), values), added));
+  auto is_number = hn::RebindMask(WordTag(), hn::Eq(values, values));
+  return low_halves(hn::IfThenElse(is_number, rounded, hn::Set(WordTag(), 0x7fc0U)));
+}
+
+HWY_INLINE Halves narrowed_bfloat16(Floats values) {
+  Words bits = hn::BitCast(WordTag(), values);
+  Words odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(WordTag(), 1U));
+  return narrowed_bfloat16(values, hn::Add(odd, hn::Set(WordTag(), 0x7fffU)));
+}

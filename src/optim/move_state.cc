@@ -1,4 +1,4 @@
-#include "optim/kept_storage.h"
+#include "optim/kept.h"
 
 #include <lockstep/base/check.h>
 #include <lockstep/optim/state_memory.h>

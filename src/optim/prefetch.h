@@ -4,6 +4,7 @@
 #include <hwy/cache_control.h>
 
 #include <cstddef>
+#include <cstdint>
 
 namespace lockstep::optim {
 
@@ -16,7 +17,8 @@ inline constexpr std::size_t elements_ahead = 96;
 // behind the end of the array: then nothing happens.
 template <class T>
 HWY_INLINE void prefetch_ahead(const T* from) {
-  hwy::Prefetch(from + elements_ahead);
+  const auto address = reinterpret_cast<std::uintptr_t>(from) + elements_ahead * sizeof(T);
+  hwy::Prefetch(reinterpret_cast<const T*>(address));
 }
 
 }  // namespace lockstep::optim

@@ -1,7 +1,9 @@
 #include "optim/run.h"
 
-#include "optim/kept_tensors.h"
+#include "optim/kept.h"
 #include "optim/threads.h"
+
+#include <lockstep/base/fingerprint.h>
 
 #include <algorithm>
 #include <cmath>
@@ -151,12 +153,9 @@ void for_each_piece(std::span<const Run> runs,
       pieces.size(), [&](std::size_t i) { update(pieces[i].run, pieces[i].begin, pieces[i].end); });
 }
 
-// The finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
 std::uint32_t dice_key(std::uint64_t seed, std::int64_t group, std::int64_t age) {
-  std::uint64_t x = seed + 0x9e3779b97f4a7c15U * static_cast<std::uint64_t>(age + (group << 40));
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
-  return static_cast<std::uint32_t>((x ^ (x >> 31)) >> 16);
+  std::uint64_t step = static_cast<std::uint64_t>(age + (group << 40));
+  return static_cast<std::uint32_t>(mix_bits(seed + 0x9e3779b97f4a7c15U * step) >> 16);
 }
 
 Tile::Tile(const Run& run, std::int64_t begin, std::int64_t count, std::uint32_t key,

@@ -53,11 +53,11 @@ struct Run {
 void for_each_piece(std::span<const Run> runs,
                     const std::function<void(std::size_t, std::int64_t, std::int64_t)>& update);
 
-// For plain runs: calls update(begin, end, gradient) for parts of [begin, end), `gradient` being
-// that of the part's first element. Where gradients are computed as they are used, a part fits the
-// first cache.
+// For plain runs: calls update(begin, end, gradient) for tiles of [begin, end), `gradient` being
+// that of the tile's first element. Where gradients are computed as they are used, a tile fits the
+// first cache; elsewhere it is all.
 template <typename Update>
-void for_each_part(const Run& run, std::int64_t begin, std::int64_t end, Update&& update) {
+void for_each_tile(const Run& run, std::int64_t begin, std::int64_t end, Update&& update) {
   if (run.source == nullptr)
     return update(begin, end, reinterpret_cast<const float*>(run.gradient) + begin);
   alignas(64) std::array<float, 4096> gradient;

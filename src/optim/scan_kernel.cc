@@ -1,6 +1,7 @@
 // Compiled once for each instruction set (Highway's foreach_target) and chosen at run time.
 #include "optim/scan_kernel.h"
 
+#include "optim/formats_kernel.h"
 #include "optim/targets.h"
 
 #include <cstddef>

@@ -1,6 +1,7 @@
 // Compiled once for each instruction set (Highway's foreach_target) and chosen at run time.
 #include "optim/sgd_kernel.h"
 
+#include "optim/formats_kernel.h"
 #include "optim/prefetch.h"
 #include "optim/targets.h"
 

@@ -56,11 +56,6 @@ struct GroupStep {
 [[nodiscard]] std::vector<Slot> make_slots(const std::vector<at::Tensor>& parameters,
                                            const GroupStep& step);
 
-// Brings what is kept to the format, layout and device of each parameter; what is undefined becomes
-// zeros, in one storage for many parameters, in their order. With `memory` the storage is there,
-// and so is then what was kept elsewhere.
-void prepare_kept(std::vector<Slot>& slots, StateFormat format, StateMemory* memory = nullptr);
-
 // After the update: stand-ins go back into parameters with holes in their memory, and every
 // parameter's version counts up.
 void copy_back(std::vector<Slot>& slots);
@@ -68,5 +63,14 @@ void copy_back(std::vector<Slot>& slots);
 // The tensor itself where it already has the strides, dtype and device of `like`.
 [[nodiscard]] at::Tensor laid_out_as(const at::Tensor& tensor, const at::Tensor& like,
                                      at::ScalarType dtype);
+
+// As LibTorch's fused kernels want a slot.
+
+// What is updated: the parameter itself, or its master.
+[[nodiscard]] at::Tensor updated_tensor(const Slot& slot);
+// The treated gradient in its dtype. Maximizing is left to the kernel.
+[[nodiscard]] at::Tensor treated_gradient(const Slot& slot, const ElementTreatment& treatment);
+// Rounds a master into its parameter.
+void publish_master(const Slot& slot);
 
 }  // namespace lockstep::optim

@@ -1,6 +1,6 @@
 #include <lockstep/optim/state.h>
 
-#include "optim/kept_tensors.h"
+#include "optim/kept.h"
 
 #include <ATen/ops/scalar_tensor.h>
 #include <torch/serialize/archive.h>

@@ -1,7 +1,7 @@
 #include <lockstep/optim/treatment.h>
 
-#include "optim/closure.h"
 #include "optim/norm.h"
+#include "optim/optimizers.h"
 
 #include <lockstep/base/check.h>
 

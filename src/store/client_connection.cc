@@ -79,7 +79,7 @@ store::Message TcpStore::Connection::call(store::Message request, Deadline deadl
   auto start = Clock::now();
   std::uint64_t id = begin(request);
   ScopeExit forget([&] {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     waiting_.erase(id);
   });
   send(request);
@@ -89,7 +89,7 @@ store::Message TcpStore::Connection::call(store::Message request, Deadline deadl
 }
 
 std::uint64_t TcpStore::Connection::begin(store::Message& request) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (lost_) throw lost_error();
   request.id = next_id_++;
   waiting_.emplace(request.id, std::nullopt);
@@ -98,7 +98,7 @@ std::uint64_t TcpStore::Connection::begin(store::Message& request) {
 
 void TcpStore::Connection::send(const store::Message& request) {
   std::string message = store::encode(request);
-  std::lock_guard lock(sending_);
+  Lock lock(sending_);
   std::string frame = sealer_->seal(message);
   try {
     sys::send_all(socket_.get(), sys::bytes_of(frame), Deadline::after(call_timeout_));
@@ -109,12 +109,12 @@ void TcpStore::Connection::send(const store::Message& request) {
 }
 
 store::Message TcpStore::Connection::wait_for_reply(std::uint64_t id, Deadline deadline) {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   for (;;) {
     if (auto& reply = waiting_.at(id)) return *std::move(reply);
     if (lost_) throw lost_error();
     if (deadline.passed()) throw Timeout(formatted("store at {} did not answer", address_));
-    changed_.wait_for(lock, std::min<Duration>(deadline.left(), std::chrono::hours(1)));
+    changed_.wait_for(lock.native(), std::min<Duration>(deadline.left(), std::chrono::hours(1)));
   }
 }
 
@@ -137,7 +137,7 @@ void TcpStore::Connection::read_some(store::FrameReader& frames) {
   frames.append({reinterpret_cast<const char*>(buffer.data()), *count});
   for (std::string sealed; frames.next(sealed);) {
     store::Message reply = store::decode(opener_->open(sealed));
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     auto place = waiting_.find(reply.id);
     if (place == waiting_.end()) continue;  // its caller has given up
     place->second = std::move(reply);
@@ -146,7 +146,7 @@ void TcpStore::Connection::read_some(store::FrameReader& frames) {
 }
 
 void TcpStore::Connection::lose(const std::string& reason) noexcept {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (!lost_) lost_ = reason;
   ::shutdown(socket_.get(), SHUT_RDWR);
   changed_.notify_all();

@@ -1,6 +1,7 @@
 // TcpStore's connection: many threads call, one reader thread hands each its reply.
 #pragma once
 
+#include "base/mutex.h"
 #include "store/client_handshake.h"
 #include "store/wire.h"
 #include "sys/file_descriptor.h"
@@ -9,7 +10,6 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -19,9 +19,9 @@
 
 namespace lockstep {
 
-// `mutex_` guards `waiting_`, `lost_` and `next_id_`; `sending_` guards `sealer_` and all writes to
-// the socket. Neither is held while the other is taken. The reader thread alone receives. Once
-// `lost_` is set it stays, the socket is shut, and every call throws.
+// `sending_` guards all writes to the socket, too; `mutex_` may be taken while it is held, never
+// the other way round. The reader thread alone receives. Once `lost_` is set it stays, the socket
+// is shut, and every call throws.
 class TcpStore::Connection {
  public:
   explicit Connection(const TcpStoreOptions& options);
@@ -48,22 +48,22 @@ class TcpStore::Connection {
   store::Message wait_for_reply(std::uint64_t id, Deadline deadline);
   void read_replies() noexcept;
   void read_some(store::FrameReader& frames);
-  [[nodiscard]] PeerLost lost_error() const;
+  [[nodiscard]] PeerLost lost_error() const LOCKSTEP_REQUIRES(mutex_);
 
   std::string address_;
   Duration call_timeout_;
   sys::OwnProcess process_;
   sys::FileDescriptor socket_;
 
-  std::mutex sending_;
-  std::optional<store::Sealer> sealer_;
+  Mutex sending_;
+  std::optional<store::Sealer> sealer_ LOCKSTEP_GUARDED_BY(sending_);
   std::optional<store::Opener> opener_;  // the reader's
 
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
-  Replies waiting_;  // by request; empty until the reply is there
-  std::optional<std::string> lost_;
-  std::uint64_t next_id_ = 1;
+  Replies waiting_ LOCKSTEP_GUARDED_BY(mutex_);  // by request; empty until the reply is there
+  std::optional<std::string> lost_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::uint64_t next_id_ LOCKSTEP_GUARDED_BY(mutex_) = 1;
   sys::Thread reader_;
 };
 

@@ -1,38 +1,38 @@
 #include <lockstep/store/memory_store.h>
 
+#include "base/mutex.h"
 #include "store/limits.h"
 #include "store/table.h"
 
 #include <condition_variable>
-#include <mutex>
 
 namespace lockstep {
 
-// `mutex` guards `table`; `changed` is notified after every change that can make a key appear.
+// `changed` is notified after every change that can make a key appear.
 struct MemoryStore::State {
-  std::mutex mutex;
+  Mutex mutex;
   std::condition_variable changed;
-  store::Table table;
+  store::Table table LOCKSTEP_GUARDED_BY(mutex);
 
   // Applies `change` to the table and wakes those who wait for keys.
   template <typename Change>
   auto apply(Change change) {
-    std::unique_lock lock(mutex);
+    Lock lock(mutex);
     auto result = change(table);
     lock.unlock();
     changed.notify_all();
     return result;
   }
 
-  // Returns with the keys there and the lock held.
-  std::unique_lock<std::mutex> wait_for(std::span<const std::string> keys, Deadline deadline) {
+  // Returns with the keys there.
+  void wait_for(std::span<const std::string> keys, Deadline deadline, Lock& lock)
+      LOCKSTEP_REQUIRES(mutex) {
     auto start = Clock::now();
-    std::unique_lock lock(mutex);
     for (;;) {
       auto missing = table.missing(keys);
-      if (missing.empty()) return lock;
+      if (missing.empty()) return;
       if (deadline.passed()) throw store::missing_keys(missing, Clock::now() - start);
-      changed.wait_for(lock, std::min<Duration>(deadline.left(), std::chrono::hours(1)));
+      changed.wait_for(lock.native(), std::min<Duration>(deadline.left(), std::chrono::hours(1)));
     }
   }
 };
@@ -48,7 +48,7 @@ void MemoryStore::set(std::string_view key, std::string_view value) {
 
 std::optional<std::string> MemoryStore::try_get(std::string_view key) {
   store::check_key(key);
-  std::lock_guard lock(state_->mutex);
+  Lock lock(state_->mutex);
   const std::string* value = state_->table.find(key);
   return value != nullptr ? std::optional(*value) : std::nullopt;
 }
@@ -56,13 +56,15 @@ std::optional<std::string> MemoryStore::try_get(std::string_view key) {
 std::string MemoryStore::get(std::string_view key, Deadline deadline) {
   store::check_key(key);
   std::string name(key);
-  auto lock = state_->wait_for(std::span(&name, 1), deadline);
+  Lock lock(state_->mutex);
+  state_->wait_for(std::span(&name, 1), deadline, lock);
   return *state_->table.find(key);
 }
 
 void MemoryStore::wait(std::span<const std::string> keys, Deadline deadline) {
   for (const std::string& key : keys) store::check_key(key);
-  state_->wait_for(keys, deadline);
+  Lock lock(state_->mutex);
+  state_->wait_for(keys, deadline, lock);
 }
 
 std::int64_t MemoryStore::add(std::string_view key, std::int64_t delta) {
@@ -84,7 +86,7 @@ bool MemoryStore::erase(std::string_view key) {
 }
 
 std::vector<std::string> MemoryStore::keys(std::string_view prefix) {
-  std::lock_guard lock(state_->mutex);
+  Lock lock(state_->mutex);
   return state_->table.keys(prefix);
 }
 

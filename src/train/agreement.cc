@@ -4,6 +4,7 @@
 #include "sys/topology.h"
 
 #include <lockstep/base/format.h>
+#include <lockstep/checkpoint/share.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -25,13 +26,6 @@ std::optional<std::string> failure_of(const std::function<void()>& action) {
   } catch (const std::exception& error) {
     return sys::failure_text(error);
   }
-}
-
-// The words of rank `root`, which are `length` bytes long, on every rank.
-std::string broadcast_text(Group& group, std::string text, std::int64_t length, int root) {
-  text.resize(length);
-  if (length > 0) group.broadcast(at::from_blob(text.data(), {length}, at::kByte), root).wait();
-  return text;
 }
 
 // What a rank tells the others: how long its words are, and how many of them say who it is.
@@ -59,7 +53,7 @@ void together(Group& group, const std::function<void()>& action) {
   const auto first = std::ranges::find_if(all, failed);
   if (first == all.end()) return;
   const int rank = static_cast<int>(first - all.begin());
-  std::string words = broadcast_text(group, name + failure.value_or(""), first->length, rank);
+  std::string words = checkpoint::broadcast_text(group, name + failure.value_or(""), rank);
   // What goes wrong everywhere needs no name; what goes well elsewhere does.
   if (std::ranges::all_of(all, failed)) words.erase(0, first->own_name);
   throw CommonFailure(words, rank);

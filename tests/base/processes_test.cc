@@ -34,7 +34,9 @@ TEST(Processes, EachRankIsAProcessThatKnowsItsNumber) {
 
 TEST(Processes, FailuresOfARankAreSeen) {
   auto results = run_ranks(4, [](int rank) {
-    if (rank == 0) EXPECT_EQ(rank, 7) << "this failure is part of the test";
+    if (rank == 0) {
+      EXPECT_EQ(rank, 7) << "this failure is part of the test";
+    }
     if (rank == 1) throw std::runtime_error("this exception is part of the test");
     if (rank == 2) ::raise(SIGKILL);
   });

@@ -30,7 +30,7 @@ using test::message_of;
 
 namespace {
 
-constexpr auto refusal = " is not usable in its child ";
+constexpr auto refusal_of_child = " is not usable in its child ";
 
 void expect_sum_of_ones(Group& group) {
   auto tensor = at::ones({20'000});
@@ -44,7 +44,7 @@ class Lifecycle : public test::EngineTest {};
 int use_as_a_child(std::optional<Group> world, std::optional<Group> part, std::optional<Work> work,
                    at::Tensor shared) {
   auto refuses = [](const std::function<void()>& action) {
-    return contains(message_of<InvalidArgument>(action), refusal);
+    return contains(message_of<InvalidArgument>(action), refusal_of_child);
   };
   if (!refuses([&] { world->all_reduce(at::ones({3})).wait(); })) return 1;
   if (!refuses([&] { (void)world->split(0); })) return 2;

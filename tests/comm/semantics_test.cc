@@ -69,7 +69,18 @@ TEST_P(Posting, OperationsTakeEffectInTheOrderOfTheirPosts) {
 
 TEST_P(Posting, ADroppedWorkKeepsItsTensors) {
   run([](Group group) {
-    for (int round = 0; round < 20; ++round) group.all_reduce(at::ones({5000 + round})).drop();
+    for (int round = 0; round < 20; ++round) {
+      const std::int64_t length = 5000 + round;
+      if (round % group.size() == group.rank()) {
+        std::this_thread::sleep_for(1ms);  // the others have dropped theirs by now
+        auto sum = at::ones({length});
+        group.all_reduce(sum).wait();
+        EXPECT_TRUE(sum.eq(group.size()).all().item<bool>()) << "round " << round;
+      } else {
+        group.all_reduce(at::ones({length})).drop();
+        auto next = at::full({length}, -7.0F);  // gets the memory of a tensor that is gone
+      }
+    }
     group.barrier().wait();
   });
 }

@@ -6,7 +6,7 @@ import shutil
 import signal
 import time
 
-from support import Process, build_folder, end_all, environment, expect, expect_words, run, shown, skip
+from support import Process, build_folder, end_all, environment, expect, expect_words, run, shown, skip, why_no_world
 
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
 # Debian's names.
@@ -68,6 +68,12 @@ def main():
     usable = [name for name in found if name in built]
     if not usable:
         skip("no MPI (packages libopenmpi-dev and openmpi-bin, or libmpich-dev and mpich)")
+    faults = {name: why_no_world(found[name], program(f"mpi_world_{name.lower()}"), environment(**ROOT))
+              for name in usable}
+    print(*(f"{name} is left out: {why}" for name, why in faults.items() if why), sep="\n")
+    usable = [name for name in usable if not faults[name]]
+    if not usable:
+        skip("; ".join(faults.values()))
     for name in usable:
         killed(name, [*found[name], *RECOVERY.get(name, [])], others_live=name in RECOVERY)
         killed(f"{name}, through a shell", found[name], STAYS_LONGER)

@@ -43,6 +43,23 @@ def environment(**more):
     return kept | {"OMP_NUM_THREADS": "1", "LOCKSTEP_ARENA": "64MiB"} | more
 
 
+def why_no_world(launcher, world, env=None):
+    """Why `launcher` starts no world of two ranks, by the program mpi_world of its MPI; empty where it does.
+
+    A package whose mpirun and library disagree about how ranks are numbered starts worlds of one rank: that is a
+    fault of the package, and nothing that needs several ranks can be shown with it.
+    """
+    done = subprocess.run([*launcher, "-n", "2", world], env=env, stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True, timeout=60)
+    said = [line for line in done.stdout.splitlines() if line.startswith("world of")]
+    if said == ["world of 1"] * 2:
+        name = os.path.basename(launcher[0])
+        return f"{name} -n 2 starts two worlds of one rank: its library does not understand it"
+    if done.returncode != 0 or said != ["world of 2"]:
+        fail(f"{launcher[0]} -n 2 {world}: exit code {done.returncode}", done.stdout + done.stderr)
+    return ""
+
+
 class Process:
     """A command in a session of its own, with all its output in one text; ended with the test."""
 

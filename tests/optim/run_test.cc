@@ -1,6 +1,7 @@
 // What lies side by side is one run, whatever it is kept in; nothing else is.
 #include "optim/run.h"
 
+#include "optim/kept.h"
 #include "optim/support.h"
 
 #include <gtest/gtest.h>

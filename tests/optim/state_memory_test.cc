@@ -147,7 +147,7 @@ TEST(StateMemory, HasTheMastersOfParametersInSixteenBits) {
   }
 }
 
-// 12 parameters of 16 MiB each, with gradient and state: several stretches, and the next one is
+// 12 parameters of 16 MiB each, with gradient and state: several batches, and the next one is
 // announced before the current one has ended.
 TEST(StateMemory, IsToldWhatComesNext) {
   std::vector<at::Tensor> parameters;

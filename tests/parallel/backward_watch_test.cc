@@ -113,22 +113,22 @@ TEST_F(BackwardWatch, DoesNotKeepAnObserver) {
 }
 
 // What a strategy does with the calls of one step.
-struct Strategy {
+struct ObservedStrategy {
   void on_backward_end(bool nested) {
     events += step->is_over(nested, complete) ? "over " : "goes on ";
   }
   void on_backward_failed() noexcept { events += "failed "; }
 
-  std::shared_ptr<StepObserver<Strategy>> step;
+  std::shared_ptr<StepObserver<ObservedStrategy>> step;
   bool complete = false;
   std::string events;
 };
 
-class Step : public BackwardWatch {
+class ObservedStep : public BackwardWatch {
  protected:
-  Step() { strategy_->step = std::make_shared<StepObserver<Strategy>>(strategy_); }
+  ObservedStep() { strategy_->step = std::make_shared<StepObserver<ObservedStrategy>>(strategy_); }
 
-  std::shared_ptr<Strategy> strategy_ = std::make_shared<Strategy>();
+  std::shared_ptr<ObservedStrategy> strategy_ = std::make_shared<ObservedStrategy>();
   // A gradient of this step.
   std::function<void()> gradient_ = [this] { strategy_->step->watch(); };
   std::function<void()> inner_gradient_ = [this] {
@@ -139,22 +139,22 @@ class Step : public BackwardWatch {
   };
 };
 
-TEST_F(Step, IsOverWhenTheOutermostOfItsCallsIs) {
+TEST_F(ObservedStep, IsOverWhenTheOutermostOfItsCallsIs) {
   Node::apply(Node::apply(leaf_, &gradient_), &gradient_).sum().backward();
   EXPECT_EQ(strategy_->events, "over ");
   strategy_->events.clear();
-  strategy_->step = std::make_shared<StepObserver<Strategy>>(strategy_);
+  strategy_->step = std::make_shared<StepObserver<ObservedStrategy>>(strategy_);
   Node::apply(Node::apply(leaf_, &gradient_), &inner_gradient_).sum().backward();
   EXPECT_EQ(strategy_->events, "goes on returned goes on over ");
 }
 
-TEST_F(Step, IsOverAsSoonAsItIsComplete) {
+TEST_F(ObservedStep, IsOverAsSoonAsItIsComplete) {
   strategy_->complete = true;
   Node::apply(leaf_, &inner_gradient_).sum().backward();
   EXPECT_EQ(strategy_->events, "over returned ");
 }
 
-TEST_F(Step, FailsWithTheCallsThatAreWatched) {
+TEST_F(ObservedStep, FailsWithTheCallsThatAreWatched) {
   at::Tensor x = Node::apply(Node::apply(leaf_, &fail_), &inner_gradient_);
   EXPECT_THROW(x.sum().backward(), std::runtime_error);
   EXPECT_EQ(strategy_->events, "goes on returned failed ");

@@ -72,6 +72,7 @@ TEST(TcpStore, AServerMayStartLater) {
   TcpStore store(client_of(port));
   starter.join();
   store.set("key", "value");
+  EXPECT_EQ(TcpStore(client_of(server->port())).get("key", soon()), "value");
 }
 
 TEST(TcpStore, WhatIsNoStoreIsSaidSo) {

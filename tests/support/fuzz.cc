@@ -122,6 +122,7 @@ FuzzRounds::FuzzRounds(std::string_view name, std::uint64_t share)
 }
 
 void FuzzRounds::read_environment(std::uint64_t share) {
+  fewest_ = std::min<std::uint64_t>(fewest_, 2000 / share);
   if (const char* again = std::getenv("LOCKSTEP_FUZZ_SEED"); again != nullptr) {
     char* round = nullptr;
     seed_ = std::strtoull(again, &round, 10);
@@ -150,7 +151,8 @@ FuzzRounds::~FuzzRounds() {
 
 bool FuzzRounds::next() {
   if (testing::Test::HasFailure()) return false;
-  bool more = limit_ > 0 ? count_ < limit_ : std::chrono::steady_clock::now() < end_;
+  bool more =
+      limit_ > 0 ? count_ < limit_ : count_ < fewest_ || std::chrono::steady_clock::now() < end_;
   if (!more) return false;
   std::seed_seq numbers{static_cast<std::uint32_t>(seed_), static_cast<std::uint32_t>(seed_ >> 32),
                         static_cast<std::uint32_t>(first_ + count_),

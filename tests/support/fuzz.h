@@ -5,9 +5,10 @@
 //     ...
 //   }
 //
-// A loop runs for a short time (LOCKSTEP_FUZZ unset) or for LOCKSTEP_FUZZ rounds (100000 in `./dev
-// soak`). Every round has a generator of its own, made from the loop's seed, which is printed, and
-// the round's number: LOCKSTEP_FUZZ_SEED=SEED:ROUND runs that one round again.
+// A loop runs for a short time, but 200 rounds at least (LOCKSTEP_FUZZ unset), or for LOCKSTEP_FUZZ
+// rounds (100000 in `./dev soak`). Every round has a generator of its own, made from the loop's
+// seed, which is printed, and the round's number: LOCKSTEP_FUZZ_SEED=SEED:ROUND runs that one round
+// again.
 #pragma once
 
 #include <chrono>
@@ -42,7 +43,7 @@ using Random = std::mt19937_64;
 class FuzzRounds {
  public:
   // Names the loop in what is printed, and prints the seed. A loop of slow rounds does one of
-  // `share` of them.
+  // `share` of LOCKSTEP_FUZZ rounds, and where `share` is above 10, one of that of 2000 at least.
   explicit FuzzRounds(std::string_view name, std::uint64_t share = 1);
   ~FuzzRounds();  // prints how many rounds there were
   FuzzRounds(const FuzzRounds&) = delete;
@@ -53,14 +54,16 @@ class FuzzRounds {
   [[nodiscard]] Random& random() { return random_; }
   // Rounds that were begun.
   [[nodiscard]] std::uint64_t count() const { return count_; }
-  // Whether what is not rare should have happened by now.
-  [[nodiscard]] bool enough() const { return count_ >= 200; }
+  // Whether what is not rare should have happened: always, but where one round is repeated or
+  // LOCKSTEP_FUZZ asks for few.
+  [[nodiscard]] bool enough() const { return count_ >= fewest_; }
 
  private:
   void read_environment(std::uint64_t share);
 
   std::string name_;
   std::uint64_t seed_;
+  std::uint64_t fewest_ = 200;
   std::uint64_t first_ = 0;
   std::uint64_t limit_ = 0;  // 0: until `end_`
   std::uint64_t count_ = 0;

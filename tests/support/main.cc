@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <string_view>
 
 #include <unistd.h>
 
@@ -18,10 +19,19 @@ void fix_thread_count(char** arguments) {
   ::execv("/proc/self/exe", arguments);
 }
 
+// Ranks that mpirun started run the same tests and have one file for their results: rank 0's.
+void leave_results_to_rank_0() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {
+    const char* rank = std::getenv(name);
+    if (rank != nullptr && std::string_view(rank) != "0") GTEST_FLAG_SET(output, "");
+  }
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
   fix_thread_count(arguments);
+  leave_results_to_rank_0();
   testing::InitGoogleTest(&count, arguments);
   lockstep::test::install_watchdog();
   return RUN_ALL_TESTS();

@@ -22,6 +22,10 @@ namespace lockstep::checkpoint {
 // The optimizer's parameters with the names under which their state is kept; each tensor once.
 using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
 
+// "optimizer.fc.weight.exp_avg"; what all fields of a parameter begin with, where none is given.
+[[nodiscard]] std::string optimizer_key(const std::string& parameter,
+                                        const std::string& field = "");
+
 // Shares memory with the optimizer's state where that is float32. A parameter that was never
 // updated has none. Throws InvalidArgument for an optimizer whose state has no names here.
 [[nodiscard]] NamedTensors optimizer_state(const torch::optim::Optimizer& optimizer,

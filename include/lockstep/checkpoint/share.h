@@ -4,11 +4,16 @@
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/group.h>
 
+#include <string>
+
 namespace lockstep::checkpoint {
 
 // Collective. Every rank gets the state that `root` passes, but for its description; what the
 // others pass is not looked at.
 // Throws the group's errors.
 [[nodiscard]] TrainingState share(Group& group, TrainingState state, int root = 0);
+
+// Collective. The text that `root` passes; what the others pass is not looked at.
+[[nodiscard]] std::string broadcast_text(Group& group, std::string text, int root);
 
 }  // namespace lockstep::checkpoint

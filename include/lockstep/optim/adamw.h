@@ -34,19 +34,21 @@
 
 namespace lockstep::optim {
 
-class AdamW : public torch::optim::AdamW, public TreatsGradients {
+// AdamW, and Adam (adam.h), after torch::optim's optimizer and options of that name.
+template <class Torch, class Options>
+class AdamOf : public Torch, public TreatsGradients {
  public:
-  explicit AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                 torch::optim::AdamWOptions defaults = {}, UpdateOptions update = {});
-  explicit AdamW(std::vector<at::Tensor> parameters, torch::optim::AdamWOptions defaults = {},
-                 UpdateOptions update = {});
+  explicit AdamOf(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                  Options defaults = {}, UpdateOptions update = {});
+  explicit AdamOf(std::vector<at::Tensor> parameters, Options defaults = {},
+                  UpdateOptions update = {});
 
   // One update of every parameter whose .grad is defined; the others keep their values and state.
   // Calls `closure` first, with gradients enabled, and returns what it returns. Not thread-safe.
   // InvalidArgument names a parameter by its place when its gradient is sparse or its dtype is
   // complex, or when a small state format was asked for where only float32 can be kept, and then
   // nothing was updated.
-  at::Tensor step(LossClosure closure = nullptr) override;
+  at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override;
 
   void load(torch::serialize::InputArchive& archive) override;
 
@@ -56,5 +58,8 @@ class AdamW : public torch::optim::AdamW, public TreatsGradients {
 
   UpdateOptions update_;
 };
+
+extern template class AdamOf<torch::optim::AdamW, torch::optim::AdamWOptions>;
+using AdamW = AdamOf<torch::optim::AdamW, torch::optim::AdamWOptions>;
 
 }  // namespace lockstep::optim

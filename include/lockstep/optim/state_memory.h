@@ -3,7 +3,7 @@
 //
 //   optim::AdamW adamw(sharded.parameters(), options, {.memory = sharded.state_memory()});
 //
-// A step then goes through the parameters in stretches, and says before each what the next one
+// A step then goes through the parameters in batches, and says before each what the next one
 // uses, and after it what it has used, gradients and parameters included. Results do not depend on
 // it.
 //
@@ -43,7 +43,7 @@ class StateMemory {
 // `memory`, as far as parameters are on the CPU; nothing happens where that is null. What the
 // first step of Adam, AdamW and RMSprop would make is made there at once; SGD makes its momentum in
 // its first step, so call this after that. Call it after load(), too, which makes all state anew.
-// Steps read and write what they need, in no stretches, and the system takes it out of memory as it
+// Steps read and write what they need, in no batches, and the system takes it out of memory as it
 // needs room.
 //
 // InvalidArgument for other optimizers, and for ours, which are told by UpdateOptions::memory.

@@ -1,5 +1,5 @@
-// AbsentGradients: what lies in .grad where there is no gradient to be had. Whoever takes it for
-// one gets an InvalidArgument that says where the gradients are, before anything has changed:
+// AbsentGradients: what lies in .grad where there is no gradient. To take it for one is an
+// InvalidArgument that says where the gradients are, before anything has changed:
 //
 //   of the module's parameters   always, but in backward() and after one inside no_sync(): an
 //                                optimizer, clip_grad_norm_() or zero_grad() that is used on the

@@ -2,7 +2,7 @@
 // fault a page; a buffer that was just released costs nothing.
 //
 // Invariant, under mutex_: taken and free buffers together are never more bytes than the most that
-// was ever taken at once. So a pool adds nothing to the peak of those who use it.
+// was ever taken at once. So a pool adds nothing to the peak of memory.
 //
 // Thread-safe.
 #pragma once
@@ -31,12 +31,12 @@ class BufferPool {
 
   // Of that many elements, uninitialised, in memory that peers of the host read where it lies.
   at::Tensor take(std::int64_t numel, c10::ScalarType dtype, c10::Device device);
-  // Nobody else may use `buffer` any more.
+  // It must not be used any more.
   void give(at::Tensor buffer);
   // The same memory for good: not to be given back, and not counted.
   [[nodiscard]] at::Tensor make(std::int64_t numel, c10::ScalarType dtype,
                                 c10::Device device) const;
-  // Frees what nobody has taken.
+  // Frees what is not taken.
   void clear();
 
   [[nodiscard]] Bytes bytes() const;

@@ -20,7 +20,7 @@ namespace lockstep::sharded {
 namespace {
 
 constexpr std::int64_t piece_elements = 1 << 16;
-constexpr std::int64_t stretch_bytes = 1 << 13;  // of numbers on their way to another dtype
+constexpr std::int64_t buffer_bytes = 1 << 13;  // of numbers on their way to another dtype
 
 void convert(c10::ScalarType dtype, const std::byte* from, c10::ScalarType wanted, void* to,
              std::int64_t count) {
@@ -85,8 +85,8 @@ void DeferredGradient::read(std::int64_t begin, std::int64_t count, void* to) co
   if (summed == dtype_) return average(begin, count, to);
   if (inputs_.size() == 1)
     return convert(summed, inputs_[0] + begin * rows_.element_size(), dtype_, to, count);
-  alignas(64) std::array<std::byte, stretch_bytes> averages;
-  std::int64_t most = stretch_bytes / rows_.element_size();
+  alignas(64) std::array<std::byte, buffer_bytes> averages;
+  std::int64_t most = buffer_bytes / rows_.element_size();
   auto size = static_cast<std::int64_t>(c10::elementSize(dtype_));
   for (std::int64_t done = 0; done < count; done += most) {
     std::int64_t part = std::min(most, count - done);

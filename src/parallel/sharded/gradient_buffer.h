@@ -38,7 +38,7 @@ class GradientBuffer {
   [[nodiscard]] virtual bool stays() const = 0;
   // It is there from now on. What is no gradient's place is zeros.
   void take();
-  // Nobody uses it any more.
+  // It is not used any more.
   virtual void give_back() {}
 
   // Posts the sum, or average, over the ranks: own_part() has it then, where there are no rows().

@@ -73,7 +73,7 @@ class UnitStorage {
   // The shard has been written in place.
   virtual void shard_written() {}
 
-  // Advice: the shard will be used soon; nobody needs it for a while.
+  // Advice: the shard will be used soon; it will not be used for a while.
   void fetch_ahead() const;
   void leave() const;
 

@@ -35,11 +35,13 @@ TEST_P(ShardedParity, AccumulatedMicroBatchesToo) {
 INSTANTIATE_TEST_SUITE_P(Local, ShardedParity,
                          testing::ValuesIn(ranks_of({Engine::local}, {1, 2, 3, 4, 5})),
                          name_of_ranks);
-INSTANTIATE_TEST_SUITE_P(Shm, ShardedParity, testing::ValuesIn(ranks_of({Engine::shm}, {2, 3})),
-                         name_of_ranks);
+INSTANTIATE_TEST_SUITE_P(Shm, ShardedParity,
+                         testing::ValuesIn(ranks_of({Engine::shm}, {2, 3, 4, 5})), name_of_ranks);
+
+class ShardedParitySettings : public testing::TestWithParam<Engine> {};
 
 // Settings that change when and what is gathered, and never a value.
-TEST(ShardedParitySettings, EverySettingGivesTheSame) {
+TEST_P(ShardedParitySettings, EverySettingGivesTheSame) {
   Problem problem = problems()[2];
   constexpr int ranks = 3;
   History expected = one_process(problem, adamw(), ranks, 4);
@@ -48,7 +50,7 @@ TEST(ShardedParitySettings, EverySettingGivesTheSame) {
   settings.push_back({.reshard_after_forward = false});
   settings.push_back({.find_unused_parameters = true});
   for (const ShardOptions& options : settings)
-    run_as_threads(ranks, [&](Group group) {
+    run_group(GetParam(), ranks, [&](Group group) {
       expect_same_history(expected, problem, group, options, adamw());
     });
   Problem whole = problem;
@@ -57,10 +59,14 @@ TEST(ShardedParitySettings, EverySettingGivesTheSame) {
         {"transformer.wte", "transformer.h.*"},
         {"transformer.h.*.attn", "transformer.h.*.mlp", "transformer"}}) {
     whole.units = units;
-    run_as_threads(ranks,
-                   [&](Group group) { expect_same_history(expected, whole, group, {}, adamw()); });
+    run_group(GetParam(), ranks,
+              [&](Group group) { expect_same_history(expected, whole, group, {}, adamw()); });
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Engines, ShardedParitySettings,
+                         testing::Values(Engine::local, Engine::shm),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
 
 }  // namespace
 }  // namespace lockstep

@@ -184,10 +184,14 @@ class InjectedRank {
 void live_injected(const Injection& injection, int rank, const std::string& place,
                    InjectionBoard& board) {
   const TcpStoreOptions server{.host = place, .connect_timeout = 10s};
-  const BackendOptions options{
-      .timeout = injection.deadline, .join_timeout = 10s, .arena_bytes = 16 << 20};
-  auto world = make_backend(name_of(injection.target.engine), std::make_shared<TcpStore>(server),
-                            rank, injection.ranks(), options);
+  const BackendOptions options{.timeout = injection.deadline,
+                               .join_timeout = 10s,
+                               .arena_bytes = 16 << 20,
+                               .hosts = pretended_hosts(injection.ranks())};
+  std::string name(name_of(injection.target.engine));
+  if (injection.target.engine == Engine::hierarchical) name += ":gloo";
+  auto world =
+      make_backend(name, std::make_shared<TcpStore>(server), rank, injection.ranks(), options);
   try {
     InjectedRank(injection, rank,
                  Group(flight::recorded(std::move(world)), "world", injection.deadline), board)

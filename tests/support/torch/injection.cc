@@ -17,6 +17,18 @@
 #include <unistd.h>
 
 namespace lockstep::test {
+
+// The processes of one injection.
+class InjectedRanks {
+ public:
+  virtual ~InjectedRanks() = default;
+  [[nodiscard]] virtual const InjectionBoard& board() const = 0;
+  // Blocks until that rank has left its group in order; false when it has not by then.
+  [[nodiscard]] virtual bool has_left(int rank, std::chrono::milliseconds limit) = 0;
+  // What they printed, as far as it is known here.
+  [[nodiscard]] virtual std::string output() const { return {}; }
+};
+
 namespace {
 
 using namespace std::chrono_literals;
@@ -35,17 +47,6 @@ void hold_store(const std::string& place) {
   const StoreServer server({.host = place});
   std::this_thread::sleep_for(1h);
 }
-
-// The processes of one injection.
-class InjectedRanks {
- public:
-  virtual ~InjectedRanks() = default;
-  [[nodiscard]] virtual const InjectionBoard& board() const = 0;
-  // Blocks until that rank has left its group in order; false when it has not by then.
-  [[nodiscard]] virtual bool has_left(int rank, std::chrono::milliseconds limit) = 0;
-  // What they printed, as far as it is known here.
-  [[nodiscard]] virtual std::string output() const { return {}; }
-};
 
 class ForkedRanks final : public InjectedRanks {
  public:
@@ -119,7 +120,9 @@ std::vector<Engine> engines_of_processes() {
 std::vector<Target> injection_targets() {
   std::vector<Target> result;
   if (is_under_mpirun()) return result;
-  for (auto engine : engines_of_processes()) result.push_back({engine});
+  for (auto engine : engines()) {
+    if (engine != Engine::local) result.push_back({engine});
+  }
   for (auto& mpi : startable_mpis()) result.push_back({Engine::mpi, std::move(mpi)});
   return result;
 }

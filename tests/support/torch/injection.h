@@ -36,12 +36,12 @@ enum class Misdeed {
 // Those whose ranks are processes that a test can fork: shm, and gloo where this build has it.
 [[nodiscard]] std::vector<Engine> engines_of_processes();
 
-// Those and mpi.
+// Those, hierarchical over Gloo, and mpi.
 struct Target {
   Engine engine = Engine::shm;
   std::string mpi = {};  // the implementation whose mpirun starts the ranks: "openmpi", "mpich"
 
-  [[nodiscard]] std::string name() const;  // "shm", "gloo", "openmpi", "mpich"
+  [[nodiscard]] std::string name() const;  // "shm", "gloo", "hierarchical", "openmpi", "mpich"
   friend std::ostream& operator<<(std::ostream& out, const Target& target);
 };
 // Those of this build for which this machine has what they need.

@@ -48,6 +48,8 @@ std::shared_ptr<Store> store_of_mpirun() {
   return store;
 }
 
+}  // namespace
+
 // As many hosts, unevenly and not in order, as a few ranks can show.
 std::vector<std::string> pretended_hosts(int size) {
   switch (size) {
@@ -64,8 +66,6 @@ std::vector<std::string> pretended_hosts(int size) {
   for (int rank = 0; rank < size; ++rank) hosts.push_back("host " + std::to_string(rank));
   return hosts;
 }
-
-}  // namespace
 
 bool is_under_mpirun() { return place_under_mpirun().size > 1; }
 

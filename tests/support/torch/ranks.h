@@ -18,6 +18,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -38,6 +39,9 @@ using GroupBody = std::function<void(Group)>;
 // test.
 void run_group(Engine engine, int size, const GroupBody& body,
                Duration timeout = std::chrono::seconds(20));
+
+// On which of several hosts each rank of a hierarchical group is, as tests pretend.
+[[nodiscard]] std::vector<std::string> pretended_hosts(int size);
 
 // Where ranks that are processes meet, for tests that start and end them by hand: made by the
 // parent, used in the ranks.

@@ -11,8 +11,9 @@
 //
 // How: every parameter that requires a gradient gets a hook that runs when its gradient is
 // complete. Gradients lie in buckets in memory that the ranks of a host share; a
-// bucket is reduced when all of it is there and the buckets before it are on their way. backward()
-// returns when all are reduced. See naive.h for the same in ten lines.
+// bucket is reduced when all of it is there and the buckets before it are on their way, the last
+// one when backward() has ended. It returns when all are reduced. See naive.h for the same in ten
+// lines.
 //
 // The average: the sum over ranks in the group's fixed order, divided once by its size. On `local`
 // and `shm` that is bit for bit what one process gets that computes each rank's micro-batch alone

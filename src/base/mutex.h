@@ -1,0 +1,54 @@
+// A mutex whose rules clang checks at compile time (-Wthread-safety): what it guards says so, and
+// using that without the mutex is a warning.
+//
+//   Mutex mutex_;
+//   std::condition_variable changed_;
+//   int count_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+//   int next() LOCKSTEP_REQUIRES(mutex_) { return count_++; }     // the caller has locked it
+//
+//   Lock lock(mutex_);
+//   changed_.wait(lock.native(), [&]() LOCKSTEP_REQUIRES(mutex_) { return count_ > 0; });
+//
+// Other compilers see an ordinary mutex.
+#pragma once
+
+#include <mutex>
+
+#if defined(__clang__)
+#define LOCKSTEP_THREAD_SAFETY(attribute) __attribute__((attribute))
+#else
+#define LOCKSTEP_THREAD_SAFETY(attribute)
+#endif
+
+#define LOCKSTEP_GUARDED_BY(mutex) LOCKSTEP_THREAD_SAFETY(guarded_by(mutex))
+#define LOCKSTEP_REQUIRES(...) LOCKSTEP_THREAD_SAFETY(requires_capability(__VA_ARGS__))
+#define LOCKSTEP_EXCLUDES(...) LOCKSTEP_THREAD_SAFETY(locks_excluded(__VA_ARGS__))
+
+namespace lockstep {
+
+class LOCKSTEP_THREAD_SAFETY(capability("mutex")) Mutex {
+ private:
+  friend class Lock;
+  std::mutex mutex_;
+};
+
+// Holds a mutex from its construction to its end, but between unlock() and lock().
+class LOCKSTEP_THREAD_SAFETY(scoped_lockable) Lock {
+ public:
+  explicit Lock(Mutex& mutex) LOCKSTEP_THREAD_SAFETY(acquire_capability(mutex))
+      : lock_(mutex.mutex_) {}
+  ~Lock() LOCKSTEP_THREAD_SAFETY(release_capability()) = default;
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+  void lock() LOCKSTEP_THREAD_SAFETY(acquire_capability()) { lock_.lock(); }
+  void unlock() LOCKSTEP_THREAD_SAFETY(release_capability()) { lock_.unlock(); }
+
+  // For std::condition_variable, which unlocks it while it waits.
+  [[nodiscard]] std::unique_lock<std::mutex>& native() { return lock_; }
+
+ private:
+  std::unique_lock<std::mutex> lock_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,95 @@
+"""tools/run_tests.py counts cases, keeps skips apart, and lets a second try excuse nothing but what is about time."""
+import contextlib
+import importlib.util
+import io
+import pathlib
+import tempfile
+import types
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+spec = importlib.util.spec_from_file_location("run_tests", ROOT / "tools/run_tests.py")
+run_tests = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(run_tests)
+
+MARKS = {"Soon.*": "within 50 ms"}
+SKIPPED = '<skipped message="x_test.cc:7&#x0A;no GPU here"/>'
+FAILED = '<failure message="Expected equality"/>'
+
+
+def results(**cases):
+    """GoogleTest's XML of cases named Suite_Case, each with what stands in its element."""
+    lines = []
+    for name, inside in cases.items():
+        suite, case = name.split("_")
+        lines.append(f'<testcase classname="{suite}" name="{case}" status="run">{inside}</testcase>')
+    return f"<testsuites><testsuite>{''.join(lines)}</testsuite></testsuites>"
+
+
+def ctest(**entries):
+    """ctest's JUnit file of entries, each (status, what stands in its element)."""
+    lines = (f'<testcase name="{name}" status="{status}">{inside}</testcase>'
+             for name, (status, inside) in entries.items())
+    return f"<testsuite>{''.join(lines)}</testsuite>"
+
+
+def entries_of(junit, cases):
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder)
+        (path / "ctest.xml").write_text(junit)
+        for name, text in cases.items():
+            if text is not None:
+                (path / f"{name}.xml").write_text(text)
+        files = {name: path / f"{name}.xml" for name in cases}
+        return run_tests.read_entries("release", path / "ctest.xml", files)
+
+
+def report_of(first, second=()):
+    """The exit code and the lines that are printed after these entries."""
+    report, again = run_tests.Report(MARKS), {entry.name: entry for entry in second}
+    for entry in first:
+        report.add(entry, again.get(entry.name))
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        code = report.print()
+    return types.SimpleNamespace(code=code, text=printed.getvalue(), last=printed.getvalue().splitlines()[-1])
+
+
+def expect(report, code, *texts):
+    assert report.code == code, f"expected exit code {code}, found {report.code}: {report.text}"
+    for text in texts:
+        assert text in report.text, f"no '{text}' in {report.text}"
+
+
+# Cases are counted, and skips apart from passes, both those of cases and those of entries.
+passing = entries_of(ctest(comm=("run", ""), lint=("run", ""), srun=(
+    "notrun", '<skipped message="SKIP_RETURN_CODE=77"/><system-out>started&#x0A;skipped: no srun</system-out>')),
+    {"comm": results(A_one="", A_two="", A_three=SKIPPED)})
+expect(report_of(passing), 0, "skipped: release: comm: A.three: no GPU here", "skipped: release: srun: no srun")
+assert report_of(passing).last.startswith("3 passed, 0 failed, 2 skipped (1 cases and 1 entries, for the 2 reasons")
+
+# What fails and passes at a second try fails the run; what is about time does not, but is named.
+passed = entries_of(ctest(comm=("run", "")), {"comm": results(A_one="", Soon_now="")})
+race = entries_of(ctest(comm=("fail", "")), {"comm": results(A_one=FAILED, Soon_now="")})
+late = entries_of(ctest(comm=("fail", "")), {"comm": results(A_one="", Soon_now=FAILED)})
+both = entries_of(ctest(comm=("fail", "")), {"comm": results(A_one=FAILED, Soon_now=FAILED)})
+expect(report_of(race, passed), 1, "failed: release: comm: A.one; it passed at a second try", "1 passed, 1 failed")
+expect(report_of(late, passed), 0, "second try: release: comm: Soon.now (about time: within 50 ms)",
+       "2 passed, 0 failed", "1 about time that passed only at the second try")
+expect(report_of(late, late), 1, "failed: release: comm: Soon.now", "1 passed, 1 failed")
+expect(report_of(late), 1)
+expect(report_of(both, passed), 1, "0 passed, 2 failed")
+
+# A program that ends without results, or whose cases all passed, or that was not built, has failed; so has one
+# without a case, also where it ended with 0.
+crashed = entries_of(ctest(comm=("fail", "")), {"comm": None})
+expect(report_of(crashed, passed), 1, "failed: release: comm; it passed")
+leaked = entries_of(ctest(comm=("fail", "")), {"comm": results(A_one="")})
+expect(report_of(leaked), 1, "failed: release: comm\n", "1 passed, 1 failed")
+absent = entries_of(ctest(comm=("notrun", '<skipped message="Unable to find executable"/>')), {"comm": None})
+expect(report_of(absent), 1, "failed: release: comm")
+for none in (results(), None):
+    expect(report_of(entries_of(ctest(comm=("run", "")), {"comm": none})), 1, "comm (it ran no case)")
+
+# Every line of the list is a pattern and a reason.
+marks = run_tests.read_marks(ROOT / "tests/about_time.txt")
+assert marks and all("." in pattern and reason for pattern, reason in marks.items())
+print(f"run_tests: {len(marks)} patterns of cases that are about time")
