@@ -56,9 +56,9 @@ int main(int argc, char** argv) try {
   }
 
   std::int64_t mine = 0, all = 0;
-  for (const auto& [name, tensor, sizes, range] : sharded.named_parameters()) {
-    mine += range.length();
-    all += c10::multiply_integers(sizes);
+  for (const auto& [name, tensor, aliases, slice] : sharded.named_parameters()) {
+    mine += slice.range.length();
+    all += c10::multiply_integers(slice.sizes);
   }
   loss = loss.detach();
   world.all_reduce(loss, ls::Op::average).wait();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <lockstep/base/error.h>
+#include <lockstep/checkpoint/handle_state.h>
 #include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/comm/functional.h>
 #include <lockstep/comm/group.h>
@@ -24,6 +25,7 @@
 #include <lockstep/optim/scheduler.h>
 #include <lockstep/optim/sgd.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/sharded/sharded_build.h>

@@ -11,7 +11,7 @@ namespace lockstep::train {
 namespace {
 
 template <class Optimizer, class OptimizerOptions>
-std::unique_ptr<torch::optim::Optimizer> make(const std::vector<TrainedParameter>& parameters,
+std::unique_ptr<torch::optim::Optimizer> make(const std::vector<NamedPart>& parameters,
                                               OptimizerOptions options, double weight_decay,
                                               optim::UpdateOptions update) {
   return std::make_unique<Optimizer>(optim::decay_groups(parameters, options, weight_decay),
@@ -21,8 +21,8 @@ std::unique_ptr<torch::optim::Optimizer> make(const std::vector<TrainedParameter
 }  // namespace
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options,
-                                                        const ModelHandle& handle) {
-  std::vector<TrainedParameter> parameters = handle.parameters();
+                                                        const Handle& handle) {
+  std::vector<NamedPart> parameters = handle.named_parameters();
   optim::UpdateOptions update{.memory = handle.state_memory()};
   if (options.optimizer == "sgd")
     return make<optim::SGD>(parameters,

@@ -1,8 +1,7 @@
 // The optimizer that the options ask for.
 #pragma once
 
-#include "train/model_handle.h"
-
+#include <lockstep/parallel/handle.h>
 #include <lockstep/train/options.h>
 #include <lockstep/train/schedule.h>
 
@@ -16,7 +15,7 @@ namespace lockstep::train {
 // Weight decay acts on parameters of two dims and more; biases and normalisations are left alone
 // (nanoGPT's rule).
 [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options,
-                                                                      const ModelHandle& handle);
+                                                                      const Handle& handle);
 
 void set_learning_rate(torch::optim::Optimizer& optimizer, double lr);
 

@@ -12,6 +12,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/base/text.h>
 #include <lockstep/base/visible.h>
+#include <lockstep/checkpoint/handle_state.h>
 #include <lockstep/checkpoint/share.h>
 #include <lockstep/module/state_dict.h>
 #include <lockstep/optim/treatment.h>
@@ -113,7 +114,7 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   });
   compare_data();
   handle_ = make_handle(options_, *task_, world_);
-  optimizer_ = make_optimizer(options_, *handle_);
+  optimizer_ = make_optimizer(options_, handle_);
   torch::manual_seed(stream_seed(options_.seed, stream_of_rank(world_.rank())));
   steps_per_epoch_ = task_->steps_per_epoch();
   steps_ = options_.steps > 0 ? options_.steps : options_.epochs * steps_per_epoch_;
@@ -130,7 +131,7 @@ void Run::restore(const checkpoint::TrainingState& state) {
   together(world_, [&] {
     check_progress(state);
     in_file(checkpoint_file(state.step, "optimizer.safetensors"),
-            [&] { handle_->load_optimizer_state(*optimizer_, state.optimizer); });
+            [&] { checkpoint::load_optimizer_state(*optimizer_, handle_, state.optimizer); });
     in_file(checkpoint_file(state.step, "training.json"), [&] {
       seconds_before_ = number_in(state.progress, "seconds", 0);
       stopping_.best = number_in(state.progress, "best");
@@ -152,15 +153,15 @@ void Run::step() {
   lr_ = learning_rate(schedule_, step_);
   set_learning_rate(*optimizer_, lr_);
   Batch batch = task_->batch(step_);
-  double waited_before = handle_->seconds_waited();
-  handle_->zero_grad();
+  double waited_before = handle_.seconds_waited();
+  handle_.zero_grad();
   double loss = backward(batch);
   optim::StepTreatment treatment;
   if (options_.clip > 0) treatment.clip_norm = options_.clip;
   optim::step_treated(*optimizer_, treatment);
-  if (options_.reduce_in_step) handle_->zero_grad();  // or an evaluation computes averages for all
+  if (options_.reduce_in_step) handle_.zero_grad();  // or an evaluation computes averages for all
   ++step_;
-  waited_ += handle_->seconds_waited() - waited_before;
+  waited_ += handle_.seconds_waited() - waited_before;
   agree(loss, batch.data.size(0));
 }
 
@@ -169,8 +170,8 @@ double Run::backward(const Batch& batch) {
   std::vector<at::Tensor> target = batch.target.chunk(options_.accumulate);
   double sum = 0;
   for (std::size_t part = 0; part < data.size(); ++part) {
-    std::shared_ptr<void> later;
-    if (part + 1 < data.size()) later = handle_->no_sync();
+    std::optional<NoSync> accumulating;
+    if (part + 1 < data.size()) accumulating.emplace(handle_.no_sync());
     at::Tensor loss = task_->loss({data[part], target[part]});
     double share =
         static_cast<double>(data[part].size(0)) / static_cast<double>(batch.data.size(0));
@@ -277,7 +278,7 @@ std::int64_t Run::resident_bytes() {
 // Collective.
 Cost Run::cost() {
   Cost own{.resident_bytes = resident_bytes(),
-           .model_bytes = handle_->bytes(*optimizer_),
+           .model_bytes = bytes_held(handle_, *optimizer_),
            .exposed_seconds =
                waited_ / static_cast<double>(std::max<std::int64_t>(1, step_ - reported_step_))};
   waited_ = 0;
@@ -289,9 +290,9 @@ Cost Run::cost() {
 checkpoint::TrainingState Run::state(std::vector<at::Tensor> random) {
   return {.step = step_,
           .epoch = epoch(),
-          .model = without_aliases(*task_->module(), handle_->model()),
+          .model = without_aliases(*task_->module(), handle_.state_dict()),
           .description = description(std::nullopt, false),
-          .optimizer = handle_->optimizer_state(*optimizer_),
+          .optimizer = checkpoint::optimizer_state(*optimizer_, handle_),
           .random = std::move(random),
           .progress = {{"seconds", formatted("{}", seconds())},
                        {"best", formatted("{}", stopping_.best)},

@@ -4,8 +4,8 @@
 #include "train/best.h"
 #include "train/cost.h"
 #include "train/evaluator.h"
-#include "train/model_handle.h"
 #include "train/run_folder.h"
+#include "train/strategy.h"
 #include "train/task.h"
 
 #include <lockstep/checkpoint/training_state.h>
@@ -101,7 +101,7 @@ class Run {
   Interrupt interrupt_;
   std::unique_ptr<Task> task_;
   std::string data_fingerprint_;
-  std::unique_ptr<ModelHandle> handle_;
+  Handle handle_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   ScheduleOptions schedule_;
   EarlyStopping stopping_;

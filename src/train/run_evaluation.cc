@@ -55,7 +55,7 @@ checkpoint::Metadata Run::description(const std::optional<Evaluation>& evaluatio
 // Collective.
 void Run::export_model(const std::string& name, const std::optional<Evaluation>& evaluation,
                        bool is_partial) {
-  checkpoint::NamedTensors tensors = handle_->model();
+  checkpoint::NamedTensors tensors = handle_.state_dict();
   together(world_, [&] {
     if (world_.is_root()) folder_.export_model(name, tensors, description(evaluation, is_partial));
   });

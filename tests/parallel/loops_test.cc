@@ -196,9 +196,10 @@ void spoil(const DistributedDataParallel& ddp) {
   ddp.parameters()[0].mutable_grad().view({-1}).narrow(0, spoiled, 1).fill_(INFINITY);
 }
 void spoil(const ShardedModule& sharded) {
-  ShardedParameter first = sharded.named_parameters()[0];
-  if (first.range.begin <= spoiled && spoiled < first.range.end)
-    first.tensor.mutable_grad().narrow(0, spoiled - first.range.begin, 1).fill_(INFINITY);
+  NamedPart first = sharded.named_parameters()[0];
+  layout::Range range = first.slice.range;
+  if (range.begin <= spoiled && spoiled < range.end)
+    first.tensor.mutable_grad().narrow(0, spoiled - range.begin, 1).fill_(INFINITY);
 }
 
 template <class Handle>

@@ -27,7 +27,8 @@ FLOORS = [
     ["dispatch"],
     ["module"],
     ["optim", "data", "models"],
-    ["parallel", "checkpoint"],
+    ["parallel"],
+    ["checkpoint"],
     ["train"],
     ["apps"],
 ]

@@ -17,7 +17,7 @@
 namespace lockstep::optim {
 
 // `parameters`: what a handle's named_parameters() returns, or anything else with `tensor` and,
-// where that is a part, `sizes` of the whole. Two groups with `options`: those of at least two
+// where that is a part, the `slice` of the whole. Two groups with `options`: those of at least two
 // dimensions with this weight decay, and the others with none. Local.
 template <class Named, class Options>
 [[nodiscard]] std::vector<torch::optim::OptimizerParamGroup> decay_groups(
@@ -25,8 +25,8 @@ template <class Named, class Options>
   std::vector<at::Tensor> matrices, others;
   for (const Named& parameter : parameters) {
     std::size_t dimensions = 0;
-    if constexpr (requires { parameter.sizes.size(); })
-      dimensions = parameter.sizes.size();
+    if constexpr (requires { parameter.slice.sizes.size(); })
+      dimensions = parameter.slice.sizes.size();
     else
       dimensions = parameter.tensor.sizes().size();
     (dimensions >= 2 ? matrices : others).push_back(parameter.tensor);

@@ -1,5 +1,5 @@
 // Where our optimizers take the memory of their state from, when that shall not be ordinary memory:
-// a file, for one (ShardedModule::state_memory()).
+// a file, for one (Handle::state_memory()).
 //
 //   optim::AdamW adamw(sharded.parameters(), options, {.memory = sharded.state_memory()});
 //

@@ -2,15 +2,16 @@
 
 #include "dispatch/lazy_storage.h"
 #include "module/rank_check.h"
+#include "module/state_entries.h"
 #include "parallel/backward_step.h"
 #include "parallel/data/bucket_reducer.h"
 #include "parallel/gradient_hooks.h"
+#include "parallel/handle_state.h"
 #include "parallel/state_broadcast.h"
 
 #include <lockstep/base/check.h>
 #include <lockstep/dispatch/deferral.h>
 #include <lockstep/module/state_dict.h>
-#include <lockstep/optim/clipping.h>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
@@ -42,39 +43,54 @@ std::vector<std::string> describe(const modules::ModuleTensors& tensors,
 
 }  // namespace
 
-class DataParallelState {
+class DataParallelState final : public HandleState {
  public:
   DataParallelState(std::shared_ptr<torch::nn::Module> module, Group group,
                     const DataParallelOptions& options);
 
-  void detach() {
-    hooks.reset();
-    reducer->release();
-  }
+  void detach() override;
+  [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
+  void zero_grad(bool set_to_none) override;
+  void pause() override { step_->pause(); }
+  void resume() override { step_->resume(); }
 
-  std::shared_ptr<torch::nn::Module> module;
-  Group group;
-  std::vector<NamedParameter> parameters;
-  std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
-  std::shared_ptr<BucketReducer> reducer;
-  std::shared_ptr<BackwardStep> step;
-  std::unique_ptr<GradientHooks> hooks;
+  [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override {
+    return lockstep::state_dict(*module_);
+  }
+  void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override {
+    lockstep::load_state_dict(*module_, tensors);
+  }
+  [[nodiscard]] std::vector<NamedPart> state_parts() override;
+  [[nodiscard]] std::vector<at::Tensor> gather_parts(const std::vector<at::Tensor>& parts) override;
+
+  [[nodiscard]] HandleMemory memory() const override;
+  [[nodiscard]] double seconds_waited() const override { return waits_->seconds(); }
+  [[nodiscard]] const Group& group() const override { return group_; }
+
+ private:
+  std::shared_ptr<torch::nn::Module> module_;
+  Group group_;
+  std::vector<NamedParameter> parameters_;
+  std::shared_ptr<parallel::WaitTime> waits_ = std::make_shared<parallel::WaitTime>();
+  std::shared_ptr<BucketReducer> reducer_;
+  std::shared_ptr<BackwardStep> step_;
+  std::unique_ptr<GradientHooks> hooks_;
 };
 
-DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> the_module, Group the_group,
+DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> module, Group group,
                                      const DataParallelOptions& options)
-    : module(std::move(the_module)), group(std::move(the_group)) {
+    : module_(std::move(module)), group_(std::move(group)) {
   check(options.bucket_bytes >= 1 && options.first_bucket_bytes >= 1,
         "DistributedDataParallel: bucket sizes must be positive, found {} and {} bytes",
         options.bucket_bytes, options.first_bucket_bytes);
   CallOptions call{.tag = "DistributedDataParallel", .timeout = options.timeout};
-  modules::ModuleTensors tensors = modules::tensors_of(*module, options.ignored);
-  modules::check_same_lines(group, describe(tensors, options), call);
+  modules::ModuleTensors tensors = modules::tensors_of(*module_, options.ignored);
+  modules::check_same_lines(group_, describe(tensors, options), call);
   modules::check_ordinary(tensors, "DistributedDataParallel");
-  parameters = tensors.parameters;
+  parameters_ = tensors.parameters;
   std::vector<NamedParameter> trainable;
   std::vector<at::Tensor> state;
-  for (const NamedParameter& parameter : parameters) {
+  for (const NamedParameter& parameter : parameters_) {
     check(!dispatch::is_lazy(parameter.tensor) || dispatch::is_deferred(parameter.tensor),
           "DistributedDataParallel: {} is sharded; the handle of fully_shard() averages its "
           "gradients already",
@@ -84,57 +100,36 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> the_modu
   }
   std::vector<at::Tensor> buffers = tensors.buffer_tensors();
   state.insert(state.end(), buffers.begin(), buffers.end());
-  parallel::broadcast_now(group, state, options.bucket_bytes, call);
+  parallel::broadcast_now(group_, state, options.bucket_bytes, call);
   if (!options.broadcast_buffers) buffers.clear();
-  reducer = std::make_shared<BucketReducer>(group, std::move(trainable), options);
-  step = std::make_shared<BackwardStep>(
-      group, reducer,
-      modules::ModuleWatch(*module, options.ignored, "DistributedDataParallel was made"),
+  reducer_ = std::make_shared<BucketReducer>(group_, std::move(trainable), options);
+  step_ = std::make_shared<BackwardStep>(
+      group_, reducer_,
+      modules::ModuleWatch(*module_, options.ignored, "DistributedDataParallel was made"),
       std::move(buffers),
       parallel::StepOptions{.strategy = "DistributedDataParallel",
                             .find_unused_parameters = options.find_unused_parameters,
                             .timeout = options.timeout,
-                            .waits = waits});
-  hooks = std::make_unique<GradientHooks>(step->hooked(),
-                                          [step = step.get()](int i) { step->on_gradient(i); });
+                            .waits = waits_});
+  hooks_ = std::make_unique<GradientHooks>(step_->hooked(),
+                                           [step = step_.get()](int i) { step->on_gradient(i); });
 }
 
-NoSync::NoSync(std::shared_ptr<DataParallelState> state) : state_(std::move(state)) {
-  state_->step->pause();
+void DataParallelState::detach() {
+  hooks_.reset();
+  reducer_->release();
 }
 
-NoSync::~NoSync() {
-  if (state_) state_->step->resume();
+std::vector<NamedPart> DataParallelState::named_parameters() const {
+  std::vector<NamedPart> list;
+  for (const auto& [name, tensor, aliases] : parameters_)
+    list.push_back({name, tensor, aliases, layout::whole_slice(tensor.sizes())});
+  return list;
 }
 
-DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, Group group,
-                                                 Options options)
-    : DistributedDataParallel(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &module),
-                              std::move(group), options) {}
-
-DistributedDataParallel::DistributedDataParallel(std::shared_ptr<torch::nn::Module> module,
-                                                 Group group, Options options) {
-  check(module != nullptr, "DistributedDataParallel: the module is null");
-  state_ = std::make_shared<DataParallelState>(std::move(module), std::move(group), options);
-}
-
-DistributedDataParallel::~DistributedDataParallel() {
-  if (state_) state_->detach();
-}
-
-std::vector<at::Tensor> DistributedDataParallel::parameters() const {
-  std::vector<at::Tensor> tensors;
-  for (const NamedParameter& parameter : state_->parameters) tensors.push_back(parameter.tensor);
-  return tensors;
-}
-
-std::vector<NamedParameter> DistributedDataParallel::named_parameters() const {
-  return state_->parameters;
-}
-
-void DistributedDataParallel::zero_grad(bool set_to_none) {
-  state_->step->check_module();
-  for (const NamedParameter& parameter : state_->parameters) {
+void DataParallelState::zero_grad(bool set_to_none) {
+  step_->check_module();
+  for (const NamedParameter& parameter : parameters_) {
     at::Tensor& gradient = parameter.tensor.mutable_grad();
     if (!gradient.defined()) continue;
     if (set_to_none) {
@@ -146,22 +141,46 @@ void DistributedDataParallel::zero_grad(bool set_to_none) {
   }
 }
 
-double DistributedDataParallel::clip_grad_norm(double max_norm, double norm_type) {
-  return optim::clip_grad_norm(parameters(), max_norm, norm_type);
+std::vector<NamedPart> DataParallelState::state_parts() {
+  std::vector<NamedPart> list;
+  for (const modules::StateEntry& entry : modules::state_entries(*module_))
+    if (!entry.tensor.is_nested()) list.push_back(parallel::whole_part(entry));
+  return list;
 }
 
-std::map<std::string, at::Tensor> DistributedDataParallel::state_dict() const {
-  return lockstep::state_dict(*state_->module);
+std::vector<at::Tensor> DataParallelState::gather_parts(const std::vector<at::Tensor>& parts) {
+  check(parts.size() == parameters_.size(), "gather_parts: expected {} parts, found {}",
+        parameters_.size(), parts.size());
+  return parts;
 }
 
-void DistributedDataParallel::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
-  lockstep::load_state_dict(*state_->module, tensors);
+HandleMemory DataParallelState::memory() const {
+  HandleMemory memory;
+  for (const NamedParameter& parameter : parameters_) {
+    memory.whole += static_cast<std::int64_t>(parameter.tensor.nbytes());
+    const at::Tensor& gradient = parameter.tensor.grad();
+    if (gradient.defined()) memory.gradients += static_cast<std::int64_t>(gradient.nbytes());
+  }
+  return memory;
 }
 
-double DistributedDataParallel::seconds_waited() const { return state_->waits->seconds(); }
+namespace {
 
-NoSync DistributedDataParallel::no_sync() { return NoSync(state_); }
+std::shared_ptr<HandleState> averaged(std::shared_ptr<torch::nn::Module> module, Group group,
+                                  const DataParallelOptions& options) {
+  check(module != nullptr, "DistributedDataParallel: the module is null");
+  return std::make_shared<DataParallelState>(std::move(module), std::move(group), options);
+}
 
-const Group& DistributedDataParallel::group() const { return state_->group; }
+}  // namespace
+
+DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, Group group,
+                                                 Options options)
+    : DistributedDataParallel(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &module),
+                              std::move(group), options) {}
+
+DistributedDataParallel::DistributedDataParallel(std::shared_ptr<torch::nn::Module> module,
+                                                 Group group, Options options)
+    : Handle(averaged(std::move(module), std::move(group), options)) {}
 
 }  // namespace lockstep

@@ -55,15 +55,4 @@ std::vector<at::Tensor> gather_parts(const Unit& unit, Group& shards,
   return wholes;
 }
 
-at::Tensor cut_part(const Unit& unit, int i, const at::Tensor& whole) {
-  at::NoGradGuard no_grad;
-  const layout::FlatEntry& entry = unit.layout().entry(i);
-  check_input(whole.sizes() == at::IntArrayRef(entry.sizes),
-              "{}: expected a tensor of shape [{}], found [{}]", entry.name,
-              listed(entry.sizes, ", "), listed(whole.sizes(), ", "));
-  layout::Range range = unit.owned()[static_cast<std::size_t>(i)].of_tensor;
-  at::Tensor laid = at::empty_strided(entry.sizes, unit.strides(i), whole.options()).copy_(whole);
-  return in_memory_order(laid).narrow(0, range.begin, range.length()).clone();
-}
-
 }  // namespace lockstep::sharded

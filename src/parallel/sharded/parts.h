@@ -1,5 +1,4 @@
-// What ranks keep beside their slices (an optimizer's moments), put together to whole tensors, and
-// cut again.
+// What ranks keep beside their slices (an optimizer's moments), put together to whole tensors.
 #pragma once
 
 #include "parallel/sharded/unit.h"
@@ -17,9 +16,5 @@ namespace lockstep::sharded {
 // parameters' sizes and strides; the others, and places of undefined parts, get undefined ones.
 [[nodiscard]] std::vector<at::Tensor> gather_parts(const Unit& unit, Group& shards,
                                                    const std::vector<at::Tensor>& parts);
-
-// Local: a copy of what this rank keeps of `whole`, a tensor of the sizes of parameter i. BadInput
-// for other sizes.
-[[nodiscard]] at::Tensor cut_part(const Unit& unit, int i, const at::Tensor& whole);
 
 }  // namespace lockstep::sharded

@@ -3,8 +3,10 @@
 #include "dispatch/key.h"
 #include "layout/unit_plan.h"
 #include "module/rank_check.h"
+#include "module/slices.h"
 #include "module/specs.h"
 #include "module/state_entries.h"
+#include "parallel/sharded/checks.h"
 #include "parallel/sharded/late_values.h"
 #include "parallel/sharded/memory_check.h"
 #include "parallel/sharded/parts.h"
@@ -25,109 +27,6 @@ namespace lockstep {
 namespace {
 
 constexpr std::int64_t broadcast_bytes = std::int64_t{25} << 20;
-
-std::string_view name_of(ShardLevel level) {
-  switch (level) {
-    case ShardLevel::optimizer:
-      return "optimizer";
-    case ShardLevel::gradients:
-      return "gradients";
-    case ShardLevel::full:
-      return "full";
-  }
-  return "?";
-}
-
-std::string name_of(const std::optional<c10::ScalarType>& dtype) {
-  return dtype ? c10::toString(*dtype) : "the parameters'";
-}
-
-void check_options(const ShardOptions& options) {
-  std::vector<std::optional<c10::ScalarType>> dtypes = {options.compute_dtype,
-                                                        options.reduce_dtype};
-  for (const UnitRule& rule : options.units) dtypes.push_back(rule.compute_dtype);
-  for (const auto& dtype : dtypes)
-    check(!dtype || c10::isFloatingType(*dtype),
-          "fully_shard: parameters are computed with and gradients are summed in a floating-point "
-          "dtype, found {}",
-          name_of(dtype));
-  check(options.offload.empty() || !options.offload_to_host,
-        "fully_shard: what is offloaded goes to a folder (offload) or to the host's memory "
-        "(offload_to_host), not to both");
-  check(options.prefetch >= 0, "fully_shard: prefetch must be at least 0 units, found {}",
-        options.prefetch);
-}
-
-std::vector<std::string> lines_of(const torch::nn::Module& module,
-                                  const modules::ModuleTensors& tensors) {
-  std::vector<std::string> lines = modules::lines_of(tensors);
-  for (std::string& line : sharded::deferred_lines(module)) lines.push_back(std::move(line));
-  for (std::string& line : modules::lines_of_held(tensors)) lines.push_back(std::move(line));
-  return lines;
-}
-
-// What all ranks must agree on.
-std::vector<std::string> describe(const torch::nn::Module& module,
-                                  const modules::ModuleTensors& tensors,
-                                  const ShardOptions& options) {
-  std::vector<std::string> lines = {
-      formatted("option level = {}", name_of(options.level)),
-      formatted("option storage = {}",
-                options.storage == ShardStorage::node_shared ? "node_shared" : "private_memory"),
-      formatted("option reduce_in_step = {}", options.reduce_in_step),
-      formatted("option compute_dtype = {}", name_of(options.compute_dtype)),
-      formatted("option reduce_dtype = {}", name_of(options.reduce_dtype)),
-      formatted("option reshard_after_forward = {}", options.reshard_after_forward),
-      formatted("option offload = {}", options.offload_to_host   ? "to the host"
-                                       : options.offload.empty() ? "none"
-                                                                 : "to a folder"),
-      formatted("option prefetch = {}", options.prefetch),
-      formatted("option find_unused_parameters = {}", options.find_unused_parameters),
-      formatted("option broadcast_buffers = {}", options.broadcast_buffers)};
-  for (const UnitRule& rule : options.units)
-    lines.push_back(
-        formatted("units {}, reshard_after_forward = {}, compute_dtype = {}", rule.pattern,
-                  rule.reshard_after_forward.value_or(options.reshard_after_forward),
-                  name_of(rule.compute_dtype ? rule.compute_dtype : options.compute_dtype)));
-  for (const std::string& pattern : options.ignored)
-    lines.push_back(formatted("option ignored {}", pattern));
-  for (std::string& line : lines_of(module, tensors)) lines.push_back(std::move(line));
-  return lines;
-}
-
-void check_not_divided(const std::vector<NamedParameter>& parameters) {
-  for (const auto& [name, tensor, aliases] : parameters) {
-    check(!dispatch::is_lazy(tensor) || dispatch::is_deferred(tensor),
-          "fully_shard: {} is sharded already, by another handle", name);
-    check(!parallel::is_hooked(tensor),
-          "fully_shard: another handle averages the gradient of {}; let it go before", name);
-  }
-}
-
-// Before anything is changed.
-void check_storage(const sharded::Groups& groups, const std::vector<NamedParameter>& parameters,
-                   const ShardOptions& options) {
-  check(!options.reduce_in_step || options.storage == ShardStorage::node_shared,
-        "fully_shard: reduce_in_step needs node_shared storage, found private_memory");
-  check(!options.reduce_in_step || groups.replicas.size() == 1,
-        "fully_shard: reduce_in_step needs all ranks on one axis, found {} copies of each shard",
-        groups.replicas.size());
-  if (options.storage != ShardStorage::node_shared) return;
-  Group group = groups.gather;
-  for (const auto& [name, tensor, aliases] : parameters)
-    check(tensor.device().is_cpu(),
-          "fully_shard: node_shared storage is host memory, but {} is on {}", name,
-          tensor.device().str());
-  try {
-    (void)group.empty_node_shared({1}, at::kByte);
-  } catch (const InvalidArgument&) {
-    throw InvalidArgument(formatted(
-        "fully_shard: node_shared storage needs ranks that share the memory of one host (engines "
-        "local and shm), found the engine {}; take private_memory, or on several hosts a mesh of "
-        "two axes whose second one lies in a host",
-        group.backend()));
-  }
-}
 
 std::vector<layout::PlannedUnit> plan_of(const std::vector<NamedParameter>& parameters,
                                          const ShardOptions& options) {
@@ -173,7 +72,7 @@ ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& optio
       division(std::make_shared<dispatch::Division>(groups.reduce, options.timeout)),
       options_(options),
       pool_(std::make_shared<sharded::BufferPool>(groups.gather)) {
-  check_options(options);
+  sharded::check_options(options);
   if (!options.offload.empty() || options.offload_to_host)
     offload = std::make_shared<sharded::Offload>(options.offload);
 }
@@ -181,7 +80,7 @@ ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& optio
 void ShardedState::divide(const torch::nn::Module& part) {
   modules::ModuleTensors tensors = modules::tensors_of(part);
   std::erase_if(tensors.parameters, [&](const auto& one) { return is_divided(one.tensor); });
-  modules::check_same_lines(groups.whole, lines_of(part, tensors), call());
+  modules::check_same_lines(groups.whole, sharded::lines_of(part, tensors), call());
   ShardOptions options = options_;
   options.units.clear();
   options.ignored.clear();
@@ -192,7 +91,7 @@ void ShardedState::divide(const torch::nn::Module& part) {
 void ShardedState::complete(std::shared_ptr<torch::nn::Module> the_module) {
   module = std::move(the_module);
   modules::ModuleTensors tensors = modules::tensors_of(*module, options_.ignored);
-  modules::check_same_lines(groups.whole, describe(*module, tensors, options_), call());
+  modules::check_same_lines(groups.whole, sharded::describe(*module, tensors, options_), call());
   std::vector<NamedParameter> parameters = tensors.parameters;
   name_units(parameters);
   std::erase_if(tensors.parameters, [&](const auto& one) { return is_divided(one.tensor); });
@@ -218,10 +117,10 @@ void ShardedState::complete(std::shared_ptr<torch::nn::Module> the_module) {
 // Checks first; then rank 0's values are divided.
 void ShardedState::add_units(const modules::ModuleTensors& tensors, const ShardOptions& options) {
   const std::vector<NamedParameter>& parameters = tensors.parameters;
-  check_not_divided(parameters);
+  sharded::check_not_divided(parameters);
   modules::check_ordinary(tensors, "fully_shard");
   modules::check_alone(tensors, "fully_shard");
-  check_storage(groups, parameters, options);
+  sharded::check_storage(groups, parameters, options);
   std::vector<layout::PlannedUnit> plan = plan_of(parameters, options);
   sharded::check_memory(
       groups.whole, sharded::bytes_needed(parameters, plan, groups.gather.size(), options), call());
@@ -288,14 +187,60 @@ void ShardedState::detach() {
         "gone; call unshard() before the handle goes");
 }
 
-std::vector<ShardedParameter> ShardedState::named_parameters() const {
-  std::vector<ShardedParameter> list;
-  for (const auto& [unit, number] : places_) {
-    auto i = static_cast<std::size_t>(number);
-    const layout::FlatEntry& entry = unit->layout().entry(number);
-    list.push_back({entry.name, unit->slices()[i], entry.sizes, unit->owned()[i].of_tensor});
+layout::TensorSlice ShardedState::slice_at(const Place& place) const {
+  const layout::FlatEntry& entry = place.unit->layout().entry(place.number);
+  return layout::range_slice(entry.sizes,
+                             place.unit->owned()[static_cast<std::size_t>(place.number)].of_tensor,
+                             modules::dim_order_of(entry.sizes, place.unit->strides(place.number)));
+}
+
+std::vector<NamedPart> ShardedState::named_parameters() const {
+  std::vector<NamedPart> list;
+  for (const Place& place : places_) {
+    auto i = static_cast<std::size_t>(place.number);
+    const auto& [name, tensor, aliases] = place.unit->parameters()[i];
+    list.push_back({name, place.unit->slices()[i], aliases, slice_at(place)});
   }
   return list;
+}
+
+void ShardedState::zero_grad(bool set_to_none) {
+  step->check_module();
+  reducer->clear_gradients(set_to_none);
+}
+
+void ShardedState::check_gradients(std::string_view operation) const {
+  check(reducer->has_gradients(),
+        "{}: there are no gradients: no backward() outside no_sync() since the last zero_grad()",
+        operation);
+}
+
+std::vector<NamedPart> ShardedState::state_parts() {
+  step->check_module();
+  std::vector<NamedPart> list;
+  for (const modules::StateEntry& entry : modules::state_entries(*module)) {
+    auto found = by_tensor_.find(entry.tensor.unsafeGetTensorImpl());
+    if (found != by_tensor_.end()) {
+      const Place& place = found->second;
+      list.push_back({entry.names.front(),
+                      place.unit->part(place.number),
+                      {entry.names.begin() + 1, entry.names.end()},
+                      slice_at(place)});
+    } else if (!entry.tensor.is_nested()) {
+      list.push_back(parallel::whole_part(entry));
+    }
+  }
+  return list;
+}
+
+void ShardedState::before_load() {
+  step->check_module();
+  residency->before_write();
+}
+
+void ShardedState::after_load() {
+  for (const auto& unit : residency->units()) unit->parts_written();
+  residency->invalidate();
 }
 
 std::map<std::string, at::Tensor> ShardedState::state_dict() {
@@ -332,14 +277,9 @@ std::vector<at::Tensor> ShardedState::gather_parts(const std::vector<at::Tensor>
   return wholes;
 }
 
-at::Tensor ShardedState::part_of(std::size_t i, const at::Tensor& whole) const {
-  check(i < places_.size(), "part_of: expected a number below {}, found {}", places_.size(), i);
-  return sharded::cut_part(*places_[i].unit, places_[i].number, whole);
-}
-
 void ShardedState::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
-  step->check_module();
   at::NoGradGuard no_grad;
+  step->check_module();
   std::vector<modules::Assignment> assignments = modules::assignments_of(*module, tensors);
   residency->before_write();
   for (const auto& [tensor, values] : assignments) {
@@ -353,18 +293,22 @@ void ShardedState::load_state_dict(const std::map<std::string, at::Tensor>& tens
   residency->invalidate();
 }
 
-ShardedMemory ShardedState::memory() const {
+HandleMemory ShardedState::memory() const {
   sharded::BufferPool::Bytes turns = pool_->bytes();
-  ShardedMemory memory{.gradients = reducer ? reducer->kept_bytes() : 0,
-                       .in_flight = turns.taken,
-                       .peak_in_flight = turns.peak,
-                       .pooled = turns.free,
-                       .offloaded = offload ? offload->bytes() : 0};
+  HandleMemory memory{.gradients = reducer ? reducer->kept_bytes() : 0,
+                      .in_flight = turns.taken,
+                      .peak_in_flight = turns.peak,
+                      .pooled = turns.free,
+                      .offloaded = offload ? offload->bytes() : 0};
   for (const auto& unit : residency->units()) {
     memory.shards += unit->shard_bytes();
     memory.whole += unit->whole_bytes();
   }
   return memory;
+}
+
+std::shared_ptr<optim::StateMemory> ShardedState::state_memory() const {
+  return offload && offload->is_in_files() ? offload : nullptr;
 }
 
 void ShardedState::reset_peak_memory() { pool_->reset_peak(); }

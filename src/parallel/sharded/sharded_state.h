@@ -5,6 +5,7 @@
 #include "module/tensors.h"
 #include "parallel/backward_step.h"
 #include "parallel/gradient_hooks.h"
+#include "parallel/handle_state.h"
 #include "parallel/sharded/residency.h"
 #include "parallel/sharded/unit_reducer.h"
 
@@ -17,7 +18,7 @@
 
 namespace lockstep {
 
-class ShardedState {
+class ShardedState final : public HandleState {
  public:
   // Local: checks the options.
   ShardedState(sharded::Groups groups, const ShardOptions& options);
@@ -27,16 +28,28 @@ class ShardedState {
   // Collective, once: divides what is left of the module, and begins to reduce gradients.
   void complete(std::shared_ptr<torch::nn::Module> the_module);
 
-  // Local: the hooks go, and released parameters say why they have no values.
-  void detach();
+  // The hooks go, and released parameters say why they have no values.
+  void detach() override;
 
-  [[nodiscard]] std::vector<ShardedParameter> named_parameters() const;
-  [[nodiscard]] std::map<std::string, at::Tensor> state_dict();
-  [[nodiscard]] std::vector<at::Tensor> gather_parts(const std::vector<at::Tensor>& parts);
-  [[nodiscard]] at::Tensor part_of(std::size_t i, const at::Tensor& whole) const;
-  void load_state_dict(const std::map<std::string, at::Tensor>& tensors);
+  [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
+  void zero_grad(bool set_to_none) override;
+  void check_gradients(std::string_view operation) const override;
+  void pause() override { step->pause(); }
+  void resume() override { step->resume(); }
+
+  [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override;
+  void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override;
+  [[nodiscard]] std::vector<NamedPart> state_parts() override;
+  void before_load() override;
+  void after_load() override;
+  [[nodiscard]] std::vector<at::Tensor> gather_parts(const std::vector<at::Tensor>& parts) override;
+
+  [[nodiscard]] HandleMemory memory() const override;
+  [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override;
+  [[nodiscard]] double seconds_waited() const override { return waits->seconds(); }
+  [[nodiscard]] const Group& group() const override { return groups.whole; }
+
   void unshard();
-  [[nodiscard]] ShardedMemory memory() const;
   void reset_peak_memory();
 
   std::shared_ptr<torch::nn::Module> module;
@@ -62,6 +75,7 @@ class ShardedState {
   [[nodiscard]] bool is_divided(const at::Tensor& tensor) const {
     return by_tensor_.contains(tensor.unsafeGetTensorImpl());
   }
+  [[nodiscard]] layout::TensorSlice slice_at(const Place& place) const;
   void add_units(const modules::ModuleTensors& tensors, const ShardOptions& options);
   void name_units(const std::vector<NamedParameter>& parameters);
   void add_unit(const layout::PlannedUnit& planned, const std::vector<NamedParameter>& parameters,

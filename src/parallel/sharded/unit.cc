@@ -218,6 +218,11 @@ std::vector<at::Tensor> Unit::whole_values() {
   return values;
 }
 
+at::Tensor Unit::part(int i) const {
+  const auto& [entry, elements, offset] = owned_[static_cast<std::size_t>(i)];
+  return shard().narrow(0, offset, elements.length());
+}
+
 void Unit::take_values(int i, const at::Tensor& values) {
   at::NoGradGuard no_grad;
   const auto& [entry, elements, offset] = owned_[static_cast<std::size_t>(i)];

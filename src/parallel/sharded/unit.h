@@ -129,7 +129,11 @@ class Unit {
 
   // Collective and blocking: every parameter's values, in its own dtype, as ordinary tensors.
   [[nodiscard]] std::vector<at::Tensor> whole_values();
-  // Local: this rank's part of new values for parameter i; what is gathered is then outdated.
+  // Local: the elements of slice i as an ordinary tensor in the same memory, and what follows when
+  // such have been written: what is gathered is then outdated.
+  [[nodiscard]] at::Tensor part(int i) const;
+  void parts_written() { memory_->shard_written(); }
+  // Local: the same for this rank's part of new values for parameter i.
   void take_values(int i, const at::Tensor& values);
   // Collective: the parameters become ordinary tensors.
   void hand_back();

@@ -32,11 +32,12 @@ TEST(ShardedHandle, GivesNamedSlicesThatCoverEachParameterOnce) {
       ASSERT_EQ(parameters.size(), own.size());
       for (std::size_t i = 0; i < own.size(); ++i) {
         EXPECT_EQ(parameters[i].name, own[i].name);
-        EXPECT_EQ(parameters[i].sizes, own[i].tensor.sizes().vec());
-        EXPECT_EQ(parameters[i].tensor.sizes(), at::IntArrayRef({parameters[i].range.length()}));
+        EXPECT_EQ(parameters[i].slice.sizes, own[i].tensor.sizes().vec());
+        EXPECT_EQ(parameters[i].tensor.sizes(),
+                  at::IntArrayRef({parameters[i].slice.range.length()}));
         EXPECT_TRUE(parameters[i].tensor.is_leaf() && parameters[i].tensor.requires_grad());
         std::lock_guard lock(mutex);
-        ranges[own[i].name].push_back(parameters[i].range);
+        ranges[own[i].name].push_back(parameters[i].slice.range);
       }
     });
     auto model = problems()[2].make();
@@ -61,7 +62,7 @@ TEST(ShardedHandle, SlicesOfAUnitLieSideBySideAndSoDoTheirGradients) {
     image_loss(model->forward(values({4, 32}, group.rank()))).backward();
     const char* end = nullptr;
     const char* end_of_gradient = nullptr;
-    for (const auto& [name, tensor, sizes, range] : sharded.named_parameters()) {
+    for (const auto& [name, tensor, aliases, slice] : sharded.named_parameters()) {
       if (tensor.numel() == 0) continue;
       auto begin = static_cast<const char*>(tensor.const_data_ptr());
       auto gradient = static_cast<const char*>(tensor.grad().const_data_ptr());
@@ -103,9 +104,9 @@ TEST(ShardedHandle, ClipsTheNormOfAllShardsTogether) {
         auto sharded = fully_shard(model, group);
         (model->forward(values({4, 7}, 1)).square().sum() * 3).backward();
         EXPECT_NEAR(sharded.clip_grad_norm(0.5, norm_type), expected, expected * 1e-6);
-        for (const auto& [name, tensor, sizes, range] : sharded.named_parameters()) {
+        for (const auto& [name, tensor, aliases, slice] : sharded.named_parameters()) {
           at::Tensor whole = name == "weight" ? plain->weight.grad() : plain->bias.grad();
-          at::Tensor part = whole.view({-1}).narrow(0, range.begin, range.length());
+          at::Tensor part = whole.view({-1}).narrow(0, slice.range.begin, slice.range.length());
           EXPECT_TRUE(at::allclose(tensor.grad(), part, 1e-5, 1e-8));
         }
       });

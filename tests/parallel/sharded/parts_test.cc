@@ -14,10 +14,10 @@ at::Tensor whole_of(std::size_t i, at::IntArrayRef sizes) {
 
 TEST_P(Parts, AreCutAndGatheredWithoutLoss) {
   run([](Pair& pair, Group group) {
-    std::vector<ShardedParameter> named = pair.sharded->named_parameters();
+    std::vector<NamedPart> named = pair.sharded->named_parameters();
     std::vector<at::Tensor> parts;
     for (std::size_t i = 0; i < named.size(); ++i) {
-      parts.push_back(pair.sharded->part_of(i, whole_of(i, named[i].sizes)));
+      parts.push_back(cut_part(whole_of(i, named[i].slice.sizes), named[i]));
       EXPECT_EQ(parts.back().sizes(), named[i].tensor.sizes()) << named[i].name;
     }
     parts[1].reset();
@@ -26,7 +26,7 @@ TEST_P(Parts, AreCutAndGatheredWithoutLoss) {
     for (std::size_t i = 0; i < named.size(); ++i) {
       EXPECT_EQ(wholes[i].defined(), group.is_root() && i != 1) << named[i].name;
       if (wholes[i].defined())
-        EXPECT_TRUE(same_bits(wholes[i], whole_of(i, named[i].sizes))) << named[i].name;
+        EXPECT_TRUE(same_bits(wholes[i], whole_of(i, named[i].slice.sizes))) << named[i].name;
     }
   });
 }
@@ -39,8 +39,8 @@ TEST_P(Parts, FollowTheParametersMemory) {
     conv->weight.set_data(conv->weight.contiguous(at::MemoryFormat::ChannelsLast));
     auto values = conv->weight.detach().clone();
     ShardedModule sharded = fully_shard(conv, group, {.level = GetParam()});
-    std::vector<ShardedParameter> named = sharded.named_parameters();
-    EXPECT_TRUE(same_bits(sharded.part_of(0, values.contiguous()), named[0].tensor.detach()));
+    std::vector<NamedPart> named = sharded.named_parameters();
+    EXPECT_TRUE(same_bits(cut_part(values.contiguous(), named[0]), named[0].tensor.detach()));
     std::vector<at::Tensor> wholes = sharded.gather_parts(sharded.parameters());
     if (group.is_root()) EXPECT_TRUE(wholes[0].equal(values));
   });
@@ -55,13 +55,11 @@ TEST_P(Parts, WhatDoesNotFitIsNamed) {
     parts.push_back(at::zeros({100}));
     expect_words(message_of<InvalidArgument>([&] { (void)pair.sharded->gather_parts(parts); }),
                  {"1.bias", "found 100"});
+    NamedPart first = pair.sharded->named_parameters()[0];
     expect_words(message_of<BadInput>([&] {
-                   (void)pair.sharded->part_of(0, at::zeros({4, 6}));
+                   (void)cut_part(at::zeros({4, 6}), first);
                  }),
                  {"0.weight", "[6, 4]", "[4, 6]"});
-    expect_words(
-        message_of<InvalidArgument>([&] { (void)pair.sharded->part_of(4, at::zeros({})); }),
-        {"below 4", "found 4"});
   });
 }
 

@@ -65,7 +65,7 @@ TEST(ShardedBuild, TrainsAsTheModelThatWasMadeWhole) {
         ASSERT_EQ(ours.size(), theirs.size());
         for (std::size_t i = 0; i < ours.size(); ++i) {
           EXPECT_EQ(ours[i].name, theirs[i].name);
-          EXPECT_EQ(ours[i].range, theirs[i].range);
+          EXPECT_EQ(ours[i].slice, theirs[i].slice);
         }
         EXPECT_EQ(losses_of(net, sharded, group.rank()), losses_of(other, expected, group.rank()));
         auto found = sharded.state_dict();
@@ -89,8 +89,8 @@ TEST(ShardedBuild, HoldsOnePartAtATime) {
     });
     auto sharded = build.finish(net);
     std::int64_t count = 0;
-    for (const auto& [name, tensor, sizes, range] : sharded.named_parameters())
-      count += c10::multiply_integers(sizes);
+    for (const auto& [name, tensor, aliases, slice] : sharded.named_parameters())
+      count += c10::multiply_integers(slice.sizes);
     // A quarter, and padding.
     EXPECT_LT(sharded.memory().shards, count * 4 / 4 + 4 * 64 * 4);
     EXPECT_EQ(sharded.memory().in_flight, 0);

@@ -43,11 +43,11 @@ TEST_P(SliceWrite, FromTheParameterItselfTakesItsMemoryAway) {
   run([](Pair& pair, Group) {
     torch::NoGradGuard no_grad;
     pair.use();
-    for (const auto& [name, tensor, sizes, range] : pair.sharded->named_parameters()) {
+    for (const auto& [name, tensor, aliases, slice] : pair.sharded->named_parameters()) {
       at::Tensor whole = pair.model->named_parameters()[name];
       auto read_and_write = [&] {
-        at::Tensor slice = tensor;
-        at::add_out(slice, whole.narrow(0, range.begin, range.length()), slice);
+        at::Tensor own = tensor;
+        at::add_out(own, whole.narrow(0, slice.range.begin, slice.range.length()), own);
       };
       if (whole.dim() == 1) read_and_write();
     }

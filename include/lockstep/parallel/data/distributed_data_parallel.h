@@ -45,14 +45,13 @@
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/comm/group.h>
-#include <lockstep/module/named_parameters.h>
+#include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/reduction_failed.h>
 
 #include <ATen/core/Tensor.h>
 
 #include <concepts>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -89,23 +88,19 @@ struct DataParallelOptions {
   std::optional<Duration> timeout = std::nullopt;
 };
 
-class DataParallelState;
-
-// Averaging is off while one of these lives; nests.
-class [[nodiscard]] NoSync {
- public:
-  explicit NoSync(std::shared_ptr<DataParallelState> state);
-  NoSync(NoSync&& other) noexcept = default;
-  NoSync& operator=(NoSync&&) = delete;
-  ~NoSync();
-
- private:
-  std::shared_ptr<DataParallelState> state_;
-};
-
-class [[nodiscard]] DistributedDataParallel {
+// Its parameters are the module's own tensors, all of each on every rank. So clipping, state_dict()
+// and load_state_dict() are local, and every rank must load the same; state_dict() shares memory
+// with the module. torch::nn::utils::clip_grad_norm_ of parameters() does what clip_grad_norm()
+// does, with a norm that is summed in the gradients' dtype.
+//
+// When the handle goes, what hung on a parameter before is back, and gradients are ordinary tensors
+// that nothing of the handle or the group is needed for.
+class [[nodiscard]] DistributedDataParallel : public Handle {
  public:
   using Options = DataParallelOptions;
+
+  // Attached to no module.
+  DistributedDataParallel() = default;
 
   // Collective. Checks that all ranks have the same parameters and buffers (names, sizes, dtypes,
   // requires_grad, in the same order) and options, and throws Mismatch naming the first difference,
@@ -123,53 +118,6 @@ class [[nodiscard]] DistributedDataParallel {
   DistributedDataParallel(const Holder& holder, Group group, Options options = {})
       : DistributedDataParallel(std::shared_ptr<torch::nn::Module>(holder.ptr()), std::move(group),
                                 options) {}
-
-  // Local. Removes every hook (what hung on a parameter before is back) and leaves gradients as
-  // ordinary tensors that nothing of the handle or the group is needed for.
-  ~DistributedDataParallel();
-  DistributedDataParallel(DistributedDataParallel&&) noexcept = default;
-  DistributedDataParallel& operator=(DistributedDataParallel&&) = delete;
-
-  // The module's own tensors, each once (LibTorch lists a tied weight under each of its names), in
-  // the module's order.
-  [[nodiscard]] std::vector<at::Tensor> parameters() const;
-  [[nodiscard]] std::vector<NamedParameter> named_parameters() const;
-
-  // Local. As torch::nn::Module::zero_grad(). set_to_none is the faster one, and keeps the sign of
-  // zeros: a gradient that is added to zeros loses it.
-  void zero_grad(bool set_to_none = true);
-
-  // Local, and the same on every rank, since gradients are. Scales all gradients so that their
-  // common norm (of order `norm_type`) is at most `max_norm`, and returns what it was:
-  // optim::clip_grad_norm(), as fully_shard()'s. torch::nn::utils::clip_grad_norm_ of
-  // parameters() does the same with a norm that is summed in the gradients' dtype.
-  double clip_grad_norm(double max_norm, double norm_type = 2.0);
-
-  // Local: the module's tensors under the names of Python's state_dict(), tied ones under each;
-  // they share its memory.
-  [[nodiscard]] std::map<std::string, at::Tensor> state_dict() const;
-  // Local: every rank must load the same. Checks everything first: BadInput names what is missing,
-  // unknown or of another shape, and nothing was written.
-  void load_state_dict(const std::map<std::string, at::Tensor>& tensors);
-
-  // Backward calls inside the scope only accumulate, locally; the next one outside averages the
-  // accumulated sum.
-  //
-  //   {
-  //     auto scope = ddp.no_sync();
-  //     loss(first_half).backward();
-  //   }
-  //   loss(second_half).backward();
-  [[nodiscard]] NoSync no_sync();
-
-  // Local. How long backward() calls of this handle have stood still in waits for collectives so
-  // far: communication that nothing hid.
-  [[nodiscard]] double seconds_waited() const;
-
-  [[nodiscard]] const Group& group() const;
-
- private:
-  std::shared_ptr<DataParallelState> state_;
 };
 
 }  // namespace lockstep

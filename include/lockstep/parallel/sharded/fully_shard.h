@@ -51,21 +51,14 @@
 #pragma once
 
 #include <lockstep/comm/group.h>
-#include <lockstep/layout/shard_range.h>
 #include <lockstep/mesh/mesh.h>
-#include <lockstep/optim/state_memory.h>
+#include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/reduction_failed.h>
-#include <lockstep/parallel/sharded/memory.h>
 #include <lockstep/parallel/sharded/options.h>
 
-#include <ATen/core/Tensor.h>
-
 #include <concepts>
-#include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -75,27 +68,7 @@ class Module;
 
 namespace lockstep {
 
-// This rank's part of one parameter.
-struct ShardedParameter {
-  std::string name;                 // the module's: "blocks.0.fc.weight"
-  at::Tensor tensor;                // one dimension; perhaps without elements
-  std::vector<std::int64_t> sizes;  // of the whole parameter
-  layout::Range range;              // the elements it has, in the parameter's order in memory
-};
-
 class ShardedState;
-
-// Gradients stay where they are computed while one of these lives; nests.
-class [[nodiscard]] ShardedNoSync {
- public:
-  explicit ShardedNoSync(std::shared_ptr<ShardedState> state);
-  ShardedNoSync(ShardedNoSync&&) noexcept = default;
-  ShardedNoSync& operator=(ShardedNoSync&&) = delete;
-  ~ShardedNoSync();
-
- private:
-  std::shared_ptr<ShardedState> state_;
-};
 
 // All parameters are there while one of these lives; nests.
 class [[nodiscard]] Unsharded {
@@ -109,53 +82,20 @@ class [[nodiscard]] Unsharded {
   std::shared_ptr<ShardedState> state_;
 };
 
-class [[nodiscard]] ShardedModule {
+// Its parameters() are this rank's parts, in one dimension; those of one unit lie side by side in
+// its shard. They are for optimizers that treat elements apart (SGD, Adam, AdamW, RMSprop, ...).
+// One that mixes them (LBFGS, LAMB), and every operation that does (a norm, a sum, cat();
+// torch::nn::utils::clip_grad_norm_), is InvalidArgument on more than one rank and names the
+// parameter (lockstep/dispatch/part.h).
+//
+// When the handle goes, the module's parameters are without values, and say so when they are used:
+// call unshard() before, if they are still wanted.
+class [[nodiscard]] ShardedModule : public Handle {
  public:
-  explicit ShardedModule(std::shared_ptr<ShardedState> state) : state_(std::move(state)) {}
-  // Local. Hooks go. The module's parameters are then without values, and say so when they are
-  // used: call unshard() before, if they are still wanted.
-  ~ShardedModule();
-  ShardedModule(ShardedModule&&) noexcept = default;
-  ShardedModule& operator=(ShardedModule&&) = delete;
+  // Attached to no module.
+  ShardedModule() = default;
+  explicit ShardedModule(std::shared_ptr<ShardedState> state);
 
-  // What the optimizer is built on: this rank's part of each parameter, tied ones once, in the
-  // module's order. Parts of one unit lie side by side in its shard. For optimizers that treat
-  // elements apart (SGD, Adam, AdamW, RMSprop, ...). One that mixes them (LBFGS, LAMB), and every
-  // operation that does (a norm, a sum, cat(); torch::nn::utils::clip_grad_norm_), is
-  // InvalidArgument on more than one rank and names the parameter (lockstep/dispatch/part.h).
-  [[nodiscard]] std::vector<at::Tensor> parameters() const;
-  [[nodiscard]] std::vector<ShardedParameter> named_parameters() const;
-
-  // Local, of the shards' gradients and of those kept by no_sync().
-  void zero_grad(bool set_to_none = true);
-  // Collective. Scales the gradients so that the norm (of order `norm_type`) of all of them
-  // together is at most `max_norm`; returns what it was. The same as optim::clip_grad_norm() of
-  // parameters(), which knows, as optim::GradScaler does, that these are divided
-  // (lockstep/dispatch/part.h).
-  double clip_grad_norm(double max_norm, double norm_type = 2.0);
-  // Local. Every element of the gradients to between -largest and largest.
-  void clip_grad_value(double largest);
-
-  // Collective: whole tensors, copies, under the names of Python's state_dict(), on every rank.
-  [[nodiscard]] std::map<std::string, at::Tensor> state_dict() const;
-  // Collective: every rank passes the same whole tensors. Checks first, as
-  // DistributedDataParallel's.
-  void load_state_dict(const std::map<std::string, at::Tensor>& tensors);
-
-  // What an optimizer keeps of the parameters, as whole tensors and back: so a checkpoint can be
-  // read by any number of ranks, at any level.
-  //
-  // Collective. One part for each of named_parameters(), as many elements as its tensor, all of one
-  // dtype; one that is undefined must be so on every rank. Rank 0 gets tensors of the parameters'
-  // sizes, undefined where the part is; the others get undefined ones.
-  [[nodiscard]] std::vector<at::Tensor> gather_parts(const std::vector<at::Tensor>& parts) const;
-  // Local: a copy of the elements of `whole` that named_parameters()[i] has. BadInput when it has
-  // not that parameter's sizes.
-  [[nodiscard]] at::Tensor part_of(std::size_t i, const at::Tensor& whole) const;
-
-  // backward() inside the scope leaves whole gradients in the module's .grad, without
-  // communication of gradients; the next one outside reduces the sum.
-  [[nodiscard]] ShardedNoSync no_sync();
   // Collective at its begin, local at its end. Inside, every parameter has its values: print,
   // compare, compute on one rank alone, but write on all.
   [[nodiscard]] Unsharded unsharded();
@@ -163,8 +103,6 @@ class [[nodiscard]] ShardedModule {
   // handle has nothing to do with them any more; only its destruction may follow.
   void unshard();
 
-  // Local. What this rank holds now; between backward() and zero_grad() it has gradients.
-  [[nodiscard]] ShardedMemory memory() const;
   // Local. What is in flight now is the peak.
   void reset_peak_memory();
   // Local. Between steps, after zero_grad(): buffers that wait for the next step go back to the
@@ -172,25 +110,12 @@ class [[nodiscard]] ShardedModule {
   // anew.
   void free_buffers();
 
-  // Local. Where an optimizer's state goes when ShardOptions::offload names a folder; null when it
-  // does not. Ours take it when they are made; for LibTorch's see optim/state_memory.h.
-  //
-  //   optim::AdamW adamw(sharded.parameters(), options, {.memory = sharded.state_memory()});
-  [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const;
-
-  // Local. How long this rank has stood still in waits for gathers and gradients so far:
-  // communication that nothing hid.
-  [[nodiscard]] double seconds_waited() const;
-
-  [[nodiscard]] const Group& group() const;
   // Names of the units, in the order of their first parameters.
   [[nodiscard]] std::vector<std::string> units() const;
 
  private:
-  // InvalidArgument unless there are gradients to clip.
-  void check_gradients(std::string_view operation) const;
-
-  std::shared_ptr<ShardedState> state_;
+  // InvalidArgument when there is no module.
+  [[nodiscard]] std::shared_ptr<ShardedState> sharded() const;
 };
 
 // Collective. Checks that all ranks have the same module and options (Mismatch, on every rank, with

@@ -102,7 +102,7 @@ std::int64_t Training::held_bytes() const {
 
 std::int64_t Training::unit_bytes() const {
   if (!sharded_) return 0;
-  ShardedMemory memory = sharded_->memory();
+  HandleMemory memory = sharded_->memory();
   return memory.in_flight + memory.pooled;
 }
 

@@ -1,16 +1,16 @@
-// What a handle of fully_shard() costs one rank, counted where memory is taken and given back.
+// What a handle costs one rank, counted where memory is taken and given back.
 #pragma once
 
 #include <cstdint>
 
 namespace lockstep {
 
-// Bytes of this rank, padding included. Nothing is counted twice: where the shard is a range of a
-// whole that stays (levels optimizer and gradients, one dtype), it is part of `whole`. The
-// optimizer's state is the optimizer's and not here; of fp32 and Adam it is twice the parameters'
-// shard.
-struct ShardedMemory {
-  std::int64_t shards = 0;          // this rank's part of the parameters
+// Bytes of this rank; of fully_shard(), padding included. Nothing is counted twice: where the shard
+// is a range of a whole that stays (levels optimizer and gradients, one dtype), it is part of
+// `whole`. The optimizer's state is the optimizer's and not here; of fp32 and Adam it is twice the
+// bytes of the handle's parameters().
+struct HandleMemory {
+  std::int64_t shards = 0;          // this rank's part of divided parameters
   std::int64_t whole = 0;           // parameters that are there all the time
   std::int64_t gradients = 0;       // kept between backward() and the next step
   std::int64_t in_flight = 0;       // units and their gradients that are gathered or on their way

@@ -1,0 +1,154 @@
+// Handle: what a strategy attaches to a module and returns. DistributedDataParallel and
+// fully_shard() each give one, so a training loop is the same with either:
+//
+//   ls::Handle handle;
+//   if (large) handle = ls::fully_shard(model, world, {.units = {"blocks.*"}});
+//   else       handle = ls::DistributedDataParallel(model, world);
+//   torch::optim::AdamW adamw(handle.parameters(), 1e-3);    // the handle's, not the module's
+//   ...
+//   handle.zero_grad();
+//   loss(model->forward(batch)).backward();
+//   handle.clip_grad_norm(1.0);
+//   adamw.step();
+//
+// A handle of a strategy's own type has that strategy's functions besides; moved into a Handle it
+// is the same object without them. A default-constructed handle has no module: every call but
+// is_attached(), assignment and destruction is InvalidArgument.
+//
+// Collective calls are made by every rank of group(), in the same order, and block. Threads: one
+// thread a time per handle.
+#pragma once
+
+#include <lockstep/comm/group.h>
+#include <lockstep/layout/tensor_slice.h>
+#include <lockstep/optim/state_memory.h>
+#include <lockstep/parallel/handle_memory.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+
+class HandleState;
+
+// What this rank has of one parameter or buffer.
+struct NamedPart {
+  std::string name;                  // the first of its names: "blocks.0.fc.weight"
+  at::Tensor tensor;                 // the elements, see below
+  std::vector<std::string> aliases;  // its other names, where a weight is tied
+  layout::TensorSlice slice;         // which elements of the whole they are
+};
+
+// backward() only accumulates, without communication of gradients, while one of these lives; nests.
+class [[nodiscard]] NoSync {
+ public:
+  explicit NoSync(std::shared_ptr<HandleState> state);
+  NoSync(NoSync&&) noexcept = default;
+  NoSync& operator=(NoSync&&) = delete;
+  ~NoSync();
+
+ private:
+  std::shared_ptr<HandleState> state_;
+};
+
+class [[nodiscard]] Handle {
+ public:
+  Handle() = default;
+  // The other one has no module afterwards. Assignment lets go of the module that this one had, as
+  // its destructor does.
+  Handle(Handle&&) noexcept = default;
+  Handle& operator=(Handle&& other) noexcept;
+  // Local. Hooks go; what becomes of the module's tensors the strategies say.
+  ~Handle();
+
+  [[nodiscard]] bool is_attached() const { return state_ != nullptr; }
+
+  // What the optimizer is built on, each once (LibTorch lists a tied weight under each of its
+  // names), in the module's order: whole parameters, or this rank's parts in one dimension, perhaps
+  // without elements. Parts know that they are parts (lockstep/dispatch/part.h): clipping and loss
+  // scaling take their norm over all ranks, and operations that mix elements are refused by name.
+  [[nodiscard]] std::vector<at::Tensor> parameters() const;
+  // The same tensors, with their names and places in the wholes.
+  [[nodiscard]] std::vector<NamedPart> named_parameters() const;
+
+  // Local, of the gradients of parameters() and of those that no_sync() has kept. set_to_none is
+  // the faster one, and keeps the sign of zeros: a gradient that is added to zeros loses it.
+  void zero_grad(bool set_to_none = true);
+  // backward() inside the scope only accumulates; the next one outside reduces the sum.
+  //
+  //   {
+  //     auto scope = handle.no_sync();
+  //     loss(first_half).backward();
+  //   }
+  //   loss(second_half).backward();
+  [[nodiscard]] NoSync no_sync();
+  // Scales all gradients so that their common norm (of order `norm_type`) over all ranks' parts is
+  // at most `max_norm`, and returns what it was: torch::nn::utils::clip_grad_norm_, and
+  // optim::clip_grad_norm() of parameters(). Collective where parameters are divided.
+  // InvalidArgument where a strategy has no gradients to clip.
+  double clip_grad_norm(double max_norm, double norm_type = 2.0);
+  // Local. Every element of the gradients to between -largest and largest.
+  void clip_grad_value(double largest);
+
+  // Whole tensors under the names of Python's state_dict(), tied ones under each, on every rank.
+  // Where parameters are divided: collective, and copies; else local, and they share memory with
+  // the module.
+  [[nodiscard]] std::map<std::string, at::Tensor> state_dict() const;
+  // Every rank passes the same whole tensors. Everything is checked first: BadInput names what is
+  // missing, unknown or of another shape, and then nothing was written. Collective where
+  // parameters are divided.
+  void load_state_dict(const std::map<std::string, at::Tensor>& tensors);
+
+  // Local. What this rank has of each parameter and buffer, each once, in the order of Python's
+  // state_dict(): no rank makes a whole. Tensors are ordinary ones in the memory that the handle
+  // uses, parts in one dimension, valid until the next step. Ranks that have the same slice have
+  // equal values, but for ignored tensors, which are each rank's own.
+  [[nodiscard]] std::vector<NamedPart> state_parts() const;
+  // Gives this rank's parts new values: read() is called for each of state_parts() and writes into
+  // its tensor. Collective where parameters are divided; every rank writes parts of the same whole.
+  // What read() throws is thrown, and parts that it had written stay so.
+  void load_state_parts(const std::function<void(const NamedPart&)>& read);
+
+  // What an optimizer keeps of the parameters as whole tensors on rank 0. Collective where
+  // parameters are divided. One part for each of named_parameters(), as many elements as its
+  // tensor, all of one dtype; one that is undefined must be so on every rank. Rank 0 gets tensors
+  // of the parameters' sizes, undefined where the part is; of the others' result nothing is
+  // promised.
+  [[nodiscard]] std::vector<at::Tensor> gather_parts(const std::vector<at::Tensor>& parts) const;
+
+  // Local. What this rank holds now; between backward() and zero_grad() it has gradients.
+  [[nodiscard]] HandleMemory memory() const;
+  // Local. Where an optimizer's state goes when the strategy offloads it; null when it does not.
+  // lockstep::optim's optimizers take it when they are made; for LibTorch's see
+  // optim/state_memory.h.
+  [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const;
+  // Local. The total time for which calls on this rank were blocked on the handle's collectives
+  // (exposed communication).
+  [[nodiscard]] double seconds_waited() const;
+
+  // All ranks that train the module together.
+  [[nodiscard]] const Group& group() const;
+
+ protected:
+  explicit Handle(std::shared_ptr<HandleState> state) : state_(std::move(state)) {}
+  // Not null: InvalidArgument when there is no module.
+  [[nodiscard]] const std::shared_ptr<HandleState>& state() const;
+
+ private:
+  std::shared_ptr<HandleState> state_;
+};
+
+// Local: a copy of those elements of `whole` that `part` has, in one dimension; and back: writes
+// `values`, in one dimension, to their places in `whole`. BadInput names the part when `whole` has
+// not its sizes.
+[[nodiscard]] at::Tensor cut_part(const at::Tensor& whole, const NamedPart& part);
+void paste_part(const at::Tensor& values, const NamedPart& part, const at::Tensor& whole);
+
+}  // namespace lockstep

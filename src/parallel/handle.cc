@@ -1,0 +1,118 @@
+#include <lockstep/parallel/handle.h>
+
+#include "module/slices.h"
+#include "parallel/handle_state.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/scope_exit.h>
+#include <lockstep/optim/clipping.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+void check_sizes(const at::Tensor& whole, const NamedPart& part) {
+  check_input(whole.sizes() == at::IntArrayRef(part.slice.sizes),
+              "{}: expected a tensor of shape [{}], found [{}]", part.name,
+              listed(part.slice.sizes, ", "), listed(whole.sizes(), ", "));
+}
+
+}  // namespace
+
+NoSync::NoSync(std::shared_ptr<HandleState> state) : state_(std::move(state)) { state_->pause(); }
+
+NoSync::~NoSync() {
+  if (state_) state_->resume();
+}
+
+Handle& Handle::operator=(Handle&& other) noexcept {
+  if (this == &other) return *this;
+  if (state_) state_->detach();
+  state_ = std::move(other.state_);
+  return *this;
+}
+
+Handle::~Handle() {
+  if (state_) state_->detach();
+}
+
+const std::shared_ptr<HandleState>& Handle::state() const {
+  check(state_ != nullptr, "handle: it is attached to no module");
+  return state_;
+}
+
+std::vector<at::Tensor> Handle::parameters() const {
+  std::vector<at::Tensor> tensors;
+  for (NamedPart& part : named_parameters()) tensors.push_back(std::move(part.tensor));
+  return tensors;
+}
+
+std::vector<NamedPart> Handle::named_parameters() const { return state()->named_parameters(); }
+
+void Handle::zero_grad(bool set_to_none) { state()->zero_grad(set_to_none); }
+
+NoSync Handle::no_sync() { return NoSync(state()); }
+
+double Handle::clip_grad_norm(double max_norm, double norm_type) {
+  check(norm_type > 0, "clip_grad_norm: the norm's order must be positive, found {}", norm_type);
+  state()->check_gradients("clip_grad_norm");
+  return optim::clip_grad_norm(parameters(), max_norm, norm_type);
+}
+
+void Handle::clip_grad_value(double largest) {
+  check(largest >= 0, "clip_grad_value: the largest value must be at least 0, found {}", largest);
+  state()->check_gradients("clip_grad_value");
+  optim::clip_grad_value(parameters(), largest);
+}
+
+std::map<std::string, at::Tensor> Handle::state_dict() const { return state()->state_dict(); }
+
+void Handle::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
+  state()->load_state_dict(tensors);
+}
+
+std::vector<NamedPart> Handle::state_parts() const { return state()->state_parts(); }
+
+void Handle::load_state_parts(const std::function<void(const NamedPart&)>& read) {
+  at::NoGradGuard no_grad;
+  state()->before_load();
+  ScopeExit loaded([this] { state_->after_load(); });
+  for (const NamedPart& part : state()->state_parts()) read(part);
+}
+
+std::vector<at::Tensor> Handle::gather_parts(const std::vector<at::Tensor>& parts) const {
+  return state()->gather_parts(parts);
+}
+
+HandleMemory Handle::memory() const { return state()->memory(); }
+
+std::shared_ptr<optim::StateMemory> Handle::state_memory() const { return state()->state_memory(); }
+
+double Handle::seconds_waited() const { return state()->seconds_waited(); }
+
+const Group& Handle::group() const { return state()->group(); }
+
+at::Tensor cut_part(const at::Tensor& whole, const NamedPart& part) {
+  at::NoGradGuard no_grad;
+  check_sizes(whole, part);
+  at::Tensor values = at::empty({part.slice.numel()}, whole.options());
+  for (const layout::Box& box : layout::boxes_of(part.slice))
+    modules::box_in_part(values, part.slice, box).copy_(modules::box_in_whole(whole, box));
+  return values;
+}
+
+void paste_part(const at::Tensor& values, const NamedPart& part, const at::Tensor& whole) {
+  at::NoGradGuard no_grad;
+  check_sizes(whole, part);
+  check_input(values.numel() == part.slice.numel(), "{}: expected {} elements, found {}", part.name,
+              part.slice.numel(), values.numel());
+  at::Tensor flat = values.reshape({-1});
+  for (const layout::Box& box : layout::boxes_of(part.slice))
+    modules::box_in_whole(whole, box).copy_(modules::box_in_part(flat, part.slice, box));
+}
+
+}  // namespace lockstep

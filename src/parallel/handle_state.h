@@ -1,0 +1,53 @@
+// HandleState: what a strategy implements behind a Handle (lockstep/parallel/handle.h).
+#pragma once
+
+#include "module/state_entries.h"
+
+#include <lockstep/parallel/handle.h>
+
+#include <string_view>
+
+namespace lockstep {
+
+class HandleState {
+ public:
+  virtual ~HandleState() = default;
+
+  // Local, once, before anything else goes: the module is on its own.
+  virtual void detach() = 0;
+
+  [[nodiscard]] virtual std::vector<NamedPart> named_parameters() const = 0;
+  virtual void zero_grad(bool set_to_none) = 0;
+  // InvalidArgument when there is nothing to clip; `operation` is for the message.
+  virtual void check_gradients(std::string_view /*operation*/) const {}
+  // Of no_sync().
+  virtual void pause() = 0;
+  virtual void resume() = 0;
+
+  [[nodiscard]] virtual std::map<std::string, at::Tensor> state_dict() = 0;
+  virtual void load_state_dict(const std::map<std::string, at::Tensor>& tensors) = 0;
+  [[nodiscard]] virtual std::vector<NamedPart> state_parts() = 0;
+  // Around the writes of load_state_parts().
+  virtual void before_load() {}
+  virtual void after_load() {}
+  [[nodiscard]] virtual std::vector<at::Tensor> gather_parts(
+      const std::vector<at::Tensor>& parts) = 0;
+
+  [[nodiscard]] virtual HandleMemory memory() const = 0;
+  [[nodiscard]] virtual std::shared_ptr<optim::StateMemory> state_memory() const { return nullptr; }
+  [[nodiscard]] virtual double seconds_waited() const = 0;
+  [[nodiscard]] virtual const Group& group() const = 0;
+};
+
+namespace parallel {
+
+// All of one of a module's tensors, without gradient.
+[[nodiscard]] inline NamedPart whole_part(const modules::StateEntry& entry) {
+  return {entry.names.front(),
+          entry.tensor.detach(),
+          {entry.names.begin() + 1, entry.names.end()},
+          layout::whole_slice(entry.tensor.sizes())};
+}
+
+}  // namespace parallel
+}  // namespace lockstep
