@@ -174,7 +174,7 @@ std::optional<CallRecord> read_call(std::string_view text) {
   call.root = static_cast<int>(words.number(-1, most_int));
   auto dtype = words.number(-1, static_cast<std::int64_t>(dtypes) - 1);
   if (dtype >= 0) call.dtype = static_cast<DType>(dtype);
-  call.elements = words.number(0, most);
+  call.elements = words.number(0, most / 16);  // whose bytes are a number, too
   call.number = static_cast<std::uint64_t>(words.number(0, most));
   call.line = static_cast<std::uint32_t>(words.number(0, most_int));
   call.input_counts = read_counts(words);

@@ -5,6 +5,7 @@
 #include <lockstep/base/format.h>
 
 #include "support/messages.h"
+#include "support/sanitizers.h"
 #include "support/temporary_folder.h"
 
 #include <gtest/gtest.h>
@@ -123,7 +124,9 @@ TEST(FlightRecorder, CostsNanosecondsACall) {
     best = std::min<Duration>(best, (Clock::now() - begin) / calls);
   }
   print_to(stdout, "the flight recorder takes {} ns a call\n", best.count());
-  EXPECT_LT(best, 500ns) << "a system call or an allocation would show";
+  // ThreadSanitizer makes a call of each atomic store.
+  EXPECT_LT(best, test::under_thread_sanitizer ? 20us : 500ns)
+      << "a system call or an allocation would show";
 }
 
 TEST(FlightRecorder, WritesWhenAGroupFailsAndOncePerGroup) {

@@ -1,0 +1,62 @@
+// What another rank tells of its calls may be anything: it is read, compared and described without
+// harm, and what is read can be told again.
+#include "comm/diagnose/calls.h"
+#include "comm/diagnose/failure.h"
+#include "comm/diagnose/history.h"
+#include "comm/engines/mpi/call_query.h"
+#include "support/fuzz.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+using namespace lockstep;
+
+namespace {
+
+std::string some_statement(test::Random& random) {
+  diagnose::CallHistory history;
+  const auto calls = 1 + test::below(random, 40);
+  for (std::uint64_t number = 1; number <= calls; ++number) {
+    auto call = test::reduction(number, static_cast<std::int64_t>(test::below(random, 5)), "a tag");
+    if (test::one_in(random, 4)) call.input_counts = {1, 2, 3};
+    history.note({}, call, fingerprint_of(call));
+  }
+  const auto message = test::message(Collective::send, 1, 7);
+  history.note({0, 1}, message, fingerprint_of(message));
+  return history.statement("host 71 9", test::one_in(random, 2));
+}
+
+TEST(StatementFuzz, AnyTextIsReadWithoutHarm) {
+  diagnose::CallHistory mine;
+  for (std::uint64_t number = 1; number <= 40; ++number)
+    mine.note({}, test::reduction(number), fingerprint_of(test::reduction(number)));
+  for (test::FuzzRounds rounds("statements"); rounds.next();) {
+    const auto text = test::mutated(some_statement(rounds.random()), rounds.random());
+    const auto statement = diagnose::Statement::read(text);
+    for (const auto& [channel, told] : statement.channels) {
+      for (const auto& known : told.calls) {
+        EXPECT_FALSE(describe(known.call).empty());
+        EXPECT_FALSE(describe_difference(known.call, 0, test::reduction(3), 1).empty());
+        const auto again = read_call(written(known.call));
+        ASSERT_TRUE(again) << text;
+        EXPECT_EQ(fingerprint_of(*again) == fingerprint_of(known.call),
+                  again->tag == known.call.tag);
+      }
+    }
+    if (auto difference = mine.compare(statement))
+      EXPECT_FALSE(diagnose::mismatch_sentence(*difference, "world", 0, 1).empty());
+  }
+}
+
+TEST(StatementFuzz, AnyAnswerIsReadWithoutHarm) {
+  const mpi::Answer answer{true, 7, 8, test::reduction(8)};
+  for (test::FuzzRounds rounds("answers"); rounds.next();) {
+    const auto text = test::mutated(mpi::written(answer, 4096), rounds.random());
+    const auto read = mpi::read_answer(7, text);
+    if (read.call) EXPECT_FALSE(describe_fully(*read.call).empty());
+    static_cast<void>(diagnose::FailureReport::read(text).error());
+  }
+}
+
+}  // namespace
