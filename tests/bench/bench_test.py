@@ -101,6 +101,20 @@ class Collectives(Case):
         for peer in ("gloo", "lockstep-gloo"):
             self.assertEqual({row["op"] for row in rows if row["backend"] == peer}, set(EVERY_OP.split(",")))
 
+    def test_a_wrong_result_of_gloo_is_seen(self):
+        self.need_torch()
+        script = (
+            "import sys; sys.path.insert(0, sys.argv[1])\n"
+            "import torch.distributed as dist, collectives\n"
+            "dist.get_rank, dist.get_world_size, dist.all_reduce = lambda: 0, lambda: 2, lambda tensor: None\n"
+            "collectives.Calls('all_reduce', 64).check()\n"
+        )
+        done = subprocess.run(
+            [Case.warm.program, "-c", script, SOURCE / "bench/peers"], capture_output=True, text=True, check=False
+        )
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("all_reduce of 64 bytes: rank 0 expected 4096.0 at element 0, found 0.0", done.stderr)
+
     def test_the_table_ends_with_ratios_and_goals(self):
         self.need_torch()
         done = self.run_bench(
@@ -268,8 +282,8 @@ class Memory(Case):
         for row in rows:
             self.assertTrue(0.8 * row["expected_bytes"] < row["bytes"] < 3 * row["expected_bytes"], row)
 
-    # A third of so small a model is less than LibTorch alone takes: the limit holds, and the ranks are killed. The
-    # usual size, in which they train, takes a minute.
+    # A third of so small a model is less than LibTorch alone takes: the limit holds, and the ranks are killed. That
+    # ranks train in the usual size takes a minute.
     def test_a_rank_above_its_limit_is_an_error(self):
         done = self.run_bench("memory", "--measure", "limited", "--limited", "256x4", "--steps", 1)
         if "control group" in done.stderr:

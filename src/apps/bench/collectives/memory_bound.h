@@ -13,6 +13,8 @@ struct PassKind {
   bool prefetches = false;  // asks for memory before it reads it
 };
 [[nodiscard]] std::span<const PassKind> pass_kinds();
+// That are timed in one turn, after one that is not.
+inline constexpr int passes_of_a_kind = 3;
 
 // One rank's share of the bound of an all_reduce: p tensors of n bytes lie in the machine's memory,
 // each byte is read once and written once, and p ranks share the work, so each moves 2n bytes. A

@@ -20,7 +20,7 @@ struct Parts {
 };
 
 // Carries out one call and returns when this rank's part is complete. Throws what the parts throw.
-// The calls of one lane come from one thread; those of different lanes (see comm/lanes) at once.
+// The calls of one task queue come from one thread; those of different queues come at once.
 //
 // all_reduce, h hosts of l ranks each: reduce_scatter inside the host, all_reduce of each chunk
 // across hosts, by all ranks at once, all_gather inside; a rank sends 2 (h-1)/h of an l-th of the
