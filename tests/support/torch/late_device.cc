@@ -123,7 +123,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   TORCH_CHECK(from.is_contiguous() && to.is_contiguous() && from.dtype() == to.dtype(),
               "the late device copies dense tensors of one dtype");
   streams().give(current(), [from = from.detach(), to = to.detach()] {
-    std::memcpy(to.data_ptr(), from.const_data_ptr(), from.nbytes());
+    if (from.nbytes() > 0) std::memcpy(to.data_ptr(), from.const_data_ptr(), from.nbytes());
   });
   const bool stays_there = !from.is_cpu() && !to.is_cpu();
   if (!stays_there && !non_blocking) streams().run_until(streams().here(current()));
