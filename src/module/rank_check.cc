@@ -46,7 +46,7 @@ std::vector<std::string> exchange(Group group, const std::string& mine,
   }
   at::Tensor input = at::empty({static_cast<std::int64_t>(mine.size())}, at::kByte);
   at::Tensor output = at::empty({total}, at::kByte);
-  std::memcpy(input.data_ptr(), mine.data(), mine.size());
+  if (!mine.empty()) std::memcpy(input.data_ptr(), mine.data(), mine.size());
   group.all_gather(output, input, counts, call).wait();
   std::vector<std::string> texts;
   const char* from = static_cast<const char*>(output.data_ptr());

@@ -91,7 +91,7 @@ at::Tensor new_memory(const StorageSpec& storage) {
 at::Tensor copy_of_storage(const at::Tensor& tensor) {
   std::size_t bytes = tensor.storage().nbytes();
   at::Tensor copy = new_memory({static_cast<std::int64_t>(bytes)});
-  std::memcpy(copy.mutable_data_ptr(), tensor.storage().data(), bytes);
+  if (bytes > 0) std::memcpy(copy.mutable_data_ptr(), tensor.storage().data(), bytes);
   return copy;
 }
 
