@@ -104,6 +104,8 @@ bool SharedMemory::punch(std::size_t offset, std::size_t bytes) const noexcept {
          fallocate(file_.get(), mode, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
 }
 
+void SharedMemory::keep_from_children() const noexcept { madvise(data_, bytes_, MADV_DONTFORK); }
+
 std::size_t SharedMemory::resident_bytes() const {
   struct stat status {};
   return fstat(file_.get(), &status) == 0 ? static_cast<std::size_t>(status.st_blocks) * 512 : 0;

@@ -32,6 +32,8 @@ class SharedMemory {
   // Gives whole pages back to the system; they read as zero afterwards, in every process. False
   // when it was refused.
   [[nodiscard]] bool punch(std::size_t offset, std::size_t bytes) const noexcept;
+  // Children that are forked from now on do not have this mapping.
+  void keep_from_children() const noexcept;
   // Bytes of pages that are taken now, by whichever process touched them.
   [[nodiscard]] std::size_t resident_bytes() const;
 

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace lockstep {
@@ -33,6 +34,11 @@ struct InitOptions {
   // (such as "4GiB"), else a share of the machine's memory. A size named here or there must be free
   // now, or init() throws BadInput.
   std::int64_t arena_bytes = 0;
+  // On shm, CPU tensors of 64 KiB and more that are made while the world lives lie in the arena,
+  // where peers read and write them without copies; what does not fit, and what was made before, is
+  // reached through copies. Unset: LOCKSTEP_ARENA_TENSORS (on or off), else off. A child that
+  // fork()s off has no such tensors: touching one ends it by SIGSEGV.
+  std::optional<bool> arena_tensors = {};
 };
 
 // Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (and

@@ -66,7 +66,8 @@ std::shared_ptr<Backend> make_backend(std::string_view name, std::shared_ptr<Sto
     return shm::make(std::move(store), rank, size,
                      {.timeout = options.timeout,
                       .join_timeout = options.join_timeout,
-                      .arena_bytes = options.arena_bytes});
+                      .arena_bytes = options.arena_bytes,
+                      .has_tensors = options.arena_tensors});
   }
   if (name == "mpi") return mpi::make(std::move(store), rank, size, options.join_timeout);
   if (name == "hierarchical") {

@@ -42,12 +42,10 @@ std::string asked_backend(const InitOptions& options) {
 }
 
 void check_options(const InitOptions& options) {
-  check(options.timeout > Duration::zero(),
-        "init: the timeout must be positive, found {}",
+  check(options.timeout > Duration::zero(), "init: the timeout must be positive, found {}",
         format_duration(options.timeout));
   check(options.join_timeout > Duration::zero(),
-        "init: the join timeout must be positive, found {}",
-        format_duration(options.join_timeout));
+        "init: the join timeout must be positive, found {}", format_duration(options.join_timeout));
   check(options.arena_bytes >= 0, "init: the arena's size must not be negative, found {}",
         options.arena_bytes);
 }
@@ -103,6 +101,8 @@ Group init(InitOptions options) {
       .timeout = options.timeout,
       .join_timeout = std::max<Duration>(deadline.left(), std::chrono::seconds(1)),
       .arena_bytes = options.arena_bytes,
+      .arena_tensors = options.arena_tensors.value_or(
+          environment::flag("LOCKSTEP_ARENA_TENSORS").value_or(false)),
       .c10d = options.c10d,
       .hosts = world_info.hosts};
   if (!world_info.is_one_host()) backend.address = address_of_this_host(*info.rendezvous);

@@ -1,5 +1,6 @@
 #include "support/torch/ranks.h"
 
+#include <lockstep/base/environment.h>
 #include <lockstep/comm/local.h>
 #include <lockstep/store/file_store.h>
 #include <lockstep/store/prefix_store.h>
@@ -103,10 +104,12 @@ std::shared_ptr<Store> MeetingPlace::store() const {
 
 Group MeetingPlace::join(int rank) const {
   if (size_ == 1) return {};
-  BackendOptions options{.timeout = timeout_,
-                         .join_timeout = std::chrono::seconds(20),
-                         .arena_bytes = 64 << 20,
-                         .hosts = pretended_hosts(size_)};
+  BackendOptions options{
+      .timeout = timeout_,
+      .join_timeout = std::chrono::seconds(20),
+      .arena_bytes = 64 << 20,
+      .arena_tensors = environment::flag("LOCKSTEP_ARENA_TENSORS").value_or(false),
+      .hosts = pretended_hosts(size_)};
   std::string name(name_of(engine_));
   if (engine_ == Engine::hierarchical) name += is_under_mpirun() ? ":mpi" : ":gloo";
   auto world = make_backend(name, store(), rank, size_, options);

@@ -49,10 +49,9 @@ std::byte* Arena::allocate(std::size_t bytes) {
   check(!process_.is_copy_of_parent(),
         "shared memory: made in process {}, not usable in its child {}", process_.number(),
         sys::own_process());
-  std::lock_guard lock(mutex_);
-  free_released();
+  if (auto block = try_allocate(bytes); !block.empty()) return block.data();
   constexpr std::size_t gibibyte = 1 << 30;
-  if (auto offset = allocator_.allocate(bytes)) return memory_.data() + *offset;
+  std::lock_guard lock(mutex_);
   throw BadInput(
       formatted("shared memory: a buffer of {} does not fit: {} of the arena's {} are in use and "
                 "the largest free range "
@@ -60,6 +59,14 @@ std::byte* Arena::allocate(std::size_t bytes) {
                 bytes_text(bytes), bytes_text(allocator_.used()), bytes_text(memory_.bytes()),
                 bytes_text(allocator_.largest_free()),
                 bytes_text(((memory_.bytes() + bytes) / gibibyte + 1) * gibibyte)));
+}
+
+std::span<std::byte> Arena::try_allocate(std::size_t bytes) {
+  std::lock_guard lock(mutex_);
+  free_released();
+  auto offset = allocator_.allocate(bytes);
+  if (!offset) return {};
+  return {memory_.data() + *offset, allocator_.bytes_at(*offset)};
 }
 
 std::byte* Arena::allocate_zeroed(std::size_t bytes) {
@@ -71,11 +78,14 @@ std::byte* Arena::allocate_zeroed(std::size_t bytes) {
   return block;
 }
 
-void Arena::free(std::byte* block) {
-  if (process_.is_copy_of_parent()) return;
+std::size_t Arena::free(std::byte* block) {
+  if (process_.is_copy_of_parent()) return 0;
   std::lock_guard lock(mutex_);
-  allocator_.free(static_cast<std::size_t>(block - memory_.data()));
+  auto offset = static_cast<std::size_t>(block - memory_.data());
+  auto bytes = allocator_.bytes_at(offset);
+  allocator_.free(offset);
   give_back_pages();
+  return bytes;
 }
 
 std::byte* Arena::allocate_held(std::size_t bytes, int holders, int takers) {
@@ -155,6 +165,14 @@ std::size_t arena_bytes(std::optional<std::int64_t> asked, std::string_view name
               "{}: expected an arena of at most the {} that are free now, found {}", name,
               format_bytes(memory.available), format_bytes(*asked));
   return check_limit(static_cast<std::size_t>(*asked));
+}
+
+ArenaShare with_tensors(std::size_t bytes, bool was_asked) {
+  if (was_asked) return {bytes, bytes / 4 * 3};
+  auto memory = static_cast<std::size_t>(sys::memory_size().total);
+  auto room = sys::SharedMemory::most_bytes() - bytes;
+  auto for_tensors = std::min(memory, room);
+  return {bytes + for_tensors, for_tensors};
 }
 
 }  // namespace lockstep::shm

@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace lockstep::shm {
@@ -34,9 +35,12 @@ class Arena {
   // 64-byte aligned and uninitialised. Throws BadInput with the sizes when there is no room, and
   // InvalidArgument in a forked child.
   [[nodiscard]] std::byte* allocate(std::size_t bytes);
+  // The same; empty when there is no room. As long as what was handed out.
+  [[nodiscard]] std::span<std::byte> try_allocate(std::size_t bytes);
   // The same from fresh pages, which read as zero.
   [[nodiscard]] std::byte* allocate_zeroed(std::size_t bytes);
-  void free(std::byte* block);
+  // Returns its length.
+  std::size_t free(std::byte* block);
   // A block that `holders` processes hold from now on and `takers` more are still to take. Each
   // lets it go, on the address where it sees the block; once all have, it is free again. The owner
   // finds that out at a later call.
@@ -49,6 +53,11 @@ class Arena {
   [[nodiscard]] bool is_held(const std::byte* data);
   // Bytes handed out now.
   [[nodiscard]] std::size_t used();
+
+  // Of pages that are taken now.
+  [[nodiscard]] std::size_t resident_bytes() const { return memory_.resident_bytes(); }
+  // A child that is forked from now on does not have the memory: touching it ends the child.
+  void keep_from_children() const { memory_.keep_from_children(); }
 
   [[nodiscard]] bool contains(const void* data, std::size_t bytes) const {
     auto* first = static_cast<const std::byte*>(data);
@@ -70,5 +79,14 @@ class Arena {
 // share of the machine's memory. BadInput when more was asked for than is free now.
 [[nodiscard]] std::size_t arena_bytes(std::optional<std::int64_t> asked, std::string_view name,
                                       int ranks);
+
+// What of such an arena tensors may take, and how large it is with them: without a size that was
+// asked for they come beside the rest, as much as the machine has, since pages that nobody touches
+// cost nothing.
+struct ArenaShare {
+  std::size_t bytes = 0;
+  std::size_t for_tensors = 0;
+};
+[[nodiscard]] ArenaShare with_tensors(std::size_t bytes, bool was_asked);
 
 }  // namespace lockstep::shm

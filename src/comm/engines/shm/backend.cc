@@ -8,6 +8,7 @@
 #include "comm/backend/element_type.h"
 #include "comm/backend/node_shared.h"
 #include "comm/engines/shm/endpoint.h"
+#include "comm/engines/shm/tensor_allocator.h"
 #include "sys/own_process.h"
 
 #include <ATen/ops/from_blob.h>
@@ -75,6 +76,17 @@ at::Tensor tensor_at(std::byte* block, at::IntArrayRef sizes, const at::TensorOp
                               at::TensorOptions().dtype(options.dtype()).device(at::kCPU));
   return options.requires_grad() ? tensor.requires_grad_() : tensor;
 }
+
+// What the backends of one world share: tensors are made in the arena as long as one of them lives.
+struct Ends {
+  Ends(std::shared_ptr<Store> store, int rank, int size, EndpointOptions options,
+       std::size_t bytes_for_tensors)
+      : endpoint(std::move(store), rank, size, options) {
+    if (bytes_for_tensors > 0) tensors.emplace(endpoint.arena(), bytes_for_tensors);
+  }
+  Endpoint endpoint;
+  std::optional<ArenaTensors> tensors;
+};
 
 class ShmBackend : public Backend {
  public:
@@ -187,11 +199,14 @@ std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
   if (options.arena_bytes != 0) asked = options.arena_bytes;
   std::string_view origin = asked ? "arena_bytes" : "LOCKSTEP_ARENA";
   if (!asked) asked = environment::bytes("LOCKSTEP_ARENA");
-  EndpointOptions endpoint_options{options.timeout, options.join_timeout,
-                                   shm::arena_bytes(asked, origin, size)};
-  auto endpoint = std::make_shared<Endpoint>(std::move(store), rank, size, endpoint_options);
-  auto& world = endpoint->world();
-  return sys::make_shared_of_process<ShmBackend>(std::move(endpoint), world, options.timeout);
+  ArenaShare share{arena_bytes(asked, origin, size)};
+  if (options.has_tensors) share = with_tensors(share.bytes, asked.has_value());
+  auto ends = std::make_shared<Ends>(
+      std::move(store), rank, size,
+      EndpointOptions{options.timeout, options.join_timeout, share.bytes}, share.for_tensors);
+  auto& world = ends->endpoint.world();
+  return sys::make_shared_of_process<ShmBackend>(std::shared_ptr<Endpoint>(ends, &ends->endpoint),
+                                                 world, options.timeout);
 }
 
 }  // namespace lockstep::shm

@@ -17,6 +17,10 @@ struct BackendOptions {
       std::chrono::minutes(10);  // of a wait that has no call of its own: a full ring, subset()
   Duration join_timeout = std::chrono::minutes(5);  // until every rank must have arrived
   std::int64_t arena_bytes = 0;  // 0: LOCKSTEP_ARENA, else a share of the machine's memory
+  // This process's CPU tensors are made in the arena (tensor_allocator.h) as long as a backend of
+  // this world lives: in three quarters of it where its size was asked for, else beside the share
+  // that is for everything else.
+  bool has_tensors = false;
 };
 
 // The world of `size` ranks of this host, numbered 0..size-1. Every rank calls it with a client of

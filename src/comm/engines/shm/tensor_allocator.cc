@@ -1,0 +1,141 @@
+#include "comm/engines/shm/tensor_allocator.h"
+
+#include "sys/own_process.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+namespace lockstep::shm {
+namespace {
+
+// An arena that serves tensors or has done so. Entries are never destroyed, so that a look at them
+// needs no lock; an entry whose arena has gone is used again.
+struct Serving {
+  std::atomic<std::byte*> begin{nullptr};  // null: no arena
+  std::atomic<std::size_t> bytes{0};
+  std::shared_ptr<Arena> arena;  // the rest under the mutex
+  std::size_t most = 0;          // bytes for tensors
+  std::size_t used = 0;          // by tensors
+  bool has_ended = false;
+  Serving* next = nullptr;
+
+  [[nodiscard]] bool contains(const std::byte* data) const {
+    auto* first = begin.load(std::memory_order_acquire);
+    return first != nullptr && data >= first &&
+           data < first + bytes.load(std::memory_order_relaxed);
+  }
+};
+
+class TensorAllocator final : public c10::Allocator {
+ public:
+  // Priority 0 is that of LibTorch's own.
+  TensorAllocator() : under_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, 1); }
+
+  c10::DataPtr allocate(std::size_t bytes) override {
+    if (bytes >= ArenaTensors::least_bytes && !process_.is_copy_of_parent()) {
+      if (auto* block = from_arena(bytes))
+        return {block, block, &release, c10::Device(c10::DeviceType::CPU)};
+    }
+    return under_->allocate(bytes);
+  }
+  // For memory of both kinds.
+  [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+  // False: another arena serves.
+  bool begin(std::shared_ptr<Arena> arena, std::size_t most) {
+    std::lock_guard lock(mutex_);
+    if (current_ != nullptr) return false;
+    current_ = free_entry();
+    current_->arena = std::move(arena);
+    current_->most = most;
+    current_->has_ended = false;
+    current_->bytes.store(current_->arena->bytes(), std::memory_order_relaxed);
+    current_->begin.store(current_->arena->data(), std::memory_order_release);
+    return true;
+  }
+
+  void end() {
+    std::shared_ptr<Arena> gone;  // after the lock
+    std::lock_guard lock(mutex_);
+    auto* ended = std::exchange(current_, nullptr);
+    ended->has_ended = true;
+    gone = take_if_unused(*ended);
+  }
+
+  static TensorAllocator& of_process() {
+    static TensorAllocator& allocator = *std::make_unique<TensorAllocator>().release();
+    return allocator;
+  }
+
+ private:
+  std::byte* from_arena(std::size_t bytes) {
+    std::lock_guard lock(mutex_);
+    if (current_ == nullptr || bytes > current_->most - current_->used) return nullptr;
+    auto block = current_->arena->try_allocate(bytes);
+    if (block.empty()) return nullptr;
+    current_->used += block.size();
+    c10::profiledCPUMemoryReporter().New(block.data(), bytes);
+    return block.data();
+  }
+
+  static void release(void* memory) { of_process().free(static_cast<std::byte*>(memory)); }
+
+  void free(std::byte* memory) {
+    for (auto* entry = first_.load(std::memory_order_acquire); entry; entry = entry->next) {
+      if (entry->contains(memory)) return free_in(*entry, memory);
+    }
+    under_->raw_deleter()(memory);
+  }
+
+  void free_in(Serving& entry, std::byte* block) {
+    if (process_.is_copy_of_parent()) return;
+    std::shared_ptr<Arena> gone;
+    std::lock_guard lock(mutex_);
+    c10::profiledCPUMemoryReporter().Delete(block);
+    entry.used -= entry.arena->free(block);
+    gone = take_if_unused(entry);
+  }
+
+  [[nodiscard]] static std::shared_ptr<Arena> take_if_unused(Serving& entry) {
+    if (!entry.has_ended || entry.used > 0) return nullptr;
+    entry.begin.store(nullptr, std::memory_order_release);
+    return std::move(entry.arena);
+  }
+
+  [[nodiscard]] Serving* free_entry() {
+    for (auto* entry = first_.load(std::memory_order_relaxed); entry; entry = entry->next) {
+      if (entry->arena == nullptr) return entry;
+    }
+    auto* entry = std::make_unique<Serving>().release();
+    entry->next = first_.load(std::memory_order_relaxed);
+    first_.store(entry, std::memory_order_release);
+    return entry;
+  }
+
+  const sys::OwnProcess process_;
+  c10::Allocator* const under_;
+  std::atomic<Serving*> first_{nullptr};
+  std::mutex mutex_;
+  Serving* current_ = nullptr;
+};
+
+}  // namespace
+
+ArenaTensors::ArenaTensors(const std::shared_ptr<Arena>& arena, std::size_t most_bytes)
+    : serves_(TensorAllocator::of_process().begin(arena, most_bytes)) {
+  if (serves_) arena->keep_from_children();
+}
+
+ArenaTensors::~ArenaTensors() {
+  if (serves_) TensorAllocator::of_process().end();
+}
+
+}  // namespace lockstep::shm

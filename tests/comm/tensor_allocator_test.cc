@@ -1,0 +1,257 @@
+// Tensors in arenas: where they lie, what goes back when, and what a forked child and other threads
+// find. Each case runs in a process of its own, because LibTorch's allocator is installed for good.
+#include "comm/engines/shm/tensor_allocator.h"
+
+#include "support/processes.h"
+#include "support/torch/ranks.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <chrono>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+using namespace lockstep;
+using namespace std::chrono_literals;
+using shm::Arena;
+using shm::ArenaTensors;
+
+namespace {
+
+constexpr std::size_t mebibyte = 1 << 20;
+
+bool is_in(const Arena& arena, const at::Tensor& tensor) {
+  return arena.contains(tensor.data_ptr(), tensor.nbytes());
+}
+
+at::Tensor bytes_tensor(std::size_t bytes) {
+  return at::empty({static_cast<std::int64_t>(bytes)}, at::kByte);
+}
+
+// In a process that ends with it.
+template <typename Body>
+void alone(Body&& body) {
+  test::expect_ranks(1, [&](int) { body(); });
+}
+
+TEST(ArenaTensors, LieInTheArenaFromASizeOn) {
+  alone([] {
+    auto arena = std::make_shared<Arena>(64 * mebibyte);
+    auto before = at::ones({100'000});
+    std::optional<ArenaTensors> tensors(std::in_place, arena, 64 * mebibyte);
+    auto large = bytes_tensor(ArenaTensors::least_bytes);
+    EXPECT_TRUE(is_in(*arena, large));
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(large.data_ptr()) % 4096, 0U);
+    EXPECT_FALSE(is_in(*arena, bytes_tensor(ArenaTensors::least_bytes - 1)));
+    EXPECT_FALSE(is_in(*arena, bytes_tensor(0)));
+    EXPECT_FALSE(is_in(*arena, before));
+    EXPECT_TRUE(is_in(*arena, before + before)) << "results of operations, too";
+    EXPECT_TRUE(is_in(*arena, at::zeros({300, 300}).t().contiguous()));
+  });
+}
+
+TEST(ArenaTensors, GoBackToWhereTheyCameFrom) {
+  alone([] {
+    auto arena = std::make_shared<Arena>(64 * mebibyte);
+    auto used = arena->used();
+    auto before = at::ones({100'000});
+    std::optional<ArenaTensors> tensors(std::in_place, arena, 64 * mebibyte);
+    auto inside = at::full({100'000}, 2.0);
+    before.resize_({200'000});  // by the allocator that made it
+    EXPECT_EQ(before[99'999].item<float>(), 1.0F);
+    inside.resize_({300'000});
+    EXPECT_TRUE(is_in(*arena, inside));
+    EXPECT_EQ(inside[99'999].item<float>(), 2.0F);
+    before = at::Tensor();
+    inside = at::Tensor();
+    EXPECT_EQ(arena->used(), used);
+
+    inside = at::full({100'000}, 3.0);
+    tensors.reset();
+    EXPECT_FALSE(is_in(*arena, at::ones({100'000})));
+    std::weak_ptr<Arena> mapped = arena;
+    arena.reset();
+    EXPECT_FALSE(mapped.expired()) << "a tensor lies in it";
+    EXPECT_EQ(inside.sum().item<float>(), 300'000.0F);
+    std::thread([&] { inside = at::Tensor(); }).join();
+    EXPECT_TRUE(mapped.expired());
+  });
+}
+
+TEST(ArenaTensors, AnotherArenaServesAfterTheFirst) {
+  alone([] {
+    auto first = std::make_shared<Arena>(64 * mebibyte);
+    auto second = std::make_shared<Arena>(64 * mebibyte);
+    std::optional<ArenaTensors> of_first(std::in_place, first, 64 * mebibyte);
+    auto kept = at::ones({100'000});
+    {
+      ArenaTensors besides(second, 64 * mebibyte);
+      EXPECT_TRUE(is_in(*first, at::ones({100'000}))) << "the first serves";
+    }
+    EXPECT_TRUE(is_in(*first, at::ones({100'000})));
+    of_first.reset();
+    ArenaTensors of_second(second, 64 * mebibyte);
+    auto later = at::ones({100'000});
+    EXPECT_TRUE(is_in(*second, later));
+    EXPECT_TRUE(is_in(*first, kept));
+    kept = at::Tensor();
+    EXPECT_TRUE(is_in(*second, later + later));
+  });
+}
+
+TEST(ArenaTensors, WhatDoesNotFitIsMadeElsewhere) {
+  alone([] {
+    auto arena = std::make_shared<Arena>(8 * mebibyte);
+    ArenaTensors tensors(arena, 6 * mebibyte);
+    auto most = bytes_tensor(6 * mebibyte);
+    EXPECT_TRUE(is_in(*arena, most));
+    EXPECT_FALSE(is_in(*arena, bytes_tensor(mebibyte))) << "the rest is for other uses";
+    most = at::Tensor();
+    EXPECT_TRUE(is_in(*arena, bytes_tensor(mebibyte)));
+    auto huge = bytes_tensor(100 * mebibyte);
+    EXPECT_FALSE(is_in(*arena, huge));
+    huge.fill_(1);
+    auto* rest = arena->allocate(7 * mebibyte);
+    EXPECT_FALSE(is_in(*arena, bytes_tensor(mebibyte)));
+    arena->free(rest);
+  });
+}
+
+TEST(ArenaTensors, RawMemoryHasOneDeleter) {
+  alone([] {
+    auto arena = std::make_shared<Arena>(64 * mebibyte);
+    auto used = arena->used();
+    ArenaTensors tensors(arena, 64 * mebibyte);
+    auto* allocator = c10::GetCPUAllocator();
+    auto* small = allocator->raw_allocate(100);
+    auto* large = allocator->raw_allocate(mebibyte);
+    EXPECT_FALSE(arena->contains(small, 100));
+    EXPECT_TRUE(arena->contains(large, mebibyte));
+    allocator->raw_deallocate(small);
+    allocator->raw_deallocate(large);
+    EXPECT_EQ(arena->used(), used);
+  });
+}
+
+TEST(ArenaTensors, OfManyThreadsKeepTheirValues) {
+  alone([] {
+    auto arena = std::make_shared<Arena>(256 * mebibyte);
+    auto used = arena->used();
+    {
+      ArenaTensors tensors(arena, 256 * mebibyte);
+      auto work = [](int seed) {
+        std::mt19937 random(seed);
+        std::vector<std::pair<at::Tensor, int>> live;
+        for (int round = 0; round < 500; ++round) {
+          auto sizes = std::uniform_int_distribution<std::int64_t>(1, 100'000);
+          live.emplace_back(at::full({sizes(random)}, round, at::kInt), round);
+          if (live.size() > 20) {
+            auto place = live.begin() + static_cast<std::ptrdiff_t>(random() % live.size());
+            EXPECT_TRUE((place->first == place->second).all().item<bool>());
+            live.erase(place);
+          }
+        }
+      };
+      std::vector<std::thread> threads;
+      for (int seed = 0; seed < 4; ++seed) threads.emplace_back(work, seed);
+      for (auto& thread : threads) thread.join();
+    }
+    EXPECT_EQ(arena->used(), used);
+  });
+}
+
+// A long run of mixed sizes does not eat the arena: what is free can be used again.
+TEST(ArenaTensors, AMillionMixedOnesDoNotFragmentTheArena) {
+  alone([] {
+    constexpr std::size_t live_bytes = 128 * mebibyte;
+    auto arena = std::make_shared<Arena>(2 * live_bytes);
+    ArenaTensors tensors(arena, 2 * live_bytes);
+    std::mt19937 random(1);
+    std::vector<at::Tensor> live;
+    std::size_t bytes = 0;
+    int elsewhere = 0;
+    for (int round = 0; round < 1'000'000; ++round) {
+      auto exponent = std::uniform_real_distribution<double>(16, 22)(random);
+      auto size = static_cast<std::size_t>(std::exp2(exponent));
+      while (bytes + size > live_bytes) {
+        auto place = random() % live.size();
+        bytes -= live[place].nbytes();
+        std::swap(live[place], live.back());
+        live.pop_back();
+      }
+      live.push_back(bytes_tensor(size));
+      bytes += size;
+      if (!is_in(*arena, live.back())) ++elsewhere;
+    }
+    EXPECT_EQ(elsewhere, 0) << "of 1,000,000, at half of the arena in use";
+  });
+}
+
+TEST(ArenaTensors, AForkedChildDoesNotHaveThem) {
+  alone([] {
+    auto arena = std::make_shared<Arena>(64 * mebibyte);
+    ArenaTensors tensors(arena, 64 * mebibyte);
+    auto parents = at::ones({100'000});
+    auto in_child = [&](const std::function<int()>& body) {
+      pid_t child = ::fork();
+      if (child == 0) ::_exit(body());
+      int status = -1;
+      EXPECT_EQ(::waitpid(child, &status, 0), child);
+      return status;
+    };
+    int own = in_child([&] {
+      auto mine = at::full({200'000}, 2.0);
+      bool right = mine.sum().item<float>() == 400'000.0F;
+      parents = at::Tensor();  // its copy goes, and changes nothing
+      return right ? 0 : 1;
+    });
+    EXPECT_TRUE(WIFEXITED(own) && WEXITSTATUS(own) == 0) << own;
+    int touches = in_child([&] {
+      parents.fill_(5);
+      return 0;
+    });
+    EXPECT_TRUE(WIFSIGNALED(touches)) << "else the parent's values would be the child's";
+    EXPECT_EQ(parents.sum().item<float>(), 100'000.0F);
+    EXPECT_TRUE(is_in(*arena, at::ones({100'000})));
+  });
+}
+
+TEST(ArenaTensors, PagesOfWhatHasGoneAreGivenBack) {
+  alone([] {
+    auto arena = std::make_shared<Arena>(2048 * mebibyte);
+    ArenaTensors tensors(arena, 2048 * mebibyte);
+    auto large = bytes_tensor(1024 * mebibyte).fill_(1);
+    auto with = arena->resident_bytes();
+    EXPECT_GE(with, 1024 * mebibyte);
+    large = at::Tensor();
+    EXPECT_LE(arena->resident_bytes(), 300 * mebibyte);
+  });
+}
+
+TEST(ArenaTensors, AreReducedWhereTheyLie) {
+  test::run_group(test::Engine::shm, 3, [](Group group) {
+    auto tensor = at::full({1'000'000}, static_cast<double>(group.rank() + 1), at::kFloat);
+    group.all_reduce(tensor).wait();
+    EXPECT_TRUE((tensor == 6).all().item<bool>());
+    std::vector<float> outside(1'000'000, static_cast<float>(group.rank() + 1));
+    auto blob = at::from_blob(outside.data(), {1'000'000}, at::kFloat);
+    group.all_reduce(blob).wait();
+    EXPECT_TRUE((blob == 6).all().item<bool>());
+  });
+}
+
+}  // namespace
