@@ -3,8 +3,8 @@
 //
 // Ranks of either side are numbered by their place in the list. Where several ranks have the same
 // elements (copies), the first that has them gives them. Every element of `to` comes once.
-// InvalidArgument names elements that `to` has and no rank of `from`. Who wants to know of a few
-// ranks of `to` alone passes those: the time is the product of both lists' lengths.
+// InvalidArgument names elements that `to` has and no rank of `from`. To look up a few
+// ranks of `to`, pass only those: the time is the product of both lists' lengths.
 #pragma once
 
 #include <lockstep/layout/tensor_slice.h>

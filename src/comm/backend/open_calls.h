@@ -48,7 +48,7 @@ class OpenCalls {
   void wait(std::uint64_t ticket, const Waiting& waiting);
 
   // The end of this rank's part: waits until all calls are complete, the group fails or the grace
-  // period is over; then no call is added any more. Whether all were complete.
+  // period is over. No call is added afterwards. Returns whether all were complete.
   bool drain(const rendezvous::GracePeriod& grace);
 
  private:

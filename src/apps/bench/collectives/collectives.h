@@ -29,7 +29,7 @@ struct CollectivesOptions {
 [[nodiscard]] std::vector<std::int64_t> sizes_of(const CollectivesOptions& options, Collective op,
                                                  int ranks);
 
-// UsageError for options that no number of ranks could follow.
+// UsageError for options that are invalid for every number of ranks.
 void check_options(const CollectivesOptions& options);
 
 // Collective over `world`, of which rank 0 prints. Every operation is checked (values.h) on every

@@ -97,7 +97,7 @@ class Channel {
     return completed() + 1 == posted() && !record(posted()).is_planned();
   }
   // Whether the operation posted last is to be copied in now; and as Operation::copy_in(). Only by
-  // who has posted it.
+  // the thread that has posted it.
   [[nodiscard]] bool must_copy_in() const;
   [[nodiscard]] Operation::CopyIn copy_in(bool spills);
 
