@@ -39,7 +39,7 @@ void print(const char* title, const Facts& facts) {
 }  // namespace
 
 int info_command(const std::vector<std::string>& words) {
-  return run_program("lockstep info", [&] {
+  return sys::run_program("lockstep info", [&] {
     CommandOptions options("lockstep info", "[--json]",
                            "What this build has and what this machine offers.");
     bool json = false;

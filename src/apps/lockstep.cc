@@ -55,7 +55,7 @@ int unknown_command(const std::string& name) {
   std::string text = lockstep::unknown_name(is_option ? "option" : "command", name, known);
   if (name == "-n" || name.find('/') != std::string::npos)
     text += "; to start a program: lockstep run -n 2 PROGRAM";
-  return complain("lockstep", text, lockstep::usage_exit_code);
+  return lockstep::sys::complain("lockstep", text, lockstep::usage_exit_code);
 }
 
 bool asks_for_help(std::string_view word) {
@@ -78,7 +78,7 @@ int dispatch(const std::string& command, std::vector<std::string> rest) {
 
 int main(int count, char** words) {
   if (count < 2) return print_usage(stderr);
-  return run_program("lockstep", [&] {
+  return lockstep::sys::run_program("lockstep", [&] {
     return dispatch(words[1], std::vector<std::string>(words + 2, words + count));
   });
 }

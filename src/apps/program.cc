@@ -1,30 +1,11 @@
 #include "apps/program.h"
 
-#include "sys/failure_text.h"
-
 #include <lockstep/base/version.h>
-#include <lockstep/base/visible.h>
 
 #include <cerrno>
 #include <cstdio>
 
 namespace lockstep::apps {
-
-int complain(std::string_view command, std::string_view what, int code) {
-  constexpr std::size_t longest = 4000;
-  print_to(stderr, "{}: {}\n", command, visible_line(what, longest));
-  return code;
-}
-
-int run_program(std::string_view command, const std::function<int()>& body) {
-  try {
-    return body();
-  } catch (const UsageError& error) {
-    return complain(command, error.what(), usage_exit_code);
-  } catch (const std::exception& error) {
-    return complain(command, sys::failure_text(error), 1);
-  }
-}
 
 std::optional<int> answer(CommandOptions::Request request, const CommandOptions& options) {
   if (request == CommandOptions::Request::version) return print_version();

@@ -1,20 +1,13 @@
-// What all programs have in common: how they say what went wrong, and their exit codes. 0: done.
-// 1: it failed, and a line on standard error says why. 2: the command line cannot be meant.
+// What our programs answer alike. How they fail: sys/program.h.
 #pragma once
 
 #include "base/command_options.h"
+#include "sys/program.h"
 
-#include <functional>
 #include <optional>
 #include <string_view>
 
 namespace lockstep::apps {
-
-// "lockstep run: ..." in one line on standard error. Returns `code`.
-int complain(std::string_view command, std::string_view what, int code);
-
-// Runs what a program does; an exception becomes a line and an exit code.
-[[nodiscard]] int run_program(std::string_view command, const std::function<int()>& body);
 
 // Prints what was asked for, and gives the exit code; nothing when the command has to go on.
 [[nodiscard]] std::optional<int> answer(CommandOptions::Request request,

@@ -146,7 +146,7 @@ launch::WorkerSpec to_spec(const Words& words, const std::vector<std::string>& p
 }  // namespace
 
 int run_command(const std::vector<std::string>& words) {
-  return run_program("lockstep run", [&] {
+  return sys::run_program("lockstep run", [&] {
     CommandOptions options("lockstep run", "[OPTIONS] PROGRAM [ARGUMENTS...]", about,
                            CommandOptions::Words::begin_a_program);
     Words parsed;

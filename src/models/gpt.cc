@@ -89,8 +89,11 @@ at::Tensor GptImpl::forward(const at::Tensor& ids) {
 }
 
 at::Tensor GptImpl::loss(const at::Tensor& ids, const at::Tensor& targets) {
-  return at::cross_entropy_loss(forward(ids).view({-1, options_.vocabulary}), targets.reshape(-1),
-                                /*weight=*/{}, at::Reduction::Mean, /*ignore_index=*/-1);
+  at::Tensor logits = forward(ids).view({-1, options_.vocabulary});
+  // A mean over many tokens in 16 bits would round most of them away.
+  logits = logits.to(at::promote_types(logits.scalar_type(), at::kFloat));
+  return at::cross_entropy_loss(logits, targets.reshape(-1), /*weight=*/{}, at::Reduction::Mean,
+                                /*ignore_index=*/-1);
 }
 
 at::Tensor GptImpl::generate(at::Tensor ids, std::int64_t count, const GenerateOptions& options) {

@@ -96,6 +96,8 @@ double Handle::seconds_waited() const { return state()->seconds_waited(); }
 
 const Group& Handle::group() const { return state()->group(); }
 
+std::optional<Mesh> Handle::mesh() const { return state()->mesh(); }
+
 at::Tensor cut_part(const at::Tensor& whole, const NamedPart& part) {
   at::NoGradGuard no_grad;
   check_sizes(whole, part);

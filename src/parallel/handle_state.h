@@ -37,6 +37,7 @@ class HandleState {
   [[nodiscard]] virtual std::shared_ptr<optim::StateMemory> state_memory() const { return nullptr; }
   [[nodiscard]] virtual double seconds_waited() const = 0;
   [[nodiscard]] virtual const Group& group() const = 0;
+  [[nodiscard]] virtual std::optional<Mesh> mesh() const = 0;
 };
 
 namespace parallel {

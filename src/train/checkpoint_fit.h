@@ -2,8 +2,9 @@
 // collective; every function throws BadInput, the ones that get a file with its name.
 #pragma once
 
+#include "train/configuration.h"
+
 #include <lockstep/checkpoint/training_state.h>
-#include <lockstep/train/options.h>
 
 #include <torch/nn/module.h>
 
@@ -22,14 +23,11 @@ void in_file(const std::filesystem::path& file, const std::function<void()>& rea
 // Every tensor of the file that the model has, has its dtype: a conversion would hide damage.
 void check_dtypes(const torch::nn::Module& module, const checkpoint::NamedTensors& tensors);
 
-// The options that a checkpoint keeps, paths in full, by name.
-[[nodiscard]] checkpoint::Metadata kept_options(const Options& options);
-
-// Task and model must be the checkpoint's; other options may change.
-void check_same_model(const Options& options, const checkpoint::TrainingState& state);
+// Task and settings of Scope::shape must be the checkpoint's; others may change.
+void check_same_model(const Configuration& configuration, const checkpoint::TrainingState& state);
 
 // "lr 0.001 -> 0.01, ranks 2 -> 1"; empty: nothing changed.
-[[nodiscard]] std::string changes_since(const Options& options, int ranks,
+[[nodiscard]] std::string changes_since(const Configuration& configuration, int ranks,
                                         const checkpoint::TrainingState& state);
 
 }  // namespace lockstep::train

@@ -1,95 +1,143 @@
-#include <lockstep/train/command_line.h>
+#include "train/command_line.h"
 
 #include "base/command_options.h"
+#include "train/config_file.h"
+#include "train/configuration.h"
+#include "train/resume_command.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/format.h>
+#include <lockstep/base/nearest.h>
 #include <lockstep/base/text.h>
 #include <lockstep/base/version.h>
-#include <lockstep/train/config_file.h>
-#include "train/resume_command.h"
 
 #include <algorithm>
 #include <filesystem>
 #include <functional>
+#include <list>
 #include <map>
+#include <set>
 #include <vector>
 
 namespace lockstep::train {
 namespace {
 
+// The tasks of a program, each with its defaults.
+using Known = std::list<Configuration>;
+using Shown = std::vector<const Configuration*>;
+
 struct Words {
   std::string task;
   std::string config;
   CommandOptions::Request request = CommandOptions::Request::go_on;
-  std::map<std::string_view, std::string> values;  // of the options that were given
+  std::map<std::string, std::string> values;  // of the options that were given
 };
 
-std::string_view value_name(const OptionRow& row) {
-  if (!row.choices.empty()) return "WORD";
-  if (std::holds_alternative<std::string Options::*>(row.member)) return "PATH";
-  return std::holds_alternative<bool Options::*>(row.member) ? "" : "N";
+std::vector<std::string> names_of(const Known& known) {
+  std::vector<std::string> names;
+  for (const Configuration& one : known) names.push_back(one.task_name());
+  return names;
+}
+
+Configuration& chosen(Known& known, const std::string& name) {
+  auto found = std::ranges::find(known, name, &Configuration::task_name);
+  if (found != known.end()) return *found;
+  std::vector<std::string> names = names_of(known);
+  std::vector<std::string_view> views(names.begin(), names.end());
+  throw BadInput(unknown_name("task", name, views));
+}
+
+const Settings::Entry* entry_in(const Configuration& one, std::string_view name) {
+  const std::vector<Settings::Entry>& entries = one.settings().entries();
+  auto found = std::ranges::find(entries, name, &Setting::name);
+  return found == entries.end() ? nullptr : &*found;
+}
+
+std::string_view value_name(const Settings::Entry& entry) {
+  if (!entry.choices.empty()) return "WORD";
+  if (std::holds_alternative<std::string*>(entry.variable))
+    return entry.name == "mesh" ? "AXES" : "PATH";
+  return std::holds_alternative<bool*>(entry.variable) ? "" : "N";
 }
 
 // "12", or for several tasks "gpt 12, mnist 64" where their values differ.
-std::string standard_of(const OptionRow& row, std::span<const std::string_view> shown) {
-  if (std::holds_alternative<bool Options::*>(row.member)) return {};
+std::string standard_of(const Settings::Entry& entry, const Shown& shown) {
+  if (std::holds_alternative<bool*>(entry.variable)) return {};
   std::vector<std::string> texts, named;
-  for (std::string_view task : shown) {
-    if (!row.is_for(task)) continue;
-    std::string text = option_text(default_options(task), row);
-    bool is_unset = text.empty() || ((row.name == "steps" || row.name == "epochs") && text == "0");
-    if (!is_unset) named.push_back(formatted("{} {}", task, text));
-    texts.push_back(is_unset ? std::string() : std::move(text));
+  for (const Configuration* one : shown) {
+    const Settings::Entry* own = entry_in(*one, entry.name);
+    if (own == nullptr) continue;
+    std::string text = Settings::is_given(*own) ? Settings::text_of(*own) : std::string();
+    if (!text.empty()) named.push_back(formatted("{} {}", one->task_name(), text));
+    texts.push_back(std::move(text));
   }
   bool are_equal = std::ranges::adjacent_find(texts, std::not_equal_to()) == texts.end();
   if (are_equal && !texts.empty()) return texts.front();
   return join(named);
 }
 
-// "gpt: attention heads" where several tasks are shown and not all of them have the option.
-std::string help_of(const OptionRow& row, std::span<const std::string_view> shown) {
-  std::vector<std::string> having;
-  for (std::string_view task : shown)
-    if (row.is_for(task)) having.emplace_back(task);
-  if (having.size() == shown.size()) return std::string(row.help);
-  return formatted("{}: {}", join(having), row.help);
+// "gpt: attention heads" where several tasks are shown and not all of them have the option; what
+// means something else to each is said of each.
+std::string help_of(const Settings::Entry& entry, const Shown& shown) {
+  std::vector<std::string> having, own;
+  bool are_equal = true;
+  for (const Configuration* one : shown) {
+    const Settings::Entry* found = entry_in(*one, entry.name);
+    if (found == nullptr) continue;
+    having.push_back(one->task_name());
+    own.push_back(formatted("{}: {}", one->task_name(), found->help));
+    are_equal = are_equal && found->help == entry.help;
+  }
+  if (!are_equal) return join(own, "; ");
+  if (having.size() == shown.size()) return entry.help;
+  return formatted("{}: {}", join(having), entry.help);
 }
 
-// The options of one task, or with an empty name those of all. Everything is read as text:
-// set_option() parses it as it parses a file's values.
-CommandOptions declared(std::string_view task, Words& words) {
-  std::vector<std::string_view> shown = words_of(task_names());
-  if (!task.empty()) shown = {task};
+// The options of one task, or without one those of all. Everything is read as text: Settings parse
+// it as they parse a file's values. Options of other tasks are known but not listed, so that they
+// can be refused by name.
+CommandOptions declared(std::string_view command, const Known& known, const Configuration* task,
+                        Words& words) {
+  Shown shown;
+  for (const Configuration& one : known)
+    if (task == nullptr || &one == task) shown.push_back(&one);
+  bool is_named = known.size() > 1 && task != nullptr;
   CommandOptions options(
-      task.empty() ? "lockstep train" : formatted("lockstep train {}", task),
-      task.empty() ? "gpt|mnist|mlp [OPTIONS]" : "[OPTIONS]",
+      is_named ? formatted("{} {}", command, task->task_name()) : std::string(command),
+      task == nullptr ? listed(names_of(known), "|") + " [OPTIONS]" : "[OPTIONS]",
       "Trains a model. The options' names without dashes are also those of a TOML file.",
       CommandOptions::Words::allowed);
   options.add({"config", "FILE", "TOML file with options; the command line overrides it"},
               text_into(words.config));
-  for (const OptionRow& row : option_rows()) {
-    bool is_listed = std::ranges::any_of(shown, [&](auto name) { return row.is_for(name); });
-    options.add({.name = std::string(row.name),
-                 .value = std::string(value_name(row)),
-                 .help = is_listed ? help_of(row, shown) : std::string(),
-                 .standard = is_listed ? standard_of(row, shown) : std::string(),
-                 .letter = row.name == "ranks" ? 'n' : '\0'},
-                [&words, name = row.name](const std::string& text) { words.values[name] = text; });
-  }
+  std::set<std::string> added;
+  auto add_all = [&](const Configuration& from, bool is_listed) {
+    for (const Settings::Entry& entry : from.settings().entries())
+      if (added.insert(entry.name).second)
+        options.add(
+            {.name = entry.name,
+             .value = std::string(value_name(entry)),
+             .help = is_listed ? help_of(entry, shown) : std::string(),
+             .standard = is_listed ? standard_of(entry, shown) : std::string(),
+             .letter = entry.name == "ranks" ? 'n' : '\0'},
+            [&words, name = entry.name](const std::string& text) { words.values[name] = text; });
+  };
+  for (const Configuration* one : shown) add_all(*one, true);
+  for (const Configuration& one : known) add_all(one, false);
   return options;
 }
 
-Words read_words(std::span<const std::string> given) {
+Words read_words(std::string_view command, Known& known, std::span<const std::string> given) {
   Words words;
-  bool begins_with_task = !given.empty() && !given.front().starts_with('-');
-  if (begins_with_task) (void)default_options(given.front());
-  CommandOptions options = declared(begins_with_task ? given.front() : std::string(), words);
+  const Configuration* task = known.size() == 1 ? &known.front() : nullptr;
+  bool begins_with_task = task == nullptr && !given.empty() && !given.front().starts_with('-');
+  if (begins_with_task) task = &chosen(known, given.front());
+  CommandOptions options = declared(command, known, task, words);
   words.request = options.read(given);
   std::vector<std::string> rest = options.words();
-  if (!rest.empty()) {
+  if (known.size() == 1) words.task = known.front().task_name();
+  if (known.size() > 1 && !rest.empty()) {
     words.task = rest.front();
-    (void)default_options(words.task);
+    (void)chosen(known, words.task);
     rest.erase(rest.begin());
   }
   if (!rest.empty()) throw UsageError(formatted("unexpected word '{}'", rest.front()));
@@ -106,12 +154,14 @@ std::string config_of_resumed_run(const Words& words) {
   return std::filesystem::exists(path) ? path.string() : std::string();
 }
 
-std::string help_text(std::string_view task) {
-  Words unused;
-  return declared(task, unused).help();
+void note_elsewhere(Known& known, Configuration& task) {
+  for (const Configuration& other : known)
+    for (const Settings::Entry& entry : other.settings().entries())
+      if (entry_in(task, entry.name) == nullptr)
+        task.settings().add_elsewhere(entry.name, other.task_name());
 }
 
-Options options_of(Words& words) {
+Configuration& configured(Known& known, Words& words) {
   if (words.values.contains("resume-from")) words.values["resume"] = "true";
   if (words.config.empty()) words.config = config_of_resumed_run(words);
   std::vector<ConfigEntry> entries;
@@ -119,35 +169,43 @@ Options options_of(Words& words) {
   if (auto entry = std::ranges::find(entries, "task", &ConfigEntry::name);
       words.task.empty() && entry != entries.end())
     words.task = entry->text;
-  if (words.task.empty()) throw UsageError(formatted("name a task: {}", task_names()));
+  if (words.task.empty())
+    throw UsageError(formatted("name a task: {}", listed(names_of(known), " ")));
 
-  Options options = default_options(words.task);
-  apply_config(options, entries);
+  Configuration& task = chosen(known, words.task);
+  note_elsewhere(known, task);
+  apply_config(task, entries);
   if (words.values.contains("steps") && words.values.contains("epochs"))
     throw UsageError("give --steps or --epochs, not both");
-  if (auto entry = std::ranges::find(entries, "data", &ConfigEntry::name); entry != entries.end())
-    options.data_place = entry->place;
-  if (words.values.contains("data")) options.data_place.clear();
   for (const auto& [name, value] : words.values) {
     try {
-      set_option(options, option_row(name, words.task), value);
+      task.settings().set(name, value);
     } catch (const BadInput& error) {
       throw UsageError(formatted("--{}", error.what()));
     }
+    task.options.places.erase(name);
   }
-  return options;
+  return task;
 }
 
 }  // namespace
 
-CommandLine parse_command_line(std::span<const std::string> given) {
+CommandLine parse_command_line(std::string_view command, std::span<Task* const> tasks,
+                               std::span<const std::string> given) {
   try {
-    Words words = read_words(given);
-    if (words.request == CommandOptions::Request::help)
-      return {.options = {}, .help = help_text(words.task)};
+    Known known;
+    for (Task* task : tasks) known.emplace_back(*task, task->defaults());
+    Words words = read_words(command, known, given);
+    if (words.request == CommandOptions::Request::help) {
+      const Configuration* task = words.task.empty() ? nullptr : &chosen(known, words.task);
+      Words unused;
+      return {
+          .task = nullptr, .options = {}, .help = declared(command, known, task, unused).help()};
+    }
     if (words.request == CommandOptions::Request::version)
-      return {.options = {}, .help = formatted("lockstep {}\n", version())};
-    CommandLine line{.options = options_of(words), .help = {}};
+      return {.task = nullptr, .options = {}, .help = formatted("lockstep {}\n", version())};
+    Configuration& chosen_one = configured(known, words);
+    CommandLine line{.task = &chosen_one.task(), .options = chosen_one.options, .help = {}};
     line.options.command = command_without_resume(given);
     return line;
   } catch (const UsageError&) {

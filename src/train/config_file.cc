@@ -1,4 +1,4 @@
-#include <lockstep/train/config_file.h>
+#include "train/config_file.h"
 
 #include <lockstep/base/check.h>
 
@@ -24,14 +24,13 @@ std::string text_of(const toml::node& node, std::string_view place, std::string_
       formatted("{}: {}: expected a text, a number, true or false", place, visible(name)));
 }
 
-void apply_entry(Options& options, const ConfigEntry& entry) {
-  const OptionRow& row = option_row(entry.name, options.task);
-  bool wants_text = std::holds_alternative<std::string Options::*>(row.member);
-  if (wants_text != entry.is_text)
-    throw BadInput(formatted("{}: expected {}, found {}", row.name,
-                             wants_text ? "a text in quotes" : "a value without quotes",
-                             entry.text));
-  set_option(options, row, entry.text);
+void apply_entry(Configuration& configuration, const ConfigEntry& entry) {
+  const Settings::Entry& setting = configuration.settings().entry(entry.name);
+  bool wants_text = std::holds_alternative<std::string*>(setting.variable);
+  check_input(wants_text == entry.is_text, "{}: expected {}, found {}", entry.name,
+              wants_text ? "a text in quotes" : "a value without quotes", entry.text);
+  configuration.settings().set(entry.name, entry.text);
+  configuration.options.places[entry.name] = entry.place;
 }
 
 toml::table parse_file(const std::filesystem::path& path) {
@@ -66,7 +65,7 @@ std::vector<ConfigEntry> read_config(const std::filesystem::path& path) {
   return entries;
 }
 
-void apply_config(Options& options, const std::vector<ConfigEntry>& entries) {
+void apply_config(Configuration& configuration, const std::vector<ConfigEntry>& entries) {
   auto has = [&](std::string_view name) {
     return std::ranges::find(entries, name, &ConfigEntry::name) != entries.end();
   };
@@ -74,28 +73,27 @@ void apply_config(Options& options, const std::vector<ConfigEntry>& entries) {
     throw BadInput(formatted("{}: give steps or epochs, not both", entries[0].place));
   for (const ConfigEntry& entry : entries) {
     if (entry.name == "task") {
-      if (entry.text == options.task) continue;
-      throw BadInput(formatted("{}: the file is for task '{}', the command says '{}'", entry.place,
-                               entry.text, options.task));
+      check_input(entry.text == configuration.task_name(),
+                  "{}: the file is for task '{}', the command says '{}'", entry.place,
+                  visible(entry.text), configuration.task_name());
+      continue;
     }
     try {
-      apply_entry(options, entry);
+      apply_entry(configuration, entry);
     } catch (const BadInput& error) {
       throw BadInput(formatted("{}: {}", entry.place, visible(error.what(), 1000)));
     }
   }
 }
 
-void write_config(const std::filesystem::path& path, const Options& options) {
+void write_config(const std::filesystem::path& path, const Configuration& configuration) {
   std::ostringstream text;
-  text << "task = " << toml::value<std::string>(options.task) << "\n";
-  for (const OptionRow& row : option_rows()) {
-    bool is_unset_length = (row.name == "steps" && options.steps == 0) ||
-                           (row.name == "epochs" && options.epochs == 0);
-    if (!row.is_for(options.task) || !row.kept || is_unset_length) continue;
-    std::string value = option_text(options, row);
-    text << row.name << " = ";
-    if (std::holds_alternative<std::string Options::*>(row.member))
+  text << "task = " << toml::value<std::string>(configuration.task_name()) << "\n";
+  for (const Settings::Entry& entry : configuration.settings().entries()) {
+    if (entry.scope == Scope::start || !Settings::is_given(entry)) continue;
+    std::string value = Configuration::kept_text(entry);
+    text << entry.name << " = ";
+    if (std::holds_alternative<std::string*>(entry.variable))
       text << toml::value<std::string>(value) << "\n";
     else
       text << value << "\n";

@@ -1,31 +1,43 @@
 #include <lockstep/train/evaluate_saved.h>
 
+#include "train/configuration.h"
 #include "train/evaluator.h"
 #include "train/model_description.h"
-#include "train/task.h"
 
 #include <lockstep/base/check.h>
 #include <lockstep/base/format.h>
 #include <lockstep/base/visible.h>
 #include <lockstep/train/agreement.h>
 #include <lockstep/train/saved_model.h>
+#include <lockstep/train/task.h>
 
 #include <cmath>
 #include <filesystem>
+#include <map>
+#include <memory>
 #include <numbers>
 
 namespace lockstep::train {
 namespace {
 
-void check_own_data(const SavedModel& saved) {
-  if (saved.options.task == "mlp") return;
-  const std::string& data = saved.options.data;
-  check_input(!data.empty(), "{}: no config.toml beside it names its data: name some with --data",
-              saved.file.string());
-  check_input(std::filesystem::exists(data),
-              "{}: the config.toml of its run names the data {}, which is not there from this "
-              "folder: name it with --data",
-              saved.file.string(), data);
+// The paths of the run's own data are those of the config.toml beside the model.
+void find_own_data(const SavedModel& saved, bool is_needed) {
+  Settings own(saved.task->name());
+  saved.task->declare(own);
+  const std::map<std::string, std::string> paths = paths_of_run(saved);
+  for (const Settings::Entry& entry : own.entries()) {
+    if (!entry.is_path) continue;
+    auto found = paths.find(entry.name);
+    std::string path = found == paths.end() ? std::string() : found->second;
+    own.set(entry.name, path);
+    if (!is_needed) continue;
+    check_input(!path.empty(), "{}: no config.toml beside it names its data: name some with --data",
+                saved.file.string());
+    check_input(std::filesystem::exists(path),
+                "{}: the config.toml of its run names the data {}, which is not there from this "
+                "folder: name it with --data",
+                saved.file.string(), path);
+  }
 }
 
 std::string line_of(const SavedModel& saved, const Task& task, const Evaluation& found) {
@@ -39,28 +51,33 @@ std::string line_of(const SavedModel& saved, const Task& task, const Evaluation&
   return line + formatted(" step={} model={}", saved.step, saved.file.string());
 }
 
+void check_fingerprint(const SavedModel& saved) {
+  const std::string& before = described(saved.metadata, "data_fingerprint");
+  const std::string now = saved.task->data_fingerprint();
+  check_input(before == now,
+              "{}: expected the data that its run was given ({}), found other data ({}) in {}: to "
+              "measure all of it, name it with --data",
+              saved.file.string(), visible(before), now,
+              Configuration(*saved.task, saved.task->defaults()).data_text());
+}
+
 }  // namespace
 
 SavedEvaluation evaluate_saved(const EvaluateOptions& options, Group world,
                                const std::function<void(double)>& tell) {
   std::optional<SavedModel> saved;
-  std::unique_ptr<Task> task;
+  std::shared_ptr<torch::nn::Module> module;
   together(world, [&] {
     saved = read_model(options.run);
-    saved->options.data = data_of_run(*saved);
-    if (options.data.empty()) check_own_data(*saved);
-    task = make_task(saved->options, world);
-    task->load_validation(described_identity(saved->metadata), options.data);
-    if (options.data.empty())
-      check_input(task->data_fingerprint() == described(saved->metadata, "data_fingerprint"),
-                  "{}: expected the data that its run was given ({}), found other data ({}) in {}: "
-                  "to measure all of it, name it with --data",
-                  saved->file.string(), visible(saved->metadata["data_fingerprint"]),
-                  task->data_fingerprint(), saved->options.data);
-    task->make_model();
-    load_into(*task->module(), *saved);
+    Task& task = *saved->task;
+    find_own_data(*saved, options.data.empty());
+    task.load_validation(task.defaults(), world, options.data);
+    if (options.data.empty()) check_fingerprint(*saved);
+    module = task.make_model();
+    load_into(*module, *saved);
   });
-  Evaluator evaluator(*task, world, options.batches, /*in_step=*/false, tell);
+  Task* task = saved->task.get();
+  Evaluator evaluator(*task, module, world, {.batches = options.batches, .tell = tell});
   Evaluation found = evaluator.chosen();
   SavedEvaluation result{.val_loss = found.loss, .line = line_of(*saved, *task, found)};
   if (evaluator.is_partial()) result.line += formatted(" eval_batches={}", options.batches);

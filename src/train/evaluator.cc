@@ -1,5 +1,7 @@
 #include "train/evaluator.h"
 
+#include "train/micro_batches.h"
+
 #include <lockstep/base/scope_exit.h>
 
 #include <algorithm>
@@ -8,13 +10,15 @@
 
 namespace lockstep::train {
 
-Evaluator::Evaluator(Task& task, Group world, std::int64_t batches, bool in_step, Tell tell)
+Evaluator::Evaluator(Task& task, std::shared_ptr<torch::nn::Module> module, Group world,
+                     Options options)
     : task_(task),
+      module_(std::move(module)),
       world_(std::move(world)),
+      options_(std::move(options)),
       samples_(task.validation_samples()),
-      chosen_(batches > 0 ? std::min(samples_, batches * task.evaluation_rows()) : samples_),
-      in_step_(in_step),
-      tell_(std::move(tell)) {}
+      chosen_(options_.batches > 0 ? std::min(samples_, options_.batches * task.evaluation_rows())
+                                   : samples_) {}
 
 Evaluation Evaluator::over(std::int64_t count) {
   auto mine = static_cast<double>((count + world_.size() - 1) / world_.size());
@@ -22,15 +26,15 @@ Evaluation Evaluator::over(std::int64_t count) {
   auto measure = [&](std::span<const std::size_t> numbers) {
     std::vector<std::size_t> chosen(numbers.begin(), numbers.end());
     for (std::size_t& number : chosen) number = number * samples_ / count;
-    Totals totals = task_.measure(chosen);
+    Totals totals = task_.measure(cast_batch(task_.validation(chosen), options_.compute_dtype));
     done += static_cast<double>(chosen.size());
-    if (world_.is_root() && tell_ && done < mine) tell_(done / mine);
+    if (world_.is_root() && options_.tell && done < mine) options_.tell(done / mine);
     return totals;
   };
-  bool was_training = task_.module()->is_training();
-  task_.module()->eval();
-  ScopeExit mode_as_before([&] { task_.module()->train(was_training); });
-  return train::evaluate(world_, count, task_.evaluation_rows(), measure, in_step_);
+  bool was_training = module_->is_training();
+  module_->eval();
+  ScopeExit mode_as_before([&] { module_->train(was_training); });
+  return train::evaluate(world_, count, task_.evaluation_rows(), measure, options_.in_step);
 }
 
 }  // namespace lockstep::train

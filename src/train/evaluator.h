@@ -2,13 +2,17 @@
 // the same every time.
 #pragma once
 
-#include "train/task.h"
-
 #include <lockstep/comm/group.h>
 #include <lockstep/train/evaluation.h>
+#include <lockstep/train/task.h>
+
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 
 namespace lockstep::train {
 
@@ -17,9 +21,15 @@ class Evaluator {
   // Told on rank 0 how far an evaluation is, above 0 and below 1.
   using Tell = std::function<void(double)>;
 
-  // `batches` of Task::evaluation_rows() samples each are chosen, 0: all. The task outlives this.
-  // With `in_step` the ranks have sharded the model.
-  Evaluator(Task& task, Group world, std::int64_t batches, bool in_step, Tell tell);
+  struct Options {
+    std::int64_t batches = 0;  // of Task::evaluation_rows() samples each; 0: all there are
+    bool in_step = false;      // the ranks have sharded the model
+    std::optional<c10::ScalarType> compute_dtype = std::nullopt;  // as cast_batch()
+    Tell tell = {};
+  };
+
+  // `module` is that of the task, which outlives this.
+  Evaluator(Task& task, std::shared_ptr<torch::nn::Module> module, Group world, Options options);
 
   // Whether fewer are chosen than there are.
   [[nodiscard]] bool is_partial() const { return chosen_ < samples_; }
@@ -33,11 +43,11 @@ class Evaluator {
   [[nodiscard]] Evaluation over(std::int64_t count);
 
   Task& task_;
+  std::shared_ptr<torch::nn::Module> module_;
   Group world_;
+  Options options_;
   std::int64_t samples_;
   std::int64_t chosen_;
-  bool in_step_;
-  Tell tell_;
 };
 
 }  // namespace lockstep::train

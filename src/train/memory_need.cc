@@ -1,5 +1,7 @@
 #include "train/memory_need.h"
 
+#include "train/strategy.h"
+
 #include "sys/failure_text.h"
 
 #include <lockstep/base/environment.h>
@@ -24,13 +26,25 @@ std::string count_text(double count) {
 
 }  // namespace
 
+// As ShardLevel counts; a whole model that is computed with in 16 bits lies beside float32 shards.
 double bytes_of_a_rank(const Options& options, double parameters, int ranks) {
-  double all = 2 + numbers_of_state(options);
-  double whole = 0;  // of those, what a rank has undivided
-  if (options.shard == "none") whole = all;
-  if (options.shard == "optimizer" && !options.node_shared) whole = 2;
-  if (options.shard == "gradients" && !options.node_shared) whole = 1;
-  return bytes_of_a_number * parameters * (whole + (all - whole) / ranks);
+  const double state = bytes_of_a_number * numbers_of_state(options);
+  const bool is_narrow = options.precision != "fp32";
+  const double number = is_narrow ? 2 : bytes_of_a_number;
+  double whole = 0;                                     // what a rank has undivided
+  double divided = bytes_of_a_number + number + state;  // parameters, gradients, state
+  if (options.shard == "none") {
+    whole = divided;
+    divided = 0;
+  } else if (options.shard != "full" && !options.node_shared) {
+    whole = number;
+    if (!is_narrow) divided -= number;
+    if (options.shard == "optimizer") {
+      whole += number;
+      divided -= number;
+    }
+  }
+  return parameters * (whole + divided / division_of(options, ranks).shards);
 }
 
 void check_memory(const Options& options, const ModelSize& model, int ranks, int local_ranks,

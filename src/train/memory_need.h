@@ -2,14 +2,14 @@
 // grants at first ends in a process that the kernel kills without a word.
 #pragma once
 
-#include <lockstep/train/options.h>
-
 #include "sys/topology.h"
+
+#include <lockstep/train/options.h>
 
 namespace lockstep::train {
 
-// Parameters, gradients and optimizer state of a model of so many fp32 parameters, in bytes of one
-// rank of `ranks`: at least, because what is gathered, activations and buffers come on top.
+// Parameters, gradients and optimizer state of a model of so many parameters, in bytes of one rank
+// of `ranks`: at least, because what is gathered, activations and buffers come on top.
 [[nodiscard]] double bytes_of_a_rank(const Options& options, double parameters, int ranks);
 
 struct ModelSize {

@@ -1,4 +1,4 @@
-#include <lockstep/train/metrics.h>
+#include "train/metrics.h"
 
 #include <lockstep/base/error.h>
 
@@ -44,6 +44,7 @@ std::string metrics_line(const MetricsRow& row) {
   if (row.accuracy) json["accuracy"] = *row.accuracy;
   if (row.eval_batches) json["eval_batches"] = *row.eval_batches;
   json["lr"] = row.lr;
+  if (row.loss_scale) json["loss_scale"] = *row.loss_scale;
   json["samples_per_second"] = row.samples_per_second;
   if (row.tokens_per_second) json["tokens_per_second"] = *row.tokens_per_second;
   json["resident_bytes"] = row.resident_bytes;

@@ -2,35 +2,35 @@
 // alone: strings in the metadata of model.safetensors.
 //
 //   format        pt
-//   task          gpt, mnist, mlp
-//   layers, heads, width, block, dropout     those options of the task, as config.toml writes them
-//   vocabulary    gpt: chars or bytes
-//   characters    gpt with chars: the characters in the order of their tokens, as one text
-//   seed          mlp: its data is made from it
+//   task          Task::name(): gpt, mnist, mlp
 //   step          updates that were made
+//   ...           the settings of Scope::model and Scope::shape, as config.toml writes them, and
+//                 what Task::description() gives
 //   data_fingerprint  Task::data_fingerprint() of what it was trained on
 //   val_loss      where the model was evaluated at that step
 //   eval_batches  where that evaluation was of so many batches only
 #pragma once
 
+#include "train/configuration.h"
+
 #include <lockstep/checkpoint/safetensors.h>
-#include <lockstep/train/options.h>
 
 #include <cstdint>
 #include <string>
 
 namespace lockstep::train {
 
-// All but the last three. `identity` is the task's data_identity().
-[[nodiscard]] checkpoint::Metadata model_description(const Options& options,
-                                                     const std::string& identity,
+// All but the last three.
+[[nodiscard]] checkpoint::Metadata model_description(const Configuration& configuration,
                                                      std::int64_t step);
 
-// The way back: the task's default options with those of the model. BadInput in one line when an
-// entry is missing or is not what that option may be.
-[[nodiscard]] Options described_options(const checkpoint::Metadata& metadata);
-// The identity, empty for a task that has none. BadInput as above.
-[[nodiscard]] std::string described_identity(const checkpoint::Metadata& metadata);
+// The way back: the model's settings are set and Task::restore() is called. BadInput in one line
+// that begins "metadata: " when an entry is missing or is not what it may be.
+void restore_model(Configuration& configuration, const checkpoint::Metadata& metadata);
+
+// Task::description() among the entries that a checkpoint's training.json keeps of a run, and back.
+void keep_description(checkpoint::Metadata& progress, const Task& task);
+[[nodiscard]] checkpoint::Metadata kept_description(const checkpoint::Metadata& progress);
 
 // The entry called `name`. BadInput when there is none.
 [[nodiscard]] const std::string& described(const checkpoint::Metadata& metadata,

@@ -3,7 +3,7 @@
 
 #include <lockstep/parallel/handle.h>
 #include <lockstep/train/options.h>
-#include <lockstep/train/schedule.h>
+#include "train/schedule.h"
 
 #include <torch/optim/optimizer.h>
 

@@ -1,4 +1,4 @@
-#include <lockstep/train/progress.h>
+#include "train/progress.h"
 
 #include "train/terminal.h"
 

@@ -37,10 +37,11 @@ std::string command_without_resume(std::span<const std::string> words) {
   return command;
 }
 
-std::string resume_command(const Options& options, std::string_view how) {
-  std::string command = options.command;
+std::string resume_command(const Configuration& configuration, std::string_view how) {
+  std::string command = configuration.options.command;
   if (command.empty())
-    command = formatted("lockstep train {} --out {}", options.task, shell_word(options.out));
+    command = formatted("lockstep train {} --out {}", configuration.task_name(),
+                        shell_word(configuration.options.out));
   return formatted("{} {}", command, how);
 }
 

@@ -1,7 +1,7 @@
 // The command with which a run goes on: what a user can paste into a shell.
 #pragma once
 
-#include <lockstep/train/options.h>
+#include "train/configuration.h"
 
 #include <span>
 #include <string>
@@ -17,6 +17,6 @@ namespace lockstep::train {
 
 // The whole command; `how` is "--resume", or "--resume-from step-00000100". A run that no command
 // line began is named by its task and folder.
-[[nodiscard]] std::string resume_command(const Options& options, std::string_view how);
+[[nodiscard]] std::string resume_command(const Configuration& configuration, std::string_view how);
 
 }  // namespace lockstep::train

@@ -2,26 +2,28 @@
 #pragma once
 
 #include "train/best.h"
-#include "train/cost.h"
+#include "train/configuration.h"
+#include "train/early_stopping.h"
 #include "train/evaluator.h"
+#include "train/interrupt.h"
+#include "train/pace.h"
+#include "train/progress.h"
 #include "train/run_folder.h"
+#include "train/schedule.h"
 #include "train/strategy.h"
-#include "train/task.h"
 
 #include <lockstep/checkpoint/training_state.h>
-#include <lockstep/train/early_stopping.h>
-#include <lockstep/train/interrupt.h>
-#include <lockstep/train/progress.h>
-#include <lockstep/train/schedule.h>
+#include <lockstep/optim/grad_scaler.h>
+#include <lockstep/train/task.h>
 #include <lockstep/train/trainer.h>
 
 #include <torch/optim/optimizer.h>
 
-#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace lockstep::train {
 
@@ -31,7 +33,7 @@ class Run {
  public:
   // Reads data and, on a resume, the newest checkpoint; makes model, handle and optimizer; opens
   // the folder last.
-  Run(const Options& options, Group world);
+  Run(Task& task, const Options& options, Group world);
 
   [[nodiscard]] bool finished() const {
     return step_ >= steps_ || signal_ != 0 || stopping_.should_stop();
@@ -60,8 +62,17 @@ class Run {
   Report finish();
 
  private:
+  // run.cc
   void begin(const std::optional<checkpoint::TrainingState>& state);
   void restore(const checkpoint::TrainingState& state);
+  [[nodiscard]] double backward(const Batch& batch);
+  std::int64_t agree(double loss, std::int64_t rows);
+  [[nodiscard]] bool is_due(std::int64_t every) const;
+  [[nodiscard]] std::vector<at::Tensor> random_states();
+  [[nodiscard]] checkpoint::TrainingState state(std::vector<at::Tensor> random);
+  [[nodiscard]] std::int64_t epoch() const { return step_ / steps_per_epoch_; }
+
+  // run_resume.cc
   [[nodiscard]] std::optional<checkpoint::TrainingState> shared_state();
   // Local: the data, which must be what the checkpoint was made from.
   void load_data(const std::optional<checkpoint::TrainingState>& state);
@@ -70,18 +81,14 @@ class Run {
   // Local: model and file of the checkpoint against this run's.
   void load_model(const checkpoint::TrainingState& state);
   void check_progress(const checkpoint::TrainingState& state) const;
+  void restore_progress(const checkpoint::TrainingState& state);
   [[nodiscard]] std::filesystem::path checkpoint_file(std::int64_t step,
                                                       const std::string& name) const;
   void say_notices();
   void say_resumed(const checkpoint::TrainingState& state);
   [[nodiscard]] std::string stopped_line() const;
-  [[nodiscard]] double backward(const Batch& batch);
-  void agree(double loss, std::int64_t rows);
-  [[nodiscard]] bool is_due(std::int64_t every) const;
-  [[nodiscard]] std::vector<at::Tensor> random_states();
-  [[nodiscard]] checkpoint::TrainingState state(std::vector<at::Tensor> random);
-  [[nodiscard]] Cost cost();
-  [[nodiscard]] std::int64_t resident_bytes();
+
+  // run_evaluation.cc
   // What stopping early and the best model are compared with.
   void restore_best(const checkpoint::TrainingState& state);
   // What a file of the model as it is says; `evaluation` is of it, if there is one.
@@ -89,20 +96,26 @@ class Run {
                                                  bool is_partial) const;
   void export_model(const std::string& name, const std::optional<Evaluation>& evaluation,
                     bool is_partial);
+
+  // run_report.cc
+  [[nodiscard]] MetricsRow row() const;
+  void show(const MetricsRow& row);
   void finish_well();
   [[nodiscard]] std::string last_line() const;
-  [[nodiscard]] double seconds() const;
-  [[nodiscard]] std::int64_t epoch() const { return step_ / steps_per_epoch_; }
 
-  const Options options_;
+  Configuration configuration_;
+  const Options& options_ = configuration_.options;
+  Task& task_;
   Group world_;
   RunFolder folder_;
   Progress progress_;
   Interrupt interrupt_;
-  std::unique_ptr<Task> task_;
+  Pace pace_;
   std::string data_fingerprint_;
+  std::shared_ptr<torch::nn::Module> module_;
   Handle handle_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  optim::GradScaler scaler_;
   ScheduleOptions schedule_;
   EarlyStopping stopping_;
   std::optional<Evaluator> evaluator_;
@@ -121,15 +134,6 @@ class Run {
   double lr_ = 0;
   int signal_ = 0;             // that some rank received
   double seconds_before_ = 0;  // of the runs that this one goes on from
-  std::chrono::steady_clock::time_point started_;
-  std::int64_t samples_ = 0;  // over all ranks, since reported_at_
-  std::chrono::steady_clock::time_point reported_at_;
-  std::int64_t resident_bytes_ = 0;  // as it was at resident_read_at_
-  std::chrono::steady_clock::time_point resident_read_at_;
-  double samples_per_second_ = 0;
-  double waited_ = 0;  // seconds of this rank in waits of steps, since reported_step_
-  std::int64_t reported_step_ = 0;
-  Cost cost_;
 };
 
 }  // namespace lockstep::train

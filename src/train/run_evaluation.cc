@@ -8,13 +8,12 @@
 namespace lockstep::train {
 namespace {
 
-using EvaluationClock = std::chrono::steady_clock;
 constexpr std::int64_t usual_sample = 200;  // tokens
 
 }  // namespace
 
 void Run::evaluate() {
-  auto began = EvaluationClock::now();
+  auto began = Pace::Clock::now();
   bool is_partial = evaluator_->is_partial();
   Evaluation found = evaluator_->chosen();
   (void)stopping_.update(found.loss);
@@ -26,7 +25,7 @@ void Run::evaluate() {
   evaluation_ = found;
   evaluation_is_partial_ = is_partial;
   evaluated_step_ = step_;
-  reported_at_ += EvaluationClock::now() - began;  // the rate is that of training
+  pace_.leave_out(began);
 }
 
 void Run::restore_best(const checkpoint::TrainingState& state) {
@@ -44,7 +43,7 @@ void Run::restore_best(const checkpoint::TrainingState& state) {
 
 checkpoint::Metadata Run::description(const std::optional<Evaluation>& evaluation,
                                       bool is_partial) const {
-  checkpoint::Metadata entries = model_description(options_, task_->data_identity(), step_);
+  checkpoint::Metadata entries = model_description(configuration_, step_);
   std::optional<std::int64_t> batches;
   if (is_partial) batches = options_.eval_batches;
   entries.merge(basis_of(data_fingerprint_, batches));
@@ -62,11 +61,11 @@ void Run::export_model(const std::string& name, const std::optional<Evaluation>&
 }
 
 void Run::sample() {
-  auto began = EvaluationClock::now();
+  auto began = Pace::Clock::now();
   // On all ranks: they may have the model in parts.
-  sample_ = task_->sample(options_.sample > 0 ? options_.sample : usual_sample);
+  sample_ = task_.sample(options_.sample > 0 ? options_.sample : usual_sample);
   sampled_step_ = step_;
-  reported_at_ += EvaluationClock::now() - began;
+  pace_.leave_out(began);
 }
 
 }  // namespace lockstep::train

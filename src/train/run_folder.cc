@@ -1,6 +1,7 @@
 #include "train/run_folder.h"
 
 #include "train/checkpoint_fit.h"
+#include "train/config_file.h"
 #include "train/resume_command.h"
 
 #include "sys/files.h"
@@ -8,7 +9,6 @@
 #include <lockstep/base/check.h>
 #include <lockstep/base/text.h>
 #include <lockstep/base/visible.h>
-#include <lockstep/train/config_file.h>
 
 #include <algorithm>
 
@@ -102,9 +102,9 @@ checkpoint::TrainingState RunFolder::load_or_advise(const fs::path& folder) cons
   std::optional<fs::path> older = newest_whole_before(folder);
   check_input(older.has_value(), "{}; no older checkpoint in {} is whole", problem, path_.string());
   std::string name = older->filename().string();
-  throw BadInput(
-      formatted("{}; the newest older checkpoint that is whole is {}, go on from it with: {}",
-                problem, name, resume_command(options_, formatted("--resume-from {}", name))));
+  throw BadInput(formatted(
+      "{}; the newest older checkpoint that is whole is {}, go on from it with: {}", problem, name,
+      resume_command(configuration_, formatted("--resume-from {}", name))));
 }
 
 void RunFolder::open(std::int64_t resumed_at) {
@@ -114,11 +114,7 @@ void RunFolder::open(std::int64_t resumed_at) {
   if (is_new && !options_.resume) check_is_new();  // another run may have begun meanwhile
   metrics_.emplace(path_ / "metrics.jsonl", resumed_at);
   if (!options_.resume_from.empty()) set_aside_newer(resumed_at);
-  Options written = options_;
-  for (const auto& [name, value] : kept_options(options_))
-    if (name == "data" || name == "offload")
-      set_option(written, option_row(name, options_.task), value);
-  write_config(path_ / "config.toml", written);
+  write_config(path_ / "config.toml", configuration_);
 }
 
 void RunFolder::set_aside_newer(std::int64_t step) {

@@ -1,11 +1,11 @@
 // The folder of a run, as the one rank that writes it sees it.
 #pragma once
 
-#include <lockstep/checkpoint/training_state.h>
-#include <lockstep/train/metrics.h>
-#include <lockstep/train/options.h>
-
 #include "sys/file_lock.h"
+#include "train/configuration.h"
+#include "train/metrics.h"
+
+#include <lockstep/checkpoint/training_state.h>
 
 #include <filesystem>
 #include <optional>
@@ -18,7 +18,9 @@ namespace lockstep::train {
 // the lock OUT/run.lock, and a run that finds it held is refused with BadInput.
 class RunFolder {
  public:
-  explicit RunFolder(const Options& options) : options_(options), path_(options.out) {}
+  // Of what is told, which outlives this.
+  explicit RunFolder(const Configuration& configuration)
+      : configuration_(configuration), path_(configuration.options.out) {}
 
   // The checkpoint to go on from, or nothing when the run begins. Changes nothing. Throws BadInput
   // when a run would be overwritten, or there is no checkpoint, or it is damaged; the message then
@@ -47,7 +49,8 @@ class RunFolder {
   [[nodiscard]] checkpoint::TrainingState load_or_advise(const std::filesystem::path& folder) const;
   void set_aside_newer(std::int64_t step);
 
-  const Options options_;
+  const Configuration& configuration_;
+  const Options& options_ = configuration_.options;
   std::filesystem::path path_;
   std::optional<sys::FileLock> lock_;
   std::optional<MetricsFile> metrics_;

@@ -2,44 +2,76 @@
 #include "train/run.h"
 
 #include "train/checkpoint_fit.h"
+#include "train/model_description.h"
 #include "train/resume_command.h"
 
 #include <lockstep/base/check.h>
 #include <lockstep/base/fingerprint.h>
+#include <lockstep/base/text.h>
 #include <lockstep/base/visible.h>
+#include <lockstep/checkpoint/share.h>
 #include <lockstep/module/state_dict.h>
 #include <lockstep/train/agreement.h>
 
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <limits>
 #include <span>
 
 namespace lockstep::train {
+namespace {
+
+const std::string& text_in(const checkpoint::Metadata& progress, const std::string& name) {
+  auto found = progress.find(name);
+  check_input(found != progress.end(), "expected progress.{}, found none", name);
+  return found->second;
+}
+
+constexpr double infinite = std::numeric_limits<double>::infinity();
+
+// From `least` to 10^15, or any number where no `least` is given.
+double number_in(const checkpoint::Metadata& progress, const std::string& name,
+                 double least = -infinite) {
+  const std::string& text = text_in(progress, name);
+  if (text == "inf" && least == -infinite) return infinite;
+  std::optional<double> value = parse_number(text);
+  check_input(value.has_value() && *value >= least && (least == -infinite || *value <= 1e15),
+              "progress.{}: expected a number, found '{}'", name, visible(text));
+  return *value;
+}
+
+}  // namespace
+
+std::optional<checkpoint::TrainingState> Run::shared_state() {
+  std::optional<checkpoint::TrainingState> found;
+  together(world_, [&] {
+    if (world_.is_root()) found = folder_.find_state();
+  });
+  if (!options_.resume) return std::nullopt;
+  return checkpoint::share(world_,
+                           world_.is_root() ? std::move(*found) : checkpoint::TrainingState{});
+}
 
 void Run::load_data(const std::optional<checkpoint::TrainingState>& state) {
-  auto progress = [&](const std::string& name) {
-    auto found = state->progress.find(name);
-    check_input(found != state->progress.end(), "checkpoint: expected progress.{}, found none",
-                name);
-    return found->second;
-  };
-  if (state) check_same_model(options_, *state);
-  try {
-    task_->load(state ? progress("data") : std::string());
-  } catch (const BadInput& error) {
-    if (options_.data_place.empty()) throw;
-    throw BadInput(formatted("{} (data is set in {})", error.what(), options_.data_place));
+  if (state) {
+    check_same_model(configuration_, *state);
+    in_file(checkpoint_file(state->step, "training.json"),
+            [&] { task_.restore(kept_description(state->progress)); });
   }
-  data_fingerprint_ = task_->data_fingerprint();
+  try {
+    task_.load(options_, world_);
+  } catch (const BadInput& error) {
+    throw BadInput(error.what() + configuration_.place_of_data());
+  }
+  data_fingerprint_ = task_.data_fingerprint();
   if (!state || options_.allow_other_data) return;
-  std::string before = progress("data_fingerprint");
+  const std::string& before = text_in(state->progress, "data_fingerprint");
   check_input(
       before == data_fingerprint_,
       "{}: expected the data that the checkpoint was made with ({}), found other data ({}); "
       "--allow-other-data goes on with it",
-      options_.data.empty() ? "the task's data" : options_.data, visible(before),
-      data_fingerprint_);
+      configuration_.data_text(), visible(before), data_fingerprint_);
 }
 
 void Run::compare_data() {
@@ -51,16 +83,16 @@ void Run::compare_data() {
   auto other = std::ranges::find_if(prints, [&](auto print) { return print != prints[0]; });
   if (other == prints.end()) return;
   int rank = static_cast<int>(other - prints.begin());
-  throw CommonFailure(formatted("--data {}: expected the same data on all ranks, rank {} has read "
-                                "other data than rank 0",
-                                options_.data, rank),
+  throw CommonFailure(formatted("{}: expected the same data on all ranks, rank {} has read other "
+                                "data than rank 0",
+                                configuration_.data_text(), rank),
                       rank);
 }
 
 void Run::load_model(const checkpoint::TrainingState& state) {
   in_file(checkpoint_file(state.step, "model.safetensors"), [&] {
-    check_dtypes(*task_->module(), state.model);
-    load_state_dict(*task_->module(), state.model);
+    check_dtypes(*module_, state.model);
+    load_state_dict(*module_, state.model);
   });
 }
 
@@ -70,6 +102,17 @@ void Run::check_progress(const checkpoint::TrainingState& state) const {
               "than that, found {}",
               state.step, options_.steps > 0 ? "steps" : "epochs",
               options_.steps > 0 ? options_.steps : options_.epochs);
+}
+
+void Run::restore_progress(const checkpoint::TrainingState& state) {
+  seconds_before_ = number_in(state.progress, "seconds", 0);
+  stopping_.best = number_in(state.progress, "best");
+  stopping_.waited = static_cast<std::int64_t>(number_in(state.progress, "waited", 0));
+  // A run that goes on in float16 after another precision begins with a new scale.
+  if (!scaler_.enabled() || !state.progress.contains("loss_scale")) return;
+  scaler_.load_state(
+      {.scale = number_in(state.progress, "loss_scale"),
+       .good_steps = static_cast<std::int64_t>(number_in(state.progress, "loss_scale_steps", 0))});
 }
 
 std::filesystem::path Run::checkpoint_file(std::int64_t step, const std::string& name) const {
@@ -84,17 +127,18 @@ void Run::say_notices() {
 void Run::say_resumed(const checkpoint::TrainingState& state) {
   if (!world_.is_root()) return;
   progress_.say(formatted("resumed at step {} of {}", step_, steps_));
-  std::string changes = changes_since(options_, world_.size(), state);
+  std::string changes = changes_since(configuration_, world_.size(), state);
   if (state.progress.at("data_fingerprint") != data_fingerprint_)
     changes += formatted("{}the data itself", changes.empty() ? "" : ", ");
   if (!changes.empty()) progress_.say(formatted("changed since the checkpoint: {}", changes));
 }
 
 std::string Run::stopped_line() const {
-  std::string command = resume_command(options_, "--resume");
+  std::string command = resume_command(configuration_, "--resume");
   if (world_.size() > 1 && options_.ranks == 0) command += " (by the same launcher)";
   return formatted("stopped: signal={} steps={} seconds={:.1f} weights={} resume with: {}", signal_,
-                   step_, seconds(), checkpoint_file(step_, "model.safetensors").string(), command);
+                   step_, pace_.seconds(), checkpoint_file(step_, "model.safetensors").string(),
+                   command);
 }
 
 }  // namespace lockstep::train

@@ -1,12 +1,15 @@
 #include <lockstep/train/saved_model.h>
 
+#include "train/config_file.h"
+#include "train/configuration.h"
 #include "train/model_description.h"
+#include "train/tasks/gpt.h"
+#include "train/tasks/known.h"
 
 #include <lockstep/base/check.h>
 #include <lockstep/base/text.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/module/state_dict.h>
-#include <lockstep/train/config_file.h>
 
 #include <ATen/ops/isfinite.h>
 
@@ -26,74 +29,29 @@ std::int64_t described_step(const checkpoint::Metadata& metadata) {
   return *step;
 }
 
-std::int64_t size_of(const SavedModel& saved, const std::string& name, std::size_t dim) {
-  auto found = saved.tensors.find(name);
-  check_input(found != saved.tensors.end(), "expected a tensor {}, found none", name);
-  check_input(found->second.dim() == 2, "tensor {}: expected two dims, found {}", name,
-              found->second.dim());
-  return found->second.size(static_cast<std::int64_t>(dim));
-}
-
-void agree(std::string_view entry, std::int64_t told, std::int64_t found) {
-  check_input(told == found, "metadata: {}: {} contradicts the tensors, which are for {}", entry,
-              told, found);
-}
-
-// How many numbers there are of layers whose tensors are called prefix + number + suffix.
-std::int64_t count_layers(const SavedModel& saved, std::string_view prefix,
-                          std::string_view suffix) {
-  return std::ranges::count_if(saved.tensors, [&](const auto& item) {
-    const std::string& name = item.first;
-    return name.starts_with(prefix) && name.ends_with(suffix) &&
-           name.size() > prefix.size() + suffix.size() &&
-           parse_integer(std::string_view(name).substr(
-               prefix.size(), name.size() - prefix.size() - suffix.size()));
-  });
-}
-
-// A file may claim a model that no memory holds: it must have tensors of about that size itself.
-// Which of them is missing or too small, load_into() says.
-void check_elements(const SavedModel& saved, double model) {
-  double found = 0;
-  for (const auto& [name, tensor] : saved.tensors) found += static_cast<double>(tensor.numel());
-  check_input(2 * found >= model,
-              "metadata: layers and width: a model of them has {} elements or more, the tensors "
-              "have {}",
-              model, found);
-}
-
-void check_gpt(const SavedModel& saved) {
-  const Options& options = saved.options;
-  agree("layers", options.layers, count_layers(saved, "transformer.h.", ".ln_1.weight"));
-  agree("width", options.width, size_of(saved, "transformer.wte.weight", 1));
-  agree("block", options.block, size_of(saved, "transformer.wpe.weight", 0));
-  agree(saved.vocabulary->is_bytes() ? "vocabulary" : "characters", saved.vocabulary->size(),
-        size_of(saved, "transformer.wte.weight", 0));
-  auto width = static_cast<double>(options.width);
-  check_elements(saved, static_cast<double>(options.layers) * 12 * width * width);
-}
-
-void check_mlp(const SavedModel& saved) {
-  const Options& options = saved.options;
-  agree("layers", options.layers, count_layers(saved, "layers.", ".weight"));
-  if (options.layers > 1) agree("width", options.width, size_of(saved, "layers.0.weight", 0));
-  auto width = static_cast<double>(options.width);
-  check_elements(saved, static_cast<double>(options.layers - 2) * width * width);
+std::shared_ptr<Task> described_task(const checkpoint::Metadata& metadata) {
+  try {
+    return make_task(described(metadata, "task"));
+  } catch (const BadInput& error) {
+    std::string what = error.what();
+    throw BadInput(what.starts_with("metadata: ") ? what : "metadata: " + what);
+  }
 }
 
 SavedModel described_model(const fs::path& file) {
   checkpoint::Safetensors content = checkpoint::read_safetensors(file);
   try {
+    std::shared_ptr<Task> task = described_task(content.metadata);
+    Configuration configuration(*task, task->defaults());
+    restore_model(configuration, content.metadata);
     SavedModel saved{.file = file,
-                     .options = described_options(content.metadata),
+                     .task = task,
                      .step = described_step(content.metadata),
                      .vocabulary = std::nullopt,
                      .tensors = std::move(content.tensors),
                      .metadata = std::move(content.metadata)};
-    if (std::string identity = described_identity(saved.metadata); !identity.empty())
-      saved.vocabulary = data::Vocabulary::from_text(identity);
-    if (saved.options.task == "gpt") check_gpt(saved);
-    if (saved.options.task == "mlp") check_mlp(saved);
+    if (auto gpt = std::dynamic_pointer_cast<GptTask>(task)) saved.vocabulary = gpt->vocabulary();
+    task->check_tensors(saved.tensors);
     return saved;
   } catch (const BadInput& error) {
     throw BadInput(file.string() + ": " + error.what());
@@ -123,13 +81,17 @@ fs::path model_file(const fs::path& run) {
 
 SavedModel read_model(const fs::path& run) { return described_model(model_file(run)); }
 
-std::string data_of_run(const SavedModel& saved) {
+std::map<std::string, std::string> paths_of_run(const SavedModel& saved) {
   fs::path folder = fs::absolute(saved.file).parent_path();
   if (fs::exists(folder / "training.json")) folder = folder.parent_path();
   if (!fs::exists(folder / "config.toml")) return {};
-  auto entries = read_config(folder / "config.toml");
-  auto found = std::ranges::find(entries, "data", &ConfigEntry::name);
-  return found == entries.end() ? std::string() : found->text;
+  Settings own;
+  saved.task->declare(own);
+  std::map<std::string, std::string> paths;
+  for (const ConfigEntry& entry : read_config(folder / "config.toml"))
+    for (const Settings::Entry& setting : own.entries())
+      if (setting.is_path && setting.name == entry.name) paths[entry.name] = entry.text;
+  return paths;
 }
 
 void load_into(torch::nn::Module& module, const SavedModel& saved) {
@@ -144,18 +106,12 @@ void load_into(torch::nn::Module& module, const SavedModel& saved) {
 }
 
 models::Gpt gpt_of(const SavedModel& saved) {
-  const Options& options = saved.options;
-  check_input(options.task == "gpt", "{}: expected a gpt, found a model of task {}",
-              saved.file.string(), options.task);
-  models::Gpt model(models::GptOptions{.layers = options.layers,
-                                       .heads = options.heads,
-                                       .width = options.width,
-                                       .block = options.block,
-                                       .vocabulary = saved.vocabulary->size(),
-                                       .dropout = options.dropout});
-  load_into(*model, saved);
-  model->eval();
-  return model;
+  auto gpt = std::dynamic_pointer_cast<GptTask>(saved.task);
+  check_input(gpt != nullptr, "{}: expected a gpt, found a model of task {}", saved.file.string(),
+              saved.task->name());
+  load_into(*gpt->make_model(), saved);
+  gpt->model()->eval();
+  return gpt->model();
 }
 
 }  // namespace lockstep::train

@@ -1,4 +1,4 @@
-#include <lockstep/train/schedule.h>
+#include "train/schedule.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/optim/schedule.h>

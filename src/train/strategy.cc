@@ -1,14 +1,30 @@
 #include "train/strategy.h"
 
+#include <lockstep/base/check.h>
+#include <lockstep/base/nearest.h>
+#include <lockstep/base/visible.h>
 #include <lockstep/checkpoint/handle_state.h>
+#include <lockstep/mesh/mesh.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 
+#include <algorithm>
+#include <array>
 #include <string>
-#include <vector>
+#include <string_view>
+#include <utility>
 
 namespace lockstep::train {
 namespace {
+
+constexpr std::string_view copies_axis = "dp";
+constexpr std::string_view shards_axis = "fsdp";
+
+std::optional<c10::ScalarType> dtype_of(const std::string& word) {
+  if (word == "bf16") return at::kBFloat16;
+  if (word == "fp16") return at::kHalf;
+  return std::nullopt;
+}
 
 ShardLevel level_of(const std::string& word) {
   if (word == "optimizer") return ShardLevel::optimizer;
@@ -17,18 +33,83 @@ ShardLevel level_of(const std::string& word) {
 
 ShardOptions shard_options(const Options& options, const Task& task) {
   std::vector<std::string> patterns = task.units();
+  auto compute = compute_dtype(options);
+  auto reduce = dtype_of(options.reduce_dtype);
+  if (compute && !reduce) reduce = at::kFloat;
   return {.units = {patterns.begin(), patterns.end()},
           .level = level_of(options.shard),
           .storage = options.node_shared ? ShardStorage::node_shared : ShardStorage::private_memory,
+          .compute_dtype = compute,
+          .reduce_dtype = reduce,
           .reduce_in_step = options.reduce_in_step,
+          .prefetch = static_cast<int>(options.prefetch),
           .offload = options.offload};
+}
+
+// Their sizes without -1.
+std::vector<MeshAxis> axes_of(const std::string& mesh, int ranks) {
+  try {
+    std::vector<MeshAxis> axes = parse_axes(mesh);
+    constexpr std::array known{copies_axis, shards_axis};
+    for (const MeshAxis& axis : axes)
+      check_input(std::ranges::count(known, axis.name) > 0, "{}",
+                  unknown_name("axis", axis.name, known));
+    return MeshLayout(std::move(axes), ranks).axes();
+  } catch (const Error& error) {
+    throw BadInput(formatted("--mesh {}: {}", visible(mesh), error.what()));
+  }
+}
+
+int size_of(const std::vector<MeshAxis>& axes, std::string_view name) {
+  auto found = std::ranges::find(axes, name, &MeshAxis::name);
+  return found == axes.end() ? 1 : found->size;
+}
+
+// Copies first, as fully_shard() takes them.
+Mesh mesh_of(const Division& division, const Group& group) {
+  Mesh mesh(group, division.axes);
+  if (division.axes.size() == 1 || division.axes.front().name == copies_axis) return mesh;
+  return mesh[{copies_axis, shards_axis}];
 }
 
 }  // namespace
 
-Handle make_handle(const Options& options, const Task& task, const Group& group) {
-  if (options.shard == "none") return DistributedDataParallel(task.module(), group);
-  return fully_shard(task.module(), group, shard_options(options, task));
+Division division_of(const Options& options, int ranks) {
+  bool is_divided = options.shard != "none";
+  Division division{.axes = {}, .copies = is_divided ? 1 : ranks, .shards = is_divided ? ranks : 1};
+  if (!options.mesh.empty()) {
+    division.axes = axes_of(options.mesh, ranks);
+    division.copies = size_of(division.axes, copies_axis);
+    division.shards = size_of(division.axes, shards_axis);
+    check_input(is_divided || division.shards == 1,
+                "--mesh {}: fsdp needs --shard optimizer, gradients or full; --shard none makes "
+                "copies (dp) only",
+                options.mesh);
+    check_input(!is_divided || std::ranges::count(division.axes, shards_axis, &MeshAxis::name) > 0,
+                "--mesh {}: expected an axis fsdp, over which --shard {} divides the model",
+                options.mesh, options.shard);
+  }
+  check_input(!options.reduce_in_step || division.copies == 1,
+              "--reduce-in-step needs all ranks on the axis fsdp, found --mesh {}", options.mesh);
+  return division;
+}
+
+std::optional<c10::ScalarType> compute_dtype(const Options& options) {
+  return dtype_of(options.precision);
+}
+
+Handle make_handle(const Options& options, const Task& task,
+                   std::shared_ptr<torch::nn::Module> module, const Group& group) {
+  const Division division = division_of(options, group.size());
+  std::optional<Mesh> mesh;
+  if (!division.axes.empty()) mesh = mesh_of(division, group);
+  if (options.shard == "none") {
+    if (mesh) return DistributedDataParallel(std::move(module), *mesh);
+    return DistributedDataParallel(std::move(module), group);
+  }
+  ShardOptions how = shard_options(options, task);
+  if (mesh) return fully_shard(std::move(module), *mesh, how);
+  return fully_shard(std::move(module), group, how);
 }
 
 // What is offloaded is in files, and the optimizer's state with it.

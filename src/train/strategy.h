@@ -1,20 +1,39 @@
 // By which strategy the ranks train one model: the loop is the same for all.
 #pragma once
 
-#include "train/task.h"
-
 #include <lockstep/comm/group.h>
+#include <lockstep/layout/mesh_layout.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/train/options.h>
+#include <lockstep/train/task.h>
 
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
 
 namespace lockstep::train {
 
+// The ranks are `copies` times as many as divide one model between them.
+struct Division {
+  std::vector<MeshAxis> axes;  // as --mesh has them, sizes known; empty: there is none
+  int copies = 1;
+  int shards = 1;
+};
+
+// BadInput for axes that are unknown, do not make `ranks`, or do not fit --shard.
+[[nodiscard]] Division division_of(const Options& options, int ranks);
+
+// Which dtype parameters and data are computed with; none: their own.
+[[nodiscard]] std::optional<c10::ScalarType> compute_dtype(const Options& options);
+
 // Collective: the handle that the options ask for, on the task's model.
-[[nodiscard]] Handle make_handle(const Options& options, const Task& task, const Group& group);
+[[nodiscard]] Handle make_handle(const Options& options, const Task& task,
+                                 std::shared_ptr<torch::nn::Module> module, const Group& group);
 
 // Bytes of parameters, gradients and optimizer state that this rank holds now.
 [[nodiscard]] std::int64_t bytes_held(const Handle& handle,

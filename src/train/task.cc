@@ -1,18 +1,31 @@
-#include "train/task.h"
+#include <lockstep/train/task.h>
 
-#include "train/gpt_task.h"
-#include "train/mlp_task.h"
-#include "train/mnist_task.h"
+#include "train/data_fingerprint.h"
 
-#include <lockstep/base/error.h>
+#include <lockstep/base/check.h>
+
+#include <algorithm>
+#include <numeric>
 
 namespace lockstep::train {
 
-std::unique_ptr<Task> make_task(const Options& options, const Group& group) {
-  if (options.task == "gpt") return std::make_unique<GptTask>(options, group);
-  if (options.task == "mnist") return std::make_unique<MnistTask>(options, group);
-  if (options.task == "mlp") return std::make_unique<MlpTask>(options, group);
-  throw BadInput("no task '" + options.task + "': expected one of: " + std::string(task_names()));
+void Task::load_validation(const Options& options, const Group& group, const std::string& data) {
+  check_input(data.empty(), "{}: the task {} measures no other data than its own", data, name());
+  load(options, group);
+}
+
+std::string Task::data_fingerprint() {
+  std::int64_t samples = validation_samples();
+  std::vector<std::size_t> first(std::min(samples, evaluation_rows()));
+  std::iota(first.begin(), first.end(), std::size_t{0});
+  Batch batch = validation(first);
+  return formatted("{} samples, the first ones of {}", samples,
+                   fingerprint_of_tensors({batch.data, batch.target}));
+}
+
+Totals Task::measure(const Batch& batch) {
+  auto rows = static_cast<double>(batch.data.size(0));
+  return {.loss = loss(batch).item<double>() * rows, .targets = rows};
 }
 
 }  // namespace lockstep::train

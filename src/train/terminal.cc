@@ -3,7 +3,7 @@
 #include "sys/file_descriptor.h"
 
 #include <lockstep/base/text.h>
-#include <lockstep/train/progress.h>
+#include "train/progress.h"
 
 #include <fcntl.h>
 #include <sys/ioctl.h>

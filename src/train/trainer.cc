@@ -2,10 +2,14 @@
 
 #include "train/run.h"
 
+#include <lockstep/base/check.h>
+
+#include <utility>
+
 namespace lockstep::train {
 
-Report train(const Options& options, Group world) {
-  Run run(options, std::move(world));
+Report train(Task& task, const Options& options, Group world) {
+  Run run(task, options, std::move(world));
   while (!run.finished()) {
     run.step();
     if (run.evaluation_is_due()) run.evaluate();
@@ -14,6 +18,15 @@ Report train(const Options& options, Group world) {
     if (run.save_is_due()) run.save();
   }
   return run.finish();
+}
+
+Report train(Task& task, const Options& options, const Mesh& mesh) {
+  check(options.mesh.empty(), "train: give a mesh or Options::mesh, not both; found {}",
+        options.mesh);
+  Options on_mesh = options;
+  for (const MeshAxis& axis : mesh.axes())
+    on_mesh.mesh += formatted("{}{}={}", on_mesh.mesh.empty() ? "" : ",", axis.name, axis.size);
+  return train(task, on_mesh, mesh.group());
 }
 
 }  // namespace lockstep::train

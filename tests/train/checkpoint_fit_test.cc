@@ -3,6 +3,7 @@
 #include <lockstep/base/error.h>
 
 #include "train/messages.h"
+#include "train/run_setup.h"
 
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -12,46 +13,48 @@
 namespace lockstep::train {
 namespace {
 
-checkpoint::TrainingState state_of(const Options& options, int ranks) {
+checkpoint::TrainingState state_of(const RunSetup& options, int ranks) {
   checkpoint::TrainingState state;
-  state.config = kept_options(options);
+  state.config = Configured(options).all.kept();
   state.random.resize(static_cast<std::size_t>(ranks));
   return state;
 }
 
 TEST(CheckpointFit, SaysWhatChanged) {
-  Options before = default_options("gpt");
+  RunSetup before("gpt");
   before.out = "a";
   before.data = "text.txt";
   const auto state = state_of(before, 2);
-  EXPECT_EQ(changes_since(before, 2, state), "");
-  Options now = before;
+  EXPECT_EQ(changes_since(Configured(before).all, 2, state), "");
+  RunSetup now = before;
   now.out = "b";
   now.ranks = 7;  // what counts is how many there are
   now.resume = now.allow_other_data = true;
   now.data = std::filesystem::absolute("text.txt");
-  EXPECT_EQ(changes_since(now, 2, state), "");
+  EXPECT_EQ(changes_since(Configured(now).all, 2, state), "");
   now.lr = 0.25;
   now.offload = "/x\n";
-  EXPECT_EQ(changes_since(now, 3, state), "lr 0.001 -> 0.25, offload none -> /x\\n, ranks 2 -> 3");
+  now.mesh = "dp=3";
+  EXPECT_EQ(changes_since(Configured(now).all, 3, state),
+            "lr 0.001 -> 0.25, mesh none -> dp=3, offload none -> /x\\n, ranks 2 -> 3");
 }
 
 TEST(CheckpointFit, TheModelStaysWhatItIs) {
-  const Options before = default_options("gpt");
+  const RunSetup before("gpt");
   const auto state = state_of(before, 1);
-  Options now = before;
+  RunSetup now = before;
   now.lr = 1;
   now.dropout = 0.5;
-  EXPECT_NO_THROW(check_same_model(now, state));
+  EXPECT_NO_THROW(check_same_model(Configured(now).all, state));
   for (const char* name : {"layers", "heads", "width", "block"}) {
-    now = before;
-    set_option(now, option_row(name, "gpt"), "12");
+    Configured other(before);
+    other.all.settings().set(name, "12");
     EXPECT_EQ(test::message_of([&] {
-                check_same_model(now, state);
+                check_same_model(other.all, state);
               }).find(std::string("--resume: ") + name + " is 12, the checkpoint's is "),
               0u);
   }
-  EXPECT_THROW(check_same_model(default_options("mnist"), state), BadInput);
+  EXPECT_THROW(check_same_model(Configured(RunSetup("mnist")).all, state), BadInput);
 }
 
 TEST(CheckpointFit, ErrorsOfAFileBeginWithItsName) {

@@ -1,21 +1,38 @@
-#include <lockstep/train/command_line.h>
+#include "train/command_line.h"
 
-#include <lockstep/train/config_file.h>
+#include "train/config_file.h"
 
 #include "support/temporary_folder.h"
 #include "train/messages.h"
+#include "train/run_setup.h"
 
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <memory>
 
 namespace lockstep::train {
 namespace {
 
-Options parse(std::vector<std::string> words) { return parse_command_line(words).options; }
+// Of `lockstep train`. The tasks live as long as what is asked of them.
+struct Parsed {
+  explicit Parsed(const std::vector<std::string>& words) : tasks(known_tasks()) {
+    std::vector<Task*> known;
+    for (const auto& task : tasks) known.push_back(task.get());
+    line = parse_command_line("lockstep train", known, words);
+  }
+  [[nodiscard]] std::string of_task(const std::string& name) const {
+    return setting_of(*line.task, name);
+  }
+
+  std::vector<std::unique_ptr<Task>> tasks;
+  CommandLine line;
+};
+
+Options parse(const std::vector<std::string>& words) { return Parsed(words).line.options; }
 
 std::string message_for(std::vector<std::string> words) {
-  std::string message = test::message_of([&] { (void)parse_command_line(words); });
+  std::string message = test::message_of([&] { (void)Parsed(words); });
   EXPECT_EQ(message.find('\n'), std::string::npos) << message;
   return message;
 }
@@ -23,31 +40,35 @@ std::string message_for(std::vector<std::string> words) {
 TEST(CommandLine, WordsOverrideTheFileAndTheFileTheDefaults) {
   test::TemporaryFolder folder;
   std::ofstream(folder / "run.toml") << "layers = 2\nheads = 2\n";
-  Options options =
-      parse({"gpt", "--config", (folder / "run.toml").string(), "--layers", "3", "--lr=0.25"});
-  EXPECT_EQ(options.layers, 3);
-  EXPECT_EQ(options.heads, 2);
-  EXPECT_EQ(options.lr, 0.25);
-  EXPECT_EQ(options.batch, 12);
+  const Parsed found(
+      {"gpt", "--config", (folder / "run.toml").string(), "--layers", "3", "--lr=0.25"});
+  EXPECT_EQ(found.of_task("layers"), "3");
+  EXPECT_EQ(found.of_task("heads"), "2");
+  EXPECT_EQ(found.line.options.lr, 0.25);
+  EXPECT_EQ(found.line.options.batch, 12);
+  EXPECT_TRUE(found.line.options.places.contains("heads"));
+  EXPECT_FALSE(found.line.options.places.contains("layers"));  // the words were later
 }
 
 TEST(CommandLine, TheTaskMayComeFromTheFile) {
   test::TemporaryFolder folder;
   std::ofstream(folder / "run.toml") << "task = 'mnist'\nepochs = 2\n";
-  Options options = parse({"--config", (folder / "run.toml").string()});
-  EXPECT_EQ(options.task, "mnist");
+  const Parsed found({"--config", (folder / "run.toml").string()});
+  const Options& options = found.line.options;
+  EXPECT_EQ(found.line.task->name(), "mnist");
   EXPECT_EQ(options.optimizer, "sgd");
   EXPECT_EQ(options.epochs, 2);
 }
 
 TEST(CommandLine, AResumedRunGoesOnWithItsOwnOptions) {
   test::TemporaryFolder folder;
-  Options before = default_options("gpt");
+  RunSetup before("gpt");
   before.layers = 7;
-  write_config(folder / "config.toml", before);
-  EXPECT_EQ(parse({"gpt", "--resume", "--out", folder.path().string()}).layers, 7);
-  EXPECT_EQ(parse({"gpt", "--resume", "--out", folder.path().string(), "--layers", "2"}).layers, 2);
-  EXPECT_EQ(parse({"gpt", "--out", folder.path().string()}).layers, 4);
+  write_config(folder / "config.toml", Configured(before).all);
+  const std::string out = folder.path().string();
+  EXPECT_EQ(Parsed({"gpt", "--resume", "--out", out}).of_task("layers"), "7");
+  EXPECT_EQ(Parsed({"gpt", "--resume", "--out", out, "--layers", "2"}).of_task("layers"), "2");
+  EXPECT_EQ(Parsed({"gpt", "--out", out}).of_task("layers"), "4");
 }
 
 TEST(CommandLine, MistakesAreOneLineThatHelps) {
@@ -71,10 +92,30 @@ TEST(CommandLine, RanksHaveAShortName) {
 
 TEST(CommandLine, HelpListsTheTasksOptionsWithTheirDefaults) {
   std::vector<std::string> words{"mnist", "--help"};
-  std::string help = parse_command_line(words).help;
+  std::string help = Parsed(words).line.help;
   EXPECT_NE(help.find("--epochs N"), std::string::npos) << help;
   EXPECT_NE(help.find("[sgd]"), std::string::npos) << help;
   EXPECT_EQ(help.find("--heads"), std::string::npos) << help;
+}
+
+// A program with a task of its own needs no word for it.
+TEST(CommandLine, TheOnlyTaskIsNotNamed) {
+  std::unique_ptr<Task> task = make_task("mlp");
+  Task* const only[] = {task.get()};
+  auto parsed = [&](std::vector<std::string> words) {
+    return parse_command_line("my_program", only, words);
+  };
+  CommandLine line = parsed({"--width", "9", "--precision", "bf16"});
+  EXPECT_EQ(line.task, task.get());
+  EXPECT_EQ(setting_of(*task, "width"), "9");
+  EXPECT_EQ(line.options.precision, "bf16");
+  EXPECT_TRUE(parsed({"--help"}).help.starts_with("Usage: my_program [OPTIONS]"))
+      << parsed({"--help"}).help;
+  EXPECT_EQ(test::message_of([&] { (void)parsed({"mlp"}); }), "unexpected word 'mlp'");
+  EXPECT_EQ(test::message_of([&] {
+              (void)parsed({"--heads", "2"});
+            }),
+            "unknown option '--heads'; did you mean '--threads'?");
 }
 
 }  // namespace

@@ -1,22 +1,25 @@
-#include <lockstep/train/config_file.h>
+#include "train/config_file.h"
 
 #include "support/temporary_folder.h"
 #include "train/messages.h"
+#include "train/run_setup.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <fstream>
+#include <memory>
 
 namespace lockstep::train {
 namespace {
 
-Options with_file(const std::string& text, const std::string& task = "gpt") {
+std::unique_ptr<Configured> with_file(const std::string& text, const std::string& task = "gpt") {
   test::TemporaryFolder folder;
   std::ofstream(folder / "run.toml") << text;
-  Options options = default_options(task);
-  apply_config(options, read_config(folder / "run.toml"));
-  return options;
+  auto made = std::make_unique<Configured>(RunSetup(task));
+  made->all.settings().add_elsewhere("attention", "another");
+  apply_config(made->all, read_config(folder / "run.toml"));
+  return made;
 }
 
 std::string message_for(const std::string& text) {
@@ -27,17 +30,18 @@ std::string message_for(const std::string& text) {
 }
 
 TEST(ConfigFile, SetsWhatItNames) {
-  Options options = with_file(
+  auto made = with_file(
       "# a run\nlayers = 2\nlr = 0.5\nweight-decay = 1\ndata = 'a b'\nschedule = \"step\"\nepochs "
       "= 3\n");
-  EXPECT_EQ(options.layers, 2);
+  const Options& options = made->all.options;
+  EXPECT_EQ(setting_of(*made->task, "layers"), "2");
   EXPECT_EQ(options.lr, 0.5);
   EXPECT_EQ(options.weight_decay, 1.0);
-  EXPECT_EQ(options.data, "a b");
+  EXPECT_EQ(setting_of(*made->task, "data"), "a b");
   EXPECT_EQ(options.schedule, "step");
   EXPECT_EQ(options.epochs, 3);
   EXPECT_EQ(options.steps, 0);
-  EXPECT_EQ(options.heads, 4);
+  EXPECT_EQ(setting_of(*made->task, "heads"), "4");
 }
 
 TEST(ConfigFile, NothingOfItIsObeyedByATerminal) {
@@ -83,8 +87,8 @@ TEST(ConfigFile, WhatIsNoTomlIsAnError) {
 }
 
 TEST(ConfigFile, AnOptionOfAnotherTaskIsNamedWithItsTasks) {
-  std::string message = test::message_of([] { (void)with_file("heads = 2\n", "mlp"); });
-  EXPECT_NE(message.find("run.toml line 1: heads is an option of gpt, not of mlp"),
+  std::string message = test::message_of([] { (void)with_file("attention = 2\n", "mlp"); });
+  EXPECT_NE(message.find("run.toml line 1: attention is an option of another, not of mlp"),
             std::string::npos)
       << message;
 }
@@ -101,17 +105,15 @@ TEST(ConfigFile, WhatIsNoFileOrHoldsNothingIsAnError) {
 TEST(ConfigFile, WhatIsWrittenReadsBackAsTheSameOptions) {
   for (const char* task : {"gpt", "mnist", "mlp"}) {
     test::TemporaryFolder folder;
-    Options written = default_options(task);
-    written.out = "a folder \"with\" quotes\\";
-    written.lr = 1.0 / 3;
-    written.seed = 77;
-    write_config(folder / "config.toml", written);
-    Options read = default_options(task);
+    Configured written{RunSetup(task)}, read{RunSetup(task)};
+    written.all.options.out = "a folder \"with\" quotes\\";
+    written.all.options.lr = 1.0 / 3;
+    written.all.options.seed = 77;
+    write_config(folder / "config.toml", written.all);
     std::vector<ConfigEntry> entries = read_config(folder / "config.toml");
     EXPECT_EQ(entries.front().name, "task");
-    apply_config(read, entries);
-    for (const OptionRow& row : option_rows())
-      EXPECT_EQ(option_text(read, row), option_text(written, row)) << row.name;
+    apply_config(read.all, entries);
+    EXPECT_EQ(read.all.kept(), written.all.kept());
   }
 }
 

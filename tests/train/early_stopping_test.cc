@@ -1,4 +1,4 @@
-#include <lockstep/train/early_stopping.h>
+#include "train/early_stopping.h"
 
 #include <gtest/gtest.h>
 

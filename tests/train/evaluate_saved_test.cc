@@ -31,7 +31,7 @@ std::string refusal(const EvaluateOptions& options) {
 
 TEST(EvaluateSaved, GivesTheLossThatTheRunEndedWith) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   run(1, options);
   double expected = last_val_loss(options.out);
   SavedEvaluation found = alone({.run = options.out});
@@ -42,7 +42,7 @@ TEST(EvaluateSaved, GivesTheLossThatTheRunEndedWith) {
                       expected, expected / std::log(2.0),
                       data::bigram_cross_entropy(text.train, text.validation, 8),
                       options.out + "/model.safetensors"));
-  Options sharded = options;
+  RunSetup sharded = options;
   sharded.out += "-full";
   sharded.shard = "full";
   run(2, sharded);
@@ -55,7 +55,7 @@ TEST(EvaluateSaved, GivesTheLossThatTheRunEndedWith) {
 
 TEST(EvaluateSaved, MeasuresAllOfAnotherText) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   run(1, options);
   fs::path alone_file = folder / "alone.safetensors", other = folder / "other.txt";
   fs::copy(fs::path(options.out) / "model.safetensors", alone_file);
@@ -82,7 +82,7 @@ TEST(EvaluateSaved, MeasuresAllOfAnotherText) {
 
 TEST(EvaluateSaved, DigitsHaveAnAccuracyAndMayBeMeasuredInPart) {
   TemporaryFolder folder;
-  Options options = tiny_mnist(folder);
+  RunSetup options = tiny_mnist(folder);
   test::write_tiny_digits(folder.path(), 50, 600);
   run(1, options);
   SavedEvaluation whole = alone({.run = options.out});
@@ -100,7 +100,7 @@ TEST(EvaluateSaved, DigitsHaveAnAccuracyAndMayBeMeasuredInPart) {
 
 TEST(EvaluateSaved, TheMlpMakesItsOwnData) {
   TemporaryFolder folder;
-  Options options = tiny_mlp(folder);
+  RunSetup options = tiny_mlp(folder);
   options.seed = 4;
   run(1, options);
   EXPECT_EQ(alone({.run = options.out}).val_loss, last_val_loss(options.out));
@@ -110,7 +110,7 @@ TEST(EvaluateSaved, TheMlpMakesItsOwnData) {
 
 TEST(EvaluateSaved, DataThatIsMissingOrDoesNotFitIsOneLine) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   options.steps = 1;
   run(1, options);
   fs::path alone_file = folder / "alone.safetensors", other = folder / "other.txt";

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 
+#include <memory>
 #include <mutex>
 #include <set>
 #include <vector>
@@ -16,27 +17,29 @@ namespace {
 class Numbers : public Task {
  public:
   explicit Numbers(std::int64_t samples) : samples_(samples) {}
-  void load(const std::string&) override {}
-  void load_validation(const std::string&, const std::string&) override {}
-  [[nodiscard]] std::string data_fingerprint() const override { return {}; }
-  void make_model() override {}
-  [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
-  [[nodiscard]] std::vector<std::string> units() const override { return {}; }
+  [[nodiscard]] std::string name() const override { return "numbers"; }
+  void load(const Options&, const Group&) override {}
+  [[nodiscard]] std::shared_ptr<torch::nn::Module> make_model() override { return model_.ptr(); }
   [[nodiscard]] std::int64_t steps_per_epoch() const override { return 1; }
   [[nodiscard]] Batch batch(std::int64_t) override { return {}; }
   [[nodiscard]] at::Tensor loss(const Batch&) override { return {}; }
   [[nodiscard]] std::int64_t validation_samples() const override { return samples_; }
   [[nodiscard]] std::int64_t evaluation_rows() const override { return 10; }
-  [[nodiscard]] Totals measure(std::span<const std::size_t> samples) override {
+  [[nodiscard]] Batch validation(std::span<const std::size_t> samples) override {
+    asked_for.assign(samples.begin(), samples.end());
+    return {};
+  }
+  [[nodiscard]] Totals measure(const Batch&) override {
     EXPECT_FALSE(model_->is_training());
     Totals totals;
-    for (std::size_t sample : samples) {
+    for (std::size_t sample : asked_for) {
       measured.insert(sample);
       totals += {.loss = static_cast<double>(sample), .targets = 1};
     }
     return totals;
   }
 
+  std::vector<std::size_t> asked_for;
   std::multiset<std::size_t> measured;
 
  private:
@@ -55,9 +58,10 @@ Measured chosen_on(int ranks, std::int64_t samples, std::int64_t batches) {
   std::mutex lock;
   test::run_group(test::Engine::local, ranks, [&](Group group) {
     Numbers task(samples);
-    Evaluator evaluator(task, group, batches, /*in_step=*/false, {});
+    std::shared_ptr<torch::nn::Module> module = task.make_model();
+    Evaluator evaluator(task, module, group, {.batches = batches});
     Evaluation found = evaluator.chosen();
-    EXPECT_TRUE(task.module()->is_training());
+    EXPECT_TRUE(module->is_training());
     EXPECT_EQ(evaluator.chosen().loss, found.loss);
     std::multiset<std::size_t> once;
     for (auto sample = task.measured.begin(); sample != task.measured.end();
@@ -98,7 +102,8 @@ TEST(Evaluator, EachSampleCountsOnceWhereThereAreFewer) {
 TEST(Evaluator, TellsHowFarItIs) {
   Numbers task(35);
   std::vector<double> told;
-  Evaluator evaluator(task, Group(), 0, false, [&](double share) { told.push_back(share); });
+  Evaluator evaluator(task, task.make_model(), Group(),
+                      {.tell = [&](double share) { told.push_back(share); }});
   (void)evaluator.whole();
   EXPECT_EQ(told, (std::vector<double>{10.0 / 35, 20.0 / 35, 30.0 / 35}));
 }

@@ -1,4 +1,4 @@
-#include <lockstep/train/interrupt.h>
+#include "train/interrupt.h"
 
 #include <gtest/gtest.h>
 

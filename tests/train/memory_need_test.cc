@@ -5,7 +5,7 @@
 #include "support/temporary_folder.h"
 #include "support/torch/allocations.h"
 #include "train/messages.h"
-#include "train/task.h"
+#include "train/run_setup.h"
 
 #include <gtest/gtest.h>
 
@@ -26,21 +26,23 @@ TEST(MemoryNeed, ATaskKnowsItsModelsSizeBeforeItIsMade) {
   run_as_threads(1, [&](Group group) {
     for (auto [task, layers, width] :
          {std::tuple("gpt", 1, 4), {"gpt", 3, 20}, {"mlp", 1, 7}, {"mlp", 2, 5}, {"mlp", 5, 9}}) {
-      Options options = default_options(task);
-      options.data = folder / "text.txt";
-      options.layers = layers;
-      options.width = width;
-      options.block = 11;
-      auto made = make_task(options, group);
-      made->load({});
-      made->make_model();
-      EXPECT_EQ(made->parameters(), static_cast<double>(counted(*made->module()))) << task;
+      RunSetup setup(task);
+      if (setup.task == "gpt") {
+        setup.data = folder / "text.txt";
+        setup.block = 11;
+      }
+      setup.layers = layers;
+      setup.width = width;
+      auto made = setup.make();
+      made->load(setup, group);
+      auto module = made->make_model();
+      EXPECT_EQ(made->parameters(), static_cast<double>(counted(*module))) << task;
     }
   });
 }
 
 TEST(MemoryNeed, IsThatOfTheLevelOfSharding) {
-  Options options = default_options("gpt");  // AdamW
+  RunSetup options("gpt");  // AdamW
   auto bytes = [&](const char* shard, bool node_shared = false) {
     options.shard = shard;
     options.node_shared = node_shared;
@@ -51,6 +53,14 @@ TEST(MemoryNeed, IsThatOfTheLevelOfSharding) {
   EXPECT_EQ(bytes("gradients"), 4 + 12 / 4.0);
   EXPECT_EQ(bytes("full"), 16 / 4.0);
   EXPECT_EQ(bytes("optimizer", true), 16 / 4.0);  // at least: they have it in common
+  options.precision = "bf16";  // masters in float32, what is used and its gradients in 16 bits
+  EXPECT_EQ(bytes("optimizer"), 4 + 12 / 4.0);
+  EXPECT_EQ(bytes("gradients"), 2 + 14 / 4.0);
+  EXPECT_EQ(bytes("full"), 14 / 4.0);
+  options.precision = "fp32";
+  options.mesh = "dp=2,fsdp=2";
+  EXPECT_EQ(bytes("full"), 16 / 2.0);
+  options.mesh = "";
   options.optimizer = "sgd";
   EXPECT_EQ(bytes("none"), 8);
   options.momentum = 0.9;
@@ -58,7 +68,7 @@ TEST(MemoryNeed, IsThatOfTheLevelOfSharding) {
 }
 
 TEST(MemoryNeed, WhatDoesNotFitSaysWhatIsNeededAndWhatIsThere) {
-  Options options = default_options("gpt");
+  RunSetup options("gpt");
   sys::MemorySize memory{.total = 25'000'000'000, .available = 16'000'000'000};
   auto said = [&](ModelSize model, int ranks, int local_ranks) {
     return test::message_of([&] { check_memory(options, model, ranks, local_ranks, memory); });
@@ -94,15 +104,15 @@ TEST(MemoryNeed, ActivationsAreNoMoreThanAStepTakes) {
   run_as_threads(1, [&](Group group) {
     for (auto [task, layers, accumulate] :
          {std::tuple("gpt", 1, 1), {"gpt", 4, 1}, {"gpt", 4, 2}, {"mlp", 1, 1}, {"mlp", 4, 1}}) {
-      Options options = default_options(task);
-      options.data = folder / "text.txt";
-      options.layers = layers;
-      options.width = 64;
-      options.batch = 64;
-      options.accumulate = accumulate;
-      auto made = make_task(options, group);
-      made->load({});
-      made->make_model();
+      RunSetup setup(task);
+      if (setup.task == "gpt") setup.data = folder / "text.txt";
+      setup.layers = layers;
+      setup.width = 64;
+      setup.batch = 64;
+      setup.accumulate = accumulate;
+      auto made = setup.make();
+      made->load(setup, group);
+      auto module = made->make_model();
       Batch batch = made->batch(0);
       batch.data = batch.data.chunk(accumulate)[0];
       batch.target = batch.target.chunk(accumulate)[0];

@@ -1,4 +1,4 @@
-#include <lockstep/train/metrics.h>
+#include "train/metrics.h"
 
 #include <lockstep/base/error.h>
 

@@ -1,9 +1,11 @@
 #include "train/resume_command.h"
 
-#include <lockstep/train/command_line.h>
+#include "train/command_line.h"
+#include "train/run_setup.h"
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,28 +22,34 @@ TEST(ResumeCommand, WordsAreQuotedWhereAShellNeedsIt) {
 }
 
 std::string command_of(std::vector<std::string> words) {
-  return parse_command_line(words).options.command;
+  std::unique_ptr<Task> task = make_task("mlp");
+  Task* const tasks[] = {task.get()};
+  return parse_command_line("my_program", tasks, words).options.command;
 }
 
 TEST(ResumeCommand, IsTheCommandAsGivenWithoutResume) {
-  EXPECT_EQ(command_of({"mlp", "--out", "my out", "--ranks", "2"}), "mlp --out 'my out' --ranks 2");
-  EXPECT_EQ(command_of({"mlp", "--resume", "--out=o"}), "mlp --out=o");
-  EXPECT_EQ(command_of({"mlp", "--resume-from", "step-5", "--out", "o"}), "mlp --out o");
-  EXPECT_EQ(command_of({"mlp", "--resume-from=5", "--out", "o"}), "mlp --out o");
-  Options options;
-  options.command = "lockstep train mlp --out o";
-  EXPECT_EQ(resume_command(options, "--resume"), "lockstep train mlp --out o --resume");
+  EXPECT_EQ(command_of({"--out", "my out", "--ranks", "2"}), "--out 'my out' --ranks 2");
+  EXPECT_EQ(command_of({"--resume", "--out=o"}), "--out=o");
+  EXPECT_EQ(command_of({"--resume-from", "step-5", "--out", "o"}), "--out o");
+  EXPECT_EQ(command_of({"--resume-from=5", "--out", "o"}), "--out o");
+  RunSetup setup("mlp");
+  setup.command = "lockstep train mlp --out o";
+  EXPECT_EQ(resume_command(Configured(setup).all, "--resume"),
+            "lockstep train mlp --out o --resume");
 }
 
 TEST(ResumeCommand, ARunWithoutACommandLineIsNamedByItsFolder) {
-  Options options = default_options("mnist");
-  options.out = "a b";
-  EXPECT_EQ(resume_command(options, "--resume"), "lockstep train mnist --out 'a b' --resume");
+  RunSetup setup("mnist");
+  setup.out = "a b";
+  EXPECT_EQ(resume_command(Configured(setup).all, "--resume"),
+            "lockstep train mnist --out 'a b' --resume");
 }
 
 TEST(ResumeCommand, ACheckpointThatIsNamedIsOneToGoOnFrom) {
-  std::vector<std::string> words{"mlp", "--resume-from", "step-5", "--out", "o"};
-  Options options = parse_command_line(words).options;
+  std::unique_ptr<Task> task = make_task("mlp");
+  Task* const tasks[] = {task.get()};
+  const std::vector<std::string> words{"--resume-from", "step-5", "--out", "o"};
+  Options options = parse_command_line("my_program", tasks, words).options;
   EXPECT_TRUE(options.resume);
   EXPECT_EQ(options.resume_from, "step-5");
 }

@@ -2,8 +2,8 @@
 #include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/train/agreement.h>
-#include <lockstep/train/config_file.h>
 #include <lockstep/train/trainer.h>
+#include "train/config_file.h"
 
 #include "support/temporary_folder.h"
 #include "support/torch/ranks.h"
@@ -46,7 +46,7 @@ std::map<std::string, std::string> files_below(const fs::path& folder) {
 }
 
 // Every rank ends with one line that holds `words`, and the folder is as it was.
-void expect_not_resumed(const Options& options, int ranks, const std::string& words) {
+void expect_not_resumed(const RunSetup& options, int ranks, const std::string& words) {
   auto before = files_below(options.out);
   std::vector<std::string> messages(static_cast<std::size_t>(ranks));
   test::run_group(Engine::shm, ranks, [&](Group group) {
@@ -58,15 +58,15 @@ void expect_not_resumed(const Options& options, int ranks, const std::string& wo
   EXPECT_FALSE(fs::exists(fs::path(options.out) / "run.lock"));
 }
 
-Options finished_gpt(const TemporaryFolder& folder) {
-  Options options = tiny_gpt(folder);
+RunSetup finished_gpt(const TemporaryFolder& folder) {
+  RunSetup options = tiny_gpt(folder);
   run(1, options);
   options.resume = true;
   options.steps = 12;
   return options;
 }
 
-fs::path checkpoint_of(const Options& options, std::int64_t step, const std::string& name) {
+fs::path checkpoint_of(const RunSetup& options, std::int64_t step, const std::string& name) {
   return fs::path(options.out) / checkpoint::checkpoint_name(step) / name;
 }
 
@@ -86,7 +86,7 @@ void overwrite(const fs::path& file, std::int64_t from_end) {
 
 TEST(ResumeChecks, DtypesOfModelAndOptimizerAreChecked) {
   TemporaryFolder folder;
-  Options options = finished_gpt(folder);
+  RunSetup options = finished_gpt(folder);
   const fs::path model = checkpoint_of(options, 8, "model.safetensors");
   const std::string name = "transformer.ln_f.weight";
   change(model, name, [](at::Tensor x) { return x.to(at::kDouble); });
@@ -104,7 +104,7 @@ TEST(ResumeChecks, RandomStatesThatNoGeneratorTakesAreABadFile) {
   for (const auto& state : {torch::zeros(5056, at::kByte), torch::zeros(7, at::kByte),
                             torch::zeros(5056), torch::zeros({0}, at::kByte)}) {
     TemporaryFolder folder;
-    Options options = tiny_mlp(folder);
+    RunSetup options = tiny_mlp(folder);
     run(2, options);
     options.resume = true;
     options.keep = 1;
@@ -116,7 +116,7 @@ TEST(ResumeChecks, RandomStatesThatNoGeneratorTakesAreABadFile) {
 
 TEST(ResumeChecks, ADamagedCheckpointLeadsToTheNewestThatIsWhole) {
   TemporaryFolder folder;
-  Options options = tiny_mlp(folder);
+  RunSetup options = tiny_mlp(folder);
   options.steps = 12;
   options.save_every = 3;
   run(1, options);
@@ -137,10 +137,10 @@ TEST(ResumeChecks, ADamagedCheckpointLeadsToTheNewestThatIsWhole) {
 
 TEST(ResumeChecks, ARunGoesOnFromTheCheckpointThatIsNamed) {
   TemporaryFolder folder;
-  Options options = tiny_mlp(folder);
+  RunSetup options = tiny_mlp(folder);
   options.steps = 12;
   run(1, options);
-  Options again = options;
+  RunSetup again = options;
   again.out += "-again";
   fs::copy(options.out, again.out, fs::copy_options::recursive);
   overwrite(checkpoint_of(again, 12, "model.safetensors"), 100);
@@ -163,7 +163,7 @@ TEST(ResumeChecks, ARunGoesOnFromTheCheckpointThatIsNamed) {
 
 TEST(ResumeChecks, OtherDataIsRefusedUnlessItIsWanted) {
   TemporaryFolder folder;
-  Options options = finished_gpt(folder);
+  RunSetup options = finished_gpt(folder);
   std::ofstream(options.data, std::ios::app) << "banana";
   expect_not_resumed(options, 2,
                      options.data + ": expected the data that the checkpoint was made with");
@@ -174,7 +174,7 @@ TEST(ResumeChecks, OtherDataIsRefusedUnlessItIsWanted) {
 
 TEST(ResumeChecks, TheSameDataElsewhereIsTheSame) {
   TemporaryFolder folder;
-  Options options = finished_gpt(folder);
+  RunSetup options = finished_gpt(folder);
   fs::rename(options.data, folder / "moved.txt");
   options.data = folder / "moved.txt";
   run(2, options);
@@ -183,7 +183,7 @@ TEST(ResumeChecks, TheSameDataElsewhereIsTheSame) {
 
 TEST(ResumeChecks, OtherDigitsAreRefused) {
   TemporaryFolder folder;
-  Options options = tiny_mnist(folder);
+  RunSetup options = tiny_mnist(folder);
   run(1, options);
   options.resume = true;
   test::write_tiny_digits(folder.path(), 50, 18);
@@ -192,19 +192,20 @@ TEST(ResumeChecks, OtherDigitsAreRefused) {
 
 TEST(ResumeChecks, AModelIsNotChanged) {
   TemporaryFolder folder;
-  Options options = finished_gpt(folder);
-  Options heads = options, words = options, task = options;
+  RunSetup options = finished_gpt(folder);
+  RunSetup heads = options, words = options, task = options;
   heads.heads = 4;  // the same shapes
   expect_not_resumed(heads, 2, "--resume: heads is 4, the checkpoint's is 2");
   words.vocabulary = "bytes";
   expect_not_resumed(words, 1, "--resume: vocabulary is bytes, the checkpoint's is chars");
-  task.task = "mlp";
+  task = tiny_mlp(folder);
+  task.resume = true;
   expect_not_resumed(task, 1, "--resume: task is mlp, the checkpoint's is gpt");
 }
 
 TEST(ResumeChecks, FewerStepsThanMadeAreRefused) {
   TemporaryFolder folder;
-  Options options = finished_gpt(folder);
+  RunSetup options = finished_gpt(folder);
   options.steps = 7;
   expect_not_resumed(
       options, 2,
@@ -214,9 +215,9 @@ TEST(ResumeChecks, FewerStepsThanMadeAreRefused) {
 
 TEST(ResumeChecks, RanksThatReadDifferentDataAreRefused) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   test::run_group(Engine::shm, 2, [&](Group group) {
-    Options own = options;
+    RunSetup own = options;
     if (group.rank() == 1) {
       own.data = folder / "other.txt";
       std::ofstream(own.data) << std::ifstream(options.data).rdbuf() << "abacus";
@@ -229,26 +230,28 @@ TEST(ResumeChecks, RanksThatReadDifferentDataAreRefused) {
 
 TEST(ResumeChecks, ConfigKeepsWhereTheDataIs) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   const fs::path before = fs::current_path();
   fs::current_path(folder.path());
   options.data = "text.txt";
   run(1, options);
   fs::current_path(before);
-  Options kept = default_options("gpt");
-  apply_config(kept, read_config(fs::path(options.out) / "config.toml"));
-  EXPECT_EQ(kept.data, fs::path(fs::canonical(folder.path()) / "text.txt"));
-  EXPECT_FALSE(kept.resume);
-  kept.out = options.out;
+  const fs::path config = fs::path(options.out) / "config.toml";
+  Configured read{RunSetup("gpt")};
+  apply_config(read.all, read_config(config));
+  EXPECT_EQ(setting_of(*read.task, "data"), fs::path(fs::canonical(folder.path()) / "text.txt"));
+  EXPECT_EQ(read.all.options.places.at("data"), config.string() + " line 2");
+  EXPECT_FALSE(read.all.options.resume);
+  RunSetup kept = options;
   kept.resume = true;
   kept.data = folder / "missing.txt";
-  kept.data_place = "out/config.toml line 2";
+  kept.places["data"] = "out/config.toml line 2";
   expect_not_resumed(kept, 1, "(data is set in out/config.toml line 2)");
 }
 
 TEST(ResumeChecks, TwoRunsNeverShareAFolder) {
   TemporaryFolder folder;
-  Options options = tiny_mlp(folder);
+  RunSetup options = tiny_mlp(folder);
   options.steps = 10'000'000;
   options.save_every = 0;
   test::run_group(Engine::shm, 1, [&](Group group) {

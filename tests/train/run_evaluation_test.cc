@@ -20,8 +20,8 @@ namespace fs = std::filesystem;
 using test::TemporaryFolder;
 
 // More validation images than one batch of an evaluation has.
-Options many_digits(const TemporaryFolder& folder) {
-  Options options = tiny_mnist(folder);
+RunSetup many_digits(const TemporaryFolder& folder) {
+  RunSetup options = tiny_mnist(folder);
   test::write_tiny_digits(folder.path(), 50, 600);
   options.steps = 4;
   options.epochs = 0;
@@ -31,8 +31,8 @@ Options many_digits(const TemporaryFolder& folder) {
 }
 
 // The same for a text.
-Options long_text(const TemporaryFolder& folder) {
-  Options options = tiny_gpt(folder);
+RunSetup long_text(const TemporaryFolder& folder) {
+  RunSetup options = tiny_gpt(folder);
   std::ofstream text(options.data, std::ios::app);
   for (int i = 0; i < 4000; ++i) text << (i % 3 == 0 ? "banana cab\n" : "abacus ban ");
   options.eval_batches = 1;
@@ -42,14 +42,14 @@ Options long_text(const TemporaryFolder& folder) {
 
 TEST(RunEvaluation, SomeBatchesAreMeasuredDuringTrainingAndAllAtTheEnd) {
   TemporaryFolder folder;
-  Options options = many_digits(folder);
+  RunSetup options = many_digits(folder);
   run(1, options);
   auto rows = metrics_of(options.out);
   ASSERT_EQ(rows.size(), 4u);
   EXPECT_EQ(rows[1].value("eval_batches", 0), 1);
   EXPECT_TRUE(rows[1].contains("accuracy"));
   EXPECT_FALSE(rows[3].contains("eval_batches"));
-  Options whole = options;
+  RunSetup whole = options;
   whole.out += "-whole";
   whole.eval_batches = 0;
   run(1, whole);
@@ -62,7 +62,7 @@ TEST(RunEvaluation, SomeBatchesAreMeasuredDuringTrainingAndAllAtTheEnd) {
 
 TEST(RunEvaluation, ThoseBatchesAreTheSameOnAnyNumberOfRanks) {
   TemporaryFolder folder;
-  Options options = many_digits(folder);
+  RunSetup options = many_digits(folder);
   options.lr = 0;  // equal models: what differs is the order of the sums
   std::string out = options.out;
   run(1, options);
@@ -79,7 +79,7 @@ TEST(RunEvaluation, ThoseBatchesAreTheSameOnAnyNumberOfRanks) {
 
 TEST(RunEvaluation, APatientRunMeasuresEverythingWhenItStops) {
   TemporaryFolder folder;
-  Options options = many_digits(folder);
+  RunSetup options = many_digits(folder);
   options.lr = 0;
   options.steps = 100;
   options.patience = 1;
@@ -101,7 +101,7 @@ checkpoint::Metadata description_of(const fs::path& file) {
 // After step 4 nothing gets better any more.
 TEST(RunEvaluation, TheBestModelIsKeptBesideTheLast) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   options.steps = 4;
   run(1, options);
   fs::path best = fs::path(options.out) / "best.safetensors";
@@ -124,7 +124,7 @@ TEST(RunEvaluation, TheBestModelIsKeptBesideTheLast) {
 
 TEST(RunEvaluation, ABestModelThatIsGoneOrBrokenIsMadeAnew) {
   TemporaryFolder folder;
-  Options options = tiny_mlp(folder);
+  RunSetup options = tiny_mlp(folder);
   options.eval_every = 4;
   run(1, options);
   fs::path best = fs::path(options.out) / "best.safetensors";
@@ -142,7 +142,7 @@ TEST(RunEvaluation, ABestModelThatIsGoneOrBrokenIsMadeAnew) {
 // Losses on other data are not compared, for the best model as for patience.
 TEST(RunEvaluation, OtherDataBeginsTheComparisonAnew) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   options.steps = 4;
   options.patience = 1;
   run(1, options);
@@ -168,7 +168,7 @@ class Samples : public testing::TestWithParam<int> {};
 // Evaluations of a part, the best model and samples, all at once, under both strategies.
 TEST_P(Samples, AreThoseOfARunThatWasNeverStoppedNorSharded) {
   TemporaryFolder folder;
-  Options options = long_text(folder);
+  RunSetup options = long_text(folder);
   options.dropout = 0.2;
   options.sample_every = 3;
   options.sample = 12;
@@ -184,16 +184,16 @@ TEST_P(Samples, AreThoseOfARunThatWasNeverStoppedNorSharded) {
                 13);  // and the first character of the text
   }
   EXPECT_EQ(rows[3].value("eval_batches", 0), 1);
-  Options unseen = options;
+  RunSetup unseen = options;
   unseen.out += "-unseen";
   unseen.sample_every = unseen.sample = unseen.eval_every = 0;
   run(GetParam(), unseen);
   EXPECT_EQ(distance(options.out, unseen.out), 0);  // looking changes nothing
-  Options sharded = options;
+  RunSetup sharded = options;
   sharded.shard = "full";
   sharded.out += "-full";
   run(GetParam(), sharded);
-  for (Options again : {cut_at(options, 4), sharded, cut_at(sharded, 4)}) {
+  for (RunSetup again : {cut_at(options, 4), sharded, cut_at(sharded, 4)}) {
     if (again.resume) run(GetParam(), again);
     expect_same_rows(options, again);
     auto found = metrics_of(again.out);
@@ -212,7 +212,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Samples, testing::Values(1, 2, 3));
 
 TEST(RunEvaluation, ASampleOfBytesIsText) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   std::ofstream(options.data, std::ios::app) << "\xff\xfe";
   options.vocabulary = "bytes";
   options.steps = 1;
@@ -225,7 +225,7 @@ TEST(RunEvaluation, ASampleOfBytesIsText) {
 
 TEST(RunEvaluation, TokensAreCountedWhereThereAreSome) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   run(1, options);
   for (const auto& row : metrics_of(options.out))
     EXPECT_EQ(row["tokens_per_second"], row["samples_per_second"].get<double>() * 8);

@@ -1,12 +1,12 @@
 // Small runs of the trainer, and what is left of them.
 #pragma once
 
-#include <lockstep/train/trainer.h>
-
 #include <lockstep/checkpoint/training_state.h>
+#include <lockstep/train/trainer.h>
 
 #include "support/temporary_folder.h"
 #include "support/torch/ranks.h"
+#include "train/run_setup.h"
 #include "train/tiny_data.h"
 
 #include <gtest/gtest.h>
@@ -23,8 +23,8 @@
 namespace lockstep::train {
 
 // What the runs below have in common.
-inline Options tiny(const std::string& task, const test::TemporaryFolder& folder) {
-  Options options = default_options(task);
+inline RunSetup tiny(const std::string& task, const test::TemporaryFolder& folder) {
+  RunSetup options(task);
   options.out = folder / "out";
   options.save_every = 4;
   options.keep = 0;
@@ -33,9 +33,9 @@ inline Options tiny(const std::string& task, const test::TemporaryFolder& folder
   return options;
 }
 
-inline Options tiny_gpt(const test::TemporaryFolder& folder) {
+inline RunSetup tiny_gpt(const test::TemporaryFolder& folder) {
   test::write_tiny_text(folder / "text.txt");
-  Options options = tiny("gpt", folder);
+  RunSetup options = tiny("gpt", folder);
   options.data = folder / "text.txt";
   options.steps = 8;
   options.layers = options.heads = 2;
@@ -46,23 +46,23 @@ inline Options tiny_gpt(const test::TemporaryFolder& folder) {
   return options;
 }
 
-inline Options tiny_mnist(const test::TemporaryFolder& folder) {
+inline RunSetup tiny_mnist(const test::TemporaryFolder& folder) {
   test::write_tiny_digits(folder.path(), 50, 17);
-  Options options = tiny("mnist", folder);
+  RunSetup options = tiny("mnist", folder);
   options.data = folder.path();
   options.batch = 12;
   options.epochs = 2;  // of 5 steps each, the last with 2 rows
   return options;
 }
 
-inline Options tiny_mlp(const test::TemporaryFolder& folder) {
-  Options options = tiny("mlp", folder);
+inline RunSetup tiny_mlp(const test::TemporaryFolder& folder) {
+  RunSetup options = tiny("mlp", folder);
   options.steps = 8;
   options.batch = 12;
   return options;
 }
 
-inline void run(int ranks, const Options& options) {
+inline void run(int ranks, const RunSetup& options) {
   test::run_group(test::Engine::shm, ranks, [&](Group group) { (void)train(options, group); });
 }
 
@@ -91,7 +91,7 @@ inline double distance(const std::filesystem::path& a, const std::filesystem::pa
 }
 
 // The same steps, with the same losses to the bit.
-inline void expect_same_rows(const Options& one, const Options& other) {
+inline void expect_same_rows(const RunSetup& one, const RunSetup& other) {
   auto expected = metrics_of(one.out), found = metrics_of(other.out);
   ASSERT_EQ(expected.size(), found.size()) << other.out;
   for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -103,7 +103,7 @@ inline void expect_same_rows(const Options& one, const Options& other) {
 }
 
 // The run as it was when the checkpoint of `step` was the newest: what a kill leaves.
-inline Options cut_at(Options options, std::int64_t step) {
+inline RunSetup cut_at(RunSetup options, std::int64_t step) {
   namespace fs = std::filesystem;
   fs::path cut = options.out + "-cut";
   fs::copy(options.out, cut, fs::copy_options::recursive);

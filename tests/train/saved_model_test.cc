@@ -22,30 +22,32 @@ using test::TemporaryFolder;
 
 TEST(SavedModel, AFileAloneSaysWhatItIs) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   options.dropout = 0.25;
   run(1, options);
   fs::path alone = folder / "alone.safetensors";
   fs::copy(fs::path(options.out) / "model.safetensors", alone);
   SavedModel saved = read_model(alone);
-  EXPECT_EQ(saved.options.layers, 2);
-  EXPECT_EQ(saved.options.heads, 2);
-  EXPECT_EQ(saved.options.width, 16);
-  EXPECT_EQ(saved.options.block, 8);
-  EXPECT_EQ(saved.options.dropout, 0.25);
-  EXPECT_EQ(data_of_run(saved), "");
+  for (const auto& [name, value] : {std::pair("layers", "2"),
+                                    {"heads", "2"},
+                                    {"width", "16"},
+                                    {"block", "8"},
+                                    {"dropout", "0.25"},
+                                    {"vocabulary", "chars"}})
+    EXPECT_EQ(setting_of(*saved.task, name), value) << name;
+  EXPECT_TRUE(paths_of_run(saved).empty());
   EXPECT_EQ(saved.step, 8);
   EXPECT_EQ(saved.metadata.at("characters"), "\n abcnsu");
   models::Gpt model = gpt_of(saved);
   EXPECT_FALSE(model->is_training());
   for (const auto& [name, tensor] : named_tensors(*model))
     EXPECT_TRUE(tensor.equal(saved.tensors.at(name))) << name;
-  EXPECT_EQ(data_of_run(read_model(options.out)), options.data);
+  EXPECT_EQ(paths_of_run(read_model(options.out)).at("data"), options.data);
 }
 
 TEST(SavedModel, MayBeARunACheckpointOrAFile) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   options.steps = 4;
   run(1, options);
   fs::path out = options.out;
@@ -53,7 +55,7 @@ TEST(SavedModel, MayBeARunACheckpointOrAFile) {
   EXPECT_EQ(model_file(out / "step-00000004"), out / "step-00000004/model.safetensors");
   EXPECT_EQ(model_file(out / "best.safetensors"), out / "best.safetensors");
   SavedModel checkpoint = read_model(out / "step-00000004");
-  EXPECT_EQ(data_of_run(checkpoint), options.data);
+  EXPECT_EQ(paths_of_run(checkpoint).at("data"), options.data);
   EXPECT_EQ(checkpoint.step, 4);
   (void)gpt_of(checkpoint);
   // A run that goes on: its end is older than its newest checkpoint.
@@ -72,23 +74,23 @@ TEST(SavedModel, MayBeARunACheckpointOrAFile) {
 
 TEST(SavedModel, EveryTaskIsDescribed) {
   TemporaryFolder folder;
-  Options options = tiny_mlp(folder);
+  RunSetup options = tiny_mlp(folder);
   options.layers = 3;
   options.width = 24;
   options.seed = 5;
   run(1, options);
   SavedModel saved = read_model(options.out);
-  EXPECT_EQ(saved.options.task, "mlp");
-  EXPECT_EQ(saved.options.layers, 3);
-  EXPECT_EQ(saved.options.width, 24);
-  EXPECT_EQ(saved.options.seed, 5);
+  EXPECT_EQ(saved.task->name(), "mlp");
+  EXPECT_EQ(setting_of(*saved.task, "layers"), "3");
+  EXPECT_EQ(setting_of(*saved.task, "width"), "24");
+  EXPECT_EQ(saved.metadata.at("seed"), "5");
   EXPECT_NE(test::message_of([&] { (void)gpt_of(saved); }).find("expected a gpt, found a model of"),
             std::string::npos);
   options = tiny_mnist(folder);
   options.out += "-mnist";
   options.epochs = 1;
   run(1, options);
-  EXPECT_EQ(read_model(options.out).options.task, "mnist");
+  EXPECT_EQ(read_model(options.out).task->name(), "mnist");
 }
 
 class BrokenModel : public testing::Test {
@@ -116,7 +118,7 @@ class BrokenModel : public testing::Test {
   }
 
   TemporaryFolder folder_;
-  Options options_;
+  RunSetup options_;
   checkpoint::Safetensors good_;
 };
 

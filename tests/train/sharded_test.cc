@@ -23,7 +23,7 @@ using test::TemporaryFolder;
 const char* const levels[] = {"optimizer", "gradients", "full"};
 
 // The same run under another strategy, in a folder of its own.
-Options sharded(Options options, const std::string& level) {
+RunSetup sharded(RunSetup options, const std::string& level) {
   options.out += "-" + level;
   options.shard = level;
   return options;
@@ -31,13 +31,13 @@ Options sharded(Options options, const std::string& level) {
 
 class Sharded : public testing::TestWithParam<int> {};
 
-void expect_same_training(int ranks, Options options) {
+void expect_same_training(int ranks, RunSetup options) {
   options.clip = 0;  // norms are summed in another order
-  Options plain = options;
+  RunSetup plain = options;
   plain.node_shared = false;
   run(ranks, plain);
   for (const char* level : levels) {
-    Options other = sharded(options, level);
+    RunSetup other = sharded(options, level);
     run(ranks, other);
     expect_same_rows(options, other);
     EXPECT_EQ(distance(options.out, other.out), 0) << level;
@@ -46,7 +46,7 @@ void expect_same_training(int ranks, Options options) {
 
 TEST_P(Sharded, AGptTrainsAsUnderDdpToTheBit) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   options.dropout = 0.2;
   options.sample = 5;
   expect_same_training(GetParam(), options);
@@ -54,7 +54,7 @@ TEST_P(Sharded, AGptTrainsAsUnderDdpToTheBit) {
 
 TEST_P(Sharded, NodeSharedTrainsAsUnderDdpToTheBit) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   options.node_shared = true;
   expect_same_training(GetParam(), options);
 }
@@ -64,21 +64,21 @@ TEST_P(Sharded, GradientsAreSummedInTheStepToTheSameBits) {
   std::vector<std::pair<std::string, std::string>> kinds{{"full", "sgd"}};
   for (const char* level : levels) kinds.emplace_back(level, "adamw");
   for (const auto& [level, optimizer] : kinds) {
-    Options options = tiny_gpt(folder);
+    RunSetup options = tiny_gpt(folder);
     options.out += optimizer;
     options.optimizer = optimizer;
     options.accumulate = 2;
-    Options before = sharded(options, level);
+    RunSetup before = sharded(options, level);
     before.node_shared = true;
     run(GetParam(), before);
-    Options in_step = before;
+    RunSetup in_step = before;
     in_step.out += "-in-step";
     in_step.reduce_in_step = true;
     run(GetParam(), in_step);
     expect_same_rows(before, in_step);
     EXPECT_EQ(distance(before.out, in_step.out), 0) << level;
     // Every rank keeps all of its own gradients for it.
-    auto bytes = [](const Options& one) {
+    auto bytes = [](const RunSetup& one) {
       return metrics_of(one.out).back()["model_bytes"].get<double>();
     };
     if (GetParam() > 1 && level == "full") EXPECT_GT(bytes(in_step), bytes(before) * 1.05);
@@ -87,17 +87,17 @@ TEST_P(Sharded, GradientsAreSummedInTheStepToTheSameBits) {
 
 TEST_P(Sharded, DeferredTrainsAndGoesOnAsUnderDdpToTheBit) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   options.width = 128;  // some of its tensors are large enough
   options.clip = 0;
   run(GetParam(), options);
   for (const char* level : levels) {
-    Options other = sharded(options, level);
+    RunSetup other = sharded(options, level);
     other.deferred = true;
     run(GetParam(), other);
     expect_same_rows(options, other);
     EXPECT_EQ(distance(options.out, other.out), 0) << level;
-    Options again = cut_at(other, 4);
+    RunSetup again = cut_at(other, 4);
     run(GetParam(), again);
     EXPECT_EQ(distance(options.out, again.out), 0) << level;
   }
@@ -105,16 +105,16 @@ TEST_P(Sharded, DeferredTrainsAndGoesOnAsUnderDdpToTheBit) {
 
 TEST_P(Sharded, OffloadTrainsAndGoesOnAsUnderDdpToTheBit) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   options.clip = 0;
   run(GetParam(), options);
   for (const char* level : levels) {
-    Options other = sharded(options, level);
+    RunSetup other = sharded(options, level);
     other.offload = folder / "disk";
     std::filesystem::create_directories(other.offload);
     run(GetParam(), other);
     expect_same_rows(options, other);
-    Options again = cut_at(other, 4);
+    RunSetup again = cut_at(other, 4);
     run(GetParam(), again);
     expect_same_rows(options, again);
     EXPECT_EQ(distance(options.out, again.out), 0) << level;
@@ -124,21 +124,21 @@ TEST_P(Sharded, OffloadTrainsAndGoesOnAsUnderDdpToTheBit) {
 
 TEST_P(Sharded, DigitsAndAccumulationTrainAsUnderDdpToTheBit) {
   TemporaryFolder folder;
-  Options options = tiny_mnist(folder);
+  RunSetup options = tiny_mnist(folder);
   options.accumulate = 2;
   expect_same_training(GetParam(), options);
 }
 
 TEST_P(Sharded, ARunGoesOnUnderEveryStrategyAsIfItHadNeverStopped) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   options.clip = 0;
   run(GetParam(), options);
   std::string from = "none";
   for (const char* to : {"full", "gradients", "optimizer", "none"}) {
-    Options whole = from == "none" ? options : sharded(options, from);
+    RunSetup whole = from == "none" ? options : sharded(options, from);
     if (from != "none") run(GetParam(), whole);
-    Options again = cut_at(whole, 4);
+    RunSetup again = cut_at(whole, 4);
     again.shard = to;
     run(GetParam(), again);
     expect_same_rows(options, again);
@@ -152,10 +152,10 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Sharded, testing::Values(1, 2, 3));
 // A checkpoint is whole tensors: 1 and 3 ranks read what 2 have written.
 TEST(ShardedRun, GoesOnWithAnotherNumberOfRanks) {
   TemporaryFolder folder;
-  Options options = sharded(tiny_gpt(folder), "full");
+  RunSetup options = sharded(tiny_gpt(folder), "full");
   run(2, options);
   for (int ranks : {1, 3}) {
-    Options again = cut_at(options, 4);
+    RunSetup again = cut_at(options, 4);
     again.out += std::to_string(ranks);
     std::filesystem::rename(options.out + "-cut", again.out);
     run(ranks, again);
@@ -165,12 +165,12 @@ TEST(ShardedRun, GoesOnWithAnotherNumberOfRanks) {
 
 TEST(ShardedRun, OptimizerStateInACheckpointIsThatOfDdp) {
   TemporaryFolder folder;
-  Options options = tiny_mnist(folder);
+  RunSetup options = tiny_mnist(folder);
   options.optimizer = "adamw";
   options.lr = 1e-3;
-  Options other = sharded(options, "full");
-  for (const Options& one : {options, other}) run(3, one);
-  auto state = [](const Options& one) {
+  RunSetup other = sharded(options, "full");
+  for (const RunSetup& one : {options, other}) run(3, one);
+  auto state = [](const RunSetup& one) {
     return checkpoint::load_training_state(*checkpoint::latest_checkpoint(one.out));
   };
   auto expected = state(options), found = state(other);
@@ -185,25 +185,26 @@ TEST(ShardedRun, OptimizerStateInACheckpointIsThatOfDdp) {
 TEST(ShardedRun, EvaluatesWhatDoesNotDivideEvenly) {
   TemporaryFolder folder;
   test::write_tiny_digits(folder.path(), 50, 2);
-  Options options = default_options("mnist");
+  RunSetup options("mnist");
   options.data = folder.path();
   options.out = folder / "out";
   options.batch = 12;
   options.steps = 2;
+  options.epochs = 0;
   options.threads = 1;
   run(3, options);
-  Options other = sharded(options, "full");
+  RunSetup other = sharded(options, "full");
   run(3, other);
   EXPECT_EQ(last_val_loss(options.out), last_val_loss(other.out));
 }
 
 TEST(ShardedRun, MetricsSayWhatARankHolds) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   options.width = 64;
   std::map<std::string, double> bytes;
   for (const char* level : {"none", "optimizer", "gradients", "full"}) {
-    Options one = sharded(options, level);
+    RunSetup one = sharded(options, level);
     run(2, one);
     auto last = metrics_of(one.out).back();
     bytes[level] = last["model_bytes"].get<double>();
@@ -217,7 +218,7 @@ TEST(ShardedRun, MetricsSayWhatARankHolds) {
 
 TEST(ShardedRun, AFolderForOffloadThatIsNotThereIsOneLine) {
   TemporaryFolder folder;
-  Options options = sharded(tiny_mlp(folder), "full");
+  RunSetup options = sharded(tiny_mlp(folder), "full");
   options.offload = folder / "missing";
   test::run_group(test::Engine::shm, 2, [&](Group group) {
     std::string message = test::message_of([&] { (void)train(options, group); });
@@ -228,24 +229,24 @@ TEST(ShardedRun, AFolderForOffloadThatIsNotThereIsOneLine) {
 }
 
 TEST(ShardedRun, WhatNeedsShardsIsRefusedWithoutThem) {
-  Options options = default_options("mlp");
+  RunSetup options("mlp");
   options.out = "x";
   options.node_shared = true;
-  EXPECT_EQ(test::message_of([&] { check_options(options, 1); }),
+  EXPECT_EQ(test::message_of([&] { check_run(options, 1); }),
             "--node-shared needs --shard optimizer, gradients or full");
   options.node_shared = false;
   options.offload = "y";
-  EXPECT_EQ(test::message_of([&] { check_options(options, 1); }),
+  EXPECT_EQ(test::message_of([&] { check_run(options, 1); }),
             "--offload needs --shard optimizer, gradients or full");
   options.offload.clear();
   options.deferred = true;
-  EXPECT_EQ(test::message_of([&] { check_options(options, 1); }),
+  EXPECT_EQ(test::message_of([&] { check_run(options, 1); }),
             "--deferred needs --shard optimizer, gradients or full");
   options.deferred = false;
   options.reduce_in_step = true;
-  EXPECT_EQ(test::message_of([&] { check_options(options, 1); }),
+  EXPECT_EQ(test::message_of([&] { check_run(options, 1); }),
             "--reduce-in-step needs --node-shared");
-  EXPECT_EQ(test::message_of([&] { set_option(options, option_row("shard", "mlp"), "half"); }),
+  EXPECT_EQ(test::message_of([&] { Configured(options).all.settings().set("shard", "half"); }),
             "shard: unknown value 'half'; known: none, optimizer, gradients, full");
 }
 

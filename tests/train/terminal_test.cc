@@ -1,6 +1,6 @@
 #include "train/terminal.h"
 
-#include <lockstep/train/progress.h>
+#include "train/progress.h"
 
 #include "support/pseudo_terminal.h"
 #include "sys/file_descriptor.h"

@@ -28,9 +28,9 @@ using test::TemporaryFolder;
 
 class Resume : public testing::TestWithParam<int> {};
 
-void expect_exact_resume(int ranks, const Options& options) {
+void expect_exact_resume(int ranks, const RunSetup& options) {
   run(ranks, options);
-  Options again = cut_at(options, 4);
+  RunSetup again = cut_at(options, 4);
   run(ranks, again);
   EXPECT_EQ(distance(options.out, again.out), 0);
   expect_same_rows(options, again);
@@ -38,7 +38,7 @@ void expect_exact_resume(int ranks, const Options& options) {
 
 TEST_P(Resume, AGptGoesOnToTheBitWithDropout) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   options.dropout = 0.2;
   expect_exact_resume(GetParam(), options);
 }
@@ -50,7 +50,7 @@ TEST_P(Resume, AnEpochGoesOnInItsMiddle) {
 
 TEST_P(Resume, SgdWithoutMomentumAndAccumulationGoOn) {
   TemporaryFolder folder;
-  Options options = tiny_mlp(folder);
+  RunSetup options = tiny_mlp(folder);
   options.optimizer = "sgd";
   options.accumulate = 2;
   expect_exact_resume(GetParam(), options);
@@ -60,7 +60,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Resume, testing::Values(1, 2, 3));
 
 TEST(Trainer, AnyNumberOfRanksTrainsTheSameModel) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   options.steps = 20;
   std::string out = options.out;
   for (int ranks : {1, 2, 3}) {
@@ -74,9 +74,9 @@ TEST(Trainer, AnyNumberOfRanksTrainsTheSameModel) {
 
 TEST(Trainer, AccumulationIsTheSameStepInParts) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   run(1, options);
-  Options parts = options;
+  RunSetup parts = options;
   parts.out += "-parts";
   parts.accumulate = 3;
   run(2, parts);
@@ -86,16 +86,16 @@ TEST(Trainer, AccumulationIsTheSameStepInParts) {
 
 TEST(Trainer, AResumeOnOtherRanksGoesOnWithTheSameBatches) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   run(2, options);
-  Options again = cut_at(options, 4);
+  RunSetup again = cut_at(options, 4);
   run(1, again);
   EXPECT_NEAR(last_val_loss(again.out), last_val_loss(options.out), 1e-3);
 }
 
 TEST(Trainer, LeavesWhatItSays) {
   TemporaryFolder folder;
-  Options options = tiny_mnist(folder);
+  RunSetup options = tiny_mnist(folder);
   options.keep = 1;
   test::run_group(Engine::shm, 2, [&](Group group) {
     Report report = train(options, group);
@@ -119,7 +119,7 @@ TEST(Trainer, LeavesWhatItSays) {
 
 TEST(Trainer, LearnsTheTinyDigits) {
   TemporaryFolder folder;
-  Options options = tiny_mnist(folder);
+  RunSetup options = tiny_mnist(folder);
   options.epochs = 40;
   options.gamma = 1;
   run(2, options);
@@ -128,7 +128,7 @@ TEST(Trainer, LearnsTheTinyDigits) {
 
 TEST(Trainer, StopsEarlyAndKeepsTheBest) {
   TemporaryFolder folder;
-  Options options = tiny_mlp(folder);
+  RunSetup options = tiny_mlp(folder);
   options.lr = 0;  // nothing is ever better than the first evaluation
   options.steps = 100;
   options.eval_every = 1;
@@ -146,7 +146,7 @@ TEST(Trainer, StopsEarlyAndKeepsTheBest) {
 
 TEST(Trainer, ASignalOnOneRankEndsAllWithACheckpoint) {
   TemporaryFolder folder;
-  Options options = tiny_mlp(folder);
+  RunSetup options = tiny_mlp(folder);
   options.steps = 10'000'000;
   options.save_every = 0;
   test::run_group(Engine::shm, 3, [&](Group group) {
@@ -173,7 +173,7 @@ TEST(Trainer, ASignalOnOneRankEndsAllWithACheckpoint) {
 
 TEST(Trainer, ARunIsNeverOverwritten) {
   TemporaryFolder folder;
-  Options options = tiny_mlp(folder);
+  RunSetup options = tiny_mlp(folder);
   run(1, options);
   auto before = metrics_of(options.out);
   std::string message = test::message_of([&] { (void)train(options, Group()); });
@@ -188,7 +188,7 @@ TEST(Trainer, ARunIsNeverOverwritten) {
 
 TEST(Trainer, AFinishedRunThatIsResumedIsFinished) {
   TemporaryFolder folder;
-  Options options = tiny_mlp(folder);
+  RunSetup options = tiny_mlp(folder);
   run(1, options);
   auto before = metrics_of(options.out);
   options.resume = true;
@@ -197,7 +197,7 @@ TEST(Trainer, AFinishedRunThatIsResumedIsFinished) {
 }
 
 // Every rank ends with the same words and nothing is left of the run.
-void expect_refused(const Options& options, int ranks, const std::string& words) {
+void expect_refused(const RunSetup& options, int ranks, const std::string& words) {
   test::run_group(Engine::shm, ranks, [&](Group group) {
     std::string message = test::message_of([&] { (void)train(options, group); });
     EXPECT_NE(message.find(words), std::string::npos) << message;
@@ -208,7 +208,7 @@ void expect_refused(const Options& options, int ranks, const std::string& words)
 
 TEST(Trainer, BadInputLeavesNothing) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   options.data = folder / "missing.txt";
   expect_refused(options, 2, "missing.txt");
   std::ofstream(folder / "short.txt") << "abc";
@@ -219,7 +219,7 @@ TEST(Trainer, BadInputLeavesNothing) {
 TEST(Trainer, MoreRanksThanSamplesAreRefused) {
   TemporaryFolder folder;
   test::write_tiny_digits(folder.path(), 2, 2);
-  Options options = default_options("mnist");
+  RunSetup options("mnist");
   options.data = folder.path();
   options.out = folder / "out";
   options.batch = 3;
@@ -228,7 +228,7 @@ TEST(Trainer, MoreRanksThanSamplesAreRefused) {
 
 TEST(Trainer, ACharacterOutsideTheVocabularyIsRefusedOnResume) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   run(1, options);
   std::ofstream(options.data, std::ios::app) << "xyz\n";
   options.resume = true;
@@ -239,7 +239,7 @@ TEST(Trainer, ACharacterOutsideTheVocabularyIsRefusedOnResume) {
 
 TEST(Trainer, AModelOfAnotherShapeIsRefusedOnResume) {
   TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   run(1, options);
   options.resume = true;
   options.width = 32;
@@ -248,7 +248,7 @@ TEST(Trainer, AModelOfAnotherShapeIsRefusedOnResume) {
 
 TEST(Trainer, ALossThatIsNoNumberEndsTheRun) {
   TemporaryFolder folder;
-  Options options = tiny_mlp(folder);
+  RunSetup options = tiny_mlp(folder);
   options.optimizer = "sgd";
   options.lr = 1e6;
   options.steps = 1000;

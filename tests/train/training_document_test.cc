@@ -1,6 +1,6 @@
 // docs/training.md lists the fields, entries and files that runs really write, and the example
 // configurations are options that a run takes.
-#include <lockstep/train/command_line.h>
+#include "train/command_line.h"
 
 #include "sys/files.h"
 #include "train/runs.h"
@@ -39,7 +39,7 @@ std::set<std::string> names_in_table(const std::string& document, const std::str
 
 TEST(TrainingDocument, ListsWhatARunWrites) {
   test::TemporaryFolder folder;
-  Options options = tiny_gpt(folder);
+  RunSetup options = tiny_gpt(folder);
   options.sample_every = 4;
   std::ofstream text(options.data, std::ios::app);
   for (int i = 0; i < 4000; ++i) text << "banana cab\n";
@@ -78,10 +78,12 @@ TEST(TrainingDocument, ItsConfigurationsAreTaken) {
   for (const auto& entry : fs::directory_iterator(LOCKSTEP_SOURCE_DIR "/tools")) {
     if (entry.path().extension() != ".toml") continue;
     ++files;
-    Options options = parse_command_line(std::vector<std::string>{"gpt", "--config", entry.path(),
-                                                                  "--data", "text", "--out", "out"})
-                          .options;
-    for (int ranks : {1, 2, 4, 8}) EXPECT_NO_THROW(check_options(options, ranks)) << entry.path();
+    std::unique_ptr<Task> gpt = make_task("gpt");
+    Task* const tasks[] = {gpt.get()};
+    const std::vector<std::string> words{"--config", entry.path(), "--data",
+                                         "text",     "--out",      "out"};
+    Options options = parse_command_line("lockstep train", tasks, words).options;
+    for (int ranks : {1, 2, 4, 8}) EXPECT_NO_THROW(check_run(options, *gpt, ranks)) << entry.path();
     std::string name = "(../tools/" + entry.path().filename().string() + ")";
     EXPECT_NE(training_document().find(name), std::string::npos) << name;
   }

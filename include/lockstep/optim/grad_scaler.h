@@ -57,6 +57,7 @@ class GradScaler {
   // After all optimizers' steps: the next scale. InvalidArgument when no optimizer was unscaled.
   void update();
 
+  [[nodiscard]] bool enabled() const { return options_.enabled; }
   [[nodiscard]] double current_scale() const { return options_.enabled ? scale_ : 1; }
 
   struct State {

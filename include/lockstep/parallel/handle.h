@@ -21,6 +21,7 @@
 
 #include <lockstep/comm/group.h>
 #include <lockstep/layout/tensor_slice.h>
+#include <lockstep/mesh/mesh.h>
 #include <lockstep/optim/state_memory.h>
 #include <lockstep/parallel/handle_memory.h>
 
@@ -30,6 +31,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -135,6 +137,8 @@ class [[nodiscard]] Handle {
 
   // All ranks that train the module together.
   [[nodiscard]] const Group& group() const;
+  // Their axes, as the strategy was given them; absent where it was given a group.
+  [[nodiscard]] std::optional<Mesh> mesh() const;
 
  protected:
   explicit Handle(std::shared_ptr<HandleState> state) : state_(std::move(state)) {}

@@ -1,38 +1,31 @@
-// What a training run is told. Every field has one name, the same on the command line
-// (`--weight-decay 0.1`), in a TOML file
-// (`weight-decay = 0.1`) and in the config.toml that a run leaves behind; option_rows() is the only
-// place where these names stand.
+// What the trainer is told of a run, whatever is trained. Every field but the last two is an option
+// of the command line and of TOML files: `weight_decay` is `--weight-decay`. What a task is told
+// belongs to the task (Task::declare()).
 #pragma once
 
 #include <cstdint>
-#include <span>
+#include <map>
 #include <string>
-#include <string_view>
-#include <variant>
-#include <vector>
 
 namespace lockstep::train {
 
 struct Options {
-  std::string task = "gpt";  // gpt, mnist, mlp
-
   // Where things are.
-  std::string data;               // a file or folder; mlp makes its own
   std::string out;                // the run's folder
   bool resume = false;            // go on from the newest checkpoint in `out`
   std::string resume_from;        // "step-00000100": from that one instead; empty: the newest
   bool allow_other_data = false;  // on a resume, what is learned from may have changed
 
   // How long, and what one step takes. Exactly one of steps and epochs is positive.
-  std::int64_t steps = 0;
+  std::int64_t steps = 1000;
   std::int64_t epochs = 0;
-  std::int64_t batch = 0;       // rows of one step over all ranks and micro-batches
+  std::int64_t batch = 32;      // rows of one step over all ranks and micro-batches
   std::int64_t accumulate = 1;  // micro-batches a rank and step; gradients are sent with the last
   std::int64_t seed = 1337;
 
   // The optimizer and its learning rate.
   std::string optimizer = "adamw";  // adamw, sgd
-  double lr = 0;
+  double lr = 1e-3;
   double momentum = 0;  // sgd
   double beta1 = 0.9;   // adamw
   double beta2 = 0.999;
@@ -42,7 +35,7 @@ struct Options {
   std::int64_t warmup = 0;            // steps from 0 to lr
   double min_lr = 0;                  // cosine and wsd end here
   std::int64_t decay = 0;             // wsd: steps of its fall; 0: a fifth of the run
-  std::int64_t step_size = 0;         // step: epochs (steps for gpt) between decays
+  std::int64_t step_size = 0;         // step: steps between decays; 0: one epoch
   double gamma = 0.1;                 // step: factor of one decay
 
   // Looking, stopping, saving; in steps. 0: at the end (and at each epoch's end when the run counts
@@ -50,27 +43,27 @@ struct Options {
   std::int64_t eval_every = 0;
   std::int64_t save_every = 0;
   std::int64_t keep = 2;  // newest checkpoints that stay; 0: all
-  std::int64_t patience =
-      0;  // evaluations without a better validation loss before the run stops; 0: never
+  // Evaluations without a better validation loss before the run stops; 0: never.
+  std::int64_t patience = 0;
   std::int64_t log_every = 10;
   std::int64_t eval_batches = 0;  // largest part of the validation data in an evaluation; 0: all
-  std::int64_t sample_every = 0;  // gpt: 0: only at the end, when `sample` says so
-
-  // The model.
-  std::int64_t layers = 4;
-  std::int64_t heads = 4;  // gpt
-  std::int64_t width = 128;
-  std::int64_t block = 64;  // gpt: characters a row
-  double dropout = 0;
-  std::string vocabulary = "chars";  // gpt: chars, bytes
-  std::int64_t sample = 0;           // gpt: characters of a sample, written at the end
+  // Of tasks that make samples: how long one is at the end, 0: none; and during training every so
+  // many steps, 0: never.
+  std::int64_t sample = 0;
+  std::int64_t sample_every = 0;
 
   // How the ranks divide the model between them; none: every rank has all of it.
   std::string shard = "none";   // none, optimizer, gradients, full: ShardLevel
+  std::string mesh;             // "dp=2,fsdp=-1": copies, and shards of each; empty: all ranks
   bool node_shared = false;     // what ranks of one machine share is there once
   bool reduce_in_step = false;  // gradients are summed where the update reads them
   std::string offload;          // a folder for what is not in use; empty: it stays in memory
   bool deferred = false;        // no rank ever has all of a new model in memory
+  std::int64_t prefetch = 1;    // units that are gathered ahead of their use
+
+  // Which floating-point numbers. Parameters are float32 where they are updated and saved.
+  std::string precision = "fp32";  // what parameters and data are computed with: fp32, bf16, fp16
+  std::string reduce_dtype = "fp32";  // what gradients are summed in over ranks
 
   // Processes.
   std::int64_t ranks = 0;    // processes to start; 0: as the launcher says, else 1
@@ -78,49 +71,8 @@ struct Options {
 
   // For messages; no options. The command line fills them in.
   std::string command;  // what began this run, as a shell reads it, without --resume
-  std::string
-      data_place;  // "out/config.toml line 2": where `data` is from; empty: the command line
+  // Where options were set, by name: "out/config.toml line 2"; not here: on the command line.
+  std::map<std::string, std::string> places;
 };
-
-// One option: its name, where it is kept, what it may be.
-struct OptionRow {
-  using Member = std::variant<std::string Options::*, std::int64_t Options::*, double Options::*,
-                              bool Options::*>;
-
-  std::string_view name;
-  Member member;
-  std::string_view help;
-  std::string_view tasks = "gpt mnist mlp";  // those that have it
-  std::string_view choices = {};  // texts: the words allowed, separated by blanks; empty: any
-  double least = 0;               // numbers: bounds, both included
-  double most = 1e15;
-  bool kept = true;  // in config.toml and in checkpoints; false: of one start only
-
-  [[nodiscard]] bool is_for(std::string_view task) const;
-};
-
-// All options, in the order in which --help and config.toml list them.
-[[nodiscard]] std::span<const OptionRow> option_rows();
-
-// The row called `name`. Throws BadInput that suggests the nearest name that `task` has.
-[[nodiscard]] const OptionRow& option_row(std::string_view name, std::string_view task);
-
-// The words of a text that blanks separate, as in OptionRow::tasks and task_names().
-[[nodiscard]] std::vector<std::string_view> words_of(std::string_view text);
-
-// "gpt mnist mlp".
-[[nodiscard]] std::string_view task_names();
-
-// The options with which `task` is known to train well. Throws BadInput for a word that is no task.
-[[nodiscard]] Options default_options(std::string_view task);
-
-// Sets one option from text and checks it. Throws BadInput that says what was expected and found.
-// Setting steps clears epochs and the other way round.
-void set_option(Options& options, const OptionRow& row, std::string_view text);
-// The value as set_option reads it.
-[[nodiscard]] std::string option_text(const Options& options, const OptionRow& row);
-
-// What no single option can be blamed for: width and heads, batch and ranks. Throws BadInput.
-void check_options(const Options& options, int ranks);
 
 }  // namespace lockstep::train

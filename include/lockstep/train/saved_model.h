@@ -7,19 +7,22 @@
 #include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/data/vocabulary.h>
 #include <lockstep/models/gpt.h>
-#include <lockstep/train/options.h>
+#include <lockstep/train/task.h>
 
 #include <torch/nn/module.h>
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
+#include <memory>
 #include <optional>
+#include <string>
 
 namespace lockstep::train {
 
 struct SavedModel {
   std::filesystem::path file;
-  Options options;                             // the task's defaults with those of the model
+  std::shared_ptr<Task> task;                  // with the settings of the model
   std::int64_t step = 0;                       // updates that were made
   std::optional<data::Vocabulary> vocabulary;  // of a gpt
   checkpoint::NamedTensors tensors;
@@ -35,9 +38,10 @@ struct SavedModel {
 // are BadInput in one line that names the file, before memory for the model is asked for.
 [[nodiscard]] SavedModel read_model(const std::filesystem::path& run);
 
-// The data of the run that the file belongs to, as its config.toml names it: the one beside the
-// file, or beside the checkpoint folder it lies in. Empty where there is none.
-[[nodiscard]] std::string data_of_run(const SavedModel& saved);
+// The settings of the run that the file belongs to which are paths (`data`), as config.toml has
+// them: the one beside the file, or beside the checkpoint folder it lies in. Empty where there is
+// none.
+[[nodiscard]] std::map<std::string, std::string> paths_of_run(const SavedModel& saved);
 
 // Puts the tensors into a module of that model. BadInput names the file and a tensor that is
 // missing, unknown, of another shape, or holds inf or NaN; the module is then as it was.

@@ -1,8 +1,15 @@
 // The trainer: one loop for every task.
+//
+//   MyTask task;                                          // task.h
+//   Report report = train(task, {.out = "runs/mine"}, lockstep::init());
+//
+// program.h gives the same with a command line around it.
 #pragma once
 
 #include <lockstep/comm/group.h>
+#include <lockstep/mesh/mesh.h>
 #include <lockstep/train/options.h>
+#include <lockstep/train/task.h>
 
 #include <cstdint>
 #include <optional>
@@ -21,11 +28,12 @@ struct Report {
   std::string last_line;       // "done: val_loss=1.874 bigram=2.452 steps=2000 seconds=61.2 ..."
 };
 
-// Collective: every rank calls it with equal options. Trains, evaluates and saves as the options
-// say; rank 0 prints progress to standard output and writes below options.out:
+// Collective: every rank calls it with equal options and a task of its own, of equal settings.
+// Trains, evaluates and saves as the options say; rank 0 prints progress to standard output and
+// writes below options.out:
 //
-//   config.toml          the options as they were in the end
-//   metrics.jsonl        one object a logged step (metrics.h)
+//   config.toml          all settings as they were in the end
+//   metrics.jsonl        one object a logged step (docs/training.md)
 //   step-00000100/       checkpoints (checkpoint/training_state.h)
 //   model.safetensors    the trained model, under the names of Python's state_dict()
 //   best.safetensors     the model of the best evaluation; its metadata say which
@@ -34,19 +42,23 @@ struct Report {
 //
 // Without options.resume an `out` that holds a run is refused and left as it is. With it, the run
 // goes on from the newest checkpoint, or from options.resume_from: with the same ranks, threads and
-// options bit for bit as if it had never stopped; with another number of ranks with the same
-// batches and new dropout streams. What changed since the checkpoint is printed. Refused are: a
-// damaged checkpoint (the message names the newest older one that is whole), another model, fewer
-// steps than the checkpoint has made, and other data unless options.allow_other_data. Before all
-// this has been found good, nothing in the folder is changed but run.lock, and a new folder is not
-// made.
+// options bit for bit as if it had never stopped; with another number of ranks, mesh or strategy
+// with the same batches and new dropout streams. What changed since the checkpoint is printed.
+// Refused are: a damaged checkpoint (the message names the newest older one that is whole), another
+// task or model, fewer steps than the checkpoint has made, and other data unless
+// options.allow_other_data. Before all this has been found good, nothing in the folder is changed
+// but run.lock, and a new folder is not made.
 //
 // SIGINT, SIGTERM, SIGHUP, or SIGPIPE (standard output was closed) on any rank: the step is
 // finished, all ranks agree, a checkpoint is saved, the last line says where the weights are and
 // how to go on, and the call returns.
 //
-// Seeds LibTorch's default generator. Throws CommonFailure on all ranks for what any of them found
-// wrong with data, options or files; the group's errors when a rank is lost.
-[[nodiscard]] Report train(const Options& options, Group world);
+// Seeds LibTorch's default generator. Throws CommonFailure (agreement.h) on all ranks for what any
+// of them found wrong with data, options or files; the group's errors when a rank is lost.
+[[nodiscard]] Report train(Task& task, const Options& options, Group world);
+
+// The same on the axes of a mesh, as options.mesh names them: dp, fsdp. InvalidArgument where both
+// are given.
+[[nodiscard]] Report train(Task& task, const Options& options, const Mesh& mesh);
 
 }  // namespace lockstep::train

@@ -6,8 +6,8 @@
 #include "apps/bench/step/step.h"
 #include "apps/bench/step/training.h"
 #include "apps/program.h"
-#include "apps/ranks.h"
 #include "comm/init/backends.h"
+#include "train/ranks.h"
 
 #include <lockstep/base/format.h>
 #include <lockstep/base/nearest.h>
@@ -156,14 +156,14 @@ template <typename Chosen, typename Body>
 int on_ranks(const std::string& name, const Words& words, const Chosen& chosen, Body body) {
   Words own = words;
   own.insert(own.begin(), name);
-  return run_ranks({.command = "lockstep bench " + name,
-                    .words = std::move(own),
-                    .ranks = chosen.ranks,
-                    .usual_ranks = usual_ranks,
-                    .body = [&](const Group& world) {
-                      body(world);
-                      return 0;
-                    }});
+  return train::run_ranks({.command = "lockstep bench " + name,
+                           .words = std::move(own),
+                           .ranks = chosen.ranks,
+                           .usual_ranks = usual_ranks,
+                           .body = [&](const Group& world) {
+                             body(world);
+                             return 0;
+                           }});
 }
 
 int act(const Words& words, const CollectivesOptions& chosen) {
@@ -241,7 +241,7 @@ int bench(const Words& words) {
   const std::string& name = options.words().front();
   auto found = std::ranges::find(all, name, &Command::name);
   if (found == all.end()) throw UsageError(unknown_name("command", name, known));
-  return run_program(formatted("lockstep bench {}", name), [&] {
+  return sys::run_program(formatted("lockstep bench {}", name), [&] {
     return found->run(*found, {options.words().begin() + 1, options.words().end()});
   });
 }
@@ -249,5 +249,5 @@ int bench(const Words& words) {
 }  // namespace
 
 int main(int count, char** words) {
-  return run_program("lockstep bench", [&] { return bench({words + 1, words + count}); });
+  return sys::run_program("lockstep bench", [&] { return bench({words + 1, words + count}); });
 }

@@ -1,10 +1,10 @@
 // lockstep-eval: how good a model of `lockstep train` is, on the data of its run or on other data.
 #include "apps/program.h"
-#include "apps/ranks.h"
+#include "train/progress.h"
+#include "train/ranks.h"
 
 #include <lockstep/base/format.h>
 #include <lockstep/train/evaluate_saved.h>
-#include <lockstep/train/progress.h>
 
 #include <cstdio>
 #include <string>
@@ -54,7 +54,7 @@ int evaluate(const Given& given, Group world) {
 
 int main(int count, char** arguments) {
   std::vector<std::string> words(arguments + 1, arguments + count);
-  return apps::run_program(command, [&] {
+  return sys::run_program(command, [&] {
     Given given;
     CommandOptions options = declared(given);
     auto request = options.read(words);
@@ -64,7 +64,7 @@ int main(int count, char** arguments) {
                            ? "RUN is missing: name a run's folder or a file model.safetensors"
                            : formatted("unexpected word '{}'", options.words()[1]));
     given.what.run = options.words().front();
-    return apps::run_ranks(
+    return train::run_ranks(
         {.command = command, .words = words, .ranks = given.ranks, .body = [&](Group world) {
            return evaluate(given, std::move(world));
          }});

@@ -103,7 +103,7 @@ int generate(const Given& given) {
 
 int main(int count, char** arguments) {
   std::vector<std::string> words(arguments + 1, arguments + count);
-  return apps::run_program(command, [&] {
+  return sys::run_program(command, [&] {
     Given given;
     CommandOptions options = declared(given);
     auto request = options.read(words);

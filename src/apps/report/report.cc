@@ -62,5 +62,7 @@ int report(const std::vector<std::string>& given) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  return run_program("lockstep report", [&] { return report({arguments + 1, arguments + count}); });
+  return lockstep::sys::run_program("lockstep report", [&] {
+    return report({arguments + 1, arguments + count});
+  });
 }

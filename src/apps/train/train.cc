@@ -1,15 +1,12 @@
 // lockstep-train: `lockstep train gpt|mnist|mlp`.
-#include "apps/program.h"
-#include "apps/ranks.h"
 #include "train/resume_command.h"
+#include "train/task_programs.h"
+#include "train/tasks/known.h"
 
 #include <lockstep/base/environment.h>
-#include <lockstep/base/format.h>
-#include <lockstep/train/command_line.h>
-#include <lockstep/train/trainer.h>
 
-#include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <system_error>
@@ -20,11 +17,6 @@ namespace {
 using namespace lockstep;
 
 constexpr const char* command = "lockstep train";
-
-// Exit codes. 0: the run is done. 128 + N: signal N ended it (130 for Ctrl-C, 143 for SIGTERM, 129
-// for SIGHUP, 141 for a closed standard output), and a checkpoint is there. 1: a line on standard
-// error says why not. 2: the same, because of the options.
-constexpr int by_signal = 128;
 
 // How a shell finds this program: by the dispatcher's name where PATH leads to it.
 std::string program_name() {
@@ -37,29 +29,11 @@ std::string program_name() {
   return train::shell_word(dispatcher.string()) + " train";
 }
 
-int be_a_rank(const train::Options& options, Group world) {
-  int signal = train::train(options, std::move(world)).signal;
-  return signal == 0 ? 0 : by_signal + signal;
-}
-
 }  // namespace
 
 int main(int count, char** arguments) {
-  std::vector<std::string> words(arguments + 1, arguments + count);
-  return apps::run_program(command, [&] {
-    train::CommandLine line = train::parse_command_line(words);
-    if (!line.help.empty()) {
-      print_to(stdout, "{}", line.help);
-      return 0;
-    }
-    train::Options& options = line.options;
-    options.command = program_name() + " " + options.command;
-    return apps::run_ranks(
-        {.command = command,
-         .words = words,
-         .ranks = options.ranks,
-         .flight_folder = options.out,
-         .check = [&](int ranks) { train::check_options(options, ranks); },
-         .body = [&](Group world) { return be_a_rank(options, std::move(world)); }});
-  });
+  const std::vector<std::unique_ptr<train::Task>> tasks = train::known_tasks();
+  std::vector<train::Task*> known;
+  for (const std::unique_ptr<train::Task>& task : tasks) known.push_back(task.get());
+  return train::run_program(command, program_name(), known, {arguments + 1, arguments + count});
 }

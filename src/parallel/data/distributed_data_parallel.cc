@@ -46,7 +46,7 @@ std::vector<std::string> describe(const modules::ModuleTensors& tensors,
 class DataParallelState final : public HandleState {
  public:
   DataParallelState(std::shared_ptr<torch::nn::Module> module, Group group,
-                    const DataParallelOptions& options);
+                    std::optional<Mesh> mesh, const DataParallelOptions& options);
 
   void detach() override;
   [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
@@ -66,10 +66,12 @@ class DataParallelState final : public HandleState {
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] double seconds_waited() const override { return waits_->seconds(); }
   [[nodiscard]] const Group& group() const override { return group_; }
+  [[nodiscard]] std::optional<Mesh> mesh() const override { return mesh_; }
 
  private:
   std::shared_ptr<torch::nn::Module> module_;
   Group group_;
+  std::optional<Mesh> mesh_;
   std::vector<NamedParameter> parameters_;
   std::shared_ptr<parallel::WaitTime> waits_ = std::make_shared<parallel::WaitTime>();
   std::shared_ptr<BucketReducer> reducer_;
@@ -78,8 +80,8 @@ class DataParallelState final : public HandleState {
 };
 
 DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> module, Group group,
-                                     const DataParallelOptions& options)
-    : module_(std::move(module)), group_(std::move(group)) {
+                                     std::optional<Mesh> mesh, const DataParallelOptions& options)
+    : module_(std::move(module)), group_(std::move(group)), mesh_(std::move(mesh)) {
   check(options.bucket_bytes >= 1 && options.first_bucket_bytes >= 1,
         "DistributedDataParallel: bucket sizes must be positive, found {} and {} bytes",
         options.bucket_bytes, options.first_bucket_bytes);
@@ -166,21 +168,33 @@ HandleMemory DataParallelState::memory() const {
 
 namespace {
 
-std::shared_ptr<HandleState> averaged(std::shared_ptr<torch::nn::Module> module, Group group,
-                                  const DataParallelOptions& options) {
+std::shared_ptr<HandleState> averaged(std::shared_ptr<torch::nn::Module> module, const Group& group,
+                                      std::optional<Mesh> mesh,
+                                      const DataParallelOptions& options) {
   check(module != nullptr, "DistributedDataParallel: the module is null");
-  return std::make_shared<DataParallelState>(std::move(module), std::move(group), options);
+  return std::make_shared<DataParallelState>(std::move(module), group, std::move(mesh), options);
+}
+
+std::shared_ptr<torch::nn::Module> not_owned(torch::nn::Module& module) {
+  return {std::shared_ptr<void>(), &module};
 }
 
 }  // namespace
 
 DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, Group group,
                                                  Options options)
-    : DistributedDataParallel(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &module),
-                              std::move(group), options) {}
+    : DistributedDataParallel(not_owned(module), std::move(group), std::move(options)) {}
 
 DistributedDataParallel::DistributedDataParallel(std::shared_ptr<torch::nn::Module> module,
                                                  Group group, Options options)
-    : Handle(averaged(std::move(module), std::move(group), options)) {}
+    : Handle(averaged(std::move(module), group, std::nullopt, options)) {}
+
+DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, const Mesh& mesh,
+                                                 Options options)
+    : DistributedDataParallel(not_owned(module), mesh, std::move(options)) {}
+
+DistributedDataParallel::DistributedDataParallel(std::shared_ptr<torch::nn::Module> module,
+                                                 const Mesh& mesh, Options options)
+    : Handle(averaged(std::move(module), mesh.group(), mesh, options)) {}
 
 }  // namespace lockstep

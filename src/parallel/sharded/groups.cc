@@ -19,9 +19,13 @@ Groups groups_on(const Mesh& mesh) {
   check(axes.size() <= 2,
         "fully_shard: needs a mesh of one axis, or of two (copies, shards); found {}",
         mesh.layout().describe());
-  if (axes.size() == 1) return groups_on(mesh.group());
+  if (axes.size() == 1) {
+    Groups groups = groups_on(mesh.group());
+    groups.mesh = mesh;
+    return groups;
+  }
   Group shards = mesh[axes[1].name];
-  return {mesh.group(), shards.split(0), shards.split(0), mesh[axes[0].name].split(0)};
+  return {mesh.group(), shards.split(0), shards.split(0), mesh[axes[0].name].split(0), mesh};
 }
 
 }  // namespace lockstep::sharded

@@ -4,15 +4,18 @@
 #include <lockstep/comm/group.h>
 #include <lockstep/mesh/mesh.h>
 
+#include <optional>
+
 namespace lockstep::sharded {
 
 // Each carries calls of one kind, whose order is the same on all ranks even where the kinds
 // interleave differently. The handle keeps them, here alone: its parts refer to them.
 struct Groups {
-  Group whole;     // status, buffers, checks: all ranks
-  Group gather;    // units' values
-  Group reduce;    // units' gradients
-  Group replicas;  // on two axes: those that hold the same shard
+  Group whole;                              // status, buffers, checks: all ranks
+  Group gather;                             // units' values
+  Group reduce;                             // units' gradients
+  Group replicas;                           // on two axes: those that hold the same shard
+  std::optional<Mesh> mesh = std::nullopt;  // that they were made on, if there is one
 };
 
 // Collective. InvalidArgument for a mesh of more than two axes.

@@ -48,6 +48,7 @@ class ShardedState final : public HandleState {
   [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override;
   [[nodiscard]] double seconds_waited() const override { return waits->seconds(); }
   [[nodiscard]] const Group& group() const override { return groups.whole; }
+  [[nodiscard]] std::optional<Mesh> mesh() const override { return groups.mesh; }
 
   void unshard();
   void reset_peak_memory();

@@ -45,6 +45,7 @@
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/comm/group.h>
+#include <lockstep/mesh/mesh.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/reduction_failed.h>
 
@@ -118,6 +119,17 @@ class [[nodiscard]] DistributedDataParallel : public Handle {
   DistributedDataParallel(const Holder& holder, Group group, Options options = {})
       : DistributedDataParallel(std::shared_ptr<torch::nn::Module>(holder.ptr()), std::move(group),
                                 options) {}
+
+  // On all ranks of a mesh, which mesh() then gives.
+  DistributedDataParallel(torch::nn::Module& module, const Mesh& mesh, Options options = {});
+  DistributedDataParallel(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
+                          Options options = {});
+  template <typename Holder>
+    requires requires(const Holder& holder) {
+      { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
+    }
+  DistributedDataParallel(const Holder& holder, const Mesh& mesh, Options options = {})
+      : DistributedDataParallel(std::shared_ptr<torch::nn::Module>(holder.ptr()), mesh, options) {}
 };
 
 }  // namespace lockstep

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::apps {
+namespace lockstep::train {
 
 struct RankProgram {
   std::string command;             // for what is said: "lockstep train"
@@ -23,8 +23,8 @@ struct RankProgram {
 };
 
 // The exit code: 1 after a line on standard error for what went wrong, 2 because of the options.
-// What all ranks found wrong together (train::CommonFailure) is said by rank 0 alone. Throws
+// What all ranks found wrong together (CommonFailure) is said by rank 0 alone. Throws
 // UsageError where check() fails before anything is started.
 [[nodiscard]] int run_ranks(const RankProgram& program);
 
-}  // namespace lockstep::apps
+}  // namespace lockstep::train

@@ -1,20 +1,21 @@
-#include "apps/ranks.h"
+#include "train/ranks.h"
 
-#include "apps/program.h"
+#include "base/command_options.h"
 #include "launch/detection/rank_info.h"
 #include "sys/failure_text.h"
+#include "sys/program.h"
+#include "train/progress.h"
 
 #include <lockstep/base/check.h>
 #include <lockstep/base/format.h>
 #include <lockstep/comm/init.h>
 #include <lockstep/launch/agent.h>
 #include <lockstep/train/agreement.h>
-#include <lockstep/train/progress.h>
 
 #include <cstdio>
 #include <filesystem>
 
-namespace lockstep::apps {
+namespace lockstep::train {
 namespace {
 
 constexpr int failure = 1;
@@ -32,7 +33,7 @@ int start_copies(const RankProgram& program, int ranks) {
                           .forward_signals = true,
                           .stop_without_reader = true,
                           .explained_exit_code = failure};
-  if (auto terminal = train::terminal_of(stdout))
+  if (auto terminal = terminal_of(stdout))
     spec.environment.emplace_back("LOCKSTEP_TERMINAL", *terminal);
   if (!program.flight_folder.empty())
     spec.environment.emplace_back(launch::variable::flight_folder, program.flight_folder);
@@ -44,17 +45,17 @@ int be_a_rank(const RankProgram& program) {
   std::string who = world.size() > 1 ? formatted("rank {}: ", world.rank()) : "";
   int code = usage_exit_code;
   try {
-    train::together(world, [&] {
+    together(world, [&] {
       check_input(program.ranks == 0 || program.ranks == world.size(),
                   "--ranks {}: the launcher started {}", program.ranks, world.size());
       program.check(world.size());
     });
     code = failure;
     return program.body(world);
-  } catch (const train::CommonFailure& error) {
-    return world.is_root() ? complain(program.command, error.what(), code) : code;
+  } catch (const CommonFailure& error) {
+    return world.is_root() ? sys::complain(program.command, error.what(), code) : code;
   } catch (const std::exception& error) {
-    return complain(program.command, who + sys::failure_text(error), failure);
+    return sys::complain(program.command, who + sys::failure_text(error), failure);
   }
 }
 
@@ -65,4 +66,4 @@ int run_ranks(const RankProgram& program) {
   return ranks > 1 && !launch::is_launched() ? start_copies(program, ranks) : be_a_rank(program);
 }
 
-}  // namespace lockstep::apps
+}  // namespace lockstep::train

@@ -2,10 +2,9 @@
 // noise-free examples.
 #pragma once
 
-#include "train/epoch_batches.h"
-#include "train/task.h"
-
 #include <lockstep/models/mlp.h>
+#include <lockstep/train/epoch_batches.h>
+#include <lockstep/train/task.h>
 
 #include <torch/data/datasets/base.h>
 
@@ -15,33 +14,37 @@
 namespace lockstep::train {
 
 // Rows of two tensors, as a dataset.
-class Rows : public torch::data::datasets::BatchDataset<Rows, Batch> {
+class Rows : public torch::data::datasets::BatchDataset<Rows, torch::data::Example<>> {
  public:
-  explicit Rows(Batch all) : all_(std::move(all)) {}
-  Batch get_batch(c10::ArrayRef<std::size_t> indices) override;
+  explicit Rows(torch::data::Example<> all) : all_(std::move(all)) {}
+  torch::data::Example<> get_batch(c10::ArrayRef<std::size_t> indices) override;
   [[nodiscard]] std::optional<std::size_t> size() const override {
     return static_cast<std::size_t>(all_.data.size(0));
   }
 
  private:
-  Batch all_;
+  torch::data::Example<> all_;
 };
 
 class MlpTask : public Task {
  public:
-  MlpTask(const Options& options, const Group& group) : options_(options), group_(group) {}
+  [[nodiscard]] std::string name() const override { return "mlp"; }
+  [[nodiscard]] Options defaults() const override;
+  void declare(Settings& settings) override;
+  // The seed that the data is made from.
+  [[nodiscard]] checkpoint::Metadata description() const override;
+  void restore(const checkpoint::Metadata& description) override;
 
-  void load(const std::string& identity) override;
-  void load_validation(const std::string& identity, const std::string& file) override;
+  void load(const Options& options, const Group& group) override;
+  void load_validation(const Options& options, const Group& group,
+                       const std::string& data) override;
+  [[nodiscard]] std::string data_fingerprint() override { return "seed " + std::to_string(seed_); }
   [[nodiscard]] double parameters() const override;
   [[nodiscard]] double activations() const override;
-  // Made anew from the seed.
-  [[nodiscard]] std::string data_fingerprint() const override {
-    return "seed " + std::to_string(options_.seed);
-  }
-  void make_model() override;
-  [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
+  [[nodiscard]] std::shared_ptr<torch::nn::Module> make_model() override;
   [[nodiscard]] std::vector<std::string> units() const override { return {"layers.*"}; }
+  void check_tensors(const checkpoint::NamedTensors& tensors) const override;
+
   [[nodiscard]] std::int64_t steps_per_epoch() const override {
     return batches_->steps_per_epoch();
   }
@@ -50,8 +53,10 @@ class MlpTask : public Task {
   [[nodiscard]] std::int64_t validation_samples() const override {
     return static_cast<std::int64_t>(*validation_->size());
   }
+  [[nodiscard]] Batch validation(std::span<const std::size_t> samples) override {
+    return validation_->get_batch({samples.data(), samples.size()});
+  }
   [[nodiscard]] std::int64_t evaluation_rows() const override { return 1000; }
-  [[nodiscard]] Totals measure(std::span<const std::size_t> samples) override;
 
  private:
   struct Data {
@@ -60,8 +65,11 @@ class MlpTask : public Task {
   [[nodiscard]] Data make_data() const;
   [[nodiscard]] std::vector<std::int64_t> sizes() const;
 
-  const Options options_;
-  Group group_;
+  std::int64_t layers_ = 2;
+  std::int64_t width_ = 64;
+  std::int64_t seed_ = 0;
+
+  double rows_ = 0;  // of this rank's micro-batch
   std::optional<Rows> validation_;
   std::optional<EpochBatches<Rows>> batches_;
   models::Mlp model_{nullptr};

@@ -1,18 +1,25 @@
-// Batches for data that is passed through in epochs, each in another order.
+// EpochBatches: Task::batch() for any dataset that is passed through in epochs, each in another
+// order.
+//
+//   void load(const Options& options, const Group& group) override {
+//     batches_.emplace(MyDataset(), options, group);
+//   }
+//   Batch batch(std::int64_t step) override { return batches_->batch(step); }
+//
+// Local; one thread.
 #pragma once
-
-#include "train/task.h"
 
 #include <lockstep/base/check.h>
 #include <lockstep/data/loader.h>
+#include <lockstep/train/task.h>
 
 #include <optional>
 #include <utility>
 
 namespace lockstep::train {
 
-// A loader that is asked by step number, so that a resumed run needs no other memory of where it
-// was.
+// A loader (data/loader.h) that is asked by step number, so that a resumed run needs no other
+// memory of where it was. A dataset is what a loader takes: size() and get() or get_batch().
 template <data::MapDataset Dataset>
 class EpochBatches {
  public:
@@ -31,14 +38,14 @@ class EpochBatches {
   [[nodiscard]] Batch batch(std::int64_t step) {
     std::int64_t place = step % steps_per_epoch();
     if (step != next_ || place == 0) go_to(step / steps_per_epoch(), place);
-    Batch batch = **place_;
+    Batch batch(**place_);
     ++*place_;
     next_ = step + 1;
     return batch;
   }
 
  private:
-  using Loader = data::Loader<Batch>;
+  using Rows = data::BatchOf<Dataset>;
 
   static Dataset checked(Dataset dataset, const Group& group) {
     auto samples = static_cast<std::int64_t>(dataset.size().value());
@@ -59,9 +66,9 @@ class EpochBatches {
     place_.emplace(range_->begin());
   }
 
-  Loader loader_;
-  std::optional<data::Epoch<Batch>> range_;
-  std::optional<data::Epoch<Batch>::Iterator> place_;
+  data::Loader<Rows> loader_;
+  std::optional<data::Epoch<Rows>> range_;
+  std::optional<typename data::Epoch<Rows>::Iterator> place_;
   std::int64_t next_ = -1;
 };
 

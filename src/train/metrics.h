@@ -26,6 +26,7 @@ struct MetricsRow {
   // Where val_loss is of some batches of the validation data only: of how many.
   std::optional<std::int64_t> eval_batches;
   double lr = 0;
+  std::optional<double> loss_scale;         // of float16
   double samples_per_second = 0;            // over all ranks, since the last row
   std::optional<double> tokens_per_second;  // gpt
   // Of the rank that has the most each.

@@ -1,0 +1,43 @@
+// Configuration: all settings of one run, the task's own and the trainer's, by their names.
+#pragma once
+
+#include <lockstep/checkpoint/safetensors.h>
+#include <lockstep/train/options.h>
+#include <lockstep/train/settings.h>
+#include <lockstep/train/task.h>
+
+#include <string>
+#include <vector>
+
+namespace lockstep::train {
+
+// Setting a value writes into `options` or into the task.
+class Configuration {
+ public:
+  Configuration(Task& task, Options options);
+  Configuration(const Configuration&) = delete;
+  Configuration& operator=(const Configuration&) = delete;
+
+  [[nodiscard]] Task& task() const { return task_; }
+  [[nodiscard]] std::string task_name() const { return task_.name(); }
+  [[nodiscard]] Settings& settings() { return settings_; }
+  [[nodiscard]] const Settings& settings() const { return settings_; }
+
+  // The value as files keep it: paths in full.
+  [[nodiscard]] static std::string kept_text(const Settings::Entry& entry);
+  // What checkpoints keep: these texts of all but Scope::start by name, and `task`.
+  [[nodiscard]] checkpoint::Metadata kept() const;
+  // The paths that the task is told, for messages; "the task's data" where it is told none.
+  [[nodiscard]] std::string data_text() const;
+  // " (data is set in out/config.toml line 2)" where a path of the task's is from a file.
+  [[nodiscard]] std::string place_of_data() const;
+
+  Options options;
+
+ private:
+  Task& task_;
+  Settings settings_;
+  std::vector<std::string> own_paths_;  // names of the task's settings that are paths
+};
+
+}  // namespace lockstep::train

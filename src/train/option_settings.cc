@@ -1,0 +1,203 @@
+#include "train/option_settings.h"
+
+#include "train/strategy.h"
+
+#include <lockstep/base/check.h>
+
+#include <string>
+#include <utility>
+
+namespace lockstep::train {
+namespace {
+
+void declare_places(Settings& settings, Options& o) {
+  settings.add({.name = "out",
+                .help = "folder of the run: config.toml, metrics.jsonl, checkpoints, "
+                        "model.safetensors"},
+               o.out);
+  settings.add({.name = "resume",
+                .help = "go on from the newest checkpoint in --out",
+                .scope = Scope::start},
+               o.resume);
+  settings.add({.name = "resume-from",
+                .help = "go on from this checkpoint in --out, such as step-00000100; newer ones "
+                        "are set aside",
+                .scope = Scope::start},
+               o.resume_from);
+  settings.add({.name = "allow-other-data",
+                .help = "with --resume: go on though the data is not what it was",
+                .scope = Scope::start},
+               o.allow_other_data);
+}
+
+void declare_steps(Settings& settings, Options& o) {
+  settings.add({.name = "steps",
+                .help = "optimizer updates to make",
+                .least = 1,
+                .changed = [&o] { o.epochs = 0; }},
+               o.steps);
+  settings.add({.name = "epochs",
+                .help = "passes over the training data, instead of --steps",
+                .least = 1,
+                .changed = [&o] { o.steps = 0; }},
+               o.epochs);
+  settings.add(
+      {.name = "batch", .help = "rows of one step, over all ranks", .least = 1, .most = 1 << 24},
+      o.batch);
+  settings.add(
+      {.name = "accumulate", .help = "micro-batches a rank and step", .least = 1, .most = 1 << 20},
+      o.accumulate);
+  settings.add({.name = "seed", .help = "seed of weights, order and dropout"}, o.seed);
+}
+
+void declare_optimizer(Settings& settings, Options& o) {
+  constexpr double most_beta = 0.999999;
+  settings.add({.name = "optimizer", .help = "adamw or sgd", .choices = {"adamw", "sgd"}},
+               o.optimizer);
+  settings.add({.name = "lr", .help = "learning rate", .most = 1e6}, o.lr);
+  settings.add({.name = "momentum", .help = "of sgd", .most = 1}, o.momentum);
+  settings.add({.name = "beta1", .help = "of adamw", .most = most_beta}, o.beta1);
+  settings.add({.name = "beta2", .help = "of adamw", .most = most_beta}, o.beta2);
+  settings.add({.name = "weight-decay", .help = "on matrices, not on vectors", .most = 1e6},
+               o.weight_decay);
+  settings.add({.name = "clip", .help = "largest global norm of the gradients; 0: any"}, o.clip);
+  settings.add({.name = "schedule",
+                .help = "constant, step, cosine, wsd or one-cycle",
+                .choices = {"constant", "step", "cosine", "wsd", "one-cycle"}},
+               o.schedule);
+  settings.add({.name = "warmup", .help = "steps in which the learning rate rises from 0"},
+               o.warmup);
+  settings.add({.name = "min-lr", .help = "where cosine and wsd end"}, o.min_lr);
+  settings.add({.name = "decay", .help = "steps in which wsd falls; 0: a fifth of the run"},
+               o.decay);
+  settings.add(
+      {.name = "step-size", .help = "steps between two decays of the step schedule; 0: one epoch"},
+      o.step_size);
+  settings.add({.name = "gamma", .help = "factor of one decay", .most = 1}, o.gamma);
+}
+
+void declare_looks(Settings& settings, Options& o, bool makes_samples) {
+  settings.add({.name = "eval-every",
+                .help = "steps between evaluations; 0: each epoch, or only at the end"},
+               o.eval_every);
+  settings.add({.name = "eval-batches",
+                .help = "batches of an evaluation during training; 0: all, as at the end"},
+               o.eval_batches);
+  settings.add({.name = "save-every",
+                .help = "steps between checkpoints; 0: each epoch, or only at the end"},
+               o.save_every);
+  settings.add({.name = "keep", .help = "newest checkpoints to keep; 0: all"}, o.keep);
+  settings.add({.name = "patience",
+                .help = "evaluations without a better validation loss before stopping; 0: never"},
+               o.patience);
+  settings.add({.name = "log-every", .help = "steps between lines of metrics.jsonl", .least = 1},
+               o.log_every);
+  if (!makes_samples) return;
+  settings.add({.name = "sample", .help = "tokens of text to write at the end", .most = 1 << 20},
+               o.sample);
+  settings.add({.name = "sample-every",
+                .help = "steps between samples of --sample (or 200) tokens during training; 0: "
+                        "none"},
+               o.sample_every);
+}
+
+void declare_division(Settings& settings, Options& o) {
+  const std::vector<std::string> dtypes{"fp32", "bf16", "fp16"};
+  settings.add({.name = "shard",
+                .help = "what ranks divide between them: none, optimizer, gradients (and "
+                        "optimizer) or full",
+                .choices = {"none", "optimizer", "gradients", "full"}},
+               o.shard);
+  settings.add({.name = "mesh",
+                .help = "the ranks on axes: dp (copies of the model), fsdp (shards of one), such "
+                        "as dp=2,fsdp=4; -1: what is left"},
+               o.mesh);
+  settings.add({.name = "precision",
+                .help = "with --shard: what is computed with, beside parameters in fp32: fp32, "
+                        "bf16 or fp16 (with a loss scale)",
+                .choices = dtypes},
+               o.precision);
+  settings.add({.name = "reduce-dtype",
+                .help = "with --shard: what gradients are summed in over ranks",
+                .choices = dtypes},
+               o.reduce_dtype);
+  settings.add({.name = "prefetch",
+                .help = "with --shard full: units that are gathered ahead of their use",
+                .most = 1000},
+               o.prefetch);
+  settings.add({.name = "node-shared",
+                .help = "with --shard: ranks of one machine have the parameters in memory once"},
+               o.node_shared);
+  settings.add({.name = "reduce-in-step",
+                .help = "with --node-shared: the optimizer sums gradients over the ranks as it "
+                        "reads them"},
+               o.reduce_in_step);
+  settings.add({.name = "offload",
+                .help = "with --shard: folder for shards and optimizer state that are not in use",
+                .is_path = true},
+               o.offload);
+  settings.add({.name = "deferred",
+                .help = "with --shard: a new model gets its memory one unit at a time, while it "
+                        "is divided"},
+               o.deferred);
+}
+
+void declare_processes(Settings& settings, Options& o) {
+  constexpr double most = 4096;
+  settings.add({.name = "ranks",
+                .help = "processes to start on this machine; 0: as the launcher says, else 1",
+                .most = most},
+               o.ranks);
+  settings.add(
+      {.name = "threads", .help = "threads of a rank; 0: its share of the cores", .most = most},
+      o.threads);
+}
+
+// What only a strategy that divides the model has.
+void check_division(const Options& options) {
+  const Options unset;
+  for (auto [given, name] : {std::pair(options.node_shared, "--node-shared"),
+                             std::pair(!options.offload.empty(), "--offload"),
+                             std::pair(options.deferred, "--deferred")})
+    check_input(!given || options.shard != "none", "{} needs --shard optimizer, gradients or full",
+                name);
+  for (const auto& [name, dtype] : {std::pair("--precision", options.precision),
+                                    std::pair("--reduce-dtype", options.reduce_dtype)})
+    check_input(dtype == "fp32" || options.shard != "none",
+                "{} {} needs --shard optimizer, gradients or full: --shard none computes and sums "
+                "in the parameters' own fp32",
+                name, dtype);
+  check_input(options.prefetch == unset.prefetch || options.shard == "full",
+              "--prefetch {} needs --shard full, found --shard {}", options.prefetch,
+              options.shard);
+  check_input(!options.reduce_in_step || options.node_shared,
+              "--reduce-in-step needs --node-shared");
+}
+
+}  // namespace
+
+void declare_options(Settings& settings, Options& options, const Task& task) {
+  declare_places(settings, options);
+  declare_steps(settings, options);
+  declare_optimizer(settings, options);
+  declare_looks(settings, options, task.makes_samples());
+  declare_division(settings, options);
+  declare_processes(settings, options);
+}
+
+void check_run(const Options& options, const Task& task, int ranks) {
+  std::int64_t parts = options.accumulate * ranks;
+  check_input(options.batch % parts == 0,
+              "--batch {} cannot be split evenly: {} ranks times {} micro-batches make {} parts",
+              options.batch, ranks, options.accumulate, parts);
+  check_input((options.steps > 0) != (options.epochs > 0),
+              "give --steps or --epochs: found {} and {}", options.steps, options.epochs);
+  check_input(options.min_lr <= options.lr, "--min-lr {} is above --lr {}", options.min_lr,
+              options.lr);
+  check_division(options);
+  (void)division_of(options, ranks);
+  task.check();
+  check_input(!options.out.empty(), "--out is missing: name a folder for the run");
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,54 @@
+#include <lockstep/train/program.h>
+
+#include "sys/program.h"
+#include "train/command_line.h"
+#include "train/option_settings.h"
+#include "train/ranks.h"
+#include "train/resume_command.h"
+#include "train/task_programs.h"
+
+#include <lockstep/base/format.h>
+#include <lockstep/train/trainer.h>
+
+#include <cstdio>
+#include <utility>
+
+namespace lockstep::train {
+namespace {
+
+// 128 + N, as a shell says it.
+constexpr int by_signal = 128;
+
+int be_a_rank(Task& task, const Options& options, Group world) {
+  int signal = train(task, options, std::move(world)).signal;
+  return signal == 0 ? 0 : by_signal + signal;
+}
+
+}  // namespace
+
+int run_program(const std::string& name, const std::string& shell_name,
+                const std::vector<Task*>& tasks, const std::vector<std::string>& words) {
+  return sys::run_program(name, [&] {
+    CommandLine line = parse_command_line(name, tasks, words);
+    if (!line.help.empty()) {
+      print_to(stdout, "{}", line.help);
+      return 0;
+    }
+    Options& options = line.options;
+    options.command = shell_name + " " + options.command;
+    return run_ranks(
+        {.command = name,
+         .words = words,
+         .ranks = options.ranks,
+         .flight_folder = options.out,
+         .check = [&](int ranks) { check_run(options, *line.task, ranks); },
+         .body = [&](Group world) { return be_a_rank(*line.task, options, std::move(world)); }});
+  });
+}
+
+int run_program(Task& task, int count, char** words) {
+  const std::string program = count > 0 ? words[0] : task.name();
+  return run_program(program, shell_word(program), {&task}, {words + 1, words + count});
+}
+
+}  // namespace lockstep::train

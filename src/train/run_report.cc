@@ -1,0 +1,105 @@
+// What a run says of itself: rows of metrics, the progress line, the last line.
+#include "train/run.h"
+
+#include <lockstep/base/format.h>
+#include <lockstep/base/log.h>
+#include <lockstep/train/agreement.h>
+
+#include <csignal>
+
+namespace lockstep::train {
+
+void Run::report() {
+  bool due = evaluated_step_ == step_ || sampled_step_ == step_ ||
+             step_ % options_.log_every == 0 || step_ == steps_;
+  if (due) pace_.read(world_, bytes_held(handle_, *optimizer_));
+  const MetricsRow now = row();
+  if (due) {
+    together(world_, [&] {
+      if (world_.is_root()) folder_.append(now);
+    });
+  }
+  if (world_.is_root()) show(now);
+}
+
+MetricsRow Run::row() const {
+  MetricsRow row{.step = step_,
+                 .epoch = (step_ - 1) / steps_per_epoch_,
+                 .loss = loss_,
+                 .lr = lr_,
+                 .samples_per_second = pace_.samples_per_second(),
+                 .resident_bytes = pace_.cost().resident_bytes,
+                 .model_bytes = pace_.cost().model_bytes,
+                 .exposed_seconds = pace_.cost().exposed_seconds,
+                 .seconds = pace_.seconds()};
+  if (std::int64_t tokens = task_.tokens_per_sample(); tokens > 0)
+    row.tokens_per_second = row.samples_per_second * static_cast<double>(tokens);
+  if (evaluated_step_ == step_) {
+    row.val_loss = evaluation_->loss;
+    if (task_.has_accuracy()) row.accuracy = evaluation_->accuracy;
+    if (evaluation_is_partial_) row.eval_batches = options_.eval_batches;
+  }
+  if (sampled_step_ == step_) row.sample = sample_;
+  if (scaler_.enabled()) row.loss_scale = scaler_.current_scale();
+  return row;
+}
+
+void Run::show(const MetricsRow& row) {
+  std::optional<double> left;
+  if (row.samples_per_second > 0)
+    left = static_cast<double>((steps_ - step_) * options_.batch) / row.samples_per_second;
+  progress_.show({.step = step_,
+                  .steps = steps_,
+                  .loss = row.loss,
+                  .val_loss = row.val_loss,
+                  .accuracy = row.accuracy,
+                  .samples_per_second = row.samples_per_second,
+                  .tokens_per_second = row.tokens_per_second,
+                  .resident_bytes = row.resident_bytes,
+                  .exposed_seconds = row.exposed_seconds,
+                  .seconds_left = left});
+  if (row.sample) progress_.say(formatted("sample at step {}:\n{}", step_, *row.sample));
+}
+
+Report Run::finish() {
+  if (signal_ == 0) finish_well();
+  if (saved_step_ != step_) save();
+  Report report{.step = step_,
+                .seconds = pace_.seconds(),
+                .signal = signal_,
+                .stopped_early = signal_ == 0 && step_ < steps_};
+  if (evaluation_) report.val_loss = evaluation_->loss;
+  if (evaluation_ && task_.has_accuracy()) report.accuracy = evaluation_->accuracy;
+  report.last_line = last_line();
+  if (world_.is_root()) {
+    progress_.say(report.last_line);
+    if (signal_ == SIGPIPE) print_to(stderr, "{}\n", report.last_line);  // nobody reads the other
+    folder_.write_result(report.last_line);
+  }
+  world_.barrier().wait();
+  return report;
+}
+
+void Run::finish_well() {
+  if (evaluated_step_ != step_) evaluate();
+  export_model("model", evaluation_, evaluation_is_partial_);
+  if (options_.sample == 0 || sampled_step_ == step_) return;
+  std::string text =
+      task_.sample(options_.sample);  // on all ranks: they may have the model in parts
+  if (world_.is_root()) progress_.say(text);
+}
+
+std::string Run::last_line() const {
+  if (signal_ != 0) return stopped_line();
+  std::string line = "done:";
+  if (task_.has_accuracy()) line += formatted(" accuracy={:.4f}", evaluation_->accuracy);
+  line += formatted(" val_loss={:.3f}", evaluation_->loss);
+  for (const auto& [name, value] : task_.results()) line += formatted(" {}={}", name, value);
+  if (options_.epochs > 0) line += formatted(" epochs={}", epoch());
+  line += formatted(" steps={} seconds={:.1f}", step_, pace_.seconds());
+  if (best_.step < 0) return line;
+  return line + formatted(" best_val_loss={:.3f} best_step={} best={}", best_.val_loss, best_.step,
+                          folder_.best_file().string());
+}
+
+}  // namespace lockstep::train

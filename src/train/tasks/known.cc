@@ -1,0 +1,32 @@
+#include "train/tasks/known.h"
+
+#include "train/tasks/gpt.h"
+#include "train/tasks/mlp.h"
+#include "train/tasks/mnist.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/nearest.h>
+
+#include <string>
+
+namespace lockstep::train {
+
+std::vector<std::unique_ptr<Task>> known_tasks() {
+  std::vector<std::unique_ptr<Task>> tasks;
+  tasks.push_back(std::make_unique<GptTask>());
+  tasks.push_back(std::make_unique<MnistTask>());
+  tasks.push_back(std::make_unique<MlpTask>());
+  return tasks;
+}
+
+std::unique_ptr<Task> make_task(std::string_view name) {
+  std::vector<std::string> names;
+  for (std::unique_ptr<Task>& task : known_tasks()) {
+    names.push_back(task->name());
+    if (names.back() == name) return std::move(task);
+  }
+  std::vector<std::string_view> known(names.begin(), names.end());
+  throw BadInput(unknown_name("task", name, known));
+}
+
+}  // namespace lockstep::train

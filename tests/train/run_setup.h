@@ -1,0 +1,66 @@
+// A run of a known task as a value that tests change and copy: the trainer's options, and the
+// task's own by name.
+#pragma once
+
+#include "train/configuration.h"
+#include "train/option_settings.h"
+#include "train/tasks/known.h"
+
+#include <lockstep/base/format.h>
+#include <lockstep/train/trainer.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace lockstep::train {
+
+struct RunSetup : Options {
+  explicit RunSetup(std::string task = "gpt")
+      : Options(make_task(task)->defaults()), task(std::move(task)) {}
+
+  std::string task;
+  // Where they are not empty: the task's settings of these names.
+  std::string data, vocabulary;
+  std::optional<std::int64_t> layers, heads, width, block;
+  std::optional<double> dropout;
+
+  // The task with its settings.
+  [[nodiscard]] std::unique_ptr<Task> make() const {
+    std::unique_ptr<Task> made = make_task(task);
+    Settings settings(task);
+    made->declare(settings);
+    if (!data.empty()) settings.set("data", data);
+    if (!vocabulary.empty()) settings.set("vocabulary", vocabulary);
+    for (const auto& [name, value] : {std::pair("layers", layers), std::pair("heads", heads),
+                                      std::pair("width", width), std::pair("block", block)})
+      if (value) settings.set(name, formatted("{}", *value));
+    if (dropout) settings.set("dropout", formatted("{}", *dropout));
+    return made;
+  }
+};
+
+// A task of its own for every run.
+inline Report train(const RunSetup& setup, Group group) {
+  return train(*setup.make(), setup, std::move(group));
+}
+
+inline void check_run(const RunSetup& setup, int ranks) { check_run(setup, *setup.make(), ranks); }
+
+// One of the task's own settings, as text.
+inline std::string setting_of(Task& task, const std::string& name) {
+  Settings settings(task.name());
+  task.declare(settings);
+  return settings.text(name);
+}
+
+// A task with its settings and the trainer's: what owns the task for Configuration.
+struct Configured {
+  explicit Configured(const RunSetup& setup) : task(setup.make()), all(*task, setup) {}
+  std::unique_ptr<Task> task;
+  Configuration all;
+};
+
+}  // namespace lockstep::train

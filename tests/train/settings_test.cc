@@ -1,0 +1,149 @@
+#include <lockstep/train/settings.h>
+
+#include <lockstep/base/error.h>
+
+#include "train/messages.h"
+#include "train/run_setup.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace lockstep::train {
+namespace {
+
+TEST(Settings, EveryTaskHasGoodDefaults) {
+  for (const char* task : {"gpt", "mnist", "mlp"}) {
+    RunSetup setup(task);
+    EXPECT_TRUE((setup.steps > 0) != (setup.epochs > 0));
+    setup.out = "out";
+    if (setup.task != "mlp") setup.data = "data";
+    EXPECT_NO_THROW(check_run(setup, 1));
+    EXPECT_NO_THROW(check_run(setup, 4));
+  }
+  EXPECT_EQ(test::message_of([] { (void)make_task("cifar"); }),
+            "unknown task 'cifar'; known: gpt, mnist, mlp");
+}
+
+TEST(Settings, EveryValueComesBackAsText) {
+  for (const char* task : {"gpt", "mnist", "mlp"}) {
+    Configured defaults{RunSetup(task)}, made{RunSetup(task)};
+    for (const Settings::Entry& entry : defaults.all.settings().entries()) {
+      if (!Settings::is_given(entry)) continue;
+      const std::string text = Settings::text_of(entry);
+      made.all.settings().set(entry.name, text);
+      EXPECT_EQ(made.all.settings().text(entry.name), text) << entry.name;
+    }
+  }
+}
+
+TEST(Settings, ANameIsThereOnce) {
+  Settings settings("mine");
+  std::int64_t one = 1;
+  double other = 2;
+  settings.add({.name = "width"}, one);
+  EXPECT_NE(test::message_of([&] {
+              settings.add({.name = "width"}, other);
+            }).find("'width' is there already"),
+            std::string::npos);
+  for (const char* name : {"", "Width", "a width", "a_b"})
+    EXPECT_THROW(settings.add({.name = name}, other), InvalidArgument) << name;
+}
+
+TEST(Settings, AnUnknownNameSuggestsTheNearest) {
+  Configured gpt{RunSetup("gpt")}, mnist{RunSetup("mnist")};
+  EXPECT_EQ(gpt.all.settings().entry("layers").name, "layers");
+  std::string message = test::message_of([&] { (void)gpt.all.settings().entry("laers"); });
+  EXPECT_NE(message.find("laers"), std::string::npos) << message;
+  EXPECT_NE(message.find("'layers'"), std::string::npos) << message;
+  for (const char* other : {"gpt", "mlp"}) mnist.all.settings().add_elsewhere("layers", other);
+  EXPECT_EQ(test::message_of([&] { (void)mnist.all.settings().entry("layers"); }),
+            "layers is an option of gpt and mlp, not of mnist");
+}
+
+TEST(Settings, ValuesAreChecked) {
+  auto set = [](const char* name, const char* value) {
+    return test::message_of([&] { Configured(RunSetup("gpt")).all.settings().set(name, value); });
+  };
+  EXPECT_EQ(set("batch", "24"), "nothing was thrown");
+  EXPECT_EQ(set("lr", "1e-3"), "nothing was thrown");
+  EXPECT_EQ(set("batch", "0"), "batch: expected a whole number from 1 to 16777216, found '0'");
+  EXPECT_EQ(set("steps", "-5"), "steps: expected a whole number of at least 1, found '-5'");
+  for (const char* bad : {"", "12x", "1.5", "1e3", "99999999999999999999"})
+    EXPECT_NE(set("steps", bad), "nothing was thrown") << bad;
+  for (const char* bad : {"", "x", "nan", "-1", "inf"})
+    EXPECT_NE(set("lr", bad), "nothing was thrown") << bad;
+  EXPECT_EQ(set("optimizer", "adam"), "optimizer: unknown value 'adam'; did you mean 'adamw'?");
+  EXPECT_EQ(set("precision", "fp8"), "precision: unknown value 'fp8'; known: fp32, bf16, fp16");
+  EXPECT_EQ(set("resume", "yes"), "resume: expected true or false, found 'yes'");
+  EXPECT_EQ(set("prefetch", "-1"), "prefetch: expected a whole number from 0 to 1000, found '-1'");
+}
+
+TEST(Settings, StepsAndEpochsReplaceEachOther) {
+  Configured mnist{RunSetup("mnist")};
+  mnist.all.settings().set("steps", "100");
+  EXPECT_EQ(mnist.all.options.epochs, 0);
+  mnist.all.settings().set("epochs", "3");
+  EXPECT_EQ(mnist.all.options.steps, 0);
+}
+
+// A task whose own option is called as one of the trainer's.
+class Clashing : public Task {
+ public:
+  explicit Clashing(std::string option) : option_(std::move(option)) {}
+  [[nodiscard]] std::string name() const override { return "clashing"; }
+  void declare(Settings& settings) override { settings.add({.name = option_}, value_); }
+  void load(const Options&, const Group&) override {}
+  [[nodiscard]] std::shared_ptr<torch::nn::Module> make_model() override { return {}; }
+  [[nodiscard]] std::int64_t steps_per_epoch() const override { return 1; }
+  [[nodiscard]] Batch batch(std::int64_t) override { return {}; }
+  [[nodiscard]] at::Tensor loss(const Batch&) override { return {}; }
+  [[nodiscard]] std::int64_t validation_samples() const override { return 0; }
+  [[nodiscard]] Batch validation(std::span<const std::size_t>) override { return {}; }
+
+ private:
+  std::string option_;
+  std::int64_t value_ = 1;
+};
+
+TEST(Settings, ATaskCannotTakeTheTrainersNames) {
+  for (const char* name : {"batch", "lr", "mesh", "config", "task", "step"}) {
+    Clashing task(name);
+    EXPECT_THROW(Configuration(task, {}), InvalidArgument) << name;
+  }
+  Clashing task("hidden");
+  EXPECT_EQ(Configuration(task, {}).kept().at("hidden"), "1");
+}
+
+TEST(CheckRun, ABatchThatCannotBeSplitNamesBothNumbers) {
+  RunSetup options("gpt");
+  options.out = options.data = "x";
+  EXPECT_NO_THROW(check_run(options, 4));
+  std::string message = test::message_of([&] { check_run(options, 5); });
+  EXPECT_NE(message.find("12"), std::string::npos) << message;
+  EXPECT_NE(message.find("5 ranks"), std::string::npos) << message;
+  options.accumulate = 2;
+  EXPECT_NO_THROW(check_run(options, 3));
+  EXPECT_THROW(check_run(options, 4), BadInput);
+}
+
+TEST(CheckRun, WhatDoesNotFitTogetherIsRefused) {
+  auto refused = [](auto change) {
+    RunSetup options("gpt");
+    options.out = options.data = "x";
+    change(options);
+    return test::message_of([&] { check_run(options, 1); });
+  };
+  EXPECT_EQ(refused([](RunSetup& options) { options.heads = 3; }),
+            "--width 128 is not a multiple of --heads 3");
+  EXPECT_EQ(refused([](RunSetup& options) { options.min_lr = 1; }),
+            "--min-lr 1 is above --lr 0.001");
+  EXPECT_NE(refused([](RunSetup& options) { options.out = ""; }).find("--out"), std::string::npos);
+  EXPECT_NE(refused([](RunSetup& options) { options.data = ""; }).find("--data"),
+            std::string::npos);
+  EXPECT_EQ(refused([](RunSetup& options) { options.epochs = 2; }),
+            "give --steps or --epochs: found 2000 and 2");
+}
+
+}  // namespace
+}  // namespace lockstep::train
