@@ -26,14 +26,16 @@ Simulation of(std::string_view name, int stages, int micro_batches, const StageT
 class ClosedForms : public testing::TestWithParam<int> {
  protected:
   [[nodiscard]] int p() const { return GetParam(); }
+  // Of long pipelines the least, because there are many of them.
   [[nodiscard]] std::vector<int> micro_batches(int least) const {
+    if (p() > 12) return {least};
     return {least, least + p(), 4 * least};
   }
 };
 
 TEST_P(ClosedForms, GPipeAnd1F1BHaveTheSameBubble) {
   for (const StageTimes& times : {equal, uneven})
-    for (const int m : {1, 2, p(), 2 * p() + 1, 4 * p()})
+    for (const int m : p() > 12 ? std::vector{p()} : std::vector{1, 2, p(), 2 * p() + 1, 4 * p()})
       for (const char* name : {"gpipe", "1f1b"}) {
         const Simulation found = of(name, p(), m, times);
         EXPECT_NEAR(found.bubble(), (p() - 1.0) / (m + p() - 1), 1e-12) << name << " " << m;
@@ -43,7 +45,7 @@ TEST_P(ClosedForms, GPipeAnd1F1BHaveTheSameBubble) {
 }
 
 TEST_P(ClosedForms, InterleavingDividesTheBubbleByTheChunks) {
-  for (const int v : {2, 3})
+  for (const int v : p() > 12 ? std::vector{2} : std::vector{2, 3})
     for (const int m : micro_batches(p())) {
       // A stage is v times shorter where a rank has v of them.
       const StageTimes times{.forward = 1.0 / v, .backward = 2.0 / v};
