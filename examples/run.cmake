@@ -1,5 +1,6 @@
 # Runs one example, first making what its arguments name: @MNIST@, files of MNIST's format and sizes with patterns in them,
-# and @TENTH_OF_MNIST@, the same with fewer images (LibTorch's own reader takes no fewer than all).
+# and @TENTH_OF_MNIST@, the same with fewer images (LibTorch's own reader takes no fewer than all); @NEW_FOLDER@ is a folder
+# that is not there.
 macro(make_mnist word folder)
   if(ARGUMENTS MATCHES "@${word}@")
     if(NOT EXISTS "${folder}/made")
@@ -16,6 +17,11 @@ endmacro()
 
 make_mnist(MNIST "${WORK_FOLDER}/mnist")
 make_mnist(TENTH_OF_MNIST "${WORK_FOLDER}/tenth_of_mnist" --tenth)
+if(ARGUMENTS MATCHES "@NEW_FOLDER@")
+  get_filename_component(name "${PROGRAM}" NAME)
+  file(REMOVE_RECURSE "${WORK_FOLDER}/${name}_out")
+  string(REPLACE "@NEW_FOLDER@" "${WORK_FOLDER}/${name}_out" ARGUMENTS "${ARGUMENTS}")
+endif()
 string(REPLACE "|" ";" ARGUMENTS "${ARGUMENTS}")
 set(command "${PROGRAM}" ${ARGUMENTS})
 if(RANKS)

@@ -54,9 +54,9 @@ const Settings::Entry* entry_in(const Configuration& one, std::string_view name)
 }
 
 std::string_view value_name(const Settings::Entry& entry) {
+  if (!entry.value_name.empty()) return entry.value_name;
   if (!entry.choices.empty()) return "WORD";
-  if (std::holds_alternative<std::string*>(entry.variable))
-    return entry.name == "mesh" ? "AXES" : "PATH";
+  if (std::holds_alternative<std::string*>(entry.variable)) return "PATH";
   return std::holds_alternative<bool*>(entry.variable) ? "" : "N";
 }
 

@@ -110,7 +110,8 @@ void declare_division(Settings& settings, Options& o) {
                o.shard);
   settings.add({.name = "mesh",
                 .help = "the ranks on axes: dp (copies of the model), fsdp (shards of one), such "
-                        "as dp=2,fsdp=4; -1: what is left"},
+                        "as dp=2,fsdp=4; -1: what is left",
+                .value_name = "AXES"},
                o.mesh);
   settings.add({.name = "precision",
                 .help = "with --shard: what is computed with, beside parameters in fp32: fp32, "

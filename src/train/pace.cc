@@ -26,7 +26,7 @@ void Pace::add_step(std::int64_t samples, double waited) {
 
 void Pace::read(Group& world, std::int64_t model_bytes) {
   samples_per_second_ = static_cast<double>(samples_) / std::max(1e-9, seconds_since(read_at_));
-  cost_ = most_of_all(
+  usage_ = most_of_all(
       world, {.resident_bytes = resident_bytes(),
               .model_bytes = model_bytes,
               .exposed_seconds = waited_ / static_cast<double>(std::max<std::int64_t>(1, steps_))});

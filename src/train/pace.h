@@ -1,7 +1,7 @@
 // Pace: how fast a run trains and what its steps cost, from one line of metrics to the next.
 #pragma once
 
-#include "train/cost.h"
+#include "train/step_usage.h"
 
 #include <lockstep/comm/group.h>
 
@@ -25,7 +25,7 @@ class Pace {
 
   // As read() has found them: 0 before.
   [[nodiscard]] double samples_per_second() const { return samples_per_second_; }
-  [[nodiscard]] const Cost& cost() const { return cost_; }
+  [[nodiscard]] const StepUsage& usage() const { return usage_; }
   // Of the run, those before a resume included.
   [[nodiscard]] double seconds() const;
 
@@ -37,7 +37,7 @@ class Pace {
   std::int64_t samples_ = 0, steps_ = 0;  // since read_at_
   double waited_ = 0;
   double samples_per_second_ = 0;
-  Cost cost_;
+  StepUsage usage_;
   std::int64_t resident_bytes_ = 0;  // as it was at resident_read_at_
   Clock::time_point resident_read_at_;
 };

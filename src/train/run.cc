@@ -6,12 +6,12 @@
 #include "train/model_description.h"
 #include "train/optimizers.h"
 #include "train/option_settings.h"
-#include "train/streams.h"
+#include "train/random_streams.h"
 
 #include <lockstep/base/check.h>
 #include <lockstep/checkpoint/handle_state.h>
 #include <lockstep/module/state_dict.h>
-#include <lockstep/optim/treatment.h>
+#include <lockstep/optim/gradient_transform.h>
 #include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/train/agreement.h>
 
@@ -75,7 +75,7 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   compare_data();
   handle_ = make_handle(options_, task_, module_, world_);
   optimizer_ = make_optimizer(options_, handle_);
-  torch::manual_seed(stream_seed(options_.seed, stream_of_rank(world_.rank())));
+  torch::manual_seed(stream_seed(options_.seed, seed_stream_of_rank(world_.rank())));
   steps_per_epoch_ = task_.steps_per_epoch();
   steps_ = options_.steps > 0 ? options_.steps : options_.epochs * steps_per_epoch_;
   schedule_ = schedule_of(options_, steps_, steps_per_epoch_);
@@ -103,7 +103,7 @@ void Run::restore(const checkpoint::TrainingState& state) {
       at::Generator generator = at::detail::getDefaultCPUGenerator();
       generator.set_state(state.random[world_.rank()]);
     } else {
-      torch::manual_seed(stream_seed(options_.seed + step_, stream_of_rank(world_.rank())));
+      torch::manual_seed(stream_seed(options_.seed + step_, seed_stream_of_rank(world_.rank())));
     }
   });
   restore_best(state);
@@ -116,9 +116,9 @@ void Run::step() {
   double waited_before = handle_.seconds_waited();
   handle_.zero_grad();
   double loss = backward(batch);
-  optim::StepTreatment treatment;
-  if (options_.clip > 0) treatment.clip_norm = options_.clip;
-  scaler_.step(*optimizer_, treatment);
+  optim::GradientTransform transform;
+  if (options_.clip > 0) transform.clip_norm = options_.clip;
+  scaler_.step(*optimizer_, transform);
   scaler_.update();
   if (options_.reduce_in_step) handle_.zero_grad();  // or an evaluation computes averages for all
   ++step_;

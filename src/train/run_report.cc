@@ -28,9 +28,9 @@ MetricsRow Run::row() const {
                  .loss = loss_,
                  .lr = lr_,
                  .samples_per_second = pace_.samples_per_second(),
-                 .resident_bytes = pace_.cost().resident_bytes,
-                 .model_bytes = pace_.cost().model_bytes,
-                 .exposed_seconds = pace_.cost().exposed_seconds,
+                 .resident_bytes = pace_.usage().resident_bytes,
+                 .model_bytes = pace_.usage().model_bytes,
+                 .exposed_seconds = pace_.usage().exposed_seconds,
                  .seconds = pace_.seconds()};
   if (std::int64_t tokens = task_.tokens_per_sample(); tokens > 0)
     row.tokens_per_second = row.samples_per_second * static_cast<double>(tokens);

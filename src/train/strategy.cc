@@ -47,16 +47,19 @@ ShardOptions shard_options(const Options& options, const Task& task) {
 }
 
 // Their sizes without -1.
-std::vector<MeshAxis> axes_of(const std::string& mesh, int ranks) {
+std::vector<MeshAxis> axes_of(const Options& options, int ranks) {
   try {
-    std::vector<MeshAxis> axes = parse_axes(mesh);
+    std::vector<MeshAxis> axes = parse_axes(options.mesh);
     constexpr std::array known{copies_axis, shards_axis};
     for (const MeshAxis& axis : axes)
       check_input(std::ranges::count(known, axis.name) > 0, "{}",
                   unknown_name("axis", axis.name, known));
     return MeshLayout(std::move(axes), ranks).axes();
   } catch (const Error& error) {
-    throw BadInput(formatted("--mesh {}: {}", visible(mesh), error.what()));
+    auto place = options.places.find("mesh");
+    throw BadInput(formatted(
+        "--mesh {}: {}{}", visible(options.mesh), error.what(),
+        place == options.places.end() ? "" : formatted(" (mesh is set in {})", place->second)));
   }
 }
 
@@ -78,7 +81,7 @@ Division division_of(const Options& options, int ranks) {
   bool is_divided = options.shard != "none";
   Division division{.axes = {}, .copies = is_divided ? 1 : ranks, .shards = is_divided ? ranks : 1};
   if (!options.mesh.empty()) {
-    division.axes = axes_of(options.mesh, ranks);
+    division.axes = axes_of(options, ranks);
     division.copies = size_of(division.axes, copies_axis);
     division.shards = size_of(division.axes, shards_axis);
     check_input(is_divided || division.shards == 1,

@@ -47,8 +47,33 @@ TEST(UnattachedHandle, SaysSo) {
   EXPECT_FALSE(handle.is_attached());
   expect_words(message_of<InvalidArgument>([&] { (void)handle.parameters(); }), {"no module"});
   expect_words(message_of<InvalidArgument>([&] { (void)handle.no_sync(); }), {"no module"});
+  expect_words(message_of<InvalidArgument>([&] { (void)handle.mesh(); }), {"no module"});
   expect_words(message_of<InvalidArgument>([&] { (void)ShardedModule().units(); }), {"no module"});
   (void)DistributedDataParallel();
+}
+
+TEST_P(EveryHandle, KnowsTheMeshThatItWasGiven) {
+  run([](torch::nn::Sequential&, Handle& handle) { EXPECT_FALSE(handle.mesh().has_value()); });
+  const bool is_sharded = GetParam().sharded.has_value();
+  for (const std::vector<MeshAxis>& axes :
+       {std::vector<MeshAxis>{{"dp", 4}}, {{"dp", 2}, {"fsdp", 2}}})
+    run_as_threads(4, [&](Group group) {
+      torch::nn::Sequential model = two_layers();
+      Mesh mesh(group, axes);
+      Handle handle;
+      if (is_sharded) {
+        ShardOptions options = *GetParam().sharded;
+        options.units = {"0", "2"};
+        handle = fully_shard(model, mesh, options);
+      } else {
+        handle = DistributedDataParallel(model, mesh);
+      }
+      ASSERT_TRUE(handle.mesh().has_value());
+      EXPECT_EQ(handle.mesh()->axes(), axes);
+      EXPECT_EQ(handle.mesh()->coordinates(), mesh.coordinates());
+      EXPECT_EQ(handle.group().size(), 4);
+      loss_of_layers(model, group.rank()).backward();
+    });
 }
 
 TEST_P(EveryHandle, TrainsThroughOneType) {

@@ -61,7 +61,11 @@ TEST(TrainingDocument, ListsWhatARunWrites) {
     for (const auto& [field, value] : row.items()) fields.insert(field);
   options = tiny_mlp(folder);
   options.out += "-mlp";
+  options.shard = "full";
+  options.precision = "fp16";
   run(1, options);
+  for (const auto& row : metrics_of(options.out))
+    for (const auto& [field, value] : row.items()) fields.insert(field);
   for (const char* file :
        {"out/best.safetensors", "out-mnist/best.safetensors", "out-mlp/model.safetensors"})
     for (const auto& [entry, value] : checkpoint::read_safetensors(folder / file).metadata)

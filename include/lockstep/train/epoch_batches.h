@@ -48,7 +48,9 @@ class EpochBatches {
   using Rows = data::BatchOf<Dataset>;
 
   static Dataset checked(Dataset dataset, const Group& group) {
-    auto samples = static_cast<std::int64_t>(dataset.size().value());
+    const std::optional<std::size_t> size = dataset.size();
+    check_input(size.has_value(), "expected a training set that knows its size, found none");
+    auto samples = static_cast<std::int64_t>(*size);
     check_input(samples >= group.size(),
                 "expected a training sample for each rank, found {} samples for {} ranks", samples,
                 group.size());

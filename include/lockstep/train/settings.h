@@ -31,6 +31,7 @@ enum class Scope {
 struct Setting {
   std::string name;                       // small letters, digits and dashes
   std::string help;                       // for --help: one line
+  std::string value_name = {};            // for --help: "AXES"; empty: WORD, PATH or N by its kind
   std::vector<std::string> choices = {};  // of a text: the words that it may be; empty: any text
   double least = 0;                       // of a number: its bounds, both included
   double most = 1e15;

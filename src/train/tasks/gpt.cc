@@ -1,7 +1,7 @@
 #include "train/tasks/gpt.h"
 
 #include "train/data_fingerprint.h"
-#include "train/streams.h"
+#include "train/random_streams.h"
 #include "train/tasks/tensor_checks.h"
 
 #include <lockstep/base/check.h>

@@ -1,0 +1,196 @@
+// A task that is none of the trainer's own, with no more than a task must have.
+#include <lockstep/train/epoch_batches.h>
+#include <lockstep/train/task.h>
+
+#include "train/messages.h"
+#include "train/micro_batches.h"
+#include "train/runs.h"
+
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep::train {
+namespace {
+
+namespace fs = std::filesystem;
+using test::TemporaryFolder;
+
+// Sums of three numbers.
+struct Sums {
+  std::size_t count = 0;
+  double scale = 1;
+  [[nodiscard]] std::size_t size() const { return count; }
+  [[nodiscard]] torch::data::Example<> get(std::size_t index) const {
+    const auto number = static_cast<std::int64_t>(index);
+    at::Tensor x = torch::tensor({number % 3, number % 5, number % 7}).to(at::kFloat) * scale;
+    return {x, x.sum(0, /*keepdim=*/true)};
+  }
+};
+
+class SumTask : public Task {
+ public:
+  [[nodiscard]] std::string name() const override { return "sum"; }
+  void declare(Settings& settings) override {
+    settings.add({.name = "scale", .help = "of the data", .least = 0.1}, scale_);
+    settings.add({.name = "bias", .help = "of the model", .scope = Scope::shape}, bias_);
+  }
+  void load(const Options& options, const Group& group) override {
+    batches_.emplace(Sums{120, scale_}, options, group);
+    validation_ = {21, scale_};
+  }
+  [[nodiscard]] std::shared_ptr<torch::nn::Module> make_model() override {
+    model_ = torch::nn::Linear(torch::nn::LinearOptions(3, 1).bias(bias_));
+    return model_.ptr();
+  }
+  [[nodiscard]] std::int64_t steps_per_epoch() const override {
+    return batches_->steps_per_epoch();
+  }
+  [[nodiscard]] Batch batch(std::int64_t step) override { return batches_->batch(step); }
+  [[nodiscard]] at::Tensor loss(const Batch& batch) override {
+    return at::mse_loss(model_->forward(batch.data), batch.target);
+  }
+  [[nodiscard]] std::int64_t validation_samples() const override { return 21; }
+  [[nodiscard]] Batch validation(std::span<const std::size_t> samples) override {
+    return data::read_batch(validation_, {samples.data(), samples.size()});
+  }
+
+  double scale_ = 1;
+  bool bias_ = true;
+
+ private:
+  Sums validation_;
+  std::optional<EpochBatches<Sums>> batches_;
+  torch::nn::Linear model_{nullptr};
+};
+
+Options of_sums(const TemporaryFolder& folder) {
+  Options options;
+  options.out = folder / "out";
+  options.steps = 0;
+  options.epochs = 8;
+  options.batch = 12;
+  options.lr = 0.05;
+  options.log_every = 1;
+  options.keep = 0;
+  options.threads = 1;
+  return options;
+}
+
+void run_sums(int ranks, const Options& options) {
+  test::run_group(test::Engine::shm, ranks, [&](Group group) {
+    SumTask task;
+    (void)train(task, options, group);
+  });
+}
+
+class OwnTask : public testing::TestWithParam<int> {};
+
+TEST_P(OwnTask, IsTrainedEvaluatedSavedAndGoesOnToTheBit) {
+  TemporaryFolder folder;
+  for (const char* shard : {"none", "full"}) {
+    Options options = of_sums(folder);
+    options.shard = shard;
+    options.out += shard;
+    run_sums(GetParam(), options);
+    auto rows = metrics_of(options.out);
+    ASSERT_EQ(rows.size(), 80u);
+    EXPECT_LT(rows.back()["val_loss"].get<double>(), rows[9]["val_loss"].get<double>() / 2);
+    for (const char* name : {"best.safetensors", "model.safetensors", "config.toml"})
+      EXPECT_TRUE(fs::exists(fs::path(options.out) / name)) << name;
+    Options again = options;
+    again.out += "-again";
+    fs::copy(options.out, again.out, fs::copy_options::recursive);
+    again.resume_from = "step-40";
+    run_sums(GetParam(), again);
+    EXPECT_EQ(distance(options.out, again.out), 0);
+    auto metadata =
+        checkpoint::read_safetensors(fs::path(options.out) / "model.safetensors").metadata;
+    EXPECT_EQ(metadata.at("task"), "sum");
+    EXPECT_EQ(metadata.at("bias"), "true");
+    EXPECT_FALSE(metadata.contains("scale"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, OwnTask, testing::Values(1, 2, 3, 4));
+
+std::string refused(const Options& options, SumTask& task) {
+  return test::message_of([&] { (void)train(task, options, Group()); });
+}
+
+TEST(OwnTaskChecks, OtherDataAndOtherModelsAreRefusedOnAResume) {
+  TemporaryFolder folder;
+  Options options = of_sums(folder);
+  SumTask task, other_data, other_model;
+  (void)train(task, options, Group());
+  options.resume = true;
+  options.epochs = 9;
+  other_data.scale_ = 2;
+  EXPECT_NE(refused(options, other_data).find("the task's data: expected the data that"),
+            std::string::npos);
+  other_model.bias_ = false;
+  EXPECT_EQ(refused(options, other_model),
+            "--resume: bias is false, the checkpoint's is true: a run goes on with the model that "
+            "it has");
+}
+
+TEST(OwnTaskChecks, StopsEarly) {
+  TemporaryFolder folder;
+  Options options = of_sums(folder);
+  options.lr = 0;
+  options.patience = 2;
+  SumTask task;
+  Report report = train(task, options, Group());
+  EXPECT_TRUE(report.stopped_early);
+  EXPECT_EQ(report.step, 30);
+}
+
+// What load_validation(), data_fingerprint() and measure() do unless a task says more.
+TEST(OwnTaskChecks, TheDefaultsOfATask) {
+  TemporaryFolder folder;
+  SumTask task;
+  task.load_validation(of_sums(folder), Group(), "");
+  EXPECT_EQ(test::message_of([&] { task.load_validation(of_sums(folder), Group(), "x"); }),
+            "x: the task sum measures no other data than its own");
+  const std::string before = task.data_fingerprint();
+  EXPECT_TRUE(before.starts_with("21 samples, the first ones of 84 elements")) << before;
+  task.scale_ = 3;
+  task.load(of_sums(folder), Group());
+  EXPECT_NE(task.data_fingerprint(), before);
+  (void)task.make_model();
+  const std::vector<std::size_t> samples{0, 1, 2};
+  Batch batch = task.validation(samples);
+  Totals found = task.measure(batch);
+  EXPECT_EQ(found.targets, 3);
+  EXPECT_DOUBLE_EQ(found.loss, task.loss(batch).item<double>() * 3);
+}
+
+TEST(MicroBatches, CutEveryTensorAlongItsRows) {
+  Batch batch(torch::arange(14).view({7, 2}), torch::arange(7), {torch::arange(7) + 10});
+  auto parts = micro_batches(batch, 3);
+  ASSERT_EQ(parts.size(), 3u);
+  EXPECT_EQ(parts[2].data.size(0), 1);
+  EXPECT_TRUE(parts[1].target.equal(torch::tensor({3, 4, 5})));
+  EXPECT_TRUE(parts[1].more.at(0).equal(torch::tensor({13, 14, 15})));
+  batch.more[0] = torch::arange(6);
+  EXPECT_NE(test::message_of([&] { (void)micro_batches(batch, 3); }).find("expected 7 rows"),
+            std::string::npos);
+  EXPECT_THROW((void)micro_batches(Batch(torch::ones({}), torch::ones({})), 1), InvalidArgument);
+}
+
+TEST(MicroBatches, FloatingPointInputsAreCast) {
+  Batch batch(torch::ones({2, 2}), torch::ones({2}), {torch::arange(2), torch::ones({2})});
+  Batch cast = cast_batch(batch, at::kBFloat16);
+  EXPECT_EQ(cast.data.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(cast.target.scalar_type(), at::kFloat);
+  EXPECT_EQ(cast.more[0].scalar_type(), at::kLong);
+  EXPECT_EQ(cast.more[1].scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(cast_batch(batch, std::nullopt).data.is_same(batch.data));
+}
+
+}  // namespace
+}  // namespace lockstep::train

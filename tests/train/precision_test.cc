@@ -1,0 +1,286 @@
+// --precision, --reduce-dtype, --prefetch and --mesh: what they give is what the library gives when
+// it is told the same, to the bit; runs go on under other ones; what makes no sense is one line.
+#include <lockstep/train/trainer.h>
+
+#include <lockstep/optim/adamw.h>
+#include <lockstep/optim/grad_scaler.h>
+#include <lockstep/parallel/sharded/fully_shard.h>
+
+#include "train/messages.h"
+#include "train/random_streams.h"
+#include "train/runs.h"
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace lockstep::train {
+namespace {
+
+using test::TemporaryFolder;
+
+std::optional<c10::ScalarType> dtype_named(const std::string& word) {
+  if (word == "bf16") return at::kBFloat16;
+  if (word == "fp16") return at::kHalf;
+  return std::nullopt;
+}
+
+RunSetup sharded_mlp(const TemporaryFolder& folder) {
+  RunSetup setup = tiny_mlp(folder);
+  setup.shard = "full";
+  setup.layers = 4;
+  return setup;
+}
+
+// The same run as a loop of a user's own; its model goes to OUT-by-hand.
+RunSetup by_hand(int ranks, RunSetup setup, const std::vector<MeshAxis>& axes = {}) {
+  auto task_of = [&] { return setup.make(); };
+  RunSetup hand = setup;
+  hand.out += "-by-hand";
+  std::filesystem::create_directories(hand.out);
+  test::run_group(test::Engine::shm, ranks, [&](Group group) {
+    at::set_num_threads(1);
+    auto task = task_of();
+    task->load(setup, group);
+    torch::manual_seed(static_cast<std::uint64_t>(setup.seed));
+    auto module = task->make_model();
+    const auto compute = dtype_named(setup.precision);
+    ShardOptions how{.units = {"layers.*"},
+                     .compute_dtype = compute,
+                     .reduce_dtype = setup.reduce_dtype == "fp32" ? std::optional(at::kFloat)
+                                                                  : dtype_named(setup.reduce_dtype),
+                     .prefetch = static_cast<int>(setup.prefetch)};
+    Handle handle = axes.empty() ? fully_shard(module, group, how)
+                                 : fully_shard(module, Mesh(group, axes), how);
+    optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(setup.lr).weight_decay(0));
+    optim::GradScaler scaler({.enabled = compute == at::kHalf});
+    for (std::int64_t step = 0; step < setup.steps; ++step) {
+      Batch batch = task->batch(step);
+      if (compute) batch.data = batch.data.to(*compute);
+      handle.zero_grad();
+      scaler.scale(task->loss(batch)).backward();
+      scaler.step(adamw);
+      scaler.update();
+    }
+    auto tensors = handle.state_dict();
+    if (group.is_root())
+      checkpoint::write_safetensors(std::filesystem::path(hand.out) / "model.safetensors", tensors);
+  });
+  return hand;
+}
+
+class Precision : public testing::TestWithParam<int> {};
+
+TEST_P(Precision, IsThatOfALoopOfOnesOwnToTheBit) {
+  for (const auto& [precision, reduce] : {std::pair("fp32", "fp32"),
+                                          {"fp32", "bf16"},
+                                          {"bf16", "fp32"},
+                                          {"bf16", "bf16"},
+                                          {"fp16", "fp32"}}) {
+    TemporaryFolder folder;
+    RunSetup setup = sharded_mlp(folder);
+    setup.precision = precision;
+    setup.reduce_dtype = reduce;
+    setup.prefetch = 2;
+    run(GetParam(), setup);
+    EXPECT_EQ(distance(setup.out, by_hand(GetParam(), setup).out), 0) << precision << reduce;
+    auto rows = metrics_of(setup.out);
+    EXPECT_LT(rows.back()["val_loss"], rows.front()["loss"]) << precision << reduce;
+    EXPECT_EQ(rows.back().contains("loss_scale"), precision == std::string("fp16"));
+  }
+}
+
+TEST_P(Precision, ChangesWhatIsLearnedALittle) {
+  TemporaryFolder folder;
+  RunSetup exact = tiny_gpt(folder);
+  exact.steps = 20;
+  run(GetParam(), exact);
+  for (const char* precision : {"bf16", "fp16"})
+    for (const char* level : {"optimizer", "gradients", "full"}) {
+      RunSetup setup = exact;
+      setup.shard = level;
+      setup.precision = precision;
+      setup.out += std::string(precision) + level;
+      run(GetParam(), setup);
+      EXPECT_NE(distance(exact.out, setup.out), 0) << precision << level;
+      EXPECT_NEAR(last_val_loss(setup.out), last_val_loss(exact.out), 2e-2) << precision << level;
+    }
+}
+
+// The loss scale goes on with the run, and what was skipped stays skipped.
+TEST_P(Precision, Float16GoesOnToTheBit) {
+  TemporaryFolder folder;
+  RunSetup setup = tiny_gpt(folder);
+  setup.shard = "full";
+  setup.precision = "fp16";
+  setup.accumulate = 2;
+  run(GetParam(), setup);
+  RunSetup again = cut_at(setup, 4);
+  run(GetParam(), again);
+  EXPECT_EQ(distance(setup.out, again.out), 0);
+  expect_same_rows(setup, again);
+  for (std::size_t i = 0; i < 8; ++i)
+    EXPECT_EQ(metrics_of(setup.out)[i]["loss_scale"], metrics_of(again.out)[i]["loss_scale"]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Precision, testing::Values(1, 2, 3));
+
+TEST(PrecisionRun, DigitsLearnInBfloat16) {
+  TemporaryFolder folder;
+  RunSetup setup = tiny_mnist(folder);
+  setup.epochs = 40;
+  setup.gamma = 1;
+  setup.shard = "full";
+  setup.precision = "bf16";
+  run(2, setup);
+  EXPECT_GT(metrics_of(setup.out).back()["accuracy"].get<double>(), 0.9);
+}
+
+TEST(PrecisionRun, MayChangeOnAResume) {
+  TemporaryFolder folder;
+  RunSetup setup = tiny_gpt(folder);
+  run(2, setup);
+  for (const char* precision : {"fp16", "bf16"}) {
+    RunSetup again = cut_at(setup, 4);
+    std::filesystem::rename(again.out, again.out + precision);
+    again.out += precision;
+    again.shard = "full";
+    again.precision = precision;
+    run(2, again);
+    EXPECT_NEAR(last_val_loss(again.out), last_val_loss(setup.out), 2e-2);
+  }
+}
+
+TEST(MeshRun, HybridShardingIsThatOfALoopOfOnesOwnToTheBit) {
+  TemporaryFolder folder;
+  RunSetup setup = sharded_mlp(folder);
+  setup.mesh = "dp=-1,fsdp=2";
+  run(4, setup);
+  EXPECT_EQ(distance(setup.out, by_hand(4, setup, {{"dp", 2}, {"fsdp", 2}}).out), 0);
+  RunSetup plain = setup;
+  plain.out += "-plain";
+  plain.mesh = "";
+  plain.shard = "none";
+  run(4, plain);
+  EXPECT_EQ(distance(setup.out, plain.out), 0);
+}
+
+TEST(MeshRun, GoesOnUnderOtherMeshesAndNumbersOfRanks) {
+  TemporaryFolder folder;
+  RunSetup setup = tiny_gpt(folder);
+  setup.clip = 0;
+  setup.shard = "full";
+  setup.mesh = "dp=2,fsdp=2";
+  setup.accumulate = 3;
+  run(4, setup);
+  int number = 0;
+  auto resumed = [&](int ranks, const char* shard, const char* mesh) {
+    RunSetup again = cut_at(setup, 4);
+    std::string out = again.out + std::to_string(++number);
+    std::filesystem::rename(again.out, out);
+    again.out = out;
+    again.shard = shard;
+    again.mesh = mesh;
+    again.accumulate = ranks == 3 ? 1 : 3;
+    run(ranks, again);
+    return again;
+  };
+  for (auto [shard, mesh] : {std::pair("full", "dp=2,fsdp=2"),
+                             {"gradients", "fsdp=4"},
+                             {"none", "dp=4"},
+                             {"full", ""},
+                             {"full", "dp=1,fsdp=-1"}}) {
+    RunSetup again = resumed(4, shard, mesh);
+    expect_same_rows(setup, again);
+    EXPECT_EQ(distance(setup.out, again.out), 0) << shard << mesh;
+  }
+  // In another order of the axes other ranks are neighbours, and sums have another order.
+  for (auto [ranks, mesh] : {std::pair(4, "fsdp=2,dp=2"), {2, "dp=-1,fsdp=1"}, {3, "fsdp=3"}})
+    EXPECT_NEAR(last_val_loss(resumed(ranks, "full", mesh).out), last_val_loss(setup.out), 1e-3)
+        << mesh;
+}
+
+TEST(MeshRun, AMeshMayBeGivenInPlaceOfItsName) {
+  TemporaryFolder folder;
+  RunSetup named = sharded_mlp(folder);
+  named.mesh = "dp=2,fsdp=1";
+  run(2, named);
+  RunSetup given = named;
+  given.mesh = "";
+  given.out += "-given";
+  test::run_group(test::Engine::shm, 2, [&](Group group) {
+    (void)train(*given.make(), given, Mesh(group, {{"dp", 2}, {"fsdp", 1}}));
+    EXPECT_THROW((void)train(*named.make(), named, Mesh(group, {{"fsdp", 2}})), InvalidArgument);
+  });
+  EXPECT_EQ(distance(named.out, given.out), 0);
+  EXPECT_EQ(
+      checkpoint::load_training_state(*checkpoint::latest_checkpoint(given.out)).config.at("mesh"),
+      "dp=2,fsdp=1");
+}
+
+TEST(MeshRun, WhatMakesNoSenseIsOneLineBeforeAnythingRuns) {
+  auto said = [](int ranks, auto change) {
+    RunSetup setup("mlp");
+    setup.out = "x";
+    setup.batch = 24;
+    change(setup);
+    std::string message = test::message_of([&] { check_run(setup, ranks); });
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+    return message;
+  };
+  auto mesh = [&](const char* text, const char* shard = "full", int ranks = 4) {
+    return said(ranks, [&](RunSetup& setup) {
+      setup.mesh = text;
+      setup.shard = shard;
+    });
+  };
+  EXPECT_EQ(mesh("dp=2,fsdp=2"), "nothing was thrown");
+  EXPECT_EQ(mesh("dp=-1", "none"), "nothing was thrown");
+  EXPECT_EQ(mesh("dp=2,tp=2"), "--mesh dp=2,tp=2: unknown axis 'tp'; known: dp, fsdp");
+  EXPECT_EQ(mesh("dp=2,fsdp=3"),
+            "--mesh dp=2,fsdp=3: mesh dp=2, fsdp=3: the sizes multiply to 6, but the group has 4 "
+            "ranks");
+  EXPECT_NE(said(2,
+                 [](RunSetup& setup) {
+                   setup.mesh = "dp=2,fsdp=2";
+                   setup.shard = "full";
+                   setup.places["mesh"] = "out/config.toml line 9";
+                 })
+                .find("but the group has 2 ranks (mesh is set in out/config.toml line 9)"),
+            std::string::npos);
+  EXPECT_NE(mesh("dp=3,fsdp=-1").find("4 ranks cannot be divided by 3"), std::string::npos);
+  EXPECT_NE(mesh("dp").find("expected name=size, such as dp=2, found 'dp'"), std::string::npos);
+  EXPECT_NE(mesh("dp=2,dp=2").find("axis dp comes twice"), std::string::npos);
+  EXPECT_NE(mesh("fsdp=0"), "nothing was thrown");
+  EXPECT_EQ(mesh("dp=2,fsdp=2", "none"),
+            "--mesh dp=2,fsdp=2: fsdp needs --shard optimizer, gradients or full; --shard none "
+            "makes copies (dp) only");
+  EXPECT_EQ(mesh("dp=4"),
+            "--mesh dp=4: expected an axis fsdp, over which --shard full divides the model");
+  EXPECT_EQ(said(2, [](RunSetup& setup) { setup.precision = "bf16"; }),
+            "--precision bf16 needs --shard optimizer, gradients or full: --shard none computes "
+            "and sums in the parameters' own fp32");
+  EXPECT_NE(said(2, [](RunSetup& setup) { setup.reduce_dtype = "fp16"; })
+                .find("--reduce-dtype fp16 needs --shard"),
+            std::string::npos);
+  EXPECT_EQ(said(2,
+                 [](RunSetup& setup) {
+                   setup.prefetch = 3;
+                   setup.shard = "gradients";
+                 }),
+            "--prefetch 3 needs --shard full, found --shard gradients");
+  EXPECT_NE(said(4,
+                 [](RunSetup& setup) {
+                   setup.shard = "full";
+                   setup.mesh = "dp=2,fsdp=2";
+                   setup.node_shared = setup.reduce_in_step = true;
+                 })
+                .find("--reduce-in-step needs all ranks on the axis fsdp"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep::train
