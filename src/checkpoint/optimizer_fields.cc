@@ -126,7 +126,7 @@ const OptimizerOptions* GroupOptions::find(const at::Tensor& parameter) const {
 }
 
 Fields fields_of(const OptimizerParamState& state) {
-  if (auto* ours = dynamic_cast<const optim::KeptBeside*>(&state)) return ours->plain_fields();
+  if (auto* ours = dynamic_cast<const optim::ExtraState*>(&state)) return ours->plain_fields();
   Fields fields;
   // The tensors are only looked at.
   for (const optim::StateField& field : optim::fields_of(const_cast<OptimizerParamState&>(state)))
@@ -160,7 +160,7 @@ std::unique_ptr<OptimizerParamState> make_state(const OptimizerOptions& options,
   for (const optim::StateField& field : optim::fields_of(*state))
     if (auto found = fields.find(std::string(field.name)); found != fields.end())
       *field.values = std::move(found->second);
-  if (auto* ours = dynamic_cast<optim::KeptBeside*>(state.get()))
+  if (auto* ours = dynamic_cast<optim::ExtraState*>(state.get()))
     if (auto found = fields.find(master); found != fields.end())
       ours->master_parameter = std::move(found->second);
   return state;

@@ -1,9 +1,9 @@
-#include "optim/kept.h"
 #include "optim/state_fields.h"
+#include "optim/state_tensors.h"
 
 #include <lockstep/base/check.h>
+#include <lockstep/optim/gradient_transform.h>
 #include <lockstep/optim/state_memory.h>
-#include <lockstep/optim/treatment.h>
 
 #include <ATen/core/grad_mode.h>
 
@@ -65,7 +65,7 @@ void want_first_state(WantedFields& wanted, FirstState& first, const at::Tensor&
     if (first.zeros[i])
       want(wanted, i,
            {.dense = parameter,
-            .kept = {.values = fields[i].values},
+            .state = {.values = fields[i].values},
             .dtype = parameter.scalar_type()});
 }
 
@@ -77,7 +77,7 @@ void want_state(WantedFields& wanted, OptimizerParamState& state, const StateMem
     if (!values.is_non_overlapping_and_dense()) continue;
     want(wanted, i,
          {.dense = values,
-          .kept = {.values = fields[i].values},
+          .state = {.values = fields[i].values},
           .dtype = values.scalar_type(),
           .values = values});
   }
@@ -86,7 +86,7 @@ void want_state(WantedFields& wanted, OptimizerParamState& state, const StateMem
 }  // namespace
 
 void move_state(torch::optim::Optimizer& optimizer, const std::shared_ptr<StateMemory>& memory) {
-  check(dynamic_cast<TreatsGradients*>(&optimizer) == nullptr,
+  check(dynamic_cast<TransformsGradients*>(&optimizer) == nullptr,
         "move_state: an optimizer of lockstep::optim is given its memory when it is made, as "
         "UpdateOptions::memory");
   if (!memory) return;

@@ -1,5 +1,4 @@
-// A user's program: a model and a loop of its own, sharded, clipped, in mixed precision; saved every
-// five steps, and going on from there on any number of ranks.   own_program FOLDER STEPS
+// A user's own model and loop, sharded, clipped, in mixed precision, saved: own_program FOLDER STEPS
 #include <lockstep/lockstep.h>
 
 #include <torch/torch.h>
@@ -30,11 +29,11 @@ TORCH_MODULE(Net);
 
 int main(int argc, char** argv) try {
   ls::Group world = ls::init();
-  const std::string folder = argv[1];
+  const std::string folder = argc > 1 ? argv[1] : "out";
   const std::int64_t steps = argc > 2 ? std::stoll(argv[2]) : 100;
   Net model = ls::deferred([] { return torch::manual_seed(1), Net(); }, {.smallest = 1024});
-  ls::Handle handle = ls::fully_shard(
-      model, world, {.units = {"blocks.*"}, .compute_dtype = torch::kBFloat16});
+  ls::Handle handle =
+      ls::fully_shard(model, world, {.units = {"blocks.*"}, .compute_dtype = torch::kBFloat16});
   torch::optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(3e-3));
   ls::optim::Scheduler scheduler(adamw, ls::optim::cosine({.steps = steps}));
   std::int64_t step = 0;
