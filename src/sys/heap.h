@@ -14,4 +14,8 @@ void keep_freed_memory();
 // wanted again. Any thread; milliseconds a gigabyte.
 void return_freed_memory();
 
+// From now on return_freed_memory() calls this, too: for another allocator that keeps what was
+// freed. One a process.
+void also_return_freed_memory(void (*give_back)());
+
 }  // namespace lockstep::sys

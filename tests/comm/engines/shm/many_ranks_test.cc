@@ -1,4 +1,5 @@
-// As many ranks as one host may have, with the arenas that they get when nobody says anything.
+// As many ranks as one host may have, with the arenas that they get when nobody says anything: each
+// has address space for as many tensors as the machine has memory, and all ranks map it.
 #include "comm/engines/shm/ranks.h"
 
 #include <gtest/gtest.h>
@@ -24,6 +25,7 @@ TEST(ManyRanks, MeetAndWorkWithTheArenaThatTheyGet) {
   auto options = small_options();
   options.join_timeout = options.timeout = std::chrono::seconds(35);
   options.arena_bytes = shm::arena_bytes(std::nullopt, "", ranks);
+  options.arena_bytes += shm::bytes_for_tensors(options.arena_bytes, ranks);
   TemporaryFolder folder;
   auto body = on_endpoint(
       folder, ranks,
