@@ -1,7 +1,18 @@
 // How this process's malloc treats large blocks.
 #pragma once
 
+#include <array>
+
 namespace lockstep::sys {
+
+// What keep_freed_memory() sets, and the environment variable that sets it in any program.
+struct MallocSetting {
+  const char* variable;
+  int value;
+};
+inline constexpr MallocSetting map_blocks_from{"MALLOC_MMAP_THRESHOLD_", 1 << 30};
+inline constexpr MallocSetting trim_from{"MALLOC_TRIM_THRESHOLD_", (1U << 31) - 1};
+inline constexpr std::array malloc_settings{map_blocks_from, trim_from};
 
 // Freed blocks stay with the process. glibc otherwise gives blocks of many megabytes back to the
 // system, and a training step that frees and allocates the same gradients and activations pays for
