@@ -31,8 +31,8 @@ class ArenaTensors {
   // Less is copied sooner than it is looked for in the arenas.
   static constexpr std::size_t least_bytes = 64 << 10;
 
-  // When the system gives a tensor its pages. `at_once` costs time, but then making the tensor fails
-  // where there are none, as with LibTorch's own allocator, and touching it never does.
+  // When the system gives a tensor its pages. `at_once` costs time, but then making the tensor
+  // fails where there are none, as with LibTorch's own allocator, and touching it never does.
   enum class Pages { when_touched, at_once };
 
   ArenaTensors(const std::shared_ptr<Arena>& arena, std::size_t most_bytes,
