@@ -29,3 +29,5 @@
 #include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/sharded/sharded_build.h>
+#include <lockstep/parallel/threads/data_parallel.h>
+#include <lockstep/parallel/threads/devices.h>

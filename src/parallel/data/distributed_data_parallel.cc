@@ -8,6 +8,7 @@
 #include "parallel/gradient_hooks.h"
 #include "parallel/handle_state.h"
 #include "parallel/state_broadcast.h"
+#include "parallel/whole_parameters.h"
 
 #include <lockstep/base/check.h>
 #include <lockstep/dispatch/deferral.h>
@@ -121,24 +122,12 @@ void DataParallelState::detach() {
 }
 
 std::vector<NamedPart> DataParallelState::named_parameters() const {
-  std::vector<NamedPart> list;
-  for (const auto& [name, tensor, aliases] : parameters_)
-    list.push_back({name, tensor, aliases, layout::whole_slice(tensor.sizes())});
-  return list;
+  return parallel::whole_parts(parameters_);
 }
 
 void DataParallelState::zero_grad(bool set_to_none) {
   step_->check_module();
-  for (const NamedParameter& parameter : parameters_) {
-    at::Tensor& gradient = parameter.tensor.mutable_grad();
-    if (!gradient.defined()) continue;
-    if (set_to_none) {
-      gradient.reset();
-    } else {
-      gradient = gradient.detach();
-      gradient.zero_();
-    }
-  }
+  parallel::zero_gradients(parameters_, set_to_none);
 }
 
 std::vector<NamedPart> DataParallelState::state_parts() {
@@ -156,11 +145,8 @@ std::vector<at::Tensor> DataParallelState::gather_parts(const std::vector<at::Te
 
 HandleMemory DataParallelState::memory() const {
   HandleMemory memory;
-  for (const NamedParameter& parameter : parameters_) {
-    memory.whole += static_cast<std::int64_t>(parameter.tensor.nbytes());
-    const at::Tensor& gradient = parameter.tensor.grad();
-    if (gradient.defined()) memory.gradients += static_cast<std::int64_t>(gradient.nbytes());
-  }
+  for (const NamedParameter& parameter : parameters_)
+    parallel::count_memory(parameter.tensor, memory);
   return memory;
 }
 
