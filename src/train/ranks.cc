@@ -9,8 +9,8 @@
 #include <lockstep/base/check.h>
 #include <lockstep/base/format.h>
 #include <lockstep/comm/init.h>
+#include <lockstep/comm/together.h>
 #include <lockstep/launch/agent.h>
-#include <lockstep/train/agreement.h>
 
 #include <cstdio>
 #include <filesystem>

@@ -9,28 +9,18 @@
 #include "train/random_streams.h"
 
 #include <lockstep/base/check.h>
-#include <lockstep/checkpoint/handle_state.h>
-#include <lockstep/module/state_dict.h>
+#include <lockstep/checkpoint/checkpoint.h>
+#include <lockstep/comm/together.h>
 #include <lockstep/optim/gradient_transform.h>
 #include <lockstep/parallel/sharded/deferred.h>
-#include <lockstep/train/agreement.h>
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
 #include <cmath>
 
 namespace lockstep::train {
 namespace {
-
-// Each memory once: a tied tensor under the name it is registered by.
-checkpoint::NamedTensors without_aliases(const torch::nn::Module& module,
-                                         checkpoint::NamedTensors tensors) {
-  for (const Alias& alias : aliases_of(module)) tensors.erase(alias.name);
-  return tensors;
-}
 
 // A checkpoint that is named is one to go on from.
 Options with_resume(Options options) {
@@ -65,12 +55,11 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
     check_memory(options_, {.parameters = task_.parameters(), .activations = task_.activations()},
                  world_.size());
     torch::manual_seed(static_cast<std::uint64_t>(options_.seed));
-    if (options_.deferred && !state) {
+    if (options_.deferred) {
       module_ = deferred([&] { return task_.make_model(); });
     } else {
       module_ = task_.make_model();
     }
-    if (state) load_model(*state);
   });
   compare_data();
   handle_ = make_handle(options_, task_, module_, world_);
@@ -94,18 +83,13 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
 void Run::restore(const checkpoint::TrainingState& state) {
   together(world_, [&] {
     check_progress(state);
-    in_file(checkpoint_file(state.step, "optimizer.safetensors"),
-            [&] { checkpoint::load_optimizer_state(*optimizer_, handle_, state.optimizer); });
-    in_file(checkpoint_file(state.step, "training.json"), [&] { restore_progress(state); });
-    step_ = saved_step_ = state.step;
-    auto ranks = static_cast<std::int64_t>(state.random.size());
-    if (ranks == world_.size()) {
-      at::Generator generator = at::detail::getDefaultCPUGenerator();
-      generator.set_state(state.random[world_.rank()]);
-    } else {
-      torch::manual_seed(stream_seed(options_.seed + step_, seed_stream_of_rank(world_.rank())));
-    }
+    in_file(checkpoint_folder(state.step) / "training.json", [&] { restore_progress(state); });
   });
+  step_ = saved_step_ = state.step;
+  // The folder was verified when it was chosen.
+  (void)checkpoint::load(checkpoint_folder(step_), handle_, *optimizer_, {.verify = false});
+  if (state.ranks != world_.size())
+    torch::manual_seed(stream_seed(options_.seed + step_, seed_stream_of_rank(world_.rank())));
   restore_best(state);
 }
 
@@ -165,22 +149,9 @@ bool Run::is_due(std::int64_t every) const {
   return options_.epochs > 0 && step_ % steps_per_epoch_ == 0;
 }
 
-std::vector<at::Tensor> Run::random_states() {
-  at::Tensor mine = at::detail::getDefaultCPUGenerator().get_state();
-  at::Tensor all =
-      world_.is_root() ? at::empty({world_.size(), mine.numel()}, at::kByte) : at::Tensor();
-  world_.gather(all, mine).wait();
-  return world_.is_root() ? all.unbind(0) : std::vector<at::Tensor>();
-}
-
-// Collective.
-checkpoint::TrainingState Run::state(std::vector<at::Tensor> random) {
+checkpoint::TrainingState Run::state() const {
   checkpoint::TrainingState state{.step = step_,
                                   .epoch = epoch(),
-                                  .model = without_aliases(*module_, handle_.state_dict()),
-                                  .description = description(std::nullopt, false),
-                                  .optimizer = checkpoint::optimizer_state(*optimizer_, handle_),
-                                  .random = std::move(random),
                                   .progress = {{"seconds", formatted("{}", pace_.seconds())},
                                                {"best", formatted("{}", stopping_.best)},
                                                {"waited", formatted("{}", stopping_.waited)},
@@ -196,10 +167,8 @@ checkpoint::TrainingState Run::state(std::vector<at::Tensor> random) {
 
 void Run::save() {
   auto began = Pace::Clock::now();
-  checkpoint::TrainingState now = state(random_states());
-  together(world_, [&] {
-    if (world_.is_root()) folder_.save(now);
-  });
+  checkpoint::save(options_.out, handle_, *optimizer_, state(),
+                   {.keep = options_.keep, .description = description(std::nullopt, false)});
   saved_step_ = step_;
   pace_.leave_out(began);
 }

@@ -3,7 +3,7 @@
 
 #include <lockstep/base/format.h>
 #include <lockstep/base/log.h>
-#include <lockstep/train/agreement.h>
+#include <lockstep/comm/together.h>
 
 #include <csignal>
 

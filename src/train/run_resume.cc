@@ -9,9 +9,8 @@
 #include <lockstep/base/fingerprint.h>
 #include <lockstep/base/text.h>
 #include <lockstep/base/visible.h>
-#include <lockstep/checkpoint/share.h>
-#include <lockstep/module/state_dict.h>
-#include <lockstep/train/agreement.h>
+#include <lockstep/checkpoint/checkpoint.h>
+#include <lockstep/comm/together.h>
 
 #include <ATen/ops/empty.h>
 
@@ -44,19 +43,20 @@ double number_in(const checkpoint::Metadata& progress, const std::string& name,
 }  // namespace
 
 std::optional<checkpoint::TrainingState> Run::shared_state() {
-  std::optional<checkpoint::TrainingState> found;
+  std::string folder;
   together(world_, [&] {
-    if (world_.is_root()) found = folder_.find_state();
+    if (!world_.is_root()) return;
+    if (auto found = folder_.find_checkpoint()) folder = found->string();
   });
-  if (!options_.resume) return std::nullopt;
-  return checkpoint::share(world_,
-                           world_.is_root() ? std::move(*found) : checkpoint::TrainingState{});
+  folder = broadcast_text(world_, std::move(folder));
+  if (folder.empty()) return std::nullopt;
+  return checkpoint::read_training_state(world_, folder);
 }
 
 void Run::load_data(const std::optional<checkpoint::TrainingState>& state) {
   if (state) {
     check_same_model(configuration_, *state);
-    in_file(checkpoint_file(state->step, "training.json"),
+    in_file(checkpoint_folder(state->step) / "training.json",
             [&] { task_.restore(kept_description(state->progress)); });
   }
   try {
@@ -89,13 +89,6 @@ void Run::compare_data() {
                       rank);
 }
 
-void Run::load_model(const checkpoint::TrainingState& state) {
-  in_file(checkpoint_file(state.step, "model.safetensors"), [&] {
-    check_dtypes(*module_, state.model);
-    load_state_dict(*module_, state.model);
-  });
-}
-
 void Run::check_progress(const checkpoint::TrainingState& state) const {
   check_input(state.step <= steps_,
               "--resume: the checkpoint is at step {} already, expected --{} that make more steps "
@@ -115,8 +108,8 @@ void Run::restore_progress(const checkpoint::TrainingState& state) {
        .good_steps = static_cast<std::int64_t>(number_in(state.progress, "loss_scale_steps", 0))});
 }
 
-std::filesystem::path Run::checkpoint_file(std::int64_t step, const std::string& name) const {
-  return std::filesystem::path(options_.out) / checkpoint::checkpoint_name(step) / name;
+std::filesystem::path Run::checkpoint_folder(std::int64_t step) const {
+  return std::filesystem::path(options_.out) / checkpoint::checkpoint_name(step);
 }
 
 void Run::say_notices() {
@@ -137,8 +130,8 @@ std::string Run::stopped_line() const {
   std::string command = resume_command(configuration_, "--resume");
   if (world_.size() > 1 && options_.ranks == 0) command += " (by the same launcher)";
   return formatted("stopped: signal={} steps={} seconds={:.1f} weights={} resume with: {}", signal_,
-                   step_, pace_.seconds(), checkpoint_file(step_, "model.safetensors").string(),
-                   command);
+                   step_, pace_.seconds(),
+                   (checkpoint_folder(step_) / "model.safetensors").string(), command);
 }
 
 }  // namespace lockstep::train

@@ -1,9 +1,8 @@
 #include "train/strategy.h"
 
 #include <lockstep/base/check.h>
-#include <lockstep/base/nearest.h>
 #include <lockstep/base/visible.h>
-#include <lockstep/checkpoint/handle_state.h>
+#include <lockstep/checkpoint/optimizer_state.h>
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
@@ -52,8 +51,8 @@ std::vector<MeshAxis> axes_of(const Options& options, int ranks) {
     std::vector<MeshAxis> axes = parse_axes(options.mesh);
     constexpr std::array known{copies_axis, shards_axis};
     for (const MeshAxis& axis : axes)
-      check_input(std::ranges::count(known, axis.name) > 0, "{}",
-                  unknown_name("axis", axis.name, known));
+      check_input(std::ranges::count(known, axis.name) > 0, "unknown axis '{}'; known: {}",
+                  axis.name, listed(known, ", "));
     return MeshLayout(std::move(axes), ranks).axes();
   } catch (const Error& error) {
     auto place = options.places.find("mesh");

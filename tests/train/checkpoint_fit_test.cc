@@ -16,7 +16,7 @@ namespace {
 checkpoint::TrainingState state_of(const RunSetup& options, int ranks) {
   checkpoint::TrainingState state;
   state.config = Configured(options).all.kept();
-  state.random.resize(static_cast<std::size_t>(ranks));
+  state.ranks = ranks;
   return state;
 }
 

@@ -53,8 +53,8 @@ struct Report {
 // finished, all ranks agree, a checkpoint is saved, the last line says where the weights are and
 // how to go on, and the call returns.
 //
-// Seeds LibTorch's default generator. Throws CommonFailure (agreement.h) on all ranks for what any
-// of them found wrong with data, options or files; the group's errors when a rank is lost.
+// Seeds LibTorch's default generator. Throws CommonFailure (comm/together.h) on all ranks for what
+// any of them found wrong with data, options or files; the group's errors when a rank is lost.
 [[nodiscard]] Report train(Task& task, const Options& options, Group world);
 
 // The same on the axes of a mesh, as options.mesh names them: dp, fsdp. InvalidArgument where both
