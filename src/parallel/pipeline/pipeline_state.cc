@@ -195,9 +195,8 @@ void PipelineState::before_gradients(int stage, bool last) {
 
 void PipelineState::fail(const std::optional<plan::Action>& now, const char* what) noexcept {
   try {
-    const std::string action = now ? plan::text_of(*now) : "the end of a step";
-    group_.abort(formatted("pipeline: rank {} failed in {}: {}", group_.rank(), action,
-                           visible_line(what, 2000)));
+    const std::string action = now ? plan::text_of(*now) : "the end";
+    group_.abort(formatted("{} of the pipeline failed: {}", action, visible_line(what, 2000)));
   } catch (...) {
     // The group is dead then already.
   }

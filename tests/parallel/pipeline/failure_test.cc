@@ -57,8 +57,9 @@ TEST_P(PipelineFailsOn, AStageThatThrowsIsNamedOnEveryRank) {
       } catch (const Aborted& error) {
         text = error.what();
         EXPECT_NE(group.rank(), stage);
-        expect_contains(text, "rank " + std::to_string(stage) + " failed in " +
-                                  std::to_string(stage) + "F2: no room");
+        const std::string number = std::to_string(stage);
+        expect_contains(text, "rank " + number + " ended the group: " + number +
+                                  "F2 of the pipeline failed: no room");
       } catch (const std::runtime_error& error) {
         text = error.what();
         EXPECT_EQ(group.rank(), stage) << text;
@@ -86,7 +87,8 @@ TEST_P(PipelineFailsOn, ABackwardThatThrowsToo) {
       return "no error";
     }();
     expect_contains(text, "a hook of stage 1");
-    if (group.rank() != 1) expect_contains(text, "rank 1 failed in 1W0");
+    if (group.rank() != 1)
+      expect_contains(text, "rank 1 ended the group: 1W0 of the pipeline failed: ");
   });
 }
 

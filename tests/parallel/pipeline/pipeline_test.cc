@@ -67,9 +67,8 @@ TEST_P(PipelineOn, EveryScheduleEqualsOneProcessBitForBit) {
 }
 
 // A schedule that nobody has a name for: stages of a rank that follow each other, and I and W.
-TEST_P(PipelineOn, ASchedulesFileIsExecuted) {
-  if (size() != 2) GTEST_SKIP() << "the file is for two ranks";
-  run([&](Group group) {
+TEST(PipelineOfTwoRanks, ExecutesTheScheduleOfAFile) {
+  run_group(Engine::shm, 2, [&](Group group) {
     expect_equal_to_one_process(group,
                                 plan::parse_schedule("0F0,1F0,0F1,1F1,1I1,1W1,0B1,1B0,0I0,0W0\n"
                                                      "2F0,3F0,2F1,3B0,3F1,3I1,2I1,2B0,2W1,3W1\n",
