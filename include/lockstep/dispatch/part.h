@@ -31,8 +31,11 @@ namespace lockstep::dispatch {
 class Division {
  public:
   explicit Division(Group ranks, std::optional<Duration> timeout = {});
+  // The same where each of these ranks' share is divided again: a number is first combined over
+  // the ranks of `inner`, then over `ranks`.
+  Division(std::shared_ptr<Division> inner, Group ranks, std::optional<Duration> timeout = {});
 
-  [[nodiscard]] int size() const { return ranks_.size(); }
+  [[nodiscard]] int size() const { return ranks_.size() * (inner_ ? inner_->size() : 1); }
   // Collective over the ranks, and blocking: the sum of all ranks' numbers.
   [[nodiscard]] double sum(double number);
   // The same for the largest; NaN where a rank has NaN.
@@ -40,6 +43,7 @@ class Division {
 
  private:
   Group ranks_;
+  std::shared_ptr<Division> inner_;
   std::optional<Duration> timeout_;
 };
 
