@@ -3,7 +3,7 @@
 #pragma once
 
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/handle_state.h>
+#include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/comm/functional.h>
 #include <lockstep/comm/group.h>
@@ -32,3 +32,5 @@
 #include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/sharded/sharded_build.h>
+#include <lockstep/parallel/threads/data_parallel.h>
+#include <lockstep/parallel/threads/devices.h>

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "train/best.h"
-#include "train/cost.h"
 #include "train/evaluator.h"
 #include "train/run_folder.h"
+#include "train/step_usage.h"
 #include "train/strategy.h"
 #include "train/task.h"
 
@@ -67,20 +67,16 @@ class Run {
   void load_data(const std::optional<checkpoint::TrainingState>& state);
   // Collective: all ranks must have read the same.
   void compare_data();
-  // Local: model and file of the checkpoint against this run's.
-  void load_model(const checkpoint::TrainingState& state);
   void check_progress(const checkpoint::TrainingState& state) const;
-  [[nodiscard]] std::filesystem::path checkpoint_file(std::int64_t step,
-                                                      const std::string& name) const;
+  [[nodiscard]] std::filesystem::path checkpoint_folder(std::int64_t step) const;
   void say_notices();
   void say_resumed(const checkpoint::TrainingState& state);
   [[nodiscard]] std::string stopped_line() const;
   [[nodiscard]] double backward(const Batch& batch);
   void agree(double loss, std::int64_t rows);
   [[nodiscard]] bool is_due(std::int64_t every) const;
-  [[nodiscard]] std::vector<at::Tensor> random_states();
-  [[nodiscard]] checkpoint::TrainingState state(std::vector<at::Tensor> random);
-  [[nodiscard]] Cost cost();
+  [[nodiscard]] checkpoint::TrainingState state() const;
+  [[nodiscard]] StepUsage usage();
   [[nodiscard]] std::int64_t resident_bytes();
   // What stopping early and the best model are compared with.
   void restore_best(const checkpoint::TrainingState& state);
@@ -129,7 +125,7 @@ class Run {
   double samples_per_second_ = 0;
   double waited_ = 0;  // seconds of this rank in waits of steps, since reported_step_
   std::int64_t reported_step_ = 0;
-  Cost cost_;
+  StepUsage usage_;
 };
 
 }  // namespace lockstep::train

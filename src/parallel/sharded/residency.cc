@@ -294,7 +294,7 @@ void Residency::join_failure() {
 }
 
 void Residency::post_failure() {
-  units_.front()->post_meeting("backward() ended with an exception").drop();
+  units_.front()->post_barrier("backward() ended with an exception").drop();
 }
 
 void Residency::invalidate() {
@@ -356,7 +356,7 @@ void Residency::wait_for_readers(bool is_present) {
   // A write takes gathered values away, so a later use gathers again, and is_read_ says it. What
   // stays, as frozen units do, may be used without.
   Unit& named = *units_.front();
-  meet(named, named.post_meeting(formatted("unit {} {}", named.name(), slices_change)),
+  meet(named, named.post_barrier(formatted("unit {} {}", named.name(), slices_change)),
        slices_change);
 }
 

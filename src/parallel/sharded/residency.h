@@ -38,7 +38,7 @@
 // Thread-safe.
 #pragma once
 
-#include "parallel/sharded/deferred_gradient.h"
+#include "parallel/sharded/lazy_gradient.h"
 #include "parallel/sharded/unit.h"
 
 #include <lockstep/comm/group.h>
@@ -59,7 +59,7 @@ class Residency {
   // when this rank takes part in a gather.
   Residency(ShardLevel level, int prefetch, Group& reduce,
             std::optional<Duration> timeout = std::nullopt,
-            std::shared_ptr<DeferredGradients> deferred = nullptr)
+            std::shared_ptr<LazyGradients> deferred = nullptr)
       : level_(level),
         prefetch_(prefetch),
         reduce_(reduce),
@@ -132,7 +132,7 @@ class Residency {
   const int prefetch_;
   Group& reduce_;
   const std::optional<Duration> timeout_;
-  const std::shared_ptr<DeferredGradients> deferred_;  // null: gradients are averaged in backward()
+  const std::shared_ptr<LazyGradients> deferred_;  // null: gradients are averaged in backward()
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<std::shared_ptr<dispatch::StorageOwner>> owners_;
   int current_ = -1;  // the unit used last

@@ -42,7 +42,6 @@ class ShardedState final : public HandleState {
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
   void before_load() override;
   void after_load() override;
-  [[nodiscard]] std::vector<at::Tensor> gather_parts(const std::vector<at::Tensor>& parts) override;
 
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override;
@@ -54,7 +53,7 @@ class ShardedState final : public HandleState {
 
   std::shared_ptr<torch::nn::Module> module;
   sharded::Groups groups;
-  std::shared_ptr<sharded::DeferredGradients> deferred;  // null: averaged in backward()
+  std::shared_ptr<sharded::LazyGradients> deferred;  // null: averaged in backward()
   std::unique_ptr<sharded::Residency> residency;
   std::shared_ptr<sharded::UnitReducer> reducer;  // null until complete()
   std::shared_ptr<parallel::BackwardStep> step;
