@@ -13,6 +13,9 @@
 #include <lockstep/data/mnist.h>
 #include <lockstep/data/text.h>
 #include <lockstep/data/torch_sampler.h>
+#include <lockstep/global/redistribute.h>
+#include <lockstep/global/rule.h>
+#include <lockstep/global/tensor.h>
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/models/conv_net.h>
 #include <lockstep/models/gpt.h>

@@ -27,6 +27,7 @@ struct Mesh::State {
   std::vector<Group> of_axis;
   std::mutex mutex;  // guards what follows
   std::map<std::vector<int>, std::shared_ptr<State>> parts;
+  std::shared_ptr<void> attached;
 };
 
 std::shared_ptr<Mesh::State> Mesh::make(Group group, std::vector<MeshAxis> axes) {
@@ -77,6 +78,12 @@ Mesh Mesh::sub_mesh(std::span<const std::string> names) const {
     found = state_->parts.emplace(numbers, make(std::move(part), checked.axes())).first;
   }
   return Mesh(found->second);
+}
+
+std::shared_ptr<void> Mesh::attached(const std::function<std::shared_ptr<void>()>& make) const {
+  std::lock_guard lock(state_->mutex);
+  if (!state_->attached) state_->attached = make();
+  return state_->attached;
 }
 
 }  // namespace lockstep
