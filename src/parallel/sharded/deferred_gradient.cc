@@ -96,7 +96,7 @@ void DeferredGradient::read(std::int64_t begin, std::int64_t count, void* to) co
 }
 
 void DeferredGradient::compute() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (std::exchange(computed_, true)) return;
   c10::InferenceMode off(false);
   at::Tensor memory = at::empty({range_.length()}, rows_.options().dtype(dtype_));
@@ -111,20 +111,20 @@ void DeferredGradient::compute() {
 }
 
 void DeferredGradients::add(std::shared_ptr<DeferredGradient> gradient) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   gradients_.push_back(std::move(gradient));
   open_ = true;
 }
 
 void DeferredGradients::settle() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   for (const auto& gradient : gradients_) gradient->settle();
   gradients_.clear();
   open_ = false;
 }
 
 bool DeferredGradients::are_open() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   return open_;
 }
 
