@@ -52,7 +52,7 @@ std::unique_ptr<OptimizerParamState> make_adam(const Fields& fields) {
 
 Fields fields_of(const OptimizerParamState& state) {
   using namespace torch::optim;
-  if (auto* ours = dynamic_cast<const optim::KeptBeside*>(&state)) return ours->plain_fields();
+  if (auto* ours = dynamic_cast<const optim::ExtraState*>(&state)) return ours->plain_fields();
   if (auto* adamw = dynamic_cast<const AdamWParamState*>(&state)) return adam_fields(*adamw);
   if (auto* adam = dynamic_cast<const AdamParamState*>(&state)) return adam_fields(*adam);
   if (auto* sgd = dynamic_cast<const SGDParamState*>(&state))

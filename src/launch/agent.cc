@@ -1,7 +1,7 @@
 #include <lockstep/launch/agent.h>
 
-#include "launch/rendezvous.h"
-#include "launch/roster.h"
+#include "launch/node_messages.h"
+#include "launch/rendezvous_endpoint.h"
 #include "launch/run.h"
 
 #include <lockstep/base/check.h>
@@ -22,7 +22,7 @@ void check_nodes(const WorkerSpec& spec) {
   if (nodes.nodes == 1) return;
   check_input(spec.ranks <= most_ranks_of_a_node, "number of ranks: expected at most {}, found {}",
               most_ranks_of_a_node, spec.ranks);
-  static_cast<void>(parse_rendezvous(nodes.rendezvous));
+  static_cast<void>(parse_rendezvous_endpoint(nodes.rendezvous));
   check_input(spec.store_port == 0,
               "port of the store: several nodes have theirs at the rendezvous");
   check_input(nodes.join_timeout > Duration::zero(),

@@ -24,23 +24,23 @@ namespace lockstep::launch {
 
 namespace {
 
-using Family = std::multimap<pid_t, pid_t>;  // parent, child
+using ProcessTree = std::multimap<pid_t, pid_t>;  // parent, child
 
-Family read_family() {
-  Family family;
+ProcessTree read_process_tree() {
+  ProcessTree tree;
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc"), ::closedir);
   while (const dirent* entry = folder ? ::readdir(folder.get()) : nullptr) {
     const auto pid = parse_integer(entry->d_name);
     if (!pid) continue;
     if (const auto stat = sys::read_process_stat(static_cast<int>(*pid)))
-      family.emplace(stat->parent, static_cast<pid_t>(*pid));
+      tree.emplace(stat->parent, static_cast<pid_t>(*pid));
   }
-  return family;
+  return tree;
 }
 
-std::set<pid_t> children_of(const Family& family, pid_t parent) {
+std::set<pid_t> children_of(const ProcessTree& tree, pid_t parent) {
   std::set<pid_t> children;
-  for (auto [at, end] = family.equal_range(parent); at != end; ++at) children.insert(at->second);
+  for (auto [at, end] = tree.equal_range(parent); at != end; ++at) children.insert(at->second);
   return children;
 }
 
@@ -51,7 +51,7 @@ bool is_zombie(pid_t pid) {
 
 }  // namespace
 
-Adoption::Adoption() : older_(children_of(read_family(), ::getpid())) {
+Subreaper::Subreaper() : older_(children_of(read_process_tree(), ::getpid())) {
   if (!sys::read_process_stat(::getpid()))
     throw SystemError("looking into /proc, where the agent finds what its ranks leave behind",
                       ENOENT);
@@ -61,30 +61,30 @@ Adoption::Adoption() : older_(children_of(read_family(), ::getpid())) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 
-Adoption::~Adoption() {
+Subreaper::~Subreaper() {
   if (!was_subreaper_) ::prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
-std::vector<pid_t> Adoption::descendants() const {
-  const Family family = read_family();
+std::vector<pid_t> Subreaper::descendants() const {
+  const ProcessTree tree = read_process_tree();
   std::vector<pid_t> found;
-  for (pid_t child : children_of(family, ::getpid()))
+  for (pid_t child : children_of(tree, ::getpid()))
     if (!older_.contains(child)) found.push_back(child);
   for (std::size_t next = 0; next < found.size(); ++next)
-    for (pid_t child : children_of(family, found[next])) found.push_back(child);
+    for (pid_t child : children_of(tree, found[next])) found.push_back(child);
   return found;
 }
 
-void Adoption::collect(const std::set<pid_t>& own) const {
+void Subreaper::collect(const std::set<pid_t>& own) const {
   siginfo_t ended = {};
   if (::waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid == 0)
     return;  // spares the search
-  for (pid_t child : children_of(read_family(), ::getpid()))
+  for (pid_t child : children_of(read_process_tree(), ::getpid()))
     if (!own.contains(child) && !older_.contains(child) && is_zombie(child))
       ::waitpid(child, nullptr, WNOHANG);
 }
 
-int Adoption::end_all(Duration grace) const {
+int Subreaper::end_all(Duration grace) const {
   int count = 0;
   const Deadline polite = Deadline::after(grace);
   const Deadline hopeless =

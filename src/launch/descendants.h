@@ -14,12 +14,12 @@ namespace lockstep::launch {
 // Makes this process adopt orphaned descendants while the object lives. Children that exist
 // already, and what descends from them, are not ours to end. SystemError where /proc shows no
 // processes.
-class Adoption {
+class Subreaper {
  public:
-  Adoption();
-  ~Adoption();
-  Adoption(const Adoption&) = delete;
-  Adoption& operator=(const Adoption&) = delete;
+  Subreaper();
+  ~Subreaper();
+  Subreaper(const Subreaper&) = delete;
+  Subreaper& operator=(const Subreaper&) = delete;
 
   // A child that was started since is not ours to end either.
   void leave_alone(pid_t child) { older_.insert(child); }

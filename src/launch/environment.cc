@@ -30,7 +30,7 @@ void unset(Environment& environment, std::string_view name) {
   std::erase_if(environment, [&](const auto& entry) { return entry.first == name; });
 }
 
-void set_place(Environment& environment, const RankPlace& place) {
+void set_rank(Environment& environment, const RankSpec& place) {
   const std::string rank = std::to_string(place.rank), ranks = std::to_string(place.ranks);
   for (const char* name : {variable::rank, variable::role_rank}) set(environment, name, rank);
   for (const char* name : {variable::world_size, variable::role_world_size})
@@ -45,7 +45,7 @@ void set_place(Environment& environment, const RankPlace& place) {
   set(environment, variable::max_restarts, std::to_string(place.max_restarts));
 }
 
-void set_meeting_points(Environment& environment, const RankPlace& place) {
+void set_rendezvous(Environment& environment, const RankSpec& place) {
   set(environment, variable::master_address, place.master_address);
   set(environment, variable::master_port, std::to_string(place.master_port));
   unset(environment, "TORCHELASTIC_USE_AGENT_STORE");
@@ -59,7 +59,7 @@ void set_meeting_points(Environment& environment, const RankPlace& place) {
   set(environment, variable::secret_descriptor, std::to_string(place.secret_descriptor));
 }
 
-void fill_gaps(Environment& environment, const RankPlace& place) {
+void fill_gaps(Environment& environment, const RankSpec& place) {
   set_if_absent(environment, variable::omp_threads,
                 std::to_string(std::max(1, place.cores / place.local_ranks)));
   if (place.local_ranks > place.cores) {
@@ -82,9 +82,9 @@ Environment current_environment() {
   return environment;
 }
 
-Environment rank_environment(Environment base, const RankPlace& place) {
-  set_place(base, place);
-  set_meeting_points(base, place);
+Environment rank_environment(Environment base, const RankSpec& place) {
+  set_rank(base, place);
+  set_rendezvous(base, place);
   fill_gaps(base, place);
   return base;
 }

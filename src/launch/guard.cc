@@ -192,7 +192,7 @@ Guard::~Guard() {
   }
 }
 
-std::vector<std::string> marks_of_ranks(const RankPlace& place) {
+std::vector<std::string> marks_of_ranks(const RankSpec& place) {
   return {std::string(variable::run_id) + "=" + place.run_id,
           std::string(variable::group_rank) + "=" + std::to_string(place.node)};
 }

@@ -35,6 +35,6 @@ class Guard {
 };
 
 // "GROUP_RANK=0", "TORCHELASTIC_RUN_ID=lockstep-5f3a...": only the ranks of one agent have both.
-[[nodiscard]] std::vector<std::string> marks_of_ranks(const RankPlace& place);
+[[nodiscard]] std::vector<std::string> marks_of_ranks(const RankSpec& place);
 
 }  // namespace lockstep::launch

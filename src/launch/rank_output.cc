@@ -91,7 +91,7 @@ Deadline RankOutput::show_unfinished(Clock::time_point now) {
   for (int stream = 0; stream < 2; ++stream) {
     Stream& from = streams_[stream];
     if (from.waiting.empty() || from.taken % stdio_buffer == 0) continue;
-    const Duration left = from.waiting_since + patience - now;
+    const Duration left = from.waiting_since + partial_line_timeout - now;
     if (left <= Duration::zero()) {
       if (readable(from.read_end.get())) continue;  // its end may be on its way
       show(stream, from.waiting.size());

@@ -16,7 +16,7 @@ class RankOutput {
  public:
   // A line that is begun but not ended is shown after this time where it was flushed so, or when it
   // is longer than that.
-  static constexpr std::chrono::milliseconds patience{100};
+  static constexpr std::chrono::milliseconds partial_line_timeout{100};
   static constexpr std::size_t longest_line = 64 << 10;
 
   // `log_file` is created or emptied; none when empty. SystemError when it cannot be, BadInput when

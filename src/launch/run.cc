@@ -1,7 +1,7 @@
 #include "launch/run.h"
 
 #include "launch/program.h"
-#include "sys/quiet_number.h"
+#include "sys/high_descriptor.h"
 #include "sys/topology.h"
 
 #include <lockstep/base/check.h>
@@ -50,7 +50,7 @@ Agent::Run::Run(WorkerSpec spec)
       error_(spec_.error),
       output_printer_(output_, output_line_, spec_.prefix),
       error_printer_(error_, error_.same_place(output_) ? output_line_ : error_line_, spec_.prefix),
-      lifecycle_(spec_.ranks, {.stop = spec_.grace, .failure = spec_.failure_grace}) {
+      state_machine_(spec_.ranks, {.stop = spec_.grace, .failure = spec_.failure_grace}) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
     throw SystemError("making the agent's signal pipe", errno);
@@ -75,13 +75,13 @@ AgentResult Agent::Run::run() {
   }
   if (spec_.forward_signals) signals_.emplace();
   open_files_.emplace();
-  adoption_.emplace();
+  subreaper_.emplace();
   const ScopeExit leave_nothing([&] {
-    adoption_->end_all(Duration::zero());
-    adoption_.reset();
+    subreaper_->end_all(Duration::zero());
+    subreaper_.reset();
     guard_.reset();
     signals_.reset();
-    meeting_.reset();
+    rendezvous_store_.reset();
     nodes_.reset();
     open_files_.reset();
   });
@@ -111,7 +111,7 @@ bool Agent::Run::find_file() {
   if (problem_.empty()) return true;
   say(problem_);
   result_.exit_code = found.exit_code;
-  lifecycle_.could_not_start(0);
+  state_machine_.could_not_start(0);
   return false;
 }
 
@@ -132,29 +132,30 @@ void Agent::Run::open() {
     workers_.push_back(std::make_unique<Worker>(rank, output_printer_, error_printer_, failures_,
                                                 log_file(spec_, rank)));
   if (nodes_)
-    meeting_.emplace(nodes_->store_address(), nodes_->secret(), nodes_->roster().run_id);
+    rendezvous_store_.emplace(nodes_->store_address(), nodes_->secret(),
+                              nodes_->node_list().run_id);
   else
-    meeting_.emplace(spec_.store_port);
-  flight_.emplace(spec_.environment, spec_.log_folder, meeting_->run_id());
+    rendezvous_store_.emplace(spec_.store_port);
+  flight_.emplace(spec_.environment, spec_.log_folder, rendezvous_store_->run_id());
   std::erase_if(spec_.environment,
                 [](const auto& entry) { return entry.first == variable::flight_folder; });
   spec_.environment.emplace_back(variable::flight_folder, flight_->path());
 }
 
 void Agent::Run::start_workers() {
-  this_process_ = sys::with_quiet_number(sys::open_pidfd(::getpid()));
-  const RankPlace place{.ranks = ranks_of_all(),
-                        .local_ranks = spec_.ranks,
-                        .node = spec_.nodes.node,
-                        .nodes = spec_.nodes.nodes,
-                        .master_address = nodes_ ? nodes_->roster().master_address : "127.0.0.1",
-                        .master_port = nodes_ ? nodes_->roster().master_port : free_port(),
-                        .run_id = meeting_->run_id(),
-                        .store = meeting_->store_address(),
-                        .agent_descriptor = this_process_.get(),
-                        .cores = sys::usable_cores()};
+  this_process_ = sys::with_high_number(sys::open_pidfd(::getpid()));
+  const RankSpec place{.ranks = ranks_of_all(),
+                       .local_ranks = spec_.ranks,
+                       .node = spec_.nodes.node,
+                       .nodes = spec_.nodes.nodes,
+                       .master_address = nodes_ ? nodes_->node_list().master_address : "127.0.0.1",
+                       .master_port = nodes_ ? nodes_->node_list().master_port : free_port(),
+                       .run_id = rendezvous_store_->run_id(),
+                       .store = rendezvous_store_->store_address(),
+                       .agent_descriptor = this_process_.get(),
+                       .cores = sys::usable_cores()};
   guard_.emplace(this_process_, marks_of_ranks(place), spec_.error);
-  adoption_->leave_alone(guard_->pid());
+  subreaper_->leave_alone(guard_->pid());
   for (const auto& worker : workers_) {
     try {
       start(*worker, place);
@@ -165,16 +166,16 @@ void Agent::Run::start_workers() {
       say(problem_);
       result_.exit_code = 126;
       tell_failure(problem_);
-      lifecycle_.could_not_start(worker->rank() - first_rank());
-      if (const auto signal = lifecycle_.take_signal()) send_to_all(*signal);
+      state_machine_.could_not_start(worker->rank() - first_rank());
+      if (const auto signal = state_machine_.take_signal()) send_to_all(*signal);
       return;
     }
   }
-  lifecycle_.all_started();
+  state_machine_.all_started();
 }
 
-void Agent::Run::start(Worker& worker, RankPlace place) {
-  const sys::FileDescriptor secret = meeting_->secret_descriptor();
+void Agent::Run::start(Worker& worker, RankSpec place) {
+  const sys::FileDescriptor secret = rendezvous_store_->secret_descriptor();
   place.rank = worker.rank();
   place.local_rank = worker.rank() - first_rank();
   place.secret_descriptor = secret.get();
@@ -182,10 +183,10 @@ void Agent::Run::start(Worker& worker, RankPlace place) {
 }
 
 void Agent::Run::finish() {
-  adoption_->end_all(leftover_grace);
+  subreaper_->end_all(leftover_grace);
   for (const auto& worker : workers_) worker->output().finish();
-  if (result_.exit_code == 0) result_.exit_code = lifecycle_.exit_code();
-  if (!report_failure_elsewhere() && lifecycle_.cause() >= 0) report();
+  if (result_.exit_code == 0) result_.exit_code = state_machine_.exit_code();
+  if (!report_failure_elsewhere() && state_machine_.cause() >= 0) report();
   say_records();
   drain();
   leave_nodes();
@@ -194,11 +195,11 @@ void Agent::Run::finish() {
 void Agent::Run::report() {
   const auto cause =
       std::find_if(result_.ends.begin(), result_.ends.end(),
-                   [&](const RankEnd& end) { return end.rank == lifecycle_.cause(); });
+                   [&](const RankEnd& end) { return end.rank == state_machine_.cause(); });
   result_.cause = *cause;
   if (cause->exit_code == spec_.explained_exit_code) return;
-  if (lifecycle_.stop_signal() != 0) {
-    return say("stopped by " + sys::signal_name(lifecycle_.stop_signal()) + "; " +
+  if (state_machine_.stop_signal() != 0) {
+    return say("stopped by " + sys::signal_name(state_machine_.stop_signal()) + "; " +
                describe(result_.ends));
   }
   RankOutput& output = workers_[cause->rank - first_rank()]->output();
@@ -219,7 +220,7 @@ void Agent::Run::report(const FailureReport& failure) {
 // Records of ranks that were asked to stop, or that have ended well all the same, are of no use.
 void Agent::Run::say_records() {
   if (!flight_) return;
-  if (result_.exit_code == 0 || lifecycle_.stop_signal() != 0)
+  if (result_.exit_code == 0 || state_machine_.stop_signal() != 0)
     return flight_->discard(ranks_of_all());
   const std::string files = flight_->records(ranks_of_all());
   if (!files.empty()) say("what the ranks called last: lockstep report hang " + files);
@@ -230,19 +231,19 @@ void Agent::Run::say_records() {
 void Agent::Run::drain() {
   const auto pending = [&] { return output_.pending() + error_.pending(); };
   std::size_t left = pending();
-  Deadline patience = Deadline::after(spec_.output_patience);
-  while (left > 0 && !interrupted_ && !patience.passed()) {
+  Deadline output_deadline = Deadline::after(spec_.output_timeout);
+  while (left > 0 && !interrupted_ && !output_deadline.passed()) {
     Poller poller;
     watch_signals(poller);
     watch_sinks(poller);
-    poller.wait(patience);
+    poller.wait(output_deadline);
     if (pending() == left) continue;
     left = pending();
-    patience = Deadline::after(spec_.output_patience);
+    output_deadline = Deadline::after(spec_.output_timeout);
   }
   if (output_.pending() > 0 && error_.pending() == 0 && !interrupted_)
     say(formatted("the reader of standard output took nothing for {}: {} were dropped",
-                  format_duration(spec_.output_patience),
+                  format_duration(spec_.output_timeout),
                   format_bytes(static_cast<std::int64_t>(output_.pending()))));
 }
 

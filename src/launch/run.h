@@ -1,14 +1,14 @@
 // One run of an agent: the loop that everything it does hangs on.
 #pragma once
 
+#include "launch/agent_state.h"
 #include "launch/descendants.h"
 #include "launch/flight_folder.h"
 #include "launch/guard.h"
-#include "launch/lifecycle.h"
-#include "launch/meeting_point.h"
 #include "launch/nodes.h"
 #include "launch/poller.h"
 #include "launch/printer.h"
+#include "launch/rendezvous_store.h"
 #include "launch/report.h"
 #include "launch/shared_failures.h"
 #include "launch/signals.h"
@@ -40,7 +40,7 @@ class Agent::Run {
   void check_limits() const;
   void open();
   void start_workers();
-  void start(Worker& worker, RankPlace place);
+  void start(Worker& worker, RankSpec place);
   void finish();
   void report();
   void report(const FailureReport& failure);
@@ -68,7 +68,7 @@ class Agent::Run {
   void tell_failure(const RankEnd& end);
   void tell_stop();
   void tell_done();
-  void obey(Verdict verdict);
+  void obey(RunResult run_result);
   bool report_failure_elsewhere();
   void leave_nodes();
   [[nodiscard]] bool is_over() const;
@@ -85,19 +85,19 @@ class Agent::Run {
   std::optional<FlightFolder> flight_;
   std::optional<SignalQueue> signals_;
   std::optional<sys::RaisedOpenFilesLimit> open_files_;
-  std::optional<Adoption> adoption_;
+  std::optional<Subreaper> subreaper_;
   sys::FileDescriptor this_process_;  // for the ranks, which end when it ends
   std::optional<Guard> guard_;
-  std::optional<MeetingPoint> meeting_;
+  std::optional<RendezvousStore> rendezvous_store_;
   std::string file_;     // what to execute
   std::string problem_;  // or why that cannot be
   std::vector<std::unique_ptr<Worker>> workers_;
-  Lifecycle lifecycle_;
+  AgentStateMachine state_machine_;
   Clock::time_point orphans_seen_;
   std::string failed_at_;       // time of day
   std::string failure_;         // "rank 1 has failed (exit code 3)"
   std::optional<Nodes> nodes_;  // none where there are no others
-  std::optional<Verdict> verdict_, own_failure_;
+  std::optional<RunResult> run_result_, own_failure_;
   bool told_ = false;  // the other nodes, how it went here
   bool output_loss_said_ = false;
   bool interrupted_ = false;  // a stop was asked for while the last output was being written

@@ -36,16 +36,16 @@ void Agent::Run::supervise() {
   poller.wait(next_wake(Clock::now()));
 
   take_ended();
-  lifecycle_.time_is(Clock::now());
-  if (const auto signal = lifecycle_.take_signal()) send_to_all(*signal);
-  if (lifecycle_.state() == State::done) tell_done();
+  state_machine_.time_is(Clock::now());
+  if (const auto signal = state_machine_.take_signal()) send_to_all(*signal);
+  if (state_machine_.state() == State::done) tell_done();
   say_losses();
   collect_orphans();
 }
 
 Deadline Agent::Run::next_wake(Clock::time_point now) {
   Deadline wake = Deadline::after(orphan_interval);
-  if (const auto next = lifecycle_.next()) wake = wake.or_sooner(Deadline::after(*next - now));
+  if (const auto next = state_machine_.next()) wake = wake.or_sooner(Deadline::after(*next - now));
   for (const auto& worker : workers_) wake = wake.or_sooner(worker->output().show_unfinished(now));
   return wake;
 }
@@ -88,8 +88,8 @@ void Agent::Run::note_end(Worker& worker, sys::ExitStatus status) {
   const auto now = Clock::now();
   worker.output().finish();
   result_.ends.push_back(worker.describe_end(status, now));
-  lifecycle_.ended(worker.rank(), status, now);
-  if (lifecycle_.cause() != worker.rank()) return;
+  state_machine_.ended(worker.rank(), status, now);
+  if (state_machine_.cause() != worker.rank()) return;
   failed_at_ = time_of_day();
   failure_ = formatted("rank {} has failed ({})", worker.rank(), result_.ends.back().how);
   tell_failure(result_.ends.back());
@@ -97,17 +97,17 @@ void Agent::Run::note_end(Worker& worker, sys::ExitStatus status) {
 
 void Agent::Run::signalled(int signal) {
   if (signal == SIGTSTP) return suspend();
-  if (lifecycle_.state() == State::done) {
+  if (state_machine_.state() == State::done) {
     interrupted_ = true;
     return;
   }
-  lifecycle_.signalled(signal, Clock::now());
+  state_machine_.signalled(signal, Clock::now());
   tell_stop();
-  if (const auto due = lifecycle_.take_signal()) send_to_all(*due);
+  if (const auto due = state_machine_.take_signal()) send_to_all(*due);
 }
 
 void Agent::Run::send_to_all(int signal) {
-  if (lifecycle_.state() == State::failed && signal == SIGTERM)
+  if (state_machine_.state() == State::failed && signal == SIGTERM)
     say(failure_ + "; ending the others");
   for (const auto& worker : workers_)
     if (sys::Process* process = worker->process()) process->send_to_group(signal);
@@ -141,7 +141,7 @@ void Agent::Run::collect_orphans() {
   std::set<pid_t> own;
   for (const auto& worker : workers_)
     if (sys::Process* process = worker->process()) own.insert(process->pid());
-  adoption_->collect(own);
+  subreaper_->collect(own);
 }
 
 // Much of what it says came from ranks and from other nodes.

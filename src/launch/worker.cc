@@ -18,7 +18,7 @@ sys::FileDescriptor open_nothing() {
 
 }  // namespace
 
-void Worker::start(const std::string& file, const WorkerSpec& spec, const RankPlace& place,
+void Worker::start(const std::string& file, const WorkerSpec& spec, const RankSpec& place,
                    rlimit open_files) {
   sys::Command command{.file = file, .arguments = {spec.program}, .environment = {}};
   command.arguments.insert(command.arguments.end(), spec.arguments.begin(), spec.arguments.end());

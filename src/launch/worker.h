@@ -18,7 +18,7 @@ class Worker {
       : rank_(rank), output_(rank, output, error, failures, log_file) {}
 
   // Executes `file` with the arguments and surroundings of `spec`. SystemError when that fails.
-  void start(const std::string& file, const WorkerSpec& spec, const RankPlace& place,
+  void start(const std::string& file, const WorkerSpec& spec, const RankSpec& place,
              rlimit open_files);
 
   [[nodiscard]] int rank() const { return rank_; }

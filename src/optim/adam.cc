@@ -43,12 +43,12 @@ at::Tensor AdamOf<Torch, Options>::step(torch::optim::Optimizer::LossClosure clo
 }
 
 template <class Torch, class Options>
-void AdamOf<Torch, Options>::update(const ElementTreatment& treatment) {
+void AdamOf<Torch, Options>::update(const ElementTransform& transform) {
   this->bytes_moved_ = 0;
   step_adam<StateOf<Torch>, TorchStateOf<Torch>, Options>(
       this->param_groups_, this->state_,
       {.update = update_,
-       .treatment = treatment,
+       .transform = transform,
        .optimizer = is_adamw<Torch> ? "AdamW" : "Adam",
        .bytes_moved = &this->bytes_moved_},
       /*decoupled=*/is_adamw<Torch>);
@@ -60,7 +60,7 @@ void AdamOf<Torch, Options>::load(torch::serialize::InputArchive& archive) {
 }
 
 template <class Torch, class Options>
-std::vector<at::Tensor> AdamOf<Torch, Options>::treated_parameters() const {
+std::vector<at::Tensor> AdamOf<Torch, Options>::transformed_parameters() const {
   return parameters_of(this->param_groups_);
 }
 

@@ -23,9 +23,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 struct AdamLanes {
   explicit AdamLanes(const AdamConstants& c)
-      : treatment(c.factor, c.limit),
+      : transform(c.factor, c.limit),
         decay(hn::Set(FloatTag(), c.decay)),
-        kept(hn::Set(FloatTag(), c.kept)),
+        decay_factor(hn::Set(FloatTag(), c.decay_factor)),
         beta1(hn::Set(FloatTag(), c.beta1)),
         new1(hn::Set(FloatTag(), c.new1)),
         beta2(hn::Set(FloatTag(), c.beta2)),
@@ -35,8 +35,8 @@ struct AdamLanes {
         step_size(hn::Set(FloatTag(), c.step_size)),
         decays(c.decay != 0) {}
 
-  TreatmentLanes treatment;
-  Floats decay, kept, beta1, new1, beta2, new2, unbias, eps, step_size;
+  TransformLanes transform;
+  Floats decay, decay_factor, beta1, new1, beta2, new2, unbias, eps, step_size;
   bool decays;  // 0 * w is NaN where w is infinite
 };
 
@@ -57,20 +57,20 @@ struct AsBFloat16 {
   }
   HWY_INLINE void store(Floats m, Floats v, std::uint16_t* average, std::uint16_t* square,
                         std::size_t place) const {
-    Words words = roll_words(dice, place);
+    Words words = random_words(rounding, place);
     hn::StoreU(narrowed_bfloat16(m, stream_of(words, 0)), HalfBits(), average);
     hn::StoreU(narrowed_bfloat16(v, stream_of(words, 1)), HalfBits(), square);
   }
 
-  const Dice& dice;
+  const StochasticRounding& rounding;
 };
 
 // What a loop is compiled for.
-template <class State, bool is_amsgrad, bool is_treated>
+template <class State, bool is_amsgrad, bool is_transformed>
 struct Kind {
-  using Kept = State;
+  using Format = State;
   static constexpr bool amsgrad = is_amsgrad;
-  static constexpr bool treated = is_treated;  // the gradient is not used as it is
+  static constexpr bool transformed = is_transformed;  // the gradient is not used as it is
 };
 
 // Pointers to one vector of each.
@@ -84,7 +84,7 @@ struct Place {
 };
 
 template <class Kind, class Stored>
-HWY_INLINE void update_lanes(const AdamLanes& c, const typename Kind::Kept& kept,
+HWY_INLINE void update_lanes(const AdamLanes& c, const typename Kind::Format& format,
                              const Place<Stored>& at, std::size_t place) {
   const FloatTag tag;
   prefetch_ahead(at.parameter);
@@ -93,14 +93,14 @@ HWY_INLINE void update_lanes(const AdamLanes& c, const typename Kind::Kept& kept
   prefetch_ahead(at.square);
   if constexpr (Kind::amsgrad) prefetch_ahead(at.greatest_square);
   Floats w = hn::LoadU(tag, at.parameter), g = hn::LoadU(tag, at.gradient);
-  if constexpr (Kind::treated) {
-    g = c.treatment(g);
+  if constexpr (Kind::transformed) {
+    g = c.transform(g);
     if (c.decays) g = hn::MulAdd(w, c.decay, g);
   }
-  w = hn::Mul(w, c.kept);
-  Floats m = hn::MulAdd(g, c.new1, hn::Mul(kept.load(at.average), c.beta1));
-  Floats v = hn::MulAdd(hn::Mul(g, c.new2), g, hn::Mul(kept.load(at.square), c.beta2));
-  kept.store(m, v, at.average, at.square, place);
+  w = hn::Mul(w, c.decay_factor);
+  Floats m = hn::MulAdd(g, c.new1, hn::Mul(format.load(at.average), c.beta1));
+  Floats v = hn::MulAdd(hn::Mul(g, c.new2), g, hn::Mul(format.load(at.square), c.beta2));
+  format.store(m, v, at.average, at.square, place);
   if constexpr (Kind::amsgrad) {
     v = hn::Max(hn::LoadU(tag, at.greatest_square), v);
     hn::StoreU(v, tag, at.greatest_square);
@@ -113,9 +113,9 @@ HWY_INLINE void update_lanes(const AdamLanes& c, const typename Kind::Kept& kept
 // The last elements, fewer than a vector has: by way of whole vectors, so that an element's bits do
 // not depend on its place.
 template <class Kind, class Span>
-void update_rest(const AdamLanes& c, const typename Kind::Kept& kept, Span span,
+void update_rest(const AdamLanes& c, const typename Kind::Format& format, Span span,
                  std::size_t begin) {
-  using Stored = typename Kind::Kept::Stored;
+  using Stored = typename Kind::Format::Stored;
   std::size_t count = static_cast<std::size_t>(span.count) - begin;
   if (count == 0) return;
   LaneBuffer<float> parameter(span.parameter + begin, count),
@@ -125,7 +125,7 @@ void update_rest(const AdamLanes& c, const typename Kind::Kept& kept, Span span,
                              Kind::amsgrad ? count : 0);
   Place<Stored> at{parameter.values, gradient.values, average.values, square.values,
                    greatest.values};
-  update_lanes<Kind>(c, kept, at, begin);
+  update_lanes<Kind>(c, format, at, begin);
   parameter.store(span.parameter + begin);
   average.store(span.average + begin);
   square.store(span.square + begin);
@@ -134,36 +134,37 @@ void update_rest(const AdamLanes& c, const typename Kind::Kept& kept, Span span,
 
 // `span` is a copy, so that the stores cannot reach its pointers and they stay in registers.
 template <class Kind, class Span>
-void update_span(const AdamLanes& c, const typename Kind::Kept& kept, Span span) {
+void update_span(const AdamLanes& c, const typename Kind::Format& format, Span span) {
   const std::size_t lanes = hn::Lanes(FloatTag());
   auto count = static_cast<std::size_t>(span.count);
   std::size_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    Place<typename Kind::Kept::Stored> at{span.parameter + i, span.gradient + i, span.average + i,
-                                          span.square + i,
-                                          Kind::amsgrad ? span.greatest_square + i : nullptr};
-    update_lanes<Kind>(c, kept, at, i);
+    Place<typename Kind::Format::Stored> at{span.parameter + i, span.gradient + i, span.average + i,
+                                            span.square + i,
+                                            Kind::amsgrad ? span.greatest_square + i : nullptr};
+    update_lanes<Kind>(c, format, at, i);
   }
-  update_rest<Kind>(c, kept, span, i);
+  update_rest<Kind>(c, format, span, i);
 }
 
 template <class State, class Span>
-void update_kind(const AdamConstants& c, const State& kept, const Span& span) {
+void update_kind(const AdamConstants& c, const State& format, const Span& span) {
   const AdamLanes lanes(c);
-  bool treated = c.factor != 1 || c.decay != 0 || c.limit <= hwy::HighestValue<float>();
+  bool transformed = c.factor != 1 || c.decay != 0 || c.limit <= hwy::HighestValue<float>();
   bool amsgrad = span.greatest_square != nullptr;
-  if (amsgrad && treated) return update_span<Kind<State, true, true>>(lanes, kept, span);
-  if (amsgrad) return update_span<Kind<State, true, false>>(lanes, kept, span);
-  if (treated) return update_span<Kind<State, false, true>>(lanes, kept, span);
-  update_span<Kind<State, false, false>>(lanes, kept, span);
+  if (amsgrad && transformed) return update_span<Kind<State, true, true>>(lanes, format, span);
+  if (amsgrad) return update_span<Kind<State, true, false>>(lanes, format, span);
+  if (transformed) return update_span<Kind<State, false, true>>(lanes, format, span);
+  update_span<Kind<State, false, false>>(lanes, format, span);
 }
 
 void UpdateAdam(const AdamConstants& constants, const AdamSpan& span) {
   update_kind(constants, AsFloats{}, span);
 }
 
-void UpdateSmallAdam(const AdamConstants& constants, const SmallAdamSpan& span, const Dice& dice) {
-  update_kind(constants, AsBFloat16{dice}, span);
+void UpdateSmallAdam(const AdamConstants& constants, const SmallAdamSpan& span,
+                     const StochasticRounding& rounding) {
+  update_kind(constants, AsBFloat16{rounding}, span);
 }
 
 }  // namespace
@@ -181,8 +182,9 @@ void update_adam(const AdamConstants& constants, const AdamSpan& span) {
   HWY_DYNAMIC_DISPATCH(UpdateAdam)(constants, span);
 }
 
-void update_adam(const AdamConstants& constants, const SmallAdamSpan& span, const Dice& dice) {
-  HWY_DYNAMIC_DISPATCH(UpdateSmallAdam)(constants, span, dice);
+void update_adam(const AdamConstants& constants, const SmallAdamSpan& span,
+                 const StochasticRounding& rounding) {
+  HWY_DYNAMIC_DISPATCH(UpdateSmallAdam)(constants, span, rounding);
 }
 
 }  // namespace lockstep::optim

@@ -13,7 +13,7 @@ namespace lockstep::optim {
 //
 //   g = clamp(g * factor, -limit, limit)
 //   g = fma(w, decay, g)                            unless decay is 0
-//   w = w * kept
+//   w = w * decay_factor
 //   m = fma(g, new1, m * beta1)
 //   v = fma(g * new2, g, v * beta2)
 //   x = max(x, v)                                   amsgrad only, and then x stands for v below
@@ -24,8 +24,8 @@ namespace lockstep::optim {
 struct AdamConstants {
   float factor = 1;
   float limit = 0;
-  float decay = 0;  // Adam's weight decay; 0 for AdamW
-  float kept = 1;   // 1 - lr * weight decay for AdamW; 1 for Adam
+  float decay = 0;         // Adam's weight decay; 0 for AdamW
+  float decay_factor = 1;  // 1 - lr * weight decay for AdamW; 1 for Adam
   float beta1 = 0, new1 = 0;
   float beta2 = 0, new2 = 0;
   float unbias = 1;  // 1 / sqrt(1 - beta2^t)
@@ -46,8 +46,8 @@ struct AdamSpan {
 // With the widest vectors of this processor. Any thread.
 void update_adam(const AdamConstants& constants, const AdamSpan& span);
 
-// The same with m and v kept as bfloat16 (their bits), widened before and rounded by dice after:
-// element i of the span by the hash of place first + i, m by its stream 0 and v by stream 1.
+// The same with m and v kept as bfloat16 (their bits), widened before, with stochastic rounding
+// after: element i of the span by the hash of place first + i, m by its stream 0 and v by stream 1.
 struct SmallAdamSpan {
   float* parameter = nullptr;
   const float* gradient = nullptr;
@@ -56,6 +56,7 @@ struct SmallAdamSpan {
   float* greatest_square = nullptr;
   std::int64_t count = 0;
 };
-void update_adam(const AdamConstants& constants, const SmallAdamSpan& span, const Dice& dice);
+void update_adam(const AdamConstants& constants, const SmallAdamSpan& span,
+                 const StochasticRounding& rounding);
 
 }  // namespace lockstep::optim

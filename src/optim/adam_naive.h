@@ -13,7 +13,7 @@ namespace lockstep::optim {
 
 template <class Real>
 struct NaiveAdamConstants {
-  Real factor = 1, limit = 0, decay = 0, kept = 1;
+  Real factor = 1, limit = 0, decay = 0, decay_factor = 1;
   Real beta1 = 0, new1 = 0, beta2 = 0, new2 = 0;
   Real unbias = 1, eps = 0, step_size = 0;
 };
@@ -26,7 +26,7 @@ void naive_adam(const NaiveAdamConstants<Real>& c, std::span<Real> parameter,
   for (std::size_t i = 0; i < parameter.size(); ++i) {
     Real g = std::clamp(gradient[i] * c.factor, -c.limit, c.limit);
     if (c.decay != 0) g = std::fma(parameter[i], c.decay, g);
-    Real w = parameter[i] * c.kept;
+    Real w = parameter[i] * c.decay_factor;
     average[i] = std::fma(g, c.new1, average[i] * c.beta1);
     Real scaled = g * c.new2;
     square[i] = std::fma(scaled, g, square[i] * c.beta2);

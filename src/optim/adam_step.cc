@@ -1,7 +1,7 @@
 #include "optim/adam_step.h"
 
 #include "optim/adam_kernel.h"
-#include "optim/run.h"
+#include "optim/parameter_span.h"
 
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
@@ -17,10 +17,10 @@ namespace {
 AdamConstants constants_of(const AdamRule& rule, const GroupStep& step, std::int64_t age) {
   auto t = static_cast<double>(age);
   double sign = step.update.maximize ? -1 : 1;
-  return {.factor = static_cast<float>(sign * step.treatment.factor),
-          .limit = static_cast<float>(step.treatment.limit),
+  return {.factor = static_cast<float>(sign * step.transform.factor),
+          .limit = static_cast<float>(step.transform.limit),
           .decay = static_cast<float>(rule.decoupled ? 0 : rule.weight_decay),
-          .kept = static_cast<float>(rule.decoupled ? 1 - rule.lr * rule.weight_decay : 1),
+          .decay_factor = static_cast<float>(rule.decoupled ? 1 - rule.lr * rule.weight_decay : 1),
           .beta1 = static_cast<float>(rule.beta1),
           .new1 = static_cast<float>(1 - rule.beta1),
           .beta2 = static_cast<float>(rule.beta2),
@@ -30,46 +30,48 @@ AdamConstants constants_of(const AdamRule& rule, const GroupStep& step, std::int
           .step_size = static_cast<float>(rule.lr / (1 - std::pow(rule.beta1, t)))};
 }
 
-void update_plain(const AdamConstants& constants, const Run& run, std::int64_t begin,
+void update_plain(const AdamConstants& constants, const ParameterSpan& span, std::int64_t begin,
                   std::int64_t end) {
-  for_each_tile(run, begin, end, [&](std::int64_t first, std::int64_t last, const float* gradient) {
-    auto kept = [&](int which) -> float* {
-      std::byte* data = run.kept[which].data;
-      return data == nullptr ? nullptr : reinterpret_cast<float*>(data) + first;
-    };
-    update_adam(constants, AdamSpan{.parameter = reinterpret_cast<float*>(run.parameter) + first,
-                                    .gradient = gradient,
-                                    .average = kept(0),
-                                    .square = kept(1),
-                                    .greatest_square = kept(2),
-                                    .count = last - first});
-  });
+  for_each_tile(
+      span, begin, end, [&](std::int64_t first, std::int64_t last, const float* gradient) {
+        auto state = [&](int which) -> float* {
+          std::byte* data = span.state[which].data;
+          return data == nullptr ? nullptr : reinterpret_cast<float*>(data) + first;
+        };
+        update_adam(constants,
+                    AdamSpan{.parameter = reinterpret_cast<float*>(span.parameter) + first,
+                             .gradient = gradient,
+                             .average = state(0),
+                             .square = state(1),
+                             .greatest_square = state(2),
+                             .count = last - first});
+      });
 }
 
-void update_by_tiles(const AdamConstants& constants, const Run& run, std::int64_t begin,
+void update_by_tiles(const AdamConstants& constants, const ParameterSpan& span, std::int64_t begin,
                      std::int64_t end, std::uint32_t key) {
-  bool small = run.kept[0].format == StateFormat::bfloat16;
+  bool small = span.state[0].format == StateFormat::bfloat16;
   auto bits = [&](int which) {
-    return reinterpret_cast<std::uint16_t*>(run.kept[which].data) + begin;
+    return reinterpret_cast<std::uint16_t*>(span.state[which].data) + begin;
   };
   for (; begin < end; begin += Tile::elements) {
     std::int64_t count = std::min(Tile::elements, end - begin);
-    Tile tile(run, begin, count, key, StateFormat::bfloat16);
+    Tile tile(span, begin, count, key, StateFormat::bfloat16);
     if (small)
       update_adam(constants,
                   SmallAdamSpan{.parameter = tile.parameter(),
                                 .gradient = tile.gradient(),
                                 .average = bits(0),
                                 .square = bits(1),
-                                .greatest_square = tile.kept(2),
+                                .greatest_square = tile.state(2),
                                 .count = count},
-                  {.key = key, .first = static_cast<std::uint32_t>(run.place + begin)});
+                  {.key = key, .first = static_cast<std::uint32_t>(span.place + begin)});
     else
       update_adam(constants, AdamSpan{.parameter = tile.parameter(),
                                       .gradient = tile.gradient(),
-                                      .average = tile.kept(0),
-                                      .square = tile.kept(1),
-                                      .greatest_square = tile.kept(2),
+                                      .average = tile.state(0),
+                                      .square = tile.state(1),
+                                      .greatest_square = tile.state(2),
                                       .count = count});
     tile.close();
   }
@@ -86,24 +88,24 @@ struct Batch {
   }
 };
 
-void add(const Slot& slot, const GroupStep& step, std::vector<Batch>& batches) {
-  at::Tensor parameter = updated_tensor(slot);
+void add(const UpdateEntry& entry, const GroupStep& step, std::vector<Batch>& batches) {
+  at::Tensor parameter = updated_tensor(entry);
   auto batch = std::find_if(batches.begin(), batches.end(), [&](const Batch& candidate) {
-    return candidate.takes(parameter, slot.age);
+    return candidate.takes(parameter, entry.age);
   });
   if (batch == batches.end()) {
     batch = batches.emplace(batches.end());
-    batch->age = slot.age;
+    batch->age = entry.age;
   }
   batch->parameters.push_back(parameter);
-  batch->gradients.push_back(treated_gradient(slot, step.treatment));
-  batch->averages.push_back(*slot.kept[0].values);
-  batch->squares.push_back(*slot.kept[1].values);
-  if (slot.kept[2].values != nullptr) batch->greatest_squares.push_back(*slot.kept[2].values);
+  batch->gradients.push_back(transformed_gradient(entry, step.transform));
+  batch->averages.push_back(*entry.state[0].values);
+  batch->squares.push_back(*entry.state[1].values);
+  if (entry.state[2].values != nullptr) batch->greatest_squares.push_back(*entry.state[2].values);
   // The kernel only reads the step.
   auto options = at::TensorOptions(at::kFloat).device(parameter.device());
   batch->steps.push_back(batch->steps.empty()
-                             ? at::scalar_tensor(static_cast<double>(slot.age), options)
+                             ? at::scalar_tensor(static_cast<double>(entry.age), options)
                              : batch->steps.front());
 }
 
@@ -120,32 +122,35 @@ void run_batch(const Batch& batch, const AdamRule& rule, bool maximize) {
 }
 
 // Other devices, and float64.
-void update_by_torch(std::vector<Slot>& slots, const AdamRule& rule, const GroupStep& step) {
+void update_by_torch(std::vector<UpdateEntry>& entries, const AdamRule& rule,
+                     const GroupStep& step) {
   std::vector<Batch> batches;
-  for (const Slot& slot : slots)
-    if (!slot.is_for_kernel()) add(slot, step, batches);
+  for (const UpdateEntry& entry : entries)
+    if (!entry.is_for_kernel()) add(entry, step, batches);
   for (const Batch& batch : batches) run_batch(batch, rule, step.update.maximize);
-  for (const Slot& slot : slots)
-    if (!slot.is_for_kernel()) publish_master(slot);
+  for (const UpdateEntry& entry : entries)
+    if (!entry.is_for_kernel()) publish_master(entry);
 }
 
 }  // namespace
 
-void update_slots(std::vector<Slot>& slots, const AdamRule& rule, const GroupStep& step) {
-  std::vector<Run> runs = make_runs(slots);
-  count_bytes(runs, step);
+void update_entries(std::vector<UpdateEntry>& entries, const AdamRule& rule,
+                    const GroupStep& step) {
+  std::vector<ParameterSpan> spans = make_spans(entries);
+  count_bytes(spans, step);
   std::vector<AdamConstants> constants;
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    bool same_age = i > 0 && runs[i].age == runs[i - 1].age;
-    constants.push_back(same_age ? constants.back() : constants_of(rule, step, runs[i].age));
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    bool same_age = i > 0 && spans[i].age == spans[i - 1].age;
+    constants.push_back(same_age ? constants.back() : constants_of(rule, step, spans[i].age));
   }
-  for_each_piece(runs, [&](std::size_t i, std::int64_t begin, std::int64_t end) {
-    const Run& run = runs[i];
-    if (run.is_plain()) return update_plain(constants[i], run, begin, end);
-    update_by_tiles(constants[i], run, begin, end, dice_key(step.update.seed, step.group, run.age));
+  for_each_piece(spans, [&](std::size_t i, std::int64_t begin, std::int64_t end) {
+    const ParameterSpan& span = spans[i];
+    if (span.is_plain()) return update_plain(constants[i], span, begin, end);
+    update_by_tiles(constants[i], span, begin, end,
+                    rounding_key(step.update.seed, step.group, span.age));
   });
-  update_by_torch(slots, rule, step);
-  copy_back(slots);
+  update_by_torch(entries, rule, step);
+  copy_back(entries);
 }
 
 }  // namespace lockstep::optim

@@ -1,9 +1,9 @@
-// One step of Adam or AdamW over a group's slots.
+// One step of Adam or AdamW over a group's entries.
 #pragma once
 
-#include "optim/kept.h"
 #include "optim/optimizers.h"
-#include "optim/slot.h"
+#include "optim/state_tensors.h"
+#include "optim/update_entry.h"
 
 #include <ATen/core/grad_mode.h>
 
@@ -17,32 +17,32 @@ struct AdamRule {
   bool decoupled = false;  // weight decay as AdamW has it
 };
 
-// Slots are prepared; slot.age is the number of this update.
-void update_slots(std::vector<Slot>& slots, const AdamRule& rule, const GroupStep& step);
+// Entries are prepared; entry.age is the number of this update.
+void update_entries(std::vector<UpdateEntry>& entries, const AdamRule& rule, const GroupStep& step);
 
 // A step of a whole optimizer: `State` is ours, `TorchState` torch::optim's, `Options` the groups'.
 template <class State, class TorchState, class Options>
 void step_adam(std::vector<torch::optim::OptimizerParamGroup>& groups, StateMap& states,
                GroupStep step, bool decoupled) {
   at::NoGradGuard no_grad;
-  std::vector<std::vector<Slot>> all;
+  std::vector<std::vector<UpdateEntry>> all;
   for (const auto& group : groups) {
     step.group = static_cast<std::int64_t>(all.size());
-    all.push_back(make_slots(group.params(), step));
+    all.push_back(make_entries(group.params(), step));
   }
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const auto& options = static_cast<const Options&>(groups[i].options());
     std::vector<State*> own;
-    for (Slot& slot : all[i]) {
-      auto& state = own_state<State, TorchState>(states, slot.parameter);
+    for (UpdateEntry& entry : all[i]) {
+      auto& state = own_state<State, TorchState>(states, entry.parameter);
       own.push_back(&state);
-      slot.master = &state.master_parameter;
-      slot.kept[0] = {&state.exp_avg(), &state.exp_avg_scale, Codes::with_sign};
-      slot.kept[1] = {&state.exp_avg_sq(), &state.exp_avg_sq_scale, Codes::without_sign};
-      if (options.amsgrad()) slot.kept[2] = {&state.max_exp_avg_sq()};
+      entry.master = &state.master_parameter;
+      entry.state[0] = {&state.exp_avg(), &state.exp_avg_scale, Codes::with_sign};
+      entry.state[1] = {&state.exp_avg_sq(), &state.exp_avg_sq_scale, Codes::without_sign};
+      if (options.amsgrad()) entry.state[2] = {&state.max_exp_avg_sq()};
     }
     if (own.empty()) continue;
-    prepare_kept(all[i], step.update.state, step.update.memory.get());
+    prepare_state(all[i], step.update.state, step.update.memory.get());
     for (std::size_t j = 0; j < own.size(); ++j) own[j]->step(all[i][j].age = own[j]->step() + 1);
     auto [beta1, beta2] = options.betas();
     step.group = static_cast<std::int64_t>(i);
@@ -54,7 +54,7 @@ void step_adam(std::vector<torch::optim::OptimizerParamGroup>& groups, StateMap&
                   .amsgrad = options.amsgrad(),
                   .decoupled = decoupled};
     in_batches(all[i], step.update.memory.get(),
-               [&](std::vector<Slot>& some) { update_slots(some, rule, step); });
+               [&](std::vector<UpdateEntry>& some) { update_entries(some, rule, step); });
   }
 }
 

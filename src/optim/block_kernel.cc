@@ -70,8 +70,8 @@ float scale_for(float greatest) {
 }
 
 template <Codes codes>
-void write_block(const float* values, float scale, const Dice* dice, std::size_t place,
-                 std::uint8_t* to) {
+void write_block(const float* values, float scale, const StochasticRounding* rounding,
+                 std::size_t place, std::uint8_t* to) {
   using Kind = Small<codes>;
   const FloatTag tag;
   const WordTag words;
@@ -80,13 +80,14 @@ void write_block(const float* values, float scale, const Dice* dice, std::size_t
   for (std::size_t i = 0; i < block_elements; i += hn::Lanes(tag)) {
     Floats value = hn::LoadU(tag, values + i);
     Floats share = hn::Mul(hn::Abs(value), inverse);
-    Words rolled = dice != nullptr ? roll(*dice, place + i) : hn::Set(words, 0x7fffU);
-    Words added = hn::Add(hn::ShiftLeft<4>(rolled), hn::Set(words, 8U));
+    Words random =
+        rounding != nullptr ? random_bits(*rounding, place + i) : hn::Set(words, 0x7fffU);
+    Words added = hn::Add(hn::ShiftLeft<4>(random), hn::Set(words, 8U));
     Words code = hn::ShiftRight<20>(hn::Add(hn::BitCast(words, share), added));
     code = hn::Sub(code, hn::Set(words, Kind::bias));
     code = hn::Min(code, hn::Set(words, Kind::largest));
     // Below the least number there are no bits to shift: that or nothing.
-    Floats limit = hn::Mul(hn::ConvertTo(tag, hn::BitCast(ints, rolled)),
+    Floats limit = hn::Mul(hn::ConvertTo(tag, hn::BitCast(ints, random)),
                            hn::Set(tag, Kind::least * 0x1p-16F));
     auto stays = Kind::has_sign ? hn::Gt(share, limit) : hn::Gt(value, hn::Zero(tag));
     Words small = hn::IfThenElseZero(hn::RebindMask(words, stays), hn::Set(words, 1U));
@@ -103,11 +104,11 @@ void read_any(Codes codes, const std::uint8_t* from, float scale, float* to) {
                             : read_block<Codes::without_sign>(from, scale, to);
 }
 
-float write_any(Codes codes, const float* values, const Dice* dice, std::size_t place,
-                std::uint8_t* to) {
+float write_any(Codes codes, const float* values, const StochasticRounding* rounding,
+                std::size_t place, std::uint8_t* to) {
   float scale = scale_for(greatest_magnitude(values));
-  codes == Codes::with_sign ? write_block<Codes::with_sign>(values, scale, dice, place, to)
-                            : write_block<Codes::without_sign>(values, scale, dice, place, to);
+  codes == Codes::with_sign ? write_block<Codes::with_sign>(values, scale, rounding, place, to)
+                            : write_block<Codes::without_sign>(values, scale, rounding, place, to);
   return scale;
 }
 
@@ -126,16 +127,17 @@ void ReadBlocks(Codes codes, const std::uint8_t* from, const float* scales, floa
 }
 
 void WriteBlocks(Codes codes, const float* from, std::uint8_t* to, float* scales,
-                 std::int64_t count, const Dice* dice) {
+                 std::int64_t count, const StochasticRounding* rounding) {
   std::int64_t begin = 0;
   for (; begin + block_elements <= count; begin += block_elements)
-    *scales++ = write_any(codes, from + begin, dice, static_cast<std::size_t>(begin), to + begin);
+    *scales++ =
+        write_any(codes, from + begin, rounding, static_cast<std::size_t>(begin), to + begin);
   if (begin == count) return;
   auto length = static_cast<std::size_t>(count - begin);
   HWY_ALIGN float last[block_elements] = {};
   HWY_ALIGN std::uint8_t block[block_elements];
   std::memcpy(last, from + begin, length * sizeof(float));
-  *scales = write_any(codes, last, dice, static_cast<std::size_t>(begin), block);
+  *scales = write_any(codes, last, rounding, static_cast<std::size_t>(begin), block);
   std::memcpy(to + begin, block, length);
 }
 
@@ -156,8 +158,8 @@ void read_blocks(Codes codes, const std::uint8_t* from, const float* scales, flo
 }
 
 void write_blocks(Codes codes, const float* from, std::uint8_t* to, float* scales,
-                  std::int64_t count, const Dice* dice) {
-  HWY_DYNAMIC_DISPATCH(WriteBlocks)(codes, from, to, scales, count, dice);
+                  std::int64_t count, const StochasticRounding* rounding) {
+  HWY_DYNAMIC_DISPATCH(WriteBlocks)(codes, from, to, scales, count, rounding);
 }
 
 }  // namespace lockstep::optim

@@ -12,7 +12,7 @@
 namespace lockstep::optim {
 
 double gradient_norm(std::span<const at::Tensor> parameters, double norm_type) {
-  return treated_norm(parameters, {}, norm_type);
+  return transformed_norm(parameters, {}, norm_type);
 }
 
 double clip_factor(double norm, double max_norm) {

@@ -20,7 +20,7 @@ void follow_bfloat16(const std::uint16_t* bits, float* master, std::int64_t coun
 // Random numbers by place: element i of a call gets 16 bits of hash(first + i, key), so neither the
 // split into calls nor the number of threads changes them. Two numbers of one place are independent
 // when their `stream` (0 or 1) differs.
-struct Dice {
+struct StochasticRounding {
   std::uint32_t key = 0;
   std::uint32_t first = 0;
   int stream = 0;
@@ -29,7 +29,8 @@ struct Dice {
 // Up with a probability that is the distance from the lower neighbour: right in the mean, so what
 // is too small for one rounding still adds up (Gupta et al., Deep Learning with Limited Numerical
 // Precision, ICML 2015).
-void narrow_bfloat16(const float* from, std::uint16_t* to, std::int64_t count, const Dice& dice);
+void narrow_bfloat16(const float* from, std::uint16_t* to, std::int64_t count,
+                     const StochasticRounding& rounding);
 
 // Codes of 8 bits, with one scale for each block of 256 elements (Dettmers et al., 8-bit Optimizers
 // via Block-wise Quantization, ICLR 2022). A code is a small float, and a scale a power of two, as
@@ -49,9 +50,9 @@ enum class Codes { with_sign, without_sign };
 // `codes` has `count` elements, `scales` one for each block begun.
 void read_blocks(Codes codes, const std::uint8_t* from, const float* scales, float* to,
                  std::int64_t count);
-// Rounds by dice, right in the mean, or to nearest where `dice` is null. Values that were read are
-// written without any change to them.
+// Rounds stochastically (unbiased), or to nearest where `rounding` is null. Values that were read
+// are written without any change to them.
 void write_blocks(Codes codes, const float* from, std::uint8_t* to, float* scales,
-                  std::int64_t count, const Dice* dice);
+                  std::int64_t count, const StochasticRounding* rounding);
 
 }  // namespace lockstep::optim

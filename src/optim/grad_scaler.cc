@@ -50,13 +50,13 @@ bool GradScaler::unscale(torch::optim::Optimizer& optimizer) {
   return finite;
 }
 
-TreatedStep GradScaler::step(torch::optim::Optimizer& optimizer, StepTreatment treatment) {
-  if (!options_.enabled) return step_treated(optimizer, treatment);
+StepResult GradScaler::step(torch::optim::Optimizer& optimizer, GradientTransform transform) {
+  if (!options_.enabled) return step_transformed(optimizer, transform);
   auto seen = seen_.find(&optimizer);
   if (seen == seen_.end()) {
-    treatment.scale /= scale_;
-    treatment.skip_if_not_finite = true;
-    TreatedStep done = step_treated(optimizer, treatment);
+    transform.scale /= scale_;
+    transform.skip_if_not_finite = true;
+    StepResult done = step_transformed(optimizer, transform);
     seen_[&optimizer] = {Stage::stepped, done.stepped};
     return done;
   }
@@ -64,7 +64,7 @@ TreatedStep GradScaler::step(torch::optim::Optimizer& optimizer, StepTreatment t
         "GradScaler: step() was already called for this optimizer since the last update()");
   seen->second.stage = Stage::stepped;
   if (!seen->second.finite) return {.stepped = false};
-  return step_treated(optimizer, treatment);
+  return step_transformed(optimizer, transform);
 }
 
 void GradScaler::update() {

@@ -108,9 +108,11 @@ void NarrowBFloat16(const float* from, std::uint16_t* to, std::int64_t count) {
   });
 }
 
-void NarrowByDice(const float* from, std::uint16_t* to, std::int64_t count, const Dice& dice) {
+void NarrowStochastically(const float* from, std::uint16_t* to, std::int64_t count,
+                          const StochasticRounding& rounding) {
   convert(from, to, count, [&](const float* f, std::uint16_t* t, std::size_t i) {
-    hn::StoreU(narrowed_bfloat16(hn::LoadU(FloatTag(), f), roll(dice, i)), HalfBits(), t);
+    hn::StoreU(narrowed_bfloat16(hn::LoadU(FloatTag(), f), random_bits(rounding, i)), HalfBits(),
+               t);
   });
 }
 
@@ -146,7 +148,7 @@ HWY_EXPORT(WidenHalf);
 HWY_EXPORT(NarrowHalf);
 HWY_EXPORT(WidenBFloat16);
 HWY_EXPORT(NarrowBFloat16);
-HWY_EXPORT(NarrowByDice);
+HWY_EXPORT(NarrowStochastically);
 HWY_EXPORT(FollowHalf);
 HWY_EXPORT(FollowBFloat16);
 }  // namespace
@@ -167,8 +169,9 @@ void narrow_bfloat16(const float* from, std::uint16_t* to, std::int64_t count) {
   HWY_DYNAMIC_DISPATCH(NarrowBFloat16)(from, to, count);
 }
 
-void narrow_bfloat16(const float* from, std::uint16_t* to, std::int64_t count, const Dice& dice) {
-  HWY_DYNAMIC_DISPATCH(NarrowByDice)(from, to, count, dice);
+void narrow_bfloat16(const float* from, std::uint16_t* to, std::int64_t count,
+                     const StochasticRounding& rounding) {
+  HWY_DYNAMIC_DISPATCH(NarrowStochastically)(from, to, count, rounding);
 }
 
 void follow_half(const std::uint16_t* bits, float* master, std::int64_t count) {

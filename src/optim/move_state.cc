@@ -1,8 +1,8 @@
-#include "optim/kept.h"
+#include "optim/state_tensors.h"
 
 #include <lockstep/base/check.h>
+#include <lockstep/optim/gradient_transform.h>
 #include <lockstep/optim/state_memory.h>
-#include <lockstep/optim/treatment.h>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/optim/adagrad.h>
@@ -80,7 +80,7 @@ void want_first_state(WantedFields& wanted, FirstState& first, const at::Tensor&
   for (std::size_t i = 0; i < fields.size(); ++i)
     if (first.zeros[i])
       want(wanted, i,
-           {.dense = parameter, .kept = {.values = fields[i]}, .dtype = parameter.scalar_type()});
+           {.dense = parameter, .state = {.values = fields[i]}, .dtype = parameter.scalar_type()});
 }
 
 void want_state(WantedFields& wanted, OptimizerParamState& state, const StateMemory& memory) {
@@ -91,7 +91,7 @@ void want_state(WantedFields& wanted, OptimizerParamState& state, const StateMem
     if (!values.is_non_overlapping_and_dense()) continue;
     want(wanted, i,
          {.dense = values,
-          .kept = {.values = fields[i]},
+          .state = {.values = fields[i]},
           .dtype = values.scalar_type(),
           .values = values});
   }
@@ -100,7 +100,7 @@ void want_state(WantedFields& wanted, OptimizerParamState& state, const StateMem
 }  // namespace
 
 void move_state(torch::optim::Optimizer& optimizer, const std::shared_ptr<StateMemory>& memory) {
-  check(dynamic_cast<TreatsGradients*>(&optimizer) == nullptr,
+  check(dynamic_cast<TransformsGradients*>(&optimizer) == nullptr,
         "move_state: an optimizer of lockstep::optim is given its memory when it is made, as "
         "UpdateOptions::memory");
   if (!memory) return;

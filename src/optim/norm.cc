@@ -36,13 +36,13 @@ bool is_scanned_here(const at::Tensor& gradient) {
          (dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16);
 }
 
-double sum_of_floats(const float* gradient, std::int64_t count, const ElementTreatment& treatment) {
-  return sum_of_squares(gradient, count, static_cast<float>(treatment.factor),
-                        static_cast<float>(treatment.limit));
+double sum_of_floats(const float* gradient, std::int64_t count, const ElementTransform& transform) {
+  return sum_of_squares(gradient, count, static_cast<float>(transform.factor),
+                        static_cast<float>(transform.limit));
 }
 
 double sum_of_16_bits(const at::Tensor& gradient, std::int64_t begin, std::int64_t end,
-                      const ElementTreatment& treatment) {
+                      const ElementTransform& transform) {
   std::array<float, 1024> buffer;
   auto* bits = static_cast<const std::uint16_t*>(gradient.const_data_ptr());
   double sum = 0;
@@ -50,7 +50,7 @@ double sum_of_16_bits(const at::Tensor& gradient, std::int64_t begin, std::int64
     std::int64_t count = std::min(std::ssize(buffer), end - begin);
     gradient.scalar_type() == at::kHalf ? widen_half(bits + begin, buffer.data(), count)
                                         : widen_bfloat16(bits + begin, buffer.data(), count);
-    sum += sum_of_floats(buffer.data(), count, treatment);
+    sum += sum_of_floats(buffer.data(), count, transform);
   }
   return sum;
 }
@@ -65,14 +65,14 @@ std::shared_ptr<dispatch::ValueSource> cheap_source_of(const at::Tensor& gradien
 
 // Of float32 gradients that are not in memory; the sums are those of memory.
 double sum_of_source(const dispatch::ValueSource& source, std::int64_t begin, std::int64_t count,
-                     const ElementTreatment& treatment) {
+                     const ElementTransform& transform) {
   auto buffer = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(count));
   source.read(begin, count, buffer.get());
-  return sum_of_floats(buffer.get(), count, treatment);
+  return sum_of_floats(buffer.get(), count, transform);
 }
 
 // Pieces are added in their order, so the bits do not depend on the number of threads.
-double scanned_sum_of_squares(const at::Tensor& gradient, const ElementTreatment& treatment) {
+double scanned_sum_of_squares(const at::Tensor& gradient, const ElementTransform& transform) {
   std::int64_t count = gradient.numel();
   std::vector<double> sums((count + norm_piece_elements - 1) / norm_piece_elements);
   auto source = cheap_source_of(gradient);
@@ -80,11 +80,11 @@ double scanned_sum_of_squares(const at::Tensor& gradient, const ElementTreatment
     std::int64_t begin = static_cast<std::int64_t>(i) * norm_piece_elements;
     std::int64_t end = std::min(begin + norm_piece_elements, count);
     if (source)
-      sums[i] = sum_of_source(*source, gradient.storage_offset() + begin, end - begin, treatment);
+      sums[i] = sum_of_source(*source, gradient.storage_offset() + begin, end - begin, transform);
     else if (gradient.scalar_type() == at::kFloat)
-      sums[i] = sum_of_floats(gradient.const_data_ptr<float>() + begin, end - begin, treatment);
+      sums[i] = sum_of_floats(gradient.const_data_ptr<float>() + begin, end - begin, transform);
     else
-      sums[i] = sum_of_16_bits(gradient, begin, end, treatment);
+      sums[i] = sum_of_16_bits(gradient, begin, end, transform);
   });
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
@@ -95,13 +95,13 @@ at::Tensor stored_values(const at::Tensor& gradient) {
 }
 
 // In float64 whatever the gradient's dtype; float32 is left before anything is computed.
-double widened_part(const at::Tensor& gradient, const ElementTreatment& treatment,
+double widened_part(const at::Tensor& gradient, const ElementTransform& transform,
                     double norm_type) {
   at::Tensor values = stored_values(gradient);
   if (values.numel() == 0) return 0;  // sparse
   values = (values.is_complex() ? values.abs().to(at::kDouble) : values.to(at::kDouble).abs()) *
-           treatment.factor;
-  if (std::isfinite(treatment.limit)) values.clamp_max_(treatment.limit);
+           transform.factor;
+  if (std::isfinite(transform.limit)) values.clamp_max_(transform.limit);
   return (norm_type == infinity ? values.max() : values.pow_(norm_type).sum()).item<double>();
 }
 
@@ -160,16 +160,16 @@ bool is_finite(const at::Tensor& gradient) {
 
 }  // namespace
 
-double norm_part(const at::Tensor& gradient, const ElementTreatment& treatment, double norm_type) {
+double norm_part(const at::Tensor& gradient, const ElementTransform& transform, double norm_type) {
   if (norm_type != 2 || !cheap_source_of(gradient)) bring(gradient);
   if (gradient.numel() == 0) return 0;
   if (norm_type == 2 && is_scanned_here(gradient))
-    return scanned_sum_of_squares(gradient, treatment);
-  return widened_part(gradient, treatment, norm_type);
+    return scanned_sum_of_squares(gradient, transform);
+  return widened_part(gradient, transform, norm_type);
 }
 
-double treated_norm(std::span<const at::Tensor> parameters, const ElementTreatment& treatment,
-                    double norm_type) {
+double transformed_norm(std::span<const at::Tensor> parameters, const ElementTransform& transform,
+                        double norm_type) {
   check(norm_type >= 0, "norm of gradients: expected a norm type of 0 or more, found {}",
         norm_type);
   double tensors = 0;
@@ -178,7 +178,7 @@ double treated_norm(std::span<const at::Tensor> parameters, const ElementTreatme
     if (!parameter.grad().defined()) continue;
     ++tensors;
     if (norm_type > 0)
-      parts.add(parameter, norm_part(parameter.grad(), treatment, norm_type));
+      parts.add(parameter, norm_part(parameter.grad(), transform, norm_type));
     else if (!dispatch::source_of(parameter.grad()))
       bring(parameter.grad());  // refuses where there is no gradient yet
   }

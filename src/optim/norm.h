@@ -1,7 +1,7 @@
-// Norms of gradients that are treated on the fly.
+// Norms of gradients that are transformed on the fly.
 #pragma once
 
-#include "optim/element_treatment.h"
+#include "optim/element_transform.h"
 
 #include <lockstep/optim/clipping.h>
 
@@ -9,16 +9,16 @@
 
 namespace lockstep::optim {
 
-// gradient_norm() of the gradients as treated.
-[[nodiscard]] double treated_norm(std::span<const at::Tensor> parameters,
-                                  const ElementTreatment& treatment, double norm_type);
+// gradient_norm() of the gradients as transformed.
+[[nodiscard]] double transformed_norm(std::span<const at::Tensor> parameters,
+                                      const ElementTransform& transform, double norm_type);
 
 // Whether no element of the gradients is infinite or NaN, on any rank that has parts of them.
 [[nodiscard]] bool all_finite(std::span<const at::Tensor> parameters);
 
 // Of one gradient's elements, without other ranks': the sum of |g|^norm_type, or the largest |g|
 // when norm_type is infinity.
-[[nodiscard]] double norm_part(const at::Tensor& gradient, const ElementTreatment& treatment,
+[[nodiscard]] double norm_part(const at::Tensor& gradient, const ElementTransform& transform,
                                double norm_type);
 
 }  // namespace lockstep::optim

@@ -39,19 +39,19 @@ HWY_INLINE void add_squares(Floats values, Doubles& low, Doubles& high) {
 
 double SumOfSquares(const float* values, std::int64_t count, float factor, float limit) {
   const FloatTag tag;
-  const TreatmentLanes treatment(factor, limit);
+  const TransformLanes transform(factor, limit);
   const std::size_t lanes = hn::Lanes(tag);
   auto elements = static_cast<std::size_t>(count);
   Doubles a = hn::Zero(DoubleTag()), b = a, c = a, d = a;
   std::size_t i = 0;
   for (; i + 2 * lanes <= elements; i += 2 * lanes) {
-    add_squares(treatment(hn::LoadU(tag, values + i)), a, b);
-    add_squares(treatment(hn::LoadU(tag, values + i + lanes)), c, d);
+    add_squares(transform(hn::LoadU(tag, values + i)), a, b);
+    add_squares(transform(hn::LoadU(tag, values + i + lanes)), c, d);
   }
   for (; i < elements; i += lanes) {
     float last[HWY_MAX_BYTES / sizeof(float)] = {};
     std::memcpy(last, values + i, (elements - i < lanes ? elements - i : lanes) * sizeof(float));
-    add_squares(treatment(hn::LoadU(tag, last)), a, b);
+    add_squares(transform(hn::LoadU(tag, last)), a, b);
   }
   Doubles sum = hn::Add(hn::Add(a, b), hn::Add(c, d));
   return hn::GetLane(hn::SumOfLanes(DoubleTag(), sum));

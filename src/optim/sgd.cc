@@ -1,10 +1,10 @@
 #include <lockstep/optim/sgd.h>
 
-#include "optim/kept.h"
 #include "optim/optimizers.h"
-#include "optim/run.h"
+#include "optim/parameter_span.h"
 #include "optim/sgd_kernel.h"
-#include "optim/slot.h"
+#include "optim/state_tensors.h"
+#include "optim/update_entry.h"
 
 #include <ATen/ops/_fused_sgd.h>
 #include <torch/optim/serialize.h>
@@ -26,8 +26,8 @@ struct SgdRule {
 
 SgdConstants constants_of(const SgdRule& rule, const GroupStep& step, bool first) {
   double sign = step.update.maximize ? -1 : 1;
-  return {.factor = static_cast<float>(sign * step.treatment.factor),
-          .limit = static_cast<float>(step.treatment.limit),
+  return {.factor = static_cast<float>(sign * step.transform.factor),
+          .limit = static_cast<float>(step.transform.limit),
           .decay = static_cast<float>(rule.weight_decay),
           .momentum = static_cast<float>(rule.momentum),
           .undamped = static_cast<float>(1 - rule.dampening),
@@ -36,79 +36,81 @@ SgdConstants constants_of(const SgdRule& rule, const GroupStep& step, bool first
           .first = first};
 }
 
-void update_plain(const SgdConstants& constants, const Run& run, std::int64_t begin,
+void update_plain(const SgdConstants& constants, const ParameterSpan& span, std::int64_t begin,
                   std::int64_t end) {
-  auto* buffer = reinterpret_cast<float*>(run.kept[0].data);
-  for_each_tile(run, begin, end, [&](std::int64_t first, std::int64_t last, const float* gradient) {
-    update_sgd(constants, {.parameter = reinterpret_cast<float*>(run.parameter) + first,
-                           .gradient = gradient,
-                           .momentum_buffer = buffer == nullptr ? nullptr : buffer + first,
-                           .count = last - first});
-  });
+  auto* buffer = reinterpret_cast<float*>(span.state[0].data);
+  for_each_tile(
+      span, begin, end, [&](std::int64_t first, std::int64_t last, const float* gradient) {
+        update_sgd(constants, {.parameter = reinterpret_cast<float*>(span.parameter) + first,
+                               .gradient = gradient,
+                               .momentum_buffer = buffer == nullptr ? nullptr : buffer + first,
+                               .count = last - first});
+      });
 }
 
-void update_by_tiles(const SgdConstants& constants, const Run& run, std::int64_t begin,
+void update_by_tiles(const SgdConstants& constants, const ParameterSpan& span, std::int64_t begin,
                      std::int64_t end, std::uint32_t key) {
   for (; begin < end; begin += Tile::elements) {
     std::int64_t count = std::min(Tile::elements, end - begin);
-    Tile tile(run, begin, count, key);
+    Tile tile(span, begin, count, key);
     update_sgd(constants, {.parameter = tile.parameter(),
                            .gradient = tile.gradient(),
-                           .momentum_buffer = tile.kept(0),
+                           .momentum_buffer = tile.state(0),
                            .count = count});
     tile.close();
   }
 }
 
 // Other devices, and float64: one by one, since each may or may not have its first buffer.
-void update_by_torch(const Slot& slot, const SgdRule& rule, const GroupStep& step) {
+void update_by_torch(const UpdateEntry& entry, const SgdRule& rule, const GroupStep& step) {
   std::vector<at::Tensor> buffers;
-  if (slot.kept[0].values != nullptr) buffers.push_back(*slot.kept[0].values);
-  at::_fused_sgd_(updated_tensor(slot), treated_gradient(slot, step.treatment), buffers,
+  if (entry.state[0].values != nullptr) buffers.push_back(*entry.state[0].values);
+  at::_fused_sgd_(updated_tensor(entry), transformed_gradient(entry, step.transform), buffers,
                   rule.weight_decay, rule.momentum, rule.lr, rule.dampening, rule.nesterov,
-                  step.update.maximize, /*is_first_step=*/slot.first);
-  publish_master(slot);
+                  step.update.maximize, /*is_first_step=*/entry.first);
+  publish_master(entry);
 }
 
-// Slots are prepared; slot.kept[0] is the momentum buffer, in use with momentum only.
-void update_slots(std::vector<Slot>& slots, const SgdRule& rule, const GroupStep& step) {
-  std::vector<Run> runs = make_runs(slots);
-  count_bytes(runs, step);
-  for_each_piece(runs, [&](std::size_t i, std::int64_t begin, std::int64_t end) {
-    const Run& run = runs[i];
-    SgdConstants constants = constants_of(rule, step, run.first);
-    if (run.is_plain()) return update_plain(constants, run, begin, end);
-    update_by_tiles(constants, run, begin, end, dice_key(step.update.seed, step.group, run.age));
+// Entries are prepared; entry.state[0] is the momentum buffer, in use with momentum only.
+void update_entries(std::vector<UpdateEntry>& entries, const SgdRule& rule, const GroupStep& step) {
+  std::vector<ParameterSpan> spans = make_spans(entries);
+  count_bytes(spans, step);
+  for_each_piece(spans, [&](std::size_t i, std::int64_t begin, std::int64_t end) {
+    const ParameterSpan& span = spans[i];
+    SgdConstants constants = constants_of(rule, step, span.first);
+    if (span.is_plain()) return update_plain(constants, span, begin, end);
+    update_by_tiles(constants, span, begin, end,
+                    rounding_key(step.update.seed, step.group, span.age));
   });
-  for (const Slot& slot : slots)
-    if (!slot.is_for_kernel()) update_by_torch(slot, rule, step);
-  copy_back(slots);
+  for (const UpdateEntry& entry : entries)
+    if (!entry.is_for_kernel()) update_by_torch(entry, rule, step);
+  copy_back(entries);
 }
 
 // A parameter has a state only where there is something to keep, as in torch::optim.
-void update_group(std::vector<Slot>& slots, StateMap& states, const SGDOptions& options,
+void update_group(std::vector<UpdateEntry>& entries, StateMap& states, const SGDOptions& options,
                   const GroupStep& step) {
   bool buffered = options.momentum() != 0;
-  std::vector<at::Tensor> no_masters(slots.size());
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    Slot& slot = slots[i];
-    slot.master = &no_masters[i];
-    if (!buffered && !slot.has_16_bits()) continue;
-    auto& state = own_state<SGDState, SGDParamState>(states, slot.parameter);
-    slot.master = &state.master_parameter;
-    slot.age = ++state.step;
-    slot.first = buffered && !state.momentum_buffer().defined();
+  std::vector<at::Tensor> no_masters(entries.size());
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    UpdateEntry& entry = entries[i];
+    entry.master = &no_masters[i];
+    if (!buffered && !entry.has_16_bits()) continue;
+    auto& state = own_state<SGDState, SGDParamState>(states, entry.parameter);
+    entry.master = &state.master_parameter;
+    entry.age = ++state.step;
+    entry.first = buffered && !state.momentum_buffer().defined();
     if (buffered)
-      slot.kept[0] = {&state.momentum_buffer(), &state.momentum_buffer_scale, Codes::with_sign};
+      entry.state[0] = {&state.momentum_buffer(), &state.momentum_buffer_scale, Codes::with_sign};
   }
-  prepare_kept(slots, step.update.state, step.update.memory.get());
+  prepare_state(entries, step.update.state, step.update.memory.get());
   SgdRule rule{.lr = options.lr(),
                .momentum = options.momentum(),
                .dampening = options.dampening(),
                .weight_decay = options.weight_decay(),
                .nesterov = options.nesterov()};
-  in_batches(slots, step.update.memory.get(),
-             [&](std::vector<Slot>& some) { update_slots(some, rule, step); });
+  in_batches(entries, step.update.memory.get(),
+             [&](std::vector<UpdateEntry>& some) { update_entries(some, rule, step); });
 }
 
 }  // namespace
@@ -126,15 +128,15 @@ at::Tensor SGD::step(LossClosure closure) {
   return loss;
 }
 
-void SGD::update(const ElementTreatment& treatment) {
+void SGD::update(const ElementTransform& transform) {
   at::NoGradGuard no_grad;
   bytes_moved_ = 0;
   GroupStep step{
-      .update = update_, .treatment = treatment, .optimizer = "SGD", .bytes_moved = &bytes_moved_};
-  std::vector<std::vector<Slot>> all;
+      .update = update_, .transform = transform, .optimizer = "SGD", .bytes_moved = &bytes_moved_};
+  std::vector<std::vector<UpdateEntry>> all;
   for (const auto& group : param_groups_) {
     step.group = static_cast<std::int64_t>(all.size());
-    all.push_back(make_slots(group.params(), step));
+    all.push_back(make_entries(group.params(), step));
   }
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (all[i].empty()) continue;
@@ -147,6 +149,6 @@ void SGD::load(torch::serialize::InputArchive& archive) {
   torch::optim::serialize<SGDState, SGDOptions>(archive, *this);
 }
 
-std::vector<at::Tensor> SGD::treated_parameters() const { return parameters_of(param_groups_); }
+std::vector<at::Tensor> SGD::transformed_parameters() const { return parameters_of(param_groups_); }
 
 }  // namespace lockstep::optim

@@ -26,7 +26,7 @@ enum class Momentum { none, plain, nesterov };
 
 struct SgdLanes {
   explicit SgdLanes(const SgdConstants& c)
-      : treatment(c.factor, c.limit),
+      : transform(c.factor, c.limit),
         decay(hn::Set(FloatTag(), c.decay)),
         momentum(hn::Set(FloatTag(), c.momentum)),
         undamped(hn::Set(FloatTag(), c.undamped)),
@@ -34,7 +34,7 @@ struct SgdLanes {
         decays(c.decay != 0),
         first(c.first) {}
 
-  TreatmentLanes treatment;
+  TransformLanes transform;
   Floats decay, momentum, undamped, lr;
   bool decays;  // 0 * w is NaN where w is infinite
   bool first;
@@ -48,7 +48,7 @@ HWY_INLINE void update_lanes(const SgdLanes& c, float* parameter, const float* g
   prefetch_ahead(gradient);
   if constexpr (kind != Momentum::none) prefetch_ahead(momentum_buffer);
   Floats w = hn::LoadU(tag, parameter);
-  Floats g = c.treatment(hn::LoadU(tag, gradient));
+  Floats g = c.transform(hn::LoadU(tag, gradient));
   if (c.decays) g = hn::MulAdd(w, c.decay, g);
   if constexpr (kind != Momentum::none) {
     Floats b =

@@ -1,6 +1,6 @@
 #include <lockstep/optim/state.h>
 
-#include "optim/kept.h"
+#include "optim/state_tensors.h"
 
 #include <ATen/ops/scalar_tensor.h>
 #include <torch/serialize/archive.h>

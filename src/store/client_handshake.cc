@@ -1,6 +1,6 @@
 #include "store/client_handshake.h"
 
-#include "store/octets.h"
+#include "store/unsigned_bytes.h"
 #include "store/wire.h"
 #include "sys/sockets.h"
 

@@ -58,7 +58,7 @@ std::optional<Entry> read_entry(const fs::path& file) {
 }
 
 // Looks for something again and again: quickly at first, then every 50 ms.
-class Patience {
+class Backoff {
  public:
   void pause(Deadline deadline) {
     std::this_thread::sleep_for(std::min<Duration>(pause_, deadline.left()));
@@ -79,8 +79,7 @@ class FileStore::Lock {
       : file_(::open((folder / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
     if (!file_) throw SystemError("opening the lock of store " + folder.string(), errno);
     Deadline deadline = Deadline::after(timeout);
-    for (Patience patience; ::flock(file_.get(), LOCK_EX | LOCK_NB) != 0;
-         patience.pause(deadline)) {
+    for (Backoff backoff; ::flock(file_.get(), LOCK_EX | LOCK_NB) != 0; backoff.pause(deadline)) {
       if (errno != EWOULDBLOCK && errno != EINTR) {
         throw SystemError("locking store " + folder.string(), errno);
       }
@@ -141,7 +140,7 @@ std::optional<std::string> FileStore::try_get(std::string_view key) {
 
 std::string FileStore::get(std::string_view key, Deadline deadline) {
   auto start = Clock::now();
-  for (Patience patience;; patience.pause(deadline)) {
+  for (Backoff backoff;; backoff.pause(deadline)) {
     if (auto value = try_get(key)) return *std::move(value);
     if (!deadline.passed()) continue;
     std::string name(key);
@@ -151,7 +150,7 @@ std::string FileStore::get(std::string_view key, Deadline deadline) {
 
 void FileStore::wait(std::span<const std::string> keys, Deadline deadline) {
   auto start = Clock::now();
-  for (Patience patience;; patience.pause(deadline)) {
+  for (Backoff backoff;; backoff.pause(deadline)) {
     std::vector<std::string> missing;
     for (const std::string& key : keys) {
       if (std::error_code ignored; !fs::exists(file_of(key), ignored)) missing.push_back(key);

@@ -4,7 +4,7 @@
 
 #include <lockstep/base/error.h>
 
-#include "store/octets.h"
+#include "store/unsigned_bytes.h"
 
 namespace lockstep::store {
 
@@ -19,8 +19,8 @@ StoreKey::StoreKey(std::string_view secret) {
   constexpr std::string_view label = "lockstep store: key of the secret";
   crypto_generichash_state state;
   crypto_generichash_init(&state, nullptr, 0, key_.size());
-  crypto_generichash_update(&state, octets_of(label), label.size());
-  crypto_generichash_update(&state, octets_of(secret), secret.size());
+  crypto_generichash_update(&state, unsigned_bytes_of(label), label.size());
+  crypto_generichash_update(&state, unsigned_bytes_of(secret), secret.size());
   crypto_generichash_final(&state, key_.data(), key_.size());
 }
 
@@ -30,7 +30,7 @@ std::array<unsigned char, 32> StoreKey::derive(std::string_view label, const Non
   std::array<unsigned char, 32> result{};
   crypto_generichash_state state;
   crypto_generichash_init(&state, key_.data(), key_.size(), result.size());
-  crypto_generichash_update(&state, octets_of(label), label.size());
+  crypto_generichash_update(&state, unsigned_bytes_of(label), label.size());
   crypto_generichash_update(&state, nonces.server.data(), nonces.server.size());
   crypto_generichash_update(&state, nonces.client.data(), nonces.client.size());
   crypto_generichash_final(&state, result.data(), result.size());

@@ -99,7 +99,7 @@ Outcome execute_checked(Table& table, const Message& request) {
       return erase(table, request);
     case Code::keys:
       return keys(table, request);
-    case Code::last_word:  // the connection's own business
+    case Code::on_disconnect:  // the connection's own business
     case Code::done:
     case Code::late:
     case Code::refused:

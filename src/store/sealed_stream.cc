@@ -1,6 +1,6 @@
 #include "store/sealed_stream.h"
 
-#include "store/octets.h"
+#include "store/unsigned_bytes.h"
 #include "store/wire.h"
 
 #include <lockstep/base/check.h>
@@ -8,22 +8,23 @@
 namespace lockstep::store {
 
 Sealer::Sealer(const StreamKey& key) : header_(stream_header_bytes, '\0') {
-  crypto_secretstream_xchacha20poly1305_init_push(&state_, octets_of(header_), key.data());
+  crypto_secretstream_xchacha20poly1305_init_push(&state_, unsigned_bytes_of(header_), key.data());
 }
 
 std::string Sealer::seal(std::string_view message) {
   std::string frame = encode_length(message.size() + seal_bytes);
   std::size_t start = frame.size();
   frame.resize(start + message.size() + seal_bytes);
-  crypto_secretstream_xchacha20poly1305_push(&state_, octets_of(frame) + start, nullptr,
-                                             octets_of(message), message.size(), nullptr, 0, 0);
+  crypto_secretstream_xchacha20poly1305_push(&state_, unsigned_bytes_of(frame) + start, nullptr,
+                                             unsigned_bytes_of(message), message.size(), nullptr, 0,
+                                             0);
   return frame;
 }
 
 Opener::Opener(const StreamKey& key, std::string_view header) {
-  bool ok =
-      header.size() == stream_header_bytes &&
-      crypto_secretstream_xchacha20poly1305_init_pull(&state_, octets_of(header), key.data()) == 0;
+  bool ok = header.size() == stream_header_bytes &&
+            crypto_secretstream_xchacha20poly1305_init_pull(&state_, unsigned_bytes_of(header),
+                                                            key.data()) == 0;
   check_input(ok, "store: the encrypted stream does not begin as it should");
 }
 
@@ -32,7 +33,8 @@ std::string Opener::open(std::string_view sealed) {
               sealed.size());
   std::string message(sealed.size() - seal_bytes, '\0');
   int outcome = crypto_secretstream_xchacha20poly1305_pull(
-      &state_, octets_of(message), nullptr, nullptr, octets_of(sealed), sealed.size(), nullptr, 0);
+      &state_, unsigned_bytes_of(message), nullptr, nullptr, unsigned_bytes_of(sealed),
+      sealed.size(), nullptr, 0);
   check_input(outcome == 0, "store: a message was changed on its way");
   return message;
 }

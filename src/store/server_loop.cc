@@ -53,7 +53,7 @@ void receive(int socket, store::ServerSession& session, std::span<std::byte> buf
   if (count) session.receive({reinterpret_cast<const char*>(buffer.data()), *count});
 }
 
-Deadline patience_of(const store::Message& request) {
+Deadline timeout_of(const store::Message& request) {
   return Deadline::after(Duration(std::max<std::int64_t>(0, request.number)));
 }
 
@@ -237,8 +237,8 @@ bool StoreServer::Loop::answer_some(std::uint64_t number, Connection& connection
 
 void StoreServer::Loop::answer(std::uint64_t number, Connection& connection,
                                store::Message request) {
-  if (request.code == store::Code::last_word) {
-    connection.session.send(connection.last_words.leave(request));
+  if (request.code == store::Code::on_disconnect) {
+    connection.session.send(connection.on_disconnect.add(request));
     return;
   }
   store::Outcome outcome = store::execute(table_, request);
@@ -248,7 +248,7 @@ void StoreServer::Loop::answer(std::uint64_t number, Connection& connection,
   } else if (!parked_.has_room(number, request)) {
     connection.session.send({request.id, store::Code::refused, 0, {"store: too many waits"}});
   } else {
-    Deadline deadline = patience_of(request);
+    Deadline deadline = timeout_of(request);
     parked_.add({number, std::move(request), deadline}, table_);
   }
 }
@@ -288,25 +288,27 @@ void StoreServer::Loop::reply_to(std::uint64_t number, const store::Message& rep
 }
 
 void StoreServer::Loop::close_finished() {
-  std::vector<store::LastWords> said;
+  std::vector<store::DisconnectValues> left;
   std::erase_if(connections_, [&](auto& entry) {
     auto& [number, connection] = entry;
     bool overdue = !connection.session.proven() && connection.handshake_deadline.passed();
     if (!connection.closing && !overdue) return false;
     parked_.drop_connection(number);
-    if (!connection.last_words.words().empty()) said.push_back(std::move(connection.last_words));
+    if (!connection.on_disconnect.values().empty())
+      left.push_back(std::move(connection.on_disconnect));
     return true;
   });
-  for (const store::LastWords& last : said) say(last);
+  for (const store::DisconnectValues& values : left) write(values);
 }
 
-void StoreServer::Loop::say(const store::LastWords& last) {
-  for (const auto& [key, value] : last.words()) {
+void StoreServer::Loop::write(const store::DisconnectValues& values) {
+  for (const auto& [key, value] : values.values()) {
     if (table_.find(key) != nullptr) continue;
     try {
       table_.set(key, value);
     } catch (const BadInput& error) {
-      log::warning("store at {}: the last word of a client: {}", address_, error.what());
+      log::warning("store at {}: the value that a client left for the end of its connection: {}",
+                   address_, error.what());
       continue;
     }
     answer_ready(key);

@@ -2,8 +2,8 @@
 // waits for one connection.
 #pragma once
 
+#include "store/disconnect_values.h"
 #include "store/handshake.h"
-#include "store/last_words.h"
 #include "store/requests.h"
 #include "store/server_session.h"
 #include "store/table.h"
@@ -50,7 +50,7 @@ class StoreServer::Loop {
     store::ServerSession session;
     Deadline handshake_deadline;
     std::string origin;  // an address; connections of one compete for places
-    store::LastWords last_words = {};
+    store::DisconnectValues on_disconnect = {};
     std::deque<store::ParkedRequest> due = {};  // their keys are there, but the output is full
     bool closing = false;                       // close it at the end of the turn
   };
@@ -70,7 +70,7 @@ class StoreServer::Loop {
   void answer(std::uint64_t number, Connection& connection, store::Message request);
   void answer_ready(const std::string& key);
   void answer_late();
-  void say(const store::LastWords& last);
+  void write(const store::DisconnectValues& values);
   void answer_parked(store::ParkedRequest parked);
   void reply_to(std::uint64_t number, const store::Message& reply);
   void close_finished();

@@ -1,6 +1,6 @@
 #include "store/server_session.h"
 
-#include "store/octets.h"
+#include "store/unsigned_bytes.h"
 
 #include <algorithm>
 #include <cstring>

@@ -94,9 +94,9 @@ std::vector<std::string> TcpStore::keys(std::string_view prefix) {
       .parts;
 }
 
-void TcpStore::leave_last_word(std::string_view key, std::string_view value) {
+void TcpStore::set_on_disconnect(std::string_view key, std::string_view value) {
   store::check_key(key);
-  connection_->call({.code = Code::last_word, .parts = {std::string(key), std::string(value)}},
+  connection_->call({.code = Code::on_disconnect, .parts = {std::string(key), std::string(value)}},
                     Deadline::after(connection_->call_timeout()));
 }
 

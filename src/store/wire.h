@@ -25,16 +25,16 @@
 //      request        number           parts              reply `done`
 //      1 set                           key value
 //      2 try_get                       key                value, or no part
-//      3 get          patience in ns   key                value
-//      4 wait         patience in ns   { key }
+//      3 get          timeout in ns    key                value
+//      4 wait         timeout in ns    { key }
 //      5 add          delta            key                number: the sum
 //      6 compare_set                   key expected       value that stands afterwards
 //                                      desired
 //      7 erase                         key                number: 1 when something was erased
 //      8 keys                          prefix             { key }
-//      9 last_word                     key value
+//      9 on_disconnect                 key value
 //
-//      reply 101 done, as above; 102 late: the patience has ended, parts: missing keys;
+//      reply 101 done, as above; 102 late: the timeout has passed, parts: missing keys;
 //      103 refused: part 1 is the text of a BadInput.
 //
 //    Example: request 7 sets "a" to "xyz". The message is
@@ -73,7 +73,7 @@ enum class Code : std::uint8_t {
   compare_set = 6,
   erase = 7,
   keys = 8,
-  last_word = 9,
+  on_disconnect = 9,
   done = 101,
   late = 102,
   refused = 103,

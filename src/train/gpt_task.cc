@@ -1,6 +1,6 @@
 #include "train/gpt_task.h"
 
-#include "train/streams.h"
+#include "train/random_streams.h"
 
 #include <lockstep/base/check.h>
 #include <lockstep/data/bigram.h>

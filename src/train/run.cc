@@ -4,7 +4,7 @@
 #include "train/memory_need.h"
 #include "train/model_description.h"
 #include "train/optimizers.h"
-#include "train/streams.h"
+#include "train/random_streams.h"
 
 #include "sys/resident.h"
 
@@ -15,7 +15,7 @@
 #include <lockstep/checkpoint/handle_state.h>
 #include <lockstep/checkpoint/share.h>
 #include <lockstep/module/state_dict.h>
-#include <lockstep/optim/treatment.h>
+#include <lockstep/optim/gradient_transform.h>
 #include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/train/agreement.h>
 
@@ -115,7 +115,7 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   compare_data();
   handle_ = make_handle(options_, *task_, world_);
   optimizer_ = make_optimizer(options_, handle_);
-  torch::manual_seed(stream_seed(options_.seed, stream_of_rank(world_.rank())));
+  torch::manual_seed(stream_seed(options_.seed, seed_stream_of_rank(world_.rank())));
   steps_per_epoch_ = task_->steps_per_epoch();
   steps_ = options_.steps > 0 ? options_.steps : options_.epochs * steps_per_epoch_;
   schedule_ = schedule_of(options_, steps_, steps_per_epoch_);
@@ -143,7 +143,7 @@ void Run::restore(const checkpoint::TrainingState& state) {
       at::Generator generator = at::detail::getDefaultCPUGenerator();
       generator.set_state(state.random[world_.rank()]);
     } else {
-      torch::manual_seed(stream_seed(options_.seed + step_, stream_of_rank(world_.rank())));
+      torch::manual_seed(stream_seed(options_.seed + step_, seed_stream_of_rank(world_.rank())));
     }
   });
   restore_best(state);
@@ -156,9 +156,9 @@ void Run::step() {
   double waited_before = handle_.seconds_waited();
   handle_.zero_grad();
   double loss = backward(batch);
-  optim::StepTreatment treatment;
-  if (options_.clip > 0) treatment.clip_norm = options_.clip;
-  optim::step_treated(*optimizer_, treatment);
+  optim::GradientTransform transform;
+  if (options_.clip > 0) transform.clip_norm = options_.clip;
+  optim::step_transformed(*optimizer_, transform);
   if (options_.reduce_in_step) handle_.zero_grad();  // or an evaluation computes averages for all
   ++step_;
   waited_ += handle_.seconds_waited() - waited_before;
@@ -212,7 +212,7 @@ void Run::report() {
     samples_per_second_ =
         static_cast<double>(samples_) / std::max(1e-9, seconds_since(reported_at_));
     samples_ = 0;
-    cost_ = cost();
+    usage_ = usage();
     reported_at_ = Clock::now();
   }
   std::optional<double> val_loss, accuracy, tokens_per_second;
@@ -234,9 +234,9 @@ void Run::report() {
                       .lr = lr_,
                       .samples_per_second = samples_per_second_,
                       .tokens_per_second = tokens_per_second,
-                      .resident_bytes = cost_.resident_bytes,
-                      .model_bytes = cost_.model_bytes,
-                      .exposed_seconds = cost_.exposed_seconds,
+                      .resident_bytes = usage_.resident_bytes,
+                      .model_bytes = usage_.model_bytes,
+                      .exposed_seconds = usage_.exposed_seconds,
                       .seconds = seconds(),
                       .sample = sampled ? std::optional(sample_) : std::nullopt});
     });
@@ -252,8 +252,8 @@ void Run::report() {
                   .accuracy = accuracy,
                   .samples_per_second = samples_per_second_,
                   .tokens_per_second = tokens_per_second,
-                  .resident_bytes = cost_.resident_bytes,
-                  .exposed_seconds = cost_.exposed_seconds,
+                  .resident_bytes = usage_.resident_bytes,
+                  .exposed_seconds = usage_.exposed_seconds,
                   .seconds_left = left});
   if (sampled) progress_.say(formatted("sample at step {}:\n{}", step_, sample_));
 }
@@ -276,11 +276,11 @@ std::int64_t Run::resident_bytes() {
 }
 
 // Collective.
-Cost Run::cost() {
-  Cost own{.resident_bytes = resident_bytes(),
-           .model_bytes = bytes_held(handle_, *optimizer_),
-           .exposed_seconds =
-               waited_ / static_cast<double>(std::max<std::int64_t>(1, step_ - reported_step_))};
+StepUsage Run::usage() {
+  StepUsage own{.resident_bytes = resident_bytes(),
+                .model_bytes = bytes_held(handle_, *optimizer_),
+                .exposed_seconds = waited_ / static_cast<double>(std::max<std::int64_t>(
+                                                 1, step_ - reported_step_))};
   waited_ = 0;
   reported_step_ = step_;
   return most_of_all(world_, own);

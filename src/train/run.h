@@ -2,9 +2,9 @@
 #pragma once
 
 #include "train/best.h"
-#include "train/cost.h"
 #include "train/evaluator.h"
 #include "train/run_folder.h"
+#include "train/step_usage.h"
 #include "train/strategy.h"
 #include "train/task.h"
 
@@ -80,7 +80,7 @@ class Run {
   [[nodiscard]] bool is_due(std::int64_t every) const;
   [[nodiscard]] std::vector<at::Tensor> random_states();
   [[nodiscard]] checkpoint::TrainingState state(std::vector<at::Tensor> random);
-  [[nodiscard]] Cost cost();
+  [[nodiscard]] StepUsage usage();
   [[nodiscard]] std::int64_t resident_bytes();
   // What stopping early and the best model are compared with.
   void restore_best(const checkpoint::TrainingState& state);
@@ -129,7 +129,7 @@ class Run {
   double samples_per_second_ = 0;
   double waited_ = 0;  // seconds of this rank in waits of steps, since reported_step_
   std::int64_t reported_step_ = 0;
-  Cost cost_;
+  StepUsage usage_;
 };
 
 }  // namespace lockstep::train

@@ -82,7 +82,7 @@ TEST(OptimizerState, CarriesOverOurs) {
   using torch::optim::AdamWOptions;
   using torch::optim::SGDOptions;
   for (auto state :
-       {optim::StateFormat::float32, optim::StateFormat::bfloat16, optim::StateFormat::blocks}) {
+       {optim::StateFormat::float32, optim::StateFormat::bfloat16, optim::StateFormat::blockwise}) {
     expect_ours_carried_over<optim::AdamW>(AdamWOptions(1e-3), {.state = state});
     expect_ours_carried_over<optim::SGD>(SGDOptions(1e-3).momentum(0.9), {.state = state});
   }

@@ -1,4 +1,4 @@
-// How groups die on every engine, what their last words are, and that new ones can be made.
+// How groups die on every engine, what they say last, and that new ones can be made.
 #include <lockstep/base/error.h>
 
 #include "support/messages.h"
@@ -189,7 +189,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, Endings, test::every_engine({2, 3}), test::eng
 class Killed : public testing::TestWithParam<Engine> {};
 
 TEST_P(Killed, ARankThatIsKilledIsLost) {
-  test::MeetingPlace place(GetParam(), 3);
+  test::RankRendezvous place(GetParam(), 3);
   test::RankProcesses ranks(3, [&](int rank) {
     auto group = place.join(rank);
     auto tensor = at::ones({1000});

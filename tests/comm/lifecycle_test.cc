@@ -122,7 +122,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, Lifecycle, test::every_engine({2, 3}), test::e
 class LibraryThreads : public testing::TestWithParam<Engine> {};
 
 TEST_P(LibraryThreads, TakeNoSignals) {
-  test::MeetingPlace place(GetParam(), 3);
+  test::RankRendezvous place(GetParam(), 3);
   test::RankProcesses ranks(3, [&](int rank) {
     auto group = place.join(rank);
     auto part = group.split(0);
@@ -154,8 +154,8 @@ INSTANTIATE_TEST_SUITE_P(Engines, LibraryThreads, testing::ValuesIn(engines_of_f
 TEST(ShmLifecycle, MemoryThatARankNeverCameForIsFreeAgain) {
   auto store = std::make_shared<MemoryStore>();
   auto join = [&](int rank) {
-    return Group(shm::make(store, rank, 2, {.timeout = 20s, .arena_bytes = 256 << 20}),
-                 "world", 20s);
+    return Group(shm::make(store, rank, 2, {.timeout = 20s, .arena_bytes = 256 << 20}), "world",
+                 20s);
   };
   std::thread rank_1([&] {
     auto world = join(1);

@@ -33,7 +33,7 @@ class PostingIsEnough : public testing::TestWithParam<Engine> {
   }
 
   void run(const Body& body) {
-    test::MeetingPlace place(GetParam(), ranks);
+    test::RankRendezvous place(GetParam(), ranks);
     test::expect_ranks(ranks, [&](int rank) {
       auto store = place.store();
       body(place.join(rank), *store);

@@ -158,19 +158,19 @@ TEST(AgentLeftovers, TheGuardLeavesOtherRunsAlone) {
   EXPECT_EQ(others.living(), std::vector<pid_t>{});
 }
 
-TEST(Adoption, FindsDescendantsOfDescendants) {
-  Adoption adoption;
+TEST(Subreaper, FindsDescendantsOfDescendants) {
+  Subreaper subreaper;
   test::RankProcesses family(1, [](int) {
     if (::fork() == 0) ::pause();
     ::pause();
   });
   const Deadline limit = Deadline::after(20s);
-  while (adoption.descendants().size() < 2 && !limit.passed()) std::this_thread::sleep_for(5ms);
-  const std::vector<pid_t> found = adoption.descendants();
+  while (subreaper.descendants().size() < 2 && !limit.passed()) std::this_thread::sleep_for(5ms);
+  const std::vector<pid_t> found = subreaper.descendants();
   ASSERT_EQ(found.size(), 2U);
   EXPECT_EQ(found.front(), family.pid(0));
-  EXPECT_EQ(adoption.end_all(1s), 2);
-  EXPECT_TRUE(adoption.descendants().empty());
+  EXPECT_EQ(subreaper.end_all(1s), 2);
+  EXPECT_TRUE(subreaper.descendants().empty());
 }
 
 }  // namespace

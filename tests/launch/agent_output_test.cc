@@ -104,7 +104,7 @@ TEST(AgentOutput, AReaderThatTakesNothingDoesNotHoldTheAgentForEver) {
   spec.prefix = PrefixStyle::none;
   spec.output = to.get();
   spec.error = error.descriptor();
-  spec.output_patience = 300ms;
+  spec.output_timeout = 300ms;
   const auto begin = Clock::now();
   EXPECT_EQ(Agent(spec).run().exit_code, 5);
   EXPECT_LT(Clock::now() - begin, 10s);

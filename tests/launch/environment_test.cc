@@ -14,18 +14,18 @@ std::map<std::string, std::string> as_map(const Environment& environment) {
   return map;
 }
 
-const RankPlace place{.rank = 2,
-                      .ranks = 3,
-                      .local_rank = 2,
-                      .local_ranks = 3,
-                      .restart = 1,
-                      .max_restarts = 4,
-                      .master_port = 29500,
-                      .run_id = "run",
-                      .store = "tcp://127.0.0.1:7",
-                      .secret_descriptor = 100,
-                      .agent_descriptor = 101,
-                      .cores = 8};
+const RankSpec place{.rank = 2,
+                     .ranks = 3,
+                     .local_rank = 2,
+                     .local_ranks = 3,
+                     .restart = 1,
+                     .max_restarts = 4,
+                     .master_port = 29500,
+                     .run_id = "run",
+                     .store = "tcp://127.0.0.1:7",
+                     .secret_descriptor = 100,
+                     .agent_descriptor = 101,
+                     .cores = 8};
 
 TEST(RankEnvironment, SaysWhereARankIs) {
   const auto found = as_map(rank_environment({}, place));
@@ -58,7 +58,7 @@ TEST(RankEnvironment, ReplacesWhatAnOuterLauncherSaid) {
                           {"LOCKSTEP_SECRET_FD", "55"},
                           {"LOCKSTEP_AGENT_FD", "56"},
                           {"LOCKSTEP_STORE", "tcp://elsewhere:1"}};
-  RankPlace without_store = place;
+  RankSpec without_store = place;
   without_store.store.clear();
   without_store.agent_descriptor = -1;
   const auto found = as_map(rank_environment(outer, without_store));
@@ -77,7 +77,7 @@ TEST(RankEnvironment, LeavesTheUsersThreadSettings) {
 }
 
 TEST(RankEnvironment, RanksThatShareCoresSleepInsteadOfSpinning) {
-  RankPlace crowded = place;
+  RankSpec crowded = place;
   crowded.cores = 2;
   const auto found = as_map(rank_environment({}, crowded));
   EXPECT_EQ(found.at("OMP_NUM_THREADS"), "1");

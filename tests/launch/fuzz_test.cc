@@ -2,9 +2,9 @@
 // which the ranks of a run meet, and what ranks print.
 #include "support/fuzz.h"
 #include "launch/last_lines.h"
-#include "launch/meeting_point.h"
+#include "launch/node_messages.h"
 #include "launch/printer.h"
-#include "launch/roster.h"
+#include "launch/rendezvous_store.h"
 #include "launch/run_agent.h"
 #include "store/hostile_talk.h"
 
@@ -40,28 +40,28 @@ std::string some_text(Random& random) {
                            .address = "10.0.0.7",
                            .agent = "41 lockstep-6a0c"});
     case 1:
-      return to_text(Roster{.refused = {},
-                            .run_id = "lockstep-5f3a",
-                            .master_address = "10.0.0.7",
-                            .master_port = 41233,
-                            .nodes = {{2, "node7"}, {1, "node8"}, {64, "node9"}}});
+      return to_text(NodeList{.refused = {},
+                              .run_id = "lockstep-5f3a",
+                              .master_address = "10.0.0.7",
+                              .master_port = 41233,
+                              .nodes = {{2, "node7"}, {1, "node8"}, {64, "node9"}}});
     case 2:
-      return to_text(Roster{.refused = "node 1 (host node8) left before the run began"});
+      return to_text(NodeList{.refused = "node 1 (host node8) left before the run began"});
     case 3:
-      return to_text(Verdict{});
+      return to_text(RunResult{});
     case 4:
-      return to_text(Verdict{.kind = Verdict::Kind::stopped, .signal = 15, .node = 2});
+      return to_text(RunResult{.kind = RunResult::Kind::stopped, .signal = 15, .node = 2});
     case 5:
-      return to_text(Verdict{.kind = Verdict::Kind::failed,
-                             .node = 1,
-                             .exit_code = 3,
-                             .rank = 4,
-                             .pid = 4711,
-                             .after = 5s,
-                             .at = "12:00:01",
-                             .how = "exit code 3",
-                             .log_file = "logs/rank-4.log",
-                             .last_lines = {"one", "", "three"}});
+      return to_text(RunResult{.kind = RunResult::Kind::failed,
+                               .node = 1,
+                               .exit_code = 3,
+                               .rank = 4,
+                               .pid = 4711,
+                               .after = 5s,
+                               .at = "12:00:01",
+                               .how = "exit code 3",
+                               .log_file = "logs/rank-4.log",
+                               .last_lines = {"one", "", "three"}});
     default:
       return "lockstep-hello 1\nnodes 99999999999999999999\nfailed -1 0 0 0 -5\n| x\n";
   }
@@ -87,13 +87,13 @@ TEST(Fuzz, TextsOfOtherAgentsAreReadOrRefused) {
     if (one_in(rounds.random(), 5)) text += some_text(rounds.random());
     if (!one_in(rounds.random(), 8)) text = mutated(text, rounds.random());
     read += is_read_or_refused(text, parse_hello);
-    read += is_read_or_refused(text, parse_roster);
-    read += is_read_or_refused(text, parse_verdict);
+    read += is_read_or_refused(text, parse_node_list);
+    read += is_read_or_refused(text, parse_run_result);
     tried += 3;
     if (tried % 300 == 0) {
-      std::string many = "lockstep-roster 1\nrun x\nmaster 1 x\n";
+      std::string many = "lockstep-node-list 1\nrun x\nmaster 1 x\n";
       for (int i = 0; i < 2 * most_nodes; ++i) many += "node 1 x\n";
-      EXPECT_FALSE(is_read_or_refused(many, parse_roster));
+      EXPECT_FALSE(is_read_or_refused(many, parse_node_list));
       EXPECT_FALSE(is_read_or_refused(std::string(most_text_bytes + 1, 'x'), parse_hello));
     }
   }
@@ -103,11 +103,11 @@ TEST(Fuzz, TextsOfOtherAgentsAreReadOrRefused) {
 }
 
 TEST(Fuzz, RanksMeetThoughOutsidersTalkToTheirStore) {
-  MeetingPoint meeting(0);
-  auto descriptor = meeting.secret_descriptor();
+  RendezvousStore store(0);
+  auto descriptor = store.secret_descriptor();
   std::string secret(secret_bytes, '\0');
   ASSERT_EQ(::pread(descriptor.get(), secret.data(), secret.size(), 0), std::ssize(secret));
-  const std::string& address = meeting.store_address();
+  const std::string& address = store.store_address();
   auto port = static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1)));
 
   store::Outsiders outsiders(port, secret);

@@ -16,8 +16,8 @@
 
 #include <lockstep/store/secret.h>
 #include <lockstep/store/tcp_store.h>
-#include "launch/gathering.h"
-#include "launch/rendezvous.h"
+#include "launch/node_rendezvous.h"
+#include "launch/rendezvous_endpoint.h"
 #include "support/messages.h"
 #include "support/temporary_folder.h"
 #include "sys/topology.h"
@@ -224,19 +224,20 @@ TEST(Nodes, NonsenseInTheAgentsOwnKeysIsOneTrueLineEverywhere) {
   const std::string secret = folder / "secret";
   std::ofstream(secret) << "correct horse battery";
   ::chmod(secret.c_str(), 0600);
-  for (const std::string& key : {std::string(key::verdict), std::string(key::done), key::beat(1)}) {
+  for (const std::string& key :
+       {std::string(key::run_result), std::string(key::done), key::heartbeat(1)}) {
     auto specs = same_nodes(2, 1, "sleep 1.5");
     for (WorkerSpec& spec : specs) {
       spec.nodes.secret_file = secret;
       spec.nodes.lost_after = 3s;
     }
     test::RankProcesses writer(1, [&](int) {
-      const Rendezvous at = parse_rendezvous(specs[0].nodes.rendezvous);
+      const RendezvousEndpoint at = parse_rendezvous_endpoint(specs[0].nodes.rendezvous);
       TcpStore store({.host = at.host,
                       .port = at.port,
                       .secret = read_secret_file(secret),
                       .connect_timeout = 20s});
-      static_cast<void>(store.get(key::roster, Deadline::after(20s)));
+      static_cast<void>(store.get(key::node_list, Deadline::after(20s)));
       std::this_thread::sleep_for(200ms);
       store.set(key, "non\x1bsense");
     });

@@ -28,15 +28,15 @@ struct Memory {
 };
 
 NaiveAdamConstants<float> naive(const AdamConstants& c) {
-  return {c.factor, c.limit, c.decay,  c.kept, c.beta1,    c.new1,
-          c.beta2,  c.new2,  c.unbias, c.eps,  c.step_size};
+  return {c.factor, c.limit, c.decay,  c.decay_factor, c.beta1,    c.new1,
+          c.beta2,  c.new2,  c.unbias, c.eps,          c.step_size};
 }
 
 AdamConstants some_constants() {
   return {.factor = 0.7F,
           .limit = 1.1F,
           .decay = 0.02F,
-          .kept = 0.999F,
+          .decay_factor = 0.999F,
           .beta1 = 0.9F,
           .new1 = 0.1F,
           .beta2 = 0.99F,
@@ -74,7 +74,7 @@ TEST(AdamKernel, IsTheNaiveLoopForEveryLength) {
   run_both(some_constants(), 100'003, false);
 }
 
-TEST(AdamKernel, DoesNothingToGradientsWithoutTreatment) {
+TEST(AdamKernel, DoesNothingToGradientsWithoutTransform) {
   AdamConstants constants = some_constants();
   constants.factor = 1;
   constants.limit = std::numeric_limits<float>::infinity();
@@ -93,7 +93,7 @@ TEST(AdamKernel, KeepsWhatIsNoNumber) {
     EXPECT_EQ(std::isnan(memory.parameter[i]), i == 3 || i == 39) << i;
 }
 
-// The same as widening, the naive loop, and rounding by the same dice.
+// The same as widening, the naive loop, and rounding by the same random bits.
 TEST(AdamKernel, KeepsBFloat16AsItsPartsWould) {
   for (std::size_t count : {1, 7, 8, 29, 1000}) {
     Memory fast(count), slow(count);
@@ -104,20 +104,20 @@ TEST(AdamKernel, KeepsBFloat16AsItsPartsWould) {
     narrow_bfloat16(fast.square.data(), square.data(), n);
     widen_bfloat16(average.data(), slow.average.data(), n);
     widen_bfloat16(square.data(), slow.square.data(), n);
-    Dice dice{.key = 5, .first = 77};
+    StochasticRounding rounding{.key = 5, .first = 77};
     update_adam(some_constants(),
                 SmallAdamSpan{.parameter = fast.parameter.data(),
                               .gradient = fast.gradient.data(),
                               .average = average.data(),
                               .square = square.data(),
                               .count = n},
-                dice);
+                rounding);
     auto whole = [&](std::vector<float>& values) { return std::span(values).first(count); };
     naive_adam<float>(naive(some_constants()), whole(slow.parameter), whole(slow.gradient),
                       whole(slow.average), whole(slow.square), {});
-    narrow_bfloat16(slow.average.data(), expected_average.data(), n, dice);
-    dice.stream = 1;
-    narrow_bfloat16(slow.square.data(), expected_square.data(), n, dice);
+    narrow_bfloat16(slow.average.data(), expected_average.data(), n, rounding);
+    rounding.stream = 1;
+    narrow_bfloat16(slow.square.data(), expected_square.data(), n, rounding);
     EXPECT_EQ(fast.parameter, slow.parameter) << count;
     EXPECT_EQ(average, expected_average) << count;
     EXPECT_EQ(square, expected_square) << count;

@@ -100,7 +100,7 @@ Numbers adam_truth(const Options& options, bool decoupled) {
     at::Tensor g = flat(gradients_of_step(step, parameters)).to(at::kDouble);
     NaiveAdamConstants<double> c{.limit = no_limit,
                                  .decay = decoupled ? 0 : decay,
-                                 .kept = decoupled ? 1 - lr * decay : 1,
+                                 .decay_factor = decoupled ? 1 - lr * decay : 1,
                                  .beta1 = beta1,
                                  .new1 = 1 - beta1,
                                  .beta2 = beta2,

@@ -102,8 +102,9 @@ TEST(Clipping, NormsAreTakenInDoubleForEveryOrderDtypeAndLayout) {
         double expected = norm_type == no_limit ? one : one * std::pow(900.0, 1 / norm_type);
         for (const at::Tensor& gradient : {dense, holes})
           for (double factor : {1.0, 1000.0, 1.0 / 65536})
-            EXPECT_NEAR(treated_norm({{with_gradient(gradient)}}, {.factor = factor}, norm_type),
-                        expected * factor, 1e-6 * expected * factor)
+            EXPECT_NEAR(
+                transformed_norm({{with_gradient(gradient)}}, {.factor = factor}, norm_type),
+                expected * factor, 1e-6 * expected * factor)
                 << dtype << " " << size << " " << norm_type;
       }
     }
@@ -185,15 +186,16 @@ TEST(Clipping, CombinesThePartsOfRanks) {
 }
 
 template <class Optimizer, class Options, class Eager>
-void expect_treated(const Options& options, const StepTreatment& treatment, const Eager& eager) {
+void expect_transformed(const Options& options, const GradientTransform& transform,
+                        const Eager& eager) {
   auto mine = with_gradients(at::kFloat, 1, 3), theirs = with_the_same_gradients(mine);
-  Optimizer treated(mine, options), plain(theirs, options);
+  Optimizer transformed(mine, options), plain(theirs, options);
   for (int step = 0; step < 5; ++step) {
     auto kept = with_the_same_gradients(mine);
-    TreatedStep done = treated.step_treated(treatment);
+    StepResult done = transformed.step_transformed(transform);
     EXPECT_TRUE(done.stepped);
     double norm = eager(theirs);
-    if (treatment.clip_norm) EXPECT_NEAR(done.norm.value(), norm, 1e-5 * norm);
+    if (transform.clip_norm) EXPECT_NEAR(done.norm.value(), norm, 1e-5 * norm);
     plain.step();
     for (std::size_t i = 0; i < mine.size(); ++i) {
       EXPECT_TRUE(at::allclose(mine[i], theirs[i], 1e-5, 1e-6)) << i;
@@ -203,16 +205,16 @@ void expect_treated(const Options& options, const StepTreatment& treatment, cons
   }
 }
 
-TEST(Treatment, ClipsTheNormInTheStep) {
+TEST(GradientTransform, ClipsTheNormInTheStep) {
   auto eager = [](std::vector<at::Tensor>& p) { return torch::nn::utils::clip_grad_norm_(p, 1.0); };
-  expect_treated<SGD>(torch::optim::SGDOptions(1.0), {.clip_norm = 1.0}, eager);
-  expect_treated<Adam>(torch::optim::AdamOptions(1e-2), {.clip_norm = 1.0}, eager);
-  expect_treated<AdamW>(torch::optim::AdamWOptions(1e-2), {.clip_norm = 1.0}, eager);
+  expect_transformed<SGD>(torch::optim::SGDOptions(1.0), {.clip_norm = 1.0}, eager);
+  expect_transformed<Adam>(torch::optim::AdamOptions(1e-2), {.clip_norm = 1.0}, eager);
+  expect_transformed<AdamW>(torch::optim::AdamWOptions(1e-2), {.clip_norm = 1.0}, eager);
 }
 
-TEST(Treatment, ScalesCutsOffAndClipsInThisOrder) {
-  StepTreatment all{.scale = 0.5, .clip_value = 0.3, .clip_norm = 2, .norm_type = 1};
-  expect_treated<SGD>(torch::optim::SGDOptions(1.0), all, [](std::vector<at::Tensor>& p) {
+TEST(GradientTransform, ScalesCutsOffAndClipsInThisOrder) {
+  GradientTransform all{.scale = 0.5, .clip_value = 0.3, .clip_norm = 2, .norm_type = 1};
+  expect_transformed<SGD>(torch::optim::SGDOptions(1.0), all, [](std::vector<at::Tensor>& p) {
     for (at::Tensor& parameter : p) parameter.mutable_grad().mul_(0.5);
     torch::nn::utils::clip_grad_value_(p, 0.3);
     return torch::nn::utils::clip_grad_norm_(p, 2, 1);
@@ -220,35 +222,35 @@ TEST(Treatment, ScalesCutsOffAndClipsInThisOrder) {
 }
 
 // A step of another optimizer has the same numbers.
-TEST(Treatment, ServesOptimizersOfTorch) {
+TEST(GradientTransform, ServesOptimizersOfTorch) {
   auto mine = with_gradients(), theirs = with_the_same_gradients(mine);
   SGD ours(mine, torch::optim::SGDOptions(1.0));
   torch::optim::SGD torchs(theirs, torch::optim::SGDOptions(1.0));
-  StepTreatment treatment{.scale = 0.25, .clip_value = 0.3, .clip_norm = 2};
-  TreatedStep a = step_treated(ours, treatment), b = step_treated(torchs, treatment);
+  GradientTransform transform{.scale = 0.25, .clip_value = 0.3, .clip_norm = 2};
+  StepResult a = step_transformed(ours, transform), b = step_transformed(torchs, transform);
   EXPECT_NEAR(a.norm.value(), b.norm.value(), 1e-6 * a.norm.value());
   for (std::size_t i = 0; i < mine.size(); ++i)
     EXPECT_TRUE(at::allclose(mine[i], theirs[i], 1e-6, 1e-7));
   mine[0].mutable_grad()[0][0] = theirs[0].mutable_grad()[0][0] = test::infinite;
-  treatment.skip_if_not_finite = true;
+  transform.skip_if_not_finite = true;
   auto before = copies_of(mine);
-  EXPECT_FALSE(step_treated(ours, treatment));
-  EXPECT_FALSE(step_treated(torchs, treatment));
+  EXPECT_FALSE(step_transformed(ours, transform));
+  EXPECT_FALSE(step_transformed(torchs, transform));
   EXPECT_TRUE(at::equal(mine[0], before[0]));
 }
 
 // What is infinite does not get finite by being cut off.
-TEST(Treatment, ASkippedStepLeavesNothingBehind) {
+TEST(GradientTransform, ASkippedStepLeavesNothingBehind) {
   for (bool cut : {false, true}) {
     auto parameters = with_gradients(), plain = with_the_same_gradients(parameters);
     AdamW adamw(parameters, torch::optim::AdamWOptions(0.1)),
         never(plain, torch::optim::AdamWOptions(0.1));
     at::Tensor good = parameters[0].grad().clone();
     parameters[0].mutable_grad()[0][0] = std::nanf("");
-    StepTreatment treatment{.scale = 1e-3, .clip_norm = 1, .skip_if_not_finite = true};
-    if (cut) treatment.clip_value = 1;
+    GradientTransform transform{.scale = 1e-3, .clip_norm = 1, .skip_if_not_finite = true};
+    if (cut) transform.clip_value = 1;
     parameters[0].mutable_grad()[0][1] = test::infinite;
-    EXPECT_FALSE(adamw.step_treated(treatment).stepped);
+    EXPECT_FALSE(adamw.step_transformed(transform).stepped);
     EXPECT_TRUE(at::equal(parameters[0], plain[0]));
     parameters[0].mutable_grad() = good;
     adamw.step();
@@ -257,7 +259,7 @@ TEST(Treatment, ASkippedStepLeavesNothingBehind) {
   }
 }
 
-TEST(Treatment, ClippingIsDoneWhenItIsCalled) {
+TEST(GradientTransform, ClippingIsDoneWhenItIsCalled) {
   auto parameters = with_gradients(), theirs = with_the_same_gradients(parameters);
   double norm = clip_grad_norm(parameters, 1.0);
   EXPECT_NEAR(norm, torch::nn::utils::clip_grad_norm_(not_empty(theirs), 1.0), 1e-5 * norm);
@@ -267,22 +269,22 @@ TEST(Treatment, ClippingIsDoneWhenItIsCalled) {
   EXPECT_EQ(parameters[0].grad().abs().max().item<float>(), 1e-3F);
 }
 
-TEST(Treatment, IsAppliedByLibTorchsKernelsToo) {
+TEST(GradientTransform, IsAppliedByLibTorchsKernelsToo) {
   at::Tensor parameter = torch::zeros({4}, at::kDouble).requires_grad_();
   parameter.mutable_grad() = torch::tensor({1.0, -8.0, 2.0, 0.5}, at::kDouble);
   SGD sgd({parameter}, torch::optim::SGDOptions(1.0), {.maximize = true});
-  sgd.step_treated({.scale = 0.5, .clip_value = 1});
+  sgd.step_transformed({.scale = 0.5, .clip_value = 1});
   EXPECT_TRUE(at::allclose(parameter, torch::tensor({0.5, -1.0, 1.0, 0.25}, at::kDouble)));
 }
 
 // 0 * infinity is NaN: what a parameter is has no part in its moments where nothing decays.
-TEST(Treatment, AnInfiniteParameterKeepsItsMomentsFinite) {
+TEST(GradientTransform, AnInfiniteParameterKeepsItsMomentsFinite) {
   for (float bad : {test::infinite, std::nanf("")}) {
     at::Tensor parameter = torch::full({9}, bad).requires_grad_();
     parameter.mutable_grad() = torch::ones({9});
     AdamW adamw({parameter}, torch::optim::AdamWOptions(0.1).weight_decay(0));
     Adam adam({parameter}, torch::optim::AdamOptions(0.1), {.maximize = true});
-    adamw.step_treated({.scale = 0.5});
+    adamw.step_transformed({.scale = 0.5});
     adam.step();
     auto& first = test::state_of<torch::optim::AdamWParamState>(adamw, parameter);
     auto& second = test::state_of<torch::optim::AdamParamState>(adam, parameter);
@@ -292,16 +294,17 @@ TEST(Treatment, AnInfiniteParameterKeepsItsMomentsFinite) {
   }
 }
 
-TEST(Treatment, RefusesWhatMakesNoSense) {
+TEST(GradientTransform, RefusesWhatMakesNoSense) {
   auto parameters = with_gradients();
   SGD sgd(parameters, torch::optim::SGDOptions(1.0));
   torch::optim::SGD torchs(parameters, torch::optim::SGDOptions(1.0));
   auto before = copies_of(parameters);
-  for (StepTreatment bad : {StepTreatment{.scale = 0}, StepTreatment{.scale = std::nan("")},
-                            StepTreatment{.clip_value = -1}, StepTreatment{.clip_norm = -1},
-                            StepTreatment{.clip_norm = 1, .norm_type = -1}}) {
-    EXPECT_THROW(sgd.step_treated(bad), InvalidArgument);
-    EXPECT_THROW(step_treated(torchs, bad), InvalidArgument);
+  for (GradientTransform bad :
+       {GradientTransform{.scale = 0}, GradientTransform{.scale = std::nan("")},
+        GradientTransform{.clip_value = -1}, GradientTransform{.clip_norm = -1},
+        GradientTransform{.clip_norm = 1, .norm_type = -1}}) {
+    EXPECT_THROW(sgd.step_transformed(bad), InvalidArgument);
+    EXPECT_THROW(step_transformed(torchs, bad), InvalidArgument);
   }
   EXPECT_THROW(clip_grad_value(parameters, -1), InvalidArgument);
   EXPECT_THROW(clip_grad_norm(parameters, -1), InvalidArgument);

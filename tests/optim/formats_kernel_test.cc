@@ -61,7 +61,7 @@ TEST(Formats, MastersFollowWhatWasWrittenFromOutside) {
   }
 }
 
-TEST(Formats, DiceAreRightInTheMean) {
+TEST(Formats, StochasticRoundingIsUnbiased) {
   constexpr std::int64_t count = 100'000;
   at::Tensor values = torch::full({count}, 1.001F), small = torch::zeros({count}, at::kBFloat16);
   narrow_bfloat16(values.const_data_ptr<float>(), bits_of(small), count, {.key = 9});
@@ -73,7 +73,7 @@ TEST(Formats, DiceAreRightInTheMean) {
   EXPECT_TRUE(at::allclose(kept.to(at::kFloat), special, 0, 0, true)) << kept;
 }
 
-TEST(Formats, DiceDependOnThePlaceAlone) {
+TEST(Formats, StochasticRoundingDependsOnThePlaceAlone) {
   at::Tensor values = torch::randn({100});
   at::Tensor whole = torch::zeros({100}, at::kBFloat16), parts = whole.clone(),
              other = whole.clone();
@@ -119,20 +119,21 @@ TEST(Blocks, StandForSmallFloats) {
 }
 
 TEST(Blocks, ComeBackAsTheyWere) {
-  const Dice dice{.key = 1};
+  const StochasticRounding rounding{.key = 1};
   for (std::int64_t count : {0, 1, 255, 256, 257, 5000}) {
     at::Tensor values = torch::randn({count}) * torch::exp(torch::randn({count}) * 4);
     at::Tensor squares = values.square() * 1e-6;
     for (Codes kind : {Codes::with_sign, Codes::without_sign}) {
       const at::Tensor& plain = kind == Codes::with_sign ? values : squares;
-      Blocks once(count), nearest(count), diced(count);
+      Blocks once(count), nearest(count), stochastic(count);
       write_blocks(kind, plain.const_data_ptr<float>(), once.codes.data(), once.scales.data(),
                    count, nullptr);
       std::vector<float> read = once.values(kind);
       write_blocks(kind, read.data(), nearest.codes.data(), nearest.scales.data(), count, nullptr);
-      write_blocks(kind, read.data(), diced.codes.data(), diced.scales.data(), count, &dice);
+      write_blocks(kind, read.data(), stochastic.codes.data(), stochastic.scales.data(), count,
+                   &rounding);
       EXPECT_EQ(nearest.values(kind), read) << count;
-      EXPECT_EQ(diced.values(kind), read) << count;
+      EXPECT_EQ(stochastic.values(kind), read) << count;
     }
   }
 }
@@ -166,15 +167,15 @@ TEST(Blocks, NeverTakeSmallSquaresForNothing) {
   EXPECT_EQ(read[3], 1);
 }
 
-TEST(Blocks, AreRightInTheMeanByDice) {
+TEST(Blocks, AreUnbiasedByStochasticRounding) {
   for (Codes kind : {Codes::with_sign, Codes::without_sign}) {
     constexpr std::int64_t count = 256 * 400;
     at::Tensor values = torch::full({count}, 0.0123F);  // between two codes
     values.view({-1, 256}).select(1, 0).fill_(1);       // each block's scale
     Blocks blocks(count);
-    Dice dice{.key = 11};
+    StochasticRounding rounding{.key = 11};
     write_blocks(kind, values.const_data_ptr<float>(), blocks.codes.data(), blocks.scales.data(),
-                 count, &dice);
+                 count, &rounding);
     auto read = blocks.values(kind);
     at::Tensor found = torch::tensor(read).view({-1, 256}).narrow(1, 1, 255).to(at::kDouble);
     EXPECT_NEAR(found.mean().item<double>(), 0.0123, 0.0123 * 2e-3);

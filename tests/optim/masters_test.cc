@@ -55,7 +55,7 @@ TEST(Masters, TrainAsFloatParametersDo) {
   expect_exact_masters<SGDState, SGD>(SGDOptions(1e-2).momentum(0.9));
   expect_exact_masters<SGDState, SGD>(SGDOptions(1e-2));
   expect_exact_masters<AdamWState, AdamW>(AdamWOptions(1e-3), {.state = StateFormat::bfloat16});
-  expect_exact_masters<AdamWState, AdamW>(AdamWOptions(1e-3), {.state = StateFormat::blocks});
+  expect_exact_masters<AdamWState, AdamW>(AdamWOptions(1e-3), {.state = StateFormat::blockwise});
 }
 
 TEST(Masters, HoldWhatIsTooSmallForTheParameter) {

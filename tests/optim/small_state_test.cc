@@ -1,4 +1,5 @@
-// States in fewer bits: they train as well, they are small, and their dice are the same everywhere.
+// States in fewer bits: they train as well, they are small, and their stochastic rounding is the
+// same everywhere.
 #include "optim/support.h"
 
 #include <lockstep/base/error.h>
@@ -52,13 +53,13 @@ TEST(SmallState, TrainsAsWellAsFloat) {
   double wide = adamw_loss(StateFormat::float32);
   EXPECT_LT(wide, 0.1);
   EXPECT_NEAR(adamw_loss(StateFormat::bfloat16), wide, 0.15 * wide);
-  EXPECT_NEAR(adamw_loss(StateFormat::blocks), wide, 0.25 * wide);
+  EXPECT_NEAR(adamw_loss(StateFormat::blockwise), wide, 0.25 * wide);
 }
 
 // A gradient's mean square moves by a thousandth a step, less than half of what 8 bits can tell:
 // rounding to nearest would keep the first value for ever.
 TEST(SmallState, FollowsSlowChanges) {
-  for (StateFormat format : {StateFormat::bfloat16, StateFormat::blocks}) {
+  for (StateFormat format : {StateFormat::bfloat16, StateFormat::blockwise}) {
     auto parameters = parameters_of({{64, 64}});
     AdamW adamw(parameters, AdamWOptions(1e-6), {.state = format});
     for (int step = 0; step < 4000; ++step) {
@@ -90,13 +91,13 @@ TEST(SmallState, IsSmall) {
   };
   EXPECT_EQ(bytes(StateFormat::float32), 25'600U * 8);
   EXPECT_EQ(bytes(StateFormat::bfloat16), 25'600U * 4);
-  EXPECT_EQ(bytes(StateFormat::blocks), 25'600U * 2 + 100 * 8);
+  EXPECT_EQ(bytes(StateFormat::blockwise), 25'600U * 2 + 100 * 8);
 }
 
 // The same numbers from parameters in one memory and in many, with one thread and with three.
-TEST(SmallState, DiceDoNotDependOnThreadsOrRuns) {
+TEST(SmallState, StochasticRoundingDoesNotDependOnThreadsOrRuns) {
   const std::vector<std::vector<std::int64_t>> shapes{{300, 300}, {256}, {77}, {512, 256}};
-  for (StateFormat format : {StateFormat::bfloat16, StateFormat::blocks}) {
+  for (StateFormat format : {StateFormat::bfloat16, StateFormat::blockwise}) {
     test::FlatParameters together(shapes);
     auto apart = test::copies_of(together.parameters);
     AdamW one(together.parameters, AdamWOptions(1e-3), {.state = format});
@@ -118,7 +119,7 @@ TEST(SmallState, DiceDoNotDependOnThreadsOrRuns) {
 }
 
 TEST(SmallState, IsPlainInArchives) {
-  for (StateFormat format : {StateFormat::bfloat16, StateFormat::blocks}) {
+  for (StateFormat format : {StateFormat::bfloat16, StateFormat::blockwise}) {
     auto mine = parameters_of({{33, 17}, {600}}), other = test::copies_of(mine);
     AdamW ours(mine, AdamWOptions(1e-2), {.state = format});
     for (int step = 0; step < 5; ++step) {
@@ -138,7 +139,7 @@ TEST(SmallState, IsPlainInArchives) {
 }
 
 TEST(SmallState, ContinuesFromAnArchiveBitForBit) {
-  for (StateFormat format : {StateFormat::bfloat16, StateFormat::blocks}) {
+  for (StateFormat format : {StateFormat::bfloat16, StateFormat::blockwise}) {
     auto mine = parameters_of({{33, 17}, {600}}), other = test::copies_of(mine);
     AdamW ours(mine, AdamWOptions(1e-2), {.state = format});
     set_gradients(mine, other);
@@ -161,7 +162,7 @@ TEST(SmallState, IsRefusedWhereThereIsNoKernelForIt) {
   auto parameters = parameters_of({{3}, {4}}, 0, at::kDouble);
   auto untouched = test::copies_of(parameters);
   set_gradients(parameters, untouched);
-  AdamW adamw(parameters, AdamWOptions(1e-2), {.state = StateFormat::blocks});
+  AdamW adamw(parameters, AdamWOptions(1e-2), {.state = StateFormat::blockwise});
   EXPECT_THROW(adamw.step(), InvalidArgument);
   EXPECT_TRUE(at::equal(parameters[0], untouched[0]));
 }
@@ -176,7 +177,7 @@ TEST(SmallState, HoldsMomentumToo) {
   };
   double wide = loss(StateFormat::float32);
   EXPECT_NEAR(loss(StateFormat::bfloat16), wide, 0.15 * wide);
-  EXPECT_NEAR(loss(StateFormat::blocks), wide, 0.25 * wide);
+  EXPECT_NEAR(loss(StateFormat::blockwise), wide, 0.25 * wide);
 }
 
 }  // namespace

@@ -95,7 +95,7 @@ TEST_P(InMemory, StepsGiveTheSameBits) {
 
 INSTANTIATE_TEST_SUITE_P(Formats, InMemory,
                          testing::Values(StateFormat::float32, StateFormat::bfloat16,
-                                         StateFormat::blocks));
+                                         StateFormat::blockwise));
 
 const torch::optim::AdamWParamState& state_of(Optimizer& optimizer, const at::Tensor& parameter) {
   return static_cast<torch::optim::AdamWParamState&>(

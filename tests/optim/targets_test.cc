@@ -1,5 +1,5 @@
-// The kernels of every instruction set that this machine has: the same bits for formats and dice,
-// and the same numbers for updates up to the roundings that fused multiply-add saves.
+// The kernels of every instruction set that this machine has: the same bits for formats and
+// rounding, and the same numbers for updates up to the roundings that fused multiply-add saves.
 #include "optim/targets.h"
 #include "optim/adam_kernel.h"
 #include "optim/scan_kernel.h"
@@ -65,17 +65,17 @@ TEST(Targets, ConvertTo16BitsAlike) {
     at::Tensor values = torch::randn({count}) * torch::exp(torch::randn({count}) * 5);
     at::Tensor half = torch::zeros({count}, at::kHalf),
                plain = torch::zeros({count}, at::kBFloat16);
-    at::Tensor diced = plain.clone(), wide = torch::zeros({count}), wide_half = wide.clone();
+    at::Tensor stochastic = plain.clone(), wide = torch::zeros({count}), wide_half = wide.clone();
     const float* from = values.const_data_ptr<float>();
     narrow_half(from, bits_of(half), count);
     narrow_bfloat16(from, bits_of(plain), count);
-    narrow_bfloat16(from, bits_of(diced), count, {.key = 3, .first = 9});
+    narrow_bfloat16(from, bits_of(stochastic), count, {.key = 3, .first = 9});
     widen_half(bits_of(half), wide_half.mutable_data_ptr<float>(), count);
     widen_bfloat16(bits_of(plain), wide.mutable_data_ptr<float>(), count);
     follow_half(bits_of(half), values.mutable_data_ptr<float>(), count);
     return std::vector<at::Tensor>{half.view(at::kShort),
                                    plain.view(at::kShort),
-                                   diced.view(at::kShort),
+                                   stochastic.view(at::kShort),
                                    wide,
                                    wide_half,
                                    values};
@@ -88,9 +88,9 @@ TEST(Targets, WriteBlocksAlike) {
     at::Tensor with = torch::zeros({count}, at::kByte), without = with.clone();
     at::Tensor scales = torch::zeros({4}), square_scales = scales.clone(),
                read = torch::zeros({count});
-    Dice dice{.key = 3, .first = 9};
+    StochasticRounding rounding{.key = 3, .first = 9};
     write_blocks(Codes::with_sign, values.const_data_ptr<float>(), with.data_ptr<std::uint8_t>(),
-                 scales.data_ptr<float>(), count, &dice);
+                 scales.data_ptr<float>(), count, &rounding);
     write_blocks(Codes::without_sign, squares.const_data_ptr<float>(),
                  without.data_ptr<std::uint8_t>(), square_scales.data_ptr<float>(), count, nullptr);
     read_blocks(Codes::with_sign, with.data_ptr<std::uint8_t>(), scales.data_ptr<float>(),
@@ -105,7 +105,7 @@ TEST(Targets, UpdateAlikeUpToRounding) {
     at::Tensor v = torch::rand({count}) + 0.1, b = torch::randn({count});
     AdamConstants adam{.factor = 0.5F,
                        .limit = 1,
-                       .kept = 0.99F,
+                       .decay_factor = 0.99F,
                        .beta1 = 0.9F,
                        .new1 = 0.1F,
                        .beta2 = 0.99F,

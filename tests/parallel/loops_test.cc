@@ -229,7 +229,7 @@ Outcome run_handle(Handle& handle, torch::nn::Sequential& net, const Loop& loop,
     torch::nn::utils::clip_grad_value_(handle.parameters(), largest);
   };
   t.clipped_step = [&](double max) {
-    return optim::step_treated(*optimizer, {.clip_norm = max}).norm.value();
+    return optim::step_transformed(*optimizer, {.clip_norm = max}).norm.value();
   };
   t.scale = [&] { return scaler.current_scale(); };
   t.unscale = [&] { return scaler.unscale(*optimizer); };

@@ -25,7 +25,7 @@ inline std::vector<Message> some_requests() {
           {6, Code::keys, 0, {""}},
           {7, Code::erase, 0, {"key"}},
           {8, Code::try_get, 0, {"key"}},
-          {9, Code::last_word, 0, {"word", "I have gone"}},
+          {9, Code::on_disconnect, 0, {"word", "I have gone"}},
           {10, Code::get, 60'000'000'000, {"nobody writes this"}},
           {11, Code::set, 0, {"large", std::string(20'000, 'v')}},
           {12, Code::get, 0, {"large"}}};

@@ -67,7 +67,7 @@ struct WorkerSpec {
       std::chrono::seconds(5);  // from the SIGTERM that follows a failure to SIGKILL
   // When all ranks have ended: how long a reader of `output` or `error` may take nothing until what
   // is left for it is dropped. One that reads slowly gets everything.
-  Duration output_patience = std::chrono::minutes(1);
+  Duration output_timeout = std::chrono::minutes(1);
   int store_port = 0;  // of the agent's store on 127.0.0.1; 0: a free one; one node only
   int output = 1;      // descriptors for the ranks' stdout and stderr; the agent's own words go to
   int error = 2;       // the latter. Not owned.

@@ -69,7 +69,7 @@ inline constexpr const char* failure_mark = "the group failed: ";
 inline constexpr const char* flight_record_mark = "; flight record: ";
 
 // What the agent knows when it starts one rank.
-struct RankPlace {
+struct RankSpec {
   int rank = 0;
   int ranks = 1;  // of all nodes
   int local_rank = 0;
@@ -94,6 +94,6 @@ using Environment = std::vector<std::pair<std::string, std::string>>;
 
 // `base` with the variables of `place` added. The names of the first two groups replace what `base`
 // says about them (and TORCHELASTIC_USE_AGENT_STORE is dropped); the last group only fills gaps.
-[[nodiscard]] Environment rank_environment(Environment base, const RankPlace& place);
+[[nodiscard]] Environment rank_environment(Environment base, const RankSpec& place);
 
 }  // namespace lockstep::launch

@@ -24,8 +24,8 @@
 // anew when it no longer rounds to the parameter.
 #pragma once
 
+#include <lockstep/optim/gradient_transform.h>
 #include <lockstep/optim/state.h>
-#include <lockstep/optim/treatment.h>
 #include <lockstep/optim/update_options.h>
 
 #include <torch/optim/adamw.h>
@@ -36,7 +36,7 @@ namespace lockstep::optim {
 
 // AdamW, and Adam (adam.h), after torch::optim's optimizer and options of that name.
 template <class Torch, class Options>
-class AdamOf : public Torch, public TreatsGradients {
+class AdamOf : public Torch, public TransformsGradients {
  public:
   explicit AdamOf(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                   Options defaults = {}, UpdateOptions update = {});
@@ -53,8 +53,8 @@ class AdamOf : public Torch, public TreatsGradients {
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
-  [[nodiscard]] std::vector<at::Tensor> treated_parameters() const override;
-  void update(const ElementTreatment& treatment) override;
+  [[nodiscard]] std::vector<at::Tensor> transformed_parameters() const override;
+  void update(const ElementTransform& transform) override;
 
   UpdateOptions update_;
 };

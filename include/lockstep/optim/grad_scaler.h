@@ -19,7 +19,7 @@
 // unscale() and step() are then collective. Not thread-safe.
 #pragma once
 
-#include <lockstep/optim/treatment.h>
+#include <lockstep/optim/gradient_transform.h>
 
 #include <cstdint>
 #include <map>
@@ -51,9 +51,10 @@ class GradScaler {
   // step at most for each optimizer, InvalidArgument otherwise, and for float16 gradients, whose
   // small ones would be lost: let step() of one of our optimizers unscale these.
   bool unscale(torch::optim::Optimizer& optimizer);
-  // One step_treated() (treatment.h): unscaled unless unscale() did it, then treated as asked for.
-  // No update when a gradient is not finite. Once an update() for each optimizer.
-  TreatedStep step(torch::optim::Optimizer& optimizer, StepTreatment treatment = {});
+  // One step_transformed() (gradient_transform.h): unscaled unless unscale() did it, then
+  // transformed as asked for. No update when a gradient is not finite. Once an update() for each
+  // optimizer.
+  StepResult step(torch::optim::Optimizer& optimizer, GradientTransform transform = {});
   // After all optimizers' steps: the next scale. InvalidArgument when no optimizer was unscaled.
   void update();
 

@@ -11,8 +11,8 @@
 // from it.
 #pragma once
 
+#include <lockstep/optim/gradient_transform.h>
 #include <lockstep/optim/state.h>
-#include <lockstep/optim/treatment.h>
 #include <lockstep/optim/update_options.h>
 
 #include <torch/optim/sgd.h>
@@ -21,7 +21,7 @@
 
 namespace lockstep::optim {
 
-class SGD : public torch::optim::SGD, public TreatsGradients {
+class SGD : public torch::optim::SGD, public TransformsGradients {
  public:
   explicit SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                torch::optim::SGDOptions defaults, UpdateOptions update = {});
@@ -34,8 +34,8 @@ class SGD : public torch::optim::SGD, public TreatsGradients {
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
-  [[nodiscard]] std::vector<at::Tensor> treated_parameters() const override;
-  void update(const ElementTreatment& treatment) override;
+  [[nodiscard]] std::vector<at::Tensor> transformed_parameters() const override;
+  void update(const ElementTransform& transform) override;
 
   UpdateOptions update_;
 };

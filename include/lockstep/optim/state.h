@@ -22,9 +22,9 @@ namespace lockstep::optim {
 using NamedFields = std::map<std::string, at::Tensor>;
 
 // Defined where they are needed; one scale for each block of 256 elements in the order of memory.
-class KeptBeside {
+class ExtraState {
  public:
-  virtual ~KeptBeside() = default;
+  virtual ~ExtraState() = default;
   // Every defined field in the plain form, `step` included (int64, no dims). Shares memory with the
   // state where that is plain already.
   [[nodiscard]] virtual NamedFields plain_fields() const = 0;
@@ -33,7 +33,7 @@ class KeptBeside {
 };
 
 template <class TorchState>
-class AdamStateOf final : public TorchState, public KeptBeside {
+class AdamStateOf final : public TorchState, public ExtraState {
  public:
   AdamStateOf() = default;
   explicit AdamStateOf(const TorchState& plain) : TorchState(plain) {}
@@ -52,12 +52,12 @@ class AdamStateOf final : public TorchState, public KeptBeside {
 using AdamState = AdamStateOf<torch::optim::AdamParamState>;
 using AdamWState = AdamStateOf<torch::optim::AdamWParamState>;
 
-class SGDState final : public torch::optim::SGDParamState, public KeptBeside {
+class SGDState final : public torch::optim::SGDParamState, public ExtraState {
  public:
   SGDState() = default;
   explicit SGDState(const torch::optim::SGDParamState& plain) : SGDParamState(plain) {}
 
-  std::int64_t step = 0;  // updates made; what the dice depend on
+  std::int64_t step = 0;  // updates made; what the random bits of rounding depend on
   at::Tensor momentum_buffer_scale;
 
   [[nodiscard]] NamedFields plain_fields() const override;

@@ -42,10 +42,11 @@ class TcpStore : public Store {
   bool erase(std::string_view key) override;
   [[nodiscard]] std::vector<std::string> keys(std::string_view prefix) override;
 
-  // Leaves a word with the server: when this connection has ended, in order or not, it writes
-  // `value` under `key` unless something stands there. So others learn that this process or its
-  // machine has gone. At most 16 a connection, of at most 64 KiB; the same key replaces its word.
-  void leave_last_word(std::string_view key, std::string_view value);
+  // Leaves a value with the server: when this connection has ended, in order or not, the server
+  // writes `value` under `key`, unless the key has a value by then. So others learn that this
+  // process or its machine has gone. At most 16 keys a connection, of at most 64 KiB each; a second
+  // call for a key replaces the first.
+  void set_on_disconnect(std::string_view key, std::string_view value);
   // Ends the connection, as the destructor does: calls that wait, and all later ones, throw
   // PeerLost. From any thread.
   void disconnect() noexcept;

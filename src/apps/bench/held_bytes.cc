@@ -24,7 +24,7 @@ std::vector<at::Tensor> adam_state(const torch::optim::Optimizer& optimizer) {
       tensors.push_back(adam->exp_avg());
       tensors.push_back(adam->exp_avg_sq());
     }
-    if (const auto* beside = dynamic_cast<const optim::KeptBeside*>(state.get()))
+    if (const auto* beside = dynamic_cast<const optim::ExtraState*>(state.get()))
       tensors.push_back(beside->master_parameter);
   }
   return tensors;

@@ -1,6 +1,6 @@
 #include "apps/report/hang.h"
 
-#include "apps/report/group_story.h"
+#include "apps/report/group_history.h"
 
 #include <lockstep/base/check.h>
 #include <lockstep/base/text.h>
@@ -95,7 +95,7 @@ std::vector<std::string> explain_hang(const std::vector<FlightFile>& unsorted) {
   introduce(files, now, lines);
   const std::size_t introduction = lines.size();
   for (const auto& [name, parts] : groups_of(files)) {
-    const auto story = GroupStory(files, parts, name, now).tell();
+    const auto story = GroupHistory(files, parts, name, now).tell();
     lines.insert(lines.end(), story.begin(), story.end());
   }
   if (lines.size() == introduction)

@@ -91,7 +91,7 @@ bool OpenCalls::drain(const rendezvous::GracePeriod& grace) {
   Lock lock(mutex_);
   Duration longest{};
   for (const auto& [ticket, call] : open_) longest = std::max(longest, call.timeout);
-  auto deadline = Deadline::after(grace.patience(longest));
+  auto deadline = Deadline::after(grace.length(longest));
   while (!open_.empty() && !failure_ && !deadline.passed())
     changed_.wait_for(lock.native(), std::min(deadline.left(), longest_sleep));
   bool all = open_.empty() && !failure_;

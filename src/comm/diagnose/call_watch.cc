@@ -189,13 +189,13 @@ void WatchCore::compare(WatchedGroup& group, const std::vector<int>& partners) {
   }
 }
 
-CallWatch::CallWatch(std::shared_ptr<Store> store, Duration patience)
-    : patience_(patience),
+CallWatch::CallWatch(std::shared_ptr<Store> store, Duration store_timeout)
+    : store_timeout_(store_timeout),
       core_(std::make_shared<WatchCore>(std::move(store))),
       thread_("call watch", [core = core_] { core->run(); }) {}
 
 CallWatch::~CallWatch() {
-  if (core_->end(patience_)) {
+  if (core_->end(store_timeout_)) {
     thread_.join();
   } else {
     thread_.detach();
@@ -227,7 +227,7 @@ void CallWatch::leave(const std::shared_ptr<WatchedGroup>& group, bool in_order)
           log::debug("group {}: leaving: {}", group->group_, error.what());
         }
       },
-      patience_));
+      store_timeout_));
 }
 
 std::optional<Statement> statement_of(Store& store, std::string_view group, int rank) {

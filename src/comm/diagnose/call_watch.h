@@ -85,8 +85,9 @@ class CallWatch {
  public:
   static constexpr std::chrono::milliseconds period{100};
 
-  // `patience`: how long the store may take for what nobody needs to wait for.
-  explicit CallWatch(std::shared_ptr<Store> store, Duration patience = std::chrono::seconds(2));
+  // `store_timeout`: how long the store may take for what nobody needs to wait for.
+  explicit CallWatch(std::shared_ptr<Store> store,
+                     Duration store_timeout = std::chrono::seconds(2));
   ~CallWatch();
   CallWatch(const CallWatch&) = delete;
   CallWatch& operator=(const CallWatch&) = delete;
@@ -101,7 +102,7 @@ class CallWatch {
   void leave(const std::shared_ptr<WatchedGroup>& group, bool in_order) noexcept;
 
  private:
-  const Duration patience_;
+  const Duration store_timeout_;
   const std::shared_ptr<WatchCore> core_;  // shared with the thread, which may outlive the watch
   sys::Thread thread_;
 };

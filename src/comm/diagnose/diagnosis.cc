@@ -84,12 +84,12 @@ PeerStatus Diagnosis::Survey::Surveyed::status(ChannelKey channel, std::uint64_t
 }
 
 Diagnosis::Diagnosis(std::shared_ptr<Store> store, std::string group, int rank, int size,
-                     Duration patience)
+                     Duration store_timeout)
     : store_(std::move(store)),
       group_(std::move(group)),
       rank_(rank),
       size_(size),
-      patience_(patience) {}
+      store_timeout_(store_timeout) {}
 
 std::string Diagnosis::key(std::string_view name) const { return key_of_end(group_, name); }
 
@@ -113,7 +113,7 @@ std::exception_ptr Diagnosis::agree(FailureKind kind, const CallRecord& call,
         std::lock_guard lock(shared->mutex);
         shared->report = std::move(report);
       },
-      patience_);
+      store_timeout_);
   if (!over) close_now();
   std::lock_guard lock(shared->mutex);
   shared->close = nullptr;
@@ -246,7 +246,7 @@ std::string Diagnosis::said_in_time(const std::function<std::string(std::string_
         shared->text = text;
         shared->problem = problem;
       },
-      patience_));
+      store_timeout_));
   std::lock_guard lock(shared->mutex);
   return shared->text ? *shared->text
                       : otherwise(formatted("(no further diagnosis: store error: {}){}",

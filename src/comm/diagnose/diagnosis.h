@@ -25,9 +25,9 @@ namespace lockstep::diagnose {
 // A copy speaks for the same rank of the same group.
 class Diagnosis {
  public:
-  // `patience`: how long the store may take for all of one agreement.
+  // `store_timeout`: how long the store may take for all of one agreement.
   Diagnosis(std::shared_ptr<Store> store, std::string group, int rank, int size,
-            Duration patience = std::chrono::seconds(5));
+            Duration store_timeout = std::chrono::seconds(5));
 
   // The error that all ranks of the group throw. `kind` is what this rank noticed in `call`;
   // `close` ends this rank's connections. `detail` is what the engine said, the sentence of a
@@ -38,11 +38,11 @@ class Diagnosis {
                                          const std::function<void()>& close) noexcept;
 
   // "rank 3 never called all_reduce #417 (bucket 2, 12 MB, train.cc:88) that ranks 0-2 wait in; its
-  // last call was ...", as far as is known now. Blocks at most `patience`; never throws.
+  // last call was ...", as far as is known now. Blocks at most `store_timeout`; never throws.
   [[nodiscard]] std::string overdue(const CallRecord& call, Duration waited) noexcept;
 
   // The sentence of a mismatch with what rank `other` called; without one, with any rank that
-  // called something else, and empty when none has. Blocks at most `patience`; never throws.
+  // called something else, and empty when none has. Blocks at most `store_timeout`; never throws.
   [[nodiscard]] std::string difference(const CallRecord& call,
                                        std::optional<int> other = std::nullopt) noexcept;
 
@@ -74,7 +74,7 @@ class Diagnosis {
   std::string group_;
   int rank_;
   int size_;
-  Duration patience_;
+  Duration store_timeout_;
 };
 
 }  // namespace lockstep::diagnose

@@ -63,7 +63,7 @@ std::string json_of(const RecordedGroup& group) {
   return object.str();
 }
 
-std::string json_of(const FlightEntry& entry, const sys::TickScale& scale) {
+std::string json_of(const FlightEntry& entry, const sys::TimestampScale& scale) {
   Object object;
   object.number("number", entry.number)
       .number("group", entry.group)
@@ -91,7 +91,7 @@ std::string json_of(const FlightEntry& entry, const sys::TickScale& scale) {
 
 std::string to_json(const FlightHeader& header, std::span<const RecordedGroup> groups,
                     std::span<const FlightEntry> entries, std::uint64_t calls_ever,
-                    const sys::TickScale& scale) {
+                    const sys::TimestampScale& scale) {
   std::vector<std::string> group_texts;
   std::vector<std::string> call_texts;
   for (const auto& group : groups) group_texts.push_back(json_of(group));
@@ -103,7 +103,7 @@ std::string to_json(const FlightHeader& header, std::span<const RecordedGroup> g
       .text("engine", header.engine)
       .text("host", sys::host_name())
       .number("pid", ::getpid())
-      .time("written", scale.seconds_of(sys::ticks()))
+      .time("written", scale.seconds_of(sys::timestamp()))
       .number("calls_ever", calls_ever)
       .raw("groups", formatted("[\n  {}]", listed(group_texts, ",\n  ")))
       .raw("calls", formatted("[\n  {}]", listed(call_texts, ",\n  ")));

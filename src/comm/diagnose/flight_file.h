@@ -25,6 +25,6 @@ namespace lockstep::diagnose {
 
 [[nodiscard]] std::string to_json(const FlightHeader& header, std::span<const RecordedGroup> groups,
                                   std::span<const FlightEntry> entries, std::uint64_t calls_ever,
-                                  const sys::TickScale& scale);
+                                  const sys::TimestampScale& scale);
 
 }  // namespace lockstep::diagnose

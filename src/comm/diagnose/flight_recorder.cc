@@ -68,7 +68,7 @@ std::uint64_t FlightRecorder::note_post(std::uint32_t group, const CallView& cal
   to.sequence.store(call.number, relaxed);
   to.elements.store(static_cast<std::uint64_t>(call.elements), relaxed);
   to.counts.store(hash_of_counts(call), relaxed);
-  to.posted.store(sys::ticks(), relaxed);
+  to.posted.store(sys::timestamp(), relaxed);
   to.done.store(0, relaxed);
   to.progress.store(static_cast<std::uint64_t>(Progress::posting), relaxed);
   to.file.store(call.where.file_name(), relaxed);
@@ -92,7 +92,7 @@ void FlightRecorder::note_wait(std::uint64_t number) {
 void FlightRecorder::note_end(std::uint64_t number, Progress progress) {
   FlightSlot& to = slot(number);
   if (number == 0 || to.number.load(relaxed) != number || to.done.load(relaxed) != 0) return;
-  to.done.store(sys::ticks(), relaxed);
+  to.done.store(sys::timestamp(), relaxed);
   to.progress.store(static_cast<std::uint64_t>(progress), relaxed);
 }
 
@@ -153,7 +153,7 @@ void FlightRecorder::note_failure(std::uint32_t group, std::string_view sentence
     auto& died = groups_.at(group);
     if (!died.failure.empty()) return;
     died.failure = sentence;
-    died.failed = scale_.seconds_of(sys::ticks());
+    died.failed = scale_.seconds_of(sys::timestamp());
     if (header_.folder.empty()) return;
     auto text = std::string(launch::failure_mark) + died.failure;
     try {

@@ -12,7 +12,7 @@
 #include "base/mutex.h"
 #include "comm/call/record.h"
 #include "sys/shared_text.h"
-#include "sys/ticks.h"
+#include "sys/timestamp_counter.h"
 
 #include <array>
 #include <atomic>
@@ -36,8 +36,8 @@ struct alignas(128) FlightSlot {
   std::atomic<std::uint64_t> sequence{0};  // of the group's collectives, or of this pair's messages
   std::atomic<std::uint64_t> elements{0};
   std::atomic<std::uint64_t> counts{0};  // a hash of uneven counts, 0 for none
-  std::atomic<std::uint64_t> posted{0};  // ticks
-  std::atomic<std::uint64_t> done{0};    // ticks of the end of the wait
+  std::atomic<std::uint64_t> posted{0};  // timestamps
+  std::atomic<std::uint64_t> done{0};    // timestamps of the end of the wait
   std::atomic<std::uint64_t> progress{0};
   std::atomic<const char*> file{nullptr};
   sys::SharedText<6> tag;
@@ -115,7 +115,7 @@ class FlightRecorder {
   std::string write_locked(const std::string& folder) const LOCKSTEP_REQUIRES(mutex_);
 
   const FlightHeader header_;
-  const sys::TickScale scale_;
+  const sys::TimestampScale scale_;
   const std::unique_ptr<FlightSlot[]> slots_ = std::make_unique<FlightSlot[]>(kept);
   std::atomic<std::uint64_t> last_{0};
 

@@ -17,7 +17,7 @@ class GracePeriod {
   [[nodiscard]] bool is_by_exception() const { return std::uncaught_exceptions() > exceptions_; }
   // For operations with such a deadline. Peers that are only late should find what was posted; but
   // a destructor is no place for a deadline of minutes.
-  [[nodiscard]] Duration patience(Duration deadline) const {
+  [[nodiscard]] Duration length(Duration deadline) const {
     return is_by_exception() ? Duration::zero() : std::min<Duration>(deadline, longest);
   }
 

@@ -67,8 +67,8 @@ void PeerRegistry::check_processes() const {
 
 void PeerRegistry::leave() const { store_->set(key(formatted("left/{}", rank_)), "1"); }
 
-void PeerRegistry::await_the_others(Duration patience) const {
-  const auto deadline = Deadline::after(patience);
+void PeerRegistry::await_the_others(Duration timeout) const {
+  const auto deadline = Deadline::after(timeout);
   for (int rank = 0; rank < static_cast<int>(words_.size()); ++rank) {
     const auto name = key(formatted("left/{}", rank));
     while (!deadline.passed() && !store_->try_get(name)) {

@@ -37,8 +37,8 @@ class PeerRegistry {
   void check_processes() const;
   // Tells the others that this rank needs nobody any more.
   void leave() const;
-  // Blocks until all others have left or their processes have ended, `patience` at most.
-  void await_the_others(Duration patience) const;
+  // Blocks until all others have left or their processes have ended, `timeout` at most.
+  void await_the_others(Duration timeout) const;
 
  private:
   [[nodiscard]] std::string key(std::string_view name) const;

@@ -53,7 +53,7 @@ void run_again(const RecordedCall& call, Memories& memories) {
     generator = generator.toGenerator().clone();
   }
   run_plainly(call.operation, stack);
-  for_each_tensor_in(stack, [&](StackPlace where, const at::Tensor& tensor) {
+  for_each_tensor_in(stack, [&](StackIndex where, const at::Tensor& tensor) {
     for (const auto& made : call.made)
       if (made.where == where) memories[made.storage] = copy_of_storage(tensor);
   });
@@ -96,7 +96,7 @@ at::Tensor copy_of_storage(const at::Tensor& tensor) {
 }
 
 void for_each_tensor_in(const torch::jit::Stack& items,
-                        const std::function<void(StackPlace, const at::Tensor&)>& action) {
+                        const std::function<void(StackIndex, const at::Tensor&)>& action) {
   for (std::size_t item = 0; item < items.size(); ++item) {
     if (items[item].isTensor()) {
       if (items[item].toTensor().defined()) action({item}, items[item].toTensor());
@@ -111,7 +111,7 @@ void for_each_tensor_in(const torch::jit::Stack& items,
   }
 }
 
-void set_tensor(torch::jit::Stack& items, StackPlace where, const at::Tensor& tensor) {
+void set_tensor(torch::jit::Stack& items, StackIndex where, const at::Tensor& tensor) {
   if (where.element < 0) {
     items[where.item] = tensor;
   } else {

@@ -32,19 +32,19 @@ struct TensorPlace {
 using Memories = std::map<StorageId, at::Tensor>;
 
 // A tensor among arguments or results.
-struct StackPlace {
+struct StackIndex {
   std::size_t item = 0;
   int element = -1;  // of a list; -1: the item itself
-  bool operator==(const StackPlace&) const = default;
+  bool operator==(const StackIndex&) const = default;
 };
 
 struct RecordedCall {
   struct Argument {
-    StackPlace where;
+    StackIndex where;
     TensorPlace tensor;
   };
   struct Result {
-    StackPlace where;
+    StackIndex where;
     StorageId storage;
   };
 
@@ -71,8 +71,8 @@ struct RecordedCall {
 
 // action(place, tensor) for every tensor that is defined.
 void for_each_tensor_in(const torch::jit::Stack& items,
-                        const std::function<void(StackPlace, const at::Tensor&)>& action);
-void set_tensor(torch::jit::Stack& items, StackPlace where, const at::Tensor& tensor);
+                        const std::function<void(StackIndex, const at::Tensor&)>& action);
+void set_tensor(torch::jit::Stack& items, StackIndex where, const at::Tensor& tensor);
 
 // `arguments` with the deferred ones in `memories`, which get memory where they have none.
 [[nodiscard]] torch::jit::Stack filled(torch::jit::Stack arguments,

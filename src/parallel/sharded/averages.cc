@@ -113,8 +113,8 @@ class NarrowAverages final : public Averages {
       if (!memory_.defined()) memory_ = at::empty_like(row);
       row = memory_.copy_(row);
     }
-    latest_ = DeferredGradient::make(row.unsqueeze(0), {0, row.numel()}, unit_.dtype(),
-                                     unit_.settings().key, unit_.parts());
+    latest_ = LazyGradient::make(row.unsqueeze(0), {0, row.numel()}, unit_.dtype(),
+                                 unit_.settings().key, unit_.parts());
   }
   at::Tensor place(int i) override {
     return latest_->slice(slice(i).offset, slice(i).of_tensor.length());
@@ -131,19 +131,19 @@ class NarrowAverages final : public Averages {
   }
 
  private:
-  at::Tensor memory_;                         // undefined where the buffer stays
-  std::shared_ptr<DeferredGradient> latest_;  // null: none is used of memory that will be written
+  at::Tensor memory_;                     // undefined where the buffer stays
+  std::shared_ptr<LazyGradient> latest_;  // null: none is used of memory that will be written
 };
 
 class AveragesOfRows final : public Averages {
  public:
   AveragesOfRows(const Unit& unit, const GradientBuffer& buffer,
-                 std::shared_ptr<DeferredGradients> deferred)
+                 std::shared_ptr<LazyGradients> deferred)
       : Averages(unit, buffer), deferred_(std::move(deferred)) {}
 
   void begin() override {
-    latest_ = DeferredGradient::make(buffer_.rows(), unit_.range(), unit_.dtype(),
-                                     unit_.settings().key, unit_.parts());
+    latest_ = LazyGradient::make(buffer_.rows(), unit_.range(), unit_.dtype(), unit_.settings().key,
+                                 unit_.parts());
   }
   void end() override { deferred_->add(std::exchange(latest_, nullptr)); }
   at::Tensor place(int i) override {
@@ -152,14 +152,14 @@ class AveragesOfRows final : public Averages {
   at::Tensor values(int i) override { return place(i); }
 
  private:
-  std::shared_ptr<DeferredGradients> deferred_;
-  std::shared_ptr<DeferredGradient> latest_;  // between begin() and end()
+  std::shared_ptr<LazyGradients> deferred_;
+  std::shared_ptr<LazyGradient> latest_;  // between begin() and end()
 };
 
 }  // namespace
 
 std::unique_ptr<Averages> Averages::make(const Unit& unit, const GradientBuffer& buffer,
-                                         std::shared_ptr<DeferredGradients> deferred) {
+                                         std::shared_ptr<LazyGradients> deferred) {
   c10::ScalarType own = unit.dtype();
   bool is_offloaded = unit.settings().offload != nullptr;
   if (buffer.rows().defined())

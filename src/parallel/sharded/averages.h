@@ -7,13 +7,13 @@
 //   NarrowAverages      in fewer bits than the parameters have, widened where they are used
 //   AveragesOfRows      in no memory: computed where they are used (reduce_in_step)
 //
-// The last two are DeferredGradients: lockstep::optim reads a few elements at a time.
+// The last two are LazyGradients: lockstep::optim reads a few elements at a time.
 //
 // Not thread-safe: BackwardStep holds its mutex.
 #pragma once
 
-#include "parallel/sharded/deferred_gradient.h"
 #include "parallel/sharded/gradient_buffer.h"
+#include "parallel/sharded/lazy_gradient.h"
 #include "parallel/sharded/unit.h"
 
 #include <ATen/core/Tensor.h>
@@ -28,7 +28,7 @@ class Averages {
   // Of gradients in `buffer`. It and the unit outlive this object. `deferred`: those of the handle,
   // with reduce_in_step.
   static std::unique_ptr<Averages> make(const Unit& unit, const GradientBuffer& buffer,
-                                        std::shared_ptr<DeferredGradients> deferred);
+                                        std::shared_ptr<LazyGradients> deferred);
   Averages(const Unit& unit, const GradientBuffer& buffer) : unit_(unit), buffer_(buffer) {}
   virtual ~Averages() = default;
 

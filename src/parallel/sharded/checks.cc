@@ -3,7 +3,7 @@
 #include "dispatch/lazy_storage.h"
 #include "module/rank_check.h"
 #include "parallel/gradient_hooks.h"
-#include "parallel/sharded/late_values.h"
+#include "parallel/sharded/deferred_values.h"
 
 #include <lockstep/base/check.h>
 #include <lockstep/dispatch/deferral.h>

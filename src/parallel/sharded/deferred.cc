@@ -1,6 +1,6 @@
 #include <lockstep/parallel/sharded/deferred.h>
 
-#include "parallel/sharded/late_values.h"
+#include "parallel/sharded/deferred_values.h"
 
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>

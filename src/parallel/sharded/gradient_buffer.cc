@@ -31,9 +31,9 @@ class PooledBuffer final : public GradientBuffer {
   BufferPool& pool_;
 };
 
-class KeptBuffer final : public GradientBuffer {
+class PersistentBuffer final : public GradientBuffer {
  public:
-  KeptBuffer(const Unit& unit, Group& shards, BufferPool& pool)
+  PersistentBuffer(const Unit& unit, Group& shards, BufferPool& pool)
       : GradientBuffer(unit, shards), pool_(pool) {}
 
   [[nodiscard]] bool stays() const override { return true; }
@@ -72,7 +72,7 @@ std::unique_ptr<GradientBuffer> GradientBuffer::make(const Unit& unit, Group& sh
                                                      BufferPool& pool) {
   if (unit.settings().reduce_in_step) return std::make_unique<RowBuffer>(unit, shards);
   if (unit.settings().level == ShardLevel::optimizer)
-    return std::make_unique<KeptBuffer>(unit, shards, pool);
+    return std::make_unique<PersistentBuffer>(unit, shards, pool);
   return std::make_unique<PooledBuffer>(unit, shards, pool);
 }
 

@@ -1,9 +1,9 @@
 // GradientBuffer: where all gradients of one unit lie, flat, until they are averaged:
 //
-//   PooledBuffer   a buffer of the pool, from the first gradient to publish(): levels gradients and
-//                  full
-//   KeptBuffer     one that stays: level optimizer
-//   RowBuffer      this rank's row in memory of all ranks: reduce_in_step
+//   PooledBuffer       a buffer of the pool, from the first gradient to publish(): levels gradients
+//                      and full
+//   PersistentBuffer   one that stays: level optimizer
+//   RowBuffer          this rank's row in memory of all ranks: reduce_in_step
 //
 // Not thread-safe: BackwardStep holds its mutex.
 #pragma once

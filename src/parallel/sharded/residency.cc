@@ -302,7 +302,7 @@ void Residency::wait_for_readers(bool is_present) {
   // A write takes gathered values away, so a later use gathers again, and is_read_ says it. What
   // stays, as frozen units do, may be used without.
   Unit& named = *units_.front();
-  meet(named, named.post_meeting(tag_of(named, slices_change)), slices_change);
+  meet(named, named.post_barrier(tag_of(named, slices_change)), slices_change);
 }
 
 void Residency::hold_all() {

@@ -40,7 +40,7 @@
 #pragma once
 
 #include "base/mutex.h"
-#include "parallel/sharded/deferred_gradient.h"
+#include "parallel/sharded/lazy_gradient.h"
 #include "parallel/sharded/next_gather.h"
 #include "parallel/sharded/unit.h"
 
@@ -62,7 +62,7 @@ class Residency {
   // when this rank takes part in a gather.
   Residency(ShardLevel level, int prefetch, Group& gather, Group& reduce,
             std::optional<Duration> timeout = std::nullopt,
-            std::shared_ptr<DeferredGradients> deferred = nullptr)
+            std::shared_ptr<LazyGradients> deferred = nullptr)
       : level_(level),
         prefetch_(prefetch),
         gather_(gather),
@@ -149,7 +149,7 @@ class Residency {
   Group& gather_;
   Group& reduce_;
   const std::optional<Duration> timeout_;
-  const std::shared_ptr<DeferredGradients> deferred_;  // null: gradients are averaged in backward()
+  const std::shared_ptr<LazyGradients> deferred_;  // null: gradients are averaged in backward()
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<std::shared_ptr<dispatch::StorageOwner>> owners_;
   int current_ LOCKSTEP_GUARDED_BY(mutex_) = -1;  // the unit used last

@@ -6,7 +6,7 @@
 #include "module/specs.h"
 #include "module/state_entries.h"
 #include "parallel/sharded/checks.h"
-#include "parallel/sharded/late_values.h"
+#include "parallel/sharded/deferred_values.h"
 #include "parallel/sharded/memory_check.h"
 #include "parallel/sharded/parts.h"
 #include "parallel/sharded/unit_options.h"
@@ -65,7 +65,7 @@ sharded::UnitSettings settings_of(const ShardOptions& options) {
 
 ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& options)
     : groups(std::move(the_groups)),
-      deferred(options.reduce_in_step ? std::make_shared<sharded::DeferredGradients>() : nullptr),
+      deferred(options.reduce_in_step ? std::make_shared<sharded::LazyGradients>() : nullptr),
       residency(std::make_unique<sharded::Residency>(options.level, options.prefetch, groups.gather,
                                                      groups.reduce, options.timeout, deferred)),
       division(std::make_shared<dispatch::Division>(groups.reduce, options.timeout)),

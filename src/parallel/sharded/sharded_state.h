@@ -54,7 +54,7 @@ class ShardedState final : public HandleState {
 
   std::shared_ptr<torch::nn::Module> module;
   sharded::Groups groups;
-  std::shared_ptr<sharded::DeferredGradients> deferred;  // null: averaged in backward()
+  std::shared_ptr<sharded::LazyGradients> deferred;  // null: averaged in backward()
   std::unique_ptr<sharded::Residency> residency;
   std::shared_ptr<sharded::UnitReducer> reducer;  // null until complete()
   std::shared_ptr<parallel::BackwardStep> step;

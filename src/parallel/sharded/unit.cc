@@ -177,7 +177,7 @@ void Unit::begin_write() {
   storage_.attach(copy);
 }
 
-Work Unit::post_meeting(std::string_view tag) {
+Work Unit::post_barrier(std::string_view tag) {
   return group_.barrier({.tag = tag, .timeout = settings_.timeout});
 }
 

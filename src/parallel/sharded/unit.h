@@ -116,7 +116,7 @@ class Unit {
   // rank has begun to make its own.
   void begin_write();
   // Collective: complete when every rank is here.
-  [[nodiscard]] Work post_meeting(std::string_view tag);
+  [[nodiscard]] Work post_barrier(std::string_view tag);
   // The whole has been written in place: the shard takes its part.
   void write_back();
 

@@ -23,7 +23,7 @@ at::Tensor placed(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef s
 
 UnitGradients::UnitGradients(const Unit& unit, Group& shards, Group& replicas,
                              std::shared_ptr<BufferPool> pool,
-                             std::shared_ptr<DeferredGradients> deferred, Residency& residency)
+                             std::shared_ptr<LazyGradients> deferred, Residency& residency)
     : unit_(unit),
       shards_(shards),
       replicas_(replicas),

@@ -31,7 +31,7 @@ class UnitGradients {
   // `replicas`: a group of one rank but on two axes. The handle keeps both groups. With
   // reduce_in_step collective.
   UnitGradients(const Unit& unit, Group& shards, Group& replicas, std::shared_ptr<BufferPool> pool,
-                std::shared_ptr<DeferredGradients> deferred, Residency& residency);
+                std::shared_ptr<LazyGradients> deferred, Residency& residency);
 
   // Parameter i's .grad goes to its place, and is absent then.
   void accept(int i);

@@ -20,7 +20,7 @@ constexpr std::chrono::microseconds look_again{50};
 }  // namespace
 
 UnitReducer::UnitReducer(Groups& groups, Residency& residency, std::shared_ptr<BufferPool> pool,
-                         std::shared_ptr<DeferredGradients> deferred, const ShardOptions& options)
+                         std::shared_ptr<LazyGradients> deferred, const ShardOptions& options)
     : groups_(groups), residency_(residency), options_(options), deferred_(std::move(deferred)) {
   int count = static_cast<int>(residency.units().size());
   for (int u = 0; u < count; ++u) {

@@ -27,7 +27,7 @@ class UnitReducer final : public parallel::Reducer {
  public:
   // The handle keeps the groups.
   UnitReducer(Groups& groups, Residency& residency, std::shared_ptr<BufferPool> pool,
-              std::shared_ptr<DeferredGradients> deferred, const ShardOptions& options);
+              std::shared_ptr<LazyGradients> deferred, const ShardOptions& options);
 
   // Gradients and what stands in their places go: the handle has nothing to do with them any more.
   void end() { gradients_.clear(); }
@@ -85,7 +85,7 @@ class UnitReducer final : public parallel::Reducer {
   Groups& groups_;
   Residency& residency_;
   ShardOptions options_;
-  std::shared_ptr<DeferredGradients> deferred_;            // null: reduced in backward()
+  std::shared_ptr<LazyGradients> deferred_;                // null: reduced in backward()
   std::vector<std::unique_ptr<UnitGradients>> gradients_;  // one a unit; null where none trains
   std::vector<NamedParameter> parameters_;                 // of units that train
   std::vector<Place> places_;                              // a parameter each

@@ -21,9 +21,9 @@ class PooledStorage final : public UnitStorage {
   [[nodiscard]] std::int64_t whole_bytes() const override { return 0; }
 };
 
-class KeptStorage final : public UnitStorage {
+class PersistentStorage final : public UnitStorage {
  public:
-  explicit KeptStorage(StorageNeed wanted) : UnitStorage(std::move(wanted)) {
+  explicit PersistentStorage(StorageNeed wanted) : UnitStorage(std::move(wanted)) {
     whole_ = need().pool->make(need().numel, need().compute_dtype, need().device);
     make_shard();
   }
@@ -80,7 +80,7 @@ std::unique_ptr<UnitStorage> UnitStorage::make(ShardLevel level, ShardStorage st
                                                StorageNeed need) {
   if (storage == ShardStorage::node_shared) return std::make_unique<SharedStorage>(std::move(need));
   if (level == ShardLevel::full) return std::make_unique<PooledStorage>(std::move(need));
-  return std::make_unique<KeptStorage>(std::move(need));
+  return std::make_unique<PersistentStorage>(std::move(need));
 }
 
 void UnitStorage::make_shard() {

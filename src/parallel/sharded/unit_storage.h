@@ -2,9 +2,9 @@
 // all the time; the whole, in the dtype and on the device of the computation, while operations use
 // it:
 //
-//   PooledStorage   the whole is a buffer of the pool, from gather to release: level full
-//   KeptStorage     the whole stays: levels optimizer and gradients
-//   SharedStorage   the whole stays, and is one mapping of all ranks: node_shared
+//   PooledStorage       the whole is a buffer of the pool, from gather to release: level full
+//   PersistentStorage   the whole stays: levels optimizer and gradients
+//   SharedStorage       the whole stays, and is one mapping of all ranks: node_shared
 //
 // Where the whole stays and neither dtype nor device differ, the shard is this rank's range of it,
 // and gathering is in place. Elsewhere the shard has memory of its own: like the whole's, or that

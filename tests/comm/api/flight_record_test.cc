@@ -30,7 +30,7 @@ std::string content(const std::filesystem::path& path) {
 TEST(FlightRecord, IsWrittenByTheRanksOfADyingGroup) {
   for (auto engine : test::engines_of_processes()) {
     test::TemporaryFolder folder;
-    test::MeetingPlace place(engine, 2);
+    test::RankRendezvous place(engine, 2);
     test::expect_ranks(2, [&](int rank) {
       ::setenv("LOCKSTEP_FLIGHT", folder.path().c_str(), 1);
       auto world = place.join(rank);
@@ -53,7 +53,7 @@ TEST(FlightRecord, IsWrittenByTheRanksOfADyingGroup) {
 TEST(FlightRecord, SaysTheSameOfARankThatLearnsWithItsNextCall) {
   if (!test::has(test::Engine::gloo)) GTEST_SKIP() << "no Gloo in this build";
   test::TemporaryFolder folder;
-  test::MeetingPlace place(test::Engine::gloo, 2);
+  test::RankRendezvous place(test::Engine::gloo, 2);
   test::expect_ranks(2, [&](int rank) {
     ::setenv("LOCKSTEP_FLIGHT", folder.path().c_str(), 1);
     auto world = place.join(rank);
@@ -69,7 +69,7 @@ TEST(FlightRecord, SaysTheSameOfARankThatLearnsWithItsNextCall) {
 
 TEST(FlightRecord, IsWrittenWhenAskedFor) {
   test::TemporaryFolder folder;
-  test::MeetingPlace place(test::Engine::shm, 2);
+  test::RankRendezvous place(test::Engine::shm, 2);
   test::expect_ranks(2, [&](int rank) {
     ::unsetenv("LOCKSTEP_FLIGHT");
     auto world = place.join(rank);
@@ -86,7 +86,7 @@ TEST(FlightRecord, IsWrittenWhenAskedFor) {
 
 TEST(FlightRecord, IsWrittenByARankThatAnExceptionTakesAway) {
   test::TemporaryFolder folder;
-  test::MeetingPlace place(test::Engine::shm, 2);
+  test::RankRendezvous place(test::Engine::shm, 2);
   test::expect_ranks(2, [&](int rank) {
     ::setenv("LOCKSTEP_FLIGHT", folder.path().c_str(), 1);
     try {

@@ -73,8 +73,8 @@ class WatchedStore : public MemoryStore {
 
 // What one process has of a group.
 struct WatchedRank {
-  WatchedRank(const std::shared_ptr<Store>& store, int rank, int size, Duration patience = 5s)
-      : calls(store, patience), diagnosis(store, "world", rank, size, patience) {
+  WatchedRank(const std::shared_ptr<Store>& store, int rank, int size, Duration store_timeout = 5s)
+      : calls(store, store_timeout), diagnosis(store, "world", rank, size, store_timeout) {
     member = calls.join("world", rank, size, [this](const std::string& text) {
       std::lock_guard lock(mutex);
       mismatch = text;

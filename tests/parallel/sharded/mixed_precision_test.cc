@@ -153,7 +153,7 @@ TEST_P(ShardedMixedPrecision, StepsAndNormsReadAveragesInSixteenBits) {
       one.backward(batch + group.rank());
       if (widen) one.widen();
       auto& ours = dynamic_cast<optim::AdamW&>(*one.adamw);
-      EXPECT_GT(ours.step_treated({.clip_norm = 0.5}).norm.value(), 0.5);
+      EXPECT_GT(ours.step_transformed({.clip_norm = 0.5}).norm.value(), 0.5);
       EXPECT_EQ(one.is_wide(), widen);
       one.sharded.zero_grad();
     }

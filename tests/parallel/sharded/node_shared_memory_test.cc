@@ -165,7 +165,7 @@ int named_shared_mappings() {
 }
 
 TEST(NodeSharedStorage, LeavesNothingBehindWhenARankIsKilled) {
-  MeetingPlace place(Engine::shm, 3);
+  RankRendezvous place(Engine::shm, 3);
   RankProcesses ranks(3, [&](int rank) {
     Pair pair(place.join(rank), shared());
     auto adamw = our_adamw()(pair.sharded->parameters());

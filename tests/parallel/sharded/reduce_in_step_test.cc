@@ -131,7 +131,7 @@ TEST_P(ReduceInStepBeside, ClippingByNormOrValueComputesTheAveragesFirst) {
         backward(pair, batch + group.rank());
         auto& ours = dynamic_cast<optim::AdamW&>(optimizer);
         if (batch == 0) norms.push_back(pair.sharded->clip_grad_norm(0.5));
-        if (batch == 1) norms.push_back(ours.step_treated({.clip_norm = 0.5}).norm.value());
+        if (batch == 1) norms.push_back(ours.step_transformed({.clip_norm = 0.5}).norm.value());
         if (batch == 2) optim::clip_grad_value(pair.sharded->parameters(), 0.01);
         if (batch != 1) optimizer.step();
         pair.sharded->zero_grad();

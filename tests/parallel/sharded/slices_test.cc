@@ -200,7 +200,7 @@ TEST(ShardedSlicesOnTwoAxes, NormsAreThoseOfOneCopy) {
     for (auto* net : {&model, &plain}) (*net)->forward(values({4, 7}, 1)).square().sum().backward();
     double expected = optim::gradient_norm(plain->parameters());
     optim::AdamW adamw(sharded.parameters(), torch::optim::AdamWOptions(0.1));
-    EXPECT_NEAR(adamw.step_treated({.clip_norm = 1}).norm.value(), expected, 1e-6 * expected);
+    EXPECT_NEAR(adamw.step_transformed({.clip_norm = 1}).norm.value(), expected, 1e-6 * expected);
     EXPECT_THROW((void)sharded.parameters()[0].grad().norm(), InvalidArgument);
     EXPECT_NEAR(sharded.clip_grad_norm(1), expected, 1e-6 * expected);
   });

@@ -91,18 +91,18 @@ bool has(Engine engine) {
   return std::ranges::find(all, engine) != all.end();
 }
 
-MeetingPlace::MeetingPlace(Engine engine, int size, Duration timeout)
+RankRendezvous::RankRendezvous(Engine engine, int size, Duration timeout)
     : engine_(engine), size_(size), timeout_(timeout) {
   static int places = 0;
   number_ = ++places;
 }
 
-std::shared_ptr<Store> MeetingPlace::store() const {
+std::shared_ptr<Store> RankRendezvous::store() const {
   if (!is_under_mpirun()) return std::make_shared<FileStore>(folder_.path());
   return std::make_shared<PrefixStore>("place " + std::to_string(number_) + "/", store_of_mpirun());
 }
 
-Group MeetingPlace::join(int rank) const {
+Group RankRendezvous::join(int rank) const {
   if (size_ == 1) return {};
   BackendOptions options{
       .timeout = timeout_,
@@ -126,7 +126,7 @@ void run_group(Engine engine, int size, const GroupBody& body, Duration timeout)
     }
     return;
   }
-  MeetingPlace place(engine, size, timeout);
+  RankRendezvous place(engine, size, timeout);
   if (is_under_mpirun()) {
     try {
       mpi::ProgressThread::

@@ -45,9 +45,9 @@ void run_group(Engine engine, int size, const GroupBody& body,
 
 // Where ranks that are processes meet, for tests that start and end them by hand: made by the
 // parent, used in the ranks.
-class MeetingPlace {
+class RankRendezvous {
  public:
-  MeetingPlace(Engine engine, int size, Duration timeout = std::chrono::seconds(20));
+  RankRendezvous(Engine engine, int size, Duration timeout = std::chrono::seconds(20));
   // In a rank: joins the others.
   [[nodiscard]] Group join(int rank) const;
   // A client of the place's store, for test code's own messages.

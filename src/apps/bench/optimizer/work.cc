@@ -21,7 +21,7 @@ constexpr int turns_to_choose = 8;  // of the two passes
 
 optim::StateFormat format_of(const std::string& state) {
   if (state == "bfloat16") return optim::StateFormat::bfloat16;
-  return state == "blocks" ? optim::StateFormat::blocks : optim::StateFormat::float32;
+  return state == "blocks" ? optim::StateFormat::blockwise : optim::StateFormat::float32;
 }
 
 std::vector<at::Tensor> make_parameters(const OptimizerSizes& sizes) {

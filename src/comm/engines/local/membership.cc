@@ -46,7 +46,7 @@ void World::leave(int rank) {
     child.taken[place] = true;
     child.world->leave(static_cast<int>(place));
   }
-  for (auto entry = meetings_.begin(); !failure_ && entry != meetings_.end(); ++entry) {
+  for (auto entry = pending_.begin(); !failure_ && entry != pending_.end(); ++entry) {
     auto key = entry->first;
     auto [source, destination] = key.channel;
     if (!key.channel.is_collective() && source != rank && destination != rank) continue;

@@ -24,13 +24,13 @@ std::uint64_t World::post(int rank, const Call& call) {
   Key key{channel_of(call.collective, call.root, rank), call.number};
   auto ticket = ++member.last_ticket;
   member.open.emplace(ticket, key);
-  auto& meeting = meetings_[key];
-  auto& posted = meeting.calls.emplace(rank, PostedCall(call)).first->second;
-  meeting.tickets.emplace(rank, ticket);
+  auto& pending = pending_[key];
+  auto& posted = pending.calls.emplace(rank, PostedCall(call)).first->second;
+  pending.tickets.emplace(rank, ticket);
   member.last_call = posted.record();
-  check_agreement(meeting, rank);
-  if (!failure_) check_presence(key, meeting);
-  if (!failure_ && meeting.calls.size() == participants(key).size()) complete(key, meeting);
+  check_agreement(pending, rank);
+  if (!failure_) check_presence(key, pending);
+  if (!failure_ && pending.calls.size() == participants(key).size()) complete(key, pending);
   return ticket;
 }
 
@@ -41,16 +41,16 @@ void World::wait(int rank, std::uint64_t ticket) {
   if (entry == open.end()) return;
   failure_.rethrow_if_any();
   auto key = entry->second;
-  auto timeout = meetings_.at(key).calls.at(rank).timeout;
+  auto timeout = pending_.at(key).calls.at(rank).timeout;
   auto deadline = Deadline::after(timeout);
   while (open.contains(ticket)) {
     failure_.rethrow_if_any();
     if (deadline.passed()) {
-      const auto& meeting = meetings_.at(key);
+      const auto& pending = pending_.at(key);
       std::vector<diagnose::PeerStatus> peers;
-      for (int one : participants(key)) peers.push_back(status_of(one, key, meeting));
+      for (int one : participants(key)) peers.push_back(status_of(one, key, pending));
       fail(FailureKind::timeout,
-           diagnose::overdue_sentence(meeting.calls.begin()->second, peers, timeout, name_));
+           diagnose::overdue_sentence(pending.calls.begin()->second, peers, timeout, name_));
       continue;
     }
     changed_.wait_for(lock.native(), std::min<Duration>(deadline.left(), std::chrono::hours(1)));
@@ -72,9 +72,9 @@ std::vector<int> World::participants(const Key& key) const {
   return all_ranks(size_);
 }
 
-void World::check_agreement(const Meeting& meeting, int rank) {
-  const auto& mine = meeting.calls.at(rank);
-  for (const auto& [other, call] : meeting.calls) {
+void World::check_agreement(const PendingOperation& pending, int rank) {
+  const auto& mine = pending.calls.at(rank);
+  for (const auto& [other, call] : pending.calls) {
     if (other == rank) continue;
     bool agree = same_call(mine, call);
     if (agree && mine.collective == Collective::all_to_all) {
@@ -86,48 +86,49 @@ void World::check_agreement(const Meeting& meeting, int rank) {
   }
 }
 
-void World::check_presence(const Key& key, const Meeting& meeting) {
+void World::check_presence(const Key& key, const PendingOperation& pending) {
   for (int rank : participants(key)) {
-    if (!members_[rank].left || meeting.calls.contains(rank)) continue;
+    if (!members_[rank].left || pending.calls.contains(rank)) continue;
     diagnose::LostRank lost{.rank = rank,
                             .size = size_,
-                            .status = status_of(rank, key, meeting),
-                            .call = meeting.calls.begin()->second};
-    for (const auto& [waiting, call] : meeting.calls) lost.waiting.push_back(waiting);
+                            .status = status_of(rank, key, pending),
+                            .call = pending.calls.begin()->second};
+    for (const auto& [waiting, call] : pending.calls) lost.waiting.push_back(waiting);
     return fail(FailureKind::peer_lost, diagnose::lost_sentence(lost, name_));
   }
 }
 
-void World::complete(const Key& key, Meeting& meeting) {
+void World::complete(const Key& key, PendingOperation& pending) {
   try {
     if (!key.channel.is_collective()) {
-      perform(meeting.calls.at(key.channel.source), meeting.calls.at(key.channel.destination));
+      perform(pending.calls.at(key.channel.source), pending.calls.at(key.channel.destination));
     } else {
       std::vector<PostedCall> calls;
-      for (auto& [rank, call] : meeting.calls) calls.push_back(call);
+      for (auto& [rank, call] : pending.calls) calls.push_back(call);
       perform(calls);
     }
   } catch (const std::exception& error) {
     return fail(FailureKind::aborted,
-                formatted("{} failed: {}{}", describe(meeting.calls.begin()->second), error.what(),
+                formatted("{} failed: {}{}", describe(pending.calls.begin()->second), error.what(),
                           diagnose::words_of_group(name_)));
   }
-  for (auto [rank, ticket] : meeting.tickets) members_[rank].open.erase(ticket);
-  meetings_.erase(key);
+  for (auto [rank, ticket] : pending.tickets) members_[rank].open.erase(ticket);
+  pending_.erase(key);
   changed_.notify_all();
 }
 
 void World::fail(FailureKind kind, const std::string& text) {
   failure_.set(diagnose::error_of(kind, text));
-  meetings_.clear();
+  pending_.clear();
   changed_.notify_all();
 }
 
-diagnose::PeerStatus World::status_of(int rank, const Key& key, const Meeting& meeting) const {
+diagnose::PeerStatus World::status_of(int rank, const Key& key,
+                                      const PendingOperation& pending) const {
   const auto& last = members_[rank].last_call;
   return {
       .rank = rank,
-      .has_called = meeting.calls.contains(rank),
+      .has_called = pending.calls.contains(rank),
       .last = last,
       .last_is_of_channel = last && channel_of(last->collective, last->root, rank) == key.channel};
 }

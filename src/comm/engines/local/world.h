@@ -3,10 +3,10 @@
 // cleverness.
 //
 // Invariants, all under mutex_:
-// - meetings_ holds exactly the operations that some rank has posted and that are not performed
+// - pending_ holds exactly the operations that some rank has posted and that are not performed
 //   yet;
 // - Member::open holds exactly the tickets of that rank's posts to them;
-// - once failure_ is set, meetings_ is empty, no tensor is touched again, and open tickets stay
+// - once failure_ is set, pending_ is empty, no tensor is touched again, and open tickets stay
 //   open.
 #pragma once
 
@@ -55,7 +55,7 @@ class World {
     std::uint64_t number = 0;
     auto operator<=>(const Key&) const = default;
   };
-  struct Meeting {
+  struct PendingOperation {
     std::map<int, PostedCall> calls;  // by rank
     std::map<int, std::uint64_t> tickets;
   };
@@ -78,19 +78,19 @@ class World {
 
   [[nodiscard]] std::vector<int> participants(const Key& key) const;
   // Each of these may end the group.
-  void check_agreement(const Meeting& meeting, int rank) LOCKSTEP_REQUIRES(mutex_);
-  void check_presence(const Key& key, const Meeting& meeting) LOCKSTEP_REQUIRES(mutex_);
-  void complete(const Key& key, Meeting& meeting) LOCKSTEP_REQUIRES(mutex_);
+  void check_agreement(const PendingOperation& pending, int rank) LOCKSTEP_REQUIRES(mutex_);
+  void check_presence(const Key& key, const PendingOperation& pending) LOCKSTEP_REQUIRES(mutex_);
+  void complete(const Key& key, PendingOperation& pending) LOCKSTEP_REQUIRES(mutex_);
   void fail(diagnose::FailureKind kind, const std::string& text) LOCKSTEP_REQUIRES(mutex_);
   [[nodiscard]] diagnose::PeerStatus status_of(int rank, const Key& key,
-                                               const Meeting& meeting) const
+                                               const PendingOperation& pending) const
       LOCKSTEP_REQUIRES(mutex_);
 
   const int size_;
   const std::string name_;
   Mutex mutex_;
   std::condition_variable changed_;
-  std::map<Key, Meeting> meetings_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::map<Key, PendingOperation> pending_ LOCKSTEP_GUARDED_BY(mutex_);
   std::vector<Member> members_ LOCKSTEP_GUARDED_BY(mutex_);
   // Those whose ranks have not all arrived; those that some rank has still to take.
   std::map<std::string, Child, std::less<>> children_ LOCKSTEP_GUARDED_BY(mutex_);

@@ -32,7 +32,7 @@ using namespace std::chrono_literals;
 
 constexpr std::size_t secret_bytes = 32;
 // For one of several addresses; an unreachable one may swallow what is sent to it.
-constexpr Duration patience = 3s;
+constexpr Duration bootstrap_timeout = 3s;
 
 std::string new_secret() {
   std::random_device random;
@@ -67,7 +67,7 @@ std::shared_ptr<Store> connect(const std::string& invitation, Deadline deadline)
   std::string tried;
   for (std::string address; words >> address;) {
     options.host = address;
-    options.connect_timeout = std::min(patience, deadline.left());
+    options.connect_timeout = std::min(bootstrap_timeout, deadline.left());
     try {
       return std::make_shared<TcpStore>(options);
     } catch (const Timeout& error) {

@@ -56,7 +56,7 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
 
   void arrived(Arrival arrival) override;
   void lost(int from, const std::string& how) override;
-  void tick() override;
+  void check_progress() override;
 
  private:
   using Pointer = std::shared_ptr<Operation>;

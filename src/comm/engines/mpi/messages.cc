@@ -114,7 +114,7 @@ void Member::take_answer(int from, const Arrival& arrival) {
   if (query_->is_complete()) conclude();
 }
 
-void Member::tick() {
+void Member::check_progress() {
   if (query_ && Clock::now() > query_end_) conclude();
 }
 

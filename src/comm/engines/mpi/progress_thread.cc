@@ -26,7 +26,7 @@ constexpr int header_tag = 0;
 // So many headers may arrive before the thread looks again without MPI having to keep them.
 constexpr int envelopes = 16;
 constexpr std::size_t piece_bytes = std::size_t{1} << 30;
-// How often to look whether the peers' processes live, and to call tick().
+// How often to look whether the peers' processes live, and to call check_progress().
 constexpr auto look_every = 10ms;
 // How long MPI may fail to reach a rank before that counts, and not what becomes of its process.
 constexpr auto end_of_process = 200ms;
@@ -310,7 +310,7 @@ void ProgressThread::check_processes() {
     note_lost(rank, trouble.what);
   }
   auto handlers = handlers_;  // they may detach themselves
-  for (auto& [group, handler] : handlers) handler->tick();
+  for (auto& [group, handler] : handlers) handler->check_progress();
 }
 
 void ProgressThread::note_unreachable(int rank, int code) {

@@ -50,7 +50,7 @@ class MessageHandler {
   // That rank is gone; -1: nothing moves any more. `how` says why.
   virtual void lost(int from, const std::string& how) = 0;
   // Now and then, for deadlines.
-  virtual void tick() = 0;
+  virtual void check_progress() = 0;
 };
 
 class ProgressThread {

@@ -78,7 +78,7 @@ Endpoint::~Endpoint() {
   // First, so that nobody waits for this rank while it waits for them.
   arena_->control().left.store(Control::leaving, std::memory_order_seq_cst);
   ring(all_ranks(peers().size()));
-  auto deadline = Deadline::after(grace_.patience(Duration::max()));
+  auto deadline = Deadline::after(grace_.length(Duration::max()));
   for (auto& group : all_groups()) group->let_peers_finish(deadline, grace_.is_by_exception());
   watcher_.reset();
   stopping_ = true;

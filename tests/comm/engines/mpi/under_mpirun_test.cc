@@ -30,7 +30,7 @@ class UnderMpirun : public testing::Test {
   void SetUp() override {
     if (!test::is_under_mpirun()) GTEST_SKIP() << "mpirun did not start this program";
     // Before init() serves one at the same place for the life of its group only.
-    static_cast<void>(test::MeetingPlace(Engine::mpi, 1).store());
+    static_cast<void>(test::RankRendezvous(Engine::mpi, 1).store());
   }
 };
 

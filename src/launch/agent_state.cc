@@ -1,0 +1,96 @@
+#include "launch/agent_state.h"
+
+#include <csignal>
+
+namespace lockstep::launch {
+
+void AgentStateMachine::all_started() { state_ = State::running; }
+
+void AgentStateMachine::could_not_start(int alive) {
+  living_ = alive;
+  state_ = living_ == 0 ? State::done : State::failed;
+  kill_now();
+}
+
+void AgentStateMachine::ended(int rank, sys::ExitStatus status, Time now) {
+  --living_;
+  // In `failed` the cause is known, or is that one rank could not be started.
+  if (!status.success() && cause_ < 0 && state_ != State::failed) {
+    cause_ = rank;
+    cause_status_ = status;
+    if (state_ == State::running) {
+      state_ = State::failed;
+      schedule(SIGTERM, now + grace_.notice);
+    }
+  }
+  if (living_ == 0) {
+    state_ = State::done;
+    next_.reset();
+  }
+}
+
+void AgentStateMachine::failed_elsewhere(Time now) {
+  if (state_ != State::running) return;
+  state_ = State::failed;
+  schedule(SIGTERM, now + grace_.notice);
+}
+
+void AgentStateMachine::signalled(int signal, Time now) {
+  const bool asks_to_stop = signal == SIGINT || signal == SIGTERM || signal == SIGHUP ||
+                            signal == SIGQUIT || signal == SIGPIPE;
+  if (!asks_to_stop) {
+    send_ = signal;
+  } else if (state_ == State::running) {
+    state_ = State::stopping;
+    stop_signal_ = signal;
+    stop_asked_at_ = now;
+    send_ = signal;
+    schedule(SIGKILL, now + grace_.stop);
+  } else if (signal == SIGINT && state_ == State::stopping && stop_signal_ == SIGINT) {
+    if (now - stop_asked_at_ >= grace_.same_key) kill_now();
+  } else if (signal == SIGINT && state_ == State::failed) {
+    kill_now();
+  } else if (state_ == State::stopping && !killing_) {
+    if (signal == SIGINT) {  // the next one kills
+      stop_signal_ = SIGINT;
+      stop_asked_at_ = now;
+    }
+    send_ = signal;
+  }
+}
+
+void AgentStateMachine::time_is(Time now) {
+  if (!next_ || now < *next_) return;
+  next_.reset();
+  if (next_signal_ == SIGTERM) {
+    send_ = SIGTERM;
+    schedule(SIGKILL, now + grace_.failure);
+  } else {
+    kill_now();
+  }
+}
+
+std::optional<int> AgentStateMachine::take_signal() {
+  std::optional<int> due = send_;
+  send_.reset();
+  return living_ > 0 ? due : std::nullopt;
+}
+
+int AgentStateMachine::exit_code() const {
+  if (cause_ < 0) return 0;
+  if (stop_signal_ != 0 && killing_ && cause_status_.signal == SIGKILL) return 128 + stop_signal_;
+  return cause_status_.shell_code();
+}
+
+void AgentStateMachine::schedule(int signal, Time at) {
+  next_signal_ = signal;
+  next_ = at;
+}
+
+void AgentStateMachine::kill_now() {
+  killing_ = true;
+  send_ = SIGKILL;
+  next_.reset();
+}
+
+}  // namespace lockstep::launch

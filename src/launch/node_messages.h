@@ -1,0 +1,101 @@
+// The words that agents of several nodes exchange over their store, as text: pure functions, no
+// store and no time. Every parser takes bytes from a peer, bounds what it makes of them, and throws
+// BadInput for anything that is not exactly one such text.
+//
+//   hello    lockstep-hello 1            version of these texts
+//            nodes 3                     what this agent was told
+//            ranks 2                     of this node
+//            host node7                  a name for people
+//            address 10.0.0.7            as the store sees it
+//            agent 41 6a0c...            pid, and random letters that no other agent has
+//
+//   list     lockstep-node-list 1        or: refused WHY
+//            run lockstep-5f3a...
+//            master 41233 10.0.0.7
+//            node 2 node7                one for each node: its ranks, its host
+//            node 1 node8
+//
+//   result   done                        all ranks of all nodes ended well
+//            stopped SIGNAL NODE         that node's agent was asked to stop
+//            failed CODE NODE RANK PID NANOSECONDS     of a rank; RANK -1: of the agent itself;
+//                                                      NODE -1 too: HOW says all
+//            at TIME
+//            how HOW                     "exit code 3"; of an agent a sentence
+//            log FILE                    empty: none
+//            | LINE                      one for each of its last lines
+//
+// Each line ends with '\n', and a text holds nothing else that visible_line() would write
+// otherwise, such as control characters: what the writers are given they make so, and cut where it
+// is too long.
+#pragma once
+
+#include <lockstep/base/deadline.h>
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::launch {
+
+inline constexpr int most_nodes = 10'000;
+inline constexpr int most_ranks_of_a_node = 10'000;
+inline constexpr std::size_t most_text_bytes = 4 << 20;
+inline constexpr std::size_t most_line_bytes = 4096;
+
+struct Hello {
+  int nodes = 1;
+  int ranks = 1;
+  std::string host;
+  std::string address;
+  std::string agent;
+
+  bool operator==(const Hello&) const = default;
+};
+
+struct NodeList {
+  struct Node {
+    int ranks = 1;
+    std::string host;
+
+    bool operator==(const Node&) const = default;
+  };
+  std::string refused;  // why there will be no run; the rest is empty then
+  std::string run_id;
+  std::string master_address;
+  int master_port = 0;
+  std::vector<Node> nodes;
+
+  [[nodiscard]] int first_rank(int node) const;
+  [[nodiscard]] int ranks() const { return first_rank(static_cast<int>(nodes.size())); }
+  bool operator==(const NodeList&) const = default;
+};
+
+struct RunResult {
+  enum class Kind { done, stopped, failed };
+  Kind kind = Kind::done;
+  int signal = 0;  // stopped
+  int node = 0;    // stopped, failed: where it began; failed: -1 where that is no node
+
+  // failed:
+  int exit_code = 1;
+  int rank = -1;  // -1: the agent itself
+  int pid = 0;
+  Duration after = {};
+  std::string at;   // time of day there
+  std::string how;  // "exit code 3"; of an agent "program 'x' was not found"
+  std::string log_file;
+  std::vector<std::string> last_lines;
+
+  bool operator==(const RunResult&) const = default;
+};
+
+[[nodiscard]] std::string to_text(const Hello& hello);
+[[nodiscard]] std::string to_text(const NodeList& node_list);
+[[nodiscard]] std::string to_text(const RunResult& run_result);
+
+[[nodiscard]] Hello parse_hello(std::string_view text);
+[[nodiscard]] NodeList parse_node_list(std::string_view text);
+[[nodiscard]] RunResult parse_run_result(std::string_view text);
+
+}  // namespace lockstep::launch

@@ -1,0 +1,71 @@
+#include <lockstep/optim/gradient_transform.h>
+
+#include "optim/norm.h"
+#include "optim/optimizers.h"
+
+#include <lockstep/base/check.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace lockstep::optim {
+namespace {
+
+void check_transform(const GradientTransform& transform) {
+  check(transform.scale > 0, "step_transformed: expected a positive scale, found {}",
+        transform.scale);
+  double clip_value = transform.clip_value.value_or(0), clip_norm = transform.clip_norm.value_or(0);
+  check(clip_value >= 0, "step_transformed: expected a clip_value of 0 or more, found {}",
+        clip_value);
+  check(clip_norm >= 0, "step_transformed: expected a clip_norm of 0 or more, found {}", clip_norm);
+}
+
+}  // namespace
+
+bool ElementTransform::is_none() const { return factor == 1 && std::isinf(limit); }
+
+void ElementTransform::scale(double by) {
+  factor *= by;
+  if (std::isfinite(limit)) limit *= by;  // 0 * infinity is no limit
+}
+
+void ElementTransform::clamp(double to) { limit = std::min(limit, to); }
+
+StepResult TransformsGradients::step_transformed(const GradientTransform& transform) {
+  check_transform(transform);
+  std::vector<at::Tensor> parameters = transformed_parameters();
+  ElementTransform of_elements;
+  of_elements.scale(transform.scale);
+  if (transform.clip_value) of_elements.clamp(*transform.clip_value);
+  StepResult done;
+  if (transform.clip_norm)
+    done.norm = transformed_norm(parameters, of_elements, transform.norm_type);
+  // A norm that is finite has seen to it, unless what is infinite was cut off before.
+  bool is_seen =
+      !transform.clip_value && transform.norm_type > 0 && done.norm && std::isfinite(*done.norm);
+  if (transform.skip_if_not_finite) done.stepped = is_seen || all_finite(parameters);
+  if (!done.stepped) return done;
+  if (transform.clip_norm) of_elements.scale(clip_factor(*done.norm, *transform.clip_norm));
+  update(of_elements);
+  return done;
+}
+
+StepResult step_transformed(torch::optim::Optimizer& optimizer,
+                            const GradientTransform& transform) {
+  if (auto* ours = dynamic_cast<TransformsGradients*>(&optimizer))
+    return ours->step_transformed(transform);
+  check_transform(transform);
+  std::vector<at::Tensor> parameters = parameters_of(optimizer.param_groups());
+  StepResult done;
+  if (transform.skip_if_not_finite) done.stepped = all_finite(parameters);
+  if (!done.stepped) return done;
+  check_can_scale(parameters, transform.scale);
+  multiply_gradients(parameters, transform.scale);
+  if (transform.clip_value) clip_grad_value(parameters, *transform.clip_value);
+  if (transform.clip_norm)
+    done.norm = clip_grad_norm(parameters, *transform.clip_norm, transform.norm_type);
+  optimizer.step();
+  return done;
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,129 @@
+#include "parallel/sharded/lazy_gradient.h"
+
+#include "comm/backend/element_type.h"
+#include "comm/kernels/combine.h"
+#include "dispatch/parts/part_record.h"
+#include "optim/formats_kernel.h"
+#include "optim/threads.h"
+
+#include <lockstep/base/check.h>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace lockstep::sharded {
+namespace {
+
+constexpr std::int64_t piece_elements = 1 << 16;
+constexpr std::int64_t buffer_bytes = 1 << 13;  // of numbers on their way to another dtype
+
+void convert(c10::ScalarType dtype, const std::byte* from, c10::ScalarType wanted, void* to,
+             std::int64_t count) {
+  auto* bits = reinterpret_cast<const std::uint16_t*>(from);
+  auto* floats = static_cast<float*>(to);
+  if (wanted == at::kFloat && dtype == at::kBFloat16)
+    return optim::widen_bfloat16(bits, floats, count);
+  if (wanted == at::kFloat && dtype == at::kHalf) return optim::widen_half(bits, floats, count);
+  at::from_blob(to, {count}, wanted)
+      .copy_(at::from_blob(const_cast<std::byte*>(from), {count}, dtype));
+}
+
+}  // namespace
+
+LazyGradient::LazyGradient(at::Tensor rows, layout::Range range, c10::ScalarType dtype)
+    : rows_(std::move(rows)), range_(range), dtype_(dtype) {
+  check(rows_.size(0) <= kernels::max_ranks, "reduce_in_step: expected at most {} ranks, found {}",
+        kernels::max_ranks, rows_.size(0));
+  auto* begin = static_cast<const std::byte*>(rows_.const_data_ptr());
+  for (std::int64_t rank = 0; rank < rows_.size(0); ++rank)
+    inputs_.push_back(begin + (rank * rows_.size(1) + range.begin) * rows_.element_size());
+}
+
+std::shared_ptr<LazyGradient> LazyGradient::make(at::Tensor rows, layout::Range range,
+                                                 c10::ScalarType dtype, c10::DispatchKey key,
+                                                 std::shared_ptr<const dispatch::Parts> parts) {
+  std::shared_ptr<LazyGradient> gradient(new LazyGradient(std::move(rows), range, dtype));
+  auto bytes = range.length() * static_cast<std::int64_t>(c10::elementSize(dtype));
+  gradient->storage_ = std::make_unique<dispatch::LazyStorage>(
+      bytes, at::kCPU, gradient, key, "this gradient has not been computed: use an operation",
+      dispatch::record_of_parts(std::move(parts)));
+  return gradient;
+}
+
+at::Tensor LazyGradient::slice(std::int64_t offset, std::int64_t length) const {
+  return storage_->place(dtype_, offset, {length}, {1});
+}
+
+void LazyGradient::settle() {
+  if (storage_->is_used()) compute();
+}
+
+std::int64_t LazyGradient::bytes_an_element() const { return rows_.size(0) * rows_.element_size(); }
+
+void LazyGradient::average(std::int64_t begin, std::int64_t count, void* to) const {
+  std::array<const std::byte*, kernels::max_ranks> inputs;
+  std::ranges::transform(inputs_, inputs.begin(), [&](const std::byte* input) {
+    return input + begin * rows_.element_size();
+  });
+  std::byte* output = static_cast<std::byte*>(to);
+  kernels::combine({.dtype = dtype_of(rows_.scalar_type()),
+                    .op = Op::average,
+                    .inputs = std::span(inputs.data(), inputs_.size()),
+                    .outputs = std::span(&output, 1),
+                    .elements = count});
+}
+
+void LazyGradient::read(std::int64_t begin, std::int64_t count, void* to) const {
+  c10::ScalarType summed = rows_.scalar_type();
+  if (summed == dtype_) return average(begin, count, to);
+  if (inputs_.size() == 1)
+    return convert(summed, inputs_[0] + begin * rows_.element_size(), dtype_, to, count);
+  alignas(64) std::array<std::byte, buffer_bytes> averages;
+  std::int64_t most = buffer_bytes / rows_.element_size();
+  auto size = static_cast<std::int64_t>(c10::elementSize(dtype_));
+  for (std::int64_t done = 0; done < count; done += most) {
+    std::int64_t part = std::min(most, count - done);
+    average(begin + done, part, averages.data());
+    convert(summed, averages.data(), dtype_, static_cast<std::byte*>(to) + done * size, part);
+  }
+}
+
+void LazyGradient::compute() {
+  Lock lock(mutex_);
+  if (std::exchange(computed_, true)) return;
+  c10::InferenceMode off(false);
+  at::Tensor memory = at::empty({range_.length()}, rows_.options().dtype(dtype_));
+  auto* begin = static_cast<std::byte*>(memory.mutable_data_ptr());
+  std::int64_t pieces = (range_.length() + piece_elements - 1) / piece_elements;
+  optim::for_each_in_parallel(static_cast<std::size_t>(pieces), [&](std::size_t i) {
+    std::int64_t first = static_cast<std::int64_t>(i) * piece_elements;
+    read(first, std::min(piece_elements, range_.length() - first),
+         begin + first * memory.element_size());
+  });
+  storage_->attach(memory);
+}
+
+void LazyGradients::add(std::shared_ptr<LazyGradient> gradient) {
+  Lock lock(mutex_);
+  gradients_.push_back(std::move(gradient));
+  open_ = true;
+}
+
+void LazyGradients::settle() {
+  Lock lock(mutex_);
+  for (const auto& gradient : gradients_) gradient->settle();
+  gradients_.clear();
+  open_ = false;
+}
+
+bool LazyGradients::are_open() {
+  Lock lock(mutex_);
+  return open_;
+}
+
+}  // namespace lockstep::sharded

@@ -1,0 +1,80 @@
+// LazyGradient: the average of a unit's gradients over the ranks, in this rank's range,
+// computed where it is used (ShardOptions::reduce_in_step).
+//
+// Each rank's gradients lie in its row of memory that all ranks of the host share. An optimizer of
+// ours reads the average piece by piece, summed from the rows in the group's fixed order: bit for
+// bit what reduce_scatter() gives. For every other use, the first one computes all of it.
+//
+// Averages that are kept in fewer bits than the optimizer's (ShardOptions::reduce_dtype) are one
+// too, of a single row: it is widened where it is used.
+//
+// A peer's row is read from the end of the backward() that filled it until this rank takes part in
+// the next gather, or in the meeting that UnitReducer has instead: no rank writes to its row
+// before all ranks have. settle() is called then.
+//
+// Thread-safe, but settle().
+#pragma once
+
+#include "base/mutex.h"
+#include "dispatch/value_source.h"
+
+#include <lockstep/dispatch/part.h>
+#include <lockstep/layout/shard_range.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+namespace lockstep::sharded {
+
+class LazyGradient final : public dispatch::ValueSource {
+ public:
+  // `rows`: one a rank, or one alone, which is then the average. Tensors are of `dtype`, and what
+  // `parts` says they are.
+  static std::shared_ptr<LazyGradient> make(at::Tensor rows, layout::Range range,
+                                            c10::ScalarType dtype, c10::DispatchKey key,
+                                            std::shared_ptr<const dispatch::Parts> parts);
+
+  // A part of the range, from its element `offset` on.
+  [[nodiscard]] at::Tensor slice(std::int64_t offset, std::int64_t length) const;
+  // Computes all of it, if a slice is still in use: the rows may then be written again.
+  void settle();
+
+  void pin(const dispatch::StorageUse&) override { compute(); }
+  void written() override {}
+  void unpin() noexcept override {}
+  void read(std::int64_t begin, std::int64_t count, void* to) const override;
+  [[nodiscard]] std::int64_t bytes_an_element() const override;
+
+ private:
+  LazyGradient(at::Tensor rows, layout::Range range, c10::ScalarType dtype);
+  void compute();
+  void average(std::int64_t begin, std::int64_t count, void* to) const;
+
+  at::Tensor rows_;
+  layout::Range range_;
+  c10::ScalarType dtype_;
+  std::vector<const std::byte*> inputs_;  // the range in each row
+  std::unique_ptr<dispatch::LazyStorage> storage_;
+  Mutex mutex_;
+  bool computed_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+};
+
+// Those of one handle. Thread-safe.
+class LazyGradients {
+ public:
+  void add(std::shared_ptr<LazyGradient> gradient);
+  // From here on this rank reads no rows of peers.
+  void settle();
+  // Whether some rank may be reading rows. The same on all ranks: it depends on nothing but the
+  // order of backward() and gathers.
+  [[nodiscard]] bool are_open();
+
+ private:
+  Mutex mutex_;
+  std::vector<std::shared_ptr<LazyGradient>> gradients_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool open_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace lockstep::sharded

@@ -1,0 +1,168 @@
+// The words of agents: what is written is read back, and nothing else is.
+#include "launch/node_messages.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "support/messages.h"
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::launch {
+namespace {
+
+using namespace std::chrono_literals;
+using test::expect_words;
+using test::message_of;
+
+const Hello hello{
+    .nodes = 3, .ranks = 2, .host = "node7", .address = "10.0.0.7", .agent = "41 lockstep-6a"};
+const NodeList node_list{.refused = {},
+                         .run_id = "lockstep-5f",
+                         .master_address = "fe80::1",
+                         .master_port = 41233,
+                         .nodes = {{2, "node7"}, {1, "node 8"}, {5, ""}}};
+const RunResult failed{.kind = RunResult::Kind::failed,
+                       .node = 1,
+                       .exit_code = 137,
+                       .rank = 5,
+                       .pid = 77,
+                       .after = 1500ms,
+                       .at = "12:00:01",
+                       .how = "killed by signal 9 (SIGKILL)",
+                       .log_file = "logs/rank 5.log",
+                       .last_lines = {"Traceback", "", "\tValueError: \xc3\xa9"}};
+
+TEST(NodeList, IsReadAsItWasWritten) {
+  EXPECT_EQ(parse_hello(to_text(hello)), hello);
+  EXPECT_EQ(parse_node_list(to_text(node_list)), node_list);
+  const NodeList refused{.refused = "node 2 left"};
+  EXPECT_EQ(parse_node_list(to_text(refused)), refused);
+  EXPECT_EQ(parse_run_result(to_text(failed)), failed);
+  EXPECT_EQ(parse_run_result(to_text(RunResult{})), RunResult{});
+  const RunResult stopped{.kind = RunResult::Kind::stopped, .signal = 15, .node = 2};
+  EXPECT_EQ(parse_run_result(to_text(stopped)), stopped);
+  const RunResult of_agent{.kind = RunResult::Kind::failed, .node = 1, .how = "it has gone"};
+  EXPECT_EQ(parse_run_result(to_text(of_agent)), of_agent);
+}
+
+TEST(NodeList, NumbersRanksByNode) {
+  EXPECT_EQ(node_list.first_rank(0), 0);
+  EXPECT_EQ(node_list.first_rank(1), 2);
+  EXPECT_EQ(node_list.first_rank(2), 3);
+  EXPECT_EQ(node_list.ranks(), 8);
+}
+
+TEST(NodeList, TheTextsAreAsTheHeaderSays) {
+  EXPECT_EQ(to_text(hello),
+            "lockstep-hello 1\nnodes 3\nranks 2\nhost node7\naddress 10.0.0.7\nagent 41 "
+            "lockstep-6a\n");
+  EXPECT_EQ(
+      to_text(node_list),
+      "lockstep-node-list 1\nrun lockstep-5f\nmaster 41233 fe80::1\nnode 2 node7\nnode 1 node "
+      "8\nnode 5 \n");
+  EXPECT_EQ(to_text(failed),
+            "failed 137 1 5 77 1500000000\nat 12:00:01\nhow killed by signal 9 (SIGKILL)\nlog "
+            "logs/rank 5.log\n| Traceback\n| \n| \tValueError: \xc3\xa9\n");
+  EXPECT_EQ(to_text(RunResult{}), "done\n");
+}
+
+TEST(NodeList, WhatWritersAreGivenIsMadeFit) {
+  RunResult wild = failed;
+  wild.how = "a\nfailed 0 0 0 0 0\x1b[31m" + std::string(10'000, 'x');
+  wild.last_lines.assign(1000, std::string(5000, 'y') + "\n\n");
+  const RunResult read = parse_run_result(to_text(wild));
+  EXPECT_TRUE(read.how.starts_with("a\\nfailed 0 0 0 0 0\\x1b[31mxxx")) << read.how.substr(0, 50);
+  EXPECT_EQ(read.last_lines.size(), 100u);
+  EXPECT_LT(to_text(wild).size(), most_text_bytes);
+}
+
+TEST(NodeList, AnythingElseIsBadInputThatSaysWhere) {
+  const auto problem = [](const std::function<void()>& parse) {
+    return message_of<BadInput>(parse);
+  };
+  const auto of_hello = [&](const std::string& text) {
+    return problem([&] { (void)parse_hello(text); });
+  };
+  expect_words(of_hello(""), {"the hello of another agent", "a line of text", "''"});
+  expect_words(of_hello("lockstep-hello 2\n"), {"lockstep-hello 1", "'lockstep-hello 2'"});
+  expect_words(of_hello("lockstep-hello 1\nnodes 0\n"), {"a number from 1 to 10000", "'0'"});
+  expect_words(of_hello("lockstep-hello 1\nnodes 1 2\n"), {"the end of a line", "'2'"});
+  expect_words(of_hello("lockstep-hello 1\nranks 2\n"), {"nodes", "'ranks 2'"});
+  expect_words(of_hello(to_text(hello) + "more\n"), {"the end", "'more'"});
+  expect_words(of_hello("lockstep-hello 1"), {"a line of text"});
+  expect_words(of_hello("\x1b[2J\n"), {"a line of text", "'\\x1b[2J'"});
+  expect_words(of_hello(std::string(most_line_bytes + 1, 'x') + "\n"), {"a line of text", "'xxx"});
+  expect_words(of_hello(std::string(most_text_bytes + 1, 'x')), {"at most 4194304 bytes"});
+  const auto of_node_list = [&](const std::string& text) {
+    return problem([&] { (void)parse_node_list(text); });
+  };
+  expect_words(of_node_list("lockstep-node-list 1\nrun a\nmaster 70000 h\nnode 1 a\n"),
+               {"1 to 65535"});
+  expect_words(of_node_list("lockstep-node-list 1\nrun a\nmaster 7 h\n"), {"a node"});
+  expect_words(of_node_list("lockstep-node-list 1\nrun a\nmaster 7 h\nnode 10001 h\n"),
+               {"1 to 10000"});
+  const auto of_run_result = [&](const std::string& text) {
+    return problem([&] { (void)parse_run_result(text); });
+  };
+  expect_words(of_run_result("failed 256 0 0 0 0\n"), {"0 to 255"});
+  expect_words(of_run_result("failed 1 0 -2 0 0\n"), {"-1 to"});
+  expect_words(of_run_result("stopped 65 0\n"), {"1 to 64"});
+  expect_words(of_run_result("stopped 9\n"), {"0 to 9999"});
+  expect_words(of_run_result("undone\n"), {"done, stopped or failed"});
+  expect_words(of_run_result("failed 1 0 0 0 0\nat\nhow\nlog\n"), {"at", "'at'"});
+}
+
+// No text makes a parser do anything but return or throw BadInput, and what it returns can be
+// written and read again.
+TEST(NodeList, MutatedTextsAreReadOrRefused) {
+  std::mt19937 random(7);
+  const auto below = [&](std::size_t limit) { return random() % limit; };
+  const std::vector<std::string> texts{
+      to_text(hello), to_text(node_list), to_text(failed),
+      to_text(RunResult{.kind = RunResult::Kind::stopped, .signal = 2})};
+  int read = 0, refused = 0;
+  for (int round = 0; round < 5000; ++round) {
+    std::string text = texts[below(texts.size())];
+    for (std::size_t i = 0, changes = 1 + below(3); i < changes; ++i) {
+      const std::size_t place = below(text.size() + 1);
+      switch (below(4)) {
+        case 0:
+          if (place < text.size()) text[place] = static_cast<char>(below(256));
+          break;
+        case 1:
+          text.resize(place);
+          break;
+        case 2:
+          text += text.substr(place);
+          break;
+        default:
+          text.insert(place, 1, "\n 9-|"[below(5)]);
+      }
+    }
+    for (const auto& parse : std::vector<std::function<void()>>{
+             [&] { EXPECT_EQ(parse_hello(to_text(parse_hello(text))), parse_hello(text)); },
+             [&] {
+               EXPECT_EQ(parse_node_list(to_text(parse_node_list(text))), parse_node_list(text));
+             },
+             [&] {
+               EXPECT_EQ(parse_run_result(to_text(parse_run_result(text))), parse_run_result(text));
+             }}) {
+      try {
+        parse();
+        ++read;
+      } catch (const BadInput&) {
+        ++refused;
+      }
+    }
+  }
+  EXPECT_GT(read, 200);
+  EXPECT_GT(refused, 1000);
+}
+
+}  // namespace
+}  // namespace lockstep::launch

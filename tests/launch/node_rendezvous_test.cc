@@ -1,0 +1,157 @@
+// Agents that do not come together: one line each that says why.
+#include "launch/run_nodes.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <poll.h>
+#include <sys/stat.h>
+
+#include "support/messages.h"
+#include "sys/sockets.h"
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::launch {
+namespace {
+
+using namespace std::chrono_literals;
+using test::expect_words;
+using test::message_of;
+
+std::string secret_file(const test::TemporaryFolder& folder, const char* name,
+                        const std::string& content) {
+  const auto file = folder / name;
+  std::ofstream(file) << content;
+  ::chmod(file.c_str(), 0600);
+  return file;
+}
+
+TEST(NodeRendezvous, NodesThatNeverComeAreNamed) {
+  auto first = node_spec(4, 0, test::free_port(), 1, "true");
+  auto second = first;
+  second.nodes.node = 2;
+  first.nodes.join_timeout = 2s;
+  const auto ran = run_nodes({first, second});
+  for (const NodeRan& node : ran)
+    EXPECT_EQ(node.problem,
+              "node 0 waited 2s for nodes 1, 3: no agent with --node-rank 1 or 3 came");
+  EXPECT_EQ(ran[0].error, "lockstep run: waiting for 2 of 4 nodes to come to " +
+                              first.nodes.rendezvous + ": nodes 1, 3\n");
+  EXPECT_EQ(ran[1].error, "lockstep run: waiting for the other nodes to come to " +
+                              first.nodes.rendezvous + "\n");
+}
+
+TEST(NodeRendezvous, WithoutNode0) {
+  auto spec = node_spec(2, 1, test::free_port(), 1, "true");
+  spec.nodes.join_timeout = 1500ms;
+  const auto ran = run_nodes({spec});
+  EXPECT_EQ(ran[0].error, "lockstep run: waiting for node 0 at " + spec.nodes.rendezvous + "\n");
+  expect_words(ran[0].problem, {"node 1 waited 1.5s for node 0 at " + spec.nodes.rendezvous});
+}
+
+TEST(NodeRendezvous, TwoAgentsWithTheSameNumber) {
+  const auto port = test::free_port();
+  const auto second = node_spec(2, 1, port, 1, "exec sleep 1");
+  const auto ran = run_nodes({node_spec(2, 0, port, 1, "exec sleep 1"), second, second});
+  EXPECT_EQ(ran[0].exit_code, 0) << ran[0].problem << ran[0].error;
+  const bool first_stayed = ran[1].problem.empty();
+  EXPECT_EQ(ran[first_stayed ? 1 : 2].exit_code, 0);
+  expect_words(ran[first_stayed ? 2 : 1].problem,
+               {"another agent is node 1 already: pid ", " on host "});
+}
+
+TEST(NodeRendezvous, TwoAgentsThatAreNode0) {
+  const auto port = test::free_port();
+  const auto first = node_spec(2, 0, port, 1, "true");
+  const auto ran = run_nodes({first, first, node_spec(2, 1, port, 1, "exec sleep 0.5")});
+  EXPECT_EQ(ran[2].exit_code, 0) << ran[2].problem << ran[2].error;
+  const bool first_stayed = ran[0].problem.empty();
+  expect_words(ran[first_stayed ? 1 : 0].problem,
+               {"127.0.0.1:" + std::to_string(port), "the port is in use by another process"});
+}
+
+TEST(NodeRendezvous, DifferentNumbersOfNodes) {
+  const auto port = test::free_port();
+  for (int node : {1, 2}) {
+    const auto ran =
+        run_nodes({node_spec(2, 0, port, 1, "true"), node_spec(3, node, port, 1, "true")});
+    for (const NodeRan& agent : ran)
+      EXPECT_EQ(agent.problem, "--nnodes must be the same on all nodes: node 0 has 2, node " +
+                                   std::to_string(node) + " has 3");
+  }
+}
+
+TEST(NodeRendezvous, DifferentSecrets) {
+  const test::TemporaryFolder folder;
+  const auto port = test::free_port();
+  auto first = node_spec(2, 0, port, 1, "true"), second = node_spec(2, 1, port, 1, "true");
+  first.nodes.secret_file = secret_file(folder, "first", "correct horse battery");
+  second.nodes.secret_file = secret_file(folder, "second", "correct horse staple!");
+  first.nodes.join_timeout = 2s;
+  const auto ran = run_nodes({first, second});
+  EXPECT_EQ(ran[1].problem,
+            "node 1 cannot join: store at " + first.nodes.rendezvous + " refused the secret");
+  expect_words(ran[0].problem, {" for node 1: no agent"});
+
+  second.nodes.secret_file = first.nodes.secret_file;
+  first.nodes.join_timeout = 20s;
+  for (const NodeRan& node : run_nodes({first, second}))
+    EXPECT_EQ(node.exit_code, 0) << node.problem;
+}
+
+// What is found before anything is sent.
+TEST(NodeRendezvous, MistakesOfOneAgent) {
+  const test::TemporaryFolder folder;
+  const auto problem = [](const WorkerSpec& spec) {
+    return message_of<BadInput>([&] { (void)run_agent(spec); });
+  };
+  auto spec = node_spec(2, 0, 1, 1, "true");
+  spec.nodes.rendezvous = "192.0.2.1:29400";
+  expect_words(problem(spec), {"--secret-file is missing", "192.0.2.1:29400", "mode 600"});
+  spec.nodes.secret_file = secret_file(folder, "secret", "correct horse battery");
+  expect_words(problem(spec), {"192.0.2.1:29400", "no address of this machine"});
+  ::chmod(spec.nodes.secret_file.c_str(), 0644);
+  expect_words(problem(spec), {"mode 600", "found mode 644"});
+}
+
+TEST(NodeRendezvous, NumbersThatMakeNoSenseAreBadInput) {
+  const auto good = node_spec(2, 1, 1, 1, "true");
+  std::vector<WorkerSpec> bad(7, good);
+  bad[0].nodes.nodes = 0;
+  bad[1].nodes.node = 2;
+  bad[2].nodes.node = -1;
+  bad[3].nodes.rendezvous = "";
+  bad[4].nodes.join_timeout = 0s;
+  bad[5].nodes.lost_after = 2s;
+  bad[6].store_port = 1;
+  for (const WorkerSpec& spec : bad) EXPECT_THROW(Agent{spec}, BadInput);
+  EXPECT_NO_THROW(Agent{good});
+}
+
+// A peer without the secret gets nothing, and one that only holds a connection open stops no agent.
+TEST(NodeRendezvous, StrangersAtTheDoor) {
+  const auto port = test::free_port();
+  auto specs = std::vector{node_spec(2, 0, port, 1, "true"), node_spec(2, 1, port, 1, "true")};
+  test::RankProcesses strangers(2, [&](int stranger) {
+    const auto address = sys::SocketAddress::tcp("127.0.0.1", port);
+    for (;;) {
+      try {
+        auto socket = sys::try_connect(address, Deadline::after(1s));
+        if (socket && stranger == 0)
+          sys::send_all(socket.get(), sys::bytes_of("LSSTORE1"), Deadline::after(1s));
+        ::poll(nullptr, 0, 5);
+      } catch (const Error&) {
+        continue;  // shown the door
+      }
+    }
+  });
+  for (const NodeRan& node : run_nodes(specs)) EXPECT_EQ(node.exit_code, 0) << node.problem;
+}
+
+}  // namespace
+}  // namespace lockstep::launch
