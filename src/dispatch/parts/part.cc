@@ -49,7 +49,7 @@ Parts::Parts(std::shared_ptr<Division> division, std::vector<Part> parts)
 const Part& Parts::at(std::int64_t offset, std::int64_t count) const {
   const Part* found = &parts_.front();
   for (const Part& part : parts_) {
-    if (part.offset == offset && part.range.length() == count) return part;
+    if (part.offset == offset && part.slice.numel() == count) return part;
     if (part.offset <= offset) found = &part;
   }
   return *found;
