@@ -18,12 +18,14 @@ import time
 PATIENCE = 180  # seconds; longer than any turn: what takes longer hangs
 KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
-# What init() asks of malloc (src/sys/heap.cc), for a PyTorch that is to have the same.
-OUR_MALLOC = {"MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1), "MALLOC_MMAP_THRESHOLD_": str(1 << 30)}
-
 
 class Failed(Exception):
     """What ends the command, in one line."""
+
+
+def our_malloc(rank_program):
+    """What init() asks of malloc, as variables for a PyTorch that is to have the same."""
+    return json.loads(subprocess.run([str(rank_program), "malloc"], capture_output=True, check=True).stdout)
 
 
 def free_port():

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 
-from contenders import OUR_MALLOC, Failed, Ranks, Steps
+from contenders import Failed, Ranks, Steps, our_malloc
 from figures import as_bytes, quotients, spread_of
 from option_types import model_size, number, words
 from peers_found import find_python, peer_command
@@ -20,7 +20,7 @@ OPTIMIZERS = {
     "default": "torch.optim.AdamW, its defaults, beside torch::optim::AdamW",
     "fused": "torch.optim.AdamW(fused=True) beside lockstep::optim::AdamW",
 }
-# How PyTorch's processes allocate: as they are, or as init() sets malloc in ours (contenders.OUR_MALLOC).
+# How PyTorch's processes allocate: as they are, or as init() sets malloc in ours (contenders.our_malloc).
 MALLOCS = ("glibc", "lockstep")
 EQUAL_LOSSES = 1e-4  # relative
 
@@ -59,7 +59,7 @@ def start_one(name, options, fused):
         ranks = Ranks.start_each(name.title(), [options.rank_program, "step", *told], options.ranks, options.threads)
     else:
         command = peer_command(find_python(options.python), "step.py", *told)
-        malloc = OUR_MALLOC if name.malloc == "lockstep" else {}
+        malloc = our_malloc(options.rank_program) if name.malloc == "lockstep" else {}
         ranks = Ranks.start_each(name.title(), command, options.ranks, options.threads, malloc)
     try:
         steps = Steps(ranks)

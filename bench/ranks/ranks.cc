@@ -4,12 +4,14 @@
 
 #include "apps/program.h"
 #include "base/command_options.h"
+#include "sys/heap.h"
 
 #include <lockstep/base/check.h>
 #include <lockstep/base/text.h>
 
 #include <iostream>
 #include <map>
+#include <string>
 
 namespace lockstep::bench {
 
@@ -32,15 +34,24 @@ nlohmann::json seconds_of_steps(const std::string& line, const std::function<dou
 
 namespace {
 
+// For a peer that is to have the same: {"MALLOC_...": "...", ...}.
+int print_malloc_settings(const Words&) {
+  nlohmann::json variables;
+  for (auto& [variable, value] : sys::malloc_settings) variables[variable] = std::to_string(value);
+  std::cout << variables.dump() << std::endl;
+  return 0;
+}
+
 int be_a_rank(const Words& words) {
   const std::map<std::string, int (*)(const Words&)> kinds{{"collectives", serve_collectives},
                                                            {"step", serve_steps},
                                                            {"tail", serve_tails},
                                                            {"trigger", serve_trigger},
-                                                           {"optimizer", serve_optimizer}};
+                                                           {"optimizer", serve_optimizer},
+                                                           {"malloc", print_malloc_settings}};
   auto found = words.empty() ? kinds.end() : kinds.find(words.front());
   if (found == kinds.end())
-    throw UsageError("expected collectives, step, tail, trigger or optimizer");
+    throw UsageError("expected collectives, step, tail, trigger, optimizer or malloc");
   return found->second({words.begin() + 1, words.end()});
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/handle_state.h>
+#include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/comm/functional.h>
 #include <lockstep/comm/group.h>

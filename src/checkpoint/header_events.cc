@@ -1,6 +1,7 @@
 #include "checkpoint/header_events.h"
 
 #include "checkpoint/dtype_names.h"
+#include "sys/bounded_json.h"
 
 #include <lockstep/base/visible.h>
 
@@ -175,7 +176,7 @@ void HeaderEvents::finish_entry() {
 
 bool HeaderEvents::parse_error(std::size_t, const std::string&,
                                const nlohmann::detail::exception& error) {
-  throw BadInput(formatted("header is not JSON: {}", visible(error.what(), 300)));
+  throw BadInput(formatted("header is not JSON: {}", visible(sys::json_problem(error), 300)));
 }
 
 void HeaderEvents::fail(const std::string& what) const {

@@ -1,7 +1,18 @@
 // How this process's malloc treats large blocks.
 #pragma once
 
+#include <array>
+
 namespace lockstep::sys {
+
+// What keep_freed_memory() sets, and the environment variable that sets it in any program.
+struct MallocSetting {
+  const char* variable;
+  int value;
+};
+inline constexpr MallocSetting map_blocks_from{"MALLOC_MMAP_THRESHOLD_", 1 << 30};
+inline constexpr MallocSetting trim_from{"MALLOC_TRIM_THRESHOLD_", (1U << 31) - 1};
+inline constexpr std::array malloc_settings{map_blocks_from, trim_from};
 
 // Freed blocks stay with the process. glibc otherwise gives blocks of many megabytes back to the
 // system, and a training step that frees and allocates the same gradients and activations pays for
@@ -13,5 +24,9 @@ void keep_freed_memory();
 // Gives what is free now back to the system, once: where much has been freed that will not be
 // wanted again. Any thread; milliseconds a gigabyte.
 void return_freed_memory();
+
+// From now on return_freed_memory() calls this, too: for another allocator that keeps what was
+// freed. One a process.
+void also_return_freed_memory(void (*give_back)());
 
 }  // namespace lockstep::sys

@@ -52,6 +52,17 @@ std::size_t SharedMemory::most_bytes() {
   return limit.rlim_cur;
 }
 
+std::size_t SharedMemory::address_space(std::size_t wanted) {
+  constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  for (; wanted > 0; wanted /= 2) {
+    void* address = mmap(nullptr, wanted, PROT_NONE, flags, -1, 0);
+    if (address == MAP_FAILED) continue;
+    munmap(address, wanted);
+    break;
+  }
+  return wanted;
+}
+
 SharedMemory SharedMemory::create(const char* label, std::size_t bytes) {
   FileDescriptor file = nameless_memory(label);
   const ErrorInsteadOfSignal quiet(SIGXFSZ);
@@ -76,7 +87,9 @@ SharedMemory SharedMemory::open(FileDescriptor file, std::size_t bytes) {
   const int seals = fcntl(file.get(), F_GET_SEALS);
   check_input(seals >= 0 && (seals & F_SEAL_SHRINK) != 0,
               "shared memory of a peer: expected memory that cannot shrink");
-  return SharedMemory(std::move(file), bytes);
+  SharedMemory memory(std::move(file), bytes);
+  madvise(memory.data_, bytes, MADV_DONTDUMP);
+  return memory;
 }
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
@@ -102,6 +115,11 @@ bool SharedMemory::punch(std::size_t offset, std::size_t bytes) const noexcept {
   int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
   return bytes == 0 ||
          fallocate(file_.get(), mode, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
+}
+
+bool SharedMemory::reserve(std::size_t offset, std::size_t bytes) const noexcept {
+  return bytes == 0 || fallocate(file_.get(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                                 static_cast<off_t>(bytes)) == 0;
 }
 
 void SharedMemory::keep_from_children() const noexcept { madvise(data_, bytes_, MADV_DONTFORK); }

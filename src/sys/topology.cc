@@ -99,6 +99,10 @@ MemorySize memory_size(const fs::path& root) {
   return size;
 }
 
+bool overcommits_memory(const fs::path& root) {
+  return first_line(root / "proc/sys/vm/overcommit_memory") != "2";
+}
+
 CacheSizes cache_sizes(const fs::path& root) {
   CacheSizes sizes;
   for (int index = 0; index < 8; ++index) {

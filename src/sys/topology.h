@@ -18,6 +18,10 @@ struct MemorySize {
 };
 [[nodiscard]] MemorySize memory_size(const std::filesystem::path& root = "/");
 
+// Whether the system promises more memory than there is and takes pages when they are touched
+// (vm.overcommit_memory 0 or 1), as most do.
+[[nodiscard]] bool overcommits_memory(const std::filesystem::path& root = "/");
+
 // Bytes of one core's data caches; 0 where the system does not say.
 struct CacheSizes {
   std::int64_t level_1 = 0;

@@ -7,7 +7,7 @@
 #include <lockstep/base/check.h>
 #include <lockstep/base/format.h>
 #include <lockstep/base/visible.h>
-#include <lockstep/train/agreement.h>
+#include <lockstep/comm/together.h>
 #include <lockstep/train/saved_model.h>
 
 #include <cmath>

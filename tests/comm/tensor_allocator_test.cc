@@ -2,8 +2,11 @@
 // find. Each case runs in a process of its own, because LibTorch's allocator is installed for good.
 #include "comm/engines/shm/tensor_allocator.h"
 
+#include "support/messages.h"
 #include "support/processes.h"
 #include "support/torch/ranks.h"
+#include "sys/heap.h"
+#include "sys/topology.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/arange.h>
@@ -14,19 +17,24 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/CPUAllocator.h>
 
-#include <chrono>
+#include <array>
+#include <cmath>
+#include <csignal>
+#include <fstream>
+#include <functional>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 using namespace lockstep;
-using namespace std::chrono_literals;
 using shm::Arena;
 using shm::ArenaTensors;
 
@@ -201,33 +209,117 @@ TEST(ArenaTensors, AMillionMixedOnesDoNotFragmentTheArena) {
   });
 }
 
-TEST(ArenaTensors, AForkedChildDoesNotHaveThem) {
+// What a child did and wrote to standard error.
+struct ChildResult {
+  int status = -1;
+  std::string text;
+};
+
+ChildResult in_child(const std::function<int()>& body) {
+  std::array<int, 2> ends{};
+  EXPECT_EQ(::pipe(ends.data()), 0);
+  pid_t child = ::fork();
+  if (child == 0) {
+    ::dup2(ends[1], STDERR_FILENO);
+    ::_exit(body());
+  }
+  ::close(ends[1]);
+  ChildResult result;
+  for (char byte = 0; ::read(ends[0], &byte, 1) == 1;) result.text += byte;
+  ::close(ends[0]);
+  EXPECT_EQ(::waitpid(child, &result.status, 0), child);
+  return result;
+}
+
+TEST(ArenaTensors, AForkedChildMakesItsOwn) {
+  alone([] {
+    auto arena = std::make_shared<Arena>(64 * mebibyte);
+    ArenaTensors tensors(arena, 64 * mebibyte);
+    auto before = arena->used();
+    auto parents = at::ones({100'000});
+    auto child = in_child([&] {
+      auto mine = at::full({200'000}, 2.0);
+      bool right = mine.sum().item<float>() == 400'000.0F && !is_in(*arena, mine);
+      parents = at::Tensor();  // its copy goes, and changes nothing
+      return right ? 0 : 1;
+    });
+    EXPECT_TRUE(WIFEXITED(child.status) && WEXITSTATUS(child.status) == 0) << child.status;
+    EXPECT_EQ(child.text, "");
+    EXPECT_EQ(parents.sum().item<float>(), 100'000.0F);
+    parents = at::Tensor();
+    EXPECT_EQ(arena->used(), before);
+  });
+}
+
+TEST(ArenaTensors, AForkedChildThatTouchesItsParentsEndsAndSaysWhy) {
   alone([] {
     auto arena = std::make_shared<Arena>(64 * mebibyte);
     ArenaTensors tensors(arena, 64 * mebibyte);
     auto parents = at::ones({100'000});
-    auto in_child = [&](const std::function<int()>& body) {
-      pid_t child = ::fork();
-      if (child == 0) ::_exit(body());
-      int status = -1;
-      EXPECT_EQ(::waitpid(child, &status, 0), child);
-      return status;
+    auto writes = [&] {
+      parents.fill_(5);
+      return 0;
     };
-    int own = in_child([&] {
-      auto mine = at::full({200'000}, 2.0);
-      bool right = mine.sum().item<float>() == 400'000.0F;
-      parents = at::Tensor();  // its copy goes, and changes nothing
-      return right ? 0 : 1;
+    auto reads = [&] { return static_cast<int>(parents.sum().item<float>()) % 2; };
+    for (const std::function<int()>& touches : {std::function<int()>(writes), {reads}}) {
+      auto child = in_child(touches);
+      EXPECT_TRUE(WIFSIGNALED(child.status) && WTERMSIG(child.status) == SIGSEGV) << child.status;
+      test::expect_words(child.text, {"a forked child touched a tensor of its parent",
+                                      "LOCKSTEP_ARENA_TENSORS=off"});
+    }
+    EXPECT_EQ(parents.sum().item<float>(), 100'000.0F) << "else the child's values would be here";
+    EXPECT_TRUE(is_in(*arena, at::ones({100'000})));
+  });
+}
+
+// What the child maps itself would otherwise come to lie where it still has pointers to.
+TEST(ArenaTensors, NothingElseLiesThereInAForkedChild) {
+  alone([] {
+    auto arena = std::make_shared<Arena>(64 * mebibyte);
+    ArenaTensors tensors(arena, 64 * mebibyte);
+    auto child = in_child([&] {
+      constexpr std::size_t bytes = 4096;
+      void* wish = arena->data() + 8 * mebibyte;
+      void* found = ::mmap(wish, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      return found != MAP_FAILED && !arena->contains(found, bytes) ? 0 : 1;
     });
-    EXPECT_TRUE(WIFEXITED(own) && WEXITSTATUS(own) == 0) << own;
-    int touches = in_child([&] {
+    EXPECT_TRUE(WIFEXITED(child.status) && WEXITSTATUS(child.status) == 0) << child.status;
+  });
+}
+
+TEST(ArenaTensors, AProgramThatHandlesFaultsInChildrenDoesSoItself) {
+  alone([] {
+    auto arena = std::make_shared<Arena>(64 * mebibyte);
+    ArenaTensors tensors(arena, 64 * mebibyte);
+    auto parents = at::ones({100'000});
+    ::signal(SIGSEGV, [](int) { ::_exit(7); });
+    auto child = in_child([&] {
       parents.fill_(5);
       return 0;
     });
-    EXPECT_TRUE(WIFSIGNALED(touches)) << "else the parent's values would be the child's";
-    EXPECT_EQ(parents.sum().item<float>(), 100'000.0F);
-    EXPECT_TRUE(is_in(*arena, at::ones({100'000})));
+    EXPECT_TRUE(WIFEXITED(child.status) && WEXITSTATUS(child.status) == 7) << child.status;
+    EXPECT_EQ(child.text, "");
   });
+}
+
+// Where the system promises no more memory than it has, touching a tensor must not be what fails.
+TEST(ArenaTensors, TheirPagesCanBeThereFromTheBeginning) {
+  alone([] {
+    auto arena = std::make_shared<Arena>(64 * mebibyte);
+    ArenaTensors tensors(arena, 64 * mebibyte, ArenaTensors::Pages::at_once);
+    auto before = arena->resident_bytes();
+    auto tensor = bytes_tensor(16 * mebibyte);
+    EXPECT_TRUE(is_in(*arena, tensor));
+    EXPECT_GE(arena->resident_bytes(), before + 16 * mebibyte);
+  });
+}
+
+// As the system counts them, of this process.
+std::size_t resident_in_process() {
+  std::ifstream statm("/proc/self/statm");
+  std::size_t all = 0, resident = 0;
+  statm >> all >> resident;
+  return resident * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 
 TEST(ArenaTensors, PagesOfWhatHasGoneAreGivenBack) {
@@ -237,8 +329,45 @@ TEST(ArenaTensors, PagesOfWhatHasGoneAreGivenBack) {
     auto large = bytes_tensor(1024 * mebibyte).fill_(1);
     auto with = arena->resident_bytes();
     EXPECT_GE(with, 1024 * mebibyte);
+    EXPECT_GE(resident_in_process(), 1024 * mebibyte);
     large = at::Tensor();
     EXPECT_LE(arena->resident_bytes(), 300 * mebibyte);
+    EXPECT_LE(resident_in_process(), 1000 * mebibyte);
+    auto kept = bytes_tensor(200 * mebibyte).fill_(2);
+    bytes_tensor(50 * mebibyte).fill_(3);
+    EXPECT_GE(arena->resident_bytes(), 250 * mebibyte);
+    sys::return_freed_memory();
+    EXPECT_LE(arena->resident_bytes(), 204 * mebibyte);
+    EXPECT_TRUE((kept == 2).all().item<bool>());
+  });
+}
+
+// Address space is promised as far as there is some.
+TEST(ArenaTensors, GetNoMoreAddressSpaceThanThereIs) {
+  alone([] {
+    auto memory = static_cast<std::size_t>(sys::memory_size().total);
+    EXPECT_EQ(shm::bytes_for_tensors(mebibyte, 2), memory / 4096 * 4096);
+    EXPECT_EQ(shm::bytes_for_tensors(std::size_t{1} << 40, 256), 0U) << "no process maps so much";
+    std::size_t used = 0;
+    std::ifstream("/proc/self/statm") >> used;
+    rlimit limit{used * 4096 + 1024 * mebibyte, RLIM_INFINITY};
+    ASSERT_EQ(::setrlimit(RLIMIT_AS, &limit), 0);
+    auto of_few = shm::bytes_for_tensors(mebibyte, 2);
+    EXPECT_LE(2 * of_few, 600 * mebibyte);
+    EXPECT_GE(2 * of_few, 100 * mebibyte);
+    auto arena = std::make_shared<Arena>(of_few);
+    EXPECT_EQ(shm::bytes_for_tensors(4096 * mebibyte, 2), 0U);
+  });
+}
+
+TEST(ArenaTensors, GetNoMoreThanAFileMayHave) {
+  alone([] {
+    rlimit limit{100 * mebibyte, 100 * mebibyte};
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+    EXPECT_EQ(shm::bytes_for_tensors(64 * mebibyte, 2), 36 * mebibyte);
+    auto arena = std::make_shared<Arena>(100 * mebibyte);
+    ArenaTensors tensors(arena, 36 * mebibyte, ArenaTensors::Pages::at_once);
+    EXPECT_TRUE(is_in(*arena, bytes_tensor(36 * mebibyte).fill_(1)));
   });
 }
 

@@ -44,6 +44,15 @@ void write(const std::filesystem::path& path, const std::string& text) {
   std::ofstream(path) << text;
 }
 
+TEST(Topology, KnowsASystemThatPromisesOnlyWhatItHas) {
+  test::TemporaryFolder root;
+  EXPECT_TRUE(overcommits_memory(root.path())) << "it does not say";
+  write(root / "proc/sys/vm/overcommit_memory", "1\n");
+  EXPECT_TRUE(overcommits_memory(root.path()));
+  write(root / "proc/sys/vm/overcommit_memory", "2\n");
+  EXPECT_FALSE(overcommits_memory(root.path()));
+}
+
 TEST(Topology, MemoryIsCutByTheControlGroup) {
   test::TemporaryFolder root;
   write(root / "proc/meminfo",

@@ -34,10 +34,12 @@ struct InitOptions {
   // (such as "4GiB"), else a share of the machine's memory. A size named here or there must be free
   // now, or init() throws BadInput.
   std::int64_t arena_bytes = 0;
-  // On shm, CPU tensors of 64 KiB and more that are made while the world lives lie in the arena,
-  // where peers read and write them without copies; what does not fit, and what was made before, is
-  // reached through copies. Unset: LOCKSTEP_ARENA_TENSORS (on or off), else off. A child that
-  // fork()s off has no such tensors: touching one ends it by SIGSEGV.
+  // On shm and hierarchical, CPU tensors of 64 KiB and more that are made while the world lives lie
+  // in shared memory beside the arena, where peers read and write them without copies; what does
+  // not fit, and what was made before, is reached through copies. Unset: LOCKSTEP_ARENA_TENSORS (on
+  // or off), else on. A child that fork()s off has no such tensors: touching one ends it by
+  // SIGSEGV, with a line on standard error; a child that must have copies of its parent's tensors
+  // needs `off`.
   std::optional<bool> arena_tensors = {};
 };
 

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,7 +19,7 @@ struct BackendOptions {
   Duration timeout = std::chrono::minutes(10);
   Duration join_timeout = std::chrono::minutes(5);
   std::int64_t arena_bytes = 0;         // shm
-  bool arena_tensors = false;           // shm: CPU tensors are made in the arena
+  std::optional<bool> arena_tensors;    // shm: whether CPU tensors are made in the arena
   std::string address = "127.0.0.1";    // gloo: of this machine, as its peers reach it
   MakeC10dBackend c10d = {};            // the engine, which `name` only names
   std::vector<std::string> hosts = {};  // hierarchical, nccl: of each rank

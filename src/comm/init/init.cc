@@ -101,8 +101,7 @@ Group init(InitOptions options) {
       .timeout = options.timeout,
       .join_timeout = std::max<Duration>(deadline.left(), std::chrono::seconds(1)),
       .arena_bytes = options.arena_bytes,
-      .arena_tensors = options.arena_tensors.value_or(
-          environment::flag("LOCKSTEP_ARENA_TENSORS").value_or(false)),
+      .arena_tensors = options.arena_tensors,
       .c10d = options.c10d,
       .hosts = world_info.hosts};
   if (!world_info.is_one_host()) backend.address = address_of_this_host(*info.rendezvous);

@@ -7,6 +7,7 @@
 #include "parallel/data/bucket_reducer.h"
 #include "parallel/gradient_hooks.h"
 #include "parallel/handle_state.h"
+#include "parallel/part_kinds.h"
 #include "parallel/state_broadcast.h"
 #include "parallel/whole_parameters.h"
 
@@ -62,7 +63,6 @@ class DataParallelState final : public HandleState {
     lockstep::load_state_dict(*module_, tensors);
   }
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
-  [[nodiscard]] std::vector<at::Tensor> gather_parts(const std::vector<at::Tensor>& parts) override;
 
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] double seconds_waited() const override { return waits_->seconds(); }
@@ -71,6 +71,7 @@ class DataParallelState final : public HandleState {
  private:
   std::shared_ptr<torch::nn::Module> module_;
   Group group_;
+  std::vector<std::string> ignored_;
   std::vector<NamedParameter> parameters_;
   std::shared_ptr<parallel::WaitTime> waits_ = std::make_shared<parallel::WaitTime>();
   std::shared_ptr<BucketReducer> reducer_;
@@ -80,7 +81,7 @@ class DataParallelState final : public HandleState {
 
 DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> module, Group group,
                                      const DataParallelOptions& options)
-    : module_(std::move(module)), group_(std::move(group)) {
+    : module_(std::move(module)), group_(std::move(group)), ignored_(options.ignored) {
   check(options.bucket_bytes >= 1 && options.first_bucket_bytes >= 1,
         "DistributedDataParallel: bucket sizes must be positive, found {} and {} bytes",
         options.bucket_bytes, options.first_bucket_bytes);
@@ -131,16 +132,11 @@ void DataParallelState::zero_grad(bool set_to_none) {
 }
 
 std::vector<NamedPart> DataParallelState::state_parts() {
+  const parallel::PartKinds kinds(*module_, ignored_);
   std::vector<NamedPart> list;
   for (const modules::StateEntry& entry : modules::state_entries(*module_))
-    if (!entry.tensor.is_nested()) list.push_back(parallel::whole_part(entry));
+    if (!entry.tensor.is_nested()) list.push_back(kinds.whole_part(entry));
   return list;
-}
-
-std::vector<at::Tensor> DataParallelState::gather_parts(const std::vector<at::Tensor>& parts) {
-  check(parts.size() == parameters_.size(), "gather_parts: expected {} parts, found {}",
-        parameters_.size(), parts.size());
-  return parts;
 }
 
 HandleMemory DataParallelState::memory() const {
@@ -153,7 +149,7 @@ HandleMemory DataParallelState::memory() const {
 namespace {
 
 std::shared_ptr<HandleState> averaged(std::shared_ptr<torch::nn::Module> module, Group group,
-                                  const DataParallelOptions& options) {
+                                      const DataParallelOptions& options) {
   check(module != nullptr, "DistributedDataParallel: the module is null");
   return std::make_shared<DataParallelState>(std::move(module), std::move(group), options);
 }

@@ -1,6 +1,5 @@
 #include "support/torch/ranks.h"
 
-#include <lockstep/base/environment.h>
 #include <lockstep/comm/local.h>
 #include <lockstep/store/file_store.h>
 #include <lockstep/store/prefix_store.h>
@@ -108,7 +107,6 @@ Group RankRendezvous::join(int rank) const {
       .timeout = timeout_,
       .join_timeout = std::chrono::seconds(20),
       .arena_bytes = 64 << 20,
-      .arena_tensors = environment::flag("LOCKSTEP_ARENA_TENSORS").value_or(false),
       .hosts = pretended_hosts(size_)};
   std::string name(name_of(engine_));
   if (engine_ == Engine::hierarchical) name += is_under_mpirun() ? ":mpi" : ":gloo";

@@ -5,6 +5,7 @@
 #include <lockstep/base/format.h>
 #include <lockstep/base/text.h>
 
+#include "sys/error_instead_of_signal.h"
 #include "sys/topology.h"
 
 #include <algorithm>
@@ -84,7 +85,7 @@ std::size_t Arena::free(std::byte* block) {
   auto offset = static_cast<std::size_t>(block - memory_.data());
   auto bytes = allocator_.bytes_at(offset);
   allocator_.free(offset);
-  give_back_pages();
+  give_back_pages_beyond(std::max(kept_at_least, allocator_.used()));
   return bytes;
 }
 
@@ -136,8 +137,20 @@ std::size_t Arena::used() {
   return allocator_.used();
 }
 
+bool Arena::reserve(std::span<const std::byte> block) const {
+  const sys::ErrorInsteadOfSignal quiet(SIGXFSZ);
+  return memory_.reserve(static_cast<std::size_t>(block.data() - memory_.data()), block.size());
+}
+
 void Arena::give_back_pages() {
-  while (allocator_.touched_free() > std::max(kept_at_least, allocator_.used())) {
+  if (process_.is_copy_of_parent()) return;
+  std::lock_guard lock(mutex_);
+  free_released();
+  give_back_pages_beyond(0);
+}
+
+void Arena::give_back_pages_beyond(std::size_t kept) {
+  while (allocator_.touched_free() > kept) {
     auto extent = allocator_.take_touched();
     if (!extent) return;
     std::size_t begin = (extent->offset + Allocator::page - 1) / Allocator::page * Allocator::page;
@@ -167,12 +180,13 @@ std::size_t arena_bytes(std::optional<std::int64_t> asked, std::string_view name
   return check_limit(static_cast<std::size_t>(*asked));
 }
 
-ArenaShare with_tensors(std::size_t bytes, bool was_asked) {
-  if (was_asked) return {bytes, bytes / 4 * 3};
+std::size_t bytes_for_tensors(std::size_t arena_bytes, int ranks) {
   auto memory = static_cast<std::size_t>(sys::memory_size().total);
-  auto room = sys::SharedMemory::most_bytes() - bytes;
-  auto for_tensors = std::min(memory, room);
-  return {bytes + for_tensors, for_tensors};
+  auto address_space =
+      sys::SharedMemory::address_space(2 * ranks * (arena_bytes + memory)) / 2 / ranks;
+  auto most = std::min(address_space, sys::SharedMemory::most_bytes());
+  auto left = most - std::min(most, arena_bytes);
+  return std::min(memory, left) / Allocator::page * Allocator::page;
 }
 
 }  // namespace lockstep::shm

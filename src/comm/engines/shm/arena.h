@@ -56,6 +56,10 @@ class Arena {
 
   // Of pages that are taken now.
   [[nodiscard]] std::size_t resident_bytes() const { return memory_.resident_bytes(); }
+  // Takes the pages of a block now. False: the system does not have them.
+  [[nodiscard]] bool reserve(std::span<const std::byte> block) const;
+  // Gives the pages of all that is free back to the system. By itself an arena keeps some.
+  void give_back_pages();
   // A child that is forked from now on does not have the memory: touching it ends the child.
   void keep_from_children() const { memory_.keep_from_children(); }
 
@@ -65,7 +69,7 @@ class Arena {
   }
 
  private:
-  void give_back_pages();
+  void give_back_pages_beyond(std::size_t kept);
   void free_released();
 
   const sys::OwnProcess process_;
@@ -80,13 +84,10 @@ class Arena {
 [[nodiscard]] std::size_t arena_bytes(std::optional<std::int64_t> asked, std::string_view name,
                                       int ranks);
 
-// What of such an arena tensors may take, and how large it is with them: without a size that was
-// asked for they come beside the rest, as much as the machine has, since pages that nobody touches
-// cost nothing.
-struct ArenaShare {
-  std::size_t bytes = 0;
-  std::size_t for_tensors = 0;
-};
-[[nodiscard]] ArenaShare with_tensors(std::size_t bytes, bool was_asked);
+// How many bytes of address space tensors get beside those of such an arena: as much as the machine
+// has memory, since pages that nobody touches cost nothing, but no more than a file may have, and
+// half of the address space stays free in a process that maps the arenas of all ranks (it ends at
+// 2^47 bytes, or at ulimit -v).
+[[nodiscard]] std::size_t bytes_for_tensors(std::size_t arena_bytes, int ranks);
 
 }  // namespace lockstep::shm

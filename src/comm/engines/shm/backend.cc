@@ -10,6 +10,7 @@
 #include "comm/engines/shm/endpoint.h"
 #include "comm/engines/shm/tensor_allocator.h"
 #include "sys/own_process.h"
+#include "sys/topology.h"
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
@@ -77,12 +78,19 @@ at::Tensor tensor_at(std::byte* block, at::IntArrayRef sizes, const at::TensorOp
   return options.requires_grad() ? tensor.requires_grad_() : tensor;
 }
 
+// Where the system promises only memory that it has, a tensor's pages must be there when it is
+// made: a page that cannot be had when it is touched ends the process by SIGBUS.
+ArenaTensors::Pages pages_of_tensors() {
+  return sys::overcommits_memory() ? ArenaTensors::Pages::when_touched
+                                   : ArenaTensors::Pages::at_once;
+}
+
 // What the backends of one world share: tensors are made in the arena as long as one of them lives.
 struct Ends {
   Ends(std::shared_ptr<Store> store, int rank, int size, EndpointOptions options,
-       std::size_t bytes_for_tensors)
+       std::size_t for_tensors)
       : endpoint(std::move(store), rank, size, options) {
-    if (bytes_for_tensors > 0) tensors.emplace(endpoint.arena(), bytes_for_tensors);
+    if (for_tensors > 0) tensors.emplace(endpoint.arena(), for_tensors, pages_of_tensors());
   }
   Endpoint endpoint;
   std::optional<ArenaTensors> tensors;
@@ -199,11 +207,13 @@ std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
   if (options.arena_bytes != 0) asked = options.arena_bytes;
   std::string_view origin = asked ? "arena_bytes" : "LOCKSTEP_ARENA";
   if (!asked) asked = environment::bytes("LOCKSTEP_ARENA");
-  ArenaShare share{arena_bytes(asked, origin, size)};
-  if (options.has_tensors) share = with_tensors(share.bytes, asked.has_value());
+  auto bytes = arena_bytes(asked, origin, size);
+  bool has_tensors =
+      options.has_tensors.value_or(environment::flag("LOCKSTEP_ARENA_TENSORS").value_or(true));
+  std::size_t for_tensors = has_tensors ? bytes_for_tensors(bytes, size) : 0;
   auto ends = std::make_shared<Ends>(
       std::move(store), rank, size,
-      EndpointOptions{options.timeout, options.join_timeout, share.bytes}, share.for_tensors);
+      EndpointOptions{options.timeout, options.join_timeout, bytes + for_tensors}, for_tensors);
   auto& world = ends->endpoint.world();
   return sys::make_shared_of_process<ShmBackend>(std::shared_ptr<Endpoint>(ends, &ends->endpoint),
                                                  world, options.timeout);

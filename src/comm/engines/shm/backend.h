@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 namespace lockstep::shm {
 
@@ -18,9 +19,9 @@ struct BackendOptions {
   Duration join_timeout = std::chrono::minutes(5);  // until every rank must have arrived
   std::int64_t arena_bytes = 0;  // 0: LOCKSTEP_ARENA, else a share of the machine's memory
   // This process's CPU tensors are made in the arena (tensor_allocator.h) as long as a backend of
-  // this world lives: in three quarters of it where its size was asked for, else beside the share
-  // that is for everything else.
-  bool has_tensors = false;
+  // this world lives, beside the bytes that are for everything else. Unset:
+  // LOCKSTEP_ARENA_TENSORS, else they are.
+  std::optional<bool> has_tensors = {};
 };
 
 // The world of `size` ranks of this host, numbered 0..size-1. Every rank calls it with a client of

@@ -35,11 +35,8 @@ std::int64_t count_of(const Posting& posting, int members) {
 // Whether a call of so many elements is small enough to be carried.
 bool fits_slot(const Posting& posting, std::int64_t count, int members, std::size_t carried_bytes) {
   if (posting.is_uneven() || posting.collective == Collective::barrier) return false;
-  bool one_a_rank = posting.collective == Collective::reduce_scatter ||
-                    posting.collective == Collective::all_to_all ||
-                    posting.collective == Collective::scatter;
   auto bytes = static_cast<std::size_t>(count) * bytes_of(posting.dtype);
-  return bytes * (one_a_rank ? members : 1) <= carried_bytes;
+  return bytes * (gives_each_its_part(posting.collective) ? members : 1) <= carried_bytes;
 }
 
 bool wants_pipeline(const Peers& peers, const Posting& posting) {

@@ -28,7 +28,7 @@ constexpr ChannelSize message_channel{2, GroupBlock::message_depth,
                                       GroupBlock::message_carried_bytes};
 
 ChannelSize collective_channel(int members) {
-  return {members, GroupBlock::collective_depth, GroupBlock::collective_carried_bytes};
+  return {members, GroupBlock::collective_depth, GroupBlock::collective_carried_bytes(members)};
 }
 
 }  // namespace

@@ -152,8 +152,13 @@ void Operation::note_carried(int member, std::byte* input, Place origin) {
   std::size_t output = staged_.own_output().bytes;
   if (output == 0) return;
   std::size_t own_input = staged_.own_input().bytes;
+  std::size_t begin = 0;
   std::size_t bytes = own_input > 0 ? own_input : output;  // of a peer that sends as much, or to me
-  for (std::size_t i = 0; i < bytes; i += line_bytes) __builtin_prefetch(input + i);
+  if (gives_each_its_part(collective_)) {
+    bytes = collective_ == Collective::all_to_all ? output / inputs_.size() : output;
+    begin = bytes * static_cast<std::size_t>(me_);
+  }
+  for (std::size_t i = 0; i < bytes; i += line_bytes) __builtin_prefetch(input + begin + i);
 }
 
 PollResult Operation::look(const Peers& peers, const ChannelMemory& memory) {
@@ -282,12 +287,7 @@ int Operation::run(int part, std::int64_t index, Scratch& scratch) const {
 
 void Operation::run_carried() const {
   if (staged_.own_output().bytes == 0) return;
-  if (!combines(collective_)) {
-    Scratch unused;
-    for (int part = 0; part < plan_.parts(); ++part)
-      (void)move_part(part, {0, plan_.part_length(part)}, unused);
-    return;
-  }
+  if (!combines(collective_)) return move_carried();
   std::array<const std::byte*, kernels::max_ranks> inputs;
   std::int64_t first = collective_ == Collective::reduce_scatter ? shape_.count * me_ : 0;
   for (std::size_t member = 0; member < inputs_.size(); ++member)
@@ -295,6 +295,19 @@ void Operation::run_carried() const {
   std::byte* output = outputs_[me_].data;
   kernels::combine(
       {dtype_, op_, std::span(inputs.data(), inputs_.size()), std::span(&output, 1), shape_.count});
+}
+
+void Operation::move_carried() const {
+  bool mine_only = gives_each_its_part(collective_);
+  for (int part = mine_only ? me_ : 0; part < (mine_only ? me_ + 1 : plan_.parts()); ++part) {
+    plan_.moves(part, {0, plan_.part_length(part)}, [&](const Move& move) {
+      if (me_ < move.first() || me_ >= move.end(shape_.size)) return;
+      Place to = at_element(outputs_[me_], move.destination_offset, dtype_);
+      if (to == at_element(origins_[move.source], move.source_offset, dtype_)) return;
+      Place from = at_element(inputs_[move.source], move.source_offset, dtype_);
+      std::memcpy(to.data, from.data, static_cast<std::size_t>(move.length) * bytes_of(dtype_));
+    });
+  }
 }
 
 int Operation::run_part(int part, Range range, Scratch& scratch) const {
@@ -347,11 +360,10 @@ int Operation::move_part(int part, Range range, Scratch& scratch) const {
     std::array<Place, kernels::max_ranks> destinations;
     std::size_t written = 0;
     Place from = at_element(inputs_[move.source], move.source_offset, dtype_);
-    Place origin = carried_ ? at_element(origins_[move.source], move.source_offset, dtype_) : from;
     for (int member = move.first(); member < move.end(shape_.size); ++member) {
       Place to = at_element(outputs_[member], move.destination_offset, dtype_);
       bool is_written = written > 0 && to == destinations[0];  // ranks may share a tensor
-      if (to.exists() && to != origin && !is_written) destinations[written++] = to;
+      if (to.exists() && to != from && !is_written) destinations[written++] = to;
     }
     if (written == 0 || error != 0) return;
     auto bytes = static_cast<std::size_t>(move.length) * bytes_of(dtype_);

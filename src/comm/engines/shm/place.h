@@ -8,10 +8,12 @@
 
 namespace lockstep::shm {
 
+// Place() is nowhere; one that is declared without it has no value, so that a segment's arrays of
+// places cost nothing for the ranks that there are not.
 struct Place {
-  std::byte* data = nullptr;
-  pid_t process = 0;    // 0: here
-  int descriptor = -1;  // of that process, which its number may outlive
+  std::byte* data;
+  pid_t process;   // 0: here
+  int descriptor;  // of that process, which its number may outlive; below 0: not known
 
   [[nodiscard]] bool exists() const { return data != nullptr; }
   [[nodiscard]] bool is_here() const { return process == 0; }

@@ -50,7 +50,7 @@ int write_private(Place to, const std::byte* from, std::size_t bytes) {
 
 bool is_plain_memory(const std::byte* data) {
   std::byte any{};
-  return read_private(&any, {const_cast<std::byte*>(data), getpid()}, 1) == 0;
+  return read_private(&any, {const_cast<std::byte*>(data), getpid(), -1}, 1) == 0;
 }
 
 bool private_copies_pay() {
@@ -73,7 +73,7 @@ bool private_copies_pay() {
   void* (*volatile copy)(void*, const void*, std::size_t) = std::memcpy;
   auto plain = seconds([&] { return copy(to.data(), from.data(), bytes) == to.data(); });
   auto kernels = seconds([&] {
-    return read_private(to.data(), {from.data(), getpid()}, bytes) == 0;
+    return read_private(to.data(), {from.data(), getpid(), -1}, bytes) == 0;
   });
   return kernels / staging_costs < plain;
 }

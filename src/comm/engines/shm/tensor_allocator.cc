@@ -1,5 +1,6 @@
 #include "comm/engines/shm/tensor_allocator.h"
 
+#include "sys/heap.h"
 #include "sys/own_process.h"
 
 #include <c10/core/Allocator.h>
@@ -8,7 +9,13 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <string_view>
 #include <utility>
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 namespace lockstep::shm {
 namespace {
@@ -20,7 +27,8 @@ struct Serving {
   std::atomic<std::size_t> bytes{0};
   std::shared_ptr<Arena> arena;  // the rest under the mutex
   std::size_t most = 0;          // bytes for tensors
-  std::size_t used = 0;          // by tensors
+  ArenaTensors::Pages pages = ArenaTensors::Pages::when_touched;
+  std::size_t used = 0;  // by tensors
   bool has_ended = false;
   Serving* next = nullptr;
 
@@ -31,10 +39,18 @@ struct Serving {
   }
 };
 
+class TensorAllocator;
+std::atomic<TensorAllocator*> installed{nullptr};  // for what may not wait until it is made
+
 class TensorAllocator final : public c10::Allocator {
  public:
   // Priority 0 is that of LibTorch's own.
-  TensorAllocator() : under_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, 1); }
+  TensorAllocator() : under_(c10::GetCPUAllocator()) {
+    c10::SetCPUAllocator(this, 1);
+    sys::also_return_freed_memory([] { of_process().give_back_pages(); });
+    installed = this;
+    pthread_atfork(nullptr, nullptr, [] { installed.load()->close_in_child(); });
+  }
 
   c10::DataPtr allocate(std::size_t bytes) override {
     if (bytes >= ArenaTensors::least_bytes && !process_.is_copy_of_parent()) {
@@ -50,12 +66,13 @@ class TensorAllocator final : public c10::Allocator {
   }
 
   // False: another arena serves.
-  bool begin(std::shared_ptr<Arena> arena, std::size_t most) {
+  bool begin(std::shared_ptr<Arena> arena, std::size_t most, ArenaTensors::Pages pages) {
     std::lock_guard lock(mutex_);
     if (current_ != nullptr) return false;
     current_ = free_entry();
     current_->arena = std::move(arena);
     current_->most = most;
+    current_->pages = pages;
     current_->has_ended = false;
     current_->bytes.store(current_->arena->bytes(), std::memory_order_relaxed);
     current_->begin.store(current_->arena->data(), std::memory_order_release);
@@ -81,6 +98,10 @@ class TensorAllocator final : public c10::Allocator {
     if (current_ == nullptr || bytes > current_->most - current_->used) return nullptr;
     auto block = current_->arena->try_allocate(bytes);
     if (block.empty()) return nullptr;
+    if (current_->pages == ArenaTensors::Pages::at_once && !current_->arena->reserve(block)) {
+      current_->arena->free(block.data());
+      return nullptr;
+    }
     current_->used += block.size();
     c10::profiledCPUMemoryReporter().New(block.data(), bytes);
     return block.data();
@@ -89,9 +110,7 @@ class TensorAllocator final : public c10::Allocator {
   static void release(void* memory) { of_process().free(static_cast<std::byte*>(memory)); }
 
   void free(std::byte* memory) {
-    for (auto* entry = first_.load(std::memory_order_acquire); entry; entry = entry->next) {
-      if (entry->contains(memory)) return free_in(*entry, memory);
-    }
+    if (auto* entry = entry_at(memory)) return free_in(*entry, memory);
     under_->raw_deleter()(memory);
   }
 
@@ -102,6 +121,54 @@ class TensorAllocator final : public c10::Allocator {
     c10::profiledCPUMemoryReporter().Delete(block);
     entry.used -= entry.arena->free(block);
     gone = take_if_unused(entry);
+  }
+
+  void give_back_pages() {
+    if (process_.is_copy_of_parent()) return;
+    std::shared_ptr<Arena> arena;
+    {
+      std::lock_guard lock(mutex_);
+      if (current_ != nullptr) arena = current_->arena;
+    }
+    if (arena) arena->give_back_pages();
+  }
+
+  // The rest is for a process that has just been forked: no locks, no memory.
+  [[nodiscard]] Serving* entry_at(const std::byte* address) const {
+    auto* entry = first_.load(std::memory_order_acquire);
+    while (entry != nullptr && !entry->contains(address)) entry = entry->next;
+    return entry;
+  }
+
+  void close_in_child() {
+    constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    bool any = false;
+    for (auto* entry = first_.load(std::memory_order_acquire); entry; entry = entry->next) {
+      auto* begin = entry->begin.load(std::memory_order_acquire);
+      if (begin == nullptr) continue;
+      mmap(begin, entry->bytes.load(std::memory_order_relaxed), PROT_NONE, flags, -1, 0);
+      any = true;
+    }
+    if (any) explain_faults();
+  }
+
+  static void explain_faults() {
+    struct sigaction present {};
+    if (sigaction(SIGSEGV, nullptr, &present) != 0 || present.sa_handler != SIG_DFL) return;
+    struct sigaction explaining {};
+    explaining.sa_sigaction = explain;
+    explaining.sa_flags =
+        SA_SIGINFO | SA_RESETHAND;  // the access is made again, and ends the child
+    sigaction(SIGSEGV, &explaining, nullptr);
+  }
+
+  static void explain(int, siginfo_t* fault, void*) {
+    if (installed.load()->entry_at(static_cast<std::byte*>(fault->si_addr)) == nullptr) return;
+    constexpr std::string_view text =
+        "lockstep: a forked child touched a tensor of its parent, which lies in memory that ranks "
+        "share and is not there in children. Make it before init(), or pass it on by other means; "
+        "with LOCKSTEP_ARENA_TENSORS=off children have copies of all tensors.\n";
+    [[maybe_unused]] auto written = write(STDERR_FILENO, text.data(), text.size());
   }
 
   [[nodiscard]] static std::shared_ptr<Arena> take_if_unused(Serving& entry) {
@@ -129,8 +196,8 @@ class TensorAllocator final : public c10::Allocator {
 
 }  // namespace
 
-ArenaTensors::ArenaTensors(const std::shared_ptr<Arena>& arena, std::size_t most_bytes)
-    : serves_(TensorAllocator::of_process().begin(arena, most_bytes)) {
+ArenaTensors::ArenaTensors(const std::shared_ptr<Arena>& arena, std::size_t most_bytes, Pages pages)
+    : serves_(TensorAllocator::of_process().begin(arena, most_bytes, pages)) {
   if (serves_) arena->keep_from_children();
 }
 

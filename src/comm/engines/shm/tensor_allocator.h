@@ -9,7 +9,10 @@
 // most one arena, or it is the previous allocator's.
 //
 // Any thread. A forked child gets all its memory from the previous allocator, and the arena is not
-// mapped there: shared with the parent, the tensors of one would change under the other.
+// mapped there: shared with the parent, the tensors of one would change under the other. Nothing
+// else is mapped at its addresses, so that touching a tensor of the parent's ends the child, as
+// touching memory that an RDMA device uses does (ibv_fork_init); it says why on standard error
+// unless the program handles SIGSEGV itself.
 #pragma once
 
 #include "comm/engines/shm/arena.h"
@@ -21,13 +24,19 @@ namespace lockstep::shm {
 
 // While it lives, tensors that are made on the CPU take their memory from that arena, from
 // `least_bytes` on, `most_bytes` in all and where there is room; else from the allocator that was
-// there before. Of several at once the first serves.
+// there before. Of several at once the first serves. What is free in the arena goes back to the
+// system by sys::return_freed_memory() too.
 class ArenaTensors {
  public:
   // Less is copied sooner than it is looked for in the arenas.
   static constexpr std::size_t least_bytes = 64 << 10;
 
-  ArenaTensors(const std::shared_ptr<Arena>& arena, std::size_t most_bytes);
+  // When the system gives a tensor its pages. `at_once` costs time, but then making the tensor
+  // fails where there are none, as with LibTorch's own allocator, and touching it never does.
+  enum class Pages { when_touched, at_once };
+
+  ArenaTensors(const std::shared_ptr<Arena>& arena, std::size_t most_bytes,
+               Pages pages = Pages::when_touched);
   ~ArenaTensors();
   ArenaTensors(const ArenaTensors&) = delete;
   ArenaTensors& operator=(const ArenaTensors&) = delete;

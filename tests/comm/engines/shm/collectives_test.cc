@@ -101,14 +101,14 @@ void check_all(Endpoint& endpoint, std::size_t count) {
 class ShmCollectives : public testing::TestWithParam<int> {};
 
 TEST_P(ShmCollectives, AreRightInTheArena) {
-  for (std::size_t count : {0, 1, 17, 1001, 100'003}) {
+  for (std::size_t count : {0, 1, 17, 250, 1001, 1024, 100'003}) {
     run_as_rank_threads(GetParam(),
                         [&](Endpoint& endpoint) { check_all<InArena>(endpoint, count); });
   }
 }
 
 TEST_P(ShmCollectives, AreRightOutsideTheArena) {
-  for (std::size_t count : {0, 1, 17, 1001, 100'003}) {
+  for (std::size_t count : {0, 1, 17, 250, 1001, 1024, 100'003}) {
     run_as_rank_threads(GetParam(),
                         [&](Endpoint& endpoint) { check_all<Outside>(endpoint, count); });
   }

@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 // The kernel gives numbers of processes that have ended to others: here, as it were, to this one.
 TEST(PrivateMemory, OfAProcessThatHasEndedIsNotThatOfTheNextWithItsNumber) {
   int value = 7;
-  Place place{reinterpret_cast<std::byte*>(&value), ::getpid()};
+  Place place{reinterpret_cast<std::byte*>(&value), ::getpid(), -1};
   if (int seen = 0; read_private(reinterpret_cast<std::byte*>(&seen), place, sizeof seen) != 0)
     GTEST_SKIP() << "the system forbids it";
   test::RankProcesses ended(1, [](int) { ::pause(); });

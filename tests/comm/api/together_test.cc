@@ -1,4 +1,4 @@
-#include <lockstep/train/agreement.h>
+#include <lockstep/comm/together.h>
 
 #include <lockstep/comm/local.h>
 
@@ -8,7 +8,7 @@
 
 #include "sys/topology.h"
 
-namespace lockstep::train {
+namespace lockstep {
 namespace {
 
 class Together : public testing::TestWithParam<int> {};
@@ -53,7 +53,15 @@ TEST_P(Together, TheFirstRankSpeaksAndMayHaveNoWords) {
   });
 }
 
+TEST_P(Together, ATextIsTheRoots) {
+  int root = GetParam() - 1;
+  run_as_threads(GetParam(), [&](Group group) {
+    for (const std::string& text : {std::string(), std::string("a line\0and more", 15)})
+      EXPECT_EQ(broadcast_text(group, group.is_root(root) ? text : "another", root), text);
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, Together, testing::Values(1, 2, 3, 5));
 
 }  // namespace
-}  // namespace lockstep::train
+}  // namespace lockstep

@@ -1,12 +1,10 @@
-#include <lockstep/train/agreement.h>
+#include <lockstep/comm/together.h>
 
 #include "sys/failure_text.h"
 #include "sys/topology.h"
 
 #include <lockstep/base/format.h>
-#include <lockstep/checkpoint/share.h>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
@@ -14,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-namespace lockstep::train {
+namespace lockstep {
 namespace {
 
 std::optional<std::string> failure_of(const std::function<void()>& action) {
@@ -43,6 +41,14 @@ std::vector<Outcome> exchange(Group& group, Outcome mine) {
 
 }  // namespace
 
+std::string broadcast_text(Group& group, std::string text, int root) {
+  auto length = static_cast<std::int64_t>(text.size());
+  group.broadcast(at::from_blob(&length, {1}, at::kLong), root).wait();
+  text.resize(static_cast<std::size_t>(length));
+  if (length > 0) group.broadcast(at::from_blob(text.data(), {length}, at::kByte), root).wait();
+  return text;
+}
+
 void together(Group& group, const std::function<void()>& action) {
   const std::optional<std::string> failure = failure_of(action);
   const std::string name = formatted("rank {} on host {}: ", group.rank(), sys::host_name());
@@ -53,10 +59,10 @@ void together(Group& group, const std::function<void()>& action) {
   const auto first = std::ranges::find_if(all, failed);
   if (first == all.end()) return;
   const int rank = static_cast<int>(first - all.begin());
-  std::string words = checkpoint::broadcast_text(group, name + failure.value_or(""), rank);
+  std::string words = broadcast_text(group, name + failure.value_or(""), rank);
   // What goes wrong everywhere needs no name; what goes well elsewhere does.
   if (std::ranges::all_of(all, failed)) words.erase(0, first->own_name);
   throw CommonFailure(words, rank);
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep
