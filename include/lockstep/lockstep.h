@@ -30,6 +30,9 @@
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
+#include <lockstep/parallel/server/meeting.h>
+#include <lockstep/parallel/server/server.h>
+#include <lockstep/parallel/server/worker.h>
 #include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/sharded/sharded_build.h>

@@ -48,7 +48,8 @@ class GroupState;
 // What any call may be given besides its operands.
 struct CallOptions {
   std::string_view tag = {};  // a name for messages; ranks that give different tags are a Mismatch
-  std::optional<Duration> timeout = {};  // instead of the group's
+  // Instead of the group's. Duration::max(): none, and no notice of a wait that lasts long.
+  std::optional<Duration> timeout = {};
 };
 
 class Group {

@@ -64,7 +64,7 @@ void OpenCalls::wait(std::uint64_t ticket, const Waiting& waiting) {
   const auto call = entry->second;
   const auto begin = Clock::now();
   auto deadline = Deadline::after(call.timeout);
-  auto notice = Deadline::after(notice_after);
+  auto notice = deadline.is_never() ? deadline : Deadline::after(notice_after);
   bool is_over = false;
   while (open_.contains(ticket)) {
     failure_.rethrow_if_any();
