@@ -79,9 +79,13 @@ std::vector<NamedPart> Handle::state_parts() const { return state()->state_parts
 
 void Handle::load_state_parts(const std::function<void(const NamedPart&)>& read) {
   at::NoGradGuard no_grad;
-  state()->before_load();
-  ScopeExit loaded([this] { state_->after_load(); });
-  for (const NamedPart& part : state()->state_parts()) read(part);
+  state()->load_state_parts(read);
+}
+
+void HandleState::load_state_parts(const std::function<void(const NamedPart&)>& read) {
+  before_load();
+  ScopeExit loaded([this] { after_load(); });
+  for (const NamedPart& part : state_parts()) read(part);
 }
 
 HandleMemory Handle::memory() const { return state()->memory(); }

@@ -3,6 +3,7 @@
 
 #include <lockstep/parallel/handle.h>
 
+#include <functional>
 #include <string_view>
 
 namespace lockstep {
@@ -25,6 +26,8 @@ class HandleState {
   [[nodiscard]] virtual std::map<std::string, at::Tensor> state_dict() = 0;
   virtual void load_state_dict(const std::map<std::string, at::Tensor>& tensors) = 0;
   [[nodiscard]] virtual std::vector<NamedPart> state_parts() = 0;
+  // Under the caller's grad mode; see Handle.
+  virtual void load_state_parts(const std::function<void(const NamedPart&)>& read);
   // Around the writes of load_state_parts().
   virtual void before_load() {}
   virtual void after_load() {}

@@ -1,6 +1,7 @@
 #include "parallel/pipeline/pipeline_state.h"
 
 #include "module/rank_check.h"
+#include "module/state_entries.h"
 #include "module/tensors.h"
 
 #include <lockstep/base/check.h>
@@ -276,30 +277,40 @@ void PipelineState::load_state_dict(const std::map<std::string, at::Tensor>& ten
   for (const auto& [tensor, values] : assignments) tensor.detach().copy_(values);
 }
 
-std::vector<NamedPart> PipelineState::state_parts() {
-  std::vector<NamedPart> list;
-  std::set<std::string> had;
+void PipelineState::each_state_part(
+    const std::function<void(Handle&, const std::function<void(const NamedPart&)>&)>& each,
+    const std::function<void(const NamedPart&)>& body) {
+  std::set<std::string> had;  // and what other ranks have
   for (const Entry& entry : entries_)
     if (ranks_[static_cast<std::size_t>(entry.stage)] != group_.rank())
       had.insert(entry.names.front());
-  const auto add = [&](NamedPart part) {
-    if (had.insert(part.name).second) list.push_back(std::move(part));
+  const auto once = [&](const NamedPart& part) {
+    if (had.insert(part.name).second) body(part);
   };
   for (const auto& [stage, run] : runs_) {
     if (const auto handle = handles_.find(stage); handle != handles_.end()) {
-      std::ranges::for_each(handle->second.state_parts(), add);
+      each(handle->second, once);
       continue;
     }
+    // Buffers too are this rank's alone.
     for (const modules::StateEntry& entry : modules::state_entries(*run.stage().module))
-      add(parallel::whole_part(entry));
+      once({entry.names.front(),
+            entry.tensor.detach(),
+            {entry.names.begin() + 1, entry.names.end()},
+            layout::whole_slice(entry.tensor.sizes())});
   }
+}
+
+std::vector<NamedPart> PipelineState::state_parts() {
+  std::vector<NamedPart> list;
+  each_state_part(
+      [](Handle& handle, const auto& once) { std::ranges::for_each(handle.state_parts(), once); },
+      [&](const NamedPart& part) { list.push_back(part); });
   return list;
 }
 
-std::vector<at::Tensor> PipelineState::gather_parts(const std::vector<at::Tensor>&) {
-  throw InvalidArgument(
-      "gather_parts: the ranks of a pipeline have different parameters, so no rank has a part of "
-      "each; keep what belongs to named_parameters() on the rank that has them");
+void PipelineState::load_state_parts(const std::function<void(const NamedPart&)>& read) {
+  each_state_part([](Handle& handle, const auto& once) { handle.load_state_parts(once); }, read);
 }
 
 HandleMemory PipelineState::memory() const {

@@ -38,7 +38,7 @@ class PipelineState final : public HandleState {
   [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override;
   void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override;
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
-  [[nodiscard]] std::vector<at::Tensor> gather_parts(const std::vector<at::Tensor>& parts) override;
+  void load_state_parts(const std::function<void(const NamedPart&)>& read) override;
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] double seconds_waited() const override { return waited_; }
   [[nodiscard]] const Group& group() const override { return group_; }
@@ -62,6 +62,11 @@ class PipelineState final : public HandleState {
   void before_gradients(int stage, bool last);
   void fail(const std::optional<plan::Action>& now, const char* what) noexcept;
   void reset_after_failure() noexcept;
+  // Calls `body` for each part of this rank's stages that belongs to this rank; `each` lists those
+  // of a stage with a strategy.
+  void each_state_part(
+      const std::function<void(Handle&, const std::function<void(const NamedPart&)>&)>& each,
+      const std::function<void(const NamedPart&)>& body);
   [[nodiscard]] at::Tensor on_all_ranks(const at::Tensor& loss);
   [[nodiscard]] CallOptions call(const std::string& tag) const {
     return {.tag = tag, .timeout = options_.timeout};
