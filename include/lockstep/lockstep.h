@@ -29,8 +29,14 @@
 #include <lockstep/optim/sgd.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/handle.h>
+#include <lockstep/parallel/pipeline/pipeline.h>
+#include <lockstep/parallel/server/meeting.h>
+#include <lockstep/parallel/server/server.h>
+#include <lockstep/parallel/server/worker.h>
 #include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/sharded/sharded_build.h>
 #include <lockstep/parallel/threads/data_parallel.h>
 #include <lockstep/parallel/threads/devices.h>
+#include <lockstep/plan/schedule_file.h>
+#include <lockstep/plan/simulation.h>

@@ -1,10 +1,11 @@
 #include <lockstep/mesh/mesh.h>
 
+#include "base/mutex.h"
+
 #include <lockstep/base/format.h>
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <utility>
 
 namespace lockstep {
@@ -25,9 +26,9 @@ struct Mesh::State {
   const Group group;
   const MeshLayout layout;
   std::vector<Group> of_axis;
-  std::mutex mutex;  // guards what follows
-  std::map<std::vector<int>, std::shared_ptr<State>> parts;
-  std::shared_ptr<void> attached;
+  Mutex mutex;
+  std::map<std::vector<int>, std::shared_ptr<State>> parts LOCKSTEP_GUARDED_BY(mutex);
+  std::shared_ptr<void> attached LOCKSTEP_GUARDED_BY(mutex);
 };
 
 std::shared_ptr<Mesh::State> Mesh::make(Group group, std::vector<MeshAxis> axes) {
@@ -70,7 +71,7 @@ Mesh Mesh::sub_mesh(std::span<const std::string> names) const {
     numbers.push_back(layout().axis(name));
     chosen.push_back(axes()[static_cast<std::size_t>(numbers.back())]);
   }
-  std::lock_guard lock(state_->mutex);
+  Lock lock(state_->mutex);
   auto found = state_->parts.find(numbers);
   if (found == state_->parts.end()) {
     MeshLayout checked(chosen, static_cast<int>(layout().peers(group().rank(), numbers).size()));
@@ -81,7 +82,7 @@ Mesh Mesh::sub_mesh(std::span<const std::string> names) const {
 }
 
 std::shared_ptr<void> Mesh::attached(const std::function<std::shared_ptr<void>()>& make) const {
-  std::lock_guard lock(state_->mutex);
+  Lock lock(state_->mutex);
   if (!state_->attached) state_->attached = make();
   return state_->attached;
 }

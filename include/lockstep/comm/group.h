@@ -48,7 +48,8 @@ class GroupState;
 // What any call may be given besides its operands.
 struct CallOptions {
   std::string_view tag = {};  // a name for messages; ranks that give different tags are a Mismatch
-  std::optional<Duration> timeout = {};  // instead of the group's
+  // Instead of the group's. Duration::max(): none, and no notice of a wait that lasts long.
+  std::optional<Duration> timeout = {};
 };
 
 class Group {
@@ -138,7 +139,8 @@ class Group {
 
   // A tensor that peers of this host can read where it lies, so that operations on it move no byte
   // twice. Local: each rank may allocate what and when it likes, in any order. Other tensors work
-  // everywhere too, with one more copy.
+  // everywhere too; on shm those of 64 KiB and more lie there by themselves
+  // (InitOptions::arena_tensors), and the rest needs one more copy.
   [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
                                         const at::TensorOptions& options = {}) const;
 

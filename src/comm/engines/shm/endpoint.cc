@@ -35,12 +35,13 @@ std::string prefix_of_round(Store& store, int rank) {
   return formatted("shm/{}/", store.add(formatted("shm/round/{}", rank), 1));
 }
 
-// When a wait that lasts becomes worth a sentence, and when it ends.
+// When a wait that lasts becomes worth a sentence, and when it ends. One that may last for ever is
+// never worth a sentence.
 struct Limits {
   explicit Limits(Duration timeout)
       : begin(Clock::now()),
         deadline(Deadline::after(timeout)),
-        notice(Deadline::after(notice_after)) {}
+        notice(deadline.is_never() ? deadline : Deadline::after(notice_after)) {}
   Clock::time_point begin;
   Deadline deadline;
   Deadline notice;

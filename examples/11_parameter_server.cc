@@ -1,0 +1,81 @@
+// A parameter server: the first rank keeps the parameters and updates them, the others are workers
+// that push gradients and pull values. Shows that the loop of a worker has no optimizer, that
+// only the rows of the embedding travel that a batch uses, and how far workers may run apart.
+//
+//   lockstep run -n 4 11_parameter_server [STALENESS]      absent: all step together
+#include <lockstep/lockstep.h>
+
+#include <torch/torch.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+namespace ls = lockstep;
+
+static constexpr std::int64_t words = 5000, width = 8;
+
+// Which of two classes a bag of words is of.
+struct BagImpl : torch::nn::Module {
+  BagImpl()
+      : embedding(register_module("embedding", torch::nn::Embedding(words, width))),
+        head(register_module("head", torch::nn::Linear(width, 1))) {}
+  torch::Tensor forward(const torch::Tensor& ids) { return head(embedding(ids).mean(1)); }
+  torch::nn::Embedding embedding;
+  torch::nn::Linear head;
+};
+TORCH_MODULE(Bag);
+
+static torch::Tensor loss_of(Bag& model, const torch::Tensor& ids) {
+  torch::Tensor is_low = ids.lt(words / 2).to(torch::kFloat).mean(1, true).gt(0.5);
+  return torch::binary_cross_entropy_with_logits(model->forward(ids), is_low.to(torch::kFloat));
+}
+
+static void serve(const ls::ps::Place& place, int staleness) {
+  bool together = staleness < 0;
+  ls::ps::Server server(place.meeting, place.number,
+                        {.optimizer =
+                             [](const std::vector<ls::NamedPart>& parts) {
+                               return std::make_unique<ls::optim::AdamW>(
+                                   ls::ps::tensors_of(parts), torch::optim::AdamWOptions(0.02));
+                             },
+                         .consistency = together ? ls::ps::Consistency::synchronous
+                                                 : ls::ps::Consistency::stale_synchronous,
+                         .staleness = together ? 0 : staleness});
+  auto report = server.run();  // until the last worker has left
+  std::printf("server: %lld updates for %d workers\n", static_cast<long long>(report.updates),
+              report.joined);
+}
+
+static double work(const ls::ps::Place& place) {
+  torch::manual_seed(1);
+  Bag model;
+  ls::ps::Worker worker(model, place.meeting, place.number, {.by_rows = {"embedding.weight"}});
+  torch::manual_seed(100 + worker.number());
+  for (int step = 0; step < 150; ++step) {
+    torch::Tensor ids = torch::randint(words, {32, 9});
+    worker.pull_rows("embedding.weight", ids);
+    worker.zero_grad();
+    loss_of(model, ids).backward();
+    worker.step();  // pushes the gradients, and pulls what the server has made of all
+  }
+  auto [pushed, pulled] = worker.traffic();
+  worker.pull_all_rows();
+  torch::NoGradGuard no_grad;
+  double loss = loss_of(model, torch::randint(words, {1000, 9})).item<double>();
+  std::printf("worker %d: loss %.3f, %lld KB pushed and %lld KB pulled a step of %lld KB\n",
+              worker.number(), loss, static_cast<long long>(pushed / 150 / 1000),
+              static_cast<long long>(pulled / 150 / 1000),
+              static_cast<long long>(words * width * 4 / 1000));
+  return loss;
+}
+
+int main(int argc, char** argv) try {
+  auto place = ls::ps::place_of_rank(1);  // one server; the other ranks are workers
+  if (!place.is_server) return work(place) < 0.4 ? 0 : 1;
+  serve(place, argc > 1 ? std::atoi(argv[1]) : -1);
+  return 0;
+} catch (const std::exception& error) {  // one line, not an abort
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
+}

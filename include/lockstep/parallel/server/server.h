@@ -1,0 +1,87 @@
+// The parameter server (Li et al., Scaling Distributed Machine Learning with the Parameter Server,
+// OSDI 2014): servers keep the parameters and update them, workers compute gradients.
+//
+//   ls::ps::Server server(place.meeting, place.number, {.optimizer = [](const auto& parts) {
+//     return std::make_unique<ls::optim::SGD>(ls::ps::tensors_of(parts), 0.1);
+//   }});
+//   server.run();                         // until the last worker has left
+//
+// Several servers share the parameters by bytes: server k of n keeps the rows (slices of dim 0)
+// that begin in the k-th n-th of all bytes. Nothing is told to a server but by workers: it learns
+// names, sizes and values of parameters from them.
+//
+// When a gradient counts (Consistency):
+//
+//   synchronous        one update a step, of the mean over workers, in the tree of Group's sums:
+//                      bit for bit what DistributedDataParallel gives on `shm`
+//   stale_synchronous  (Ho et al., NIPS 2013) an update for each gradient as it comes; a worker
+//                      waits when it is more than `staleness` steps ahead of the slowest
+//   asynchronous       the same, and nobody waits
+//
+// In the last two, W workers make W updates where the first makes one: choose the rate for that.
+//
+// A worker that ends or is lost is taken out; what it has pushed completely still counts. Others
+// wait for it no more. A worker that joins later begins with the next step.
+#pragma once
+
+#include <lockstep/parallel/handle.h>
+#include <lockstep/parallel/server/meeting.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace lockstep::ps {
+
+enum class Consistency { synchronous, stale_synchronous, asynchronous };
+
+// The optimizer of a server's parts of parameters. It must treat elements alike wherever they are:
+// SGD, Adam and AdamW of lockstep::optim, and those of torch::optim that are element-wise.
+using MakeOptimizer =
+    std::function<std::unique_ptr<torch::optim::Optimizer>(const std::vector<NamedPart>& parts)>;
+
+[[nodiscard]] std::vector<at::Tensor> tensors_of(const std::vector<NamedPart>& parts);
+
+struct ServerOptions {
+  MakeOptimizer optimizer;
+  Consistency consistency = Consistency::synchronous;
+  int staleness = 0;  // of stale_synchronous: steps that a worker may be ahead of the slowest
+  // Called before each update, with the number of updates made so far: for schedules of rates.
+  std::function<void(torch::optim::Optimizer&, std::int64_t updates)> before_update = {};
+};
+
+// What has happened when run() returns.
+struct ServerReport {
+  std::int64_t updates = 0;
+  int joined = 0;              // workers, those that began included
+  std::vector<int> lost = {};  // numbers of those that ended without leaving
+};
+
+class Server {
+ public:
+  // InvalidArgument, in one line: a number that is not 0 ... servers - 1, staleness < 0 or given
+  // without stale_synchronous, no optimizer, counts below 1.
+  Server(Meeting meeting, int number, ServerOptions options);
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  // Serves until no worker is left, once. Blocks. Throws, after telling the workers: Timeout naming
+  // workers that never came; Mismatch when those that begin together have different parameters;
+  // BadInput when another server has this number; what the optimizer throws.
+  ServerReport run();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lockstep::ps

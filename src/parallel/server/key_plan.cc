@@ -1,0 +1,103 @@
+#include "parallel/server/key_plan.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
+#include <lockstep/layout/box.h>
+
+#include <algorithm>
+#include <optional>
+
+namespace lockstep::ps {
+namespace {
+
+// The first row that begins at or after `byte` of the key, which has `rows` rows.
+std::int64_t first_row_at(std::int64_t byte, std::int64_t row_bytes, std::int64_t rows) {
+  if (byte <= 0) return 0;
+  return std::min(rows, (byte + row_bytes - 1) / row_bytes);
+}
+
+std::string_view next_field(std::string_view& line, char end) {
+  auto length = line.find(end);
+  check_input(length != std::string_view::npos, "parameter server: a list of keys is cut off");
+  auto field = line.substr(0, length);
+  line.remove_prefix(length + 1);
+  return field;
+}
+
+std::int64_t number_in(std::string_view field) {
+  auto number = parse_integer(field);
+  check_input(number.has_value() && *number >= 0,
+              "parameter server: a list of keys has '{}' where a number must be", field);
+  return *number;
+}
+
+std::string words_of(const Key& key) {
+  return formatted("{} [{}] of {} bytes an element (dtype {}){}", key.name, listed(key.sizes, ", "),
+                   key.element_bytes, key.dtype, key.by_rows ? ", by rows" : "");
+}
+
+}  // namespace
+
+std::int64_t Key::row_elements() const {
+  return sizes.empty() ? 1 : layout::numel_of(std::span(sizes).subspan(1));
+}
+
+std::vector<std::vector<Piece>> plan_keys(std::span<const Key> keys, int servers) {
+  check(servers >= 1, "plan_keys: at least 1 server is needed, found {}", servers);
+  std::int64_t total = 0;
+  for (const Key& key : keys) total += key.rows() * key.row_bytes();
+  std::vector<std::vector<Piece>> plan(static_cast<std::size_t>(servers));
+  std::int64_t before = 0;
+  for (int number = 0; number < static_cast<int>(keys.size()); ++number) {
+    const Key& key = keys[static_cast<std::size_t>(number)];
+    const std::int64_t row_bytes = key.row_bytes();
+    if (row_bytes == 0 || key.rows() == 0) continue;
+    for (std::int64_t server = 0; server < servers; ++server) {
+      // Rounded up, so that a row that begins at the border is the next server's.
+      const std::int64_t from = (total * server + servers - 1) / servers - before;
+      const std::int64_t to = (total * (server + 1) + servers - 1) / servers - before;
+      const layout::Range rows{
+          first_row_at(from, row_bytes, key.rows()),
+          server + 1 == servers ? key.rows() : first_row_at(to, row_bytes, key.rows())};
+      if (!rows.empty()) plan[static_cast<std::size_t>(server)].push_back({number, rows});
+    }
+    before += key.rows() * row_bytes;
+  }
+  return plan;
+}
+
+std::string encode_keys(std::span<const Key> keys) {
+  std::string text;
+  for (const Key& key : keys)
+    text += formatted("{} {} {} {} {} {}\n", key.name, key.dtype, key.element_bytes,
+                      key.by_rows ? 1 : 0, key.sizes.size(),
+                      listed(key.sizes, " ") + (key.sizes.empty() ? "" : " "));
+  return text;
+}
+
+std::vector<Key> decode_keys(std::string_view text) {
+  std::vector<Key> keys;
+  while (!text.empty()) {
+    std::string_view line = next_field(text, '\n');
+    Key key;
+    key.name = next_field(line, ' ');
+    key.dtype = static_cast<int>(number_in(next_field(line, ' ')));
+    key.element_bytes = number_in(next_field(line, ' '));
+    key.by_rows = number_in(next_field(line, ' ')) != 0;
+    const std::int64_t dims = number_in(next_field(line, ' '));
+    for (std::int64_t dim = 0; dim < dims; ++dim)
+      key.sizes.push_back(number_in(next_field(line, ' ')));
+    (void)layout::numel_of(key.sizes);  // that 64 bits hold it
+    keys.push_back(std::move(key));
+  }
+  return keys;
+}
+
+KeyDifference first_difference(std::span<const Key> here, std::span<const Key> there) {
+  auto [mine, theirs] = std::ranges::mismatch(here, there);
+  return {mine == here.end() ? "nothing more" : words_of(*mine),
+          theirs == there.end() ? "nothing more" : words_of(*theirs)};
+}
+
+}  // namespace lockstep::ps

@@ -1,0 +1,153 @@
+#include "parallel/server/remote_servers.h"
+
+#include "comm/backend/one_line.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/format.h>
+#include <lockstep/base/text.h>
+#include <lockstep/store/prefix_store.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep::ps {
+namespace {
+
+// A server that ends says why before the deadline of those that wait for its answer.
+constexpr Duration beyond_the_servers = std::chrono::seconds(20);
+
+}  // namespace
+
+RemoteServers::RemoteServers(const Meeting& meeting, std::optional<int> number,
+                             std::span<const Key> keys)
+    : meeting_(meeting) {
+  check_meeting(meeting_);
+  check(!number || (*number >= 0 && *number < meeting_.workers),
+        "parameter server: expected a worker's number from 0 to {}, found {}", meeting_.workers - 1,
+        number.value_or(0));
+  std::vector<Announcement> servers = find();
+  check_options(servers);
+  Announcement own = own_announcement("", 0);
+  take_number(number, own);
+  own.number = worker_;
+  connect(servers, own, keys);
+}
+
+std::string RemoteServers::missing() const {
+  std::vector<int> missing;
+  for (int server = 0; server < meeting_.servers; ++server)
+    if (!meeting_.store->try_get(server_key(server))) missing.push_back(server);
+  return formatted("{} {}", missing.size() == 1 ? "server" : "servers", listed(missing, ", "));
+}
+
+std::vector<Announcement> RemoteServers::find() const {
+  std::vector<std::string> names;
+  for (int server = 0; server < meeting_.servers; ++server) names.push_back(server_key(server));
+  try {
+    meeting_.store->wait(names, Deadline::after(meeting_.join_timeout));
+  } catch (const Timeout&) {
+    throw Timeout(formatted("parameter server: {} of {} did not come within {}", missing(),
+                            meeting_.servers, format_duration(meeting_.join_timeout)));
+  }
+  std::vector<Announcement> servers;
+  for (const std::string& name : names)
+    servers.push_back(announcement_of(meeting_.store->try_get(name).value_or("")));
+  return servers;
+}
+
+void RemoteServers::check_options(const std::vector<Announcement>& servers) const {
+  for (const Announcement& server : servers)
+    if (server.options != servers.front().options)
+      throw Mismatch(formatted("parameter server 0 has {}; parameter server {} has {}",
+                               servers.front().options, server.number, server.options));
+  const std::string own = formatted("servers {}, workers {},", meeting_.servers, meeting_.workers);
+  if (!servers.front().options.starts_with(own))
+    throw Mismatch(formatted("this worker has {} and the parameter servers {}",
+                             own.substr(0, own.size() - 1), servers.front().options));
+}
+
+void RemoteServers::take_number(std::optional<int> asked, const Announcement& own) {
+  if (!asked) {
+    worker_ = meeting_.workers + static_cast<int>(meeting_.store->add("late", 1)) - 1;
+    return;
+  }
+  worker_ = *asked;
+  std::string stands = meeting_.store->compare_set(formatted("worker/{}", worker_), "", own.text());
+  check_input(stands == own.text(),
+              "parameter server: another worker {} is there, on {}; a worker that joins later is "
+              "given a number",
+              worker_, announcement_of(stands).address);
+}
+
+void RemoteServers::connect(const std::vector<Announcement>& servers, const Announcement& own,
+                            std::span<const Key> keys) {
+  const std::int64_t join = meeting_.store->add("joins", 1) - 1;
+  meeting_.store->set(join_key(join), own.text());
+  const auto plan = plan_keys(keys, meeting_.servers);
+  for (const Announcement& server : servers) {
+    const int k = server.number;
+    RemoteServer& remote = servers_.emplace_back();
+    remote.pieces = plan[static_cast<std::size_t>(k)];
+    remote.whole = std::make_unique<Share>(keys, remote.pieces, Share::Kind::whole);
+    remote.by_rows = std::make_unique<Share>(keys, remote.pieces, Share::Kind::by_rows);
+    remote.buffer = remote.whole->make_buffer();
+    remote.connection = std::make_unique<Connection>(
+        std::make_shared<PrefixStore>(pair_prefix(join, k), meeting_.store),
+        Connection::Ends{.backend = backend_between(meeting_, own, server),
+                         .address = address_towards(own, server),
+                         .is_server = false,
+                         .name = formatted("server {}, worker {}", k, worker_),
+                         .timeout = meeting_.timeout + beyond_the_servers,
+                         .join_timeout = meeting_.join_timeout});
+  }
+}
+
+void RemoteServers::check_alive() const {
+  if (death_) std::rethrow_exception(death_);
+}
+
+void RemoteServers::each(const char* what, std::int64_t step,
+                         const std::function<void(RemoteServer&)>& action) {
+  for (std::size_t k = 0; k < servers_.size(); ++k) {
+    auto text = [&](const std::exception& error) {
+      return formatted("parameter server {} of {}, {} of step {}: {}", k, servers_.size(), what,
+                       step, first_line(error.what()));
+    };
+    try {
+      try {
+        action(servers_[k]);
+      } catch (const PeerLost& error) {
+        throw PeerLost(text(error));
+      } catch (const Timeout& error) {
+        throw Timeout(text(error));
+      } catch (const Aborted& error) {
+        throw Aborted(text(error));
+      }
+    } catch (...) {
+      death_ = std::current_exception();
+      throw;
+    }
+  }
+}
+
+Header RemoteServers::answer(RemoteServer& server) const {
+  const Duration limit = std::max(meeting_.timeout, meeting_.join_timeout) + beyond_the_servers;
+  Header header = server.connection->receive(limit);
+  if (header.message != Message::refused) return header;
+  throw Aborted(server.connection->receive_text(header.first));
+}
+
+Duration RemoteServers::join_limit() const { return meeting_.join_timeout + beyond_the_servers; }
+
+void RemoteServers::say_leave() noexcept {
+  if (death_) return;
+  for (RemoteServer& server : servers_) {
+    try {
+      server.connection->send({Message::leave});
+    } catch (const std::exception&) {
+      // It has gone: nobody is to be told.
+    }
+  }
+}
+
+}  // namespace lockstep::ps

@@ -1,0 +1,67 @@
+// RemoteServers: a worker's connections with all servers.
+#pragma once
+
+#include "parallel/server/announcement.h"
+#include "parallel/server/connection.h"
+#include "parallel/server/share.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace lockstep::ps {
+
+// One server, and what of the parameters it has.
+struct RemoteServer {
+  std::unique_ptr<Connection> connection;
+  std::vector<Piece> pieces;
+  std::unique_ptr<Share> whole, by_rows;
+  at::Tensor buffer;  // a message of the whole pieces
+};
+
+class RemoteServers {
+ public:
+  // Blocks until all servers have come, takes a number, and connects. Errors as Worker's
+  // constructor.
+  RemoteServers(const Meeting& meeting, std::optional<int> number, std::span<const Key> keys);
+
+  [[nodiscard]] int worker() const { return worker_; }
+  // The server that has the constants.
+  [[nodiscard]] bool is_first(const RemoteServer& server) const {
+    return &server == servers_.data();
+  }
+
+  // Runs action(server) with one after the other. PeerLost, Timeout and Aborted name the server;
+  // after any error nothing can be done any more.
+  void each(const char* what, std::int64_t step, const std::function<void(RemoteServer&)>& action);
+  // The answer of a server, which may say why it refuses: Aborted.
+  [[nodiscard]] Header answer(RemoteServer& server) const;
+  // Throws again what has ended it.
+  void check_alive() const;
+  // To all that are there; never throws.
+  void say_leave() noexcept;
+
+  [[nodiscard]] Duration join_limit() const;
+
+ private:
+  [[nodiscard]] std::vector<Announcement> find() const;
+  [[nodiscard]] std::string missing() const;
+  void check_options(const std::vector<Announcement>& servers) const;
+  void take_number(std::optional<int> asked, const Announcement& own);
+  void connect(const std::vector<Announcement>& servers, const Announcement& own,
+               std::span<const Key> keys);
+
+  const Meeting meeting_;
+  int worker_ = 0;
+  std::vector<RemoteServer> servers_;
+  std::exception_ptr death_;
+};
+
+}  // namespace lockstep::ps

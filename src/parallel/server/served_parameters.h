@@ -1,0 +1,65 @@
+// ServedParameters: a server's rows of the parameters, and their optimizer.
+//
+// Not thread-safe: its owner lets one thread update, or several read.
+#pragma once
+
+#include "parallel/server/share.h"
+
+#include <lockstep/parallel/server/server.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace lockstep::ps {
+
+// A worker's gradients of one step, as they came.
+struct PushedGradients {
+  at::Tensor whole;                // a message of Share::Kind::whole
+  at::Tensor flags;                // uint8 of each piece: whether it has a gradient
+  std::vector<at::Tensor> rows;    // of each piece by rows: int64, sorted, each once
+  std::vector<at::Tensor> values;  // their gradients
+};
+
+class ServedParameters {
+ public:
+  // `values`: a message of Share::Kind::all.
+  ServedParameters(std::vector<Key> keys, std::vector<Piece> pieces, const at::Tensor& values,
+                   const MakeOptimizer& make_optimizer);
+
+  [[nodiscard]] const std::vector<Key>& keys() const { return keys_; }
+  [[nodiscard]] const Share& whole() const { return whole_; }
+  [[nodiscard]] const Share& by_rows() const { return by_rows_; }
+  [[nodiscard]] std::size_t pieces() const { return pieces_.size(); }
+
+  // Rows of all pieces by rows, as a message has them one after the other, apart. BadInput when
+  // they are not rows of these pieces.
+  using Tensors = std::vector<at::Tensor>;
+  [[nodiscard]] std::pair<Tensors, Tensors> cut_rows(const at::Tensor& counts,
+                                                     const at::Tensor& rows,
+                                                     const at::Tensor& values) const;
+  // One update, by the mean of these gradients, which are at least one worker's.
+  void update(std::span<const PushedGradients* const> gradients,
+              const std::function<void(torch::optim::Optimizer&)>& before);
+  // Values of the whole pieces, into a message.
+  void read(const at::Tensor& buffer) const;
+  // Rows of a piece by rows, counted from its first one.
+  [[nodiscard]] at::Tensor read_rows(std::size_t piece, const at::Tensor& rows) const;
+
+ private:
+  void set_whole(std::size_t i, std::span<const PushedGradients* const> gradients);
+  void set_rows(std::size_t i, std::span<const PushedGradients* const> gradients);
+
+  std::vector<Key> keys_;
+  std::vector<Piece> pieces_;
+  Share whole_, by_rows_;
+  std::vector<at::Tensor> parameters_;  // by piece
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+};
+
+}  // namespace lockstep::ps

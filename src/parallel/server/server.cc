@@ -1,0 +1,161 @@
+#include <lockstep/parallel/server/server.h>
+
+#include "comm/backend/one_line.h"
+#include "parallel/server/announcement.h"
+#include "parallel/server/session.h"
+#include "sys/thread.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/log.h>
+#include <lockstep/base/scope_exit.h>
+#include <lockstep/store/prefix_store.h>
+
+#include <list>
+#include <utility>
+
+namespace lockstep::ps {
+namespace {
+
+// How long a server looks for one more worker before it looks whether the last one has left.
+constexpr auto look_for_worker = std::chrono::milliseconds(100);
+
+void check_options(const Meeting& meeting, int number, const ServerOptions& options) {
+  check_meeting(meeting);
+  check(number >= 0 && number < meeting.servers,
+        "parameter server: expected a number from 0 to {}, found {}", meeting.servers - 1, number);
+  check(options.staleness >= 0, "parameter server: staleness must be 0 or more, found {}",
+        options.staleness);
+  check(options.staleness == 0 || options.consistency == Consistency::stale_synchronous,
+        "parameter server: staleness {} is given without Consistency::stale_synchronous",
+        options.staleness);
+  check(options.optimizer != nullptr, "parameter server: ServerOptions::optimizer is missing");
+}
+
+}  // namespace
+
+class Server::Impl {
+ public:
+  Impl(Meeting meeting, int number, ServerOptions options)
+      : meeting_(std::move(meeting)),
+        own_(own_announcement(describe_options(meeting_, options), number)),
+        state_(meeting_, number, std::move(options)) {}
+
+  ServerReport run();
+
+ private:
+  // A worker that came, and the thread that serves it.
+  struct Guest {
+    std::int64_t join = 0;
+    Announcement worker;
+    std::mutex mutex;
+    std::unique_ptr<Connection> connection;  // guarded by mutex; null before and after
+    sys::Thread thread;
+  };
+
+  void announce();
+  void accept_workers();
+  void accept(std::int64_t join, std::string_view text);
+  void serve(Guest& guest);
+  void abort_all(const std::string& text);
+
+  const Meeting meeting_;
+  const Announcement own_;
+  ServerState state_;
+  std::mutex mutex_;         // guards the list
+  std::list<Guest> guests_;  // that were ever there
+  bool has_run_ = false;
+};
+
+void Server::Impl::announce() {
+  const std::string text = own_.text();
+  std::string stands = meeting_.store->compare_set(server_key(own_.number), "", text);
+  check_input(stands == text, "parameter server {}: another server of this number is there, on {}",
+              own_.number, announcement_of(stands).address);
+}
+
+ServerReport Server::Impl::run() {
+  check(!std::exchange(has_run_, true), "parameter server {}: run() was called before",
+        own_.number);
+  announce();
+  state_.on_failure([this](const std::string& text) { abort_all(text); });
+  {
+    ScopeExit join_threads([this] {
+      for (Guest& guest : guests_) guest.thread.join();
+    });
+    try {
+      accept_workers();
+    } catch (const std::exception& error) {
+      state_.fail(std::current_exception(), first_line(error.what()));
+    }
+  }
+  state_.rethrow_failure();
+  return state_.report();
+}
+
+void Server::Impl::accept_workers() {
+  const auto deadline = Deadline::after(meeting_.join_timeout);
+  for (std::int64_t join = 0; !state_.is_over() && !state_.has_failed();) {
+    try {
+      accept(join, meeting_.store->get(join_key(join), Deadline::after(look_for_worker)));
+      ++join;
+    } catch (const Timeout&) {
+      state_.check_awaited(deadline);
+    }
+  }
+}
+
+void Server::Impl::accept(std::int64_t join, std::string_view text) {
+  std::lock_guard lock(mutex_);
+  Guest& guest = guests_.emplace_back();
+  guest.join = join;
+  guest.worker = announcement_of(text);
+  guest.thread = sys::Thread("parameter server", [this, &guest] { serve(guest); });
+}
+
+void Server::Impl::serve(Guest& guest) {
+  const int worker = guest.worker.number;
+  try {
+    auto connection = std::make_unique<Connection>(
+        std::make_shared<PrefixStore>(pair_prefix(guest.join, own_.number), meeting_.store),
+        Connection::Ends{.backend = backend_between(meeting_, own_, guest.worker),
+                         .address = address_towards(own_, guest.worker),
+                         .is_server = true,
+                         .name = formatted("server {}, worker {}", own_.number, worker),
+                         .timeout = meeting_.timeout,
+                         .join_timeout = meeting_.join_timeout});
+    {
+      std::lock_guard lock(guest.mutex);
+      guest.connection = std::move(connection);
+    }
+    ScopeExit close([&] {
+      std::unique_ptr<Connection> over;  // whose end may wait
+      std::lock_guard lock(guest.mutex);
+      over = std::move(guest.connection);
+    });
+    Session(state_, *guest.connection, own_.number, worker).run();
+  } catch (const std::exception& error) {
+    if (!state_.has_failed())
+      log::warning("parameter server {} goes on without worker {}, which was lost: {}", own_.number,
+                   worker, first_line(error.what()));
+    state_.remove(worker, /*lost=*/true);
+  }
+}
+
+void Server::Impl::abort_all(const std::string& text) {
+  std::lock_guard lock(mutex_);
+  for (Guest& guest : guests_) {
+    std::lock_guard of_guest(guest.mutex);
+    if (guest.connection) guest.connection->abort(text);
+  }
+}
+
+Server::Server(Meeting meeting, int number, ServerOptions options) {
+  check_options(meeting, number, options);
+  impl_ = std::make_unique<Impl>(std::move(meeting), number, std::move(options));
+}
+
+Server::~Server() = default;
+
+ServerReport Server::run() { return impl_->run(); }
+
+}  // namespace lockstep::ps

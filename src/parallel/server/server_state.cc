@@ -1,0 +1,250 @@
+#include "parallel/server/server_state.h"
+
+#include "comm/backend/one_line.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/log.h>
+#include <lockstep/base/text.h>
+
+#include <torch/optim/optimizer.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep::ps {
+namespace {
+
+std::string worker_list(const std::vector<int>& workers) {
+  return formatted("{} {}", workers.size() == 1 ? "worker" : "workers", listed(workers, ", "));
+}
+
+std::string text_of_problem(const std::exception_ptr& problem) {
+  try {
+    std::rethrow_exception(problem);
+  } catch (const c10::Error& error) {
+    return first_line(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return first_line(error.what());
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+}  // namespace
+
+ServerState::ServerState(const Meeting& meeting, int number, ServerOptions options)
+    : meeting_(meeting),
+      number_(number),
+      options_(std::move(options)),
+      clocks_(options_.consistency, options_.staleness, meeting.workers) {}
+
+void ServerState::throw_if_failed() {
+  if (failure_) throw Aborted(failure_text_);
+}
+
+void ServerState::wait(Lock& lock, Duration limit, const std::function<bool()>& condition,
+                       const std::function<std::string()>& overdue) {
+  const auto deadline = Deadline::after(limit);
+  for (;;) {
+    throw_if_failed();
+    if (condition()) return;
+    if (deadline.passed()) throw Timeout(overdue());
+    changed_.wait_for(lock, std::min<Duration>(deadline.left(), std::chrono::hours(1)));
+  }
+}
+
+bool ServerState::meet_keys(int worker, const std::vector<Key>& keys) {
+  Lock lock(mutex_);
+  if (worker == 0 && !has_keys_) {
+    keys_ = keys;
+    pieces_ = plan_keys(keys_, meeting_.servers)[static_cast<std::size_t>(number_)];
+    has_keys_ = true;
+    changed_.notify_all();
+    return true;
+  }
+  wait(
+      lock, meeting_.join_timeout, [&] { return has_keys_; },
+      [&] {
+        return formatted("worker 0 has not come within {}", format_duration(meeting_.join_timeout));
+      });
+  if (keys == keys_) return false;
+  auto [at_0, here] = first_difference(keys_, keys);
+  Mismatch problem(
+      formatted("parameters differ: worker 0 has {}; worker {} has {}", at_0, worker, here));
+  const bool begins = worker < meeting_.workers;
+  lock.unlock();
+  if (begins) fail(std::make_exception_ptr(problem), problem.what());
+  throw problem;
+}
+
+void ServerState::set_values(const at::Tensor& values, const at::Tensor& constants) {
+  std::unique_ptr<ServedParameters> made;
+  try {
+    made = std::make_unique<ServedParameters>(keys_, pieces_, values, options_.optimizer);
+  } catch (...) {
+    auto problem = std::current_exception();
+    fail(problem, formatted("parameter server {} could not make its optimizer: {}", number_,
+                            text_of_problem(problem)));
+    throw;
+  }
+  Lock lock(mutex_);
+  parameters_ = std::move(made);
+  constants_ = constants;
+  changed_.notify_all();
+}
+
+std::int64_t ServerState::prepare(int worker) {
+  Lock lock(mutex_);
+  wait(
+      lock, meeting_.join_timeout, [&] { return parameters_ != nullptr; },
+      [&] {
+        return formatted("worker 0 has sent no values within {}",
+                         format_duration(meeting_.join_timeout));
+      });
+  return clocks_.prepare(worker);
+}
+
+void ServerState::begin(int worker, std::int64_t step) {
+  Lock lock(mutex_);
+  throw_if_failed();
+  clocks_.begin(worker, step);
+  ++report_.joined;
+  update(lock, worker);
+  changed_.notify_all();
+}
+
+void ServerState::remove(int worker, bool lost) {
+  Lock lock(mutex_);
+  if (worker == 0 && !parameters_ && !failure_) {
+    lock.unlock();
+    PeerLost problem(
+        formatted("parameter server {}: worker 0 was lost before it had sent its "
+                  "values",
+                  number_));
+    fail(std::make_exception_ptr(problem), problem.what());
+    lock.lock();
+  }
+  clocks_.remove(worker);
+  if (lost) report_.lost.push_back(worker);
+  update(lock, worker);
+  changed_.notify_all();
+}
+
+void ServerState::push(int worker, std::shared_ptr<const PushedGradients> gradients) {
+  Lock lock(mutex_);
+  throw_if_failed();
+  pushed_[worker] = std::move(gradients);
+  clocks_.push(worker);
+  update(lock, worker);
+  changed_.notify_all();
+}
+
+void ServerState::update(Lock& lock, int worker) {
+  if (failure_ || !parameters_) return;
+  try {
+    auto before = [&](torch::optim::Optimizer& optimizer) {
+      if (options_.before_update) options_.before_update(optimizer, clocks_.updates());
+    };
+    auto make = [&](const std::vector<const PushedGradients*>& gradients) {
+      std::unique_lock values(values_mutex_);
+      parameters_->update(gradients, before);
+      clocks_.count_update();
+    };
+    if (options_.consistency != Consistency::synchronous) {
+      auto found = pushed_.find(worker);
+      if (found == pushed_.end()) return;
+      make({found->second.get()});
+      pushed_.erase(found);
+      return;
+    }
+    while (clocks_.is_update_due()) {
+      std::vector<const PushedGradients*> gradients;
+      for (int one : clocks_.contributors()) gradients.push_back(pushed_.at(one).get());
+      make(gradients);
+      pushed_.clear();
+    }
+  } catch (...) {
+    auto problem = std::current_exception();
+    const std::string text = formatted("update {} of parameter server {} failed: {}",
+                                       clocks_.updates(), number_, text_of_problem(problem));
+    lock.unlock();
+    fail(problem, text);
+    lock.lock();
+  }
+}
+
+void ServerState::pull(int worker, const at::Tensor& buffer) {
+  {
+    Lock lock(mutex_);
+    wait(
+        lock, meeting_.timeout, [&] { return clocks_.may_pull(worker); },
+        [&] {
+          return formatted("worker {} has waited {} at step {} for {}", worker,
+                           format_duration(meeting_.timeout), clocks_.clock(worker),
+                           worker_list(clocks_.waits_for(worker)));
+        });
+  }
+  std::shared_lock values(values_mutex_);
+  parameters_->read(buffer);
+}
+
+at::Tensor ServerState::pull_rows(std::size_t piece, const at::Tensor& rows) {
+  std::shared_lock values(values_mutex_);
+  return parameters_->read_rows(piece, rows);
+}
+
+void ServerState::fail(std::exception_ptr problem, const std::string& text) {
+  std::function<void(const std::string&)> action;
+  {
+    Lock lock(mutex_);
+    if (failure_) return;
+    failure_ = std::move(problem);
+    failure_text_ = text;
+    action = on_failure_;
+    changed_.notify_all();
+  }
+  if (action) action(text);
+}
+
+void ServerState::on_failure(std::function<void(const std::string&)> action) {
+  Lock lock(mutex_);
+  on_failure_ = std::move(action);
+}
+
+bool ServerState::has_failed() {
+  Lock lock(mutex_);
+  return failure_ != nullptr;
+}
+
+void ServerState::rethrow_failure() {
+  Lock lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void ServerState::check_awaited(Deadline deadline) {
+  if (!deadline.passed()) return;
+  std::vector<int> awaited;
+  {
+    Lock lock(mutex_);
+    awaited = clocks_.awaited();
+  }
+  if (awaited.empty()) return;
+  Timeout problem(formatted("parameter server {}: {} of {} did not come within {}", number_,
+                            worker_list(awaited), meeting_.workers,
+                            format_duration(meeting_.join_timeout)));
+  fail(std::make_exception_ptr(problem), problem.what());
+}
+
+bool ServerState::is_over() {
+  Lock lock(mutex_);
+  return clocks_.is_empty();
+}
+
+ServerReport ServerState::report() {
+  Lock lock(mutex_);
+  report_.updates = clocks_.updates();
+  std::ranges::sort(report_.lost);
+  return report_;
+}
+
+}  // namespace lockstep::ps

@@ -1,0 +1,83 @@
+// What the threads of a server share: who may go on, the parameters, and why it has failed.
+#pragma once
+
+#include "parallel/server/clocks.h"
+#include "parallel/server/served_parameters.h"
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+namespace lockstep::ps {
+
+class ServerState {
+ public:
+  ServerState(const Meeting& meeting, int number, ServerOptions options);
+
+  // Of a worker that says hello. Blocks until the keys are known, which worker 0 has; true when it
+  // is this worker, whose values are needed. Throws Mismatch when its keys are others: for all
+  // those that begin together.
+  [[nodiscard]] bool meet_keys(int worker, const std::vector<Key>& keys);
+  // What worker 0 has; `constants` is kept for the others.
+  void set_values(const at::Tensor& values, const at::Tensor& constants);
+  // Blocks until the values are there; the step with which the worker can begin.
+  [[nodiscard]] std::int64_t prepare(int worker);
+  void begin(int worker, std::int64_t step);
+  void remove(int worker, bool lost);
+
+  // The gradients are the worker's until its next push.
+  void push(int worker, std::shared_ptr<const PushedGradients> gradients);
+  // Blocks until the worker may go on, then reads.
+  void pull(int worker, const at::Tensor& buffer);
+  [[nodiscard]] at::Tensor pull_rows(std::size_t piece, const at::Tensor& rows);
+
+  // Once values are there: what does not change.
+  [[nodiscard]] const ServedParameters& parameters() const { return *parameters_; }
+  [[nodiscard]] const at::Tensor& constants() const { return constants_; }
+  [[nodiscard]] const std::vector<Piece>& pieces() const { return pieces_; }
+
+  // Ends it: everything that waits here throws. on_failure() is called once, with the text.
+  void fail(std::exception_ptr problem, const std::string& text);
+  void on_failure(std::function<void(const std::string&)> action);
+  [[nodiscard]] bool has_failed();
+  void rethrow_failure();
+  // Fails when the time is over and workers of the beginning have not come.
+  void check_awaited(Deadline deadline);
+  // Whether the last worker has gone.
+  [[nodiscard]] bool is_over();
+  [[nodiscard]] ServerReport report();
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  void wait(Lock& lock, Duration limit, const std::function<bool()>& condition,
+            const std::function<std::string()>& overdue);
+  void throw_if_failed();
+  // Under the mutex: makes the updates that are due.
+  void update(Lock& lock, int worker);
+
+  const Meeting meeting_;
+  const int number_;
+  const ServerOptions options_;
+  std::mutex mutex_;  // guards all but the values
+  std::condition_variable changed_;
+  Clocks clocks_;
+  std::vector<Key> keys_;
+  std::vector<Piece> pieces_;
+  bool has_keys_ = false;
+  std::shared_mutex values_mutex_;  // of the values in parameters_; taken after mutex_
+  std::unique_ptr<ServedParameters> parameters_;
+  at::Tensor constants_;
+  std::map<int, std::shared_ptr<const PushedGradients>> pushed_;  // for the update that is due
+  std::exception_ptr failure_;
+  std::string failure_text_;
+  std::function<void(const std::string&)> on_failure_;
+  ServerReport report_;
+};
+
+}  // namespace lockstep::ps

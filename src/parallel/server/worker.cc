@@ -1,0 +1,301 @@
+#include <lockstep/parallel/server/worker.h>
+
+#include "parallel/server/remote_servers.h"
+#include "parallel/server/worker_keys.h"
+
+#include <lockstep/base/check.h>
+#include <lockstep/base/format.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_unique.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <exception>
+#include <functional>
+#include <utility>
+
+namespace lockstep::ps {
+class Worker::Impl {
+ public:
+  Impl(std::shared_ptr<torch::nn::Module> module, const Meeting& meeting, std::optional<int> number,
+       const WorkerOptions& options);
+  ~Impl();
+
+  [[nodiscard]] int number() const { return servers_.worker(); }
+  [[nodiscard]] std::int64_t steps() const { return steps_; }
+  [[nodiscard]] Traffic traffic() const { return traffic_; }
+  void zero_grad();
+  void push();
+  void pull();
+  void pull_rows(std::string_view name, const at::Tensor& rows);
+  void pull_all_rows();
+
+ private:
+  struct RowsToPush {
+    std::vector<at::Tensor> rows, values;  // by trained parameter
+  };
+
+  void say_hello();
+  void send_values(RemoteServer& remote);
+  [[nodiscard]] RowsToPush gather_rows();
+  void push_to(RemoteServer& remote, const RowsToPush& rows);
+  void pull_rows(TrainedParameter& parameter, const at::Tensor& rows);
+  void with_servers(const char* what, const std::function<void(RemoteServer&)>& action) {
+    servers_.each(what, steps_, action);
+  }
+
+  const std::shared_ptr<torch::nn::Module> module_;
+  const int exceptions_ = std::uncaught_exceptions();
+  WorkerKeys keys_;
+  RemoteServers servers_;
+  std::int64_t steps_ = 0;
+  bool has_pushed_ = false;  // since the last pull
+  Traffic traffic_;
+};
+
+Worker::Impl::Impl(std::shared_ptr<torch::nn::Module> module, const Meeting& meeting,
+                   std::optional<int> number, const WorkerOptions& options)
+    : module_(std::move(module)),
+      keys_(*module_, options.by_rows),
+      servers_(meeting, number, keys_.keys()) {
+  say_hello();
+  pull();
+}
+
+void Worker::Impl::say_hello() {
+  const std::string keys = encode_keys(keys_.keys());
+  with_servers("hello", [&](RemoteServer& remote) {
+    remote.connection->send({Message::hello, static_cast<std::int64_t>(keys.size()), number()});
+    remote.connection->send_text(keys);
+  });
+  std::int64_t step = 0;
+  with_servers("hello", [&](RemoteServer& remote) {
+    Header header = remote.connection->receive(servers_.join_limit());
+    if (header.message == Message::refused)
+      throw Mismatch(remote.connection->receive_text(header.first));
+    if (header.message == Message::needs_values) {
+      send_values(remote);
+      header = servers_.answer(remote);
+    }
+    step = std::max(step, header.first);
+  });
+  with_servers("begin", [&](RemoteServer& remote) {
+    remote.connection->send({Message::begin, step});
+    (void)servers_.answer(remote);
+  });
+  steps_ = step;
+  if (number() == 0) return;
+  with_servers("constants", [&](RemoteServer& remote) {
+    if (!servers_.is_first(remote)) return;
+    remote.connection->send({Message::constants});
+    at::Tensor constants = at::empty({servers_.answer(remote).first}, at::kByte);
+    remote.connection->receive(constants);
+    keys_.set_constants(constants);
+  });
+}
+
+void Worker::Impl::send_values(RemoteServer& remote) {
+  const Share all(keys_.keys(), remote.pieces, Share::Kind::all);
+  at::Tensor values = all.make_buffer();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const Piece& piece = remote.pieces[i];
+    all.view(values, i).copy_(rows_of(keys_.trained(piece).tensor.detach(), piece));
+  }
+  const bool first = servers_.is_first(remote);
+  at::Tensor constants = first ? keys_.constants() : at::empty({0}, at::kByte);
+  remote.connection->send({Message::ready, values.numel(), constants.numel()});
+  remote.connection->send(values);
+  remote.connection->send(constants);
+}
+
+void Worker::Impl::zero_grad() {
+  for (TrainedParameter& one : keys_.trained()) one.tensor.mutable_grad().reset();
+}
+
+// What has a gradient among parameters by rows, checked before anything is sent.
+Worker::Impl::RowsToPush Worker::Impl::gather_rows() {
+  RowsToPush found;
+  for (TrainedParameter& one : keys_.trained()) {
+    GradientRows rows{at::empty({0}, at::kLong), {}};
+    const at::Tensor& gradient = one.tensor.grad();
+    check(one.key.by_rows || !gradient.defined() || gradient.layout() == at::kStrided,
+          "parameter server: the gradient of {} is sparse: name it in WorkerOptions::by_rows",
+          one.key.name);
+    if (one.key.by_rows && gradient.defined()) {
+      rows = rows_with_gradient(gradient);
+      at::Tensor stale = at::logical_not(one.pulled.index_select(0, rows.rows));
+      check(!stale.any().item<bool>(),
+            "parameter server: row {} of {} has a gradient, and was not pulled since the last "
+            "push(): call pull_rows() before forward()",
+            stale.any().item<bool>() ? rows.rows.masked_select(stale)[0].item<std::int64_t>() : 0,
+            one.key.name);
+    }
+    found.rows.push_back(rows.rows);
+    found.values.push_back(rows.values);
+  }
+  return found;
+}
+
+void Worker::Impl::push() {
+  servers_.check_alive();
+  check(!has_pushed_,
+        "parameter server: push() was called twice without pull(): these gradients are of values "
+        "that the servers have changed since");
+  keys_.check_unchanged();
+  at::NoGradGuard no_grad;
+  const RowsToPush rows = gather_rows();
+  with_servers("push", [&](RemoteServer& remote) { push_to(remote, rows); });
+  for (TrainedParameter& one : keys_.trained())
+    if (one.pulled.defined()) one.pulled.zero_();
+  has_pushed_ = true;
+  ++steps_;
+}
+
+void Worker::Impl::push_to(RemoteServer& remote, const RowsToPush& rows) {
+  at::Tensor flags = at::zeros({static_cast<std::int64_t>(remote.pieces.size())}, at::kByte);
+  for (std::size_t i = 0; i < remote.pieces.size(); ++i)
+    flags.data_ptr<std::uint8_t>()[i] =
+        keys_.trained(remote.pieces[i]).tensor.grad().defined() ? 1 : 0;
+  for (std::size_t i = 0; i < remote.whole->size(); ++i) {
+    const Piece& piece = remote.pieces[remote.whole->number(i)];
+    const at::Tensor& gradient = keys_.trained(piece).tensor.grad();
+    if (gradient.defined())
+      remote.whole->view(remote.buffer, i).copy_(rows_of(gradient.detach(), piece));
+  }
+  at::Tensor counts = at::zeros({static_cast<std::int64_t>(remote.by_rows->size())}, at::kLong);
+  std::vector<at::Tensor> numbers{at::empty({0}, at::kLong)}, values{at::empty({0}, at::kByte)};
+  for (std::size_t i = 0; i < remote.by_rows->size(); ++i) {
+    const Piece& piece = remote.pieces[remote.by_rows->number(i)];
+    const auto key = static_cast<std::size_t>(piece.key);
+    const at::Tensor& all = rows.rows[key];
+    at::Tensor here = (all >= piece.rows.begin).logical_and_(all < piece.rows.end);
+    at::Tensor own = all.masked_select(here);
+    counts.data_ptr<std::int64_t>()[i] = own.numel();
+    if (own.numel() == 0) continue;
+    numbers.push_back(own - piece.rows.begin);
+    values.push_back(rows.values[key]
+                         .index_select(0, here.nonzero().flatten())
+                         .contiguous()
+                         .view({-1})
+                         .view(at::kByte));
+  }
+  at::Tensor all_numbers = at::cat(numbers), all_values = at::cat(values);
+  remote.connection->send({Message::push, all_numbers.numel(), all_values.numel()});
+  remote.connection->send(remote.buffer);
+  remote.connection->send(flags);
+  remote.connection->send(counts);
+  remote.connection->send(all_numbers);
+  remote.connection->send(all_values);
+  traffic_.pushed += remote.buffer.numel() + 8 * all_numbers.numel() + all_values.numel();
+}
+
+void Worker::Impl::pull() {
+  servers_.check_alive();
+  at::NoGradGuard no_grad;
+  with_servers("pull", [](RemoteServer& remote) { remote.connection->send({Message::pull}); });
+  with_servers("pull", [&](RemoteServer& remote) {
+    (void)servers_.answer(remote);
+    remote.connection->receive(remote.buffer);
+    traffic_.pulled += remote.buffer.numel();
+    for (std::size_t i = 0; i < remote.whole->size(); ++i) {
+      const Piece& piece = remote.pieces[remote.whole->number(i)];
+      rows_of(keys_.trained(piece).tensor.detach(), piece)
+          .copy_(remote.whole->view(remote.buffer, i));
+    }
+  });
+  has_pushed_ = false;
+}
+
+void Worker::Impl::pull_rows(std::string_view name, const at::Tensor& rows) {
+  servers_.check_alive();
+  auto found = std::ranges::find_if(keys_.trained(), [&](const TrainedParameter& one) {
+    return one.key.by_rows && one.key.name == name;
+  });
+  check(found != keys_.trained().end(),
+        "parameter server: pull_rows: '{}' is no parameter that WorkerOptions::by_rows names",
+        name);
+  check(rows.defined() && at::isIntegralType(rows.scalar_type(), /*includeBool=*/false),
+        "parameter server: pull_rows of {}: the rows must be integers", name);
+  check(!has_pushed_, "parameter server: pull_rows of {} after push(): call pull() before", name);
+  at::Tensor wanted = std::get<0>(at::_unique(rows.detach().to(at::kCPU, at::kLong).flatten()));
+  if (wanted.numel() == 0) return;
+  const auto least = wanted[0].item<std::int64_t>(), most = wanted[-1].item<std::int64_t>();
+  check(least >= 0 && most < found->key.rows(),
+        "parameter server: pull_rows of {}: expected rows from 0 to {}, found {}", name,
+        found->key.rows() - 1, least < 0 ? least : most);
+  pull_rows(*found, wanted);
+}
+
+void Worker::Impl::pull_rows(TrainedParameter& parameter, const at::Tensor& rows) {
+  at::NoGradGuard no_grad;
+  with_servers("pull_rows", [&](RemoteServer& remote) {
+    for (std::size_t i = 0; i < remote.by_rows->size(); ++i) {
+      const Piece& piece = remote.pieces[remote.by_rows->number(i)];
+      if (&keys_.trained(piece) != &parameter) continue;
+      at::Tensor own =
+          rows.masked_select((rows >= piece.rows.begin).logical_and_(rows < piece.rows.end));
+      if (own.numel() == 0) continue;
+      remote.connection->send({Message::pull_rows, static_cast<std::int64_t>(i), own.numel()});
+      remote.connection->send(own - piece.rows.begin);
+      (void)servers_.answer(remote);
+      at::Tensor bytes = at::empty({own.numel() * parameter.key.row_bytes()}, at::kByte);
+      remote.connection->receive(bytes);
+      std::vector<std::int64_t> sizes = parameter.key.sizes;
+      sizes.front() = own.numel();
+      const at::Tensor& tensor = parameter.tensor;
+      tensor.detach().index_copy_(0, own.to(tensor.device()),
+                                  bytes.view(tensor.scalar_type()).view(sizes).to(tensor.device()));
+      traffic_.pulled += bytes.numel() + 8 * own.numel();
+    }
+  });
+  parameter.pulled.index_fill_(0, rows, true);
+}
+
+void Worker::Impl::pull_all_rows() {
+  servers_.check_alive();
+  check(!has_pushed_, "parameter server: pull_all_rows() after push(): call pull() before");
+  for (TrainedParameter& one : keys_.trained())
+    if (one.key.by_rows) pull_rows(one, at::arange(one.key.rows(), at::kLong));
+}
+
+Worker::Impl::~Impl() {
+  if (std::uncaught_exceptions() == exceptions_) servers_.say_leave();
+}
+
+namespace {
+
+std::shared_ptr<torch::nn::Module> given(std::shared_ptr<torch::nn::Module> module) {
+  check(module != nullptr, "parameter server: the worker's module is null");
+  return module;
+}
+
+}  // namespace
+
+Worker::Worker(std::shared_ptr<torch::nn::Module> module, Meeting meeting,
+               std::optional<int> number, WorkerOptions options)
+    : impl_(std::make_unique<Impl>(given(std::move(module)), meeting, number, options)) {}
+
+Worker::Worker(torch::nn::Module& module, Meeting meeting, std::optional<int> number,
+               WorkerOptions options)
+    : Worker(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &module),
+             std::move(meeting), number, std::move(options)) {}
+
+Worker::~Worker() = default;
+
+int Worker::number() const { return impl_->number(); }
+std::int64_t Worker::steps() const { return impl_->steps(); }
+Traffic Worker::traffic() const { return impl_->traffic(); }
+void Worker::zero_grad() { impl_->zero_grad(); }
+void Worker::push() { impl_->push(); }
+void Worker::pull() { impl_->pull(); }
+void Worker::pull_rows(std::string_view name, const at::Tensor& rows) {
+  impl_->pull_rows(name, rows);
+}
+void Worker::pull_all_rows() { impl_->pull_all_rows(); }
+
+}  // namespace lockstep::ps

@@ -1,0 +1,125 @@
+#include "parallel/server/clocks.h"
+
+#include <gtest/gtest.h>
+
+namespace lockstep::ps {
+namespace {
+
+using List = std::vector<int>;
+
+Clocks begun(Consistency consistency, int staleness, int workers) {
+  Clocks clocks(consistency, staleness, workers);
+  for (int worker = 0; worker < workers; ++worker) {
+    EXPECT_EQ(clocks.prepare(worker), 0);
+    clocks.begin(worker, 0);
+  }
+  return clocks;
+}
+
+TEST(Clocks, SynchronousUpdatesTakeOneGradientOfEach) {
+  Clocks clocks = begun(Consistency::synchronous, 0, 3);
+  EXPECT_FALSE(clocks.is_update_due());
+  clocks.push(2);
+  clocks.push(0);
+  EXPECT_FALSE(clocks.is_update_due());
+  EXPECT_FALSE(clocks.may_pull(0));
+  EXPECT_TRUE(clocks.may_pull(1));
+  EXPECT_EQ(clocks.waits_for(0), List({1}));
+  clocks.push(1);
+  EXPECT_TRUE(clocks.is_update_due());
+  EXPECT_EQ(clocks.contributors(), List({0, 1, 2}));
+  clocks.count_update();
+  EXPECT_FALSE(clocks.is_update_due());
+  EXPECT_TRUE(clocks.may_pull(0));
+}
+
+TEST(Clocks, WorkersThatHaveNotComeAreAwaited) {
+  Clocks clocks(Consistency::synchronous, 0, 2);
+  clocks.begin(1, 0);
+  clocks.push(1);
+  EXPECT_FALSE(clocks.is_update_due());
+  EXPECT_EQ(clocks.awaited(), List({0}));
+  EXPECT_FALSE(clocks.is_empty());
+}
+
+TEST(Clocks, ALostWorkerIsWaitedForNoMoreAndItsPushCounts) {
+  Clocks clocks = begun(Consistency::synchronous, 0, 3);
+  clocks.push(0);
+  clocks.remove(0);
+  clocks.push(1);
+  EXPECT_FALSE(clocks.is_update_due());
+  clocks.remove(2);
+  EXPECT_TRUE(clocks.is_update_due());
+  EXPECT_EQ(clocks.contributors(), List({0, 1}));
+  clocks.count_update();
+  clocks.push(1);
+  EXPECT_EQ(clocks.contributors(), List({1}));
+  clocks.remove(1);  // the last one, in the middle of a step
+  EXPECT_TRUE(clocks.is_update_due());
+  clocks.count_update();
+  EXPECT_FALSE(clocks.is_update_due());
+  EXPECT_TRUE(clocks.is_empty());
+}
+
+// Two servers, of which one is a step ahead: the worker begins with the later step on both.
+TEST(Clocks, AJoiningWorkerBeginsWithTheSameStepEverywhere) {
+  Clocks behind = begun(Consistency::synchronous, 0, 1);
+  EXPECT_EQ(behind.prepare(5), 0);
+  behind.push(0);
+  EXPECT_FALSE(behind.is_update_due());  // held
+  EXPECT_EQ(behind.waits_for(0), List({5}));
+  behind.begin(5, 1);
+  EXPECT_TRUE(behind.is_update_due());
+  EXPECT_EQ(behind.contributors(), List({0}));
+  EXPECT_FALSE(behind.may_pull(5));
+  behind.count_update();
+  EXPECT_TRUE(behind.may_pull(5));
+  behind.push(0);
+  EXPECT_FALSE(behind.is_update_due());
+  behind.push(5);
+  EXPECT_EQ(behind.contributors(), List({0, 5}));
+}
+
+TEST(Clocks, AWorkerThatIsLostWhileItJoinsHoldsNobody) {
+  Clocks clocks = begun(Consistency::synchronous, 0, 1);
+  (void)clocks.prepare(1);
+  clocks.push(0);
+  EXPECT_FALSE(clocks.is_update_due());
+  clocks.remove(1);
+  EXPECT_TRUE(clocks.is_update_due());
+  (void)clocks.prepare(2);
+  clocks.begin(2, 3);  // later than here
+  clocks.remove(2);
+  EXPECT_EQ(clocks.contributors(), List({0}));
+}
+
+TEST(Clocks, StaleWorkersAreAtMostTheBoundAhead) {
+  Clocks clocks = begun(Consistency::stale_synchronous, 2, 2);
+  for (int step = 0; step < 2; ++step) {
+    clocks.push(0);
+    EXPECT_TRUE(clocks.may_pull(0));
+  }
+  clocks.push(0);
+  EXPECT_FALSE(clocks.may_pull(0));
+  EXPECT_EQ(clocks.waits_for(0), List({1}));
+  clocks.push(1);
+  EXPECT_TRUE(clocks.may_pull(0));
+  EXPECT_EQ(clocks.prepare(7), 1);  // begins where the slowest is
+  clocks.begin(7, 1);
+  clocks.push(0);
+  EXPECT_FALSE(clocks.may_pull(0));
+  clocks.remove(1);
+  EXPECT_FALSE(clocks.may_pull(0));
+  clocks.remove(7);
+  EXPECT_TRUE(clocks.may_pull(0));
+}
+
+TEST(Clocks, AsynchronousWorkersNeverWait) {
+  Clocks clocks = begun(Consistency::asynchronous, 0, 2);
+  for (int step = 0; step < 50; ++step) clocks.push(0);
+  EXPECT_TRUE(clocks.may_pull(0));
+  EXPECT_FALSE(clocks.is_update_due());
+}
+
+}  // namespace
+}  // namespace lockstep::ps
