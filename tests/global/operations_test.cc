@@ -201,6 +201,30 @@ void fill_randomly(Tensors& tensors, const Case& one, std::uint64_t seed) {
     tensors.push_back(at::empty(sizes, at::kDouble).normal_(0, 1, generator));
 }
 
+// Each in all three ways of reducing.
+std::vector<Case> loss_cases() {
+  auto one = [](std::string name, auto function) {
+    return Case{std::move(name), {{5, 4}, {5, 4}}, [=](const Tensors& x) {
+                  return Tensors{function(x[0], x[1], at::Reduction::None),
+                                 function(x[0], x[1], at::Reduction::Mean),
+                                 function(x[0], x[1], at::Reduction::Sum)};
+                }};
+  };
+  using T = const at::Tensor&;
+  return {
+      one("mse", [](T x, T y, std::int64_t how) { return at::mse_loss(x, y, how); }),
+      one("l1", [](T x, T y, std::int64_t how) { return at::l1_loss(x, y, how); }),
+      one("smooth l1", [](T x, T y, std::int64_t how) { return at::smooth_l1_loss(x, y, how); }),
+      one("huber", [](T x, T y, std::int64_t how) { return at::huber_loss(x, y, how); }),
+      one("binary cross-entropy",
+          [](T x, T y, std::int64_t how) {
+            return at::binary_cross_entropy_with_logits(x, y.detach().sigmoid(), {}, {}, how) +
+                   at::binary_cross_entropy(x.sigmoid(), y.detach().sigmoid(), {}, how) +
+                   0 * y.sum();
+          }),
+  };
+}
+
 // The pieces of a Llama block.
 std::vector<Case> llama_cases() {
   auto turned = [](const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
@@ -319,6 +343,7 @@ TEST_P(Operations, ProductsOfMatrices) { try_all(matmul_cases()); }
 TEST_P(Operations, Reductions) { try_all(reduction_cases()); }
 TEST_P(Operations, Views) { try_all(view_cases()); }
 TEST_P(Operations, Layers) { try_all(layer_cases()); }
+TEST_P(Operations, Losses) { try_all(loss_cases()); }
 TEST_P(Operations, PiecesOfALlamaBlock) { try_all(llama_cases()); }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Operations,

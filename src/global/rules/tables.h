@@ -21,6 +21,7 @@ void add_view_rules(RuleTable& table);
 void add_joining_rules(RuleTable& table);
 void add_indexing_rules(RuleTable& table);
 void add_softmax_rules(RuleTable& table);
+void add_loss_rules(RuleTable& table);
 void add_normalization_rules(RuleTable& table);
 void add_random_rules(RuleTable& table);
 void add_attention_rules(RuleTable& table);

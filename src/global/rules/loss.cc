@@ -1,0 +1,59 @@
+// Losses that compare two tensors element by element, and reduce what they find.
+#include "global/rules/dims.h"
+#include "global/rules/tables.h"
+
+#include <ATen/core/Reduction.h>
+
+namespace lockstep::global {
+namespace {
+
+using torch::jit::Stack;
+
+// A mean over all ranks' elements: a sum, divided by the whole's number of them.
+void divide_by_all(Rule& rule, const RuleCall& call, std::size_t self, std::size_t reduction) {
+  double count = 1;
+  for (std::int64_t size : call.sizes(self)) count *= static_cast<double>(size);
+  rule.finish = [=, sizes = call.sizes(self), arguments = call.arguments()](RulePlan& plan) {
+    if (plan.local_operands[self] == sizes) return;
+    plan.kernel = [=, run = plan.operation](Stack& stack) {
+      stack[stack.size() - arguments + reduction] = static_cast<std::int64_t>(at::Reduction::Sum);
+      run(stack);
+      stack.back().toTensor().div_(count);
+    };
+  };
+}
+
+// `self` is the operand that is compared; those of its sizes are cut with it.
+Rule loss(const RuleCall& call, std::size_t self, std::size_t reduction, bool is_backward) {
+  Rule rule;
+  std::vector<int> labels = labels_but(rule, call.sizes(self));
+  for (std::size_t i = 0; i < call.size(); ++i) {
+    bool is_alike = call.sizes(i) == call.sizes(self);
+    rule.operands.push_back(is_alike ? labels
+                                     : std::vector<int>(call.sizes(i).size(), Rule::whole));
+  }
+  std::int64_t kind = call.argument(reduction).toInt();
+  bool has_elements = is_backward || kind == at::Reduction::None;
+  rule.results = {Rule::Result{}};
+  if (has_elements) rule.results = {{call.sizes(self), labels}};
+  if (is_backward) rule.linear = {{0}};
+  if (kind == at::Reduction::Mean) divide_by_all(rule, call, self, reduction);
+  return rule;
+}
+
+}  // namespace
+
+void add_loss_rules(RuleTable& table) {
+  for (const char* name : {"mse_loss", "smooth_l1_loss", "huber_loss"}) {
+    table[name] = [](const RuleCall& call) { return loss(call, 0, 2, false); };
+    table[std::string(name) + "_backward"] = [](const RuleCall& call) {
+      return loss(call, 1, 3, true);
+    };
+  }
+  table["binary_cross_entropy"] = [](const RuleCall& call) { return loss(call, 0, 3, false); };
+  table["binary_cross_entropy_backward"] = [](const RuleCall& call) {
+    return loss(call, 1, 4, true);
+  };
+}
+
+}  // namespace lockstep::global
