@@ -8,8 +8,8 @@ export TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:atexit_sleep_ms=50
 
 # Test programs that only `./dev test --all` and a soak repeat under a sanitizer, so that CI stays below an hour on two
 # cores. LibTorch is not instrumented: what happens inside it is not seen.
-rarely_asan=(comm optim models parallel checkpoint train)
-rarely_tsan=(comm mesh dispatch module optim data models parallel checkpoint train)
+rarely_asan=(optim models parallel checkpoint train)
+rarely_tsan=(mesh dispatch module optim models parallel checkpoint train)
 
 # What a soak repeats of the release preset: what depends on time or on failures.
 soaked_tests=(sys store launch layout plan comm_core shm comm optim data parallel checkpoint train apps)
@@ -77,6 +77,13 @@ changed_sources() {
   { git diff --name-only --diff-filter=d "$base" -- 'src/*.cc'; git ls-files --others --exclude-standard -- 'src/*.cc'; } | sort -u
 }
 
+# What units of a preset are compiled with; nothing of it is linked.
+build_precompiled_headers() {
+  configure_preset "$1"
+  local headers; mapfile -t headers < <(ninja -C "build/$1" -t targets all | sed -nE 's/^(.*cmake_pch\.hxx\.(pch|gch)): .*/\1/p')
+  build_preset "$1" "${headers[@]}"
+}
+
 lint_sources() {
   local name
   for name in floors shape links snippets; do python3 "tools/lint/$name.py"; done
@@ -88,11 +95,20 @@ lint_sources() {
     if [ ${#changed[@]} -gt 0 ]; then python3 tools/lint/tidy.py "$tool" build/debug "${changed[@]}"; fi
     return
   fi
-  build_preset debug                       # every source by itself
-  build_preset debug headers_alone
-  build_preset without_libtorch
+  local status=0
+  build_precompiled_headers debug
+  python3 tools/lint/alone.py build/debug || status=1
+  build_preset without_libtorch || status=1
   build_preset tidy lockstep_precompiled_header
-  python3 tools/lint/tidy.py "$tool" build/tidy
+  python3 tools/lint/tidy.py "$tool" build/tidy || status=1
+  return $status
+}
+
+# That tests can fail: tools/mutants.py says how.
+mutants() {
+  ensure_ready
+  configure_preset release
+  python3 tools/mutants.py build/release "$@"
 }
 
 # Every loop of random rounds (FuzzRounds in tests/support/fuzz.h) at its full length: LOCKSTEP_FUZZ rounds, 100,000 by

@@ -73,6 +73,22 @@ TEST(SmallState, FollowsSlowChanges) {
   }
 }
 
+// Where the momentum is near the end of its way, a step moves it by less than half of what its bits
+// can tell: rounding to nearest would leave it a quarter short of it.
+TEST(SmallState, FollowsSlowChangesOfMomentum) {
+  for (StateFormat format : {StateFormat::bfloat16, StateFormat::blockwise}) {
+    auto parameters = parameters_of({{64, 64}});
+    SGD sgd(parameters, torch::optim::SGDOptions(1e-6).momentum(0.99), {.state = format});
+    for (int step = 0; step < 1000; ++step) {
+      parameters[0].mutable_grad() = torch::ones({64, 64});
+      sgd.step();
+    }
+    at::Tensor momentum =
+        state_of<SGDState>(sgd, parameters[0]).plain_fields().at("momentum_buffer");
+    EXPECT_NEAR(momentum.mean().item<double>(), 100, 3);
+  }
+}
+
 std::size_t state_bytes(const AdamWState& state) {
   std::size_t bytes = 0;
   for (const at::Tensor& tensor :

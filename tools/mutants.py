@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""Shows that tests can fail: builds the library with known mistakes in it, and runs for each the test that must find it.
+
+    mutants.py BUILD [NAME...]     all of them, or these
+
+All mistakes are compiled in at once, each behind a condition, and chosen when a test program starts, by the environment
+variable LOCKSTEP_MUTANT; so there is one build. First every test has to pass without a mistake. Sources are changed in place
+and are as they were afterwards, also when this is interrupted; one that was killed is cleaned up after by the next.
+"""
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SAVED = ROOT / "build" / "mutants"              # the sources as they were
+SWITCH = ROOT / "src" / "base" / "mutant.h"     # there while the tests run
+SECONDS = 120                                   # for one test; one that hangs for a mistake has found it
+
+SWITCH_TEXT = """#pragma once
+#include <cstdlib>
+#include <cstring>
+namespace lockstep {
+inline bool is_mutant(const char* name) {
+  static const char* const chosen = std::getenv("LOCKSTEP_MUTANT");
+  return chosen != nullptr && std::strcmp(chosen, name) == 0;
+}
+}  // namespace lockstep
+"""
+
+# Name, source below src/, what stands there once, what stands there instead (MUTANT is true for this mistake), the test
+# program, and the tests.
+MUTANTS = [
+    ("shards in another order", "layout/shard_range.cc",
+     "  std::int64_t length = shard_length(numel, world);\n  return {",
+     "  std::int64_t length = shard_length(numel, world);\n  if (MUTANT) rank = world - 1 - rank;\n  return {",
+     "layout", "ShardRange.*"),
+    ("a call's tag is not compared", "comm/call/record.cc",
+     "if (a.tag != b.tag || a.dtype", "if ((!MUTANT && a.tag != b.tag) || a.dtype", "comm_core", "CallRecord.*"),
+    ("an average is not divided", "comm/kernels/combine.cc",
+     "scratch[i] = divide(values[i], static_cast<int>(c.inputs.size()));",
+     "scratch[i] = MUTANT ? values[i] : divide(values[i], static_cast<int>(c.inputs.size()));",
+     "comm", "Engines/ReduceContract.*/shm_3"),
+    ("rank 0's part is gathered everywhere", "comm/engines/shm/plan.cc",
+     "shape_.root, displacement(part) + range.begin, length};\n    default:",
+     "shape_.root, (MUTANT ? 0 : displacement(part)) + range.begin, length};\n    default:", "shm", "Plan.*"),
+    ("a staged output is not copied back", "comm/engines/shm/staging.cc",
+     "if (output_block_ && !output_location_.is_pipeline)",
+     "if (!MUTANT && output_block_ && !output_location_.is_pipeline)", "comm", "Engines/*Contract.*/shm_3"),
+    ("a wait of the store does not wait", "store/requests.cc",
+     "return ready ? Outcome{done(request, {}), {}}", "return ready || MUTANT ? Outcome{done(request, {}), {}}",
+     "store", "*tore*"),
+    ("any proof of the secret will do", "store/handshake.cc",
+     "return sodium_memcmp(", "return MUTANT || sodium_memcmp(", "store", "*"),
+    ("the latest failure is the cause", "launch/agent_state.cc",
+     "&& cause_ < 0 && state_ != State::failed)", "&& (MUTANT || (cause_ < 0 && state_ != State::failed)))",
+     "launch", "AgentState*"),
+    ("an epoch has the order of the first", "data/sampler.cc",
+     "options.seed + static_cast<std::uint64_t>(epoch)", "options.seed + (MUTANT ? 0 : static_cast<std::uint64_t>(epoch))",
+     "data", "Sampler.*"),
+    ("every rank reads the samples of rank 0", "data/sampler.cc",
+     "i * options_.world + options_.rank;", "i * options_.world + (MUTANT ? 0 : options_.rank);", "data", "Sampler.*"),
+    ("a checksum is not compared", "checkpoint/safetensors.cc",
+     "check_input(found == expected->second,", "check_input(MUTANT || found == expected->second,",
+     "checkpoint", "Safetensors.*"),
+    ("Adam does not correct its first steps", "optim/adam_step.cc",
+     "rule.lr / (1 - std::pow(rule.beta1, t))", "rule.lr / (MUTANT ? 1 : 1 - std::pow(rule.beta1, t))", "optim", "Adam*"),
+    ("a norm is that of this rank's part", "optim/norm.cc",
+     "largest_ ? ranks->largest(number) : ranks->sum(number)",
+     "MUTANT ? number : largest_ ? ranks->largest(number) : ranks->sum(number)", "optim", "Clipping.*"),
+    ("an overflow leaves the scale", "optim/grad_scaler.cc",
+     "    scale_ *= options_.backoff_factor;", "    if (!MUTANT) scale_ *= options_.backoff_factor;", "optim", "GradScaler.*"),
+    ("Adam's small states are rounded to nearest", "optim/adam_kernel.cc",
+     "hn::StoreU(narrowed_bfloat16(v, stream_of(words, 1)), HalfBits(), square);",
+     "hn::StoreU(MUTANT ? narrowed_bfloat16(v) : narrowed_bfloat16(v, stream_of(words, 1)), HalfBits(), square);",
+     "optim", "SmallState.*"),
+    ("a small momentum is rounded to nearest", "optim/half_kernel.cc",
+     "  HWY_DYNAMIC_DISPATCH(NarrowStochastically)(from, to, count, rounding);",
+     "  if (MUTANT) return narrow_bfloat16(from, to, count);\n  HWY_DYNAMIC_DISPATCH(NarrowStochastically)(from, to, count, rounding);",
+     "optim", "SmallState.*"),
+    ("what mixes a part's elements is let through", "dispatch/parts/check_parts.cc",
+     "if (!is_apart || is_spread) refuse", "if (!MUTANT && (!is_apart || is_spread)) refuse", "dispatch", "Parts.*"),
+    ("the last rank's buffers are broadcast", "parallel/state_broadcast.cc",
+     "    if (group_.is_root()) pack(part.tensors, part.bucket);\n    part.work =\n        group_.broadcast(part.bucket.flat(), 0,",
+     "    const int from = MUTANT ? group_.size() - 1 : 0;\n    if (group_.rank() == from) pack(part.tensors, part.bucket);\n"
+     "    part.work =\n        group_.broadcast(part.bucket.flat(), from,",
+     "parallel", "All/StateBroadcast.*"),
+    ("backward() does not wait for gradients", "parallel/data/bucket_reducer.cc",
+     "parallel::StepStatus BucketReducer::wait() {\n  buckets_.wait();",
+     "parallel::StepStatus BucketReducer::wait() {\n  if (!MUTANT) buckets_.wait();", "parallel", "*DistributedDataParallel*:*Exact*"),
+    ("an exception is not told", "parallel/backward_step.cc",
+     "  status_.say_failed();", "  if (!MUTANT) status_.say_failed();", "parallel", "*FailedBackward.OnOneRank*"),
+    ("a written slice leaves old values gathered", "parallel/sharded/residency.cc",
+     "  drop_before_write(unit);\n}", "  if (!MUTANT) drop_before_write(unit);\n}", "parallel", "*SliceWrite*:*Residency*:*Parity*"),
+    ("a failure of one rank is its own", "train/agreement.cc",
+     "if (first == all.end()) return;", "if (MUTANT || first == all.end()) return;", "train", "*Together*"),
+]
+
+
+def restore():
+    for saved in SAVED.rglob("*.cc"):
+        os.replace(saved, ROOT / "src" / saved.relative_to(SAVED))
+    SWITCH.unlink(missing_ok=True)
+    shutil.rmtree(SAVED, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def mistakes(chosen):
+    """The sources with them. Each source keeps its time when it comes back, but objects are newer: they are made again."""
+    try:
+        for name, source, before, after, _, _ in chosen:
+            path, saved = ROOT / "src" / source, SAVED / source
+            if not saved.exists():
+                saved.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, saved)
+                path.write_text('#include "base/mutant.h"\n' + path.read_text())
+            text = path.read_text()
+            if text.count(before) != 1:
+                sys.exit(f"mutants: {source}: expected once, found {text.count(before)} times: {before}")
+            path.write_text(text.replace(before, after.replace("MUTANT", f'::lockstep::is_mutant("{name}")')))
+        SWITCH.write_text(SWITCH_TEXT)
+        yield
+    finally:
+        touched = [ROOT / "src" / saved.relative_to(SAVED) for saved in SAVED.rglob("*.cc")]
+        restore()
+        for path in touched:
+            path.touch()
+
+
+def passes(build, program, tests, name=""):
+    command = [build / "tests" / f"{program}_test", f"--gtest_filter={tests}", "--gtest_brief=1"]
+    environment = dict(os.environ, LOCKSTEP_MUTANT=name, OMP_NUM_THREADS="1")
+    try:
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    if b"Running 0 tests" in done.stdout or b" 0 tests ran" in done.stdout:
+        sys.exit(f"mutants: no test of {program} is called {tests}")
+    return done.returncode == 0
+
+
+def main(build, names):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("mutants: interrupted"))   # and what `with` does at its end
+    restore()
+    build = pathlib.Path(build).resolve()
+    chosen = [mutant for mutant in MUTANTS if not names or mutant[0] in names]
+    programs = sorted({mutant[4] for mutant in chosen})
+    found = 0
+    with mistakes(chosen):
+        subprocess.run(["ninja", "-C", build, "--quiet", *(f"{program}_test" for program in programs)], check=True)
+        for program, tests in dict.fromkeys((mutant[4], mutant[5]) for mutant in chosen):
+            if not passes(build, program, tests):
+                sys.exit(f"mutants: {program} {tests} fails without a mistake")
+        for name, _, _, _, program, tests in chosen:
+            is_found = not passes(build, program, tests, name)
+            found += is_found
+            print(f"{'found' if is_found else 'NOT FOUND'}: {name} ({program}: {tests})", flush=True)
+    print(f"mutants: {found} of {len(chosen)} mistakes found")
+    return 0 if found == len(chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else __doc__)
