@@ -13,6 +13,9 @@
 #include <lockstep/data/mnist.h>
 #include <lockstep/data/text.h>
 #include <lockstep/data/torch_sampler.h>
+#include <lockstep/global/redistribute.h>
+#include <lockstep/global/rule.h>
+#include <lockstep/global/tensor.h>
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/models/conv_net.h>
 #include <lockstep/models/gpt.h>
@@ -26,6 +29,7 @@
 #include <lockstep/optim/sgd.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/handle.h>
+#include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/server/meeting.h>
 #include <lockstep/parallel/server/server.h>
 #include <lockstep/parallel/server/worker.h>
@@ -34,3 +38,5 @@
 #include <lockstep/parallel/sharded/sharded_build.h>
 #include <lockstep/parallel/threads/data_parallel.h>
 #include <lockstep/parallel/threads/devices.h>
+#include <lockstep/plan/schedule_file.h>
+#include <lockstep/plan/simulation.h>

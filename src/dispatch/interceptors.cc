@@ -1,4 +1,5 @@
 #include "dispatch/call.h"
+#include "dispatch/carrier.h"
 #include "dispatch/deferral/recorder.h"
 #include "dispatch/memory.h"
 #include "dispatch/parts/check_parts.h"
@@ -11,8 +12,10 @@ namespace lockstep::dispatch {
 namespace {
 
 // The outermost first. A thread that records operations has no use for what follows, unless the
-// recorder proceeds; memory is brought last, for operations that really run.
-constexpr Interceptor interceptors[] = {&record_operation, &check_parts, &bring_memory};
+// recorder proceeds; what a carrier runs comes again with the tensors that it runs on; memory is
+// brought last, for operations that really run.
+constexpr Interceptor interceptors[] = {&record_operation, &hand_to_carrier, &check_parts,
+                                        &bring_memory};
 
 Call::Kind kind_of(const c10::FunctionSchema& schema) {
   // Some backends answer set_data()'s question themselves.

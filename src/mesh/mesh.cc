@@ -1,10 +1,11 @@
 #include <lockstep/mesh/mesh.h>
 
+#include "base/mutex.h"
+
 #include <lockstep/base/format.h>
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <utility>
 
 namespace lockstep {
@@ -25,8 +26,9 @@ struct Mesh::State {
   const Group group;
   const MeshLayout layout;
   std::vector<Group> of_axis;
-  std::mutex mutex;  // guards what follows
-  std::map<std::vector<int>, std::shared_ptr<State>> parts;
+  Mutex mutex;
+  std::map<std::vector<int>, std::shared_ptr<State>> parts LOCKSTEP_GUARDED_BY(mutex);
+  std::shared_ptr<void> attached LOCKSTEP_GUARDED_BY(mutex);
 };
 
 std::shared_ptr<Mesh::State> Mesh::make(Group group, std::vector<MeshAxis> axes) {
@@ -69,7 +71,7 @@ Mesh Mesh::sub_mesh(std::span<const std::string> names) const {
     numbers.push_back(layout().axis(name));
     chosen.push_back(axes()[static_cast<std::size_t>(numbers.back())]);
   }
-  std::lock_guard lock(state_->mutex);
+  Lock lock(state_->mutex);
   auto found = state_->parts.find(numbers);
   if (found == state_->parts.end()) {
     MeshLayout checked(chosen, static_cast<int>(layout().peers(group().rank(), numbers).size()));
@@ -77,6 +79,12 @@ Mesh Mesh::sub_mesh(std::span<const std::string> names) const {
     found = state_->parts.emplace(numbers, make(std::move(part), checked.axes())).first;
   }
   return Mesh(found->second);
+}
+
+std::shared_ptr<void> Mesh::attached(const std::function<std::shared_ptr<void>()>& make) const {
+  Lock lock(state_->mutex);
+  if (!state_->attached) state_->attached = make();
+  return state_->attached;
 }
 
 }  // namespace lockstep

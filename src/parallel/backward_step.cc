@@ -41,7 +41,7 @@ void BackwardStep::check_module() const {
 
 void BackwardStep::on_gradient(int i) {
   bool create_graph = at::GradMode::is_enabled();
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   at::NoGradGuard no_grad;
   bool reduces = paused_ == 0;
   begin(reduces, create_graph);
@@ -86,13 +86,13 @@ void BackwardStep::accept(int i) {
 }
 
 void BackwardStep::on_backward_end(bool nested) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   at::NoGradGuard no_grad;
   if (step_ && step_->is_over(nested, reduces_ && all_ready())) finish();
 }
 
 void BackwardStep::finish() {
-  ScopeExit over([this] { step_.reset(); });
+  ScopeExit over([this]() LOCKSTEP_REQUIRES(mutex_) { step_.reset(); });
   bool reduces = std::exchange(reduces_, false);
   reducer_->end_backward(reduces);
   if (!reduces) return;
@@ -150,35 +150,44 @@ void BackwardStep::adopt_order_of_root() {
   reducer_->adopt_order(std::vector<int>(begin, begin + order.numel()));
 }
 
+namespace {
+
+// The group is dead, and its next call says so; the exception that is on its way says more.
+void note(const std::exception& error) {
+  log::debug("after a backward() that failed: {}", error.what());
+}
+
+}  // namespace
+
 void BackwardStep::on_backward_failed() noexcept {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (!std::exchange(step_, nullptr)) return;
   at::NoGradGuard no_grad;
-  auto attempt = [](const auto& action) {
-    try {
-      action();
-    } catch (const std::exception& error) {
-      // The group is dead, and its next call says so; the exception that is on its way says more.
-      log::debug("after a backward() that failed: {}", error.what());
-    }
-  };
-  if (std::exchange(reduces_, false)) {
-    attempt([this] {
-      status_.say_failed();
-      reducer_->post_failure(status_);
-      if (buffers_) buffers_->post(options_.timeout);
-    });
+  try {
+    if (std::exchange(reduces_, false)) post_failure();
+  } catch (const std::exception& error) {
+    note(error);
   }
-  attempt([this] { reducer_->end_failed_backward(); });
+  try {
+    reducer_->end_failed_backward();
+  } catch (const std::exception& error) {
+    note(error);
+  }
+}
+
+void BackwardStep::post_failure() {
+  status_.say_failed();
+  reducer_->post_failure(status_);
+  if (buffers_) buffers_->post(options_.timeout);
 }
 
 void BackwardStep::pause() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   ++paused_;
 }
 
 void BackwardStep::resume() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   --paused_;
 }
 

@@ -16,10 +16,10 @@
 // Invariant: every rank posts the same calls in every step, whatever happens (the reducer's, then
 // the buffers; the order once, after the first step that went well on all ranks).
 //
-// Thread-safe: entry points (hooks, the watch, pause) lock mutex_; everything that they call holds
-// it.
+// Thread-safe: entry points (hooks, the watch, pause) lock mutex_.
 #pragma once
 
+#include "base/mutex.h"
 #include "module/watch.h"
 #include "parallel/backward_watch.h"
 #include "parallel/reducer.h"
@@ -31,7 +31,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -72,29 +71,32 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
 
   void on_backward_end(bool nested);
   void on_backward_failed() noexcept;
-  void begin(bool reduces, bool create_graph);
-  void accept(int i);
-  void finish();
-  void contribute_absent();
-  void check_status(const StepStatus& all);
-  void adopt_order_of_root();
-  [[nodiscard]] bool all_ready() const { return observed_.size() == ready_.size(); }
-  [[nodiscard]] std::string describe_missing(const StepStatus& all) const;
+  void begin(bool reduces, bool create_graph) LOCKSTEP_REQUIRES(mutex_);
+  void accept(int i) LOCKSTEP_REQUIRES(mutex_);
+  void finish() LOCKSTEP_REQUIRES(mutex_);
+  void contribute_absent() LOCKSTEP_REQUIRES(mutex_);
+  void post_failure() LOCKSTEP_REQUIRES(mutex_);
+  void check_status(const StepStatus& all) LOCKSTEP_REQUIRES(mutex_);
+  void adopt_order_of_root() LOCKSTEP_REQUIRES(mutex_);
+  [[nodiscard]] bool all_ready() const LOCKSTEP_REQUIRES(mutex_) {
+    return observed_.size() == ready_.size();
+  }
+  [[nodiscard]] std::string describe_missing(const StepStatus& all) const LOCKSTEP_REQUIRES(mutex_);
 
-  std::mutex mutex_;
+  Mutex mutex_;
   Group& group_;
   std::shared_ptr<Reducer> reducer_;
   const modules::ModuleWatch watch_;
   const StepOptions options_;
-  std::unique_ptr<StateBroadcast> buffers_;  // null when there are none
-  int paused_ = 0;
-  bool order_known_ = false;  // rank 0's order has been adopted
+  std::unique_ptr<StateBroadcast> buffers_ LOCKSTEP_GUARDED_BY(mutex_);  // null when there are none
+  int paused_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  bool order_known_ LOCKSTEP_GUARDED_BY(mutex_) = false;  // rank 0's order has been adopted
 
-  std::shared_ptr<Observer> step_;  // null: no backward() is under way
-  bool reduces_ = false;            // a gradient has come outside no_sync()
-  StepStatus status_;               // what this rank says of the step
-  std::vector<bool> ready_;         // by parameter
-  std::vector<int> observed_;       // the ready ones, in order
+  std::shared_ptr<Observer> step_ LOCKSTEP_GUARDED_BY(mutex_);  // null: no backward() is under way
+  bool reduces_ LOCKSTEP_GUARDED_BY(mutex_) = false;       // a gradient has come outside no_sync()
+  StepStatus status_ LOCKSTEP_GUARDED_BY(mutex_);          // what this rank says of the step
+  std::vector<bool> ready_ LOCKSTEP_GUARDED_BY(mutex_);    // by parameter
+  std::vector<int> observed_ LOCKSTEP_GUARDED_BY(mutex_);  // the ready ones, in order
 };
 
 }  // namespace lockstep::parallel

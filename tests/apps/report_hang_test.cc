@@ -78,23 +78,23 @@ TEST_F(HangReport, SaysWhoWaitsAndWhoNeverCame) {
   write(1, 3, {call(1, reduction("a"), 1, 1, "done"), call(2, reduction("b"), 2, 6, "failed")});
   write(2, 3, {call(1, reduction("a"), 1, 1, "done")});
   expect_lines(
-      {"group world: ranks 0, 1 wait in all_reduce #2 (sum, 4 x Float, b) at train.cc:8 for 15s; "
-       "rank 2 never called it: its last call, all_reduce #1 (sum, 4 x Float, a) at train.cc:8, "
-       "was over 18.9s before",
-       "group world: the last call that all of them completed: all_reduce #1 (sum, 4 x Float, a) "
-       "at train.cc:8, 18.9s before"});
+      {"group world: ranks 0, 1 wait in all_reduce #2 (b, sum, 4 x Float, train.cc:8) for 15s; "
+       "rank 2 never called it: its last call, all_reduce #1 (a, sum, 4 x Float, train.cc:8), was "
+       "over 18.9s before",
+       "group world: the last call that all of them completed: all_reduce #1 (a, sum, 4 x Float, "
+       "train.cc:8), 18.9s before"});
 }
 
 TEST_F(HangReport, SaysInWhichOtherGroupTheMissingRankIs) {
   write(0, 2, {call(1, reduction("a"), 1, 5, "waiting")});
   write(1, 2, {call(1, reduction("x"), 1, 4, "waiting", 1)});
   expect_lines(
-      {"group world: rank 0 waits in all_reduce #1 (sum, 4 x Float, a) at train.cc:8 for 15s; rank "
-       "1 never called it: it is in all_reduce #1 (sum, 4 x Float, x) at train.cc:8 of group pair, "
-       "for 16s",
-       "group pair: rank 1 waits in all_reduce #1 (sum, 4 x Float, x) at train.cc:8 for 16s; rank "
-       "0 never called it: it is in all_reduce #1 (sum, 4 x Float, a) at train.cc:8 of group "
-       "world, for 15s"});
+      {"group world: rank 0 waits in all_reduce #1 (a, sum, 4 x Float, train.cc:8) for 15s; rank 1 "
+       "never called it: it is in all_reduce #1 (x, sum, 4 x Float, train.cc:8) of group pair, for "
+       "16s",
+       "group pair: rank 1 waits in all_reduce #1 (x, sum, 4 x Float, train.cc:8) for 16s; rank 0 "
+       "never called it: it is in all_reduce #1 (a, sum, 4 x Float, train.cc:8) of group world, "
+       "for 15s"});
 }
 
 TEST_F(HangReport, SaysWhereCallsFirstDiffer) {
@@ -103,8 +103,8 @@ TEST_F(HangReport, SaysWhereCallsFirstDiffer) {
          call(3, reduction("c"), 3, 3, "waiting")});
   write(1, 2, {call(1, reduction("a"), 1, 1, "done"), call(2, reduction("c"), 2, 2, "waiting")});
   expect_lines(
-      {"group world: the first difference is at #2: rank 0 called all_reduce #2 (sum, 4 x Float, "
-       "b) at train.cc:8; rank 1 called all_reduce #2 (sum, 4 x Float, c) at train.cc:8; rank 1 "
+      {"group world: the first difference is at #2: rank 0 called all_reduce #2 (b, sum, 4 x "
+       "Float, train.cc:8); rank 1 called all_reduce #2 (c, sum, 4 x Float, train.cc:8); rank 1 "
        "seems to have left out one call, or rank 0 to have made one more"});
 }
 
@@ -114,9 +114,8 @@ TEST_F(HangReport, SaysWhichMessageNobodySent) {
   write(1, 2,
         {call(1, message("recv", 0), 1, 1, "done"), call(2, message("recv", 0), 2, 2, "waiting")});
   expect_lines(
-      {"group world: rank 1 waits in recv #2 (from rank 0, 7 x Float) at train.cc:8 for 18s; rank "
-       "0 "
-       "never called send for it: it is in all_reduce #1 (sum, 4 x Float, a) at train.cc:8, for "
+      {"group world: rank 1 waits in recv #2 from rank 0 (7 x Float, train.cc:8) for 18s; rank 0 "
+       "never called send for it: it is in all_reduce #1 (a, sum, 4 x Float, train.cc:8), for "
        "18s"});
 }
 
@@ -214,9 +213,9 @@ TEST_F(HangReport, WhatIsNoFileIsRefusedAtOnce) {
 TEST_F(HangReport, ManyGroupsTakeLinearTime) {
   constexpr int groups = 40'000;
   for (int rank = 0; rank < 2; ++rank) {
-    std::string text = "{\"lockstep_flight_record\": 1, \"rank\": " + std::to_string(rank) +
-                       ", \"size\": 2, \"engine\": \"shm\", \"host\": \"a\", "
-                       "\"written\": 1020.0, \"groups\": [";
+    std::string text =
+        "{\"lockstep_flight_record\": 1, \"rank\": " + std::to_string(rank) +
+        ", \"size\": 2, \"engine\": \"shm\", \"host\": \"a\", \"written\": 1020.0, \"groups\": [";
     for (int i = 0; i < groups; ++i)
       text += (i > 0 ? ", " : "") + std::string("{\"name\": \"group ") + std::to_string(i) +
               "\", \"members\": [0, 1], \"failure\": \"lost\"}";

@@ -158,7 +158,8 @@ class Steps(unittest.TestCase):
     def test_malloc_is_what_our_ranks_say(self):
         with tempfile.TemporaryDirectory() as folder:
             rank = pathlib.Path(folder) / "rank"
-            rank.write_text('#!/bin/sh\n[ "$*" = malloc ] && echo \'{"MALLOC_TRIM_THRESHOLD_": "7"}\'\n', encoding="utf-8")
+            script = '#!/bin/sh\n[ "$*" = malloc ] && echo \'{"MALLOC_TRIM_THRESHOLD_": "7"}\'\n'
+            rank.write_text(script, encoding="utf-8")
             rank.chmod(0o700)
             self.assertEqual(contenders.our_malloc(rank), {"MALLOC_TRIM_THRESHOLD_": "7"})
 

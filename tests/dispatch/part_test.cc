@@ -25,12 +25,15 @@
 namespace lockstep::dispatch {
 namespace {
 
+using Sizes = std::vector<std::int64_t>;
+
 // Two parts side by side, and an empty one between them.
 std::vector<at::Tensor> three_parts(Group group) {
   auto division = std::make_shared<Division>(std::move(group));
   auto parts = std::make_shared<Parts>(
-      division,
-      std::vector<Part>{{"a", {2, 6}, {6, 12}, 0}, {"b", {5}, {5, 5}, 6}, {"c", {40}, {0, 10}, 6}});
+      division, std::vector<Part>{{"a", layout::range_slice(Sizes{2, 6}, {6, 12}), 0},
+                                  {"b", layout::range_slice(Sizes{5}, {5, 5}), 6},
+                                  {"c", layout::range_slice(Sizes{40}, {0, 10}), 6}});
   at::Tensor memory = at::arange(16, at::kFloat) + 1;
   std::vector<at::Tensor> tensors;
   for (auto [offset, count] : {std::pair{0, 6}, {6, 0}, {6, 10}})
@@ -166,8 +169,7 @@ TEST(Parts, TheRecordSurvivesWhatSharesMemory) {
     }
     const Part& found = parts_of(part)->at(6, 10);
     EXPECT_EQ(found.name, "c");
-    EXPECT_EQ(found.sizes, std::vector<std::int64_t>{40});
-    EXPECT_EQ(found.range, (layout::Range{0, 10}));
+    EXPECT_EQ(found.slice, layout::range_slice(Sizes{40}, {0, 10}));
     at::Tensor plain = values_of(part.detach());
     EXPECT_EQ(plain.data_ptr(), part.data_ptr());
     EXPECT_EQ(plain.sum().item<float>(), 115);

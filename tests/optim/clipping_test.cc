@@ -167,7 +167,8 @@ TEST(Clipping, CombinesThePartsOfRanks) {
           layout::Range range = layout::shard_range(whole.numel(), group.size(), group.rank());
           if (i == 1) range = {0, whole.numel()};
           auto parts = std::make_shared<dispatch::Parts>(
-              i == 0 ? first : second, std::vector<dispatch::Part>{{"w", {}, range, 0}});
+              i == 0 ? first : second,
+              std::vector<dispatch::Part>{{"w", layout::range_slice(whole.sizes(), range), 0}});
           at::Tensor slice = whole.slice(0, range.begin, range.end).clone();
           if (i != 1) slice = dispatch::as_part(slice, parts, 0, dispatch::key());
           mine.push_back(slice.requires_grad_());

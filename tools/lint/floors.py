@@ -25,6 +25,7 @@ FLOORS = [
     ["comm/init"],
     ["mesh"],
     ["dispatch"],
+    ["global"],
     ["module"],
     ["optim", "data", "models"],
     ["parallel"],

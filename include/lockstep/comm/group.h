@@ -139,7 +139,8 @@ class Group {
 
   // A tensor that peers of this host can read where it lies, so that operations on it move no byte
   // twice. Local: each rank may allocate what and when it likes, in any order. Other tensors work
-  // everywhere too, with one more copy.
+  // everywhere too; on shm those of 64 KiB and more lie there by themselves
+  // (InitOptions::arena_tensors), and the rest needs one more copy.
   [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
                                         const at::TensorOptions& options = {}) const;
 

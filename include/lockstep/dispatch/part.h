@@ -15,7 +15,7 @@
 #pragma once
 
 #include <lockstep/comm/group.h>
-#include <lockstep/layout/shard_range.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -31,8 +31,11 @@ namespace lockstep::dispatch {
 class Division {
  public:
   explicit Division(Group ranks, std::optional<Duration> timeout = {});
+  // The same where each of these ranks' share is divided again: a number is first combined over
+  // the ranks of `inner`, then over `ranks`.
+  Division(std::shared_ptr<Division> inner, Group ranks, std::optional<Duration> timeout = {});
 
-  [[nodiscard]] int size() const { return ranks_.size(); }
+  [[nodiscard]] int size() const { return ranks_.size() * (inner_ ? inner_->size() : 1); }
   // Collective over the ranks, and blocking: the sum of all ranks' numbers.
   [[nodiscard]] double sum(double number);
   // The same for the largest; NaN where a rank has NaN.
@@ -40,14 +43,14 @@ class Division {
 
  private:
   Group ranks_;
+  std::shared_ptr<Division> inner_;
   std::optional<Duration> timeout_;
 };
 
 struct Part {
-  std::string name;                 // of the whole: "blocks.0.fc.weight"
-  std::vector<std::int64_t> sizes;  // of the whole
-  layout::Range range;              // the elements that are here, in the whole's order in memory
-  std::int64_t offset = 0;          // where they begin in the storage, in elements
+  std::string name;           // of the whole: "blocks.0.fc.weight"
+  layout::TensorSlice slice;  // the elements of the whole that are here
+  std::int64_t offset = 0;    // where they begin in the storage, in elements
 };
 
 // The parts that lie in one storage, by offset. All lie in one division.
@@ -58,6 +61,8 @@ class Parts {
   [[nodiscard]] const std::shared_ptr<Division>& division() const { return division_; }
   // The part of `count` elements at an element of the storage; of any count if there is none.
   [[nodiscard]] const Part& at(std::int64_t offset, std::int64_t count) const;
+  // The one that was given as number i.
+  [[nodiscard]] const Part& number(std::size_t i) const { return parts_[i]; }
   // Before other threads use it.
   void rename(std::size_t i, std::string name) { parts_[i].name = std::move(name); }
 

@@ -12,6 +12,7 @@
 #include <lockstep/comm/group.h>
 #include <lockstep/layout/mesh_layout.h>
 
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <span>
@@ -46,6 +47,11 @@ class Mesh {
 
   // "mesh pp=2, dp=2 (4 ranks)", and a line for each row of ranks.
   [[nodiscard]] std::string picture() const { return layout().picture(); }
+
+  // For a floor that keeps something for each mesh (global tensors): what `make` returned to the
+  // first call. Copies share it, and it goes with the last of them.
+  [[nodiscard]] std::shared_ptr<void> attached(
+      const std::function<std::shared_ptr<void>()>& make) const;
 
  private:
   struct State;

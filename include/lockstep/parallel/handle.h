@@ -1,5 +1,6 @@
 // Handle: what a strategy attaches to a module and returns. DistributedDataParallel and
-// fully_shard() each give one, so a training loop is the same with either:
+// fully_shard() each give one, so a training loop is the same with either (a Pipeline is one too,
+// whose step() takes the place of forward and backward):
 //
 //   ls::Handle handle;
 //   if (large) handle = ls::fully_shard(model, world, {.units = {"blocks.*"}});
@@ -80,7 +81,8 @@ class [[nodiscard]] Handle {
 
   // What the optimizer is built on, each once (LibTorch lists a tied weight under each of its
   // names), in the module's order: whole parameters, or this rank's parts in one dimension, perhaps
-  // without elements. Parts know that they are parts (lockstep/dispatch/part.h): clipping and loss
+  // without elements; of a pipeline those of this rank's stages. What is divided, or has others
+  // beside it on other ranks, knows that it is a part (lockstep/dispatch/part.h): clipping and loss
   // scaling take their norm over all ranks, and operations that mix elements are refused by name.
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
   // The same tensors, with their names and places in the wholes.

@@ -4,6 +4,7 @@
 #include <lockstep/base/text.h>
 #include <lockstep/base/visible.h>
 
+#include "comm/call/record.h"
 #include "sys/bounded_json.h"
 #include "sys/plain_file.h"
 
@@ -162,18 +163,17 @@ bool same_call(const FlightCall& a, const FlightCall& b) {
 }
 
 std::string describe(const FlightCall& call) {
-  std::vector<std::string> notes;
-  if (!call.op.empty()) notes.push_back(call.op);
-  if (call.is_message())
-    notes.push_back(formatted("{} rank {}", call.call == "send" ? "to" : "from", call.root));
-  else if (call.root >= 0)
-    notes.push_back(formatted("root {}", call.root));
-  if (!call.dtype.empty()) notes.push_back(formatted("{} x {}", call.elements, call.dtype));
-  if (!call.counts.empty()) notes.emplace_back("uneven");
-  if (!call.tag.empty()) notes.push_back(call.tag);
-  std::string text = formatted("{} #{}", call.call, call.sequence);
-  if (!notes.empty()) text += formatted(" ({})", join(notes));
-  return text + " at " + call.where;
+  const bool has_counts = !call.counts.empty();
+  return describe_fully(
+      CallWords{.collective = call.call,
+                .number = call.sequence,
+                .tag = call.tag,
+                .op = call.op,
+                .root = call.root,
+                .elements = has_counts && call.call == "all_to_all" ? -1 : call.elements,
+                .dtype = call.dtype,
+                .is_uneven = has_counts,
+                .where = call.where});
 }
 
 }  // namespace lockstep::apps

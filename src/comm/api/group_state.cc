@@ -62,19 +62,19 @@ GroupState::~GroupState() {
 }
 
 Duration GroupState::timeout() const {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   return timeout_;
 }
 
 void GroupState::set_timeout(Duration timeout) {
   check_timeout(timeout, name_);
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   timeout_ = timeout;
 }
 
 std::uint64_t GroupState::next_part() {
   if (has_backend()) backend_->check_process();
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   return ++parts_;
 }
 
@@ -116,7 +116,7 @@ GroupState::Posted GroupState::post_to_backend(Call& call) {
 Work GroupState::post(Call call, const CallOptions& options, std::source_location where) {
   if (options.timeout) check_timeout(*options.timeout, name_);
   if (has_backend()) backend_->check_process();  // a child's copy of mutex_ may be locked for ever
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   call.tag = options.tag;
   call.timeout = options.timeout.value_or(timeout_);
   call.where = where;
@@ -151,8 +151,8 @@ bool GroupState::done(std::uint64_t ticket) {
 at::Tensor GroupState::empty_node_shared(at::IntArrayRef sizes, const at::TensorOptions& options,
                                          std::source_location where) {
   backend_->check_process();
-  std::lock_guard lock(mutex_);
-  auto agree = [this, where](Call call) {
+  Lock lock(mutex_);
+  auto agree = [this, where](Call call) LOCKSTEP_REQUIRES(mutex_) {
     call.timeout = timeout_;
     call.where = where;
     auto [ticket, entry] = post_to_backend(call);
@@ -163,7 +163,7 @@ at::Tensor GroupState::empty_node_shared(at::IntArrayRef sizes, const at::Tensor
 
 void GroupState::abort(std::string_view reason) {
   if (has_backend()) return backend()->abort(reason);
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   alone_failure_.set(
       std::make_exception_ptr(Aborted(formatted("group {}: ended: {}", name_, reason))));
 }

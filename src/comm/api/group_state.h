@@ -5,13 +5,13 @@
 #include <lockstep/comm/backend.h>
 #include <lockstep/comm/group.h>
 
+#include "base/mutex.h"
 #include "comm/diagnose/failure.h"
 #include "comm/diagnose/flight_recorder.h"
 #include "comm/rendezvous/grace_period.h"
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -69,10 +69,10 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
     std::uint64_t ticket = 0;
     std::uint64_t entry = 0;
   };
-  // Under mutex_; the call has all but its number.
-  [[nodiscard]] Posted post_to_backend(Call& call);
+  // The call has all but its number.
+  [[nodiscard]] Posted post_to_backend(Call& call) LOCKSTEP_REQUIRES(mutex_);
   // How many calls of this call's channel have been posted.
-  [[nodiscard]] std::uint64_t& count_of(const Call& call);
+  [[nodiscard]] std::uint64_t& count_of(const Call& call) LOCKSTEP_REQUIRES(mutex_);
 
   const rendezvous::GracePeriod grace_;
   const std::shared_ptr<Backend> backend_;
@@ -80,11 +80,12 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   const std::shared_ptr<diagnose::FlightRecorder> recorder_;
   const std::vector<int> members_;
   const std::uint32_t recorded_ = 0;  // the recorder's number of this group
-  mutable std::mutex mutex_;          // guards what follows, and posts
-  Duration timeout_;
-  std::uint64_t parts_ = 0;
-  std::vector<std::uint64_t> counts_;  // collectives, sends to each rank, receives from each rank
-  diagnose::Failure alone_failure_;    // of a group without a backend
+  mutable Mutex mutex_;               // held by each post, too
+  Duration timeout_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::uint64_t parts_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  // Collectives, sends to each rank, receives from each rank.
+  std::vector<std::uint64_t> counts_ LOCKSTEP_GUARDED_BY(mutex_);
+  diagnose::Failure alone_failure_ LOCKSTEP_GUARDED_BY(mutex_);  // of a group without a backend
 };
 
 // The world of a rank, recorded. The record is written into the folder that LOCKSTEP_FLIGHT names.

@@ -17,48 +17,48 @@ constexpr Duration sleep_while_failing = std::chrono::seconds(1);
 }  // namespace
 
 void OpenCalls::refuse_if_failed(Collective collective) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   failure_.refuse_if_any(name_of(collective), group_);
 }
 
 std::uint64_t OpenCalls::add(const CallRecord& call) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   failure_.refuse_if_any(name_of(call.collective), group_);
   open_.emplace(++last_ticket_, call);
   return last_ticket_;
 }
 
 void OpenCalls::complete(std::uint64_t ticket) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   open_.erase(ticket);
   changed_.notify_all();
 }
 
 bool OpenCalls::done(std::uint64_t ticket) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   return failure_ || !open_.contains(ticket);
 }
 
 bool OpenCalls::has_failed() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   return failure_ || is_failing_;
 }
 
 void OpenCalls::fail(std::exception_ptr error) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   failure_.set(std::move(error));
   changed_.notify_all();
 }
 
 bool OpenCalls::begin_to_fail() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (failure_ || is_failing_) return false;
   is_failing_ = true;
   return true;
 }
 
 void OpenCalls::wait(std::uint64_t ticket, const Waiting& waiting) {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   auto entry = open_.find(ticket);
   if (entry == open_.end()) return;
   const auto call = entry->second;
@@ -66,35 +66,34 @@ void OpenCalls::wait(std::uint64_t ticket, const Waiting& waiting) {
   auto deadline = Deadline::after(call.timeout);
   auto notice = deadline.is_never() ? deadline : Deadline::after(notice_after);
   bool is_over = false;
-  auto without_lock = [&lock](auto&& action) {
-    lock.unlock();
-    action();
-    lock.lock();
-  };
   while (open_.contains(ticket)) {
     failure_.rethrow_if_any();
     if (!is_over && !is_failing_ && deadline.passed()) {
       is_over = true;
-      without_lock([&] { waiting.on_deadline(call); });
+      lock.unlock();
+      waiting.on_deadline(call);
+      lock.lock();
       continue;
     }
     if (!is_over && !is_failing_ && notice.passed()) {
       notice = Deadline::never();
-      without_lock([&] { waiting.on_notice(call, Clock::now() - begin); });
+      lock.unlock();
+      waiting.on_notice(call, Clock::now() - begin);
+      lock.lock();
       continue;
     }
     auto most = std::min<Duration>({deadline.left(), notice.left(), longest_sleep});
-    changed_.wait_for(lock, is_over || is_failing_ ? sleep_while_failing : most);
+    changed_.wait_for(lock.native(), is_over || is_failing_ ? sleep_while_failing : most);
   }
 }
 
 bool OpenCalls::drain(const rendezvous::GracePeriod& grace) {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   Duration longest{};
   for (const auto& [ticket, call] : open_) longest = std::max(longest, call.timeout);
   auto deadline = Deadline::after(grace.length(longest));
   while (!open_.empty() && !failure_ && !deadline.passed())
-    changed_.wait_for(lock, std::min(deadline.left(), longest_sleep));
+    changed_.wait_for(lock.native(), std::min(deadline.left(), longest_sleep));
   bool all = open_.empty() && !failure_;
   failure_.set(std::make_exception_ptr(Aborted("this rank has left the group")));
   return all;

@@ -7,6 +7,7 @@
 
 #include <lockstep/base/deadline.h>
 
+#include "base/mutex.h"
 #include "comm/call/record.h"
 #include "comm/diagnose/failure.h"
 #include "comm/rendezvous/grace_period.h"
@@ -16,7 +17,6 @@
 #include <exception>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <string>
 
 namespace lockstep {
@@ -53,12 +53,12 @@ class OpenCalls {
 
  private:
   const std::string group_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
-  std::uint64_t last_ticket_ = 0;
-  std::map<std::uint64_t, CallRecord> open_;  // by ticket
-  bool is_failing_ = false;                   // a thread is finding out why
-  diagnose::Failure failure_;
+  std::uint64_t last_ticket_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::map<std::uint64_t, CallRecord> open_ LOCKSTEP_GUARDED_BY(mutex_);  // by ticket
+  bool is_failing_ LOCKSTEP_GUARDED_BY(mutex_) = false;  // a thread is finding out why
+  diagnose::Failure failure_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep

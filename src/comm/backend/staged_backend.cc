@@ -43,7 +43,7 @@ StagedBackend::StagedBackend(std::shared_ptr<Backend> backend)
 std::uint64_t StagedBackend::post(const Call& call) {
   if (!is_on_device(call.input) && !is_on_device(call.output)) return backend_->post(call);
   at::NoGradGuard no_grad;
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   for (const auto* tensor : {&call.input, &call.output}) {
     if (tensor->defined()) settle(*tensor);
   }
@@ -68,7 +68,7 @@ std::uint64_t StagedBackend::post(const Call& call) {
 
 void StagedBackend::wait(std::uint64_t ticket) {
   backend_->wait(ticket);
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   // Those before it too: their Works may have been dropped. Messages may not be complete yet.
   for (auto output = outputs_.begin(); output != outputs_.end() && output->ticket <= ticket;) {
     auto next = std::next(output);

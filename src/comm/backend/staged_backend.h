@@ -5,13 +5,13 @@
 
 #include <lockstep/comm/backend.h>
 
+#include "base/mutex.h"
 #include "comm/backend/stream_point.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <list>
 #include <memory>
-#include <mutex>
 
 namespace lockstep {
 
@@ -56,14 +56,14 @@ class StagedBackend final : public Backend {
   };
   [[nodiscard]] static Region region_of(const at::Tensor& tensor);
   // The host's copy of an earlier output that `tensor` lies inside; undefined when there is none.
-  [[nodiscard]] at::Tensor inside_output(const at::Tensor& tensor) const;
+  [[nodiscard]] at::Tensor inside_output(const at::Tensor& tensor) const LOCKSTEP_REQUIRES(mutex_);
   // Waits for earlier outputs that `tensor` overlaps in another way.
-  void settle(const at::Tensor& tensor);
-  void bring_back(std::list<Output>::iterator output);
+  void settle(const at::Tensor& tensor) LOCKSTEP_REQUIRES(mutex_);
+  void bring_back(std::list<Output>::iterator output) LOCKSTEP_REQUIRES(mutex_);
 
   std::shared_ptr<Backend> backend_;
-  std::mutex mutex_;
-  std::list<Output> outputs_;  // in the order of their posts
+  Mutex mutex_;
+  std::list<Output> outputs_ LOCKSTEP_GUARDED_BY(mutex_);  // in the order of their posts
 };
 
 // `backend`, with staging where this LibTorch has devices whose tensors it would need it for.

@@ -17,13 +17,29 @@ std::string_view base_name(std::string_view path) { return path.substr(path.rfin
 
 using Notes = std::vector<std::string>;
 
-std::string described(const CallRecord& call, Notes notes) {
-  if (!call.tag.empty()) notes.insert(notes.begin(), call.tag);
-  if (!call.file.empty()) notes.push_back(formatted("{}:{}", call.file, call.line));
-  auto text = formatted("{} #{}", name_of(call.collective), call.number);
-  if (is_message(call.collective))
-    text +=
-        formatted(" {} rank {}", call.collective == Collective::send ? "to" : "from", call.root);
+bool names_message(std::string_view collective) {
+  return collective == name_of(Collective::send) || collective == name_of(Collective::recv);
+}
+
+CallWords words_of(const CallRecord& call) {
+  CallWords words{.collective = name_of(call.collective), .number = call.number, .tag = call.tag};
+  if (combines(call.collective)) words.op = name_of(call.op);
+  if (has_root(call.collective) || is_message(call.collective)) words.root = call.root;
+  words.is_uneven = call.is_uneven();
+  if (!(words.is_uneven && call.collective == Collective::all_to_all))
+    words.elements = call.elements;
+  if (call.dtype) words.dtype = name_of(*call.dtype);
+  if (!call.file.empty()) words.where = formatted("{}:{}", call.file, call.line);
+  return words;
+}
+
+std::string described(const CallWords& call, Notes notes) {
+  if (!call.tag.empty()) notes.insert(notes.begin(), std::string(call.tag));
+  if (!call.where.empty()) notes.push_back(call.where);
+  auto text = formatted("{} #{}", call.collective, call.number);
+  if (names_message(call.collective))
+    text += formatted(" {} rank {}", call.collective == name_of(Collective::send) ? "to" : "from",
+                      call.root);
   return notes.empty() ? text : formatted("{} ({})", text, listed(notes, ", "));
 }
 
@@ -47,16 +63,16 @@ std::string counts_that_differ(const CallRecord& call, const CallRecord& other, 
   return {};
 }
 
-std::string described_fully(const CallRecord& call, std::string_view counts) {
+std::string described_fully(const CallWords& call, std::string_view counts) {
   Notes notes;
-  if (combines(call.collective)) notes.emplace_back(name_of(call.op));
-  if (has_root(call.collective)) notes.push_back(formatted("root {}", call.root));
-  if (call.dtype && call.is_uneven() && call.collective == Collective::all_to_all)
-    notes.emplace_back(name_of(*call.dtype));
-  else if (call.dtype)
-    notes.push_back(formatted("{} x {}", call.elements, name_of(*call.dtype)));
-  if (call.is_uneven())
-    notes.push_back(counts.empty() ? "uneven" : formatted("uneven: {}", counts));
+  if (!call.op.empty()) notes.emplace_back(call.op);
+  if (call.root >= 0 && !names_message(call.collective))
+    notes.push_back(formatted("root {}", call.root));
+  if (!call.dtype.empty() && call.elements < 0)
+    notes.emplace_back(call.dtype);
+  else if (!call.dtype.empty())
+    notes.push_back(formatted("{} x {}", call.elements, call.dtype));
+  if (call.is_uneven) notes.push_back(counts.empty() ? "uneven" : formatted("uneven: {}", counts));
   return described(call, std::move(notes));
 }
 
@@ -135,7 +151,7 @@ std::string describe(const CallRecord& call) {
   bool has_size = call.dtype && !(call.is_uneven() && call.collective == Collective::all_to_all);
   if (has_size)
     notes.push_back(format_bytes(call.elements * static_cast<std::int64_t>(bytes_of(*call.dtype))));
-  return described(call, std::move(notes));
+  return described(words_of(call), std::move(notes));
 }
 
 std::string describe_due(const CallRecord& call) {
@@ -144,14 +160,16 @@ std::string describe_due(const CallRecord& call) {
   return describe(call);
 }
 
-std::string describe_fully(const CallRecord& call) { return described_fully(call, {}); }
+std::string describe_fully(const CallRecord& call) { return describe_fully(words_of(call)); }
+std::string describe_fully(const CallWords& call) { return described_fully(call, {}); }
 
 std::string describe_difference(const CallRecord& one, int rank, const CallRecord& other,
                                 int other_rank) {
   if (other_rank < rank) return describe_difference(other, other_rank, one, rank);
   return formatted("rank {} called {} where rank {} called {}", rank,
-                   described_fully(one, counts_that_differ(one, other, other_rank)), other_rank,
-                   described_fully(other, counts_that_differ(other, one, rank)));
+                   described_fully(words_of(one), counts_that_differ(one, other, other_rank)),
+                   other_rank,
+                   described_fully(words_of(other), counts_that_differ(other, one, rank)));
 }
 
 // COLLECTIVE OP ROOT DTYPE ELEMENTS NUMBER LINE, then the counts, each list after its length, FILE,

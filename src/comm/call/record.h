@@ -84,6 +84,20 @@ struct CallRecord {
 [[nodiscard]] std::string describe_due(const CallRecord& call);
 // all_reduce #417 (bucket 2, sum, 3145728 x float32, train.cc:88)
 [[nodiscard]] std::string describe_fully(const CallRecord& call);
+
+// A call of which only the words are known, such as one of a flight record.
+struct CallWords {
+  std::string_view collective;
+  std::uint64_t number = 0;
+  std::string_view tag = {};
+  std::string_view op = {};     // empty where there is none
+  int root = -1;                // or the peer of a message; below 0 where there is none
+  std::int64_t elements = -1;   // below 0 where they are not one number
+  std::string_view dtype = {};  // empty where nothing moves
+  bool is_uneven = false;
+  std::string where = {};  // train.cc:88
+};
+[[nodiscard]] std::string describe_fully(const CallWords& call);
 // rank 0 called all_reduce #5 (sum, 4 x float32, a.cc:3) where rank 1 called barrier #5 (a.cc:9).
 // Of uneven calls the first count that differs is shown.
 [[nodiscard]] std::string describe_difference(const CallRecord& one, int rank,

@@ -34,11 +34,11 @@ class WatchCore {
   [[nodiscard]] const std::string& process() const { return process_; }
 
   void add(std::shared_ptr<WatchedGroup> group) {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     groups_.push_back(std::move(group));
   }
   void remove(const std::shared_ptr<WatchedGroup>& group) {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     std::erase(groups_, group);
   }
   void something_was_posted();
@@ -58,11 +58,11 @@ class WatchCore {
   const std::shared_ptr<Store> store_;
   const std::string process_;
   std::atomic<bool> dirty_{false};
-  std::mutex mutex_;  // guards what follows
+  Mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::shared_ptr<WatchedGroup>> groups_;
-  bool ending_ = false;
-  bool has_ended_ = false;
+  std::vector<std::shared_ptr<WatchedGroup>> groups_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool ending_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  bool has_ended_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 };
 
 // The watch's look() takes the same mutex: one that finds the call in the history finds it open,
@@ -70,17 +70,17 @@ class WatchCore {
 void WatchedGroup::note(const CallRecord& call, std::uint64_t fingerprint) {
   open_.fetch_add(1, std::memory_order_relaxed);
   {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     history_.note(channel_of(call.collective, call.root, rank_), call, fingerprint);
   }
   core_.something_was_posted();
 }
 
 void WatchedGroup::state(Store& store, std::string_view process, bool leaves) {
-  std::lock_guard in_order(stating_);
+  Lock in_order(stating_);
   std::string text;
   {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     has_left_ = has_left_ || leaves;
     text = history_.statement(process, has_left_);
   }
@@ -105,16 +105,16 @@ std::vector<int> WatchedGroup::partners(const std::vector<ChannelKey>& channels)
 void WatchCore::something_was_posted() {
   if (dirty_.load(std::memory_order_relaxed)) return;
   {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     dirty_ = true;
   }
   changed_.notify_all();
 }
 
 void WatchCore::run() {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   while (!ending_) {
-    changed_.wait(lock, [this] { return ending_ || dirty_; });
+    changed_.wait(lock.native(), [this]() LOCKSTEP_REQUIRES(mutex_) { return ending_ || dirty_; });
     dirty_ = false;
     auto groups = groups_;
     lock.unlock();
@@ -122,7 +122,8 @@ void WatchCore::run() {
     for (const auto& group : groups) again = look(*group) || again;
     groups.clear();
     lock.lock();
-    changed_.wait_for(lock, CallWatch::period, [this] { return ending_; });
+    changed_.wait_for(lock.native(), CallWatch::period,
+                      [this]() LOCKSTEP_REQUIRES(mutex_) { return ending_; });
     if (again) dirty_ = true;
   }
   has_ended_ = true;
@@ -130,10 +131,11 @@ void WatchCore::run() {
 }
 
 bool WatchCore::end(Duration limit) {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   ending_ = true;
   changed_.notify_all();
-  return changed_.wait_for(lock, limit, [this] { return has_ended_; });
+  return changed_.wait_for(lock.native(), limit,
+                           [this]() LOCKSTEP_REQUIRES(mutex_) { return has_ended_; });
 }
 
 bool WatchCore::look(WatchedGroup& group) {
@@ -141,7 +143,7 @@ bool WatchCore::look(WatchedGroup& group) {
   std::vector<int> partners;
   bool is_new = false;
   {
-    std::lock_guard lock(group.mutex_);
+    Lock lock(group.mutex_);
     is_new = group.stated_ != group.history_.version();
     group.stated_ = group.history_.version();
     if (is_new) partners = group.partners(group.history_.channels());
@@ -168,7 +170,7 @@ void WatchCore::ask_for_end(WatchedGroup& group) {
 }
 
 void WatchCore::tell(WatchedGroup& group, const std::string& mismatch) {
-  std::lock_guard gate(group.gate_);
+  Lock gate(group.gate_);
   if (!group.gone_) group.on_end_(mismatch);
 }
 
@@ -178,7 +180,7 @@ void WatchCore::compare(WatchedGroup& group, const std::vector<int>& partners) {
     if (!theirs) continue;
     std::optional<Difference> difference;
     {
-      std::lock_guard lock(group.mutex_);
+      Lock lock(group.mutex_);
       difference = group.history_.compare(*theirs);
     }
     if (!difference) continue;
@@ -211,7 +213,7 @@ std::shared_ptr<WatchedGroup> CallWatch::join(const std::string& name, int rank,
 
 void CallWatch::leave(const std::shared_ptr<WatchedGroup>& group, bool in_order) noexcept {
   {
-    std::lock_guard gate(group->gate_);
+    Lock gate(group->gate_);
     group->gone_ = true;
   }
   core_->remove(group);

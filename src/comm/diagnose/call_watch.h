@@ -24,16 +24,15 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/store/store.h>
 
+#include "base/mutex.h"
 #include "comm/diagnose/history.h"
 #include "sys/thread.h"
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -72,12 +71,12 @@ class WatchedGroup {
   const int size_;
   const OnEnd on_end_;
   std::atomic<std::int64_t> open_{0};  // calls that are not complete
-  std::mutex mutex_;
-  CallHistory history_;
-  bool has_left_ = false;
-  std::mutex stating_;  // a statement never replaces a later one
-  std::mutex gate_;
-  bool gone_ = false;
+  Mutex mutex_;
+  CallHistory history_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool has_left_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  Mutex stating_;  // a statement never replaces a later one
+  Mutex gate_;
+  bool gone_ LOCKSTEP_GUARDED_BY(gate_) = false;
   std::uint64_t stated_ = 0;  // the history's version that the others can read; the watch's thread
   bool is_over_ = false;      // nothing more is to be found here; the watch's thread
 };

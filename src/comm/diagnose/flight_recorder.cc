@@ -38,7 +38,7 @@ std::uint64_t hash_of_counts(const CallView& call) {
 FlightRecorder::FlightRecorder(FlightHeader header) : header_(std::move(header)) {}
 
 std::uint32_t FlightRecorder::add_group(std::string name, std::vector<int> members) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   RecordedGroup group{.name = std::move(name), .members = std::move(members)};
   if (!ended_.empty() && last_.load(relaxed) >= ended_.front().last + kept) {
     auto number = ended_.front().group;
@@ -51,7 +51,7 @@ std::uint32_t FlightRecorder::add_group(std::string name, std::vector<int> membe
 }
 
 void FlightRecorder::end_group(std::uint32_t group) noexcept {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (!groups_.at(group).failure.empty()) return;
   ended_.push_back({.group = group, .last = last_.load(relaxed)});
 }
@@ -131,7 +131,7 @@ std::string FlightRecorder::json_locked() const {
 }
 
 std::string FlightRecorder::json() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   return json_locked();
 }
 
@@ -143,13 +143,13 @@ std::string FlightRecorder::write_locked(const std::string& folder) const {
 }
 
 std::string FlightRecorder::write(const std::string& folder) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   return write_locked(folder);
 }
 
 void FlightRecorder::note_failure(std::uint32_t group, std::string_view sentence) noexcept {
   try {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     auto& died = groups_.at(group);
     if (!died.failure.empty()) return;
     died.failure = sentence;

@@ -9,6 +9,7 @@
 //   - Groups and failures are guarded by mutex_, and so is the file.
 #pragma once
 
+#include "base/mutex.h"
 #include "comm/call/record.h"
 #include "sys/shared_text.h"
 #include "sys/timestamp_counter.h"
@@ -18,7 +19,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -111,17 +111,17 @@ class FlightRecorder {
   };
   [[nodiscard]] FlightSlot& slot(std::uint64_t number) const { return slots_[number % kept]; }
   [[nodiscard]] std::vector<FlightEntry> entries() const;
-  [[nodiscard]] std::string json_locked() const;
-  std::string write_locked(const std::string& folder) const;
+  [[nodiscard]] std::string json_locked() const LOCKSTEP_REQUIRES(mutex_);
+  std::string write_locked(const std::string& folder) const LOCKSTEP_REQUIRES(mutex_);
 
   const FlightHeader header_;
   const sys::TimestampScale scale_;
   const std::unique_ptr<FlightSlot[]> slots_ = std::make_unique<FlightSlot[]>(kept);
   std::atomic<std::uint64_t> last_{0};
 
-  std::mutex mutex_;
-  std::vector<RecordedGroup> groups_;
-  std::deque<EndedGroup> ended_;  // in the order of their ends
+  Mutex mutex_;
+  std::vector<RecordedGroup> groups_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::deque<EndedGroup> ended_ LOCKSTEP_GUARDED_BY(mutex_);  // in the order of their ends
 };
 
 }  // namespace lockstep::diagnose

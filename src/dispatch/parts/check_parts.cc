@@ -55,8 +55,8 @@ bool gives_parts(const c10::OperatorHandle& operation) {
       "are here, so that every rank gets another result; norms, clipping and loss scaling over all "
       "ranks: the handle's clip_grad_norm(), optim::gradient_norm(), optim::GradScaler; whole "
       "values: the handle's unsharded() or state_dict(); this rank's elements alone: clone()",
-      operation.schema().name(), part.name, record.parts->division()->size(), part.range.begin,
-      part.range.end));
+      operation.schema().name(), part.name, record.parts->division()->size(),
+      part.slice.range.begin, part.slice.range.end));
 }
 
 // How one operation uses parts that have several ranks. Made before it runs.

@@ -18,8 +18,12 @@ namespace lockstep::dispatch {
 Division::Division(Group ranks, std::optional<Duration> timeout)
     : ranks_(std::move(ranks)), timeout_(timeout) {}
 
+Division::Division(std::shared_ptr<Division> inner, Group ranks, std::optional<Duration> timeout)
+    : ranks_(std::move(ranks)), inner_(std::move(inner)), timeout_(timeout) {}
+
 double Division::sum(double number) {
-  if (size() == 1) return number;
+  if (inner_) number = inner_->sum(number);
+  if (ranks_.size() == 1) return number;
   at::Tensor all = at::full({1}, number, at::kDouble);
   ranks_.all_reduce(all, Op::sum, {.tag = "parts of a norm", .timeout = timeout_}).wait();
   return all.item<double>();
@@ -27,7 +31,8 @@ double Division::sum(double number) {
 
 // Engines differ in what the maximum of a number and NaN is.
 double Division::largest(double number) {
-  if (size() == 1) return number;
+  if (inner_) number = inner_->largest(number);
+  if (ranks_.size() == 1) return number;
   bool is_nan = std::isnan(number);
   at::Tensor all = at::tensor({is_nan ? 0.0 : number, is_nan ? 1.0 : 0.0}, at::kDouble);
   ranks_.all_reduce(all, Op::max, {.tag = "largest of the parts", .timeout = timeout_}).wait();
@@ -44,7 +49,7 @@ Parts::Parts(std::shared_ptr<Division> division, std::vector<Part> parts)
 const Part& Parts::at(std::int64_t offset, std::int64_t count) const {
   const Part* found = &parts_.front();
   for (const Part& part : parts_) {
-    if (part.offset == offset && part.range.length() == count) return part;
+    if (part.offset == offset && part.slice.numel() == count) return part;
     if (part.offset <= offset) found = &part;
   }
   return *found;

@@ -43,7 +43,7 @@ void BufferPool::make_room(std::int64_t bytes) {
 }
 
 at::Tensor BufferPool::take(std::int64_t numel, c10::ScalarType dtype, c10::Device device) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   at::Tensor buffer = found(numel, dtype, device);
   if (!buffer.defined()) {
     make_room(numel * static_cast<std::int64_t>(c10::elementSize(dtype)));
@@ -56,26 +56,26 @@ at::Tensor BufferPool::take(std::int64_t numel, c10::ScalarType dtype, c10::Devi
 }
 
 void BufferPool::give(at::Tensor buffer) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   bytes_.taken -= size_of(buffer);
   bytes_.free += size_of(buffer);
   free_.push_back(std::move(buffer));
 }
 
 void BufferPool::clear() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   for (const at::Tensor& buffer : free_) parallel::give_pages_back(buffer);
   free_.clear();
   bytes_.free = 0;
 }
 
 BufferPool::Bytes BufferPool::bytes() const {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   return bytes_;
 }
 
 void BufferPool::reset_peak() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   bytes_.peak = bytes_.taken;
 }
 

@@ -9,11 +9,12 @@
 
 #include <lockstep/comm/group.h>
 
+#include "base/mutex.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <utility>
 
 namespace lockstep::sharded {
@@ -43,14 +44,15 @@ class BufferPool {
   void reset_peak();
 
  private:
-  [[nodiscard]] at::Tensor found(std::int64_t numel, c10::ScalarType dtype, c10::Device device);
-  void make_room(std::int64_t bytes);
+  [[nodiscard]] at::Tensor found(std::int64_t numel, c10::ScalarType dtype, c10::Device device)
+      LOCKSTEP_REQUIRES(mutex_);
+  void make_room(std::int64_t bytes) LOCKSTEP_REQUIRES(mutex_);
 
   Group& group_;
-  mutable std::mutex mutex_;
-  std::deque<at::Tensor> free_;  // the oldest first
-  Bytes bytes_;
-  std::int64_t most_ = 0;  // ever taken at once
+  mutable Mutex mutex_;
+  std::deque<at::Tensor> free_ LOCKSTEP_GUARDED_BY(mutex_);  // the oldest first
+  Bytes bytes_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::int64_t most_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  // ever taken at once
 };
 
 }  // namespace lockstep::sharded

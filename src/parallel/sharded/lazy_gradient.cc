@@ -94,7 +94,7 @@ void LazyGradient::read(std::int64_t begin, std::int64_t count, void* to) const 
 }
 
 void LazyGradient::compute() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (std::exchange(computed_, true)) return;
   c10::InferenceMode off(false);
   at::Tensor memory = at::empty({range_.length()}, rows_.options().dtype(dtype_));
@@ -109,20 +109,20 @@ void LazyGradient::compute() {
 }
 
 void LazyGradients::add(std::shared_ptr<LazyGradient> gradient) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   gradients_.push_back(std::move(gradient));
   open_ = true;
 }
 
 void LazyGradients::settle() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   for (const auto& gradient : gradients_) gradient->settle();
   gradients_.clear();
   open_ = false;
 }
 
 bool LazyGradients::are_open() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   return open_;
 }
 

@@ -15,6 +15,7 @@
 // Thread-safe, but settle().
 #pragma once
 
+#include "base/mutex.h"
 #include "dispatch/value_source.h"
 
 #include <lockstep/dispatch/part.h>
@@ -23,7 +24,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
 namespace lockstep::sharded {
@@ -57,8 +57,8 @@ class LazyGradient final : public dispatch::ValueSource {
   c10::ScalarType dtype_;
   std::vector<const std::byte*> inputs_;  // the range in each row
   std::unique_ptr<dispatch::LazyStorage> storage_;
-  std::mutex mutex_;
-  bool computed_ = false;
+  Mutex mutex_;
+  bool computed_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 };
 
 // Those of one handle. Thread-safe.
@@ -72,9 +72,9 @@ class LazyGradients {
   [[nodiscard]] bool are_open();
 
  private:
-  std::mutex mutex_;
-  std::vector<std::shared_ptr<LazyGradient>> gradients_;
-  bool open_ = false;
+  Mutex mutex_;
+  std::vector<std::shared_ptr<LazyGradient>> gradients_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool open_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace lockstep::sharded

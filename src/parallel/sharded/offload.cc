@@ -23,7 +23,7 @@ at::Tensor Offload::zeros(std::int64_t count, at::ScalarType dtype) {
   std::byte* begin = file.data();
   at::Tensor tensor = at::from_blob(
       begin, {count}, [self = shared_from_this(), begin](void*) { self->forget(begin); }, dtype);
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   files_.emplace(begin, std::move(file));
   bytes_ += static_cast<std::int64_t>(bytes);
   return tensor;
@@ -40,7 +40,7 @@ at::Tensor Offload::zeros_in_memory(std::int64_t count, at::ScalarType dtype) {
 }
 
 void Offload::forget(const std::byte* begin) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   auto file = files_.extract(begin);
   if (!file.empty()) bytes_ -= static_cast<std::int64_t>(file.mapped().bytes());
 }
@@ -49,7 +49,7 @@ bool Offload::holds(const at::Tensor& tensor) const {
   if (!tensor.defined() || tensor.numel() == 0 || !tensor.is_cpu() || !tensor.has_storage())
     return false;
   auto* data = static_cast<const std::byte*>(tensor.const_data_ptr());
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   auto next = files_.upper_bound(data);
   if (next == files_.begin()) return false;
   const auto& [begin, file] = *std::prev(next);

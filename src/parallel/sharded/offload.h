@@ -6,6 +6,7 @@
 // and nothing is left in it. Thread-safe.
 #pragma once
 
+#include "base/mutex.h"
 #include "sys/reserved_file.h"
 
 #include <lockstep/comm/group.h>
@@ -17,7 +18,6 @@
 #include <filesystem>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -44,8 +44,9 @@ class Offload final : public optim::StateMemory, public std::enable_shared_from_
 
   const std::filesystem::path folder_;
   std::atomic<std::int64_t> bytes_ = 0;
-  mutable std::mutex mutex_;
-  std::map<const std::byte*, sys::ReservedFile> files_;  // by where they are mapped
+  mutable Mutex mutex_;
+  std::map<const std::byte*, sys::ReservedFile> files_
+      LOCKSTEP_GUARDED_BY(mutex_);  // by where they are mapped
 };
 
 // Collective, before anything is taken: whether every rank can have its shards of `parameters` in

@@ -52,15 +52,16 @@ class Residency::SliceOwner final : public dispatch::StorageOwner {
   std::size_t unit_;
 };
 
-Unit& Residency::add(std::string name, std::vector<NamedParameter> parameters, Group& group,
+Unit& Residency::add(std::string name, std::vector<NamedParameter> parameters,
                      std::shared_ptr<BufferPool> pool, const UnitSettings& settings) {
   std::size_t number = units_.size();
   auto whole = std::make_shared<Owner>(*this, static_cast<int>(number));
   auto slices = std::make_shared<SliceOwner>(*this, number);
-  units_.push_back(std::make_unique<Unit>(std::move(name), std::move(parameters), group,
+  units_.push_back(std::make_unique<Unit>(std::move(name), std::move(parameters), gather_,
                                           std::move(pool), UnitOwners{whole, slices}, settings));
   owners_.push_back(std::move(whole));
   owners_.push_back(std::move(slices));
+  Lock lock(mutex_);
   was_written_.push_back(false);
   dropped_.push_back(false);
   return *units_.back();
@@ -68,15 +69,23 @@ Unit& Residency::add(std::string name, std::vector<NamedParameter> parameters, G
 
 namespace {
 
+std::string tag_of(const Unit& unit, const char* why) {
+  return formatted("unit {} {}", unit.name(), why);
+}
+
 std::string explained(const Unit& unit, const dispatch::StorageUse& use, const char* what) {
-  return formatted("{} used parameter {}, and unit {} had to be gathered: {}", use.operation,
-                   unit.parameter_at(use.offset), unit.name(), what);
+  bool in_backward = parallel::current_backward() >= 0;
+  return formatted("{} used parameter {}, and unit {} had to be gathered: {}{}", use.operation,
+                   unit.parameter_at(use.offset), unit.name(), what,
+                   in_backward ? "; perhaps an exception has ended backward() on a rank that "
+                                 "gathered another unit"
+                               : "");
 }
 
 }  // namespace
 
 void Residency::pin(int unit, const dispatch::StorageUse& use) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   Unit& used = *units_[static_cast<std::size_t>(unit)];
   if (use.writes || unit != last_write_.unit) forget_write();
   try {
@@ -98,7 +107,7 @@ void Residency::forget_write() {
 }
 
 void Residency::undo_last_write() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (last_write_.unit < 0) return;
   auto number = static_cast<std::size_t>(last_write_.unit);
   Unit& unit = *units_[number];
@@ -108,13 +117,13 @@ void Residency::undo_last_write() {
 }
 
 void Residency::written(int unit) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   units_[static_cast<std::size_t>(unit)]->write_back();
   was_written_[static_cast<std::size_t>(unit)] = true;
 }
 
 void Residency::unpin(int unit) noexcept {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   Unit& used = *units_[static_cast<std::size_t>(unit)];
   --used.pins;
   // The operation that used it has written a slice meanwhile.
@@ -130,7 +139,10 @@ void Residency::bring(int unit) {
   bool again = is_again(unit);
   if (level_ == ShardLevel::full) {
     record(unit);
-    if (!wanted.arriving()) post(static_cast<std::size_t>(unit));
+    if (!wanted.arriving()) {
+      if (says_next() && parallel::current_backward() >= 0) say_next(unit);
+      post(static_cast<std::size_t>(unit), again ? tag_of(wanted, gathered_again) : "");
+    }
     gather_ahead();
   } else {
     gather_everything();
@@ -151,8 +163,7 @@ bool Residency::is_again(int unit) const {
 // Blocks until all ranks do the same as this one. Those that do something else find it out in the
 // group of `own`, or in the other one: whichever they come to.
 void Residency::meet(const Unit& unit, Work own, const char* why) {
-  std::string tag = formatted("unit {} {}", unit.name(), why);
-  Work other = reduce_.barrier({.tag = tag, .timeout = timeout_});
+  Work other = reduce_.barrier({.tag = tag_of(unit, why), .timeout = timeout_});
   Deadline deadline = Deadline::after(timeout_.value_or(reduce_.timeout()));
   while (!own.done() && !other.done() && !deadline.passed())
     std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -170,33 +181,15 @@ void Residency::gather_everything() {
   }
 }
 
-void Residency::post(std::size_t number) {
+void Residency::post(std::size_t number, std::string_view tag) {
   Unit& unit = *units_[number];
   if (deferred_) deferred_->settle();
   if (unit.is_read_by_peers()) is_read_ = true;
-  unit.post_gather();
+  unit.post_gather(tag);
   dropped_[number] = false;
   if (std::ranges::find(gathered_, static_cast<int>(number)) == gathered_.end())
     gathered_.push_back(static_cast<int>(number));
   may_drop_ = may_drop_ || unit.trains();
-}
-
-void Residency::record(int unit) {
-  if (!at::GradMode::is_enabled() && parallel::current_backward() < 0) return;
-  std::size_t place = seen_.size();
-  follows_ = follows_ && place < order_.size() && order_[place] == unit;
-  seen_.push_back(unit);
-}
-
-void Residency::gather_ahead() {
-  if (!follows_ || held_ > 0) return;
-  if (!at::GradMode::is_enabled() && parallel::current_backward() < 0) return;
-  std::size_t end = std::min(order_.size(), seen_.size() + static_cast<std::size_t>(prefetch_));
-  for (std::size_t next = seen_.size(); next < end; ++next) {
-    auto number = static_cast<std::size_t>(order_[next]);
-    if (!units_[number]->present() && !units_[number]->arriving()) post(number);
-  }
-  if (end < order_.size()) units_[static_cast<std::size_t>(order_[end])]->fetch_ahead();
 }
 
 bool Residency::stays(const Unit& unit, bool in_backward) const {
@@ -209,7 +202,7 @@ void Residency::leave_others(int unit) {
   if (level_ != ShardLevel::full && std::ranges::find(was_written_, true) == was_written_.end())
     return;
   bool in_backward = parallel::current_backward() >= 0;
-  std::erase_if(gathered_, [&](int other) {
+  std::erase_if(gathered_, [&](int other) LOCKSTEP_REQUIRES(mutex_) {
     Unit& candidate = *units_[static_cast<std::size_t>(other)];
     if (other == unit) return false;
     bool may_stay = stays(candidate, in_backward);
@@ -227,7 +220,7 @@ void Residency::release(std::size_t number) {
 }
 
 void Residency::unit_done(int unit) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   Unit& done = *units_[static_cast<std::size_t>(unit)];
   if (level_ == ShardLevel::full && done.present() && held_ == 0 && done.pins == 0)
     release(static_cast<std::size_t>(unit));
@@ -250,55 +243,8 @@ void Residency::drop_all() {
   current_ = -1;
 }
 
-bool Residency::end_iteration() {
-  std::lock_guard lock(mutex_);
-  forget_write();
-  bool was_known = follows_ && seen_.size() == order_.size();
-  if (!seen_.empty()) order_ = seen_;
-  seen_.clear();
-  follows_ = !order_.empty();
-  drop_all();
-  return was_known || level_ != ShardLevel::full;
-}
-
-void Residency::end_failed_iteration(bool may_wait) {
-  std::lock_guard lock(mutex_);
-  forget_write();
-  bool is_known = follows_ && may_wait && held_ == 0;
-  if (level_ == ShardLevel::full && is_known) gather_rest();
-  if (level_ == ShardLevel::full && !is_known) post_failure();
-  if (!is_known) order_.clear();
-  seen_.clear();
-  follows_ = !order_.empty();
-  drop_all();
-}
-
-void Residency::gather_rest() {
-  for (std::size_t next = seen_.size(); next < order_.size(); ++next) {
-    auto number = static_cast<std::size_t>(order_[next]);
-    Unit& unit = *units_[number];
-    if (unit.present() && unit.pins == 0) release(number);
-    if (!unit.present() && !unit.arriving()) post(number);
-    if (!unit.arriving()) continue;
-    unit.finish_gather();
-    release(number);
-  }
-}
-
-void Residency::join_failure() {
-  std::lock_guard lock(mutex_);
-  if (level_ != ShardLevel::full) return;
-  order_.clear();
-  follows_ = false;
-  post_failure();
-}
-
-void Residency::post_failure() {
-  units_.front()->post_barrier("backward() ended with an exception").drop();
-}
-
 void Residency::invalidate() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   for (std::size_t i = 0; i < units_.size(); ++i) {
     Unit& unit = *units_[i];
     if (unit.arriving()) unit.finish_gather();
@@ -308,20 +254,20 @@ void Residency::invalidate() {
 }
 
 void Residency::all_have_read(Work when) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   is_read_ = false;
   read_until_ = std::move(when);
 }
 
 void Residency::before_write() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   for (const auto& unit : units_)
     if (unit->arriving()) unit->finish_gather();
   wait_for_readers(std::ranges::any_of(units_, [](const auto& unit) { return unit->present(); }));
 }
 
 void Residency::before_slice_write(std::size_t unit) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (units_[unit]->arriving()) units_[unit]->finish_gather();
   wait_for_readers(units_[unit]->present());
   drop_before_write(unit);
@@ -356,12 +302,11 @@ void Residency::wait_for_readers(bool is_present) {
   // A write takes gathered values away, so a later use gathers again, and is_read_ says it. What
   // stays, as frozen units do, may be used without.
   Unit& named = *units_.front();
-  meet(named, named.post_barrier(formatted("unit {} {}", named.name(), slices_change)),
-       slices_change);
+  meet(named, named.post_barrier(tag_of(named, slices_change)), slices_change);
 }
 
 void Residency::hold_all() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   for (const auto& unit : units_)
     if (unit->arriving()) unit->finish_gather();
   bool again = std::ranges::find(dropped_, true) != dropped_.end();
@@ -375,7 +320,7 @@ void Residency::hold_all() {
 }
 
 void Residency::release_all() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (--held_ > 0) return;
   if (!units_.empty() && units_.front()->is_read_by_peers()) is_read_ = true;
   drop_all();

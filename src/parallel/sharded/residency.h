@@ -26,9 +26,10 @@
 // Outside backward() that is a gather which ranks that wrote nothing know nothing of: they come to
 // another call, and it is a Mismatch on both of the groups that the handle's calls go to.
 //
-// A backward() that fails on this rank leaves the others gathering. Where the order of gathers is
-// known, this rank takes part in what is left of it; else a call that only ranks with a failure
-// make tells the others, as a Mismatch. The next step of all ranks begins alike in both cases.
+// A backward() that fails on this rank leaves the others gathering, and this rank takes part in
+// that. Where the order of gathers is known, in what is left of it; the others do so too when they
+// have gathered less. Where it is not, all ranks say in backward() what they gather next
+// (next_gather.h). The next step of all ranks begins alike in both cases.
 //
 // Invariants, under mutex_: a unit with pins is present; a unit that is present or arriving has its
 // values from the shards as they were when its gather was posted, and one that is outdated is
@@ -38,47 +39,54 @@
 // Thread-safe.
 #pragma once
 
+#include "base/mutex.h"
 #include "parallel/sharded/lazy_gradient.h"
+#include "parallel/sharded/next_gather.h"
 #include "parallel/sharded/unit.h"
 
 #include <lockstep/comm/group.h>
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep::sharded {
 
 class Residency {
  public:
-  // `reduce`: the group that gradients are reduced in, for calls that all ranks make or none. The
-  // handle keeps it.
+  // `gather`: the group that units are gathered in. `reduce`: the one that gradients are reduced
+  // in, for calls that all ranks make or none. The handle keeps them.
   // With `deferred`, gradients that are averaged where they are used: their rows are read no more
   // when this rank takes part in a gather.
-  Residency(ShardLevel level, int prefetch, Group& reduce,
+  Residency(ShardLevel level, int prefetch, Group& gather, Group& reduce,
             std::optional<Duration> timeout = std::nullopt,
             std::shared_ptr<LazyGradients> deferred = nullptr)
       : level_(level),
         prefetch_(prefetch),
+        gather_(gather),
         reduce_(reduce),
         timeout_(timeout),
         deferred_(std::move(deferred)) {}
 
   // Before any use. Makes a unit, as its constructor says, whose uses are asked for here.
-  Unit& add(std::string name, std::vector<NamedParameter> parameters, Group& group,
+  Unit& add(std::string name, std::vector<NamedParameter> parameters,
             std::shared_ptr<BufferPool> pool, const UnitSettings& settings);
   [[nodiscard]] const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
 
   // The gradients of a unit are complete: it is not needed before the next step.
   void unit_done(int unit);
-  // backward() has ended: nothing stays, and the order of gathers is that of the next time. Whether
-  // it was known before.
-  bool end_iteration();
-  // An exception has ended it here. Unless `may_wait`, takes part in no more gathers.
-  void end_failed_iteration(bool may_wait);
-  // It went well here, with gathers in no known order, and has failed on another rank.
+  // backward() has ended: nothing stays, and the order of gathers is that of the next time. Blocks
+  // until all ranks are here, where that order was not known before.
+  void end_iteration();
+  // An exception has ended it here. Takes part in the gathers of the others as far as they have
+  // come, one step with each call, and does not block. False where none is left, or one failed.
+  bool follow_others() noexcept { return follow_others(/*blocks=*/false); }
+  // After it ended with an exception: the same until none is left, and blocks for that.
+  void end_failed_iteration();
+  // After end_iteration(): it has ended with an exception on another rank, which still gathers what
+  // the time before had more than this time.
   void join_failure();
   // Shards have new values.
   void invalidate();
@@ -107,46 +115,69 @@ class Residency {
   void pin(int unit, const dispatch::StorageUse& use);
   void written(int unit);
   void unpin(int unit) noexcept;
-  void bring(int unit);
-  void post(std::size_t number);
-  void gather_everything();
-  void gather_ahead();
-  void gather_rest();
-  void post_failure();
-  void record(int unit);
-  void leave_others(int unit);
+  void bring(int unit) LOCKSTEP_REQUIRES(mutex_);
+  void post(std::size_t number, std::string_view tag = {}) LOCKSTEP_REQUIRES(mutex_);
+  void gather_everything() LOCKSTEP_REQUIRES(mutex_);
+  void gather_ahead() LOCKSTEP_REQUIRES(mutex_);
+  bool follow_others(bool blocks) noexcept;
+  [[nodiscard]] bool follow(bool blocks) LOCKSTEP_REQUIRES(mutex_);
+  [[nodiscard]] NextGather next_gather(std::optional<int> own) LOCKSTEP_REQUIRES(mutex_);
+  [[nodiscard]] bool says_next() const LOCKSTEP_REQUIRES(mutex_);
+  void say_next(int unit) LOCKSTEP_REQUIRES(mutex_);
+  [[nodiscard]] bool say_end() LOCKSTEP_REQUIRES(mutex_);
+  void post_for_others(int number) LOCKSTEP_REQUIRES(mutex_);
+  void finish_for_others(int number) LOCKSTEP_REQUIRES(mutex_);
+  void note_what_is_left() LOCKSTEP_REQUIRES(mutex_);
+  void begin_order() LOCKSTEP_REQUIRES(mutex_);
+  void record(int unit) LOCKSTEP_REQUIRES(mutex_);
+  void leave_others(int unit) LOCKSTEP_REQUIRES(mutex_);
   void before_slice_write(std::size_t unit);
-  void drop_before_write(std::size_t unit);
-  void drop_if_outdated(std::size_t number);
-  void drop(std::size_t number);
-  [[nodiscard]] bool is_again(int unit) const;
-  void meet(const Unit& unit, Work own, const char* why);
-  void wait_for_readers(bool is_present);
-  void forget_write();
-  void release(std::size_t number);
-  void drop_all();
-  [[nodiscard]] bool stays(const Unit& unit, bool in_backward) const;
+  void drop_before_write(std::size_t unit) LOCKSTEP_REQUIRES(mutex_);
+  void drop_if_outdated(std::size_t number) LOCKSTEP_REQUIRES(mutex_);
+  void drop(std::size_t number) LOCKSTEP_REQUIRES(mutex_);
+  [[nodiscard]] bool is_again(int unit) const LOCKSTEP_REQUIRES(mutex_);
+  void meet(const Unit& unit, Work own, const char* why) LOCKSTEP_REQUIRES(mutex_);
+  void wait_for_readers(bool is_present) LOCKSTEP_REQUIRES(mutex_);
+  void forget_write() LOCKSTEP_REQUIRES(mutex_);
+  void release(std::size_t number) LOCKSTEP_REQUIRES(mutex_);
+  void drop_all() LOCKSTEP_REQUIRES(mutex_);
+  [[nodiscard]] bool stays(const Unit& unit, bool in_backward) const LOCKSTEP_REQUIRES(mutex_);
 
-  std::mutex mutex_;
+  Mutex mutex_;
   const ShardLevel level_;
   const int prefetch_;
+  Group& gather_;
   Group& reduce_;
   const std::optional<Duration> timeout_;
   const std::shared_ptr<LazyGradients> deferred_;  // null: gradients are averaged in backward()
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<std::shared_ptr<dispatch::StorageOwner>> owners_;
-  int current_ = -1;  // the unit used last
-  int held_ = 0;
-  LastWrite last_write_;
-  bool is_read_ = false;           // node-shared: perhaps, by some rank
-  Work read_until_;                // the same, until it is complete
-  std::vector<bool> was_written_;  // in place, since it was gathered
-  std::vector<bool> dropped_;      // by a write to a slice, and not gathered since
-  std::vector<int> gathered_;      // all that are arriving or present, and perhaps others
-  bool may_drop_ = false;          // a unit was gathered since a write dropped all
-  std::vector<int> order_;         // of gathers, between the last two ends of backward()
-  std::vector<int> seen_;          // since the last one
-  bool follows_ = false;           // seen_ is how order_ begins
+  int current_ LOCKSTEP_GUARDED_BY(mutex_) = -1;  // the unit used last
+  int held_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  LastWrite last_write_ LOCKSTEP_GUARDED_BY(mutex_);
+  // Node-shared: perhaps, by some rank; and until `read_until_` is complete.
+  bool is_read_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  Work read_until_ LOCKSTEP_GUARDED_BY(mutex_);
+  // In place, since it was gathered; by a write to a slice, and not gathered since.
+  std::vector<bool> was_written_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::vector<bool> dropped_ LOCKSTEP_GUARDED_BY(mutex_);
+  // All that are arriving or present, and perhaps others.
+  std::vector<int> gathered_ LOCKSTEP_GUARDED_BY(mutex_);
+  // A unit was gathered since a write dropped all.
+  bool may_drop_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  // Of gathers: between the last two ends of backward(), and since the last one; whether the second
+  // is how the first begins.
+  std::vector<int> order_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::vector<int> seen_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool follows_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  // Where the last time ended before its order did: that order, and what of it was not gathered.
+  std::vector<int> order_before_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::vector<int> left_before_ LOCKSTEP_GUARDED_BY(mutex_);
+  // After an exception here: what they do next, which unit they gather (-1: none), and whether they
+  // gather no more.
+  std::optional<NextGather> question_ LOCKSTEP_GUARDED_BY(mutex_);
+  int followed_ LOCKSTEP_GUARDED_BY(mutex_) = -1;
+  bool others_ended_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace lockstep::sharded

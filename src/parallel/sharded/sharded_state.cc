@@ -3,7 +3,6 @@
 #include "dispatch/key.h"
 #include "layout/unit_plan.h"
 #include "module/rank_check.h"
-#include "module/slices.h"
 #include "module/specs.h"
 #include "module/state_entries.h"
 #include "parallel/part_kinds.h"
@@ -67,8 +66,8 @@ sharded::UnitSettings settings_of(const ShardOptions& options) {
 ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& options)
     : groups(std::move(the_groups)),
       deferred(options.reduce_in_step ? std::make_shared<sharded::LazyGradients>() : nullptr),
-      residency(std::make_unique<sharded::Residency>(options.level, options.prefetch, groups.reduce,
-                                                     options.timeout, deferred)),
+      residency(std::make_unique<sharded::Residency>(options.level, options.prefetch, groups.gather,
+                                                     groups.reduce, options.timeout, deferred)),
       division(std::make_shared<dispatch::Division>(groups.reduce, options.timeout)),
       options_(options),
       pool_(std::make_shared<sharded::BufferPool>(groups.gather)) {
@@ -154,8 +153,7 @@ void ShardedState::add_unit(const layout::PlannedUnit& planned,
     tensors.push_back(members.back().tensor);
   }
   sharded::give_values(groups.whole, sharded::deferred_among(tensors), broadcast_bytes, call());
-  sharded::Unit& unit =
-      residency->add(planned.name, std::move(members), groups.gather, pool_, settings);
+  sharded::Unit& unit = residency->add(planned.name, std::move(members), pool_, settings);
   int number = 0;
   for (int i : planned.items)
     by_tensor_[parameters[static_cast<std::size_t>(i)].tensor.unsafeGetTensorImpl()] = {&unit,
@@ -187,19 +185,13 @@ void ShardedState::detach() {
         "gone; call unshard() before the handle goes");
 }
 
-layout::TensorSlice ShardedState::slice_at(const Place& place) const {
-  const layout::FlatEntry& entry = place.unit->layout().entry(place.number);
-  return layout::range_slice(entry.sizes,
-                             place.unit->owned()[static_cast<std::size_t>(place.number)].of_tensor,
-                             modules::dim_order_of(entry.sizes, place.unit->strides(place.number)));
-}
-
 std::vector<NamedPart> ShardedState::named_parameters() const {
   std::vector<NamedPart> list;
   for (const Place& place : places_) {
     auto i = static_cast<std::size_t>(place.number);
     const auto& [name, tensor, aliases] = place.unit->parameters()[i];
-    list.push_back({name, place.unit->slices()[i], aliases, slice_at(place)});
+    list.push_back(
+        {name, place.unit->slices()[i], aliases, place.unit->slice_of_whole(place.number)});
   }
   return list;
 }
@@ -226,7 +218,7 @@ std::vector<NamedPart> ShardedState::state_parts() {
       list.push_back({entry.names.front(),
                       place.unit->part(place.number),
                       {entry.names.begin() + 1, entry.names.end()},
-                      slice_at(place)});
+                      place.unit->slice_of_whole(place.number)});
     } else if (!entry.tensor.is_nested()) {
       list.push_back(kinds.whole_part(entry));
     }

@@ -74,7 +74,6 @@ class ShardedState final : public HandleState {
   [[nodiscard]] bool is_divided(const at::Tensor& tensor) const {
     return by_tensor_.contains(tensor.unsafeGetTensorImpl());
   }
-  [[nodiscard]] layout::TensorSlice slice_at(const Place& place) const;
   void add_units(const modules::ModuleTensors& tensors, const ShardOptions& options);
   void name_units(const std::vector<NamedParameter>& parameters);
   void add_unit(const layout::PlannedUnit& planned, const std::vector<NamedParameter>& parameters,

@@ -2,6 +2,7 @@
 
 #include "dispatch/parts/part_record.h"
 #include "layout/unit_plan.h"
+#include "module/slices.h"
 #include "module/specs.h"
 
 #include <lockstep/base/format.h>
@@ -114,7 +115,10 @@ void Unit::make_slices(std::weak_ptr<dispatch::StorageOwner> owner) {
   std::vector<dispatch::Part> parts;
   for (const layout::FlatSlice& slice : owned_) {
     const layout::FlatEntry& entry = layout_.entry(slice.entry);
-    parts.push_back({entry.name, entry.sizes, slice.of_tensor, slice.offset});
+    std::vector<int> order = modules::dim_order_of(entry.sizes, strides(slice.entry));
+    parts.push_back({entry.name,
+                     layout::range_slice(entry.sizes, slice.of_tensor, std::move(order)),
+                     slice.offset});
   }
   auto division = settings_.division;
   if (!division) division = std::make_shared<dispatch::Division>(group_);
@@ -137,12 +141,14 @@ std::int64_t Unit::version() const {
   return sum;
 }
 
-void Unit::post_gather() {
+void Unit::post_gather(std::string_view tag) {
   at::NoGradGuard no_grad;
   arriving_ = memory_->take_whole();
   gathered_version_ = version();
   at::Tensor input = memory_->input(gathered_version_);
-  gather_ = group_.all_gather(arriving_, input, call());
+  CallOptions options = call();
+  if (!tag.empty()) options.tag = tag;
+  gather_ = group_.all_gather(arriving_, input, options);
   phase_ = Phase::arriving;
 }
 

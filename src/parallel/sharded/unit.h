@@ -79,6 +79,10 @@ class Unit {
   [[nodiscard]] const std::vector<layout::FlatSlice>& owned() const { return owned_; }
   // What slices and their gradients know of themselves; offsets count from the range's begin.
   [[nodiscard]] const std::shared_ptr<dispatch::Parts>& parts() const { return parts_; }
+  // Which elements of parameter i slice i has.
+  [[nodiscard]] const layout::TensorSlice& slice_of_whole(int i) const {
+    return parts_->number(static_cast<std::size_t>(i)).slice;
+  }
   // This rank's range of the flat storage.
   [[nodiscard]] layout::Range range() const { return range_; }
   // The strides of parameter i in the storage.
@@ -99,8 +103,8 @@ class Unit {
 
   // Advice: the shard will be gathered soon.
   void fetch_ahead() const { memory_->fetch_ahead(); }
-  // Collective, does not wait for peers.
-  void post_gather();
+  // Collective, does not wait for peers. `tag`: if it is not the unit's own.
+  void post_gather(std::string_view tag = {});
   // Of a unit that is arriving.
   [[nodiscard]] Work gather() const { return gather_; }
   // Blocks until the values are there.

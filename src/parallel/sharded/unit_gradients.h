@@ -48,7 +48,9 @@ class UnitGradients {
   // Instead of both, when backward() has failed here: takes part with any values, which lie in
   // `scratch` where there are none of this unit yet. Does not wait.
   void post_anything(at::Tensor& scratch);
-  // The second half of it, of a unit that is posted already.
+  // Whether all ranks have taken part in what was posted last.
+  [[nodiscard]] bool is_reduced() const { return work_.done(); }
+  // The second half of post_anything(), of a unit that is posted already.
   void forward_anything();
   // Blocks until the averages are there. Slices of parameters that are `unused` stay as they are;
   // one flag a parameter, or none at all.

@@ -1,8 +1,11 @@
 #include "parallel/sharded/unit_reducer.h"
 
 #include <lockstep/base/check.h>
+#include <lockstep/base/deadline.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 namespace lockstep::sharded {
@@ -10,6 +13,9 @@ namespace {
 
 // Reductions under way at levels gradients and full: each has a whole unit's gradients.
 constexpr std::size_t most_in_flight = 2;
+
+// After an exception here: whether the other ranks have gone on.
+constexpr std::chrono::microseconds look_again{50};
 
 }  // namespace
 
@@ -101,7 +107,7 @@ void UnitReducer::discard_all() {
 }
 
 void UnitReducer::end_backward(bool reduces) {
-  order_was_known_ = residency_.end_iteration();
+  residency_.end_iteration();
   if (reduces) return;
   for (const auto& gradients : gradients_)
     if (gradients) gradients->end_keeping();
@@ -140,7 +146,7 @@ parallel::StepStatus UnitReducer::wait() {
 }
 
 void UnitReducer::discard(bool failed) {
-  if (failed && (!order_was_known_ || groups_.replicas.size() > 1)) residency_.join_failure();
+  if (failed) residency_.join_failure();
   forward_all();
   discard_all();
 }
@@ -176,17 +182,27 @@ void UnitReducer::adopt_order(const std::vector<int>& order) {
   }
 }
 
+// The others gather between their gradients, so this rank has to do both as they come to it, and
+// must not block in one of them: an engine blocks where a call uses memory that an earlier one
+// still uses.
 void UnitReducer::post_failure(const parallel::StepStatus& own) {
   at::Tensor scratch;
   for (int u : in_flight_) gradients(u).forward_anything();
-  while (posted_ < order_.size()) gradients(order_[posted_++]).post_anything(scratch);
+  for (; posted_ < order_.size(); ++posted_) {
+    if (posted_ > 0) follow_until_reduced(gradients(order_[posted_ - 1]));
+    gradients(order_[posted_]).post_anything(scratch);
+  }
   post_status(own);
   residency_.all_have_read(sent_work_);
 }
 
-void UnitReducer::end_failed_backward() {
-  residency_.end_failed_iteration(/*may_wait=*/groups_.replicas.size() == 1);
+void UnitReducer::follow_until_reduced(const UnitGradients& latest) {
+  Deadline deadline = Deadline::after(options_.timeout.value_or(groups_.reduce.timeout()));
+  while (!latest.is_reduced() && !deadline.passed() && residency_.follow_others())
+    std::this_thread::sleep_for(look_again);
 }
+
+void UnitReducer::end_failed_backward() { residency_.end_failed_iteration(); }
 
 void UnitReducer::clear_gradients(bool set_to_none) {
   for (const auto& gradients : gradients_)

@@ -67,6 +67,7 @@ class UnitReducer final : public parallel::Reducer {
   void post_ready();
   void publish_oldest();
   void discard_all();
+  void follow_until_reduced(const UnitGradients& latest);
   void post_status(const parallel::StepStatus& own);
   void forward_all();
   [[nodiscard]] std::vector<bool> unused_in(int unit, const parallel::StepStatus& all) const;
@@ -90,10 +91,9 @@ class UnitReducer final : public parallel::Reducer {
   std::vector<Place> places_;                              // a parameter each
   std::vector<int> order_;                                 // of units that train
 
-  std::vector<int> awaited_;      // by unit: parameters that are not ready
-  std::size_t posted_ = 0;        // units of order_
-  std::deque<int> in_flight_;     // posted and not published
-  bool order_was_known_ = false;  // of gathers
+  std::vector<int> awaited_;   // by unit: parameters that are not ready
+  std::size_t posted_ = 0;     // units of order_
+  std::deque<int> in_flight_;  // posted and not published
   parallel::StepStatus status_;
   at::Tensor sent_;  // the same, on its way
   Work sent_work_;

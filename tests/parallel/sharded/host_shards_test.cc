@@ -25,14 +25,14 @@ struct OffloadedUnit {
       : group(std::move(ranks)),
         offload(std::make_shared<Offload>(std::move(folder))),
         pool(std::make_shared<sharded::BufferPool>(group)),
-        residency(level, 1, group) {
+        residency(level, 1, group, group) {
     std::vector<NamedParameter> members;
     for (int i = 0; i < 2; ++i) {
       parameters.push_back(on_late_device(initial(i)).requires_grad_());
       members.push_back({"p" + std::to_string(i), parameters.back(), {}});
     }
     residency.add(
-        "u", std::move(members), group, pool,
+        "u", std::move(members), pool,
         sharded::UnitSettings{.level = level, .key = dispatch::key(), .offload = offload});
   }
 

@@ -15,12 +15,12 @@ using sharded::Unit;
 // Four units of one parameter each, in a group of one rank.
 struct Units {
   explicit Units(ShardLevel level, int prefetch = 1, bool reshard = true)
-      : residency(level, prefetch, group) {
+      : residency(level, prefetch, group, group) {
     auto pool = std::make_shared<sharded::BufferPool>(group);
     for (int i = 0; i < 4; ++i) {
       parameters.push_back(values({3, 2}, i).requires_grad_());
       std::vector<NamedParameter> members = {{"p" + std::to_string(i), parameters.back(), {}}};
-      residency.add("u" + std::to_string(i), std::move(members), group, pool,
+      residency.add("u" + std::to_string(i), std::move(members), pool,
                     sharded::UnitSettings{
                         .level = level, .reshard_after_forward = reshard, .key = dispatch::key()});
     }
@@ -102,7 +102,7 @@ TEST(Residency, GathersNothingAheadWithoutGradientsOrAfterAFailure) {
     units.use(0);
     EXPECT_EQ(units.state(), "P---");
   }
-  units.residency.end_failed_iteration(/*may_wait=*/true);
+  units.residency.end_failed_iteration();
   units.use_in_order({1, 0});
   EXPECT_EQ(units.state(), "P---");
 }

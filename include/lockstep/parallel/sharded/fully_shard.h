@@ -42,9 +42,10 @@
 //
 // Errors of backward(): ReductionFailed; PeerLost, Timeout, Mismatch, Aborted of the group. After
 // an exception on every rank the next step works. One that ends backward() on some ranks only,
-// after their first gradient was complete, is told to the others at once: by ReductionFailed, and
-// the next step works; or, at level full, by a Mismatch, which ends the handle: on a mesh of two
-// axes, and where units were gathered in another order than in the step before, as in the first.
+// after their first gradient was complete, is told to the others by ReductionFailed, and the next
+// step works. One case is left, at level full: where the others gather units in the order of the
+// step before until that rank has failed, and in another one after that, they get a Mismatch, which
+// ends the handle.
 //
 // Threads: one thread a time per handle, with one exception: inside unsharded(), and in a group of
 // one rank, several threads may run forward() without gradients.

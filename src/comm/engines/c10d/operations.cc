@@ -71,7 +71,7 @@ template <class Start>
 void C10dRunner::await(const PostedCall& call, Start start) {
   c10::intrusive_ptr<c10d::Work> work;
   const auto carrier = engine_->carrier_of(call);
-  std::unique_lock lock(launching_);
+  Lock lock(launching_);
   if (closed_) throw Aborted("the engine is closed");
   engine_->mark_next(static_cast<std::uint32_t>(call.fingerprint));
   work = start(carrier.group);

@@ -34,7 +34,7 @@ void C10dRunner::run_on(c10::Device device, const PostedCall& call) {
 }
 
 c10::Stream C10dRunner::stream_of(const PostedCall& call, c10::Device device) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   std::pair key(channel_of(call.collective, call.root, rank_), device.index());
   auto found = streams_.find(key);
   if (found != streams_.end()) return found->second;
@@ -44,7 +44,7 @@ c10::Stream C10dRunner::stream_of(const PostedCall& call, c10::Device device) {
 }
 
 void C10dRunner::close(std::string_view) noexcept {
-  std::lock_guard lock(launching_);
+  Lock lock(launching_);
   closed_ = true;
   engine_->close([this] { return running_ > 0; });
 }

@@ -7,6 +7,7 @@
 // end: so what any thread gives to any stream after Work::wait() sees the outputs.
 #pragma once
 
+#include "base/mutex.h"
 #include "comm/backend/blocking_engine.h"
 #include "comm/engines/c10d/engine.h"
 
@@ -15,7 +16,6 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -75,11 +75,12 @@ class C10dRunner final : public BlockingEngine {
   std::shared_ptr<Engine> engine_;
   int rank_;
   int size_;
-  std::mutex launching_;         // held at each launch, and while the engine is being closed
-  bool closed_ = false;          // under launching_: nothing is launched any more
-  std::atomic<int> running_{0};  // launched and not over
-  std::mutex mutex_;
-  std::map<std::pair<ChannelKey, c10::DeviceIndex>, c10::Stream> streams_;  // under mutex_
+  Mutex launching_;  // held at each launch, and while the engine is being closed
+  bool closed_ LOCKSTEP_GUARDED_BY(launching_) = false;  // nothing is launched any more
+  std::atomic<int> running_{0};                          // launched and not over
+  Mutex mutex_;
+  std::map<std::pair<ChannelKey, c10::DeviceIndex>, c10::Stream> streams_
+      LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::c10d_engine

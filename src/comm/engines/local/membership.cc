@@ -6,7 +6,7 @@
 namespace lockstep::local {
 
 std::shared_ptr<World> World::child(int rank, std::span<const int> ranks, std::string_view name) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   auto entry = children_.find(name);
   if (entry == children_.end()) {
     Child fresh{std::make_shared<World>(static_cast<int>(ranks.size()), std::string(name)),
@@ -27,7 +27,7 @@ std::shared_ptr<World> World::child(int rank, std::span<const int> ranks, std::s
 }
 
 at::Tensor World::node_shared(int rank, const std::function<at::Tensor()>& make) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   auto number = ++members_[rank].node_shared;
   auto& shared = node_shared_[number];
   if (!shared.tensor.defined()) shared.tensor = make();
@@ -38,7 +38,7 @@ at::Tensor World::node_shared(int rank, const std::function<at::Tensor()>& make)
 }
 
 void World::leave(int rank) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   members_[rank].left = true;
   for (auto& [name, child] : children_) {
     auto place = std::ranges::find(child.ranks, rank) - child.ranks.begin();

@@ -18,7 +18,7 @@ using diagnose::FailureKind;
 World::World(int size, std::string name) : size_(size), name_(std::move(name)), members_(size) {}
 
 std::uint64_t World::post(int rank, const Call& call) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   failure_.refuse_if_any(name_of(call.collective), name_);
   auto& member = members_[rank];
   Key key{channel_of(call.collective, call.root, rank), call.number};
@@ -35,7 +35,7 @@ std::uint64_t World::post(int rank, const Call& call) {
 }
 
 void World::wait(int rank, std::uint64_t ticket) {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   auto& open = members_[rank].open;
   auto entry = open.find(ticket);
   if (entry == open.end()) return;
@@ -53,17 +53,17 @@ void World::wait(int rank, std::uint64_t ticket) {
            diagnose::overdue_sentence(pending.calls.begin()->second, peers, timeout, name_));
       continue;
     }
-    changed_.wait_for(lock, std::min<Duration>(deadline.left(), std::chrono::hours(1)));
+    changed_.wait_for(lock.native(), std::min<Duration>(deadline.left(), std::chrono::hours(1)));
   }
 }
 
 bool World::done(int rank, std::uint64_t ticket) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   return failure_ || !members_[rank].open.contains(ticket);
 }
 
 void World::abort(int rank, std::string_view reason) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (!failure_) fail(FailureKind::aborted, diagnose::aborted_sentence(rank, reason, name_));
 }
 

@@ -10,6 +10,7 @@
 //   open.
 #pragma once
 
+#include "base/mutex.h"
 #include "comm/backend/posted_call.h"
 #include "comm/diagnose/failure.h"
 #include "comm/diagnose/report.h"
@@ -20,7 +21,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -78,22 +78,24 @@ class World {
 
   [[nodiscard]] std::vector<int> participants(const Key& key) const;
   // Each of these may end the group.
-  void check_agreement(const PendingOperation& pending, int rank);
-  void check_presence(const Key& key, const PendingOperation& pending);
-  void complete(const Key& key, PendingOperation& pending);
-  void fail(diagnose::FailureKind kind, const std::string& text);
+  void check_agreement(const PendingOperation& pending, int rank) LOCKSTEP_REQUIRES(mutex_);
+  void check_presence(const Key& key, const PendingOperation& pending) LOCKSTEP_REQUIRES(mutex_);
+  void complete(const Key& key, PendingOperation& pending) LOCKSTEP_REQUIRES(mutex_);
+  void fail(diagnose::FailureKind kind, const std::string& text) LOCKSTEP_REQUIRES(mutex_);
   [[nodiscard]] diagnose::PeerStatus status_of(int rank, const Key& key,
-                                               const PendingOperation& pending) const;
+                                               const PendingOperation& pending) const
+      LOCKSTEP_REQUIRES(mutex_);
 
   const int size_;
   const std::string name_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
-  std::map<Key, PendingOperation> pending_;
-  std::vector<Member> members_;
-  std::map<std::string, Child, std::less<>> children_;  // those whose ranks have not all arrived
-  std::map<std::uint64_t, NodeShared> node_shared_;     // those that some rank has still to take
-  diagnose::Failure failure_;
+  std::map<Key, PendingOperation> pending_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::vector<Member> members_ LOCKSTEP_GUARDED_BY(mutex_);
+  // Those whose ranks have not all arrived; those that some rank has still to take.
+  std::map<std::string, Child, std::less<>> children_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::map<std::uint64_t, NodeShared> node_shared_ LOCKSTEP_GUARDED_BY(mutex_);
+  diagnose::Failure failure_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::local

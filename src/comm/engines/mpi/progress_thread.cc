@@ -76,7 +76,7 @@ void ProgressThread::begin() {
 
 ProgressThread::~ProgressThread() {
   {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     ending_ = true;
   }
   given_.notify_one();
@@ -85,7 +85,7 @@ ProgressThread::~ProgressThread() {
 
 void ProgressThread::give(std::function<void()> task) {
   {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     tasks_.push_back(std::move(task));
   }
   given_.notify_one();
@@ -106,7 +106,7 @@ void ProgressThread::run() {
       break_down(error.what());
     }
     idle_rounds = progress ? 0 : idle_rounds + 1;
-    std::unique_lock lock(mutex_);
+    Lock lock(mutex_);
     if (!tasks_.empty()) continue;
     if (ending_) break;
     lock.unlock();
@@ -122,7 +122,7 @@ void ProgressThread::run() {
 bool ProgressThread::run_tasks() {
   std::deque<std::function<void()>> tasks;
   {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     tasks.swap(tasks_);
   }
   for (auto& task : tasks) {
@@ -336,8 +336,9 @@ void ProgressThread::rest(int idle_rounds) {
     return;
   }
   auto pause = !expects ? 1000us : idle_rounds < 4 * eager ? 30us : 300us;
-  std::unique_lock lock(mutex_);
-  given_.wait_for(lock, pause, [this] { return !tasks_.empty() || ending_; });
+  Lock lock(mutex_);
+  given_.wait_for(lock.native(), pause,
+                  [this]() LOCKSTEP_REQUIRES(mutex_) { return !tasks_.empty() || ending_; });
 }
 
 void ProgressThread::break_down(const std::string& why) {

@@ -10,6 +10,7 @@
 //   pending by a group that died here.
 #pragma once
 
+#include "base/mutex.h"
 #include "comm/engines/mpi/header.h"
 #include "comm/engines/mpi/plugin/functions.h"
 #include "sys/peer_processes.h"
@@ -26,7 +27,6 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -143,10 +143,10 @@ class ProgressThread {
   lockstep_mpi_world world_{};
 
   std::atomic<std::uint64_t> bootstraps_ = 0;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable given_;
-  std::deque<std::function<void()>> tasks_;
-  bool ending_ = false;
+  std::deque<std::function<void()>> tasks_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool ending_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 
   std::deque<Envelope> envelopes_;  // in the order in which MPI fills them
   std::list<Moving> moving_;

@@ -116,8 +116,8 @@ void Operation::publish(const Peers& peers, const ChannelMemory& memory, int me,
                         const Posting& posting) {
   if (posting.is_uneven()) publish_counts(peers, memory, me, posting);
   if (carried_) {
-    inputs_[me] = Place{memory.carried(me, sequence_)};
-    if (!combines(collective_)) origins_[me] = Place{staged_.own_input().data};
+    inputs_[me] = Place::here(memory.carried(me, sequence_));
+    if (!combines(collective_)) origins_[me] = Place::here(staged_.own_input().data);
     if (auto input = staged_.own_input(); input.bytes > 0)
       std::memcpy(inputs_[me].data, input.data, input.bytes);
   }
@@ -147,7 +147,7 @@ void Operation::note(const Peers& peers, int member, Location input, Location ou
 
 // Its lines are in that member's cache; they come over while this rank still looks and plans.
 void Operation::note_carried(int member, std::byte* input, Place origin) {
-  inputs_[member] = Place{input};
+  inputs_[member] = Place::here(input);
   origins_[member] = origin;
   std::size_t output = staged_.own_output().bytes;
   if (output == 0) return;
@@ -218,7 +218,7 @@ PollResult Operation::make_plan(const Peers& peers, const ChannelMemory& memory)
   planned_ = true;
   if (carried_) {
     if (!combines(collective_)) plan_ = Plan(shape_);
-    outputs_[me_] = Place{staged_.own_output().data};
+    outputs_[me_] = Place::here(staged_.own_output().data);
     return PollResult::ready;
   }
   // Of a pipelined one it has been there since fill(), and the poster reads it now in copy_in().
@@ -340,7 +340,7 @@ int Operation::combine_in_pipelines(int part, std::int64_t index, Scratch& scrat
   Range range = plan_.shared_segment(static_cast<std::int64_t>(turn));
   for (std::size_t member = 0; member < inputs_.size(); ++member) {
     const PipelineMemory& pipeline = pipelines_[member];
-    Place here{pipeline.exists() ? pipeline.segment(turn) : nullptr};
+    Place here = Place::here(pipeline.exists() ? pipeline.segment(turn) : nullptr);
     inputs[member] = here.exists() ? here : at_element(inputs_[member], range.begin, dtype_);
     outputs[member] = here.exists() ? here : at_element(outputs_[member], range.begin, dtype_);
   }

@@ -43,9 +43,9 @@ class Peers {
   // Where a location is for this process.
   [[nodiscard]] Place place(Location location) const {
     if (!location.is_somewhere()) return {};
-    if (!location.is_private) return {base(location.rank) + location.offset};
+    if (!location.is_private) return Place::here(base(location.rank) + location.offset);
     auto* address = reinterpret_cast<std::byte*>(location.offset);
-    if (processes_[location.rank] == 0) return {address};
+    if (processes_[location.rank] == 0) return Place::here(address);
     return {address, processes_[location.rank], peers_[location.rank].process.get()};
   }
   // The address of what lies in an arena.

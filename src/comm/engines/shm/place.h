@@ -15,6 +15,7 @@ struct Place {
   pid_t process;   // 0: here
   int descriptor;  // of that process, which its number may outlive; below 0: not known
 
+  [[nodiscard]] static Place here(std::byte* address) { return {address, 0, -1}; }
   [[nodiscard]] bool exists() const { return data != nullptr; }
   [[nodiscard]] bool is_here() const { return process == 0; }
   // So many bytes further on; nowhere stays nowhere.

@@ -1,0 +1,118 @@
+// Stage: a part of a model in a pipeline, and split(), which cuts a model into stages without
+// editing it.
+//
+//   torch::nn::Sequential model(...);
+//   std::vector<ls::Stage> stages = ls::split(model, {"2", "4"});     // 0 and 1; 2 and 3; the rest
+//
+// A stage's module has the parameters and buffers of its part under the names that they have in the
+// whole model, so that what a pipeline saves is what one process saves. All of it is local.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/pimpl.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+
+// What goes into a stage and comes out of it: one tensor or several.
+using Tensors = std::vector<at::Tensor>;
+
+// A function of one micro-batch. What it is given may be saved for backward(), and must not be
+// changed in place.
+using StageForward = std::function<Tensors(const Tensors& inputs)>;
+
+// Names of tensors differ between the stages of a pipeline, unless it is the same tensor.
+struct Stage {
+  std::string name;  // for messages
+  std::shared_ptr<torch::nn::Module> module;
+  StageForward forward;
+};
+
+namespace detail {
+
+[[noreturn]] void throw_wrong_inputs(const std::string& module, std::size_t expected,
+                                     std::size_t found);
+
+inline Tensors listed_tensors(at::Tensor output) { return {std::move(output)}; }
+inline Tensors listed_tensors(Tensors outputs) { return outputs; }
+template <typename... Outputs>
+Tensors listed_tensors(std::tuple<Outputs...> outputs) {
+  return std::apply([](auto&... each) { return Tensors{std::move(each)...}; }, outputs);
+}
+template <typename First, typename Second>
+Tensors listed_tensors(std::pair<First, Second> outputs) {
+  return {std::move(outputs.first), std::move(outputs.second)};
+}
+
+template <typename Impl, typename Result, typename... Arguments, std::size_t... places>
+StageForward forward_of(std::shared_ptr<Impl> module, Result (Impl::*forward)(Arguments...),
+                        std::index_sequence<places...>) {
+  return [module = std::move(module), forward](const Tensors& inputs) {
+    if (inputs.size() != sizeof...(Arguments))
+      throw_wrong_inputs(module->name(), sizeof...(Arguments), inputs.size());
+    return listed_tensors((module.get()->*forward)(inputs[places]...));
+  };
+}
+
+}  // namespace detail
+
+// A stage by hand: `forward` computes with `module`, whose tensors are then called NAME.weight and
+// so on.
+[[nodiscard]] Stage stage_of(std::string name, std::shared_ptr<torch::nn::Module> module,
+                             StageForward forward);
+// One forward() of a module as a stage: stage_of("head", module, &HeadImpl::forward). It takes
+// tensors, and gives a tensor, a tuple or a pair of tensors, or a std::vector of them. The stage
+// keeps the module.
+template <typename Impl, typename Result, typename... Arguments>
+[[nodiscard]] Stage stage_of(std::string name, std::shared_ptr<Impl> module,
+                             Result (Impl::*forward)(Arguments...)) {
+  StageForward call = detail::forward_of(module, forward, std::index_sequence_for<Arguments...>());
+  return stage_of(std::move(name), std::shared_ptr<torch::nn::Module>(std::move(module)),
+                  std::move(call));
+}
+// The same for a module that has one forward().
+template <typename Impl>
+[[nodiscard]] Stage stage_of(std::string name, const torch::nn::ModuleHolder<Impl>& module) {
+  return stage_of(std::move(name), module.ptr(), &Impl::forward);
+}
+
+// A step of a model's forward(), for models that are no Sequential: what it computes, and the
+// modules whose parameters and buffers that takes, by their names in the model (single parameters
+// and buffers may be named too). What several pieces name is tied over their stages.
+struct ModelPiece {
+  std::string name;
+  std::vector<std::string> modules;
+  StageForward forward;
+};
+
+// Cuts before the children of these names. Children between two points are a stage; a
+// Sequential's module may take several tensors only if it is the first of its stage, and give a
+// tuple of up to four only if it is the last one. InvalidArgument names a point that is no child
+// (and what was probably meant), comes twice, is out of order or has no child before it.
+[[nodiscard]] std::vector<Stage> split(const torch::nn::Sequential& model,
+                                       const std::vector<std::string>& points);
+
+// The same for a model that is told as a list of pieces, which are computed one after the other:
+//
+//   std::vector<ls::ModelPiece> pieces{{"embedding", {"wte", "wpe"}, embed}};
+//   for (int i = 0; i < layers; ++i) pieces.push_back({name(i), {name(i)}, block(i)});
+//   pieces.push_back({"head", {"ln_f", "wte"}, head});              // wte is tied
+//   auto stages = ls::split(model, pieces, {"h.4", "h.8"});
+//
+// Functions refer to the model's modules and so keep them. InvalidArgument also names a module that
+// the model has not, and the first parameter of the model that is in no piece: it would not be
+// trained.
+[[nodiscard]] std::vector<Stage> split(const torch::nn::Module& model,
+                                       const std::vector<ModelPiece>& pieces,
+                                       const std::vector<std::string>& points);
+
+}  // namespace lockstep

@@ -1,0 +1,110 @@
+#include "global/arguments.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/fingerprint.h>
+#include <lockstep/base/format.h>
+
+#include <c10/util/StringUtil.h>
+
+#include <bit>
+#include <functional>
+
+namespace lockstep::global {
+namespace {
+
+// Begins what a word of a key stands for.
+enum Mark : std::uint64_t { global_mark = 1, number_mark, plain_mark, none_mark, list_mark, other };
+
+std::uint64_t word_of(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
+
+}  // namespace
+
+Arguments::Arguments(const Operation& operation, std::span<c10::IValue> values, Space& space)
+    : operation_(operation), space_(space) {
+  key.add(word_of(&operation));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    auto argument = static_cast<int>(i);
+    if (values[i].isTensor() && values[i].toTensor().defined()) {
+      add(std::move(values[i]).toTensor(), argument, -1, operation.written[i]);
+    } else {
+      add_value(values[i], argument, operation.written[i], operation.ignored[i]);
+    }
+  }
+}
+
+void Arguments::add(at::Tensor tensor, int argument, int element, bool written) {
+  if (!tensor.defined()) return key.add(none_mark);
+  GlobalTensor* global = global_of(tensor);
+  const at::Tensor& kept =
+      tensors.emplace_back(TensorArgument{std::move(tensor), global, argument, element, written})
+          .tensor;
+  if (global != nullptr) {
+    if (global->spec->space != &space_)
+      throw InvalidArgument(formatted(
+          "{}: expected tensors of one mesh, found mesh {} and another mesh {}; full_tensor() and "
+          "distribute() bring a tensor from one to the other",
+          operation_.name, space_.name(), global->spec->space->name()));
+    key.add(global_mark);
+    return key.add(word_of(global->spec.get()));
+  }
+  // LibTorch's formulas of gradients make such tensors of numbers.
+  bool is_number = kept.dim() == 0;
+  if (is_number && !written) {
+    key.add(number_mark);
+    return key.add(static_cast<std::uint64_t>(kept.scalar_type()));
+  }
+  if (!space_.options.replicate_plain || written) refuse_plain(kept, argument);
+  key.add(plain_mark);
+  key.add(static_cast<std::uint64_t>(kept.scalar_type()));
+  key.add(static_cast<std::uint64_t>(kept.dim()));
+  for (std::int64_t size : kept.sizes()) key.add(static_cast<std::uint64_t>(size));
+  for (std::int64_t stride : kept.strides()) key.add(static_cast<std::uint64_t>(stride));
+}
+
+void Arguments::add_value(const c10::IValue& value, int argument, bool written, bool ignored) {
+  if (value.isNone() || value.isTensor()) return key.add(none_mark);  // or an undefined one
+  if (value.isList()) {
+    auto elements = value.toListRef();
+    key.add(list_mark << 32 | elements.size());
+    int number = 0;
+    for (const c10::IValue& element : elements) {
+      if (element.isTensor()) {
+        has_list = true;
+        add(element.toTensor(), argument, number, written);
+      } else {
+        add_value(element, argument, written, ignored);
+      }
+      ++number;
+    }
+    return;
+  }
+  key.add(other);
+  if (ignored) return key.add(value.isDouble() ? 1 : value.isInt() ? 2 : 3);
+  if (value.isInt()) return key.add(static_cast<std::uint64_t>(value.toInt()));
+  if (value.isBool()) return key.add(value.toBool() ? 1 : 2);
+  if (value.isDouble()) return key.add(std::bit_cast<std::uint64_t>(value.toDouble()));
+  if (value.isString()) return key.add(std::hash<std::string>()(value.toStringRef()));
+  if (value.isDevice())
+    return key.add(static_cast<std::uint64_t>(std::hash<c10::Device>()(value.toDevice())));
+  if (value.isGenerator()) return;
+  key.can_be_remembered = false;
+}
+
+void Arguments::refuse_plain(const at::Tensor& tensor, int argument) const {
+  throw InvalidArgument(formatted(
+      "{}: expected global tensors on mesh {}, found a plain {} tensor of sizes {} as argument {}; "
+      "distribute() makes it global, and GlobalOptions::replicate_plain lets plain tensors count "
+      "as "
+      "replicated where they are only read",
+      operation_.name, space_.name(), c10::toString(tensor.scalar_type()), c10::str(tensor.sizes()),
+      argument));
+}
+
+std::string describe_placements(const Arguments& arguments) {
+  std::vector<std::string> texts;
+  for (const TensorArgument& one : arguments.tensors)
+    texts.push_back(one.global != nullptr ? describe(one.global->spec->placements) : "plain");
+  return listed(texts, ", ");
+}
+
+}  // namespace lockstep::global

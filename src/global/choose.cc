@@ -1,0 +1,217 @@
+#include "global/choose.h"
+
+#include "global/convert.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/format.h>
+#include <lockstep/layout/box.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace lockstep::global {
+namespace {
+
+constexpr int no_label = -2;
+
+// One choice, and the label that it cuts.
+struct Candidate {
+  RuleChoice choice;
+  int label = no_label;
+};
+
+std::int64_t up(std::int64_t length, std::int64_t ranks) { return (length + ranks - 1) / ranks; }
+
+class Chooser {
+ public:
+  Chooser(const Rule& rule, const RuleCall& call, std::span<const int> result_of_operand,
+          std::span<const AxisPlace> place)
+      : rule_(rule),
+        call_(call),
+        result_of_operand_(result_of_operand),
+        place_(place),
+        ranks_cutting_(rule.labels.size(), 1) {}
+
+  Chosen run() {
+    Chosen chosen;
+    chosen.operands.resize(call_.size());
+    chosen.results.resize(rule_.results.size());
+    for (axis_ = 0; axis_ < place_.size(); ++axis_) {
+      candidates_.clear();
+      add_candidates();
+      const Candidate& best = cheapest();
+      for (std::size_t i = 0; i < call_.size(); ++i)
+        chosen.operands[i].push_back(best.choice.operands[i]);
+      for (std::size_t i = 0; i < rule_.results.size(); ++i)
+        chosen.results[i].push_back(best.choice.results[i]);
+      if (best.label != no_label)
+        ranks_cutting_[static_cast<std::size_t>(best.label)] *= place_[axis_].size;
+    }
+    return chosen;
+  }
+
+ private:
+  [[nodiscard]] Placement now(std::size_t operand) const {
+    return call_.operands()[operand].placements[axis_];
+  }
+
+  [[nodiscard]] RuleChoice replicated() const {
+    RuleChoice choice{Placements(call_.size()), Placements(rule_.results.size())};
+    for (int operand : rule_.unread)
+      choice.operands[static_cast<std::size_t>(operand)] = now(static_cast<std::size_t>(operand));
+    return choice;
+  }
+
+  void add_candidates() {
+    candidates_.push_back({replicated()});
+    for (int label = 0; label < static_cast<int>(rule_.labels.size()); ++label)
+      for (int parts : parts_of(label))
+        if (can_cut(label, parts)) add_cut(label, parts);
+    for (const auto& set : rule_.linear) add_linear(set);
+    for (const RuleChoice& choice : rule_.more)
+      if (divides(choice.lengths)) candidates_.push_back({choice});
+  }
+
+  [[nodiscard]] bool divides(const std::vector<std::int64_t>& lengths) const {
+    std::int64_t ranks = 1;
+    for (const AxisPlace& axis : place_) ranks *= axis.size;
+    return std::ranges::all_of(lengths, [&](std::int64_t each) { return each % ranks == 0; });
+  }
+
+  // The cuts of it that some operand has.
+  [[nodiscard]] std::vector<int> parts_of(int label) const {
+    std::vector<int> all = {1};
+    for (std::size_t i = 0; i < call_.size(); ++i) {
+      if (!now(i).is_shard()) continue;
+      const auto& dims = rule_.operands[i];
+      bool is_it = dims[static_cast<std::size_t>(now(i).dim())] == label;
+      if (is_it && std::ranges::count(all, now(i).parts()) == 0) all.push_back(now(i).parts());
+    }
+    return all;
+  }
+
+  [[nodiscard]] std::vector<std::int64_t> lengths_of(int label) const {
+    const auto& known = rule_.labels[static_cast<std::size_t>(label)].lengths;
+    if (!known.empty()) return known;
+    for (std::size_t i = 0; i < call_.size(); ++i)
+      for (std::size_t dim = 0; dim < rule_.operands[i].size(); ++dim)
+        if (rule_.operands[i][dim] == label) return {call_.sizes(i)[dim]};
+    return {};
+  }
+
+  [[nodiscard]] bool can_cut(int label, int parts) const {
+    const Rule::Label& known = rule_.labels[static_cast<std::size_t>(label)];
+    std::vector<std::int64_t> lengths = lengths_of(label);
+    if (!known.cut || lengths.empty()) return false;
+    bool is_nested = ranks_cutting_[static_cast<std::size_t>(label)] > 1;
+    std::int64_t ranks = ranks_cutting_[static_cast<std::size_t>(label)] * place_[axis_].size;
+    std::int64_t first = lengths.front();
+    if (first % parts != 0 || (parts > 1 && lengths.size() > 1)) return false;
+    bool is_even = std::ranges::all_of(lengths, [&](auto each) { return each % ranks == 0; });
+    if (is_even && first > 0) return true;
+    if (!known.empty && (is_nested || up(first, ranks) * (ranks - 1) >= first)) return false;
+    // All lengths are cut in the same proportion.
+    return std::ranges::all_of(lengths,
+                               [&](std::int64_t each) {
+                                 return !is_nested &&
+                                        up(each, ranks) * first == up(first, ranks) * each;
+                               }) ||
+           lengths.size() == 1;
+  }
+
+  void add_cut(int label, int parts) {
+    Candidate candidate{replicated(), label};
+    const Rule::Label& known = rule_.labels[static_cast<std::size_t>(label)];
+    auto place = [&](const std::vector<int>& dims, Placement& placement) {
+      auto found = std::ranges::find(dims, label);
+      bool is_there = found != dims.end();
+      if (is_there) placement = Shard(static_cast<int>(found - dims.begin()), parts);
+      return is_there;
+    };
+    for (std::size_t i = 0; i < call_.size(); ++i)
+      place(rule_.operands[i], candidate.choice.operands[i]);
+    for (std::size_t i = 0; i < rule_.results.size(); ++i) {
+      if (place(rule_.results[i].dims, candidate.choice.results[i])) continue;
+      if (!known.reduce) return;
+      candidate.choice.results[i] = Partial(*known.reduce);
+    }
+    for (int addend : known.with_partial)
+      candidate.choice.operands[static_cast<std::size_t>(addend)] =
+          Partial(known.reduce.value_or(Op::sum));
+    candidates_.push_back(std::move(candidate));
+  }
+
+  void add_linear(const std::vector<int>& set) {
+    for (int operand : set) {
+      Placement partial = now(static_cast<std::size_t>(operand));
+      if (!partial.is_partial()) continue;
+      bool is_linear = partial.op() == Op::sum || partial.op() == Op::average;
+      if (!is_linear && !rule_.moves) continue;
+      Candidate candidate{replicated()};
+      for (int each : set) candidate.choice.operands[static_cast<std::size_t>(each)] = partial;
+      for (Placement& result : candidate.choice.results) result = partial;
+      candidates_.push_back(std::move(candidate));
+    }
+  }
+
+  // Of one operand along this axis; negative when it cannot be.
+  [[nodiscard]] double cost_of_operand(std::size_t i, const RuleChoice& choice) const {
+    const RuleOperand& operand = call_.operands()[i];
+    Placement wanted = choice.operands[i];
+    if (operand.is_number) return wanted.is_partial() ? -1 : 0;
+    double bytes = static_cast<double>(layout::numel_of(operand.sizes)) *
+                   static_cast<double>(c10::elementSize(operand.dtype));
+    for (std::size_t other = 0; other < place_.size(); ++other)
+      if (other != axis_ && operand.placements[other].is_shard()) bytes /= place_[other].size;
+    double cost = cost_of(now(i), wanted, place_[axis_].size, bytes);
+    if (!operand.written || cost < 0) return cost;
+    int result = result_of_operand_[i];
+    Placement left = result < 0 ? wanted : choice.results[static_cast<std::size_t>(result)];
+    double back = cost_of(left, now(i), place_[axis_].size, bytes);
+    return back < 0 ? back : cost + back;
+  }
+
+  [[nodiscard]] const Candidate& cheapest() const {
+    const Candidate* best = nullptr;
+    double least = std::numeric_limits<double>::infinity();
+    std::size_t fewest = 0;
+    for (const Candidate& candidate : candidates_) {
+      double cost = 0;
+      std::size_t conversions = 0;
+      for (std::size_t i = 0; i < call_.size() && cost >= 0; ++i) {
+        double one = cost_of_operand(i, candidate.choice);
+        cost = one < 0 ? -1 : cost + one;
+        if (candidate.choice.operands[i] != now(i)) ++conversions;
+      }
+      bool is_better =
+          cost >= 0 && (best == nullptr || cost < least || (cost == least && conversions < fewest));
+      if (!is_better) continue;
+      best = &candidate;
+      least = cost;
+      fewest = conversions;
+    }
+    if (best == nullptr)
+      throw InvalidArgument(
+          formatted("{}: no placements of its rule can be reached from those of "
+                    "the arguments",
+                    call_.operation()));
+    return *best;
+  }
+
+  const Rule& rule_;
+  const RuleCall& call_;
+  std::span<const int> result_of_operand_;
+  std::span<const AxisPlace> place_;
+  std::size_t axis_ = 0;
+  std::vector<std::int64_t> ranks_cutting_;  // by label, of the axes before this one
+  std::vector<Candidate> candidates_;
+};
+
+}  // namespace
+
+Chosen choose(const Rule& rule, const RuleCall& call, std::span<const int> result_of_operand,
+              std::span<const AxisPlace> place) {
+  return Chooser(rule, call, result_of_operand, place).run();
+}
+
+}  // namespace lockstep::global

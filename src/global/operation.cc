@@ -1,0 +1,217 @@
+#include "global/operation.h"
+
+#include "global/rule_line.h"
+#include "global/rules/tables.h"
+
+#include <lockstep/base/check.h>
+
+#include <ATen/core/enum_tag.h>
+#include <c10/core/DispatchKey.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+namespace lockstep::global {
+namespace {
+
+using c10::DispatchKey;
+using c10::OperatorHandle;
+
+// Operations that LibTorch makes of others on the way to a kernel, and that come here whole.
+bool is_made_of_others(std::string_view name) {
+  static const std::unordered_set<std::string_view> names = {"unbind", "stack", "rsub"};
+  return names.contains(name);
+}
+
+// Operations whose floating-point numbers say what to do, not with which values.
+bool has_telling_numbers(std::string_view name) {
+  static const std::unordered_set<std::string_view> names = {"norm", "linalg_vector_norm",
+                                                             "_foreach_norm"};
+  return names.contains(name);
+}
+
+RuleTable make_table() {
+  RuleTable table;
+  add_pointwise_rules(table);
+  add_matmul_rules(table);
+  add_reduction_rules(table);
+  add_view_rules(table);
+  add_joining_rules(table);
+  add_indexing_rules(table);
+  add_softmax_rules(table);
+  add_normalization_rules(table);
+  add_random_rules(table);
+  add_attention_rules(table);
+  add_convolution_rules(table);
+  add_factory_rules(table);
+  return table;
+}
+
+std::string_view short_name(std::string_view name) {
+  constexpr std::string_view prefix = "aten::";
+  return name.starts_with(prefix) ? name.substr(prefix.size()) : name;
+}
+
+struct Registry {
+  std::mutex mutex;
+  RuleTable own = make_table();
+  RuleTable registered;  // by whole names
+  std::unordered_map<const void*, std::unique_ptr<Operation>> operations;
+  std::vector<std::unique_ptr<Operation>> replaced;  // that other threads may still use
+};
+
+Registry& registry() {
+  static auto* made = new Registry;
+  return *made;
+}
+// Counts the calls of register_rule().
+std::atomic<std::uint64_t> version{1};
+
+RuleFunction rule_for(const OperatorHandle& handle, Registry& registry) {
+  const std::string& name = handle.schema().name();
+  if (auto found = registry.registered.find(name); found != registry.registered.end())
+    return found->second;
+  std::string key(short_name(name));
+  if (auto found = registry.own.find(key); found != registry.own.end()) return found->second;
+  bool is_pointwise =
+      handle.hasTag(at::Tag::pointwise) && !handle.hasTag(at::Tag::nondeterministic_seeded);
+  return is_pointwise ? pointwise() : RuleFunction();
+}
+
+bool is_number(const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::NumberType:
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::GeneratorType:
+      return true;
+    case c10::TypeKind::OptionalType:
+      return is_number(*type.expectRef<c10::OptionalType>().getElementType());
+    default:
+      return false;
+  }
+}
+
+bool is_tensor(const c10::Type& type) { return type.kind() == c10::TypeKind::TensorType; }
+
+bool is_list_of_tensors(const c10::Type& type) {
+  return type.kind() == c10::TypeKind::ListType &&
+         is_tensor(*type.expectRef<c10::ListType>().getElementType());
+}
+
+void describe_returns(const c10::FunctionSchema& schema, Operation& made) {
+  auto is_written = [](const c10::Argument& one) {
+    return one.alias_info() != nullptr && one.alias_info()->isWrite();
+  };
+  for (const c10::Argument& argument : schema.arguments()) {
+    made.written.push_back(is_written(argument));
+    made.ignored.push_back(is_number(*argument.type()) &&
+                           !has_telling_numbers(short_name(schema.name())));
+  }
+  for (const c10::Argument& result : schema.returns()) {
+    Operation::Return one{.is_tensor = is_tensor(*result.type()),
+                          .is_list = is_list_of_tensors(*result.type())};
+    if (result.alias_info() != nullptr && !is_written(result)) made.is_view = true;
+    for (std::size_t i = 0; i < schema.arguments().size() && is_written(result); ++i) {
+      const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
+      if (alias != nullptr && alias->isWrite() && *alias == *result.alias_info())
+        one.alias = static_cast<int>(i);
+    }
+    if (one.is_tensor) ++made.tensor_results;
+    made.returns.push_back(one);
+  }
+}
+
+std::unique_ptr<Operation> make_operation(const OperatorHandle& handle, Registry& registry) {
+  auto made = std::make_unique<Operation>();
+  made->name = handle.schema().name();
+  describe_returns(handle.schema(), *made);
+  made->rule = rule_for(handle, registry);
+  if (!made->rule) {
+    made->rule = rule_of_element(short_name(made->name));
+    made->for_each_element = static_cast<bool>(made->rule);
+  }
+  if (made->rule) {
+    made->way = Operation::Way::rule;
+    return made;
+  }
+  for (DispatchKey key :
+       {DispatchKey::CompositeImplicitAutograd, DispatchKey::CompositeExplicitAutograd}) {
+    if (!handle.hasKernelForDispatchKey(key)) continue;
+    if (key == DispatchKey::CompositeExplicitAutograd && !is_made_of_others(short_name(made->name)))
+      continue;
+    made->way = Operation::Way::composite;
+    made->composite = key;
+    break;
+  }
+  return made;
+}
+
+const Operation& look_up(const OperatorHandle& handle) {
+  Registry& all = registry();
+  std::lock_guard lock(all.mutex);
+  auto& found = all.operations[&handle.schema()];
+  if (!found) found = make_operation(handle, all);
+  return *found;
+}
+
+void add(std::string_view name, RuleFunction rule) {
+  check(name.find("::") != std::string_view::npos,
+        "register_rule: expected an operation such as 'aten::mm', found '{}'", name);
+  Registry& all = registry();
+  std::lock_guard lock(all.mutex);
+  all.registered[std::string(name)] = std::move(rule);
+  for (auto& [schema, operation] : all.operations)
+    if (operation->name == name) all.replaced.push_back(std::move(operation));
+  std::erase_if(all.operations, [](const auto& entry) { return entry.second == nullptr; });
+  version.fetch_add(1, std::memory_order_release);
+}
+
+}  // namespace
+
+const Operation& operation_of(const OperatorHandle& handle) {
+  struct Entry {
+    const void* schema = nullptr;
+    std::uint64_t version = 0;
+    const Operation* operation = nullptr;
+  };
+  constexpr std::size_t size = 512;
+  thread_local Entry entries[size];
+  const void* schema = &handle.schema();
+  std::uint64_t now = version.load(std::memory_order_acquire);
+  Entry& entry = entries[(reinterpret_cast<std::uintptr_t>(schema) >> 4) % size];
+  if (entry.schema != schema || entry.version != now) entry = {schema, now, &look_up(handle)};
+  return *entry.operation;
+}
+
+std::string how_to_register(std::string_view name) {
+  return formatted(
+      "register one before its first use, such as lockstep::register_rule(\"{}\", \"... D -> ... "
+      "D\") where it mixes elements of the last dim only",
+      name);
+}
+
+}  // namespace lockstep::global
+
+namespace lockstep {
+
+void register_rule(std::string_view operation, std::string_view line) {
+  global::add(operation, global::by_line(line));
+}
+
+void register_rule(std::string_view operation, RuleFunction rule) {
+  check(static_cast<bool>(rule), "register_rule: the rule of {} is empty", operation);
+  global::add(operation, std::move(rule));
+}
+
+int RuleCall::operand_of(int argument, int element) const {
+  for (std::size_t i = 0; i < operands_.size(); ++i)
+    if (operands_[i].argument == argument && operands_[i].element == element)
+      return static_cast<int>(i);
+  return -1;
+}
+
+}  // namespace lockstep

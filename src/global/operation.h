@@ -1,0 +1,45 @@
+// What is known of an operation apart from its arguments, found once.
+#pragma once
+
+#include <lockstep/global/rule.h>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::global {
+
+struct Operation {
+  enum class Way {
+    rule,       // by its rule
+    composite,  // it is made of operations, which come one by one
+    unknown,    // there is no rule
+  };
+
+  struct Return {
+    bool is_tensor = false;
+    bool is_list = false;  // of tensors
+    int alias = -1;        // the argument that it is, which the operation has written
+  };
+
+  std::string name;  // "aten::add_"
+  Way way = Way::unknown;
+  RuleFunction rule;
+  bool for_each_element = false;  // the rule is for each element of its lists apart
+  std::vector<bool> written;      // by argument
+  std::vector<bool> ignored;      // numbers on which no placement depends, by argument
+  std::vector<Return> returns;
+  std::size_t tensor_results = 0;  // returns that are tensors
+  bool is_view = false;
+  c10::DispatchKey composite = c10::DispatchKey::Undefined;
+};
+
+// Any thread. Stays valid for ever.
+[[nodiscard]] const Operation& operation_of(const c10::OperatorHandle& handle);
+
+// "", or how a rule for it would be registered.
+[[nodiscard]] std::string how_to_register(std::string_view name);
+
+}  // namespace lockstep::global

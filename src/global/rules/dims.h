@@ -1,0 +1,65 @@
+// Reading the dims of operations' arguments.
+#pragma once
+
+#include <lockstep/global/rule.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace lockstep::global {
+
+// Counted from the front, of `dims` dims. A tensor without dims has a dim 0 for this.
+[[nodiscard]] inline std::int64_t from_front(std::int64_t dim, std::int64_t dims) {
+  return dim < 0 ? dim + std::max<std::int64_t>(dims, 1) : dim;
+}
+
+// Of an argument that is a dim, a list of dims, or nothing: then all. An empty list means all too.
+[[nodiscard]] inline std::vector<std::int64_t> dims_in(const c10::IValue& value,
+                                                       std::int64_t dims) {
+  std::vector<std::int64_t> all;
+  if (value.isInt()) {
+    all = {from_front(value.toInt(), dims)};
+  } else if (value.isList()) {
+    for (std::int64_t dim : value.toIntVector()) all.push_back(from_front(dim, dims));
+  }
+  if (all.empty() && !value.isInt())
+    for (std::int64_t dim = 0; dim < dims; ++dim) all.push_back(dim);
+  return all;
+}
+
+[[nodiscard]] inline bool has_dim(const std::vector<std::int64_t>& dims, std::size_t dim) {
+  return std::ranges::find(dims, static_cast<std::int64_t>(dim)) != dims.end();
+}
+
+// A label for each dim of an operand, but those of `whole`.
+[[nodiscard]] inline std::vector<int> labels_but(Rule& rule, const std::vector<std::int64_t>& sizes,
+                                                 const std::vector<std::int64_t>& whole = {}) {
+  std::vector<int> labels;
+  for (std::size_t dim = 0; dim < sizes.size(); ++dim)
+    labels.push_back(has_dim(whole, dim) ? Rule::whole : rule.add());
+  return labels;
+}
+
+// One operand and results of its sizes, of which `whole` dims are not cut.
+[[nodiscard]] inline Rule same_sizes(const RuleCall& call, const std::vector<std::int64_t>& whole) {
+  Rule rule;
+  std::vector<int> labels = labels_but(rule, call.sizes(0), whole);
+  for (std::size_t i = 0; i < call.size(); ++i) {
+    bool is_alike = call.sizes(i) == call.sizes(0);
+    rule.operands.push_back(is_alike ? labels
+                                     : std::vector<int>(call.sizes(i).size(), Rule::whole));
+  }
+  rule.results.assign(call.results(), {call.sizes(0), labels});
+  return rule;
+}
+
+// The placement of an operand along each axis where it has one of these.
+[[nodiscard]] inline Placements partials_of(const RuleOperand& operand) {
+  Placements all;
+  for (Placement one : operand.placements)
+    if (one.is_partial() && std::ranges::find(all, one) == all.end()) all.push_back(one);
+  return all;
+}
+
+}  // namespace lockstep::global

@@ -1,0 +1,181 @@
+#include "global/rules/dims.h"
+#include "global/rules/tables.h"
+
+#include <lockstep/base/check.h>
+
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/masked_fill.h>
+
+namespace lockstep::global {
+namespace {
+
+using torch::jit::Stack;
+
+std::vector<int> whole_dims(const RuleCall& call, std::size_t operand) {
+  return std::vector<int>(call.sizes(operand).size(), Rule::whole);
+}
+
+Rule all_whole(const RuleCall& call) {
+  Rule rule;
+  for (std::size_t i = 0; i < call.size(); ++i) rule.operands.push_back(whole_dims(call, i));
+  return rule;
+}
+
+// Rows of a table whose rows are cut: each rank looks up those that it has, the others are zeros.
+at::Tensor rows_of_part(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first) {
+  at::Tensor here = indices - first;
+  at::Tensor elsewhere = (here < 0).logical_or_(here >= weight.size(0));
+  if (weight.size(0) == 0) {
+    std::vector<std::int64_t> sizes = indices.sizes().vec();
+    sizes.push_back(weight.size(1));
+    return weight.new_zeros(sizes);
+  }
+  here.masked_fill_(elsewhere, 0);
+  return at::embedding(weight, here).masked_fill_(elsewhere.unsqueeze(-1), 0);
+}
+
+// Where the rows begin that this rank has.
+std::int64_t first_row(const RulePlan& plan, std::int64_t rows) {
+  at::Tensor numbers = plan.part_of(at::arange(rows), plan.operands[0]);
+  return numbers.numel() == 0 ? rows : numbers[0].item<std::int64_t>();
+}
+
+// weight [v, d], indices, padding_idx, scale_grad_by_freq, sparse
+Rule embedding(const RuleCall& call) {
+  Rule rule = all_whole(call);
+  rule.operands[1] = labels_but(rule, call.sizes(1));
+  int width = rule.add();
+  rule.operands[0][1] = width;
+  Rule::Result result{call.sizes(1), rule.operands[1]};
+  result.sizes.push_back(call.sizes(0)[1]);
+  result.dims.push_back(width);
+  rule.results = {result};
+  rule.linear = {{0}};
+  rule.more.push_back({{Shard(0), Replicate()}, {Partial()}});
+  rule.finish = [arguments = call.arguments(), rows = call.sizes(0)[0]](RulePlan& plan) {
+    if (plan.local_operands[0][0] == rows) return;
+    std::int64_t first = first_row(plan, rows);
+    plan.kernel = [=](Stack& stack) {
+      auto values = torch::jit::last(stack, arguments);
+      at::Tensor result = rows_of_part(values[0].toTensor(), values[1].toTensor(), first);
+      torch::jit::drop(stack, arguments);
+      stack.emplace_back(std::move(result));
+    };
+  };
+  return rule;
+}
+
+// grad [..., d], indices, num_weights, padding_idx, scale_grad_by_freq. Counting how often a row is
+// used needs all indices.
+Rule embedding_backward(const RuleCall& call) {
+  Rule rule = all_whole(call);
+  bool counts = call.argument(4).toBool();
+  if (!counts) rule.operands[1] = labels_but(rule, call.sizes(1));
+  rule.operands[0] = rule.operands[1];
+  int width = rule.add();
+  rule.operands[0].push_back(width);
+  rule.results = {{{call.argument(2).toInt(), call.sizes(0).back()}, {Rule::whole, width}}};
+  rule.linear = {{0}};
+  return rule;
+}
+
+// self, dim, index
+Rule index_select(const RuleCall& call) {
+  std::int64_t dim = from_front(call.argument(1).toInt(), call.dim(0));
+  Rule rule = all_whole(call);
+  if (call.dim(0) == 0) {
+    rule.results = {{{}, {}}};
+    return rule;
+  }
+  rule.operands[0] = labels_but(rule, call.sizes(0), {dim});
+  Rule::Result result{call.sizes(0), rule.operands[0]};
+  int index = call.dim(1) == 0 ? Rule::whole : rule.add();
+  if (call.dim(1) > 0) rule.operands[1][0] = index;
+  result.sizes[static_cast<std::size_t>(dim)] = call.dim(1) == 0 ? 1 : call.sizes(1)[0];
+  result.dims[static_cast<std::size_t>(dim)] = index;
+  rule.results = {result};
+  rule.linear = {{0}};
+  return rule;
+}
+
+// self, dim, index, ...: dims in which all are of one length are cut together, but `dim`.
+Rule aligned(const RuleCall& call, std::size_t sizes_from) {
+  std::int64_t dim = from_front(call.argument(1).toInt(), call.dim(0));
+  Rule rule = all_whole(call);
+  for (std::size_t i = 0; i < call.sizes(0).size(); ++i) {
+    bool is_alike = static_cast<std::int64_t>(i) != dim;
+    for (std::size_t operand = 0; operand < call.size(); ++operand)
+      is_alike =
+          is_alike && (call.dim(operand) == call.dim(0) ? call.sizes(operand)[i] == call.sizes(0)[i]
+                                                        : call.dim(operand) == 0);
+    if (!is_alike) continue;
+    int label = rule.add();
+    for (auto& dims : rule.operands)
+      if (!dims.empty()) dims[i] = label;
+  }
+  rule.results = {{call.sizes(sizes_from), rule.operands[sizes_from]}};
+  return rule;
+}
+
+// self, indices: dims that have no index keep their cuts.
+Rule index(const RuleCall& call) {
+  Rule rule = all_whole(call);
+  auto indices = call.argument(1).toListRef();
+  std::vector<std::int64_t> shape, places;
+  for (std::size_t place = 0; place < indices.size(); ++place) {
+    int operand = call.operand_of(1, static_cast<int>(place));
+    if (operand < 0) continue;
+    const RuleOperand& one = call.operands()[static_cast<std::size_t>(operand)];
+    check(one.dtype == at::kLong || one.dtype == at::kInt,
+          "{}: expected indices that are numbers, found a mask, which gives a result of a size "
+          "that depends on values; use where() or masked_fill()",
+          call.operation());
+    places.push_back(static_cast<std::int64_t>(place));
+    if (one.sizes.size() > shape.size())
+      shape.insert(shape.begin(), one.sizes.size() - shape.size(), 1);
+    for (std::size_t i = 0; i < one.sizes.size(); ++i)
+      if (std::int64_t& size = shape[shape.size() - one.sizes.size() + i]; size == 1)
+        size = one.sizes[i];
+  }
+  rule.operands[0] = labels_but(rule, call.sizes(0), places);
+  bool together = places.empty() || places.back() - places.front() + 1 == std::ssize(places);
+  std::int64_t at = together && !places.empty() ? places.front() : 0;
+  Rule::Result result;
+  auto add_indexed = [&] {
+    result.sizes.insert(result.sizes.end(), shape.begin(), shape.end());
+    result.dims.insert(result.dims.end(), shape.size(), Rule::whole);
+  };
+  for (std::size_t dim = 0; dim <= call.sizes(0).size(); ++dim) {
+    if (static_cast<std::int64_t>(dim) == at) add_indexed();
+    if (dim == call.sizes(0).size() || has_dim(places, dim)) continue;
+    result.sizes.push_back(call.sizes(0)[dim]);
+    result.dims.push_back(rule.operands[0][dim]);
+  }
+  rule.results = {result};
+  rule.linear = {{0}};
+  return rule;
+}
+
+// The same sizes come back, and nothing is cut.
+Rule whole_self(const RuleCall& call) {
+  Rule rule = all_whole(call);
+  rule.results = {{call.sizes(0), rule.operands[0]}};
+  return rule;
+}
+
+}  // namespace
+
+void add_indexing_rules(RuleTable& table) {
+  table["embedding"] = embedding;
+  table["embedding_dense_backward"] = embedding_backward;
+  table["index_select"] = index_select;
+  table["gather"] = [](const RuleCall& call) { return aligned(call, 1); };
+  for (const char* name : {"scatter", "scatter_", "scatter_add", "scatter_add_"})
+    table[name] = [](const RuleCall& call) { return aligned(call, 0); };
+  table["index"] = index;
+  for (const char* name :
+       {"index_put", "index_put_", "_index_put_impl_", "index_add", "index_add_"})
+    table[name] = whole_self;
+}
+
+}  // namespace lockstep::global

@@ -1,0 +1,104 @@
+// Joining tensors and cutting them in pieces.
+#include "global/rules/dims.h"
+#include "global/rules/tables.h"
+
+namespace lockstep::global {
+namespace {
+
+using torch::jit::Stack;
+
+// What cat() passes by: an empty tensor of one dim among others.
+bool is_skipped(const RuleCall& call, std::size_t operand, std::int64_t dims) {
+  return dims != 1 && call.dim(operand) == 1 && call.sizes(operand)[0] == 0;
+}
+
+// tensors, dim
+Rule cat(const RuleCall& call) {
+  std::size_t model = 0;
+  for (std::size_t i = 0; i < call.size(); ++i)
+    if (call.dim(i) > call.dim(model)) model = i;
+  std::int64_t dims = call.dim(model);
+  std::int64_t dim = from_front(call.argument(1).toInt(), dims);
+  Rule rule;
+  std::vector<int> labels = labels_but(rule, call.sizes(model), {dim});
+  Rule::Result result{call.sizes(model), labels};
+  std::int64_t& length = result.sizes[static_cast<std::size_t>(dim)];
+  length = 0;
+  bool is_even = true;
+  std::vector<int> all;
+  for (std::size_t i = 0; i < call.size(); ++i) {
+    bool skipped = is_skipped(call, i, dims);
+    rule.operands.push_back(skipped ? std::vector<int>(1, Rule::whole) : labels);
+    if (!skipped) length += call.sizes(i)[static_cast<std::size_t>(dim)];
+    is_even &= !skipped && call.sizes(i) == call.sizes(0);
+    all.push_back(static_cast<int>(i));
+  }
+  rule.results = {result};
+  rule.linear = {all};
+  rule.moves = true;
+  // Each rank's pieces of equal blocks, one after the other, are its part of the blocks.
+  if (is_even && call.size() > 1) {
+    Placement each = Shard(static_cast<int>(dim));
+    rule.more.push_back({Placements(call.size(), each),
+                         {Shard(static_cast<int>(dim), static_cast<int>(call.size()))}});
+  }
+  return rule;
+}
+
+// The pieces of a dim, of these lengths.
+Rule pieces_of_dim(const RuleCall& call, std::int64_t dim,
+                   const std::vector<std::int64_t>& lengths) {
+  auto place = static_cast<std::size_t>(dim);
+  Rule rule;
+  std::vector<int> labels = labels_but(rule, call.sizes(0), {dim});
+  rule.operands = {labels};
+  for (std::int64_t length : lengths) {
+    Rule::Result result{call.sizes(0), labels};
+    result.sizes[place] = length;
+    rule.results.push_back(std::move(result));
+  }
+  rule.linear = {{0}};
+  rule.moves = true;
+  bool is_even = std::ranges::all_of(lengths, [&](auto each) { return each == lengths[0]; });
+  int count = static_cast<int>(lengths.size());
+  if (!is_even || count < 2) return rule;
+  Placement each = Shard(static_cast<int>(dim));
+  rule.more.push_back({{Shard(static_cast<int>(dim), count)}, Placements(lengths.size(), each)});
+  std::size_t arguments = call.arguments();
+  rule.finish = [=](RulePlan& plan) {
+    std::int64_t here = plan.local_results[0][place];
+    if (plan.local_operands[0][place] == lengths[0] * count) return;
+    plan.kernel = [=](Stack& stack) {
+      at::Tensor self = torch::jit::last(stack, arguments)[0].toTensor();
+      c10::List<at::Tensor> list;
+      for (int i = 0; i < count; ++i) list.push_back(self.narrow(dim, i * here, here));
+      torch::jit::drop(stack, arguments);
+      stack.emplace_back(std::move(list));
+    };
+  };
+  return rule;
+}
+
+// self, split_size, dim
+Rule split(const RuleCall& call) {
+  std::int64_t dim = from_front(call.argument(2).toInt(), call.dim(0));
+  std::int64_t left = call.sizes(0)[static_cast<std::size_t>(dim)];
+  if (call.argument(1).isList()) return pieces_of_dim(call, dim, call.argument(1).toIntVector());
+  std::int64_t size = call.argument(1).toInt();
+  std::vector<std::int64_t> lengths;
+  do {
+    lengths.push_back(size == 0 ? 0 : std::min(size, left));
+    left -= lengths.back();
+  } while (left > 0 && size > 0);
+  return pieces_of_dim(call, dim, lengths);
+}
+
+}  // namespace
+
+void add_joining_rules(RuleTable& table) {
+  table["cat"] = cat;
+  table["split"] = table["unsafe_split"] = split;
+  table["split_with_sizes"] = table["unsafe_split_with_sizes"] = split;
+}
+
+}  // namespace lockstep::global

@@ -1,0 +1,125 @@
+#include "global/rules/tables.h"
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+namespace lockstep::global {
+namespace {
+
+using Sets = std::vector<std::vector<int>>;
+
+// Operands are aligned at their last dims.
+Rule broadcast(const RuleCall& call) {
+  Rule rule;
+  std::size_t most = 0;
+  for (std::size_t i = 0; i < call.size(); ++i) most = std::max(most, call.sizes(i).size());
+  Rule::Result result{std::vector<std::int64_t>(most, 1), std::vector<int>(most)};
+  for (std::size_t dim = 0; dim < most; ++dim) result.dims[dim] = rule.add();
+  for (std::size_t i = 0; i < call.size(); ++i) {
+    std::size_t first = most - call.sizes(i).size();
+    for (std::size_t dim = first; dim < most; ++dim)
+      if (call.sizes(i)[dim - first] != 1) result.sizes[dim] = call.sizes(i)[dim - first];
+  }
+  for (std::size_t i = 0; i < call.size(); ++i) {
+    std::size_t first = most - call.sizes(i).size();
+    std::vector<int> dims;
+    for (std::size_t dim = first; dim < most; ++dim) {
+      bool is_spread = call.sizes(i)[dim - first] != result.sizes[dim];
+      dims.push_back(is_spread ? Rule::whole : result.dims[dim]);
+    }
+    rule.operands.push_back(std::move(dims));
+  }
+  rule.results.assign(call.results(), result);
+  return rule;
+}
+
+RuleFunction pointwise_with(Sets linear, bool moves = false) {
+  return [linear = std::move(linear), moves](const RuleCall& call) {
+    Rule rule = broadcast(call);
+    for (const auto& set : linear)
+      if (std::ranges::all_of(set, [&](int i) { return i < static_cast<int>(call.size()); }))
+        rule.linear.push_back(set);
+    rule.moves = moves;
+    return rule;
+  };
+}
+
+// Rounding is not linear.
+Rule divide(const RuleCall& call) {
+  Rule rule = broadcast(call);
+  if (call.arguments() < 3 || !call.argument(2).isString()) rule.linear = {{0}};
+  return rule;
+}
+
+Rule convert_dtype(const RuleCall& call) {
+  Rule rule = broadcast(call);
+  const c10::IValue& dtype = call.argument(1);
+  auto to = dtype.isInt() ? static_cast<at::ScalarType>(dtype.toInt()) : call.operands()[0].dtype;
+  bool rounds = at::isFloatingType(call.operands()[0].dtype) && !at::isFloatingType(to) &&
+                !at::isComplexType(to);
+  if (!rounds && to != at::kBool) rule.linear = {{0}};
+  return rule;
+}
+
+// In which operands an operation is linear, by its name without a last '_'.
+const std::map<std::string, Sets, std::less<>>& linear_sets() {
+  static const auto* sets = new std::map<std::string, Sets, std::less<>>{
+      {"neg", {{0}}},
+      {"add", {{0, 1}}},
+      {"sub", {{0, 1}}},
+      {"mul", {{0}, {1}}},
+      {"lerp", {{0, 1}}},
+      {"addcmul", {{0, 1}, {0, 2}}},
+      {"addcdiv", {{0, 1}}},
+      {"where", {{1, 2}}},
+      {"threshold_backward", {{0}}},
+      {"gelu_backward", {{0}}},
+      {"silu_backward", {{0}}},
+      {"sigmoid_backward", {{0}}},
+      {"tanh_backward", {{0}}},
+      {"leaky_relu_backward", {{0}}},
+      {"native_dropout_backward", {{0}}},
+  };
+  return *sets;
+}
+
+// Whose list operation has a rule by another name than its own.
+bool is_pointwise_name(std::string_view name) {
+  static const std::vector<std::string_view> names = {
+      "add",       "sub",       "mul",     "div",     "addcmul", "addcdiv",    "lerp",  "neg",
+      "sqrt",      "rsqrt",     "abs",     "exp",     "log",     "reciprocal", "sign",  "pow",
+      "clamp_min", "clamp_max", "maximum", "minimum", "zero",    "copy",       "tanh",  "sigmoid",
+      "floor",     "ceil",      "round",   "cos",     "sin",     "erf",        "expm1", "log1p",
+      "log2",      "log10",     "trunc",   "frac"};
+  return std::ranges::find(names, name) != names.end();
+}
+
+}  // namespace
+
+RuleFunction pointwise() { return pointwise_with({}); }
+
+RuleFunction rule_of_element(std::string_view name) {
+  constexpr std::string_view prefix = "_foreach_";
+  if (!name.starts_with(prefix)) return {};
+  name.remove_prefix(prefix.size());
+  if (name.ends_with('_')) name.remove_suffix(1);
+  if (!is_pointwise_name(name)) return {};
+  if (name == "div") return pointwise_with({{0}});
+  if (name == "zero") return pointwise_with({{0}}, true);
+  if (name == "copy") return pointwise_with({{0, 1}}, true);
+  auto found = linear_sets().find(name);
+  return found == linear_sets().end() ? pointwise() : pointwise_with(found->second);
+}
+
+void add_pointwise_rules(RuleTable& table) {
+  for (const auto& [name, sets] : linear_sets())
+    table[name] = table[name + "_"] = pointwise_with(sets);
+  table["div"] = table["div_"] = divide;
+  table["_to_copy"] = convert_dtype;
+  table["clone"] = table["zero_"] = table["_conj_physical"] = pointwise_with({{0}}, true);
+  table["copy_"] = pointwise_with({{0, 1}}, true);
+  table["fill_"] = table["masked_fill_"] = pointwise();
+}
+
+}  // namespace lockstep::global

@@ -1,0 +1,89 @@
+// Random operations draw the numbers of the whole tensor on every rank, in the order in which one
+// process does, and keep this rank's: generators in the same state give the same values.
+#include "global/rules/dims.h"
+#include "global/rules/tables.h"
+
+#include <ATen/ops/empty_strided.h>
+
+namespace lockstep::global {
+namespace {
+
+using torch::jit::Stack;
+
+struct Whole {
+  explicit Whole(const RuleOperand& operand) : sizes(operand.sizes), strides(operand.strides) {}
+
+  [[nodiscard]] at::Tensor like(const at::Tensor& local) const {
+    return at::empty_strided(sizes, strides, local.options());
+  }
+
+  std::vector<std::int64_t> sizes, strides;
+};
+
+// self is overwritten.
+Rule fill(const RuleCall& call) {
+  Rule rule = same_sizes(call, {});
+  rule.finish = [whole = Whole(call.operands()[0]), arguments = call.arguments()](RulePlan& plan) {
+    if (plan.local_operands[0] == whole.sizes) return;
+    plan.kernel = [=, run = plan.operation, part = plan.part_of,
+                   placements = plan.operands[0]](Stack& stack) {
+      c10::IValue& self = stack[stack.size() - arguments];
+      at::Tensor local = self.toTensor();
+      at::Tensor all = whole.like(local);
+      self = all;
+      run(stack);
+      local.copy_(part(all, placements));
+      stack.back() = local;
+    };
+  };
+  return rule;
+}
+
+// self says sizes and dtype only; a Partial one gives a replicated result.
+Rule draw_like(const RuleCall& call) {
+  Rule rule = same_sizes(call, {});
+  for (Placement partial : partials_of(call.operands()[0]))
+    rule.more.push_back({{partial}, {Replicate()}});
+  rule.finish = [whole = Whole(call.operands()[0]), arguments = call.arguments()](RulePlan& plan) {
+    if (plan.local_operands[0] == whole.sizes) return;
+    plan.kernel = [=, run = plan.operation, part = plan.part_of,
+                   placements = plan.results[0]](Stack& stack) {
+      c10::IValue& self = stack[stack.size() - arguments];
+      self = whole.like(self.toTensor());
+      run(stack);
+      stack.back() = part(stack.back().toTensor(), placements).clone(at::MemoryFormat::Contiguous);
+    };
+  };
+  return rule;
+}
+
+// Each element's value says with which probability it is drawn: all of it is needed.
+Rule draw_from(const RuleCall& call) {
+  Rule rule;
+  for (std::size_t i = 0; i < call.size(); ++i)
+    rule.operands.emplace_back(call.sizes(i).size(), Rule::whole);
+  rule.results = {{call.sizes(0), rule.operands[0]}};
+  return rule;
+}
+
+// self, num_samples, ...
+Rule multinomial(const RuleCall& call) {
+  Rule rule = draw_from(call);
+  rule.results[0].sizes.back() = call.argument(1).toInt();
+  return rule;
+}
+
+}  // namespace
+
+void add_random_rules(RuleTable& table) {
+  for (const char* name : {"bernoulli_", "uniform_", "normal_", "random_", "exponential_",
+                           "log_normal_", "cauchy_", "geometric_"})
+    table[name] = [](const RuleCall& call) {
+      return call.size() == 1 ? fill(call) : draw_from(call);
+    };
+  for (const char* name : {"rand_like", "randn_like", "randint_like"}) table[name] = draw_like;
+  table["bernoulli"] = draw_from;
+  table["multinomial"] = multinomial;
+}
+
+}  // namespace lockstep::global

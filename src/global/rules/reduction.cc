@@ -1,0 +1,210 @@
+#include "global/rules/dims.h"
+#include "global/rules/tables.h"
+
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+#include <limits>
+#include <optional>
+
+namespace lockstep::global {
+namespace {
+
+using torch::jit::Stack;
+
+// The result of reducing `dims`; cutting one of these is a Partial(op), or not done.
+Rule reduced(const RuleCall& call, const std::vector<std::int64_t>& dims, bool keep,
+             std::optional<Op> op) {
+  Rule rule;
+  std::vector<int> labels;
+  Rule::Result result;
+  for (std::size_t dim = 0; dim < call.sizes(0).size(); ++dim) {
+    bool is_reduced = has_dim(dims, dim);
+    labels.push_back(is_reduced && !op ? Rule::whole : rule.add({.reduce = op}));
+    if (is_reduced && !keep) continue;
+    result.sizes.push_back(is_reduced ? 1 : call.sizes(0)[dim]);
+    result.dims.push_back(is_reduced ? Rule::whole : labels.back());
+  }
+  rule.operands.push_back(std::move(labels));
+  rule.results.assign(call.results(), result);
+  return rule;
+}
+
+bool flag(const RuleCall& call, std::size_t argument) {
+  return argument < call.arguments() && call.argument(argument).isBool() &&
+         call.argument(argument).toBool();
+}
+
+// self, dims?, keepdim?, ...
+Rule of_dims(const RuleCall& call, std::optional<Op> op, bool is_empty_allowed = true) {
+  bool has_dims = call.arguments() > 1 && (call.argument(1).isList() || call.argument(1).isInt());
+  auto dims = dims_in(has_dims ? call.argument(1) : c10::IValue(), call.dim(0));
+  Rule rule = reduced(call, dims, has_dims && flag(call, 2), op);
+  for (Rule::Label& label : rule.labels) label.empty = is_empty_allowed;
+  return rule;
+}
+
+Rule sum(const RuleCall& call) {
+  Rule rule = of_dims(call, Op::sum);
+  rule.linear = {{0}};
+  return rule;
+}
+
+bool has_partial(const RulePlan& plan) {
+  return std::ranges::any_of(plan.results[0], [](Placement one) { return one.is_partial(); });
+}
+
+// Shards of unequal lengths count by their elements: a sum, divided by the whole's number.
+Rule mean(const RuleCall& call) {
+  Rule rule = of_dims(call, Op::sum);
+  rule.linear = {{0}};
+  bool has_dims = call.arguments() > 2 && call.argument(1).isList();
+  auto dims = dims_in(has_dims ? call.argument(1) : c10::IValue(), call.dim(0));
+  bool keep = has_dims && flag(call, 2);
+  double count = 1;
+  for (std::int64_t dim : dims)
+    if (call.dim(0) > 0) count *= static_cast<double>(call.sizes(0)[static_cast<std::size_t>(dim)]);
+  std::size_t arguments = call.arguments();
+  rule.finish = [=](RulePlan& plan) {
+    if (!has_partial(plan)) return;
+    plan.kernel = [=](Stack& stack) {
+      auto values = torch::jit::last(stack, arguments);
+      const c10::IValue& dtype = values.back();
+      std::optional<at::ScalarType> type;
+      if (dtype.isInt()) type = static_cast<at::ScalarType>(dtype.toInt());
+      at::Tensor result = at::sum(values[0].toTensor(), dims, keep, type).div_(count);
+      torch::jit::drop(stack, arguments);
+      stack.emplace_back(std::move(result));
+    };
+  };
+  return rule;
+}
+
+// Norms of shards are combined by a collective.
+struct Norm {
+  double order = 2;
+  std::vector<std::int64_t> dims;
+  bool keep = false;
+  std::vector<int> axes;  // that cut one of the dims
+  std::function<void(int, const at::Tensor&, Op)> all_reduce;
+
+  [[nodiscard]] at::Tensor of(const at::Tensor& local) const {
+    bool is_extreme = std::isinf(order);
+    at::Tensor result;
+    if (is_extreme && local.numel() == 0) {
+      result = at::sum(local, dims, keep);
+      result.fill_(order > 0 ? 0 : std::numeric_limits<double>::infinity());
+    } else {
+      result = at::linalg_vector_norm(local, order, dims, keep);
+    }
+    result = result.clone(at::MemoryFormat::Contiguous);
+    bool is_power = !is_extreme && order != 0 && order != 1;
+    if (is_power) result.pow_(order);
+    Op op = !is_extreme ? Op::sum : order > 0 ? Op::max : Op::min;
+    for (int axis : axes) all_reduce(axis, result, op);
+    if (is_power) result.pow_(1 / order);
+    return result;
+  }
+};
+
+// aten::norm and aten::linalg_vector_norm: self, order, dims, keepdim, dtype
+Rule norm(const RuleCall& call) {
+  bool has_dims = call.arguments() > 2 && call.argument(2).isList();
+  Norm norm{.dims = dims_in(has_dims ? call.argument(2) : c10::IValue(), call.dim(0)),
+            .keep = has_dims && flag(call, 3)};
+  if (call.argument(1).isDouble()) norm.order = call.argument(1).toDouble();
+  if (call.argument(1).isInt()) norm.order = static_cast<double>(call.argument(1).toInt());
+  Rule rule = reduced(call, norm.dims, norm.keep, std::nullopt);
+  bool has_dtype = call.arguments() > 2 && call.argument(call.arguments() - 1).isInt();
+  if (has_dtype) return rule;
+  for (Placement one : call.operands()[0].placements)
+    if (one.is_shard() && has_dim(norm.dims, static_cast<std::size_t>(one.dim())))
+      rule.more.push_back({{one}, {Replicate()}});
+  std::size_t arguments = call.arguments();
+  rule.finish = [norm, arguments](RulePlan& plan) mutable {
+    for (int axis = 0; axis < static_cast<int>(plan.operands[0].size()); ++axis) {
+      Placement one = plan.operands[0][static_cast<std::size_t>(axis)];
+      if (one.is_shard() && has_dim(norm.dims, static_cast<std::size_t>(one.dim())))
+        norm.axes.push_back(axis);
+    }
+    if (norm.axes.empty()) return;
+    norm.all_reduce = plan.all_reduce;
+    plan.kernel = [norm, arguments](Stack& stack) {
+      at::Tensor result = norm.of(torch::jit::last(stack, arguments)[0].toTensor());
+      torch::jit::drop(stack, arguments);
+      stack.emplace_back(std::move(result));
+    };
+  };
+  return rule;
+}
+
+// self, ..., dim as argument `place`: its elements are mixed, and sizes stay.
+RuleFunction along(std::size_t place) {
+  return [place](const RuleCall& call) {
+    return same_sizes(call, dims_in(call.argument(place), call.dim(0)));
+  };
+}
+
+// self, k, dim: `k` elements of the dim remain.
+Rule topk(const RuleCall& call) {
+  std::int64_t dim = from_front(call.argument(2).toInt(), call.dim(0));
+  Rule rule = same_sizes(call, {dim});
+  for (Rule::Result& result : rule.results)
+    if (!result.sizes.empty())
+      result.sizes[static_cast<std::size_t>(dim)] = call.argument(1).toInt();
+  return rule;
+}
+
+// self, dims?, ..., keepdim as the last argument: whole dims.
+Rule of_whole_dims(const RuleCall& call) {
+  return reduced(call, dims_in(call.argument(1), call.dim(0)), flag(call, call.arguments() - 1),
+                 std::nullopt);
+}
+
+}  // namespace
+
+void add_reduction_rules(RuleTable& table) {
+  table["sum"] = sum;
+  table["mean"] = mean;
+  table["norm"] = table["linalg_vector_norm"] = norm;
+  auto by = [](Op op, bool empty) {
+    return [op, empty](const RuleCall& call) { return of_dims(call, op, empty); };
+  };
+  table["amax"] = by(Op::max, false);
+  table["amin"] = by(Op::min, false);
+  table["prod"] = by(Op::product, true);
+  table["any"] = [](const RuleCall& call) { return of_dims(call, Op::bor); };
+  table["all"] = [](const RuleCall& call) { return of_dims(call, Op::band); };
+  auto extreme = [](Op op) {
+    return [op](const RuleCall& call) {
+      bool is_of_all = call.arguments() == 1;
+      return of_dims(call, is_of_all ? std::optional(op) : std::nullopt, false);
+    };
+  };
+  table["max"] = extreme(Op::max);
+  table["min"] = extreme(Op::min);
+  table["logsumexp"] = [](const RuleCall& call) { return of_dims(call, std::nullopt); };
+  table["argmax"] =
+      table["argmin"] = [](const RuleCall& call) { return of_dims(call, std::nullopt, false); };
+  table["var"] = table["std"] = table["var_mean"] = table["std_mean"] = of_whole_dims;
+  table["cumsum"] = table["cumprod"] = table["flip"] = along(1);
+  table["sort"] = [](const RuleCall& call) {
+    std::size_t place = call.argument(1).isInt() ? 1 : 2;
+    return same_sizes(call, dims_in(call.argument(place), call.dim(0)));
+  };
+  table["topk"] = topk;
+  table["tril"] = table["triu"] = table["tril_"] = table["triu_"] = [](const RuleCall& call) {
+    return same_sizes(call, {call.dim(0) - 2, call.dim(0) - 1});
+  };
+  // What only looks needs all of it.
+  table["_local_scalar_dense"] = table["equal"] = [](const RuleCall& call) {
+    Rule rule;
+    for (std::size_t i = 0; i < call.size(); ++i)
+      rule.operands.emplace_back(call.sizes(i).size(), Rule::whole);
+    return rule;
+  };
+}
+
+}  // namespace lockstep::global

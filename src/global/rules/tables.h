@@ -1,0 +1,37 @@
+// The rules of this library, by kind: a file each.
+#pragma once
+
+#include <lockstep/global/rule.h>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+namespace lockstep::global {
+
+// By the name of an operation without "aten::".
+using RuleTable = std::unordered_map<std::string, RuleFunction>;
+
+void add_pointwise_rules(RuleTable& table);
+void add_matmul_rules(RuleTable& table);
+void add_reduction_rules(RuleTable& table);
+void add_view_rules(RuleTable& table);
+void add_joining_rules(RuleTable& table);
+void add_indexing_rules(RuleTable& table);
+void add_softmax_rules(RuleTable& table);
+void add_normalization_rules(RuleTable& table);
+void add_random_rules(RuleTable& table);
+void add_attention_rules(RuleTable& table);
+void add_convolution_rules(RuleTable& table);
+void add_factory_rules(RuleTable& table);
+
+// For every operation that treats elements apart: operands are broadcast, results have their sizes.
+[[nodiscard]] RuleFunction pointwise();
+
+// Of a list operation, `_foreach_mul_` and the like: for one element of its lists. Empty for
+// others.
+[[nodiscard]] RuleFunction rule_of_element(std::string_view name);
+
+}  // namespace lockstep::global

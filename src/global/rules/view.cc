@@ -1,0 +1,304 @@
+#include "global/rules/dims.h"
+#include "global/rules/tables.h"
+
+#include <lockstep/layout/box.h>
+
+#include <ATen/ops/reshape.h>
+#include <c10/util/irange.h>
+
+#include <utility>
+
+namespace lockstep::global {
+namespace {
+
+using torch::jit::Stack;
+using Sizes = std::vector<std::int64_t>;
+
+// A result whose dims are those of the operand in another order, or some of them. `from[i]`: the
+// operand's dim that is result dim i, or -1 for a new one of `sizes[i]`.
+Rule moved(const RuleCall& call, const std::vector<int>& labels, const std::vector<int>& from,
+           const Sizes& sizes, Rule rule) {
+  Rule::Result result{sizes, {}};
+  for (int dim : from)
+    result.dims.push_back(dim < 0 ? Rule::whole : labels[static_cast<std::size_t>(dim)]);
+  rule.operands = {labels};
+  for (std::size_t i = 1; i < call.size(); ++i)
+    rule.operands.emplace_back(call.sizes(i).size(), Rule::whole);
+  rule.results = {result};
+  rule.linear = {{0}};
+  rule.moves = true;
+  return rule;
+}
+
+Rule same(const RuleCall& call) {
+  Rule rule = same_sizes(call, {});
+  rule.linear = {{0}};
+  rule.moves = true;
+  return rule;
+}
+
+Rule permuted(const RuleCall& call, const std::vector<int>& from) {
+  Rule rule;
+  std::vector<int> labels = labels_but(rule, call.sizes(0));
+  Sizes sizes;
+  for (int dim : from) sizes.push_back(call.sizes(0)[static_cast<std::size_t>(dim)]);
+  return moved(call, labels, from, sizes, std::move(rule));
+}
+
+std::vector<int> in_order(std::int64_t dims) {
+  std::vector<int> order;
+  for (int dim : c10::irange(static_cast<int>(dims))) order.push_back(dim);
+  return order;
+}
+
+Rule transpose(const RuleCall& call) {
+  std::vector<int> order = in_order(call.dim(0));
+  bool is_t = call.arguments() == 1;
+  std::int64_t a = is_t ? 0 : from_front(call.argument(1).toInt(), call.dim(0));
+  std::int64_t b = is_t ? 1 : from_front(call.argument(2).toInt(), call.dim(0));
+  if (order.size() > 1)
+    std::swap(order[static_cast<std::size_t>(a)], order[static_cast<std::size_t>(b)]);
+  return permuted(call, order);
+}
+
+Rule permute(const RuleCall& call) {
+  std::vector<int> order;
+  for (std::int64_t dim : call.argument(1).toIntVector())
+    order.push_back(static_cast<int>(from_front(dim, call.dim(0))));
+  return permuted(call, order);
+}
+
+Rule unsqueeze(const RuleCall& call) {
+  std::vector<int> order = in_order(call.dim(0));
+  Sizes sizes = call.sizes(0);
+  std::int64_t dim = call.argument(1).toInt();
+  if (dim < 0) dim += call.dim(0) + 1;
+  order.insert(order.begin() + dim, -1);
+  sizes.insert(sizes.begin() + dim, 1);
+  Rule rule;
+  std::vector<int> labels = labels_but(rule, call.sizes(0));
+  return moved(call, labels, order, sizes, std::move(rule));
+}
+
+// The local result has the sizes that this rank has of the whole's. A view where memory allows it.
+void reshape_locally(Rule& rule, std::size_t arguments) {
+  rule.finish = [arguments](RulePlan& plan) {
+    plan.kernel = [arguments, sizes = plan.local_results[0]](Stack& stack) {
+      at::Tensor self = torch::jit::last(stack, arguments)[0].toTensor();
+      torch::jit::drop(stack, arguments);
+      stack.emplace_back(at::reshape(self, sizes));
+    };
+  };
+}
+
+// Dims of one element go, or those of `dims` that have one.
+Rule squeeze(const RuleCall& call) {
+  Sizes dims =
+      call.arguments() == 1 ? dims_in({}, call.dim(0)) : dims_in(call.argument(1), call.dim(0));
+  Rule rule;
+  std::vector<int> labels, from;
+  Sizes sizes;
+  for (std::size_t dim = 0; dim < call.sizes(0).size(); ++dim) {
+    bool goes = call.sizes(0)[dim] == 1 && has_dim(dims, dim);
+    labels.push_back(goes ? Rule::whole : rule.add());
+    if (goes) continue;
+    from.push_back(static_cast<int>(dim));
+    sizes.push_back(call.sizes(0)[dim]);
+  }
+  Rule made = moved(call, labels, from, sizes, std::move(rule));
+  reshape_locally(made, call.arguments());
+  return made;
+}
+
+// self, size, implicit
+Rule expand(const RuleCall& call) {
+  Sizes sizes = call.argument(1).toIntVector();
+  std::size_t first = sizes.size() - call.sizes(0).size();
+  Rule rule;
+  std::vector<int> labels, from(first, -1);
+  for (std::size_t dim = 0; dim < call.sizes(0).size(); ++dim) {
+    std::int64_t length = call.sizes(0)[dim];
+    std::int64_t& wanted = sizes[first + dim];
+    if (wanted < 0) wanted = length;
+    labels.push_back(wanted == length ? rule.add() : Rule::whole);
+    from.push_back(static_cast<int>(dim));
+  }
+  Rule made = moved(call, labels, from, sizes, std::move(rule));
+  made.finish = [](RulePlan& plan) {
+    plan.replaced.emplace_back(1, c10::IValue(plan.local_results[0]));
+  };
+  return made;
+}
+
+Rule select(const RuleCall& call) {
+  std::int64_t dim = from_front(call.argument(1).toInt(), call.dim(0));
+  Rule rule;
+  std::vector<int> labels = labels_but(rule, call.sizes(0), {dim});
+  std::vector<int> order = in_order(call.dim(0));
+  Sizes sizes = call.sizes(0);
+  order.erase(order.begin() + dim);
+  sizes.erase(sizes.begin() + dim);
+  return moved(call, labels, order, sizes, std::move(rule));
+}
+
+// Begin and end of a slice of `length` elements, as Python counts them.
+std::int64_t place_in(const c10::IValue& value, std::int64_t otherwise, std::int64_t length) {
+  std::int64_t place = value.isInt() ? value.toInt() : otherwise;
+  if (place < 0) place += length;
+  return std::clamp<std::int64_t>(place, 0, length);
+}
+
+// self, dim, start, end, step
+Rule slice(const RuleCall& call) {
+  std::int64_t dim = from_front(call.argument(1).toInt(), call.dim(0));
+  Sizes sizes = call.sizes(0);
+  std::int64_t& length = sizes[static_cast<std::size_t>(dim)];
+  std::int64_t begin = place_in(call.argument(2), 0, length);
+  std::int64_t end = std::max(begin, place_in(call.argument(3), length, length));
+  std::int64_t step = call.argument(4).toInt();
+  bool is_all = begin == 0 && end == length && step == 1;
+  length = (end - begin + step - 1) / step;
+  Rule rule;
+  std::vector<int> labels = labels_but(rule, call.sizes(0), is_all ? Sizes{} : Sizes{dim});
+  return moved(call, labels, in_order(call.dim(0)), sizes, std::move(rule));
+}
+
+// grad, input_sizes, dim, ...: the gradient of a slice or of one element of a dim.
+Rule slice_backward(const RuleCall& call) {
+  Sizes sizes = call.argument(1).toIntVector();
+  auto dims = static_cast<std::int64_t>(sizes.size());
+  std::int64_t dim = from_front(call.argument(2).toInt(), dims);
+  bool has_dim_too = call.dim(0) == dims;
+  Rule rule;
+  std::vector<int> labels = labels_but(rule, call.sizes(0), has_dim_too ? Sizes{dim} : Sizes{});
+  std::vector<int> from = in_order(call.dim(0));
+  if (has_dim_too) {
+    from[static_cast<std::size_t>(dim)] = -1;
+  } else {
+    from.insert(from.begin() + dim, -1);
+  }
+  Rule made = moved(call, labels, from, sizes, std::move(rule));
+  made.moves = false;  // zeros are not what other reductions begin with
+  made.finish = [](RulePlan& plan) {
+    plan.replaced.emplace_back(1, c10::IValue(plan.local_results[0]));
+  };
+  return made;
+}
+
+// The sizes that a view asks for, with its -1 filled in.
+Sizes wanted_sizes(const RuleCall& call) {
+  Sizes sizes = call.argument(1).toIntVector();
+  std::int64_t known = 1;
+  for (std::int64_t size : sizes) known *= size < 0 ? 1 : size;
+  std::int64_t numel = layout::numel_of(call.sizes(0));
+  for (std::int64_t& size : sizes)
+    if (size < 0) size = known == 0 ? 0 : numel / known;
+  return sizes;
+}
+
+// Dims of the operand and of the result that have the same elements: [a, b) and [c, d).
+struct ViewGroup {
+  std::size_t a, b, c, d;
+};
+
+std::vector<ViewGroup> groups_of(const Sizes& from, const Sizes& to) {
+  std::vector<ViewGroup> groups;
+  std::size_t i = 0, j = 0;
+  while (i < from.size() && j < to.size()) {
+    ViewGroup group{i, i + 1, j, j + 1};
+    std::int64_t left = from[i++], right = to[j++];
+    while (left != right && (left < right ? i < from.size() : j < to.size()))
+      left < right ? left *= from[i++] : right *= to[j++];
+    group.b = i;
+    group.d = j;
+    groups.push_back(group);
+  }
+  return groups;
+}
+
+std::size_t first_of_many(const Sizes& sizes, std::size_t begin, std::size_t end) {
+  while (begin + 1 < end && sizes[begin] == 1) ++begin;
+  return begin;
+}
+
+// A dim that is blocks of equal length, and the same blocks as a dim of their own.
+void add_blocks(const RuleCall& call, Rule& rule, const Sizes& to, const ViewGroup& group) {
+  const Sizes& from = call.sizes(0);
+  auto add = [&](Placement whole, Placement block, std::int64_t length, bool splits) {
+    RuleChoice choice{{splits ? whole : block}, {splits ? block : whole}};
+    if (from.size() + to.size() > 0) choice.lengths = {length};
+    rule.more.push_back(std::move(choice));
+  };
+  for (Placement now : call.operands()[0].placements) {
+    if (!now.is_shard()) continue;
+    auto dim = static_cast<std::size_t>(now.dim());
+    if (dim < group.a || dim >= group.b) continue;
+    bool splits = group.b - group.a == 1 && group.d - group.c > 1 && now.parts() > 1 &&
+                  to[group.c] == now.parts();
+    if (splits) add(now, Shard(static_cast<int>(group.c) + 1), to[group.c + 1], true);
+    bool joins = group.d - group.c == 1 && group.b - group.a > 1 && dim == group.a + 1 &&
+                 now.parts() == 1 && from[group.a] > 1;
+    if (joins)
+      add(Shard(static_cast<int>(group.c), static_cast<int>(from[group.a])), now, from[dim], false);
+  }
+}
+
+Rule view(const RuleCall& call) {
+  Sizes to = wanted_sizes(call);
+  const Sizes& from = call.sizes(0);
+  Rule rule;
+  std::vector<int> labels(from.size(), Rule::whole);
+  Rule::Result result{to, std::vector<int>(to.size(), Rule::whole)};
+  for (const ViewGroup& group : groups_of(from, to)) {
+    std::size_t i = first_of_many(from, group.a, group.b);
+    std::size_t j = first_of_many(to, group.c, group.d);
+    if (from[i] == 0 || to[j] == 0) continue;
+    bool is_same = from[i] == to[j];
+    Rule::Label label;
+    if (!is_same) label.lengths = {from[i], to[j]};
+    labels[i] = result.dims[j] = rule.add(label);
+    add_blocks(call, rule, to, group);
+  }
+  rule.operands = {labels};
+  rule.results = {result};
+  rule.linear = {{0}};
+  rule.moves = true;
+  reshape_locally(rule, call.arguments());
+  return rule;
+}
+
+// Result dims that are repeated have no shards.
+Rule repeat(const RuleCall& call) {
+  Sizes sizes = call.argument(1).toIntVector();
+  std::size_t first = sizes.size() - call.sizes(0).size();
+  Rule rule;
+  std::vector<int> labels, from(first, -1);
+  for (std::size_t dim = 0; dim < call.sizes(0).size(); ++dim) {
+    bool is_once = sizes[first + dim] == 1;
+    sizes[first + dim] *= call.sizes(0)[dim];
+    labels.push_back(is_once ? rule.add() : Rule::whole);
+    from.push_back(static_cast<int>(dim));
+  }
+  return moved(call, labels, from, sizes, std::move(rule));
+}
+
+}  // namespace
+
+void add_view_rules(RuleTable& table) {
+  for (const char* name : {"alias", "detach", "lift_fresh", "contiguous"}) table[name] = same;
+  table["t"] = table["transpose"] = transpose;
+  table["permute"] = permute;
+  table["unsqueeze"] = unsqueeze;
+  table["squeeze"] = squeeze;
+  table["expand"] = expand;
+  table["select"] = select;
+  table["slice"] = slice;
+  table["slice_backward"] = table["select_backward"] = slice_backward;
+  table["view"] = table["_unsafe_view"] = table["_reshape_alias"] = view;
+  table["repeat"] = repeat;
+  table["roll"] = [](const RuleCall& call) {
+    return same_sizes(call, dims_in(call.argument(2), call.dim(0)));
+  };
+}
+
+}  // namespace lockstep::global

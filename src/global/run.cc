@@ -1,0 +1,250 @@
+#include "global/run.h"
+
+#include "global/arguments.h"
+#include "global/convert.h"
+#include "global/decide.h"
+#include "global/lists.h"
+
+#include <lockstep/base/check.h>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <optional>
+
+namespace lockstep::global {
+namespace {
+
+using torch::jit::Stack;
+using Locals = c10::SmallVector<at::Tensor, 6>;
+
+// One call on its way.
+class Run {
+ public:
+  Run(dispatch::Call& call, const Operation& operation, Arguments& arguments,
+      const GlobalTensor& one)
+      : call_(call),
+        operation_(operation),
+        arguments_(arguments),
+        mesh_(one.mesh),
+        space_(*one.spec->space) {}
+
+  void first() {
+    Stack values(arguments().begin(), arguments().end());
+    DecisionPtr decision = decide(call_.operation(), operation_, arguments_, values, space_);
+    std::vector<Dims> strides;
+    if (makes_tensors())
+      strides = strides_of_results(call_.operation(), *decision, arguments_, values);
+    run_locally(*decision);
+    if (makes_tensors() && operation_.way != Operation::Way::unknown) {
+      find_specs(*decision, strides);
+      decision->has_run = true;
+    }
+    give_results(*decision);
+    if (operation_.way == Operation::Way::rule)
+      space_.decisions().add(arguments_.key, std::move(decision));
+  }
+
+  void again(const Decision& decision) {
+    run_locally(decision);
+    give_results(decision);
+  }
+
+ private:
+  [[nodiscard]] std::span<c10::IValue> arguments() const {
+    auto items = torch::jit::last(call_.stack(), operation_.written.size());
+    return {const_cast<c10::IValue*>(items.data()), items.size()};
+  }
+  [[nodiscard]] std::span<c10::IValue> results() const {
+    auto items = torch::jit::last(call_.stack(), operation_.returns.size());
+    return {const_cast<c10::IValue*>(items.data()), items.size()};
+  }
+  [[nodiscard]] bool makes_tensors() const {
+    return std::ranges::any_of(operation_.returns, [](const Operation::Return& result) {
+      return (result.is_tensor && result.alias < 0) || result.is_list;
+    });
+  }
+
+  void run_locally(const Decision& decision) {
+    if (decision.is_plain && !arguments_.has_list) return run_as_it_lies(decision);
+    for (std::size_t i = 0; i < arguments_.tensors.size(); ++i)
+      locals_.push_back(local_of(decision, i));
+    std::span<c10::IValue> values = arguments();
+    if (arguments_.has_list) {
+      put_tensors(arguments_, locals_, values);
+    } else {
+      for (std::size_t i = 0; i < locals_.size(); ++i)
+        values[static_cast<std::size_t>(arguments_.tensors[i].argument)] = locals_[i];
+    }
+    for (const auto& [argument, value] : decision.replaced)
+      values[static_cast<std::size_t>(argument)] = value;
+    run_kernel(decision);
+    for (std::size_t i = 0; i < locals_.size(); ++i)
+      if (arguments_.tensors[i].written) write_back(decision, i);
+  }
+
+  // No tensor is converted: the way of most calls.
+  void run_as_it_lies(const Decision& decision) {
+    std::span<c10::IValue> values = arguments();
+    for (const TensorArgument& argument : arguments_.tensors) {
+      if (argument.written) begin_write(*argument.global);
+      values[static_cast<std::size_t>(argument.argument)] =
+          argument.global != nullptr ? argument.global->local : argument.tensor;
+    }
+    run_kernel(decision);
+  }
+
+  void run_kernel(const Decision& decision) {
+    if (decision.kernel) {
+      decision.kernel(call_.stack());
+    } else {
+      call_.operation().callBoxed(call_.stack());
+    }
+  }
+
+  void begin_write(GlobalTensor& global) {
+    check(!global.is_copy,
+          "{}: expected a tensor that can be written, found a view that was redistributed to be "
+          "made, so that its base would not change; write to a clone() of it",
+          operation_.name);
+    std::lock_guard lock(global.mutex);
+    global.reduced.reset();
+  }
+
+  at::Tensor local_of(const Decision& decision, std::size_t i) {
+    const TensorArgument& argument = arguments_.tensors[i];
+    const Decision::Operand& wanted = decision.operands[i];
+    if (argument.global == nullptr) {
+      if (!wanted.converts) return argument.tensor;
+      return converted(argument.tensor, *spec_of_plain(argument.tensor), wanted.placements);
+    }
+    if (argument.written) begin_write(*argument.global);
+    if (!wanted.converts) return argument.global->local;
+    if (!argument.written) return values_in(argument.tensor, wanted.placements);
+    at::Tensor local = converted(argument.global->local, *argument.global->spec, wanted.placements);
+    return local.clone();
+  }
+
+  SpecPtr spec_of_plain(const at::Tensor& tensor) {
+    return space_.spec(space_.replicated(), tensor.sizes(), tensor.strides(), tensor.scalar_type(),
+                       tensor.device());
+  }
+
+  void write_back(const Decision& decision, std::size_t i) {
+    const TensorArgument& argument = arguments_.tensors[i];
+    const Decision::Operand& how = decision.operands[i];
+    GlobalTensor& global = *argument.global;
+    if (!how.converts && !how.converts_back) return;
+    at::Tensor values = locals_[i];
+    if (how.converts_back) {
+      const Spec& spec = *global.spec;
+      SpecPtr left = spec.space->spec(how.left, spec.sizes, spec.strides, spec.dtype, spec.device);
+      values = converted(values, *left, spec.placements);
+    }
+    check(values.sizes() == global.local.sizes(),
+          "{}: expected a result of the sizes of the tensor that it is written to",
+          operation_.name);
+    at::Tensor(global.local).copy_(values);
+  }
+
+  // Of the results that are tensors, in order.
+  void find_specs(Decision& decision, const std::vector<Dims>& strides) {
+    std::vector<at::Tensor> locals = tensors_in(results());
+    check(locals.size() == decision.results.size(),
+          "{}: expected {} results, as its rule says, found {}", operation_.name,
+          decision.results.size(), locals.size());
+    for (std::size_t i = 0; i < locals.size(); ++i) {
+      const Decision::Result& result = decision.results[i];
+      if (!locals[i].defined()) {
+        decision.specs.emplace_back();
+        continue;
+      }
+      Dims expected = local_sizes(result.sizes, result.placements, space_.place());
+      check(locals[i].sizes() == at::IntArrayRef(expected),
+            "{}: expected sizes {} of this rank's part of result {}, placed {}, found {}: its rule "
+            "is wrong",
+            operation_.name, c10::str(at::IntArrayRef(expected)), i, describe(result.placements),
+            c10::str(locals[i].sizes()));
+      decision.specs.push_back(space_.spec(result.placements, result.sizes, strides[i],
+                                           locals[i].scalar_type(), locals[i].device()));
+    }
+  }
+
+  void give_results(const Decision& decision) {
+    std::size_t number = 0;
+    std::span<c10::IValue> values = results();
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const Operation::Return& result = operation_.returns[i];
+      if (result.is_list) {
+        c10::List<at::Tensor> list;
+        for (const c10::IValue& element : values[i].toListRef())
+          list.push_back(wrapped(decision, number++, element.toTensor()));
+        values[i] = std::move(list);
+      } else if (result.is_tensor) {
+        if (result.alias >= 0) {
+          values[i] = argument_at(result.alias);
+          ++number;
+        } else {
+          values[i] = wrapped(decision, number++, values[i].toTensor());
+        }
+      }
+    }
+  }
+
+  [[nodiscard]] const at::Tensor& argument_at(int index) const {
+    return std::ranges::find(arguments_.tensors, index, &TensorArgument::argument)->tensor;
+  }
+
+  at::Tensor wrapped(const Decision& decision, std::size_t number, const at::Tensor& local) {
+    if (!local.defined()) return local;
+    const Spec* known = decision.has_run ? decision.specs[number].get() : nullptr;
+    SpecPtr spec;
+    if (known != nullptr && known->dtype == local.scalar_type()) {
+      spec = decision.specs[number];
+    } else if (known != nullptr) {
+      spec = space_.spec(known->placements, known->sizes, known->strides, local.scalar_type(),
+                         local.device());
+    } else {
+      spec = space_.spec(space_.replicated(), local.sizes(), local.strides(), local.scalar_type(),
+                         local.device());
+    }
+    if (!operation_.is_view) return wrap(local, spec, mesh_);
+    // A view of a tensor that was made outside of inference mode is one too.
+    std::optional<c10::InferenceMode> off;
+    if (c10::InferenceMode::is_enabled() && !arguments_.tensors[0].tensor.is_inference())
+      off.emplace(false);
+    at::Tensor view = wrap(local, spec, mesh_);
+    const TensorArgument& base = arguments_.tensors[0];
+    const at::Tensor& memory = !locals_.empty() ? locals_[0] : base.global->local;
+    bool is_copy = decision.is_copy || (base.global != nullptr && base.global->is_copy) ||
+                   !local.is_alias_of(memory);
+    global_of(view)->is_copy = is_copy;
+    return view;
+  }
+
+  dispatch::Call& call_;
+  const Operation& operation_;
+  Arguments& arguments_;
+  const Mesh& mesh_;  // of a tensor that the arguments hold
+  Space& space_;
+  Locals locals_;
+};
+
+}  // namespace
+
+void run_operation(dispatch::Call& call, const GlobalTensor& one) {
+  const Operation& operation = operation_of(call.operation());
+  if (operation.way == Operation::Way::composite)
+    return call.operation().callBoxedForDispatchKey(operation.composite, call.stack());
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  auto values = torch::jit::last(call.stack(), operation.written.size());
+  Space& space = *one.spec->space;
+  Arguments arguments(operation, {const_cast<c10::IValue*>(values.data()), values.size()}, space);
+  Run run(call, operation, arguments, one);
+  if (DecisionPtr decision = space.decisions().find(arguments.key)) return run.again(*decision);
+  run.first();
+}
+
+}  // namespace lockstep::global

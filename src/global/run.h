@@ -1,0 +1,13 @@
+// Runs an operation that has global tensors among its arguments.
+#pragma once
+
+#include "dispatch/call.h"
+
+namespace lockstep::global {
+
+class GlobalTensor;
+
+// `one` is behind one of the tensors. Collective where a decision converts.
+void run_operation(dispatch::Call& call, const GlobalTensor& one);
+
+}  // namespace lockstep::global

@@ -1,0 +1,67 @@
+#include "global/space.h"
+
+#include "dispatch/key.h"
+#include "global/decisions.h"
+
+#include <lockstep/base/fingerprint.h>
+
+#include <c10/core/TensorOptions.h>
+
+namespace lockstep::global {
+namespace {
+
+// More than a training step has; beyond it shapes vary, and all are forgotten.
+constexpr std::size_t most_specs = 16384;
+
+std::size_t hash_of(const Spec& spec) {
+  std::uint64_t hash = static_cast<std::uint64_t>(spec.dtype);
+  auto add = [&](std::uint64_t word) { hash = combine_fingerprints(hash, word); };
+  for (Placement one : spec.placements)
+    add(static_cast<std::uint64_t>(one.kind()) << 48 | static_cast<std::uint64_t>(one.op()) << 40 |
+        static_cast<std::uint64_t>(one.dim()) << 24 | static_cast<std::uint64_t>(one.parts()));
+  for (std::int64_t size : spec.sizes) add(static_cast<std::uint64_t>(size));
+  for (std::int64_t stride : spec.strides) add(static_cast<std::uint64_t>(stride));
+  return hash;
+}
+
+}  // namespace
+
+Space::Space(const Mesh& mesh)
+    : all_(mesh.group()),
+      name_(mesh.layout().describe()),
+      decisions_(std::make_unique<Decisions>()) {
+  std::vector<int> coordinates = mesh.coordinates();
+  for (std::size_t axis = 0; axis < mesh.axes().size(); ++axis) {
+    groups_.push_back(mesh[mesh.axes()[axis].name]);
+    place_.push_back({mesh.axes()[axis].size, coordinates[axis]});
+  }
+}
+
+Space::~Space() = default;
+
+Space& Space::of(const Mesh& mesh) {
+  return *static_cast<Space*>(mesh.attached([&] { return std::make_shared<Space>(mesh); }).get());
+}
+
+SpecPtr Space::spec(PlacementList placements, at::IntArrayRef sizes, at::IntArrayRef strides,
+                    c10::ScalarType dtype, c10::Device device) {
+  auto made = c10::make_intrusive<Spec>();
+  made->space = this;
+  made->placements = std::move(placements);
+  made->sizes.assign(sizes.begin(), sizes.end());
+  made->strides.assign(strides.begin(), strides.end());
+  made->dtype = dtype;
+  made->device = device;
+  std::size_t hash = hash_of(*made);
+  std::lock_guard lock(mutex_);
+  auto [first, last] = specs_.equal_range(hash);
+  for (auto found = first; found != last; ++found)
+    if (found->second->same_as(*made)) return found->second;
+  if (specs_.size() >= most_specs) specs_.clear();
+  made->keys = c10::DispatchKeySet(c10::computeDispatchKey(dtype, at::kStrided, device))
+                   .add(dispatch::key());
+  specs_.emplace(hash, made);
+  return made;
+}
+
+}  // namespace lockstep::global

@@ -1,0 +1,61 @@
+// Space: what the global tensors of one mesh share on one rank. It is attached to the mesh, and
+// lives as long as it.
+#pragma once
+
+#include "global/cut.h"
+#include "global/spec.h"
+
+#include <lockstep/comm/group.h>
+#include <lockstep/global/tensor.h>
+#include <lockstep/mesh/mesh.h>
+
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace lockstep::global {
+
+class Decisions;
+
+class Space {
+ public:
+  explicit Space(const Mesh& mesh);
+  ~Space();
+  Space(const Space&) = delete;
+  Space& operator=(const Space&) = delete;
+
+  [[nodiscard]] static Space& of(const Mesh& mesh);
+
+  [[nodiscard]] std::span<const AxisPlace> place() const { return place_; }
+  [[nodiscard]] int axes() const { return static_cast<int>(place_.size()); }
+  [[nodiscard]] Group& group(int axis) { return groups_[static_cast<std::size_t>(axis)]; }
+  [[nodiscard]] Group& all() { return all_; }
+  // "dp=2, tp=2"
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] PlacementList replicated() const { return PlacementList(place_.size()); }
+
+  // The interned one of these.
+  [[nodiscard]] SpecPtr spec(PlacementList placements, at::IntArrayRef sizes,
+                             at::IntArrayRef strides, c10::ScalarType dtype, c10::Device device);
+
+  [[nodiscard]] Decisions& decisions() { return *decisions_; }
+
+  // Small words that any thread may read and write.
+  GlobalOptions options;
+  std::mutex traffic_mutex;
+  Traffic traffic;
+
+ private:
+  Group all_;
+  std::vector<Group> groups_;  // by axis
+  std::vector<AxisPlace> place_;
+  std::string name_;
+  std::mutex mutex_;  // guards what follows
+  std::unordered_multimap<std::size_t, SpecPtr> specs_;
+  std::unique_ptr<Decisions> decisions_;
+};
+
+}  // namespace lockstep::global

@@ -1,0 +1,49 @@
+// Batch: the rows of one step, cut into micro-batches, and what all ranks know of it.
+#pragma once
+
+#include <lockstep/comm/group.h>
+#include <lockstep/layout/shard_range.h>
+#include <lockstep/parallel/pipeline/stage.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace lockstep::pipeline {
+
+enum class StepKind : std::uint8_t { train, evaluate, forward };
+
+struct BatchView {
+  const Tensors* inputs = nullptr;   // null where this rank has not the first stage
+  const Tensors* targets = nullptr;  // null where it has not the last one, or none are needed
+};
+
+class Batch {
+ public:
+  // Collective: the ranks of the first and the last stage tell what they were given. On every rank
+  // alike InvalidArgument when that is no batch, with the group alive.
+  Batch(Group& group, StepKind kind, BatchView given, int micro_batches, int first_rank,
+        int last_rank, std::optional<Duration> timeout);
+
+  // Equal for steps whose stages pass on tensors of equal sizes.
+  [[nodiscard]] std::uint64_t kind() const { return kind_; }
+  [[nodiscard]] layout::Range rows_of(int micro_batch) const;
+  // Of all rows.
+  [[nodiscard]] double share_of(int micro_batch) const;
+  // Of the tensors that this rank was given.
+  [[nodiscard]] Tensors inputs_of(int micro_batch) const {
+    return cut(*given_.inputs, micro_batch);
+  }
+  [[nodiscard]] Tensors targets_of(int micro_batch) const {
+    return cut(*given_.targets, micro_batch);
+  }
+
+ private:
+  [[nodiscard]] Tensors cut(const Tensors& tensors, int micro_batch) const;
+
+  BatchView given_;
+  int micro_batches_;
+  std::int64_t rows_ = 0;
+  std::uint64_t kind_ = 0;
+};
+
+}  // namespace lockstep::pipeline

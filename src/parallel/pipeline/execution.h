@@ -1,0 +1,73 @@
+// Execution: does the actions of one step that a schedule gives this rank.
+#pragma once
+
+#include "parallel/pipeline/batch.h"
+#include "parallel/pipeline/mailbox.h"
+#include "parallel/pipeline/stage_run.h"
+
+#include <lockstep/parallel/pipeline/pipeline.h>
+
+#include <functional>
+#include <map>
+#include <optional>
+
+namespace lockstep::pipeline {
+
+// What a rank knows of all its steps.
+struct ExecutionParts {
+  std::map<int, StageRun>& stages;  // of this rank
+  const PipelineLoss& loss;
+  // Called around each backward that adds to gradients; `last` is the last one of its stage.
+  std::function<void(int stage, bool last)> before_gradients;
+};
+
+class Execution {
+ public:
+  // `schedule`: of this step, forwards alone where it is no training step. All outlive this object.
+  Execution(const plan::Schedule& schedule, const Batch& batch, StepKind kind, Mailbox& mailbox,
+            ExecutionParts parts)
+      : schedule_(schedule), batch_(batch), kind_(kind), mailbox_(mailbox), parts_(parts) {}
+
+  // Does this rank's actions. `now` is the one that is being done, for messages.
+  void run(const std::vector<plan::Action>& actions, std::optional<plan::Action>& now);
+
+  // The sum of the micro-batches' losses, times their shares; undefined elsewhere than on the rank
+  // of the last stage.
+  [[nodiscard]] const at::Tensor& loss() const { return loss_; }
+  // The last stage's outputs of all micro-batches, where that is asked for.
+  [[nodiscard]] Tensors outputs() const;
+  [[nodiscard]] Pipeline::Measured measured(const std::vector<int>& stages) const;
+
+ private:
+  struct Spent {
+    double seconds = 0;
+    int times = 0;
+  };
+
+  void forward(const plan::Action& action);
+  [[nodiscard]] Tensors end_forward(const plan::Action& action, const Tensors& outputs);
+  void backward(const plan::Action& action);
+  void weight(const plan::Action& action);
+  void pass(const plan::Result& result, Tensors tensors);
+  [[nodiscard]] Tensors take(const plan::Result& result, int stage);
+  // What backward() of a micro-batch begins with.
+  [[nodiscard]] Tensors root_gradients(const plan::Action& action);
+  template <typename Body>
+  auto timed(const plan::Action& action, Body body);
+  [[nodiscard]] bool is_last(int stage) const { return stage + 1 == schedule_.stages; }
+
+  const plan::Schedule& schedule_;
+  const Batch& batch_;
+  const StepKind kind_;
+  Mailbox& mailbox_;
+  ExecutionParts parts_;
+  std::map<std::uint64_t, Tensors> here_;  // passed between stages of this rank
+  std::map<int, at::Tensor> losses_;       // whose backward is still to come, without history
+  std::map<int, int> to_come_;             // backwards with gradients of weights, by stage
+  std::map<int, Tensors> outputs_;         // by micro-batch
+  at::Tensor loss_;
+  std::map<std::pair<int, char>, Spent> spent_;
+  double began_ = -1, ended_ = 0;
+};
+
+}  // namespace lockstep::pipeline

@@ -1,0 +1,85 @@
+// Mailbox: the messages of one step between this rank and the others.
+//
+// Which messages there are follows from the schedule: what an action makes goes to the rank that
+// needs it. Both ends list the messages of a pair of ranks in the order in which the sending rank
+// makes them, so they match one by one, and receives are posted before they are needed.
+//
+// What is passed to the next stage has sizes that the receiving rank must know. In the first step
+// of a kind (sizes of the batch, with or without gradients) a description goes before it; later
+// steps of that kind find it in the book.
+#pragma once
+
+#include "parallel/pipeline/specs.h"
+#include "plan/needs.h"
+
+#include <lockstep/comm/group.h>
+#include <lockstep/plan/schedule.h>
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace lockstep::pipeline {
+
+// The tensors that every forward of one kind of step passes on, by plan::Result::key().
+using SpecBook = std::unordered_map<std::uint64_t, Specs>;
+
+struct MailboxOptions {
+  bool tells_specs = false;  // of the first step of its kind
+  c10::Device device = c10::kCPU;
+  std::optional<Duration> timeout = std::nullopt;
+};
+
+class Mailbox {
+ public:
+  // `book` is filled where specs are told, and read otherwise. All three outlive this object.
+  Mailbox(Group& group, const plan::Schedule& schedule, SpecBook& book, MailboxOptions options);
+
+  // Posts what an action has made to the rank that needs it; nothing when that is this one.
+  // InvalidArgument when outputs are not what the book says.
+  void send(const plan::Result& result, const Tensors& tensors);
+  // Blocks until it is there. The other rank makes it.
+  [[nodiscard]] Tensors receive(const plan::Result& result);
+  // Blocks until everything that was sent has arrived.
+  void finish();
+
+  [[nodiscard]] int rank_of(int stage) const { return ranks_[static_cast<std::size_t>(stage)]; }
+
+ private:
+  struct Expected {
+    plan::Result result;
+    bool is_posted = false;
+    Tensors tensors;
+    std::vector<Work> works;
+  };
+  struct Channel {
+    int source = 0;
+    std::vector<Expected> messages;
+    std::size_t posted = 0;  // of them
+  };
+
+  // Posts the receives of a channel through number `last`, and the next ones whose sizes are known.
+  void post(Channel& channel, std::size_t last);
+  [[nodiscard]] bool knows(const plan::Result& result) const;
+  [[nodiscard]] Specs specs_for(const Channel& channel, const plan::Result& result);
+  [[nodiscard]] CallOptions call(const std::string& tag) const {
+    return {.tag = tag, .timeout = options_.timeout};
+  }
+
+  Group& group_;
+  SpecBook& book_;
+  const MailboxOptions options_;
+  const std::vector<int> ranks_;  // of stages
+  const int stages_;
+  std::vector<Channel> channels_;
+  std::unordered_map<std::uint64_t, std::pair<std::size_t, std::size_t>> places_;
+  std::vector<Work> sent_;
+};
+
+}  // namespace lockstep::pipeline

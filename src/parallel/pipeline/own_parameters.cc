@@ -1,0 +1,88 @@
+#include "parallel/pipeline/own_parameters.h"
+
+#include "dispatch/key.h"
+#include "dispatch/parts/part_record.h"
+
+#include <lockstep/base/check.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <array>
+#include <map>
+#include <utility>
+
+namespace lockstep::pipeline {
+
+OwnParameters::OwnParameters(std::vector<NamedPart> parameters, const Group& group)
+    : parameters_(std::move(parameters)) {
+  at::NoGradGuard no_grad;
+  if (parameters_.empty())
+    parameters_.push_back({"(none)", at::empty({0}), {}, layout::whole_slice(std::array{0L})});
+  // A division for each that the stages have: norms combine them once.
+  std::map<const dispatch::Division*, std::shared_ptr<dispatch::Division>> divisions;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& [name, tensor, aliases, slice] = parameters_[i];
+    check(tensor.is_non_overlapping_and_dense(),
+          "pipeline: parameter {}: expected a dense tensor without gaps, found strides [{}]", name,
+          listed(tensor.strides(), ", "));
+    const auto inner = dispatch::parts_of(tensor);
+    const auto of_stage = inner ? inner->division() : nullptr;
+    auto& division = divisions[of_stage.get()];
+    if (!division) division = std::make_shared<dispatch::Division>(of_stage, group);
+    records_.push_back(std::make_shared<const dispatch::Parts>(
+        division, std::vector<dispatch::Part>{{name, slice.sizes, slice.range, 0}}));
+    at::Tensor part = as_part(tensor, i);
+    part.set_requires_grad(tensor.requires_grad());
+    parts_.push_back({name, std::move(part), aliases, slice});
+  }
+  give_gradients();
+}
+
+at::Tensor OwnParameters::as_part(const at::Tensor& values, std::size_t i) const {
+  return dispatch::as_part(dispatch::values_of(values.detach()), records_[i], 0, dispatch::key());
+}
+
+void OwnParameters::take_gradients() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& tensor = parameters_[i].tensor;
+    check(tensor.numel() == 0 || tensor.const_data_ptr() == parts_[i].tensor.const_data_ptr(),
+          "pipeline: parameter {}: expected the memory that it had when the pipeline was made, "
+          "found other memory; make the pipeline after to() and set_data()",
+          parameters_[i].name);
+    const at::Tensor& given = parts_[i].tensor.grad();
+    at::Tensor& own = tensor.mutable_grad();
+    if (!given.defined()) {
+      own.reset();
+    } else if (!own.defined() || own.const_data_ptr() != given.const_data_ptr()) {
+      own = dispatch::values_of(given.detach());
+    }
+  }
+}
+
+void OwnParameters::give_gradients() {
+  at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& own = parameters_[i].tensor.grad();
+    at::Tensor& given = parts_[i].tensor.mutable_grad();
+    if (!own.defined()) {
+      given.reset();
+    } else if (!given.defined() || own.const_data_ptr() != given.const_data_ptr()) {
+      given = as_part(own, i);
+    }
+  }
+}
+
+void OwnParameters::zero_grad(bool set_to_none) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    at::Tensor& given = parts_[i].tensor.mutable_grad();
+    if (set_to_none) {
+      given.reset();
+      parameters_[i].tensor.mutable_grad().reset();
+    } else if (given.defined()) {
+      given.zero_();
+    }
+  }
+}
+
+}  // namespace lockstep::pipeline

@@ -1,0 +1,88 @@
+// PipelineState: what stands behind a Pipeline.
+#pragma once
+
+#include "parallel/handle_state.h"
+#include "parallel/pipeline/execution.h"
+#include "parallel/pipeline/own_parameters.h"
+#include "parallel/pipeline/ties.h"
+#include "parallel/wait_time.h"
+
+#include <lockstep/parallel/pipeline/pipeline.h>
+
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace lockstep {
+
+class PipelineState final : public HandleState {
+ public:
+  PipelineState(const std::vector<Stage>& stages, plan::Schedule schedule, Group group,
+                PipelineLoss loss, PipelineOptions options);
+
+  struct Result {
+    at::Tensor loss;  // on every rank, unless only outputs are asked for
+    Tensors outputs;
+  };
+  Result run(pipeline::StepKind kind, const Tensors& inputs, const Tensors& targets);
+  [[nodiscard]] const std::vector<int>& stages() const { return own_stages_; }
+  [[nodiscard]] const Pipeline::Measured& measured() const { return measured_; }
+
+  void detach() override;
+  [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
+  void zero_grad(bool set_to_none) override;
+  void pause() override { ++paused_; }
+  void resume() override { --paused_; }
+  [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override;
+  void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override;
+  [[nodiscard]] std::vector<NamedPart> state_parts() override;
+  [[nodiscard]] std::vector<at::Tensor> gather_parts(const std::vector<at::Tensor>& parts) override;
+  [[nodiscard]] HandleMemory memory() const override;
+  [[nodiscard]] double seconds_waited() const override { return waited_; }
+  [[nodiscard]] const Group& group() const override { return group_; }
+
+ private:
+  // A tensor of the whole model, as Python's state_dict() has it.
+  struct Entry {
+    std::vector<std::string> names;
+    std::vector<std::int64_t> sizes;
+    at::ScalarType dtype = at::kFloat;
+    int stage = 0;  // the first one that has it
+  };
+
+  void check_arguments(const std::vector<Stage>& stages) const;
+  void check_ranks(const std::vector<Stage>& stages) const;
+  void check_new_name(const std::string& name, const Stage& stage) const;
+  void list_entries(const std::vector<Stage>& stages);
+  void keep_own(const std::vector<Stage>& stages);
+  [[nodiscard]] std::vector<NamedPart> parameters_of(int stage) const;
+  Result execute(pipeline::StepKind kind, const pipeline::Batch& batch);
+  void before_gradients(int stage, bool last);
+  void fail(const std::optional<plan::Action>& now, const char* what) noexcept;
+  void reset_after_failure() noexcept;
+  [[nodiscard]] at::Tensor on_all_ranks(const at::Tensor& loss);
+  [[nodiscard]] CallOptions call(const std::string& tag) const {
+    return {.tag = tag, .timeout = options_.timeout};
+  }
+
+  const plan::Schedule schedule_, forwards_;
+  const std::vector<int> ranks_;  // of stages
+  Group group_;
+  const PipelineLoss loss_;
+  const PipelineOptions options_;
+  std::vector<int> own_stages_;
+  std::map<int, pipeline::StageRun> runs_;
+  std::map<int, Handle> handles_;                        // of options_.strategy
+  std::map<int, std::optional<NoSync>> unsynchronized_;  // during a step
+  std::vector<Entry> entries_;
+  std::optional<pipeline::Ties> ties_;
+  std::optional<pipeline::OwnParameters> parameters_;
+  std::unordered_map<std::uint64_t, pipeline::SpecBook> books_;  // by kind of batch
+  Pipeline::Measured measured_;
+  double waited_ = 0;
+  int paused_ = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,33 @@
+// What ranks know of the tensors that one stage passes to the next.
+#pragma once
+
+#include <lockstep/parallel/pipeline/stage.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lockstep::pipeline {
+
+struct TensorSpec {
+  at::ScalarType dtype = at::kFloat;
+  bool requires_grad = false;
+  std::vector<std::int64_t> sizes;
+  bool operator==(const TensorSpec&) const = default;
+};
+using Specs = std::vector<TensorSpec>;
+
+[[nodiscard]] Specs specs_of(const Tensors& tensors);
+// "Float [2, 3], Long [2]", for messages.
+[[nodiscard]] std::string describe(const Specs& specs);
+
+// As a message of a fixed size, int64 in one dimension, and back. InvalidArgument when there are
+// more tensors or dims than it holds, and Mismatch for a message that no rank wrote. `of` is for
+// the text.
+inline constexpr std::int64_t spec_numbers = 128;
+[[nodiscard]] at::Tensor message_of(const Specs& specs, const std::string& of);
+[[nodiscard]] Specs specs_in(const at::Tensor& message, const std::string& of);
+
+}  // namespace lockstep::pipeline

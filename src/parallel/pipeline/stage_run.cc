@@ -1,0 +1,61 @@
+#include "parallel/pipeline/stage_run.h"
+
+#include <lockstep/base/check.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+
+namespace lockstep::pipeline {
+namespace {
+
+Tensors zeros_where_none(const Tensors& gradients, const Tensors& inputs) {
+  Tensors all;
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    all.push_back(gradients[i].defined() ? gradients[i] : at::zeros_like(inputs[i].detach()));
+  return all;
+}
+
+}  // namespace
+
+Tensors StageRun::forward(const Tensors& inputs) const {
+  Tensors outputs = stage_.forward(inputs);
+  check(!outputs.empty(), "stage {}: expected tensors from its forward, found none", stage_.name);
+  for (const at::Tensor& output : outputs)
+    check(output.defined() && output.layout() == at::kStrided,
+          "stage {}: expected dense tensors from its forward, found {}", stage_.name,
+          output.defined() ? "one that is sparse" : "an undefined one");
+  return outputs;
+}
+
+void StageRun::keep(int micro_batch, const Tensors& inputs, Tensors roots) {
+  Kept& kept = kept_[micro_batch];
+  std::ranges::copy_if(inputs, std::back_inserter(kept.inputs),
+                       [](const at::Tensor& input) { return input.requires_grad(); });
+  for (const at::Tensor& root : roots)
+    kept.roots.push_back(torch::autograd::impl::gradient_edge(root));
+}
+
+Tensors StageRun::backward(int micro_batch, const Tensors& gradients) {
+  Kept kept = std::move(kept_.extract(micro_batch).mapped());
+  if (!kept.roots.empty()) pipeline::backward(kept.roots, gradients);
+  Tensors of_inputs;
+  for (const at::Tensor& input : kept.inputs) of_inputs.push_back(input.grad());
+  return zeros_where_none(of_inputs, kept.inputs);
+}
+
+Tensors StageRun::input(int micro_batch, const Tensors& gradients) {
+  Kept& kept = kept_.at(micro_batch);
+  Tensors of_inputs = kept.split.input_gradients(kept.roots, gradients, kept.inputs);
+  Tensors result = zeros_where_none(of_inputs, kept.inputs);
+  kept.inputs.clear();
+  kept.roots.clear();
+  return result;
+}
+
+void StageRun::weight(int micro_batch) {
+  kept_.extract(micro_batch).mapped().split.weight_gradients();
+}
+
+}  // namespace lockstep::pipeline

@@ -1,0 +1,332 @@
+#include <lockstep/base/error.h>
+#include <lockstep/global/rule.h>
+
+#include "support/messages.h"
+#include "support/torch/engine_test.h"
+#include "tests_of_global.h"
+
+#include <torch/torch.h>
+
+#include <functional>
+#include <random>
+
+namespace lockstep {
+namespace {
+
+using test::all_placements;
+using test::expect_words;
+using test::mesh_of_ranks;
+using test::message_of;
+using test::placed;
+using test::shapes_of_meshes;
+
+using Tensors = std::vector<at::Tensor>;
+using Program = std::function<Tensors(const Tensors&)>;
+
+// One operation, or some, with arguments of these sizes.
+struct Case {
+  std::string name;
+  std::vector<std::vector<std::int64_t>> sizes;
+  Program run;
+};
+
+Case unary(std::string name, at::Tensor (*function)(const at::Tensor&)) {
+  return {std::move(name), {{5, 4}}, [=](const Tensors& x) { return Tensors{function(x[0])}; }};
+}
+
+std::vector<Case> pointwise_cases() {
+  return {
+      unary("relu", [](const at::Tensor& x) { return at::relu(x); }),
+      unary("gelu", [](const at::Tensor& x) { return at::gelu(x); }),
+      unary("silu", [](const at::Tensor& x) { return at::silu(x); }),
+      unary("tanh", [](const at::Tensor& x) { return at::tanh(x); }),
+      unary("exp neg", [](const at::Tensor& x) { return at::exp(-x); }),
+      unary("clone", [](const at::Tensor& x) { return x.clone(); }),
+      unary("to float", [](const at::Tensor& x) { return x.to(at::kFloat).to(at::kDouble); }),
+      unary("scaled", [](const at::Tensor& x) { return x * 2.5 / 3 + 1; }),
+      unary("1 - x", [](const at::Tensor& x) { return 1 - x; }),
+      unary("in place",
+            [](const at::Tensor& x) {
+              at::Tensor y = x * 1;
+              y.add_(x).mul_(0.5);
+              return y.sub_(1);
+            }),
+      unary("like", [](const at::Tensor& x) { return at::zeros_like(x) + at::ones_like(x) * x; }),
+      unary("where", [](const at::Tensor& x) { return at::where(x > 0, x, x * 0.1); }),
+      unary("masked", [](const at::Tensor& x) { return x.masked_fill(x > 0.5, 0.0); }),
+      {"add", {{5, 4}, {5, 4}}, [](const Tensors& x) { return Tensors{x[0] + x[1]}; }},
+      {"spread",
+       {{5, 4}, {4}, {5, 1}},
+       [](const Tensors& x) { return Tensors{x[0] * x[1] - x[2]}; }},
+      {"addcmul",
+       {{5, 4}, {5, 4}, {5, 4}},
+       [](const Tensors& x) { return Tensors{at::addcmul(x[0], x[1], x[2], 0.3)}; }},
+      {"lerp", {{5, 4}, {5, 4}}, [](const Tensors& x) { return Tensors{x[0].lerp(x[1], 0.3)}; }},
+  };
+}
+
+std::vector<Case> matmul_cases() {
+  return {
+      {"mm", {{5, 4}, {4, 3}}, [](const Tensors& x) { return Tensors{x[0].mm(x[1])}; }},
+      {"linear",
+       {{5, 4}, {3, 4}, {3}},
+       [](const Tensors& x) { return Tensors{at::linear(x[0], x[1], x[2])}; }},
+      {"linear of rows",
+       {{2, 3, 4}, {6, 4}, {6}},
+       [](const Tensors& x) { return Tensors{at::linear(x[0], x[1], x[2])}; }},
+      {"matmul",
+       {{2, 3, 4}, {2, 4, 5}},
+       [](const Tensors& x) { return Tensors{x[0].matmul(x[1])}; }},
+      {"matmul of heads",
+       {{2, 3, 4, 2}, {2, 3, 2, 4}},
+       [](const Tensors& x) { return Tensors{x[0].matmul(x[1])}; }},
+      {"mv", {{5, 4}, {4}}, [](const Tensors& x) { return Tensors{x[0].matmul(x[1])}; }},
+      {"baddbmm",
+       {{2, 1, 5}, {2, 3, 4}, {2, 4, 5}},
+       [](const Tensors& x) { return Tensors{at::baddbmm(x[0], x[1], x[2], 0.5, 2)}; }},
+  };
+}
+
+std::vector<Case> reduction_cases() {
+  auto one = [](std::string name, std::function<at::Tensor(const at::Tensor&)> run) {
+    return Case{std::move(name), {{5, 4}}, [=](const Tensors& x) { return Tensors{run(x[0])}; }};
+  };
+  return {
+      one("sum", [](const at::Tensor& x) { return x.sum(); }),
+      one("sum of dim", [](const at::Tensor& x) { return x.sum(0) + x.sum(0, true); }),
+      one("mean", [](const at::Tensor& x) { return x.mean(); }),
+      one("mean of dim", [](const at::Tensor& x) { return x.mean({-1}, true); }),
+      one("amax", [](const at::Tensor& x) { return x.amax({0}); }),
+      one("max", [](const at::Tensor& x) { return x.max(); }),
+      one("max of dim",
+          [](const at::Tensor& x) { return std::get<0>(x.detach().max(1)) + x.sum(1); }),
+      one("var", [](const at::Tensor& x) { return x.var(0, false); }),
+      one("norm", [](const at::Tensor& x) { return x.norm(); }),
+      one("norm of dim", [](const at::Tensor& x) { return at::linalg_vector_norm(x, 3, 0); }),
+      one("largest norm",
+          [](const at::Tensor& x) {
+            return at::linalg_vector_norm(x, std::numeric_limits<double>::infinity());
+          }),
+      one("cumsum", [](const at::Tensor& x) { return x.cumsum(0); }),
+      one("softmax", [](const at::Tensor& x) { return x.softmax(-1); }),
+      one("log_softmax", [](const at::Tensor& x) { return x.log_softmax(0); }),
+      one("logsumexp", [](const at::Tensor& x) { return x.logsumexp(1); }),
+      one("tril", [](const at::Tensor& x) { return x.tril(); }),
+  };
+}
+
+std::vector<Case> view_cases() {
+  auto one = [](std::string name, std::vector<std::int64_t> sizes,
+                std::function<at::Tensor(const at::Tensor&)> run) {
+    return Case{std::move(name), {sizes}, [=](const Tensors& x) { return Tensors{run(x[0])}; }};
+  };
+  return {
+      one("view", {4, 6},
+          [](const at::Tensor& x) {
+            return x.view({2, 2, 3, 2});
+          }),
+      one("flatten", {3, 2, 4}, [](const at::Tensor& x) { return x.flatten(0, 1); }),
+      one("flatten all", {3, 2, 4}, [](const at::Tensor& x) { return x.reshape({-1}); }),
+      one("t", {5, 4}, [](const at::Tensor& x) { return x.t(); }),
+      one("heads", {2, 3, 4},
+          [](const at::Tensor& x) {
+            return x.view({2, 3, 2, 2}).transpose(1, 2).contiguous().view({4, 6});
+          }),
+      one("permute", {2, 3, 4},
+          [](const at::Tensor& x) {
+            return x.permute({2, 0, 1});
+          }),
+      one("unsqueeze", {3, 4}, [](const at::Tensor& x) { return x.unsqueeze(1).squeeze(); }),
+      one("squeeze", {3, 1, 2}, [](const at::Tensor& x) { return x.squeeze(1); }),
+      one("expand", {3, 1},
+          [](const at::Tensor& x) {
+            return x.expand({2, 3, 4});
+          }),
+      one("select", {5, 4}, [](const at::Tensor& x) { return x.select(0, -2); }),
+      one("slice", {5, 4}, [](const at::Tensor& x) { return x.narrow(0, 1, 3).slice(1, 0, 4, 2); }),
+      one("write to a part", {5, 4},
+          [](const at::Tensor& x) {
+            at::Tensor y = x * 2;
+            at::NoGradGuard no_grad;
+            y.detach().t().mul_(3);
+            return y;
+          }),
+      one("repeat", {3, 2},
+          [](const at::Tensor& x) {
+            return x.repeat({2, 1, 3});
+          }),
+      one("repeat heads", {2, 2, 3}, [](const at::Tensor& x) { return x.repeat_interleave(2, 1); }),
+      {"split", {{3, 6}}, [](const Tensors& x) { return x[0].split(2, 1); }},
+      {"uneven split", {{3, 5}}, [](const Tensors& x) { return x[0].split(2, 1); }},
+      {"chunk", {{6, 3}}, [](const Tensors& x) { return x[0].chunk(3); }},
+      {"unbind", {{3, 4}}, [](const Tensors& x) { return x[0].unbind(0); }},
+      {"cat",
+       {{3, 4}, {3, 4}},
+       [](const Tensors& x) {
+         return Tensors{at::cat({x[0], x[1]}, 1)};
+       }},
+      {"cat of others", {{3, 4}, {2, 4}}, [](const Tensors& x) { return Tensors{at::cat(x)}; }},
+      {"stack", {{3, 4}, {3, 4}}, [](const Tensors& x) { return Tensors{at::stack(x, -1)}; }},
+  };
+}
+
+std::vector<Case> layer_cases() {
+  return {
+      {"layer_norm",
+       {{2, 3, 4}, {4}, {4}},
+       [](const Tensors& x) { return Tensors{at::layer_norm(x[0], {4}, x[1], x[2])}; }},
+      {"layer_norm without weights",
+       {{3, 4}},
+       [](const Tensors& x) { return Tensors{at::layer_norm(x[0], {4})}; }},
+      {"attention",
+       {{2, 4, 3, 2}, {2, 4, 3, 2}, {2, 4, 3, 2}},
+       [](const Tensors& x) {
+         return Tensors{at::scaled_dot_product_attention(x[0], x[1], x[2], {}, 0.0, true)};
+       }},
+      {"convolution",
+       {{4, 2, 6, 6}, {4, 2, 3, 3}, {4}},
+       [](const Tensors& x) { return Tensors{at::conv2d(x[0], x[1], x[2], 2, 1)}; }},
+      {"pooling",
+       {{4, 2, 5, 5}},
+       [](const Tensors& x) {
+         return Tensors{at::max_pool2d(x[0], 2), at::avg_pool2d(x[0], {3}, {2}, {1}),
+                        at::adaptive_avg_pool2d(x[0], {2, 2})};
+       }},
+  };
+}
+
+void fill_randomly(Tensors& tensors, const Case& one, std::uint64_t seed) {
+  at::Generator generator = at::detail::createCPUGenerator(seed);
+  for (const auto& sizes : one.sizes)
+    tensors.push_back(at::empty(sizes, at::kDouble).normal_(0, 1, generator));
+}
+
+// The pieces of a Llama block.
+std::vector<Case> llama_cases() {
+  auto turned = [](const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+    auto parts = x.chunk(2, -1);
+    return at::cat({parts[0] * cos - parts[1] * sin, parts[0] * sin + parts[1] * cos}, -1);
+  };
+  return {
+      {"rms norm",
+       {{3, 5, 4}, {4}},
+       [](const Tensors& x) {
+         return Tensors{x[0] * (x[0].pow(2).mean(-1, true) + 1e-5).rsqrt() * x[1]};
+       }},
+      {"rotary",
+       {{2, 4, 5, 4}, {5, 2}, {5, 2}},
+       [=](const Tensors& x) { return Tensors{turned(x[0], x[1], x[2])}; }},
+      {"without bias",
+       {{2, 3, 4}, {6, 4}},
+       [](const Tensors& x) { return Tensors{at::linear(x[0], x[1])}; }},
+      {"grouped queries",
+       {{2, 4, 3, 2}, {2, 2, 3, 2}, {2, 2, 3, 2}},
+       [](const Tensors& x) {
+         at::Tensor k = x[1].repeat_interleave(2, 1), v = x[2].repeat_interleave(2, 1);
+         at::Tensor mixed = at::scaled_dot_product_attention(x[0], k, v, {}, 0.0, true);
+         return Tensors{mixed.transpose(1, 2).reshape({2, 3, 8})};
+       }},
+      {"swiglu",
+       {{2, 3, 4}, {6, 4}, {6, 4}, {4, 6}},
+       [](const Tensors& x) {
+         return Tensors{
+             at::linear(at::silu(at::linear(x[0], x[1])) * at::linear(x[0], x[2]), x[3])};
+       }},
+  };
+}
+
+// Results and gradients of a program on plain tensors.
+struct Outcome {
+  Tensors results, gradients;
+};
+
+Outcome run_case(const Case& one, Tensors inputs) {
+  for (at::Tensor& input : inputs) input.requires_grad_();
+  Outcome outcome{one.run(inputs), {}};
+  at::Tensor loss;
+  double factor = 1;
+  for (const at::Tensor& result : outcome.results) {
+    at::Tensor term = (result * result).sum() * (factor += 0.5);
+    loss = loss.defined() ? loss + term : term;
+  }
+  loss.backward();
+  for (const at::Tensor& input : inputs) outcome.gradients.push_back(input.grad());
+  return outcome;
+}
+
+void expect_same(const Tensors& globals, const Tensors& plains, const std::string& what) {
+  ASSERT_EQ(globals.size(), plains.size()) << what;
+  for (std::size_t i = 0; i < globals.size(); ++i) {
+    ASSERT_TRUE(is_global(globals[i])) << what;
+    ASSERT_EQ(globals[i].sizes(), plains[i].sizes()) << what << " " << describe(globals[i]);
+    at::Tensor found = full_tensor(globals[i].detach());
+    ASSERT_TRUE(found.allclose(plains[i].detach(), 1e-10, 1e-12))
+        << what << " " << describe(globals[i]) << "\n"
+        << found << plains[i];
+  }
+}
+
+// The case with every list of placements of its first argument, and others beside it.
+void try_case(const Case& one, const Group& world) {
+  Tensors plains;
+  fill_randomly(plains, one, 7);
+  Outcome expected;
+  {
+    Tensors inputs;
+    for (const at::Tensor& plain : plains) inputs.push_back(plain.clone());
+    expected = run_case(one, inputs);
+  }
+  for (const auto& shape : shapes_of_meshes(world.size())) {
+    if (shape.size() > 2) continue;
+    Mesh mesh = mesh_of_ranks(world, shape);
+    int axes = static_cast<int>(shape.size());
+    auto first = all_placements(static_cast<int>(one.sizes[0].size()), axes);
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      Tensors inputs;
+      std::string what = one.name + ":";
+      for (std::size_t k = 0; k < plains.size(); ++k) {
+        auto mine = all_placements(static_cast<int>(one.sizes[k].size()), axes);
+        const Placements& chosen = k == 0 ? first[i] : mine[(i * 7 + k * 3) % mine.size()];
+        inputs.push_back(placed(plains[k], mesh, chosen));
+        what += " " + describe(inputs.back());
+      }
+      try {
+        Outcome found = run_case(one, inputs);
+        expect_same(found.results, expected.results, what);
+        expect_same(found.gradients, expected.gradients, "gradients of " + what);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << what << ": " << std::string(error.what()).substr(0, 600);
+        return;
+      }
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+class Operations : public test::EngineTest {
+ protected:
+  void try_all(const std::vector<Case>& cases) {
+    run(
+        [&](Group world) {
+          for (const Case& one : cases) try_case(one, world);
+        },
+        std::chrono::seconds(60));
+  }
+};
+
+TEST_P(Operations, Pointwise) { try_all(pointwise_cases()); }
+TEST_P(Operations, ProductsOfMatrices) { try_all(matmul_cases()); }
+TEST_P(Operations, Reductions) { try_all(reduction_cases()); }
+TEST_P(Operations, Views) { try_all(view_cases()); }
+TEST_P(Operations, Layers) { try_all(layer_cases()); }
+TEST_P(Operations, PiecesOfALlamaBlock) { try_all(llama_cases()); }
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Operations,
+                         testing::Values(std::tuple(test::Engine::local, 1),
+                                         std::tuple(test::Engine::local, 2),
+                                         std::tuple(test::Engine::local, 3),
+                                         std::tuple(test::Engine::local, 4)),
+                         test::engine_test_name);
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,214 @@
+// What goes wrong on one rank of a pipeline is told to all of them.
+#include <lockstep/parallel/pipeline/pipeline.h>
+
+#include <lockstep/comm/init.h>
+
+#include "parallel/pipeline/support.h"
+#include "support/processes.h"
+#include "support/torch/engine_test.h"
+
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+#include <csignal>
+
+#include <chrono>
+#include <functional>
+#include <stdexcept>
+#include <thread>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+
+constexpr int ranks = 3;
+
+plan::Schedule schedule_of(std::string_view name) {
+  return plan::make_schedule(name, {.stages = ranks, .micro_batches = 6});
+}
+
+// Stages of which one does something when it is called for the `call`-th time.
+std::vector<Stage> with_deed(int stage, int call, std::function<void()> deed) {
+  auto model = blocks(ranks);
+  std::vector<Stage> stages = split(model, even_points(ranks, ranks));
+  Stage& chosen = stages[static_cast<std::size_t>(stage)];
+  chosen.forward = [inner = chosen.forward, call, deed = std::move(deed),
+                    calls = 0](const Tensors& inputs) mutable {
+    if (++calls == call) deed();
+    return inner(inputs);
+  };
+  return stages;
+}
+
+class PipelineFailsOn : public EngineTest {};
+
+TEST_P(PipelineFailsOn, AStageThatThrowsIsNamedOnEveryRank) {
+  for (int stage = 0; stage < ranks; ++stage)
+    run([&](Group group) {
+      Pipeline pipeline(
+          with_deed(stage, 3, [] { throw std::runtime_error("no room\nfor the batch"); }),
+          schedule_of("1f1b"), group, squared_error);
+      const PipedBatch batch = piped_batch(12, 1);
+      std::string text;
+      try {
+        (void)pipeline.step(batch.inputs, batch.targets);
+        ADD_FAILURE() << "no error";
+      } catch (const Aborted& error) {
+        text = error.what();
+        EXPECT_NE(group.rank(), stage);
+        const std::string number = std::to_string(stage);
+        expect_contains(text, "rank " + number + " ended the group: " + number +
+                                  "F2 of the pipeline failed: no room");
+      } catch (const std::runtime_error& error) {
+        text = error.what();
+        EXPECT_EQ(group.rank(), stage) << text;
+        EXPECT_EQ(text, "no room\nfor the batch");
+      }
+    });
+}
+
+TEST_P(PipelineFailsOn, ABackwardThatThrowsToo) {
+  run([&](Group group) {
+    auto model = blocks(ranks);
+    auto stages = split(model, even_points(ranks, ranks));
+    model->parameters()[9].register_hook([](const at::Tensor& gradient) {
+      throw std::runtime_error("a hook of stage 1");
+      return gradient;
+    });
+    Pipeline pipeline(stages, schedule_of("zb-h1"), group, squared_error);
+    const PipedBatch batch = piped_batch(12, 1);
+    const std::string text = [&]() -> std::string {
+      try {
+        (void)pipeline.step(batch.inputs, batch.targets);
+      } catch (const std::exception& error) {
+        return error.what();
+      }
+      return "no error";
+    }();
+    expect_contains(text, "a hook of stage 1");
+    if (group.rank() != 1)
+      expect_contains(text, "rank 1 ended the group: 1W0 of the pipeline failed: ");
+  });
+}
+
+TEST_P(PipelineFailsOn, OutputsOfOtherSizesThanBeforeAreNamed) {
+  run([&](Group group) {
+    auto model = blocks(ranks);
+    auto stages = split(model, even_points(ranks, ranks));
+    int calls = 0;
+    stages[0].forward = [&calls, inner = stages[0].forward](const Tensors& inputs) {
+      const Tensors outputs = inner(inputs);
+      return ++calls > 8 ? Tensors{outputs.front().narrow(0, 0, 1)} : outputs;
+    };
+    Pipeline pipeline(stages, schedule_of("1f1b"), group, squared_error);
+    const PipedBatch batch = piped_batch(12, 1);
+    (void)pipeline.step(batch.inputs, batch.targets);
+    try {
+      (void)pipeline.step(batch.inputs, batch.targets);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      expect_contains(
+          error.what(),
+          "0F2: expected the outputs of earlier steps, Float [2, 6], found Float [1, 6]");
+    }
+  });
+}
+
+TEST_P(PipelineFailsOn, ABatchThatIsNoneLeavesTheGroupAlive) {
+  run([&](Group group) {
+    auto model = blocks(ranks);
+    Pipeline pipeline(split(model, even_points(ranks, ranks)), schedule_of("1f1b"), group,
+                      squared_error);
+    const PipedBatch batch = piped_batch(12, 1), small = piped_batch(5, 1);
+    const auto refused = [&](const Tensors& inputs, const Tensors& targets) {
+      return message_of<InvalidArgument>([&] { (void)pipeline.step(inputs, targets); });
+    };
+    EXPECT_EQ(refused({}, batch.targets),
+              "pipeline: inputs: expected tensors on rank 0, found none");
+    EXPECT_EQ(refused(small.inputs, small.targets),
+              "pipeline: inputs: expected a row for each of 6 micro-batches, found 5");
+    EXPECT_EQ(refused(batch.inputs, small.targets),
+              "pipeline: targets: expected a row for each of 6 micro-batches, found 5");
+    EXPECT_EQ(refused(batch.inputs, piped_batch(13, 1).targets),
+              "pipeline: targets: expected 12 rows, as the inputs have, found 13");
+    EXPECT_EQ(refused({at::ones({})}, batch.targets),
+              "pipeline: inputs: expected tensors with rows on rank 0, found one without dims or "
+              "undefined");
+    EXPECT_EQ(
+        refused({batch.inputs[0], small.inputs[0]}, batch.targets),
+        "pipeline: inputs: expected tensors with equally many rows on rank 0, found different "
+        "ones");
+    EXPECT_TRUE(pipeline.step(batch.inputs, batch.targets).defined());
+  });
+}
+
+TEST_P(PipelineFailsOn, RanksWithDifferentSchedulesAreAMismatch) {
+  run([&](Group group) {
+    auto model = blocks(ranks);
+    const auto stages = split(model, even_points(ranks, ranks));
+    expect_contains(message_of<Mismatch>([&] {
+                      (void)Pipeline(stages, schedule_of(group.rank() == 1 ? "gpipe" : "1f1b"),
+                                     group, squared_error);
+                    }),
+                    "schedule gpipe");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, PipelineFailsOn, every_engine({ranks}), engine_test_name);
+
+TEST(PipelineFails, ArgumentsThatDoNotFitAreOneLine) {
+  auto model = blocks(2);
+  const auto stages = split(model, {"1"});
+  const auto refused = [&](const plan::Schedule& schedule, PipelineLoss loss) {
+    return message_of<InvalidArgument>(
+        [&] { (void)Pipeline(stages, schedule, Group(), std::move(loss)); });
+  };
+  EXPECT_EQ(refused(plan::make_schedule("1f1b", {.stages = 1}), squared_error),
+            "Pipeline: expected 1 stages, as schedule 1f1b has, found 2");
+  EXPECT_EQ(refused(plan::make_schedule("1f1b", {.stages = 2}), squared_error),
+            "Pipeline: expected a schedule of 1 ranks, as group one has, found 1f1b of 2");
+  EXPECT_EQ(refused(plan::make_schedule("zbv", {.stages = 2}), nullptr),
+            "Pipeline: expected a loss, found none");
+  plan::Schedule broken = plan::make_schedule("zbv", {.stages = 2});
+  broken.ranks[0].pop_back();
+  EXPECT_EQ(refused(broken, squared_error),
+            "schedule zbv: rank 0: 0I0: expected its gradient of weights 0W0, found none");
+}
+
+// A rank of processes does something in the middle of a step; what the others are told.
+void expect_named(int victim, const std::function<void()>& deed, Duration timeout) {
+  const RankRendezvous place(Engine::shm, ranks, timeout);
+  RankProcesses processes(ranks, [&](int rank) {
+    Group group = place.join(rank);
+    Pipeline pipeline(with_deed(victim, 3, deed), schedule_of("1f1b"), group, squared_error);
+    const PipedBatch batch = piped_batch(12, 1);
+    try {
+      (void)pipeline.step(batch.inputs, batch.targets);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      expect_contains(error.what(), "rank " + std::to_string(victim));
+    }
+  });
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (rank == victim) continue;
+    EXPECT_TRUE(processes.wait(rank, rank_limit).ok()) << "rank " << rank;
+  }
+  processes.kill(victim, SIGKILL);
+}
+
+TEST(PipelineFails, ARankThatIsKilledIsNamed) {
+  for (int victim = 0; victim < ranks; ++victim)
+    expect_named(
+        victim, [] { ::raise(SIGKILL); }, std::chrono::seconds(20));
+}
+
+TEST(PipelineFails, ARankThatComputesForEverIsNamed) {
+  for (int victim = 0; victim < ranks; ++victim)
+    expect_named(
+        victim, [] { std::this_thread::sleep_for(std::chrono::minutes(5)); },
+        std::chrono::seconds(1));
+}
+
+}  // namespace
+}  // namespace lockstep

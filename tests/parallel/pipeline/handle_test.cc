@@ -1,0 +1,313 @@
+// A Pipeline is a Handle: clipping over all stages, zero_grad(), states, several tensors, ties,
+// replicas of stages.
+#include <lockstep/parallel/pipeline/pipeline.h>
+
+#include <lockstep/mesh/mesh.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/sharded/fully_shard.h>
+
+#include "parallel/pipeline/support.h"
+#include "support/torch/engine_test.h"
+
+#include <gtest/gtest.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/utils/clip_grad.h>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+
+class PipelineHandle : public EngineTest {};
+
+struct Piped {
+  torch::nn::Sequential model = blocks(block_count), plain = blocks(block_count);
+  plan::Schedule schedule;
+  Pipeline pipeline;
+  StageForward forward;
+
+  Piped(Group group, std::string_view name, int micro_batches = 4)
+      : schedule(plan::make_schedule(name, {.stages = group.size() * (name == "zbv" ? 2 : 1),
+                                            .micro_batches = micro_batches})),
+        pipeline(split(model, even_points(block_count, schedule.stages)), schedule, group,
+                 squared_error),
+        forward([this](const Tensors& x) { return Tensors{plain->forward(x[0])}; }) {}
+  void step(int seed) {
+    const PipedBatch batch = piped_batch(10, seed);
+    (void)pipeline.step(batch.inputs, batch.targets);
+    (void)one_process_step(forward, squared_error, batch, schedule.micro_batches);
+  }
+};
+
+TEST_P(PipelineHandle, ClipsByTheNormOfAllStages) {
+  run([&](Group group) {
+    Piped piped(group, "1f1b");
+    piped.step(1);
+    const double expected = torch::nn::utils::clip_grad_norm_(piped.plain->parameters(), 0.01);
+    EXPECT_NEAR(piped.pipeline.clip_grad_norm(0.01), expected, 1e-6 * expected);
+    const Gradients gradients = gradients_of(*piped.plain);
+    for (const NamedPart& part : piped.pipeline.named_parameters())
+      EXPECT_TRUE(at::allclose(dispatch::values_of(part.tensor.grad()), gradients.at(part.name)))
+          << part.name;
+  });
+}
+
+// It would give every rank another factor.
+TEST_P(PipelineHandle, ANormOfThisRankAloneIsRefused) {
+  run([&](Group group) {
+    Piped piped(group, "1f1b");
+    piped.step(1);
+    if (group.size() == 1) return;  // it has all parameters
+    expect_contains(message_of<InvalidArgument>([&] {
+                      torch::nn::utils::clip_grad_norm_(piped.pipeline.parameters(), 1.0);
+                    }),
+                    "clip_grad_norm()");
+  });
+}
+
+TEST_P(PipelineHandle, GradientsAddUpUntilTheyAreZeroed) {
+  run([&](Group group) {
+    Piped piped(group, "zbv");
+    piped.step(1);
+    piped.step(2);
+    expect_gradients(piped.pipeline, gradients_of(*piped.plain), "two steps");
+    piped.pipeline.zero_grad();
+    for (const at::Tensor& parameter : piped.pipeline.parameters())
+      EXPECT_FALSE(parameter.grad().defined());
+    piped.plain->zero_grad();
+    piped.step(3);
+    expect_gradients(piped.pipeline, gradients_of(*piped.plain), "after zero_grad()");
+    // As an optimizer's zero_grad() does it.
+    for (const at::Tensor& parameter : piped.pipeline.parameters())
+      parameter.mutable_grad().reset();
+    piped.plain->zero_grad();
+    piped.step(4);
+    expect_gradients(piped.pipeline, gradients_of(*piped.plain), "after the optimizer's");
+    piped.pipeline.zero_grad(/*set_to_none=*/false);
+    for (const at::Tensor& parameter : piped.pipeline.parameters())
+      EXPECT_EQ(dispatch::values_of(parameter.grad()).count_nonzero().item<std::int64_t>(), 0);
+  });
+}
+
+TEST_P(PipelineHandle, StatesAreThoseOfTheWholeModel) {
+  run([&](Group group) {
+    Piped piped(group, "zbv"), other(group, "zbv");
+    for (const at::Tensor& parameter : other.pipeline.parameters()) {
+      at::NoGradGuard no_grad;
+      parameter.detach().zero_();
+    }
+    const auto state = piped.pipeline.state_dict();
+    ASSERT_EQ(state.size(), piped.plain->named_parameters().size());
+    other.pipeline.load_state_dict(state);
+    for (const auto& [name, tensor] : other.pipeline.state_dict())
+      expect_same_bits(tensor, state.at(name), name);
+    auto unknown = state;
+    unknown["9.up.weight"] = at::ones({1});
+    EXPECT_EQ(message_of<BadInput>([&] { other.pipeline.load_state_dict(unknown); }),
+              "9.up.weight: expected a tensor of the model, found an unknown name");
+    std::int64_t numbers = 0;
+    for (const NamedPart& part : piped.pipeline.state_parts()) numbers += part.tensor.numel();
+    at::Tensor all = at::full({1}, numbers, at::kLong);
+    group.all_reduce(all).wait();
+    std::int64_t expected = 0;
+    for (const at::Tensor& parameter : piped.plain->parameters()) expected += parameter.numel();
+    EXPECT_EQ(all.item<std::int64_t>(), expected);
+    EXPECT_GT(piped.pipeline.memory().whole, 0);
+  });
+}
+
+// An embedding at the beginning that is the last layer too.
+struct Tied {
+  torch::nn::Embedding embedding{11, block_width};
+  torch::nn::Sequential body = blocks(3, 20);
+  torch::nn::Module root;
+
+  Tied() {
+    fill_parameters(*embedding, 8);
+    root.register_module("wte", embedding);
+    root.register_module("body", body);
+  }
+  std::vector<ModelPiece> pieces() {
+    std::vector<ModelPiece> list{{"wte", {"wte"}, [wte = embedding](const Tensors& in) mutable {
+                                    return Tensors{wte(in[0])};
+                                  }}};
+    for (int i = 0; i < 3; ++i) {
+      const std::string name = "body." + std::to_string(i);
+      list.push_back({name, {name}, [block = body->ptr<PipedBlockImpl>(i)](const Tensors& in) {
+                        return Tensors{block->forward(in[0])};
+                      }});
+    }
+    list.push_back({"head", {"wte"}, [wte = embedding](const Tensors& in) {
+                      return Tensors{at::linear(in[0], wte->weight)};
+                    }});
+    return list;
+  }
+  at::Tensor forward(const at::Tensor& ids) {
+    return at::linear(body->forward(embedding(ids)), embedding->weight);
+  }
+};
+
+at::Tensor token_loss(const Tensors& outputs, const Tensors& targets) {
+  return torch::nn::functional::cross_entropy(outputs.front(), targets.front());
+}
+
+TEST_P(PipelineHandle, ATiedWeightIsOneOnAllItsStages) {
+  run([&](Group group) {
+    Tied tied, plain;
+    const std::vector<std::string> all{"body.0", "body.1", "body.2"};
+    const std::vector<std::string> points(all.begin(), all.begin() + group.size() - 1);
+    const auto schedule =
+        plan::make_schedule("zb-h1", {.stages = group.size(), .micro_batches = 4});
+    Pipeline pipeline(split(tied.root, tied.pieces(), points), schedule, group, token_loss);
+    torch::optim::SGD sgd(pipeline.parameters(), 0.1), plain_sgd(plain.root.parameters(), 0.1);
+    const StageForward forward = [&](const Tensors& x) { return Tensors{plain.forward(x[0])}; };
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor ids = (at::arange(10) * 7 + step).remainder(11);
+      const PipedBatch batch{{ids}, {(ids * 3).remainder(11)}};
+      pipeline.zero_grad();
+      plain_sgd.zero_grad();
+      const at::Tensor loss = pipeline.step(batch.inputs, batch.targets);
+      const at::Tensor expected = one_process_step(forward, token_loss, batch, 4);
+      EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-6);
+      const Gradients gradients = gradients_of(plain.root);
+      for (const NamedPart& part : pipeline.named_parameters())
+        EXPECT_TRUE(at::allclose(dispatch::values_of(part.tensor.grad()), gradients.at(part.name),
+                                 1e-5, 1e-7))
+            << part.name;
+      sgd.step();
+      plain_sgd.step();
+    }
+    bool has = false;
+    for (const NamedPart& part : pipeline.named_parameters()) has |= part.name == "wte.weight";
+    EXPECT_EQ(has, group.rank() == 0);
+    EXPECT_TRUE(at::allclose(pipeline.state_dict().at("wte.weight"), plain.embedding->weight));
+    const at::Tensor ids = at::arange(8);
+    const Tensors outputs = pipeline.forward({ids});
+    if (!outputs.empty()) {
+      EXPECT_TRUE(at::allclose(outputs.front(), plain.forward(ids), 1e-5, 1e-6));
+    }
+  });
+}
+
+// Stages that pass on several tensors: one without a gradient, one of integers, one that the next
+// stage does not use.
+TEST(PipelineOfTwoRanks, PassesSeveralTensors) {
+  run_group(Engine::shm, 2, [&](Group group) {
+    torch::nn::Linear first(block_width, block_width), second(block_width, block_width);
+    fill_parameters(*first, 1);
+    fill_parameters(*second, 2);
+    const StageForward begin = [=](const Tensors& in) mutable {
+      const at::Tensor y = first(in[0]);
+      return Tensors{y, at::tanh(y), in[1], y.detach(), y * 2};
+    };
+    const StageForward end = [=](const Tensors& in) mutable {
+      return Tensors{second(in[0]) * in[1] + in[2].unsqueeze(1) + in[3]};
+    };
+    const PipedBatch batch{{values({9, block_width}, 1), at::arange(9)},
+                           {values({9, block_width}, 2)}};
+    for (const char* name : {"1f1b", "zb-h1"}) {
+      const auto schedule = plan::make_schedule(name, {.stages = 2, .micro_batches = 4});
+      Pipeline pipeline({stage_of("begin", first.ptr(), begin), stage_of("end", second.ptr(), end)},
+                        schedule, group, squared_error);
+      pipeline.zero_grad();
+      const at::Tensor loss = pipeline.step(batch.inputs, batch.targets);
+      auto& own = group.rank() == 0 ? first : second;
+      std::vector<at::Tensor> found;
+      for (const at::Tensor& parameter : own->parameters())
+        found.push_back(parameter.grad().clone());
+      pipeline = Pipeline();
+      first->zero_grad();
+      second->zero_grad();
+      const at::Tensor expected = one_process_step(
+          [&](const Tensors& in) { return end(begin(in)); }, squared_error, batch, 4);
+      expect_same_bits(loss, expected, "loss");
+      for (std::size_t i = 0; i < found.size(); ++i)
+        expect_same_bits(found[i], own->parameters()[i].grad(), name);
+    }
+  });
+}
+
+// pp 2 x dp 2: each stage has two replicas, whose gradients are averaged.
+TEST(PipelineOnAMesh, StagesMayHaveReplicas) {
+  for (const char* name : {"1f1b", "zb-h1"})
+    run_group(Engine::shm, 4, [&](Group world) {
+      Mesh mesh(world, {{"pp", 2}, {"dp", 2}});
+      auto model = blocks(block_count);
+      const auto schedule = plan::make_schedule(name, {.stages = 2, .micro_batches = 3});
+      Pipeline pipeline(split(model, {"2"}), schedule, mesh["pp"], squared_error,
+                        {.strategy = [&](torch::nn::Module& stage) -> Handle {
+                          return DistributedDataParallel(stage, mesh["dp"]);
+                        }});
+      for (int step = 0; step < 2; ++step) {
+        std::vector<Gradients> of_replicas;
+        for (int replica = 0; replica < 2; ++replica) {
+          auto plain = blocks(block_count);
+          const StageForward forward = [&](const Tensors& x) {
+            return Tensors{plain->forward(x[0])};
+          };
+          (void)one_process_step(forward, squared_error, piped_batch(8, 2 * step + replica), 3);
+          of_replicas.push_back(gradients_of(*plain));
+        }
+        const PipedBatch batch = piped_batch(8, 2 * step + mesh.coordinate("dp"));
+        pipeline.zero_grad();
+        (void)pipeline.step(batch.inputs, batch.targets);
+        for (const NamedPart& part : pipeline.named_parameters())
+          expect_same_bits(part.tensor.grad(),
+                           (of_replicas[0].at(part.name) + of_replicas[1].at(part.name)) / 2,
+                           part.name);
+      }
+    });
+}
+
+// pp 2 x fsdp 2: each stage's parameters are divided over two ranks.
+TEST(PipelineOnAMesh, StagesMayBeSharded) {
+  for (ShardLevel level : {ShardLevel::optimizer, ShardLevel::gradients, ShardLevel::full})
+    for (const char* name : {"1f1b", "zb-h1"})
+      run_group(Engine::shm, 4, [&](Group world) {
+        Mesh mesh(world, {{"pp", 2}, {"fsdp", 2}});
+        auto model = blocks(block_count);
+        const auto schedule = plan::make_schedule(name, {.stages = 2, .micro_batches = 3});
+        Pipeline pipeline(split(model, {"2"}), schedule, mesh["pp"], squared_error,
+                          {.strategy = [&](torch::nn::Module& stage) -> Handle {
+                            return fully_shard(stage, mesh["fsdp"], {.level = level});
+                          }});
+        torch::optim::SGD sgd(pipeline.parameters(), 0.1);
+        std::vector<torch::nn::Sequential> plain{blocks(block_count), blocks(block_count)};
+        for (int step = 0; step < 2; ++step) {
+          for (int replica = 0; replica < 2; ++replica) {
+            plain[replica]->zero_grad();
+            const StageForward forward = [&](const Tensors& x) {
+              return Tensors{plain[replica]->forward(x[0])};
+            };
+            (void)one_process_step(forward, squared_error, piped_batch(8, 2 * step + replica), 3);
+          }
+          const PipedBatch batch = piped_batch(8, 2 * step + mesh.coordinate("fsdp"));
+          pipeline.zero_grad();
+          (void)pipeline.step(batch.inputs, batch.targets);
+          std::vector<at::Tensor> averages;
+          for (std::size_t i = 0; i < plain[0]->parameters().size(); ++i) {
+            at::Tensor& one = plain[0]->parameters()[i].mutable_grad();
+            one = (one + plain[1]->parameters()[i].grad()) / 2;
+            plain[1]->parameters()[i].mutable_grad() = one;
+          }
+          const double expected = torch::nn::utils::clip_grad_norm_(plain[0]->parameters(), 1e9);
+          EXPECT_NEAR(pipeline.clip_grad_norm(1e9), expected, 1e-6 * expected);
+          sgd.step();
+          at::NoGradGuard no_grad;
+          for (auto& replica : plain)
+            for (at::Tensor& parameter : replica->parameters())
+              parameter.add_(parameter.grad(), -0.1);
+        }
+        const auto state = pipeline.state_dict();
+        for (const auto& parameter : plain[0]->named_parameters())
+          expect_same_bits(state.at(parameter.key()), parameter.value().detach(), parameter.key());
+      });
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, PipelineHandle,
+                         testing::Combine(testing::Values(Engine::local, Engine::shm),
+                                          testing::Values(1, 2, 4)),
+                         engine_test_name);
+
+}  // namespace
+}  // namespace lockstep
