@@ -36,8 +36,7 @@
 // devices' threads, on all at once: what they share they must not write. Memory: parameters and
 // gradients once for each device. When the object goes, the model is an ordinary one.
 //
-// DistributedDataParallel, a process for each device, is faster almost everywhere:
-// docs/data_parallel.md has figures.
+// When to prefer DistributedDataParallel, a process for each device: docs/data_parallel.md.
 #pragma once
 
 #include <lockstep/base/error.h>
