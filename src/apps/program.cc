@@ -1,9 +1,9 @@
 #include "apps/program.h"
 
+#include "base/visible.h"
 #include "sys/failure_text.h"
 
 #include <lockstep/base/version.h>
-#include <lockstep/base/visible.h>
 
 #include <cerrno>
 #include <cstdio>

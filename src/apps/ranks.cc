@@ -1,13 +1,13 @@
 #include "apps/ranks.h"
 
 #include "apps/program.h"
+#include "base/check.h"
+#include "base/format.h"
+#include "launch/agent.h"
 #include "launch/detection/rank_info.h"
 #include "sys/failure_text.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/format.h>
 #include <lockstep/comm/init.h>
-#include <lockstep/launch/agent.h>
 #include <lockstep/train/agreement.h>
 #include <lockstep/train/progress.h>
 
@@ -41,7 +41,7 @@ int start_copies(const RankProgram& program, int ranks) {
 
 int be_a_rank(const RankProgram& program) {
   Group world = init();
-  std::string who = world.size() > 1 ? formatted("rank {}: ", world.rank()) : "";
+  std::string speaker = world.size() > 1 ? formatted("rank {}: ", world.rank()) : "";
   int code = usage_exit_code;
   try {
     train::together(world, [&] {
@@ -54,7 +54,7 @@ int be_a_rank(const RankProgram& program) {
   } catch (const train::CommonFailure& error) {
     return world.is_root() ? complain(program.command, error.what(), code) : code;
   } catch (const std::exception& error) {
-    return complain(program.command, who + sys::failure_text(error), failure);
+    return complain(program.command, speaker + sys::failure_text(error), failure);
   }
 }
 

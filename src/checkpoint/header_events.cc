@@ -1,8 +1,7 @@
 #include "checkpoint/header_events.h"
 
+#include "base/visible.h"
 #include "checkpoint/dtype_names.h"
-
-#include <lockstep/base/visible.h>
 
 #include <algorithm>
 #include <optional>

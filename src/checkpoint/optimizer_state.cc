@@ -1,14 +1,14 @@
 #include <lockstep/checkpoint/optimizer_state.h>
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/visible.h>
+#include "base/check.h"
+#include "base/format.h"
+#include "base/visible.h"
+
 #include <lockstep/optim/state.h>
 
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
-
-#include <lockstep/base/format.h>
 
 #include <functional>
 #include <map>

@@ -1,11 +1,11 @@
 #include "checkpoint/safetensors_header.h"
 
+#include "base/format.h"
+#include "base/visible.h"
 #include "checkpoint/dtype_names.h"
 #include "checkpoint/header_events.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/visible.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>

@@ -1,9 +1,8 @@
 #include <lockstep/checkpoint/training_state.h>
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/scope_exit.h>
-#include <lockstep/base/visible.h>
-
+#include "base/check.h"
+#include "base/scope_exit.h"
+#include "base/visible.h"
 #include "sys/bounded_json.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"

@@ -1,6 +1,6 @@
 #include <lockstep/mesh/mesh.h>
 
-#include <lockstep/base/format.h>
+#include "base/format.h"
 
 #include <algorithm>
 #include <map>

@@ -1,6 +1,6 @@
+#include "base/check.h"
 #include "optim/state_tensors.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/optim/gradient_transform.h>
 #include <lockstep/optim/state_memory.h>
 

@@ -1,5 +1,6 @@
 #include "sys/topology.h"
 
+#include "base/text.h"
 #include "sys/cgroup.h"
 #include "sys/files.h"
 
@@ -14,7 +15,6 @@
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/text.h>
 
 namespace lockstep::sys {
 namespace {

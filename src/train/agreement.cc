@@ -1,9 +1,9 @@
 #include <lockstep/train/agreement.h>
 
+#include "base/format.h"
 #include "sys/failure_text.h"
 #include "sys/topology.h"
 
-#include <lockstep/base/format.h>
 #include <lockstep/checkpoint/share.h>
 
 #include <ATen/ops/empty.h>

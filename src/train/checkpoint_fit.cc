@@ -1,7 +1,8 @@
 #include "train/checkpoint_fit.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/visible.h>
+#include "base/check.h"
+#include "base/visible.h"
+
 #include <lockstep/module/state_dict.h>
 
 #include <ATen/CPUGeneratorImpl.h>

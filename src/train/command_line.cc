@@ -1,10 +1,10 @@
 #include <lockstep/train/command_line.h>
 
 #include "base/command_options.h"
+#include "base/format.h"
+#include "base/text.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 #include <lockstep/base/version.h>
 #include <lockstep/train/config_file.h>
 #include "train/resume_command.h"

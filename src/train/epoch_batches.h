@@ -1,9 +1,9 @@
 // Batches for data that is passed through in epochs, each in another order.
 #pragma once
 
+#include "base/check.h"
 #include "train/task.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/data/loader.h>
 
 #include <optional>

@@ -1,12 +1,12 @@
 #include <lockstep/train/evaluate_saved.h>
 
+#include "base/check.h"
+#include "base/format.h"
+#include "base/visible.h"
 #include "train/evaluator.h"
 #include "train/model_description.h"
 #include "train/task.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/visible.h>
 #include <lockstep/train/agreement.h>
 #include <lockstep/train/saved_model.h>
 

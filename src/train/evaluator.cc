@@ -1,6 +1,6 @@
 #include "train/evaluator.h"
 
-#include <lockstep/base/scope_exit.h>
+#include "base/scope_exit.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,13 +1,13 @@
 #include "train/gpt_task.h"
 
+#include "base/check.h"
+#include "base/format.h"
+#include "data/bigram.h"
 #include "train/random_streams.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/data/bigram.h>
 #include <lockstep/train/generation.h>
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <lockstep/base/format.h>
 
 #include <filesystem>
 

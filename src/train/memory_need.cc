@@ -1,10 +1,10 @@
 #include "train/memory_need.h"
 
+#include "base/environment.h"
+#include "base/format.h"
 #include "sys/failure_text.h"
 
-#include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
 namespace lockstep::train {
 namespace {

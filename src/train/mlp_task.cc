@@ -1,6 +1,6 @@
 #include "train/mlp_task.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>

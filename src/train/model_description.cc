@@ -1,7 +1,8 @@
 #include "train/model_description.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/format.h>
+#include "base/check.h"
+#include "base/format.h"
+
 #include <lockstep/data/vocabulary.h>
 
 #include <algorithm>

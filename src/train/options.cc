@@ -1,8 +1,9 @@
 #include <lockstep/train/options.h>
 
+#include "base/format.h"
+#include "base/nearest.h"
+
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/nearest.h>
 
 #include <algorithm>
 #include <array>

@@ -1,5 +1,10 @@
 #include "train/run.h"
 
+#include "base/check.h"
+#include "base/format.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "base/visible.h"
 #include "train/checkpoint_fit.h"
 #include "train/memory_need.h"
 #include "train/model_description.h"
@@ -8,10 +13,6 @@
 
 #include "sys/resident.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/log.h>
-#include <lockstep/base/text.h>
-#include <lockstep/base/visible.h>
 #include <lockstep/checkpoint/handle_state.h>
 #include <lockstep/checkpoint/share.h>
 #include <lockstep/module/state_dict.h>
@@ -23,7 +24,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
-#include <lockstep/base/format.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,12 +1,12 @@
 // What Run does about a checkpoint: whether it fits, and what is said of it.
+#include "base/check.h"
+#include "base/fingerprint.h"
+#include "base/visible.h"
 #include "train/run.h"
 
 #include "train/checkpoint_fit.h"
 #include "train/resume_command.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/fingerprint.h>
-#include <lockstep/base/visible.h>
 #include <lockstep/module/state_dict.h>
 #include <lockstep/train/agreement.h>
 

@@ -1,9 +1,9 @@
 #include <lockstep/train/saved_model.h>
 
+#include "base/check.h"
+#include "base/text.h"
 #include "train/model_description.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/text.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/module/state_dict.h>
 #include <lockstep/train/config_file.h>

@@ -6,9 +6,13 @@
 #include <cstdint>
 #include <span>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::checkpoint {
 
 // Of `bytes` behind others whose checksum was `before`; 0: behind none.
 [[nodiscard]] std::uint32_t crc32_of(std::span<const std::byte> bytes, std::uint32_t before = 0);
 
 }  // namespace lockstep::checkpoint
+
+#pragma GCC visibility pop

@@ -5,6 +5,8 @@
 #include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/parallel/handle.h>
 
+#pragma GCC visibility push(default)
+
 namespace torch::optim {
 class Optimizer;
 }
@@ -26,3 +28,5 @@ void load_optimizer_state(torch::optim::Optimizer& optimizer, const Handle& hand
                                                  const Handle& handle);
 
 }  // namespace lockstep::checkpoint
+
+#pragma GCC visibility pop

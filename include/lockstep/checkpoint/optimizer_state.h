@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace torch::optim {
 class Optimizer;
 }
@@ -39,3 +41,5 @@ void load_optimizer_state(torch::optim::Optimizer& optimizer, const NamedParamet
                           const NamedTensors& state);
 
 }  // namespace lockstep::checkpoint
+
+#pragma GCC visibility pop

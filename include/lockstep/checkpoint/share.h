@@ -6,6 +6,8 @@
 
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::checkpoint {
 
 // Collective. Every rank gets the state that `root` passes, but for its description; what the
@@ -17,3 +19,5 @@ namespace lockstep::checkpoint {
 [[nodiscard]] std::string broadcast_text(Group& group, std::string text, int root);
 
 }  // namespace lockstep::checkpoint
+
+#pragma GCC visibility pop

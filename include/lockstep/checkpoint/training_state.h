@@ -21,6 +21,8 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::checkpoint {
 
 struct TrainingState {
@@ -55,3 +57,5 @@ void save_training_state(const std::filesystem::path& out, const TrainingState& 
 [[nodiscard]] TrainingState load_training_state(const std::filesystem::path& folder);
 
 }  // namespace lockstep::checkpoint
+
+#pragma GCC visibility pop

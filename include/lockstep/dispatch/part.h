@@ -25,6 +25,8 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::dispatch {
 
 // The ranks that hold the parts of one whole.
@@ -74,3 +76,5 @@ class Parts {
 [[nodiscard]] at::Tensor values_of(const at::Tensor& tensor);
 
 }  // namespace lockstep::dispatch
+
+#pragma GCC visibility pop

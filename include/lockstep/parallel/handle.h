@@ -1,9 +1,9 @@
 // Handle: what a strategy attaches to a module and returns. DistributedDataParallel and
 // fully_shard() each give one, so a training loop is the same with either:
 //
-//   ls::Handle handle;
-//   if (large) handle = ls::fully_shard(model, world, {.units = {"blocks.*"}});
-//   else       handle = ls::DistributedDataParallel(model, world);
+//   lockstep::Handle handle;
+//   if (large) handle = lockstep::fully_shard(model, world, {.units = {"blocks.*"}});
+//   else       handle = lockstep::DistributedDataParallel(model, world);
 //   torch::optim::AdamW adamw(handle.parameters(), 1e-3);    // the handle's, not the module's
 //   ...
 //   handle.zero_grad();
@@ -33,6 +33,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep {
 
@@ -152,3 +154,5 @@ class [[nodiscard]] Handle {
 void paste_part(const at::Tensor& values, const NamedPart& part, const at::Tensor& whole);
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

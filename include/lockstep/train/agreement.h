@@ -6,6 +6,8 @@
 
 #include <functional>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 // A step of the program failed on some rank, and every rank knows: all of them throw this with the
@@ -27,3 +29,5 @@ class CommonFailure : public Error {
 void together(Group& group, const std::function<void()>& action);
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

@@ -8,6 +8,8 @@
 #include <span>
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 struct CommandLine {
@@ -21,3 +23,5 @@ struct CommandLine {
 [[nodiscard]] CommandLine parse_command_line(std::span<const std::string> words);
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 // One setting of a file, with the place to name when it is wrong ("run.toml line 3").
@@ -31,3 +33,5 @@ void apply_config(Options& options, const std::vector<ConfigEntry>& entries);
 void write_config(const std::filesystem::path& path, const Options& options);
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

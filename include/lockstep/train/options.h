@@ -11,6 +11,8 @@
 #include <variant>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 struct Options {
@@ -67,7 +69,7 @@ struct Options {
 
   // How the ranks divide the model between them; none: every rank has all of it.
   std::string shard = "none";   // none, optimizer, gradients, full: ShardLevel
-  bool node_shared = false;     // what ranks of one machine share is there once
+  bool node_shared = false;     // what ranks of one host share is there once
   bool reduce_in_step = false;  // gradients are summed where the update reads them
   std::string offload;          // a folder for what is not in use; empty: it stays in memory
   bool deferred = false;        // no rank ever has all of a new model in memory
@@ -124,3 +126,5 @@ void set_option(Options& options, const OptionRow& row, std::string_view text);
 void check_options(const Options& options, int ranks);
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

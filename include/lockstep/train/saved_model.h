@@ -15,6 +15,8 @@
 #include <filesystem>
 #include <optional>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 struct SavedModel {
@@ -47,3 +49,5 @@ void load_into(torch::nn::Module& module, const SavedModel& saved);
 [[nodiscard]] models::Gpt gpt_of(const SavedModel& saved);
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

@@ -8,6 +8,8 @@
 #include <optional>
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 // How a run ended. Equal on all ranks.
@@ -50,3 +52,5 @@ struct Report {
 [[nodiscard]] Report train(const Options& options, Group world);
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

@@ -7,11 +7,10 @@
 #include "apps/bench/step/training.h"
 #include "apps/program.h"
 #include "apps/ranks.h"
+#include "base/format.h"
+#include "base/nearest.h"
+#include "base/text.h"
 #include "comm/init/backends.h"
-
-#include <lockstep/base/format.h>
-#include <lockstep/base/nearest.h>
-#include <lockstep/base/text.h>
 
 #include <ATen/Parallel.h>
 

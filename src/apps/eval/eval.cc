@@ -1,8 +1,8 @@
 // lockstep-eval: how good a model of `lockstep train` is, on the data of its run or on other data.
 #include "apps/program.h"
 #include "apps/ranks.h"
+#include "base/format.h"
 
-#include <lockstep/base/format.h>
 #include <lockstep/train/evaluate_saved.h>
 #include <lockstep/train/progress.h>
 

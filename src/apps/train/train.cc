@@ -1,10 +1,10 @@
 // lockstep-train: `lockstep train gpt|mnist|mlp`.
 #include "apps/program.h"
 #include "apps/ranks.h"
+#include "base/environment.h"
+#include "base/format.h"
 #include "train/resume_command.h"
 
-#include <lockstep/base/environment.h>
-#include <lockstep/base/format.h>
 #include <lockstep/train/command_line.h>
 #include <lockstep/train/trainer.h>
 

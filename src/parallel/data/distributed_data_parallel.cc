@@ -1,5 +1,7 @@
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
+#include "base/check.h"
+#include "base/format.h"
 #include "dispatch/lazy_storage.h"
 #include "module/rank_check.h"
 #include "module/state_entries.h"
@@ -9,14 +11,11 @@
 #include "parallel/handle_state.h"
 #include "parallel/state_broadcast.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/dispatch/deferral.h>
 #include <lockstep/module/state_dict.h>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
-
-#include <lockstep/base/format.h>
 
 #include <utility>
 
@@ -167,7 +166,7 @@ HandleMemory DataParallelState::memory() const {
 namespace {
 
 std::shared_ptr<HandleState> averaged(std::shared_ptr<torch::nn::Module> module, Group group,
-                                  const DataParallelOptions& options) {
+                                      const DataParallelOptions& options) {
   check(module != nullptr, "DistributedDataParallel: the module is null");
   return std::make_shared<DataParallelState>(std::move(module), std::move(group), options);
 }

@@ -1,6 +1,6 @@
 #include "parallel/sharded/parts.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>

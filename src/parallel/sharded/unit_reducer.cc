@@ -1,6 +1,6 @@
 #include "parallel/sharded/unit_reducer.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <algorithm>
 #include <utility>

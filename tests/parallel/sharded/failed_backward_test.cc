@@ -1,8 +1,8 @@
 // An exception of one rank's own code in backward(): the others are told at once.
+#include "base/format.h"
 #include "parallel/sharded/pair.h"
 
 #include <lockstep/base/deadline.h>
-#include <lockstep/base/format.h>
 #include <lockstep/mesh/mesh.h>
 
 namespace lockstep {

@@ -1,10 +1,10 @@
 #include "support/torch/ranks.h"
 
-#include <lockstep/base/environment.h>
 #include <lockstep/comm/local.h>
 #include <lockstep/store/file_store.h>
 #include <lockstep/store/prefix_store.h>
 
+#include "base/environment.h"
 #include "comm/api/group_state.h"
 #include "comm/engines/mpi/progress_thread.h"
 #include "comm/init/backends.h"

@@ -1,10 +1,10 @@
 #include "comm/engines/shm/arena.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 
+#include "base/check.h"
+#include "base/format.h"
+#include "base/text.h"
 #include "sys/topology.h"
 
 #include <algorithm>
