@@ -56,7 +56,7 @@ int main(int argc, char** argv) try {
   }
 
   std::int64_t mine = 0, all = 0;
-  for (const auto& [name, tensor, aliases, slice] : sharded.named_parameters()) {
+  for (const auto& [name, tensor, aliases, slice, kind] : sharded.named_parameters()) {
     mine += slice.range.length();
     all += c10::multiply_integers(slice.sizes);
   }

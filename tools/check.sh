@@ -12,7 +12,7 @@ rarely_asan=(comm optim models parallel checkpoint train)
 rarely_tsan=(comm mesh dispatch module optim data models parallel checkpoint train)
 
 # What a soak repeats of the release preset: what depends on time or on failures.
-soaked_tests=(sys store launch layout comm_core shm comm optim data parallel checkpoint train apps)
+soaked_tests=(sys store launch layout plan comm_core shm comm optim data parallel checkpoint train apps)
 
 # Words as one regular expression.
 one_of() { local IFS='|'; echo "^($*)\$"; }

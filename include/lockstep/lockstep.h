@@ -5,7 +5,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/version.h>
-#include <lockstep/checkpoint/handle_state.h>
+#include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/comm/functional.h>
 #include <lockstep/comm/group.h>
@@ -33,3 +33,5 @@
 #include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/sharded/sharded_build.h>
+#include <lockstep/parallel/threads/data_parallel.h>
+#include <lockstep/parallel/threads/devices.h>

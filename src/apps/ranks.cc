@@ -8,7 +8,7 @@
 #include "sys/failure_text.h"
 
 #include <lockstep/comm/init.h>
-#include <lockstep/train/agreement.h>
+#include <lockstep/comm/together.h>
 #include <lockstep/train/progress.h>
 
 #include <cstdio>
@@ -44,14 +44,14 @@ int be_a_rank(const RankProgram& program) {
   std::string speaker = world.size() > 1 ? formatted("rank {}: ", world.rank()) : "";
   int code = usage_exit_code;
   try {
-    train::together(world, [&] {
+    together(world, [&] {
       check_input(program.ranks == 0 || program.ranks == world.size(),
                   "--ranks {}: the launcher started {}", program.ranks, world.size());
       program.check(world.size());
     });
     code = failure;
     return program.body(world);
-  } catch (const train::CommonFailure& error) {
+  } catch (const CommonFailure& error) {
     return world.is_root() ? complain(program.command, error.what(), code) : code;
   } catch (const std::exception& error) {
     return complain(program.command, speaker + sys::failure_text(error), failure);

@@ -2,6 +2,7 @@
 
 #include "base/visible.h"
 #include "checkpoint/dtype_names.h"
+#include "sys/bounded_json.h"
 
 #include <algorithm>
 #include <optional>
@@ -174,7 +175,7 @@ void HeaderEvents::finish_entry() {
 
 bool HeaderEvents::parse_error(std::size_t, const std::string&,
                                const nlohmann::detail::exception& error) {
-  throw BadInput(formatted("header is not JSON: {}", visible(error.what(), 300)));
+  throw BadInput(formatted("header is not JSON: {}", visible(sys::json_problem(error), 300)));
 }
 
 void HeaderEvents::fail(const std::string& what) const {

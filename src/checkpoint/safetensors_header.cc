@@ -1,14 +1,16 @@
 #include "checkpoint/safetensors_header.h"
 
+#include "base/check.h"
 #include "base/format.h"
 #include "base/visible.h"
 #include "checkpoint/dtype_names.h"
 #include "checkpoint/header_events.h"
+#include "sys/plain_file.h"
 
-#include <lockstep/base/error.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 namespace lockstep::checkpoint {
@@ -63,6 +65,8 @@ std::string format_header(const SafetensorsHeader& header) {
   };
   if (!header.metadata.empty()) text += "\"__metadata__\":" + quoted_object(header.metadata);
   for (const TensorEntry& entry : header.entries) {
+    check(entry.name != "__metadata__",
+          "write_safetensors: a tensor cannot be called __metadata__");
     next();
     text +=
         formatted(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", quoted(entry.name),
@@ -70,6 +74,25 @@ std::string format_header(const SafetensorsHeader& header) {
   }
   text += '}';
   text.append((8 - text.size() % 8) % 8, ' ');
+  check(text.size() <= max_header_bytes,
+        "write_safetensors: {} tensors take a header of {} bytes, the format has at most {}",
+        header.entries.size(), text.size(), max_header_bytes);
+  return text;
+}
+
+std::string read_header_text(sys::PlainFile& file) {
+  std::uint64_t length = 0;
+  if (file.read(std::as_writable_bytes(std::span(&length, 1))) < sizeof length)
+    throw BadInput(formatted("expected at least 8 bytes, found {}", file.size()));
+  if (length > max_header_bytes)
+    throw BadInput(
+        formatted("expected a header of at most {} bytes, found {}", max_header_bytes, length));
+  if (file.size() < sizeof length || length > file.size() - sizeof length)
+    throw BadInput(formatted("expected a header of {} bytes, the file has {} left", length,
+                             file.size() - sizeof length));
+  std::string text(length, '\0');
+  if (file.read(std::as_writable_bytes(std::span(text))) < length)
+    throw BadInput("the header cannot be read: the file became shorter");
   return text;
 }
 

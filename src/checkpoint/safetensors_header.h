@@ -1,5 +1,4 @@
-// The header of a safetensors file as pure functions between text and values: no file is touched
-// here.
+// The header of a safetensors file, between text and values.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -9,6 +8,10 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+namespace lockstep::sys {
+class PlainFile;
+}
 
 namespace lockstep::checkpoint {
 
@@ -30,8 +33,13 @@ struct SafetensorsHeader {
 inline constexpr std::uint64_t max_header_bytes = 100'000'000;
 
 // The JSON text, padded with spaces so that 8 + its length is a multiple of 8. Entries must follow
-// one another without holes. Throws InvalidArgument for a dtype without a name in the format.
+// one another without holes. Throws InvalidArgument for what the format cannot hold: a dtype without
+// a name, a tensor that is called __metadata__, a text that is longer than it may be.
 [[nodiscard]] std::string format_header(const SafetensorsHeader& header);
+
+// The JSON text at the beginning of a file from which nothing was read yet. Throws BadInput without
+// naming the file.
+[[nodiscard]] std::string read_header_text(sys::PlainFile& file);
 
 // Checks everything against `data_bytes`, the length of what follows the header. Throws BadInput
 // without naming the file.

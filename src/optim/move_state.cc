@@ -1,15 +1,11 @@
 #include "base/check.h"
+#include "optim/state_fields.h"
 #include "optim/state_tensors.h"
 
 #include <lockstep/optim/gradient_transform.h>
 #include <lockstep/optim/state_memory.h>
 
 #include <ATen/core/grad_mode.h>
-#include <torch/optim/adagrad.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
 
 #include <memory>
 #include <utility>
@@ -21,29 +17,17 @@ namespace {
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamState;
 
-using Fields = std::vector<at::Tensor*>;
-
 [[noreturn]] void throw_other_optimizer() {
   throw InvalidArgument(
       "move_state: the state of Adam, AdamW, RMSprop, Adagrad and SGD can be moved, and this "
       "optimizer is another one");
 }
 
-template <class State>
-Fields fields_of_adam(State& state) {
-  return {&state.exp_avg(), &state.exp_avg_sq(), &state.max_exp_avg_sq()};
-}
-
 // The same number for every state of an optimizer.
-Fields fields_of(OptimizerParamState& state) {
-  using namespace torch::optim;
-  if (auto* adamw = dynamic_cast<AdamWParamState*>(&state)) return fields_of_adam(*adamw);
-  if (auto* adam = dynamic_cast<AdamParamState*>(&state)) return fields_of_adam(*adam);
-  if (auto* rms = dynamic_cast<RMSpropParamState*>(&state))
-    return {&rms->square_avg(), &rms->momentum_buffer(), &rms->grad_avg()};
-  if (auto* adagrad = dynamic_cast<AdagradParamState*>(&state)) return {&adagrad->sum()};
-  if (auto* sgd = dynamic_cast<SGDParamState*>(&state)) return {&sgd->momentum_buffer()};
-  throw_other_optimizer();
+std::vector<StateField> known_fields_of(OptimizerParamState& state) {
+  std::vector<StateField> fields = fields_of(state);
+  if (fields.empty()) throw_other_optimizer();
+  return fields;
 }
 
 // A state as the first step would make it, and which of its fields are zeros then; null where there
@@ -76,22 +60,24 @@ void want(WantedFields& wanted, std::size_t field, WantedTensor tensor) {
 }
 
 void want_first_state(WantedFields& wanted, FirstState& first, const at::Tensor& parameter) {
-  Fields fields = fields_of(*first.state);
+  std::vector<StateField> fields = known_fields_of(*first.state);
   for (std::size_t i = 0; i < fields.size(); ++i)
     if (first.zeros[i])
       want(wanted, i,
-           {.dense = parameter, .state = {.values = fields[i]}, .dtype = parameter.scalar_type()});
+           {.dense = parameter,
+            .state = {.values = fields[i].values},
+            .dtype = parameter.scalar_type()});
 }
 
 void want_state(WantedFields& wanted, OptimizerParamState& state, const StateMemory& memory) {
-  Fields fields = fields_of(state);
+  std::vector<StateField> fields = known_fields_of(state);
   for (std::size_t i = 0; i < fields.size(); ++i) {
-    const at::Tensor& values = *fields[i];
+    const at::Tensor& values = *fields[i].values;
     if (!values.defined() || !lies_elsewhere(values, &memory)) continue;
     if (!values.is_non_overlapping_and_dense()) continue;
     want(wanted, i,
          {.dense = values,
-          .state = {.values = fields[i]},
+          .state = {.values = fields[i].values},
           .dtype = values.scalar_type(),
           .values = values});
   }

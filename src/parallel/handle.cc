@@ -84,10 +84,6 @@ void Handle::load_state_parts(const std::function<void(const NamedPart&)>& read)
   for (const NamedPart& part : state()->state_parts()) read(part);
 }
 
-std::vector<at::Tensor> Handle::gather_parts(const std::vector<at::Tensor>& parts) const {
-  return state()->gather_parts(parts);
-}
-
 HandleMemory Handle::memory() const { return state()->memory(); }
 
 std::shared_ptr<optim::StateMemory> Handle::state_memory() const { return state()->state_memory(); }

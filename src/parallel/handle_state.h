@@ -1,8 +1,6 @@
 // HandleState: what a strategy implements behind a Handle (lockstep/parallel/handle.h).
 #pragma once
 
-#include "module/state_entries.h"
-
 #include <lockstep/parallel/handle.h>
 
 #include <string_view>
@@ -30,8 +28,6 @@ class HandleState {
   // Around the writes of load_state_parts().
   virtual void before_load() {}
   virtual void after_load() {}
-  [[nodiscard]] virtual std::vector<at::Tensor> gather_parts(
-      const std::vector<at::Tensor>& parts) = 0;
 
   [[nodiscard]] virtual HandleMemory memory() const = 0;
   [[nodiscard]] virtual std::shared_ptr<optim::StateMemory> state_memory() const { return nullptr; }
@@ -39,15 +35,4 @@ class HandleState {
   [[nodiscard]] virtual const Group& group() const = 0;
 };
 
-namespace parallel {
-
-// All of one of a module's tensors, without gradient.
-[[nodiscard]] inline NamedPart whole_part(const modules::StateEntry& entry) {
-  return {entry.names.front(),
-          entry.tensor.detach(),
-          {entry.names.begin() + 1, entry.names.end()},
-          layout::whole_slice(entry.tensor.sizes())};
-}
-
-}  // namespace parallel
 }  // namespace lockstep

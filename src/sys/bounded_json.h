@@ -29,6 +29,15 @@ class NotJson : public BadInput {
   using BadInput::BadInput;
 };
 
+// What the JSON library has to say, without its own name for it:
+// "[json.exception.parse_error.101] text".
+[[nodiscard]] inline std::string_view json_problem(const nlohmann::json::exception& error) {
+  std::string_view what = error.what();
+  if (std::size_t end = what.find("] "); what.starts_with('[') && end != std::string_view::npos)
+    what.remove_prefix(end + 2);
+  return what;
+}
+
 namespace detail {
 
 // Counts what the tree would hold before it is made.
@@ -50,10 +59,7 @@ class JsonCounter final : public nlohmann::json_sax<nlohmann::json> {
   bool end_array() override { return depth_-- > 0; }
   bool parse_error(std::size_t, const std::string&,
                    const nlohmann::detail::exception& error) override {
-    std::string_view what = error.what();  // "[json.exception.parse_error.101] text"
-    if (std::size_t end = what.find("] "); what.starts_with('[') && end != std::string_view::npos)
-      what.remove_prefix(end + 2);
-    throw NotJson(visible(what, 300));
+    throw NotJson(visible(json_problem(error), 300));
   }
 
  private:

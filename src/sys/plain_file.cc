@@ -16,6 +16,8 @@
 namespace lockstep::sys {
 namespace {
 
+constexpr std::size_t largest_read = std::size_t{1} << 30;  // the kernel takes less than 2^31
+
 std::string_view kind_of(mode_t mode) {
   if (S_ISDIR(mode)) return "a folder";
   if (S_ISFIFO(mode)) return "a named pipe";
@@ -44,11 +46,24 @@ PlainFile::PlainFile(std::filesystem::path path) : path_(std::move(path)) {
 }
 
 std::size_t PlainFile::read(std::span<std::byte> bytes) {
-  constexpr std::size_t largest = std::size_t{1} << 30;  // the kernel takes less than 2^31
   std::size_t total = 0;
   while (total < bytes.size()) {
-    const std::size_t wanted = std::min(bytes.size() - total, largest);
+    const std::size_t wanted = std::min(bytes.size() - total, largest_read);
     const ssize_t count = ::read(file_.get(), bytes.data() + total, wanted);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw SystemError("reading " + path_.string(), errno);
+    if (count == 0) break;
+    total += static_cast<std::size_t>(count);
+  }
+  return total;
+}
+
+std::size_t PlainFile::read_at(std::uint64_t offset, std::span<std::byte> bytes) const {
+  std::size_t total = 0;
+  while (total < bytes.size()) {
+    const ssize_t count =
+        ::pread(file_.get(), bytes.data() + total, std::min(bytes.size() - total, largest_read),
+                static_cast<off_t>(offset + total));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) throw SystemError("reading " + path_.string(), errno);
     if (count == 0) break;

@@ -28,6 +28,9 @@ class PlainFile {
   // file's end.
   std::size_t read(std::span<std::byte> bytes);
 
+  // The same from `offset` on, without regard to what read() has read; any thread.
+  std::size_t read_at(std::uint64_t offset, std::span<std::byte> bytes) const;
+
   // For a reader that brings its own buffers; nothing must have been read yet.
   [[nodiscard]] FileDescriptor release() { return std::move(file_); }
 

@@ -1,6 +1,7 @@
 #include "sys/topology.h"
 
 #include "base/text.h"
+#include "sys/affinity.h"
 #include "sys/cgroup.h"
 #include "sys/files.h"
 
@@ -9,9 +10,7 @@
 #include <cmath>
 #include <sstream>
 #include <string_view>
-#include <vector>
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
@@ -31,15 +30,11 @@ std::string first_line(const fs::path& path) {
 }
 
 int cores_of_affinity() {
-  // The kernel refuses a mask shorter than its own: grow until it fits.
-  for (std::size_t cores = 1024; cores <= (1 << 20); cores *= 2) {
-    std::vector<unsigned long> mask(cores / (8 * sizeof(unsigned long)));
-    auto* set = reinterpret_cast<cpu_set_t*>(mask.data());
-    std::size_t bytes = mask.size() * sizeof(unsigned long);
-    if (::sched_getaffinity(0, bytes, set) == 0) return CPU_COUNT_S(bytes, set);
-    if (errno != EINVAL) break;
+  try {
+    return static_cast<int>(allowed_cores().size());
+  } catch (const SystemError&) {
+    return static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
   }
-  return static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
 }
 
 // "MemTotal:       24567890 kB"

@@ -3,10 +3,6 @@
 #include "base/check.h"
 #include "base/visible.h"
 
-#include <lockstep/module/state_dict.h>
-
-#include <ATen/CPUGeneratorImpl.h>
-
 #include <algorithm>
 #include <array>
 #include <string_view>
@@ -30,16 +26,6 @@ std::string full_path(const std::string& path) {
   return error ? path : full.lexically_normal().string();
 }
 
-void check_generator_state(const at::Tensor& state, std::size_t rank) {
-  try {
-    at::Generator generator = at::detail::createCPUGenerator();
-    generator.set_state(state);
-  } catch (const c10::Error& error) {
-    throw BadInput(formatted("rank{}: no state of a random generator: {}", rank,
-                             visible(error.what_without_backtrace())));
-  }
-}
-
 }  // namespace
 
 void in_file(const fs::path& file, const std::function<void()>& read) {
@@ -47,26 +33,6 @@ void in_file(const fs::path& file, const std::function<void()>& read) {
     read();
   } catch (const BadInput& error) {
     throw BadInput(formatted("{}: {}", file.string(), error.what()));
-  }
-}
-
-checkpoint::TrainingState load_checkpoint(const fs::path& folder) {
-  checkpoint::TrainingState state = checkpoint::load_training_state(folder);
-  in_file(folder / "random.safetensors", [&] {
-    for (std::size_t rank = 0; rank < state.random.size(); ++rank)
-      check_generator_state(state.random[rank], rank);
-  });
-  return state;
-}
-
-void check_dtypes(const torch::nn::Module& module, const checkpoint::NamedTensors& tensors) {
-  for (const NamedTensor& own : named_tensors(module)) {
-    auto found = tensors.find(own.name);
-    if (found == tensors.end()) continue;
-    check_input(found->second.scalar_type() == own.tensor.scalar_type(),
-                "{}: expected dtype {}, found {}", visible(own.name),
-                c10::toString(own.tensor.scalar_type()),
-                c10::toString(found->second.scalar_type()));
   }
 }
 
@@ -109,7 +75,7 @@ std::string changes_since(const Options& options, int ranks,
     if (before != state.config.end() && !std::ranges::count(places, name))
       add(name, before->second, value);
   }
-  add("ranks", std::to_string(state.random.size()), std::to_string(ranks));
+  add("ranks", std::to_string(state.ranks), std::to_string(ranks));
   return changes;
 }
 

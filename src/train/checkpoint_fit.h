@@ -5,8 +5,6 @@
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/train/options.h>
 
-#include <torch/nn/module.h>
-
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -15,12 +13,6 @@ namespace lockstep::train {
 
 // Calls `read`; a BadInput of it begins with the file's name.
 void in_file(const std::filesystem::path& file, const std::function<void()>& read);
-
-// Reads a checkpoint folder and lets a generator try each random state.
-[[nodiscard]] checkpoint::TrainingState load_checkpoint(const std::filesystem::path& folder);
-
-// Every tensor of the file that the model has, has its dtype: a conversion would hide damage.
-void check_dtypes(const torch::nn::Module& module, const checkpoint::NamedTensors& tensors);
 
 // The options that a checkpoint keeps, paths in full, by name.
 [[nodiscard]] checkpoint::Metadata kept_options(const Options& options);

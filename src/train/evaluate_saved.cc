@@ -7,7 +7,7 @@
 #include "train/model_description.h"
 #include "train/task.h"
 
-#include <lockstep/train/agreement.h>
+#include <lockstep/comm/together.h>
 #include <lockstep/train/saved_model.h>
 
 #include <cmath>

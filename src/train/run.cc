@@ -13,16 +13,12 @@
 
 #include "sys/resident.h"
 
-#include <lockstep/checkpoint/handle_state.h>
-#include <lockstep/checkpoint/share.h>
-#include <lockstep/module/state_dict.h>
+#include <lockstep/checkpoint/checkpoint.h>
+#include <lockstep/comm/together.h>
 #include <lockstep/optim/gradient_transform.h>
 #include <lockstep/parallel/sharded/deferred.h>
-#include <lockstep/train/agreement.h>
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
@@ -58,13 +54,6 @@ double number_in(const checkpoint::Metadata& progress, const std::string& name,
   return *value;
 }
 
-// Each memory once: a tied tensor under the name it is registered by.
-checkpoint::NamedTensors without_aliases(const torch::nn::Module& module,
-                                         checkpoint::NamedTensors tensors) {
-  for (const Alias& alias : aliases_of(module)) tensors.erase(alias.name);
-  return tensors;
-}
-
 // A checkpoint that is named is one to go on from.
 Options with_resume(Options options) {
   options.resume = options.resume || !options.resume_from.empty();
@@ -89,13 +78,14 @@ Run::Run(const Options& options, Group world)
 }
 
 std::optional<checkpoint::TrainingState> Run::shared_state() {
-  std::optional<checkpoint::TrainingState> found;
+  std::string folder;
   together(world_, [&] {
-    if (world_.is_root()) found = folder_.find_state();
+    if (!world_.is_root()) return;
+    if (auto found = folder_.find_checkpoint()) folder = found->string();
   });
-  if (!options_.resume) return std::nullopt;
-  return checkpoint::share(world_,
-                           world_.is_root() ? std::move(*found) : checkpoint::TrainingState{});
+  folder = broadcast_text(world_, std::move(folder));
+  if (folder.empty()) return std::nullopt;
+  return checkpoint::read_training_state(world_, folder);
 }
 
 void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
@@ -105,12 +95,11 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
     check_memory(options_, {.parameters = task_->parameters(), .activations = task_->activations()},
                  world_.size());
     torch::manual_seed(static_cast<std::uint64_t>(options_.seed));
-    if (options_.deferred && !state) {
+    if (options_.deferred) {
       deferred([&] { task_->make_model(); });
     } else {
       task_->make_model();
     }
-    if (state) load_model(*state);
   });
   compare_data();
   handle_ = make_handle(options_, *task_, world_);
@@ -130,22 +119,17 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
 void Run::restore(const checkpoint::TrainingState& state) {
   together(world_, [&] {
     check_progress(state);
-    in_file(checkpoint_file(state.step, "optimizer.safetensors"),
-            [&] { checkpoint::load_optimizer_state(*optimizer_, handle_, state.optimizer); });
-    in_file(checkpoint_file(state.step, "training.json"), [&] {
+    in_file(checkpoint_folder(state.step) / "training.json", [&] {
       seconds_before_ = number_in(state.progress, "seconds", 0);
       stopping_.best = number_in(state.progress, "best");
       stopping_.waited = static_cast<std::int64_t>(number_in(state.progress, "waited", 0));
     });
-    step_ = saved_step_ = reported_step_ = state.step;
-    auto ranks = static_cast<std::int64_t>(state.random.size());
-    if (ranks == world_.size()) {
-      at::Generator generator = at::detail::getDefaultCPUGenerator();
-      generator.set_state(state.random[world_.rank()]);
-    } else {
-      torch::manual_seed(stream_seed(options_.seed + step_, seed_stream_of_rank(world_.rank())));
-    }
   });
+  step_ = saved_step_ = reported_step_ = state.step;
+  // The folder was verified when it was chosen.
+  (void)checkpoint::load(checkpoint_folder(step_), handle_, *optimizer_, {.verify = false});
+  if (state.ranks != world_.size())
+    torch::manual_seed(stream_seed(options_.seed + step_, seed_stream_of_rank(world_.rank())));
   restore_best(state);
 }
 
@@ -258,14 +242,6 @@ void Run::report() {
   if (sampled) progress_.say(formatted("sample at step {}:\n{}", step_, sample_));
 }
 
-std::vector<at::Tensor> Run::random_states() {
-  at::Tensor mine = at::detail::getDefaultCPUGenerator().get_state();
-  at::Tensor all =
-      world_.is_root() ? at::empty({world_.size(), mine.numel()}, at::kByte) : at::Tensor();
-  world_.gather(all, mine).wait();
-  return world_.is_root() ? all.unbind(0) : std::vector<at::Tensor>();
-}
-
 // Where every step is reported, reading this anew each time would cost more than a small step.
 std::int64_t Run::resident_bytes() {
   if (resident_bytes_ == 0 || seconds_since(resident_read_at_) > 1) {
@@ -286,14 +262,9 @@ StepUsage Run::usage() {
   return most_of_all(world_, own);
 }
 
-// Collective.
-checkpoint::TrainingState Run::state(std::vector<at::Tensor> random) {
+checkpoint::TrainingState Run::state() const {
   return {.step = step_,
           .epoch = epoch(),
-          .model = without_aliases(*task_->module(), handle_.state_dict()),
-          .description = description(std::nullopt, false),
-          .optimizer = checkpoint::optimizer_state(*optimizer_, handle_),
-          .random = std::move(random),
           .progress = {{"seconds", formatted("{}", seconds())},
                        {"best", formatted("{}", stopping_.best)},
                        {"waited", formatted("{}", stopping_.waited)},
@@ -304,10 +275,8 @@ checkpoint::TrainingState Run::state(std::vector<at::Tensor> random) {
 
 void Run::save() {
   auto began = Clock::now();
-  checkpoint::TrainingState now = state(random_states());
-  together(world_, [&] {
-    if (world_.is_root()) folder_.save(now);
-  });
+  checkpoint::save(options_.out, handle_, *optimizer_, state(),
+                   {.keep = options_.keep, .description = description(std::nullopt, false)});
   saved_step_ = step_;
   reported_at_ += Clock::now() - began;
 }

@@ -67,19 +67,15 @@ class Run {
   void load_data(const std::optional<checkpoint::TrainingState>& state);
   // Collective: all ranks must have read the same.
   void compare_data();
-  // Local: model and file of the checkpoint against this run's.
-  void load_model(const checkpoint::TrainingState& state);
   void check_progress(const checkpoint::TrainingState& state) const;
-  [[nodiscard]] std::filesystem::path checkpoint_file(std::int64_t step,
-                                                      const std::string& name) const;
+  [[nodiscard]] std::filesystem::path checkpoint_folder(std::int64_t step) const;
   void say_notices();
   void say_resumed(const checkpoint::TrainingState& state);
   [[nodiscard]] std::string stopped_line() const;
   [[nodiscard]] double backward(const Batch& batch);
   void agree(double loss, std::int64_t rows);
   [[nodiscard]] bool is_due(std::int64_t every) const;
-  [[nodiscard]] std::vector<at::Tensor> random_states();
-  [[nodiscard]] checkpoint::TrainingState state(std::vector<at::Tensor> random);
+  [[nodiscard]] checkpoint::TrainingState state() const;
   [[nodiscard]] StepUsage usage();
   [[nodiscard]] std::int64_t resident_bytes();
   // What stopping early and the best model are compared with.

@@ -3,7 +3,7 @@
 #include "train/model_description.h"
 #include "train/run.h"
 
-#include <lockstep/train/agreement.h>
+#include <lockstep/checkpoint/checkpoint.h>
 
 namespace lockstep::train {
 namespace {
@@ -55,10 +55,8 @@ checkpoint::Metadata Run::description(const std::optional<Evaluation>& evaluatio
 // Collective.
 void Run::export_model(const std::string& name, const std::optional<Evaluation>& evaluation,
                        bool is_partial) {
-  checkpoint::NamedTensors tensors = handle_.state_dict();
-  together(world_, [&] {
-    if (world_.is_root()) folder_.export_model(name, tensors, description(evaluation, is_partial));
-  });
+  checkpoint::save_model(std::filesystem::path(options_.out) / (name + ".safetensors"), handle_,
+                         {.metadata = description(evaluation, is_partial), .aliases = true});
 }
 
 void Run::sample() {

@@ -32,7 +32,7 @@ std::optional<fs::path> newest_whole_before(const fs::path& folder) {
   while (older != folders.begin()) {
     --older;
     try {
-      (void)load_checkpoint(*older);
+      checkpoint::verify(*older);
       return *older;
     } catch (const std::exception&) {
       continue;  // damaged too
@@ -70,9 +70,13 @@ void RunFolder::check_is_new() const {
               path_.string());
 }
 
-std::optional<checkpoint::TrainingState> RunFolder::find_state() {
+std::optional<fs::path> RunFolder::find_checkpoint() {
   lock();
-  if (options_.resume) return load_or_advise(chosen());
+  if (options_.resume) {
+    fs::path folder = chosen();
+    verify_or_advise(folder);
+    return folder;
+  }
   check_is_new();
   return std::nullopt;
 }
@@ -90,10 +94,10 @@ fs::path RunFolder::chosen() const {
   return *found;
 }
 
-checkpoint::TrainingState RunFolder::load_or_advise(const fs::path& folder) const {
+void RunFolder::verify_or_advise(const fs::path& folder) const {
   std::string problem;
   try {
-    return load_checkpoint(folder);
+    return checkpoint::verify(folder);
   } catch (const BadInput& error) {
     problem = error.what();
   } catch (const SystemError& error) {
@@ -135,15 +139,6 @@ void RunFolder::set_aside_newer(std::int64_t step) {
 
 void RunFolder::write_result(const std::string& line) const {
   sys::AtomicFile::write(path_ / "result.txt", line + "\n");
-}
-
-void RunFolder::save(const checkpoint::TrainingState& state) {
-  checkpoint::save_training_state(path_, state, options_.keep);
-}
-
-void RunFolder::export_model(const std::string& name, const checkpoint::NamedTensors& model,
-                             const checkpoint::Metadata& metadata) {
-  checkpoint::write_safetensors(path_ / (name + ".safetensors"), model, metadata);
 }
 
 }  // namespace lockstep::train

@@ -14,7 +14,7 @@
 
 namespace lockstep::train {
 
-// One run at a time: from find_state() on (from open() on where the folder is new) the object holds
+// One run at a time: from find_checkpoint() on (from open() on where the folder is new) the object holds
 // the lock OUT/run.lock, and a run that finds it held is refused with BadInput.
 class RunFolder {
  public:
@@ -23,7 +23,7 @@ class RunFolder {
   // The checkpoint to go on from, or nothing when the run begins. Changes nothing. Throws BadInput
   // when a run would be overwritten, or there is no checkpoint, or it is damaged; the message then
   // names the newest older one that is whole, and the command to go on from it.
-  [[nodiscard]] std::optional<checkpoint::TrainingState> find_state();
+  [[nodiscard]] std::optional<std::filesystem::path> find_checkpoint();
   // Makes the folder, writes config.toml and opens metrics.jsonl behind step `resumed_at`. Where
   // the run goes on from an older checkpoint, the newer ones become abandoned-step-...: their steps
   // will be made again.
@@ -32,19 +32,15 @@ class RunFolder {
   [[nodiscard]] std::vector<std::string> take_notices() { return std::move(notices_); }
 
   void append(const MetricsRow& row) { metrics_->append(row); }
-  void save(const checkpoint::TrainingState& state);
   // result.txt: the run's last line, for scripts.
   void write_result(const std::string& line) const;
   [[nodiscard]] std::filesystem::path best_file() const { return path_ / "best.safetensors"; }
-  // model.safetensors or best.safetensors.
-  void export_model(const std::string& name, const checkpoint::NamedTensors& model,
-                    const checkpoint::Metadata& metadata);
 
  private:
   void lock();
   void check_is_new() const;
   [[nodiscard]] std::filesystem::path chosen() const;
-  [[nodiscard]] checkpoint::TrainingState load_or_advise(const std::filesystem::path& folder) const;
+  void verify_or_advise(const std::filesystem::path& folder) const;
   void set_aside_newer(std::int64_t step);
 
   const Options options_;

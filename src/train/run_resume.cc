@@ -7,8 +7,7 @@
 #include "train/checkpoint_fit.h"
 #include "train/resume_command.h"
 
-#include <lockstep/module/state_dict.h>
-#include <lockstep/train/agreement.h>
+#include <lockstep/comm/together.h>
 
 #include <ATen/ops/empty.h>
 
@@ -57,13 +56,6 @@ void Run::compare_data() {
                       rank);
 }
 
-void Run::load_model(const checkpoint::TrainingState& state) {
-  in_file(checkpoint_file(state.step, "model.safetensors"), [&] {
-    check_dtypes(*task_->module(), state.model);
-    load_state_dict(*task_->module(), state.model);
-  });
-}
-
 void Run::check_progress(const checkpoint::TrainingState& state) const {
   check_input(state.step <= steps_,
               "--resume: the checkpoint is at step {} already, expected --{} that make more steps "
@@ -72,8 +64,8 @@ void Run::check_progress(const checkpoint::TrainingState& state) const {
               options_.steps > 0 ? options_.steps : options_.epochs);
 }
 
-std::filesystem::path Run::checkpoint_file(std::int64_t step, const std::string& name) const {
-  return std::filesystem::path(options_.out) / checkpoint::checkpoint_name(step) / name;
+std::filesystem::path Run::checkpoint_folder(std::int64_t step) const {
+  return std::filesystem::path(options_.out) / checkpoint::checkpoint_name(step);
 }
 
 void Run::say_notices() {
@@ -94,7 +86,8 @@ std::string Run::stopped_line() const {
   std::string command = resume_command(options_, "--resume");
   if (world_.size() > 1 && options_.ranks == 0) command += " (by the same launcher)";
   return formatted("stopped: signal={} steps={} seconds={:.1f} weights={} resume with: {}", signal_,
-                   step_, seconds(), checkpoint_file(step_, "model.safetensors").string(), command);
+                   step_, seconds(), (checkpoint_folder(step_) / "model.safetensors").string(),
+                   command);
 }
 
 }  // namespace lockstep::train

@@ -1,6 +1,6 @@
 #include "train/strategy.h"
 
-#include <lockstep/checkpoint/handle_state.h>
+#include <lockstep/checkpoint/optimizer_state.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 

@@ -47,6 +47,31 @@ const Mistake mistakes[] = {
     {{"report", "hng"}, "unknown report 'hng'; did you mean 'hang'?"},
     {{"report", "hang"}, "hang: no file was named; see lockstep report --help"},
     {{"report", "hang", "--all", "x"}, "unknown option '--all'; lockstep report --help lists them"},
+    {{"plan"}, "name a command: pipeline"},
+    {{"plan", "pipline"}, "unknown command 'pipline'; did you mean 'pipeline'?"},
+    {{"plan", "--stages", "2"}, "unknown option '--stages'; lockstep plan --help lists them"},
+    {{"plan pipeline"}, "--schedule is missing: name one, or a CSV file"},
+    {{"plan pipeline", "--schedul", "1f1b"},
+     "unknown option '--schedul'; did you mean "
+     "'--schedule'?"},
+    {{"plan pipeline", "--schedule", "1f1"}, "unknown schedule '1f1'; did you mean '1f1b'?"},
+    {{"plan pipeline", "--schedule", "1f1b"}, "--stages is missing: how many parts has the model?"},
+    {{"plan pipeline", "--schedule", "1f1b", "--stages", "2"},
+     "--micro-batches is missing: how many has a step?"},
+    {{"plan pipeline", "--stages", "0"},
+     "--stages: expected a whole number from 1 to 4096, found "
+     "'0'"},
+    {{"plan pipeline", "--times", "1,2"},
+     "--times: expected five numbers from 0 to 1e12, of F,B,I,W,communication, found '1,2'"},
+    {{"plan pipeline", "--times", "1,2,nan,1,0"},
+     "--times: expected five numbers from 0 to 1e12, of F,B,I,W,communication, found "
+     "'1,2,nan,1,0'"},
+    {{"plan pipeline", "--schedule", "zbv", "--stages", "5", "--micro-batches", "8"},
+     "schedule zbv: expected stages in multiples of 2 chunks (stages of a rank), found 5"},
+    {{"plan pipeline", "--schedule", "interleaved", "--stages", "6", "--micro-batches", "8"},
+     "schedule interleaved: expected micro-batches in multiples of 3 ranks, found 8"},
+    {{"plan pipeline", "--schedule", "x.csv", "--stages", "6"},
+     "--stages: a file says it itself, found 6 beside x.csv"},
     {{"train"}, "name a task: gpt mnist mlp"},
     {{"train", "gtp"}, "unknown task 'gtp'; did you mean 'gpt'?"},
     {{"train", "gpt", "--laers", "3"}, "unknown option '--laers'; did you mean '--layers'?"},
@@ -119,8 +144,8 @@ TEST_P(UsageOf, WhatCannotBeMeantIsOneLineAndCode2) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, UsageOf,
-                         testing::Values("run", "info", "report", "train", "generate", "eval",
-                                         "bench"),
+                         testing::Values("run", "info", "report", "plan", "train", "generate",
+                                         "eval", "bench"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(Usage, AWrongCommandIsOneLineAndCode2) {
@@ -159,9 +184,10 @@ TEST_P(HelpOf, IsThereAndSoIsTheVersion) {
 
 INSTANTIATE_TEST_SUITE_P(Usage, HelpOf,
                          testing::Values(Words{}, Words{"run"}, Words{"info"}, Words{"report"},
-                                         Words{"train"}, Words{"train", "mlp"}, Words{"generate"},
-                                         Words{"eval"}, Words{"bench", "step"},
-                                         Words{"bench", "memory"}, Words{"bench", "collectives"},
+                                         Words{"plan"}, Words{"plan", "pipeline"}, Words{"train"},
+                                         Words{"train", "mlp"}, Words{"generate"}, Words{"eval"},
+                                         Words{"bench", "step"}, Words{"bench", "memory"},
+                                         Words{"bench", "collectives"},
                                          Words{"bench", "optimizer"}),
                          [](const auto& info) {
                            std::string name = "lockstep";

@@ -15,7 +15,7 @@ namespace {
 checkpoint::TrainingState state_of(const Options& options, int ranks) {
   checkpoint::TrainingState state;
   state.config = kept_options(options);
-  state.random.resize(static_cast<std::size_t>(ranks));
+  state.ranks = ranks;
   return state;
 }
 

@@ -1,7 +1,7 @@
 // What a run says and refuses when it goes on from a checkpoint, and that two never share a folder.
 #include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/checkpoint/training_state.h>
-#include <lockstep/train/agreement.h>
+#include <lockstep/comm/together.h>
 #include <lockstep/train/config_file.h>
 #include <lockstep/train/trainer.h>
 

@@ -108,7 +108,7 @@ inline Options cut_at(Options options, std::int64_t step) {
   fs::path cut = options.out + "-cut";
   fs::copy(options.out, cut, fs::copy_options::recursive);
   for (const std::filesystem::path& folder : checkpoint::list_checkpoints(cut))
-    if (checkpoint::load_training_state(folder).step > step) fs::remove_all(folder);
+    if (checkpoint::read_training_state(folder).step > step) fs::remove_all(folder);
   fs::remove(cut / "model.safetensors");
   options.out = cut;
   options.resume = true;

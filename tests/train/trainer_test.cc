@@ -1,7 +1,7 @@
 #include <lockstep/train/trainer.h>
 
 #include <lockstep/checkpoint/training_state.h>
-#include <lockstep/train/agreement.h>
+#include <lockstep/comm/together.h>
 
 #include "support/temporary_folder.h"
 #include "support/torch/ranks.h"
@@ -139,7 +139,7 @@ TEST(Trainer, StopsEarlyAndKeepsTheBest) {
     EXPECT_TRUE(report.stopped_early);
   });
   EXPECT_TRUE(fs::exists(fs::path(options.out) / "best.safetensors"));
-  EXPECT_EQ(checkpoint::load_training_state(*checkpoint::latest_checkpoint(options.out))
+  EXPECT_EQ(checkpoint::read_training_state(*checkpoint::latest_checkpoint(options.out))
                 .progress.at("waited"),
             "3");
 }

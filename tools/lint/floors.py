@@ -14,7 +14,7 @@ FLOORS = [
     ["sys"],
     ["store"],
     ["launch"],
-    ["layout"],
+    ["layout", "plan"],
     ["comm/call"],
     ["comm/kernels"],
     ["comm/rendezvous"],
@@ -44,7 +44,7 @@ PUBLIC_OF_COMM = {
 
 # Folders and files that must compile without LibTorch, and so see nothing of the others.
 WITHOUT_LIBTORCH = (
-    "base", "sys", "store", "launch", "layout", "comm/op.h", "comm/call", "comm/kernels", "comm/rendezvous", "comm/diagnose",
+    "base", "sys", "store", "launch", "layout", "plan", "comm/op.h", "comm/call", "comm/kernels", "comm/rendezvous", "comm/diagnose",
     "comm/backend/open_calls", "comm/engines/shm", "comm/engines/mpi/plan", "comm/engines/mpi/call_query",
     "comm/engines/hierarchical/layout", "comm/init/choice",
 )

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Checks that the documents show code that runs: every C++ block in them stands, line for line, in a file under examples/.
+"""Checks that the documents show code that runs: every C++ block in them stands, line for line, in a file under examples/
+or in the user's program of the integration tests.
 
-A block may leave out the indentation that all of its lines share. Examples are built and run as tests.
+A block may leave out the indentation that all of its lines share. Examples and that program are built and run as tests.
 """
 import pathlib
 import re
@@ -25,7 +26,8 @@ def stands_in(block, source):
 
 
 def main(root):
-    sources = [path.read_text() for path in sorted((root / "examples").rglob("*.cc"))]
+    programs = [*(root / "examples").rglob("*.cc"), *(root / "tests/integration/own_program").rglob("*.cc")]
+    sources = [path.read_text() for path in sorted(programs)]
     count, problems = 0, []
     for document in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
         for block in BLOCK.findall(document.read_text()):

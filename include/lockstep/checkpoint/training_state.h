@@ -1,22 +1,27 @@
 // Everything a run needs to go on as if it had never stopped, in one folder that appears as a whole
 // or not at all.
 //
-//   OUT/step-00000100/model.safetensors       the model's tensors, each memory once, and in the
-//                                             metadata what they are a model of
+//   OUT/step-00000100/model.safetensors       the model's tensors, each memory once
 //                     optimizer.safetensors   optimizer.<parameter>.<field>
 //                     random.safetensors      rank0, rank1, ...: the state of each rank's generator
+//                     ignored.safetensors     rank0.<tensor>, ...: what the handle ignores; only
+//                                             where there is such a tensor
 //                     training.json           {"format": 1, "step": 100, "epoch": 0, "ranks": 2,
-//                                              "progress": {...}, "config": {...}}
+//                                              "numbers": {...}, "progress": {...},
+//                                              "config": {...}}, and "scheduler" and "scaler" where
+//                                             they were saved; values are texts
 //
-// It is written as OUT/.step-00000100.partial, brought to the disk file by file, and renamed: a
-// reader never sees half, and after a crash or on a full disk the checkpoints before it are as they
-// were. Only one rank writes; nothing here is collective.
+// It is written as OUT/.step-00000100.RANDOM.partial, brought to the disk file by file, and
+// renamed: a reader never sees half, and after a crash or on a full disk the checkpoints before it
+// are as they were. lockstep/checkpoint/checkpoint.h writes and loads it; what is here looks at it.
+// Nothing here is collective: any thread of any rank that sees the folder may call.
 #pragma once
 
 #include <lockstep/checkpoint/safetensors.h>
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,22 +30,15 @@
 
 namespace lockstep::checkpoint {
 
+// What a program counts beside model and optimizer.
 struct TrainingState {
-  std::int64_t step = 0;   // updates made
-  std::int64_t epoch = 0;  // passes begun before this one
-  NamedTensors model;
-  Metadata description;            // of the model; share() leaves it out
-  NamedTensors optimizer;          // as optimizer_state() names them
-  std::vector<at::Tensor> random;  // one for each rank, as at::Generator::get_state() gives it
-  Metadata progress;               // what the trainer counts: place in the data, best loss, seconds
-  Metadata config;                 // the options of the run, by name
+  std::int64_t step = 0;                       // updates made; the folder is called after it
+  std::int64_t epoch = 0;                      // passes begun before this one
+  std::map<std::string, double> numbers = {};  // the program's own: a best loss, in full precision
+  Metadata progress = {};                      // the same as texts: the place in the data
+  Metadata config = {};                        // the options of the run, by name
+  int ranks = 0;                               // that saved it; save() counts them
 };
-
-// Writes the folder of state.step below `out`, which must exist, and then removes all but the
-// `keep` newest (0: none is removed). Throws SystemError when the disk refuses, BadInput when that
-// step is there already; the folder is then not there and older checkpoints stay.
-void save_training_state(const std::filesystem::path& out, const TrainingState& state,
-                         std::int64_t keep = 0);
 
 // "step-00000100": what the folder of a step is called.
 [[nodiscard]] std::string checkpoint_name(std::int64_t step);
@@ -50,11 +48,15 @@ void save_training_state(const std::filesystem::path& out, const TrainingState& 
 [[nodiscard]] std::optional<std::filesystem::path> latest_checkpoint(
     const std::filesystem::path& out);
 
-// Reads one checkpoint folder. Throws BadInput that names the file and what is wrong with it: no
-// plain file, a value of another type or out of its range, a step that is not the folder's, bytes
-// that were overwritten (each tensor has a checksum), random states that are no bytes. SystemError
-// where the system refuses.
-[[nodiscard]] TrainingState load_training_state(const std::filesystem::path& folder);
+// Reads training.json of a checkpoint folder. Throws BadInput that names the file and what is wrong
+// with it: no plain file, a value of another type or out of its range, a step that is not the
+// folder's. SystemError where the system refuses.
+[[nodiscard]] TrainingState read_training_state(const std::filesystem::path& folder);
+
+// Reads all of a checkpoint folder, a few megabytes at a time. Throws as read_training_state() for
+// every file that is not whole: headers that make no sense, bytes that were overwritten (each tensor
+// has a checksum), states that no random generator takes.
+void verify(const std::filesystem::path& folder);
 
 }  // namespace lockstep::checkpoint
 

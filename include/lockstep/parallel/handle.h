@@ -40,12 +40,20 @@ namespace lockstep {
 
 class HandleState;
 
+// What other ranks have of the same elements.
+enum class PartKind {
+  parameter,  // equal values
+  buffer,     // rank 0's are the ones that count: forward() may have changed each rank's own
+  ignored     // values of their own, which belong to no whole (the option `ignored`)
+};
+
 // What this rank has of one parameter or buffer.
 struct NamedPart {
   std::string name;                  // the first of its names: "blocks.0.fc.weight"
   at::Tensor tensor;                 // the elements, see below
   std::vector<std::string> aliases;  // its other names, where a weight is tied
   layout::TensorSlice slice;         // which elements of the whole they are
+  PartKind kind = PartKind::parameter;
 };
 
 // backward() only accumulates, without communication of gradients, while one of these lives; nests.
@@ -110,20 +118,13 @@ class [[nodiscard]] Handle {
 
   // Local. What this rank has of each parameter and buffer, each once, in the order of Python's
   // state_dict(): no rank makes a whole. Tensors are ordinary ones in the memory that the handle
-  // uses, parts in one dimension, valid until the next step. Ranks that have the same slice have
-  // equal values, but for ignored tensors, which are each rank's own.
+  // uses, parts in one dimension, valid until the next step. What ranks that have the same slice
+  // have in it, the part's kind says.
   [[nodiscard]] std::vector<NamedPart> state_parts() const;
   // Gives this rank's parts new values: read() is called for each of state_parts() and writes into
   // its tensor. Collective where parameters are divided; every rank writes parts of the same whole.
   // What read() throws is thrown, and parts that it had written stay so.
   void load_state_parts(const std::function<void(const NamedPart&)>& read);
-
-  // What an optimizer keeps of the parameters as whole tensors on rank 0. Collective where
-  // parameters are divided. One part for each of named_parameters(), as many elements as its
-  // tensor, all of one dtype; one that is undefined must be so on every rank. Rank 0 gets tensors
-  // of the parameters' sizes, undefined where the part is; of the others' result nothing is
-  // promised.
-  [[nodiscard]] std::vector<at::Tensor> gather_parts(const std::vector<at::Tensor>& parts) const;
 
   // Local. What this rank holds now; between backward() and zero_grad() it has gradients.
   [[nodiscard]] HandleMemory memory() const;

@@ -9,7 +9,9 @@
 #include "parallel/data/bucket_reducer.h"
 #include "parallel/gradient_hooks.h"
 #include "parallel/handle_state.h"
+#include "parallel/part_kinds.h"
 #include "parallel/state_broadcast.h"
+#include "parallel/whole_parameters.h"
 
 #include <lockstep/dispatch/deferral.h>
 #include <lockstep/module/state_dict.h>
@@ -60,7 +62,6 @@ class DataParallelState final : public HandleState {
     lockstep::load_state_dict(*module_, tensors);
   }
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
-  [[nodiscard]] std::vector<at::Tensor> gather_parts(const std::vector<at::Tensor>& parts) override;
 
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] double seconds_waited() const override { return waits_->seconds(); }
@@ -69,6 +70,7 @@ class DataParallelState final : public HandleState {
  private:
   std::shared_ptr<torch::nn::Module> module_;
   Group group_;
+  std::vector<std::string> ignored_;
   std::vector<NamedParameter> parameters_;
   std::shared_ptr<parallel::WaitTime> waits_ = std::make_shared<parallel::WaitTime>();
   std::shared_ptr<BucketReducer> reducer_;
@@ -78,7 +80,7 @@ class DataParallelState final : public HandleState {
 
 DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> module, Group group,
                                      const DataParallelOptions& options)
-    : module_(std::move(module)), group_(std::move(group)) {
+    : module_(std::move(module)), group_(std::move(group)), ignored_(options.ignored) {
   check(options.bucket_bytes >= 1 && options.first_bucket_bytes >= 1,
         "DistributedDataParallel: bucket sizes must be positive, found {} and {} bytes",
         options.bucket_bytes, options.first_bucket_bytes);
@@ -120,46 +122,26 @@ void DataParallelState::detach() {
 }
 
 std::vector<NamedPart> DataParallelState::named_parameters() const {
-  std::vector<NamedPart> list;
-  for (const auto& [name, tensor, aliases] : parameters_)
-    list.push_back({name, tensor, aliases, layout::whole_slice(tensor.sizes())});
-  return list;
+  return parallel::whole_parts(parameters_);
 }
 
 void DataParallelState::zero_grad(bool set_to_none) {
   step_->check_module();
-  for (const NamedParameter& parameter : parameters_) {
-    at::Tensor& gradient = parameter.tensor.mutable_grad();
-    if (!gradient.defined()) continue;
-    if (set_to_none) {
-      gradient.reset();
-    } else {
-      gradient = gradient.detach();
-      gradient.zero_();
-    }
-  }
+  parallel::zero_gradients(parameters_, set_to_none);
 }
 
 std::vector<NamedPart> DataParallelState::state_parts() {
+  const parallel::PartKinds kinds(*module_, ignored_);
   std::vector<NamedPart> list;
   for (const modules::StateEntry& entry : modules::state_entries(*module_))
-    if (!entry.tensor.is_nested()) list.push_back(parallel::whole_part(entry));
+    if (!entry.tensor.is_nested()) list.push_back(kinds.whole_part(entry));
   return list;
-}
-
-std::vector<at::Tensor> DataParallelState::gather_parts(const std::vector<at::Tensor>& parts) {
-  check(parts.size() == parameters_.size(), "gather_parts: expected {} parts, found {}",
-        parameters_.size(), parts.size());
-  return parts;
 }
 
 HandleMemory DataParallelState::memory() const {
   HandleMemory memory;
-  for (const NamedParameter& parameter : parameters_) {
-    memory.whole += static_cast<std::int64_t>(parameter.tensor.nbytes());
-    const at::Tensor& gradient = parameter.tensor.grad();
-    if (gradient.defined()) memory.gradients += static_cast<std::int64_t>(gradient.nbytes());
-  }
+  for (const NamedParameter& parameter : parameters_)
+    parallel::count_memory(parameter.tensor, memory);
   return memory;
 }
 

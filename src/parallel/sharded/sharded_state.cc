@@ -7,10 +7,10 @@
 #include "module/slices.h"
 #include "module/specs.h"
 #include "module/state_entries.h"
+#include "parallel/part_kinds.h"
 #include "parallel/sharded/checks.h"
 #include "parallel/sharded/deferred_values.h"
 #include "parallel/sharded/memory_check.h"
-#include "parallel/sharded/parts.h"
 #include "parallel/sharded/unit_options.h"
 #include "parallel/state_broadcast.h"
 #include "sys/heap.h"
@@ -217,6 +217,7 @@ void ShardedState::check_gradients(std::string_view operation) const {
 
 std::vector<NamedPart> ShardedState::state_parts() {
   step->check_module();
+  const parallel::PartKinds kinds(*module, options_.ignored);
   std::vector<NamedPart> list;
   for (const modules::StateEntry& entry : modules::state_entries(*module)) {
     auto found = by_tensor_.find(entry.tensor.unsafeGetTensorImpl());
@@ -227,7 +228,7 @@ std::vector<NamedPart> ShardedState::state_parts() {
                       {entry.names.begin() + 1, entry.names.end()},
                       slice_at(place)});
     } else if (!entry.tensor.is_nested()) {
-      list.push_back(parallel::whole_part(entry));
+      list.push_back(kinds.whole_part(entry));
     }
   }
   return list;
@@ -258,23 +259,6 @@ std::map<std::string, at::Tensor> ShardedState::state_dict() {
     for (const std::string& name : names) named[name] = whole;
   }
   return named;
-}
-
-std::vector<at::Tensor> ShardedState::gather_parts(const std::vector<at::Tensor>& parts) {
-  check(parts.size() == places_.size(), "gather_parts: expected {} parts, found {}", places_.size(),
-        parts.size());
-  std::vector<at::Tensor> wholes(parts.size());
-  for (const auto& unit : residency->units()) {
-    std::vector<at::Tensor> of_unit(unit->slices().size());
-    for (std::size_t i = 0; i < places_.size(); ++i)
-      if (places_[i].unit == unit.get())
-        of_unit[static_cast<std::size_t>(places_[i].number)] = parts[i];
-    of_unit = sharded::gather_parts(*unit, groups.gather, of_unit);
-    for (std::size_t i = 0; i < places_.size(); ++i)
-      if (places_[i].unit == unit.get())
-        wholes[i] = of_unit[static_cast<std::size_t>(places_[i].number)];
-  }
-  return wholes;
 }
 
 void ShardedState::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {

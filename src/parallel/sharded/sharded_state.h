@@ -42,7 +42,6 @@ class ShardedState final : public HandleState {
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
   void before_load() override;
   void after_load() override;
-  [[nodiscard]] std::vector<at::Tensor> gather_parts(const std::vector<at::Tensor>& parts) override;
 
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override;

@@ -55,7 +55,7 @@ void run_case(const std::string& name, bool find_unused, const std::vector<Step>
           .backward();
     }
     if (!group.is_root()) return;
-    for (const auto& [parameter, tensor, aliases, slice] : ddp.named_parameters()) {
+    for (const auto& [parameter, tensor, aliases, slice, kind] : ddp.named_parameters()) {
       auto& list = results[name + " " + parameter];
       if (!tensor.grad().defined()) continue;
       at::Tensor flat = tensor.grad().contiguous().flatten();

@@ -21,9 +21,11 @@ namespace lockstep::test {
 
 class MemoryLimit {
  public:
-  explicit MemoryLimit(std::int64_t bytes) {
+  // One of several has a number of its own.
+  explicit MemoryLimit(std::int64_t bytes, int number = 0) {
     for (const char* root : {"/sys/fs/cgroup/memory", "/sys/fs/cgroup"}) {
-      folder_ = std::filesystem::path(root) / ("lockstep-test-" + std::to_string(::getpid()));
+      folder_ = std::filesystem::path(root) /
+                ("lockstep-test-" + std::to_string(::getpid()) + "-" + std::to_string(number));
       std::error_code error;
       if (!std::filesystem::create_directory(folder_, error)) continue;
       for (const char* name : {"memory.limit_in_bytes", "memory.max"})

@@ -1,8 +1,16 @@
-// What ranks keep beside their slices becomes whole tensors on rank 0, and slices again.
+// Whole tensors are cut into the ranks' slices, and put together again.
 #include "parallel/sharded/pair.h"
 
 namespace lockstep::test {
 namespace {
+
+// All ranks' parts of one whole, which do not overlap.
+at::Tensor put_together(const at::Tensor& part, const NamedPart& named, Group group) {
+  at::Tensor whole = at::zeros(named.slice.sizes);
+  paste_part(part, named, whole);
+  group.all_reduce(whole).wait();
+  return whole;
+}
 
 class Parts : public OnEveryLevel {};
 
@@ -20,14 +28,10 @@ TEST_P(Parts, AreCutAndGatheredWithoutLoss) {
       parts.push_back(cut_part(whole_of(i, named[i].slice.sizes), named[i]));
       EXPECT_EQ(parts.back().sizes(), named[i].tensor.sizes()) << named[i].name;
     }
-    parts[1].reset();
-    std::vector<at::Tensor> wholes = pair.sharded->gather_parts(parts);
-    ASSERT_EQ(wholes.size(), named.size());
-    for (std::size_t i = 0; i < named.size(); ++i) {
-      EXPECT_EQ(wholes[i].defined(), group.is_root() && i != 1) << named[i].name;
-      if (wholes[i].defined())
-        EXPECT_TRUE(same_bits(wholes[i], whole_of(i, named[i].slice.sizes))) << named[i].name;
-    }
+    for (std::size_t i = 0; i < named.size(); ++i)
+      EXPECT_TRUE(
+          same_bits(put_together(parts[i], named[i], group), whole_of(i, named[i].slice.sizes)))
+          << named[i].name;
   });
 }
 
@@ -41,25 +45,21 @@ TEST_P(Parts, FollowTheParametersMemory) {
     ShardedModule sharded = fully_shard(conv, group, {.level = GetParam()});
     std::vector<NamedPart> named = sharded.named_parameters();
     EXPECT_TRUE(same_bits(cut_part(values.contiguous(), named[0]), named[0].tensor.detach()));
-    std::vector<at::Tensor> wholes = sharded.gather_parts(sharded.parameters());
-    if (group.is_root()) EXPECT_TRUE(wholes[0].equal(values));
+    EXPECT_TRUE(put_together(named[0].tensor.detach(), named[0], group).equal(values));
   });
 }
 
 TEST_P(Parts, WhatDoesNotFitIsNamed) {
   run([](Pair& pair, Group) {
-    std::vector<at::Tensor> parts = pair.sharded->parameters();
-    parts.pop_back();
-    expect_words(message_of<InvalidArgument>([&] { (void)pair.sharded->gather_parts(parts); }),
-                 {"expected 4 parts", "found 3"});
-    parts.push_back(at::zeros({100}));
-    expect_words(message_of<InvalidArgument>([&] { (void)pair.sharded->gather_parts(parts); }),
-                 {"1.bias", "found 100"});
     NamedPart first = pair.sharded->named_parameters()[0];
     expect_words(message_of<BadInput>([&] {
                    (void)cut_part(at::zeros({4, 6}), first);
                  }),
                  {"0.weight", "[6, 4]", "[4, 6]"});
+    expect_words(message_of<BadInput>([&] {
+                   paste_part(at::zeros({100}), first, at::zeros({6, 4}));
+                 }),
+                 {"0.weight", "found 100"});
   });
 }
 

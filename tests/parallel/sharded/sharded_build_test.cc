@@ -89,7 +89,7 @@ TEST(ShardedBuild, HoldsOnePartAtATime) {
     });
     auto sharded = build.finish(net);
     std::int64_t count = 0;
-    for (const auto& [name, tensor, aliases, slice] : sharded.named_parameters())
+    for (const auto& [name, tensor, aliases, slice, kind] : sharded.named_parameters())
       count += c10::multiply_integers(slice.sizes);
     // A quarter, and padding.
     EXPECT_LT(sharded.memory().shards, count * 4 / 4 + 4 * 64 * 4);

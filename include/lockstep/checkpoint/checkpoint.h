@@ -1,0 +1,111 @@
+// Saving and going on, for any loop and any strategy: no rank ever holds the whole model or the
+// whole optimizer state, neither here nor there.
+//
+//   std::int64_t step = 0;
+//   if (auto saved = lockstep::checkpoint::load_latest("out", handle, adamw)) step = saved->step;
+//   while (step < steps) {
+//     ...
+//     adamw.step();
+//     if (++step % 100 == 0) lockstep::checkpoint::save("out", handle, adamw, {.step = step});
+//   }
+//
+// A checkpoint is a folder (lockstep/checkpoint/training_state.h). It does not depend on the ranks
+// that wrote it: it is loaded on any number of ranks, under DistributedDataParallel and
+// fully_shard() at every level, with LibTorch's optimizer or ours, and at the same bits.
+//
+// Every rank writes the elements that it has, each element once: what several ranks have is divided
+// among them. A rank that does not see the folder, because no disk is shared between hosts, sends
+// its parts to rank 0, and gets them from there, 4 MiB at a time. So rank 0 must see the folder.
+//
+// Everything here is collective over handle.group(), between steps, and blocks on the disk. An error
+// of one rank is thrown on all of them as one CommonFailure, the group lives on, and nothing is left
+// of what was being written: older checkpoints stay as they were. (When a rank is lost while it
+// saves, the others get PeerLost. When rank 0 is lost, what it leaves has a name that nobody takes
+// for a checkpoint, and the next save removes it.)
+//
+// Optimizers: Adam, AdamW, SGD, RMSprop and Adagrad of LibTorch and those of lockstep::optim.
+// Another one, such as LBFGS, is refused by name before anything is written. All of the optimizer's
+// parameters must be the handle's. Its hyperparameters are not saved.
+#pragma once
+
+#include <lockstep/checkpoint/training_state.h>
+#include <lockstep/comm/together.h>
+#include <lockstep/parallel/handle.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+#pragma GCC visibility push(default)
+
+namespace torch::optim {
+class Optimizer;
+}
+namespace lockstep::optim {
+class GradScaler;
+class Scheduler;
+}  // namespace lockstep::optim
+
+namespace lockstep::checkpoint {
+
+struct SaveOptions {
+  // Saved beside the optimizer; null: there is none.
+  const optim::Scheduler* scheduler = nullptr;
+  const optim::GradScaler* scaler = nullptr;
+  std::int64_t keep = 0;      // how many checkpoints stay in the folder; 0: all
+  Metadata description = {};  // goes into the metadata of model.safetensors
+};
+
+// Writes OUT/step-00000100 of state.step, with the random states of all ranks (LibTorch's default
+// generator on the CPU), and returns its path. OUT is made when it is not there. Rank 0's state and
+// options count. A step that is there already is never overwritten.
+//
+// Buffers are rank 0's. Tensors that the handle ignores are each rank's own, and saved for each.
+std::filesystem::path save(const std::filesystem::path& out, const Handle& handle,
+                           const torch::optim::Optimizer& optimizer, const TrainingState& state,
+                           const SaveOptions& options = {});
+
+struct LoadOptions {
+  // Given exactly when the checkpoint has a state for it: what would be forgotten is an error.
+  optim::Scheduler* scheduler = nullptr;
+  optim::GradScaler* scaler = nullptr;
+  // Read all of the checkpoint once more and compare each tensor with its checksum.
+  bool verify = true;
+};
+
+// Gives the model, the optimizer and the others the values of a checkpoint's folder, and returns
+// what was saved beside them. Random generators go on where they were when as many ranks load as
+// saved (TrainingState::ranks); otherwise they stay as they are.
+//
+// Everything is checked before anything is changed: each name, shape and dtype, and the checksums.
+// Only where the disk fails after that, model and optimizer are left without meaning.
+TrainingState load(const std::filesystem::path& folder, Handle& handle,
+                   torch::optim::Optimizer& optimizer, const LoadOptions& options = {});
+
+// The newest checkpoint in `out`, as rank 0 sees it. Nothing is done when there is none.
+std::optional<TrainingState> load_latest(const std::filesystem::path& out, Handle& handle,
+                                         torch::optim::Optimizer& optimizer,
+                                         const LoadOptions& options = {});
+
+// What was saved beside model and optimizer, as rank 0 reads it.
+[[nodiscard]] TrainingState read_training_state(Group& group, const std::filesystem::path& folder);
+
+struct ModelOptions {
+  Metadata metadata = {};
+  // A tied weight stands in the file under each of its names, as PyTorch's state_dict() has it, and
+  // not once.
+  bool aliases = false;
+};
+
+// The model alone, as one safetensors file under the names of Python's state_dict(). `path` is
+// replaced at the end, when the whole of the new one has reached the disk.
+void save_model(const std::filesystem::path& path, const Handle& handle,
+                const ModelOptions& options = {});
+
+// From such a file, or one that Python wrote, with the same names, shapes and dtypes. Tied weights
+// may have any of their names; under several they must have equal values.
+void load_model(const std::filesystem::path& path, Handle& handle, bool verify = true);
+
+}  // namespace lockstep::checkpoint
+
+#pragma GCC visibility pop

@@ -1,0 +1,50 @@
+#include "checkpoint/header_checksums.h"
+
+#include "base/check.h"
+#include "base/visible.h"
+
+#include <string_view>
+
+namespace lockstep::checkpoint {
+namespace {
+
+constexpr std::string_view key_begin = "crc32.";
+
+std::string checksum_key(const std::string& tensor) { return formatted("{}{}", key_begin, tensor); }
+
+}  // namespace
+
+std::string checksum_text(std::uint32_t checksum) { return formatted("{:08x}", checksum); }
+
+void check_metadata(const Metadata& metadata) {
+  for (const auto& [key, value] : metadata)
+    check(!key.starts_with(key_begin),
+          "write_safetensors: metadata '{}': names in {} are checksums", visible(key), key_begin);
+}
+
+void add_checksums(SafetensorsHeader& header, std::span<const std::uint32_t> checksums) {
+  for (std::size_t i = 0; i < header.entries.size(); ++i)
+    header.metadata[checksum_key(header.entries[i].name)] = checksum_text(checksums[i]);
+}
+
+const std::string* checksum_in(const SafetensorsHeader& header, const TensorEntry& entry) {
+  auto found = header.metadata.find(checksum_key(entry.name));
+  return found == header.metadata.end() ? nullptr : &found->second;
+}
+
+void compare_checksum(const SafetensorsHeader& header, const TensorEntry& entry,
+                      std::uint32_t found) {
+  const std::string* expected = checksum_in(header, entry);
+  if (expected == nullptr) return;
+  check_input(checksum_text(found) == *expected,
+              "tensor '{}' is damaged: expected {} bytes with crc32 {}, found {}",
+              visible(entry.name), entry.end - entry.begin, visible(*expected, 16),
+              checksum_text(found));
+}
+
+Metadata without_checksums(Metadata metadata) {
+  std::erase_if(metadata, [](const auto& item) { return item.first.starts_with(key_begin); });
+  return metadata;
+}
+
+}  // namespace lockstep::checkpoint

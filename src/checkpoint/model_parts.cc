@@ -1,0 +1,173 @@
+#include "checkpoint/model_parts.h"
+
+#include "base/check.h"
+#include "base/visible.h"
+
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+
+namespace lockstep::checkpoint {
+namespace {
+
+void check_dense(const NamedPart& part) {
+  bool is_dense = part.tensor.layout() == at::kStrided && !part.tensor.is_quantized();
+  check(is_dense, "{} cannot be saved: expected a dense tensor, found {}", visible(part.name),
+        part.tensor.toString());
+}
+
+FilePart file_part(const std::string& name, const NamedPart& part) {
+  return {.what = {.name = name,
+                   .dtype = part.tensor.scalar_type(),
+                   .slice = part.slice,
+                   .is_replaced = part.kind == PartKind::buffer},
+          .values = [tensor = part.tensor] { return tensor; }};
+}
+
+std::string name_on(int rank, const std::string& name) {
+  return formatted("rank{}.{}", rank, name);
+}
+
+std::vector<std::string> names_of(const NamedPart& part) {
+  std::vector<std::string> names = {part.name};
+  names.insert(names.end(), part.aliases.begin(), part.aliases.end());
+  return names;
+}
+
+void check_entry(const NamedPart& part, const std::string& name, const TensorEntry& entry) {
+  check_input(entry.shape == part.slice.sizes,
+              "loading a model: {}: expected shape [{}], found [{}]", visible(name),
+              listed(part.slice.sizes, ", "), listed(entry.shape, ", "));
+  check_input(entry.dtype == part.tensor.scalar_type(), "{}: expected dtype {}, found {}",
+              visible(name), c10::toString(part.tensor.scalar_type()), c10::toString(entry.dtype));
+}
+
+// The names that the file has for a part, at least one.
+std::vector<std::string> names_in(const PartsReader& file, const NamedPart& part) {
+  std::vector<std::string> names = names_of(part);
+  std::erase_if(names, [&](const std::string& name) { return file.find(name) == nullptr; });
+  check_input(!names.empty(), "loading a model: expected a tensor named {}, found none",
+              visible(part.name));
+  return names;
+}
+
+void check_all_known(const PartsReader& file, const std::set<std::string>& known) {
+  for (const TensorEntry& entry : file.header().entries)
+    check_input(known.contains(entry.name),
+                "loading a model: found a tensor named {} that the model does not have",
+                visible(entry.name));
+}
+
+bool has_ignored(const std::vector<NamedPart>& state) {
+  return std::ranges::find(state, PartKind::ignored, &NamedPart::kind) != state.end();
+}
+
+// Under one of its names the part is filled; under the others values are only compared.
+void read_parts(const std::vector<NamedPart>& state, PartsReader& model) {
+  std::vector<PartToFill> parts, copies;
+  std::vector<const NamedPart*> tied;
+  for (const NamedPart& part : state) {
+    if (part.kind == PartKind::ignored) continue;
+    std::vector<std::string> names = names_in(model, part);
+    parts.push_back({names.front(), part.slice, part.tensor});
+    for (std::size_t i = 1; i < names.size(); ++i) {
+      copies.push_back({names[i], part.slice, at::empty_like(part.tensor)});
+      tied.push_back(&part);
+    }
+  }
+  model.read(parts);
+  model.read(copies);
+  together(model.group(), [&] {
+    for (std::size_t i = 0; i < copies.size(); ++i)
+      model.in_file([&] {
+        check_input(copies[i].tensor.equal(tied[i]->tensor),
+                    "loading a model: {} is tied to {}: expected equal values, found different "
+                    "ones",
+                    visible(copies[i].name), visible(tied[i]->name));
+      });
+  });
+}
+
+void read_ignored(const std::vector<NamedPart>& state, PartsReader& ignored) {
+  std::vector<PartToFill> parts;
+  for (const NamedPart& part : state)
+    if (part.kind == PartKind::ignored)
+      parts.push_back({name_on(ignored.group().rank(), part.name), part.slice, part.tensor});
+  ignored.read(parts);
+}
+
+}  // namespace
+
+std::vector<FilePart> model_parts(const std::vector<NamedPart>& state, bool aliases) {
+  std::vector<FilePart> parts;
+  for (const NamedPart& part : state) {
+    check_dense(part);
+    if (part.kind == PartKind::ignored) continue;
+    parts.push_back(file_part(part.name, part));
+    if (!aliases) continue;
+    for (const std::string& name : part.aliases) parts.push_back(file_part(name, part));
+  }
+  return parts;
+}
+
+std::vector<FilePart> ignored_parts(const std::vector<NamedPart>& state, int rank) {
+  std::vector<FilePart> parts;
+  for (const NamedPart& part : state)
+    if (part.kind == PartKind::ignored) parts.push_back(file_part(name_on(rank, part.name), part));
+  return parts;
+}
+
+void check_model_fits(const std::vector<NamedPart>& state, const PartsReader& file) {
+  file.in_file([&] {
+    std::set<std::string> known;
+    for (const NamedPart& part : state) {
+      if (part.kind == PartKind::ignored) continue;
+      for (const std::string& name : names_in(file, part)) {
+        check_entry(part, name, *file.find(name));
+        known.insert(name);
+      }
+    }
+    check_all_known(file, known);
+  });
+}
+
+void check_ignored_fit(const std::vector<NamedPart>& state, const PartsReader* file,
+                       const Group& group) {
+  if (file == nullptr) {
+    check_input(!has_ignored(state),
+                "the handle ignores tensors, and the checkpoint has none that were ignored");
+    return;
+  }
+  file->in_file([&] {
+    std::set<std::string> known;
+    for (int rank = 0; rank < group.size(); ++rank)
+      for (const NamedPart& part : state) {
+        if (part.kind != PartKind::ignored) continue;
+        std::string name = name_on(rank, part.name);
+        const TensorEntry* entry = file->find(name);
+        check_input(entry != nullptr,
+                    "expected a tensor named {}, found none: what the handle ignores is each "
+                    "rank's own, and there must be as many ranks as saved it",
+                    visible(name));
+        check_entry(part, name, *entry);
+        known.insert(std::move(name));
+      }
+    check_all_known(*file, known);
+  });
+}
+
+// In the last of the handle's calls, so that all ranks read together.
+void read_model(Handle& handle, PartsReader& model, PartsReader* ignored) {
+  std::size_t count = handle.state_parts().size();
+  std::vector<NamedPart> state;
+  handle.load_state_parts([&](const NamedPart& part) {
+    state.push_back(part);
+    if (state.size() < count) return;
+    read_parts(state, model);
+    if (ignored != nullptr) read_ignored(state, *ignored);
+  });
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,30 @@
+// The model of a handle as parts of a file's tensors, both ways.
+#pragma once
+
+#include "checkpoint/file_part.h"
+#include "checkpoint/parts_reader.h"
+
+#include <lockstep/parallel/handle.h>
+
+#include <string>
+#include <vector>
+
+namespace lockstep::checkpoint {
+
+// Local: what this rank has of parameters and buffers, but for ignored ones; with `aliases` under
+// each of their names. InvalidArgument for a tensor that is not dense.
+[[nodiscard]] std::vector<FilePart> model_parts(const std::vector<NamedPart>& state, bool aliases);
+// The same of ignored tensors, under names of this rank's own.
+[[nodiscard]] std::vector<FilePart> ignored_parts(const std::vector<NamedPart>& state, int rank);
+
+// Local. BadInput unless the file has exactly the tensors that model_parts() gives, some of them
+// perhaps under other names too, in their shapes and dtypes; and those of all `ranks` that
+// ignored_parts() gives, if there are any (`file` is null: there is no such file).
+void check_model_fits(const std::vector<NamedPart>& state, const PartsReader& file);
+void check_ignored_fit(const std::vector<NamedPart>& state, const PartsReader* file,
+                       const Group& group);
+
+// Collective: fills the handle's parts. `ignored` is null where there are none.
+void read_model(Handle& handle, PartsReader& model, PartsReader* ignored);
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,169 @@
+#include "checkpoint/optimizer_fields.h"
+
+#include "base/check.h"
+#include "base/visible.h"
+#include "optim/state_fields.h"
+
+#include <lockstep/checkpoint/optimizer_state.h>
+
+#include <ATen/ops/scalar_tensor.h>
+#include <c10/util/Type.h>
+
+#include <cstdint>
+#include <typeinfo>
+#include <utility>
+
+namespace lockstep::checkpoint {
+namespace {
+
+using namespace torch::optim;
+
+constexpr const char* master = "master_parameter";
+
+// Which fields there must and may be, and whether a state is there before the first step.
+struct Rules {
+  std::set<std::string> required;
+  std::set<std::string> allowed;  // besides
+  bool from_the_beginning = false;
+};
+
+template <class Options>
+Rules adam_rules(const Options& options) {
+  Rules rules{.required = {"step", "exp_avg", "exp_avg_sq"}, .allowed = {master}};
+  (options.amsgrad() ? rules.required : rules.allowed).insert("max_exp_avg_sq");
+  return rules;
+}
+
+Rules rms_rules(const RMSpropOptions& options) {
+  Rules rules{.required = {"step", "square_avg"}, .allowed = {}};
+  (options.momentum() > 0 ? rules.required : rules.allowed).insert("momentum_buffer");
+  (options.centered() ? rules.required : rules.allowed).insert("grad_avg");
+  return rules;
+}
+
+std::optional<Rules> rules_for(const OptimizerOptions& options) {
+  if (auto* adamw = dynamic_cast<const AdamWOptions*>(&options)) return adam_rules(*adamw);
+  if (auto* adam = dynamic_cast<const AdamOptions*>(&options)) return adam_rules(*adam);
+  if (auto* rms = dynamic_cast<const RMSpropOptions*>(&options)) return rms_rules(*rms);
+  if (dynamic_cast<const AdagradOptions*>(&options) != nullptr)
+    return Rules{.required = {"step", "sum"}, .allowed = {}, .from_the_beginning = true};
+  if (dynamic_cast<const SGDOptions*>(&options) != nullptr)
+    return Rules{.required = {}, .allowed = {"momentum_buffer", master, "step"}};
+  return std::nullopt;
+}
+
+std::string shown_key(const std::string& parameter, const std::string& field) {
+  return visible(optimizer_key(parameter, field));
+}
+
+// A state is kept as its parameter is, or as float32.
+bool is_dtype_of(const std::string& field, at::ScalarType found, at::ScalarType parameter) {
+  if (field == "step") return found == at::kLong;
+  if (field == master) return found == at::kFloat;
+  return found == parameter || (found == at::kFloat && at::isFloatingType(parameter));
+}
+
+void check_field(const std::string& shown, const std::string& field, const FieldShape& found,
+                 at::ScalarType parameter, at::IntArrayRef sizes) {
+  at::IntArrayRef expected = field == "step" ? at::IntArrayRef() : sizes;
+  check_input(found.sizes == expected, "checkpoint's {}: expected shape [{}], found [{}]", shown,
+              listed(expected, ", "), listed(found.sizes, ", "));
+  check_input(is_dtype_of(field, found.dtype, parameter),
+              "checkpoint's {}: expected dtype {}, found {}", shown,
+              c10::toString(field == "step"   ? at::kLong
+                            : field == master ? at::kFloat
+                                              : parameter),
+              c10::toString(found.dtype));
+}
+
+std::optional<std::int64_t> step_in(const OptimizerParamState& state) {
+  if (auto* adamw = dynamic_cast<const AdamWParamState*>(&state)) return adamw->step();
+  if (auto* adam = dynamic_cast<const AdamParamState*>(&state)) return adam->step();
+  if (auto* rms = dynamic_cast<const RMSpropParamState*>(&state)) return rms->step();
+  if (auto* adagrad = dynamic_cast<const AdagradParamState*>(&state)) return adagrad->step();
+  return std::nullopt;
+}
+
+template <class State>
+std::unique_ptr<OptimizerParamState> with_step(std::unique_ptr<State> state, const Fields& fields) {
+  state->step(fields.at("step").template item<std::int64_t>());
+  return state;
+}
+
+// Of lockstep::optim's types where there is one, which LibTorch's optimizers take as their own.
+std::unique_ptr<OptimizerParamState> empty_state(const OptimizerOptions& options,
+                                                 const Fields& fields) {
+  if (dynamic_cast<const AdamWOptions*>(&options) != nullptr)
+    return with_step(std::make_unique<optim::AdamWState>(), fields);
+  if (dynamic_cast<const AdamOptions*>(&options) != nullptr)
+    return with_step(std::make_unique<optim::AdamState>(), fields);
+  if (dynamic_cast<const RMSpropOptions*>(&options) != nullptr)
+    return with_step(std::make_unique<RMSpropParamState>(), fields);
+  if (dynamic_cast<const AdagradOptions*>(&options) != nullptr)
+    return with_step(std::make_unique<AdagradParamState>(), fields);
+  auto sgd = std::make_unique<optim::SGDState>();
+  if (auto found = fields.find("step"); found != fields.end())
+    sgd->step = found->second.item<std::int64_t>();
+  return sgd;
+}
+
+}  // namespace
+
+GroupOptions::GroupOptions(const Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups()) {
+    check(rules_for(group.options()).has_value(),
+          "a checkpoint cannot hold the state of {}: expected an optimizer that keeps its state "
+          "element by element of each parameter: Adam, AdamW, RMSprop, Adagrad or SGD",
+          c10::demangle(typeid(optimizer).name()));
+    for (const at::Tensor& parameter : group.params())
+      options_.emplace(parameter.unsafeGetTensorImpl(), &group.options());
+  }
+}
+
+const OptimizerOptions* GroupOptions::find(const at::Tensor& parameter) const {
+  auto found = options_.find(parameter.unsafeGetTensorImpl());
+  return found == options_.end() ? nullptr : found->second;
+}
+
+Fields fields_of(const OptimizerParamState& state) {
+  if (auto* ours = dynamic_cast<const optim::ExtraState*>(&state)) return ours->plain_fields();
+  Fields fields;
+  // The tensors are only looked at.
+  for (const optim::StateField& field : optim::fields_of(const_cast<OptimizerParamState&>(state)))
+    if (field.values->defined()) fields.emplace(field.name, *field.values);
+  if (auto step = step_in(state)) fields["step"] = at::scalar_tensor(*step, at::kLong);
+  return fields;
+}
+
+void check_fields(const std::string& parameter, const at::Tensor& tensor, at::IntArrayRef sizes,
+                  const std::map<std::string, FieldShape>& fields,
+                  const OptimizerOptions& options) {
+  const Rules rules = rules_for(options).value();
+  if (fields.empty() && !rules.from_the_beginning) return;
+  for (const std::string& name : rules.required)
+    check_input(fields.contains(name), "checkpoint has no {}", shown_key(parameter, name));
+  for (const auto& [name, shape] : fields) {
+    check_input(rules.required.contains(name) || rules.allowed.contains(name),
+                "checkpoint has {}, which this optimizer does not keep",
+                shown_key(parameter, name));
+    check_field(shown_key(parameter, name), name, shape, tensor.scalar_type(), sizes);
+  }
+}
+
+void check_step(const std::string& parameter, const at::Tensor& step) {
+  check_input(step.item<std::int64_t>() >= 0, "checkpoint's {}: expected at least 0, found {}",
+              shown_key(parameter, "step"), step.item<std::int64_t>());
+}
+
+std::unique_ptr<OptimizerParamState> make_state(const OptimizerOptions& options, Fields fields) {
+  std::unique_ptr<OptimizerParamState> state = empty_state(options, fields);
+  for (const optim::StateField& field : optim::fields_of(*state))
+    if (auto found = fields.find(std::string(field.name)); found != fields.end())
+      *field.values = std::move(found->second);
+  if (auto* ours = dynamic_cast<optim::ExtraState*>(state.get()))
+    if (auto found = fields.find(master); found != fields.end())
+      ours->master_parameter = std::move(found->second);
+  return state;
+}
+
+}  // namespace lockstep::checkpoint

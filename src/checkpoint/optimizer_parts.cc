@@ -1,0 +1,191 @@
+#include "checkpoint/optimizer_parts.h"
+
+#include "base/check.h"
+#include "base/visible.h"
+#include "checkpoint/optimizer_fields.h"
+
+#include <lockstep/checkpoint/optimizer_state.h>
+#include <lockstep/comm/together.h>
+#include <lockstep/dispatch/part.h>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <memory>
+#include <string_view>
+#include <utility>
+
+namespace lockstep::checkpoint {
+namespace {
+
+constexpr const char* step_field = "step";
+
+void check_parameters(const GroupOptions& groups, const std::vector<NamedPart>& parameters) {
+  std::size_t found = 0;
+  for (const NamedPart& part : parameters) found += groups.find(part.tensor) != nullptr ? 1 : 0;
+  check(found == groups.size(),
+        "checkpoint: the optimizer has {} parameters that are not the handle's: expected one that "
+        "is made on handle.parameters()",
+        groups.size() - found);
+}
+
+// The fields of the parameter that was looked at last: small formats are widened once for all.
+class LatestFields {
+ public:
+  LatestFields(const torch::optim::Optimizer& optimizer, std::shared_ptr<optim::StateMemory> memory)
+      : optimizer_(optimizer), memory_(std::move(memory)) {}
+
+  const Fields& of(const at::Tensor& parameter) {
+    void* key = parameter.unsafeGetTensorImpl();
+    if (key == key_) return fields_;
+    if (memory_)
+      for (const auto& [name, value] : fields_) memory_->has_used(value);
+    fields_.clear();
+    key_ = key;
+    auto state = optimizer_.state().find(key);
+    if (state != optimizer_.state().end()) fields_ = fields_of(*state->second);
+    return fields_;
+  }
+
+ private:
+  const torch::optim::Optimizer& optimizer_;
+  const std::shared_ptr<optim::StateMemory> memory_;
+  void* key_ = nullptr;
+  Fields fields_;
+};
+
+layout::TensorSlice slice_of(const std::string& field, const NamedPart& parameter) {
+  return field == step_field ? layout::whole_slice({}) : parameter.slice;
+}
+
+// field -> what the file has for it.
+std::map<std::string, const TensorEntry*> fields_in(const PartsReader& file,
+                                                    const std::string& parameter) {
+  std::map<std::string, const TensorEntry*> fields;
+  std::string prefix = optimizer_key(parameter);
+  const auto& names = file.by_name();
+  for (auto item = names.lower_bound(prefix);
+       item != names.end() && item->first.starts_with(prefix); ++item) {
+    std::string field = item->first.substr(prefix.size());
+    bool is_of_another = field.find('.') != std::string::npos;  // "fc" has a module "fc.sub"
+    if (!is_of_another) fields[field] = file.find(item->first);
+  }
+  return fields;
+}
+
+}  // namespace
+
+std::vector<FilePart> optimizer_parts(const torch::optim::Optimizer& optimizer,
+                                      const Handle& handle) {
+  const GroupOptions groups(optimizer);
+  std::vector<NamedPart> parameters = handle.named_parameters();
+  check_parameters(groups, parameters);
+  auto latest = std::make_shared<LatestFields>(optimizer, handle.state_memory());
+  std::vector<FilePart> parts;
+  for (const NamedPart& parameter : parameters)
+    for (const auto& [field, value] : latest->of(parameter.tensor))
+      parts.push_back({.what = {.name = optimizer_key(parameter.name, field),
+                                .dtype = value.scalar_type(),
+                                .slice = slice_of(field, parameter)},
+                       .values = [latest, tensor = parameter.tensor, name = field] {
+                         return dispatch::values_of(latest->of(tensor).at(name));
+                       }});
+  return parts;
+}
+
+struct OptimizerReading::Kept {
+  NamedPart parameter;
+  const torch::optim::OptimizerOptions* options = nullptr;
+  std::map<std::string, const TensorEntry*> entries;
+  Fields fields;
+
+  void add(const std::string& field, at::Tensor tensor, std::vector<PartToFill>& to_fill) {
+    to_fill.push_back({optimizer_key(parameter.name, field), slice_of(field, parameter), tensor});
+    fields[field] = std::move(tensor);
+  }
+
+  // As the parameter lies, in ordinary memory or where the handle wants state to be.
+  [[nodiscard]] at::Tensor empty_field(at::ScalarType dtype, optim::StateMemory* memory) const {
+    at::Tensor like = dispatch::values_of(parameter.tensor).detach();
+    if (memory != nullptr && like.is_cpu() && like.is_contiguous())
+      return memory->zeros(like.numel(), dtype).view(like.sizes());
+    return at::empty_like(like, like.options().dtype(dtype).requires_grad(false));
+  }
+};
+
+OptimizerReading::OptimizerReading(torch::optim::Optimizer& optimizer, const Handle& handle,
+                                   PartsReader& file)
+    : optimizer_(optimizer), handle_(handle), file_(file) {
+  together(file_.group(), [&] {
+    const GroupOptions groups(optimizer_);
+    std::vector<NamedPart> parameters = handle_.named_parameters();
+    check_parameters(groups, parameters);
+    for (NamedPart& parameter : parameters) {
+      auto entries = fields_in(file_, parameter.name);
+      kept_.push_back({parameter, groups.find(parameter.tensor), std::move(entries), {}});
+    }
+    file_.in_file([&] { check(); });
+  });
+  read_steps();
+}
+
+OptimizerReading::~OptimizerReading() = default;
+
+void OptimizerReading::check() const {
+  std::size_t known = 0;
+  for (const Kept& one : kept_) {
+    check_input(one.options != nullptr || one.entries.empty(),
+                "checkpoint has the state of {}, which is not a parameter of this optimizer",
+                visible(one.parameter.name));
+    if (one.options == nullptr) continue;
+    std::map<std::string, FieldShape> shapes;
+    for (const auto& [field, entry] : one.entries) shapes[field] = {entry->dtype, entry->shape};
+    check_fields(one.parameter.name, one.parameter.tensor, one.parameter.slice.sizes, shapes,
+                 *one.options);
+    known += one.entries.size();
+  }
+  if (known == file_.header().entries.size()) return;
+  std::set<std::string> ours;
+  for (const Kept& one : kept_)
+    for (const auto& [field, entry] : one.entries) ours.insert(entry->name);
+  for (const TensorEntry& entry : file_.header().entries)
+    check_input(ours.contains(entry.name),
+                "checkpoint has '{}', which belongs to no parameter of this model",
+                visible(entry.name));
+}
+
+// A few bytes each, so they are looked at before anything is changed.
+void OptimizerReading::read_steps() {
+  std::vector<PartToFill> to_fill;
+  for (Kept& one : kept_)
+    if (one.entries.contains(step_field)) one.add(step_field, at::empty({}, at::kLong), to_fill);
+  file_.read(to_fill);
+  together(file_.group(), [&] {
+    file_.in_file([&] {
+      for (const Kept& one : kept_)
+        if (auto step = one.fields.find(step_field); step != one.fields.end())
+          check_step(one.parameter.name, step->second);
+    });
+  });
+}
+
+void OptimizerReading::read() {
+  optimizer_.state().clear();  // so that old and new are not there together
+  std::shared_ptr<optim::StateMemory> memory = handle_.state_memory();
+  std::vector<PartToFill> to_fill;
+  together(file_.group(), [&] {
+    for (Kept& one : kept_)
+      for (const auto& [field, entry] : one.entries)
+        if (field != step_field)
+          one.add(field, one.empty_field(entry->dtype, memory.get()), to_fill);
+  });
+  file_.read(to_fill, [&](const PartToFill& part) {
+    if (memory) memory->has_used(part.tensor);
+  });
+  for (Kept& one : kept_)
+    if (!one.fields.empty())
+      optimizer_.state()[one.parameter.tensor.unsafeGetTensorImpl()] =
+          make_state(*one.options, std::move(one.fields));
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,145 @@
+#include "checkpoint/write_plan.h"
+
+#include "base/check.h"
+#include "base/visible.h"
+#include "checkpoint/dtype_names.h"
+#include "checkpoint/header_checksums.h"
+#include "layout/transfers.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+
+namespace lockstep::checkpoint {
+namespace {
+
+constexpr std::int64_t divided_from_bytes = std::int64_t{256} << 10;
+
+// The ranks that have one slice of a tensor.
+struct Copies {
+  const PartDescription* part = nullptr;
+  std::vector<int> ranks;
+};
+
+struct PlannedTensor {
+  const PartDescription* first = nullptr;
+  int first_rank = 0;
+  std::vector<Copies> slices;
+};
+
+void add(PlannedTensor& tensor, const PartDescription& part, int rank) {
+  if (tensor.first == nullptr) {
+    tensor.first = &part;
+    tensor.first_rank = rank;
+  }
+  check(part.dtype == tensor.first->dtype && part.slice.sizes == tensor.first->slice.sizes,
+        "{} cannot be saved: rank {} has {} [{}] of it, rank {} has {} [{}]", visible(part.name),
+        tensor.first_rank, c10::toString(tensor.first->dtype),
+        listed(tensor.first->slice.sizes, ", "), rank, c10::toString(part.dtype),
+        listed(part.slice.sizes, ", "));
+  auto same = std::ranges::find_if(
+      tensor.slices, [&](const Copies& copies) { return copies.part->slice == part.slice; });
+  if (same == tensor.slices.end()) {
+    tensor.slices.push_back({&part, {rank}});
+  } else if (!part.is_replaced) {
+    same->ranks.push_back(rank);
+  }
+}
+
+// Large elements first, so that each tensor begins at a multiple of its own element size; then by
+// name.
+std::vector<const PlannedTensor*> in_file_order(
+    const std::map<std::string, PlannedTensor>& tensors) {
+  std::vector<const PlannedTensor*> order;
+  for (const auto& [name, tensor] : tensors) order.push_back(&tensor);
+  std::ranges::stable_sort(order, std::greater{}, [](const PlannedTensor* tensor) {
+    return c10::elementSize(tensor->first->dtype);
+  });
+  return order;
+}
+
+class Planner {
+ public:
+  Planner(WritePlan& plan, const std::vector<bool>& wanted)
+      : plan_(plan), wanted_(wanted), bytes_(wanted.size()) {}
+
+  void add(const PlannedTensor& tensor) {
+    const PartDescription& first = *tensor.first;
+    element_ = static_cast<std::int64_t>(c10::elementSize(first.dtype));
+    sources_.clear();
+    holders_.clear();
+    for (const Copies& copies : tensor.slices) divide(copies);
+    const layout::TensorSlice whole = layout::whole_slice(first.slice.sizes);
+    std::vector<layout::BoxTransfer> transfers;
+    try {
+      transfers = layout::transfers(sources_, std::span(&whole, 1));
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(
+          formatted("{} cannot be saved as a whole: {}", visible(first.name), error.what()));
+    }
+    for (layout::BoxTransfer& transfer : transfers) {
+      int holder = holders_[static_cast<std::size_t>(transfer.from)];
+      if (wanted_[static_cast<std::size_t>(holder)])
+        plan_.boxes.push_back({plan_.header.entries.size(), holder, std::move(transfer.box)});
+    }
+    append_entry(first);
+  }
+
+ private:
+  void divide(const Copies& copies) {
+    const layout::TensorSlice& slice = copies.part->slice;
+    std::int64_t count = slice.numel();
+    auto ranks = static_cast<std::int64_t>(copies.ranks.size());
+    if (count * element_ < divided_from_bytes || ranks == 1) {
+      auto load = [&](int rank) { return bytes_[static_cast<std::size_t>(rank)]; };
+      return give(slice, slice.range, *std::ranges::min_element(copies.ranks, {}, load));
+    }
+    for (std::int64_t i = 0; i < ranks; ++i)
+      give(slice,
+           {slice.range.begin + count * i / ranks, slice.range.begin + count * (i + 1) / ranks},
+           copies.ranks[static_cast<std::size_t>(i)]);
+  }
+
+  void give(layout::TensorSlice slice, layout::Range range, int rank) {
+    slice.range = range;
+    bytes_[static_cast<std::size_t>(rank)] += range.length() * element_;
+    sources_.push_back(std::move(slice));
+    holders_.push_back(rank);
+  }
+
+  void append_entry(const PartDescription& part) {
+    std::vector<TensorEntry>& entries = plan_.header.entries;
+    std::uint64_t begin = entries.empty() ? 0 : entries.back().end;
+    auto bytes = static_cast<std::uint64_t>(layout::numel_of(part.slice.sizes) * element_);
+    entries.push_back({part.name, part.dtype, part.slice.sizes, begin, begin + bytes});
+  }
+
+  WritePlan& plan_;
+  const std::vector<bool>& wanted_;
+  std::vector<std::int64_t> bytes_;  // that each rank has to write
+  std::int64_t element_ = 0;
+  std::vector<layout::TensorSlice> sources_;  // of the tensor at hand
+  std::vector<int> holders_;
+};
+
+}  // namespace
+
+WritePlan plan_writing(const std::vector<std::vector<PartDescription>>& by_rank,
+                       const Metadata& metadata, const std::vector<bool>& wanted) {
+  std::map<std::string, PlannedTensor> tensors;
+  for (std::size_t rank = 0; rank < by_rank.size(); ++rank)
+    for (const PartDescription& part : by_rank[rank]) {
+      (void)name_of(part.dtype);
+      add(tensors[part.name], part, static_cast<int>(rank));
+    }
+  WritePlan plan;
+  check_metadata(metadata);
+  plan.header.metadata = metadata;
+  Planner planner(plan, wanted);
+  for (const PlannedTensor* tensor : in_file_order(tensors)) planner.add(*tensor);
+  add_checksums(plan.header, std::vector<std::uint32_t>(plan.header.entries.size()));
+  return plan;
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,35 @@
+// Which rank writes what of a file: each element is written once. Pure, and equal on every rank
+// that has the same lists.
+#pragma once
+
+#include "checkpoint/file_part.h"
+#include "checkpoint/safetensors_header.h"
+
+#include <lockstep/checkpoint/safetensors.h>
+
+#include <cstddef>
+#include <vector>
+
+namespace lockstep::checkpoint {
+
+// A box of a tensor, with the rank from whose part it is taken.
+struct PlannedBox {
+  std::size_t tensor = 0;  // number in the header's entries
+  int holder = 0;
+  layout::Box box;
+};
+
+struct WritePlan {
+  SafetensorsHeader header;       // with a checksum of zeros for each tensor
+  std::vector<PlannedBox> boxes;  // of the ranks that were asked for, by tensor
+};
+
+// `by_rank`: each rank's parts. Where several ranks have the same slice, a large one is divided
+// among them evenly, and small ones go to the rank that has the fewest bytes so far; of a slice
+// that is_replaced, to the lowest rank. `wanted[rank]`: whether its boxes go into the plan.
+// InvalidArgument names a tensor of which ranks have different dtypes or sizes, whose elements not
+// all are there, or that cannot stand in a file.
+[[nodiscard]] WritePlan plan_writing(const std::vector<std::vector<PartDescription>>& by_rank,
+                                     const Metadata& metadata, const std::vector<bool>& wanted);
+
+}  // namespace lockstep::checkpoint

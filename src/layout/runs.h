@@ -1,0 +1,22 @@
+// Runs: boxes of a row-major tensor whose elements lie one after the other, as a file holds them.
+// Pure arithmetic: any thread.
+#pragma once
+
+#include <lockstep/layout/box.h>
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+namespace lockstep::layout {
+
+// Calls action(run) for runs that together are `box`, in the order of a row-major tensor of
+// `sizes`, none with more than `most` elements. InvalidArgument unless `most` is positive and the
+// box lies in the tensor.
+void for_each_run(const Box& box, std::span<const std::int64_t> sizes, std::int64_t most,
+                  const std::function<void(const Box&)>& action);
+
+// How many elements of a row-major tensor of `sizes` come before the first one of `box`.
+[[nodiscard]] std::int64_t first_element(const Box& box, std::span<const std::int64_t> sizes);
+
+}  // namespace lockstep::layout

@@ -1,0 +1,41 @@
+// Of which kind each of a module's tensors is, for state_parts() (lockstep/parallel/handle.h).
+#pragma once
+
+#include "module/state_entries.h"
+#include "module/tensors.h"
+
+#include <lockstep/parallel/handle.h>
+
+#include <span>
+#include <string>
+#include <unordered_map>
+
+namespace lockstep::parallel {
+
+class PartKinds {
+ public:
+  PartKinds(const torch::nn::Module& module, std::span<const std::string> ignored) {
+    modules::ModuleTensors tensors = modules::tensors_of(module, ignored);
+    for (const auto& buffer : tensors.buffers) add(buffer.tensor, PartKind::buffer);
+    for (const at::Tensor& tensor : tensors.ignored) add(tensor, PartKind::ignored);
+  }
+
+  // All of one of the module's tensors, without gradient.
+  [[nodiscard]] NamedPart whole_part(const modules::StateEntry& entry) const {
+    auto found = kinds_.find(entry.tensor.unsafeGetTensorImpl());
+    return {entry.names.front(),
+            entry.tensor.detach(),
+            {entry.names.begin() + 1, entry.names.end()},
+            layout::whole_slice(entry.tensor.sizes()),
+            found == kinds_.end() ? PartKind::parameter : found->second};
+  }
+
+ private:
+  void add(const at::Tensor& tensor, PartKind kind) {
+    kinds_.emplace(tensor.unsafeGetTensorImpl(), kind);
+  }
+
+  std::unordered_map<const void*, PartKind> kinds_;  // of those that are not a plain parameter
+};
+
+}  // namespace lockstep::parallel

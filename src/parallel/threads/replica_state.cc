@@ -1,0 +1,265 @@
+#include "parallel/threads/replica_state.h"
+
+#include "base/check.h"
+#include "base/fingerprint.h"
+#include "base/format.h"
+#include "comm/backend/one_line.h"
+#include "dispatch/thread_generator.h"
+#include "module/state_entries.h"
+#include "parallel/threads/scatter.h"
+#include "parallel/whole_parameters.h"
+
+#include <lockstep/comm/local.h>
+#include <lockstep/module/state_dict.h>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+namespace lockstep::threads {
+namespace {
+
+// The device whose thread this is; -1 in others.
+thread_local int device_of_thread = -1;
+
+std::shared_ptr<torch::nn::Module> not_null(std::shared_ptr<torch::nn::Module> model) {
+  check(model != nullptr, "DataParallel: the model is null");
+  return model;
+}
+
+std::uint64_t draw_seed() {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  std::lock_guard lock(generator.mutex());
+  return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+}
+
+std::string text_of(const std::exception_ptr& problem) {
+  try {
+    std::rethrow_exception(problem);
+  } catch (const c10::Error& error) {
+    return first_line(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return first_line(error.what());
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+bool is_abort(const std::exception_ptr& problem) {
+  try {
+    std::rethrow_exception(problem);
+  } catch (const Aborted&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+[[noreturn]] void throw_failed(const std::string& text, const std::exception_ptr& problem) {
+  try {
+    std::rethrow_exception(problem);
+  } catch (...) {
+    std::throw_with_nested(DeviceFailed(text));
+  }
+}
+
+}  // namespace
+
+ReplicaState::ReplicaState(std::shared_ptr<torch::nn::Module> model,
+                           std::vector<ComputeDevice> devices, const ReplicaOptions& options)
+    : model_(not_null(std::move(model))),
+      team_(std::move(devices)),
+      replicas_(make_replicas(model_, team_.devices(), options)),
+      watch_(*model_, {}, "DataParallel was made") {
+  modules::ModuleTensors tensors = modules::tensors_of(*model_);
+  parameters_ = tensors.parameters;
+  for (const NamedParameter& parameter : tensors.parameters) names_.push_back(parameter.name);
+  for (const modules::NamedBuffer& buffer : tensors.buffers) names_.push_back(buffer.name);
+  for (int i = 0; i < team_.size(); ++i) {
+    const Replica& replica = replicas_[static_cast<std::size_t>(i)];
+    modules_.push_back(replica.module);
+    steps_.push_back(std::make_unique<ReplicaStep>(
+        replica, names_, team_.devices()[static_cast<std::size_t>(i)].device,
+        options.broadcast_buffers));
+  }
+  join_groups();
+  if (team_.size() == 1) return;
+  dispatch::ThreadGenerator::prepare();
+  std::vector<at::Tensor> trained = replicas_.front().parameters;
+  std::erase_if(trained, [](const at::Tensor& one) { return !one.requires_grad(); });
+  hooks_ = std::make_unique<parallel::GradientHooks>(std::move(trained),
+                                                     [this](int i) { on_gradient(i); });
+}
+
+void ReplicaState::on_gradient(int parameter) const {
+  if (device_of_thread <= 0) return;
+  std::vector<std::string> trained;
+  for (const NamedParameter& one : parameters_)
+    if (one.tensor.requires_grad()) trained.push_back(one.name);
+  throw InvalidArgument(formatted(
+      "the replica computes with {} of the model itself: its clone() has kept a module or tensor "
+      "that reset() should make anew",
+      trained[static_cast<std::size_t>(parameter)]));
+}
+
+void ReplicaState::join_groups() {
+  std::vector<Group> groups = local_groups(team_.size(), Duration::max());
+  for (int i = 0; i < team_.size(); ++i)
+    step(i).join(std::exchange(groups[static_cast<std::size_t>(i)], Group()));
+}
+
+void ReplicaState::prepare() {
+  watch_.check();
+  for (std::size_t i = 1; i < replicas_.size(); ++i) {
+    check_as_made(replicas_.front(), replicas_[i], devices().front().device, names_);
+    follow_training_flags(*model_, *replicas_[i].module);
+  }
+}
+
+void ReplicaState::run(const std::function<void(int)>& task) {
+  std::vector<std::exception_ptr> problems = team_.run([&](int i) {
+    device_of_thread = i;
+    task(i);
+  });
+  auto failed = std::ranges::find_if(
+      problems, [](const auto& one) { return one != nullptr && !is_abort(one); });
+  if (failed == problems.end())
+    failed = std::ranges::find_if(problems, [](const auto& one) { return one != nullptr; });
+  if (failed == problems.end()) return;
+  const auto number = static_cast<int>(failed - problems.begin());
+  for (auto& each : steps_) each->clear();
+  join_groups();
+  throw_failed(
+      formatted("DataParallel: {}: {}",
+                describe(devices()[static_cast<std::size_t>(number)], number), text_of(*failed)),
+      *failed);
+}
+
+void ReplicaState::compute(const std::vector<at::Tensor>& inputs,
+                           const std::function<void(int, std::span<const at::Tensor>)>& task) {
+  auto shares = scatter(inputs, team_.size());
+  prepare();
+  const bool alone = team_.size() == 1;
+  const std::uint64_t seed = alone ? 0 : draw_seed();
+  run([&](int i) {
+    std::optional<dispatch::ThreadGenerator> random;
+    if (!alone) random.emplace(fingerprint_of(seed, i));
+    {
+      std::optional<parallel::WaitTime::Scope> waiting;
+      if (i == 0) waiting.emplace(waits_);
+      step(i).take_values();
+    }
+    const auto& rows = shares[static_cast<std::size_t>(i)];
+    if (!rows.empty()) task(i, rows);
+  });
+}
+
+at::Tensor ReplicaState::backward(const Loss& loss, const std::vector<at::Tensor>& inputs) {
+  for (auto& each : steps_) each->clear();
+  // The first device's backward() must not add to what is there: that counts once, and not by rows.
+  std::vector<at::Tensor> before = step(0).take_gradients();
+  try {
+    compute(inputs, [&](int i, std::span<const at::Tensor> rows) {
+      step(i).compute([&](std::span<const at::Tensor> here) { return loss(i, here); }, rows);
+    });
+    reduce();
+  } catch (...) {
+    for (auto& each : steps_) (void)each->take_gradients();
+    step(0).set_gradients(before);
+    throw;
+  }
+  at::Tensor all = step(0).loss();
+  publish(before);
+  for (auto& each : steps_) each->clear();
+  return all;
+}
+
+void ReplicaState::reduce() {
+  double total = 0;
+  for (auto& each : steps_) total += each->weight();
+  check(total > 0,
+        "DataParallel: the losses of all devices have weight 0: there is nothing to mean");
+  std::vector<std::size_t> used;
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (std::ranges::any_of(steps_, [&](const auto& each) { return each->has_gradient(i); }))
+      used.push_back(i);
+  parallel::WaitTime::Scope waiting(waits_);
+  run([&](int i) { step(i).reduce(step(i).weight() * team_.size() / total, used); });
+}
+
+void ReplicaState::publish(const std::vector<at::Tensor>& before) {
+  at::NoGradGuard no_grad;
+  std::vector<at::Tensor> sums = step(0).gradients();
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    if (!before[i].defined()) continue;
+    if (sums[i].defined()) before[i].add_(sums[i]);
+    sums[i] = before[i];
+  }
+  step(0).set_gradients(sums);
+}
+
+at::Tensor ReplicaState::forward(const Forward& forward, const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Tensor> outputs(steps_.size());
+  compute(inputs, [&](int i, std::span<const at::Tensor> rows) {
+    at::NoGradGuard no_grad;
+    const ComputeDevice& device = devices()[static_cast<std::size_t>(i)];
+    std::vector<at::Tensor> here;
+    std::int64_t count = 0;
+    for (const at::Tensor& input : rows) {
+      here.push_back(input.to(device.device, /*non_blocking=*/true));
+      if (input.dim() > 0) count = input.size(0);
+    }
+    at::Tensor output = forward(i, here);
+    check(output.defined() && output.dim() > 0 && output.size(0) == count,
+          "the output of {} rows must have as many rows, found {}", count,
+          output.defined() ? formatted("sizes [{}]", listed(output.sizes(), ", ")) : "nothing");
+    outputs[static_cast<std::size_t>(i)] = output.to(devices().front().device);
+  });
+  std::erase_if(outputs, [](const at::Tensor& one) { return !one.defined(); });
+  at::NoGradGuard no_grad;
+  return outputs.size() == 1 ? outputs.front() : at::cat(outputs);
+}
+
+std::vector<NamedPart> ReplicaState::named_parameters() const {
+  return parallel::whole_parts(parameters_);
+}
+
+void ReplicaState::zero_grad(bool set_to_none) {
+  watch_.check();
+  parallel::zero_gradients(parameters_, set_to_none);
+}
+
+std::map<std::string, at::Tensor> ReplicaState::state_dict() {
+  return lockstep::state_dict(*model_);
+}
+
+void ReplicaState::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
+  lockstep::load_state_dict(*model_, tensors);
+}
+
+std::vector<NamedPart> ReplicaState::state_parts() {
+  std::vector<NamedPart> list;
+  for (const modules::StateEntry& entry : modules::state_entries(*model_))
+    if (!entry.tensor.is_nested()) list.push_back(parallel::whole_part(entry));
+  return list;
+}
+
+std::vector<at::Tensor> ReplicaState::gather_parts(const std::vector<at::Tensor>& parts) {
+  check(parts.size() == parameters_.size(), "gather_parts: expected {} parts, found {}",
+        parameters_.size(), parts.size());
+  return parts;
+}
+
+HandleMemory ReplicaState::memory() const {
+  HandleMemory memory;
+  for (const Replica& replica : replicas_)
+    for (const at::Tensor& tensor : replica.parameters) parallel::count_memory(tensor, memory);
+  return memory;
+}
+
+}  // namespace lockstep::threads

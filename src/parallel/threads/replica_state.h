@@ -1,0 +1,81 @@
+// What is behind a DataParallel.
+#pragma once
+
+#include "module/tensors.h"
+#include "module/watch.h"
+#include "parallel/gradient_hooks.h"
+#include "parallel/handle_state.h"
+#include "parallel/threads/device_team.h"
+#include "parallel/threads/replica_step.h"
+#include "parallel/threads/replicas.h"
+#include "parallel/wait_time.h"
+
+#include <lockstep/parallel/threads/data_parallel.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace lockstep::threads {
+
+class ReplicaState final : public HandleState {
+ public:
+  ReplicaState(std::shared_ptr<torch::nn::Module> model, std::vector<ComputeDevice> devices,
+               const ReplicaOptions& options);
+
+  using Loss = std::function<DeviceLoss(int device, std::span<const at::Tensor> rows)>;
+  using Forward = std::function<at::Tensor(int device, std::span<const at::Tensor> rows)>;
+  at::Tensor backward(const Loss& loss, const std::vector<at::Tensor>& inputs);
+  at::Tensor forward(const Forward& forward, const std::vector<at::Tensor>& inputs);
+  [[nodiscard]] const std::vector<ComputeDevice>& devices() const { return team_.devices(); }
+  [[nodiscard]] const std::vector<std::shared_ptr<torch::nn::Module>>& modules() const {
+    return modules_;
+  }
+
+  void detach() override { hooks_.reset(); }
+  [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
+  void zero_grad(bool set_to_none) override;
+  void pause() override {}
+  void resume() override {}
+  [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override;
+  void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override;
+  [[nodiscard]] std::vector<NamedPart> state_parts() override;
+  [[nodiscard]] std::vector<at::Tensor> gather_parts(const std::vector<at::Tensor>& parts) override;
+  [[nodiscard]] HandleMemory memory() const override;
+  [[nodiscard]] double seconds_waited() const override { return waits_.seconds(); }
+  [[nodiscard]] const Group& group() const override { return alone_; }
+
+ private:
+  [[nodiscard]] ReplicaStep& step(int i) { return *steps_[static_cast<std::size_t>(i)]; }
+  // Checks the model, and makes the replicas train or evaluate as it does.
+  void prepare();
+  void join_groups();
+  // Runs task(i, rows) in the threads of those devices that have rows, after all have taken the
+  // first one's values.
+  void compute(const std::vector<at::Tensor>& inputs,
+               const std::function<void(int, std::span<const at::Tensor>)>& task);
+  void reduce();
+  // Runs task(i) in all threads; throws DeviceFailed when one of them has thrown.
+  void run(const std::function<void(int)>& task);
+  // The sums in their places, beside what was there before.
+  void publish(const std::vector<at::Tensor>& before);
+  // A graph of device `i` has come to a parameter of the model itself.
+  void on_gradient(int parameter) const;
+
+  std::shared_ptr<torch::nn::Module> model_;
+  DeviceTeam team_;
+  std::vector<Replica> replicas_;
+  std::vector<std::shared_ptr<torch::nn::Module>> modules_;
+  std::vector<NamedParameter> parameters_;
+  std::vector<std::string> names_;  // of parameters and buffers, as Replica has them
+  modules::ModuleWatch watch_;
+  std::vector<std::unique_ptr<ReplicaStep>> steps_;  // by device
+  parallel::WaitTime waits_;
+  Group alone_;
+  std::unique_ptr<parallel::GradientHooks> hooks_;
+};
+
+}  // namespace lockstep::threads

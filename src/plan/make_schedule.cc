@@ -1,0 +1,269 @@
+#include "base/check.h"
+#include "base/nearest.h"
+
+#include <lockstep/plan/schedule.h>
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <map>
+#include <utility>
+
+namespace lockstep::plan {
+namespace {
+
+// The actions of one rank, as they are put down. Each stage counts its micro-batches by itself.
+class RankActions {
+ public:
+  void forward(int stage) { add(Compute::forward, stage); }
+  void backward(int stage) {
+    add(Compute::backward, stage);
+    ++counts_[{Compute::input, stage}];
+  }
+  void input(int stage) {
+    late_.push_back({Compute::weight, stage, count(Compute::input, stage)});
+    add(Compute::input, stage);
+    ++counts_[{Compute::backward, stage}];
+  }
+  // The oldest W whose I has been put down.
+  void weight() {
+    actions_.push_back(late_.front());
+    late_.pop_front();
+  }
+  // The oldest one of this stage.
+  void weight(int stage) {
+    const auto oldest =
+        std::ranges::find_if(late_, [&](const Action& action) { return action.stage == stage; });
+    actions_.push_back(*oldest);
+    late_.erase(oldest);
+  }
+  void last_weights() {
+    while (!late_.empty()) weight();
+  }
+  void last_weights(int stage) {
+    const auto is_of = [&](const Action& action) { return action.stage == stage; };
+    while (std::ranges::any_of(late_, is_of)) weight(stage);
+  }
+
+  [[nodiscard]] int forwards(int stage) { return count(Compute::forward, stage); }
+  [[nodiscard]] int backwards(int stage) { return count(Compute::input, stage); }
+  // I without their W.
+  [[nodiscard]] int late() const { return static_cast<int>(late_.size()); }
+
+  std::vector<Action> take() { return std::move(actions_); }
+
+ private:
+  void add(Compute compute, int stage) {
+    actions_.push_back({compute, stage, counts_[{compute, stage}]++});
+  }
+  [[nodiscard]] int count(Compute compute, int stage) { return counts_[{compute, stage}]; }
+
+  std::vector<Action> actions_;
+  std::map<std::pair<Compute, int>, int> counts_;
+  std::deque<Action> late_;
+};
+
+// p ranks, m micro-batches, v stages a rank; r is the rank.
+struct Sizes {
+  int p, m, v;
+};
+
+std::vector<Action> gpipe(Sizes sizes, int r) {
+  RankActions rank;
+  for (int i = 0; i < sizes.m; ++i) rank.forward(r);
+  for (int i = 0; i < sizes.m; ++i) rank.backward(r);
+  return rank.take();
+}
+
+std::vector<Action> one_f_one_b(Sizes sizes, int r) {
+  RankActions rank;
+  for (int i = 0; i < std::min(sizes.m, sizes.p - 1 - r); ++i) rank.forward(r);
+  while (rank.backwards(r) < sizes.m) {
+    if (rank.forwards(r) < sizes.m) rank.forward(r);
+    rank.backward(r);
+  }
+  return rank.take();
+}
+
+// Micro-batches go in groups of p through the first chunk, then the same through the second, ...
+std::vector<Action> interleaved(Sizes sizes, int r) {
+  const int p = sizes.p, v = sizes.v, all = sizes.m * v;
+  const auto chunk_of = [=](int i) { return i % (p * v) / p; };
+  RankActions rank;
+  int forwards = 0, backwards = 0;
+  const auto forward = [&] { rank.forward(chunk_of(forwards++) * p + r); };
+  const int first = std::min(all, 2 * (p - 1 - r) + (v - 1) * p);
+  while (forwards < first) forward();
+  while (backwards < all) {
+    if (forwards < all) forward();
+    rank.backward((v - 1 - chunk_of(backwards++)) * p + r);
+  }
+  return rank.take();
+}
+
+// Rank r keeps r W back, which makes p activations with the forwards of 1F1B, and does them at the
+// end between the I for which it waits.
+std::vector<Action> zb_h1(Sizes sizes, int r) {
+  RankActions rank;
+  for (int i = 0; i < std::min(sizes.m, sizes.p - 1 - r); ++i) rank.forward(r);
+  while (rank.backwards(r) < sizes.m) {
+    const bool has_forward = rank.forwards(r) < sizes.m;
+    if (has_forward) rank.forward(r);
+    rank.input(r);
+    if (rank.late() > r || !has_forward) rank.weight();
+  }
+  rank.last_weights();
+  return rank.take();
+}
+
+// a: the stage on the way down; z: the one on the way up.
+std::vector<Action> zbv(Sizes sizes, int r) {
+  const int p = sizes.p, m = std::max(sizes.m, 2 * p - 1);
+  const int a = r, z = 2 * p - 1 - r;
+  RankActions rank;
+  const auto both = [&](int stage) {
+    rank.input(stage);
+    rank.weight(stage);
+  };
+  for (int i = 0; i < 2 * (p - r) - 1; ++i) rank.forward(a);
+  for (int i = 0; i < r; ++i) {
+    rank.forward(z);
+    rank.forward(a);
+  }
+  for (int i = 0; i < p - r; ++i) {
+    rank.forward(z);
+    both(z);
+  }
+  while (rank.forwards(z) < m) {
+    if (rank.forwards(a) < m) rank.forward(a);
+    both(a);
+    rank.forward(z);
+    both(z);
+  }
+  for (int i = 0; i < r; ++i) {
+    rank.input(a);
+    rank.input(z);
+  }
+  for (int i = 0; i < p - r; ++i) both(a);
+  rank.last_weights(z);
+  rank.last_weights(a);
+  // Of fewer than 2p - 1 micro-batches it is what is left without the others.
+  std::vector<Action> actions = rank.take();
+  std::erase_if(actions, [&](const Action& action) { return action.micro_batch >= sizes.m; });
+  return actions;
+}
+
+std::vector<Action> dual_pipe_v(Sizes sizes, int r) {
+  const int p = sizes.p;
+  const int a = r, z = 2 * p - 1 - r;
+  const int after = p - 1 - r;  // ranks further down
+  RankActions rank;
+  for (int i = 0; i < 2 * after; ++i) rank.forward(a);
+  for (int i = 0; i < r + 1; ++i) {
+    rank.forward(a);
+    rank.forward(z);
+  }
+  for (int i = 0; i < after; ++i) {
+    rank.input(z);
+    rank.weight();
+    rank.forward(z);
+  }
+  // The main part: a forward of each chunk beside a backward of the other.
+  for (int i = 0; i < sizes.m - 2 * p + r + 1; ++i) {
+    rank.forward(a);
+    rank.backward(z);
+    rank.forward(z);
+    rank.backward(a);
+  }
+  for (int i = 0; i < after; ++i) {
+    rank.backward(z);
+    rank.forward(z);
+    rank.backward(a);
+  }
+  // The second half of the next r + 1 pairs of backwards keeps its W back for the end.
+  for (int i = 0; i < 2 * (r + 1); ++i) {
+    const int stage = i % 2 == 0 ? z : a;
+    i > r ? rank.input(stage) : rank.backward(stage);
+  }
+  for (int i = 0; i < after; ++i) {
+    rank.weight();
+    rank.input(a);
+  }
+  rank.last_weights();
+  return rank.take();
+}
+
+struct Maker {
+  std::string_view name;
+  int least_chunks, most_chunks;
+  std::vector<Action> (*of_rank)(Sizes sizes, int r);
+};
+
+constexpr std::array makers = {
+    Maker{"gpipe", 1, 1, gpipe},
+    Maker{"1f1b", 1, 1, one_f_one_b},
+    Maker{"interleaved", 2, most_stages, interleaved},
+    Maker{"zb-h1", 1, 1, zb_h1},
+    Maker{"zbv", 2, 2, zbv},
+    Maker{"dualpipev", 2, 2, dual_pipe_v},
+};
+
+constexpr auto names = [] {
+  std::array<std::string_view, makers.size()> all;
+  for (std::size_t i = 0; i < makers.size(); ++i) all[i] = makers[i].name;
+  return all;
+}();
+
+const Maker& maker_of(std::string_view name) {
+  const auto found = std::ranges::find(makers, name, &Maker::name);
+  if (found == makers.end()) throw InvalidArgument(unknown_name("schedule", name, names));
+  return *found;
+}
+
+Sizes checked_sizes(const Maker& maker, const ScheduleShape& shape) {
+  const std::string_view name = maker.name;
+  const int least = maker.least_chunks, most = maker.most_chunks;
+  const int chunks = shape.chunks == 0 ? least : shape.chunks;
+  check(shape.stages >= 1 && shape.stages <= most_stages,
+        "schedule {}: expected 1 to {} stages, found {}", name, most_stages, shape.stages);
+  check(shape.micro_batches >= 1 && shape.micro_batches <= most_micro_batches,
+        "schedule {}: expected 1 to {} micro-batches, found {}", name, most_micro_batches,
+        shape.micro_batches);
+  check(static_cast<std::size_t>(shape.stages) * static_cast<std::size_t>(shape.micro_batches) <=
+            most_cells,
+        "schedule {}: expected at most {} stages times micro-batches, found {} times {}", name,
+        most_cells, shape.stages, shape.micro_batches);
+  if (least == most) {
+    check(chunks == least, "schedule {}: expected {} {} (stages of a rank), found {}", name, least,
+          least == 1 ? "chunk" : "chunks", chunks);
+  } else {
+    check(chunks >= least, "schedule {}: expected {} chunks (stages of a rank) or more, found {}",
+          name, least, chunks);
+  }
+  check(shape.stages % chunks == 0,
+        "schedule {}: expected stages in multiples of {} chunks (stages of a rank), found {}", name,
+        chunks, shape.stages);
+  return {shape.stages / chunks, shape.micro_batches, chunks};
+}
+
+}  // namespace
+
+std::span<const std::string_view> schedule_names() { return names; }
+
+Schedule make_schedule(std::string_view name, ScheduleShape shape) {
+  const Maker& maker = maker_of(name);
+  const Sizes sizes = checked_sizes(maker, shape);
+  if (maker.of_rank == interleaved)
+    check(sizes.m % sizes.p == 0,
+          "schedule {}: expected micro-batches in multiples of {} ranks, found {}", name, sizes.p,
+          sizes.m);
+  if (maker.of_rank == dual_pipe_v)
+    check(sizes.m >= 2 * sizes.p,
+          "schedule {}: expected at least 2 micro-batches a rank, {} for {} ranks, found {}", name,
+          2 * sizes.p, sizes.p, sizes.m);
+  Schedule schedule{std::string(name), shape.stages, shape.micro_batches, {}};
+  for (int r = 0; r < sizes.p; ++r) schedule.ranks.push_back(maker.of_rank(sizes, r));
+  return schedule;
+}
+
+}  // namespace lockstep::plan

@@ -1,0 +1,200 @@
+#include "base/check.h"
+#include "plan/needs.h"
+#include "plan/walk.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+namespace lockstep::plan {
+namespace {
+
+struct Place {
+  int rank = 0;
+  std::size_t index = 0;
+};
+
+// What an action is, for "comes twice": B does what I does and what W does.
+std::uint64_t key_of(Compute part, const Action& action) {
+  const std::uint64_t kind = part == Compute::forward ? 0 : part == Compute::weight ? 2 : 1;
+  return (static_cast<std::uint64_t>(action.stage) << 32 |
+          static_cast<std::uint64_t>(action.micro_batch)) *
+             4 +
+         kind;
+}
+
+std::vector<Compute> parts_of(const Action& action) {
+  if (action.compute == Compute::backward) return {Compute::input, Compute::weight};
+  return {action.compute};
+}
+
+class Problems {
+ public:
+  explicit Problems(const Schedule& schedule) : schedule_(schedule) {}
+
+  std::optional<ScheduleProblem> first() {
+    find_sizes();
+    for (auto find : {&Problems::find_places, &Problems::find_missing, &Problems::find_gap,
+                      &Problems::find_deadlock}) {
+      if (!problem_) (this->*find)();
+    }
+    return problem_;
+  }
+
+ private:
+  void say(Place place, std::string what) {
+    if (!problem_) problem_ = {place.rank, place.index, std::move(what)};
+  }
+  void say(int rank, std::string what) { say(Place{rank, 0}, std::move(what)); }
+
+  [[nodiscard]] const Action& at(Place place) const {
+    return schedule_.ranks[static_cast<std::size_t>(place.rank)][place.index];
+  }
+  [[nodiscard]] std::optional<Place> find(Compute part, const Action& action) const {
+    const auto found = places_.find(key_of(part, action));
+    return found == places_.end() ? std::nullopt : std::optional(found->second);
+  }
+
+  template <typename Visit>
+  void each_action(Visit visit) {
+    for (int rank = 0; rank < schedule_.rank_count(); ++rank)
+      for (std::size_t i = 0; i < schedule_.ranks[static_cast<std::size_t>(rank)].size(); ++i)
+        if (!problem_) visit(Place{rank, i});
+  }
+
+  void find_sizes() {
+    if (schedule_.ranks.empty()) return say(0, "expected a rank, found none");
+    for (int rank = 0; rank < schedule_.rank_count(); ++rank)
+      if (schedule_.ranks[static_cast<std::size_t>(rank)].empty())
+        return say(rank, "expected an action of this rank, such as 0F0, found none");
+    each_action([&](Place place) {
+      const Action& action = at(place);
+      if (action.stage < 0 || action.stage >= schedule_.stages || action.micro_batch < 0 ||
+          action.micro_batch >= schedule_.micro_batches)
+        say(place, formatted("expected stages 0..{} and micro-batches 0..{}, found {}",
+                             schedule_.stages - 1, schedule_.micro_batches - 1, text_of(action)));
+    });
+  }
+
+  void find_places() {
+    std::unordered_map<int, Place> owners;
+    each_action([&](Place place) {
+      const Action& action = at(place);
+      const auto [owner, is_new] = owners.emplace(action.stage, place);
+      if (!is_new && owner->second.rank != place.rank)
+        return say(place, formatted("{}: expected stage {} on rank {}, where {} is, found it here",
+                                    text_of(action), action.stage, owner->second.rank,
+                                    text_of(at(owner->second))));
+      for (Compute part : parts_of(action)) {
+        const auto [earlier, is_first] = places_.emplace(key_of(part, action), place);
+        if (!is_first)
+          return say(place,
+                     formatted("{}: expected it once, found it after {}, which does the same",
+                               text_of(action), text_of(at(earlier->second))));
+      }
+    });
+  }
+
+  void find_missing() {
+    each_action([&](Place place) {
+      const Action& action = at(place);
+      for (const Result& need : Needs(action, schedule_.stages)) {
+        const Compute part = need.is_gradient ? Compute::input : Compute::forward;
+        const Action needed{part, need.stage, need.micro_batch};
+        if (!find(part, needed)) return say(place, needs_text(action, needed));
+      }
+      if (action.compute == Compute::weight || action.compute == Compute::backward) return;
+      const bool is_forward = action.compute == Compute::forward;
+      const Action next{is_forward ? Compute::input : Compute::weight, action.stage,
+                        action.micro_batch};
+      if (find(next.compute, next)) return;
+      say(place, formatted("{}: expected its {} {}, found none", text_of(action),
+                           is_forward ? "backward" : "gradient of weights",
+                           is_forward ? either_text(next) : text_of(next)));
+    });
+  }
+
+  static std::string either_text(Action action) {
+    action.compute = Compute::backward;
+    std::string text = text_of(action);
+    action.compute = Compute::input;
+    return text + " or " + text_of(action);
+  }
+
+  static std::string needs_text(const Action& action, const Action& needed) {
+    if (action.compute == Compute::weight)
+      return formatted("{}: expected {}, which it needs, found none", text_of(action),
+                       text_of(needed));
+    return formatted("{}: expected {}, which it needs, found none", text_of(action),
+                     needed.compute == Compute::input ? either_text(needed) : text_of(needed));
+  }
+
+  // Stages are a chain of dependencies, so none can be missing now but the last ones; micro-batches
+  // are independent.
+  void find_gap() {
+    const Place last = {0, 0};
+    for (int stage = 0; stage < schedule_.stages; ++stage)
+      if (!find(Compute::forward, {Compute::forward, stage, at(last).micro_batch}))
+        return say(last, formatted("expected stages 0..{}, found no forward of stage {}",
+                                   schedule_.stages - 1, stage));
+    for (int micro_batch = 0; micro_batch < schedule_.micro_batches; ++micro_batch)
+      if (const Action action{Compute::forward, schedule_.stages - 1, micro_batch};
+          !find(Compute::forward, action))
+        return say(last, formatted("expected micro-batches 0..{} in every stage, found no {}",
+                                   schedule_.micro_batches - 1, text_of(action)));
+  }
+
+  void find_deadlock() {
+    const Walk reached = walk(schedule_, {});
+    int rank = 0;
+    while (rank < schedule_.rank_count() && reached.reached_end(schedule_, rank)) ++rank;
+    if (rank == schedule_.rank_count()) return;
+    // From one waiting rank to the one that it waits for, until one comes again: a circle.
+    std::vector<int> chain;
+    std::string text;
+    while (std::ranges::find(chain, rank) == chain.end()) {
+      chain.push_back(rank);
+      rank = waited_for(reached, rank).rank;
+    }
+    const int first = rank;
+    do {
+      const Place here{rank, reached.starts[static_cast<std::size_t>(rank)].size()};
+      const Place there = waited_for(reached, rank);
+      text += formatted("{}rank {} waits in {} for {}", text.empty() ? "" : "; ", rank,
+                        text_of(at(here)), text_of(at(there)));
+      text += there.rank == rank ? ", which it does later" : formatted(" of rank {}", there.rank);
+      rank = there.rank;
+    } while (rank != first);
+    say({first, reached.starts[static_cast<std::size_t>(first)].size()},
+        "expected an order that ends, found a deadlock: " + text);
+  }
+
+  // Where the action is that a rank which stands still waits for.
+  [[nodiscard]] Place waited_for(const Walk& reached, int rank) const {
+    const Place here{rank, reached.starts[static_cast<std::size_t>(rank)].size()};
+    for (const Result& need : Needs(at(here), schedule_.stages)) {
+      const Compute part = need.is_gradient ? Compute::input : Compute::forward;
+      const Place there = *find(part, {part, need.stage, need.micro_batch});
+      if (there.index >= reached.starts[static_cast<std::size_t>(there.rank)].size()) return there;
+    }
+    return here;
+  }
+
+  const Schedule& schedule_;
+  std::unordered_map<std::uint64_t, Place> places_;
+  std::optional<ScheduleProblem> problem_;
+};
+
+}  // namespace
+
+std::optional<ScheduleProblem> find_problem(const Schedule& schedule) {
+  return Problems(schedule).first();
+}
+
+void check_schedule(const Schedule& schedule) {
+  const auto problem = find_problem(schedule);
+  if (!problem) return;
+  check(false, "schedule {}: rank {}: {}", schedule.name, problem->rank, problem->what);
+}
+
+}  // namespace lockstep::plan

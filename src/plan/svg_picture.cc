@@ -1,0 +1,108 @@
+#include "base/format.h"
+
+#include <lockstep/plan/picture.h>
+
+#include <algorithm>
+#include <string_view>
+
+namespace lockstep::plan {
+namespace {
+
+constexpr double row_height = 26, left = 70, top = 34, letter_width = 7;
+constexpr double widest = 16000, narrowest = 480;
+
+// Of the first stage of a rank, and of its others.
+struct Colours {
+  std::string_view first, other;
+};
+
+Colours colours_of(Compute compute) {
+  switch (compute) {
+    case Compute::forward:
+      return {"#8ab4f8", "#3f6fc4"};
+    case Compute::backward:
+      return {"#f2a97e", "#c8632f"};
+    case Compute::input:
+      return {"#f4d27a", "#c79a1e"};
+    case Compute::weight:
+      break;
+  }
+  return {"#9fd3a0", "#4c9350"};
+}
+
+std::string escaped(std::string_view text) {
+  std::string result;
+  for (const char letter : text) {
+    switch (letter) {
+      case '&':
+        result += "&amp;";
+        break;
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      default:
+        result += letter;
+    }
+  }
+  return result;
+}
+
+// Wide enough for the longest label in the shortest action, within limits.
+double scale_of(const Schedule& schedule, const PipelineTimes& times, double total) {
+  if (total <= 0) return 1;
+  double shortest = total;
+  std::size_t letters = 1;
+  for (const std::vector<Action>& actions : schedule.ranks)
+    for (const Action& action : actions) {
+      if (const double time = times.of(action); time > 0) shortest = std::min(shortest, time);
+      letters = std::max(letters, text_of(action).size());
+    }
+  const double wanted = (static_cast<double>(letters) * letter_width + 4) / shortest;
+  return std::clamp(wanted, narrowest / total, widest / total);
+}
+
+}  // namespace
+
+std::string svg_picture(const Schedule& schedule, const PipelineTimes& times,
+                        const Simulation& simulation) {
+  const double scale = scale_of(schedule, times, simulation.total());
+  const double width = left + simulation.total() * scale + 10;
+  const double height = top + row_height * schedule.rank_count() + 10;
+  std::string svg = formatted(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{:.0f}\" height=\"{:.0f}\" "
+      "font-family=\"sans-serif\" font-size=\"12\">\n"
+      "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
+      "<text x=\"4\" y=\"20\">{}: {} stages, {} ranks, {} micro-batches; bubble {:.1f} %, peak {} "
+      "activations</text>\n",
+      width, height, escaped(schedule.name), schedule.stages, schedule.rank_count(),
+      schedule.micro_batches, 100 * simulation.bubble(), simulation.peak_activations());
+  for (std::size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
+    const double y = top + row_height * static_cast<double>(rank);
+    svg += formatted("<text x=\"4\" y=\"{:.1f}\">rank {}</text>\n", y + 17, rank);
+    const std::vector<Action>& actions = schedule.ranks[rank];
+    int first_stage = actions.front().stage;
+    for (const Action& action : actions) first_stage = std::min(first_stage, action.stage);
+    for (std::size_t i = 0; i < actions.size(); ++i) {
+      const Action& action = actions[i];
+      const double start = simulation.starts[rank][i], time = times.of(action);
+      const Colours colours = colours_of(action.compute);
+      const std::string text = text_of(action);
+      const bool has_room = time * scale >= static_cast<double>(text.size()) * letter_width;
+      svg += formatted(
+          "<g><title>{}: {:g} to {:g}</title><rect x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" "
+          "height=\"{:.1f}\" fill=\"{}\" stroke=\"#ffffff\" stroke-width=\"0.5\"/>",
+          text, start, start + time, left + start * scale, y, time * scale, row_height - 2,
+          action.stage == first_stage ? colours.first : colours.other);
+      if (has_room)
+        svg += formatted("<text x=\"{:.2f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>",
+                         left + (start + time / 2) * scale, y + 17, text);
+      svg += "</g>\n";
+    }
+  }
+  return svg + "</svg>\n";
+}
+
+}  // namespace lockstep::plan

@@ -1,0 +1,80 @@
+#include "plan/walk.h"
+
+#include "plan/needs.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+namespace lockstep::plan {
+namespace {
+
+struct Done {
+  int rank = 0;
+  double at = 0;
+};
+
+class Walker {
+ public:
+  Walker(const Schedule& schedule, const PipelineTimes& times)
+      : schedule_(schedule), times_(times) {
+    walk_.starts.resize(schedule.ranks.size());
+    walk_.ends.resize(schedule.ranks.size(), 0);
+    for (int rank = 0; rank < schedule.rank_count(); ++rank) ready_.push_back(rank);
+  }
+
+  Walk run() {
+    while (!ready_.empty()) {
+      const int rank = ready_.back();
+      ready_.pop_back();
+      go_on(rank);
+    }
+    return std::move(walk_);
+  }
+
+ private:
+  void go_on(int rank) {
+    const std::vector<Action>& actions = schedule_.ranks[static_cast<std::size_t>(rank)];
+    std::vector<double>& starts = walk_.starts[static_cast<std::size_t>(rank)];
+    double& end = walk_.ends[static_cast<std::size_t>(rank)];
+    while (starts.size() < actions.size()) {
+      const Action& action = actions[starts.size()];
+      double start = end;
+      for (const Result& need : Needs(action, schedule_.stages)) {
+        const auto done = done_.find(need.key());
+        if (done == done_.end()) {
+          waiting_[need.key()].push_back(rank);
+          return;
+        }
+        const bool is_here = done->second.rank == rank;
+        start = std::max(start, done->second.at + (is_here ? 0 : times_.communication));
+      }
+      starts.push_back(start);
+      end = start + times_.of(action);
+      if (action.compute != Compute::weight) finish(result_of(action), {rank, end});
+    }
+  }
+
+  void finish(const Result& result, Done done) {
+    done_[result.key()] = done;
+    const auto waiting = waiting_.find(result.key());
+    if (waiting == waiting_.end()) return;
+    ready_.insert(ready_.end(), waiting->second.begin(), waiting->second.end());
+    waiting_.erase(waiting);
+  }
+
+  const Schedule& schedule_;
+  const PipelineTimes& times_;
+  Walk walk_;
+  std::vector<int> ready_;
+  std::unordered_map<std::uint64_t, Done> done_;
+  std::unordered_map<std::uint64_t, std::vector<int>> waiting_;
+};
+
+}  // namespace
+
+Walk walk(const Schedule& schedule, const PipelineTimes& times) {
+  return Walker(schedule, times).run();
+}
+
+}  // namespace lockstep::plan

@@ -1,0 +1,190 @@
+// A save that fails: every rank learns it in one line, older checkpoints are as they were, and
+// nothing is left of the new one.
+#include <lockstep/checkpoint/checkpoint.h>
+
+#include "checkpoint/small_disk.h"
+#include "checkpoint/small_training.h"
+#include "support/messages.h"
+#include "support/processes.h"
+#include "support/temporary_folder.h"
+#include "support/torch/ranks.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace lockstep::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using test::Engine;
+using test::names_in;
+using test::TemporaryFolder;
+using test::Training;
+
+const std::vector<std::string> only_the_first = {"step-00000001"};
+
+// Writes what each rank got into FOLDER/rankN.
+void note(const fs::path& folder, int rank, const std::string& line) {
+  std::ofstream(folder / ("rank" + std::to_string(rank))) << line;
+}
+
+// The line that all ranks got.
+std::string common_line(const fs::path& folder, int ranks) {
+  std::vector<std::string> lines;
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::ifstream file(folder / ("rank" + std::to_string(rank)));
+    lines.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  }
+  for (const std::string& line : lines) EXPECT_EQ(line, lines.front());
+  EXPECT_EQ(lines.front().find('\n'), std::string::npos) << lines.front();
+  return lines.front();
+}
+
+// Rank `full` can write 300 bytes a file and no more; rank 0 reserves the space of all.
+TEST(SavingFails, OnTheRankWhoseDiskIsFull) {
+  for (int full : {0, 2}) {
+    TemporaryFolder out, notes;
+    test::go_on(out.path(), std::nullopt, "adamw", 1, 1);
+    test::run_group(Engine::shm, 3, [&](Group group) {
+      Training training(ShardLevel::full, "adamw", group);
+      training.load(out.path());
+      training.step();
+      std::optional<test::SmallDisk> disk;
+      if (group.rank() == full) disk.emplace(300);
+      note(notes.path(), group.rank(),
+           test::message_of<CommonFailure>([&] { training.save(out.path()); }));
+      group.barrier().wait();  // rank 0 has removed what was there
+      EXPECT_EQ(names_in(out.path()), only_the_first);
+      group.barrier().wait();
+      disk.reset();
+      if (full == 0) return;
+      training.save(out.path());  // when there is room again
+    });
+    test::expect_words(common_line(notes.path(), 3),
+                       {"rank " + std::to_string(full) + " on host ",
+                        full == 0 ? "reserving " : "writing ", "step-00000002", "File too large"});
+    if (full == 0) EXPECT_EQ(names_in(out.path()), only_the_first);
+    verify(*latest_checkpoint(out.path()));
+  }
+}
+
+// Mounts a small filesystem that only this process sees; false where that is not allowed.
+bool mount_small_disk(const fs::path& point) {
+  if (::unshare(CLONE_NEWNS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
+  ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
+  return ::mount("tmpfs", point.c_str(), "tmpfs", 0, "size=64k") == 0;
+}
+
+TEST(SavingFails, OnAFullDiskUntilThereIsRoomAgain) {
+  TemporaryFolder out;
+  constexpr int not_allowed = 77;
+  auto results = test::run_ranks(1, [&](int) {
+    if (!mount_small_disk(out.path())) ::_exit(not_allowed);
+    test::go_on(out.path(), ShardLevel::full, "adamw", 3, 1);
+    {
+      std::ofstream filler(out / "filler");
+      while (filler << std::string(100, 'x') << std::flush) {
+      }
+    }
+    run_as_threads(3, [&](Group group) {
+      Training training(ShardLevel::full, "adamw", group);
+      training.load(out.path());
+      training.step();
+      test::expect_words(test::message_of<CommonFailure>([&] { (void)training.save(out.path()); }),
+                         {"rank 0 on host ", "step-00000002", "No space left on device"});
+      group.barrier().wait();
+      if (group.is_root()) {
+        EXPECT_EQ(names_in(out.path()), (std::vector<std::string>{"filler", "step-00000001"}));
+        fs::remove(out / "filler");
+      }
+      group.barrier().wait();
+      training.save(out.path(), {.keep = 1});
+    });
+    EXPECT_EQ(names_in(out.path()), (std::vector<std::string>{"step-00000002"}));
+  });
+  if (results[0].exit_code == not_allowed)
+    GTEST_SKIP() << "this process may not mount a small filesystem";
+  EXPECT_TRUE(results[0].ok()) << results[0];
+}
+
+TEST(SavingFails, WhereTheFolderCannotBeWritten) {
+  TemporaryFolder folder, notes;
+  const fs::path out = folder / "out";
+  fs::create_directory(out);
+  test::go_on(out, std::nullopt, "sgd", 1, 1);
+  fs::permissions(folder.path(), fs::perms{0755});
+  fs::permissions(out, fs::perms{0555});
+  fs::permissions(notes.path(), fs::perms{0777});
+  test::run_group(Engine::shm, 3, [&](Group group) {
+    Training training(ShardLevel::full, "sgd", group);
+    training.load(out);
+    training.step();
+    constexpr uid_t nobody = 65534;
+    if (::geteuid() == 0) ASSERT_EQ(::seteuid(nobody), 0);  // nothing is read-only to root
+    note(notes.path(), group.rank(), test::message_of<CommonFailure>([&] { training.save(out); }));
+    test::expect_words(test::message_of<CommonFailure>(
+                           [&] { save_model(out / "model.safetensors", training.handle); }),
+                       {"rank 0 on host ", "Permission denied"});
+  });
+  test::expect_words(common_line(notes.path(), 3),
+                     {"rank 0 on host ", "step-00000002", "Permission denied"});
+  EXPECT_EQ(names_in(out), only_the_first);
+  fs::permissions(out, fs::perms{0755});
+}
+
+// Ranks save as fast as they can, and one of them is killed at some moment.
+TEST(SavingFails, WhereARankIsKilled) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 8; ++round) {
+    TemporaryFolder out;
+    const int killed = round % 3;
+    test::RankRendezvous place(Engine::shm, 3);
+    test::RankProcesses ranks(3, [&](int rank) {
+      Group group = place.join(rank);
+      Training training(round % 2 == 0 ? test::Level(ShardLevel::full) : std::nullopt, "adamw",
+                        group);
+      try {
+        for (;;) {
+          training.step();
+          training.save(out.path(), {.keep = 3});
+        }
+      } catch (const Error& error) {
+        EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
+        EXPECT_EQ(dynamic_cast<const CommonFailure*>(&error), nullptr) << error.what();
+      }
+    });
+    auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(15);
+    while (list_checkpoints(out.path()).size() < 2 && std::chrono::steady_clock::now() < limit)
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));
+    ranks.kill(killed, SIGKILL);
+    auto results = ranks.wait(std::chrono::seconds(20));
+    for (int rank = 0; rank < 3; ++rank)
+      if (rank != killed) EXPECT_TRUE(results[static_cast<std::size_t>(rank)].ok());
+    std::vector<fs::path> left = list_checkpoints(out.path());
+    ASSERT_GE(left.size(), 2u);
+    if (killed != 0) EXPECT_EQ(names_in(out.path()).size(), left.size());
+    for (const fs::path& folder : left) verify(folder);
+    test::go_on(out.path(), ShardLevel::gradients, "adamw", 2, 1);  // what rank 0 left goes
+    for (const std::string& name : names_in(out.path())) EXPECT_NE(name.front(), '.') << name;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::checkpoint

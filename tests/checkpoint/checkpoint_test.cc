@@ -1,0 +1,452 @@
+// Saved by some ranks under one strategy, a run goes on under any other, to the bits of one process.
+#include <lockstep/checkpoint/checkpoint.h>
+
+#include <lockstep/optim/grad_scaler.h>
+#include <lockstep/optim/scheduler.h>
+#include <lockstep/parallel/sharded/deferred.h>
+
+#include "checkpoint/small_training.h"
+#include "support/messages.h"
+#include "support/temporary_folder.h"
+#include "support/torch/ranks.h"
+
+#include <gtest/gtest.h>
+#include <torch/optim/lbfgs.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace lockstep::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using test::go_on;
+using test::Level;
+using test::names_in;
+using test::SmallModel;
+using test::TemporaryFolder;
+using test::Training;
+
+class EveryOptimizer : public testing::TestWithParam<std::string> {};
+
+// The strategy and the number of ranks change at each of the stops, and every one is reached.
+TEST_P(EveryOptimizer, GoesOnToTheBitsOfOneProcess) {
+  TemporaryFolder alone, often;
+  go_on(alone.path(), std::nullopt, GetParam(), 1, 1);
+  std::size_t strategy = 0;
+  go_on(often.path(), test::all_strategies[3], GetParam(), 3, 1);
+  for (int ranks : {5, 2, 4, 1, 3, 2, 5, 1}) {
+    const Level& level = test::all_strategies[strategy++ % test::all_strategies.size()];
+    go_on(often.path(), level, GetParam(), ranks, 1);
+    go_on(alone.path(), std::nullopt, GetParam(), 1, 1);
+    SCOPED_TRACE(test::name_of(level) + " on " + std::to_string(ranks) + " ranks");
+    test::expect_same_checkpoint(*latest_checkpoint(often.path()),
+                                 *latest_checkpoint(alone.path()));
+    if (HasFailure()) return;
+  }
+  EXPECT_EQ(list_checkpoints(often.path()).size(), 9u);
+}
+
+std::vector<std::string> optimizer_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, make] : test::all_optimizers()) names.push_back(name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Optimizers, EveryOptimizer, testing::ValuesIn(optimizer_names()),
+                         [](const auto& info) { return info.param; });
+
+// With a stop in the middle or without one: the files are those of a run that never stopped.
+TEST(Checkpoint, FromEveryStrategyToEveryOther) {
+  TemporaryFolder straight;
+  go_on(straight.path(), std::nullopt, "our_adamw", 1, 4);
+  for (const Level& before : test::all_strategies)
+    for (const Level& after : test::all_strategies) {
+      SCOPED_TRACE(test::name_of(before) + " to " + test::name_of(after));
+      TemporaryFolder out;
+      go_on(out.path(), before, "our_adamw", 2, 2);
+      go_on(out.path(), after, "our_adamw", 3, 2);
+      test::expect_same_checkpoint(*latest_checkpoint(out.path()),
+                                   *latest_checkpoint(straight.path()));
+    }
+}
+
+// Ranks that are threads would have one generator together.
+TEST(Checkpoint, HoldsWhatAProgramCounts) {
+  TemporaryFolder out;
+  test::run_group(test::Engine::shm, 3, [&](Group group) {
+    Training training(ShardLevel::full, "adamw", group);
+    optim::Scheduler scheduler(*training.optimizer, optim::cosine({.steps = 10}));
+    optim::GradScaler scaler;
+    for (int i = 0; i < 3; ++i) {
+      training.step();
+      scheduler.step();
+    }
+    scaler.load_state({.scale = 1024, .good_steps = 7});
+    torch::manual_seed(100 + group.rank());
+    const fs::path folder =
+        save(out.path(), training.handle, *training.optimizer,
+             {.step = 3,
+              .epoch = 1,
+              .numbers = {{"best", 0.1}, {"worst", std::numeric_limits<double>::infinity()}},
+              .progress = {{"place", "line 7"}},
+              .config = {{"lr", "0.01"}}},
+             {.scheduler = &scheduler, .scaler = &scaler, .description = {{"maker", "me"}}});
+    EXPECT_EQ(folder, out / "step-00000003");
+    at::Tensor drawn = at::rand({4});
+    torch::manual_seed(0);
+
+    Training again(std::nullopt, "adamw", group);
+    optim::Scheduler next(*again.optimizer, optim::cosine({.steps = 10}));
+    optim::GradScaler other;
+    TrainingState state =
+        load(folder, again.handle, *again.optimizer, {.scheduler = &next, .scaler = &other});
+    EXPECT_EQ(state.step, 3);
+    EXPECT_EQ(state.epoch, 1);
+    EXPECT_EQ(state.ranks, 3);
+    EXPECT_EQ(state.numbers.at("best"), 0.1);
+    EXPECT_TRUE(std::isinf(state.numbers.at("worst")));
+    EXPECT_EQ(state.progress, (Metadata{{"place", "line 7"}}));
+    EXPECT_EQ(state.config, (Metadata{{"lr", "0.01"}}));
+    EXPECT_EQ(next.step_number(), 3);
+    EXPECT_EQ(next.rates(), scheduler.rates());
+    EXPECT_EQ(other.state().scale, 1024);
+    EXPECT_EQ(other.state().good_steps, 7);
+    EXPECT_TRUE(at::equal(at::rand({4}), drawn));  // each rank's own generator goes on
+  });
+  EXPECT_EQ(names_in(out / "step-00000003"),
+            (std::vector<std::string>{"model.safetensors", "optimizer.safetensors",
+                                      "random.safetensors", "training.json"}));
+  EXPECT_EQ(read_safetensors(out / "step-00000003/model.safetensors").metadata,
+            (Metadata{{"maker", "me"}}));
+}
+
+TEST(Checkpoint, GeneratorsOfOtherNumbersOfRanksStayAsTheyAre) {
+  TemporaryFolder out;
+  go_on(out.path(), std::nullopt, "sgd", 2, 1);
+  test::run_group(test::Engine::shm, 3, [&](Group group) {
+    Training training(std::nullopt, "sgd", group);
+    torch::manual_seed(5);
+    at::Tensor drawn = at::rand({4});
+    torch::manual_seed(5);
+    EXPECT_EQ(load_latest(out.path(), training.handle, *training.optimizer)->ranks, 2);
+    EXPECT_TRUE(at::equal(at::rand({4}), drawn));
+  });
+}
+
+// The error of all ranks, which must be one and the same line.
+std::string refusal(int ranks, const std::function<void(Group)>& action) {
+  std::vector<std::string> lines(static_cast<std::size_t>(ranks));
+  run_as_threads(ranks, [&](Group group) {
+    lines[static_cast<std::size_t>(group.rank())] =
+        test::message_of<CommonFailure>([&] { action(group); });
+    group.barrier().wait();  // the group lives on
+  });
+  for (const std::string& line : lines) EXPECT_EQ(line, lines.front());
+  EXPECT_EQ(lines.front().find('\n'), std::string::npos) << lines.front();
+  return lines.front();
+}
+
+TEST(Checkpoint, WhatWouldBeForgottenIsRefused) {
+  TemporaryFolder plain, scheduled;
+  go_on(plain.path(), ShardLevel::full, "adamw", 2, 1);
+  run_as_threads(2, [&](Group group) {
+    Training training(std::nullopt, "adamw", group);
+    optim::Scheduler scheduler(*training.optimizer, optim::cosine({.steps = 10}));
+    optim::GradScaler scaler;
+    save(scheduled.path(), training.handle, *training.optimizer, {.step = 1},
+         {.scheduler = &scheduler, .scaler = &scaler});
+  });
+  auto loading = [](const fs::path& out, bool with_scheduler, bool with_scaler) {
+    return refusal(2, [&](Group group) {
+      Training training(std::nullopt, "adamw", group);
+      optim::Scheduler scheduler(*training.optimizer, optim::cosine({.steps = 10}));
+      optim::GradScaler scaler;
+      (void)load_latest(out, training.handle, *training.optimizer,
+                        {.scheduler = with_scheduler ? &scheduler : nullptr,
+                         .scaler = with_scaler ? &scaler : nullptr});
+    });
+  };
+  test::expect_words(loading(scheduled.path(), false, true),
+                     {"the checkpoint has the state of a scheduler", "found none"});
+  test::expect_words(loading(scheduled.path(), true, false), {"the state of a scaler"});
+  test::expect_words(loading(plain.path(), true, false), {"LoadOptions has a scheduler"});
+  test::expect_words(loading(plain.path(), false, true), {"LoadOptions has a scaler"});
+}
+
+TEST(Checkpoint, OptimizersThatCannotBeSavedAreRefusedByName) {
+  TemporaryFolder out;
+  for (int ranks : {1, 2}) {
+    std::string line = refusal(ranks, [&](Group group) {
+      Training training(std::nullopt, "sgd", group);
+      torch::optim::LBFGS lbfgs(training.handle.parameters(), torch::optim::LBFGSOptions(1));
+      save(out.path(), training.handle, lbfgs, {.step = 1});
+    });
+    test::expect_words(line, {"torch::optim::LBFGS", "Adagrad or SGD"});
+    line = refusal(ranks, [&](Group group) {
+      Training training(std::nullopt, "sgd", group);
+      SmallModel other;
+      torch::optim::SGD sgd(other.parameters(), torch::optim::SGDOptions(1));
+      save(out.path(), training.handle, sgd, {.step = 1});
+    });
+    test::expect_words(line, {"not the handle's", "handle.parameters()"});
+  }
+  EXPECT_TRUE(names_in(out.path()).empty());
+}
+
+// Writes a tensor of a checkpoint's file anew, with its checksum.
+void change(const fs::path& file, const std::function<void(NamedTensors&)>& how) {
+  Safetensors content = read_safetensors(file);
+  how(content.tensors);
+  write_safetensors(file, content.tensors, content.metadata);
+}
+
+TEST(Checkpoint, WhatDoesNotFitIsOneLineAndNothingIsChanged) {
+  const std::string of_in = "optimizer.in.weight.";
+  struct Case {
+    std::string file;
+    std::function<void(NamedTensors&)> how;
+    std::vector<std::string> words;
+  };
+  const std::vector<Case> cases = {
+      {"model.safetensors",
+       [](auto& t) { t.at("in.bias") = at::zeros({6}); },
+       {"in.bias: expected shape [5], found [6]"}},
+      {"model.safetensors",
+       [](auto& t) { t.at("in.bias") = at::zeros({5}, at::kDouble); },
+       {"in.bias: expected dtype Float, found Double"}},
+      {"model.safetensors",
+       [](auto& t) { t.erase("norm.running_mean"); },
+       {"expected a tensor named norm.running_mean, found none"}},
+      {"model.safetensors",
+       [](auto& t) { t["\x1b[31m"] = at::zeros(1); },
+       {"found a tensor named \\x1b[31m that the model does not have"}},
+      {"optimizer.safetensors",
+       [&](auto& t) { t.erase(of_in + "exp_avg"); },
+       {"checkpoint has no " + of_in + "exp_avg"}},
+      {"optimizer.safetensors",
+       [&](auto& t) {
+         t.at(of_in + "exp_avg") = at::zeros({12, 5});
+       },
+       {of_in + "exp_avg: expected shape [5, 12], found [12, 5]"}},
+      {"optimizer.safetensors",
+       [&](auto& t) { t.at(of_in + "step") = torch::tensor(-1L); },
+       {of_in + "step: expected at least 0, found -1"}},
+      {"optimizer.safetensors",
+       [&](auto& t) {
+         t[of_in + "sum"] = at::zeros({5, 12});
+       },
+       {of_in + "sum, which this optimizer does not keep"}},
+      {"optimizer.safetensors",
+       [&](auto& t) { t["optimizer.no.step"] = torch::tensor(1L); },
+       {"'optimizer.no.step', which belongs to no parameter"}},
+      {"random.safetensors",
+       [&](auto& t) { t.at("rank1") = at::zeros({9}, at::kByte); },
+       {"rank1: no state of a random generator"}}};
+  for (const Case& one : cases) {
+    TemporaryFolder out;
+    go_on(out.path(), ShardLevel::gradients, "adamw", 2, 1);
+    change(out / "step-00000001" / one.file, one.how);
+    for (const Level& level : {Level(), Level(ShardLevel::full)}) {
+      std::string line = refusal(3, [&](Group group) {
+        Training training(level, "adamw", group);
+        training.step();
+        auto before = training.handle.state_dict();
+        for (auto& [name, tensor] : before) tensor = tensor.clone();
+        std::string found = test::message_of<CommonFailure>(
+            [&] { (void)load_latest(out.path(), training.handle, *training.optimizer); });
+        auto after = training.handle.state_dict();
+        for (const auto& [name, tensor] : before) EXPECT_TRUE(after.at(name).equal(tensor)) << name;
+        EXPECT_FALSE(training.optimizer->state().empty());
+        throw CommonFailure(found, 0);
+      });
+      test::expect_words(line, one.words);
+      test::expect_words(line, {(out / "step-00000001" / one.file).string()});
+    }
+  }
+}
+
+TEST(Checkpoint, OverwrittenBytesAreFoundByTheRanksTogether) {
+  for (int ranks : {1, 2, 5})
+    for (const char* name : {"model.safetensors", "optimizer.safetensors"})
+      for (std::int64_t from_end : {3, 300}) {
+        TemporaryFolder out;
+        go_on(out.path(), std::nullopt, "our_adamw", 2, 1);
+        const fs::path file = out / "step-00000001" / name;
+        verify(out / "step-00000001");
+        std::fstream bytes(file, std::ios::binary | std::ios::in | std::ios::out);
+        bytes.seekp(-from_end, std::ios::end).put('\x55').put('\xaa');
+        bytes.close();
+        EXPECT_THROW(verify(out / "step-00000001"), BadInput);
+        std::string line = refusal(ranks, [&](Group group) {
+          Training training(ShardLevel::full, "our_adamw", group);
+          training.load(out.path());
+        });
+        test::expect_words(line, {file.string(), "is damaged: expected"});
+      }
+}
+
+// Rank 0 of three sees the folder, the others look for it where it is not.
+TEST(Checkpoint, RanksThatDoNotSeeTheFolderPassTheirPartsOn) {
+  for (const Level& level : test::all_strategies) {
+    TemporaryFolder seen, alone, elsewhere;
+    go_on(alone.path(), std::nullopt, "our_adamw", 1, 2);
+    auto place = [&](const Group& group) {
+      return group.is_root() ? seen.path() : elsewhere / std::to_string(group.rank());
+    };
+    run_as_threads(3, [&](Group group) {
+      Training training(level, "our_adamw", group);
+      training.step();
+      training.save(place(group));
+    });
+    run_as_threads(3, [&](Group group) {
+      Training training(level, "our_adamw", group);
+      training.load(place(group));
+      training.step();
+      training.save(place(group));
+    });
+    EXPECT_TRUE(names_in(elsewhere.path()).empty());
+    test::expect_same_checkpoint(*latest_checkpoint(seen.path()), *latest_checkpoint(alone.path()));
+  }
+}
+
+// Another run's folder of the same name on a host's own disk is not taken for this one.
+TEST(Checkpoint, AnotherFileOfTheSameNameIsNotRead) {
+  TemporaryFolder seen, other;
+  go_on(seen.path(), std::nullopt, "sgd", 1, 2);
+  run_as_threads(1, [&](Group group) {
+    Training training(std::nullopt, "sgd", group);
+    for (int i = 0; i < 3; ++i) training.step();
+    training.steps = 2;
+    training.save(other.path());
+  });
+  run_as_threads(2, [&](Group group) {
+    Training training(ShardLevel::full, "sgd", group);
+    training.load(group.is_root() ? seen.path() : other.path());
+    auto whole = training.handle.state_dict();
+    auto expected = read_safetensors(seen / "step-00000002/model.safetensors").tensors;
+    for (const auto& [name, tensor] : expected) EXPECT_TRUE(whole.at(name).equal(tensor)) << name;
+  });
+}
+
+TEST(Checkpoint, BuffersAreRankZeros) {
+  TemporaryFolder out;
+  run_as_threads(3, [&](Group group) {
+    Training training(std::nullopt, "sgd", group);
+    training.model->norm->running_mean.fill_(group.rank() + 1);
+    training.save(out.path());
+  });
+  EXPECT_TRUE(read_safetensors(out / "step-00000000/model.safetensors")
+                  .tensors.at("norm.running_mean")
+                  .eq(1)
+                  .all()
+                  .item<bool>());
+}
+
+TEST(Checkpoint, IgnoredTensorsAreEachRanksOwn) {
+  for (const Level& level : {Level(), Level(ShardLevel::full)}) {
+    TemporaryFolder out;
+    run_as_threads(3, [&](Group group) {
+      at::NoGradGuard no_grad;
+      Training training(level, "sgd", group, {"conv"});
+      training.model->conv->bias.fill_(group.rank());
+      training.save(out.path());
+      training.model->conv->bias.fill_(-1);
+      training.load(out.path());
+      EXPECT_TRUE(training.model->conv->bias.eq(group.rank()).all().item<bool>());
+    });
+    auto tensors = read_safetensors(out / "step-00000000/ignored.safetensors").tensors;
+    EXPECT_EQ(tensors.size(), 6u);
+    EXPECT_TRUE(tensors.contains("rank2.conv.bias"));
+    EXPECT_FALSE(
+        read_safetensors(out / "step-00000000/model.safetensors").tensors.contains("conv.bias"));
+    for (int ranks : {2, 4})
+      test::expect_words(refusal(ranks,
+                                 [&](Group group) {
+                                   Training training(level, "sgd", group, {"conv"});
+                                   training.load(out.path());
+                                 }),
+                         {"conv", ranks == 2 ? "rank2.conv" : "as many ranks as saved it"});
+  }
+}
+
+TEST(Checkpoint, AStepIsNeverOverwrittenAndOldOnesGo) {
+  TemporaryFolder out;
+  fs::create_directories(out / ".step-00000001.0123456789abcdef.partial/left");  // by a killed run
+  run_as_threads(2, [&](Group group) {
+    Training training(ShardLevel::full, "sgd", group);
+    for (int step : {1, 2, 3}) {
+      training.steps = step;
+      training.save(out.path(), {.keep = 2});
+    }
+    test::expect_words(test::message_of<CommonFailure>([&] { (void)training.save(out.path()); }),
+                       {"step-00000003: is there already"});
+  });
+  EXPECT_EQ(names_in(out.path()), (std::vector<std::string>{"step-00000002", "step-00000003"}));
+}
+
+TEST(Checkpoint, NothingIsLoadedWhereNothingIs) {
+  TemporaryFolder out;
+  run_as_threads(2, [&](Group group) {
+    Training training(std::nullopt, "sgd", group);
+    EXPECT_FALSE(load_latest(out.path(), training.handle, *training.optimizer));
+    EXPECT_FALSE(load_latest(out / "nowhere", training.handle, *training.optimizer));
+  });
+}
+
+TEST(Checkpoint, TextsThatAreNoUtf8AreOneLine) {
+  TemporaryFolder out;
+  auto saving = [&](const TrainingState& state) {
+    return refusal(2, [&](Group group) {
+      Training training(std::nullopt, "sgd", group);
+      save(out.path(), training.handle, *training.optimizer, state);
+    });
+  };
+  EXPECT_EQ(saving({.progress = {{"place", "\xff"}}}),
+            "checkpoint: progress.place must be UTF-8, found '\\xff'");
+  EXPECT_EQ(saving({.config = {{"\xff", "x"}}}),
+            "checkpoint: a name in config must be UTF-8, found '\\xff'");
+  EXPECT_TRUE(names_in(out.path()).empty());
+}
+
+TEST(Model, OneFileHasTiedWeightsOnceOrUnderEachName) {
+  TemporaryFolder folder;
+  for (const Level& level : test::all_strategies)
+    run_as_threads(3, [&](Group group) {
+      Training training(level, "sgd", group);
+      training.step();
+      auto whole = training.handle.state_dict();
+      save_model(folder / "once", training.handle);
+      save_model(folder / "twice", training.handle, {.metadata = {{"a", "b"}}, .aliases = true});
+      auto once = read_safetensors(folder / "once"), twice = read_safetensors(folder / "twice");
+      EXPECT_EQ(once.tensors.size() + 1, twice.tensors.size());
+      EXPECT_EQ(twice.tensors.size(), whole.size());
+      EXPECT_EQ(twice.metadata, (Metadata{{"a", "b"}}));
+      for (const auto& [name, tensor] : whole)
+        EXPECT_TRUE(twice.tensors.at(name).equal(tensor)) << name;
+      for (const char* name : {"once", "twice"}) {
+        Training other(level, "sgd", group);
+        load_model(folder / name, other.handle);
+        auto found = other.handle.state_dict();
+        for (const auto& [tensor_name, tensor] : whole)
+          EXPECT_TRUE(found.at(tensor_name).equal(tensor)) << tensor_name;
+      }
+      group.barrier().wait();
+      if (group.is_root())
+        change(folder / "twice", [](NamedTensors& t) { t.at("out.weight").add_(1); });
+      group.barrier().wait();
+      test::expect_words(
+          test::message_of<CommonFailure>([&] { load_model(folder / "twice", training.handle); }),
+          {"out.weight is tied to in.weight: expected equal values"});
+    });
+  EXPECT_EQ(names_in(folder.path()), (std::vector<std::string>{"once", "twice"}));
+}
+
+}  // namespace
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,142 @@
+#include "checkpoint/write_plan.h"
+
+#include <lockstep/base/error.h>
+
+#include "layout/boxes.h"
+#include "support/fuzz.h"
+#include "support/messages.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+namespace lockstep::checkpoint {
+namespace {
+
+using layout::Box;
+using Sizes = std::vector<std::int64_t>;
+using Lists = std::vector<std::vector<PartDescription>>;
+
+PartDescription part(const std::string& name, layout::TensorSlice slice,
+                     at::ScalarType dtype = at::kFloat) {
+  return {.name = name, .dtype = dtype, .slice = std::move(slice)};
+}
+
+WritePlan plan_of(const Lists& by_rank) {
+  return plan_writing(by_rank, {}, std::vector<bool>(by_rank.size(), true));
+}
+
+// Every element of every tensor once, from a rank that has it.
+void expect_written_once(const Lists& by_rank) {
+  WritePlan plan = plan_of(by_rank);
+  std::vector<std::map<std::int64_t, int>> written(plan.header.entries.size());
+  for (const PlannedBox& planned : plan.boxes) {
+    const TensorEntry& entry = plan.header.entries[planned.tensor];
+    std::set<std::int64_t> has;
+    for (const PartDescription& own : by_rank[static_cast<std::size_t>(planned.holder)])
+      if (own.name == entry.name)
+        for (const Box& box : layout::boxes_of(own.slice))
+          has.merge(test::indices_of(entry.shape, box));
+    for (std::int64_t element : test::indices_of(entry.shape, planned.box)) {
+      ASSERT_TRUE(has.contains(element)) << entry.name;
+      ASSERT_TRUE(written[planned.tensor].emplace(element, planned.holder).second) << entry.name;
+    }
+  }
+  std::uint64_t begin = 0;
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    const TensorEntry& entry = plan.header.entries[i];
+    ASSERT_EQ(std::ssize(written[i]), layout::numel_of(entry.shape)) << entry.name;
+    ASSERT_EQ(entry.begin, begin);
+    begin = entry.end;
+  }
+}
+
+// What tensor parallel, fully_shard() and copies of both may leave on ranks.
+TEST(WritePlan, WritesEachElementOfRandomCutsOnce) {
+  for (test::FuzzRounds rounds("write_plan", 20); rounds.next();) {
+    auto below = [&](std::int64_t end) {
+      return static_cast<std::int64_t>(test::below(rounds.random(), static_cast<std::size_t>(end)));
+    };
+    Lists by_rank(static_cast<std::size_t>(1 + below(5)));
+    auto ranks = static_cast<std::int64_t>(by_rank.size());
+    for (int tensor = 0; tensor < 4; ++tensor) {
+      Sizes sizes(static_cast<std::size_t>(below(4)));
+      for (std::int64_t& size : sizes) size = below(6);
+      std::int64_t numel = layout::numel_of(sizes);
+      std::int64_t parts = 1 + below(ranks);
+      std::vector<int> order;
+      for (std::size_t dim = sizes.size(); dim-- > 0;) order.push_back(static_cast<int>(dim));
+      bool is_reversed = below(2) == 0;
+      for (std::int64_t rank = 0; rank < ranks; ++rank) {
+        std::int64_t number = rank % parts;
+        auto slice =
+            layout::range_slice(sizes, {numel * number / parts, numel * (number + 1) / parts},
+                                is_reversed ? order : std::vector<int>{});
+        by_rank[static_cast<std::size_t>(rank)].push_back(
+            part("t" + std::to_string(tensor), slice, tensor == 0 ? at::kLong : at::kHalf));
+      }
+    }
+    expect_written_once(by_rank);
+  }
+}
+
+TEST(WritePlan, ColumnsOfSeveralRanksAreAWhole) {
+  Lists by_rank;
+  for (std::int64_t column : {0, 2, 4})
+    by_rank.push_back({part("w", layout::box_slice(Sizes{3, 6}, {{0, column}, {3, 2}}))});
+  expect_written_once(by_rank);
+}
+
+TEST(WritePlan, CopiesAreDividedByBytes) {
+  Lists by_rank(4);
+  std::vector<std::int64_t> small(10, 1000);
+  for (auto& own : by_rank) {
+    own.push_back(part("large", layout::whole_slice(Sizes{1'000'000})));
+    for (int i = 0; i < 40; ++i)
+      own.push_back(part("small" + std::to_string(i), layout::whole_slice(Sizes{100})));
+  }
+  WritePlan plan = plan_of(by_rank);
+  std::vector<std::int64_t> elements(4);
+  for (const PlannedBox& box : plan.boxes)
+    elements[static_cast<std::size_t>(box.holder)] += layout::numel_of(box.box);
+  EXPECT_EQ(elements, (std::vector<std::int64_t>(4, 251'000)));
+  expect_written_once({by_rank.begin(), by_rank.begin() + 1});
+}
+
+TEST(WritePlan, BuffersAreTheLowestRanks) {
+  Lists by_rank(3);
+  for (std::size_t rank = 1; rank < 3; ++rank) {
+    by_rank[rank].push_back(part("mean", layout::whole_slice(Sizes{1'000'000})));
+    by_rank[rank].back().is_replaced = true;
+  }
+  WritePlan plan = plan_of(by_rank);
+  ASSERT_EQ(plan.boxes.size(), 1u);
+  EXPECT_EQ(plan.boxes[0].holder, 1);
+}
+
+TEST(WritePlan, HasOnlyTheBoxesThatAreAskedFor) {
+  Lists by_rank(2, {part("w", layout::whole_slice(Sizes{1'000'000}))});
+  WritePlan plan = plan_writing(by_rank, {}, {false, true});
+  ASSERT_EQ(plan.boxes.size(), 1u);
+  EXPECT_EQ(plan.boxes[0].box, (Box{{500'000}, {500'000}}));
+}
+
+TEST(WritePlan, WhatIsNoWholeIsNamed) {
+  auto refusal = [](const Lists& by_rank) {
+    return test::message_of<InvalidArgument>([&] { (void)plan_of(by_rank); });
+  };
+  test::expect_words(refusal({{part("a.b", layout::range_slice(Sizes{4}, {0, 3}))}}),
+                     {"a.b cannot be saved as a whole"});
+  test::expect_words(refusal({{part("a", layout::whole_slice(Sizes{4}))},
+                              {part("a", layout::whole_slice(Sizes{5}))}}),
+                     {"a cannot be saved", "rank 0 has Float [4]", "rank 1 has Float [5]"});
+  test::expect_words(refusal({{part("a", layout::whole_slice(Sizes{4}))},
+                              {part("a", layout::whole_slice(Sizes{4}), at::kHalf)}}),
+                     {"rank 1 has Half [4]"});
+  test::expect_words(refusal({{part("a", layout::whole_slice(Sizes{4}), at::kComplexFloat)}}),
+                     {"ComplexFloat"});
+}
+
+}  // namespace
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""A user's own program (own_program/own_program.cc): killed on three ranks, it goes on on two and on three.
+
+Its losses are those of one process, but for the rounding of bfloat16; on the same number of ranks they are the same to
+the last digit as if it had never been killed.
+"""
+import os
+import pathlib
+import re
+import signal
+import sys
+import tempfile
+
+from support import Process, build_folder, end_all, expect, fail, lockstep, run, shown
+
+STEPS = 60
+MOST_LINES = 60
+LARGEST_DIFFERENCE = 0.02
+
+
+def program():
+    return str(build_folder() / "tests/programs/own_program")
+
+
+def losses_in(output):
+    return {int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss (\S+)", output)}
+
+
+def train(what, ranks, folder):
+    """Runs it to its end; the losses of the steps that it made."""
+    words = [program(), str(folder), str(STEPS)]
+    code, output, seconds = run([lockstep(), "run", "-n", str(ranks), *words] if ranks > 1 else words)
+    expect(code == 0, f"{what}: exit code {code}", output)
+    shown(what, seconds)
+    return losses_in(output)
+
+
+def train_and_kill(ranks, folder, at_step):
+    """Kills every process of the run when it has made a step; the losses until then."""
+    running = Process([lockstep(), "run", "-n", str(ranks), program(), str(folder), str(STEPS)])
+    output = ""
+    for line in running.process.stdout:
+        output += line
+        if f"step {at_step} " in line:
+            running.kill(signal.SIGKILL)
+            break
+    rest, _ = running.process.communicate()
+    losses = losses_in(output + rest)
+    expect(at_step <= max(losses, default=0) < STEPS, f"killed at step {at_step}, found", output + rest)
+    return losses
+
+
+def expect_close(what, found, expected):
+    for step, loss in found.items():
+        expect(abs(loss - expected[step]) < LARGEST_DIFFERENCE, f"{what}: step {step}: {loss}, alone {expected[step]}")
+
+
+def go_on(ranks, folder, alone):
+    newest = max(int(each.name.removeprefix("step-")) for each in folder.glob("step-*"))
+    found = train(f"going on from step {newest} on {ranks} ranks", ranks, folder)
+    expect(min(found) == newest + 1 and max(found) == STEPS, f"{ranks} ranks made steps {sorted(found)}")
+    expect_close(f"{ranks} ranks", found, alone)
+    left = [each.name for each in folder.iterdir() if each.name.startswith(".")]
+    expect(not left, f"left in the folder: {left}")
+    return found
+
+
+def main():
+    source = pathlib.Path(__file__).parent / "own_program/own_program.cc"
+    lines = len(source.read_text().splitlines())
+    expect(lines <= MOST_LINES, f"{source.name} has {lines} lines")
+    if not os.access(program(), os.X_OK):
+        fail("the build has no own_program")
+    with tempfile.TemporaryDirectory(prefix="lockstep-own-") as name:
+        folder = pathlib.Path(name)
+        alone = train("one process", 1, folder / "alone")
+        expect(alone[STEPS] < alone[1] / 5, f"it does not learn: {alone}")
+        straight = train("three ranks", 3, folder / "straight")
+        for ranks in (2, 3):
+            here = folder / f"killed{ranks}"
+            killed = train_and_kill(3, here, at_step=23)
+            expect(all(straight[step] == loss for step, loss in killed.items()), f"{killed}, straight {straight}")
+            found = go_on(ranks, here, alone)
+            if ranks == 3:
+                expect(all(straight[step] == loss for step, loss in found.items()), f"{found}, straight {straight}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    finally:
+        end_all()
+    sys.exit(0)

@@ -1,0 +1,125 @@
+#include <lockstep/plan/schedule.h>
+#include <lockstep/plan/schedule_file.h>
+
+#include <lockstep/base/error.h>
+
+#include "plan/mutations.h"
+#include "support/messages.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+namespace lockstep::plan {
+namespace {
+
+using test::message_of;
+
+std::string text(std::string_view name, ScheduleShape shape) {
+  return schedule_text(make_schedule(name, shape));
+}
+
+TEST(MakeSchedule, WritesTheSchedulesOfThePapers) {
+  EXPECT_EQ(text("gpipe", {.stages = 2, .micro_batches = 3}),
+            "0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1F1,1F2,1B0,1B1,1B2\n");
+  EXPECT_EQ(text("1f1b", {.stages = 3, .micro_batches = 4}),
+            "0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3\n"
+            "1F0,1F1,1B0,1F2,1B1,1F3,1B2,1B3\n"
+            "2F0,2B0,2F1,2B1,2F2,2B2,2F3,2B3\n");
+  EXPECT_EQ(text("interleaved", {.stages = 4, .micro_batches = 2}),
+            "0F0,0F1,2F0,2F1,2B0,2B1,0B0,0B1\n"
+            "1F0,1F1,3F0,3B0,3F1,3B1,1B0,1B1\n");
+  EXPECT_EQ(text("zb-h1", {.stages = 2, .micro_batches = 3}),
+            "0F0,0F1,0I0,0W0,0F2,0I1,0W1,0I2,0W2\n"
+            "1F0,1I0,1F1,1I1,1W0,1F2,1I2,1W1,1W2\n");
+  EXPECT_EQ(text("zbv", {.stages = 2, .micro_batches = 2}),
+            "0F0,1F0,1I0,1W0,0F1,0I0,0W0,1F1,1I1,1W1,0I1,0W1\n");
+  EXPECT_EQ(text("dualpipev", {.stages = 2, .micro_batches = 2}),
+            "0F0,1F0,0F1,1B0,1F1,0B0,1B1,0I1,0W1\n");
+}
+
+TEST(MakeSchedule, CanBeExecutedForEveryShapeThatItsDefinitionAllows) {
+  for (const std::string_view name : schedule_names())
+    for (int ranks = 1; ranks <= 7; ++ranks)
+      for (int chunks = 1; chunks <= 3; ++chunks)
+        for (int micro_batches = 1; micro_batches <= 16; ++micro_batches) {
+          const bool is_v = name == "zbv" || name == "dualpipev";
+          const bool is_allowed = (name == "interleaved" ? chunks >= 2 && micro_batches % ranks == 0
+                                                         : chunks == (is_v ? 2 : 1)) &&
+                                  (name != "dualpipev" || micro_batches >= 2 * ranks);
+          const ScheduleShape shape{
+              .stages = ranks * chunks, .chunks = chunks, .micro_batches = micro_batches};
+          if (!is_allowed) {
+            EXPECT_THROW((void)make_schedule(name, shape), InvalidArgument);
+            continue;
+          }
+          const Schedule schedule = make_schedule(name, shape);
+          ASSERT_EQ(schedule.rank_count(), ranks);
+          const auto problem = find_problem(schedule);
+          ASSERT_FALSE(problem) << name << " " << ranks << " " << chunks << " " << micro_batches
+                                << ": " << problem->what;
+          ASSERT_TRUE(can_be_executed(schedule));
+        }
+}
+
+// So that gradients are added up in the order in which one process adds them.
+TEST(MakeSchedule, BackwardsOfAStageComeInTheOrderOfMicroBatches) {
+  for (const std::string_view name : schedule_names()) {
+    const Schedule schedule = make_schedule(name, {.stages = 8, .micro_batches = 16});
+    for (const auto& actions : schedule.ranks) {
+      std::map<std::pair<Compute, int>, int> next;
+      for (const Action& action : actions) {
+        const bool is_backward = action.compute == Compute::input;
+        const std::pair kind(is_backward ? Compute::backward : action.compute, action.stage);
+        EXPECT_EQ(next[kind]++, action.micro_batch) << name << " " << text_of(action);
+        // A B does what a W does, which may be the next one's.
+        if (action.compute == Compute::backward) ++next[std::pair(Compute::weight, action.stage)];
+      }
+    }
+  }
+}
+
+TEST(MakeSchedule, LaysStagesOutAsItsDefinitionSays) {
+  const auto ranks = [](std::string_view name, int stages) {
+    return rank_of_stages(make_schedule(name, {.stages = stages, .micro_batches = 8}));
+  };
+  EXPECT_EQ(ranks("1f1b", 4), (std::vector{0, 1, 2, 3}));
+  EXPECT_EQ(ranks("interleaved", 8), (std::vector{0, 1, 2, 3, 0, 1, 2, 3}));
+  EXPECT_EQ(ranks("zbv", 8), (std::vector{0, 1, 2, 3, 3, 2, 1, 0}));
+  EXPECT_EQ(ranks("dualpipev", 8), (std::vector{0, 1, 2, 3, 3, 2, 1, 0}));
+}
+
+TEST(MakeSchedule, WhatADefinitionDoesNotAllowIsOneLine) {
+  const auto refused = [](std::string_view name, ScheduleShape shape) {
+    return message_of<InvalidArgument>([&] { (void)make_schedule(name, shape); });
+  };
+  EXPECT_EQ(refused("gpip", {}), "unknown schedule 'gpip'; did you mean 'gpipe'?");
+  EXPECT_EQ(refused("gpipe", {.stages = 0}), "schedule gpipe: expected 1 to 4096 stages, found 0");
+  EXPECT_EQ(refused("gpipe", {.stages = 2, .micro_batches = 0}),
+            "schedule gpipe: expected 1 to 65536 micro-batches, found 0");
+  EXPECT_EQ(refused("gpipe", {.stages = 4096, .micro_batches = 65536}),
+            "schedule gpipe: expected at most 4194304 stages times micro-batches, found 4096 times "
+            "65536");
+  EXPECT_EQ(refused("1f1b", {.stages = 4, .chunks = 2}),
+            "schedule 1f1b: expected 1 chunk (stages of a rank), found 2");
+  EXPECT_EQ(refused("zbv", {.stages = 4, .chunks = 1}),
+            "schedule zbv: expected 2 chunks (stages of a rank), found 1");
+  EXPECT_EQ(refused("interleaved", {.stages = 4, .chunks = 1}),
+            "schedule interleaved: expected 2 chunks (stages of a rank) or more, found 1");
+  EXPECT_EQ(refused("zbv", {.stages = 5}),
+            "schedule zbv: expected stages in multiples of 2 chunks (stages of a rank), found 5");
+  EXPECT_EQ(refused("interleaved", {.stages = 6, .micro_batches = 4}),
+            "schedule interleaved: expected micro-batches in multiples of 3 ranks, found 4");
+  EXPECT_EQ(refused("dualpipev", {.stages = 4, .micro_batches = 3}),
+            "schedule dualpipev: expected at least 2 micro-batches a rank, 4 for 2 ranks, found 3");
+}
+
+TEST(MakeSchedule, ForwardsAloneAreOneForEachStageAndMicroBatch) {
+  const Schedule schedule = forward_only(make_schedule("zbv", {.stages = 4, .micro_batches = 2}));
+  std::size_t count = 0;
+  for (const auto& actions : schedule.ranks) count += actions.size();
+  EXPECT_EQ(count, 8u);
+}
+
+}  // namespace
+}  // namespace lockstep::plan

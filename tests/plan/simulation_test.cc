@@ -1,0 +1,148 @@
+// The simulator against the closed forms of the papers, for pipelines of 2 to 64 ranks.
+#include <lockstep/plan/simulation.h>
+
+#include <lockstep/base/error.h>
+
+#include "support/messages.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace lockstep::plan {
+namespace {
+
+using test::message_of;
+
+constexpr StageTimes equal{.forward = 1, .backward = 2, .input = 1, .weight = 1};
+constexpr StageTimes uneven{.forward = 1.1, .backward = 2.3, .input = 1.4, .weight = 0.9};
+
+Simulation of(std::string_view name, int stages, int micro_batches, const StageTimes& times) {
+  return simulate(make_schedule(name, {.stages = stages, .micro_batches = micro_batches}),
+                  {.stages = {times}});
+}
+
+class ClosedForms : public testing::TestWithParam<int> {
+ protected:
+  [[nodiscard]] int p() const { return GetParam(); }
+  // Of long pipelines the least, because there are many of them.
+  [[nodiscard]] std::vector<int> micro_batches(int least) const {
+    if (p() > 12) return {least};
+    return {least, least + p(), 4 * least};
+  }
+};
+
+TEST_P(ClosedForms, GPipeAnd1F1BHaveTheSameBubble) {
+  for (const StageTimes& times : {equal, uneven})
+    for (const int m : p() > 12 ? std::vector{p()} : std::vector{1, 2, p(), 2 * p() + 1, 4 * p()})
+      for (const char* name : {"gpipe", "1f1b"}) {
+        const Simulation found = of(name, p(), m, times);
+        EXPECT_NEAR(found.bubble(), (p() - 1.0) / (m + p() - 1), 1e-12) << name << " " << m;
+        EXPECT_NEAR(found.total(), (m + p() - 1) * (times.forward + times.backward), 1e-8);
+        EXPECT_EQ(found.peak_activations(), name[0] == 'g' ? m : std::min(m, p()));
+      }
+}
+
+TEST_P(ClosedForms, InterleavingDividesTheBubbleByTheChunks) {
+  for (const int v : p() > 12 ? std::vector{2} : std::vector{2, 3})
+    for (const int m : micro_batches(p())) {
+      // A stage is v times shorter where a rank has v of them.
+      const StageTimes times{.forward = 1.0 / v, .backward = 2.0 / v};
+      const Simulation found = simulate(
+          make_schedule("interleaved", {.stages = v * p(), .chunks = v, .micro_batches = m}),
+          {.stages = {times}});
+      EXPECT_NEAR(found.longest().idle(), (p() - 1) * 3.0 / v, 1e-8);
+      EXPECT_NEAR(found.bubble(), (p() - 1.0) / v / (m + (p() - 1.0) / v), 1e-10);
+      EXPECT_NEAR(found.longest().idle(), of("1f1b", p(), m, equal).longest().idle() / v, 1e-8);
+    }
+}
+
+TEST_P(ClosedForms, ZBH1HasAThirdOfTheBubbleOf1F1BAndItsMemory) {
+  for (const int m : micro_batches(p())) {
+    const double found = of("zb-h1", p(), m, equal).longest().idle();
+    EXPECT_NEAR(found, of("1f1b", p(), m, equal).longest().idle() / 3, 1e-8) << m;
+    const StageTimes& t = uneven;
+    EXPECT_NEAR(of("zb-h1", p(), m, t).longest().idle(),
+                (p() - 1) * (t.forward + t.input - t.weight), 1e-7);
+    for (const RankSimulation& rank : of("zb-h1", p(), m, t).ranks)
+      EXPECT_EQ(rank.peak_activations, p());
+  }
+}
+
+TEST_P(ClosedForms, ZBVHasNoBubbleAndTheMemoryOf1F1B) {
+  for (const int m : micro_batches(2 * p() - 1)) {
+    const Simulation found = of("zbv", 2 * p(), m, equal);
+    EXPECT_NEAR(found.bubble(), 0, 1e-12) << m;
+    for (const RankSimulation& rank : found.ranks) {
+      EXPECT_NEAR(rank.idle(), 0, 1e-8);
+      EXPECT_EQ(rank.peak_activations, 2 * p());  // of half the size
+    }
+    EXPECT_NEAR(found.total(), 6 * m + p() - 1, 1e-8);
+  }
+}
+
+// arXiv:2412.19437, table 2, for the V of half as many ranks: 2p + 1 activations, and at most
+// (p - 1)(F&B + B - 3W), where F&B is a forward and a backward one after the other.
+TEST_P(ClosedForms, DualPipeVStaysBelowItsPublishedBubble) {
+  for (const int m : micro_batches(2 * p())) {
+    const Simulation found = of("dualpipev", 2 * p(), m, equal);
+    EXPECT_NEAR(found.longest().idle(), p() - 1, 1e-8);
+    EXPECT_LE(found.longest().idle(), 2 * (p() - 1));
+    for (const RankSimulation& rank : found.ranks) EXPECT_EQ(rank.peak_activations, 2 * p() + 1);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ClosedForms, testing::Range(2, 65));
+
+TEST(Simulation, OneRankNeverWaits) {
+  for (const char* name : {"gpipe", "1f1b", "zb-h1"}) EXPECT_EQ(of(name, 1, 5, uneven).bubble(), 0);
+  for (const char* name : {"interleaved", "zbv", "dualpipev"})
+    EXPECT_EQ(of(name, 2, 5, uneven).bubble(), 0);
+}
+
+TEST(Simulation, CommunicationDelaysWhatAnotherRankNeeds) {
+  const Schedule schedule = make_schedule("1f1b", {.stages = 2, .micro_batches = 1});
+  const Simulation found = simulate(schedule, {.communication = 0.25});
+  EXPECT_EQ(found.starts, (std::vector<std::vector<double>>{{0, 4.5}, {1.25, 2.25}}));
+  EXPECT_EQ(found.total(), 6.5);
+  // Between stages of one rank nothing is sent.
+  const Schedule alone = make_schedule("zbv", {.stages = 2, .micro_batches = 1});
+  EXPECT_EQ(simulate(alone, {.communication = 0.25}).total(), 6);
+}
+
+TEST(Simulation, EachStageMayHaveTimesOfItsOwn) {
+  const Schedule schedule = make_schedule("gpipe", {.stages = 2, .micro_batches = 2});
+  const Simulation found = simulate(
+      schedule, {.stages = {{.forward = 1, .backward = 1}, {.forward = 3, .backward = 5}}});
+  EXPECT_EQ(found.starts, (std::vector<std::vector<double>>{{0, 1, 12, 17}, {1, 4, 7, 12}}));
+  EXPECT_EQ(found.ranks[0].busy, 4);
+  EXPECT_EQ(found.ranks[0].idle(), 14);
+  EXPECT_EQ(found.ranks[1].idle(), 0);
+  EXPECT_EQ(found.bubble(), 14.0 / 18);
+}
+
+TEST(Simulation, TimesThatCannotBeAreOneLine) {
+  const Schedule schedule = make_schedule("gpipe", {.stages = 3, .micro_batches = 2});
+  EXPECT_EQ(message_of<InvalidArgument>([&] {
+              (void)simulate(schedule, {.stages = {{}, {}}});
+            }),
+            "simulate: expected times of one stage or of all 3, found 2");
+  EXPECT_EQ(
+      message_of<InvalidArgument>([&] { (void)simulate(schedule, {.stages = {{.input = -1}}}); }),
+      "simulate: time of I: expected at least 0, found -1");
+  EXPECT_EQ(message_of<InvalidArgument>([&] {
+              (void)simulate(schedule, {.communication = std::numeric_limits<double>::quiet_NaN()});
+            }),
+            "simulate: time of communication: expected at least 0, found nan");
+}
+
+TEST(Simulation, ActionsThatTakeNoTimeAreFine) {
+  const Schedule schedule = make_schedule("zb-h1", {.stages = 3, .micro_batches = 2});
+  const Simulation found = simulate(schedule, {.stages = {{0, 0, 0, 0}}});
+  EXPECT_EQ(found.total(), 0);
+  EXPECT_EQ(found.bubble(), 0);
+}
+
+}  // namespace
+}  // namespace lockstep::plan
