@@ -7,6 +7,9 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release)
 endif()
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
+# What a public header declares is exported (it says so by a pragma); the rest is hidden. In all targets alike, since they
+# share one precompiled header.
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 
 add_library(lockstep_settings INTERFACE)
 target_compile_features(lockstep_settings INTERFACE cxx_std_20)
@@ -27,6 +30,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
 endif()
 
 set(LOCKSTEP_FLOORS "" CACHE INTERNAL "")
+set(LOCKSTEP_PRIVATE_LIBRARIES "" CACHE INTERNAL "")   # what floors link that their users need not know
 set(LOCKSTEP_PROGRAM_TARGETS "" CACHE INTERNAL "")
 
 # lockstep_precompiled(TARGET): TARGET reuses the one precompiled LibTorch header.
@@ -100,6 +104,7 @@ function(lockstep_floor name)
     lockstep_precompiled(lockstep_${name})
   endif()
   set(LOCKSTEP_FLOORS ${LOCKSTEP_FLOORS} lockstep_${name} CACHE INTERNAL "")
+  set(LOCKSTEP_PRIVATE_LIBRARIES ${LOCKSTEP_PRIVATE_LIBRARIES} ${arg_LINK} CACHE INTERNAL "")
 endfunction()
 
 # lockstep_program(NAME sources... [LIBTORCH] [USES floors...] [LINK libraries...]); those of src/apps are installed.

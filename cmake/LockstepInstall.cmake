@@ -1,9 +1,13 @@
-# cmake --install: headers, libraries, programs, and what find_package(Lockstep) reads.
+# cmake --install: headers, libraries, programs, and what find_package(lockstep) reads.
 include(CMakePackageConfigHelpers)
 
-set(LOCKSTEP_PACKAGE_DIR "${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep")
-install(TARGETS ${LOCKSTEP_FLOORS} lockstep EXPORT LockstepTargets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
-install(EXPORT LockstepTargets NAMESPACE Lockstep:: DESTINATION "${LOCKSTEP_PACKAGE_DIR}")
+set(LOCKSTEP_PACKAGE_DIR "${CMAKE_INSTALL_LIBDIR}/cmake/lockstep")
+install(TARGETS ${LOCKSTEP_FLOORS} lockstep_static EXPORT lockstep-static ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+install(EXPORT lockstep-static NAMESPACE lockstep:: DESTINATION "${LOCKSTEP_PACKAGE_DIR}")
+if(TARGET lockstep_shared)
+  install(TARGETS lockstep_shared EXPORT lockstep-shared LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+  install(EXPORT lockstep-shared NAMESPACE lockstep:: DESTINATION "${LOCKSTEP_PACKAGE_DIR}")
+endif()
 install(DIRECTORY include/ DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 if(LOCKSTEP_PROGRAMS AND LOCKSTEP_PROGRAM_TARGETS)
   install(TARGETS ${LOCKSTEP_PROGRAM_TARGETS} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
@@ -13,14 +17,15 @@ if(LibTorch_VERSION MATCHES "^([0-9]+)[.]([0-9]+)")
   math(EXPR _lockstep_next "${CMAKE_MATCH_2} + 1")
   set(LOCKSTEP_LIBTORCH_RANGE "${CMAKE_MATCH_1}.${CMAKE_MATCH_2}...<${CMAKE_MATCH_1}.${_lockstep_next}")
 endif()
-# In small letters find_package(Lockstep) and find_package(lockstep) both find them.
+# In small letters find_package(lockstep) and find_package(Lockstep) both find them.
 configure_package_config_file(cmake/lockstep-config.cmake.in "${PROJECT_BINARY_DIR}/lockstep-config.cmake"
   INSTALL_DESTINATION "${LOCKSTEP_PACKAGE_DIR}")
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/lockstep-config-version.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/lockstep-config.cmake" "${PROJECT_BINARY_DIR}/lockstep-config-version.cmake"
   cmake/FindLibTorch.cmake DESTINATION "${LOCKSTEP_PACKAGE_DIR}")
 
-# What pkg-config reads. The libraries are static: each stands before those that it uses.
+# What pkg-config reads: `lockstep`, the shared library, and `lockstep-static`, where each library stands before those that it
+# uses.
 if(LOCKSTEP_LIBTORCH)
   list(REVERSE LOCKSTEP_FLOORS)
   list(TRANSFORM LOCKSTEP_FLOORS PREPEND "-l" OUTPUT_VARIABLE LOCKSTEP_PC_LIBRARIES)
@@ -33,8 +38,17 @@ if(LOCKSTEP_LIBTORCH)
   if(LibTorch_HAS_CUDA)
     set(LOCKSTEP_PC_CUDA "-Wl,--push-state,--no-as-needed -ltorch_cuda -lc10_cuda -Wl,--pop-state,--allow-shlib-undefined")
   endif()
-  configure_file(cmake/lockstep.pc.in "${PROJECT_BINARY_DIR}/lockstep.pc" @ONLY)
-  install(FILES "${PROJECT_BINARY_DIR}/lockstep.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+  set(LOCKSTEP_PC_REQUIRES "fmt spdlog libsodium libhwy tomlplusplus zlib")
+  set(LOCKSTEP_PC_KIND "static libraries")
+  configure_file(cmake/lockstep.pc.in "${PROJECT_BINARY_DIR}/lockstep-static.pc" @ONLY)
+  install(FILES "${PROJECT_BINARY_DIR}/lockstep-static.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+  if(TARGET lockstep_shared)
+    set(LOCKSTEP_PC_LIBRARIES "-Wl,-rpath,\${libdir} -llockstep")
+    set(LOCKSTEP_PC_REQUIRES "")
+    set(LOCKSTEP_PC_KIND "shared library")
+    configure_file(cmake/lockstep.pc.in "${PROJECT_BINARY_DIR}/lockstep.pc" @ONLY)
+    install(FILES "${PROJECT_BINARY_DIR}/lockstep.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+  endif()
 endif()
 if(LOCKSTEP_PROGRAMS)
   install(FILES src/apps/completion.bash DESTINATION "${CMAKE_INSTALL_DATADIR}/bash-completion/completions" RENAME lockstep)

@@ -5,6 +5,7 @@
 //   bound BYTES                         {"spans": [[begin, end], ...]}: seconds of passes of each
 //                                       kind over this rank's share (collectives/memory_bound.h)
 //   machine                             {"core_to_core_s": ...}, of rank 0
+#include "base/check.h"
 #include "serve.h"
 
 #include "apps/bench/collectives/calls.h"
@@ -12,7 +13,6 @@
 #include "apps/bench/collectives/memory_bound.h"
 #include "apps/program.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/base/deadline.h>
 #include <lockstep/comm/init.h>
 

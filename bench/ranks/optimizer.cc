@@ -1,11 +1,10 @@
 // The twin of bench/peers/optimizer.py: answers "update N" by the seconds of N steps of AdamW, and
 // "memory N" by those of N passes over the same memory.
+#include "base/check.h"
 #include "serve.h"
 
 #include "apps/bench/optimizer/work.h"
 #include "apps/program.h"
-
-#include <lockstep/base/check.h>
 
 #include <ATen/Parallel.h>
 

@@ -1,13 +1,12 @@
 // lockstep-bench-rank: one of our ranks beside the peers that bench/run.py measures it with. Not
 // installed.
+#include "base/check.h"
+#include "base/text.h"
 #include "serve.h"
 
 #include "apps/program.h"
 #include "base/command_options.h"
 #include "sys/heap.h"
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/text.h>
 
 #include <iostream>
 #include <map>

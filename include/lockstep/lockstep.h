@@ -3,12 +3,15 @@
 #pragma once
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/base/version.h>
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/comm/functional.h>
 #include <lockstep/comm/group.h>
 #include <lockstep/comm/init.h>
 #include <lockstep/comm/local.h>
+#include <lockstep/data/blocks.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/data/mnist.h>
 #include <lockstep/data/text.h>
@@ -20,6 +23,7 @@
 #include <lockstep/models/conv_net.h>
 #include <lockstep/models/gpt.h>
 #include <lockstep/models/mlp.h>
+#include <lockstep/module/named_parameters.h>
 #include <lockstep/module/state_dict.h>
 #include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>

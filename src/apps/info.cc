@@ -2,9 +2,8 @@
 
 #include "apps/facts.h"
 #include "apps/program.h"
-
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
+#include "base/format.h"
+#include "base/text.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -3,9 +3,8 @@
 #include "apps/program.h"
 #include "apps/run.h"
 #include "apps/sibling.h"
-
-#include <lockstep/base/format.h>
-#include <lockstep/base/nearest.h>
+#include "base/format.h"
+#include "base/nearest.h"
 
 #include <cstdio>
 #include <string>

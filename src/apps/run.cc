@@ -1,12 +1,11 @@
 #include "apps/run.h"
 
 #include "apps/program.h"
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/nearest.h>
-#include <lockstep/base/text.h>
-#include <lockstep/launch/agent.h>
+#include "base/check.h"
+#include "base/format.h"
+#include "base/nearest.h"
+#include "base/text.h"
+#include "launch/agent.h"
 
 #include <map>
 #include <optional>
@@ -119,7 +118,7 @@ void declare(CommandOptions& options, Words& words) {
       "Also write each rank's output, unchanged, to DIR/rank-N.log");
   add("prefix", "STYLE", words.prefix,
       "rank: '[rank 1] ' before each line; none: the bytes as they are");
-  add("stdin", "WHO", words.input, "rank-0: standard input goes to rank 0; none: to nobody");
+  add("stdin", "RANK", words.input, "rank-0: standard input goes to rank 0; none: to nobody");
   add("grace", "TIME", words.grace, "From a signal that was passed on to SIGKILL");
   add("failure-grace", "TIME", words.failure_grace,
       "From SIGTERM to SIGKILL for the ranks that survive a failure");

@@ -1,6 +1,7 @@
 #include "apps/sibling.h"
 
-#include <lockstep/base/format.h>
+#include "base/format.h"
+
 #include <unistd.h>
 
 #include <algorithm>

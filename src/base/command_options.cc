@@ -1,6 +1,6 @@
 #include "base/command_options.h"
 
-#include <lockstep/base/nearest.h>
+#include "base/nearest.h"
 
 #include <algorithm>
 #include <sstream>

@@ -11,9 +11,10 @@
 // being declared, and what follows them is not looked at.
 #pragma once
 
+#include "base/format.h"
+#include "base/text.h"
+
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 
 #include <concepts>
 #include <functional>

@@ -1,9 +1,10 @@
-#include <lockstep/base/environment.h>
+#include "base/environment.h"
+
+#include "base/format.h"
+#include "base/nearest.h"
+#include "base/text.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/nearest.h>
-#include <lockstep/base/text.h>
 
 #include <cstdlib>
 

@@ -1,5 +1,5 @@
-#include <lockstep/base/log.h>
-#include <lockstep/base/visible.h>
+#include "base/log.h"
+#include "base/visible.h"
 
 #include <spdlog/logger.h>
 #include <spdlog/sinks/stdout_sinks.h>

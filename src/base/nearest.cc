@@ -1,5 +1,5 @@
-#include <lockstep/base/format.h>
-#include <lockstep/base/nearest.h>
+#include "base/nearest.h"
+#include "base/format.h"
 
 #include <algorithm>
 #include <vector>

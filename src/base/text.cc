@@ -1,5 +1,5 @@
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
+#include "base/text.h"
+#include "base/format.h"
 
 #include <array>
 #include <charconv>

@@ -1,7 +1,7 @@
-#include <lockstep/base/visible.h>
+#include "base/visible.h"
 
-#include <lockstep/base/format.h>
-#include <lockstep/base/utf8.h>
+#include "base/format.h"
+#include "base/utf8.h"
 
 #include <algorithm>
 #include <array>

@@ -1,8 +1,9 @@
 // The names that the safetensors format has for dtypes.
 #pragma once
 
+#include "base/format.h"
+
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
 #include <c10/core/ScalarType.h>
 

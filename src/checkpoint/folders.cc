@@ -1,7 +1,8 @@
 #include "checkpoint/folders.h"
 
+#include "base/format.h"
+
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
 #include <algorithm>
 #include <cctype>

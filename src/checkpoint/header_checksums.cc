@@ -1,7 +1,7 @@
 #include "checkpoint/header_checksums.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/visible.h>
+#include "base/check.h"
+#include "base/visible.h"
 
 #include <string_view>
 

@@ -1,9 +1,8 @@
 #include "checkpoint/header_events.h"
 
+#include "base/visible.h"
 #include "checkpoint/dtype_names.h"
 #include "sys/bounded_json.h"
-
-#include <lockstep/base/visible.h>
 
 #include <algorithm>
 #include <optional>

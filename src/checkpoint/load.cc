@@ -1,3 +1,6 @@
+#include "base/check.h"
+#include "base/text.h"
+#include "base/visible.h"
 #include "checkpoint/file_names.h"
 #include "checkpoint/model_parts.h"
 #include "checkpoint/optimizer_parts.h"
@@ -5,9 +8,6 @@
 #include "checkpoint/random_states.h"
 #include "checkpoint/training_json.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/text.h>
-#include <lockstep/base/visible.h>
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/scheduler.h>

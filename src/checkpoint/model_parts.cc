@@ -1,7 +1,7 @@
 #include "checkpoint/model_parts.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/visible.h>
+#include "base/check.h"
+#include "base/visible.h"
 
 #include <ATen/ops/empty_like.h>
 

@@ -1,9 +1,9 @@
 #include "checkpoint/optimizer_fields.h"
 
+#include "base/check.h"
+#include "base/visible.h"
 #include "optim/state_fields.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/visible.h>
 #include <lockstep/checkpoint/optimizer_state.h>
 
 #include <ATen/ops/scalar_tensor.h>

@@ -1,9 +1,9 @@
 #include "checkpoint/optimizer_parts.h"
 
+#include "base/check.h"
+#include "base/visible.h"
 #include "checkpoint/optimizer_fields.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/visible.h>
 #include <lockstep/checkpoint/optimizer_state.h>
 #include <lockstep/comm/together.h>
 #include <lockstep/dispatch/part.h>

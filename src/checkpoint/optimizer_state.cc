@@ -1,9 +1,9 @@
 #include <lockstep/checkpoint/optimizer_state.h>
 
+#include "base/check.h"
+#include "base/visible.h"
 #include "checkpoint/optimizer_fields.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/visible.h>
 #include <lockstep/parallel/handle.h>
 
 #include <torch/optim/optimizer.h>

@@ -1,11 +1,11 @@
 #include "checkpoint/parts_reader.h"
 
+#include "base/check.h"
+#include "base/visible.h"
 #include "checkpoint/header_checksums.h"
 #include "checkpoint/part_exchange.h"
 #include "layout/runs.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/visible.h>
 #include <lockstep/checkpoint/checksum.h>
 #include <lockstep/comm/together.h>
 

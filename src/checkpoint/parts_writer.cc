@@ -1,11 +1,11 @@
 #include "checkpoint/parts_writer.h"
 
+#include "base/check.h"
 #include "checkpoint/header_checksums.h"
 #include "checkpoint/part_exchange.h"
 #include "layout/runs.h"
 #include "sys/positioned_file.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/checkpoint/checksum.h>
 #include <lockstep/comm/together.h>
 

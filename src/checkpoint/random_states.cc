@@ -1,7 +1,7 @@
 #include "checkpoint/random_states.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/visible.h>
+#include "base/check.h"
+#include "base/visible.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>

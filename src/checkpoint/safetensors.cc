@@ -1,9 +1,9 @@
 #include <lockstep/checkpoint/safetensors.h>
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/visible.h>
 #include <lockstep/checkpoint/checksum.h>
 
+#include "base/check.h"
+#include "base/visible.h"
 #include "checkpoint/header_checksums.h"
 #include "checkpoint/safetensors_header.h"
 #include "sys/files.h"

@@ -1,12 +1,12 @@
 #include "checkpoint/safetensors_header.h"
 
+#include "base/check.h"
+#include "base/format.h"
+#include "base/visible.h"
 #include "checkpoint/dtype_names.h"
 #include "checkpoint/header_events.h"
 #include "sys/plain_file.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/visible.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>

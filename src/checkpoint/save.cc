@@ -1,3 +1,5 @@
+#include "base/check.h"
+#include "base/scope_exit.h"
 #include "checkpoint/file_names.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/model_parts.h"
@@ -7,8 +9,6 @@
 #include "checkpoint/training_json.h"
 #include "sys/files.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/scope_exit.h>
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/scheduler.h>

@@ -1,11 +1,10 @@
 #include "checkpoint/training_json.h"
 
+#include "base/check.h"
+#include "base/visible.h"
 #include "checkpoint/folders.h"
 #include "sys/bounded_json.h"
 #include "sys/plain_file.h"
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/visible.h>
 
 #include <charconv>
 #include <cstdint>

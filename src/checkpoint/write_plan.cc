@@ -1,11 +1,10 @@
 #include "checkpoint/write_plan.h"
 
+#include "base/check.h"
+#include "base/visible.h"
 #include "checkpoint/dtype_names.h"
 #include "checkpoint/header_checksums.h"
 #include "layout/transfers.h"
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/visible.h>
 
 #include <algorithm>
 #include <map>

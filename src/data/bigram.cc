@@ -1,4 +1,4 @@
-#include <lockstep/data/bigram.h>
+#include "data/bigram.h"
 
 #include <lockstep/base/error.h>
 

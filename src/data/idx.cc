@@ -1,4 +1,4 @@
-#include <lockstep/data/idx.h>
+#include "data/idx.h"
 
 #include "data/gzip_reader.h"
 #include "sys/plain_file.h"

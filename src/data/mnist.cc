@@ -1,7 +1,8 @@
 #include <lockstep/data/mnist.h>
 
+#include "data/idx.h"
+
 #include <lockstep/base/error.h>
-#include <lockstep/data/idx.h>
 
 #include <string>
 

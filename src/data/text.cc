@@ -1,8 +1,8 @@
 #include <lockstep/data/text.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/text.h>
 
+#include "base/text.h"
 #include "sys/plain_file.h"
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 // messages.
 #pragma once
 
-#include <lockstep/base/utf8.h>
+#include "base/utf8.h"
 
 #include <cstddef>
 #include <string>

@@ -1,9 +1,9 @@
 #include <lockstep/data/vocabulary.h>
 
+#include "base/visible.h"
 #include "data/utf8.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/visible.h>
 
 #include <algorithm>
 #include <set>

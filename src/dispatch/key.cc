@@ -1,10 +1,11 @@
 #include "dispatch/key.h"
 
+#include "base/format.h"
+#include "comm/backend/only_copy.h"
 #include "dispatch/call.h"
 #include "dispatch/key_self_test.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/InferenceMode.h>
@@ -65,6 +66,7 @@ const Outcome& found_key() {
 }  // namespace
 
 DispatchKey key() {
+  check_only_copy();
   const Outcome& outcome = found_key();
   if (outcome.registration) return outcome.registration->key;
   throw Error(formatted(

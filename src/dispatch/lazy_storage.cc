@@ -1,6 +1,6 @@
 #include "dispatch/lazy_storage.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <c10/core/StorageImpl.h>
 

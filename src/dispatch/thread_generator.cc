@@ -1,8 +1,8 @@
 #include "dispatch/thread_generator.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
+#include "base/format.h"
 #include "comm/backend/one_line.h"
 
 #include <ATen/CPUGeneratorImpl.h>

@@ -1,8 +1,9 @@
 #include "global/arguments.h"
 
+#include "base/fingerprint.h"
+#include "base/format.h"
+
 #include <lockstep/base/error.h>
-#include <lockstep/base/fingerprint.h>
-#include <lockstep/base/format.h>
 
 #include <c10/util/StringUtil.h>
 

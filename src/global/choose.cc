@@ -1,9 +1,9 @@
 #include "global/choose.h"
 
+#include "base/format.h"
 #include "global/convert.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 #include <lockstep/layout/box.h>
 
 #include <algorithm>

@@ -1,9 +1,9 @@
 #include "global/convert.h"
 
+#include "base/check.h"
 #include "global/cut.h"
 #include "global/space.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/layout/shard_range.h>
 
 #include <ATen/ops/cat.h>

@@ -1,6 +1,7 @@
 #include "global/cut.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
+
 #include <lockstep/layout/shard_range.h>
 
 #include <ATen/ops/cat.h>

@@ -1,11 +1,10 @@
 #include "global/decide.h"
 
+#include "base/check.h"
+#include "base/log.h"
 #include "global/choose.h"
 #include "global/convert.h"
 #include "global/lists.h"
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/log.h>
 
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/StringUtil.h>

@@ -1,10 +1,9 @@
 #include "global/global_tensor.h"
 
+#include "base/check.h"
 #include "dispatch/key.h"
 #include "global/convert.h"
 #include "global/run.h"
-
-#include <lockstep/base/check.h>
 
 #include <c10/core/TensorImpl.h>
 

@@ -1,9 +1,8 @@
 #include "global/operation.h"
 
+#include "base/check.h"
 #include "global/rule_line.h"
 #include "global/rules/tables.h"
-
-#include <lockstep/base/check.h>
 
 #include <ATen/core/enum_tag.h>
 #include <c10/core/DispatchKey.h>

@@ -1,6 +1,6 @@
 #include <lockstep/global/placement.h>
 
-#include <lockstep/base/format.h>
+#include "base/format.h"
 
 namespace lockstep {
 

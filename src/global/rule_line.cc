@@ -1,6 +1,6 @@
 #include "global/rule_line.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <algorithm>
 #include <cctype>

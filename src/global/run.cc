@@ -1,11 +1,10 @@
 #include "global/run.h"
 
+#include "base/check.h"
 #include "global/arguments.h"
 #include "global/convert.h"
 #include "global/decide.h"
 #include "global/lists.h"
-
-#include <lockstep/base/check.h>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/InferenceMode.h>

@@ -1,9 +1,8 @@
 #include "global/space.h"
 
+#include "base/fingerprint.h"
 #include "dispatch/key.h"
 #include "global/decisions.h"
-
-#include <lockstep/base/fingerprint.h>
 
 #include <c10/core/TensorOptions.h>
 

@@ -1,10 +1,10 @@
 #include <lockstep/global/tensor.h>
 
+#include "base/check.h"
 #include "global/autograd.h"
 #include "global/decisions.h"
 #include "global/global_tensor.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/global/redistribute.h>
 
 #include <ATen/core/LegacyTypeDispatch.h>

@@ -1,11 +1,10 @@
-#include <lockstep/launch/agent.h>
+#include "launch/agent.h"
 
+#include "base/check.h"
+#include "base/text.h"
 #include "launch/node_messages.h"
 #include "launch/rendezvous_endpoint.h"
 #include "launch/run.h"
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/text.h>
 
 #include <chrono>
 

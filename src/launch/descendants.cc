@@ -1,9 +1,9 @@
 #include "launch/descendants.h"
 
+#include "base/text.h"
 #include "sys/process_stat.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/text.h>
 
 #include <dirent.h>
 #include <fcntl.h>

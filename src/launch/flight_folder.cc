@@ -1,6 +1,6 @@
 #include "launch/flight_folder.h"
 
-#include <lockstep/base/text.h>
+#include "base/text.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,7 +1,7 @@
 // Where the ranks of a run put their flight records, and what they have put there.
 #pragma once
 
-#include <lockstep/launch/environment.h>
+#include "launch/environment.h"
 
 #include <filesystem>
 #include <string>

@@ -5,9 +5,8 @@
 // in a session of their own that never call init().
 #pragma once
 
+#include "launch/environment.h"
 #include "sys/file_descriptor.h"
-
-#include <lockstep/launch/environment.h>
 
 #include <sys/types.h>
 

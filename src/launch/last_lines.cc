@@ -1,6 +1,6 @@
 #include "launch/last_lines.h"
 
-#include <lockstep/base/visible.h>
+#include "base/visible.h"
 
 #include <algorithm>
 

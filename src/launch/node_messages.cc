@@ -1,9 +1,9 @@
 #include "launch/node_messages.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
-#include <lockstep/base/visible.h>
+#include "base/check.h"
+#include "base/format.h"
+#include "base/text.h"
+#include "base/visible.h"
 
 #include <algorithm>
 #include <array>

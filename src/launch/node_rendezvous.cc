@@ -1,14 +1,14 @@
 #include "launch/node_rendezvous.h"
 
+#include "base/check.h"
+#include "base/format.h"
+#include "base/text.h"
 #include "launch/rendezvous_endpoint.h"
 #include "launch/rendezvous_store.h"
 #include "sys/own_address.h"
 #include "sys/socket_address.h"
 #include "sys/topology.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 #include <lockstep/store/secret.h>
 #include <unistd.h>
 

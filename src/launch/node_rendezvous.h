@@ -13,11 +13,11 @@
 // and it has left.
 #pragma once
 
+#include "launch/agent.h"
 #include "launch/node_messages.h"
 #include "launch/waiting_lines.h"
 
 #include <lockstep/base/deadline.h>
-#include <lockstep/launch/agent.h>
 #include <lockstep/store/store_server.h>
 #include <lockstep/store/tcp_store.h>
 

@@ -1,10 +1,11 @@
 #include "launch/nodes.h"
 
+#include "base/format.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "base/visible.h"
+
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/log.h>
-#include <lockstep/base/text.h>
-#include <lockstep/base/visible.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 

@@ -1,8 +1,7 @@
 // A run on several nodes: each agent tells the others how it went on its own node, and does what
 // the first word of all says.
+#include "base/format.h"
 #include "launch/run.h"
-
-#include <lockstep/base/format.h>
 
 #include <algorithm>
 

@@ -1,9 +1,8 @@
 // Puts the output of many ranks onto one terminal, line by line, each with its rank in front.
 #pragma once
 
+#include "launch/agent.h"
 #include "launch/sink.h"
-
-#include <lockstep/launch/agent.h>
 
 #include <string>
 #include <string_view>

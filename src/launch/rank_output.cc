@@ -1,8 +1,8 @@
 #include "launch/rank_output.h"
 
+#include "base/check.h"
 #include "sys/error_instead_of_signal.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
 
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 #include "launch/rendezvous_endpoint.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/text.h>
+#include "base/check.h"
+#include "base/text.h"
 
 namespace lockstep::launch {
 

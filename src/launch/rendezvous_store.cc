@@ -1,13 +1,13 @@
 #include "launch/rendezvous_store.h"
 
+#include "base/check.h"
+#include "base/format.h"
+#include "launch/environment.h"
 #include "sys/high_descriptor.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
-#include <lockstep/launch/environment.h>
 
 #include <fcntl.h>
-#include <lockstep/base/format.h>
 #include <netinet/in.h>
 #include <sys/mman.h>
 #include <sys/random.h>

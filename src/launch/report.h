@@ -1,9 +1,8 @@
 // What the agent says about the end of a run.
 #pragma once
 
+#include "launch/agent.h"
 #include "launch/shared_failures.h"
-
-#include <lockstep/launch/agent.h>
 
 #include <string>
 #include <vector>

@@ -1,16 +1,16 @@
 #include "launch/run.h"
 
+#include "base/check.h"
+#include "base/format.h"
+#include "base/scope_exit.h"
+#include "base/text.h"
 #include "launch/program.h"
 #include "sys/high_descriptor.h"
 #include "sys/topology.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/scope_exit.h>
-#include <lockstep/base/text.h>
 
 #include <fcntl.h>
-#include <lockstep/base/format.h>
 #include <unistd.h>
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // One run of an agent: the loop that everything it does hangs on.
 #pragma once
 
+#include "launch/agent.h"
 #include "launch/agent_state.h"
 #include "launch/descendants.h"
 #include "launch/flight_folder.h"
@@ -15,8 +16,6 @@
 #include "launch/sink.h"
 #include "launch/worker.h"
 #include "sys/open_files_limit.h"
-
-#include <lockstep/launch/agent.h>
 
 #include <memory>
 #include <optional>

@@ -1,6 +1,6 @@
 #include "launch/shared_failures.h"
 
-#include <lockstep/launch/environment.h>
+#include "launch/environment.h"
 
 #include <algorithm>
 

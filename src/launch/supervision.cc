@@ -1,7 +1,7 @@
+#include "base/format.h"
+#include "base/visible.h"
 #include "launch/run.h"
 
-#include <lockstep/base/format.h>
-#include <lockstep/base/visible.h>
 #include <unistd.h>
 
 #include <algorithm>

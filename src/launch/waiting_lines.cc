@@ -1,10 +1,10 @@
 #include "launch/waiting_lines.h"
 
+#include "base/format.h"
 #include "launch/poller.h"
 #include "sys/process.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
 #include <sys/eventfd.h>
 #include <unistd.h>

@@ -1,10 +1,9 @@
 // One rank, as the agent sees it: its process and its output.
 #pragma once
 
+#include "launch/agent.h"
 #include "launch/rank_output.h"
 #include "sys/process.h"
-
-#include <lockstep/launch/agent.h>
 
 #include <optional>
 #include <string>

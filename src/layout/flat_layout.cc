@@ -1,6 +1,7 @@
 #include "layout/flat_layout.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
+
 #include <lockstep/layout/box.h>
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 #include <lockstep/layout/mesh_layout.h>
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/nearest.h>
-#include <lockstep/base/text.h>
+#include "base/check.h"
+#include "base/nearest.h"
+#include "base/text.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,7 +1,8 @@
 #include <lockstep/layout/name_pattern.h>
 
+#include "base/nearest.h"
+
 #include <lockstep/base/error.h>
-#include <lockstep/base/nearest.h>
 
 #include <algorithm>
 #include <set>

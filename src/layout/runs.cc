@@ -1,6 +1,6 @@
 #include "layout/runs.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <algorithm>
 

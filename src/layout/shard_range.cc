@@ -1,6 +1,6 @@
 #include <lockstep/layout/shard_range.h>
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 #include <lockstep/layout/tensor_slice.h>
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,6 +1,7 @@
 #include "layout/unit_plan.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
+
 #include <lockstep/layout/name_pattern.h>
 
 #include <algorithm>

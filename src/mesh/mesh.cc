@@ -1,8 +1,7 @@
 #include <lockstep/mesh/mesh.h>
 
+#include "base/format.h"
 #include "base/mutex.h"
-
-#include <lockstep/base/format.h>
 
 #include <algorithm>
 #include <map>

@@ -1,13 +1,12 @@
 #include "module/rank_check.h"
 
+#include "base/fingerprint.h"
+#include "base/format.h"
 #include "module/tensor_memory.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/fingerprint.h>
 
 #include <ATen/ops/empty.h>
-
-#include <lockstep/base/format.h>
 
 #include <algorithm>
 #include <cstring>

@@ -1,6 +1,6 @@
 #include "module/specs.h"
 
-#include <lockstep/base/format.h>
+#include "base/format.h"
 
 namespace lockstep::modules {
 

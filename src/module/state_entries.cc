@@ -1,7 +1,7 @@
 #include "module/state_entries.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/visible.h>
+#include "base/check.h"
+#include "base/visible.h"
 
 #include <set>
 #include <string_view>

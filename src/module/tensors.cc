@@ -1,9 +1,9 @@
 #include "module/tensors.h"
 
+#include "base/check.h"
+#include "base/format.h"
 #include "module/tensor_memory.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/format.h>
 #include <lockstep/layout/name_pattern.h>
 
 #include <torch/nn/module.h>

@@ -1,6 +1,6 @@
 #include "module/watch.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <torch/nn/module.h>
 

@@ -1,9 +1,8 @@
 #include <lockstep/optim/clipping.h>
 
+#include "base/check.h"
 #include "optim/norm.h"
 #include "optim/optimizers.h"
-
-#include <lockstep/base/check.h>
 
 #include <ATen/core/grad_mode.h>
 

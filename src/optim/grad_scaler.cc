@@ -1,9 +1,8 @@
 #include <lockstep/optim/grad_scaler.h>
 
+#include "base/check.h"
 #include "optim/norm.h"
 #include "optim/optimizers.h"
-
-#include <lockstep/base/check.h>
 
 #include <torch/serialize/archive.h>
 

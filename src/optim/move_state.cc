@@ -1,7 +1,7 @@
+#include "base/check.h"
 #include "optim/state_fields.h"
 #include "optim/state_tensors.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/optim/gradient_transform.h>
 #include <lockstep/optim/state_memory.h>
 

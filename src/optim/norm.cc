@@ -1,11 +1,11 @@
 #include "optim/norm.h"
 
+#include "base/check.h"
 #include "dispatch/value_source.h"
 #include "optim/formats_kernel.h"
 #include "optim/scan_kernel.h"
 #include "optim/threads.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/dispatch/part.h>
 
 #include <ATen/ops/abs.h>

@@ -1,7 +1,7 @@
 // What all optimizers do alike around their updates.
 #pragma once
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/flat_hash_map.h>

@@ -1,9 +1,8 @@
 #include "optim/parameter_span.h"
 
+#include "base/fingerprint.h"
 #include "optim/state_tensors.h"
 #include "optim/threads.h"
-
-#include <lockstep/base/fingerprint.h>
 
 #include <algorithm>
 #include <cmath>

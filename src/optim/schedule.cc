@@ -1,6 +1,6 @@
 #include <lockstep/optim/schedule.h>
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <algorithm>
 #include <cmath>

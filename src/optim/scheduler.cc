@@ -1,6 +1,6 @@
 #include <lockstep/optim/scheduler.h>
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>

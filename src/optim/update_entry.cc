@@ -1,6 +1,6 @@
 #include "optim/update_entry.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/empty_like.h>

@@ -1,11 +1,11 @@
 #include "parallel/backward_step.h"
 
+#include "base/check.h"
+#include "base/log.h"
+#include "base/scope_exit.h"
 #include "layout/bucket_plan.h"
 #include "parallel/reduction_errors.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/log.h>
-#include <lockstep/base/scope_exit.h>
 #include <lockstep/parallel/reduction_failed.h>
 
 #include <ATen/core/grad_mode.h>

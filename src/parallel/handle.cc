@@ -1,10 +1,10 @@
 #include <lockstep/parallel/handle.h>
 
+#include "base/check.h"
+#include "base/scope_exit.h"
 #include "module/slices.h"
 #include "parallel/handle_state.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/scope_exit.h>
 #include <lockstep/optim/clipping.h>
 
 #include <ATen/core/grad_mode.h>

@@ -1,7 +1,8 @@
 #include "parallel/reduction_errors.h"
 
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
+#include "base/format.h"
+#include "base/text.h"
+
 #include <lockstep/parallel/reduction_failed.h>
 
 namespace lockstep::parallel {

@@ -1,7 +1,7 @@
-#include <lockstep/plan/schedule.h>
+#include "base/check.h"
+#include "base/nearest.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/nearest.h>
+#include <lockstep/plan/schedule.h>
 
 #include <algorithm>
 #include <array>

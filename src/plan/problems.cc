@@ -1,7 +1,6 @@
+#include "base/check.h"
 #include "plan/needs.h"
 #include "plan/walk.h"
-
-#include <lockstep/base/check.h>
 
 #include <algorithm>
 #include <unordered_map>

@@ -1,6 +1,6 @@
 #include <lockstep/plan/schedule.h>
 
-#include <lockstep/base/format.h>
+#include "base/format.h"
 
 namespace lockstep::plan {
 

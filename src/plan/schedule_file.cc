@@ -1,10 +1,9 @@
 #include <lockstep/plan/schedule_file.h>
 
+#include "base/check.h"
+#include "base/text.h"
+#include "base/visible.h"
 #include "sys/plain_file.h"
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/text.h>
-#include <lockstep/base/visible.h>
 
 #include <algorithm>
 #include <cstdint>

@@ -1,8 +1,7 @@
 #include <lockstep/plan/simulation.h>
 
+#include "base/check.h"
 #include "plan/walk.h"
-
-#include <lockstep/base/check.h>
 
 #include <algorithm>
 #include <cmath>

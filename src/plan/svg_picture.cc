@@ -1,6 +1,6 @@
-#include <lockstep/plan/picture.h>
+#include "base/format.h"
 
-#include <lockstep/base/format.h>
+#include <lockstep/plan/picture.h>
 
 #include <algorithm>
 #include <string_view>

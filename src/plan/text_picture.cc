@@ -1,7 +1,7 @@
-#include <lockstep/plan/picture.h>
+#include "base/check.h"
+#include "base/format.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/format.h>
+#include <lockstep/plan/picture.h>
 
 #include <algorithm>
 #include <cmath>

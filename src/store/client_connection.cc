@@ -1,5 +1,9 @@
 #include "store/client_connection.h"
 
+#include "base/check.h"
+#include "base/format.h"
+#include "base/scope_exit.h"
+#include "base/text.h"
 #include "store/limits.h"
 #include "sys/descriptor_passing.h"
 #include "sys/sockets.h"
@@ -7,14 +11,9 @@
 #include <array>
 #include <utility>
 
-#include <lockstep/base/format.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/scope_exit.h>
-#include <lockstep/base/text.h>
 
 namespace lockstep {
 namespace {

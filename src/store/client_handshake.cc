@@ -1,5 +1,6 @@
 #include "store/client_handshake.h"
 
+#include "base/check.h"
 #include "store/unsigned_bytes.h"
 #include "store/wire.h"
 #include "sys/sockets.h"
@@ -7,8 +8,6 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
-
-#include <lockstep/base/check.h>
 
 namespace lockstep::store {
 namespace {
@@ -34,11 +33,13 @@ ClientStreams shake_hands(int socket, std::string_view address, const StoreKey& 
 
   std::string answer = receive_text(socket, proof_bytes + stream_header_bytes, deadline);
   bool refused = std::all_of(answer.begin(), answer.end(), [](char byte) { return byte == 0; });
-  check_input(!refused, "store at {} refused the secret", address);
+  check_input(!refused, "store at {} refused the secret: give the server and its clients the same",
+              address);
   Proof server_proof{};
   std::memcpy(server_proof.data(), answer.data(), proof_bytes);
   check_input(equal(server_proof, key.server_proof(nonces)),
-              "store at {} does not know the secret itself", address);
+              "store at {} could not prove that it knows the secret: is it another program's?",
+              address);
 
   ClientStreams streams{Sealer(key.key_to_server(nonces)),
                         Opener(key.key_to_client(nonces), answer.substr(proof_bytes))};

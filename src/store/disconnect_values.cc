@@ -1,10 +1,10 @@
 #include "store/disconnect_values.h"
 
+#include "base/check.h"
+#include "base/text.h"
 #include "store/limits.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/text.h>
 
 namespace lockstep::store {
 

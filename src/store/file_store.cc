@@ -1,5 +1,8 @@
 #include <lockstep/store/file_store.h>
 
+#include "base/check.h"
+#include "base/format.h"
+#include "base/text.h"
 #include "store/limits.h"
 #include "sys/error_instead_of_signal.h"
 #include "sys/file_descriptor.h"
@@ -16,11 +19,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <lockstep/base/format.h>
 #include <sodium.h>
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/text.h>
 
 // A file is "KEY_BYTES KEY VALUE": the length in decimal and a space, the key, the value to the
 // end. Its name is a hash of the key, since keys may be longer than file names and contain

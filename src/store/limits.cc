@@ -1,8 +1,8 @@
 #include "store/limits.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
+#include "base/check.h"
+#include "base/format.h"
+#include "base/text.h"
 
 namespace lockstep::store {
 

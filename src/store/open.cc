@@ -1,9 +1,10 @@
 #include <lockstep/store/open.h>
 
+#include "base/check.h"
+#include "base/text.h"
+
 #include <utility>
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/text.h>
 #include <lockstep/store/file_store.h>
 #include <lockstep/store/tcp_store.h>
 

@@ -1,8 +1,8 @@
 #include <lockstep/store/prefix_store.h>
 
-#include <utility>
+#include "base/check.h"
 
-#include <lockstep/base/check.h>
+#include <utility>
 
 namespace lockstep {
 

@@ -1,12 +1,11 @@
 #include "store/requests.h"
 
+#include "base/check.h"
 #include "store/limits.h"
 
 #include <algorithm>
 #include <string>
 #include <utility>
-
-#include <lockstep/base/check.h>
 
 namespace lockstep::store {
 namespace {

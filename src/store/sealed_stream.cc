@@ -1,9 +1,8 @@
 #include "store/sealed_stream.h"
 
+#include "base/check.h"
 #include "store/unsigned_bytes.h"
 #include "store/wire.h"
-
-#include <lockstep/base/check.h>
 
 namespace lockstep::store {
 

@@ -1,5 +1,10 @@
 #include <lockstep/store/secret.h>
 
+#include "base/check.h"
+#include "base/environment.h"
+#include "base/format.h"
+#include "base/scope_exit.h"
+#include "base/text.h"
 #include "sys/file_descriptor.h"
 #include "sys/files.h"
 
@@ -13,12 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/scope_exit.h>
-#include <lockstep/base/text.h>
 
 namespace lockstep {
 namespace {
@@ -31,7 +31,8 @@ void check_protected(const struct stat& found, const std::string& file) {
               "secret {}: expected a file of this user, {}; found one of user {}", file,
               ::geteuid(), found.st_uid);
   check_input((found.st_mode & 077) == 0,
-              "secret {}: expected a file that only its owner can use (mode 600), found mode {:o}",
+              "secret {}: expected a file that only its owner can use (mode 600), found mode {:o}; "
+              "chmod 600 makes it so",
               file, found.st_mode & 0777);
 }
 
@@ -86,7 +87,9 @@ std::filesystem::path user_secret_file() {
   const std::filesystem::path name("lockstep/secret");
   if (auto state = environment::text("XDG_STATE_HOME")) return *state / name;
   auto home = environment::text("HOME");
-  check_input(home.has_value(), "the user's secret: neither XDG_STATE_HOME nor HOME is set");
+  check_input(home.has_value(),
+              "the user's secret: neither XDG_STATE_HOME nor HOME is set; set "
+              "one, or name a file (LOCKSTEP_SECRET_FILE, --secret-file)");
   return std::filesystem::path(*home) / ".local/state" / name;
 }
 

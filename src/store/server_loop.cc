@@ -1,5 +1,7 @@
 #include "store/server_loop.h"
 
+#include "base/format.h"
+#include "base/log.h"
 #include "sys/descriptor_passing.h"
 #include "sys/sockets.h"
 
@@ -14,8 +16,6 @@
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/log.h>
 
 namespace lockstep {
 namespace {
@@ -138,7 +138,8 @@ bool StoreServer::Loop::may_enter(int socket) const {
   if (!address_.starts_with('@')) return true;
   auto peer = sys::peer_credentials(socket);
   if (peer.uid == ::geteuid()) return true;
-  log::warning("store at {}: user {} wanted in, but only {} may", address_, peer.uid, ::geteuid());
+  log::warning("store at {}: refused a connection of user {}: only user {} may connect", address_,
+               peer.uid, ::geteuid());
   return false;
 }
 

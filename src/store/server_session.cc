@@ -1,11 +1,10 @@
 #include "store/server_session.h"
 
+#include "base/check.h"
 #include "store/unsigned_bytes.h"
 
 #include <algorithm>
 #include <cstring>
-
-#include <lockstep/base/check.h>
 
 namespace lockstep::store {
 namespace {

@@ -1,11 +1,10 @@
 #include <lockstep/store/store_server.h>
 
+#include "base/check.h"
 #include "store/server_loop.h"
 #include "sys/sockets.h"
 
 #include <utility>
-
-#include <lockstep/base/check.h>
 
 namespace lockstep {
 
@@ -14,7 +13,9 @@ StoreServer::StoreServer(StoreServerOptions options) {
         options.max_unproven);
   sys::SocketAddress address = sys::SocketAddress::of(options.host, options.port);
   check_input(!options.secret.empty() || address.is_loopback(),
-              "store at {}: a store that other machines can reach needs a secret", address.text());
+              "store at {}: a store that other hosts can reach needs a secret: set "
+              "StoreServerOptions::secret",
+              address.text());
   sys::FileDescriptor listener = sys::listen_on(address);
   loop_ = std::make_unique<Loop>(std::move(options), std::move(listener));
 }

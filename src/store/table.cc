@@ -1,10 +1,9 @@
 #include "store/table.h"
 
+#include "base/check.h"
+#include "base/text.h"
+#include "base/visible.h"
 #include "store/limits.h"
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/text.h>
-#include <lockstep/base/visible.h>
 
 namespace lockstep::store {
 

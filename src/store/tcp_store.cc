@@ -1,12 +1,11 @@
 #include <lockstep/store/tcp_store.h>
 
+#include "base/check.h"
 #include "store/client_connection.h"
 #include "store/limits.h"
 #include "sys/socket_address.h"
 
 #include <utility>
-
-#include <lockstep/base/check.h>
 
 namespace lockstep {
 namespace {

@@ -1,9 +1,9 @@
 #include "store/wire.h"
 
+#include "base/check.h"
+
 #include <concepts>
 #include <utility>
-
-#include <lockstep/base/check.h>
 
 namespace lockstep::store {
 namespace {

@@ -1,7 +1,8 @@
 #include "sys/affinity.h"
 
+#include "base/format.h"
+
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
 #include <algorithm>
 #include <cerrno>

@@ -1,9 +1,10 @@
 // JSON from a file that may be damaged or made to deceive. Only for floors that link nlohmann_json.
 #pragma once
 
+#include "base/format.h"
+#include "base/visible.h"
+
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/visible.h>
 
 #include <nlohmann/json.hpp>
 

@@ -1,5 +1,6 @@
 #include "sys/cgroup.h"
 
+#include "base/text.h"
 #include "sys/files.h"
 
 #include <algorithm>
@@ -9,7 +10,6 @@
 #include <vector>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/text.h>
 
 namespace lockstep::sys {
 namespace {

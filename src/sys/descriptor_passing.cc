@@ -1,5 +1,6 @@
 #include "sys/descriptor_passing.h"
 
+#include "base/check.h"
 #include "sys/sockets.h"
 
 #include <cerrno>
@@ -7,8 +8,6 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-
-#include <lockstep/base/check.h>
 
 namespace lockstep::sys {
 namespace {

@@ -1,10 +1,10 @@
 #include "sys/file_lock.h"
 
+#include "base/format.h"
+#include "base/visible.h"
 #include "sys/topology.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/visible.h>
 
 #include <fcntl.h>
 #include <sys/file.h>

@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
+#include "base/format.h"
 #include "sys/error_instead_of_signal.h"
 
 namespace lockstep::sys {

@@ -79,7 +79,7 @@ std::string address_towards(const std::string& peer) {
   const auto address = SocketAddress::tcp(peer, 9);
   const FileDescriptor socket(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!socket || ::connect(socket.get(), address.get(), address.size()) != 0)
-    throw SystemError("finding this machine's address towards " + peer, errno);
+    throw SystemError("finding this host's address towards " + peer, errno);
   const auto own = SocketAddress::local(socket.get());
   if (own.is_loopback() && !is_loopback_name(peer)) {
     if (std::string outward = outward_address(); !outward.empty()) return outward;

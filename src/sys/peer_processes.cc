@@ -1,8 +1,8 @@
 #include "sys/peer_processes.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/text.h>
 
+#include "base/text.h"
 #include "sys/process.h"
 #include "sys/process_identity.h"
 

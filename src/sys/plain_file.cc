@@ -1,9 +1,8 @@
 #include "sys/plain_file.h"
 
+#include "base/check.h"
+#include "base/text.h"
 #include "sys/topology.h"
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/text.h>
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,11 +1,11 @@
 #include "sys/positioned_file.h"
 
+#include "base/format.h"
+#include "base/text.h"
 #include "sys/error_instead_of_signal.h"
 #include "sys/files.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 
 #include <cerrno>
 #include <csignal>

@@ -1,9 +1,8 @@
 #include "sys/process_identity.h"
 
-#include <lockstep/base/fingerprint.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
-
+#include "base/fingerprint.h"
+#include "base/format.h"
+#include "base/text.h"
 #include "sys/process_stat.h"
 #include "sys/topology.h"
 

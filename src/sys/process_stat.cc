@@ -1,8 +1,7 @@
 #include "sys/process_stat.h"
 
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
-
+#include "base/format.h"
+#include "base/text.h"
 #include "sys/file_descriptor.h"
 
 #include <array>

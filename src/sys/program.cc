@@ -1,10 +1,9 @@
 #include "sys/program.h"
 
 #include "base/command_options.h"
+#include "base/format.h"
+#include "base/visible.h"
 #include "sys/failure_text.h"
-
-#include <lockstep/base/format.h>
-#include <lockstep/base/visible.h>
 
 #include <cstdio>
 

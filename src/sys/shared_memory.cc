@@ -1,10 +1,10 @@
 #include "sys/shared_memory.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 
+#include "base/check.h"
+#include "base/format.h"
+#include "base/text.h"
 #include "sys/error_instead_of_signal.h"
 
 #include <fcntl.h>

@@ -1,5 +1,8 @@
 #include "sys/socket_address.h"
 
+#include "base/check.h"
+#include "base/scope_exit.h"
+
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -9,9 +12,7 @@
 #include <netinet/in.h>
 #include <sys/un.h>
 
-#include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/scope_exit.h>
 
 namespace lockstep::sys {
 

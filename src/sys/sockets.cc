@@ -121,7 +121,7 @@ FileDescriptor accept_one(int listener, Deadline deadline) {
     if (FileDescriptor socket = accept_now(listener)) return socket;
     if (!wait_ready(listener, POLLIN, deadline)) {
       throw Timeout("waiting for a connection to " + SocketAddress::local(listener).text() +
-                    ": nobody came");
+                    ": no peer has connected in time");
     }
   }
 }
@@ -142,8 +142,8 @@ FileDescriptor connect_to(const SocketAddress& address, Deadline deadline) {
     std::string what = "connecting to " + address.text();
     if (!may_answer_later(result.error)) throw SystemError(what, result.error);
     if (deadline.passed())
-      throw Timeout(what + ": nobody answered in time (" +
-                    std::generic_category().message(result.error) + ")");
+      throw Timeout(what + ": no answer in time (" + std::generic_category().message(result.error) +
+                    ")");
     std::this_thread::sleep_for(std::min<Duration>(pause, deadline.left()));
     pause = std::min(2 * pause, std::chrono::milliseconds(200));
   }

@@ -1,5 +1,6 @@
 #include "sys/topology.h"
 
+#include "base/text.h"
 #include "sys/affinity.h"
 #include "sys/cgroup.h"
 #include "sys/files.h"
@@ -13,7 +14,6 @@
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/text.h>
 
 namespace lockstep::sys {
 namespace {

@@ -1,8 +1,9 @@
 #include "train/best.h"
 
+#include "base/format.h"
+#include "base/text.h"
+
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 
 #include <ATen/ops/tensor.h>
 

@@ -1,7 +1,7 @@
 #include "train/checkpoint_fit.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/visible.h>
+#include "base/check.h"
+#include "base/visible.h"
 
 #include <algorithm>
 #include <array>

@@ -1,14 +1,14 @@
 #include "train/command_line.h"
 
 #include "base/command_options.h"
+#include "base/format.h"
+#include "base/nearest.h"
+#include "base/text.h"
 #include "train/config_file.h"
 #include "train/configuration.h"
 #include "train/resume_command.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/nearest.h>
-#include <lockstep/base/text.h>
 #include <lockstep/base/version.h>
 
 #include <algorithm>

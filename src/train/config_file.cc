@@ -1,12 +1,11 @@
 #include "train/config_file.h"
 
-#include <lockstep/base/check.h>
-
+#include "base/check.h"
+#include "base/format.h"
+#include "base/visible.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"
 
-#include <lockstep/base/format.h>
-#include <lockstep/base/visible.h>
 #include <toml++/toml.h>
 
 #include <algorithm>

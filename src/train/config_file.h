@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 // One setting of a file, with the place to name when it is wrong ("run.toml line 3").
@@ -30,3 +32,5 @@ void apply_config(Configuration& configuration, const std::vector<ConfigEntry>& 
 void write_config(const std::filesystem::path& path, const Configuration& configuration);
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

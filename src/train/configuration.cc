@@ -1,8 +1,7 @@
 #include "train/configuration.h"
 
+#include "base/check.h"
 #include "train/option_settings.h"
-
-#include <lockstep/base/check.h>
 
 #include <algorithm>
 #include <array>

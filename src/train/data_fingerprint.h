@@ -1,7 +1,8 @@
 // What a checkpoint remembers of the data that its run learned from.
 #pragma once
 
-#include <lockstep/base/format.h>
+#include "base/format.h"
+
 #include <lockstep/checkpoint/checksum.h>
 
 #include <ATen/core/Tensor.h>

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <limits>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 struct EarlyStopping {
@@ -23,3 +25,5 @@ struct EarlyStopping {
 };
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

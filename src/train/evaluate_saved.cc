@@ -4,9 +4,6 @@
 #include "train/evaluator.h"
 #include "train/model_description.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/visible.h>
 #include <lockstep/comm/together.h>
 #include <lockstep/train/saved_model.h>
 #include <lockstep/train/task.h>

@@ -1,8 +1,7 @@
 #include "train/evaluator.h"
 
+#include "base/scope_exit.h"
 #include "train/micro_batches.h"
-
-#include <lockstep/base/scope_exit.h>
 
 #include <algorithm>
 #include <utility>

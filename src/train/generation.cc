@@ -1,8 +1,7 @@
 #include <lockstep/train/generation.h>
 
+#include "base/check.h"
 #include "data/utf8_stream.h"
-
-#include <lockstep/base/check.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 

@@ -4,6 +4,8 @@
 #include <array>
 #include <csignal>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 // While an object lives, the first of SIGINT, SIGTERM, SIGHUP (the terminal is gone) and SIGPIPE
@@ -26,3 +28,5 @@ class Interrupt {
 };
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

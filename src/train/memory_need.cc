@@ -4,9 +4,7 @@
 
 #include "sys/failure_text.h"
 
-#include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
 namespace lockstep::train {
 namespace {

@@ -15,6 +15,8 @@
 #include <optional>
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 struct MetricsRow {
@@ -56,3 +58,5 @@ class MetricsFile {
 };
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

@@ -1,6 +1,6 @@
 #include "train/micro_batches.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <utility>
 

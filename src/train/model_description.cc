@@ -1,6 +1,6 @@
 #include "train/model_description.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <string_view>
 

@@ -1,8 +1,7 @@
 #include "train/option_settings.h"
 
+#include "base/check.h"
 #include "train/strategy.h"
-
-#include <lockstep/base/check.h>
 
 #include <string>
 #include <utility>

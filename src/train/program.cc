@@ -1,5 +1,6 @@
 #include <lockstep/train/program.h>
 
+#include "base/format.h"
 #include "sys/program.h"
 #include "train/command_line.h"
 #include "train/option_settings.h"
@@ -7,7 +8,6 @@
 #include "train/resume_command.h"
 #include "train/task_programs.h"
 
-#include <lockstep/base/format.h>
 #include <lockstep/train/trainer.h>
 
 #include <cstdio>

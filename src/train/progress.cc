@@ -1,8 +1,7 @@
 #include "train/progress.h"
 
+#include "base/format.h"
 #include "train/terminal.h"
-
-#include <lockstep/base/format.h>
 
 #include <algorithm>
 #include <array>

@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 struct ProgressRow {
@@ -80,3 +82,5 @@ class Progress {
 };
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

@@ -1,7 +1,7 @@
 // Seeds for independent random streams of one run.
 #pragma once
 
-#include <lockstep/base/fingerprint.h>
+#include "base/fingerprint.h"
 
 #include <cstdint>
 

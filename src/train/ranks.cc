@@ -1,16 +1,14 @@
 #include "train/ranks.h"
 
 #include "base/command_options.h"
+#include "launch/agent.h"
 #include "launch/detection/rank_info.h"
 #include "sys/failure_text.h"
 #include "sys/program.h"
 #include "train/progress.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/format.h>
 #include <lockstep/comm/init.h>
 #include <lockstep/comm/together.h>
-#include <lockstep/launch/agent.h>
 
 #include <cstdio>
 #include <filesystem>
@@ -42,7 +40,7 @@ int start_copies(const RankProgram& program, int ranks) {
 
 int be_a_rank(const RankProgram& program) {
   Group world = init();
-  std::string who = world.size() > 1 ? formatted("rank {}: ", world.rank()) : "";
+  std::string speaker = world.size() > 1 ? formatted("rank {}: ", world.rank()) : "";
   int code = usage_exit_code;
   try {
     together(world, [&] {

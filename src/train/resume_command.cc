@@ -1,6 +1,6 @@
 #include "train/resume_command.h"
 
-#include <lockstep/base/format.h>
+#include "base/format.h"
 
 #include <algorithm>
 

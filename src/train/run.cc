@@ -1,5 +1,10 @@
 #include "train/run.h"
 
+#include "base/check.h"
+#include "base/format.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "base/visible.h"
 #include "train/checkpoint_fit.h"
 #include "train/memory_need.h"
 #include "train/micro_batches.h"
@@ -8,7 +13,6 @@
 #include "train/option_settings.h"
 #include "train/random_streams.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/comm/together.h>
 #include <lockstep/optim/gradient_transform.h>

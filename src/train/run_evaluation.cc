@@ -1,8 +1,8 @@
 // How a run sees how far it is: evaluations, the best model, samples.
+#include "base/format.h"
 #include "train/model_description.h"
 #include "train/run.h"
 
-#include <lockstep/base/format.h>
 #include <lockstep/checkpoint/checkpoint.h>
 
 namespace lockstep::train {

@@ -1,14 +1,13 @@
 #include "train/run_folder.h"
 
+#include "base/check.h"
+#include "base/text.h"
+#include "base/visible.h"
 #include "train/checkpoint_fit.h"
 #include "train/config_file.h"
 #include "train/resume_command.h"
 
 #include "sys/files.h"
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/text.h>
-#include <lockstep/base/visible.h>
 
 #include <algorithm>
 

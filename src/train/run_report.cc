@@ -1,8 +1,8 @@
 // What a run says of itself: rows of metrics, the progress line, the last line.
+#include "base/format.h"
+#include "base/log.h"
 #include "train/run.h"
 
-#include <lockstep/base/format.h>
-#include <lockstep/base/log.h>
 #include <lockstep/comm/together.h>
 
 #include <csignal>

@@ -1,14 +1,14 @@
 // What Run does about a checkpoint: whether it fits, and what is said of it.
+#include "base/check.h"
+#include "base/fingerprint.h"
+#include "base/text.h"
+#include "base/visible.h"
 #include "train/run.h"
 
 #include "train/checkpoint_fit.h"
 #include "train/model_description.h"
 #include "train/resume_command.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/fingerprint.h>
-#include <lockstep/base/text.h>
-#include <lockstep/base/visible.h>
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/comm/together.h>
 

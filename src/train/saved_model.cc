@@ -6,8 +6,6 @@
 #include "train/tasks/gpt.h"
 #include "train/tasks/known.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/text.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/module/state_dict.h>
 

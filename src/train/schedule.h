@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string_view>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 struct ScheduleOptions {
@@ -34,3 +36,5 @@ struct ScheduleOptions {
 [[nodiscard]] double learning_rate(const ScheduleOptions& options, std::int64_t step);
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

@@ -1,7 +1,7 @@
 #include <lockstep/train/settings.h>
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/nearest.h>
+#include "base/check.h"
+#include "base/nearest.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,7 +1,8 @@
 #include "train/strategy.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/visible.h>
+#include "base/check.h"
+#include "base/visible.h"
+
 #include <lockstep/checkpoint/optimizer_state.h>
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>

@@ -1,8 +1,7 @@
 #include <lockstep/train/task.h>
 
+#include "base/check.h"
 #include "train/data_fingerprint.h"
-
-#include <lockstep/base/check.h>
 
 #include <algorithm>
 #include <numeric>

@@ -1,8 +1,8 @@
 #include "train/terminal.h"
 
+#include "base/text.h"
 #include "sys/file_descriptor.h"
 
-#include <lockstep/base/text.h>
 #include "train/progress.h"
 
 #include <fcntl.h>

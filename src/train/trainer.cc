@@ -1,8 +1,7 @@
 #include <lockstep/train/trainer.h>
 
+#include "base/check.h"
 #include "train/run.h"
-
-#include <lockstep/base/check.h>
 
 #include <utility>
 

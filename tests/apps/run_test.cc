@@ -142,8 +142,8 @@ TEST(LockstepRun, ARefusedSecretIsSaidOnBothSides) {
   }
   const Finished refused = finish(std::move(nodes[1]));
   EXPECT_EQ(refused.status.code, 1);
-  EXPECT_EQ(refused.error,
-            "lockstep run: node 1 cannot join: store at " + at + " refused the secret\n");
+  EXPECT_EQ(refused.error, "lockstep run: node 1 cannot join: store at " + at +
+                               " refused the secret: give the server and its clients the same\n");
   await_error(nodes[0], "does not know the secret");
   nodes[0].process.send(SIGTERM);
   const Finished first = finish(std::move(nodes[0]));
@@ -160,7 +160,7 @@ TEST(LockstepRun, HelpNamesEveryOptionWithItsDefault) {
                             "--log-dir DIR",
                             "--prefix STYLE",
                             "[rank]\n",
-                            "--stdin WHO",
+                            "--stdin RANK",
                             "[rank-0]\n",
                             "--grace TIME",
                             "[30s]\n",

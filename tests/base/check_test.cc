@@ -1,4 +1,4 @@
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <gtest/gtest.h>
 

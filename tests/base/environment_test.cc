@@ -1,4 +1,4 @@
-#include <lockstep/base/environment.h>
+#include "base/environment.h"
 
 #include <lockstep/base/error.h>
 

@@ -1,4 +1,4 @@
-#include <lockstep/base/fingerprint.h>
+#include "base/fingerprint.h"
 
 #include <gtest/gtest.h>
 

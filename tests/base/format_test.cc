@@ -1,4 +1,4 @@
-#include <lockstep/base/format.h>
+#include "base/format.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include <lockstep/base/nearest.h>
+#include "base/nearest.h"
 
 #include <gtest/gtest.h>
 

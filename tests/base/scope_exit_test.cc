@@ -1,4 +1,4 @@
-#include <lockstep/base/scope_exit.h>
+#include "base/scope_exit.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include <lockstep/base/text.h>
+#include "base/text.h"
 
 #include <gtest/gtest.h>
 

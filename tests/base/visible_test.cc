@@ -1,4 +1,4 @@
-#include <lockstep/base/visible.h>
+#include "base/visible.h"
 
 #include "support/fuzz.h"
 

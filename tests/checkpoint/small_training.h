@@ -103,7 +103,7 @@ inline const std::map<std::string, MakeOptimizer>& all_optimizers() {
       {"our_adamw", maker<optim::AdamW>(AdamWOptions(0.01))},
       {"our_adamw_blocks",
        maker<optim::AdamW>(AdamWOptions(0.01),
-                           optim::UpdateOptions{.state = optim::StateFormat::blocks})}};
+                           optim::UpdateOptions{.state = optim::StateFormat::blockwise})}};
   return all;
 }
 

@@ -4,12 +4,11 @@
 // LOCKSTEP_INJECTIONS sets how often (3 times), LOCKSTEP_SEED where the random numbers begin. The
 // tests of mpi are ctest entries of their own, which run beside the others.
 #include "support/torch/injection.h"
+#include "base/environment.h"
+#include "base/fingerprint.h"
+#include "base/format.h"
+#include "base/text.h"
 #include "support/torch/mpirun_world.h"
-
-#include <lockstep/base/environment.h>
-#include <lockstep/base/fingerprint.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 
 #include <gtest/gtest.h>
 

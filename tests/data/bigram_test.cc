@@ -1,4 +1,4 @@
-#include <lockstep/data/bigram.h>
+#include "data/bigram.h"
 
 #include "data/refusal.h"
 #include "support/data_folder.h"

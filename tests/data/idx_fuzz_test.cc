@@ -1,6 +1,6 @@
 // IDX files that are damaged or made to deceive, plain and compressed: read or refused with
 // BadInput, never anything else.
-#include <lockstep/data/idx.h>
+#include "data/idx.h"
 
 #include <lockstep/base/error.h>
 

@@ -1,4 +1,4 @@
-#include <lockstep/data/idx.h>
+#include "data/idx.h"
 
 #include "data/idx_file.h"
 #include "data/refusal.h"

@@ -7,7 +7,7 @@
 
 #include <unistd.h>
 
-#include <lockstep/launch/agent.h>
+#include "launch/agent.h"
 #include "launch/descendants.h"
 #include "launch/run_agent.h"
 #include "support/processes.h"

@@ -1,3 +1,5 @@
+#include "launch/agent.h"
+
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -11,7 +13,6 @@
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/launch/agent.h>
 #include "launch/run_agent.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"

@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <lockstep/launch/agent.h>
+#include "launch/agent.h"
 #include "launch/run_agent.h"
 #include "launch/signals.h"
 #include "support/processes.h"

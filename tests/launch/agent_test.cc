@@ -1,4 +1,4 @@
-#include <lockstep/launch/agent.h>
+#include "launch/agent.h"
 
 #include <gtest/gtest.h>
 

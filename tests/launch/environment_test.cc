@@ -1,4 +1,4 @@
-#include <lockstep/launch/environment.h>
+#include "launch/environment.h"
 
 #include <gtest/gtest.h>
 

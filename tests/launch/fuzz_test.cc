@@ -1,6 +1,7 @@
 // Hostile input of the launcher: the texts that agents of several nodes exchange, the store in
 // which the ranks of a run meet, and what ranks print.
 #include "support/fuzz.h"
+#include "launch/environment.h"
 #include "launch/last_lines.h"
 #include "launch/node_messages.h"
 #include "launch/printer.h"
@@ -17,7 +18,6 @@
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/launch/environment.h>
 #include <lockstep/store/open.h>
 
 namespace lockstep::launch {

@@ -94,8 +94,8 @@ TEST(NodeRendezvous, DifferentSecrets) {
   second.nodes.secret_file = secret_file(folder, "second", "correct horse staple!");
   first.nodes.join_timeout = 2s;
   const auto ran = run_nodes({first, second});
-  EXPECT_EQ(ran[1].problem,
-            "node 1 cannot join: store at " + first.nodes.rendezvous + " refused the secret");
+  EXPECT_EQ(ran[1].problem, "node 1 cannot join: store at " + first.nodes.rendezvous +
+                                " refused the secret: give the server and its clients the same");
   expect_words(ran[0].problem, {" for node 1: no agent"});
 
   second.nodes.secret_file = first.nodes.secret_file;

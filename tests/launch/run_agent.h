@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <lockstep/launch/agent.h>
+#include "launch/agent.h"
 #include "sys/file_descriptor.h"
 
 namespace lockstep::launch {

@@ -1,11 +1,11 @@
 // torch.amp.GradScaler is the oracle of the scale.
 #include <lockstep/optim/grad_scaler.h>
 
+#include "base/format.h"
 #include "optim/support.h"
 #include "support/python.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/sgd.h>
 

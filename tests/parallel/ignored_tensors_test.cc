@@ -1,7 +1,7 @@
 // Options::ignored: parameters and buffers that a handle has nothing to do with.
+#include "base/format.h"
 #include "parallel/sharded/support.h"
 
-#include <lockstep/base/format.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
 #include <ATen/ops/eye.h>

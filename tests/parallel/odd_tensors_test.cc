@@ -1,8 +1,8 @@
 // Buffers and parameters that are not plain dense memory: they reach every rank right, or one line
 // names them on every rank before anything has changed.
+#include "base/format.h"
 #include "parallel/sharded/support.h"
 
-#include <lockstep/base/format.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
 #include <ATen/ops/eye.h>

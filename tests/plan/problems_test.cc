@@ -3,8 +3,8 @@
 #include <lockstep/plan/simulation.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
+#include "base/format.h"
 #include "plan/mutations.h"
 #include "support/fuzz.h"
 #include "support/messages.h"

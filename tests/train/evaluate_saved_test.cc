@@ -1,10 +1,10 @@
 #include <lockstep/train/evaluate_saved.h>
 
-#include <lockstep/base/format.h>
-#include <lockstep/data/bigram.h>
 #include <lockstep/data/text.h>
 #include <lockstep/train/saved_model.h>
 
+#include "base/format.h"
+#include "data/bigram.h"
 #include "train/messages.h"
 #include "train/runs.h"
 

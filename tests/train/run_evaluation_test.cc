@@ -1,10 +1,10 @@
 // What a run looks at while it goes on: evaluations of some batches, the best model, samples.
 #include <lockstep/train/trainer.h>
 
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 #include <lockstep/data/vocabulary.h>
 
+#include "base/format.h"
+#include "base/text.h"
 #include "train/runs.h"
 
 #include <gtest/gtest.h>

@@ -2,11 +2,11 @@
 // task's own by name.
 #pragma once
 
+#include "base/format.h"
 #include "train/configuration.h"
 #include "train/option_settings.h"
 #include "train/tasks/known.h"
 
-#include <lockstep/base/format.h>
 #include <lockstep/train/trainer.h>
 
 #include <cstdint>

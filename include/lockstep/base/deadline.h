@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <chrono>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
 using Clock = std::chrono::steady_clock;
@@ -41,3 +43,5 @@ class Deadline {
 };
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

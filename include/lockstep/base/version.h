@@ -1,7 +1,9 @@
-// The version of this library, as CMake's find_package(Lockstep) knows it.
+// The version of this library, as CMake's find_package(lockstep) knows it.
 #pragma once
 
 #include <string_view>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep {
 
@@ -9,3 +11,5 @@ namespace lockstep {
 [[nodiscard]] std::string_view version();
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

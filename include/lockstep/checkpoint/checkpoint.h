@@ -2,16 +2,16 @@
 // whole optimizer state, neither here nor there.
 //
 //   std::int64_t step = 0;
-//   if (auto saved = ls::checkpoint::load_latest("out", handle, adamw)) step = saved->step;
+//   if (auto saved = lockstep::checkpoint::load_latest("out", handle, adamw)) step = saved->step;
 //   while (step < steps) {
 //     ...
 //     adamw.step();
-//     if (++step % 100 == 0) ls::checkpoint::save("out", handle, adamw, {.step = step});
+//     if (++step % 100 == 0) lockstep::checkpoint::save("out", handle, adamw, {.step = step});
 //   }
 //
-// A checkpoint is a folder (lockstep/checkpoint/training_state.h). It does not know who wrote it: it
-// is loaded on any number of ranks, under DistributedDataParallel and fully_shard() at every level,
-// with LibTorch's optimizer or ours, and at the same bits.
+// A checkpoint is a folder (lockstep/checkpoint/training_state.h). It does not depend on the ranks
+// that wrote it: it is loaded on any number of ranks, under DistributedDataParallel and
+// fully_shard() at every level, with LibTorch's optimizer or ours, and at the same bits.
 //
 // Every rank writes the elements that it has, each element once: what several ranks have is divided
 // among them. A rank that does not see the folder, because no disk is shared between hosts, sends
@@ -35,6 +35,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+
+#pragma GCC visibility push(default)
 
 namespace torch::optim {
 class Optimizer;
@@ -105,3 +107,5 @@ void save_model(const std::filesystem::path& path, const Handle& handle,
 void load_model(const std::filesystem::path& path, Handle& handle, bool verify = true);
 
 }  // namespace lockstep::checkpoint
+
+#pragma GCC visibility pop

@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace torch::optim {
 class Optimizer;
 }
@@ -49,3 +51,5 @@ void load_optimizer_state(torch::optim::Optimizer& optimizer, const NamedParamet
                                                  const Handle& handle);
 
 }  // namespace lockstep::checkpoint
+
+#pragma GCC visibility pop

@@ -20,6 +20,8 @@
 #include <map>
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::checkpoint {
 
 using NamedTensors = std::map<std::string, at::Tensor>;
@@ -52,9 +54,11 @@ struct SafetensorsReading {
 // is checked before anything is allocated, in time linear in its length: every length, name, dtype,
 // shape and offset, and that the data is covered exactly once. Throws BadInput that names the file,
 // the tensor, what was expected and what was found, also where bytes were overwritten, for a pipe
-// or a device, and for a file that is larger than the machine's memory; SystemError when the file
+// or a device, and for a file that is larger than the host's memory; SystemError when the file
 // cannot be opened or the disk fails.
 [[nodiscard]] Safetensors read_safetensors(const std::filesystem::path& path,
                                            SafetensorsReading how = {});
 
 }  // namespace lockstep::checkpoint
+
+#pragma GCC visibility pop

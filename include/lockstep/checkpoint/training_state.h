@@ -26,6 +26,8 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::checkpoint {
 
 // What a program counts beside model and optimizer.
@@ -57,3 +59,5 @@ struct TrainingState {
 void verify(const std::filesystem::path& folder);
 
 }  // namespace lockstep::checkpoint
+
+#pragma GCC visibility pop

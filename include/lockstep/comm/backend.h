@@ -16,6 +16,8 @@
 #include <string>
 #include <string_view>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
 [[nodiscard]] inline const at::Tensor& no_tensor() {
@@ -106,3 +108,5 @@ class Backend {
 };
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

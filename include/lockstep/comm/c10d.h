@@ -12,6 +12,8 @@
 
 #include <functional>
 
+#pragma GCC visibility push(default)
+
 namespace c10d {
 class Backend;
 class Store;
@@ -32,3 +34,5 @@ using MakeC10dBackend = std::function<c10::intrusive_ptr<c10d::Backend>(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, Duration timeout)>;
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -1,15 +1,17 @@
-// The flight record: what a rank called last, on every group that came from its init(), with the
-// times at which each call was posted and waited for and the place in the source. It is written by
-// itself, one file a rank, when a group dies, into the folder that LOCKSTEP_FLIGHT names (`lockstep
-// run` names one). `lockstep report hang FILE...` reads the files of several ranks and says who
-// waits for whom. docs/errors.md shows one; src/comm/diagnose/flight_file.h has the format.
+// The flight record: the latest calls of a rank on every group that came from its init(), each with
+// its place in the source and the times of its post and of the end of its wait. When a group dies,
+// each rank writes its record as one file into the folder that LOCKSTEP_FLIGHT names (`lockstep
+// run` names one). `lockstep report hang FILE...` reads the files of several ranks and says which
+// rank waits for which. docs/errors.md shows one; src/comm/diagnose/flight_file.h has the format.
 //
-// Keeping it costs nanoseconds a call, a fixed 128 KiB a process, and no system call.
+// Recording costs nanoseconds a call, a fixed 128 KiB a process, and no system call.
 #pragma once
 
 #include <lockstep/comm/group.h>
 
 #include <string>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep {
 
@@ -21,3 +23,5 @@ namespace lockstep {
 std::string write_flight_record(const Group& group, const std::string& folder = {});
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -62,6 +62,8 @@
 #include <cstdint>
 #include <span>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
 // The combination of all ranks' inputs, on every rank. Bitwise operations have no gradient, nor
@@ -131,3 +133,5 @@ namespace lockstep {
 [[nodiscard]] at::Tensor with_backward_of(const at::Tensor& value, at::TensorList results);
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -1,29 +1,30 @@
 // Group: some ranks with their own numbering, and every collective operation among them.
 //
-// A value handle: copies share one group. All ranks of a group call the same operations in the same
-// order; a different call, size, dtype or tag on some rank is a Mismatch that names both.
-// Operations are asynchronous: a call posts the operation and returns a Work; the tensors must be
-// left alone until Work::wait() returns. Posting is enough: a rank that has posted may compute,
-// block elsewhere or drop the Work without stalling the others. Operations of one group take effect
-// in the order of their posts; two groups that use the same memory need a wait() between.
+// A value handle: copies share one group. All ranks of a group must call the same operations in the
+// same order. A different call, size, dtype or tag on one rank is a Mismatch that names both calls.
 //
-// Any thread may call; calls on one group are serialised, and their order must be the same on all
+// Operations are asynchronous: a call posts the operation and returns a Work. The caller must not
+// read or write the tensors until Work::wait() returns. After the post a rank may compute, block
+// elsewhere or drop the Work: it stalls no other rank. Operations of one group take effect in the
+// order of their posts. Two groups that use the same memory need a wait() between their operations.
+//
+// Any thread may call. Calls on one group are serialised, and their order must be the same on all
 // ranks.
 //
-// Tensors: outputs and in-place tensors must be contiguous; inputs that are not are copied. Every
-// dtype that LibTorch trains with. A group of one rank completes at once and makes at most one
-// copy.
+// Tensors: outputs and in-place tensors must be contiguous. Inputs that are not contiguous are
+// copied. Every dtype that LibTorch trains with is supported. In a group of one rank each operation
+// is complete at once and makes at most one copy.
 //
-// Tensors on a device such as a GPU: an operation begins after what the posting thread had given to
-// its current stream of that device until the post, and what the thread that waits gives to its
-// current stream after the wait sees the outputs. Other streams must be ordered after that one.
+// Tensors on a GPU: an operation begins after the work that the posting thread has enqueued on its
+// current stream of that device. Work that the waiting thread enqueues on its current stream after
+// wait() sees the outputs. The program must order all other streams after that one.
 //
-// Sums are taken in one fixed order, a balanced binary tree over rank numbers (split at the largest
-// power of two below the size), so equal inputs give equal bits on the engines `local` and `shm`,
-// whatever the timing; bfloat16 and half are summed in float.
+// The engines `local`, `shm` and `mpi` sum in one fixed order, a balanced binary tree over rank
+// numbers (split at the largest power of two below the size). There equal inputs give equal bits,
+// whatever the timing. bfloat16 and half are summed in float.
 //
-// Errors: InvalidArgument before anything was sent; PeerLost, Timeout, Mismatch, Aborted from
-// wait() or from the next call.
+// Errors: InvalidArgument is thrown before anything is sent. wait() or the next call throws
+// PeerLost, Timeout, Mismatch and Aborted.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -40,12 +41,14 @@
 #include <string>
 #include <string_view>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
 class Backend;
 class GroupState;
 
-// What any call may be given besides its operands.
+// Options of one call.
 struct CallOptions {
   std::string_view tag = {};  // a name for messages; ranks that give different tags are a Mismatch
   // Instead of the group's. Duration::max(): none, and no notice of a wait that lasts long.
@@ -74,25 +77,25 @@ class Group {
   [[nodiscard]] Duration timeout() const;
   void set_timeout(Duration timeout);
 
-  // Every rank calls; ranks with the same color form a new group, numbered by key and then by rank
-  // here. Blocks.
+  // Collective, blocks. Ranks with the same color form a new group, ordered by key and then by
+  // rank in this group, as in MPI_Comm_split.
   [[nodiscard]] Group split(int color, int key = 0, Where where = Where::current()) const;
-  // Every rank calls with the same list; those in it get the new group (numbered as listed), others
-  // nothing. Lists may overlap from call to call. Blocks.
+  // Collective, blocks. Every rank passes the same list. The ranks in it get the new group,
+  // numbered as listed; the others get nothing. Lists of several calls may overlap.
   [[nodiscard]] std::optional<Group> subset(std::span<const int> ranks,
                                             Where where = Where::current()) const;
 
-  // In place: every rank ends with the combination of all.
+  // In place: every rank gets the combination of all ranks' tensors.
   Work all_reduce(const at::Tensor& tensor, Op op = Op::sum, CallOptions options = {},
                   Where where = Where::current());
-  // In place on the root; the others' tensors are left as they are.
+  // In place on the root. The tensors of the other ranks do not change.
   Work reduce(const at::Tensor& tensor, int root = 0, Op op = Op::sum, CallOptions options = {},
               Where where = Where::current());
-  // The root's values replace everybody's.
+  // Every rank gets the root's values, in place.
   Work broadcast(const at::Tensor& tensor, int root = 0, CallOptions options = {},
                  Where where = Where::current());
 
-  // output (size() times as many elements as input) is all inputs in rank order.
+  // output has size() times as many elements as input: all inputs in rank order.
   Work all_gather(const at::Tensor& output, const at::Tensor& input, CallOptions options = {},
                   Where where = Where::current());
   // Uneven: counts[r] elements come from rank r; every rank passes the same counts.
@@ -100,8 +103,8 @@ class Group {
                   std::span<const std::int64_t> counts, CallOptions options = {},
                   Where where = Where::current());
 
-  // input (size() times as many elements as output) is combined over ranks; rank r gets its r-th
-  // part.
+  // input has size() times as many elements as output. It is combined over the ranks, and rank r
+  // gets the r-th part.
   Work reduce_scatter(const at::Tensor& output, const at::Tensor& input, Op op = Op::sum,
                       CallOptions options = {}, Where where = Where::current());
   // Uneven: rank r gets counts[r] elements; every rank passes the same counts.
@@ -125,16 +128,16 @@ class Group {
   Work scatter(const at::Tensor& output, const at::Tensor& input, int root = 0,
                CallOptions options = {}, Where where = Where::current());
 
-  // Messages between two ranks match in the order of their posts; a different size, dtype or tag is
-  // a Mismatch. That order is their own: wait() for a message before another operation uses its
-  // memory.
+  // Messages between two ranks match in the order of their posts. A different size, dtype or tag is
+  // a Mismatch. Messages are not ordered with collectives: wait() for a message before another
+  // operation uses its memory.
   Work send(const at::Tensor& tensor, int destination, CallOptions options = {},
             Where where = Where::current());
   Work recv(const at::Tensor& tensor, int source, CallOptions options = {},
             Where where = Where::current());
 
-  // Complete when every rank has called it, and what the operations before it write is there, also
-  // in memory that ranks share.
+  // Complete when every rank has called it and the operations before it have written their outputs,
+  // also in memory that ranks share.
   Work barrier(CallOptions options = {}, Where where = Where::current());
 
   // A tensor that peers of this host can read where it lies, so that operations on it move no byte
@@ -144,17 +147,17 @@ class Group {
   [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
                                         const at::TensorOptions& options = {}) const;
 
-  // One tensor over the same memory on every rank: what one rank writes, all see. Collective: every
-  // rank calls with the same sizes and dtype, in the same order among its operations; blocks.
-  // Uninitialised; the memory goes with the last rank's tensor. Writing and reading are ordered by
-  // barrier(). An all_gather of slices of such a tensor into itself, each at its rank's own place,
-  // moves no byte. InvalidArgument on engines whose ranks share no memory.
+  // One tensor over the same memory on every rank: what one rank writes, all ranks see. Collective,
+  // blocks: every rank calls with the same sizes and dtype, in the same order among its operations.
+  // The memory is not initialised and is freed with the last rank's tensor. barrier() orders writes
+  // before reads. An all_gather of slices of such a tensor into itself, each at its rank's own
+  // offset, moves no byte. InvalidArgument on engines whose ranks share no memory.
   [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,
                                              const at::TensorOptions& options = {},
                                              Where where = Where::current());
 
-  // Kills the group on every rank that can be reached: what is waited for ends with Aborted and
-  // `reason`.
+  // Ends the group on every rank that can be reached: every wait() throws Aborted with `reason`.
+  // Local, but may block for some seconds while it tells the other ranks.
   void abort(std::string_view reason);
 
  private:
@@ -164,3 +167,5 @@ class Group {
 };
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -11,27 +11,29 @@
 #include <optional>
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
 struct InitOptions {
   // The engine; empty: LOCKSTEP_BACKEND, else by where the ranks are.
-  //   "shm"           all ranks on one host; the choice there
-  //   "gloo"          TCP; the choice for several hosts with one rank each
+  //   "shm"           all ranks on one host; the default there
+  //   "gloo"          TCP; the default for several hosts with one rank each
   //   "nccl"          GPUs, one a rank: the one of the first tensor, else the one with this rank's
-  //                   number on its host; tensors of the host are copied there and back
+  //                   number on its host; tensors in host memory are copied to it and back
   //   "mpi"           the MPI whose mpirun started the program (LOCKSTEP_MPI=openmpi or mpich where
-  //                   that does not show); the choice where mpirun started ranks on several hosts
-  //   "hierarchical"  shm inside each host and one of the others across; the choice for several
-  //                   hosts with several ranks. "hierarchical:gloo", "hierarchical:mpi" name it
-  // Tensors in a GPU's memory are staged through pinned host memory by all but nccl, whose wait()
-  // blocks until the GPU has come to the end of the operation: docs/gpu.md.
+  //                   that does not show); the default where mpirun started ranks on several hosts
+  //   "hierarchical"  shm inside each host and another engine across; the default for several hosts
+  //                   with several ranks. "hierarchical:gloo" and "hierarchical:mpi" name the other
+  // All engines but nccl stage tensors in a GPU's memory through pinned host memory. wait() of nccl
+  // blocks until the GPU has finished the operation: docs/gpu.md.
   std::string backend = {};
-  // Makes an engine of c10d that is none of these; `backend` is then its name.
+  // Makes another engine of c10d; `backend` is then its name.
   MakeC10dBackend c10d = {};
   Duration timeout = std::chrono::minutes(10);      // deadline of one wait
-  Duration join_timeout = std::chrono::minutes(5);  // until every rank must have arrived
+  Duration join_timeout = std::chrono::minutes(5);  // for all ranks to arrive
   // Address space of this rank's shared arena; pages are taken only when touched. 0: LOCKSTEP_ARENA
-  // (such as "4GiB"), else a share of the machine's memory. A size named here or there must be free
+  // (such as "4GiB"), else a share of the host's memory. A size named here or there must be free
   // now, or init() throws BadInput.
   std::int64_t arena_bytes = 0;
   // On shm and hierarchical, CPU tensors of 64 KiB and more that are made while the world lives lie
@@ -43,21 +45,29 @@ struct InitOptions {
   std::optional<bool> arena_tensors = {};
 };
 
-// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (and
-// LOCKSTEP_STORE under `lockstep run`), else what mpirun or srun set, and joins the other ranks;
-// without them it is one rank. Which ranks share a host is exchanged, not taken from variables;
-// for tests, ranks that find different names in LOCKSTEP_HOST behave as on different hosts.
-// Blocks until all have arrived. Also sets this process's thread count to its share of the cores
-// unless OMP_NUM_THREADS says otherwise, and lets malloc keep freed blocks of many megabytes, which
-// training steps allocate again and again, unless MALLOC_* or GLIBC_TUNABLES say otherwise. The
-// group owns everything that was opened: when the last handle goes, this rank leaves in order.
-// It then waits for peers that still need what it has posted, but half a minute at most, and not at
-// all while an exception unwinds the stack; a wait() or barrier() before makes sure of them. A
-// forked child has no part in the group: its calls are InvalidArgument, and destroying its copies
-// changes nothing. Threads that the group starts take no signals.
-// Under `lockstep run` the process from then on ends with its agent: should that be killed, the
-// rank prints a line and ends by SIGKILL, through whatever wrappers it was started.
-// BadInput names a variable that makes no sense; Timeout names the ranks that never came.
+// Collective. Blocks until all ranks have arrived.
+//
+// Where the ranks meet: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+// (and LOCKSTEP_STORE under `lockstep run`), else the variables of mpirun or srun. Without any of
+// them the world is one rank. The ranks tell each other which of them share a host; no variable
+// does. For tests, ranks with different values of LOCKSTEP_HOST behave as on different hosts.
+//
+// What else it sets: the number of threads of this process, to its share of the cores, unless
+// OMP_NUM_THREADS is set; and malloc keeps freed blocks of many megabytes, which training steps
+// allocate again, unless MALLOC_* or GLIBC_TUNABLES are set.
+//
+// The group owns what it has opened. When its last handle is destroyed, this rank leaves in order:
+// it waits for peers that still need what it has posted, at most half a minute, and not at all
+// while an exception unwinds the stack. A wait() or barrier() before makes sure that no peer does.
+//
+// A forked child is no rank: its calls on the group throw InvalidArgument, and destroying its
+// copies has no effect. Threads that the group starts take no signals. Under `lockstep run` the
+// process ends with its agent: if the agent is killed, the rank prints a line and ends by SIGKILL.
+//
+// BadInput names a variable that has no valid value; Timeout names the ranks that did not arrive.
+// Error: the process has a second copy of Lockstep (static libraries beside liblockstep.so).
 [[nodiscard]] Group init(InitOptions options = {});
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -9,16 +9,20 @@
 #include <functional>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
-// `size` handles of one group, one for each thread that will be a rank. A rank whose handles are
-// all gone has left: peers that still need it get PeerLost.
+// `size` handles of one group, one for each thread that will be a rank. A rank leaves when its last
+// handle is destroyed; peers that still need it get PeerLost.
 [[nodiscard]] std::vector<Group> local_groups(int size,
                                               Duration timeout = std::chrono::minutes(10));
 
-// Runs rank(group) in `size` threads, each with one intra-op thread, and joins them. The first
-// exception (by time) is thrown again here after all have ended.
+// Runs rank(group) in `size` threads, each with one intra-op thread, and joins them. Rethrows the
+// first exception (by time) after all threads have ended.
 void run_as_threads(int size, const std::function<void(Group)>& rank,
                     Duration timeout = std::chrono::minutes(10));
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -1,12 +1,14 @@
-// Which call it is, and how values of several ranks become one.
+// The operations of a group, and how a reduction combines the values of several ranks.
 #pragma once
 
 #include <cstdint>
 #include <string_view>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
-// How a reduction combines ranks. `average` is one division after the sum and takes floating point
+// How a reduction combines ranks. `average` divides once, after the sum, and takes floating point
 // only; band, bor and bxor take integers and bool.
 enum class Op : std::uint8_t { sum, average, product, min, max, band, bor, bxor };
 
@@ -29,3 +31,5 @@ enum class Collective : std::uint8_t {
 [[nodiscard]] std::string_view name_of(Collective collective);
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

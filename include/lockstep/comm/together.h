@@ -7,6 +7,8 @@
 #include <functional>
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
 // A step of the program failed on some rank, and every rank knows: all of them throw this with the
@@ -32,3 +34,5 @@ void together(Group& group, const std::function<void()>& action);
 [[nodiscard]] std::string broadcast_text(Group& group, std::string text, int root = 0);
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -1,10 +1,11 @@
-// Work: one posted operation. A small value; copying it is cheap and both copies speak of the same
-// operation.
+// Work: one posted operation. A small value: copies are cheap and refer to the same operation.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <utility>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep {
 
@@ -26,10 +27,9 @@ class [[nodiscard]] Work {
   // True when wait() would not block. Never throws.
   [[nodiscard]] bool done() const;
 
-  // Leaves the operation to itself. It keeps its tensors alive until it is complete, its outputs
-  // may be read only after a later wait() of the same group, and its error comes with the next call
-  // on the group. The same happens to a Work that is merely destroyed; this method says that it is
-  // meant.
+  // Says that nobody will wait for the operation. It keeps its tensors alive until it is complete.
+  // Its outputs may be read only after a later wait() of the same group, and the next call on the
+  // group throws its error. Destroying a Work has the same effect; drop() says that it is meant.
   void drop() {}
 
  private:
@@ -39,3 +39,5 @@ class [[nodiscard]] Work {
 };
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -25,6 +25,8 @@
 #include <utility>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::data {
 
 template <class D>
@@ -87,3 +89,5 @@ ReadBatch<BatchOf<D>> reader_of(std::shared_ptr<D> dataset) {
 }
 
 }  // namespace lockstep::data
+
+#pragma GCC visibility pop

@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <optional>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::data {
 
 // For training: blocks that begin anywhere. Copies share the tokens.
@@ -58,3 +60,5 @@ class SequentialBlocks
 [[nodiscard]] std::int64_t count_targets(const at::Tensor& target);
 
 }  // namespace lockstep::data
+
+#pragma GCC visibility pop

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <optional>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::data {
 
 // A map dataset that gives whole batches: data float [rows, 1, height, width], target int64 [rows].
@@ -34,3 +36,5 @@ class Images : public torch::data::datasets::BatchDataset<Images, torch::data::E
 };
 
 }  // namespace lockstep::data
+
+#pragma GCC visibility pop

@@ -1,13 +1,13 @@
 // loader(): this rank's share of a dataset, in batches, in another order each epoch.
 //
-//   auto loader = ls::data::loader(dataset, {.batch_size = 64, .group = world});
+//   auto loader = lockstep::data::loader(dataset, {.batch_size = 64, .group = world});
 //   for (std::int64_t epoch = 0; epoch < 10; ++epoch)
 //     for (auto& batch : loader.epoch(epoch)) use(batch.data, batch.target);
 //
 // Each sample is read once an epoch over all ranks (sampler.h says what becomes of an uneven tail).
-// The batches are the same for any number of workers. What a dataset throws in a worker is thrown
-// to the program in place of the batch it was for. Leaving the loop early ends the workers; they
-// have all ended when the range is gone.
+// The batches are the same for any number of workers. An exception of a dataset in a worker is
+// rethrown to the program in place of its batch. Leaving the loop early ends the workers; all have
+// ended when the range is destroyed.
 #pragma once
 
 #include <lockstep/base/error.h>
@@ -23,6 +23,8 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep::data {
 
@@ -174,3 +176,5 @@ template <MapDataset D>
 }
 
 }  // namespace lockstep::data
+
+#pragma GCC visibility pop

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::data {
 
 struct LoaderOptions {
@@ -59,3 +61,5 @@ class LoaderPlan {
 };
 
 }  // namespace lockstep::data
+
+#pragma GCC visibility pop

@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::data {
 
 // The first two fields are the place; the others say which order that place is in, and must be the
@@ -28,3 +30,5 @@ struct LoaderState {
 };
 
 }  // namespace lockstep::data
+
+#pragma GCC visibility pop

@@ -6,6 +6,8 @@
 
 #include <filesystem>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::data {
 
 enum class MnistPart { train, test };
@@ -23,3 +25,5 @@ struct MnistOptions {
 [[nodiscard]] Images mnist(const std::filesystem::path& folder, MnistOptions options = {});
 
 }  // namespace lockstep::data
+
+#pragma GCC visibility pop

@@ -1,5 +1,5 @@
-// Prefetcher: makes numbered items ahead of the one who takes them, in worker threads, and hands
-// them out in order.
+// Prefetcher: worker threads make numbered items before they are taken, and take() returns them in
+// order.
 //
 // Item n is made by make(n) alone, so what comes out does not depend on how many workers there are
 // or which is faster.
@@ -9,6 +9,8 @@
 #include <functional>
 #include <memory>
 #include <vector>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep::data {
 
@@ -39,3 +41,5 @@ class Prefetcher {
 };
 
 }  // namespace lockstep::data
+
+#pragma GCC visibility pop

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::data {
 
 struct SamplerOptions {
@@ -46,3 +48,5 @@ class Sampler {
 };
 
 }  // namespace lockstep::data
+
+#pragma GCC visibility pop

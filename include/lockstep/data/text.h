@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::data {
 
 struct TextOptions {
@@ -28,7 +30,7 @@ struct Text {
 };
 
 // The file's bytes, or those of the files below the folder one behind another, sorted by their path
-// (byte by byte, so that every machine has the same order); links to folders are not followed.
+// (byte by byte, so that every host has the same order); links to folders are not followed.
 // BadInput when there is no such file or folder, no file in it fits, there is nothing in it, it is
 // a pipe or a device, or it is more than memory takes.
 [[nodiscard]] std::string read_text(const std::filesystem::path& path,
@@ -39,3 +41,5 @@ struct Text {
 [[nodiscard]] Text load_text(const std::filesystem::path& path, const TextOptions& options = {});
 
 }  // namespace lockstep::data
+
+#pragma GCC visibility pop

@@ -1,6 +1,6 @@
 // Sampler's order for a program that keeps LibTorch's own data loader:
 //
-//   ls::data::TorchSampler sampler(ls::data::Sampler(count, {.rank = 1, .world = 4}));
+//   lockstep::data::TorchSampler sampler(lockstep::data::Sampler(count, {.rank = 1, .world = 4}));
 //   auto loader = torch::data::make_data_loader(dataset, sampler, 64);
 //   for (int epoch = 0; epoch < 10; ++epoch)
 //     for (auto& batch : *loader) ...    // each pass over the loader is the next epoch
@@ -15,6 +15,8 @@
 #include <memory>
 #include <optional>
 #include <vector>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep::data {
 
@@ -49,3 +51,5 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
 };
 
 }  // namespace lockstep::data
+
+#pragma GCC visibility pop

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::data {
 
 // A value; copies are independent. Two kinds: all 256 bytes, which every text is made of, or the
@@ -43,3 +45,5 @@ class Vocabulary {
 };
 
 }  // namespace lockstep::data
+
+#pragma GCC visibility pop

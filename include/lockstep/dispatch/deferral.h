@@ -21,6 +21,8 @@
 #include <cstdint>
 #include <memory>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::dispatch {
 
 class Recorder;
@@ -51,3 +53,5 @@ void give_memory(const at::Tensor& tensor);
 [[nodiscard]] at::Tensor as_ordinary(const at::Tensor& tensor);
 
 }  // namespace lockstep::dispatch
+
+#pragma GCC visibility pop

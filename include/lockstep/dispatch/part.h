@@ -25,6 +25,8 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::dispatch {
 
 // The ranks that hold the parts of one whole.
@@ -79,3 +81,5 @@ class Parts {
 [[nodiscard]] at::Tensor values_of(const at::Tensor& tensor);
 
 }  // namespace lockstep::dispatch
+
+#pragma GCC visibility pop

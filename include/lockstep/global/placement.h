@@ -17,6 +17,8 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
 class Placement {
@@ -77,3 +79,5 @@ using Placements = std::vector<Placement>;
 [[nodiscard]] std::string describe(std::span<const Placement> placements);
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -13,6 +13,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
 // Collective over the mesh where the table says so, and blocks. The result has memory of its own,
@@ -22,3 +24,5 @@ namespace lockstep {
 [[nodiscard]] at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements);
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

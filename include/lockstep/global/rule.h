@@ -5,7 +5,7 @@
 //
 // Most rules are a line that names dims, in the manner of einsum:
 //
-//   ls::register_rule("my::scale", "r c, c -> r c");
+//   lockstep::register_rule("my::scale", "r c, c -> r c");
 //
 //   r c, c     the dims of each tensor argument, in the order of the schema; "" has none. Names
 //              that are the same are cut together: r gives [Shard(0)] and [Replicate], c gives
@@ -32,6 +32,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep {
 
@@ -155,3 +157,5 @@ void register_rule(std::string_view operation, std::string_view line);
 void register_rule(std::string_view operation, RuleFunction rule);
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -3,11 +3,11 @@
 // what its placements say (lockstep/global/placement.h). After OneFlow's global tensors (Yuan et
 // al., arXiv:2110.15032) and PyTorch's DTensor.
 //
-//   ls::Mesh mesh(world, {{"dp", 2}, {"tp", 2}});
-//   at::Tensor w = ls::distribute(weight, mesh, {ls::Replicate(), ls::Shard(0)});
-//   at::Tensor x = ls::distribute(batch, mesh, {ls::Shard(0), ls::Replicate()});
+//   lockstep::Mesh mesh(world, {{"dp", 2}, {"tp", 2}});
+//   at::Tensor w = lockstep::distribute(weight, mesh, {lockstep::Replicate(), lockstep::Shard(0)});
+//   at::Tensor x = lockstep::distribute(batch, mesh, {lockstep::Shard(0), lockstep::Replicate()});
 //   at::Tensor y = torch::linear(x, w);                // [Shard(0), Shard(1)], no communication
-//   std::cout << ls::describe(y) << ls::full_tensor(y);
+//   std::cout << lockstep::describe(y) << lockstep::full_tensor(y);
 //
 // An operation runs on the ranks' local tensors by a rule (lockstep/global/rule.h), which may first
 // redistribute arguments: then it is collective. So all ranks of a mesh run the same operations on
@@ -32,6 +32,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep {
 
@@ -107,3 +109,5 @@ struct Traffic {
 void reset_traffic(const Mesh& mesh);
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

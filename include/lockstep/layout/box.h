@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::layout {
 
 struct Box {
@@ -56,3 +58,5 @@ struct Box {
 [[nodiscard]] std::string describe(const Box& box);
 
 }  // namespace lockstep::layout
+
+#pragma GCC visibility pop

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
 struct MeshAxis {
@@ -53,3 +55,5 @@ class MeshLayout {
 [[nodiscard]] std::vector<MeshAxis> parse_axes(std::string_view text);
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::layout {
 
 // Whether `pattern` names `path`.
@@ -28,3 +30,5 @@ void check_patterns(std::string_view kind, std::span<const std::string> patterns
 [[nodiscard]] std::vector<std::string_view> paths_of(std::string_view name);
 
 }  // namespace lockstep::layout
+
+#pragma GCC visibility pop

@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::layout {
 
 // Elements begin, begin + 1, ..., end - 1; begin <= end.
@@ -38,3 +40,5 @@ struct Range {
 [[nodiscard]] Range intersect(Range a, Range b);
 
 }  // namespace lockstep::layout
+
+#pragma GCC visibility pop

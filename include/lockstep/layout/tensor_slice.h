@@ -19,6 +19,8 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::layout {
 
 struct TensorSlice {
@@ -59,3 +61,5 @@ struct Strided {
 [[nodiscard]] Strided place_of(const TensorSlice& slice, const Box& box);
 
 }  // namespace lockstep::layout
+
+#pragma GCC visibility pop

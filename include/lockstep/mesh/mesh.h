@@ -1,8 +1,8 @@
 // Mesh: the ranks of a group on named axes, and a group for every axis.
 //
-//   ls::Mesh mesh(world, {{"pp", 2}, {"dp", -1}, {"tp", 2}});   // -1: what is left
+//   lockstep::Mesh mesh(world, {{"pp", 2}, {"dp", -1}, {"tp", 2}});   // -1: what is left
 //   mesh["tp"].all_reduce(x).wait();                           // the ranks that differ on tp only
-//   ls::DistributedDataParallel ddp(model, mesh[{"pp", "dp"}]);   // two axes, as one group
+//   lockstep::DistributedDataParallel ddp(model, mesh[{"pp", "dp"}]);   // two axes, as one group
 //
 // A value handle: copies share one mesh. Constructing one, and the first use of a set of two or
 // more axes, are collective: every rank of the mesh does it, in the same order, and it blocks.
@@ -19,6 +19,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep {
 
@@ -62,3 +64,5 @@ class Mesh {
 };
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -8,6 +8,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::models {
 
 // 1x28x28 images to the logarithms of 10 probabilities: two 5x5 convolutions (10 and 20 channels),
@@ -29,3 +31,5 @@ class ConvNetImpl : public torch::nn::Module {
 TORCH_MODULE(ConvNet);
 
 }  // namespace lockstep::models
+
+#pragma GCC visibility pop

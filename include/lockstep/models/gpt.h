@@ -18,6 +18,8 @@
 #include <optional>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::models {
 
 struct GenerateOptions {
@@ -78,3 +80,5 @@ class GptImpl : public torch::nn::Module, public HasAliases {
 TORCH_MODULE(Gpt);
 
 }  // namespace lockstep::models
+
+#pragma GCC visibility pop

@@ -12,6 +12,8 @@
 
 #include <cstdint>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::models {
 
 struct GptOptions {
@@ -75,3 +77,5 @@ class GptBlockImpl : public torch::nn::Module {
 TORCH_MODULE(GptBlock);
 
 }  // namespace lockstep::models
+
+#pragma GCC visibility pop

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::models {
 
 struct MlpOptions {
@@ -36,3 +38,5 @@ class MlpImpl : public torch::nn::Module {
 TORCH_MODULE(Mlp);
 
 }  // namespace lockstep::models
+
+#pragma GCC visibility pop

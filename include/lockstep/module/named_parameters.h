@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace torch::nn {
 class Module;
 }
@@ -26,3 +28,5 @@ struct NamedParameter {
 [[nodiscard]] std::vector<NamedParameter> unique_parameters(const torch::nn::Module& module);
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

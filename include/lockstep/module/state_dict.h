@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace torch::nn {
 class Module;
 }
@@ -58,3 +60,5 @@ struct NamedTensor {
 void load_state_dict(torch::nn::Module& module, const std::map<std::string, at::Tensor>& tensors);
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -8,9 +8,13 @@
 
 #include <torch/optim/adam.h>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::optim {
 
 extern template class AdamOf<torch::optim::Adam, torch::optim::AdamOptions>;
 using Adam = AdamOf<torch::optim::Adam, torch::optim::AdamOptions>;
 
 }  // namespace lockstep::optim
+
+#pragma GCC visibility pop

@@ -32,6 +32,8 @@
 
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::optim {
 
 // AdamW, and Adam (adam.h), after torch::optim's optimizer and options of that name.
@@ -63,3 +65,5 @@ extern template class AdamOf<torch::optim::AdamW, torch::optim::AdamWOptions>;
 using AdamW = AdamOf<torch::optim::AdamW, torch::optim::AdamWOptions>;
 
 }  // namespace lockstep::optim
+
+#pragma GCC visibility pop

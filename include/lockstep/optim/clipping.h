@@ -6,10 +6,10 @@
 //
 // Gradients are written at once, where a factor is not 1. Works with every optimizer.
 //
-// Parameters may be divided over ranks: slices that fully_shard() made know it
-// (lockstep/dispatch/part.h), and the norm is that of the whole gradients, the same on all ranks,
-// without being told. Then the call is collective over these ranks. One call may take slices of
-// several handles and parameters that every rank has whole: each is counted once.
+// Parameters may be divided over ranks. Slices that fully_shard() made know that they are parts
+// (lockstep/dispatch/part.h): the norm is then that of the whole gradients, the same on all ranks,
+// and the call is collective over these ranks. One call may take slices of several handles and
+// parameters that every rank has whole: each is counted once.
 //
 // Norms are computed in float64, whatever the gradients' dtype is; torch's are summed in that
 // dtype, and differ by its rounding. Parts of ranks are added in the group's order: with another
@@ -20,6 +20,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <span>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep::optim {
 
@@ -42,3 +44,5 @@ double clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm,
 void clip_grad_value(std::span<const at::Tensor> parameters, double largest);
 
 }  // namespace lockstep::optim
+
+#pragma GCC visibility pop

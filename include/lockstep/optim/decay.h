@@ -1,5 +1,5 @@
 // Weight decay for matrices alone, as GPT and most others since are trained with it: biases and the
-// gains of normalization are left as they are.
+// gains of normalisation are left as they are.
 //
 //   auto groups = optim::decay_groups(handle.named_parameters(), AdamWOptions(1e-3), 0.1);
 //   optim::AdamW adamw(groups);
@@ -13,6 +13,8 @@
 #include <memory>
 #include <utility>
 #include <vector>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep::optim {
 
@@ -41,3 +43,5 @@ template <class Named, class Options>
 }
 
 }  // namespace lockstep::optim
+
+#pragma GCC visibility pop

@@ -5,7 +5,7 @@
 //   scaler.scale(loss).backward();
 //   scaler.unscale(adamw);            // only where gradients are clipped, or looked at
 //   clip_grad_norm(parameters, 1.0);
-//   scaler.step(adamw);               // not when a gradient is infinite or NaN
+//   scaler.step(adamw);               // skipped if any gradient is inf or NaN
 //   scaler.update();
 //
 // unscale() writes gradients. step() without it writes none of our optimizers': the update takes
@@ -23,6 +23,8 @@
 
 #include <cstdint>
 #include <map>
+
+#pragma GCC visibility push(default)
 
 namespace torch::serialize {
 class InputArchive;
@@ -85,3 +87,5 @@ class GradScaler {
 };
 
 }  // namespace lockstep::optim
+
+#pragma GCC visibility pop

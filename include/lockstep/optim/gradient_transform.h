@@ -3,9 +3,9 @@
 //   loss.backward();
 //   auto [stepped, norm] = adamw.step_transformed({.clip_norm = 1.0});
 //
-// gives what clip_grad_norm() (clipping.h) and step() give one after the other, but writes
-// nothing to the gradients: one pass reads them for their norm, and the update takes them times the
-// factor. Nothing stays behind after the call.
+// gives the result of clip_grad_norm() (clipping.h) and then step(), but does not write gradients:
+// one pass reads them for their norm, and the update multiplies them by the factor. Nothing is
+// kept after the call.
 #pragma once
 
 #include <lockstep/optim/clipping.h>
@@ -17,6 +17,8 @@
 #include <optional>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::optim {
 
 // What is done to gradients, in this order.
@@ -25,7 +27,7 @@ struct GradientTransform {
   std::optional<double> clip_value;  // each element is cut off at it and at its negative
   std::optional<double> clip_norm;   // all are multiplied by clip_factor() of their norm
   double norm_type = 2;              // of that norm
-  bool skip_if_not_finite = false;   // no update when an element is infinite or NaN
+  bool skip_if_not_finite = false;   // no update when an element is inf or NaN
 };
 
 struct StepResult {
@@ -67,3 +69,5 @@ class TransformsGradients {
 StepResult step_transformed(torch::optim::Optimizer& optimizer, const GradientTransform& transform);
 
 }  // namespace lockstep::optim
+
+#pragma GCC visibility pop

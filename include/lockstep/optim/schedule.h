@@ -15,6 +15,8 @@
 #include <limits>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::optim {
 
 using Schedule = std::function<double(double base, std::int64_t step)>;
@@ -115,3 +117,5 @@ struct Wsd {
                                          std::vector<std::int64_t> milestones);
 
 }  // namespace lockstep::optim
+
+#pragma GCC visibility pop

@@ -13,6 +13,8 @@
 #include <cstdint>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace torch::serialize {
 class InputArchive;
 class OutputArchive;
@@ -61,3 +63,5 @@ class Scheduler {
 };
 
 }  // namespace lockstep::optim
+
+#pragma GCC visibility pop

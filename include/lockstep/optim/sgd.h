@@ -1,4 +1,4 @@
-// Stochastic gradient descent with momentum (Sutskever et al., On the importance of initialization
+// Stochastic gradient descent with momentum (Sutskever et al., On the importance of initialisation
 // and momentum in deep learning, ICML 2013) in one pass over memory: a torch::optim::SGD of which
 // only step() differs. adamw.h says how.
 //
@@ -18,6 +18,8 @@
 #include <torch/optim/sgd.h>
 
 #include <vector>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep::optim {
 
@@ -41,3 +43,5 @@ class SGD : public torch::optim::SGD, public TransformsGradients {
 };
 
 }  // namespace lockstep::optim
+
+#pragma GCC visibility pop

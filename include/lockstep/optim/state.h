@@ -17,6 +17,8 @@
 #include <memory>
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::optim {
 
 using NamedFields = std::map<std::string, at::Tensor>;
@@ -69,3 +71,5 @@ class SGDState final : public torch::optim::SGDParamState, public ExtraState {
 };
 
 }  // namespace lockstep::optim
+
+#pragma GCC visibility pop

@@ -1,13 +1,13 @@
-// Where our optimizers take the memory of their state from, when that shall not be ordinary memory:
-// a file, for one (Handle::state_memory()).
+// Where our optimizers allocate their state when it must not be in ordinary memory: in a file, for
+// example (Handle::state_memory()).
 //
 //   optim::AdamW adamw(sharded.parameters(), options, {.memory = sharded.state_memory()});
 //
-// A step then goes through the parameters in batches, and says before each what the next one
-// uses, and after it what it has used, gradients and parameters included. Results do not depend on
-// it.
+// A step then goes through the parameters in batches. Before each batch it says which memory the
+// next one uses, and after it which memory is no longer used, gradients and parameters included.
+// Results do not depend on it.
 //
-// LibTorch's own optimizers know nothing of it. What they keep can be put there all the same:
+// The state of LibTorch's own optimizers can be moved there:
 //
 //   torch::optim::AdamW adamw(sharded.parameters());
 //   optim::move_state(adamw, sharded.state_memory());
@@ -17,6 +17,8 @@
 
 #include <cstdint>
 #include <memory>
+
+#pragma GCC visibility push(default)
 
 namespace torch::optim {
 class Optimizer;
@@ -50,3 +52,5 @@ class StateMemory {
 void move_state(torch::optim::Optimizer& optimizer, const std::shared_ptr<StateMemory>& memory);
 
 }  // namespace lockstep::optim
+
+#pragma GCC visibility pop

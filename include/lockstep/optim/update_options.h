@@ -1,4 +1,4 @@
-// What our optimizers can be told beside torch::optim's options. It holds for all parameter groups.
+// Options of our optimizers beside those of torch::optim. They hold for all parameter groups.
 //
 //   optim::AdamW adamw(parameters, AdamWOptions(1e-3), {.state = StateFormat::blockwise});
 #pragma once
@@ -6,12 +6,14 @@
 #include <cstdint>
 #include <memory>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::optim {
 
 class StateMemory;  // state_memory.h
 
-// How what an optimizer remembers of a parameter is kept between steps. The arithmetic is float32
-// in every case. Bytes a parameter that one AdamW step moves, parameter and gradient (12) included:
+// Storage format of optimizer state between steps. The arithmetic is float32 in every case. The
+// bytes a parameter that one AdamW step moves, parameter and gradient (12) included:
 //
 //   float32     28      the numbers of torch::optim
 //   bfloat16    20      stochastic rounding (unbiased)
@@ -32,3 +34,5 @@ struct UpdateOptions {
 };
 
 }  // namespace lockstep::optim
+
+#pragma GCC visibility pop

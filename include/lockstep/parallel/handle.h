@@ -2,9 +2,9 @@
 // fully_shard() each give one, so a training loop is the same with either (a Pipeline is one too,
 // whose step() takes the place of forward and backward):
 //
-//   ls::Handle handle;
-//   if (large) handle = ls::fully_shard(model, world, {.units = {"blocks.*"}});
-//   else       handle = ls::DistributedDataParallel(model, world);
+//   lockstep::Handle handle;
+//   if (large) handle = lockstep::fully_shard(model, world, {.units = {"blocks.*"}});
+//   else       handle = lockstep::DistributedDataParallel(model, world);
 //   torch::optim::AdamW adamw(handle.parameters(), 1e-3);    // the handle's, not the module's
 //   ...
 //   handle.zero_grad();
@@ -36,6 +36,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep {
 
@@ -159,3 +161,5 @@ class [[nodiscard]] Handle {
 void paste_part(const at::Tensor& values, const NamedPart& part, const at::Tensor& whole);
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

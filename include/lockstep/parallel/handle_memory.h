@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
 // Bytes of this rank; of fully_shard(), padding included. Nothing is counted twice: where the shard
@@ -24,3 +26,5 @@ struct HandleMemory {
 };
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

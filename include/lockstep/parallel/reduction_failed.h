@@ -3,6 +3,8 @@
 
 #include <lockstep/base/error.h>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
 // A backward() could not be averaged, on every rank for the same reason: parameters that had no
@@ -13,3 +15,5 @@ class ReductionFailed : public Error {
 };
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -6,6 +6,8 @@
 
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::plan {
 
 // Rows of text in blocks of `columns` letters at most, where one cell is as wide as that takes. A
@@ -20,3 +22,5 @@ namespace lockstep::plan {
                                       const Simulation& simulation);
 
 }  // namespace lockstep::plan
+
+#pragma GCC visibility pop

@@ -1,5 +1,5 @@
-// Schedule: who computes what in which order in one step of a pipeline. Data, not code: everything
-// here is pure arithmetic, needs no LibTorch, and any thread may call it.
+// Schedule: what each rank computes in which order in one step of a pipeline. Data, not code:
+// everything here is pure arithmetic, needs no LibTorch, and any thread may call it.
 //
 //   plan::Schedule schedule = plan::make_schedule("1f1b", {.stages = 4, .micro_batches = 8});
 //
@@ -20,6 +20,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep::plan {
 
@@ -104,3 +106,5 @@ void check_schedule(const Schedule& schedule);
 [[nodiscard]] Schedule forward_only(const Schedule& schedule);
 
 }  // namespace lockstep::plan
+
+#pragma GCC visibility pop

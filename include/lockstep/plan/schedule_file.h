@@ -14,6 +14,8 @@
 #include <string>
 #include <string_view>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::plan {
 
 // `name` is the file's, for messages. BadInput in one line, "NAME:LINE: ...", with what was
@@ -28,3 +30,5 @@ namespace lockstep::plan {
 [[nodiscard]] Schedule read_schedule(const std::filesystem::path& path);
 
 }  // namespace lockstep::plan
+
+#pragma GCC visibility pop

@@ -14,6 +14,8 @@
 
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::plan {
 
 // How long the actions of a stage take, in any unit.
@@ -62,3 +64,5 @@ struct Simulation {
 [[nodiscard]] Simulation simulate(const Schedule& schedule, const PipelineTimes& times = {});
 
 }  // namespace lockstep::plan
+
+#pragma GCC visibility pop

@@ -3,13 +3,15 @@
 //
 // The folder holds one file a key, which only ever changes by rename, and a lock file. A rank that
 // is killed at any point leaves every key whole and the lock free. Values of earlier runs stay:
-// give each run a fresh folder. Every user who can write the folder can change the store.
+// give each run a fresh folder. Every user that can write the folder can change the store.
 #pragma once
 
 #include <chrono>
 #include <filesystem>
 
 #include <lockstep/store/store.h>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep {
 
@@ -45,3 +47,5 @@ class FileStore : public Store {
 };
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -5,6 +5,8 @@
 
 #include <lockstep/store/store.h>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
 // Share it by pointer among the threads. The waits of one thread end as soon as another sets the
@@ -30,3 +32,5 @@ class MemoryStore : public Store {
 };
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -8,6 +8,8 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/store/store.h>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
 // "tcp://HOST:PORT" (with "[...]" around an IPv6 address) and "unix:@NAME" are a TcpStore with that
@@ -17,3 +19,5 @@ namespace lockstep {
                                                 Duration timeout);
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

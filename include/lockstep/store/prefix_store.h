@@ -6,6 +6,8 @@
 
 #include <lockstep/store/store.h>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
 // As fast and as safe to share as the store below it, which it keeps alive. The prefix counts
@@ -33,3 +35,5 @@ class PrefixStore : public Store {
 };
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -1,10 +1,12 @@
-// The secret of a store that processes on several machines share: a file that only its owner can
+// The secret of a store that processes on several hosts share: a file that only its owner can
 // read.
 #pragma once
 
 #include <cstddef>
 #include <filesystem>
 #include <string>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep {
 
@@ -22,8 +24,10 @@ inline constexpr std::size_t file_secret_bytes = 32;
 [[nodiscard]] std::filesystem::path user_secret_file();
 
 // read_secret_file() of user_secret_file(), which is made with random content when it is missing.
-// Any number of processes may call this at the same time, also on machines that share the folder:
+// Any number of processes may call this at the same time, also on hosts that share the folder:
 // all get the same secret.
 [[nodiscard]] std::string user_secret();
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -16,6 +16,8 @@
 #include <string_view>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
 class Store {
@@ -46,3 +48,5 @@ class Store {
 };
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -15,10 +15,12 @@
 
 #include <lockstep/base/deadline.h>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
 struct StoreServerOptions {
-  // Where to listen. Anything but a loopback address lets other machines connect, and then a secret
+  // Where to listen. Anything but a loopback address lets other hosts connect, and then a secret
   // is required. "@NAME" is a socket of this host only (Linux: an abstract name, gone with its last
   // user): nobody but processes of the same user is let in.
   std::string host = "127.0.0.1";
@@ -31,7 +33,7 @@ struct StoreServerOptions {
   int max_unproven = 256;
   // Of keys and values together; what would go beyond it is refused.
   std::size_t max_bytes = std::size_t{1} << 30;
-  // A client whose machine has not answered the kernel's questions for that long has gone.
+  // A client whose host has not answered the kernel's questions for that long has gone.
   Duration lost_after = std::chrono::seconds(25);
 };
 
@@ -55,3 +57,5 @@ class StoreServer {
 };
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -8,6 +8,8 @@
 
 #include <lockstep/store/store.h>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
 struct TcpStoreOptions {
@@ -18,7 +20,7 @@ struct TcpStoreOptions {
   Duration connect_timeout = std::chrono::minutes(5);
   // How long the server may take to answer a call that does not block there.
   Duration call_timeout = std::chrono::seconds(60);
-  // A server whose machine has not answered the kernel's questions for that long has gone.
+  // A server whose host has not answered the kernel's questions for that long has gone.
   Duration lost_after = std::chrono::seconds(25);
 };
 
@@ -44,7 +46,7 @@ class TcpStore : public Store {
 
   // Leaves a value with the server: when this connection has ended, in order or not, the server
   // writes `value` under `key`, unless the key has a value by then. So others learn that this
-  // process or its machine has gone. At most 16 keys a connection, of at most 64 KiB each; a second
+  // process or its host has gone. At most 16 keys a connection, of at most 64 KiB each; a second
   // call for a key replaces the first.
   void set_on_disconnect(std::string_view key, std::string_view value);
   // Ends the connection, as the destructor does: calls that wait, and all later ones, throw
@@ -59,3 +61,5 @@ class TcpStore : public Store {
 };
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -16,6 +16,8 @@
 #include <optional>
 #include <utility>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 // A loader (data/loader.h) that is asked by step number, so that a resumed run needs no other
@@ -75,3 +77,5 @@ class EpochBatches {
 };
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

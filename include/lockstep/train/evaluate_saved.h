@@ -9,6 +9,8 @@
 #include <optional>
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 struct EvaluateOptions {
@@ -32,3 +34,5 @@ struct SavedEvaluation {
                                              const std::function<void(double)>& tell = {});
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

@@ -9,6 +9,8 @@
 #include <optional>
 #include <span>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 // Sums over samples, so that parts of any size add up to the right mean.
@@ -43,3 +45,5 @@ using Measure = std::function<Totals(std::span<const std::size_t>)>;
                                   const Measure& measure, bool in_step = false);
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 struct GenerationOptions {
@@ -38,3 +40,5 @@ void check_prompt(const data::Vocabulary& vocabulary, const std::string& prompt)
 [[nodiscard]] std::string default_prompt(const data::Vocabulary& vocabulary);
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

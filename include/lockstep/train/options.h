@@ -7,6 +7,8 @@
 #include <map>
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 struct Options {
@@ -55,7 +57,7 @@ struct Options {
   // How the ranks divide the model between them; none: every rank has all of it.
   std::string shard = "none";   // none, optimizer, gradients, full: ShardLevel
   std::string mesh;             // "dp=2,fsdp=-1": copies, and shards of each; empty: all ranks
-  bool node_shared = false;     // what ranks of one machine share is there once
+  bool node_shared = false;     // what ranks of one host share is there once
   bool reduce_in_step = false;  // gradients are summed where the update reads them
   std::string offload;          // a folder for what is not in use; empty: it stays in memory
   bool deferred = false;        // no rank ever has all of a new model in memory
@@ -76,3 +78,5 @@ struct Options {
 };
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

@@ -12,6 +12,8 @@
 
 #include <lockstep/train/task.h>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 // Takes main()'s arguments; call it first there, and once. Returns the exit code: 0, the run is
@@ -20,3 +22,5 @@ namespace lockstep::train {
 [[nodiscard]] int run_program(Task& task, int count, char** words);
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

@@ -18,6 +18,8 @@
 #include <optional>
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 struct SavedModel {
@@ -51,3 +53,5 @@ void load_into(torch::nn::Module& module, const SavedModel& saved);
 [[nodiscard]] models::Gpt gpt_of(const SavedModel& saved);
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

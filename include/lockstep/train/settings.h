@@ -18,6 +18,8 @@
 #include <variant>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 // Which files keep a setting, and whether a resumed run may have another value.
@@ -83,3 +85,5 @@ class Settings {
 };
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

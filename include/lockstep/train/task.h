@@ -38,6 +38,8 @@
 #include <utility>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace torch::nn {
 class Module;
 }
@@ -135,3 +137,5 @@ class Task {
 };
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

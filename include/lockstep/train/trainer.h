@@ -15,6 +15,8 @@
 #include <optional>
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep::train {
 
 // How a run ended. Equal on all ranks.
@@ -62,3 +64,5 @@ struct Report {
 [[nodiscard]] Report train(Task& task, const Options& options, const Mesh& mesh);
 
 }  // namespace lockstep::train
+
+#pragma GCC visibility pop

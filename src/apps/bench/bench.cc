@@ -9,10 +9,6 @@
 #include "comm/init/backends.h"
 #include "train/ranks.h"
 
-#include <lockstep/base/format.h>
-#include <lockstep/base/nearest.h>
-#include <lockstep/base/text.h>
-
 #include <ATen/Parallel.h>
 
 #include <algorithm>

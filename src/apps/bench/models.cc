@@ -1,8 +1,8 @@
 #include "apps/bench/models.h"
 
 #include "base/command_options.h"
+#include "base/format.h"
 
-#include <lockstep/base/format.h>
 #include <lockstep/models/gpt.h>
 #include <lockstep/models/mlp.h>
 

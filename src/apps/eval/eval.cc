@@ -3,7 +3,6 @@
 #include "train/progress.h"
 #include "train/ranks.h"
 
-#include <lockstep/base/format.h>
 #include <lockstep/train/evaluate_saved.h>
 
 #include <cstdio>

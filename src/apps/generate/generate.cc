@@ -1,8 +1,8 @@
 // lockstep-generate: text that a gpt of `lockstep train` makes up, printed while it is made.
 #include "apps/program.h"
+#include "base/check.h"
+#include "base/text.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/text.h>
 #include <lockstep/train/generation.h>
 #include <lockstep/train/saved_model.h>
 

@@ -1,10 +1,10 @@
 #include "apps/plan/pipeline.h"
 
 #include "apps/program.h"
+#include "base/format.h"
+#include "base/text.h"
 #include "sys/files.h"
 
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 #include <lockstep/plan/picture.h>
 #include <lockstep/plan/schedule_file.h>
 #include <lockstep/plan/simulation.h>

@@ -1,9 +1,8 @@
 #include "apps/report/flight_file.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/text.h>
-#include <lockstep/base/visible.h>
-
+#include "base/check.h"
+#include "base/text.h"
+#include "base/visible.h"
 #include "comm/call/record.h"
 #include "sys/bounded_json.h"
 #include "sys/plain_file.h"

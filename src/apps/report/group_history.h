@@ -1,5 +1,5 @@
 // What the records of several ranks say about one group: where they first differ, which ranks wait
-// in what, who never came.
+// in which call, which never came.
 #pragma once
 
 #include "apps/report/flight_file.h"

@@ -1,9 +1,8 @@
 #include "apps/report/hang.h"
 
 #include "apps/report/group_history.h"
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/text.h>
+#include "base/check.h"
+#include "base/text.h"
 
 #include <algorithm>
 #include <ctime>

@@ -1,10 +1,10 @@
 // lockstep-report: `lockstep report hang FILE...`.
 #include "apps/program.h"
 #include "apps/report/hang.h"
+#include "base/format.h"
+#include "base/nearest.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/nearest.h>
 
 #include <cstdio>
 #include <string>

@@ -1,9 +1,8 @@
 // lockstep-train: `lockstep train gpt|mnist|mlp`.
+#include "base/environment.h"
 #include "train/resume_command.h"
 #include "train/task_programs.h"
 #include "train/tasks/known.h"
-
-#include <lockstep/base/environment.h>
 
 #include <filesystem>
 #include <memory>

@@ -1,7 +1,8 @@
 #include "comm/api/arguments.h"
 
+#include "base/format.h"
+
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
 #include <array>
 #include <numeric>

@@ -1,9 +1,8 @@
 #include <lockstep/comm/flight_record.h>
 
-#include <lockstep/base/check.h>
-#include <lockstep/launch/environment.h>
-
+#include "base/check.h"
 #include "comm/api/group_state.h"
+#include "launch/environment.h"
 
 namespace lockstep {
 

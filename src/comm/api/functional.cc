@@ -1,10 +1,9 @@
 #include <lockstep/comm/functional.h>
 
+#include "base/check.h"
 #include "comm/api/functional/maps.h"
 #include "comm/api/functional/nonlinear.h"
 #include "comm/api/functional/recorded.h"
-
-#include <lockstep/base/check.h>
 
 #include <torch/csrc/autograd/custom_function.h>
 

@@ -1,15 +1,14 @@
 #include "comm/api/group_state.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
+#include "base/environment.h"
+#include "base/format.h"
 #include "comm/backend/flat.h"
 #include "comm/backend/posted_call.h"
 #include "comm/call/all_ranks.h"
+#include "launch/environment.h"
 #include "sys/own_process.h"
-
-#include <lockstep/base/environment.h>
-#include <lockstep/launch/environment.h>
 
 #include <ATen/core/grad_mode.h>
 

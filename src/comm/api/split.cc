@@ -1,10 +1,10 @@
 // Groups from groups: every rank learns what the others asked for, and those that belong together
 // ask the backend.
+#include "base/fingerprint.h"
+#include "base/format.h"
 #include "comm/api/group_state.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/fingerprint.h>
-#include <lockstep/base/format.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>

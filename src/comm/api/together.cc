@@ -1,9 +1,8 @@
 #include <lockstep/comm/together.h>
 
+#include "base/format.h"
 #include "sys/failure_text.h"
 #include "sys/topology.h"
-
-#include <lockstep/base/format.h>
 
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>

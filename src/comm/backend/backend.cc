@@ -1,8 +1,8 @@
 #include <lockstep/comm/backend.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
+#include "base/format.h"
 #include "sys/own_process.h"
 
 namespace lockstep {

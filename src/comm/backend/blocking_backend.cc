@@ -1,9 +1,9 @@
 #include "comm/backend/blocking_backend.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/log.h>
 
+#include "base/format.h"
+#include "base/log.h"
 #include "comm/backend/one_line.h"
 #include "sys/own_process.h"
 

@@ -1,7 +1,8 @@
 #include "comm/backend/element_type.h"
 
+#include "base/format.h"
+
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
 namespace lockstep {
 

@@ -1,8 +1,9 @@
 #include "comm/backend/node_shared.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
+#include "base/format.h"
+
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 #include <lockstep/comm/backend.h>
 
 #include <c10/core/ScalarType.h>

@@ -1,9 +1,8 @@
 #include "comm/call/record.h"
 
-#include <lockstep/base/fingerprint.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
-
+#include "base/fingerprint.h"
+#include "base/format.h"
+#include "base/text.h"
 #include "comm/call/word_reader.h"
 
 #include <algorithm>

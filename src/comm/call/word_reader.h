@@ -1,7 +1,7 @@
 // Reads a line of words apart by single blanks, as a peer has written it.
 #pragma once
 
-#include <lockstep/base/text.h>
+#include "base/text.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,8 +1,7 @@
 #include "comm/diagnose/call_watch.h"
 
-#include <lockstep/base/format.h>
-#include <lockstep/base/log.h>
-
+#include "base/format.h"
+#include "base/log.h"
 #include "sys/process_identity.h"
 #include "sys/run_with_timeout.h"
 

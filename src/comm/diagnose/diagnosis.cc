@@ -1,9 +1,9 @@
 #include "comm/diagnose/diagnosis.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 
+#include "base/format.h"
+#include "base/text.h"
 #include "comm/diagnose/call_watch.h"
 #include "comm/diagnose/report.h"
 #include "sys/process_identity.h"

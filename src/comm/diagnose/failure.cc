@@ -1,7 +1,8 @@
 #include "comm/diagnose/failure.h"
 
+#include "base/format.h"
+
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
 #include <utility>
 

@@ -1,7 +1,6 @@
 #include "comm/diagnose/flight_file.h"
 
-#include <lockstep/base/format.h>
-
+#include "base/format.h"
 #include "sys/topology.h"
 
 #include <array>

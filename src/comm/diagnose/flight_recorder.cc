@@ -1,12 +1,12 @@
 #include "comm/diagnose/flight_recorder.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/fingerprint.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/log.h>
-#include <lockstep/launch/environment.h>
 
+#include "base/fingerprint.h"
+#include "base/format.h"
+#include "base/log.h"
 #include "comm/diagnose/flight_file.h"
+#include "launch/environment.h"
 #include "sys/files.h"
 
 #include <algorithm>

@@ -1,8 +1,7 @@
 #include "comm/diagnose/history.h"
 
-#include <lockstep/base/fingerprint.h>
-#include <lockstep/base/format.h>
-
+#include "base/fingerprint.h"
+#include "base/format.h"
 #include "comm/call/word_reader.h"
 #include "comm/diagnose/report.h"
 

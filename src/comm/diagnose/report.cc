@@ -1,7 +1,7 @@
 #include "comm/diagnose/report.h"
 
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
+#include "base/format.h"
+#include "base/text.h"
 
 #include <algorithm>
 #include <functional>

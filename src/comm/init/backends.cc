@@ -1,9 +1,9 @@
 #include "comm/init/backends.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
+#include "base/check.h"
+#include "base/format.h"
 #include "comm/engines/c10d/make.h"
 #include "comm/engines/hierarchical/runner.h"
 #include "comm/engines/mpi/backend.h"

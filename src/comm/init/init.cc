@@ -1,13 +1,14 @@
 #include <lockstep/comm/init.h>
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/log.h>
-#include <lockstep/base/text.h>
 
+#include "base/check.h"
+#include "base/environment.h"
+#include "base/format.h"
+#include "base/log.h"
+#include "base/text.h"
 #include "comm/api/group_state.h"
+#include "comm/backend/only_copy.h"
 #include "comm/backend/staged_backend.h"
 #include "comm/init/backends.h"
 #include "comm/init/choice.h"
@@ -80,6 +81,7 @@ std::string address_of_this_host(const launch::RankRendezvous& rendezvous) {
 
 Group init(InitOptions options) {
   check_options(options);
+  check_only_copy();
   sys::keep_freed_memory();
   auto info = launch::detect_rank();
   launch::watch_agent();

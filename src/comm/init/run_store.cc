@@ -1,10 +1,10 @@
 #include "comm/init/run_store.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 #include <lockstep/store/open.h>
 
+#include "base/format.h"
+#include "base/text.h"
 #include "comm/backend/one_line.h"
 #include "comm/engines/c10d/store_adapter.h"
 #include "comm/engines/mpi/bootstrap_store.h"

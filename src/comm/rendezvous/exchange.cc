@@ -1,8 +1,9 @@
 #include "comm/rendezvous/exchange.h"
 
+#include "base/format.h"
+#include "base/text.h"
+
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 
 namespace lockstep::rendezvous {
 namespace {

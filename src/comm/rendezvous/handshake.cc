@@ -1,11 +1,11 @@
 #include "comm/rendezvous/handshake.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 #include <lockstep/store/prefix_store.h>
 
+#include "base/check.h"
+#include "base/environment.h"
+#include "base/format.h"
 #include "comm/rendezvous/exchange.h"
 #include "sys/topology.h"
 

@@ -1,8 +1,8 @@
 #include "comm/rendezvous/peer_registry.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
+#include "base/format.h"
 #include "comm/rendezvous/exchange.h"
 #include "sys/process_identity.h"
 

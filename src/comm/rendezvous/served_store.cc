@@ -1,8 +1,9 @@
 #include "comm/rendezvous/served_store.h"
 
+#include "base/format.h"
+#include "base/text.h"
+
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 #include <lockstep/store/open.h>
 #include <lockstep/store/secret.h>
 #include <lockstep/store/store_server.h>

@@ -1,6 +1,6 @@
 #include "dispatch/deferral/recorder.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>

@@ -1,10 +1,10 @@
 #include "dispatch/parts/check_parts.h"
 
+#include "base/format.h"
 #include "dispatch/each_tensor.h"
 #include "dispatch/parts/part_record.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
 #include <ATen/core/enum_tag.h>
 

@@ -1,8 +1,7 @@
 #include <lockstep/dispatch/part.h>
 
+#include "base/check.h"
 #include "dispatch/parts/part_record.h"
-
-#include <lockstep/base/check.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>

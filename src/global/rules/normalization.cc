@@ -1,7 +1,6 @@
+#include "base/check.h"
 #include "global/rules/dims.h"
 #include "global/rules/tables.h"
-
-#include <lockstep/base/check.h>
 
 namespace lockstep::global {
 namespace {

@@ -1,9 +1,8 @@
 #include "launch/detection/agent_watch.h"
 
-#include <lockstep/base/environment.h>
-#include <lockstep/base/format.h>
-#include <lockstep/launch/environment.h>
-
+#include "base/environment.h"
+#include "base/format.h"
+#include "launch/environment.h"
 #include "sys/process.h"
 #include "sys/thread.h"
 

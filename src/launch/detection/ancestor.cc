@@ -1,8 +1,7 @@
 #include "launch/detection/ancestor.h"
 
-#include <lockstep/base/fingerprint.h>
-#include <lockstep/base/format.h>
-
+#include "base/fingerprint.h"
+#include "base/format.h"
 #include "sys/process_stat.h"
 
 #include <unistd.h>

@@ -1,8 +1,7 @@
 #include "launch/detection/mpirun.h"
 
-#include <lockstep/base/environment.h>
-#include <lockstep/base/format.h>
-
+#include "base/environment.h"
+#include "base/format.h"
 #include "launch/detection/ancestor.h"
 
 #include <limits>

@@ -1,12 +1,12 @@
 #include "launch/detection/rank_info.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/environment.h>
-#include <lockstep/launch/environment.h>
 #include <lockstep/store/secret.h>
 
+#include "base/check.h"
+#include "base/environment.h"
 #include "launch/detection/mpirun.h"
 #include "launch/detection/slurm.h"
+#include "launch/environment.h"
 
 #include <array>
 #include <cerrno>

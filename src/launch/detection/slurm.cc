@@ -1,11 +1,10 @@
 #include "launch/detection/slurm.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/environment.h>
-#include <lockstep/base/fingerprint.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
-
+#include "base/check.h"
+#include "base/environment.h"
+#include "base/fingerprint.h"
+#include "base/format.h"
+#include "base/text.h"
 #include "launch/detection/ancestor.h"
 
 #include <limits>

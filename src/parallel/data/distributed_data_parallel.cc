@@ -1,5 +1,7 @@
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
+#include "base/check.h"
+#include "base/format.h"
 #include "dispatch/lazy_storage.h"
 #include "module/rank_check.h"
 #include "module/state_entries.h"
@@ -11,14 +13,11 @@
 #include "parallel/state_broadcast.h"
 #include "parallel/whole_parameters.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/dispatch/deferral.h>
 #include <lockstep/module/state_dict.h>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
-
-#include <lockstep/base/format.h>
 
 #include <utility>
 

@@ -1,10 +1,9 @@
 #include "parallel/data/gradient_buckets.h"
 
+#include "base/format.h"
 #include "module/specs.h"
 
 #include <ATen/ops/real.h>
-
-#include <lockstep/base/format.h>
 
 #include <string>
 #include <utility>

@@ -1,7 +1,7 @@
 #include "parallel/pipeline/batch.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/fingerprint.h>
+#include "base/check.h"
+#include "base/fingerprint.h"
 
 #include <ATen/ops/empty.h>
 

@@ -1,6 +1,6 @@
 #include "parallel/pipeline/execution.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>

@@ -1,6 +1,6 @@
 #include "parallel/pipeline/mailbox.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <utility>
 

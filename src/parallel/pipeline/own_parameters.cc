@@ -1,9 +1,8 @@
 #include "parallel/pipeline/own_parameters.h"
 
+#include "base/check.h"
 #include "dispatch/key.h"
 #include "dispatch/parts/part_record.h"
-
-#include <lockstep/base/check.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>

@@ -1,12 +1,12 @@
 #include "parallel/pipeline/pipeline_state.h"
 
+#include "base/check.h"
+#include "base/fingerprint.h"
+#include "base/visible.h"
 #include "module/rank_check.h"
 #include "module/state_entries.h"
 #include "module/tensors.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/fingerprint.h>
-#include <lockstep/base/visible.h>
 #include <lockstep/plan/schedule_file.h>
 
 #include <ATen/core/grad_mode.h>

@@ -1,7 +1,7 @@
 #include "parallel/pipeline/specs.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/text.h>
+#include "base/check.h"
+#include "base/text.h"
 
 #include <ATen/ops/zeros.h>
 

@@ -1,9 +1,9 @@
 #include <lockstep/parallel/pipeline/stage.h>
 
+#include "base/check.h"
+#include "base/nearest.h"
 #include "module/tensors.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/nearest.h>
 #include <lockstep/module/state_dict.h>
 
 #include <torch/nn/modules/container/any.h>

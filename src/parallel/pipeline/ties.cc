@@ -1,6 +1,7 @@
 #include "parallel/pipeline/ties.h"
 
-#include <lockstep/base/format.h>
+#include "base/format.h"
+
 #include <lockstep/module/named_parameters.h>
 
 #include <ATen/core/grad_mode.h>

@@ -1,8 +1,7 @@
 #include "parallel/server/connection.h"
 
+#include "base/check.h"
 #include "comm/init/backends.h"
-
-#include <lockstep/base/check.h>
 
 #include <ATen/ops/empty.h>
 

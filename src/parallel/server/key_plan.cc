@@ -1,8 +1,9 @@
 #include "parallel/server/key_plan.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
+#include "base/check.h"
+#include "base/format.h"
+#include "base/text.h"
+
 #include <lockstep/layout/box.h>
 
 #include <algorithm>

@@ -1,5 +1,9 @@
 #include <lockstep/parallel/server/meeting.h>
 
+#include "base/check.h"
+#include "base/environment.h"
+#include "base/format.h"
+#include "base/text.h"
 #include "comm/init/backends.h"
 #include "comm/init/run_store.h"
 #include "launch/detection/agent_watch.h"
@@ -10,10 +14,6 @@
 #include "sys/own_process.h"
 #include "sys/topology.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/environment.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 #include <lockstep/store/prefix_store.h>
 
 #include <ATen/Parallel.h>

@@ -1,10 +1,10 @@
 #include "parallel/server/remote_servers.h"
 
+#include "base/check.h"
+#include "base/format.h"
+#include "base/text.h"
 #include "comm/backend/one_line.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 #include <lockstep/store/prefix_store.h>
 
 #include <algorithm>

@@ -1,8 +1,7 @@
 #include "parallel/server/served_parameters.h"
 
+#include "base/check.h"
 #include "comm/backend/reduction.h"
-
-#include <lockstep/base/check.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_unique.h>

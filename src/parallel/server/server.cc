@@ -1,13 +1,13 @@
 #include <lockstep/parallel/server/server.h>
 
+#include "base/check.h"
+#include "base/log.h"
+#include "base/scope_exit.h"
 #include "comm/backend/one_line.h"
 #include "parallel/server/announcement.h"
 #include "parallel/server/session.h"
 #include "sys/thread.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/log.h>
-#include <lockstep/base/scope_exit.h>
 #include <lockstep/store/prefix_store.h>
 
 #include <list>

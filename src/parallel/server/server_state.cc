@@ -1,10 +1,9 @@
 #include "parallel/server/server_state.h"
 
+#include "base/check.h"
+#include "base/log.h"
+#include "base/text.h"
 #include "comm/backend/one_line.h"
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/log.h>
-#include <lockstep/base/text.h>
 
 #include <torch/optim/optimizer.h>
 

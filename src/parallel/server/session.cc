@@ -1,7 +1,7 @@
 #include "parallel/server/session.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/format.h>
+#include "base/check.h"
+#include "base/format.h"
 
 #include <ATen/ops/empty.h>
 

@@ -1,10 +1,9 @@
 #include <lockstep/parallel/server/worker.h>
 
+#include "base/check.h"
+#include "base/format.h"
 #include "parallel/server/remote_servers.h"
 #include "parallel/server/worker_keys.h"
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/format.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_unique.h>

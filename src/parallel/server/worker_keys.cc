@@ -1,9 +1,9 @@
 #include "parallel/server/worker_keys.h"
 
+#include "base/check.h"
 #include "dispatch/lazy_storage.h"
 #include "parallel/gradient_hooks.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/layout/name_pattern.h>
 
 #include <ATen/core/grad_mode.h>

@@ -1,9 +1,9 @@
 #include "parallel/sharded/absent_gradients.h"
 
+#include "base/format.h"
 #include "dispatch/value_source.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
 #include <ATen/ops/empty.h>
 

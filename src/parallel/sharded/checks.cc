@@ -1,11 +1,11 @@
 #include "parallel/sharded/checks.h"
 
+#include "base/check.h"
 #include "dispatch/lazy_storage.h"
 #include "module/rank_check.h"
 #include "parallel/gradient_hooks.h"
 #include "parallel/sharded/deferred_values.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/dispatch/deferral.h>
 
 #include <optional>

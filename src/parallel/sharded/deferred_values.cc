@@ -1,8 +1,8 @@
 #include "parallel/sharded/deferred_values.h"
 
+#include "base/format.h"
 #include "parallel/state_broadcast.h"
 
-#include <lockstep/base/format.h>
 #include <lockstep/dispatch/deferral.h>
 
 #include <ATen/core/grad_mode.h>

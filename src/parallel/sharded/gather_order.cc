@@ -1,9 +1,8 @@
 // Residency's order of gathers: how it is recorded and gathered ahead, and how a rank whose
 // backward() has failed follows the others.
+#include "base/log.h"
 #include "parallel/backward_watch.h"
 #include "parallel/sharded/residency.h"
-
-#include <lockstep/base/log.h>
 
 #include <ATen/core/grad_mode.h>
 

@@ -1,6 +1,6 @@
 #include "parallel/sharded/groups.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <utility>
 #include <vector>

@@ -1,12 +1,11 @@
 #include "parallel/sharded/lazy_gradient.h"
 
+#include "base/check.h"
 #include "comm/backend/element_type.h"
 #include "comm/kernels/combine.h"
 #include "dispatch/parts/part_record.h"
 #include "optim/formats_kernel.h"
 #include "optim/threads.h"
-
-#include <lockstep/base/check.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>

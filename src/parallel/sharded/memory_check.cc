@@ -1,14 +1,13 @@
 #include "parallel/sharded/memory_check.h"
 
+#include "base/check.h"
+#include "base/fingerprint.h"
+#include "base/text.h"
 #include "dispatch/lazy_storage.h"
 #include "parallel/sharded/memory_formula.h"
 #include "parallel/sharded/unit_options.h"
 #include "sys/files.h"
 #include "sys/topology.h"
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/fingerprint.h>
-#include <lockstep/base/text.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>

@@ -1,6 +1,6 @@
 #include "parallel/sharded/offload.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>

@@ -1,10 +1,10 @@
 #include "parallel/sharded/residency.h"
 
+#include "base/format.h"
 #include "parallel/backward_watch.h"
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
 #include <ATen/core/grad_mode.h>
 

@@ -1,9 +1,8 @@
 #include <lockstep/parallel/sharded/sharded_build.h>
 
+#include "base/check.h"
 #include "parallel/sharded/groups.h"
 #include "parallel/sharded/sharded_state.h"
-
-#include <lockstep/base/check.h>
 
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>

@@ -1,5 +1,6 @@
 #include "parallel/sharded/sharded_state.h"
 
+#include "base/check.h"
 #include "dispatch/key.h"
 #include "layout/unit_plan.h"
 #include "module/rank_check.h"
@@ -13,7 +14,6 @@
 #include "parallel/state_broadcast.h"
 #include "sys/heap.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/dispatch/deferral.h>
 
 #include <ATen/core/grad_mode.h>

@@ -1,11 +1,10 @@
 #include "parallel/sharded/unit.h"
 
+#include "base/format.h"
 #include "dispatch/parts/part_record.h"
 #include "layout/unit_plan.h"
 #include "module/slices.h"
 #include "module/specs.h"
-
-#include <lockstep/base/format.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>

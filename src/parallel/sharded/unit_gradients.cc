@@ -1,9 +1,8 @@
 #include "parallel/sharded/unit_gradients.h"
 
+#include "base/format.h"
 #include "dispatch/parts/part_record.h"
 #include "dispatch/value_source.h"
-
-#include <lockstep/base/format.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>

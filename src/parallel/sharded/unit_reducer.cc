@@ -1,6 +1,7 @@
 #include "parallel/sharded/unit_reducer.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
+
 #include <lockstep/base/deadline.h>
 
 #include <algorithm>

@@ -1,8 +1,7 @@
 #include <lockstep/parallel/threads/data_parallel.h>
 
+#include "base/check.h"
 #include "parallel/threads/replica_state.h"
-
-#include <lockstep/base/check.h>
 
 #include <utility>
 

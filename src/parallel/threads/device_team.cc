@@ -1,9 +1,8 @@
 #include "parallel/threads/device_team.h"
 
+#include "base/check.h"
+#include "base/scope_exit.h"
 #include "sys/affinity.h"
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/scope_exit.h>
 
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>

@@ -1,10 +1,9 @@
 #include <lockstep/parallel/threads/devices.h>
 
+#include "base/check.h"
+#include "base/format.h"
 #include "sys/affinity.h"
 #include "sys/topology.h"
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/format.h>
 
 #include <ATen/Parallel.h>
 #include <torch/cuda.h>

@@ -1,5 +1,8 @@
 #include "parallel/threads/replica_state.h"
 
+#include "base/check.h"
+#include "base/fingerprint.h"
+#include "base/format.h"
 #include "comm/backend/one_line.h"
 #include "dispatch/thread_generator.h"
 #include "module/state_entries.h"
@@ -7,9 +10,6 @@
 #include "parallel/threads/scatter.h"
 #include "parallel/whole_parameters.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/fingerprint.h>
-#include <lockstep/base/format.h>
 #include <lockstep/comm/local.h>
 #include <lockstep/module/state_dict.h>
 

@@ -1,9 +1,8 @@
 #include "parallel/threads/replica_step.h"
 
+#include "base/check.h"
+#include "base/format.h"
 #include "parallel/reduction_errors.h"
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/format.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>

@@ -1,13 +1,12 @@
 #include "parallel/threads/replicas.h"
 
+#include "base/check.h"
+#include "base/format.h"
 #include "comm/backend/one_line.h"
 #include "dispatch/lazy_storage.h"
 #include "module/rank_check.h"
 #include "module/tensors.h"
 #include "parallel/gradient_hooks.h"
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/format.h>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>

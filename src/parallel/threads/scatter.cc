@@ -1,6 +1,6 @@
 #include "parallel/threads/scatter.h"
 
-#include <lockstep/base/check.h>
+#include "base/check.h"
 
 #include <algorithm>
 #include <cstdint>

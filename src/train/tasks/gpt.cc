@@ -1,11 +1,11 @@
 #include "train/tasks/gpt.h"
 
+#include "base/check.h"
+#include "data/bigram.h"
 #include "train/data_fingerprint.h"
 #include "train/random_streams.h"
 #include "train/tasks/tensor_checks.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/data/bigram.h>
 #include <lockstep/train/generation.h>
 
 #include <ATen/CPUGeneratorImpl.h>

@@ -1,11 +1,11 @@
 #include "train/tasks/known.h"
 
+#include "base/nearest.h"
 #include "train/tasks/gpt.h"
 #include "train/tasks/mlp.h"
 #include "train/tasks/mnist.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/nearest.h>
 
 #include <string>
 

@@ -1,10 +1,9 @@
 #include "train/tasks/mlp.h"
 
+#include "base/check.h"
+#include "base/text.h"
+#include "base/visible.h"
 #include "train/tasks/tensor_checks.h"
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/text.h>
-#include <lockstep/base/visible.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>

@@ -1,8 +1,8 @@
 #include "train/tasks/mnist.h"
 
+#include "base/check.h"
 #include "train/data_fingerprint.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/data/mnist.h>
 
 #include <ATen/Functions.h>

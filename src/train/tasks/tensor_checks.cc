@@ -1,7 +1,7 @@
 #include "train/tasks/tensor_checks.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/text.h>
+#include "base/check.h"
+#include "base/text.h"
 
 #include <algorithm>
 

@@ -1,8 +1,8 @@
 // The flight records of real groups: when ranks write them, and what they say.
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 #include <lockstep/comm/flight_record.h>
 
+#include "base/format.h"
 #include "support/messages.h"
 #include "support/temporary_folder.h"
 #include "support/torch/injection.h"

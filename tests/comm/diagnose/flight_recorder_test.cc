@@ -2,8 +2,8 @@
 #include "comm/diagnose/flight_recorder.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
+#include "base/format.h"
 #include "support/messages.h"
 #include "support/sanitizers.h"
 #include "support/temporary_folder.h"

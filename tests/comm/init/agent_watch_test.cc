@@ -1,9 +1,9 @@
 // A rank whose agent has gone ends itself.
 #include "launch/detection/agent_watch.h"
 #include "launch/detection/rank_info.h"
+#include "launch/environment.h"
 
 #include <lockstep/comm/init.h>
-#include <lockstep/launch/environment.h>
 
 #include <gtest/gtest.h>
 

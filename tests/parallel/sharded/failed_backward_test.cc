@@ -1,9 +1,9 @@
 // An exception of one rank's own code in backward(): the others are told at once.
+#include "base/format.h"
 #include "parallel/sharded/pair.h"
 
 #include "support/fuzz.h"
 
-#include <lockstep/base/format.h>
 #include <lockstep/mesh/mesh.h>
 
 #include <algorithm>

@@ -2,9 +2,9 @@
 //
 // Zero is bit for bit: wherever the sums have the order of one tree, that is all engines but Gloo,
 // whose order is its own from three ranks on.
+#include "base/format.h"
 #include "parallel/sharded/support.h"
 
-#include <lockstep/base/format.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
 #include "sys/shared_memory.h"

@@ -1,7 +1,7 @@
 // Numbers that a seed determines, the same in every process.
 #pragma once
 
-#include <lockstep/base/fingerprint.h>
+#include "base/fingerprint.h"
 
 #include <cstdint>
 

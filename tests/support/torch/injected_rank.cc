@@ -1,10 +1,10 @@
 #include "support/torch/injected_rank.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/fingerprint.h>
-#include <lockstep/base/format.h>
 #include <lockstep/store/tcp_store.h>
 
+#include "base/fingerprint.h"
+#include "base/format.h"
 #include "comm/api/group_state.h"
 #include "comm/init/backends.h"
 #include "support/torch/drawn_numbers.h"

@@ -1,8 +1,8 @@
 #include "support/torch/injection.h"
 
-#include <lockstep/base/format.h>
 #include <lockstep/store/store_server.h>
 
+#include "base/format.h"
 #include "support/torch/drawn_numbers.h"
 #include "support/torch/injected_rank.h"
 #include "support/torch/mpirun_world.h"

@@ -1,8 +1,8 @@
 #include "support/torch/mpirun_world.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
+#include "base/format.h"
 #include "comm/engines/mpi/library.h"
 
 #include <gtest/gtest.h>

@@ -4,6 +4,7 @@
 #include <lockstep/store/file_store.h>
 #include <lockstep/store/prefix_store.h>
 
+#include "base/environment.h"
 #include "comm/api/group_state.h"
 #include "comm/engines/mpi/progress_thread.h"
 #include "comm/init/backends.h"
@@ -103,11 +104,10 @@ std::shared_ptr<Store> RankRendezvous::store() const {
 
 Group RankRendezvous::join(int rank) const {
   if (size_ == 1) return {};
-  BackendOptions options{
-      .timeout = timeout_,
-      .join_timeout = std::chrono::seconds(20),
-      .arena_bytes = 64 << 20,
-      .hosts = pretended_hosts(size_)};
+  BackendOptions options{.timeout = timeout_,
+                         .join_timeout = std::chrono::seconds(20),
+                         .arena_bytes = 64 << 20,
+                         .hosts = pretended_hosts(size_)};
   std::string name(name_of(engine_));
   if (engine_ == Engine::hierarchical) name += is_under_mpirun() ? ":mpi" : ":gloo";
   auto world = make_backend(name, store(), rank, size_, options);

@@ -1,6 +1,6 @@
 #include "support/torch/values.h"
 
-#include <lockstep/base/fingerprint.h>
+#include "base/fingerprint.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>

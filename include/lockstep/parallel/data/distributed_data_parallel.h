@@ -2,7 +2,7 @@
 // are averaged over the group while backward() runs.
 //
 //   Net model;                                          // any torch::nn module, unchanged
-//   ls::DistributedDataParallel ddp(model, world);      // every rank
+//   lockstep::DistributedDataParallel ddp(model, world);      // every rank
 //   torch::optim::SGD sgd(ddp.parameters(), 0.01);      // the handle's, not the module's
 //   ...
 //   ddp.zero_grad();
@@ -58,6 +58,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#pragma GCC visibility push(default)
 
 namespace torch::nn {
 class Module;
@@ -133,3 +135,5 @@ class [[nodiscard]] DistributedDataParallel : public Handle {
 };
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -9,6 +9,8 @@
 
 #include <lockstep/comm/group.h>
 
+#pragma GCC visibility push(default)
+
 namespace torch::nn {
 class Module;
 }
@@ -23,3 +25,5 @@ void broadcast_parameters(torch::nn::Module& module, Group group);
 void average_gradients(torch::nn::Module& module, Group group);
 
 }  // namespace lockstep::naive
+
+#pragma GCC visibility pop

@@ -1,9 +1,9 @@
 // Pipeline: a model in stages on the ranks of a group, which work on different micro-batches at the
 // same time.
 //
-//   auto stages = ls::split(model, {"2", "4", "6"});
-//   auto schedule = ls::plan::make_schedule("1f1b", {.stages = 4, .micro_batches = 8});
-//   ls::Pipeline pipeline(stages, schedule, mesh["pp"], mean_loss);
+//   auto stages = lockstep::split(model, {"2", "4", "6"});
+//   auto schedule = lockstep::plan::make_schedule("1f1b", {.stages = 4, .micro_batches = 8});
+//   lockstep::Pipeline pipeline(stages, schedule, mesh["pp"], mean_loss);
 //   torch::optim::AdamW adamw(pipeline.parameters(), 1e-3);     // those of this rank's stages
 //   ...
 //   pipeline.zero_grad();
@@ -60,6 +60,8 @@
 #include <optional>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
 class PipelineState;
@@ -71,8 +73,10 @@ using PipelineLoss = std::function<at::Tensor(const Tensors& outputs, const Tens
 struct PipelineOptions {
   // Trains each of this rank's stages on several ranks, of another axis of the mesh, by another
   // strategy:
-  //   [&](torch::nn::Module& stage) { return ls::DistributedDataParallel(stage, mesh["dp"]); }
-  //   [&](torch::nn::Module& stage) { return ls::fully_shard(stage, mesh["fsdp"]); }
+  //   [&](torch::nn::Module& stage) {
+  //     return lockstep::DistributedDataParallel(stage, mesh["dp"]);
+  //   }
+  //   [&](torch::nn::Module& stage) { return lockstep::fully_shard(stage, mesh["fsdp"]); }
   // Called for each stage of this rank, in their order. Gradients are averaged over these ranks
   // during the last backward of a step. A weight that is tied over stages of several ranks must be
   // whole on each of them.
@@ -121,3 +125,5 @@ class [[nodiscard]] Pipeline : public Handle {
 };
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

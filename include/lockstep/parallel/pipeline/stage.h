@@ -2,7 +2,7 @@
 // editing it.
 //
 //   torch::nn::Sequential model(...);
-//   std::vector<ls::Stage> stages = ls::split(model, {"2", "4"});     // 0 and 1; 2 and 3; the rest
+//   auto stages = lockstep::split(model, {"2", "4"});     // 0 and 1; 2 and 3; the rest
 //
 // A stage's module has the parameters and buffers of its part under the names that they have in the
 // whole model, so that what a pipeline saves is what one process saves. All of it is local.
@@ -20,6 +20,8 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep {
 
@@ -103,10 +105,10 @@ struct ModelPiece {
 
 // The same for a model that is told as a list of pieces, which are computed one after the other:
 //
-//   std::vector<ls::ModelPiece> pieces{{"embedding", {"wte", "wpe"}, embed}};
+//   std::vector<lockstep::ModelPiece> pieces{{"embedding", {"wte", "wpe"}, embed}};
 //   for (int i = 0; i < layers; ++i) pieces.push_back({name(i), {name(i)}, block(i)});
 //   pieces.push_back({"head", {"ln_f", "wte"}, head});              // wte is tied
-//   auto stages = ls::split(model, pieces, {"h.4", "h.8"});
+//   auto stages = lockstep::split(model, pieces, {"h.4", "h.8"});
 //
 // Functions refer to the model's modules and so keep them. InvalidArgument also names a module that
 // the model has not, and the first parameter of the model that is in no piece: it would not be
@@ -116,3 +118,5 @@ struct ModelPiece {
                                        const std::vector<std::string>& points);
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

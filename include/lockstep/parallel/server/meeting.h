@@ -2,9 +2,9 @@
 //
 // Under a launcher the first ranks of the run are servers, and the others workers:
 //
-//   auto place = ls::ps::place_of_rank(2);        // two servers
-//   if (place.is_server) ls::ps::Server(place.meeting, place.number, ...).run();
-//   else                 ls::ps::Worker worker(model, place.meeting, place.number); ...
+//   auto place = lockstep::ps::place_of_rank(2);        // two servers
+//   if (place.is_server) lockstep::ps::Server(place.meeting, place.number, ...).run();
+//   else                 lockstep::ps::Worker worker(model, place.meeting, place.number); ...
 //
 // Without one, processes share a store that one of them or another program serves
 // (lockstep/store/open.h), and each is told its number.
@@ -17,6 +17,8 @@
 #include <memory>
 #include <string>
 #include <vector>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep::ps {
 
@@ -47,3 +49,5 @@ struct Place {
                                   Duration join_timeout = std::chrono::minutes(5));
 
 }  // namespace lockstep::ps
+
+#pragma GCC visibility pop

@@ -1,8 +1,8 @@
 // The parameter server (Li et al., Scaling Distributed Machine Learning with the Parameter Server,
 // OSDI 2014): servers keep the parameters and update them, workers compute gradients.
 //
-//   ls::ps::Server server(place.meeting, place.number, {.optimizer = [](const auto& parts) {
-//     return std::make_unique<ls::optim::SGD>(ls::ps::tensors_of(parts), 0.1);
+//   lockstep::ps::Server server(place.meeting, place.number, {.optimizer = [](const auto& parts) {
+//     return std::make_unique<lockstep::optim::SGD>(lockstep::ps::tensors_of(parts), 0.1);
 //   }});
 //   server.run();                         // until the last worker has left
 //
@@ -34,6 +34,8 @@
 #include <memory>
 #include <string>
 #include <vector>
+
+#pragma GCC visibility push(default)
 
 namespace torch::optim {
 class Optimizer;
@@ -85,3 +87,5 @@ class Server {
 };
 
 }  // namespace lockstep::ps
+
+#pragma GCC visibility pop

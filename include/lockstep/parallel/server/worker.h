@@ -2,7 +2,7 @@
 // pulls what they have made of the parameters.
 //
 //   Net model;
-//   ls::ps::Worker worker(model, place.meeting, place.number);
+//   lockstep::ps::Worker worker(model, place.meeting, place.number);
 //   for (auto& batch : loader.epoch(0)) {
 //     worker.zero_grad();
 //     loss(model->forward(batch.data), batch.target).backward();
@@ -42,6 +42,8 @@
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#pragma GCC visibility push(default)
 
 namespace torch::nn {
 class Module;
@@ -119,3 +121,5 @@ class [[nodiscard]] Worker {
 };
 
 }  // namespace lockstep::ps
+
+#pragma GCC visibility pop

@@ -1,7 +1,7 @@
 // deferred(): a model that is too large for one rank, made as always.
 //
-//   auto model = ls::deferred([&] { return ls::models::Gpt(options); });    // modules as they are
-//   auto sharded = ls::fully_shard(model, world, {.units = {"transformer.h.*"}});
+//   auto model = lockstep::deferred([&] { return lockstep::models::Gpt(options); });
+//   auto sharded = lockstep::fully_shard(model, world, {.units = {"transformer.h.*"}});
 //
 // Large tensors that the function makes get no memory: how they were made is remembered instead.
 // fully_shard() and ShardedBuild then give a unit its values, divide them, give the memory back and
@@ -27,6 +27,8 @@
 #include <cstdint>
 #include <utility>
 
+#pragma GCC visibility push(default)
+
 namespace torch::nn {
 class Module;
 }
@@ -51,3 +53,5 @@ auto deferred(Make&& make, DeferredOptions options = {}) {
 void make_values(torch::nn::Module& module);
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

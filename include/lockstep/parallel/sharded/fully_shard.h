@@ -3,7 +3,7 @@
 // the data, as with DistributedDataParallel.
 //
 //   Net model;                                                    // any torch::nn module
-//   auto sharded = ls::fully_shard(model, world, {.units = {"blocks.*"}});
+//   auto sharded = lockstep::fully_shard(model, world, {.units = {"blocks.*"}});
 //   torch::optim::AdamW adamw(sharded.parameters(), 1e-3);        // the handle's, not the module's
 //   ...
 //   sharded.zero_grad();
@@ -23,7 +23,7 @@
 //
 // Gradients are in sharded.parameters(), not in the module's. So clip_grad_norm(), zero_grad() and
 // the optimizer are the handle's: what lies in .grad of a module's parameter instead says so, as an
-// InvalidArgument, to whoever takes it for a gradient (torch's optimizer built on the module,
+// InvalidArgument, to code that takes it for a gradient (torch's optimizer built on the module,
 // torch::nn::utils::clip_grad_norm_, module->zero_grad()). A step without a reduced backward()
 // since zero_grad() is InvalidArgument too.
 // What replaces the module's tensors (to(), load(), set_data()) is noticed at the next backward()
@@ -62,6 +62,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#pragma GCC visibility push(default)
 
 namespace torch::nn {
 class Module;
@@ -127,7 +129,7 @@ class [[nodiscard]] ShardedModule : public Handle {
 // a parameter that shares memory with another tensor of the module (one tensor that is registered
 // under two names stays tied), and one whose memory something outside the module holds: a view of
 // it, or the graph of an earlier forward(). Pointers into it that are kept cannot be seen. Sparse,
-// quantized and nested tensors are named, too, unless ShardOptions::ignored does.
+// quantised and nested tensors are named, too, unless ShardOptions::ignored does.
 ShardedModule fully_shard(torch::nn::Module& module, Group group, ShardOptions options = {});
 ShardedModule fully_shard(std::shared_ptr<torch::nn::Module> module, Group group,
                           ShardOptions options = {});
@@ -148,3 +150,5 @@ ShardedModule fully_shard(const Holder& holder, const Ranks& ranks, ShardOptions
 }
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace lockstep {
 
 // What each rank keeps of a model that N ranks train together (Rajbhandari et al., ZeRO: Memory
@@ -121,3 +123,5 @@ struct ShardOptions {
 };
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -1,16 +1,16 @@
 // ShardedBuild: a model that is too large for one rank, made one unit at a time.
 //
 //   struct Net : torch::nn::Module {
-//     explicit Net(ls::ShardedBuild& build) {
+//     explicit Net(lockstep::ShardedBuild& build) {
 //       for (int i = 0; i < 48; ++i)
 //         blocks->push_back(build.divided(Block(4096)));    // whole only until here
 //       register_module("blocks", blocks);
 //     }
 //     ...
 //   };
-//   ls::ShardedBuild build(world);
+//   lockstep::ShardedBuild build(world);
 //   auto model = std::make_shared<Net>(build);
-//   ls::ShardedModule sharded = build.finish(model);        // as fully_shard(model, world)
+//   lockstep::ShardedModule sharded = build.finish(model);        // as fully_shard(model, world)
 //
 // A part is made as always, with its values, on every rank; when it is divided each rank keeps its
 // shard and gives the rest back, so a rank never holds more than its shards and one part. A part is
@@ -24,6 +24,8 @@
 
 #include <memory>
 #include <utility>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep {
 
@@ -61,3 +63,5 @@ class [[nodiscard]] ShardedBuild {
 };
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

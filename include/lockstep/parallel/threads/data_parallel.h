@@ -2,7 +2,7 @@
 // a replica of the model and computes a part of the mini-batch; the gradient is that of the whole.
 //
 //   Net model;
-//   ls::DataParallel dp(model, ls::cpu_devices(2));   // or ls::cuda_devices(4), ...
+//   lockstep::DataParallel dp(model, lockstep::cpu_devices(2));   // or cuda_devices(4), ...
 //   torch::optim::SGD sgd(dp.parameters(), 0.01);     // the handle's: those of the first device
 //   ...
 //   dp.zero_grad();
@@ -53,6 +53,8 @@
 #include <span>
 #include <utility>
 #include <vector>
+
+#pragma GCC visibility push(default)
 
 namespace torch::nn {
 class Module;
@@ -189,3 +191,5 @@ class [[nodiscard]] DataParallel : public DataParallelBase {
 };
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -1,10 +1,10 @@
 // The devices that one process computes on with DataParallel.
 //
-//   ls::DataParallel dp(model, ls::cpu_devices(2));     // two groups of this process's cores
-//   ls::DataParallel dp(model, ls::cuda_devices(4));    // cuda:0 to cuda:3
+//   lockstep::DataParallel dp(model, lockstep::cpu_devices(2));     // two groups of cores
+//   lockstep::DataParallel dp(model, lockstep::cuda_devices(4));    // cuda:0 to cuda:3
 //
 // A CPU device is a group of threads: one that computes, and those that LibTorch takes for a single
-// operation, all on cores of their own. LibTorch has one CPU and gives it no number, so CPU devices
+// operation, all on cores of their own. LibTorch has one CPU and does not number it, so CPU devices
 // are told apart by their places in the list.
 #pragma once
 
@@ -13,6 +13,8 @@
 #include <span>
 #include <string>
 #include <vector>
+
+#pragma GCC visibility push(default)
 
 namespace lockstep {
 
@@ -44,3 +46,5 @@ struct ComputeDevice {
 void check_devices(std::span<const ComputeDevice> devices);
 
 }  // namespace lockstep
+
+#pragma GCC visibility pop

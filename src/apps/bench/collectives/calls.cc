@@ -1,8 +1,9 @@
 #include "apps/bench/collectives/calls.h"
 
+#include "base/format.h"
+
 #include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
 #include <ATen/ops/empty.h>
 

@@ -5,12 +5,12 @@
 #include "apps/bench/collectives/memory_bound.h"
 #include "apps/bench/collectives/report.h"
 #include "apps/bench/together.h"
+#include "base/check.h"
 #include "base/command_options.h"
+#include "base/text.h"
 
 #include "sys/topology.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/text.h>
 #include <lockstep/comm/init.h>
 
 #include <algorithm>

@@ -1,7 +1,8 @@
 #include "apps/bench/collectives/kinds.h"
 
+#include "base/nearest.h"
+
 #include <lockstep/base/error.h>
-#include <lockstep/base/nearest.h>
 
 #include <algorithm>
 #include <array>

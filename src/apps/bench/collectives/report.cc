@@ -1,9 +1,8 @@
 #include "apps/bench/collectives/report.h"
 
+#include "base/format.h"
+#include "base/text.h"
 #include "sys/topology.h"
-
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 
 #include <nlohmann/json.hpp>
 

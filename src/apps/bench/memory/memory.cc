@@ -4,10 +4,10 @@
 #include "apps/bench/spread.h"
 #include "apps/bench/step/training.h"
 #include "apps/bench/together.h"
+#include "base/format.h"
+#include "base/text.h"
 
 #include <lockstep/base/deadline.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 #include <lockstep/parallel/sharded/deferred.h>
 
 #include <nlohmann/json.hpp>

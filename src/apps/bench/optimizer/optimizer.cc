@@ -1,8 +1,7 @@
 #include "apps/bench/optimizer/optimizer.h"
 
 #include "apps/bench/spread.h"
-
-#include <lockstep/base/format.h>
+#include "base/format.h"
 
 #include <nlohmann/json.hpp>
 

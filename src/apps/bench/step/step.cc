@@ -3,9 +3,8 @@
 #include "apps/bench/spread.h"
 #include "apps/bench/step/work.h"
 #include "apps/bench/together.h"
-
-#include <lockstep/base/check.h>
-#include <lockstep/base/text.h>
+#include "base/check.h"
+#include "base/text.h"
 
 #include <nlohmann/json.hpp>
 

@@ -1,11 +1,11 @@
 #include "apps/bench/step/training.h"
 
 #include "apps/bench/held_bytes.h"
+#include "base/check.h"
+#include "base/nearest.h"
 
 #include "parallel/sharded/memory_formula.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/nearest.h>
 #include <lockstep/optim/adamw.h>
 
 #include <torch/optim/adamw.h>

@@ -1,6 +1,6 @@
 #include "comm/api/functional/recorded.h"
 
-#include <lockstep/base/format.h>
+#include "base/format.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>

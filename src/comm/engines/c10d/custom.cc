@@ -1,9 +1,9 @@
 #include "comm/engines/c10d/custom.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
+#include "base/check.h"
+#include "base/format.h"
 #include "comm/backend/one_line.h"
 #include "comm/engines/c10d/store_adapter.h"
 

@@ -1,9 +1,9 @@
 #include "comm/engines/c10d/gloo.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 
+#include "base/format.h"
+#include "base/text.h"
 #include "comm/backend/one_line.h"
 #include "comm/engines/c10d/make.h"
 #include "comm/engines/c10d/store_adapter.h"

@@ -1,8 +1,8 @@
 #include "comm/engines/c10d/nccl.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
+#include "base/format.h"
 #include "comm/engines/c10d/gpus.h"
 #include "comm/engines/c10d/make.h"
 #include "comm/engines/c10d/store_adapter.h"

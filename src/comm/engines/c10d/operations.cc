@@ -1,8 +1,8 @@
 // What C10dRunner makes of each operation.
+#include "base/scope_exit.h"
 #include "comm/engines/c10d/runner.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/scope_exit.h>
 
 #include "comm/backend/flat.h"
 #include "comm/backend/reduction.h"

@@ -1,9 +1,9 @@
 // A c10d store in our Store's clothes.
+#include "base/format.h"
+#include "base/text.h"
 #include "comm/engines/c10d/store_adapter.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>

@@ -1,7 +1,6 @@
 #include "comm/engines/hierarchical/operations.h"
 
-#include <lockstep/base/format.h>
-
+#include "base/format.h"
 #include "comm/backend/flat.h"
 
 #include <ATen/core/grad_mode.h>

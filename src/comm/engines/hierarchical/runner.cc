@@ -1,9 +1,9 @@
 #include "comm/engines/hierarchical/runner.h"
 
-#include <lockstep/base/format.h>
 #include <lockstep/comm/group.h>
 #include <lockstep/store/prefix_store.h>
 
+#include "base/format.h"
 #include "comm/backend/blocking_backend.h"
 #include "comm/engines/hierarchical/operations.h"
 #include "sys/own_process.h"

@@ -1,7 +1,7 @@
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 #include <lockstep/comm/local.h>
 
+#include "base/format.h"
 #include "comm/engines/local/backend.h"
 #include "sys/own_process.h"
 

@@ -1,9 +1,9 @@
 #include "comm/engines/local/world.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 
+#include "base/format.h"
+#include "base/text.h"
 #include "comm/call/all_ranks.h"
 #include "comm/engines/local/perform.h"
 

@@ -1,10 +1,10 @@
 #include "comm/engines/mpi/backend.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/fingerprint.h>
-#include <lockstep/base/format.h>
 
+#include "base/check.h"
+#include "base/fingerprint.h"
+#include "base/format.h"
 #include "comm/engines/mpi/library.h"
 #include "comm/rendezvous/exchange.h"
 #include "sys/own_process.h"

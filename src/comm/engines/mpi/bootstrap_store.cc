@@ -1,12 +1,12 @@
 #include "comm/engines/mpi/bootstrap_store.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/fingerprint.h>
-#include <lockstep/base/format.h>
 #include <lockstep/comm/group.h>
 #include <lockstep/store/store_server.h>
 #include <lockstep/store/tcp_store.h>
 
+#include "base/fingerprint.h"
+#include "base/format.h"
 #include "comm/call/all_ranks.h"
 #include "comm/engines/mpi/backend.h"
 #include "comm/rendezvous/served_store.h"

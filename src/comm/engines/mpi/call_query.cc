@@ -1,7 +1,6 @@
 #include "comm/engines/mpi/call_query.h"
 
-#include <lockstep/base/format.h>
-
+#include "base/format.h"
 #include "comm/diagnose/report.h"
 
 #include <algorithm>

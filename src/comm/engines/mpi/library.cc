@@ -1,9 +1,10 @@
 #include "comm/engines/mpi/library.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/environment.h>
+#include "base/check.h"
+#include "base/environment.h"
+#include "base/format.h"
+
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
 #include <algorithm>
 #include <system_error>
@@ -18,14 +19,25 @@ namespace fs = std::filesystem;
 constexpr auto variable = "LOCKSTEP_MPI";
 constexpr std::string_view known[] = {"openmpi", "mpich"};
 
-// Beside the program, in the lib folder next to it, and where this build leaves and installs them.
+// Where the file lies that holds this code: liblockstep.so, or the program.
+void add_own_folder(std::vector<fs::path>& result) {
+  Dl_info own{};
+  if (::dladdr(reinterpret_cast<const void*>(&add_own_folder), &own) == 0) return;
+  std::error_code error;
+  auto file = fs::canonical(own.dli_fname, error);
+  if (!error) result.insert(result.end(), {file.parent_path(), file.parent_path() / "lockstep"});
+}
+
+// Beside the library or the program, in the lib folder next to the program, and where this build
+// leaves and installs them.
 std::vector<fs::path> folders() {
   std::vector<fs::path> result;
+  add_own_folder(result);
   std::error_code error;
   if (auto program = fs::read_symlink("/proc/self/exe", error); !error) {
     auto folder = program.parent_path();
-    result = {folder, folder / "lockstep", folder.parent_path() / "lib",
-              folder.parent_path() / "lib" / "lockstep"};
+    result.insert(result.end(), {folder, folder / "lockstep", folder.parent_path() / "lib",
+                                 folder.parent_path() / "lib" / "lockstep"});
   }
   for (const char* folder : {LOCKSTEP_MPI_BUILD_FOLDER, LOCKSTEP_MPI_INSTALL_FOLDER})
     result.emplace_back(folder);

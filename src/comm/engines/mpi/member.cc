@@ -1,8 +1,8 @@
 #include "comm/engines/mpi/member.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
+#include "base/format.h"
 #include "comm/diagnose/report.h"
 
 #include <algorithm>

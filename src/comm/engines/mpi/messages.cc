@@ -1,8 +1,7 @@
 // What a member does with what the others write, and how it learns why a call does not go on.
+#include "base/format.h"
+#include "base/log.h"
 #include "comm/engines/mpi/member.h"
-
-#include <lockstep/base/format.h>
-#include <lockstep/base/log.h>
 
 #include "comm/diagnose/report.h"
 

@@ -1,9 +1,9 @@
 #include "comm/engines/mpi/progress_thread.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/log.h>
 
+#include "base/format.h"
+#include "base/log.h"
 #include "comm/engines/mpi/library.h"
 #include "sys/own_process.h"
 

@@ -1,9 +1,6 @@
 #include "comm/engines/shm/arena.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 
 #include "sys/error_instead_of_signal.h"
 #include "sys/topology.h"

@@ -1,10 +1,9 @@
 #include "comm/engines/shm/backend.h"
 
-#include <lockstep/base/check.h>
-#include <lockstep/base/environment.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
-
+#include "base/check.h"
+#include "base/environment.h"
+#include "base/format.h"
+#include "base/text.h"
 #include "comm/backend/element_type.h"
 #include "comm/backend/node_shared.h"
 #include "comm/engines/shm/endpoint.h"

@@ -1,7 +1,6 @@
 #include "comm/engines/shm/channel.h"
 
-#include <lockstep/base/fingerprint.h>
-
+#include "base/fingerprint.h"
 #include "comm/engines/shm/endpoint.h"
 #include "comm/engines/shm/group.h"
 

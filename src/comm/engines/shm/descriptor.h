@@ -10,12 +10,12 @@
 //   - Stamps only grow.
 #pragma once
 
+#include "base/fingerprint.h"
 #include "comm/call/dtype.h"
 #include "comm/engines/shm/location.h"
 #include "comm/engines/shm/plan.h"
 #include "sys/shared_text.h"
 
-#include <lockstep/base/fingerprint.h>
 #include <lockstep/comm/op.h>
 
 #include <atomic>

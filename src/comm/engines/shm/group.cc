@@ -1,9 +1,9 @@
 #include "comm/engines/shm/group.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/text.h>
 
+#include "base/format.h"
+#include "base/text.h"
 #include "comm/call/all_ranks.h"
 #include "comm/engines/shm/aftermath.h"
 #include "comm/engines/shm/endpoint.h"

@@ -1,12 +1,12 @@
 #include "comm/engines/shm/hand_over.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/log.h>
-#include <lockstep/base/text.h>
-#include <lockstep/base/visible.h>
 
+#include "base/check.h"
+#include "base/format.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "base/visible.h"
 #include "comm/engines/shm/group_block.h"
 #include "sys/descriptor_passing.h"
 #include "sys/process.h"

@@ -1,11 +1,11 @@
 // How groups of an endpoint begin and end.
+#include "base/check.h"
+#include "base/format.h"
+#include "base/log.h"
+#include "base/text.h"
 #include "comm/engines/shm/endpoint.h"
 
-#include <lockstep/base/check.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
-#include <lockstep/base/log.h>
-#include <lockstep/base/text.h>
 
 #include <algorithm>
 #include <exception>

@@ -1,9 +1,9 @@
 #include "comm/engines/shm/operation.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/fingerprint.h>
-#include <lockstep/base/format.h>
 
+#include "base/fingerprint.h"
+#include "base/format.h"
 #include "sys/topology.h"
 
 #include <algorithm>

@@ -6,8 +6,9 @@
 // together only on failure.
 #pragma once
 
+#include "base/format.h"
+
 #include <lockstep/base/error.h>
-#include <lockstep/base/format.h>
 
 #include <string>
 #include <utility>

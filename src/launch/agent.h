@@ -20,8 +20,9 @@
 //    `lost_after`, is such a failure.
 #pragma once
 
+#include "launch/environment.h"
+
 #include <lockstep/base/deadline.h>
-#include <lockstep/launch/environment.h>
 
 #include <chrono>
 #include <memory>

@@ -1,0 +1,14 @@
+// Its own init() succeeds, and that of the plug-in says what is wrong.
+#include <lockstep/comm/init.h>
+
+#include <cstdio>
+
+#include <dlfcn.h>
+
+int main(int, char** arguments) {
+  lockstep::Group world = lockstep::init();
+  void* plugin = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
+  if (plugin == nullptr) return std::puts(dlerror()), 1;
+  auto* try_init = reinterpret_cast<const char* (*)()>(dlsym(plugin, "try_init"));
+  std::printf("the plug-in: %s\n", try_init());
+}

@@ -1,0 +1,34 @@
+"""The check of public headers finds one that no user reaches, wrong includes, and one that exports nothing."""
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+CHECK = pathlib.Path(__file__).resolve().parents[2] / "tools/lint/public_headers.py"
+PUSH, POP = "#pragma GCC visibility push(default)\n", "#pragma GCC visibility pop\n"
+GOOD = f"// A.\n#include <string>\n\n{PUSH}\nvoid a();\n\n{POP}"
+
+
+def expect(files, status, text):
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            path = pathlib.Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+        done = subprocess.run([sys.executable, CHECK, folder], capture_output=True, text=True)
+    right = done.returncode == status and text in done.stdout
+    assert right, f"expected {status} and '{text}', found {done.returncode}: {done.stdout}{done.stderr}"
+
+
+A = "include/lockstep/x/a.h"
+FIRST = {"include/lockstep/lockstep.h": "#include <lockstep/x/a.h>\n", A: GOOD}
+OTHER = "include/lockstep/x/b.h"
+expect(FIRST, 0, "all reached")
+expect(FIRST | {OTHER: GOOD}, 1, f"{OTHER}: not reached")
+expect(FIRST | {OTHER: GOOD, "docs/x.md": "`<lockstep/x/b.h>` is for engines\n"}, 0, "all reached")
+expect(FIRST | {A: GOOD.replace("<string>", "<lockstep/x/b.h>"), OTHER: GOOD}, 0, "all reached")
+expect(FIRST | {A: GOOD.replace("<string>", '"x/c.h"')}, 1, 'includes the private "x/c.h"')
+expect(FIRST | {A: GOOD.replace("<string>", "<fmt/core.h>")}, 1, "includes <fmt/core.h>")
+expect(FIRST | {A: GOOD.replace(PUSH, "")}, 1, "a.h: expected '#pragma GCC visibility push")
+expect(FIRST | {A: PUSH + GOOD.replace(PUSH, "")}, 1, "a.h: expected '#pragma GCC visibility push")
+print("public_headers: finds all five")

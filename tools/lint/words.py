@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Checks the words: no private noun in the place of one that docs/glossary.md gives, and what of our English a machine can check.
+
+It reads comments, identifiers and texts of include/, src/ and examples/, the documents but for decisions, the manual, and the
+programs of bench/. A line that needs a word all the same says so behind it: "words: allowed" in a comment.
+"""
+import fnmatch
+import pathlib
+import re
+import sys
+
+TREES = ("include", "src", "examples", "docs", "bench", "README.md", "CONTRIBUTING.md")
+SUFFIXES = (".h", ".cc", ".c", ".py", ".md", ".1", ".bash", ".txt")
+LEFT_OUT = ("docs/decisions/*",)
+ALLOWED = "words: allowed"
+
+CODE = ("include/*", "src/*", "examples/*", "docs/*", "README.md", "CONTRIBUTING.md")
+# (what it finds, what to write, where to look, where it has another meaning)
+NOUNS = [
+    (r"(?i)roster", "list of nodes (NodeList)", CODE, ()),
+    (r"(?i)(?<![a-z])verdict", "result of the run (RunResult)", CODE, ()),
+    (r"(?i)meeting[_ ]?p(oint|lace)", "rendezvous", CODE, ()),
+    (r"(?i)last[_ ]words?\b", "value for the end of a connection (set_on_disconnect)", CODE, ()),
+    (r"(?i)(?<![a-z])octets?(?![a-z])", "bytes", CODE, ()),
+    (r"(?<![A-Za-z])[Dd]ice(?![a-z])", "stochastic rounding", CODE, ()),
+    (r"(?i)(?<![a-z])treatments?(?![a-z])", "gradient transform", ("include/*", "src/optim/*", "docs/optimizers.md"), ()),
+    (r"(?i)kept[_ ]?(tensor|memory|buffer|storage)", "state, or a persistent buffer", CODE, ()),
+    (r"(?i)(?<![a-z])(inquest|ledger|errand|companion|post[_ ]office|roll[_ ]call)s?(?![a-z])",
+     "diagnosis, history, task, peer, progress thread, handshake", CODE, ()),
+    (r"(?i)(?<![a-z])(forsake|farewell|mourn|godparent|spouse|sibling|witness)", "the field's word", ("include/*", "docs/*"),
+     ("docs/architecture.md",)),
+    (r"(?<![A-Za-z])patience(?![a-z])", "timeout", CODE, ("*/train/*", "src/comm/engines/shm/*", "docs/training.md", "docs/glossary.md")),
+    (r"(?<![A-Za-z])Patience(?![a-z])", "timeout, or backoff", CODE, ("*/train/*",)),
+    (r"(?i)deferred[_ ]?gradients?(?![a-z])", "lazy gradient: deferred is the construction of a model", CODE, ()),
+    (r"(?i)group[_ ]story", "history of a group", CODE, ()),
+    (r"(?i)\bquiet[_ ]number", "high number (of a descriptor)", CODE, ()),
+    (r"(?<![a-z-])[Mm]achines?(?![a-z_])", "host", ("include/*",), ()),
+]
+ENGLISH = [
+    (r"(?i)\bwho(m|ever)?\b(?! is who)", "what acts by its name: the rank, the thread that ..., a program that ...",
+     ("include/*", "docs/*", "README.md", "src/apps/*"), ()),
+    (r"(?i)\bin vain\b", "timed out", CODE, ()),
+    (r"(?i)(?<!is )\b(not a number|no number)\b", "NaN", ("include/*", "src/*"), ("*/report/flight_file.cc", "*/loader_state.h")),
+    (r"(?i)\b(longer|larger|more) than nothing\b", "positive", CODE, ()),
+    (r"(?i)\binfinite or NaN\b", "inf or NaN", ("include/*", "docs/*"), ()),
+    (r"(?i)\b(obituar|funeral|widow|judge|jury)[a-z]*", "a word of the field", CODE, ()),
+    (r"\b(?<![_:.])(?i:initializ|synchroniz|recogniz|normaliz|serializ|quantiz|finaliz)(?:es?|ed|ing|ations?)\b(?![(<_:>])",
+     "-ise, as the rest of the project (names of LibTorch keep theirs)", ("include/*", "docs/*", "README.md"), ()),
+    (r"(?i)\b(behavior|neighbor|favorite|labeled|canceled)", "the British spelling, as the rest of the project", CODE, ()),
+]
+RULES = [(re.compile(found), wanted, where, but) for found, wanted, where, but in NOUNS + ENGLISH]
+
+# The alias of the namespace: headers write lockstep::, and a page or program that writes ls:: shows where it comes from.
+ALIAS, USE = "namespace ls = lockstep;", re.compile(r"(?<![\w:])ls::")
+
+
+def problems_of(path, root):
+    name = path.relative_to(root).as_posix()
+    text = path.read_text(errors="replace")
+    rules = [rule for rule in RULES if any(fnmatch.fnmatch(name, where) for where in rule[2])
+             and not any(fnmatch.fnmatch(name, but) for but in rule[3])]
+    for number, line in enumerate(text.split("\n"), 1):
+        if ALLOWED in line or line.startswith("#include"):
+            continue
+        for found, wanted, _, _ in rules:
+            if match := found.search(line):
+                yield f"{name}:{number}: '{match[0]}': write {wanted}"
+        if name.startswith("include/") and USE.search(line):
+            yield f"{name}:{number}: 'ls::' in a header: write lockstep::"
+    if not name.startswith("include/") and USE.search(text) and ALIAS not in text:
+        yield f"{name}: uses ls:: and does not show '{ALIAS}'"
+
+
+def main(root):
+    files = [path for tree in TREES for path in
+             ([root / tree] if (root / tree).is_file() else sorted((root / tree).rglob("*"))) if path.suffix in SUFFIXES]
+    files = [path for path in files if not any(fnmatch.fnmatch(path.relative_to(root).as_posix(), left) for left in LEFT_OUT)]
+    problems = [problem for path in files for problem in problems_of(path, root)]
+    print("\n".join(problems) if problems else f"words: {len(files)} files, {len(RULES)} rules")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else __file__ + "/../../..").resolve()))
