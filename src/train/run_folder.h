@@ -14,8 +14,8 @@
 
 namespace lockstep::train {
 
-// One run at a time: from find_checkpoint() on (from open() on where the folder is new) the object holds
-// the lock OUT/run.lock, and a run that finds it held is refused with BadInput.
+// One run at a time: from find_checkpoint() on (from open() on where the folder is new) the object
+// holds the lock OUT/run.lock, and a run that finds it held is refused with BadInput.
 class RunFolder {
  public:
   explicit RunFolder(const Options& options) : options_(options), path_(options.out) {}

@@ -154,7 +154,7 @@ TEST(SavingFails, WhereARankIsKilled) {
   for (int round = 0; round < 8; ++round) {
     TemporaryFolder out;
     const int killed = round % 3;
-    test::MeetingPlace place(Engine::shm, 3);
+    test::RankRendezvous place(Engine::shm, 3);
     test::RankProcesses ranks(3, [&](int rank) {
       Group group = place.join(rank);
       Training training(round % 2 == 0 ? test::Level(ShardLevel::full) : std::nullopt, "adamw",

@@ -2,7 +2,7 @@
 
 #include "comm/backend/one_line.h"
 #include "dispatch/thread_generator.h"
-#include "module/state_entries.h"
+#include "parallel/part_kinds.h"
 #include "parallel/threads/scatter.h"
 #include "parallel/whole_parameters.h"
 
@@ -243,16 +243,7 @@ void ReplicaState::load_state_dict(const std::map<std::string, at::Tensor>& tens
 }
 
 std::vector<NamedPart> ReplicaState::state_parts() {
-  std::vector<NamedPart> list;
-  for (const modules::StateEntry& entry : modules::state_entries(*model_))
-    if (!entry.tensor.is_nested()) list.push_back(parallel::whole_part(entry));
-  return list;
-}
-
-std::vector<at::Tensor> ReplicaState::gather_parts(const std::vector<at::Tensor>& parts) {
-  check(parts.size() == parameters_.size(), "gather_parts: expected {} parts, found {}",
-        parameters_.size(), parts.size());
-  return parts;
+  return parallel::whole_state_parts(*model_);
 }
 
 HandleMemory ReplicaState::memory() const {

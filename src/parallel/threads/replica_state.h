@@ -43,7 +43,6 @@ class ReplicaState final : public HandleState {
   [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override;
   void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override;
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
-  [[nodiscard]] std::vector<at::Tensor> gather_parts(const std::vector<at::Tensor>& parts) override;
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] double seconds_waited() const override { return waits_.seconds(); }
   [[nodiscard]] const Group& group() const override { return alone_; }

@@ -168,7 +168,7 @@ class TensorAllocator final : public c10::Allocator {
         "lockstep: a forked child touched a tensor of its parent, which lies in memory that ranks "
         "share and is not there in children. Make it before init(), or pass it on by other means; "
         "with LOCKSTEP_ARENA_TENSORS=off children have copies of all tensors.\n";
-    [[maybe_unused]] auto written = write(STDERR_FILENO, text.data(), text.size());
+    [[maybe_unused]] auto written = ::write(STDERR_FILENO, text.data(), text.size());
   }
 
   [[nodiscard]] static std::shared_ptr<Arena> take_if_unused(Serving& entry) {
