@@ -17,7 +17,6 @@ namespace lockstep::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr std::string_view folder_prefix = "step-";
 
 void remove_quietly(const fs::path& folder) {
   std::error_code ignored;  // an old folder that stays harms nobody
@@ -29,7 +28,7 @@ void remove_quietly(const fs::path& folder) {
 std::int64_t step_of(const fs::path& folder) {
   std::string name = (folder.has_filename() ? folder : folder.parent_path()).filename().string();
   if (!name.starts_with(folder_prefix)) return -1;
-  std::string digits = name.substr(folder_prefix.size());
+  std::string digits = name.substr(std::string_view(folder_prefix).size());
   bool good = digits.size() >= 8 && digits.size() <= 18 &&
               std::ranges::all_of(digits, [](unsigned char c) { return std::isdigit(c); });
   return good ? std::stoll(digits) : -1;
@@ -46,12 +45,11 @@ std::string partial_name(const std::string& name, const std::string& random) {
   return formatted(".{}.{}.partial", name, random);
 }
 
-void remove_partial_checkpoints(const fs::path& out) {
+void remove_partial(const fs::path& folder, const std::string& prefix) {
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(out, error)) {
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
     std::string name = entry.path().filename().string();
-    if (name.starts_with("." + std::string(folder_prefix)) && name.ends_with(".partial"))
-      remove_quietly(entry.path());
+    if (name.starts_with("." + prefix) && name.ends_with(".partial")) remove_quietly(entry.path());
   }
 }
 

@@ -15,7 +15,8 @@ namespace lockstep::checkpoint {
 // "rank0", "rank1", ...
 [[nodiscard]] NamedTensors named_random_states(const std::vector<at::Tensor>& states);
 
-// Local. BadInput names the file where there are not `ranks` states, or one that no generator takes.
+// Local. BadInput names the file where there are not `ranks` states, or one that no generator
+// takes.
 [[nodiscard]] std::vector<at::Tensor> read_random_states(const std::filesystem::path& file,
                                                          int ranks);
 

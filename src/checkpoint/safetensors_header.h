@@ -33,8 +33,8 @@ struct SafetensorsHeader {
 inline constexpr std::uint64_t max_header_bytes = 100'000'000;
 
 // The JSON text, padded with spaces so that 8 + its length is a multiple of 8. Entries must follow
-// one another without holes. Throws InvalidArgument for what the format cannot hold: a dtype without
-// a name, a tensor that is called __metadata__, a text that is longer than it may be.
+// one another without holes. Throws InvalidArgument for what the format cannot hold: a dtype
+// without a name, a tensor that is called __metadata__, a text that is longer than it may be.
 [[nodiscard]] std::string format_header(const SafetensorsHeader& header);
 
 // The JSON text at the beginning of a file from which nothing was read yet. Throws BadInput without

@@ -50,7 +50,7 @@ void make_partial_folder(const fs::path& out, const fs::path& folder, const fs::
   check_input(!fs::exists(folder), "{}: is there already, and a checkpoint is never overwritten",
               folder.string());
   sys::make_directories(out);
-  remove_partial_checkpoints(out);
+  remove_partial(out, folder_prefix);
   std::error_code error;
   if (!fs::create_directory(partial, error))
     throw SystemError("making folder " + partial.string(), error.value());
@@ -72,7 +72,7 @@ fs::path save(const fs::path& out, const Handle& handle, const torch::optim::Opt
   });
   std::string name = broadcast_text(group, checkpoint_name(state.step));
   fs::path folder = out / name, partial = out / new_partial_name(group, name);
-  ScopeExit remove_partial([&] {
+  ScopeExit remove([&] {
     std::error_code nothing_more_to_do;
     if (group.is_root()) fs::remove_all(partial, nothing_more_to_do);
   });
@@ -88,7 +88,7 @@ fs::path save(const fs::path& out, const Handle& handle, const torch::optim::Opt
     write_safetensors(partial / random_file, named_random_states(random));
     sys::AtomicFile::write(partial / "training.json", json);  // and flushes the folder
     sys::rename_durably(partial, folder);
-    remove_partial.cancel();
+    remove.cancel();
     remove_all_but(out, options.keep);
   });
   return folder;
@@ -100,10 +100,11 @@ void save_model(const fs::path& path, const Handle& handle, const ModelOptions& 
   together(group, [&] { parts = model_parts(handle.state_parts(), options.aliases); });
   fs::path partial = path;
   partial.replace_filename(new_partial_name(group, path.filename().string()));
-  ScopeExit remove_partial([&] {
+  ScopeExit remove([&] {
     std::error_code nothing_more_to_do;
     if (group.is_root()) fs::remove(partial, nothing_more_to_do);
   });
+  if (group.is_root()) remove_partial(partial.parent_path(), path.filename().string() + ".");
   write_parts(group, partial, parts, options.metadata);
   together(group, [&] {
     if (group.is_root()) sys::rename_durably(partial, path);

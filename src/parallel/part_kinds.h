@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 namespace lockstep::parallel {
 
@@ -37,5 +38,15 @@ class PartKinds {
 
   std::unordered_map<const void*, PartKind> kinds_;  // of those that are not a plain parameter
 };
+
+// state_parts() of a strategy whose ranks have all of the module.
+[[nodiscard]] inline std::vector<NamedPart> whole_state_parts(
+    const torch::nn::Module& module, std::span<const std::string> ignored = {}) {
+  const PartKinds kinds(module, ignored);
+  std::vector<NamedPart> list;
+  for (const modules::StateEntry& entry : modules::state_entries(module))
+    if (!entry.tensor.is_nested()) list.push_back(kinds.whole_part(entry));
+  return list;
+}
 
 }  // namespace lockstep::parallel

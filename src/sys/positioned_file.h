@@ -20,8 +20,8 @@ class PositionedFile {
   [[nodiscard]] static PositionedFile open_to_write(std::filesystem::path path);
 
   [[nodiscard]] bool is_open() const { return static_cast<bool>(file_); }
-  // Gives an empty file so many bytes, reserved on the disk where the filesystem can do that: a full
-  // disk is an error now.
+  // Gives an empty file so many bytes, reserved on the disk where the filesystem can do that: a
+  // full disk is an error now.
   void reserve(std::uint64_t bytes);
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
   // Blocks until what was written has reached the disk.

@@ -1,22 +1,25 @@
-// Saved by some ranks under one strategy, a run goes on under any other, to the bits of one process.
+// Saved by some ranks under one strategy, a run goes on under any other, to the bits of one
+// process.
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/scheduler.h>
 #include <lockstep/parallel/sharded/deferred.h>
 
+#include "base/format.h"
 #include "checkpoint/small_training.h"
 #include "support/messages.h"
+#include "support/python.h"
 #include "support/temporary_folder.h"
 #include "support/torch/ranks.h"
 
 #include <gtest/gtest.h>
-#include <torch/optim/lbfgs.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <limits>
 #include <string>
@@ -26,9 +29,11 @@ namespace lockstep::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
+using test::change;
 using test::go_on;
 using test::Level;
 using test::names_in;
+using test::refusal;
 using test::SmallModel;
 using test::TemporaryFolder;
 using test::Training;
@@ -140,158 +145,6 @@ TEST(Checkpoint, GeneratorsOfOtherNumbersOfRanksStayAsTheyAre) {
   });
 }
 
-// The error of all ranks, which must be one and the same line.
-std::string refusal(int ranks, const std::function<void(Group)>& action) {
-  std::vector<std::string> lines(static_cast<std::size_t>(ranks));
-  run_as_threads(ranks, [&](Group group) {
-    lines[static_cast<std::size_t>(group.rank())] =
-        test::message_of<CommonFailure>([&] { action(group); });
-    group.barrier().wait();  // the group lives on
-  });
-  for (const std::string& line : lines) EXPECT_EQ(line, lines.front());
-  EXPECT_EQ(lines.front().find('\n'), std::string::npos) << lines.front();
-  return lines.front();
-}
-
-TEST(Checkpoint, WhatWouldBeForgottenIsRefused) {
-  TemporaryFolder plain, scheduled;
-  go_on(plain.path(), ShardLevel::full, "adamw", 2, 1);
-  run_as_threads(2, [&](Group group) {
-    Training training(std::nullopt, "adamw", group);
-    optim::Scheduler scheduler(*training.optimizer, optim::cosine({.steps = 10}));
-    optim::GradScaler scaler;
-    save(scheduled.path(), training.handle, *training.optimizer, {.step = 1},
-         {.scheduler = &scheduler, .scaler = &scaler});
-  });
-  auto loading = [](const fs::path& out, bool with_scheduler, bool with_scaler) {
-    return refusal(2, [&](Group group) {
-      Training training(std::nullopt, "adamw", group);
-      optim::Scheduler scheduler(*training.optimizer, optim::cosine({.steps = 10}));
-      optim::GradScaler scaler;
-      (void)load_latest(out, training.handle, *training.optimizer,
-                        {.scheduler = with_scheduler ? &scheduler : nullptr,
-                         .scaler = with_scaler ? &scaler : nullptr});
-    });
-  };
-  test::expect_words(loading(scheduled.path(), false, true),
-                     {"the checkpoint has the state of a scheduler", "found none"});
-  test::expect_words(loading(scheduled.path(), true, false), {"the state of a scaler"});
-  test::expect_words(loading(plain.path(), true, false), {"LoadOptions has a scheduler"});
-  test::expect_words(loading(plain.path(), false, true), {"LoadOptions has a scaler"});
-}
-
-TEST(Checkpoint, OptimizersThatCannotBeSavedAreRefusedByName) {
-  TemporaryFolder out;
-  for (int ranks : {1, 2}) {
-    std::string line = refusal(ranks, [&](Group group) {
-      Training training(std::nullopt, "sgd", group);
-      torch::optim::LBFGS lbfgs(training.handle.parameters(), torch::optim::LBFGSOptions(1));
-      save(out.path(), training.handle, lbfgs, {.step = 1});
-    });
-    test::expect_words(line, {"torch::optim::LBFGS", "Adagrad or SGD"});
-    line = refusal(ranks, [&](Group group) {
-      Training training(std::nullopt, "sgd", group);
-      SmallModel other;
-      torch::optim::SGD sgd(other.parameters(), torch::optim::SGDOptions(1));
-      save(out.path(), training.handle, sgd, {.step = 1});
-    });
-    test::expect_words(line, {"not the handle's", "handle.parameters()"});
-  }
-  EXPECT_TRUE(names_in(out.path()).empty());
-}
-
-// Writes a tensor of a checkpoint's file anew, with its checksum.
-void change(const fs::path& file, const std::function<void(NamedTensors&)>& how) {
-  Safetensors content = read_safetensors(file);
-  how(content.tensors);
-  write_safetensors(file, content.tensors, content.metadata);
-}
-
-TEST(Checkpoint, WhatDoesNotFitIsOneLineAndNothingIsChanged) {
-  const std::string of_in = "optimizer.in.weight.";
-  struct Case {
-    std::string file;
-    std::function<void(NamedTensors&)> how;
-    std::vector<std::string> words;
-  };
-  const std::vector<Case> cases = {
-      {"model.safetensors",
-       [](auto& t) { t.at("in.bias") = at::zeros({6}); },
-       {"in.bias: expected shape [5], found [6]"}},
-      {"model.safetensors",
-       [](auto& t) { t.at("in.bias") = at::zeros({5}, at::kDouble); },
-       {"in.bias: expected dtype Float, found Double"}},
-      {"model.safetensors",
-       [](auto& t) { t.erase("norm.running_mean"); },
-       {"expected a tensor named norm.running_mean, found none"}},
-      {"model.safetensors",
-       [](auto& t) { t["\x1b[31m"] = at::zeros(1); },
-       {"found a tensor named \\x1b[31m that the model does not have"}},
-      {"optimizer.safetensors",
-       [&](auto& t) { t.erase(of_in + "exp_avg"); },
-       {"checkpoint has no " + of_in + "exp_avg"}},
-      {"optimizer.safetensors",
-       [&](auto& t) {
-         t.at(of_in + "exp_avg") = at::zeros({12, 5});
-       },
-       {of_in + "exp_avg: expected shape [5, 12], found [12, 5]"}},
-      {"optimizer.safetensors",
-       [&](auto& t) { t.at(of_in + "step") = torch::tensor(-1L); },
-       {of_in + "step: expected at least 0, found -1"}},
-      {"optimizer.safetensors",
-       [&](auto& t) {
-         t[of_in + "sum"] = at::zeros({5, 12});
-       },
-       {of_in + "sum, which this optimizer does not keep"}},
-      {"optimizer.safetensors",
-       [&](auto& t) { t["optimizer.no.step"] = torch::tensor(1L); },
-       {"'optimizer.no.step', which belongs to no parameter"}},
-      {"random.safetensors",
-       [&](auto& t) { t.at("rank1") = at::zeros({9}, at::kByte); },
-       {"rank1: no state of a random generator"}}};
-  for (const Case& one : cases) {
-    TemporaryFolder out;
-    go_on(out.path(), ShardLevel::gradients, "adamw", 2, 1);
-    change(out / "step-00000001" / one.file, one.how);
-    for (const Level& level : {Level(), Level(ShardLevel::full)}) {
-      std::string line = refusal(3, [&](Group group) {
-        Training training(level, "adamw", group);
-        training.step();
-        auto before = training.handle.state_dict();
-        for (auto& [name, tensor] : before) tensor = tensor.clone();
-        std::string found = test::message_of<CommonFailure>(
-            [&] { (void)load_latest(out.path(), training.handle, *training.optimizer); });
-        auto after = training.handle.state_dict();
-        for (const auto& [name, tensor] : before) EXPECT_TRUE(after.at(name).equal(tensor)) << name;
-        EXPECT_FALSE(training.optimizer->state().empty());
-        throw CommonFailure(found, 0);
-      });
-      test::expect_words(line, one.words);
-      test::expect_words(line, {(out / "step-00000001" / one.file).string()});
-    }
-  }
-}
-
-TEST(Checkpoint, OverwrittenBytesAreFoundByTheRanksTogether) {
-  for (int ranks : {1, 2, 5})
-    for (const char* name : {"model.safetensors", "optimizer.safetensors"})
-      for (std::int64_t from_end : {3, 300}) {
-        TemporaryFolder out;
-        go_on(out.path(), std::nullopt, "our_adamw", 2, 1);
-        const fs::path file = out / "step-00000001" / name;
-        verify(out / "step-00000001");
-        std::fstream bytes(file, std::ios::binary | std::ios::in | std::ios::out);
-        bytes.seekp(-from_end, std::ios::end).put('\x55').put('\xaa');
-        bytes.close();
-        EXPECT_THROW(verify(out / "step-00000001"), BadInput);
-        std::string line = refusal(ranks, [&](Group group) {
-          Training training(ShardLevel::full, "our_adamw", group);
-          training.load(out.path());
-        });
-        test::expect_words(line, {file.string(), "is damaged: expected"});
-      }
-}
-
 // Rank 0 of three sees the folder, the others look for it where it is not.
 TEST(Checkpoint, RanksThatDoNotSeeTheFolderPassTheirPartsOn) {
   for (const Level& level : test::all_strategies) {
@@ -400,19 +253,45 @@ TEST(Checkpoint, NothingIsLoadedWhereNothingIs) {
   });
 }
 
-TEST(Checkpoint, TextsThatAreNoUtf8AreOneLine) {
+// By the package safetensors where it is installed, else by the format's description.
+constexpr const char* python_sums = R"(
+import json, sys, torch
+def by_hand(path):
+    raw = bytearray(open(path, "rb").read())
+    begin = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:begin])
+    header.pop("__metadata__", None)
+    dtypes = {"F32": torch.float32, "I64": torch.int64}
+    def read(t):
+        return torch.frombuffer(raw, dtype=dtypes[t["dtype"]], offset=begin + t["data_offsets"][0],
+                                count=torch.Size(t["shape"]).numel()).view(t["shape"])
+    return {name: read(t) for name, t in header.items()}
+try:
+    from safetensors.torch import load_file
+except ImportError:
+    load_file = by_hand
+for path in sys.argv[1:]:
+    for name, tensor in sorted(load_file(path).items()):
+        print(name, list(tensor.shape), "%.17g" % tensor.double().sum().item())
+)";
+
+TEST(Checkpoint, PythonReadsWhatRanksWrote) {
+  if (!test::python()) GTEST_SKIP() << test::no_python;
   TemporaryFolder out;
-  auto saving = [&](const TrainingState& state) {
-    return refusal(2, [&](Group group) {
-      Training training(std::nullopt, "sgd", group);
-      save(out.path(), training.handle, *training.optimizer, state);
-    });
-  };
-  EXPECT_EQ(saving({.progress = {{"place", "\xff"}}}),
-            "checkpoint: progress.place must be UTF-8, found '\\xff'");
-  EXPECT_EQ(saving({.config = {{"\xff", "x"}}}),
-            "checkpoint: a name in config must be UTF-8, found '\\xff'");
-  EXPECT_TRUE(names_in(out.path()).empty());
+  go_on(out.path(), ShardLevel::full, "adamw", 3, 2);
+  std::string expected;
+  std::vector<std::string> files;
+  for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
+    files.push_back(out / "step-00000002" / name);
+    for (const auto& [tensor_name, tensor] : read_safetensors(files.back()).tensors) {
+      std::array<char, 40> sum{};
+      std::snprintf(sum.data(), sum.size(), "%.17g", tensor.to(at::kDouble).sum().item<double>());
+      expected += formatted("{} [{}] {}\n", tensor_name, listed(tensor.sizes(), ", "), sum.data());
+    }
+  }
+  auto result = test::run_python(python_sums, files);
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.output, expected);
 }
 
 TEST(Model, OneFileHasTiedWeightsOnceOrUnderEachName) {

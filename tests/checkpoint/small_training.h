@@ -10,6 +10,8 @@
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 
+#include "support/messages.h"
+
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/conv.h>
@@ -101,7 +103,7 @@ inline const std::map<std::string, MakeOptimizer>& all_optimizers() {
       {"our_sgd", maker<optim::SGD>(SGDOptions(0.05).momentum(0.9))},
       {"our_adam", maker<optim::Adam>(AdamOptions(0.01))},
       {"our_adamw", maker<optim::AdamW>(AdamWOptions(0.01))},
-      {"our_adamw_blocks",
+      {"our_adamw_blockwise",
        maker<optim::AdamW>(AdamWOptions(0.01),
                            optim::UpdateOptions{.state = optim::StateFormat::blockwise})}};
   return all;
@@ -178,6 +180,27 @@ inline void expect_same_checkpoint(const std::filesystem::path& found,
                                    const std::filesystem::path& expected) {
   for (const char* name : {"model.safetensors", "optimizer.safetensors"})
     expect_same_tensors(found / name, expected / name);
+}
+
+// The error of all ranks, which must be one and the same line.
+inline std::string refusal(int ranks, const std::function<void(Group)>& action) {
+  std::vector<std::string> lines(static_cast<std::size_t>(ranks));
+  run_as_threads(ranks, [&](Group group) {
+    lines[static_cast<std::size_t>(group.rank())] =
+        message_of<CommonFailure>([&] { action(group); });
+    group.barrier().wait();  // the group lives on
+  });
+  for (const std::string& line : lines) EXPECT_EQ(line, lines.front());
+  EXPECT_EQ(lines.front().find('\n'), std::string::npos) << lines.front();
+  return lines.front();
+}
+
+// Writes a tensor of a checkpoint's file anew, with its checksum.
+inline void change(const std::filesystem::path& file,
+                   const std::function<void(checkpoint::NamedTensors&)>& how) {
+  checkpoint::Safetensors content = checkpoint::read_safetensors(file);
+  how(content.tensors);
+  checkpoint::write_safetensors(file, content.tensors, content.metadata);
 }
 
 }  // namespace lockstep::test

@@ -17,11 +17,12 @@
 // among them. A rank that does not see the folder, because no disk is shared between hosts, sends
 // its parts to rank 0, and gets them from there, 4 MiB at a time. So rank 0 must see the folder.
 //
-// Everything here is collective over handle.group(), between steps, and blocks on the disk. An error
-// of one rank is thrown on all of them as one CommonFailure, the group lives on, and nothing is left
-// of what was being written: older checkpoints stay as they were. (When a rank is lost while it
-// saves, the others get PeerLost. When rank 0 is lost, what it leaves has a name that nobody takes
-// for a checkpoint, and the next save removes it.)
+// Everything here is collective over handle.group(), between steps, and blocks on the disk; ranks
+// wait for each other no longer than the group's timeout. An
+// error of one rank is thrown on all of them as one CommonFailure, the group lives on, and nothing
+// is left of what was being written: older checkpoints stay as they were. (When a rank is lost
+// while it saves, the others get PeerLost. When rank 0 is lost, what it leaves has a name that
+// nobody takes for a checkpoint, and the next save removes it.)
 //
 // Optimizers: Adam, AdamW, SGD, RMSprop and Adagrad of LibTorch and those of lockstep::optim.
 // Another one, such as LBFGS, is refused by name before anything is written. All of the optimizer's

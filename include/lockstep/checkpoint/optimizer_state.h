@@ -1,12 +1,12 @@
 // What an optimizer remembers of each parameter, as named tensors that a file can hold.
 //
 // The state of a parameter called `fc.weight` becomes `optimizer.fc.weight.<field>`, with the
-// fields' names as in torch.optim: step (int64, no dims), exp_avg, exp_avg_sq and max_exp_avg_sq for
-// Adam and AdamW; momentum_buffer for SGD; step, square_avg, momentum_buffer and grad_avg for
+// fields' names as in torch.optim: step (int64, no dims), exp_avg, exp_avg_sq and max_exp_avg_sq
+// for Adam and AdamW; momentum_buffer for SGD; step, square_avg, momentum_buffer and grad_avg for
 // RMSprop; step and sum for Adagrad. checkpoint.h saves and loads it by parts; what is here is for
-// programs that have all of it in one process. Parameters in 16 bits that lockstep::optim updates have a
-// master_parameter too, and states that it keeps in fewer bits are written as float32, without
-// loss. Hyperparameters are not state: they come from the run's options.
+// programs that have all of it in one process. Parameters in 16 bits that lockstep::optim updates
+// have a master_parameter too, and states that it keeps in fewer bits are written as float32,
+// without loss. Hyperparameters are not state: they come from the run's options.
 #pragma once
 
 #include <lockstep/checkpoint/safetensors.h>

@@ -54,8 +54,8 @@ struct TrainingState {
 [[nodiscard]] TrainingState read_training_state(const std::filesystem::path& folder);
 
 // Reads all of a checkpoint folder, a few megabytes at a time. Throws as read_training_state() for
-// every file that is not whole: headers that make no sense, bytes that were overwritten (each tensor
-// has a checksum), states that no random generator takes.
+// every file that is not whole: headers that make no sense, bytes that were overwritten (each
+// tensor has a checksum), states that no random generator takes.
 void verify(const std::filesystem::path& folder);
 
 }  // namespace lockstep::checkpoint

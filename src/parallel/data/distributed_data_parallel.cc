@@ -4,7 +4,6 @@
 #include "base/format.h"
 #include "dispatch/lazy_storage.h"
 #include "module/rank_check.h"
-#include "module/state_entries.h"
 #include "parallel/backward_step.h"
 #include "parallel/data/bucket_reducer.h"
 #include "parallel/gradient_hooks.h"
@@ -136,11 +135,7 @@ void DataParallelState::zero_grad(bool set_to_none) {
 }
 
 std::vector<NamedPart> DataParallelState::state_parts() {
-  const parallel::PartKinds kinds(*module_, ignored_);
-  std::vector<NamedPart> list;
-  for (const modules::StateEntry& entry : modules::state_entries(*module_))
-    if (!entry.tensor.is_nested()) list.push_back(kinds.whole_part(entry));
-  return list;
+  return parallel::whole_state_parts(*module_, ignored_);
 }
 
 HandleMemory DataParallelState::memory() const {

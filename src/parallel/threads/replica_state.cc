@@ -5,7 +5,6 @@
 #include "base/format.h"
 #include "comm/backend/one_line.h"
 #include "dispatch/thread_generator.h"
-#include "module/state_entries.h"
 #include "parallel/part_kinds.h"
 #include "parallel/threads/scatter.h"
 #include "parallel/whole_parameters.h"
@@ -244,11 +243,7 @@ void ReplicaState::load_state_dict(const std::map<std::string, at::Tensor>& tens
 }
 
 std::vector<NamedPart> ReplicaState::state_parts() {
-  const parallel::PartKinds kinds(*model_, {});
-  std::vector<NamedPart> list;
-  for (const modules::StateEntry& entry : modules::state_entries(*model_))
-    if (!entry.tensor.is_nested()) list.push_back(kinds.whole_part(entry));
-  return list;
+  return parallel::whole_state_parts(*model_);
 }
 
 HandleMemory ReplicaState::memory() const {

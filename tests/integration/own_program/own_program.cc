@@ -1,4 +1,4 @@
-// A user's own model and loop, sharded, clipped, in mixed precision, saved: own_program FOLDER STEPS
+// A user's own model and loop: sharded, clipped, in mixed precision, saved and going on.
 #include <lockstep/lockstep.h>
 
 #include <torch/torch.h>
@@ -34,7 +34,7 @@ int main(int argc, char** argv) try {
   Net model = ls::deferred([] { return torch::manual_seed(1), Net(); }, {.smallest = 1024});
   ls::Handle handle =
       ls::fully_shard(model, world, {.units = {"blocks.*"}, .compute_dtype = torch::kBFloat16});
-  torch::optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(3e-3));
+  torch::optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(1e-2));
   ls::optim::Scheduler scheduler(adamw, ls::optim::cosine({.steps = steps}));
   std::int64_t step = 0;
   if (auto saved = ls::checkpoint::load_latest(folder, handle, adamw, {.scheduler = &scheduler}))

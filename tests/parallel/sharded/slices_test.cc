@@ -61,7 +61,8 @@ TEST_P(ShardedSlices, ElementsAreNotMixedOnSeveralRanks) {
           for (int backwards : {1, 2}) {  // averages of the first are moved for the second
             for (int i = 0; i < backwards; ++i) backward(pair, i);
             auto before = gradients_of(pair.sharded->parameters());
-            for (const auto& [name, tensor, aliases, slice, kind] : pair.sharded->named_parameters()) {
+            for (const auto& [name, tensor, aliases, slice, kind] :
+                 pair.sharded->named_parameters()) {
               for (const auto& mix : ways_of_mixing()) {
                 if (group.size() == 1) continue;
                 auto text = message_of<InvalidArgument>([&, tensor = tensor] { mix(tensor); });

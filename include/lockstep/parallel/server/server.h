@@ -1,5 +1,5 @@
-// The parameter server (Li et al., Scaling Distributed Machine Learning with the Parameter Server,
-// OSDI 2014): servers keep the parameters and update them, workers compute gradients.
+// The parameter server (Li et al., OSDI 2014): servers keep the parameters and update them, workers
+// compute gradients.
 //
 //   lockstep::ps::Server server(place.meeting, place.number, {.optimizer = [](const auto& parts) {
 //     return std::make_unique<lockstep::optim::SGD>(lockstep::ps::tensors_of(parts), 0.1);
