@@ -65,6 +65,8 @@ def look_at(name, build, commands, settings, check):
         if stamp.is_file() and stamp.read_text() == now:
             return source, 0, "", False
         code, text = check(source, command)
+        if code < 0:   # a signal ended it
+            raise SystemExit(f"{name}: interrupted")
         if code == 0:
             stamp.write_text(now)
         return source, code, text, True
