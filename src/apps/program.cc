@@ -1,5 +1,7 @@
 #include "apps/program.h"
 
+#include "base/visible.h"
+
 #include <lockstep/base/version.h>
 
 #include <cerrno>

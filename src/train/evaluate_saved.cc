@@ -1,5 +1,8 @@
 #include <lockstep/train/evaluate_saved.h>
 
+#include "base/check.h"
+#include "base/format.h"
+#include "base/visible.h"
 #include "train/configuration.h"
 #include "train/evaluator.h"
 #include "train/model_description.h"

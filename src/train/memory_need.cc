@@ -1,5 +1,6 @@
 #include "train/memory_need.h"
 
+#include "base/format.h"
 #include "train/strategy.h"
 
 #include "sys/failure_text.h"

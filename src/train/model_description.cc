@@ -1,6 +1,7 @@
 #include "train/model_description.h"
 
 #include "base/check.h"
+#include "base/format.h"
 
 #include <string_view>
 

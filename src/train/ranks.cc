@@ -1,6 +1,8 @@
 #include "train/ranks.h"
 
+#include "base/check.h"
 #include "base/command_options.h"
+#include "base/format.h"
 #include "launch/agent.h"
 #include "launch/detection/rank_info.h"
 #include "sys/failure_text.h"

@@ -1,6 +1,7 @@
 #include "train/run_folder.h"
 
 #include "base/check.h"
+#include "base/format.h"
 #include "base/text.h"
 #include "base/visible.h"
 #include "train/checkpoint_fit.h"

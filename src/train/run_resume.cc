@@ -1,6 +1,7 @@
 // What Run does about a checkpoint: whether it fits, and what is said of it.
 #include "base/check.h"
 #include "base/fingerprint.h"
+#include "base/format.h"
 #include "base/text.h"
 #include "base/visible.h"
 #include "train/run.h"

@@ -1,5 +1,6 @@
 #include <lockstep/train/saved_model.h>
 
+#include "base/check.h"
 #include "train/config_file.h"
 #include "train/configuration.h"
 #include "train/model_description.h"

@@ -6,6 +6,9 @@
 #include "apps/bench/step/step.h"
 #include "apps/bench/step/training.h"
 #include "apps/program.h"
+#include "base/format.h"
+#include "base/nearest.h"
+#include "base/text.h"
 #include "comm/init/backends.h"
 #include "train/ranks.h"
 

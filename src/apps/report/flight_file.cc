@@ -1,6 +1,7 @@
 #include "apps/report/flight_file.h"
 
 #include "base/check.h"
+#include "base/format.h"
 #include "base/text.h"
 #include "base/visible.h"
 #include "comm/call/record.h"

@@ -2,6 +2,9 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/check.h"
+#include "base/format.h"
+#include "base/text.h"
 #include "sys/error_instead_of_signal.h"
 #include "sys/topology.h"
 
