@@ -9,7 +9,6 @@
 // Local; one thread.
 #pragma once
 
-#include <lockstep/base/check.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/train/task.h>
 
@@ -19,6 +18,11 @@
 #pragma GCC visibility push(default)
 
 namespace lockstep::train {
+
+namespace detail {
+// BadInput when it is not known how many there are, or when there are fewer than ranks.
+void check_samples(std::optional<std::size_t> samples, int ranks);
+}  // namespace detail
 
 // A loader (data/loader.h) that is asked by step number, so that a resumed run needs no other
 // memory of where it was. A dataset is what a loader takes: size() and get() or get_batch().
@@ -50,12 +54,7 @@ class EpochBatches {
   using Rows = data::BatchOf<Dataset>;
 
   static Dataset checked(Dataset dataset, const Group& group) {
-    const std::optional<std::size_t> size = dataset.size();
-    check_input(size.has_value(), "expected a training set that knows its size, found none");
-    auto samples = static_cast<std::int64_t>(*size);
-    check_input(samples >= group.size(),
-                "expected a training sample for each rank, found {} samples for {} ranks", samples,
-                group.size());
+    detail::check_samples(dataset.size(), group.size());
     return dataset;
   }
 

@@ -21,7 +21,7 @@ OwnParameters::OwnParameters(std::vector<NamedPart> parameters, const Group& gro
   // A division for each that the stages have: norms combine them once.
   std::map<const dispatch::Division*, std::shared_ptr<dispatch::Division>> divisions;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const auto& [name, tensor, aliases, slice] = parameters_[i];
+    const auto& [name, tensor, aliases, slice, kind] = parameters_[i];
     check(tensor.is_non_overlapping_and_dense(),
           "pipeline: parameter {}: expected a dense tensor without gaps, found strides [{}]", name,
           listed(tensor.strides(), ", "));
@@ -30,10 +30,10 @@ OwnParameters::OwnParameters(std::vector<NamedPart> parameters, const Group& gro
     auto& division = divisions[of_stage.get()];
     if (!division) division = std::make_shared<dispatch::Division>(of_stage, group);
     records_.push_back(std::make_shared<const dispatch::Parts>(
-        division, std::vector<dispatch::Part>{{name, slice.sizes, slice.range, 0}}));
+        division, std::vector<dispatch::Part>{{name, slice, 0}}));
     at::Tensor part = as_part(tensor, i);
     part.set_requires_grad(tensor.requires_grad());
-    parts_.push_back({name, std::move(part), aliases, slice});
+    parts_.push_back({name, std::move(part), aliases, slice, kind});
   }
   give_gradients();
 }
