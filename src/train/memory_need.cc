@@ -1,9 +1,9 @@
 #include "train/memory_need.h"
 
+#include "base/environment.h"
 #include "base/format.h"
-#include "train/strategy.h"
-
 #include "sys/failure_text.h"
+#include "train/strategy.h"
 
 #include <lockstep/base/error.h>
 

@@ -55,7 +55,7 @@ int be_a_rank(const RankProgram& program) {
   } catch (const CommonFailure& error) {
     return world.is_root() ? sys::complain(program.command, error.what(), code) : code;
   } catch (const std::exception& error) {
-    return sys::complain(program.command, who + sys::failure_text(error), failure);
+    return sys::complain(program.command, speaker + sys::failure_text(error), failure);
   }
 }
 
