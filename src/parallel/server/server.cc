@@ -132,7 +132,13 @@ void Server::Impl::serve(Guest& guest) {
       std::lock_guard lock(guest.mutex);
       over = std::move(guest.connection);
     });
-    Session(state_, *guest.connection, own_.number, worker).run();
+    try {
+      Session(state_, *guest.connection, own_.number, worker).run();
+    } catch (...) {
+      // The reason goes before the end of the connection, whichever thread is the first.
+      if (state_.has_failed()) guest.connection->abort(state_.failure_text());
+      throw;
+    }
   } catch (const std::exception& error) {
     if (!state_.has_failed())
       log::warning("parameter server {} goes on without worker {}, which was lost: {}", own_.number,

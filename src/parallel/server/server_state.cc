@@ -215,6 +215,11 @@ bool ServerState::has_failed() {
   return failure_ != nullptr;
 }
 
+std::string ServerState::failure_text() {
+  Lock lock(mutex_);
+  return failure_text_;
+}
+
 void ServerState::rethrow_failure() {
   Lock lock(mutex_);
   if (failure_) std::rethrow_exception(failure_);

@@ -46,6 +46,7 @@ class ServerState {
   void fail(std::exception_ptr problem, const std::string& text);
   void on_failure(std::function<void(const std::string&)> action);
   [[nodiscard]] bool has_failed();
+  [[nodiscard]] std::string failure_text();
   void rethrow_failure();
   // Fails when the time is over and workers of the beginning have not come.
   void check_awaited(Deadline deadline);
