@@ -58,7 +58,7 @@ int be_a_rank(const Words& words) {
 }  // namespace lockstep::bench
 
 int main(int count, char** words) {
-  return lockstep::apps::run_program("lockstep-bench-rank", [&] {
+  return lockstep::sys::run_program("lockstep-bench-rank", [&] {
     return lockstep::bench::be_a_rank({words + 1, words + count});
   });
 }
