@@ -134,11 +134,13 @@ TrainingState load(const fs::path& folder, Handle& handle, torch::optim::Optimiz
   });
   PartsReader model(group, folder / model_file), kept(group, folder / optimizer_file);
   std::optional<PartsReader> ignored = reader_if_there(group, folder / ignored_file);
+  std::vector<NamedPart> state;
   together(group, [&] {
-    std::vector<NamedPart> state = handle.state_parts();
-    check_model_fits(state, model);
-    check_ignored_fit(state, ignored ? &*ignored : nullptr, group);
+    state = handle.state_parts();
+    if (!ignored) check_nothing_ignored(state);
   });
+  check_model_fits(state, model);
+  if (ignored) check_ignored_fit(state, *ignored);
   OptimizerReading optimizer_reading(optimizer, handle, kept);
   if (options.verify) {
     model.verify();
@@ -172,7 +174,9 @@ TrainingState read_training_state(Group& group, const fs::path& folder) {
 void load_model(const fs::path& path, Handle& handle, bool verify) {
   Group group = handle.group();
   PartsReader model(group, path);
-  together(group, [&] { check_model_fits(handle.state_parts(), model); });
+  std::vector<NamedPart> state;
+  together(group, [&] { state = handle.state_parts(); });
+  check_model_fits(state, model);
   if (verify) model.verify();
   read_model(handle, model, nullptr);
 }

@@ -2,10 +2,12 @@
 
 #include "base/check.h"
 #include "base/visible.h"
+#include "checkpoint/part_exchange.h"
 
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <string_view>
 
@@ -60,8 +62,13 @@ void check_all_known(const PartsReader& file, const std::set<std::string>& known
                 visible(entry.name));
 }
 
-bool has_ignored(const std::vector<NamedPart>& state) {
-  return std::ranges::find(state, PartKind::ignored, &NamedPart::kind) != state.end();
+// Collective: `check_own` compares this rank's parts and names their tensors; the file must have
+// none but those of all ranks.
+void check_fits(PartsReader& file, const std::function<void(std::set<std::string>&)>& check_own) {
+  std::set<std::string> known;
+  together(file.group(), [&] { file.in_file([&] { check_own(known); }); });
+  known = names_of_all(file.group(), known);
+  together(file.group(), [&] { file.in_file([&] { check_all_known(file, known); }); });
 }
 
 // Under one of its names the part is filled; under the others values are only compared.
@@ -119,9 +126,8 @@ std::vector<FilePart> ignored_parts(const std::vector<NamedPart>& state, int ran
   return parts;
 }
 
-void check_model_fits(const std::vector<NamedPart>& state, const PartsReader& file) {
-  file.in_file([&] {
-    std::set<std::string> known;
+void check_model_fits(const std::vector<NamedPart>& state, PartsReader& file) {
+  check_fits(file, [&](std::set<std::string>& known) {
     for (const NamedPart& part : state) {
       if (part.kind == PartKind::ignored) continue;
       for (const std::string& name : names_in(file, part)) {
@@ -129,36 +135,32 @@ void check_model_fits(const std::vector<NamedPart>& state, const PartsReader& fi
         known.insert(name);
       }
     }
-    check_all_known(file, known);
   });
 }
 
-void check_ignored_fit(const std::vector<NamedPart>& state, const PartsReader* file,
-                       const Group& group) {
-  if (file == nullptr) {
-    check_input(!has_ignored(state),
-                "the handle ignores tensors, and the checkpoint has none that were ignored");
-    return;
-  }
-  file->in_file([&] {
-    std::set<std::string> known;
-    for (int rank = 0; rank < group.size(); ++rank)
-      for (const NamedPart& part : state) {
-        if (part.kind != PartKind::ignored) continue;
-        std::string name = name_on(rank, part.name);
-        const TensorEntry* entry = file->find(name);
-        check_input(entry != nullptr,
-                    "expected a tensor named {}, found none: what the handle ignores is each "
-                    "rank's own, and there must be as many ranks as saved it",
-                    visible(name));
-        check_entry(part, name, *entry);
-        known.insert(std::move(name));
-      }
-    check_all_known(*file, known);
+void check_ignored_fit(const std::vector<NamedPart>& state, PartsReader& file) {
+  check_fits(file, [&](std::set<std::string>& known) {
+    for (const NamedPart& part : state) {
+      if (part.kind != PartKind::ignored) continue;
+      std::string name = name_on(file.group().rank(), part.name);
+      const TensorEntry* entry = file.find(name);
+      check_input(entry != nullptr,
+                  "expected a tensor named {}, found none: what the handle ignores is each rank's "
+                  "own, and there must be as many ranks as saved it",
+                  visible(name));
+      check_entry(part, name, *entry);
+      known.insert(std::move(name));
+    }
   });
 }
 
-// In the last of the handle's calls, so that all ranks read together.
+void check_nothing_ignored(const std::vector<NamedPart>& state) {
+  check_input(std::ranges::find(state, PartKind::ignored, &NamedPart::kind) == state.end(),
+              "the handle ignores tensors, and the checkpoint has none that were ignored");
+}
+
+// In the last of the handle's calls, so that all ranks read together; a rank of a pipeline may have
+// nothing to fill.
 void read_model(Handle& handle, PartsReader& model, PartsReader* ignored) {
   std::size_t count = handle.state_parts().size();
   std::vector<NamedPart> state;
@@ -168,6 +170,9 @@ void read_model(Handle& handle, PartsReader& model, PartsReader* ignored) {
     read_parts(state, model);
     if (ignored != nullptr) read_ignored(state, *ignored);
   });
+  if (count > 0) return;
+  read_parts(state, model);
+  if (ignored != nullptr) read_ignored(state, *ignored);
 }
 
 }  // namespace lockstep::checkpoint

@@ -17,12 +17,12 @@ namespace lockstep::checkpoint {
 // The same of ignored tensors, under names of this rank's own.
 [[nodiscard]] std::vector<FilePart> ignored_parts(const std::vector<NamedPart>& state, int rank);
 
-// Local. BadInput unless the file has exactly the tensors that model_parts() gives, some of them
-// perhaps under other names too, in their shapes and dtypes; and those of all `ranks` that
-// ignored_parts() gives, if there are any (`file` is null: there is no such file).
-void check_model_fits(const std::vector<NamedPart>& state, const PartsReader& file);
-void check_ignored_fit(const std::vector<NamedPart>& state, const PartsReader* file,
-                       const Group& group);
+// Collective. CommonFailure unless the file has exactly the tensors that model_parts() gives on all
+// ranks, some of them perhaps under other names too, in their shapes and dtypes; or those that
+// ignored_parts() gives. Where there is no such file, no rank may ignore anything: local, BadInput.
+void check_model_fits(const std::vector<NamedPart>& state, PartsReader& file);
+void check_ignored_fit(const std::vector<NamedPart>& state, PartsReader& file);
+void check_nothing_ignored(const std::vector<NamedPart>& state);
 
 // Collective: fills the handle's parts. `ignored` is null where there are none.
 void read_model(Handle& handle, PartsReader& model, PartsReader* ignored);

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/visible.h"
 #include "checkpoint/optimizer_fields.h"
+#include "checkpoint/part_exchange.h"
 
 #include <lockstep/checkpoint/optimizer_state.h>
 #include <lockstep/comm/together.h>
@@ -126,13 +127,13 @@ OptimizerReading::OptimizerReading(torch::optim::Optimizer& optimizer, const Han
     }
     file_.in_file([&] { check(); });
   });
+  check_all_known();
   read_steps();
 }
 
 OptimizerReading::~OptimizerReading() = default;
 
 void OptimizerReading::check() const {
-  std::size_t known = 0;
   for (const Kept& one : kept_) {
     check_input(one.options != nullptr || one.entries.empty(),
                 "checkpoint has the state of {}, which is not a parameter of this optimizer",
@@ -142,16 +143,23 @@ void OptimizerReading::check() const {
     for (const auto& [field, entry] : one.entries) shapes[field] = {entry->dtype, entry->shape};
     check_fields(one.parameter.name, one.parameter.tensor, one.parameter.slice.sizes, shapes,
                  *one.options);
-    known += one.entries.size();
   }
-  if (known == file_.header().entries.size()) return;
-  std::set<std::string> ours;
+}
+
+// Collective: of all ranks' parameters.
+void OptimizerReading::check_all_known() const {
+  std::set<std::string> known;
   for (const Kept& one : kept_)
-    for (const auto& [field, entry] : one.entries) ours.insert(entry->name);
-  for (const TensorEntry& entry : file_.header().entries)
-    check_input(ours.contains(entry.name),
-                "checkpoint has '{}', which belongs to no parameter of this model",
-                visible(entry.name));
+    for (const auto& [field, entry] : one.entries) known.insert(entry->name);
+  known = names_of_all(file_.group(), known);
+  together(file_.group(), [&] {
+    file_.in_file([&] {
+      for (const TensorEntry& entry : file_.header().entries)
+        check_input(known.contains(entry.name),
+                    "checkpoint has '{}', which belongs to no parameter of this model",
+                    visible(entry.name));
+    });
+  });
 }
 
 // A few bytes each, so they are looked at before anything is changed.

@@ -34,6 +34,7 @@ class OptimizerReading {
   struct Kept;
 
   void check() const;
+  void check_all_known() const;
   void read_steps();
 
   torch::optim::Optimizer& optimizer_;

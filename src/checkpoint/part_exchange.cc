@@ -119,4 +119,13 @@ std::vector<std::vector<PartDescription>> exchange_parts(Group& group,
   return by_rank;
 }
 
+std::set<std::string> names_of_all(Group& group, const std::set<std::string>& own) {
+  std::vector<PartDescription> list;
+  for (const std::string& name : own) list.push_back({.name = name});
+  std::set<std::string> all;
+  for (const auto& of_rank : exchange_parts(group, list))
+    for (const PartDescription& part : of_rank) all.insert(part.name);
+  return all;
+}
+
 }  // namespace lockstep::checkpoint

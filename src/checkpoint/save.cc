@@ -4,6 +4,7 @@
 #include "checkpoint/folders.h"
 #include "checkpoint/model_parts.h"
 #include "checkpoint/optimizer_parts.h"
+#include "checkpoint/part_exchange.h"
 #include "checkpoint/parts_writer.h"
 #include "checkpoint/random_states.h"
 #include "checkpoint/training_json.h"
@@ -13,6 +14,7 @@
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/scheduler.h>
 
+#include <set>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -82,7 +84,10 @@ fs::path save(const fs::path& out, const Handle& handle, const torch::optim::Opt
   std::vector<at::Tensor> random = gather_random_states(group);
   write_parts(group, partial / model_file, model, options.description);
   write_parts(group, partial / optimizer_file, kept, {});
-  if (!ignored.empty()) write_parts(group, partial / ignored_file, ignored, {});
+  std::set<std::string> ignored_names;
+  for (const FilePart& part : ignored) ignored_names.insert(part.what.name);
+  if (!names_of_all(group, ignored_names).empty())
+    write_parts(group, partial / ignored_file, ignored, {});
   together(group, [&] {
     if (!group.is_root()) return;
     write_safetensors(partial / random_file, named_random_states(random));
