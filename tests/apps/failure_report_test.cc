@@ -57,8 +57,7 @@ TEST_P(SharedFailure, IsShownOnceAndExplainedByItsRecords) {
   expect_words(report.output, {"records of ranks 0-2 of 4 ranks on " + std::string(GetParam()),
                                "no record of rank 3: killed, stopped, still computing",
                                "group world: ranks 0-2 wait in all_reduce #",
-                               "1000 x float32, bucket 2) at "
-                               "never_calls.cc:",
+                               "(bucket 2, average, 1000 x float32, never_calls.cc:",
                                "; of rank 3 there is no record",
                                "group world: ranks 0-2 were told: after 1s: " + sentence,
                                "the last call that all of them completed: broadcast #"});
