@@ -155,7 +155,8 @@ class InjectedRank {
   [[nodiscard]] bool is_right(const Error& error) const {
     const std::string text = error.what();
     const auto victim = formatted("rank {}", injection_.victim());
-    const bool named = text.find(victim + " ") != std::string::npos;
+    const bool named = text.find(victim + " ") != std::string::npos ||
+                       text.find(victim + "'s ") != std::string::npos;
     switch (injection_.misdeed) {
       case Misdeed::kill:
       case Misdeed::exit:
