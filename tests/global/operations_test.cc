@@ -222,6 +222,15 @@ std::vector<Case> loss_cases() {
                    at::binary_cross_entropy(x.sigmoid(), y.detach().sigmoid(), {}, how) +
                    0 * y.sum();
           }),
+      {"binary cross-entropy with weights of classes",
+       {{5, 4}, {5, 4}, {4}},
+       [](const Tensors& x) {
+         auto target = x[1].detach().sigmoid();
+         auto weight = x[2].detach().abs() + 1;
+         return Tensors{at::binary_cross_entropy_with_logits(x[0], target, weight, weight) +
+                        at::binary_cross_entropy(x[0].sigmoid(), target, weight) + 0 * x[1].sum() +
+                        0 * x[2].sum()};
+       }},
   };
 }
 

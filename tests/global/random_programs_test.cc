@@ -58,7 +58,7 @@ at::Tensor one_step(int kind, const at::Tensor& a, const at::Tensor& b, const at
     case 11:
       return a / (1 + b.pow(2).sum(1, true));
     case 12:
-      return a.view({-1}).view({rows, columns}).tanh();
+      return a.contiguous().view({-1}).view({rows, columns}).tanh();
     case 13:
       return a.unsqueeze(0).expand({2, rows, columns}).sum(0) * 0.5;
     case 14: {

@@ -4,6 +4,8 @@
 
 #include <ATen/core/Reduction.h>
 
+#include <algorithm>
+
 namespace lockstep::global {
 namespace {
 
@@ -23,14 +25,25 @@ void divide_by_all(Rule& rule, const RuleCall& call, std::size_t self, std::size
   };
 }
 
-// `self` is the operand that is compared; those of its sizes are cut with it.
+// The labels of an operand that is broadcast to those that are compared, such as weights of classes.
+std::vector<int> labels_of_broadcast(const std::vector<std::int64_t>& sizes,
+                                     const std::vector<std::int64_t>& to,
+                                     const std::vector<int>& labels) {
+  std::vector<int> result(sizes.size(), Rule::whole);
+  const std::size_t added = to.size() - std::min(to.size(), sizes.size());
+  for (std::size_t dim = 0; dim < sizes.size() && added + dim < to.size(); ++dim)
+    if (sizes[dim] == to[added + dim] && sizes[dim] != 1) result[dim] = labels[added + dim];
+  return result;
+}
+
+// `self` is the operand that is compared; others are cut with it.
 Rule loss(const RuleCall& call, std::size_t self, std::size_t reduction, bool is_backward) {
   Rule rule;
   std::vector<int> labels = labels_but(rule, call.sizes(self));
   for (std::size_t i = 0; i < call.size(); ++i) {
     bool is_alike = call.sizes(i) == call.sizes(self);
-    rule.operands.push_back(is_alike ? labels
-                                     : std::vector<int>(call.sizes(i).size(), Rule::whole));
+    rule.operands.push_back(
+        is_alike ? labels : labels_of_broadcast(call.sizes(i), call.sizes(self), labels));
   }
   std::int64_t kind = call.argument(reduction).toInt();
   bool has_elements = is_backward || kind == at::Reduction::None;
@@ -51,6 +64,9 @@ void add_loss_rules(RuleTable& table) {
     };
   }
   table["binary_cross_entropy"] = [](const RuleCall& call) { return loss(call, 0, 3, false); };
+  table["binary_cross_entropy_with_logits"] = [](const RuleCall& call) {
+    return loss(call, 0, 4, false);
+  };
   table["binary_cross_entropy_backward"] = [](const RuleCall& call) {
     return loss(call, 1, 4, true);
   };

@@ -1,9 +1,8 @@
 // Node-shared storage: where its memory is, how much of it there is, and where it cannot be had.
 #include "parallel/sharded/node_shared.h"
+#include "sys/heap.h"
 
 #include <lockstep/mesh/mesh.h>
-
-#include <malloc.h>
 
 #include <csignal>
 #include <fstream>
@@ -140,7 +139,7 @@ TEST(NodeSharedStorage, FourRanksHoldOneReplica) {
         sharded.zero_grad();
       }
       sharded.free_buffers();
-      ::malloc_trim(0);
+      sys::return_freed_memory();
       group.barrier().wait();
       before = std::exchange(after, proportional_bytes());
       group.barrier().wait();

@@ -6,6 +6,7 @@
 #include "apps/bench/together.h"
 #include "base/format.h"
 #include "base/text.h"
+#include "sys/heap.h"
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/parallel/sharded/deferred.h>
@@ -79,7 +80,7 @@ Measured measured_here(Row& row, const MemoryOptions& options, const Group& worl
     return Training(make_model(options, row.dtype, size), row.mode, /*fused=*/true, world);
   };
   (void)make(small_size).step();  // code pages and the libraries' own tables are there then
-  trim_malloc();
+  sys::return_freed_memory();
   std::int64_t before = pss_together(world);
   Training training = make(options.size);
   for (int step = 0; step < options.steps; ++step) {

@@ -3,8 +3,6 @@
 #include "base/check.h"
 #include "base/text.h"
 
-#include <malloc.h>
-
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -40,7 +38,5 @@ Resident resident_now() {
   std::ifstream file("/proc/self/smaps_rollup");
   return parse_resident(std::string(std::istreambuf_iterator<char>(file), {}));
 }
-
-void trim_malloc() { ::malloc_trim(0); }
 
 }  // namespace lockstep::apps

@@ -17,7 +17,4 @@ struct Resident {
 [[nodiscard]] Resident parse_resident(std::string_view smaps_rollup);
 [[nodiscard]] Resident resident_now();
 
-// Free pages of malloc go back to the machine.
-void trim_malloc();
-
 }  // namespace lockstep::apps
