@@ -25,7 +25,7 @@ void divide_by_all(Rule& rule, const RuleCall& call, std::size_t self, std::size
   };
 }
 
-// The labels of an operand that is broadcast to those that are compared, such as weights of classes.
+// The labels of an operand that is broadcast to those compared, such as weights of classes.
 std::vector<int> labels_of_broadcast(const std::vector<std::int64_t>& sizes,
                                      const std::vector<std::int64_t>& to,
                                      const std::vector<int>& labels) {
