@@ -242,9 +242,7 @@ void ReplicaState::load_state_dict(const std::map<std::string, at::Tensor>& tens
   lockstep::load_state_dict(*model_, tensors);
 }
 
-std::vector<NamedPart> ReplicaState::state_parts() {
-  return parallel::whole_state_parts(*model_);
-}
+std::vector<NamedPart> ReplicaState::state_parts() { return parallel::whole_state_parts(*model_); }
 
 HandleMemory ReplicaState::memory() const {
   HandleMemory memory;

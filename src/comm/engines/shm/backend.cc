@@ -9,6 +9,7 @@
 #include "comm/engines/shm/endpoint.h"
 #include "comm/engines/shm/tensor_allocator.h"
 #include "sys/own_process.h"
+#include "sys/sanitizer.h"
 #include "sys/topology.h"
 
 #include <ATen/ops/from_blob.h>
@@ -207,8 +208,9 @@ std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
   std::string_view origin = asked ? "arena_bytes" : "LOCKSTEP_ARENA";
   if (!asked) asked = environment::bytes("LOCKSTEP_ARENA");
   auto bytes = arena_bytes(asked, origin, size);
-  bool has_tensors =
-      options.has_tensors.value_or(environment::flag("LOCKSTEP_ARENA_TENSORS").value_or(true));
+  // In the arena a sanitizer would not see that a tensor is used after it has gone.
+  bool has_tensors = options.has_tensors.value_or(
+      environment::flag("LOCKSTEP_ARENA_TENSORS").value_or(!sys::malloc_is_watched));
   std::size_t for_tensors = has_tensors ? bytes_for_tensors(bytes, size) : 0;
   auto ends = std::make_shared<Ends>(
       std::move(store), rank, size,

@@ -20,7 +20,7 @@ struct BackendOptions {
   std::int64_t arena_bytes = 0;  // 0: LOCKSTEP_ARENA, else a share of the machine's memory
   // This process's CPU tensors are made in the arena (tensor_allocator.h) as long as a backend of
   // this world lives, beside the bytes that are for everything else. Unset:
-  // LOCKSTEP_ARENA_TENSORS, else they are.
+  // LOCKSTEP_ARENA_TENSORS, else they are, but in a build with a sanitizer.
   std::optional<bool> has_tensors = {};
 };
 
