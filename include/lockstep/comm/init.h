@@ -39,9 +39,9 @@ struct InitOptions {
   // On shm and hierarchical, CPU tensors of 64 KiB and more that are made while the world lives lie
   // in shared memory beside the arena, where peers read and write them without copies; what does
   // not fit, and what was made before, is reached through copies. Unset: LOCKSTEP_ARENA_TENSORS (on
-  // or off), else on, but off in a build with a sanitizer, which watches malloc. A child that fork()s off has no such tensors: touching one ends it by
-  // SIGSEGV, with a line on standard error; a child that must have copies of its parent's tensors
-  // needs `off`.
+  // or off), else on, but off in a build with a sanitizer, which watches malloc. A child that
+  // fork()s off has no such tensors: touching one ends it by SIGSEGV, with a line on standard
+  // error; a child that must have copies of its parent's tensors needs `off`.
   std::optional<bool> arena_tensors = {};
 };
 
