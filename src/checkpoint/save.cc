@@ -48,9 +48,29 @@ std::string json_of(const TrainingState& state, const SaveOptions& options, int 
   return json_text(json);
 }
 
+constexpr std::int64_t most_steps = 1'000'000'000'000'000'000;  // as many digits as names may have
+
+void check_asked(const TrainingState& state, const SaveOptions& options) {
+  check(state.step >= 0 && state.step < most_steps,
+        "checkpoint::save: expected a step from 0 to {}, found {}", most_steps - 1, state.step);
+  check(options.keep >= 0,
+        "checkpoint::save: expected to keep 0 (all) checkpoints or more, found {}", options.keep);
+}
+
+// What is loaded next is the newest one: it must be the one that is saved now.
+void check_newest(const fs::path& out, std::int64_t step) {
+  std::optional<fs::path> newest = latest_checkpoint(out);
+  check_input(
+      !newest || step_of(*newest) <= step,
+      "{}: is newer than step {}, which is to be saved beside it: move it away, or save into "
+      "another folder",
+      newest ? newest->string() : "", step);
+}
+
 void make_partial_folder(const fs::path& out, const fs::path& folder, const fs::path& partial) {
   check_input(!fs::exists(folder), "{}: is there already, and a checkpoint is never overwritten",
               folder.string());
+  check_newest(out, step_of(folder));
   sys::make_directories(out);
   remove_partial(out, folder_prefix);
   std::error_code error;
@@ -66,6 +86,7 @@ fs::path save(const fs::path& out, const Handle& handle, const torch::optim::Opt
   std::vector<FilePart> model, ignored, kept;
   std::string json;
   together(group, [&] {
+    check_asked(state, options);
     std::vector<NamedPart> parts = handle.state_parts();
     model = model_parts(parts, /*aliases=*/false);
     ignored = ignored_parts(parts, group.rank());

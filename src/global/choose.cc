@@ -166,7 +166,8 @@ class Chooser {
     double cost = cost_of(now(i), wanted, place_[axis_].size, bytes);
     if (!operand.written || cost < 0) return cost;
     int result = result_of_operand_[i];
-    Placement left = result < 0 ? wanted : choice.results[static_cast<std::size_t>(result)];
+    bool has_result = result >= 0 && static_cast<std::size_t>(result) < choice.results.size();
+    Placement left = has_result ? choice.results[static_cast<std::size_t>(result)] : wanted;
     double back = cost_of(left, now(i), place_[axis_].size, bytes);
     return back < 0 ? back : cost + back;
   }

@@ -240,8 +240,20 @@ TEST(Checkpoint, AStepIsNeverOverwrittenAndOldOnesGo) {
     }
     test::expect_words(test::message_of<CommonFailure>([&] { (void)training.save(out.path()); }),
                        {"step-00000003: is there already"});
+    training.steps = 2;
+    fs::remove_all(group.is_root() ? out / "step-00000002" : out / "none");
+    test::expect_words(test::message_of<CommonFailure>([&] { (void)training.save(out.path()); }),
+                       {"step-00000003: is newer than step 2", "move it away"});
+    training.steps = -1;
+    test::expect_words(test::message_of<CommonFailure>([&] { (void)training.save(out.path()); }),
+                       {"expected a step from 0 to", "found -1"});
+    training.steps = 4;
+    test::expect_words(
+        test::message_of<CommonFailure>([&] { (void)training.save(out.path(), {.keep = -1}); }),
+        {"expected to keep 0 (all) checkpoints or more, found -1"});
+    (void)training.save(out.path(), {.keep = 2});
   });
-  EXPECT_EQ(names_in(out.path()), (std::vector<std::string>{"step-00000002", "step-00000003"}));
+  EXPECT_EQ(names_in(out.path()), (std::vector<std::string>{"step-00000003", "step-00000004"}));
 }
 
 TEST(Checkpoint, NothingIsLoadedWhereNothingIs) {

@@ -59,7 +59,8 @@ struct SaveOptions {
 
 // Writes OUT/step-00000100 of state.step, with the random states of all ranks (LibTorch's default
 // generator on the CPU), and returns its path. OUT is made when it is not there. Rank 0's state and
-// options count. A step that is there already is never overwritten.
+// options count. A step that is there already is never overwritten, and none is saved
+// beside a later one, which load_latest() would take.
 //
 // Buffers are rank 0's. Tensors that the handle ignores are each rank's own, and saved for each.
 std::filesystem::path save(const std::filesystem::path& out, const Handle& handle,

@@ -1,4 +1,6 @@
 // Losses that compare two tensors element by element, and reduce what they find.
+#include "base/check.h"
+#include "base/format.h"
 #include "global/rules/dims.h"
 #include "global/rules/tables.h"
 
@@ -36,8 +38,12 @@ std::vector<int> labels_of_broadcast(const std::vector<std::int64_t>& sizes,
   return result;
 }
 
-// `self` is the operand that is compared; others are cut with it.
+// `self` is the operand that is compared with the next one; others are cut with it.
 Rule loss(const RuleCall& call, std::size_t self, std::size_t reduction, bool is_backward) {
+  check(
+      call.sizes(self) == call.sizes(self + 1),
+      "{} on global tensors: expected a target of the input's sizes [{}], found [{}]; expand() it",
+      call.operation(), listed(call.sizes(self), ", "), listed(call.sizes(self + 1), ", "));
   Rule rule;
   std::vector<int> labels = labels_but(rule, call.sizes(self));
   for (std::size_t i = 0; i < call.size(); ++i) {

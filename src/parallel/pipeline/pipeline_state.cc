@@ -94,7 +94,10 @@ void PipelineState::list_entries(const std::vector<Stage>& stages) {
             {{}, entry.tensor.sizes().vec(), entry.tensor.scalar_type(), static_cast<int>(stage)});
       auto& names = entries_[place->second].names;
       for (const std::string& name : entry.names)
-        if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+        if (std::ranges::find(names, name) == names.end()) {
+          check_new_name(name, stages[stage]);
+          names.push_back(name);
+        }
     }
 }
 

@@ -118,6 +118,8 @@ void ReplicaState::prepare() {
   for (std::size_t i = 1; i < replicas_.size(); ++i) {
     check_as_made(replicas_.front(), replicas_[i], devices().front().device, names_);
     follow_training_flags(*model_, *replicas_[i].module);
+    for (std::size_t k = 0; k < replicas_[i].parameters.size(); ++k)
+      replicas_[i].parameters[k].set_requires_grad(replicas_.front().parameters[k].requires_grad());
   }
 }
 

@@ -205,6 +205,16 @@ TEST(DataParallel, ParametersWithoutAPartKeepTheirGradients) {
   EXPECT_FALSE(model->layers[2]->weight.grad().defined());
 }
 
+TEST(DataParallel, AFrozenParameterIsFrozenOnAllDevices) {
+  Branches model;
+  DataParallel dp(model, cpus(2), {.make_replica = [] { return Branches().ptr(); }});
+  model->layers[0]->weight.set_requires_grad(false);
+  dp.backward([](Branches& net, const at::Tensor& x) { return net->forward(x, "ab").mean(); },
+              values({4, 3}, 1));
+  EXPECT_FALSE(model->layers[0]->weight.grad().defined());
+  EXPECT_TRUE(model->layers[1]->weight.grad().defined());
+}
+
 TEST(DataParallel, RandomNumbersRepeat) {
   auto gradients = [](int devices) {
     torch::nn::Sequential net(torch::nn::Linear(8, 64), torch::nn::Dropout(0.5),
