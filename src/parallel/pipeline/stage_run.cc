@@ -17,6 +17,13 @@ Tensors zeros_where_none(const Tensors& gradients, const Tensors& inputs) {
   return all;
 }
 
+// A weight's gradient may lie in the same memory, and grow there while a message is under way.
+Tensors unshared(Tensors gradients) {
+  for (at::Tensor& one : gradients)
+    if (one.storage().use_count() > 1) one = one.clone();
+  return gradients;
+}
+
 }  // namespace
 
 Tensors StageRun::forward(const Tensors& inputs) const {
@@ -42,13 +49,16 @@ Tensors StageRun::backward(int micro_batch, const Tensors& gradients) {
   if (!kept.roots.empty()) pipeline::backward(kept.roots, gradients);
   Tensors of_inputs;
   for (const at::Tensor& input : kept.inputs) of_inputs.push_back(input.grad());
-  return zeros_where_none(of_inputs, kept.inputs);
+  return unshared(zeros_where_none(of_inputs, kept.inputs));
 }
 
 Tensors StageRun::input(int micro_batch, const Tensors& gradients) {
   Kept& kept = kept_.at(micro_batch);
   Tensors of_inputs = kept.split.input_gradients(kept.roots, gradients, kept.inputs);
-  Tensors result = zeros_where_none(of_inputs, kept.inputs);
+  // W keeps some of these, and may make one of them a weight's gradient, which the next W adds to.
+  Tensors result;
+  for (const at::Tensor& one : zeros_where_none(of_inputs, kept.inputs))
+    result.push_back(one.clone());
   kept.inputs.clear();
   kept.roots.clear();
   return result;

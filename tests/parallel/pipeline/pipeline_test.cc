@@ -76,6 +76,34 @@ TEST(PipelineOfTwoRanks, ExecutesTheScheduleOfAFile) {
   });
 }
 
+struct ShiftImpl : torch::nn::Module {
+  ShiftImpl() : shift(register_parameter("shift", torch::ones({block_width}))) {}
+  at::Tensor forward(const at::Tensor& x) { return x + shift.view({1, block_width}); }
+  at::Tensor shift;
+};
+TORCH_MODULE(Shift);
+
+// The gradient of `shift` is made of the memory of its input's gradient, and grows with the next
+// micro-batch, when the stage before has not yet read that.
+TEST(PipelineOfOneRank, AGradientThatIsPassedOnDoesNotGrow) {
+  run_group(Engine::local, 1, [&](Group group) {
+    for (const char* actions :
+         {"0F0,0F1,1F0,1F1,1I0,1W0,1I1,1W1,0B0,0B1\n", "0F0,0F1,1F0,1F1,1B0,1B1,0B0,0B1\n"}) {
+      torch::manual_seed(1);
+      torch::nn::Sequential model(torch::nn::Linear(block_width, block_width), Shift());
+      torch::manual_seed(1);
+      torch::nn::Sequential plain(torch::nn::Linear(block_width, block_width), Shift());
+      Pipeline pipeline(split(model, {"1"}), plan::parse_schedule(actions, "mine.csv"), group,
+                        squared_error);
+      const PipedBatch batch = piped_batch(2, 0);
+      (void)pipeline.step(batch.inputs, batch.targets);
+      (void)one_process_step([&](const Tensors& x) { return Tensors{plain->forward(x[0])}; },
+                             squared_error, batch, 2);
+      expect_gradients(pipeline, gradients_of(*plain), actions);
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Engines, PipelineOn, every_engine({1, 2, 3, 4}), engine_test_name);
 
 }  // namespace
