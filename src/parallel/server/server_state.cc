@@ -1,4 +1,5 @@
 #include "parallel/server/server_state.h"
+#include "parallel/exception_text.h"
 
 #include "base/check.h"
 #include "base/log.h"
@@ -15,18 +16,6 @@ namespace {
 
 std::string worker_list(const std::vector<int>& workers) {
   return formatted("{} {}", workers.size() == 1 ? "worker" : "workers", listed(workers, ", "));
-}
-
-std::string text_of_problem(const std::exception_ptr& problem) {
-  try {
-    std::rethrow_exception(problem);
-  } catch (const c10::Error& error) {
-    return first_line(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    return first_line(error.what());
-  } catch (...) {
-    return "an exception that is no std::exception";
-  }
 }
 
 }  // namespace
@@ -83,7 +72,7 @@ void ServerState::set_values(const at::Tensor& values, const at::Tensor& constan
   } catch (...) {
     auto problem = std::current_exception();
     fail(problem, formatted("parameter server {} could not make its optimizer: {}", number_,
-                            text_of_problem(problem)));
+                            parallel::exception_text(problem)));
     throw;
   }
   Lock lock(mutex_);
@@ -164,8 +153,9 @@ void ServerState::update(Lock& lock, int worker) {
     }
   } catch (...) {
     auto problem = std::current_exception();
-    const std::string text = formatted("update {} of parameter server {} failed: {}",
-                                       clocks_.updates(), number_, text_of_problem(problem));
+    const std::string text =
+        formatted("update {} of parameter server {} failed: {}", clocks_.updates(), number_,
+                  parallel::exception_text(problem));
     lock.unlock();
     fail(problem, text);
     lock.lock();

@@ -1,4 +1,5 @@
 #include "parallel/threads/replica_state.h"
+#include "parallel/exception_text.h"
 
 #include "base/check.h"
 #include "base/fingerprint.h"
@@ -36,18 +37,6 @@ std::uint64_t draw_seed() {
   auto generator = at::detail::getDefaultCPUGenerator();
   std::lock_guard lock(generator.mutex());
   return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
-}
-
-std::string text_of(const std::exception_ptr& problem) {
-  try {
-    std::rethrow_exception(problem);
-  } catch (const c10::Error& error) {
-    return first_line(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    return first_line(error.what());
-  } catch (...) {
-    return "an exception that is no std::exception";
-  }
 }
 
 bool is_abort(const std::exception_ptr& problem) {
@@ -136,10 +125,10 @@ void ReplicaState::run(const std::function<void(int)>& task) {
   const auto number = static_cast<int>(failed - problems.begin());
   for (auto& each : steps_) each->clear();
   join_groups();
-  throw_failed(
-      formatted("DataParallel: {}: {}",
-                describe(devices()[static_cast<std::size_t>(number)], number), text_of(*failed)),
-      *failed);
+  throw_failed(formatted("DataParallel: {}: {}",
+                         describe(devices()[static_cast<std::size_t>(number)], number),
+                         parallel::exception_text(*failed)),
+               *failed);
 }
 
 void ReplicaState::compute(const std::vector<at::Tensor>& inputs,
