@@ -1,25 +1,10 @@
 """The check of public headers finds one that no user reaches, wrong includes, and one that exports nothing."""
-import pathlib
-import subprocess
-import sys
-import tempfile
+from expectation import expectation
 
-CHECK = pathlib.Path(__file__).resolve().parents[2] / "tools/lint/public_headers.py"
 PUSH, POP = "#pragma GCC visibility push(default)\n", "#pragma GCC visibility pop\n"
 GOOD = f"// A.\n#include <string>\n\n{PUSH}\nvoid a();\n\n{POP}"
 
-
-def expect(files, status, text):
-    with tempfile.TemporaryDirectory() as folder:
-        for name, content in files.items():
-            path = pathlib.Path(folder, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content)
-        done = subprocess.run([sys.executable, CHECK, folder], capture_output=True, text=True)
-    right = done.returncode == status and text in done.stdout
-    assert right, f"expected {status} and '{text}', found {done.returncode}: {done.stdout}{done.stderr}"
-
-
+expect = expectation("public_headers.py")
 A = "include/lockstep/x/a.h"
 FIRST = {"include/lockstep/lockstep.h": "#include <lockstep/x/a.h>\n", A: GOOD}
 OTHER = "include/lockstep/x/b.h"

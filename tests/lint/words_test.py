@@ -1,23 +1,7 @@
 """The check of words finds a private noun, a person where a thing acts, mixed spelling, and ls:: out of nowhere."""
-import pathlib
-import subprocess
-import sys
-import tempfile
+from expectation import expectation
 
-CHECK = pathlib.Path(__file__).resolve().parents[2] / "tools/lint/words.py"
-
-
-def expect(files, status, text):
-    with tempfile.TemporaryDirectory() as folder:
-        for name, content in files.items():
-            path = pathlib.Path(folder, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content)
-        done = subprocess.run([sys.executable, CHECK, folder], capture_output=True, text=True)
-    right = done.returncode == status and text in done.stdout
-    assert right, f"expected {status} and '{text}', found {done.returncode}: {done.stdout}{done.stderr}"
-
-
+expect = expectation("words.py")
 expect({"src/launch/a.cc": "NodeList list;\n", "docs/a.md": "The rank that waits.\n"}, 0, "words: 2 files")
 expect({"src/launch/a.cc": "\nRoster roster;\n"}, 1, "src/launch/a.cc:2: 'Roster': write list of nodes")
 expect({"src/optim/a.cc": "// rounded by dice\n"}, 1, "'dice': write stochastic rounding")

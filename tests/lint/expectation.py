@@ -1,0 +1,22 @@
+"""What tests of the checks share: a check is run over a folder of a few files, and must end and say as expected."""
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+
+def expectation(name):
+    """expect(files, status, text) for tools/lint/NAME."""
+    check = pathlib.Path(__file__).resolve().parents[2] / "tools/lint" / name
+
+    def expect(files, status, text):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in files.items():
+                path = pathlib.Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(content)
+            done = subprocess.run([sys.executable, check, folder], capture_output=True, text=True)
+        right = done.returncode == status and text in done.stdout
+        assert right, f"expected {status} and '{text}', found {done.returncode}: {done.stdout}{done.stderr}"
+
+    return expect
