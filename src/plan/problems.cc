@@ -169,7 +169,7 @@ class Problems {
         "expected an order that ends, found a deadlock: " + text);
   }
 
-  // Where the action is that a rank which stands still waits for.
+  // Where the action is that a blocked rank waits for.
   [[nodiscard]] Place waited_for(const Walk& reached, int rank) const {
     const Place here{rank, reached.starts[static_cast<std::size_t>(rank)].size()};
     for (const Result& need : Needs(at(here), schedule_.stages)) {

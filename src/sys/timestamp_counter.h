@@ -1,5 +1,5 @@
 // The processor's timestamp counter: the cheapest clock there is, for stamps that become times only
-// when somebody reads them.
+// when they are read.
 #pragma once
 
 #include <lockstep/base/deadline.h>

@@ -1,4 +1,4 @@
-// What a program of somebody else's does with an installed Lockstep: ranks as threads and, under
+// What a user's program does with an installed Lockstep: ranks as threads and, under
 // the launcher, as processes; DistributedDataParallel; errors that the library throws.
 #include <lockstep/lockstep.h>
 

@@ -1,4 +1,4 @@
-// Stale-synchronous and asynchronous training: who waits, and that it trains.
+// Stale-synchronous and asynchronous training: which workers wait, and that it trains.
 #include "parallel/server/support.h"
 
 #include <thread>
