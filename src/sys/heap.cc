@@ -3,7 +3,10 @@
 #include <malloc.h>
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <cstdlib>
+#include <string_view>
+#include <system_error>
 
 namespace lockstep::sys {
 namespace {
@@ -25,6 +28,16 @@ void keep_freed_memory() {
   if (mallopt(M_MMAP_THRESHOLD, map_blocks_from.value) == 0)
     mallopt(M_MMAP_THRESHOLD, largest_in_old_glibc);
   mallopt(M_TRIM_THRESHOLD, trim_from.value);
+}
+
+std::optional<std::size_t> users_limit_of_kept_memory() {
+  const char* set = std::getenv(trim_from.variable);
+  if (set == nullptr) return std::nullopt;
+  std::string_view text(set);
+  std::size_t bytes = 0;
+  auto [end, error] = std::from_chars(text.begin(), text.end(), bytes);
+  if (error != std::errc() || end != text.end()) return std::nullopt;
+  return bytes;
 }
 
 void return_freed_memory() {

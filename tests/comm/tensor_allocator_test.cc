@@ -343,6 +343,19 @@ TEST(ArenaTensors, PagesOfWhatHasGoneAreGivenBack) {
   });
 }
 
+// What limits malloc limits these pages, too, so that one setting is enough.
+TEST(ArenaTensors, WhatAUserLetsMallocKeepIsKeptHere) {
+  alone([] {
+    ::setenv("MALLOC_TRIM_THRESHOLD_", "8388608", 1);
+    auto arena = std::make_shared<Arena>(2048 * mebibyte);
+    ArenaTensors tensors(arena, 2048 * mebibyte);
+    auto kept = bytes_tensor(200 * mebibyte).fill_(2);
+    bytes_tensor(50 * mebibyte).fill_(3);
+    EXPECT_LE(arena->resident_bytes(), 212 * mebibyte);
+    EXPECT_TRUE((kept == 2).all().item<bool>());
+  });
+}
+
 // Address space is promised as far as there is some.
 TEST(ArenaTensors, GetNoMoreAddressSpaceThanThereIs) {
   alone([] {

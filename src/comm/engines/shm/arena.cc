@@ -6,6 +6,7 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "sys/error_instead_of_signal.h"
+#include "sys/heap.h"
 #include "sys/topology.h"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ namespace lockstep::shm {
 namespace {
 
 // Freed memory is kept for the next buffer, which then needs no page faults: as much as is in use,
-// and at least this.
+// and at least this. A user who lets malloc keep less (MALLOC_TRIM_THRESHOLD_) means this memory, too.
 constexpr std::size_t kept_at_least = 256 << 20;
 
 // The beginning of a held block, in the memory of all holders.
@@ -39,7 +40,8 @@ std::string bytes_text(std::size_t bytes) { return format_bytes(static_cast<std:
 }  // namespace
 
 Arena::Arena(std::size_t bytes)
-    : memory_(
+    : users_limit_(sys::users_limit_of_kept_memory()),
+      memory_(
           sys::SharedMemory::create("lockstep-arena", bytes / Allocator::page * Allocator::page)),
       allocator_(Control::bytes, memory_.bytes()) {
   auto* page = new (memory_.data()) Control();
@@ -85,7 +87,7 @@ std::size_t Arena::free(std::byte* block) {
   auto offset = static_cast<std::size_t>(block - memory_.data());
   auto bytes = allocator_.bytes_at(offset);
   allocator_.free(offset);
-  give_back_pages_beyond(std::max(kept_at_least, allocator_.used()));
+  give_back_pages_beyond(users_limit_.value_or(std::max(kept_at_least, allocator_.used())));
   return bytes;
 }
 

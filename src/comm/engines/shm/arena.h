@@ -73,6 +73,7 @@ class Arena {
   void free_released();
 
   const sys::OwnProcess process_;
+  const std::optional<std::size_t> users_limit_;  // of freed memory that stays
   sys::SharedMemory memory_;
   std::mutex mutex_;
   Allocator allocator_;
