@@ -30,7 +30,7 @@ void keep_freed_memory() {
   mallopt(M_TRIM_THRESHOLD, trim_from.value);
 }
 
-std::optional<std::size_t> users_limit_of_kept_memory() {
+std::optional<std::size_t> users_limit_of_freed_memory() {
   const char* set = std::getenv(trim_from.variable);
   if (set == nullptr) return std::nullopt;
   std::string_view text(set);

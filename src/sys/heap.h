@@ -25,7 +25,7 @@ void keep_freed_memory();
 
 // The bytes of freed memory that the user lets an allocator keep (MALLOC_TRIM_THRESHOLD_); none where
 // the variable is not set or is no number. Any thread, while no thread changes the environment.
-[[nodiscard]] std::optional<std::size_t> users_limit_of_kept_memory();
+[[nodiscard]] std::optional<std::size_t> users_limit_of_freed_memory();
 
 // Gives what is free now back to the system, once: where much has been freed that will not be
 // wanted again. Any thread; milliseconds a gigabyte.

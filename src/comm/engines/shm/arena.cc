@@ -40,7 +40,7 @@ std::string bytes_text(std::size_t bytes) { return format_bytes(static_cast<std:
 }  // namespace
 
 Arena::Arena(std::size_t bytes)
-    : users_limit_(sys::users_limit_of_kept_memory()),
+    : users_limit_(sys::users_limit_of_freed_memory()),
       memory_(
           sys::SharedMemory::create("lockstep-arena", bytes / Allocator::page * Allocator::page)),
       allocator_(Control::bytes, memory_.bytes()) {
