@@ -4,7 +4,7 @@
 #include "base/visible.h"
 #include "optim/state_fields.h"
 
-#include <lockstep/checkpoint/optimizer_state.h>
+#include "checkpoint/optimizer_state.h"
 
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/util/Type.h>

@@ -3,9 +3,9 @@
 #include "base/check.h"
 #include "base/visible.h"
 #include "checkpoint/optimizer_fields.h"
+#include "checkpoint/optimizer_state.h"
 #include "checkpoint/part_exchange.h"
 
-#include <lockstep/checkpoint/optimizer_state.h>
 #include <lockstep/comm/together.h>
 #include <lockstep/dispatch/part.h>
 

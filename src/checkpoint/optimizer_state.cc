@@ -1,4 +1,4 @@
-#include <lockstep/checkpoint/optimizer_state.h>
+#include "checkpoint/optimizer_state.h"
 
 #include "base/check.h"
 #include "base/visible.h"

@@ -2,11 +2,11 @@
 
 #include "base/check.h"
 #include "base/visible.h"
+#include "checkpoint/checksum.h"
 #include "checkpoint/header_checksums.h"
 #include "checkpoint/part_exchange.h"
 #include "layout/runs.h"
 
-#include <lockstep/checkpoint/checksum.h>
 #include <lockstep/comm/together.h>
 
 #include <ATen/core/grad_mode.h>

@@ -1,12 +1,12 @@
 #include "checkpoint/parts_writer.h"
 
 #include "base/check.h"
+#include "checkpoint/checksum.h"
 #include "checkpoint/header_checksums.h"
 #include "checkpoint/part_exchange.h"
 #include "layout/runs.h"
 #include "sys/positioned_file.h"
 
-#include <lockstep/checkpoint/checksum.h>
 #include <lockstep/comm/together.h>
 
 #include <ATen/core/grad_mode.h>

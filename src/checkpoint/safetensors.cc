@@ -1,6 +1,6 @@
 #include <lockstep/checkpoint/safetensors.h>
 
-#include <lockstep/checkpoint/checksum.h>
+#include "checkpoint/checksum.h"
 
 #include "base/check.h"
 #include "base/visible.h"

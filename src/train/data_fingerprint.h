@@ -3,7 +3,7 @@
 
 #include "base/format.h"
 
-#include <lockstep/checkpoint/checksum.h>
+#include "checkpoint/checksum.h"
 
 #include <ATen/core/Tensor.h>
 

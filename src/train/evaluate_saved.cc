@@ -1,4 +1,4 @@
-#include <lockstep/train/evaluate_saved.h>
+#include "train/evaluate_saved.h"
 
 #include "base/check.h"
 #include "base/format.h"

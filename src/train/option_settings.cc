@@ -126,7 +126,7 @@ void declare_division(Settings& settings, Options& o) {
                 .most = 1000},
                o.prefetch);
   settings.add({.name = "node-shared",
-                .help = "with --shard: ranks of one machine have the parameters in memory once"},
+                .help = "with --shard: ranks of one host have the parameters in memory once"},
                o.node_shared);
   settings.add({.name = "reduce-in-step",
                 .help = "with --node-shared: the optimizer sums gradients over the ranks as it "

@@ -2,8 +2,8 @@
 
 #include "base/check.h"
 #include "base/visible.h"
+#include "checkpoint/optimizer_state.h"
 
-#include <lockstep/checkpoint/optimizer_state.h>
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/sharded/fully_shard.h>

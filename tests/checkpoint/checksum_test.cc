@@ -1,4 +1,4 @@
-#include <lockstep/checkpoint/checksum.h>
+#include "checkpoint/checksum.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/safetensors.h>

@@ -1,4 +1,4 @@
-#include <lockstep/checkpoint/optimizer_state.h>
+#include "checkpoint/optimizer_state.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/optim/adamw.h>

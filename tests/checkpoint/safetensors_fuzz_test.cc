@@ -2,9 +2,9 @@
 #include <lockstep/checkpoint/safetensors.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/checksum.h>
 
 #include "base/format.h"
+#include "checkpoint/checksum.h"
 #include "checkpoint/safetensors_header.h"
 #include "support/fuzz.h"
 #include "support/temporary_folder.h"

@@ -1,4 +1,4 @@
-#include <lockstep/train/evaluate_saved.h>
+#include "train/evaluate_saved.h"
 
 #include <lockstep/data/text.h>
 #include <lockstep/train/saved_model.h>

@@ -4,7 +4,7 @@
 #include "train/progress.h"
 #include "train/ranks.h"
 
-#include <lockstep/train/evaluate_saved.h>
+#include "train/evaluate_saved.h"
 
 #include <cstdio>
 #include <string>

@@ -15,7 +15,7 @@ namespace lockstep::ps {
 struct Announcement {
   std::string options;  // of a server: what must be equal in all
   int number = 0;       // of the server or worker
-  std::string host;     // its identity: equal on one machine
+  std::string host;     // its identity: equal on one host
   std::string address;  // by which others find that machine
   std::string process;  // tells it from another one that says the same
 

@@ -6,8 +6,6 @@
 #include <cstdint>
 #include <span>
 
-#pragma GCC visibility push(default)
-
 namespace lockstep::checkpoint {
 
 // Of `bytes` behind others whose checksum was `before`; 0: behind none.
@@ -18,5 +16,3 @@ namespace lockstep::checkpoint {
 [[nodiscard]] std::uint32_t crc32_share(std::uint32_t checksum, std::uint64_t behind);
 
 }  // namespace lockstep::checkpoint
-
-#pragma GCC visibility pop

@@ -16,8 +16,6 @@
 #include <utility>
 #include <vector>
 
-#pragma GCC visibility push(default)
-
 namespace torch::optim {
 class Optimizer;
 }
@@ -51,5 +49,3 @@ void load_optimizer_state(torch::optim::Optimizer& optimizer, const NamedParamet
                                                  const Handle& handle);
 
 }  // namespace lockstep::checkpoint
-
-#pragma GCC visibility pop

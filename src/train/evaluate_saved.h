@@ -9,8 +9,6 @@
 #include <optional>
 #include <string>
 
-#pragma GCC visibility push(default)
-
 namespace lockstep::train {
 
 struct EvaluateOptions {
@@ -34,5 +32,3 @@ struct SavedEvaluation {
                                              const std::function<void(double)>& tell = {});
 
 }  // namespace lockstep::train
-
-#pragma GCC visibility pop
