@@ -1,6 +1,7 @@
 #include <lockstep/train/saved_model.h>
 
 #include "base/check.h"
+#include "base/text.h"
 #include "train/config_file.h"
 #include "train/configuration.h"
 #include "train/model_description.h"
