@@ -19,9 +19,11 @@
 #include <lockstep/global/redistribute.h>
 #include <lockstep/global/rule.h>
 #include <lockstep/global/tensor.h>
+#include <lockstep/hub/language_model.h>
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/models/conv_net.h>
 #include <lockstep/models/gpt.h>
+#include <lockstep/models/llama.h>
 #include <lockstep/models/mlp.h>
 #include <lockstep/module/named_parameters.h>
 #include <lockstep/module/state_dict.h>

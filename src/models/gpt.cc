@@ -5,7 +5,7 @@
 #include <torch/nn/init.h>
 
 #include <cmath>
-#include <limits>
+#include <utility>
 
 namespace lockstep::models {
 namespace {
@@ -44,13 +44,6 @@ void initialise(torch::nn::Module& module, std::int64_t layers) {
           ends_with(item.key(), "c_proj.weight") ? residual_deviation : deviation);
     }
   }
-}
-
-// Everything but the k largest logits of a row becomes impossible.
-at::Tensor only_largest(const at::Tensor& logits, std::int64_t k) {
-  const at::Tensor largest = std::get<0>(logits.topk(std::min(k, logits.size(-1)), -1));
-  return logits.masked_fill(logits < largest.narrow(-1, largest.size(-1) - 1, 1),
-                            -std::numeric_limits<double>::infinity());
 }
 
 }  // namespace
@@ -97,26 +90,11 @@ at::Tensor GptImpl::loss(const at::Tensor& ids, const at::Tensor& targets) {
 }
 
 at::Tensor GptImpl::generate(at::Tensor ids, std::int64_t count, const GenerateOptions& options) {
-  if (ids.dim() != 2 || ids.size(1) < 1) {
-    throw InvalidArgument(
-        c10::str("Gpt::generate: expected ids of [rows, one token or more], found ", ids.sizes()));
-  }
-  if (!(options.temperature >= 0) || options.top_k < 0) {
-    throw InvalidArgument(c10::str("Gpt::generate: expected temperature and top_k >= 0, found ",
-                                   options.temperature, " and ", options.top_k));
-  }
-  c10::NoGradGuard no_grad;
-  const bool was_training = is_training();
-  eval();
-  try {
-    for (std::int64_t i = 0; i < count; ++i)
-      ids = at::cat({ids, next_token(ids, options)}, /*dim=*/1);
-  } catch (...) {
-    train(was_training);
-    throw;
-  }
-  train(was_training);
-  return ids;
+  return generate_tokens(*this, std::move(ids), count, options_.block, options,
+                         [this](const at::Tensor& seen) {
+                           const at::Tensor x = transformer->forward(seen);
+                           return head(x.select(1, x.size(1) - 1));
+                         });
 }
 
 std::vector<Alias> GptImpl::aliases() const {
@@ -125,16 +103,6 @@ std::vector<Alias> GptImpl::aliases() const {
 
 at::Tensor GptImpl::head(const at::Tensor& x) const {
   return at::linear(x, transformer->wte->weight);
-}
-
-at::Tensor GptImpl::next_token(const at::Tensor& ids, const GenerateOptions& options) {
-  const std::int64_t seen = std::min(ids.size(1), options_.block);
-  const at::Tensor x = transformer->forward(ids.narrow(1, ids.size(1) - seen, seen));
-  at::Tensor logits = head(x.select(1, seen - 1));
-  if (options.temperature == 0) return logits.argmax(-1, /*keepdim=*/true);
-  logits = logits / options.temperature;
-  if (options.top_k > 0) logits = only_largest(logits, options.top_k);
-  return at::multinomial(at::softmax(logits, -1), 1, /*replacement=*/false, options.generator);
 }
 
 }  // namespace lockstep::models

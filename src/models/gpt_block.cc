@@ -45,14 +45,16 @@ at::Tensor GptAttentionImpl::forward(const at::Tensor& x) {
 GptFeedForwardImpl::GptFeedForwardImpl(const GptOptions& options)
     : c_fc(linear(options.width, 4 * options.width, options.bias)),
       c_proj(linear(4 * options.width, options.width, options.bias)),
-      dropout(options.dropout) {
+      dropout(options.dropout),
+      tanh_gelu_(options.tanh_gelu) {
   register_module("c_fc", c_fc);
   register_module("c_proj", c_proj);
   register_module("dropout", dropout);
 }
 
 at::Tensor GptFeedForwardImpl::forward(const at::Tensor& x) {
-  return dropout->forward(c_proj->forward(at::gelu(c_fc->forward(x))));
+  const at::Tensor bent = at::gelu(c_fc->forward(x), tanh_gelu_ ? "tanh" : "none");
+  return dropout->forward(c_proj->forward(bent));
 }
 
 GptBlockImpl::GptBlockImpl(const GptOptions& options)

@@ -158,7 +158,7 @@ TEST(Gpt, RefusesWhatMakesNoSense) {
   EXPECT_EQ(refusal([&] {
               (void)model->generate(ids({2, 0}), 1);
             }),
-            "Gpt::generate: expected ids of [rows, one token or more], found [2, 0]");
+            "generate: expected ids of [rows, one token or more], found [2, 0]");
   EXPECT_EQ(refusal([] { Gpt wrong(GptOptions{.heads = 3, .width = 16}); }),
             "Gpt: expected a width that 3 heads divide, found 16");
   EXPECT_EQ(refusal([] { Gpt wrong(GptOptions{.layers = 0}); }),

@@ -6,6 +6,7 @@
 
 #include <lockstep/models/conv_net.h>
 #include <lockstep/models/gpt.h>
+#include <lockstep/models/llama.h>
 #include <lockstep/models/mlp.h>
 #include <lockstep/module/state_dict.h>
 
@@ -149,6 +150,56 @@ TEST(Parity, Gpt) {
 TEST(Parity, GptWithBias) {
   if (!test::python()) GTEST_SKIP() << test::no_python;
   check_gpt(/*bias=*/true);
+}
+
+void check_llama(const models::LlamaOptions& options, const std::string& json) {
+  torch::manual_seed(4);
+  models::Llama model(options);
+  for (auto& parameter : model->parameters()) parameter.data().add_(at::randn_like(parameter), 0.2);
+  Batch batch{at::randint(13, {4, 9}, at::kLong), at::randint(13, {4, 9}, at::kLong)};
+  batch.target[1].narrow(0, 5, 4).fill_(-1);
+  auto python = expect_parity("Llama", json, model, batch,
+                              [&](const Batch& b) { return model->loss(b.input, b.target); });
+  expect_loads(python, models::Llama(options), batch.input);
+}
+
+TEST(Parity, LlamaWithGroupedQueries) {
+  if (!test::python()) GTEST_SKIP() << test::no_python;
+  check_llama(
+      {.layers = 2,
+       .heads = 6,
+       .key_value_heads = 2,
+       .width = 24,
+       .hidden = 40,
+       .block = 9,
+       .vocabulary = 13,
+       .rotary_base = 100},
+      R"({"layers": 2, "heads": 6, "key_value_heads": 2, "width": 24, "head_width": 4, "hidden": 40,
+                  "block": 9, "vocabulary": 13, "base": 100, "scaling": [],
+                  "bias": false, "tied": false})");
+}
+
+TEST(Parity, LlamaTiedWithBiasesAndScaledPositions) {
+  if (!test::python()) GTEST_SKIP() << test::no_python;
+  check_llama(
+      {.layers = 1,
+       .heads = 3,
+       .key_value_heads = 3,
+       .width = 20,
+       .head_width = 8,
+       .hidden = 33,
+       .block = 9,
+       .vocabulary = 13,
+       .rotary_scaling = {.factor = 8,
+                          .by_wave = models::RotaryScaling::ByWave{.low_frequency_factor = 1,
+                                                                   .high_frequency_factor = 4,
+                                                                   .trained_tokens = 100}},
+       .attention_bias = true,
+       .feed_forward_bias = true,
+       .tied = true},
+      R"({"layers": 1, "heads": 3, "key_value_heads": 3, "width": 20, "head_width": 8,
+                  "hidden": 33, "block": 9, "vocabulary": 13, "base": 10000,
+                  "scaling": [8, 1, 4, 100], "bias": true, "tied": true})");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 reference.py MODEL OPTIONS IN OUT: builds the module, prints the names of its state_dict, and writes to OUT its own
 initial weights ("own/NAME") with the output they give ("own_output"), and for the weights in IN ("state/NAME", loaded
 strictly) output, loss and gradients ("output", "loss", "grad/NAME"). Both for the batch in IN ("input", "target").
+The Llama is written from the papers (arXiv:2302.13971, 2104.09864, 2002.05202) with the hubs' names.
 The Gpt is nanoGPT's (github.com/karpathy/nanoGPT, model.py), the ConvNet that of pytorch/examples, written anew.
 """
 import json
@@ -117,6 +118,97 @@ class Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
+class Llama(nn.Module):
+    class Attention(nn.Module):
+        def __init__(self, width, heads, key_value_heads, head_width, bias, base, scaling):
+            super().__init__()
+            self.heads, self.key_value_heads, self.size = heads, key_value_heads, head_width
+            self.base, self.scaling = base, scaling
+            self.q_proj = nn.Linear(width, heads * head_width, bias=bias)
+            self.k_proj = nn.Linear(width, key_value_heads * head_width, bias=bias)
+            self.v_proj = nn.Linear(width, key_value_heads * head_width, bias=bias)
+            self.o_proj = nn.Linear(heads * head_width, width, bias=bias)
+
+        def frequency(self, pair):
+            plain = self.base ** (-2 * pair / self.size)
+            if not self.scaling:
+                return plain
+            factor, low, high, trained = self.scaling
+            wave = 2 * math.pi / plain
+            share = min(1, max(0, (trained / wave - low) / (high - low))) if high > low else 0
+            return plain * (share + (1 - share) / factor)
+
+        def turn(self, x):
+            """Each pair of features as a complex number that is turned."""
+            frequencies = [self.frequency(pair) for pair in range(self.size // 2)]
+            angles = torch.tensor([[place * each for each in frequencies] for place in range(x.shape[2])])
+            first, second = x.chunk(2, -1)
+            turned = torch.complex(first, second) * torch.polar(torch.ones_like(angles), angles)
+            return torch.cat((turned.real, turned.imag), -1)
+
+        def forward(self, x):
+            rows, tokens, _ = x.shape
+            q = self.turn(self.q_proj(x).view(rows, tokens, self.heads, self.size).transpose(1, 2))
+            k = self.turn(self.k_proj(x).view(rows, tokens, self.key_value_heads, self.size).transpose(1, 2))
+            v = self.v_proj(x).view(rows, tokens, self.key_value_heads, self.size).transpose(1, 2)
+            mixed = []
+            for head in range(self.heads):
+                group = head * self.key_value_heads // self.heads
+                scores = q[:, head] @ k[:, group].transpose(-2, -1) / math.sqrt(self.size)
+                scores = scores.masked_fill(torch.ones(tokens, tokens).triu(1).bool(), -math.inf)
+                mixed.append(scores.softmax(-1) @ v[:, group])
+            return self.o_proj(torch.cat(mixed, -1))
+
+    class Norm(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(width))
+
+        def forward(self, x):
+            return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * self.weight
+
+    class FeedForward(nn.Module):
+        def __init__(self, width, hidden, bias):
+            super().__init__()
+            self.gate_proj, self.up_proj = nn.Linear(width, hidden, bias=bias), nn.Linear(width, hidden, bias=bias)
+            self.down_proj = nn.Linear(hidden, width, bias=bias)
+
+        def forward(self, x):
+            gate = self.gate_proj(x)
+            return self.down_proj(gate * torch.sigmoid(gate) * self.up_proj(x))
+
+    class Block(nn.Module):
+        def __init__(self, width, hidden, bias, **attention):
+            super().__init__()
+            self.self_attn = Llama.Attention(width, bias=bias, **attention)
+            self.mlp = Llama.FeedForward(width, hidden, bias)
+            self.input_layernorm, self.post_attention_layernorm = Llama.Norm(width), Llama.Norm(width)
+
+        def forward(self, x):
+            x = x + self.self_attn(self.input_layernorm(x))
+            return x + self.mlp(self.post_attention_layernorm(x))
+
+    def __init__(self, layers, width, block, vocabulary, tied, **sizes):
+        super().__init__()
+        self.vocabulary, self.block = vocabulary, block
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(vocabulary, width)
+        self.model.layers = nn.ModuleList(Llama.Block(width, **sizes) for _ in range(layers))
+        self.model.norm = Llama.Norm(width)
+        self.lm_head = nn.Linear(width, vocabulary, bias=False)
+        if tied:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(self, ids):
+        x = self.model.embed_tokens(ids)
+        for layer in self.model.layers:
+            x = layer(x)
+        return self.lm_head(self.model.norm(x))
+
+    def loss(self, ids, targets):
+        return F.cross_entropy(self(ids).view(-1, self.vocabulary), targets.view(-1), ignore_index=-1)
+
+
 class Gpt(nn.Module):
     def __init__(self, layers, heads, width, block, vocabulary, bias):
         super().__init__()
@@ -153,7 +245,7 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(20)
     given = read_tensors(source)
-    model = {"Mlp": Mlp, "ConvNet": ConvNet, "Gpt": Gpt}[name](**json.loads(options)).eval()
+    model = {"Mlp": Mlp, "ConvNet": ConvNet, "Gpt": Gpt, "Llama": Llama}[name](**json.loads(options)).eval()
     print("\n".join(model.state_dict()))
     out = {"own/" + key: value.clone() for key, value in model.state_dict().items()}
     out["own_output"] = model(given["input"])

@@ -7,27 +7,19 @@
 // exported also as lm_head.weight (module/state_dict.h).
 #pragma once
 
+#include <lockstep/models/generate.h>
 #include <lockstep/models/gpt_block.h>
 #include <lockstep/module/state_dict.h>
 
-#include <ATen/core/Generator.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/embedding.h>
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #pragma GCC visibility push(default)
 
 namespace lockstep::models {
-
-struct GenerateOptions {
-  double temperature = 1.0;  // 0: always the likeliest token
-  std::int64_t top_k = 0;    // draw among the k likeliest only; 0: among all
-  // The default generator of the model's device when absent.
-  std::optional<at::Generator> generator = std::nullopt;
-};
 
 // Everything below the head: embeddings, blocks, last normalisation.
 class GptTransformerImpl : public torch::nn::Module {
@@ -59,9 +51,7 @@ class GptImpl : public torch::nn::Module, public HasAliases {
   // nothing is to be predicted. NaN when nothing is.
   at::Tensor loss(const at::Tensor& ids, const at::Tensor& targets);
 
-  // `ids` ([rows, tokens], at least one token) with `count` tokens drawn behind it, one at a time
-  // from the last `block` tokens. Without gradients, in evaluation mode; the module's mode is as
-  // before afterwards.
+  // `ids` with `count` tokens drawn behind it (generate.h).
   at::Tensor generate(at::Tensor ids, std::int64_t count, const GenerateOptions& options = {});
 
   // lm_head.weight is transformer.wte.weight.
@@ -73,7 +63,6 @@ class GptImpl : public torch::nn::Module, public HasAliases {
 
  private:
   at::Tensor head(const at::Tensor& x) const;
-  at::Tensor next_token(const at::Tensor& ids, const GenerateOptions& options);
 
   GptOptions options_;
 };

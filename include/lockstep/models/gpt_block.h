@@ -23,7 +23,8 @@ struct GptOptions {
   std::int64_t block = 64;       // the longest sequence, in tokens
   std::int64_t vocabulary = 65;  // tokens are 0 ... vocabulary - 1
   double dropout = 0.0;
-  bool bias = false;  // of linear layers and normalisations; the head never has one
+  bool bias = false;       // of linear layers and normalisations; the head never has one
+  bool tanh_gelu = false;  // GELU by its approximation with tanh, as GPT-2 was trained
 };
 
 // torch::nn::LayerNorm over the last dim, except that the bias may be left out.
@@ -60,6 +61,9 @@ class GptFeedForwardImpl : public torch::nn::Module {
   torch::nn::Linear c_fc;
   torch::nn::Linear c_proj;
   torch::nn::Dropout dropout;
+
+ private:
+  bool tanh_gelu_;
 };
 TORCH_MODULE(GptFeedForward);
 

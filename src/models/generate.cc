@@ -1,0 +1,66 @@
+#include <lockstep/models/generate.h>
+
+#include <lockstep/base/error.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+namespace lockstep::models {
+namespace {
+
+// Evaluation mode for a while; a module that was in another mode than its parent returns to it.
+class EvaluationMode {
+ public:
+  explicit EvaluationMode(torch::nn::Module& model) {
+    for (auto& module : model.modules()) was_training_.emplace_back(module, module->is_training());
+    model.eval();
+  }
+  EvaluationMode(const EvaluationMode&) = delete;
+  EvaluationMode& operator=(const EvaluationMode&) = delete;
+  // From the outermost to the innermost: train() of a module sets those below it.
+  ~EvaluationMode() {
+    for (auto& [module, was_training] : was_training_) module->train(was_training);
+  }
+
+ private:
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> was_training_;
+};
+
+// Everything but the k largest logits of a row becomes impossible.
+at::Tensor only_largest(const at::Tensor& logits, std::int64_t k) {
+  const at::Tensor largest = std::get<0>(logits.topk(std::min(k, logits.size(-1)), -1));
+  return logits.masked_fill(logits < largest.narrow(-1, largest.size(-1) - 1, 1),
+                            -std::numeric_limits<double>::infinity());
+}
+
+at::Tensor draw(at::Tensor logits, const GenerateOptions& options) {
+  if (options.temperature == 0) return logits.argmax(-1, /*keepdim=*/true);
+  logits = logits / options.temperature;
+  if (options.top_k > 0) logits = only_largest(logits, options.top_k);
+  return at::multinomial(at::softmax(logits, -1), 1, /*replacement=*/false, options.generator);
+}
+
+}  // namespace
+
+at::Tensor generate_tokens(torch::nn::Module& model, at::Tensor ids, std::int64_t count,
+                           std::int64_t block, const GenerateOptions& options,
+                           const NextLogits& next_logits) {
+  if (ids.dim() != 2 || ids.size(1) < 1)
+    throw InvalidArgument(
+        c10::str("generate: expected ids of [rows, one token or more], found ", ids.sizes()));
+  if (!(options.temperature >= 0) || options.top_k < 0)
+    throw InvalidArgument(c10::str("generate: expected temperature and top_k >= 0, found ",
+                                   options.temperature, " and ", options.top_k));
+  c10::NoGradGuard no_grad;
+  EvaluationMode evaluation(model);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t seen = std::min(ids.size(1), block);
+    const at::Tensor next = draw(next_logits(ids.narrow(1, ids.size(1) - seen, seen)), options);
+    ids = at::cat({ids, next}, /*dim=*/1);
+  }
+  return ids;
+}
+
+}  // namespace lockstep::models
