@@ -23,8 +23,9 @@ inline constexpr std::array malloc_settings{map_blocks_from, trim_from};
 // touched.
 void keep_freed_memory();
 
-// The bytes of freed memory that the user lets an allocator keep (MALLOC_TRIM_THRESHOLD_); none where
-// the variable is not set or is no number. Any thread, while no thread changes the environment.
+// The bytes of freed memory that the user lets an allocator keep (MALLOC_TRIM_THRESHOLD_); none
+// where the variable is not set or is no number. Any thread, while no thread changes the
+// environment.
 [[nodiscard]] std::optional<std::size_t> users_limit_of_freed_memory();
 
 // Gives what is free now back to the system, once: where much has been freed that will not be

@@ -30,6 +30,7 @@ FLOORS = [
     ["optim", "data", "models"],
     ["parallel"],
     ["checkpoint"],
+    ["hub"],
     ["train"],
     ["apps"],
 ]

@@ -1,31 +1,46 @@
-// lockstep-generate: text that a gpt of `lockstep train` makes up, printed while it is made.
+// lockstep-generate: text that a gpt of `lockstep train` makes up, printed while it is made; or the
+// tokens of a model in a folder of the model hubs.
 #include "apps/program.h"
 #include "base/check.h"
 #include "base/text.h"
+#include "base/visible.h"
 
+#include <lockstep/hub/language_model.h>
 #include <lockstep/train/generation.h>
 #include <lockstep/train/saved_model.h>
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/types.h>
+
+#include <algorithm>
 #include <iostream>
 #include <iterator>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 namespace {
 
 using namespace lockstep;
 
+constexpr std::int64_t most_tokens = std::int64_t{1} << 40;
 constexpr const char* command = "lockstep generate";
 constexpr const char* about =
     "Prints the prompt and text that a trained gpt makes up behind it. RUN is the folder of a "
     "run,\n"
     "a checkpoint folder in it, or a file model.safetensors. The same file, prompt and seed give "
     "the\n"
-    "same text.\n";
+    "same text.\n"
+    "\n"
+    "With --model FOLDER, a GPT-2 or Llama as the model hubs lay it out (config.json and\n"
+    "model.safetensors, one file or shards with an index): --tokens IDS are the numbers of the\n"
+    "prompt's tokens, and they are printed with --new-tokens more behind them.\n";
 
 struct Given {
   std::string run;
+  std::optional<std::string> model, tokens_text;
+  std::optional<std::int64_t> new_tokens;
   std::optional<std::string> prompt, temperature;
   std::optional<std::int64_t> top_k;
   std::int64_t tokens = 200;
@@ -43,25 +58,41 @@ double temperature_of(const std::string& text) {
 }
 
 CommandOptions declared(Given& given) {
-  constexpr std::int64_t most = std::int64_t{1} << 40;
-  CommandOptions options(command, "RUN [OPTIONS]", about, CommandOptions::Words::allowed);
+  CommandOptions options(command, "RUN [OPTIONS], or --model FOLDER --tokens IDS [OPTIONS]", about,
+                         CommandOptions::Words::allowed);
   options.add({"prompt", "TEXT", "what to begin with; -: standard input; a new line without it"},
               [&](const std::string& text) { given.prompt = text; });
-  options.add({"tokens", "N", "characters (or bytes) to make", "200"},
-              number_into(given.tokens, 0, most));
+  options.add(
+      {"tokens", "N", "characters (or bytes) to make; with --model: IDS, as 464,3290", "200"},
+      [&](const std::string& text) { given.tokens_text = text; });
+  options.add({"model", "FOLDER", "a GPT-2 or Llama as the model hubs lay it out"},
+              [&](const std::string& text) { given.model = text; });
+  options.add(
+      {"new-tokens", "N", "with --model: tokens to make", "20"},
+      [&](const std::string& text) { given.new_tokens = checked_number(text, 0, most_tokens); });
   options.add({"temperature", "T", "below 1: likelier text; above: stranger; 0: as --greedy", "1"},
               [&](const std::string& text) {
                 (void)temperature_of(text);
                 given.temperature = text;
               });
   options.add({"top-k", "K", "draw among the K likeliest tokens only; 0: among all", "0"},
-              [&](const std::string& text) { given.top_k = checked_number(text, 0, most); });
-  options.add({"seed", "S", "which text", "1337"}, number_into(given.seed, 0, most));
+              [&](const std::string& text) { given.top_k = checked_number(text, 0, most_tokens); });
+  options.add({"seed", "S", "which text", "1337"}, number_into(given.seed, 0, most_tokens));
   options.add({"greedy", "", "always the likeliest token"}, flag_into(given.greedy));
   return options;
 }
 
 void take_run(Given& given, const std::vector<std::string>& words) {
+  if (given.greedy && (given.temperature || given.top_k))
+    throw UsageError("give --greedy, or --temperature and --top-k, not both");
+  if (given.model) {
+    if (!words.empty())
+      throw UsageError(formatted("unexpected word '{}': --model names the folder", words[0]));
+    if (given.prompt)
+      throw UsageError("--prompt is for a RUN: with --model give the prompt as --tokens IDS");
+    if (!given.tokens_text) throw UsageError("--model needs --tokens IDS, the prompt: 464,3290");
+    return;
+  }
   if (words.empty())
     throw UsageError("RUN is missing: name a run's folder or a file model.safetensors");
   if (words.size() > 1)
@@ -69,9 +100,46 @@ void take_run(Given& given, const std::vector<std::string>& words) {
         formatted("unexpected word '{}' behind {}: one RUN is read, and a prompt is "
                   "written --prompt TEXT",
                   words[1], words[0]));
+  if (given.new_tokens) throw UsageError("--new-tokens is for --model; a RUN has --tokens N");
   given.run = words[0];
-  if (given.greedy && (given.temperature || given.top_k))
-    throw UsageError("give --greedy, or --temperature and --top-k, not both");
+  if (given.tokens_text) given.tokens = checked_number(*given.tokens_text, 0, most_tokens);
+}
+
+// Of a vocabulary of this size.
+at::Tensor ids_in(const std::string& text, std::int64_t vocabulary) {
+  std::vector<std::int64_t> ids;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::string word = text.substr(begin, end - begin);
+    std::optional<std::int64_t> id = parse_integer(word);
+    if (!id || *id < 0 || *id >= vocabulary)
+      throw UsageError(
+          formatted("--tokens: expected numbers from 0 to {} with commas between them, found '{}'",
+                    vocabulary - 1, visible(word)));
+    ids.push_back(*id);
+    begin = end + 1;
+  }
+  return torch::tensor(ids, at::kLong).unsqueeze(0);
+}
+
+int generate_from_model(const Given& given) {
+  models::GenerateOptions options{
+      .top_k = given.top_k.value_or(0),
+      .generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(given.seed))};
+  if (given.temperature) options.temperature = temperature_of(*given.temperature);
+  if (given.greedy) options.temperature = 0;
+  hub::LanguageModel model = hub::load_language_model(*given.model);
+  at::Tensor ids = std::visit(
+      [&](auto& model) {
+        return model->generate(ids_in(*given.tokens_text, model->options().vocabulary),
+                               given.new_tokens.value_or(20), options);
+      },
+      model);
+  std::string line;
+  for (std::int64_t i = 0; i < ids.size(1); ++i)
+    line += formatted("{}{}", i > 0 ? "," : "", ids[0][i].item<std::int64_t>());
+  apps::write_out(line + "\n");
+  return 0;
 }
 
 std::string standard_input() {
@@ -109,6 +177,6 @@ int main(int count, char** arguments) {
     auto request = options.read(words);
     if (auto code = apps::answer(request, options)) return *code;
     take_run(given, options.words());
-    return generate(given);
+    return given.model ? generate_from_model(given) : generate(given);
   });
 }

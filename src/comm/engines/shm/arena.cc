@@ -21,7 +21,8 @@ namespace lockstep::shm {
 namespace {
 
 // Freed memory is kept for the next buffer, which then needs no page faults: as much as is in use,
-// and at least this. A user who lets malloc keep less (MALLOC_TRIM_THRESHOLD_) means this memory, too.
+// and at least this. A user who lets malloc keep less (MALLOC_TRIM_THRESHOLD_) means this memory,
+// too.
 constexpr std::size_t kept_at_least = 256 << 20;
 
 // The beginning of a held block, in the memory of all holders.

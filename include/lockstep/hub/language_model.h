@@ -1,0 +1,36 @@
+// Language models in folders as the model hubs lay them out (huggingface.co, transformers):
+// config.json beside model.safetensors, or beside shards that model.safetensors.index.json names.
+//
+// Of model_type `gpt2` and `llama`. Nothing here is collective; any thread of any rank may call.
+#pragma once
+
+#include <lockstep/models/gpt.h>
+#include <lockstep/models/llama.h>
+
+#include <filesystem>
+#include <variant>
+
+#pragma GCC visibility push(default)
+
+namespace lockstep::hub {
+
+using LanguageModel = std::variant<models::Gpt, models::Llama>;
+
+// The model that config.json describes with the weights of the folder, in fp32 and evaluation mode.
+// Reads one tensor at a time, each once, into the model's own memory; no code is executed.
+//
+// BadInput in one line that names the file: what is no JSON, a model_type or an option of
+// config.json that this library does not have (an activation, a scaling of positions; dropout is
+// passed over), a tensor that is missing, unknown, of another shape or no floating-point number, a
+// tied head that differs from the embedding, and all that checkpoint/safetensors.h refuses.
+// SystemError when a file cannot be opened or the disk fails.
+[[nodiscard]] LanguageModel load_language_model(const std::filesystem::path& folder);
+
+// Writes config.json and model.safetensors, from which transformers makes the same model, each as
+// AtomicFile does; makes the folder. The parameters must have their values here: of a sharded model
+// take the handle's state_dict() first. InvalidArgument for a Gpt without biases: it is no GPT-2.
+void save_language_model(const std::filesystem::path& folder, const LanguageModel& model);
+
+}  // namespace lockstep::hub
+
+#pragma GCC visibility pop

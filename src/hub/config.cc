@@ -1,0 +1,233 @@
+#include "hub/config.h"
+
+#include "base/check.h"
+#include "base/visible.h"
+#include "sys/bounded_json.h"
+#include "sys/plain_file.h"
+
+#include <cmath>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+namespace lockstep::hub {
+namespace {
+
+constexpr std::uint64_t most_config_bytes = 4 << 20;
+constexpr std::int64_t most_size = std::int64_t{1} << 31;
+
+// The values of one object of config.json. A key that is null counts as missing, as transformers
+// writes what it does not use.
+class Fields {
+ public:
+  Fields(std::string path, nlohmann::json object)
+      : path_(std::move(path)), object_(std::move(object)) {
+    if (!object_.is_object()) fail(formatted("expected an object, found {}", shown(object_)));
+  }
+
+  [[nodiscard]] bool has(const char* key) const {
+    return object_.contains(key) && !object_.at(key).is_null();
+  }
+
+  [[nodiscard]] std::int64_t size(const char* key) const {
+    const nlohmann::json& value = at(key);
+    if (!value.is_number_integer() || value < 1 || value > most_size)
+      fail(formatted("{}: expected a whole number from 1 to {}, found {}", key, most_size,
+                     shown(value)));
+    return value.get<std::int64_t>();
+  }
+  [[nodiscard]] std::int64_t size(const char* key, std::int64_t otherwise) const {
+    return has(key) ? size(key) : otherwise;
+  }
+
+  [[nodiscard]] double positive(const char* key) const {
+    const nlohmann::json& value = at(key);
+    if (!value.is_number() || !(value.get<double>() > 0) || !std::isfinite(value.get<double>()))
+      fail(formatted("{}: expected a number above 0, found {}", key, shown(value)));
+    return value.get<double>();
+  }
+  [[nodiscard]] double positive(const char* key, double otherwise) const {
+    return has(key) ? positive(key) : otherwise;
+  }
+
+  [[nodiscard]] bool flag(const char* key, bool otherwise) const {
+    if (!has(key)) return otherwise;
+    const nlohmann::json& value = at(key);
+    if (!value.is_boolean())
+      fail(formatted("{}: expected true or false, found {}", key, shown(value)));
+    return value.get<bool>();
+  }
+
+  [[nodiscard]] std::string text(const char* key) const {
+    const nlohmann::json& value = at(key);
+    if (!value.is_string()) fail(formatted("{}: expected a text, found {}", key, shown(value)));
+    return value.get<std::string>();
+  }
+  [[nodiscard]] std::string text(const char* key, const char* otherwise) const {
+    return has(key) ? text(key) : otherwise;
+  }
+
+  [[nodiscard]] Fields object(const char* key) const {
+    return {formatted("{}: {}", path_, key), at(key)};
+  }
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw BadInput(formatted("{}: {}", path_, what));
+  }
+
+ private:
+  [[nodiscard]] const nlohmann::json& at(const char* key) const {
+    if (!has(key)) fail(formatted("has no {}", key));
+    return object_.at(key);
+  }
+
+  static std::string shown(const nlohmann::json& value) {
+    if (value.is_structured()) return value.is_array() ? "a list" : "an object";
+    return visible(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), 80);
+  }
+
+  std::string path_;
+  nlohmann::json object_;
+};
+
+models::GptOptions gpt_options(const Fields& fields) {
+  models::GptOptions options{.layers = fields.size("n_layer"),
+                             .heads = fields.size("n_head"),
+                             .width = fields.size("n_embd"),
+                             .block = fields.size("n_positions", fields.size("n_ctx", 1024)),
+                             .vocabulary = fields.size("vocab_size"),
+                             .bias = true};
+  const std::string activation = fields.text("activation_function", "gelu_new");
+  options.tanh_gelu = activation == "gelu_new" || activation == "gelu_pytorch_tanh";
+  if (!options.tanh_gelu && activation != "gelu")
+    fields.fail(
+        formatted("activation_function: expected gelu_new, gelu_pytorch_tanh or gelu, found '{}'",
+                  visible(activation, 80)));
+  if (fields.size("n_inner", 4 * options.width) != 4 * options.width)
+    fields.fail(formatted("n_inner: expected {}, four times n_embd, found {}", 4 * options.width,
+                          fields.size("n_inner")));
+  if (fields.positive("layer_norm_epsilon", 1e-5) != 1e-5)
+    fields.fail(formatted("layer_norm_epsilon: expected 1e-5, found {}",
+                          fields.positive("layer_norm_epsilon")));
+  if (!fields.flag("tie_word_embeddings", true) || !fields.flag("scale_attn_weights", true) ||
+      fields.flag("scale_attn_by_inverse_layer_idx", false) ||
+      fields.flag("add_cross_attention", false))
+    fields.fail(
+        "expected GPT-2's own tie_word_embeddings, scale_attn_weights, "
+        "scale_attn_by_inverse_layer_idx and add_cross_attention (true, true, false, false)");
+  return options;
+}
+
+models::RotaryScaling scaling_in(const Fields& fields) {
+  const std::string kind = fields.text("rope_type", fields.text("type", "default").c_str());
+  if (kind == "default") return {};
+  if (kind == "linear") return {.factor = fields.positive("factor")};
+  if (kind != "llama3")
+    fields.fail(
+        formatted("rope_type: expected default, linear or llama3, found '{}'", visible(kind, 80)));
+  models::RotaryScaling::ByWave waves{
+      .low_frequency_factor = fields.positive("low_freq_factor"),
+      .high_frequency_factor = fields.positive("high_freq_factor"),
+      .trained_tokens = fields.positive("original_max_position_embeddings")};
+  if (waves.high_frequency_factor <= waves.low_frequency_factor)
+    fields.fail(formatted("high_freq_factor: expected more than low_freq_factor {}, found {}",
+                          waves.low_frequency_factor, waves.high_frequency_factor));
+  return {.factor = fields.positive("factor"), .by_wave = waves};
+}
+
+models::LlamaOptions llama_options(const Fields& fields) {
+  models::LlamaOptions options{.layers = fields.size("num_hidden_layers"),
+                               .heads = fields.size("num_attention_heads"),
+                               .width = fields.size("hidden_size"),
+                               .hidden = fields.size("intermediate_size"),
+                               .block = fields.size("max_position_embeddings", 2048),
+                               .vocabulary = fields.size("vocab_size"),
+                               .rotary_base = fields.positive("rope_theta", 10000),
+                               .norm_epsilon = fields.positive("rms_norm_eps", 1e-6),
+                               .attention_bias = fields.flag("attention_bias", false),
+                               .feed_forward_bias = fields.flag("mlp_bias", false),
+                               .tied = fields.flag("tie_word_embeddings", false)};
+  options.key_value_heads = fields.size("num_key_value_heads", options.heads);
+  options.head_width = fields.size("head_dim", options.width / options.heads);
+  const std::string activation = fields.text("hidden_act", "silu");
+  if (activation != "silu")
+    fields.fail(formatted("hidden_act: expected silu, found '{}'", visible(activation, 80)));
+  // transformers 5 has all that is about positions in one object.
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (!fields.has(key)) continue;
+    const Fields positions = fields.object(key);
+    options.rotary_scaling = scaling_in(positions);
+    options.rotary_base = positions.positive("rope_theta", options.rotary_base);
+  }
+  return options;
+}
+
+std::string text_of(const nlohmann::ordered_json& config) { return config.dump(2) + "\n"; }
+
+}  // namespace
+
+ModelOptions read_config(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "config.json";
+  const std::string text = sys::read_plain_file(path, most_config_bytes);
+  std::optional<Fields> fields;
+  try {
+    fields.emplace(path.string(), sys::parse_json(text));
+  } catch (const sys::NotJson& error) {
+    throw BadInput(formatted("{}: {}", path.string(), error.what()));
+  }
+  const std::string type = fields->text("model_type");
+  if (type == "gpt2") return gpt_options(*fields);
+  if (type == "llama") return llama_options(*fields);
+  fields->fail(formatted("model_type: expected gpt2 or llama, found '{}'", visible(type, 80)));
+}
+
+std::string config_text(const models::GptOptions& options) {
+  check(options.bias, "save_language_model: a GPT-2 has biases, found a Gpt with bias = false");
+  return text_of({{"architectures", {"GPT2LMHeadModel"}},
+                  {"model_type", "gpt2"},
+                  {"n_layer", options.layers},
+                  {"n_head", options.heads},
+                  {"n_embd", options.width},
+                  {"n_positions", options.block},
+                  {"vocab_size", options.vocabulary},
+                  {"activation_function", options.tanh_gelu ? "gelu_new" : "gelu"},
+                  {"layer_norm_epsilon", 1e-5},
+                  {"resid_pdrop", options.dropout},
+                  {"embd_pdrop", options.dropout},
+                  {"attn_pdrop", options.dropout},
+                  {"tie_word_embeddings", true},
+                  {"torch_dtype", "float32"}});
+}
+
+std::string config_text(const models::LlamaOptions& options) {
+  nlohmann::ordered_json config{{"architectures", {"LlamaForCausalLM"}},
+                                {"model_type", "llama"},
+                                {"num_hidden_layers", options.layers},
+                                {"num_attention_heads", options.heads},
+                                {"num_key_value_heads", options.key_value_heads},
+                                {"hidden_size", options.width},
+                                {"head_dim", options.head_width},
+                                {"intermediate_size", options.hidden},
+                                {"max_position_embeddings", options.block},
+                                {"vocab_size", options.vocabulary},
+                                {"rope_theta", options.rotary_base},
+                                {"rms_norm_eps", options.norm_epsilon},
+                                {"hidden_act", "silu"},
+                                {"attention_bias", options.attention_bias},
+                                {"mlp_bias", options.feed_forward_bias},
+                                {"tie_word_embeddings", options.tied},
+                                {"torch_dtype", "float32"}};
+  const models::RotaryScaling& scaling = options.rotary_scaling;
+  if (scaling.by_wave)
+    config["rope_scaling"] = {{"rope_type", "llama3"},
+                              {"factor", scaling.factor},
+                              {"low_freq_factor", scaling.by_wave->low_frequency_factor},
+                              {"high_freq_factor", scaling.by_wave->high_frequency_factor},
+                              {"original_max_position_embeddings",
+                               static_cast<std::int64_t>(scaling.by_wave->trained_tokens)}};
+  else if (scaling.factor != 1)
+    config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", scaling.factor}};
+  return text_of(config);
+}
+
+}  // namespace lockstep::hub

@@ -1,0 +1,142 @@
+#include <lockstep/hub/language_model.h>
+
+#include <lockstep/checkpoint/safetensors.h>
+#include <lockstep/module/state_dict.h>
+
+#include "base/check.h"
+#include "base/visible.h"
+#include "hub/config.h"
+#include "hub/weight_files.h"
+#include "sys/files.h"
+
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace lockstep::hub {
+namespace {
+
+// Transformers keeps GPT-2's linear layers as [in, out] (its Conv1D).
+bool is_transposed(const models::Gpt&, std::string_view name) {
+  return name.ends_with("attn.c_attn.weight") || name.ends_with("attn.c_proj.weight") ||
+         name.ends_with("mlp.c_fc.weight") || name.ends_with("mlp.c_proj.weight");
+}
+bool is_transposed(const models::Llama&, std::string_view) { return false; }
+
+// Buffers that older versions of transformers saved beside the parameters: causal masks of GPT-2,
+// frequencies of Llama. The modules make their own.
+bool is_passed_over(const models::Gpt&, std::string_view name) {
+  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+}
+bool is_passed_over(const models::Llama&, std::string_view name) {
+  return name.ends_with(".rotary_emb.inv_freq");
+}
+
+// Where a file has the tensor that the module calls `name`: GPT-2 is also published without its
+// head, and then its names begin below `transformer.`.
+std::optional<std::string> name_in(const WeightFiles& files, const std::string& name) {
+  constexpr std::string_view prefix = "transformer.";
+  if (files.has(name)) return name;
+  if (name.starts_with(prefix) && files.has(name.substr(prefix.size())))
+    return name.substr(prefix.size());
+  return std::nullopt;
+}
+
+void check_entry(const WeightFiles& files, const std::string& name, at::IntArrayRef expected) {
+  const checkpoint::TensorEntry& entry = files.entry(name);
+  check_input(at::IntArrayRef(entry.shape) == expected,
+              "{}: tensor '{}' has shape {}, config.json says {}", files.file_of(name).string(),
+              visible(name), c10::str(at::IntArrayRef(entry.shape)), c10::str(expected));
+  check_input(c10::isFloatingType(entry.dtype),
+              "{}: tensor '{}' has dtype {}, expected a floating-point one",
+              files.file_of(name).string(), visible(name), c10::toString(entry.dtype));
+}
+
+// Tensors of the module, by the names that they have in the files; aliases behind what they are of.
+struct Filling {
+  std::string in_file;
+  at::Tensor tensor;  // as the file has it: transposed where the file is
+  bool is_alias;
+};
+
+template <class Model>
+std::vector<Filling> plan(const Model& model, const WeightFiles& files,
+                          const std::filesystem::path& folder) {
+  std::set<std::string> aliases, known;
+  for (const Alias& alias : aliases_of(*model)) aliases.insert(alias.name);
+  std::vector<Filling> fillings;
+  for (const NamedTensor& item : named_tensors(*model)) {
+    const std::optional<std::string> in_file = name_in(files, item.name);
+    const bool is_alias = aliases.contains(item.name);
+    if (!in_file && is_alias) continue;
+    check_input(in_file.has_value(), "{}: has no tensor '{}', which config.json asks for",
+                folder.string(), visible(item.name));
+    const at::Tensor tensor = is_transposed(model, item.name) ? item.tensor.t() : item.tensor;
+    check_entry(files, *in_file, tensor.sizes());
+    known.insert(*in_file);
+    fillings.push_back({*in_file, tensor, is_alias});
+  }
+  for (const std::string& name : files.names())
+    check_input(known.contains(name) || is_passed_over(model, name),
+                "{}: tensor '{}' is none that config.json asks for", files.file_of(name).string(),
+                visible(name));
+  return fillings;
+}
+
+template <class Model>
+LanguageModel filled(Model model, const std::filesystem::path& folder) {
+  const WeightFiles files(folder);
+  c10::NoGradGuard no_grad;
+  for (Filling& filling : plan(model, files, folder)) {
+    const at::Tensor values = files.read(filling.in_file);
+    if (!filling.is_alias)
+      filling.tensor.copy_(values);
+    else
+      check_input(filling.tensor.equal(values.to(filling.tensor.scalar_type())),
+                  "{}: tensor '{}' differs from the embedding that it is tied to",
+                  files.file_of(filling.in_file).string(), visible(filling.in_file));
+  }
+  model->eval();
+  return model;
+}
+
+template <class Model, class Options>
+Model made(const Options& options, const std::filesystem::path& folder) {
+  try {
+    return Model(options);
+  } catch (const InvalidArgument& error) {
+    throw BadInput(formatted("{}: {}", (folder / "config.json").string(), error.what()));
+  }
+}
+
+}  // namespace
+
+LanguageModel load_language_model(const std::filesystem::path& folder) {
+  const ModelOptions options = read_config(folder);
+  if (const auto* gpt = std::get_if<models::GptOptions>(&options))
+    return filled(made<models::Gpt>(*gpt, folder), folder);
+  return filled(made<models::Llama>(std::get<models::LlamaOptions>(options), folder), folder);
+}
+
+void save_language_model(const std::filesystem::path& folder, const LanguageModel& model) {
+  std::visit(
+      [&](const auto& model) {
+        const std::string config = config_text(model->options());
+        std::set<std::string> aliases;
+        for (const Alias& alias : aliases_of(*model)) aliases.insert(alias.name);
+        checkpoint::NamedTensors tensors;
+        for (const NamedTensor& item : named_tensors(*model)) {
+          if (aliases.contains(item.name)) continue;
+          tensors.emplace(item.name,
+                          is_transposed(model, item.name) ? item.tensor.t() : item.tensor);
+        }
+        sys::make_directories(folder);
+        checkpoint::write_safetensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
+        sys::AtomicFile::write(folder / "config.json", config);
+      },
+      model);
+}
+
+}  // namespace lockstep::hub

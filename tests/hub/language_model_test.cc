@@ -1,0 +1,199 @@
+// Folders as the model hubs lay them out, against plain GPT-2 and Llama in Python (reference.py).
+#include <lockstep/hub/language_model.h>
+
+#include "base/text.h"
+#include "support/python.h"
+#include "support/temporary_folder.h"
+#include "sys/files.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/checkpoint/safetensors.h>
+#include <lockstep/module/state_dict.h>
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string ask(const std::vector<std::string>& words) {
+  std::vector<std::string> arguments{LOCKSTEP_SOURCE_DIR "/tests/hub/reference.py"};
+  arguments.insert(arguments.end(), words.begin(), words.end());
+  auto result = test::run_python(
+      "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], "
+      "run_name='__main__')",
+      arguments);
+  EXPECT_EQ(result.exit_code, 0);
+  return result.output;
+}
+
+void make(const std::string& kind, const fs::path& folder) {
+  ask({"make", kind, folder.string(), "7"});
+}
+
+std::vector<double> numbers(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<double> all;
+  for (double one = 0; stream >> one;) all.push_back(one);
+  return all;
+}
+
+std::string greedy(hub::LanguageModel model, const std::vector<std::int64_t>& ids,
+                   std::int64_t count) {
+  const at::Tensor found = std::visit(
+      [&](auto& model) {
+        return model->generate(torch::tensor(ids, at::kLong).unsqueeze(0), count,
+                               {.temperature = 0});
+      },
+      model);
+  std::string text;
+  for (std::int64_t i = 0; i < found.size(1); ++i)
+    text += (i > 0 ? "," : "") + std::to_string(found[0][i].item<std::int64_t>());
+  return text + "\n";
+}
+
+at::Tensor last_logits(hub::LanguageModel model, const std::vector<std::int64_t>& ids) {
+  c10::NoGradGuard no_grad;
+  return std::visit(
+      [&](auto& model) {
+        return model->forward(torch::tensor(ids, at::kLong).unsqueeze(0)).select(1, -1).squeeze(0);
+      },
+      model);
+}
+
+class Hub : public testing::TestWithParam<std::string> {
+ protected:
+  test::TemporaryFolder folder;
+};
+
+TEST_P(Hub, GreedyTokensEqualPlainPython) {
+  if (!test::python()) GTEST_SKIP() << test::no_python;
+  make(GetParam(), folder / "model");
+  const hub::LanguageModel model = hub::load_language_model(folder / "model");
+  const std::string path = (folder / "model").string();
+  EXPECT_EQ(greedy(model, {1, 2, 3}, 40), ask({"generate", path, "1,2,3", "40"}));
+  const std::vector<double> expected = numbers(ask({"logits", path, "5,0,60,17"}));
+  const at::Tensor found = last_logits(model, {5, 0, 60, 17});
+  ASSERT_EQ(static_cast<std::size_t>(found.size(0)), expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    EXPECT_NEAR(found[static_cast<std::int64_t>(i)].item<double>(), expected[i], 2e-4);
+}
+
+// What is saved is what Python reads, and what comes back has equal bits.
+TEST_P(Hub, ASavedModelIsTheSame) {
+  if (!test::python()) GTEST_SKIP() << test::no_python;
+  make(GetParam(), folder / "model");
+  const hub::LanguageModel model = hub::load_language_model(folder / "model");
+  hub::save_language_model(folder / "saved", model);
+  const hub::LanguageModel again = hub::load_language_model(folder / "saved");
+  ASSERT_EQ(model.index(), again.index());
+  auto tensors = [](const hub::LanguageModel& of) {
+    return std::visit([](const auto& model) { return state_dict(*model); }, of);
+  };
+  const auto first = tensors(model), second = tensors(again);
+  ASSERT_EQ(first.size(), second.size());
+  for (const auto& [name, tensor] : first) EXPECT_TRUE(tensor.equal(second.at(name))) << name;
+  EXPECT_EQ(ask({"generate", (folder / "saved").string(), "1,2,3", "40"}),
+            greedy(model, {1, 2, 3}, 40));
+}
+
+INSTANTIATE_TEST_SUITE_P(Folders, Hub,
+                         testing::Values("gpt2", "llama", "llama-tied", "llama-shards"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::erase(name, '-');
+                           return name;
+                         });
+
+// One line that says what is wrong, and where.
+class Refused : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!test::python()) GTEST_SKIP() << test::no_python;
+    make("llama-shards", folder.path());
+  }
+
+  void replace(const char* file, const std::string& from, const std::string& to) {
+    std::string text = sys::read_file(folder / file);
+    ASSERT_NE(text.find(from), std::string::npos) << text;
+    text.replace(text.find(from), from.size(), to);
+    sys::AtomicFile::write(folder / file, text);
+  }
+
+  void expect(const std::string& message) {
+    try {
+      (void)hub::load_language_model(folder.path());
+      FAIL() << "expected: " << message;
+    } catch (const BadInput& error) {
+      const std::string found = error.what();
+      EXPECT_NE(found.find(message), std::string::npos) << found;
+      EXPECT_EQ(found.find('\n'), std::string::npos);
+    }
+  }
+
+  test::TemporaryFolder folder;
+};
+
+TEST_F(Refused, AnotherKindOfModel) {
+  replace("config.json", "\"llama\"", "\"mamba\"");
+  expect("config.json: model_type: expected gpt2 or llama, found 'mamba'");
+}
+
+TEST_F(Refused, AScalingOfPositionsThatIsNotKnown) {
+  replace("config.json", "\"rope_scaling\": null",
+          R"("rope_scaling": {"rope_type": "yarn", "factor": 4.0})");
+  expect("rope_scaling: rope_type: expected default, linear or llama3, found 'yarn'");
+}
+
+TEST_F(Refused, SizesThatDoNotFitTheTensors) {
+  replace("config.json", "\"intermediate_size\": 40", "\"intermediate_size\": 41");
+  expect(
+      "tensor 'model.layers.0.mlp.gate_proj.weight' has shape [40, 24], config.json says [41, 24]");
+}
+
+TEST_F(Refused, HeadsThatDoNotDivide) {
+  replace("config.json", "\"num_key_value_heads\": 2", "\"num_key_value_heads\": 4");
+  expect("config.json: Llama: expected heads that 4 key_value_heads divide, found 6");
+}
+
+TEST_F(Refused, ATensorThatIsMissingOrTooMuch) {
+  replace("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
+  expect("has no tensor 'model.layers.2.self_attn.q_proj.weight', which config.json asks for");
+  replace("config.json", "\"num_hidden_layers\": 3", "\"num_hidden_layers\": 1");
+  expect("is none that config.json asks for");
+}
+
+TEST_F(Refused, AnIndexThatLeadsOutOfTheFolder) {
+  replace("model.safetensors.index.json", "model-00001-of-00003.safetensors", "../x.safetensors");
+  expect("expected a file in this folder, found '../x.safetensors'");
+}
+
+TEST_F(Refused, AnIndexThatNamesAnotherShard) {
+  replace("model.safetensors.index.json", "model-00001-of-00003.safetensors",
+          "model-00002-of-00003.safetensors");
+  expect("tensor 'model.embed_tokens.weight' is not in model-00002-of-00003.safetensors");
+}
+
+TEST_F(Refused, WhatIsNoJson) {
+  replace("config.json", "{", "{{");
+  expect("config.json: ");
+}
+
+TEST_F(Refused, ATiedHeadThatDiffers) {
+  make("llama", folder / "one");
+  std::string path = (folder / "one" / "config.json").string();
+  std::string text = sys::read_file(path);
+  text.replace(text.find("\"tie_word_embeddings\": false"), 28, "\"tie_word_embeddings\": true");
+  sys::AtomicFile::write(path, text);
+  EXPECT_THROW((void)hub::load_language_model(folder / "one"), BadInput);
+}
+
+}  // namespace
+}  // namespace lockstep
