@@ -15,15 +15,7 @@
 #include <thread>
 
 namespace lockstep::shm {
-namespace {
-
-constexpr int sequence_bits = 44;  // of a ticket; above them the channel
-
-std::uint64_t ticket_of(std::size_t channel, std::uint64_t sequence) {
-  return std::uint64_t{channel} << sequence_bits | sequence;
-}
-
-}  // namespace
+namespace {}  // namespace
 
 Group::Group(Endpoint& endpoint, std::string name, std::vector<int> members, std::byte* block)
     : endpoint_(endpoint),
@@ -42,16 +34,13 @@ Group::~Group() {
   for (Channel* channel : active_) channel->leak_unfinished();
 }
 
-Channel& Group::channel_of(const Posting& posting) {
-  bool sends = posting.collective == Collective::send;
-  if (!sends && posting.collective != Collective::recv) return *channels_[0];
-  int source = sends ? rank_ : posting.root;
-  int destination = sends ? posting.root : rank_;
-  std::size_t index = 1 + 2 * static_cast<std::size_t>(posting.root) + (sends ? 0 : 1);
+Channel& Group::open_channel(ChannelKey key) {
+  auto index = key.index_at(rank_);
   if (!channels_[index]) {
-    auto memory = block_.make_messages(endpoint_.peers(), source, destination);
+    auto memory = block_.make_messages(endpoint_.peers(), key.source, key.destination);
     auto channel = std::make_unique<Channel>(*this, endpoint_.peers(), index, memory,
-                                             std::vector<int>{source, destination}, sends ? 0 : 1);
+                                             std::vector<int>{key.source, key.destination},
+                                             key.source == rank_ ? 0 : 1);
     endpoint_.add_channel([&] {
       if (stopped_) return;
       std::lock_guard lock(active_mutex_);
@@ -64,11 +53,10 @@ Channel& Group::channel_of(const Posting& posting) {
   return *channels_[index];
 }
 
-Channel& Group::channel_of(std::uint64_t ticket) { return *channels_[ticket >> sequence_bits]; }
-
-std::uint64_t Group::post(Posting& posting) {
+CallId Group::post(Posting& posting) {
   if (has_failed()) throw_failure();
-  Channel& channel = channel_of(posting);
+  const auto key = channel_of(posting.collective, posting.root, rank_);
+  Channel& channel = open_channel(key);
   auto depth = static_cast<std::uint64_t>(channel.memory().depth());
   if (channel.posted() >= channel.finished() + depth)
     wait(channel, channel.posted() + 1 - depth, posting.timeout);
@@ -78,7 +66,7 @@ std::uint64_t Group::post(Posting& posting) {
   finish_complete();
   channel.fill_next(path, posting);
   endpoint_.post(channel, posting);
-  return ticket_of(channel.index(), channel.posted());
+  return {key, channel.posted()};
 }
 
 void Group::order_after_conflicts(const Channel& channel, const DataPath& path,
@@ -95,11 +83,10 @@ void Group::finish_complete() {
   }
 }
 
-void Group::wait(std::uint64_t ticket) {
-  Channel& channel = channel_of(ticket);
-  std::uint64_t sequence = ticket & ((std::uint64_t{1} << sequence_bits) - 1);
-  if (channel.finished() >= sequence) return;
-  wait(channel, sequence, channel.timeout_of(sequence));
+void Group::wait(CallId id) {
+  Channel& channel = this->channel(id);
+  if (channel.finished() >= id.number) return;
+  wait(channel, id.number, channel.timeout_of(id.number));
   // What was dropped before comes with it, as far as all ranks have posted it.
   if (!has_messages_.load(std::memory_order_relaxed)) return;
   if (!has_unfinished_besides(channel)) return;
@@ -121,9 +108,9 @@ void Group::wait(Channel& channel, std::uint64_t sequence, Duration timeout) {
   channel.finish(sequence);
 }
 
-bool Group::done(std::uint64_t ticket) {
-  Channel& channel = channel_of(ticket);
-  std::uint64_t sequence = ticket & ((std::uint64_t{1} << sequence_bits) - 1);
+bool Group::done(CallId id) {
+  Channel& channel = this->channel(id);
+  const auto sequence = id.number;
   if (channel.is_complete(sequence)) return true;
   endpoint_.progress(ProgressScope::anything);
   if (channel.is_complete(sequence) || has_failed()) return true;

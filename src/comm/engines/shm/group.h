@@ -45,14 +45,14 @@ class Group {
   [[nodiscard]] const GroupBlock& block() const { return block_; }
   [[nodiscard]] Endpoint& endpoint() const { return endpoint_; }
 
-  // Takes part in the next operation of its channel and returns its ticket. Blocks only while the
+  // Takes part in the next operation of its channel and says which that is. Blocks only while the
   // ring is full (of operations under way, or of inputs that a peer has not read yet), or where
   // the call uses bytes that an earlier one must deliver first. One thread at a time.
-  [[nodiscard]] std::uint64_t post(Posting& posting);
+  [[nodiscard]] CallId post(Posting& posting);
   // Returns when the operation is complete and its results are given out, or throws. Helps
   // meanwhile. Any thread.
-  void wait(std::uint64_t ticket);
-  [[nodiscard]] bool done(std::uint64_t ticket);
+  void wait(CallId id);
+  [[nodiscard]] bool done(CallId id);
 
   // Sequentially consistent: a thread about to sleep asks (waiting.h).
   [[nodiscard]] bool has_failed() const {
@@ -102,8 +102,9 @@ class Group {
   [[nodiscard]] std::string unread(const Channel& channel, Duration waited) const;
 
  private:
-  [[nodiscard]] Channel& channel_of(const Posting& posting);
-  [[nodiscard]] Channel& channel_of(std::uint64_t ticket);
+  // Makes it when it is first used.
+  [[nodiscard]] Channel& open_channel(ChannelKey key);
+  [[nodiscard]] Channel& channel(CallId id) { return *channels_[id.channel.index_at(rank_)]; }
   void wait(Channel& channel, std::uint64_t sequence, Duration timeout);
   void order_after_conflicts(const Channel& channel, const DataPath& path, const Posting& posting);
   // Gives out what is complete in all channels. By the thread that posts, or under active_mutex_.
@@ -119,7 +120,7 @@ class Group {
   bool left_ = false;
   bool stopped_ = false;
 
-  // 0: collectives; 1 + 2 * peer: messages to it, and the next: from it.
+  // By ChannelKey::index_at().
   std::vector<std::unique_ptr<Channel>> channels_;
   std::atomic<bool> has_messages_{false};
   std::mutex active_mutex_;       // for those who read active_ and do not post

@@ -180,7 +180,7 @@ TEST_P(ShmCollectives, PassMessagesInOrder) {
         for (int other = 0; other < size; ++other) {
           if (other == me) continue;
           fill(out, me, round);
-          std::uint64_t sent = 0;
+          CallId sent;
           auto send = call(Collective::send, out, out, other);
           sent = group.post(send);
           run(group, call(Collective::recv, in, in, other));
