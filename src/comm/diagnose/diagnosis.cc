@@ -189,7 +189,7 @@ std::string Diagnosis::difference_in(const Survey& survey, const CallRecord& cal
   for (const auto& one : survey.ranks) {
     const auto* theirs = one.statement.of(channel).find(call.number);
     if (theirs == nullptr || theirs->fingerprint == fingerprint_of(call)) continue;
-    return mismatch_sentence({channel, call, theirs->call, call.number}, group_, rank_, one.rank);
+    return mismatch_sentence(call, rank_, theirs->call, one.rank, group_);
   }
   return {};
 }
@@ -274,11 +274,8 @@ std::string Diagnosis::difference(const CallRecord& call, std::optional<int> oth
     if (!other) return self.difference_in(found, call);
     const auto channel = channel_of(call.collective, call.root, self.rank_);
     const auto* theirs = found.of(*other).statement.of(channel).find(call.number);
-    if (theirs == nullptr)
-      return formatted("rank {} called {} where rank {} called something else{}", self.rank_,
-                       describe_fully(call), *other, words_of_group(self.group_));
-    return mismatch_sentence({channel, call, theirs->call, call.number}, self.group_, self.rank_,
-                             *other);
+    return mismatch_sentence(call, self.rank_, theirs ? std::optional(theirs->call) : std::nullopt,
+                             *other, self.group_);
   });
 }
 

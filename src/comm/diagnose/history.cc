@@ -24,13 +24,11 @@ const ChannelStatement& Statement::of(ChannelKey channel) const {
 
 std::string mismatch_sentence(const Difference& difference, std::string_view group, int rank,
                               int other) {
-  auto text = difference.mine && difference.theirs
-                  ? describe_difference(*difference.mine, rank, *difference.theirs, other)
-                  : formatted(
-                        "ranks {} and {} made different calls at or before #{}, further back than "
-                        "they keep",
-                        std::min(rank, other), std::max(rank, other), difference.number);
-  return text + words_of_group(group);
+  if (difference.mine && difference.theirs)
+    return mismatch_sentence(*difference.mine, rank, difference.theirs, other, group);
+  return formatted(
+      "ranks {} and {} made different calls at or before #{}, further back than they keep{}",
+      std::min(rank, other), std::max(rank, other), difference.number, words_of_group(group));
 }
 
 // process PROCESS | left | channel SOURCE DESTINATION LAST | mark NUMBER CHAIN |

@@ -193,6 +193,57 @@ std::string lost_sentence(const LostRank& lost, std::string_view group) {
   return lost_sentence(lost.rank, lost.size, lost.world_rank, how, group);
 }
 
+std::string mismatch_sentence(const CallRecord& call, int rank,
+                              const std::optional<CallRecord>& other, int other_rank,
+                              std::string_view group) {
+  auto text = other ? describe_difference(call, rank, *other, other_rank)
+                    : formatted(
+                          "rank {} called {} where rank {} called another call, and did not "
+                          "say which",
+                          rank, describe_fully(call), other_rank);
+  return text + words_of_group(group);
+}
+
+std::string execution_sentence(int rank, const CallRecord& call, std::string_view why,
+                               std::string_view group) {
+  return formatted("rank {} could not execute its part of {}: {}{}", rank, describe(call), why,
+                   words_of_group(group));
+}
+
+std::string untold_sentence(std::string_view group) {
+  return "the group died, and the rank that found out why did not get to say it" +
+         words_of_group(group);
+}
+
+std::string late_sentence(const CallRecord& call, std::span<const int> late, Duration waited,
+                          std::string_view group) {
+  return formatted("after {}: {} posted small operations before {} and did not carry them out{}",
+                   format_duration(waited), rank_list(late), describe(call), words_of_group(group));
+}
+
+std::string unread_sentence(std::span<const int> slow, int posted, int rank, Duration waited,
+                            std::string_view group) {
+  return formatted(
+      "after {}: {} posted {} operations without ever looking at the first of them; "
+      "rank {} waits to post the next{}",
+      format_duration(waited), rank_list(slow), posted, rank, words_of_group(group));
+}
+
+std::string words_of_early_end(std::uint64_t number, int waiting) {
+  return formatted("it left in order before operation #{}, which rank {} waits to post", number,
+                   waiting);
+}
+
+std::string words_of_unwinding(const CallRecord& call) {
+  return formatted("an exception ended its part before its peers had taken what it posted in {}",
+                   describe(call));
+}
+
+std::string words_of_writer(int rank, const CallRecord& call, std::string_view why) {
+  return formatted("; rank {} is in {} and may still write to its output: {}", rank, describe(call),
+                   why);
+}
+
 std::string aborted_sentence(int rank, std::string_view reason, std::string_view group) {
   return formatted("rank {} ended the group: {}{}", rank, reason, words_of_group(group));
 }

@@ -73,7 +73,7 @@ void World::check_agreement(const PendingOperation& pending, int rank) {
     }
     if (agree) continue;
     return fail(FailureKind::mismatch,
-                describe_difference(mine, rank, call, other) + diagnose::words_of_group(name_));
+                diagnose::mismatch_sentence(mine, rank, call.record(), other, name_));
   }
 }
 
