@@ -81,7 +81,10 @@ void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, const D
   carried_ = path.kind == DataPath::Kind::carried;
   pipelined_ = path.kind == DataPath::Kind::pipelined;
   if (carried_) {
-    staged_.carry(posting.input, posting.output, path.reads, path.writes);
+    // Of what each rank gets a part of, this rank's own is not passed on.
+    const bool keeps_part =
+        posting.collective == Collective::all_to_all || posting.collective == Collective::scatter;
+    staged_.carry(posting.input, posting.output, path.reads, path.writes, keeps_part);
     if (!combines(posting.collective)) staged_.locate_input(peers);
   } else if (pipelined_) {
     plan_ = Plan(shape_, cutting_for(posting.dtype));
@@ -118,11 +121,21 @@ void Operation::publish(const Peers& peers, const ChannelMemory& memory, int me,
   if (carried_) {
     inputs_[me] = Place::here(memory.carried(me, sequence_));
     if (!combines(collective_)) origins_[me] = Place::here(staged_.own_input().data);
-    if (auto input = staged_.own_input(); input.bytes > 0)
-      std::memcpy(inputs_[me].data, input.data, input.bytes);
+    carry_input();
   }
   write(memory.slot(me, sequence_), sequence_, {print_, staged_.input(), staged_.output()},
         {posting.collective, posting.tag, posting.where}, file_in_slot_);
+}
+
+// This rank's own part of what each gets its part of is read where it lies.
+void Operation::carry_input() const {
+  const Buffer input = staged_.own_input();
+  if (input.bytes == 0) return;
+  std::byte* carried = inputs_[static_cast<std::size_t>(me_)].data;
+  const std::size_t part = staged_.keeps_own_part() ? input.bytes / inputs_.size() : 0;
+  const std::size_t begin = part * static_cast<std::size_t>(me_);
+  std::memcpy(carried, input.data, begin);
+  std::memcpy(carried + begin + part, input.data + begin + part, input.bytes - begin - part);
 }
 
 // A member may still read those of the operation that stood here, which others have completed.
@@ -304,7 +317,8 @@ void Operation::move_carried() const {
       if (me_ < move.first() || me_ >= move.end(shape_.size)) return;
       Place to = at_element(outputs_[me_], move.destination_offset, dtype_);
       if (to == at_element(origins_[move.source], move.source_offset, dtype_)) return;
-      Place from = at_element(inputs_[move.source], move.source_offset, dtype_);
+      const auto& carried = move.source == me_ && staged_.keeps_own_part() ? origins_ : inputs_;
+      Place from = at_element(carried[move.source], move.source_offset, dtype_);
       std::memcpy(to.data, from.data, static_cast<std::size_t>(move.length) * bytes_of(dtype_));
     });
   }

@@ -102,6 +102,7 @@ class Operation {
   // The same for one whose slot carries its input, which lies at `origin`.
   void note_carried(int member, std::byte* input, Place origin);
   [[nodiscard]] Fingerprint agree(const Posting& posting, int members, std::int64_t count);
+  void carry_input() const;
   void move_carried() const;
   [[nodiscard]] bool read_exchange(const Peers& peers, const ChannelMemory& memory);
   [[nodiscard]] PollResult make_plan(const Peers& peers, const ChannelMemory& memory);

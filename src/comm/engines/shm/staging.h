@@ -25,7 +25,8 @@ class Staged {
   // Of a placed call: copies the input in where it must be. Throws BadInput when the arena is full.
   Staged(const Peers& peers, Buffer input, Buffer output, const DataPath& path);
   // From now on those of a small operation: nothing is copied here, and peers find nothing.
-  void carry(Buffer input, Buffer output, bool reads, bool writes);
+  // `keeps_own_part`: the input's own part stays where it is until this rank takes it from there.
+  void carry(Buffer input, Buffer output, bool reads, bool writes, bool keeps_own_part);
   // Says of a small operation where in an arena its input lies, if it does.
   void locate_input(const Peers& peers);
   // Of a pipelined one: a block of so many bytes for its pipeline, on which everybody works.
@@ -39,6 +40,7 @@ class Staged {
   // The caller's own; empty where it is not used.
   [[nodiscard]] Buffer own_input() const { return input_; }
   [[nodiscard]] Buffer own_output() const { return output_; }
+  [[nodiscard]] bool keeps_own_part() const { return keeps_own_part_; }
   // The block in the arena that this made for the output; null when there is none.
   [[nodiscard]] std::byte* output_block() const { return output_block_; }
   // Peers touch memory that is not the arena's.
@@ -84,6 +86,7 @@ class Staged {
   Location input_location_;
   Location output_location_;
   bool carried_ = false;
+  bool keeps_own_part_ = false;  // of the input of a carried call, which is copied but for that
   Arena* arena_ = nullptr;
   std::byte* input_block_ = nullptr;   // in the arena, when staged
   std::byte* output_block_ = nullptr;  // may be the same
