@@ -290,10 +290,9 @@ Operation::CopyIn Operation::copy_in(bool spills) {
 }
 
 int Operation::run(int part, std::int64_t index, Scratch& scratch) const {
-  if (any_pipeline_) return combine_in_pipelines(part, index, scratch);
-  if (!plan_.is_single()) return run_part(part, plan_.segment(part, index), scratch);
+  if (!plan_.is_single()) return run_part(part, index, scratch);
   for (int each = 0; each < plan_.parts(); ++each) {
-    if (int error = run_part(each, plan_.segment(each, 0), scratch)) return error;
+    if (int error = run_part(each, 0, scratch)) return error;
   }
   return 0;
 }
@@ -324,48 +323,36 @@ void Operation::move_carried() const {
   }
 }
 
-int Operation::run_part(int part, Range range, Scratch& scratch) const {
-  return combines(collective_) ? combine_part(part, range, scratch)
-                               : move_part(part, range, scratch);
+int Operation::run_part(int part, std::int64_t index, Scratch& scratch) const {
+  return combines(collective_) ? combine_part(part, index, scratch)
+                               : move_part(part, plan_.segment(part, index), scratch);
 }
 
-int Operation::combine_part(int part, Range range, Scratch& scratch) const {
+int Operation::combine_part(int part, std::int64_t index, Scratch& scratch) const {
   std::array<Place, kernels::max_ranks> inputs;
   std::array<Place, kernels::max_ranks> outputs;
   std::size_t written = 0;
+  const Range range = plan_.segment(part, index);
+  const auto turn = static_cast<std::size_t>(plan_.turn_of(part, index));
   for (std::size_t member = 0; member < inputs_.size(); ++member) {
+    if (pipelines_[member].exists()) {
+      inputs[member] = outputs[written++] = Place::here(pipelines_[member].segment(turn));
+      continue;
+    }
     inputs[member] =
         at_element(inputs_[member], plan_.combine_input_offset(part) + range.begin, dtype_);
     bool mine = collective_ != Collective::reduce_scatter || static_cast<int>(member) == part;
-    if (mine && outputs_[member].exists()) {
+    if (mine && outputs_[member].exists())
       outputs[written++] =
           at_element(outputs_[member], plan_.combine_output_offset(part) + range.begin, dtype_);
-    }
-  }
-  return combine({dtype_, op_, std::span(inputs.data(), inputs_.size()),
-                  std::span(outputs.data(), written), range.length(), stream_},
-                 scratch);
-}
-
-int Operation::combine_in_pipelines(int part, std::int64_t index, Scratch& scratch) const {
-  std::array<Place, kernels::max_ranks> inputs;
-  std::array<Place, kernels::max_ranks> outputs;
-  auto turn = static_cast<std::size_t>(plan_.turn_of(part, index));
-  Range range = plan_.shared_segment(static_cast<std::int64_t>(turn));
-  for (std::size_t member = 0; member < inputs_.size(); ++member) {
-    const PipelineMemory& pipeline = pipelines_[member];
-    Place here = Place::here(pipeline.exists() ? pipeline.segment(turn) : nullptr);
-    inputs[member] = here.exists() ? here : at_element(inputs_[member], range.begin, dtype_);
-    outputs[member] = here.exists() ? here : at_element(outputs_[member], range.begin, dtype_);
   }
   int error = combine({dtype_, op_, std::span(inputs.data(), inputs_.size()),
-                       std::span(outputs.data(), outputs_.size()), range.length()},
+                       std::span(outputs.data(), written), range.length(), stream_},
                       scratch);
-  if (error != 0) return error;
   for (const PipelineMemory& pipeline : pipelines_) {
-    if (pipeline.exists()) pipeline.mark_done(turn);
+    if (pipeline.exists() && error == 0) pipeline.mark_done(turn);
   }
-  return 0;
+  return error;
 }
 
 int Operation::move_part(int part, Range range, Scratch& scratch) const {

@@ -108,9 +108,8 @@ class Operation {
   [[nodiscard]] PollResult make_plan(const Peers& peers, const ChannelMemory& memory);
   [[nodiscard]] bool moves_nothing() const;
   [[nodiscard]] Buffer own_segment(std::size_t turn) const;
-  [[nodiscard]] int run_part(int part, Range range, Scratch& scratch) const;
-  [[nodiscard]] int combine_part(int part, Range range, Scratch& scratch) const;
-  [[nodiscard]] int combine_in_pipelines(int part, std::int64_t index, Scratch& scratch) const;
+  [[nodiscard]] int run_part(int part, std::int64_t index, Scratch& scratch) const;
+  [[nodiscard]] int combine_part(int part, std::int64_t index, Scratch& scratch) const;
   [[nodiscard]] int move_part(int part, Range range, Scratch& scratch) const;
 
   std::uint64_t sequence_ = 0;
