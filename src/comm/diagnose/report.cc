@@ -140,6 +140,18 @@ std::string somebody_is_missing(const CallRecord& call, const Peers& missing,
   return text + words_about(silent, "did not answer", "did not answer");
 }
 
+std::string words_of_leaving(const LostRank& lost) {
+  if (!lost.call) return "it left in order";
+  return formatted("it left in order without taking part in {} that {}", describe(*lost.call),
+                   words_of_waiting(lost.waiting));
+}
+
+std::string words_of_end(const LostRank& lost) {
+  if (!lost.how.empty()) return lost.how;
+  if (lost.ended_process->empty()) return "its process ended without leaving";
+  return formatted("its process {} ended without leaving", *lost.ended_process);
+}
+
 }  // namespace
 
 std::string words_of_group(std::string_view group) {
@@ -163,34 +175,47 @@ std::string overdue_sentence(const CallRecord& call, std::span<const PeerStatus>
   return formatted("after {}: {}{}", format_duration(waited), text, words_of_group(group));
 }
 
-std::string lost_sentence(int rank, int size, std::optional<int> world_rank, std::string_view how,
-                          std::string_view group) {
-  auto in_world = world_rank.value_or(rank) == rank
+std::string lost_sentence(const LostRank& lost, std::string_view group) {
+  const bool in_order = lost.how.empty() && !lost.ended_process;
+  auto text = in_order ? words_of_leaving(lost) : words_of_end(lost);
+  if (lost.status) text += "; " + words_of_last_call(*lost.status);
+  if (!lost.also_lost.empty())
+    text += formatted("; so {} {}", lost.also_lost.size() == 1 ? "was" : "were",
+                      rank_list(lost.also_lost));
+  if (!in_order && lost.call && !lost.waiting.empty())
+    text += formatted("; {} {}", words_of_waiting(lost.waiting), describe(*lost.call));
+  auto in_world = lost.world_rank.value_or(lost.rank) == lost.rank
                       ? std::string()
-                      : formatted(" (rank {} of the world)", *world_rank);
-  return formatted("rank {}{} of {} was lost: {}{}", rank, in_world, size, how,
+                      : formatted(" (rank {} of the world)", *lost.world_rank);
+  return formatted("rank {}{} of {} was lost: {}{}", lost.rank, in_world, lost.size, text,
                    words_of_group(group));
 }
 
-std::string lost_sentence(const LostRank& lost, std::string_view group) {
-  auto call = lost.call ? describe(*lost.call) : std::string();
-  std::string how;
-  if (!lost.ended_process) {
-    how = lost.call ? formatted("it left in order without taking part in {} that {}", call,
-                                words_of_waiting(lost.waiting))
-                    : std::string("it left in order");
-  } else if (lost.ended_process->empty()) {
-    how = "its process ended without leaving";
-  } else {
-    how = formatted("its process {} ended without leaving", *lost.ended_process);
-  }
-  if (lost.status) how += "; " + words_of_last_call(*lost.status);
-  if (!lost.also_lost.empty())
-    how += formatted("; so {} {}", lost.also_lost.size() == 1 ? "was" : "were",
-                     rank_list(lost.also_lost));
-  if (lost.ended_process && lost.call && !lost.waiting.empty())
-    how += formatted("; {} {}", words_of_waiting(lost.waiting), call);
-  return lost_sentence(lost.rank, lost.size, lost.world_rank, how, group);
+std::string gone_sentence(const CallRecord& call, std::span<const int> silent,
+                          std::span<const int> waiting, std::string_view how,
+                          std::string_view group) {
+  return formatted("{} is gone from {} that {}: {}{}",
+                   silent.empty() ? std::string("a peer") : rank_list(silent), describe(call),
+                   words_of_waiting(waiting), how, words_of_group(group));
+}
+
+std::string words_of_incomplete(const CallRecord& call, Duration waited) {
+  return formatted("after {}: {} is not complete", format_duration(waited), describe(call));
+}
+
+std::string words_of_trouble(const CallRecord& call, std::string_view what) {
+  return formatted("{}: {}", describe(call), what);
+}
+
+std::string words_of_difference(const CallRecord& call, int rank) {
+  return formatted("rank {} called {} where another rank called something else", rank,
+                   describe_fully(call));
+}
+
+std::string undiagnosed_sentence(std::string_view what, std::string_view problem,
+                                 std::string_view group) {
+  return formatted("{} (no further diagnosis: store error: {}){}", what, problem,
+                   words_of_group(group));
 }
 
 std::string mismatch_sentence(const CallRecord& call, int rank,

@@ -25,7 +25,7 @@ void World::post(int rank, const Call& call) {
   members_[rank].last_call = posted.record();
   check_agreement(pending, rank);
   if (!failure_) check_presence(call.id, pending);
-  if (!failure_ && pending.size() == participants(call.id).size()) complete(call.id, pending);
+  if (!failure_ && pending.size() == participants(call.id).size()) complete(rank, call.id, pending);
 }
 
 void World::wait(int rank, CallId id) {
@@ -89,19 +89,18 @@ void World::check_presence(CallId id, const PendingOperation& pending) {
   }
 }
 
-void World::complete(CallId id, PendingOperation& pending) {
+void World::complete(int rank, CallId id, PendingOperation& pending) {
   try {
     if (!id.channel.is_collective()) {
       perform(pending.at(id.channel.source), pending.at(id.channel.destination));
     } else {
       std::vector<PostedCall> calls;
-      for (auto& [rank, call] : pending) calls.push_back(call);
+      for (auto& [poster, call] : pending) calls.push_back(call);
       perform(calls);
     }
   } catch (const std::exception& error) {
     return fail(FailureKind::aborted,
-                formatted("{} failed: {}{}", describe(pending.begin()->second), error.what(),
-                          diagnose::words_of_group(name_)));
+                diagnose::execution_sentence(rank, pending.at(rank), error.what(), name_));
   }
   pending_.erase(id);
   changed_.notify_all();

@@ -66,7 +66,8 @@ class World {
   // Each of these may end the group.
   void check_agreement(const PendingOperation& pending, int rank) LOCKSTEP_REQUIRES(mutex_);
   void check_presence(CallId id, const PendingOperation& pending) LOCKSTEP_REQUIRES(mutex_);
-  void complete(CallId id, PendingOperation& pending) LOCKSTEP_REQUIRES(mutex_);
+  // By the rank that was the last to post it.
+  void complete(int rank, CallId id, PendingOperation& pending) LOCKSTEP_REQUIRES(mutex_);
   void fail(diagnose::FailureKind kind, const std::string& text) LOCKSTEP_REQUIRES(mutex_);
   [[nodiscard]] diagnose::PeerStatus status_of(int rank, CallId id,
                                                const PendingOperation& pending) const

@@ -188,21 +188,12 @@ void Member::check_gone(const Operation& operation) {
 }
 
 void Member::miss(const Operation& operation, int rank, const Absence& absence) {
-  const CallRecord& call = operation.call();
-  const std::vector<int> waiting{rank_};
-  if (!absence.in_order)
-    return die(
-        {FailureKind::peer_lost,
-         diagnose::lost_sentence(rank, size_, {},
-                                 formatted("{}; {} {}", absence.how,
-                                           diagnose::words_of_waiting(waiting), describe(call)),
-                                 group_)},
-        true);
-  diagnose::LostRank lost{.rank = rank,
-                          .size = size_,
-                          .status = diagnose::PeerStatus{.rank = rank, .last = absence.last},
-                          .call = call,
-                          .waiting = waiting};
+  diagnose::LostRank lost{
+      .rank = rank, .size = size_, .call = operation.call().record(), .waiting = {rank_}};
+  if (absence.in_order)
+    lost.status = diagnose::PeerStatus{.rank = rank, .last = absence.last};
+  else
+    lost.how = absence.how;
   die({FailureKind::peer_lost, diagnose::lost_sentence(lost, group_)}, true);
 }
 

@@ -52,11 +52,11 @@ void Channel::check_departures(const Awaited& awaited) const {
     // It may have read, and posted, just before it left.
     auto slow = slow_readers();
     if (std::ranges::find(slow, number) == slow.end()) continue;
-    return group_.fail(
-        FailureKind::peer_lost,
-        diagnose::lost_sentence(number, group_.size(), group_.world_rank(number),
-                                diagnose::words_of_early_end(posted() + 1, group_.rank()),
-                                group_.name()));
+    const diagnose::LostRank lost{.rank = number,
+                                  .size = group_.size(),
+                                  .world_rank = group_.world_rank(number),
+                                  .how = diagnose::words_of_early_end(posted() + 1, group_.rank())};
+    return group_.fail(FailureKind::peer_lost, diagnose::lost_sentence(lost, group_.name()));
   }
 }
 

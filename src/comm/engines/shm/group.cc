@@ -136,10 +136,12 @@ void Group::let_peers_finish(Deadline deadline, bool by_exception) noexcept {
     if (last.sequence == 0) continue;
     try {
       if (by_exception && !channel->is_over(last)) {
-        const auto how = diagnose::words_of_unwinding(channel->own_call(last.sequence));
-        return fail(
-            FailureKind::peer_lost,
-            diagnose::lost_sentence(rank(), size(), shared_.world_rank(rank()), how, name()));
+        const diagnose::LostRank lost{
+            .rank = rank(),
+            .size = size(),
+            .world_rank = shared_.world_rank(rank()),
+            .how = diagnose::words_of_unwinding(channel->own_call(last.sequence))};
+        return fail(FailureKind::peer_lost, diagnose::lost_sentence(lost, name()));
       }
       wait(*channel, last, std::min<Duration>(channel->timeout_of(last.sequence), deadline.left()));
     } catch (const std::exception&) {
