@@ -6,9 +6,9 @@
 namespace lockstep::shm {
 namespace {
 
-// Below this, two copies cost less than the kernel's way into another process.
-constexpr std::size_t least_direct_bytes = 32 << 10;
-// Below this, a tensor and its copies stay in the caches anyway.
+// Below this a tensor and its copies stay in the caches, and two copies cost less than the kernel's
+// way into another process (docs/decisions/0060) or the turns of a pipeline.
+constexpr std::size_t least_direct_bytes = 1 << 20;
 constexpr std::size_t least_pipelined_bytes = 1 << 20;
 
 std::int64_t count_of(const Posting& posting, int members) {

@@ -269,12 +269,13 @@ TEST(Failure, IsNoneWhenARankLeavesInOrder) {
       3, on_endpoint(folder, 3, [&](Endpoint& endpoint) {
         Group& group = endpoint.world();
         Group& pair = group.rank() != 1 ? endpoint.make_group("pair", {0, 2}) : group;
-        static std::vector<float> values(50'000, 1);  // lives until peers are done with it
-        auto last = call(Collective::all_reduce, values, values);
+        static std::vector<float> values(300'000, 1);  // lives until peers are done with it
+        static std::vector<float> sums(values.size());
+        auto last = call(Collective::all_reduce, values, sums);
         auto ticket = group.post(last);
         if (group.rank() == 1) return;  // has posted, and that is enough
         group.wait(ticket);
-        EXPECT_EQ(values.back(), 3);
+        EXPECT_EQ(sums.back(), 3);
         std::this_thread::sleep_for(100ms);
         EXPECT_FALSE(group.has_failed());
         all_reduce(pair, 100);
