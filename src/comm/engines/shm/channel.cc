@@ -79,12 +79,6 @@ PollResult Channel::look(Operation& operation) {
   return result;
 }
 
-bool Channel::must_copy_in() const { return record(posted()).is_pipelined(); }
-
-Operation::CopyIn Channel::copy_in(bool spills) {
-  return group_.has_failed() ? Operation::CopyIn::all : record(posted()).copy_in(spills);
-}
-
 bool Channel::is_done(const Operation& operation) {
   if (operation.is_barrier()) return all_have_carried_out();
   // Without segments there is nothing to do but to have posted.
@@ -156,8 +150,7 @@ bool Channel::claim_next(ProgressScope scope, Task& task) {
 bool Channel::claim_part(const Operation& operation, int part, Task& task) {
   std::int64_t segments = operation.plan().segments(part);
   if (segments == 0) return false;
-  auto index = claim(memory_.cursor(part, operation.sequence()), operation.sequence(), segments,
-                     [&](std::int64_t next) { return operation.is_available(part, next); });
+  auto index = claim(memory_.cursor(part, operation.sequence()), operation.sequence(), segments);
   if (!index) return false;
   executing_.fetch_add(1, std::memory_order_relaxed);
   task = {this, operation.sequence(), part, *index, operation.plan().is_single()};

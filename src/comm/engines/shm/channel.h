@@ -110,11 +110,6 @@ class Channel {
   [[nodiscard]] bool waits_for_peers() const {
     return completed() + 1 == posted() && !record(posted()).is_planned();
   }
-  // Whether the operation posted last is to be copied in now; and as Operation::copy_in(). Only by
-  // the thread that has posted it.
-  [[nodiscard]] bool must_copy_in() const;
-  [[nodiscard]] Operation::CopyIn copy_in(bool spills);
-
   struct Task {
     Channel* channel = nullptr;
     std::uint64_t sequence = 0;

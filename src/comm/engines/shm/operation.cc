@@ -35,11 +35,6 @@ Place at_element(Place base, std::int64_t element, DType dtype) {
   return base.plus(static_cast<std::size_t>(element) * bytes_of(dtype));
 }
 
-Turns turns_of(const Plan& plan, DType dtype) {
-  return {static_cast<std::size_t>(plan.longest_segment()) * bytes_of(dtype),
-          static_cast<std::size_t>(plan.turns())};
-}
-
 [[noreturn]] void refuse_combination(const Posting& posting) {
   throw InvalidArgument(formatted("{}: {} has no meaning for {}", name_of(posting.collective),
                                   name_of(posting.op), name_of(posting.dtype)));
@@ -51,7 +46,6 @@ void Operation::set_members(int members) {
   inputs_.resize(members);
   outputs_.resize(members);
   origins_.resize(members);
-  pipelines_.resize(members);
 }
 
 Fingerprint Operation::agree(const Posting& posting, int members, std::int64_t count) {
@@ -79,20 +73,12 @@ void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, const D
     refuse_combination(posting);
   print_ = agree(posting, members, path.count);
   carried_ = path.kind == DataPath::Kind::carried;
-  pipelined_ = path.kind == DataPath::Kind::pipelined;
   if (carried_) {
     // Of what each rank gets a part of, this rank's own is not passed on.
     const bool keeps_part =
         posting.collective == Collective::all_to_all || posting.collective == Collective::scatter;
     staged_.carry(posting.input, posting.output, path.reads, path.writes, keeps_part);
     if (!combines(posting.collective)) staged_.locate_input(peers);
-  } else if (pipelined_) {
-    plan_ = Plan(shape_, cutting_for(posting.dtype));
-    auto turns = turns_of(plan_, posting.dtype);
-    staged_ = Staged::pipelined(peers, posting.input, PipelineMemory::bytes(turns));
-    pipeline_ = Pipeline(PipelineMemory(staged_.output_block(), turns));
-    last_turn_ = turns.count - 1;
-    while (plan_.shared_segment(static_cast<std::int64_t>(last_turn_)).length() == 0) --last_turn_;
   } else {
     staged_ = Staged(peers, posting.input, posting.output, path);
   }
@@ -154,8 +140,6 @@ void Operation::publish_counts(const Peers& peers, const ChannelMemory& memory, 
 void Operation::note(const Peers& peers, int member, Location input, Location output) {
   outputs_[member] = peers.place(output);
   inputs_[member] = peers.place(input);
-  pipelines_[member] = {};
-  if (input.is_pipeline) pipelines_[member] = {inputs_[member].data, {}};
 }
 
 // Its lines are in that member's cache; they come over while this rank still looks and plans.
@@ -234,20 +218,13 @@ PollResult Operation::make_plan(const Peers& peers, const ChannelMemory& memory)
     outputs_[me_] = Place::here(staged_.own_output().data);
     return PollResult::ready;
   }
-  // Of a pipelined one it has been there since fill(), and the poster reads it now in copy_in().
-  if (!pipelined_) plan_ = Plan(shape_, cutting_for(dtype_));
+  plan_ = Plan(shape_, cutting_for(dtype_));
   if (moves_nothing()) plan_ = Plan();
-  any_pipeline_ = false;
-  for (PipelineMemory& pipeline : pipelines_) {
-    if (!pipeline.exists()) continue;
-    pipeline.set_turns(turns_of(plan_, dtype_));
-    any_pipeline_ = true;
-  }
   std::int64_t elements = 0;
   for (int part = 0; part < plan_.parts(); ++part) elements += plan_.part_length(part);
   bool in_place = inputs_ == outputs_;
-  stream_ = !in_place && !any_pipeline_ &&
-            elements * static_cast<std::int64_t>(bytes_of(dtype_)) * 2 > streaming_bytes();
+  stream_ =
+      !in_place && elements * static_cast<std::int64_t>(bytes_of(dtype_)) * 2 > streaming_bytes();
   return PollResult::ready;
 }
 
@@ -265,28 +242,6 @@ bool Operation::moves_nothing() const {
     });
   }
   return nothing;
-}
-
-bool Operation::is_available(int part, std::int64_t index) const {
-  if (!any_pipeline_) return true;
-  auto turn = static_cast<std::size_t>(plan_.turn_of(part, index));
-  return std::all_of(pipelines_.begin(), pipelines_.end(), [turn](const PipelineMemory& pipeline) {
-    return !pipeline.exists() || pipeline.is_in(turn);
-  });
-}
-
-Buffer Operation::own_segment(std::size_t turn) const {
-  Range range = plan_.shared_segment(static_cast<std::int64_t>(turn));
-  std::size_t element = bytes_of(dtype_);
-  return {staged_.own_output().data + static_cast<std::size_t>(range.begin) * element,
-          static_cast<std::size_t>(range.length()) * element};
-}
-
-Operation::CopyIn Operation::copy_in(bool spills) {
-  std::size_t turn = pipeline_.next_turn();
-  bool is_last = turn == last_turn_;  // read before others can complete the operation
-  if (!pipeline_.copy_in(own_segment(turn), spills)) return CopyIn::no_room;
-  return is_last ? CopyIn::all : CopyIn::one;
 }
 
 int Operation::run(int part, std::int64_t index, Scratch& scratch) const {
@@ -324,21 +279,16 @@ void Operation::move_carried() const {
 }
 
 int Operation::run_part(int part, std::int64_t index, Scratch& scratch) const {
-  return combines(collective_) ? combine_part(part, index, scratch)
-                               : move_part(part, plan_.segment(part, index), scratch);
+  const Range range = plan_.segment(part, index);
+  return combines(collective_) ? combine_part(part, range, scratch)
+                               : move_part(part, range, scratch);
 }
 
-int Operation::combine_part(int part, std::int64_t index, Scratch& scratch) const {
+int Operation::combine_part(int part, Range range, Scratch& scratch) const {
   std::array<Place, kernels::max_ranks> inputs;
   std::array<Place, kernels::max_ranks> outputs;
   std::size_t written = 0;
-  const Range range = plan_.segment(part, index);
-  const auto turn = static_cast<std::size_t>(plan_.turn_of(part, index));
   for (std::size_t member = 0; member < inputs_.size(); ++member) {
-    if (pipelines_[member].exists()) {
-      inputs[member] = outputs[written++] = Place::here(pipelines_[member].segment(turn));
-      continue;
-    }
     inputs[member] =
         at_element(inputs_[member], plan_.combine_input_offset(part) + range.begin, dtype_);
     bool mine = collective_ != Collective::reduce_scatter || static_cast<int>(member) == part;
@@ -346,13 +296,9 @@ int Operation::combine_part(int part, std::int64_t index, Scratch& scratch) cons
       outputs[written++] =
           at_element(outputs_[member], plan_.combine_output_offset(part) + range.begin, dtype_);
   }
-  int error = combine({dtype_, op_, std::span(inputs.data(), inputs_.size()),
-                       std::span(outputs.data(), written), range.length(), stream_},
-                      scratch);
-  for (const PipelineMemory& pipeline : pipelines_) {
-    if (pipeline.exists() && error == 0) pipeline.mark_done(turn);
-  }
-  return error;
+  return combine({dtype_, op_, std::span(inputs.data(), inputs_.size()),
+                  std::span(outputs.data(), written), range.length(), stream_},
+                 scratch);
 }
 
 int Operation::move_part(int part, Range range, Scratch& scratch) const {
@@ -371,14 +317,6 @@ int Operation::move_part(int part, Range range, Scratch& scratch) const {
     error = copy(std::span(destinations.data(), written), from, bytes, stream_, scratch);
   });
   return error;
-}
-
-void Operation::copy_out() {
-  staged_.copy_out();
-  for (std::size_t turn = 0; pipelined_ && turn < static_cast<std::size_t>(plan_.turns()); ++turn) {
-    auto segment = own_segment(turn);
-    if (segment.bytes > 0) pipeline_.copy_out(turn, segment);
-  }
 }
 
 void Operation::release() {

@@ -82,44 +82,8 @@ bool ProgressEngine::post(Channel& channel, const Posting& posting) {
   }
   if (wake != WakeScope::nobody) peers_.ring(channel.world_ranks(), wake == WakeScope::everybody);
   if (place) execute(task, *place);
-  bool must_copy_in = channel.must_copy_in();
-  if (must_copy_in) copy_in(channel);
-  while ((place || must_copy_in) && progress(ProgressScope::own_part)) continue;
+  while (place && progress(ProgressScope::own_part)) continue;
   return true;
-}
-
-// As long as the peers keep up, what they have done makes room; when they do not, waiting is of no
-// use, and the rest goes where there is room.
-void ProgressEngine::copy_in(Channel& channel) {
-  using CopyIn = Operation::CopyIn;
-  SpinPolicy spin(cores_, has_core_);
-  bool spills = false;
-  auto place = mark_copying_in(channel);
-  for (;;) {
-    CopyIn copied = channel.copy_in(spills);
-    if (copied != CopyIn::no_room) peers_.ring(channel.world_ranks());
-    if (copied == CopyIn::all) break;
-    if (progress(copied == CopyIn::one ? ProgressScope::own_part : ProgressScope::anything) ||
-        copied == CopyIn::one)
-      spin.restart();
-    else if (!spin.has_more())
-      spills = true;
-  }
-  marks_.clear(place);
-}
-
-// Others execute meanwhile, and are soon done.
-std::size_t ProgressEngine::mark_copying_in(const Channel& channel) {
-  for (;;) {
-    {
-      std::lock_guard lock(mutex_);
-      if (auto place = marks_.free_place()) {
-        marks_.set(*place, execution_word(channel.key(), channel.posted()));
-        return *place;
-      }
-    }
-    sched_yield();
-  }
 }
 
 std::optional<std::size_t> ProgressEngine::claim(ProgressScope scope, Channel::Task& task) {

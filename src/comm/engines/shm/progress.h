@@ -75,9 +75,6 @@ class ProgressEngine {
   [[nodiscard]] std::optional<std::size_t> claim(ProgressScope scope, Channel::Task& task);
   [[nodiscard]] bool claim_of_busy(ProgressScope scope, Channel::Task& task);
   void execute(const Channel::Task& task, std::size_t place);
-  // Copies in what was posted last, segment by segment, and works on it meanwhile.
-  void copy_in(Channel& channel);
-  [[nodiscard]] std::size_t mark_copying_in(const Channel& channel);
   // Whether progress() would find nothing, as far as can be seen without the mutex: no other
   // channel has work, and this one waits for posts.
   [[nodiscard]] bool has_nothing_but(const Channel& channel) const;

@@ -39,17 +39,6 @@ void Staged::locate_input(const Peers& peers) {
   if (input_.bytes > 0) input_location_ = peers.locate(input_.data, input_.bytes);
 }
 
-Staged Staged::pipelined(const Peers& peers, Buffer tensor, std::size_t bytes) {
-  Staged staged;
-  staged.arena_ = peers.arena().get();
-  staged.input_ = staged.output_ = tensor;
-  staged.input_block_ = staged.output_block_ = staged.arena_->allocate(bytes);
-  staged.output_location_ = peers.locate(staged.output_block_, bytes);
-  staged.output_location_.is_pipeline = true;
-  staged.input_location_ = staged.output_location_;
-  return staged;
-}
-
 Staged& Staged::operator=(Staged&& other) noexcept {
   if (this == &other) return *this;
   release();
@@ -66,8 +55,7 @@ Staged& Staged::operator=(Staged&& other) noexcept {
 }
 
 void Staged::copy_out() {
-  if (output_block_ && !output_location_.is_pipeline)
-    std::memcpy(output_.data, output_block_, output_.bytes);
+  if (output_block_) std::memcpy(output_.data, output_block_, output_.bytes);
 }
 
 void Staged::release() {

@@ -4,7 +4,6 @@
 //   carried   a small operation: the input rides in the slot, and this rank computes its own output
 //   staged    the input is copied into an arena block at the post, and the output out of one after
 //             completion, by the owner; the naive way, which works everywhere
-//   pipelined a large tensor of an all_reduce, staged piece by piece (pipeline.h)
 //   direct    the descriptor says where the buffer lies, and peers read and write it there
 #pragma once
 
@@ -29,8 +28,6 @@ class Staged {
   void carry(Buffer input, Buffer output, bool reads, bool writes, bool keeps_own_part);
   // Says of a small operation where in an arena its input lies, if it does.
   void locate_input(const Peers& peers);
-  // Of a pipelined one: a block of so many bytes for its pipeline, on which everybody works.
-  [[nodiscard]] static Staged pipelined(const Peers& peers, Buffer tensor, std::size_t bytes);
   Staged(Staged&& other) noexcept { *this = std::move(other); }
   Staged& operator=(Staged&& other) noexcept;
   ~Staged() { release(); }
@@ -41,8 +38,6 @@ class Staged {
   [[nodiscard]] Buffer own_input() const { return input_; }
   [[nodiscard]] Buffer own_output() const { return output_; }
   [[nodiscard]] bool keeps_own_part() const { return keeps_own_part_; }
-  // The block in the arena that this made for the output; null when there is none.
-  [[nodiscard]] std::byte* output_block() const { return output_block_; }
   // Peers touch memory that is not the arena's.
   [[nodiscard]] bool is_private() const {
     return input_location_.is_private || output_location_.is_private;
@@ -58,7 +53,7 @@ class Staged {
            (output_location_.rank != peers.rank() || peers.arena()->is_held(output_.data));
   }
 
-  // The operation is complete: the output goes where the caller wants it. Not of a pipelined one.
+  // The operation is complete: the output goes where the caller wants it.
   void copy_out();
   // Frees what this made; nobody may use it any more.
   void release();

@@ -30,8 +30,8 @@ std::vector<float>& lasting_values() {
 }
 
 shm::Posting lasting_call() {
-  static std::vector<float> sums(lasting_count);
-  return call(Collective::all_reduce, lasting_values(), sums);
+  static std::vector<float> gathered(2 * lasting_count);
+  return call(Collective::all_gather, lasting_values(), gathered);
 }
 
 void all_reduce_some(Group& group) {
@@ -122,7 +122,7 @@ TEST(Lifecycle, AForkedChildGivesNoMemoryBack) {
 
 TEST(Lifecycle, LeavingAGroupWaitsForNobody) {
   static std::vector<float> of_rank_1;
-  of_rank_1.assign(lasting_count, 1);
+  of_rank_1.assign(lasting_count, 2);
   lasting_values().assign(lasting_count, 1);
   run_as_rank_threads(2, [](Endpoint& endpoint) {
     Group& second = endpoint.make_group("second", {0, 1});
@@ -135,8 +135,10 @@ TEST(Lifecycle, LeavingAGroupWaitsForNobody) {
       run(endpoint.world(), barrier_call());
     } else {
       run(endpoint.world(), barrier_call());
-      run(second, call(Collective::all_reduce, of_rank_1, of_rank_1));  // it still counts
-      EXPECT_EQ(of_rank_1.back(), 2);
+      std::vector<float> gathered(2 * lasting_count);
+      run(second, call(Collective::all_gather, of_rank_1, gathered));  // it still counts
+      EXPECT_EQ(gathered.front(), 1);
+      EXPECT_EQ(gathered.back(), 2);
     }
     run(endpoint.world(), barrier_call());
   });
@@ -171,7 +173,7 @@ TEST(Lifecycle, AnExceptionDoesNotWaitForOpenOperations) {
     auto text = message_of<PeerLost>([&] { run(second, lasting_call()); });
     EXPECT_TRUE(contains(text,
                          "rank 0 of 2 was lost: an exception ended its part before its peers had "
-                         "taken what it posted in all_reduce #1 (1.2 MB, "))
+                         "taken what it posted in all_gather #1 (2.4 MB, "))
         << text;
     EXPECT_TRUE(contains(text, " [group second]")) << text;
   }
@@ -190,9 +192,9 @@ TEST(Lifecycle, TwoRanksThatEndWithOpenOperationsDoNotWaitForEachOther) {
 }
 
 TEST(Lifecycle, AnEndpointEndsAfterManyGroupsWithOpenOperations) {
-  static std::vector<std::vector<float>> values, sums;
+  static std::vector<std::vector<float>> values, gathered;
   values.assign(std::size_t{2} * 20, std::vector<float>(lasting_count, 1));
-  sums = values;
+  gathered.assign(values.size(), std::vector<float>(2 * lasting_count));
   run_as_rank_threads(2, [](Endpoint& endpoint) {
     int rank = endpoint.world().rank();
     std::vector<Group*> groups;
@@ -202,13 +204,13 @@ TEST(Lifecycle, AnEndpointEndsAfterManyGroupsWithOpenOperations) {
     if (rank == 1) std::this_thread::sleep_for(100ms);  // rank 0 waits in its end
     for (int number = 0; number < 20; ++number) {
       const auto mine = static_cast<std::size_t>(2 * number + rank);
-      auto posting = call(Collective::all_reduce, values[mine], sums[mine]);
+      auto posting = call(Collective::all_gather, values[mine], gathered[mine]);
       (void)groups[static_cast<std::size_t>(number)]->post(posting);
       endpoint.leave(*groups[static_cast<std::size_t>(number)]);
     }
   });
   if (under_thread_sanitizer) return;  // what goes through copies is given out by a wait only
-  for (auto& sum : sums) EXPECT_EQ(sum.back(), 2);
+  for (auto& each : gathered) EXPECT_EQ(each.front() + each.back(), 2);
 }
 
 TEST(Lifecycle, AGroupThatCannotBeMadeIsRefusedOnAllRanksAtOnce) {

@@ -178,10 +178,8 @@ TEST(Posting, WorksInOverlappingGroups) {
   });
 }
 
-// Thousands of operations of random kind, size and memory, with random pauses: the ring goes round
-// many times, and each result is compared with its definition.
-// One thread copies large tensors into pipelines while another one, in a group of its own, looks at
-// what is under way in all: for ThreadSanitizer.
+// One thread stages large tensors while another one, in a group of its own, looks at what is under
+// way in all: for ThreadSanitizer.
 TEST(Posting, IsFedWhileAnotherThreadMakesProgress) {
   auto options = small_options();
   options.share_private_memory = false;
@@ -211,6 +209,8 @@ TEST(Posting, IsFedWhileAnotherThreadMakesProgress) {
       options);
 }
 
+// Thousands of operations of random kind, size and memory, with random pauses: the ring goes round
+// many times, and each result is compared with its definition.
 TEST(Posting, SurvivesManyRoundsOfTheRing) {
   for (int size : {2, 3, 5}) {
     run_as_rank_threads(size, [](Endpoint& endpoint) {
