@@ -38,6 +38,7 @@ LEVEL = {folder: level for level, folders in enumerate(FLOORS) for folder in fol
 # Public headers of comm lie in one folder; these belong to other floors than comm/api.
 PUBLIC_OF_COMM = {
     "comm/op.h": "comm/call",
+    "comm/call_id.h": "comm/call",
     "comm/backend.h": "comm/backend",
     "comm/local.h": "comm/engines/local",
     "comm/c10d.h": "comm/engines/c10d",
@@ -46,8 +47,8 @@ PUBLIC_OF_COMM = {
 
 # Folders and files that must compile without LibTorch, and so see nothing of the others.
 WITHOUT_LIBTORCH = (
-    "base", "sys", "store", "launch", "layout", "plan", "comm/op.h", "comm/call", "comm/kernels", "comm/rendezvous", "comm/diagnose",
-    "comm/backend/open_calls", "comm/engines/shm", "comm/engines/mpi/plan", "comm/engines/mpi/call_query",
+    "base", "sys", "store", "launch", "layout", "plan", "comm/op.h", "comm/call_id.h", "comm/call", "comm/kernels", "comm/rendezvous", "comm/diagnose",
+    "comm/engines/shm", "comm/engines/mpi/plan", "comm/engines/mpi/call_query",
     "comm/engines/hierarchical/layout", "comm/init/choice",
 )
 WITH_LIBTORCH = ("comm/engines/shm/backend", "comm/engines/shm/tensor_allocator")   # exceptions inside of them

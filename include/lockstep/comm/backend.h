@@ -4,6 +4,7 @@
 #pragma once
 
 #include <lockstep/base/deadline.h>
+#include <lockstep/comm/call_id.h>
 #include <lockstep/comm/op.h>
 
 #include <ATen/core/Tensor.h>
@@ -42,9 +43,7 @@ struct Call {
   std::string_view tag;  // names the bucket or unit; part of the fingerprint
   Duration timeout{};
   std::source_location where;
-  // From 1: of the collectives of the group, or of the messages of this pair in this direction. A
-  // post that throws does not count.
-  std::uint64_t number = 0;
+  CallId id;  // given by the group; a post that throws does not count
 };
 
 class Backend {
@@ -68,14 +67,14 @@ class Backend {
   // "local", "shm", "gloo", "nccl", "mpi", "hierarchical".
   [[nodiscard]] virtual std::string_view name() const = 0;
 
-  // Takes part in the next operation of this group and returns a ticket for it. Never waits for a
-  // peer, unless so many operations are under way that there is no slot left. Throws the group's
-  // error when the group is dead. Keeps the tensors until the operation is complete. Called by one
-  // thread at a time (Group holds a mutex).
-  virtual std::uint64_t post(const Call& call) = 0;
-  // As Work::wait and Work::done. Any thread.
-  virtual void wait(std::uint64_t ticket) = 0;
-  [[nodiscard]] virtual bool done(std::uint64_t ticket) = 0;
+  // Takes part in the next operation of this group. Never waits for a peer, unless so many
+  // operations are under way that there is no slot left. Throws the group's error when the group is
+  // dead. Keeps the tensors until the operation is complete. Called by one thread at a time (Group
+  // holds a mutex), in each channel in the order of the numbers.
+  virtual void post(const Call& call) = 0;
+  // As Work::wait and Work::done, of a call that this rank has posted. Any thread.
+  virtual void wait(CallId id) = 0;
+  [[nodiscard]] virtual bool done(CallId id) = 0;
 
   // A tensor in memory that this backend reads fastest from every rank; uninitialised. Local: no
   // peer takes part.
@@ -83,7 +82,7 @@ class Backend {
                                                 const at::TensorOptions& options) = 0;
 
   // Posts a call in the group's order and waits for it; throws as they do. The group fills in
-  // number, timeout and call site.
+  // identity, timeout and call site.
   using Agree = std::function<void(Call call)>;
   // As Group's, for two ranks and more. Called like post(); by `agree` the ranks find out whether
   // they want the same. Engines whose ranks share no memory leave it as it is, which throws

@@ -1,6 +1,8 @@
 // Work: one posted operation. A small value: copies are cheap and refer to the same operation.
 #pragma once
 
+#include <lockstep/comm/call_id.h>
+
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -15,9 +17,9 @@ class [[nodiscard]] Work {
  public:
   // Work that is already complete: what a group of one rank returns.
   Work() = default;
-  // For the group that posted it: the engine's ticket, and the entry of the flight record.
-  Work(std::shared_ptr<GroupState> group, std::uint64_t ticket, std::uint64_t entry)
-      : group_(std::move(group)), ticket_(ticket), entry_(entry) {}
+  // For the group that posted it; `entry` is that of the flight record.
+  Work(std::shared_ptr<GroupState> group, CallId id, std::uint64_t entry)
+      : group_(std::move(group)), id_(id), entry_(entry) {}
 
   // Blocks until this rank's outputs are complete and no peer will touch its buffers again, or
   // throws what went wrong (PeerLost, Timeout, Mismatch, Aborted). The deadline runs from the
@@ -34,7 +36,7 @@ class [[nodiscard]] Work {
 
  private:
   std::shared_ptr<GroupState> group_;
-  std::uint64_t ticket_ = 0;
+  CallId id_;
   std::uint64_t entry_ = 0;
 };
 

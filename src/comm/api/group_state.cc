@@ -88,21 +88,16 @@ std::shared_ptr<GroupState> GroupState::part(std::span<const int> ranks, std::st
                                       std::move(members));
 }
 
-std::uint64_t& GroupState::count_of(const Call& call) {
-  if (call.collective == Collective::send) return counts_.at(1 + call.root);
-  if (call.collective == Collective::recv) return counts_.at(1 + size() + call.root);
-  return counts_.front();
-}
-
-GroupState::Posted GroupState::post_to_backend(Call& call) {
-  auto& count = count_of(call);
-  call.number = count + 1;
+std::uint64_t GroupState::post_to_backend(Call& call) {
+  const auto channel = channel_of(call.collective, call.root, rank());
+  auto& count = counts_.at(channel.index_at(rank()));
+  call.id = {channel, count + 1};
   const auto entry = recorder_ ? recorder_->note_post(recorded_, view_of(call)) : 0;
   try {
-    const auto ticket = backend_->post(call);
+    backend_->post(call);
     ++count;
     if (entry != 0) recorder_->note_posted(entry);
-    return {ticket, entry};
+    return entry;
   } catch (const std::exception& error) {
     if (entry == 0) throw;
     recorder_->note_end(entry, diagnose::Progress::refused);
@@ -120,20 +115,20 @@ Work GroupState::post(Call call, const CallOptions& options, std::source_locatio
   call.timeout = options.timeout.value_or(timeout_);
   call.where = where;
   if (has_backend()) {
-    auto [ticket, entry] = post_to_backend(call);
-    return {shared_from_this(), ticket, entry};
+    const auto entry = post_to_backend(call);
+    return {shared_from_this(), call.id, entry};
   }
   alone_failure_.refuse_if_any(name_of(call.collective), name_);
   perform_alone(call);
   return {};
 }
 
-void GroupState::wait(std::uint64_t ticket, std::uint64_t entry) {
+void GroupState::wait(CallId id, std::uint64_t entry) {
   backend_->check_process();
-  if (entry == 0) return backend_->wait(ticket);
+  if (entry == 0) return backend_->wait(id);
   recorder_->note_wait(entry);
   try {
-    backend_->wait(ticket);
+    backend_->wait(id);
     recorder_->note_end(entry, diagnose::Progress::done);
   } catch (const std::exception& error) {
     recorder_->note_end(entry, diagnose::Progress::failed);
@@ -142,9 +137,7 @@ void GroupState::wait(std::uint64_t ticket, std::uint64_t entry) {
   }
 }
 
-bool GroupState::done(std::uint64_t ticket) {
-  return backend_->is_copy_of_parent() || backend_->done(ticket);
-}
+bool GroupState::done(CallId id) { return backend_->is_copy_of_parent() || backend_->done(id); }
 
 // Holds the group's posts back until all ranks have come: it is one of them.
 at::Tensor GroupState::empty_node_shared(at::IntArrayRef sizes, const at::TensorOptions& options,
@@ -154,8 +147,8 @@ at::Tensor GroupState::empty_node_shared(at::IntArrayRef sizes, const at::Tensor
   auto agree = [this, where](Call call) LOCKSTEP_REQUIRES(mutex_) {
     call.timeout = timeout_;
     call.where = where;
-    auto [ticket, entry] = post_to_backend(call);
-    wait(ticket, entry);
+    const auto entry = post_to_backend(call);
+    wait(call.id, entry);
   };
   return backend_->empty_node_shared(sizes, options, agree);
 }

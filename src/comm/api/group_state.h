@@ -57,22 +57,16 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
 
   Work post(Call call, const CallOptions& options, std::source_location where);
   // As Work's, for a group with a backend.
-  void wait(std::uint64_t ticket, std::uint64_t entry);
-  [[nodiscard]] bool done(std::uint64_t ticket);
+  void wait(CallId id, std::uint64_t entry);
+  [[nodiscard]] bool done(CallId id);
   [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,
                                              const at::TensorOptions& options,
                                              std::source_location where);
   void abort(std::string_view reason);
 
  private:
-  struct Posted {
-    std::uint64_t ticket = 0;
-    std::uint64_t entry = 0;
-  };
-  // The call has all but its number.
-  [[nodiscard]] Posted post_to_backend(Call& call) LOCKSTEP_REQUIRES(mutex_);
-  // How many calls of this call's channel have been posted.
-  [[nodiscard]] std::uint64_t& count_of(const Call& call) LOCKSTEP_REQUIRES(mutex_);
+  // The call has all but its identity. Returns its entry in the flight record; 0 for none.
+  [[nodiscard]] std::uint64_t post_to_backend(Call& call) LOCKSTEP_REQUIRES(mutex_);
 
   const rendezvous::GracePeriod grace_;
   const std::shared_ptr<Backend> backend_;
@@ -83,7 +77,7 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   mutable Mutex mutex_;               // held by each post, too
   Duration timeout_ LOCKSTEP_GUARDED_BY(mutex_);
   std::uint64_t parts_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
-  // Collectives, sends to each rank, receives from each rank.
+  // How many calls have been posted, by ChannelKey::index_at().
   std::vector<std::uint64_t> counts_ LOCKSTEP_GUARDED_BY(mutex_);
   diagnose::Failure alone_failure_ LOCKSTEP_GUARDED_BY(mutex_);  // of a group without a backend
 };

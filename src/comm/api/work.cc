@@ -5,9 +5,9 @@
 namespace lockstep {
 
 void Work::wait() {
-  if (group_) group_->wait(ticket_, entry_);
+  if (group_) group_->wait(id_, entry_);
 }
 
-bool Work::done() const { return !group_ || group_->done(ticket_); }
+bool Work::done() const { return !group_ || group_->done(id_); }
 
 }  // namespace lockstep

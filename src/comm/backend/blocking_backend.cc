@@ -43,15 +43,15 @@ BlockingBackend::BlockingBackend(std::shared_ptr<BlockingEngine> engine,
       group_(std::move(group)),
       join_timeout_(join_timeout),
       diagnosis_(store_, group_, rank, size),
-      open_(group_),
+      calls_(std::make_shared<diagnose::OpenCalls>(group_)),
       watch_(watch ? std::move(watch) : std::make_shared<diagnose::CallWatch>(store_)),
-      watched_(watch_->join(group_, rank, size, [this](const std::string& sentence) {
+      watched_(watch_->join(group_, rank, size, calls_, [this](const std::string& sentence) {
         fail(sentence.empty() ? FailureKind::peer_lost : FailureKind::mismatch, CallRecord(),
              sentence);
       })) {}
 
 BlockingBackend::~BlockingBackend() {
-  bool complete = open_.drain(grace_);
+  bool complete = calls_->drain(grace_);
   watch_->leave(watched_, complete);
   // Or a queue would wait for ever.
   if (!complete) engine_->close("a rank left before its operations were complete");
@@ -64,26 +64,24 @@ BlockingBackend::~BlockingBackend() {
   life_->is_over = true;
 }
 
-std::uint64_t BlockingBackend::post(const Call& call) {
+void BlockingBackend::post(const Call& call) {
   check_device(call, *engine_);
-  open_.refuse_if_failed(call.collective);
-  auto& queue = queues_[channel_of(call.collective, call.root, rank())];
+  calls_->refuse_if_failed(call.collective);
+  auto& queue = queues_[call.id.channel];
   if (!queue) queue = std::make_unique<sys::TaskQueue>();
   PostedCall posted(call);
-  auto ticket = open_.add(posted.record());
-  watched_->note(posted, posted.fingerprint);
-  queue->push([this, life = life_, engine = engine_, ticket, posted = std::move(posted)] {
-    carry_out(life, this, *engine, ticket, posted);
+  calls_->add(call.id.channel, posted.record(), posted.fingerprint);
+  watched_->note_post();
+  queue->push([this, life = life_, engine = engine_, posted = std::move(posted)] {
+    carry_out(life, this, *engine, posted);
   });
-  return ticket;
 }
 
 void BlockingBackend::carry_out(const std::shared_ptr<Life>& life, BlockingBackend* backend,
-                                BlockingEngine& engine, std::uint64_t ticket,
-                                const PostedCall& call) {
+                                BlockingEngine& engine, const PostedCall& call) {
   {
     std::shared_lock lock(life->mutex);
-    if (life->is_over || backend->open_.has_failed()) return;
+    if (life->is_over || backend->calls_->has_failed()) return;
   }
   std::exception_ptr problem;
   try {
@@ -94,8 +92,7 @@ void BlockingBackend::carry_out(const std::shared_ptr<Life>& life, BlockingBacke
   std::shared_lock lock(life->mutex);
   if (life->is_over) return;
   if (problem) return backend->fail_by(problem, call);
-  backend->watched_->note_complete();
-  backend->open_.complete(ticket);
+  backend->calls_->complete(call.id);
 }
 
 void BlockingBackend::fail_by(const std::exception_ptr& problem, const CallRecord& call) {
@@ -111,13 +108,13 @@ void BlockingBackend::fail_by(const std::exception_ptr& problem, const CallRecor
   }
 }
 
-void BlockingBackend::wait(std::uint64_t ticket) {
-  open_.wait(ticket,
-             {.on_deadline = [this](const auto& call) { fail(FailureKind::timeout, call, ""); },
-              .on_notice =
-                  [this](const auto& call, Duration waited) {
-                    log::warning("{}", diagnosis_.overdue(call, waited));
-                  }});
+void BlockingBackend::wait(CallId id) {
+  calls_->wait(id,
+               {.on_deadline = [this](const auto& call) { fail(FailureKind::timeout, call, ""); },
+                .on_notice =
+                    [this](const auto& call, Duration waited) {
+                      log::warning("{}", diagnosis_.overdue(call, waited));
+                    }});
 }
 
 void BlockingBackend::abort(std::string_view reason) {
@@ -125,8 +122,8 @@ void BlockingBackend::abort(std::string_view reason) {
 }
 
 void BlockingBackend::fail(FailureKind kind, const CallRecord& call, std::string_view detail) {
-  if (!open_.begin_to_fail()) return;
-  open_.fail(diagnosis_.agree(kind, call, detail, [&] { engine_->close(detail); }));
+  if (!calls_->begin_to_fail()) return;
+  calls_->fail(diagnosis_.agree(kind, call, detail, [&] { engine_->close(detail); }));
 }
 
 std::shared_ptr<Backend> BlockingBackend::subset(std::span<const int> ranks,

@@ -15,10 +15,10 @@
 #include <lockstep/store/store.h>
 
 #include "comm/backend/blocking_engine.h"
-#include "comm/backend/open_calls.h"
 #include "comm/backend/posted_call.h"
 #include "comm/diagnose/call_watch.h"
 #include "comm/diagnose/diagnosis.h"
+#include "comm/diagnose/open_calls.h"
 #include "comm/rendezvous/grace_period.h"
 #include "sys/task_queue.h"
 
@@ -41,9 +41,9 @@ class BlockingBackend final : public Backend {
   ~BlockingBackend() override;
 
   [[nodiscard]] std::string_view name() const override { return engine_->name(); }
-  std::uint64_t post(const Call& call) override;
-  void wait(std::uint64_t ticket) override;
-  [[nodiscard]] bool done(std::uint64_t ticket) override { return open_.done(ticket); }
+  void post(const Call& call) override;
+  void wait(CallId id) override;
+  [[nodiscard]] bool done(CallId id) override { return calls_->done(id); }
   [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
                                         const at::TensorOptions& options) override {
     return engine_->empty_shared(sizes, options);
@@ -60,7 +60,7 @@ class BlockingBackend final : public Backend {
 
   // On a queue: carries the call out, and tells the backend unless that is gone.
   static void carry_out(const std::shared_ptr<Life>& life, BlockingBackend* backend,
-                        BlockingEngine& engine, std::uint64_t ticket, const PostedCall& call);
+                        BlockingEngine& engine, const PostedCall& call);
   // Ends the group: agrees with the others on the reason, closes the engine, wakes the waiting.
   void fail(diagnose::FailureKind kind, const CallRecord& call, std::string_view detail);
   // The same, for what the engine threw in `call`.
@@ -74,7 +74,7 @@ class BlockingBackend final : public Backend {
   diagnose::Diagnosis diagnosis_;
 
   const std::shared_ptr<Life> life_ = std::make_shared<Life>();
-  OpenCalls open_;
+  const std::shared_ptr<diagnose::OpenCalls> calls_;  // shared with the watch
   const std::shared_ptr<diagnose::CallWatch> watch_;
   const std::shared_ptr<diagnose::WatchedGroup> watched_;  // what the others learn of its calls
   // Of the thread that posts. Last: their threads use what is above.

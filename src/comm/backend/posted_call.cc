@@ -37,7 +37,7 @@ CallView view_of(const Call& call) {
           .output_counts = call.output_counts,
           .tag = call.tag,
           .where = call.where,
-          .number = call.number};
+          .number = call.id.number};
 }
 
 PostedCall::PostedCall(const Call& call)
@@ -46,6 +46,7 @@ PostedCall::PostedCall(const Call& call)
       output(call.output.is_same(call.input) ? input : detached(call.output)),
       where(call.where),
       after(stream_point(call.input.defined() ? call.input : call.output)),
+      id(call.id),
       fingerprint(fingerprint_of(record())) {
   timeout = call.timeout;
 }

@@ -26,6 +26,7 @@ struct PostedCall : CallRecord {
   std::source_location where;
   // Where the posting thread's work on the tensors' device was; null for the host's memory.
   std::shared_ptr<const StreamPoint> after;
+  CallId id;
   std::uint64_t fingerprint = 0;  // of the record
 };
 

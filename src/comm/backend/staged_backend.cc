@@ -32,7 +32,7 @@ Call with_tensors(const Call& call, const at::Tensor& input, const at::Tensor& o
           .tag = call.tag,
           .timeout = call.timeout,
           .where = call.where,
-          .number = call.number};
+          .id = call.id};
 }
 
 }  // namespace
@@ -40,7 +40,7 @@ Call with_tensors(const Call& call, const at::Tensor& input, const at::Tensor& o
 StagedBackend::StagedBackend(std::shared_ptr<Backend> backend)
     : Backend(backend->rank(), backend->size()), backend_(std::move(backend)) {}
 
-std::uint64_t StagedBackend::post(const Call& call) {
+void StagedBackend::post(const Call& call) {
   if (!is_on_device(call.input) && !is_on_device(call.output)) return backend_->post(call);
   at::NoGradGuard no_grad;
   Lock lock(mutex_);
@@ -60,26 +60,27 @@ std::uint64_t StagedBackend::post(const Call& call) {
     output = call.output.is_same(call.input) ? input : inside_output(call.output);
     if (!output.defined()) output = host_memory(call.output);
   }
-  auto ticket = backend_->post(with_tensors(call, input, output));
+  backend_->post(with_tensors(call, input, output));
   if (call.output.defined())
-    outputs_.push_back({ticket, call.output, output, stream_point(call.output)});
-  return ticket;
+    outputs_.push_back({call.id, call.output, output, stream_point(call.output)});
 }
 
-void StagedBackend::wait(std::uint64_t ticket) {
-  backend_->wait(ticket);
+void StagedBackend::wait(CallId id) {
+  backend_->wait(id);
   Lock lock(mutex_);
   // Those before it too: their Works may have been dropped. Messages may not be complete yet.
-  for (auto output = outputs_.begin(); output != outputs_.end() && output->ticket <= ticket;) {
+  auto end = std::ranges::find(outputs_, id, &Output::id);
+  if (end != outputs_.end()) ++end;
+  for (auto output = outputs_.begin(); output != end;) {
     auto next = std::next(output);
-    if (backend_->done(output->ticket)) bring_back(output);
+    if (backend_->done(output->id)) bring_back(output);
     output = next;
   }
 }
 
 void StagedBackend::bring_back(std::list<Output>::iterator output) {
   at::NoGradGuard no_grad;
-  backend_->wait(output->ticket);
+  backend_->wait(output->id);
   if (output->after) output->after->precede_current();
   output->device.copy_(output->host, /*non_blocking=*/true);
   outputs_.erase(output);

@@ -25,9 +25,9 @@ class StagedBackend final : public Backend {
   explicit StagedBackend(std::shared_ptr<Backend> backend);
 
   [[nodiscard]] std::string_view name() const override { return backend_->name(); }
-  std::uint64_t post(const Call& call) override;
-  void wait(std::uint64_t ticket) override;
-  [[nodiscard]] bool done(std::uint64_t ticket) override { return backend_->done(ticket); }
+  void post(const Call& call) override;
+  void wait(CallId id) override;
+  [[nodiscard]] bool done(CallId id) override { return backend_->done(id); }
   // On a device: its ordinary memory.
   [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
                                         const at::TensorOptions& options) override;
@@ -43,7 +43,7 @@ class StagedBackend final : public Backend {
  private:
   // An output that is not back yet. Memory that another operation used meanwhile has one host copy.
   struct Output {
-    std::uint64_t ticket = 0;
+    CallId id;
     at::Tensor device;
     at::Tensor host;
     std::shared_ptr<const StreamPoint> after;  // what was given to the device until the post

@@ -3,11 +3,11 @@
 #pragma once
 
 #include <lockstep/base/deadline.h>
+#include <lockstep/comm/call_id.h>
 
 #include "comm/call/dtype.h"
 #include "comm/call/traits.h"
 
-#include <compare>
 #include <cstdint>
 #include <optional>
 #include <source_location>
@@ -18,15 +18,6 @@
 
 namespace lockstep {
 
-// Calls that are numbered together: the collectives of a group, or the messages from one rank to
-// another.
-struct ChannelKey {
-  int source = -1;  // both -1: the collectives
-  int destination = -1;
-
-  [[nodiscard]] bool is_collective() const { return source < 0; }
-  friend auto operator<=>(const ChannelKey&, const ChannelKey&) = default;
-};
 // The channel of a call of rank `rank`; `root` is the peer of a message.
 [[nodiscard]] constexpr ChannelKey channel_of(Collective collective, int root, int rank) {
   if (collective == Collective::send) return {rank, root};

@@ -64,26 +64,17 @@ class WatchCore {
   bool has_ended_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 };
 
-// The watch's look() takes the same mutex: one that finds the call in the history finds it open,
-// too, and one that does not has cleared dirty_ before something_was_posted() reads it.
-void WatchedGroup::note(const CallRecord& call, std::uint64_t fingerprint) {
-  open_.fetch_add(1, std::memory_order_relaxed);
-  {
-    Lock lock(mutex_);
-    history_.note(channel_of(call.collective, call.root, rank_), call, fingerprint);
-  }
-  core_.something_was_posted();
-}
+// The watch's look() finds the call in the history, or has cleared dirty_ before
+// something_was_posted() reads it.
+void WatchedGroup::note_post() { core_.something_was_posted(); }
 
 void WatchedGroup::state(Store& store, std::string_view process, bool leaves) {
   Lock in_order(stating_);
-  std::string text;
-  {
-    Lock lock(mutex_);
-    has_left_ = has_left_ || leaves;
-    text = history_.statement(process, has_left_);
-  }
-  store.set(key_of(group_, rank_), text);
+  has_left_ = has_left_ || leaves;
+  const bool has_left = has_left_;
+  store.set(key_of(group_, rank_), calls_->with_history([&](const CallHistory& history) {
+    return history.statement(process, has_left);
+  }));
 }
 
 std::vector<int> WatchedGroup::partners(const std::vector<ChannelKey>& channels) const {
@@ -139,21 +130,20 @@ bool WatchCore::end(Duration limit) {
 
 bool WatchCore::look(WatchedGroup& group) {
   if (group.is_over_) return false;
-  std::vector<int> partners;
+  std::vector<ChannelKey> channels;
   bool is_new = false;
-  {
-    Lock lock(group.mutex_);
-    is_new = group.stated_ != group.history_.version();
-    group.stated_ = group.history_.version();
-    if (is_new) partners = group.partners(group.history_.channels());
-  }
-  const bool is_open = group.open_.load(std::memory_order_relaxed) > 0;
+  const bool is_open = group.calls_->with_history([&](const CallHistory& history) {
+    is_new = group.stated_ != history.version();
+    group.stated_ = history.version();
+    if (is_new) channels = history.channels();
+    return history.open() > 0;
+  });
   try {
     if (!is_new && is_open) ask_for_end(group);
     if (!is_new) return is_open && !group.is_over_;
     // First said, then read: of two ranks that do this at once, at least one sees the other's.
     group.state(*store_, process_, false);
-    compare(group, partners);
+    compare(group, group.partners(channels));
   } catch (const std::exception& error) {
     // Without the store nothing can be compared; what that means for the group, its engine says.
     group.is_over_ = true;
@@ -177,11 +167,8 @@ void WatchCore::compare(WatchedGroup& group, const std::vector<int>& partners) {
   for (int other : partners) {
     auto theirs = statement_of(*store_, group.group_, other);
     if (!theirs) continue;
-    std::optional<Difference> difference;
-    {
-      Lock lock(group.mutex_);
-      difference = group.history_.compare(*theirs);
-    }
+    auto difference = group.calls_->with_history(
+        [&](const CallHistory& history) { return history.compare(*theirs); });
     if (!difference) continue;
     group.is_over_ = true;
     return tell(group, mismatch_sentence(*difference, group.group_, group.rank_, other));
@@ -202,9 +189,10 @@ CallWatch::~CallWatch() {
 }
 
 std::shared_ptr<WatchedGroup> CallWatch::join(const std::string& name, int rank, int size,
+                                              std::shared_ptr<OpenCalls> calls,
                                               std::function<void(const std::string&)> on_end) {
   std::shared_ptr<WatchedGroup> group(
-      new WatchedGroup(*core_, name, rank, size, std::move(on_end)));
+      new WatchedGroup(*core_, name, rank, size, std::move(calls), std::move(on_end)));
   group->state(*core_->store(), core_->process(), false);
   core_->add(group);
   return group;

@@ -15,10 +15,9 @@
 // A store may stop answering, with the process that serves it: then nothing is compared any more,
 // and the thread is left behind when the watch goes.
 //
-// Invariants: a group's history_ and has_left_ are guarded by its mutex_; gate_ is held while
-// on_end runs, and gone_ is set under it, so that after leave() it is not called; the core's
-// groups and flags are guarded by its mutex_. Every mutex_ is a leaf lock: acquire nothing while
-// holding one. gate_ and stating_ are not.
+// Invariants: gate_ is held while on_end runs, and gone_ is set under it, so that after leave() it
+// is not called; the core's groups and flags are guarded by its mutex_, which is a leaf lock, as
+// that of OpenCalls is: acquire nothing while holding one. gate_ and stating_ are not.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -26,9 +25,9 @@
 
 #include "base/mutex.h"
 #include "comm/diagnose/history.h"
+#include "comm/diagnose/open_calls.h"
 #include "sys/thread.h"
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -45,36 +44,34 @@ class WatchCore;
 // This rank's part in one group.
 class WatchedGroup {
  public:
-  // Once a call, in post order; its number counts within its channel. Any thread.
-  void note(const CallRecord& call, std::uint64_t fingerprint);
-  // Once for each of them that is complete. Any thread.
-  void note_complete() { open_.fetch_sub(1, std::memory_order_relaxed); }
+  // After each call that was added to the group's calls. Any thread.
+  void note_post();
 
  private:
   friend class CallWatch;
   friend class WatchCore;
   using OnEnd = std::function<void(const std::string& mismatch)>;
-  WatchedGroup(WatchCore& core, std::string group, int rank, int size, OnEnd on_end)
+  WatchedGroup(WatchCore& core, std::string group, int rank, int size,
+               std::shared_ptr<OpenCalls> calls, OnEnd on_end)
       : core_(core),
         group_(std::move(group)),
         rank_(rank),
         size_(size),
+        calls_(std::move(calls)),
         on_end_(std::move(on_end)) {}
 
   [[nodiscard]] std::vector<int> partners(const std::vector<ChannelKey>& channels) const;
   // Tells the others what this rank has posted, and (from then on) that it has left.
   void state(Store& store, std::string_view process, bool leaves);
 
-  WatchCore& core_;  // note() is called while the watch lives
+  WatchCore& core_;  // note_post() is called while the watch lives
   const std::string group_;
   const int rank_;
   const int size_;
+  const std::shared_ptr<OpenCalls> calls_;
   const OnEnd on_end_;
-  std::atomic<std::int64_t> open_{0};  // calls that are not complete
-  Mutex mutex_;
-  CallHistory history_ LOCKSTEP_GUARDED_BY(mutex_);
-  bool has_left_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   Mutex stating_;  // a statement never replaces a later one
+  bool has_left_ LOCKSTEP_GUARDED_BY(stating_) = false;
   Mutex gate_;
   bool gone_ LOCKSTEP_GUARDED_BY(gate_) = false;
   std::uint64_t stated_ = 0;  // the history's version that the others can read; the watch's thread
@@ -92,10 +89,11 @@ class CallWatch {
   CallWatch(const CallWatch&) = delete;
   CallWatch& operator=(const CallWatch&) = delete;
 
-  // Says to the others that this rank is in the group. `on_end` is called on the watch's thread, at
-  // most once: with a sentence that names both calls, or with none when the others have agreed on
-  // why the group ends. A store operation.
+  // Says to the others that this rank is in the group, and from then on which `calls` it makes.
+  // `on_end` is called on the watch's thread, at most once: with a sentence that names both calls,
+  // or with none when the others have agreed on why the group ends. A store operation.
   [[nodiscard]] std::shared_ptr<WatchedGroup> join(const std::string& name, int rank, int size,
+                                                   std::shared_ptr<OpenCalls> calls,
                                                    std::function<void(const std::string&)> on_end);
   // The group's on_end is not running and will not be called any more. `in_order`: tells the
   // others that this rank has left. Never throws; not from on_end.

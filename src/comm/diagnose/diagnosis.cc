@@ -134,14 +134,11 @@ FailureReport Diagnosis::agree_now(FailureKind kind, const CallRecord& call,
 
 FailureReport Diagnosis::alone(FailureKind kind, const CallRecord& call, std::string_view detail,
                                std::string_view problem) const {
-  auto what =
-      kind == FailureKind::timeout
-          ? formatted("after {}: {} is not complete", format_duration(call.timeout), describe(call))
-          : formatted("{}: {}", describe(call), detail);
+  auto what = kind == FailureKind::timeout ? words_of_incomplete(call, call.timeout)
+                                           : words_of_trouble(call, detail);
   if (kind == FailureKind::aborted) what = aborted_sentence(rank_, detail, "world");
   if (kind == FailureKind::mismatch) what = detail;
-  return {kind, formatted("{} (no further diagnosis: store error: {}){}", what, problem,
-                          words_of_group(group_))};
+  return {kind, undiagnosed_sentence(what, problem, group_)};
 }
 
 FailureReport Diagnosis::read_or_write_report(FailureKind kind, const CallRecord& call,
@@ -189,7 +186,7 @@ std::string Diagnosis::difference_in(const Survey& survey, const CallRecord& cal
   for (const auto& one : survey.ranks) {
     const auto* theirs = one.statement.of(channel).find(call.number);
     if (theirs == nullptr || theirs->fingerprint == fingerprint_of(call)) continue;
-    return mismatch_sentence({channel, call, theirs->call, call.number}, group_, rank_, one.rank);
+    return mismatch_sentence(call, rank_, theirs->call, one.rank, group_);
   }
   return {};
 }
@@ -210,9 +207,7 @@ std::string Diagnosis::lost_in(const Survey& survey, const CallRecord& call,
   auto gone = survey.ranks_where([](const auto& one) { return one.is_gone(); });
   if (gone.empty()) {  // on another machine, or only its connection is
     auto silent = survey.ranks_where([](const auto& one) { return !one.has_called; });
-    auto who = silent.empty() ? std::string("a peer") : rank_list(silent);
-    return formatted("{} is gone from {} that {}: {}{}", who, describe(call),
-                     words_of_waiting(survey.waiting()), detail, words_of_group(group_));
+    return gone_sentence(call, silent, survey.waiting(), detail, group_);
   }
   const auto& first = survey.of(gone.front());
   LostRank lost{.rank = first.rank,
@@ -225,7 +220,7 @@ std::string Diagnosis::lost_in(const Survey& survey, const CallRecord& call,
   return lost_sentence(lost, group_);
 }
 
-std::string Diagnosis::said_in_time(const std::function<std::string(std::string_view)>& otherwise,
+std::string Diagnosis::said_in_time(const std::function<std::string()>& otherwise,
                                     std::function<std::string(Diagnosis&)> say) noexcept {
   struct Shared {
     std::mutex mutex;
@@ -248,16 +243,11 @@ std::string Diagnosis::said_in_time(const std::function<std::string(std::string_
       },
       store_timeout_));
   std::lock_guard lock(shared->mutex);
-  return shared->text ? *shared->text
-                      : otherwise(formatted("(no further diagnosis: store error: {}){}",
-                                            shared->problem, words_of_group(group_)));
+  return shared->text ? *shared->text : undiagnosed_sentence(otherwise(), shared->problem, group_);
 }
 
 std::string Diagnosis::overdue(const CallRecord& call, Duration waited) noexcept {
-  auto otherwise = [&](std::string_view why) {
-    return formatted("after {}: {} is not complete {}", format_duration(waited), describe(call),
-                     why);
-  };
+  auto otherwise = [&] { return words_of_incomplete(call, waited); };
   return said_in_time(otherwise, [call, waited](Diagnosis& self) {
     auto channel = channel_of(call.collective, call.root, self.rank_);
     return self.survey(call, Duration::zero()).overdue(call, channel, waited, self.group_);
@@ -265,20 +255,14 @@ std::string Diagnosis::overdue(const CallRecord& call, Duration waited) noexcept
 }
 
 std::string Diagnosis::difference(const CallRecord& call, std::optional<int> other) noexcept {
-  auto otherwise = [&](std::string_view why) {
-    return formatted("rank {} called {} where another rank called something else {}", rank_,
-                     describe_fully(call), why);
-  };
+  auto otherwise = [&] { return words_of_difference(call, rank_); };
   return said_in_time(otherwise, [call, other](Diagnosis& self) {
     const auto found = self.survey(call, survey_time);
     if (!other) return self.difference_in(found, call);
     const auto channel = channel_of(call.collective, call.root, self.rank_);
     const auto* theirs = found.of(*other).statement.of(channel).find(call.number);
-    if (theirs == nullptr)
-      return formatted("rank {} called {} where rank {} called something else{}", self.rank_,
-                       describe_fully(call), *other, words_of_group(self.group_));
-    return mismatch_sentence({channel, call, theirs->call, call.number}, self.group_, self.rank_,
-                             *other);
+    return mismatch_sentence(call, self.rank_, theirs ? std::optional(theirs->call) : std::nullopt,
+                             *other, self.group_);
   });
 }
 

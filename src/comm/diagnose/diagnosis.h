@@ -48,10 +48,9 @@ class Diagnosis {
 
  private:
   struct Survey;
-  // What `say` says, or, where the store does not let it, `otherwise(why)`.
-  [[nodiscard]] std::string said_in_time(
-      const std::function<std::string(std::string_view why)>& otherwise,
-      std::function<std::string(Diagnosis&)> say) noexcept;
+  // What `say` says, or, where the store does not let it, what is known `otherwise`, and why.
+  [[nodiscard]] std::string said_in_time(const std::function<std::string()>& otherwise,
+                                         std::function<std::string(Diagnosis&)> say) noexcept;
   [[nodiscard]] FailureReport agree_now(FailureKind kind, const CallRecord& call,
                                         std::string_view detail,
                                         const std::function<void()>& close) noexcept;

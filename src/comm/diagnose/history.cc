@@ -24,13 +24,11 @@ const ChannelStatement& Statement::of(ChannelKey channel) const {
 
 std::string mismatch_sentence(const Difference& difference, std::string_view group, int rank,
                               int other) {
-  auto text = difference.mine && difference.theirs
-                  ? describe_difference(*difference.mine, rank, *difference.theirs, other)
-                  : formatted(
-                        "ranks {} and {} made different calls at or before #{}, further back than "
-                        "they keep",
-                        std::min(rank, other), std::max(rank, other), difference.number);
-  return text + words_of_group(group);
+  if (difference.mine && difference.theirs)
+    return mismatch_sentence(*difference.mine, rank, difference.theirs, other, group);
+  return formatted(
+      "ranks {} and {} made different calls at or before #{}, further back than they keep{}",
+      std::min(rank, other), std::max(rank, other), difference.number, words_of_group(group));
 }
 
 // process PROCESS | left | channel SOURCE DESTINATION LAST | mark NUMBER CHAIN |
@@ -100,16 +98,45 @@ std::optional<std::uint64_t> CallHistory::Line::chain_at(std::uint64_t number) c
   return mark == marks.end() ? std::nullopt : std::optional(mark->chain);
 }
 
-void CallHistory::note(ChannelKey channel, const CallRecord& call, std::uint64_t fingerprint) {
+void CallHistory::Line::forget() {
+  while (calls.size() > kept && !calls.front().is_open) calls.pop_front();
+}
+
+void CallHistory::note(ChannelKey channel, const CallRecord& call, std::uint64_t fingerprint,
+                       bool is_open) {
   auto& line = lines_[channel];
   auto before = line.calls.empty() ? 0 : line.calls.back().chain;
-  line.calls.push_back({fingerprint, combine_fingerprints(before, fingerprint), call});
-  if (line.calls.size() > kept) line.calls.pop_front();
+  line.calls.push_back({fingerprint, combine_fingerprints(before, fingerprint), call, is_open});
+  if (is_open) ++open_;
+  line.forget();
   if (call.number % mark_distance == 0) {
     line.marks.push_back({call.number, line.calls.back().chain});
     if (line.marks.size() > marks_kept) line.marks.pop_front();
   }
   ++version_;
+}
+
+void CallHistory::complete(CallId id) {
+  if (find_open(id) == nullptr) return;
+  auto& line = lines_.at(id.channel);
+  line.calls[id.number - line.calls.front().call.number].is_open = false;
+  --open_;
+  line.forget();
+}
+
+const KnownCall* CallHistory::find_open(CallId id) const {
+  const auto* known = find(id.channel, id.number);
+  return known != nullptr && known->is_open ? known : nullptr;
+}
+
+Duration CallHistory::longest_timeout() const {
+  Duration longest{};
+  for (const auto& [channel, line] : lines_) {
+    for (const auto& known : line.calls) {
+      if (known.is_open) longest = std::max(longest, known.call.timeout);
+    }
+  }
+  return longest;
 }
 
 std::vector<ChannelKey> CallHistory::channels() const {

@@ -1,4 +1,5 @@
-// What a rank has called lately in one group, in a form that two ranks can compare.
+// What a rank has called lately in one group, in a form that two ranks can compare, and which of it
+// is not complete.
 //
 // On every channel each call has a fingerprint and a chain, which is a hash of all fingerprints up
 // to it: equal chains at one number mean equal calls up to there.
@@ -21,6 +22,7 @@ struct KnownCall {
   std::uint64_t fingerprint = 0;
   std::uint64_t chain = 0;
   CallRecord call;
+  bool is_open = false;  // of this rank: it is not complete
 };
 
 // The chain up to a call further back.
@@ -72,8 +74,17 @@ class CallHistory {
   static constexpr std::size_t mark_distance = 32;
   static constexpr std::size_t marks_kept = 64;
 
-  // In the order of the posts; `call.number` counts within its channel.
-  void note(ChannelKey channel, const CallRecord& call, std::uint64_t fingerprint);
+  // In the order of the posts; `call.number` counts within its channel. One that is open is kept
+  // until it is complete.
+  void note(ChannelKey channel, const CallRecord& call, std::uint64_t fingerprint,
+            bool is_open = false);
+  void complete(CallId id);
+  // How many are open.
+  [[nodiscard]] std::size_t open() const { return open_; }
+  // Null when it is complete.
+  [[nodiscard]] const KnownCall* find_open(CallId id) const;
+  // Of the calls that are open.
+  [[nodiscard]] Duration longest_timeout() const;
   // Grows with every call.
   [[nodiscard]] std::uint64_t version() const { return version_; }
   [[nodiscard]] std::vector<ChannelKey> channels() const;
@@ -93,6 +104,8 @@ class CallHistory {
   struct Line {
     std::deque<KnownCall> calls;
     std::deque<ChainMark> marks;
+    // Forgets what is complete and further back than is kept.
+    void forget();
     [[nodiscard]] const KnownCall* find(std::uint64_t number) const;
     [[nodiscard]] std::optional<std::uint64_t> chain_at(std::uint64_t number) const;
   };
@@ -100,6 +113,7 @@ class CallHistory {
                                                          const ChannelStatement& theirs);
 
   std::map<ChannelKey, Line> lines_;
+  std::size_t open_ = 0;
   std::uint64_t version_ = 0;
 };
 

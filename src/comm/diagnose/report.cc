@@ -140,6 +140,18 @@ std::string somebody_is_missing(const CallRecord& call, const Peers& missing,
   return text + words_about(silent, "did not answer", "did not answer");
 }
 
+std::string words_of_leaving(const LostRank& lost) {
+  if (!lost.call) return "it left in order";
+  return formatted("it left in order without taking part in {} that {}", describe(*lost.call),
+                   words_of_waiting(lost.waiting));
+}
+
+std::string words_of_end(const LostRank& lost) {
+  if (!lost.how.empty()) return lost.how;
+  if (lost.ended_process->empty()) return "its process ended without leaving";
+  return formatted("its process {} ended without leaving", *lost.ended_process);
+}
+
 }  // namespace
 
 std::string words_of_group(std::string_view group) {
@@ -163,34 +175,98 @@ std::string overdue_sentence(const CallRecord& call, std::span<const PeerStatus>
   return formatted("after {}: {}{}", format_duration(waited), text, words_of_group(group));
 }
 
-std::string lost_sentence(int rank, int size, std::optional<int> world_rank, std::string_view how,
-                          std::string_view group) {
-  auto in_world = world_rank.value_or(rank) == rank
+std::string lost_sentence(const LostRank& lost, std::string_view group) {
+  const bool in_order = lost.how.empty() && !lost.ended_process;
+  auto text = in_order ? words_of_leaving(lost) : words_of_end(lost);
+  if (lost.status) text += "; " + words_of_last_call(*lost.status);
+  if (!lost.also_lost.empty())
+    text += formatted("; so {} {}", lost.also_lost.size() == 1 ? "was" : "were",
+                      rank_list(lost.also_lost));
+  if (!in_order && lost.call && !lost.waiting.empty())
+    text += formatted("; {} {}", words_of_waiting(lost.waiting), describe(*lost.call));
+  auto in_world = lost.world_rank.value_or(lost.rank) == lost.rank
                       ? std::string()
-                      : formatted(" (rank {} of the world)", *world_rank);
-  return formatted("rank {}{} of {} was lost: {}{}", rank, in_world, size, how,
+                      : formatted(" (rank {} of the world)", *lost.world_rank);
+  return formatted("rank {}{} of {} was lost: {}{}", lost.rank, in_world, lost.size, text,
                    words_of_group(group));
 }
 
-std::string lost_sentence(const LostRank& lost, std::string_view group) {
-  auto call = lost.call ? describe(*lost.call) : std::string();
-  std::string how;
-  if (!lost.ended_process) {
-    how = lost.call ? formatted("it left in order without taking part in {} that {}", call,
-                                words_of_waiting(lost.waiting))
-                    : std::string("it left in order");
-  } else if (lost.ended_process->empty()) {
-    how = "its process ended without leaving";
-  } else {
-    how = formatted("its process {} ended without leaving", *lost.ended_process);
-  }
-  if (lost.status) how += "; " + words_of_last_call(*lost.status);
-  if (!lost.also_lost.empty())
-    how += formatted("; so {} {}", lost.also_lost.size() == 1 ? "was" : "were",
-                     rank_list(lost.also_lost));
-  if (lost.ended_process && lost.call && !lost.waiting.empty())
-    how += formatted("; {} {}", words_of_waiting(lost.waiting), call);
-  return lost_sentence(lost.rank, lost.size, lost.world_rank, how, group);
+std::string gone_sentence(const CallRecord& call, std::span<const int> silent,
+                          std::span<const int> waiting, std::string_view how,
+                          std::string_view group) {
+  return formatted("{} is gone from {} that {}: {}{}",
+                   silent.empty() ? std::string("a peer") : rank_list(silent), describe(call),
+                   words_of_waiting(waiting), how, words_of_group(group));
+}
+
+std::string words_of_incomplete(const CallRecord& call, Duration waited) {
+  return formatted("after {}: {} is not complete", format_duration(waited), describe(call));
+}
+
+std::string words_of_trouble(const CallRecord& call, std::string_view what) {
+  return formatted("{}: {}", describe(call), what);
+}
+
+std::string words_of_difference(const CallRecord& call, int rank) {
+  return formatted("rank {} called {} where another rank called something else", rank,
+                   describe_fully(call));
+}
+
+std::string undiagnosed_sentence(std::string_view what, std::string_view problem,
+                                 std::string_view group) {
+  return formatted("{} (no further diagnosis: store error: {}){}", what, problem,
+                   words_of_group(group));
+}
+
+std::string mismatch_sentence(const CallRecord& call, int rank,
+                              const std::optional<CallRecord>& other, int other_rank,
+                              std::string_view group) {
+  auto text = other ? describe_difference(call, rank, *other, other_rank)
+                    : formatted(
+                          "rank {} called {} where rank {} called another call, and did not "
+                          "say which",
+                          rank, describe_fully(call), other_rank);
+  return text + words_of_group(group);
+}
+
+std::string execution_sentence(int rank, const CallRecord& call, std::string_view why,
+                               std::string_view group) {
+  return formatted("rank {} could not execute its part of {}: {}{}", rank, describe(call), why,
+                   words_of_group(group));
+}
+
+std::string untold_sentence(std::string_view group) {
+  return "the group died, and the rank that found out why did not get to say it" +
+         words_of_group(group);
+}
+
+std::string late_sentence(const CallRecord& call, std::span<const int> late, Duration waited,
+                          std::string_view group) {
+  return formatted("after {}: {} posted small operations before {} and did not carry them out{}",
+                   format_duration(waited), rank_list(late), describe(call), words_of_group(group));
+}
+
+std::string unread_sentence(std::span<const int> slow, int posted, int rank, Duration waited,
+                            std::string_view group) {
+  return formatted(
+      "after {}: {} posted {} operations without ever looking at the first of them; "
+      "rank {} waits to post the next{}",
+      format_duration(waited), rank_list(slow), posted, rank, words_of_group(group));
+}
+
+std::string words_of_early_end(std::uint64_t number, int waiting) {
+  return formatted("it left in order before operation #{}, which rank {} waits to post", number,
+                   waiting);
+}
+
+std::string words_of_unwinding(const CallRecord& call) {
+  return formatted("an exception ended its part before its peers had taken what it posted in {}",
+                   describe(call));
+}
+
+std::string words_of_writer(int rank, const CallRecord& call, std::string_view why) {
+  return formatted("; rank {} is in {} and may still write to its output: {}", rank, describe(call),
+                   why);
 }
 
 std::string aborted_sentence(int rank, std::string_view reason, std::string_view group) {

@@ -18,21 +18,23 @@ TEST(PostedCall, RecordsTheTensorWhoseSizeAllRanksAgreeOn) {
                             .tag = "weights",
                             .timeout = std::chrono::seconds(1),
                             .where = std::source_location::current(),
-                            .number = 7});
+                            .id = {.number = 7}});
   EXPECT_EQ(gathers.dtype, DType::int32);
   EXPECT_EQ(gathers.elements, 6);
   EXPECT_EQ(gathers.fingerprint, fingerprint_of(gathers.record()));
   EXPECT_EQ(gathers.timeout, std::chrono::seconds(1));
   EXPECT_EQ(describe(gathers).substr(0, 48), "all_gather #7 (weights, 24 B, posted_call_test.c");
-  const PostedCall barrier({.collective = Collective::barrier, .number = 2});
+  const PostedCall barrier({.collective = Collective::barrier, .id = {.number = 2}});
   EXPECT_FALSE(barrier.dtype);
   EXPECT_NE(barrier.fingerprint, gathers.fingerprint);
 }
 
 TEST(PostedCall, HoldsTensorsThatItsCallerMayChange) {
   auto tensor = at::empty({4});
-  const PostedCall call(
-      {.collective = Collective::all_reduce, .input = tensor, .output = tensor, .number = 1});
+  const PostedCall call({.collective = Collective::all_reduce,
+                         .input = tensor,
+                         .output = tensor,
+                         .id = {.number = 1}});
   EXPECT_TRUE(call.input.is_alias_of(tensor));
   EXPECT_FALSE(call.input.is_same(tensor));
   EXPECT_TRUE(call.output.is_same(call.input));

@@ -74,14 +74,21 @@ class WatchedStore : public MemoryStore {
 // What one process has of a group.
 struct WatchedRank {
   WatchedRank(const std::shared_ptr<Store>& store, int rank, int size, Duration store_timeout = 5s)
-      : calls(store, store_timeout), diagnosis(store, "world", rank, size, store_timeout) {
-    member = calls.join("world", rank, size, [this](const std::string& text) {
+      : rank(rank),
+        calls(store, store_timeout),
+        diagnosis(store, "world", rank, size, store_timeout) {
+    member = calls.join("world", rank, size, made, [this](const std::string& text) {
       std::lock_guard lock(mutex);
       mismatch = text;
       is_told = true;
     });
   }
   ~WatchedRank() { calls.leave(member, false); }
+
+  void note(const CallRecord& call) {
+    made->add(channel_of(call.collective, call.root, rank), call, fingerprint_of(call));
+    member->note_post();
+  }
 
   std::string found() {
     std::lock_guard lock(mutex);
@@ -91,14 +98,12 @@ struct WatchedRank {
   std::mutex mutex;
   std::string mismatch;
   std::atomic<bool> is_told = false;
+  const int rank;
+  const std::shared_ptr<diagnose::OpenCalls> made = std::make_shared<diagnose::OpenCalls>("world");
   CallWatch calls;
   Diagnosis diagnosis;
   std::shared_ptr<diagnose::WatchedGroup> member;
 };
-
-void note(diagnose::WatchedGroup& group, const CallRecord& call) {
-  group.note(call, fingerprint_of(call));
-}
 
 std::vector<std::unique_ptr<WatchedRank>> ranks_on(const std::shared_ptr<Store>& store, int size) {
   std::vector<std::unique_ptr<WatchedRank>> ranks;
@@ -115,9 +120,9 @@ std::string text_of(const std::exception_ptr& error) {
 TEST(Diagnosis, AllRanksThrowTheSameSentence) {
   auto store = std::make_shared<WatchedStore>();
   auto ranks = ranks_on(store, 3);
-  for (auto& rank : ranks) note(*rank->member, reduction(1, 5));
-  note(*ranks[0]->member, reduction(2, 1000, "bucket 2"));
-  note(*ranks[1]->member, reduction(2, 1000, "bucket 2"));
+  for (auto& rank : ranks) rank->note(reduction(1, 5));
+  ranks[0]->note(reduction(2, 1000, "bucket 2"));
+  ranks[1]->note(reduction(2, 1000, "bucket 2"));
   int closed = 0;
   const auto call = reduction(2, 1000, "bucket 2");
   const auto first = text_of<Timeout>(
@@ -137,7 +142,7 @@ TEST(Diagnosis, AllRanksThrowTheSameSentence) {
 TEST(Diagnosis, ARankThatHasLeftIsLost) {
   auto store = std::make_shared<WatchedStore>();
   auto ranks = ranks_on(store, 2);
-  note(*ranks[0]->member, reduction(1));
+  ranks[0]->note(reduction(1));
   ranks[1]->calls.leave(ranks[1]->member, true);
   test::expect_words(
       text_of<PeerLost>(
@@ -182,9 +187,9 @@ TEST(Diagnosis, AKilledRankMayHaveCalledMoreThanItTold) {
 TEST(CallWatch, TellsWhoHasOpenCallsThatTheGroupEnds) {
   auto store = std::make_shared<WatchedStore>();
   auto ranks = ranks_on(store, 3);
-  note(*ranks[1]->member, reduction(1));
-  note(*ranks[2]->member, reduction(1));
-  ranks[2]->member->note_complete();
+  ranks[1]->note(reduction(1));
+  ranks[2]->note(reduction(1));
+  ranks[2]->made->complete({{}, 1});
   std::this_thread::sleep_for(2 * CallWatch::period);
   static_cast<void>(ranks[0]->diagnosis.agree(FailureKind::aborted, {}, "enough", [] {}));
   for (int round = 0; round < 1000 && !ranks[1]->is_told; ++round) std::this_thread::sleep_for(1ms);
@@ -198,8 +203,8 @@ CallRecord receipt(int from) { return test::message(Collective::recv, from, 3); 
 TEST(Diagnosis, OfRanksThatWaitForEachOthersMessages) {
   auto store = std::make_shared<WatchedStore>();
   auto ranks = ranks_on(store, 2);
-  note(*ranks[0]->member, receipt(1));
-  note(*ranks[1]->member, receipt(0));
+  ranks[0]->note(receipt(1));
+  ranks[1]->note(receipt(0));
   test::expect_words(
       text_of<Timeout>(ranks[0]->diagnosis.agree(FailureKind::timeout, receipt(1), "", [] {})),
       {"after 1s: rank 1 never called send for recv #1 from rank 1 (12 B, diagnosis_test.cc:",
@@ -210,9 +215,9 @@ TEST(Diagnosis, OfRanksThatWaitForEachOthersMessages) {
 TEST(Diagnosis, OfACallThatARunFoundToDiffer) {
   auto store = std::make_shared<WatchedStore>();
   auto ranks = ranks_on(store, 2);
-  note(*ranks[0]->member, reduction(1, 5));
+  ranks[0]->note(reduction(1, 5));
   EXPECT_EQ(ranks[0]->diagnosis.difference(reduction(1, 5)), "");
-  note(*ranks[1]->member, reduction(1, 5, "theirs"));
+  ranks[1]->note(reduction(1, 5, "theirs"));
   for (auto other : {std::optional<int>(), std::optional<int>(1)}) {
     test::expect_words(
         ranks[0]->diagnosis.difference(reduction(1, 5), other),
@@ -227,7 +232,7 @@ TEST(Diagnosis, AStoreThatDoesNotAnswerHoldsUpNobody) {
   {
     WatchedRank rank(store, 0, 2, 100ms);
     store->answer(false);
-    note(*rank.member, reduction(1));
+    rank.note(reduction(1));
     const auto text =
         text_of<Timeout>(rank.diagnosis.agree(FailureKind::timeout, reduction(1), "", [] {}));
     test::expect_words(text, {"after 1s: all_reduce #1 (4 kB, diagnosis_test.cc:",
@@ -246,8 +251,7 @@ TEST(CallWatch, FindsADifferenceThatNobodyWaitsFor) {
   for (int odd : {0, 2, 4}) {
     auto store = std::make_shared<WatchedStore>();
     auto ranks = ranks_on(store, 5);
-    for (int rank = 0; rank < 5; ++rank)
-      note(*ranks[rank]->member, reduction(1, rank == odd ? 7 : 6));
+    for (int rank = 0; rank < 5; ++rank) ranks[rank]->note(reduction(1, rank == odd ? 7 : 6));
     const auto deadline = Deadline::after(5s);
     std::string found;
     while (found.empty() && !deadline.passed()) {
@@ -263,8 +267,8 @@ TEST(CallWatch, FindsADifferenceThatNobodyWaitsFor) {
 TEST(CallWatch, AsksNothingWhileNothingIsOpen) {
   auto store = std::make_shared<WatchedStore>();
   auto ranks = ranks_on(store, 2);
-  for (auto& rank : ranks) note(*rank->member, reduction(1));
-  for (auto& rank : ranks) rank->member->note_complete();
+  for (auto& rank : ranks) rank->note(reduction(1));
+  for (auto& rank : ranks) rank->made->complete({{}, 1});
   std::this_thread::sleep_for(3 * CallWatch::period);
   const int asked = store->asked();
   std::this_thread::sleep_for(3 * CallWatch::period);
@@ -284,7 +288,7 @@ TEST(CallWatch, AsksLittleHoweverManyCallsThereAre) {
     auto next = call;
     next.number = number;
     const auto noting = Clock::now();
-    for (auto& rank : ranks) note(*rank->member, next);
+    for (auto& rank : ranks) rank->note(next);
     spent += Clock::now() - noting;
   }
   std::printf("noting a call for the watch takes %lld ns\n",

@@ -16,9 +16,9 @@ class LocalBackend final : public Backend {
   ~LocalBackend() override;
 
   [[nodiscard]] std::string_view name() const override { return "local"; }
-  std::uint64_t post(const Call& call) override { return world_->post(rank(), call); }
-  void wait(std::uint64_t ticket) override { world_->wait(rank(), ticket); }
-  [[nodiscard]] bool done(std::uint64_t ticket) override { return world_->done(rank(), ticket); }
+  void post(const Call& call) override { world_->post(rank(), call); }
+  void wait(CallId id) override { world_->wait(rank(), id); }
+  [[nodiscard]] bool done(CallId id) override { return world_->done(id); }
   [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
                                         const at::TensorOptions& options) override;
   [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,

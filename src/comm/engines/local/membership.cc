@@ -47,10 +47,10 @@ void World::leave(int rank) {
     child.world->leave(static_cast<int>(place));
   }
   for (auto entry = pending_.begin(); !failure_ && entry != pending_.end(); ++entry) {
-    auto key = entry->first;
-    auto [source, destination] = key.channel;
-    if (!key.channel.is_collective() && source != rank && destination != rank) continue;
-    check_presence(key, entry->second);
+    auto id = entry->first;
+    auto [source, destination] = id.channel;
+    if (!id.channel.is_collective() && source != rank && destination != rank) continue;
+    check_presence(id, entry->second);
     if (failure_) break;
   }
 }

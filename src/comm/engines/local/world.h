@@ -5,9 +5,7 @@
 // Invariants, all under mutex_:
 // - pending_ holds exactly the operations that some rank has posted and that are not performed
 //   yet;
-// - Member::open holds exactly the tickets of that rank's posts to them;
-// - once failure_ is set, pending_ is empty, no tensor is touched again, and open tickets stay
-//   open.
+// - once failure_ is set, no operation is performed and no tensor kept.
 #pragma once
 
 #include "base/mutex.h"
@@ -15,7 +13,6 @@
 #include "comm/diagnose/failure.h"
 #include "comm/diagnose/report.h"
 
-#include <compare>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -34,9 +31,9 @@ class World {
   World(int size, std::string name);
 
   // As Backend's, for `rank`. An error found by a post is thrown by the wait.
-  std::uint64_t post(int rank, const Call& call);
-  void wait(int rank, std::uint64_t ticket);
-  [[nodiscard]] bool done(int rank, std::uint64_t ticket);
+  void post(int rank, const Call& call);
+  void wait(int rank, CallId id);
+  [[nodiscard]] bool done(CallId id);
   void abort(int rank, std::string_view reason);
 
   // This rank takes its place in the world of `ranks`, which the first of them makes.
@@ -49,19 +46,8 @@ class World {
   void leave(int rank);
 
  private:
-  // Which operation it is.
-  struct Key {
-    ChannelKey channel;
-    std::uint64_t number = 0;
-    auto operator<=>(const Key&) const = default;
-  };
-  struct PendingOperation {
-    std::map<int, PostedCall> calls;  // by rank
-    std::map<int, std::uint64_t> tickets;
-  };
+  using PendingOperation = std::map<int, PostedCall>;  // by rank
   struct Member {
-    std::uint64_t last_ticket = 0;
-    std::map<std::uint64_t, Key> open;
     std::optional<CallRecord> last_call;
     std::uint64_t node_shared = 0;
     bool left = false;
@@ -76,13 +62,14 @@ class World {
     std::vector<bool> taken;
   };
 
-  [[nodiscard]] std::vector<int> participants(const Key& key) const;
+  [[nodiscard]] std::vector<int> participants(CallId id) const;
   // Each of these may end the group.
   void check_agreement(const PendingOperation& pending, int rank) LOCKSTEP_REQUIRES(mutex_);
-  void check_presence(const Key& key, const PendingOperation& pending) LOCKSTEP_REQUIRES(mutex_);
-  void complete(const Key& key, PendingOperation& pending) LOCKSTEP_REQUIRES(mutex_);
+  void check_presence(CallId id, const PendingOperation& pending) LOCKSTEP_REQUIRES(mutex_);
+  // By the rank that was the last to post it.
+  void complete(int rank, CallId id, PendingOperation& pending) LOCKSTEP_REQUIRES(mutex_);
   void fail(diagnose::FailureKind kind, const std::string& text) LOCKSTEP_REQUIRES(mutex_);
-  [[nodiscard]] diagnose::PeerStatus status_of(int rank, const Key& key,
+  [[nodiscard]] diagnose::PeerStatus status_of(int rank, CallId id,
                                                const PendingOperation& pending) const
       LOCKSTEP_REQUIRES(mutex_);
 
@@ -90,7 +77,7 @@ class World {
   const std::string name_;
   Mutex mutex_;
   std::condition_variable changed_;
-  std::map<Key, PendingOperation> pending_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::map<CallId, PendingOperation> pending_ LOCKSTEP_GUARDED_BY(mutex_);
   std::vector<Member> members_ LOCKSTEP_GUARDED_BY(mutex_);
   // Those whose ranks have not all arrived; those that some rank has still to take.
   std::map<std::string, Child, std::less<>> children_ LOCKSTEP_GUARDED_BY(mutex_);

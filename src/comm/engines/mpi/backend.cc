@@ -28,12 +28,12 @@ MpiBackend::MpiBackend(ProgressThread& progress, std::shared_ptr<Member> member,
 
 MpiBackend::~MpiBackend() { member_->leave(grace_); }
 
-std::uint64_t MpiBackend::post(const Call& call) {
+void MpiBackend::post(const Call& call) {
   const auto& tensor = call.input.defined() ? call.input : call.output;
   check(!tensor.defined() || tensor.is_cpu(),
         "{}: the engine mpi takes tensors in the CPU's memory; this one is on {}",
         name_of(call.collective), tensor.defined() ? tensor.device().str() : "");
-  return member_->post(call);
+  member_->post(call);
 }
 
 at::Tensor MpiBackend::empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) {

@@ -22,9 +22,9 @@ class MpiBackend final : public Backend {
   ~MpiBackend() override;
 
   [[nodiscard]] std::string_view name() const override { return "mpi"; }
-  std::uint64_t post(const Call& call) override;
-  void wait(std::uint64_t ticket) override { member_->wait(ticket); }
-  [[nodiscard]] bool done(std::uint64_t ticket) override { return member_->done(ticket); }
+  void post(const Call& call) override;
+  void wait(CallId id) override { member_->wait(id); }
+  [[nodiscard]] bool done(CallId id) override { return member_->done(id); }
   [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
                                         const at::TensorOptions& options) override;
   [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int> ranks,

@@ -18,12 +18,8 @@ constexpr char not_called = 'n';
 
 diagnose::FailureReport difference(const CallQuery& query, std::string_view group, int other,
                                    const std::optional<CallRecord>& theirs) {
-  auto text = theirs ? describe_difference(query.call, query.rank, *theirs, other)
-                     : formatted(
-                           "rank {} called {} where rank {} called another call, and did not "
-                           "say which",
-                           query.rank, describe_fully(query.call), other);
-  return {FailureKind::mismatch, text + diagnose::words_of_group(group)};
+  return {FailureKind::mismatch,
+          diagnose::mismatch_sentence(query.call, query.rank, theirs, other, group)};
 }
 
 PeerStatus status_of(const CallQuery& query, int rank) {

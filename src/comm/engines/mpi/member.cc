@@ -28,28 +28,26 @@ Member::Member(ProgressThread& progress, std::string group, std::uint64_t id,
       world_ranks_(std::move(world_ranks)),
       rank_(rank),
       size_(static_cast<int>(world_ranks_.size())),
-      open_(group_) {}
+      calls_(group_) {}
 
 void Member::join() {
   progress_.give([self = shared_from_this()] { self->progress_.attach(self->id_, self); });
 }
 
-std::uint64_t Member::post(const Call& call) {
-  open_.refuse_if_failed(call.collective);
+void Member::post(const Call& call) {
+  calls_.refuse_if_failed(call.collective);
   auto operation = std::make_shared<Operation>(call, rank_, size_);
-  operation->ticket = open_.add(operation->call());
+  calls_.add(call.id.channel, operation->call(), operation->fingerprint());
   progress_.give([self = shared_from_this(), operation] { self->begin(operation); });
-  return operation->ticket;
 }
 
-void Member::wait(std::uint64_t ticket) {
-  auto ask_why = [this, ticket](CallQuery::Cause cause, Duration waited) {
-    progress_.give([self = shared_from_this(), ticket, cause, waited] {
-      self->overdue(ticket, cause, waited);
-    });
+void Member::wait(CallId id) {
+  auto ask_why = [this, id](CallQuery::Cause cause, Duration waited) {
+    progress_.give(
+        [self = shared_from_this(), id, cause, waited] { self->overdue(id, cause, waited); });
   };
-  open_.wait(
-      ticket,
+  calls_.wait(
+      id,
       {.on_deadline = [&](const auto& call) { ask_why(CallQuery::Cause::deadline, call.timeout); },
        .on_notice = [&](const auto&,
                         Duration waited) { ask_why(CallQuery::Cause::notice, waited); }});
@@ -58,18 +56,20 @@ void Member::wait(std::uint64_t ticket) {
 void Member::abort(std::string_view reason) {
   auto text = diagnose::aborted_sentence(rank_, reason, group_);
   // At once: no later call of this rank gets through.
-  open_.fail(std::make_exception_ptr(Aborted(text)));
+  calls_.fail(std::make_exception_ptr(Aborted(text)));
   progress_.give([self = shared_from_this(), text] {
     self->die({FailureKind::aborted, text}, true);
   });
 }
 
 void Member::leave(const rendezvous::GracePeriod& grace) {
-  open_.drain(grace);
+  calls_.drain(grace);
   progress_.give([self = shared_from_this()] {
     // Of the collectives only: by its number the others see which of them miss this rank.
-    const auto* last = self->history_.find({}, self->history_.last_number({}));
-    auto text = last != nullptr ? written(last->call, eager_limit) : "";
+    auto text = self->calls_.with_history([](const diagnose::CallHistory& history) {
+      const auto* last = history.find({}, history.last_number({}));
+      return last != nullptr ? written(last->call, eager_limit) : std::string();
+    });
     for (int rank = 0; rank < self->size_ && !self->dead_; ++rank) {
       if (rank != self->rank_) self->post_to(rank, Kind::left, 0, 0, text);
     }
@@ -94,19 +94,17 @@ void Member::post_to(int rank, Kind kind, std::uint64_t number, std::uint64_t fi
 void Member::begin(const Pointer& operation) {
   if (dead_) return;
   progress_.expect(1);
-  const auto channel = operation->channel();
-  const auto number = operation->call().number;
-  history_.note(channel, operation->call(), operation->fingerprint());
+  const auto id = operation->call().id;
   bool is_one_message = is_message(operation->call().collective);
   if (is_one_message) {
-    messages_.emplace(operation->ticket, operation);
+    messages_.emplace(id, operation);
   } else {
     queue_.push_back(operation);
   }
-  auto claims = claims_.extract({channel, number});
+  auto claims = claims_.extract(id);
   if (!claims.empty()) {
     for (auto [from, fingerprint] : claims.mapped()) {
-      Header said{.number = number,
+      Header said{.number = id.number,
                   .fingerprint = fingerprint,
                   .kind = is_one_message ? Kind::message : Kind::call};
       if (!agrees(from, said)) return;
@@ -229,11 +227,11 @@ void Member::transfer_done(const Pointer& operation) {
 void Member::complete(const Pointer& operation) {
   progress_.expect(-1);
   if (is_message(operation->call().collective)) {
-    messages_.erase(operation->ticket);
+    messages_.erase(operation->call().id);
   } else {
     queue_.pop_front();
   }
-  open_.complete(operation->ticket);
+  calls_.complete(operation->call().id);
   advance();
 }
 

@@ -7,16 +7,15 @@
 // so calls that differ meet wherever their own messages go.
 //
 // Invariants:
-// - open_ is touched by any thread; the rest by the progress's alone;
-// - dead_ holds exactly from the moment when open_ is failed by the progress thread; from then on
+// - calls_ is touched by any thread; the rest by the progress's alone;
+// - dead_ holds exactly from the moment when calls_ is failed by the progress thread; from then on
 //   every message is discarded, and no tensor is written but by transfers that are under way.
 #pragma once
 
 #include <lockstep/comm/backend.h>
 
-#include "comm/backend/open_calls.h"
 #include "comm/diagnose/failure.h"
-#include "comm/diagnose/history.h"
+#include "comm/diagnose/open_calls.h"
 #include "comm/engines/mpi/call_query.h"
 #include "comm/engines/mpi/operation.h"
 #include "comm/engines/mpi/progress_thread.h"
@@ -47,9 +46,9 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
   [[nodiscard]] const std::vector<int>& world_ranks() const { return world_ranks_; }
 
   // As Backend's.
-  std::uint64_t post(const Call& call);
-  void wait(std::uint64_t ticket);
-  [[nodiscard]] bool done(std::uint64_t ticket) { return open_.done(ticket); }
+  void post(const Call& call);
+  void wait(CallId id);
+  [[nodiscard]] bool done(CallId id) { return calls_.done(id); }
   void abort(std::string_view reason);
   // Waits for what was posted, and leaves.
   void leave(const rendezvous::GracePeriod& grace);
@@ -107,13 +106,13 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
   void ask(CallQuery query);
   void conclude();
   // Nobody waits longer for it, or (a notice) it has taken long.
-  void overdue(std::uint64_t ticket, CallQuery::Cause cause, Duration waited);
+  void overdue(CallId id, CallQuery::Cause cause, Duration waited);
   void gone(int rank, const Absence& absence);
   void check_gone(const Operation& operation);
   void miss(const Operation& operation, int rank, const Absence& absence);
   void die(const diagnose::FailureReport& report, bool tell);
   [[nodiscard]] int rank_of(int world_rank) const;
-  [[nodiscard]] Pointer waiting(std::uint64_t ticket) const;
+  [[nodiscard]] Pointer waiting(CallId id) const;
 
   ProgressThread& progress_;
   const std::string group_;
@@ -122,16 +121,15 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
   const int rank_;
   const int size_;
 
-  OpenCalls open_;
+  diagnose::OpenCalls calls_;
 
   bool dead_ = false;
   bool advancing_ = false;
-  std::deque<Pointer> queue_;                  // collectives; the first is under way
-  std::map<std::uint64_t, Pointer> messages_;  // under way, by ticket
-  diagnose::CallHistory history_;
-  std::map<Key, Arrival> unexpected_;  // nobody waits for it yet
+  std::deque<Pointer> queue_;           // collectives; the first is under way
+  std::map<CallId, Pointer> messages_;  // under way
+  std::map<Key, Arrival> unexpected_;   // nobody waits for it yet
   std::map<Key, Awaited> awaited_;
-  std::map<std::pair<ChannelKey, std::uint64_t>, std::vector<Claim>> claims_;
+  std::map<CallId, std::vector<Claim>> claims_;
   std::map<int, Absence> gone_;
   std::optional<CallQuery> query_;
   Clock::time_point query_end_{};

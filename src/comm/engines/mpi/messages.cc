@@ -67,15 +67,17 @@ void Member::accept(int from, Arrival arrival) {
 
 bool Member::agrees(int from, const Header& header) {
   ChannelKey channel = header.kind == Kind::message ? ChannelKey{from, rank_} : ChannelKey();
-  if (header.number > history_.last_number(channel)) {
-    claims_[{channel, header.number}].push_back({from, header.fingerprint});
-    return true;
-  }
-  const auto* known = history_.find(channel, header.number);
-  if (known == nullptr || known->fingerprint == header.fingerprint) return true;
+  std::optional<diagnose::KnownCall> other;  // where it is not the peer's
+  const bool is_early = calls_.with_history([&](const diagnose::CallHistory& history) {
+    const auto* known = history.find(channel, header.number);
+    if (known != nullptr && known->fingerprint != header.fingerprint) other = *known;
+    return header.number > history.last_number(channel);
+  });
+  if (is_early) claims_[{channel, header.number}].push_back({from, header.fingerprint});
+  if (!other) return true;
   ask({.cause = CallQuery::Cause::difference,
-       .call = known->call,
-       .fingerprint = known->fingerprint,
+       .call = other->call,
+       .fingerprint = other->fingerprint,
        .rank = rank_,
        .asked = {from}});
   return false;
@@ -97,13 +99,16 @@ void Member::answer(int from, const Header& header) {
   ChannelKey channel = header.round == about_messages_from_asker ? ChannelKey{from, rank_}
                        : header.round == about_messages_to_asker ? ChannelKey{rank_, from}
                                                                  : ChannelKey();
-  const auto* known = history_.find(channel, header.number);
-  Answer answer{.last = history_.last_number(channel)};
-  answer.has_called = answer.last >= header.number;
-  const auto* told = answer.has_called ? known : history_.last_call(channel);
-  if (told != nullptr) answer.call = told->call;
-  post_to(from, Kind::answer, header.number, known != nullptr ? known->fingerprint : 0,
-          written(answer, eager_limit));
+  const auto answer = calls_.with_history([&](const diagnose::CallHistory& history) {
+    const auto* known = history.find(channel, header.number);
+    Answer result{.fingerprint = known != nullptr ? known->fingerprint : 0,
+                  .last = history.last_number(channel)};
+    result.has_called = result.last >= header.number;
+    const auto* told = result.has_called ? known : history.last_call(channel);
+    if (told != nullptr) result.call = told->call;
+    return result;
+  });
+  post_to(from, Kind::answer, header.number, answer.fingerprint, written(answer, eager_limit));
 }
 
 void Member::take_answer(int from, const Arrival& arrival) {
@@ -130,17 +135,17 @@ void Member::conclude() {
   log::warning("{}", report.text);
 }
 
-Member::Pointer Member::waiting(std::uint64_t ticket) const {
-  if (auto message = messages_.find(ticket); message != messages_.end()) return message->second;
+Member::Pointer Member::waiting(CallId id) const {
+  if (auto message = messages_.find(id); message != messages_.end()) return message->second;
   for (const auto& operation : queue_) {
     // The first is what holds up the others.
-    if (operation->ticket == ticket) return queue_.front();
+    if (operation->call().id == id) return queue_.front();
   }
   return nullptr;
 }
 
-void Member::overdue(std::uint64_t ticket, CallQuery::Cause cause, Duration waited) {
-  auto operation = waiting(ticket);
+void Member::overdue(CallId id, CallQuery::Cause cause, Duration waited) {
+  auto operation = waiting(id);
   if (dead_ || !operation) return;
   CallQuery query{.cause = cause,
                   .call = operation->call(),
@@ -160,7 +165,7 @@ void Member::lost(int from, const std::string& how) {
   int rank = rank_of(from);
   if (rank == size_) return;
   // What it had begun to send may never end.
-  for (const auto& [ticket, operation] : messages_) {
+  for (const auto& [id, operation] : messages_) {
     if (operation->call().root == rank) return miss(*operation, rank, {.how = how});
   }
   gone(rank, {.how = how});
@@ -183,21 +188,12 @@ void Member::check_gone(const Operation& operation) {
 }
 
 void Member::miss(const Operation& operation, int rank, const Absence& absence) {
-  const CallRecord& call = operation.call();
-  const std::vector<int> waiting{rank_};
-  if (!absence.in_order)
-    return die(
-        {FailureKind::peer_lost,
-         diagnose::lost_sentence(rank, size_, {},
-                                 formatted("{}; {} {}", absence.how,
-                                           diagnose::words_of_waiting(waiting), describe(call)),
-                                 group_)},
-        true);
-  diagnose::LostRank lost{.rank = rank,
-                          .size = size_,
-                          .status = diagnose::PeerStatus{.rank = rank, .last = absence.last},
-                          .call = call,
-                          .waiting = waiting};
+  diagnose::LostRank lost{
+      .rank = rank, .size = size_, .call = operation.call().record(), .waiting = {rank_}};
+  if (absence.in_order)
+    lost.status = diagnose::PeerStatus{.rank = rank, .last = absence.last};
+  else
+    lost.how = absence.how;
   die({FailureKind::peer_lost, diagnose::lost_sentence(lost, group_)}, true);
 }
 
@@ -217,7 +213,7 @@ void Member::die(const diagnose::FailureReport& report, bool tell) {
   query_.reset();
   if (report.kind == FailureKind::peer_lost || report.kind == FailureKind::timeout)
     progress_.note_failure();
-  open_.fail(report.error());
+  calls_.fail(report.error());
 }
 
 }  // namespace lockstep::mpi

@@ -65,11 +65,7 @@ void sum_with_aten(const PostedCall& call, const std::vector<const std::byte*>& 
 }  // namespace
 
 Operation::Operation(const Call& call, int rank, int size)
-    : call_(call),
-      channel_(channel_of(call.collective, call.root, rank)),
-      size_(size),
-      input_(memory_of(call.input)),
-      output_(memory_of(call.output)) {
+    : call_(call), size_(size), input_(memory_of(call.input)), output_(memory_of(call.output)) {
   plan_ = plan_of(call, call_, lies_in_place(call, input_, output_, rank, size), rank, size);
   if (plan_.scratch_bytes > 0)
     scratch_ = std::make_unique_for_overwrite<std::byte[]>(plan_.scratch_bytes);

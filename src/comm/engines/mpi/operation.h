@@ -18,7 +18,6 @@ class Operation {
 
   [[nodiscard]] const PostedCall& call() const { return call_; }
   [[nodiscard]] std::uint64_t fingerprint() const { return call_.fingerprint; }
-  [[nodiscard]] ChannelKey channel() const { return channel_; }
 
   // Of a collective.
   [[nodiscard]] const Plan& plan() const { return plan_; }
@@ -30,7 +29,6 @@ class Operation {
   void copy(const Round& round) const;
   void sum(const Round& round) const;
 
-  std::uint64_t ticket = 0;
   bool is_started = false;
   std::size_t round = 0;
   int pending = 0;  // transfers of this round that are not done
@@ -39,7 +37,6 @@ class Operation {
   [[nodiscard]] std::uint64_t bytes_counted(std::span<const std::int64_t> counts, int peer) const;
 
   PostedCall call_;
-  ChannelKey channel_;
   Plan plan_;
   int size_;
   std::byte* input_ = nullptr;

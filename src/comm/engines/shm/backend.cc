@@ -107,7 +107,7 @@ class ShmBackend : public Backend {
 
   [[nodiscard]] std::string_view name() const override { return "shm"; }
 
-  std::uint64_t post(const Call& call) override {
+  void post(const Call& call) override {
     const auto& typed = call.input.defined() ? call.input : call.output;
     bool in_place = call.output.is_same(call.input);
     auto input = buffer_of(call.input);
@@ -126,11 +126,11 @@ class ShmBackend : public Backend {
         .keep_input = keep(call.input),
         .keep_output = in_place ? KeepAlive() : keep(call.output),
     };
-    return group_.post(posting);
+    (void)group_.post(posting);
   }
 
-  void wait(std::uint64_t ticket) override { group_.wait(ticket); }
-  [[nodiscard]] bool done(std::uint64_t ticket) override { return group_.done(ticket); }
+  void wait(CallId id) override { group_.wait(id); }
+  [[nodiscard]] bool done(CallId id) override { return group_.done(id); }
 
   [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
                                         const at::TensorOptions& options) override {

@@ -1,29 +1,29 @@
 #include "comm/engines/shm/channel.h"
 
 #include "base/fingerprint.h"
-#include "comm/engines/shm/endpoint.h"
-#include "comm/engines/shm/group.h"
+#include "comm/diagnose/report.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <exception>
 #include <mutex>
+#include <system_error>
 
 namespace lockstep::shm {
 
-Channel::Channel(Group& group, const Peers& peers, std::size_t index, ChannelMemory memory,
-                 std::vector<int> ranks, int me)
+Channel::Channel(const SharedGroup& group, ChannelKey name, ChannelMemory memory,
+                 std::vector<int> ranks)
     : group_(group),
-      peers_(peers),
-      index_(index),
+      name_(name),
       memory_(memory),
       ranks_(std::move(ranks)),
-      me_(me),
-      key_(fingerprint(group.name())) {
-  bool has_messages = index_ > 0;
+      me_(static_cast<int>(std::ranges::find(ranks_, group.rank()) - ranks_.begin())),
+      key_(fingerprint(group.name())),
+      records_(std::make_unique<Operation[]>(static_cast<std::size_t>(memory_.depth()))) {
   for (int rank : ranks_) {
-    if (has_messages) key_ = combine_fingerprints(key_, static_cast<std::uint64_t>(rank));
+    if (!name_.is_collective()) key_ = combine_fingerprints(key_, static_cast<std::uint64_t>(rank));
+    world_ranks_.push_back(group.world_rank(rank));
   }
-  for (int rank : ranks_) world_ranks_.push_back(group.members()[rank]);
-  records_ = std::make_unique<Operation[]>(static_cast<std::size_t>(memory_.depth()));
   for (int i = 0; i < memory_.depth(); ++i) records_[i].set_members(memory_.members());
 }
 
@@ -39,31 +39,10 @@ bool Channel::is_slot_free() {
   return consumed_by_all_ >= next - depth;
 }
 
-std::vector<int> Channel::slow_members() const {
-  std::vector<int> slow;
-  std::uint64_t last = posted() + 1 - static_cast<std::uint64_t>(memory_.depth());
-  for (int member = 0; member < memory_.members(); ++member) {
-    if (memory_.consumed(member).load(std::memory_order_acquire) < last)
-      slow.push_back(ranks_[member]);
-  }
-  return slow;
-}
-
-std::vector<int> Channel::late_for_barrier() const {
-  std::vector<int> late;
-  if (completed() == posted()) return late;
-  const Operation& first = record(completed() + 1);
-  if (!first.is_barrier() || !first.is_planned()) return late;
-  for (int member = 0; member < memory_.members(); ++member) {
-    if (is_late(member)) late.push_back(ranks_[member]);
-  }
-  return late;
-}
-
 // A member whose process has left writes nothing any more.
 bool Channel::is_late(int member) const {
   return memory_.consumed(member).load(std::memory_order_acquire) < last_carried_ &&
-         !group_.endpoint().has_gone(world_ranks_[member]);
+         !group_.presence().has_gone(world_ranks_[member]);
 }
 
 bool Channel::all_have_carried_out() {
@@ -76,14 +55,14 @@ bool Channel::all_have_carried_out() {
 }
 
 void Channel::fill_next(const DataPath& path, Posting& posting) {
-  if (posting.is_uneven()) memory_.make_counts(peers_, me_);
-  record(posted() + 1).fill(peers_, me_, posted() + 1, path, posting);
+  if (posting.is_uneven()) memory_.make_counts(peers(), me_);
+  record(posted() + 1).fill(peers(), me_, posted() + 1, path, posting);
 }
 
 WakeScope Channel::post_next(const Posting& posting) {
   std::uint64_t sequence = posted() + 1;
   Operation& operation = record(sequence);
-  operation.publish(peers_, memory_, me_, posting);
+  operation.publish(peers(), memory_, me_, posting);
   posted_.store(sequence, std::memory_order_relaxed);
   PollResult result = look(operation);
   if (result != PollResult::ready) return WakeScope::nobody;
@@ -93,16 +72,11 @@ WakeScope Channel::post_next(const Posting& posting) {
 
 PollResult Channel::look(Operation& operation) {
   if (operation.is_planned()) return PollResult::ready;
-  PollResult result = operation.look(peers_, memory_);
+  PollResult result = operation.look(peers(), memory_);
   if (result == PollResult::mismatch && !group_.has_failed())
-    group_.fail_by_mismatch(*this, operation.sequence(), operation.mismatched());
+    group_.fail(FailureKind::mismatch, difference_between(posted_calls(), operation.sequence(), me_,
+                                                          operation.mismatched(), group_.name()));
   return result;
-}
-
-bool Channel::must_copy_in() const { return record(posted()).is_pipelined(); }
-
-Operation::CopyIn Channel::copy_in(bool spills) {
-  return group_.has_failed() ? Operation::CopyIn::all : record(posted()).copy_in(spills);
 }
 
 bool Channel::is_done(const Operation& operation) {
@@ -176,8 +150,7 @@ bool Channel::claim_next(ProgressScope scope, Task& task) {
 bool Channel::claim_part(const Operation& operation, int part, Task& task) {
   std::int64_t segments = operation.plan().segments(part);
   if (segments == 0) return false;
-  auto index = claim(memory_.cursor(part, operation.sequence()), operation.sequence(), segments,
-                     [&](std::int64_t next) { return operation.is_available(part, next); });
+  auto index = claim(memory_.cursor(part, operation.sequence()), operation.sequence(), segments);
   if (!index) return false;
   executing_.fetch_add(1, std::memory_order_relaxed);
   task = {this, operation.sequence(), part, *index, operation.plan().is_single()};
@@ -188,8 +161,18 @@ bool Channel::execute(const Task& task, Scratch& scratch) {
   const Operation& operation = record(task.sequence);
   // A segment that is not executed is never counted, so a failed operation never looks complete.
   if (group_.has_failed()) return false;
-  if (int error = operation.run(task.part, task.index, scratch)) {
-    group_.fail_by_memory(*this, task.sequence, error);
+  std::string problem;
+  try {
+    int error = operation.run(task.part, task.index, scratch);
+    if (error == ESRCH) return false;  // the peer has ended; the watcher says so better
+    if (error != 0) problem = "a peer's private memory: " + std::generic_category().message(error);
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
+  if (!problem.empty()) {
+    group_.fail(FailureKind::aborted,
+                diagnose::execution_sentence(group_.rank(), own_call(task.sequence), problem,
+                                             group_.name()));
     return false;
   }
   std::int64_t total = operation.plan().total();

@@ -14,8 +14,8 @@
 //     again only when every member has consumed what it carried. A barrier is complete when every
 //     member has consumed what was carried before it: what that wrote to memory that ranks share
 //     is then there, and nothing of it comes later.
-//   - post_next() and claim_next() are called under the endpoint's mutex, execute() is not.
-//     finish() has its own lock, because it copies. Posts come from one thread at a time.
+//   - post_next() and claim_next() are called under the mutex of the progress engine, execute() is
+//     not. finish() has its own lock, because it copies. Posts come from one thread at a time.
 #pragma once
 
 #include "comm/engines/shm/group_block.h"
@@ -24,6 +24,7 @@
 #include "comm/engines/shm/peers.h"
 #include "comm/engines/shm/posted_calls.h"
 #include "comm/engines/shm/posting.h"
+#include "comm/engines/shm/shared_group.h"
 
 #include <atomic>
 #include <cstdint>
@@ -31,11 +32,10 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace lockstep::shm {
-
-class Group;
 
 // What a thread is willing to do: when it must not be kept long, what nobody else can do (carried
 // operations); at a post, its own part of what is ready; while it waits, anything.
@@ -44,20 +44,25 @@ enum class ProgressScope { carried, own_part, anything };
 // Whom a post has news for: nobody, threads that wait, or helpers too.
 enum class WakeScope { nobody, waiting, everybody };
 
+// What a thread waits for: that an operation is complete, or that every member has consumed what
+// the slot of the next operation carried last.
+struct Awaited {
+  enum class Kind { completion, free_slot };
+  Kind kind = Kind::completion;
+  std::uint64_t sequence = 0;  // of the operation
+};
+
 class Channel {
  public:
-  // `index`: its number in this process, 0 that of collectives. `ranks`: the members, as numbers of
-  // the group; `me`: this process's place among them.
-  Channel(Group& group, const Peers& peers, std::size_t index, ChannelMemory memory,
-          std::vector<int> ranks, int me);
+  // The members are `ranks`, as numbers of the group.
+  Channel(const SharedGroup& group, ChannelKey name, ChannelMemory memory, std::vector<int> ranks);
 
-  [[nodiscard]] Group& group() const { return group_; }
+  [[nodiscard]] const SharedGroup& group() const { return group_; }
   [[nodiscard]] const ChannelMemory& memory() const { return memory_; }
-  [[nodiscard]] std::size_t index() const { return index_; }
-  [[nodiscard]] std::span<const int> ranks() const { return ranks_; }
   [[nodiscard]] std::span<const int> world_ranks() const { return world_ranks_; }
-  [[nodiscard]] int me() const { return me_; }
-  [[nodiscard]] PostedCalls posted_calls() const { return {peers_, memory_, ranks_, index_ > 0}; }
+  [[nodiscard]] PostedCalls posted_calls() const {
+    return {peers(), memory_, ranks_, !name_.is_collective()};
+  }
   // This process's own call of that number, which is under way.
   [[nodiscard]] CallRecord own_call(std::uint64_t sequence) const {
     return posted_calls().call(me_, sequence);
@@ -78,16 +83,25 @@ class Channel {
 
   // Whether every member has consumed what the next operation's slot carried last.
   [[nodiscard]] bool is_slot_free();
-  // The members that have not, as numbers of the group.
-  [[nodiscard]] std::vector<int> slow_members() const;
-  // The members for which a barrier waits that all have posted: they have not consumed what was
-  // carried before it. Under the endpoint's mutex.
-  [[nodiscard]] std::vector<int> late_for_barrier() const;
+
+  [[nodiscard]] bool is_over(const Awaited& awaited) {
+    return awaited.kind == Awaited::Kind::completion ? is_complete(awaited.sequence)
+                                                     : is_slot_free();
+  }
+  // The members (numbers of the group) that have posted small operations and must look at them
+  // first: they have not consumed what a slot or what precedes a barrier carried. Under the
+  // engine's mutex.
+  [[nodiscard]] std::vector<int> late_members(const Awaited& awaited) const;
+  // Kills the group when what is waited for misses a member that will not post any more.
+  void check_departures(const Awaited& awaited) const;
+  // Why it takes so long, as a sentence. `late`: late_members().
+  [[nodiscard]] std::string overdue(const Awaited& awaited, std::span<const int> late,
+                                    Duration waited) const;
   // Prepares the next operation: what may be slow and needs no lock. Room in the ring is the
   // caller's business.
   void fill_next(const DataPath& path, Posting& posting);
   [[nodiscard]] DataPath choose_path(const Posting& posting) const {
-    return shm::choose_path(peers_, posting, memory_.members(), me_, memory_.carried_bytes());
+    return shm::choose_path(peers(), posting, memory_.members(), me_, memory_.carried_bytes());
   }
   // Publishes it. When everybody else has posted too, peers have something to do or to hear.
   [[nodiscard]] WakeScope post_next(const Posting& posting);
@@ -96,11 +110,6 @@ class Channel {
   [[nodiscard]] bool waits_for_peers() const {
     return completed() + 1 == posted() && !record(posted()).is_planned();
   }
-  // Whether the operation posted last is to be copied in now; and as Operation::copy_in(). Only by
-  // the thread that has posted it.
-  [[nodiscard]] bool must_copy_in() const;
-  [[nodiscard]] Operation::CopyIn copy_in(bool spills);
-
   struct Task {
     Channel* channel = nullptr;
     std::uint64_t sequence = 0;
@@ -114,8 +123,8 @@ class Channel {
   // Notes what has become complete and claims a segment if there is one to be had. False: nothing
   // to do now.
   [[nodiscard]] bool claim_next(ProgressScope scope, Task& task);
-  // Executes what was claimed. True when the operation is complete with it. Then the channel is
-  // told that it may go.
+  // Executes what was claimed. True when the operation is complete with it. Kills the group when it
+  // cannot. Then the channel is told that it may go.
   [[nodiscard]] bool execute(const Task& task, Scratch& scratch);
   void end_task() { executing_.fetch_sub(1, std::memory_order_release); }
 
@@ -128,9 +137,10 @@ class Channel {
   void finish(std::uint64_t sequence);
   // The last operation under way in which peers use this process's private memory; 0 for none.
   [[nodiscard]] std::uint64_t last_in_private_memory() const;
-  // After an error. Under the endpoint's mutex: notes what is complete, and nothing more is claimed
+  // After an error. Under the engine's mutex: notes what is complete, and nothing more is claimed
   // or carried out here.
   void stop();
+  [[nodiscard]] bool is_stopped() const { return stopped_; }
   // Empties the record of a call that is not posted, because the channel has stopped.
   void empty_next() { record(posted() + 1).release(); }
   // Once stopped: gives out what is complete and calls visit(operation) for each of the others,
@@ -138,7 +148,7 @@ class Channel {
   template <typename Visit>
   void end_unfinished(Visit&& visit);
   // Whether an operation under way uses bytes of that buffer, and the channel has not stopped.
-  // Under the endpoint's mutex.
+  // Under the engine's mutex.
   [[nodiscard]] bool uses(Buffer buffer) const;
   // Peers may still write into the buffers of what is not complete, so they are never used again.
   void leak_unfinished();
@@ -157,14 +167,15 @@ class Channel {
   }
   [[nodiscard]] PollResult look(Operation& operation);
   [[nodiscard]] bool is_done(const Operation& operation);
+  [[nodiscard]] const Peers& peers() const { return group_.peers(); }
   [[nodiscard]] bool is_late(int member) const;
+  [[nodiscard]] std::vector<int> slow_readers() const;
   [[nodiscard]] bool all_have_carried_out();
   void complete(std::uint64_t sequence);
   [[nodiscard]] bool claim_part(const Operation& operation, int part, Task& task);
 
-  Group& group_;
-  const Peers& peers_;
-  std::size_t index_;
+  const SharedGroup& group_;
+  ChannelKey name_;
   ChannelMemory memory_;
   std::vector<int> ranks_;
   std::vector<int> world_ranks_;
@@ -173,7 +184,7 @@ class Channel {
 
   std::unique_ptr<Operation[]> records_;
   std::uint64_t consumed_by_all_ = 0;  // at least; only the poster looks
-  // Under the endpoint's mutex: the last carried operation that is complete here, and the last one
+  // Under the engine's mutex: the last carried operation that is complete here, and the last one
   // of which it is known that every member has consumed it.
   std::uint64_t last_carried_ = 0;
   std::uint64_t known_carried_out_ = 0;
@@ -181,7 +192,7 @@ class Channel {
   std::atomic<std::uint64_t> complete_{0};
   mutable GuardedCount finished_;  // locked while results are given out
   std::atomic<int> executing_{0};
-  bool stopped_ = false;  // under the endpoint's mutex
+  bool stopped_ = false;  // under the engine's mutex
 };
 
 template <typename Visit>

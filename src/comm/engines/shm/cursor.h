@@ -30,28 +30,20 @@ struct Cursor {
   [[nodiscard]] std::uint64_t word() const { return (sequence << cursor_count_bits) | count; }
 };
 
-// Claims the next of `segments` segments of operation `sequence`; nothing when all are claimed, or
-// when the next one is not available(index) yet.
-template <typename Available>
-[[nodiscard]] std::optional<std::int64_t> claim(CursorWord& word, std::uint64_t sequence,
-                                                std::int64_t segments, Available&& available) {
+// Claims the next of `segments` segments of operation `sequence`; nothing when all are claimed.
+[[nodiscard]] inline std::optional<std::int64_t> claim(CursorWord& word, std::uint64_t sequence,
+                                                       std::int64_t segments) {
   std::uint64_t seen = word.load(std::memory_order_relaxed);
   for (;;) {
     Cursor now = Cursor::of(seen);
     if (now.sequence > sequence) return std::nullopt;
     std::uint64_t next = now.sequence == sequence ? now.count : 0;
     if (next >= static_cast<std::uint64_t>(segments)) return std::nullopt;
-    if (!available(static_cast<std::int64_t>(next))) return std::nullopt;
     if (word.compare_exchange_weak(seen, Cursor{sequence, next + 1}.word(),
                                    std::memory_order_acq_rel)) {
       return static_cast<std::int64_t>(next);
     }
   }
-}
-
-[[nodiscard]] inline std::optional<std::int64_t> claim(CursorWord& word, std::uint64_t sequence,
-                                                       std::int64_t segments) {
-  return claim(word, sequence, segments, [](std::int64_t) { return true; });
 }
 
 // Counts one more segment as done and returns how many are.

@@ -6,10 +6,10 @@
 namespace lockstep::shm {
 namespace {
 
-// Below this, two copies cost less than the kernel's way into another process.
-constexpr std::size_t least_direct_bytes = 32 << 10;
-// Below this, a tensor and its copies stay in the caches anyway.
-constexpr std::size_t least_pipelined_bytes = 1 << 20;
+// Below these a tensor and its copies stay in the caches, and two copies cost less than the kernel's
+// way into another process (docs/decisions/0060): all inputs of a combination go that way.
+constexpr std::size_t least_moved_directly = 1 << 20;
+constexpr std::size_t least_combined_directly = 8 << 20;
 
 std::int64_t count_of(const Posting& posting, int members) {
   auto input = [&] { return elements_in(posting.input.bytes, posting.dtype); };
@@ -39,20 +39,14 @@ bool fits_slot(const Posting& posting, std::int64_t count, int members, std::siz
   return bytes * (gives_each_its_part(posting.collective) ? members : 1) <= carried_bytes;
 }
 
-bool wants_pipeline(const Peers& peers, const Posting& posting) {
-  return posting.collective == Collective::all_reduce &&
-         posting.input.data == posting.output.data &&
-         posting.input.bytes >= least_pipelined_bytes &&
-         !peers.locate(posting.input.data, posting.input.bytes).is_somewhere();
-}
-
 // Nowhere for a buffer that must be staged.
-Location find(const Peers& peers, Buffer buffer) {
+Location find(const Peers& peers, Collective collective, Buffer buffer) {
   if (buffer.bytes == 0) return {};
   auto location = peers.locate(buffer.data, buffer.bytes);
   if (location.is_somewhere()) return location;
-  bool direct = buffer.bytes >= least_direct_bytes && peers.share_private_memory() &&
-                is_plain_memory(buffer.data);
+  const auto least = combines(collective) ? least_combined_directly : least_moved_directly;
+  bool direct =
+      buffer.bytes >= least && peers.share_private_memory() && is_plain_memory(buffer.data);
   return direct ? peers.locate_private(buffer.data) : Location();
 }
 
@@ -65,13 +59,12 @@ DataPath choose_path(const Peers& peers, const Posting& posting, int members, in
                 .writes = writes_output(posting.collective, me, posting.root)};
   if (fits_slot(posting, path.count, members, carried_bytes)) {
     path.kind = DataPath::Kind::carried;
-  } else if (members > 1 && wants_pipeline(peers, posting)) {
-    path.kind = DataPath::Kind::pipelined;
   } else {
-    if (path.reads) path.input = find(peers, posting.input);
+    if (path.reads) path.input = find(peers, posting.collective, posting.input);
     bool in_place = path.reads && posting.input.data == posting.output.data &&
                     posting.input.bytes == posting.output.bytes;
-    if (path.writes) path.output = in_place ? path.input : find(peers, posting.output);
+    if (path.writes)
+      path.output = in_place ? path.input : find(peers, posting.collective, posting.output);
   }
   return path;
 }

@@ -13,9 +13,8 @@ namespace lockstep::shm {
 
 struct DataPath {
   enum class Kind : std::uint8_t {
-    carried,    // small: the input rides in the slot
-    pipelined,  // through a window in the arena, segment by segment
-    placed      // each buffer is accessed where it lies, or staged in a block of the arena
+    carried,  // small: the input rides in the slot
+    placed    // each buffer is accessed where it lies, or staged in a block of the arena
   };
   Kind kind = Kind::placed;
   std::int64_t count = 0;  // Shape::count, from whichever buffer this rank has

@@ -19,8 +19,7 @@ namespace lockstep::shm {
 
 class ExecutionMarks {
  public:
-  explicit ExecutionMarks(const Peers& peers)
-      : peers_(peers), own_(peers.arena()->control().executing) {}
+  explicit ExecutionMarks(const Peers& peers) : own_(peers.arena()->control().executing) {}
 
   // A place of this process that is free; nothing when as many threads execute as there are places.
   // It stays free until set(). Under a mutex, both.
@@ -36,17 +35,16 @@ class ExecutionMarks {
   }
   void clear(std::size_t place) { own_[place].store(0, std::memory_order_release); }
 
-  // Calls visit(word) for each mark of a process.
-  template <typename Visit>
-  void visit(int world_rank, Visit&& visit) const {
-    for (const auto& place : peers_.control(world_rank).executing) {
-      if (auto word = place.load(std::memory_order_seq_cst); word != 0) visit(word);
-    }
-  }
-
  private:
-  const Peers& peers_;
   decltype(Control::executing)& own_;
 };
+
+// Calls visit(word) for each mark of a process.
+template <typename Visit>
+void visit_marks(const Peers& peers, int world_rank, Visit&& visit) {
+  for (const auto& place : peers.control(world_rank).executing) {
+    if (auto word = place.load(std::memory_order_seq_cst); word != 0) visit(word);
+  }
+}
 
 }  // namespace lockstep::shm

@@ -1,26 +1,21 @@
-// Group: some ranks of the host with their own numbering. The engine's face to the backend: post,
-// wait, done.
+// Group: some ranks of the host with their own numbering, as the backend uses it: post, wait, done.
+// It owns this process's channels of the group.
 //
 // Invariants:
-//   - The first failure stands: it is written once into the group's block and every rank throws the
-//     same one, once nobody writes to its tensors any more (aftermath.h). A dead group executes no
-//     further segment.
-//   - A member that has left posts nothing more (its flag is set after its last post), but what it
-//     posted still counts.
-//   - Channels of messages are made when they are first used, by the one thread that posts, under
-//     the endpoint's mutex.
+//   - A failure is thrown once nobody writes to this rank's tensors any more (aftermath.cc).
+//   - Channels of messages are made when they are first used, by the one thread that posts.
 #pragma once
 
 #include "comm/engines/shm/channel.h"
-#include "comm/engines/shm/group_block.h"
-#include "comm/engines/shm/peers.h"
 #include "comm/engines/shm/posting.h"
+#include "comm/engines/shm/progress.h"
+#include "comm/engines/shm/shared_group.h"
 
 #include <lockstep/base/deadline.h>
+#include <lockstep/comm/call_id.h>
 
 #include <atomic>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -29,99 +24,76 @@
 
 namespace lockstep::shm {
 
-class Endpoint;
-
 class Group {
  public:
-  // `members`: world ranks in the group's order; `block`: where this process sees the group's
-  // block.
-  Group(Endpoint& endpoint, std::string name, std::vector<int> members, std::byte* block);
+  // As SharedGroup's.
+  Group(ProgressEngine& progress, const Peers& peers, const Presence& presence, std::string name,
+        std::vector<int> members, std::byte* block);
+  // Nothing of it is under way any more, or the whole endpoint ends.
   ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
 
-  [[nodiscard]] int rank() const { return rank_; }
-  [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
-  [[nodiscard]] const std::string& name() const { return name_; }
-  [[nodiscard]] const std::vector<int>& members() const { return members_; }
-  [[nodiscard]] const GroupBlock& block() const { return block_; }
-  [[nodiscard]] Endpoint& endpoint() const { return endpoint_; }
+  [[nodiscard]] int rank() const { return shared_.rank(); }
+  [[nodiscard]] int size() const { return shared_.size(); }
+  [[nodiscard]] const std::string& name() const { return shared_.name(); }
+  [[nodiscard]] const std::vector<int>& members() const { return shared_.members(); }
+  [[nodiscard]] const GroupBlock& block() const { return shared_.block(); }
 
-  // Takes part in the next operation of its channel and returns its ticket. Blocks only while the
-  // ring is full (of operations under way, or of inputs that a peer has not read yet), or where
+  // Takes part in the next operation of its channel and returns which that is. Blocks only while
+  // the ring is full (of operations under way, or of inputs that a peer has not read yet), or where
   // the call uses bytes that an earlier one must deliver first. One thread at a time.
-  [[nodiscard]] std::uint64_t post(Posting& posting);
+  [[nodiscard]] CallId post(Posting& posting);
   // Returns when the operation is complete and its results are given out, or throws. Helps
   // meanwhile. Any thread.
-  void wait(std::uint64_t ticket);
-  [[nodiscard]] bool done(std::uint64_t ticket);
+  void wait(CallId id);
+  [[nodiscard]] bool done(CallId id);
 
-  // Sequentially consistent: a thread about to sleep asks (waiting.h).
-  [[nodiscard]] bool has_failed() const {
-    return block_.failure().state.load(std::memory_order_seq_cst) != SharedFailure::alive;
-  }
+  [[nodiscard]] bool has_failed() const { return shared_.has_failed(); }
   // Kills the group, unless something else has, and wakes everybody.
-  void fail(FailureKind kind, std::string_view text);
-  void fail_by_mismatch(const Channel& channel, std::uint64_t sequence, int other);
-  // A segment of an operation of this group met memory that it may not touch.
-  void fail_by_memory(const Channel& channel, std::uint64_t sequence, int error);
-  // Executing one threw.
-  void fail_by_exception(const Channel& channel, std::uint64_t sequence,
-                         const std::exception& error);
-  void fail_by_loss(int number, std::string_view how);
+  void fail(FailureKind kind, std::string_view text) const { shared_.fail(kind, text); }
   // The process of a rank has ended, a member of this group or not; empty: its number is not known.
-  void fail_by_end(int world_rank, const std::string& process);
-  // Once nothing is written any more to what this rank's callers have passed (aftermath.h), or with
-  // a sentence more.
-  [[noreturn]] void throw_failure();
+  void fail_by_end(int world_rank, const std::string& process) const;
 
   // Before the process leaves: waits, until their deadlines and the given one, for operations in
   // which peers use its private memory, which ends with it. Kills the group when they are not
   // complete by then. `by_exception`: why this rank leaves.
   void let_peers_finish(Deadline deadline, bool by_exception) noexcept;
 
-  // For the endpoint, under its mutex.
-  void leave();
-  // Before this member is `gone`: it has done with what members hold together.
-  void release_hold() const;
-  [[nodiscard]] bool has_left() const { return left_; }
-  // After a failure: nothing of it is begun here any more, and no channel is made.
-  void stop();
-  [[nodiscard]] bool is_stopped() const { return stopped_; }
+  // Its handle is gone: this member posts nothing more.
+  void leave() const;
+  // All that it has posted is complete: it looks at the group's block no more.
+  void go() const;
+  // Under the engine's mutex: nothing of it is under way, here or elsewhere.
   [[nodiscard]] bool is_settled() const;
-  // That member (a number of the group) posts nothing more.
-  [[nodiscard]] bool has_departed(int number) const;
+  // No member will post any more.
+  [[nodiscard]] bool is_deserted() const;
   [[nodiscard]] const std::vector<Channel*>& channels() const { return active_; }
 
-  // The channel's first incomplete operation misses a member that will not post any more: the group
-  // dies of it.
-  void check_departures(const Channel& channel);
-  // The same where a post waits for a slot that a member has not read: it has not posted the
-  // operation either that is to be posted there.
-  void check_readers(const Channel& channel);
-  [[nodiscard]] std::string overdue(const Channel& channel, Duration waited) const;
-  // The same for a post that waits for a slot.
-  [[nodiscard]] std::string unread(const Channel& channel, Duration waited) const;
-
  private:
-  [[nodiscard]] Channel& channel_of(const Posting& posting);
-  [[nodiscard]] Channel& channel_of(std::uint64_t ticket);
-  void wait(Channel& channel, std::uint64_t sequence, Duration timeout);
+  // Makes it when it is first used.
+  [[nodiscard]] Channel& open_channel(ChannelKey key);
+  [[nodiscard]] Channel& channel(CallId id) { return *channels_[id.channel.index_at(rank())]; }
+  // False: the group has failed and makes no channel any more.
+  [[nodiscard]] bool add_channel(ChannelKey key, ChannelMemory memory, std::vector<int> ranks);
+  void wait(Channel& channel, const Awaited& awaited, Duration timeout);
   void order_after_conflicts(const Channel& channel, const DataPath& path, const Posting& posting);
   // Gives out what is complete in all channels. By the thread that posts, or under active_mutex_.
   void finish_complete();
   [[nodiscard]] bool has_unfinished_besides(const Channel& channel);
-  [[nodiscard]] std::string of_group() const;
+  [[noreturn]] void throw_failure();
+  // After the failure, once, from a thread that executes nothing. From when it returns nothing is
+  // written any more to what callers passed to this group, by any process, apart from what the
+  // returned text names ("; ..." or nothing). Blocks for a bounded time.
+  [[nodiscard]] std::string settle();
+  // Empty, or why what that operation writes to cannot be renewed.
+  [[nodiscard]] std::string renew(Operation& operation);
 
-  Endpoint& endpoint_;
-  std::string name_;
-  std::vector<int> members_;
-  int rank_ = -1;
-  GroupBlock block_;
-  bool left_ = false;
-  bool stopped_ = false;
-
-  // 0: collectives; 1 + 2 * peer: messages to it, and the next: from it.
-  std::vector<std::unique_ptr<Channel>> channels_;
+  ProgressEngine& progress_;
+  const SharedGroup shared_;
+  std::vector<std::unique_ptr<Channel>> channels_;  // by ChannelKey::index_at()
   std::atomic<bool> has_messages_{false};
+  bool stopped_ = false;          // under the engine's mutex: no channel is made any more
   std::mutex active_mutex_;       // for those who read active_ and do not post
   std::vector<Channel*> active_;  // those that exist
 

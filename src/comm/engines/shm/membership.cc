@@ -39,22 +39,22 @@ Group& Endpoint::add_group(const std::string& name, std::vector<int> members, st
   GroupBlock memory(block, static_cast<int>(members.size()));
   auto me = std::ranges::find(members, peers().rank()) - members.begin();
   try {
-    auto group = std::make_shared<Group>(*this, name, members, block);
-    std::lock_guard lock(mutex_);
+    auto group = std::make_shared<Group>(*progress_, peers(), presence_, name, members, block);
+    std::lock_guard lock(progress_->mutex());
     check_alive(name, members);
     groups_.push_back(std::move(group));
     return *groups_.back();
   } catch (...) {
     // The others have the group, and must not wait for this rank.
     memory.left(static_cast<int>(me)).store(GroupBlock::gone, std::memory_order_seq_cst);
-    ring(members);
+    peers().ring(members);
     throw;
   }
 }
 
 void Endpoint::check_alive(const std::string& name, std::span<const int> members) const {
   for (int member : members) {
-    if (!lost_[member]) continue;
+    if (!presence_.has_ended(member)) continue;
     throw PeerLost(formatted("making group {}: rank {} of the world has ended", name, member));
   }
 }
@@ -76,7 +76,7 @@ Group& Endpoint::make_group(const std::string& name, std::vector<int> members) {
 std::byte* Endpoint::make_own_block(const std::string& key, const std::string& name,
                                     std::span<const int> members) {
   try {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(progress_->mutex());
     check_alive(name, members);
     return make_block(static_cast<int>(members.size()), key);
   } catch (const PeerLost& error) {
@@ -101,7 +101,7 @@ void Endpoint::refuse(const std::string& key, const std::string& why) noexcept {
 void Endpoint::erase_used_keys() {
   std::vector<std::string> used;
   {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(progress_->mutex());
     used.swap(used_keys_);
   }
   for (const auto& key : used) store_->erase(key);
@@ -113,14 +113,14 @@ std::uint64_t Endpoint::find_block(const std::string& key, const std::string& na
   auto deadline = Deadline::after(options_.timeout);
   for (;;) {
     {
-      std::lock_guard lock(mutex_);
+      std::lock_guard lock(progress_->mutex());
       check_alive(name, members);
     }
     try {
       return offset_in(key, store_->get(key, Deadline::after(look_again).or_sooner(deadline)));
     } catch (const Timeout&) {
       // A member that left in order may have made its part before.
-      bool is_gone = has_departed(members.front()) && !store_->try_get(key);
+      bool is_gone = presence_.has_departed(members.front()) && !store_->try_get(key);
       if (is_gone)
         throw PeerLost(formatted("making group {}: its first member, rank {} of the world, left",
                                  name, members.front()));
@@ -137,58 +137,49 @@ void Endpoint::leave(Group& group) {
   if (process_.is_copy_of_parent()) return;
   std::shared_ptr<Group> kept;  // from here on another thread may reap it
   {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(progress_->mutex());
     kept = *std::ranges::find(groups_, &group, &std::shared_ptr<Group>::get);
     kept->leave();
     leaving_.push_back(kept.get());
-    leaving_groups_.store(leaving_.size(), std::memory_order_relaxed);
+    progress_->set_due(leaving_.size());
   }
-  ring(kept->members());
+  peers().ring(kept->members());
   kept.reset();
-  while (try_progress(ProgressScope::anything)) continue;
+  while (progress_->try_progress(ProgressScope::anything)) continue;
   reap();
 }
 
 void Endpoint::give_up(Group& group, std::byte* held) {
   Arena::release_hold(held);
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(progress_->mutex());
   given_up_.push_back({*std::ranges::find(groups_, &group, &std::shared_ptr<Group>::get), held});
 }
 
-bool Endpoint::is_deserted(const Group& group) const {
-  for (int number = 0; number < group.size(); ++number) {
-    if (!group.has_departed(number) && !lost_[group.members()[number]]) return false;
-  }
-  return true;
-}
-
 std::vector<std::shared_ptr<Group>> Endpoint::all_groups() {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(progress_->mutex());
   return groups_;
 }
 
 void Endpoint::reap() {
   std::vector<std::shared_ptr<Group>> ended;  // without the lock: tensors go with them
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(progress_->mutex());
   std::erase_if(given_up_, [&](GivenUp& block) {
-    if (!is_deserted(*block.group)) return false;
+    if (!block.group->is_deserted()) return false;
     Arena::expect_nobody(block.held);
     ended.push_back(std::move(block.group));
     return true;
   });
   std::erase_if(leaving_, [&](Group* group) {
     if (!group->is_settled() && !group->has_failed()) return false;
-    for (Channel* channel : group->channels()) std::erase(busy_, channel);
+    progress_->forget(group->channels());
     if (!group->is_settled()) return true;  // it stays: peers may still write into its buffers
-    group->release_hold();
-    group->block().left(group->rank()).store(GroupBlock::gone, std::memory_order_release);
+    group->go();
     auto place = std::ranges::find(groups_, group, &std::shared_ptr<Group>::get);
     ended.push_back(std::move(*place));
     groups_.erase(place);
     return true;
   });
-  leaving_groups_.store(leaving_.size(), std::memory_order_relaxed);
-  busy_channels_.store(busy_.size(), std::memory_order_relaxed);
+  progress_->set_due(leaving_.size());
   std::erase_if(own_blocks_, [this](OwnBlock& own) {
     if (!GroupBlock(own.data, own.members).everyone_is_gone()) return false;
     arena_->free(own.data);

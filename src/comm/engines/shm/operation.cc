@@ -35,11 +35,6 @@ Place at_element(Place base, std::int64_t element, DType dtype) {
   return base.plus(static_cast<std::size_t>(element) * bytes_of(dtype));
 }
 
-Turns turns_of(const Plan& plan, DType dtype) {
-  return {static_cast<std::size_t>(plan.longest_segment()) * bytes_of(dtype),
-          static_cast<std::size_t>(plan.turns())};
-}
-
 [[noreturn]] void refuse_combination(const Posting& posting) {
   throw InvalidArgument(formatted("{}: {} has no meaning for {}", name_of(posting.collective),
                                   name_of(posting.op), name_of(posting.dtype)));
@@ -51,7 +46,6 @@ void Operation::set_members(int members) {
   inputs_.resize(members);
   outputs_.resize(members);
   origins_.resize(members);
-  pipelines_.resize(members);
 }
 
 Fingerprint Operation::agree(const Posting& posting, int members, std::int64_t count) {
@@ -79,17 +73,12 @@ void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, const D
     refuse_combination(posting);
   print_ = agree(posting, members, path.count);
   carried_ = path.kind == DataPath::Kind::carried;
-  pipelined_ = path.kind == DataPath::Kind::pipelined;
   if (carried_) {
-    staged_.carry(posting.input, posting.output, path.reads, path.writes);
+    // Of what each rank gets a part of, this rank's own is not passed on.
+    const bool keeps_part =
+        posting.collective == Collective::all_to_all || posting.collective == Collective::scatter;
+    staged_.carry(posting.input, posting.output, path.reads, path.writes, keeps_part);
     if (!combines(posting.collective)) staged_.locate_input(peers);
-  } else if (pipelined_) {
-    plan_ = Plan(shape_, cutting_for(posting.dtype));
-    auto turns = turns_of(plan_, posting.dtype);
-    staged_ = Staged::pipelined(peers, posting.input, PipelineMemory::bytes(turns));
-    pipeline_ = Pipeline(PipelineMemory(staged_.output_block(), turns));
-    last_turn_ = turns.count - 1;
-    while (plan_.shared_segment(static_cast<std::int64_t>(last_turn_)).length() == 0) --last_turn_;
   } else {
     staged_ = Staged(peers, posting.input, posting.output, path);
   }
@@ -118,11 +107,21 @@ void Operation::publish(const Peers& peers, const ChannelMemory& memory, int me,
   if (carried_) {
     inputs_[me] = Place::here(memory.carried(me, sequence_));
     if (!combines(collective_)) origins_[me] = Place::here(staged_.own_input().data);
-    if (auto input = staged_.own_input(); input.bytes > 0)
-      std::memcpy(inputs_[me].data, input.data, input.bytes);
+    carry_input();
   }
   write(memory.slot(me, sequence_), sequence_, {print_, staged_.input(), staged_.output()},
         {posting.collective, posting.tag, posting.where}, file_in_slot_);
+}
+
+// This rank's own part of what each gets its part of is read where it lies.
+void Operation::carry_input() const {
+  const Buffer input = staged_.own_input();
+  if (input.bytes == 0) return;
+  std::byte* carried = inputs_[static_cast<std::size_t>(me_)].data;
+  const std::size_t part = staged_.keeps_own_part() ? input.bytes / inputs_.size() : 0;
+  const std::size_t begin = part * static_cast<std::size_t>(me_);
+  std::memcpy(carried, input.data, begin);
+  std::memcpy(carried + begin + part, input.data + begin + part, input.bytes - begin - part);
 }
 
 // A member may still read those of the operation that stood here, which others have completed.
@@ -141,8 +140,6 @@ void Operation::publish_counts(const Peers& peers, const ChannelMemory& memory, 
 void Operation::note(const Peers& peers, int member, Location input, Location output) {
   outputs_[member] = peers.place(output);
   inputs_[member] = peers.place(input);
-  pipelines_[member] = {};
-  if (input.is_pipeline) pipelines_[member] = {inputs_[member].data, {}};
 }
 
 // Its lines are in that member's cache; they come over while this rank still looks and plans.
@@ -221,20 +218,13 @@ PollResult Operation::make_plan(const Peers& peers, const ChannelMemory& memory)
     outputs_[me_] = Place::here(staged_.own_output().data);
     return PollResult::ready;
   }
-  // Of a pipelined one it has been there since fill(), and the poster reads it now in copy_in().
-  if (!pipelined_) plan_ = Plan(shape_, cutting_for(dtype_));
+  plan_ = Plan(shape_, cutting_for(dtype_));
   if (moves_nothing()) plan_ = Plan();
-  any_pipeline_ = false;
-  for (PipelineMemory& pipeline : pipelines_) {
-    if (!pipeline.exists()) continue;
-    pipeline.set_turns(turns_of(plan_, dtype_));
-    any_pipeline_ = true;
-  }
   std::int64_t elements = 0;
   for (int part = 0; part < plan_.parts(); ++part) elements += plan_.part_length(part);
   bool in_place = inputs_ == outputs_;
-  stream_ = !in_place && !any_pipeline_ &&
-            elements * static_cast<std::int64_t>(bytes_of(dtype_)) * 2 > streaming_bytes();
+  stream_ =
+      !in_place && elements * static_cast<std::int64_t>(bytes_of(dtype_)) * 2 > streaming_bytes();
   return PollResult::ready;
 }
 
@@ -254,33 +244,10 @@ bool Operation::moves_nothing() const {
   return nothing;
 }
 
-bool Operation::is_available(int part, std::int64_t index) const {
-  if (!any_pipeline_) return true;
-  auto turn = static_cast<std::size_t>(plan_.turn_of(part, index));
-  return std::all_of(pipelines_.begin(), pipelines_.end(), [turn](const PipelineMemory& pipeline) {
-    return !pipeline.exists() || pipeline.is_in(turn);
-  });
-}
-
-Buffer Operation::own_segment(std::size_t turn) const {
-  Range range = plan_.shared_segment(static_cast<std::int64_t>(turn));
-  std::size_t element = bytes_of(dtype_);
-  return {staged_.own_output().data + static_cast<std::size_t>(range.begin) * element,
-          static_cast<std::size_t>(range.length()) * element};
-}
-
-Operation::CopyIn Operation::copy_in(bool spills) {
-  std::size_t turn = pipeline_.next_turn();
-  bool is_last = turn == last_turn_;  // read before others can complete the operation
-  if (!pipeline_.copy_in(own_segment(turn), spills)) return CopyIn::no_room;
-  return is_last ? CopyIn::all : CopyIn::one;
-}
-
 int Operation::run(int part, std::int64_t index, Scratch& scratch) const {
-  if (any_pipeline_) return combine_in_pipelines(part, index, scratch);
-  if (!plan_.is_single()) return run_part(part, plan_.segment(part, index), scratch);
+  if (!plan_.is_single()) return run_part(part, index, scratch);
   for (int each = 0; each < plan_.parts(); ++each) {
-    if (int error = run_part(each, plan_.segment(each, 0), scratch)) return error;
+    if (int error = run_part(each, 0, scratch)) return error;
   }
   return 0;
 }
@@ -304,13 +271,15 @@ void Operation::move_carried() const {
       if (me_ < move.first() || me_ >= move.end(shape_.size)) return;
       Place to = at_element(outputs_[me_], move.destination_offset, dtype_);
       if (to == at_element(origins_[move.source], move.source_offset, dtype_)) return;
-      Place from = at_element(inputs_[move.source], move.source_offset, dtype_);
+      const auto& carried = move.source == me_ && staged_.keeps_own_part() ? origins_ : inputs_;
+      Place from = at_element(carried[move.source], move.source_offset, dtype_);
       std::memcpy(to.data, from.data, static_cast<std::size_t>(move.length) * bytes_of(dtype_));
     });
   }
 }
 
-int Operation::run_part(int part, Range range, Scratch& scratch) const {
+int Operation::run_part(int part, std::int64_t index, Scratch& scratch) const {
+  const Range range = plan_.segment(part, index);
   return combines(collective_) ? combine_part(part, range, scratch)
                                : move_part(part, range, scratch);
 }
@@ -323,35 +292,13 @@ int Operation::combine_part(int part, Range range, Scratch& scratch) const {
     inputs[member] =
         at_element(inputs_[member], plan_.combine_input_offset(part) + range.begin, dtype_);
     bool mine = collective_ != Collective::reduce_scatter || static_cast<int>(member) == part;
-    if (mine && outputs_[member].exists()) {
+    if (mine && outputs_[member].exists())
       outputs[written++] =
           at_element(outputs_[member], plan_.combine_output_offset(part) + range.begin, dtype_);
-    }
   }
   return combine({dtype_, op_, std::span(inputs.data(), inputs_.size()),
                   std::span(outputs.data(), written), range.length(), stream_},
                  scratch);
-}
-
-int Operation::combine_in_pipelines(int part, std::int64_t index, Scratch& scratch) const {
-  std::array<Place, kernels::max_ranks> inputs;
-  std::array<Place, kernels::max_ranks> outputs;
-  auto turn = static_cast<std::size_t>(plan_.turn_of(part, index));
-  Range range = plan_.shared_segment(static_cast<std::int64_t>(turn));
-  for (std::size_t member = 0; member < inputs_.size(); ++member) {
-    const PipelineMemory& pipeline = pipelines_[member];
-    Place here = Place::here(pipeline.exists() ? pipeline.segment(turn) : nullptr);
-    inputs[member] = here.exists() ? here : at_element(inputs_[member], range.begin, dtype_);
-    outputs[member] = here.exists() ? here : at_element(outputs_[member], range.begin, dtype_);
-  }
-  int error = combine({dtype_, op_, std::span(inputs.data(), inputs_.size()),
-                       std::span(outputs.data(), outputs_.size()), range.length()},
-                      scratch);
-  if (error != 0) return error;
-  for (const PipelineMemory& pipeline : pipelines_) {
-    if (pipeline.exists()) pipeline.mark_done(turn);
-  }
-  return 0;
 }
 
 int Operation::move_part(int part, Range range, Scratch& scratch) const {
@@ -370,14 +317,6 @@ int Operation::move_part(int part, Range range, Scratch& scratch) const {
     error = copy(std::span(destinations.data(), written), from, bytes, stream_, scratch);
   });
   return error;
-}
-
-void Operation::copy_out() {
-  staged_.copy_out();
-  for (std::size_t turn = 0; pipelined_ && turn < static_cast<std::size_t>(plan_.turns()); ++turn) {
-    auto segment = own_segment(turn);
-    if (segment.bytes > 0) pipeline_.copy_out(turn, segment);
-  }
 }
 
 void Operation::release() {

@@ -16,7 +16,6 @@
 #include "comm/engines/shm/exchange.h"
 #include "comm/engines/shm/group_block.h"
 #include "comm/engines/shm/peers.h"
-#include "comm/engines/shm/pipeline.h"
 #include "comm/engines/shm/place.h"
 #include "comm/engines/shm/plan.h"
 #include "comm/engines/shm/posting.h"
@@ -62,15 +61,6 @@ class Operation {
   // A member that had not posted at the last look; only while waiting.
   [[nodiscard]] int missing() const { return missing_; }
 
-  // Whether this rank's tensor is copied in after the post, by copy_in().
-  [[nodiscard]] bool is_pipelined() const { return pipelined_; }
-  // Copies the next segment in; by the thread that posts. `all`: that was the last one, and the
-  // record must not be touched any more. `no_room`: peers are behind; with `spills` they never are.
-  enum class CopyIn { one, all, no_room };
-  [[nodiscard]] CopyIn copy_in(bool spills);
-  // Whether every rank has copied that segment in. Only when planned.
-  [[nodiscard]] bool is_available(int part, std::int64_t index) const;
-
   // Moves or combines the bytes of one segment. 0, or the errno with which a peer's memory refused.
   [[nodiscard]] int run(int part, std::int64_t index, Scratch& scratch) const;
   // All that this rank gets out of a carried operation.
@@ -83,7 +73,7 @@ class Operation {
     return Duration(timeout_.load(std::memory_order_relaxed));
   }
   // The results are complete: they go where the caller wants them.
-  void copy_out();
+  void copy_out() { staged_.copy_out(); }
   // The caller's tensors may go; the record is empty.
   void release();
   // After an error: what peers may still write to is never used again.
@@ -102,14 +92,13 @@ class Operation {
   // The same for one whose slot carries its input, which lies at `origin`.
   void note_carried(int member, std::byte* input, Place origin);
   [[nodiscard]] Fingerprint agree(const Posting& posting, int members, std::int64_t count);
+  void carry_input() const;
   void move_carried() const;
   [[nodiscard]] bool read_exchange(const Peers& peers, const ChannelMemory& memory);
   [[nodiscard]] PollResult make_plan(const Peers& peers, const ChannelMemory& memory);
   [[nodiscard]] bool moves_nothing() const;
-  [[nodiscard]] Buffer own_segment(std::size_t turn) const;
-  [[nodiscard]] int run_part(int part, Range range, Scratch& scratch) const;
+  [[nodiscard]] int run_part(int part, std::int64_t index, Scratch& scratch) const;
   [[nodiscard]] int combine_part(int part, Range range, Scratch& scratch) const;
-  [[nodiscard]] int combine_in_pipelines(int part, std::int64_t index, Scratch& scratch) const;
   [[nodiscard]] int move_part(int part, Range range, Scratch& scratch) const;
 
   std::uint64_t sequence_ = 0;
@@ -120,7 +109,6 @@ class Operation {
   Shape shape_;
   bool uneven_exchange_ = false;  // all_to_all with counts
   bool carried_ = false;
-  bool pipelined_ = false;
   Fingerprint print_;
   std::vector<std::int64_t> counts_;
   Exchange exchange_;
@@ -129,9 +117,6 @@ class Operation {
   std::vector<Place> inputs_;  // one a member, nowhere where it has none
   std::vector<Place> outputs_;
   std::vector<Place> origins_;  // carried: where in an arena the input lies that the slot carries
-  std::vector<PipelineMemory> pipelines_;  // of those who have one
-  bool any_pipeline_ = false;
-  std::size_t last_turn_ = 0;  // of this rank's pipeline that has a segment
   std::bitset<kernels::max_ranks> seen_;
   int unseen_ = 0;
   int missing_ = 0;
@@ -141,7 +126,6 @@ class Operation {
   Plan plan_;
 
   Staged staged_;
-  Pipeline pipeline_;
   KeepAlive keep_input_;
   KeepAlive keep_output_;
   std::atomic<Duration::rep> timeout_{0};

@@ -1,6 +1,7 @@
 #include "comm/engines/shm/peers.h"
 
 #include "comm/engines/shm/private_memory.h"
+#include "comm/engines/shm/waiting.h"
 
 #include <unistd.h>
 
@@ -30,6 +31,13 @@ bool Peers::share_private_memory() const {
     if (control(rank).reaches_peers.load(std::memory_order_acquire) != Control::yes) return false;
   }
   return true;
+}
+
+void Peers::ring(std::span<const int> ranks, bool helpers) const {
+  for (int rank : ranks) {
+    shm::ring(control(rank).waiting);
+    if (helpers) shm::ring(control(rank).helper);
+  }
 }
 
 Location Peers::locate(const std::byte* data, std::size_t bytes) const {

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include <sys/types.h>
@@ -60,6 +61,9 @@ class Peers {
   [[nodiscard]] bool can_reach(int rank) const;
   // Whether all ranks have tried that and found it possible and useful.
   [[nodiscard]] bool share_private_memory() const;
+  // Wakes what sleeps in those processes (waiting.h): threads that wait, and with `helpers` those
+  // that help, too.
+  void ring(std::span<const int> ranks, bool helpers = true) const;
   // Of a buffer that lies in an arena as a whole; nowhere for any other.
   [[nodiscard]] Location locate(const std::byte* data, std::size_t bytes) const;
 

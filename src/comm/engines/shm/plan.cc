@@ -103,12 +103,6 @@ Range Plan::segment(int part, std::int64_t index) const {
   return {std::min(length, index * segment_), std::min(length, (index + 1) * segment_)};
 }
 
-Range Plan::shared_segment(std::int64_t turn) const {
-  auto part = static_cast<int>(turn % parts());
-  Range range = segment(part, turn / parts());
-  return {share_begin(part) + range.begin, share_begin(part) + range.end};
-}
-
 std::int64_t Plan::combine_input_offset(int part) const {
   return shape_.collective == Collective::reduce_scatter ? displacement(part) : share_begin(part);
 }

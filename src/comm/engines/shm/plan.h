@@ -93,17 +93,6 @@ class Plan {
   // Elements of segment `index` of `part`, counted from the beginning of the part.
   [[nodiscard]] Range segment(int part, std::int64_t index) const;
 
-  // The order of segments in which all parts advance together: turn_of(part, index) < turns(). Some
-  // turns have no segment.
-  [[nodiscard]] std::int64_t turns() const { return segments(0) * parts(); }
-  [[nodiscard]] std::int64_t turn_of(int part, std::int64_t index) const {
-    return index * parts() + part;
-  }
-  // Elements of the tensor of an operation whose shares lie at the same place everywhere; empty for
-  // a turn without segment.
-  [[nodiscard]] Range shared_segment(std::int64_t turn) const;
-  [[nodiscard]] std::int64_t longest_segment() const { return segment_; }
-
   // Where a combining segment reads in every input, and writes in the outputs.
   [[nodiscard]] std::int64_t combine_input_offset(int part) const;
   [[nodiscard]] std::int64_t combine_output_offset(int part) const;

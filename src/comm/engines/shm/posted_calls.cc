@@ -103,11 +103,11 @@ std::optional<CallRecord> PostedCalls::last(int member) const {
   return call(member, sequence);
 }
 
-std::string difference_between(const PostedCalls& calls, std::uint64_t sequence, int one,
-                               int other) {
+std::string difference_between(const PostedCalls& calls, std::uint64_t sequence, int one, int other,
+                               std::string_view group) {
   if (other < 0) std::tie(one, other) = unlike_pair(calls, sequence);
-  return describe_difference(calls.call(one, sequence), calls.ranks[one],
-                             calls.call(other, sequence), calls.ranks[other]);
+  return diagnose::mismatch_sentence(calls.call(one, sequence), calls.ranks[one],
+                                     calls.call(other, sequence), calls.ranks[other], group);
 }
 
 std::vector<diagnose::PeerStatus> statuses_of(const PostedCalls& calls, const GroupBlock& block,

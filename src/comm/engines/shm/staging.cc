@@ -26,27 +26,17 @@ Staged::Staged(const Peers& peers, Buffer input, Buffer output, const DataPath& 
   output_location_ = peers.locate(output_block_, output_.bytes);
 }
 
-void Staged::carry(Buffer input, Buffer output, bool reads, bool writes) {
+void Staged::carry(Buffer input, Buffer output, bool reads, bool writes, bool keeps_own_part) {
   release();
   input_ = reads ? input : Buffer();
   output_ = writes ? output : Buffer();
   input_location_ = output_location_ = Location();
   carried_ = true;
+  keeps_own_part_ = keeps_own_part && input_.bytes > 0;
 }
 
 void Staged::locate_input(const Peers& peers) {
   if (input_.bytes > 0) input_location_ = peers.locate(input_.data, input_.bytes);
-}
-
-Staged Staged::pipelined(const Peers& peers, Buffer tensor, std::size_t bytes) {
-  Staged staged;
-  staged.arena_ = peers.arena().get();
-  staged.input_ = staged.output_ = tensor;
-  staged.input_block_ = staged.output_block_ = staged.arena_->allocate(bytes);
-  staged.output_location_ = peers.locate(staged.output_block_, bytes);
-  staged.output_location_.is_pipeline = true;
-  staged.input_location_ = staged.output_location_;
-  return staged;
 }
 
 Staged& Staged::operator=(Staged&& other) noexcept {
@@ -57,6 +47,7 @@ Staged& Staged::operator=(Staged&& other) noexcept {
   input_location_ = other.input_location_;
   output_location_ = other.output_location_;
   carried_ = other.carried_;
+  keeps_own_part_ = other.keeps_own_part_;
   arena_ = other.arena_;
   input_block_ = std::exchange(other.input_block_, nullptr);
   output_block_ = std::exchange(other.output_block_, nullptr);
@@ -64,8 +55,7 @@ Staged& Staged::operator=(Staged&& other) noexcept {
 }
 
 void Staged::copy_out() {
-  if (output_block_ && !output_location_.is_pipeline)
-    std::memcpy(output_.data, output_block_, output_.bytes);
+  if (output_block_) std::memcpy(output_.data, output_block_, output_.bytes);
 }
 
 void Staged::release() {
@@ -79,9 +69,9 @@ void Staged::leak() { input_block_ = output_block_ = nullptr; }
 bool Staged::must_precede(const Later& later) const {
   bool reads_ours = overlap(output_, later.input);
   bool writes_output = overlap(output_, later.output);
-  if (later.same_channel)
+  bool is_copied = (carried_ && !keeps_own_part_) || input_block_ != nullptr;
+  if (later.same_channel && !keeps_own_part_)
     return delivers_late() ? reads_ours || writes_output : reads_ours && later.is_copied;
-  bool is_copied = carried_ || input_block_ != nullptr;
   return reads_ours || writes_output || (!is_copied && overlap(input_, later.output));
 }
 

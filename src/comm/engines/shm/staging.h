@@ -4,7 +4,6 @@
 //   carried   a small operation: the input rides in the slot, and this rank computes its own output
 //   staged    the input is copied into an arena block at the post, and the output out of one after
 //             completion, by the owner; the naive way, which works everywhere
-//   pipelined a large tensor of an all_reduce, staged piece by piece (pipeline.h)
 //   direct    the descriptor says where the buffer lies, and peers read and write it there
 #pragma once
 
@@ -25,11 +24,10 @@ class Staged {
   // Of a placed call: copies the input in where it must be. Throws BadInput when the arena is full.
   Staged(const Peers& peers, Buffer input, Buffer output, const DataPath& path);
   // From now on those of a small operation: nothing is copied here, and peers find nothing.
-  void carry(Buffer input, Buffer output, bool reads, bool writes);
+  // `keeps_own_part`: the input's own part stays where it is until this rank takes it from there.
+  void carry(Buffer input, Buffer output, bool reads, bool writes, bool keeps_own_part);
   // Says of a small operation where in an arena its input lies, if it does.
   void locate_input(const Peers& peers);
-  // Of a pipelined one: a block of so many bytes for its pipeline, on which everybody works.
-  [[nodiscard]] static Staged pipelined(const Peers& peers, Buffer tensor, std::size_t bytes);
   Staged(Staged&& other) noexcept { *this = std::move(other); }
   Staged& operator=(Staged&& other) noexcept;
   ~Staged() { release(); }
@@ -39,8 +37,7 @@ class Staged {
   // The caller's own; empty where it is not used.
   [[nodiscard]] Buffer own_input() const { return input_; }
   [[nodiscard]] Buffer own_output() const { return output_; }
-  // The block in the arena that this made for the output; null when there is none.
-  [[nodiscard]] std::byte* output_block() const { return output_block_; }
+  [[nodiscard]] bool keeps_own_part() const { return keeps_own_part_; }
   // Peers touch memory that is not the arena's.
   [[nodiscard]] bool is_private() const {
     return input_location_.is_private || output_location_.is_private;
@@ -56,7 +53,7 @@ class Staged {
            (output_location_.rank != peers.rank() || peers.arena()->is_held(output_.data));
   }
 
-  // The operation is complete: the output goes where the caller wants it. Not of a pipelined one.
+  // The operation is complete: the output goes where the caller wants it.
   void copy_out();
   // Frees what this made; nobody may use it any more.
   void release();
@@ -84,6 +81,7 @@ class Staged {
   Location input_location_;
   Location output_location_;
   bool carried_ = false;
+  bool keeps_own_part_ = false;  // of the input of a carried call, which is copied but for that
   Arena* arena_ = nullptr;
   std::byte* input_block_ = nullptr;   // in the arena, when staged
   std::byte* output_block_ = nullptr;  // may be the same

@@ -81,7 +81,7 @@ std::thread stop_in_a_segment(Endpoint& endpoint, std::uint64_t key) {
   return std::thread([&endpoint, key] {
     auto end = Clock::now() + 1s;
     for (bool stopped = false; !stopped && Clock::now() < end;) {
-      endpoint.marks().visit(endpoint.peers().rank(), [&](std::uint64_t word) {
+      shm::visit_marks(endpoint.peers(), endpoint.peers().rank(), [&](std::uint64_t word) {
         if (stopped || !shm::is_of_channel(word, key)) return;
         stopped = true;
         raise(SIGSTOP);
@@ -300,7 +300,7 @@ TEST(Aftermath, SmallOperationsAreNotCarriedOutLater) {
                                    memory.slot(0, 1).names};
       const char* file = nullptr;
       shm::write(memory.slot(1, 1), 1, {call, {}, {}}, {Collective::all_reduce, {}, {}}, file);
-      EXPECT_FALSE(endpoint.progress(shm::ProgressScope::anything));
+      EXPECT_FALSE(endpoint.progress().progress(shm::ProgressScope::anything));
       EXPECT_EQ(values, std::vector<float>(10, 7));
       EXPECT_THROW(group.wait(ticket), Aborted);
       EXPECT_EQ(values, std::vector<float>(10, 7));

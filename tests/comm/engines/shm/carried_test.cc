@@ -41,7 +41,7 @@ TEST(Carried, InputsAreReadForARankThatBlocksElsewhere) {
     auto post_one = [&](int i) {
       return post(group, call(Collective::all_reduce, values[i], values[i]));
     };
-    std::uint64_t last = 0;
+    CallId last;
     if (group.rank() == 1) {
       for (int i = 0; i < ring; ++i) last = post_one(i);
       all_posted = true;

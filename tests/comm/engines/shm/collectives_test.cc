@@ -108,10 +108,26 @@ TEST_P(ShmCollectives, AreRightInTheArena) {
 }
 
 TEST_P(ShmCollectives, AreRightOutsideTheArena) {
-  for (std::size_t count : {0, 1, 17, 250, 1001, 1024, 100'003}) {
+  // The last ones are staged and reached where they lie.
+  for (std::size_t count : {0, 1, 17, 250, 1001, 1024, 100'003, 300'007}) {
     run_as_rank_threads(GetParam(),
                         [&](Endpoint& endpoint) { check_all<Outside>(endpoint, count); });
   }
+}
+
+// So much that what is combined is reached where it lies, too.
+TEST_P(ShmCollectives, CombineLargeTensorsOutsideTheArena) {
+  if (GetParam() > 3) GTEST_SKIP() << "it takes long and shows no more";
+  run_as_rank_threads(GetParam(), [](Endpoint& endpoint) {
+    constexpr std::size_t count = 2'100'003;
+    Group& group = endpoint.world();
+    std::vector<float> all(count), sums(count);
+    fill(all, group.rank());
+    run(group, call(Collective::all_reduce, all, sums));
+    expect_values(sums, "all_reduce", [&](auto i) { return sum_of_ranks(group.size(), i); });
+    run(group, call(Collective::all_reduce, all, all));
+    expect_values(all, "in place", [&](auto i) { return sum_of_ranks(group.size(), i); });
+  });
 }
 
 TEST_P(ShmCollectives, TakeUnevenCounts) {
@@ -180,7 +196,7 @@ TEST_P(ShmCollectives, PassMessagesInOrder) {
         for (int other = 0; other < size; ++other) {
           if (other == me) continue;
           fill(out, me, round);
-          std::uint64_t sent = 0;
+          CallId sent;
           auto send = call(Collective::send, out, out, other);
           sent = group.post(send);
           run(group, call(Collective::recv, in, in, other));

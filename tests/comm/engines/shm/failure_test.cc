@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -269,12 +270,16 @@ TEST(Failure, IsNoneWhenARankLeavesInOrder) {
       3, on_endpoint(folder, 3, [&](Endpoint& endpoint) {
         Group& group = endpoint.world();
         Group& pair = group.rank() != 1 ? endpoint.make_group("pair", {0, 2}) : group;
-        static std::vector<float> values(50'000, 1);  // lives until peers are done with it
-        auto last = call(Collective::all_reduce, values, values);
+        constexpr std::size_t count = 300'000;
+        static std::vector<float> values(count);  // lives until peers are done with it
+        static std::vector<float> gathered(3 * count);
+        std::ranges::fill(values, static_cast<float>(group.rank()));
+        auto last = call(Collective::all_gather, values, gathered);
         auto ticket = group.post(last);
         if (group.rank() == 1) return;  // has posted, and that is enough
         group.wait(ticket);
-        EXPECT_EQ(values.back(), 3);
+        EXPECT_EQ(gathered[count], 1);
+        EXPECT_EQ(gathered.back(), 2);
         std::this_thread::sleep_for(100ms);
         EXPECT_FALSE(group.has_failed());
         all_reduce(pair, 100);

@@ -22,14 +22,16 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-// 80 kB of ordinary memory that outlive the rank that posts them.
+// Ordinary memory that outlives the rank that posts it, and so much that peers reach for it there.
+constexpr std::size_t lasting_count = 300'000;
 std::vector<float>& lasting_values() {
-  static std::vector<float> values(20'000, 1);
+  static std::vector<float> values(lasting_count, 1);
   return values;
 }
 
 shm::Posting lasting_call() {
-  return call(Collective::all_reduce, lasting_values(), lasting_values());
+  static std::vector<float> gathered(2 * lasting_count);
+  return call(Collective::all_gather, lasting_values(), gathered);
 }
 
 void all_reduce_some(Group& group) {
@@ -120,8 +122,8 @@ TEST(Lifecycle, AForkedChildGivesNoMemoryBack) {
 
 TEST(Lifecycle, LeavingAGroupWaitsForNobody) {
   static std::vector<float> of_rank_1;
-  of_rank_1.assign(20'000, 1);
-  lasting_values().assign(20'000, 1);
+  of_rank_1.assign(lasting_count, 2);
+  lasting_values().assign(lasting_count, 1);
   run_as_rank_threads(2, [](Endpoint& endpoint) {
     Group& second = endpoint.make_group("second", {0, 1});
     if (endpoint.world().rank() == 0) {
@@ -133,8 +135,10 @@ TEST(Lifecycle, LeavingAGroupWaitsForNobody) {
       run(endpoint.world(), barrier_call());
     } else {
       run(endpoint.world(), barrier_call());
-      run(second, call(Collective::all_reduce, of_rank_1, of_rank_1));  // it still counts
-      EXPECT_EQ(of_rank_1.back(), 2);
+      std::vector<float> gathered(2 * lasting_count);
+      run(second, call(Collective::all_gather, of_rank_1, gathered));  // it still counts
+      EXPECT_EQ(gathered.front(), 1);
+      EXPECT_EQ(gathered.back(), 2);
     }
     run(endpoint.world(), barrier_call());
   });
@@ -169,7 +173,7 @@ TEST(Lifecycle, AnExceptionDoesNotWaitForOpenOperations) {
     auto text = message_of<PeerLost>([&] { run(second, lasting_call()); });
     EXPECT_TRUE(contains(text,
                          "rank 0 of 2 was lost: an exception ended its part before its peers had "
-                         "taken what it posted in all_reduce #1 (80 kB, "))
+                         "taken what it posted in all_gather #1 (2.4 MB, "))
         << text;
     EXPECT_TRUE(contains(text, " [group second]")) << text;
   }
@@ -188,8 +192,9 @@ TEST(Lifecycle, TwoRanksThatEndWithOpenOperationsDoNotWaitForEachOther) {
 }
 
 TEST(Lifecycle, AnEndpointEndsAfterManyGroupsWithOpenOperations) {
-  static std::vector<std::vector<float>> values;
-  values.assign(std::size_t{2} * 20, std::vector<float>(20'000, 1));
+  static std::vector<std::vector<float>> values, gathered;
+  values.assign(std::size_t{2} * 20, std::vector<float>(lasting_count, 1));
+  gathered.assign(values.size(), std::vector<float>(2 * lasting_count));
   run_as_rank_threads(2, [](Endpoint& endpoint) {
     int rank = endpoint.world().rank();
     std::vector<Group*> groups;
@@ -198,14 +203,14 @@ TEST(Lifecycle, AnEndpointEndsAfterManyGroupsWithOpenOperations) {
     run(endpoint.world(), barrier_call());
     if (rank == 1) std::this_thread::sleep_for(100ms);  // rank 0 waits in its end
     for (int number = 0; number < 20; ++number) {
-      auto& mine = values[static_cast<std::size_t>(2 * number + rank)];
-      auto posting = call(Collective::all_reduce, mine, mine);
+      const auto mine = static_cast<std::size_t>(2 * number + rank);
+      auto posting = call(Collective::all_gather, values[mine], gathered[mine]);
       (void)groups[static_cast<std::size_t>(number)]->post(posting);
       endpoint.leave(*groups[static_cast<std::size_t>(number)]);
     }
   });
   if (under_thread_sanitizer) return;  // what goes through copies is given out by a wait only
-  for (auto& value : values) EXPECT_EQ(value.back(), 2);
+  for (auto& each : gathered) EXPECT_EQ(each.front() + each.back(), 2);
 }
 
 TEST(Lifecycle, AGroupThatCannotBeMadeIsRefusedOnAllRanksAtOnce) {

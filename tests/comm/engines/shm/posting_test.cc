@@ -93,7 +93,7 @@ TEST(Posting, KeepsPostOrderOnTheSameBuffer) {
       auto outside = constant(count, 1);
       ArenaArray<float> inside(endpoint, count);
       for (std::size_t i = 0; i < count; ++i) inside[i] = 1;
-      std::uint64_t last = 0;
+      CallId last;
       for (int i = 0; i < 6; ++i) {
         last = post(group, call(Collective::all_reduce, outside, outside));
         last = post(group, call(Collective::all_reduce, inside, inside));
@@ -164,7 +164,7 @@ TEST(Posting, WorksInOverlappingGroups) {
     }
     for (int round = 0; round < 100; ++round) {
       std::vector<std::vector<float>> values(2, constant(5000, static_cast<float>(me)));
-      std::vector<std::uint64_t> tickets;
+      std::vector<CallId> tickets;
       for (int i = 0; i < 2; ++i)
         tickets.push_back(post(*mine[i], call(Collective::all_reduce, values[i], values[i])));
       for (int i = 1; i >= 0; --i) {
@@ -178,10 +178,8 @@ TEST(Posting, WorksInOverlappingGroups) {
   });
 }
 
-// Thousands of operations of random kind, size and memory, with random pauses: the ring goes round
-// many times, and each result is compared with its definition.
-// One thread copies large tensors into pipelines while another one, in a group of its own, looks at
-// what is under way in all: for ThreadSanitizer.
+// One thread stages large tensors while another one, in a group of its own, looks at what is under
+// way in all: for ThreadSanitizer.
 TEST(Posting, IsFedWhileAnotherThreadMakesProgress) {
   auto options = small_options();
   options.share_private_memory = false;
@@ -211,6 +209,8 @@ TEST(Posting, IsFedWhileAnotherThreadMakesProgress) {
       options);
 }
 
+// Thousands of operations of random kind, size and memory, with random pauses: the ring goes round
+// many times, and each result is compared with its definition.
 TEST(Posting, SurvivesManyRoundsOfTheRing) {
   for (int size : {2, 3, 5}) {
     run_as_rank_threads(size, [](Endpoint& endpoint) {
@@ -218,7 +218,7 @@ TEST(Posting, SurvivesManyRoundsOfTheRing) {
       std::mt19937 shared(11);               // the same on all ranks
       std::mt19937 own(group.rank() + 100);  // when to be late
       struct Pending {
-        std::uint64_t ticket;
+        CallId ticket;
         std::unique_ptr<ArenaArray<std::int64_t>> inside;
         std::unique_ptr<std::vector<std::int64_t>> outside;
         std::int64_t expected;

@@ -145,7 +145,7 @@ inline shm::Posting barrier_call() {
   return posting;
 }
 
-inline std::uint64_t post(Group& group, shm::Posting posting) { return group.post(posting); }
+inline CallId post(Group& group, shm::Posting posting) { return group.post(posting); }
 inline void run(Group& group, shm::Posting posting) { group.wait(group.post(posting)); }
 
 }  // namespace lockstep::test

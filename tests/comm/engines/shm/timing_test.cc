@@ -94,7 +94,7 @@ void exchange_far_ahead(Endpoint& endpoint) {
   struct Exchange {
     std::vector<std::int64_t> sends, expects;
     std::vector<float> out, in;
-    std::uint64_t ticket = 0;
+    CallId ticket;
   };
   std::mt19937 late(static_cast<unsigned>(group.rank()) + 11);
   std::deque<Exchange> open;

@@ -1,8 +1,9 @@
-// The calls of one rank in one group that are not complete, for engines whose operations are
-// completed by another thread: what waits for them, and what ends them all.
+// The calls of one rank in one group, for engines whose operations are completed by another thread:
+// what waits for those that are not complete, what ends them all, and the record of each, which
+// the rank also compares with those of others.
 //
-// Invariants, under mutex_: open_ holds the calls that are not complete; once failure_ is set, open
-// calls stay open, and none is added.
+// Invariants, under mutex_: a call is open in history_ from add() to complete(); once failure_ is
+// set, open calls stay open, and none is added.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -10,16 +11,17 @@
 #include "base/mutex.h"
 #include "comm/call/record.h"
 #include "comm/diagnose/failure.h"
+#include "comm/diagnose/history.h"
 #include "comm/rendezvous/grace_period.h"
 
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <map>
 #include <string>
+#include <utility>
 
-namespace lockstep {
+namespace lockstep::diagnose {
 
 class OpenCalls {
  public:
@@ -27,11 +29,18 @@ class OpenCalls {
 
   // Throws the group's error when it is dead. Any thread, as everything here.
   void refuse_if_failed(Collective collective);
-  // Returns the call's ticket. Throws as refuse_if_failed().
-  std::uint64_t add(const CallRecord& call);
-  void complete(std::uint64_t ticket);
-  [[nodiscard]] bool done(std::uint64_t ticket);
+  // In each channel in the order of the numbers. Throws as refuse_if_failed().
+  void add(ChannelKey channel, const CallRecord& call, std::uint64_t fingerprint);
+  void complete(CallId id);
+  [[nodiscard]] bool done(CallId id);
   [[nodiscard]] bool has_failed();
+
+  // read(history), while nothing is added or completed.
+  template <class Read>
+  auto with_history(Read&& read) {
+    Lock lock(mutex_);
+    return std::forward<Read>(read)(std::as_const(history_));
+  }
 
   // Every wait ends with `error`, unless there is one already.
   void fail(std::exception_ptr error);
@@ -44,8 +53,8 @@ class OpenCalls {
     // Called once, after half a minute: for a line of the log.
     std::function<void(const CallRecord&, Duration waited)> on_notice;
   };
-  // Returns when the call is complete, at once where it is not known; throws the group's error.
-  void wait(std::uint64_t ticket, const Waiting& waiting);
+  // Returns when the call is complete; throws the group's error.
+  void wait(CallId id, const Waiting& waiting);
 
   // The end of this rank's part: waits until all calls are complete, the group fails or the grace
   // period is over. No call is added afterwards. Returns whether all were complete.
@@ -55,10 +64,9 @@ class OpenCalls {
   const std::string group_;
   Mutex mutex_;
   std::condition_variable changed_;
-  std::uint64_t last_ticket_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
-  std::map<std::uint64_t, CallRecord> open_ LOCKSTEP_GUARDED_BY(mutex_);  // by ticket
+  CallHistory history_ LOCKSTEP_GUARDED_BY(mutex_);
   bool is_failing_ LOCKSTEP_GUARDED_BY(mutex_) = false;  // a thread is finding out why
-  diagnose::Failure failure_ LOCKSTEP_GUARDED_BY(mutex_);
+  Failure failure_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::diagnose

@@ -1,4 +1,4 @@
-#include "comm/backend/open_calls.h"
+#include "comm/diagnose/open_calls.h"
 
 #include <lockstep/base/error.h>
 
@@ -6,7 +6,7 @@
 #include <chrono>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::diagnose {
 namespace {
 
 constexpr Duration notice_after = std::chrono::seconds(30);
@@ -21,22 +21,21 @@ void OpenCalls::refuse_if_failed(Collective collective) {
   failure_.refuse_if_any(name_of(collective), group_);
 }
 
-std::uint64_t OpenCalls::add(const CallRecord& call) {
+void OpenCalls::add(ChannelKey channel, const CallRecord& call, std::uint64_t fingerprint) {
   Lock lock(mutex_);
   failure_.refuse_if_any(name_of(call.collective), group_);
-  open_.emplace(++last_ticket_, call);
-  return last_ticket_;
+  history_.note(channel, call, fingerprint, true);
 }
 
-void OpenCalls::complete(std::uint64_t ticket) {
+void OpenCalls::complete(CallId id) {
   Lock lock(mutex_);
-  open_.erase(ticket);
+  history_.complete(id);
   changed_.notify_all();
 }
 
-bool OpenCalls::done(std::uint64_t ticket) {
+bool OpenCalls::done(CallId id) {
   Lock lock(mutex_);
-  return failure_ || !open_.contains(ticket);
+  return failure_ || history_.find_open(id) == nullptr;
 }
 
 bool OpenCalls::has_failed() {
@@ -57,16 +56,16 @@ bool OpenCalls::begin_to_fail() {
   return true;
 }
 
-void OpenCalls::wait(std::uint64_t ticket, const Waiting& waiting) {
+void OpenCalls::wait(CallId id, const Waiting& waiting) {
   Lock lock(mutex_);
-  auto entry = open_.find(ticket);
-  if (entry == open_.end()) return;
-  const auto call = entry->second;
+  const auto* open = history_.find_open(id);
+  if (open == nullptr) return;
+  const auto call = open->call;
   const auto begin = Clock::now();
   auto deadline = Deadline::after(call.timeout);
   auto notice = deadline.is_never() ? deadline : Deadline::after(notice_after);
   bool is_over = false;
-  while (open_.contains(ticket)) {
+  while (history_.find_open(id) != nullptr) {
     failure_.rethrow_if_any();
     if (!is_over && !is_failing_ && deadline.passed()) {
       is_over = true;
@@ -89,14 +88,12 @@ void OpenCalls::wait(std::uint64_t ticket, const Waiting& waiting) {
 
 bool OpenCalls::drain(const rendezvous::GracePeriod& grace) {
   Lock lock(mutex_);
-  Duration longest{};
-  for (const auto& [ticket, call] : open_) longest = std::max(longest, call.timeout);
-  auto deadline = Deadline::after(grace.length(longest));
-  while (!open_.empty() && !failure_ && !deadline.passed())
+  auto deadline = Deadline::after(grace.length(history_.longest_timeout()));
+  while (history_.open() > 0 && !failure_ && !deadline.passed())
     changed_.wait_for(lock.native(), std::min(deadline.left(), longest_sleep));
-  bool all = open_.empty() && !failure_;
+  bool all = history_.open() == 0 && !failure_;
   failure_.set(std::make_exception_ptr(Aborted("this rank has left the group")));
   return all;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::diagnose

@@ -1,0 +1,102 @@
+// ProgressEngine: carries out what the channels of one process have under way, on the threads that
+// post and wait, and on a helper thread where there are cores to spare. It knows channels and
+// nothing above them.
+//
+// Invariants:
+//   - mutex_ guards what threads of this process share about progress: the lists of channels, and
+//     the channels' records. It is held for claims and posts, never while bytes are moved or a
+//     thread sleeps.
+//   - A thread that has claimed a segment executes it without any lock; the claim keeps operation,
+//     record and channel alive.
+#pragma once
+
+#include "comm/engines/shm/channel.h"
+#include "comm/engines/shm/execution_marks.h"
+#include "comm/engines/shm/transfer.h"
+#include "comm/engines/shm/waiting.h"
+#include "sys/thread.h"
+
+#include <lockstep/base/deadline.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace lockstep::shm {
+
+class ProgressEngine {
+ public:
+  explicit ProgressEngine(const Peers& peers);
+  ProgressEngine(const ProgressEngine&) = delete;
+  ProgressEngine& operator=(const ProgressEngine&) = delete;
+
+  // Where there are more cores than ranks, a thread helps from now on, until stop_helping().
+  void start_helping();
+  void stop_helping();
+
+  // For the owner of channels, under mutex():
+  // the engine carries out their operations, until remove(), which is before they go;
+  void add(Channel& channel) { channels_.push_back(&channel); }
+  void remove(std::span<Channel* const> channels);
+  // it looks for work in them no more;
+  void forget(std::span<Channel* const> channels);
+  // and no thread of this process begins anything of those.
+  void stop(std::span<Channel* const> channels);
+  [[nodiscard]] std::mutex& mutex() { return mutex_; }
+
+  // Posts what the channel has prepared, and executes this rank's part of what is ready. False: the
+  // channel has been stopped, and nothing is posted.
+  [[nodiscard]] bool post(Channel& channel, const Posting& posting);
+  // Makes progress until that is over. False: the group has failed, of this wait's deadline or of
+  // anything else.
+  [[nodiscard]] bool wait(Channel& channel, const Awaited& awaited, Duration timeout);
+  // Executes one segment if there is one to be had.
+  bool progress(ProgressScope scope);
+  // The same where nobody could be told that there is no memory for it: says so and tries no more.
+  bool try_progress(ProgressScope scope) noexcept;
+  // Asks the watchers of late_members() to look at what they have posted; returns those members.
+  std::vector<int> urge(const Channel& channel, const Awaited& awaited);
+  // A peer asks this process to look: it waits for what was carried to be read.
+  void on_urge(int rank);
+  // Whether operations under way in channels of other groups use bytes of that buffer.
+  [[nodiscard]] bool is_used_besides(const SharedGroup& group, Buffer buffer);
+
+  // `action` is called after progress, without the mutex, while so many are due (any thread).
+  void set_due_action(std::function<void()> action) { due_action_ = std::move(action); }
+  void set_due(std::size_t due) { due_.store(due, std::memory_order_relaxed); }
+
+ private:
+  // Claims a segment and marks it, if there is a place for the mark.
+  [[nodiscard]] std::optional<std::size_t> claim(ProgressScope scope, Channel::Task& task);
+  [[nodiscard]] bool claim_of_busy(ProgressScope scope, Channel::Task& task);
+  void execute(const Channel::Task& task, std::size_t place);
+  // Whether progress() would find nothing, as far as can be seen without the mutex: no other
+  // channel has work, and this one waits for posts.
+  [[nodiscard]] bool has_nothing_but(const Channel& channel) const;
+  void note_busy() { busy_channels_.store(busy_.size(), std::memory_order_relaxed); }
+  void help();
+
+  const Peers& peers_;
+  Control& control_;
+  const bool has_core_;  // as many cores as ranks
+  YieldBudget cores_;
+  ExecutionMarks marks_;
+  std::array<Scratch, Control::executing_slots> scratches_;  // one a place of a mark
+
+  std::mutex mutex_;
+  std::vector<Channel*> channels_;
+  std::vector<Channel*> busy_;                 // channels with operations under way
+  std::atomic<std::size_t> busy_channels_{0};  // how many; for a look without the mutex
+
+  std::function<void()> due_action_;
+  std::atomic<std::size_t> due_{0};
+  std::atomic<bool> stopping_{false};
+  sys::Thread helper_;
+};
+
+}  // namespace lockstep::shm
