@@ -12,6 +12,7 @@ from goals import Judgements
 BENCHES = {
     "collectives": "all_reduce and the others beside Gloo and MPI, and their lower bound",
     "step": "a training step: forward, backward, averaging, AdamW; in every mode of both systems",
+    "pipeline": "a step of a model in stages, beside torch.distributed.pipelining and the simulator",
     "memory": "what a rank holds at each level of sharding, beside what the formulas say",
     "optimizer": "AdamW beside PyTorch's default and fused ones, and the memory bound",
 }

@@ -45,12 +45,13 @@ int be_a_rank(const Words& words) {
   const std::map<std::string, int (*)(const Words&)> kinds{{"collectives", serve_collectives},
                                                            {"step", serve_steps},
                                                            {"tail", serve_tails},
+                                                           {"pipeline", serve_pipelines},
                                                            {"trigger", serve_trigger},
                                                            {"optimizer", serve_optimizer},
                                                            {"malloc", print_malloc_settings}};
   auto found = words.empty() ? kinds.end() : kinds.find(words.front());
   if (found == kinds.end())
-    throw UsageError("expected collectives, step, tail, trigger, optimizer or malloc");
+    throw UsageError("expected collectives, step, tail, pipeline, trigger, optimizer or malloc");
   return found->second({words.begin() + 1, words.end()});
 }
 

@@ -29,6 +29,7 @@ using Words = std::vector<std::string>;
 int serve_collectives(const Words& words);
 int serve_steps(const Words& words);
 int serve_tails(const Words& words);
+int serve_pipelines(const Words& words);
 int serve_trigger(const Words& words);
 int serve_optimizer(const Words& words);
 

@@ -8,18 +8,17 @@
 #include <unordered_map>
 
 namespace lockstep::modules {
-namespace {
 
-// Undefined where `tensors` does not have it under any of its names.
-at::Tensor values_for(const StateEntry& entry, const std::map<std::string, at::Tensor>& tensors) {
+at::Tensor values_for(std::span<const std::string> names, at::IntArrayRef sizes,
+                      const std::map<std::string, at::Tensor>& tensors) {
   at::Tensor values;
   std::string_view from;
-  for (const std::string& name : entry.names) {
+  for (const std::string& name : names) {
     auto given = tensors.find(name);
     if (given == tensors.end()) continue;
-    if (given->second.sizes() != entry.tensor.sizes())
+    if (given->second.sizes() != sizes)
       throw BadInput(formatted("loading a model: {}: expected shape [{}], found [{}]",
-                               visible(name), listed(entry.tensor.sizes(), ", "),
+                               visible(name), listed(sizes, ", "),
                                listed(given->second.sizes(), ", ")));
     if (values.defined() && !values.equal(given->second.to(values.options())))
       throw BadInput(formatted(
@@ -28,10 +27,11 @@ at::Tensor values_for(const StateEntry& entry, const std::map<std::string, at::T
     values = given->second.detach();
     from = name;
   }
+  if (!values.defined())
+    throw BadInput(formatted("loading a model: expected a tensor named {}, found none",
+                             visible(names.front())));
   return values;
 }
-
-}  // namespace
 
 std::vector<StateEntry> state_entries(const torch::nn::Module& module) {
   std::vector<StateEntry> entries;
@@ -51,11 +51,7 @@ std::vector<Assignment> assignments_of(const torch::nn::Module& module,
   std::vector<StateEntry> entries = state_entries(module);
   for (const StateEntry& entry : entries) {
     known.insert(entry.names.begin(), entry.names.end());
-    at::Tensor values = values_for(entry, tensors);
-    if (!values.defined())
-      throw BadInput(formatted("loading a model: expected a tensor named {}, found none",
-                               visible(entry.names.front())));
-    assignments.push_back({entry.tensor, std::move(values)});
+    assignments.push_back({entry.tensor, values_for(entry.names, entry.tensor.sizes(), tensors)});
   }
   for (const auto& [name, tensor] : tensors)
     if (!known.contains(name))

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,11 @@ struct StateEntry {
 
 // In the order of their first names in Python's state_dict().
 [[nodiscard]] std::vector<StateEntry> state_entries(const torch::nn::Module& module);
+
+// What `tensors` have for a tensor of these names and sizes. BadInput when that is nothing, is of
+// another shape, or differs from name to name.
+[[nodiscard]] at::Tensor values_for(std::span<const std::string> names, at::IntArrayRef sizes,
+                                    const std::map<std::string, at::Tensor>& tensors);
 
 // What loading writes into one of the module's tensors.
 struct Assignment {

@@ -1,9 +1,14 @@
-// What handles do alike whose parameters are the module's own, all of each on every rank.
+// What handles do alike with tensors that are the module's own, all of each on every rank.
 #pragma once
+
+#include "module/state_entries.h"
 
 #include <lockstep/module/named_parameters.h>
 #include <lockstep/parallel/handle.h>
 
+#include <span>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace lockstep::parallel {
@@ -13,7 +18,23 @@ namespace lockstep::parallel {
 // Handle::zero_grad(): gradients that someone else holds keep their values.
 void zero_gradients(const std::vector<NamedParameter>& parameters, bool set_to_none);
 
-// Adds bytes of parameters and their gradients.
+// Adds bytes of a parameter and its gradient.
 void count_memory(const at::Tensor& parameter, HandleMemory& memory);
+
+// Of which kind each of a module's tensors is, for state_parts() (lockstep/parallel/handle.h).
+class PartKinds {
+ public:
+  PartKinds(const torch::nn::Module& module, std::span<const std::string> ignored);
+
+  // All of one of the module's tensors, without gradient.
+  [[nodiscard]] NamedPart whole_part(const modules::StateEntry& entry) const;
+
+ private:
+  std::unordered_map<const void*, PartKind> kinds_;  // of those that are not a plain parameter
+};
+
+// state_parts() of a strategy whose ranks have all of the module.
+[[nodiscard]] std::vector<NamedPart> whole_state_parts(const torch::nn::Module& module,
+                                                       std::span<const std::string> ignored = {});
 
 }  // namespace lockstep::parallel

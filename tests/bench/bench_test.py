@@ -267,6 +267,26 @@ class Step(Case):
         )
 
 
+class Pipeline(Case):
+    sizes = ("--width", 64, "--depth", 4, "--rows", 8, "--micro-batches", 4, "--rounds", 1, "--steps", 2)
+
+    # The command compares the losses.
+    def test_both_systems_train_the_same_stages(self):
+        self.need_torch()
+        rows = self.rows("pipeline", *self.sizes)
+        self.assertEqual(
+            {(row["system"], row["schedule"]) for row in rows},
+            {("lockstep", one) for one in ("gpipe", "1f1b", "zb-h1", "zbv")}
+            | {("pytorch", one) for one in ("gpipe", "1f1b", "zbv")},
+        )
+        for row in rows:
+            self.assertTrue(0 < row["min_s"] <= row["p50_s"], row)
+            self.assertEqual(len(row["real_of_simulated"]), 1 if row["system"] == "lockstep" else 0)
+
+    def test_mistakes_are_refused(self):
+        self.assert_refused("unknown 'zb'", "pipeline", "--schedule", "zb")
+
+
 class Memory(Case):
     def test_counters_are_those_of_the_formulas(self):
         words = ("memory", "--measure", "counters", "--most-ranks", 2, "--counted", "256x4", "--steps", 2)

@@ -29,7 +29,7 @@ using Sizes = std::vector<std::int64_t>;
 
 // Two parts side by side, and an empty one between them.
 std::vector<at::Tensor> three_parts(Group group) {
-  auto division = std::make_shared<Division>(std::move(group));
+  auto division = std::make_shared<Division>(std::make_shared<Group>(std::move(group)));
   auto parts = std::make_shared<Parts>(
       division, std::vector<Part>{{"a", layout::range_slice(Sizes{2, 6}, {6, 12}), 0},
                                   {"b", layout::range_slice(Sizes{5}, {5, 5}), 6},
@@ -179,7 +179,8 @@ TEST(Parts, TheRecordSurvivesWhatSharesMemory) {
 TEST(Parts, NumbersOfRanksAreCombined) {
   for (int ranks : {1, 2, 3, 5})
     run_as_threads(ranks, [&](Group group) {
-      Division division(group);
+      const auto kept = std::make_shared<Group>(group);
+      Division division(kept);
       EXPECT_EQ(division.sum(group.rank() + 1), ranks * (ranks + 1) / 2);
       EXPECT_EQ(division.largest(-group.rank()), 0);
       double bad = group.rank() == ranks - 1 ? std::nan("") : 3;
@@ -188,6 +189,18 @@ TEST(Parts, NumbersOfRanksAreCombined) {
       bad = group.rank() == 0 ? std::numeric_limits<double>::infinity() : 3;
       EXPECT_EQ(division.largest(bad), std::numeric_limits<double>::infinity());
     });
+}
+
+// The ranks of a division are those of the group that is in its place.
+TEST(Parts, FollowTheGroupInItsPlace) {
+  run_as_threads(4, [&](Group group) {
+    const auto place = std::make_shared<Group>(group);
+    const auto division = std::make_shared<Division>(place);
+    EXPECT_EQ(division->size(), 4);
+    *place = group.split(group.rank() % 2);
+    EXPECT_EQ(division->size(), 2);
+    EXPECT_EQ(division->sum(group.rank()), group.rank() % 2 == 0 ? 2 : 4);
+  });
 }
 
 // What ends outside of LibTorch's operations: a stream of text, a file.

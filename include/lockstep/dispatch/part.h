@@ -29,22 +29,26 @@
 
 namespace lockstep::dispatch {
 
-// The ranks that hold the parts of one whole.
+// The ranks that hold the parts of one whole. Their group is where the handle that made the
+// division has it, in one place: a handle that goes on with another group there takes all its parts
+// along.
 class Division {
  public:
-  explicit Division(Group ranks, std::optional<Duration> timeout = {});
+  // Not null.
+  explicit Division(std::shared_ptr<Group> ranks, std::optional<Duration> timeout = {});
   // The same where each of these ranks' share is divided again: a number is first combined over
   // the ranks of `inner`, then over `ranks`.
-  Division(std::shared_ptr<Division> inner, Group ranks, std::optional<Duration> timeout = {});
+  Division(std::shared_ptr<Division> inner, std::shared_ptr<Group> ranks,
+           std::optional<Duration> timeout = {});
 
-  [[nodiscard]] int size() const { return ranks_.size() * (inner_ ? inner_->size() : 1); }
+  [[nodiscard]] int size() const { return ranks_->size() * (inner_ ? inner_->size() : 1); }
   // Collective over the ranks, and blocking: the sum of all ranks' numbers.
   [[nodiscard]] double sum(double number);
   // The same for the largest; NaN where a rank has NaN.
   [[nodiscard]] double largest(double number);
 
  private:
-  Group ranks_;
+  std::shared_ptr<Group> ranks_;
   std::shared_ptr<Division> inner_;
   std::optional<Duration> timeout_;
 };

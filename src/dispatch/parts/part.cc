@@ -14,27 +14,28 @@
 
 namespace lockstep::dispatch {
 
-Division::Division(Group ranks, std::optional<Duration> timeout)
-    : ranks_(std::move(ranks)), timeout_(timeout) {}
+Division::Division(std::shared_ptr<Group> ranks, std::optional<Duration> timeout)
+    : Division(nullptr, std::move(ranks), timeout) {}
 
-Division::Division(std::shared_ptr<Division> inner, Group ranks, std::optional<Duration> timeout)
+Division::Division(std::shared_ptr<Division> inner, std::shared_ptr<Group> ranks,
+                   std::optional<Duration> timeout)
     : ranks_(std::move(ranks)), inner_(std::move(inner)), timeout_(timeout) {}
 
 double Division::sum(double number) {
   if (inner_) number = inner_->sum(number);
-  if (ranks_.size() == 1) return number;
+  if (ranks_->size() == 1) return number;
   at::Tensor all = at::full({1}, number, at::kDouble);
-  ranks_.all_reduce(all, Op::sum, {.tag = "parts of a norm", .timeout = timeout_}).wait();
+  ranks_->all_reduce(all, Op::sum, {.tag = "parts of a norm", .timeout = timeout_}).wait();
   return all.item<double>();
 }
 
 // Engines differ in what the maximum of a number and NaN is.
 double Division::largest(double number) {
   if (inner_) number = inner_->largest(number);
-  if (ranks_.size() == 1) return number;
+  if (ranks_->size() == 1) return number;
   bool is_nan = std::isnan(number);
   at::Tensor all = at::tensor({is_nan ? 0.0 : number, is_nan ? 1.0 : 0.0}, at::kDouble);
-  ranks_.all_reduce(all, Op::max, {.tag = "largest of the parts", .timeout = timeout_}).wait();
+  ranks_->all_reduce(all, Op::max, {.tag = "largest of the parts", .timeout = timeout_}).wait();
   const double* numbers = all.const_data_ptr<double>();
   return numbers[1] > 0 ? std::numeric_limits<double>::quiet_NaN() : numbers[0];
 }

@@ -37,10 +37,11 @@ void BucketReducer::accept(int i) {
 }
 
 bool BucketReducer::contribute_absent(int i) {
-  bool had_a_part = options_.find_unused_parameters && used_[static_cast<std::size_t>(i)];
+  const at::Tensor& gradient = parameters_[static_cast<std::size_t>(i)].tensor.grad();
+  bool had_a_part =
+      used_[static_cast<std::size_t>(i)] && (options_.find_unused_parameters || gradient.defined());
   at::Tensor values;
-  if (buckets_.holds_gradient(i) && !had_a_part)
-    values = parameters_[static_cast<std::size_t>(i)].tensor.grad().clone();
+  if (buckets_.holds_gradient(i) && !had_a_part) values = gradient.clone();
   buckets_.fill(i);
   if (had_a_part) {
     buckets_.adopt(i);
@@ -63,7 +64,12 @@ void BucketReducer::publish(const parallel::StepStatus& all) {
       parameters_[static_cast<std::size_t>(number)].tensor.mutable_grad().copy_(values);
     }
   }
-  used_.assign(used_.size(), false);
+  forget_uses();
+}
+
+void BucketReducer::post_failure(const parallel::StepStatus& own) {
+  forget_uses();
+  buckets_.post_rest(own);
 }
 
 void BucketReducer::adopt_order(const std::vector<int>& order) {

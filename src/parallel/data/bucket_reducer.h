@@ -35,8 +35,8 @@ class BucketReducer final : public parallel::Reducer {
   void post_rest(const parallel::StepStatus& own) override { buckets_.post_rest(own); }
   [[nodiscard]] parallel::StepStatus wait() override;
   void publish(const parallel::StepStatus& all) override;
-  void discard(bool /*failed*/) override {}
-  void post_failure(const parallel::StepStatus& own) override { buckets_.post_rest(own); }
+  void discard(bool /*failed*/) override { forget_uses(); }
+  void post_failure(const parallel::StepStatus& own) override;
   void end_failed_backward() override {}
   void adopt_order(const std::vector<int>& order) override;
 
@@ -47,6 +47,7 @@ class BucketReducer final : public parallel::Reducer {
     at::Tensor values;  // of its .grad, when that lies in a bucket; else undefined
   };
   void lay_out();
+  void forget_uses() { used_.assign(used_.size(), false); }
 
   Group& group_;
   std::vector<NamedParameter> parameters_;

@@ -8,7 +8,6 @@
 #include "parallel/data/bucket_reducer.h"
 #include "parallel/gradient_hooks.h"
 #include "parallel/handle_state.h"
-#include "parallel/part_kinds.h"
 #include "parallel/state_broadcast.h"
 #include "parallel/whole_parameters.h"
 

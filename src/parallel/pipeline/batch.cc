@@ -54,23 +54,27 @@ void check_rows(const char* what, int rank, std::int64_t rows, int micro_batches
 Batch::Batch(Group& group, StepKind kind, BatchView given, int micro_batches, int first_rank,
              int last_rank, std::optional<Duration> timeout)
     : given_(given), micro_batches_(micro_batches) {
-  at::Tensor own = at::empty({3}, at::kLong), all = at::empty({group.size(), 3}, at::kLong);
+  at::Tensor own = at::empty({4}, at::kLong), all = at::empty({group.size(), 4}, at::kLong);
   auto* numbers = own.mutable_data_ptr<std::int64_t>();
   numbers[0] = rows_in(given.inputs);
   numbers[1] = rows_in(given.targets);
   numbers[2] = static_cast<std::int64_t>(fingerprint_of_sizes(given.inputs));
+  numbers[3] = static_cast<std::int64_t>(given.trained);
   group.all_gather(all, own, {.tag = "rows of a batch", .timeout = timeout}).wait();
   const auto* told = all.const_data_ptr<std::int64_t>();
-  rows_ = told[3 * first_rank];
+  rows_ = told[4 * first_rank];
   check_rows("inputs", first_rank, rows_, micro_batches);
   if (kind != StepKind::forward) {
-    const std::int64_t targets = told[3 * last_rank + 1];
+    const std::int64_t targets = told[4 * last_rank + 1];
     check_rows("targets", last_rank, targets, micro_batches);
     check(targets == rows_, "pipeline: targets: expected {} rows, as the inputs have, found {}",
           rows_, targets);
   }
-  kind_ = combine_fingerprints(static_cast<std::uint64_t>(told[3 * first_rank + 2]),
+  kind_ = combine_fingerprints(static_cast<std::uint64_t>(told[4 * first_rank + 2]),
                                kind == StepKind::train ? 1 : 0);
+  if (kind != StepKind::train) return;
+  for (int rank = 0; rank < group.size(); ++rank)
+    kind_ = combine_fingerprints(kind_, static_cast<std::uint64_t>(told[4 * rank + 3]));
 }
 
 layout::Range Batch::rows_of(int micro_batch) const {

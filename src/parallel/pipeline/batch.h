@@ -15,6 +15,7 @@ enum class StepKind : std::uint8_t { train, evaluate, forward };
 struct BatchView {
   const Tensors* inputs = nullptr;   // null where this rank has not the first stage
   const Tensors* targets = nullptr;  // null where it has not the last one, or none are needed
+  std::uint64_t trained = 0;         // a fingerprint: which parameters of this rank are trained
 };
 
 class Batch {
@@ -24,7 +25,8 @@ class Batch {
   Batch(Group& group, StepKind kind, BatchView given, int micro_batches, int first_rank,
         int last_rank, std::optional<Duration> timeout);
 
-  // Equal for steps whose stages pass on tensors of equal sizes.
+  // Equal for steps whose stages pass on tensors of equal sizes, of which the same ones require a
+  // gradient.
   [[nodiscard]] std::uint64_t kind() const { return kind_; }
   [[nodiscard]] layout::Range rows_of(int micro_batch) const;
   // Of all rows.

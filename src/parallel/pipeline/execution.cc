@@ -18,10 +18,6 @@ double now_in_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-bool adds_gradients(Compute compute) {
-  return compute == Compute::backward || compute == Compute::weight;
-}
-
 // What a stage of this rank gets from the one before it on the same rank: leaves of its own graph.
 Tensors as_leaves(const Tensors& tensors) {
   Tensors leaves;
@@ -40,8 +36,6 @@ Tensors only_with_gradient(const Tensors& tensors) {
 }  // namespace
 
 void Execution::run(const std::vector<Action>& actions, std::optional<Action>& now) {
-  for (const Action& action : actions)
-    if (adds_gradients(action.compute)) ++to_come_[action.stage];
   for (const Action& action : actions) {
     now = action;
     switch (action.compute) {
@@ -118,7 +112,7 @@ void Execution::backward(const Action& action) {
   const Tensors gradients = root_gradients(action);
   StageRun& run = parts_.stages.at(action.stage);
   const bool is_whole = action.compute == Compute::backward;
-  if (is_whole) parts_.before_gradients(action.stage, --to_come_[action.stage] == 0);
+  parts_.before_backward(action);
   Tensors of_inputs = timed(action, [&] {
     return is_whole ? run.backward(action.micro_batch, gradients)
                     : run.input(action.micro_batch, gradients);
@@ -127,7 +121,7 @@ void Execution::backward(const Action& action) {
 }
 
 void Execution::weight(const Action& action) {
-  parts_.before_gradients(action.stage, --to_come_[action.stage] == 0);
+  parts_.before_backward(action);
   timed(action, [&] {
     parts_.stages.at(action.stage).weight(action.micro_batch);
     return 0;

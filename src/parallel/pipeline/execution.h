@@ -17,8 +17,7 @@ namespace lockstep::pipeline {
 struct ExecutionParts {
   std::map<int, StageRun>& stages;  // of this rank
   const PipelineLoss& loss;
-  // Called around each backward that adds to gradients; `last` is the last one of its stage.
-  std::function<void(int stage, bool last)> before_gradients;
+  std::function<void(const plan::Action& action)> before_backward;
 };
 
 class Execution {
@@ -63,7 +62,6 @@ class Execution {
   ExecutionParts parts_;
   std::map<std::uint64_t, Tensors> here_;  // passed between stages of this rank
   std::map<int, at::Tensor> losses_;       // whose backward is still to come, without history
-  std::map<int, int> to_come_;             // backwards with gradients of weights, by stage
   std::map<int, Tensors> outputs_;         // by micro-batch
   at::Tensor loss_;
   std::map<std::pair<int, char>, Spent> spent_;

@@ -55,6 +55,7 @@ Mailbox::Mailbox(Group& group, const plan::Schedule& schedule, SpecBook& book,
 void Mailbox::send(const plan::Result& result, const Tensors& tensors) {
   const auto next = next_stage(result, stages_);
   if (!next || rank_of(*next) == group_.rank()) return;
+  drop_arrived();
   const int destination = rank_of(*next);
   const std::string tag = tag_of(result);
   if (!result.is_gradient) {
@@ -79,6 +80,7 @@ Tensors Mailbox::receive(const plan::Result& result) {
   Expected& expected = channel.messages[number];
   for (Work& work : expected.works) work.wait();
   expected.works.clear();
+  drop_arrived();
   return std::exchange(expected.tensors, {});
 }
 
@@ -113,6 +115,14 @@ Specs Mailbox::specs_for(const Channel& channel, const plan::Result& result) {
   at::Tensor message = at::empty({spec_numbers}, at::kLong);
   group_.recv(message, channel.source, call("sizes of " + tag)).wait();
   return book_[result.key()] = specs_in(message, tag);
+}
+
+void Mailbox::drop_arrived() {
+  std::erase_if(sent_, [](Work& work) {
+    if (!work.done()) return false;
+    work.wait();
+    return true;
+  });
 }
 
 void Mailbox::finish() {

@@ -13,7 +13,7 @@
 
 namespace lockstep::pipeline {
 
-OwnParameters::OwnParameters(std::vector<NamedPart> parameters, const Group& group)
+OwnParameters::OwnParameters(std::vector<NamedPart> parameters, const std::shared_ptr<Group>& group)
     : parameters_(std::move(parameters)) {
   at::NoGradGuard no_grad;
   if (parameters_.empty())

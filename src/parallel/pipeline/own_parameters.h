@@ -22,7 +22,7 @@ class OwnParameters {
   // `parameters` of this rank, each once: the module's own, or what the handle of a stage gives.
   // Where there are none, an empty one takes their place, so that this rank takes part in norms.
   // `group`: the ranks of all stages.
-  OwnParameters(std::vector<NamedPart> parameters, const Group& group);
+  OwnParameters(std::vector<NamedPart> parameters, const std::shared_ptr<Group>& group);
 
   [[nodiscard]] const std::vector<NamedPart>& parts() const { return parts_; }
 

@@ -6,6 +6,7 @@
 #include "module/rank_check.h"
 #include "module/state_entries.h"
 #include "module/tensors.h"
+#include "parallel/whole_parameters.h"
 
 #include <lockstep/plan/schedule_file.h>
 
@@ -38,7 +39,7 @@ PipelineState::PipelineState(const std::vector<Stage>& stages, plan::Schedule sc
     : schedule_((plan::check_schedule(schedule), std::move(schedule))),
       forwards_(plan::forward_only(schedule_)),
       ranks_(plan::rank_of_stages(schedule_)),
-      group_(std::move(group)),
+      kept_group_(std::make_shared<Group>(std::move(group))),
       loss_(std::move(loss)),
       options_(std::move(options)) {
   check_arguments(stages);
@@ -102,40 +103,42 @@ void PipelineState::list_entries(const std::vector<Stage>& stages) {
 }
 
 void PipelineState::keep_own(const std::vector<Stage>& stages) {
-  std::set<const at::TensorImpl*> had;
-  std::vector<NamedPart> parameters;
   for (std::size_t i = 0; i < stages.size(); ++i) {
     if (ranks_[i] != group_.rank()) continue;
-    const int stage = static_cast<int>(i);
-    own_stages_.push_back(stage);
-    runs_.emplace(stage, pipeline::StageRun(stages[i]));
-    if (options_.strategy) handles_.emplace(stage, options_.strategy(*stages[i].module));
-    for (NamedPart& part : parameters_of(stage))
+    own_stages_.push_back(static_cast<int>(i));
+    runs_.emplace(own_stages_.back(), pipeline::StageRun(stages[i]));
+  }
+  sets_.emplace(runs_, options_.strategy);
+  std::set<const at::TensorImpl*> had;
+  std::vector<NamedPart> parameters;
+  for (const pipeline::StageSet& set : sets_->all()) {
+    check_whole_ties(set);
+    for (NamedPart& part : set.parameters())
       if (had.insert(part.tensor.unsafeGetTensorImpl()).second && !ties_->is_elsewhere(part.tensor))
         parameters.push_back(std::move(part));
   }
-  parameters_.emplace(std::move(parameters), group_);
+  parameters_.emplace(std::move(parameters), kept_group_);
 }
 
-// As the strategy of the stage gives them, or whole.
-std::vector<NamedPart> PipelineState::parameters_of(int stage) const {
-  const Stage& own = runs_.at(stage).stage();
-  const std::vector<NamedParameter> whole = unique_parameters(*own.module);
-  std::vector<NamedPart> list;
-  if (const auto handle = handles_.find(stage); handle != handles_.end()) {
-    list = handle->second.named_parameters();
-    const bool is_divided = std::ranges::any_of(
-        list, [](const NamedPart& part) { return dispatch::parts_of(part.tensor) != nullptr; });
-    for (const NamedParameter& parameter : whole)
-      check(!is_divided || !ties_->has(parameter.tensor),
-            "Pipeline: stage {}: {} is tied to stages of other ranks: expected a strategy that "
-            "leaves it whole, found one that divides it",
-            own.name, parameter.name);
-    return list;
-  }
-  for (const auto& [name, tensor, aliases] : whole)
-    list.push_back({name, tensor, aliases, layout::whole_slice(tensor.sizes())});
-  return list;
+void PipelineState::check_whole_ties(const pipeline::StageSet& set) const {
+  if (!set.handle) return;
+  const bool is_divided = std::ranges::any_of(set.parameters(), [](const NamedPart& part) {
+    return dispatch::parts_of(part.tensor) != nullptr;
+  });
+  for (const NamedParameter& parameter : unique_parameters(*set.module))
+    check(!is_divided || !ties_->has(parameter.tensor),
+          "Pipeline: stage {}: {} is tied to stages of other ranks: expected a strategy that "
+          "leaves it whole, found one that divides it",
+          set.name, parameter.name);
+}
+
+// Which parameters are trained may change from step to step, and with it what is passed on.
+std::uint64_t PipelineState::trained() const {
+  std::uint64_t flags = 0;
+  for (const auto& [stage, run] : runs_)
+    for (const at::Tensor& parameter : run.parameters())
+      flags = combine_fingerprints(flags, parameter.requires_grad() ? 1 : 0);
+  return flags;
 }
 
 PipelineState::Result PipelineState::run(StepKind kind, const Tensors& inputs,
@@ -144,39 +147,12 @@ PipelineState::Result PipelineState::run(StepKind kind, const Tensors& inputs,
   const bool is_first = first == group_.rank(), is_last = last == group_.rank();
   const pipeline::Batch batch(
       group_, kind,
-      {is_first ? &inputs : nullptr, is_last && kind != StepKind::forward ? &targets : nullptr},
+      {is_first ? &inputs : nullptr, is_last && kind != StepKind::forward ? &targets : nullptr,
+       trained()},
       schedule_.micro_batches, first, last, options_.timeout);
+  Doing now;
   try {
-    ties_->send_values(group_, options_.timeout);
-    Result result = execute(kind, batch);
-    if (kind == StepKind::train) {
-      if (paused_ == 0) ties_->send_gradients(group_, options_.timeout);
-      parameters_->give_gradients();
-    }
-    if (kind != StepKind::forward) result.loss = on_all_ranks(result.loss);
-    return result;
-  } catch (...) {
-    reset_after_failure();
-    throw;
-  }
-}
-
-PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batch& batch) {
-  if (books_.size() >= most_books && !books_.contains(batch.kind())) books_.clear();
-  const bool is_new = !books_.contains(batch.kind());
-  const plan::Schedule& schedule = kind == StepKind::train ? schedule_ : forwards_;
-  pipeline::Mailbox mailbox(
-      group_, schedule, books_[batch.kind()],
-      {.tells_specs = is_new, .device = device_of(runs_), .timeout = options_.timeout});
-  pipeline::Execution execution(
-      schedule, batch, kind, mailbox,
-      {runs_, loss_, [this](int stage, bool last) { before_gradients(stage, last); }});
-  if (kind == StepKind::train)
-    for (auto& [stage, handle] : handles_) unsynchronized_[stage].emplace(handle.no_sync());
-  std::optional<plan::Action> now;
-  try {
-    parameters_->take_gradients();
-    execution.run(schedule.ranks[static_cast<std::size_t>(group_.rank())], now);
+    return run(kind, batch, now);
   } catch (const std::exception& error) {
     fail(now, error.what());
     throw;
@@ -184,30 +160,55 @@ PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batc
     fail(now, "an exception that is no std::exception");
     throw;
   }
-  unsynchronized_.clear();
-  if (kind == StepKind::train) {
+}
+
+PipelineState::Result PipelineState::run(StepKind kind, const pipeline::Batch& batch, Doing& now) {
+  const bool trains = kind == StepKind::train;
+  now.part = "the exchange of tied values";
+  ties_->send_values(group_, options_.timeout);
+  now.part = "the beginning of a step";
+  if (trains) parameters_->take_gradients();
+  Result result = execute(kind, batch, now);
+  now = {.part = "the exchange of tied gradients"};
+  if (trains && paused_ == 0) ties_->send_gradients(group_, options_.timeout);
+  now.part = "the end of a step";
+  if (trains) parameters_->give_gradients();
+  if (kind != StepKind::forward) result.loss = on_all_ranks(result.loss);
+  return result;
+}
+
+PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batch& batch,
+                                             Doing& now) {
+  if (books_.size() >= most_books && !books_.contains(batch.kind())) books_.clear();
+  const bool is_new = !books_.contains(batch.kind());
+  const bool trains = kind == StepKind::train;
+  const plan::Schedule& schedule = trains ? schedule_ : forwards_;
+  const auto& actions = schedule.ranks[static_cast<std::size_t>(group_.rank())];
+  pipeline::Mailbox mailbox(
+      group_, schedule, books_[batch.kind()],
+      {.tells_specs = is_new, .device = device_of(runs_), .timeout = options_.timeout});
+  pipeline::Execution execution(
+      schedule, batch, kind, mailbox,
+      {runs_, loss_, [this](const plan::Action& action) { sets_->before_backward(action); }});
+  if (trains) sets_->begin_step(actions, /*stays_local=*/paused_ > 0);
+  execution.run(actions, now.action);
+  sets_->end_step();
+  if (trains) {
     measured_ = execution.measured(own_stages_);
     waited_ += measured_.seconds - measured_.busy;
   }
   return {execution.loss(), kind == StepKind::forward ? execution.outputs() : Tensors()};
 }
 
-// The last backward of a stage averages the gradients of all of them over its strategy's ranks.
-void PipelineState::before_gradients(int stage, bool last) {
-  if (last && paused_ == 0) unsynchronized_.erase(stage);
-}
-
-void PipelineState::fail(const std::optional<plan::Action>& now, const char* what) noexcept {
+// Tells the other ranks, and forgets what was begun.
+void PipelineState::fail(const Doing& now, const char* what) noexcept {
   try {
-    const std::string action = now ? plan::text_of(*now) : "the end";
-    group_.abort(formatted("{} of the pipeline failed: {}", action, visible_line(what, 2000)));
+    const std::string part = now.action ? plan::text_of(*now.action) : now.part;
+    group_.abort(formatted("{} of the pipeline failed: {}", part, visible_line(what, 2000)));
   } catch (...) {
     // The group is dead then already.
   }
-}
-
-void PipelineState::reset_after_failure() noexcept {
-  unsynchronized_.clear();
+  sets_->end_step();
   books_.clear();
   for (auto& [stage, run] : runs_) run.clear();
 }
@@ -225,14 +226,15 @@ at::Tensor PipelineState::on_all_ranks(const at::Tensor& loss) {
 }
 
 void PipelineState::detach() {
-  handles_.clear();
+  sets_.reset();
   runs_.clear();
 }
 
 std::vector<NamedPart> PipelineState::named_parameters() const { return parameters_->parts(); }
 
 void PipelineState::zero_grad(bool set_to_none) {
-  for (auto& [stage, handle] : handles_) handle.zero_grad(set_to_none);
+  for (pipeline::StageSet& set : sets_->all())
+    if (set.handle) set.handle->zero_grad(set_to_none);
   parameters_->zero_grad(set_to_none);
   ties_->forget_gradients();
 }
@@ -240,11 +242,7 @@ void PipelineState::zero_grad(bool set_to_none) {
 std::map<std::string, at::Tensor> PipelineState::state_dict() {
   at::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> own, all;
-  for (const auto& [stage, run] : runs_) {
-    const auto handle = handles_.find(stage);
-    own.merge(handle == handles_.end() ? lockstep::state_dict(*run.stage().module)
-                                       : handle->second.state_dict());
-  }
+  for (const pipeline::StageSet& set : sets_->all()) own.merge(set.state_dict());
   for (const Entry& entry : entries_) {
     const int owner = ranks_[static_cast<std::size_t>(entry.stage)];
     at::Tensor tensor =
@@ -257,27 +255,15 @@ std::map<std::string, at::Tensor> PipelineState::state_dict() {
   return all;
 }
 
+// Every rank has all tensors, so every rank checks those of all stages.
 void PipelineState::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
   std::set<std::string> known;
   for (const Entry& entry : entries_) known.insert(entry.names.begin(), entry.names.end());
   for (const auto& [name, tensor] : tensors)
     check_input(known.contains(name), "{}: expected a tensor of the model, found an unknown name",
                 name);
-  std::vector<modules::Assignment> assignments;
-  for (const auto& [stage, run] : runs_) {
-    std::map<std::string, at::Tensor> own;
-    for (const modules::StateEntry& entry : modules::state_entries(*run.stage().module))
-      for (const std::string& name : entry.names)
-        if (const auto found = tensors.find(name); found != tensors.end()) own.insert(*found);
-    if (const auto handle = handles_.find(stage); handle != handles_.end()) {
-      handle->second.load_state_dict(own);
-      continue;
-    }
-    for (modules::Assignment& assignment : modules::assignments_of(*run.stage().module, own))
-      assignments.push_back(std::move(assignment));
-  }
-  at::NoGradGuard no_grad;
-  for (const auto& [tensor, values] : assignments) tensor.detach().copy_(values);
+  for (const Entry& entry : entries_) (void)modules::values_for(entry.names, entry.sizes, tensors);
+  for (pipeline::StageSet& set : sets_->all()) set.load_state_dict(tensors);
 }
 
 void PipelineState::each_state_part(
@@ -290,13 +276,13 @@ void PipelineState::each_state_part(
   const auto once = [&](const NamedPart& part) {
     if (had.insert(part.name).second) body(part);
   };
-  for (const auto& [stage, run] : runs_) {
-    if (const auto handle = handles_.find(stage); handle != handles_.end()) {
-      each(handle->second, once);
+  for (pipeline::StageSet& set : sets_->all()) {
+    if (set.handle) {
+      each(*set.handle, once);
       continue;
     }
     // Buffers too are this rank's alone.
-    for (const modules::StateEntry& entry : modules::state_entries(*run.stage().module))
+    for (const modules::StateEntry& entry : modules::state_entries(*set.module))
       once({entry.names.front(),
             entry.tensor.detach(),
             {entry.names.begin() + 1, entry.names.end()},
@@ -318,8 +304,9 @@ void PipelineState::load_state_parts(const std::function<void(const NamedPart&)>
 
 HandleMemory PipelineState::memory() const {
   HandleMemory memory;
-  for (const auto& [stage, handle] : handles_) {
-    const HandleMemory own = handle.memory();
+  for (const pipeline::StageSet& set : sets_->all()) {
+    if (!set.handle) continue;
+    const HandleMemory own = set.handle->memory();
     memory.shards += own.shards;
     memory.whole += own.whole;
     memory.gradients += own.gradients;
@@ -328,12 +315,8 @@ HandleMemory PipelineState::memory() const {
     memory.pooled += own.pooled;
     memory.offloaded += own.offloaded;
   }
-  if (!handles_.empty()) return memory;
-  for (const NamedPart& part : parameters_->parts()) {
-    memory.whole += static_cast<std::int64_t>(part.tensor.nbytes());
-    const at::Tensor& gradient = part.tensor.grad();
-    if (gradient.defined()) memory.gradients += static_cast<std::int64_t>(gradient.nbytes());
-  }
+  if (options_.strategy) return memory;
+  for (const NamedPart& part : parameters_->parts()) parallel::count_memory(part.tensor, memory);
   return memory;
 }
 

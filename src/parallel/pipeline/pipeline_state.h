@@ -4,6 +4,7 @@
 #include "parallel/handle_state.h"
 #include "parallel/pipeline/execution.h"
 #include "parallel/pipeline/own_parameters.h"
+#include "parallel/pipeline/stage_sets.h"
 #include "parallel/pipeline/ties.h"
 #include "parallel/wait_time.h"
 
@@ -57,13 +58,18 @@ class PipelineState final : public HandleState {
   void check_new_name(const std::string& name, const Stage& stage) const;
   void list_entries(const std::vector<Stage>& stages);
   void keep_own(const std::vector<Stage>& stages);
-  [[nodiscard]] std::vector<NamedPart> parameters_of(int stage) const;
-  Result execute(pipeline::StepKind kind, const pipeline::Batch& batch);
-  void before_gradients(int stage, bool last);
-  void fail(const std::optional<plan::Action>& now, const char* what) noexcept;
-  void reset_after_failure() noexcept;
+  void check_whole_ties(const pipeline::StageSet& set) const;
+  [[nodiscard]] std::uint64_t trained() const;
+  // What a rank does at the moment, for messages.
+  struct Doing {
+    const char* part = "the beginning";
+    std::optional<plan::Action> action = std::nullopt;
+  };
+  Result run(pipeline::StepKind kind, const pipeline::Batch& batch, Doing& now);
+  Result execute(pipeline::StepKind kind, const pipeline::Batch& batch, Doing& now);
+  void fail(const Doing& now, const char* what) noexcept;
   // Calls `body` for each part of this rank's stages that belongs to this rank; `each` lists those
-  // of a stage with a strategy.
+  // of stages with a strategy.
   void each_state_part(
       const std::function<void(Handle&, const std::function<void(const NamedPart&)>&)>& each,
       const std::function<void(const NamedPart&)>& body);
@@ -73,14 +79,14 @@ class PipelineState final : public HandleState {
   }
 
   const plan::Schedule schedule_, forwards_;
-  const std::vector<int> ranks_;  // of stages
-  Group group_;
+  const std::vector<int> ranks_;             // of stages
+  const std::shared_ptr<Group> kept_group_;  // here alone: parts refer to it
+  Group& group_ = *kept_group_;
   const PipelineLoss loss_;
   const PipelineOptions options_;
   std::vector<int> own_stages_;
   std::map<int, pipeline::StageRun> runs_;
-  std::map<int, Handle> handles_;                        // of options_.strategy
-  std::map<int, std::optional<NoSync>> unsynchronized_;  // during a step
+  std::optional<pipeline::StageSets> sets_;
   std::vector<Entry> entries_;
   std::optional<pipeline::Ties> ties_;
   std::optional<pipeline::OwnParameters> parameters_;

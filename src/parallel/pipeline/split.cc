@@ -3,8 +3,7 @@
 #include "base/check.h"
 #include "base/nearest.h"
 #include "module/tensors.h"
-
-#include <lockstep/module/state_dict.h>
+#include "parallel/pipeline/part_of_model.h"
 
 #include <torch/nn/modules/container/any.h>
 
@@ -15,41 +14,7 @@
 namespace lockstep {
 namespace {
 
-// Some modules of a model, each under the name that it has there.
-class PartOfModel : public torch::nn::Module, public HasAliases {
- public:
-  PartOfModel() : torch::nn::Module("Stage") {}
-
-  void add_module(const std::string& path, std::shared_ptr<torch::nn::Module> module) {
-    around(path).register_module(last_of(path), std::move(module));
-  }
-  void add_parameter(const std::string& path, const at::Tensor& tensor) {
-    around(path).register_parameter(last_of(path), tensor, tensor.requires_grad());
-  }
-  void add_buffer(const std::string& path, const at::Tensor& tensor) {
-    around(path).register_buffer(last_of(path), tensor);
-  }
-
-  void set_aliases(std::vector<Alias> aliases) { aliases_ = std::move(aliases); }
-  [[nodiscard]] std::vector<Alias> aliases() const override { return aliases_; }
-
- private:
-  // The module that is around what `path` names; made where it is missing.
-  torch::nn::Module& around(const std::string& path) {
-    torch::nn::Module* at = this;
-    std::size_t begin = 0;
-    for (std::size_t dot; (dot = path.find('.', begin)) != std::string::npos; begin = dot + 1) {
-      const std::string name = path.substr(begin, dot - begin);
-      if (!at->named_children().contains(name))
-        at->register_module(name, std::make_shared<torch::nn::Module>("Stage"));
-      at = at->named_children()[name].get();
-    }
-    return *at;
-  }
-  static std::string last_of(const std::string& path) { return path.substr(path.rfind('.') + 1); }
-
-  std::vector<Alias> aliases_;
-};
+using pipeline::PartOfModel;
 
 // Begins and ends of the stages among named things.
 std::vector<std::size_t> cuts_of(const std::vector<std::string>& names,

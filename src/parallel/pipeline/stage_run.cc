@@ -26,6 +26,11 @@ Tensors unshared(Tensors gradients) {
 
 }  // namespace
 
+bool StageRun::trains() const {
+  return std::ranges::any_of(parameters_,
+                             [](const at::Tensor& one) { return one.requires_grad(); });
+}
+
 Tensors StageRun::forward(const Tensors& inputs) const {
   Tensors outputs = stage_.forward(inputs);
   check(!outputs.empty(), "stage {}: expected tensors from its forward, found none", stage_.name);

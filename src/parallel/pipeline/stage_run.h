@@ -11,9 +11,14 @@ namespace lockstep::pipeline {
 
 class StageRun {
  public:
-  explicit StageRun(Stage stage) : stage_(std::move(stage)) {}
+  explicit StageRun(Stage stage)
+      : stage_(std::move(stage)), parameters_(stage_.module->parameters()) {}
 
   [[nodiscard]] const Stage& stage() const { return stage_; }
+  // Those of its module, when this object was made.
+  [[nodiscard]] const Tensors& parameters() const { return parameters_; }
+  // Whether one of them requires a gradient now.
+  [[nodiscard]] bool trains() const;
 
   // Under the caller's grad mode. InvalidArgument when the stage gives no tensors.
   [[nodiscard]] Tensors forward(const Tensors& inputs) const;
@@ -38,6 +43,7 @@ class StageRun {
   };
 
   Stage stage_;
+  Tensors parameters_;
   std::map<int, Kept> kept_;
 };
 

@@ -1,6 +1,6 @@
 #include "parallel/pipeline/ties.h"
 
-#include "base/format.h"
+#include "base/check.h"
 
 #include <lockstep/module/named_parameters.h>
 
@@ -61,18 +61,37 @@ void Ties::each_pair(int own_rank, Body body) {
 void Ties::send_values(Group& group, std::optional<Duration> timeout) {
   at::NoGradGuard no_grad;
   std::vector<Work> works;
+  std::vector<std::pair<at::Tensor, at::Tensor>> received;  // a parameter, and what it gets
   each_pair(own_rank_, [&](const Tie& tie, int other) {
     const std::string tag = "values of " + tie.name;
     const CallOptions call{.tag = tag, .timeout = timeout};
-    const bool owns = tie.owner == own_rank_;
-    works.push_back(owns ? group.send(tie.tensor.detach().contiguous(), other, call)
-                         : group.recv(tie.tensor.detach(), tie.owner, call));
+    const at::Tensor own = tie.tensor.detach();
+    if (tie.owner == own_rank_) {
+      works.push_back(group.send(own.contiguous(), other, call));
+      return;
+    }
+    // Of transposed memory this is a copy, of other memory itself.
+    received.emplace_back(own, own.contiguous());
+    works.push_back(group.recv(received.back().second, tie.owner, call));
   });
   for (Work& work : works) work.wait();
+  for (auto& [parameter, values] : received)
+    if (!parameter.is_same(values)) parameter.copy_(values);
+}
+
+void Ties::check_dense() const {
+  for (const Tie& tie : ties_) {
+    if (!tie.tensor.defined() || !tie.tensor.grad().defined()) continue;
+    check(tie.tensor.grad().layout() == at::kStrided,
+          "pipeline: parameter {}: expected a dense gradient, since it is tied over ranks, found a "
+          "sparse one",
+          tie.name);
+  }
 }
 
 void Ties::send_gradients(Group& group, std::optional<Duration> timeout) {
   at::NoGradGuard no_grad;
+  check_dense();
   std::vector<Work> works;
   std::vector<std::pair<at::Tensor, at::Tensor>> received;  // a parameter, and what it gets
   each_pair(own_rank_, [&](const Tie& tie, int other) {

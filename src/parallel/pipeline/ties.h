@@ -28,7 +28,8 @@ class Ties {
 
   // Collective over the ranks that have ties, and blocking.
   void send_values(Group& group, std::optional<Duration> timeout);
-  // Also forgets the gradients of parameters that belong elsewhere.
+  // Also forgets the gradients of parameters that belong elsewhere. InvalidArgument for a sparse
+  // one.
   void send_gradients(Group& group, std::optional<Duration> timeout);
   // Local: forgets these gradients.
   void forget_gradients();
@@ -40,6 +41,7 @@ class Ties {
     int owner = 0;            // a rank
     std::vector<int> others;  // ranks, without the owner
   };
+  void check_dense() const;
   // Each tie once for each rank other than its owner: `body(tie, other)`.
   template <typename Body>
   void each_pair(int own_rank, Body body);

@@ -55,7 +55,7 @@ bool Residency::say_end() {
 
 void Residency::end_iteration() {
   Lock lock(mutex_);
-  forget_write();
+  last_write_ = {};
   bool has_failed = says_next() && say_end();
   note_what_is_left();
   if (!seen_.empty()) order_ = seen_;
@@ -141,7 +141,7 @@ void Residency::end_failed_iteration() {
   while (follow_others(/*blocks=*/true)) {
   }
   Lock lock(mutex_);
-  forget_write();
+  last_write_ = {};
   question_.reset();
   followed_ = -1;
   others_ended_ = false;

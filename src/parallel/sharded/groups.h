@@ -9,7 +9,8 @@
 namespace lockstep::sharded {
 
 // Each carries calls of one kind, whose order is the same on all ranks even where the kinds
-// interleave differently. The handle keeps them, here alone: its parts refer to them.
+// interleave differently. The handle keeps them, here alone: its parts and
+// its slices refer to them.
 struct Groups {
   Group whole;                              // status, buffers, checks: all ranks
   Group gather;                             // units' values

@@ -87,7 +87,7 @@ std::string explained(const Unit& unit, const dispatch::StorageUse& use, const c
 void Residency::pin(int unit, const dispatch::StorageUse& use) {
   Lock lock(mutex_);
   Unit& used = *units_[static_cast<std::size_t>(unit)];
-  if (use.writes || unit != last_write_.unit) forget_write();
+  if (use.writes || unit != last_write_.unit) last_write_ = {};
   try {
     bring(unit);
     if (use.writes) used.begin_write();
@@ -98,22 +98,17 @@ void Residency::pin(int unit, const dispatch::StorageUse& use) {
   }
   ++used.pins;
   if (!use.writes || use.operation != "aten::mul_") return;
-  last_write_ = {.unit = unit, .shard = used.copy_of_shard()};
-}
-
-void Residency::forget_write() {
-  auto [unit, shard] = std::exchange(last_write_, LastWrite());
-  if (unit >= 0) units_[static_cast<std::size_t>(unit)]->forget_copy(std::move(shard));
+  last_write_ = {.unit = unit, .shard = used.shard().clone()};
 }
 
 void Residency::undo_last_write() {
   Lock lock(mutex_);
-  if (last_write_.unit < 0) return;
-  auto number = static_cast<std::size_t>(last_write_.unit);
-  Unit& unit = *units_[number];
-  unit.put_back(last_write_.shard);
-  forget_write();
-  if (unit.present() && unit.pins == 0) release(number);
+  auto [number, before] = std::exchange(last_write_, LastWrite());
+  if (number < 0) return;
+  Unit& unit = *units_[static_cast<std::size_t>(number)];
+  unit.shard().copy_(before);
+  unit.parts_written();
+  if (unit.present() && unit.pins == 0) release(static_cast<std::size_t>(number));
 }
 
 void Residency::written(int unit) {

@@ -138,7 +138,6 @@ class Residency {
   [[nodiscard]] bool is_again(int unit) const LOCKSTEP_REQUIRES(mutex_);
   void meet(const Unit& unit, Work own, const char* why) LOCKSTEP_REQUIRES(mutex_);
   void wait_for_readers(bool is_present) LOCKSTEP_REQUIRES(mutex_);
-  void forget_write() LOCKSTEP_REQUIRES(mutex_);
   void release(std::size_t number) LOCKSTEP_REQUIRES(mutex_);
   void drop_all() LOCKSTEP_REQUIRES(mutex_);
   [[nodiscard]] bool stays(const Unit& unit, bool in_backward) const LOCKSTEP_REQUIRES(mutex_);

@@ -6,12 +6,12 @@
 #include "module/rank_check.h"
 #include "module/specs.h"
 #include "module/state_entries.h"
-#include "parallel/part_kinds.h"
 #include "parallel/sharded/checks.h"
 #include "parallel/sharded/deferred_values.h"
 #include "parallel/sharded/memory_check.h"
 #include "parallel/sharded/unit_options.h"
 #include "parallel/state_broadcast.h"
+#include "parallel/whole_parameters.h"
 #include "sys/heap.h"
 
 #include <lockstep/dispatch/deferral.h>
@@ -64,13 +64,15 @@ sharded::UnitSettings settings_of(const ShardOptions& options) {
 }  // namespace
 
 ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& options)
-    : groups(std::move(the_groups)),
+    : groups(std::make_shared<sharded::Groups>(std::move(the_groups))),
       deferred(options.reduce_in_step ? std::make_shared<sharded::LazyGradients>() : nullptr),
-      residency(std::make_unique<sharded::Residency>(options.level, options.prefetch, groups.gather,
-                                                     groups.reduce, options.timeout, deferred)),
-      division(std::make_shared<dispatch::Division>(groups.reduce, options.timeout)),
+      residency(std::make_unique<sharded::Residency>(options.level, options.prefetch,
+                                                     groups->gather, groups->reduce,
+                                                     options.timeout, deferred)),
+      division(std::make_shared<dispatch::Division>(std::shared_ptr<Group>(groups, &groups->reduce),
+                                                    options.timeout)),
       options_(options),
-      pool_(std::make_shared<sharded::BufferPool>(groups.gather)) {
+      pool_(std::make_shared<sharded::BufferPool>(groups->gather)) {
   sharded::check_options(options);
   if (!options.offload.empty() || options.offload_to_host)
     offload = std::make_shared<sharded::Offload>(options.offload);
@@ -79,7 +81,7 @@ ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& optio
 void ShardedState::divide(const torch::nn::Module& part) {
   modules::ModuleTensors tensors = modules::tensors_of(part);
   std::erase_if(tensors.parameters, [&](const auto& one) { return is_divided(one.tensor); });
-  modules::check_same_lines(groups.whole, sharded::lines_of(part, tensors), call());
+  modules::check_same_lines(groups->whole, sharded::lines_of(part, tensors), call());
   ShardOptions options = options_;
   options.units.clear();
   options.ignored.clear();
@@ -90,18 +92,18 @@ void ShardedState::divide(const torch::nn::Module& part) {
 void ShardedState::complete(std::shared_ptr<torch::nn::Module> the_module) {
   module = std::move(the_module);
   modules::ModuleTensors tensors = modules::tensors_of(*module, options_.ignored);
-  modules::check_same_lines(groups.whole, sharded::describe(*module, tensors, options_), call());
+  modules::check_same_lines(groups->whole, sharded::describe(*module, tensors, options_), call());
   std::vector<NamedParameter> parameters = tensors.parameters;
   name_units(parameters);
   std::erase_if(tensors.parameters, [&](const auto& one) { return is_divided(one.tensor); });
   add_units(tensors, options_);
   for (const auto& [name, tensor, aliases] : parameters)
     places_.push_back(by_tensor_.at(tensor.unsafeGetTensorImpl()));
-  reducer = std::make_shared<sharded::UnitReducer>(groups, *residency, pool_, deferred, options_);
+  reducer = std::make_shared<sharded::UnitReducer>(*groups, *residency, pool_, deferred, options_);
   std::vector<at::Tensor> buffers;
   if (options_.broadcast_buffers) buffers = tensors.buffer_tensors();
   step = std::make_shared<parallel::BackwardStep>(
-      groups.whole, reducer,
+      groups->whole, reducer,
       modules::ModuleWatch(*module, options_.ignored, "fully_shard() was called"),
       std::move(buffers),
       parallel::StepOptions{.strategy = "fully_shard()",
@@ -119,12 +121,13 @@ void ShardedState::add_units(const modules::ModuleTensors& tensors, const ShardO
   sharded::check_not_divided(parameters);
   modules::check_ordinary(tensors, "fully_shard");
   modules::check_alone(tensors, "fully_shard");
-  sharded::check_storage(groups, parameters, options);
+  sharded::check_storage(*groups, parameters, options);
   std::vector<layout::PlannedUnit> plan = plan_of(parameters, options);
-  sharded::check_memory(
-      groups.whole, sharded::bytes_needed(parameters, plan, groups.gather.size(), options), call());
+  sharded::check_memory(groups->whole,
+                        sharded::bytes_needed(parameters, plan, groups->gather.size(), options),
+                        call());
   if (offload && offload->is_in_files())
-    sharded::check_room(*offload, groups.whole, parameters, groups.gather.size(), call());
+    sharded::check_room(*offload, groups->whole, parameters, groups->gather.size(), call());
   std::vector<at::Tensor> state;
   for (const auto& parameter : parameters)
     if (!dispatch::is_deferred(parameter.tensor)) state.push_back(parameter.tensor);
@@ -132,7 +135,7 @@ void ShardedState::add_units(const modules::ModuleTensors& tensors, const ShardO
     sharded::make_ordinary(buffer.tensor);
     state.push_back(buffer.tensor);
   }
-  parallel::broadcast_now(groups.whole, state, broadcast_bytes, call());
+  parallel::broadcast_now(groups->whole, state, broadcast_bytes, call());
   for (const layout::PlannedUnit& planned : plan) {
     sharded::UnitSettings settings = settings_of(sharded::options_of(planned, options));
     settings.waits = waits;
@@ -152,7 +155,7 @@ void ShardedState::add_unit(const layout::PlannedUnit& planned,
     members.push_back(parameters[static_cast<std::size_t>(i)]);
     tensors.push_back(members.back().tensor);
   }
-  sharded::give_values(groups.whole, sharded::deferred_among(tensors), broadcast_bytes, call());
+  sharded::give_values(groups->whole, sharded::deferred_among(tensors), broadcast_bytes, call());
   sharded::Unit& unit = residency->add(planned.name, std::move(members), pool_, settings);
   int number = 0;
   for (int i : planned.items)

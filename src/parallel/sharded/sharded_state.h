@@ -46,14 +46,14 @@ class ShardedState final : public HandleState {
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override;
   [[nodiscard]] double seconds_waited() const override { return waits->seconds(); }
-  [[nodiscard]] const Group& group() const override { return groups.whole; }
-  [[nodiscard]] std::optional<Mesh> mesh() const override { return groups.mesh; }
+  [[nodiscard]] const Group& group() const override { return groups->whole; }
+  [[nodiscard]] std::optional<Mesh> mesh() const override { return groups->mesh; }
 
   void unshard();
   void reset_peak_memory();
 
   std::shared_ptr<torch::nn::Module> module;
-  sharded::Groups groups;
+  const std::shared_ptr<sharded::Groups> groups;
   std::shared_ptr<sharded::LazyGradients> deferred;  // null: averaged in backward()
   std::unique_ptr<sharded::Residency> residency;
   std::shared_ptr<sharded::UnitReducer> reducer;  // null until complete()

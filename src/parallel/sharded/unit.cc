@@ -70,7 +70,6 @@ Unit::Unit(std::string name, std::vector<NamedParameter> parameters, Group& grou
       parameters_(std::move(parameters)),
       settings_(settings),
       group_(group),
-      pool_(std::move(pool)),
       trains_(parameters_.front().tensor.requires_grad()),
       dtype_(dtype_of(parameters_)),
       compute_dtype_(compute_dtype_of(parameters_, settings)),
@@ -88,7 +87,7 @@ Unit::Unit(std::string name, std::vector<NamedParameter> parameters, Group& grou
                                .compute_dtype = compute_dtype_,
                                .device = device_,
                                .group = group_,
-                               .pool = pool_,
+                               .pool = std::move(pool),
                                .offload = settings.offload});
   take_parameters();
   make_slices(owners.slices);
@@ -119,9 +118,7 @@ void Unit::make_slices(std::weak_ptr<dispatch::StorageOwner> owner) {
                      layout::range_slice(entry.sizes, slice.of_tensor, std::move(order)),
                      slice.offset});
   }
-  auto division = settings_.division;
-  if (!division) division = std::make_shared<dispatch::Division>(group_);
-  parts_ = std::make_shared<dispatch::Parts>(std::move(division), std::move(parts));
+  parts_ = std::make_shared<dispatch::Parts>(settings_.division, std::move(parts));
   dispatch::LazyStorage storage(static_cast<std::int64_t>(shard().nbytes()), shard_device(),
                                 std::move(owner), settings_.key, "",
                                 dispatch::record_of_parts(parts_));
@@ -183,17 +180,6 @@ Work Unit::post_barrier(std::string_view tag) {
 void Unit::write_back() {
   at::NoGradGuard no_grad;
   memory_->write_back();
-}
-
-at::Tensor Unit::copy_of_shard() const {
-  at::NoGradGuard no_grad;
-  return pool_->take(range_.length(), dtype_, shard_device()).copy_(shard());
-}
-
-void Unit::put_back(const at::Tensor& copy) {
-  at::NoGradGuard no_grad;
-  shard().copy_(copy);
-  memory_->shard_written();
 }
 
 const std::string& Unit::parameter_at(std::int64_t offset) const {

@@ -44,8 +44,7 @@ struct UnitSettings {
   c10::DispatchKey key = c10::DispatchKey::Undefined;
   std::shared_ptr<Offload> offload;  // null: shards are where the parameters are
   std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
-  // The ranks that hold the other parts, one for all units; null: those of the unit's group.
-  std::shared_ptr<dispatch::Division> division;
+  std::shared_ptr<dispatch::Division> division;  // the ranks of the other parts, one for all units
 };
 
 // What operations ask before they use the parameters, and before they use the slices.
@@ -120,12 +119,6 @@ class Unit {
   // The whole has been written in place: the shard takes its part.
   void write_back();
 
-  // Local. A copy of the shard as it is now, in a buffer of the pool, which put_back()
-  // writes into the shard and forget_copy() gives back.
-  [[nodiscard]] at::Tensor copy_of_shard() const;
-  void put_back(const at::Tensor& copy);
-  void forget_copy(at::Tensor copy) const { pool_->give(std::move(copy)); }
-
   // The name of the parameter at an element of the storage.
   [[nodiscard]] const std::string& parameter_at(std::int64_t offset) const;
   // The first parameter that no longer lies in the storage; null when all do.
@@ -133,8 +126,9 @@ class Unit {
 
   // Collective and blocking: every parameter's values, in its own dtype, as ordinary tensors.
   [[nodiscard]] std::vector<at::Tensor> whole_values();
-  // Local: the elements of slice i as an ordinary tensor in the same memory, and what follows when
+  // Local: all slices, and slice i, as an ordinary tensor in the same memory, and what follows when
   // such have been written: what is gathered is then outdated.
+  [[nodiscard]] const at::Tensor& shard() const { return memory_->shard(); }
   [[nodiscard]] at::Tensor part(int i) const;
   void parts_written() { memory_->shard_written(); }
   // Local: the same for this rank's part of new values for parameter i.
@@ -155,7 +149,6 @@ class Unit {
  private:
   enum class Phase { absent, arriving, present };
 
-  [[nodiscard]] const at::Tensor& shard() const { return memory_->shard(); }
   [[nodiscard]] CallOptions call() const { return {.tag = tag_, .timeout = settings_.timeout}; }
   [[nodiscard]] std::int64_t version() const;
   void take_parameters();
@@ -166,7 +159,6 @@ class Unit {
   std::vector<NamedParameter> parameters_;
   UnitSettings settings_;
   Group& group_;
-  std::shared_ptr<BufferPool> pool_;
   bool trains_ = false;
   c10::ScalarType dtype_;
   c10::ScalarType compute_dtype_;

@@ -6,7 +6,6 @@
 #include "base/format.h"
 #include "comm/backend/one_line.h"
 #include "dispatch/thread_generator.h"
-#include "parallel/part_kinds.h"
 #include "parallel/threads/scatter.h"
 #include "parallel/whole_parameters.h"
 

@@ -125,6 +125,32 @@ TEST_P(Reducer, WhatWasUsedOnlyInsideNoSyncIsAveraged) {
   });
 }
 
+// Without find_unused_parameters too; what has no gradient at all is still an error.
+TEST_P(Reducer, WhatNoSyncHasKeptIsNotUnused) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
+    Branches model;
+    DistributedDataParallel ddp(model, group);
+    for (int step = 0; step < 2; ++step) {
+      ddp.zero_grad();
+      {
+        auto scope = ddp.no_sync();
+        model->forward(input(group.rank()), "ac").sum().backward();
+      }
+      model->forward(input(group.rank()), "b").sum().backward();
+      auto ac = expected_average(group.size(), [](int) { return "ac"; });
+      auto b = expected_average(group.size(), [](int) { return "b"; });
+      for (std::size_t i = 0; i < ac.size(); ++i)
+        EXPECT_TRUE(same_bits(model->parameters()[i].grad(), ac[i].defined() ? ac[i] : b[i]));
+    }
+    {
+      auto scope = ddp.no_sync();
+      model->forward(input(group.rank()), "a").sum().backward();
+    }
+    ddp.zero_grad();
+    EXPECT_THROW(model->forward(input(group.rank()), "b").sum().backward(), ReductionFailed);
+  });
+}
+
 TEST_P(Reducer, NoSyncNestsAndAveragesTheAccumulatedSum) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {
     Branches model;

@@ -33,7 +33,8 @@ struct OffloadedUnit {
     }
     residency.add(
         "u", std::move(members), pool,
-        sharded::UnitSettings{.level = level, .key = dispatch::key(), .offload = offload});
+        sharded::UnitSettings{
+            .level = level, .key = dispatch::key(), .offload = offload, .division = division});
   }
 
   static at::Tensor initial(int i) { return i == 0 ? values({5, 3}, 1) : values({4}, 2); }
@@ -49,6 +50,8 @@ struct OffloadedUnit {
   }
 
   Group group;
+  std::shared_ptr<dispatch::Division> division =
+      std::make_shared<dispatch::Division>(std::make_shared<Group>(group));
   std::shared_ptr<Offload> offload;
   std::shared_ptr<sharded::BufferPool> pool;
   sharded::Residency residency;

@@ -21,8 +21,10 @@ struct Units {
       parameters.push_back(values({3, 2}, i).requires_grad_());
       std::vector<NamedParameter> members = {{"p" + std::to_string(i), parameters.back(), {}}};
       residency.add("u" + std::to_string(i), std::move(members), pool,
-                    sharded::UnitSettings{
-                        .level = level, .reshard_after_forward = reshard, .key = dispatch::key()});
+                    sharded::UnitSettings{.level = level,
+                                          .reshard_after_forward = reshard,
+                                          .key = dispatch::key(),
+                                          .division = division});
     }
   }
 
@@ -41,6 +43,8 @@ struct Units {
   }
 
   Group group;
+  std::shared_ptr<dispatch::Division> division =
+      std::make_shared<dispatch::Division>(std::make_shared<Group>(group));
   Residency residency;
   std::vector<at::Tensor> parameters;
 };

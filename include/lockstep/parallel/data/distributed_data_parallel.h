@@ -75,7 +75,8 @@ struct DataParallelOptions {
   // Parameters may have no part in a backward(). Such a parameter contributes its present .grad, or
   // zeros; one that no rank used since the last averaged backward() keeps its .grad as it was,
   // undefined too. Costs overlap: what comes after an unused parameter waits for the end of
-  // backward(). When false, an unused parameter is an error that names it.
+  // backward(). When false, an unused parameter is an error that names it, unless a backward()
+  // inside no_sync() has given it a gradient, which is then averaged.
   bool find_unused_parameters = false;
   // Rank 0's buffers (running means and the like) replace all others' at the end of each averaged
   // backward(), so that every rank has them before its next forward(). LibTorch has no hook at the

@@ -32,8 +32,10 @@
 // A parameter of several stages (a tied embedding) belongs to the first of them: it is in
 // parameters() of that stage's rank alone, which gets the sum of all gradients when step() ends,
 // and sends the new values to the other ranks when the next step(), evaluate() or forward() begins.
+// Its gradients are dense.
 //
-// Messages: their sizes and dtypes are told once for each size of a batch, and then known.
+// Messages: their sizes and dtypes are told once for each size of a batch, and then known; so are
+// they when a parameter has been frozen or unfrozen between two steps, which any rank may do.
 // Data-dependent sizes are an error that names the stage. A tensor that a stage passes on is sent
 // by Group's send(), which on `shm` copies it once, from memory to memory.
 //
@@ -77,9 +79,10 @@ struct PipelineOptions {
   //     return lockstep::DistributedDataParallel(stage, mesh["dp"]);
   //   }
   //   [&](torch::nn::Module& stage) { return lockstep::fully_shard(stage, mesh["fsdp"]); }
-  // Called for each stage of this rank, in their order. Gradients are averaged over these ranks
-  // during the last backward of a step. A weight that is tied over stages of several ranks must be
-  // whole on each of them.
+  // Called for each stage of this rank, in their order; for stages that share a weight once, with a
+  // module that has the parameters and buffers of all of them. Gradients are averaged over these
+  // ranks during the last backward of a step. A weight that is tied over stages of several ranks
+  // must be whole on each of them.
   std::function<Handle(torch::nn::Module& stage)> strategy = {};
   // Deadline of each wait; absent: the group's.
   std::optional<Duration> timeout = std::nullopt;

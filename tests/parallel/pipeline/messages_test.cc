@@ -1,0 +1,90 @@
+// What is passed between stages: how long it is kept, and what may change from step to step.
+#include <lockstep/parallel/pipeline/pipeline.h>
+
+#include "parallel/pipeline/support.h"
+#include "support/torch/engine_test.h"
+
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+
+class PipelineMessages : public EngineTest {};
+
+void freeze(torch::nn::Module& module, bool is_frozen) {
+  for (at::Tensor& parameter : module.parameters()) parameter.set_requires_grad(!is_frozen);
+}
+
+// All of a stage, a part of one, and back: what is passed on requires a gradient or does not.
+TEST_P(PipelineMessages, ALayerMayBeFrozenBetweenSteps) {
+  for (const char* name : {"1f1b", "zbv"})
+    run([&](Group group) {
+      const auto schedule = plan::make_schedule(
+          name, {.stages = group.size() * (*name == 'z' ? 2 : 1), .micro_batches = 4});
+      auto model = blocks(block_count), plain = blocks(block_count);
+      Pipeline pipeline(split(model, even_points(block_count, schedule.stages)), schedule, group,
+                        squared_error);
+      const StageForward forward = [&](const Tensors& x) { return Tensors{plain->forward(x[0])}; };
+      for (const std::size_t frozen : {0, 1, 7, 2, 0, 8}) {
+        for (std::size_t i = 0; i < block_count; ++i) {
+          // The last block is trained in any case.
+          const bool is_frozen = i < std::min<std::size_t>(frozen, block_count - 1);
+          freeze(*model->ptr(i), is_frozen);
+          freeze(*plain->ptr(i), is_frozen);
+        }
+        pipeline.zero_grad();
+        plain->zero_grad();
+        const PipedBatch batch = piped_batch(8, static_cast<std::int64_t>(frozen));
+        expect_same_bits(pipeline.step(batch.inputs, batch.targets),
+                         one_process_step(forward, squared_error, batch, 4), "loss");
+        expect_gradients(pipeline, gradients_of(*plain), std::to_string(frozen) + " frozen");
+      }
+    });
+}
+
+// 1f1b promises that few activations are kept. Those of the first stage that others have got are
+// not kept until the step ends.
+TEST_P(PipelineMessages, WhatHasArrivedIsNotKept) {
+  run([&](Group group) {
+    if (group.size() == 1) return;
+    constexpr int micro_batches = 16;
+    auto model = blocks(block_count);
+    auto stages = split(model, even_points(block_count, group.size()));
+    std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> made;
+    std::size_t most = 0;
+    stages[0].forward = [&, inner = stages[0].forward](const Tensors& inputs) {
+      most = std::max<std::size_t>(most, std::ranges::count_if(made, [](const auto& storage) {
+                                     return storage.use_count() > 0;
+                                   }));
+      Tensors outputs = inner(inputs);
+      auto* storage = outputs.front().storage().unsafeGetStorageImpl();
+      made.emplace_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+      return outputs;
+    };
+    Pipeline pipeline(
+        stages,
+        plan::make_schedule("1f1b", {.stages = group.size(), .micro_batches = micro_batches}),
+        group, squared_error);
+    const PipedBatch batch = piped_batch(2 * micro_batches, 1);
+    (void)pipeline.step(batch.inputs, batch.targets);
+    if (group.rank() == 0) {
+      EXPECT_EQ(made.size(), micro_batches);
+      // Forwards whose backward is to come.
+      EXPECT_LE(most, group.size() + 1);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, PipelineMessages,
+                         testing::Combine(testing::Values(Engine::local, Engine::shm),
+                                          testing::Values(1, 2, 4)),
+                         engine_test_name);
+
+}  // namespace
+}  // namespace lockstep
