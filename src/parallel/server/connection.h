@@ -14,8 +14,8 @@
 //   request   {bytes}, text              ready {}
 //   leave                                no answer
 //
-// Constants are buffers and frozen parameters. A message begins with a header of fixed size, from which both ends know the sizes of what
-// follows; what is empty is not sent. One thread a time.
+// Constants are buffers and frozen parameters. A message begins with a header of fixed size, from
+// which both ends know the sizes of what follows; what is empty is not sent. One thread a time.
 #pragma once
 
 #include <lockstep/base/deadline.h>
