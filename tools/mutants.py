@@ -97,6 +97,19 @@ MUTANTS = [
      "  drop_before_write(unit);\n}", "  if (!MUTANT) drop_before_write(unit);\n}", "parallel", "*SliceWrite*:*Residency*:*Parity*"),
     ("a failure of one rank is its own", "train/agreement.cc",
      "if (first == all.end()) return;", "if (MUTANT || first == all.end()) return;", "train", "*Together*"),
+    ("a step that nobody is left to push is waited for", "parallel/server/clocks.cc",
+     "  updates_ = std::max(updates_, first);", "  if (!MUTANT) updates_ = std::max(updates_, first);",
+     "parallel", "Clocks.*"),
+    ("what a server has of workers that have gone stays", "parallel/server/server.cc",
+     "    if (!guest.has_gone) return false;", "    if (!guest.has_gone || (MUTANT && !state_.is_over())) return false;",
+     "parallel", "ManyWorkers.*"),
+    ("rows of a piece that is not there are looked up", "parallel/server/served_parameters.cc",
+     "  check_input(piece < by_rows_.size(),", "  check_input(MUTANT || piece < by_rows_.size(),", "parallel", "BrokenPeer.*"),
+    ("a word's last merge comes first", "data/bpe.cc",
+     "return rank != other.rank ? rank > other.rank", "return rank != other.rank ? (MUTANT ? rank < other.rank : rank > other.rank)",
+     "data", "SmallBpe.*"),
+    ("a stream's last batch is uneven", "data/stream.cc",
+     "if (!uneven_) return most;", "if (!uneven_ && !MUTANT) return most;", "data", "Stream.*"),
 ]
 
 

@@ -12,9 +12,13 @@
 #include <lockstep/comm/init.h>
 #include <lockstep/comm/local.h>
 #include <lockstep/data/blocks.h>
+#include <lockstep/data/bpe.h>
+#include <lockstep/data/cifar.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/data/mnist.h>
+#include <lockstep/data/stream.h>
 #include <lockstep/data/text.h>
+#include <lockstep/data/tokens.h>
 #include <lockstep/data/torch_sampler.h>
 #include <lockstep/global/redistribute.h>
 #include <lockstep/global/rule.h>
@@ -25,6 +29,7 @@
 #include <lockstep/models/gpt.h>
 #include <lockstep/models/llama.h>
 #include <lockstep/models/mlp.h>
+#include <lockstep/models/resnet.h>
 #include <lockstep/module/named_parameters.h>
 #include <lockstep/module/state_dict.h>
 #include <lockstep/optim/adam.h>

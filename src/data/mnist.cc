@@ -41,7 +41,7 @@ Images mnist(const std::filesystem::path& folder, MnistOptions options) {
                             labels.size(0)));
   }
   check_labels(labels, label_file);
-  return Images(std::move(images), std::move(labels), options.mean, options.deviation);
+  return Images(std::move(images), std::move(labels), {options.mean}, {options.deviation});
 }
 
 }  // namespace lockstep::data

@@ -9,7 +9,7 @@ namespace {
 
 Images four() {
   return Images(at::arange(24, at::kByte).view({4, 2, 3}), at::tensor({3, 1, 4, 1}, at::kByte),
-                0.25, 0.5);
+                {0.25}, {0.5});
 }
 
 TEST(Images, NormalisesWhatItHandsOut) {
@@ -40,10 +40,21 @@ TEST(Images, RefusesTensorsThatDoNotFit) {
   EXPECT_EQ(test::refusal<InvalidArgument>([] {
               Images wrong(at::zeros({4, 2, 3}, at::kByte), at::zeros({3}, at::kByte));
             }),
-            "Images: expected bytes [count, height, width] and count labels, found Byte [4, 2, 3] "
-            "and Byte [3]");
+            "Images: expected bytes [count, channels, height, width] or [count, height, width] and "
+            "count labels, found Byte [4, 2, 3] and Byte [3]");
   EXPECT_THROW(Images(at::zeros({4, 2, 3}), at::zeros({4}, at::kByte)), InvalidArgument);
   EXPECT_THROW(Images(at::zeros({4, 6}, at::kByte), at::zeros({4}, at::kByte)), InvalidArgument);
+  EXPECT_THROW(Images(at::zeros({4, 3, 2, 2}, at::kByte), at::zeros({4}, at::kByte), {0, 0}),
+               InvalidArgument);
+}
+
+TEST(Images, NormalisesEachChannelByItself) {
+  Images images(at::full({1, 3, 1, 2}, 51, at::kByte), at::zeros({1}, at::kByte), {0, 0.2, 0.4},
+                {1, 2, 4});
+  const at::Tensor found = images.get_batch({0}).data;
+  EXPECT_EQ(found.sizes(), (std::vector<std::int64_t>{1, 3, 1, 2}));
+  EXPECT_TRUE(
+      at::allclose(found.select(3, 0), at::tensor({0.2, 0.0, -0.05}, at::kFloat).view({1, 3, 1})));
 }
 
 }  // namespace

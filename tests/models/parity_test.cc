@@ -8,6 +8,7 @@
 #include <lockstep/models/gpt.h>
 #include <lockstep/models/llama.h>
 #include <lockstep/models/mlp.h>
+#include <lockstep/models/resnet.h>
 #include <lockstep/module/state_dict.h>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -117,6 +118,39 @@ TEST(Parity, ConvNet) {
     return torch::nn::functional::nll_loss(model->forward(b.input), b.target);
   });
   expect_loads(python, models::ConvNet(), batch.input);
+}
+
+void check_resnet(bool cifar_stem) {
+  torch::manual_seed(4);
+  const models::ResNetOptions options{.classes = 7, .cifar_stem = cifar_stem, .width = 8};
+  models::ResNet18 model(options);
+  // Running statistics and gains as training gives them.
+  at::NoGradGuard no_grad;
+  for (auto& parameter : model->parameters())
+    if (parameter.dim() == 1) parameter.add_(at::rand_like(parameter), 0.2);
+  for (auto& buffer : model->buffers())
+    if (buffer.is_floating_point()) buffer.add_(at::rand_like(buffer), 0.2);
+  at::AutoGradMode with_grad(true);
+  const std::int64_t side = cifar_stem ? 16 : 64;
+  const Batch batch{at::randn({3, 3, side, side}), at::randint(7, {3}, at::kLong)};
+  auto python = expect_parity("ResNet18",
+                              std::string(R"({"classes": 7, "width": 8, "cifar_stem": )") +
+                                  (cifar_stem ? "true}" : "false}"),
+                              model, batch, [&](const Batch& b) {
+                                return torch::nn::functional::cross_entropy(model->forward(b.input),
+                                                                            b.target);
+                              });
+  expect_loads(python, models::ResNet18(options), batch.input);
+}
+
+TEST(Parity, ResNet18) {
+  if (!test::python()) GTEST_SKIP() << test::no_python;
+  check_resnet(/*cifar_stem=*/false);
+}
+
+TEST(Parity, ResNet18ForSmallImages) {
+  if (!test::python()) GTEST_SKIP() << test::no_python;
+  check_resnet(/*cifar_stem=*/true);
 }
 
 void check_gpt(bool bias) {

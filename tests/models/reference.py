@@ -4,7 +4,8 @@ reference.py MODEL OPTIONS IN OUT: builds the module, prints the names of its st
 initial weights ("own/NAME") with the output they give ("own_output"), and for the weights in IN ("state/NAME", loaded
 strictly) output, loss and gradients ("output", "loss", "grad/NAME"). Both for the batch in IN ("input", "target").
 The Llama is written from the papers (arXiv:2302.13971, 2104.09864, 2002.05202) with the hubs' names.
-The Gpt is nanoGPT's (github.com/karpathy/nanoGPT, model.py), the ConvNet that of pytorch/examples, written anew.
+The Gpt is nanoGPT's (github.com/karpathy/nanoGPT, model.py), the ConvNet that of pytorch/examples, the ResNet18
+torchvision's, written anew.
 """
 import json
 import math
@@ -72,6 +73,44 @@ class ConvNet(nn.Module):
 
     def loss(self, x, target):
         return F.nll_loss(self(x), target)
+
+
+class ResNetBlock(nn.Module):
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = None
+        if stride != 1 or inputs != outputs:
+            shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+class ResNet18(nn.Module):
+    def __init__(self, classes, width, cifar_stem):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, *((3, 1, 1) if cifar_stem else (7, 2, 3)), bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.maxpool = nn.Identity() if cifar_stem else nn.MaxPool2d(3, 2, 1)
+        for stage in range(4):
+            inputs, outputs = width * 2 ** max(0, stage - 1), width * 2 ** stage
+            blocks = ResNetBlock(inputs, outputs, 1 if stage == 0 else 2), ResNetBlock(outputs, outputs, 1)
+            setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))
+        self.fc = nn.Linear(8 * width, classes)
+
+    def forward(self, x):
+        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+    def loss(self, x, target):
+        return F.cross_entropy(self(x), target)
 
 
 class LayerNorm(nn.Module):
@@ -245,7 +284,8 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(20)
     given = read_tensors(source)
-    model = {"Mlp": Mlp, "ConvNet": ConvNet, "Gpt": Gpt, "Llama": Llama}[name](**json.loads(options)).eval()
+    models = {"Mlp": Mlp, "ConvNet": ConvNet, "Gpt": Gpt, "Llama": Llama, "ResNet18": ResNet18}
+    model = models[name](**json.loads(options)).eval()
     print("\n".join(model.state_dict()))
     out = {"own/" + key: value.clone() for key, value in model.state_dict().items()}
     out["own_output"] = model(given["input"])

@@ -7,19 +7,22 @@
 
 #include <cstddef>
 #include <optional>
+#include <vector>
 
 #pragma GCC visibility push(default)
 
 namespace lockstep::data {
 
-// A map dataset that gives whole batches: data float [rows, 1, height, width], target int64 [rows].
-// A value is (byte / 255 - mean) / deviation. Copies share the bytes; any number of threads may
-// read.
+// A map dataset that gives whole batches: data float [rows, channels, height, width], target int64
+// [rows]. A value is (byte / 255 - mean) / deviation, of its channel. Copies share the bytes; any
+// number of threads may read.
 class Images : public torch::data::datasets::BatchDataset<Images, torch::data::Example<>> {
  public:
-  // `pixels` is uint8 [count, height, width], `labels` an integer tensor [count]; InvalidArgument
-  // when they do not fit.
-  Images(at::Tensor pixels, at::Tensor labels, double mean = 0.0, double deviation = 1.0);
+  // `pixels` is uint8 [count, channels, height, width], or [count, height, width] of one channel,
+  // `labels` an integer tensor [count]; `mean` and `deviation` have one number, or one for each
+  // channel. InvalidArgument when they do not fit.
+  Images(at::Tensor pixels, at::Tensor labels, std::vector<double> mean = {0},
+         std::vector<double> deviation = {1});
 
   // Indices may repeat and come in any order; InvalidArgument names one that is not below size().
   torch::data::Example<> get_batch(c10::ArrayRef<std::size_t> indices) override;
@@ -31,8 +34,8 @@ class Images : public torch::data::datasets::BatchDataset<Images, torch::data::E
  private:
   at::Tensor pixels_;
   at::Tensor labels_;  // int64
-  double mean_;
-  double deviation_;
+  at::Tensor mean_;    // of each channel: [channels, 1, 1], or of all
+  at::Tensor deviation_;
 };
 
 }  // namespace lockstep::data

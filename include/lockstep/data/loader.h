@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -46,10 +47,13 @@ class [[nodiscard]] Epoch {
     Epoch* epoch_;
   };
 
-  // `place` counts the batches handed out, and is `end` when there are no more; `batches` makes
-  // them.
-  Epoch(std::shared_ptr<std::int64_t> place, std::int64_t end, std::unique_ptr<Prefetcher> batches)
-      : place_(std::move(place)), end_(end), batches_(std::move(batches)) {}
+  // The next batch, a Batch; null when there are no more.
+  using Take = std::function<Prefetcher::Item()>;
+
+  // `place` counts the batches handed out, and is `end` when there are no more, where that is
+  // known.
+  Epoch(std::shared_ptr<std::int64_t> place, std::optional<std::int64_t> end, Take take)
+      : place_(std::move(place)), end_(end), take_(std::move(take)) {}
 
   [[nodiscard]] Iterator begin() {
     if (!batch_) advance();
@@ -60,13 +64,13 @@ class [[nodiscard]] Epoch {
  private:
   void advance() {
     batch_.reset();
-    batch_ = batches_->take();
-    *place_ = batch_ ? *place_ + 1 : end_;
+    batch_ = take_();
+    *place_ = batch_ ? *place_ + 1 : end_.value_or(*place_);
   }
 
   std::shared_ptr<std::int64_t> place_;
-  std::int64_t end_;
-  std::unique_ptr<Prefetcher> batches_;
+  std::optional<std::int64_t> end_;
+  Take take_;
   Prefetcher::Item batch_;
 };
 
@@ -92,7 +96,8 @@ class Loader {
     epoch_ = number;
     *place_ = begin;
     Order order = std::make_shared<const std::vector<std::size_t>>(plan_.order(number));
-    return Epoch<Batch>(place_, plan_.end(), prefetcher(std::min(begin, plan_.batches()), order));
+    auto batches = prefetcher(std::min(begin, plan_.batches()), order);
+    return Epoch<Batch>(place_, plan_.end(), [batches] { return batches->take(); });
   }
 
   // Batches of a whole epoch on this rank.
@@ -120,12 +125,12 @@ class Loader {
     };
   }
 
-  std::unique_ptr<Prefetcher> prefetcher(std::int64_t begin, const Order& order) const {
+  std::shared_ptr<Prefetcher> prefetcher(std::int64_t begin, const Order& order) const {
     if (options_.workers == 0)
-      return std::make_unique<Prefetcher>(begin, plan_.batches(), maker(readers_.front(), order));
+      return std::make_shared<Prefetcher>(begin, plan_.batches(), maker(readers_.front(), order));
     std::vector<Prefetcher::Make> workers;
     for (const ReadBatch<Batch>& read : readers_) workers.push_back(maker(read, order));
-    return std::make_unique<Prefetcher>(begin, plan_.batches(), std::move(workers),
+    return std::make_shared<Prefetcher>(begin, plan_.batches(), std::move(workers),
                                         options_.prefetch);
   }
 

@@ -1,8 +1,9 @@
 // What servers and workers write into the store to find each other.
 //
 // Keys: "server/<k>" what server k says of itself; "worker/<n>" that there is a worker n; "late"
-// and "joins" count the workers that came late, and all; "join/<i>" what the i-th of all says;
-// "pair/<i>/<k>/..." where that worker and server k meet.
+// counts the workers that came late; "join/<i>" what the i-th of all says, or that the run is over
+// (run_is_over), which a server writes when its last worker has left: so all servers take the same
+// workers; "pair/<i>/<k>/..." where that worker and server k meet.
 #pragma once
 
 #include <lockstep/parallel/server/server.h>
@@ -36,6 +37,9 @@ struct Announcement {
 
 // By which `other` reaches this machine over gloo.
 [[nodiscard]] std::string address_towards(const Announcement& own, const Announcement& other);
+
+// In place of the announcement of one more worker: there will be none.
+inline constexpr std::string_view run_is_over = "over";
 
 [[nodiscard]] std::string server_key(int server);
 [[nodiscard]] std::string join_key(std::int64_t join);

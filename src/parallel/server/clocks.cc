@@ -28,6 +28,7 @@ void Clocks::begin(int worker, std::int64_t step) {
   preparing_.erase(worker);
   clocks_[worker] = {step, step};
   if (came_.contains(worker)) came_[worker] = true;
+  skip_steps_of_nobody();
 }
 
 void Clocks::remove(int worker) {
@@ -38,6 +39,16 @@ void Clocks::remove(int worker) {
   clocks_.erase(worker);
   preparing_.erase(worker);
   if (came_.contains(worker)) came_[worker] = true;
+  skip_steps_of_nobody();
+}
+
+void Clocks::skip_steps_of_nobody() {
+  if (consistency_ != Consistency::synchronous || !preparing_.empty() || !left_pushes_.empty() ||
+      clocks_.empty())
+    return;
+  std::int64_t first = clocks_.begin()->second.began;
+  for (const auto& [worker, clock] : clocks_) first = std::min(first, clock.began);
+  updates_ = std::max(updates_, first);
 }
 
 std::vector<int> Clocks::awaited() const {
@@ -71,6 +82,7 @@ std::vector<int> Clocks::contributors() const {
 void Clocks::count_update() {
   ++updates_;
   left_pushes_.clear();
+  skip_steps_of_nobody();
 }
 
 bool Clocks::may_pull(int worker) const {
@@ -93,7 +105,9 @@ std::vector<int> Clocks::waits_for(int worker) const {
     const bool is_behind = consistency_ == Consistency::synchronous
                                ? clock.pushed <= updates_
                                : clock.pushed < mine - staleness_;
-    if (other != worker && is_behind) workers.push_back(other);
+    const auto begins = came_.find(other);
+    const bool has_come = begins == came_.end() || begins->second;
+    if (other != worker && is_behind && has_come) workers.push_back(other);
   }
   for (const auto& [other, step] : preparing_) workers.push_back(other);
   return workers;

@@ -37,11 +37,12 @@ class Clocks {
   [[nodiscard]] std::vector<int> contributors() const;
   // The update has been made.
   void count_update();
+  // Synchronous: the step that is due, which no worker may be left to push; else updates made.
   [[nodiscard]] std::int64_t updates() const { return updates_; }
 
   // Whether a worker may have the values for its next step.
   [[nodiscard]] bool may_pull(int worker) const;
-  // For messages: those that it waits for.
+  // Those that it waits for, but for those of the beginning that have not come.
   [[nodiscard]] std::vector<int> waits_for(int worker) const;
   [[nodiscard]] std::int64_t clock(int worker) const { return clocks_.at(worker).pushed; }
 
@@ -51,6 +52,9 @@ class Clocks {
     std::int64_t pushed = 0;  // the step that it has not pushed yet
   };
   [[nodiscard]] std::int64_t slowest() const;
+  // Synchronous: where every worker begins with a later step than the one that is due, and nobody
+  // has pushed that one, no update will ever be made of it: the first of theirs is due.
+  void skip_steps_of_nobody();
   // Synchronous: the step that is due.
   [[nodiscard]] bool has_pushed(const Clock& clock) const {
     return clock.began <= updates_ && clock.pushed > updates_;

@@ -3,17 +3,19 @@
 // Two ranks of a group of their own, the server being rank 0: so the end of one is the other's
 // PeerLost and nobody else's. The worker asks and the server answers, one after the other:
 //
-//   hello     {bytes, worker}, keys      refused {bytes}, text; or needs_values; or ready {step}
+//   hello     {bytes, bytes}, keys,      refused {bytes}, text; or needs_values; or ready {step}
+//             keys of constants
 //             values, constants          (after needs_values) ready {step}
 //   begin     {step}                     ready {}
 //   constants                            ready {bytes}, constants
 //   push      {rows, bytes}, gradients, flags, counts of rows, rows, values       no answer
 //   pull                                 ready {}, values
-//   pull_rows {key, rows}, rows          ready {}, values
+//   pull_rows {piece, rows}, rows        ready {}, values
+//   request   {bytes}, text              ready {}
 //   leave                                no answer
 //
-// A message begins with a header of fixed size, from which both ends know the sizes of what
-// follows; what is empty is not sent. One thread a time.
+// Constants are buffers and frozen parameters. A message begins with a header of fixed size, from
+// which both ends know the sizes of what follows; what is empty is not sent. One thread a time.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -37,6 +39,7 @@ enum class Message : std::int64_t {
   push,
   pull,
   pull_rows,
+  request,
   leave,
   ready,
   needs_values,

@@ -33,6 +33,17 @@ std::int64_t number_in(std::string_view field) {
   return *number;
 }
 
+// A name may have blanks and line ends: its length stands before it.
+std::string_view take_name(std::string_view& text) {
+  const std::int64_t bytes = number_in(next_field(text, ' '));
+  check_input(static_cast<std::uint64_t>(bytes) < text.size() &&
+                  text[static_cast<std::size_t>(bytes)] == ' ',
+              "parameter server: a list of keys is cut off in a name");
+  auto name = text.substr(0, static_cast<std::size_t>(bytes));
+  text.remove_prefix(name.size() + 1);
+  return name;
+}
+
 std::string words_of(const Key& key) {
   return formatted("{} [{}] of {} bytes an element (dtype {}){}", key.name, listed(key.sizes, ", "),
                    key.element_bytes, key.dtype, key.by_rows ? ", by rows" : "");
@@ -71,8 +82,8 @@ std::vector<std::vector<Piece>> plan_keys(std::span<const Key> keys, int servers
 std::string encode_keys(std::span<const Key> keys) {
   std::string text;
   for (const Key& key : keys)
-    text += formatted("{} {} {} {} {} {}\n", key.name, key.dtype, key.element_bytes,
-                      key.by_rows ? 1 : 0, key.sizes.size(),
+    text += formatted("{} {} {} {} {} {} {}\n", key.name.size(), key.name, key.dtype,
+                      key.element_bytes, key.by_rows ? 1 : 0, key.sizes.size(),
                       listed(key.sizes, " ") + (key.sizes.empty() ? "" : " "));
   return text;
 }
@@ -80,9 +91,9 @@ std::string encode_keys(std::span<const Key> keys) {
 std::vector<Key> decode_keys(std::string_view text) {
   std::vector<Key> keys;
   while (!text.empty()) {
-    std::string_view line = next_field(text, '\n');
     Key key;
-    key.name = next_field(line, ' ');
+    key.name = take_name(text);
+    std::string_view line = next_field(text, '\n');
     key.dtype = static_cast<int>(number_in(next_field(line, ' ')));
     key.element_bytes = number_in(next_field(line, ' '));
     key.by_rows = number_in(next_field(line, ' ')) != 0;

@@ -44,8 +44,8 @@ struct Piece {
 // no piece.
 [[nodiscard]] std::vector<std::vector<Piece>> plan_keys(std::span<const Key> keys, int servers);
 
-// One line a key, for messages and for the wire: "fc.weight: Float [3, 4]"; and back. BadInput when
-// the text was not made by this.
+// For the wire, "9 fc.weight 6 4 0 2 3 4 \n" a key, and back: the name after its length, dtype,
+// bytes of an element, whether by rows, dims, sizes. BadInput when the text was not made by this.
 [[nodiscard]] std::string encode_keys(std::span<const Key> keys);
 [[nodiscard]] std::vector<Key> decode_keys(std::string_view text);
 

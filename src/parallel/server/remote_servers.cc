@@ -79,10 +79,22 @@ void RemoteServers::take_number(std::optional<int> asked, const Announcement& ow
               worker_, announcement_of(stands).address);
 }
 
+// Its place among all that came, at the first free one.
+std::int64_t RemoteServers::announce(const Announcement& own) const {
+  const std::string text = own.text();
+  for (std::int64_t join = 0;; ++join) {
+    std::string stands = meeting_.store->compare_set(join_key(join), "", text);
+    if (stands == text) return join;
+    if (stands == run_is_over)
+      throw Aborted(formatted(
+          "parameter server: worker {} came too late: the last worker of the run has left",
+          worker_));
+  }
+}
+
 void RemoteServers::connect(const std::vector<Announcement>& servers, const Announcement& own,
                             std::span<const Key> keys) {
-  const std::int64_t join = meeting_.store->add("joins", 1) - 1;
-  meeting_.store->set(join_key(join), own.text());
+  const std::int64_t join = announce(own);
   const auto plan = plan_keys(keys, meeting_.servers);
   for (const Announcement& server : servers) {
     const int k = server.number;

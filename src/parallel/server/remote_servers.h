@@ -54,6 +54,7 @@ class RemoteServers {
   [[nodiscard]] std::vector<Announcement> find() const;
   [[nodiscard]] std::string missing() const;
   void check_options(const std::vector<Announcement>& servers) const;
+  [[nodiscard]] std::int64_t announce(const Announcement& own) const;
   void take_number(std::optional<int> asked, const Announcement& own);
   void connect(const std::vector<Announcement>& servers, const Announcement& own,
                std::span<const Key> keys);

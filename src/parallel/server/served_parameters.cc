@@ -50,28 +50,30 @@ ServedParameters::ServedParameters(std::vector<Key> keys, std::vector<Piece> pie
       whole_(keys_, pieces_, Share::Kind::whole),
       by_rows_(keys_, pieces_, Share::Kind::by_rows) {
   const Share all(keys_, pieces_, Share::Kind::all);
-  std::vector<NamedPart> parts;
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     const Key& key = keys_[static_cast<std::size_t>(pieces_[i].key)];
     parameters_.push_back(all.view(values, i).clone().requires_grad_());
-    parts.push_back({key.name, parameters_.back(), {}, slice_of(key, pieces_[i])});
+    parts_.push_back({key.name, parameters_.back(), {}, slice_of(key, pieces_[i])});
   }
-  if (!parts.empty()) {
-    optimizer_ = make_optimizer(parts);
+  if (!parts_.empty()) {
+    optimizer_ = make_optimizer(parts_);
     check(optimizer_ != nullptr, "parameter server: ServerOptions::optimizer made none");
   }
 }
 
 void ServedParameters::update(std::span<const PushedGradients* const> gradients,
-                              const std::function<void(torch::optim::Optimizer&)>& before) {
+                              const std::function<void(torch::optim::Optimizer&)>& step) {
   if (!optimizer_) return;
   {
     at::NoGradGuard no_grad;
     for (std::size_t i = 0; i < whole_.size(); ++i) set_whole(i, gradients);
     for (std::size_t i = 0; i < by_rows_.size(); ++i) set_rows(i, gradients);
   }
-  if (before) before(*optimizer_);
-  optimizer_->step();
+  step(*optimizer_);
+}
+
+void ServedParameters::request(std::string_view text, const OnRequest& action) {
+  action(text, parts_, optimizer_.get());
 }
 
 void ServedParameters::set_whole(std::size_t i, std::span<const PushedGradients* const> gradients) {
@@ -146,6 +148,13 @@ void ServedParameters::read(const at::Tensor& buffer) const {
 
 at::Tensor ServedParameters::read_rows(std::size_t piece, const at::Tensor& rows) const {
   at::NoGradGuard no_grad;
+  check_input(piece < by_rows_.size(),
+              "parameter server: rows of piece {} are asked for, there are {} by rows", piece,
+              by_rows_.size());
+  const std::int64_t count = parameters_[by_rows_.number(piece)].size(0);
+  check_input(rows.numel() == 0 ||
+                  (rows.min().item<std::int64_t>() >= 0 && rows.max().item<std::int64_t>() < count),
+              "parameter server: rows from 0 to {} may be asked for, found others", count - 1);
   return at::index_select(parameters_[by_rows_.number(piece)], 0, rows);
 }
 

@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -43,9 +44,11 @@ class ServedParameters {
   [[nodiscard]] std::pair<Tensors, Tensors> cut_rows(const at::Tensor& counts,
                                                      const at::Tensor& rows,
                                                      const at::Tensor& values) const;
-  // One update, by the mean of these gradients, which are at least one worker's.
+  // One update by `step`, of the mean of these gradients, which are at least one worker's.
   void update(std::span<const PushedGradients* const> gradients,
-              const std::function<void(torch::optim::Optimizer&)>& before);
+              const std::function<void(torch::optim::Optimizer&)>& step);
+  // ServerOptions::on_request.
+  void request(std::string_view text, const OnRequest& action);
   // Values of the whole pieces, into a message.
   void read(const at::Tensor& buffer) const;
   // Rows of a piece by rows, counted from its first one.
@@ -59,6 +62,7 @@ class ServedParameters {
   std::vector<Piece> pieces_;
   Share whole_, by_rows_;
   std::vector<at::Tensor> parameters_;  // by piece
+  std::vector<NamedPart> parts_;        // the same
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 

@@ -10,7 +10,11 @@
 
 #include <lockstep/store/prefix_store.h>
 
+#include <atomic>
 #include <list>
+#include <mutex>
+#include <optional>
+#include <thread>
 #include <utility>
 
 namespace lockstep::ps {
@@ -47,6 +51,7 @@ class Server::Impl {
   struct Guest {
     std::int64_t join = 0;
     Announcement worker;
+    std::atomic<bool> has_gone = false;  // the thread has ended, or does at once
     std::mutex mutex;
     std::unique_ptr<Connection> connection;  // guarded by mutex; null before and after
     sys::Thread thread;
@@ -56,13 +61,14 @@ class Server::Impl {
   void accept_workers();
   void accept(std::int64_t join, std::string_view text);
   void serve(Guest& guest);
-  void abort_all(const std::string& text);
+  void reap();
+  void abort_workers(std::optional<int> worker, const std::string& text);
 
   const Meeting meeting_;
   const Announcement own_;
   ServerState state_;
   std::mutex mutex_;         // guards the list
-  std::list<Guest> guests_;  // that were ever there
+  std::list<Guest> guests_;  // that are there, or have gone since reap()
   bool has_run_ = false;
 };
 
@@ -77,7 +83,8 @@ ServerReport Server::Impl::run() {
   check(!std::exchange(has_run_, true), "parameter server {}: run() was called before",
         own_.number);
   announce();
-  state_.on_failure([this](const std::string& text) { abort_all(text); });
+  state_.on_failure([this](const std::string& text) { abort_workers({}, text); });
+  state_.on_overdue([this](int worker, const std::string& text) { abort_workers(worker, text); });
   {
     ScopeExit join_threads([this] {
       for (Guest& guest : guests_) guest.thread.join();
@@ -94,9 +101,22 @@ ServerReport Server::Impl::run() {
 
 void Server::Impl::accept_workers() {
   const auto deadline = Deadline::after(meeting_.join_timeout);
-  for (std::int64_t join = 0; !state_.is_over() && !state_.has_failed();) {
+  bool is_closed = false;  // some server has seen the last worker leave
+  for (std::int64_t join = 0; !state_.has_failed();) {
+    reap();
+    const bool has_nobody = state_.is_over() && guests_.empty();
+    if (has_nobody && is_closed) return;
     try {
-      accept(join, meeting_.store->get(join_key(join), Deadline::after(look_for_worker)));
+      const std::string key = join_key(join);
+      std::string text = has_nobody ? meeting_.store->compare_set(key, "", run_is_over)
+                                    : meeting_.store->get(key, Deadline::after(look_for_worker));
+      is_closed = text == run_is_over;
+      if (is_closed) {
+        if (!has_nobody) std::this_thread::sleep_for(look_for_worker);
+        state_.check_awaited(deadline);
+        continue;
+      }
+      accept(join, text);
       ++join;
     } catch (const Timeout&) {
       state_.check_awaited(deadline);
@@ -104,12 +124,24 @@ void Server::Impl::accept_workers() {
   }
 }
 
+void Server::Impl::reap() {
+  std::lock_guard lock(mutex_);
+  std::erase_if(guests_, [](Guest& guest) {
+    if (!guest.has_gone) return false;
+    guest.thread.join();
+    return true;
+  });
+}
+
 void Server::Impl::accept(std::int64_t join, std::string_view text) {
   std::lock_guard lock(mutex_);
   Guest& guest = guests_.emplace_back();
   guest.join = join;
   guest.worker = announcement_of(text);
-  guest.thread = sys::Thread("parameter server", [this, &guest] { serve(guest); });
+  guest.thread = sys::Thread("parameter server", [this, &guest] {
+    serve(guest);
+    guest.has_gone = true;
+  });
 }
 
 void Server::Impl::serve(Guest& guest) {
@@ -133,7 +165,7 @@ void Server::Impl::serve(Guest& guest) {
       over = std::move(guest.connection);
     });
     try {
-      Session(state_, *guest.connection, own_.number, worker).run();
+      Session(state_, *guest.connection, own_.number, worker, meeting_.join_timeout).run();
     } catch (...) {
       // The reason goes before the end of the connection, whichever thread is the first.
       if (state_.has_failed()) guest.connection->abort(state_.failure_text());
@@ -147,9 +179,11 @@ void Server::Impl::serve(Guest& guest) {
   }
 }
 
-void Server::Impl::abort_all(const std::string& text) {
+// Of one worker, or of all.
+void Server::Impl::abort_workers(std::optional<int> worker, const std::string& text) {
   std::lock_guard lock(mutex_);
   for (Guest& guest : guests_) {
+    if (worker && guest.worker.number != *worker) continue;
     std::lock_guard of_guest(guest.mutex);
     if (guest.connection) guest.connection->abort(text);
   }

@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/scope_exit.h"
 #include "base/text.h"
 #include "comm/backend/one_line.h"
 
@@ -41,10 +42,12 @@ void ServerState::wait(Lock& lock, Duration limit, const std::function<bool()>& 
   }
 }
 
-bool ServerState::meet_keys(int worker, const std::vector<Key>& keys) {
+bool ServerState::meet_keys(int worker, const std::vector<Key>& keys,
+                            const std::vector<Key>& constants) {
   Lock lock(mutex_);
   if (worker == 0 && !has_keys_) {
     keys_ = keys;
+    constant_keys_ = constants;
     pieces_ = plan_keys(keys_, meeting_.servers)[static_cast<std::size_t>(number_)];
     has_keys_ = true;
     changed_.notify_all();
@@ -55,10 +58,13 @@ bool ServerState::meet_keys(int worker, const std::vector<Key>& keys) {
       [&] {
         return formatted("worker 0 has not come within {}", format_duration(meeting_.join_timeout));
       });
-  if (keys == keys_) return false;
-  auto [at_0, here] = first_difference(keys_, keys);
-  Mismatch problem(
-      formatted("parameters differ: worker 0 has {}; worker {} has {}", at_0, worker, here));
+  if (keys == keys_ && constants == constant_keys_) return false;
+  const bool are_trained = keys != keys_;
+  auto [at_0, here] =
+      are_trained ? first_difference(keys_, keys) : first_difference(constant_keys_, constants);
+  Mismatch problem(formatted("{} differ: worker 0 has {}; worker {} has {}",
+                             are_trained ? "parameters" : "buffers or frozen parameters", at_0,
+                             worker, here));
   const bool begins = worker < meeting_.workers;
   lock.unlock();
   if (begins) fail(std::make_exception_ptr(problem), problem.what());
@@ -66,6 +72,14 @@ bool ServerState::meet_keys(int worker, const std::vector<Key>& keys) {
 }
 
 void ServerState::set_values(const at::Tensor& values, const at::Tensor& constants) {
+  const std::int64_t expected = Share(keys_, pieces_, Share::Kind::all).bytes();
+  std::int64_t of_constants = 0;
+  if (number_ == 0)
+    for (const Key& key : constant_keys_) of_constants += key.rows() * key.row_bytes();
+  check_input(values.numel() == expected && constants.numel() == of_constants,
+              "parameter server {}: expected {} bytes of values and {} of constants, found {} and "
+              "{}",
+              number_, expected, of_constants, values.numel(), constants.numel());
   std::unique_ptr<ServedParameters> made;
   try {
     made = std::make_unique<ServedParameters>(keys_, pieces_, values, options_.optimizer);
@@ -113,7 +127,7 @@ void ServerState::remove(int worker, bool lost) {
     lock.lock();
   }
   clocks_.remove(worker);
-  if (lost) report_.lost.push_back(worker);
+  if (lost && std::ranges::count(report_.lost, worker) == 0) report_.lost.push_back(worker);
   update(lock, worker);
   changed_.notify_all();
 }
@@ -121,6 +135,7 @@ void ServerState::remove(int worker, bool lost) {
 void ServerState::push(int worker, std::shared_ptr<const PushedGradients> gradients) {
   Lock lock(mutex_);
   throw_if_failed();
+  if (!clocks_.is_present(worker)) throw Aborted("the worker was taken out");
   pushed_[worker] = std::move(gradients);
   clocks_.push(worker);
   update(lock, worker);
@@ -130,12 +145,17 @@ void ServerState::push(int worker, std::shared_ptr<const PushedGradients> gradie
 void ServerState::update(Lock& lock, int worker) {
   if (failure_ || !parameters_) return;
   try {
-    auto before = [&](torch::optim::Optimizer& optimizer) {
+    auto step = [&](torch::optim::Optimizer& optimizer) {
       if (options_.before_update) options_.before_update(optimizer, clocks_.updates());
+      if (options_.step) {
+        options_.step(optimizer);
+      } else {
+        optimizer.step();
+      }
     };
     auto make = [&](const std::vector<const PushedGradients*>& gradients) {
       std::unique_lock values(values_mutex_);
-      parameters_->update(gradients, before);
+      parameters_->update(gradients, step);
       clocks_.count_update();
     };
     if (options_.consistency != Consistency::synchronous) {
@@ -162,19 +182,59 @@ void ServerState::update(Lock& lock, int worker) {
   }
 }
 
+void ServerState::remove_overdue(Lock& lock, int worker) {
+  std::vector<int> overdue = clocks_.waits_for(worker);
+  std::erase_if(overdue, [&](int one) { return pulling_.contains(one); });
+  for (int one : overdue) {
+    clocks_.remove(one);
+    if (std::ranges::count(report_.lost, one) == 0) report_.lost.push_back(one);
+  }
+  update(lock, worker);
+  changed_.notify_all();
+  const std::string text = formatted("{} had waited {} for it at step {}", worker_list({worker}),
+                                     format_duration(meeting_.timeout),
+                                     clocks_.is_present(worker) ? clocks_.clock(worker) : 0);
+  auto action = on_overdue_;
+  lock.unlock();
+  for (int one : overdue)
+    if (action) action(one, text);
+  lock.lock();
+}
+
 void ServerState::pull(int worker, const at::Tensor& buffer) {
   {
     Lock lock(mutex_);
-    wait(
-        lock, meeting_.timeout, [&] { return clocks_.may_pull(worker); },
-        [&] {
-          return formatted("worker {} has waited {} at step {} for {}", worker,
-                           format_duration(meeting_.timeout), clocks_.clock(worker),
-                           worker_list(clocks_.waits_for(worker)));
-        });
+    pulling_.insert(worker);
+    ScopeExit goes_on([&] { pulling_.erase(worker); });
+    auto may_go_on = [&] { return !clocks_.is_present(worker) || clocks_.may_pull(worker); };
+    while (!may_go_on()) {
+      try {
+        wait(lock, meeting_.timeout, may_go_on, [] { return std::string(); });
+      } catch (const Timeout&) {
+        remove_overdue(lock, worker);
+      }
+    }
+    throw_if_failed();
+    if (!clocks_.is_present(worker)) throw Aborted("the worker was taken out");
   }
   std::shared_lock values(values_mutex_);
   parameters_->read(buffer);
+}
+
+void ServerState::request(std::string_view text) {
+  check_input(options_.on_request != nullptr,
+              "parameter server {}: a worker has a request, and ServerOptions::on_request is "
+              "missing",
+              number_);
+  try {
+    std::unique_lock values(values_mutex_);
+    parameters_->request(text, options_.on_request);
+  } catch (...) {
+    auto problem = std::current_exception();
+    fail(problem, formatted("a request to parameter server {} failed: {}", number_,
+                            parallel::exception_text(problem)));
+    throw;
+  }
 }
 
 at::Tensor ServerState::pull_rows(std::size_t piece, const at::Tensor& rows) {
@@ -198,6 +258,11 @@ void ServerState::fail(std::exception_ptr problem, const std::string& text) {
 void ServerState::on_failure(std::function<void(const std::string&)> action) {
   Lock lock(mutex_);
   on_failure_ = std::move(action);
+}
+
+void ServerState::on_overdue(std::function<void(int, const std::string&)> action) {
+  Lock lock(mutex_);
+  on_overdue_ = std::move(action);
 }
 
 bool ServerState::has_failed() {

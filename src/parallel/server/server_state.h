@@ -10,8 +10,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <shared_mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep::ps {
@@ -22,9 +24,11 @@ class ServerState {
 
   // Of a worker that says hello. Blocks until the keys are known, which worker 0 has; true when it
   // is this worker, whose values are needed. Throws Mismatch when its keys are others: for all
-  // those that begin together.
-  [[nodiscard]] bool meet_keys(int worker, const std::vector<Key>& keys);
-  // What worker 0 has; `constants` is kept for the others.
+  // those that begin together. `constants`: keys of buffers and frozen parameters.
+  [[nodiscard]] bool meet_keys(int worker, const std::vector<Key>& keys,
+                               const std::vector<Key>& constants);
+  // What worker 0 has; `constants` is kept for the others. BadInput when they are not as long as
+  // its keys say.
   void set_values(const at::Tensor& values, const at::Tensor& constants);
   // Blocks until the values are there; the step with which the worker can begin.
   [[nodiscard]] std::int64_t prepare(int worker);
@@ -33,7 +37,9 @@ class ServerState {
 
   // The gradients are the worker's until its next push.
   void push(int worker, std::shared_ptr<const PushedGradients> gradients);
-  // Blocks until the worker may go on, then reads.
+  // Blocks until the worker may go on, then reads. Workers that it has waited for as long as a
+  // request may take, and that do not wait themselves, are lost: a process that has stopped ends
+  // no other.
   void pull(int worker, const at::Tensor& buffer);
   [[nodiscard]] at::Tensor pull_rows(std::size_t piece, const at::Tensor& rows);
 
@@ -42,9 +48,14 @@ class ServerState {
   [[nodiscard]] const at::Tensor& constants() const { return constants_; }
   [[nodiscard]] const std::vector<Piece>& pieces() const { return pieces_; }
 
+  // Runs ServerOptions::on_request, while nothing else changes or reads the values.
+  void request(std::string_view text);
+
   // Ends it: everything that waits here throws. on_failure() is called once, with the text.
   void fail(std::exception_ptr problem, const std::string& text);
   void on_failure(std::function<void(const std::string&)> action);
+  // Called for a worker that is taken out because others have waited for it too long.
+  void on_overdue(std::function<void(int worker, const std::string&)> action);
   [[nodiscard]] bool has_failed();
   [[nodiscard]] std::string failure_text();
   void rethrow_failure();
@@ -59,6 +70,8 @@ class ServerState {
   void wait(Lock& lock, Duration limit, const std::function<bool()>& condition,
             const std::function<std::string()>& overdue);
   void throw_if_failed();
+  // Under the mutex, which it lets go meanwhile: takes those out that `worker` has waited for.
+  void remove_overdue(Lock& lock, int worker);
   // Under the mutex: makes the updates that are due.
   void update(Lock& lock, int worker);
 
@@ -68,9 +81,10 @@ class ServerState {
   std::mutex mutex_;  // guards all but the values
   std::condition_variable changed_;
   Clocks clocks_;
-  std::vector<Key> keys_;
+  std::vector<Key> keys_, constant_keys_;
   std::vector<Piece> pieces_;
   bool has_keys_ = false;
+  std::set<int> pulling_;           // workers that wait in pull()
   std::shared_mutex values_mutex_;  // of the values in parameters_; taken after mutex_
   std::unique_ptr<ServedParameters> parameters_;
   at::Tensor constants_;
@@ -78,6 +92,7 @@ class ServerState {
   std::exception_ptr failure_;
   std::string failure_text_;
   std::function<void(const std::string&)> on_failure_;
+  std::function<void(int, const std::string&)> on_overdue_;
   ServerReport report_;
 };
 

@@ -10,8 +10,9 @@ namespace lockstep::ps {
 
 class Session {
  public:
-  // `number`: of the server; `worker`: what it says of itself.
-  Session(ServerState& state, Connection& connection, int number, int worker);
+  // `number`: of the server; `worker`: what it says of itself; `begin_limit`: how long it may take
+  // from the answer to its hello until it begins.
+  Session(ServerState& state, Connection& connection, int number, int worker, Duration begin_limit);
 
   // Answers the worker until it leaves. Throws when it is lost, or the server has failed.
   void run();
@@ -23,12 +24,16 @@ class Session {
   void take_push(const Header& header);
   void give_values();
   void give_rows(const Header& header);
+  // Bytes or numbers that a header announces. BadInput for fewer than none.
+  [[nodiscard]] at::Tensor announced(std::int64_t count, at::ScalarType dtype) const;
+  [[nodiscard]] std::vector<Key> take_keys(std::int64_t bytes);
   void refuse(const std::string& text);
 
   ServerState& state_;
   Connection& connection_;
   int number_;
   int worker_;
+  Duration begin_limit_;
   at::Tensor values_;  // of an answer, kept
 };
 

@@ -33,6 +33,8 @@ class Worker::Impl {
   void pull();
   void pull_rows(std::string_view name, const at::Tensor& rows);
   void pull_all_rows();
+  void request(std::string_view text, const std::function<void()>& meanwhile);
+  void leave();
 
  private:
   struct RowsToPush {
@@ -44,6 +46,7 @@ class Worker::Impl {
   [[nodiscard]] RowsToPush gather_rows();
   void push_to(RemoteServer& remote, const RowsToPush& rows);
   void pull_rows(TrainedParameter& parameter, const at::Tensor& rows);
+  void check_alive() const;
   void with_servers(const char* what, const std::function<void(RemoteServer&)>& action) {
     servers_.each(what, steps_, action);
   }
@@ -54,6 +57,7 @@ class Worker::Impl {
   RemoteServers servers_;
   std::int64_t steps_ = 0;
   bool has_pushed_ = false;  // since the last pull
+  bool has_left_ = false;
   Traffic traffic_;
 };
 
@@ -68,9 +72,12 @@ Worker::Impl::Impl(std::shared_ptr<torch::nn::Module> module, const Meeting& mee
 
 void Worker::Impl::say_hello() {
   const std::string keys = encode_keys(keys_.keys());
+  const std::string constants = encode_keys(keys_.constant_keys());
   with_servers("hello", [&](RemoteServer& remote) {
-    remote.connection->send({Message::hello, static_cast<std::int64_t>(keys.size()), number()});
+    remote.connection->send({Message::hello, static_cast<std::int64_t>(keys.size()),
+                             static_cast<std::int64_t>(constants.size())});
     remote.connection->send_text(keys);
+    remote.connection->send_text(constants);
   });
   std::int64_t step = 0;
   with_servers("hello", [&](RemoteServer& remote) {
@@ -141,7 +148,7 @@ Worker::Impl::RowsToPush Worker::Impl::gather_rows() {
 }
 
 void Worker::Impl::push() {
-  servers_.check_alive();
+  check_alive();
   check(!has_pushed_,
         "parameter server: push() was called twice without pull(): these gradients are of values "
         "that the servers have changed since");
@@ -194,7 +201,7 @@ void Worker::Impl::push_to(RemoteServer& remote, const RowsToPush& rows) {
 }
 
 void Worker::Impl::pull() {
-  servers_.check_alive();
+  check_alive();
   at::NoGradGuard no_grad;
   with_servers("pull", [](RemoteServer& remote) { remote.connection->send({Message::pull}); });
   with_servers("pull", [&](RemoteServer& remote) {
@@ -211,7 +218,7 @@ void Worker::Impl::pull() {
 }
 
 void Worker::Impl::pull_rows(std::string_view name, const at::Tensor& rows) {
-  servers_.check_alive();
+  check_alive();
   auto found = std::ranges::find_if(keys_.trained(), [&](const TrainedParameter& one) {
     return one.key.by_rows && one.key.name == name;
   });
@@ -256,14 +263,36 @@ void Worker::Impl::pull_rows(TrainedParameter& parameter, const at::Tensor& rows
 }
 
 void Worker::Impl::pull_all_rows() {
-  servers_.check_alive();
+  check_alive();
   check(!has_pushed_, "parameter server: pull_all_rows() after push(): call pull() before");
   for (TrainedParameter& one : keys_.trained())
     if (one.key.by_rows) pull_rows(one, at::arange(one.key.rows(), at::kLong));
 }
 
+void Worker::Impl::check_alive() const {
+  check(!has_left_, "parameter server: worker {} has left", servers_.worker());
+  servers_.check_alive();
+}
+
+void Worker::Impl::request(std::string_view text, const std::function<void()>& meanwhile) {
+  check_alive();
+  check(!has_pushed_, "parameter server: request() after push(): call pull() before");
+  with_servers("request", [&](RemoteServer& remote) {
+    remote.connection->send({Message::request, static_cast<std::int64_t>(text.size())});
+    remote.connection->send_text(text);
+  });
+  if (meanwhile) meanwhile();
+  with_servers("request", [&](RemoteServer& remote) { (void)servers_.answer(remote); });
+}
+
+void Worker::Impl::leave() {
+  check_alive();
+  has_left_ = true;
+  servers_.say_leave();
+}
+
 Worker::Impl::~Impl() {
-  if (std::uncaught_exceptions() == exceptions_) servers_.say_leave();
+  if (!has_left_ && std::uncaught_exceptions() == exceptions_) servers_.say_leave();
 }
 
 namespace {
@@ -296,5 +325,9 @@ void Worker::pull_rows(std::string_view name, const at::Tensor& rows) {
   impl_->pull_rows(name, rows);
 }
 void Worker::pull_all_rows() { impl_->pull_all_rows(); }
+void Worker::request(std::string_view text, const std::function<void()>& meanwhile) {
+  impl_->request(text, meanwhile);
+}
+void Worker::leave() { impl_->leave(); }
 
 }  // namespace lockstep::ps

@@ -27,12 +27,16 @@ void check_sendable(const char* kind, const std::string& name, const at::Tensor&
         "parameter server: {} {} is no ordinary dense tensor, so it cannot be sent", kind, name);
 }
 
-Key key_of(const NamedParameter& parameter, const std::vector<std::string>& by_rows) {
-  Key key{.name = parameter.name,
-          .dtype = static_cast<int>(parameter.tensor.scalar_type()),
-          .element_bytes = static_cast<std::int64_t>(parameter.tensor.element_size()),
-          .by_rows = modules::is_ignored(parameter, by_rows),
-          .sizes = parameter.tensor.sizes().vec()};
+Key key_of(const std::string& name, const at::Tensor& tensor) {
+  return {.name = name,
+          .dtype = static_cast<int>(tensor.scalar_type()),
+          .element_bytes = static_cast<std::int64_t>(tensor.element_size()),
+          .sizes = tensor.sizes().vec()};
+}
+
+Key trained_key(const NamedParameter& parameter, const std::vector<std::string>& by_rows) {
+  Key key = key_of(parameter.name, parameter.tensor);
+  key.by_rows = modules::is_ignored(parameter, by_rows);
   check(!key.by_rows || (!key.sizes.empty() && parameter.tensor.numel() > 0),
         "parameter server: {} has no rows that could be pulled one by one", key.name);
   return key;
@@ -54,21 +58,26 @@ WorkerKeys::WorkerKeys(const torch::nn::Module& module, const std::vector<std::s
           "parameter server: {} belongs to another handle, which reduces its gradients already",
           parameter.name);
     if (!parameter.tensor.requires_grad()) {
-      constants_.push_back(parameter.tensor);
+      add_constant(parameter.name, parameter.tensor);
       continue;
     }
     names.push_back(parameter.name);
     names.insert(names.end(), parameter.aliases.begin(), parameter.aliases.end());
     TrainedParameter& one = trained_.emplace_back();
     one.tensor = parameter.tensor;
-    one.key = key_of(parameter, by_rows);
+    one.key = trained_key(parameter, by_rows);
     if (one.key.by_rows) one.pulled = at::zeros({one.key.rows()}, at::kBool);
   }
   layout::check_patterns("pattern of parameters by rows", by_rows, names);
   for (const modules::NamedBuffer& buffer : tensors.buffers) {
     check_sendable("buffer", buffer.name, buffer.tensor);
-    constants_.push_back(buffer.tensor);
+    add_constant(buffer.name, buffer.tensor);
   }
+}
+
+void WorkerKeys::add_constant(const std::string& name, const at::Tensor& tensor) {
+  constants_.push_back(tensor);
+  constant_keys_.push_back(key_of(name, tensor));
 }
 
 std::vector<Key> WorkerKeys::keys() const {

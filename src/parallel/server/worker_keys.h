@@ -34,6 +34,8 @@ class WorkerKeys {
     return trained_[static_cast<std::size_t>(piece.key)];
   }
   [[nodiscard]] std::vector<Key> keys() const;
+  // Of frozen parameters and buffers, which must be the same on all workers.
+  [[nodiscard]] const std::vector<Key>& constant_keys() const { return constant_keys_; }
   // InvalidArgument when a trained parameter is no longer what it was.
   void check_unchanged() const;
 
@@ -43,8 +45,11 @@ class WorkerKeys {
   void set_constants(const at::Tensor& message) const;
 
  private:
+  void add_constant(const std::string& name, const at::Tensor& tensor);
+
   std::vector<TrainedParameter> trained_;
   std::vector<at::Tensor> constants_;
+  std::vector<Key> constant_keys_;
 };
 
 // The rows of a gradient, dense or sparse, that are not zero: their numbers (int64), each once, in

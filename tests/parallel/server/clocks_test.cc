@@ -93,6 +93,48 @@ TEST(Clocks, AWorkerThatIsLostWhileItJoinsHoldsNobody) {
   EXPECT_EQ(clocks.contributors(), List({0}));
 }
 
+// Server 0 was a step ahead when the worker joined, and the only other one was lost before its push
+// of that step came here: nobody will ever push it.
+TEST(Clocks, AStepThatNobodyIsLeftToPushIsSkipped) {
+  Clocks behind = begun(Consistency::synchronous, 0, 1);
+  for (int step = 0; step < 4; ++step) {
+    behind.push(0);
+    behind.count_update();
+  }
+  EXPECT_EQ(behind.prepare(1), 4);
+  behind.begin(1, 5);
+  EXPECT_FALSE(behind.may_pull(1));
+  behind.remove(0);
+  EXPECT_FALSE(behind.is_update_due());
+  EXPECT_EQ(behind.updates(), 5);
+  EXPECT_TRUE(behind.may_pull(1));
+  behind.push(1);
+  EXPECT_EQ(behind.contributors(), List({1}));
+}
+
+// The same, and what the lost one had pushed is the last update before.
+TEST(Clocks, APushThatWasCompleteCountsBeforeStepsAreSkipped) {
+  Clocks behind = begun(Consistency::synchronous, 0, 1);
+  EXPECT_EQ(behind.prepare(1), 0);
+  behind.push(0);
+  behind.begin(1, 3);
+  EXPECT_EQ(behind.contributors(), List({0}));
+  behind.remove(0);
+  EXPECT_TRUE(behind.is_update_due());
+  behind.count_update();
+  EXPECT_EQ(behind.updates(), 3);
+  EXPECT_TRUE(behind.may_pull(1));
+}
+
+TEST(Clocks, WorkersThatHaveNotComeAreNotWaitedForTooLong) {
+  Clocks clocks(Consistency::synchronous, 0, 3);
+  clocks.begin(0, 0);
+  clocks.begin(1, 0);
+  clocks.push(0);
+  EXPECT_EQ(clocks.waits_for(0), List({1}));
+  EXPECT_EQ(clocks.awaited(), List({2}));
+}
+
 TEST(Clocks, StaleWorkersAreAtMostTheBoundAhead) {
   Clocks clocks = begun(Consistency::stale_synchronous, 2, 2);
   for (int step = 0; step < 2; ++step) {

@@ -59,6 +59,7 @@ TEST(KeyPlan, KeysTravelAsText) {
   std::vector<Key> keys{key_of_sizes({}), key_of_sizes({3, 4}), key_of_sizes({0})};
   keys[1].by_rows = true;
   keys[1].name = "layers.0.weight";
+  keys[2].name = "a name, of\ntwo lines";
   const std::string text = encode_keys(keys);
   EXPECT_EQ(decode_keys(text), keys);
   EXPECT_TRUE(decode_keys("").empty());
@@ -68,8 +69,9 @@ TEST(KeyPlan, KeysTravelAsText) {
     } catch (const Error&) {
     }
   }
-  EXPECT_THROW((void)decode_keys("a 6 4 0 1 -3 \n"), BadInput);
-  EXPECT_THROW((void)decode_keys("a 6 4 0 2 4611686018427387904 4 \n"), InvalidArgument);
+  EXPECT_THROW((void)decode_keys("1 a 6 4 0 1 -3 \n"), BadInput);
+  EXPECT_THROW((void)decode_keys("99 a 6 4 0 1 3 \n"), BadInput);
+  EXPECT_THROW((void)decode_keys("1 a 6 4 0 2 4611686018427387904 4 \n"), InvalidArgument);
   auto difference = first_difference(keys, std::span(keys).first(1));
   EXPECT_EQ(difference.there, "nothing more");
   EXPECT_NE(difference.here.find("layers.0.weight [3, 4]"), std::string::npos);

@@ -21,7 +21,14 @@
 // In the last two, W workers make W updates where the first makes one: choose the rate for that.
 //
 // A worker that ends or is lost is taken out; what it has pushed completely still counts. Others
-// wait for it no more. A worker that joins later begins with the next step.
+// wait for it no more. One that others have waited for as long as Meeting::timeout is taken out
+// too: a process that has stopped ends no other. A worker that joins later begins with the next
+// step; when the last one has left, no more join, on any server.
+//
+// Each server counts for itself. A worker that is lost while it pushes counts in that step where
+// its gradient had come completely: with several servers that one update may be a mean over three
+// workers on some of them and over two on others. Both are the mean of true gradients; only the
+// bits of a run in which a worker is lost depend on when it is.
 #pragma once
 
 #include <lockstep/parallel/handle.h>
@@ -33,6 +40,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #pragma GCC visibility push(default)
@@ -52,12 +60,24 @@ using MakeOptimizer =
 
 [[nodiscard]] std::vector<at::Tensor> tensors_of(const std::vector<NamedPart>& parts);
 
+// What a worker asks of every server with Worker::request(): its text, the parts that this server
+// keeps, and their optimizer, null where it keeps none. They may be read and changed.
+using OnRequest = std::function<void(std::string_view text, const std::vector<NamedPart>& parts,
+                                     torch::optim::Optimizer* optimizer)>;
+
 struct ServerOptions {
   MakeOptimizer optimizer;
   Consistency consistency = Consistency::synchronous;
   int staleness = 0;  // of stale_synchronous: steps that a worker may be ahead of the slowest
-  // Called before each update, with the number of updates made so far: for schedules of rates.
+  // Called before each update, with the number of updates made so far (in synchronous mode of
+  // steps, those included that no worker was left to push): for schedules of rates.
   std::function<void(torch::optim::Optimizer&, std::int64_t updates)> before_update = {};
+  // Makes the update; absent: step() of the optimizer. For clipping (optim/gradient_transform.h):
+  // it sees the gradients of this server's parts.
+  std::function<void(torch::optim::Optimizer&)> step = {};
+  // Called in the thread of the worker that asks, while no update is made and nothing is pulled.
+  // What it throws ends the run on all sides, as that of an update does.
+  OnRequest on_request = {};
 };
 
 // What has happened when run() returns.

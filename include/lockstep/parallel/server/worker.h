@@ -35,7 +35,7 @@
 
 #include <concepts>
 #include <cstdint>
-#include <map>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -112,6 +112,15 @@ class [[nodiscard]] Worker {
   void pull_rows(std::string_view name, const at::Tensor& rows);
   // All rows of all of them: to save the model.
   void pull_all_rows();
+
+  // Asks every server for ServerOptions::on_request(text), calls `meanwhile`, in which this worker
+  // may meet them in a collective of another group, and waits until all have done it. One worker
+  // asks, when no other has pushed without a pull() since: updates wait for the end. Aborted with
+  // what a server has thrown.
+  void request(std::string_view text, const std::function<void()>& meanwhile = {});
+
+  // Leaves in order now, as the destructor does; what talks to a server is InvalidArgument then.
+  void leave();
 
   [[nodiscard]] Traffic traffic() const;
 

@@ -1,0 +1,48 @@
+#include <lockstep/data/stream.h>
+
+#include "base/check.h"
+
+namespace lockstep::data {
+
+StreamPlan::StreamPlan(const StreamOptions& options)
+    : batch_(options.batch_size),
+      world_(options.group.size()),
+      rank_(options.group.rank()),
+      drop_last_(options.drop_last),
+      uneven_(options.uneven) {
+  lockstep::check(options.batch_size >= 1,
+                  "stream_loader: expected a batch_size of at least 1, found {}",
+                  options.batch_size);
+  lockstep::check(options.workers >= 0, "stream_loader: expected 0 workers or more, found {}",
+                  options.workers);
+  lockstep::check(options.prefetch >= 1,
+                  "stream_loader: expected a prefetch of at least 1, found {}", options.prefetch);
+  lockstep::check(!options.drop_last || !options.uneven,
+                  "stream_loader: drop_last and uneven exclude each other");
+}
+
+std::int64_t StreamPlan::rows_of_last(std::int64_t found) const {
+  if (drop_last_) return 0;
+  const std::int64_t most = (found + world_ - 1) / world_;
+  if (!uneven_) return most;
+  return found > rank_ ? (found - rank_ + world_ - 1) / world_ : 0;
+}
+
+LoaderState StreamPlan::state_at(std::int64_t epoch, std::int64_t batches) const {
+  return {.epoch = epoch,
+          .batches = batches,
+          .global_batch = global_batch(),
+          .shuffle = false,
+          .drop_last = drop_last_};
+}
+
+void StreamPlan::check(const LoaderState& state) const {
+  check_input(state.epoch >= 0 && state.batches >= 0,
+              "resuming a stream: expected a place from 0 on, found epoch {} and batch {}",
+              state.epoch, state.batches);
+  const LoaderState own = state_at(state.epoch, state.batches);
+  check_input(state == own, "resuming a stream: expected the state of one like this, {}, found {}",
+              own.to_text(), state.to_text());
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,87 @@
+#include <lockstep/data/tokens.h>
+
+#include "base/check.h"
+#include "sys/files.h"
+#include "sys/mapped_file.h"
+#include "sys/plain_file.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+namespace lockstep::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+static_assert(std::endian::native == std::endian::little, "token files are little-endian");
+
+std::int64_t bytes_of(at::ScalarType dtype, const char* function) {
+  lockstep::check(dtype == at::kUInt16 || dtype == at::kUInt32,
+                  "{}: expected the dtype UInt16 or UInt32, found {}", function,
+                  c10::toString(dtype));
+  return static_cast<std::int64_t>(c10::elementSize(dtype));
+}
+
+// A few million at a time: what is compared is made in memory.
+template <class Look>
+void for_each_piece(const at::Tensor& tokens, Look look) {
+  constexpr std::int64_t piece = 1 << 22;
+  for (std::int64_t begin = 0; begin < tokens.size(0); begin += piece)
+    look(begin, tokens.narrow(0, begin, std::min(piece, tokens.size(0) - begin)).to(at::kLong));
+}
+
+void check_below(const at::Tensor& tokens, std::int64_t least, std::int64_t most,
+                 const std::string& what) {
+  for_each_piece(tokens, [&](std::int64_t begin, const at::Tensor& some) {
+    const at::Tensor wrong = some.lt(least).logical_or_(some.gt(most));
+    if (!wrong.any().item<bool>()) return;
+    const auto place = wrong.to(at::kByte).argmax().item<std::int64_t>();
+    throw BadInput(formatted("{}: expected tokens from {} to {}, found {} as number {}", what,
+                             least, most, some[place].item<std::int64_t>(), begin + place));
+  });
+}
+
+}  // namespace
+
+at::Tensor map_tokens(const fs::path& file, at::ScalarType dtype, std::int64_t vocabulary) {
+  const std::int64_t element = bytes_of(dtype, "map_tokens");
+  const std::string what = "reading " + file.string();
+  try {
+    (void)sys::PlainFile(file);  // which says what is no plain file
+    auto mapped = std::make_shared<sys::MappedFile>(file);
+    const auto bytes = static_cast<std::int64_t>(mapped->bytes().size());
+    check_input(bytes > 0 && bytes % element == 0,
+                "{}: expected tokens of {} bytes ({}), found a file of {} bytes", what, element,
+                c10::toString(dtype), bytes);
+    // Nobody writes: the pages are read-only.
+    auto* begin = const_cast<std::byte*>(mapped->bytes().data());
+    at::Tensor tokens = at::from_blob(
+        begin, {bytes / element}, [mapped](void*) mutable { mapped.reset(); }, dtype);
+    if (vocabulary > 0) check_below(tokens, 0, vocabulary - 1, what);
+    return tokens;
+  } catch (const SystemError& error) {
+    throw BadInput(formatted("{}: expected a readable file, found: {}", what,
+                             std::generic_category().message(error.error_number())));
+  }
+}
+
+void write_tokens(const fs::path& file, const at::Tensor& tokens, at::ScalarType dtype) {
+  const std::int64_t element = bytes_of(dtype, "write_tokens");
+  lockstep::check(
+      tokens.dim() == 1 && at::isIntegralType(tokens.scalar_type(), /*includeBool=*/false),
+      "write_tokens: expected integers of one dim, found {} with {} dims",
+      c10::toString(tokens.scalar_type()), tokens.dim());
+  check_below(tokens, 0, (std::int64_t{1} << 8 * element) - 1, "writing " + file.string());
+  const at::Tensor host = tokens.to(at::kCPU).to(dtype).contiguous();
+  sys::AtomicFile::write(
+      file, std::string_view(static_cast<const char*>(host.const_data_ptr()), host.nbytes()));
+}
+
+}  // namespace lockstep::data

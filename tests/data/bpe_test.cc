@@ -1,0 +1,236 @@
+#include <lockstep/data/bpe.h>
+
+#include "data/gpt2_words.h"
+#include "data/refusal.h"
+#include "data/utf8.h"
+#include "support/data_folder.h"
+#include "support/python.h"
+#include "support/temporary_folder.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <random>
+#include <sstream>
+
+namespace lockstep::data {
+namespace {
+
+using test::refusal;
+
+std::vector<std::string> pieces_of(std::string_view text) {
+  std::vector<std::string> pieces;
+  for (std::string_view rest = text; !rest.empty();) {
+    pieces.emplace_back(rest.substr(0, first_piece(rest, text, "text")));
+    rest.remove_prefix(pieces.back().size());
+  }
+  return pieces;
+}
+
+using Pieces = std::vector<std::string>;
+
+TEST(Gpt2Words, AreThoseOfTheRegularExpression) {
+  EXPECT_EQ(pieces_of("Hello world"), Pieces({"Hello", " world"}));
+  EXPECT_EQ(pieces_of("it's 'tis we'll I'd've"),
+            Pieces({"it", "'s", " '", "tis", " we", "'ll", " I", "'d", "'ve"}));
+  EXPECT_EQ(pieces_of("a  b\n\nc \n d"), Pieces({"a", " ", " b", "\n", "\n", "c", " \n", " d"}));
+  EXPECT_EQ(pieces_of("x12 34y!?..."), Pieces({"x", "12", " 34", "y", "!?..."}));
+  EXPECT_EQ(pieces_of("end  "), Pieces({"end", "  "}));
+  EXPECT_EQ(pieces_of(" "), Pieces({" "}));
+  EXPECT_EQ(pieces_of("\t\tx"), Pieces({"\t", "\t", "x"}));
+  EXPECT_EQ(pieces_of("na\u00efve \u4e2d\u6587\u3000\u0663\u0664 \u2167"),
+            Pieces({"na\u00efve", " \u4e2d\u6587", "\u3000", "\u0663\u0664", " \u2167"}));
+  EXPECT_EQ(pieces_of("\U0001f600\U0001f600a"), Pieces({"\U0001f600\U0001f600", "a"}));
+  EXPECT_EQ(pieces_of("'S"), Pieces({"'", "S"}));
+}
+
+TEST(Gpt2Words, RefuseWhatIsNoUtf8) {
+  EXPECT_EQ(refusal([] { (void)pieces_of("ab \xff"); }),
+            "reading text: expected UTF-8 text, found another byte at offset 3 (line 1, column 4)");
+}
+
+// How GPT-2 writes a byte.
+std::string spelled(int byte) {
+  auto prints = [](int b) { return (b > 32 && b < 127) || (b > 160 && b != 173); };
+  if (prints(byte)) return to_utf8(static_cast<char32_t>(byte));
+  char32_t place = 256;
+  for (int before = 0; before < byte; ++before) place += prints(before) ? 0 : 1;
+  return to_utf8(place);
+}
+
+// All bytes, and what some merges make.
+class SmallBpe : public testing::Test {
+ protected:
+  SmallBpe() {
+    for (int byte = 0; byte < 256; ++byte) tokens_.push_back(spelled(byte));
+    for (const char* more : {"ab", "abc", "bc", "\u0120a", "aa", "<|endoftext|>"})
+      tokens_.emplace_back(more);
+  }
+
+  Bpe load(const std::string& merges) {
+    std::ofstream vocabulary(folder_ / "vocab.json");
+    vocabulary << "{";
+    for (std::size_t i = 0; i < tokens_.size(); ++i) {
+      std::string quoted;
+      for (char letter : tokens_[i])
+        quoted +=
+            letter == '"' || letter == '\\' ? std::string("\\") + letter : std::string(1, letter);
+      vocabulary << (i == 0 ? "\"" : ", \"") << quoted << "\": " << i;
+    }
+    vocabulary << "}";
+    vocabulary.close();
+    std::ofstream(folder_ / "merges.txt") << merges;
+    return Bpe::load(folder_ / "vocab.json", folder_ / "merges.txt");
+  }
+  std::string refused(const std::string& merges) {
+    std::string text = refusal([&] { (void)load(merges); });
+    const std::string begin = "reading " + (folder_ / "merges.txt").string();
+    EXPECT_TRUE(text.starts_with(begin)) << text;
+    EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+    return text.substr(std::min(text.size(), begin.size()));
+  }
+  std::vector<std::string> spelled_tokens(const Bpe& bpe, const std::string& text) {
+    const at::Tensor tokens = bpe.encode(text);
+    std::vector<std::string> all;
+    for (std::int64_t i = 0; i < tokens.size(0); ++i)
+      all.push_back(tokens_[static_cast<std::size_t>(tokens[i].item<std::int64_t>())]);
+    return all;
+  }
+
+  test::TemporaryFolder folder_;
+  std::vector<std::string> tokens_;
+};
+
+TEST_F(SmallBpe, MergesTheFirstOfTheListFirst) {
+  const Bpe bpe = load("#version: 0.2\nb c\na b\nab c\n");
+  EXPECT_EQ(spelled_tokens(bpe, "abc"), Pieces({"a", "bc"}));
+  EXPECT_EQ(spelled_tokens(bpe, "abab"), Pieces({"ab", "ab"}));
+  const Bpe other = load("a b\nb c\nab c\n");
+  EXPECT_EQ(spelled_tokens(other, "abc"), Pieces({"abc"}));
+  EXPECT_EQ(spelled_tokens(load("\u0120 a\na a\n"), "aaa aaa"),
+            Pieces({"aa", "a", "\u0120a", "aa"}));
+}
+
+TEST_F(SmallBpe, EveryTextComesBack) {
+  const Bpe bpe = load("a b\n\u0120 a\n");
+  std::mt19937 random(3);
+  for (int round = 0; round < 200; ++round) {
+    std::string text;
+    for (int i = 0; i < 30; ++i)
+      text += to_utf8(static_cast<char32_t>(
+          std::vector<unsigned>{32, 97, 98, 10, 39, 115, 0x301, 0x4e2d, 0x1f600,
+                                static_cast<unsigned>(random() % 0xd000)}[random() % 10]));
+    EXPECT_EQ(bpe.decode(bpe.encode(text)), text);
+  }
+  EXPECT_EQ(bpe.encode("").size(0), 0);
+  EXPECT_EQ(bpe.find("<|endoftext|>"), 261);
+  EXPECT_EQ(bpe.find("nothing"), std::nullopt);
+  EXPECT_EQ(bpe.decode(at::tensor({261}, at::kInt)), "<|endoftext|>");
+  EXPECT_EQ(refusal<InvalidArgument>([&] { (void)bpe.decode(at::tensor({262}, at::kInt)); }),
+            "Bpe::decode: expected tokens from 0 to 261, found 262");
+}
+
+// No pass over the whole word for each merge.
+TEST_F(SmallBpe, AWordOfAMillionLettersTakesNoMillionPasses) {
+  const Bpe bpe = load("a a\n");
+  EXPECT_EQ(bpe.encode(std::string(1'000'001, 'a')).size(0), 500'001);
+}
+
+TEST_F(SmallBpe, ABrokenMergeIsOneLineWithFileAndLine) {
+  EXPECT_EQ(refused("#version: 0.2\na b\nab\n"),
+            ", line 3: expected two tokens with a blank between, found 'ab'");
+  EXPECT_EQ(refused("a b c\n"),
+            ", line 1: expected two tokens with a blank between, found 'a b c'");
+  EXPECT_EQ(refused("a b\n\nb c\n"),
+            ", line 2: expected two tokens with a blank between, found ''");
+  EXPECT_EQ(refused("a b\nxyz c\n"), ", line 2: 'xyz' is no token of the vocabulary");
+  EXPECT_EQ(refused("ab c\na b\n"),
+            ", line 1: 'ab' is no single byte, and no merge before has made it");
+  EXPECT_EQ(refused("a c\n"),
+            ", line 1: 'ac', which the merge makes, is no token of the vocabulary");
+  EXPECT_EQ(refused("a b\na b\n"), ", line 2: the merge of 'a' and 'b' comes twice");
+  EXPECT_NO_THROW((void)load("a b\r\nab c\r\n\r\n"));
+}
+
+TEST_F(SmallBpe, AVocabularyThatCannotBeIsNamed) {
+  auto refused_vocabulary = [&](const std::string& content) {
+    std::ofstream(folder_ / "vocab.json") << content;
+    std::ofstream(folder_ / "merges.txt") << "";
+    return refusal([&] { (void)Bpe::load(folder_ / "vocab.json", folder_ / "merges.txt"); });
+  };
+  EXPECT_NE(refused_vocabulary("[1]").find("expected a JSON object"), std::string::npos);
+  EXPECT_NE(refused_vocabulary("{\"a\": ").find("expected a JSON object"), std::string::npos);
+  EXPECT_NE(refused_vocabulary(R"({"a": 5})").find("expected a number from 0 to 0, found 5"),
+            std::string::npos);
+  EXPECT_NE(refused_vocabulary(R"({"a": 0, "b": 0})").find("the number 0 belongs to another one"),
+            std::string::npos);
+  EXPECT_NE(refused_vocabulary(R"({"a b": 0})").find("expected characters that stand for bytes"),
+            std::string::npos);
+  EXPECT_NE(refused_vocabulary(R"({"a": 0})").find("found none for byte 0"), std::string::npos);
+  EXPECT_NE(refusal([&] {
+              (void)Bpe::load(folder_ / "none.json", folder_ / "none.txt");
+            }).find("none.json: expected a readable file"),
+            std::string::npos);
+}
+
+std::vector<std::int64_t> numbers_of(const at::Tensor& tokens) {
+  const at::Tensor all = tokens.to(at::kLong);
+  return {all.const_data_ptr<std::int64_t>(), all.const_data_ptr<std::int64_t>() + all.numel()};
+}
+
+using Numbers = std::vector<std::int64_t>;
+
+class Gpt2 : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = test::data_file("gpt2_bpe");
+    if (!folder_) GTEST_SKIP() << test::no_data("gpt2_bpe");
+  }
+  std::optional<std::filesystem::path> folder_;
+};
+
+TEST_F(Gpt2, KnownTexts) {
+  const Bpe bpe = Bpe::load(*folder_ / "encoder.json", *folder_ / "vocab.bpe");
+  EXPECT_EQ(bpe.size(), 50257);
+  EXPECT_EQ(bpe.find("<|endoftext|>"), 50256);
+  EXPECT_EQ(numbers_of(bpe.encode("Hello world")), Numbers({15496, 995}));
+  EXPECT_EQ(numbers_of(bpe.encode("Hello, world!")), Numbers({15496, 11, 995, 0}));
+  EXPECT_EQ(numbers_of(bpe.encode("The quick brown fox jumps over the lazy dog")),
+            Numbers({464, 2068, 7586, 21831, 18045, 625, 262, 16931, 3290}));
+  EXPECT_EQ(numbers_of(bpe.encode("\n")), Numbers({198}));
+}
+
+TEST_F(Gpt2, LongTextsAreWhatTheOriginalAlgorithmMakes) {
+  if (!test::python()) GTEST_SKIP() << test::no_python;
+  const auto text_file = test::data_file("tinyshakespeare.txt");
+  if (!text_file) GTEST_SKIP() << test::no_data("tinyshakespeare.txt");
+  test::TemporaryFolder folder;
+  std::ostringstream read;
+  read << std::ifstream(*text_file).rdbuf();
+  std::string text = read.str().substr(0, 100'000);
+  std::mt19937 random(7);
+  for (int i = 0; i < 3000; ++i) {
+    const unsigned most = i % 3 == 0 ? 0x250 : i % 3 == 1 ? 0x3000 : 0xd7ff;
+    text += to_utf8(static_cast<char32_t>(1 + random() % most));
+    if (random() % 4 == 0) text += ' ';
+  }
+  std::ofstream(folder / "text", std::ios::binary) << text;
+  const std::string run =
+      "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], "
+      "run_name='__main__')";
+  const auto python =
+      test::run_python(run, {LOCKSTEP_SOURCE_DIR "/tests/data/reference_bpe.py",
+                             (*folder_ / "encoder.json").string(),
+                             (*folder_ / "vocab.bpe").string(), (folder / "text").string()});
+  ASSERT_EQ(python.exit_code, 0);
+  Numbers expected;
+  std::istringstream lines(python.output);
+  for (std::int64_t token = 0; lines >> token;) expected.push_back(token);
+  const Bpe bpe = Bpe::load(*folder_ / "encoder.json", *folder_ / "vocab.bpe");
+  const at::Tensor tokens = bpe.encode(text);
+  EXPECT_EQ(numbers_of(tokens), expected);
+  EXPECT_EQ(bpe.decode(tokens), text);
+}
+
+}  // namespace
+}  // namespace lockstep::data

@@ -1,0 +1,196 @@
+#include <lockstep/data/stream.h>
+
+#include <lockstep/comm/local.h>
+
+#include "data/refusal.h"
+
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <atomic>
+#include <memory>
+#include <numeric>
+#include <set>
+
+namespace lockstep::data {
+namespace {
+
+// Numbers from 0.
+struct Counting {
+  std::int64_t end = 0;
+  std::int64_t at = 0;
+  std::optional<torch::data::TensorExample> next() {
+    if (at >= end) return std::nullopt;
+    return torch::data::TensorExample(torch::full({}, at++, torch::kLong));
+  }
+};
+
+// The same, and counts what is really read.
+struct Skipping : Counting {
+  std::shared_ptr<std::atomic<int>> read = std::make_shared<std::atomic<int>>(0);
+  std::optional<torch::data::TensorExample> next() {
+    ++*read;
+    return Counting::next();
+  }
+  std::int64_t skip(std::int64_t count) {
+    const std::int64_t passed = std::min(count, end - at);
+    at += passed;
+    return passed;
+  }
+};
+
+using Batches = std::vector<std::vector<std::int64_t>>;
+
+template <class Loader>
+Batches all_of(Loader& loader, std::int64_t epoch = 0) {
+  Batches batches;
+  for (const auto& batch : loader.epoch(epoch)) {
+    const at::Tensor data = batch.data;
+    batches.emplace_back(data.template const_data_ptr<std::int64_t>(),
+                         data.template const_data_ptr<std::int64_t>() + data.numel());
+  }
+  return batches;
+}
+
+Batches stream_of(std::int64_t samples, const Group& group, StreamOptions options) {
+  options.group = group;
+  auto loader = stream_loader([&](std::int64_t) { return Counting{samples}; }, options);
+  Batches batches = all_of(loader);
+  options.workers = (options.workers + 2) % 5;
+  auto other = stream_loader(
+      [&](std::int64_t) {
+        Skipping stream;
+        stream.end = samples;
+        return stream;
+      },
+      options);
+  EXPECT_EQ(all_of(other), batches) << samples << " samples, other workers, with skip()";
+  return batches;
+}
+
+// All samples once; equally many batches and rows everywhere, but for `uneven`.
+TEST(Stream, DealsEverySampleToOneRank) {
+  for (int world : {1, 2, 3, 5})
+    for (std::int64_t samples : {0, 1, 4, 11, 12, 13, 24, 37})
+      for (int workers : {0, 1, 3}) {
+        std::vector<Group> groups = local_groups(world, std::chrono::seconds(20));
+        std::vector<int> seen(static_cast<std::size_t>(samples), 0), once = seen;
+        std::set<std::vector<std::size_t>> shapes;
+        for (const Group& group : groups) {
+          std::vector<std::size_t> rows;
+          for (const auto& batch :
+               stream_of(samples, group, {.batch_size = 4, .workers = workers})) {
+            rows.push_back(batch.size());
+            for (std::int64_t sample : batch) ++seen[static_cast<std::size_t>(sample)];
+          }
+          shapes.insert(rows);
+          for (const auto& batch :
+               stream_of(samples, group, {.batch_size = 4, .workers = workers, .uneven = true}))
+            for (std::int64_t sample : batch) ++once[static_cast<std::size_t>(sample)];
+        }
+        EXPECT_EQ(shapes.size(), 1u) << world << " ranks, " << samples << " samples";
+        for (int count : seen) EXPECT_GE(count, 1);
+        EXPECT_LE(std::accumulate(seen.begin(), seen.end(), 0) - samples, world - 1);
+        EXPECT_EQ(once, std::vector<int>(static_cast<std::size_t>(samples), 1));
+      }
+}
+
+// The batches of a loader over the same samples by index.
+TEST(Stream, GivesWhatALoaderInOrderGives) {
+  struct Indexed {
+    std::size_t count;
+    [[nodiscard]] std::size_t size() const { return count; }
+    torch::data::TensorExample get(std::size_t index) const {
+      return torch::data::TensorExample(
+          torch::full({}, static_cast<std::int64_t>(index), torch::kLong));
+    }
+  };
+  for (const Group& group : local_groups(3, std::chrono::seconds(20))) {
+    auto indexed =
+        loader(Indexed{43}, {.batch_size = 4, .group = group, .shuffle = false, .drop_last = true});
+    EXPECT_EQ(stream_of(43, group, {.batch_size = 4, .workers = 2, .drop_last = true}),
+              all_of(indexed));
+  }
+}
+
+TEST(Stream, GoesOnWhereItStopped) {
+  std::vector<Group> groups = local_groups(2, std::chrono::seconds(20));
+  const StreamOptions options{.batch_size = 3, .group = groups[1], .workers = 2};
+  auto make = [](std::int64_t epoch) { return Counting{40 + epoch}; };
+  auto whole = stream_loader(make, options);
+  const Batches expected = all_of(whole, 1);
+  auto first = stream_loader(make, options);
+  std::string saved;
+  {
+    auto range = first.epoch(1);
+    auto place = range.begin();
+    ++place;
+    ++place;
+    saved = first.state().to_text();
+  }
+  auto again = stream_loader(make, options);
+  again.resume(LoaderState::from_text(saved));
+  EXPECT_EQ(all_of(again, 1), Batches(expected.begin() + 3, expected.end()));
+  again.resume(whole.state());  // its end
+  EXPECT_TRUE(all_of(again, 1).empty());
+  LoaderState other = first.state();
+  other.global_batch = 8;
+  EXPECT_NE(test::refusal([&] { again.resume(other); }).find("global_batch=6"), std::string::npos);
+}
+
+TEST(Stream, ReadsOnlyItsOwnWhereItCanSkip) {
+  std::vector<Group> groups = local_groups(4, std::chrono::seconds(20));
+  auto read = std::make_shared<std::atomic<int>>(0);
+  auto loader = stream_loader(
+      [&](std::int64_t) {
+        Skipping stream;
+        stream.end = 400;
+        stream.read = read;
+        return stream;
+      },
+      {.batch_size = 10, .group = groups[3], .workers = 0});
+  EXPECT_EQ(all_of(loader).size(), 10u);
+  EXPECT_LE(*read, 100 + 10 + 2);  // its own, the first of each batch, the end
+}
+
+TEST(Stream, AnExceptionComesInPlaceOfItsBatch) {
+  struct Broken : Counting {
+    std::optional<torch::data::TensorExample> next() {
+      if (at == 7) throw BadInput("line 7 is broken");
+      return Counting::next();
+    }
+  };
+  for (int workers : {0, 1, 2}) {
+    auto loader = stream_loader(
+        [](std::int64_t) {
+          Broken stream;
+          stream.end = 20;
+          return stream;
+        },
+        {.batch_size = 2, .workers = workers});
+    int batches = 0;
+    EXPECT_EQ(test::refusal([&] {
+                for (const auto& batch : loader.epoch(0)) batches += batch.data.defined() ? 1 : 0;
+              }),
+              "line 7 is broken");
+    EXPECT_EQ(batches, 3);
+  }
+}
+
+TEST(Stream, RefusesOptionsThatMakeNoSense) {
+  auto make = [](std::int64_t) { return Counting{4}; };
+  auto refused = [&](StreamOptions options) {
+    return test::refusal<InvalidArgument>([&] { (void)stream_loader(make, options); });
+  };
+  EXPECT_EQ(refused({.batch_size = 0}),
+            "stream_loader: expected a batch_size of at least 1, found 0");
+  EXPECT_EQ(refused({.workers = -1}), "stream_loader: expected 0 workers or more, found -1");
+  EXPECT_EQ(refused({.drop_last = true, .uneven = true}),
+            "stream_loader: drop_last and uneven exclude each other");
+  auto loader = stream_loader(make);
+  auto range = loader.epoch(0);
+  EXPECT_THROW((void)loader.epoch(1), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace lockstep::data

@@ -1,0 +1,89 @@
+#include <lockstep/data/tokens.h>
+
+#include <lockstep/data/blocks.h>
+
+#include "data/refusal.h"
+#include "support/temporary_folder.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+namespace lockstep::data {
+namespace {
+
+using test::refusal;
+
+TEST(Tokens, WhatIsWrittenIsMapped) {
+  test::TemporaryFolder folder;
+  for (at::ScalarType dtype : {at::kUInt16, at::kUInt32}) {
+    const std::int64_t most = dtype == at::kUInt16 ? 65535 : 4294967295;
+    const at::Tensor tokens = at::tensor({0L, 1L, 40000L, most, 7L}, at::kLong);
+    write_tokens(folder / "tokens", tokens, dtype);
+    EXPECT_EQ(std::filesystem::file_size(folder / "tokens"), 5 * c10::elementSize(dtype));
+    at::Tensor mapped = map_tokens(folder / "tokens", dtype);
+    EXPECT_EQ(mapped.scalar_type(), dtype);
+    at::Tensor part = mapped.narrow(0, 1, 3);
+    mapped.reset();  // the part keeps the file
+    EXPECT_TRUE(part.to(at::kLong).equal(tokens.narrow(0, 1, 3)));
+  }
+}
+
+// Blocks of a mapped file are those of the same tokens in memory.
+TEST(Tokens, BlocksAreReadFromTheFile) {
+  test::TemporaryFolder folder;
+  const at::Tensor tokens = at::randint(50257, {1000}, at::kLong);
+  for (at::ScalarType dtype : {at::kUInt16, at::kUInt32}) {
+    write_tokens(folder / "tokens", tokens, dtype);
+    const at::Tensor mapped = map_tokens(folder / "tokens", dtype, 50257);
+    auto drawn = [&](const at::Tensor& from) {
+      return RandomBlocks(from, 16).draw(8, at::detail::createCPUGenerator(3), 1, 2);
+    };
+    EXPECT_TRUE(drawn(mapped).data.equal(drawn(tokens).data));
+    EXPECT_TRUE(drawn(mapped).target.equal(drawn(tokens).target));
+    SequentialBlocks blocks(mapped, 64), expected(tokens, 64);
+    ASSERT_EQ(blocks.size(), expected.size());
+    EXPECT_TRUE(blocks.get_batch({0, 15}).target.equal(expected.get_batch({0, 15}).target));
+  }
+}
+
+TEST(Tokens, FilesThatCannotBeAreOneLine) {
+  test::TemporaryFolder folder;
+  const std::string file = (folder / "tokens").string();
+  auto write = [&](std::size_t bytes) {
+    std::ofstream(file, std::ios::binary) << std::string(bytes, '\1');
+  };
+  write(7);
+  EXPECT_EQ(refusal([&] { (void)map_tokens(file); }),
+            "reading " + file + ": expected tokens of 2 bytes (UInt16), found a file of 7 bytes");
+  write(6);
+  EXPECT_EQ(refusal([&] { (void)map_tokens(file, at::kUInt32); }),
+            "reading " + file + ": expected tokens of 4 bytes (UInt32), found a file of 6 bytes");
+  EXPECT_EQ(refusal([&] { (void)map_tokens(file, at::kUInt16, 200); }),
+            "reading " + file + ": expected tokens from 0 to 199, found 257 as number 0");
+  write(0);
+  EXPECT_EQ(refusal([&] { (void)map_tokens(file); }),
+            "reading " + file + ": expected tokens of 2 bytes (UInt16), found a file of 0 bytes");
+  EXPECT_NE(refusal([&] { (void)map_tokens(folder.path()); }).find("found a folder"),
+            std::string::npos);
+  EXPECT_NE(refusal([&] { (void)map_tokens(folder / "none"); }).find("No such file"),
+            std::string::npos);
+  EXPECT_EQ(refusal<InvalidArgument>([&] { (void)map_tokens(file, at::kLong); }),
+            "map_tokens: expected the dtype UInt16 or UInt32, found Long");
+}
+
+TEST(Tokens, ATokenThatDoesNotFitIsNotWritten) {
+  test::TemporaryFolder folder;
+  const std::string file = (folder / "tokens").string();
+  EXPECT_EQ(refusal([&] {
+              write_tokens(file, at::tensor({1L, 65536L}, at::kLong));
+            }),
+            "writing " + file + ": expected tokens from 0 to 65535, found 65536 as number 1");
+  EXPECT_FALSE(std::filesystem::exists(file));
+  EXPECT_THROW(write_tokens(file, at::tensor({1L, -1L}, at::kLong), at::kUInt32), BadInput);
+  EXPECT_THROW(write_tokens(file, at::zeros({2, 2}, at::kLong)), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace lockstep::data
