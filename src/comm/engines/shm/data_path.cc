@@ -6,8 +6,8 @@
 namespace lockstep::shm {
 namespace {
 
-// Below these a tensor and its copies stay in the caches, and two copies cost less than the kernel's
-// way into another process (docs/decisions/0060): all inputs of a combination go that way.
+// Below these a tensor and its copies stay in the caches, and two copies cost less than the
+// kernel's way into another process (docs/decisions/0060): all inputs of a combination go that way.
 constexpr std::size_t least_moved_directly = 1 << 20;
 constexpr std::size_t least_combined_directly = 8 << 20;
 
@@ -58,7 +58,11 @@ DataPath choose_path(const Peers& peers, const Posting& posting, int members, in
                 .reads = reads_input(posting.collective, me, posting.root),
                 .writes = writes_output(posting.collective, me, posting.root)};
   if (fits_slot(posting, path.count, members, carried_bytes)) {
-    path.kind = DataPath::Kind::carried;
+    path.is_carried = true;
+    path.keeps_own_part = path.reads && (posting.collective == Collective::all_to_all ||
+                                         posting.collective == Collective::scatter);
+    if (path.reads && !combines(posting.collective))
+      path.input = peers.locate(posting.input.data, posting.input.bytes);
   } else {
     if (path.reads) path.input = find(peers, posting.collective, posting.input);
     bool in_place = path.reads && posting.input.data == posting.output.data &&

@@ -72,16 +72,11 @@ void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, const D
   if (combines(posting.collective) && !kernels::can_combine(posting.dtype, posting.op))
     refuse_combination(posting);
   print_ = agree(posting, members, path.count);
-  carried_ = path.kind == DataPath::Kind::carried;
-  if (carried_) {
-    // Of what each rank gets a part of, this rank's own is not passed on.
-    const bool keeps_part =
-        posting.collective == Collective::all_to_all || posting.collective == Collective::scatter;
-    staged_.carry(posting.input, posting.output, path.reads, path.writes, keeps_part);
-    if (!combines(posting.collective)) staged_.locate_input(peers);
-  } else {
+  carried_ = path.is_carried;
+  if (carried_)
+    staged_.carry(posting.input, posting.output, path);
+  else
     staged_ = Staged(peers, posting.input, posting.output, path);
-  }
   me_ = me;
   sequence_ = sequence;
   collective_ = posting.collective;
