@@ -275,25 +275,27 @@ void Operation::move_carried() const {
 
 int Operation::run_part(int part, std::int64_t index, Scratch& scratch) const {
   const Range range = plan_.segment(part, index);
-  return combines(collective_) ? combine_part(part, range, scratch)
-                               : move_part(part, range, scratch);
+  if (!combines(collective_)) return move_part(part, range, scratch);
+  combine_part(part, range);
+  return 0;
 }
 
-int Operation::combine_part(int part, Range range, Scratch& scratch) const {
-  std::array<Place, kernels::max_ranks> inputs;
-  std::array<Place, kernels::max_ranks> outputs;
+// Of memory that all processes map; what is not is staged for it (data_path.cc).
+void Operation::combine_part(int part, Range range) const {
+  std::array<const std::byte*, kernels::max_ranks> inputs;
+  std::array<std::byte*, kernels::max_ranks> outputs;
   std::size_t written = 0;
+  const auto input = plan_.combine_input_offset(part) + range.begin;
+  const auto output = plan_.combine_output_offset(part) + range.begin;
   for (std::size_t member = 0; member < inputs_.size(); ++member) {
-    inputs[member] =
-        at_element(inputs_[member], plan_.combine_input_offset(part) + range.begin, dtype_);
+    inputs[member] = at_element(inputs_[member], input, dtype_).data;
     bool mine = collective_ != Collective::reduce_scatter || static_cast<int>(member) == part;
     if (mine && outputs_[member].exists())
-      outputs[written++] =
-          at_element(outputs_[member], plan_.combine_output_offset(part) + range.begin, dtype_);
+      outputs[written++] = at_element(outputs_[member], output, dtype_).data;
   }
-  return combine({dtype_, op_, std::span(inputs.data(), inputs_.size()),
-                  std::span(outputs.data(), written), range.length(), stream_},
-                 scratch);
+  if (written > 0)
+    kernels::combine({dtype_, op_, std::span(inputs.data(), inputs_.size()),
+                      std::span(outputs.data(), written), range.length(), stream_});
 }
 
 int Operation::move_part(int part, Range range, Scratch& scratch) const {

@@ -98,7 +98,7 @@ class Operation {
   [[nodiscard]] PollResult make_plan(const Peers& peers, const ChannelMemory& memory);
   [[nodiscard]] bool moves_nothing() const;
   [[nodiscard]] int run_part(int part, std::int64_t index, Scratch& scratch) const;
-  [[nodiscard]] int combine_part(int part, Range range, Scratch& scratch) const;
+  void combine_part(int part, Range range) const;
   [[nodiscard]] int move_part(int part, Range range, Scratch& scratch) const;
 
   std::uint64_t sequence_ = 0;
