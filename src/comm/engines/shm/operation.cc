@@ -159,10 +159,7 @@ PollResult Operation::look(const Peers& peers, const ChannelMemory& memory) {
     Descriptor descriptor;
     Posted posted = read(memory.slot(member, sequence_), sequence_, descriptor);
     if (posted == Posted::complete) return PollResult::complete;
-    if (posted == Posted::not_yet) {
-      missing_ = member;
-      continue;
-    }
+    if (posted == Posted::not_yet) continue;
     if (descriptor.print != print_) {
       mismatched_ = member;
       return PollResult::mismatch;

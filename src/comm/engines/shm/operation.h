@@ -58,8 +58,6 @@ class Operation {
   [[nodiscard]] bool is_planned() const { return planned_; }
   [[nodiscard]] const Plan& plan() const { return plan_; }
   [[nodiscard]] int mismatched() const { return mismatched_; }
-  // A member that had not posted at the last look; only while waiting.
-  [[nodiscard]] int missing() const { return missing_; }
 
   // Moves or combines the bytes of one segment. 0, or the errno with which a peer's memory refused.
   [[nodiscard]] int run(int part, std::int64_t index, Scratch& scratch) const;
@@ -119,7 +117,6 @@ class Operation {
   std::vector<Place> origins_;  // carried: where in an arena the input lies that the slot carries
   std::bitset<kernels::max_ranks> seen_;
   int unseen_ = 0;
-  int missing_ = 0;
   int mismatched_ = -1;
   bool planned_ = false;
   bool stream_ = false;
