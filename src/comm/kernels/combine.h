@@ -23,16 +23,14 @@ inline constexpr int max_ranks = 256;
 // needs real numbers.
 [[nodiscard]] bool can_combine(DType dtype, Op op);
 
-template <typename Input, typename Output>
-struct CombinationOf {
+struct Combination {
   DType dtype;
   Op op;
-  std::span<const Input> inputs;    // one a rank, in rank order, at most max_ranks
-  std::span<const Output> outputs;  // each gets the result; one may be an input, at the same place
+  std::span<const std::byte* const> inputs;  // one a rank, in rank order, at most max_ranks
+  std::span<std::byte* const> outputs;  // each gets the result; one may be an input, at its place
   std::int64_t elements;
   bool stream = false;  // store around the caches
 };
-using Combination = CombinationOf<const std::byte*, std::byte*>;
 void combine(const Combination& combination);
 
 // The copy that goes with it.

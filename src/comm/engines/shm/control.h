@@ -51,8 +51,5 @@ inline constexpr int execution_sequence_bits = 44;
   return word >> execution_sequence_bits ==
          execution_word(channel_key, 0) >> execution_sequence_bits;
 }
-[[nodiscard]] constexpr std::uint64_t sequence_of_mark(std::uint64_t word) {
-  return word & ((std::uint64_t{1} << execution_sequence_bits) - 1);
-}
 
 }  // namespace lockstep::shm

@@ -6,10 +6,9 @@
 namespace lockstep::shm {
 namespace {
 
-// Below these a tensor and its copies stay in the caches, and two copies cost less than the kernel's
-// way into another process (docs/decisions/0060): all inputs of a combination go that way.
-constexpr std::size_t least_moved_directly = 1 << 20;
-constexpr std::size_t least_combined_directly = 8 << 20;
+// Below this a tensor and its copies stay in the caches, and two copies cost less than the kernel's
+// way into another process (docs/decisions/0060-what-shm-still-copies.md).
+constexpr std::size_t least_direct_bytes = 1 << 20;
 
 std::int64_t count_of(const Posting& posting, int members) {
   auto input = [&] { return elements_in(posting.input.bytes, posting.dtype); };
@@ -39,14 +38,14 @@ bool fits_slot(const Posting& posting, std::int64_t count, int members, std::siz
   return bytes * (gives_each_its_part(posting.collective) ? members : 1) <= carried_bytes;
 }
 
-// Nowhere for a buffer that must be staged.
+// Nowhere for a buffer that must be staged. What is combined must be mapped by all: the kernel only
+// copies, and to combine its copies takes as long as staging does.
 Location find(const Peers& peers, Collective collective, Buffer buffer) {
   if (buffer.bytes == 0) return {};
   auto location = peers.locate(buffer.data, buffer.bytes);
   if (location.is_somewhere()) return location;
-  const auto least = combines(collective) ? least_combined_directly : least_moved_directly;
-  bool direct =
-      buffer.bytes >= least && peers.share_private_memory() && is_plain_memory(buffer.data);
+  bool direct = !combines(collective) && buffer.bytes >= least_direct_bytes &&
+                peers.share_private_memory() && is_plain_memory(buffer.data);
   return direct ? peers.locate_private(buffer.data) : Location();
 }
 
@@ -58,7 +57,11 @@ DataPath choose_path(const Peers& peers, const Posting& posting, int members, in
                 .reads = reads_input(posting.collective, me, posting.root),
                 .writes = writes_output(posting.collective, me, posting.root)};
   if (fits_slot(posting, path.count, members, carried_bytes)) {
-    path.kind = DataPath::Kind::carried;
+    path.is_carried = true;
+    path.keeps_own_part = path.reads && (posting.collective == Collective::all_to_all ||
+                                         posting.collective == Collective::scatter);
+    if (path.reads && !combines(posting.collective))
+      path.input = peers.locate(posting.input.data, posting.input.bytes);
   } else {
     if (path.reads) path.input = find(peers, posting.collective, posting.input);
     bool in_place = path.reads && posting.input.data == posting.output.data &&

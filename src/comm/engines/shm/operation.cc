@@ -72,16 +72,11 @@ void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, const D
   if (combines(posting.collective) && !kernels::can_combine(posting.dtype, posting.op))
     refuse_combination(posting);
   print_ = agree(posting, members, path.count);
-  carried_ = path.kind == DataPath::Kind::carried;
-  if (carried_) {
-    // Of what each rank gets a part of, this rank's own is not passed on.
-    const bool keeps_part =
-        posting.collective == Collective::all_to_all || posting.collective == Collective::scatter;
-    staged_.carry(posting.input, posting.output, path.reads, path.writes, keeps_part);
-    if (!combines(posting.collective)) staged_.locate_input(peers);
-  } else {
+  carried_ = path.is_carried;
+  if (carried_)
+    staged_.carry(posting.input, posting.output, path);
+  else
     staged_ = Staged(peers, posting.input, posting.output, path);
-  }
   me_ = me;
   sequence_ = sequence;
   collective_ = posting.collective;
@@ -164,10 +159,7 @@ PollResult Operation::look(const Peers& peers, const ChannelMemory& memory) {
     Descriptor descriptor;
     Posted posted = read(memory.slot(member, sequence_), sequence_, descriptor);
     if (posted == Posted::complete) return PollResult::complete;
-    if (posted == Posted::not_yet) {
-      missing_ = member;
-      continue;
-    }
+    if (posted == Posted::not_yet) continue;
     if (descriptor.print != print_) {
       mismatched_ = member;
       return PollResult::mismatch;
@@ -280,25 +272,27 @@ void Operation::move_carried() const {
 
 int Operation::run_part(int part, std::int64_t index, Scratch& scratch) const {
   const Range range = plan_.segment(part, index);
-  return combines(collective_) ? combine_part(part, range, scratch)
-                               : move_part(part, range, scratch);
+  if (!combines(collective_)) return move_part(part, range, scratch);
+  combine_part(part, range);
+  return 0;
 }
 
-int Operation::combine_part(int part, Range range, Scratch& scratch) const {
-  std::array<Place, kernels::max_ranks> inputs;
-  std::array<Place, kernels::max_ranks> outputs;
+// Of memory that all processes map; what is not is staged for it (data_path.cc).
+void Operation::combine_part(int part, Range range) const {
+  std::array<const std::byte*, kernels::max_ranks> inputs;
+  std::array<std::byte*, kernels::max_ranks> outputs;
   std::size_t written = 0;
+  const auto input = plan_.combine_input_offset(part) + range.begin;
+  const auto output = plan_.combine_output_offset(part) + range.begin;
   for (std::size_t member = 0; member < inputs_.size(); ++member) {
-    inputs[member] =
-        at_element(inputs_[member], plan_.combine_input_offset(part) + range.begin, dtype_);
+    inputs[member] = at_element(inputs_[member], input, dtype_).data;
     bool mine = collective_ != Collective::reduce_scatter || static_cast<int>(member) == part;
     if (mine && outputs_[member].exists())
-      outputs[written++] =
-          at_element(outputs_[member], plan_.combine_output_offset(part) + range.begin, dtype_);
+      outputs[written++] = at_element(outputs_[member], output, dtype_).data;
   }
-  return combine({dtype_, op_, std::span(inputs.data(), inputs_.size()),
-                  std::span(outputs.data(), written), range.length(), stream_},
-                 scratch);
+  if (written > 0)
+    kernels::combine({dtype_, op_, std::span(inputs.data(), inputs_.size()),
+                      std::span(outputs.data(), written), range.length(), stream_});
 }
 
 int Operation::move_part(int part, Range range, Scratch& scratch) const {

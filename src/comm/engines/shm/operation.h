@@ -58,8 +58,6 @@ class Operation {
   [[nodiscard]] bool is_planned() const { return planned_; }
   [[nodiscard]] const Plan& plan() const { return plan_; }
   [[nodiscard]] int mismatched() const { return mismatched_; }
-  // A member that had not posted at the last look; only while waiting.
-  [[nodiscard]] int missing() const { return missing_; }
 
   // Moves or combines the bytes of one segment. 0, or the errno with which a peer's memory refused.
   [[nodiscard]] int run(int part, std::int64_t index, Scratch& scratch) const;
@@ -98,7 +96,7 @@ class Operation {
   [[nodiscard]] PollResult make_plan(const Peers& peers, const ChannelMemory& memory);
   [[nodiscard]] bool moves_nothing() const;
   [[nodiscard]] int run_part(int part, std::int64_t index, Scratch& scratch) const;
-  [[nodiscard]] int combine_part(int part, Range range, Scratch& scratch) const;
+  void combine_part(int part, Range range) const;
   [[nodiscard]] int move_part(int part, Range range, Scratch& scratch) const;
 
   std::uint64_t sequence_ = 0;
@@ -119,7 +117,6 @@ class Operation {
   std::vector<Place> origins_;  // carried: where in an arena the input lies that the slot carries
   std::bitset<kernels::max_ranks> seen_;
   int unseen_ = 0;
-  int missing_ = 0;
   int mismatched_ = -1;
   bool planned_ = false;
   bool stream_ = false;

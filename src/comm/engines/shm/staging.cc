@@ -26,17 +26,14 @@ Staged::Staged(const Peers& peers, Buffer input, Buffer output, const DataPath& 
   output_location_ = peers.locate(output_block_, output_.bytes);
 }
 
-void Staged::carry(Buffer input, Buffer output, bool reads, bool writes, bool keeps_own_part) {
+void Staged::carry(Buffer input, Buffer output, const DataPath& path) {
   release();
-  input_ = reads ? input : Buffer();
-  output_ = writes ? output : Buffer();
-  input_location_ = output_location_ = Location();
+  input_ = path.reads ? input : Buffer();
+  output_ = path.writes ? output : Buffer();
+  input_location_ = path.input;
+  output_location_ = Location();
   carried_ = true;
-  keeps_own_part_ = keeps_own_part && input_.bytes > 0;
-}
-
-void Staged::locate_input(const Peers& peers) {
-  if (input_.bytes > 0) input_location_ = peers.locate(input_.data, input_.bytes);
+  keeps_own_part_ = path.keeps_own_part;
 }
 
 Staged& Staged::operator=(Staged&& other) noexcept {

@@ -23,11 +23,8 @@ class Staged {
   Staged() = default;
   // Of a placed call: copies the input in where it must be. Throws BadInput when the arena is full.
   Staged(const Peers& peers, Buffer input, Buffer output, const DataPath& path);
-  // From now on those of a small operation: nothing is copied here, and peers find nothing.
-  // `keeps_own_part`: the input's own part stays where it is until this rank takes it from there.
-  void carry(Buffer input, Buffer output, bool reads, bool writes, bool keeps_own_part);
-  // Says of a small operation where in an arena its input lies, if it does.
-  void locate_input(const Peers& peers);
+  // From now on those of a carried call: nothing is copied here.
+  void carry(Buffer input, Buffer output, const DataPath& path);
   Staged(Staged&& other) noexcept { *this = std::move(other); }
   Staged& operator=(Staged&& other) noexcept;
   ~Staged() { release(); }
