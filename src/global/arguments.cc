@@ -31,6 +31,10 @@ Arguments::Arguments(const Operation& operation, std::span<c10::IValue> values, 
       add_value(values[i], argument, operation.written[i], operation.ignored[i]);
     }
   }
+  if (!operation.statistics || !values[operation.statistics->training].toBool()) return;
+  for (TensorArgument& one : tensors)
+    one.written |= static_cast<std::size_t>(one.argument) >= operation.statistics->first &&
+                   static_cast<std::size_t>(one.argument) <= operation.statistics->last;
 }
 
 void Arguments::add(at::Tensor tensor, int argument, int element, bool written) {

@@ -42,9 +42,21 @@ PlacementList of_gradient(PlacementList placements) {
   return placements;
 }
 
+// Strides are row-major whatever those of `local` are: ranks whose shards have one element in a dim
+// could read others from theirs.
 SpecPtr with(const Spec& spec, const PlacementList& placements, const at::Tensor& local) {
-  return spec.space->spec(placements, spec.sizes, strides_in_order_of(spec.sizes, local.strides()),
+  return spec.space->spec(placements, spec.sizes, row_major_strides(spec.sizes),
                           local.scalar_type(), local.device());
+}
+
+// The same memory, whose writes count for both.
+at::Tensor alias_of(const at::Tensor& tensor) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  at::Tensor alias = tensor.alias();
+  if (!alias.is_inference() && !tensor.is_inference())
+    alias.unsafeGetTensorImpl()->set_version_counter(
+        tensor.unsafeGetTensorImpl()->version_counter());
+  return alias;
 }
 
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
@@ -54,9 +66,11 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
 // In other placements, in memory of its own.
 at::Tensor moved(const at::Tensor& tensor, const PlacementList& placements) {
   GlobalTensor& global = *global_of(tensor);
+  check_is_fresh(global, "redistribute");
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   at::Tensor local = converted(global.local, *global.spec, placements);
-  if (same_memory(local, global.local)) local = local.clone(at::MemoryFormat::Contiguous);
+  if (same_memory(local, global.local) || !local.is_contiguous())
+    local = local.clone(at::MemoryFormat::Contiguous);
   return wrap(local, with(*global.spec, placements, local), global.mesh);
 }
 
@@ -79,8 +93,9 @@ struct FromLocal : Function<FromLocal> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& local, const Mesh& mesh,
                             const SpecPtr& spec) {
     remember(context, mesh, spec);
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return wrap(local.alias(), spec, mesh);
+    at::Tensor tensor = wrap(alias_of(local), spec, mesh);
+    global_of(tensor)->share_with_plain();
+    return tensor;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -93,8 +108,13 @@ struct ToLocal : Function<ToLocal> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor) {
     GlobalTensor& global = *global_of(tensor);
     remember(context, global.mesh, global.spec);
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return global.local.alias();
+    check_is_fresh(global, "local_tensor");
+    global.share_with_plain();
+    at::Tensor alias = alias_of(global.local);
+    if (!alias.is_inference() && !global.owner().local.is_inference())
+      alias.unsafeGetTensorImpl()->set_version_counter(
+          global.owner().local.unsafeGetTensorImpl()->version_counter());
+    return alias;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
+#include <vector>
 
 namespace lockstep::global {
 namespace {
@@ -33,21 +35,20 @@ class Chooser {
         ranks_cutting_(rule.labels.size(), 1) {}
 
   Chosen run() {
-    Chosen chosen;
-    chosen.operands.resize(call_.size());
-    chosen.results.resize(rule_.results.size());
+    chosen_.operands.resize(call_.size());
+    chosen_.results.resize(rule_.results.size());
     for (axis_ = 0; axis_ < place_.size(); ++axis_) {
       candidates_.clear();
       add_candidates();
       const Candidate& best = cheapest();
       for (std::size_t i = 0; i < call_.size(); ++i)
-        chosen.operands[i].push_back(best.choice.operands[i]);
+        chosen_.operands[i].push_back(best.choice.operands[i]);
       for (std::size_t i = 0; i < rule_.results.size(); ++i)
-        chosen.results[i].push_back(best.choice.results[i]);
+        chosen_.results[i].push_back(best.choice.results[i]);
       if (best.label != no_label)
         ranks_cutting_[static_cast<std::size_t>(best.label)] *= place_[axis_].size;
     }
-    return chosen;
+    return std::move(chosen_);
   }
 
  private:
@@ -69,7 +70,34 @@ class Chooser {
         if (can_cut(label, parts)) add_cut(label, parts);
     for (const auto& set : rule_.linear) add_linear(set);
     for (const RuleChoice& choice : rule_.more)
-      if (divides(choice.lengths)) candidates_.push_back({choice});
+      if (divides(choice.lengths) && agrees_with_earlier_axes(choice))
+        candidates_.push_back({choice});
+    std::erase_if(candidates_, [&](const Candidate& one) { return !parts_divide(one.choice); });
+  }
+
+  // A choice speaks of a dim as a whole: what an axis before this one has left of it must be cut by
+  // the same choice.
+  [[nodiscard]] bool agrees_with_earlier_axes(const RuleChoice& choice) const {
+    auto agree = [](const std::vector<PlacementList>& earlier, const Placements& now) {
+      for (std::size_t i = 0; i < now.size(); ++i)
+        for (Placement one : earlier[i])
+          if (now[i].is_shard() && one.is_shard_of(now[i].dim()) && one != now[i]) return false;
+      return true;
+    };
+    return agree(chosen_.operands, choice.operands) && agree(chosen_.results, choice.results);
+  }
+
+  [[nodiscard]] bool parts_divide(const RuleChoice& choice) const {
+    auto divide = [&](PlacementList earlier, Placement now, at::IntArrayRef sizes) {
+      if (!now.is_shard()) return true;
+      earlier.push_back(now);
+      return global::parts_divide(earlier, sizes, place_);
+    };
+    for (std::size_t i = 0; i < choice.operands.size(); ++i)
+      if (!divide(chosen_.operands[i], choice.operands[i], call_.sizes(i))) return false;
+    for (std::size_t i = 0; i < choice.results.size(); ++i)
+      if (!divide(chosen_.results[i], choice.results[i], rule_.results[i].sizes)) return false;
+    return true;
   }
 
   [[nodiscard]] bool divides(const std::vector<std::int64_t>& lengths) const {
@@ -107,9 +135,11 @@ class Chooser {
     std::int64_t ranks = ranks_cutting_[static_cast<std::size_t>(label)] * place_[axis_].size;
     std::int64_t first = lengths.front();
     if (first % parts != 0 || (parts > 1 && lengths.size() > 1)) return false;
-    bool is_even = std::ranges::all_of(lengths, [&](auto each) { return each % ranks == 0; });
+    bool is_even =
+        std::ranges::all_of(lengths, [&](auto each) { return each / parts % ranks == 0; });
     if (is_even && first > 0) return true;
-    if (!known.empty && (is_nested || up(first, ranks) * (ranks - 1) >= first)) return false;
+    std::int64_t block = first / parts;
+    if (!known.empty && (is_nested || up(block, ranks) * (ranks - 1) >= block)) return false;
     // All lengths are cut in the same proportion.
     return std::ranges::all_of(lengths,
                                [&](std::int64_t each) {
@@ -159,6 +189,8 @@ class Chooser {
     const RuleOperand& operand = call_.operands()[i];
     Placement wanted = choice.operands[i];
     if (operand.is_number) return wanted.is_partial() ? -1 : 0;
+    // What is written to a plain tensor must be all of it.
+    if (operand.is_plain && operand.written && !wanted.is_replicate()) return -1;
     double bytes = static_cast<double>(layout::numel_of(operand.sizes)) *
                    static_cast<double>(c10::elementSize(operand.dtype));
     for (std::size_t other = 0; other < place_.size(); ++other)
@@ -204,6 +236,7 @@ class Chooser {
   std::span<const int> result_of_operand_;
   std::span<const AxisPlace> place_;
   std::size_t axis_ = 0;
+  Chosen chosen_;                            // of the axes before this one
   std::vector<std::int64_t> ranks_cutting_;  // by label, of the axes before this one
   std::vector<Candidate> candidates_;
 };

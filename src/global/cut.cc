@@ -57,6 +57,37 @@ Dims local_sizes(at::IntArrayRef sizes, std::span<const Placement> placements,
   return local;
 }
 
+namespace {
+
+// The lengths that the ranks of an axis have of a dim, given those that the axes before it left.
+c10::SmallVector<std::int64_t, 4> cut_lengths(std::span<const std::int64_t> lengths, int parts,
+                                              int ranks) {
+  c10::SmallVector<std::int64_t, 4> all;
+  for (std::int64_t length : lengths)
+    for (int rank = 0; rank < ranks; ++rank)
+      if (std::int64_t one = length_of(length, parts, ranks, rank);
+          std::ranges::find(all, one) == all.end())
+        all.push_back(one);
+  return all;
+}
+
+}  // namespace
+
+bool parts_divide(std::span<const Placement> placements, at::IntArrayRef sizes,
+                  std::span<const AxisPlace> place) {
+  for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+    c10::SmallVector<std::int64_t, 4> lengths = {sizes[dim]};
+    for (std::size_t axis = 0; axis < placements.size(); ++axis) {
+      int parts = placements[axis].parts();
+      if (!placements[axis].is_shard_of(static_cast<std::int64_t>(dim))) continue;
+      if (std::ranges::any_of(lengths, [&](auto length) { return length % parts != 0; }))
+        return false;
+      lengths = cut_lengths(lengths, parts, place[axis].size);
+    }
+  }
+  return true;
+}
+
 PlacementList checked(std::span<const Placement> placements, at::IntArrayRef sizes,
                       std::span<const AxisPlace> place, const char* what) {
   check(placements.size() == place.size(),
@@ -64,7 +95,6 @@ PlacementList checked(std::span<const Placement> placements, at::IntArrayRef siz
         describe(placements));
   PlacementList result;
   Dims left(sizes.begin(), sizes.end());
-  c10::SmallVector<int, 5> uneven(sizes.size(), 0);  // parts of an earlier cut of unequal lengths
   auto dims = static_cast<int>(sizes.size());
   for (std::size_t axis = 0; axis < placements.size(); ++axis) {
     Placement placement = placements[axis];
@@ -77,18 +107,14 @@ PlacementList checked(std::span<const Placement> placements, at::IntArrayRef siz
       check(placement.parts() >= 1 && length % placement.parts() == 0,
             "{}: expected a number of parts that divides the {} elements of dim {}, found {}", what,
             length, dim, describe(placement));
-      int& earlier = uneven[static_cast<std::size_t>(dim)];
-      check(
-          placement.parts() == 1 || earlier == 0 || earlier == placement.parts(),
-          "{}: expected parts that divide the shard of every rank in dim {}, found {} after a cut "
-          "of unequal shards",
-          what, dim, describe(placement));
       placement = Shard(dim, placement.parts());
-      if (length / placement.parts() % place[axis].size != 0) earlier = placement.parts();
       length = length_of(length, placement.parts(), place[axis].size, 0);
     }
     result.push_back(placement);
   }
+  check(parts_divide(result, sizes, place),
+        "{}: expected parts that divide the shard of every rank, found {} of sizes {}", what,
+        describe(result), c10::str(sizes));
   return result;
 }
 

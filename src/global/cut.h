@@ -32,6 +32,10 @@ struct AxisPlace {
 [[nodiscard]] Dims local_sizes(at::IntArrayRef sizes, std::span<const Placement> placements,
                                std::span<const AxisPlace> place);
 
+// Whether the parts of every shard divide what the axes before it leave to each of their ranks.
+[[nodiscard]] bool parts_divide(std::span<const Placement> placements, at::IntArrayRef sizes,
+                                std::span<const AxisPlace> place);
+
 // InvalidArgument unless `placements` fit a tensor of `sizes` on axes: `what` begins the message.
 // Negative dims are counted from the front in the result.
 [[nodiscard]] PlacementList checked(std::span<const Placement> placements, at::IntArrayRef sizes,

@@ -7,6 +7,7 @@
 #include "global/lists.h"
 
 #include <ATen/ops/empty_strided.h>
+#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -25,6 +26,7 @@ std::vector<RuleOperand> operands_of(const Arguments& arguments, const Space& sp
                         .element = one.element,
                         .written = one.written,
                         .is_number = one.global == nullptr && one.tensor.dim() == 0,
+                        .is_plain = one.global == nullptr,
                         .sizes = one.tensor.sizes().vec(),
                         .strides = one.tensor.strides().vec(),
                         .dtype = one.tensor.scalar_type(),
@@ -45,6 +47,19 @@ std::vector<int> results_of_operands(const Operation& operation, const RuleCall&
     if (result.is_tensor) ++number;
   }
   return all;
+}
+
+// A written tensor is the result, and would have to change its sizes.
+void check_written(const RuleCall& call, std::span<const int> result_of_operand,
+                   const std::vector<Rule::Result>& results) {
+  for (std::size_t i = 0; i < call.size(); ++i) {
+    if (!call.operands()[i].written || result_of_operand[i] < 0) continue;
+    auto number = static_cast<std::size_t>(result_of_operand[i]);
+    check(number >= results.size() || results[number].sizes == call.sizes(i),
+          "{}: expected a tensor of sizes {} to write to, found {}", call.operation(),
+          c10::str(at::IntArrayRef(results[std::min(number, results.size() - 1)].sizes)),
+          c10::str(at::IntArrayRef(call.sizes(i))));
+  }
 }
 
 void check_rule(const Rule& rule, const RuleCall& call) {
@@ -175,6 +190,7 @@ DecisionPtr decide(const c10::OperatorHandle& handle, const Operation& operation
                                                : choose_for_all(operation, rule, call, space);
   const Chosen& chosen = outcome.chosen;
   std::vector<int> same = results_of_operands(operation, call);
+  check_written(call, same, outcome.results);
   auto decision = c10::make_intrusive<Decision>();
   for (std::size_t i = 0; i < call.size(); ++i) {
     const RuleOperand& operand = call.operands()[i];
@@ -185,6 +201,9 @@ DecisionPtr decide(const c10::OperatorHandle& handle, const Operation& operation
     one.converts_back = operand.written && !std::ranges::equal(one.left, operand.placements);
     decision->is_plain &= !one.converts && !one.converts_back;
     decision->is_copy |= operation.is_view && one.converts;
+    for (std::size_t axis = 0; axis < one.placements.size(); ++axis)
+      decision->may_fail_alone |=
+          space.place()[axis].size > 1 && !one.placements[axis].is_replicate();
     decision->operands.push_back(std::move(one));
     if (const GlobalTensor* global = arguments.tensors[i].global)
       decision->keeps.push_back(global->spec);
@@ -205,20 +224,32 @@ at::Tensor meta_of(const at::Tensor& tensor) {
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
 }
 
-// The results that LibTorch would give for whole tensors; nothing where it does not say.
+// The results that LibTorch would give for whole tensors; nothing where it does not say. What it
+// finds wrong with these is an error, since it may be right for a rank's parts.
 std::optional<std::vector<at::Tensor>> meta_results(const c10::OperatorHandle& handle,
                                                     const Arguments& arguments,
                                                     torch::jit::Stack values) {
+  // Operations that only Python has kernels of meta tensors for fail in other ways.
+  bool says_what_is_wrong = handle.hasKernelForDispatchKey(c10::DispatchKey::Meta);
   try {
     std::vector<at::Tensor> metas;
     for (const TensorArgument& one : arguments.tensors)
       metas.push_back(one.global != nullptr || one.tensor.dim() > 0 ? meta_of(one.tensor)
                                                                     : one.tensor);
     put_tensors(arguments, metas, values);
-    for (c10::IValue& value : values)
+    for (c10::IValue& value : values) {
       if (value.isDevice()) value = c10::Device(c10::kMeta);
+      if (value.isGenerator()) value = c10::IValue();
+    }
     handle.callBoxed(values);
     return tensors_in(values);
+  } catch (const c10::NotImplementedError&) {
+    return {};
+  } catch (const c10::Error& error) {
+    if (!says_what_is_wrong) return {};
+    std::string what = error.what_without_backtrace();
+    throw InvalidArgument(
+        formatted("{}: {}", handle.schema().name(), what.substr(0, what.find('\n'))));
   } catch (const std::exception&) {
     return {};
   }

@@ -8,6 +8,7 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <mutex>
@@ -37,8 +38,9 @@ struct Decision final : c10::intrusive_ptr_target {
   std::vector<Result> results;
   std::vector<std::pair<int, c10::IValue>> replaced;
   std::function<void(torch::jit::Stack&)> kernel;
-  bool is_plain = true;  // nothing converts and nothing is replaced
-  bool is_copy = false;  // a view that had to be made of other memory
+  bool is_plain = true;         // nothing converts and nothing is replaced
+  bool is_copy = false;         // a view that had to be made of other memory
+  bool may_fail_alone = false;  // ranks run it on different values
   // Of the results, once the operation has run; guarded by the mutex of Decisions.
   std::vector<SpecPtr> specs;
   bool has_run = false;
@@ -62,16 +64,21 @@ struct Key {
 
 class Decisions {
  public:
+  Decisions();
   // Null: not remembered.
   [[nodiscard]] DecisionPtr find(const Key& key);
   void add(const Key& key, DecisionPtr decision);
   void clear();
+  // Since the space was made: how many have been added.
+  [[nodiscard]] std::int64_t added() const { return added_.load(std::memory_order_relaxed); }
   std::mutex& mutex() { return mutex_; }
 
  private:
   struct Hash {
     std::size_t operator()(const Key& key) const { return key.hash; }
   };
+  std::atomic<std::int64_t> added_{0};
+  std::atomic<std::uint64_t> generation_;  // another one after each clear(), and in each space
   std::mutex mutex_;
   std::unordered_map<Key, DecisionPtr, Hash> all_;
 };

@@ -20,6 +20,47 @@ bool has_partial(std::span<const Placement> placements) {
 
 void GlobalTensor::run(dispatch::Call& call) { run_operation(call, *this); }
 
+void GlobalTensor::set_base(GlobalTensor& base) {
+  using Pointer = c10::intrusive_ptr<GlobalTensor>;
+  base_ = Pointer::unsafe_reclaim_from_nonowning(&base.owner());
+  is_copy_ = base.is_copy_;
+}
+
+void GlobalTensor::set_copy_of(GlobalTensor& base) {
+  using Pointer = c10::intrusive_ptr<GlobalTensor>;
+  is_copy_ = true;
+  source_ = Pointer::unsafe_reclaim_from_nonowning(&base.owner());
+  writes_of_source_ = base.count_writes();
+}
+
+bool GlobalTensor::differs_from_source() {
+  return source_ && (source_->count_writes() != writes_of_source_ || source_->is_stale());
+}
+
+void GlobalTensor::share_with_plain() {
+  owner().is_shared_.store(true, std::memory_order_relaxed);
+  std::lock_guard lock(mutex);
+  reduced.reset();
+}
+
+std::uint64_t GlobalTensor::count_writes() {
+  GlobalTensor& memory = owner();
+  std::uint64_t count = memory.writes_.load(std::memory_order_relaxed);
+  bool counts_too =
+      memory.is_shared_.load(std::memory_order_relaxed) && !memory.local.is_inference();
+  return counts_too ? count + memory.local._version() : count;
+}
+
+void GlobalTensor::begin_write() {
+  GlobalTensor& memory = owner();
+  memory.writes_.fetch_add(1, std::memory_order_relaxed);
+  if (memory.is_shared_.load(std::memory_order_relaxed) && !memory.local.is_inference())
+    memory.local.unsafeGetTensorImpl()->bump_version();
+  if (!reduced) return;
+  std::lock_guard lock(mutex);
+  reduced.reset();
+}
+
 GlobalTensor* global_of(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.unsafeGetTensorImpl()->has_storage()) return nullptr;
   return static_cast<GlobalTensor*>(
@@ -31,6 +72,14 @@ GlobalTensor& expect_global(const at::Tensor& tensor, const char* what) {
   check(found != nullptr, "{}: expected a global tensor, found {}; distribute() makes one", what,
         tensor.defined() ? "a plain one" : "an undefined one");
   return *found;
+}
+
+void check_is_fresh(GlobalTensor& tensor, std::string_view operation) {
+  check(!tensor.is_stale(),
+        "{}: expected a view that has the values of its base, found one that was redistributed to "
+        "be made, and whose base has been written since; make it again after the write, or "
+        "clone() it before",
+        operation);
 }
 
 at::Tensor wrap(at::Tensor local, const SpecPtr& spec, const Mesh& mesh) {
@@ -49,16 +98,17 @@ at::Tensor values_in(const at::Tensor& tensor, std::span<const Placement> placem
   if (std::ranges::equal(spec.placements, placements)) return global.local;
   if (!has_partial(spec.placements) || has_partial(placements))
     return converted(global.local, spec, placements);
-  std::uint32_t version =
-      tensor.is_inference() ? 0 : tensor.unsafeGetTensorImpl()->version_counter().current_version();
+  // A write through a plain tensor may go unseen.
+  if (global.is_shared()) return converted(global.local, spec, placements);
+  std::uint64_t writes = global.count_writes();
   std::lock_guard lock(global.mutex);
   auto& reduced = global.reduced;
-  bool is_there = reduced && reduced->version == version &&
-                  std::ranges::equal(reduced->placements, placements) && !tensor.is_inference();
+  bool is_there =
+      reduced && reduced->writes == writes && std::ranges::equal(reduced->placements, placements);
   if (!is_there) {
     reduced = std::make_unique<GlobalTensor::Reduced>();
     reduced->placements.assign(placements.begin(), placements.end());
-    reduced->version = version;
+    reduced->writes = writes;
     reduced->local = converted(global.local, spec, placements);
   }
   return reduced->local;

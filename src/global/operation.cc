@@ -42,8 +42,10 @@ RuleTable make_table() {
   add_joining_rules(table);
   add_indexing_rules(table);
   add_softmax_rules(table);
+  add_nll_loss_rules(table);
   add_loss_rules(table);
   add_normalization_rules(table);
+  add_batch_norm_rules(table);
   add_random_rules(table);
   add_attention_rules(table);
   add_convolution_rules(table);
@@ -90,6 +92,8 @@ bool is_number(const c10::Type& type) {
       return true;
     case c10::TypeKind::OptionalType:
       return is_number(*type.expectRef<c10::OptionalType>().getElementType());
+    case c10::TypeKind::ListType:
+      return is_number(*type.expectRef<c10::ListType>().getElementType());
     default:
       return false;
   }
@@ -129,6 +133,7 @@ std::unique_ptr<Operation> make_operation(const OperatorHandle& handle, Registry
   auto made = std::make_unique<Operation>();
   made->name = handle.schema().name();
   describe_returns(handle.schema(), *made);
+  if (made->name == "aten::native_batch_norm") made->statistics = {3, 4, 5};
   made->rule = rule_for(handle, registry);
   if (!made->rule) {
     made->rule = rule_of_element(short_name(made->name));

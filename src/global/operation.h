@@ -5,6 +5,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,7 +30,12 @@ struct Operation {
   RuleFunction rule;
   bool for_each_element = false;  // the rule is for each element of its lists apart
   std::vector<bool> written;      // by argument
-  std::vector<bool> ignored;      // numbers on which no placement depends, by argument
+  // Running statistics, which batch normalisation writes without saying so, when `training` is set.
+  struct Statistics {
+    std::size_t first, last, training;
+  };
+  std::optional<Statistics> statistics;
+  std::vector<bool> ignored;  // numbers on which no placement depends, by argument
   std::vector<Return> returns;
   std::size_t tensor_results = 0;  // returns that are tensors
   bool is_view = false;

@@ -43,8 +43,10 @@ DimNames dim_names(std::string_view text, std::string_view line) {
     if (name == "..." && first) {
       result.leading = true;
     } else {
+      bool is_spread = name.ends_with('?');
+      if (is_spread) name.remove_suffix(1);
       check(is_name(name), "register_rule: expected names of dims, found '{}' in '{}'", name, line);
-      result.names.emplace_back(name);
+      result.names.push_back({std::string(name), is_spread});
     }
     first = false;
   }
@@ -56,27 +58,30 @@ class Labels {
  public:
   Labels(Rule& rule, std::string_view operation) : rule_(rule), operation_(operation) {}
 
-  // A dim of one element is spread over the others of its name.
-  int of(const std::string& name, std::int64_t length) {
-    Known& known = known_[name];
-    if (length == 1) return Rule::whole;
-    if (known.length == 1) {
-      bool may_be_cut = std::islower(static_cast<unsigned char>(name[0])) != 0;
-      known = {may_be_cut ? rule_.add() : Rule::whole, length};
-    }
+  int of(const DimNames::Name& name, std::int64_t length) {
+    check(name.text != "1" || length == 1, "{}: expected a dim of 1 element by its rule, found {}",
+          operation_, length);
+    if (name.text == "1" || (name.is_spread && length == 1)) return Rule::whole;
+    auto [place, is_new] = known_.try_emplace(name.text);
+    Known& known = place->second;
+    bool may_be_cut = std::islower(static_cast<unsigned char>(name.text[0])) != 0;
+    if (is_new) known = {may_be_cut ? rule_.add() : Rule::whole, length};
     check(length == known.length, "{}: expected {} elements in the dim '{}' of its rule, found {}",
-          operation_, known.length, name, length);
+          operation_, known.length, name.text, length);
     return known.label;
   }
   int leading(std::int64_t from_end, std::int64_t length) {
     Known& known = leading_[from_end];
     if (length == 1) return Rule::whole;
     if (known.label == Rule::whole) known = {rule_.add(), length};
+    check(length == known.length,
+          "{}: expected {} elements in a leading dim, as of another tensor, found {}", operation_,
+          known.length, length);
     return known.label;
   }
   [[nodiscard]] std::int64_t length(const std::string& name) const {
     auto found = known_.find(name);
-    return name == "1" || found == known_.end() ? 1 : found->second.length;
+    return found == known_.end() ? 1 : found->second.length;
   }
   // The dims that all leading ones broadcast to.
   void add_leading(Rule::Result& result, std::int64_t most) const {
@@ -145,9 +150,9 @@ Rule rule_of(const RuleLine& line, const RuleCall& call) {
   for (const DimNames& names : line.results) {
     Rule::Result result;
     if (names.leading) labels.add_leading(result, most);
-    for (const std::string& name : names.names) {
-      result.sizes.push_back(labels.length(name));
-      result.dims.push_back(labels.label(name));
+    for (const DimNames::Name& name : names.names) {
+      result.sizes.push_back(labels.length(name.text));
+      result.dims.push_back(labels.label(name.text));
     }
     rule.results.push_back(std::move(result));
   }

@@ -10,9 +10,13 @@
 namespace lockstep::global {
 
 struct DimNames {
+  struct Name {
+    std::string text;
+    bool is_spread = false;  // "?": it may have one element where others of its name have more
+  };
   bool any = false;      // "_"
   bool leading = false;  // "..."
-  std::vector<std::string> names;
+  std::vector<Name> names;
 };
 
 struct RuleLine {

@@ -81,21 +81,38 @@ class Run {
       values[static_cast<std::size_t>(argument)] = value;
     run_kernel(decision);
     for (std::size_t i = 0; i < locals_.size(); ++i)
-      if (arguments_.tensors[i].written) write_back(decision, i);
+      if (arguments_.tensors[i].written && arguments_.tensors[i].global != nullptr)
+        write_back(decision, i);
   }
 
   // No tensor is converted: the way of most calls.
   void run_as_it_lies(const Decision& decision) {
     std::span<c10::IValue> values = arguments();
     for (const TensorArgument& argument : arguments_.tensors) {
+      auto& value = values[static_cast<std::size_t>(argument.argument)];
+      if (argument.global == nullptr) {
+        value = argument.tensor;
+        continue;
+      }
       if (argument.written) begin_write(*argument.global);
-      values[static_cast<std::size_t>(argument.argument)] =
-          argument.global != nullptr ? argument.global->local : argument.tensor;
+      if (argument.global->is_copy()) check_is_fresh(*argument.global, operation_.name);
+      value = argument.global->local;
     }
     run_kernel(decision);
   }
 
+  // Other ranks may not fail with this one, and then wait for it in the next collective.
   void run_kernel(const Decision& decision) {
+    if (!decision.may_fail_alone) return run_kernel_alike(decision);
+    try {
+      run_kernel_alike(decision);
+    } catch (const std::exception& error) {
+      space_.end_groups(operation_.name, error);
+      throw;
+    }
+  }
+
+  void run_kernel_alike(const Decision& decision) {
     if (decision.kernel) {
       decision.kernel(call_.stack());
     } else {
@@ -104,12 +121,11 @@ class Run {
   }
 
   void begin_write(GlobalTensor& global) {
-    check(!global.is_copy,
+    check(!global.is_copy(),
           "{}: expected a tensor that can be written, found a view that was redistributed to be "
           "made, so that its base would not change; write to a clone() of it",
           operation_.name);
-    std::lock_guard lock(global.mutex);
-    global.reduced.reset();
+    global.begin_write();
   }
 
   at::Tensor local_of(const Decision& decision, std::size_t i) {
@@ -120,6 +136,7 @@ class Run {
       return converted(argument.tensor, *spec_of_plain(argument.tensor), wanted.placements);
     }
     if (argument.written) begin_write(*argument.global);
+    if (argument.global->is_copy()) check_is_fresh(*argument.global, operation_.name);
     if (!wanted.converts) return argument.global->local;
     if (!argument.written) return values_in(argument.tensor, wanted.placements);
     at::Tensor local = converted(argument.global->local, *argument.global->spec, wanted.placements);
@@ -215,11 +232,10 @@ class Run {
     if (c10::InferenceMode::is_enabled() && !arguments_.tensors[0].tensor.is_inference())
       off.emplace(false);
     at::Tensor view = wrap(local, spec, mesh_);
-    const TensorArgument& base = arguments_.tensors[0];
-    const at::Tensor& memory = !locals_.empty() ? locals_[0] : base.global->local;
-    bool is_copy = decision.is_copy || (base.global != nullptr && base.global->is_copy) ||
-                   !local.is_alias_of(memory);
-    global_of(view)->is_copy = is_copy;
+    if (GlobalTensor* base = arguments_.tensors[0].global) {
+      bool is_copy = decision.is_copy || (local.numel() > 0 && !local.is_alias_of(base->local));
+      is_copy ? global_of(view)->set_copy_of(*base) : global_of(view)->set_base(*base);
+    }
     return view;
   }
 

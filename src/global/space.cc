@@ -1,8 +1,12 @@
 #include "global/space.h"
 
 #include "base/fingerprint.h"
+#include "base/format.h"
 #include "dispatch/key.h"
 #include "global/decisions.h"
+#include "global/formulas.h"
+
+#include <lockstep/base/error.h>
 
 #include <c10/core/TensorOptions.h>
 
@@ -29,6 +33,7 @@ Space::Space(const Mesh& mesh)
     : all_(mesh.group()),
       name_(mesh.layout().describe()),
       decisions_(std::make_unique<Decisions>()) {
+  replace_formulas();
   std::vector<int> coordinates = mesh.coordinates();
   for (std::size_t axis = 0; axis < mesh.axes().size(); ++axis) {
     groups_.push_back(mesh[mesh.axes()[axis].name]);
@@ -40,6 +45,19 @@ Space::~Space() = default;
 
 Space& Space::of(const Mesh& mesh) {
   return *static_cast<Space*>(mesh.attached([&] { return std::make_shared<Space>(mesh); }).get());
+}
+
+void Space::end_groups(std::string_view operation, const std::exception& error) {
+  auto is = [&]<class Kind>(const Kind*) { return dynamic_cast<const Kind*>(&error) != nullptr; };
+  bool is_of_group =
+      is(static_cast<const PeerLost*>(nullptr)) || is(static_cast<const Timeout*>(nullptr)) ||
+      is(static_cast<const Mismatch*>(nullptr)) || is(static_cast<const Aborted*>(nullptr));
+  if (is_of_group) return;
+  std::string_view what = error.what();
+  std::string reason = formatted("{} on global tensors of mesh {} failed on rank {}: {}", operation,
+                                 name_, all_.rank(), what.substr(0, what.find('\n')));
+  for (Group& group : groups_)
+    if (group.size() > 1) group.abort(reason);
 }
 
 SpecPtr Space::spec(PlacementList placements, at::IntArrayRef sizes, at::IntArrayRef strides,

@@ -9,10 +9,12 @@
 #include <lockstep/global/tensor.h>
 #include <lockstep/mesh/mesh.h>
 
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -42,6 +44,10 @@ class Space {
                              at::IntArrayRef strides, c10::ScalarType dtype, c10::Device device);
 
   [[nodiscard]] Decisions& decisions() { return *decisions_; }
+
+  // After an error that other ranks may not have: ends the groups of all axes, so that no rank
+  // waits for this one. Nothing is left to do after an error of a group itself.
+  void end_groups(std::string_view operation, const std::exception& error);
 
   // Small words that any thread may read and write.
   GlobalOptions options;

@@ -63,8 +63,9 @@ at::Tensor from_local(const at::Tensor& local, const Mesh& mesh, const Placement
         "from_local: expected sizes {} of this rank's part of {}, found {}",
         c10::str(at::IntArrayRef(expected)), c10::str(at::IntArrayRef(*sizes)),
         c10::str(local.sizes()));
-  SpecPtr spec = space.spec(checked, *sizes, global::strides_in_order_of(*sizes, local.strides()),
-                            local.scalar_type(), local.device());
+  // Strides that ranks could read from their parts may differ between them.
+  SpecPtr spec = space.spec(checked, *sizes, global::row_major_strides(*sizes), local.scalar_type(),
+                            local.device());
   return global::from_local(local, mesh, spec);
 }
 

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "dispatch/value_source.h"
+#include "global/local_values.h"
 #include "optim/formats_kernel.h"
 #include "optim/scan_kernel.h"
 #include "optim/threads.h"
@@ -19,8 +20,10 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <vector>
 
 namespace lockstep::optim {
@@ -125,10 +128,8 @@ class CombinedNumber {
 
   // `number` is of a gradient of `parameter`. A gradient that replaced a part's is one, too.
   void add(const at::Tensor& parameter, double number) {
-    auto parts = dispatch::parts_of(parameter);
-    if (!parts) parts = dispatch::parts_of(parameter.grad());
-    if (!parts) return put(whole_, number);
-    const auto& division = parts->division();
+    auto division = division_of(parameter);
+    if (!division) return put(whole_, number);
     auto found = std::ranges::find(divided_, division, &Divided::ranks);
     if (found == divided_.end()) found = divided_.insert(found, {division, 0});
     put(found->number, number);
@@ -146,11 +147,29 @@ class CombinedNumber {
     std::shared_ptr<dispatch::Division> ranks;
     double number = 0;
   };
+  // Null: it is whole on this rank.
+  std::shared_ptr<dispatch::Division> division_of(const at::Tensor& parameter) {
+    auto parts = dispatch::parts_of(parameter);
+    if (!parts) parts = dispatch::parts_of(parameter.grad());
+    if (parts) return parts->division();
+    std::vector<Group> groups = global::groups_that_cut(parameter.grad());
+    if (groups.empty()) return {};
+    std::vector<std::string> names;
+    for (const Group& group : groups) names.push_back(group.name());
+    auto& division = of_meshes_[names];
+    if (division) return division;
+    for (const Group& group : groups)
+      division = division ? std::make_shared<dispatch::Division>(division, group)
+                          : std::make_shared<dispatch::Division>(group);
+    return division;
+  }
   void put(double& to, double number) const { to = largest_ ? greater(to, number) : to + number; }
 
   bool largest_;
   double whole_ = 0;  // of gradients that are whole on this rank
   std::vector<Divided> divided_;
+  // Of global tensors, by the names of the groups that cut them.
+  std::map<std::vector<std::string>, std::shared_ptr<dispatch::Division>> of_meshes_;
 };
 
 bool is_finite(const at::Tensor& gradient) {
@@ -177,8 +196,9 @@ double transformed_norm(std::span<const at::Tensor> parameters, const ElementTra
   for (const at::Tensor& parameter : parameters) {
     if (!parameter.grad().defined()) continue;
     ++tensors;
+    global::settle_gradient(parameter);
     if (norm_type > 0)
-      parts.add(parameter, norm_part(parameter.grad(), transform, norm_type));
+      parts.add(parameter, norm_part(global::local_values(parameter.grad()), transform, norm_type));
     else if (!dispatch::source_of(parameter.grad()))
       bring(parameter.grad());  // refuses where there is no gradient yet
   }
@@ -188,8 +208,9 @@ double transformed_norm(std::span<const at::Tensor> parameters, const ElementTra
 bool all_finite(std::span<const at::Tensor> parameters) {
   CombinedNumber bad(/*largest=*/true);
   for (const at::Tensor& parameter : parameters) {
-    const at::Tensor& gradient = parameter.grad();
-    if (!gradient.defined()) continue;
+    if (!parameter.grad().defined()) continue;
+    global::settle_gradient(parameter);
+    const at::Tensor gradient = global::local_values(parameter.grad());
     if (!cheap_source_of(gradient)) bring(gradient);
     bad.add(parameter, is_finite(gradient) ? 0 : 1);
   }

@@ -1,6 +1,7 @@
 #include "optim/update_entry.h"
 
 #include "base/check.h"
+#include "global/local_values.h"
 
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/empty_like.h>
@@ -42,7 +43,7 @@ at::ScalarType gradient_dtype(const UpdateEntry& entry) {
 
 // A gradient that is computed where it is used stays so, if a kernel can take it as it comes.
 void take_gradient(UpdateEntry& entry, const GroupStep& step) {
-  const at::Tensor& gradient = entry.parameter.grad();
+  const at::Tensor gradient = global::local_values(entry.parameter.grad());
   at::ScalarType dtype = gradient_dtype(entry);
   bool fits = entry.is_for_kernel() && gradient.scalar_type() == dtype &&
               gradient.strides() == entry.dense.strides();
@@ -73,9 +74,12 @@ std::vector<UpdateEntry> make_entries(const std::vector<at::Tensor>& parameters,
     if (!parameter.grad().defined()) continue;
     check_parameter(parameter, i, step);
     dispatch::bring(parameter, step.optimizer, /*writes=*/true);
+    global::settle_gradient(parameter);
+    global::begin_write(parameter);
     UpdateEntry& entry = entries.emplace_back();
-    entry.parameter = entry.dense = parameter;
-    if (!parameter.is_non_overlapping_and_dense()) entry.dense = parameter.contiguous();
+    entry.parameter = parameter;
+    entry.local = entry.dense = global::local_values(parameter);
+    if (!entry.local.is_non_overlapping_and_dense()) entry.dense = entry.local.contiguous();
     take_gradient(entry, step);
     entry.place = begin;
   }
@@ -84,12 +88,12 @@ std::vector<UpdateEntry> make_entries(const std::vector<at::Tensor>& parameters,
 
 void copy_back(std::vector<UpdateEntry>& entries) {
   for (UpdateEntry& entry : entries) {
-    if (!entry.dense.is_same(entry.parameter)) {
-      entry.parameter.copy_(entry.dense);
-    } else if (!entry.parameter.is_inference()) {
-      // Kernels write past LibTorch: say that the values are others now, as its own operations do.
+    bool is_copied = !entry.dense.is_same(entry.local);
+    if (is_copied) entry.local.copy_(entry.dense);
+    // Kernels write past LibTorch: say that the values are others now, as its own operations do.
+    bool is_known = is_copied && entry.local.is_same(entry.parameter);
+    if (!is_known && !entry.parameter.is_inference())
       entry.parameter.unsafeGetTensorImpl()->bump_version();
-    }
   }
 }
 

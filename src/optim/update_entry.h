@@ -27,6 +27,7 @@ struct StateTensor {
 
 struct UpdateEntry {
   at::Tensor parameter;  // the user's
+  at::Tensor local;      // what this rank has of a global parameter; any other itself
   at::Tensor dense;      // the same without holes in its memory; else a copy to be copied back
   at::Tensor gradient;   // laid out as `dense`
   // Of the gradient's values; null: its memory.

@@ -13,7 +13,6 @@
 namespace lockstep {
 namespace {
 
-using test::all_placements;
 using test::DrawnNumbers;
 using test::mesh_of_ranks;
 using test::placed;
@@ -26,75 +25,176 @@ struct RandomProgram {
   int steps;
 };
 
-at::Tensor normalized(const at::Tensor& x) { return at::layer_norm(x, {x.size(-1)}); }
+using T = const at::Tensor&;
+// Of two tensors [rows, columns] and one [columns, columns], another of the first sizes.
+using ProgramStep = at::Tensor (*)(T a, T b, T square);
 
-// An operation that keeps [rows, columns].
-at::Tensor one_step(int kind, const at::Tensor& a, const at::Tensor& b, const at::Tensor& square) {
-  std::int64_t rows = a.size(0), columns = a.size(1);
-  switch (kind) {
-    case 0:
-      return a + b;
-    case 1:
-      return a * b;
-    case 2:
-      return at::relu(a) - 0.5 * b;
-    case 3:
-      return at::gelu(a);
-    case 4:
-      return a.mm(square);
-    case 5:
-      return at::linear(a, square, b.mean(0));
-    case 6:
-      return a.softmax(-1) * b;
-    case 7:
-      return normalized(a);
-    case 8:
-      return a.t().contiguous().t() + b;
-    case 9:
-      return at::cat({a.narrow(1, 0, columns / 2), b.narrow(1, columns / 2, columns - columns / 2)},
-                     1);
-    case 10:
-      return a - a.mean(0, true);
-    case 11:
-      return a / (1 + b.pow(2).sum(1, true));
-    case 12:
-      return a.contiguous().view({-1}).view({rows, columns}).tanh();
-    case 13:
-      return a.unsqueeze(0).expand({2, rows, columns}).sum(0) * 0.5;
-    case 14: {
-      auto parts = at::cat({a, b}, 1).chunk(2, 1);
-      return parts[0] * parts[1].sigmoid();
-    }
-    case 15: {
+at::Tensor first_index(T a) { return at::zeros_like(a.select(1, 0)).to(at::kLong); }
+// Increases along a row, so that the order of elements does not depend on rounding.
+at::Tensor increasing(T a) { return a.sigmoid() + at::ones_like(a).cumsum(1) * 1.5; }
+// [rows, 1, 1, columns]
+at::Tensor as_images(T a) { return a.contiguous().view({a.size(0), 1, 1, a.size(1)}); }
+at::Tensor as_heads(T a) { return a.contiguous().view({1, 1, a.size(0), a.size(1)}); }
+
+const std::vector<ProgramStep> elementwise_steps = {
+    [](T a, T b, T) { return a + b; },
+    [](T a, T b, T) { return a * b; },
+    [](T a, T b, T) { return at::relu(a) - 0.5 * b; },
+    [](T a, T, T) { return at::gelu(a); },
+    [](T a, T b, T) { return at::where(a > b, a, b); },
+    [](T a, T b, T) { return a.masked_fill(b > 0.5, 0.25); },
+    [](T a, T b, T) { return at::lerp(a, b, 0.3) - at::smooth_l1_loss(a, b, 0); },
+    [](T a, T b, T) {
       at::Tensor c = a.clone();
       c.mul_(0.5).add_(b, 0.1);
       return c;
-    }
-    case 16:
-      return at::where(a > b, a, b);
-    case 17:
-      return a.index_select(0, at::zeros_like(a.select(1, 0)).to(at::kLong)) + b;
-    case 18:
-      return a.matmul(a.t()).matmul(b) / static_cast<double>(columns * columns);
-    default:
+    },
+    [](T a, T b, T) {
+      return at::_foreach_add({a, b}, {b, a}, 0.5)[0];
+    },
+    [](T a, T b, T) { return a.to(at::kFloat).to(at::kDouble).mul(0) + b; },
+};
+
+const std::vector<ProgramStep> view_steps = {
+    [](T a, T b, T) { return a.t().contiguous().t() + b; },
+    [](T a, T, T) {
+      return a.contiguous().view({-1}).view({a.size(0), a.size(1)}).tanh();
+    },
+    [](T a, T, T) {
+      return a.contiguous().view({a.size(1), a.size(0)}).t();
+    },
+    [](T a, T, T) {
+      return a.unsqueeze(0).expand({2, a.size(0), a.size(1)}).sum(0) * 0.5;
+    },
+    [](T a, T b, T) {
       return at::stack({a, b}).mean(0);
+    },
+    [](T a, T b, T) {
+      std::int64_t columns = a.size(1);
+      return at::cat({a.narrow(1, 0, columns / 2), b.narrow(1, columns / 2, columns - columns / 2)},
+                     1);
+    },
+    [](T a, T b, T) {
+      auto parts = at::cat({a, b}, 1).chunk(2, 1);
+      return parts[0] * parts[1].sigmoid();
+    },
+    [](T a, T b, T) {
+      auto parts = at::cat({a, b}).split(a.size(0));
+      return parts[1] - 0.5 * parts[0];
+    },
+    [](T a, T b, T) {  // writes through views in the same memory
+      at::NoGradGuard no_grad;
+      at::Tensor c = a.detach().clone();
+      c.t().mul_(0.5);
+      c.unsqueeze(0).add_(b.detach());
+      at::AutoGradMode with_gradients(true);
+      return c + a;
+    },
+    [](T a, T b, T) { return a.flip(0) + b.roll(1, 1); },
+    [](T a, T b, T) {
+      return a.repeat({2, 1}).slice(0, a.size(0)) * b;
+    },
+};
+
+const std::vector<ProgramStep> mixing_steps = {
+    [](T a, T, T square) { return a.mm(square); },
+    [](T a, T b, T square) { return at::linear(a, square, b.mean(0)); },
+    [](T a, T b, T) { return a.matmul(a.t()).matmul(b) / static_cast<double>(a.numel()); },
+    [](T a, T b, T) { return a.softmax(-1) * b; },
+    [](T a, T b, T) { return a.log_softmax(0) * 0.1 + b.log_softmax(1) * 0.1; },
+    [](T a, T, T) { return a - a.mean(0, true); },
+    [](T a, T b, T) { return a / (1 + b.pow(2).sum(1, true)); },
+    [](T a, T b, T) { return a / (1 + b.norm()) + at::linalg_vector_norm(b, 2, 1, true); },
+    [](T a, T b, T) { return a.logsumexp(1, true) * 0.1 + b.var(0, false) * 0.1; },
+    [](T a, T b, T) { return std::get<0>(increasing(a).max(1, true)) * b; },
+    [](T a, T, T) { return std::get<0>(increasing(a).topk(a.size(1), 1)); },
+    [](T a, T b, T) { return a.cumsum(1) * 0.1 + b; },
+    [](T a, T b, T) {
+      return at::scaled_dot_product_attention(as_heads(a), as_heads(b), as_heads(a))
+          .view({a.size(0), a.size(1)});
+    },
+};
+
+const std::vector<ProgramStep> layer_steps = {
+    [](T a, T, T) { return at::layer_norm(a, {a.size(1)}); },
+    [](T a, T b, T) { return a * (b.pow(2).mean(-1, true) + 1e-2).rsqrt(); },
+    [](T a, T, T) {
+      std::int64_t groups = a.size(1) % 2 == 0 ? a.size(1) / 2 : 1;
+      return at::group_norm(a, groups, {}, {}, 1e-2);
+    },
+    [](T a, T b, T) {
+      at::Tensor weight = b.mean(0) + 1;
+      return at::batch_norm(a, weight, {}, {}, {}, true, 0.1, 1e-2, false);
+    },
+    [](T a, T, T square) {
+      std::int64_t columns = a.size(1);
+      at::Tensor weight = square.narrow(0, 0, 2).contiguous().view({2, 1, 1, columns});
+      const std::vector<std::int64_t> padding = {0, columns / 2};
+      at::Tensor y = at::conv2d(as_images(a), weight, {}, 1, at::IntArrayRef(padding));
+      return y.narrow(3, 0, columns).sum(1).view({a.size(0), columns});
+    },
+    [](T a, T, T) {
+      at::Tensor y = at::avg_pool2d(as_images(a), {1, 3}, {1, 1}, {0, 1});
+      at::Tensor z = at::max_pool2d(as_images(increasing(a)), {1, 3}, {1, 1}, {0, 1});
+      return (y + z).view({a.size(0), a.size(1)});
+    },
+    [](T a, T, T square) { return at::embedding(square, first_index(a)) + a; },
+    [](T a, T b, T) { return a.index_select(0, first_index(a)) + b; },
+    [](T a, T b, T) { return a.gather(1, at::zeros_like(b).to(at::kLong)) * 0.5; },
+    [](T a, T b, T) { return at::cross_entropy_loss(a, first_index(a)).sigmoid() * b; },
+    [](T a, T b, T) { return at::mse_loss(a, b).tanh() * a; },
+};
+
+std::vector<ProgramStep> all_steps() {
+  std::vector<ProgramStep> all;
+  for (const auto& some : {elementwise_steps, view_steps, mixing_steps, layer_steps})
+    all.insert(all.end(), some.begin(), some.end());
+  return all;
+}
+
+// Placements that one rank would draw as every other, blocks of a dim and nested cuts among them.
+Placements draw_placements(DrawnNumbers& drawn, std::size_t axes) {
+  Placements all;
+  for (std::size_t axis = 0; axis < axes; ++axis) {
+    int kind = drawn.below(6);
+    if (kind == 0) {
+      all.emplace_back(Replicate());
+    } else if (kind == 1) {
+      all.emplace_back(Partial());
+    } else {
+      all.emplace_back(Shard(kind % 2, kind < 4 ? 1 : 1 + drawn.below(3)));
+    }
+  }
+  return all;
+}
+
+// A global tensor goes on in other placements, where these fit.
+at::Tensor moved_somewhere(T x, DrawnNumbers& drawn) {
+  bool moves = drawn.below(3) == 0;
+  if (!is_global(x) || !moves) return x;
+  Placements to = draw_placements(drawn, placements(x).size());
+  try {
+    return redistribute(x, to);
+  } catch (const InvalidArgument&) {  // parts that do not divide
+    return x;
   }
 }
-constexpr int kinds = 20;
 
 struct ProgramOutcome {
   std::vector<at::Tensor> values, gradients;
 };
 
 ProgramOutcome run_program(const RandomProgram& program, std::vector<at::Tensor> leaves) {
-  DrawnNumbers drawn(program.seed);
+  DrawnNumbers drawn(program.seed), moves(program.seed + 2);
+  static const std::vector<ProgramStep> steps = all_steps();
   for (at::Tensor& leaf : leaves) leaf.requires_grad_();
   std::vector<at::Tensor> pool = {leaves[0], leaves[1]};
   for (int step = 0; step < program.steps; ++step) {
     int count = static_cast<int>(pool.size());
     const at::Tensor a = pool[static_cast<std::size_t>(drawn.below(count))];
     const at::Tensor b = pool[static_cast<std::size_t>(drawn.below(count))];
-    pool.push_back(one_step(drawn.below(kinds), a, b, leaves[2]));
+    ProgramStep run = steps[static_cast<std::size_t>(drawn.below(static_cast<int>(steps.size())))];
+    pool.push_back(run(moved_somewhere(a, moves), b, leaves[2]));
   }
   at::Tensor loss = (pool.back() * pool.back()).sum() + pool[pool.size() - 2].mean();
   loss.backward();
@@ -126,12 +226,11 @@ void try_program(const RandomProgram& program, const Group& world, const std::ve
                                     draw(program.columns, program.columns)};
   Mesh mesh = mesh_of_ranks(world, shape);
   DrawnNumbers drawn(program.seed + 1);
-  auto all = all_placements(2, static_cast<int>(shape.size()));
   std::vector<at::Tensor> globals, copies;
   std::string what = "seed " + std::to_string(program.seed);
   for (const at::Tensor& plain : plains) {
-    const auto& chosen = all[static_cast<std::size_t>(drawn.below(static_cast<int>(all.size())))];
-    globals.push_back(placed(plain, mesh, chosen));
+    globals.push_back(moved_somewhere(placed(plain, mesh, Placements(shape.size())), drawn));
+    globals.back() = moved_somewhere(globals.back(), drawn).detach();
     copies.push_back(plain.clone());
     what += ", " + describe(globals.back());
   }
@@ -150,8 +249,8 @@ void try_random_program(test::Random& random, test::Engine engine) {
   int ranks = 1 + static_cast<int>(test::below(random, 4));
   auto shapes = shapes_of_meshes(ranks);
   std::vector<int> shape = shapes[test::below(random, shapes.size())];
-  RandomProgram program{.rows = static_cast<std::int64_t>(1 + test::below(random, 7)),
-                        .columns = static_cast<std::int64_t>(2 + test::below(random, 5)),
+  RandomProgram program{.rows = static_cast<std::int64_t>(1 + test::below(random, 8)),
+                        .columns = static_cast<std::int64_t>(2 + test::below(random, 7)),
                         .seed = random(),
                         .steps = 2 + static_cast<int>(test::below(random, 8))};
   test::run_group(engine, ranks, [&](Group world) { try_program(program, world, shape); });

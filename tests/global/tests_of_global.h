@@ -1,6 +1,7 @@
 // What the tests of global tensors share: meshes, placements, and comparing with plain results.
 #pragma once
 
+#include <lockstep/base/error.h>
 #include <lockstep/comm/local.h>
 #include <lockstep/global/redistribute.h>
 #include <lockstep/global/tensor.h>
@@ -9,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,7 @@ namespace lockstep::test {
     if (ranks % a == 0) shapes.push_back({a, ranks / a});
   if (ranks == 8) shapes.push_back({2, 2, 2});
   if (ranks == 2) shapes.push_back({1, 2, 1});
+  if (ranks == 4) shapes.push_back({2, 1, 2});
   return shapes;
 }
 
@@ -53,6 +56,51 @@ namespace lockstep::test {
                                        const Placements& placements) {
   at::NoGradGuard no_grad;
   return redistribute(distribute(whole, mesh, Placements(placements.size())), placements);
+}
+
+// 1, 2, 3, ...
+[[nodiscard]] inline at::Tensor numbers(at::IntArrayRef sizes) {
+  return at::arange(c10::multiply_integers(sizes), at::kFloat).view(sizes) + 1;
+}
+
+// Places a tensor of a program: on a mesh, or on one process, where it is a copy.
+using Put = std::function<at::Tensor(const at::Tensor& whole, const Placements& placements)>;
+
+// Runs a program on plain tensors and on a mesh of threads, and expects the same values, or that
+// both refuse.
+inline void expect_as_plain(const std::vector<int>& shape,
+                            const std::function<at::Tensor(const Put& put)>& program,
+                            double tolerance = 1e-5) {
+  at::Tensor expected;
+  std::string refused;
+  try {
+    expected = program([](const at::Tensor& whole, const Placements&) { return whole.clone(); });
+  } catch (const std::exception& error) {
+    refused = error.what();
+  }
+  int ranks = 1;
+  for (int size : shape) ranks *= size;
+  run_as_threads(ranks, [&](Group world) {
+    Mesh mesh = mesh_of_ranks(world, shape);
+    auto run = [&] {
+      at::Tensor found = program([&](const at::Tensor& whole, const Placements& placements) {
+        return placed(whole, mesh, placements);
+      });
+      return is_global(found) ? full_tensor(found.detach()) : found;
+    };
+    if (!refused.empty()) {
+      EXPECT_THROW((void)run(), InvalidArgument) << "refused on one process: " << refused;
+      return;
+    }
+    at::Tensor found = run();
+    EXPECT_EQ(found.scalar_type(), expected.scalar_type());
+    EXPECT_EQ(found.sizes(), expected.sizes());
+    if (found.sizes() != expected.sizes()) return;
+    bool is_close =
+        found.to(at::kDouble)
+            .allclose(expected.detach().to(at::kDouble), tolerance, tolerance, /*equal_nan=*/true);
+    EXPECT_TRUE(is_close) << "found " << found << ", expected " << expected;
+  });
 }
 
 }  // namespace lockstep::test

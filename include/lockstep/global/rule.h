@@ -13,11 +13,14 @@
 //   -> r c     the dims of each result. A name that is missing there was summed over: cutting it
 //              gives a Partial(sum).
 //   R          an upper-case name is never cut: the operation mixes its elements (a softmax).
+//   c?         the same name, where the dim may also have one element, which is spread over the
+//              others' as broadcasting does.
 //   1          a dim of one element.
 //   ...        any number of leading dims, aligned at their ends as broadcasting does.
 //   _          a tensor argument that is replicated, whatever its dims.
 //
-// Replicated arguments always give replicated results.
+// Dims of one name have one length: other calls are InvalidArgument, as is a tensor that is written
+// and has not the sizes of the result. Replicated arguments always give replicated results.
 #pragma once
 
 #include <lockstep/global/placement.h>
@@ -43,6 +46,7 @@ struct RuleOperand {
   int element = -1;                 // of a list; -1: the argument itself
   bool written = false;             // by the operation
   bool is_number = false;           // a plain tensor without dims: always replicated
+  bool is_plain = false;            // not a global tensor, which counts as replicated
   std::vector<std::int64_t> sizes;  // of the whole
   std::vector<std::int64_t> strides;
   at::ScalarType dtype = at::kFloat;

@@ -16,12 +16,19 @@
 //
 // Strict at first: an operation without a rule, tensors of two meshes in one operation, and a plain
 // tensor beside a global one are InvalidArgument, but a plain one without dims, which is a number
-// like a double. set_global_options() loosens two of these. Gradients of max(dim) and of other
-// operations whose formulas make plain tensors of their own are such errors too.
+// like a double. set_global_options() loosens two of these. Sizes and indices that are wrong for
+// the whole tensors are errors as on one process, and an out= tensor must have the result's sizes.
 //
-// A global tensor has no memory of its own: data_ptr(), storage() and what reads through them (the
-// kernels of lockstep::optim among it) throw. It is bound to its mesh, so the mesh's groups live as
-// long as it does. Any thread; one at a time where a tensor is written.
+// A view whose tensor must be redistributed to make it (a select() of a cut dim) has memory of its
+// own. Neither may then be written and the other read: such a write or read is InvalidArgument.
+//
+// An operation that fails on this rank, and perhaps not on others (an index out of bounds in its
+// rows), aborts the groups of the mesh's axes: other ranks get Aborted with its message.
+//
+// A global tensor has no memory of its own: data_ptr(), storage() and what reads through them
+// throw. The optimizers of lockstep::optim and its clipping know global parameters. It is bound to
+// its mesh, so the mesh's groups live as long as it does. Any thread; one at a time where a tensor
+// is written.
 #pragma once
 
 #include <lockstep/global/placement.h>

@@ -11,6 +11,9 @@
 // and the call is collective over these ranks. One call may take slices of several handles and
 // parameters that every rank has whole: each is counted once.
 //
+// Gradients of global parameters (lockstep/global/tensor.h) are first brought to the placements of
+// these, and the norm is that of the whole ones: collective over their meshes.
+//
 // Norms are computed in float64, whatever the gradients' dtype is; torch's are summed in that
 // dtype, and differ by its rounding. Parts of ranks are added in the group's order: with another
 // number of ranks the last bits of a float64 may differ, and the factor, which is float32 where

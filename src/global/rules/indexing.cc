@@ -2,6 +2,7 @@
 #include "global/rules/dims.h"
 #include "global/rules/tables.h"
 
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/masked_fill.h>
 
@@ -18,6 +19,16 @@ Rule all_whole(const RuleCall& call) {
   Rule rule;
   for (std::size_t i = 0; i < call.size(); ++i) rule.operands.push_back(whole_dims(call, i));
   return rule;
+}
+
+// The indices of all rows: a rank that has not the row could not tell a wrong one from another's.
+void check_indices(const at::Tensor& indices, std::int64_t rows) {
+  if (indices.numel() == 0) return;
+  auto [least, most] = at::aminmax(indices);
+  auto first = least.item<std::int64_t>(), last = most.item<std::int64_t>();
+  check(first >= 0 && last < rows,
+        "aten::embedding: expected indices of a table of {} rows, found {}", rows,
+        first < 0 ? first : last);
 }
 
 // Rows of a table whose rows are cut: each rank looks up those that it has, the others are zeros.
@@ -56,6 +67,7 @@ Rule embedding(const RuleCall& call) {
     std::int64_t first = first_row(plan, rows);
     plan.kernel = [=](Stack& stack) {
       auto values = torch::jit::last(stack, arguments);
+      check_indices(values[1].toTensor(), rows);
       at::Tensor result = rows_of_part(values[0].toTensor(), values[1].toTensor(), first);
       torch::jit::drop(stack, arguments);
       stack.emplace_back(std::move(result));

@@ -4,7 +4,9 @@
 #include "global/rules/dims.h"
 #include "global/rules/tables.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/core/Reduction.h>
+#include <ATen/ops/sum.h>
 
 #include <algorithm>
 
@@ -14,15 +16,21 @@ namespace {
 using torch::jit::Stack;
 
 // A mean over all ranks' elements: a sum, divided by the whole's number of them.
-void divide_by_all(Rule& rule, const RuleCall& call, std::size_t self, std::size_t reduction) {
+void divide_by_all(Rule& rule, const RuleCall& call, std::size_t self, std::size_t reduction,
+                   bool is_backward) {
   double count = 1;
   for (std::int64_t size : call.sizes(self)) count *= static_cast<double>(size);
   rule.finish = [=, sizes = call.sizes(self), arguments = call.arguments()](RulePlan& plan) {
     if (plan.local_operands[self] == sizes) return;
     plan.kernel = [=, run = plan.operation](Stack& stack) {
-      stack[stack.size() - arguments + reduction] = static_cast<std::int64_t>(at::Reduction::Sum);
+      std::int64_t kind = is_backward ? at::Reduction::Sum : at::Reduction::None;
+      stack[stack.size() - arguments + reduction] = kind;
       run(stack);
-      stack.back().toTensor().div_(count);
+      at::Tensor result = stack.back().toTensor();
+      // 16 bits do not hold the sum of what they hold the mean of.
+      at::ScalarType dtype = result.scalar_type();
+      stack.back() = is_backward ? result.div_(count)
+                                 : at::sum(result, at::toOpMathType(dtype)).div_(count).to(dtype);
     };
   };
 }
@@ -56,7 +64,7 @@ Rule loss(const RuleCall& call, std::size_t self, std::size_t reduction, bool is
   rule.results = {Rule::Result{}};
   if (has_elements) rule.results = {{call.sizes(self), labels}};
   if (is_backward) rule.linear = {{0}};
-  if (kind == at::Reduction::Mean) divide_by_all(rule, call, self, reduction);
+  if (kind == at::Reduction::Mean) divide_by_all(rule, call, self, reduction, is_backward);
   return rule;
 }
 

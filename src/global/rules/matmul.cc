@@ -31,9 +31,9 @@ void add_matmul_rules(RuleTable& table) {
       return made;
     };
   };
-  table["addmm"] = with_addend("m n, m k, k n -> m n");
-  table["addmv"] = with_addend("m, m k, k -> m");
-  table["baddbmm"] = with_addend("b m n, b m k, b k n -> b m n");
+  table["addmm"] = with_addend("m? n?, m k, k n -> m n");
+  table["addmv"] = with_addend("m?, m k, k -> m");
+  table["baddbmm"] = with_addend("b? m? n?, b m k, b k n -> b m n");
 }
 
 }  // namespace lockstep::global

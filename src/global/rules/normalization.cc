@@ -1,4 +1,3 @@
-#include "base/check.h"
 #include "global/rules/dims.h"
 #include "global/rules/tables.h"
 
@@ -37,73 +36,103 @@ Rule layer_norm_backward(const RuleCall& call) {
   std::vector<int> whole(shape.size(), Rule::whole);
   rule.results = {{call.sizes(1), labels}, {shape, whole}, {shape, whole}};
   rule.linear = {{0}};
+  rule.finish = [arguments = call.arguments()](RulePlan& plan) {
+    make_saved_dense(plan, 2, 3, 1, arguments);
+  };
   return rule;
 }
 
-// Every operand whose dim has the channels' length there: input and gradients dim 1, others dim 0.
-struct Channels {
-  Channels(const RuleCall& call, std::size_t inputs) {
-    channels = rule.add({.reduce = std::nullopt});
-    for (std::size_t i = 0; i < call.size(); ++i) {
-      std::vector<int> labels(call.sizes(i).size(), Rule::whole);
-      std::size_t dim = i < inputs ? 1 : 0;
-      bool has_channels = dim < labels.size() && call.sizes(i)[dim] == call.sizes(0)[1];
-      if (has_channels) labels[dim] = channels;
-      rule.operands.push_back(std::move(labels));
-    }
+// input, weight?, bias?, n, c, h * w, groups, eps -> out, mean [n, groups], rstd
+struct Groups {
+  Groups(const RuleCall& call, std::size_t input, std::size_t numbers)
+      : rows_of(call.argument(numbers).toInt()),
+        channels_of(call.argument(numbers + 1).toInt()),
+        groups_of(call.argument(numbers + 3).toInt()),
+        numbers(numbers) {
+    const auto& sizes = call.sizes(input);
+    bool can_be_cut = sizes.size() > 1 && sizes[0] == rows_of && sizes[1] == channels_of;
+    if (!can_be_cut) return;
+    rows = rule.add({.empty = false});
+    Rule::Label label{.empty = false};
+    label.lengths = {channels_of, groups_of};
+    channels = rule.add(label);
+  }
+
+  // Labels of a tensor [n, channels or groups, ...], or [channels].
+  [[nodiscard]] std::vector<int> labels(std::size_t dims) const {
+    std::vector<int> all(dims, Rule::whole);
+    if (dims > 1) all[0] = rows;
+    if (dims > 0) all[dims > 1 ? 1 : 0] = channels;
+    return all;
+  }
+  void add_operands(const RuleCall& call) {
+    for (std::size_t i = 0; i < call.size(); ++i)
+      rule.operands.push_back(labels(call.sizes(i).size()));
+  }
+  // The numbers that a rank calls the operation with: of operand `input` and a weight or mean.
+  void replace_numbers(std::size_t input) {
+    rule.finish = [=, *this](RulePlan& plan) {
+      const auto& local = plan.local_operands[input];
+      if (rows == Rule::whole) return;
+      std::int64_t groups = local[1] * groups_of / channels_of;
+      plan.replaced.emplace_back(static_cast<int>(numbers), c10::IValue(local[0]));
+      plan.replaced.emplace_back(static_cast<int>(numbers + 1), c10::IValue(local[1]));
+      plan.replaced.emplace_back(static_cast<int>(numbers + 3), c10::IValue(groups));
+    };
   }
 
   Rule rule;
-  int channels;
+  std::int64_t rows_of, channels_of, groups_of;
+  std::size_t numbers;
+  int rows = Rule::whole, channels = Rule::whole;
 };
 
-void cut_rows(const RuleCall& call, Channels& made, std::size_t inputs, std::optional<Op> reduce) {
-  int rows = made.rule.add({.empty = false, .reduce = reduce});
-  for (std::size_t i = 0; i < inputs && i < call.size(); ++i) made.rule.operands[i][0] = rows;
-}
-
-// input, weight?, bias?, running_mean?, running_var?, training, ...: statistics of a batch need all
-// of it. The running ones are written, though the schema does not say so: training keeps all as it
-// is, so that they are written where they lie.
-Rule batch_norm(const RuleCall& call) {
-  Channels made(call, 1);
-  bool training = call.argument(5).toBool();
-  for (int argument : {3, 4}) {
-    int operand = call.operand_of(argument);
-    if (!training || operand < 0) continue;
-    const Placements& now = call.operands()[static_cast<std::size_t>(operand)].placements;
-    check(std::ranges::all_of(now, &Placement::is_replicate),
-          "{}: expected running statistics that are replicated in training, found {}",
-          call.operation(), describe(now));
-  }
-  if (training) made.rule.labels[0].cut = false;
-  if (!training) cut_rows(call, made, 1, std::nullopt);
-  std::vector<std::int64_t> kept = {training ? call.sizes(0)[1] : 0};
-  made.rule.results = {
-      {call.sizes(0), made.rule.operands[0]}, {kept, {Rule::whole}}, {kept, {Rule::whole}}};
-  if (!training) {
-    // Nothing is kept, so that nothing is missing where it is cut.
-    for (Rule::Label& label : made.rule.labels) label.cut = false;
-    for (Placement now : call.operands()[0].placements)
-      if (now.is_shard_of(0)) {
-        RuleChoice choice{Placements(call.size()), {now, Replicate(), Replicate()}, {}};
-        choice.operands[0] = now;
-        made.rule.more.push_back(std::move(choice));
-      }
-  }
+Rule group_norm(const RuleCall& call) {
+  Groups made(call, 0, 3);
+  made.add_operands(call);
+  std::vector<std::int64_t> of_groups = {made.rows_of, made.groups_of};
+  Rule::Result mean{of_groups, made.labels(2)};
+  made.rule.results = {{call.sizes(0), made.rule.operands[0]}, mean, mean};
+  made.replace_numbers(0);
   return made.rule;
 }
 
-// grad, input, weight?, running..., save..., train, eps, mask -> three gradients
-Rule batch_norm_backward(const RuleCall& call) {
-  Channels made(call, 2);
-  std::vector<std::int64_t> shape = {call.sizes(1)[1]};
-  made.rule.labels[0].cut = false;
-  int train = 7;
-  if (!call.argument(static_cast<std::size_t>(train)).toBool()) cut_rows(call, made, 2, Op::sum);
-  made.rule.results = {
-      {call.sizes(1), made.rule.operands[1]}, {shape, {Rule::whole}}, {shape, {Rule::whole}}};
+// grad, input, mean, rstd, weight?, n, c, h * w, groups, mask -> three gradients
+Rule group_norm_backward(const RuleCall& call) {
+  Groups made(call, 1, 5);
+  made.add_operands(call);
+  Rule::Result of_weight{{made.channels_of}, made.labels(1)};
+  made.rule.results = {{call.sizes(1), made.rule.operands[1]}, of_weight, of_weight};
+  made.rule.linear = {{0}};
+  made.replace_numbers(1);
+  made.rule.finish = [numbers = made.rule.finish, arguments = call.arguments()](RulePlan& plan) {
+    numbers(plan);
+    make_saved_dense(plan, 2, 3, 0, arguments);
+  };
   return made.rule;
+}
+
+// input, normalized_shape, weight?, eps -> out, rstd
+Rule rms_norm(const RuleCall& call) {
+  Rule rule = layer_norm(call);
+  rule.results.pop_back();
+  return rule;
+}
+
+// grad, input, normalized_shape, rstd, weight?, mask -> two gradients
+Rule rms_norm_backward(const RuleCall& call) {
+  Rule rule;
+  std::vector<std::int64_t> shape = call.argument(2).toIntVector();
+  std::vector<int> labels = leading(rule, call.sizes(0), shape.size());
+  for (std::size_t i = 0; i < call.size(); ++i)
+    rule.operands.push_back(i < 3 ? labels : std::vector<int>(call.sizes(i).size(), Rule::whole));
+  std::vector<int> whole(shape.size(), Rule::whole);
+  rule.results = {{call.sizes(1), labels}, {shape, whole}};
+  rule.linear = {{0}};
+  rule.finish = [arguments = call.arguments()](RulePlan& plan) {
+    make_saved_dense(plan, 2, 2, 1, arguments);
+  };
+  return rule;
 }
 
 }  // namespace
@@ -111,8 +140,10 @@ Rule batch_norm_backward(const RuleCall& call) {
 void add_normalization_rules(RuleTable& table) {
   table["native_layer_norm"] = layer_norm;
   table["native_layer_norm_backward"] = layer_norm_backward;
-  table["native_batch_norm"] = batch_norm;
-  table["native_batch_norm_backward"] = batch_norm_backward;
+  table["native_group_norm"] = group_norm;
+  table["native_group_norm_backward"] = group_norm_backward;
+  table["_fused_rms_norm"] = rms_norm;
+  table["_fused_rms_norm_backward"] = rms_norm_backward;
 }
 
 }  // namespace lockstep::global

@@ -1,13 +1,25 @@
+#include "base/check.h"
+#include "base/format.h"
 #include "global/rules/tables.h"
+
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <map>
+#include <string>
 #include <vector>
 
 namespace lockstep::global {
 namespace {
 
 using Sets = std::vector<std::vector<int>>;
+
+std::string sizes_in(const RuleCall& call) {
+  std::vector<std::string> all;
+  for (const RuleOperand& one : call.operands())
+    all.push_back(c10::str(at::IntArrayRef(one.sizes)));
+  return listed(all, ", ");
+}
 
 // Operands are aligned at their last dims.
 Rule broadcast(const RuleCall& call) {
@@ -25,11 +37,18 @@ Rule broadcast(const RuleCall& call) {
     std::size_t first = most - call.sizes(i).size();
     std::vector<int> dims;
     for (std::size_t dim = first; dim < most; ++dim) {
+      check(call.sizes(i)[dim - first] == 1 || call.sizes(i)[dim - first] == result.sizes[dim],
+            "{}: expected tensors whose sizes broadcast, found {}", call.operation(),
+            sizes_in(call));
       bool is_spread = call.sizes(i)[dim - first] != result.sizes[dim];
       dims.push_back(is_spread ? Rule::whole : result.dims[dim]);
     }
     rule.operands.push_back(std::move(dims));
   }
+  for (const RuleOperand& one : call.operands())
+    check(!one.written || one.sizes == result.sizes,
+          "{}: expected a tensor of sizes {} to write to, found {}", call.operation(),
+          c10::str(at::IntArrayRef(result.sizes)), c10::str(at::IntArrayRef(one.sizes)));
   rule.results.assign(call.results(), result);
   return rule;
 }
@@ -52,13 +71,30 @@ Rule divide(const RuleCall& call) {
   return rule;
 }
 
+// Whether a sum of converted numbers is the converted sum, but for rounding of floating point.
+bool converts_linearly(at::ScalarType from, at::ScalarType to) {
+  bool truncates = (at::isFloatingType(from) || at::isComplexType(from)) &&
+                   !at::isFloatingType(to) && !at::isComplexType(to);
+  bool drops = at::isComplexType(from) && !at::isComplexType(to);
+  return from == to || (!truncates && !drops && to != at::kBool && from != at::kBool);
+}
+
 Rule convert_dtype(const RuleCall& call) {
   Rule rule = broadcast(call);
   const c10::IValue& dtype = call.argument(1);
-  auto to = dtype.isInt() ? static_cast<at::ScalarType>(dtype.toInt()) : call.operands()[0].dtype;
-  bool rounds = at::isFloatingType(call.operands()[0].dtype) && !at::isFloatingType(to) &&
-                !at::isComplexType(to);
-  if (!rounds && to != at::kBool) rule.linear = {{0}};
+  at::ScalarType from = call.operands()[0].dtype;
+  auto to = dtype.isInt() ? static_cast<at::ScalarType>(dtype.toInt()) : from;
+  if (converts_linearly(from, to)) rule.linear = {{0}};
+  return rule;
+}
+
+// self is written, and keeps its dtype.
+Rule copy(const RuleCall& call) {
+  Rule rule = broadcast(call);
+  if (call.size() < 2) return rule;
+  at::ScalarType to = call.operands()[0].dtype, from = call.operands()[1].dtype;
+  if (converts_linearly(from, to)) rule.linear = {{0, 1}};
+  rule.moves = from == to;
   return rule;
 }
 
@@ -107,7 +143,7 @@ RuleFunction rule_of_element(std::string_view name) {
   if (!is_pointwise_name(name)) return {};
   if (name == "div") return pointwise_with({{0}});
   if (name == "zero") return pointwise_with({{0}}, true);
-  if (name == "copy") return pointwise_with({{0, 1}}, true);
+  if (name == "copy") return copy;
   auto found = linear_sets().find(name);
   return found == linear_sets().end() ? pointwise() : pointwise_with(found->second);
 }
@@ -118,7 +154,7 @@ void add_pointwise_rules(RuleTable& table) {
   table["div"] = table["div_"] = divide;
   table["_to_copy"] = convert_dtype;
   table["clone"] = table["zero_"] = table["_conj_physical"] = pointwise_with({{0}}, true);
-  table["copy_"] = pointwise_with({{0, 1}}, true);
+  table["copy_"] = copy;
   table["fill_"] = table["masked_fill_"] = pointwise();
 }
 

@@ -1,6 +1,8 @@
 #include "global/rules/dims.h"
 #include "global/rules/tables.h"
 
+#include <ATen/OpMathType.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
@@ -37,9 +39,11 @@ bool flag(const RuleCall& call, std::size_t argument) {
          call.argument(argument).toBool();
 }
 
-// self, dims?, keepdim?, ...
+// Whether it is (self, dims, keepdim, ...); else (self) or (self, dtype), of all dims.
+bool has_dims_argument(const RuleCall& call) { return call.arguments() > 2; }
+
 Rule of_dims(const RuleCall& call, std::optional<Op> op, bool is_empty_allowed = true) {
-  bool has_dims = call.arguments() > 1 && (call.argument(1).isList() || call.argument(1).isInt());
+  bool has_dims = has_dims_argument(call);
   auto dims = dims_in(has_dims ? call.argument(1) : c10::IValue(), call.dim(0));
   Rule rule = reduced(call, dims, has_dims && flag(call, 2), op);
   for (Rule::Label& label : rule.labels) label.empty = is_empty_allowed;
@@ -60,7 +64,7 @@ bool has_partial(const RulePlan& plan) {
 Rule mean(const RuleCall& call) {
   Rule rule = of_dims(call, Op::sum);
   rule.linear = {{0}};
-  bool has_dims = call.arguments() > 2 && call.argument(1).isList();
+  bool has_dims = has_dims_argument(call);
   auto dims = dims_in(has_dims ? call.argument(1) : c10::IValue(), call.dim(0));
   bool keep = has_dims && flag(call, 2);
   double count = 1;
@@ -71,10 +75,11 @@ Rule mean(const RuleCall& call) {
     if (!has_partial(plan)) return;
     plan.kernel = [=](Stack& stack) {
       auto values = torch::jit::last(stack, arguments);
+      const at::Tensor self = values[0].toTensor();
       const c10::IValue& dtype = values.back();
-      std::optional<at::ScalarType> type;
-      if (dtype.isInt()) type = static_cast<at::ScalarType>(dtype.toInt());
-      at::Tensor result = at::sum(values[0].toTensor(), dims, keep, type).div_(count);
+      auto type = dtype.isInt() ? static_cast<at::ScalarType>(dtype.toInt()) : self.scalar_type();
+      // 16 bits do not hold the sum of what they hold the mean of.
+      at::Tensor result = at::sum(self, dims, keep, at::toOpMathType(type)).div_(count).to(type);
       torch::jit::drop(stack, arguments);
       stack.emplace_back(std::move(result));
     };
@@ -87,25 +92,28 @@ struct Norm {
   double order = 2;
   std::vector<std::int64_t> dims;
   bool keep = false;
+  at::ScalarType dtype = at::kFloat;
   std::vector<int> axes;  // that cut one of the dims
   std::function<void(int, const at::Tensor&, Op)> all_reduce;
 
+  // Powers of norms are summed in float64: what holds a norm may not hold its square.
   [[nodiscard]] at::Tensor of(const at::Tensor& local) const {
     bool is_extreme = std::isinf(order);
-    at::Tensor result;
-    if (is_extreme && local.numel() == 0) {
-      result = at::sum(local, dims, keep);
-      result.fill_(order > 0 ? 0 : std::numeric_limits<double>::infinity());
-    } else {
-      result = at::linalg_vector_norm(local, order, dims, keep);
-    }
-    result = result.clone(at::MemoryFormat::Contiguous);
     bool is_power = !is_extreme && order != 0 && order != 1;
-    if (is_power) result.pow_(order);
+    at::Tensor result;
+    if (local.numel() == 0) {  // the power of a norm of nothing, which LibTorch refuses below 0
+      result = at::sum(local, dims, keep, at::kDouble);
+      if (is_extreme && order < 0) result.fill_(std::numeric_limits<double>::infinity());
+    } else {
+      result =
+          at::linalg_vector_norm(local, order, dims, keep, at::toOpMathType(dtype)).to(at::kDouble);
+      if (is_power) result.pow_(order);
+    }
+    result = result.contiguous();
     Op op = !is_extreme ? Op::sum : order > 0 ? Op::max : Op::min;
     for (int axis : axes) all_reduce(axis, result, op);
     if (is_power) result.pow_(1 / order);
-    return result;
+    return result.to(at::toRealValueType(dtype));
   }
 };
 
@@ -113,12 +121,13 @@ struct Norm {
 Rule norm(const RuleCall& call) {
   bool has_dims = call.arguments() > 2 && call.argument(2).isList();
   Norm norm{.dims = dims_in(has_dims ? call.argument(2) : c10::IValue(), call.dim(0)),
-            .keep = has_dims && flag(call, 3)};
+            .keep = has_dims && flag(call, 3),
+            .dtype = call.operands()[0].dtype};
   if (call.argument(1).isDouble()) norm.order = call.argument(1).toDouble();
   if (call.argument(1).isInt()) norm.order = static_cast<double>(call.argument(1).toInt());
   Rule rule = reduced(call, norm.dims, norm.keep, std::nullopt);
-  bool has_dtype = call.arguments() > 2 && call.argument(call.arguments() - 1).isInt();
-  if (has_dtype) return rule;
+  const c10::IValue& last = call.argument(call.arguments() - 1);
+  if (call.arguments() > 2 && last.isInt()) norm.dtype = static_cast<at::ScalarType>(last.toInt());
   for (Placement one : call.operands()[0].placements)
     if (one.is_shard() && has_dim(norm.dims, static_cast<std::size_t>(one.dim())))
       rule.more.push_back({{one}, {Replicate()}});
@@ -163,6 +172,33 @@ Rule of_whole_dims(const RuleCall& call) {
                  std::nullopt);
 }
 
+// self, other -> a bool: ranks compare what they have, and tell each other.
+Rule equal(const RuleCall& call) {
+  Rule rule;
+  bool is_alike = call.size() == 2 && call.sizes(0) == call.sizes(1);
+  for (std::size_t i = 0; i < call.size(); ++i)
+    rule.operands.emplace_back(call.sizes(i).size(), Rule::whole);
+  if (!is_alike) return rule;
+  for (std::size_t dim = 0; dim < call.sizes(0).size(); ++dim)
+    rule.operands[0][dim] = rule.operands[1][dim] = rule.add();
+  rule.finish = [arguments = call.arguments()](RulePlan& plan) {
+    std::vector<int> axes;
+    for (std::size_t axis = 0; axis < plan.operands[0].size(); ++axis)
+      if (plan.operands[0][axis].is_shard()) axes.push_back(static_cast<int>(axis));
+    if (axes.empty()) return;
+    plan.kernel = [=, run = plan.operation, all_reduce = plan.all_reduce](Stack& stack) {
+      auto values = torch::jit::last(stack, arguments);
+      bool is_itself = values[0].toTensor().is_same(values[1].toTensor());
+      run(stack);
+      if (is_itself) return;
+      at::Tensor all = at::full({1}, stack.back().toBool() ? 1 : 0, at::kInt);
+      for (int axis : axes) all_reduce(axis, all, Op::min);
+      stack.back() = all.item<int>() == 1;
+    };
+  };
+  return rule;
+}
+
 }  // namespace
 
 void add_reduction_rules(RuleTable& table) {
@@ -198,8 +234,9 @@ void add_reduction_rules(RuleTable& table) {
   table["tril"] = table["triu"] = table["tril_"] = table["triu_"] = [](const RuleCall& call) {
     return same_sizes(call, {call.dim(0) - 2, call.dim(0) - 1});
   };
+  table["equal"] = equal;
   // What only looks needs all of it.
-  table["_local_scalar_dense"] = table["equal"] = [](const RuleCall& call) {
+  table["_local_scalar_dense"] = [](const RuleCall& call) {
     Rule rule;
     for (std::size_t i = 0; i < call.size(); ++i)
       rule.operands.emplace_back(call.sizes(i).size(), Rule::whole);

@@ -1,94 +1,107 @@
+// Softmax along a dim: where it is cut, ranks exchange the largest element and the sum of each row.
 #include "global/rules/dims.h"
 #include "global/rules/tables.h"
 
-#include <ATen/core/Reduction.h>
+#include <ATen/OpMathType.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/sum.h>
+
+#include <limits>
 
 namespace lockstep::global {
 namespace {
 
 using torch::jit::Stack;
 
-// self, dim, half_to_float; or grad, output, dim, dtype
-Rule softmax(const RuleCall& call) {
-  std::size_t place = call.size();
-  return same_sizes(call, dims_in(call.argument(place), call.dim(0)));
+// Axes of the mesh that cut a dim of operand 0.
+std::vector<int> axes_that_cut(const RulePlan& plan, std::int64_t dim) {
+  std::vector<int> axes;
+  for (std::size_t axis = 0; axis < plan.operands[0].size(); ++axis)
+    if (plan.operands[0][axis].is_shard_of(dim)) axes.push_back(static_cast<int>(axis));
+  return axes;
 }
 
-// Operands by argument: self [n, c, ...] or [c], target [n, ...], weight [c].
-struct Losses {
-  explicit Losses(const RuleCall& call, int self_argument)
-      : self(static_cast<std::size_t>(call.operand_of(self_argument))),
-        target(static_cast<std::size_t>(call.operand_of(self_argument + 1))),
-        has_rows(call.dim(self) > 1) {
-    for (std::size_t i = 0; i < call.size(); ++i)
-      rule.operands.emplace_back(call.sizes(i).size(), Rule::whole);
-    if (!has_rows) return;
-    rows = rule.add({.empty = false});
-    rule.operands[self][0] = rule.operands[target][0] = rows;
+// A softmax of rows that several ranks share.
+struct SharedRows {
+  std::int64_t dim;
+  std::vector<int> axes;
+  std::function<void(int, const at::Tensor&, Op)> all_reduce;
+
+  void reduce(at::Tensor& row, Op op) const {
+    row = row.contiguous();
+    for (int axis : axes) all_reduce(axis, row, op);
+  }
+  [[nodiscard]] at::Tensor largest(const at::Tensor& x) const {
+    std::vector<std::int64_t> sizes = x.sizes().vec();
+    sizes[static_cast<std::size_t>(dim)] = 1;
+    at::Tensor most = x.size(dim) > 0
+                          ? at::amax(x, {dim}, true)
+                          : at::full(sizes, -std::numeric_limits<double>::infinity(), x.options());
+    reduce(most, Op::max);
+    return most;
+  }
+  [[nodiscard]] at::Tensor sum(const at::Tensor& x) const {
+    at::Tensor sums = at::sum(x, {dim}, true);
+    reduce(sums, Op::sum);
+    return sums;
   }
 
-  std::size_t self, target;
-  bool has_rows;
-  int rows = Rule::whole;
-  Rule rule;
+  [[nodiscard]] at::Tensor forward(const at::Tensor& x, bool is_log) const {
+    at::Tensor wide = x.to(at::toOpMathType(x.scalar_type()));
+    at::Tensor shifted = wide - largest(wide);
+    at::Tensor powers = shifted.exp();
+    at::Tensor sums = sum(powers);
+    return (is_log ? shifted.sub_(sums.log_()) : powers.div_(sums)).to(x.scalar_type());
+  }
+  [[nodiscard]] at::Tensor backward(const at::Tensor& gradient, const at::Tensor& output,
+                                    bool is_log) const {
+    auto wide = [](const at::Tensor& x) { return x.to(at::toOpMathType(x.scalar_type())); };
+    at::Tensor g = wide(gradient), y = wide(output);
+    at::Tensor result = is_log ? g - y.exp() * sum(g) : y * (g - sum(g * y));
+    return result.to(gradient.scalar_type());
+  }
 };
 
-// The mean is over all ranks' weights: a sum, divided by the sum of these.
-void divide_by_all_weights(Rule& rule, std::size_t arguments) {
-  rule.finish = [arguments](RulePlan& plan) {
-    std::vector<int> axes;
-    for (std::size_t axis = 0; axis < plan.operands[0].size(); ++axis)
-      if (plan.operands[0][axis].is_shard_of(0)) axes.push_back(static_cast<int>(axis));
-    if (axes.empty()) return;
-    plan.kernel = [=, run = plan.operation, all_reduce = plan.all_reduce](Stack& stack) {
-      stack[stack.size() - arguments + 3] = static_cast<std::int64_t>(at::Reduction::Sum);
-      run(stack);
-      at::Tensor& sum = stack[stack.size() - 2].toTensor();
-      at::Tensor weight = stack.back().toTensor().clone();
-      for (int axis : axes) all_reduce(axis, weight, Op::sum);
-      sum.div_(weight);
+// self, dim, half_to_float; or grad, output, dim, dtype
+Rule softmax(const RuleCall& call, bool is_log) {
+  bool is_backward = call.size() == 2;
+  std::vector<std::int64_t> dims = dims_in(call.argument(call.size()), call.dim(0));
+  Rule rule = same_sizes(call, dims);
+  if (is_backward) rule.linear = {{0}};
+  if (call.dim(0) == 0) return rule;
+  for (const RuleOperand& operand : call.operands())
+    for (Placement one : operand.placements)
+      if (one.is_shard_of(dims[0])) rule.more.push_back({Placements(call.size(), one), {one}});
+  rule.finish = [=, dim = dims[0], arguments = call.arguments()](RulePlan& plan) {
+    SharedRows rows{dim, axes_that_cut(plan, dim), plan.all_reduce};
+    if (rows.axes.empty()) return;
+    plan.kernel = [=](Stack& stack) {
+      auto values = torch::jit::last(stack, arguments);
+      at::Tensor first = values[0].toTensor();
+      at::Tensor result = is_backward ? rows.backward(first, values[1].toTensor(), is_log)
+                                      : rows.forward(first, is_log);
+      torch::jit::drop(stack, arguments);
+      stack.emplace_back(std::move(result));
     };
   };
-}
-
-// self, target, weight?, reduction, ignore_index -> loss, total_weight
-Rule nll_loss(const RuleCall& call) {
-  Losses losses(call, 0);
-  Rule& rule = losses.rule;
-  std::int64_t reduction = call.argument(3).toInt();
-  Rule::Result loss, weight;
-  if (reduction == at::Reduction::None && losses.has_rows) {
-    loss.sizes = call.sizes(losses.target);
-    loss.dims = rule.operands[losses.target];
-  }
-  rule.results = {loss, weight};
-  if (reduction == at::Reduction::Mean) divide_by_all_weights(rule, call.arguments());
   return rule;
 }
 
-// grad_output, self, target, weight?, reduction, ignore_index, total_weight: a mean is divided by
-// the weight of all rows, which it is given.
-Rule nll_loss_backward(const RuleCall& call) {
-  Losses losses(call, 1);
-  Rule& rule = losses.rule;
-  if (call.dim(0) > 0) rule.operands[0][0] = losses.rows;
-  rule.results = {{call.sizes(losses.self), rule.operands[losses.self]}};
-  rule.linear = {{0}};
-  return rule;
+// Without exchange of rows.
+Rule safe_softmax(const RuleCall& call) {
+  return same_sizes(call, dims_in(call.argument(1), call.dim(0)));
 }
 
 }  // namespace
 
 void add_softmax_rules(RuleTable& table) {
-  table["_softmax"] = table["_log_softmax"] = table["_safe_softmax"] = softmax;
-  auto backward = [](const RuleCall& call) {
-    Rule rule = softmax(call);
-    rule.linear = {{0}};
-    return rule;
+  table["_softmax"] =
+      table["_softmax_backward_data"] = [](const RuleCall& call) { return softmax(call, false); };
+  table["_log_softmax"] = table["_log_softmax_backward_data"] = [](const RuleCall& call) {
+    return softmax(call, true);
   };
-  table["_softmax_backward_data"] = table["_log_softmax_backward_data"] = backward;
-  table["nll_loss_forward"] = table["nll_loss2d_forward"] = nll_loss;
-  table["nll_loss_backward"] = table["nll_loss2d_backward"] = nll_loss_backward;
+  table["_safe_softmax"] = safe_softmax;
 }
 
 }  // namespace lockstep::global
