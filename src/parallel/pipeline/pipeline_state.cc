@@ -114,7 +114,28 @@ void PipelineState::keep_own(const std::vector<Stage>& stages) {
       if (had.insert(part.tensor.unsafeGetTensorImpl()).second && !ties_->is_elsewhere(part.tensor))
         parameters.push_back(std::move(part));
   }
+  check_all_ranks();
   parameters_.emplace(std::move(parameters), group_);
+}
+
+void PipelineState::check_all_ranks() const {
+  const int all = group().size();
+  for (const auto& [stage, handle] : handles_) {
+    const int copies = handle.group().size();
+    check(copies == 1 || options_.all_ranks.has_value(),
+          "Pipeline: stage {} is trained by a strategy of {} ranks: expected PipelineOptions"
+          "::all_ranks, the group of all ranks that have parts of the model (mesh.group()), found "
+          "none",
+          runs_.at(stage).stage().name, copies);
+    check(all == copies * group_.size(),
+          "Pipeline: expected all_ranks of {} ranks, {} of each of {} pipelines (stage {} is "
+          "trained by a strategy of so many), found {}",
+          copies * group_.size(), group_.size(), copies, runs_.at(stage).stage().name, all);
+  }
+  check(!handles_.empty() || all == group_.size(),
+        "Pipeline: all_ranks has {} ranks, the pipeline {}: expected a strategy that joins several "
+        "pipelines, found none",
+        all, group_.size());
 }
 
 // As the strategy of the stage gives them, or whole.
@@ -280,40 +301,62 @@ void PipelineState::load_state_dict(const std::map<std::string, at::Tensor>& ten
   for (const auto& [tensor, values] : assignments) tensor.detach().copy_(values);
 }
 
-void PipelineState::each_state_part(
-    const std::function<void(Handle&, const std::function<void(const NamedPart&)>&)>& each,
-    const std::function<void(const NamedPart&)>& body) {
+PipelineState::IsOwn PipelineState::own_parts() const {
   std::set<std::string> had;  // and what other ranks have
   for (const Entry& entry : entries_)
     if (ranks_[static_cast<std::size_t>(entry.stage)] != group_.rank())
       had.insert(entry.names.front());
-  const auto once = [&](const NamedPart& part) {
-    if (had.insert(part.name).second) body(part);
+  return [had = std::move(had)](const NamedPart& part) mutable {
+    return had.insert(part.name).second;
   };
-  for (const auto& [stage, run] : runs_) {
-    if (const auto handle = handles_.find(stage); handle != handles_.end()) {
-      each(handle->second, once);
-      continue;
-    }
-    // Buffers too are this rank's alone.
-    for (const modules::StateEntry& entry : modules::state_entries(*run.stage().module))
-      once({entry.names.front(),
-            entry.tensor.detach(),
-            {entry.names.begin() + 1, entry.names.end()},
-            layout::whole_slice(entry.tensor.sizes())});
+}
+
+std::vector<NamedPart> PipelineState::parts_of(int stage, const IsOwn& is_own) {
+  std::vector<NamedPart> list;
+  const auto add = [&](const NamedPart& part) {
+    if (is_own(part)) list.push_back(part);
+  };
+  if (const auto handle = handles_.find(stage); handle != handles_.end()) {
+    std::ranges::for_each(handle->second.state_parts(), add);
+    return list;
   }
+  // Buffers too are this rank's alone.
+  for (const modules::StateEntry& entry : modules::state_entries(*runs_.at(stage).stage().module))
+    add({entry.names.front(),
+         entry.tensor.detach(),
+         {entry.names.begin() + 1, entry.names.end()},
+         layout::whole_slice(entry.tensor.sizes())});
+  return list;
 }
 
 std::vector<NamedPart> PipelineState::state_parts() {
+  const IsOwn is_own = own_parts();
   std::vector<NamedPart> list;
-  each_state_part(
-      [](Handle& handle, const auto& once) { std::ranges::for_each(handle.state_parts(), once); },
-      [&](const NamedPart& part) { list.push_back(part); });
+  for (const int stage : own_stages_)
+    for (NamedPart& part : parts_of(stage, is_own)) list.push_back(std::move(part));
   return list;
 }
 
 void PipelineState::load_state_parts(const std::function<void(const NamedPart&)>& read) {
-  each_state_part([](Handle& handle, const auto& once) { handle.load_state_parts(once); }, read);
+  load_stages(0, own_parts(), read);
+}
+
+// The next stage inside the last call of this one: what is written in the last call of all is
+// written before any stage's handle looks at its parts.
+void PipelineState::load_stages(std::size_t from, const IsOwn& is_own,
+                                const std::function<void(const NamedPart&)>& read) {
+  if (from == own_stages_.size()) return;
+  const int stage = own_stages_[from];
+  const auto handle = handles_.find(stage);
+  std::size_t left = handle == handles_.end() ? 0 : handle->second.state_parts().size();
+  if (left == 0) {
+    for (const NamedPart& part : parts_of(stage, is_own)) read(part);
+    return load_stages(from + 1, is_own, read);
+  }
+  handle->second.load_state_parts([&](const NamedPart& part) {
+    if (is_own(part)) read(part);
+    if (--left == 0) load_stages(from + 1, is_own, read);
+  });
 }
 
 HandleMemory PipelineState::memory() const {
