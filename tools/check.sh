@@ -136,6 +136,13 @@ inject() {
   if [ "$status" -ne 0 ]; then fail "see $log"; fi
 }
 
+# All ranks killed while they save, LOCKSTEP_KILLS times (10,000): the newest checkpoint is always one that was saved.
+kills() {
+  local log=build/release/kills.log
+  LOCKSTEP_KILLS="${LOCKSTEP_KILLS:-10000}" LOCKSTEP_TEST_SECONDS=14400 \
+    build/release/tests/checkpoint_test --gtest_filter='KilledWhileSaving.*' >"$log" 2>&1 || fail "see $log"
+}
+
 # Repeats what depends on time and on failures; a defect that shows once in a hundred runs shows here.
 soak() {
   local minutes="${1:-10}"
@@ -147,7 +154,8 @@ soak() {
   build_sanitized tsan
   fuzz
   inject
-  unset LOCKSTEP_FUZZ LOCKSTEP_INJECTIONS   # a round of ctest has its own, short numbers
+  kills
+  unset LOCKSTEP_FUZZ LOCKSTEP_INJECTIONS LOCKSTEP_KILLS  # a round of ctest has its own, short numbers
   python3 tools/run_tests.py soak "$minutes" "release=$(one_of "${soaked_tests[@]}")" "asan=$asan" \
     "tsan=$(one_of "${sanitized[@]}")"
 }

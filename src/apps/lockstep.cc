@@ -19,10 +19,10 @@ using lockstep::print_to;
 constexpr const char* usage_before_siblings =
     "Usage: lockstep COMMAND [OPTIONS]\n"
     "\n"
-    "  run       start a program as N ranks, on this machine or on several\n"
-    "  info      what this build has and what this machine offers\n";
+    "  run         start a program as N ranks, on this machine or on several\n"
+    "  info        what this build has and what this machine offers\n";
 constexpr const char* usage_after_siblings =
-    "  help      this text; `lockstep help COMMAND` is `lockstep COMMAND --help`\n"
+    "  help        this text; `lockstep help COMMAND` is `lockstep COMMAND --help`\n"
     "\n"
     "  --version  print the version\n";
 
@@ -31,6 +31,7 @@ std::string_view about(std::string_view sibling) {
   if (sibling == "train") return "train a model: gpt, mnist, mlp";
   if (sibling == "generate") return "write text with a trained gpt";
   if (sibling == "eval") return "measure a trained model";
+  if (sibling == "checkpoint") return "look at checkpoints: ls, show, verify, diff";
   if (sibling == "plan") return "show what a way of training will take: pipeline";
   if (sibling == "report") return "explain what ranks left behind: hang";
   if (sibling == "bench") return "measure this machine: collectives, step, memory, optimizer";
@@ -39,7 +40,7 @@ std::string_view about(std::string_view sibling) {
 
 int print_usage(std::FILE* to) {
   print_to(to, "{}", usage_before_siblings);
-  for (const std::string& name : sibling_names()) print_to(to, "  {:<9} {}\n", name, about(name));
+  for (const std::string& name : sibling_names()) print_to(to, "  {:<11} {}\n", name, about(name));
   print_to(to, "{}", usage_after_siblings);
   return to == stdout ? 0 : lockstep::usage_exit_code;
 }

@@ -18,9 +18,32 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::string_view partial_end = ".partial";
+constexpr std::size_t random_digits = 16;
+
 void remove_quietly(const fs::path& folder) {
-  std::error_code ignored;  // an old folder that stays harms nobody
+  std::error_code ignored;  // what stays harms nobody
   fs::remove_all(folder, ignored);
+}
+
+bool is_older(const fs::path& path, std::chrono::hours least_age) {
+  std::error_code error;
+  const auto changed = fs::last_write_time(path, error);
+  return least_age.count() == 0 ||
+         (!error && fs::file_time_type::clock::now() - changed > least_age);
+}
+
+[[noreturn]] void throw_listing(const fs::path& out, int error) {
+  throw SystemError("looking for checkpoints in " + out.string(), error);
+}
+
+// A folder, also behind a link. SystemError where that cannot be known.
+bool is_folder(const fs::directory_entry& entry) {
+  std::error_code error;
+  const bool found = entry.is_directory(error);
+  if (error && error != std::errc::no_such_file_or_directory)
+    throw_listing(entry.path(), error.value());
+  return found;
 }
 
 }  // namespace
@@ -45,20 +68,41 @@ std::string partial_name(const std::string& name, const std::string& random) {
   return formatted(".{}.{}.partial", name, random);
 }
 
-void remove_partial(const fs::path& folder, const std::string& prefix) {
+std::string named_in_partial(const std::string& partial) {
+  constexpr std::size_t behind_name = 1 + random_digits + partial_end.size();
+  if (partial.size() < 2 + behind_name || partial.front() != '.' || !partial.ends_with(partial_end))
+    return {};
+  const std::size_t end = partial.size() - behind_name;
+  const std::string random = partial.substr(end + 1, random_digits);
+  const bool is_random =
+      partial[end] == '.' && random.find_first_not_of("0123456789abcdef") == std::string::npos;
+  return is_random ? partial.substr(1, end - 1) : std::string();
+}
+
+void remove_partial(const fs::path& folder, const std::function<bool(const std::string&)>& is_ours,
+                    const fs::path& except, std::chrono::hours least_age) {
+  std::vector<fs::path> left;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error)) {
-    std::string name = entry.path().filename().string();
-    if (name.starts_with("." + prefix) && name.ends_with(".partial")) remove_quietly(entry.path());
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = named_in_partial(entry->path().filename().string());
+    if (!name.empty() && is_ours(name) && entry->path().filename() != except.filename() &&
+        is_older(entry->path(), least_age))
+      left.push_back(entry->path());
   }
+  std::ranges::for_each(left, remove_quietly);
 }
 
 void remove_all_but(const fs::path& out, std::int64_t keep) {
   std::vector<fs::path> folders = list_checkpoints(out);
   if (keep == 0 || static_cast<std::int64_t>(folders.size()) <= keep) return;
   for (const fs::path& folder :
-       std::span(folders).first(folders.size() - static_cast<std::size_t>(keep)))
-    remove_quietly(folder);
+       std::span(folders).first(folders.size() - static_cast<std::size_t>(keep))) {
+    const fs::path leaving = out / partial_name(folder.filename().string(), random_word());
+    std::error_code error;
+    fs::rename(folder, leaving, error);
+    if (!error) remove_quietly(leaving);
+  }
 }
 
 std::string checkpoint_name(std::int64_t step) { return formatted("{}{:08}", folder_prefix, step); }
@@ -66,8 +110,11 @@ std::string checkpoint_name(std::int64_t step) { return formatted("{}{:08}", fol
 std::vector<fs::path> list_checkpoints(const fs::path& out) {
   std::vector<fs::path> folders;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(out, error))
-    if (step_of(entry.path()) >= 0) folders.push_back(entry.path());
+  fs::directory_iterator entry(out, error);
+  if (error == std::errc::no_such_file_or_directory) return folders;
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
+    if (step_of(entry->path()) >= 0 && is_folder(*entry)) folders.push_back(entry->path());
+  if (error) throw_listing(out, error.value());
   std::ranges::sort(folders, {}, step_of);
   return folders;
 }

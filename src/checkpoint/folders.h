@@ -3,8 +3,10 @@
 
 #include <lockstep/checkpoint/training_state.h>
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 
 namespace lockstep::checkpoint {
@@ -20,10 +22,16 @@ inline constexpr const char* folder_prefix = "step-";
 // ".NAME.RANDOM.partial": what NAME is called while it is being written.
 [[nodiscard]] std::string partial_name(const std::string& name, const std::string& random);
 
-// Removes what killed runs left in a folder of what they were writing: files and folders whose
-// names would have begun with `prefix`.
-void remove_partial(const std::filesystem::path& folder, const std::string& prefix);
-// Removes all but the newest `keep` checkpoints; 0 keeps all.
+// The NAME in such a name, or nothing where it is none.
+[[nodiscard]] std::string named_in_partial(const std::string& partial);
+
+// Removes what killed runs left in a folder of what they were writing, where `is_ours` holds of the
+// NAME and that was not changed for `least_age`, but for `except`.
+void remove_partial(const std::filesystem::path& folder,
+                    const std::function<bool(const std::string&)>& is_ours,
+                    const std::filesystem::path& except, std::chrono::hours least_age);
+// Removes all but the newest `keep` checkpoints; 0 keeps all. None is ever there in part under its
+// own name.
 void remove_all_but(const std::filesystem::path& out, std::int64_t keep);
 
 }  // namespace lockstep::checkpoint

@@ -110,13 +110,33 @@ TrainingJson read_json(Group& group, const fs::path& folder) {
   return json;
 }
 
-// Null when rank 0 does not see such a file.
-std::optional<PartsReader> reader_if_there(Group& group, const fs::path& file) {
-  bool is_there =
-      !broadcast_text(group, group.is_root() && fs::exists(file) ? "there" : "").empty();
-  std::optional<PartsReader> reader;
-  if (is_there) reader.emplace(group, file);
-  return reader;
+// The files of a folder that hold tensors; their headers are those that training.json names.
+struct Files {
+  PartsReader model, kept;
+  std::optional<PartsReader> ignored;
+};
+
+Files open_files(Group& group, const fs::path& folder, const TrainingJson& json) {
+  together(group, [&] {
+    if (group.is_root()) check_sealed(json, folder);
+  });
+  Files files{{group, folder / model_file}, {group, folder / optimizer_file}, {}};
+  if (json.files.contains(ignored_file)) files.ignored.emplace(group, folder / ignored_file);
+  return files;
+}
+
+void verify_files(Files& files) {
+  files.model.verify();
+  files.kept.verify();
+  if (files.ignored) files.ignored->verify();
+}
+
+std::vector<at::Tensor> read_random(Group& group, const fs::path& folder, int ranks) {
+  std::vector<at::Tensor> random;
+  together(group, [&] {
+    if (group.is_root()) random = read_random_states(folder / random_file, ranks);
+  });
+  return random;
 }
 
 }  // namespace
@@ -128,27 +148,20 @@ TrainingState load(const fs::path& folder, Handle& handle, torch::optim::Optimiz
   Beside beside;
   together(group, [&] { beside = fitting(json, options); });
   const bool same_ranks = beside.state.ranks == group.size();
-  std::vector<at::Tensor> random;
-  together(group, [&] {
-    if (group.is_root()) random = read_random_states(folder / random_file, beside.state.ranks);
-  });
-  PartsReader model(group, folder / model_file), kept(group, folder / optimizer_file);
-  std::optional<PartsReader> ignored = reader_if_there(group, folder / ignored_file);
+  Files files = open_files(group, folder, json);
+  std::vector<at::Tensor> random = read_random(group, folder, beside.state.ranks);
+  PartsReader* ignored = files.ignored ? &*files.ignored : nullptr;
   std::vector<NamedPart> state;
   together(group, [&] {
     state = handle.state_parts();
-    if (!ignored) check_nothing_ignored(state);
+    if (ignored == nullptr) check_nothing_ignored(state);
   });
-  check_model_fits(state, model);
-  if (ignored) check_ignored_fit(state, *ignored);
-  OptimizerReading optimizer_reading(optimizer, handle, kept);
-  if (options.verify) {
-    model.verify();
-    kept.verify();
-    if (ignored) ignored->verify();
-  }
+  check_model_fits(state, files.model);
+  if (ignored != nullptr) check_ignored_fit(state, *ignored);
+  OptimizerReading optimizer_reading(optimizer, handle, files.kept);
+  if (options.verify) verify_files(files);
   optimizer_reading.read();
-  read_model(handle, model, ignored ? &*ignored : nullptr);
+  read_model(handle, files.model, ignored);
   if (beside.scheduler) options.scheduler->load_state(*beside.scheduler);
   if (beside.scaler) options.scaler->load_state(*beside.scaler);
   if (same_ranks) scatter_random_states(group, random);
@@ -160,8 +173,10 @@ std::optional<TrainingState> load_latest(const fs::path& out, Handle& handle,
                                          const LoadOptions& options) {
   Group group = handle.group();
   std::string name;
-  if (group.is_root())
+  together(group, [&] {
+    if (!group.is_root()) return;
     if (std::optional<fs::path> newest = latest_checkpoint(out)) name = newest->filename().string();
+  });
   name = broadcast_text(group, std::move(name));
   if (name.empty()) return std::nullopt;
   return load(out / name, handle, optimizer, options);
@@ -169,6 +184,13 @@ std::optional<TrainingState> load_latest(const fs::path& out, Handle& handle,
 
 TrainingState read_training_state(Group& group, const fs::path& folder) {
   return read_json(group, folder).state;
+}
+
+void verify(Group& group, const fs::path& folder) {
+  const TrainingJson json = read_json(group, folder);
+  Files files = open_files(group, folder, json);
+  (void)read_random(group, folder, json.state.ranks);
+  verify_files(files);
 }
 
 void load_model(const fs::path& path, Handle& handle, bool verify) {

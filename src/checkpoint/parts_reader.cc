@@ -1,6 +1,7 @@
 #include "checkpoint/parts_reader.h"
 
 #include "base/check.h"
+#include "base/fingerprint.h"
 #include "base/visible.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/header_checksums.h"
@@ -28,6 +29,14 @@ std::span<std::byte> writable_bytes_of(const at::Tensor& dense) {
 // Whether bytes can be read into it as they stand in the file.
 bool takes_bytes(const at::Tensor& view) { return view.is_cpu() && view.is_contiguous(); }
 
+// Of a rank that does not see the file.
+constexpr std::int64_t none = 0;
+
+std::int64_t copy_number(const sys::PlainFile& file) {
+  auto number = static_cast<std::int64_t>(fingerprint(file.identity()));
+  return number == none ? 1 : number;
+}
+
 at::Tensor host_tensor(const layout::Box& run, c10::ScalarType dtype) {
   return at::empty(run.sizes, at::TensorOptions(dtype));
 }
@@ -42,7 +51,7 @@ PartsReader::PartsReader(Group& group, std::filesystem::path path)
   });
   std::string own = std::move(text);
   text = broadcast_text(group_, own);
-  // Another file of the same name, on a disk of this host's own, is not this one.
+  // Another file of the same name, on a disk of this host's own, is not this one. A copy is.
   if (!group_.is_root()) {
     try {
       own = read_header_text();
@@ -51,11 +60,14 @@ PartsReader::PartsReader(Group& group, std::filesystem::path path)
     }
     if (own != text) file_.reset();
   }
-  std::int64_t sees = file_ ? 1 : 0;
-  sees_.resize(static_cast<std::size_t>(group_.size()));
+  std::int64_t copy = none;
+  together(group_, [&] {
+    if (file_) copy = copy_number(*file_);
+  });
+  copies_.resize(static_cast<std::size_t>(group_.size()));
   group_
-      .all_gather(at::from_blob(sees_.data(), {group_.size()}, at::kLong),
-                  at::from_blob(&sees, {1}, at::kLong), part_call)
+      .all_gather(at::from_blob(copies_.data(), {group_.size()}, at::kLong),
+                  at::from_blob(&copy, {1}, at::kLong), part_call)
       .wait();
   data_begin_ = sizeof(std::uint64_t) + text.size();
   std::uint64_t data_bytes = file_ ? file_->size() - data_begin_ : 0;
@@ -110,23 +122,29 @@ void PartsReader::add_share(const TensorEntry& entry, std::uint64_t begin, std::
   checksum = crc32_share(own, entry.end - end);
 }
 
-void PartsReader::verify() {
+// Ranks that read one copy of the file divide its bytes between them.
+std::vector<std::int64_t> PartsReader::own_shares() {
+  const std::int64_t own = copies_[static_cast<std::size_t>(group_.rank())];
+  std::span before(copies_.data(), static_cast<std::size_t>(group_.rank()));
   std::uint64_t total = header_.entries.empty() ? 0 : header_.entries.back().end;
-  auto readers = static_cast<std::uint64_t>(std::ranges::count(sees_, 1));
-  auto number = static_cast<std::uint64_t>(
-      std::ranges::count(std::span(sees_).first(static_cast<std::size_t>(group_.rank())), 1));
+  auto readers = static_cast<std::uint64_t>(std::ranges::count(copies_, own));
+  auto number = static_cast<std::uint64_t>(std::ranges::count(before, own));
   std::uint64_t begin = total / readers * number;
   std::uint64_t end = number + 1 == readers ? total : total / readers * (number + 1);
   std::vector<std::int64_t> shares(header_.entries.size());
-  together(group_, [&] {
-    for (std::size_t i = 0; file_ && i < shares.size(); ++i) {
-      const TensorEntry& entry = header_.entries[i];
-      std::uint64_t from = std::max(begin, entry.begin), to = std::min(end, entry.end);
-      std::uint32_t share = 0;
-      if (from < to && checksum_in(header_, entry) != nullptr) add_share(entry, from, to, share);
-      shares[i] = share;
-    }
-  });
+  for (std::size_t i = 0; file_ && i < shares.size(); ++i) {
+    const TensorEntry& entry = header_.entries[i];
+    std::uint64_t from = std::max(begin, entry.begin), to = std::min(end, entry.end);
+    std::uint32_t share = 0;
+    if (from < to && checksum_in(header_, entry) != nullptr) add_share(entry, from, to, share);
+    shares[i] = share;
+  }
+  return shares;
+}
+
+void PartsReader::verify() {
+  std::vector<std::int64_t> shares;
+  together(group_, [&] { shares = own_shares(); });
   if (shares.empty()) return;
   std::vector<std::int64_t> all(shares.size() * static_cast<std::size_t>(group_.size()));
   auto count = static_cast<std::int64_t>(shares.size());
@@ -134,11 +152,14 @@ void PartsReader::verify() {
       .all_gather(at::from_blob(all.data(), {group_.size() * count}, at::kLong),
                   at::from_blob(shares.data(), {count}, at::kLong), part_call)
       .wait();
+  // A rank that does not see the file gets what rank 0 reads.
+  const std::int64_t copy = copies_[static_cast<std::size_t>(file_ ? group_.rank() : 0)];
   together(group_, [&] {
     for (std::size_t i = 0; i < shares.size(); ++i) {
       std::uint32_t found = 0;
-      for (std::size_t place = i; place < all.size(); place += shares.size())
-        found ^= static_cast<std::uint32_t>(all[place]);
+      for (std::size_t rank = 0; rank < copies_.size(); ++rank)
+        if (copies_[rank] == copy)
+          found ^= static_cast<std::uint32_t>(all[rank * shares.size() + i]);
       in_file([&] { compare_checksum(header_, header_.entries[i], found); });
     }
   });
@@ -201,7 +222,7 @@ void PartsReader::read(const std::vector<PartToFill>& parts,
                        const std::function<void(const PartToFill&)>& after_each) {
   at::NoGradGuard no_grad;
   std::vector<std::vector<PartDescription>> wanted;
-  if (std::ranges::count(sees_, 0) > 0) {
+  if (std::ranges::count(copies_, none) > 0) {
     std::vector<PartDescription> own;
     for (const PartToFill& part : parts)
       if (!file_) own.push_back({part.name, find(part.name)->dtype, part.slice});

@@ -43,8 +43,8 @@ class PartsReader {
   // Null when there is none.
   [[nodiscard]] const TensorEntry* find(const std::string& name) const;
 
-  // Collective: each rank that sees the file reads its share of the bytes, and the checksums are
-  // compared. CommonFailure names the tensor that is damaged.
+  // Collective: the ranks that read one copy of the file read it once between them, and the
+  // checksums are compared. CommonFailure names the tensor that is damaged.
   void verify();
 
   // Collective. The header has each name, with the slice's sizes and the tensor's dtype.
@@ -62,13 +62,16 @@ class PartsReader {
   void fill_own(const PartToFill& part);
   void serve(int rank, const PartDescription& part, std::exception_ptr& error);
   void receive(const PartToFill& part);
+  [[nodiscard]] std::vector<std::int64_t> own_shares();
   void add_share(const TensorEntry& entry, std::uint64_t begin, std::uint64_t end,
                  std::uint32_t& checksum);
 
   Group& group_;
   const std::filesystem::path path_;
   std::optional<sys::PlainFile> file_;  // where this rank sees it
-  std::vector<std::int64_t> sees_;      // by rank
+  // By rank: 0 where it does not see the file, else a number for the copy that it reads. Hosts
+  // without a common disk have copies.
+  std::vector<std::int64_t> copies_;
   std::uint64_t data_begin_ = 0;
   SafetensorsHeader header_;
   std::map<std::string, std::size_t> by_name_;

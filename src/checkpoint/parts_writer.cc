@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/header_checksums.h"
-#include "checkpoint/part_exchange.h"
 #include "layout/runs.h"
 #include "sys/positioned_file.h"
 
@@ -14,26 +13,19 @@
 #include <ATen/ops/from_blob.h>
 
 #include <exception>
-#include <map>
+#include <functional>
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace lockstep::checkpoint {
 namespace {
 
-std::vector<PartDescription> descriptions_of(const std::vector<FilePart>& parts) {
-  std::vector<PartDescription> list;
-  for (const FilePart& part : parts) list.push_back(part.what);
-  return list;
-}
-
 class PartsWriter {
  public:
-  PartsWriter(Group& group, const std::filesystem::path& path, const std::vector<FilePart>& parts)
-      : group_(group), path_(path) {
-    for (const FilePart& part : parts) parts_[part.what.name] = &part;
-  }
+  PartsWriter(Group& group, const std::filesystem::path& path, PlannedFile& planned)
+      : group_(group), path_(path), planned_(planned) {}
 
   void create() {
     if (group_.is_root()) file_ = sys::PositionedFile::create(path_);
@@ -53,17 +45,16 @@ class PartsWriter {
   }
 
   // Local: this rank's boxes, and on rank 0 those that it will be sent.
-  void plan(const std::vector<std::vector<PartDescription>>& by_rank, const Metadata& metadata) {
-    std::vector<bool> wanted(by_rank.size());
+  void plan() {
+    std::vector<bool> wanted(planned_.by_rank().size());
     for (std::size_t rank = 0; rank < wanted.size(); ++rank)
       wanted[rank] = group_.is_root() && sees_[rank] == 0;
     wanted[static_cast<std::size_t>(group_.rank())] = true;
-    plan_ = plan_writing(by_rank, metadata, wanted);
+    plan_ = plan_writing(planned_.by_rank(), planned_.metadata(), wanted);
     checksums_.resize(plan_.header.entries.size());
     if (!group_.is_root()) return;
-    const std::vector<TensorEntry>& entries = plan_.header.entries;
     data_begin_ = sizeof(std::uint64_t) + format_header(plan_.header).size();
-    file_.reserve(data_begin_ + (entries.empty() ? 0 : entries.back().end));
+    file_.reserve(planned_.bytes());
   }
 
   // Collective: the header's length follows from rank 0's metadata.
@@ -76,18 +67,21 @@ class PartsWriter {
   // Local: what this rank can write itself.
   void write_own() {
     if (!file_.is_open()) return;
-    for (const PlannedBox& box : plan_.boxes)
-      if (box.holder == group_.rank())
-        for_each_run_of(box,
-                        [&](const layout::Box& run) { write(box.tensor, run, own(box, run)); });
+    for_each_box([&](const PlannedBox& box, std::size_t own) {
+      if (box.holder != group_.rank()) return;
+      for_each_run_of(box, [&](const layout::Box& run) {
+        write(box.tensor, run, planned_.elements(own, run));
+      });
+    });
   }
 
   // Messages to rank 0, which takes them all even when it cannot write them any more: an `error`
   // of one rank must not leave another one waiting.
   void pass_on_all(std::exception_ptr& error) {
-    for (const PlannedBox& box : plan_.boxes)
+    for_each_box([&](const PlannedBox& box, std::size_t own) {
       if (sees_[static_cast<std::size_t>(box.holder)] == 0)
-        for_each_run_of(box, [&](const layout::Box& run) { pass_on(box, run, error); });
+        for_each_run_of(box, [&](const layout::Box& run) { pass_on(box, own, run, error); });
+    });
   }
 
   void flush() {
@@ -131,15 +125,10 @@ class PartsWriter {
     layout::for_each_run(box.box, of.shape, elements_at_once(of.dtype), action);
   }
 
-  // The elements of a run, dense, in host memory; copied only where they do not lie so.
-  at::Tensor own(const PlannedBox& box, const layout::Box& run) {
-    const std::string& name = entry(box.tensor).name;
-    const FilePart& part = *parts_.at(name);
-    if (name != values_name_) {
-      values_ = part.values();
-      values_name_ = name;
-    }
-    return view_of(values_, part.what.slice, run).cpu().contiguous();
+  // With the number of the box among this rank's own, where it is one of them.
+  void for_each_box(const std::function<void(const PlannedBox&, std::size_t)>& action) const {
+    std::size_t own = 0;
+    for (const PlannedBox& box : plan_.boxes) action(box, box.holder == group_.rank() ? own++ : 0);
   }
 
   void write(std::size_t tensor, const layout::Box& run, const at::Tensor& dense) {
@@ -151,12 +140,13 @@ class PartsWriter {
     checksums_[tensor] ^= crc32_share(crc32_of(bytes), to.end - offset - bytes.size());
   }
 
-  void pass_on(const PlannedBox& box, const layout::Box& run, std::exception_ptr& error) {
+  void pass_on(const PlannedBox& box, std::size_t own, const layout::Box& run,
+               std::exception_ptr& error) {
     const TensorEntry& of = entry(box.tensor);
     at::Tensor elements;
     if (box.holder == group_.rank()) {
       try {
-        if (!error) elements = own(box, run);
+        if (!error) elements = planned_.elements(own, run);
       } catch (const std::exception&) {
         error = std::current_exception();
       }
@@ -178,27 +168,23 @@ class PartsWriter {
 
   Group& group_;
   const std::filesystem::path path_;
-  std::map<std::string, const FilePart*> parts_;
+  PlannedFile& planned_;
   WritePlan plan_;
   std::uint64_t data_begin_ = 0;
   sys::PositionedFile file_;
   std::vector<std::int64_t> sees_;  // by rank
   std::vector<std::uint32_t> checksums_;
-  at::Tensor values_;  // of the part that was written last
-  std::string values_name_;
 };
 
 }  // namespace
 
-void write_parts(Group& group, const std::filesystem::path& path,
-                 const std::vector<FilePart>& parts, const Metadata& metadata) {
+void write_parts(Group& group, const std::filesystem::path& path, PlannedFile& file) {
   at::NoGradGuard no_grad;
-  PartsWriter writer(group, path, parts);
-  std::vector<std::vector<PartDescription>> by_rank = exchange_parts(group, descriptions_of(parts));
+  PartsWriter writer(group, path, file);
   together(group, [&] { writer.create(); });
   together(group, [&] { writer.open(); });
   writer.find_blind();
-  together(group, [&] { writer.plan(by_rank, metadata); });
+  together(group, [&] { writer.plan(); });
   writer.share_data_begin();
   std::exception_ptr error;
   auto keep_error = [&](const auto& action) {

@@ -3,6 +3,8 @@
 #include "base/check.h"
 #include "base/visible.h"
 
+#include <lockstep/comm/together.h>
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
@@ -13,14 +15,15 @@
 namespace lockstep::checkpoint {
 namespace {
 
-at::Tensor own_state() { return at::detail::getDefaultCPUGenerator().get_state(); }
-
 // Tries it on a generator that nobody uses.
 void check_state(const std::filesystem::path& file, const std::string& name,
                  const at::Tensor& state) {
   check_input(state.scalar_type() == at::kByte && state.dim() == 1,
               "{}: {}: expected a generator's state as bytes, U8 [n], found {} [{}]", file.string(),
               name, c10::toString(state.scalar_type()), listed(state.sizes(), ", "));
+  check_input(state.numel() == own_random_state().numel(),
+              "{}: {}: expected a generator's state of {} bytes, found {}", file.string(), name,
+              own_random_state().numel(), state.numel());
   try {
     at::Generator generator = at::detail::createCPUGenerator();
     generator.set_state(state);
@@ -32,11 +35,12 @@ void check_state(const std::filesystem::path& file, const std::string& name,
 
 }  // namespace
 
-std::vector<at::Tensor> gather_random_states(Group& group) {
-  at::Tensor mine = own_state();
+at::Tensor own_random_state() { return at::detail::getDefaultCPUGenerator().get_state(); }
+
+std::vector<at::Tensor> gather_random_states(Group& group, const at::Tensor& own) {
   at::Tensor all =
-      group.is_root() ? at::empty({group.size(), mine.numel()}, at::kByte) : at::Tensor();
-  group.gather(all, mine, 0, {.tag = "checkpoint"}).wait();
+      group.is_root() ? at::empty({group.size(), own.numel()}, at::kByte) : at::Tensor();
+  group.gather(all, own, 0, {.tag = "checkpoint"}).wait();
   return group.is_root() ? all.unbind(0) : std::vector<at::Tensor>();
 }
 
@@ -64,8 +68,10 @@ std::vector<at::Tensor> read_random_states(const std::filesystem::path& file, in
 }
 
 void scatter_random_states(Group& group, const std::vector<at::Tensor>& states) {
-  at::Tensor mine = at::empty_like(own_state());
-  at::Tensor all = group.is_root() ? at::stack(states).flatten() : at::Tensor();
+  at::Tensor mine = at::empty_like(own_random_state()), all;
+  together(group, [&] {
+    if (group.is_root()) all = at::stack(states).flatten();
+  });
   group.scatter(mine, all, 0, {.tag = "checkpoint"}).wait();
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   generator.set_state(mine);

@@ -9,8 +9,10 @@
 
 namespace lockstep::checkpoint {
 
-// Collective: every rank's state on rank 0, and none elsewhere.
-[[nodiscard]] std::vector<at::Tensor> gather_random_states(Group& group);
+// Local: of this rank, now.
+[[nodiscard]] at::Tensor own_random_state();
+// Collective: every rank's such state on rank 0, and none elsewhere.
+[[nodiscard]] std::vector<at::Tensor> gather_random_states(Group& group, const at::Tensor& own);
 
 // "rank0", "rank1", ...
 [[nodiscard]] NamedTensors named_random_states(const std::vector<at::Tensor>& states);

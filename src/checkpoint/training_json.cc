@@ -2,20 +2,35 @@
 
 #include "base/check.h"
 #include "base/visible.h"
+#include "checkpoint/file_names.h"
 #include "checkpoint/folders.h"
+#include "checkpoint/header_checksums.h"
+#include "checkpoint/safetensors_header.h"
 #include "sys/bounded_json.h"
 #include "sys/plain_file.h"
 
+#include <lockstep/checkpoint/checksum.h>
+
 #include <charconv>
 #include <cstdint>
+#include <span>
+#include <string_view>
 #include <utility>
 
 namespace lockstep::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr int format_version = 1;
+constexpr int format_version = 2;
 constexpr const char* file_name = "training.json";
+
+constexpr const char* own_checksum_key = "crc32";
+
+// Of the values, in whatever order and with whatever blanks they are written.
+std::string checksum_of(const nlohmann::json& values) {
+  const std::string text = values.dump();
+  return checksum_text(crc32_of(std::as_bytes(std::span(text))));
+}
 
 // The values of training.json. Each must have its own type: the JSON library would make an integer
 // of 1.5, and wrap what is too large.
@@ -61,6 +76,16 @@ class Fields {
     const nlohmann::json& found = at("format");
     if (!found.is_number_integer() || found != format_version)
       fail(formatted("expected format {}, found {}", format_version, shown(found)));
+  }
+
+  // Last, because what else is wrong says more.
+  void check_checksum() const {
+    const nlohmann::json& expected = at(own_checksum_key);
+    nlohmann::json rest = json_;
+    rest.erase(own_checksum_key);
+    const std::string found = checksum_of(rest);
+    if (expected != found)
+      fail(formatted("is damaged: expected crc32 {}, found {}", shown(expected), found));
   }
 
   [[noreturn]] void fail(const std::string& what) const {
@@ -129,6 +154,35 @@ std::optional<double> number_in(const std::string& text) {
   return error == std::errc() && stop == end ? std::optional(number) : std::nullopt;
 }
 
+std::string header_checksum(const fs::path& file) {
+  sys::PlainFile opened(file);
+  try {
+    const std::string text = read_header_text(opened);
+    return checksum_text(crc32_of(std::as_bytes(std::span(text))));
+  } catch (const BadInput& problem) {
+    throw BadInput(formatted("{}: {}", file.string(), problem.what()));
+  }
+}
+
+void seal(TrainingJson& json, const fs::path& folder) {
+  for (const char* name : tensor_files)
+    if (fs::exists(folder / name)) json.files[name] = header_checksum(folder / name);
+}
+
+void check_sealed(const TrainingJson& json, const fs::path& folder) {
+  for (const char* name : tensor_files) {
+    auto noted = json.files.find(name);
+    if (noted == json.files.end() && name == std::string_view(ignored_file)) continue;
+    check_input(noted != json.files.end(), "{}: files: expected {}, found none",
+                (folder / file_name).string(), name);
+    const std::string found = header_checksum(folder / name);
+    check_input(found == noted->second,
+                "{}: is not the file that {} was saved with: expected a header with crc32 {}, "
+                "found {}",
+                (folder / name).string(), file_name, visible(noted->second, 16), found);
+  }
+}
+
 std::string json_text(const TrainingJson& json) {
   const TrainingState& state = json.state;
   nlohmann::ordered_json object{{"format", format_version},
@@ -140,6 +194,8 @@ std::string json_text(const TrainingJson& json) {
                                 {"config", texts_of("config", state.config)}};
   if (json.scheduler) object["scheduler"] = texts_of("scheduler", *json.scheduler);
   if (json.scaler) object["scaler"] = texts_of("scaler", *json.scaler);
+  object["files"] = texts_of("files", json.files);
+  object[own_checksum_key] = checksum_of(nlohmann::json(object));
   return object.dump(2) + "\n";
 }
 
@@ -165,6 +221,8 @@ TrainingJson parse_json_text(const fs::path& folder, const std::string& text) {
   json.state.config = fields.texts("config");
   json.scheduler = fields.texts_if_there("scheduler");
   json.scaler = fields.texts_if_there("scaler");
+  json.files = fields.texts("files");
+  fields.check_checksum();
   return json;
 }
 

@@ -14,9 +14,19 @@ struct TrainingJson {
   // Texts of what a scheduler and a scaler save, where there were such.
   std::optional<Metadata> scheduler = {};
   std::optional<Metadata> scaler = {};
+  // The files beside it, each with header_checksum(): what ties them together. Set by seal().
+  Metadata files = {};
 };
 
-// InvalidArgument names a text that is no UTF-8.
+// Of what a safetensors file says of its tensors, their checksums included; eight digits. BadInput
+// and SystemError name the file.
+[[nodiscard]] std::string header_checksum(const std::filesystem::path& file);
+// Notes the files that there are in the folder.
+void seal(TrainingJson& json, const std::filesystem::path& folder);
+// BadInput names the first of the noted files that is missing or another one.
+void check_sealed(const TrainingJson& json, const std::filesystem::path& folder);
+
+// With a checksum of its own. InvalidArgument names a text that is no UTF-8.
 [[nodiscard]] std::string json_text(const TrainingJson& json);
 
 // The content of the folder's file; BadInput and SystemError.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <utility>
+#include <vector>
 
 #include <fcntl.h>
 #include <sys/random.h>
@@ -75,9 +76,21 @@ std::string read_file(const fs::path& path) {
 }
 
 void make_directories(const fs::path& path) {
+  std::vector<fs::path> missing;
   std::error_code error;
-  fs::create_directories(path, error);
-  if (error) throw SystemError("making folder " + path.string(), error.value());
+  for (fs::path folder = path; !folder.empty() && !fs::is_directory(folder, error);
+       folder = folder.parent_path()) {
+    if (folder.has_filename()) missing.push_back(folder);
+    if (!folder.has_relative_path()) break;
+  }
+  for (auto folder = missing.rbegin(); folder != missing.rend(); ++folder) {
+    if (!fs::create_directory(*folder, error)) {
+      // Another process may have made it meanwhile.
+      if (error) throw SystemError("making folder " + folder->string(), error.value());
+      continue;
+    }
+    flush_folder(folder_of(*folder));
+  }
 }
 
 void rename_durably(const fs::path& from, const fs::path& to) {

@@ -16,11 +16,14 @@ namespace lockstep::sys {
 // The whole content; also of files that do not know their size (/proc, pipes).
 [[nodiscard]] std::string read_file(const std::filesystem::path& path);
 
-// The folder and those above it, where they are missing.
+// The folder and those above it, where they are missing; those that it makes last through a power
+// cut.
 void make_directories(const std::filesystem::path& path);
 
 // Renames and makes it last through a power cut. `to` is replaced when it is a file, or an empty
-// folder where `from` is a folder; both must be on one filesystem.
+// folder where `from` is a folder; both must be on one filesystem. When the folder above `to`
+// cannot be flushed, `from` has the new name all the same, and the error says that this may not
+// last.
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);
 
 // A file that appears under its name only when it is complete. It is written under a temporary name

@@ -6,9 +6,11 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <string_view>
 #include <utility>
@@ -28,6 +30,23 @@ std::string_view kind_of(mode_t mode) {
 void check_is_plain(const struct stat& status, const std::filesystem::path& path) {
   check_input(S_ISREG(status.st_mode), "reading {}: expected a file, found {}", path.string(),
               kind_of(status.st_mode));
+}
+
+// Filesystems whose files several hosts see, each under a device number of its own. Their inode
+// numbers are the server's.
+bool is_of_several_hosts(int file) {
+  constexpr std::array<std::uint32_t, 9> known{0x6969,       // NFS
+                                               0x0bd00bd0,   // Lustre
+                                               0x00c36400,   // Ceph
+                                               0x47504653,   // GPFS
+                                               0x19830326,   // BeeGFS
+                                               0xff534d42,   // CIFS
+                                               0xfe534d42,   // SMB2
+                                               0x01021997,   // 9P
+                                               0x7461636f};  // OCFS2
+  struct statfs about {};
+  return ::fstatfs(file, &about) == 0 &&
+         std::ranges::count(known, static_cast<std::uint32_t>(about.f_type)) > 0;
 }
 
 }  // namespace
@@ -88,6 +107,16 @@ std::string read_plain_file(const std::filesystem::path& path, std::uint64_t mos
     if (count < piece) break;
   }
   return content;
+}
+
+// Of the file of several hosts, times that no copy has too.
+std::string PlainFile::identity() const {
+  struct stat status {};
+  if (::fstat(file_.get(), &status) != 0) throw SystemError("looking at " + path_.string(), errno);
+  if (!is_of_several_hosts(file_.get()))
+    return formatted("{} {} {}", host_identity(), status.st_dev, status.st_ino);
+  return formatted("{} {} {}.{} {}.{}", status.st_ino, status.st_size, status.st_mtim.tv_sec,
+                   status.st_mtim.tv_nsec, status.st_ctim.tv_sec, status.st_ctim.tv_nsec);
 }
 
 void check_fits_memory(const std::filesystem::path& path, std::uint64_t bytes, double share) {

@@ -31,6 +31,10 @@ class PlainFile {
   // The same from `offset` on, without regard to what read() has read; any thread.
   std::size_t read_at(std::uint64_t offset, std::span<std::byte> bytes) const;
 
+  // Equal where several processes, also of several hosts, have opened one file, and not where they
+  // have copies of it. SystemError.
+  [[nodiscard]] std::string identity() const;
+
   // For a reader that brings its own buffers; nothing must have been read yet.
   [[nodiscard]] FileDescriptor release() { return std::move(file_); }
 

@@ -30,9 +30,14 @@ Evaluation Evaluator::over(std::int64_t count) {
     if (world_.is_root() && options_.tell && done < mine) options_.tell(done / mine);
     return totals;
   };
-  bool was_training = module_->is_training();
+  const std::vector<std::shared_ptr<torch::nn::Module>> modules = module_->modules();
+  std::vector<bool> were_training;
+  for (const auto& module : modules) were_training.push_back(module->is_training());
   module_->eval();
-  ScopeExit mode_as_before([&] { module_->train(was_training); });
+  // A module comes before those in it, which train() changes too.
+  ScopeExit modes_as_before([&] {
+    for (std::size_t i = 0; i < modules.size(); ++i) modules[i]->train(were_training[i]);
+  });
   return train::evaluate(world_, count, task_.evaluation_rows(), measure, options_.in_step);
 }
 

@@ -34,7 +34,8 @@ class Evaluator {
   // Whether fewer are chosen than there are.
   [[nodiscard]] bool is_partial() const { return chosen_ < samples_; }
 
-  // Collective; the module goes into evaluation mode meanwhile. The chosen samples lie at equal
+  // Collective; the module goes into evaluation mode meanwhile, and each
+  // of the modules in it then back to its own. The chosen samples lie at equal
   // distances, so that neither the number of ranks nor the step changes which they are.
   [[nodiscard]] Evaluation chosen() { return over(chosen_); }
   [[nodiscard]] Evaluation whole() { return over(samples_); }

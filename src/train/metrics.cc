@@ -65,9 +65,14 @@ void MetricsFile::append(const MetricsRow& row) {
   sys::FileDescriptor file(::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666));
   if (!file) throw SystemError("cannot open " + path_.string(), errno);
   const sys::ErrorInsteadOfSignal quiet(SIGXFSZ);
+  const off_t before = ::lseek(file.get(), 0, SEEK_END);
   ssize_t written = ::write(file.get(), line.data(), line.size());
-  if (written != static_cast<ssize_t>(line.size()))
-    throw SystemError("cannot append to " + path_.string(), written < 0 ? errno : ENOSPC);
+  if (written == static_cast<ssize_t>(line.size())) return;
+  const int error = written < 0 ? errno : ENOSPC;
+  if (written > 0 && before >= 0) {
+    [[maybe_unused]] const int cut = ::ftruncate(file.get(), before);  // no part of a row
+  }
+  throw SystemError("cannot append to " + path_.string(), error);
 }
 
 }  // namespace lockstep::train

@@ -86,6 +86,14 @@ void declare_looks(Settings& settings, Options& o, bool makes_samples) {
                 .help = "steps between checkpoints; 0: each epoch, or only at the end"},
                o.save_every);
   settings.add({.name = "keep", .help = "newest checkpoints to keep; 0: all"}, o.keep);
+  settings.add({.name = "async-save",
+                .help = "write checkpoints while training goes on; costs memory for a copy of what "
+                        "a rank writes"},
+               o.async_save);
+  settings.add({.name = "on-save-error",
+                .help = "when the disk refuses what is saved during training: stop, or go-on",
+                .choices = {"stop", "go-on"}},
+               o.on_save_error);
   settings.add({.name = "patience",
                 .help = "evaluations without a better validation loss before stopping; 0: never"},
                o.patience);

@@ -19,9 +19,13 @@
 #include <lockstep/parallel/sharded/deferred.h>
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 
+#include <algorithm>
 #include <cmath>
+#include <span>
 
 namespace lockstep::train {
 namespace {
@@ -73,6 +77,7 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   steps_ = options_.steps > 0 ? options_.steps : options_.epochs * steps_per_epoch_;
   schedule_ = schedule_of(options_, steps_, steps_per_epoch_);
   stopping_.patience = options_.patience;
+  if (options_.async_save) saver_.emplace(world_);
   evaluator_.emplace(
       task_, module_, world_,
       Evaluator::Options{.batches = options_.eval_batches,
@@ -90,7 +95,7 @@ void Run::restore(const checkpoint::TrainingState& state) {
     in_file(checkpoint_folder(state.step) / "training.json", [&] { restore_progress(state); });
   });
   step_ = saved_step_ = state.step;
-  // The folder was verified when it was chosen.
+  // All ranks have verified the folder when it was chosen.
   (void)checkpoint::load(checkpoint_folder(step_), handle_, *optimizer_, {.verify = false});
   if (state.ranks != world_.size())
     torch::manual_seed(stream_seed(options_.seed + step_, seed_stream_of_rank(world_.rank())));
@@ -101,6 +106,7 @@ void Run::step() {
   lr_ = learning_rate(schedule_, step_);
   set_learning_rate(*optimizer_, lr_);
   Batch batch = task_.batch(step_);
+  check_equal_rows(batch);
   double waited_before = handle_.seconds_waited();
   handle_.zero_grad();
   double loss = backward(batch);
@@ -127,6 +133,23 @@ double Run::backward(const Batch& batch) {
     scaler_.scale(share == 1 ? loss : loss * share).backward();
   }
   return sum;
+}
+
+// Gradients are averaged over ranks, whatever their rows; and ranks with fewer would make fewer
+// micro-batches, and others wait for them.
+void Run::check_equal_rows(const Batch& batch) {
+  if (world_.size() == 1) return;
+  const std::int64_t own = batch.data.defined() && batch.data.dim() > 0 ? batch.data.size(0) : -1;
+  at::Tensor rows = at::empty({world_.size()}, at::kLong);
+  world_.all_gather(rows, at::full({1}, own, at::kLong), {.tag = "rows"}).wait();
+  std::span<const std::int64_t> all(rows.const_data_ptr<std::int64_t>(), world_.size());
+  auto other = std::ranges::find_if(all, [&](std::int64_t count) { return count != all[0]; });
+  if (other == all.end()) return;
+  int rank = static_cast<int>(other - all.begin());
+  throw CommonFailure(formatted("Task::batch: step {}: expected equally many rows on all ranks, "
+                                "found {} on rank 0 and {} on rank {}",
+                                step_, all[0], *other, rank),
+                      rank);
 }
 
 // The rows of all ranks.
@@ -167,14 +190,6 @@ checkpoint::TrainingState Run::state() const {
     state.progress["loss_scale_steps"] = formatted("{}", scaler_.state().good_steps);
   }
   return state;
-}
-
-void Run::save() {
-  auto began = Pace::Clock::now();
-  checkpoint::save(options_.out, handle_, *optimizer_, state(),
-                   {.keep = options_.keep, .description = description(std::nullopt, false)});
-  saved_step_ = step_;
-  pace_.leave_out(began);
 }
 
 }  // namespace lockstep::train

@@ -12,6 +12,7 @@
 #include "train/schedule.h"
 #include "train/strategy.h"
 
+#include <lockstep/checkpoint/async_saver.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/train/task.h>
@@ -20,6 +21,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -56,6 +58,7 @@ class Run {
   // A row of metrics.jsonl when one is due, and the progress line.
   void report();
   [[nodiscard]] bool save_is_due() const { return is_due(options_.save_every); }
+  // With --async-save the checkpoint is there when the next one is due, or at the end.
   void save();
 
   // The last evaluation and checkpoint unless they are there, the model's file, and the last line.
@@ -66,13 +69,25 @@ class Run {
   void begin(const std::optional<checkpoint::TrainingState>& state);
   void restore(const checkpoint::TrainingState& state);
   [[nodiscard]] double backward(const Batch& batch);
+  void check_equal_rows(const Batch& batch);
   std::int64_t agree(double loss, std::int64_t rows);
   [[nodiscard]] bool is_due(std::int64_t every) const;
   [[nodiscard]] checkpoint::TrainingState state() const;
   [[nodiscard]] std::int64_t epoch() const { return step_ / steps_per_epoch_; }
 
+  // run_save.cc
+  void save_now();
+  void finish_saving();
+  // Collective. False, once it was said, where `action` has thrown a CommonFailure and the run goes
+  // on all the same.
+  [[nodiscard]] bool may_fail(const std::function<void()>& action);
+
   // run_resume.cc
   [[nodiscard]] std::optional<checkpoint::TrainingState> shared_state();
+  // Collective: CommonFailure for a checkpoint that is not whole names the newest older one that
+  // is, and the command to go on from it.
+  void verify_or_advise(const std::filesystem::path& folder);
+  [[nodiscard]] std::string newest_whole_before(const std::filesystem::path& folder);
   // Local: the data, which must be what the checkpoint was made from.
   void load_data(const std::optional<checkpoint::TrainingState>& state);
   // Collective: all ranks must have read the same.
@@ -115,6 +130,7 @@ class Run {
   ScheduleOptions schedule_;
   EarlyStopping stopping_;
   std::optional<Evaluator> evaluator_;
+  std::optional<checkpoint::AsyncSaver> saver_;  // of --async-save
   Best best_;
 
   std::int64_t steps_per_epoch_ = 1;

@@ -17,7 +17,10 @@ void Run::evaluate() {
   bool is_partial = evaluator_->is_partial();
   Evaluation found = evaluator_->chosen();
   (void)stopping_.update(found.loss);
-  if (best_.update(found.loss, step_)) export_model("best", found, is_partial);
+  const Best before = best_;
+  if (best_.update(found.loss, step_) &&
+      !may_fail([&] { export_model("best", found, is_partial); }))
+    best_ = before;
   if (is_partial && signal_ == 0 && finished()) {
     found = evaluator_->whole();
     is_partial = false;
@@ -33,6 +36,7 @@ void Run::restore_best(const checkpoint::TrainingState& state) {
   if (evaluator_->is_partial()) batches = options_.eval_batches;
   Best own;
   if (world_.is_root()) own = read_best(folder_.best_file(), basis_of(data_fingerprint_, batches));
+  if (own.step > state.step) own = {};  // of steps that are made again
   best_ = share_best(world_, own);
   auto measured = state.config.find("eval-batches");
   bool is_comparable = state.progress.at("data_fingerprint") == data_fingerprint_ &&

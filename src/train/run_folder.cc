@@ -6,9 +6,10 @@
 #include "base/visible.h"
 #include "train/checkpoint_fit.h"
 #include "train/config_file.h"
-#include "train/resume_command.h"
 
 #include "sys/files.h"
+
+#include <lockstep/checkpoint/safetensors.h>
 
 #include <algorithm>
 
@@ -25,28 +26,22 @@ std::string checkpoint_named(std::string_view text) {
   return step && *step >= 0 ? checkpoint::checkpoint_name(*step) : std::string();
 }
 
-// The newest of the checkpoints before `folder` that can be read whole.
-std::optional<fs::path> newest_whole_before(const fs::path& folder) {
-  std::vector<fs::path> folders = checkpoint::list_checkpoints(folder.parent_path());
-  auto older = std::ranges::find(folders, folder);
-  while (older != folders.begin()) {
-    --older;
-    try {
-      checkpoint::verify(*older);
-      return *older;
-    } catch (const std::exception&) {
-      continue;  // damaged too
-    }
+// What a model's file says of its step; -1 where it says nothing.
+std::int64_t step_of_model(const fs::path& file) {
+  try {
+    checkpoint::Metadata metadata = checkpoint::read_safetensors(file, {.tensors = false}).metadata;
+    return parse_integer(metadata["step"]).value_or(-1);
+  } catch (const Error&) {  // a file that nothing can be read from is no model
+    return -1;
   }
-  return std::nullopt;
 }
 
-// A name for `folder` under which no run looks for checkpoints.
-fs::path abandoned_name(const fs::path& folder) {
-  std::string name = formatted("abandoned-{}", folder.filename().string());
-  fs::path path = folder.parent_path() / name;
-  for (int i = 2; fs::exists(path); ++i) path = folder.parent_path() / formatted("{}-{}", name, i);
-  return path;
+// A name beside `path` under which no run looks for anything.
+fs::path abandoned_name(const fs::path& path) {
+  std::string name = formatted("abandoned-{}", path.filename().string());
+  fs::path aside = path.parent_path() / name;
+  for (int i = 2; fs::exists(aside); ++i) aside = path.parent_path() / formatted("{}-{}", name, i);
+  return aside;
 }
 
 }  // namespace
@@ -72,11 +67,7 @@ void RunFolder::check_is_new() const {
 
 std::optional<fs::path> RunFolder::find_checkpoint() {
   lock();
-  if (options_.resume) {
-    fs::path folder = chosen();
-    verify_or_advise(folder);
-    return folder;
-  }
+  if (options_.resume) return chosen();
   check_is_new();
   return std::nullopt;
 }
@@ -94,21 +85,11 @@ fs::path RunFolder::chosen() const {
   return *found;
 }
 
-void RunFolder::verify_or_advise(const fs::path& folder) const {
-  std::string problem;
-  try {
-    return checkpoint::verify(folder);
-  } catch (const BadInput& error) {
-    problem = error.what();
-  } catch (const SystemError& error) {
-    problem = error.what();
-  }
-  std::optional<fs::path> older = newest_whole_before(folder);
-  check_input(older.has_value(), "{}; no older checkpoint in {} is whole", problem, path_.string());
-  std::string name = older->filename().string();
-  throw BadInput(formatted(
-      "{}; the newest older checkpoint that is whole is {}, go on from it with: {}", problem, name,
-      resume_command(configuration_, formatted("--resume-from {}", name))));
+std::vector<fs::path> RunFolder::older_than(const fs::path& folder) const {
+  std::vector<fs::path> folders = checkpoint::list_checkpoints(path_);
+  folders.erase(std::ranges::find(folders, folder), folders.end());
+  std::ranges::reverse(folders);
+  return folders;
 }
 
 void RunFolder::open(std::int64_t resumed_at) {
@@ -116,21 +97,27 @@ void RunFolder::open(std::int64_t resumed_at) {
   sys::make_directories(path_);
   lock();
   if (is_new && !options_.resume) check_is_new();  // another run may have begun meanwhile
+  if (options_.resume) set_aside_newer(resumed_at);
   metrics_.emplace(path_ / "metrics.jsonl", resumed_at);
-  if (!options_.resume_from.empty()) set_aside_newer(resumed_at);
   write_config(path_ / "config.toml", configuration_);
 }
 
+// The newest first, and the rows of metrics after all: a run that is killed in between leaves what
+// a plain --resume goes on from.
 void RunFolder::set_aside_newer(std::int64_t step) {
   std::vector<fs::path> folders = checkpoint::list_checkpoints(path_);
   auto chosen = std::ranges::find(folders, path_ / checkpoint::checkpoint_name(step));
-  if (chosen == folders.end()) return;
-  for (auto folder = chosen + 1; folder != folders.end(); ++folder) {
-    fs::path aside = abandoned_name(*folder);
-    sys::rename_durably(*folder, aside);
-    notices_.push_back(formatted("{} is now {}: the run goes on from an older checkpoint",
-                                 folder->string(), aside.filename().string()));
-  }
+  if (chosen != folders.end())
+    for (auto folder = folders.end() - 1; folder != chosen; --folder) set_aside(*folder);
+  for (const fs::path& file : {path_ / "model.safetensors", best_file()})
+    if (fs::exists(file) && step_of_model(file) > step) set_aside(file);
+}
+
+void RunFolder::set_aside(const fs::path& path) {
+  fs::path aside = abandoned_name(path);
+  sys::rename_durably(path, aside);
+  notices_.push_back(formatted("{} is now {}: the run goes on from an older checkpoint",
+                               path.string(), aside.filename().string()));
 }
 
 void RunFolder::write_result(const std::string& line) const {

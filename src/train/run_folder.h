@@ -23,12 +23,14 @@ class RunFolder {
       : configuration_(configuration), path_(configuration.options.out) {}
 
   // The checkpoint to go on from, or nothing when the run begins. Changes nothing. Throws BadInput
-  // when a run would be overwritten, or there is no checkpoint, or it is damaged; the message then
-  // names the newest older one that is whole, and the command to go on from it.
+  // when a run would be overwritten, or there is no checkpoint.
   [[nodiscard]] std::optional<std::filesystem::path> find_checkpoint();
-  // Makes the folder, writes config.toml and opens metrics.jsonl behind step `resumed_at`. Where
-  // the run goes on from an older checkpoint, the newer ones become abandoned-step-...: their steps
-  // will be made again.
+  // The checkpoints before that one, newest first.
+  [[nodiscard]] std::vector<std::filesystem::path> older_than(
+      const std::filesystem::path& folder) const;
+  // Makes the folder, writes config.toml and opens metrics.jsonl behind step `resumed_at`. What is
+  // there of later steps, which will be made again, becomes abandoned-NAME: checkpoints,
+  // model.safetensors and best.safetensors.
   void open(std::int64_t resumed_at);
   // What should be said of the above, once; lines without their ends.
   [[nodiscard]] std::vector<std::string> take_notices() { return std::move(notices_); }
@@ -42,8 +44,8 @@ class RunFolder {
   void lock();
   void check_is_new() const;
   [[nodiscard]] std::filesystem::path chosen() const;
-  void verify_or_advise(const std::filesystem::path& folder) const;
   void set_aside_newer(std::int64_t step);
+  void set_aside(const std::filesystem::path& path);
 
   const Configuration& configuration_;
   const Options& options_ = configuration_.options;

@@ -15,8 +15,10 @@ void Run::report() {
   if (due) pace_.read(world_, bytes_held(handle_, *optimizer_));
   const MetricsRow now = row();
   if (due) {
-    together(world_, [&] {
-      if (world_.is_root()) folder_.append(now);
+    (void)may_fail([&] {
+      together(world_, [&] {
+        if (world_.is_root()) folder_.append(now);
+      });
     });
   }
   if (world_.is_root()) show(now);
@@ -63,7 +65,7 @@ void Run::show(const MetricsRow& row) {
 
 Report Run::finish() {
   if (signal_ == 0) finish_well();
-  if (saved_step_ != step_) save();
+  finish_saving();
   Report report{.step = step_,
                 .seconds = pace_.seconds(),
                 .signal = signal_,
@@ -74,9 +76,10 @@ Report Run::finish() {
   if (world_.is_root()) {
     progress_.say(report.last_line);
     if (signal_ == SIGPIPE) print_to(stderr, "{}\n", report.last_line);  // nobody reads the other
-    folder_.write_result(report.last_line);
   }
-  world_.barrier().wait();
+  together(world_, [&] {
+    if (world_.is_root()) folder_.write_result(report.last_line);
+  });
   return report;
 }
 

@@ -4,6 +4,7 @@
 
 #include "checkpoint/small_disk.h"
 #include "checkpoint/small_training.h"
+#include "support/flush_hook.h"
 #include "support/messages.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
@@ -11,6 +12,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -107,7 +109,8 @@ TEST(SavingFails, OnAFullDiskUntilThereIsRoomAgain) {
       training.load(out.path());
       training.step();
       test::expect_words(test::message_of<CommonFailure>([&] { (void)training.save(out.path()); }),
-                         {"rank 0 on host ", "step-00000002", "No space left on device"});
+                         {"rank 0 on host ", "step-00000002: needs ", " are free there",
+                          "No space left on device"});
       group.barrier().wait();
       if (group.is_root()) {
         EXPECT_EQ(names_in(out.path()), (std::vector<std::string>{"filler", "step-00000001"}));
@@ -146,6 +149,52 @@ TEST(SavingFails, WhereTheFolderCannotBeWritten) {
                      {"rank 0 on host ", "step-00000002", "Permission denied"});
   EXPECT_EQ(names_in(out), only_the_first);
   fs::permissions(out, fs::perms{0755});
+}
+
+// The last step: the folder has its name, and the folder above cannot be flushed.
+TEST(SavingFails, WhereItsNameMayNotLast) {
+  TemporaryFolder folder;
+  const fs::path out = fs::canonical(folder.path());
+  test::go_on(out, std::nullopt, "sgd", 1, 1);
+  {
+    test::FlushHook hook([&](const std::string& path) { return path == out ? EIO : 0; });
+    test::expect_words(test::refusal(2,
+                                     [&](Group group) {
+                                       Training training(std::nullopt, "sgd", group);
+                                       training.steps = 2;
+                                       training.save(out, {.keep = 1});
+                                     }),
+                       {"rank 0 on host ", "flushing " + out.string(), "Input/output error"});
+    EXPECT_EQ(names_in(out), only_the_first);
+  }
+  test::go_on(out, std::nullopt, "sgd", 2, 1);
+  EXPECT_EQ(names_in(out).size(), 2u);
+}
+
+// One that cannot be removed to the end is no checkpoint any more, rather than half of one.
+TEST(SavingFails, ButNotWhereAnOldCheckpointCannotBeRemoved) {
+  TemporaryFolder folder;
+  const fs::path out = folder / "out";
+  fs::create_directory(out);
+  fs::permissions(folder.path(), fs::perms{0755});
+  fs::permissions(out, fs::perms{0777});
+  auto results = test::run_ranks(1, [&](int) {
+    constexpr uid_t nobody = 65534;
+    if (::geteuid() == 0) ASSERT_EQ(::seteuid(nobody), 0);
+    test::go_on(out, std::nullopt, "sgd", 1, 1);
+    fs::create_directory(out / "step-00000001/kept");
+    std::ofstream(out / "step-00000001/kept/file") << "x";
+    fs::permissions(out / "step-00000001/kept", fs::perms{0555});
+    run_as_threads(2, [&](Group group) {
+      Training training(std::nullopt, "sgd", group);
+      training.steps = 2;
+      training.save(out, {.keep = 1});
+    });
+    EXPECT_EQ(list_checkpoints(out), std::vector<fs::path>{out / "step-00000002"});
+    EXPECT_EQ(names_in(out).size(), 2u);
+    fs::permissions(out / names_in(out).front() / "kept", fs::perms{0755});
+  });
+  EXPECT_TRUE(results[0].ok()) << results[0];
 }
 
 // Ranks save as fast as they can, and one of them is killed at some moment.

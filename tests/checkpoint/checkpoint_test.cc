@@ -145,49 +145,6 @@ TEST(Checkpoint, GeneratorsOfOtherNumbersOfRanksStayAsTheyAre) {
   });
 }
 
-// Rank 0 of three sees the folder, the others look for it where it is not.
-TEST(Checkpoint, RanksThatDoNotSeeTheFolderPassTheirPartsOn) {
-  for (const Level& level : test::all_strategies) {
-    TemporaryFolder seen, alone, elsewhere;
-    go_on(alone.path(), std::nullopt, "our_adamw", 1, 2);
-    auto place = [&](const Group& group) {
-      return group.is_root() ? seen.path() : elsewhere / std::to_string(group.rank());
-    };
-    run_as_threads(3, [&](Group group) {
-      Training training(level, "our_adamw", group);
-      training.step();
-      training.save(place(group));
-    });
-    run_as_threads(3, [&](Group group) {
-      Training training(level, "our_adamw", group);
-      training.load(place(group));
-      training.step();
-      training.save(place(group));
-    });
-    EXPECT_TRUE(names_in(elsewhere.path()).empty());
-    test::expect_same_checkpoint(*latest_checkpoint(seen.path()), *latest_checkpoint(alone.path()));
-  }
-}
-
-// Another run's folder of the same name on a host's own disk is not taken for this one.
-TEST(Checkpoint, AnotherFileOfTheSameNameIsNotRead) {
-  TemporaryFolder seen, other;
-  go_on(seen.path(), std::nullopt, "sgd", 1, 2);
-  run_as_threads(1, [&](Group group) {
-    Training training(std::nullopt, "sgd", group);
-    for (int i = 0; i < 3; ++i) training.step();
-    training.steps = 2;
-    training.save(other.path());
-  });
-  run_as_threads(2, [&](Group group) {
-    Training training(ShardLevel::full, "sgd", group);
-    training.load(group.is_root() ? seen.path() : other.path());
-    auto whole = training.handle.state_dict();
-    auto expected = read_safetensors(seen / "step-00000002/model.safetensors").tensors;
-    for (const auto& [name, tensor] : expected) EXPECT_TRUE(whole.at(name).equal(tensor)) << name;
-  });
-}
-
 TEST(Checkpoint, BuffersAreRankZeros) {
   TemporaryFolder out;
   run_as_threads(3, [&](Group group) {

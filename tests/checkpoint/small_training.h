@@ -10,6 +10,7 @@
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 
+#include "checkpoint/training_json.h"
 #include "support/messages.h"
 
 #include <gtest/gtest.h>
@@ -25,6 +26,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -195,12 +197,21 @@ inline std::string refusal(int ranks, const std::function<void(Group)>& action) 
   return lines.front();
 }
 
+// Makes training.json name the files as they are now.
+inline void reseal(const std::filesystem::path& folder) {
+  checkpoint::TrainingJson json =
+      checkpoint::parse_json_text(folder, checkpoint::read_json_text(folder));
+  checkpoint::seal(json, folder);
+  std::ofstream(folder / "training.json") << checkpoint::json_text(json);
+}
+
 // Writes a tensor of a checkpoint's file anew, with its checksum.
 inline void change(const std::filesystem::path& file,
                    const std::function<void(checkpoint::NamedTensors&)>& how) {
   checkpoint::Safetensors content = checkpoint::read_safetensors(file);
   how(content.tensors);
   checkpoint::write_safetensors(file, content.tensors, content.metadata);
+  if (std::filesystem::exists(file.parent_path() / "training.json")) reseal(file.parent_path());
 }
 
 }  // namespace lockstep::test

@@ -4,6 +4,9 @@
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
+#include "base/format.h"
+#include "checkpoint/folders.h"
+#include "checkpoint/random_states.h"
 #include "checkpoint/small_training.h"
 #include "support/fuzz.h"
 #include "support/temporary_folder.h"
@@ -63,7 +66,7 @@ TEST(TrainingState, AMissingFileIsNamed) {
 TEST(TrainingState, BrokenJsonIsNamed) {
   test::TemporaryFolder out;
   save_example(out.path(), 1);
-  for (const char* text : {"", "{", "{\"format\": 2}", "{\"format\": 1, \"step\": \"x\"}"}) {
+  for (const char* text : {"", "{", "{\"format\": 1}", "{\"format\": 2, \"step\": \"x\"}"}) {
     std::ofstream(out / "step-00000001/training.json") << text;
     EXPECT_THROW((void)read_training_state(out / "step-00000001"), BadInput) << text;
   }
@@ -71,8 +74,9 @@ TEST(TrainingState, BrokenJsonIsNamed) {
 
 // What training.json may say, with one thing changed.
 std::string json_with(const std::string& key, const std::string& value) {
-  std::map<std::string, std::string> members{{"format", "1"}, {"step", "1"},      {"epoch", "0"},
-                                             {"ranks", "1"},  {"progress", "{}"}, {"config", "{}"}};
+  std::map<std::string, std::string> members{{"format", "2"}, {"step", "1"},      {"epoch", "0"},
+                                             {"ranks", "1"},  {"progress", "{}"}, {"config", "{}"},
+                                             {"files", "{}"}};
   members[key] = value;
   std::string text;
   for (const auto& [name, what] : members)
@@ -98,7 +102,7 @@ TEST(TrainingState, NumbersThatAreNoneOrOutOfRangeAreRefused) {
     EXPECT_EQ(refusal_of(folder), (folder / "training.json").string() + ": " + words);
   };
   std::ofstream(folder / "training.json") << json_with("step", "1");
-  EXPECT_EQ(read_training_state(folder).step, 1);
+  EXPECT_EQ(refusal_of(folder), (folder / "training.json").string() + ": has no crc32");
   const std::string integer = "expected an integer from 0 to 999999999999999999, found ";
   for (const char* value :
        {"-1", "1.5", "1e3", "1000000000000000000", "18446744073709551615", "\"1\"", "null", "true"})
@@ -107,9 +111,14 @@ TEST(TrainingState, NumbersThatAreNoneOrOutOfRangeAreRefused) {
   expect("step", "[]", "step: " + integer + "a list");
   expect("step", "2", "step: expected 1, as the folder is called, found 2");
   expect("epoch", "-1", "epoch: " + integer + "-1");
-  expect("format", "1.9", "expected format 1, found 1.9");
-  expect("format", "1.0", "expected format 1, found 1.0");
-  expect("format", "2", "expected format 1, found 2");
+  expect("format", "2.9", "expected format 2, found 2.9");
+  expect("format", "2.0", "expected format 2, found 2.0");
+  expect("format", "1", "expected format 2, found 1");
+  expect("files", "[]", "files: expected an object of texts, found a list");
+  std::ofstream(folder / "training.json") << json_with("crc32", "1");
+  EXPECT_EQ(refusal_of(folder).find((folder / "training.json").string() +
+                                    ": is damaged: expected crc32 1, found "),
+            0u);
   expect("ranks", "4294967298", "ranks: expected an integer from 0 to 1048576, found 4294967298");
   expect("config", "[]", "config: expected an object of texts, found a list");
   expect("numbers", R"({"a":"1x"})", "numbers.a: expected a number, found '1x'");
@@ -158,11 +167,16 @@ TEST(TrainingState, RandomStatesAreBytes) {
   const std::string place = (folder / "random.safetensors").string();
   auto with = [&](const at::Tensor& first) {
     write_safetensors(place, {{"rank0", first}});
+    test::reseal(folder);
     return refusal_of(folder);
   };
   const std::string words = ": rank0: expected a generator's state as bytes, U8 [n], found ";
   EXPECT_EQ(with(torch::ones(4)), place + words + "Float [4]");
   EXPECT_EQ(with(torch::ones({2, 2}, at::kByte)), place + words + "Byte [2, 2]");
+  const at::Tensor own = own_random_state();  // LibTorch takes what older ones had, too
+  EXPECT_EQ(with(own.narrow(0, 0, own.numel() - 8).clone()),
+            place + formatted(": rank0: expected a generator's state of {} bytes, found {}",
+                              own.numel(), own.numel() - 8));
 }
 
 TEST(TrainingState, OverwrittenBytesOfAnyFileAreFound) {
@@ -176,6 +190,72 @@ TEST(TrainingState, OverwrittenBytesOfAnyFileAreFound) {
     EXPECT_EQ(refusal_of(out / "step-00000001").find(file.string() + ": tensor '"), 0u)
         << refusal_of(out / "step-00000001");
   }
+}
+
+// A value that somebody has changed, whatever the blanks.
+TEST(TrainingState, AChangedValueIsFound) {
+  test::TemporaryFolder out;
+  save_example(out.path(), 1);
+  const auto file = out / "step-00000001/training.json";
+  std::ifstream opened(file);
+  std::string text((std::istreambuf_iterator<char>(opened)), {});
+  std::string same = text;
+  std::erase(same, '\n');
+  std::ofstream(file) << same;
+  EXPECT_EQ(refusal_of(out / "step-00000001"), "was read");
+  text.replace(text.find("\"0.1\""), 5, "\"0.2\"");
+  std::ofstream(file) << text;
+  EXPECT_EQ(refusal_of(out / "step-00000001").find(file.string() + ": is damaged: expected crc32 "),
+            0u);
+}
+
+// Each file is whole, and they do not belong together.
+TEST(TrainingState, AFileOfAnotherCheckpointIsFound) {
+  for (const char* name : {"model.safetensors", "random.safetensors"}) {
+    test::TemporaryFolder out;
+    torch::manual_seed(1);
+    save_example(out.path(), 1);
+    save_example(out.path(), 2);  // of other initial weights
+    const auto folder = out / "step-00000002";
+    std::filesystem::copy_file(out / "step-00000001" / name, folder / name,
+                               std::filesystem::copy_options::overwrite_existing);
+    EXPECT_EQ(refusal_of(folder).find((folder / name).string() +
+                                      ": is not the file that training.json was saved with: "),
+              0u)
+        << refusal_of(folder);
+  }
+}
+
+// As an editor of files would: the tensor is changed, and its checksum is gone.
+TEST(TrainingState, ATensorWithoutItsChecksumIsFound) {
+  test::TemporaryFolder out;
+  save_example(out.path(), 1);
+  const auto file = out / "step-00000001/model.safetensors";
+  write_safetensors(file, read_safetensors(file).tensors, {}, {.checksums = false});
+  EXPECT_EQ(refusal_of(out / "step-00000001")
+                .find(file.string() + ": is not the file that training.json was saved with: "),
+            0u);
+}
+
+// Nothing there is not the same as nothing that can be read: a run would begin at 0.
+TEST(TrainingState, AFolderThatCannotBeReadIsNoEmptyOne) {
+  test::TemporaryFolder out;
+  std::ofstream(out / "file") << "x";
+  EXPECT_THROW((void)list_checkpoints(out / "file"), SystemError);
+  EXPECT_THROW((void)latest_checkpoint(out / "file"), SystemError);
+  std::filesystem::create_symlink(out / "loop", out / "loop");
+  EXPECT_THROW((void)list_checkpoints(out / "loop"), SystemError);
+  std::ofstream(out / "step-00000009") << "no folder";
+  EXPECT_FALSE(latest_checkpoint(out.path()));
+}
+
+TEST(TrainingState, NamesOfWhatIsBeingWrittenAreKnownToTheLetter) {
+  EXPECT_EQ(named_in_partial(partial_name("step-00000001", random_word())), "step-00000001");
+  EXPECT_EQ(named_in_partial(".a.0123456789abcdef.partial"), "a");
+  for (const char* name :
+       {".a.0123456789abcde.partial", ".a.0123456789abcdeF.partial", "a.0123456789abcdef.partial",
+        ".0123456789abcdef.partial", ".a.0123456789abcdef.partial2", ".partial", ""})
+    EXPECT_EQ(named_in_partial(name), "") << name;
 }
 
 TEST(TrainingStateFuzz, TrainingJsonIsReadOrRefused) {

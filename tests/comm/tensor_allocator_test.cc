@@ -1,7 +1,8 @@
-// Tensors in arenas: where they lie, what goes back when, and what a forked child and other threads
-// find. Each case runs in a process of its own, because LibTorch's allocator is installed for good.
+// Tensors in arenas: where they lie, what goes back when, and what other threads find. Each
+// case runs in a process of its own, because LibTorch's allocator is installed for good.
 #include "comm/engines/shm/tensor_allocator.h"
 
+#include "comm/arena_tensors.h"
 #include "support/messages.h"
 #include "support/processes.h"
 #include "support/torch/ranks.h"
@@ -17,11 +18,9 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/CPUAllocator.h>
 
-#include <array>
+#include <atomic>
 #include <cmath>
-#include <csignal>
 #include <fstream>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
@@ -37,24 +36,12 @@
 using namespace lockstep;
 using shm::Arena;
 using shm::ArenaTensors;
+using test::alone;
+using test::bytes_tensor;
+using test::is_in;
+using test::mebibyte;
 
 namespace {
-
-constexpr std::size_t mebibyte = 1 << 20;
-
-bool is_in(const Arena& arena, const at::Tensor& tensor) {
-  return arena.contains(tensor.data_ptr(), tensor.nbytes());
-}
-
-at::Tensor bytes_tensor(std::size_t bytes) {
-  return at::empty({static_cast<std::int64_t>(bytes)}, at::kByte);
-}
-
-// In a process that ends with it.
-template <typename Body>
-void alone(Body&& body) {
-  test::expect_ranks(1, [&](int) { body(); });
-}
 
 TEST(ArenaTensors, LieInTheArenaFromASizeOn) {
   alone([] {
@@ -209,97 +196,28 @@ TEST(ArenaTensors, AMillionMixedOnesDoNotFragmentTheArena) {
   });
 }
 
-// What a child did and wrote to standard error.
-struct ChildResult {
-  int status = -1;
-  std::string text;
-};
-
-ChildResult in_child(const std::function<int()>& body) {
-  std::array<int, 2> ends{};
-  EXPECT_EQ(::pipe(ends.data()), 0);
-  pid_t child = ::fork();
-  if (child == 0) {
-    ::dup2(ends[1], STDERR_FILENO);
-    ::_exit(body());
-  }
-  ::close(ends[1]);
-  ChildResult result;
-  for (char byte = 0; ::read(ends[0], &byte, 1) == 1;) result.text += byte;
-  ::close(ends[0]);
-  EXPECT_EQ(::waitpid(child, &result.status, 0), child);
-  return result;
-}
-
-TEST(ArenaTensors, AForkedChildMakesItsOwn) {
+// Memory of the allocator below goes back there, whatever arenas come and go where it lies.
+TEST(ArenaTensors, OthersAreFreedWhileArenasChange) {
   alone([] {
-    auto arena = std::make_shared<Arena>(64 * mebibyte);
-    ArenaTensors tensors(arena, 64 * mebibyte);
-    auto before = arena->used();
-    auto parents = at::ones({100'000});
-    auto child = in_child([&] {
-      auto mine = at::full({200'000}, 2.0);
-      bool right = mine.sum().item<float>() == 400'000.0F && !is_in(*arena, mine);
-      parents = at::Tensor();  // its copy goes, and changes nothing
-      return right ? 0 : 1;
-    });
-    EXPECT_TRUE(WIFEXITED(child.status) && WEXITSTATUS(child.status) == 0) << child.status;
-    EXPECT_EQ(child.text, "");
-    EXPECT_EQ(parents.sum().item<float>(), 100'000.0F);
-    parents = at::Tensor();
-    EXPECT_EQ(arena->used(), before);
-  });
-}
-
-TEST(ArenaTensors, AForkedChildThatTouchesItsParentsEndsAndSaysWhy) {
-  alone([] {
-    ::signal(SIGSEGV, SIG_DFL);  // a sanitizer's would end the child in order
-    auto arena = std::make_shared<Arena>(64 * mebibyte);
-    ArenaTensors tensors(arena, 64 * mebibyte);
-    auto parents = at::ones({100'000});
-    auto writes = [&] {
-      parents.fill_(5);
-      return 0;
-    };
-    auto reads = [&] { return static_cast<int>(parents.sum().item<float>()) % 2; };
-    for (const std::function<int()>& touches : {std::function<int()>(writes), {reads}}) {
-      auto child = in_child(touches);
-      EXPECT_TRUE(WIFSIGNALED(child.status) && WTERMSIG(child.status) == SIGSEGV) << child.status;
-      test::expect_words(child.text, {"a forked child touched a tensor of its parent",
-                                      "LOCKSTEP_ARENA_TENSORS=off"});
+    std::atomic<bool> done{false};
+    std::vector<std::thread> threads;
+    for (int seed = 0; seed < 3; ++seed)
+      threads.emplace_back([&, seed] {
+        std::mt19937 random(seed);
+        std::vector<at::Tensor> live(20);
+        while (!done) {
+          auto size = std::uniform_int_distribution<std::int64_t>(1, 1'000'000)(random);
+          live[random() % live.size()] = at::full({size}, 1, at::kByte);
+        }
+      });
+    for (int round = 0; round < 300; ++round) {
+      const std::size_t bytes = (round % 2 == 0 ? 2 : 64) * mebibyte;
+      auto arena = std::make_shared<Arena>(bytes);
+      const ArenaTensors tensors(arena, bytes);
+      (void)bytes_tensor(mebibyte);
     }
-    EXPECT_EQ(parents.sum().item<float>(), 100'000.0F) << "else the child's values would be here";
-    EXPECT_TRUE(is_in(*arena, at::ones({100'000})));
-  });
-}
-
-// What the child maps itself would otherwise come to lie where it still has pointers to.
-TEST(ArenaTensors, NothingElseLiesThereInAForkedChild) {
-  alone([] {
-    auto arena = std::make_shared<Arena>(64 * mebibyte);
-    ArenaTensors tensors(arena, 64 * mebibyte);
-    auto child = in_child([&] {
-      constexpr std::size_t bytes = 4096;
-      void* wish = arena->data() + 8 * mebibyte;
-      void* found = ::mmap(wish, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      return found != MAP_FAILED && !arena->contains(found, bytes) ? 0 : 1;
-    });
-    EXPECT_TRUE(WIFEXITED(child.status) && WEXITSTATUS(child.status) == 0) << child.status;
-  });
-}
-
-TEST(ArenaTensors, AProgramThatHandlesFaultsInChildrenDoesSoItself) {
-  alone([] {
-    auto arena = std::make_shared<Arena>(64 * mebibyte);
-    ArenaTensors tensors(arena, 64 * mebibyte);
-    auto parents = at::ones({100'000});
-    ::signal(SIGSEGV, [](int) { ::_exit(7); });
-    auto child = in_child([&] {
-      parents.fill_(5);
-      return 0;
-    });
-    EXPECT_TRUE(WIFEXITED(child.status) && WEXITSTATUS(child.status) == 7) << child.status;
-    EXPECT_EQ(child.text, "");
+    done = true;
+    for (auto& thread : threads) thread.join();
   });
 }
 

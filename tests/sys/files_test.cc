@@ -1,5 +1,6 @@
 #include "sys/files.h"
 
+#include "support/flush_hook.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
 
@@ -195,6 +196,25 @@ TEST(Files, MakeDirectoriesIsContentWithWhatIsThere) {
   EXPECT_TRUE(fs::is_directory(folder / "a/b/c"));
   AtomicFile::write(folder / "file", "");
   EXPECT_THROW(make_directories(folder / "file/d"), SystemError);
+}
+
+// A power cut must not take away the folder in which a checkpoint lies.
+TEST(Files, NewFoldersLastAndThoseAboveThem) {
+  TemporaryFolder folder;
+  const fs::path root = fs::canonical(folder.path());
+  std::vector<std::string> flushed;
+  const test::FlushHook hook([&](const std::string& path) {
+    flushed.push_back(path);
+    return 0;
+  });
+  make_directories(root / "a/b/c/");
+  EXPECT_TRUE(fs::is_directory(root / "a/b/c"));
+  EXPECT_EQ(flushed, (std::vector<std::string>{root, root / "a", root / "a/b"}));
+  make_directories(root / "a/b/c");
+  EXPECT_EQ(flushed.size(), 3u);
+  std::ofstream(root / "file") << "x";
+  EXPECT_THROW(make_directories(root / "file"), SystemError);
+  EXPECT_THROW(make_directories(root / "file/b"), SystemError);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "support/torch/ranks.h"
 
 #include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
 #include <memory>
@@ -106,6 +107,22 @@ TEST(Evaluator, TellsHowFarItIs) {
                       {.tell = [&](double share) { told.push_back(share); }});
   (void)evaluator.whole();
   EXPECT_EQ(told, (std::vector<double>{10.0 / 35, 20.0 / 35, 30.0 / 35}));
+}
+
+// A normalisation that a task keeps in evaluation mode while the rest trains.
+TEST(Evaluator, EachModuleGoesBackToItsOwnMode) {
+  Numbers task(10);
+  auto model = std::dynamic_pointer_cast<torch::nn::Module>(task.make_model());
+  torch::nn::Sequential inner((torch::nn::Linear(1, 1)), torch::nn::Linear(1, 1));
+  model->register_module("inner", inner.ptr());
+  inner->eval();
+  inner->children()[1]->train();
+  Evaluator evaluator(task, model, Group(), {});
+  (void)evaluator.whole();
+  EXPECT_TRUE(model->is_training());
+  EXPECT_FALSE(inner->is_training());
+  EXPECT_FALSE(inner->children()[0]->is_training());
+  EXPECT_TRUE(inner->children()[1]->is_training());
 }
 
 }  // namespace

@@ -192,5 +192,39 @@ TEST(MicroBatches, FloatingPointInputsAreCast) {
   EXPECT_TRUE(cast_batch(batch, std::nullopt).data.is_same(batch.data));
 }
 
+// Rank 1 leaves rows out: its micro-batches would be fewer, and its gradients count as much as
+// those of more rows.
+class UnevenTask : public SumTask {
+ public:
+  explicit UnevenTask(int rank) : rank_(rank) {}
+  [[nodiscard]] Batch batch(std::int64_t step) override {
+    Batch batch = SumTask::batch(step);
+    if (rank_ != 1 || step < 2) return batch;
+    return {batch.data.narrow(0, 0, 1), batch.target.narrow(0, 0, 1)};
+  }
+
+ private:
+  int rank_;
+};
+
+TEST(OwnTask, UnevenRowsAreRefusedByRank) {
+  for (const char* shard : {"none", "full"}) {
+    TemporaryFolder folder;
+    test::run_group(test::Engine::shm, 3, [&](Group group) {
+      UnevenTask task(group.rank());
+      Options options;
+      options.out = folder / "out";
+      options.steps = 5;
+      options.batch = 12;
+      options.accumulate = 2;
+      options.shard = shard;
+      options.threads = 1;
+      EXPECT_EQ(test::message_of([&] { (void)train(task, options, group); }),
+                "Task::batch: step 2: expected equally many rows on all ranks, found 4 on rank 0 "
+                "and 1 on rank 1");
+    });
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::train

@@ -3,6 +3,7 @@
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/together.h>
 #include <lockstep/train/trainer.h>
+#include "checkpoint/training_json.h"
 #include "train/config_file.h"
 
 #include "support/temporary_folder.h"
@@ -76,6 +77,10 @@ void change(const fs::path& file, const std::string& tensor,
   checkpoint::NamedTensors tensors = checkpoint::read_safetensors(file).tensors;
   tensors.at(tensor) = how(tensors.at(tensor));
   checkpoint::write_safetensors(file, tensors);
+  checkpoint::TrainingJson json = checkpoint::parse_json_text(
+      file.parent_path(), checkpoint::read_json_text(file.parent_path()));
+  checkpoint::seal(json, file.parent_path());
+  std::ofstream(file.parent_path() / "training.json") << checkpoint::json_text(json);
 }
 
 void overwrite(const fs::path& file, std::int64_t from_end) {
@@ -159,6 +164,35 @@ TEST(ResumeChecks, ARunGoesOnFromTheCheckpointThatIsNamed) {
   expect_not_resumed(again, 1, "--resume-from step-5: no such checkpoint in " + again.out);
   again.resume_from = "\x1b[31m";
   expect_not_resumed(again, 1, "--resume-from \\x1b[31m: no such checkpoint");
+}
+
+// The models of the steps that are made again are not taken for those of the new ones.
+TEST(ResumeChecks, ModelsOfLaterStepsAreSetAside) {
+  for (const char* from : {"step-4", ""}) {
+    TemporaryFolder folder;
+    RunSetup options = tiny_mlp(folder);
+    options.steps = 12;
+    options.eval_every = 4;
+    run(1, options);
+    const fs::path out = options.out;
+    const auto step_in = [&](const char* name) {
+      return checkpoint::read_safetensors(out / name).metadata.at("step");
+    };
+    ASSERT_EQ(step_in("best.safetensors"), "12");
+    options.resume = true;
+    options.resume_from = from;
+    if (options.resume_from.empty())  // as where the later checkpoints were lost
+      for (const char* step : {"step-00000008", "step-00000012"}) fs::remove_all(out / step);
+    options.lr = 1e-9;  // nothing gets better any more
+    options.steps = 8;
+    Report report = train(options, Group());
+    EXPECT_NE(report.last_line.find(" best_step=8 "), std::string::npos) << report.last_line;
+    EXPECT_EQ(step_in("model.safetensors"), "8");
+    EXPECT_EQ(step_in("best.safetensors"), "8");
+    EXPECT_EQ(step_in("abandoned-model.safetensors"), "12");
+    EXPECT_EQ(step_in("abandoned-best.safetensors"), "12");
+    EXPECT_EQ(metrics_of(out).size(), 8u);
+  }
 }
 
 TEST(ResumeChecks, OtherDataIsRefusedUnlessItIsWanted) {

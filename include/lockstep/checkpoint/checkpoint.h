@@ -10,8 +10,10 @@
 //   }
 //
 // A checkpoint is a folder (lockstep/checkpoint/training_state.h). It does not depend on the ranks
-// that wrote it: it is loaded on any number of ranks, under DistributedDataParallel and
-// fully_shard() at every level, with LibTorch's optimizer or ours, and at the same bits.
+// that wrote it: it is loaded on any number of ranks, under DistributedDataParallel, fully_shard()
+// at every level and Pipeline, with LibTorch's optimizer or ours, and at the same bits. But
+// optimizer state in 8 bits (StateFormat::blockwise) is divided into other blocks by another
+// number of ranks, and then rounded anew.
 //
 // Every rank writes the elements that it has, each element once: what several ranks have is divided
 // among them. A rank that does not see the folder, because no disk is shared between hosts, sends
@@ -22,7 +24,9 @@
 // error of one rank is thrown on all of them as one CommonFailure, the group lives on, and nothing
 // is left of what was being written: older checkpoints stay as they were. (When a rank is lost
 // while it saves, the others get PeerLost. When rank 0 is lost, what it leaves has a name that
-// nobody takes for a checkpoint, and the next save removes it.)
+// nobody takes for a checkpoint, and the next save removes it.) One writer at a time saves into a
+// folder: another one is refused. A disk without room for all files is an error before the first is
+// written. checkpoint/async_saver.h saves while training goes on.
 //
 // Optimizers: Adam, AdamW, SGD, RMSprop and Adagrad of LibTorch and those of lockstep::optim.
 // Another one, such as LBFGS, is refused by name before anything is written. All of the optimizer's
@@ -91,6 +95,10 @@ std::optional<TrainingState> load_latest(const std::filesystem::path& out, Handl
 
 // What was saved beside model and optimizer, as rank 0 reads it.
 [[nodiscard]] TrainingState read_training_state(Group& group, const std::filesystem::path& folder);
+
+// verify() of training_state.h by all ranks: each byte is read once, or once on each disk that has
+// a copy. CommonFailure on every rank for what is not whole.
+void verify(Group& group, const std::filesystem::path& folder);
 
 struct ModelOptions {
   Metadata metadata = {};

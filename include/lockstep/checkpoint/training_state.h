@@ -6,10 +6,15 @@
 //                     random.safetensors      rank0, rank1, ...: the state of each rank's generator
 //                     ignored.safetensors     rank0.<tensor>, ...: what the handle ignores; only
 //                                             where there is such a tensor
-//                     training.json           {"format": 1, "step": 100, "epoch": 0, "ranks": 2,
+//                     training.json           {"format": 2, "step": 100, "epoch": 0, "ranks": 2,
 //                                              "numbers": {...}, "progress": {...},
-//                                              "config": {...}}, and "scheduler" and "scaler" where
-//                                             they were saved; values are texts
+//                                              "config": {...}, "files": {...}, "crc32": "..."},
+//                                             and "scheduler" and "scaler" where they were saved;
+//                                             values are texts
+//
+// "files" has the CRC-32 of each file's header, in which that of each tensor stands, and "crc32" is
+// that of training.json's other values, as JSON with sorted keys and without blanks: so files of
+// different checkpoints, or one whose checksums were taken out, are not taken for one checkpoint.
 //
 // It is written as OUT/.step-00000100.RANDOM.partial, brought to the disk file by file, and
 // renamed: a reader never sees half, and after a crash or on a full disk the checkpoints before it
@@ -43,7 +48,8 @@ struct TrainingState {
 // "step-00000100": what the folder of a step is called.
 [[nodiscard]] std::string checkpoint_name(std::int64_t step);
 
-// The checkpoint folders below `out`, oldest first. An `out` that is not there holds none.
+// The checkpoint folders below `out`, oldest first. An `out` that is not there holds none; one that
+// cannot be read is a SystemError, and never an empty list.
 [[nodiscard]] std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path& out);
 [[nodiscard]] std::optional<std::filesystem::path> latest_checkpoint(
     const std::filesystem::path& out);
@@ -53,9 +59,10 @@ struct TrainingState {
 // folder's. SystemError where the system refuses.
 [[nodiscard]] TrainingState read_training_state(const std::filesystem::path& folder);
 
-// Reads all of a checkpoint folder, a few megabytes at a time. Throws as read_training_state() for
-// every file that is not whole: headers that make no sense, bytes that were overwritten (each
-// tensor has a checksum), states that no random generator takes.
+// Reads all of a checkpoint folder, a few megabytes at a time. Throws as read_training_state(), and
+// BadInput for every other file that is not whole or not of this checkpoint: one that is missing,
+// headers that make no sense or are not those that training.json was saved with, bytes that were
+// overwritten (each tensor has a checksum), states that no random generator takes.
 void verify(const std::filesystem::path& folder);
 
 }  // namespace lockstep::checkpoint

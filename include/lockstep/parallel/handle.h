@@ -140,7 +140,7 @@ class [[nodiscard]] Handle {
   // (exposed communication).
   [[nodiscard]] double seconds_waited() const;
 
-  // All ranks that train the module together.
+  // All ranks that train the module together: every rank that has parts of it, of all axes.
   [[nodiscard]] const Group& group() const;
   // Their axes, as the strategy was given them; absent where it was given a group.
   [[nodiscard]] std::optional<Mesh> mesh() const;

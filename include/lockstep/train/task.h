@@ -107,9 +107,9 @@ class Task {
 
   // Steps in one pass over the training data.
   [[nodiscard]] virtual std::int64_t steps_per_epoch() const = 0;
-  // This rank's rows of the global batch of step number `step`: a function of the seed and the step
-  // alone, so that a resumed run sees what it would have seen. EpochBatches (epoch_batches.h) gives
-  // them of any dataset.
+  // This rank's rows of the global batch of step number `step`, as many as every other rank's: a
+  // function of the seed and the step alone, so that a resumed run sees what it would have seen.
+  // EpochBatches (epoch_batches.h) gives them of any dataset.
   [[nodiscard]] virtual Batch batch(std::int64_t step) = 0;
   // Mean loss over these rows, one element.
   [[nodiscard]] virtual at::Tensor loss(const Batch& batch) = 0;

@@ -117,7 +117,31 @@ void PipelineState::keep_own(const std::vector<Stage>& stages) {
       if (had.insert(part.tensor.unsafeGetTensorImpl()).second && !ties_->is_elsewhere(part.tensor))
         parameters.push_back(std::move(part));
   }
+  check_all_ranks();
   parameters_.emplace(std::move(parameters), kept_group_);
+}
+
+void PipelineState::check_all_ranks() const {
+  const int all = group().size();
+  bool has_handle = false;
+  for (const pipeline::StageSet& set : sets_->all()) {
+    if (!set.handle) continue;
+    has_handle = true;
+    const int copies = set.handle->group().size();
+    check(copies == 1 || options_.all_ranks.has_value(),
+          "Pipeline: stage {} is trained by a strategy of {} ranks: expected PipelineOptions"
+          "::all_ranks, the group of all ranks that have parts of the model (mesh.group()), found "
+          "none",
+          set.name, copies);
+    check(all == copies * group_.size(),
+          "Pipeline: expected all_ranks of {} ranks, {} of each of {} pipelines (stage {} is "
+          "trained by a strategy of so many), found {}",
+          copies * group_.size(), group_.size(), copies, set.name, all);
+  }
+  check(has_handle || all == group_.size(),
+        "Pipeline: all_ranks has {} ranks, the pipeline {}: expected a strategy that joins several "
+        "pipelines, found none",
+        all, group_.size());
 }
 
 void PipelineState::check_whole_ties(const pipeline::StageSet& set) const {
@@ -266,40 +290,61 @@ void PipelineState::load_state_dict(const std::map<std::string, at::Tensor>& ten
   for (pipeline::StageSet& set : sets_->all()) set.load_state_dict(tensors);
 }
 
-void PipelineState::each_state_part(
-    const std::function<void(Handle&, const std::function<void(const NamedPart&)>&)>& each,
-    const std::function<void(const NamedPart&)>& body) {
+PipelineState::IsOwn PipelineState::own_parts() const {
   std::set<std::string> had;  // and what other ranks have
   for (const Entry& entry : entries_)
     if (ranks_[static_cast<std::size_t>(entry.stage)] != group_.rank())
       had.insert(entry.names.front());
-  const auto once = [&](const NamedPart& part) {
-    if (had.insert(part.name).second) body(part);
+  return [had = std::move(had)](const NamedPart& part) mutable {
+    return had.insert(part.name).second;
   };
-  for (pipeline::StageSet& set : sets_->all()) {
-    if (set.handle) {
-      each(*set.handle, once);
-      continue;
-    }
-    // Buffers too are this rank's alone.
-    for (const modules::StateEntry& entry : modules::state_entries(*set.module))
-      once({entry.names.front(),
-            entry.tensor.detach(),
-            {entry.names.begin() + 1, entry.names.end()},
-            layout::whole_slice(entry.tensor.sizes())});
+}
+
+std::vector<NamedPart> PipelineState::parts_of(pipeline::StageSet& set, const IsOwn& is_own) {
+  std::vector<NamedPart> list;
+  const auto add = [&](const NamedPart& part) {
+    if (is_own(part)) list.push_back(part);
+  };
+  if (set.handle) {
+    std::ranges::for_each(set.handle->state_parts(), add);
+    return list;
   }
+  // Buffers too are this rank's alone.
+  for (const modules::StateEntry& entry : modules::state_entries(*set.module))
+    add({entry.names.front(),
+         entry.tensor.detach(),
+         {entry.names.begin() + 1, entry.names.end()},
+         layout::whole_slice(entry.tensor.sizes())});
+  return list;
 }
 
 std::vector<NamedPart> PipelineState::state_parts() {
+  const IsOwn is_own = own_parts();
   std::vector<NamedPart> list;
-  each_state_part(
-      [](Handle& handle, const auto& once) { std::ranges::for_each(handle.state_parts(), once); },
-      [&](const NamedPart& part) { list.push_back(part); });
+  for (pipeline::StageSet& set : sets_->all())
+    for (NamedPart& part : parts_of(set, is_own)) list.push_back(std::move(part));
   return list;
 }
 
 void PipelineState::load_state_parts(const std::function<void(const NamedPart&)>& read) {
-  each_state_part([](Handle& handle, const auto& once) { handle.load_state_parts(once); }, read);
+  load_sets(0, own_parts(), read);
+}
+
+// The next set inside the last call of this one: what is written in the last call of all is
+// written before any set's handle looks at its parts.
+void PipelineState::load_sets(std::size_t from, const IsOwn& is_own,
+                              const std::function<void(const NamedPart&)>& read) {
+  if (from == sets_->all().size()) return;
+  pipeline::StageSet& set = sets_->all()[from];
+  std::size_t left = set.handle ? set.handle->state_parts().size() : 0;
+  if (left == 0) {
+    for (const NamedPart& part : parts_of(set, is_own)) read(part);
+    return load_sets(from + 1, is_own, read);
+  }
+  set.handle->load_state_parts([&](const NamedPart& part) {
+    if (is_own(part)) read(part);
+    if (--left == 0) load_sets(from + 1, is_own, read);
+  });
 }
 
 HandleMemory PipelineState::memory() const {

@@ -42,7 +42,9 @@ class PipelineState final : public HandleState {
   void load_state_parts(const std::function<void(const NamedPart&)>& read) override;
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] double seconds_waited() const override { return waited_; }
-  [[nodiscard]] const Group& group() const override { return group_; }
+  [[nodiscard]] const Group& group() const override {
+    return options_.all_ranks ? *options_.all_ranks : group_;
+  }
 
  private:
   // A tensor of the whole model, as Python's state_dict() has it.
@@ -59,6 +61,7 @@ class PipelineState final : public HandleState {
   void list_entries(const std::vector<Stage>& stages);
   void keep_own(const std::vector<Stage>& stages);
   void check_whole_ties(const pipeline::StageSet& set) const;
+  void check_all_ranks() const;
   [[nodiscard]] std::uint64_t trained() const;
   // What a rank does at the moment, for messages.
   struct Doing {
@@ -68,11 +71,12 @@ class PipelineState final : public HandleState {
   Result run(pipeline::StepKind kind, const pipeline::Batch& batch, Doing& now);
   Result execute(pipeline::StepKind kind, const pipeline::Batch& batch, Doing& now);
   void fail(const Doing& now, const char* what) noexcept;
-  // Calls `body` for each part of this rank's stages that belongs to this rank; `each` lists those
-  // of stages with a strategy.
-  void each_state_part(
-      const std::function<void(Handle&, const std::function<void(const NamedPart&)>&)>& each,
-      const std::function<void(const NamedPart&)>& body);
+  // Whether a part belongs to this rank, and was not asked about before.
+  using IsOwn = std::function<bool(const NamedPart&)>;
+  [[nodiscard]] IsOwn own_parts() const;
+  [[nodiscard]] std::vector<NamedPart> parts_of(pipeline::StageSet& set, const IsOwn& is_own);
+  void load_sets(std::size_t from, const IsOwn& is_own,
+                 const std::function<void(const NamedPart&)>& read);
   [[nodiscard]] at::Tensor on_all_ranks(const at::Tensor& loss);
   [[nodiscard]] CallOptions call(const std::string& tag) const {
     return {.tag = tag, .timeout = options_.timeout};

@@ -184,8 +184,9 @@ TEST(PipelineOnAMesh, StagesMayHaveReplicas) {
       const auto schedule = plan::make_schedule(name, {.stages = 2, .micro_batches = 3});
       Pipeline pipeline(split(model, {"2"}), schedule, mesh["pp"], squared_error,
                         {.strategy = [&](torch::nn::Module& stage) -> Handle {
-                          return DistributedDataParallel(stage, mesh["dp"]);
-                        }});
+                           return DistributedDataParallel(stage, mesh["dp"]);
+                         },
+                         .all_ranks = mesh.group()});
       for (int step = 0; step < 2; ++step) {
         std::vector<Gradients> of_replicas;
         for (int replica = 0; replica < 2; ++replica) {
@@ -217,8 +218,9 @@ TEST(PipelineOnAMesh, StagesMayBeSharded) {
         const auto schedule = plan::make_schedule(name, {.stages = 2, .micro_batches = 3});
         Pipeline pipeline(split(model, {"2"}), schedule, mesh["pp"], squared_error,
                           {.strategy = [&](torch::nn::Module& stage) -> Handle {
-                            return fully_shard(stage, mesh["fsdp"], {.level = level});
-                          }});
+                             return fully_shard(stage, mesh["fsdp"], {.level = level});
+                           },
+                           .all_ranks = mesh.group()});
         torch::optim::SGD sgd(pipeline.parameters(), 0.1);
         std::vector<torch::nn::Sequential> plain{blocks(block_count), blocks(block_count)};
         for (int step = 0; step < 2; ++step) {

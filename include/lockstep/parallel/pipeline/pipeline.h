@@ -84,6 +84,10 @@ struct PipelineOptions {
   // ranks during the last backward of a step. A weight that is tied over stages of several ranks
   // must be whole on each of them.
   std::function<Handle(torch::nn::Module& stage)> strategy = {};
+  // All ranks that have parts of the model, of every pipeline that the strategy joins to this one:
+  // mesh.group(). It is the handle's group(), over which checkpoints are saved and loaded.
+  // Needed where the strategy is one of several ranks.
+  std::optional<Group> all_ranks = std::nullopt;
   // Deadline of each wait; absent: the group's.
   std::optional<Duration> timeout = std::nullopt;
 };
@@ -97,7 +101,8 @@ class [[nodiscard]] Pipeline : public Handle {
   // it, in which its values stay as they are. Rank r of the schedule is rank r of the group.
   // InvalidArgument, before anything is sent: a schedule with a problem, of another number of
   // stages than there are, or of another number of ranks than the group has. Mismatch when ranks
-  // have different schedules or stages.
+  // have different schedules or stages. InvalidArgument too for Options::all_ranks that does not
+  // fit the strategy.
   Pipeline(const std::vector<Stage>& stages, const plan::Schedule& schedule, Group group,
            PipelineLoss loss, Options options = {});
 

@@ -7,6 +7,7 @@
 #include <c10/core/CPUAllocator.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <mutex>
 #include <string_view>
@@ -21,7 +22,8 @@ namespace lockstep::shm {
 namespace {
 
 // An arena that serves tensors or has done so. Entries are never destroyed, so that a look at them
-// needs no lock; an entry whose arena has gone is used again.
+// needs no lock; an entry whose arena has gone is used again. A look at one that changes meanwhile
+// finds nothing: what an address belongs to was there before and after.
 struct Serving {
   std::atomic<std::byte*> begin{nullptr};  // null: no arena
   std::atomic<std::size_t> bytes{0};
@@ -34,8 +36,10 @@ struct Serving {
 
   [[nodiscard]] bool contains(const std::byte* data) const {
     auto* first = begin.load(std::memory_order_acquire);
-    return first != nullptr && data >= first &&
-           data < first + bytes.load(std::memory_order_relaxed);
+    if (first == nullptr) return false;
+    const std::size_t size = bytes.load(std::memory_order_acquire);
+    const bool is_unchanged = begin.load(std::memory_order_acquire) == first;
+    return is_unchanged && data >= first && data < first + size;
   }
 };
 
@@ -67,6 +71,8 @@ class TensorAllocator final : public c10::Allocator {
 
   // False: another arena serves.
   bool begin(std::shared_ptr<Arena> arena, std::size_t most, ArenaTensors::Pages pages) {
+    // No arena serves there, and a thread of the parent may have had the mutex when it forked.
+    if (process_.is_copy_of_parent()) return false;
     std::lock_guard lock(mutex_);
     if (current_ != nullptr) return false;
     current_ = free_entry();
@@ -74,12 +80,13 @@ class TensorAllocator final : public c10::Allocator {
     current_->most = most;
     current_->pages = pages;
     current_->has_ended = false;
-    current_->bytes.store(current_->arena->bytes(), std::memory_order_relaxed);
+    current_->bytes.store(current_->arena->bytes(), std::memory_order_release);
     current_->begin.store(current_->arena->data(), std::memory_order_release);
     return true;
   }
 
   void end() {
+    if (process_.is_copy_of_parent()) return;
     std::shared_ptr<Arena> gone;  // after the lock
     std::lock_guard lock(mutex_);
     auto* ended = std::exchange(current_, nullptr);
@@ -140,13 +147,26 @@ class TensorAllocator final : public c10::Allocator {
     return entry;
   }
 
+  // But for pages that a handler which ran before this one has mapped there for itself.
+  static void close_pages(std::byte* begin, std::size_t bytes) {
+    constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+    constexpr std::size_t page = 4096;
+    void* closed = mmap(begin, bytes, PROT_NONE, flags, -1, 0);
+    if (closed == begin) return;
+    if (closed != MAP_FAILED) munmap(closed, bytes);  // a kernel that does not know the flag
+    if (closed != MAP_FAILED || errno != EEXIST || bytes <= page) return;
+    const std::size_t half = bytes / page / 2 * page;
+    if (half == 0) return;
+    close_pages(begin, half);
+    close_pages(begin + half, bytes - half);
+  }
+
   void close_in_child() {
-    constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
     bool any = false;
     for (auto* entry = first_.load(std::memory_order_acquire); entry; entry = entry->next) {
       auto* begin = entry->begin.load(std::memory_order_acquire);
       if (begin == nullptr) continue;
-      mmap(begin, entry->bytes.load(std::memory_order_relaxed), PROT_NONE, flags, -1, 0);
+      close_pages(begin, entry->bytes.load(std::memory_order_relaxed));
       any = true;
     }
     if (any) explain_faults();

@@ -1,0 +1,165 @@
+// lockstep-checkpoint: `lockstep checkpoint ls | show | verify | diff`: what checkpoints hold,
+// whether they are whole, and in what two of them differ.
+#include "apps/checkpoint/content.h"
+#include "apps/checkpoint/difference.h"
+#include "apps/program.h"
+#include "base/format.h"
+#include "base/nearest.h"
+#include "base/text.h"
+#include "base/visible.h"
+#include "checkpoint/header_checksums.h"
+#include "checkpoint/parts_reader.h"
+#include "sys/failure_text.h"
+
+#include <lockstep/checkpoint/training_state.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace {
+
+using namespace lockstep;
+using namespace lockstep::apps;
+namespace fs = std::filesystem;
+
+constexpr const char* command = "lockstep checkpoint";
+constexpr const char* about =
+    "  ls RUN           The checkpoints of a run's folder, oldest first.\n"
+    "  show PATH        What a checkpoint says of its run, and its tensors.\n"
+    "  verify PATH...   Reads all bytes and compares each tensor with its checksum.\n"
+    "  diff PATH PATH   The tensors in which two checkpoints, or two files, differ.\n"
+    "\n"
+    "PATH is the folder of a checkpoint, a file of tensors (safetensors), or a run's folder: its\n"
+    "newest checkpoint, and for verify all of them.\n"
+    "\n"
+    "Exit code 0; 1 when something is damaged, cannot be read or differs; 2 for a mistake in the\n"
+    "command.\n";
+
+void complain(const std::string& what) { print_to(stderr, "{}: {}\n", command, what); }
+
+std::string shown_bytes(std::uint64_t bytes) {
+  return format_bytes(static_cast<std::int64_t>(bytes));
+}
+
+// Goes on after what cannot be read; whether all could.
+bool for_each(const std::vector<fs::path>& paths, const std::function<void(const fs::path&)>& act) {
+  bool all = true;
+  for (const fs::path& path : paths) {
+    try {
+      act(path);
+    } catch (const std::exception& failure) {
+      complain(sys::failure_text(failure));
+      all = false;
+    }
+  }
+  return all;
+}
+
+int list(const fs::path& run) {
+  return for_each(all_at(run),
+                  [](const fs::path& folder) {
+                    const checkpoint::TrainingState state = checkpoint::read_training_state(folder);
+                    write_out(formatted("{}  {}  ranks={} epoch={}\n", folder.filename().string(),
+                                        shown_bytes(bytes_of(folder)), state.ranks, state.epoch));
+                  })
+             ? 0
+             : 1;
+}
+
+std::string entries_of(std::string_view group, const checkpoint::Metadata& entries) {
+  constexpr std::size_t most_letters = 200;
+  std::string text;
+  for (const auto& [name, value] : entries)
+    text += formatted("{}.{} = {}\n", group, visible(name), visible(value, most_letters));
+  return text;
+}
+
+std::string description_of(const fs::path& folder) {
+  const checkpoint::TrainingState state = checkpoint::read_training_state(folder);
+  std::string text = formatted("{}: {}\nstep = {}\nepoch = {}\nranks = {}\n", folder.string(),
+                               shown_bytes(bytes_of(folder)), state.step, state.epoch, state.ranks);
+  for (const auto& [name, number] : state.numbers)
+    text += formatted("numbers.{} = {}\n", visible(name), number);
+  return text + entries_of("progress", state.progress) + entries_of("config", state.config);
+}
+
+std::string tensors_of(const fs::path& file) {
+  const checkpoint::SafetensorsHeader header = header_of(file);
+  std::string text = formatted("{}: {}, {} tensors\n", file.string(), shown_bytes(bytes_of(file)),
+                               header.entries.size());
+  text += entries_of("metadata", checkpoint::without_checksums(header.metadata));
+  for (const checkpoint::TensorEntry& entry : header.entries)
+    text += formatted("  {} {} {}\n", visible(entry.name), kind_of(entry),
+                      shown_bytes(entry.end - entry.begin));
+  return text;
+}
+
+int show(const fs::path& path) {
+  const fs::path shown = one_at(path);
+  if (fs::is_directory(shown)) write_out(description_of(shown));
+  for (const fs::path& file : tensor_files_of(shown)) write_out(tensors_of(file));
+  return 0;
+}
+
+int verify(const std::vector<std::string>& words) {
+  bool all = true;
+  for (const std::string& word : words) {
+    std::vector<fs::path> paths;
+    all = for_each({word}, [&](const fs::path& path) { paths = all_at(path); }) && all;
+    all = for_each(paths,
+                   [](const fs::path& path) {
+                     if (fs::is_directory(path)) {
+                       checkpoint::verify(path);
+                     } else {
+                       Group alone;
+                       checkpoint::PartsReader(alone, path).verify();
+                     }
+                     write_out(formatted("{}: whole\n", path.string()));
+                   }) &&
+          all;
+  }
+  return all ? 0 : 1;
+}
+
+int diff(const fs::path& one, const fs::path& other) {
+  const Difference found = difference_of(one_at(one), one_at(other));
+  for (const std::string& line : found.lines) write_out(line + "\n");
+  if (found.lines.empty()) write_out(formatted("the same {} tensors\n", found.tensors));
+  return found.lines.empty() ? 0 : 1;
+}
+
+int run(const std::vector<std::string>& words) {
+  const std::vector<std::string_view> known{"ls", "show", "verify", "diff"};
+  if (words.empty()) throw UsageError(formatted("name a command: {}", listed(known, " ")));
+  const std::string& name = words.front();
+  if (std::ranges::find(known, name) == known.end())
+    throw UsageError(unknown_name("command", name, known));
+  const std::size_t paths = words.size() - 1;
+  if (name == "verify") {
+    if (paths == 0) throw UsageError("verify: expected at least one path, found none");
+    return verify({words.begin() + 1, words.end()});
+  }
+  const std::size_t wanted = name == "diff" ? 2 : 1;
+  if (paths != wanted)
+    throw UsageError(formatted("{}: expected {}, found {}", name,
+                               wanted == 1 ? "one path" : "two paths", paths));
+  if (name == "ls") return list(words[1]);
+  return name == "show" ? show(words[1]) : diff(words[1], words[2]);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  return sys::run_program(command, [&] {
+    CommandOptions options(command, "ls|show|verify|diff PATH...", about,
+                           CommandOptions::Words::allowed);
+    const std::vector<std::string> words(arguments + 1, arguments + count);
+    const auto request = options.read(words);
+    if (const auto code = answer(request, options)) return *code;
+    return run(options.words());
+  });
+}

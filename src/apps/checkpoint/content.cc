@@ -1,0 +1,59 @@
+#include "apps/checkpoint/content.h"
+
+#include "base/check.h"
+#include "base/format.h"
+#include "checkpoint/dtype_names.h"
+#include "checkpoint/file_names.h"
+#include "sys/plain_file.h"
+
+#include <lockstep/checkpoint/training_state.h>
+
+namespace lockstep::apps {
+
+namespace fs = std::filesystem;
+
+bool is_checkpoint(const fs::path& path) { return fs::exists(path / "training.json"); }
+
+std::vector<fs::path> all_at(const fs::path& path) {
+  check_input(fs::exists(path), "{}: expected a run, a checkpoint or a file, found nothing",
+              path.string());
+  if (!fs::is_directory(path) || is_checkpoint(path)) return {path};
+  std::vector<fs::path> folders = checkpoint::list_checkpoints(path);
+  check_input(!folders.empty(), "{}: expected a checkpoint in this folder, found none",
+              path.string());
+  return folders;
+}
+
+fs::path one_at(const fs::path& path) { return all_at(path).back(); }
+
+std::vector<fs::path> tensor_files_of(const fs::path& path) {
+  if (!fs::is_directory(path)) return {path};
+  std::vector<fs::path> files;
+  for (const char* name : checkpoint::tensor_files)
+    if (fs::exists(path / name)) files.push_back(path / name);
+  return files;
+}
+
+std::uint64_t bytes_of(const fs::path& path) {
+  if (!fs::is_directory(path)) return fs::file_size(path);
+  std::uint64_t bytes = 0;
+  for (const auto& entry : fs::directory_iterator(path))
+    if (entry.is_regular_file()) bytes += entry.file_size();
+  return bytes;
+}
+
+checkpoint::SafetensorsHeader header_of(const fs::path& file) {
+  sys::PlainFile opened(file);
+  try {
+    const std::string text = checkpoint::read_header_text(opened);
+    return checkpoint::parse_header(text, opened.size() - sizeof(std::uint64_t) - text.size());
+  } catch (const BadInput& problem) {
+    throw BadInput(formatted("{}: {}", file.string(), problem.what()));
+  }
+}
+
+std::string kind_of(const checkpoint::TensorEntry& entry) {
+  return formatted("{} [{}]", checkpoint::name_of(entry.dtype), listed(entry.shape, ", "));
+}
+
+}  // namespace lockstep::apps

@@ -1,0 +1,101 @@
+#include <lockstep/checkpoint/async_saver.h>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "checkpoint/content.h"
+#include "sys/failure_text.h"
+#include "sys/private_pages.h"
+#include "sys/thread.h"
+
+#include <atomic>
+#include <exception>
+#include <optional>
+#include <span>
+#include <utility>
+
+namespace lockstep::checkpoint {
+
+namespace fs = std::filesystem;
+
+// Invariant: while `writing`, the thread alone uses `content`, `snapshot` and `error`.
+struct AsyncSaver::State {
+  explicit State(const Group& of) : group(of.split(0)) {}
+
+  // Where the one that is there is too small; not both at once.
+  void make_room(std::size_t wanted) {
+    if (wanted <= room) return;
+    snapshot.reset();
+    room = 0;
+    snapshot = sys::private_pages(wanted);
+    room = wanted;
+  }
+
+  void write(const fs::path& out) noexcept {
+    try {
+      (void)write_content(group, out, *content);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    content.reset();
+    writing.store(false, std::memory_order_release);
+  }
+
+  // The error of what was written last, once.
+  std::exception_ptr finished() {
+    if (thread.joinable()) thread.join();
+    return std::exchange(error, nullptr);
+  }
+
+  Group group;
+  std::shared_ptr<void> snapshot;
+  std::size_t room = 0, used = 0;
+  std::optional<Content> content;
+  std::exception_ptr error;
+  std::atomic<bool> writing{false};
+  sys::Thread thread;
+};
+
+AsyncSaver::AsyncSaver(const Group& group) : state_(std::make_unique<State>(group)) {}
+
+AsyncSaver::~AsyncSaver() {
+  try {
+    wait();
+  } catch (const std::exception& failure) {
+    log::warning("checkpoint: {}", sys::failure_text(failure));
+  } catch (...) {
+    log::warning("checkpoint: writing failed");
+  }
+}
+
+fs::path AsyncSaver::save(const fs::path& out, const Handle& handle,
+                          const torch::optim::Optimizer& optimizer, const TrainingState& state,
+                          const SaveOptions& options) {
+  wait();
+  Group& group = state_->group;
+  check(handle.group().size() == group.size() && handle.group().rank() == group.rank(),
+        "AsyncSaver: expected a handle of the group that it was made for, rank {} of {}, found "
+        "rank {} of {}",
+        group.rank(), group.size(), handle.group().rank(), handle.group().size());
+  Content content = content_of(group, handle, optimizer, state, options);
+  check_place(group, out, content);
+  together(group, [&] {
+    state_->used = content.snapshot_bytes();
+    state_->make_room(state_->used);
+    content.take_snapshot({static_cast<std::byte*>(state_->snapshot.get()), state_->used});
+  });
+  fs::path folder = out / content.name;
+  state_->content.emplace(std::move(content));
+  state_->writing = true;
+  state_->thread = sys::Thread("checkpoint", [own = state_.get(), out] { own->write(out); });
+  return folder;
+}
+
+void AsyncSaver::wait() {
+  if (std::exception_ptr error = state_->finished()) std::rethrow_exception(error);
+}
+
+bool AsyncSaver::is_writing() const { return state_->writing.load(std::memory_order_acquire); }
+
+std::size_t AsyncSaver::snapshot_bytes() const { return state_->used; }
+
+}  // namespace lockstep::checkpoint

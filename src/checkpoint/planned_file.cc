@@ -1,0 +1,101 @@
+#include "checkpoint/planned_file.h"
+
+#include "checkpoint/part_exchange.h"
+#include "layout/runs.h"
+
+#include <lockstep/comm/together.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+
+#include <utility>
+
+namespace lockstep::checkpoint {
+namespace {
+
+constexpr std::size_t alignment = 64;
+
+std::vector<PartDescription> descriptions_of(const std::vector<FilePart>& parts) {
+  std::vector<PartDescription> list;
+  for (const FilePart& part : parts) list.push_back(part.what);
+  return list;
+}
+
+std::vector<bool> only(const Group& group) {
+  std::vector<bool> wanted(static_cast<std::size_t>(group.size()));
+  wanted[static_cast<std::size_t>(group.rank())] = true;
+  return wanted;
+}
+
+std::size_t bytes_of(const PlannedBox& box, const TensorEntry& of) {
+  return static_cast<std::size_t>(layout::numel_of(box.box)) * c10::elementSize(of.dtype);
+}
+
+// A run as a box of `box`, which holds it.
+layout::Box within(const layout::Box& run, const layout::Box& box) {
+  layout::Box inner = run;
+  for (std::size_t dim = 0; dim < inner.offsets.size(); ++dim)
+    inner.offsets[dim] -= box.offsets[dim];
+  return inner;
+}
+
+}  // namespace
+
+PlannedFile::PlannedFile(Group& group, std::vector<FilePart> parts, Metadata metadata)
+    : metadata_(std::move(metadata)),
+      parts_(std::move(parts)),
+      by_rank_(exchange_parts(group, descriptions_of(parts_))) {
+  for (const FilePart& part : parts_) by_name_[part.what.name] = &part;
+  together(group, [&] { plan_ = plan_writing(by_rank_, metadata_, only(group)); });
+  std::size_t end = 0;
+  for (const PlannedBox& box : plan_.boxes) {
+    places_.push_back(end);
+    end +=
+        (bytes_of(box, plan_.header.entries[box.tensor]) + alignment - 1) / alignment * alignment;
+  }
+  places_.push_back(end);
+}
+
+std::uint64_t PlannedFile::bytes() const {
+  const std::vector<TensorEntry>& entries = plan_.header.entries;
+  return sizeof(std::uint64_t) + format_header(plan_.header).size() +
+         (entries.empty() ? 0 : entries.back().end);
+}
+
+std::size_t PlannedFile::snapshot_bytes() const { return places_.back(); }
+
+const at::Tensor& PlannedFile::values_of(const FilePart& part) {
+  if (values_of_ != &part) {
+    values_ = part.values();
+    values_of_ = &part;
+  }
+  return values_;
+}
+
+void PlannedFile::take_snapshot(std::span<std::byte> bytes) {
+  at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < plan_.boxes.size(); ++i) {
+    const PlannedBox& box = plan_.boxes[i];
+    const FilePart& part = *by_name_.at(plan_.header.entries[box.tensor].name);
+    at::from_blob(bytes.data() + places_[i], box.box.sizes, part.what.dtype)
+        .copy_(view_of(values_of(part), part.what.slice, box.box));
+  }
+  snapshot_ = bytes;
+  values_ = at::Tensor();
+  values_of_ = nullptr;
+  by_name_.clear();
+  parts_.clear();
+}
+
+at::Tensor PlannedFile::elements(std::size_t own, const layout::Box& run) {
+  const PlannedBox& box = plan_.boxes[own];
+  const TensorEntry& entry = plan_.header.entries[box.tensor];
+  if (parts_.empty()) {
+    at::Tensor copied = at::from_blob(snapshot_.data() + places_[own], box.box.sizes, entry.dtype);
+    return modules::box_in_whole(copied, within(run, box.box)).contiguous();
+  }
+  const FilePart& part = *by_name_.at(entry.name);
+  return view_of(values_of(part), part.what.slice, run).cpu().contiguous();
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,61 @@
+// PlannedFile: one safetensors file that is about to be written: what all ranks have of it, who
+// writes what, and the elements that this rank writes, as they are now or as they were when a
+// snapshot was taken.
+#pragma once
+
+#include "checkpoint/file_part.h"
+#include "checkpoint/write_plan.h"
+
+#include <lockstep/checkpoint/safetensors.h>
+#include <lockstep/comm/group.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace lockstep::checkpoint {
+
+class PlannedFile {
+ public:
+  // Collective. CommonFailure as plan_writing(). Rank 0's metadata count.
+  PlannedFile(Group& group, std::vector<FilePart> parts, Metadata metadata);
+  PlannedFile(PlannedFile&&) noexcept = default;
+  PlannedFile& operator=(PlannedFile&&) = delete;
+
+  [[nodiscard]] const std::vector<std::vector<PartDescription>>& by_rank() const {
+    return by_rank_;
+  }
+  [[nodiscard]] const Metadata& metadata() const { return metadata_; }
+  // Whether any rank has a part.
+  [[nodiscard]] bool has_parts() const { return !plan_.header.entries.empty(); }
+  // Of the whole file, on rank 0.
+  [[nodiscard]] std::uint64_t bytes() const;
+
+  // Bytes that a snapshot on this rank takes.
+  [[nodiscard]] std::size_t snapshot_bytes() const;
+  // Local: copies the elements that this rank writes, dense, into so many bytes of the caller's.
+  // The parts are not asked any more. The bytes must stay until the file is written.
+  void take_snapshot(std::span<std::byte> bytes);
+
+  // A run of box number `own` of those that this rank holds, in the order of the plan: dense, in
+  // host memory; copied only where it does not lie so.
+  [[nodiscard]] at::Tensor elements(std::size_t own, const layout::Box& run);
+
+ private:
+  [[nodiscard]] const at::Tensor& values_of(const FilePart& part);
+
+  Metadata metadata_;
+  std::vector<FilePart> parts_;
+  std::map<std::string, const FilePart*> by_name_;
+  std::vector<std::vector<PartDescription>> by_rank_;
+  WritePlan plan_;  // with this rank's boxes
+  std::span<std::byte> snapshot_;
+  std::vector<std::size_t> places_;  // of the boxes in the snapshot
+  at::Tensor values_;                // of the part that was asked last
+  const FilePart* values_of_ = nullptr;
+};
+
+}  // namespace lockstep::checkpoint

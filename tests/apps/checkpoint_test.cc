@@ -1,0 +1,89 @@
+// lockstep-checkpoint as its users start it, on runs of lockstep-train.
+#include "apps/shell.h"
+#include "support/temporary_folder.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+namespace lockstep {
+namespace {
+
+using test::program;
+using test::shell;
+using test::ShellResult;
+
+class SavedCheckpoints : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(program("lockstep-train")))
+      GTEST_SKIP() << "lockstep-train was not built";
+    const ShellResult trained = run(
+        "train mlp --out mine --steps 6 --save-every 2 --keep 0 --layers 2 --width 8 --threads 1 "
+        "--async-save --ranks 2");
+    ASSERT_EQ(trained.exit_code, 0) << trained.output;
+  }
+
+  ShellResult run(const std::string& words) const {
+    return shell("cd " + folder_.path().string() + " && " + LOCKSTEP_PROGRAM_DIR "/lockstep " +
+                 words + " 2>&1");
+  }
+  ShellResult checkpoint(const std::string& words) const { return run("checkpoint " + words); }
+  void expect(const std::string& words, int code, const std::vector<std::string>& said) const {
+    const ShellResult result = checkpoint(words);
+    EXPECT_EQ(result.exit_code, code) << result.output;
+    for (const std::string& text : said)
+      EXPECT_NE(result.output.find(text), std::string::npos) << text << "\nin\n" << result.output;
+  }
+  void damage(const char* file) const {
+    std::fstream bytes(folder_ / file, std::ios::binary | std::ios::in | std::ios::out);
+    bytes.seekp(-3, std::ios::end).put('\x55').put('\xaa');
+  }
+
+  test::TemporaryFolder folder_;
+};
+
+TEST_F(SavedCheckpoints, AreListedAndShown) {
+  const std::string listed = checkpoint("ls mine").output;
+  EXPECT_EQ(test::count_lines(listed), 3) << listed;
+  EXPECT_EQ(listed.find("step-00000002  "), 0u) << listed;
+  EXPECT_NE(listed.find("ranks=2 epoch=0\n"), std::string::npos) << listed;
+  expect("show mine", 0,
+         {"mine/step-00000006: ", "step = 6\n", "ranks = 2\n", "config.width = 8\n",
+          "model.safetensors: ", "metadata.task = mlp\n", " F32 [8",
+          "random.safetensors: ", "rank1 U8 ["});
+  expect("show mine/model.safetensors", 0, {"metadata.step = 6\n"});
+  expect("show nowhere", 1, {"nowhere: expected a run, a checkpoint or a file, found nothing"});
+  expect("ls .", 1, {"expected a checkpoint in this folder, found none"});
+}
+
+TEST_F(SavedCheckpoints, AreVerifiedEachByItself) {
+  expect("verify mine mine/model.safetensors", 0,
+         {"mine/step-00000002: whole\n", "mine/step-00000006: whole\n",
+          "mine/model.safetensors: whole\n"});
+  damage("mine/step-00000004/optimizer.safetensors");
+  expect("verify mine", 1,
+         {"mine/step-00000002: whole\n", "mine/step-00000006: whole\n",
+          "lockstep checkpoint: mine/step-00000004/optimizer.safetensors: tensor ",
+          "is damaged: expected"});
+  std::filesystem::remove(folder_ / "mine/step-00000002/training.json");
+  std::filesystem::create_directory(folder_ / "mine/step-00000001");
+  expect("ls mine", 1, {"step-00000004  ", "step-00000006  ", "mine/step-00000002/training.json"});
+}
+
+TEST_F(SavedCheckpoints, DifferInWhatIsSaid) {
+  expect("diff mine mine/step-00000006", 0, {"the same "});
+  expect("diff mine/step-00000002 mine/step-00000004", 1,
+         {"model.safetensors: ", " elements differ, by ", "optimizer.safetensors: optimizer."});
+  expect("diff mine/model.safetensors mine/step-00000006/model.safetensors", 0, {"the same "});
+  const ShellResult wider = run("train mlp --out wider --steps 2 --layers 2 --width 9 --threads 1");
+  ASSERT_EQ(wider.exit_code, 0) << wider.output;
+  expect("diff mine wider", 1, {"F32 [8", " and F32 [9", "rank1: only in mine/step-00000006"});
+  expect("diff mine mine/model.safetensors", 1, {"expected two checkpoints or two files"});
+}
+
+}  // namespace
+}  // namespace lockstep

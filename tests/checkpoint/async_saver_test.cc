@@ -1,0 +1,223 @@
+// Saving while training goes on: what is saved is what was there at the call, and what goes wrong
+// is told.
+#include <lockstep/checkpoint/async_saver.h>
+
+#include "checkpoint/small_disk.h"
+#include "checkpoint/small_training.h"
+#include "support/flush_hook.h"
+#include "support/messages.h"
+#include "support/temporary_folder.h"
+#include "support/torch/ranks.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace lockstep::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using test::Engine;
+using test::names_in;
+using test::TemporaryFolder;
+using test::Training;
+
+fs::path save_by(AsyncSaver& saver, const fs::path& out, const Training& training,
+                 const SaveOptions& options = {}) {
+  return saver.save(out, training.handle, *training.optimizer, {.step = training.steps}, options);
+}
+
+std::string text_of(const fs::path& file) {
+  std::ifstream opened(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(opened), {}};
+}
+
+void expect_same_files(const fs::path& found, const fs::path& expected) {
+  ASSERT_EQ(names_in(found), names_in(expected));
+  for (const std::string& name : names_in(expected))
+    EXPECT_TRUE(text_of(found / name) == text_of(expected / name)) << name;
+}
+
+class EveryStrategyAsync : public testing::TestWithParam<int> {};
+
+// Byte for byte what save() writes, though the model and the generators go on at once.
+TEST_P(EveryStrategyAsync, WhatIsSavedIsWhatWasThereAtTheCall) {
+  for (const test::Level& level : test::all_strategies)
+    for (const char* optimizer : {"our_adamw", "momentum"}) {
+      SCOPED_TRACE(test::name_of(level));
+      TemporaryFolder later, at_once;
+      test::run_group(Engine::shm, GetParam(), [&](Group group) {
+        Training training(level, optimizer, group);
+        torch::manual_seed(7 + group.rank());
+        AsyncSaver saver(group);
+        for (int i = 0; i < 4; ++i) {
+          training.step();
+          (void)at::rand({3});
+          EXPECT_EQ(save_by(saver, later.path(), training),
+                    later.path() / checkpoint_name(training.steps));
+          training.save(at_once.path());
+          at::NoGradGuard no_grad;
+          for (const NamedPart& part : training.handle.named_parameters())
+            const_cast<at::Tensor&>(part.tensor).mul_(1.5);
+        }
+        saver.wait();
+        EXPECT_FALSE(saver.is_writing());
+      });
+      for (const fs::path& folder : list_checkpoints(at_once.path()))
+        expect_same_files(later.path() / folder.filename(), folder);
+      EXPECT_EQ(list_checkpoints(later.path()).size(), 4u);
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, EveryStrategyAsync, testing::Values(1, 2, 3, 5));
+
+// Of what all ranks have, each copies its share.
+TEST(AsyncSaver, ARankCopiesWhatItWrites) {
+  TemporaryFolder out;
+  std::atomic<std::size_t> all{0}, most{0};
+  run_as_threads(4, [&](Group group) {
+    torch::nn::Linear model(1024, 1024);
+    DistributedDataParallel handle(model, group);
+    torch::optim::SGD sgd(handle.parameters(), 0.1);
+    AsyncSaver saver(group);
+    saver.save(out.path(), handle, sgd, {.step = 1});
+    saver.wait();
+    all += saver.snapshot_bytes();
+    std::size_t before = most;
+    while (saver.snapshot_bytes() > before &&
+           !most.compare_exchange_weak(before, saver.snapshot_bytes())) {
+    }
+  });
+  constexpr std::size_t bytes = 4 * 1025 * 1024;
+  EXPECT_EQ(all, bytes);
+  EXPECT_LE(most, bytes / 4 + 4096);
+}
+
+// Until somebody lets it go on; nothing is flushed meanwhile.
+class Gate {
+ public:
+  int pass() {
+    waiting_ = true;
+    while (!open_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return 0;
+  }
+  void wait_for_somebody() const {
+    while (!waiting_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  void open() { open_ = true; }
+
+ private:
+  std::atomic<bool> waiting_{false}, open_{false};
+};
+
+TEST(AsyncSaver, TrainingGoesOnWhileTheDiskIsSlow) {
+  TemporaryFolder out;
+  Gate gate;
+  test::FlushHook hook([&](const std::string&) { return gate.pass(); });
+  run_as_threads(2, [&](Group group) {
+    Training training(ShardLevel::full, "adamw", group);
+    AsyncSaver saver(group);
+    training.step();
+    const fs::path folder = save_by(saver, out.path(), training);
+    gate.wait_for_somebody();
+    for (int i = 0; i < 3; ++i) training.step();
+    EXPECT_TRUE(saver.is_writing());
+    EXPECT_FALSE(fs::exists(folder));
+    group.barrier().wait();
+    gate.open();
+    saver.wait();
+    EXPECT_TRUE(fs::exists(folder));
+    Training again(std::nullopt, "adamw", group);
+    again.load(out.path());
+    EXPECT_EQ(again.steps, 1);
+  });
+}
+
+TEST(AsyncSaver, TheNextSaveWaitsForTheOneBefore) {
+  TemporaryFolder out;
+  Gate gate;
+  test::FlushHook hook([&](const std::string&) { return gate.pass(); });
+  run_as_threads(2, [&](Group group) {
+    Training training(std::nullopt, "adamw", group);
+    AsyncSaver saver(group);
+    training.step();
+    const fs::path first = save_by(saver, out.path(), training);
+    training.step();
+    std::jthread opener([&] {
+      gate.wait_for_somebody();
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      gate.open();
+    });
+    save_by(saver, out.path(), training);
+    EXPECT_TRUE(fs::exists(first));
+  });  // and the last one is there when the saver has gone
+  EXPECT_EQ(names_in(out.path()), (std::vector<std::string>{"step-00000001", "step-00000002"}));
+}
+
+TEST(AsyncSaver, AnErrorIsThrownByTheNextSaveOrByWaiting) {
+  TemporaryFolder out;
+  test::run_group(Engine::shm, 3, [&](Group group) {
+    Training training(ShardLevel::full, "adamw", group);
+    AsyncSaver saver(group);
+    const auto save_to_full_disk = [&] {
+      training.step();
+      test::SmallDisk disk(300);
+      save_by(saver, out.path(), training);
+      while (saver.is_writing()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+    const std::vector<std::string> words = {"rank 0 on host ", "reserving ", "File too large"};
+    save_to_full_disk();
+    test::expect_words(test::message_of<CommonFailure>([&] { saver.wait(); }), words);
+    saver.wait();  // it has been told
+    save_to_full_disk();
+    training.step();
+    test::expect_words(
+        test::message_of<CommonFailure>([&] { save_by(saver, out.path(), training); }), words);
+    save_by(saver, out.path(), training, {.keep = 1});
+    saver.wait();
+    EXPECT_EQ(names_in(out.path()), std::vector<std::string>{"step-00000003"});
+    // What is known at once is thrown at once.
+    test::expect_words(
+        test::message_of<CommonFailure>([&] { save_by(saver, out.path(), training); }),
+        {"step-00000003: is there already"});
+  });
+  verify(out / "step-00000003");
+}
+
+TEST(AsyncSaver, RanksThatDoNotSeeTheFolderPassTheirPartsOn) {
+  for (const test::Level& level : test::all_strategies) {
+    TemporaryFolder seen, elsewhere, alone;
+    run_as_threads(3, [&](Group group) {
+      const fs::path place =
+          group.is_root() ? seen.path() : elsewhere / std::to_string(group.rank());
+      Training training(level, "our_adamw", group);
+      AsyncSaver saver(group);
+      training.step();
+      save_by(saver, place, training);
+      training.step();
+    });
+    test::go_on(alone.path(), std::nullopt, "our_adamw", 1, 1);
+    test::expect_same_checkpoint(seen / "step-00000001", alone / "step-00000001");
+  }
+}
+
+TEST(AsyncSaver, AHandleOfAnotherGroupIsRefused) {
+  TemporaryFolder out;
+  run_as_threads(2, [&](Group group) {
+    AsyncSaver saver(group);
+    Training alone(std::nullopt, "sgd", Group());
+    test::expect_words(
+        test::message_of<InvalidArgument>([&] { save_by(saver, out.path(), alone); }),
+        {"expected a handle of the group that it was made for", "rank 0 of 1"});
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::checkpoint

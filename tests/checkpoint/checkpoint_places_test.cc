@@ -1,0 +1,156 @@
+// Where checkpoints lie: folders that not all ranks see, copies of hosts, folders that cannot be
+// read or that somebody else writes.
+#include <lockstep/checkpoint/checkpoint.h>
+
+#include "checkpoint/small_training.h"
+#include "support/messages.h"
+#include "support/temporary_folder.h"
+#include "sys/file_lock.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace lockstep::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using test::go_on;
+using test::Level;
+using test::names_in;
+using test::refusal;
+using test::TemporaryFolder;
+using test::Training;
+
+// Rank 0 of three sees the folder, the others look for it where it is not.
+TEST(CheckpointPlaces, RanksThatDoNotSeeTheFolderPassTheirPartsOn) {
+  for (const Level& level : test::all_strategies) {
+    TemporaryFolder seen, alone, elsewhere;
+    go_on(alone.path(), std::nullopt, "our_adamw", 1, 2);
+    auto place = [&](const Group& group) {
+      return group.is_root() ? seen.path() : elsewhere / std::to_string(group.rank());
+    };
+    run_as_threads(3, [&](Group group) {
+      Training training(level, "our_adamw", group);
+      training.step();
+      training.save(place(group));
+    });
+    run_as_threads(3, [&](Group group) {
+      Training training(level, "our_adamw", group);
+      training.load(place(group));
+      training.step();
+      training.save(place(group));
+    });
+    EXPECT_TRUE(names_in(elsewhere.path()).empty());
+    test::expect_same_checkpoint(*latest_checkpoint(seen.path()), *latest_checkpoint(alone.path()));
+  }
+}
+
+// Another run's folder of the same name on a host's own disk is not taken for this one.
+TEST(CheckpointPlaces, AnotherFileOfTheSameNameIsNotRead) {
+  TemporaryFolder seen, other;
+  go_on(seen.path(), std::nullopt, "sgd", 1, 2);
+  run_as_threads(1, [&](Group group) {
+    Training training(std::nullopt, "sgd", group);
+    for (int i = 0; i < 3; ++i) training.step();
+    training.steps = 2;
+    training.save(other.path());
+  });
+  run_as_threads(2, [&](Group group) {
+    Training training(ShardLevel::full, "sgd", group);
+    training.load(group.is_root() ? seen.path() : other.path());
+    auto whole = training.handle.state_dict();
+    auto expected = read_safetensors(seen / "step-00000002/model.safetensors").tensors;
+    for (const auto& [name, tensor] : expected) EXPECT_TRUE(whole.at(name).equal(tensor)) << name;
+  });
+}
+
+// Hosts without a common disk have copies of a checkpoint, and each must be whole.
+TEST(CheckpointPlaces, ACopyIsReadToTheEndByTheRanksThatHaveIt) {
+  for (int damaged : {0, 1, 2})
+    for (std::int64_t from_end : {3, 200, 400}) {
+      TemporaryFolder out;
+      go_on(out / "0", std::nullopt, "our_adamw", 1, 1);
+      for (const char* host : {"1", "2"})
+        fs::copy(out / "0", out / host, fs::copy_options::recursive);
+      std::fstream bytes(out / std::to_string(damaged) / "step-00000001/model.safetensors",
+                         std::ios::binary | std::ios::in | std::ios::out);
+      bytes.seekp(-from_end, std::ios::end).put('\x55').put('\xaa');
+      bytes.close();
+      run_as_threads(4, [&](Group group) {
+        Training training(ShardLevel::full, "our_adamw", group);
+        const int host = group.rank() / 2 + (group.rank() == 3 ? 1 : 0);  // 0, 0, 1, 2
+        test::expect_words(
+            test::message_of<CommonFailure>([&] { training.load(out / std::to_string(host)); }),
+            {"/" + std::to_string(damaged) + "/step-00000001/model.safetensors", "is damaged",
+             "rank " + std::to_string(std::vector{0, 2, 3}[static_cast<std::size_t>(damaged)])});
+        group.barrier().wait();
+      });
+    }
+}
+
+// A folder that cannot be read is an error on every rank, and not a run that begins.
+TEST(CheckpointPlaces, WhatCannotBeReadIsNotNothing) {
+  TemporaryFolder out;
+  std::ofstream(out / "file") << "x";
+  EXPECT_NE(refusal(3,
+                    [&](Group group) {
+                      Training training(std::nullopt, "sgd", group);
+                      (void)load_latest(out / "file", training.handle, *training.optimizer);
+                    })
+                .find("looking for checkpoints in " + (out / "file").string()),
+            std::string::npos);
+}
+
+// As two programs, or two halves of one, that save into one folder.
+TEST(CheckpointPlaces, TwoWritersAreRefusedAndWhatOneWritesStays) {
+  TemporaryFolder out;
+  go_on(out.path(), std::nullopt, "sgd", 1, 1);
+  const fs::path partial = out / ".step-00000002.0123456789abcdef.partial";
+  const fs::path other = out / ".step-00000002.notes.partial";
+  fs::create_directory(partial);
+  fs::create_directory(other);
+  const auto saving = [&](bool model) {
+    return refusal(2, [&](Group group) {
+      Training training(std::nullopt, "sgd", group);
+      training.steps = 2;
+      if (model)
+        save_model(out / "model.safetensors", training.handle);
+      else
+        training.save(out.path());
+    });
+  };
+  {
+    const sys::FileLock first(out / ".saving.lock");
+    const sys::FileLock of_model(out / ".model.safetensors.lock");
+    for (bool model : {false, true})
+      test::expect_words(saving(model), {out.path().string() + ": process ", " is saving here"});
+    EXPECT_TRUE(fs::exists(partial));
+  }
+  go_on(out.path(), std::nullopt, "sgd", 1, 1);
+  EXPECT_EQ(names_in(out.path()),
+            (std::vector<std::string>{other.filename(), "step-00000001", "step-00000002"}));
+}
+
+TEST(CheckpointPlaces, ANameWithoutAFolderIsInTheCurrentOne) {
+  TemporaryFolder folder;
+  const fs::path before = fs::current_path();
+  fs::current_path(folder.path());
+  for (const char* left : {".model.0123456789abcdef.partial", ".model.mine.partial",
+                           ".models.0123456789abcdef.partial"})
+    std::ofstream(left) << "x";
+  run_as_threads(2, [&](Group group) {
+    Training training(std::nullopt, "sgd", group);
+    save_model("model", training.handle);
+  });
+  fs::current_path(before);
+  EXPECT_EQ(names_in(folder.path()),
+            (std::vector<std::string>{".model.mine.partial", ".models.0123456789abcdef.partial",
+                                      "model"}));
+}
+
+}  // namespace
+}  // namespace lockstep::checkpoint
