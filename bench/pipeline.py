@@ -122,7 +122,8 @@ def print_ratios(options, contenders, judgements):
         ratio = quotients(found[numerator].by_round, found[denominator].by_round)
         figure = f"{' '.join(numerator)} / {' '.join(denominator)}"
         what = f"{found[numerator].title()} / {found[denominator].title()}"
-        verdict = judgements.judge("pipeline", figure, {"ranks": options.ranks, "usual_size": usual}, what, ratio.p50)
+        facts = {"ranks": options.ranks, "usual_size": usual, "width": options.width, "rows": options.rows}
+        verdict = judgements.judge("pipeline", figure, facts, what, ratio.p50)
         if not options.json:
             print(f"{what:<40}{ratio.p50:>8.3f}   {ratio.p25:.3f} .. {ratio.p75:.3f}   {verdict}", flush=True)
 
