@@ -10,7 +10,6 @@
 #include "train/micro_batches.h"
 #include "train/model_description.h"
 #include "train/optimizers.h"
-#include "train/option_settings.h"
 #include "train/random_streams.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
@@ -34,13 +33,13 @@ Options with_resume(Options options) {
 
 }  // namespace
 
-Run::Run(Task& task, const Options& options, Group world)
+Run::Run(Task& task, const Options& options, Group world, RunStrategy& strategy)
     : configuration_(task, with_resume(options)),
       task_(task),
       world_(std::move(world)),
       folder_(configuration_),
+      strategy_(strategy),
       scaler_({.enabled = options.precision == "fp16"}) {
-  together(world_, [&] { check_run(options_, task_, world_.size()); });
   if (options_.threads > 0) at::set_num_threads(static_cast<int>(options_.threads));
   std::optional<checkpoint::TrainingState> state = shared_state();
   begin(state);
@@ -66,12 +65,11 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
     }
   });
   compare_data();
-  handle_ = make_handle(options_, task_, module_, world_);
-  optimizer_ = make_optimizer(options_, handle_);
-  torch::manual_seed(stream_seed(options_.seed, seed_stream_of_rank(world_.rank())));
   steps_per_epoch_ = task_.steps_per_epoch();
   steps_ = options_.steps > 0 ? options_.steps : options_.epochs * steps_per_epoch_;
   schedule_ = schedule_of(options_, steps_, steps_per_epoch_);
+  strategy_.attach(module_, schedule_, steps_per_epoch_);
+  torch::manual_seed(stream_seed(options_.seed, seed_stream_of_rank(world_.rank())));
   stopping_.patience = options_.patience;
   evaluator_.emplace(
       task_, module_, world_,
@@ -90,28 +88,33 @@ void Run::restore(const checkpoint::TrainingState& state) {
     in_file(checkpoint_folder(state.step) / "training.json", [&] { restore_progress(state); });
   });
   step_ = saved_step_ = state.step;
-  // The folder was verified when it was chosen.
-  (void)checkpoint::load(checkpoint_folder(step_), handle_, *optimizer_, {.verify = false});
-  if (state.ranks != world_.size())
+  strategy_.load(checkpoint_folder(step_));
+  if (state.ranks != strategy_.processes())
     torch::manual_seed(stream_seed(options_.seed + step_, seed_stream_of_rank(world_.rank())));
   restore_best(state);
 }
 
 void Run::step() {
   lr_ = learning_rate(schedule_, step_);
-  set_learning_rate(*optimizer_, lr_);
   Batch batch = task_.batch(step_);
-  double waited_before = handle_.seconds_waited();
-  handle_.zero_grad();
+  double waited_before = strategy_.handle().seconds_waited();
+  strategy_.handle().zero_grad();
   double loss = backward(batch);
   optim::GradientTransform transform;
   if (options_.clip > 0) transform.clip_norm = options_.clip;
-  scaler_.step(*optimizer_, transform);
-  scaler_.update();
-  if (options_.reduce_in_step) handle_.zero_grad();  // or an evaluation computes averages for all
+  strategy_.update(lr_, transform, scaler_);
   ++step_;
-  double waited = handle_.seconds_waited() - waited_before;
-  pace_.add_step(agree(loss, batch.data.size(0)), waited);
+  double waited = strategy_.handle().seconds_waited() - waited_before;
+  std::int64_t rows = batch.data.size(0) * world_.size();
+  loss_ = loss;  // this rank's, until they meet
+  if (strategy_.waits_each_step() || is_meeting()) rows = agree(loss, batch.data.size(0));
+  if (is_meeting()) strategy_.meet();
+  pace_.add_step(rows, waited);
+}
+
+bool Run::is_meeting() const {
+  return evaluation_is_due() || sample_is_due() || save_is_due() || step_ >= steps_ ||
+         step_ % options_.log_every == 0;
 }
 
 double Run::backward(const Batch& batch) {
@@ -119,12 +122,9 @@ double Run::backward(const Batch& batch) {
   double sum = 0;
   for (const Batch& part : parts) {
     std::optional<NoSync> accumulating;
-    if (&part != &parts.back()) accumulating.emplace(handle_.no_sync());
-    at::Tensor loss = task_.loss(cast_batch(part, compute_dtype(options_)));
-    if (compute_dtype(options_)) loss = loss.to(at::kFloat);  // float16 has no room for its scale
+    if (&part != &parts.back()) accumulating.emplace(strategy_.handle().no_sync());
     double share = static_cast<double>(part.data.size(0)) / static_cast<double>(batch.data.size(0));
-    sum += loss.item<double>() * share;
-    scaler_.scale(share == 1 ? loss : loss * share).backward();
+    sum += strategy_.backward(part, share, scaler_);
   }
   return sum;
 }
@@ -171,8 +171,8 @@ checkpoint::TrainingState Run::state() const {
 
 void Run::save() {
   auto began = Pace::Clock::now();
-  checkpoint::save(options_.out, handle_, *optimizer_, state(),
-                   {.keep = options_.keep, .description = description(std::nullopt, false)});
+  strategy_.save(options_.out, state(),
+                 {.keep = options_.keep, .description = description(std::nullopt, false)});
   saved_step_ = step_;
   pace_.leave_out(began);
 }
