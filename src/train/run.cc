@@ -56,7 +56,7 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   together(world_, [&] {
     load_data(state);
     check_memory(options_, {.parameters = task_.parameters(), .activations = task_.activations()},
-                 world_.size());
+                 strategy_.processes());
     torch::manual_seed(static_cast<std::uint64_t>(options_.seed));
     if (options_.deferred) {
       module_ = deferred([&] { return task_.make_model(); });

@@ -24,6 +24,7 @@ class LocalStrategy : public RunStrategy {
     optimizer_ = make_optimizer(options_, handle().named_parameters(), handle().state_memory());
   }
   Handle& handle() override { return handle_; }
+  torch::optim::Optimizer* optimizer() override { return optimizer_.get(); }
 
   double backward(const Batch& part, double share, optim::GradScaler& scaler) override {
     at::Tensor loss = task_.loss(cast_batch(part, compute_dtype(options_)));

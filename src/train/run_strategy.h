@@ -28,6 +28,8 @@ class RunStrategy {
   virtual void attach(std::shared_ptr<torch::nn::Module> module, const ScheduleOptions& schedule,
                       std::int64_t steps_per_epoch) = 0;
   [[nodiscard]] virtual Handle& handle() = 0;
+  // Null where other processes update: then save() alone can save.
+  [[nodiscard]] virtual torch::optim::Optimizer* optimizer() { return nullptr; }
 
   // Forward and backward of a micro-batch. Returns its loss times `share`, by which it counts.
   [[nodiscard]] virtual double backward(const Batch& part, double share,

@@ -13,10 +13,10 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/tensor.h>
 
-#include <atomic>
-#include <exception>
+#include <numeric>
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace lockstep::train {
 namespace {
@@ -125,26 +125,28 @@ ps::Consistency consistency_of(const Options& options) {
 
 Report run_on_servers(Task& task, const Options& options, Group world,
                       const std::function<Report(Group workers, RunStrategy& strategy)>& train_as) {
-  const int count = world.size() - static_cast<int>(server_count(options));
-  const bool is_server = world.rank() >= count;
-  Group own = world.split(is_server ? 1 : 0);
-  if (is_server) {
+  std::vector<int> ranks(static_cast<std::size_t>(world.size() - server_count(options)));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  std::optional<Group> workers = world.subset(ranks);
+  if (!workers) {
     ServedRun(options, world).serve();
     return share_report(world, "", {});
   }
-  auto strategy = std::make_unique<WorkerStrategy>(options, task, world, own);
+  auto strategy = std::make_unique<WorkerStrategy>(options, task, world, *workers);
   std::string failure;
   Report report;
   try {
-    report = train_as(own, *strategy);
+    report = train_as(*workers, *strategy);
   } catch (const CommonFailure& error) {
     failure = error.what();
   }
-  if (!strategy->is_attached()) {
-    share_failure(world, failure);  // throws
-    return report;
-  }
-  const std::unique_ptr<StoreServer> store = strategy->leave();
+  const bool is_attached = strategy->is_attached();
+  std::unique_ptr<StoreServer> store;
+  if (is_attached) store = strategy->leave();
+  // In order: a group that an exception leaves behind counts as failed.
+  strategy.reset();
+  workers.reset();
+  if (!is_attached) share_failure(world, failure);  // throws
   return share_report(world, failure, std::move(report));
 }
 
