@@ -2,7 +2,7 @@
 // alone: strings in the metadata of model.safetensors.
 //
 //   format        pt
-//   task          Task::name(): gpt, mnist, mlp
+//   task          Task::name(): gpt, mnist, cifar, mlp
 //   step          updates that were made
 //   ...           the settings of Scope::model and Scope::shape, as config.toml writes them, and
 //                 what Task::description() gives

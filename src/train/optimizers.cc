@@ -20,10 +20,10 @@ std::unique_ptr<torch::optim::Optimizer> make(const std::vector<NamedPart>& para
 
 }  // namespace
 
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options,
-                                                        const Handle& handle) {
-  std::vector<NamedPart> parameters = handle.named_parameters();
-  optim::UpdateOptions update{.memory = handle.state_memory()};
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(
+    const Options& options, const std::vector<NamedPart>& parameters,
+    std::shared_ptr<optim::StateMemory> memory) {
+  optim::UpdateOptions update{.memory = std::move(memory)};
   if (options.optimizer == "sgd")
     return make<optim::SGD>(parameters,
                             torch::optim::SGDOptions(options.lr).momentum(options.momentum),

@@ -14,8 +14,9 @@ namespace lockstep::train {
 
 // Weight decay acts on parameters of two dims and more; biases and normalisations are left alone
 // (nanoGPT's rule).
-[[nodiscard]] std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options,
-                                                                      const Handle& handle);
+[[nodiscard]] std::unique_ptr<torch::optim::Optimizer> make_optimizer(
+    const Options& options, const std::vector<NamedPart>& parameters,
+    std::shared_ptr<optim::StateMemory> memory = nullptr);
 
 void set_learning_rate(torch::optim::Optimizer& optimizer, double lr);
 

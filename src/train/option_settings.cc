@@ -150,6 +150,35 @@ void declare_division(Settings& settings, Options& o) {
                o.deferred);
 }
 
+void declare_strategy(Settings& settings, Options& o) {
+  constexpr double most = 4096;
+  settings.add({.name = "strategy",
+                .help = "ddp (every rank computes and updates; --shard divides the model), dp "
+                        "(devices of one process) or ps (parameter servers)",
+                .choices = {"ddp", "dp", "ps"}},
+               o.strategy);
+  settings.add({.name = "devices",
+                .help = "of dp: groups of cores, each with a copy of the model",
+                .most = most},
+               o.devices);
+  settings.add(
+      {.name = "servers", .help = "of ps: ranks that keep the parameters; 0: one", .most = most},
+      o.servers);
+  settings.add({.name = "workers",
+                .help = "of ps: ranks that compute gradients; 0: all others of --ranks",
+                .most = most},
+               o.workers);
+  settings.add({.name = "consistency",
+                .help = "of ps: synchronous (one update of the mean), stale-synchronous (an update "
+                        "of each gradient, see --staleness) or asynchronous; auto: by --staleness",
+                .choices = {"auto", "synchronous", "stale-synchronous", "asynchronous"}},
+               o.consistency);
+  settings.add({.name = "staleness",
+                .help = "of ps: steps that a worker may be ahead of the slowest",
+                .most = 1e9},
+               o.staleness);
+}
+
 void declare_processes(Settings& settings, Options& o) {
   constexpr double most = 4096;
   settings.add({.name = "ranks",
@@ -189,21 +218,25 @@ void declare_options(Settings& settings, Options& options, const Task& task) {
   declare_steps(settings, options);
   declare_optimizer(settings, options);
   declare_looks(settings, options, task.makes_samples());
+  declare_strategy(settings, options);
   declare_division(settings, options);
   declare_processes(settings, options);
 }
 
 void check_run(const Options& options, const Task& task, int ranks) {
-  std::int64_t parts = options.accumulate * ranks;
+  check_strategy(options, ranks);
+  const std::int64_t workers = ranks - server_count(options);
+  std::int64_t parts = options.accumulate * workers;
   check_input(options.batch % parts == 0,
-              "--batch {} cannot be split evenly: {} ranks times {} micro-batches make {} parts",
-              options.batch, ranks, options.accumulate, parts);
+              "--batch {} cannot be split evenly: {} {} times {} micro-batches make {} parts",
+              options.batch, workers, options.strategy == "ps" ? "workers" : "ranks",
+              options.accumulate, parts);
   check_input((options.steps > 0) != (options.epochs > 0),
               "give --steps or --epochs: found {} and {}", options.steps, options.epochs);
   check_input(options.min_lr <= options.lr, "--min-lr {} is above --lr {}", options.min_lr,
               options.lr);
   check_division(options);
-  (void)division_of(options, ranks);
+  if (options.strategy == "ddp") (void)division_of(options, ranks);
   task.check();
   check_input(!options.out.empty(), "--out is missing: name a folder for the run");
 }

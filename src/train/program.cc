@@ -6,6 +6,7 @@
 #include "train/option_settings.h"
 #include "train/ranks.h"
 #include "train/resume_command.h"
+#include "train/strategy.h"
 #include "train/task_programs.h"
 
 #include <lockstep/train/trainer.h>
@@ -40,6 +41,7 @@ int run_program(const std::string& name, const std::string& shell_name,
         {.command = name,
          .words = words,
          .ranks = options.ranks,
+         .usual_ranks = usual_ranks(options),
          .flight_folder = options.out,
          .check = [&](int ranks) { check_run(options, *line.task, ranks); },
          .body = [&](Group world) { return be_a_rank(*line.task, options, std::move(world)); }});

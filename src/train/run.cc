@@ -10,7 +10,6 @@
 #include "train/micro_batches.h"
 #include "train/model_description.h"
 #include "train/optimizers.h"
-#include "train/option_settings.h"
 #include "train/random_streams.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
@@ -38,13 +37,13 @@ Options with_resume(Options options) {
 
 }  // namespace
 
-Run::Run(Task& task, const Options& options, Group world)
+Run::Run(Task& task, const Options& options, Group world, RunStrategy& strategy)
     : configuration_(task, with_resume(options)),
       task_(task),
       world_(std::move(world)),
       folder_(configuration_),
+      strategy_(strategy),
       scaler_({.enabled = options.precision == "fp16"}) {
-  together(world_, [&] { check_run(options_, task_, world_.size()); });
   if (options_.threads > 0) at::set_num_threads(static_cast<int>(options_.threads));
   std::optional<checkpoint::TrainingState> state = shared_state();
   begin(state);
@@ -61,7 +60,7 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   together(world_, [&] {
     load_data(state);
     check_memory(options_, {.parameters = task_.parameters(), .activations = task_.activations()},
-                 world_.size());
+                 strategy_.processes());
     torch::manual_seed(static_cast<std::uint64_t>(options_.seed));
     if (options_.deferred) {
       module_ = deferred([&] { return task_.make_model(); });
@@ -70,12 +69,11 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
     }
   });
   compare_data();
-  handle_ = make_handle(options_, task_, module_, world_);
-  optimizer_ = make_optimizer(options_, handle_);
-  torch::manual_seed(stream_seed(options_.seed, seed_stream_of_rank(world_.rank())));
   steps_per_epoch_ = task_.steps_per_epoch();
   steps_ = options_.steps > 0 ? options_.steps : options_.epochs * steps_per_epoch_;
   schedule_ = schedule_of(options_, steps_, steps_per_epoch_);
+  strategy_.attach(module_, schedule_, steps_per_epoch_);
+  torch::manual_seed(stream_seed(options_.seed, seed_stream_of_rank(world_.rank())));
   stopping_.patience = options_.patience;
   if (options_.async_save) saver_.emplace(world_);
   evaluator_.emplace(
@@ -95,29 +93,34 @@ void Run::restore(const checkpoint::TrainingState& state) {
     in_file(checkpoint_folder(state.step) / "training.json", [&] { restore_progress(state); });
   });
   step_ = saved_step_ = state.step;
-  // All ranks have verified the folder when it was chosen.
-  (void)checkpoint::load(checkpoint_folder(step_), handle_, *optimizer_, {.verify = false});
-  if (state.ranks != world_.size())
+  strategy_.load(checkpoint_folder(step_));
+  if (state.ranks != strategy_.processes())
     torch::manual_seed(stream_seed(options_.seed + step_, seed_stream_of_rank(world_.rank())));
   restore_best(state);
 }
 
 void Run::step() {
   lr_ = learning_rate(schedule_, step_);
-  set_learning_rate(*optimizer_, lr_);
   Batch batch = task_.batch(step_);
-  check_equal_rows(batch);
-  double waited_before = handle_.seconds_waited();
-  handle_.zero_grad();
+  if (strategy_.waits_each_step()) check_equal_rows(batch);
+  double waited_before = strategy_.handle().seconds_waited();
+  strategy_.handle().zero_grad();
   double loss = backward(batch);
   optim::GradientTransform transform;
   if (options_.clip > 0) transform.clip_norm = options_.clip;
-  scaler_.step(*optimizer_, transform);
-  scaler_.update();
-  if (options_.reduce_in_step) handle_.zero_grad();  // or an evaluation computes averages for all
+  strategy_.update(lr_, transform, scaler_);
   ++step_;
-  double waited = handle_.seconds_waited() - waited_before;
-  pace_.add_step(agree(loss, batch.data.size(0)), waited);
+  double waited = strategy_.handle().seconds_waited() - waited_before;
+  std::int64_t rows = batch.data.size(0) * world_.size();
+  loss_ = loss;  // this rank's, until they meet
+  if (strategy_.waits_each_step() || is_meeting()) rows = agree(loss, batch.data.size(0));
+  if (is_meeting()) strategy_.meet();
+  pace_.add_step(rows, waited);
+}
+
+bool Run::is_meeting() const {
+  return evaluation_is_due() || sample_is_due() || save_is_due() || step_ >= steps_ ||
+         step_ % options_.log_every == 0;
 }
 
 double Run::backward(const Batch& batch) {
@@ -125,12 +128,9 @@ double Run::backward(const Batch& batch) {
   double sum = 0;
   for (const Batch& part : parts) {
     std::optional<NoSync> accumulating;
-    if (&part != &parts.back()) accumulating.emplace(handle_.no_sync());
-    at::Tensor loss = task_.loss(cast_batch(part, compute_dtype(options_)));
-    if (compute_dtype(options_)) loss = loss.to(at::kFloat);  // float16 has no room for its scale
+    if (&part != &parts.back()) accumulating.emplace(strategy_.handle().no_sync());
     double share = static_cast<double>(part.data.size(0)) / static_cast<double>(batch.data.size(0));
-    sum += loss.item<double>() * share;
-    scaler_.scale(share == 1 ? loss : loss * share).backward();
+    sum += strategy_.backward(part, share, scaler_);
   }
   return sum;
 }

@@ -9,8 +9,8 @@
 #include "train/pace.h"
 #include "train/progress.h"
 #include "train/run_folder.h"
+#include "train/run_strategy.h"
 #include "train/schedule.h"
-#include "train/strategy.h"
 
 #include <lockstep/checkpoint/async_saver.h>
 #include <lockstep/checkpoint/training_state.h>
@@ -35,7 +35,9 @@ class Run {
  public:
   // Reads data and, on a resume, the newest checkpoint; makes model, handle and optimizer; opens
   // the folder last.
-  Run(Task& task, const Options& options, Group world);
+  // The options were checked. `world`: the ranks that compute gradients. The strategy outlives the
+  // run.
+  Run(Task& task, const Options& options, Group world, RunStrategy& strategy);
 
   [[nodiscard]] bool finished() const {
     return step_ >= steps_ || signal_ != 0 || stopping_.should_stop();
@@ -70,6 +72,8 @@ class Run {
   void restore(const checkpoint::TrainingState& state);
   [[nodiscard]] double backward(const Batch& batch);
   void check_equal_rows(const Batch& batch);
+  // Whether all ranks wait for each other at this step: something of it belongs to all.
+  [[nodiscard]] bool is_meeting() const;
   std::int64_t agree(double loss, std::int64_t rows);
   [[nodiscard]] bool is_due(std::int64_t every) const;
   [[nodiscard]] checkpoint::TrainingState state() const;
@@ -124,8 +128,7 @@ class Run {
   Pace pace_;
   std::string data_fingerprint_;
   std::shared_ptr<torch::nn::Module> module_;
-  Handle handle_;
-  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  RunStrategy& strategy_;
   optim::GradScaler scaler_;
   ScheduleOptions schedule_;
   EarlyStopping stopping_;

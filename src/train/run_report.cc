@@ -12,7 +12,7 @@ namespace lockstep::train {
 void Run::report() {
   bool due = evaluated_step_ == step_ || sampled_step_ == step_ ||
              step_ % options_.log_every == 0 || step_ == steps_;
-  if (due) pace_.read(world_, bytes_held(handle_, *optimizer_));
+  if (due) pace_.read(world_, strategy_.bytes_held());
   const MetricsRow now = row();
   if (due) {
     (void)may_fail([&] {
@@ -98,6 +98,7 @@ std::string Run::last_line() const {
   if (task_.has_accuracy()) line += formatted(" accuracy={:.4f}", evaluation_->accuracy);
   line += formatted(" val_loss={:.3f}", evaluation_->loss);
   for (const auto& [name, value] : task_.results()) line += formatted(" {}={}", name, value);
+  for (const auto& [name, value] : strategy_.results()) line += formatted(" {}={}", name, value);
   if (options_.epochs > 0) line += formatted(" epochs={}", epoch());
   line += formatted(" steps={} seconds={:.1f}", step_, pace_.seconds());
   if (best_.step < 0) return line;

@@ -163,7 +163,7 @@ void Run::say_notices() {
 void Run::say_resumed(const checkpoint::TrainingState& state) {
   if (!world_.is_root()) return;
   progress_.say(formatted("resumed at step {} of {}", step_, steps_));
-  std::string changes = changes_since(configuration_, world_.size(), state);
+  std::string changes = changes_since(configuration_, strategy_.processes(), state);
   if (state.progress.at("data_fingerprint") != data_fingerprint_)
     changes += formatted("{}the data itself", changes.empty() ? "" : ", ");
   if (!changes.empty()) progress_.say(formatted("changed since the checkpoint: {}", changes));
@@ -171,7 +171,8 @@ void Run::say_resumed(const checkpoint::TrainingState& state) {
 
 std::string Run::stopped_line() const {
   std::string command = resume_command(configuration_, "--resume");
-  if (world_.size() > 1 && options_.ranks == 0) command += " (by the same launcher)";
+  const bool are_started_here = options_.ranks > 0 || usual_ranks(options_) > 1;
+  if (world_.size() > 1 && !are_started_here) command += " (by the same launcher)";
   return formatted("stopped: signal={} steps={} seconds={:.1f} weights={} resume with: {}", signal_,
                    step_, pace_.seconds(),
                    (checkpoint_folder(step_) / "model.safetensors").string(), command);

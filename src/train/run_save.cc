@@ -34,9 +34,9 @@ void Run::save_now() {
   const checkpoint::SaveOptions how{.keep = options_.keep,
                                     .description = description(std::nullopt, false)};
   if (saver_)
-    saver_->save(options_.out, handle_, *optimizer_, state(), how);
+    saver_->save(options_.out, strategy_.handle(), *strategy_.optimizer(), state(), how);
   else
-    checkpoint::save(options_.out, handle_, *optimizer_, state(), how);
+    strategy_.save(options_.out, state(), how);
   saved_step_ = step_;
 }
 

@@ -12,6 +12,7 @@
 #include <array>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 namespace lockstep::train {
@@ -75,7 +76,72 @@ Mesh mesh_of(const Division& division, const Group& group) {
   return mesh[{copies_axis, shards_axis}];
 }
 
+void check_devices(const Options& options, int ranks) {
+  check_input(options.strategy == "dp" || options.devices == 0,
+              "--devices {} needs --strategy dp, found --strategy {}", options.devices,
+              options.strategy);
+  if (options.strategy != "dp") return;
+  check_input(options.devices > 0, "--strategy dp needs --devices, the threads that compute");
+  check_input(ranks == 1,
+              "--strategy dp: all devices are threads of one process, found {} ranks; processes "
+              "are --strategy ddp",
+              ranks);
+}
+
+void check_servers(const Options& options, int ranks) {
+  const Options unset;
+  for (const auto& [name, given, standard] :
+       {std::tuple("--servers", options.servers, unset.servers),
+        std::tuple("--workers", options.workers, unset.workers),
+        std::tuple("--staleness", options.staleness, unset.staleness)})
+    check_input(options.strategy == "ps" || given == standard,
+                "{} {} needs --strategy ps, found --strategy {}", name, given, options.strategy);
+  check_input(options.strategy == "ps" || options.consistency == unset.consistency,
+              "--consistency {} needs --strategy ps, found --strategy {}", options.consistency,
+              options.strategy);
+  if (options.strategy != "ps") return;
+  check_input(!options.async_save,
+              "--async-save: with --strategy ps the servers save: expected one of the two");
+  const std::int64_t servers = server_count(options);
+  check_input(options.workers == 0 || servers + options.workers == ranks,
+              "--servers {} and --workers {} are {} ranks, found {}", servers, options.workers,
+              servers + options.workers, ranks);
+  check_input(servers < ranks,
+              "--strategy ps: {} of {} ranks are servers, and no worker is left: give --workers",
+              servers, ranks);
+  check_input(options.staleness == 0 || options.consistency == "auto" ||
+                  options.consistency == "stale-synchronous",
+              "--staleness {} needs --consistency stale-synchronous, found {}", options.staleness,
+              options.consistency);
+  const bool is_mean = options.consistency == "synchronous" ||
+                       (options.consistency == "auto" && options.staleness == 0);
+  check_input(options.clip == 0 || !is_mean || servers == 1,
+              "--clip {} needs --servers 1 where one update is made of all workers' gradients: of "
+              "{} servers none has the norm of the whole",
+              options.clip, servers);
+}
+
 }  // namespace
+
+std::int64_t server_count(const Options& options) {
+  if (options.strategy != "ps") return 0;
+  return options.servers > 0 ? options.servers : 1;
+}
+
+std::int64_t usual_ranks(const Options& options) {
+  return options.strategy == "ps" && options.workers > 0 ? server_count(options) + options.workers
+                                                         : 1;
+}
+
+void check_strategy(const Options& options, int ranks) {
+  check_devices(options, ranks);
+  check_servers(options, ranks);
+  check_input(options.strategy == "ddp" || (options.shard == "none" && options.mesh.empty()),
+              "--strategy {} makes whole copies of the model: expected --shard none and no --mesh, "
+              "found --shard {}{}",
+              options.strategy, options.shard,
+              options.mesh.empty() ? "" : " and --mesh " + options.mesh);
+}
 
 Division division_of(const Options& options, int ranks) {
   bool is_divided = options.shard != "none";

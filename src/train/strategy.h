@@ -25,6 +25,15 @@ struct Division {
   int shards = 1;
 };
 
+// With --strategy ps: how many of the ranks keep parameters; with another one 0.
+[[nodiscard]] std::int64_t server_count(const Options& options);
+
+// How many ranks --servers and --workers make together; 1 where they do not say.
+[[nodiscard]] std::int64_t usual_ranks(const Options& options);
+
+// BadInput where so many ranks, or other options, do not fit --strategy.
+void check_strategy(const Options& options, int ranks);
+
 // BadInput for axes that are unknown, do not make `ranks`, or do not fit --shard.
 [[nodiscard]] Division division_of(const Options& options, int ranks);
 

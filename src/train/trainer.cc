@@ -1,14 +1,20 @@
 #include <lockstep/train/trainer.h>
 
 #include "base/check.h"
+#include "train/option_settings.h"
 #include "train/run.h"
+#include "train/served_run.h"
+
+#include <lockstep/comm/together.h>
 
 #include <utility>
 
 namespace lockstep::train {
 
-Report train(Task& task, const Options& options, Group world) {
-  Run run(task, options, std::move(world));
+namespace {
+
+Report train_by(Task& task, const Options& options, Group world, RunStrategy& strategy) {
+  Run run(task, options, std::move(world), strategy);
   while (!run.finished()) {
     run.step();
     if (run.evaluation_is_due()) run.evaluate();
@@ -17,6 +23,19 @@ Report train(Task& task, const Options& options, Group world) {
     if (run.save_is_due()) run.save();
   }
   return run.finish();
+}
+
+}  // namespace
+
+Report train(Task& task, const Options& options, Group world) {
+  together(world, [&] { check_run(options, task, world.size()); });
+  if (options.strategy == "ps")
+    return run_on_servers(task, options, std::move(world),
+                          [&](Group workers, RunStrategy& strategy) {
+                            return train_by(task, options, std::move(workers), strategy);
+                          });
+  auto strategy = make_local_strategy(options, task, world);
+  return train_by(task, options, std::move(world), *strategy);
 }
 
 Report train(Task& task, const Options& options, const Mesh& mesh) {

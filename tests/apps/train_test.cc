@@ -86,6 +86,34 @@ TEST_F(TrainProgram, TrainsUnderTheLauncherByTheDispatcher) {
   EXPECT_EQ(run.output.find("[rank 1]"), std::string::npos) << run.output;
 }
 
+TEST_F(TrainProgram, TrainsOnServersAndOnDevices) {
+  const std::string servers = " --strategy ps --servers 1 --workers 3";
+  for (const std::string& how :
+       {servers, servers + " --staleness 4", servers + " --consistency asynchronous",
+        std::string(" --strategy dp --devices 2")}) {
+    static int number = 0;
+    ShellResult run =
+        shell(program("lockstep-train") + tiny_gpt(std::to_string(++number)) + how + " 2>&1");
+    EXPECT_EQ(run.exit_code, 0) << how << "\n" << run.output;
+    EXPECT_TRUE(last_line(run.output).starts_with("done: val_loss=")) << run.output;
+    EXPECT_EQ(run.output.find("warning"), std::string::npos) << run.output;
+  }
+}
+
+TEST_F(TrainProgram, ASignalEndsARunOnServersInOrder) {
+  ShellResult run = shell(program("lockstep-train") + " mlp --out " + out() +
+                          " --steps 10000000 --strategy ps --workers 2 --threads 1 --log-every 1" +
+                          " --staleness 2 & " + until_running() + "kill -TERM $!; wait $!");
+  EXPECT_EQ(run.exit_code, 143) << run.output;
+  EXPECT_TRUE(last_line(run.output).starts_with("stopped: signal=15 ")) << run.output;
+  const auto steps = std::stoll(after(" steps=", last_line(run.output))) + 3;
+  ShellResult resumed = shell(program("lockstep-train") + " mlp --resume --out " + out() +
+                              " --steps " + std::to_string(steps) + " 2>&1");
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.output;
+  EXPECT_NE(resumed.output.find("resumed at step "), std::string::npos) << resumed.output;
+  EXPECT_TRUE(last_line(resumed.output).starts_with("done: ")) << resumed.output;
+}
+
 TEST_F(TrainProgram, TrainsUnderTorchrun) {
   if (!test::python()) GTEST_SKIP() << test::no_python;
   // As --standalone, on machines too where no hosts file knows localhost.
@@ -108,6 +136,10 @@ TEST_F(TrainProgram, BadInputIsOneLineAndLeavesNothing) {
   };
   expect_line(1, " gpt --data " + out() + "/missing.txt --out " + out() + " --ranks 2",
               "missing.txt");
+  expect_line(1,
+              " gpt --data " + out() + "/missing.txt --out " + out() + " --strategy ps --workers 2",
+              "missing.txt");
+  expect_line(2, " mlp --out " + out() + " --strategy ps", "no worker is left: give --workers");
   expect_line(2, " gpt --laers 3", "'--layers'");
   expect_line(2, " gpt --data x --out " + out() + " --ranks 5", "--batch 12");
   expect_line(1, " mnist --data " + folder_.path().string() + " --out " + out(),

@@ -76,7 +76,7 @@ const Mistake mistakes[] = {
      "schedule interleaved: expected micro-batches in multiples of 3 ranks, found 8"},
     {{"plan pipeline", "--schedule", "x.csv", "--stages", "6"},
      "--stages: a file says it itself, found 6 beside x.csv"},
-    {{"train"}, "name a task: gpt mnist mlp"},
+    {{"train"}, "name a task: gpt mnist cifar mlp"},
     {{"train", "gtp"}, "unknown task 'gtp'; did you mean 'gpt'?"},
     {{"train", "gpt", "--laers", "3"}, "unknown option '--laers'; did you mean '--layers'?"},
     {{"train", "mnist", "--heads", "3"}, "--heads is an option of gpt, not of mnist"},
@@ -203,8 +203,9 @@ TEST(Usage, HelpWithoutATaskShowsWhatEachTaskTakes) {
   if (!is_built("train")) GTEST_SKIP() << "lockstep-train was not built";
   const std::string help = lockstep_command({"train", "--help"}).output;
   for (const char* words :
-       {"--batch N                 rows of one step, over all ranks [gpt 12, mnist 64, mlp 32]",
-        "[gpt 2000, mlp 500]", "[mnist 10]", "gpt: attention heads [4]", "-n, --ranks N",
+       {"--batch N                 rows of one step, over all ranks [gpt 12, mnist 64, cifar 128, "
+        "mlp 32]",
+        "[gpt 2000, mlp 500]", "[mnist 10, cifar 30]", "gpt: attention heads [4]", "-n, --ranks N",
         "--accumulate N            micro-batches a rank and step [1]"})
     EXPECT_NE(help.find(words), std::string::npos) << words << "\n" << help;
 }

@@ -226,5 +226,26 @@ TEST(OwnTask, UnevenRowsAreRefusedByRank) {
   }
 }
 
+// Threads need models of their own, which this task does not make; servers need nothing of it.
+TEST(OwnTaskByOtherStrategies, DevicesAreRefusedAndServersTrainIt) {
+  TemporaryFolder folder;
+  Options options = of_sums(folder);
+  options.strategy = "dp";
+  options.devices = 2;
+  SumTask task;
+  EXPECT_EQ(test::message_of([&] { (void)train(task, options, Group()); }),
+            "--strategy dp: the task sum makes no replicas of its model (Task::make_replica()): "
+            "train it with --ranks 2");
+  EXPECT_FALSE(fs::exists(options.out));
+  options.strategy = "ddp";
+  options.devices = 0;
+  run_sums(2, options);
+  Options served = options;
+  served.strategy = "ps";
+  served.out += "-served";
+  run_sums(3, served);
+  EXPECT_EQ(distance(options.out, served.out), 0);
+}
+
 }  // namespace
 }  // namespace lockstep::train

@@ -55,6 +55,16 @@ inline RunSetup tiny_mnist(const test::TemporaryFolder& folder) {
   return options;
 }
 
+inline RunSetup tiny_cifar(const test::TemporaryFolder& folder) {
+  test::write_tiny_photographs(folder.path(), 40, 20);
+  RunSetup options = tiny("cifar", folder);
+  options.data = folder.path();
+  options.width = 4;
+  options.batch = 12;
+  options.epochs = 2;  // of 4 steps each, the last with 4 rows
+  return options;
+}
+
 inline RunSetup tiny_mlp(const test::TemporaryFolder& folder) {
   RunSetup options = tiny("mlp", folder);
   options.steps = 8;

@@ -21,8 +21,8 @@ TEST(Settings, EveryTaskHasGoodDefaults) {
     EXPECT_NO_THROW(check_run(setup, 1));
     EXPECT_NO_THROW(check_run(setup, 4));
   }
-  EXPECT_EQ(test::message_of([] { (void)make_task("cifar"); }),
-            "unknown task 'cifar'; known: gpt, mnist, mlp");
+  EXPECT_EQ(test::message_of([] { (void)make_task("imagenet"); }),
+            "unknown task 'imagenet'; known: gpt, mnist, cifar, mlp");
 }
 
 TEST(Settings, EveryValueComesBackAsText) {

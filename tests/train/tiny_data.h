@@ -43,4 +43,22 @@ inline void write_tiny_digits(const std::filesystem::path& folder, std::uint32_t
   write("t10k", test);
 }
 
+// CIFAR-10 records of one bright channel and side each: which says which kind.
+inline void write_tiny_photographs(const std::filesystem::path& folder, int training, int test) {
+  auto write = [&](const std::string& name, int count) {
+    std::string bytes;
+    for (int i = 0; i < count; ++i) {
+      const int kind = i % 10;
+      std::string image(3 * 1024, static_cast<char>(60));
+      image.replace(static_cast<std::size_t>(kind % 3 * 1024 + kind / 3 * 256), 256, 256,
+                    static_cast<char>(220));
+      bytes += static_cast<char>(kind);
+      bytes += image;
+    }
+    std::ofstream(folder / name, std::ios::binary) << bytes;
+  };
+  write("data_batch_1.bin", training);
+  write("test_batch.bin", test);
+}
+
 }  // namespace lockstep::test

@@ -58,6 +58,18 @@ struct Options {
   std::int64_t sample = 0;
   std::int64_t sample_every = 0;
 
+  // ddp: every rank, a process, computes gradients and updates (and `shard` says what they divide);
+  // dp: the devices of one process compute, and it updates; ps: workers compute, and parameter
+  // servers update.
+  std::string strategy = "ddp";
+  std::int64_t devices = 0;  // dp: groups of cores, each with a copy of the model
+  std::int64_t servers = 0;  // ps: ranks that keep the parameters, the last ones; 0: one
+  std::int64_t workers = 0;  // ps: the other ranks; 0: as many as there are
+  // ps: synchronous, stale-synchronous, asynchronous; auto: stale-synchronous where a staleness is
+  // given, else synchronous.
+  std::string consistency = "auto";
+  std::int64_t staleness = 0;  // ps: steps that a worker may be ahead of the slowest
+
   // How the ranks divide the model between them; none: every rank has all of it.
   std::string shard = "none";   // none, optimizer, gradients, full: ShardLevel
   std::string mesh;             // "dp=2,fsdp=-1": copies, and shards of each; empty: all ranks

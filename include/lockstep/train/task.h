@@ -19,6 +19,9 @@
 // measure() and sample() use the model, which ranks may have divided: every rank calls them equally
 // often, and a parameter that one rank uses all ranks use. One thread calls.
 //
+// With --strategy dp the threads of several devices call what make_replica() gives, at the same
+// time, and device 0 loss(): what they share they must not write.
+//
 // A task object is for one run.
 #pragma once
 
@@ -32,6 +35,7 @@
 #include <torch/data/example.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -58,6 +62,12 @@ struct Batch {
 
   at::Tensor data, target;
   std::vector<at::Tensor> more;  // of models that take more than one input
+};
+
+// A model like that of Task::make_model(), and Task::loss() through it.
+struct Replica {
+  std::shared_ptr<torch::nn::Module> module;
+  std::function<at::Tensor(const Batch& batch)> loss;
 };
 
 class Task {
@@ -98,6 +108,9 @@ class Task {
   // After load() or load_validation(): the model in float32, with initial weights from LibTorch's
   // default generator. The task keeps it, for loss() and measure(); the trainer gives it weights.
   [[nodiscard]] virtual std::shared_ptr<torch::nn::Module> make_model() = 0;
+  // After make_model(): another one, whatever its values are, for the devices of --strategy dp but
+  // the first. By default there is none, and dp is refused.
+  [[nodiscard]] virtual Replica make_replica() const { return {}; }
   // The modules of which each is one unit when the model is sharded (ShardOptions::units); empty:
   // the model is one unit, which is right for small ones only.
   [[nodiscard]] virtual std::vector<std::string> units() const { return {}; }

@@ -151,14 +151,24 @@ double GptTask::activations() const {
                    static_cast<double>(text_->vocabulary.size()));
 }
 
+models::GptOptions GptTask::model_options() const {
+  return {.layers = layers_,
+          .heads = heads_,
+          .width = width_,
+          .block = block_,
+          .vocabulary = vocabulary().size(),
+          .dropout = dropout_};
+}
+
 std::shared_ptr<torch::nn::Module> GptTask::make_model() {
-  model_ = models::Gpt(models::GptOptions{.layers = layers_,
-                                          .heads = heads_,
-                                          .width = width_,
-                                          .block = block_,
-                                          .vocabulary = vocabulary().size(),
-                                          .dropout = dropout_});
+  model_ = models::Gpt(model_options());
   return model_.ptr();
+}
+
+Replica GptTask::make_replica() const {
+  models::Gpt model(model_options());
+  return {model.ptr(),
+          [model](const Batch& batch) mutable { return model->loss(batch.data, batch.target); }};
 }
 
 void GptTask::check_tensors(const checkpoint::NamedTensors& tensors) const {

@@ -28,6 +28,7 @@ class GptTask : public Task {
   [[nodiscard]] double parameters() const override;
   [[nodiscard]] double activations() const override;
   [[nodiscard]] std::shared_ptr<torch::nn::Module> make_model() override;
+  [[nodiscard]] Replica make_replica() const override;
   [[nodiscard]] std::vector<std::string> units() const override { return {"transformer.h.*"}; }
   void check_tensors(const checkpoint::NamedTensors& tensors) const override;
 
@@ -52,6 +53,7 @@ class GptTask : public Task {
   [[nodiscard]] models::Gpt model() const { return model_; }
 
  private:
+  [[nodiscard]] models::GptOptions model_options() const;
   // The run's text, split; in the vocabulary that was restored, if one was.
   [[nodiscard]] data::Text own_text() const;
 

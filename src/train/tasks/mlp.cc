@@ -19,6 +19,10 @@ constexpr std::int64_t hidden = 32;
 constexpr std::int64_t training_rows = 4096;
 constexpr std::int64_t validation_rows = 1000;
 
+at::Tensor loss_of(models::Mlp model, const Batch& batch) {
+  return at::mse_loss(model->forward(batch.data).to(batch.target.scalar_type()), batch.target);
+}
+
 }  // namespace
 
 torch::data::Example<> Rows::get_batch(c10::ArrayRef<std::size_t> indices) {
@@ -121,8 +125,11 @@ void MlpTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
   check_elements(tensors, static_cast<double>(layers_ - 2) * width * width);
 }
 
-at::Tensor MlpTask::loss(const Batch& batch) {
-  return at::mse_loss(model_->forward(batch.data).to(batch.target.scalar_type()), batch.target);
+Replica MlpTask::make_replica() const {
+  models::Mlp model(models::MlpOptions{.sizes = sizes()});
+  return {model.ptr(), [model](const Batch& batch) { return loss_of(model, batch); }};
 }
+
+at::Tensor MlpTask::loss(const Batch& batch) { return loss_of(model_, batch); }
 
 }  // namespace lockstep::train

@@ -42,6 +42,7 @@ class MlpTask : public Task {
   [[nodiscard]] double parameters() const override;
   [[nodiscard]] double activations() const override;
   [[nodiscard]] std::shared_ptr<torch::nn::Module> make_model() override;
+  [[nodiscard]] Replica make_replica() const override;
   [[nodiscard]] std::vector<std::string> units() const override { return {"layers.*"}; }
   void check_tensors(const checkpoint::NamedTensors& tensors) const override;
 

@@ -8,6 +8,14 @@
 #include <ATen/Functions.h>
 
 namespace lockstep::train {
+namespace {
+
+// Logarithms of probabilities, in float32 whatever the model computes in.
+at::Tensor digits_of(models::ConvNet model, const Batch& batch) {
+  return model->forward(batch.data).to(at::kFloat);
+}
+
+}  // namespace
 
 Options MnistTask::defaults() const {
   Options options;
@@ -54,11 +62,16 @@ std::shared_ptr<torch::nn::Module> MnistTask::make_model() {
   return model_.ptr();
 }
 
-at::Tensor MnistTask::output(const Batch& batch) {
-  return model_->forward(batch.data).to(at::kFloat);
+Replica MnistTask::make_replica() const {
+  models::ConvNet model;
+  return {model.ptr(), [model](const Batch& batch) {
+            return at::nll_loss(digits_of(model, batch), batch.target);
+          }};
 }
 
-at::Tensor MnistTask::loss(const Batch& batch) { return at::nll_loss(output(batch), batch.target); }
+at::Tensor MnistTask::loss(const Batch& batch) {
+  return at::nll_loss(digits_of(model_, batch), batch.target);
+}
 
 std::int64_t MnistTask::validation_samples() const {
   return static_cast<std::int64_t>(*validation_->size());
@@ -69,7 +82,7 @@ Batch MnistTask::validation(std::span<const std::size_t> samples) {
 }
 
 Totals MnistTask::measure(const Batch& batch) {
-  at::Tensor likely = output(batch);
+  at::Tensor likely = digits_of(model_, batch);
   return {.loss = at::nll_loss(likely, batch.target, {}, at::Reduction::Sum).item<double>(),
           .targets = static_cast<double>(batch.data.size(0)),
           .correct = likely.argmax(1).eq(batch.target).sum().item<double>()};

@@ -22,6 +22,7 @@ class MnistTask : public Task {
                        const std::string& data) override;
   [[nodiscard]] std::string data_fingerprint() override { return fingerprint_; }
   [[nodiscard]] std::shared_ptr<torch::nn::Module> make_model() override;
+  [[nodiscard]] Replica make_replica() const override;
   [[nodiscard]] std::vector<std::string> units() const override { return {"conv*", "fc*"}; }
 
   [[nodiscard]] std::int64_t steps_per_epoch() const override {
@@ -38,9 +39,6 @@ class MnistTask : public Task {
  private:
   // Sets validation data and fingerprint, and returns the training data.
   [[nodiscard]] data::Images read_own();
-  // Logarithms of probabilities, in float32 whatever the model computes in.
-  [[nodiscard]] at::Tensor output(const Batch& batch);
-
   std::string data_;
   std::string fingerprint_;
   std::optional<data::Images> validation_;

@@ -1,0 +1,166 @@
+#include "train/tasks/cifar.h"
+
+#include "base/check.h"
+#include "train/data_fingerprint.h"
+#include "train/random_streams.h"
+#include "train/tasks/tensor_checks.h"
+
+#include <lockstep/data/cifar.h>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Functions.h>
+
+namespace lockstep::train {
+namespace {
+
+constexpr std::int64_t classes = 10;
+constexpr std::int64_t stages = 8;  // the last one has so many times as many channels as the first
+constexpr double usual_width = 64;
+constexpr double usual_parameters = 11.17e6;
+constexpr double usual_activations = 1.2e6;  // numbers that backward() needs of one image
+
+at::Tensor logits_of(models::ResNet18 model, const Batch& batch) {
+  return model->forward(batch.data).to(at::kFloat);
+}
+
+at::Tensor loss_of(models::ResNet18 model, const Batch& batch) {
+  return at::cross_entropy_loss(logits_of(model, batch), batch.target);
+}
+
+// He et al. (2015), section 4.2: the image between margins of zeros, cut out somewhere, perhaps
+// mirrored. `draws` [rows, 3]: from above, from the left, whether.
+at::Tensor augmented(const at::Tensor& images, const at::Tensor& draws, std::int64_t margin) {
+  const std::int64_t rows = images.size(0), side = images.size(2);
+  const at::Tensor padded = at::constant_pad_nd(images, {margin, margin, margin, margin});
+  const at::Tensor along = at::arange(side, at::kLong).unsqueeze(0);
+  const at::Tensor mirrored = draws.select(1, 2).unsqueeze(1).to(at::kBool);
+  const at::Tensor y = draws.select(1, 0).unsqueeze(1) + along;
+  const at::Tensor x =
+      draws.select(1, 1).unsqueeze(1) + at::where(mirrored, side - 1 - along, along);
+  const at::Tensor row = at::arange(rows, at::kLong).view({rows, 1, 1});
+  // Channels come last where indices stand on both sides of them.
+  return padded.permute({0, 2, 3, 1})
+      .index({row, y.unsqueeze(2), x.unsqueeze(1)})
+      .permute({0, 3, 1, 2})
+      .contiguous();
+}
+
+}  // namespace
+
+Options CifarTask::defaults() const {
+  Options options;
+  options.steps = 0;
+  options.epochs = 30;
+  options.batch = 128;
+  options.optimizer = "sgd";
+  options.lr = 0.1;
+  options.momentum = 0.9;
+  options.weight_decay = 5e-4;
+  options.schedule = "cosine";
+  return options;
+}
+
+void CifarTask::declare(Settings& settings) {
+  constexpr double most_width = 1 << 12;
+  settings.add({.name = "data",
+                .help = "folder of data_batch_1.bin to data_batch_5.bin and test_batch.bin",
+                .is_path = true},
+               data_);
+  settings.add({.name = "width",
+                .help = "channels of the first stage",
+                .least = 1,
+                .most = most_width,
+                .scope = Scope::shape},
+               width_);
+  settings.add({.name = "augment", .help = "training images are moved and mirrored at random"},
+               augments_);
+}
+
+void CifarTask::check() const {
+  check_input(!data_.empty(), "--data is missing: name a file or folder to learn from");
+}
+
+data::Images CifarTask::read_own() {
+  data::Images training = data::cifar10(data_, {.part = data::CifarPart::train});
+  validation_ = data::cifar10(data_, {.part = data::CifarPart::test});
+  fingerprint_ = fingerprint_of_tensors(
+      {training.pixels(), training.labels(), validation_->pixels(), validation_->labels()});
+  return training;
+}
+
+void CifarTask::load(const Options& options, const Group& group) {
+  options_ = options;
+  rank_ = group.rank();
+  ranks_ = group.size();
+  batches_.emplace(read_own(), options, group);
+}
+
+void CifarTask::load_validation(const Options&, const Group&, const std::string& data) {
+  if (data.empty())
+    (void)read_own();
+  else
+    validation_ = data::cifar10(data, {.part = data::CifarPart::test});
+}
+
+double CifarTask::parameters() const {
+  const double of_usual = static_cast<double>(width_) / usual_width;
+  return usual_parameters * of_usual * of_usual;
+}
+
+double CifarTask::activations() const {
+  const double rows =
+      static_cast<double>(options_.batch) / static_cast<double>(ranks_ * options_.accumulate);
+  return rows * usual_activations * static_cast<double>(width_) / usual_width;
+}
+
+models::ResNetOptions CifarTask::model_options() const {
+  return {.classes = classes, .cifar_stem = true, .width = width_};
+}
+
+std::shared_ptr<torch::nn::Module> CifarTask::make_model() {
+  model_ = models::ResNet18(model_options());
+  return model_.ptr();
+}
+
+Replica CifarTask::make_replica() const {
+  models::ResNet18 model(model_options());
+  return {model.ptr(), [model](const Batch& batch) { return loss_of(model, batch); }};
+}
+
+void CifarTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
+  check_entry("width", stages * width_, size_in(tensors, "fc.weight", 1));
+  check_elements(tensors, parameters());
+}
+
+Batch CifarTask::batch(std::int64_t step) {
+  Batch batch = batches_->batch(step);
+  if (!augments_) return batch;
+  constexpr std::int64_t margin = 4;
+  at::Generator generator = at::detail::createCPUGenerator(stream_seed(options_.seed, step));
+  const at::Tensor places = at::randint(2 * margin + 1, {options_.batch, 2}, generator, at::kLong);
+  const at::Tensor mirrors = at::randint(2, {options_.batch, 1}, generator, at::kLong);
+  // This rank's row i is row i * ranks + rank of the global batch.
+  const at::Tensor own = at::arange(batch.data.size(0), at::kLong) * ranks_ + rank_;
+  batch.data = augmented(batch.data, at::cat({places, mirrors}, 1).index_select(0, own), margin);
+  return batch;
+}
+
+at::Tensor CifarTask::loss(const Batch& batch) { return loss_of(model_, batch); }
+
+std::int64_t CifarTask::validation_samples() const {
+  return static_cast<std::int64_t>(*validation_->size());
+}
+
+Batch CifarTask::validation(std::span<const std::size_t> samples) {
+  return validation_->get_batch({samples.data(), samples.size()});
+}
+
+Totals CifarTask::measure(const Batch& batch) {
+  at::Tensor logits = logits_of(model_, batch);
+  return {
+      .loss = at::cross_entropy_loss(logits, batch.target, {}, at::Reduction::Sum).item<double>(),
+      .targets = static_cast<double>(batch.data.size(0)),
+      .correct = logits.argmax(1).eq(batch.target).sum().item<double>()};
+}
+
+}  // namespace lockstep::train
