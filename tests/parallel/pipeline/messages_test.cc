@@ -81,10 +81,7 @@ TEST_P(PipelineMessages, WhatHasArrivedIsNotKept) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, PipelineMessages,
-                         testing::Combine(testing::Values(Engine::local, Engine::shm),
-                                          testing::Values(1, 2, 4)),
-                         engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Engines, PipelineMessages, every_engine({1, 2, 4}), engine_test_name);
 
 }  // namespace
 }  // namespace lockstep
