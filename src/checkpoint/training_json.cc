@@ -9,7 +9,7 @@
 #include "sys/bounded_json.h"
 #include "sys/plain_file.h"
 
-#include <lockstep/checkpoint/checksum.h>
+#include "checkpoint/checksum.h"
 
 #include <charconv>
 #include <cstdint>
