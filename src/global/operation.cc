@@ -43,6 +43,7 @@ RuleTable make_table() {
   add_indexing_rules(table);
   add_softmax_rules(table);
   add_loss_rules(table);
+  add_vocabulary_rules(table);
   add_normalization_rules(table);
   add_random_rules(table);
   add_attention_rules(table);

@@ -22,6 +22,8 @@ void add_joining_rules(RuleTable& table);
 void add_indexing_rules(RuleTable& table);
 void add_softmax_rules(RuleTable& table);
 void add_loss_rules(RuleTable& table);
+// After those of softmax and indexing, to which it adds cuts of the classes and of tables' rows.
+void add_vocabulary_rules(RuleTable& table);
 void add_normalization_rules(RuleTable& table);
 void add_random_rules(RuleTable& table);
 void add_attention_rules(RuleTable& table);
