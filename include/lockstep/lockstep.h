@@ -21,6 +21,7 @@
 #include <lockstep/data/text.h>
 #include <lockstep/data/tokens.h>
 #include <lockstep/data/torch_sampler.h>
+#include <lockstep/global/linear_cross_entropy.h>
 #include <lockstep/global/redistribute.h>
 #include <lockstep/global/rule.h>
 #include <lockstep/global/tensor.h>
@@ -48,6 +49,7 @@
 #include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/sharded/sharded_build.h>
+#include <lockstep/parallel/tensor/parallelize.h>
 #include <lockstep/parallel/threads/data_parallel.h>
 #include <lockstep/parallel/threads/devices.h>
 #include <lockstep/plan/schedule_file.h>

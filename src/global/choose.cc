@@ -27,11 +27,12 @@ std::int64_t up(std::int64_t length, std::int64_t ranks) { return (length + rank
 class Chooser {
  public:
   Chooser(const Rule& rule, const RuleCall& call, std::span<const int> result_of_operand,
-          std::span<const AxisPlace> place)
+          std::span<const AxisPlace> place, const Wishes& wishes)
       : rule_(rule),
         call_(call),
         result_of_operand_(result_of_operand),
         place_(place),
+        wishes_(wishes),
         ranks_cutting_(rule.labels.size(), 1) {}
 
   Chosen run() {
@@ -65,6 +66,7 @@ class Chooser {
 
   void add_candidates() {
     candidates_.push_back({replicated()});
+    if (flattens_sequence()) return;
     for (int label = 0; label < static_cast<int>(rule_.labels.size()); ++label)
       for (int parts : parts_of(label))
         if (can_cut(label, parts)) add_cut(label, parts);
@@ -98,6 +100,18 @@ class Chooser {
     for (std::size_t i = 0; i < choice.results.size(); ++i)
       if (!divide(chosen_.results[i], choice.results[i], rule_.results[i].sizes)) return false;
     return true;
+  }
+
+  [[nodiscard]] bool is_sequence(std::size_t operand, Placement placement) const {
+    return wishes_.sequence_dim >= 0 && call_.dim(operand) == 3 &&
+           placement.is_shard_of(wishes_.sequence_dim);
+  }
+
+  // Rows for a product of matrices: gathered here, where autograd sees it, so that forward and
+  // backward use what was gathered as often as they like.
+  [[nodiscard]] bool flattens_sequence() const {
+    return call_.size() == 1 && rule_.results.size() == 1 && rule_.results[0].sizes.size() == 2 &&
+           is_sequence(0, now(0)) && rule_.moves;
   }
 
   [[nodiscard]] bool divides(const std::vector<std::int64_t>& lengths) const {
@@ -196,6 +210,8 @@ class Chooser {
     for (std::size_t other = 0; other < place_.size(); ++other)
       if (other != axis_ && operand.placements[other].is_shard()) bytes /= place_[other].size;
     double cost = cost_of(now(i), wanted, place_[axis_].size, bytes);
+    // It will be gathered once, where it is used, and until then each rank works on its part.
+    if (now(i).is_partial() && is_sequence(i, wanted)) cost /= 2;
     if (!operand.written || cost < 0) return cost;
     int result = result_of_operand_[i];
     bool has_result = result >= 0 && static_cast<std::size_t>(result) < choice.results.size();
@@ -204,12 +220,25 @@ class Chooser {
     return back < 0 ? back : cost + back;
   }
 
+  // Of bringing the gradient of a table to the table's placements.
+  [[nodiscard]] double cost_of_result(const RuleChoice& choice) const {
+    if (!rule_.is_gradient_of_table) return 0;
+    const auto& sizes = rule_.results[0].sizes;
+    const auto table = std::ranges::find(wishes_.tables, sizes, &Wishes::Table::sizes);
+    if (table == wishes_.tables.end()) return 0;
+    const double bytes = static_cast<double>(layout::numel_of(sizes)) *
+                         static_cast<double>(c10::elementSize(call_.operands()[0].dtype));
+    const Placement now = choice.results[0], wanted = table->placements[axis_];
+    // Rows that go to other ranks need not be computed.
+    return now == wanted ? 0 : 1 + std::max(0.0, cost_of(now, wanted, place_[axis_].size, bytes));
+  }
+
   [[nodiscard]] const Candidate& cheapest() const {
     const Candidate* best = nullptr;
     double least = std::numeric_limits<double>::infinity();
     std::size_t fewest = 0;
     for (const Candidate& candidate : candidates_) {
-      double cost = 0;
+      double cost = cost_of_result(candidate.choice);
       std::size_t conversions = 0;
       for (std::size_t i = 0; i < call_.size() && cost >= 0; ++i) {
         double one = cost_of_operand(i, candidate.choice);
@@ -235,6 +264,7 @@ class Chooser {
   const RuleCall& call_;
   std::span<const int> result_of_operand_;
   std::span<const AxisPlace> place_;
+  const Wishes& wishes_;
   std::size_t axis_ = 0;
   Chosen chosen_;                            // of the axes before this one
   std::vector<std::int64_t> ranks_cutting_;  // by label, of the axes before this one
@@ -244,8 +274,8 @@ class Chooser {
 }  // namespace
 
 Chosen choose(const Rule& rule, const RuleCall& call, std::span<const int> result_of_operand,
-              std::span<const AxisPlace> place) {
-  return Chooser(rule, call, result_of_operand, place).run();
+              std::span<const AxisPlace> place, const Wishes& wishes) {
+  return Chooser(rule, call, result_of_operand, place, wishes).run();
 }
 
 }  // namespace lockstep::global

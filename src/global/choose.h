@@ -3,6 +3,7 @@
 
 #include "global/cut.h"
 #include "global/spec.h"
+#include "global/wishes.h"
 
 #include <lockstep/global/rule.h>
 
@@ -20,6 +21,6 @@ struct Chosen {
 // result that is the same tensor, and -1 for others. Error when nothing can be reached.
 [[nodiscard]] Chosen choose(const Rule& rule, const RuleCall& call,
                             std::span<const int> result_of_operand,
-                            std::span<const AxisPlace> place);
+                            std::span<const AxisPlace> place, const Wishes& wishes);
 
 }  // namespace lockstep::global

@@ -12,6 +12,8 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <chrono>
+#include <mutex>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -22,6 +24,15 @@ namespace {
 using Counts = std::vector<std::int64_t>;
 
 constexpr std::string_view tag = "global tensor";
+
+// Blocks, and counts for how long.
+void wait(Space& space, Work work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work.wait();
+  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+  std::lock_guard lock(space.traffic_mutex);
+  space.seconds_waited += waited.count();
+}
 
 std::int64_t sum_of(const Counts& counts) {
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
@@ -121,7 +132,7 @@ class Conversion {
     std::int64_t total = sum_of(all);
     at::Tensor buffer = at::empty({total}, local_.options());
     if (total > 0) {
-      space_.group(axis).all_gather(buffer, flat(local_), all, {.tag = tag}).wait();
+      wait(space_, space_.group(axis).all_gather(buffer, flat(local_), all, {.tag = tag}));
       count(&Traffic::all_gathers, total - local_.numel());
     }
     local_ = join(pieces(axis, shard, buffer, local_, all), shard, length(shard.dim(), axis));
@@ -141,10 +152,9 @@ class Conversion {
     if (local_.numel() > 0) {
       bool lies_so = shard.dim() == 0 && shard.parts() == 1;
       at::Tensor input = lies_so ? flat(local_) : joined_flat(parts);
-      space_.group(axis)
-          .reduce_scatter(result.view({-1}), input, counts(axis, shard, local_), now(axis).op(),
-                          {.tag = tag})
-          .wait();
+      wait(space_,
+           space_.group(axis).reduce_scatter(result.view({-1}), input, counts(axis, shard, local_),
+                                             now(axis).op(), {.tag = tag}));
       std::int64_t n = ranks(axis);
       count(&Traffic::reduce_scatters, local_.numel() * (n - 1) / n);
     }
@@ -163,9 +173,8 @@ class Conversion {
     Counts received = counts(axis, from, mine);
     at::Tensor buffer = at::empty({sum_of(received)}, local_.options());
     if (anybody_has_elements(axis, from)) {
-      space_.group(axis)
-          .all_to_all(buffer, joined_flat(outgoing), received, sent, {.tag = tag})
-          .wait();
+      wait(space_, space_.group(axis).all_to_all(buffer, joined_flat(outgoing), received, sent,
+                                                 {.tag = tag}));
       count(&Traffic::all_to_alls, buffer.numel() - mine.numel());
     }
     local_ = join(pieces(axis, from, buffer, mine, received), from, length(from.dim(), axis));
@@ -235,7 +244,7 @@ at::Tensor converted(const at::Tensor& local, const Spec& spec, std::span<const 
 
 void all_reduce(Space& space, int axis, const at::Tensor& tensor, Op op) {
   if (tensor.numel() == 0) return;
-  space.group(axis).all_reduce(tensor, op, {.tag = tag}).wait();
+  wait(space, space.group(axis).all_reduce(tensor, op, {.tag = tag}));
   std::int64_t n = space.place()[static_cast<std::size_t>(axis)].size;
   std::lock_guard lock(space.traffic_mutex);
   ++space.traffic.all_reduces;

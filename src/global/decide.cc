@@ -145,8 +145,9 @@ struct Outcome {
 Outcome choose_for_all(const Operation& operation, const Rule& rule, const RuleCall& call,
                        const Space& space) {
   check_rule(rule, call);
-  Outcome outcome{choose(rule, call, results_of_operands(operation, call), space.place()),
-                  rule.results};
+  Outcome outcome{
+      choose(rule, call, results_of_operands(operation, call), space.place(), space.wishes),
+      rule.results};
   return outcome;
 }
 

@@ -44,6 +44,7 @@ RuleTable make_table() {
   add_softmax_rules(table);
   add_nll_loss_rules(table);
   add_loss_rules(table);
+  add_vocabulary_rules(table);
   add_normalization_rules(table);
   add_batch_norm_rules(table);
   add_random_rules(table);

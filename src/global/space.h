@@ -4,6 +4,7 @@
 
 #include "global/cut.h"
 #include "global/spec.h"
+#include "global/wishes.h"
 
 #include <lockstep/comm/group.h>
 #include <lockstep/global/tensor.h>
@@ -51,8 +52,11 @@ class Space {
 
   // Small words that any thread may read and write.
   GlobalOptions options;
+  // Set before the first operation, the same on all ranks.
+  Wishes wishes;
   std::mutex traffic_mutex;
   Traffic traffic;
+  double seconds_waited = 0;  // for collectives
 
  private:
   Group all_;

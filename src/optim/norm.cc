@@ -158,9 +158,11 @@ class CombinedNumber {
     for (const Group& group : groups) names.push_back(group.name());
     auto& division = of_meshes_[names];
     if (division) return division;
-    for (const Group& group : groups)
-      division = division ? std::make_shared<dispatch::Division>(division, group)
-                          : std::make_shared<dispatch::Division>(group);
+    for (const Group& each : groups) {
+      auto group = std::make_shared<Group>(each);
+      division = division ? std::make_shared<dispatch::Division>(division, std::move(group))
+                          : std::make_shared<dispatch::Division>(std::move(group));
+    }
     return division;
   }
   void put(double& to, double number) const { to = largest_ ? greater(to, number) : to + number; }

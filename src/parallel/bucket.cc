@@ -1,8 +1,12 @@
 #include "parallel/bucket.h"
 
+#include <lockstep/dispatch/part.h>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_real.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <utility>
 
 namespace lockstep::parallel {
@@ -41,15 +45,21 @@ at::Tensor Bucket::view(int i) const {
   return place(flat_, entry.offset, entry.sizes, c10::contiguous_strides(entry.sizes));
 }
 
+// A part on the bucket's memory has a storage of its own.
+bool Bucket::is_at(const at::Tensor& tensor, std::int64_t offset) const {
+  if (tensor.numel() > 0 && dispatch::parts_of(tensor) != nullptr)
+    return tensor.const_data_ptr() == static_cast<const std::byte*>(flat_.const_data_ptr()) +
+                                          offset * static_cast<std::int64_t>(flat_.element_size());
+  return tensor.storage().unsafeGetStorageImpl() == flat_.storage().unsafeGetStorageImpl() &&
+         tensor.storage_offset() == flat_.storage_offset() + offset;
+}
+
 bool Bucket::holds(int i, const at::Tensor& tensor, const at::Tensor& like) const {
   const layout::FlatEntry& entry = layout_.entry(i);
   if (!tensor.defined() || tensor.layout() != at::kStrided ||
       tensor.scalar_type() != flat_.scalar_type())
     return false;
-  if (tensor.sizes() != entry.sizes ||
-      tensor.storage().unsafeGetStorageImpl() != flat_.storage().unsafeGetStorageImpl())
-    return false;
-  if (tensor.storage_offset() != flat_.storage_offset() + entry.offset) return false;
+  if (tensor.sizes() != entry.sizes || !is_at(tensor, entry.offset)) return false;
   return keeps_strides(like) ? tensor.strides() == like.strides() : tensor.is_contiguous();
 }
 

@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <string>
 
 namespace lockstep::parallel {
@@ -40,6 +41,8 @@ class Bucket {
   [[nodiscard]] bool holds(int i, const at::Tensor& tensor, const at::Tensor& like) const;
 
  private:
+  [[nodiscard]] bool is_at(const at::Tensor& tensor, std::int64_t offset) const;
+
   layout::FlatLayout layout_;
   at::Tensor flat_;
   std::string name_;

@@ -141,6 +141,8 @@ struct Rule {
   std::vector<std::vector<int>> linear = {};
   bool moves = false;            // only moves elements: then it is so for Partial of every kind
   std::vector<int> unread = {};  // operands of which only dtype and device count
+  // The result is the gradient of a table of embeddings with the result's sizes.
+  bool is_gradient_of_table = false;
   std::vector<RuleChoice> more = {};
   std::function<void(RulePlan& plan)> finish = {};
 

@@ -1,6 +1,7 @@
 #include <lockstep/dispatch/part.h>
 
 #include "base/check.h"
+#include "dispatch/key.h"
 #include "dispatch/parts/part_record.h"
 
 #include <ATen/ops/empty.h>
@@ -73,6 +74,12 @@ at::Tensor as_part(const at::Tensor& values, std::shared_ptr<const Parts> parts,
                       std::make_shared<PartRecord>(std::move(parts), offset));
   storage.attach(values);
   return storage.place(values.scalar_type(), 0, values.sizes(), values.strides());
+}
+
+at::Tensor as_part_like(const at::Tensor& values, const at::Tensor& part) {
+  const PartRecord* record = part_record_of(*part.unsafeGetTensorImpl());
+  if (record == nullptr) return values;
+  return as_part(values, record->parts, record->first + part.storage_offset(), key());
 }
 
 at::Tensor values_of(const at::Tensor& tensor) {

@@ -33,4 +33,7 @@ class PartRecord final : public StorageRecord {
 [[nodiscard]] at::Tensor as_part(const at::Tensor& values, std::shared_ptr<const Parts> parts,
                                  std::int64_t offset, c10::DispatchKey key);
 
+// The same for values of the elements that `part` has; `values` themselves where it is no part.
+[[nodiscard]] at::Tensor as_part_like(const at::Tensor& values, const at::Tensor& part);
+
 }  // namespace lockstep::dispatch

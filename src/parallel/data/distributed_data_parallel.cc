@@ -95,7 +95,9 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> module, 
   std::vector<NamedParameter> trainable;
   std::vector<at::Tensor> state;
   for (const NamedParameter& parameter : parameters_) {
-    check(!dispatch::is_lazy(parameter.tensor) || dispatch::is_deferred(parameter.tensor),
+    // Parts of tensor parallelism lie in such storages too, which nobody takes away.
+    check(dispatch::owner_of(*parameter.tensor.unsafeGetTensorImpl()) == nullptr ||
+              dispatch::is_deferred(parameter.tensor),
           "DistributedDataParallel: {} is sharded; the handle of fully_shard() averages its "
           "gradients already",
           parameter.name);

@@ -1,6 +1,7 @@
 #include "parallel/data/gradient_buckets.h"
 
 #include "base/format.h"
+#include "dispatch/parts/part_record.h"
 #include "module/specs.h"
 
 #include <ATen/ops/real.h>
@@ -94,7 +95,7 @@ void GradientBuckets::fill(int i) {
 
 void GradientBuckets::adopt(int i) {
   if (buckets_.empty() || holds_gradient(i)) return;
-  parameter(i).mutable_grad() = view(i);
+  parameter(i).mutable_grad() = dispatch::as_part_like(view(i), parameter(i));
 }
 
 void GradientBuckets::take_over(const GradientBuckets& old) {

@@ -1,0 +1,201 @@
+#include <lockstep/global/linear_cross_entropy.h>
+
+#include "base/check.h"
+#include "global/chunked_loss.h"
+#include "global/convert.h"
+#include "global/global_tensor.h"
+#include "global/space.h"
+
+#include <lockstep/global/tensor.h>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+using global::PlacementList;
+using global::SpecPtr;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+// How the three tensors lie on a mesh: axes that cut classes, and axes that cut rows.
+struct Layout {
+  explicit Layout(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& target) {
+    for (const at::Tensor* tensor : {&weight, &input, &target})
+      if (!one) one = global::global_of(*tensor);
+    if (one == nullptr) return;
+    space = one->spec->space;
+    const std::size_t axes = space->place().size();
+    of_weight = of_input = of_target = of_gradient = of_loss = PlacementList(axes);
+    for (std::size_t axis = 0; axis < axes; ++axis) {
+      const auto number = static_cast<int>(axis);
+      if (now(weight, axis).is_shard_of(0) && now(weight, axis).parts() == 1) {
+        classes.push_back(number);
+        of_weight[axis] = Shard(0);
+        of_gradient[axis] = Partial();
+      } else if (now(input, axis).is_shard_of(0) && now(input, axis).parts() == 1 &&
+                 input.dim() > 1) {
+        rows.push_back(number);
+        of_input[axis] = of_target[axis] = of_gradient[axis] = Shard(0);
+        of_loss[axis] = Partial();
+      }
+    }
+  }
+
+  static Placement now(const at::Tensor& tensor, std::size_t axis) {
+    const global::GlobalTensor* found = global::global_of(tensor);
+    return found == nullptr ? Placement() : found->spec->placements[axis];
+  }
+
+  // This rank's part; collective where a tensor lies otherwise.
+  [[nodiscard]] at::Tensor local(const at::Tensor& tensor, const PlacementList& wanted) const {
+    if (space == nullptr) return tensor.detach();
+    const global::GlobalTensor* found = global::global_of(tensor);
+    if (found != nullptr) {
+      check(found->spec->space == space,
+            "linear_cross_entropy: expected tensors of one mesh, found mesh {} and another mesh {}",
+            space->name(), found->spec->space->name());
+      return global::values_in(tensor, wanted);
+    }
+    check(space->options.replicate_plain,
+          "linear_cross_entropy: expected global tensors on mesh {}, found a plain one; "
+          "distribute() makes it global, and GlobalOptions::replicate_plain lets it count as "
+          "replicated",
+          space->name());
+    const SpecPtr spec = space->spec(space->replicated(), tensor.sizes(), tensor.strides(),
+                                     tensor.scalar_type(), tensor.device());
+    return global::converted(tensor.detach(), *spec, wanted);
+  }
+
+  // `values` as part of a tensor of `sizes`.
+  [[nodiscard]] at::Tensor made_global(at::Tensor values, at::IntArrayRef sizes,
+                                       const PlacementList& placements) const {
+    if (space == nullptr) return values;
+    const SpecPtr spec = space->spec(placements, sizes, global::row_major_strides(sizes),
+                                     values.scalar_type(), values.device());
+    return global::wrap(std::move(values), spec, one->mesh);
+  }
+
+  void reduce(const std::vector<int>& axes, const at::Tensor& tensor, Op op) const {
+    for (int axis : axes) global::all_reduce(*space, axis, tensor, op);
+  }
+
+  const global::GlobalTensor* one = nullptr;  // null: all are plain
+  global::Space* space = nullptr;
+  std::vector<int> classes, rows;
+  PlacementList of_weight, of_input, of_target, of_gradient, of_loss;
+};
+
+std::int64_t first_class(const Layout& layout, std::int64_t classes) {
+  if (layout.classes.empty()) return 0;
+  at::Tensor numbers = at::arange(classes);
+  for (int axis : layout.classes) {
+    const global::AxisPlace& place = layout.space->place()[static_cast<std::size_t>(axis)];
+    numbers = global::cut(numbers, Shard(0), place.size, place.coordinate);
+  }
+  return numbers.numel() == 0 ? classes : numbers[0].item<std::int64_t>();
+}
+
+// Gradients wait for backward(), which takes them once.
+struct Waiting : torch::CustomClassHolder {
+  at::Tensor input, weight;
+  bool is_taken = false;
+};
+
+struct LinearCrossEntropy : Function<LinearCrossEntropy> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
+                            const at::Tensor& weight, const at::Tensor& target,
+                            const LinearCrossEntropyOptions& options, bool wants_input,
+                            bool wants_weight) {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const Layout layout(input, weight, target);
+    global::ChunkedLoss loss;
+    const at::Tensor local = layout.local(input, layout.of_input);
+    loss.input = local.reshape({-1, weight.size(1)}).contiguous();
+    loss.weight = layout.local(weight, layout.of_weight);
+    loss.target = layout.local(target, layout.of_target).reshape({-1});
+    loss.classes = weight.size(0);
+    loss.first = first_class(layout, loss.classes);
+    loss.ignore_index = options.ignore_index;
+    loss.rows = options.rows > 0 ? options.rows : rows_at_once(layout, loss.classes);
+    loss.reduce_classes = [&](const at::Tensor& tensor, Op op) {
+      layout.reduce(layout.classes, tensor, op);
+    };
+    loss.reduce_rows = [&](const at::Tensor& tensor, Op op) {
+      layout.reduce(layout.rows, tensor, op);
+    };
+    loss.wants_input = wants_input;
+    loss.wants_weight = wants_weight;
+    const auto found = loss.run();
+    auto waiting = c10::make_intrusive<Waiting>();
+    if (wants_input)
+      waiting->input =
+          layout.made_global(found.input.view(local.sizes()), input.sizes(), layout.of_gradient);
+    if (wants_weight) {
+      PlacementList placements = layout.of_weight;
+      for (int axis : layout.rows) placements[static_cast<std::size_t>(axis)] = Partial();
+      waiting->weight = layout.made_global(found.weight, weight.sizes(), placements);
+    }
+    context->saved_data["waiting"] = c10::IValue::make_capsule(std::move(waiting));
+    return layout.made_global(found.loss, {}, layout.of_loss);
+  }
+
+  static std::int64_t rows_at_once(const Layout& layout, std::int64_t classes) {
+    constexpr std::int64_t bytes = 8 << 20, least = 64;
+    std::int64_t ranks = 1;
+    for (int axis : layout.classes)
+      ranks *= layout.space->place()[static_cast<std::size_t>(axis)].size;
+    const std::int64_t own = std::max<std::int64_t>((classes + ranks - 1) / ranks, 1);
+    return std::max(least, bytes / (own * static_cast<std::int64_t>(sizeof(float))));
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    auto& waiting = static_cast<Waiting&>(*context->saved_data.at("waiting").toCapsule());
+    check(!at::GradMode::is_enabled(),
+          "linear_cross_entropy: expected backward() without create_graph: it has no second "
+          "gradient");
+    check(!std::exchange(waiting.is_taken, true),
+          "linear_cross_entropy: expected one backward(), found a second one of the same loss");
+    at::Tensor factor = gradients[0];
+    if (is_global(factor)) factor = full_tensor(factor);
+    const bool is_one = factor.item<double>() == 1;
+    const auto scaled = [&](at::Tensor values) {
+      if (values.defined() && !is_one) values.mul_(factor.to(values.scalar_type()));
+      return values;
+    };
+    return {scaled(std::move(waiting.input)), scaled(std::move(waiting.weight)), {}, {}, {}, {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor linear_cross_entropy(const at::Tensor& input, const at::Tensor& weight,
+                                const at::Tensor& target,
+                                const LinearCrossEntropyOptions& options) {
+  check(weight.dim() == 2 && input.dim() >= 1 && input.size(-1) == weight.size(1),
+        "linear_cross_entropy: expected an input [..., width] and a weight [classes, width], found "
+        "[{}] and [{}]",
+        listed(input.sizes(), ", "), listed(weight.sizes(), ", "));
+  check(target.sizes() == input.sizes().slice(0, input.sizes().size() - 1) &&
+            target.scalar_type() == at::kLong,
+        "linear_cross_entropy: expected int64 targets of sizes [{}], found {} of [{}]",
+        listed(input.sizes().slice(0, input.sizes().size() - 1), ", "),
+        c10::toString(target.scalar_type()), listed(target.sizes(), ", "));
+  check(input.scalar_type() == weight.scalar_type(),
+        "linear_cross_entropy: expected an input of the weight's dtype {}, found {}",
+        c10::toString(weight.scalar_type()), c10::toString(input.scalar_type()));
+  check(options.rows >= 0, "linear_cross_entropy: expected rows >= 0, found {}", options.rows);
+  const bool trains = at::GradMode::is_enabled();
+  return LinearCrossEntropy::apply(input, weight, target, options, trains && input.requires_grad(),
+                                   trains && weight.requires_grad());
+}
+
+}  // namespace lockstep

@@ -1,0 +1,151 @@
+#include "parallel/tensor/parted_tensor.h"
+
+#include "dispatch/key.h"
+#include "dispatch/parts/part_record.h"
+#include "global/cut.h"
+#include "global/global_tensor.h"
+#include "global/space.h"
+#include "parallel/tensor/parts_node.h"
+
+#include <lockstep/dispatch/deferral.h>
+#include <lockstep/layout/shard_range.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/accumulate.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <array>
+#include <utility>
+
+namespace lockstep::tensor_parallel {
+namespace {
+
+// Its values, where they are wanted: a deferred one gets its memory.
+at::Tensor whole_values(const at::Tensor& tensor) {
+  if (!dispatch::is_deferred(tensor)) return tensor.detach().contiguous();
+  dispatch::give_values(tensor);
+  return dispatch::as_ordinary(tensor).detach().contiguous();
+}
+
+at::Tensor part_from_root(Group group, const at::Tensor& tensor, Placement placement,
+                          const CallOptions& call) {
+  const int ranks = group.size(), rank = group.rank();
+  at::Tensor whole;
+  if (group.is_root()) whole = whole_values(tensor);
+  if (!placement.is_shard()) {
+    if (!whole.defined()) whole = at::empty(tensor.sizes(), tensor.options().requires_grad(false));
+    if (whole.numel() > 0) group.broadcast(whole, 0, call).wait();
+    return whole;
+  }
+  const global::AxisPlace first{ranks, 0}, own{ranks, rank};
+  const std::array<Placement, 1> placements = {placement};
+  const global::Dims most = global::local_sizes(tensor.sizes(), placements, {&first, 1});
+  const global::Dims sizes = global::local_sizes(tensor.sizes(), placements, {&own, 1});
+  const std::int64_t slot = c10::multiply_integers(most);
+  at::Tensor sent, received = at::empty({slot}, tensor.options().requires_grad(false));
+  if (whole.defined()) {
+    // Rank 0 has the longest part; shorter ones are sent in slots of its length.
+    sent = at::empty({slot * ranks}, received.options());
+    for (int r = 0; r < ranks; ++r) {
+      const at::Tensor part = global::cut(whole, placement, ranks, r);
+      sent.narrow(0, r * slot, part.numel()).view(part.sizes()).copy_(part);
+    }
+  }
+  if (slot > 0) group.scatter(received, sent, 0, call).wait();
+  const std::int64_t count = c10::multiply_integers(sizes);
+  return (count == slot ? received : received.narrow(0, 0, count).clone()).view(sizes);
+}
+
+std::vector<layout::TensorSlice> slices_of(at::IntArrayRef sizes, Placement placement, int ranks,
+                                           int rank) {
+  if (!placement.is_shard()) return {layout::whole_slice(sizes)};
+  const auto dim = static_cast<std::size_t>(placement.dim());
+  const std::int64_t block = sizes[dim] / placement.parts();
+  const layout::Range range = layout::shard_range(block, ranks, rank);
+  std::vector<layout::TensorSlice> slices;
+  for (int part = 0; part < placement.parts(); ++part) {
+    layout::Box box = layout::box_of(sizes);
+    box.offsets[dim] = part * block + range.begin;
+    box.sizes[dim] = range.length();
+    slices.push_back(layout::box_slice(sizes, std::move(box)));
+  }
+  return slices;
+}
+
+void add_leaves(PartedTensor& parted, const std::shared_ptr<dispatch::Division>& division) {
+  if (!parted.is_cut()) {
+    parted.leaves.push_back(parted.local.detach());
+    return;
+  }
+  std::vector<dispatch::Part> parts;
+  std::int64_t offset = 0;
+  for (const layout::TensorSlice& slice : parted.slices) {
+    parts.push_back({parted.name, slice, offset});
+    offset += slice.numel();
+  }
+  const auto record = std::make_shared<const dispatch::Parts>(division, parts);
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    parted.leaves.push_back(
+        dispatch::as_part(parted.values(i), record, parts[i].offset, dispatch::key()));
+}
+
+// A write to one of them is seen by graphs that have saved another.
+void share_version(const PartedTensor& parted) {
+  const auto& version = torch::autograd::impl::version_counter(parted.local);
+  torch::autograd::impl::set_version_counter(parted.tensor, version);
+  for (const at::Tensor& leaf : parted.leaves)
+    torch::autograd::impl::set_version_counter(leaf, version);
+}
+
+}  // namespace
+
+at::Tensor PartedTensor::values(std::size_t i) const {
+  if (!is_cut()) return local;
+  std::int64_t offset = 0;
+  for (std::size_t before = 0; before < i; ++before) offset += slices[before].numel();
+  return local.view({-1}).narrow(0, offset, slices[i].numel());
+}
+
+PartedTensor part_tensor(const at::Tensor& tensor, std::string name,
+                         std::vector<std::string> aliases, Placement placement, const Mesh& mesh,
+                         const std::shared_ptr<dispatch::Division>& division) {
+  at::NoGradGuard no_grad;
+  const Group& group = mesh.group();
+  PartedTensor parted;
+  parted.tensor = tensor;
+  parted.name = std::move(name);
+  parted.aliases = std::move(aliases);
+  parted.placement = placement;
+  parted.slices = slices_of(tensor.sizes(), placement, group.size(), group.rank());
+  parted.local = part_from_root(group, tensor, placement, {.tag = parted.name});
+  global::Space& space = global::Space::of(mesh);
+  const bool trains = tensor.requires_grad();
+  const global::SpecPtr spec =
+      space.spec({placement}, tensor.sizes(), global::row_major_strides(tensor.sizes()),
+                 tensor.scalar_type(), tensor.device());
+  parted.tensor.set_requires_grad(false);
+  parted.tensor.mutable_grad().reset();
+  parted.tensor.set_data(global::wrap(parted.local, spec, mesh));
+  add_leaves(parted, division);
+  share_version(parted);
+  for (const at::Tensor& leaf : parted.leaves) leaf.set_requires_grad(trains);
+  return parted;
+}
+
+void connect(PartedTensor& parted, const std::shared_ptr<GradientMarks>& marks) {
+  if (!parted.leaves.front().requires_grad()) return;
+  const std::size_t number = marks->add(parted.tensor, parted.leaves);
+  auto node = c10::make_intrusive<PartsNode>(parted, marks, number);
+  const auto input = node->add_input_metadata(parted.tensor);
+  torch::autograd::impl::set_gradient_edge(parted.tensor, {std::move(node), input});
+}
+
+void disconnect(PartedTensor& parted) {
+  const bool trains = parted.leaves.front().requires_grad();
+  if (!trains) return;
+  torch::autograd::impl::set_gradient_edge(parted.tensor, {});
+  parted.tensor.set_requires_grad(true);
+}
+
+}  // namespace lockstep::tensor_parallel

@@ -1,0 +1,50 @@
+// PartedTensor: one of a module's tensors as a global tensor on the ranks of tensor parallelism,
+// and this rank's part of it as ordinary tensors.
+//
+//   module's weight    global tensor, no leaf of autograd; its node passes gradients on
+//   local              this rank's part, plain; what operations run on
+//   leaves             the same memory as the optimizer sees it: leaves of autograd that know that
+//                      they are parts (lockstep/dispatch/part.h); of a fused weight one a block
+#pragma once
+
+#include "parallel/tensor/gradient_marks.h"
+
+#include <lockstep/dispatch/part.h>
+#include <lockstep/global/placement.h>
+#include <lockstep/layout/tensor_slice.h>
+#include <lockstep/mesh/mesh.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace lockstep::tensor_parallel {
+
+struct PartedTensor {
+  at::Tensor tensor;  // the module's own
+  std::string name;
+  std::vector<std::string> aliases;
+  Placement placement;
+  at::Tensor local;
+  std::vector<at::Tensor> leaves;
+  std::vector<layout::TensorSlice> slices;  // of each leaf
+  bool is_buffer = false;
+
+  [[nodiscard]] bool is_cut() const { return placement.is_shard(); }
+  // The elements of leaf i as an ordinary tensor.
+  [[nodiscard]] at::Tensor values(std::size_t i) const;
+};
+
+// Collective, and blocks: `tensor` gets the values that rank 0 has. `division`: all ranks.
+[[nodiscard]] PartedTensor part_tensor(const at::Tensor& tensor, std::string name,
+                                       std::vector<std::string> aliases, Placement placement,
+                                       const Mesh& mesh,
+                                       const std::shared_ptr<dispatch::Division>& division);
+
+// Gradients of the module's tensor go to the leaves from now on, and no more.
+void connect(PartedTensor& parted, const std::shared_ptr<GradientMarks>& marks);
+void disconnect(PartedTensor& parted);
+
+}  // namespace lockstep::tensor_parallel

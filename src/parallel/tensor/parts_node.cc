@@ -1,0 +1,86 @@
+#include "parallel/tensor/parts_node.h"
+
+#include "base/check.h"
+#include "dispatch/key.h"
+#include "dispatch/parts/part_record.h"
+#include "global/global_tensor.h"
+#include "parallel/tensor/parted_tensor.h"
+
+#include <lockstep/global/redistribute.h>
+#include <lockstep/global/tensor.h>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <limits>
+#include <utility>
+
+namespace lockstep::tensor_parallel {
+namespace {
+
+using torch::autograd::variable_list;
+
+torch::autograd::edge_list edges_to(const std::vector<at::Tensor>& leaves) {
+  torch::autograd::edge_list edges;
+  for (const at::Tensor& leaf : leaves) edges.push_back(torch::autograd::impl::gradient_edge(leaf));
+  return edges;
+}
+
+// Nobody else holds the memory of a gradient, so that a leaf may keep it.
+bool is_alone(const at::Tensor& gradient) {
+  const global::GlobalTensor& global = *global::global_of(gradient);
+  return gradient.use_count() == 1 &&
+         c10::raw::intrusive_ptr::use_count(const_cast<global::GlobalTensor*>(&global)) == 1 &&
+         global.local.use_count() == 1 && global.local.storage().use_count() == 1;
+}
+
+// This rank's part of a gradient, in memory of its own, row-major.
+at::Tensor own_part(at::Tensor gradient, Placement placement) {
+  if (at::GradMode::is_enabled())
+    return local_tensor(redistribute(gradient, {placement})).contiguous();
+  if (global::global_of(gradient)->spec->placements.front() != placement)
+    gradient = redistribute(gradient, {placement});
+  const bool alone = is_alone(gradient);
+  const at::Tensor& local = global::global_of(gradient)->local;
+  return alone ? local.contiguous() : local.clone(at::MemoryFormat::Contiguous);
+}
+
+}  // namespace
+
+PartsNode::PartsNode(const PartedTensor& parted, std::shared_ptr<GradientMarks> marks,
+                     std::size_t number)
+    : Node(std::numeric_limits<std::uint64_t>::max(), edges_to(parted.leaves)),
+      parameter_(parted.name),
+      placement_(parted.placement),
+      marks_(std::move(marks)),
+      number_(number) {
+  if (!parted.is_cut()) return;
+  std::int64_t offset = 0;
+  for (std::size_t i = 0; i < parted.leaves.size(); ++i) {
+    const std::int64_t count = parted.slices[i].numel();
+    places_.push_back({offset, count, dispatch::parts_of(parted.leaves[i])});
+    offset += count;
+  }
+}
+
+variable_list PartsNode::apply(variable_list&& gradients) {
+  variable_list given(num_outputs());
+  at::Tensor gradient = std::move(gradients[0]);
+  if (!gradient.defined()) return given;
+  check(is_global(gradient),
+        "gradient of {}: expected a global tensor, as the parameter is, found a plain one",
+        parameter_);
+  marks_->before_gradient(number_);
+  at::Tensor part = own_part(std::move(gradient), placement_);
+  if (places_.empty()) return {std::move(part)};
+  part = part.view({-1});
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    const at::Tensor values = part.narrow(0, places_[i].offset, places_[i].count);
+    given[i] = at::GradMode::is_enabled() ? values
+                                          : dispatch::as_part(values, places_[i].record,
+                                                              places_[i].offset, dispatch::key());
+  }
+  return given;
+}
+
+}  // namespace lockstep::tensor_parallel

@@ -1,0 +1,45 @@
+// PartsNode: the node of autograd between a module's parameter, which is a global tensor, and the
+// leaves that hold this rank's part of it.
+//
+// It stays for as long as the parameter does, and saves nothing, so every graph has it. As with
+// LibTorch's own accumulation of gradients its sequence number is the highest one: it runs as soon
+// as its gradient is complete.
+#pragma once
+
+#include "parallel/tensor/gradient_marks.h"
+
+#include <lockstep/dispatch/part.h>
+#include <lockstep/global/placement.h>
+
+#include <torch/csrc/autograd/function.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace lockstep::tensor_parallel {
+
+struct PartedTensor;
+
+class PartsNode final : public torch::autograd::Node {
+ public:
+  PartsNode(const PartedTensor& parted, std::shared_ptr<GradientMarks> marks, std::size_t number);
+
+  // Collective where the gradient has other placements than the parameter.
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
+  std::string name() const override { return "lockstep::PartsNode"; }
+
+ private:
+  struct Place {
+    std::int64_t offset = 0, count = 0;  // of a leaf in the flat part
+    std::shared_ptr<const dispatch::Parts> record;
+  };
+
+  const std::string parameter_;
+  const Placement placement_;
+  std::vector<Place> places_;  // empty: the leaf has all of it
+  std::shared_ptr<GradientMarks> marks_;
+  const std::size_t number_;
+};
+
+}  // namespace lockstep::tensor_parallel

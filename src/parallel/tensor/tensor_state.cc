@@ -1,0 +1,198 @@
+#include "parallel/tensor/tensor_state.h"
+
+#include "base/check.h"
+#include "global/space.h"
+#include "module/rank_check.h"
+#include "module/state_entries.h"
+#include "module/tensors.h"
+#include "parallel/tensor/module_of_parts.h"
+#include "parallel/tensor/resolve.h"
+#include "parallel/whole_parameters.h"
+
+#include <lockstep/global/tensor.h>
+
+#include <ATen/core/grad_mode.h>
+
+#include <mutex>
+#include <unordered_set>
+#include <utility>
+
+namespace lockstep {
+
+using tensor_parallel::PlannedParameter;
+
+TensorParallelState::TensorParallelState(std::shared_ptr<torch::nn::Module> module, Group group,
+                                         const TensorPlan& plan, TensorParallelOptions options)
+    : module_(std::move(module)),
+      kept_group_(std::make_shared<Group>(std::move(group))),
+      options_(std::move(options)) {
+  check(module_ != nullptr, "parallelize: expected a module, found none");
+  check_options();
+  part_all(plan);
+  if (options_.strategy) train_parts();
+}
+
+void TensorParallelState::check_options() const {
+  check(!options_.sequence_parallel || (options_.sequence_dim >= 0 && options_.sequence_dim <= 1),
+        "parallelize: expected sequence_dim 0 or 1, found {}", options_.sequence_dim);
+  check((options_.strategy != nullptr) == options_.mesh.has_value(),
+        "parallelize: expected a strategy together with the mesh of all axes, found {} alone",
+        options_.strategy ? "a strategy" : "a mesh");
+}
+
+void TensorParallelState::part_all(const TensorPlan& plan) {
+  const modules::ModuleTensors tensors = modules::tensors_of(*module_);
+  for (const auto& [name, tensor, aliases] : tensors.parameters)
+    check(!is_global(tensor), "parallelize: {}: expected a plain tensor, found a global one", name);
+  std::vector<std::string> lines = modules::lines_of(tensors);
+  for (const auto& [pattern, style] : plan)
+    lines.push_back(formatted("plan {}: {}", pattern, describe(style)));
+  modules::check_same_lines(group_, lines, {.tag = "parallelize"});
+  modules::check_ordinary(tensors, "parallelize");
+  const std::vector<PlannedParameter> planned =
+      tensor_parallel::planned(plan, *module_, group_.size());
+  plan_ = tensor_parallel::text_of(plan, planned, group_.size(), options_.sequence_parallel);
+  tensors_.emplace(group_, std::vector<MeshAxis>{{"tp", group_.size()}});
+  set_global_options(*tensors_, {.replicate_plain = true});
+  global::Wishes& wishes = global::Space::of(*tensors_).wishes;
+  if (options_.sequence_parallel) wishes.sequence_dim = options_.sequence_dim;
+  for (const auto& [parameter, placement, pattern] : planned)
+    if (placement.is_shard() && parameter.tensor.dim() == 2)
+      wishes.tables.push_back({parameter.tensor.sizes().vec(), {placement}});
+  const auto division = std::make_shared<dispatch::Division>(kept_group_);
+  auto add = [&](PartedTensor parted) {
+    place_.emplace(parted.tensor.unsafeGetTensorImpl(), parted_.size());
+    parted_.push_back(std::move(parted));
+  };
+  for (const auto& [parameter, placement, pattern] : planned)
+    add(tensor_parallel::part_tensor(parameter.tensor, parameter.name, parameter.aliases, placement,
+                                     *tensors_, division));
+  for (const auto& [name, tensor] : tensors.buffers) {
+    add(tensor_parallel::part_tensor(tensor, name, {}, Replicate(), *tensors_, division));
+    parted_.back().is_buffer = true;
+  }
+  for (PartedTensor& parted : parted_) connect(parted, marks_);
+}
+
+void TensorParallelState::train_parts() {
+  parts_ = tensor_parallel::module_of_parts(parted_);
+  handle_ = options_.strategy(*parts_);
+  check(handle_.is_attached(), "parallelize: expected a handle of the strategy, found none");
+  check(options_.mesh->group().size() == group_.size() * handle_.group().size(),
+        "parallelize: expected a mesh of {} ranks, {} for tensor parallelism times {} for the "
+        "strategy, found {}",
+        group_.size() * handle_.group().size(), group_.size(), handle_.group().size(),
+        options_.mesh->group().size());
+  std::unordered_set<const void*> leaves;
+  for (const PartedTensor& parted : parted_)
+    for (const at::Tensor& leaf : parted.leaves) leaves.insert(leaf.unsafeGetTensorImpl());
+  for (const NamedPart& part : handle_.named_parameters())
+    check(leaves.contains(part.tensor.unsafeGetTensorImpl()),
+          "parallelize: {}: expected a strategy that leaves parts as they are, such as "
+          "DistributedDataParallel, found one that divides them",
+          part.name);
+}
+
+void TensorParallelState::detach() {
+  unsynchronized_.reset();
+  handle_ = {};
+  marks_->clear();
+  for (PartedTensor& parted : parted_) disconnect(parted);
+}
+
+std::vector<NamedPart> TensorParallelState::named_parameters() const {
+  std::vector<NamedPart> list;
+  for (const PartedTensor& parted : parted_) {
+    if (parted.is_buffer) continue;
+    for (std::size_t i = 0; i < parted.leaves.size(); ++i)
+      list.push_back({parted.name, parted.leaves[i], parted.aliases, parted.slices[i]});
+  }
+  return list;
+}
+
+void TensorParallelState::zero_grad(bool set_to_none) {
+  marks_->clear();
+  if (handle_.is_attached()) return handle_.zero_grad(set_to_none);
+  std::vector<NamedParameter> leaves;
+  for (const PartedTensor& parted : parted_)
+    for (const at::Tensor& leaf : parted.leaves) leaves.push_back({parted.name, leaf, {}});
+  parallel::zero_gradients(leaves, set_to_none);
+}
+
+void TensorParallelState::pause() {
+  if (paused_++ == 0 && handle_.is_attached()) unsynchronized_.emplace(handle_.no_sync());
+}
+
+void TensorParallelState::resume() {
+  if (--paused_ == 0) unsynchronized_.reset();
+}
+
+const TensorParallelState::PartedTensor& TensorParallelState::parted(
+    const at::Tensor& tensor) const {
+  const auto found = place_.find(tensor.unsafeGetTensorImpl());
+  check(found != place_.end(),
+        "a parallelized module: expected the tensors that it had, found another; make the handle "
+        "after changing the module");
+  return parted_[found->second];
+}
+
+std::map<std::string, at::Tensor> TensorParallelState::state_dict() {
+  at::NoGradGuard no_grad;
+  std::map<std::string, at::Tensor> all;
+  for (const modules::StateEntry& entry : modules::state_entries(*module_)) {
+    const PartedTensor& one = parted(entry.tensor);
+    const at::Tensor whole =
+        one.is_cut() ? full_tensor(entry.tensor.detach()) : one.local.detach().clone();
+    for (const std::string& name : entry.names) all[name] = whole;
+  }
+  return all;
+}
+
+void TensorParallelState::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
+  at::NoGradGuard no_grad;
+  for (const auto& [tensor, values] : modules::assignments_of(*module_, tensors)) {
+    const PartedTensor& one = parted(tensor);
+    const at::Tensor part =
+        one.is_cut() ? global::cut(values, one.placement, group_.size(), group_.rank()) : values;
+    at::Tensor(one.local).copy_(part);
+  }
+}
+
+std::vector<NamedPart> TensorParallelState::state_parts() {
+  std::vector<NamedPart> list;
+  for (const modules::StateEntry& entry : modules::state_entries(*module_)) {
+    const PartedTensor& one = parted(entry.tensor);
+    for (std::size_t i = 0; i < one.leaves.size(); ++i)
+      list.push_back({entry.names.front(),
+                      one.values(i).detach(),
+                      {entry.names.begin() + 1, entry.names.end()},
+                      one.slices[i],
+                      one.is_buffer ? PartKind::buffer : PartKind::parameter});
+  }
+  return list;
+}
+
+HandleMemory TensorParallelState::memory() const {
+  HandleMemory memory;
+  for (const PartedTensor& parted : parted_) {
+    if (parted.is_buffer) continue;
+    const auto bytes = static_cast<std::int64_t>(parted.local.nbytes());
+    (parted.is_cut() ? memory.shards : memory.whole) += bytes;
+    for (const at::Tensor& leaf : parted.leaves)
+      if (leaf.grad().defined())
+        memory.gradients += static_cast<std::int64_t>(leaf.grad().nbytes());
+  }
+  return memory;
+}
+
+double TensorParallelState::seconds_waited() const {
+  global::Space& space = global::Space::of(*tensors_);
+  std::lock_guard lock(space.traffic_mutex);
+  return space.seconds_waited + (handle_.is_attached() ? handle_.seconds_waited() : 0);
+}
+
+const Group& TensorParallelState::group() const {
+  return options_.mesh ? options_.mesh->group() : group_;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,64 @@
+// TensorParallelState: what stands behind the handle of parallelize().
+#pragma once
+
+#include "parallel/handle_state.h"
+#include "parallel/tensor/gradient_marks.h"
+#include "parallel/tensor/parted_tensor.h"
+
+#include <lockstep/parallel/tensor/parallelize.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace lockstep {
+
+class TensorParallelState final : public HandleState {
+ public:
+  TensorParallelState(std::shared_ptr<torch::nn::Module> module, Group group,
+                      const TensorPlan& plan, TensorParallelOptions options);
+
+  [[nodiscard]] const std::string& plan() const { return plan_; }
+  [[nodiscard]] const Mesh& tensors() const { return *tensors_; }
+
+  void detach() override;
+  [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
+  void zero_grad(bool set_to_none) override;
+  void pause() override;
+  void resume() override;
+  [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override;
+  void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override;
+  [[nodiscard]] std::vector<NamedPart> state_parts() override;
+  [[nodiscard]] HandleMemory memory() const override;
+  [[nodiscard]] double seconds_waited() const override;
+  [[nodiscard]] const Group& group() const override;
+  [[nodiscard]] std::optional<Mesh> mesh() const override { return options_.mesh; }
+
+ private:
+  using PartedTensor = tensor_parallel::PartedTensor;
+
+  void check_options() const;
+  void part_all(const TensorPlan& plan);
+  void train_parts();
+  [[nodiscard]] const PartedTensor& parted(const at::Tensor& tensor) const;
+
+  std::shared_ptr<torch::nn::Module> module_;
+  const std::shared_ptr<Group> kept_group_;  // here alone: parts refer to it
+  Group& group_ = *kept_group_;
+  const TensorParallelOptions options_;
+  std::string plan_;
+  std::optional<Mesh> tensors_;
+  std::shared_ptr<tensor_parallel::GradientMarks> marks_ =
+      std::make_shared<tensor_parallel::GradientMarks>();
+  std::vector<PartedTensor> parted_;                    // parameters, then buffers
+  std::unordered_map<const void*, std::size_t> place_;  // in it, by the module's tensor
+  std::shared_ptr<torch::nn::Module> parts_;            // what the strategy trains
+  Handle handle_;                                       // of it
+  std::optional<NoSync> unsynchronized_;
+  int paused_ = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,196 @@
+// A GPT under tensor parallelism: a hundred steps beside one process, what goes over the wire, and
+// data parallelism outside.
+#include <lockstep/parallel/tensor/parallelize.h>
+
+#include <lockstep/global/linear_cross_entropy.h>
+#include <lockstep/module/state_dict.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+
+#include "parallel/tensor/support.h"
+#include "support/torch/engine_test.h"
+
+#include <gtest/gtest.h>
+#include <torch/nn/utils/clip_grad.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+
+constexpr int gpt_steps = 100;
+
+std::vector<double> losses_of_one_process(at::ScalarType dtype) {
+  auto model = made_alike([] { return models::Gpt(small_gpt()); }, dtype);
+  torch::optim::AdamW adamw(model->parameters(), torch::optim::AdamWOptions(0.003));
+  std::vector<double> losses;
+  for (int step = 0; step < gpt_steps; ++step) {
+    const TokenBatch batch(step % 7);
+    adamw.zero_grad();
+    at::Tensor loss = model->loss(batch.ids, batch.targets);
+    loss.backward();
+    adamw.step();
+    losses.push_back(loss.item<double>());
+  }
+  return losses;
+}
+
+double largest_difference(const std::vector<double>& found, const std::vector<double>& expected) {
+  double largest = 0;
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    largest = std::max(largest, std::abs(found[i] - expected[i]) / std::abs(expected[i]));
+  return largest;
+}
+
+using Loss = std::function<at::Tensor(models::Gpt&, const TokenBatch&)>;
+
+const Loss model_loss = [](models::Gpt& model, const TokenBatch& batch) {
+  return model->loss(batch.ids, batch.targets);
+};
+const Loss fused_loss = [](models::Gpt& model, const TokenBatch& batch) {
+  return linear_cross_entropy(model->transformer->forward(batch.ids),
+                              model->transformer->wte->weight, batch.targets, {.rows = 7});
+};
+
+class TensorGpt : public EngineTest {};
+
+TEST_P(TensorGpt, AHundredStepsAreThoseOfOneProcess) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    const std::vector<double> expected = losses_of_one_process(dtype);
+    const double bound = dtype == at::kFloat ? 2e-6 : 1e-12;
+    for (const bool sequence : {false, true})
+      for (const Loss* loss : {&model_loss, &fused_loss})
+        run(
+            [&](Group group) {
+              auto model = made_alike([] { return models::Gpt(small_gpt()); }, dtype);
+              auto tp = parallelize(*model, group, gpt_tensor_plan(small_gpt()),
+                                    {.sequence_parallel = sequence});
+              torch::optim::AdamW adamw(tp.parameters(), torch::optim::AdamWOptions(0.003));
+              std::vector<double> losses;
+              for (int step = 0; step < gpt_steps; ++step) {
+                tp.zero_grad();
+                at::Tensor value = (*loss)(model, TokenBatch(step % 7));
+                value.backward();
+                adamw.step();
+                losses.push_back(number_of(value));
+              }
+              const double difference = largest_difference(losses, expected);
+              EXPECT_LE(difference, bound)
+                  << c10::toString(dtype) << (sequence ? ", sequence parallel" : "");
+              if (group.is_root())
+                std::cout << c10::toString(dtype) << (sequence ? ", sequence parallel" : "")
+                          << (loss == &fused_loss ? ", fused loss" : "") << ": largest difference "
+                          << difference << "\n";
+            },
+            std::chrono::seconds(60));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, TensorGpt,
+                         testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 3),
+                                         std::tuple(Engine::local, 4), std::tuple(Engine::shm, 2)),
+                         engine_test_name);
+
+// Collectives of a forward and of a backward.
+std::pair<Traffic, Traffic> traffic_of(Group group, std::int64_t layers, bool sequence) {
+  const models::GptOptions options = small_gpt(layers, /*bias=*/false);
+  auto model = made_alike([&] { return models::Gpt(options); }, at::kFloat);
+  auto tp = parallelize(*model, group, gpt_tensor_plan(options), {.sequence_parallel = sequence});
+  const TokenBatch batch(1);
+  reset_traffic(tp.tensors());
+  at::Tensor loss = model->loss(batch.ids, batch.targets);
+  const Traffic forward = traffic(tp.tensors());
+  reset_traffic(tp.tensors());
+  loss.backward();
+  return {forward, traffic(tp.tensors())};
+}
+
+class TensorTraffic : public EngineTest {};
+
+// Shoeybi et al.: two all_reduces in forward and two in backward, each of the activations.
+TEST_P(TensorTraffic, ALayerHasTheTextbooksCollectives) {
+  run([&](Group group) {
+    const auto [forward2, backward2] = traffic_of(group, 2, false);
+    const auto [forward3, backward3] = traffic_of(group, 3, false);
+    EXPECT_EQ(forward3.all_reduces - forward2.all_reduces, 2);
+    EXPECT_EQ(backward3.all_reduces - backward2.all_reduces, 2);
+    EXPECT_EQ(forward3.calls() - forward2.calls(), 2);
+    EXPECT_EQ(backward3.calls() - backward2.calls(), 2);
+    const std::int64_t activation = 4 * 13 * 48 * 4, n = group.size();
+    EXPECT_EQ(forward3.bytes - forward2.bytes, 2 * (2 * activation * (n - 1) / n));
+    EXPECT_EQ(backward3.bytes - backward2.bytes, 2 * (2 * activation * (n - 1) / n));
+  });
+}
+
+// Korthikanti et al.: each all_reduce is a reduce_scatter and an all_gather. The two all_reduces of
+// backward are the gradients of the two norms, of 48 numbers each.
+TEST_P(TensorTraffic, ALayerThatIsSequenceParallelTooHasPairs) {
+  run([&](Group group) {
+    const auto [forward2, backward2] = traffic_of(group, 2, true);
+    const auto [forward3, backward3] = traffic_of(group, 3, true);
+    EXPECT_EQ(forward3.all_gathers - forward2.all_gathers, 2);
+    EXPECT_EQ(forward3.reduce_scatters - forward2.reduce_scatters, 2);
+    EXPECT_EQ(forward3.calls() - forward2.calls(), 4);
+    EXPECT_EQ(backward3.all_gathers - backward2.all_gathers, 2);
+    EXPECT_EQ(backward3.reduce_scatters - backward2.reduce_scatters, 2);
+    EXPECT_EQ(backward3.all_reduces - backward2.all_reduces, 2);
+    EXPECT_EQ(backward3.calls() - backward2.calls(), 6);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, TensorTraffic,
+                         testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 3),
+                                         std::tuple(Engine::local, 4)),
+                         engine_test_name);
+
+class TensorAndData : public EngineTest {};
+
+TEST_P(TensorAndData, GradientsAreThoseOfOneProcessOnTheWholeBatch) {
+  run([&](Group world) {
+    const Mesh mesh(world, {{"dp", -1}, {"tp", 2}});
+    const int replicas = mesh.size("dp");
+    auto plain = made_alike([] { return models::Gpt(small_gpt()); }, at::kDouble);
+    auto model = made_alike([] { return models::Gpt(small_gpt()); }, at::kDouble);
+    auto handle = parallelize(*model, mesh["tp"], gpt_tensor_plan(small_gpt()),
+                              {.strategy =
+                                   [&](torch::nn::Module& parts) {
+                                     return DistributedDataParallel(parts, mesh["dp"],
+                                                                    {.bucket_bytes = 20000});
+                                   },
+                               .mesh = mesh});
+    EXPECT_EQ(handle.group().size(), world.size());
+    torch::optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(0.003));
+    torch::optim::AdamW of_plain(plain->parameters(), torch::optim::AdamWOptions(0.003));
+    for (int step = 0; step < 4; ++step) {
+      const TokenBatch batch(step, 2 * replicas);
+      const std::int64_t first = 2 * mesh.coordinate("dp");
+      handle.zero_grad();
+      {
+        auto scope = handle.no_sync();
+        model->loss(batch.ids.narrow(0, first, 1), batch.targets.narrow(0, first, 1)).backward();
+      }
+      model->loss(batch.ids.narrow(0, first + 1, 1), batch.targets.narrow(0, first + 1, 1))
+          .backward();
+      of_plain.zero_grad();
+      (plain->loss(batch.ids, batch.targets) * 2).backward();
+      expect_gradients_of(handle, gradients_by_name(*plain), 1e-11);
+      const double norm = handle.clip_grad_norm(1e9);
+      EXPECT_NEAR(norm, torch::nn::utils::clip_grad_norm_(plain->parameters(), 1e9), 1e-9 * norm);
+      adamw.step();
+      of_plain.step();
+    }
+    const auto expected = lockstep::state_dict(*plain);
+    for (const auto& [name, tensor] : handle.state_dict())
+      expect_close(tensor, expected.at(name), 1e-10, name);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, TensorAndData,
+                         testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 4),
+                                         std::tuple(Engine::shm, 4)),
+                         engine_test_name);
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,241 @@
+// parallelize(): the gradients, losses and parameters of one process, and a Handle like others.
+#include <lockstep/parallel/tensor/parallelize.h>
+
+#include <lockstep/models/mlp.h>
+#include <lockstep/module/state_dict.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/sharded/deferred.h>
+
+#include "parallel/tensor/support.h"
+#include "support/torch/allocations.h"
+#include "support/torch/engine_test.h"
+
+#include <gtest/gtest.h>
+#include <torch/nn/modules/transformer.h>
+#include <torch/nn/utils/clip_grad.h>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+
+torch::nn::Sequential wide_mlp() {
+  return torch::nn::Sequential(torch::nn::Linear(6, 10), torch::nn::GELU(),
+                               torch::nn::Linear(10, 4));
+}
+const TensorPlan mlp_plan = {{"0", Colwise()}, {"2", Rowwise()}};
+
+at::Tensor square_loss(const at::Tensor& y) { return y.square().mean(); }
+
+class Parallelize : public EngineTest {};
+
+TEST_P(Parallelize, AnMlpHasTheGradientsOfOneProcess) {
+  run([&](Group group) {
+    auto plain = made_alike(wide_mlp, at::kDouble), model = made_alike(wide_mlp, at::kDouble);
+    auto tp = parallelize(*model, group, mlp_plan);
+    const at::Tensor x = values({5, 6}, 3).to(at::kDouble);
+    for (int step = 0; step < 2; ++step) {
+      at::Tensor loss = square_loss(model->forward(x)), expected = square_loss(plain->forward(x));
+      EXPECT_NEAR(number_of(loss), expected.item<double>(), 1e-14);
+      loss.backward();
+      expected.backward();  // the second one adds
+      expect_gradients_of(tp, gradients_by_name(*plain), 1e-13);
+    }
+  });
+}
+
+TEST_P(Parallelize, ZeroingIsTheSameFromAllSides) {
+  run([&](Group group) {
+    auto plain = made_alike(wide_mlp, at::kDouble), model = made_alike(wide_mlp, at::kDouble);
+    auto tp = parallelize(*model, group, mlp_plan);
+    torch::optim::AdamW adamw(tp.parameters(), torch::optim::AdamWOptions(0.01));
+    const at::Tensor x = values({5, 6}, 3).to(at::kDouble);
+    square_loss(plain->forward(x)).backward();
+    const std::vector<std::function<void()>> ways = {
+        [&] { tp.zero_grad(); }, [&] { tp.zero_grad(false); }, [&] { adamw.zero_grad(); },
+        [&] { model->zero_grad(); }};
+    for (const auto& zero : ways) {
+      square_loss(model->forward(x)).backward();
+      zero();
+      square_loss(model->forward(x)).backward();
+      expect_gradients_of(tp, gradients_by_name(*plain), 1e-13);
+      tp.zero_grad();
+    }
+  });
+}
+
+TEST_P(Parallelize, ClippingTakesTheNormOfAllParts) {
+  run([&](Group group) {
+    auto plain = made_alike(wide_mlp, at::kDouble), model = made_alike(wide_mlp, at::kDouble);
+    auto tp = parallelize(*model, group, mlp_plan);
+    const at::Tensor x = values({5, 6}, 3).to(at::kDouble);
+    square_loss(model->forward(x)).backward();
+    square_loss(plain->forward(x)).backward();
+    const double expected = torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.001);
+    EXPECT_NEAR(tp.clip_grad_norm(0.001), expected, 1e-9 * expected);
+    expect_gradients_of(tp, gradients_by_name(*plain), 1e-9);
+  });
+}
+
+// Nothing may silently train one rank's part as if it were all, or nothing.
+TEST_P(Parallelize, TheModulesOwnParametersAreRefusedElsewhere) {
+  run([&](Group group) {
+    auto model = made_alike(wide_mlp, at::kDouble);
+    auto tp = parallelize(*model, group, mlp_plan);
+    const auto build = [&] {
+      torch::optim::AdamW adamw(model->parameters(), torch::optim::AdamWOptions(0.01));
+    };
+    EXPECT_ANY_THROW(build());
+    square_loss(model->forward(values({5, 6}, 3).to(at::kDouble))).backward();
+    const auto clip = [&] { torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0); };
+    try {
+      clip();
+      ADD_FAILURE() << "no error";
+    } catch (const std::exception& error) {
+      expect_contains(error.what(), "handle.parameters()");
+    }
+    if (group.size() == 1) return;
+    EXPECT_THROW(torch::nn::utils::clip_grad_norm_(tp.parameters(), 1.0), InvalidArgument);
+  });
+}
+
+TEST_P(Parallelize, StatesAreThoseOfTheWholeModel) {
+  run([&](Group group) {
+    const auto make = [] { return models::Gpt(small_gpt()); };
+    auto plain = made_alike(make, at::kFloat), model = made_alike(make, at::kFloat);
+    auto tp = parallelize(*model, group, gpt_tensor_plan(small_gpt()));
+    const auto expected = lockstep::state_dict(*plain);
+    const auto found = tp.state_dict();
+    ASSERT_EQ(found.size(), expected.size());
+    for (const auto& [name, tensor] : expected)
+      EXPECT_TRUE(same_bits(found.at(name), tensor)) << name;
+    auto other = expected;
+    for (auto& [name, tensor] : other) tensor = tensor + 1;
+    tp.load_state_dict(other);
+    for (const auto& [name, tensor] : tp.state_dict())
+      EXPECT_TRUE(same_bits(tensor, other.at(name))) << name;
+    std::map<std::string, at::Tensor> pasted;
+    for (const NamedPart& part : tp.state_parts()) {
+      auto& whole = pasted[part.name];
+      if (!whole.defined()) whole = at::zeros(part.slice.sizes);
+      paste_part(part.tensor, part, whole);
+      EXPECT_TRUE(same_bits(cut_part(other.at(part.name), part), part.tensor.reshape({-1})));
+    }
+    const HandleMemory memory = tp.memory();
+    std::int64_t bytes = 0;
+    for (const NamedPart& part : tp.named_parameters())
+      bytes += static_cast<std::int64_t>(part.tensor.nbytes());
+    EXPECT_EQ(memory.shards + memory.whole, bytes);
+    other["unknown"] = at::ones({1});
+    EXPECT_THROW(tp.load_state_dict(other), BadInput);
+  });
+}
+
+TEST_P(Parallelize, AModuleWithoutItsHandleIsOfGlobalTensors) {
+  run([&](Group group) {
+    auto model = made_alike(wide_mlp, at::kDouble);
+    { auto tp = parallelize(*model, group, mlp_plan); }
+    square_loss(model->forward(values({5, 6}, 3).to(at::kDouble))).backward();
+    for (const at::Tensor& parameter : model->parameters()) {
+      EXPECT_TRUE(parameter.is_leaf());
+      EXPECT_TRUE(is_global(parameter.grad()));
+    }
+  });
+}
+
+TEST_P(Parallelize, FrozenParametersAndBuffersStayWhatTheyAre) {
+  run([&](Group group) {
+    const auto make = [] {
+      torch::nn::Sequential model(torch::nn::Linear(6, 10), torch::nn::Linear(10, 4),
+                                  torch::nn::BatchNorm1d(4));
+      model->parameters()[0].set_requires_grad(false);
+      return model;
+    };
+    auto plain = made_alike(make, at::kDouble), model = made_alike(make, at::kDouble);
+    auto tp = parallelize(*model, group, {{"0", Colwise()}, {"1", Rowwise()}});
+    const at::Tensor x = values({5, 6}, 3).to(at::kDouble);
+    square_loss(model->forward(x)).backward();
+    square_loss(plain->forward(x)).backward();
+    const auto expected = lockstep::state_dict(*plain);
+    for (const auto& [name, tensor] : tp.state_dict())
+      EXPECT_TRUE(at::allclose(tensor.to(at::kDouble), expected.at(name).to(at::kDouble), 1e-12))
+          << name;
+    for (const NamedPart& part : tp.named_parameters())
+      EXPECT_EQ(part.tensor.grad().defined(), part.name != "0.weight") << part.name;
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, Parallelize, every_engine({1, 2, 3}), engine_test_name);
+
+class OnThreads : public EngineTest {};
+
+// Unchanged layers of LibTorch; the truth is one process in float64.
+TEST_P(OnThreads, ATransformerOfTorchHasTheGradientsOfOneProcess) {
+  const auto make = [] {
+    return torch::nn::Transformer(
+        torch::nn::TransformerOptions(24, 12, 2, 2).dim_feedforward(20).dropout(0.0));
+  };
+  run([&](Group group) {
+    for (const bool sequence : {false, true}) {
+      auto plain = made_alike(make, at::kDouble), model = made_alike(make, at::kDouble);
+      auto tp = parallelize(*model, group, transformer_tensor_plan(12),
+                            {.sequence_parallel = sequence, .sequence_dim = 0});
+      const at::Tensor from = values({7, 2, 24}, 3).to(at::kDouble);
+      const at::Tensor to = values({5, 2, 24}, 4).to(at::kDouble);
+      at::Tensor loss = square_loss(model->forward(from, to));
+      at::Tensor expected = square_loss(plain->forward(from, to));
+      EXPECT_NEAR(number_of(loss), expected.item<double>(), 1e-12);
+      loss.backward();
+      expected.backward();
+      expect_gradients_of(tp, gradients_by_name(*plain), 1e-11);
+    }
+  });
+}
+
+TEST_P(OnThreads, ARankHasItsPartsOnlyFromTheBeginning) {
+  models::GptOptions options = small_gpt(1);
+  options.width = 240;
+  options.vocabulary = 1200;
+  run([&](Group group) {
+    const Allocations allocations;
+    auto model = [&] {
+      static std::mutex one_at_a_time;
+      std::lock_guard lock(one_at_a_time);
+      return deferred([&] { return models::Gpt(options); });
+    }();
+    std::int64_t whole = 0, largest = 0;
+    for (const at::Tensor& parameter : model->parameters()) {
+      const auto bytes = static_cast<std::int64_t>(parameter.nbytes());
+      whole += bytes;
+      largest = std::max(largest, bytes);
+    }
+    auto tp = parallelize(*model, group, gpt_tensor_plan(options));
+    const HandleMemory memory = tp.memory();
+    const std::int64_t own = memory.shards + memory.whole, slack = 64 << 10;
+    EXPECT_LT(own, whole / group.size() + (whole - largest) / 8);
+    EXPECT_LT(allocations.held(), own + slack);
+    // Rank 0 has one whole parameter, what it sends, and what it keeps.
+    if (!group.is_root()) EXPECT_LT(allocations.peak(), own + largest);
+  });
+}
+
+TEST_P(OnThreads, TextIsGeneratedAsOnOneProcess) {
+  const auto make = [] { return models::Gpt(small_gpt()); };
+  run([&](Group group) {
+    auto plain = made_alike(make, at::kDouble), model = made_alike(make, at::kDouble);
+    auto tp = parallelize(*model, group, gpt_tensor_plan(small_gpt()));
+    const at::Tensor begin = TokenBatch(1, 2, 3).ids;
+    const models::GenerateOptions greedy{.temperature = 0};
+    const at::Tensor found = model->generate(begin, 12, greedy);
+    EXPECT_TRUE(
+        (is_global(found) ? full_tensor(found) : found).equal(plain->generate(begin, 12, greedy)));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, OnThreads,
+                         testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 3),
+                                         std::tuple(Engine::local, 4)),
+                         engine_test_name);
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,84 @@
+// What is refused of a plan before anything runs, and what a plan says of itself.
+#include <lockstep/parallel/tensor/parallelize.h>
+
+#include "parallel/tensor/support.h"
+
+#include <gtest/gtest.h>
+#include <torch/nn/modules/transformer.h>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+
+std::string refused(const TensorPlan& plan, const torch::nn::Module& model, int ranks = 2) {
+  return message_of<InvalidArgument>([&] { (void)describe(plan, model, ranks); });
+}
+
+TEST(TensorPlan, WhatDoesNotFitIsOneLine) {
+  models::Gpt gpt(small_gpt());
+  EXPECT_EQ(refused({{"transformer.h.*.attn.c_atn", Colwise(3)}}, *gpt).substr(0, 116),
+            "parallelize: expected a pattern that names a parameter or its module, unknown pattern "
+            "'transformer.h.*.attn.c_atn'; ");
+  EXPECT_EQ(refused({{"transformer.h.*", Colwise()}}, *gpt).substr(0, 20), "parallelize: expecte");
+  EXPECT_EQ(refused(gpt_tensor_plan(small_gpt()), *gpt, 5),
+            "parallelize: transformer.h.0.attn.c_attn.weight: expected a number of heads that 5 "
+            "ranks divide, found 12");
+  EXPECT_EQ(refused({{"transformer.wte", Colwise(2)}}, *gpt),
+            "parallelize: transformer.wte.weight: expected a length that 2 parts divide, found 37 "
+            "in dim 0 of [37, 48]");
+  EXPECT_EQ(refused({{"transformer.h.*.mlp.c_fc", Colwise().heads(7)}}, *gpt, 7),
+            "parallelize: transformer.h.0.mlp.c_fc.weight: expected a length that 1 parts of 7 "
+            "heads divide, found 192 in dim 0");
+  EXPECT_EQ(
+      refused({{"transformer.h.*.mlp.c_fc", Colwise()}, {"transformer.h.1.mlp.c_fc", Rowwise()}},
+              *gpt),
+      "parallelize: transformer.h.1.mlp.c_fc.weight: expected one style, found Colwise by "
+      "pattern transformer.h.*.mlp.c_fc and Rowwise by pattern transformer.h.1.mlp.c_fc");
+}
+
+TEST(TensorPlan, OptionsThatDoNotFitAreOneLine) {
+  models::Gpt gpt(small_gpt());
+  const auto refused_by = [&](TensorParallelOptions options) {
+    return message_of<InvalidArgument>([&] {
+      (void)parallelize(*gpt, Group(), gpt_tensor_plan(small_gpt()), std::move(options));
+    });
+  };
+  EXPECT_EQ(refused_by({.sequence_parallel = true, .sequence_dim = 2}),
+            "parallelize: expected sequence_dim 0 or 1, found 2");
+  EXPECT_EQ(refused_by({.strategy = [](torch::nn::Module&) { return Handle(); }}),
+            "parallelize: expected a strategy together with the mesh of all axes, found a strategy "
+            "alone");
+  auto tp = parallelize(*gpt, Group(), gpt_tensor_plan(small_gpt()));
+  EXPECT_EQ(message_of<InvalidArgument>([&] {
+              (void)parallelize(*gpt, Group(), gpt_tensor_plan(small_gpt()));
+            }).substr(0, 35),
+            "parallelize: transformer.wte.weight");
+}
+
+TEST(TensorPlan, ItSaysBytesAndCollectives) {
+  models::Gpt gpt(small_gpt(2, /*bias=*/false));
+  EXPECT_EQ(describe(gpt_tensor_plan(small_gpt()), *gpt, 3),
+            R"(tensor parallel on 3 ranks
+  transformer.wte: Vocabulary: 1 parameters, 7104 bytes, 2496 a rank
+  transformer.h.*.attn.c_attn: Colwise(3), 12 heads: 2 parameters, 55296 bytes, 18432 a rank
+  transformer.h.*.attn.c_proj: Rowwise: 2 parameters, 18432 bytes, 6144 a rank
+  transformer.h.*.mlp.c_fc: Colwise: 2 parameters, 73728 bytes, 24576 a rank
+  transformer.h.*.mlp.c_proj: Rowwise: 2 parameters, 73728 bytes, 24576 a rank
+  whole on every rank: 3456 bytes
+parameters: 231744 bytes, 79680 a rank
+collectives: 4 pairs of Colwise and Rowwise, each 1 all_reduce in forward, 1 in backward
+             1 tables cut by vocabulary: a look-up is 1 all_reduce in forward
+)");
+}
+
+TEST(TensorPlan, TheReadyOnesNameWhatThereIs) {
+  torch::nn::Transformer model(
+      torch::nn::TransformerOptions(24, 12, 1, 1).dim_feedforward(20).dropout(0.0));
+  const std::string text = describe(transformer_tensor_plan(12), *model, 4, true);
+  expect_contains(text, "tensor parallel on 4 ranks, sequence parallel");
+  expect_contains(text, "decoder.layers.*.multihead_attn.out_proj: Rowwise: 2 parameters");
+}
+
+}  // namespace
+}  // namespace lockstep
