@@ -9,7 +9,7 @@ namespace {
 using namespace test;
 
 constexpr std::int64_t words = 101, width = 6;
-constexpr int steps = 5;
+constexpr int row_steps = 5;
 
 struct WordsImpl : torch::nn::Module {
   explicit WordsImpl(bool sparse)
@@ -36,7 +36,7 @@ std::vector<at::Tensor> dense(int workers, const ps::MakeOptimizer& make) {
     Words model(false);
     DistributedDataParallel ddp(model, group);
     auto optimizer = make(ddp.named_parameters());
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < row_steps; ++step) {
       ddp.zero_grad();
       model->forward(ids_of(step, group.rank())).backward();
       optimizer->step();
@@ -47,7 +47,7 @@ std::vector<at::Tensor> dense(int workers, const ps::MakeOptimizer& make) {
 }
 
 void train_rows(ps::Worker& worker, Words& model, int number) {
-  for (int step = 0; step < steps; ++step) {
+  for (int step = 0; step < row_steps; ++step) {
     at::Tensor ids = ids_of(step, number);
     worker.pull_rows("embedding.weight", ids);
     worker.zero_grad();
@@ -74,8 +74,8 @@ TEST_P(ServersOfRows, GiveWhatWholeEmbeddingsGive) {
         train_rows(worker, model, number);
         auto after = worker.traffic();
         // 7 ids a step: never all 101 rows.
-        EXPECT_LE(after.pulled - before.pulled, steps * (7 * (width * 4 + 8) + 128 * servers));
-        EXPECT_LE(after.pushed - before.pushed, steps * (7 * (width * 4 + 8) + 128 * servers));
+        EXPECT_LE(after.pulled - before.pulled, row_steps * (7 * (width * 4 + 8) + 128 * servers));
+        EXPECT_LE(after.pushed - before.pushed, row_steps * (7 * (width * 4 + 8) + 128 * servers));
         worker.pull_all_rows();
         expect_same_state(*model, expected, sparse ? "sparse" : "dense");
       });
