@@ -34,6 +34,7 @@
 #include <lockstep/parallel/data/communication_hook.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/data/power_sgd.h>
+#include <lockstep/parallel/data/sync_batch_norm.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/join.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
