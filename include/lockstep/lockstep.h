@@ -32,7 +32,9 @@
 #include <lockstep/optim/scheduler.h>
 #include <lockstep/optim/sgd.h>
 #include <lockstep/parallel/data/communication_hook.h>
+#include <lockstep/parallel/data/diloco.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/data/local_sgd.h>
 #include <lockstep/parallel/data/power_sgd.h>
 #include <lockstep/parallel/data/sync_batch_norm.h>
 #include <lockstep/parallel/handle.h>
