@@ -102,16 +102,23 @@ void Run::step() {
   set_learning_rate(*optimizer_, lr_);
   Batch batch = task_.batch(step_);
   double waited_before = handle_.seconds_waited();
+  StepTiming before = handle_.timing();
   handle_.zero_grad();
   double loss = backward(batch);
+  StepTiming timing = handle_.timing();
+  auto update_began = Pace::Clock::now();
   optim::GradientTransform transform;
   if (options_.clip > 0) transform.clip_norm = options_.clip;
   scaler_.step(*optimizer_, transform);
   scaler_.update();
   if (options_.reduce_in_step) handle_.zero_grad();  // or an evaluation computes averages for all
   ++step_;
-  double waited = handle_.seconds_waited() - waited_before;
-  pace_.add_step(agree(loss, batch.data.size(0)), waited);
+  std::chrono::duration<double> update = Pace::Clock::now() - update_began;
+  pace_.add_step(agree(loss, batch.data.size(0)),
+                 {.forward = timing.forward - before.forward,
+                  .backward = timing.backward - before.backward,
+                  .exposed = handle_.seconds_waited() - waited_before,
+                  .update = timing.steps > before.steps ? update.count() : 0});
 }
 
 double Run::backward(const Batch& batch) {
