@@ -40,8 +40,14 @@
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/scheduler.h>
 #include <lockstep/optim/sgd.h>
+#include <lockstep/parallel/data/communication_hook.h>
+#include <lockstep/parallel/data/diloco.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/data/local_sgd.h>
+#include <lockstep/parallel/data/power_sgd.h>
+#include <lockstep/parallel/data/sync_batch_norm.h>
 #include <lockstep/parallel/handle.h>
+#include <lockstep/parallel/join.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/server/meeting.h>
 #include <lockstep/parallel/server/server.h>

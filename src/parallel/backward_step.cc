@@ -11,6 +11,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -56,13 +57,11 @@ void BackwardStep::on_gradient(int i) {
 void BackwardStep::begin(bool reduces, bool create_graph) {
   bool begins = step_ == nullptr;
   bool begins_to_reduce = reduces && !reduces_;
-  if (begins) reducer_->begin();
-  if (begins_to_reduce) {
-    reducer_->begin_reduction();
-    status_ = StepStatus(ready_.size());
-    ready_.assign(ready_.size(), false);
-    observed_.clear();
+  if (begins) {
+    clock_.first_gradient();
+    reducer_->begin();
   }
+  if (begins_to_reduce) start_reduction();
   if (begins) step_ = std::make_shared<Observer>(weak_from_this());
   reduces_ = reduces_ || reduces;
   step_->watch();
@@ -71,6 +70,19 @@ void BackwardStep::begin(bool reduces, bool create_graph) {
           "backward(create_graph=true): an average over ranks has no derivative; call it inside "
           "no_sync()");
   if (begins) check_module();
+  if (begins_to_reduce) contribute_static_unused();
+}
+
+void BackwardStep::contribute_static_unused() {
+  for (int i : static_unused_)
+    if (!reducer_->contribute_unused(i)) status_.say_missing(i);
+}
+
+void BackwardStep::start_reduction() {
+  reducer_->begin_reduction();
+  status_ = StepStatus(ready_.size());
+  ready_.assign(ready_.size(), false);
+  observed_.clear();
 }
 
 void BackwardStep::accept(int i) {
@@ -80,6 +92,8 @@ void BackwardStep::accept(int i) {
   if (gradient.defined() && gradient.layout() != at::kStrided)
     throw_sparse_gradient(name, options_.strategy);
   if (ready_[place]) throw_second_gradient(name);
+  if (std::ranges::find(static_unused_, i) != static_unused_.end())
+    throw_changed_graph(name, "has a gradient, and had none");
   ready_[place] = true;
   observed_.push_back(i);
   reducer_->accept(i);
@@ -92,59 +106,155 @@ void BackwardStep::on_backward_end(bool nested) {
 }
 
 void BackwardStep::finish() {
-  ScopeExit over([this]() LOCKSTEP_REQUIRES(mutex_) { step_.reset(); });
   bool reduces = std::exchange(reduces_, false);
-  reducer_->end_backward(reduces);
-  if (!reduces) return;
-  contribute_absent();
+  ScopeExit over([this, reduces]() LOCKSTEP_REQUIRES(mutex_) {
+    step_.reset();
+    clock_.backward_ended(reduces);
+  });
+  has_averages_ = reduces;
+  if (!reduces) return reducer_->end_backward(false);
+  check_static_graph();
+  JoinRound ranks;
+  try {
+    ranks = announce();
+  } catch (const EarlyTermination&) {
+    post_failure(0);
+    reducer_->end_failed_backward();
+    throw;
+  }
+  reduce(ranks, /*shadows=*/false);
+  if (!options_.static_graph || std::exchange(graph_known_, true)) return;
+  for (std::size_t i = 0; i < ready_.size(); ++i)
+    if (!ready_[i]) static_unused_.push_back(static_cast<int>(i));
+}
+
+// The others are told of an exception.
+void BackwardStep::check_static_graph() {
+  if (!graph_known_ || all_ready()) return;
+  announce_failure();
+  reducer_->end_failed_backward();
+  for (std::size_t i = 0; i < ready_.size(); ++i)
+    if (!ready_[i] &&
+        std::ranges::find(static_unused_, static_cast<int>(i)) == static_unused_.end())
+      throw_changed_graph(reducer_->parameters()[i].name, "has no gradient, and had one");
+}
+
+JoinRound BackwardStep::announce() {
+  std::shared_ptr<JoinLink> link;
+  const Joinable* self = nullptr;
+  {
+    Lock lock(join_mutex_);
+    link = link_;
+    self = self_;
+  }
+  if (!link) return {.active = group_.size()};
+  if (self != nullptr) return link->announce(*self, 0);
+  // Ranks without inputs do all that the others do, with batches without rows.
+  return {.active = group_.size(), .first_active = link->latest().first_active};
+}
+
+void BackwardStep::reduce(const JoinRound& ranks, bool shadows) {
+  reducer_->end_backward(true);
+  contribute_absent(shadows);
   reducer_->post_rest(status_);
-  if (buffers_) buffers_->post(options_.timeout);
+  if (buffers_) buffers_->post(options_.timeout, ranks.first_active);
   StepStatus all;
   {
     WaitTime::Scope waiting(*options_.waits);
     all = reducer_->wait();
     if (buffers_) buffers_->finish();
   }
-  check_status(all);
+  check_status(all, ranks.active);
+  if (ranks.active < group_.size() && divides_by_active())
+    reducer_->scale_averages(static_cast<double>(group_.size()) / ranks.active);
   reducer_->publish(all);
-  if (!std::exchange(order_known_, true)) adopt_order_of_root();
+  if (!std::exchange(order_known_, true)) adopt_order_of(ranks.first_active);
 }
 
-void BackwardStep::contribute_absent() {
+void BackwardStep::set_join(std::shared_ptr<JoinLink> link, const Joinable* self) {
+  check(!link || link->options().divide_by_initial_world_size || reducer_->scales_averages(),
+        "Join: averages of {} are divided by the number of all ranks "
+        "(divide_by_initial_world_size)",
+        options_.strategy);
+  Lock lock(join_mutex_);
+  link_ = std::move(link);
+  self_ = self;
+}
+
+bool BackwardStep::divides_by_active() {
+  Lock lock(join_mutex_);
+  return link_ && !link_->options().divide_by_initial_world_size;
+}
+
+void BackwardStep::clear_averages() {
+  Lock lock(mutex_);
+  at::NoGradGuard no_grad;
+  if (std::exchange(has_averages_, false)) reducer_->clear_gradients(/*set_to_none=*/true);
+}
+
+void BackwardStep::shadow(const JoinRound& ranks) {
+  Lock lock(mutex_);
+  at::NoGradGuard no_grad;
+  // Where the others alone are counted, what was accumulated here is left out.
+  if (divides_by_active())
+    for (const NamedParameter& parameter : reducer_->parameters())
+      parameter.tensor.mutable_grad().reset();
+  reducer_->begin();
+  start_reduction();
+  reduce(ranks, /*shadows=*/true);
+}
+
+void BackwardStep::leave() {
+  Lock lock(mutex_);
+  at::NoGradGuard no_grad;
+  reducer_->begin();
+  start_reduction();
+  post_failure(0);
+  reducer_->end_failed_backward();
+}
+
+// A rank without inputs has no part in whether parameters are missing on the others.
+void BackwardStep::contribute_absent(bool shadows) {
   for (std::size_t i = 0; i < ready_.size(); ++i) {
     auto number = static_cast<int>(i);
-    if (!ready_[i] && !reducer_->contribute_absent(number)) status_.say_missing(number);
+    bool is_there = ready_[i] ||
+                    (!shadows && std::ranges::find(static_unused_, number) != static_unused_.end());
+    if (is_there) continue;
+    bool contributes = reducer_->contribute_absent(number);
+    if (!contributes || (shadows && !options_.find_unused_parameters)) status_.say_missing(number);
   }
 }
 
-void BackwardStep::check_status(const StepStatus& all) {
+void BackwardStep::check_status(const StepStatus& all, int active) {
   if (all.failed() > 0) {
     reducer_->discard(/*failed=*/true);
     throw_failed_backward(all.failed(), group_.size());
   }
   if (options_.find_unused_parameters) return;
-  std::string missing = describe_missing(all);
+  std::string missing = describe_missing(all, active);
   if (missing.empty()) return;
   reducer_->discard(/*failed=*/false);
   throw_missing_gradients(missing, options_.strategy);
 }
 
-std::string BackwardStep::describe_missing(const StepStatus& all) const {
-  MissingGradients missing(group_.size());
+// Ranks without inputs say that they miss all.
+std::string BackwardStep::describe_missing(const StepStatus& all, int active) const {
+  MissingGradients missing(active);
+  int joined = group_.size() - active;
   const auto& parameters = reducer_->parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     auto number = static_cast<int>(i);
-    missing.add(parameters[i].name, all.missing(number), status_.missing(number) > 0);
+    missing.add(parameters[i].name, all.missing(number) - joined, status_.missing(number) > 0);
   }
   return missing.text();
 }
 
-void BackwardStep::adopt_order_of_root() {
+void BackwardStep::adopt_order_of(int root) {
   if (group_.size() == 1) return;
   std::vector<int> own = layout::complete_order(observed_, static_cast<int>(ready_.size()));
   at::Tensor order = at::tensor(at::ArrayRef<int>(own), at::kInt)
                          .to(reducer_->parameters().front().tensor.device());
-  group_.broadcast(order, 0, {.tag = "order of readiness", .timeout = options_.timeout}).wait();
+  group_.broadcast(order, root, {.tag = "order of readiness", .timeout = options_.timeout}).wait();
   order = order.cpu();
   const auto* begin = order.const_data_ptr<std::int32_t>();
   reducer_->adopt_order(std::vector<int>(begin, begin + order.numel()));
@@ -162,9 +272,10 @@ void note(const std::exception& error) {
 void BackwardStep::on_backward_failed() noexcept {
   Lock lock(mutex_);
   if (!std::exchange(step_, nullptr)) return;
+  clock_.backward_ended(false);
   at::NoGradGuard no_grad;
   try {
-    if (std::exchange(reduces_, false)) post_failure();
+    if (std::exchange(reduces_, false)) announce_failure();
   } catch (const std::exception& error) {
     note(error);
   }
@@ -175,20 +286,20 @@ void BackwardStep::on_backward_failed() noexcept {
   }
 }
 
-void BackwardStep::post_failure() {
+// The others announce the end of their backward(), too.
+void BackwardStep::announce_failure() {
+  int root = 0;
+  try {
+    root = announce().first_active;
+  } catch (const EarlyTermination&) {  // what they throw
+  }
+  post_failure(root);
+}
+
+void BackwardStep::post_failure(int buffers_root) {
   status_.say_failed();
   reducer_->post_failure(status_);
-  if (buffers_) buffers_->post(options_.timeout);
-}
-
-void BackwardStep::pause() {
-  Lock lock(mutex_);
-  ++paused_;
-}
-
-void BackwardStep::resume() {
-  Lock lock(mutex_);
-  --paused_;
+  if (buffers_) buffers_->post(options_.timeout, buffers_root);
 }
 
 }  // namespace lockstep::parallel

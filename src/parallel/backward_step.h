@@ -13,6 +13,9 @@
 //
 // Inside no_sync() gradients are left where they are, and only the end of backward() matters.
 //
+// With a Join the end of a reduced backward() is a round: active ranks announce it and go on, and a
+// rank without inputs then does the same as for a backward() in which no parameter had a part.
+//
 // Invariant: every rank posts the same calls in every step, whatever happens (the reducer's, then
 // the buffers; the order once, after the first step that went well on all ranks).
 //
@@ -24,12 +27,15 @@
 #include "parallel/backward_watch.h"
 #include "parallel/reducer.h"
 #include "parallel/state_broadcast.h"
+#include "parallel/step_clock.h"
 #include "parallel/wait_time.h"
 
 #include <lockstep/comm/group.h>
+#include <lockstep/parallel/join.h>
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,6 +46,7 @@ namespace lockstep::parallel {
 struct StepOptions {
   std::string strategy;  // for messages: "fully_shard()"
   bool find_unused_parameters = false;
+  bool static_graph = false;  // with it: those that the first step leaves out stay the same
   std::optional<Duration> timeout = std::nullopt;
   std::shared_ptr<WaitTime> waits = std::make_shared<WaitTime>();
 };
@@ -56,9 +63,20 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   // The parameters that need that hook, in the reducer's order.
   [[nodiscard]] std::vector<at::Tensor> hooked() const;
 
+  // What the marks of the step are told to; zero_grad() is the handle's.
+  [[nodiscard]] StepClock& clock() { return clock_; }
+
   // no_sync(), which nests.
-  void pause();
-  void resume();
+  void pause() { ++paused_; }
+  void resume() { --paused_; }
+  [[nodiscard]] bool is_paused() const { return paused_ > 0; }
+
+  // Of Joinable (lockstep/parallel/join.h). Any thread; the others, between two backward() calls.
+  // `self` announces the end of backward(); null: an earlier announcement counts for it.
+  void set_join(std::shared_ptr<JoinLink> link, const Joinable* self);
+  void clear_averages();
+  void shadow(const JoinRound& ranks);
+  void leave();
 
   // Local. InvalidArgument names a parameter that is no longer what it was, or that was not there.
   void check_module() const;
@@ -74,25 +92,41 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   void begin(bool reduces, bool create_graph) LOCKSTEP_REQUIRES(mutex_);
   void accept(int i) LOCKSTEP_REQUIRES(mutex_);
   void finish() LOCKSTEP_REQUIRES(mutex_);
-  void contribute_absent() LOCKSTEP_REQUIRES(mutex_);
-  void post_failure() LOCKSTEP_REQUIRES(mutex_);
-  void check_status(const StepStatus& all) LOCKSTEP_REQUIRES(mutex_);
-  void adopt_order_of_root() LOCKSTEP_REQUIRES(mutex_);
+  void start_reduction() LOCKSTEP_REQUIRES(mutex_);
+  void reduce(const JoinRound& ranks, bool shadows) LOCKSTEP_REQUIRES(mutex_);
+  [[nodiscard]] JoinRound announce();
+  [[nodiscard]] bool divides_by_active();
+  void contribute_static_unused() LOCKSTEP_REQUIRES(mutex_);
+  void check_static_graph() LOCKSTEP_REQUIRES(mutex_);
+  void contribute_absent(bool shadows) LOCKSTEP_REQUIRES(mutex_);
+  void announce_failure() LOCKSTEP_REQUIRES(mutex_);
+  void post_failure(int buffers_root) LOCKSTEP_REQUIRES(mutex_);
+  void check_status(const StepStatus& all, int active) LOCKSTEP_REQUIRES(mutex_);
+  void adopt_order_of(int root) LOCKSTEP_REQUIRES(mutex_);
   [[nodiscard]] bool all_ready() const LOCKSTEP_REQUIRES(mutex_) {
-    return observed_.size() == ready_.size();
+    return observed_.size() + static_unused_.size() == ready_.size();
   }
-  [[nodiscard]] std::string describe_missing(const StepStatus& all) const LOCKSTEP_REQUIRES(mutex_);
+  [[nodiscard]] std::string describe_missing(const StepStatus& all, int active) const
+      LOCKSTEP_REQUIRES(mutex_);
+
+  Mutex join_mutex_;
+  std::shared_ptr<JoinLink> link_ LOCKSTEP_GUARDED_BY(join_mutex_);  // null: there is no Join
+  const Joinable* self_ LOCKSTEP_GUARDED_BY(join_mutex_) = nullptr;
 
   Mutex mutex_;
   Group& group_;
   std::shared_ptr<Reducer> reducer_;
   const modules::ModuleWatch watch_;
   const StepOptions options_;
+  StepClock clock_{options_.waits};
   std::unique_ptr<StateBroadcast> buffers_ LOCKSTEP_GUARDED_BY(mutex_);  // null when there are none
-  int paused_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::atomic<int> paused_ = 0;
+  bool graph_known_ LOCKSTEP_GUARDED_BY(mutex_) = false;  // of static_graph
+  std::vector<int> static_unused_ LOCKSTEP_GUARDED_BY(mutex_);
   bool order_known_ LOCKSTEP_GUARDED_BY(mutex_) = false;  // rank 0's order has been adopted
 
   std::shared_ptr<Observer> step_ LOCKSTEP_GUARDED_BY(mutex_);  // null: no backward() is under way
+  bool has_averages_ LOCKSTEP_GUARDED_BY(mutex_) = false;       // the last backward() was averaged
   bool reduces_ LOCKSTEP_GUARDED_BY(mutex_) = false;       // a gradient has come outside no_sync()
   StepStatus status_ LOCKSTEP_GUARDED_BY(mutex_);          // what this rank says of the step
   std::vector<bool> ready_ LOCKSTEP_GUARDED_BY(mutex_);    // by parameter

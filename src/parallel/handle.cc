@@ -94,6 +94,15 @@ std::shared_ptr<optim::StateMemory> Handle::state_memory() const { return state(
 
 double Handle::seconds_waited() const { return state()->seconds_waited(); }
 
+StepTiming Handle::timing() const { return state()->timing(); }
+
+Joinable& Handle::joinable() { return state()->joinable(); }
+
+Joinable& HandleState::joinable() {
+  throw InvalidArgument(
+      "Join: the handle's strategy cannot join: DistributedDataParallel and fully_shard() can");
+}
+
 const Group& Handle::group() const { return state()->group(); }
 
 std::optional<Mesh> Handle::mesh() const { return state()->mesh(); }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <lockstep/parallel/handle.h>
+#include <lockstep/parallel/join.h>
 
 #include <functional>
 #include <string_view>
@@ -35,6 +36,9 @@ class HandleState {
   [[nodiscard]] virtual HandleMemory memory() const = 0;
   [[nodiscard]] virtual std::shared_ptr<optim::StateMemory> state_memory() const { return nullptr; }
   [[nodiscard]] virtual double seconds_waited() const = 0;
+  [[nodiscard]] virtual StepTiming timing() const { return {}; }
+  // InvalidArgument where the strategy has none.
+  [[nodiscard]] virtual Joinable& joinable();
   [[nodiscard]] virtual const Group& group() const = 0;
   [[nodiscard]] virtual std::optional<Mesh> mesh() const { return std::nullopt; }
 };

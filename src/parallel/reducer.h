@@ -35,10 +35,16 @@ class Reducer {
   // For a parameter without a gradient in this backward(): contributes that of an earlier one,
   // inside no_sync(), or zeros and false.
   [[nodiscard]] virtual bool contribute_absent(int i) = 0;
+  // The same at the beginning, of one that is known to get none; posts what is complete by that.
+  [[nodiscard]] virtual bool contribute_unused(int i) { return contribute_absent(i); }
   // Posts what is left, and what this rank says of the step.
   virtual void post_rest(const StepStatus& own) = 0;
   // Blocks until all ranks have said it; counts them.
   [[nodiscard]] virtual StepStatus wait() = 0;
+  // Whether scale_averages() is for it.
+  [[nodiscard]] virtual bool scales_averages() const { return false; }
+  // Before publish(), for this step: averages are multiplied by it.
+  virtual void scale_averages(double /*factor*/) {}
   // Averages become .grad of what the optimizer sees, or are added to it. Blocks until they are
   // there.
   virtual void publish(const StepStatus& all) = 0;
@@ -50,6 +56,9 @@ class Reducer {
   virtual void post_failure(const StepStatus& own) = 0;
   // The same in a backward() that is reduced or not, after that.
   virtual void end_failed_backward() = 0;
+
+  // Of all parameters; those inside no_sync() too.
+  virtual void clear_gradients(bool set_to_none) = 0;
 
   // From the next step on gradients are expected to come in this order of all parameters, which is
   // rank 0's.

@@ -37,6 +37,24 @@ void throw_missing_gradients(const std::string& parameters, std::string_view str
       parameters, strategy));
 }
 
+void throw_changed_graph(const std::string& parameter, std::string_view what) {
+  throw ReductionFailed(
+      formatted("static_graph: {} {} in the first step; take find_unused_parameters for a module "
+                "that uses others from step to step",
+                parameter, what));
+}
+
+void throw_hook_result(const std::string& hook, const std::string& bucket,
+                       const at::Tensor& expected, const at::Tensor& found) {
+  auto text = [](const at::Tensor& tensor) {
+    if (!tensor.defined()) return std::string("an undefined tensor");
+    return formatted("{} of shape [{}]", c10::toString(tensor.scalar_type()),
+                     listed(tensor.sizes(), ", "));
+  };
+  throw ReductionFailed(formatted("communication hook {}: expected {} for {}, found {}", hook,
+                                  text(expected), bucket, text(found)));
+}
+
 void MissingGradients::add(const std::string& parameter, int ranks, bool here) {
   if (ranks == 0 || ++missing_ > most_named) return;
   named_.push_back(formatted("{} (on {} of {} ranks{})", parameter, ranks, group_size_,

@@ -1,6 +1,8 @@
 // What goes wrong with gradients in the same way under DDP and sharding: its words stand once.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -13,6 +15,12 @@ namespace lockstep::parallel {
 [[noreturn]] void throw_failed_backward(int failed_ranks, int group_size);
 // `parameters`: MissingGradients::text().
 [[noreturn]] void throw_missing_gradients(const std::string& parameters, std::string_view strategy);
+
+// With static_graph. `what`: "has a gradient, and had none".
+[[noreturn]] void throw_changed_graph(const std::string& parameter, std::string_view what);
+// A communication hook gave `found` for a bucket where a tensor like `expected` must be.
+[[noreturn]] void throw_hook_result(const std::string& hook, const std::string& bucket,
+                                    const at::Tensor& expected, const at::Tensor& found);
 
 // Parameters without a gradient, for a message: the first few by name, the others counted.
 class MissingGradients {

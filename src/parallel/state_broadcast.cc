@@ -99,14 +99,15 @@ bool StateBroadcast::fits() const {
   return true;
 }
 
-void StateBroadcast::post(std::optional<Duration> timeout) {
+void StateBroadcast::post(std::optional<Duration> timeout, int root) {
   at::NoGradGuard no_grad;
+  root_ = root;
   if (!fits()) build();
   for (Part& part : parts_) {
     part.work.wait();
-    if (group_.is_root()) pack(part.tensors, part.bucket);
-    part.work =
-        group_.broadcast(part.bucket.flat(), 0, {.tag = part.bucket.name(), .timeout = timeout});
+    if (group_.is_root(root_)) pack(part.tensors, part.bucket);
+    part.work = group_.broadcast(part.bucket.flat(), root_,
+                                 {.tag = part.bucket.name(), .timeout = timeout});
   }
 }
 
@@ -114,7 +115,7 @@ void StateBroadcast::finish() {
   at::NoGradGuard no_grad;
   for (Part& part : parts_) {
     part.work.wait();
-    if (!group_.is_root()) unpack(part.bucket, part.tensors);
+    if (!group_.is_root(root_)) unpack(part.bucket, part.tensors);
   }
 }
 

@@ -20,14 +20,15 @@ namespace lockstep::parallel {
 void broadcast_now(const Group& group, const std::vector<at::Tensor>& tensors,
                    std::int64_t bucket_bytes, const CallOptions& call = {});
 
-// The same for tensors that are broadcast again and again: the memory is kept. Not thread-safe.
+// The same, from any root, for tensors that are broadcast again and again: the memory is kept. Not
+// thread-safe.
 class StateBroadcast {
  public:
   // The group outlives this object.
   StateBroadcast(Group& group, std::vector<at::Tensor> tensors);
 
-  // Posts the values that rank 0 has now. Blocks for an earlier post that nobody finished.
-  void post(std::optional<Duration> timeout);
+  // Posts the values that the root has now. Blocks for an earlier post that nobody finished.
+  void post(std::optional<Duration> timeout, int root = 0);
   // Blocks until they are there and writes them into the tensors. Writing is hidden from version
   // counters: a graph that saved a buffer may still be walked backward once more, as when nothing
   // had been written.
@@ -43,6 +44,7 @@ class StateBroadcast {
   [[nodiscard]] bool fits() const;
 
   Group& group_;
+  int root_ = 0;
   std::vector<at::Tensor> tensors_;
   std::vector<Part> parts_;
 };

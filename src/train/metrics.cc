@@ -50,6 +50,9 @@ std::string metrics_line(const MetricsRow& row) {
   json["resident_bytes"] = row.resident_bytes;
   json["model_bytes"] = row.model_bytes;
   json["exposed_seconds"] = row.exposed_seconds;
+  json["forward_seconds"] = row.forward_seconds;
+  json["backward_seconds"] = row.backward_seconds;
+  json["update_seconds"] = row.update_seconds;
   json["seconds"] = row.seconds;
   if (row.sample) json["sample"] = *row.sample;
   return json.dump();

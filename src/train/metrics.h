@@ -3,7 +3,8 @@
 //
 //   {"step":250,"epoch":0,"loss":2.31,"val_loss":2.29,"lr":0.00099,"samples_per_second":391.2,
 //    "tokens_per_second":25036.8,"resident_bytes":431751168,"model_bytes":12910592,
-//    "exposed_seconds":0.0031,"seconds":8.1}                            (on one line)
+//    "exposed_seconds":0.0031,"forward_seconds":0.0102,"backward_seconds":0.0214,
+//    "update_seconds":0.0017,"seconds":8.1}                             (on one line)
 //
 // `step` counts updates that were made; a row without an evaluation has no val_loss and no
 // accuracy, one without a sample no sample. Steps rise from line to line, also over a resume.
@@ -34,8 +35,10 @@ struct MetricsRow {
   // Of the rank that has the most each.
   // Of its process, read once a second at most; memory shared with others counts in parts.
   std::int64_t resident_bytes = 0;
-  std::int64_t model_bytes = 0;       // of parameters, gradients and optimizer state
-  double exposed_seconds = 0;         // a step, waiting for communication, since the last row
+  std::int64_t model_bytes = 0;  // of parameters, gradients and optimizer state
+  double exposed_seconds = 0;    // a step, waiting for communication, since the last row
+  // The same, of the strategies that measure them: see StepTiming (lockstep/parallel/handle.h).
+  double forward_seconds = 0, backward_seconds = 0, update_seconds = 0;
   double seconds = 0;                 // spent in the run so far, all resumes together
   std::optional<std::string> sample;  // what the model made up, valid UTF-8
 };

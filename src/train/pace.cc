@@ -18,20 +18,26 @@ void Pace::start(double before) {
   started_ = read_at_ = Clock::now();
 }
 
-void Pace::add_step(std::int64_t samples, double waited) {
+void Pace::add_step(std::int64_t samples, const StepTiming& seconds) {
   samples_ += samples;
-  waited_ += waited;
+  seconds_.forward += seconds.forward;
+  seconds_.backward += seconds.backward;
+  seconds_.exposed += seconds.exposed;
+  seconds_.update += seconds.update;
   ++steps_;
 }
 
 void Pace::read(Group& world, std::int64_t model_bytes) {
   samples_per_second_ = static_cast<double>(samples_) / std::max(1e-9, seconds_since(read_at_));
-  usage_ = most_of_all(
-      world, {.resident_bytes = resident_bytes(),
-              .model_bytes = model_bytes,
-              .exposed_seconds = waited_ / static_cast<double>(std::max<std::int64_t>(1, steps_))});
+  auto steps = static_cast<double>(std::max<std::int64_t>(1, steps_));
+  usage_ = most_of_all(world, {.resident_bytes = resident_bytes(),
+                               .model_bytes = model_bytes,
+                               .exposed_seconds = seconds_.exposed / steps,
+                               .forward_seconds = seconds_.forward / steps,
+                               .backward_seconds = seconds_.backward / steps,
+                               .update_seconds = seconds_.update / steps});
   samples_ = steps_ = 0;
-  waited_ = 0;
+  seconds_ = {};
   read_at_ = Clock::now();
 }
 

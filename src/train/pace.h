@@ -4,6 +4,7 @@
 #include "train/step_usage.h"
 
 #include <lockstep/comm/group.h>
+#include <lockstep/parallel/handle.h>
 
 #include <chrono>
 #include <cstdint>
@@ -16,8 +17,9 @@ class Pace {
 
   // Time counts from here; `before` are the seconds of the runs that this one goes on from.
   void start(double before);
-  // A step was made: the rows of all ranks, and this rank's seconds in waits for communication.
-  void add_step(std::int64_t samples, double waited);
+  // A step was made: the rows of all ranks, and this rank's seconds, `exposed` all of those in
+  // waits for communication.
+  void add_step(std::int64_t samples, const StepTiming& seconds);
   // What was done since then is no training: the rate leaves it out.
   void leave_out(Clock::time_point began) { read_at_ += Clock::now() - began; }
   // Collective: closes what was counted since the last call. `model_bytes` are this rank's.
@@ -35,7 +37,7 @@ class Pace {
   double before_ = 0;
   Clock::time_point started_, read_at_;
   std::int64_t samples_ = 0, steps_ = 0;  // since read_at_
-  double waited_ = 0;
+  StepTiming seconds_;
   double samples_per_second_ = 0;
   StepUsage usage_;
   std::int64_t resident_bytes_ = 0;  // as it was at resident_read_at_

@@ -50,6 +50,10 @@ std::string memory_text(const ProgressRow& row) {
 
 std::string waiting_text(const ProgressRow& row) {
   if (row.resident_bytes <= 0) return {};
+  if (row.backward_seconds > 0)
+    return formatted("forward {:.1f}, backward {:.1f}, waiting {:.1f}, update {:.1f} ms",
+                     row.forward_seconds * 1e3, row.backward_seconds * 1e3,
+                     row.exposed_seconds * 1e3, row.update_seconds * 1e3);
   return formatted("{:.1f} ms waiting", row.exposed_seconds * 1e3);
 }
 

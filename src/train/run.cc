@@ -103,19 +103,26 @@ void Run::step() {
   lr_ = learning_rate(schedule_, step_);
   Batch batch = task_.batch(step_);
   if (strategy_.waits_each_step()) check_equal_rows(batch);
-  double waited_before = strategy_.handle().seconds_waited();
+  const double waited_before = strategy_.handle().seconds_waited();
+  const StepTiming before = strategy_.handle().timing();
   strategy_.handle().zero_grad();
   double loss = backward(batch);
+  const StepTiming timing = strategy_.handle().timing();
+  const auto update_began = Pace::Clock::now();
   optim::GradientTransform transform;
   if (options_.clip > 0) transform.clip_norm = options_.clip;
   strategy_.update(lr_, transform, scaler_);
   ++step_;
-  double waited = strategy_.handle().seconds_waited() - waited_before;
+  const std::chrono::duration<double> update = Pace::Clock::now() - update_began;
+  const double waited = strategy_.handle().seconds_waited() - waited_before;
   std::int64_t rows = batch.data.size(0) * world_.size();
   loss_ = loss;  // this rank's, until they meet
   if (strategy_.waits_each_step() || is_meeting()) rows = agree(loss, batch.data.size(0));
   if (is_meeting()) strategy_.meet();
-  pace_.add_step(rows, waited);
+  pace_.add_step(rows, {.forward = timing.forward - before.forward,
+                        .backward = timing.backward - before.backward,
+                        .exposed = waited,
+                        .update = timing.steps > before.steps ? update.count() : 0});
 }
 
 bool Run::is_meeting() const {

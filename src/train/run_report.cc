@@ -33,6 +33,9 @@ MetricsRow Run::row() const {
                  .resident_bytes = pace_.usage().resident_bytes,
                  .model_bytes = pace_.usage().model_bytes,
                  .exposed_seconds = pace_.usage().exposed_seconds,
+                 .forward_seconds = pace_.usage().forward_seconds,
+                 .backward_seconds = pace_.usage().backward_seconds,
+                 .update_seconds = pace_.usage().update_seconds,
                  .seconds = pace_.seconds()};
   if (std::int64_t tokens = task_.tokens_per_sample(); tokens > 0)
     row.tokens_per_second = row.samples_per_second * static_cast<double>(tokens);
@@ -59,6 +62,9 @@ void Run::show(const MetricsRow& row) {
                   .tokens_per_second = row.tokens_per_second,
                   .resident_bytes = row.resident_bytes,
                   .exposed_seconds = row.exposed_seconds,
+                  .forward_seconds = row.forward_seconds,
+                  .backward_seconds = row.backward_seconds,
+                  .update_seconds = row.update_seconds,
                   .seconds_left = left});
   if (row.sample) progress_.say(formatted("sample at step {}:\n{}", step_, *row.sample));
 }

@@ -47,6 +47,12 @@ TEST(Progress, ARowIsOneLine) {
   row.exposed_seconds = 0.00312;
   EXPECT_EQ(progress_text(row),
             "step 7/100  loss 2.500  392 samples/s  432 MB  3.1 ms waiting  1:07 left");
+  row.forward_seconds = 0.0041;
+  row.backward_seconds = 0.0092;
+  row.update_seconds = 0.0013;
+  EXPECT_EQ(progress_text(row),
+            "step 7/100  loss 2.500  392 samples/s  432 MB  "
+            "forward 4.1, backward 9.2, waiting 3.1, update 1.3 ms  1:07 left");
   row.resident_bytes = 0;
   row.val_loss = 1.25;
   row.accuracy = 0.5;

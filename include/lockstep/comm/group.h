@@ -55,6 +55,14 @@ struct CallOptions {
   std::optional<Duration> timeout = {};
 };
 
+// What a rank has given to the calls of a group.
+struct GroupTraffic {
+  std::int64_t calls = 0;
+  // Of the inputs, as posted, not of what an engine moves for them: an all_reduce of b bytes counts
+  // b on every rank, a broadcast b on its root alone, recv and barrier nothing.
+  std::int64_t bytes = 0;
+};
+
 class Group {
  public:
   using Where = std::source_location;
@@ -76,6 +84,9 @@ class Group {
   [[nodiscard]] const std::string& name() const;
   [[nodiscard]] Duration timeout() const;
   void set_timeout(Duration timeout);
+  // Local: of this rank, since the group was made. A group of one rank sends nothing and stays at
+  // 0.
+  [[nodiscard]] GroupTraffic traffic() const;
 
   // Collective, blocks. Ranks with the same color form a new group, ordered by key and then by
   // rank in this group, as in MPI_Comm_split.

@@ -42,6 +42,17 @@
 namespace lockstep {
 
 class HandleState;
+class Joinable;
+
+// Where the time of training steps went on this rank, in seconds, added up since the handle was
+// made. What the loop does between the marks (loading a batch) is counted where it is done.
+struct StepTiming {
+  double forward = 0;      // from zero_grad() to the first gradient of backward()
+  double backward = 0;     // from there to the end of backward(), without:
+  double exposed = 0;      // blocked on collectives in backward(): exposed communication
+  double update = 0;       // from the end of an averaged backward() to the handle's zero_grad()
+  std::int64_t steps = 0;  // averaged backward() calls
+};
 
 // What other ranks have of the same elements.
 enum class PartKind {
@@ -139,6 +150,12 @@ class [[nodiscard]] Handle {
   // Local. The total time for which calls on this rank were blocked on the handle's collectives
   // (exposed communication).
   [[nodiscard]] double seconds_waited() const;
+
+  // Local. All zeros where a strategy does not measure it (Pipeline, DataParallel).
+  [[nodiscard]] StepTiming timing() const;
+
+  // What Join is given (lockstep/parallel/join.h). InvalidArgument where a strategy cannot join.
+  [[nodiscard]] Joinable& joinable();
 
   // All ranks that train the module together: every rank that has parts of it, of all axes.
   [[nodiscard]] const Group& group() const;

@@ -57,6 +57,7 @@ std::string_view Group::backend() const { return state_->backend_name(); }
 const std::string& Group::name() const { return state_->name(); }
 Duration Group::timeout() const { return state_->timeout(); }
 void Group::set_timeout(Duration timeout) { state_->set_timeout(timeout); }
+GroupTraffic Group::traffic() const { return state_->traffic(); }
 void Group::abort(std::string_view reason) { state_->abort(reason); }
 
 Work Group::all_reduce(const at::Tensor& tensor, Op op, CallOptions options, Where where) {

@@ -33,6 +33,13 @@ void perform_alone(const Call& call) {
   flat(call.output).copy_(flat(call.input));
 }
 
+// Of what this rank gives to the call.
+std::int64_t bytes_given(const Call& call, int rank) {
+  bool gives = call.collective != Collective::recv && call.collective != Collective::barrier &&
+               (call.collective != Collective::broadcast || call.root == rank);
+  return gives && call.input.defined() ? static_cast<std::int64_t>(call.input.nbytes()) : 0;
+}
+
 // A call that was refused leaves the group alive.
 bool is_refusal(const std::exception& error) {
   return dynamic_cast<const InvalidArgument*>(&error) != nullptr ||
@@ -71,6 +78,11 @@ void GroupState::set_timeout(Duration timeout) {
   timeout_ = timeout;
 }
 
+GroupTraffic GroupState::traffic() const {
+  Lock lock(mutex_);
+  return traffic_;
+}
+
 std::uint64_t GroupState::next_part() {
   if (has_backend()) backend_->check_process();
   Lock lock(mutex_);
@@ -96,6 +108,8 @@ std::uint64_t GroupState::post_to_backend(Call& call) {
   try {
     backend_->post(call);
     ++count;
+    ++traffic_.calls;
+    traffic_.bytes += bytes_given(call, backend_->rank());
     if (entry != 0) recorder_->note_posted(entry);
     return entry;
   } catch (const std::exception& error) {

@@ -48,6 +48,7 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
 
   [[nodiscard]] Duration timeout() const;
   void set_timeout(Duration timeout);
+  [[nodiscard]] GroupTraffic traffic() const;
   // The number of this group's next part (split or subset): the same on all ranks, as they make
   // them in the same order.
   [[nodiscard]] std::uint64_t next_part();
@@ -79,6 +80,7 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   std::uint64_t parts_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
   // How many calls have been posted, by ChannelKey::index_at().
   std::vector<std::uint64_t> counts_ LOCKSTEP_GUARDED_BY(mutex_);
+  GroupTraffic traffic_ LOCKSTEP_GUARDED_BY(mutex_);
   diagnose::Failure alone_failure_ LOCKSTEP_GUARDED_BY(mutex_);  // of a group without a backend
 };
 

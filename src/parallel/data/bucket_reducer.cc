@@ -14,16 +14,20 @@ layout::PlanOptions limits_of(const DataParallelOptions& options) {
 }  // namespace
 
 BucketReducer::BucketReducer(Group& group, std::vector<NamedParameter> parameters,
-                             const DataParallelOptions& options)
+                             const DataParallelOptions& options,
+                             std::shared_ptr<parallel::WaitTime> waits)
     : group_(group),
       parameters_(std::move(parameters)),
       options_(options),
+      waits_(std::move(waits)),
       order_(layout::reverse_order(static_cast<int>(parameters_.size()))),
-      buckets_(group_, parameters_, order_, limits_of(options), options.timeout),
+      buckets_(group_, parameters_, order_, limits_of(options), options.timeout, options.hook),
       used_(parameters_.size(), false) {}
 
 void BucketReducer::begin_reduction() {
   buckets_.wait();
+  buckets_.abandon_hook();
+  factor_ = 1;
   if (!buckets_.fit()) lay_out();
   buckets_.begin();
   absent_.clear();
@@ -38,8 +42,9 @@ void BucketReducer::accept(int i) {
 
 bool BucketReducer::contribute_absent(int i) {
   const at::Tensor& gradient = parameters_[static_cast<std::size_t>(i)].tensor.grad();
+  bool finds_unused = options_.find_unused_parameters || options_.static_graph;
   bool had_a_part =
-      used_[static_cast<std::size_t>(i)] && (options_.find_unused_parameters || gradient.defined());
+      used_[static_cast<std::size_t>(i)] && (finds_unused || gradient.defined());
   at::Tensor values;
   if (buckets_.holds_gradient(i) && !had_a_part) values = gradient.clone();
   buckets_.fill(i);
@@ -51,12 +56,23 @@ bool BucketReducer::contribute_absent(int i) {
   return had_a_part;
 }
 
+bool BucketReducer::contribute_unused(int i) {
+  bool had_a_part = contribute_absent(i);
+  buckets_.ready(i);
+  return had_a_part;
+}
+
 parallel::StepStatus BucketReducer::wait() {
   buckets_.wait();
   return buckets_.status();
 }
 
 void BucketReducer::publish(const parallel::StepStatus& all) {
+  if (options_.hook) {
+    parallel::WaitTime::Scope waiting(*waits_);
+    buckets_.finish_hook();
+  }
+  if (double factor = std::exchange(factor_, 1); factor != 1) buckets_.scale(factor);
   for (const auto& [number, values] : absent_) {
     if (all.missing(number) < group_.size()) {
       buckets_.adopt(number);
@@ -78,7 +94,8 @@ void BucketReducer::adopt_order(const std::vector<int>& order) {
 }
 
 void BucketReducer::lay_out() {
-  GradientBuckets next(group_, parameters_, order_, limits_of(options_), options_.timeout);
+  GradientBuckets next(group_, parameters_, order_, limits_of(options_), options_.timeout,
+                       options_.hook);
   next.take_over(buckets_);
   buckets_ = std::move(next);
 }

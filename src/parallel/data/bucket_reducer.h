@@ -6,9 +6,12 @@
 
 #include "parallel/data/gradient_buckets.h"
 #include "parallel/reducer.h"
+#include "parallel/wait_time.h"
+#include "parallel/whole_parameters.h"
 
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
+#include <memory>
 #include <vector>
 
 namespace lockstep::data_parallel {
@@ -17,7 +20,7 @@ class BucketReducer final : public parallel::Reducer {
  public:
   // `parameters`: those that require a gradient. Local. The handle keeps the group.
   BucketReducer(Group& group, std::vector<NamedParameter> parameters,
-                const DataParallelOptions& options);
+                const DataParallelOptions& options, std::shared_ptr<parallel::WaitTime> waits);
 
   // Gradients become ordinary tensors.
   void release();
@@ -32,12 +35,18 @@ class BucketReducer final : public parallel::Reducer {
   void keep(int i) override { used_[static_cast<std::size_t>(i)] = true; }
   void end_backward(bool /*reduces*/) override {}
   [[nodiscard]] bool contribute_absent(int i) override;
+  [[nodiscard]] bool contribute_unused(int i) override;
   void post_rest(const parallel::StepStatus& own) override { buckets_.post_rest(own); }
   [[nodiscard]] parallel::StepStatus wait() override;
+  [[nodiscard]] bool scales_averages() const override { return true; }
+  void scale_averages(double factor) override { factor_ = factor; }
   void publish(const parallel::StepStatus& all) override;
   void discard(bool /*failed*/) override { forget_uses(); }
   void post_failure(const parallel::StepStatus& own) override;
   void end_failed_backward() override {}
+  void clear_gradients(bool set_to_none) override {
+    parallel::zero_gradients(parameters_, set_to_none);
+  }
   void adopt_order(const std::vector<int>& order) override;
 
  private:
@@ -52,8 +61,10 @@ class BucketReducer final : public parallel::Reducer {
   Group& group_;
   std::vector<NamedParameter> parameters_;
   DataParallelOptions options_;
+  std::shared_ptr<parallel::WaitTime> waits_;
   std::vector<int> order_;
   GradientBuckets buckets_;
+  double factor_ = 1;       // of the step's averages
   std::vector<bool> used_;  // had a gradient since the last step, inside no_sync() or not
   std::vector<Absent> absent_;
 };

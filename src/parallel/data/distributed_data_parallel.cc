@@ -9,6 +9,7 @@
 #include "parallel/gradient_hooks.h"
 #include "parallel/handle_state.h"
 #include "parallel/state_broadcast.h"
+#include "parallel/step_joinable.h"
 #include "parallel/whole_parameters.h"
 
 #include <lockstep/dispatch/deferral.h>
@@ -33,7 +34,9 @@ std::vector<std::string> describe(const modules::ModuleTensors& tensors,
       formatted("option bucket_bytes = {}", options.bucket_bytes),
       formatted("option first_bucket_bytes = {}", options.first_bucket_bytes),
       formatted("option find_unused_parameters = {}", options.find_unused_parameters),
+      formatted("option static_graph = {}", options.static_graph),
       formatted("option broadcast_buffers = {}", options.broadcast_buffers)};
+  if (options.hook) lines.push_back(formatted("option hook = {}", options.hook->describe()));
   for (const std::string& pattern : options.ignored)
     lines.push_back(formatted("option ignored {}", pattern));
   for (std::string& line : modules::lines_of(tensors)) lines.push_back(std::move(line));
@@ -63,6 +66,8 @@ class DataParallelState final : public HandleState {
 
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] double seconds_waited() const override { return waits_->seconds(); }
+  [[nodiscard]] StepTiming timing() const override { return step_->clock().total(); }
+  [[nodiscard]] Joinable& joinable() override { return *joinable_; }
   [[nodiscard]] const Group& group() const override { return group_; }
   [[nodiscard]] std::optional<Mesh> mesh() const override { return mesh_; }
 
@@ -75,6 +80,7 @@ class DataParallelState final : public HandleState {
   std::shared_ptr<parallel::WaitTime> waits_ = std::make_shared<parallel::WaitTime>();
   std::shared_ptr<BucketReducer> reducer_;
   std::shared_ptr<BackwardStep> step_;
+  std::unique_ptr<parallel::StepJoinable> joinable_;
   std::unique_ptr<GradientHooks> hooks_;
 };
 
@@ -104,19 +110,23 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> module, 
     state.push_back(parameter.tensor);
     if (parameter.tensor.requires_grad()) trainable.push_back(parameter);
   }
+  if (options.hook) options.hook->attach(trainable);
   std::vector<at::Tensor> buffers = tensors.buffer_tensors();
   state.insert(state.end(), buffers.begin(), buffers.end());
   parallel::broadcast_now(group_, state, options.bucket_bytes, call);
   if (!options.broadcast_buffers) buffers.clear();
-  reducer_ = std::make_shared<BucketReducer>(group_, std::move(trainable), options);
+  reducer_ = std::make_shared<BucketReducer>(group_, std::move(trainable), options, waits_);
   step_ = std::make_shared<BackwardStep>(
       group_, reducer_,
       modules::ModuleWatch(*module_, options.ignored, "DistributedDataParallel was made"),
       std::move(buffers),
-      parallel::StepOptions{.strategy = "DistributedDataParallel",
-                            .find_unused_parameters = options.find_unused_parameters,
-                            .timeout = options.timeout,
-                            .waits = waits_});
+      parallel::StepOptions{
+          .strategy = "DistributedDataParallel",
+          .find_unused_parameters = options.find_unused_parameters || options.static_graph,
+          .static_graph = options.static_graph,
+          .timeout = options.timeout,
+          .waits = waits_});
+  joinable_ = std::make_unique<parallel::StepJoinable>("DistributedDataParallel", group_, *step_);
   hooks_ = std::make_unique<GradientHooks>(step_->hooked(),
                                            [step = step_.get()](int i) { step->on_gradient(i); });
 }
@@ -132,6 +142,7 @@ std::vector<NamedPart> DataParallelState::named_parameters() const {
 
 void DataParallelState::zero_grad(bool set_to_none) {
   step_->check_module();
+  step_->clock().zero_grad();
   parallel::zero_gradients(parameters_, set_to_none);
 }
 

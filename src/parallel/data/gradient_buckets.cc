@@ -3,9 +3,13 @@
 #include "base/format.h"
 #include "dispatch/parts/part_record.h"
 #include "module/specs.h"
+#include "parallel/exception_text.h"
+#include "parallel/reduction_errors.h"
 
 #include <ATen/ops/real.h>
+#include <ATen/ops/view_as_real.h>
 
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -24,11 +28,13 @@ layout::BucketPlan plan_for(const std::vector<NamedParameter>& parameters,
 
 GradientBuckets::GradientBuckets(Group& group, std::vector<NamedParameter> parameters,
                                  std::span<const int> order, layout::PlanOptions limits,
-                                 std::optional<Duration> timeout)
+                                 std::optional<Duration> timeout,
+                                 std::shared_ptr<CommunicationHook> hook)
     : group_(&group),
       parameters_(std::move(parameters)),
       plan_(plan_for(parameters_, order, limits)),
       timeout_(timeout),
+      hook_(std::move(hook)),
       places_(parameters_.size()),
       status_(parameters_.size()) {
   for (const NamedParameter& parameter : parameters_) specs_.push_back(modules::spec_of(parameter));
@@ -42,10 +48,10 @@ void GradientBuckets::lay_out(std::size_t number) {
     place(i).entry = static_cast<int>(specs.size());
     specs.push_back(specs_[static_cast<std::size_t>(i)]);
   }
-  if (group_->size() == 1) return;
+  if (!lays_out()) return;
   std::string name =
       formatted("bucket {} ({} ... {})", number, specs.front().name, specs.back().name);
-  if (number + 1 == plan_.size())
+  if (number + 1 == plan_.size() && hook_ == nullptr)
     specs.push_back({"status", {status_.size()}, specs.front().dtype, nullptr});
   const at::Tensor& first = parameter(plan_[number].front());
   buckets_.emplace_back(*group_, layout::FlatLayout(specs), first.scalar_type(), first.device(),
@@ -119,19 +125,31 @@ void GradientBuckets::begin() {
 
 void GradientBuckets::ready(int i) {
   --awaited_[place(i).bucket];
-  while (posted_ + 1 < awaited_.size() && awaited_[posted_] == 0) post_next();
+  std::size_t ready = awaited_.size() - (hook_ == nullptr ? 1 : 0);
+  while (posted_ < ready && awaited_[posted_] == 0) post_next();
 }
 
 void GradientBuckets::post_rest(const parallel::StepStatus& own) {
   status_ = own;
-  if (!buckets_.empty()) status_place().copy_(status_.tensor());
+  if (!buckets_.empty() && hook_ == nullptr) status_place().copy_(status_.tensor());
   while (posted_ < plan_.size()) post_next();
+  if (hook_ != nullptr && !buckets_.empty()) post_status();
+}
+
+void GradientBuckets::post_status() {
+  status_sum_ = status_.tensor().clone().to(buckets_.back().flat().device());
+  works_.push_back(
+      group_->all_reduce(status_sum_, Op::sum, {.tag = "status", .timeout = timeout_}));
 }
 
 void GradientBuckets::post_next() {
   std::size_t number = posted_++;
   if (buckets_.empty()) return;
   const parallel::Bucket& bucket = buckets_[number];
+  if (hook_ != nullptr) {
+    run_hook([&] { futures_.push_back(hook_->run(bucket_of_hook(number), *group_)); }, bucket);
+    return;
+  }
   works_.push_back(group_->all_reduce(bucket.reducible(), Op::average,
                                       {.tag = bucket.name(), .timeout = timeout_}));
 }
@@ -141,9 +159,64 @@ void GradientBuckets::wait() {
   for (Work& work : works) work.wait();
 }
 
+void GradientBuckets::run_hook(const std::function<void()>& run, const parallel::Bucket& bucket) {
+  try {
+    run();
+  } catch (...) {
+    group_->abort(formatted("communication hook {} failed for {}: {}", hook_->describe(),
+                            bucket.name(), parallel::exception_text(std::current_exception())));
+    throw;
+  }
+}
+
+GradientBucket GradientBuckets::bucket_of_hook(std::size_t number) const {
+  const parallel::Bucket& bucket = buckets_[number];
+  auto places = std::make_shared<std::vector<GradientBucket::Place>>();
+  for (std::size_t entry = 0; entry < plan_[number].size(); ++entry) {
+    const NamedParameter& named = parameters_[static_cast<std::size_t>(plan_[number][entry])];
+    at::Tensor view = bucket.view(static_cast<int>(entry), named.tensor);
+    if (view.is_complex()) view = at::view_as_real(view);
+    places->push_back({named, view.storage_offset() - bucket.reducible().storage_offset(),
+                       view.sizes().vec(), view.strides().vec()});
+  }
+  return {bucket.name(), static_cast<int>(number), number + 1 == plan_.size(),
+          bucket.reducible().view({-1}), std::move(places)};
+}
+
+void GradientBuckets::finish_hook() {
+  bool goes_on = true;
+  while (goes_on) {
+    goes_on = false;
+    for (std::size_t i = 0; i < futures_.size(); ++i)
+      run_hook([&] { goes_on = futures_[i].advance() || goes_on; }, buckets_[i]);
+  }
+  std::vector<BucketFuture> futures = std::exchange(futures_, {});
+  for (std::size_t i = 0; i < futures.size(); ++i) {
+    const at::Tensor& values = futures[i].values();
+    at::Tensor place = buckets_[i].reducible().view({-1});
+    if (!values.defined() || values.sizes() != place.sizes() ||
+        values.scalar_type() != place.scalar_type())
+      parallel::throw_hook_result(hook_->describe(), buckets_[i].name(), place, values);
+    if (values.const_data_ptr() != place.const_data_ptr()) place.copy_(values);
+  }
+}
+
+void GradientBuckets::scale(double factor) {
+  for (const parallel::Bucket& bucket : buckets_) bucket.reducible().mul_(factor);
+}
+
+void GradientBuckets::abandon_hook() {
+  std::vector<BucketFuture> futures = std::exchange(futures_, {});
+  for (BucketFuture& future : futures) future.wait();
+}
+
 parallel::StepStatus GradientBuckets::status() const {
   parallel::StepStatus all = status_;
   if (buckets_.empty()) return all;
+  if (hook_ != nullptr) {
+    all.tensor().copy_(status_sum_);
+    return all;
+  }
   at::Tensor averages = at::real(status_place()).to(at::kFloat);
   all.tensor().copy_((averages * group_->size()).round_());
   return all;

@@ -6,6 +6,10 @@
 // exception, for no message of its own. So the last bucket is posted when backward() has ended. In
 // a group of one rank nothing is laid out or copied; only the status remains.
 //
+// With a communication hook, buckets go through it, on one rank too, and the status is a call of
+// its own behind the first calls of all buckets. Later steps of the hook run when all ranks' status
+// is known to be good, so that a rank whose backward() has failed need not take part in them.
+//
 // Not thread-safe: BackwardStep holds its mutex.
 #pragma once
 
@@ -15,10 +19,13 @@
 
 #include <lockstep/comm/group.h>
 #include <lockstep/module/named_parameters.h>
+#include <lockstep/parallel/data/communication_hook.h>
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -30,7 +37,8 @@ class GradientBuckets {
   // Local. `order`: that in which gradients are expected to become ready. The group outlives this
   // object.
   GradientBuckets(Group& group, std::vector<NamedParameter> parameters, std::span<const int> order,
-                  layout::PlanOptions limits, std::optional<Duration> timeout);
+                  layout::PlanOptions limits, std::optional<Duration> timeout,
+                  std::shared_ptr<CommunicationHook> hook = nullptr);
 
   // False when a parameter has other sizes, dtype or device than at the construction.
   [[nodiscard]] bool fit() const;
@@ -53,8 +61,15 @@ class GradientBuckets {
   void ready(int i);
   // Posts what is left, complete or not, and what this rank says of the step.
   void post_rest(const parallel::StepStatus& own);
-  // Blocks until all that was posted is done. Throws the group's error.
+  // Blocks until all that was posted is done, but for what the hook has. Throws the group's error.
   void wait();
+  // The hook's later steps: its results lie in the buckets then. ReductionFailed for one of another
+  // shape.
+  void finish_hook();
+  // Multiplies all that lies in buckets.
+  void scale(double factor);
+  // Blocks for what the hook has posted in a step that has failed.
+  void abandon_hook();
   // What all ranks say; after that.
   [[nodiscard]] parallel::StepStatus status() const;
 
@@ -72,19 +87,27 @@ class GradientBuckets {
   }
   [[nodiscard]] at::Tensor status_place() const;
   void post_next();
+  void post_status();
+  [[nodiscard]] bool lays_out() const { return group_->size() > 1 || hook_ != nullptr; }
+  [[nodiscard]] GradientBucket bucket_of_hook(std::size_t number) const;
+  // What `run` throws ends the group.
+  void run_hook(const std::function<void()>& run, const parallel::Bucket& bucket);
 
   Group* group_;
   std::vector<NamedParameter> parameters_;
   std::vector<layout::TensorSpec> specs_;
   layout::BucketPlan plan_;
   std::optional<Duration> timeout_;
-  std::vector<parallel::Bucket> buckets_;  // empty in a group of one rank
+  std::shared_ptr<CommunicationHook> hook_;
+  std::vector<parallel::Bucket> buckets_;  // empty in a group of one rank without a hook
   std::vector<Place> places_;              // a parameter each
 
   std::vector<std::size_t> awaited_;  // gradients that each bucket still lacks
   std::size_t posted_ = 0;            // buckets
   std::vector<Work> works_;
+  std::vector<BucketFuture> futures_;  // of the hook, a bucket each
   parallel::StepStatus status_;
+  at::Tensor status_sum_;  // with a hook: its call's
 };
 
 }  // namespace lockstep::data_parallel

@@ -55,6 +55,7 @@ bool Residency::say_end() {
 
 void Residency::end_iteration() {
   Lock lock(mutex_);
+  in_forward_ = false;
   last_write_ = {};
   bool has_failed = says_next() && say_end();
   note_what_is_left();
@@ -141,6 +142,7 @@ void Residency::end_failed_iteration() {
   while (follow_others(/*blocks=*/true)) {
   }
   Lock lock(mutex_);
+  in_forward_ = false;
   last_write_ = {};
   question_.reset();
   followed_ = -1;

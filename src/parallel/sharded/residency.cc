@@ -88,6 +88,7 @@ void Residency::pin(int unit, const dispatch::StorageUse& use) {
   Lock lock(mutex_);
   Unit& used = *units_[static_cast<std::size_t>(unit)];
   if (use.writes || unit != last_write_.unit) last_write_ = {};
+  begin_forward();
   try {
     bring(unit);
     if (use.writes) used.begin_write();
@@ -124,6 +125,23 @@ void Residency::unpin(int unit) noexcept {
   // The operation that used it has written a slice meanwhile.
   if (dropped_[static_cast<std::size_t>(unit)] && used.present() && used.pins == 0)
     release(static_cast<std::size_t>(unit));
+}
+
+void Residency::on_forward(std::function<void()> call) {
+  Lock lock(forward_mutex_);
+  on_forward_ = std::move(call);
+}
+
+void Residency::begin_forward() {
+  if (in_forward_ || !at::GradMode::is_enabled() || parallel::current_backward() >= 0) return;
+  std::function<void()> call;
+  {
+    Lock lock(forward_mutex_);  // not during the call, which may end the Join
+    call = on_forward_;
+  }
+  if (!call) return;
+  call();
+  in_forward_ = true;
 }
 
 void Residency::bring(int unit) {

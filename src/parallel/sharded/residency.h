@@ -46,6 +46,7 @@
 
 #include <lockstep/comm/group.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -75,6 +76,8 @@ class Residency {
             std::shared_ptr<BufferPool> pool, const UnitSettings& settings);
   [[nodiscard]] const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
 
+  // Before the first use of a unit in each forward that records gradients; null: nothing is called.
+  void on_forward(std::function<void()> call);
   // The gradients of a unit are complete: it is not needed before the next step.
   void unit_done(int unit);
   // backward() has ended: nothing stays, and the order of gathers is that of the next time. Blocks
@@ -115,6 +118,7 @@ class Residency {
   void pin(int unit, const dispatch::StorageUse& use);
   void written(int unit);
   void unpin(int unit) noexcept;
+  void begin_forward() LOCKSTEP_REQUIRES(mutex_);
   void bring(int unit) LOCKSTEP_REQUIRES(mutex_);
   void post(std::size_t number, std::string_view tag = {}) LOCKSTEP_REQUIRES(mutex_);
   void gather_everything() LOCKSTEP_REQUIRES(mutex_);
@@ -151,6 +155,10 @@ class Residency {
   const std::shared_ptr<LazyGradients> deferred_;  // null: gradients are averaged in backward()
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<std::shared_ptr<dispatch::StorageOwner>> owners_;
+  Mutex forward_mutex_;
+  std::function<void()> on_forward_ LOCKSTEP_GUARDED_BY(forward_mutex_);
+  bool in_forward_ LOCKSTEP_GUARDED_BY(mutex_) =
+      false;                                      // it has been called since backward() ended
   int current_ LOCKSTEP_GUARDED_BY(mutex_) = -1;  // the unit used last
   int held_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
   LastWrite last_write_ LOCKSTEP_GUARDED_BY(mutex_);

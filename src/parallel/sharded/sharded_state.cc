@@ -11,6 +11,7 @@
 #include "parallel/sharded/memory_check.h"
 #include "parallel/sharded/unit_options.h"
 #include "parallel/state_broadcast.h"
+#include "parallel/step_joinable.h"
 #include "parallel/whole_parameters.h"
 #include "sys/heap.h"
 
@@ -110,6 +111,9 @@ void ShardedState::complete(std::shared_ptr<torch::nn::Module> the_module) {
                             .find_unused_parameters = options_.find_unused_parameters,
                             .timeout = options_.timeout,
                             .waits = waits});
+  joinable_ = std::make_unique<parallel::WholeStepJoinable>(
+      "fully_shard()", groups->whole, *step,
+      [this](std::function<void()> call) { residency->on_forward(std::move(call)); });
   hooks_ = std::make_unique<parallel::GradientHooks>(
       step->hooked(), [step = step.get()](int i) { step->on_gradient(i); });
   sys::return_freed_memory();  // the whole parameters'
@@ -201,6 +205,7 @@ std::vector<NamedPart> ShardedState::named_parameters() const {
 
 void ShardedState::zero_grad(bool set_to_none) {
   step->check_module();
+  step->clock().zero_grad();
   reducer->clear_gradients(set_to_none);
 }
 

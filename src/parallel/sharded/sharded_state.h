@@ -46,6 +46,8 @@ class ShardedState final : public HandleState {
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override;
   [[nodiscard]] double seconds_waited() const override { return waits->seconds(); }
+  [[nodiscard]] Joinable& joinable() override { return *joinable_; }
+  [[nodiscard]] StepTiming timing() const override { return step->clock().total(); }
   [[nodiscard]] const Group& group() const override { return groups->whole; }
   [[nodiscard]] std::optional<Mesh> mesh() const override { return groups->mesh; }
 
@@ -84,6 +86,7 @@ class ShardedState final : public HandleState {
   std::vector<Place> places_;  // of the module's parameters, each once, in its order
   std::map<const void*, Place> by_tensor_;
   std::shared_ptr<sharded::BufferPool> pool_;
+  std::unique_ptr<Joinable> joinable_;
   std::unique_ptr<parallel::GradientHooks> hooks_;
 };
 

@@ -32,7 +32,7 @@ class UnitReducer final : public parallel::Reducer {
   // Gradients and what stands in their places go: the handle has nothing to do with them any more.
   void end() { gradients_.clear(); }
   // Local.
-  void clear_gradients(bool set_to_none);
+  void clear_gradients(bool set_to_none) override;
   // Whether a slice has one.
   [[nodiscard]] bool has_gradients() const;
   void free_buffers();

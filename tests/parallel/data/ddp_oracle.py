@@ -3,14 +3,18 @@
 Prints "case parameter value value ..." (or "none") for every parameter of rank 0, once all cases have run.
 """
 
+import importlib.util
 import multiprocessing
 import os
+import random
 import sys
 import tempfile
+import types
 
 import torch
 import torch._dynamo  # as DistributedDataParallel does: once here, not once a rank
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 WORLD = 2
@@ -51,6 +55,29 @@ def backward(model, rank, paths):
     model(values([2, 3], rank), path).square().sum().backward()
 
 
+def bf16_hook(state, bucket):
+    """PyTorch's, under a name that is not refused where there is no NCCL."""
+    return default_hooks.bf16_compress_hook(state, bucket)
+
+
+HOOKS = {
+    "bf16": bf16_hook,
+    "fp16": default_hooks.fp16_compress_hook,
+    "power": powerSGD_hook.powerSGD_hook,
+}
+
+
+def power_state():
+    """Two exact steps, and then a Q that the test gives, instead of a random one."""
+    if importlib.util.find_spec("numpy") is None:  # of which it takes random numbers alone
+        sys.modules["numpy"] = types.SimpleNamespace(random=types.SimpleNamespace(RandomState=random.Random))
+    state = powerSGD_hook.PowerSGDState(
+        process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=1
+    )
+    state.p_memory_dict[0], state.q_memory_dict[0] = torch.zeros(12), values([10], 3)
+    return state
+
+
 def run(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
@@ -85,6 +112,15 @@ def run(rank, folder):
             backward(model, rank, ["b", "c"])
         backward(model, rank, ["ab", "a"])
         show(lines, "paused" + suffix, model)
+
+    for name, hook in HOOKS.items():
+        layer = DistributedDataParallel(torch.nn.Linear(10, 12))
+        layer.register_comm_hook(power_state() if name == "power" else None, hook)
+        for step in range(6):
+            layer.zero_grad()
+            x, factor = values([3, 10], 10 * step + rank), values([3, 12], 10 * step + 5 + rank)
+            (layer(x) * factor).sum().backward()
+        show(lines, name, layer)
 
     dist.barrier()
     if rank == 0:

@@ -3,6 +3,7 @@
 #include "parallel/support.h"
 
 #include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/data/power_sgd.h>
 
 #include "support/python.h"
 
@@ -39,6 +40,15 @@ struct Step {
   std::vector<std::string> paths;  // by rank
 };
 
+void keep_gradients(const std::string& name, const Handle& handle, Gradients& results) {
+  for (const auto& [parameter, tensor, aliases, slice, kind] : handle.named_parameters()) {
+    auto& list = results[name + " " + parameter];
+    if (!tensor.grad().defined()) continue;
+    at::Tensor flat = tensor.grad().contiguous().flatten();
+    list.assign(flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel());
+  }
+}
+
 // One case of ddp_oracle.py, here: rank 0's gradients.
 void run_case(const std::string& name, bool find_unused, const std::vector<Step>& steps,
               Gradients& results) {
@@ -54,13 +64,26 @@ void run_case(const std::string& name, bool find_unused, const std::vector<Step>
           .sum()
           .backward();
     }
-    if (!group.is_root()) return;
-    for (const auto& [parameter, tensor, aliases, slice, kind] : ddp.named_parameters()) {
-      auto& list = results[name + " " + parameter];
-      if (!tensor.grad().defined()) continue;
-      at::Tensor flat = tensor.grad().contiguous().flatten();
-      list.assign(flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel());
+    if (group.is_root()) keep_gradients(name, ddp, results);
+  });
+}
+
+// One of its hooks.
+void run_hook(const std::string& name,
+              const std::function<std::shared_ptr<CommunicationHook>()>& make, Gradients& results) {
+  run_as_threads(2, [&](Group group) {
+    torch::nn::Linear layer(10, 12);
+    auto hook = make();
+    DistributedDataParallel ddp(layer, group, {.hook = hook});
+    if (name == "power")
+      hook->load_state({{"step", at::zeros({1}, at::kLong)}, {"q.weight", values({10, 1}, 3)}});
+    for (int step = 0; step < 6; ++step) {
+      ddp.zero_grad();
+      at::Tensor x = values({3, 10}, 10 * step + group.rank());
+      at::Tensor factor = values({3, 12}, 10 * step + 5 + group.rank());
+      (layer(x) * factor).sum().backward();
     }
+    if (group.is_root()) keep_gradients(name, ddp, results);
   });
 }
 
@@ -81,7 +104,14 @@ TEST(PythonOracle, GradientsAreThoseOfPyTorchsDistributedDataParallel) {
     run_case("paused" + suffix, true, {{false, {"b", "c"}}, {true, {"ab", "a"}}}, found);
   }
 
-  ASSERT_EQ(expected.size(), 8U * 6U);
+  run_hook(
+      "bf16", [] { return bf16_compression(); }, found);
+  run_hook(
+      "fp16", [] { return fp16_compression(); }, found);
+  auto power = [] { return power_sgd({.rank = 1, .start_step = 2, .min_compression_rate = 1}); };
+  run_hook("power", power, found);
+
+  ASSERT_EQ(expected.size(), 8U * 6U + 3U * 2U);
   for (const auto& [name, values] : expected) {
     ASSERT_EQ(found[name].size(), values.size()) << name;
     for (std::size_t i = 0; i < values.size(); ++i)

@@ -46,6 +46,7 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/comm/group.h>
 #include <lockstep/mesh/mesh.h>
+#include <lockstep/parallel/data/communication_hook.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/reduction_failed.h>
 
@@ -78,6 +79,11 @@ struct DataParallelOptions {
   // backward(). When false, an unused parameter is an error that names it, unless a backward()
   // inside no_sync() has given it a gradient, which is then averaged.
   bool find_unused_parameters = false;
+  // As find_unused_parameters, of a module whose every averaged backward() uses the same parameters
+  // on this rank; ranks may differ. Those that the first one does not use are contributed at the
+  // beginning of later ones, so that nothing waits for them. A backward() that uses one of them, or
+  // leaves out another, is an error that names it (ReductionFailed; nothing is averaged).
+  bool static_graph = false;
   // Rank 0's buffers (running means and the like) replace all others' at the end of each averaged
   // backward(), so that every rank has them before its next forward(). LibTorch has no hook at the
   // beginning of forward(), where PyTorch's DDP does it: there, the other ranks' own buffers can be
@@ -88,6 +94,9 @@ struct DataParallelOptions {
   // broadcast nor reduced, may differ from rank to rank, and are not in parameters(); state_dict()
   // has this rank's. A pattern that names nothing is an error.
   std::vector<std::string> ignored = {};
+  // What is done with a full bucket; null: it is averaged as it is. With one, gradients go through
+  // it on one rank, too.
+  std::shared_ptr<CommunicationHook> hook = nullptr;
   // Deadline of each collective; absent: the group's.
   std::optional<Duration> timeout = std::nullopt;
 };

@@ -1,0 +1,108 @@
+// DiLoCo (Douillard et al. 2023, arXiv:2311.08105): training across slow networks. Every rank
+// trains its own copy of the model for H steps with an optimizer of its own (inner: AdamW). Then
+// the ranks average how far they have come: theta - theta_rank, the pseudo-gradient, is a gradient
+// for an outer optimizer (SGD with Nesterov momentum), whose result is where all ranks go on.
+//
+//   lockstep::DiLoCo diloco(model, world, {.inner_steps = 100});
+//   lockstep::optim::AdamW adamw(diloco.parameters(), torch::optim::AdamWOptions(1e-3));
+//   ...
+//   loss(model->forward(batch)).backward();              // no communication
+//   adamw.step();
+//   diloco.step();
+//
+// Bytes: a rank gives 4 n bytes every H steps for n parameters, where DistributedDataParallel gives
+// 4 n in every one; with int8 pseudo-gradients n + 4 ceil(n / 1024).
+//
+// Streaming (Douillard et al. 2025, arXiv:2501.18512): the parameters are divided into fragments,
+// which communicate at different steps, so that the most that is sent at once is smaller; and a
+// fragment may arrive some steps after it was posted, while the ranks train on. What has arrived is
+// mixed with what the rank has meanwhile.
+#pragma once
+
+#include <lockstep/comm/group.h>
+#include <lockstep/parallel/handle.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#pragma GCC visibility push(default)
+
+namespace torch::nn {
+class Module;
+}
+
+namespace lockstep {
+
+// How pseudo-gradients travel.
+enum class PseudoGradients {
+  float32,
+  // Each block of 1024 numbers as multiples of a 127th of its largest, rounded to nearest.
+  int8
+};
+
+struct DiLoCoOptions {
+  std::int64_t inner_steps = 500;  // H
+  double outer_lr = 0.7;
+  double outer_momentum = 0.9;
+  bool nesterov = true;
+  PseudoGradients pseudo_gradients = PseudoGradients::float32;
+  // Of about equal numbers of parameters, in the module's order. Fragment p of P communicates at
+  // steps p H / P, H + p H / P, ..., the first one at H.
+  int fragments = 1;
+  // Steps from the post of a fragment to its arrival. Less than inner_steps.
+  std::int64_t overlap_steps = 0;
+  // How much of what a rank has at the arrival stays: 0 none, as in DiLoCo; the streaming paper
+  // takes 0.5 with an overlap.
+  double mixing = 0;
+  // Deadline of each collective; absent: the group's.
+  std::optional<Duration> timeout = std::nullopt;
+};
+
+// Its parameters are the module's own, and float32 or wider. Buffers stay each rank's own.
+//
+// state_parts() has the outer parameters, which are the same on all ranks: what a checkpoint is
+// written by, and read into the module. To go on exactly, each rank saves its own state_dict(), its
+// inner optimizer and state().
+class [[nodiscard]] DiLoCo : public Handle {
+ public:
+  using Options = DiLoCoOptions;
+  DiLoCo() = default;
+
+  // Collective. Checks that all ranks have the same parameters, buffers and options, and throws
+  // Mismatch naming the first difference; then rank 0's values replace everybody's. The module must
+  // outlive the handle.
+  DiLoCo(torch::nn::Module& module, Group group, Options options = {});
+  template <typename Holder>
+    requires requires(const Holder& holder) {
+      { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
+    }
+  DiLoCo(const Holder& holder, Group group, Options options = {})
+      : DiLoCo(*holder.ptr(), std::move(group), options) {}
+
+  // After the inner optimizer's step. In steps in which a fragment is due, collective: blocks for
+  // fragments that arrive. Returns how many did. ReductionFailed, on every rank, where a
+  // pseudo-gradient has inf or NaN: that fragment stays as it was.
+  int step();
+
+  // Calls of step(), and bytes that this rank has given to collectives in them.
+  [[nodiscard]] std::int64_t steps() const;
+  [[nodiscard]] std::int64_t bytes_sent() const;
+
+  // Blocks for fragments that are on their way. The outer parameters, their momentum, what has
+  // arrived and is not yet applied ("outer.NAME", "momentum.NAME", "arrived.NAME"), "step" and the
+  // steps at which fragments were posted.
+  [[nodiscard]] std::map<std::string, at::Tensor> state();
+  // What state() has returned, on a handle with the same options. BadInput names what is missing,
+  // unknown or of another shape, and then nothing has changed.
+  void load_state(const std::map<std::string, at::Tensor>& state);
+};
+
+}  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -1,0 +1,119 @@
+// Local SGD (Stich 2018, arXiv:1805.09767): every rank updates its own copy of the model on its own
+// batches, and now and then the copies are averaged.
+//
+//   lockstep::LocalSgd local(model, world, {.period = 8});
+//   torch::optim::SGD sgd(local.parameters(), 0.1);
+//   for (auto& batch : loader.epoch(epoch)) {
+//     local.zero_grad();
+//     loss(model->forward(batch)).backward();            // no communication
+//     sgd.step();
+//     local.step();                                      // averages every 8th time
+//   }
+//
+// Post-local SGD (Lin et al. 2018, arXiv:1808.07217) averages gradients first. Either train with a
+// DistributedDataParallel until then and make a LocalSgd after it (the optimizer stays), or, with
+// groups that go on averaging gradients among themselves, take the hook post_local_sgd() and a
+// ModelAverager, as in PyTorch.
+#pragma once
+
+#include <lockstep/comm/group.h>
+#include <lockstep/parallel/data/communication_hook.h>
+#include <lockstep/parallel/handle.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#pragma GCC visibility push(default)
+
+namespace torch::nn {
+class Module;
+}
+
+namespace lockstep {
+
+// Averages over `group` every `period` steps.
+struct AveragingLevel {
+  std::int64_t period = 1;
+  Group group;
+};
+
+// The averager of torch.distributed.algorithms.model_averaging. With several levels (a host's ranks
+// often, all of them seldom) a step averages at the one with the longest period that it is a
+// multiple of.
+class ModelAverager {
+ public:
+  // Local. `parameters`: the same on every rank; their values may differ. Levels with longer
+  // periods come later. Steps up to `warmup_steps` average nothing, and periods count from there.
+  // InvalidArgument for no level, a period below 1, periods that do not grow.
+  ModelAverager(std::vector<at::Tensor> parameters, std::vector<AveragingLevel> levels,
+                std::int64_t warmup_steps = 0);
+
+  // After optimizer.step(). Collective in steps that average, which are the same on every rank;
+  // returns whether this one did. Else local.
+  bool step();
+  // Collective. Over the last level's group, whatever the step.
+  void average_now();
+
+  // Counted by step(); a program that goes on from a checkpoint sets it.
+  [[nodiscard]] std::int64_t steps() const { return steps_; }
+  void set_steps(std::int64_t steps);
+
+ private:
+  void average(Group& group);
+
+  std::vector<at::Tensor> parameters_;
+  std::vector<AveragingLevel> levels_;
+  std::int64_t warmup_steps_;
+  std::int64_t steps_ = 0;
+};
+
+// For DistributedDataParallel: averages gradients over its group in the first `start_step` steps,
+// and then over `subgroup`, or not at all. One small call a step remains, which tells every rank of
+// exceptions on the others. state(): "step".
+struct PostLocalSgdOptions {
+  std::int64_t start_step = 0;
+  std::optional<Group> subgroup = std::nullopt;
+};
+[[nodiscard]] std::shared_ptr<CommunicationHook> post_local_sgd(const PostLocalSgdOptions& options);
+
+struct LocalSgdOptions {
+  std::int64_t period = 1;
+};
+
+// A handle whose backward() does not communicate. Its parameters are the module's own.
+class [[nodiscard]] LocalSgd : public Handle {
+ public:
+  using Options = LocalSgdOptions;
+  LocalSgd() = default;
+
+  // Collective. Checks that all ranks have the same parameters and buffers, and throws Mismatch
+  // naming the first difference; then rank 0's values replace everybody's. The module must outlive
+  // the handle.
+  LocalSgd(torch::nn::Module& module, Group group, Options options = {});
+  template <typename Holder>
+    requires requires(const Holder& holder) {
+      { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
+    }
+  LocalSgd(const Holder& holder, Group group, Options options = {})
+      : LocalSgd(*holder.ptr(), std::move(group), options) {}
+
+  // After optimizer.step(): every `period`-th call is collective and averages the parameters.
+  // Returns whether it did. Buffers stay each rank's own, and so does what the optimizer keeps.
+  bool step();
+  // Collective: averages now. What is saved should be one model: state_parts(), by which
+  // checkpoints are written, is InvalidArgument while the ranks' parameters may differ.
+  void average_now();
+
+  // As ModelAverager's.
+  [[nodiscard]] std::int64_t steps() const;
+  void set_steps(std::int64_t steps);
+};
+
+}  // namespace lockstep
+
+#pragma GCC visibility pop

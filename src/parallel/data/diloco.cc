@@ -1,0 +1,359 @@
+#include <lockstep/parallel/data/diloco.h>
+
+#include "base/check.h"
+#include "parallel/data/own_copies.h"
+#include "parallel/data/pseudo_gradient.h"
+#include "parallel/wait_time.h"
+
+#include <lockstep/parallel/reduction_failed.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+using data_parallel::PseudoGradientAverage;
+
+// Parameters that travel together.
+struct Fragment {
+  std::vector<NamedParameter> parameters;
+  at::Tensor outer, momentum;  // flat; momentum is undefined before the first update
+  std::int64_t first_step = 0;
+  std::int64_t posted = 0;  // the step at which it was posted; 0: it is not on its way
+  PseudoGradientAverage average;
+  at::Tensor arrived;  // the average, where it was waited for before its time
+};
+
+void check_options(const DiLoCoOptions& options) {
+  check(options.inner_steps >= 1, "DiLoCo: inner_steps must be at least 1, found {}",
+        options.inner_steps);
+  check(options.outer_lr > 0, "DiLoCo: outer_lr must be positive, found {}", options.outer_lr);
+  check(options.outer_momentum >= 0 && options.outer_momentum < 1,
+        "DiLoCo: outer_momentum must be at least 0 and below 1, found {}", options.outer_momentum);
+  check(options.fragments >= 1 && options.fragments <= options.inner_steps,
+        "DiLoCo: fragments must be 1 to inner_steps ({}), found {}", options.inner_steps,
+        options.fragments);
+  check(options.overlap_steps >= 0 && options.overlap_steps < options.inner_steps,
+        "DiLoCo: overlap_steps must be at least 0 and below inner_steps ({}), found {}",
+        options.inner_steps, options.overlap_steps);
+  check(options.mixing >= 0 && options.mixing < 1,
+        "DiLoCo: mixing must be at least 0 and below 1, found {}", options.mixing);
+}
+
+// Of options that are checked here, before any call.
+std::vector<std::string> describe(const DiLoCoOptions& options) {
+  check_options(options);
+  return {formatted("option inner_steps = {}", options.inner_steps),
+          formatted("option outer_lr = {}", options.outer_lr),
+          formatted("option outer_momentum = {}", options.outer_momentum),
+          formatted("option nesterov = {}", options.nesterov),
+          formatted("option pseudo_gradients = {}", static_cast<int>(options.pseudo_gradients)),
+          formatted("option fragments = {}", options.fragments),
+          formatted("option overlap_steps = {}", options.overlap_steps),
+          formatted("option mixing = {}", options.mixing)};
+}
+
+// One after the other, in runs of about equal numbers of elements.
+std::vector<std::vector<NamedParameter>> divide(const std::vector<NamedParameter>& parameters,
+                                                int fragments) {
+  std::vector<NamedParameter> trained;
+  std::int64_t all = 0, taken = 0;
+  for (const NamedParameter& parameter : parameters) {
+    if (!parameter.tensor.requires_grad()) continue;
+    check(
+        c10::isFloatingType(parameter.tensor.scalar_type()) && parameter.tensor.element_size() >= 4,
+        "DiLoCo: parameters must be float32 or wider, {} is {}", parameter.name,
+        c10::toString(parameter.tensor.scalar_type()));
+    check(
+        trained.empty() || trained.front().tensor.options().type_equal(parameter.tensor.options()),
+        "DiLoCo: parameters must have one dtype and device, {} differs from {}", parameter.name,
+        trained.empty() ? "" : trained.front().name);
+    trained.push_back(parameter);
+    all += parameter.tensor.numel();
+  }
+  check(static_cast<std::size_t>(fragments) <= trained.size(),
+        "DiLoCo: {} fragments need as many trained parameters, found {}", fragments,
+        trained.size());
+  std::vector<std::vector<NamedParameter>> runs(static_cast<std::size_t>(fragments));
+  std::size_t run = 0;
+  for (std::size_t i = 0; i < trained.size(); ++i) {
+    std::size_t left = trained.size() - i, runs_left = runs.size() - 1 - run;
+    bool is_full = taken * fragments >= all * static_cast<std::int64_t>(run + 1);
+    if (!runs[run].empty() && runs_left > 0 && (is_full || left <= runs_left)) ++run;
+    taken += trained[i].tensor.numel();
+    runs[run].push_back(trained[i]);
+  }
+  return runs;
+}
+
+at::Tensor flat_of(const std::vector<NamedParameter>& parameters) {
+  std::vector<at::Tensor> parts;
+  for (const NamedParameter& parameter : parameters)
+    parts.push_back(parameter.tensor.detach().reshape({-1}));
+  return at::cat(parts);
+}
+
+// Calls use(parameter, its part of `flat`).
+void for_parts(const Fragment& fragment, const at::Tensor& flat, const auto& use) {
+  std::int64_t begin = 0;
+  for (const NamedParameter& parameter : fragment.parameters) {
+    std::int64_t count = parameter.tensor.numel();
+    use(parameter, flat.narrow(0, begin, count).view(parameter.tensor.sizes()));
+    begin += count;
+  }
+}
+
+class DiLoCoState final : public data_parallel::OwnCopies {
+ public:
+  DiLoCoState(torch::nn::Module& module, Group group, const DiLoCoOptions& options);
+
+  int step();
+  [[nodiscard]] std::map<std::string, at::Tensor> state();
+  void load_state(const std::map<std::string, at::Tensor>& state);
+
+  [[nodiscard]] std::vector<NamedPart> state_parts() override;
+  void after_load() override;
+  [[nodiscard]] double seconds_waited() const override { return waits_.seconds(); }
+  [[nodiscard]] std::int64_t steps() const { return steps_; }
+  [[nodiscard]] std::int64_t bytes_sent() const { return bytes_sent_; }
+
+ private:
+  [[nodiscard]] bool is_due(const Fragment& fragment) const {
+    return steps_ >= fragment.first_step &&
+           (steps_ - fragment.first_step) % options_.inner_steps == 0;
+  }
+  void post(std::size_t number);
+  void arrive(Fragment& fragment, std::size_t number);
+  [[nodiscard]] const at::Tensor& wait_for(Fragment& fragment);
+  void update(Fragment& fragment, const at::Tensor& average) const;
+
+  DiLoCoOptions options_;
+  std::vector<Fragment> fragments_;
+  std::int64_t steps_ = 0;
+  std::int64_t bytes_sent_ = 0;
+  parallel::WaitTime waits_;
+};
+
+DiLoCoState::DiLoCoState(torch::nn::Module& module, Group group, const DiLoCoOptions& options)
+    : OwnCopies(module, std::move(group), "DiLoCo", describe(options), options.timeout),
+      options_(options) {
+  auto runs = divide(parameters_, options.fragments);
+  for (std::size_t p = 0; p < runs.size(); ++p) {
+    Fragment fragment;
+    fragment.outer = flat_of(runs[p]);
+    fragment.parameters = std::move(runs[p]);
+    fragment.first_step =
+        p == 0 ? options.inner_steps
+               : static_cast<std::int64_t>(p) * options.inner_steps / options.fragments;
+    fragments_.push_back(std::move(fragment));
+  }
+}
+
+int DiLoCoState::step() {
+  at::NoGradGuard no_grad;
+  ++steps_;
+  int arrived = 0;
+  for (std::size_t number = 0; number < fragments_.size(); ++number)
+    if (is_due(fragments_[number])) post(number);
+  for (std::size_t number = 0; number < fragments_.size(); ++number) {
+    Fragment& fragment = fragments_[number];
+    if (fragment.posted == 0 || steps_ < fragment.posted + options_.overlap_steps) continue;
+    arrive(fragment, number);
+    ++arrived;
+  }
+  return arrived;
+}
+
+void DiLoCoState::post(std::size_t number) {
+  Fragment& fragment = fragments_[number];
+  fragment.posted = steps_;
+  std::int64_t before = group_.traffic().bytes;
+  fragment.average = PseudoGradientAverage(
+      group_, fragment.outer - flat_of(fragment.parameters), options_.pseudo_gradients,
+      formatted("DiLoCo fragment {}", number), options_.timeout);
+  bytes_sent_ += group_.traffic().bytes - before;
+}
+
+const at::Tensor& DiLoCoState::wait_for(Fragment& fragment) {
+  if (!fragment.arrived.defined()) {
+    parallel::WaitTime::Scope waiting(waits_);
+    fragment.arrived = fragment.average.average();
+  }
+  return fragment.arrived;
+}
+
+void DiLoCoState::arrive(Fragment& fragment, std::size_t number) {
+  at::Tensor average = wait_for(fragment);
+  fragment.arrived = at::Tensor();
+  fragment.average = {};
+  fragment.posted = 0;
+  if (!at::isfinite(average).all().item<bool>())
+    throw ReductionFailed(
+        formatted("DiLoCo: the pseudo-gradient of fragment {} ({} ... {}) has inf or NaN on some "
+                  "rank; its parameters stay as they were",
+                  number, fragment.parameters.front().name, fragment.parameters.back().name));
+  update(fragment, average);
+  for_parts(fragment, fragment.outer, [this](const NamedParameter& own, const at::Tensor& outer) {
+    at::Tensor tensor = own.tensor.detach();
+    if (options_.mixing == 0) {
+      tensor.copy_(outer);
+    } else {
+      tensor.mul_(options_.mixing).add_(outer, 1 - options_.mixing);
+    }
+  });
+}
+
+// As torch::optim::SGD.
+void DiLoCoState::update(Fragment& fragment, const at::Tensor& average) const {
+  at::Tensor direction = average;
+  if (options_.outer_momentum > 0) {
+    if (fragment.momentum.defined()) {
+      fragment.momentum.mul_(options_.outer_momentum).add_(average);
+    } else {
+      fragment.momentum = average.clone();
+    }
+    direction = options_.nesterov ? average.add(fragment.momentum, options_.outer_momentum)
+                                  : fragment.momentum;
+  }
+  fragment.outer.add_(direction, -options_.outer_lr);
+}
+
+std::vector<NamedPart> DiLoCoState::state_parts() {
+  std::map<std::string, at::Tensor> outer;
+  for (const Fragment& fragment : fragments_)
+    for_parts(fragment, fragment.outer, [&](const NamedParameter& own, const at::Tensor& part) {
+      outer.emplace(own.name, part);
+    });
+  std::vector<NamedPart> parts = OwnCopies::state_parts();
+  for (NamedPart& part : parts) {
+    std::vector<std::string> names = part.aliases;
+    names.push_back(part.name);
+    for (const std::string& name : names)
+      if (auto found = outer.find(name); found != outer.end()) part.tensor = found->second;
+  }
+  return parts;
+}
+
+// The outer parameters have new values.
+void DiLoCoState::after_load() {
+  for (const Fragment& fragment : fragments_)
+    for_parts(fragment, fragment.outer, [](const NamedParameter& own, const at::Tensor& part) {
+      own.tensor.detach().copy_(part);
+    });
+}
+
+std::map<std::string, at::Tensor> DiLoCoState::state() {
+  at::NoGradGuard no_grad;
+  std::map<std::string, at::Tensor> state;
+  at::Tensor posted = at::empty({options_.fragments}, at::kLong);
+  for (std::size_t number = 0; number < fragments_.size(); ++number) {
+    Fragment& fragment = fragments_[number];
+    auto add = [&](const std::string& kind, const at::Tensor& flat) {
+      for_parts(fragment, flat, [&](const NamedParameter& own, const at::Tensor& part) {
+        state.emplace(kind + own.name, part.clone());
+      });
+    };
+    add("outer.", fragment.outer);
+    if (fragment.momentum.defined()) add("momentum.", fragment.momentum);
+    if (fragment.posted > 0) add("arrived.", wait_for(fragment));
+    posted[static_cast<std::int64_t>(number)] = fragment.posted;
+  }
+  state.emplace("posted", posted);
+  state.emplace("step", at::empty({1}, at::kLong).fill_(steps_));
+  return state;
+}
+
+// Reads what state() has made, and counts what it has read.
+class StateReader {
+ public:
+  explicit StateReader(const std::map<std::string, at::Tensor>& state) : state_(state) {}
+
+  at::Tensor integers(const std::string& name, std::int64_t count) {
+    auto found = state_.find(name);
+    check_input(found != state_.end() && found->second.numel() == count &&
+                    found->second.scalar_type() == at::kLong,
+                "DiLoCo: state must have {}: {} integers", name, count);
+    ++used_;
+    return found->second;
+  }
+
+  // All of a kind of a fragment; undefined where there is nothing of it.
+  at::Tensor flat(const Fragment& fragment, const std::string& kind) {
+    std::vector<at::Tensor> parts;
+    for (const auto& [name, tensor, aliases] : fragment.parameters) {
+      auto found = state_.find(kind + name);
+      if (found == state_.end() && parts.empty()) return {};
+      check_input(found != state_.end(), "DiLoCo: state has no {}{}", kind, name);
+      check_input(found->second.sizes() == tensor.sizes(),
+                  "DiLoCo: {}{} of the state: expected shape [{}], found [{}]", kind, name,
+                  listed(tensor.sizes(), ", "), listed(found->second.sizes(), ", "));
+      parts.push_back(found->second.detach().to(tensor.options()).reshape({-1}));
+      ++used_;
+    }
+    return at::cat(parts);
+  }
+  at::Tensor flat_that_is_there(const Fragment& fragment, const std::string& kind) {
+    at::Tensor values = flat(fragment, kind);
+    check_input(values.defined(), "DiLoCo: state has no {}{}", kind,
+                fragment.parameters.front().name);
+    return values;
+  }
+
+  void check_all_used() const {
+    check_input(used_ == state_.size(), "DiLoCo: {} tensors of the state are unknown",
+                state_.size() - used_);
+  }
+
+ private:
+  const std::map<std::string, at::Tensor>& state_;
+  std::size_t used_ = 0;
+};
+
+void DiLoCoState::load_state(const std::map<std::string, at::Tensor>& state) {
+  at::NoGradGuard no_grad;
+  StateReader reader(state);
+  at::Tensor step = reader.integers("step", 1);
+  at::Tensor posted = reader.integers("posted", options_.fragments);
+  std::vector<Fragment> loaded = fragments_;
+  for (std::size_t i = 0; i < loaded.size(); ++i) {
+    Fragment& fragment = loaded[i];
+    fragment.posted = posted[static_cast<std::int64_t>(i)].item<std::int64_t>();
+    fragment.outer = reader.flat_that_is_there(fragment, "outer.");
+    fragment.momentum = reader.flat(fragment, "momentum.");
+    fragment.arrived =
+        fragment.posted > 0 ? reader.flat_that_is_there(fragment, "arrived.") : at::Tensor();
+    fragment.average = {};
+  }
+  reader.check_all_used();
+  for (Fragment& fragment : fragments_)
+    if (fragment.posted > 0) (void)wait_for(fragment);
+  fragments_ = std::move(loaded);
+  steps_ = step.item<std::int64_t>();
+}
+
+DiLoCoState& diloco(const std::shared_ptr<HandleState>& state) {
+  return static_cast<DiLoCoState&>(*state);
+}
+
+}  // namespace
+
+DiLoCo::DiLoCo(torch::nn::Module& module, Group group, Options options)
+    : Handle(std::make_shared<DiLoCoState>(module, std::move(group), options)) {}
+
+int DiLoCo::step() { return diloco(Handle::state()).step(); }
+std::int64_t DiLoCo::steps() const { return diloco(Handle::state()).steps(); }
+std::int64_t DiLoCo::bytes_sent() const { return diloco(Handle::state()).bytes_sent(); }
+std::map<std::string, at::Tensor> DiLoCo::state() { return diloco(Handle::state()).state(); }
+void DiLoCo::load_state(const std::map<std::string, at::Tensor>& state) {
+  diloco(Handle::state()).load_state(state);
+}
+
+}  // namespace lockstep

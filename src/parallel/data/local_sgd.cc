@@ -1,0 +1,184 @@
+#include <lockstep/parallel/data/local_sgd.h>
+
+#include "base/check.h"
+#include "layout/bucket_plan.h"
+#include "module/specs.h"
+#include "parallel/data/own_copies.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+
+#include <numeric>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+// The tensors that travel together.
+std::vector<std::vector<int>> plan_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<layout::PlanItem> items;
+  for (const at::Tensor& tensor : tensors)
+    items.push_back({static_cast<std::int64_t>(tensor.nbytes()), modules::kind_of(tensor)});
+  std::vector<int> order(tensors.size());
+  std::iota(order.begin(), order.end(), 0);
+  return layout::plan_buckets(items, order, {});
+}
+
+}  // namespace
+
+ModelAverager::ModelAverager(std::vector<at::Tensor> parameters, std::vector<AveragingLevel> levels,
+                             std::int64_t warmup_steps)
+    : parameters_(std::move(parameters)), levels_(std::move(levels)), warmup_steps_(warmup_steps) {
+  check(!levels_.empty(), "ModelAverager: no level is given");
+  check(warmup_steps >= 0, "ModelAverager: warmup_steps must be at least 0, found {}",
+        warmup_steps);
+  std::int64_t shorter = 0;
+  for (const AveragingLevel& level : levels_) {
+    check(level.period >= 1, "ModelAverager: a period must be at least 1, found {}", level.period);
+    check(level.period > shorter,
+          "ModelAverager: periods must grow from level to level, found {}, {}", shorter,
+          level.period);
+    shorter = level.period;
+  }
+}
+
+bool ModelAverager::step() {
+  std::int64_t counted = ++steps_ - warmup_steps_;
+  if (counted <= 0) return false;
+  for (auto level = levels_.rbegin(); level != levels_.rend(); ++level) {
+    if (counted % level->period != 0) continue;
+    average(level->group);
+    return true;
+  }
+  return false;
+}
+
+void ModelAverager::average_now() { average(levels_.back().group); }
+
+void ModelAverager::set_steps(std::int64_t steps) {
+  check(steps >= 0, "ModelAverager: steps must be at least 0, found {}", steps);
+  steps_ = steps;
+}
+
+void ModelAverager::average(Group& group) {
+  if (group.size() == 1) return;
+  at::NoGradGuard no_grad;
+  std::vector<std::vector<int>> plan = plan_of(parameters_);
+  std::vector<at::Tensor> flats;
+  std::vector<Work> works;
+  for (const std::vector<int>& numbers : plan) {
+    std::vector<at::Tensor> parts;
+    for (int i : numbers)
+      parts.push_back(parameters_[static_cast<std::size_t>(i)].detach().reshape({-1}));
+    flats.push_back(at::cat(parts));
+    works.push_back(group.all_reduce(flats.back(), Op::average, {.tag = "average of models"}));
+  }
+  for (std::size_t bucket = 0; bucket < plan.size(); ++bucket) {
+    works[bucket].wait();
+    std::int64_t begin = 0;
+    for (int i : plan[bucket]) {
+      at::Tensor own = parameters_[static_cast<std::size_t>(i)].detach();
+      own.copy_(flats[bucket].narrow(0, begin, own.numel()).view(own.sizes()));
+      begin += own.numel();
+    }
+  }
+}
+
+namespace {
+
+class PostLocalSgd final : public CommunicationHook {
+ public:
+  explicit PostLocalSgd(const PostLocalSgdOptions& options) : options_(options) {
+    check(options.start_step >= 0, "post_local_sgd: start_step must be at least 0, found {}",
+          options.start_step);
+  }
+
+  [[nodiscard]] std::string describe() const override {
+    return formatted("post_local_sgd(start_step {}, {})", options_.start_step,
+                     options_.subgroup ? "subgroups" : "no subgroups");
+  }
+  [[nodiscard]] BucketFuture run(const GradientBucket& bucket, Group& group) override {
+    std::int64_t step = step_;
+    if (bucket.is_last()) ++step_;
+    if (step < options_.start_step) return average_of(bucket, group);
+    if (options_.subgroup) return average_of(bucket, *options_.subgroup);
+    return bucket.buffer();
+  }
+  [[nodiscard]] std::map<std::string, at::Tensor> state() const override {
+    return {{"step", at::empty({1}, at::kLong).fill_(step_)}};
+  }
+  void load_state(const std::map<std::string, at::Tensor>& state) override {
+    auto step = state.find("step");
+    check_input(state.size() == 1 && step != state.end() && step->second.numel() == 1,
+                "post_local_sgd: state must be one number, step");
+    step_ = step->second.item<std::int64_t>();
+  }
+
+ private:
+  PostLocalSgdOptions options_;
+  std::int64_t step_ = 0;
+};
+
+// Of options that are checked here, before any call.
+std::vector<std::string> describe(const LocalSgdOptions& options) {
+  check(options.period >= 1, "LocalSgd: period must be at least 1, found {}", options.period);
+  return {formatted("option period = {}", options.period)};
+}
+
+class LocalSgdState final : public data_parallel::OwnCopies {
+ public:
+  LocalSgdState(torch::nn::Module& module, Group group, LocalSgdOptions options)
+      : OwnCopies(module, std::move(group), "LocalSgd", describe(options), std::nullopt),
+        averager_(trained(), {{options.period, group_}}) {}
+
+  [[nodiscard]] std::vector<NamedPart> state_parts() override {
+    check(!differs_,
+          "LocalSgd: the ranks' parameters differ after step {}: save after a step that averages, "
+          "or call average_now()",
+          averager_.steps());
+    return OwnCopies::state_parts();
+  }
+  bool step() {
+    bool averaged = averager_.step();
+    differs_ = !averaged && group_.size() > 1;
+    return averaged;
+  }
+  void average_now() {
+    averager_.average_now();
+    differs_ = false;
+  }
+  [[nodiscard]] double seconds_waited() const override { return 0; }
+  ModelAverager& averager() { return averager_; }
+
+ private:
+  [[nodiscard]] std::vector<at::Tensor> trained() const {
+    std::vector<at::Tensor> tensors;
+    for (const NamedParameter& parameter : parameters_)
+      if (parameter.tensor.requires_grad()) tensors.push_back(parameter.tensor);
+    return tensors;
+  }
+
+  ModelAverager averager_;
+  bool differs_ = false;
+};
+
+LocalSgdState& local(const std::shared_ptr<HandleState>& state) {
+  return static_cast<LocalSgdState&>(*state);
+}
+
+}  // namespace
+
+std::shared_ptr<CommunicationHook> post_local_sgd(const PostLocalSgdOptions& options) {
+  return std::make_shared<PostLocalSgd>(options);
+}
+
+LocalSgd::LocalSgd(torch::nn::Module& module, Group group, Options options)
+    : Handle(std::make_shared<LocalSgdState>(module, std::move(group), options)) {}
+
+bool LocalSgd::step() { return local(state()).step(); }
+void LocalSgd::average_now() { local(state()).average_now(); }
+std::int64_t LocalSgd::steps() const { return local(state()).averager().steps(); }
+void LocalSgd::set_steps(std::int64_t steps) { local(state()).averager().set_steps(steps); }
+
+}  // namespace lockstep

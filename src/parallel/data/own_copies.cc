@@ -1,0 +1,58 @@
+#include "parallel/data/own_copies.h"
+
+#include "base/check.h"
+#include "module/rank_check.h"
+#include "parallel/part_kinds.h"
+#include "parallel/state_broadcast.h"
+#include "parallel/whole_parameters.h"
+
+#include <lockstep/module/state_dict.h>
+
+#include <torch/nn/module.h>
+
+#include <utility>
+
+namespace lockstep::data_parallel {
+namespace {
+
+constexpr std::int64_t bytes_at_once = std::int64_t{25} << 20;
+
+}  // namespace
+
+OwnCopies::OwnCopies(torch::nn::Module& module, Group group, const std::string& strategy,
+                     std::vector<std::string> options, std::optional<Duration> timeout)
+    : module_(module), group_(std::move(group)) {
+  CallOptions call{.tag = strategy, .timeout = timeout};
+  modules::ModuleTensors tensors = modules::tensors_of(module);
+  std::vector<std::string> lines = std::move(options);
+  for (std::string& line : modules::lines_of(tensors)) lines.push_back(std::move(line));
+  modules::check_same_lines(group_, lines, call);
+  modules::check_ordinary(tensors, strategy);
+  parameters_ = tensors.parameters;
+  std::vector<at::Tensor> state = tensors.buffer_tensors();
+  for (const NamedParameter& parameter : parameters_) state.push_back(parameter.tensor);
+  parallel::broadcast_now(group_, state, bytes_at_once, call);
+}
+
+std::vector<NamedPart> OwnCopies::named_parameters() const {
+  return parallel::whole_parts(parameters_);
+}
+
+void OwnCopies::zero_grad(bool set_to_none) { parallel::zero_gradients(parameters_, set_to_none); }
+
+std::map<std::string, at::Tensor> OwnCopies::state_dict() { return lockstep::state_dict(module_); }
+
+void OwnCopies::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
+  lockstep::load_state_dict(module_, tensors);
+}
+
+std::vector<NamedPart> OwnCopies::state_parts() { return parallel::whole_state_parts(module_); }
+
+HandleMemory OwnCopies::memory() const {
+  HandleMemory memory;
+  for (const NamedParameter& parameter : parameters_)
+    parallel::count_memory(parameter.tensor, memory);
+  return memory;
+}
+
+}  // namespace lockstep::data_parallel

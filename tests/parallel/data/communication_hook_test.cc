@@ -1,0 +1,223 @@
+#include "parallel/data/hook_support.h"
+
+#include <lockstep/parallel/data/communication_hook.h>
+
+#include <mutex>
+#include <set>
+#include <stdexcept>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+
+const std::vector<std::vector<std::int64_t>> hook_shapes = {{4, 6}, {5}, {2, 3, 2}};
+
+class Hooks : public testing::TestWithParam<Ranks> {};
+
+DataParallelOptions hook_options(std::shared_ptr<CommunicationHook> hook, std::int64_t bytes = 40) {
+  return {.bucket_bytes = bytes, .first_bucket_bytes = bytes, .hook = std::move(hook)};
+}
+
+TEST_P(Hooks, AveragesLikeNoHook) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
+    Branches plain, hooked;
+    DistributedDataParallel one(plain, group, {.find_unused_parameters = true});
+    DataParallelOptions options = hook_options(average_hook());
+    options.find_unused_parameters = true;
+    DistributedDataParallel other(hooked, group, options);
+    for (int step = 0; step < 4; ++step) {
+      std::string path = step == 2 && group.is_root() ? "a" : "cab";
+      for (auto* model : {&plain, &hooked})
+        (*model)->forward(values({2, 3}, group.rank() + step), path).square().sum().backward();
+      for (std::size_t i = 0; i < plain->parameters().size(); ++i) {
+        at::Tensor expected = plain->parameters()[i].grad(), found = hooked->parameters()[i].grad();
+        ASSERT_EQ(expected.defined(), found.defined());
+        if (expected.defined()) EXPECT_TRUE(same_bits(expected, found));
+      }
+      if (step == 1) one.zero_grad(), other.zero_grad();
+    }
+  });
+}
+
+TEST_P(Hooks, CompressionRoundsWhatTravels) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
+    for (auto dtype : {at::kBFloat16, at::kHalf}) {
+      Table table(hook_shapes, at::kDouble);
+      auto hook = dtype == at::kHalf ? fp16_compression() : bf16_compression();
+      DistributedDataParallel ddp(table, group, hook_options(hook));
+      for (int step = 0; step < 3; ++step) {
+        ddp.zero_grad();
+        backward(ddp, *table, step);
+        for (std::size_t i = 0; i < hook_shapes.size(); ++i) {
+          at::Tensor sum = at::zeros_like(table->weights[i]);
+          for (int rank = 0; rank < group.size(); ++rank)
+            sum += gradients_for(*table, rank, step)[i].to(dtype).to(at::kDouble);
+          double allowed = dtype == at::kHalf ? 1e-3 : 8e-3;  // some roundings of numbers below 0.5
+          EXPECT_LT(largest_difference(table->weights[i].grad(), sum / group.size()), allowed);
+          at::Tensor first = table->weights[i].grad().clone();
+          group.broadcast(first).wait();
+          EXPECT_TRUE(same_bits(first, table->weights[i].grad()));
+        }
+      }
+    }
+  });
+}
+
+TEST_P(Hooks, CompressionSendsHalfTheBytesOfFloat) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
+    auto bytes_of = [&](std::shared_ptr<CommunicationHook> hook) {
+      Table table({{64, 32}, {128}}, at::kFloat);
+      DistributedDataParallel ddp(table, group, hook_options(std::move(hook), 1 << 20));
+      backward(ddp, *table, 0);
+      std::int64_t before = group.traffic().bytes;
+      backward(ddp, *table, 1);
+      return group.traffic().bytes - before;
+    };
+    if (group.size() == 1) return;
+    std::int64_t status = 3 * 4;  // two parameters and the rank itself
+    EXPECT_EQ(bytes_of(average_hook()), (64 * 32 + 128) * 4 + status);
+    EXPECT_EQ(bytes_of(bf16_compression()), (64 * 32 + 128) * 2 + status);
+    EXPECT_EQ(bytes_of(fp16_compression()), (64 * 32 + 128) * 2 + status);
+  });
+}
+
+TEST_P(Hooks, HalfIsDividedBeforeItIsAdded) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
+    Table table({{3}}, at::kFloat);
+    DistributedDataParallel ddp(table, group, hook_options(fp16_compression()));
+    table->loss({at::full({3}, 40000.0)}).backward();
+    EXPECT_LT(largest_difference(table->weights[0].grad(), at::full({3}, 40000.0)), 100);
+  });
+}
+
+TEST_P(Hooks, AFunctionSeesEveryParameterOnceAndComposes) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
+    Table table(hook_shapes, at::kDouble);
+    std::set<std::string> names;
+    int last = -1, second_steps = 0;
+    auto own = hook_of("twice", [&](const GradientBucket& bucket, Group& ranks) -> BucketFuture {
+      EXPECT_EQ(bucket.number(), last + 1);
+      last = bucket.is_last() ? -1 : bucket.number();
+      EXPECT_EQ(bucket.buffer().scalar_type(), at::kBFloat16);
+      for (int i = 0; i < bucket.size(); ++i) {
+        EXPECT_TRUE(names.insert(bucket.parameter(i).name).second);
+        EXPECT_EQ(bucket.gradient(i).sizes(), bucket.parameter(i).tensor.sizes());
+        EXPECT_TRUE(bucket.gradient(i).is_alias_of(bucket.buffer()));
+      }
+      return average_of(bucket, ranks).then([&](const at::Tensor& averages) -> BucketFuture {
+        ++second_steps;
+        return averages * 2;
+      });
+    });
+    DistributedDataParallel ddp(table, group, hook_options(bf16_compression(own)));
+    for (int step = 0; step < 3; ++step) {
+      ddp.zero_grad();
+      names.clear();
+      backward(ddp, *table, step);
+      EXPECT_EQ(names.size(), hook_shapes.size());
+      at::Tensor sum = at::zeros_like(table->weights[0]);
+      for (int rank = 0; rank < group.size(); ++rank) sum += gradients_for(*table, rank, step)[0];
+      EXPECT_LT(largest_difference(table->weights[0].grad(), sum * 2 / group.size()), 2e-2);
+    }
+    EXPECT_EQ(second_steps, 9);
+  });
+}
+
+TEST_P(Hooks, AnotherShapeIsNamedAndTheNextStepWorks) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
+    Table table(hook_shapes, at::kFloat);
+    int step = 0;
+    auto own = hook_of("narrow", [&](const GradientBucket& bucket, Group& ranks) {
+      return average_of(bucket, ranks).then([&](const at::Tensor& averages) -> BucketFuture {
+        if (step == 0) return averages.narrow(0, 0, 3);
+        return step == 1 ? averages.to(at::kDouble) : averages;
+      });
+    });
+    DistributedDataParallel ddp(table, group, hook_options(own, 1 << 20));
+    for (; step < 2; ++step) {
+      std::string text = message_of<ReductionFailed>([&] { backward(ddp, *table, step); });
+      expect_contains(text, "communication hook narrow: expected Float of shape [");
+      expect_contains(text, "for bucket 0 (");
+      expect_contains(text, step == 0 ? "found Float of shape [3]" : "found Double of shape [");
+      ddp.zero_grad();
+    }
+    backward(ddp, *table, 2);
+    EXPECT_TRUE(at::isfinite(table->weights[0].grad()).all().item<bool>());
+  });
+}
+
+TEST_P(Hooks, AFailedBackwardLeavesLaterStepsOut) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
+    Table table({{8, 6}, {7, 9}, {3}}, at::kDouble);
+    Table twin({{8, 6}, {7, 9}, {3}}, at::kDouble);
+    PowerSgdOptions options{.rank = 1, .start_step = 0, .min_compression_rate = 1};
+    auto hook = power_sgd(options), twins = power_sgd(options);
+    DistributedDataParallel ddp(table, group, hook_options(hook));
+    DistributedDataParallel twin_ddp(twin, group, hook_options(twins));
+    auto throws = [&] {
+      at::Tensor leaf = at::ones({}, at::kDouble).requires_grad_();
+      at::Tensor factor = leaf * 2;
+      factor.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("no"); });
+      (table->loss(gradients_for(*table, 0, 0)) + table->weights[0].sum() * factor).backward();
+    };
+    for (int step = 0; step < 4; ++step) {
+      ddp.zero_grad();
+      twin_ddp.zero_grad();
+      backward(ddp, *table, step);
+      backward(twin_ddp, *twin, step);
+      EXPECT_TRUE(same_bits(table->weights[1].grad(), twin->weights[1].grad()));
+      auto state = hook->state(), twin_state = twins->state();
+      for (const auto& [name, tensor] : twin_state)
+        if (name != "step") EXPECT_TRUE(same_bits(state.at(name), tensor)) << name;
+      if (step != 1) continue;
+      ddp.zero_grad();
+      if (group.rank() == group.size() - 1) {
+        EXPECT_THROW(throws(), std::runtime_error);
+      } else {
+        EXPECT_THROW(backward(ddp, *table, 9), ReductionFailed);
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Hooks,
+                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3, 5})),
+                         name_of_ranks);
+
+TEST(HookErrors, AnExceptionOfOneRanksHookEndsTheGroupByName) {
+  run_as_threads(3, [](Group group) {
+    Table table(hook_shapes, at::kFloat);
+    auto own = hook_of("mine", [](const GradientBucket& bucket, Group& ranks) {
+      if (ranks.rank() == 1) throw std::runtime_error("no more memory");
+      return average_of(bucket, ranks);
+    });
+    DistributedDataParallel ddp(table, group, hook_options(own));
+    if (group.rank() == 1) {
+      EXPECT_THROW(backward(ddp, *table, 0), std::runtime_error);
+    } else {
+      std::string text = message_of<Aborted>([&] { backward(ddp, *table, 0); });
+      expect_contains(text, "communication hook mine failed for bucket 0 (");
+      expect_contains(text, "no more memory");
+    }
+  });
+}
+
+TEST(HookErrors, RanksWithOtherHooksAreTold) {
+  run_as_threads(2, [](Group group) {
+    Table table(hook_shapes, at::kFloat);
+    auto hook = group.is_root() ? bf16_compression() : fp16_compression();
+    std::string text = message_of<Mismatch>(
+        [&] { DistributedDataParallel ddp(table, group, hook_options(hook)); });
+    expect_contains(text, "option hook = ");
+  });
+}
+
+TEST(HookErrors, RefusesAnEmptyFunctionAndStateOfNobody) {
+  EXPECT_THROW((void)hook_of("empty", nullptr), InvalidArgument);
+  EXPECT_THROW((void)bf16_compression(nullptr), InvalidArgument);
+  EXPECT_THROW(average_hook()->load_state({{"a", at::ones({1})}}), BadInput);
+}
+
+}  // namespace
+}  // namespace lockstep

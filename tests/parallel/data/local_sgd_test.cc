@@ -1,0 +1,155 @@
+#include <lockstep/parallel/data/local_sgd.h>
+
+#include "parallel/data/hook_support.h"
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+
+const std::vector<std::vector<std::int64_t>> local_shapes = {{4, 3}, {5}};
+
+// Each rank's copy, in one place.
+struct Copies {
+  explicit Copies(int ranks) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      tables.emplace_back(local_shapes, at::kDouble);
+      optimizers.emplace_back(tables.back()->parameters(), 0.1);
+    }
+  }
+  void step(int step) {
+    for (std::size_t rank = 0; rank < tables.size(); ++rank) {
+      optimizers[rank].zero_grad();
+      tables[rank]->loss(gradients_for(*tables[rank], static_cast<int>(rank), step)).backward();
+      optimizers[rank].step();
+    }
+  }
+  void average(std::size_t begin, std::size_t end) {
+    torch::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < local_shapes.size(); ++i) {
+      at::Tensor sum = at::zeros_like(tables[0]->weights[i]);
+      for (std::size_t rank = begin; rank < end; ++rank) sum += tables[rank]->weights[i];
+      for (std::size_t rank = begin; rank < end; ++rank)
+        tables[rank]->weights[i].copy_(sum / static_cast<double>(end - begin));
+    }
+  }
+  void expect(const TableImpl& found, int rank, const std::string& where) const {
+    for (std::size_t i = 0; i < local_shapes.size(); ++i)
+      EXPECT_LT(largest_difference(found.weights[i].detach(),
+                                   tables[static_cast<std::size_t>(rank)]->weights[i].detach()),
+                1e-12)
+          << where;
+  }
+  std::vector<Table> tables;
+  std::vector<torch::optim::SGD> optimizers;
+};
+
+class Locals : public testing::TestWithParam<Ranks> {};
+
+TEST_P(Locals, AveragesEveryPeriodAndCountsItsBytes) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
+    Table table(local_shapes, at::kDouble);
+    LocalSgd local(table, group, {.period = 3});
+    torch::optim::SGD sgd(local.parameters(), 0.1);
+    Copies copies(group.size());
+    std::int64_t before = group.traffic().bytes;
+    for (int step = 0; step < 10; ++step) {
+      local.zero_grad();
+      table->loss(gradients_for(*table, group.rank(), step)).backward();
+      sgd.step();
+      copies.step(step);
+      bool averages = (step + 1) % 3 == 0;
+      if (averages) copies.average(0, static_cast<std::size_t>(group.size()));
+      EXPECT_EQ(local.step(), averages);
+      copies.expect(*table, group.rank(), "step " + std::to_string(step));
+    }
+    std::int64_t numbers = 4 * 3 + 5;
+    EXPECT_EQ(group.traffic().bytes - before, group.size() == 1 ? 0 : 10 / 3 * numbers * 8);
+    // Not one model: what would be saved depends on the rank.
+    if (group.size() > 1)
+      expect_contains(message_of<InvalidArgument>([&] { (void)local.state_parts(); }),
+                      "the ranks' parameters differ after step 10");
+    local.average_now();
+    EXPECT_EQ(local.state_parts().size(), 2U);
+  });
+}
+
+TEST_P(Locals, PostLocalSgdAveragesGradientsFirst) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
+    Table table(local_shapes, at::kDouble), exact(local_shapes, at::kDouble);
+    auto hook = post_local_sgd({.start_step = 2});
+    DistributedDataParallel ddp(table, group, {.hook = hook});
+    DistributedDataParallel plain(exact, group);
+    torch::optim::SGD sgd(ddp.parameters(), 0.1), plain_sgd(plain.parameters(), 0.1);
+    ModelAverager averager(ddp.parameters(), {{2, group}}, /*warmup_steps=*/2);
+    Copies copies(group.size());
+    for (int step = 0; step < 7; ++step) {
+      ddp.zero_grad();
+      backward(ddp, *table, step);
+      sgd.step();
+      bool averages = step >= 2 && (step - 1) % 2 == 0;
+      EXPECT_EQ(averager.step(), averages) << step;
+      if (step < 2) {
+        plain.zero_grad();
+        backward(plain, *exact, step);
+        plain_sgd.step();
+        EXPECT_TRUE(same_bits(table->weights[0], exact->weights[0]));
+        if (step == 1)
+          for (auto& copy : copies.tables) {
+            torch::NoGradGuard no_grad;
+            for (std::size_t i = 0; i < local_shapes.size(); ++i)
+              copy->weights[i].copy_(exact->weights[i]);
+          }
+        continue;
+      }
+      copies.step(step);
+      if (averages) copies.average(0, static_cast<std::size_t>(group.size()));
+      copies.expect(*table, group.rank(), "step " + std::to_string(step));
+    }
+    EXPECT_EQ(hook->state().at("step").item<std::int64_t>(), 7);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Locals,
+                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3, 5})),
+                         name_of_ranks);
+
+TEST(LocalLevels, SubgroupsAverageMoreOften) {
+  run_as_threads(4, [](Group group) {
+    Table table(local_shapes, at::kDouble);
+    torch::optim::SGD sgd(table->parameters(), 0.1);
+    Group pair = group.split(group.rank() / 2);
+    ModelAverager averager(table->parameters(), {{2, pair}, {4, group}});
+    Copies copies(4);
+    for (int step = 0; step < 9; ++step) {
+      sgd.zero_grad();
+      table->loss(gradients_for(*table, group.rank(), step)).backward();
+      sgd.step();
+      copies.step(step);
+      if ((step + 1) % 4 == 0) {
+        copies.average(0, 4);
+      } else if ((step + 1) % 2 == 0) {
+        copies.average(0, 2);
+        copies.average(2, 4);
+      }
+      (void)averager.step();
+      copies.expect(*table, group.rank(), "step " + std::to_string(step));
+    }
+  });
+}
+
+TEST(LocalErrors, RefusesWhatMakesNoSense) {
+  Group group;
+  Table table(local_shapes, at::kDouble);
+  auto parameters = table->parameters();
+  EXPECT_THROW(ModelAverager(parameters, {}), InvalidArgument);
+  EXPECT_THROW(ModelAverager(parameters, {{0, group}}), InvalidArgument);
+  EXPECT_THROW(ModelAverager(parameters, {{4, group}, {4, group}}), InvalidArgument);
+  EXPECT_THROW(ModelAverager(parameters, {{4, group}}, -1), InvalidArgument);
+  EXPECT_THROW((void)post_local_sgd({.start_step = -1}), InvalidArgument);
+  EXPECT_THROW(post_local_sgd({})->load_state({}), BadInput);
+  EXPECT_THROW((void)LocalSgd(table, group, {.period = 0}), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,74 @@
+// Where a handle says that the time of a step went.
+#include "parallel/step_clock.h"
+
+#include "parallel/support.h"
+
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+
+#include <chrono>
+#include <thread>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+using namespace std::chrono_literals;
+
+TEST(StepClock, CountsEachPartOnce) {
+  auto waits = std::make_shared<parallel::WaitTime>();
+  parallel::StepClock clock(waits);
+  auto began = std::chrono::steady_clock::now();
+  for (int step = 0; step < 3; ++step) {
+    clock.zero_grad();
+    std::this_thread::sleep_for(4ms);
+    clock.first_gradient();
+    std::this_thread::sleep_for(8ms);
+    {
+      parallel::WaitTime::Scope waiting(*waits);
+      std::this_thread::sleep_for(2ms);
+    }
+    clock.backward_ended(true);
+    std::this_thread::sleep_for(3ms);
+  }
+  clock.zero_grad();
+  double all = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  StepTiming total = clock.total();
+  EXPECT_EQ(total.steps, 3);
+  EXPECT_GE(total.forward, 2 * 0.004);  // the first one has no beginning
+  EXPECT_GE(total.backward, 3 * 0.008);
+  EXPECT_GE(total.exposed, 3 * 0.002);
+  EXPECT_GE(total.update, 3 * 0.003);
+  EXPECT_LE(total.forward + total.backward + total.exposed + total.update, all);
+}
+
+TEST(StepClock, ABackwardInsideNoSyncIsFollowedByAForward) {
+  parallel::StepClock clock(std::make_shared<parallel::WaitTime>());
+  clock.first_gradient();
+  clock.backward_ended(false);
+  std::this_thread::sleep_for(5ms);
+  clock.zero_grad();
+  clock.first_gradient();
+  EXPECT_GE(clock.total().forward, 0.005);
+  EXPECT_EQ(clock.total().update, 0);
+  EXPECT_EQ(clock.total().steps, 0);
+}
+
+TEST(StepClock, AHandleMeasuresItsSteps) {
+  run_as_threads(3, [](Group group) {
+    Branches model;
+    DistributedDataParallel ddp(model, group);
+    for (int step = 0; step < 3; ++step) {
+      ddp.zero_grad();
+      if (group.rank() == 1) std::this_thread::sleep_for(20ms);  // the others wait for it
+      model->forward(values({2, 3}, 1), "abc").sum().backward();
+    }
+    StepTiming timing = ddp.timing();
+    EXPECT_EQ(timing.steps, 3);
+    if (group.rank() == 1) EXPECT_GE(timing.forward, 2 * 0.02);
+    EXPECT_GT(timing.exposed, 0);
+    EXPECT_LE(timing.exposed, ddp.seconds_waited() + 1e-6);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
