@@ -185,6 +185,7 @@ fs::path write_content(Group& group, const fs::path& out, Content& content) {
     sys::AtomicFile::write(partial / "training.json", json_text(content.json));
     own->become(folder);
     remove_all_but(out, content.keep);
+    own.reset();  // no lock is left where another rank looks
   });
   return folder;
 }

@@ -47,6 +47,7 @@ void save_model(const fs::path& path, const Handle& handle, const ModelOptions& 
   write_parts(group, partial, file);
   together(group, [&] {
     if (group.is_root()) sys::rename_durably(partial, path);
+    lock.reset();  // none is left where another rank looks
   });
 }
 
