@@ -1,8 +1,8 @@
 #include "train/worker_strategy.h"
 
 #include "base/check.h"
-#include "parallel/part_kinds.h"
 #include "parallel/server/group_meeting.h"
+#include "parallel/whole_parameters.h"
 #include "train/pace.h"
 #include "train/served_run.h"
 

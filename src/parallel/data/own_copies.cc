@@ -2,7 +2,6 @@
 
 #include "base/check.h"
 #include "module/rank_check.h"
-#include "parallel/part_kinds.h"
 #include "parallel/state_broadcast.h"
 #include "parallel/whole_parameters.h"
 
