@@ -23,7 +23,7 @@ void add_indexing_rules(RuleTable& table);
 void add_softmax_rules(RuleTable& table);
 void add_nll_loss_rules(RuleTable& table);
 void add_loss_rules(RuleTable& table);
-// After those of softmax and indexing, to which it adds cuts of the classes and of tables' rows.
+// After those of indexing, to which it adds cuts of a table's rows.
 void add_vocabulary_rules(RuleTable& table);
 void add_normalization_rules(RuleTable& table);
 void add_batch_norm_rules(RuleTable& table);
