@@ -13,11 +13,13 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <exception>
 #include <map>
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace lockstep::checkpoint {
 namespace {
@@ -32,7 +34,7 @@ class PartsWriter {
  public:
   PartsWriter(Group& group, const std::filesystem::path& path, const std::vector<FilePart>& parts)
       : group_(group), path_(path) {
-    for (const FilePart& part : parts) parts_[part.what.name] = &part;
+    for (const FilePart& part : parts) parts_[part.what.name].push_back(&part);
   }
 
   void create() {
@@ -131,13 +133,23 @@ class PartsWriter {
     layout::for_each_run(box.box, of.shape, elements_at_once(of.dtype), action);
   }
 
+  // A rank may have several parts of a tensor, as of a fused weight under tensor parallelism.
+  [[nodiscard]] const FilePart& part_with(const std::string& name, const layout::Box& run) const {
+    const std::vector<const FilePart*>& all = parts_.at(name);
+    const auto found = std::ranges::find_if(all, [&](const FilePart* part) {
+      return std::ranges::any_of(layout::boxes_of(part->what.slice), [&](const layout::Box& box) {
+        return layout::contains(box, run);
+      });
+    });
+    return found == all.end() ? *all.front() : **found;
+  }
+
   // The elements of a run, dense, in host memory; copied only where they do not lie so.
   at::Tensor own(const PlannedBox& box, const layout::Box& run) {
-    const std::string& name = entry(box.tensor).name;
-    const FilePart& part = *parts_.at(name);
-    if (name != values_name_) {
+    const FilePart& part = part_with(entry(box.tensor).name, run);
+    if (&part != values_of_) {
       values_ = part.values();
-      values_name_ = name;
+      values_of_ = &part;
     }
     return view_of(values_, part.what.slice, run).cpu().contiguous();
   }
@@ -178,14 +190,14 @@ class PartsWriter {
 
   Group& group_;
   const std::filesystem::path path_;
-  std::map<std::string, const FilePart*> parts_;
+  std::map<std::string, std::vector<const FilePart*>> parts_;
   WritePlan plan_;
   std::uint64_t data_begin_ = 0;
   sys::PositionedFile file_;
   std::vector<std::int64_t> sees_;  // by rank
   std::vector<std::uint32_t> checksums_;
   at::Tensor values_;  // of the part that was written last
-  std::string values_name_;
+  const FilePart* values_of_ = nullptr;
 };
 
 }  // namespace

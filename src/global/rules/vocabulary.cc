@@ -68,7 +68,7 @@ void add_kernel(Rule& rule, std::size_t operand, std::int64_t dim, MakeKernel ma
 }
 
 // self, dim, half_to_float
-Rule log_softmax(Rule rule, const RuleCall& call) {
+Rule cut_log_softmax(Rule rule, const RuleCall& call) {
   const std::int64_t dim = from_front(call.argument(1).toInt(), call.dim(0));
   if (!is_cut(call.operands()[0], dim)) return rule;
   const Placement classes = Shard(static_cast<int>(dim));
@@ -96,7 +96,7 @@ Rule log_softmax(Rule rule, const RuleCall& call) {
 }
 
 // grad, output, dim, input_dtype
-Rule log_softmax_backward(Rule rule, const RuleCall& call) {
+Rule cut_log_softmax_backward(Rule rule, const RuleCall& call) {
   const std::int64_t dim = from_front(call.argument(2).toInt(), call.dim(1));
   if (!is_cut(call.operands()[1], dim)) return rule;
   const Placement classes = Shard(static_cast<int>(dim));
@@ -144,7 +144,7 @@ Placements replicated_but(const RuleCall& call, std::size_t operand, Placement p
 }
 
 // self [n, c], target [n], weight [c]?, reduction, ignore_index -> loss, total_weight
-Rule nll_loss(Rule rule, const RuleCall& call) {
+Rule cut_nll_loss(Rule rule, const RuleCall& call) {
   if (call.dim(0) != 2 || !is_cut(call.operands()[0], 1)) return rule;
   rule.more.push_back({replicated_but(call, 0, Shard(1)), {Partial(), Replicate()}});
   const std::int64_t classes = call.sizes(0)[1];
@@ -175,7 +175,7 @@ Rule nll_loss(Rule rule, const RuleCall& call) {
 }
 
 // grad, self [n, c], target [n], weight [c]?, reduction, ignore_index, total_weight
-Rule nll_loss_backward(Rule rule, const RuleCall& call) {
+Rule cut_nll_loss_backward(Rule rule, const RuleCall& call) {
   if (call.dim(1) != 2 || !is_cut(call.operands()[1], 1)) return rule;
   rule.more.push_back({replicated_but(call, 1, Shard(1)), {Shard(1)}});
   const std::int64_t classes = call.sizes(1)[1];
@@ -199,7 +199,7 @@ Rule nll_loss_backward(Rule rule, const RuleCall& call) {
 
 // grad [..., d], indices, num_weights, padding_idx, scale_grad_by_freq: the rows that this rank has
 // of a table whose rows are cut.
-Rule embedding_backward(Rule rule, const RuleCall& call) {
+Rule cut_embedding_backward(Rule rule, const RuleCall& call) {
   const std::int64_t table = call.argument(2).toInt();
   if (call.argument(4).toBool()) return rule;
   rule.is_gradient_of_table = true;
@@ -233,11 +233,11 @@ void add_vocabulary_rules(RuleTable& table) {
       return more(before(call), call);
     };
   };
-  extend("_log_softmax", log_softmax);
-  extend("_log_softmax_backward_data", log_softmax_backward);
-  extend("nll_loss_forward", nll_loss);
-  extend("nll_loss_backward", nll_loss_backward);
-  extend("embedding_dense_backward", embedding_backward);
+  extend("_log_softmax", cut_log_softmax);
+  extend("_log_softmax_backward_data", cut_log_softmax_backward);
+  extend("nll_loss_forward", cut_nll_loss);
+  extend("nll_loss_backward", cut_nll_loss_backward);
+  extend("embedding_dense_backward", cut_embedding_backward);
 }
 
 }  // namespace lockstep::global
