@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace lockstep::checkpoint {
@@ -45,7 +46,7 @@ PlannedFile::PlannedFile(Group& group, std::vector<FilePart> parts, Metadata met
     : metadata_(std::move(metadata)),
       parts_(std::move(parts)),
       by_rank_(exchange_parts(group, descriptions_of(parts_))) {
-  for (const FilePart& part : parts_) by_name_[part.what.name] = &part;
+  for (const FilePart& part : parts_) by_name_[part.what.name].push_back(&part);
   together(group, [&] { plan_ = plan_writing(by_rank_, metadata_, only(group)); });
   std::size_t end = 0;
   for (const PlannedBox& box : plan_.boxes) {
@@ -64,6 +65,15 @@ std::uint64_t PlannedFile::bytes() const {
 
 std::size_t PlannedFile::snapshot_bytes() const { return places_.back(); }
 
+const FilePart& PlannedFile::part_with(const std::string& name, const layout::Box& run) const {
+  const std::vector<const FilePart*>& all = by_name_.at(name);
+  const auto found = std::ranges::find_if(all, [&](const FilePart* part) {
+    return std::ranges::any_of(layout::boxes_of(part->what.slice),
+                               [&](const layout::Box& box) { return layout::contains(box, run); });
+  });
+  return found == all.end() ? *all.front() : **found;
+}
+
 const at::Tensor& PlannedFile::values_of(const FilePart& part) {
   if (values_of_ != &part) {
     values_ = part.values();
@@ -76,7 +86,7 @@ void PlannedFile::take_snapshot(std::span<std::byte> bytes) {
   at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < plan_.boxes.size(); ++i) {
     const PlannedBox& box = plan_.boxes[i];
-    const FilePart& part = *by_name_.at(plan_.header.entries[box.tensor].name);
+    const FilePart& part = part_with(plan_.header.entries[box.tensor].name, box.box);
     at::from_blob(bytes.data() + places_[i], box.box.sizes, part.what.dtype)
         .copy_(view_of(values_of(part), part.what.slice, box.box));
   }
@@ -94,7 +104,7 @@ at::Tensor PlannedFile::elements(std::size_t own, const layout::Box& run) {
     at::Tensor copied = at::from_blob(snapshot_.data() + places_[own], box.box.sizes, entry.dtype);
     return modules::box_in_whole(copied, within(run, box.box)).contiguous();
   }
-  const FilePart& part = *by_name_.at(entry.name);
+  const FilePart& part = part_with(entry.name, run);
   return view_of(values_of(part), part.what.slice, run).cpu().contiguous();
 }
 

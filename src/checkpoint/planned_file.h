@@ -45,11 +45,13 @@ class PlannedFile {
   [[nodiscard]] at::Tensor elements(std::size_t own, const layout::Box& run);
 
  private:
+  // A rank may have several parts of a tensor, as of a fused weight under tensor parallelism.
+  [[nodiscard]] const FilePart& part_with(const std::string& name, const layout::Box& run) const;
   [[nodiscard]] const at::Tensor& values_of(const FilePart& part);
 
   Metadata metadata_;
   std::vector<FilePart> parts_;
-  std::map<std::string, const FilePart*> by_name_;
+  std::map<std::string, std::vector<const FilePart*>> by_name_;
   std::vector<std::vector<PartDescription>> by_rank_;
   WritePlan plan_;  // with this rank's boxes
   std::span<std::byte> snapshot_;

@@ -17,9 +17,9 @@
 namespace lockstep::global {
 namespace {
 
-class Run {
+class ChunkedRun {
  public:
-  explicit Run(const ChunkedLoss& what)
+  explicit ChunkedRun(const ChunkedLoss& what)
       : what_(what),
         own_(what.weight.size(0)),
         dtype_(at::promote_types(what.input.scalar_type(), at::kFloat)),
@@ -122,6 +122,6 @@ class Run {
 
 }  // namespace
 
-ChunkedLoss::Result ChunkedLoss::run() const { return Run(*this).run(); }
+ChunkedLoss::Result ChunkedLoss::run() const { return ChunkedRun(*this).run(); }
 
 }  // namespace lockstep::global

@@ -18,7 +18,8 @@ using namespace test;
 
 models::Gpt checkpoint_gpt() { return models::Gpt(small_gpt()); }
 
-double step_of(models::Gpt& model, Handle& handle, torch::optim::Optimizer& adamw, int seed) {
+double tensor_step_of(models::Gpt& model, Handle& handle, torch::optim::Optimizer& adamw,
+                      int seed) {
   const TokenBatch batch(seed);
   handle.zero_grad();
   at::Tensor loss = model->loss(batch.ids, batch.targets);
@@ -34,22 +35,23 @@ TEST(TensorCheckpoint, IsLoadedOnAnyNumberOfRanks) {
       auto model = made_alike(checkpoint_gpt, at::kDouble);
       auto tp = parallelize(*model, group, gpt_tensor_plan(small_gpt()));
       torch::optim::AdamW adamw(tp.parameters(), torch::optim::AdamWOptions(0.003));
-      for (int step = 0; step < 3; ++step) step_of(model, tp, adamw, step);
+      for (int step = 0; step < 3; ++step) tensor_step_of(model, tp, adamw, step);
       checkpoint::save(folder.path(), tp, adamw, {.step = 3});
     });
     auto plain = made_alike(checkpoint_gpt, at::kDouble);
     DistributedDataParallel alone(plain, Group());
     torch::optim::AdamW adamw(alone.parameters(), torch::optim::AdamWOptions(0.003));
     ASSERT_EQ(checkpoint::load_latest(folder.path(), alone, adamw)->step, 3);
-    const double first = step_of(plain, alone, adamw, 3), second = step_of(plain, alone, adamw, 4);
+    const double first = tensor_step_of(plain, alone, adamw, 3),
+                 second = tensor_step_of(plain, alone, adamw, 4);
     for (const int ranks : {1, 2, 3, 4})
       run_group(Engine::local, ranks, [&](Group group) {
         auto model = made_alike(checkpoint_gpt, at::kDouble);
         auto tp = parallelize(*model, group, gpt_tensor_plan(small_gpt()));
         torch::optim::AdamW own(tp.parameters(), torch::optim::AdamWOptions(0.003));
         ASSERT_EQ(checkpoint::load_latest(folder.path(), tp, own)->step, 3);
-        EXPECT_NEAR(step_of(model, tp, own, 3), first, 1e-11);
-        EXPECT_NEAR(step_of(model, tp, own, 4), second, 1e-11);
+        EXPECT_NEAR(tensor_step_of(model, tp, own, 3), first, 1e-11);
+        EXPECT_NEAR(tensor_step_of(model, tp, own, 4), second, 1e-11);
       });
   }
 }
@@ -68,16 +70,16 @@ TEST(TensorCheckpoint, WithDataParallelismOutsideIsWrittenOnce) {
     auto model = made_alike(checkpoint_gpt, at::kDouble);
     auto handle = parallelize(*model, mesh["tp"], gpt_tensor_plan(small_gpt()), strategy(mesh));
     torch::optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(0.003));
-    step_of(model, handle, adamw, 0);
+    tensor_step_of(model, handle, adamw, 0);
     checkpoint::save(folder.path(), handle, adamw, {.step = 1});
-    const double next = step_of(model, handle, adamw, 1);
+    const double next = tensor_step_of(model, handle, adamw, 1);
     if (world.is_root()) expected = next;
   });
   auto plain = made_alike(checkpoint_gpt, at::kDouble);
   DistributedDataParallel alone(plain, Group());
   torch::optim::AdamW adamw(alone.parameters(), torch::optim::AdamWOptions(0.003));
   ASSERT_EQ(checkpoint::load_latest(folder.path(), alone, adamw)->step, 1);
-  EXPECT_NEAR(step_of(plain, alone, adamw, 1), expected, 1e-11);
+  EXPECT_NEAR(tensor_step_of(plain, alone, adamw, 1), expected, 1e-11);
 }
 
 }  // namespace

@@ -28,20 +28,20 @@ struct LossCase {
   at::Tensor input, weight, target;
 };
 
-at::Tensor naive(const LossCase& of) {
+at::Tensor naive_loss(const LossCase& of) {
   const at::Tensor logits = at::linear(of.input, of.weight);
   return at::cross_entropy_loss(logits.to(at::promote_types(logits.scalar_type(), at::kFloat)),
                                 of.target, {}, at::Reduction::Mean, -1);
 }
 
-at::Tensor fused(const LossCase& of, std::int64_t rows = 0) {
+at::Tensor fused_loss(const LossCase& of, std::int64_t rows = 0) {
   return linear_cross_entropy(of.input, of.weight, of.target, {.ignore_index = -1, .rows = rows});
 }
 
 TEST(LinearCrossEntropy, IsTheNaiveOneAtAnyNumberOfRows) {
   for (const std::int64_t rows : {0, 1, 3, 11, 100}) {
     LossCase found, expected;
-    at::Tensor loss = fused(found, rows), plain = naive(expected);
+    at::Tensor loss = fused_loss(found, rows), plain = naive_loss(expected);
     EXPECT_TRUE(at::allclose(loss, plain, 1e-13));
     (loss * 3).backward();
     (plain * 3).backward();
@@ -55,7 +55,7 @@ TEST(LinearCrossEntropy, OfSmallFormatsIsComputedInFloat) {
     LossCase found(dtype), truth;
     truth.input = found.input.detach().to(at::kDouble).set_requires_grad(true);
     truth.weight = found.weight.detach().to(at::kDouble).set_requires_grad(true);
-    at::Tensor loss = fused(found, 4), plain = naive(truth);
+    at::Tensor loss = fused_loss(found, 4), plain = naive_loss(truth);
     EXPECT_EQ(loss.scalar_type(), at::kFloat);
     const double tolerance = dtype == at::kFloat ? 1e-6 : dtype == at::kHalf ? 4e-3 : 3e-2;
     EXPECT_NEAR(loss.item<double>(), plain.item<double>(), tolerance * plain.item<double>());
@@ -73,7 +73,7 @@ TEST(LinearCrossEntropy, OfSmallFormatsIsComputedInFloat) {
 TEST(LinearCrossEntropy, NothingToPredictIsNanWithoutGradient) {
   LossCase of;
   of.target.fill_(-1);
-  at::Tensor loss = fused(of);
+  at::Tensor loss = fused_loss(of);
   EXPECT_TRUE(std::isnan(loss.item<double>()));
   loss.backward();
   EXPECT_EQ(of.weight.grad().count_nonzero().item<std::int64_t>(), 0);
@@ -97,7 +97,7 @@ TEST(LinearCrossEntropy, WhatDoesNotFitIsOneLine) {
             "found [11, 5] and [5, 7]");
   EXPECT_EQ(refused([&] { return linear_cross_entropy(of.input, of.weight, of.target[0]); }),
             "linear_cross_entropy: expected int64 targets of sizes [11], found Long of []");
-  at::Tensor loss = fused(of);
+  at::Tensor loss = fused_loss(of);
   loss.backward({}, /*retain_graph=*/true);
   EXPECT_EQ(refused([&] {
               loss.backward();
@@ -117,8 +117,8 @@ TEST(LinearCrossEntropy, HoldsTheLogitsOfSomeRowsOnly) {
     loss().backward();
     return allocations.peak();
   };
-  const std::int64_t own = peak_of([&] { return fused(of, at_once); });
-  const std::int64_t plain = peak_of([&] { return naive(of); });
+  const std::int64_t own = peak_of([&] { return fused_loss(of, at_once); });
+  const std::int64_t plain = peak_of([&] { return naive_loss(of); });
   const std::int64_t gradients = (rows + classes) * width * 4, logits = rows * classes * 4;
   const std::int64_t some = at_once * classes * 4;
   EXPECT_LE(own, gradients + some + some / 4 + (64 << 10));
@@ -136,7 +136,7 @@ TEST_P(CutClasses, BothLossesAreThoseOfOneProcess) {
       const std::size_t axes = shape.size();
       for (const bool is_fused : {false, true}) {
         LossCase expected, found;
-        at::Tensor plain = naive(expected);
+        at::Tensor plain = naive_loss(expected);
         plain.backward();
         Placements of_weight(axes), of_rows(axes);
         of_weight.back() = Shard(0);
@@ -146,7 +146,7 @@ TEST_P(CutClasses, BothLossesAreThoseOfOneProcess) {
         global.input = distribute(found.input, mesh, of_rows);
         global.target = distribute(found.target, mesh, of_rows);
         reset_traffic(mesh);
-        at::Tensor loss = is_fused ? fused(global, 4) : naive(global);
+        at::Tensor loss = is_fused ? fused_loss(global, 4) : naive_loss(global);
         const Traffic moved = traffic(mesh);
         EXPECT_EQ(moved.all_gathers, 0) << "logits were gathered";
         EXPECT_NEAR(full_tensor(loss.detach()).item<double>(), plain.item<double>(), 1e-13);

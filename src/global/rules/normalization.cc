@@ -34,8 +34,8 @@ Rule layer_norm_backward(const RuleCall& call) {
   for (std::size_t i = 0; i < call.size(); ++i)
     rule.operands.push_back(i < 4 ? labels : std::vector<int>(call.sizes(i).size(), Rule::whole));
   std::vector<int> whole(shape.size(), Rule::whole);
+  // Linear in the gradient, but a Partial one would come out thrice, each to be reduced.
   rule.results = {{call.sizes(1), labels}, {shape, whole}, {shape, whole}};
-  rule.linear = {{0}};
   rule.finish = [arguments = call.arguments()](RulePlan& plan) {
     make_saved_dense(plan, 2, 3, 1, arguments);
   };

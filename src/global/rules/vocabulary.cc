@@ -27,7 +27,7 @@ void give(Stack& stack, std::size_t arguments, at::Tensor result) {
 
 // grad [..., d], indices, num_weights, padding_idx, scale_grad_by_freq: the rows that this rank has
 // of a table whose rows are cut.
-Rule embedding_backward(Rule rule, const RuleCall& call) {
+Rule cut_embedding_backward(Rule rule, const RuleCall& call) {
   const std::int64_t table = call.argument(2).toInt();
   if (call.argument(4).toBool()) return rule;
   rule.is_gradient_of_table = true;
@@ -58,7 +58,7 @@ Rule embedding_backward(Rule rule, const RuleCall& call) {
 void add_vocabulary_rules(RuleTable& table) {
   const char* name = "embedding_dense_backward";
   table[name] = [before = table.at(name)](const RuleCall& call) {
-    return embedding_backward(before(call), call);
+    return cut_embedding_backward(before(call), call);
   };
 }
 

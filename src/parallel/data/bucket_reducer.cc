@@ -43,8 +43,7 @@ void BucketReducer::accept(int i) {
 bool BucketReducer::contribute_absent(int i) {
   const at::Tensor& gradient = parameters_[static_cast<std::size_t>(i)].tensor.grad();
   bool finds_unused = options_.find_unused_parameters || options_.static_graph;
-  bool had_a_part =
-      used_[static_cast<std::size_t>(i)] && (finds_unused || gradient.defined());
+  bool had_a_part = used_[static_cast<std::size_t>(i)] && (finds_unused || gradient.defined());
   at::Tensor values;
   if (buckets_.holds_gradient(i) && !had_a_part) values = gradient.clone();
   buckets_.fill(i);

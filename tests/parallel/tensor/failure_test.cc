@@ -41,7 +41,7 @@ TORCH_MODULE(WithDeed);
 const TensorPlan deed_plan = {{"up", Colwise()}, {"down", Rowwise()}};
 
 // A rank of processes does something in the middle of forward(); what the others are told.
-void expect_named(int victim, const std::function<void()>& deed, Duration timeout) {
+void expect_tensor_rank_named(int victim, const std::function<void()>& deed, Duration timeout) {
   const RankRendezvous place(Engine::shm, tensor_ranks, timeout);
   RankProcesses processes(tensor_ranks, [&](int rank) {
     try {
@@ -69,19 +69,19 @@ void expect_named(int victim, const std::function<void()>& deed, Duration timeou
 
 TEST(TensorFails, ARankThatIsKilledIsNamed) {
   for (int victim = 0; victim < tensor_ranks; ++victim)
-    expect_named(
+    expect_tensor_rank_named(
         victim, [] { ::raise(SIGKILL); }, std::chrono::seconds(20));
 }
 
 TEST(TensorFails, ARankThatThrowsInForwardIsNamed) {
   for (int victim = 0; victim < tensor_ranks; ++victim)
-    expect_named(
+    expect_tensor_rank_named(
         victim, [] { throw std::runtime_error("no room for the batch"); },
         std::chrono::seconds(20));
 }
 
 TEST(TensorFails, ARankThatComputesForEverIsNamed) {
-  expect_named(
+  expect_tensor_rank_named(
       1, [] { std::this_thread::sleep_for(std::chrono::minutes(5)); }, std::chrono::seconds(1));
 }
 

@@ -11,28 +11,29 @@ namespace {
 
 using namespace test;
 
-std::string refused(const TensorPlan& plan, const torch::nn::Module& model, int ranks = 2) {
+std::string refused_plan(const TensorPlan& plan, const torch::nn::Module& model, int ranks = 2) {
   return message_of<InvalidArgument>([&] { (void)describe(plan, model, ranks); });
 }
 
 TEST(TensorPlan, WhatDoesNotFitIsOneLine) {
   models::Gpt gpt(small_gpt());
-  EXPECT_EQ(refused({{"transformer.h.*.attn.c_atn", Colwise(3)}}, *gpt).substr(0, 116),
+  EXPECT_EQ(refused_plan({{"transformer.h.*.attn.c_atn", Colwise(3)}}, *gpt).substr(0, 116),
             "parallelize: expected a pattern that names a parameter or its module, unknown pattern "
             "'transformer.h.*.attn.c_atn'; ");
-  EXPECT_EQ(refused({{"transformer.h.*", Colwise()}}, *gpt).substr(0, 20), "parallelize: expecte");
-  EXPECT_EQ(refused(gpt_tensor_plan(small_gpt()), *gpt, 5),
+  EXPECT_EQ(refused_plan({{"transformer.h.*", Colwise()}}, *gpt).substr(0, 20),
+            "parallelize: expecte");
+  EXPECT_EQ(refused_plan(gpt_tensor_plan(small_gpt()), *gpt, 5),
             "parallelize: transformer.h.0.attn.c_attn.weight: expected a number of heads that 5 "
             "ranks divide, found 12");
-  EXPECT_EQ(refused({{"transformer.wte", Colwise(2)}}, *gpt),
+  EXPECT_EQ(refused_plan({{"transformer.wte", Colwise(2)}}, *gpt),
             "parallelize: transformer.wte.weight: expected a length that 2 parts divide, found 37 "
             "in dim 0 of [37, 48]");
-  EXPECT_EQ(refused({{"transformer.h.*.mlp.c_fc", Colwise().heads(7)}}, *gpt, 7),
+  EXPECT_EQ(refused_plan({{"transformer.h.*.mlp.c_fc", Colwise().heads(7)}}, *gpt, 7),
             "parallelize: transformer.h.0.mlp.c_fc.weight: expected a length that 1 parts of 7 "
             "heads divide, found 192 in dim 0");
   EXPECT_EQ(
-      refused({{"transformer.h.*.mlp.c_fc", Colwise()}, {"transformer.h.1.mlp.c_fc", Rowwise()}},
-              *gpt),
+      refused_plan(
+          {{"transformer.h.*.mlp.c_fc", Colwise()}, {"transformer.h.1.mlp.c_fc", Rowwise()}}, *gpt),
       "parallelize: transformer.h.1.mlp.c_fc.weight: expected one style, found Colwise by "
       "pattern transformer.h.*.mlp.c_fc and Rowwise by pattern transformer.h.1.mlp.c_fc");
 }

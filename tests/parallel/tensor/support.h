@@ -21,10 +21,14 @@
 namespace lockstep::test {
 
 // Ranks may be threads, which share the default generator.
+inline std::mutex& generator_mutex() {
+  static std::mutex one_at_a_time;
+  return one_at_a_time;
+}
+
 template <typename Make>
 auto made_alike(const Make& make, at::ScalarType dtype) {
-  static std::mutex one_at_a_time;
-  std::lock_guard lock(one_at_a_time);
+  std::lock_guard lock(generator_mutex());
   torch::manual_seed(11);
   auto model = make();
   model->to(dtype);
@@ -65,10 +69,10 @@ inline std::map<std::string, at::Tensor> gradients_by_name(const torch::nn::Modu
   return all;
 }
 
-inline void expect_close(const at::Tensor& found, const at::Tensor& expected, double tolerance,
-                         const std::string& what) {
+inline void expect_close_to(const at::Tensor& found, const at::Tensor& expected, double tolerance,
+                            const std::string& what) {
   const double scale = expected.numel() == 0 ? 0 : expected.abs().max().item<double>();
-  EXPECT_TRUE(at::allclose(found, expected, 0, tolerance * scale + 1e-30))
+  EXPECT_TRUE(at::allclose(found, expected, 0, tolerance * scale + 1e-15))
       << what << ": differs by " << (found - expected).abs().max().item<double>() << " of "
       << scale;
 }
@@ -80,8 +84,8 @@ inline void expect_gradients_of(const Handle& handle,
     const auto found = expected.find(part.name);
     ASSERT_NE(found, expected.end()) << part.name;
     ASSERT_TRUE(part.tensor.grad().defined()) << part.name;
-    expect_close(dispatch::values_of(part.tensor.grad()).reshape({-1}),
-                 cut_part(found->second, part), tolerance, part.name);
+    expect_close_to(dispatch::values_of(part.tensor.grad()).reshape({-1}),
+                    cut_part(found->second, part), tolerance, part.name);
   }
 }
 
