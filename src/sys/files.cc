@@ -86,7 +86,7 @@ void make_directories(const fs::path& path) {
   for (auto folder = missing.rbegin(); folder != missing.rend(); ++folder) {
     if (!fs::create_directory(*folder, error)) {
       // Another process may have made it meanwhile.
-      if (error) throw SystemError("making folder " + folder->string(), error.value());
+      if (error) throw SystemError("making folder " + path.string(), error.value());
       continue;
     }
     flush_folder(folder_of(*folder));

@@ -29,13 +29,18 @@ TEST(Metrics, ALineIsOneObject) {
                           .resident_bytes = 300,
                           .model_bytes = 200,
                           .exposed_seconds = 0.25,
+                          .forward_seconds = 0.5,
+                          .backward_seconds = 1.5,
+                          .update_seconds = 0.125,
                           .seconds = 8}),
             R"({"step":250,"epoch":1,"loss":2.5,"lr":0.001,"samples_per_second":400.0,)"
-            R"("resident_bytes":300,"model_bytes":200,"exposed_seconds":0.25,"seconds":8.0})");
+            R"("resident_bytes":300,"model_bytes":200,"exposed_seconds":0.25,"forward_seconds":0.5,)"
+            R"("backward_seconds":1.5,"update_seconds":0.125,"seconds":8.0})");
   EXPECT_EQ(metrics_line({.step = 1, .loss = std::nan(""), .val_loss = 0.25, .accuracy = 0.5}),
             R"({"step":1,"epoch":0,"loss":null,"val_loss":0.25,"accuracy":0.5,"lr":0.0,)"
             R"("samples_per_second":0.0,"resident_bytes":0,"model_bytes":0,)"
-            R"("exposed_seconds":0.0,"seconds":0.0})");
+            R"("exposed_seconds":0.0,"forward_seconds":0.0,"backward_seconds":0.0,)"
+            R"("update_seconds":0.0,"seconds":0.0})");
 }
 
 TEST(Metrics, ALineHasWhatWasThere) {

@@ -102,7 +102,12 @@ void take_run(Given& given, const std::vector<std::string>& words) {
                   words[1], words[0]));
   if (given.new_tokens) throw UsageError("--new-tokens is for --model; a RUN has --tokens N");
   given.run = words[0];
-  if (given.tokens_text) given.tokens = checked_number(*given.tokens_text, 0, most_tokens);
+  if (!given.tokens_text) return;
+  try {
+    given.tokens = checked_number(*given.tokens_text, 0, most_tokens);
+  } catch (const BadInput& error) {
+    throw UsageError(formatted("--tokens: {}", error.what()));
+  }
 }
 
 // Of a vocabulary of this size.
