@@ -2,6 +2,7 @@
 #include "optim/state_fields.h"
 #include "optim/state_tensors.h"
 
+#include <lockstep/global/tensor.h>
 #include <lockstep/optim/gradient_transform.h>
 #include <lockstep/optim/state_memory.h>
 
@@ -73,7 +74,7 @@ void want_state(WantedFields& wanted, OptimizerParamState& state, const StateMem
   std::vector<StateField> fields = known_fields_of(state);
   for (std::size_t i = 0; i < fields.size(); ++i) {
     const at::Tensor& values = *fields[i].values;
-    if (!values.defined() || !lies_elsewhere(values, &memory)) continue;
+    if (!values.defined() || is_global(values) || !lies_elsewhere(values, &memory)) continue;
     if (!values.is_non_overlapping_and_dense()) continue;
     want(wanted, i,
          {.dense = values,
@@ -102,7 +103,7 @@ void move_state(torch::optim::Optimizer& optimizer, const std::shared_ptr<StateM
         continue;
       }
       FirstState first = first_state(group.options());
-      bool can_be_made = parameter.requires_grad() && parameter.is_cpu() &&
+      bool can_be_made = !is_global(parameter) && parameter.requires_grad() && parameter.is_cpu() &&
                          parameter.is_non_overlapping_and_dense();
       if (!first.state || !can_be_made) continue;
       want_first_state(wanted, first, parameter);

@@ -42,7 +42,7 @@ class StateMemory {
 };
 
 // Local. From now on the state of an Adam, AdamW, RMSprop, Adagrad or SGD of LibTorch's lies in
-// `memory`, as far as parameters are on the CPU; nothing happens where that is null. What the
+// `memory`, as far as parameters are on the CPU and not global; nothing if that is null. What the
 // first step of Adam, AdamW and RMSprop would make is made there at once; SGD makes its momentum in
 // its first step, so call this after that. Call it after load(), too, which makes all state anew.
 // Steps read and write what they need, in no batches, and the system takes it out of memory as it
