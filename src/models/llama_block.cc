@@ -7,7 +7,7 @@
 namespace lockstep::models {
 namespace {
 
-torch::nn::Linear linear(std::int64_t from, std::int64_t to, bool bias) {
+torch::nn::Linear linear_layer(std::int64_t from, std::int64_t to, bool bias) {
   return torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(bias));
 }
 
@@ -67,12 +67,14 @@ at::Tensor RotaryPositions::rotate(const at::Tensor& x) const {
 }
 
 LlamaAttentionImpl::LlamaAttentionImpl(const LlamaOptions& options)
-    : q_proj(linear(options.width, options.heads * head_width(options), options.attention_bias)),
-      k_proj(linear(options.width, options.key_value_heads * head_width(options),
-                    options.attention_bias)),
-      v_proj(linear(options.width, options.key_value_heads * head_width(options),
-                    options.attention_bias)),
-      o_proj(linear(options.heads * head_width(options), options.width, options.attention_bias)),
+    : q_proj(
+          linear_layer(options.width, options.heads * head_width(options), options.attention_bias)),
+      k_proj(linear_layer(options.width, options.key_value_heads * head_width(options),
+                          options.attention_bias)),
+      v_proj(linear_layer(options.width, options.key_value_heads * head_width(options),
+                          options.attention_bias)),
+      o_proj(
+          linear_layer(options.heads * head_width(options), options.width, options.attention_bias)),
       heads_(options.heads),
       key_value_heads_(options.key_value_heads),
       head_width_(head_width(options)),
@@ -99,9 +101,9 @@ at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x) {
 }
 
 LlamaFeedForwardImpl::LlamaFeedForwardImpl(const LlamaOptions& options)
-    : gate_proj(linear(options.width, options.hidden, options.feed_forward_bias)),
-      up_proj(linear(options.width, options.hidden, options.feed_forward_bias)),
-      down_proj(linear(options.hidden, options.width, options.feed_forward_bias)) {
+    : gate_proj(linear_layer(options.width, options.hidden, options.feed_forward_bias)),
+      up_proj(linear_layer(options.width, options.hidden, options.feed_forward_bias)),
+      down_proj(linear_layer(options.hidden, options.width, options.feed_forward_bias)) {
   register_module("gate_proj", gate_proj);
   register_module("up_proj", up_proj);
   register_module("down_proj", down_proj);

@@ -152,7 +152,8 @@ TEST_P(PipelineTies, AGradientThatCannotBeTiedIsToldToAllRanks) {
 
 // pp x 2: the first and the last stage, which share a weight, are on one rank; the strategy
 // is called for both together.
-void expect_tied_on_one_rank(int stages_on_ranks, const PipelineOptions& options, Mesh& mesh) {
+void expect_tied_on_one_rank(int stages_on_ranks, PipelineOptions options, Mesh& mesh) {
+  options.all_ranks = mesh.group();
   Tied tied;
   const auto schedule =
       stages_on_ranks == 1
@@ -162,7 +163,7 @@ void expect_tied_on_one_rank(int stages_on_ranks, const PipelineOptions& options
       schedule.stages == 2 ? std::vector<std::string>{"body.2"}
                            : std::vector<std::string>{"body.0", "body.1", "head"};
   Pipeline pipeline(split(tied.root, tied.pieces(), points), schedule, mesh["pp"], token_loss,
-                    options);
+                    std::move(options));
   torch::optim::SGD sgd(pipeline.parameters(), 0.1);
   std::vector<Tied> plain(2);
   for (int step = 0; step < 2; ++step) {
