@@ -54,6 +54,33 @@ void check_entry(const WeightFiles& files, const std::string& name, at::IntArray
               files.file_of(name).string(), visible(name), c10::toString(entry.dtype));
 }
 
+// Before a model is made: config.json may ask for more than there is memory, and the files say what
+// there is. `name` as a module has it.
+void check_size(const WeightFiles& files, const std::filesystem::path& folder,
+                const std::string& name, at::IntArrayRef expected) {
+  const std::optional<std::string> in_file = name_in(files, name);
+  check_input(in_file.has_value(), "{}: has no tensor '{}', which config.json asks for",
+              folder.string(), visible(name));
+  check_entry(files, *in_file, expected);
+}
+
+void check_sizes(const models::GptOptions& options, const WeightFiles& files,
+                 const std::filesystem::path& folder) {
+  const std::string last = formatted("transformer.h.{}.", options.layers - 1);
+  check_size(files, folder, "transformer.wte.weight", {options.vocabulary, options.width});
+  check_size(files, folder, "transformer.wpe.weight", {options.block, options.width});
+  check_size(files, folder, last + "ln_1.weight", {options.width});
+}
+
+void check_sizes(const models::LlamaOptions& options, const WeightFiles& files,
+                 const std::filesystem::path& folder) {
+  const std::string last = formatted("model.layers.{}.", options.layers - 1);
+  const std::int64_t heads = options.heads * options.head_width;
+  check_size(files, folder, "model.embed_tokens.weight", {options.vocabulary, options.width});
+  check_size(files, folder, last + "self_attn.q_proj.weight", {heads, options.width});
+  check_size(files, folder, last + "mlp.gate_proj.weight", {options.hidden, options.width});
+}
+
 // Tensors of the module, by the names that they have in the files; aliases behind what they are of.
 struct Filling {
   std::string in_file;
@@ -85,9 +112,20 @@ std::vector<Filling> plan(const Model& model, const WeightFiles& files,
   return fillings;
 }
 
-template <class Model>
-LanguageModel filled(Model model, const std::filesystem::path& folder) {
+template <class Model, class Options>
+Model made(const Options& options, const std::filesystem::path& folder) {
+  try {
+    return Model(options);
+  } catch (const InvalidArgument& error) {
+    throw BadInput(formatted("{}: {}", (folder / "config.json").string(), error.what()));
+  }
+}
+
+template <class Model, class Options>
+LanguageModel loaded(const Options& options, const std::filesystem::path& folder) {
   const WeightFiles files(folder);
+  check_sizes(options, files, folder);
+  Model model = made<Model>(options, folder);
   c10::NoGradGuard no_grad;
   for (Filling& filling : plan(model, files, folder)) {
     const at::Tensor values = files.read(filling.in_file);
@@ -102,28 +140,22 @@ LanguageModel filled(Model model, const std::filesystem::path& folder) {
   return model;
 }
 
-template <class Model, class Options>
-Model made(const Options& options, const std::filesystem::path& folder) {
-  try {
-    return Model(options);
-  } catch (const InvalidArgument& error) {
-    throw BadInput(formatted("{}: {}", (folder / "config.json").string(), error.what()));
-  }
-}
-
 }  // namespace
 
 LanguageModel load_language_model(const std::filesystem::path& folder) {
   const ModelOptions options = read_config(folder);
   if (const auto* gpt = std::get_if<models::GptOptions>(&options))
-    return filled(made<models::Gpt>(*gpt, folder), folder);
-  return filled(made<models::Llama>(std::get<models::LlamaOptions>(options), folder), folder);
+    return loaded<models::Gpt>(*gpt, folder);
+  return loaded<models::Llama>(std::get<models::LlamaOptions>(options), folder);
 }
 
 void save_language_model(const std::filesystem::path& folder, const LanguageModel& model) {
   std::visit(
       [&](const auto& model) {
         const std::string config = config_text(model->options());
+        for (const char* name : {"config.json", "model.safetensors"})
+          check_input(!std::filesystem::exists(folder / name),
+                      "{}: expected a folder without a model, found {}", folder.string(), name);
         std::set<std::string> aliases;
         for (const Alias& alias : aliases_of(*model)) aliases.insert(alias.name);
         checkpoint::NamedTensors tensors;

@@ -181,6 +181,21 @@ TEST_F(Refused, AnIndexThatNamesAnotherShard) {
   expect("tensor 'model.embed_tokens.weight' is not in model-00002-of-00003.safetensors");
 }
 
+// Before memory for the model is asked for.
+TEST_F(Refused, SizesBeyondAllMemory) {
+  replace("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 2147483647");
+  expect("has no tensor 'model.layers.2147483646.self_attn.q_proj.weight'");
+  replace("config.json", "\"num_hidden_layers\": 2147483647", "\"num_hidden_layers\": 2");
+  replace("config.json", "\"vocab_size\": 61", "\"vocab_size\": 2147483647");
+  expect(
+      "tensor 'model.embed_tokens.weight' has shape [61, 24], config.json says [2147483647, 24]");
+}
+
+TEST_F(Refused, AFolderThatHasAModel) {
+  const hub::LanguageModel model = hub::load_language_model(folder.path());
+  EXPECT_THROW(hub::save_language_model(folder.path(), model), BadInput);
+}
+
 TEST_F(Refused, WhatIsNoJson) {
   replace("config.json", "{", "{{");
   expect("config.json: ");

@@ -167,5 +167,15 @@ TEST(Gpt, RefusesWhatMakesNoSense) {
             "Gpt: expected dropout in [0, 1), found 1");
 }
 
+// Generating leaves every module in its own mode, also of a model that no shared pointer holds.
+TEST(Gpt, GeneratingKeepsTheModeOfEachModule) {
+  models::GptImpl model({.layers = 1, .heads = 1, .width = 4, .block = 4, .vocabulary = 5});
+  model.transformer->ln_f->eval();
+  (void)model.generate(at::zeros({1, 1}, at::kLong), 3);
+  EXPECT_TRUE(model.is_training());
+  EXPECT_TRUE(model.transformer->is_training());
+  EXPECT_FALSE(model.transformer->ln_f->is_training());
+}
+
 }  // namespace
 }  // namespace lockstep::models

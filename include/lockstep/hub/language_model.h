@@ -26,9 +26,11 @@ using LanguageModel = std::variant<models::Gpt, models::Llama>;
 // SystemError when a file cannot be opened or the disk fails.
 [[nodiscard]] LanguageModel load_language_model(const std::filesystem::path& folder);
 
-// Writes config.json and model.safetensors, from which transformers makes the same model, each as
-// AtomicFile does; makes the folder. The parameters must have their values here: of a sharded model
-// take the handle's state_dict() first. InvalidArgument for a Gpt without biases: it is no GPT-2.
+// Writes model.safetensors, and then config.json, in the form that transformers has for this kind
+// of model, each as AtomicFile does; makes the folder. BadInput for a folder that has a model
+// already: of two models' files none would be left that belong together. The parameters must have
+// their values here: of a sharded model take the handle's state_dict() first. InvalidArgument for a
+// Gpt without biases: it is no GPT-2.
 void save_language_model(const std::filesystem::path& folder, const LanguageModel& model);
 
 }  // namespace lockstep::hub
