@@ -155,7 +155,7 @@ TEST_F(Refused, AScalingOfPositionsThatIsNotKnown) {
 TEST_F(Refused, SizesThatDoNotFitTheTensors) {
   replace("config.json", "\"intermediate_size\": 40", "\"intermediate_size\": 41");
   expect(
-      "tensor 'model.layers.0.mlp.gate_proj.weight' has shape [40, 24], config.json says [41, 24]");
+      "tensor 'model.layers.1.mlp.gate_proj.weight' has shape [40, 24], config.json says [41, 24]");
 }
 
 TEST_F(Refused, HeadsThatDoNotDivide) {
