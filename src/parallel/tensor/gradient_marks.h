@@ -33,6 +33,7 @@ class GradientMarks {
   void forget_zeroed();
 
   at::Tensor mark_;
+  int last_backward_ = -1;  // that a gradient came from
   std::vector<Entry> entries_;
 };
 

@@ -14,6 +14,8 @@
 #include <torch/nn/modules/transformer.h>
 #include <torch/nn/utils/clip_grad.h>
 
+#include <set>
+
 namespace lockstep {
 namespace {
 
@@ -60,6 +62,34 @@ TEST_P(Parallelize, ZeroingIsTheSameFromAllSides) {
       square_loss(model->forward(x)).backward();
       expect_gradients_of(tp, gradients_by_name(*plain), 1e-13);
       tp.zero_grad();
+    }
+  });
+}
+
+// As two networks that are trained in turns have it: what was zeroed is not applied again.
+TEST_P(Parallelize, ZeroingTheModuleReachesWhatTheNextBackwardDoesNot) {
+  run([&](Group group) {
+    auto model = made_alike(wide_mlp, at::kDouble);
+    auto tp = parallelize(*model, group, mlp_plan);
+    const auto backward = [&](std::size_t layer) {
+      const at::Tensor x = values({5, layer == 0 ? 6 : 10}, 3).to(at::kDouble);
+      square_loss(model->at<torch::nn::LinearImpl>(layer).forward(x)).backward();
+    };
+    const auto layers = [&] {
+      std::set<char> names;
+      for (const NamedPart& part : tp.named_parameters())
+        if (part.tensor.grad().defined()) names.insert(part.name.front());
+      return names;
+    };
+    for (int turn = 0; turn < 2; ++turn) {
+      backward(0);
+      EXPECT_EQ(layers(), std::set{'0'});
+      model->zero_grad();
+      backward(2);
+      EXPECT_EQ(layers(), std::set{'2'});
+      backward(0);  // adds: nothing was zeroed
+      EXPECT_EQ(layers(), (std::set{'0', '2'}));
+      model->zero_grad();
     }
   });
 }
