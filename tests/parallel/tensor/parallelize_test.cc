@@ -31,6 +31,11 @@ at::Tensor square_loss(const at::Tensor& y) { return y.square().mean(); }
 
 class Parallelize : public EngineTest {};
 
+void expect_refused(const std::function<void()>& action, const std::vector<std::string>& words) {
+  const std::string found = message_of<InvalidArgument>(action);
+  for (const std::string& word : words) expect_contains(found, word);
+}
+
 TEST_P(Parallelize, AnMlpHasTheGradientsOfOneProcess) {
   run([&](Group group) {
     auto plain = made_alike(wide_mlp, at::kDouble), model = made_alike(wide_mlp, at::kDouble);
@@ -104,6 +109,23 @@ TEST_P(Parallelize, ClippingTakesTheNormOfAllParts) {
     const double expected = torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.001);
     EXPECT_NEAR(tp.clip_grad_norm(0.001), expected, 1e-9 * expected);
     expect_gradients_of(tp, gradients_by_name(*plain), 1e-9);
+  });
+}
+
+// They would get memory each, and drift apart.
+TEST_P(Parallelize, ParametersThatShareMemoryAreRefused) {
+  run([&](Group group) {
+    auto model = made_alike(wide_mlp, at::kDouble);
+    const at::Tensor first = model->at<torch::nn::LinearImpl>(0).weight;
+    const auto call = [&] { (void)parallelize(*model, group, mlp_plan); };
+    {
+      at::Tensor tied = model->register_parameter("tied", first.detach().t());
+      expect_refused(call, {"parallelize", "0.weight", "tied"});
+      tied.set_data(at::ones({3}));
+    }
+    const at::Tensor average = first.detach();
+    expect_refused(call, {"parallelize", "0.weight", "outside"});
+    EXPECT_FALSE(is_global(first));
   });
 }
 
