@@ -28,7 +28,10 @@ std::size_t GradientMarks::add(const at::Tensor& parameter, std::vector<at::Tens
 void GradientMarks::before_gradient(std::size_t number) {
   // Zeroing is noticed for all of them, those too that this backward() has no gradients of.
   const int backward = parallel::current_backward();
-  if (std::exchange(last_backward_, backward) != backward) forget_zeroed();
+  if (std::exchange(last_backward_, backward) != backward) {
+    if (auto watch = watch_.lock()) watch->check();
+    forget_zeroed();
+  }
   Entry& entry = entries_[number];
   auto parameter = entry.parameter.lock();
   if (parameter == nullptr) return;
@@ -46,6 +49,7 @@ void GradientMarks::forget_zeroed() {
 }
 
 void GradientMarks::clear() {
+  if (auto watch = watch_.lock()) watch->check();
   for (Entry& entry : entries_) {
     entry.is_marked = false;
     if (auto parameter = entry.parameter.lock(); parameter != nullptr)

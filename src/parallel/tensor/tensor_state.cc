@@ -74,6 +74,9 @@ void TensorParallelState::part_all(const TensorPlan& plan) {
     parted_.back().is_buffer = true;
   }
   for (PartedTensor& parted : parted_) connect(parted, marks_);
+  watch_ = std::make_shared<const modules::ModuleWatch>(*module_, std::vector<std::string>(),
+                                                        "parallelize() was called");
+  marks_->watch(watch_);
 }
 
 void TensorParallelState::train_parts() {
@@ -98,6 +101,7 @@ void TensorParallelState::train_parts() {
 void TensorParallelState::detach() {
   unsynchronized_.reset();
   handle_ = {};
+  watch_.reset();
   marks_->clear();
   for (PartedTensor& parted : parted_) disconnect(parted);
 }

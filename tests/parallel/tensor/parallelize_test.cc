@@ -112,6 +112,35 @@ TEST_P(Parallelize, ClippingTakesTheNormOfAllParts) {
   });
 }
 
+// Nobody would bring their gradients to the handle.
+TEST_P(Parallelize, WhatTrainsLaterIsNamed) {
+  run([&](Group group) {
+    const at::Tensor x = values({5, 6}, 3).to(at::kDouble);
+    for (const bool is_new : {false, true}) {
+      auto model = made_alike(wide_mlp, at::kDouble);
+      at::Tensor frozen = model->at<torch::nn::LinearImpl>(2).weight;
+      frozen.requires_grad_(false);
+      auto tp = parallelize(*model, group, mlp_plan);
+      const auto backward = [&] { square_loss(model->forward(x)).backward(); };
+      backward();
+      tp.zero_grad();
+      if (is_new) {
+        model->register_parameter("late", at::ones({3}));
+      } else {
+        frozen.requires_grad_(true);
+      }
+      for (int again = 0; again < 2; ++again)
+        for (const std::function<void()>& use :
+             {std::function<void()>(backward), std::function<void()>([&] { tp.zero_grad(); })})
+          expect_refused(use, {is_new ? "late" : "2.weight", "since parallelize() was called"});
+      if (is_new) continue;
+      frozen.requires_grad_(false);
+      tp.zero_grad();
+      backward();
+    }
+  });
+}
+
 // They would get memory each, and drift apart.
 TEST_P(Parallelize, ParametersThatShareMemoryAreRefused) {
   run([&](Group group) {
