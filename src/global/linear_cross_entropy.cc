@@ -107,6 +107,8 @@ std::int64_t first_class(const Layout& layout, std::int64_t classes) {
 // Gradients wait for backward(), which takes them once.
 struct Waiting : torch::CustomClassHolder {
   at::Tensor input, weight;
+  double divisor = 1;
+  at::ScalarType dtype = at::kFloat;  // that backward() gives
   bool is_taken = false;
 };
 
@@ -136,6 +138,8 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
     loss.wants_weight = wants_weight;
     const auto found = loss.run();
     auto waiting = c10::make_intrusive<Waiting>();
+    waiting->divisor = found.divisor;
+    waiting->dtype = weight.scalar_type();
     if (wants_input)
       waiting->input =
           layout.made_global(found.input.view(local.sizes()), input.sizes(), layout.of_gradient);
@@ -166,10 +170,13 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
           "linear_cross_entropy: expected one backward(), found a second one of the same loss");
     at::Tensor factor = gradients[0];
     if (is_global(factor)) factor = full_tensor(factor);
-    const bool is_one = factor.item<double>() == 1;
+    const double scale = factor.item<double>() / waiting.divisor;
+    // In float32 at least: a loss scale may be more than float16 has.
     const auto scaled = [&](at::Tensor values) {
-      if (values.defined() && !is_one) values.mul_(factor.to(values.scalar_type()));
-      return values;
+      if (!values.defined()) return values;
+      if (scale != 1)
+        values = values.to(at::promote_types(values.scalar_type(), at::kFloat)).mul_(scale);
+      return values.to(waiting.dtype);
     };
     return {scaled(std::move(waiting.input)), scaled(std::move(waiting.weight)), {}, {}, {}, {}};
   }
