@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <exception>
 #include <optional>
 #include <utility>
 
@@ -136,7 +137,7 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
     };
     loss.wants_input = wants_input;
     loss.wants_weight = wants_weight;
-    const auto found = loss.run();
+    const auto found = run(loss, layout);
     auto waiting = c10::make_intrusive<Waiting>();
     waiting->divisor = found.divisor;
     waiting->dtype = weight.scalar_type();
@@ -150,6 +151,16 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
     }
     context->saved_data["waiting"] = c10::IValue::make_capsule(std::move(waiting));
     return layout.made_global(found.loss, {}, layout.of_loss);
+  }
+
+  // Other ranks may not fail with this one, and then wait for it in the next collective.
+  static global::ChunkedLoss::Result run(const global::ChunkedLoss& loss, const Layout& layout) {
+    try {
+      return loss.run();
+    } catch (const std::exception& error) {
+      if (layout.space != nullptr) layout.space->end_groups("linear_cross_entropy", error);
+      throw;
+    }
   }
 
   static std::int64_t rows_at_once(const Layout& layout, std::int64_t classes) {

@@ -2,6 +2,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/global/linear_cross_entropy.h>
 
+#include "support/messages.h"
 #include "support/torch/allocations.h"
 #include "support/torch/engine_test.h"
 #include "tests_of_global.h"
@@ -207,6 +208,29 @@ TEST_P(CutClasses, Float16IsThatOfOneProcess) {
         EXPECT_EQ(gradient(found).scalar_type(), at::kHalf);
         EXPECT_LE(relative_error(gradient(found), gradient(expected).to(at::kFloat)), 5e-3);
       }
+    }
+  });
+}
+
+// The ranks that have other rows would wait for it in the next collective.
+TEST_P(CutClasses, ATargetThatOneRankHasAloneEndsTheOthersToo) {
+  if (size() == 1) return;
+  run([&](Group world) {
+    const Mesh mesh = mesh_of_ranks(world, {world.size()});
+    LossCase of;
+    const int victim = world.size() - 1;
+    of.target[-1] = 99;  // in the last rank's rows
+    const at::Tensor input = distribute(of.input, mesh, {Shard(0)});
+    const at::Tensor weight = distribute(of.weight, mesh, {Replicate()});
+    const at::Tensor target = distribute(of.target, mesh, {Shard(0)});
+    const auto call = [&] {
+      (void)linear_cross_entropy(input, weight, target, {.ignore_index = -1});
+    };
+    if (world.rank() == victim) {
+      test::expect_words(test::message_of<InvalidArgument>(call), {"targets from 0 to 6"});
+    } else {
+      test::expect_words(test::message_of<Aborted>(call),
+                         {"linear_cross_entropy", "rank " + std::to_string(victim)});
     }
   });
 }
