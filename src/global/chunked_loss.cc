@@ -33,6 +33,9 @@ class ChunkedRun {
     const auto wide = what.input.options().dtype(dtype_);
     count_ = counted_.sum().to(dtype_);
     what.reduce_rows(count_, Op::sum);
+    // Float16 has no numbers as small as a probability over the count.
+    divides_later_ = what.input.scalar_type() == at::kHalf;
+    if (divides_later_) result_.divisor = std::max(count_.item<double>(), 1.0);
     loss_ = at::zeros({}, wide.dtype(at::kDouble));
     if (what.wants_input) result_.input = at::empty_like(what.input);
     if (what.wants_weight) result_.weight = at::zeros(what.weight.sizes(), wide);
@@ -43,7 +46,6 @@ class ChunkedRun {
     for (std::int64_t begin = 0; begin < all; begin += what_.rows)
       add(begin, std::min(what_.rows, all - begin));
     result_.loss = loss_.to(dtype_).div_(count_);
-    if (result_.weight.defined()) result_.weight = result_.weight.to(what_.weight.scalar_type());
     return std::move(result_);
   }
 
@@ -71,7 +73,8 @@ class ChunkedRun {
     loss_.add_(loss.masked_fill_(counted.logical_not(), 0).sum(at::kDouble));
     if (!what_.wants_input && !what_.wants_weight) return;
     // The gradient of a row is (softmax - 1 at the target) / count.
-    const at::Tensor scale = counted.to(dtype_).div_(count_).masked_fill_(counted.logical_not(), 0);
+    at::Tensor scale = counted.to(dtype_);
+    if (!divides_later_) scale.div_(count_).masked_fill_(counted.logical_not(), 0);
     logits.mul_((scale / sums[0]).unsqueeze(1));
     if (own_ > 0)
       logits.scatter_add_(1, place, scale.neg().masked_fill_(elsewhere, 0).unsqueeze(1));
@@ -100,7 +103,10 @@ class ChunkedRun {
       at::mm_out(to, gradient, what_.weight);
     }
     if (!what_.wants_weight) return;
-    if (wide_.defined()) {
+    if (divides_later_) {
+      // A sum over many rows may be more than float16 has.
+      result_.weight.addmm_(logits.t(), input.to(dtype_));
+    } else if (wide_.defined()) {
       result_.weight.add_(at::mm(gradient.t(), input));
     } else {
       result_.weight.addmm_(gradient.t(), input);
@@ -115,6 +121,7 @@ class ChunkedRun {
   const std::int64_t own_;
   const at::ScalarType dtype_;
   const at::Tensor counted_;
+  bool divides_later_ = false;
   at::Tensor count_, loss_;
   at::Tensor narrow_, wide_;  // logits, in the input's dtype and in a wider one
   ChunkedLoss::Result result_;

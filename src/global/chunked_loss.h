@@ -21,9 +21,10 @@ struct ChunkedLoss {
   bool wants_input = false, wants_weight = false;
 
   struct Result {
-    at::Tensor loss;    // this rank's rows' part of the mean
-    at::Tensor input;   // gradients, in the dtypes of input and weight, undefined if not wanted:
-    at::Tensor weight;  // this rank's classes' part of them
+    at::Tensor loss;     // this rank's rows' part of the mean
+    at::Tensor input;    // gradients, undefined if not wanted: this rank's classes' part of them,
+    at::Tensor weight;   // weight's in float32 at least
+    double divisor = 1;  // what they are still to be divided by
   };
   [[nodiscard]] Result run() const;
 };

@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <exception>
 #include <optional>
 #include <utility>
 
@@ -107,6 +108,8 @@ std::int64_t first_class(const Layout& layout, std::int64_t classes) {
 // Gradients wait for backward(), which takes them once.
 struct Waiting : torch::CustomClassHolder {
   at::Tensor input, weight;
+  double divisor = 1;
+  at::ScalarType dtype = at::kFloat;  // that backward() gives
   bool is_taken = false;
 };
 
@@ -134,8 +137,10 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
     };
     loss.wants_input = wants_input;
     loss.wants_weight = wants_weight;
-    const auto found = loss.run();
+    const auto found = run(loss, layout);
     auto waiting = c10::make_intrusive<Waiting>();
+    waiting->divisor = found.divisor;
+    waiting->dtype = weight.scalar_type();
     if (wants_input)
       waiting->input =
           layout.made_global(found.input.view(local.sizes()), input.sizes(), layout.of_gradient);
@@ -146,6 +151,16 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
     }
     context->saved_data["waiting"] = c10::IValue::make_capsule(std::move(waiting));
     return layout.made_global(found.loss, {}, layout.of_loss);
+  }
+
+  // Other ranks may not fail with this one, and then wait for it in the next collective.
+  static global::ChunkedLoss::Result run(const global::ChunkedLoss& loss, const Layout& layout) {
+    try {
+      return loss.run();
+    } catch (const std::exception& error) {
+      if (layout.space != nullptr) layout.space->end_groups("linear_cross_entropy", error);
+      throw;
+    }
   }
 
   static std::int64_t rows_at_once(const Layout& layout, std::int64_t classes) {
@@ -166,10 +181,13 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
           "linear_cross_entropy: expected one backward(), found a second one of the same loss");
     at::Tensor factor = gradients[0];
     if (is_global(factor)) factor = full_tensor(factor);
-    const bool is_one = factor.item<double>() == 1;
+    const double scale = factor.item<double>() / waiting.divisor;
+    // In float32 at least: a loss scale may be more than float16 has.
     const auto scaled = [&](at::Tensor values) {
-      if (values.defined() && !is_one) values.mul_(factor.to(values.scalar_type()));
-      return values;
+      if (!values.defined()) return values;
+      if (scale != 1)
+        values = values.to(at::promote_types(values.scalar_type(), at::kFloat)).mul_(scale);
+      return values.to(waiting.dtype);
     };
     return {scaled(std::move(waiting.input)), scaled(std::move(waiting.weight)), {}, {}, {}, {}};
   }

@@ -42,10 +42,11 @@ void step_adam(std::vector<torch::optim::OptimizerParamGroup>& groups, StateMap&
       if (options.amsgrad()) entry.state[2] = {&state.max_exp_avg_sq()};
     }
     if (own.empty()) continue;
+    step.group = static_cast<std::int64_t>(i);
+    check_state(all[i], step);
     prepare_state(all[i], step.update.state, step.update.memory.get());
     for (std::size_t j = 0; j < own.size(); ++j) own[j]->step(all[i][j].age = own[j]->step() + 1);
     auto [beta1, beta2] = options.betas();
-    step.group = static_cast<std::int64_t>(i);
     AdamRule rule{.lr = options.lr(),
                   .beta1 = beta1,
                   .beta2 = beta2,

@@ -103,6 +103,7 @@ void update_group(std::vector<UpdateEntry>& entries, StateMap& states, const SGD
     if (buffered)
       entry.state[0] = {&state.momentum_buffer(), &state.momentum_buffer_scale, Codes::with_sign};
   }
+  check_state(entries, step);
   prepare_state(entries, step.update.state, step.update.memory.get());
   SgdRule rule{.lr = options.lr(),
                .momentum = options.momentum(),

@@ -1,5 +1,7 @@
 #include "optim/state_tensors.h"
 
+#include "base/check.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
@@ -197,6 +199,21 @@ at::ScalarType state_dtype(const UpdateEntry& entry, StateFormat format) {
 }
 
 }  // namespace
+
+void check_state(const std::vector<UpdateEntry>& entries, const GroupStep& step) {
+  for (const UpdateEntry& entry : entries) {
+    const auto check_one = [&](const at::Tensor* kept) {
+      if (kept == nullptr || !kept->defined()) return;
+      check(kept->sizes() == entry.dense.sizes(),
+            "{}: parameter {} of group {}: expected a state of the sizes that this rank has of the "
+            "parameter, [{}], found [{}]: a state that was saved on other ranks is of other parts",
+            step.optimizer, entry.number, step.group, listed(entry.dense.sizes(), ", "),
+            listed(kept->sizes(), ", "));
+    };
+    check_one(entry.master);
+    for (const StateTensor& state : entry.state) check_one(state.values);
+  }
+}
 
 void prepare_state(std::vector<UpdateEntry>& entries, StateFormat format, StateMemory* memory) {
   prepare_masters(entries, memory);

@@ -49,6 +49,10 @@ void make_together(const std::vector<WantedTensor>& wanted, StateMemory* memory)
 // Whether `values` are to be moved to `memory`.
 [[nodiscard]] bool lies_elsewhere(const at::Tensor& values, const StateMemory* memory);
 
+// InvalidArgument where what is kept, perhaps loaded, has not the sizes of its parameter: it is of
+// another part of it, or of the whole.
+void check_state(const std::vector<UpdateEntry>& entries, const GroupStep& step);
+
 // Brings what is kept to the format, layout and device of each parameter; what is undefined becomes
 // zeros, in one storage for many parameters, in their order. With `memory` the storage is there,
 // and so is then what was kept elsewhere.

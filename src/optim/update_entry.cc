@@ -82,6 +82,7 @@ std::vector<UpdateEntry> make_entries(const std::vector<at::Tensor>& parameters,
     if (!entry.local.is_non_overlapping_and_dense()) entry.dense = entry.local.contiguous();
     take_gradient(entry, step);
     entry.place = begin;
+    entry.number = i;
   }
   return entries;
 }

@@ -37,6 +37,7 @@ struct UpdateEntry {
   std::int64_t age = 0;    // the number of this update of it, from 1
   bool first = false;      // nothing was kept of it before
   std::int64_t place = 0;  // elements of the group before it
+  std::size_t number = 0;  // in the group
 
   [[nodiscard]] bool has_16_bits() const;
   // Whether our kernels update it; LibTorch's do otherwise.

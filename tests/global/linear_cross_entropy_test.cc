@@ -2,6 +2,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/global/linear_cross_entropy.h>
 
+#include "support/messages.h"
 #include "support/torch/allocations.h"
 #include "support/torch/engine_test.h"
 #include "tests_of_global.h"
@@ -68,6 +69,31 @@ TEST(LinearCrossEntropy, OfSmallFormatsIsComputedInFloat) {
     EXPECT_LE((found.input.grad().to(at::kDouble) - truth.input.grad()).abs().max().item<double>(),
               tolerance);
   }
+}
+
+double relative_error(const at::Tensor& found, const at::Tensor& truth) {
+  return ((found.to(at::kFloat) - truth).norm() / truth.norm()).item<double>();
+}
+
+// A probability over the number of targets is less than float16 has, and GradScaler's first scale
+// is more.
+TEST(LinearCrossEntropy, Float16KeepsTheGradientsOfManyClasses) {
+  constexpr std::int64_t many = 4096;
+  constexpr float scale = 65536;
+  LossCase found(at::kHalf, many, many), truth(at::kFloat, many, many);
+  {
+    at::NoGradGuard no_grad;
+    found.input.abs_();
+    truth.input.copy_(found.input);
+    truth.weight.copy_(found.weight);
+  }
+  naive_loss(truth).backward();
+  at::Tensor loss = fused_loss(found);
+  (loss * scale).backward();
+  ASSERT_EQ(found.weight.grad().scalar_type(), at::kHalf);
+  ASSERT_EQ(found.input.grad().scalar_type(), at::kHalf);
+  EXPECT_LE(relative_error(found.weight.grad().to(at::kFloat) / scale, truth.weight.grad()), 5e-3);
+  EXPECT_LE(relative_error(found.input.grad().to(at::kFloat) / scale, truth.input.grad()), 5e-3);
 }
 
 TEST(LinearCrossEntropy, NothingToPredictIsNanWithoutGradient) {
@@ -137,7 +163,7 @@ TEST_P(CutClasses, BothLossesAreThoseOfOneProcess) {
       for (const bool is_fused : {false, true}) {
         LossCase expected, found;
         at::Tensor plain = naive_loss(expected);
-        plain.backward();
+        (plain * 3).backward();
         Placements of_weight(axes), of_rows(axes);
         of_weight.back() = Shard(0);
         if (axes > 1) of_rows.front() = Shard(0);
@@ -150,10 +176,61 @@ TEST_P(CutClasses, BothLossesAreThoseOfOneProcess) {
         const Traffic moved = traffic(mesh);
         EXPECT_EQ(moved.all_gathers, 0) << "logits were gathered";
         EXPECT_NEAR(full_tensor(loss.detach()).item<double>(), plain.item<double>(), 1e-13);
-        loss.backward();
+        (loss * 3).backward();
         EXPECT_TRUE(at::allclose(found.weight.grad(), expected.weight.grad(), 1e-11, 1e-13));
         EXPECT_TRUE(at::allclose(found.input.grad(), expected.input.grad(), 1e-11, 1e-13));
       }
+    }
+  });
+}
+
+// Float16 gradients of rows and classes that are cut, with a loss scale.
+TEST_P(CutClasses, Float16IsThatOfOneProcess) {
+  run([&](Group world) {
+    const Mesh mesh = mesh_of_ranks(world, {world.size()});
+    LossCase expected(at::kHalf, 64, 50), found(at::kHalf, 64, 50), global(at::kHalf, 64, 50);
+    at::Tensor plain = fused_loss(expected);
+    (plain * 1024).backward();
+    for (const bool cuts_classes : {false, true}) {
+      found.input.mutable_grad().reset();
+      found.weight.mutable_grad().reset();
+      Placements of_rows = {Shard(0)}, of_weight = {Replicate()};
+      if (cuts_classes) std::swap(of_rows, of_weight);
+      global.weight = distribute(found.weight, mesh, of_weight);
+      global.input = distribute(found.input, mesh, of_rows);
+      global.target = distribute(found.target, mesh, of_rows);
+      at::Tensor loss = fused_loss(global, 8);
+      (loss * 1024).backward();
+      for (const bool is_weight : {false, true}) {
+        const auto gradient = [&](const LossCase& of) {
+          return (is_weight ? of.weight : of.input).grad();
+        };
+        EXPECT_EQ(gradient(found).scalar_type(), at::kHalf);
+        EXPECT_LE(relative_error(gradient(found), gradient(expected).to(at::kFloat)), 5e-3);
+      }
+    }
+  });
+}
+
+// The ranks that have other rows would wait for it in the next collective.
+TEST_P(CutClasses, ATargetThatOneRankHasAloneEndsTheOthersToo) {
+  if (size() == 1) return;
+  run([&](Group world) {
+    const Mesh mesh = mesh_of_ranks(world, {world.size()});
+    LossCase of;
+    const int victim = world.size() - 1;
+    of.target[-1] = 99;  // in the last rank's rows
+    const at::Tensor input = distribute(of.input, mesh, {Shard(0)});
+    const at::Tensor weight = distribute(of.weight, mesh, {Replicate()});
+    const at::Tensor target = distribute(of.target, mesh, {Shard(0)});
+    const auto call = [&] {
+      (void)linear_cross_entropy(input, weight, target, {.ignore_index = -1});
+    };
+    if (world.rank() == victim) {
+      test::expect_words(test::message_of<InvalidArgument>(call), {"targets from 0 to 6"});
+    } else {
+      test::expect_words(test::message_of<Aborted>(call),
+                         {"linear_cross_entropy", "rank " + std::to_string(victim)});
     }
   });
 }

@@ -1,6 +1,8 @@
 // torch::save and torch::load between ours and torch::optim's, both ways, for every optimizer.
 #include "optim/support.h"
+#include "support/messages.h"
 
+#include <lockstep/base/error.h>
 #include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/sgd.h>
@@ -44,6 +46,34 @@ TEST(Archives, GoBothWays) {
   exchange<Adam, torch::optim::Adam>(torch::optim::AdamOptions(1e-2));
   exchange<SGD, torch::optim::SGD>(torch::optim::SGDOptions(1e-2).momentum(0.9).dampening(0.1));
   exchange<SGD, torch::optim::SGD>(torch::optim::SGDOptions(1e-2));
+}
+
+// A whole state for a part of the parameter, or a part of it for the whole.
+TEST(Archives, OfOtherSizesAreRefused) {
+  const auto refuses = [](const std::vector<std::int64_t>& saved,
+                          const std::vector<std::int64_t>& sizes, at::ScalarType dtype,
+                          const std::string& words) {
+    auto of = [&](const std::vector<std::int64_t>& of_sizes) {
+      at::Tensor parameter = at::ones(of_sizes, dtype).requires_grad_();
+      parameter.mutable_grad() = at::ones(of_sizes, dtype);
+      return parameter;
+    };
+    AdamW from({of(saved)}, torch::optim::AdamWOptions(1e-2));
+    from.step();
+    std::stringstream archive;
+    torch::save(from, archive);
+    const at::Tensor parameter = of(sizes);
+    AdamW to({parameter}, torch::optim::AdamWOptions(1e-2));
+    torch::load(to, archive);
+    test::expect_words(test::message_of<InvalidArgument>([&] { to.step(); }),
+                       {"AdamW", "parameter 0 of group 0", words});
+    EXPECT_TRUE(parameter.detach().equal(at::ones(sizes, dtype)));
+  };
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    refuses({4, 2}, {2, 2}, dtype, "[2, 2], found [4, 2]");
+    refuses({2, 2}, {4, 2}, dtype, "[4, 2], found [2, 2]");
+    refuses({6}, {3}, dtype, "[3], found [6]");
+  }
 }
 
 // Many parameters share one storage of state: an archive must hold that once.

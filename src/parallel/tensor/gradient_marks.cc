@@ -2,6 +2,7 @@
 
 #include "dispatch/key.h"
 #include "dispatch/lazy_storage.h"
+#include "parallel/backward_watch.h"
 
 #include <utility>
 
@@ -25,15 +26,19 @@ std::size_t GradientMarks::add(const at::Tensor& parameter, std::vector<at::Tens
 }
 
 void GradientMarks::before_gradient(std::size_t number) {
+  // Zeroing is noticed for all of them, those too that this backward() has no gradients of.
+  const int backward = parallel::current_backward();
+  if (std::exchange(last_backward_, backward) != backward) {
+    if (auto watch = watch_.lock()) watch->check();
+    forget_zeroed();
+  }
   Entry& entry = entries_[number];
   auto parameter = entry.parameter.lock();
   if (parameter == nullptr) return;
-  if (entry.is_marked && !parameter->grad().defined()) forget_zeroed();
   parameter->mutable_grad() = mark_;
   entry.is_marked = true;
 }
 
-// All of them, those too that get no gradient in this backward().
 void GradientMarks::forget_zeroed() {
   for (Entry& entry : entries_) {
     auto parameter = entry.parameter.lock();
@@ -44,6 +49,7 @@ void GradientMarks::forget_zeroed() {
 }
 
 void GradientMarks::clear() {
+  if (auto watch = watch_.lock()) watch->check();
   for (Entry& entry : entries_) {
     entry.is_marked = false;
     if (auto parameter = entry.parameter.lock(); parameter != nullptr)

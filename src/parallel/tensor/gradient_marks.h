@@ -4,11 +4,15 @@
 // zero_grad() has been called, which is then the handle's too.
 #pragma once
 
+#include "module/watch.h"
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstddef>
+#include <memory>
+#include <utility>
 #include <vector>
 
 namespace lockstep::tensor_parallel {
@@ -21,6 +25,9 @@ class GradientMarks {
   std::size_t add(const at::Tensor& parameter, std::vector<at::Tensor> leaves);
   // A gradient of a parameter is about to be added to its leaves'.
   void before_gradient(std::size_t number);
+  // For as long as `watch` lives, what it finds is thrown at the next backward() and clear(). It
+  // holds the parameters, which hold this object.
+  void watch(std::weak_ptr<const modules::ModuleWatch> watch) { watch_ = std::move(watch); }
   // The handle's zero_grad(), or its end.
   void clear();
 
@@ -33,6 +40,8 @@ class GradientMarks {
   void forget_zeroed();
 
   at::Tensor mark_;
+  std::weak_ptr<const modules::ModuleWatch> watch_;
+  int last_backward_ = -1;  // that a gradient came from
   std::vector<Entry> entries_;
 };
 

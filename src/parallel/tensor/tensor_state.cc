@@ -45,10 +45,12 @@ void TensorParallelState::part_all(const TensorPlan& plan) {
   for (const auto& [name, tensor, aliases] : tensors.parameters)
     check(!is_global(tensor), "parallelize: {}: expected a plain tensor, found a global one", name);
   std::vector<std::string> lines = modules::lines_of(tensors);
+  for (std::string& line : modules::lines_of_held(tensors)) lines.push_back(std::move(line));
   for (const auto& [pattern, style] : plan)
     lines.push_back(formatted("plan {}: {}", pattern, describe(style)));
   modules::check_same_lines(group_, lines, {.tag = "parallelize"});
   modules::check_ordinary(tensors, "parallelize");
+  modules::check_alone(tensors, "parallelize");
   const std::vector<PlannedParameter> planned =
       tensor_parallel::planned(plan, *module_, group_.size());
   plan_ = tensor_parallel::text_of(plan, planned, group_.size(), options_.sequence_parallel);
@@ -72,6 +74,9 @@ void TensorParallelState::part_all(const TensorPlan& plan) {
     parted_.back().is_buffer = true;
   }
   for (PartedTensor& parted : parted_) connect(parted, marks_);
+  watch_ = std::make_shared<const modules::ModuleWatch>(*module_, std::vector<std::string>(),
+                                                        "parallelize() was called");
+  marks_->watch(watch_);
 }
 
 void TensorParallelState::train_parts() {
@@ -96,6 +101,7 @@ void TensorParallelState::train_parts() {
 void TensorParallelState::detach() {
   unsynchronized_.reset();
   handle_ = {};
+  watch_.reset();
   marks_->clear();
   for (PartedTensor& parted : parted_) disconnect(parted);
 }

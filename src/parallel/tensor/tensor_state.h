@@ -1,6 +1,7 @@
 // TensorParallelState: what stands behind the handle of parallelize().
 #pragma once
 
+#include "module/watch.h"
 #include "parallel/handle_state.h"
 #include "parallel/tensor/gradient_marks.h"
 #include "parallel/tensor/parted_tensor.h"
@@ -53,6 +54,7 @@ class TensorParallelState final : public HandleState {
   std::optional<Mesh> tensors_;
   std::shared_ptr<tensor_parallel::GradientMarks> marks_ =
       std::make_shared<tensor_parallel::GradientMarks>();
+  std::shared_ptr<const modules::ModuleWatch> watch_;
   std::vector<PartedTensor> parted_;                    // parameters, then buffers
   std::unordered_map<const void*, std::size_t> place_;  // in it, by the module's tensor
   std::shared_ptr<torch::nn::Module> parts_;            // what the strategy trains

@@ -14,6 +14,8 @@
 #include <torch/nn/modules/transformer.h>
 #include <torch/nn/utils/clip_grad.h>
 
+#include <set>
+
 namespace lockstep {
 namespace {
 
@@ -28,6 +30,11 @@ const TensorPlan mlp_plan = {{"0", Colwise()}, {"2", Rowwise()}};
 at::Tensor square_loss(const at::Tensor& y) { return y.square().mean(); }
 
 class Parallelize : public EngineTest {};
+
+void expect_refused(const std::function<void()>& action, const std::vector<std::string>& words) {
+  const std::string found = message_of<InvalidArgument>(action);
+  for (const std::string& word : words) expect_contains(found, word);
+}
 
 TEST_P(Parallelize, AnMlpHasTheGradientsOfOneProcess) {
   run([&](Group group) {
@@ -64,6 +71,34 @@ TEST_P(Parallelize, ZeroingIsTheSameFromAllSides) {
   });
 }
 
+// As two networks that are trained in turns have it: what was zeroed is not applied again.
+TEST_P(Parallelize, ZeroingTheModuleReachesWhatTheNextBackwardDoesNot) {
+  run([&](Group group) {
+    auto model = made_alike(wide_mlp, at::kDouble);
+    auto tp = parallelize(*model, group, mlp_plan);
+    const auto backward = [&](std::size_t layer) {
+      const at::Tensor x = values({5, layer == 0 ? 6 : 10}, 3).to(at::kDouble);
+      square_loss(model->at<torch::nn::LinearImpl>(layer).forward(x)).backward();
+    };
+    const auto layers = [&] {
+      std::set<char> names;
+      for (const NamedPart& part : tp.named_parameters())
+        if (part.tensor.grad().defined()) names.insert(part.name.front());
+      return names;
+    };
+    for (int turn = 0; turn < 2; ++turn) {
+      backward(0);
+      EXPECT_EQ(layers(), std::set{'0'});
+      model->zero_grad();
+      backward(2);
+      EXPECT_EQ(layers(), std::set{'2'});
+      backward(0);  // adds: nothing was zeroed
+      EXPECT_EQ(layers(), (std::set{'0', '2'}));
+      model->zero_grad();
+    }
+  });
+}
+
 TEST_P(Parallelize, ClippingTakesTheNormOfAllParts) {
   run([&](Group group) {
     auto plain = made_alike(wide_mlp, at::kDouble), model = made_alike(wide_mlp, at::kDouble);
@@ -74,6 +109,52 @@ TEST_P(Parallelize, ClippingTakesTheNormOfAllParts) {
     const double expected = torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.001);
     EXPECT_NEAR(tp.clip_grad_norm(0.001), expected, 1e-9 * expected);
     expect_gradients_of(tp, gradients_by_name(*plain), 1e-9);
+  });
+}
+
+// Nobody would bring their gradients to the handle.
+TEST_P(Parallelize, WhatTrainsLaterIsNamed) {
+  run([&](Group group) {
+    const at::Tensor x = values({5, 6}, 3).to(at::kDouble);
+    for (const bool is_new : {false, true}) {
+      auto model = made_alike(wide_mlp, at::kDouble);
+      at::Tensor frozen = model->at<torch::nn::LinearImpl>(2).weight;
+      frozen.requires_grad_(false);
+      auto tp = parallelize(*model, group, mlp_plan);
+      const auto backward = [&] { square_loss(model->forward(x)).backward(); };
+      backward();
+      tp.zero_grad();
+      if (is_new) {
+        model->register_parameter("late", at::ones({3}));
+      } else {
+        frozen.requires_grad_(true);
+      }
+      for (int again = 0; again < 2; ++again)
+        for (const std::function<void()>& use :
+             {std::function<void()>(backward), std::function<void()>([&] { tp.zero_grad(); })})
+          expect_refused(use, {is_new ? "late" : "2.weight", "since parallelize() was called"});
+      if (is_new) continue;
+      frozen.requires_grad_(false);
+      tp.zero_grad();
+      backward();
+    }
+  });
+}
+
+// They would get memory each, and drift apart.
+TEST_P(Parallelize, ParametersThatShareMemoryAreRefused) {
+  run([&](Group group) {
+    auto model = made_alike(wide_mlp, at::kDouble);
+    const at::Tensor first = model->at<torch::nn::LinearImpl>(0).weight;
+    const auto call = [&] { (void)parallelize(*model, group, mlp_plan); };
+    {
+      at::Tensor tied = model->register_parameter("tied", first.detach().t());
+      expect_refused(call, {"parallelize", "0.weight", "tied"});
+      tied.set_data(at::ones({3}));
+    }
+    const at::Tensor average = first.detach();
+    expect_refused(call, {"parallelize", "0.weight", "outside"});
+    EXPECT_FALSE(is_global(first));
   });
 }
 
