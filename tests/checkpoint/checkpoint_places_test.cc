@@ -3,15 +3,18 @@
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include "checkpoint/small_training.h"
+#include "support/flush_hook.h"
 #include "support/messages.h"
 #include "support/temporary_folder.h"
 #include "sys/file_lock.h"
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep::checkpoint {
@@ -133,6 +136,30 @@ TEST(CheckpointPlaces, TwoWritersAreRefusedAndWhatOneWritesStays) {
   go_on(out.path(), std::nullopt, "sgd", 1, 1);
   EXPECT_EQ(names_in(out.path()),
             (std::vector<std::string>{other.filename(), "step-00000001", "step-00000002"}));
+}
+
+// One has looked where it will save and is held up there; another one saves meanwhile.
+TEST(CheckpointPlaces, WhatIsSavedMeanwhileIsNotSavedBeside) {
+  for (const auto& [meanwhile, words] :
+       {std::pair{3, "step-00000003: is newer than step 2"},
+        std::pair{2, "step-00000002: is there already, and a checkpoint is never overwritten"}}) {
+    TemporaryFolder folder;
+    const fs::path out = folder / "out";
+    const auto save = [&](Group group, int step) {
+      Training training(std::nullopt, "sgd", group);
+      training.steps = step;
+      training.save(out, {.keep = 1});
+    };
+    std::atomic<bool> is_first{true};
+    test::FlushHook hook([&](const std::string&) {  // of the folder above, which has a new one
+      if (is_first.exchange(false)) save(Group(), meanwhile);
+      return 0;
+    });
+    const std::string refused = refusal(2, [&](Group group) { save(std::move(group), 2); });
+    EXPECT_NE(refused.find(words), std::string::npos) << refused;
+    EXPECT_FALSE(is_first);
+    EXPECT_EQ(names_in(out), std::vector<std::string>{checkpoint_name(meanwhile)});
+  }
 }
 
 TEST(CheckpointPlaces, ANameWithoutAFolderIsInTheCurrentOne) {
