@@ -94,12 +94,14 @@ class PartialFolder {
   ~PartialFolder() { remove_all(); }
 
   void become(const fs::path& folder) {
+    std::error_code error;
+    fs::rename(partial_, folder, error);
+    if (error)
+      throw SystemError("renaming " + partial_.string() + " to " + folder.string(), error.value());
     try {
-      sys::rename_durably(partial_, folder);
+      sys::flush_folder(folder.has_parent_path() ? folder.parent_path() : ".");
     } catch (const SystemError&) {
-      // It may have the name, and not for long.
-      std::error_code ignored;
-      fs::rename(folder, partial_, ignored);
+      fs::rename(folder, partial_, error);  // it has the name, and may not for long
       throw;
     }
   }

@@ -162,6 +162,24 @@ TEST(CheckpointPlaces, WhatIsSavedMeanwhileIsNotSavedBeside) {
   }
 }
 
+// As where locks do not reach from host to host: the name is another one's by now.
+TEST(CheckpointPlaces, ACheckpointOfAnotherWriterIsNotTakenBack) {
+  TemporaryFolder out;
+  const fs::path folder = out / checkpoint_name(2);
+  test::FlushHook hook([&](const std::string& path) {
+    if (path.ends_with(".partial") && fs::exists(fs::path(path) / "training.json"))
+      fs::rename(path, folder);
+    return 0;
+  });
+  const std::string line = refusal(2, [&](Group group) {
+    Training training(std::nullopt, "sgd", group);
+    training.steps = 2;
+    training.save(out.path());
+  });
+  test::expect_words(line, {"rank 0 on host ", "renaming ", "No such file or directory"});
+  verify(folder);
+}
+
 TEST(CheckpointPlaces, ANameWithoutAFolderIsInTheCurrentOne) {
   TemporaryFolder folder;
   const fs::path before = fs::current_path();
