@@ -2,6 +2,7 @@
 
 #include "base/format.h"
 #include "base/visible.h"
+#include "sys/plain_file.h"
 #include "sys/topology.h"
 
 #include <lockstep/base/error.h>
@@ -63,6 +64,7 @@ bool FileLock::try_once() {
   }
   if (!is_still_there(file_.get(), path_)) return false;
   state_ = State::held;
+  reaches_everybody_ = !may_be_of_several_hosts(file_.get());
   sign();
   return true;
 }

@@ -27,6 +27,9 @@ class FileLock {
   FileLock& operator=(const FileLock&) = delete;
 
   [[nodiscard]] State state() const { return state_; }
+  // Of a held lock: whether it is known to keep out the processes of all hosts that see the file.
+  // Filesystems of several hosts may be mounted so that each host has locks of its own.
+  [[nodiscard]] bool reaches_everybody() const { return reaches_everybody_; }
   // Of a busy lock: "process 71 on host a". Of an impossible one: the system's words.
   [[nodiscard]] const std::string& about() const { return about_; }
 
@@ -38,6 +41,7 @@ class FileLock {
   std::filesystem::path path_;
   FileDescriptor file_;
   State state_ = State::busy;
+  bool reaches_everybody_ = false;
   std::string about_;
 };
 
