@@ -17,9 +17,22 @@ namespace lockstep::checkpoint {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+// Its kernels and those of the training's groups would wait for each other on the GPU, in an order
+// that ranks do not share.
+const Group& of_host_memory(const Group& group) {
+  check(group.backend() != "nccl",
+        "AsyncSaver: expected a group of another engine, found nccl: a thread that saves beside "
+        "training may block it for ever; use checkpoint::save()");
+  return group;
+}
+
+}  // namespace
+
 // Invariant: while `writing`, the thread alone uses `content`, `snapshot` and `error`.
 struct AsyncSaver::State {
-  explicit State(const Group& of) : group(of.split(0)) {}
+  explicit State(const Group& of) : group(of_host_memory(of).split(0)) {}
 
   // Where the one that is there is too small; not both at once.
   void make_room(std::size_t wanted) {

@@ -9,6 +9,8 @@
 #include "support/temporary_folder.h"
 #include "support/torch/ranks.h"
 
+#include <lockstep/comm/backend.h>
+
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -16,7 +18,10 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -206,6 +211,29 @@ TEST(AsyncSaver, RanksThatDoNotSeeTheFolderPassTheirPartsOn) {
     test::go_on(alone.path(), std::nullopt, "our_adamw", 1, 1);
     test::expect_same_checkpoint(seen / "step-00000001", alone / "step-00000001");
   }
+}
+
+class NamedNccl final : public Backend {
+ public:
+  NamedNccl() : Backend(0, 2) {}
+  [[nodiscard]] std::string_view name() const override { return "nccl"; }
+  void post(const Call&) override { ADD_FAILURE() << "nothing is sent"; }
+  void wait(CallId) override {}
+  [[nodiscard]] bool done(CallId) override { return true; }
+  [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
+                                        const at::TensorOptions& options) override {
+    return at::empty(sizes, options);
+  }
+  [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int>, std::string_view) override {
+    return std::make_shared<NamedNccl>();
+  }
+  void abort(std::string_view) override {}
+};
+
+TEST(AsyncSaver, AGroupOfNcclIsRefused) {
+  const Group group(std::make_shared<NamedNccl>(), "world", std::chrono::seconds(1));
+  test::expect_words(test::message_of<InvalidArgument>([&] { AsyncSaver saver(group); }),
+                     {"expected a group of another engine, found nccl"});
 }
 
 TEST(AsyncSaver, AHandleOfAnotherGroupIsRefused) {
