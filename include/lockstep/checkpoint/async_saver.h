@@ -45,8 +45,8 @@ class AsyncSaver {
 
   // Collective, between steps. As checkpoint::save(), and returns the path that the checkpoint will
   // have as soon as all ranks have copied what they write. CommonFailure for what can be known
-  // before: what cannot be saved, a step that is there already, no memory for the copy.
-  // InvalidArgument for a handle of another group.
+  // before: what cannot be saved, a step that is there already, no memory for the copy, no
+  // thread that could write. InvalidArgument for a handle of another group.
   std::filesystem::path save(const std::filesystem::path& out, const Handle& handle,
                              const torch::optim::Optimizer& optimizer, const TrainingState& state,
                              const SaveOptions& options = {});
