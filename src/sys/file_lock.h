@@ -9,9 +9,9 @@
 
 namespace lockstep::sys {
 
-// The lock is flock()'s: the kernel releases it when its holder ends, however that happens. Children
-// that the holder forked do not keep it. The holder's process id and host are in the file, for the
-// messages of others.
+// The lock is flock()'s: the kernel releases it when its holder ends, however that happens.
+// Children that the holder forked do not keep it. The holder's process id and host are in the file,
+// for the messages of others.
 class FileLock {
  public:
   enum class State {
