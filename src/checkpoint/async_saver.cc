@@ -7,19 +7,46 @@
 #include "sys/private_pages.h"
 #include "sys/thread.h"
 
+#include <lockstep/base/error.h>
+#include <lockstep/comm/together.h>
+
 #include <atomic>
 #include <exception>
+#include <functional>
+#include <future>
 #include <optional>
 #include <span>
+#include <system_error>
 #include <utility>
 
 namespace lockstep::checkpoint {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+// Its kernels and those of the training's groups would wait for each other on the GPU, in an order
+// that ranks do not share.
+const Group& of_host_memory(const Group& group) {
+  check(group.backend() != "nccl",
+        "AsyncSaver: expected a group of another engine, found nccl: a thread that saves beside "
+        "training may block it for ever; use checkpoint::save()");
+  return group;
+}
+
+sys::Thread thread_of(std::function<void()> body) {
+  try {
+    return {"checkpoint", std::move(body)};
+  } catch (const std::system_error& failure) {
+    throw SystemError("starting the thread that writes a checkpoint", failure.code().value());
+  }
+}
+
+}  // namespace
+
 // Invariant: while `writing`, the thread alone uses `content`, `snapshot` and `error`.
 struct AsyncSaver::State {
-  explicit State(const Group& of) : group(of.split(0)) {}
+  explicit State(const Group& of) : group(of_host_memory(of).split(0)) {}
 
   // Where the one that is there is too small; not both at once.
   void make_room(std::size_t wanted) {
@@ -38,6 +65,26 @@ struct AsyncSaver::State {
     }
     content.reset();
     writing.store(false, std::memory_order_release);
+  }
+
+  // Collective: the thread that writes, which does so when all ranks have theirs. One that cannot
+  // have it is a CommonFailure.
+  void start(const fs::path& out) {
+    std::promise<bool> all;
+    try {
+      together(group, [&] {
+        thread = thread_of([this, out, go = all.get_future().share()] {
+          if (go.get()) write(out);
+        });
+      });
+    } catch (...) {
+      all.set_value(false);
+      if (thread.joinable()) thread.join();
+      content.reset();
+      throw;
+    }
+    writing = true;
+    all.set_value(true);
   }
 
   // The error of what was written last, once.
@@ -85,8 +132,7 @@ fs::path AsyncSaver::save(const fs::path& out, const Handle& handle,
   });
   fs::path folder = out / content.name;
   state_->content.emplace(std::move(content));
-  state_->writing = true;
-  state_->thread = sys::Thread("checkpoint", [own = state_.get(), out] { own->write(out); });
+  state_->start(out);
   return folder;
 }
 

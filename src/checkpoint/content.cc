@@ -78,13 +78,15 @@ void check_space(const fs::path& folder, std::uint64_t bytes) {
 // the checkpoint.
 class PartialFolder {
  public:
-  PartialFolder(const fs::path& out, fs::path partial) : partial_(std::move(partial)) {
+  PartialFolder(const fs::path& out, const fs::path& folder, fs::path partial)
+      : partial_(std::move(partial)) {
     std::error_code error;
     if (!fs::create_directory(partial_, error))
       throw SystemError("making folder " + partial_.string(), error.value());
     ScopeExit remove([&] { remove_all(); });
     const auto is_checkpoint = [](const std::string& name) { return step_of(name) >= 0; };
     lock_.emplace(out, "saving", is_checkpoint, partial_);
+    check_folder(out, folder);  // another one may have saved until now
     remove.cancel();
   }
   PartialFolder(const PartialFolder&) = delete;
@@ -92,12 +94,14 @@ class PartialFolder {
   ~PartialFolder() { remove_all(); }
 
   void become(const fs::path& folder) {
+    std::error_code error;
+    fs::rename(partial_, folder, error);
+    if (error)
+      throw SystemError("renaming " + partial_.string() + " to " + folder.string(), error.value());
     try {
-      sys::rename_durably(partial_, folder);
+      sys::flush_folder(folder.has_parent_path() ? folder.parent_path() : ".");
     } catch (const SystemError&) {
-      // It may have the name, and not for long.
-      std::error_code ignored;
-      fs::rename(folder, partial_, ignored);
+      fs::rename(folder, partial_, error);  // it has the name, and may not for long
       throw;
     }
   }
@@ -171,7 +175,7 @@ fs::path write_content(Group& group, const fs::path& out, Content& content) {
     sys::make_directories(out);
     check_space(folder, bytes_of(content, group.size()));
     word = random_word();
-    own.emplace(out, out / partial_name(content.name, word));
+    own.emplace(out, folder, out / partial_name(content.name, word));
   });
   const fs::path partial = out / partial_name(content.name, broadcast_text(group, std::move(word)));
   std::vector<at::Tensor> random = gather_random_states(group, content.random);

@@ -27,8 +27,12 @@ class PartsWriter {
   PartsWriter(Group& group, const std::filesystem::path& path, PlannedFile& planned)
       : group_(group), path_(path), planned_(planned) {}
 
+  // With its length, before another rank opens it: a client of a network filesystem that knows the
+  // file as an empty one writes zeros over what others wrote into the same page.
   void create() {
-    if (group_.is_root()) file_ = sys::PositionedFile::create(path_);
+    if (!group_.is_root()) return;
+    file_ = sys::PositionedFile::create(path_);
+    file_.reserve(planned_.bytes());
   }
   void open() {
     if (!group_.is_root()) file_ = sys::PositionedFile::open_to_write(path_);
@@ -54,7 +58,6 @@ class PartsWriter {
     checksums_.resize(plan_.header.entries.size());
     if (!group_.is_root()) return;
     data_begin_ = sizeof(std::uint64_t) + format_header(plan_.header).size();
-    file_.reserve(planned_.bytes());
   }
 
   // Collective: the header's length follows from rank 0's metadata.

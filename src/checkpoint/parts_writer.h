@@ -1,7 +1,7 @@
 // Writes one safetensors file of which every rank has parts, side by side and without a whole of
 // anything.
 //
-//   rank 0      makes the file and reserves its space
+//   rank 0      makes the file and reserves its space, before another rank opens it
 //   all ranks   write the runs of their own boxes, each element once, and flush them to the disk
 //   rank 0      writes the header, with the checksums, and flushes it
 //

@@ -17,7 +17,7 @@ SaveLock::SaveLock(const std::filesystem::path& folder, const std::string& name,
               "model save together",
               folder.string(), lock_.about());
   const auto least_age =
-      lock_.state() == State::held ? std::chrono::hours(0) : std::chrono::hours(24);
+      lock_.reaches_everybody() ? std::chrono::hours(0) : std::chrono::hours(24);
   remove_partial(folder, is_ours, own, least_age);
 }
 

@@ -47,13 +47,13 @@ void flush(int file, const std::string& name) {
     throw SystemError("flushing " + name + " to disk", errno);
 }
 
+}  // namespace
+
 void flush_folder(const fs::path& folder) {
   FileDescriptor file(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!file) throw SystemError("opening folder " + folder.string(), errno);
   flush(file.get(), folder.string());
 }
-
-}  // namespace
 
 std::string read_file(const fs::path& path) {
   FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));

@@ -20,6 +20,9 @@ namespace lockstep::sys {
 // cut.
 void make_directories(const std::filesystem::path& path);
 
+// Makes the names in it last through a power cut.
+void flush_folder(const std::filesystem::path& folder);
+
 // Renames and makes it last through a power cut. `to` is replaced when it is a file, or an empty
 // folder where `from` is a folder; both must be on one filesystem. When the folder above `to`
 // cannot be flushed, `from` has the new name all the same, and the error says that this may not

@@ -109,6 +109,21 @@ std::string read_plain_file(const std::filesystem::path& path, std::uint64_t mos
   return content;
 }
 
+bool may_be_of_several_hosts(int file) {
+  constexpr std::array<std::uint32_t, 9> of_one_host{0xef53,       // ext4
+                                                     0x58465342,   // XFS
+                                                     0x9123683e,   // Btrfs
+                                                     0x2fc12fc1,   // ZFS
+                                                     0xf2f52010,   // F2FS
+                                                     0xca451a4e,   // bcachefs
+                                                     0x01021994,   // tmpfs
+                                                     0x858458f6,   // ramfs
+                                                     0x794c7630};  // overlay
+  struct statfs about {};
+  return ::fstatfs(file, &about) != 0 ||
+         std::ranges::count(of_one_host, static_cast<std::uint32_t>(about.f_type)) == 0;
+}
+
 // Of the file of several hosts, times that no copy has too.
 std::string PlainFile::identity() const {
   struct stat status {};

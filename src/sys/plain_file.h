@@ -44,6 +44,10 @@ class PlainFile {
   std::uint64_t size_ = 0;
 };
 
+// Whether other hosts may see an open file too: all but the filesystems that are known to be of one
+// host. There a lock need not reach from host to host.
+[[nodiscard]] bool may_be_of_several_hosts(int file);
+
 // The whole content. BadInput when that is more than `most_bytes`, also when the file grows.
 [[nodiscard]] std::string read_plain_file(const std::filesystem::path& path,
                                           std::uint64_t most_bytes);

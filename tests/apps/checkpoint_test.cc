@@ -74,6 +74,20 @@ TEST_F(SavedCheckpoints, AreVerifiedEachByItself) {
   expect("ls mine", 1, {"step-00000004  ", "step-00000006  ", "mine/step-00000002/training.json"});
 }
 
+// As PyTorch writes it: any of its bytes may be another one, and nobody can tell.
+TEST_F(SavedCheckpoints, WithoutChecksumsAreNotCalledWhole) {
+  const std::string header = R"({"w":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}   )";
+  std::ofstream(folder_ / "plain.safetensors", std::ios::binary)
+      << static_cast<char>(header.size()) << std::string(7, '\0') << header << "abc";
+  const ShellResult found = checkpoint("verify plain.safetensors mine/model.safetensors");
+  EXPECT_EQ(found.exit_code, 1);
+  EXPECT_EQ(found.output.find("plain.safetensors: whole"), std::string::npos) << found.output;
+  for (const char* text :
+       {"plain.safetensors: expected a checksum of each tensor, found none of 1 of 1 tensors",
+        "mine/model.safetensors: whole\n"})
+    EXPECT_NE(found.output.find(text), std::string::npos) << text << "\nin\n" << found.output;
+}
+
 TEST_F(SavedCheckpoints, DifferInWhatIsSaid) {
   expect("diff mine mine/step-00000006", 0, {"the same "});
   expect("diff mine/step-00000002 mine/step-00000004", 1,

@@ -9,16 +9,29 @@
 #include "support/temporary_folder.h"
 #include "support/torch/ranks.h"
 
+#include <lockstep/comm/backend.h>
+
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
+
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 
 namespace lockstep::checkpoint {
 namespace {
@@ -206,6 +219,67 @@ TEST(AsyncSaver, RanksThatDoNotSeeTheFolderPassTheirPartsOn) {
     test::go_on(alone.path(), std::nullopt, "our_adamw", 1, 1);
     test::expect_same_checkpoint(seen / "step-00000001", alone / "step-00000001");
   }
+}
+
+// Makes every start of a thread by this thread fail as where there are too many.
+void refuse_threads() {
+  std::array<sock_filter, 5> program{
+      {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 1, 0),
+       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1),
+       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN),
+       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)}};
+  const sock_fprog filter{.len = program.size(), .filter = program.data()};
+  ASSERT_EQ(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+  ASSERT_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
+}
+
+TEST(AsyncSaver, WhereOneRankHasNoThreadAllAreTold) {
+  for (int without : {0, 2}) {
+    TemporaryFolder out;
+    test::run_group(Engine::shm, 3, [&](Group group) {
+      Training training(ShardLevel::full, "adamw", group);
+      AsyncSaver saver(group);
+      training.step();
+      save_by(saver, out.path(), training);
+      saver.wait();
+      if (group.rank() == without) refuse_threads();
+      training.step();
+      for (int i = 0; i < 2; ++i) {  // the group lives on
+        test::expect_words(
+            test::message_of<CommonFailure>([&] { save_by(saver, out.path(), training); }),
+            {"rank " + std::to_string(without) + " on host ",
+             "starting the thread that writes a checkpoint", "Resource temporarily unavailable"});
+        EXPECT_FALSE(saver.is_writing());
+      }
+      saver.wait();
+      training.save(out.path());
+    });
+    EXPECT_EQ(names_in(out.path()), (std::vector<std::string>{"step-00000001", "step-00000002"}));
+  }
+}
+
+class NamedNccl final : public Backend {
+ public:
+  NamedNccl() : Backend(0, 2) {}
+  [[nodiscard]] std::string_view name() const override { return "nccl"; }
+  void post(const Call&) override { ADD_FAILURE() << "nothing is sent"; }
+  void wait(CallId) override {}
+  [[nodiscard]] bool done(CallId) override { return true; }
+  [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
+                                        const at::TensorOptions& options) override {
+    return at::empty(sizes, options);
+  }
+  [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int>, std::string_view) override {
+    return std::make_shared<NamedNccl>();
+  }
+  void abort(std::string_view) override {}
+};
+
+TEST(AsyncSaver, AGroupOfNcclIsRefused) {
+  const Group group(std::make_shared<NamedNccl>(), "world", std::chrono::seconds(1));
+  test::expect_words(test::message_of<InvalidArgument>([&] { AsyncSaver saver(group); }),
+                     {"expected a group of another engine, found nccl"});
 }
 
 TEST(AsyncSaver, AHandleOfAnotherGroupIsRefused) {

@@ -27,6 +27,7 @@
 
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -84,6 +85,28 @@ TEST(SavingFails, OnTheRankWhoseDiskIsFull) {
     if (full == 0) EXPECT_EQ(names_in(out.path()), only_the_first);
     verify(*latest_checkpoint(out.path()));
   }
+}
+
+// A client of a network filesystem that opens an empty file writes zeros over others' bytes.
+TEST(SavingFails, SpaceIsReservedBeforeAnotherRankOpensTheFile) {
+  TemporaryFolder out;
+  test::run_group(Engine::shm, 2, [&](Group group) {
+    Training training(ShardLevel::full, "adamw", group);
+    training.step();
+    rlimit files{};
+    ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &files), 0);
+    std::optional<test::SmallDisk> disk;
+    if (group.is_root()) {
+      disk.emplace(300);
+    } else {  // rank 1 can open nothing: its error is the first one where it comes to that
+      const rlimit none{.rlim_cur = 0, .rlim_max = files.rlim_max};
+      ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+    }
+    const std::string line = test::message_of<CommonFailure>([&] { training.save(out.path()); });
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &files), 0);
+    test::expect_words(line, {"rank 0 on host ", "reserving ", "File too large"});
+  });
+  EXPECT_TRUE(names_in(out.path()).empty());
 }
 
 // Mounts a small filesystem that only this process sees; false where that is not allowed.

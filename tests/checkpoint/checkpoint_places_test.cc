@@ -3,16 +3,29 @@
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include "checkpoint/small_training.h"
+#include "support/flush_hook.h"
 #include "support/messages.h"
+#include "support/processes.h"
 #include "support/temporary_folder.h"
 #include "sys/file_lock.h"
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 
 namespace lockstep::checkpoint {
 namespace {
@@ -133,6 +146,86 @@ TEST(CheckpointPlaces, TwoWritersAreRefusedAndWhatOneWritesStays) {
   go_on(out.path(), std::nullopt, "sgd", 1, 1);
   EXPECT_EQ(names_in(out.path()),
             (std::vector<std::string>{other.filename(), "step-00000001", "step-00000002"}));
+}
+
+// One has looked where it will save and is held up there; another one saves meanwhile.
+TEST(CheckpointPlaces, WhatIsSavedMeanwhileIsNotSavedBeside) {
+  for (const auto& [meanwhile, words] :
+       {std::pair{3, "step-00000003: is newer than step 2"},
+        std::pair{2, "step-00000002: is there already, and a checkpoint is never overwritten"}}) {
+    TemporaryFolder folder;
+    const fs::path out = folder / "out";
+    const auto save = [&](Group group, int step) {
+      Training training(std::nullopt, "sgd", group);
+      training.steps = step;
+      training.save(out, {.keep = 1});
+    };
+    std::atomic<bool> is_first{true};
+    test::FlushHook hook([&](const std::string&) {  // of the folder above, which has a new one
+      if (is_first.exchange(false)) save(Group(), meanwhile);
+      return 0;
+    });
+    const std::string refused = refusal(2, [&](Group group) { save(std::move(group), 2); });
+    EXPECT_NE(refused.find(words), std::string::npos) << refused;
+    EXPECT_FALSE(is_first);
+    EXPECT_EQ(names_in(out), std::vector<std::string>{checkpoint_name(meanwhile)});
+  }
+}
+
+// As where locks do not reach from host to host: the name is another one's by now.
+TEST(CheckpointPlaces, ACheckpointOfAnotherWriterIsNotTakenBack) {
+  TemporaryFolder out;
+  const fs::path folder = out / checkpoint_name(2);
+  test::FlushHook hook([&](const std::string& path) {
+    if (path.ends_with(".partial") && fs::exists(fs::path(path) / "training.json"))
+      fs::rename(path, folder);
+    return 0;
+  });
+  const std::string line = refusal(2, [&](Group group) {
+    Training training(std::nullopt, "sgd", group);
+    training.steps = 2;
+    training.save(out.path());
+  });
+  test::expect_words(line, {"rank 0 on host ", "renaming ", "No such file or directory"});
+  verify(folder);
+}
+
+// Makes the filesystem of every file unknown to this process: it may be one of several hosts.
+void hide_filesystems() {
+  std::array<sock_filter, 4> program{
+      {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fstatfs, 0, 1),
+       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)}};
+  const sock_fprog filter{.len = program.size(), .filter = program.data()};
+  ASSERT_EQ(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+  ASSERT_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
+}
+
+// The other writer's lock may be one of its host alone.
+TEST(CheckpointPlaces, WhatAnotherHostMayBeWritingStaysForADay) {
+  TemporaryFolder out;
+  const fs::path young = out / ".step-00000001.0123456789abcdef.partial";
+  const fs::path old = out / ".step-00000001.fedcba9876543210.partial";
+  const auto make = [&] {
+    for (const fs::path& folder : {young, old}) fs::create_directory(folder);
+    fs::last_write_time(old, fs::file_time_type::clock::now() - std::chrono::hours(25));
+  };
+  const auto save = [&](int step) {
+    Training training(std::nullopt, "sgd", Group());
+    training.steps = step;
+    training.save(out.path());
+  };
+  make();
+  test::expect_ranks(1, [&](int) {
+    hide_filesystems();
+    save(1);
+  });
+  EXPECT_TRUE(fs::exists(young));
+  EXPECT_FALSE(fs::exists(old));
+  make();
+  save(2);
+  EXPECT_EQ(names_in(out.path()), (std::vector<std::string>{"step-00000001", "step-00000002"}));
 }
 
 TEST(CheckpointPlaces, ANameWithoutAFolderIsInTheCurrentOne) {

@@ -1,5 +1,6 @@
 #include "sys/file_lock.h"
 
+#include "support/messages.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
 
@@ -10,16 +11,22 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
+#include <optional>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -47,6 +54,68 @@ TEST(FileLock, WhatAKilledHolderLeftHoldsNobody) {
   test::TemporaryFolder folder;
   std::ofstream(folder / "lock") << "71 elsewhere\n";
   EXPECT_EQ(FileLock(folder / "lock").state(), State::held);
+}
+
+// In a folder that others may write to, its name may lead to what must not be emptied.
+TEST(FileLock, NothingElseIsTakenForItsFile) {
+  test::TemporaryFolder folder;
+  const auto text_of = [](const std::filesystem::path& path) {
+    std::ifstream file(path);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const auto refused = [&] {
+    const std::string line = test::message_of<BadInput>([&] { FileLock(folder / "lock"); });
+    test::expect_words(line, {(folder / "lock").string() + ": expected a lock's file, found "});
+  };
+  std::ofstream(folder / "keys") << "71 host\n";
+  std::filesystem::create_symlink(folder / "keys", folder / "lock");
+  refused();
+  EXPECT_EQ(text_of(folder / "keys"), "71 host\n");
+  std::filesystem::remove(folder / "lock");
+  for (const std::string text : {"notes", "71 host\nand more\n", "71st\n", "\n"}) {
+    std::ofstream(folder / "lock") << text;
+    refused();
+    EXPECT_EQ(text_of(folder / "lock"), text);
+  }
+  std::filesystem::remove(folder / "lock");
+  ASSERT_EQ(::mkfifo((folder / "lock").c_str(), 0666), 0);
+  refused();
+  EXPECT_TRUE(std::filesystem::exists(folder / "lock"));
+}
+
+// As a worker that reads data, forked while the lock is held: it goes on when its parent is killed.
+TEST(FileLock, AForkedChildDoesNotKeepIt) {
+  test::TemporaryFolder folder;
+  std::array<int, 2> end{};
+  ASSERT_EQ(::pipe(end.data()), 0);
+  test::RankProcesses holder(1, [&](int) {
+    const FileLock lock(folder / "lock");
+    EXPECT_EQ(lock.state(), State::held);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::close(end[1]);
+      std::byte nothing{};
+      (void)!::read(end[0], &nothing, 1);  // until the test ends
+      ::_exit(0);
+    }
+    std::ofstream(folder / "forked") << child;
+    for (;;) ::pause();
+  });
+  while (!std::filesystem::exists(folder / "forked")) std::this_thread::yield();
+  EXPECT_EQ(FileLock(folder / "lock").state(), State::busy);
+  holder.kill(0, SIGKILL);
+  (void)holder.wait(0, test::rank_limit);
+  EXPECT_EQ(FileLock(folder / "lock").state(), State::held);
+  ::close(end[1]);
+  ::close(end[0]);
+}
+
+TEST(FileLock, TheCopyInAChildLeavesItThere) {
+  test::TemporaryFolder folder;
+  std::optional<FileLock> lock(std::in_place, folder / "lock");
+  test::expect_ranks(1, [&](int) { lock.reset(); });
+  EXPECT_TRUE(std::filesystem::exists(folder / "lock"));
+  EXPECT_EQ(FileLock(folder / "lock").state(), State::busy);
 }
 
 TEST(FileLock, ManyThreadsNeverHoldItTogether) {

@@ -13,8 +13,9 @@
 // several ranks have, each copies its share. It keeps this memory for the next save.
 //
 // One save is being written at a time: save() waits for the one before it. A thread of each rank
-// writes, over a group of its own, so it disturbs no operation of the training's groups. A rank
-// that is lost while it writes is PeerLost there.
+// writes, over a group of its own, so it disturbs no operation of the training's groups. That does
+// not hold of NCCL, where two groups that are used at once may block each other for ever: such a
+// group is refused. A rank that is lost while it writes is PeerLost there.
 //
 // Errors of the writing are thrown by the next save(), before it begins, or by wait(): the same on
 // all ranks, as checkpoint::save() throws them. After a CommonFailure the saver goes on; after an
@@ -35,6 +36,7 @@ namespace lockstep::checkpoint {
 class AsyncSaver {
  public:
   // Collective, blocks. The group of the handles that will be saved: handle.group().
+  // InvalidArgument, on all ranks, for a group of NCCL: use checkpoint::save().
   explicit AsyncSaver(const Group& group);
   // Waits for what is being written. An error of it that nobody has been told goes to the log.
   ~AsyncSaver();
@@ -43,8 +45,8 @@ class AsyncSaver {
 
   // Collective, between steps. As checkpoint::save(), and returns the path that the checkpoint will
   // have as soon as all ranks have copied what they write. CommonFailure for what can be known
-  // before: what cannot be saved, a step that is there already, no memory for the copy.
-  // InvalidArgument for a handle of another group.
+  // before: what cannot be saved, a step that is there already, no memory for the copy, no
+  // thread that could write. InvalidArgument for a handle of another group.
   std::filesystem::path save(const std::filesystem::path& out, const Handle& handle,
                              const torch::optim::Optimizer& optimizer, const TrainingState& state,
                              const SaveOptions& options = {});

@@ -3,6 +3,7 @@
 #include "apps/checkpoint/content.h"
 #include "apps/checkpoint/difference.h"
 #include "apps/program.h"
+#include "base/check.h"
 #include "base/format.h"
 #include "base/nearest.h"
 #include "base/text.h"
@@ -13,6 +14,7 @@
 
 #include <lockstep/checkpoint/training_state.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <functional>
@@ -30,14 +32,17 @@ constexpr const char* command = "lockstep checkpoint";
 constexpr const char* about =
     "  ls RUN           The checkpoints of a run's folder, oldest first.\n"
     "  show PATH        What a checkpoint says of its run, and its tensors.\n"
-    "  verify PATH...   Reads all bytes and compares each tensor with its checksum.\n"
+    "  verify PATH...   Reads all bytes and compares each tensor with its checksum, which a file "
+    "of\n"
+    "                   other programs need not have: then nothing says whether it is whole.\n"
     "  diff PATH PATH   The tensors in which two checkpoints, or two files, differ.\n"
     "\n"
     "PATH is the folder of a checkpoint, a file of tensors (safetensors), or a run's folder: its\n"
     "newest checkpoint, and for verify all of them.\n"
     "\n"
-    "Exit code 0; 1 when something is damaged, cannot be read or differs; 2 for a mistake in the\n"
-    "command.\n";
+    "Exit code 0; 1 when something is damaged, has no checksums, cannot be read or differs; 2 for "
+    "a\n"
+    "mistake in the command.\n";
 
 void complain(const std::string& what) { print_to(stderr, "{}: {}\n", command, what); }
 
@@ -105,6 +110,24 @@ int show(const fs::path& path) {
   return 0;
 }
 
+void check_has_checksums(const checkpoint::PartsReader& file) {
+  const std::vector<checkpoint::TensorEntry>& entries = file.header().entries;
+  const auto missing = std::ranges::count_if(entries, [&](const checkpoint::TensorEntry& entry) {
+    return checkpoint::checksum_in(file.header(), entry) == nullptr;
+  });
+  check_input(missing == 0,
+              "{}: expected a checksum of each tensor, found none of {} of {} tensors: whether "
+              "they are whole cannot be known",
+              file.path().string(), missing, entries.size());
+}
+
+void verify_file(const fs::path& path) {
+  Group alone;
+  checkpoint::PartsReader file(alone, path);
+  file.verify();
+  check_has_checksums(file);
+}
+
 int verify(const std::vector<std::string>& words) {
   bool all = true;
   for (const std::string& word : words) {
@@ -115,8 +138,7 @@ int verify(const std::vector<std::string>& words) {
                      if (fs::is_directory(path)) {
                        checkpoint::verify(path);
                      } else {
-                       Group alone;
-                       checkpoint::PartsReader(alone, path).verify();
+                       verify_file(path);
                      }
                      write_out(formatted("{}: whole\n", path.string()));
                    }) &&
