@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "parallel/data/own_copies.h"
 #include "parallel/data/pseudo_gradient.h"
+#include "parallel/exception_text.h"
 #include "parallel/wait_time.h"
 
 #include <lockstep/parallel/reduction_failed.h>
@@ -14,6 +15,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 #include <vector>
 
@@ -130,6 +132,9 @@ class DiLoCoState final : public data_parallel::OwnCopies {
     return steps_ >= fragment.first_step &&
            (steps_ - fragment.first_step) % options_.inner_steps == 0;
   }
+  void check_usable() const;
+  // Where it throws, fragments of this rank are not those of the others any more.
+  void communicate(const auto& calls);
   void post(std::size_t number);
   void arrive(Fragment& fragment, std::size_t number);
   [[nodiscard]] const at::Tensor& wait_for(Fragment& fragment);
@@ -139,6 +144,7 @@ class DiLoCoState final : public data_parallel::OwnCopies {
   std::vector<Fragment> fragments_;
   std::int64_t steps_ = 0;
   std::int64_t bytes_sent_ = 0;
+  std::string failure_;  // what communicate() has thrown
   parallel::WaitTime waits_;
 };
 
@@ -157,8 +163,25 @@ DiLoCoState::DiLoCoState(torch::nn::Module& module, Group group, const DiLoCoOpt
   }
 }
 
+void DiLoCoState::check_usable() const {
+  check(failure_.empty(),
+        "DiLoCo: an average of pseudo-gradients has failed before ({}): expected a new DiLoCo, "
+        "with what was saved earlier",
+        failure_);
+}
+
+void DiLoCoState::communicate(const auto& calls) {
+  try {
+    calls();
+  } catch (...) {
+    failure_ = parallel::exception_text(std::current_exception());
+    throw;
+  }
+}
+
 int DiLoCoState::step() {
   at::NoGradGuard no_grad;
+  check_usable();
   ++steps_;
   int arrived = 0;
   for (std::size_t number = 0; number < fragments_.size(); ++number)
@@ -176,16 +199,18 @@ void DiLoCoState::post(std::size_t number) {
   Fragment& fragment = fragments_[number];
   fragment.posted = steps_;
   std::int64_t before = group_.traffic().bytes;
-  fragment.average = PseudoGradientAverage(
-      group_, fragment.outer - flat_of(fragment.parameters), options_.pseudo_gradients,
-      formatted("DiLoCo fragment {}", number), options_.timeout);
+  communicate([&] {
+    fragment.average = PseudoGradientAverage(
+        group_, fragment.outer - flat_of(fragment.parameters), options_.pseudo_gradients,
+        formatted("DiLoCo fragment {}", number), options_.timeout);
+  });
   bytes_sent_ += group_.traffic().bytes - before;
 }
 
 const at::Tensor& DiLoCoState::wait_for(Fragment& fragment) {
   if (!fragment.arrived.defined()) {
     parallel::WaitTime::Scope waiting(waits_);
-    fragment.arrived = fragment.average.average();
+    communicate([&] { fragment.arrived = fragment.average.average(); });
   }
   return fragment.arrived;
 }
@@ -252,6 +277,7 @@ void DiLoCoState::after_load() {
 
 std::map<std::string, at::Tensor> DiLoCoState::state() {
   at::NoGradGuard no_grad;
+  check_usable();
   std::map<std::string, at::Tensor> state;
   at::Tensor posted = at::empty({options_.fragments}, at::kLong);
   for (std::size_t number = 0; number < fragments_.size(); ++number) {
@@ -319,6 +345,7 @@ class StateReader {
 
 void DiLoCoState::load_state(const std::map<std::string, at::Tensor>& state) {
   at::NoGradGuard no_grad;
+  check_usable();
   StateReader reader(state);
   at::Tensor step = reader.integers("step", 1);
   at::Tensor posted = reader.integers("posted", options_.fragments);

@@ -261,6 +261,42 @@ TEST(DiLoCoErrors, RefusesWhatMakesNoSense) {
                   "1 tensors of the state");
 }
 
+// A fragment is on its way when the group ends: what has not arrived is never taken for an average.
+TEST(DiLoCoErrors, AFailedAverageEndsTheHandle) {
+  for (auto format : {PseudoGradients::float32, PseudoGradients::int8})
+    run_as_threads(3, [&](Group group) {
+      Table table(diloco_shapes, at::kFloat);
+      DiLoCo diloco(table, group,
+                    {.inner_steps = 4, .pseudo_gradients = format, .overlap_steps = 2});
+      auto first = diloco.state();
+      torch::optim::SGD sgd(diloco.parameters(), 0.1);
+      for (int step = 0; step < 3; ++step) {
+        inner_step(table, sgd, group.rank(), step);
+        (void)diloco.step();
+      }
+      if (group.rank() == 2) return group.abort("a rank that leaves");
+      // Posts, or finds the end at once; the wait for it is here.
+      EXPECT_THROW(
+          {
+            (void)diloco.step();
+            (void)diloco.state();
+          },
+          Error);
+      auto refused = [](const std::function<void()>& use) {
+        std::string text = message_of<InvalidArgument>(use);
+        expect_contains(text, "DiLoCo: an average of pseudo-gradients has failed before (");
+        expect_contains(text, "a rank that leaves");
+        EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+      };
+      at::Tensor before = table->weights[0].detach().clone();
+      for (int step = 0; step < 3; ++step) refused([&] { (void)diloco.step(); });
+      refused([&] { (void)diloco.state(); });
+      refused([&] { diloco.load_state(first); });
+      EXPECT_TRUE(same_bits(before, table->weights[0]));
+      EXPECT_TRUE(same_bits(diloco.state_parts()[1].tensor, first.at("outer.w1")));
+    });
+}
+
 TEST(Int8, IsTheNearestMultiple) {
   at::Tensor values = test::values({2500}, 4).to(at::kDouble);
   values.narrow(0, 1024, 1024).zero_();

@@ -69,6 +69,10 @@ struct DiLoCoOptions {
 // state_parts() has the outer parameters, which are the same on all ranks: what a checkpoint is
 // written by, and read into the module. To go on exactly, each rank saves its own state_dict(), its
 // inner optimizer and state().
+//
+// Where an average fails (PeerLost, Timeout), this rank cannot know what the others have of it:
+// step(), state() and loading are InvalidArgument from then on. What state_parts() gives stays the
+// outer parameters as they were.
 class [[nodiscard]] DiLoCo : public Handle {
  public:
   using Options = DiLoCoOptions;
