@@ -3,6 +3,7 @@
 #include "parallel/data/hook_support.h"
 #include "parallel/data/pseudo_gradient.h"
 
+#include <lockstep/module/state_dict.h>
 #include <lockstep/optim/adamw.h>
 
 #include <cmath>
@@ -223,6 +224,58 @@ TEST_P(DiLoCos, WhatIsSavedIsTheOuterModel) {
     }
     diloco.load_state_parts([](const NamedPart& part) { part.tensor.fill_(0.5); });
     EXPECT_TRUE(at::equal(table->weights[2], at::full({3, 4}, 0.5, at::kDouble)));
+  });
+}
+
+// With a fragment on its way and a momentum: as a handle that has just been made with these values.
+TEST_P(DiLoCos, LoadingBeginsAnew) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
+    DiLoCoOptions options{.inner_steps = 4, .overlap_steps = 2};
+    for (bool by_parts : {false, true}) {
+      Table table(diloco_shapes, at::kDouble), fresh(diloco_shapes, at::kDouble);
+      DiLoCo diloco(table, group, options);
+      torch::optim::SGD sgd(diloco.parameters(), 0.01);
+      for (int step = 0; step < 8; ++step) {  // arrived at 6; posted at 8
+        inner_step(table, sgd, group.rank(), step);
+        (void)diloco.step();
+      }
+      std::map<std::string, at::Tensor> loaded;
+      for (const auto& [name, tensor] : diloco.state_dict())
+        loaded[name] = at::full_like(tensor, 0.25);
+      lockstep::load_state_dict(*fresh, loaded);
+      DiLoCo other(fresh, group, options);
+      torch::optim::SGD other_sgd(other.parameters(), 0.01);
+      if (by_parts) {
+        diloco.load_state_parts(
+            [&](const NamedPart& part) { part.tensor.copy_(loaded.at(part.name)); });
+      } else {
+        diloco.load_state_dict(loaded);
+      }
+      EXPECT_EQ(diloco.steps(), 8);
+      for (int step = 0; step < 11; ++step) {
+        inner_step(table, sgd, group.rank(), step);
+        inner_step(fresh, other_sgd, group.rank(), step);
+        EXPECT_EQ(diloco.step(), other.step()) << step;
+        for (std::size_t i = 0; i < diloco_shapes.size(); ++i)
+          EXPECT_TRUE(same_bits(table->weights[i], fresh->weights[i])) << step << " " << i;
+      }
+    }
+  });
+}
+
+TEST_P(DiLoCos, WhatCannotBeLoadedChangesNothing) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
+    Table table(diloco_shapes, at::kDouble);
+    DiLoCo diloco(table, group, {.inner_steps = 1, .overlap_steps = 0});
+    torch::optim::SGD sgd(diloco.parameters(), 0.01);
+    inner_step(table, sgd, group.rank(), 0);
+    (void)diloco.step();
+    auto before = diloco.state();
+    EXPECT_THROW(diloco.load_state_dict({{"w9", at::ones({2})}}), BadInput);
+    auto after = diloco.state();
+    ASSERT_EQ(before.size(), after.size());
+    for (const auto& [name, tensor] : before)
+      EXPECT_TRUE(same_bits(tensor, after.at(name))) << name;
   });
 }
 
