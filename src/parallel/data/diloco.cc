@@ -320,12 +320,18 @@ void DiLoCoState::load_state(const std::map<std::string, at::Tensor>& state) {
   at::NoGradGuard no_grad;
   check_usable();
   StateReader reader(state);
-  at::Tensor step = reader.integers("step", 1);
+  const auto step = reader.integers("step", 1).item<std::int64_t>();
+  check_input(step >= 0, "DiLoCo: step of the state: expected at least 0, found {}", step);
   at::Tensor posted = reader.integers("posted", options_.fragments);
   std::vector<Fragment> loaded = fragments_;
   for (std::size_t i = 0; i < loaded.size(); ++i) {
     Fragment& fragment = loaded[i];
-    fragment.posted = posted[static_cast<std::int64_t>(i)].item<std::int64_t>();
+    fragment.posted = posted.view({-1})[static_cast<std::int64_t>(i)].item<std::int64_t>();
+    check_input(fragment.posted == 0 || (fragment.posted > 0 && fragment.posted <= step &&
+                                         step - fragment.posted < options_.inner_steps),
+                "DiLoCo: posted of the state: expected 0 or one of the last {} steps up to {}, "
+                "found {}",
+                options_.inner_steps, step, fragment.posted);
     fragment.outer = reader.flat_that_is_there(fragment, "outer.");
     fragment.momentum = reader.flat(fragment, "momentum.");
     fragment.arrived =
@@ -335,7 +341,7 @@ void DiLoCoState::load_state(const std::map<std::string, at::Tensor>& state) {
   reader.check_all_used();
   wait_for_all();
   fragments_ = std::move(loaded);
-  steps_ = step.item<std::int64_t>();
+  steps_ = step;
 }
 
 DiLoCoState& diloco(const std::shared_ptr<HandleState>& state) {

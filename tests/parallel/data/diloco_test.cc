@@ -309,6 +309,16 @@ TEST(DiLoCoErrors, RefusesWhatMakesNoSense) {
   other["outer.w1"] = at::ones({9});
   expect_contains(message_of<BadInput>([&] { diloco.load_state(other); }),
                   "outer.w1 of the state: expected shape [7], found [9]");
+  for (std::int64_t posted : {-1, 1, 1000000000}) {
+    auto wrong = state;
+    wrong["posted"] = at::full({1}, posted, at::kLong);
+    expect_contains(message_of<BadInput>([&] { diloco.load_state(wrong); }),
+                    "posted of the state: expected 0 or one of the last 500 steps up to 0, found");
+  }
+  auto negative = state;
+  negative["step"] = at::full({1}, -3, at::kLong);
+  expect_contains(message_of<BadInput>([&] { diloco.load_state(negative); }),
+                  "step of the state: expected at least 0, found -3");
   state["outer.w7"] = at::ones({9});
   expect_contains(message_of<BadInput>([&] { diloco.load_state(state); }),
                   "1 tensors of the state");
