@@ -153,7 +153,7 @@ TrainingState load(const fs::path& folder, Handle& handle, torch::optim::Optimiz
   PartsReader* ignored = files.ignored ? &*files.ignored : nullptr;
   std::vector<NamedPart> state;
   together(group, [&] {
-    state = handle.state_parts();
+    state = handle.parts_to_load();
     if (ignored == nullptr) check_nothing_ignored(state);
   });
   check_model_fits(state, files.model);
@@ -197,7 +197,7 @@ void load_model(const fs::path& path, Handle& handle, bool verify) {
   Group group = handle.group();
   PartsReader model(group, path);
   std::vector<NamedPart> state;
-  together(group, [&] { state = handle.state_parts(); });
+  together(group, [&] { state = handle.parts_to_load(); });
   check_model_fits(state, model);
   if (verify) model.verify();
   read_model(handle, model, nullptr);

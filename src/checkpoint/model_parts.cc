@@ -162,7 +162,7 @@ void check_nothing_ignored(const std::vector<NamedPart>& state) {
 // In the last of the handle's calls, so that all ranks read together; a rank of a pipeline may have
 // nothing to fill.
 void read_model(Handle& handle, PartsReader& model, PartsReader* ignored) {
-  std::size_t count = handle.state_parts().size();
+  std::size_t count = handle.parts_to_load().size();
   std::vector<NamedPart> state;
   handle.load_state_parts([&](const NamedPart& part) {
     state.push_back(part);

@@ -75,7 +75,12 @@ void Handle::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
   state()->load_state_dict(tensors);
 }
 
-std::vector<NamedPart> Handle::state_parts() const { return state()->state_parts(); }
+std::vector<NamedPart> Handle::state_parts() const {
+  state()->check_one_model();
+  return state()->state_parts();
+}
+
+std::vector<NamedPart> Handle::parts_to_load() const { return state()->state_parts(); }
 
 void Handle::load_state_parts(const std::function<void(const NamedPart&)>& read) {
   at::NoGradGuard no_grad;

@@ -41,6 +41,8 @@ class HandleState {
   [[nodiscard]] virtual Joinable& joinable();
   [[nodiscard]] virtual const Group& group() const = 0;
   [[nodiscard]] virtual std::optional<Mesh> mesh() const { return std::nullopt; }
+  // InvalidArgument where what ranks have is not one model, and nothing can be saved.
+  virtual void check_one_model() const {}
 };
 
 }  // namespace lockstep

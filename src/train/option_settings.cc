@@ -91,7 +91,8 @@ void declare_looks(Settings& settings, Options& o, bool makes_samples) {
                         "a rank writes"},
                o.async_save);
   settings.add({.name = "on-save-error",
-                .help = "when the disk refuses what is saved during training: stop, or go-on",
+                .help = "when the disk refuses what is saved during training: stop, or go-on (not "
+                        "with --strategy ps)",
                 .choices = {"stop", "go-on"}},
                o.on_save_error);
   settings.add({.name = "patience",

@@ -102,6 +102,10 @@ void check_servers(const Options& options, int ranks) {
   if (options.strategy != "ps") return;
   check_input(!options.async_save,
               "--async-save: with --strategy ps the servers save: expected one of the two");
+  check_input(options.on_save_error == unset.on_save_error,
+              "--on-save-error {}: with --strategy ps servers that could not save have ended: "
+              "expected --on-save-error {}",
+              options.on_save_error, unset.on_save_error);
   const std::int64_t servers = server_count(options);
   check_input(options.workers == 0 || servers + options.workers == ranks,
               "--servers {} and --workers {} are {} ranks, found {}", servers, options.workers,

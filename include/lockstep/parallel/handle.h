@@ -134,9 +134,12 @@ class [[nodiscard]] Handle {
   // Local. What this rank has of each parameter and buffer, each once, in the order of Python's
   // state_dict(): no rank makes a whole. Tensors are ordinary ones in the memory that the handle
   // uses, parts in one dimension, valid until the next step. What ranks that have the same slice
-  // have in it, the part's kind says.
+  // have in it, the part's kind says. InvalidArgument while ranks may have different models that
+  // should be one (LocalSgd).
   [[nodiscard]] std::vector<NamedPart> state_parts() const;
-  // Gives this rank's parts new values: read() is called for each of state_parts() and writes into
+  // The same, at any time, for what will be loaded: names, places and memory, and any values.
+  [[nodiscard]] std::vector<NamedPart> parts_to_load() const;
+  // Gives this rank's parts new values: read() is called for each of them and writes into
   // its tensor. Collective where parameters are divided; every rank writes parts of the same whole.
   // What read() throws is thrown, and parts that it had written stay so.
   void load_state_parts(const std::function<void(const NamedPart&)>& read);

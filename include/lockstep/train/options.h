@@ -47,7 +47,7 @@ struct Options {
   std::int64_t keep = 2;    // newest checkpoints that stay; 0: all
   bool async_save = false;  // checkpoints are written while training goes on
   // What a checkpoint, best model or line of metrics that cannot be written does to the run: stop,
-  // or go-on, which says it. What the run ends with must be written.
+  // or go-on, which says it (not with strategy ps). What the run ends with must be written.
   std::string on_save_error = "stop";
   // Evaluations without a better validation loss before the run stops; 0: never.
   std::int64_t patience = 0;

@@ -95,6 +95,8 @@ class CastHook final : public CommunicationHook {
   void load_state(const std::map<std::string, at::Tensor>& state) override {
     inner_->load_state(state);
   }
+  [[nodiscard]] bool models_may_differ() const override { return inner_->models_may_differ(); }
+  void models_are_equal(const Group& group) override { inner_->models_are_equal(group); }
 
   [[nodiscard]] BucketFuture run(const GradientBucket& bucket, Group& group) override {
     const at::Tensor& wide = bucket.buffer();

@@ -1,8 +1,9 @@
 #include <lockstep/parallel/data/diloco.h>
 
 #include "base/check.h"
+#include "parallel/data/diloco_fragments.h"
 #include "parallel/data/own_copies.h"
-#include "parallel/data/pseudo_gradient.h"
+#include "parallel/exception_text.h"
 #include "parallel/wait_time.h"
 
 #include <lockstep/parallel/reduction_failed.h>
@@ -11,26 +12,17 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
-#include <ATen/ops/zeros_like.h>
 
-#include <algorithm>
+#include <exception>
 #include <utility>
 #include <vector>
 
 namespace lockstep {
 namespace {
 
+using data_parallel::flat_of;
+using data_parallel::Fragment;
 using data_parallel::PseudoGradientAverage;
-
-// Parameters that travel together.
-struct Fragment {
-  std::vector<NamedParameter> parameters;
-  at::Tensor outer, momentum;  // flat; momentum is undefined before the first update
-  std::int64_t first_step = 0;
-  std::int64_t posted = 0;  // the step at which it was posted; 0: it is not on its way
-  PseudoGradientAverage average;
-  at::Tensor arrived;  // the average, where it was waited for before its time
-};
 
 void check_options(const DiLoCoOptions& options) {
   check(options.inner_steps >= 1, "DiLoCo: inner_steps must be at least 1, found {}",
@@ -61,56 +53,6 @@ std::vector<std::string> describe(const DiLoCoOptions& options) {
           formatted("option mixing = {}", options.mixing)};
 }
 
-// One after the other, in runs of about equal numbers of elements.
-std::vector<std::vector<NamedParameter>> divide(const std::vector<NamedParameter>& parameters,
-                                                int fragments) {
-  std::vector<NamedParameter> trained;
-  std::int64_t all = 0, taken = 0;
-  for (const NamedParameter& parameter : parameters) {
-    if (!parameter.tensor.requires_grad()) continue;
-    check(
-        c10::isFloatingType(parameter.tensor.scalar_type()) && parameter.tensor.element_size() >= 4,
-        "DiLoCo: parameters must be float32 or wider, {} is {}", parameter.name,
-        c10::toString(parameter.tensor.scalar_type()));
-    check(
-        trained.empty() || trained.front().tensor.options().type_equal(parameter.tensor.options()),
-        "DiLoCo: parameters must have one dtype and device, {} differs from {}", parameter.name,
-        trained.empty() ? "" : trained.front().name);
-    trained.push_back(parameter);
-    all += parameter.tensor.numel();
-  }
-  check(static_cast<std::size_t>(fragments) <= trained.size(),
-        "DiLoCo: {} fragments need as many trained parameters, found {}", fragments,
-        trained.size());
-  std::vector<std::vector<NamedParameter>> runs(static_cast<std::size_t>(fragments));
-  std::size_t run = 0;
-  for (std::size_t i = 0; i < trained.size(); ++i) {
-    std::size_t left = trained.size() - i, runs_left = runs.size() - 1 - run;
-    bool is_full = taken * fragments >= all * static_cast<std::int64_t>(run + 1);
-    if (!runs[run].empty() && runs_left > 0 && (is_full || left <= runs_left)) ++run;
-    taken += trained[i].tensor.numel();
-    runs[run].push_back(trained[i]);
-  }
-  return runs;
-}
-
-at::Tensor flat_of(const std::vector<NamedParameter>& parameters) {
-  std::vector<at::Tensor> parts;
-  for (const NamedParameter& parameter : parameters)
-    parts.push_back(parameter.tensor.detach().reshape({-1}));
-  return at::cat(parts);
-}
-
-// Calls use(parameter, its part of `flat`).
-void for_parts(const Fragment& fragment, const at::Tensor& flat, const auto& use) {
-  std::int64_t begin = 0;
-  for (const NamedParameter& parameter : fragment.parameters) {
-    std::int64_t count = parameter.tensor.numel();
-    use(parameter, flat.narrow(0, begin, count).view(parameter.tensor.sizes()));
-    begin += count;
-  }
-}
-
 class DiLoCoState final : public data_parallel::OwnCopies {
  public:
   DiLoCoState(torch::nn::Module& module, Group group, const DiLoCoOptions& options);
@@ -119,7 +61,9 @@ class DiLoCoState final : public data_parallel::OwnCopies {
   [[nodiscard]] std::map<std::string, at::Tensor> state();
   void load_state(const std::map<std::string, at::Tensor>& state);
 
+  void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override;
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
+  void before_load() override;
   void after_load() override;
   [[nodiscard]] double seconds_waited() const override { return waits_.seconds(); }
   [[nodiscard]] std::int64_t steps() const { return steps_; }
@@ -130,22 +74,28 @@ class DiLoCoState final : public data_parallel::OwnCopies {
     return steps_ >= fragment.first_step &&
            (steps_ - fragment.first_step) % options_.inner_steps == 0;
   }
+  void check_usable() const;
+  // Where it throws, fragments of this rank are not those of the others any more.
+  void communicate(const auto& calls);
   void post(std::size_t number);
   void arrive(Fragment& fragment, std::size_t number);
   [[nodiscard]] const at::Tensor& wait_for(Fragment& fragment);
+  void wait_for_all();
+  void begin_anew();
   void update(Fragment& fragment, const at::Tensor& average) const;
 
   DiLoCoOptions options_;
   std::vector<Fragment> fragments_;
   std::int64_t steps_ = 0;
   std::int64_t bytes_sent_ = 0;
+  std::string failure_;  // what communicate() has thrown
   parallel::WaitTime waits_;
 };
 
 DiLoCoState::DiLoCoState(torch::nn::Module& module, Group group, const DiLoCoOptions& options)
     : OwnCopies(module, std::move(group), "DiLoCo", describe(options), options.timeout),
       options_(options) {
-  auto runs = divide(parameters_, options.fragments);
+  auto runs = data_parallel::divide(parameters_, options.fragments);
   for (std::size_t p = 0; p < runs.size(); ++p) {
     Fragment fragment;
     fragment.outer = flat_of(runs[p]);
@@ -157,8 +107,25 @@ DiLoCoState::DiLoCoState(torch::nn::Module& module, Group group, const DiLoCoOpt
   }
 }
 
+void DiLoCoState::check_usable() const {
+  check(failure_.empty(),
+        "DiLoCo: an average of pseudo-gradients has failed before ({}): expected a new DiLoCo, "
+        "with what was saved earlier",
+        failure_);
+}
+
+void DiLoCoState::communicate(const auto& calls) {
+  try {
+    calls();
+  } catch (...) {
+    failure_ = parallel::exception_text(std::current_exception());
+    throw;
+  }
+}
+
 int DiLoCoState::step() {
   at::NoGradGuard no_grad;
+  check_usable();
   ++steps_;
   int arrived = 0;
   for (std::size_t number = 0; number < fragments_.size(); ++number)
@@ -176,16 +143,18 @@ void DiLoCoState::post(std::size_t number) {
   Fragment& fragment = fragments_[number];
   fragment.posted = steps_;
   std::int64_t before = group_.traffic().bytes;
-  fragment.average = PseudoGradientAverage(
-      group_, fragment.outer - flat_of(fragment.parameters), options_.pseudo_gradients,
-      formatted("DiLoCo fragment {}", number), options_.timeout);
+  communicate([&] {
+    fragment.average = PseudoGradientAverage(
+        group_, fragment.outer - flat_of(fragment.parameters), options_.pseudo_gradients,
+        formatted("DiLoCo fragment {}", number), options_.timeout);
+  });
   bytes_sent_ += group_.traffic().bytes - before;
 }
 
 const at::Tensor& DiLoCoState::wait_for(Fragment& fragment) {
   if (!fragment.arrived.defined()) {
     parallel::WaitTime::Scope waiting(waits_);
-    fragment.arrived = fragment.average.average();
+    communicate([&] { fragment.arrived = fragment.average.average(); });
   }
   return fragment.arrived;
 }
@@ -242,6 +211,35 @@ std::vector<NamedPart> DiLoCoState::state_parts() {
   return parts;
 }
 
+void DiLoCoState::wait_for_all() {
+  for (Fragment& fragment : fragments_)
+    if (fragment.posted > 0) (void)wait_for(fragment);
+}
+
+// What was on its way, and the momentum, are of other outer parameters.
+void DiLoCoState::begin_anew() {
+  for (Fragment& fragment : fragments_) {
+    fragment.posted = 0;
+    fragment.average = {};
+    fragment.arrived = fragment.momentum = at::Tensor();
+  }
+}
+
+void DiLoCoState::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
+  check_usable();
+  wait_for_all();
+  OwnCopies::load_state_dict(tensors);
+  begin_anew();
+  at::NoGradGuard no_grad;
+  for (Fragment& fragment : fragments_) fragment.outer.copy_(flat_of(fragment.parameters));
+}
+
+void DiLoCoState::before_load() {
+  check_usable();
+  wait_for_all();
+  begin_anew();
+}
+
 // The outer parameters have new values.
 void DiLoCoState::after_load() {
   for (const Fragment& fragment : fragments_)
@@ -252,6 +250,7 @@ void DiLoCoState::after_load() {
 
 std::map<std::string, at::Tensor> DiLoCoState::state() {
   at::NoGradGuard no_grad;
+  check_usable();
   std::map<std::string, at::Tensor> state;
   at::Tensor posted = at::empty({options_.fragments}, at::kLong);
   for (std::size_t number = 0; number < fragments_.size(); ++number) {
@@ -319,13 +318,20 @@ class StateReader {
 
 void DiLoCoState::load_state(const std::map<std::string, at::Tensor>& state) {
   at::NoGradGuard no_grad;
+  check_usable();
   StateReader reader(state);
-  at::Tensor step = reader.integers("step", 1);
+  const auto step = reader.integers("step", 1).item<std::int64_t>();
+  check_input(step >= 0, "DiLoCo: step of the state: expected at least 0, found {}", step);
   at::Tensor posted = reader.integers("posted", options_.fragments);
   std::vector<Fragment> loaded = fragments_;
   for (std::size_t i = 0; i < loaded.size(); ++i) {
     Fragment& fragment = loaded[i];
-    fragment.posted = posted[static_cast<std::int64_t>(i)].item<std::int64_t>();
+    fragment.posted = posted.view({-1})[static_cast<std::int64_t>(i)].item<std::int64_t>();
+    check_input(fragment.posted == 0 || (fragment.posted > 0 && fragment.posted <= step &&
+                                         step - fragment.posted < options_.inner_steps),
+                "DiLoCo: posted of the state: expected 0 or one of the last {} steps up to {}, "
+                "found {}",
+                options_.inner_steps, step, fragment.posted);
     fragment.outer = reader.flat_that_is_there(fragment, "outer.");
     fragment.momentum = reader.flat(fragment, "momentum.");
     fragment.arrived =
@@ -333,10 +339,9 @@ void DiLoCoState::load_state(const std::map<std::string, at::Tensor>& state) {
     fragment.average = {};
   }
   reader.check_all_used();
-  for (Fragment& fragment : fragments_)
-    if (fragment.posted > 0) (void)wait_for(fragment);
+  wait_for_all();
   fragments_ = std::move(loaded);
-  steps_ = step.item<std::int64_t>();
+  steps_ = step;
 }
 
 DiLoCoState& diloco(const std::shared_ptr<HandleState>& state) {

@@ -63,6 +63,8 @@ class DataParallelState final : public HandleState {
     lockstep::load_state_dict(*module_, tensors);
   }
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
+  void check_one_model() const override;
+  void load_state_parts(const std::function<void(const NamedPart&)>& read) override;
 
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] double seconds_waited() const override { return waits_->seconds(); }
@@ -76,6 +78,7 @@ class DataParallelState final : public HandleState {
   Group group_;
   std::optional<Mesh> mesh_;
   std::vector<std::string> ignored_;
+  std::shared_ptr<CommunicationHook> hook_;
   std::vector<NamedParameter> parameters_;
   std::shared_ptr<parallel::WaitTime> waits_ = std::make_shared<parallel::WaitTime>();
   std::shared_ptr<BucketReducer> reducer_;
@@ -89,7 +92,8 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> module, 
     : module_(std::move(module)),
       group_(std::move(group)),
       mesh_(std::move(mesh)),
-      ignored_(options.ignored) {
+      ignored_(options.ignored),
+      hook_(options.hook) {
   check(options.bucket_bytes >= 1 && options.first_bucket_bytes >= 1,
         "DistributedDataParallel: bucket sizes must be positive, found {} and {} bytes",
         options.bucket_bytes, options.first_bucket_bytes);
@@ -146,8 +150,21 @@ void DataParallelState::zero_grad(bool set_to_none) {
   parallel::zero_gradients(parameters_, set_to_none);
 }
 
+void DataParallelState::check_one_model() const {
+  check(!hook_ || !hook_->models_may_differ(),
+        "DistributedDataParallel: the ranks' models may differ, since hook {} does not average "
+        "gradients over all of them: save after a ModelAverager that was made with the hook has "
+        "averaged over all ranks (average_now())",
+        hook_ ? hook_->describe() : "");
+}
+
 std::vector<NamedPart> DataParallelState::state_parts() {
   return parallel::whole_state_parts(*module_, ignored_);
+}
+
+void DataParallelState::load_state_parts(const std::function<void(const NamedPart&)>& read) {
+  HandleState::load_state_parts(read);
+  if (hook_) hook_->models_are_equal(group_);
 }
 
 HandleMemory DataParallelState::memory() const {

@@ -28,8 +28,11 @@ std::vector<std::vector<int>> plan_of(const std::vector<at::Tensor>& tensors) {
 }  // namespace
 
 ModelAverager::ModelAverager(std::vector<at::Tensor> parameters, std::vector<AveragingLevel> levels,
-                             std::int64_t warmup_steps)
-    : parameters_(std::move(parameters)), levels_(std::move(levels)), warmup_steps_(warmup_steps) {
+                             std::int64_t warmup_steps, std::shared_ptr<CommunicationHook> hook)
+    : parameters_(std::move(parameters)),
+      levels_(std::move(levels)),
+      warmup_steps_(warmup_steps),
+      hook_(std::move(hook)) {
   check(!levels_.empty(), "ModelAverager: no level is given");
   check(warmup_steps >= 0, "ModelAverager: warmup_steps must be at least 0, found {}",
         warmup_steps);
@@ -49,12 +52,16 @@ bool ModelAverager::step() {
   for (auto level = levels_.rbegin(); level != levels_.rend(); ++level) {
     if (counted % level->period != 0) continue;
     average(level->group);
+    if (hook_) hook_->models_are_equal(level->group);
     return true;
   }
   return false;
 }
 
-void ModelAverager::average_now() { average(levels_.back().group); }
+void ModelAverager::average_now() {
+  average(levels_.back().group);
+  if (hook_) hook_->models_are_equal(levels_.back().group);
+}
 
 void ModelAverager::set_steps(std::int64_t steps) {
   check(steps >= 0, "ModelAverager: steps must be at least 0, found {}", steps);
@@ -102,6 +109,8 @@ class PostLocalSgd final : public CommunicationHook {
     std::int64_t step = step_;
     if (bucket.is_last()) ++step_;
     if (step < options_.start_step) return average_of(bucket, group);
+    ranks_ = group.size();
+    differs_ = differs_ || (options_.subgroup ? options_.subgroup->size() : 1) < ranks_;
     if (options_.subgroup) return average_of(bucket, *options_.subgroup);
     return bucket.buffer();
   }
@@ -114,10 +123,16 @@ class PostLocalSgd final : public CommunicationHook {
                 "post_local_sgd: state must be one number, step");
     step_ = step->second.item<std::int64_t>();
   }
+  [[nodiscard]] bool models_may_differ() const override { return differs_; }
+  void models_are_equal(const Group& group) override {
+    if (group.size() == ranks_) differs_ = false;
+  }
 
  private:
   PostLocalSgdOptions options_;
   std::int64_t step_ = 0;
+  int ranks_ = 1;  // of the handle's group
+  bool differs_ = false;
 };
 
 // Of options that are checked here, before any call.
@@ -130,37 +145,69 @@ class LocalSgdState final : public data_parallel::OwnCopies {
  public:
   LocalSgdState(torch::nn::Module& module, Group group, LocalSgdOptions options)
       : OwnCopies(module, std::move(group), "LocalSgd", describe(options), std::nullopt),
-        averager_(trained(), {{options.period, group_}}) {}
+        period_(options.period),
+        is_trained_(parameters_.size()),
+        averager_({}, {{period_, group_}}) {
+    say_equal();
+  }
 
-  [[nodiscard]] std::vector<NamedPart> state_parts() override {
-    check(!differs_,
+  void check_one_model() const override {
+    check(group_.size() == 1 || (!differs_ && versions() == equal_versions_),
           "LocalSgd: the ranks' parameters differ after step {}: save after a step that averages, "
           "or call average_now()",
           averager_.steps());
-    return OwnCopies::state_parts();
+  }
+  void load_state_parts(const std::function<void(const NamedPart&)>& read) override {
+    OwnCopies::load_state_parts(read);
+    say_equal();
   }
   bool step() {
+    find_trained();
     bool averaged = averager_.step();
-    differs_ = !averaged && group_.size() > 1;
+    differs_ = true;
+    if (averaged) say_equal();
     return averaged;
   }
   void average_now() {
+    find_trained();
     averager_.average_now();
-    differs_ = false;
+    say_equal();
   }
   [[nodiscard]] double seconds_waited() const override { return 0; }
   ModelAverager& averager() { return averager_; }
 
  private:
-  [[nodiscard]] std::vector<at::Tensor> trained() const {
+  // What is frozen later has been trained since the latest average, perhaps, and stays.
+  void find_trained() {
+    bool is_new = false;
     std::vector<at::Tensor> tensors;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      const at::Tensor& tensor = parameters_[i].tensor;
+      if (tensor.requires_grad() && !is_trained_[i]) is_trained_[i] = is_new = true;
+      if (is_trained_[i]) tensors.push_back(tensor);
+    }
+    if (!is_new) return;
+    const std::int64_t steps = averager_.steps();
+    averager_ = ModelAverager(std::move(tensors), {{period_, group_}});
+    averager_.set_steps(steps);
+  }
+  // Every write into a tensor counts.
+  [[nodiscard]] std::vector<std::int64_t> versions() const {
+    std::vector<std::int64_t> versions;
     for (const NamedParameter& parameter : parameters_)
-      if (parameter.tensor.requires_grad()) tensors.push_back(parameter.tensor);
-    return tensors;
+      versions.push_back(parameter.tensor.is_inference() ? 0 : parameter.tensor._version());
+    return versions;
+  }
+  void say_equal() {
+    differs_ = false;
+    equal_versions_ = versions();
   }
 
+  std::int64_t period_;
+  std::vector<bool> is_trained_;
   ModelAverager averager_;
-  bool differs_ = false;
+  bool differs_ = false;  // a step did not average
+  std::vector<std::int64_t> equal_versions_;
 };
 
 LocalSgdState& local(const std::shared_ptr<HandleState>& state) {

@@ -56,7 +56,8 @@ PseudoGradientAverage::PseudoGradientAverage(Group& group, at::Tensor values,
 }
 
 at::Tensor PseudoGradientAverage::average() {
-  std::exchange(work_, Work()).wait();
+  work_.wait();
+  work_ = Work();
   if (!gathered_.defined()) return values_;
   at::Tensor sum = decode_int8(gathered_[0], values_);
   for (int rank = 1; rank < ranks_; ++rank) sum += decode_int8(gathered_[rank], values_);

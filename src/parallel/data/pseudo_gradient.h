@@ -27,7 +27,7 @@ class PseudoGradientAverage {
   PseudoGradientAverage(Group& group, at::Tensor values, PseudoGradients format,
                         const std::string& tag, std::optional<Duration> timeout);
 
-  // Blocks, once.
+  // Blocks, once. After an exception nothing may be asked of this object.
   [[nodiscard]] at::Tensor average();
 
  private:

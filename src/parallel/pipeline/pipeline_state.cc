@@ -224,14 +224,25 @@ PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batc
   return {execution.loss(), kind == StepKind::forward ? execution.outputs() : Tensors()};
 }
 
-// Tells the other ranks, and forgets what was begun.
+// Tells the other ranks, and forgets what was begun. Other pipelines wait for this one in calls of
+// the strategy's groups.
 void PipelineState::fail(const Doing& now, const char* what) noexcept {
-  try {
-    const std::string part = now.action ? plan::text_of(*now.action) : now.part;
-    group_.abort(formatted("{} of the pipeline failed: {}", part, visible_line(what, 2000)));
-  } catch (...) {
-    // The group is dead then already.
+  const auto end = [&](Group group) {
+    try {
+      const std::string part = now.action ? plan::text_of(*now.action) : now.part;
+      group.abort(formatted("{} of the pipeline failed: {}", part, visible_line(what, 2000)));
+    } catch (...) {
+      // The group is dead then already.
+    }
+  };
+  end(group_);
+  for (const pipeline::StageSet& set : sets_->all()) {
+    if (!set.handle) continue;
+    end(set.handle->group());
+    if (const std::optional<Mesh> mesh = set.handle->mesh())
+      for (const MeshAxis& axis : mesh->axes()) end((*mesh)[axis.name]);
   }
+  if (options_.all_ranks) end(*options_.all_ranks);
   sets_->end_step();
   books_.clear();
   for (auto& [stage, run] : runs_) run.clear();
@@ -306,7 +317,7 @@ std::vector<NamedPart> PipelineState::parts_of(pipeline::StageSet& set, const Is
     if (is_own(part)) list.push_back(part);
   };
   if (set.handle) {
-    std::ranges::for_each(set.handle->state_parts(), add);
+    std::ranges::for_each(set.handle->parts_to_load(), add);
     return list;
   }
   // Buffers too are this rank's alone.
@@ -326,6 +337,11 @@ std::vector<NamedPart> PipelineState::state_parts() {
   return list;
 }
 
+void PipelineState::check_one_model() const {
+  for (const pipeline::StageSet& set : sets_->all())
+    if (set.handle) (void)set.handle->state_parts();
+}
+
 void PipelineState::load_state_parts(const std::function<void(const NamedPart&)>& read) {
   load_sets(0, own_parts(), read);
 }
@@ -336,7 +352,7 @@ void PipelineState::load_sets(std::size_t from, const IsOwn& is_own,
                               const std::function<void(const NamedPart&)>& read) {
   if (from == sets_->all().size()) return;
   pipeline::StageSet& set = sets_->all()[from];
-  std::size_t left = set.handle ? set.handle->state_parts().size() : 0;
+  std::size_t left = set.handle ? set.handle->parts_to_load().size() : 0;
   if (left == 0) {
     for (const NamedPart& part : parts_of(set, is_own)) read(part);
     return load_sets(from + 1, is_own, read);

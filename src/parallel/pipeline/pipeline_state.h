@@ -40,6 +40,7 @@ class PipelineState final : public HandleState {
   void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override;
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
   void load_state_parts(const std::function<void(const NamedPart&)>& read) override;
+  void check_one_model() const override;
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] double seconds_waited() const override { return waited_; }
   [[nodiscard]] const Group& group() const override {

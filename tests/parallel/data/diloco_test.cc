@@ -3,6 +3,7 @@
 #include "parallel/data/hook_support.h"
 #include "parallel/data/pseudo_gradient.h"
 
+#include <lockstep/module/state_dict.h>
 #include <lockstep/optim/adamw.h>
 
 #include <cmath>
@@ -226,6 +227,58 @@ TEST_P(DiLoCos, WhatIsSavedIsTheOuterModel) {
   });
 }
 
+// With a fragment on its way and a momentum: as a handle that has just been made with these values.
+TEST_P(DiLoCos, LoadingBeginsAnew) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
+    DiLoCoOptions options{.inner_steps = 4, .overlap_steps = 2};
+    for (bool by_parts : {false, true}) {
+      Table table(diloco_shapes, at::kDouble), fresh(diloco_shapes, at::kDouble);
+      DiLoCo diloco(table, group, options);
+      torch::optim::SGD sgd(diloco.parameters(), 0.01);
+      for (int step = 0; step < 8; ++step) {  // arrived at 6; posted at 8
+        inner_step(table, sgd, group.rank(), step);
+        (void)diloco.step();
+      }
+      std::map<std::string, at::Tensor> loaded;
+      for (const auto& [name, tensor] : diloco.state_dict())
+        loaded[name] = at::full_like(tensor, 0.25);
+      lockstep::load_state_dict(*fresh, loaded);
+      DiLoCo other(fresh, group, options);
+      torch::optim::SGD other_sgd(other.parameters(), 0.01);
+      if (by_parts) {
+        diloco.load_state_parts(
+            [&](const NamedPart& part) { part.tensor.copy_(loaded.at(part.name)); });
+      } else {
+        diloco.load_state_dict(loaded);
+      }
+      EXPECT_EQ(diloco.steps(), 8);
+      for (int step = 0; step < 11; ++step) {
+        inner_step(table, sgd, group.rank(), step);
+        inner_step(fresh, other_sgd, group.rank(), step);
+        EXPECT_EQ(diloco.step(), other.step()) << step;
+        for (std::size_t i = 0; i < diloco_shapes.size(); ++i)
+          EXPECT_TRUE(same_bits(table->weights[i], fresh->weights[i])) << step << " " << i;
+      }
+    }
+  });
+}
+
+TEST_P(DiLoCos, WhatCannotBeLoadedChangesNothing) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
+    Table table(diloco_shapes, at::kDouble);
+    DiLoCo diloco(table, group, {.inner_steps = 1, .overlap_steps = 0});
+    torch::optim::SGD sgd(diloco.parameters(), 0.01);
+    inner_step(table, sgd, group.rank(), 0);
+    (void)diloco.step();
+    auto before = diloco.state();
+    EXPECT_THROW(diloco.load_state_dict({{"w9", at::ones({2})}}), BadInput);
+    auto after = diloco.state();
+    ASSERT_EQ(before.size(), after.size());
+    for (const auto& [name, tensor] : before)
+      EXPECT_TRUE(same_bits(tensor, after.at(name))) << name;
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(All, DiLoCos,
                          testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3, 5})),
                          name_of_ranks);
@@ -256,9 +309,55 @@ TEST(DiLoCoErrors, RefusesWhatMakesNoSense) {
   other["outer.w1"] = at::ones({9});
   expect_contains(message_of<BadInput>([&] { diloco.load_state(other); }),
                   "outer.w1 of the state: expected shape [7], found [9]");
+  for (std::int64_t posted : {-1, 1, 1000000000}) {
+    auto wrong = state;
+    wrong["posted"] = at::full({1}, posted, at::kLong);
+    expect_contains(message_of<BadInput>([&] { diloco.load_state(wrong); }),
+                    "posted of the state: expected 0 or one of the last 500 steps up to 0, found");
+  }
+  auto negative = state;
+  negative["step"] = at::full({1}, -3, at::kLong);
+  expect_contains(message_of<BadInput>([&] { diloco.load_state(negative); }),
+                  "step of the state: expected at least 0, found -3");
   state["outer.w7"] = at::ones({9});
   expect_contains(message_of<BadInput>([&] { diloco.load_state(state); }),
                   "1 tensors of the state");
+}
+
+// A fragment is on its way when the group ends: what has not arrived is never taken for an average.
+TEST(DiLoCoErrors, AFailedAverageEndsTheHandle) {
+  for (auto format : {PseudoGradients::float32, PseudoGradients::int8})
+    run_as_threads(3, [&](Group group) {
+      Table table(diloco_shapes, at::kFloat);
+      DiLoCo diloco(table, group,
+                    {.inner_steps = 4, .pseudo_gradients = format, .overlap_steps = 2});
+      auto first = diloco.state();
+      torch::optim::SGD sgd(diloco.parameters(), 0.1);
+      for (int step = 0; step < 3; ++step) {
+        inner_step(table, sgd, group.rank(), step);
+        (void)diloco.step();
+      }
+      if (group.rank() == 2) return group.abort("a rank that leaves");
+      // Posts, or finds the end at once; the wait for it is here.
+      EXPECT_THROW(
+          {
+            (void)diloco.step();
+            (void)diloco.state();
+          },
+          Error);
+      auto refused = [](const std::function<void()>& use) {
+        std::string text = message_of<InvalidArgument>(use);
+        expect_contains(text, "DiLoCo: an average of pseudo-gradients has failed before (");
+        expect_contains(text, "a rank that leaves");
+        EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+      };
+      at::Tensor before = table->weights[0].detach().clone();
+      for (int step = 0; step < 3; ++step) refused([&] { (void)diloco.step(); });
+      refused([&] { (void)diloco.state(); });
+      refused([&] { diloco.load_state(first); });
+      EXPECT_TRUE(same_bits(before, table->weights[0]));
+      EXPECT_TRUE(same_bits(diloco.state_parts()[1].tensor, first.at("outer.w1")));
+    });
 }
 
 TEST(Int8, IsTheNearestMultiple) {

@@ -74,6 +74,47 @@ TEST_P(Locals, AveragesEveryPeriodAndCountsItsBytes) {
   });
 }
 
+void set_to_rank(TableImpl& table, int rank) {
+  torch::NoGradGuard no_grad;
+  for (at::Tensor& weight : table.weights) weight.fill_(rank);
+}
+
+// Between the optimizer's step and LocalSgd's too, and whatever writes into the parameters.
+TEST_P(Locals, WhatRanksHaveOfTheirOwnIsNotSavedAndMayBeLoadedOver) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
+    Table table(local_shapes, at::kDouble);
+    LocalSgd local(table, group, {.period = 1});
+    EXPECT_EQ(local.state_parts().size(), 2U);
+    set_to_rank(*table, group.rank());
+    const std::string words = "the ranks' parameters differ after step 0";
+    if (group.size() > 1)
+      expect_contains(message_of<InvalidArgument>([&] { (void)local.state_parts(); }), words);
+    EXPECT_EQ(local.parts_to_load().size(), 2U);
+    local.load_state_parts([](const NamedPart& part) { part.tensor.fill_(7); });
+    EXPECT_EQ(local.state_parts().size(), 2U);
+    EXPECT_EQ(table->weights[0][0][0].item<double>(), 7);
+    set_to_rank(*table, group.rank());
+    EXPECT_TRUE(local.step());
+    EXPECT_EQ(local.state_parts()[1].tensor[0].item<double>(), (group.size() - 1) / 2.0);
+  });
+}
+
+TEST_P(Locals, WhatIsUnfrozenLaterIsAveraged) {
+  run_group(GetParam().engine, GetParam().size, [](Group group) {
+    Table table(local_shapes, at::kDouble);
+    table->weights[1].requires_grad_(false);
+    LocalSgd local(table, group, {.period = 2});
+    EXPECT_FALSE(local.step());
+    table->weights[1].requires_grad_(true);
+    table->weights[0].requires_grad_(false);
+    set_to_rank(*table, group.rank());
+    EXPECT_TRUE(local.step());
+    EXPECT_EQ(local.steps(), 2);
+    for (const at::Tensor& weight : table->weights)
+      EXPECT_EQ(weight.view({-1})[0].item<double>(), (group.size() - 1) / 2.0);
+  });
+}
+
 TEST_P(Locals, PostLocalSgdAveragesGradientsFirst) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {
     Table table(local_shapes, at::kDouble), exact(local_shapes, at::kDouble);
@@ -81,7 +122,7 @@ TEST_P(Locals, PostLocalSgdAveragesGradientsFirst) {
     DistributedDataParallel ddp(table, group, {.hook = hook});
     DistributedDataParallel plain(exact, group);
     torch::optim::SGD sgd(ddp.parameters(), 0.1), plain_sgd(plain.parameters(), 0.1);
-    ModelAverager averager(ddp.parameters(), {{2, group}}, /*warmup_steps=*/2);
+    ModelAverager averager(ddp.parameters(), {{2, group}}, /*warmup_steps=*/2, hook);
     Copies copies(group.size());
     for (int step = 0; step < 7; ++step) {
       ddp.zero_grad();
@@ -89,6 +130,13 @@ TEST_P(Locals, PostLocalSgdAveragesGradientsFirst) {
       sgd.step();
       bool averages = step >= 2 && (step - 1) % 2 == 0;
       EXPECT_EQ(averager.step(), averages) << step;
+      if (step >= 2 && !averages && group.size() > 1) {
+        expect_contains(message_of<InvalidArgument>([&] { (void)ddp.state_parts(); }),
+                        "the ranks' models may differ, since hook post_local_sgd(start_step 2, no "
+                        "subgroups) does not average");
+      } else {
+        EXPECT_EQ(ddp.state_parts().size(), 2U) << step;
+      }
       if (step < 2) {
         plain.zero_grad();
         backward(plain, *exact, step);
@@ -107,6 +155,29 @@ TEST_P(Locals, PostLocalSgdAveragesGradientsFirst) {
       copies.expect(*table, group.rank(), "step " + std::to_string(step));
     }
     EXPECT_EQ(hook->state().at("step").item<std::int64_t>(), 7);
+  });
+}
+
+// An average over a part of the ranks makes no model that could be saved; one over all and a load
+// do.
+TEST(LocalLevels, OnlyAllRanksMakeOneModelOfPostLocalSgd) {
+  run_as_threads(4, [](Group group) {
+    Table table(local_shapes, at::kDouble);
+    Group pair = group.split(group.rank() / 2);
+    auto hook = post_local_sgd({.subgroup = pair});
+    DistributedDataParallel ddp(table, group, {.hook = bf16_compression(hook)});
+    ModelAverager averager(ddp.parameters(), {{1, pair}, {2, group}}, 0, hook);
+    EXPECT_EQ(ddp.state_parts().size(), 2U);
+    backward(ddp, *table, 0);
+    EXPECT_TRUE(averager.step());
+    EXPECT_THROW((void)ddp.state_parts(), InvalidArgument);
+    EXPECT_TRUE(averager.step());
+    EXPECT_EQ(ddp.state_parts().size(), 2U);
+    ddp.zero_grad();
+    backward(ddp, *table, 1);
+    EXPECT_THROW((void)ddp.state_parts(), InvalidArgument);
+    ddp.load_state_parts([](const NamedPart& part) { part.tensor.fill_(1); });
+    EXPECT_EQ(ddp.state_parts().size(), 2U);
   });
 }
 

@@ -118,7 +118,7 @@ class CommunicationHook {
 
   // Begins the reduction of a bucket. The result has the sizes and dtype of bucket.buffer(), which
   // it may be, and becomes the gradients: a hook divides by the group's size itself. Another shape
-  // or dtype is a ReductionFailed.
+  // or dtype is a ReductionFailed, which ends the group as an exception of the hook does.
   [[nodiscard]] virtual BucketFuture run(const GradientBucket& bucket, Group& group) = 0;
 
   // What the hook keeps from step to step on this rank, by name; a program saves it with the model,
@@ -127,6 +127,13 @@ class CommunicationHook {
   // What state() has returned. After DistributedDataParallel has been made with the hook. BadInput
   // names what is unknown, missing or of another shape, and then nothing has changed.
   virtual void load_state(const std::map<std::string, at::Tensor>& state);
+
+  // Whether the models of the handle's ranks may differ, since gradients were not averaged over all
+  // of them: the handle's state_parts(), by which checkpoints are written, is InvalidArgument then.
+  [[nodiscard]] virtual bool models_may_differ() const { return false; }
+  // The models of all ranks of `group` are the same now: averaged (by a ModelAverager that knows
+  // the hook), or loaded. A hook that wraps another one passes both on.
+  virtual void models_are_equal(const Group& /*group*/) {}
 };
 
 // The bucket's average over the group, in place. Of half precision the parts are divided before

@@ -69,6 +69,14 @@ struct DiLoCoOptions {
 // state_parts() has the outer parameters, which are the same on all ranks: what a checkpoint is
 // written by, and read into the module. To go on exactly, each rank saves its own state_dict(), its
 // inner optimizer and state().
+//
+// load_state_dict() and load_state_parts() begin anew from what they load: module and outer
+// parameters are the same, and the outer momentum and fragments on their way, for which they wait,
+// are dropped; steps() goes on. load_state() after load_state_dict() brings back what it has.
+//
+// Where an average fails (PeerLost, Timeout), this rank cannot know what the others have of it:
+// step(), state() and loading are InvalidArgument from then on. What state_parts() gives stays the
+// outer parameters as they were.
 class [[nodiscard]] DiLoCo : public Handle {
  public:
   using Options = DiLoCoOptions;

@@ -49,9 +49,11 @@ class ModelAverager {
  public:
   // Local. `parameters`: the same on every rank; their values may differ. Levels with longer
   // periods come later. Steps up to `warmup_steps` average nothing, and periods count from there.
+  // `hook`: that of the handle that trains them (post_local_sgd()), which is told when the last
+  // level has averaged; without it the handle refuses to be saved.
   // InvalidArgument for no level, a period below 1, periods that do not grow.
   ModelAverager(std::vector<at::Tensor> parameters, std::vector<AveragingLevel> levels,
-                std::int64_t warmup_steps = 0);
+                std::int64_t warmup_steps = 0, std::shared_ptr<CommunicationHook> hook = nullptr);
 
   // After optimizer.step(). Collective in steps that average, which are the same on every rank;
   // returns whether this one did. Else local.
@@ -69,12 +71,15 @@ class ModelAverager {
   std::vector<at::Tensor> parameters_;
   std::vector<AveragingLevel> levels_;
   std::int64_t warmup_steps_;
+  std::shared_ptr<CommunicationHook> hook_;
   std::int64_t steps_ = 0;
 };
 
 // For DistributedDataParallel: averages gradients over its group in the first `start_step` steps,
 // and then over `subgroup`, or not at all. One small call a step remains, which tells every rank of
-// exceptions on the others. state(): "step".
+// exceptions on the others. The handle's state_parts(), by which checkpoints are written, is
+// InvalidArgument from then on, but after an average of the models over its whole group by a
+// ModelAverager that was made with this hook, and after a load. state(): "step".
 struct PostLocalSgdOptions {
   std::int64_t start_step = 0;
   std::optional<Group> subgroup = std::nullopt;
@@ -103,10 +108,13 @@ class [[nodiscard]] LocalSgd : public Handle {
       : LocalSgd(*holder.ptr(), std::move(group), options) {}
 
   // After optimizer.step(): every `period`-th call is collective and averages the parameters.
-  // Returns whether it did. Buffers stay each rank's own, and so does what the optimizer keeps.
+  // Returns whether it did. Averaged is what requires a gradient then, or did in an earlier call.
+  // Buffers stay each rank's own, and so does what the optimizer keeps.
   bool step();
   // Collective: averages now. What is saved should be one model: state_parts(), by which
-  // checkpoints are written, is InvalidArgument while the ranks' parameters may differ.
+  // checkpoints are written, is InvalidArgument while the ranks' parameters may differ: since a
+  // step without an average, or a change of parameters after it. Checkpoints may be loaded at any
+  // time.
   void average_now();
 
   // As ModelAverager's.
