@@ -13,18 +13,23 @@ namespace {
 // Evaluation mode for a while; a module that was in another mode than its parent returns to it.
 class EvaluationMode {
  public:
-  explicit EvaluationMode(torch::nn::Module& model) {
-    for (auto& module : model.modules()) was_training_.emplace_back(module, module->is_training());
+  explicit EvaluationMode(torch::nn::Module& model)
+      : model_(model), model_was_training_(model.is_training()) {
+    for (auto& module : model.modules(/*include_self=*/false))
+      was_training_.emplace_back(module, module->is_training());
     model.eval();
   }
   EvaluationMode(const EvaluationMode&) = delete;
   EvaluationMode& operator=(const EvaluationMode&) = delete;
   // From the outermost to the innermost: train() of a module sets those below it.
   ~EvaluationMode() {
+    model_.train(model_was_training_);
     for (auto& [module, was_training] : was_training_) module->train(was_training);
   }
 
  private:
+  torch::nn::Module& model_;  // perhaps in no shared_ptr
+  const bool model_was_training_;
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> was_training_;
 };
 
