@@ -108,6 +108,20 @@ TEST(GlobalRules, SoftmaxAndCrossEntropyOfCutClasses) {
           });
 }
 
+TEST(GlobalRules, ATableThatIsCutInBothDimsIsLookedUp) {
+  for (int rows : {1, 2, 5})
+    for (const Placements& cut : {Placements{Shard(0), Shard(1)}, Placements{Shard(1), Shard(0)},
+                                  Placements{Shard(0), Shard(0)}})
+      expect_as_plain({2, 2}, [=](const Put& put) {
+        const Placements whole = {Replicate(), Replicate()};
+        at::Tensor table = put(numbers({rows, 6}).sin(), cut).requires_grad_();
+        at::Tensor indices = put(at::arange(7, at::kLong) % rows, whole);
+        at::Tensor found = at::embedding(table, indices);
+        found.pow(2).sum().backward();
+        return at::cat({found.detach().view({-1}), table.grad().view({-1})});
+      });
+}
+
 TEST(GlobalRules, SavedMeansAreCutWithTheGradient) {
   for (Placement cut : {Shard(0), Shard(1)})
     expect_as_plain({2}, [=](const Put& put) {

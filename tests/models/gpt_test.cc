@@ -149,6 +149,12 @@ TEST(GptGenerate, LeavesModeAndGradientsAlone) {
   EXPECT_TRUE(model->forward(prompt).requires_grad());
 }
 
+TEST(GptGenerate, TakesAModelInNoSharedPointer) {
+  GptImpl model(small);
+  EXPECT_EQ(model.generate(ids({1, 2}), 3).size(1), 5);
+  EXPECT_TRUE(model.is_training());
+}
+
 TEST(Gpt, RefusesWhatMakesNoSense) {
   Gpt model(small);
   EXPECT_EQ(refusal([&] {

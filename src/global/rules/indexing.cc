@@ -46,7 +46,10 @@ at::Tensor rows_of_part(const at::Tensor& weight, const at::Tensor& indices, std
 
 // Where the rows begin that this rank has.
 std::int64_t first_row(const RulePlan& plan, std::int64_t rows) {
-  at::Tensor numbers = plan.part_of(at::arange(rows), plan.operands[0]);
+  Placements placements = plan.operands[0];
+  for (Placement& one : placements)
+    if (!one.is_shard_of(0)) one = Replicate();
+  at::Tensor numbers = plan.part_of(at::arange(rows), placements);
   return numbers.numel() == 0 ? rows : numbers[0].item<std::int64_t>();
 }
 

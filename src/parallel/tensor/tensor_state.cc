@@ -27,9 +27,24 @@ TensorParallelState::TensorParallelState(std::shared_ptr<torch::nn::Module> modu
       kept_group_(std::make_shared<Group>(std::move(group))),
       options_(std::move(options)) {
   check(module_ != nullptr, "parallelize: expected a module, found none");
-  check_options();
   part_all(plan);
-  if (options_.strategy) train_parts();
+  if (!options_.strategy) return;
+  try {
+    train_parts();
+  } catch (...) {
+    detach();  // or gradients would go where nobody has them
+    throw;
+  }
+}
+
+// What ranks must agree on.
+std::vector<std::string> TensorParallelState::option_lines() const {
+  std::vector<std::string> lines = {"sequence_parallel: no"};
+  if (options_.sequence_parallel)
+    lines.front() = formatted("sequence_parallel: in dim {}", options_.sequence_dim);
+  lines.push_back(formatted("strategy: {}", options_.strategy ? "given" : "none"));
+  lines.push_back(formatted("mesh: {}", options_.mesh ? options_.mesh->group().size() : 0));
+  return lines;
 }
 
 void TensorParallelState::check_options() const {
@@ -48,7 +63,9 @@ void TensorParallelState::part_all(const TensorPlan& plan) {
   for (std::string& line : modules::lines_of_held(tensors)) lines.push_back(std::move(line));
   for (const auto& [pattern, style] : plan)
     lines.push_back(formatted("plan {}: {}", pattern, describe(style)));
+  for (std::string& line : option_lines()) lines.push_back(std::move(line));
   modules::check_same_lines(group_, lines, {.tag = "parallelize"});
+  check_options();
   modules::check_ordinary(tensors, "parallelize");
   modules::check_alone(tensors, "parallelize");
   const std::vector<PlannedParameter> planned =

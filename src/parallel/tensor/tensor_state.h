@@ -41,6 +41,7 @@ class TensorParallelState final : public HandleState {
  private:
   using PartedTensor = tensor_parallel::PartedTensor;
 
+  [[nodiscard]] std::vector<std::string> option_lines() const;
   void check_options() const;
   void part_all(const TensorPlan& plan);
   void train_parts();

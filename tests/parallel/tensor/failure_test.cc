@@ -97,6 +97,41 @@ TEST_P(TensorRefuses, RanksWithDifferentPlansAreAMismatch) {
   });
 }
 
+// Their collectives would not meet.
+TEST_P(TensorRefuses, RanksWithDifferentOptionsAreAMismatch) {
+  run([&](Group group) {
+    WithDeed model([] {});
+    const bool other = group.rank() == 1;
+    const auto message = [&](const TensorParallelOptions& options) {
+      return message_of<Mismatch>([&] { (void)parallelize(*model, group, deed_plan, options); });
+    };
+    expect_contains(message({.sequence_parallel = other}), "sequence_parallel: in dim 1");
+    expect_contains(message({.sequence_parallel = true, .sequence_dim = other ? 0 : 1}),
+                    "sequence_parallel: in dim 0");
+    expect_contains(message({.sequence_parallel = true, .sequence_dim = other ? 2 : 1}),
+                    "sequence_parallel: in dim 2");
+    EXPECT_TRUE(parallelize(*model, group, deed_plan).is_attached());
+  });
+}
+
+// The module is then as it is after the handle's end.
+TEST_P(TensorRefuses, AStrategyThatThrowsLeavesGradientsToTheModule) {
+  run([&](Group group) {
+    WithDeed model([] {});
+    const auto refuse = [](torch::nn::Module&) -> Handle { throw InvalidArgument("not today"); };
+    const auto call = [&] {
+      (void)parallelize(*model, group, deed_plan,
+                        {.strategy = refuse, .mesh = Mesh(group, {{"tp", group.size()}})});
+    };
+    EXPECT_EQ(message_of<InvalidArgument>(call), "not today");
+    model->forward(values({4, 6}, 1)).square().mean().backward();
+    for (const at::Tensor& parameter : model->parameters()) {
+      EXPECT_TRUE(parameter.is_leaf());
+      EXPECT_TRUE(is_global(parameter.grad()));
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Engines, TensorRefuses, every_engine({2}), engine_test_name);
 
 }  // namespace
