@@ -19,6 +19,7 @@ namespace {
 
 // Signal handlers and operator new reach nothing but globals.
 thread_local bool counting = false;
+thread_local int until_refused = -1;
 std::atomic<int> system_calls{0};
 std::atomic<int> first_call{-1};
 std::atomic<int> allocations{0};
@@ -60,6 +61,7 @@ void trap_system_calls() {
 
 [[maybe_unused]] void* counted(std::size_t bytes, std::size_t alignment) {
   if (counting) ++allocations;
+  if (until_refused >= 0 && until_refused-- == 0) throw std::bad_alloc();
   void* block = alignment > alignof(std::max_align_t)
                     ? std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment)
                     : std::malloc(bytes > 0 ? bytes : 1);
@@ -100,5 +102,7 @@ Asked asked_by(const std::function<void()>& body) {
   counting = false;
   return {system_calls, first_call, allocations};
 }
+
+void refuse_allocation(int number) { until_refused = number; }
 
 }  // namespace lockstep::test

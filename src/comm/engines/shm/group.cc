@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <new>
 #include <utility>
 
 namespace lockstep::shm {
@@ -60,11 +61,33 @@ CallId Group::post(Posting& posting) {
   order_after_conflicts(channel, path, posting);
   finish_complete();
   channel.fill_next(path, posting);
-  if (!progress_.post(channel, posting)) {
+  if (!post_next(channel, posting)) {
     channel.empty_next();
     throw_failure();
   }
   return {key, next};
+}
+
+bool Group::post_next(Channel& channel, const Posting& posting) {
+  const auto before = channel.posted();
+  try {
+    return progress_.post(channel, posting);
+  } catch (const std::exception& error) {
+    if (channel.posted() == before) {
+      channel.empty_next();
+    } else {
+      fail_by_error(error);  // the caller counts no call, and would take the next one for this
+    }
+    throw;
+  }
+}
+
+void Group::fail_by_error(const std::exception& error) const {
+  try {
+    fail(FailureKind::aborted, diagnose::aborted_sentence(rank(), error.what(), name()));
+  } catch (const std::bad_alloc&) {
+    fail(FailureKind::aborted, "a rank ended the group: it has no memory");
+  }
 }
 
 void Group::order_after_conflicts(const Channel& channel, const DataPath& path,

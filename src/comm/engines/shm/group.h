@@ -16,6 +16,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -77,6 +78,9 @@ class Group {
   // False: the group has failed and makes no channel any more.
   [[nodiscard]] bool add_channel(ChannelKey key, ChannelMemory memory, std::vector<int> ranks);
   void wait(Channel& channel, const Awaited& awaited, Duration timeout);
+  // As ProgressEngine::post(). An error leaves nothing posted, or kills the group.
+  [[nodiscard]] bool post_next(Channel& channel, const Posting& posting);
+  void fail_by_error(const std::exception& error) const;
   void order_after_conflicts(const Channel& channel, const DataPath& path, const Posting& posting);
   // Gives out what is complete in all channels. By the thread that posts, or under active_mutex_.
   void finish_complete();
