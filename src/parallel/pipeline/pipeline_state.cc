@@ -224,14 +224,25 @@ PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batc
   return {execution.loss(), kind == StepKind::forward ? execution.outputs() : Tensors()};
 }
 
-// Tells the other ranks, and forgets what was begun.
+// Tells the other ranks, and forgets what was begun. Other pipelines wait for this one in calls of
+// the strategy's groups.
 void PipelineState::fail(const Doing& now, const char* what) noexcept {
-  try {
-    const std::string part = now.action ? plan::text_of(*now.action) : now.part;
-    group_.abort(formatted("{} of the pipeline failed: {}", part, visible_line(what, 2000)));
-  } catch (...) {
-    // The group is dead then already.
+  const auto end = [&](Group group) {
+    try {
+      const std::string part = now.action ? plan::text_of(*now.action) : now.part;
+      group.abort(formatted("{} of the pipeline failed: {}", part, visible_line(what, 2000)));
+    } catch (...) {
+      // The group is dead then already.
+    }
+  };
+  end(group_);
+  for (const pipeline::StageSet& set : sets_->all()) {
+    if (!set.handle) continue;
+    end(set.handle->group());
+    if (const std::optional<Mesh> mesh = set.handle->mesh())
+      for (const MeshAxis& axis : mesh->axes()) end((*mesh)[axis.name]);
   }
+  if (options_.all_ranks) end(*options_.all_ranks);
   sets_->end_step();
   books_.clear();
   for (auto& [stage, run] : runs_) run.clear();
