@@ -191,14 +191,16 @@ void GradientBuckets::finish_hook() {
       run_hook([&] { goes_on = futures_[i].advance() || goes_on; }, buckets_[i]);
   }
   std::vector<BucketFuture> futures = std::exchange(futures_, {});
-  for (std::size_t i = 0; i < futures.size(); ++i) {
-    const at::Tensor& values = futures[i].values();
-    at::Tensor place = buckets_[i].reducible().view({-1});
-    if (!values.defined() || values.sizes() != place.sizes() ||
-        values.scalar_type() != place.scalar_type())
-      parallel::throw_hook_result(hook_->describe(), buckets_[i].name(), place, values);
-    if (values.const_data_ptr() != place.const_data_ptr()) place.copy_(values);
-  }
+  for (std::size_t i = 0; i < futures.size(); ++i)
+    run_hook([&] { take_result(buckets_[i], futures[i].values()); }, buckets_[i]);
+}
+
+void GradientBuckets::take_result(const parallel::Bucket& bucket, const at::Tensor& values) const {
+  at::Tensor place = bucket.reducible().view({-1});
+  if (!values.defined() || values.sizes() != place.sizes() ||
+      values.scalar_type() != place.scalar_type())
+    parallel::throw_hook_result(hook_->describe(), bucket.name(), place, values);
+  if (values.const_data_ptr() != place.const_data_ptr()) place.copy_(values);
 }
 
 void GradientBuckets::scale(double factor) {

@@ -92,6 +92,7 @@ class GradientBuckets {
   [[nodiscard]] GradientBucket bucket_of_hook(std::size_t number) const;
   // What `run` throws ends the group.
   void run_hook(const std::function<void()>& run, const parallel::Bucket& bucket);
+  void take_result(const parallel::Bucket& bucket, const at::Tensor& values) const;
 
   Group* group_;
   std::vector<NamedParameter> parameters_;

@@ -118,7 +118,7 @@ class CommunicationHook {
 
   // Begins the reduction of a bucket. The result has the sizes and dtype of bucket.buffer(), which
   // it may be, and becomes the gradients: a hook divides by the group's size itself. Another shape
-  // or dtype is a ReductionFailed.
+  // or dtype is a ReductionFailed, which ends the group as an exception of the hook does.
   [[nodiscard]] virtual BucketFuture run(const GradientBucket& bucket, Group& group) = 0;
 
   // What the hook keeps from step to step on this rank, by name; a program saves it with the model,
