@@ -119,8 +119,10 @@ class PostLocalSgd final : public CommunicationHook {
   }
   void load_state(const std::map<std::string, at::Tensor>& state) override {
     auto step = state.find("step");
-    check_input(state.size() == 1 && step != state.end() && step->second.numel() == 1,
-                "post_local_sgd: state must be one number, step");
+    check_input(state.size() == 1 && step != state.end() && step->second.numel() == 1 &&
+                    step->second.scalar_type() == at::kLong &&
+                    step->second.item<std::int64_t>() >= 0,
+                "post_local_sgd: state must be one integer of at least 0, step");
     step_ = step->second.item<std::int64_t>();
   }
   [[nodiscard]] bool models_may_differ() const override { return differs_; }

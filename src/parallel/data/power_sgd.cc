@@ -242,9 +242,9 @@ std::map<std::string, at::Tensor> PowerSgd::state() const {
 
 void PowerSgd::check_loaded(const std::string& name, const at::Tensor& tensor) const {
   bool is_error = name.starts_with("error.");
-  auto found = attached_.find(name.substr(is_error ? 6 : 2));
-  check_input((is_error || name.starts_with("q.")) && found != attached_.end(),
-              "power_sgd: state has an unknown tensor {}", name);
+  bool is_known = is_error || name.starts_with("q.");
+  auto found = is_known ? attached_.find(name.substr(is_error ? 6 : 2)) : attached_.end();
+  check_input(found != attached_.end(), "power_sgd: state has an unknown tensor {}", name);
   auto [rows, columns] = found->second;
   std::vector<std::int64_t> sizes =
       is_error ? std::vector{rows, columns} : std::vector{columns, options_.rank};
@@ -256,6 +256,9 @@ void PowerSgd::check_loaded(const std::string& name, const at::Tensor& tensor) c
 void PowerSgd::load_state(const std::map<std::string, at::Tensor>& state) {
   auto step = state.find("step");
   check_input(step != state.end() && step->second.numel() == 1, "power_sgd: state has no step");
+  check_input(step->second.scalar_type() == at::kLong && step->second.item<std::int64_t>() >= 0,
+              "power_sgd: step of the state: expected an integer of at least 0, found {} {}",
+              c10::toString(step->second.scalar_type()), step->second.item<double>());
   std::map<std::string, at::Tensor> errors, qs;
   for (const auto& [name, tensor] : state) {
     if (name == "step") continue;

@@ -136,12 +136,15 @@ void Server::Impl::reap() {
 void Server::Impl::accept(std::int64_t join, std::string_view text) {
   std::lock_guard lock(mutex_);
   Guest& guest = guests_.emplace_back();
+  // run() joins the threads of all that are in the list.
+  ScopeExit refuse([this] { guests_.pop_back(); });
   guest.join = join;
   guest.worker = announcement_of(text);
   guest.thread = sys::Thread("parameter server", [this, &guest] {
     serve(guest);
     guest.has_gone = true;
   });
+  refuse.cancel();
 }
 
 void Server::Impl::serve(Guest& guest) {

@@ -219,6 +219,8 @@ TEST(LocalErrors, RefusesWhatMakesNoSense) {
   EXPECT_THROW(ModelAverager(parameters, {{4, group}}, -1), InvalidArgument);
   EXPECT_THROW((void)post_local_sgd({.start_step = -1}), InvalidArgument);
   EXPECT_THROW(post_local_sgd({})->load_state({}), BadInput);
+  for (const at::Tensor& wrong : {at::full({1}, -1, at::kLong), at::full({1}, NAN)})
+    EXPECT_THROW(post_local_sgd({})->load_state({{"step", wrong}}), BadInput);
   EXPECT_THROW((void)LocalSgd(table, group, {.period = 0}), InvalidArgument);
 }
 

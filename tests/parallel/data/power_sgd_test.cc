@@ -213,6 +213,16 @@ TEST(PowerSgdErrors, RefusesWhatMakesNoSense) {
                     hook->load_state({{"step", step}, {"q.w9", step}});
                   }),
                   "unknown tensor q.w9");
+  for (const char* name : {"", "x", "w0"})
+    expect_contains(message_of<BadInput>([&] {
+                      hook->load_state({{"step", step}, {name, step}});
+                    }),
+                    "unknown tensor " + std::string(name));
+  for (const at::Tensor& wrong : {step - 1, at::full({1}, NAN)})
+    expect_contains(message_of<BadInput>([&] {
+                      hook->load_state({{"step", wrong}});
+                    }),
+                    "step of the state: expected an integer of at least 0, found ");
   expect_contains(message_of<BadInput>([&] {
                     hook->load_state({{"step", step}, {"q.w0", at::ones({3, 1})}});
                   }),

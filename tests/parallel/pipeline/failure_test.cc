@@ -4,7 +4,6 @@
 #include <lockstep/comm/init.h>
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
-#include <lockstep/parallel/sharded/fully_shard.h>
 
 #include "parallel/pipeline/support.h"
 #include "support/processes.h"
@@ -181,40 +180,38 @@ TEST(PipelineFails, ArgumentsThatDoNotFitAreOneLine) {
 
 // The other pipeline waits in the strategy's calls, for gradients that will not come.
 TEST(PipelineFails, OtherPipelinesOfTheMeshAreToldAtOnce) {
-  for (bool is_sharded : {false, true})
-    run_group(
-        Engine::shm, 4,
-        [&](Group world) {
-          Mesh mesh(world, {{"pp", 2}, {"dp", 2}});
-          auto model = blocks(4);
-          auto stages = split(model, {"2"});
-          stages[1].forward = [inner = stages[1].forward, fails = mesh.coordinate("dp") == 0,
-                               calls = 0](const Tensors& inputs) mutable {
-            if (fails && ++calls == 2) throw std::runtime_error("no room");
-            return inner(inputs);
-          };
-          Pipeline pipeline(stages, plan::make_schedule("1f1b", {.stages = 2, .micro_batches = 3}),
-                            mesh["pp"], squared_error,
-                            {.strategy = [&](torch::nn::Module& stage) -> Handle {
-                               if (is_sharded) return fully_shard(stage, mesh["dp"]);
-                               return DistributedDataParallel(stage, mesh["dp"]);
-                             },
-                             .all_ranks = mesh.group()});
-          const PipedBatch batch = piped_batch(8, 1);
-          const auto begin = std::chrono::steady_clock::now();
-          try {
-            (void)pipeline.step(batch.inputs, batch.targets);
-            ADD_FAILURE() << "no error";
-          } catch (const Aborted& error) {
-            expect_contains(error.what(), "1F1 of the pipeline failed: no room");
-          } catch (const std::runtime_error& error) {
-            EXPECT_STREQ(error.what(), "no room");
-          }
-          EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
-          Group all = mesh.group();
-          EXPECT_THROW(all.barrier().wait(), Aborted);
-        },
-        /*timeout=*/rank_limit);
+  run_group(
+      Engine::shm, 4,
+      [&](Group world) {
+        Mesh mesh(world, {{"pp", 2}, {"dp", 2}});
+        auto model = blocks(4);
+        auto stages = split(model, {"2"});
+        stages[1].forward = [inner = stages[1].forward, fails = mesh.coordinate("dp") == 0,
+                             calls = 0](const Tensors& inputs) mutable {
+          if (fails && ++calls == 2) throw std::runtime_error("no room");
+          return inner(inputs);
+        };
+        Pipeline pipeline(stages, plan::make_schedule("1f1b", {.stages = 2, .micro_batches = 3}),
+                          mesh["pp"], squared_error,
+                          {.strategy = [&](torch::nn::Module& stage) -> Handle {
+                             return DistributedDataParallel(stage, mesh["dp"]);
+                           },
+                           .all_ranks = mesh.group()});
+        const PipedBatch batch = piped_batch(8, 1);
+        const auto begin = std::chrono::steady_clock::now();
+        try {
+          (void)pipeline.step(batch.inputs, batch.targets);
+          ADD_FAILURE() << "no error";
+        } catch (const Aborted& error) {
+          expect_contains(error.what(), "1F1 of the pipeline failed: no room");
+        } catch (const std::runtime_error& error) {
+          EXPECT_STREQ(error.what(), "no room");
+        }
+        EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+        Group all = mesh.group();
+        EXPECT_THROW(all.barrier().wait(), Aborted);
+      },
+      /*timeout=*/rank_limit);
 }
 
 // A rank of processes does something in the middle of a step; what the others are told.

@@ -43,8 +43,9 @@
 // throws it, and the others, also those of other pipelines that a strategy joins to this one, get
 // an Aborted that names rank, action and text. PeerLost and Timeout as of every group. The groups
 // of the pipeline, of its strategy and Options::all_ranks are dead after any of them, and gradients
-// are undefined. A batch that is none (rows, tensors) is an InvalidArgument on every rank, and the
-// group lives.
+// are undefined. fully_shard() has groups of its own beside these, in which another pipeline may
+// wait until its deadline. A batch that is none (rows, tensors) is an InvalidArgument on every
+// rank, and the group lives.
 //
 // Every public function that is not said to be local is collective over the group. Threads: one
 // thread a time per pipeline.
