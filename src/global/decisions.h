@@ -41,7 +41,7 @@ struct Decision final : c10::intrusive_ptr_target {
   bool is_plain = true;         // nothing converts and nothing is replaced
   bool is_copy = false;         // a view that had to be made of other memory
   bool may_fail_alone = false;  // ranks run it on different values
-  // Of the results, once the operation has run; guarded by the mutex of Decisions.
+  // Of the results, once the operation has run: final before the decision is added to Decisions.
   std::vector<SpecPtr> specs;
   bool has_run = false;
   std::vector<SpecPtr> keeps;  // what the key points at

@@ -102,8 +102,8 @@ struct RulePlan {
   std::vector<Placements> results;
   std::vector<std::vector<std::int64_t>> local_operands;  // sizes on this rank
   std::vector<std::vector<std::int64_t>> local_results;
-  // For kernels; these may be kept. The operation itself on what lies on the stack; this rank's
-  // part of a whole tensor; an all_reduce in place along an axis.
+  // For kernels; these may be kept for as long as the mesh lives. The operation itself on what lies
+  // on the stack; this rank's part of a whole tensor; an all_reduce in place along an axis.
   std::function<void(torch::jit::Stack& stack)> operation = {};
   std::function<at::Tensor(const at::Tensor& whole, const Placements& placements)> part_of = {};
   std::function<void(int axis, const at::Tensor& tensor, Op op)> all_reduce = {};

@@ -15,7 +15,8 @@
 // an ordinary tensor, this rank's part, in which gradients arrive. Plain tensors beside global ones
 // count as replicated: every rank of the group must pass the same batch, and random operations
 // draw from generators in the same state. What forward() returns is a global tensor;
-// full_tensor() makes a plain one of it, item() reads a number.
+// full_tensor() makes a plain one of it, item() reads a number. Both are collective where it is cut
+// or Partial, as a loss on a cut vocabulary is: every rank of the group calls them, not one alone.
 //
 // A block of a Colwise() layer and a Rowwise() one costs one all_reduce of its output in forward(),
 // and one of its input's gradient in backward(). With `sequence_parallel` (Korthikanti et al.,
@@ -89,11 +90,14 @@ class [[nodiscard]] TensorParallel : public Handle {
 };
 
 // Collective, and blocks. The values are rank 0's; a rank never has more than its parts and, on
-// rank 0, one whole parameter, where deferred() made the model. InvalidArgument, before anything is
-// changed: a pattern that names nothing (and what was probably meant), a parameter that two
-// patterns cut in two ways, parts or heads that do not divide, a parameter without dims. Mismatch
-// when ranks have different models or plans. The module must outlive the handle; when the handle
-// goes, the module's parameters are global tensors on their own.
+// rank 0, one whole parameter and a copy of it to send, where deferred() made the model.
+// InvalidArgument, before anything is changed: a pattern that names nothing (and what was probably
+// meant), a parameter that two patterns cut in two ways, parts or heads that do not divide, a
+// parameter without dims, parameters whose memory is shared or in use outside the module. Mismatch
+// when ranks have different models, plans or options. What the strategy throws comes when the
+// module has been cut. The module must outlive the handle; when the handle goes, the module's
+// parameters are global tensors on their own. A parameter that is registered later, or unfrozen, is
+// an InvalidArgument of the next zero_grad() or backward().
 [[nodiscard]] TensorParallel parallelize(torch::nn::Module& module, Group group,
                                          const TensorPlan& plan,
                                          TensorParallelOptions options = {});
