@@ -37,7 +37,8 @@ Rule layer_norm_backward(const RuleCall& call) {
   // Linear in the gradient, but a Partial one would come out thrice, each to be reduced.
   rule.results = {{call.sizes(1), labels}, {shape, whole}, {shape, whole}};
   rule.finish = [arguments = call.arguments()](RulePlan& plan) {
-    make_saved_dense(plan, 2, 3, 1, arguments);
+    make_dense(plan, 0, 1, 0, arguments);
+    make_dense(plan, 2, 3, 1, arguments);
   };
   return rule;
 }
@@ -94,6 +95,10 @@ Rule group_norm(const RuleCall& call) {
   Rule::Result mean{of_groups, made.labels(2)};
   made.rule.results = {{call.sizes(0), made.rule.operands[0]}, mean, mean};
   made.replace_numbers(0);
+  made.rule.finish = [numbers = made.rule.finish, arguments = call.arguments()](RulePlan& plan) {
+    numbers(plan);
+    make_dense(plan, 0, 0, 0, arguments);
+  };
   return made.rule;
 }
 
@@ -107,7 +112,7 @@ Rule group_norm_backward(const RuleCall& call) {
   made.replace_numbers(1);
   made.rule.finish = [numbers = made.rule.finish, arguments = call.arguments()](RulePlan& plan) {
     numbers(plan);
-    make_saved_dense(plan, 2, 3, 0, arguments);
+    make_dense(plan, 0, 3, 0, arguments);
   };
   return made.rule;
 }
@@ -130,7 +135,8 @@ Rule rms_norm_backward(const RuleCall& call) {
   rule.results = {{call.sizes(1), labels}, {shape, whole}};
   rule.linear = {{0}};
   rule.finish = [arguments = call.arguments()](RulePlan& plan) {
-    make_saved_dense(plan, 2, 2, 1, arguments);
+    make_dense(plan, 0, 1, 0, arguments);
+    make_dense(plan, 2, 2, 1, arguments);
   };
   return rule;
 }
