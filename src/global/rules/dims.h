@@ -55,14 +55,10 @@ namespace lockstep::global {
 }
 
 // Kernels of normalisations read what they are given, and what another one saved (the mean of each
-// row), as if it was dense, which a rank's part of it is not where a dim behind the first is cut.
+// row), as if it was dense, which a rank's part of a dense tensor need not be.
 // `first` and `last` are operands, and the tensor arguments `offset` places behind these.
 inline void make_dense(RulePlan& plan, std::size_t first, std::size_t last, std::size_t offset,
                        std::size_t arguments) {
-  bool is_cut = false;
-  for (std::size_t i = first; i <= last; ++i)
-    for (Placement one : plan.operands[i]) is_cut |= one.is_shard() && one.dim() > 0;
-  if (!is_cut) return;
   plan.kernel = [=, run = plan.kernel ? plan.kernel : plan.operation](torch::jit::Stack& stack) {
     for (std::size_t i = first + offset; i <= last + offset; ++i) {
       c10::IValue& value = stack[stack.size() - arguments + i];
