@@ -139,7 +139,7 @@ class Join::State final : public JoinLink {
     return {joinables_.at(place), static_cast<int>((code - 1) % rounds_of_one)};
   }
 
-  std::vector<Joinable*> joinables_;  // empty when it is over
+  std::vector<Joinable*> joinables_;  // empty once Join has ended
   JoinOptions options_;
   Group group_;
   JoinRound latest_;

@@ -106,7 +106,7 @@ void FileLock::close() {
   file_.reset();
 }
 
-// What somebody keeps under that name is neither emptied nor removed.
+// Another file of that name is neither emptied nor removed.
 void FileLock::check_is_lock() const {
   struct stat status {};
   const bool is_file = ::fstat(file_.get(), &status) == 0 && S_ISREG(status.st_mode);

@@ -1,4 +1,4 @@
-// PartsHandle: a Handle on tensors that somebody else owns, for what is saved and loaded through
+// PartsHandle: a Handle on tensors that it does not own, for what is saved and loaded through
 // one (lockstep/checkpoint/checkpoint.h).
 #pragma once
 

@@ -113,7 +113,7 @@ TEST(AsyncSaver, ARankCopiesWhatItWrites) {
   EXPECT_LE(most, bytes / 4 + 4096);
 }
 
-// Until somebody lets it go on; nothing is flushed meanwhile.
+// Until it is released; nothing is flushed meanwhile.
 class Gate {
  public:
   int pass() {

@@ -1,5 +1,5 @@
 // Where checkpoints lie: folders that not all ranks see, copies of hosts, folders that cannot be
-// read or that somebody else writes.
+// read or that another program writes.
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include "checkpoint/small_training.h"

@@ -192,7 +192,7 @@ TEST(TrainingState, OverwrittenBytesOfAnyFileAreFound) {
   }
 }
 
-// A value that somebody has changed, whatever the blanks.
+// A value that was changed by hand, whatever the blanks.
 TEST(TrainingState, AChangedValueIsFound) {
   test::TemporaryFolder out;
   save_example(out.path(), 1);

@@ -80,7 +80,7 @@ TEST(Strategies, ARunGoesOnByAnotherStrategy) {
   EXPECT_EQ(distance(alone.out, with.out), 0);
 }
 
-// Each gradient makes an update, whoever comes first: no bits, but the training works, is saved and
+// Each gradient makes an update, by arrival: no bits, but the training works, is saved and
 // goes on.
 TEST(Strategies, WorkersThatDoNotWaitLearn) {
   TemporaryFolder folder;

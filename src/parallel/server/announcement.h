@@ -1,7 +1,7 @@
 // What servers and workers write into the store to find each other.
 //
 // Keys: "server/<k>" what server k says of itself; "worker/<n>" that there is a worker n; "late"
-// counts the workers that came late; "join/<i>" what the i-th of all says, or that the run is over
+// counts the workers that came late; "join/<i>" what the i-th of all says, or that the run ended
 // (run_is_over), which a server writes when its last worker has left: so all servers take the same
 // workers; "pair/<i>/<k>/..." where that worker and server k meet.
 #pragma once

@@ -52,8 +52,8 @@ class ProgressEngine {
   // Posts what the channel has prepared, and executes this rank's part of what is ready. False: the
   // channel has been stopped, and nothing is posted.
   [[nodiscard]] bool post(Channel& channel, const Posting& posting);
-  // Makes progress until that is over. False: the group has failed, of this wait's deadline or of
-  // anything else.
+  // Makes progress until `awaited` is complete. False: the group has failed, of this wait's
+  // deadline or of anything else.
   [[nodiscard]] bool wait(Channel& channel, const Awaited& awaited, Duration timeout);
   // Executes one segment if there is one to be had.
   bool progress(ProgressScope scope);
