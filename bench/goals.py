@@ -14,6 +14,7 @@ COLLECTIVES = "plan of the collectives"
 DDP = "plan of DistributedDataParallel"
 SHARDING = "plan of full sharding"
 OPTIMIZERS = "plan of the optimizers"
+TENSOR = "plan of tensor parallel"
 PIPELINES = "plan of pipelines"
 DEFINITION = "definition: less or more is a wrong measurement"
 
@@ -97,6 +98,7 @@ GOALS = [
     Goal("step", "pytorch zero1 / ours optimizer", MLP_OF_2, SHARDING, least=1.8, aim=2.1),
     Goal("step", "pytorch fsdp2 / ours full", MLP_OF_2, SHARDING, least=2.3, aim=2.7),
     Goal("step", "ours full-node-shared / ours ddp", MLP_OF_2, SHARDING, most=1.05, aim=1),
+    Goal("step", "pytorch tensor / ours tensor", {"ranks": 2, "malloc": "lockstep"}, TENSOR, least=1.3),
     Goal("tail", "pytorch replicated / ours sharded", {"ranks": 2, "usual_size": True}, SHARDING, least=4, aim=5),
     Goal("tail", "bytes / (4p + 24)", {}, DEFINITION, least=0.999, most=1.001),
     Goal("trigger", "share of the step, %", {"usual_size": True}, SHARDING, most=2, aim=0.5),

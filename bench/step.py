@@ -11,10 +11,11 @@ from step_shared import USUAL_SIZES, check_optimizer, run_rounds, size_of
 from step_tail import USUAL_TAIL, compare_tails
 from step_trigger import measure_trigger
 
-OUR_MODES = ("none", "ddp", "optimizer", "gradients", "full", "full-node-shared")
-PYTORCH_MODES = ("none", "ddp", "zero1", "fsdp2")
+OUR_MODES = ("none", "ddp", "optimizer", "gradients", "full", "full-node-shared", "tensor")
+PYTORCH_MODES = ("none", "ddp", "zero1", "fsdp2", "tensor")
+ONE_BATCH = ("none", "tensor")  # rank 0 trains on its own batches alone, as one process would
 # PyTorch's mode that divides the same among the ranks; where there is none (gradients) the one that divides less.
-COUNTERPARTS = dict(zip(OUR_MODES, ("none", "ddp", "zero1", "zero1", "fsdp2", "fsdp2")))
+COUNTERPARTS = dict(zip(OUR_MODES, ("none", "ddp", "zero1", "zero1", "fsdp2", "fsdp2", "tensor")))
 GPT_HEADS = 6
 OPTIMIZERS = {
     "default": "torch.optim.AdamW, its defaults, beside torch::optim::AdamW",
@@ -72,11 +73,11 @@ def start_one(name, options, fused):
 
 
 def check_losses(contenders):
-    """Weights and batches are the same everywhere; ranks that know nothing of each other (none) part at their first
-    update."""
+    """Weights and batches are the same everywhere; what trains on the batches of one rank and what trains on all part
+    at their first update."""
     for one in contenders:
         for other in contenders:
-            steps = 1 if (one.name.mode == "none") != (other.name.mode == "none") else len(one.losses)
+            steps = 1 if (one.name.mode in ONE_BATCH) != (other.name.mode in ONE_BATCH) else len(one.losses)
             for step, (own, others) in enumerate(list(zip(one.losses, other.losses))[:steps]):
                 if not abs(own - others) <= EQUAL_LOSSES * abs(others):
                     raise Failed(

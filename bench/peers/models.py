@@ -33,16 +33,30 @@ class Mlp(nn.Module):
 class Attention(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
-        self.heads = heads
+        self.length = width // heads  # of a head
+        self.by_head = False  # how c_attn's outputs lie: [3, heads, length], else [heads, 3, length]
         self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x):
-        rows, tokens, width = x.shape
-        heads = (
-            part.view(rows, tokens, self.heads, -1).transpose(1, 2) for part in self.c_attn(x).split(width, dim=2)
-        )
-        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
-        return self.c_proj(mixed.transpose(1, 2).reshape(rows, tokens, width))
+        rows, tokens = x.shape[:2]
+        mixed = F.scaled_dot_product_attention(*self.heads(self.c_attn(x)), is_causal=True)
+        return self.c_proj(mixed.transpose(1, 2).reshape(rows, tokens, -1))
+
+    def heads(self, outputs):
+        rows, tokens, width = outputs.shape
+        if self.by_head:
+            parts = outputs.view(rows, tokens, -1, 3, self.length).unbind(3)
+        else:
+            parts = (part.view(rows, tokens, -1, self.length) for part in outputs.split(width // 3, dim=2))
+        return [part.transpose(1, 2) for part in parts]
+
+    def lay_by_head(self):
+        """So that a range of c_attn's outputs is the queries, keys and values of some heads, which parallelize_module
+        needs; the same results."""
+        self.by_head = True
+        with torch.no_grad():
+            for tensor in self.c_attn.parameters():
+                tensor.copy_(tensor.unflatten(0, (3, -1, self.length)).transpose(0, 1).flatten(0, 2))
 
 
 class FeedForward(nn.Module):

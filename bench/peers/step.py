@@ -1,5 +1,5 @@
-"""One training step under none, DDP, ZeroRedundancyOptimizer or FSDP2; one rank, started and told what to do by
-bench/run.py.
+"""One training step under none, DDP, ZeroRedundancyOptimizer, FSDP2 or parallelize_module; one rank, started and told
+what to do by bench/run.py.
 
 It says `{"ready": true, "fused": ...}` and answers each line on standard input, a number of steps, by how long each
 took, its first losses and what the rank holds after the last one. Between lines it blocks and uses no processor.
@@ -28,6 +28,29 @@ def shard(model):
     fully_shard(model, mesh=mesh)
 
 
+def cut(model):
+    """By torch.distributed.tensor.parallel: every second layer by its outputs, the one after it by its inputs."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    if isinstance(model, MODELS["mlp"]):
+        plan = {f"layers.{i}": RowwiseParallel() if i % 2 else ColwiseParallel() for i in range(len(model.layers))}
+        parallelize_module(model, mesh, plan)
+        return
+    for block in model.h:
+        block.attn.lay_by_head()
+        plan = {"attn.c_attn": ColwiseParallel(), "attn.c_proj": RowwiseParallel()}
+        parallelize_module(block, mesh, {**plan, "mlp.c_fc": ColwiseParallel(), "mlp.c_proj": RowwiseParallel()})
+
+
+def apart(parameters):
+    """Whole parameters and those that are cut, which one update does not mix."""
+    parameters = list(parameters)
+    groups = [[each for each in parameters if hasattr(each, "to_local") == cut] for cut in (False, True)]
+    return [{"params": group} for group in groups if group]
+
+
 def build(options):
     """The model, what forward is called on, and the optimizer."""
     torch.manual_seed(1)
@@ -38,6 +61,8 @@ def build(options):
         forward = DistributedDataParallel(model, gradient_as_bucket_view=True)
     if options.mode == "fsdp2":
         shard(model)
+    if options.mode == "tensor":
+        cut(model)
     settings = {"lr": 1e-4, "fused": options.fused}
     if options.mode == "zero1":
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -46,7 +71,7 @@ def build(options):
             model.parameters(), torch.optim.AdamW, parameters_as_bucket_view=True, **settings
         )
         return model, forward, optimizer
-    return model, forward, torch.optim.AdamW(model.parameters(), **settings)
+    return model, forward, torch.optim.AdamW(apart(model.parameters()), **settings)
 
 
 def held_bytes(tensors):
@@ -62,7 +87,7 @@ def held_bytes(tensors):
 class Work:
     def __init__(self, rank, options):
         self.model, self.forward, self.optimizer = build(options)
-        torch.manual_seed(1234 + rank)
+        torch.manual_seed(1234 + (0 if options.mode == "tensor" else rank))
         self.losses = []
 
     def step(self):
@@ -90,7 +115,7 @@ class Work:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mode", choices=["none", "ddp", "zero1", "fsdp2"], default="ddp")
+    parser.add_argument("--mode", choices=["none", "ddp", "zero1", "fsdp2", "tensor"], default="ddp")
     parser.add_argument("--model", choices=list(MODELS), default="mlp")
     parser.add_argument("--width", type=int, help="of the model; else that of models.py")
     parser.add_argument("--depth", type=int, help="its layers or blocks; else those of models.py")

@@ -20,7 +20,7 @@ int serve_steps(const Words& words) {
   options.add({"model", "WORD", ""}, word_into(told.model, apps::model_names()));
   options.add({"width", "N", ""}, number_into(told.size.width, 1, 1 << 20));
   options.add({"depth", "N", ""}, number_into(told.size.depth, 1, 1 << 20));
-  options.add({"mode", "WORD", ""}, word_into(told.mode, apps::our_modes()));
+  options.add({"mode", "WORD", ""}, word_into(told.mode, apps::step_modes()));
   options.add({"fused", "", ""}, flag_into(told.fused));
   options.add({"threads", "N", ""}, number_into(threads, 1, 1024));
   if (auto code = apps::answer(options.read(words), options)) return *code;

@@ -229,10 +229,13 @@ class Step(Case):
     def test_fsdp2(self):
         self.check_contest("fsdp2", {"full": 8, "full-node-shared": 8, "fsdp2": 8})
 
+    def test_tensor_parallel(self):
+        self.check_contest("tensor", {"tensor": 8})
+
     def test_the_gpt_is_the_same_on_both_sides(self):
         self.need_torch()
         done = self.run_bench(
-            "step", "--model", "gpt", "--mode", "none,ddp", "--size", "96x2", "--malloc", "glibc", *self.brief
+            "step", "--model", "gpt", "--mode", "none,ddp,tensor", "--size", "96x2", "--malloc", "glibc", *self.brief
         )
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("PyTorch ddp / ours ddp", done.stdout)

@@ -108,9 +108,9 @@ void declare(CommandOptions& options, StepOptions& chosen) {
            });
   options.add({"mode", "WORDS",
                "none (ranks that know nothing of each other), ddp, optimizer, gradients, full, "
-               "full-node-shared",
+               "full-node-shared, tensor",
                "all"},
-              words_into(chosen.modes, our_modes()));
+              words_into(chosen.modes, step_modes()));
   options.add({"optimizer", "WORDS",
                "AdamW: default (torch::optim's), fused (lockstep::optim's, one pass over memory)",
                join(chosen.optimizers, ",")},
@@ -123,8 +123,8 @@ void declare(CommandOptions& options, StepOptions& chosen) {
 }
 
 void declare(CommandOptions& options, MemoryOptions& chosen) {
-  options.add({"mode", "WORDS", "as of lockstep bench step", "all"},
-              words_into(chosen.modes, our_modes()));
+  options.add({"mode", "WORDS", "as of lockstep bench step, but for tensor", "all"},
+              words_into(chosen.modes, memory_modes()));
   options.add({"dtype", "WORDS", "float32, bfloat16 (with fp32 masters)", join(chosen.dtypes, ",")},
               words_into(chosen.dtypes, dtype_names));
   add_size(options, "of mlp, width x layers (512x8)", [&](std::int64_t width, std::int64_t depth) {

@@ -12,6 +12,7 @@
 #include <ATen/ops/randn.h>
 
 #include <array>
+#include <string>
 
 namespace lockstep::apps {
 namespace {
@@ -30,7 +31,12 @@ BenchModel make_mlp(const ModelSize& size) {
     at::Tensor target = at::randn({rows, width}, batches).to(dtype);
     return at::mse_loss(mlp->forward(input), target);
   };
-  return {.module = mlp.ptr(), .units = {"layers.*"}, .loss = loss};
+  TensorPlan plan;
+  for (std::int64_t layer = 0; layer < size.depth; ++layer) {
+    const TensorStyle style = layer % 2 == 0 ? TensorStyle(Colwise()) : TensorStyle(Rowwise());
+    plan.emplace_back("layers." + std::to_string(layer), style);
+  }
+  return {.module = mlp.ptr(), .units = {"layers.*"}, .plan = plan, .loss = loss};
 }
 
 BenchModel make_gpt(const ModelSize& size) {
@@ -45,7 +51,10 @@ BenchModel make_gpt(const ModelSize& size) {
     at::Tensor ids = at::randint(gpt_vocabulary, {rows, gpt_block + 1}, batches, at::kLong);
     return gpt->loss(ids.narrow(1, 0, gpt_block).contiguous(), ids.narrow(1, 1, gpt_block));
   };
-  return {.module = gpt.ptr(), .units = {"transformer.h.*"}, .loss = loss};
+  return {.module = gpt.ptr(),
+          .units = {"transformer.h.*"},
+          .plan = gpt_tensor_plan(gpt->options()),
+          .loss = loss};
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 // bench/peers/models.py is their twin, number for number.
 #pragma once
 
+#include <lockstep/parallel/tensor/plan.h>
+
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -34,6 +36,7 @@ void check_size(std::string_view model, const ModelSize& size);
 struct BenchModel {
   std::shared_ptr<torch::nn::Module> module;
   std::vector<std::string> units;  // patterns of what fully_shard() gathers together
+  TensorPlan plan;                 // how parallelize() cuts it
   // The loss of a batch that is drawn from the generator, in the parameters' dtype.
   std::function<at::Tensor(at::Generator& batches)> loss;
 };

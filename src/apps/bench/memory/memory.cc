@@ -152,7 +152,7 @@ void print_heading(const MemoryOptions& options, int ranks) {
 
 void measure_memory(const MemoryOptions& options, const Group& world) {
   auto modes = options.modes;
-  if (modes.empty()) modes.assign(our_modes().begin(), our_modes().end());
+  if (modes.empty()) modes.assign(memory_modes().begin(), memory_modes().end());
   if (world.is_root() && !options.json) print_heading(options, world.size());
   for (const std::string& dtype : options.dtypes)
     for (const std::string& mode : modes) {

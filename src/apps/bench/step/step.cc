@@ -35,7 +35,7 @@ void take_turn(const Group& world, MeasuredMode& mode, int steps) {
 
 std::vector<MeasuredMode> modes_of(const StepOptions& options, bool fused, const Group& world) {
   auto names = options.modes;
-  if (names.empty()) names.assign(our_modes().begin(), our_modes().end());
+  if (names.empty()) names.assign(step_modes().begin(), step_modes().end());
   std::vector<MeasuredMode> modes;
   for (const std::string& name : names) {
     StepWorkOptions told{.model = options.model,
@@ -61,11 +61,13 @@ void run_rounds(std::vector<MeasuredMode>& modes, const StepOptions& options, co
   }
 }
 
-// Ranks that know nothing of each other (none) have the same losses until their first update.
-void check_losses(const std::vector<MeasuredMode>& modes) {
+// What trains on the batches of one rank and what trains on all have the same losses until their
+// first update, and tensor has those of rank 0.
+void check_losses(const std::vector<MeasuredMode>& modes, bool is_root) {
   for (const MeasuredMode& mode : modes)
     for (const MeasuredMode& other : modes) {
-      bool alone = (mode.name == "none") != (other.name == "none");
+      if (!is_root && (mode.name == "tensor") != (other.name == "tensor")) continue;
+      bool alone = trains_on_one_batch(mode.name) != trains_on_one_batch(other.name);
       const auto &own = mode.work->losses(), &others = other.work->losses();
       for (std::size_t step = 0; step < (alone ? 1 : own.size()); ++step)
         if (!(std::abs(own[step] - others[step]) <= equal_losses * std::abs(others[step])))
@@ -117,7 +119,7 @@ void measure_steps(const StepOptions& options, const Group& world) {
   for (const std::string& optimizer : options.optimizers) {
     auto modes = modes_of(options, optimizer == "fused", world);
     run_rounds(modes, options, world);
-    check_losses(modes);
+    check_losses(modes, world.is_root());
     if (!world.is_root()) continue;
     if (!options.json) print_table(options, optimizer, world.size(), modes);
     if (options.json)

@@ -25,16 +25,22 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::vector<at::Te
   return std::make_unique<torch::optim::AdamW>(parameters, options);
 }
 
-constexpr std::array<std::string_view, 6> modes{"none",      "ddp",  "optimizer",
-                                                "gradients", "full", "full-node-shared"};
+constexpr std::array<std::string_view, 7> modes{
+    "none", "ddp", "optimizer", "gradients", "full", "full-node-shared", "tensor"};
 
 }  // namespace
 
-std::span<const std::string_view> our_modes() { return modes; }
+std::span<const std::string_view> step_modes() { return modes; }
+
+std::span<const std::string_view> memory_modes() {
+  return std::span(modes).first(modes.size() - 1);
+}
+
+bool trains_on_one_batch(std::string_view mode) { return mode == "none" || mode == "tensor"; }
 
 std::optional<ShardOptions> shard_options_of(std::string_view mode,
                                              const std::vector<std::string>& units) {
-  if (mode == "none" || mode == "ddp") return std::nullopt;
+  if (mode == "ddp" || trains_on_one_batch(mode)) return std::nullopt;
   ShardOptions options;
   options.units.assign(units.begin(), units.end());
   if (mode == "optimizer") {
@@ -65,20 +71,23 @@ double expected_bytes(std::string_view mode, int element_bytes, int ranks,
 }
 
 Training::Training(BenchModel model, std::string_view mode, bool fused, const Group& world)
-    : model_(std::move(model)), batches_(batches_of_rank(world.rank())) {
+    : model_(std::move(model)), batches_(batches_of_rank(mode == "tensor" ? 0 : world.rank())) {
   if (mode == "ddp") ddp_.emplace(model_.module, world);
   if (auto options = shard_options_of(mode, model_.units))
     sharded_.emplace(fully_shard(model_.module, world, *options));
+  if (mode == "tensor") tensor_.emplace(parallelize(model_.module, world, model_.plan));
   optimizer_ = make_optimizer(parameters(), fused);
 }
 
 std::vector<at::Tensor> Training::parameters() const {
   if (sharded_) return sharded_->parameters();
+  if (tensor_) return tensor_->parameters();
   return ddp_ ? ddp_->parameters() : model_.module->parameters();
 }
 
 void Training::zero_grad() {
   if (sharded_) return sharded_->zero_grad();
+  if (tensor_) return tensor_->zero_grad();
   ddp_ ? ddp_->zero_grad() : model_.module->zero_grad();
 }
 

@@ -6,6 +6,7 @@
 #include <lockstep/comm/group.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
+#include <lockstep/parallel/tensor/parallelize.h>
 
 #include <torch/optim/optimizer.h>
 
@@ -19,11 +20,16 @@
 
 namespace lockstep::apps {
 
-// How a step can be made: none (ranks that know nothing of each other), ddp, optimizer, gradients,
-// full, full-node-shared.
-[[nodiscard]] std::span<const std::string_view> our_modes();
+// How a step can be made: none (ranks that know nothing of each other), tensor (they compute one
+// batch together, that of rank 0), and the divided modes.
+[[nodiscard]] std::span<const std::string_view> step_modes();
+// What a rank's memory is measured in: all but tensor.
+[[nodiscard]] std::span<const std::string_view> memory_modes();
+// Of none and tensor: rank 0 knows no batch but its own.
+[[nodiscard]] bool trains_on_one_batch(std::string_view mode);
 
-// How one of our modes divides a model; nothing for none and ddp. BadInput for another word.
+// How one of our modes divides a model; nothing for none, ddp and tensor. BadInput for another
+// word.
 [[nodiscard]] std::optional<ShardOptions> shard_options_of(std::string_view mode,
                                                            const std::vector<std::string>& units);
 
@@ -60,6 +66,7 @@ class Training {
   at::Generator batches_;
   std::optional<DistributedDataParallel> ddp_;
   std::optional<ShardedModule> sharded_;
+  std::optional<TensorParallel> tensor_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
