@@ -1,6 +1,7 @@
 // A model that no rank could hold is trained, saved, and goes on on another number of ranks.
 #include <lockstep/checkpoint/checkpoint.h>
 
+#include <lockstep/comm/local.h>
 #include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 

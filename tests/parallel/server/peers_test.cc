@@ -222,7 +222,7 @@ TEST(LateWorker, IsToldThatTheRunIsOver) {
     }
     for (const char* server : {"over0", "over1"})
       (void)store->get(server, Deadline::after(seconds(15)));
-    EXPECT_THROW(ps::Worker(model, place.meeting(), std::nullopt), Aborted);
+    EXPECT_THROW((void)ps::Worker(model, place.meeting(), std::nullopt), Aborted);
   });
 }
 
