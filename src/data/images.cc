@@ -21,8 +21,8 @@ at::Tensor of_channels(const char* what, const std::vector<double>& numbers,
 
 }  // namespace
 
-Images::Images(at::Tensor pixels, at::Tensor labels, std::vector<double> mean,
-               std::vector<double> deviation)
+Images::Images(at::Tensor pixels, const at::Tensor& labels, const std::vector<double>& mean,
+               const std::vector<double>& deviation)
     : pixels_(std::move(pixels)) {
   if ((pixels_.dim() != 3 && pixels_.dim() != 4) || pixels_.scalar_type() != at::kByte ||
       labels.dim() != 1 || labels.is_floating_point() || labels.size(0) != pixels_.size(0)) {

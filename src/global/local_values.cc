@@ -26,7 +26,7 @@ void settle_gradient(const at::Tensor& parameter) {
   GlobalTensor* found = global_of(parameter);
   if (found == nullptr) return;
   const PlacementList& wanted = found->spec->placements;
-  const at::Tensor gradient = parameter.grad();
+  const at::Tensor& gradient = parameter.grad();
   const auto& now = expect_global(gradient, "gradient of a global parameter").spec->placements;
   if (std::ranges::equal(now, wanted)) return;
   at::NoGradGuard no_grad;

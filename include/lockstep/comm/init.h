@@ -66,7 +66,7 @@ struct InitOptions {
 //
 // BadInput names a variable that has no valid value; Timeout names the ranks that did not arrive.
 // Error: the process has a second copy of Lockstep (static libraries beside liblockstep.so).
-[[nodiscard]] Group init(InitOptions options = {});
+[[nodiscard]] Group init(const InitOptions& options = {});
 
 }  // namespace lockstep
 

@@ -21,8 +21,8 @@ class Images : public torch::data::datasets::BatchDataset<Images, torch::data::E
   // `pixels` is uint8 [count, channels, height, width], or [count, height, width] of one channel,
   // `labels` an integer tensor [count]; `mean` and `deviation` have one number, or one for each
   // channel. InvalidArgument when they do not fit.
-  Images(at::Tensor pixels, at::Tensor labels, std::vector<double> mean = {0},
-         std::vector<double> deviation = {1});
+  Images(at::Tensor pixels, const at::Tensor& labels, const std::vector<double>& mean = {0},
+         const std::vector<double>& deviation = {1});
 
   // Indices may repeat and come in any order; InvalidArgument names one that is not below size().
   torch::data::Example<> get_batch(c10::ArrayRef<std::size_t> indices) override;

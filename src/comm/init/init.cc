@@ -79,7 +79,7 @@ std::string address_of_this_host(const launch::RankRendezvous& rendezvous) {
 
 }  // namespace
 
-Group init(InitOptions options) {
+Group init(const InitOptions& options) {
   check_options(options);
   check_only_copy();
   sys::keep_freed_memory();

@@ -117,7 +117,7 @@ void set_tensor(torch::jit::Stack& items, StackIndex where, const at::Tensor& te
   } else {
     c10::List<c10::IValue> list = items[where.item].toList().copy();
     list.set(static_cast<std::size_t>(where.element), tensor);
-    items[where.item] = std::move(list);
+    items[where.item] = list;
   }
 }
 
