@@ -52,8 +52,9 @@ BucketPlan plan_buckets(std::span<const PlanItem> items, std::span<const int> or
     bucket.last = place;
     if (bucket.bytes < (closed.empty() ? options.first_bucket_bytes : options.bucket_bytes))
       continue;
-    closed.push_back(std::move(bucket));
-    open.erase(open.begin() + (&bucket - open.data()));
+    const auto full = open.begin() + (&bucket - open.data());
+    closed.push_back(std::move(*full));
+    open.erase(full);
   }
   std::move(open.begin(), open.end(), std::back_inserter(closed));
   std::sort(closed.begin(), closed.end(),
