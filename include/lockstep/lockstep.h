@@ -19,6 +19,7 @@
 #include <lockstep/data/mnist.h>
 #include <lockstep/data/stream.h>
 #include <lockstep/data/text.h>
+#include <lockstep/data/tokenizer.h>
 #include <lockstep/data/tokens.h>
 #include <lockstep/data/torch_sampler.h>
 #include <lockstep/global/linear_cross_entropy.h>

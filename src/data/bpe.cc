@@ -1,6 +1,7 @@
 #include <lockstep/data/bpe.h>
 
 #include "base/check.h"
+#include "base/fingerprint.h"
 #include "data/bpe_tables.h"
 #include "data/gpt2_words.h"
 
@@ -8,6 +9,7 @@
 #include <c10/util/ArrayRef.h>
 
 #include <algorithm>
+#include <limits>
 #include <queue>
 #include <unordered_map>
 #include <utility>
@@ -34,10 +36,16 @@ class Word {
   }
 
   std::vector<std::int32_t> merged() {
+    std::vector<Pair> pass;
     while (!waiting_.empty()) {
-      const Pair pair = waiting_.top();
-      waiting_.pop();
-      if (is_there(pair)) merge(pair);
+      // All places of a merge before what they make: another merge may have made the same token
+      // earlier, and what is made of that may stand before this one in the list.
+      pass.clear();
+      const std::int32_t rank = waiting_.top().rank;
+      for (; !waiting_.empty() && waiting_.top().rank == rank; waiting_.pop())
+        pass.push_back(waiting_.top());
+      for (const Pair& pair : pass)
+        if (is_there(pair)) merge(pair);
     }
     std::vector<std::int32_t> tokens;
     for (std::int32_t i = 0; i >= 0; i = links_[i].next) tokens.push_back(links_[i].token);
@@ -91,6 +99,9 @@ class Word {
 constexpr std::size_t most_known = 1 << 16;
 constexpr std::size_t longest_known = 64;
 
+// Places in it are counted in 32 bits.
+constexpr std::size_t longest_word = std::numeric_limits<std::int32_t>::max();
+
 }  // namespace
 
 Bpe Bpe::load(const std::filesystem::path& vocabulary, const std::filesystem::path& merges) {
@@ -98,6 +109,16 @@ Bpe Bpe::load(const std::filesystem::path& vocabulary, const std::filesystem::pa
 }
 
 std::int64_t Bpe::size() const { return static_cast<std::int64_t>(tables_->bytes.size()); }
+
+std::uint64_t Bpe::fingerprint() const {
+  std::uint64_t all = fingerprint_of(size());
+  for (const std::string& bytes : tables_->bytes)
+    all = combine_fingerprints(all, lockstep::fingerprint(bytes));
+  std::uint64_t of_merges = 0;  // in any order
+  for (const auto& [pair, merge] : tables_->merges)
+    of_merges ^= fingerprint_of(pair, merge.rank, merge.result);
+  return combine_fingerprints(all, of_merges);
+}
 
 std::optional<std::int64_t> Bpe::find(std::string_view token) const {
   auto found = tables_->numbers.find(std::string(token));
@@ -110,6 +131,9 @@ at::Tensor Bpe::encode(std::string_view text, std::string_view source) const {
   std::unordered_map<std::string_view, std::vector<std::int32_t>> known;
   for (std::string_view rest = text; !rest.empty();) {
     const std::string_view piece = rest.substr(0, first_piece(rest, text, source));
+    check_input(piece.size() <= longest_word,
+                "{}: expected words of no more than {} bytes, found one of {}", source,
+                longest_word, piece.size());
     rest.remove_prefix(piece.size());
     auto seen = known.find(piece);
     if (seen != known.end()) {

@@ -2,6 +2,8 @@
 
 #include "base/check.h"
 
+#include <limits>
+
 namespace lockstep::data {
 
 StreamPlan::StreamPlan(const StreamOptions& options)
@@ -40,6 +42,9 @@ void StreamPlan::check(const LoaderState& state) const {
   check_input(state.epoch >= 0 && state.batches >= 0,
               "resuming a stream: expected a place from 0 on, found epoch {} and batch {}",
               state.epoch, state.batches);
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max() / global_batch();
+  check_input(state.batches <= most,
+              "resuming a stream: expected no more than {} batches, found {}", most, state.batches);
   const LoaderState own = state_at(state.epoch, state.batches);
   check_input(state == own, "resuming a stream: expected the state of one like this, {}, found {}",
               own.to_text(), state.to_text());

@@ -130,6 +130,23 @@ TEST_F(SmallBpe, EveryTextComesBack) {
             "Bpe::decode: expected tokens from 0 to 261, found 262");
 }
 
+// Where two merges make one token, another one may stand between them.
+TEST_F(SmallBpe, AllPlacesOfAMergeComeBeforeWhatTheyMake) {
+  tokens_.emplace_back("abcab");
+  const Bpe bpe = load("a b\nb c\na bc\nabc ab\nab c\n");
+  EXPECT_EQ(spelled_tokens(bpe, "abcabc"), Pieces({"abc", "abc"}));
+  EXPECT_EQ(spelled_tokens(bpe, "abcab"), Pieces({"abcab"}));
+}
+
+TEST_F(SmallBpe, TablesAreToldApart) {
+  const std::uint64_t one = load("a b\nb c\n").fingerprint();
+  EXPECT_EQ(load("#version: 0.2\r\na b\r\nb c\r\n\n").fingerprint(), one);
+  EXPECT_NE(load("b c\na b\n").fingerprint(), one);
+  EXPECT_NE(load("a b\n").fingerprint(), one);
+  tokens_.emplace_back("more");
+  EXPECT_NE(load("a b\nb c\n").fingerprint(), one);
+}
+
 // No pass over the whole word for each merge.
 TEST_F(SmallBpe, AWordOfAMillionLettersTakesNoMillionPasses) {
   const Bpe bpe = load("a a\n");

@@ -11,6 +11,7 @@
 #include <memory>
 #include <numeric>
 #include <set>
+#include <utility>
 
 namespace lockstep::data {
 namespace {
@@ -175,6 +176,39 @@ TEST(Stream, AnExceptionComesInPlaceOfItsBatch) {
               "line 7 is broken");
     EXPECT_EQ(batches, 3);
   }
+}
+
+// Where the stream is after an exception nobody knows: what comes would be other ranks' samples.
+TEST(Stream, AnExceptionIsThrownAgain) {
+  struct Once : Counting {
+    bool has_thrown = false;
+    std::optional<torch::data::TensorExample> next() {
+      if (at == 3 && !std::exchange(has_thrown, true)) throw BadInput("line 3 is broken");
+      return Counting::next();
+    }
+  };
+  for (int workers : {0, 1}) {
+    auto loader = stream_loader(
+        [](std::int64_t) {
+          Once stream;
+          stream.end = 20;
+          return stream;
+        },
+        {.batch_size = 2, .workers = workers});
+    auto range = loader.epoch(0);
+    auto batch = range.begin();
+    for (int times = 0; times < 3; ++times)
+      EXPECT_EQ(test::refusal([&] { ++batch; }), "line 3 is broken") << workers;
+  }
+}
+
+TEST(Stream, APlaceThatNoStreamHasIsRefused) {
+  auto loader = stream_loader([](std::int64_t) { return Counting{4}; }, {.batch_size = 4});
+  LoaderState state = loader.state();
+  state.batches = std::int64_t{1} << 62;
+  EXPECT_EQ(test::refusal([&] { loader.resume(state); }),
+            "resuming a stream: expected no more than 2305843009213693951 batches, found "
+            "4611686018427387904");
 }
 
 TEST(Stream, RefusesOptionsThatMakeNoSense) {

@@ -12,6 +12,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/data/batches.h>
+#include <lockstep/data/epoch_place.h>
 #include <lockstep/data/loader_plan.h>
 #include <lockstep/data/prefetcher.h>
 
@@ -86,34 +87,28 @@ class Loader {
   // was resumed. Starts the workers. InvalidArgument when the range of an earlier call is still
   // there: both would read through the same datasets.
   Epoch<Batch> epoch(std::int64_t number) {
-    if (place_.use_count() > 1) {
-      throw InvalidArgument(
-          "Loader::epoch: expected the range of the epoch before to be gone, found it still in "
-          "use");
-    }
-    const std::int64_t begin = resumed_ && number == epoch_ ? *place_ : 0;
-    resumed_ = false;
-    epoch_ = number;
-    *place_ = begin;
+    const std::int64_t begin = place_.begin(number, "Loader");
     Order order = std::make_shared<const std::vector<std::size_t>>(plan_.order(number));
     auto batches = prefetcher(std::min(begin, plan_.batches()), order);
-    return Epoch<Batch>(place_, plan_.end(), [batches] { return batches->take(); });
+    return Epoch<Batch>(place_.batches(), plan_.end(), [batches] { return batches->take(); });
   }
 
   // Batches of a whole epoch on this rank.
   [[nodiscard]] std::int64_t batches() const { return plan_.batches(); }
+  // Of the rank that has most, with `uneven`: the same on every rank.
+  [[nodiscard]] std::int64_t end() const { return plan_.end(); }
   [[nodiscard]] std::int64_t samples() const { return plan_.sampler().samples(); }
 
   // The place behind the last batch that was handed out, also in the middle of a loop over an
   // epoch; after the loop, the epoch's end, the same on every rank.
-  [[nodiscard]] LoaderState state() const { return plan_.state_at(epoch_, *place_); }
+  [[nodiscard]] LoaderState state() const {
+    return plan_.state_at(place_.epoch(), *place_.batches());
+  }
   // The next epoch(state.epoch) begins at the saved place. BadInput, and nothing changed, when the
   // state is that of another order.
   void resume(const LoaderState& state) {
     plan_.check(state);
-    epoch_ = state.epoch;
-    *place_ = state.batches;
-    resumed_ = true;
+    place_.resume(state);
   }
 
  private:
@@ -137,10 +132,7 @@ class Loader {
   LoaderPlan plan_;
   LoaderOptions options_;
   std::vector<ReadBatch<Batch>> readers_;
-  std::int64_t epoch_ = 0;
-  std::shared_ptr<std::int64_t> place_ =
-      std::make_shared<std::int64_t>(0);  // batches handed out in epoch_
-  bool resumed_ = false;
+  EpochPlace place_;
 };
 
 // A loader over `dataset`, which is moved or copied in; each further worker gets a copy, as in

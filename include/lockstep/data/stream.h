@@ -30,6 +30,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -98,8 +99,19 @@ class StreamReader {
   StreamReader(D stream, StreamPlan plan) : stream_(std::move(stream)), plan_(plan) {}
 
   // This rank's batch of that number, which is above those that were asked for; null behind the
-  // last.
+  // last. After an exception of the stream nobody knows where it is: it is thrown again.
   std::shared_ptr<Batch> read(std::int64_t number) {
+    if (problem_) std::rethrow_exception(problem_);
+    try {
+      return read_on(number);
+    } catch (...) {
+      problem_ = std::current_exception();
+      throw;
+    }
+  }
+
+ private:
+  std::shared_ptr<Batch> read_on(std::int64_t number) {
     const std::int64_t size = plan_.global_batch();
     if (!pass_by(number * size - place_)) return nullptr;
     std::vector<Sample> own;
@@ -123,7 +135,6 @@ class StreamReader {
     return std::make_shared<Batch>(stacked(std::move(own)));
   }
 
- private:
   // Whether there were so many.
   bool pass_by(std::int64_t count) {
     std::int64_t passed = 0;
@@ -149,6 +160,7 @@ class StreamReader {
   StreamPlan plan_;
   std::int64_t place_ = 0;  // the sample that comes next
   bool is_over_ = false;
+  std::exception_ptr problem_;
 };
 
 // Belongs to one thread. Nothing here waits for another rank.
@@ -166,14 +178,7 @@ class StreamLoader {
   // the workers. InvalidArgument when the range of an earlier call is still there. An exception of
   // a stream is thrown in place of its batch.
   Epoch<Batch> epoch(std::int64_t number) {
-    if (place_.use_count() > 1)
-      throw InvalidArgument(
-          "StreamLoader::epoch: expected the range of the epoch before to be gone, found it still "
-          "in use");
-    const std::int64_t begin = resumed_ && number == epoch_ ? *place_ : 0;
-    resumed_ = false;
-    epoch_ = number;
-    *place_ = begin;
+    const std::int64_t begin = place_.begin(number, "StreamLoader");
     auto workers = std::make_shared<std::vector<std::unique_ptr<Prefetcher>>>();
     for (int worker = 0; worker < std::max(1, options_.workers); ++worker)
       workers->push_back(start(number, begin + worker));
@@ -185,18 +190,18 @@ class StreamLoader {
       if (!batch) workers->clear();  // the stream's end, which all of them find
       return batch;
     };
-    return Epoch<Batch>(place_, std::nullopt, std::move(take));
+    return Epoch<Batch>(place_.batches(), std::nullopt, std::move(take));
   }
 
   // The place behind the last batch that was handed out.
-  [[nodiscard]] LoaderState state() const { return plan_.state_at(epoch_, *place_); }
+  [[nodiscard]] LoaderState state() const {
+    return plan_.state_at(place_.epoch(), *place_.batches());
+  }
   // The next epoch(state.epoch) begins at the saved place. BadInput, and nothing changed, when the
   // state is that of another order.
   void resume(const LoaderState& state) {
     plan_.check(state);
-    epoch_ = state.epoch;
-    *place_ = state.batches;
-    resumed_ = true;
+    place_.resume(state);
   }
 
  private:
@@ -216,9 +221,7 @@ class StreamLoader {
   Make make_;
   StreamPlan plan_;
   StreamOptions options_;
-  std::int64_t epoch_ = 0;
-  std::shared_ptr<std::int64_t> place_ = std::make_shared<std::int64_t>(0);
-  bool resumed_ = false;
+  EpochPlace place_;
 };
 
 // `make(epoch)` makes a stream at its beginning: once for each worker and epoch, in the program's

@@ -1,6 +1,6 @@
 // Tensor parallelism by hand: a network with two hidden units, one on each of two ranks.
 //
-//   lockstep run -n 2 build/release/examples/14_two_hidden_units
+//   lockstep run -n 2 build/release/examples/07_two_hidden_units
 //
 //   x = (1, 2)    rank 0: w = (0.5, 0.25)    h = relu(w x) = 1      v =  2     v h =  2
 //                 rank 1: w = (-0.5, 1)      h = relu(w x) = 1.5    v = -1     v h = -1.5

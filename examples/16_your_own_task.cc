@@ -2,9 +2,9 @@
 // and with it checkpoints, resuming, evaluation, the best model, early stopping, mixed precision
 // and sharding.
 //
-//   07_your_own_task --out run --ranks 2 --shard full --precision bf16
-//   07_your_own_task --out run --resume --steps 2000
-//   07_your_own_task --help
+//   16_your_own_task --out run --ranks 2 --shard full --precision bf16
+//   16_your_own_task --out run --resume --steps 2000
+//   16_your_own_task --help
 #include <lockstep/lockstep.h>
 #include <lockstep/train/epoch_batches.h>
 #include <lockstep/train/program.h>
