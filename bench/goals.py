@@ -16,6 +16,7 @@ SHARDING = "plan of full sharding"
 OPTIMIZERS = "plan of the optimizers"
 TENSOR = "plan of tensor parallel"
 PIPELINES = "plan of pipelines"
+ELASTIC = "plan of elastic runs"
 DEFINITION = "definition: less or more is a wrong measurement"
 
 
@@ -112,6 +113,9 @@ GOALS = [
     Goal("optimizer", "default / ours float32", {"usual_size": True, "threads": 1}, OPTIMIZERS, least=4),
     Goal("optimizer", "fused / ours float32", {"usual_size": True, "threads": 1}, OPTIMIZERS, least=1),
     Goal("optimizer", "share of the memory bound", {"usual_size": True, "threads": 1}, OPTIMIZERS, least=0.95),
+    *(Goal("launch", "torchrun / ours", {"row": "start", "count": n}, ELASTIC, least=7, aim=16) for n in (2, 8)),
+    *(Goal("launch", "torchrun / ours", {"row": "restart", "count": n}, ELASTIC, least=5, aim=20) for n in (2, 8)),
+    Goal("launch", "torchrun / ours", {"row": "store", "count": 4}, ELASTIC, least=2, aim=10),
 ]
 
 

@@ -15,6 +15,7 @@
 #include "comm/init/run_store.h"
 #include "comm/rendezvous/handshake.h"
 #include "launch/detection/agent_watch.h"
+#include "launch/detection/beat.h"
 #include "launch/detection/rank_info.h"
 #include "sys/heap.h"
 #include "sys/own_address.h"
@@ -85,6 +86,7 @@ Group init(const InitOptions& options) {
   sys::keep_freed_memory();
   auto info = launch::detect_rank();
   launch::watch_agent();
+  launch::start_beating();
   auto asked = asked_backend(options);
   if (info.size == 1) {
     share_cores(1);
