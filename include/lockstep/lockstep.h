@@ -23,6 +23,8 @@
 #include <lockstep/data/tokens.h>
 #include <lockstep/data/torch_sampler.h>
 #include <lockstep/global/linear_cross_entropy.h>
+#include <lockstep/elastic/elastic.h>
+#include <lockstep/elastic/slot_gradients.h>
 #include <lockstep/global/redistribute.h>
 #include <lockstep/global/rule.h>
 #include <lockstep/global/tensor.h>

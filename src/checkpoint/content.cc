@@ -36,15 +36,6 @@ Metadata texts_of(const optim::GradScaler::State& state) {
   return {{"scale", number_text(state.scale)}, {"good_steps", formatted("{}", state.good_steps)}};
 }
 
-TrainingJson json_of(const TrainingState& state, const SaveOptions& options, int ranks) {
-  TrainingJson json{.state = state};
-  json.state.ranks = ranks;
-  if (options.scheduler != nullptr) json.scheduler = texts_of(options.scheduler->state());
-  if (options.scaler != nullptr) json.scaler = texts_of(options.scaler->state());
-  (void)json_text(json);  // or it would be found out when all else is written
-  return json;
-}
-
 void check_asked(const TrainingState& state, const SaveOptions& options) {
   check(state.step >= 0 && state.step < most_steps,
         "checkpoint::save: expected a step from 0 to {}, found {}", most_steps - 1, state.step);
@@ -125,6 +116,15 @@ std::uint64_t bytes_of(const Content& content, int ranks) {
 
 }  // namespace
 
+TrainingJson training_json(const TrainingState& state, const SaveOptions& options, int ranks) {
+  TrainingJson json{.state = state};
+  json.state.ranks = ranks;
+  if (options.scheduler != nullptr) json.scheduler = texts_of(options.scheduler->state());
+  if (options.scaler != nullptr) json.scaler = texts_of(options.scaler->state());
+  (void)json_text(json);  // or it would be found out when all else is written
+  return json;
+}
+
 std::size_t Content::snapshot_bytes() const {
   return model.snapshot_bytes() + kept.snapshot_bytes() + ignored.snapshot_bytes();
 }
@@ -147,7 +147,7 @@ Content content_of(Group& group, const Handle& handle, const torch::optim::Optim
     model = model_parts(parts, /*aliases=*/false);
     ignored = ignored_parts(parts, group.rank());
     kept = optimizer_parts(optimizer, handle);
-    json = json_of(state, options, group.size());
+    json = training_json(state, options, group.size());
   });
   std::string name = broadcast_text(group, checkpoint_name(state.step));
   return {.name = std::move(name),

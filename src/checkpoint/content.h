@@ -30,6 +30,10 @@ struct Content {
   void take_snapshot(std::span<std::byte> bytes);
 };
 
+// Local: what is saved beside the tensors. InvalidArgument for texts that are no UTF-8.
+[[nodiscard]] TrainingJson training_json(const TrainingState& state, const SaveOptions& options,
+                                         int ranks);
+
 // Collective: refers to the tensors of handle and optimizer until a snapshot is taken.
 // CommonFailure for what cannot be saved.
 [[nodiscard]] Content content_of(Group& group, const Handle& handle,

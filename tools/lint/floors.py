@@ -30,7 +30,7 @@ FLOORS = [
     ["optim", "data", "models"],
     ["parallel"],
     ["checkpoint"],
-    ["hub"],
+    ["hub", "elastic"],
     ["train"],
     ["apps"],
 ]

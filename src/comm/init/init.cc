@@ -12,6 +12,7 @@
 #include "comm/backend/staged_backend.h"
 #include "comm/init/backends.h"
 #include "comm/init/choice.h"
+#include "comm/init/place.h"
 #include "comm/init/run_store.h"
 #include "comm/rendezvous/handshake.h"
 #include "launch/detection/agent_watch.h"
@@ -62,9 +63,10 @@ void share_cores(int local_size) {
 // A store that rank 0 of an earlier group of this run still holds may vanish while the ranks meet
 // for the next one: then they meet again, in the new one.
 rendezvous::WorldInfo meet(const launch::RankInfo& info, std::string_view backend,
-                           Deadline deadline) {
+                           const StoreFilter& filter, Deadline deadline) {
   for (;;) {
     auto store = open_run_store(info, deadline);
+    if (filter) store = filter(std::move(store));
     try {
       return rendezvous::handshake(store, info, backend, deadline);
     } catch (const PeerLost&) {
@@ -80,11 +82,12 @@ std::string address_of_this_host(const launch::RankRendezvous& rendezvous) {
 
 }  // namespace
 
-Group init(const InitOptions& options) {
+Group init(const InitOptions& options) { return init_at(launch::detect_rank(), options); }
+
+Group init_at(const launch::RankInfo& info, const InitOptions& options, const StoreFilter& filter) {
   check_options(options);
   check_only_copy();
   sys::keep_freed_memory();
-  auto info = launch::detect_rank();
   launch::watch_agent();
   launch::start_beating();
   auto asked = asked_backend(options);
@@ -93,7 +96,7 @@ Group init(const InitOptions& options) {
     return {nullptr, "world", options.timeout};
   }
   auto deadline = Deadline::after(options.join_timeout);
-  auto world_info = meet(info, asked, deadline);
+  auto world_info = meet(info, asked, filter, deadline);
   bool by_mpirun = info.rendezvous->kind == launch::RankRendezvous::Kind::mpi;
   auto name = choose_backend(asked, world_info.hosts, by_mpirun, backend_names());
   check_input(name != "shm" || world_info.is_one_host(),

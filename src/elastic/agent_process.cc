@@ -1,0 +1,34 @@
+#include "elastic/agent_process.h"
+
+#include "base/environment.h"
+#include "base/format.h"
+#include "base/text.h"
+#include "launch/environment.h"
+#include "sys/files.h"
+
+#include <lockstep/base/error.h>
+
+#include <limits>
+#include <sstream>
+#include <string>
+
+#include <unistd.h>
+
+namespace lockstep {
+
+int agent_process() {
+  const auto descriptor =
+      environment::integer(launch::variable::agent_descriptor, 0, std::numeric_limits<int>::max());
+  if (!descriptor) return ::getppid();
+  try {
+    std::istringstream lines(sys::read_file(formatted("/proc/self/fdinfo/{}", *descriptor)));
+    for (std::string word; lines >> word;)
+      if (word == "Pid:" && lines >> word)
+        if (const auto pid = parse_integer(word); pid && *pid > 0) return static_cast<int>(*pid);
+  } catch (const SystemError&) {
+    // It is closed.
+  }
+  return ::getppid();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,164 @@
+#include "elastic/commit_files.h"
+
+#include "base/check.h"
+#include "sys/file_descriptor.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* control_file = "control";
+constexpr std::int64_t magic = 0x314d4d4f434b434c;  // "LCKCOMM1"
+constexpr std::size_t line = 64;                    // of a cache: no two ranks write into one
+constexpr int most_ranks = 1 << 20;
+
+std::byte* mapped(const sys::FileDescriptor& file, const fs::path& path, std::size_t bytes) {
+  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  if (data == MAP_FAILED) throw SystemError("mapping " + path.string(), errno);
+  return static_cast<std::byte*>(data);
+}
+
+std::size_t control_bytes(int ranks) {
+  return line * (1 + static_cast<std::size_t>(commit_buffers) * static_cast<std::size_t>(ranks));
+}
+
+// All generations, oldest first: their names have equal lengths where it matters.
+std::vector<fs::path> generations(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(folder, none))
+    if (entry.is_directory(none)) found.push_back(entry.path());
+  std::ranges::sort(found);
+  return found;
+}
+
+// The newest whole buffer; nothing where none is.
+std::optional<int> whole_buffer(const fs::path& generation) {
+  try {
+    const CommitControl control = CommitControl::open(generation);
+    const std::int64_t a = control.whole(0), b = control.whole(1);
+    if (a == 0 && b == 0) return std::nullopt;
+    return a > b ? 0 : 1;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+SharedFile SharedFile::make(const fs::path& path, std::size_t bytes) {
+  constexpr mode_t owner_alone = 0600;
+  sys::FileDescriptor file(
+      ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, owner_alone));
+  if (!file) throw SystemError("making " + path.string(), errno);
+  const std::size_t least = std::max<std::size_t>(bytes, 1);
+  if (const int error = ::posix_fallocate(file.get(), 0, static_cast<off_t>(least)); error != 0) {
+    ::unlink(path.c_str());
+    throw SystemError(formatted("reserving {} bytes for {}", least, path.string()), error);
+  }
+  return {mapped(file, path, least), least};
+}
+
+SharedFile SharedFile::open(const fs::path& path) {
+  sys::FileDescriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  if (!file) throw SystemError("opening " + path.string(), errno);
+  struct stat found {};
+  if (::fstat(file.get(), &found) != 0) throw SystemError("looking at " + path.string(), errno);
+  check_input(found.st_size > 0, "{}: expected a file that is not empty, found an empty one",
+              path.string());
+  const auto bytes = static_cast<std::size_t>(found.st_size);
+  return {mapped(file, path, bytes), bytes};
+}
+
+SharedFile::SharedFile(SharedFile&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+SharedFile& SharedFile::operator=(SharedFile&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+SharedFile::~SharedFile() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+}
+
+fs::path buffer_name(int buffer) { return buffer == 0 ? "a" : "b"; }
+
+CommitControl CommitControl::make(const fs::path& folder, int ranks) {
+  CommitControl control(SharedFile::make(folder / control_file, control_bytes(ranks)));
+  auto* words = reinterpret_cast<std::int64_t*>(control.file_.data());
+  words[1] = ranks;
+  std::atomic_ref(words[0]).store(magic, std::memory_order_release);
+  return control;
+}
+
+CommitControl CommitControl::open(const fs::path& folder) {
+  CommitControl control(SharedFile::open(folder / control_file));
+  auto* words = reinterpret_cast<std::int64_t*>(control.file_.data());
+  const bool is_control = control.file_.bytes() >= line && words[0] == magic && words[1] > 0 &&
+                          words[1] <= most_ranks &&
+                          control.file_.bytes() == control_bytes(static_cast<int>(words[1]));
+  check_input(is_control, "{}: expected the marks of commits, found something else",
+              (folder / control_file).string());
+  return control;
+}
+
+int CommitControl::ranks() const {
+  return static_cast<int>(reinterpret_cast<const std::int64_t*>(file_.data())[1]);
+}
+
+std::atomic<std::int64_t>& CommitControl::at(int buffer, int rank) const {
+  const std::size_t place = 1 + static_cast<std::size_t>(buffer) * ranks() + rank;
+  return *reinterpret_cast<std::atomic<std::int64_t>*>(file_.data() + line * place);
+}
+
+std::int64_t CommitControl::whole(int buffer) const {
+  const std::int64_t number = at(buffer, 0).load(std::memory_order_acquire);
+  for (int rank = 1; rank < ranks(); ++rank)
+    if (at(buffer, rank).load(std::memory_order_acquire) != number) return 0;
+  return number;
+}
+
+std::optional<FoundCommit> newest_commit(const fs::path& folder) {
+  std::vector<fs::path> all = generations(folder);
+  std::ranges::reverse(all);
+  for (const fs::path& generation : all)
+    if (const std::optional<int> buffer = whole_buffer(generation))
+      return FoundCommit{generation, *buffer};
+  return std::nullopt;
+}
+
+void remove_but(const fs::path& folder, const std::optional<FoundCommit>& kept) {
+  std::error_code nothing_more_to_do;
+  for (const fs::path& generation : generations(folder))
+    if (!kept || generation != kept->generation) fs::remove_all(generation, nothing_more_to_do);
+  if (!kept) return;
+  CommitControl control = CommitControl::open(kept->generation);
+  for (int rank = 0; rank < control.ranks(); ++rank) control.unmark(1 - kept->buffer, rank);
+  fs::remove_all(kept->generation / buffer_name(1 - kept->buffer), nothing_more_to_do);
+}
+
+void remove_before(const fs::path& folder, const fs::path& generation) {
+  std::error_code nothing_more_to_do;
+  for (const fs::path& older : generations(folder))
+    if (older < generation) fs::remove_all(older, nothing_more_to_do);
+}
+
+std::string generation_name(std::int64_t round, std::int64_t generation) {
+  return formatted("{:012}.{:06}", round, generation);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,244 @@
+#include "elastic/commits.h"
+
+#include "base/environment.h"
+#include "base/fingerprint.h"
+#include "base/log.h"
+#include "checkpoint/content.h"
+#include "checkpoint/file_names.h"
+#include "checkpoint/model_parts.h"
+#include "checkpoint/optimizer_parts.h"
+#include "checkpoint/random_states.h"
+#include "checkpoint/safetensors_header.h"
+#include "sys/topology.h"
+
+#include <lockstep/comm/together.h>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <iterator>
+#include <span>
+#include <system_error>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::FilePart;
+
+constexpr std::size_t least_text_bytes = 64 << 10;
+constexpr CallOptions commit_call{.tag = "commit"};
+
+bool are_on_one_host(Group& group) {
+  auto own = static_cast<std::int64_t>(
+      fingerprint(environment::text("LOCKSTEP_HOST").value_or(sys::host_identity())));
+  at::Tensor all = at::empty({group.size()}, at::kLong);
+  group.all_gather(all, at::from_blob(&own, {1}, at::kLong), commit_call).wait();
+  std::span<const std::int64_t> hosts(all.const_data_ptr<std::int64_t>(),
+                                      static_cast<std::size_t>(group.size()));
+  return std::ranges::count(hosts, own) == group.size();
+}
+
+std::vector<FilePart> own_parts(const checkpoint::NamedTensors& tensors) {
+  std::vector<FilePart> parts;
+  for (const auto& [name, tensor] : tensors)
+    parts.push_back({.what = {.name = name,
+                              .dtype = tensor.scalar_type(),
+                              .slice = layout::whole_slice(tensor.sizes()),
+                              .is_replaced = true},
+                     .values = [tensor = tensor] { return tensor; }});
+  return parts;
+}
+
+checkpoint::SafetensorsHeader header_of_random_states(int ranks, std::uint64_t bytes) {
+  checkpoint::SafetensorsHeader header;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::uint64_t begin = bytes * static_cast<std::uint64_t>(rank);
+    header.entries.push_back({formatted("rank{}", rank),
+                              at::kByte,
+                              {static_cast<std::int64_t>(bytes)},
+                              begin,
+                              begin + bytes});
+  }
+  return header;
+}
+
+}  // namespace
+
+struct Commits::Parts {
+  std::vector<std::pair<const char*, std::vector<FilePart>>> files;
+  checkpoint::TrainingJson json;
+  std::string text;  // on rank 0
+};
+
+Commits::Commits(Group group, fs::path folder, std::int64_t round)
+    : group_(std::move(group)), folder_(std::move(folder)), round_(round) {
+  if (!are_on_one_host(group_)) folder_.clear();
+}
+
+fs::path Commits::newest() {
+  if (!are_kept()) return {};
+  std::string found;
+  together(group_, [&] {
+    if (!group_.is_root()) return;
+    const std::optional<FoundCommit> newest = newest_commit(folder_);
+    remove_but(folder_, newest);
+    if (newest) found = (newest->generation / buffer_name(newest->buffer)).string();
+  });
+  return broadcast_text(group_, std::move(found));
+}
+
+Commits::Parts Commits::parts_of(const CommitContent& content) const {
+  const std::vector<NamedPart> state = content.handle.state_parts();
+  Parts parts;
+  parts.files = {
+      {checkpoint::model_file, checkpoint::model_parts(state, /*aliases=*/false)},
+      {checkpoint::optimizer_file, checkpoint::optimizer_parts(content.optimizer, content.handle)},
+      {checkpoint::ignored_file, checkpoint::ignored_parts(state, group_.rank())},
+      {own_file, own_parts(content.own)}};
+  parts.json = checkpoint::training_json(content.state, content.options, group_.size());
+  parts.json.files = sealed_;
+  if (group_.is_root()) parts.text = checkpoint::json_text(parts.json);
+  return parts;
+}
+
+bool Commits::fits(const Parts& parts) const {
+  if (files_.empty() || parts.text.size() > text_bytes_) return false;
+  for (std::size_t i = 0; i < files_.size(); ++i)
+    if (!files_[i].fits(parts.files[i].second)) return false;
+  return true;
+}
+
+bool Commits::commit(const CommitContent& content, bool leaves) {
+  Parts parts;
+  std::exception_ptr error;
+  try {
+    if (are_kept()) parts = parts_of(content);
+  } catch (const std::exception&) {
+    error = std::current_exception();
+  }
+  std::int64_t flags[] = {leaves, error != nullptr, are_kept() && !error && !fits(parts)};
+  group_.all_reduce(at::from_blob(flags, {std::ssize(flags)}, at::kLong), Op::max, commit_call)
+      .wait();
+  if (flags[1] != 0)
+    together(group_, [&] {
+      if (error) std::rethrow_exception(error);
+    });
+  if (are_kept()) keep(parts, flags[2] != 0);
+  return flags[0] != 0;
+}
+
+void Commits::keep(Parts& parts, bool is_new) {
+  try {
+    if (is_new) plan(parts);
+    const int buffer = static_cast<int>(number_ % commit_buffers);
+    if (!is_made_[static_cast<std::size_t>(buffer)]) make_buffer(buffer);
+    write(buffer, parts);
+  } catch (const CommonFailure& failure) {
+    if (group_.is_root())
+      log::warning(
+          "elastic: {}; no state is kept in memory any more: after a failure the run goes "
+          "back to its newest checkpoint",
+          failure.what());
+    std::error_code nothing_more_to_do;
+    if (group_.is_root() && number_ == 0) fs::remove_all(generation_, nothing_more_to_do);
+    folder_.clear();
+  }
+}
+
+void Commits::plan(const Parts& parts) {
+  files_.clear();
+  is_made_ = {};
+  number_ = 0;
+  sealed_.clear();
+  for (const auto& [name, of_file] : parts.files) {
+    CommitFile file(name, group_, of_file);
+    files_.push_back(std::move(file));
+  }
+  generation_ = folder_ / generation_name(round_, generations_++);
+  auto bytes = static_cast<std::int64_t>(std::max(least_text_bytes, 2 * parts.text.size()));
+  group_.broadcast(at::from_blob(&bytes, {1}, at::kLong), 0, commit_call).wait();
+  text_bytes_ = static_cast<std::size_t>(bytes);
+  together(group_, [&] {
+    if (!group_.is_root()) return;
+    // Of an older generation the newest commit stays until this one has a whole one.
+    remove_but(folder_, newest_commit(folder_));
+    fs::create_directories(generation_);
+    control_ = CommitControl::make(generation_, group_.size());
+  });
+  together(group_, [&] {
+    if (!group_.is_root()) control_ = CommitControl::open(generation_);
+  });
+}
+
+void Commits::make_buffer(int buffer) {
+  const fs::path folder = generation_ / buffer_name(buffer);
+  together(group_, [&] {
+    if (!group_.is_root()) return;
+    // All ranks have come here from a commit that is whole, unless this is the first one.
+    if (number_ > 0) remove_before(folder_, generation_);
+    make_files(buffer, folder);
+  });
+  together(group_, [&] {
+    if (!group_.is_root()) open_files(buffer, folder);
+  });
+  is_made_[static_cast<std::size_t>(buffer)] = true;
+}
+
+void Commits::make_files(int buffer, const fs::path& in) {
+  fs::create_directories(in);
+  for (CommitFile& file : files_)
+    if (file.is_wanted()) file.make(buffer, in);
+  const auto bytes = static_cast<std::uint64_t>(checkpoint::own_random_state().numel());
+  const std::string header =
+      checkpoint::format_header(header_of_random_states(group_.size(), bytes));
+  const std::uint64_t length = header.size();
+  SharedFile random = SharedFile::make(in / checkpoint::random_file,
+                                       sizeof length + length + bytes * group_.size());
+  std::memcpy(random.data(), &length, sizeof length);
+  std::memcpy(random.data() + sizeof length, header.data(), header.size());
+  const auto at = static_cast<std::size_t>(buffer);
+  random_[at] = std::move(random);
+  text_[at] = SharedFile::make(in / "training.json", text_bytes_);
+  checkpoint::TrainingJson json;
+  checkpoint::seal(json, in);
+  sealed_ = std::move(json.files);
+}
+
+void Commits::open_files(int buffer, const fs::path& in) {
+  for (CommitFile& file : files_)
+    if (file.is_wanted()) file.open(buffer, in);
+  random_[static_cast<std::size_t>(buffer)] = SharedFile::open(in / checkpoint::random_file);
+}
+
+void Commits::write(int buffer, Parts& parts) {
+  const auto at = static_cast<std::size_t>(buffer);
+  control_.unmark(buffer, group_.rank());
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // before what follows, for all who look
+  for (std::size_t i = 0; i < files_.size(); ++i)
+    if (files_[i].is_wanted()) files_[i].write(buffer, parts.files[i].second);
+  const at::Tensor random = checkpoint::own_random_state();
+  const std::size_t bytes = random.nbytes();
+  const std::size_t begin = random_[at].bytes() - bytes * (group_.size() - group_.rank());
+  std::memcpy(random_[at].data() + begin, random.const_data_ptr(), bytes);
+  if (group_.is_root()) {
+    if (parts.json.files != sealed_) {
+      parts.json.files = sealed_;
+      parts.text = checkpoint::json_text(parts.json);
+    }
+    parts.text.resize(text_bytes_, ' ');
+    std::memcpy(text_[at].data(), parts.text.data(), text_bytes_);
+  }
+  control_.mark(buffer, group_.rank(), ++number_);
+}
+
+void Commits::remove() {
+  std::error_code nothing_more_to_do;
+  if (are_kept() && group_.is_root()) fs::remove_all(folder_, nothing_more_to_do);
+}
+
+}  // namespace lockstep

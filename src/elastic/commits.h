@@ -1,0 +1,83 @@
+// Commits: the state of a training in shared memory, where it outlives the processes that train.
+//
+// A commit costs each rank one copy of the elements that it would write into a checkpoint, and one
+// small all_reduce, in which the ranks also agree whether the round ends here. On several hosts
+// nothing is kept in memory: newest() then gives nothing, and checkpoints on a disk take its place.
+#pragma once
+
+#include "checkpoint/training_json.h"
+#include "elastic/commit_file.h"
+#include "elastic/commit_files.h"
+
+#include <lockstep/checkpoint/checkpoint.h>
+#include <lockstep/comm/group.h>
+#include <lockstep/parallel/handle.h>
+
+#include <torch/optim/optimizer.h>
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+// The file of the program's own tensors, beside those of a checkpoint.
+inline constexpr const char* own_file = "own.safetensors";
+
+// What is committed, on this rank, now. The tensors of `own` are equal on all ranks.
+struct CommitContent {
+  const Handle& handle;
+  const torch::optim::Optimizer& optimizer;
+  const checkpoint::TrainingState& state;
+  const checkpoint::SaveOptions& options;  // scheduler and scaler
+  const checkpoint::NamedTensors& own;
+};
+
+class Commits {
+ public:
+  // Collective. `folder`: of the run on this host; empty: nothing is kept in memory.
+  Commits(Group group, std::filesystem::path folder, std::int64_t round);
+
+  // Collective, before the first commit of a round: the folder of the newest state that all ranks
+  // of an earlier round had committed, in the form of a checkpoint's; empty where there is none.
+  [[nodiscard]] std::filesystem::path newest();
+
+  // Collective, between steps. Returns whether any rank said `leaves`. CommonFailure for a state
+  // that cannot be saved; where memory is short, a line says that nothing is kept any more.
+  bool commit(const CommitContent& content, bool leaves);
+
+  // At the end of the training, when no rank commits any more: nothing stays.
+  void remove();
+
+  // Whether commits are kept; not on several hosts, or where memory was short.
+  [[nodiscard]] bool are_kept() const { return !folder_.empty(); }
+
+ private:
+  struct Parts;
+  [[nodiscard]] Parts parts_of(const CommitContent& content) const;
+  [[nodiscard]] bool fits(const Parts& parts) const;
+  void keep(Parts& parts, bool is_new);
+  void plan(const Parts& parts);
+  void make_buffer(int buffer);
+  void make_files(int buffer, const std::filesystem::path& in);
+  void open_files(int buffer, const std::filesystem::path& in);
+  void write(int buffer, Parts& parts);
+
+  Group group_;
+  std::filesystem::path folder_;
+  const std::int64_t round_;
+  std::int64_t generations_ = 0;      // that this round has begun
+  std::filesystem::path generation_;  // the present one
+  std::vector<CommitFile> files_;     // in the order of Parts::files; empty: not planned
+  std::array<bool, commit_buffers> is_made_{};
+  std::array<SharedFile, commit_buffers> random_, text_;
+  std::size_t text_bytes_ = 0;   // reserved
+  checkpoint::Metadata sealed_;  // on rank 0
+  CommitControl control_;
+  std::int64_t number_ = 0;  // commits of this generation
+};
+
+}  // namespace lockstep

@@ -1,0 +1,163 @@
+#include <lockstep/elastic/elastic.h>
+
+#include "base/check.h"
+#include "base/scope_exit.h"
+#include "elastic/goodput.h"
+#include "elastic/own_tensors.h"
+#include "elastic/round_loop.h"
+
+#include <lockstep/checkpoint/training_state.h>
+#include <lockstep/comm/together.h>
+
+#include <utility>
+
+namespace lockstep {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* loader_text = "elastic.loader";
+
+// The newest checkpoint in `out`, as rank 0 sees it; empty where there is none.
+fs::path newest_checkpoint(Group& group, const fs::path& out) {
+  std::string found;
+  together(group, [&] {
+    if (!group.is_root() || out.empty()) return;
+    if (const auto newest = checkpoint::latest_checkpoint(out)) found = newest->string();
+  });
+  return broadcast_text(group, std::move(found));
+}
+
+}  // namespace
+
+struct ElasticState::State {
+  explicit State(ElasticOptions of) : options(std::move(of)) {}
+
+  [[nodiscard]] Round& in_round() const {
+    check(round != nullptr, "ElasticState: expected a call inside of elastic()'s function");
+    return *round;
+  }
+  [[nodiscard]] const Handle& attached() const {
+    check(handle != nullptr, "ElasticState::commit: expected attach() before it in this round");
+    return *handle;
+  }
+
+  // Where the state is that the round begins with; empty: nowhere.
+  fs::path newest() {
+    Group& group = in_round().group();
+    const fs::path memory = in_round().commits().newest();
+    const fs::path saved = newest_checkpoint(group, options.out);
+    if (memory.empty() || saved.empty()) return memory.empty() ? saved : memory;
+    const auto step_in = [&](const fs::path& folder) {
+      return checkpoint::read_training_state(group, folder).step;
+    };
+    return step_in(memory) >= step_in(saved) ? memory : saved;
+  }
+
+  void take_up(const fs::path& folder) {
+    values = checkpoint::load(folder, *handle, *optimizer,
+                              {.scheduler = parts.scheduler, .scaler = parts.scaler});
+    read_own_tensors(in_round().group(), folder, parts.tensors);
+  }
+
+  void save() {
+    Group& group = in_round().group();
+    const fs::path folder = options.out / checkpoint::checkpoint_name(values.step);
+    // What the run has saved before it was set back is there already.
+    if (newest_checkpoint(group, options.out) == folder) return;
+    save_own_tensors(group, options.out, values.step, parts.tensors, options.keep);
+    checkpoint::save(options.out, *handle, *optimizer, values, saving());
+  }
+
+  [[nodiscard]] checkpoint::SaveOptions saving() const {
+    return {.scheduler = parts.scheduler, .scaler = parts.scaler, .keep = options.keep};
+  }
+
+  const ElasticOptions options;
+  Round* round = nullptr;  // while the function runs
+  Handle* handle = nullptr;
+  torch::optim::Optimizer* optimizer = nullptr;
+  ElasticParts parts;
+  std::function<std::string()> loader;
+  checkpoint::TrainingState values;
+  Goodput goodput;
+};
+
+ElasticState::ElasticState(ElasticOptions options)
+    : state_(std::make_unique<State>(std::move(options))) {
+  const ElasticOptions& given = state_->options;
+  check(given.save_every >= 0 && given.keep >= 0,
+        "ElasticOptions: expected save_every and keep from 0, found {} and {}", given.save_every,
+        given.keep);
+  check(given.save_every == 0 || !given.out.empty(),
+        "ElasticOptions: save_every {} needs `out`, the folder of checkpoints", given.save_every);
+}
+
+ElasticState::~ElasticState() = default;
+
+Group& ElasticState::group() { return state_->in_round().group(); }
+
+std::int64_t ElasticState::round() const { return state_->in_round().number(); }
+
+void ElasticState::attach(Handle& handle, torch::optim::Optimizer& optimizer, ElasticParts parts) {
+  State& state = *state_;
+  Group& group = state.in_round().group();
+  check(state.handle == nullptr, "ElasticState::attach: expected one call in a round");
+  check(handle.group().size() == group.size() && handle.group().rank() == group.rank(),
+        "ElasticState::attach: expected a handle on the group of the round");
+  state.handle = &handle;
+  state.optimizer = &optimizer;
+  state.parts = std::move(parts);
+  if (const fs::path folder = state.newest(); !folder.empty()) state.take_up(folder);
+  state.goodput.begin_round(state.values.numbers);
+}
+
+std::string ElasticState::loader_place() const {
+  (void)state_->attached();
+  const auto found = state_->values.progress.find(loader_text);
+  return found == state_->values.progress.end() ? "" : found->second;
+}
+
+void ElasticState::set_loader(std::function<std::string()> place) {
+  state_->loader = std::move(place);
+}
+
+std::int64_t ElasticState::step() const { return state_->values.step; }
+std::map<std::string, double>& ElasticState::numbers() { return state_->values.numbers; }
+std::map<std::string, std::string>& ElasticState::texts() { return state_->values.progress; }
+double ElasticState::goodput() const { return state_->goodput.share(); }
+
+void ElasticState::commit() {
+  State& state = *state_;
+  (void)state.attached();
+  ++state.values.step;
+  if (state.loader) state.values.progress[loader_text] = state.loader();
+  state.goodput.count_step(state.values.numbers);
+  const std::int64_t every = state.options.save_every;
+  if (every > 0 && state.values.step % every == 0) state.save();
+  state.in_round().commit({.handle = *state.handle,
+                           .optimizer = *state.optimizer,
+                           .state = state.values,
+                           .options = state.saving(),
+                           .own = state.parts.tensors});
+}
+
+bool elastic(ElasticState& state, const std::function<void(ElasticState&)>& train) {
+  ElasticState::State& inner = *state.state_;
+  return run_rounds({.init = inner.options.init, .rejoin_timeout = inner.options.rejoin_timeout},
+                    [&](Round& round) {
+                      inner.round = &round;
+                      inner.values = {};
+                      ScopeExit forget([&] {
+                        inner.round = nullptr;
+                        inner.handle = nullptr;
+                        inner.optimizer = nullptr;
+                        inner.parts = {};
+                        inner.loader = nullptr;
+                      });
+                      train(state);
+                    });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,72 @@
+// The loop of an elastic program: one pass a round, each with a group of its own.
+#pragma once
+
+#include "elastic/commits.h"
+#include "elastic/round_watch.h"
+#include "elastic/rounds.h"
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/base/error.h>
+#include <lockstep/comm/group.h>
+#include <lockstep/comm/init.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace lockstep {
+
+// Thrown by Round::commit() on all ranks where the round has ended in order.
+class RoundEnded : public Error {
+  using Error::Error;
+};
+
+// What the body of the loop has while its round lasts.
+class Round {
+ public:
+  // Collective. `rounds` and `watch` are null where no agent makes rounds: then this is the only
+  // one, and nothing is kept in memory.
+  Round(Group group, const Rounds* rounds, const RoundWatch* watch);
+
+  [[nodiscard]] Group& group() { return group_; }
+  [[nodiscard]] Commits& commits() { return commits_; }
+  [[nodiscard]] std::int64_t number() const { return rounds_ == nullptr ? 0 : rounds_->number(); }
+  [[nodiscard]] bool has_agent() const { return rounds_ != nullptr; }
+
+  // Collective: Commits::commit(). RoundEnded where the ranks are to meet again in another round.
+  void commit(const CommitContent& content);
+
+  // Collective: what rank 0 of this or an earlier round has noted under that name; empty: nothing.
+  [[nodiscard]] std::string marked(const std::string& name);
+  // Before the body returns, on all ranks: the training has not come to its end, and another start
+  // of the program will go on with it.
+  void leave_unfinished() { is_unfinished_ = true; }
+  [[nodiscard]] bool is_unfinished() const { return is_unfinished_; }
+
+  // By rank 0.
+  void mark(const std::string& name, const std::string& value);
+
+ private:
+  Group group_;
+  const Rounds* rounds_;
+  const RoundWatch* watch_;
+  Commits commits_;
+  bool is_unfinished_ = false;
+};
+
+struct LoopOptions {
+  InitOptions init = {};
+  Duration rejoin_timeout = std::chrono::minutes(10);  // for the next round to begin
+};
+
+// Calls `body` with the group of the first round, and again in each later one that this process has
+// a place in. Ends when `body` returns (true), or when this process has no place any more (false).
+//
+// PeerLost, Timeout and Aborted end a round, and so does RoundEnded; without an agent that makes
+// rounds they are thrown. Every other exception of `body` is thrown in any case.
+[[nodiscard]] bool run_rounds(const LoopOptions& options, const std::function<void(Round&)>& body);
+
+}  // namespace lockstep

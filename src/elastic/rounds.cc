@@ -1,0 +1,132 @@
+#include "elastic/rounds.h"
+
+#include "base/check.h"
+#include "base/environment.h"
+#include "base/format.h"
+#include "base/text.h"
+#include "base/visible.h"
+#include "elastic/round_store.h"
+#include "launch/environment.h"
+
+#include <lockstep/store/open.h>
+
+#include <algorithm>
+#include <limits>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+constexpr const char* worker_variable = "LOCKSTEP_WORKER";
+constexpr const char* round_variable = "LOCKSTEP_ROUND";
+constexpr const char* number_key = "lockstep-round/number";
+
+// How long a worker that waits for the next round sleeps between two looks.
+constexpr auto between_looks = std::chrono::milliseconds(10);
+
+std::string key_in(std::int64_t round, const std::string& name) {
+  return formatted("lockstep-round/{}/{}", round, name);
+}
+
+}  // namespace
+
+std::optional<RoundPlace> place_in(const std::string& lines, const std::string& worker) {
+  std::istringstream all(lines);
+  std::optional<RoundPlace> place;
+  std::string host_of_root;
+  int size = 0;
+  for (std::string line; std::getline(all, line);) {
+    std::istringstream words(line);
+    std::string rank, name, node, local_rank, local_world, host;
+    words >> rank >> name >> node >> local_rank >> local_world >> host;
+    check_input(!local_world.empty() && parse_integer(rank) == size,
+                "the workers of a round: expected 'RANK WORKER NODE LOCAL_RANK LOCAL_WORLD HOST' "
+                "of rank {}, found '{}'",
+                size, visible(line, 80));
+    if (size == 0) host_of_root = host;
+    if (name == worker) place = RoundPlace{.rank = size};
+    ++size;
+  }
+  check_input(size > 0, "the workers of a round: expected at least one line, found none");
+  if (!place) return std::nullopt;
+  place->size = size;
+  place->host = host_of_root;
+  return place;
+}
+
+bool is_orderly(const std::string& end) {
+  return end.starts_with("nodes join") || end.starts_with("asked to stop");
+}
+
+std::optional<Rounds> Rounds::of_environment(Duration timeout) {
+  const std::optional<std::string> worker = environment::text(worker_variable);
+  const std::optional<std::string> store = environment::text(launch::variable::store);
+  if (!worker || !store) return std::nullopt;
+  const std::int64_t round = environment::required_integer(
+      round_variable, 0, std::numeric_limits<int>::max(), "but LOCKSTEP_WORKER is");
+  return Rounds(open_store(*store, launch::read_secret(), timeout), *worker, round);
+}
+
+std::string Rounds::key(const std::string& name) const { return key_in(round_, name); }
+
+void Rounds::keep() const { store_->set(key("keeps/" + worker_), "1"); }
+
+std::optional<std::string> Rounds::ended() const { return store_->try_get(key("ended")); }
+
+void Rounds::say_final(const std::string& why) const { store_->set(key("final"), why); }
+
+std::optional<RoundPlace> Rounds::next(Duration timeout) {
+  store_->set(key("waiting/" + worker_), "1");
+  const Deadline deadline = Deadline::after(timeout);
+  for (;;) {
+    const std::string text = store_->try_get(number_key).value_or("0");
+    const std::optional<std::int64_t> newest = parse_integer(text);
+    check_input(newest.has_value(), "{}: expected a number, found '{}'", number_key,
+                visible(text, 80));
+    if (*newest > round_) {
+      round_ = *newest;
+      return place_in(store_->get(key("workers"), deadline), worker_);
+    }
+    if (deadline.passed())
+      throw Timeout(
+          formatted("worker {} has left round {} and waited {} for the next one, which "
+                    "the agent did not begin",
+                    worker_, round_, format_duration(timeout)));
+    std::this_thread::sleep_for(between_looks);
+  }
+}
+
+void Rounds::mark(const std::string& name, const std::string& value) const {
+  store_->set("lockstep-round/marks/" + name, value);
+}
+
+std::optional<std::string> Rounds::marked(const std::string& name) const {
+  return store_->try_get("lockstep-round/marks/" + name);
+}
+
+std::shared_ptr<Store> Rounds::filtered(std::shared_ptr<Store> store) const {
+  return std::make_shared<RoundStore>(
+      std::move(store), [rounds = *this] { return rounds.ended(); }, round_);
+}
+
+// As detect_rank() reads it from the environment of a worker that is started for this round.
+launch::RankInfo rank_info(const RoundPlace& place, std::int64_t round) {
+  namespace variable = launch::variable;
+  const std::string run = environment::text(variable::run_id).value_or("run");
+  launch::RankInfo info{.rank = place.rank,
+                        .size = place.size,
+                        .attempt = formatted("{}/{}", run, round),
+                        .rendezvous = {}};
+  if (place.size == 1) return info;
+  info.rendezvous = {.kind = launch::RankRendezvous::Kind::lockstep_store,
+                     .address = environment::required_text(variable::store),
+                     .host = place.host.empty()
+                                 ? environment::text(variable::master_address).value_or("127.0.0.1")
+                                 : place.host,
+                     .port = 0};
+  return info;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,317 @@
+// The committed state: whole or not there, at any number of ranks, and gone at the end.
+#include <lockstep/base/error.h>
+#include <lockstep/elastic/elastic.h>
+#include <lockstep/models/mlp.h>
+#include <lockstep/optim/adamw.h>
+#include <lockstep/optim/scheduler.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/sharded/fully_shard.h>
+
+#include "elastic/commit_files.h"
+#include "elastic/small_agent.h"
+#include "support/messages.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <torch/utils.h>
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+using namespace lockstep;
+using namespace std::chrono_literals;
+using test::contains;
+using test::message_of;
+using test::SmallAgent;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+TEST(CommitControl, ABufferIsWholeWhenAllRanksHaveMarkedItWithOneNumber) {
+  const test::TemporaryFolder folder;
+  const fs::path generation = folder / generation_name(3, 0);
+  fs::create_directory(generation);
+  CommitControl control = CommitControl::make(generation, 3);
+  EXPECT_EQ(control.ranks(), 3);
+  EXPECT_FALSE(newest_commit(folder.path()));
+  for (int rank = 0; rank < 3; ++rank) control.mark(0, rank, 1);
+  EXPECT_EQ(newest_commit(folder.path())->buffer, 0);
+  control.mark(1, 0, 2);
+  control.mark(1, 2, 2);
+  EXPECT_EQ(newest_commit(folder.path())->buffer, 0);
+  control.mark(1, 1, 2);
+  EXPECT_EQ(newest_commit(folder.path())->buffer, 1);
+  control.unmark(0, 2);
+  EXPECT_EQ(newest_commit(folder.path())->buffer, 1);
+  control.unmark(1, 0);
+  EXPECT_FALSE(newest_commit(folder.path()));
+}
+
+TEST(CommitControl, AnOlderRoundCountsUntilANewerOneHasAWholeCommit) {
+  const test::TemporaryFolder folder;
+  for (const std::int64_t round : {9, 10}) fs::create_directory(folder / generation_name(round, 0));
+  CommitControl old = CommitControl::make(folder / generation_name(9, 0), 1);
+  CommitControl young = CommitControl::make(folder / generation_name(10, 0), 2);
+  old.mark(1, 0, 7);
+  young.mark(0, 0, 1);
+  auto found = newest_commit(folder.path());
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->generation, folder / generation_name(9, 0));
+  young.mark(0, 1, 1);
+  found = newest_commit(folder.path());
+  EXPECT_EQ(found->generation, folder / generation_name(10, 0));
+  remove_but(folder.path(), found);
+  EXPECT_FALSE(fs::exists(folder / generation_name(9, 0)));
+}
+
+// Counts the bytes below a folder.
+std::uintmax_t bytes_below(const fs::path& folder) {
+  std::uintmax_t bytes = 0;
+  std::error_code gone;
+  for (const auto& entry : fs::recursive_directory_iterator(folder, gone))
+    if (entry.is_regular_file(gone)) bytes += entry.file_size(gone);
+  return bytes;
+}
+
+// Set by the parent before a test.
+struct Training {
+  std::int64_t steps = 30;
+  bool is_sharded = false;
+  bool ends = true;  // else it goes on until it is ended
+};
+
+models::Mlp made_model() {
+  torch::manual_seed(1);
+  return models::Mlp(models::MlpOptions{.sizes = {6, 70, 3}});
+}
+
+at::Tensor loss_of(models::Mlp& model, std::int64_t step) {
+  const at::Tensor input = at::full({4, 6}, 0.01 * static_cast<double>(step + 1));
+  return at::mse_loss(model->forward(input), at::ones({4, 3}));
+}
+
+struct Values {
+  std::vector<float> parameters;
+  double learning_rate = 0;
+  double own = 0;
+};
+
+// All ranks learn from the same rows, so that neither 1, 2 nor 4 ranks change a bit of the mean.
+void train_steps(ElasticState& state, const Training& how, Values& values) {
+  models::Mlp model = made_model();
+  Handle handle;
+  if (how.is_sharded)
+    handle = fully_shard(model, state.group(), {.units = {"layers.*"}});
+  else
+    handle = DistributedDataParallel(model, state.group());
+  optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(0.01));
+  optim::Scheduler scheduler(adamw, optim::cosine({.steps = 100}));
+  at::Tensor own = at::zeros({5}, at::kDouble);
+  state.attach(handle, adamw, {.scheduler = &scheduler, .tensors = {{"own", own}}});
+  EXPECT_EQ(own[4].item<double>(), static_cast<double>(state.step()));
+  EXPECT_EQ(state.step() == 0 ? 0 : state.numbers().at("step"), static_cast<double>(state.step()));
+  while (!how.ends || state.step() < how.steps) {
+    handle.zero_grad();
+    loss_of(model, state.step()).backward();
+    adamw.step();
+    scheduler.step();
+    own += 1;
+    state.numbers()["step"] = static_cast<double>(state.step() + 1);
+    state.commit();
+  }
+  for (const auto& [name, tensor] : handle.state_dict()) {
+    const at::Tensor flat = tensor.detach().reshape({-1});
+    for (std::int64_t i = 0; i < flat.numel(); ++i)
+      values.parameters.push_back(flat[i].item<float>());
+  }
+  values.own = own[0].item<double>();
+}
+
+void train(const Training& how, Values& values) {
+  ElasticState state;
+  (void)elastic(state, [&](ElasticState& inner) {
+    values = {};
+    train_steps(inner, how, values);
+  });
+}
+
+void wait_for_commits(SmallAgent& agent, std::uintmax_t least = 1) {
+  const auto end = std::chrono::steady_clock::now() + 20s;
+  while (bytes_below(agent.commits()) < least && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(2ms);
+}
+
+class Committed : public testing::TestWithParam<bool> {};
+
+TEST_P(Committed, ATrainingThatIsKilledAndResizedEndsAsAnUndisturbedOne) {
+  const Training how{.steps = 800, .is_sharded = GetParam(), .ends = true};
+  Values undisturbed;
+  {
+    Training alone = how;
+    alone.is_sharded = false;
+    train(alone, undisturbed);
+  }
+  SmallAgent agent([&] {
+    Values values;
+    train(how, values);
+    if (values.own == 0) return 0;  // begun when the others were at their end
+    EXPECT_EQ(values.own, static_cast<double>(how.steps));
+    EXPECT_EQ(values.parameters, undisturbed.parameters);
+    return 0;
+  });
+  agent.begin_round(4);
+  wait_for_commits(agent);
+  agent.kill(2);
+  agent.begin_round(2);
+  std::this_thread::sleep_for(100ms);
+  agent.begin_round(4, "nodes join");
+  std::this_thread::sleep_for(100ms);
+  agent.kill(0);
+  agent.kill(1);
+  agent.begin_round(1);
+  for (int code : agent.wait()) EXPECT_EQ(code, 0);
+  EXPECT_EQ(bytes_below(agent.commits()), 0) << "something stays";
+}
+
+INSTANTIATE_TEST_SUITE_P(Strategies, Committed, testing::Bool(), [](const auto& info) {
+  return std::string(info.param ? "fully_shard" : "ddp");
+});
+
+// Each commit is of one step: all of its tensors say the same.
+TEST(Commits, AKilledRankNeverLeavesHalfAStep) {
+  constexpr int kills = 12;
+  SmallAgent agent([] {
+    ElasticState state;
+    (void)elastic(state, [](ElasticState& inner) {
+      models::Mlp model = made_model();
+      DistributedDataParallel ddp(model, inner.group());
+      optim::AdamW adamw(ddp.parameters(), torch::optim::AdamWOptions(0.01));
+      std::map<std::string, at::Tensor> own;
+      for (int i = 0; i < 20; ++i) own["own" + std::to_string(i)] = at::zeros({5000});
+      inner.attach(ddp, adamw, {.tensors = own});
+      at::NoGradGuard no_gradients;
+      if (inner.step() > 0)
+        for (const at::Tensor& parameter : model->parameters())
+          EXPECT_TRUE(parameter.eq(static_cast<double>(inner.step())).all().item<bool>());
+      for (const auto& [name, tensor] : own)
+        EXPECT_TRUE(tensor.eq(static_cast<double>(inner.step())).all().item<bool>()) << name;
+      while (inner.round() < kills || inner.step() < 1) {
+        for (at::Tensor parameter : model->parameters())
+          parameter.fill_(static_cast<double>(inner.step() + 1));
+        for (const auto& [name, tensor] : own) tensor.fill_(static_cast<double>(inner.step() + 1));
+        inner.commit();
+      }
+    });
+    return 0;
+  });
+  agent.begin_round(3);
+  std::mt19937 random(4);
+  for (int kill = 0; kill < kills; ++kill) {
+    wait_for_commits(agent);
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 60'000));
+    agent.kill(static_cast<int>(random() % 3));
+    if (kill % 4 == 3) agent.kill(static_cast<int>(random() % 3));
+    agent.begin_round(3);
+  }
+  EXPECT_EQ(agent.wait(), (std::vector<int>{0, 0, 0}));
+}
+
+TEST(Commits, TakeTwoCopiesOfTheStateAtMost) {
+  SmallAgent agent([] {
+    ElasticState state;
+    (void)elastic(state, [](ElasticState& inner) {
+      models::Mlp model = made_model();
+      DistributedDataParallel ddp(model, inner.group());
+      optim::AdamW adamw(ddp.parameters(), torch::optim::AdamWOptions(0.01));
+      inner.attach(ddp, adamw, {.tensors = {{"own", at::zeros({1 << 20})}}});
+      while (inner.round() < 5) inner.commit();
+    });
+    return 0;
+  });
+  constexpr std::uintmax_t copy = 4 << 20, rest = 1 << 19;
+  agent.begin_round(2);
+  for (int round = 0; round < 5; ++round) {
+    wait_for_commits(agent, 2 * copy);
+    for (int look = 0; look < 20; ++look) {
+      EXPECT_LE(bytes_below(agent.commits()), 2 * copy + rest);
+      std::this_thread::sleep_for(1ms);
+    }
+    agent.kill(round % 2);
+    agent.begin_round(2);
+  }
+  EXPECT_EQ(agent.wait(), (std::vector<int>{0, 0}));
+}
+
+TEST(Commits, AStateOfAnotherModelIsRefusedInOneLine) {
+  SmallAgent agent([] {
+    ElasticState state;
+    try {
+      (void)elastic(state, [](ElasticState& inner) {
+        models::Mlp model(models::MlpOptions{.sizes = {6, inner.round() == 0 ? 7 : 8, 3}});
+        DistributedDataParallel ddp(model, inner.group());
+        optim::AdamW adamw(ddp.parameters(), torch::optim::AdamWOptions(0.01));
+        inner.attach(ddp, adamw);
+        for (;;) inner.commit();
+      });
+    } catch (const CommonFailure& failure) {
+      return contains(failure.what(), "expected shape [8, 6], found [7, 6]") ? 7 : 8;
+    }
+    return 9;
+  });
+  agent.begin_round(2);
+  wait_for_commits(agent, 1000);
+  std::this_thread::sleep_for(50ms);
+  agent.kill(1);
+  agent.begin_round(2);
+  EXPECT_EQ(agent.wait(), (std::vector<int>{7, 7}));
+  EXPECT_TRUE(
+      contains(agent.store().try_get("lockstep-round/1/final").value_or(""), "expected shape"));
+}
+
+TEST(Elastic, WithoutAnAgentItTrainsOnceAndGoesOnFromItsCheckpoint) {
+  const test::TemporaryFolder folder;
+  std::vector<std::int64_t> begun;
+  for (const std::int64_t steps : {5, 9}) {
+    ElasticState state({.out = folder.path(), .save_every = 2, .keep = 1});
+    EXPECT_TRUE(elastic(state, [&](ElasticState& inner) {
+      models::Mlp model = made_model();
+      DistributedDataParallel ddp(model, inner.group());
+      optim::AdamW adamw(ddp.parameters(), torch::optim::AdamWOptions(0.01));
+      at::Tensor own = at::zeros({3});
+      inner.attach(ddp, adamw, {.tensors = {{"own", own}}});
+      begun.push_back(inner.step());
+      EXPECT_EQ(own[0].item<float>(), static_cast<float>(inner.step()));
+      while (inner.step() < steps) {
+        own += 1;
+        inner.commit();
+      }
+      EXPECT_GT(inner.goodput(), 0);
+      EXPECT_LE(inner.goodput(), 1);
+    }));
+  }
+  EXPECT_EQ(begun, (std::vector<std::int64_t>{0, 4}));
+}
+
+TEST(Elastic, MisuseIsInvalidArgument) {
+  EXPECT_TRUE(contains(message_of<InvalidArgument>([] { ElasticState state({.save_every = 3}); }),
+                       "save_every 3 needs `out`"));
+  ElasticState state;
+  EXPECT_FALSE(message_of<InvalidArgument>([&] { (void)state.group(); }).empty());
+  EXPECT_TRUE(contains(message_of<InvalidArgument>([&] {
+                         (void)elastic(state, [](ElasticState& inner) { inner.commit(); });
+                       }),
+                       "expected attach() before it"));
+}
+
+}  // namespace

@@ -1,0 +1,187 @@
+// Rounds: what is read of the agent's keys, and groups made anew in the same process.
+#include <lockstep/base/error.h>
+#include <lockstep/store/memory_store.h>
+
+#include "elastic/round_loop.h"
+#include "elastic/round_store.h"
+#include "elastic/rounds.h"
+#include "elastic/small_agent.h"
+#include "support/messages.h"
+
+#include <ATen/ops/ones.h>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+using namespace lockstep;
+using namespace std::chrono_literals;
+using test::contains;
+using test::message_of;
+using test::SmallAgent;
+
+namespace {
+
+TEST(Rounds, AWorkerFindsItsPlaceInTheList) {
+  const std::string lines = "0 0.3 0 0 2 a.example\n1 0.1 0 1 2 a.example\n2 1.0 1 0 1 b.example\n";
+  const auto place = place_in(lines, "1.0");
+  ASSERT_TRUE(place);
+  EXPECT_EQ(place->rank, 2);
+  EXPECT_EQ(place->size, 3);
+  EXPECT_EQ(place->host, "a.example");
+  EXPECT_FALSE(place_in(lines, "0.2"));
+  EXPECT_FALSE(place_in(lines, "0"));
+}
+
+TEST(Rounds, ListsOfOtherFormsAreRefusedInOneLine) {
+  for (const std::string lines : {"", "\n", "1 0.3 0 0 2 a\n", "0 0.3\n",
+                                  "0 0.3 0 0 1 a\n2 1 0 0 1 a\n", "zero 0.3 0 0 2 a\n"}) {
+    const std::string message = message_of<BadInput>([&] { (void)place_in(lines, "0.3"); });
+    EXPECT_TRUE(contains(message, "the workers of a round: expected ")) << lines << message;
+    EXPECT_FALSE(contains(message, "\n")) << message;
+  }
+}
+
+TEST(Rounds, AWaitInTheStoreEndsWithTheRound) {
+  auto below = std::make_shared<MemoryStore>();
+  const Rounds rounds(below, "0.0", 4);
+  auto store = rounds.filtered(below);
+  store->set("here", "1");
+  EXPECT_EQ(store->get("here", Deadline::after(1s)), "1");
+  EXPECT_FALSE(message_of<Timeout>([&] { (void)store->get("x", Deadline::after(150ms)); }).empty());
+  below->set("lockstep-round/4/ended", "rank 2 was killed");
+  const auto began = std::chrono::steady_clock::now();
+  const std::string message =
+      message_of<PeerLost>([&] { (void)store->get("x", Deadline::after(20s)); });
+  EXPECT_TRUE(contains(message, "round 4 has ended: rank 2 was killed")) << message;
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 10s);
+}
+
+TEST(Rounds, NextIsTheNewestRoundAndNothingForAWorkerWithoutAPlace) {
+  auto store = std::make_shared<MemoryStore>();
+  Rounds rounds(store, "0.1", 0);
+  EXPECT_FALSE(message_of<Timeout>([&] { (void)rounds.next(50ms); }).empty());
+  EXPECT_EQ(store->try_get("lockstep-round/0/waiting/0.1"), "1");
+  store->set("lockstep-round/3/workers", "0 0.4 0 0 2 localhost\n1 0.1 0 1 2 localhost\n");
+  store->set("lockstep-round/number", "3");
+  const auto place = rounds.next(5s);
+  ASSERT_TRUE(place);
+  EXPECT_EQ(place->rank, 1);
+  EXPECT_EQ(rounds.number(), 3);
+  store->set("lockstep-round/4/workers", "0 0.4 0 0 1 localhost\n");
+  store->set("lockstep-round/number", "4");
+  EXPECT_FALSE(rounds.next(5s));
+}
+
+struct Held {
+  std::int64_t descriptors = 0, threads = 0, mappings = 0;
+};
+
+std::int64_t entries(const char* folder) {
+  using std::filesystem::directory_iterator;
+  return std::distance(directory_iterator(folder), directory_iterator());
+}
+
+Held held() {
+  std::ifstream maps("/proc/self/maps");
+  return {.descriptors = entries("/proc/self/fd"),
+          .threads = entries("/proc/self/task"),
+          .mappings = std::count(std::istreambuf_iterator<char>(maps), {}, '\n')};
+}
+
+// All reduces until the round ends.
+void work(Round& round) {
+  at::Tensor tensor = at::ones({40'000});  // in the arena, where there is one
+  for (;;) {
+    tensor.fill_(1);
+    round.group().all_reduce(tensor).wait();
+    EXPECT_EQ(tensor[39'999].item<float>(), static_cast<float>(round.group().size()));
+  }
+}
+
+constexpr std::int64_t settled = 10;  // rounds
+
+class InPlace : public testing::TestWithParam<std::string> {};
+
+TEST_P(InPlace, RoundsGiveBackAllThatTheyTook) {
+  constexpr std::int64_t rounds = 100;
+  SmallAgent agent(
+      [] {
+        Held first;
+        const bool is_done = run_rounds({}, [&](Round& round) {
+          if (round.number() == settled) first = held();
+          if (round.number() == rounds) {
+            const Held last = held();
+            EXPECT_LE(last.descriptors, first.descriptors);
+            EXPECT_LE(last.threads, first.threads);
+            EXPECT_LE(last.mappings, first.mappings + 4);  // malloc's own
+            return;
+          }
+          round.mark("at " + std::to_string(round.group().rank()), std::to_string(round.number()));
+          work(round);
+        });
+        return is_done ? 0 : 2;
+      },
+      {.backend = GetParam()});
+  agent.begin_round(2);
+  for (std::int64_t round = 0; round < rounds; ++round) {
+    for (const char* rank : {"0", "1"})
+      while (agent.store().try_get(std::string("lockstep-round/marks/at ") + rank) !=
+             std::to_string(round))
+        std::this_thread::sleep_for(2ms);
+    agent.begin_round(2);
+  }
+  EXPECT_EQ(agent.wait(), (std::vector<int>{0, 0}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, InPlace, testing::Values("shm", "gloo"),
+                         [](const auto& info) { return info.param; });
+
+TEST(InPlace, SurvivorsOfAKilledWorkerMeetTheOneThatTakesItsPlace) {
+  SmallAgent agent([] {
+    (void)run_rounds({}, [&](Round& round) {
+      Group& group = round.group();
+      at::Tensor ranks = at::ones({1}) * group.rank();
+      group.all_reduce(ranks).wait();
+      EXPECT_EQ(ranks.item<float>(), group.size() * (group.size() - 1) / 2.0);
+      if (round.number() == 4) return;
+      round.mark("at " + std::to_string(group.rank()), std::to_string(round.number()));
+      work(round);
+    });
+    return 0;
+  });
+  agent.begin_round(3);
+  const int sizes[] = {3, 2, 5, 1};  // of rounds 1 to 4
+  int size = 3;
+  for (std::int64_t round = 0; round < 4; ++round) {
+    for (int rank = 0; rank < size; ++rank)
+      while (agent.store().try_get("lockstep-round/marks/at " + std::to_string(rank)) !=
+             std::to_string(round))
+        std::this_thread::sleep_for(2ms);
+    agent.kill(static_cast<int>(round) % size);
+    size = sizes[round];
+    agent.begin_round(size);
+  }
+  EXPECT_EQ(agent.wait(), (std::vector<int>{0}));
+}
+
+TEST(InPlace, WithoutAnAgentThereIsOneRoundAndErrorsAreThrown) {
+  int calls = 0;
+  EXPECT_TRUE(run_rounds({}, [&](Round& round) {
+    ++calls;
+    EXPECT_FALSE(round.has_agent());
+    EXPECT_EQ(round.group().size(), 1);
+  }));
+  EXPECT_EQ(calls, 1);
+  EXPECT_FALSE(message_of<PeerLost>([] {
+                 (void)run_rounds({}, [](Round&) { throw PeerLost("rank 1 is gone"); });
+               }).empty());
+}
+
+}  // namespace

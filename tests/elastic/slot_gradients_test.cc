@@ -1,0 +1,120 @@
+// SlotGradients: the same bits at any number of ranks, on every engine.
+#include <lockstep/base/error.h>
+#include <lockstep/elastic/slot_gradients.h>
+#include <lockstep/models/mlp.h>
+#include <lockstep/optim/adamw.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+
+#include "support/messages.h"
+#include "support/torch/engine_test.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <torch/utils.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+using namespace lockstep;
+using test::contains;
+using test::message_of;
+
+namespace {
+
+constexpr std::int64_t rows = 3;  // of a slot
+
+models::Mlp model_of_slots() {
+  torch::manual_seed(1);
+  return models::Mlp(models::MlpOptions{.sizes = {5, 7, 3}});
+}
+
+// The same rows for a step and slot on whichever rank.
+at::Tensor loss_of_slot(models::Mlp& model, std::int64_t step, std::int64_t slot) {
+  torch::manual_seed(static_cast<std::uint64_t>(100 * step + slot));
+  const at::Tensor input = at::randn({rows, 5}), target = at::randn({rows, 3});
+  return at::mse_loss(model->forward(input), target);
+}
+
+// All parameters after some steps, one after the other, and the losses.
+std::vector<double> trained_in_slots(Group group, std::int64_t slots) {
+  models::Mlp model = model_of_slots();
+  DistributedDataParallel ddp(model, group);
+  optim::AdamW adamw(ddp.parameters(), torch::optim::AdamWOptions(0.01));
+  SlotGradients gradients(group, slots, ddp.parameters());
+  std::vector<double> all;
+  for (std::int64_t step = 0; step < 3; ++step) {
+    ddp.zero_grad();
+    std::vector<double> losses;
+    {
+      auto alone = ddp.no_sync();
+      for (std::int64_t slot = gradients.begin(); slot < gradients.end(); ++slot) {
+        at::Tensor loss = loss_of_slot(model, step, slot);
+        loss.backward();
+        losses.push_back(loss.item<double>());
+        gradients.take(slot);
+      }
+    }
+    gradients.reduce(static_cast<double>(slots));
+    adamw.step();
+    all.push_back(tree_sum(gradients.gather(losses)));
+  }
+  for (const at::Tensor& parameter : ddp.parameters()) {
+    const at::Tensor flat = parameter.detach().reshape({-1});
+    for (std::int64_t i = 0; i < flat.numel(); ++i) all.push_back(flat[i].item<float>());
+  }
+  return all;
+}
+
+class SlotGradientsOf : public test::EngineTest {};
+
+TEST_P(SlotGradientsOf, ATrainingHasTheBitsOfOneProcess) {
+  if (engine() == test::Engine::local) GTEST_SKIP() << "ranks that share one generator";
+  std::map<std::int64_t, std::vector<double>> alone;
+  for (std::int64_t slots : {1, 3, 4, 8}) alone[slots] = trained_in_slots(Group(), slots);
+  run([&](Group group) {
+    for (const auto& [slots, expected] : alone)
+      EXPECT_EQ(trained_in_slots(group, slots), expected) << slots;
+  });
+}
+
+TEST_P(SlotGradientsOf, AParameterWithoutAGradientHasNoneAndOthersCountAsZeros) {
+  run([](Group group) {
+    at::Tensor used = at::ones({2}).requires_grad_(), unused = at::ones({3}).requires_grad_();
+    at::Tensor once = at::ones({1}).requires_grad_();
+    constexpr std::int64_t slots = 6;
+    SlotGradients gradients(group, slots, {used, unused, once});
+    for (std::int64_t slot = gradients.begin(); slot < gradients.end(); ++slot) {
+      at::Tensor loss = (used * static_cast<double>(slot + 1)).sum();
+      if (slot == 4) loss = loss + once.sum();
+      if (slot != 5) loss.backward();  // the last one has no rows
+      gradients.take(slot);
+    }
+    gradients.reduce(2);
+    EXPECT_EQ(used.grad()[1].item<float>(), 7.5F);
+    EXPECT_FALSE(unused.grad().defined());
+    EXPECT_EQ(once.grad()[0].item<float>(), 0.5F);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, SlotGradientsOf, test::every_engine({1, 2, 3, 4, 5}),
+                         test::engine_test_name);
+
+TEST(SlotGradients, RefusesSlotsOutOfOrderAndTensorsThatItCannotAdd) {
+  at::Tensor parameter = at::ones({2}).requires_grad_();
+  SlotGradients gradients({}, 2, {parameter});
+  EXPECT_TRUE(contains(message_of<InvalidArgument>([&] { gradients.take(1); }),
+                       "expected slot 0 of 0 to 1, found 1"));
+  EXPECT_TRUE(contains(message_of<InvalidArgument>([&] { gradients.reduce(1); }),
+                       "expected all slots from 0 to 1 to be taken, found 0"));
+  EXPECT_FALSE(message_of<InvalidArgument>([&] { SlotGradients({}, 0, {parameter}); }).empty());
+  EXPECT_FALSE(message_of<InvalidArgument>([&] { SlotGradients({}, 1, {}); }).empty());
+  EXPECT_FALSE(message_of<InvalidArgument>([&] {
+                 SlotGradients({}, 1, {parameter, at::ones({2}, at::kDouble)});
+               }).empty());
+}
+
+}  // namespace
