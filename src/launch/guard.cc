@@ -59,11 +59,12 @@ pid_t number_of(const char* name) {
 std::string_view read_of_process(const char* pid, const char* file, char* buffer,
                                  std::size_t most) {
   char path[64];
-  path[0] = '\0';
   if (std::strlen(pid) + std::strlen(file) > sizeof(path) - 8) return {};
-  std::strcpy(path, "/proc/");
-  std::strcat(path, pid);
-  std::strcat(path, file);
+  char* end = path;
+  for (const std::string_view part :
+       {std::string_view("/proc/"), std::string_view(pid), std::string_view(file)})
+    end = std::copy(part.begin(), part.end(), end);
+  *end = '\0';
   const int open = ::open(path, O_RDONLY | O_CLOEXEC);
   if (open < 0) return {};
   std::size_t size = 0;

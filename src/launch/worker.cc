@@ -1,5 +1,7 @@
 #include "launch/worker.h"
 
+#include "base/format.h"
+
 #include <lockstep/base/error.h>
 
 #include <fcntl.h>
@@ -24,7 +26,7 @@ void Worker::start(const std::string& file, const WorkerSpec& spec, const RankSp
   sys::Command command{.file = file, .arguments = {spec.program}, .environment = {}};
   command.arguments.insert(command.arguments.end(), spec.arguments.begin(), spec.arguments.end());
   for (const auto& [name, value] : rank_environment(spec.environment, place))
-    command.environment.push_back(name + "=" + value);
+    command.environment.push_back(formatted("{}={}", name, value));
   sys::FileDescriptor nothing;
   if (spec.input == StandardInput::none || rank_ != 0) {
     nothing = open_nothing();

@@ -48,7 +48,8 @@ Schedule linear(Linear options) {
 Schedule step_decay(Step options) {
   check_steps("step_decay", options.step_size);
   return [options](double base, std::int64_t step) {
-    return base * std::pow(options.gamma, static_cast<double>(step / options.step_size));
+    const std::int64_t decays = step / options.step_size;
+    return base * std::pow(options.gamma, static_cast<double>(decays));
   };
 }
 

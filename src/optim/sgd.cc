@@ -118,10 +118,10 @@ void update_group(std::vector<UpdateEntry>& entries, StateMap& states, const SGD
 
 SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, SGDOptions defaults,
          UpdateOptions update)
-    : torch::optim::SGD(groups, std::move(defaults)), update_(update) {}
+    : torch::optim::SGD(groups, std::move(defaults)), update_(std::move(update)) {}
 
 SGD::SGD(std::vector<at::Tensor> parameters, SGDOptions defaults, UpdateOptions update)
-    : torch::optim::SGD(std::move(parameters), std::move(defaults)), update_(update) {}
+    : torch::optim::SGD(std::move(parameters), std::move(defaults)), update_(std::move(update)) {}
 
 at::Tensor SGD::step(LossClosure closure) {
   at::Tensor loss = loss_of(closure);

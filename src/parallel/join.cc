@@ -18,7 +18,7 @@ constexpr std::int64_t rounds_of_one = std::int64_t{1} << 20;
 class Join::State final : public JoinLink {
  public:
   State(std::vector<Joinable*> joinables, JoinOptions options)
-      : joinables_(std::move(joinables)), options_(options) {
+      : joinables_(std::move(joinables)), options_(std::move(options)) {
     check(!joinables_.empty(), "Join: the list of joinables is empty");
     for (Joinable* one : joinables_) {
       check(one != nullptr, "Join: a joinable is null");
@@ -150,7 +150,7 @@ class Join::State final : public JoinLink {
 };
 
 Join::Join(std::vector<Joinable*> joinables, JoinOptions options)
-    : state_(std::make_shared<State>(std::move(joinables), options)) {
+    : state_(std::make_shared<State>(std::move(joinables), std::move(options))) {
   state_->begin(state_);
 }
 

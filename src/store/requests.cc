@@ -18,7 +18,7 @@ void expect_parts(const Message& request, std::size_t count) {
 
 std::size_t bytes_of(const Message& request) {
   std::size_t bytes = sizeof(ParkedRequest);
-  for (const std::string& part : request.parts) bytes += sizeof(part) + part.size();
+  for (const std::string& part : request.parts) bytes += sizeof(std::string) + part.size();
   return bytes;
 }
 

@@ -25,7 +25,8 @@ std::string take_part(store::Message reply) {
 
 }  // namespace
 
-TcpStore::TcpStore(TcpStoreOptions options) : connection_(std::make_unique<Connection>(options)) {}
+TcpStore::TcpStore(const TcpStoreOptions& options)
+    : connection_(std::make_unique<Connection>(options)) {}
 TcpStore::~TcpStore() {
   if (connection_->is_copy_of_parent()) (void)connection_.release();  // the parent still talks
 }

@@ -69,7 +69,10 @@ void reset_signals() {
 bool redirect(const Command& command) {
   int sources[3] = {command.input, command.output, command.error};
   for (int& source : sources)
-    if (source >= 0 && (source = ::fcntl(source, F_DUPFD_CLOEXEC, 3)) < 0) return false;
+    if (source >= 0) {
+      source = ::fcntl(source, F_DUPFD_CLOEXEC, 3);
+      if (source < 0) return false;
+    }
   for (int target = 0; target < 3; ++target)
     if (sources[target] >= 0 && ::dup2(sources[target], target) < 0) return false;
   return true;

@@ -20,7 +20,8 @@ Evaluator::Evaluator(Task& task, std::shared_ptr<torch::nn::Module> module, Grou
                                    : samples_) {}
 
 Evaluation Evaluator::over(std::int64_t count) {
-  auto mine = static_cast<double>((count + world_.size() - 1) / world_.size());
+  const std::int64_t most = (count + world_.size() - 1) / world_.size();  // of a rank
+  auto mine = static_cast<double>(most);
   double done = 0;
   auto measure = [&](std::span<const std::size_t> numbers) {
     std::vector<std::size_t> chosen(numbers.begin(), numbers.end());

@@ -37,7 +37,7 @@ struct TcpStoreOptions {
 // be reached again within `reconnect`. Not usable in a forked child.
 class TcpStore : public Store {
  public:
-  explicit TcpStore(TcpStoreOptions options);
+  explicit TcpStore(const TcpStoreOptions& options);
   ~TcpStore() override;
 
   void set(std::string_view key, std::string_view value) override;

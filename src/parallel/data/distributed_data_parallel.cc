@@ -189,20 +189,20 @@ std::shared_ptr<torch::nn::Module> not_owned(torch::nn::Module& module) {
 
 }  // namespace
 
-DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, Group group,
-                                                 Options options)
-    : DistributedDataParallel(not_owned(module), std::move(group), std::move(options)) {}
+DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, const Group& group,
+                                                 const Options& options)
+    : DistributedDataParallel(not_owned(module), group, options) {}
 
 DistributedDataParallel::DistributedDataParallel(std::shared_ptr<torch::nn::Module> module,
-                                                 Group group, Options options)
+                                                 const Group& group, const Options& options)
     : Handle(averaged(std::move(module), group, std::nullopt, options)) {}
 
 DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, const Mesh& mesh,
-                                                 Options options)
-    : DistributedDataParallel(not_owned(module), mesh, std::move(options)) {}
+                                                 const Options& options)
+    : DistributedDataParallel(not_owned(module), mesh, options) {}
 
 DistributedDataParallel::DistributedDataParallel(std::shared_ptr<torch::nn::Module> module,
-                                                 const Mesh& mesh, Options options)
+                                                 const Mesh& mesh, const Options& options)
     : Handle(averaged(std::move(module), mesh.group(), mesh, options)) {}
 
 }  // namespace lockstep

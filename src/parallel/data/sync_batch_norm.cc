@@ -44,7 +44,8 @@ at::ScalarType arithmetic_of(const at::Tensor& input) {
 }
 
 SyncLayers::Whole statistics(SyncLayer& layer, const at::Tensor& input, double factor) {
-  auto rows = static_cast<double>(input.numel() / layer.channels);
+  const std::int64_t elements = input.numel() / layer.channels;  // of a channel
+  auto rows = static_cast<double>(elements);
   auto options = input.options().dtype(at::kDouble).memory_format(std::nullopt);
   at::Tensor mean = at::zeros({layer.channels}, options), squares = mean;
   if (rows > 0) {

@@ -77,8 +77,9 @@ void Execution::forward(const Action& action) {
     // The loss may be computed on parts.
     if (!is_last(stage) || kind_ == StepKind::forward)
       for (at::Tensor& one : made) one = plain(one);
-    Tensors roots = is_last(action.stage) ? end_forward(action, made) : only_with_gradient(made);
-    if (kind_ == StepKind::train) run.keep(action.micro_batch, inputs, std::move(roots));
+    const Tensors roots =
+        is_last(action.stage) ? end_forward(action, made) : only_with_gradient(made);
+    if (kind_ == StepKind::train) run.keep(action.micro_batch, inputs, roots);
     return made;
   });
   if (!is_last(stage)) pass(plan::result_of(action), outputs);

@@ -25,7 +25,11 @@ class Execution {
   // `schedule`: of this step, forwards alone where it is no training step. All outlive this object.
   Execution(const plan::Schedule& schedule, const Batch& batch, StepKind kind, Mailbox& mailbox,
             ExecutionParts parts)
-      : schedule_(schedule), batch_(batch), kind_(kind), mailbox_(mailbox), parts_(parts) {}
+      : schedule_(schedule),
+        batch_(batch),
+        kind_(kind),
+        mailbox_(mailbox),
+        parts_(std::move(parts)) {}
 
   // Does this rank's actions. `now` is the one that is being done, for messages.
   void run(const std::vector<plan::Action>& actions, std::optional<plan::Action>& now);

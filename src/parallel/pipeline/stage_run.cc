@@ -51,7 +51,7 @@ Tensors StageRun::forward(const Tensors& inputs) const {
   return outputs;
 }
 
-void StageRun::keep(int micro_batch, const Tensors& inputs, Tensors roots) {
+void StageRun::keep(int micro_batch, const Tensors& inputs, const Tensors& roots) {
   Kept& kept = kept_[micro_batch];
   std::ranges::copy_if(inputs, std::back_inserter(kept.inputs),
                        [](const at::Tensor& input) { return input.requires_grad(); });

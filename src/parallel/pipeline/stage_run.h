@@ -29,7 +29,7 @@ class StageRun {
 
   // What backward() of a micro-batch begins at, `roots` that require a gradient, and where it ends:
   // inputs that do, which are leaves.
-  void keep(int micro_batch, const Tensors& inputs, Tensors roots);
+  void keep(int micro_batch, const Tensors& inputs, const Tensors& roots);
   // With a gradient for each root: B, I and W of a micro-batch. B and I give a gradient for each
   // input that was kept; zeros where the stage has none.
   [[nodiscard]] Tensors backward(int micro_batch, const Tensors& gradients);

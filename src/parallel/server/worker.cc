@@ -306,7 +306,8 @@ std::shared_ptr<torch::nn::Module> given(std::shared_ptr<torch::nn::Module> modu
 
 Worker::Worker(std::shared_ptr<torch::nn::Module> module, Meeting meeting,
                std::optional<int> number, WorkerOptions options)
-    : impl_(std::make_unique<Impl>(given(std::move(module)), meeting, number, options)) {}
+    : impl_(std::make_unique<Impl>(given(std::move(module)), std::move(meeting), number,
+                                   std::move(options))) {}
 
 Worker::Worker(torch::nn::Module& module, Meeting meeting, std::optional<int> number,
                WorkerOptions options)

@@ -55,7 +55,7 @@ void give_values(const Group& group, const std::vector<at::Tensor>& deferred,
   parallel::broadcast_now(group, deferred, bucket_bytes, call);
 }
 
-void make_ordinary(at::Tensor tensor) {
+void make_ordinary(const at::Tensor& tensor) {
   if (!dispatch::is_deferred(tensor)) return;
   at::NoGradGuard no_grad;
   tensor.set_data(dispatch::as_ordinary(tensor));

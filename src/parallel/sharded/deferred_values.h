@@ -26,6 +26,6 @@ void give_values(const Group& group, const std::vector<at::Tensor>& deferred,
                  std::int64_t bucket_bytes, const CallOptions& call);
 
 // Local. A deferred tensor becomes an ordinary one, with its values; another stays.
-void make_ordinary(at::Tensor tensor);
+void make_ordinary(const at::Tensor& tensor);
 
 }  // namespace lockstep::sharded

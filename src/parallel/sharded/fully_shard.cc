@@ -32,21 +32,23 @@ ShardedModule made(std::shared_ptr<torch::nn::Module> module, const Ranks& ranks
 
 }  // namespace
 
-ShardedModule fully_shard(torch::nn::Module& module, Group group, ShardOptions options) {
+ShardedModule fully_shard(torch::nn::Module& module, const Group& group,
+                          const ShardOptions& options) {
   return made(unowned(module), group, options);
 }
 
-ShardedModule fully_shard(std::shared_ptr<torch::nn::Module> module, Group group,
-                          ShardOptions options) {
+ShardedModule fully_shard(std::shared_ptr<torch::nn::Module> module, const Group& group,
+                          const ShardOptions& options) {
   return made(std::move(module), group, options);
 }
 
-ShardedModule fully_shard(torch::nn::Module& module, const Mesh& mesh, ShardOptions options) {
+ShardedModule fully_shard(torch::nn::Module& module, const Mesh& mesh,
+                          const ShardOptions& options) {
   return made(unowned(module), mesh, options);
 }
 
 ShardedModule fully_shard(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
-                          ShardOptions options) {
+                          const ShardOptions& options) {
   return made(std::move(module), mesh, options);
 }
 

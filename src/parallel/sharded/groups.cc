@@ -10,8 +10,7 @@ namespace lockstep::sharded {
 // Each kind of call has a group of its own: its order is then the same on all ranks whatever the
 // other kinds do meanwhile.
 Groups groups_on(const Group& shards) {
-  Group ranks = shards;
-  return {ranks, ranks.split(0), ranks.split(0), Group()};
+  return {shards, shards.split(0), shards.split(0), Group()};
 }
 
 Groups groups_on(const Mesh& mesh) {

@@ -11,10 +11,10 @@
 
 namespace lockstep {
 
-ShardedBuild::ShardedBuild(const Group& group, ShardOptions options)
+ShardedBuild::ShardedBuild(const Group& group, const ShardOptions& options)
     : state_(std::make_shared<ShardedState>(sharded::groups_on(group), options)) {}
 
-ShardedBuild::ShardedBuild(const Mesh& mesh, ShardOptions options)
+ShardedBuild::ShardedBuild(const Mesh& mesh, const ShardOptions& options)
     : state_(std::make_shared<ShardedState>(sharded::groups_on(mesh), options)) {}
 
 ShardedBuild::~ShardedBuild() {

@@ -20,7 +20,8 @@ constexpr std::chrono::microseconds look_again{50};
 
 }  // namespace
 
-UnitReducer::UnitReducer(Groups& groups, Residency& residency, std::shared_ptr<BufferPool> pool,
+UnitReducer::UnitReducer(Groups& groups, Residency& residency,
+                         const std::shared_ptr<BufferPool>& pool,
                          std::shared_ptr<LazyGradients> deferred, const ShardOptions& options)
     : groups_(groups), residency_(residency), options_(options), deferred_(std::move(deferred)) {
   int count = static_cast<int>(residency.units().size());

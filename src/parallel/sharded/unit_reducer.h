@@ -26,7 +26,7 @@ namespace lockstep::sharded {
 class UnitReducer final : public parallel::Reducer {
  public:
   // The handle keeps the groups.
-  UnitReducer(Groups& groups, Residency& residency, std::shared_ptr<BufferPool> pool,
+  UnitReducer(Groups& groups, Residency& residency, const std::shared_ptr<BufferPool>& pool,
               std::shared_ptr<LazyGradients> deferred, const ShardOptions& options);
 
   // Gradients and what stands in their places go: the handle has nothing to do with them any more.

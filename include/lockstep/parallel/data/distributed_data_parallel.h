@@ -119,28 +119,28 @@ class [[nodiscard]] DistributedDataParallel : public Handle {
   // requires_grad, in the same order) and options, and throws Mismatch naming the first difference,
   // on every rank, with nothing changed. Then rank 0's values replace everybody's. The module must
   // outlive the handle; its tensors stay its own.
-  DistributedDataParallel(torch::nn::Module& module, Group group, Options options = {});
+  DistributedDataParallel(torch::nn::Module& module, const Group& group,
+                          const Options& options = {});
   // As above; shares ownership.
-  DistributedDataParallel(std::shared_ptr<torch::nn::Module> module, Group group,
-                          Options options = {});
+  DistributedDataParallel(std::shared_ptr<torch::nn::Module> module, const Group& group,
+                          const Options& options = {});
   // What TORCH_MODULE makes: Net, torch::nn::Sequential.
   template <typename Holder>
     requires requires(const Holder& holder) {
       { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
     }
-  DistributedDataParallel(const Holder& holder, Group group, Options options = {})
-      : DistributedDataParallel(std::shared_ptr<torch::nn::Module>(holder.ptr()), std::move(group),
-                                options) {}
+  DistributedDataParallel(const Holder& holder, const Group& group, const Options& options = {})
+      : DistributedDataParallel(std::shared_ptr<torch::nn::Module>(holder.ptr()), group, options) {}
 
   // On all ranks of a mesh, which mesh() then gives.
-  DistributedDataParallel(torch::nn::Module& module, const Mesh& mesh, Options options = {});
+  DistributedDataParallel(torch::nn::Module& module, const Mesh& mesh, const Options& options = {});
   DistributedDataParallel(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
-                          Options options = {});
+                          const Options& options = {});
   template <typename Holder>
     requires requires(const Holder& holder) {
       { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
     }
-  DistributedDataParallel(const Holder& holder, const Mesh& mesh, Options options = {})
+  DistributedDataParallel(const Holder& holder, const Mesh& mesh, const Options& options = {})
       : DistributedDataParallel(std::shared_ptr<torch::nn::Module>(holder.ptr()), mesh, options) {}
 };
 

@@ -130,15 +130,17 @@ class [[nodiscard]] ShardedModule : public Handle {
 // under two names stays tied), and one whose memory something outside the module holds: a view of
 // it, or the graph of an earlier forward(). Pointers into it that are kept cannot be seen. Sparse,
 // quantised and nested tensors are named, too, unless ShardOptions::ignored does.
-ShardedModule fully_shard(torch::nn::Module& module, Group group, ShardOptions options = {});
-ShardedModule fully_shard(std::shared_ptr<torch::nn::Module> module, Group group,
-                          ShardOptions options = {});
+ShardedModule fully_shard(torch::nn::Module& module, const Group& group,
+                          const ShardOptions& options = {});
+ShardedModule fully_shard(std::shared_ptr<torch::nn::Module> module, const Group& group,
+                          const ShardOptions& options = {});
 
 // On a mesh of one axis the same; on two, parameters are divided along the second and copied along
 // the first (hybrid sharding: between hosts only gradients travel).
-ShardedModule fully_shard(torch::nn::Module& module, const Mesh& mesh, ShardOptions options = {});
+ShardedModule fully_shard(torch::nn::Module& module, const Mesh& mesh,
+                          const ShardOptions& options = {});
 ShardedModule fully_shard(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
-                          ShardOptions options = {});
+                          const ShardOptions& options = {});
 
 // Local: of rules for a whole model those that name something in `stage`, a stage of a Pipeline or
 // another part of the model with the names of the whole. InvalidArgument for a rule that names
@@ -152,7 +154,8 @@ template <typename Holder, typename Ranks>
   requires requires(const Holder& holder) {
     { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
   }
-ShardedModule fully_shard(const Holder& holder, const Ranks& ranks, ShardOptions options = {}) {
+ShardedModule fully_shard(const Holder& holder, const Ranks& ranks,
+                          const ShardOptions& options = {}) {
   return fully_shard(std::shared_ptr<torch::nn::Module>(holder.ptr()), ranks, std::move(options));
 }
 

@@ -32,8 +32,8 @@ namespace lockstep {
 class [[nodiscard]] ShardedBuild {
  public:
   // Collective, as everything here.
-  explicit ShardedBuild(const Group& group, ShardOptions options = {});
-  explicit ShardedBuild(const Mesh& mesh, ShardOptions options = {});
+  explicit ShardedBuild(const Group& group, const ShardOptions& options = {});
+  explicit ShardedBuild(const Mesh& mesh, const ShardOptions& options = {});
   // Without finish(): the parts have no values any more, and say so.
   ~ShardedBuild();
   ShardedBuild(ShardedBuild&&) noexcept = default;

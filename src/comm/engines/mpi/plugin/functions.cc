@@ -16,12 +16,12 @@ constexpr int has_ended = -2;
 
 MPI_Request load(const lockstep_mpi_request* request) {
   MPI_Request loaded;
-  std::memcpy(&loaded, request->bytes, sizeof(loaded));
+  std::memcpy(&loaded, request->bytes, sizeof(MPI_Request));
   return loaded;
 }
 
 void store(lockstep_mpi_request* request, MPI_Request value) {
-  std::memcpy(request->bytes, &value, sizeof(value));
+  std::memcpy(request->bytes, &value, sizeof(MPI_Request));
 }
 
 int begin() {
