@@ -15,6 +15,7 @@ DDP = "plan of DistributedDataParallel"
 SHARDING = "plan of full sharding"
 OPTIMIZERS = "plan of the optimizers"
 PIPELINES = "plan of pipelines"
+ELASTIC = "plan of elastic runs"
 DEFINITION = "definition: less or more is a wrong measurement"
 
 
@@ -110,6 +111,9 @@ GOALS = [
     Goal("optimizer", "default / ours float32", {"usual_size": True, "threads": 1}, OPTIMIZERS, least=4),
     Goal("optimizer", "fused / ours float32", {"usual_size": True, "threads": 1}, OPTIMIZERS, least=1),
     Goal("optimizer", "share of the memory bound", {"usual_size": True, "threads": 1}, OPTIMIZERS, least=0.95),
+    *(Goal("launch", "torchrun / ours", {"row": "start", "count": n}, ELASTIC, least=7, aim=16) for n in (2, 8)),
+    *(Goal("launch", "torchrun / ours", {"row": "restart", "count": n}, ELASTIC, least=5, aim=20) for n in (2, 8)),
+    Goal("launch", "torchrun / ours", {"row": "store", "count": 4}, ELASTIC, least=2, aim=10),
 ]
 
 

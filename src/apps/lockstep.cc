@@ -1,8 +1,10 @@
-// lockstep: `run` and `info` inside, every other command a program lockstep-NAME beside this one.
+// lockstep: `run`, `store` and `info` inside, every other command a program lockstep-NAME beside
+// this one.
 #include "apps/info.h"
 #include "apps/program.h"
 #include "apps/run.h"
 #include "apps/sibling.h"
+#include "apps/store.h"
 #include "base/format.h"
 #include "base/nearest.h"
 
@@ -20,6 +22,7 @@ constexpr const char* usage_before_siblings =
     "Usage: lockstep COMMAND [OPTIONS]\n"
     "\n"
     "  run         start a program as N ranks, on this machine or on several\n"
+    "  store       serve the store at which the nodes of a run meet, apart from them\n"
     "  info        what this build has and what this machine offers\n";
 constexpr const char* usage_after_siblings =
     "  help        this text; `lockstep help COMMAND` is `lockstep COMMAND --help`\n"
@@ -50,7 +53,7 @@ int unknown_command(const std::string& name) {
   const std::vector<std::string> siblings = sibling_names();
   std::vector<std::string_view> known{"--help", "--version"};
   if (!is_option) {
-    known = {"run", "info", "help"};
+    known = {"run", "store", "info", "help"};
     known.insert(known.end(), siblings.begin(), siblings.end());
   }
   std::string text = lockstep::unknown_name(is_option ? "option" : "command", name, known);
@@ -70,6 +73,7 @@ int dispatch(const std::string& command, std::vector<std::string> rest) {
     return dispatch(rest.front(), {"--help"});
   }
   if (command == "run") return run_command(rest);
+  if (command == "store") return store_command(rest);
   if (command == "info") return info_command(rest);
   const int code = become_sibling(command, rest);
   return code == no_such_sibling ? unknown_command(command) : code;

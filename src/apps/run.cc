@@ -38,7 +38,8 @@ constexpr const char* about =
 struct Words {
   std::string ranks = "1", log_folder, prefix = "rank", input = "rank-0", grace = "30s",
               failure_grace = "5s", port = "0", nodes = "1", node, rendezvous, secret_file,
-              join_timeout = "5m", lost_after = "15s";
+              join_timeout = "5m", lost_after = "15s", last_call = "5s", store, max_restarts = "0",
+              hung_after = "0";
 };
 
 int to_number(const char* option, const std::string& text, int least, int most) {
@@ -65,28 +66,60 @@ Value to_choice(const char* option, const std::string& text,
   throw BadInput(formatted("{}: {}", option, unknown_name("value", text, known)));
 }
 
-launch::NodeSpec to_nodes(const Words& words) {
+// "4", or "1:4".
+void read_node_counts(const std::string& text, launch::NodeSpec& spec) {
   constexpr int most_nodes = 10'000;
+  const std::size_t colon = text.find(':');
+  if (colon == std::string::npos) {
+    spec.nodes = to_number("--nnodes", text, 1, most_nodes);
+    return;
+  }
+  const auto least = parse_integer(text.substr(0, colon)),
+             most = parse_integer(text.substr(colon + 1));
+  check_input(least && most && *least >= 1 && *least <= *most && *most <= most_nodes,
+              "--nnodes: expected a number, or MIN:MAX with 1 <= MIN <= MAX <= {}, found '{}'",
+              most_nodes, text);
+  spec.least_nodes = static_cast<int>(*least);
+  spec.nodes = static_cast<int>(*most);
+}
+
+// Rounds need no --node-rank but for the node that serves the store.
+int to_node(const Words& words, const launch::NodeSpec& spec, bool rounds) {
+  if (!words.node.empty()) return to_number("--node-rank", words.node, 0, spec.nodes - 1);
+  check_input(rounds, "--node-rank is missing; --nnodes is {}", words.nodes);
+  return spec.nodes;  // any but 0
+}
+
+void check_one_node(const Words& words) {
+  check_input(words.rendezvous.empty() && words.secret_file.empty(),
+              "--rendezvous and --secret-file are for several nodes; --nnodes is 1");
+}
+
+launch::NodeSpec to_nodes(const Words& words, int max_restarts) {
   launch::NodeSpec spec;
-  spec.nodes = to_number("--nnodes", words.nodes, 1, most_nodes);
+  read_node_counts(words.nodes, spec);
   spec.join_timeout = to_duration("--join-timeout", words.join_timeout);
+  spec.last_call = to_duration("--last-call", words.last_call);
   spec.lost_after = to_duration("--lost-after", words.lost_after);
   check_input(spec.lost_after >= std::chrono::seconds(3),
               "--lost-after: expected 3 seconds or more, found '{}'", words.lost_after);
-  if (spec.nodes == 1) {
-    check_input(words.rendezvous.empty() && words.secret_file.empty(),
-                "--rendezvous and --secret-file are for several nodes; --nnodes is 1");
+  spec.store = words.store;
+  spec.secret_file = words.secret_file;
+  const bool apart = !spec.store.empty();
+  if (spec.nodes == 1 && !apart) {
+    check_one_node(words);
     if (!words.node.empty()) spec.node = to_number("--node-rank", words.node, 0, 0);
     return spec;
   }
-  for (const auto& [option, text] :
-       {std::pair<const char*, const std::string&>("--node-rank", words.node),
-        {"--rendezvous", words.rendezvous}})
-    check_input(!text.empty(), "{} is missing; --nnodes is {}", option, spec.nodes);
-  spec.node = to_number("--node-rank", words.node, 0, spec.nodes - 1);
-  check_input(words.port == "0", "--port: the store of several nodes is at --rendezvous");
+  check_input(words.port == "0",
+              "--port: the store of several nodes is at --rendezvous");
+  check_input(!apart || words.rendezvous.empty(),
+              "--store and --rendezvous name two stores; expected one of them");
+  const bool rounds = apart || max_restarts > 0 || launch::least_nodes(spec) < spec.nodes;
+  spec.node = apart ? spec.nodes : to_node(words, spec, rounds);
+  check_input(apart || !words.rendezvous.empty(), "--rendezvous is missing; --nnodes is {}",
+              words.nodes);
   spec.rendezvous = words.rendezvous;
-  spec.secret_file = words.secret_file;
   return spec;
 }
 
@@ -102,7 +135,11 @@ launch::WorkerSpec to_spec(const Words& words) {
       "--stdin", words.input, {{"rank-0", StandardInput::rank_0}, {"none", StandardInput::none}});
   spec.grace = to_duration("--grace", words.grace);
   spec.failure_grace = to_duration("--failure-grace", words.failure_grace);
-  spec.nodes = to_nodes(words);
+  spec.max_restarts = to_number("--max-restarts", words.max_restarts, 0, 1'000'000);
+  spec.hung_after = to_duration("--hung-after", words.hung_after);
+  check_input(spec.hung_after == Duration::zero() || spec.hung_after >= std::chrono::seconds(1),
+              "--hung-after: expected 1 second or more, or 0, found '{}'", words.hung_after);
+  spec.nodes = to_nodes(words, spec.max_restarts);
   spec.store_port = to_number("--port", words.port, 0, 65535);
   spec.forward_signals = true;
   return spec;
@@ -123,13 +160,23 @@ void declare(CommandOptions& options, Words& words) {
   add("failure-grace", "TIME", words.failure_grace,
       "From SIGTERM to SIGKILL for the ranks that survive a failure");
   add("port", "PORT", words.port, "Port of the store on 127.0.0.1; 0: a free one");
-  add("nnodes", "M", words.nodes, "Number of nodes: agents like this one");
-  add("node-rank", "K", words.node, "Number of this node, 0 to M-1; ranks are numbered by node");
+  add("max-restarts", "K", words.max_restarts,
+      "How often a rank may fail before the run has: all ranks are started anew, as another round");
+  add("hung-after", "TIME", words.hung_after,
+      "A rank without a sign of life for this long is killed, and has failed; 0: none is");
+  add("nnodes", "M", words.nodes,
+      "Number of nodes, agents like this one; MIN:MAX: they may come and go");
+  add("node-rank", "K", words.node,
+      "Number of this node, 0 to M-1; ranks are numbered by node. With MIN:MAX only 0 is needed");
   add("rendezvous", "HOST:PORT", words.rendezvous,
       "Where the nodes meet: an address of node 0, which listens there");
+  add("store", "HOST:PORT", words.store,
+      "Where the nodes meet: a `lockstep store`, which may outlive any of them");
   add("secret-file", "FILE", words.secret_file,
       "What only agents of this run know: 16 bytes or more, mode 600, the same on all nodes");
   add("join-timeout", "TIME", words.join_timeout, "Until all nodes must have come");
+  add("last-call", "TIME", words.last_call,
+      "With MIN:MAX: for more nodes to come, once MIN are there, before the ranks start");
   add("lost-after", "TIME", words.lost_after,
       "Without a sign of life of a node's agent, until the run has failed");
 }

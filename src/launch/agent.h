@@ -45,20 +45,37 @@ enum class StandardInput {
 // This agent among those of a run on several nodes. Node 0 serves the store at `rendezvous`, so it
 // must be node 0's address; the others come to it.
 struct NodeSpec {
-  int nodes = 1;                 // 1: there are no others, and the rest is not used
-  int node = 0;                  // 0 .. nodes-1; ranks are numbered by node
+  int nodes = 1;        // 1: there are no others, and the rest is not used but for `store`
+  int least_nodes = 0;  // less than `nodes`: nodes may come and go, and the run goes on with that
+                        // many; 0: as many as `nodes`
+  int node = 0;  // 0 .. nodes-1; ranks are numbered by node. Of a run with rounds only node 0
+                 // has a meaning: it serves the store
   std::string rendezvous = {};   // "HOST:PORT"
+  std::string store = {};        // "HOST:PORT" of `lockstep store`: then no node serves one
   std::string secret_file = {};  // the same content on all nodes, mode 600; may be missing only
                                  // where HOST is a loopback address: then it is the user's own
   Duration join_timeout = std::chrono::minutes(5);  // until all must have come
+  Duration last_call = std::chrono::seconds(5);     // for more nodes to come, once the least are
+                                                    // there, before the first round
   Duration lost_after = std::chrono::seconds(15);   // without a sign of life of a node's agent
 };
+
+[[nodiscard]] inline int least_nodes(const NodeSpec& spec) {
+  return spec.least_nodes > 0 ? spec.least_nodes : spec.nodes;
+}
 
 struct WorkerSpec {
   std::string program = {};  // a path; or a name, looked for in PATH and then in the current folder
   std::vector<std::string> arguments = {};  // without argv[0]
   int ranks = 1;                            // of this node
   NodeSpec nodes = {};
+  // How often a worker may fail before the run has: all workers then begin another round, but for
+  // those that wait for it by themselves (rounds.h). Nodes that come or go are not counted.
+  int max_restarts = 0;
+  // A worker that gives no sign of life for this long is killed, and has failed; 0: no worker is.
+  // Signs are what a thread of init() tells the store; of a program without it, that the kernel
+  // does not say that it is stopped.
+  Duration hung_after = {};
   Environment environment = current_environment();  // what the ranks' own variables are added to
   std::string log_folder = {};  // made when missing; gets rank-0.log, ... Empty: no logs
   PrefixStyle prefix = PrefixStyle::rank;
@@ -83,6 +100,12 @@ struct WorkerSpec {
   // does.
   int explained_exit_code = -1;
 };
+
+// Whether the run can have more than one round.
+[[nodiscard]] inline bool has_rounds(const WorkerSpec& spec) {
+  return spec.max_restarts > 0 || least_nodes(spec.nodes) < spec.nodes.nodes ||
+         !spec.nodes.store.empty();
+}
 
 struct RankEnd {
   int rank = 0;

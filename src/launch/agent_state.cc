@@ -20,19 +20,27 @@ void AgentStateMachine::ended(int rank, sys::ExitStatus status, Time now) {
     cause_status_ = status;
     if (state_ == State::running) {
       state_ = State::failed;
-      schedule(SIGTERM, now + grace_.notice);
+      if (grace_.notice) schedule(SIGTERM, now + *grace_.notice);
     }
   }
-  if (living_ == 0) {
-    state_ = State::done;
-    next_.reset();
-  }
+  end_if_none_lives();
 }
 
 void AgentStateMachine::failed_elsewhere(Time now) {
   if (state_ != State::running) return;
   state_ = State::failed;
-  schedule(SIGTERM, now + grace_.notice);
+  if (grace_.notice) schedule(SIGTERM, now + *grace_.notice);
+}
+
+void AgentStateMachine::end_ranks(Time now, Duration notice) {
+  if (state_ != State::running && state_ != State::failed) return;
+  state_ = State::failed;
+  if (!next_ && !send_ && !told_) schedule(SIGTERM, now + notice);
+}
+
+void AgentStateMachine::left() {
+  --living_;
+  end_if_none_lives();
 }
 
 void AgentStateMachine::signalled(int signal, Time now) {
@@ -64,6 +72,7 @@ void AgentStateMachine::time_is(Time now) {
   next_.reset();
   if (next_signal_ == SIGTERM) {
     send_ = SIGTERM;
+    told_ = true;
     schedule(SIGKILL, now + grace_.failure);
   } else {
     kill_now();
@@ -82,6 +91,12 @@ int AgentStateMachine::exit_code() const {
   return cause_status_.shell_code();
 }
 
+void AgentStateMachine::end_if_none_lives() {
+  if (living_ > 0) return;
+  state_ = State::done;
+  next_.reset();
+}
+
 void AgentStateMachine::schedule(int signal, Time at) {
   next_signal_ = signal;
   next_ = at;
@@ -89,6 +104,7 @@ void AgentStateMachine::schedule(int signal, Time at) {
 
 void AgentStateMachine::kill_now() {
   killing_ = true;
+  told_ = true;
   send_ = SIGKILL;
   next_.reset();
 }

@@ -8,6 +8,10 @@
 // A rank that fails on another node counts as one that fails here. In `failed` the survivors first
 // get a moment to notice by themselves (their errors name the dead rank), then SIGTERM, then
 // SIGKILL. In `stopping` they have been passed the signal; SIGKILL follows.
+//
+// In a run with rounds it speaks of one round. There the agents decide together what follows a
+// failure, so that SIGTERM waits for end_ranks(); a rank that waits for the next round does not
+// count as alive.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -23,7 +27,8 @@ enum class State { starting, running, stopping, failed, done };
 struct Grace {
   Duration stop = std::chrono::seconds(30);
   Duration failure = std::chrono::seconds(5);
-  Duration notice = std::chrono::seconds(1);  // for survivors to find out themselves
+  // For survivors to find out themselves; nothing: until end_ranks().
+  std::optional<Duration> notice = std::chrono::seconds(1);
   Duration same_key =
       std::chrono::milliseconds(300);  // a second SIGINT this soon is an echo of the first
 };
@@ -38,6 +43,9 @@ class AgentStateMachine {
   void all_started();
   void could_not_start(int alive);  // a rank; `alive` others run already
   void failed_elsewhere(Time now);  // on another node
+  // Whatever it is for, but not when they have been told before: SIGTERM after the notice.
+  void end_ranks(Time now, Duration notice);
+  void left();  // a rank waits for the next round
   void ended(int rank, sys::ExitStatus status, Time now);
   void signalled(int signal, Time now);
   void time_is(Time now);
@@ -58,6 +66,7 @@ class AgentStateMachine {
   [[nodiscard]] int exit_code() const;
 
  private:
+  void end_if_none_lives();
   void schedule(int signal, Time at);
   void kill_now();
 
@@ -69,6 +78,7 @@ class AgentStateMachine {
   int stop_signal_ = 0;
   Time stop_asked_at_;
   bool killing_ = false;
+  bool told_ = false;         // SIGTERM has been due
   std::optional<int> send_;   // due now
   std::optional<Time> next_;  // when next_signal_ is due
   int next_signal_ = 0;

@@ -65,11 +65,11 @@ Subreaper::~Subreaper() {
   if (!was_subreaper_) ::prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
-std::vector<pid_t> Subreaper::descendants() const {
+std::vector<pid_t> Subreaper::descendants(const std::set<pid_t>& kept) const {
   const ProcessTree tree = read_process_tree();
   std::vector<pid_t> found;
   for (pid_t child : children_of(tree, ::getpid()))
-    if (!older_.contains(child)) found.push_back(child);
+    if (!older_.contains(child) && !kept.contains(child)) found.push_back(child);
   for (std::size_t next = 0; next < found.size(); ++next)
     for (pid_t child : children_of(tree, found[next])) found.push_back(child);
   return found;
@@ -84,14 +84,14 @@ void Subreaper::collect(const std::set<pid_t>& own) const {
       ::waitpid(child, nullptr, WNOHANG);
 }
 
-int Subreaper::end_all(Duration grace) const {
+int Subreaper::end_all(Duration grace, const std::set<pid_t>& kept) const {
   int count = 0;
   const Deadline polite = Deadline::after(grace);
   const Deadline hopeless =
       Deadline::after(grace + std::chrono::seconds(5));  // the kernel itself holds a process
   std::set<pid_t> asked;
-  for (collect({}); true; collect({})) {
-    const std::vector<pid_t> left = descendants();
+  for (collect(kept); true; collect(kept)) {
+    const std::vector<pid_t> left = descendants(kept);
     if (left.empty() || hopeless.passed()) return count;
     for (pid_t pid : left) {
       const bool is_new = asked.insert(pid).second;

@@ -24,13 +24,15 @@ class Subreaper {
   // A child that was started since is not ours to end either.
   void leave_alone(pid_t child) { older_.insert(child); }
 
-  // All living or uncollected descendants, parents before children.
-  [[nodiscard]] std::vector<pid_t> descendants() const;
+  // All living or uncollected descendants, parents before children, but for `kept` children and
+  // what descends from them.
+  [[nodiscard]] std::vector<pid_t> descendants(const std::set<pid_t>& kept = {}) const;
   // Collects adopted processes that have ended; `own` are children that other code waits for.
   void collect(const std::set<pid_t>& own) const;
   // SIGTERM to all descendants, SIGKILL to those that are left after `grace`, until none is left.
-  // Returns how many there were. Only when no child is left that other code waits for.
-  int end_all(Duration grace) const;
+  // Returns how many there were. Only when no child but `kept` is left that other code waits for;
+  // those are left alone, with what descends from them.
+  int end_all(Duration grace, const std::set<pid_t>& kept = {}) const;
 
  private:
   bool was_subreaper_ = false;

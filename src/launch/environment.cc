@@ -1,5 +1,7 @@
 #include "launch/environment.h"
 
+#include "base/text.h"
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -45,6 +47,22 @@ void set_rank(Environment& environment, const RankSpec& place) {
   set(environment, variable::max_restarts, std::to_string(place.max_restarts));
 }
 
+void set_or_unset(Environment& environment, const char* name, const std::string& value) {
+  if (value.empty())
+    unset(environment, name);
+  else
+    set(environment, name, value);
+}
+
+void set_round(Environment& environment, const RankSpec& place) {
+  set(environment, variable::agent, std::to_string(place.agent));
+  set_or_unset(environment, variable::round, place.round < 0 ? "" : std::to_string(place.round));
+  set_or_unset(environment, variable::worker, place.worker);
+  set_or_unset(environment, variable::error_file, place.error_file);
+  set_or_unset(environment, variable::beat,
+               place.beat > Duration::zero() ? format_duration(place.beat) : "");
+}
+
 void set_rendezvous(Environment& environment, const RankSpec& place) {
   set(environment, variable::master_address, place.master_address);
   set(environment, variable::master_port, std::to_string(place.master_port));
@@ -84,6 +102,7 @@ Environment current_environment() {
 
 Environment rank_environment(Environment base, const RankSpec& place) {
   set_rank(base, place);
+  set_round(base, place);
   set_rendezvous(base, place);
   fill_gaps(base, place);
   return base;

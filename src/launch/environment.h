@@ -7,6 +7,8 @@
 // LOCKSTEP_STORE. Numbers are decimal.
 #pragma once
 
+#include <lockstep/base/deadline.h>
+
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -31,8 +33,13 @@ inline constexpr const char* master_port =
     "MASTER_PORT";  // free a moment ago; another one each attempt
 inline constexpr const char* run_id =
     "TORCHELASTIC_RUN_ID";  // the same text on all ranks, another each run
+// How many restarts failures have taken so far, and how many they may take. Nodes that come or go
+// lead to another round and take none.
 inline constexpr const char* restart_count = "TORCHELASTIC_RESTART_COUNT";
 inline constexpr const char* max_restarts = "TORCHELASTIC_MAX_RESTARTS";
+// A file that is not there yet: where a Python program below @record writes its exception, as JSON
+// {"message": {"message": TEXT, "extraInfo": {"py_callstack": TEXT, "timestamp": SECONDS}}}.
+inline constexpr const char* error_file = "TORCHELASTIC_ERROR_FILE";
 
 // The agent's own store, or over several nodes that of node 0's agent: "tcp://HOST:PORT". Keys that
 // begin with "lockstep/" are the library's, those with "lockstep-run/" the agents'.
@@ -44,6 +51,16 @@ inline constexpr const char* secret_descriptor = "LOCKSTEP_SECRET_FD";
 // The number of an open descriptor that becomes readable when the agent's process ends (a pidfd).
 // init() watches it; so can any program.
 inline constexpr const char* agent_descriptor = "LOCKSTEP_AGENT_FD";
+
+// In a run with rounds (--max-restarts, --nnodes MIN:MAX): the round for which this process was
+// started, from 0 on, and its name, "NODE.NUMBER", which no other process of the run has.
+inline constexpr const char* round = "LOCKSTEP_ROUND";
+inline constexpr const char* worker = "LOCKSTEP_WORKER";
+// The number of the agent that has started this process, which lasts as long as the agent.
+inline constexpr const char* agent = "LOCKSTEP_AGENT";
+// With --hung-after: how often init()'s thread tells the store that this process lives, such as
+// "200ms".
+inline constexpr const char* beat = "LOCKSTEP_BEAT";
 
 // The folder for what ranks write when they fail, such as flight-rank-3.json. Set where the user
 // has not: to the folder of the logs, else to a name in the folder for temporary files.
@@ -76,8 +93,13 @@ struct RankSpec {
   int local_ranks = 1;
   int node = 0;
   int nodes = 1;
+  int agent = 0;
   int restart = 0;
   int max_restarts = 0;
+  int round = -1;          // -1: the run has no rounds
+  std::string worker;      // its name, where there are rounds
+  std::string error_file;  // empty: none
+  Duration beat = {};      // 0: no signs of life are wanted
   std::string master_address = "127.0.0.1";
   int master_port = 0;
   std::string run_id;

@@ -194,7 +194,7 @@ Guard::~Guard() {
 
 std::vector<std::string> marks_of_ranks(const RankSpec& place) {
   return {std::string(variable::run_id) + "=" + place.run_id,
-          std::string(variable::group_rank) + "=" + std::to_string(place.node)};
+          std::string(variable::agent) + "=" + std::to_string(place.agent)};
 }
 
 }  // namespace lockstep::launch

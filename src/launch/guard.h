@@ -33,7 +33,8 @@ class Guard {
   sys::FileDescriptor all_is_well_;  // a byte in this pipe ends the guard
 };
 
-// "GROUP_RANK=0", "TORCHELASTIC_RUN_ID=lockstep-5f3a...": only the ranks of one agent have both.
+// "LOCKSTEP_AGENT=0", "TORCHELASTIC_RUN_ID=lockstep-5f3a...": only the ranks of one agent have
+// both.
 [[nodiscard]] std::vector<std::string> marks_of_ranks(const RankSpec& place);
 
 }  // namespace lockstep::launch

@@ -1,9 +1,7 @@
 #include "launch/node_messages.h"
 
-#include "base/check.h"
 #include "base/format.h"
-#include "base/text.h"
-#include "base/visible.h"
+#include "launch/message_lines.h"
 
 #include <algorithm>
 #include <array>
@@ -20,81 +18,12 @@ constexpr std::string_view hello_version = "lockstep-hello 1",
 constexpr std::size_t most_last_lines = 100;
 constexpr std::int64_t most_int = std::numeric_limits<int>::max();
 
-// What the writers are given, fit for one line.
-std::string tidy(std::string_view text) { return visible_line(text, most_line_bytes - 64); }
-
-// Takes one line after the other off the front.
-class Lines {
- public:
-  Lines(const char* what, std::string_view text) : what_(what), left_(text) {
-    check_input(text.size() <= most_text_bytes,
-                "{} of another agent: expected at most {} bytes, found {}", what, most_text_bytes,
-                text.size());
-  }
-
-  [[nodiscard]] bool at_end() const { return left_.empty(); }
-
-  std::string_view take() {
-    const std::size_t end = left_.find('\n');
-    const std::string_view line = left_.substr(0, end);
-    if (end == std::string_view::npos || line.size() > most_line_bytes ||
-        visible_line(line) != line)
-      fail("a line of text", line);
-    left_.remove_prefix(end + 1);
-    return line;
-  }
-
-  // The rest of a line that begins with that word and a blank.
-  std::string_view take(std::string_view word) {
-    const std::string_view line = take();
-    if (!line.starts_with(word) || line.substr(word.size(), 1) != " ") fail(word, line);
-    return line.substr(word.size() + 1);
-  }
-
-  [[noreturn]] void fail(std::string_view expected, std::string_view found) const {
-    throw BadInput(formatted("{} of another agent: expected {}, found '{}'", what_, expected,
-                             visible(found, 60)));
-  }
-
- private:
-  const char* what_;
-  std::string_view left_;
-};
-
-struct Range {
-  std::int64_t least, most;
-};
-
-// Numbers with one blank between them, and then what is left of the line.
-template <std::size_t count>
-std::array<std::int64_t, count> take_numbers(const Lines& lines, std::string_view& rest,
-                                             const std::array<Range, count>& ranges) {
-  std::array<std::int64_t, count> numbers{};
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t end = rest.find(' ');
-    const auto number = parse_integer(rest.substr(0, end));
-    if (!number || *number < ranges[i].least || *number > ranges[i].most)
-      lines.fail(formatted("a number from {} to {}", ranges[i].least, ranges[i].most), rest);
-    numbers[i] = *number;
-    rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
-  }
-  return numbers;
-}
-
-template <std::size_t count>
-std::array<std::int64_t, count> only_numbers(const Lines& lines, std::string_view text,
-                                             const std::array<Range, count>& ranges) {
-  const auto numbers = take_numbers(lines, text, ranges);
-  if (!text.empty()) lines.fail("the end of a line", text);
-  return numbers;
-}
-
-constexpr Range node_numbers{0, most_nodes - 1};
+constexpr Range node_numbers{0, most_node_number};
 constexpr Range ranks_of_a_node{1, most_ranks_of_a_node};
 
-RunResult parse_failure(Lines& lines, std::string_view rest) {
+RunResult parse_failure(MessageLines& lines, std::string_view rest) {
   constexpr std::array<Range, 5> ranges{{{0, 255},
-                                         {-1, most_nodes - 1},
+                                         {-1, most_node_number},
                                          {-1, most_int},
                                          {0, most_int},
                                          {0, std::numeric_limits<std::int64_t>::max()}}};
@@ -129,7 +58,7 @@ std::string to_text(const Hello& hello) {
 }
 
 Hello parse_hello(std::string_view text) {
-  Lines lines("the hello", text);
+  MessageLines lines("the hello", text);
   if (const auto line = lines.take(); line != hello_version) lines.fail(hello_version, line);
   Hello hello;
   hello.nodes =
@@ -153,7 +82,7 @@ std::string to_text(const NodeList& node_list) {
 }
 
 NodeList parse_node_list(std::string_view text) {
-  Lines lines("the list of nodes", text);
+  MessageLines lines("the list of nodes", text);
   NodeList node_list;
   const std::string_view first = lines.take();
   if (first.starts_with("refused ")) {
@@ -197,7 +126,7 @@ std::string to_text(const RunResult& run_result) {
 }
 
 RunResult parse_run_result(std::string_view text) {
-  Lines lines("the result of the run", text);
+  MessageLines lines("the result of the run", text);
   const std::string_view first = lines.take();
   RunResult run_result;
   if (first.starts_with("stopped ")) {

@@ -29,6 +29,8 @@
 // is too long.
 #pragma once
 
+#include "launch/message_lines.h"
+
 #include <lockstep/base/deadline.h>
 
 #include <cstddef>
@@ -39,9 +41,9 @@
 namespace lockstep::launch {
 
 inline constexpr int most_nodes = 10'000;
+// Of a run whose nodes come and go: each has a number of its own.
+inline constexpr int most_node_number = 999'999;
 inline constexpr int most_ranks_of_a_node = 10'000;
-inline constexpr std::size_t most_text_bytes = 4 << 20;
-inline constexpr std::size_t most_line_bytes = 4096;
 
 struct Hello {
   int nodes = 1;

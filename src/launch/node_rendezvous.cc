@@ -3,17 +3,15 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "base/text.h"
+#include "launch/agents_store.h"
 #include "launch/rendezvous_endpoint.h"
 #include "launch/rendezvous_store.h"
 #include "sys/own_address.h"
-#include "sys/socket_address.h"
 #include "sys/topology.h"
 
-#include <lockstep/store/secret.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 namespace lockstep::launch {
@@ -23,54 +21,6 @@ namespace {
 constexpr std::chrono::milliseconds look_again{500};  // which nodes have come, which have refused
 constexpr std::chrono::seconds decision_timeout{
     10};  // beyond the deadline of node 0, which decides
-
-std::string secret_of(const NodeSpec& spec, const RendezvousEndpoint& at) {
-  if (!spec.secret_file.empty()) return read_secret_file(spec.secret_file);
-  check_input(sys::is_loopback_name(at.host),
-              "--secret-file is missing: agents that meet at {} over a network need a secret (any "
-              "file of 16 bytes or more with mode 600, the same on all nodes)",
-              at.text());
-  return user_secret();
-}
-
-// A machine's own name often means a loopback address there (Debian: 127.0.1.1), where nobody could
-// come.
-std::string listen_host(const std::string& host) {
-  const bool everywhere =
-      !sys::is_loopback_name(host) && sys::SocketAddress::tcp(host, 0).is_loopback();
-  return everywhere ? "0.0.0.0" : host;
-}
-
-std::unique_ptr<StoreServer> serve(const NodeSpec& spec, const RendezvousEndpoint& at,
-                                   const std::string& secret) {
-  try {
-    return std::make_unique<StoreServer>(StoreServerOptions{.host = listen_host(at.host),
-                                                            .port = at.port,
-                                                            .secret = secret,
-                                                            .lost_after = spec.lost_after});
-  } catch (const SystemError& error) {
-    if (error.error_number() != EADDRNOTAVAIL) throw;
-    throw BadInput(formatted(
-        "node 0 serves the store at {}, but that is no address of this machine", at.text()));
-  }
-}
-
-std::shared_ptr<TcpStore> connect(const NodeSpec& spec, const RendezvousEndpoint& at,
-                                  const std::string& secret) {
-  try {
-    return std::make_shared<TcpStore>(TcpStoreOptions{.host = at.host,
-                                                      .port = at.port,
-                                                      .secret = secret,
-                                                      .connect_timeout = spec.join_timeout,
-                                                      .call_timeout = spec.lost_after,
-                                                      .lost_after = spec.lost_after});
-  } catch (const Timeout& error) {
-    throw Timeout(formatted("node {} waited {} for node 0 at {} ({})", spec.node,
-                            format_duration(spec.join_timeout), at.text(), error.what()));
-  } catch (const BadInput& error) {
-    throw BadInput(formatted("node {} cannot join: {}", spec.node, error.what()));
-  }
-}
 
 Hello own_hello(const NodeSpec& spec, int ranks, const TcpStore& store) {
   return {.nodes = spec.nodes,
@@ -221,11 +171,12 @@ NodeRendezvous join_rendezvous(const NodeSpec& spec, int ranks, WaitingLines& li
   const RendezvousEndpoint at = parse_rendezvous_endpoint(spec.rendezvous);
   const Deadline deadline = Deadline::after(spec.join_timeout);
   NodeRendezvous rendezvous;
-  rendezvous.secret = secret_of(spec, at);
+  rendezvous.secret = secret_of_agents(spec, at);
   rendezvous.store_address = "tcp://" + at.text();
-  if (spec.node == 0) rendezvous.server = serve(spec, at, rendezvous.secret);
+  if (spec.node == 0) rendezvous.server = serve_agents(spec, at, rendezvous.secret);
   lines.wait_for(formatted("node 0 at {}", at.text()));
-  rendezvous.store = connect(spec, at, rendezvous.secret);
+  rendezvous.store =
+      come_to_store(spec, at, rendezvous.secret, formatted("node {}", spec.node), "node 0");
   lines.wait_for(formatted("the other nodes to come to {}", at.text()));
   Talk talk(spec, *rendezvous.store, deadline, lines);
   try {

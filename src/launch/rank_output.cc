@@ -31,7 +31,7 @@ void make_pipe(sys::FileDescriptor& read_end, sys::FileDescriptor& write_end) {
 
 // A FIFO or a device of that name could hold the agent up, or take what was meant to be kept. What
 // the file held is dropped only once it is known to be a file.
-sys::FileDescriptor open_log(const std::string& name) {
+sys::FileDescriptor open_log(const std::string& name, bool append) {
   const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND | O_NONBLOCK;
   sys::FileDescriptor log(::open(name.c_str(), flags, 0666));
   const int error = errno;
@@ -42,7 +42,8 @@ sys::FileDescriptor open_log(const std::string& name) {
               "or name another log folder",
               name);
   if (!log) throw SystemError("opening the log " + name, error);
-  if (::ftruncate(log.get(), 0) != 0) throw SystemError("emptying the log " + name, errno);
+  if (!append && ::ftruncate(log.get(), 0) != 0)
+    throw SystemError("emptying the log " + name, errno);
   return log;
 }
 
@@ -54,11 +55,11 @@ bool readable(int descriptor) {
 }  // namespace
 
 RankOutput::RankOutput(int rank, Printer& output, Printer& error, SharedFailures& failures,
-                       const std::string& log_file)
-    : rank_(rank), printers_{&output, &error}, failures_(failures), log_file_(log_file) {
+                       const LogFile& log)
+    : rank_(rank), printers_{&output, &error}, failures_(failures), log_file_(log.name) {
   for (Stream& stream : streams_) make_pipe(stream.read_end, stream.write_end);
   if (log_file_.empty()) return;
-  log_ = open_log(log_file_);
+  log_ = open_log(log_file_, log.append);
 }
 
 void RankOutput::close_rank_ends() {

@@ -12,6 +12,11 @@
 
 namespace lockstep::launch {
 
+struct LogFile {
+  std::string name = {};  // empty: none
+  bool append = false;    // to what an earlier round has left there
+};
+
 class RankOutput {
  public:
   // A line that is begun but not ended is shown after this time where it was flushed so, or when it
@@ -19,10 +24,12 @@ class RankOutput {
   static constexpr std::chrono::milliseconds partial_line_timeout{100};
   static constexpr std::size_t longest_line = 64 << 10;
 
-  // `log_file` is created or emptied; none when empty. SystemError when it cannot be, BadInput when
-  // it is there and is no regular file. `failures`, which outlives this, is shared by the ranks.
+  // The log is created, or emptied. SystemError when it cannot be, BadInput when it is there and is
+  // no regular file. `failures`, which outlives this, is shared by the ranks.
   RankOutput(int rank, Printer& output, Printer& error, SharedFailures& failures,
-             const std::string& log_file);
+             const LogFile& log);
+  // Of the lines that are shown from now on.
+  void set_rank(int rank) { rank_ = rank; }
 
   // Makes the pipes; the rank's ends are for spawn() and are given up by close_rank_ends().
   [[nodiscard]] int rank_output() const { return streams_[0].write_end.get(); }

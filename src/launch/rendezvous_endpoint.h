@@ -15,8 +15,9 @@ struct RendezvousEndpoint {
   [[nodiscard]] std::string text() const;
 };
 
-// BadInput for anything that is not HOST:PORT, and for a host that is every address of a machine:
-// the other nodes could not come to it. Looks nothing up.
-[[nodiscard]] RendezvousEndpoint parse_rendezvous_endpoint(std::string_view text);
+// BadInput, which names the option, for anything that is not HOST:PORT, and for a host that is
+// every address of a machine: the other nodes could not come to it. Looks nothing up.
+[[nodiscard]] RendezvousEndpoint parse_rendezvous_endpoint(std::string_view text,
+                                                           const char* option = "--rendezvous");
 
 }  // namespace lockstep::launch

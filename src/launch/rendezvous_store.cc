@@ -38,8 +38,7 @@ std::string hexadecimal(const std::string& bytes) {
 
 }  // namespace
 
-RendezvousStore::RendezvousStore(int port)
-    : secret_(random_bytes(secret_bytes)), run_id_(fresh_run_id()) {
+RendezvousStore::RendezvousStore(int port) : secret_(random_secret()), run_id_(fresh_run_id()) {
   StoreServerOptions options;
   options.port = static_cast<std::uint16_t>(port);
   options.secret = secret_;
@@ -67,6 +66,8 @@ sys::FileDescriptor RendezvousStore::secret_descriptor() const {
     throw SystemError("writing the store's secret", errno);
   return sys::with_high_number(file);
 }
+
+std::string random_secret() { return random_bytes(secret_bytes); }
 
 std::string fresh_run_id() { return "lockstep-" + hexadecimal(random_bytes(8)); }
 

@@ -23,6 +23,7 @@ class RendezvousStore {
   [[nodiscard]] const std::string& run_id() const { return run_id_; }
   // "tcp://HOST:PORT"
   [[nodiscard]] const std::string& store_address() const { return store_address_; }
+  [[nodiscard]] const std::string& secret() const { return secret_; }
   // A new descriptor for one rank to inherit, with a number that scripts do not use for their own.
   [[nodiscard]] sys::FileDescriptor secret_descriptor() const;
 
@@ -32,6 +33,9 @@ class RendezvousStore {
   std::unique_ptr<StoreServer> server_;  // none: another agent's
   std::string store_address_;
 };
+
+// A secret that nobody else knows.
+[[nodiscard]] std::string random_secret();
 
 // A name that no other run has.
 [[nodiscard]] std::string fresh_run_id();

@@ -57,7 +57,10 @@ std::vector<std::string> describe(const FailureReport& report) {
                             report.ranks, where, cause.pid, verb, cause.how, report.at,
                             format_duration(cause.after)));
   add_last_lines(report, lines);
+  if (!report.recorded.empty()) lines.push_back("what it has recorded:");
+  for (const std::string& line : report.recorded) lines.push_back("  | " + line);
   if (!report.log_file.empty()) lines.push_back("its log: " + report.log_file);
+  if (!report.error_file.empty()) lines.push_back("its error file: " + report.error_file);
   if (report.shared) {
     const std::vector<SharedFailures::Failure>& failures = report.shared->failures();
     for (const SharedFailures::Failure& failure : failures)

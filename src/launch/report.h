@@ -20,6 +20,8 @@ struct FailureReport {
   std::vector<std::string> last_lines;
   const SharedFailures* shared = nullptr;  // what was shown already; null: nothing
   std::string log_file;                    // empty: none
+  std::vector<std::string> recorded = {};  // what it has written into its error file
+  std::string error_file = {};             // that stays; empty: none
   std::vector<RankEnd> others;             // ranks of this node that ended after it
 };
 

@@ -5,10 +5,12 @@
 #include "base/scope_exit.h"
 #include "base/text.h"
 #include "launch/program.h"
+#include "launch/waiting_lines.h"
 #include "sys/high_descriptor.h"
 #include "sys/topology.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/store/open.h>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -22,18 +24,15 @@ namespace lockstep::launch {
 namespace {
 
 constexpr std::chrono::seconds leftover_grace{1};
+constexpr int beats_until_hung = 5;
+constexpr std::chrono::seconds time_to_open{5};
+
+bool was_done(const RunResult& result) { return result.kind == RunResult::Kind::done; }
 
 std::string_view value_of(const Environment& environment, std::string_view name) {
   for (const auto& [key, value] : environment)
     if (key == name) return value;
   return {};
-}
-
-// Made before anything starts, so that a folder that cannot be written is found first.
-std::string log_file(const WorkerSpec& spec, int rank) {
-  if (spec.log_folder.empty()) return {};
-  return (std::filesystem::path(spec.log_folder) / ("rank-" + std::to_string(rank) + ".log"))
-      .string();
 }
 
 void make_folder(const std::string& folder) {
@@ -44,13 +43,19 @@ void make_folder(const std::string& folder) {
 
 }  // namespace
 
+Grace grace_of(const WorkerSpec& spec) {
+  Grace grace{.stop = spec.grace, .failure = spec.failure_grace};
+  if (has_rounds(spec)) grace.notice.reset();
+  return grace;
+}
+
 Agent::Run::Run(WorkerSpec spec)
     : spec_(std::move(spec)),
       output_(spec_.output),
       error_(spec_.error),
       output_printer_(output_, output_line_, spec_.prefix),
       error_printer_(error_, error_.same_place(output_) ? output_line_ : error_line_, spec_.prefix),
-      state_machine_(spec_.ranks, {.stop = spec_.grace, .failure = spec_.failure_grace}) {
+      state_machine_(spec_.ranks, grace_of(spec_)) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
     throw SystemError("making the agent's signal pipe", errno);
@@ -68,11 +73,8 @@ void Agent::Run::deliver(int signal) noexcept {
 AgentResult Agent::Run::run() {
   const SignalActions actions;
   const bool found = find_file();
-  // Signals keep their ordinary effect until all nodes have come, which may take minutes.
-  if (spec_.nodes.nodes > 1) {
-    WaitingLines lines([this](const std::string& line) { say(line); }, spec_.forward_signals);
-    nodes_.emplace(spec_.nodes, spec_.ranks, lines);
-  }
+  if (!found && has_rounds(spec_)) return result_;  // the other nodes go on without this one
+  come_together();
   if (spec_.forward_signals) signals_.emplace();
   open_files_.emplace();
   subreaper_.emplace();
@@ -81,8 +83,11 @@ AgentResult Agent::Run::run() {
     subreaper_.reset();
     guard_.reset();
     signals_.reset();
+    hang_watch_.reset();
     rendezvous_store_.reset();
     nodes_.reset();
+    rounds_.reset();
+    errors_.reset();
     open_files_.reset();
   });
   if (found)
@@ -94,10 +99,27 @@ AgentResult Agent::Run::run() {
   return result_;
 }
 
+// Signals keep their ordinary effect until all nodes have come, or until the store is there, which
+// may take minutes.
+void Agent::Run::come_together() {
+  if (spec_.nodes.nodes == 1 && !has_rounds(spec_)) return;
+  WaitingLines lines([this](const std::string& line) { say(line); }, spec_.forward_signals);
+  if (!has_rounds(spec_)) {
+    nodes_.emplace(spec_.nodes, spec_.ranks, lines);
+    return;
+  }
+  const NodeSpec& nodes = spec_.nodes;
+  lines.wait_for("the store at " + (nodes.store.empty() ? nodes.rendezvous : nodes.store));
+  rounds_.emplace(nodes, spec_.max_restarts, open_round_store(nodes, spec_.store_port));
+}
+
 void Agent::Run::begin() {
   try {
     open();
-    start_workers();
+    if (rounds_)
+      start_guard();
+    else
+      start_workers();
   } catch (const std::exception& error) {
     if (nodes_) nodes_->give_up(error.what());
     throw;
@@ -128,50 +150,96 @@ void Agent::Run::check_limits() const {
 void Agent::Run::open() {
   check_limits();
   if (!spec_.log_folder.empty()) make_folder(spec_.log_folder);
-  for (int rank = first_rank(); rank < first_rank() + spec_.ranks; ++rank)
-    workers_.push_back(std::make_unique<Worker>(rank, output_printer_, error_printer_, failures_,
-                                                log_file(spec_, rank)));
-  if (nodes_)
+  // Before anything starts, so that a log that cannot be written is found first.
+  for (int rank = first_rank(); !rounds_ && rank < first_rank() + spec_.ranks; ++rank)
+    workers_.push_back(std::make_unique<Worker>(rank, "", output_printer_, error_printer_,
+                                                failures_, log_file(rank)));
+  if (rounds_)
+    rendezvous_store_.emplace(rounds_->store().address, rounds_->store().secret, rounds_->run_id());
+  else if (nodes_)
     rendezvous_store_.emplace(nodes_->store_address(), nodes_->secret(),
                               nodes_->node_list().run_id);
   else
     rendezvous_store_.emplace(spec_.store_port);
+  if (spec_.hung_after > Duration::zero())
+    hang_watch_.emplace(spec_.hung_after, [store = rendezvous_store_->store_address(),
+                                           secret = rendezvous_store_->secret()] {
+      return open_store(store, secret, time_to_open);
+    });
+  errors_.emplace(spec_.log_folder, formatted("{}-{}", rendezvous_store_->run_id(), own_node()));
   flight_.emplace(spec_.environment, spec_.log_folder, rendezvous_store_->run_id());
   std::erase_if(spec_.environment,
                 [](const auto& entry) { return entry.first == variable::flight_folder; });
   spec_.environment.emplace_back(variable::flight_folder, flight_->path());
 }
 
-void Agent::Run::start_workers() {
+LogFile Agent::Run::log_file(int rank) const {
+  if (spec_.log_folder.empty()) return {};
+  const auto name = std::filesystem::path(spec_.log_folder) / formatted("rank-{}.log", rank);
+  return {.name = name.string(), .append = rounds_ && plan_.round > 0};
+}
+
+RankSpec Agent::Run::place_of_all() const {
+  RankSpec place{.ranks = ranks_of_all(),
+                 .local_ranks = spec_.ranks,
+                 .node = spec_.nodes.node,
+                 .nodes = spec_.nodes.nodes,
+                 .agent = own_node(),
+                 .max_restarts = spec_.max_restarts,
+                 .beat = spec_.hung_after / beats_until_hung,
+                 .run_id = rendezvous_store_->run_id(),
+                 .store = rendezvous_store_->store_address(),
+                 .agent_descriptor = this_process_.get(),
+                 .cores = sys::usable_cores()};
+  if (rounds_) {
+    place.node = plan_.group_rank(own_node());
+    place.nodes = static_cast<int>(plan_.nodes.size());
+    place.round = plan_.round;
+    place.restart = plan_.restarts;
+    place.master_address = plan_.master_address;
+    place.master_port = plan_.master_port;
+  } else if (nodes_) {
+    place.master_address = nodes_->node_list().master_address;
+    place.master_port = nodes_->node_list().master_port;
+  } else {
+    place.master_port = free_port();
+  }
+  return place;
+}
+
+void Agent::Run::start_guard() {
   this_process_ = sys::with_high_number(sys::open_pidfd(::getpid()));
-  const RankSpec place{.ranks = ranks_of_all(),
-                       .local_ranks = spec_.ranks,
-                       .node = spec_.nodes.node,
-                       .nodes = spec_.nodes.nodes,
-                       .master_address = nodes_ ? nodes_->node_list().master_address : "127.0.0.1",
-                       .master_port = nodes_ ? nodes_->node_list().master_port : free_port(),
-                       .run_id = rendezvous_store_->run_id(),
-                       .store = rendezvous_store_->store_address(),
-                       .agent_descriptor = this_process_.get(),
-                       .cores = sys::usable_cores()};
-  guard_.emplace(this_process_, marks_of_ranks(place), spec_.error);
+  guard_.emplace(this_process_, marks_of_ranks(place_of_all()), spec_.error);
   subreaper_->leave_alone(guard_->pid());
-  for (const auto& worker : workers_) {
+}
+
+void Agent::Run::start_workers() {
+  start_guard();
+  std::vector<Worker*> workers;
+  for (const auto& worker : workers_) workers.push_back(worker.get());
+  start_all(workers);
+}
+
+void Agent::Run::start_all(const std::vector<Worker*>& workers) {
+  const RankSpec place = place_of_all();
+  for (std::size_t i = 0; i < workers.size(); ++i) {
     try {
-      start(*worker, place);
+      start(*workers[i], place);
     } catch (const SystemError& error) {
       const char* hint =
           error.error_number() == ENOENT ? " (the interpreter that its first line names)" : "";
-      problem_ = formatted("rank {}: {}{}", worker->rank(), error.what(), hint);
+      problem_ = formatted("rank {}: {}{}", workers[i]->rank(), error.what(), hint);
       say(problem_);
       result_.exit_code = 126;
       tell_failure(problem_);
-      state_machine_.could_not_start(worker->rank() - first_rank());
+      const std::size_t others = workers_.size() - workers.size();  // that live on
+      state_machine_.could_not_start(static_cast<int>(others + i));
       if (const auto signal = state_machine_.take_signal()) send_to_all(*signal);
       return;
     }
   }
   state_machine_.all_started();
+  watch_living();
 }
 
 void Agent::Run::start(Worker& worker, RankSpec place) {
@@ -179,6 +247,8 @@ void Agent::Run::start(Worker& worker, RankSpec place) {
   place.rank = worker.rank();
   place.local_rank = worker.rank() - first_rank();
   place.secret_descriptor = secret.get();
+  place.worker = worker.name();
+  place.error_file = errors_->file(std::max(0, place.round), place.rank);
   worker.start(file_, spec_, place, open_files_->limit_before());
 }
 
@@ -186,31 +256,54 @@ void Agent::Run::finish() {
   subreaper_->end_all(leftover_grace);
   for (const auto& worker : workers_) worker->output().finish();
   if (result_.exit_code == 0) result_.exit_code = state_machine_.exit_code();
+  if (result_.exit_code == 0 && asked_to_stop_ != 0 && !(run_result_ && was_done(*run_result_)))
+    result_.exit_code = 128 + asked_to_stop_;
   if (!report_failure_elsewhere() && state_machine_.cause() >= 0) report();
   say_records();
   drain();
   leave_nodes();
 }
 
+const RankEnd& Agent::Run::cause_here() const {
+  return *std::find_if(result_.ends.begin(), result_.ends.end(),
+                       [&](const RankEnd& end) { return end.rank == state_machine_.cause(); });
+}
+
 void Agent::Run::report() {
-  const auto cause =
-      std::find_if(result_.ends.begin(), result_.ends.end(),
-                   [&](const RankEnd& end) { return end.rank == state_machine_.cause(); });
+  const RankEnd* cause = &cause_here();
   result_.cause = *cause;
+  if (state_machine_.stop_signal() == 0) write_error_files(*cause);
   if (cause->exit_code == spec_.explained_exit_code) return;
   if (state_machine_.stop_signal() != 0) {
     return say("stopped by " + sys::signal_name(state_machine_.stop_signal()) + "; " +
                describe(result_.ends));
   }
-  RankOutput& output = workers_[cause->rank - first_rank()]->output();
+  Worker& worker = *workers_[cause->rank - first_rank()];
+  RankOutput& output = worker.output();
+  const RankEnd* end = result_.ends.data() + result_.ends.size();
   report({.cause = *cause,
           .ranks = ranks_of_all(),
-          .where = where(spec_.nodes.node),
+          .where = where(own_node()),
           .at = failed_at_,
           .last_lines = output.last_lines().lines(reported_lines),
           .shared = &failures_,
           .log_file = output.log_file(),
-          .others = {cause + 1, result_.ends.end()}});
+          .recorded = recorded_error(worker.error_file()),
+          .error_file = errors_->is_temporary() ? std::string() : worker.error_file(),
+          .others = std::vector<RankEnd>(cause + 1, end)});
+}
+
+// Its own, where that stays, and the one that this agent's parent has named.
+void Agent::Run::write_error_files(const RankEnd& cause) {
+  Worker& worker = *workers_[cause.rank - first_rank()];
+  const WorkerFailure failure{.end = cause,
+                              .round = std::max(0, plan_.round),
+                              .host = sys::host_name(),
+                              .last_lines = worker.output().last_lines().lines(reported_lines)};
+  const std::string problem =
+      launch::write_error_files(failure, worker.error_file(), !errors_->is_temporary(),
+                                std::string(value_of(spec_.environment, variable::error_file)));
+  if (!problem.empty()) say(problem);
 }
 
 void Agent::Run::report(const FailureReport& failure) {

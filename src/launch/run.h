@@ -4,13 +4,16 @@
 #include "launch/agent.h"
 #include "launch/agent_state.h"
 #include "launch/descendants.h"
+#include "launch/error_file.h"
 #include "launch/flight_folder.h"
 #include "launch/guard.h"
+#include "launch/hang_watch.h"
 #include "launch/nodes.h"
 #include "launch/poller.h"
 #include "launch/printer.h"
 #include "launch/rendezvous_store.h"
 #include "launch/report.h"
+#include "launch/rounds.h"
 #include "launch/shared_failures.h"
 #include "launch/signals.h"
 #include "launch/sink.h"
@@ -19,12 +22,15 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 namespace lockstep::launch {
 
 inline constexpr std::size_t reported_lines = 20;
+
+[[nodiscard]] Grace grace_of(const WorkerSpec& spec);
 
 class Agent::Run {
  public:
@@ -35,13 +41,20 @@ class Agent::Run {
  private:
   // The phases: run.cc.
   bool find_file();
+  void come_together();
   void begin();
   void check_limits() const;
   void open();
+  [[nodiscard]] LogFile log_file(int rank) const;
+  [[nodiscard]] RankSpec place_of_all() const;
+  void start_guard();
   void start_workers();
+  void start_all(const std::vector<Worker*>& workers);
   void start(Worker& worker, RankSpec place);
   void finish();
   void report();
+  [[nodiscard]] const RankEnd& cause_here() const;
+  void write_error_files(const RankEnd& cause);
   void report(const FailureReport& failure);
   void say_records();
   void drain();
@@ -52,8 +65,11 @@ class Agent::Run {
   void watch_streams(Poller& poller, Worker& worker);
   void watch_sinks(Poller& poller);
   void watch_signals(Poller& poller);
+  void watch_for_hangs(Poller& poller);
+  void watch_living();
   void take_ended();
   void note_end(Worker& worker, sys::ExitStatus status);
+  void note_failure(const RankEnd& end);
   void signalled(int signal);
   void send_to_all(int signal);
   void suspend();
@@ -71,6 +87,25 @@ class Agent::Run {
   bool report_failure_elsewhere();
   void leave_nodes();
   [[nodiscard]] bool is_over() const;
+
+  // A run with rounds: over_rounds.cc.
+  void watch_rounds(Poller& poller);
+  void take(RoundEvent event);
+  void gather(const RoundEvent& event);
+  void note_waiting(const std::set<std::string>& names);
+  void kill_late_keepers(Clock::time_point now);
+  void offer_if_ready();
+  void report_end_of_round();
+  void end_leftovers();
+  void begin_round(const RoundPlan& plan);
+  void note_lost(const Worker& worker);
+  void end_rounds(RunResult result);
+  void end_keepers();
+  void ask_rounds_to_stop(int signal);
+  void say_waiting();
+
+  [[nodiscard]] int own_node() const;
+  [[nodiscard]] std::string node_name(int node) const;
   [[nodiscard]] int first_rank() const;
   [[nodiscard]] int ranks_of_all() const;
   [[nodiscard]] std::string where(int node) const;
@@ -95,7 +130,18 @@ class Agent::Run {
   Clock::time_point orphans_seen_;
   std::string failed_at_;       // time of day
   std::string failure_;         // "rank 1 has failed (exit code 3)"
-  std::optional<Nodes> nodes_;  // none where there are no others
+  std::optional<Nodes> nodes_;  // none where there are no others, or where there are rounds
+  std::optional<ErrorFolder> errors_;
+  std::optional<HangWatch> hang_watch_;
+
+  std::optional<Rounds> rounds_;
+  RoundPlan plan_;              // of the newest round that has begun
+  int gathering_for_ = -1;      // the round to offer for; -1: none
+  std::set<std::string> kept_;  // workers that came over from the round before
+  int next_worker_ = 0;
+  int asked_to_stop_ = 0;  // the signal
+  std::optional<Clock::time_point> keepers_limit_, waiting_line_;
+
   std::optional<RunResult> run_result_, own_failure_;
   bool told_ = false;  // the other nodes, how it went here
   bool output_loss_said_ = false;

@@ -1,4 +1,5 @@
 #include "base/format.h"
+#include "base/text.h"
 #include "base/visible.h"
 #include "launch/run.h"
 
@@ -8,12 +9,18 @@
 #include <csignal>
 #include <cstring>
 #include <ctime>
+#include <map>
 
 namespace lockstep::launch {
 
 namespace {
 
 constexpr std::chrono::seconds orphan_interval{1};
+
+// As detection/beat.h names it.
+std::string name_of(const Worker& worker) {
+  return worker.name().empty() ? std::to_string(worker.rank()) : worker.name();
+}
 
 std::string time_of_day() {
   const std::time_t now = std::time(nullptr);
@@ -29,6 +36,8 @@ void Agent::Run::supervise() {
   watch_signals(poller);
   watch_sinks(poller);
   watch_nodes(poller);
+  watch_rounds(poller);
+  watch_for_hangs(poller);
   for (const auto& worker : workers_) watch_streams(poller, *worker);
   // Only to wake up: which of several ended first is decided when all of them have been looked at.
   for (const auto& worker : workers_)
@@ -36,16 +45,19 @@ void Agent::Run::supervise() {
   poller.wait(next_wake(Clock::now()));
 
   take_ended();
+  kill_late_keepers(Clock::now());
   state_machine_.time_is(Clock::now());
   if (const auto signal = state_machine_.take_signal()) send_to_all(*signal);
   if (state_machine_.state() == State::done) tell_done();
+  offer_if_ready();
   say_losses();
   collect_orphans();
 }
 
 Deadline Agent::Run::next_wake(Clock::time_point now) {
   Deadline wake = Deadline::after(orphan_interval);
-  if (const auto next = state_machine_.next()) wake = wake.or_sooner(Deadline::after(*next - now));
+  for (const auto& next : {state_machine_.next(), keepers_limit_})
+    if (next) wake = wake.or_sooner(Deadline::after(*next - now));
   for (const auto& worker : workers_) wake = wake.or_sooner(worker->output().show_unfinished(now));
   return wake;
 }
@@ -73,6 +85,25 @@ void Agent::Run::watch_signals(Poller& poller) {
   });
 }
 
+void Agent::Run::watch_for_hangs(Poller& poller) {
+  if (!hang_watch_) return;
+  poller.watch(hang_watch_->descriptor(), POLLIN, [&] {
+    const auto hung = hang_watch_->take_hung();
+    for (const auto& worker : workers_)
+      if (hung.contains(name_of(*worker)))
+        worker->kill(formatted("killed by the agent: it gave no sign of life for {}",
+                               format_duration(spec_.hung_after)));
+  });
+}
+
+void Agent::Run::watch_living() {
+  if (!hang_watch_) return;
+  std::map<std::string, pid_t> living;
+  for (const auto& worker : workers_)
+    if (sys::Process* process = worker->process()) living.emplace(name_of(*worker), process->pid());
+  hang_watch_->watch(std::move(living));
+}
+
 void Agent::Run::take_ended() {
   std::vector<std::pair<Worker*, sys::ExitStatus>> ended;
   for (const auto& worker : workers_)
@@ -82,21 +113,29 @@ void Agent::Run::take_ended() {
   std::stable_partition(ended.begin(), ended.end(),
                         [](const auto& end) { return end.second.signal != 0; });
   for (const auto& [worker, status] : ended) note_end(*worker, status);
+  if (!ended.empty()) watch_living();
 }
 
 void Agent::Run::note_end(Worker& worker, sys::ExitStatus status) {
   const auto now = Clock::now();
   worker.output().finish();
+  if (worker.standing() == Worker::Standing::waiting) return;  // begin_round() sees it
   result_.ends.push_back(worker.describe_end(status, now));
   state_machine_.ended(worker.rank(), status, now);
-  if (state_machine_.cause() != worker.rank()) return;
+  if (state_machine_.cause() == worker.rank()) note_failure(result_.ends.back());
+}
+
+void Agent::Run::note_failure(const RankEnd& end) {
   failed_at_ = time_of_day();
-  failure_ = formatted("rank {} has failed ({})", worker.rank(), result_.ends.back().how);
-  tell_failure(result_.ends.back());
+  failure_ = formatted("rank {} has failed ({})", end.rank, end.how);
+  tell_failure(end);
 }
 
 void Agent::Run::signalled(int signal) {
   if (signal == SIGTSTP) return suspend();
+  if (rounds_ && !run_result_ && state_machine_.state() != State::running &&
+      state_machine_.state() != State::stopping)
+    return ask_rounds_to_stop(signal);
   if (state_machine_.state() == State::done) {
     interrupted_ = true;
     return;
@@ -107,10 +146,13 @@ void Agent::Run::signalled(int signal) {
 }
 
 void Agent::Run::send_to_all(int signal) {
-  if (state_machine_.state() == State::failed && signal == SIGTERM)
+  const bool ends_round = gathering_for_ >= 0 && (signal == SIGTERM || signal == SIGKILL);
+  if (state_machine_.state() == State::failed && signal == SIGTERM && !ends_round)
     say(failure_ + "; ending the others");
-  for (const auto& worker : workers_)
+  for (const auto& worker : workers_) {
+    if (ends_round && worker->standing() != Worker::Standing::plain) continue;
     if (sys::Process* process = worker->process()) process->send_to_group(signal);
+  }
 }
 
 void Agent::Run::suspend() {

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 
 #include <cerrno>
+#include <csignal>
 
 namespace lockstep::launch {
 
@@ -38,6 +39,7 @@ void Worker::start(const std::string& file, const WorkerSpec& spec, const RankSp
   command.own_session = true;
   command.open_files = open_files;
   command.end_with_parent = true;
+  error_file_ = place.error_file;
   process_ = sys::Process::spawn(command);
   running_ = true;
   started_ = Clock::now();
@@ -51,8 +53,16 @@ std::optional<sys::ExitStatus> Worker::take_end() {
   return status;
 }
 
+void Worker::kill(const std::string& why) {
+  if (!running_ || !killed_why_.empty()) return;
+  killed_why_ = why;
+  process_->send_to_group(SIGKILL);
+}
+
 RankEnd Worker::describe_end(sys::ExitStatus status, Clock::time_point now) const {
-  return {rank_, process_->pid(), status.shell_code(), sys::describe(status), now - started_};
+  const bool by_agent = !killed_why_.empty() && status.signal == SIGKILL;
+  return {rank_, process_->pid(), status.shell_code(),
+          by_agent ? killed_why_ : sys::describe(status), now - started_};
 }
 
 }  // namespace lockstep::launch

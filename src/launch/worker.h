@@ -7,29 +7,55 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace lockstep::launch {
 
 class Worker {
  public:
-  Worker(int rank, Printer& output, Printer& error, SharedFailures& failures,
-         const std::string& log_file)
-      : rank_(rank), output_(rank, output, error, failures, log_file) {}
+  // What it does at the end of a round.
+  enum class Standing {
+    plain,    // it is ended, and another process is started for the next one
+    keeps,    // it leaves the round by itself
+    waiting,  // it has left, and waits for the next one
+  };
+
+  // `name` is empty in a run without rounds. `log` as RankOutput.
+  Worker(int rank, std::string name, Printer& output, Printer& error, SharedFailures& failures,
+         const LogFile& log)
+      : rank_(rank), name_(std::move(name)), output_(rank, output, error, failures, log) {}
 
   // Executes `file` with the arguments and surroundings of `spec`. SystemError when that fails.
   void start(const std::string& file, const WorkerSpec& spec, const RankSpec& place,
              rlimit open_files);
 
   [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] const std::string& name() const { return name_; }
+  // In the next round.
+  void set_rank(int rank) {
+    rank_ = rank;
+    output_.set_rank(rank);
+  }
+  [[nodiscard]] Standing standing() const { return standing_; }
+  void set_standing(Standing standing) { standing_ = standing; }
+  // Kills it. `why` is how its end reads: "killed by the agent: ...".
+  void kill(const std::string& why);
+  [[nodiscard]] const std::string& error_file() const { return error_file_; }
   [[nodiscard]] RankOutput& output() { return output_; }
   // The process while it has not been collected, else nothing.
   [[nodiscard]] sys::Process* process() { return running_ ? &*process_ : nullptr; }
+  // Of the process that was started last.
+  [[nodiscard]] int pid() const { return process_ ? process_->pid() : 0; }
   // How it ended, once, when it has.
   [[nodiscard]] std::optional<sys::ExitStatus> take_end();
   [[nodiscard]] RankEnd describe_end(sys::ExitStatus status, Clock::time_point now) const;
 
  private:
   int rank_;
+  std::string name_;
+  Standing standing_ = Standing::plain;
+  std::string killed_why_;
+  std::string error_file_;
   RankOutput output_;
   std::optional<sys::Process> process_;
   bool running_ = false;

@@ -5,13 +5,18 @@
 #include "base/scope_exit.h"
 #include "base/text.h"
 #include "store/limits.h"
+#include "store/sessions.h"
 #include "sys/descriptor_passing.h"
 #include "sys/sockets.h"
 
+#include <algorithm>
 #include <array>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include <poll.h>
+#include <sodium.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -20,6 +25,8 @@ namespace {
 
 // One that accepts connections but does not greet is no store, or stuck.
 constexpr Duration handshake_limit = std::chrono::seconds(20);
+constexpr Duration one_try = std::chrono::seconds(2);
+constexpr Duration between_tries = std::chrono::milliseconds(20);
 
 // Any user can listen at an abstract name: the kernel says who does.
 void check_owner(int socket, const std::string& address) {
@@ -36,35 +43,39 @@ void throw_unless_done(const store::Message& reply, Clock::time_point start) {
   throw BadInput(reply.parts.empty() ? "store: a request was refused" : reply.parts[0]);
 }
 
+std::string random_session() {
+  if (sodium_init() < 0) throw SystemError("starting libsodium", 0);
+  std::string name(store::session_bytes, '\0');
+  randombytes_buf(name.data(), name.size());
+  return name;
+}
+
 }  // namespace
 
 TcpStore::Connection::Connection(const TcpStoreOptions& options)
-    : call_timeout_(options.call_timeout) {
-  store::ClientStreams streams = connect(options);
-  sealer_.emplace(std::move(streams.to_server));
-  opener_.emplace(std::move(streams.from_server));
-  sys::keep_alive(socket_.get(), options.lost_after);
-  reader_ = sys::Thread("store client", [this] { read_replies(); });
+    : options_(options), key_(options.secret) {
+  if (options_.reconnect > Duration::zero()) session_ = random_session();
+  connect(Deadline::after(options_.connect_timeout));
 }
 
-TcpStore::Connection::~Connection() {
-  ::shutdown(socket_.get(), SHUT_RDWR);
-  reader_.join();
+TcpStore::Connection::~Connection() { ::shutdown(socket_.get(), SHUT_RDWR); }
+
+Duration TcpStore::Connection::call_timeout() const {
+  return std::max(options_.call_timeout, options_.reconnect);
 }
 
-store::ClientStreams TcpStore::Connection::connect(const TcpStoreOptions& options) {
-  Deadline deadline = Deadline::after(options.connect_timeout);
-  store::StoreKey key(options.secret);
-  sys::SocketAddress server = sys::SocketAddress::of(options.host, options.port);
-  address_ = server.text();
+std::string TcpStore::Connection::own_address() const {
+  const Lock lock(mutex_);
+  return sys::SocketAddress::local(socket_.get()).host();
+}
+
+// The first connection: the server may start later.
+void TcpStore::Connection::connect(Deadline deadline) {
+  server_ = sys::SocketAddress::of(options_.host, options_.port);
+  address_ = server_->text();
   for (;;) {
-    socket_ = sys::connect_to(server, deadline);
-    if (server.family() == AF_UNIX) check_owner(socket_.get(), address_);
     try {
-      auto soon = deadline.or_sooner(Deadline::after(handshake_limit));
-      return store::shake_hands(socket_.get(), address_, key, soon);
-    } catch (const Timeout&) {
-      throw Timeout(formatted("store at {} takes connections but does not answer", address_));
+      return try_once(deadline);
     } catch (const PeerLost&) {  // a busy server closes connections that are not proven yet
       if (deadline.passed()) throw PeerLost(formatted("store at {} hangs up", address_));
     }
@@ -72,83 +83,255 @@ store::ClientStreams TcpStore::Connection::connect(const TcpStoreOptions& option
   }
 }
 
+void TcpStore::Connection::try_once(Deadline deadline) {
+  sys::FileDescriptor socket = sys::connect_to(*server_, deadline);
+  if (server_->family() == AF_UNIX) check_owner(socket.get(), address_);
+  const Deadline soon = deadline.or_sooner(Deadline::after(handshake_limit));
+  std::optional<store::ClientStreams> streams;
+  try {
+    streams.emplace(store::shake_hands(socket.get(), address_, key_, soon));
+  } catch (const Timeout&) {
+    throw Timeout(formatted("store at {} takes connections but does not answer", address_));
+  }
+  sys::keep_alive(socket.get(), options_.lost_after);
+  const Lock sending(sending_);
+  {
+    const Lock lock(mutex_);
+    if (lost_) throw lost_error();
+    socket_ = std::move(socket);
+  }
+  sealer_.emplace(std::move(streams->to_server));
+  opener_.emplace(std::move(streams->from_server));
+  frames_ = store::FrameReader(store::seal_bytes);
+  if (!session_.empty()) begin_session(frames_, soon);
+  send_again();
+}
+
+// Not a call: nobody else may read or send yet.
+void TcpStore::Connection::begin_session(store::FrameReader& frames, Deadline deadline) {
+  send_frame({0, store::Code::session, 0, {session_}});
+  std::string sealed;
+  while (!frames.next(sealed)) {
+    std::array<std::byte, 4096> buffer;
+    check_input(sys::wait_ready(socket_.get(), POLLIN, deadline),
+                "store at {} takes connections but does not answer", address_);
+    const auto count = sys::receive_now(socket_.get(), buffer);
+    if (count) frames.append({reinterpret_cast<const char*>(buffer.data()), *count});
+  }
+  const store::Message reply = store::decode(opener_->open(sealed));
+  check_input(reply.code == store::Code::done && reply.parts.size() == 1,
+              "store at {}: expected the store's name, found another reply", address_);
+  check_input(store_name_.empty() || store_name_ == reply.parts[0],
+              "store at {} is another one than before: it was started anew without the log of the "
+              "first (--log)",
+              address_);
+  store_name_ = reply.parts[0];
+}
+
+// What must be said on each connection, and what was not answered on the last one.
+void TcpStore::Connection::send_again() {
+  std::vector<store::Message> requests;
+  for (const auto& [key, request] : on_each_connection_) requests.push_back(request);
+  {
+    const Lock lock(mutex_);
+    for (auto& [id, pending] : waiting_) {
+      if (pending.reply) continue;
+      pending.sent = true;
+      requests.push_back(pending.request);
+    }
+    connected_ = true;
+    broken_at_.reset();
+  }
+  for (const store::Message& request : requests) send_frame(request);
+}
+
+// One try, by the thread that reads.
+void TcpStore::Connection::repair(Deadline deadline) {
+  std::string why;
+  try {
+    return try_once(deadline.or_sooner(Deadline::after(one_try)));
+  } catch (const BadInput& error) {
+    return lose(error.what());
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  bool too_late = false;
+  {
+    const Lock lock(mutex_);
+    connected_ = false;
+    if (!broken_at_) broken_at_ = Clock::now();
+    too_late = broken_at_ && Clock::now() - *broken_at_ >= options_.reconnect;
+    if (too_late)
+      why = formatted("{}; it could not be reached again within {} ({})", broken_why_,
+                      format_duration(options_.reconnect), why);
+  }
+  if (too_late) return lose(why);
+  std::this_thread::sleep_for(std::min<Duration>(between_tries, deadline.left()));
+}
+
 store::Message TcpStore::Connection::call(store::Message request, Deadline deadline) {
   check(!is_copy_of_parent(), "store at {}: made in process {}, not usable in its child {}",
         address_, process_.number(), sys::own_process());
   auto start = Clock::now();
   std::uint64_t id = begin(request);
-  ScopeExit forget([&] {
-    Lock lock(mutex_);
+  try {
+    send(request);
+  } catch (...) {
+    const Lock lock(mutex_);
     waiting_.erase(id);
-  });
-  send(request);
+    throw;
+  }
   store::Message reply = wait_for_reply(id, deadline);
   throw_unless_done(reply, start);
   return reply;
+}
+
+void TcpStore::Connection::call_on_each_connection(store::Message request) {
+  const store::Message kept = request;
+  call(std::move(request), Deadline::after(call_timeout()));
+  const Lock sending(sending_);
+  on_each_connection_.insert_or_assign(kept.parts.at(0), kept);
 }
 
 std::uint64_t TcpStore::Connection::begin(store::Message& request) {
   Lock lock(mutex_);
   if (lost_) throw lost_error();
   request.id = next_id_++;
-  waiting_.emplace(request.id, std::nullopt);
+  Pending& pending = waiting_[request.id];
+  if (!session_.empty()) pending.request = request;
   return request.id;
 }
 
 void TcpStore::Connection::send(const store::Message& request) {
-  std::string message = store::encode(request);
-  Lock lock(sending_);
-  std::string frame = sealer_->seal(message);
+  const Lock sending(sending_);
+  {
+    const Lock lock(mutex_);
+    Pending& pending = waiting_.at(request.id);
+    if (!connected_ || pending.sent) return;  // the next connection begins with it
+    pending.sent = true;
+  }
   try {
-    sys::send_all(socket_.get(), sys::bytes_of(frame), Deadline::after(call_timeout_));
+    send_frame(request);
   } catch (const Error& error) {  // half a frame may be out: nothing can follow it
-    lose(error.what());
-    throw PeerLost(formatted("store at {} has gone: {}", address_, error.what()));
+    break_off(error.what());
+    if (session_.empty())
+      throw PeerLost(formatted("store at {} has gone: {}", address_, error.what()));
+  }
+}
+
+// A server whose replies nobody takes stops to take requests.
+void TcpStore::Connection::send_frame(const store::Message& message) {
+  const std::string frame = sealer_->seal(store::encode(message));
+  std::span<const std::byte> left = sys::bytes_of(frame);
+  const Deadline deadline = Deadline::after(options_.call_timeout);
+  while (!left.empty()) {
+    if (const auto sent = sys::send_now(socket_.get(), left)) {
+      left = left.subspan(*sent);
+      continue;
+    }
+    if (!sys::wait_ready(socket_.get(), POLLOUT | POLLIN, deadline))
+      throw Timeout(formatted("store at {} takes no requests", address_));
+    read_if_nobody_does();
   }
 }
 
 store::Message TcpStore::Connection::wait_for_reply(std::uint64_t id, Deadline deadline) {
   Lock lock(mutex_);
-  for (;;) {
-    if (auto& reply = waiting_.at(id)) return *std::move(reply);
-    if (lost_) throw lost_error();
-    if (deadline.passed()) throw Timeout(formatted("store at {} did not answer", address_));
-    changed_.wait_for(lock.native(), std::min<Duration>(deadline.left(), std::chrono::hours(1)));
+  Pending& own = waiting_.at(id);
+  bool reads = false;
+  while (!own.reply && !lost_ && !deadline.passed()) {
+    if (reading_ && !reads) {
+      own.changed.wait_for(lock.native(),
+                           std::min<Duration>(deadline.left(), std::chrono::hours(1)));
+      continue;
+    }
+    reads = reading_ = true;
+    lock.unlock();
+    read_or_repair(deadline);
+    lock.lock();
   }
+  if (reads) reading_ = false;
+  std::optional<store::Message> reply = std::move(own.reply);
+  waiting_.erase(id);
+  if (!reading_) hand_over_reading();
+  if (reply) return *std::move(reply);
+  if (lost_) throw lost_error();
+  throw Timeout(formatted("store at {} did not answer", address_));
 }
 
-void TcpStore::Connection::read_replies() noexcept {
-  try {
-    store::FrameReader frames(store::seal_bytes);
-    for (;;) read_some(frames);
-  } catch (const std::exception& error) {
-    lose(error.what());
-  }
-}
-
-void TcpStore::Connection::read_some(store::FrameReader& frames) {
-  std::array<std::byte, 64 << 10> buffer;
-  auto count = sys::receive_now(socket_.get(), buffer);
-  if (!count) {
-    (void)sys::wait_ready(socket_.get(), POLLIN, Deadline::never());
+// One of those that wait reads from now on. Any that is woken without need looks and waits again.
+void TcpStore::Connection::hand_over_reading() {
+  for (auto& [id, pending] : waiting_) {
+    if (pending.reply) continue;
+    pending.changed.notify_one();
     return;
   }
-  frames.append({reinterpret_cast<const char*>(buffer.data()), *count});
-  for (std::string sealed; frames.next(sealed);) {
+}
+
+void TcpStore::Connection::wake_all() {
+  for (auto& [id, pending] : waiting_) pending.changed.notify_one();
+}
+
+void TcpStore::Connection::read_or_repair(Deadline deadline) {
+  bool connected = false;
+  {
+    const Lock lock(mutex_);
+    connected = connected_;
+  }
+  if (!connected) return repair(deadline);
+  try {
+    if (sys::wait_ready(socket_.get(), POLLIN, deadline)) read_now();
+  } catch (const std::exception& error) {
+    break_off(error.what());
+  }
+}
+
+void TcpStore::Connection::read_if_nobody_does() {
+  {
+    const Lock lock(mutex_);
+    if (reading_) return;
+    reading_ = true;
+  }
+  const ScopeExit done([&] {
+    const Lock lock(mutex_);
+    reading_ = false;
+    hand_over_reading();
+  });
+  read_now();
+}
+
+void TcpStore::Connection::read_now() {
+  std::array<std::byte, 64 << 10> buffer;
+  auto count = sys::receive_now(socket_.get(), buffer);
+  if (!count) return;
+  frames_.append({reinterpret_cast<const char*>(buffer.data()), *count});
+  for (std::string sealed; frames_.next(sealed);) {
     store::Message reply = store::decode(opener_->open(sealed));
     Lock lock(mutex_);
     auto place = waiting_.find(reply.id);
     if (place == waiting_.end()) continue;  // its caller has given up
-    place->second = std::move(reply);
-    changed_.notify_all();
+    place->second.reply = std::move(reply);
+    place->second.changed.notify_one();
   }
+}
+
+void TcpStore::Connection::break_off(const std::string& reason) noexcept {
+  if (session_.empty()) return lose(reason);
+  Lock lock(mutex_);
+  ::shutdown(socket_.get(), SHUT_RDWR);
+  connected_ = false;
+  if (!broken_at_) {
+    broken_at_ = Clock::now();
+    broken_why_ = reason;
+  }
+  wake_all();
 }
 
 void TcpStore::Connection::lose(const std::string& reason) noexcept {
   Lock lock(mutex_);
   if (!lost_) lost_ = reason;
   ::shutdown(socket_.get(), SHUT_RDWR);
-  changed_.notify_all();
+  wake_all();
 }
 
 PeerLost TcpStore::Connection::lost_error() const {

@@ -1,4 +1,4 @@
-// TcpStore's connection: many threads call, one reader thread hands each its reply.
+// TcpStore's connection: many threads call; one of those that wait for replies reads for all.
 #pragma once
 
 #include "base/mutex.h"
@@ -6,13 +6,13 @@
 #include "store/wire.h"
 #include "sys/file_descriptor.h"
 #include "sys/own_process.h"
-#include "sys/thread.h"
+#include "sys/socket_address.h"
 
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
-#include <unordered_map>
 
 #include <lockstep/base/error.h>
 #include <lockstep/store/tcp_store.h>
@@ -20,8 +20,9 @@
 namespace lockstep {
 
 // `sending_` guards all writes to the socket, too; `mutex_` may be taken while it is held, never
-// the other way round. The reader thread alone receives. Once `lost_` is set it stays, the socket
-// is shut, and every call throws.
+// the other way round. The thread that has set `reading_` alone receives, and alone makes a broken
+// connection anew, for which it holds `sending_`. Once `lost_` is set it stays, the socket is shut,
+// and every call throws.
 class TcpStore::Connection {
  public:
   explicit Connection(const TcpStoreOptions& options);
@@ -30,41 +31,67 @@ class TcpStore::Connection {
   // Sends a request and blocks until its reply, which has Code::done. Timeout at the deadline, or
   // when the server says that keys did not come; BadInput when it refuses the request.
   store::Message call(store::Message request, Deadline deadline);
+  // The same for a request that every new connection begins with.
+  void call_on_each_connection(store::Message request);
 
   // Every call throws from now on, those that wait too.
   void lose(const std::string& reason) noexcept;
 
-  [[nodiscard]] Duration call_timeout() const { return call_timeout_; }
-  [[nodiscard]] int socket() const { return socket_.get(); }
-  // True in a forked child, which has a copy of this object but not its thread.
+  // Of a call that does not block at the server.
+  [[nodiscard]] Duration call_timeout() const;
+  [[nodiscard]] std::string own_address() const;
+  // True in a forked child, which has a copy of this object.
   [[nodiscard]] bool is_copy_of_parent() const { return process_.is_copy_of_parent(); }
 
  private:
-  using Replies = std::unordered_map<std::uint64_t, std::optional<store::Message>>;
+  struct Pending {
+    store::Message request;  // kept where the connection can be made anew
+    bool sent = false;       // on this connection
+    std::optional<store::Message> reply = {};
+    std::condition_variable changed;  // its reply is there, or there is another reason to look
+  };
 
-  [[nodiscard]] store::ClientStreams connect(const TcpStoreOptions& options);
+  void connect(Deadline deadline);
+  void try_once(Deadline deadline);
+  void begin_session(store::FrameReader& frames, Deadline deadline) LOCKSTEP_REQUIRES(sending_);
+  void repair(Deadline deadline);
+  void send_again() LOCKSTEP_REQUIRES(sending_);
   std::uint64_t begin(store::Message& request);
   void send(const store::Message& request);
+  void send_frame(const store::Message& message) LOCKSTEP_REQUIRES(sending_);
   store::Message wait_for_reply(std::uint64_t id, Deadline deadline);
-  void read_replies() noexcept;
-  void read_some(store::FrameReader& frames);
+  void read_or_repair(Deadline deadline);
+  void read_if_nobody_does();
+  void read_now();
+  void hand_over_reading() LOCKSTEP_REQUIRES(mutex_);
+  void wake_all() LOCKSTEP_REQUIRES(mutex_);
+  void break_off(const std::string& reason) noexcept;
   [[nodiscard]] PeerLost lost_error() const LOCKSTEP_REQUIRES(mutex_);
 
+  const TcpStoreOptions options_;
+  store::StoreKey key_;
+  std::optional<sys::SocketAddress> server_;
   std::string address_;
-  Duration call_timeout_;
+  std::string session_;     // empty: a broken connection is lost
+  std::string store_name_;  // the reader's
   sys::OwnProcess process_;
-  sys::FileDescriptor socket_;
 
   Mutex sending_;
   std::optional<store::Sealer> sealer_ LOCKSTEP_GUARDED_BY(sending_);
-  std::optional<store::Opener> opener_;  // the reader's
+  std::optional<store::Opener> opener_;                      // the reader's
+  store::FrameReader frames_{store::seal_bytes};             // the reader's
+  std::map<std::string, store::Message> on_each_connection_  // by key
+      LOCKSTEP_GUARDED_BY(sending_);
 
-  Mutex mutex_;
-  std::condition_variable changed_;
-  Replies waiting_ LOCKSTEP_GUARDED_BY(mutex_);  // by request; empty until the reply is there
+  mutable Mutex mutex_;
+  sys::FileDescriptor socket_;  // replaced under both mutexes
+  bool reading_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  bool connected_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  std::optional<Clock::time_point> broken_at_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::string broken_why_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::map<std::uint64_t, Pending> waiting_ LOCKSTEP_GUARDED_BY(mutex_);  // by request
   std::optional<std::string> lost_ LOCKSTEP_GUARDED_BY(mutex_);
   std::uint64_t next_id_ LOCKSTEP_GUARDED_BY(mutex_) = 1;
-  sys::Thread reader_;
 };
 
 }  // namespace lockstep

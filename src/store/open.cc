@@ -12,6 +12,7 @@ namespace lockstep {
 namespace {
 
 constexpr std::string_view tcp_scheme = "tcp://";
+constexpr std::string_view reconnect_option = "?reconnect=";
 constexpr std::string_view file_scheme = "file:";
 constexpr std::string_view unix_scheme = "unix:@";
 
@@ -22,13 +23,21 @@ BadInput not_understood(std::string_view address) {
 
 TcpStoreOptions parse_tcp(std::string_view address) {
   std::string_view place = address.substr(tcp_scheme.size());
+  Duration reconnect = Duration::zero();
+  if (const std::size_t mark = place.find(reconnect_option); mark != std::string_view::npos) {
+    const auto time = parse_duration(place.substr(mark + reconnect_option.size()));
+    if (!time || *time < Duration::zero()) throw not_understood(address);
+    reconnect = *time;
+    place = place.substr(0, mark);
+  }
   std::size_t colon = place.rfind(':');
   if (colon == std::string_view::npos) throw not_understood(address);
   std::string_view host = place.substr(0, colon);
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
   auto port = parse_integer(place.substr(colon + 1));
   if (host.empty() || !port || *port < 1 || *port > 65535) throw not_understood(address);
-  return {.host = std::string(host), .port = static_cast<std::uint16_t>(*port)};
+  return {
+      .host = std::string(host), .port = static_cast<std::uint16_t>(*port), .reconnect = reconnect};
 }
 
 }  // namespace

@@ -99,6 +99,7 @@ Outcome execute_checked(Table& table, const Message& request) {
     case Code::keys:
       return keys(table, request);
     case Code::on_disconnect:  // the connection's own business
+    case Code::session:
     case Code::done:
     case Code::late:
     case Code::refused:

@@ -27,6 +27,11 @@ constexpr int accepts_a_turn = 16;                  // so that a flood leaves ti
 constexpr std::size_t many_held_bytes = 1 << 20;  // enough to ask what all hold
 constexpr std::chrono::seconds between_refusal_lines{10};
 
+// Nothing can be promised any more.
+class LogLost : public Error {
+  using Error::Error;
+};
+
 // A host with one IPv6 address has 2^64 of them.
 std::string origin_of(const sys::SocketAddress& peer) {
   std::string host = peer.host();
@@ -70,6 +75,8 @@ StoreServer::Loop::Loop(StoreServerOptions options, sys::FileDescriptor listener
       table_(options_.max_bytes) {
   if (sodium_init() < 0) throw SystemError("starting libsodium", 0);
   if (!wake_) throw SystemError("making an eventfd", errno);
+  if (!options_.log.empty()) log_.emplace(options_.log, table_, sessions_);
+  store_name_ = log_ ? log_->store_name() : store::random_store_name();
   thread_ = sys::Thread("store server", [this] { run(); });
 }
 
@@ -88,6 +95,7 @@ void StoreServer::Loop::run() {
   }
   connections_.clear();
   listener_.reset();
+  ended_ = true;
 }
 
 void StoreServer::Loop::turn() {
@@ -190,6 +198,14 @@ bool StoreServer::Loop::holds_too_much() const {
   return bytes > options_.max_bytes;
 }
 
+void StoreServer::Loop::commit_log() {
+  try {
+    log_->commit();
+  } catch (const SystemError& error) {
+    throw LogLost(error.what());
+  }
+}
+
 void StoreServer::Loop::serve(std::uint64_t number, Connection& connection, short events) {
   int socket = connection.socket.get();
   try {
@@ -201,6 +217,7 @@ void StoreServer::Loop::serve(std::uint64_t number, Connection& connection, shor
     bool more = true;
     while (more) {
       more = answer_some(number, connection);
+      if (log_) commit_log();
       flush(socket, connection.session);
       if (!connection.session.output().empty()) return;  // poll() tells when it may go on
     }
@@ -208,6 +225,8 @@ void StoreServer::Loop::serve(std::uint64_t number, Connection& connection, shor
     log::debug("store at {}: closing a connection: {}", address_, error.what());
     if (!connection.session.proven()) note_refusal(connection.origin);
     connection.closing = true;
+  } catch (const LogLost&) {
+    throw;  // nothing may be answered that is not in the log
   } catch (const std::exception& error) {
     log::debug("store at {}: closing a connection: {}", address_, error.what());
     connection.closing = true;
@@ -242,7 +261,10 @@ void StoreServer::Loop::answer(std::uint64_t number, Connection& connection,
     connection.session.send(connection.on_disconnect.add(request));
     return;
   }
+  if (request.code == store::Code::session) return begin_session(connection, request);
+  if (answer_again(connection, request)) return;
   store::Outcome outcome = store::execute(table_, request);
+  note(connection, request, outcome);
   if (outcome.reply) {
     connection.session.send(*outcome.reply);
     if (!outcome.written.empty()) answer_ready(outcome.written);
@@ -252,6 +274,30 @@ void StoreServer::Loop::answer(std::uint64_t number, Connection& connection,
     Deadline deadline = timeout_of(request);
     parked_.add({number, std::move(request), deadline}, table_);
   }
+}
+
+void StoreServer::Loop::begin_session(Connection& connection, const store::Message& request) {
+  if (request.parts.size() != 1 || request.parts[0].size() != store::session_bytes)
+    throw BadInput("store: a session without a name");
+  connection.client = request.parts[0];
+  connection.session.send({request.id, store::Code::done, 0, {store_name_}});
+}
+
+// A client that has come back does not know whether it was done.
+bool StoreServer::Loop::answer_again(Connection& connection, const store::Message& request) {
+  if (connection.client.empty() || !store::writes(request.code)) return false;
+  const store::Message* known = sessions_.find(connection.client, request.id);
+  if (known != nullptr) connection.session.send(*known);
+  return known != nullptr;
+}
+
+void StoreServer::Loop::note(const Connection& connection, const store::Message& request,
+                             const store::Outcome& outcome) {
+  if (!store::writes(request.code)) return;
+  if (!connection.client.empty()) sessions_.remember(connection.client, *outcome.reply);
+  if (!log_) return;
+  if (outcome.reply->code == store::Code::done) log_->note_key(request.parts[0]);
+  if (!connection.client.empty()) log_->note_reply(connection.client, *outcome.reply);
 }
 
 void StoreServer::Loop::answer_ready(const std::string& key) {
@@ -312,8 +358,10 @@ void StoreServer::Loop::write(const store::DisconnectValues& values) {
                    address_, error.what());
       continue;
     }
+    if (log_) log_->note_key(key);
     answer_ready(key);
   }
+  if (log_) commit_log();
 }
 
 }  // namespace lockstep

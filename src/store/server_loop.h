@@ -4,8 +4,10 @@
 
 #include "store/disconnect_values.h"
 #include "store/handshake.h"
+#include "store/log.h"
 #include "store/requests.h"
 #include "store/server_session.h"
+#include "store/sessions.h"
 #include "store/table.h"
 #include "sys/file_descriptor.h"
 #include "sys/own_process.h"
@@ -16,6 +18,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,7 +30,7 @@
 
 namespace lockstep {
 
-// Everything but `stopping_` and `wake_` belongs to the loop's own thread once it runs.
+// Everything but `stopping_`, `ended_` and `wake_` belongs to the loop's own thread once it runs.
 //
 // Bounds: at most max_unproven connections without proof, each holding one handshake's bytes for at
 // most handshake_timeout; from a proven connection no request is read while much of its output has
@@ -41,6 +44,7 @@ class StoreServer::Loop {
 
   [[nodiscard]] const std::string& address() const { return address_; }
   [[nodiscard]] std::uint16_t port() const { return port_; }
+  [[nodiscard]] bool serves() const { return !ended_; }
   // True in a forked child, which has a copy of this object but not its thread.
   [[nodiscard]] bool is_copy_of_parent() const { return process_.is_copy_of_parent(); }
 
@@ -49,7 +53,8 @@ class StoreServer::Loop {
     sys::FileDescriptor socket;
     store::ServerSession session;
     Deadline handshake_deadline;
-    std::string origin;  // an address; connections of one compete for places
+    std::string origin;       // an address; connections of one compete for places
+    std::string client = {};  // the name of its session; empty: it will not come back
     store::DisconnectValues on_disconnect = {};
     std::deque<store::ParkedRequest> due = {};  // their keys are there, but the output is full
     bool closing = false;                       // close it at the end of the turn
@@ -65,9 +70,14 @@ class StoreServer::Loop {
   void drop_one_unproven();
   void note_refusal(const std::string& origin);
   [[nodiscard]] bool holds_too_much() const;
+  void commit_log();
   void serve(std::uint64_t number, Connection& connection, short events);
   [[nodiscard]] bool answer_some(std::uint64_t number, Connection& connection);
   void answer(std::uint64_t number, Connection& connection, store::Message request);
+  void begin_session(Connection& connection, const store::Message& request);
+  [[nodiscard]] bool answer_again(Connection& connection, const store::Message& request);
+  void note(const Connection& connection, const store::Message& request,
+            const store::Outcome& outcome);
   void answer_ready(const std::string& key);
   void answer_late();
   void write(const store::DisconnectValues& values);
@@ -84,9 +94,13 @@ class StoreServer::Loop {
   Deadline accept_again_ = Deadline::after(Duration::zero());  // later when descriptors ran out
   sys::FileDescriptor wake_;
   std::atomic<bool> stopping_ = false;
+  std::atomic<bool> ended_ = false;
   std::vector<std::byte> buffer_;  // what one call receives
 
   store::Table table_;
+  store::Sessions sessions_;
+  std::optional<store::Log> log_;
+  std::string store_name_;
   store::ParkedRequests parked_;
   Connections connections_;
   std::uint64_t next_number_ = 0;

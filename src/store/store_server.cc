@@ -26,6 +26,8 @@ StoreServer::~StoreServer() {
 
 std::uint16_t StoreServer::port() const { return loop_->port(); }
 
+bool StoreServer::serves() const { return loop_->serves(); }
+
 std::string StoreServer::address() const { return loop_->address(); }
 
 }  // namespace lockstep

@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "store/client_connection.h"
 #include "store/limits.h"
-#include "sys/socket_address.h"
 
 #include <utility>
 
@@ -28,7 +27,7 @@ std::string take_part(store::Message reply) {
 
 TcpStore::TcpStore(TcpStoreOptions options) : connection_(std::make_unique<Connection>(options)) {}
 TcpStore::~TcpStore() {
-  if (connection_->is_copy_of_parent()) (void)connection_.release();  // no thread to be joined
+  if (connection_->is_copy_of_parent()) (void)connection_.release();  // the parent still talks
 }
 
 void TcpStore::set(std::string_view key, std::string_view value) {
@@ -95,14 +94,12 @@ std::vector<std::string> TcpStore::keys(std::string_view prefix) {
 
 void TcpStore::set_on_disconnect(std::string_view key, std::string_view value) {
   store::check_key(key);
-  connection_->call({.code = Code::on_disconnect, .parts = {std::string(key), std::string(value)}},
-                    Deadline::after(connection_->call_timeout()));
+  connection_->call_on_each_connection(
+      {.code = Code::on_disconnect, .parts = {std::string(key), std::string(value)}});
 }
 
 void TcpStore::disconnect() noexcept { connection_->lose("it was disconnected here"); }
 
-std::string TcpStore::own_address() const {
-  return sys::SocketAddress::local(connection_->socket()).host();
-}
+std::string TcpStore::own_address() const { return connection_->own_address(); }
 
 }  // namespace lockstep

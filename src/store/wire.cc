@@ -48,7 +48,7 @@ class Cursor {
 };
 
 bool is_known(std::uint8_t code) {
-  return (code >= 1 && code <= 9) || (code >= 101 && code <= 103);
+  return (code >= 1 && code <= 10) || (code >= 101 && code <= 103);
 }
 
 }  // namespace

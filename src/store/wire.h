@@ -33,6 +33,11 @@
 //      7 erase                         key                number: 1 when something was erased
 //      8 keys                          prefix             { key }
 //      9 on_disconnect                 key value
+//     10 session                       session[16]        name[16] of the store
+//
+//    A client that comes back after its connection has broken begins each connection with request
+//    10, under a name of its own, and then sends again what was not answered. The server does no
+//    request that writes a second time: it has the reply of those that it has done (sessions.h).
 //
 //      reply 101 done, as above; 102 late: the timeout has passed, parts: missing keys;
 //      103 refused: part 1 is the text of a BadInput.
@@ -74,6 +79,7 @@ enum class Code : std::uint8_t {
   erase = 7,
   keys = 8,
   on_disconnect = 9,
+  session = 10,
   done = 101,
   late = 102,
   refused = 103,

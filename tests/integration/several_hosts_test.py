@@ -68,6 +68,13 @@ class Cluster:
         return Process(["nsenter", f"--net={self.folder}/host{host}", lockstep(), "run", *words],
                        env=environment(GLOO_SOCKET_IFNAME="eth0"))
 
+    def elastic_agent(self, host, store, program, *options):
+        """One of those that come and go; the store is apart."""
+        words = ["--nnodes", f"1:{HOSTS}", "--store", store, "--secret-file", str(self.secret)]
+        words += ["--join-timeout", "20s", "--lost-after", "3s", *options, *program]
+        return Process(["nsenter", f"--net={self.folder}/host{host}", lockstep(), "run", *words],
+                       env=environment(GLOO_SOCKET_IFNAME="eth0"))
+
     def agents(self, ranks, program, *options, **more):
         return [self.agent(host, len(ranks), count, program, *options, **more) for host, count in enumerate(ranks)]
 
@@ -169,6 +176,38 @@ def relay_with_delay(cluster, folder):
                 [[r"node 1 \(host .*\) has failed"], [r"node 0 \(host .*\) has failed"]], since, 6)
 
 
+def go_on_without_hosts(cluster, folder):
+    """An agent is killed, a link is cut, a host comes back; the store is apart."""
+    at = f"10.77.0.254:{PORT + 2}"
+    store = Process([lockstep(), "store", "--listen", at, "--secret-file", str(cluster.secret),
+                     "--log", f"{folder}/store.log"])
+    hello = example("01_hello_ranks")
+    script = (f"{hello} || exit 1; touch {folder}/rank$LOCKSTEP_ROUND.$RANK;"
+              f"while [ ! -e {folder}/over ]; do sleep 0.05; done")
+    agents = [cluster.elastic_agent(host, at, ["sh", "-c", script], "--max-restarts", "9") for host in range(HOSTS)]
+    wait_for_ranks(folder, 3)
+    since = time.monotonic()
+    agents[1].process.kill()
+    wait_for_ranks(folder, 2)
+    shown("two hosts go on without a third one, whose agent was killed", time.monotonic() - since)
+    since = time.monotonic()
+    shell("ip link set out2 down")
+    wait_for_ranks(folder, 1)
+    shown("one host goes on without another one, whose link was cut", time.monotonic() - since)
+    agents[1] = cluster.elastic_agent(1, at, ["sh", "-c", script], "--max-restarts", "9")
+    wait_for_ranks(folder, 2)
+    shell("ip link set out2 up")
+    code, output, _ = agents[2].finish()
+    expect(code == 1, f"the host that was cut off: exit code {code}", output)
+    expect_words(output, "the other nodes have given this one up")
+    (folder / "over").touch()
+    for agent in (agents[0], agents[1]):
+        code, output, _ = agent.finish()
+        expect(code == 0, f"exit code {code}", output)
+    expect_words(output, "hello from rank . of 2 on engine (gloo|hierarchical)")
+    store.kill()
+
+
 def limit_rate():
     """Slow links, where the kernel has the queue for it."""
     done = subprocess.run("tc qdisc add dev out0 root tbf rate 200mbit burst 256k latency 100ms", shell=True,
@@ -189,6 +228,7 @@ def main():
             kill_an_agent(cluster, folder)
             cut_a_link(cluster, folder)
             relay_with_delay(cluster, folder)
+            go_on_without_hosts(cluster, folder)
             train(cluster)
         finally:
             end_all()

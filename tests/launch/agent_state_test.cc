@@ -31,6 +31,29 @@ TEST_F(AgentStateMachineTest, AllEndWell) {
   EXPECT_EQ(life.exit_code(), 0);
 }
 
+// Of a run with rounds: SIGTERM waits for the word that the round is over.
+TEST_F(AgentStateMachineTest, TheEndOfARoundIsSaidByOthers) {
+  AgentStateMachine round{3, {.stop = 30s, .failure = 5s, .notice = std::nullopt}};
+  round.all_started();
+  round.ended(1, code_3, at(10s));
+  EXPECT_EQ(round.state(), State::failed);
+  EXPECT_EQ(round.next(), std::nullopt);
+  round.end_ranks(at(11s), 100ms);
+  EXPECT_EQ(round.next(), at(11100ms));
+  round.end_ranks(at(11050ms), 1s);
+  EXPECT_EQ(round.next(), at(11100ms)) << "said before";
+  round.time_is(at(11100ms));
+  EXPECT_EQ(round.take_signal(), SIGTERM);
+  round.ended(0, killed, at(12s));
+  EXPECT_EQ(round.living(), 1);
+  round.left();
+  EXPECT_EQ(round.state(), State::done);
+  EXPECT_EQ(round.next(), std::nullopt);
+  EXPECT_EQ(round.cause(), 1);
+  round.end_ranks(at(13s), 100ms);
+  EXPECT_EQ(round.state(), State::done);
+}
+
 TEST_F(AgentStateMachineTest, AFailureGivesTheOthersAMomentThenSigtermThenSigkill) {
   life.ended(1, code_3, at(10s));
   EXPECT_EQ(life.state(), State::failed);

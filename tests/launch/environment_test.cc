@@ -18,8 +18,13 @@ const RankSpec place{.rank = 2,
                      .ranks = 3,
                      .local_rank = 2,
                      .local_ranks = 3,
+                     .agent = 5,
                      .restart = 1,
                      .max_restarts = 4,
+                     .round = 6,
+                     .worker = "5.9",
+                     .error_file = "/errors/1.json",
+                     .beat = std::chrono::milliseconds(200),
                      .master_port = 29500,
                      .run_id = "run",
                      .store = "tcp://127.0.0.1:7",
@@ -43,6 +48,11 @@ TEST(RankEnvironment, SaysWhereARankIs) {
                                                     {"TORCHELASTIC_RUN_ID", "run"},
                                                     {"TORCHELASTIC_RESTART_COUNT", "1"},
                                                     {"TORCHELASTIC_MAX_RESTARTS", "4"},
+                                                    {"TORCHELASTIC_ERROR_FILE", "/errors/1.json"},
+                                                    {"LOCKSTEP_AGENT", "5"},
+                                                    {"LOCKSTEP_ROUND", "6"},
+                                                    {"LOCKSTEP_WORKER", "5.9"},
+                                                    {"LOCKSTEP_BEAT", "200ms"},
                                                     {"LOCKSTEP_STORE", "tcp://127.0.0.1:7"},
                                                     {"LOCKSTEP_SECRET_FD", "100"},
                                                     {"LOCKSTEP_AGENT_FD", "101"},
@@ -57,15 +67,24 @@ TEST(RankEnvironment, ReplacesWhatAnOuterLauncherSaid) {
                           {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                           {"LOCKSTEP_SECRET_FD", "55"},
                           {"LOCKSTEP_AGENT_FD", "56"},
+                          {"LOCKSTEP_ROUND", "3"},
+                          {"LOCKSTEP_WORKER", "1.1"},
+                          {"LOCKSTEP_BEAT", "1s"},
+                          {"TORCHELASTIC_ERROR_FILE", "/outer.json"},
                           {"LOCKSTEP_STORE", "tcp://elsewhere:1"}};
   RankSpec without_store = place;
   without_store.store.clear();
   without_store.agent_descriptor = -1;
+  without_store.round = -1;
+  without_store.worker.clear();
+  without_store.error_file.clear();
+  without_store.beat = {};
   const auto found = as_map(rank_environment(outer, without_store));
   EXPECT_EQ(found.at("RANK"), "2");
   EXPECT_EQ(found.at("HOME"), "/home");
-  for (const char* name : {"TORCHELASTIC_USE_AGENT_STORE", "LOCKSTEP_SECRET_FD",
-                           "LOCKSTEP_AGENT_FD", "LOCKSTEP_STORE"})
+  for (const char* name :
+       {"TORCHELASTIC_USE_AGENT_STORE", "LOCKSTEP_SECRET_FD", "LOCKSTEP_AGENT_FD", "LOCKSTEP_STORE",
+        "LOCKSTEP_ROUND", "LOCKSTEP_WORKER", "LOCKSTEP_BEAT", "TORCHELASTIC_ERROR_FILE"})
     EXPECT_FALSE(found.contains(name)) << name;
 }
 

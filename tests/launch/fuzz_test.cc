@@ -6,6 +6,7 @@
 #include "launch/node_messages.h"
 #include "launch/printer.h"
 #include "launch/rendezvous_store.h"
+#include "launch/round_plan.h"
 #include "launch/run_agent.h"
 #include "store/hostile_talk.h"
 
@@ -32,7 +33,7 @@ using test::Random;
 
 // A text of the protocol, or a few words of one.
 std::string some_text(Random& random) {
-  switch (below(random, 7)) {
+  switch (below(random, 9)) {
     case 0:
       return to_text(Hello{.nodes = 3,
                            .ranks = 2,
@@ -62,6 +63,19 @@ std::string some_text(Random& random) {
                                .how = "exit code 3",
                                .log_file = "logs/rank-4.log",
                                .last_lines = {"one", "", "three"}});
+    case 6:
+      return to_text(Offer{.node = 3,
+                           .host = "node7",
+                           .address = "10.0.0.7",
+                           .port = 41233,
+                           .failed = true,
+                           .workers = {{"3.0", true}, {"3.7", false}}});
+    case 7:
+      return to_text(RoundPlan{.round = 4,
+                               .restarts = 2,
+                               .master_address = "10.0.0.7",
+                               .master_port = 41233,
+                               .nodes = {{0, "node7", {"0.1", "0.2"}}, {3, "node8", {"3.0"}}}});
     default:
       return "lockstep-hello 1\nnodes 99999999999999999999\nfailed -1 0 0 0 -5\n| x\n";
   }
@@ -89,8 +103,10 @@ TEST(Fuzz, TextsOfOtherAgentsAreReadOrRefused) {
     read += is_read_or_refused(text, parse_hello);
     read += is_read_or_refused(text, parse_node_list);
     read += is_read_or_refused(text, parse_run_result);
-    tried += 3;
-    if (tried % 300 == 0) {
+    read += is_read_or_refused(text, parse_offer);
+    read += is_read_or_refused(text, parse_round_plan);
+    tried += 5;
+    if (tried % 500 == 0) {
       std::string many = "lockstep-node-list 1\nrun x\nmaster 1 x\n";
       for (int i = 0; i < 2 * most_nodes; ++i) many += "node 1 x\n";
       EXPECT_FALSE(is_read_or_refused(many, parse_node_list));

@@ -112,7 +112,7 @@ TEST(NodeList, AnythingElseIsBadInputThatSaysWhere) {
   expect_words(of_run_result("failed 256 0 0 0 0\n"), {"0 to 255"});
   expect_words(of_run_result("failed 1 0 -2 0 0\n"), {"-1 to"});
   expect_words(of_run_result("stopped 65 0\n"), {"1 to 64"});
-  expect_words(of_run_result("stopped 9\n"), {"0 to 9999"});
+  expect_words(of_run_result("stopped 9\n"), {"0 to 999999"});
   expect_words(of_run_result("undone\n"), {"done, stopped or failed"});
   expect_words(of_run_result("failed 1 0 0 0 0\nat\nhow\nlog\n"), {"at", "'at'"});
 }

@@ -40,13 +40,16 @@ inline std::string file_content(const std::filesystem::path& file) {
   return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
 }
 
-// One agent a spec, all at the same time. The secret of this user is one of the test's own.
-inline std::vector<NodeRan> run_nodes(const std::vector<WorkerSpec>& specs) {
+// One agent a spec, all at the same time, but for what `before` waits for. The secret of this user
+// is one of the test's own.
+inline std::vector<NodeRan> run_nodes(const std::vector<WorkerSpec>& specs,
+                                      const std::function<void(int agent)>& before = {}) {
   const test::TemporaryFolder folder;
   const auto file = [&](int agent, const char* what) {
     return folder / (std::to_string(agent) + "." + what);
   };
   test::RankProcesses agents(static_cast<int>(specs.size()), [&](int agent) {
+    if (before) before(agent);
     ::setenv("XDG_STATE_HOME", (folder / "state").c_str(), 1);
     const Screen output, error;
     WorkerSpec spec = specs[agent];

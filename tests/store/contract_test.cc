@@ -57,6 +57,19 @@ class TcpPlace : public Place {
   StoreServer server_{StoreServerOptions{.secret = "swordfish"}};
 };
 
+// A server with a log, and clients that would come back.
+class LogPlace : public Place {
+ public:
+  std::shared_ptr<Store> open() override {
+    return std::make_shared<TcpStore>(TcpStoreOptions{
+        .host = "127.0.0.1", .port = server_.port(), .secret = "swordfish", .reconnect = 20s});
+  }
+
+ private:
+  test::TemporaryFolder folder_;
+  StoreServer server_{StoreServerOptions{.secret = "swordfish", .log = folder_ / "store.log"}};
+};
+
 template <typename Below>
 class PrefixPlace : public Place {
  public:
@@ -302,6 +315,7 @@ TEST_P(StoreContract, ThreadsShareAHandle) {
 INSTANTIATE_TEST_SUITE_P(AllStores, StoreContract,
                          testing::Values(kind<MemoryPlace>("memory"), kind<FilePlace>("file"),
                                          kind<TcpPlace>("tcp"),
+                                         kind<LogPlace>("tcp_with_log"),
                                          kind<PrefixPlace<MemoryPlace>>("prefix_of_memory"),
                                          kind<PrefixPlace<TcpPlace>>("prefix_of_tcp")),
                          [](const auto& info) { return std::string(info.param.name); });

@@ -12,9 +12,10 @@
 
 namespace lockstep {
 
-// "tcp://HOST:PORT" (with "[...]" around an IPv6 address) and "unix:@NAME" are a TcpStore with that
-// secret; "file:FOLDER" is a FileStore. Waits up to `timeout` for a server. BadInput for anything
-// else, and as the stores themselves say.
+// "tcp://HOST:PORT" (with "[...]" around an IPv6 address), "tcp://HOST:PORT?reconnect=TIME" (with
+// TcpStoreOptions::reconnect, such as 90s) and "unix:@NAME" are a TcpStore with that secret;
+// "file:FOLDER" is a FileStore. Waits up to `timeout` for a server. BadInput for anything else, and
+// as the stores themselves say.
 [[nodiscard]] std::shared_ptr<Store> open_store(std::string_view address, std::string secret,
                                                 Duration timeout);
 

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -33,6 +34,11 @@ struct StoreServerOptions {
   int max_unproven = 256;
   // Of keys and values together; what would go beyond it is refused.
   std::size_t max_bytes = std::size_t{1} << 30;
+  // A file in which the store is kept (src/store/log.h has the bytes): a server that is started
+  // anew with it goes on as the same store, for clients with TcpStoreOptions::reconnect too. Each
+  // change is on the disk before its client has the reply, which costs a millisecond or more.
+  // Empty: the store ends with its server.
+  std::filesystem::path log = {};
   // A client whose host has not answered the kernel's questions for that long has gone.
   Duration lost_after = std::chrono::seconds(25);
 };
@@ -40,13 +46,17 @@ struct StoreServerOptions {
 class StoreServer {
  public:
   // Listens at once and serves from a thread of its own. BadInput when the port is in use, the host
-  // unknown, or a secret missing where one is required.
+  // unknown, or a secret missing where one is required; and when the log is in use by another
+  // server, no log, or damaged, but for a last record that was not finished: that is cut off.
   explicit StoreServer(StoreServerOptions options);
   // Closes every connection: calls that wait on the clients end with PeerLost.
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
+  // False when the server has ended by itself, after a line in the library's log: it could not wait
+  // for connections any more, or could not write its log.
+  [[nodiscard]] bool serves() const;
   [[nodiscard]] std::uint16_t port() const;
   // "127.0.0.1:1234", "@NAME"
   [[nodiscard]] std::string address() const;

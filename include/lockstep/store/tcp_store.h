@@ -20,6 +20,11 @@ struct TcpStoreOptions {
   Duration connect_timeout = std::chrono::minutes(5);
   // How long the server may take to answer a call that does not block there.
   Duration call_timeout = std::chrono::seconds(60);
+  // When the connection breaks: how long to try to reach the same store again, while calls wait. A
+  // server that was started anew is the same store when it has its log
+  // (StoreServerOptions::log); another one is none. 0: a broken connection is the store's end.
+  // Calls that do not block there then have this long too.
+  Duration reconnect = {};
   // A server whose host has not answered the kernel's questions for that long has gone.
   Duration lost_after = std::chrono::seconds(25);
 };
@@ -28,7 +33,8 @@ struct TcpStoreOptions {
 // and wait() end about a second after their deadline even when the server is stuck.
 //
 // BadInput when the server does not accept the secret, or is no store; Timeout when nobody answers;
-// PeerLost when the server has gone, then and for every later call. Not usable in a forked child.
+// PeerLost when the server has gone, then and for every later call: at once, or when it could not
+// be reached again within `reconnect`. Not usable in a forked child.
 class TcpStore : public Store {
  public:
   explicit TcpStore(TcpStoreOptions options);

@@ -16,6 +16,7 @@
 #include "comm/init/run_store.h"
 #include "comm/rendezvous/handshake.h"
 #include "launch/detection/agent_watch.h"
+#include "launch/detection/beat.h"
 #include "launch/detection/rank_info.h"
 #include "sys/heap.h"
 #include "sys/own_address.h"
@@ -88,6 +89,7 @@ Group init_at(const launch::RankInfo& info, const InitOptions& options, const St
   check_only_copy();
   sys::keep_freed_memory();
   launch::watch_agent();
+  launch::start_beating();
   auto asked = asked_backend(options);
   if (info.size == 1) {
     share_cores(1);

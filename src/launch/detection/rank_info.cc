@@ -41,6 +41,13 @@ RankRendezvous read_rendezvous() {
               environment::required_integer(variable::master_port, 1, 65535, why))};
 }
 
+// Nodes that join or leave are no restarts, but another round.
+std::int64_t number_of_attempt() {
+  const bool agent = environment::flag(use_agent_store).value_or(false);
+  const auto round = agent ? std::nullopt : environment::integer(variable::round, 0);
+  return round.value_or(environment::integer(variable::restart_count, 0).value_or(0));
+}
+
 // A local rank that is there but makes no sense is found here rather than where it is used.
 void check_local(int size) {
   auto local_size = environment::integer(variable::local_world_size, 1, size);
@@ -68,7 +75,7 @@ RankInfo detect_rank() {
                 .rendezvous = {}};
   check_local(info.size);
   info.attempt = environment::text(variable::run_id).value_or("run") + "/" +
-                 std::to_string(environment::integer(variable::restart_count, 0).value_or(0));
+                 std::to_string(number_of_attempt());
   if (info.size > 1) info.rendezvous = read_rendezvous();
   return info;
 }

@@ -1,0 +1,44 @@
+"""A Gloo rank below torchrun: until the first barrier, or steps in as many rounds as it takes."""
+
+import os
+import pathlib
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def mark(folder, name):
+    """When this was written; appears whole."""
+    partial = folder / f"{name}.partial"
+    partial.write_text(f"{time.monotonic_ns()} {os.getpid()}")
+    partial.rename(folder / name)
+
+
+def main():
+    what, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if what == "start":
+        dist.barrier()
+        mark(folder, f"started.{rank}")
+        dist.destroy_process_group()
+        return
+    restarts, first, stop = os.environ["TORCHELASTIC_RESTART_COUNT"], True, 0
+    while stop == 0:
+        gradient = torch.ones(1 << 16)
+        if (folder / "stop").exists():
+            gradient *= 2
+        dist.all_reduce(gradient)
+        stop = gradient[0].item() - size
+        if first:
+            mark(folder, f"step.{restarts}.{rank}")
+            first = False
+        time.sleep(0.001)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

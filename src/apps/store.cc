@@ -1,0 +1,103 @@
+#include "apps/store.h"
+
+#include "apps/program.h"
+#include "base/check.h"
+#include "base/format.h"
+#include "base/text.h"
+#include "launch/signals.h"
+
+#include <lockstep/store/secret.h>
+#include <lockstep/store/store_server.h>
+
+#include <optional>
+
+#include <poll.h>
+
+namespace lockstep::apps {
+
+namespace {
+
+constexpr const char* about_store =
+    "Serves the store at which the nodes of `lockstep run --store HOST:PORT` meet, until SIGTERM "
+    "or "
+    "SIGINT. It runs apart from\n"
+    "them, so that a run survives the loss of any of its nodes. One store is for one run.\n\n"
+    "With --log it can itself be lost: started anew with the same file it goes on as the same "
+    "store, and the nodes, which\n"
+    "wait for it for --join-timeout, go on with it. What a client has been told is on the disk "
+    "first.\n\n"
+    "  store-host$ lockstep store --listen store-host:29400 --secret-file key --log store.log\n"
+    "  any-host$   lockstep run --nnodes 1:4 --store store-host:29400 --secret-file key -n 4 "
+    "./train\n";
+
+constexpr int look_milliseconds = 500;
+
+struct StoreWords {
+  std::string listen, secret_file, log;
+};
+
+void listen_at(const std::string& text, StoreServerOptions& options) {
+  const std::size_t colon = text.rfind(':');
+  std::string host = text.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  const auto port = parse_integer(colon == std::string::npos ? "" : text.substr(colon + 1));
+  check_input(!host.empty() && port && *port >= 0 && *port <= 65535,
+              "--listen: expected HOST:PORT, found '{}'", text);
+  options.host = host;
+  options.port = static_cast<std::uint16_t>(*port);
+}
+
+StoreServerOptions to_options(const StoreWords& words) {
+  check_input(!words.listen.empty(), "--listen is missing");
+  check_input(!words.secret_file.empty(),
+              "--secret-file is missing: any file of 16 bytes or more with mode 600, the same on "
+              "all nodes");
+  StoreServerOptions options;
+  listen_at(words.listen, options);
+  options.log = words.log;
+  return options;
+}
+
+// 0 after a request to end; 1 when it has ended by itself, which has been said.
+int serve_until_told(const StoreServer& server, launch::SignalQueue& signals) {
+  while (server.serves()) {
+    pollfd entry{signals.descriptor(), POLLIN, 0};
+    if (::poll(&entry, 1, look_milliseconds) <= 0) continue;
+    for (const int signal : signals.take())
+      if (signal != SIGUSR1 && signal != SIGUSR2 && signal != SIGTSTP) return 0;
+  }
+  return 1;
+}
+
+}  // namespace
+
+int store_command(const std::vector<std::string>& words) {
+  return sys::run_program("lockstep store", [&] {
+    CommandOptions options("lockstep store", "--listen HOST:PORT --secret-file FILE [--log FILE]",
+                           about_store);
+    StoreWords parsed;
+    options.add({"listen", "HOST:PORT", "Where to listen; port 0: a free one, which is printed"},
+                text_into(parsed.listen));
+    options.add({"secret-file", "FILE",
+                 "What only the agents of this run know: 16 bytes or more, mode 600"},
+                text_into(parsed.secret_file));
+    options.add({"log", "FILE", "Keep the store there, to go on with it when started anew"},
+                text_into(parsed.log));
+    const auto request = options.read(words);
+    if (const auto code = answer(request, options)) return *code;
+    StoreServerOptions server_options;
+    try {
+      server_options = to_options(parsed);
+    } catch (const BadInput& error) {
+      throw UsageError(error.what());
+    }
+    server_options.secret = read_secret_file(parsed.secret_file);
+    launch::SignalQueue signals;  // before the server's thread, which inherits the mask
+    const launch::SignalActions actions;
+    const StoreServer server(std::move(server_options));
+    write_out(formatted("store at {}\n", server.address()));
+    return serve_until_told(server, signals);
+  });
+}
+
+}  // namespace lockstep::apps

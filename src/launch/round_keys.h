@@ -1,0 +1,37 @@
+// Names of the keys that rounds.h lists.
+#pragma once
+
+#include "base/format.h"
+
+#include <string>
+
+namespace lockstep::launch::round_key {
+
+inline constexpr const char* name = "lockstep-run/name";
+inline constexpr const char* terms = "lockstep-run/terms";
+inline constexpr const char* agents = "lockstep-run/agents";
+inline constexpr const char* news = "lockstep-run/news";
+inline constexpr const char* result = "lockstep-run/result";
+inline constexpr const char* number = "lockstep-round/number";
+
+// With a '/' at the end: what begins with it are the keys of that kind.
+inline constexpr const char* of_agents = "lockstep-run/agents/";
+inline constexpr const char* of_gone = "lockstep-run/gone/";
+
+inline std::string agent(int node) { return of_agents + std::to_string(node); }
+inline std::string gone(int node) { return of_gone + std::to_string(node); }
+inline std::string beat(int node) { return formatted("lockstep-run/heartbeat/{}", node); }
+inline std::string offer(int round, int node) {
+  return formatted("lockstep-run/offers/{}/{}", round, node);
+}
+inline std::string plan(int round) { return formatted("lockstep-run/plans/{}", round); }
+inline std::string of_done(int round) { return formatted("lockstep-run/done/{}/", round); }
+inline std::string news_of(std::int64_t number) { return formatted("{}/{}", news, number); }
+
+inline std::string workers(int round) { return formatted("lockstep-round/{}/workers", round); }
+inline std::string ended(int round) { return formatted("lockstep-round/{}/ended", round); }
+inline std::string final_failure(int round) { return formatted("lockstep-round/{}/final", round); }
+inline std::string of_keeps(int round) { return formatted("lockstep-round/{}/keeps/", round); }
+inline std::string of_waiting(int round) { return formatted("lockstep-round/{}/waiting/", round); }
+
+}  // namespace lockstep::launch::round_key

@@ -1,0 +1,267 @@
+#include "launch/rounds.h"
+
+#include "base/check.h"
+#include "base/format.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "base/visible.h"
+#include "launch/agents_store.h"
+#include "launch/rendezvous_store.h"
+#include "launch/round_keys.h"
+#include "sys/own_address.h"
+#include "sys/process.h"
+#include "sys/topology.h"
+
+#include <lockstep/base/error.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <thread>
+#include <utility>
+
+namespace lockstep::launch {
+
+namespace {
+
+// After a worker's failure: until the end of its agent's connection shows, if that is why.
+constexpr std::chrono::milliseconds time_to_miss_a_node{300};
+constexpr std::chrono::milliseconds look_again{20};
+constexpr std::chrono::seconds time_to_close{2};
+constexpr std::int64_t kept_news = 1000;
+
+std::string first_value(Store& store, const char* key, const std::string& value) {
+  return store.compare_set(key, "", value);
+}
+
+std::string terms_of(const NodeSpec& nodes, int max_restarts) {
+  return formatted("--nnodes {}:{} --max-restarts {}", least_nodes(nodes), nodes.nodes,
+                   max_restarts);
+}
+
+}  // namespace
+
+RoundStore open_round_store(const NodeSpec& nodes, int port) {
+  RoundStore opened;
+  const bool apart = !nodes.store.empty();
+  if (!apart && nodes.nodes == 1) {
+    opened.secret = random_secret();
+    opened.server = std::make_unique<StoreServer>(
+        StoreServerOptions{.port = static_cast<std::uint16_t>(port), .secret = opened.secret});
+    opened.address = "tcp://" + opened.server->address();
+    opened.store = std::make_shared<TcpStore>(
+        TcpStoreOptions{.port = opened.server->port(), .secret = opened.secret});
+    return opened;
+  }
+  const RendezvousEndpoint at = endpoint_of(nodes);
+  opened.secret = secret_of_agents(nodes, at);
+  if (!apart && nodes.node == 0) opened.server = serve_agents(nodes, at, opened.secret);
+  opened.store =
+      come_to_store(nodes, at, opened.secret, "this node", apart ? "the store" : "node 0");
+  opened.address = "tcp://" + at.text();
+  if (apart) opened.address += "?reconnect=" + format_duration(time_to_reconnect(nodes));
+  return opened;
+}
+
+Rounds::Rounds(const NodeSpec& nodes, int max_restarts, RoundStore store)
+    : nodes_(nodes),
+      least_(least_nodes(nodes)),
+      most_(nodes.nodes),
+      max_restarts_(max_restarts),
+      store_(std::move(store)),
+      keys_(*store_.store),
+      host_(sys::host_name()),
+      changed_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!changed_) throw SystemError("making an eventfd", errno);
+  join(nodes, max_restarts);
+  threads_.emplace_back("rounds", [this] { follow(); });
+  if (most_ > 1) threads_.emplace_back("heartbeat", [this] { heartbeat(); });
+}
+
+Rounds::~Rounds() {
+  {
+    const Lock lock(mutex_);
+    closing_ = true;
+  }
+  closing_changed_.notify_all();
+  static_cast<void>(tasks_.end(time_to_close));
+  store_.store->disconnect();
+  for (sys::Thread& thread : threads_) thread.join();
+}
+
+void Rounds::join(const NodeSpec& nodes, int max_restarts) {
+  const std::string own = terms_of(nodes, max_restarts);
+  const std::string stands = first_value(keys_, round_key::terms, own);
+  check_input(stands == own,
+              "all nodes must be started with the same numbers: another one has {}, this one {}",
+              visible(stands), own);
+  run_id_ = tidy(first_value(keys_, round_key::name, fresh_run_id()));
+  const std::string peer = store_.store->own_address();
+  address_ = sys::is_loopback_name(peer) ? "127.0.0.1" : peer;
+  const std::int64_t number = keys_.add(round_key::agents, 1) - 1;
+  check_input(number >= 0 && number <= most_node_number,
+              "at most {} nodes can join a run, one after the other", most_node_number + 1);
+  node_ = static_cast<int>(number);
+  store_.store->set_on_disconnect(
+      round_key::gone(node_),
+      "its agent has gone without a word: it was killed, or its machine cannot be reached");
+  keys_.set(round_key::agent(node_), tidy(host_));
+  announce();
+}
+
+Offer Rounds::empty_offer() const {
+  return {.node = node_,
+          .host = host_,
+          .address = address_,
+          .port = free_port(),
+          .failed = false,
+          .workers = {}};
+}
+
+std::vector<RoundEvent> Rounds::take_events() {
+  std::uint64_t count = 0;
+  [[maybe_unused]] const ssize_t size = ::read(changed_.get(), &count, sizeof(count));
+  const Lock lock(mutex_);
+  return std::exchange(events_, {});
+}
+
+void Rounds::offer(int round, const Offer& offer) {
+  offered_ = round;
+  push([this, round, offer] {
+    keys_.set(round_key::offer(round, node_), to_text(offer));
+    announce();
+  });
+}
+
+void Rounds::fail(const RoundPlan& plan, const RunResult& failure) {
+  push([this, plan, failure] {
+    const Deadline limit =
+        Deadline::after(plan.nodes.size() > 1 ? time_to_miss_a_node : Duration::zero());
+    std::optional<std::string> why = lost_node(plan);
+    for (; !why && !limit.passed(); why = lost_node(plan)) pause(look_again);
+    const bool is_last = plan.restarts >= max_restarts_ ||
+                         keys_.try_get(round_key::final_failure(plan.round)).has_value();
+    if (!why && is_last)
+      keys_.compare_set(round_key::result, "", to_text(failure));
+    else
+      keys_.compare_set(round_key::ended(plan.round), "",
+                        why.value_or(formatted("rank {} on {} has failed ({})", failure.rank, host_,
+                                               failure.how)));
+    announce();
+  });
+}
+
+void Rounds::done(int round) {
+  push([this, round] {
+    keys_.set(round_key::of_done(round) + std::to_string(node_), "");
+    announce();
+  });
+}
+
+void Rounds::stop(const RunResult& stopped) {
+  push([this, stopped] {
+    const bool others_go_on = least_ < most_ && !store_.server && std::ssize(live_nodes()) > least_;
+    if (others_go_on) {
+      leaving_ = true;
+      keys_.set(round_key::gone(node_),
+                formatted("it was asked to stop ({})", sys::signal_name(stopped.signal)));
+    } else {
+      keys_.compare_set(round_key::result, "", to_text(stopped));
+    }
+    announce();
+  });
+}
+
+void Rounds::end_run(const RunResult& result) {
+  push([this, result] {
+    keys_.compare_set(round_key::result, "", to_text(result));
+    announce();
+  });
+}
+
+void Rounds::wait_for_the_others(Deadline deadline, const std::function<bool()>& give_up) {
+  if (!store_.server || most_ == 1) return;
+  try {
+    while (live_nodes().size() > 1 && !deadline.passed() && !give_up()) pause(look_again);
+  } catch (const Error& error) {
+    log::debug("waiting for the other nodes: {}", error.what());
+  }
+}
+
+// What fails here fails because the store is lost, which the following thread notices too; else it
+// is what a rank has written into a key of the agents.
+void Rounds::push(std::function<void()> task) {
+  tasks_.push([this, task = std::move(task)] {
+    try {
+      task();
+    } catch (const std::exception& error) {
+      lose(error.what());
+    }
+  });
+}
+
+// The others look again.
+void Rounds::announce() {
+  const std::int64_t number = keys_.add(round_key::news, 1);
+  keys_.set(round_key::news_of(number), "");
+  if (number > kept_news) keys_.erase(round_key::news_of(number - kept_news));
+}
+
+void Rounds::emit(RoundEvent event) {
+  {
+    const Lock lock(mutex_);
+    if (over_) return;
+    over_ = event.kind == RoundEvent::Kind::over;
+    events_.push_back(std::move(event));
+  }
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t size = ::write(changed_.get(), &one, sizeof(one));
+}
+
+void Rounds::lose(const std::string& why) noexcept {
+  if (closing_) return;
+  emit({.kind = RoundEvent::Kind::over,
+        .result = {.kind = RunResult::Kind::failed,
+                   .node = -1,
+                   .how = "the agents' store is lost: " + visible(why, 300)}});
+}
+
+void Rounds::pause(Duration time) {
+  Lock lock(mutex_);
+  closing_changed_.wait_for(lock.native(), time, [&] { return closing_.load(); });
+}
+
+// Each watches one other, the lowest that lives, and that one watches all: its own, which would not
+// be heard while the store is stopped, counts for nothing.
+void Rounds::heartbeat() noexcept {
+  constexpr int heartbeats_until_lost = 5;
+  while (!closing_) {
+    try {
+      heartbeat_once();
+    } catch (const std::exception& error) {
+      return lose(error.what());
+    }
+    pause(nodes_.lost_after / heartbeats_until_lost);
+  }
+}
+
+void Rounds::heartbeat_once() {
+  keys_.add(round_key::beat(node_), 1);
+  const auto live = live_nodes();
+  if (live.empty()) return;
+  const bool watches_all = *live.begin() == node_;
+  for (const int node : live) {
+    if (node == node_ || (!watches_all && node != *live.begin())) continue;
+    auto [monitor, is_new] =
+        heard_.try_emplace(node, 1, nodes_.lost_after, 2 * nodes_.lost_after / 5);
+    monitor->second.note(0, keys_.try_get(round_key::beat(node)).value_or(""), Clock::now());
+    if (!monitor->second.lost(Clock::now())) continue;
+    keys_.compare_set(round_key::gone(node), "",
+                      formatted("its agent has not answered for {}: it is stopped, or its machine "
+                                "cannot be reached",
+                                format_duration(nodes_.lost_after)));
+    announce();
+  }
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,217 @@
+// What an agent sees in the store, and what follows from it: the same for all agents.
+#include "base/check.h"
+#include "base/format.h"
+#include "base/text.h"
+#include "base/visible.h"
+#include "launch/round_keys.h"
+#include "launch/rounds.h"
+
+#include <lockstep/base/error.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep::launch {
+
+namespace {
+
+constexpr std::chrono::milliseconds turn_of_one{1000}, turn_of_several{200}, turn_with_keepers{5};
+
+std::set<std::string> names_below(Store& store, const std::string& prefix) {
+  std::set<std::string> names;
+  for (const std::string& key : store.keys(prefix)) names.insert(key.substr(prefix.size()));
+  return names;
+}
+
+int checked_number(const std::string& text, int most, const char* what) {
+  const auto number = parse_integer(text);
+  check_input(number && *number >= 0 && *number <= most,
+              "a key of the agents, {}: expected a number, found '{}'", what, visible(text, 40));
+  return static_cast<int>(*number);
+}
+
+}  // namespace
+
+void Rounds::follow() noexcept {
+  try {
+    if (const auto newest = keys_.try_get(round_key::number)) {
+      round_ = checked_number(*newest, most_rounds, round_key::number);
+      plan_ = parse_round_plan(keys_.try_get(round_key::plan(round_)).value_or(""));
+    } else {
+      gather("");
+    }
+    while (!closing_ && look()) wait_for_news();
+  } catch (const std::exception& error) {
+    lose(error.what());
+  }
+}
+
+// False when the run is over.
+bool Rounds::look() {
+  news_ = parse_integer(keys_.try_get(round_key::news).value_or("0")).value_or(0);
+  if (const auto why = keys_.try_get(round_key::gone(node_))) {
+    const auto kind = leaving_ ? RunResult::Kind::stopped : RunResult::Kind::failed;
+    emit({.kind = RoundEvent::Kind::over,
+          .result = {.kind = kind,
+                     .node = leaving_ ? node_ : -1,
+                     .how = formatted("the other nodes have given this one up ({})",
+                                      visible(*why, 200))}});
+    return false;
+  }
+  if (const auto text = keys_.try_get(round_key::result)) {
+    emit({.kind = RoundEvent::Kind::over, .result = parse_run_result(*text)});
+    return false;
+  }
+  if (!gathering_) look_at_round();
+  if (gathering_) look_at_gathering();
+  return true;
+}
+
+void Rounds::look_at_round() {
+  auto ended = keys_.try_get(round_key::ended(round_));
+  if (!ended) {
+    const std::string why = reason_to_end();
+    if (why.empty()) {
+      if (!all_done()) return;
+      keys_.compare_set(round_key::result, "", to_text(RunResult{}));
+      return announce();
+    }
+    ended = keys_.compare_set(round_key::ended(round_), "", why);
+    announce();
+  }
+  gather(*ended);
+}
+
+std::string Rounds::reason_to_end() {
+  if (most_ == 1) return "";
+  if (const auto lost = lost_node(plan_)) return *lost;
+  const auto live = live_nodes();
+  const bool room = std::ssize(plan_.nodes) < most_;
+  const bool some_wait =
+      std::ranges::any_of(live, [&](int node) { return plan_.group_rank(node) < 0; });
+  return room && some_wait ? "nodes join" : "";
+}
+
+bool Rounds::all_done() {
+  const auto done = names_below(keys_, round_key::of_done(round_));
+  return std::ranges::all_of(plan_.nodes, [&](const RoundPlan::Node& node) {
+    return done.contains(std::to_string(node.node));
+  });
+}
+
+void Rounds::gather(const std::string& why) {
+  gathering_ = true;
+  gathering_since_ = Clock::now();
+  enough_since_.reset();
+  std::set<std::string> keepers;
+  if (round_ >= 0) keepers = names_below(keys_, round_key::of_keeps(round_));
+  keepers_ = round_ >= 0;
+  emit({.kind = RoundEvent::Kind::gather,
+        .round = round_ + 1,
+        .why = visible(why, 400),
+        .workers = std::move(keepers)});
+}
+
+void Rounds::look_at_gathering() {
+  const int round = round_ + 1;
+  if (!keys_.try_get(round_key::plan(round))) try_to_plan(round);
+  if (const auto text = keys_.try_get(round_key::plan(round)))
+    return adopt(parse_round_plan(*text));
+  keepers_ = round > 0 && offered_ < round;
+  if (!keepers_) return;
+  emit({.kind = RoundEvent::Kind::waiting,
+        .round = round,
+        .workers = names_below(keys_, round_key::of_waiting(round - 1))});
+}
+
+// Any agent may: the first plan stands.
+void Rounds::try_to_plan(int round) {
+  const auto live = live_nodes();
+  if (std::ssize(live) < least_) {
+    enough_since_.reset();
+    if (Clock::now() - *gathering_since_ < nodes_.join_timeout) return;
+    const RunResult too_few{
+        .kind = RunResult::Kind::failed,
+        .node = -1,
+        .how = formatted("waited {} for nodes: {} of at least {} are there",
+                         format_duration(nodes_.join_timeout), live.size(), least_)};
+    keys_.compare_set(round_key::result, "", to_text(too_few));
+    return announce();
+  }
+  std::vector<Offer> offers;
+  for (const int node : chosen(live)) {
+    const auto text = keys_.try_get(round_key::offer(round, node));
+    if (!text) return;  // it still ends what it has
+    offers.push_back(parse_offer(*text));
+    check_input(offers.back().node == node, "the offer of node {} names node {}", node,
+                offers.back().node);
+  }
+  if (!is_time_to_plan(offers.size())) return;
+  const RoundPlan plan = plan_round(round_ < 0 ? nullptr : &plan_, std::move(offers));
+  keys_.compare_set(round_key::plan(round), "", to_text(plan));
+}
+
+// Before the first round more nodes may be on their way.
+bool Rounds::is_time_to_plan(std::size_t nodes) {
+  if (round_ >= 0 || static_cast<int>(nodes) == most_) return true;
+  if (!enough_since_) enough_since_ = Clock::now();
+  return Clock::now() - *enough_since_ >= nodes_.last_call;
+}
+
+// Each of its nodes makes it known, because the one that has planned it may be gone.
+void Rounds::adopt(RoundPlan plan) {
+  check_input(plan.round == round_ + 1, "the plan of round {} says that it is of round {}",
+              round_ + 1, plan.round);
+  plan_ = std::move(plan);
+  round_ = plan_.round;
+  gathering_ = false;
+  keepers_ = false;
+  if (plan_.group_rank(node_) < 0) return;
+  keys_.set(round_key::workers(round_), workers_text(plan_));
+  keys_.set(round_key::number, std::to_string(round_));
+  announce();
+  emit({.kind = RoundEvent::Kind::begin, .round = round_, .plan = plan_});
+}
+
+std::set<int> Rounds::live_nodes() {
+  std::set<int> live;
+  const auto gone = names_below(keys_, round_key::of_gone);
+  for (const std::string& name : names_below(keys_, round_key::of_agents))
+    if (!gone.contains(name)) live.insert(checked_number(name, most_node_number, "agents"));
+  return live;
+}
+
+// Those of the last round first, then in the order in which they have come.
+std::vector<int> Rounds::chosen(const std::set<int>& live) const {
+  std::vector<int> nodes;
+  if (round_ >= 0)
+    for (const RoundPlan::Node& node : plan_.nodes)
+      if (live.contains(node.node)) nodes.push_back(node.node);
+  for (const int node : live)
+    if (round_ < 0 || plan_.group_rank(node) < 0) nodes.push_back(node);
+  if (std::ssize(nodes) > most_) nodes.resize(static_cast<std::size_t>(most_));
+  return nodes;
+}
+
+std::optional<std::string> Rounds::lost_node(const RoundPlan& plan) {
+  if (plan.nodes.size() < 2 && most_ == 1) return std::nullopt;
+  for (const std::string& name : names_below(keys_, round_key::of_gone)) {
+    const int node = checked_number(name, most_node_number, "gone");
+    const int group_rank = plan.group_rank(node);
+    if (group_rank < 0 || node == node_) continue;
+    return formatted("node {} (host {}) has left: {}", group_rank, plan.nodes[group_rank].host,
+                     visible(keys_.try_get(round_key::gone(node)).value_or(""), 200));
+  }
+  return std::nullopt;
+}
+
+void Rounds::wait_for_news() {
+  const Duration turn = keepers_ ? turn_with_keepers : most_ > 1 ? turn_of_several : turn_of_one;
+  try {
+    static_cast<void>(keys_.get(round_key::news_of(news_ + 1), Deadline::after(turn)));
+  } catch (const Timeout&) {
+    return;  // of the key, or of a store that does not answer: the next look() tells
+  }
+}
+
+}  // namespace lockstep::launch

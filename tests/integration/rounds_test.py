@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""lockstep run --max-restarts with ranks that were killed: a Python program of torch.distributed, and ours.
+
+The Python program is written for torchrun: DDP on Gloo, a checkpoint each step, resumed when it is started again.
+Its last parameters must be those of a run that nobody disturbed, and its environment what torchrun gives.
+"""
+import os
+import pathlib
+import signal
+import tempfile
+import time
+
+from support import Process, end_all, example, expect, expect_words, lockstep, run, shown, skip
+
+DDP = '''
+import os, pathlib, signal, sys, time
+import torch, torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 30
+
+@record
+def main(folder, victim):
+    folder = pathlib.Path(folder)
+    dist.init_process_group("gloo")
+    rank, round = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    saved, begin = folder / "checkpoint.pt", 0
+    if saved.exists():
+        state = torch.load(saved)
+        model.module.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        begin = state["step"]
+    dist.barrier()
+    for step in range(begin, STEPS):
+        if rank == 1 and round == 0 and step == 10:
+            if victim == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if victim == "raise":
+                raise ValueError("a mistake of mine")
+        torch.manual_seed(1000 * step + rank)
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        if rank == 0:
+            part = folder / "checkpoint.part"
+            state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+            torch.save(state, part)
+            part.rename(saved)
+    dist.barrier()
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+             "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
+    print("environment", " ".join(f"{name}={os.environ[name]}" for name in names), flush=True)
+    for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"):
+        assert os.environ[name], name
+    assert torch.distributed.is_torchelastic_launched()
+    if rank == 0:
+        print("weights", sum(p.double().sum().item() for p in model.parameters()), begin, flush=True)
+    dist.destroy_process_group()
+
+main(*sys.argv[1:])
+'''
+
+
+def python():
+    found = os.environ.get("LOCKSTEP_PYTHON") or str(pathlib.Path(__file__).parents[2] / ".venv/bin/python")
+    return found if os.access(found, os.X_OK) else None
+
+
+def lines_with(output, word):
+    """What follows the word in its lines, without what a launcher put before them; sorted."""
+    return sorted(line[line.index(word):] for line in output.splitlines() if word in line)
+
+
+def ddp(launch, folder, victim):
+    folder.mkdir()
+    script = folder / "train.py"
+    script.write_text(DDP)
+    return run([*launch, str(script), str(folder), victim], seconds=120)
+
+
+def lockstep_with(*options):
+    return [lockstep(), "run", "-n", "2", *options, python()]
+
+
+def killed_in_python(folder):
+    code, calm, _ = ddp(lockstep_with("--max-restarts", "3"), folder / "calm", "nobody")
+    expect(code == 0, "an undisturbed run", calm)
+    code, killed, seconds = ddp(lockstep_with("--max-restarts", "3"), folder / "killed", "kill")
+    expect(code == 0, "a run with a killed rank", killed)
+    expect_words(killed, r"rank 1 of 2 \(pid \d+\) was killed by signal 9 \(SIGKILL\)",
+                 "round 1 begins: 2 ranks on 1 node, 1 of 3 restarts taken")
+    weights = lines_with(calm, "weights")[0].split()[1]
+    again = lines_with(killed, "weights")[0].split()
+    expect(again[1] == weights and int(again[2]) > 0, f"expected the weights {weights}, found {again}", killed)
+    shown("a Python program of DDP with a rank killed ends with the same weights", seconds)
+    return killed
+
+
+def same_environment_as_torchrun(folder, ours):
+    torchrun = [python(), "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "3",
+                "--master-port", "0", "--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    code, theirs, _ = ddp(torchrun, folder / "torchrun", "kill")
+    expect(code == 0, "torchrun", theirs)
+    found, expected = lines_with(ours, "environment"), lines_with(theirs, "environment")
+    expect(found == expected, "the environment differs from torchrun's", "\n".join([*expected, *found]))
+    shown("ranks find what torchrun gives, also after a restart", 0)
+
+
+def recorded_in_python(folder):
+    code, output, seconds = ddp(lockstep_with(), folder / "raises", "raise")
+    expect(code == 1, f"exit code {code}", output)
+    expect_words(output, "what it has recorded:", r"\| ValueError: a mistake of mine")
+    shown("what @record wrote is in the report", seconds)
+
+
+def rendezvous(folder):
+    """A rank of ours dies before it has come to the others."""
+    script = (f"[ $RANK = 1 ] && [ $LOCKSTEP_ROUND = 0 ] && {{ sleep 0.3; kill -9 $$; }};"
+              f"exec {example('01_hello_ranks')}")
+    code, output, seconds = run([lockstep(), "run", "-n", "3", "--max-restarts", "1", "sh", "-c", script])
+    expect(code == 0, f"exit code {code}", output)
+    for rank in range(3):
+        expect_words(output, f"hello from rank {rank} of 3 on engine shm")
+    shown("a rank dies while the others wait for it in init()", seconds)
+
+
+def killed_from_outside(folder):
+    """Also with the agent's --hung-after: a rank of ours that is stopped is replaced."""
+    marks = folder / "marks"
+    marks.mkdir()
+    script = (f"echo $$ > {marks}/$LOCKSTEP_ROUND.$RANK; [ $LOCKSTEP_ROUND = 2 ] || exec sleep 60;"
+              f"exec {example('01_hello_ranks')}")
+    agent = Process([lockstep(), "run", "-n", "2", "--max-restarts", "5", "--hung-after", "1s", "sh", "-c", script])
+    for number, sent in enumerate((signal.SIGKILL, signal.SIGSTOP)):
+        mark, end = marks / f"{number}.1", time.monotonic() + 20
+        while not (mark.exists() and mark.read_text()):
+            expect(time.monotonic() < end, f"round {number} did not begin within 20 s")
+            time.sleep(0.02)
+        os.kill(int(mark.read_text()), sent)
+    code, output, seconds = agent.finish()
+    expect(code == 0, f"exit code {code}", output)
+    expect_words(output, r"was killed by signal 9 \(SIGKILL\)", "it gave no sign of life for 1s",
+                 "hello from rank 1 of 2 on engine shm")
+    shown("a rank was killed, then one was stopped", seconds)
+
+
+def main():
+    with tempfile.TemporaryDirectory(prefix="lockstep-rounds-") as name:
+        folder = pathlib.Path(name)
+        rendezvous(folder)
+        killed_from_outside(folder)
+        if python() is None:
+            skip("no Python with torch: set LOCKSTEP_PYTHON")
+        ours = killed_in_python(folder)
+        same_environment_as_torchrun(folder, ours)
+        recorded_in_python(folder)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    finally:
+        end_all()

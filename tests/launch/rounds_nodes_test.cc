@@ -1,0 +1,301 @@
+// Runs with rounds over several nodes, each an agent in a process of its own on this machine.
+#include "launch/run_nodes.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include <sys/stat.h>
+
+#include <lockstep/store/secret.h>
+#include <lockstep/store/store_server.h>
+#include "support/messages.h"
+#include "support/temporary_folder.h"
+
+namespace lockstep::launch {
+namespace {
+
+using namespace std::chrono_literals;
+using test::expect_words;
+
+// Node 0 serves the store; `script` runs with the folder as $1.
+std::vector<WorkerSpec> elastic_nodes(int nodes, int least, int ranks, const std::string& script,
+                                      const test::TemporaryFolder& folder) {
+  const auto port = test::free_port();
+  std::vector<WorkerSpec> specs;
+  for (int node = 0; node < nodes; ++node) {
+    WorkerSpec spec = node_spec(nodes, node, port, ranks, script);
+    spec.arguments.insert(spec.arguments.end(), {"sh", folder.path().string()});
+    spec.prefix = PrefixStyle::none;
+    spec.nodes.least_nodes = least;
+    spec.nodes.last_call = 10s;  // all come
+    specs.push_back(spec);
+  }
+  return specs;
+}
+
+std::multiset<std::string> lines_of(const std::vector<NodeRan>& nodes) {
+  std::multiset<std::string> lines;
+  for (const NodeRan& node : nodes) {
+    std::istringstream text(node.output);
+    for (std::string line; std::getline(text, line);) lines.insert(line);
+  }
+  return lines;
+}
+
+std::size_t count(const std::vector<NodeRan>& nodes, const std::string& line) {
+  return lines_of(nodes).count(line);
+}
+
+constexpr const char* where =
+    "echo $LOCKSTEP_ROUND: $RANK/$WORLD_SIZE $TORCHELASTIC_RESTART_COUNT; ";
+
+TEST(RoundsOfNodes, AFailureStartsTheRanksOfAllNodesAnew) {
+  const test::TemporaryFolder folder;
+  auto specs = elastic_nodes(3, 0, 2,
+                             std::string(where) +
+                                 "[ $LOCKSTEP_ROUND = 1 ] && exit 0; [ $RANK = 3 ] && "
+                                 "{ sleep 0.2; exit 7; }; exec sleep 60",
+                             folder);
+  for (WorkerSpec& spec : specs) spec.max_restarts = 1;
+  const auto ran = run_nodes(specs);
+  for (const NodeRan& node : ran) EXPECT_EQ(node.exit_code, 0) << node.problem << node.error;
+  for (int rank = 0; rank < 6; ++rank) {
+    EXPECT_EQ(count(ran, "0: " + std::to_string(rank) + "/6 0"), 1U);
+    EXPECT_EQ(count(ran, "1: " + std::to_string(rank) + "/6 1"), 1U);
+  }
+  for (const NodeRan& node : ran)
+    expect_words(node.error, {"round 1 begins: 6 ranks on 3 nodes, 1 of 1 restarts taken\n"});
+}
+
+TEST(RoundsOfNodes, RestartsThatAreUsedUpAreReportedByAllNodes) {
+  const test::TemporaryFolder folder;
+  auto specs = elastic_nodes(2, 0, 1,
+                             "[ $RANK = 1 ] && { echo some words; sleep 0.2; exit 7; }; "
+                             "exec sleep 60",
+                             folder);
+  for (WorkerSpec& spec : specs) spec.max_restarts = 1;
+  const auto ran = run_nodes(specs);
+  for (const NodeRan& node : ran) {
+    EXPECT_EQ(node.exit_code, 7) << node.problem << node.error;
+    expect_words(node.error,
+                 {"rank 1 of 2 (node ", ") ended with exit code 7 at ", "| some words"});
+  }
+}
+
+// Which agent comes second is chance; of node 0 it is known that it serves the store.
+TEST(RoundsOfNodes, ARunGoesOnWithoutANodeWhoseAgentWasKilled) {
+  const test::TemporaryFolder folder;
+  auto specs = elastic_nodes(3, 1, 1,
+                             std::string(where) +
+                                 "[ $LOCKSTEP_ROUND = 1 ] && exit 0; [ $0 = victim ] && { sleep "
+                                 "0.3; kill -9 $PPID; }; exec sleep 60",
+                             folder);
+  for (std::string& word : specs[2].arguments)
+    if (word == "sh") word = "victim";
+  const auto ran = run_nodes(specs);
+  EXPECT_EQ(ran[2].process.signal, SIGKILL);
+  for (int node : {0, 1}) {
+    EXPECT_EQ(ran[node].exit_code, 0) << ran[node].problem << ran[node].error;
+    expect_words(ran[node].error,
+                 {"round 0 ends: node ", ") has left: its agent has gone without a word",
+                  "round 1 begins: 2 ranks on 2 nodes, 0 of 0 restarts taken\n"});
+  }
+  EXPECT_EQ(count(ran, "1: 0/2 0") + count(ran, "1: 1/2 0"), 2U);
+}
+
+TEST(RoundsOfNodes, TooFewNodesThatAreLeftAreAFailure) {
+  const test::TemporaryFolder folder;
+  auto specs = elastic_nodes(2, 2, 1,
+                             "[ $0 = victim ] && { sleep 0.3; kill -9 $PPID; }; exec "
+                             "sleep 60",
+                             folder);
+  for (std::string& word : specs[1].arguments)
+    if (word == "sh") word = "victim";
+  for (WorkerSpec& spec : specs) {
+    spec.max_restarts = 1;
+    spec.nodes.join_timeout = 2s;
+  }
+  const auto ran = run_nodes(specs);
+  EXPECT_EQ(ran[0].exit_code, 1);
+  expect_words(ran[0].error, {"waited 2s for nodes: 1 of at least 2 are there"});
+}
+
+TEST(RoundsOfNodes, ANodeThatComesLaterTakesPart) {
+  const test::TemporaryFolder folder;
+  auto specs = elastic_nodes(2, 1, 1,
+                             std::string(where) +
+                                 "touch $1/begun; [ $WORLD_SIZE = 2 ] && exit 0; "
+                                 "exec sleep 60",
+                             folder);
+  for (WorkerSpec& spec : specs) spec.nodes.last_call = 0s;
+  // The second agent starts when ranks of the first run.
+  specs[1].nodes.rendezvous = specs[0].nodes.rendezvous;
+  const auto ran = run_nodes(specs, [&](int agent) {
+    while (agent == 1 && !std::filesystem::exists(folder / "begun"))
+      std::this_thread::sleep_for(10ms);
+  });
+  for (const NodeRan& node : ran) EXPECT_EQ(node.exit_code, 0) << node.problem << node.error;
+  EXPECT_EQ(lines_of(ran), (std::multiset<std::string>{"0: 0/1 0", "1: 0/2 0", "1: 1/2 0"}));
+  expect_words(ran[0].error, {"round 0 ends: nodes join\n",
+                              "round 1 begins: 2 ranks on 2 nodes, 0 of 0 restarts taken\n"});
+}
+
+TEST(RoundsOfNodes, OneThatIsTooManyWaitsUntilItIsNeeded) {
+  const test::TemporaryFolder folder;
+  auto specs = elastic_nodes(3, 1, 1,
+                             std::string(where) +
+                                 "[ $0 = victim ] && { sleep 1; kill -9 $PPID; }; touch $1/begun; "
+                                 "[ $LOCKSTEP_ROUND = 1 ] && exit 0; exec sleep 60",
+                             folder);
+  for (WorkerSpec& spec : specs) spec.nodes.nodes = 2;
+  for (std::string& word : specs[1].arguments)
+    if (word == "sh") word = "victim";
+  specs[2].nodes.node = 1;
+  const auto ran = run_nodes(specs, [&](int agent) {
+    while (agent == 2 && !std::filesystem::exists(folder / "begun"))
+      std::this_thread::sleep_for(10ms);
+  });
+  for (int node : {0, 2}) EXPECT_EQ(ran[node].exit_code, 0) << ran[node].problem << ran[node].error;
+  EXPECT_EQ(lines_of({ran[2]}).size(), 1U) << ran[2].output;
+  EXPECT_EQ(count(ran, "1: 0/2 0") + count(ran, "1: 1/2 0"), 2U);
+}
+
+TEST(RoundsOfNodes, OtherNumbersAreRefused) {
+  const test::TemporaryFolder folder;
+  auto specs = elastic_nodes(2, 1, 1, "exec sleep 60", folder);
+  specs[0].nodes.join_timeout = 3s;
+  specs[0].nodes.least_nodes = 2;
+  specs[0].max_restarts = 1;
+  const auto ran = run_nodes(specs);
+  const std::string two = "--nnodes 2:2 --max-restarts 1", one = "--nnodes 1:2 --max-restarts 0";
+  const auto refusal = [](const std::string& other, const std::string& own) {
+    return "all nodes must be started with the same numbers: another one has " + other +
+           ", this one " + own;
+  };
+  // Whichever comes first is right.
+  EXPECT_TRUE(ran[1].problem == refusal(two, one) || ran[0].problem == refusal(one, two))
+      << ran[0].problem << ran[1].problem;
+  for (const NodeRan& node : ran) EXPECT_NE(node.exit_code, 0);
+}
+
+// The store is apart: no node is needed.
+class RoundsWithAStore : public testing::Test {
+ protected:
+  RoundsWithAStore() {
+    std::ofstream(secret_) << "correct horse battery";
+    ::chmod(secret_.c_str(), 0600);
+  }
+
+  std::vector<WorkerSpec> specs(int nodes, int least, const std::string& script) {
+    auto specs = elastic_nodes(nodes, least, 1, script, folder_);
+    for (WorkerSpec& spec : specs) {
+      spec.nodes.rendezvous.clear();
+      spec.nodes.node = nodes;
+      spec.nodes.store = "127.0.0.1:" + std::to_string(port_);
+      spec.nodes.secret_file = secret_;
+    }
+    return specs;
+  }
+
+  [[nodiscard]] StoreServerOptions server() const {
+    return {.port = port_, .secret = read_secret_file(secret_), .log = folder_ / "store.log"};
+  }
+
+  test::TemporaryFolder folder_;
+  std::string secret_ = folder_ / "secret";
+  std::uint16_t port_ = test::free_port();
+};
+
+TEST_F(RoundsWithAStore, EachNodeMayBeLostTheFirstOneToo) {
+  test::RankProcesses store(1, [&](int) {
+    const StoreServer serves(server());
+    std::this_thread::sleep_for(60s);
+  });
+  auto nodes = specs(3, 1,
+                     std::string(where) +
+                         "[ $LOCKSTEP_ROUND = 1 ] && exit 0; [ $RANK = 0 ] && { sleep 0.3; kill -9 "
+                         "$PPID; }; exec sleep 60");
+  const auto ran = run_nodes(nodes);
+  int killed = 0;
+  for (const NodeRan& node : ran) {
+    killed += node.process.signal == SIGKILL;
+    if (node.process.signal == 0) EXPECT_EQ(node.exit_code, 0) << node.problem << node.error;
+  }
+  EXPECT_EQ(killed, 1);
+  EXPECT_EQ(count(ran, "1: 0/2 0") + count(ran, "1: 1/2 0"), 2U);
+}
+
+TEST_F(RoundsWithAStore, TheStoreMayBeKilledAndStartedAnew) {
+  const auto serve = [&](int) {
+    const StoreServer serves(server());
+    std::this_thread::sleep_for(60s);
+  };
+  test::RankProcesses first(1, serve);
+  auto nodes = specs(2, 1,
+                     std::string(where) +
+                         "[ $LOCKSTEP_ROUND = 1 ] && exit 0; touch $1/begun$RANK; while [ ! -e "
+                         "$1/anew ]; do sleep 0.05; done; [ $RANK = 1 ] && exit 5; exec sleep 60");
+  for (WorkerSpec& spec : nodes) spec.max_restarts = 2;
+  test::RankProcesses keeper(1, [&](int) {
+    while (!std::filesystem::exists(folder_ / "begun0") ||
+           !std::filesystem::exists(folder_ / "begun1"))
+      std::this_thread::sleep_for(10ms);
+    first.kill(0, SIGKILL);
+    std::this_thread::sleep_for(500ms);
+    const StoreServer serves(server());
+    std::ofstream(folder_ / "anew").flush();
+    std::this_thread::sleep_for(60s);
+  });
+  const auto ran = run_nodes(nodes);
+  for (const NodeRan& node : ran) EXPECT_EQ(node.exit_code, 0) << node.problem << node.error;
+  EXPECT_EQ(count(ran, "1: 0/2 1") + count(ran, "1: 1/2 1"), 2U);
+}
+
+TEST_F(RoundsWithAStore, AStoreWithoutItsLogIsAnother) {
+  test::RankProcesses first(1, [&](int) {
+    StoreServerOptions options = server();
+    options.log.clear();
+    const StoreServer serves(options);
+    std::this_thread::sleep_for(60s);
+  });
+  auto nodes = specs(2, 1, "touch $1/begun$RANK; exec sleep 60");
+  test::RankProcesses keeper(1, [&](int) {
+    while (!std::filesystem::exists(folder_ / "begun0")) std::this_thread::sleep_for(10ms);
+    first.kill(0, SIGKILL);
+    StoreServerOptions options = server();
+    options.log.clear();
+    std::this_thread::sleep_for(200ms);
+    const StoreServer serves(options);
+    std::this_thread::sleep_for(60s);
+  });
+  const auto ran = run_nodes(nodes);
+  for (const NodeRan& node : ran) {
+    EXPECT_EQ(node.exit_code, 1);
+    expect_words(node.error, {"the agents' store is lost: ", "started anew without the log"});
+  }
+}
+
+// A node that is asked to stop leaves; the others go on.
+TEST_F(RoundsWithAStore, ANodeLeavesWhenItIsAskedToStop) {
+  test::RankProcesses store(1, [&](int) {
+    const StoreServer serves(server());
+    std::this_thread::sleep_for(60s);
+  });
+  auto nodes = specs(2, 1,
+                     std::string(where) +
+                         "[ $LOCKSTEP_ROUND = 1 ] && exit 0; [ $RANK = 0 ] && { sleep 0.3; kill "
+                         "-TERM $PPID; }; exec sleep 60");
+  for (WorkerSpec& spec : nodes) spec.forward_signals = true;
+  const auto ran = run_nodes(nodes);
+  std::multiset<int> codes;
+  for (const NodeRan& node : ran) codes.insert(node.exit_code);
+  EXPECT_EQ(codes, (std::multiset<int>{0, 128 + SIGTERM})) << ran[0].error << ran[1].error;
+  EXPECT_EQ(count(ran, "1: 0/1 0"), 1U);
+}
+
+}  // namespace
+}  // namespace lockstep::launch

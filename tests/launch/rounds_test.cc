@@ -1,0 +1,298 @@
+// Runs with rounds: workers that fail, hang and wait for the next round.
+#include "launch/run_agent.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include <unistd.h>
+
+#include <lockstep/store/open.h>
+#include "launch/detection/beat.h"
+#include "launch/detection/rank_info.h"
+#include "support/messages.h"
+#include "support/temporary_folder.h"
+
+namespace lockstep::launch {
+namespace {
+
+using namespace std::chrono_literals;
+using test::expect_words;
+
+WorkerSpec restarting(int ranks, int max_restarts, std::string script) {
+  WorkerSpec spec = shells(ranks, std::move(script));
+  spec.prefix = PrefixStyle::none;
+  spec.max_restarts = max_restarts;
+  return spec;
+}
+
+std::multiset<std::string> lines_of(const std::string& text) {
+  std::multiset<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.insert(line);
+  return lines;
+}
+
+constexpr const char* says_where =
+    "echo $LOCKSTEP_ROUND/$RANK/$TORCHELASTIC_RESTART_COUNT/$TORCHELASTIC_MAX_RESTARTS; ";
+
+TEST(Rounds, AFailureStartsAllRanksAnew) {
+  const Ran ran = run_agent(restarting(2, 3,
+                                       std::string(says_where) +
+                                           "[ $LOCKSTEP_ROUND = 2 ] && exit 0; echo words >&2; "
+                                           "[ $RANK = 1 ] && exit 3; exec sleep 60"));
+  EXPECT_EQ(ran.result.exit_code, 0) << ran.error;
+  EXPECT_FALSE(ran.result.cause);
+  EXPECT_EQ(lines_of(ran.output), (std::multiset<std::string>{"0/0/0/3", "0/1/0/3", "1/0/1/3",
+                                                              "1/1/1/3", "2/0/2/3", "2/1/2/3"}));
+  expect_words(ran.error, {"rank 1 of 2 (pid ", ") ended with exit code 3 at ", "  | words\n",
+                           "the others ended after it: rank 0: killed by signal 15 (SIGTERM)",
+                           "round 1 begins: 2 ranks on 1 node, 1 of 3 restarts taken\n",
+                           "round 2 begins: 2 ranks on 1 node, 2 of 3 restarts taken\n"});
+  EXPECT_LT(ran.took, 5s);
+}
+
+TEST(Rounds, RestartsThatAreUsedUpEndTheRunAsBefore) {
+  for (const auto& [way, code] : {std::pair("exit 3", 3), std::pair("kill -9 $$", 128 + SIGKILL)}) {
+    const Ran ran = run_agent(
+        restarting(3, 2, std::string(says_where) + "[ $RANK = 1 ] && " + way + "; exec sleep 60"));
+    EXPECT_EQ(ran.result.exit_code, code) << ran.error;
+    ASSERT_TRUE(ran.result.cause);
+    EXPECT_EQ(ran.result.cause->rank, 1);
+    EXPECT_EQ(lines_of(ran.output).size(), 9U) << ran.output;
+    expect_words(ran.error, {"2 of 2 restarts taken\n", "rank 1 of 3 (pid ",
+                             "ranks 0, 2: killed by signal 15 (SIGTERM)\n"});
+  }
+}
+
+TEST(Rounds, TwoThatFailAtOnceAreOneRestart) {
+  const Ran ran = run_agent(restarting(3, 1,
+                                       "[ $LOCKSTEP_ROUND = 1 ] || [ $RANK = 0 ] || exit 5; [ "
+                                       "$LOCKSTEP_ROUND = 1 ] || exec sleep 60"));
+  EXPECT_EQ(ran.result.exit_code, 0) << ran.error;
+  expect_words(ran.error, {"1 of 1 restarts taken"});
+}
+
+// A rank that has ended well is started again with the others.
+TEST(Rounds, ARankThatWasDoneTakesPartAgain) {
+  const Ran ran = run_agent(restarting(
+      2, 1,
+      std::string(says_where) +
+          "[ $LOCKSTEP_ROUND = 1 ] && exit 0; [ $RANK = 0 ] && exit 0; sleep 0.3; exit 1"));
+  EXPECT_EQ(ran.result.exit_code, 0) << ran.error;
+  EXPECT_EQ(lines_of(ran.output).size(), 4U) << ran.output;
+}
+
+TEST(Rounds, EachRoundHasAPlaceOfItsOwn) {
+  const Ran ran =
+      run_agent(restarting(1, 2, "echo $MASTER_PORT; [ $LOCKSTEP_ROUND = 2 ] || exit 1"));
+  const auto ports = lines_of(ran.output);
+  EXPECT_EQ(std::set(ports.begin(), ports.end()).size(), 3U) << ran.output;
+  const Ran names = run_agent(
+      restarting(2, 1, "echo $LOCKSTEP_WORKER; [ $LOCKSTEP_ROUND = 1 ] || exit 1; exit 0"));
+  EXPECT_EQ(lines_of(names.output), (std::multiset<std::string>{"0.0", "0.1", "0.2", "0.3"}));
+}
+
+TEST(Rounds, WithoutThemNothingSaysThatThereAreAny) {
+  const Ran ran = run_agent(shells(1, "echo [$LOCKSTEP_ROUND$LOCKSTEP_WORKER]"));
+  EXPECT_EQ(ran.output, "[rank 0] []\n");
+}
+
+TEST(Rounds, WhatAWorkerLeavesBehindDoesNotMeetTheNextOnes) {
+  const test::TemporaryFolder folder;
+  WorkerSpec spec = restarting(
+      1, 1,
+      "if [ $LOCKSTEP_ROUND = 1 ]; then kill -0 $(cat $0/pid) 2>/dev/null && echo alive; exit 0; "
+      "fi; setsid sleep 77 & echo $! > $0/pid; exit 1");
+  spec.arguments.push_back(folder.path().string());
+  const Ran ran = run_agent(spec);
+  EXPECT_EQ(ran.output, "") << ran.error;
+  EXPECT_EQ(ran.result.exit_code, 0) << ran.error;
+}
+
+TEST(Rounds, ARankThatDoesNotAnswerToSigtermIsKilled) {
+  WorkerSpec spec = restarting(2, 1,
+                               "[ $LOCKSTEP_ROUND = 1 ] && exit 0; [ $RANK = 1 ] && { sleep "
+                               "0.2; exit 1; }; trap '' TERM; while :; do sleep 1; done");
+  spec.failure_grace = 300ms;
+  const Ran ran = run_agent(spec);
+  EXPECT_EQ(ran.result.exit_code, 0) << ran.error;
+  expect_words(ran.error, {"rank 0: killed by signal 9 (SIGKILL)"});
+}
+
+TEST(Rounds, ARequestToStopEndsTheRunAndNoRoundFollows) {
+  WorkerSpec spec = restarting(2, 5, "[ $RANK = 0 ] && kill -TERM $PPID; exec sleep 60");
+  spec.forward_signals = true;
+  const Ran ran = run_agent(spec);
+  EXPECT_EQ(ran.result.exit_code, 128 + SIGTERM) << ran.error;
+  EXPECT_EQ(ran.error.find("begins"), std::string::npos) << ran.error;
+  EXPECT_LT(ran.took, 5s);
+}
+
+TEST(Rounds, LogsGoOn) {
+  const test::TemporaryFolder folder;
+  WorkerSpec spec = restarting(1, 1, "echo round $LOCKSTEP_ROUND; exit $((1 - LOCKSTEP_ROUND))");
+  spec.log_folder = folder.path().string();
+  EXPECT_EQ(run_agent(spec).result.exit_code, 0);
+  std::ifstream log(folder / "rank-0.log");
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(log), {}), "round 0\nround 1\n");
+}
+
+TEST(Rounds, AProgramThatIsMissingIsNoReasonToTryAgain) {
+  WorkerSpec spec = restarting(1, 5, "");
+  spec.program = "no-such-program";
+  const Ran ran = run_agent(spec);
+  EXPECT_EQ(ran.result.exit_code, 127);
+  EXPECT_EQ(lines_of(ran.error).size(), 1U) << ran.error;
+}
+
+TEST(Rounds, AStoppedWorkerHasHung) {
+  WorkerSpec spec = restarting(
+      2, 1, "[ $LOCKSTEP_ROUND = 1 ] && exit 0; [ $RANK = 1 ] && kill -STOP $$; exec sleep 60");
+  spec.hung_after = 1s;
+  const Ran ran = run_agent(spec);
+  EXPECT_EQ(ran.result.exit_code, 0) << ran.error;
+  expect_words(ran.error, {"rank 1 of 2 (pid ",
+                           ") was killed by the agent: it gave no sign of life for 1s at "});
+  EXPECT_LT(ran.took, 10s);
+
+  spec.max_restarts = 0;
+  EXPECT_EQ(run_agent(spec).result.exit_code, 128 + SIGKILL) << "without rounds too";
+}
+
+TEST(RoundsProgram, DISABLED_FailsForGood) {
+  open_store(std::getenv("LOCKSTEP_STORE"), read_secret(), 20s)
+      ->set(std::string("lockstep-round/") + std::getenv("LOCKSTEP_ROUND") + "/final",
+            "bad option");
+  std::_Exit(6);
+}
+
+// What a program does that keeps itself: its text is the test program's own.
+struct Keeper {
+  std::shared_ptr<Store> store = open_store(std::getenv("LOCKSTEP_STORE"), read_secret(), 20s);
+  std::string name = std::getenv("LOCKSTEP_WORKER");
+  int round = std::atoi(std::getenv("LOCKSTEP_ROUND"));
+
+  [[nodiscard]] std::string key(const std::string& what) const {
+    return "lockstep-round/" + std::to_string(round) + "/" + what;
+  }
+  // The rank in the round, by its list.
+  [[nodiscard]] int rank() const {
+    std::istringstream lines(store->get(key("workers"), Deadline::after(20s)));
+    for (std::string line; std::getline(lines, line);)
+      if (line.find(" " + name + " ") != std::string::npos) return std::stoi(line);
+    return -1;
+  }
+  void wait_for_next() {
+    static_cast<void>(store->get(key("ended"), Deadline::after(30s)));
+    store->set(key("waiting/" + name), "1");
+    while (std::stoi(store->get("lockstep-round/number", Deadline::after(20s))) <= round)
+      std::this_thread::sleep_for(5ms);
+    ++round;
+  }
+  void say() const { std::cout << "says " << round << "/" << rank() << "/" << name << std::endl; }
+};
+
+TEST(RoundsProgram, DISABLED_Keeper) {
+  Keeper keeper;
+  const int first = keeper.round;
+  const std::string victim = std::getenv("VICTIM");
+  for (;; keeper.wait_for_next()) {
+    keeper.store->set(keeper.key("keeps/" + keeper.name), "1");
+    keeper.say();
+    if (keeper.round == 2) std::_Exit(0);
+    if (keeper.rank() == 1 && first == keeper.round) {
+      std::this_thread::sleep_for(100ms);  // the others have declared themselves
+      if (victim == "stops") ::kill(::getpid(), SIGSTOP);
+      ::kill(::getpid(), SIGKILL);
+    }
+  }
+}
+
+TEST(RoundsProgram, DISABLED_Beats) {
+  start_beating();
+  std::this_thread::sleep_for(300ms);
+  if (std::getenv("LOCKSTEP_ROUND") == std::string("0")) {
+    // As a process that the kernel holds: no thread of it runs, and it is not stopped.
+    for (;;) std::this_thread::sleep_for(1s);
+  }
+}
+
+WorkerSpec of_this_program(const char* test, int ranks) {
+  WorkerSpec spec = restarting(ranks, 5, "");
+  spec.program = "/proc/self/exe";
+  spec.arguments = {std::string("--gtest_filter=RoundsProgram.DISABLED_") + test,
+                    "--gtest_also_run_disabled_tests", "--gtest_brief=1"};
+  std::erase_if(spec.environment, [](const auto& entry) { return entry.first == "GTEST_OUTPUT"; });
+  spec.environment.emplace_back("VICTIM", "dies");
+  return spec;
+}
+
+std::set<std::string> said(const std::string& output) {
+  std::set<std::string> lines;
+  for (const std::string& line : lines_of(output))
+    if (line.starts_with("says ")) lines.insert(line.substr(5));
+  return lines;
+}
+
+TEST(Rounds, WorkersThatKeepThemselvesAreNotStartedAnew) {
+  const Ran ran = run_agent(of_this_program("Keeper", 3));
+  EXPECT_EQ(ran.result.exit_code, 0) << ran.error;
+  EXPECT_EQ(said(ran.output),
+            (std::set<std::string>{"0/0/0.0", "0/1/0.1", "0/2/0.2", "1/0/0.0", "1/1/0.3", "1/2/0.2",
+                                   "2/0/0.0", "2/1/0.4", "2/2/0.2"}))
+      << ran.error;
+  EXPECT_EQ(ran.error.find("SIGTERM"), std::string::npos) << ran.error;
+}
+
+TEST(Rounds, AFailureThatNoRestartCanHelpEndsTheRun) {
+  const Ran ran = run_agent(of_this_program("FailsForGood", 2));
+  EXPECT_EQ(ran.result.exit_code, 6);
+  EXPECT_EQ(ran.error.find("begins"), std::string::npos) << ran.error;
+}
+
+TEST(Rounds, AKeeperThatDoesNotLeaveItsRoundIsReplaced) {
+  WorkerSpec spec = of_this_program("Keeper", 3);
+  spec.environment.back().second = "stops";
+  spec.hung_after = 1s;
+  const Ran ran = run_agent(spec);
+  EXPECT_EQ(ran.result.exit_code, 0) << ran.error;
+  EXPECT_TRUE(said(ran.output).contains("2/1/0.4")) << ran.output;
+  expect_words(ran.error, {"it gave no sign of life for 1s"});
+}
+
+TEST(Rounds, AFailureWhenNoneIsLeftEndsKeepersToo) {
+  WorkerSpec spec = of_this_program("Keeper", 3);
+  spec.max_restarts = 1;
+  spec.failure_grace = 2s;
+  const Ran ran = run_agent(spec);
+  EXPECT_EQ(ran.result.exit_code, 128 + SIGKILL) << ran.error;
+  EXPECT_LT(ran.took, 10s);
+}
+
+// Beats that cease, of a process that the kernel does not call stopped: the store is asked.
+TEST(Rounds, BeatsThatCeaseAreAHang) {
+  WorkerSpec spec = restarting(
+      1, 1, "[ $LOCKSTEP_ROUND = 1 ] && exit 0; \"$0\" \"$@\" & sleep 0.8; kill -STOP $!; wait");
+  spec.arguments = {"-c",
+                    spec.arguments[1],
+                    "/proc/" + std::to_string(::getpid()) + "/exe",
+                    "--gtest_filter=RoundsProgram.DISABLED_Beats",
+                    "--gtest_also_run_disabled_tests",
+                    "--gtest_brief=1"};
+  std::erase_if(spec.environment, [](const auto& entry) { return entry.first == "GTEST_OUTPUT"; });
+  spec.hung_after = 1s;
+  const Ran ran = run_agent(spec);
+  EXPECT_EQ(ran.result.exit_code, 0) << ran.error;
+  expect_words(ran.error, {"it gave no sign of life for 1s"});
+}
+
+}  // namespace
+}  // namespace lockstep::launch
