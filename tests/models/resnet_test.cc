@@ -1,5 +1,6 @@
 #include <lockstep/models/resnet.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/module/named_parameters.h>
 #include <lockstep/module/state_dict.h>
 
