@@ -68,13 +68,24 @@ class Chooser {
     candidates_.push_back({replicated()});
     if (flattens_sequence()) return;
     for (int label = 0; label < static_cast<int>(rule_.labels.size()); ++label)
-      for (int parts : parts_of(label))
-        if (can_cut(label, parts)) add_cut(label, parts);
+      for (Cut cut : cuts_of(label))
+        if (can_cut(label, cut)) add_cut(label, cut);
     for (const auto& set : rule_.linear) add_linear(set);
     for (const RuleChoice& choice : rule_.more)
-      if (divides(choice.lengths) && agrees_with_earlier_axes(choice))
+      if (divides(choice.lengths) && agrees_with_earlier_axes(choice) &&
+          !(choice.once && was_taken(choice)))
         candidates_.push_back({choice});
     std::erase_if(candidates_, [&](const Candidate& one) { return !parts_divide(one.choice); });
+  }
+
+  [[nodiscard]] bool was_taken(const RuleChoice& choice) const {
+    for (std::size_t axis = 0; axis < axis_; ++axis) {
+      bool is_it = true;
+      for (std::size_t i = 0; i < choice.operands.size(); ++i)
+        is_it = is_it && chosen_.operands[i][axis] == choice.operands[i];
+      if (is_it) return true;
+    }
+    return false;
   }
 
   // A choice speaks of a dim as a whole: what an axis before this one has left of it must be cut by
@@ -120,14 +131,22 @@ class Chooser {
     return std::ranges::all_of(lengths, [&](std::int64_t each) { return each % ranks == 0; });
   }
 
-  // The cuts of it that some operand has.
-  [[nodiscard]] std::vector<int> parts_of(int label) const {
-    std::vector<int> all = {1};
+  // How a dim is cut, whichever it is.
+  struct Cut {
+    int parts = 1;
+    bool zigzag = false;
+    bool operator==(const Cut&) const = default;
+  };
+
+  // A plain cut, and those of it that some operand has.
+  [[nodiscard]] std::vector<Cut> cuts_of(int label) const {
+    std::vector<Cut> all = {Cut()};
     for (std::size_t i = 0; i < call_.size(); ++i) {
       if (!now(i).is_shard()) continue;
       const auto& dims = rule_.operands[i];
+      const Cut cut{now(i).parts(), now(i).is_zigzag()};
       bool is_it = dims[static_cast<std::size_t>(now(i).dim())] == label;
-      if (is_it && std::ranges::count(all, now(i).parts()) == 0) all.push_back(now(i).parts());
+      if (is_it && std::ranges::count(all, cut) == 0) all.push_back(cut);
     }
     return all;
   }
@@ -141,18 +160,20 @@ class Chooser {
     return {};
   }
 
-  [[nodiscard]] bool can_cut(int label, int parts) const {
+  [[nodiscard]] bool can_cut(int label, Cut cut) const {
     const Rule::Label& known = rule_.labels[static_cast<std::size_t>(label)];
     std::vector<std::int64_t> lengths = lengths_of(label);
     if (!known.cut || lengths.empty()) return false;
     bool is_nested = ranks_cutting_[static_cast<std::size_t>(label)] > 1;
     std::int64_t ranks = ranks_cutting_[static_cast<std::size_t>(label)] * place_[axis_].size;
+    if (cut.zigzag) ranks *= 2;  // as many pieces
     std::int64_t first = lengths.front();
-    if (first % parts != 0 || (parts > 1 && lengths.size() > 1)) return false;
+    bool is_plain = cut == Cut();
+    if (first % cut.parts != 0 || (!is_plain && lengths.size() > 1)) return false;
     bool is_even =
-        std::ranges::all_of(lengths, [&](auto each) { return each / parts % ranks == 0; });
+        std::ranges::all_of(lengths, [&](auto each) { return each / cut.parts % ranks == 0; });
     if (is_even && first > 0) return true;
-    std::int64_t block = first / parts;
+    std::int64_t block = first / cut.parts;
     if (!known.empty && (is_nested || up(block, ranks) * (ranks - 1) >= block)) return false;
     // All lengths are cut in the same proportion.
     return std::ranges::all_of(lengths,
@@ -163,13 +184,14 @@ class Chooser {
            lengths.size() == 1;
   }
 
-  void add_cut(int label, int parts) {
+  void add_cut(int label, Cut cut) {
     Candidate candidate{replicated(), label};
     const Rule::Label& known = rule_.labels[static_cast<std::size_t>(label)];
     auto place = [&](const std::vector<int>& dims, Placement& placement) {
       auto found = std::ranges::find(dims, label);
       bool is_there = found != dims.end();
-      if (is_there) placement = Shard(static_cast<int>(found - dims.begin()), parts);
+      if (is_there)
+        placement = Shard(static_cast<int>(found - dims.begin()), cut.parts).zigzag(cut.zigzag);
       return is_there;
     };
     for (std::size_t i = 0; i < call_.size(); ++i)

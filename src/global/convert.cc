@@ -5,8 +5,6 @@
 #include "global/cut.h"
 #include "global/space.h"
 
-#include <lockstep/layout/shard_range.h>
-
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones_like.h>
@@ -89,7 +87,7 @@ class Conversion {
     std::int64_t length = sizes_[static_cast<std::size_t>(dim)];
     for (int outer = 0; outer < axis; ++outer)
       if (now(outer).is_shard_of(dim))
-        length = length_of(length, now(outer).parts(), ranks(outer), rank(outer));
+        length = length_of(length, now(outer), ranks(outer), rank(outer));
     return length;
   }
 
@@ -101,7 +99,7 @@ class Conversion {
       if (dim != shard.dim()) others *= like.size(dim);
     Counts all;
     for (int r = 0; r < ranks(axis); ++r)
-      all.push_back(others * length_of(whole, shard.parts(), ranks(axis), r));
+      all.push_back(others * length_of(whole, shard, ranks(axis), r));
     return all;
   }
 
@@ -112,8 +110,7 @@ class Conversion {
     Dims sizes(like.sizes().begin(), like.sizes().end());
     std::vector<at::Tensor> all;
     for (int r = 0; r < ranks(axis); ++r) {
-      sizes[static_cast<std::size_t>(shard.dim())] =
-          length_of(whole, shard.parts(), ranks(axis), r);
+      sizes[static_cast<std::size_t>(shard.dim())] = length_of(whole, shard, ranks(axis), r);
       std::int64_t count = counts[static_cast<std::size_t>(r)];
       all.push_back(buffer.narrow(0, offset, count).view(sizes));
       offset += count;
@@ -151,7 +148,7 @@ class Conversion {
                parts[static_cast<std::size_t>(rank(axis))].sizes().end());
     at::Tensor result = at::empty(sizes, local_.options());
     if (local_.numel() > 0) {
-      bool lies_so = shard.dim() == 0 && shard.parts() == 1;
+      bool lies_so = shard.dim() == 0 && shard.parts() == 1 && !shard.is_zigzag();
       at::Tensor input = lies_so ? flat(local_) : joined_flat(parts);
       wait(space_,
            space_.group(axis).reduce_scatter(result.view({-1}), input, counts(axis, shard, local_),
@@ -199,10 +196,13 @@ class Conversion {
     sizes[static_cast<std::size_t>(shard.dim())] = whole;
     at::Tensor all = at::zeros(sizes, local_.options());
     std::int64_t block = whole / shard.parts();
-    layout::Range range = layout::shard_range(block, ranks(axis), rank(axis));
+    std::int64_t offset = 0;
     for (int part = 0; part < shard.parts(); ++part)
-      all.narrow(shard.dim(), part * block + range.begin, range.length())
-          .copy_(local_.narrow(shard.dim(), part * range.length(), range.length()));
+      for (const layout::Range& range : ranges_of(block, shard, ranks(axis), rank(axis))) {
+        all.narrow(shard.dim(), part * block + range.begin, range.length())
+            .copy_(local_.narrow(shard.dim(), offset, range.length()));
+        offset += range.length();
+      }
     local_ = all;
   }
 

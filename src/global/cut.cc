@@ -2,47 +2,57 @@
 
 #include "base/check.h"
 
-#include <lockstep/layout/shard_range.h>
-
 #include <ATen/ops/cat.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace lockstep::global {
-namespace {
 
-layout::Range range_of(std::int64_t block, int ranks, int rank) {
-  return layout::shard_range(block, ranks, rank);
+Ranges ranges_of(std::int64_t block, Placement shard, int ranks, int rank) {
+  if (!shard.is_zigzag()) return {layout::shard_range(block, ranks, rank)};
+  return {layout::shard_range(block, 2 * ranks, rank),
+          layout::shard_range(block, 2 * ranks, 2 * ranks - 1 - rank)};
 }
 
-}  // namespace
-
-std::int64_t length_of(std::int64_t length, int parts, int ranks, int rank) {
-  return parts * range_of(length / parts, ranks, rank).length();
+std::int64_t length_of(std::int64_t length, Placement shard, int ranks, int rank) {
+  std::int64_t each = 0;
+  for (const layout::Range& range : ranges_of(length / shard.parts(), shard, ranks, rank))
+    each += range.length();
+  return shard.parts() * each;
 }
 
 at::Tensor cut(const at::Tensor& tensor, Placement shard, int ranks, int rank) {
-  std::int64_t block = tensor.size(shard.dim()) / shard.parts();
-  layout::Range range = range_of(block, ranks, rank);
-  if (shard.parts() == 1) return tensor.narrow(shard.dim(), range.begin, range.length());
+  const std::int64_t block = tensor.size(shard.dim()) / shard.parts();
+  const Ranges ranges = ranges_of(block, shard, ranks, rank);
   std::vector<at::Tensor> blocks;
   for (int part = 0; part < shard.parts(); ++part)
-    blocks.push_back(tensor.narrow(shard.dim(), part * block + range.begin, range.length()));
-  return at::cat(blocks, shard.dim());
+    for (const layout::Range& range : ranges)
+      blocks.push_back(tensor.narrow(shard.dim(), part * block + range.begin, range.length()));
+  return blocks.size() == 1 ? blocks[0] : at::cat(blocks, shard.dim());
 }
 
 at::Tensor join(const std::vector<at::Tensor>& pieces, Placement shard, std::int64_t length) {
-  if (shard.parts() == 1) return pieces.size() == 1 ? pieces[0] : at::cat(pieces, shard.dim());
-  int ranks = static_cast<int>(pieces.size());
-  std::vector<at::Tensor> blocks;
-  for (int part = 0; part < shard.parts(); ++part)
-    for (int rank = 0; rank < ranks; ++rank) {
-      std::int64_t each = range_of(length / shard.parts(), ranks, rank).length();
-      blocks.push_back(
-          pieces[static_cast<std::size_t>(rank)].narrow(shard.dim(), part * each, each));
-    }
-  return at::cat(blocks, shard.dim());
+  const bool are_in_order = shard.parts() == 1 && !shard.is_zigzag();
+  if (are_in_order) return pieces.size() == 1 ? pieces[0] : at::cat(pieces, shard.dim());
+  const int ranks = static_cast<int>(pieces.size());
+  const std::int64_t block = length / shard.parts();
+  std::vector<std::pair<std::int64_t, at::Tensor>> blocks;  // with their places
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::int64_t offset = 0;
+    for (int part = 0; part < shard.parts(); ++part)
+      for (const layout::Range& range : ranges_of(block, shard, ranks, rank)) {
+        blocks.emplace_back(
+            part * block + range.begin,
+            pieces[static_cast<std::size_t>(rank)].narrow(shard.dim(), offset, range.length()));
+        offset += range.length();
+      }
+  }
+  std::ranges::stable_sort(blocks, {}, [](const auto& one) { return one.first; });
+  std::vector<at::Tensor> in_order;
+  for (auto& [place, tensor] : blocks) in_order.push_back(std::move(tensor));
+  return at::cat(in_order, shard.dim());
 }
 
 Dims local_sizes(at::IntArrayRef sizes, std::span<const Placement> placements,
@@ -51,8 +61,7 @@ Dims local_sizes(at::IntArrayRef sizes, std::span<const Placement> placements,
   for (std::size_t axis = 0; axis < placements.size(); ++axis) {
     if (!placements[axis].is_shard()) continue;
     auto dim = static_cast<std::size_t>(placements[axis].dim());
-    local[dim] =
-        length_of(local[dim], placements[axis].parts(), place[axis].size, place[axis].coordinate);
+    local[dim] = length_of(local[dim], placements[axis], place[axis].size, place[axis].coordinate);
   }
   return local;
 }
@@ -60,12 +69,12 @@ Dims local_sizes(at::IntArrayRef sizes, std::span<const Placement> placements,
 namespace {
 
 // The lengths that the ranks of an axis have of a dim, given those that the axes before it left.
-c10::SmallVector<std::int64_t, 4> cut_lengths(std::span<const std::int64_t> lengths, int parts,
-                                              int ranks) {
+c10::SmallVector<std::int64_t, 4> cut_lengths(std::span<const std::int64_t> lengths,
+                                              Placement shard, int ranks) {
   c10::SmallVector<std::int64_t, 4> all;
   for (std::int64_t length : lengths)
     for (int rank = 0; rank < ranks; ++rank)
-      if (std::int64_t one = length_of(length, parts, ranks, rank);
+      if (std::int64_t one = length_of(length, shard, ranks, rank);
           std::ranges::find(all, one) == all.end())
         all.push_back(one);
   return all;
@@ -82,7 +91,7 @@ bool parts_divide(std::span<const Placement> placements, at::IntArrayRef sizes,
       if (!placements[axis].is_shard_of(static_cast<std::int64_t>(dim))) continue;
       if (std::ranges::any_of(lengths, [&](auto length) { return length % parts != 0; }))
         return false;
-      lengths = cut_lengths(lengths, parts, place[axis].size);
+      lengths = cut_lengths(lengths, placements[axis], place[axis].size);
     }
   }
   return true;
@@ -107,8 +116,8 @@ PlacementList checked(std::span<const Placement> placements, at::IntArrayRef siz
       check(placement.parts() >= 1 && length % placement.parts() == 0,
             "{}: expected a number of parts that divides the {} elements of dim {}, found {}", what,
             length, dim, describe(placement));
-      placement = Shard(dim, placement.parts());
-      length = length_of(length, placement.parts(), place[axis].size, 0);
+      placement = Shard(dim, placement.parts()).zigzag(placement.is_zigzag());
+      length = length_of(length, placement, place[axis].size, 0);
     }
     result.push_back(placement);
   }

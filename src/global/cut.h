@@ -4,7 +4,10 @@
 
 #include "global/spec.h"
 
+#include <lockstep/layout/shard_range.h>
+
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include <cstdint>
 #include <span>
@@ -18,8 +21,13 @@ struct AxisPlace {
   int coordinate = 0;
 };
 
-// How much of `length` elements rank `rank` of `ranks` has.
-[[nodiscard]] std::int64_t length_of(std::int64_t length, int parts, int ranks, int rank);
+// What a rank has of each of the shard's parts, which are `block` elements long: one range, or two
+// in zigzag order.
+using Ranges = c10::SmallVector<layout::Range, 2>;
+[[nodiscard]] Ranges ranges_of(std::int64_t block, Placement shard, int ranks, int rank);
+
+// How much of a dim of `length` elements it has.
+[[nodiscard]] std::int64_t length_of(std::int64_t length, Placement shard, int ranks, int rank);
 
 // What rank `rank` has of a dim, as a view where it is one block, else joined.
 [[nodiscard]] at::Tensor cut(const at::Tensor& tensor, Placement shard, int ranks, int rank);

@@ -116,6 +116,7 @@ void finish(const Rule& rule, const RuleCall& call, const Chosen& chosen,
             const c10::OperatorHandle& handle, Space& space, Decision& decision) {
   if (!rule.finish) return;
   RulePlan plan;
+  plan.space = &space;
   plan.operation = [handle](torch::jit::Stack& stack) { handle.callBoxed(stack); };
   plan.part_of = [&space](const at::Tensor& whole, const Placements& placements) {
     return part_of(whole, placements, space.place());

@@ -11,9 +11,9 @@ std::string describe(Placement placement) {
     case Placement::Kind::partial:
       return formatted("Partial({})", name_of(placement.op()));
     default:
-      return placement.parts() == 1
-                 ? formatted("Shard({})", placement.dim())
-                 : formatted("Shard({}, parts={})", placement.dim(), placement.parts());
+      return formatted("Shard({}{}{})", placement.dim(),
+                       placement.parts() == 1 ? "" : formatted(", parts={}", placement.parts()),
+                       placement.is_zigzag() ? ", zigzag" : "");
   }
 }
 

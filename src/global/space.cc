@@ -21,6 +21,7 @@ std::size_t hash_of(const Spec& spec) {
   auto add = [&](std::uint64_t word) { hash = combine_fingerprints(hash, word); };
   for (Placement one : spec.placements)
     add(static_cast<std::uint64_t>(one.kind()) << 48 | static_cast<std::uint64_t>(one.op()) << 40 |
+        static_cast<std::uint64_t>(one.is_zigzag()) << 39 |
         static_cast<std::uint64_t>(one.dim()) << 24 | static_cast<std::uint64_t>(one.parts()));
   for (std::int64_t size : spec.sizes) add(static_cast<std::uint64_t>(size));
   for (std::int64_t stride : spec.strides) add(static_cast<std::uint64_t>(stride));

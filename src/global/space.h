@@ -10,6 +10,7 @@
 #include <lockstep/global/tensor.h>
 #include <lockstep/mesh/mesh.h>
 
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -57,6 +58,7 @@ class Space {
   std::mutex traffic_mutex;
   Traffic traffic;
   double seconds_waited = 0;  // for collectives
+  std::int64_t scores = 0;    // that ring attention has computed on this rank
 
  private:
   Group all_;

@@ -14,6 +14,10 @@ struct Wishes {
   // have them whole (sequence parallelism); -1: none.
   int sequence_dim = -1;
 
+  // Attention of tensors that are cut along the sequence on this axis cuts heads meanwhile, by an
+  // all_to_all before and after it (head_attention.h); -1: keys go round (ring_attention.h).
+  int heads_axis = -1;
+
   // A table of embeddings, whose gradient goes to these placements.
   struct Table {
     std::vector<std::int64_t> sizes;

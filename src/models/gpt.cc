@@ -1,53 +1,12 @@
 #include <lockstep/models/gpt.h>
 
+#include "models/gpt_options.h"
+
 #include <lockstep/base/error.h>
 
-#include <torch/nn/init.h>
-
-#include <cmath>
 #include <utility>
 
 namespace lockstep::models {
-namespace {
-
-GptOptions checked(GptOptions options) {
-  auto positive = [](const char* name, std::int64_t value) {
-    if (value < 1) throw InvalidArgument(c10::str("Gpt: expected ", name, " >= 1, found ", value));
-  };
-  positive("layers", options.layers);
-  positive("heads", options.heads);
-  positive("width", options.width);
-  positive("block", options.block);
-  positive("vocabulary", options.vocabulary);
-  if (options.width % options.heads != 0) {
-    throw InvalidArgument(c10::str("Gpt: expected a width that ", options.heads,
-                                   " heads divide, found ", options.width));
-  }
-  if (!(options.dropout >= 0 && options.dropout < 1)) {
-    throw InvalidArgument(c10::str("Gpt: expected dropout in [0, 1), found ", options.dropout));
-  }
-  return options;
-}
-
-void initialise(torch::nn::Module& module, std::int64_t layers) {
-  constexpr double deviation = 0.02;
-  const double residual_deviation = deviation / std::sqrt(2.0 * static_cast<double>(layers));
-  auto ends_with = [](const std::string& name, std::string_view end) {
-    return name.ends_with(end);
-  };
-  for (auto& item : module.named_parameters()) {
-    if (ends_with(item.key(), ".bias")) {
-      torch::nn::init::zeros_(item.value());
-    } else if (item.value().dim() == 2) {
-      torch::nn::init::normal_(
-          item.value(), 0.0,
-          ends_with(item.key(), "c_proj.weight") ? residual_deviation : deviation);
-    }
-  }
-}
-
-}  // namespace
-
 GptTransformerImpl::GptTransformerImpl(const GptOptions& options)
     : wte(options.vocabulary, options.width),
       wpe(options.block, options.width),
@@ -68,9 +27,9 @@ at::Tensor GptTransformerImpl::forward(const at::Tensor& ids) {
   return ln_f->forward(x);
 }
 
-GptImpl::GptImpl(GptOptions options) : transformer(checked(options)), options_(options) {
+GptImpl::GptImpl(GptOptions options) : transformer(checked(options, "Gpt")), options_(options) {
   register_module("transformer", transformer);
-  initialise(*this, options_.layers);
+  draw_weights(*this, options_.layers);
 }
 
 at::Tensor GptImpl::forward(const at::Tensor& ids) {

@@ -162,7 +162,8 @@ Placements draw_placements(DrawnNumbers& drawn, std::size_t axes) {
     } else if (kind == 1) {
       all.emplace_back(Partial());
     } else {
-      all.emplace_back(Shard(kind % 2, kind < 4 ? 1 : 1 + drawn.below(3)));
+      all.emplace_back(
+          Shard(kind % 2, kind < 4 ? 1 : 1 + drawn.below(3)).zigzag(drawn.below(3) == 0));
     }
   }
   return all;

@@ -38,6 +38,7 @@ namespace lockstep::test {
 [[nodiscard]] inline std::vector<Placements> all_placements(int dims, int axes) {
   Placements each = {Replicate(), Partial()};
   for (int dim = 0; dim < dims; ++dim) each.push_back(Shard(dim));
+  if (dims > 0) each.push_back(Shard(dims - 1).zigzag());
   std::vector<Placements> all = {{}};
   for (int axis = 0; axis < axes; ++axis) {
     std::vector<Placements> longer;

@@ -3,11 +3,16 @@
 //
 //   Replicate()      every rank has all of it
 //   Shard(0)         rank r has the r-th part of dim 0
+//   Shard(0).zigzag()   of 2n parts of dim 0 rank r has part r and part 2n - 1 - r
 //   Partial()        the tensor is the sum of what the ranks have
 //
 // A shard is the cut of torch.chunk: every rank has ceil(length / ranks) of the dim until they run
 // out, so that later ranks may have less, or nothing (lockstep/layout/shard_range.h). Where several
 // axes cut one dim, the first axis cuts the whole, and the next one what the first has left.
+//
+// In zigzag order the dim is cut into twice as many parts as there are ranks, of which each rank
+// has one from the front and one from the back. Where work grows along a dim, as that of causal
+// attention along the sequence, all ranks then have the same.
 #pragma once
 
 #include <lockstep/comm/op.h>
@@ -37,18 +42,24 @@ class Placement {
   // Of a shard; 0 and 1 else.
   [[nodiscard]] constexpr int dim() const { return dim_; }
   [[nodiscard]] constexpr int parts() const { return parts_; }
+  [[nodiscard]] constexpr bool is_zigzag() const { return zigzag_; }
   // Of a partial; Op::sum else.
   [[nodiscard]] constexpr Op op() const { return op_; }
 
   constexpr bool operator==(const Placement&) const = default;
 
  protected:
-  constexpr Placement(Kind kind, int dim, int parts, Op op)
-      : kind_(kind), op_(op), dim_(static_cast<std::int16_t>(dim)), parts_(parts) {}
+  constexpr Placement(Kind kind, int dim, int parts, Op op, bool zigzag = false)
+      : kind_(kind),
+        op_(op),
+        zigzag_(zigzag),
+        dim_(static_cast<std::int16_t>(dim)),
+        parts_(parts) {}
 
  private:
   Kind kind_ = Kind::replicate;
   Op op_ = Op::sum;
+  bool zigzag_ = false;
   std::int16_t dim_ = 0;
   std::int32_t parts_ = 1;
 };
@@ -63,6 +74,14 @@ struct Replicate : Placement {
 // queries, keys and values of one fused weight (3), and each rank has its part of every block.
 struct Shard : Placement {
   explicit constexpr Shard(int dim, int parts = 1) : Placement(Kind::shard, dim, parts, Op::sum) {}
+  // The same dim and parts, each part in zigzag order, or not.
+  [[nodiscard]] constexpr Shard zigzag(bool is_so = true) const {
+    return Shard(dim(), parts(), is_so);
+  }
+
+ private:
+  constexpr Shard(int dim, int parts, bool zigzag)
+      : Placement(Kind::shard, dim, parts, Op::sum, zigzag) {}
 };
 
 // The tensor is what `op` makes of the ranks' tensors, each of which has the sizes of the whole.
@@ -73,7 +92,7 @@ struct Partial : Placement {
 // One for each axis of a mesh, in the order of its axes.
 using Placements = std::vector<Placement>;
 
-// "Replicate", "Shard(1)", "Shard(0, parts=3)", "Partial(sum)".
+// "Replicate", "Shard(1)", "Shard(0, parts=3)", "Shard(1, zigzag)", "Partial(sum)".
 [[nodiscard]] std::string describe(Placement placement);
 // "[Shard(0), Replicate]"
 [[nodiscard]] std::string describe(std::span<const Placement> placements);

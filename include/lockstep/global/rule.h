@@ -40,6 +40,10 @@
 
 namespace lockstep {
 
+namespace global {
+class Space;
+}
+
 // A tensor among the arguments.
 struct RuleOperand {
   int argument = 0;                 // in the schema
@@ -94,6 +98,8 @@ struct RuleChoice {
   Placements results;
   // Taken only where the number of ranks of the mesh divides these.
   std::vector<std::int64_t> lengths = {};
+  // Taken along one axis at most.
+  bool once = false;
 };
 
 // What was chosen for one call, for a rule that adapts the local call to it.
@@ -107,6 +113,7 @@ struct RulePlan {
   std::function<void(torch::jit::Stack& stack)> operation = {};
   std::function<at::Tensor(const at::Tensor& whole, const Placements& placements)> part_of = {};
   std::function<void(int axis, const at::Tensor& tensor, Op op)> all_reduce = {};
+  global::Space* space = nullptr;  // for rules inside of Lockstep; lives as long as the kernel
   // To be filled: arguments that differ locally, such as the sizes of a view.
   std::vector<std::pair<int, c10::IValue>> replaced = {};
   // To be filled: runs instead of the operation. The local arguments are the last items of the

@@ -104,10 +104,11 @@ struct Traffic {
   std::int64_t reduce_scatters = 0;
   std::int64_t all_to_alls = 0;
   std::int64_t broadcasts = 0;
+  std::int64_t messages = 0;  // received by this rank in ring attention
   std::int64_t bytes = 0;
 
   [[nodiscard]] std::int64_t calls() const {
-    return all_reduces + all_gathers + reduce_scatters + all_to_alls + broadcasts;
+    return all_reduces + all_gathers + reduce_scatters + all_to_alls + broadcasts + messages;
   }
 };
 

@@ -1,4 +1,6 @@
-// Scaled dot-product attention: rows and heads may be cut, tokens and features not.
+// Scaled dot-product attention: rows and heads may be cut, features not; tokens of queries, keys
+// and values may be cut in the same way.
+#include "global/ring_attention.h"
 #include "global/rules/tables.h"
 
 #include <algorithm>
@@ -53,6 +55,32 @@ void lay_features_side_by_side(Rule& rule, std::size_t arguments) {
   };
 }
 
+// One more choice: tokens cut as those of the queries are. `first` is the operand that is the
+// query, `causal` the argument that says whether there is a causal mask.
+void add_cut_tokens(const RuleCall& call, Rule& rule, std::size_t first, std::size_t causal,
+                    bool is_masked, void (RingAttention::*run)(torch::jit::Stack&) const) {
+  const std::int64_t queries = call.sizes(first)[2], keys = call.sizes(first + 1)[2];
+  const bool is_causal = call.argument(causal).toBool();
+  if (is_masked || (is_causal && queries != keys)) return;
+  for (Placement now : call.operands()[first].placements) {
+    if (!now.is_shard_of(2) || now.parts() != 1) continue;
+    RuleChoice choice{Placements(call.size(), now), Placements(rule.results.size(), now)};
+    choice.once = true;
+    rule.more.push_back(std::move(choice));
+  }
+  rule.finish = [=, arguments = call.arguments(), otherwise = rule.finish](RulePlan& plan) {
+    const Placements& cuts = plan.operands[first];
+    for (std::size_t axis = 0; axis < cuts.size(); ++axis) {
+      if (!cuts[axis].is_shard_of(2)) continue;
+      const RingAttention ring(*plan.space, static_cast<int>(axis), cuts[axis], is_causal, queries,
+                               keys, plan.operation, arguments);
+      plan.kernel = [ring, run](torch::jit::Stack& stack) { (ring.*run)(stack); };
+      return;
+    }
+    otherwise(plan);
+  };
+}
+
 // query, key, value, dropout_p, is_causal, attn_mask?, scale -> output, logsumexp
 Rule flash(const RuleCall& call) {
   Rule rule = Attention(call, 0, 5).rule;
@@ -61,6 +89,7 @@ Rule flash(const RuleCall& call) {
   rule.results = {{sizes, dims, strides_of(sizes)},
                   {{sizes.begin(), sizes.end() - 1}, {dims.begin(), dims.end() - 1}}};
   lay_features_side_by_side(rule, call.arguments());
+  add_cut_tokens(call, rule, 0, 4, call.operand_of(5) >= 0, &RingAttention::forward);
   return rule;
 }
 
@@ -70,6 +99,7 @@ Rule flash_backward(const RuleCall& call) {
   for (std::size_t i : {1, 2, 3})
     rule.results.push_back({call.sizes(i), rule.operands[i], strides_of(call.sizes(i))});
   lay_features_side_by_side(rule, call.arguments());
+  add_cut_tokens(call, rule, 1, 7, call.operand_of(8) >= 0, &RingAttention::backward);
   return rule;
 }
 

@@ -224,9 +224,12 @@ std::size_t first_of_many(const Sizes& sizes, std::size_t begin, std::size_t end
 // A dim that is blocks of equal length, and the same blocks as a dim of their own.
 void add_blocks(const RuleCall& call, Rule& rule, const Sizes& to, const ViewGroup& group) {
   const Sizes& from = call.sizes(0);
+  // A block of several dims is cut between the elements of its first one: all ranks have as many.
+  const bool is_one_dim = std::max(group.b - group.a, group.d - group.c) == 2;
   auto add = [&](Placement whole, Placement block, std::int64_t length, bool splits) {
     RuleChoice choice{{splits ? whole : block}, {splits ? block : whole}};
-    if (from.size() + to.size() > 0) choice.lengths = {length};
+    if (!is_one_dim) choice.lengths = {whole.is_zigzag() && length % 2 == 0 ? length / 2 : length};
+    if (!is_one_dim && whole.is_zigzag() && length % 2 != 0) return;
     rule.more.push_back(std::move(choice));
   };
   for (Placement now : call.operands()[0].placements) {
@@ -235,11 +238,13 @@ void add_blocks(const RuleCall& call, Rule& rule, const Sizes& to, const ViewGro
     if (dim < group.a || dim >= group.b) continue;
     bool splits = group.b - group.a == 1 && group.d - group.c > 1 && now.parts() > 1 &&
                   to[group.c] == now.parts();
-    if (splits) add(now, Shard(static_cast<int>(group.c) + 1), to[group.c + 1], true);
+    if (splits)
+      add(now, Shard(static_cast<int>(group.c) + 1).zigzag(now.is_zigzag()), to[group.c + 1], true);
     bool joins = group.d - group.c == 1 && group.b - group.a > 1 && dim == group.a + 1 &&
                  now.parts() == 1 && from[group.a] > 1;
     if (joins)
-      add(Shard(static_cast<int>(group.c), static_cast<int>(from[group.a])), now, from[dim], false);
+      add(Shard(static_cast<int>(group.c), static_cast<int>(from[group.a])).zigzag(now.is_zigzag()),
+          now, from[dim], false);
   }
 }
 

@@ -1,0 +1,226 @@
+#include "global/ring_attention.h"
+
+#include "global/cut.h"
+
+#include <ATen/OpMathType.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/logaddexp.h>
+#include <ATen/ops/zeros.h>
+
+#include <chrono>
+#include <limits>
+#include <mutex>
+#include <utility>
+
+namespace lockstep::global {
+namespace {
+
+using torch::jit::Stack;
+
+constexpr CallOptions call_of_keys = {.tag = "ring attention: keys and values"};
+constexpr CallOptions call_of_gradients = {.tag = "ring attention: gradients"};
+
+at::Tensor rows_from(const at::Tensor& tensor, std::int64_t first, std::int64_t count) {
+  return first == 0 && tensor.size(2) == count ? tensor : tensor.narrow(2, first, count);
+}
+
+at::Tensor dense(const at::Tensor& tensor) {
+  return tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
+}
+
+// [rows, heads, tokens, features] that lie as the kernel lays out its result.
+at::Tensor zeros_like_result(const at::Tensor& like, at::ScalarType dtype) {
+  return at::zeros({like.size(0), like.size(2), like.size(1), like.size(3)},
+                   like.options().dtype(dtype))
+      .transpose(1, 2);
+}
+
+}  // namespace
+
+// What goes round: tensors [rows, heads, tokens, features] of one rank after another, in one
+// message each.
+class RingAttention::Ring {
+ public:
+  explicit Ring(const RingAttention& of)
+      : of_(of), group_(of.space_.group(of.axis_)), ranks_(group_.size()), rank_(group_.rank()) {}
+
+  [[nodiscard]] std::int64_t tokens_of(int source) const {
+    return length_of(of_.keys_, of_.cut_, ranks_, source);
+  }
+
+  struct Passing {
+    at::Tensor sent, received;  // kept until both are done
+    std::vector<Work> works;
+  };
+
+  // To the next rank, and from the one before: what that has of `source`.
+  [[nodiscard]] Passing pass(const at::Tensor& flat, int source, std::int64_t a_token,
+                             const CallOptions& call) {
+    Passing passing{flat, at::empty({tokens_of(source) * a_token}, flat.options()), {}};
+    if (flat.numel() > 0) passing.works.push_back(group_.send(flat, (rank_ + 1) % ranks_, call));
+    if (passing.received.numel() == 0) return passing;
+    passing.works.push_back(group_.recv(passing.received, (rank_ - 1 + ranks_) % ranks_, call));
+    std::lock_guard lock(of_.space_.traffic_mutex);
+    ++of_.space_.traffic.messages;
+    of_.space_.traffic.bytes += static_cast<std::int64_t>(passing.received.nbytes());
+    return passing;
+  }
+
+  [[nodiscard]] at::Tensor wait(Passing passing) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (Work& work : passing.works) work.wait();
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+    std::lock_guard lock(of_.space_.traffic_mutex);
+    of_.space_.seconds_waited += waited.count();
+    return std::move(passing.received);
+  }
+
+  void count(const RingStep& step, const at::Tensor& query) {
+    std::lock_guard lock(of_.space_.traffic_mutex);
+    of_.space_.scores += step.scores() * query.size(0) * query.size(1);
+  }
+
+ private:
+  const RingAttention& of_;
+  Group& group_;
+  int ranks_, rank_;
+};
+
+namespace {
+
+// Keys and values of one rank in one tensor, keys first, and views of both.
+struct KeysAndValues {
+  KeysAndValues(const at::Tensor& key, const at::Tensor& value)
+      : flat(at::cat({key.contiguous().view({-1}), value.contiguous().view({-1})})),
+        key(part(0, key, key.size(2))),
+        value(part(key.numel(), value, value.size(2))) {}
+  // As `like`, of another rank that has so many tokens.
+  KeysAndValues(at::Tensor all, const KeysAndValues& like, std::int64_t tokens)
+      : flat(std::move(all)),
+        key(part(0, like.key, tokens)),
+        value(part(key.numel(), like.value, tokens)) {}
+
+  [[nodiscard]] at::Tensor part(std::int64_t offset, const at::Tensor& like,
+                                std::int64_t tokens) const {
+    const std::int64_t count = like.size(0) * like.size(1) * tokens * like.size(3);
+    return flat.narrow(0, offset, count).view({like.size(0), like.size(1), tokens, like.size(3)});
+  }
+
+  // Elements that one token has.
+  [[nodiscard]] static std::int64_t a_token(const at::Tensor& key, const at::Tensor& value) {
+    return key.size(0) * key.size(1) * key.size(3) + value.size(0) * value.size(1) * value.size(3);
+  }
+
+  at::Tensor flat, key, value;
+};
+
+}  // namespace
+
+RingAttention::RingAttention(Space& space, int axis, Placement cut, bool is_causal,
+                             std::int64_t queries, std::int64_t keys, Kernel run,
+                             std::size_t arguments)
+    : space_(space),
+      axis_(axis),
+      cut_(cut),
+      keys_(keys),
+      run_(std::move(run)),
+      arguments_(arguments) {
+  const AxisPlace place = space.place()[static_cast<std::size_t>(axis)];
+  steps_ = ring_steps(place.size, place.coordinate, cut, is_causal, queries, keys);
+}
+
+// query, key, value, dropout_p, is_causal, attn_mask, scale -> output, logsumexp
+void RingAttention::forward(Stack& stack) const {
+  const auto items = torch::jit::last(stack, arguments_);
+  Stack given(items.begin(), items.end());
+  torch::jit::drop(stack, arguments_);
+  const at::Tensor query = dense(given[0].toTensor());
+  const at::ScalarType wide = at::toOpMathType(query.scalar_type());
+  at::Tensor output = zeros_like_result(query, wide);
+  at::Tensor sums = at::full({query.size(0), query.size(1), query.size(2)},
+                             -std::numeric_limits<double>::infinity(), query.options().dtype(wide));
+  Ring ring(*this);
+  KeysAndValues now(given[1].toTensor(), given[2].toTensor());
+  const std::int64_t a_token = KeysAndValues::a_token(given[1].toTensor(), given[2].toTensor());
+  for (std::size_t s = 0; s < steps_.size(); ++s) {
+    const RingStep& step = steps_[s];
+    Ring::Passing next;
+    if (s + 1 < steps_.size())
+      next = ring.pass(now.flat, steps_[s + 1].source, a_token, call_of_keys);
+    if (step.keys > 0 && query.numel() > 0) {
+      Stack call = given;
+      call[0] = rows_from(query, step.first_query, step.queries);
+      call[1] = rows_from(now.key, 0, step.keys);
+      call[2] = rows_from(now.value, 0, step.keys);
+      call[4] = step.is_causal;
+      run_(call);
+      ring.count(step, query);
+      at::Tensor of_output = rows_from(output, step.first_query, step.queries);
+      at::Tensor of_sums = rows_from(sums, step.first_query, step.queries);
+      const at::Tensor more = call[1].toTensor().to(wide);
+      const at::Tensor both = at::logaddexp(of_sums, more);
+      of_output.mul_((of_sums - both).exp_().unsqueeze(-1))
+          .addcmul_(call[0].toTensor().to(wide), (more - both).exp_().unsqueeze(-1));
+      of_sums.copy_(both);
+    }
+    if (s + 1 < steps_.size())
+      now = KeysAndValues(ring.wait(std::move(next)), now, ring.tokens_of(steps_[s + 1].source));
+  }
+  stack.emplace_back(output.to(query.scalar_type()));
+  stack.emplace_back(std::move(sums));
+}
+
+// grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale -> the
+// gradients of query, key and value
+void RingAttention::backward(Stack& stack) const {
+  const auto items = torch::jit::last(stack, arguments_);
+  Stack given(items.begin(), items.end());
+  torch::jit::drop(stack, arguments_);
+  const at::Tensor query = dense(given[1].toTensor());
+  const at::Tensor key = given[2].toTensor(), value = given[3].toTensor();
+  const at::ScalarType wide = at::toOpMathType(query.scalar_type());
+  at::Tensor of_query = zeros_like_result(query, wide);
+  Ring ring(*this);
+  KeysAndValues now(key, value);
+  const std::int64_t a_token = KeysAndValues::a_token(key, value);
+  // Of the keys and values at hand: what the ranks before have added, and this one.
+  KeysAndValues gradients = now;
+  for (std::size_t s = 0; s < steps_.size(); ++s) {
+    const RingStep& step = steps_[s];
+    const bool is_last = s + 1 == steps_.size();
+    Ring::Passing next;
+    if (!is_last) next = ring.pass(now.flat, steps_[s + 1].source, a_token, call_of_keys);
+    Ring::Passing before;
+    at::Tensor own = at::zeros(now.flat.sizes(), now.flat.options().dtype(wide));
+    if (s > 0) before = ring.pass(gradients.flat, step.source, a_token, call_of_gradients);
+    gradients = KeysAndValues(std::move(own), now, ring.tokens_of(step.source));
+    if (step.keys > 0 && query.numel() > 0) {
+      Stack call = given;
+      for (std::size_t i : {0, 1, 4, 5})
+        call[i] = rows_from(given[i].toTensor(), step.first_query, step.queries).contiguous();
+      call[2] = rows_from(now.key, 0, step.keys).contiguous();
+      call[3] = rows_from(now.value, 0, step.keys).contiguous();
+      call[7] = step.is_causal;
+      run_(call);
+      rows_from(of_query, step.first_query, step.queries).add_(call[0].toTensor());
+      rows_from(gradients.key, 0, step.keys).copy_(call[1].toTensor());
+      rows_from(gradients.value, 0, step.keys).copy_(call[2].toTensor());
+    }
+    if (s > 0) gradients.flat.add_(ring.wait(std::move(before)));
+    if (!is_last)
+      now = KeysAndValues(ring.wait(std::move(next)), now, ring.tokens_of(steps_[s + 1].source));
+  }
+  // Home: this rank's own keys are with the rank before, which was the last one to use them.
+  if (steps_.size() > 1) {
+    const int own = steps_.front().source;
+    at::Tensor all = ring.wait(ring.pass(gradients.flat, own, a_token, call_of_gradients));
+    gradients = KeysAndValues(std::move(all), gradients, ring.tokens_of(own));
+  }
+  stack.emplace_back(of_query.to(query.scalar_type()));
+  stack.emplace_back(gradients.key.to(key.scalar_type()));
+  stack.emplace_back(gradients.value.to(value.scalar_type()));
+}
+
+}  // namespace lockstep::global

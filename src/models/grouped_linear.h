@@ -1,0 +1,16 @@
+// A product of matrices for each of several groups of rows: the experts of a mixture.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace lockstep::models {
+
+// rows [n, in], of which counts[0] belong to the first group, the next counts[1] to the second, and
+// so on; weight [groups, out, in] -> [n, out]. Differentiable once.
+[[nodiscard]] at::Tensor grouped_linear(const at::Tensor& rows, const at::Tensor& weight,
+                                        const std::vector<std::int64_t>& counts);
+
+}  // namespace lockstep::models

@@ -1,0 +1,164 @@
+#include <lockstep/models/mixture.h>
+
+#include "models/grouped_linear.h"
+
+#include <lockstep/base/error.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/argsort.h>
+#include <ATen/ops/bincount.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <cmath>
+#include <utility>
+
+namespace lockstep::models {
+namespace {
+
+MixtureOptions checked(const MixtureOptions& options) {
+  auto positive = [](const char* name, std::int64_t value) {
+    if (value < 1)
+      throw InvalidArgument(c10::str("Mixture: expected ", name, " >= 1, found ", value));
+  };
+  positive("width", options.width);
+  positive("hidden", options.hidden);
+  positive("experts", options.experts);
+  positive("chosen", options.chosen);
+  if (options.chosen > options.experts)
+    throw InvalidArgument(c10::str("Mixture: expected at most ", options.experts,
+                                   " experts to be chosen, as many as there are, found ",
+                                   options.chosen));
+  if (options.chosen == 1 && options.experts > 1 && options.softmax_after_choice)
+    throw InvalidArgument(
+        "Mixture: expected softmax_after_choice = false where one expert is chosen, found true: "
+        "the softmax of one logit is always 1, so that the router would not learn");
+  auto not_negative = [](const char* name, double value) {
+    if (!(value >= 0) || std::isinf(value))
+      throw InvalidArgument(c10::str("Mixture: expected ", name, " >= 0, found ", value));
+  };
+  not_negative("capacity_factor", options.capacity_factor);
+  not_negative("balance_weight", options.balance_weight);
+  not_negative("z_weight", options.z_weight);
+  return options;
+}
+
+std::vector<std::int64_t> numbers_of(const at::Tensor& counts) {
+  const at::Tensor flat = counts.contiguous();
+  return {flat.const_data_ptr<std::int64_t>(), flat.const_data_ptr<std::int64_t>() + flat.numel()};
+}
+
+// Those before each one, along dim 0.
+at::Tensor sums_before(const at::Tensor& counts) { return counts.cumsum(0) - counts; }
+
+}  // namespace
+
+// One batch on its way. Choices are numbered choice by choice, then by token: choice c of token t
+// is number c * tokens + t.
+struct MixtureImpl::Routing {
+  at::Tensor logits;         // [tokens, experts], in float at least
+  at::Tensor probabilities;  // of all experts
+  at::Tensor weights;        // [chosen, tokens], flat: of each choice
+  at::Tensor order;          // the numbers of the choices that are kept, by expert
+  at::Tensor kept;           // [ranks, experts]: rows that go to each expert
+  at::Tensor shares;         // [experts]: of all choices of the batch
+};
+
+MixtureImpl::MixtureImpl(const MixtureOptions& options)
+    : router(torch::nn::LinearOptions(checked(options).width, options.experts).bias(false)),
+      options_(options) {
+  register_module("router", router);
+  up = register_parameter("up", at::empty({options.experts, options.hidden, options.width}));
+  down = register_parameter("down", at::empty({options.experts, options.width, options.hidden}));
+  at::NoGradGuard no_grad;
+  up.normal_(0.0, 0.02);
+  down.normal_(0.0, 0.02);
+  router->weight.normal_(0.0, 0.02);
+}
+
+MixtureImpl::Routing MixtureImpl::route(const at::Tensor& tokens) {
+  Routing routing;
+  const std::int64_t count = tokens.size(0), experts = options_.experts, chosen = options_.chosen;
+  const auto wide = at::promote_types(tokens.scalar_type(), at::kFloat);
+  routing.logits = at::linear(tokens.to(wide), router->weight.to(wide));
+  routing.probabilities = routing.logits.softmax(-1);
+  const at::Tensor choices =
+      std::get<1>(at::sort(routing.logits.detach(), /*stable=*/true, /*dim=*/-1,
+                           /*descending=*/true))
+          .narrow(1, 0, chosen);
+  const at::Tensor weights = options_.softmax_after_choice
+                                 ? routing.logits.gather(1, choices).softmax(-1)
+                                 : routing.probabilities.gather(1, choices);
+  routing.weights = weights.t().reshape({-1});
+  const at::Tensor experts_of = choices.t().reshape({-1});
+  const at::Tensor numbers = at::arange(chosen * count, experts_of.options());
+  // By choice and expert: of this rank, and of all.
+  const at::Tensor keys =
+      experts_of + numbers.floor_divide(std::max<std::int64_t>(count, 1)) * experts;
+  const at::Tensor counts = at::bincount(keys, {}, chosen * experts).view({chosen, experts});
+  const at::Tensor all = exchange_ ? exchange_->all_counts(counts) : counts.unsqueeze(0);
+  const at::Tensor of_batch = all.sum(0);
+  const at::Tensor before = sums_before(of_batch) + sums_before(all);  // [ranks, chosen, experts]
+  const std::int64_t total = of_batch.sum().item<std::int64_t>();
+  routing.shares = of_batch.sum(0).to(wide).div_(std::max<std::int64_t>(total, 1));
+  routing.order = at::argsort(experts_of, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  at::Tensor kept = all;
+  if (options_.capacity_factor > 0) {
+    const auto capacity = static_cast<std::int64_t>(std::ceil(
+        options_.capacity_factor * static_cast<double>(total) / static_cast<double>(experts)));
+    kept = at::minimum((capacity - before).clamp_min(0), all);
+    // Place of a choice among those of its expert, this rank's alone first.
+    const at::Tensor of_expert = counts.t().reshape({-1});  // [experts, chosen]
+    const at::Tensor first = sums_before(of_expert);
+    const at::Tensor sorted = keys.index_select(0, routing.order);
+    const at::Tensor group = sorted.remainder(experts) * chosen + sorted.floor_divide(experts);
+    const std::int64_t own = exchange_ ? exchange_->rank() : 0;
+    const at::Tensor begins = before.select(0, own).t().reshape({-1});
+    const at::Tensor place = numbers - first.index_select(0, group) + begins.index_select(0, group);
+    routing.order = routing.order.masked_select(place < capacity);
+  }
+  load_.chosen = numbers_of(of_batch.sum(0));
+  load_.dropped = total - kept.sum().item<std::int64_t>();
+  routing.kept = kept.sum(1);
+  return routing;
+}
+
+at::Tensor MixtureImpl::loss(const Routing& routing) const {
+  const at::Tensor balance =
+      routing.probabilities.mean(0).dot(routing.shares) * static_cast<double>(options_.experts);
+  const at::Tensor z = routing.logits.logsumexp(-1).square().mean();
+  return balance * options_.balance_weight + z * options_.z_weight;
+}
+
+MixtureImpl::Result MixtureImpl::forward(const at::Tensor& x) {
+  const at::Tensor tokens = x.reshape({-1, options_.width});
+  const std::int64_t count = tokens.size(0);
+  const Routing routing = route(tokens);
+  const at::Tensor sources = routing.order.remainder(std::max<std::int64_t>(count, 1));
+  at::Tensor rows = tokens.index_select(0, sources);
+  at::Tensor own_up = up, own_down = down;
+  std::vector<std::int64_t> counts;
+  if (exchange_) {
+    rows = exchange_->to_experts(rows, routing.kept);
+    counts = exchange_->rows_of_experts(routing.kept);
+    own_up = exchange_->own(up);
+    own_down = exchange_->own(down);
+  } else {
+    counts = numbers_of(routing.kept.select(0, 0));
+  }
+  rows = grouped_linear(at::gelu(grouped_linear(rows, own_up, counts)), own_down, counts);
+  if (exchange_) rows = exchange_->back(rows, routing.kept);
+  const at::Tensor weights = routing.weights.index_select(0, routing.order).to(rows.scalar_type());
+  const at::Tensor output =
+      at::zeros_like(tokens).index_add(0, sources, rows * weights.unsqueeze(-1));
+  return {output.view(x.sizes()), loss(routing)};
+}
+
+}  // namespace lockstep::models
