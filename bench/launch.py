@@ -23,6 +23,7 @@ from peers_found import PEERS, find_python
 ROWS = ("start", "restart", "store")
 SYSTEMS = ("torchrun", "lockstep")
 PATIENCE = 120  # seconds
+RESTARTS = 5  # one is needed; Gloo's ranks may fail again while they meet
 
 
 def launcher(options, system, ranks, what, folder, *more):
@@ -42,23 +43,27 @@ def launched(command):
         try:
             yield process
             if process.wait(PATIENCE):
-                said.seek(0)
-                raise Failed(f"{' '.join(command)} ended with {process.returncode}: {said.read().decode()[-2000:]}")
+                raise Failed(f"exit code {process.returncode}")
+        except Failed as error:
+            said.seek(0)
+            raise Failed(f"{' '.join(command)}: {error}\n{said.read().decode()[-4000:]}") from error
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
-def wait_for(folder, names, process):
-    """What ranks have written into these files: (nanoseconds, pid)."""
+def wait_for(folder, process, *lists):
+    """What ranks have written into the files of one of the lists: (nanoseconds, pid)."""
     end = time.monotonic() + PATIENCE
-    files = [folder / name for name in names]
-    while not all(file.exists() for file in files):
+    while True:
+        for names in lists:
+            files = [folder / name for name in names]
+            if all(file.exists() for file in files):
+                return [tuple(int(word) for word in file.read_text().split()) for file in files]
         if process.poll() not in (None, 0) or time.monotonic() > end:
-            raise Failed(f"ranks did not write {', '.join(names)}")
+            raise Failed(f"ranks did not write {', '.join(lists[0])}")
         time.sleep(0.0005)
-    return [tuple(int(word) for word in file.read_text().split()) for file in files]
 
 
 def start(options, system, ranks):
@@ -66,19 +71,20 @@ def start(options, system, ranks):
         folder = pathlib.Path(name)
         began = time.monotonic_ns()
         with launched(launcher(options, system, ranks, "start", folder)) as process:
-            marks = wait_for(folder, [f"started.{rank}" for rank in range(ranks)], process)
+            marks = wait_for(folder, process, [f"started.{rank}" for rank in range(ranks)])
         return (max(when for when, _ in marks) - began) / 1e9
 
 
 def restart(options, system, ranks):
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        with launched(launcher(options, system, ranks, "steps", folder, "--max-restarts=1")) as process:
-            marks = wait_for(folder, [f"step.0.{rank}" for rank in range(ranks)], process)
+        rounds = [[f"step.{round}.{rank}" for rank in range(ranks)] for round in range(RESTARTS + 1)]
+        with launched(launcher(options, system, ranks, "steps", folder, f"--max-restarts={RESTARTS}")) as process:
+            marks = wait_for(folder, process, rounds[0])
             time.sleep(0.2)
             killed = time.monotonic_ns()
             os.kill(marks[-1][1], signal.SIGKILL)
-            marks = wait_for(folder, [f"step.1.{rank}" for rank in range(ranks)], process)
+            marks = wait_for(folder, process, *rounds[1:])
             (folder / "stop").touch()
         return (max(when for when, _ in marks) - killed) / 1e9
 

@@ -23,6 +23,8 @@
 #include <functional>
 #include <iostream>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace lockstep::bench {
 
@@ -48,8 +50,8 @@ int number_of(const std::string& text) {
 
 // FOLDER: until the first barrier.
 int start(const Words& words) {
-  const Group world = init();
-  world.barrier();
+  Group world = init();
+  world.barrier().wait();
   mark(words.at(0), formatted("started.{}", world.rank()));
   return 0;
 }
@@ -58,12 +60,12 @@ int start(const Words& words) {
 int step_on(const Words& words) {
   const std::filesystem::path folder = words.at(0);
   const char* round = std::getenv("TORCHELASTIC_RESTART_COUNT");
-  const Group world = init();
+  Group world = init();
   bool first = true;
   for (double stop = 0; stop == 0;) {
     at::Tensor gradient = at::ones({1 << 16});
     if (std::filesystem::exists(folder / "stop")) gradient.mul_(2);
-    world.all_reduce(gradient);
+    world.all_reduce(gradient).wait();
     stop = gradient[0].item<double>() - world.size();
     if (std::exchange(first, false))
       mark(folder, formatted("step.{}.{}", round == nullptr ? "0" : round, world.rank()));

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <thread>
+#include <future>
 #include <utility>
 
 namespace lockstep::launch {
@@ -84,8 +84,12 @@ Rounds::~Rounds() {
     closing_ = true;
   }
   closing_changed_.notify_all();
-  static_cast<void>(tasks_.end(time_to_close));
-  store_.store->disconnect();
+  const auto said = std::make_shared<std::promise<void>>();
+  std::future<void> all_said = said->get_future();
+  tasks_.push([said] { said->set_value(); });
+  all_said.wait_for(time_to_close);
+  store_.store->disconnect();  // what still waits for it fails now
+  static_cast<void>(tasks_.end(Deadline::never().left()));
   for (sys::Thread& thread : threads_) thread.join();
 }
 

@@ -109,7 +109,7 @@ void TcpStore::Connection::try_once(Deadline deadline) {
 
 // Not a call: nobody else may read or send yet.
 void TcpStore::Connection::begin_session(store::FrameReader& frames, Deadline deadline) {
-  send_frame({0, store::Code::session, 0, {session_}});
+  send_frames({{0, store::Code::session, 0, {session_}}});
   std::string sealed;
   while (!frames.next(sealed)) {
     std::array<std::byte, 4096> buffer;
@@ -139,10 +139,11 @@ void TcpStore::Connection::send_again() {
       pending.sent = true;
       requests.push_back(pending.request);
     }
+    outbox_.clear();
     connected_ = true;
     broken_at_.reset();
   }
-  for (const store::Message& request : requests) send_frame(request);
+  send_frames(requests);
 }
 
 // One try, by the thread that reads.
@@ -173,9 +174,9 @@ store::Message TcpStore::Connection::call(store::Message request, Deadline deadl
   check(!is_copy_of_parent(), "store at {}: made in process {}, not usable in its child {}",
         address_, process_.number(), sys::own_process());
   auto start = Clock::now();
-  std::uint64_t id = begin(request);
+  std::uint64_t id = begin(std::move(request));
   try {
-    send(request);
+    send_outbox();
   } catch (...) {
     const Lock lock(mutex_);
     waiting_.erase(id);
@@ -193,25 +194,21 @@ void TcpStore::Connection::call_on_each_connection(store::Message request) {
   on_each_connection_.insert_or_assign(kept.parts.at(0), kept);
 }
 
-std::uint64_t TcpStore::Connection::begin(store::Message& request) {
+std::uint64_t TcpStore::Connection::begin(store::Message request) {
   Lock lock(mutex_);
   if (lost_) throw lost_error();
   request.id = next_id_++;
-  Pending& pending = waiting_[request.id];
-  if (!session_.empty()) pending.request = request;
-  return request.id;
+  const std::uint64_t id = request.id;
+  waiting_[id].request = std::move(request);
+  outbox_.push_back(id);
+  return id;
 }
 
-void TcpStore::Connection::send(const store::Message& request) {
+// What several threads have begun meanwhile goes out together, by the first of them.
+void TcpStore::Connection::send_outbox() {
   const Lock sending(sending_);
-  {
-    const Lock lock(mutex_);
-    Pending& pending = waiting_.at(request.id);
-    if (!connected_ || pending.sent) return;  // the next connection begins with it
-    pending.sent = true;
-  }
   try {
-    send_frame(request);
+    send_frames(take_outbox());
   } catch (const Error& error) {  // half a frame may be out: nothing can follow it
     break_off(error.what());
     if (session_.empty())
@@ -219,10 +216,28 @@ void TcpStore::Connection::send(const store::Message& request) {
   }
 }
 
+std::vector<store::Message> TcpStore::Connection::take_outbox() {
+  std::vector<store::Message> requests;
+  const Lock lock(mutex_);
+  if (!connected_) return requests;  // the next connection begins with them
+  for (const std::uint64_t id : outbox_) {
+    const auto place = waiting_.find(id);
+    if (place == waiting_.end() || std::exchange(place->second.sent, true)) continue;
+    store::Message& request = place->second.request;
+    if (session_.empty())
+      requests.push_back(std::move(request));
+    else
+      requests.push_back(request);
+  }
+  outbox_.clear();
+  return requests;
+}
+
 // A server whose replies nobody takes stops to take requests.
-void TcpStore::Connection::send_frame(const store::Message& message) {
-  const std::string frame = sealer_->seal(store::encode(message));
-  std::span<const std::byte> left = sys::bytes_of(frame);
+void TcpStore::Connection::send_frames(const std::vector<store::Message>& messages) {
+  std::string frames;
+  for (const store::Message& message : messages) frames += sealer_->seal(store::encode(message));
+  std::span<const std::byte> left = sys::bytes_of(frames);
   const Deadline deadline = Deadline::after(options_.call_timeout);
   while (!left.empty()) {
     if (const auto sent = sys::send_now(socket_.get(), left)) {

@@ -13,6 +13,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <lockstep/base/error.h>
 #include <lockstep/store/tcp_store.h>
@@ -45,7 +46,7 @@ class TcpStore::Connection {
 
  private:
   struct Pending {
-    store::Message request;  // kept where the connection can be made anew
+    store::Message request;  // after it was sent only where the connection can be made anew
     bool sent = false;       // on this connection
     std::optional<store::Message> reply = {};
     std::condition_variable changed;  // its reply is there, or there is another reason to look
@@ -56,9 +57,10 @@ class TcpStore::Connection {
   void begin_session(store::FrameReader& frames, Deadline deadline) LOCKSTEP_REQUIRES(sending_);
   void repair(Deadline deadline);
   void send_again() LOCKSTEP_REQUIRES(sending_);
-  std::uint64_t begin(store::Message& request);
-  void send(const store::Message& request);
-  void send_frame(const store::Message& message) LOCKSTEP_REQUIRES(sending_);
+  std::uint64_t begin(store::Message request);
+  void send_outbox();
+  [[nodiscard]] std::vector<store::Message> take_outbox();
+  void send_frames(const std::vector<store::Message>& messages) LOCKSTEP_REQUIRES(sending_);
   store::Message wait_for_reply(std::uint64_t id, Deadline deadline);
   void read_or_repair(Deadline deadline);
   void read_if_nobody_does();
@@ -90,6 +92,7 @@ class TcpStore::Connection {
   std::optional<Clock::time_point> broken_at_ LOCKSTEP_GUARDED_BY(mutex_);
   std::string broken_why_ LOCKSTEP_GUARDED_BY(mutex_);
   std::map<std::uint64_t, Pending> waiting_ LOCKSTEP_GUARDED_BY(mutex_);  // by request
+  std::vector<std::uint64_t> outbox_ LOCKSTEP_GUARDED_BY(mutex_);         // requests to be sent
   std::optional<std::string> lost_ LOCKSTEP_GUARDED_BY(mutex_);
   std::uint64_t next_id_ LOCKSTEP_GUARDED_BY(mutex_) = 1;
 };

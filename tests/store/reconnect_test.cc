@@ -25,10 +25,19 @@ using test::soon;
 
 class Reconnect : public testing::Test {
  protected:
+  // The port is one that the system may give to another connection for a moment.
   [[nodiscard]] std::unique_ptr<StoreServer> serve(bool with_log = true) const {
     StoreServerOptions options{.port = port_, .secret = "swordfish"};
     if (with_log) options.log = folder_ / "store.log";
-    return std::make_unique<StoreServer>(std::move(options));
+    for (const Deadline limit = soon();; std::this_thread::sleep_for(10ms)) {
+      try {
+        return std::make_unique<StoreServer>(options);
+      } catch (const BadInput& error) {
+        const bool taken =
+            std::string(error.what()).find("the port is in use") != std::string::npos;
+        if (!taken || limit.passed()) throw;
+      }
+    }
   }
   [[nodiscard]] TcpStoreOptions client(Duration reconnect = 20s) const {
     return {.host = "127.0.0.1",
