@@ -1,15 +1,21 @@
 #include <lockstep/checkpoint/async_saver.h>
 
 #include "base/check.h"
+#include "base/fingerprint.h"
 #include "base/log.h"
 #include "checkpoint/content.h"
 #include "sys/failure_text.h"
+#include "sys/own_process.h"
 #include "sys/private_pages.h"
 #include "sys/thread.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/together.h>
 
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
+
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <functional>
@@ -18,6 +24,7 @@
 #include <span>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 namespace lockstep::checkpoint {
 
@@ -32,6 +39,23 @@ const Group& of_host_memory(const Group& group) {
         "AsyncSaver: expected a group of another engine, found nccl: a thread that saves beside "
         "training may block it for ever; use checkpoint::save()");
   return group;
+}
+
+// One name on all ranks of the saver's group, and as many ranks: then they are the same ones.
+void check_same_ranks(Group& group, const Group& of) {
+  const auto own = static_cast<std::int64_t>(fingerprint(of.name()));
+  std::vector<std::int64_t> all(static_cast<std::size_t>(group.size()));
+  group
+      .all_gather(at::from_blob(all.data(), {group.size()}, at::kLong),
+                  at::full({1}, own, at::kLong), part_call)
+      .wait();
+  together(group, [&] {
+    check(of.size() == group.size() && of.rank() == group.rank() &&
+              std::ranges::count(all, own) == group.size(),
+          "AsyncSaver: expected a handle of the group that it was made for, rank {} of {}, found "
+          "rank {} of {} in {}",
+          group.rank(), group.size(), of.rank(), of.size(), of.name());
+  });
 }
 
 sys::Thread thread_of(std::function<void()> body) {
@@ -93,6 +117,7 @@ struct AsyncSaver::State {
     return std::exchange(error, nullptr);
   }
 
+  const sys::OwnProcess process;
   Group group;
   std::shared_ptr<void> snapshot;
   std::size_t room = 0, used = 0;
@@ -102,7 +127,7 @@ struct AsyncSaver::State {
   sys::Thread thread;
 };
 
-AsyncSaver::AsyncSaver(const Group& group) : state_(std::make_unique<State>(group)) {}
+AsyncSaver::AsyncSaver(const Group& group) : state_(sys::make_shared_of_process<State>(group)) {}
 
 AsyncSaver::~AsyncSaver() {
   try {
@@ -119,10 +144,7 @@ fs::path AsyncSaver::save(const fs::path& out, const Handle& handle,
                           const SaveOptions& options) {
   wait();
   Group& group = state_->group;
-  check(handle.group().size() == group.size() && handle.group().rank() == group.rank(),
-        "AsyncSaver: expected a handle of the group that it was made for, rank {} of {}, found "
-        "rank {} of {}",
-        group.rank(), group.size(), handle.group().rank(), handle.group().size());
+  check_same_ranks(group, handle.group());
   Content content = content_of(group, handle, optimizer, state, options);
   check_place(group, out, content);
   together(group, [&] {
@@ -137,6 +159,7 @@ fs::path AsyncSaver::save(const fs::path& out, const Handle& handle,
 }
 
 void AsyncSaver::wait() {
+  if (state_->process.is_copy_of_parent()) return;
   if (std::exception_ptr error = state_->finished()) std::rethrow_exception(error);
 }
 

@@ -1,7 +1,6 @@
 #include "checkpoint/content.h"
 
 #include "base/check.h"
-#include "base/scope_exit.h"
 #include "base/text.h"
 #include "checkpoint/file_names.h"
 #include "checkpoint/folders.h"
@@ -16,6 +15,9 @@
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/scheduler.h>
 
+#include <ATen/ops/from_blob.h>
+
+#include <array>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -36,16 +38,36 @@ Metadata texts_of(const optim::GradScaler::State& state) {
   return {{"scale", number_text(state.scale)}, {"good_steps", formatted("{}", state.good_steps)}};
 }
 
+// Axes that are not those of all ranks, as of a stage, say nothing of them.
+std::vector<MeshAxis> axes_of(const Handle& handle, int ranks) {
+  const std::optional<Mesh> mesh = handle.mesh();
+  return mesh && mesh->layout().ranks() == ranks ? mesh->axes() : std::vector<MeshAxis>();
+}
+
+// Rank 0's, on all ranks.
+Sharding common_sharding(Group& group, const Sharding& own) {
+  std::array<std::int64_t, 2> numbers{own.files, own.bytes};
+  group.broadcast(at::from_blob(numbers.data(), {2}, at::kLong), 0, part_call).wait();
+  return {.files = static_cast<int>(numbers[0]), .bytes = numbers[1]};
+}
+
 void check_asked(const TrainingState& state, const SaveOptions& options) {
   check(state.step >= 0 && state.step < most_steps,
         "checkpoint::save: expected a step from 0 to {}, found {}", most_steps - 1, state.step);
   check(options.keep >= 0,
         "checkpoint::save: expected to keep 0 (all) checkpoints or more, found {}", options.keep);
+  constexpr int most_files = 99'999;  // as many digits as names have
+  check(options.sharding.files >= 0 && options.sharding.files <= most_files,
+        "checkpoint::save: expected 0 (by size) to {} files, found {}", most_files,
+        options.sharding.files);
+  check(options.sharding.bytes > 0, "checkpoint::save: expected files of 1 byte or more, found {}",
+        options.sharding.bytes);
 }
 
 void check_folder(const fs::path& out, const fs::path& folder) {
   check_input(!fs::exists(folder), "{}: is there already, and a checkpoint is never overwritten",
               folder.string());
+  if (step_of(folder) < 0) return;  // a name of its own, which nobody looks for
   // What is loaded next is the newest one: it must be the one that is saved now.
   std::optional<fs::path> newest = latest_checkpoint(out);
   check_input(!newest || step_of(*newest) <= step_of(folder),
@@ -69,30 +91,33 @@ void check_space(const fs::path& folder, std::uint64_t bytes) {
 // the checkpoint.
 class PartialFolder {
  public:
+  // The lock first: what is there without one is the rest of a killed writer, and removed.
   PartialFolder(const fs::path& out, const fs::path& folder, fs::path partial)
-      : partial_(std::move(partial)) {
+      : partial_(std::move(partial)),
+        lock_(std::in_place, out, "saving", [&](const std::string& name) {
+          return step_of(name) >= 0 || name == folder.filename() || name == latest_file;
+        }) {
+    check_folder(out, folder);  // another one may have saved until now
     std::error_code error;
     if (!fs::create_directory(partial_, error))
       throw SystemError("making folder " + partial_.string(), error.value());
-    ScopeExit remove([&] { remove_all(); });
-    const auto is_checkpoint = [](const std::string& name) { return step_of(name) >= 0; };
-    lock_.emplace(out, "saving", is_checkpoint, partial_);
-    check_folder(out, folder);  // another one may have saved until now
-    remove.cancel();
   }
   PartialFolder(const PartialFolder&) = delete;
   PartialFolder& operator=(const PartialFolder&) = delete;
   ~PartialFolder() { remove_all(); }
 
   void become(const fs::path& folder) {
+    const fs::path out = folder.has_parent_path() ? folder.parent_path() : ".";
     std::error_code error;
     fs::rename(partial_, folder, error);
     if (error)
       throw SystemError("renaming " + partial_.string() + " to " + folder.string(), error.value());
     try {
-      sys::flush_folder(folder.has_parent_path() ? folder.parent_path() : ".");
+      sys::flush_folder(out);
+      if (step_of(folder) >= 0) point_latest(out);
     } catch (const SystemError&) {
       fs::rename(folder, partial_, error);  // it has the name, and may not for long
+      point_latest_quietly(out);
       throw;
     }
   }
@@ -107,17 +132,18 @@ class PartialFolder {
   std::optional<SaveLock> lock_;
 };
 
-std::uint64_t bytes_of(const Content& content, int ranks) {
+std::uint64_t bytes_of(const Content& content) {
   constexpr std::uint64_t of_headers = 4 << 10;
-  auto random = static_cast<std::uint64_t>(content.random.numel()) * ranks;
-  return content.model.bytes() + content.kept.bytes() + content.ignored.bytes() + random +
-         json_text(content.json).size() + of_headers;
+  std::uint64_t bytes = json_text(content.json).size() + of_headers;
+  for (const PlannedFile& file : content.files)
+    for (const std::uint64_t of_shard : file.tensors.bytes_by_shard()) bytes += of_shard;
+  return bytes;
 }
 
 }  // namespace
 
-TrainingJson training_json(const TrainingState& state, const SaveOptions& options, int ranks) {
-  TrainingJson json{.state = state};
+LayoutJson layout_json(const TrainingState& state, const SaveOptions& options, int ranks) {
+  LayoutJson json{.state = state};
   json.state.ranks = ranks;
   if (options.scheduler != nullptr) json.scheduler = texts_of(options.scheduler->state());
   if (options.scaler != nullptr) json.scaler = texts_of(options.scaler->state());
@@ -126,13 +152,15 @@ TrainingJson training_json(const TrainingState& state, const SaveOptions& option
 }
 
 std::size_t Content::snapshot_bytes() const {
-  return model.snapshot_bytes() + kept.snapshot_bytes() + ignored.snapshot_bytes();
+  std::size_t bytes = 0;
+  for (const PlannedFile& file : files) bytes += file.tensors.snapshot_bytes();
+  return bytes;
 }
 
 void Content::take_snapshot(std::span<std::byte> bytes) {
-  for (PlannedFile* file : {&model, &kept, &ignored}) {
-    const std::size_t own = file->snapshot_bytes();
-    file->take_snapshot(bytes.first(own));
+  for (PlannedFile& file : files) {
+    const std::size_t own = file.tensors.snapshot_bytes();
+    file.tensors.take_snapshot(bytes.first(own));
     bytes = bytes.subspan(own);
   }
 }
@@ -140,23 +168,35 @@ void Content::take_snapshot(std::span<std::byte> bytes) {
 Content content_of(Group& group, const Handle& handle, const torch::optim::Optimizer& optimizer,
                    const TrainingState& state, const SaveOptions& options) {
   std::vector<FilePart> model, ignored, kept;
-  TrainingJson json;
+  Content content;
   together(group, [&] {
     check_asked(state, options);
     std::vector<NamedPart> parts = handle.state_parts();
     model = model_parts(parts, /*aliases=*/false);
     ignored = ignored_parts(parts, group.rank());
     kept = optimizer_parts(optimizer, handle);
-    json = training_json(state, options, group.size());
+    content.json = layout_json(state, options, group.size());
+    content.json.mesh = axes_of(handle, group.size());
   });
-  std::string name = broadcast_text(group, checkpoint_name(state.step));
-  return {.name = std::move(name),
-          .json = std::move(json),
-          .model = PlannedFile(group, std::move(model), options.description),
-          .kept = PlannedFile(group, std::move(kept), {}),
-          .ignored = PlannedFile(group, std::move(ignored), {}),
-          .random = own_random_state(),
-          .keep = options.keep};
+  content.name = broadcast_text(group, checkpoint_name(state.step));
+  content.keep = options.keep;
+  const Sharding sharding = common_sharding(group, options.sharding);
+  const auto add = [&](const char* name, std::vector<FilePart> parts, const Sharding& how,
+                       const Metadata& metadata = {}) {
+    PlannedTensors planned(group, std::move(parts), metadata, how);
+    if (planned.has_parts() || name != std::string_view(ignored_file))
+      content.files.push_back({name, std::move(planned)});
+  };
+  add(model_file, std::move(model), sharding, options.description);
+  add(optimizer_file, std::move(kept), sharding);
+  add(ignored_file, std::move(ignored), sharding);
+  add(random_file, random_parts(group.rank()), {.files = 1});
+  together(group, [&] {
+    if (!group.is_root()) return;
+    content.json.parts = parts_text(content.files.front().tensors.by_rank());
+    (void)json_text(content.json);  // with the parts it may be too long
+  });
+  return content;
 }
 
 void check_place(Group& group, const fs::path& out, const Content& content) {
@@ -173,20 +213,16 @@ fs::path write_content(Group& group, const fs::path& out, Content& content) {
     if (!group.is_root()) return;
     check_folder(out, folder);
     sys::make_directories(out);
-    check_space(folder, bytes_of(content, group.size()));
+    check_space(folder, bytes_of(content));
     word = random_word();
     own.emplace(out, folder, out / partial_name(content.name, word));
   });
   const fs::path partial = out / partial_name(content.name, broadcast_text(group, std::move(word)));
-  std::vector<at::Tensor> random = gather_random_states(group, content.random);
-  write_parts(group, partial / model_file, content.model);
-  write_parts(group, partial / optimizer_file, content.kept);
-  if (content.ignored.has_parts()) write_parts(group, partial / ignored_file, content.ignored);
+  for (PlannedFile& file : content.files) write_parts(group, partial / file.name, file.tensors);
   together(group, [&] {
     if (!group.is_root()) return;
-    write_safetensors(partial / random_file, named_random_states(random));
     seal(content.json, partial);
-    sys::AtomicFile::write(partial / "training.json", json_text(content.json));
+    sys::AtomicFile::write(partial / layout_file, json_text(content.json));
     own->become(folder);
     remove_all_but(out, content.keep);
     own.reset();  // no lock is left where another rank looks

@@ -1,27 +1,31 @@
 // Content: what one checkpoint will hold, and how its folder is written.
 #pragma once
 
-#include "checkpoint/planned_file.h"
-#include "checkpoint/training_json.h"
+#include "checkpoint/layout_json.h"
+#include "checkpoint/planned_tensors.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/comm/group.h>
-
-#include <ATen/core/Tensor.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace lockstep::checkpoint {
 
+// The tensors of one of its files, or of the shards of that.
+struct PlannedFile {
+  const char* name;  // one of tensor_files
+  PlannedTensors tensors;
+};
+
 struct Content {
-  std::string name;   // of the folder, rank 0's
-  TrainingJson json;  // rank 0's counts
-  PlannedFile model, kept, ignored;
-  at::Tensor random;  // the state of this rank's generator
+  std::string name;  // of the folder, rank 0's
+  LayoutJson json;   // rank 0's counts
+  std::vector<PlannedFile> files;
   std::int64_t keep = 0;
 
   // Local: copies all tensors that this rank writes into memory of the caller's, which must stay
@@ -31,8 +35,8 @@ struct Content {
 };
 
 // Local: what is saved beside the tensors. InvalidArgument for texts that are no UTF-8.
-[[nodiscard]] TrainingJson training_json(const TrainingState& state, const SaveOptions& options,
-                                         int ranks);
+[[nodiscard]] LayoutJson layout_json(const TrainingState& state, const SaveOptions& options,
+                                     int ranks);
 
 // Collective: refers to the tensors of handle and optimizer until a snapshot is taken.
 // CommonFailure for what cannot be saved.

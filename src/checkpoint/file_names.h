@@ -1,10 +1,11 @@
-// The files of a checkpoint's folder that hold tensors.
+// The files of a checkpoint's folder, and the one beside it.
 #pragma once
 
 #include <array>
 
 namespace lockstep::checkpoint {
 
+// With tensors; each may be several shards (shards.h).
 inline constexpr const char* model_file = "model.safetensors";
 inline constexpr const char* optimizer_file = "optimizer.safetensors";
 inline constexpr const char* ignored_file = "ignored.safetensors";
@@ -12,5 +13,10 @@ inline constexpr const char* random_file = "random.safetensors";
 
 // All of them; without ignored_file where no rank ignores anything.
 inline constexpr std::array tensor_files{model_file, optimizer_file, ignored_file, random_file};
+
+inline constexpr const char* layout_file = "layout.json";
+
+// Beside the folders: the name of the newest of them.
+inline constexpr const char* latest_file = "LATEST";
 
 }  // namespace lockstep::checkpoint

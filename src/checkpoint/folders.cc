@@ -1,6 +1,8 @@
 #include "checkpoint/folders.h"
 
 #include "base/format.h"
+#include "checkpoint/file_names.h"
+#include "sys/files.h"
 
 #include <lockstep/base/error.h>
 
@@ -52,9 +54,11 @@ std::int64_t step_of(const fs::path& folder) {
   std::string name = (folder.has_filename() ? folder : folder.parent_path()).filename().string();
   if (!name.starts_with(folder_prefix)) return -1;
   std::string digits = name.substr(std::string_view(folder_prefix).size());
-  bool good = digits.size() >= 8 && digits.size() <= 18 &&
-              std::ranges::all_of(digits, [](unsigned char c) { return std::isdigit(c); });
-  return good ? std::stoll(digits) : -1;
+  bool is_number = digits.size() >= 8 && digits.size() <= 18 &&
+                   std::ranges::all_of(digits, [](unsigned char c) { return std::isdigit(c); });
+  if (!is_number) return -1;
+  const std::int64_t step = std::stoll(digits);
+  return name == checkpoint_name(step) ? step : -1;  // a step has one name
 }
 
 std::string random_word() {
@@ -80,17 +84,34 @@ std::string named_in_partial(const std::string& partial) {
 }
 
 void remove_partial(const fs::path& folder, const std::function<bool(const std::string&)>& is_ours,
-                    const fs::path& except, std::chrono::hours least_age) {
+                    std::chrono::hours least_age) {
   std::vector<fs::path> left;
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
        entry.increment(error)) {
     const std::string name = named_in_partial(entry->path().filename().string());
-    if (!name.empty() && is_ours(name) && entry->path().filename() != except.filename() &&
-        is_older(entry->path(), least_age))
+    if (!name.empty() && is_ours(name) && is_older(entry->path(), least_age))
       left.push_back(entry->path());
   }
   std::ranges::for_each(left, remove_quietly);
+}
+
+void point_latest(const fs::path& out) {
+  if (const std::optional<fs::path> newest = latest_checkpoint(out)) {
+    sys::AtomicFile::write(out / latest_file, newest->filename().string() + "\n");
+    return;
+  }
+  std::error_code error;
+  fs::remove(out / latest_file, error);
+  if (error) throw SystemError("removing " + (out / latest_file).string(), error.value());
+}
+
+void point_latest_quietly(const fs::path& out) {
+  try {
+    point_latest(out);
+  } catch (const SystemError&) {
+    // What is loaded is found by the folders' names.
+  }
 }
 
 void remove_all_but(const fs::path& out, std::int64_t keep) {

@@ -26,10 +26,14 @@ inline constexpr const char* folder_prefix = "step-";
 [[nodiscard]] std::string named_in_partial(const std::string& partial);
 
 // Removes what killed runs left in a folder of what they were writing, where `is_ours` holds of the
-// NAME and that was not changed for `least_age`, but for `except`.
+// NAME and that was not changed for `least_age`.
 void remove_partial(const std::filesystem::path& folder,
                     const std::function<bool(const std::string&)>& is_ours,
-                    const std::filesystem::path& except, std::chrono::hours least_age);
+                    std::chrono::hours least_age);
+// Makes the file LATEST name the newest checkpoint there is, for programs that do not look through
+// names; without a checkpoint it goes. SystemError.
+void point_latest(const std::filesystem::path& out);
+void point_latest_quietly(const std::filesystem::path& out);
 // Removes all but the newest `keep` checkpoints; 0 keeps all. None is ever there in part under its
 // own name.
 void remove_all_but(const std::filesystem::path& out, std::int64_t keep);

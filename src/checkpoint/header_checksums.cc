@@ -27,14 +27,13 @@ void add_checksums(SafetensorsHeader& header, std::span<const std::uint32_t> che
     header.metadata[checksum_key(header.entries[i].name)] = checksum_text(checksums[i]);
 }
 
-const std::string* checksum_in(const SafetensorsHeader& header, const TensorEntry& entry) {
-  auto found = header.metadata.find(checksum_key(entry.name));
-  return found == header.metadata.end() ? nullptr : &found->second;
+const std::string* checksum_in(const Metadata& metadata, const TensorEntry& entry) {
+  auto found = metadata.find(checksum_key(entry.name));
+  return found == metadata.end() ? nullptr : &found->second;
 }
 
-void compare_checksum(const SafetensorsHeader& header, const TensorEntry& entry,
-                      std::uint32_t found) {
-  const std::string* expected = checksum_in(header, entry);
+void compare_checksum(const Metadata& metadata, const TensorEntry& entry, std::uint32_t found) {
+  const std::string* expected = checksum_in(metadata, entry);
   if (expected == nullptr) return;
   check_input(checksum_text(found) == *expected,
               "tensor '{}' is damaged: expected {} bytes with crc32 {}, found {}",

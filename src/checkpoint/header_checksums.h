@@ -21,12 +21,10 @@ void check_metadata(const Metadata& metadata);
 // One for each of the header's entries, in their order; replaces those that are there.
 void add_checksums(SafetensorsHeader& header, std::span<const std::uint32_t> checksums);
 
-// The text that the header has for a tensor; null when it has none.
-[[nodiscard]] const std::string* checksum_in(const SafetensorsHeader& header,
-                                             const TensorEntry& entry);
+// The text that a header's metadata have for a tensor; null when they have none.
+[[nodiscard]] const std::string* checksum_in(const Metadata& metadata, const TensorEntry& entry);
 // BadInput names the tensor when that is another one than `found`.
-void compare_checksum(const SafetensorsHeader& header, const TensorEntry& entry,
-                      std::uint32_t found);
+void compare_checksum(const Metadata& metadata, const TensorEntry& entry, std::uint32_t found);
 
 [[nodiscard]] Metadata without_checksums(Metadata metadata);
 

@@ -2,11 +2,12 @@
 #include "base/text.h"
 #include "base/visible.h"
 #include "checkpoint/file_names.h"
+#include "checkpoint/layout_json.h"
 #include "checkpoint/model_parts.h"
 #include "checkpoint/optimizer_parts.h"
 #include "checkpoint/parts_reader.h"
 #include "checkpoint/random_states.h"
-#include "checkpoint/training_json.h"
+#include "checkpoint/shards.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/optim/grad_scaler.h>
@@ -16,33 +17,35 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
+#include <vector>
 
 namespace lockstep::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
 
-// One of the texts of a scheduler or a scaler, by its place in training.json.
+// One of the texts of a scheduler or a scaler, by its place in layout.json.
 struct TextIn {
   const Metadata& texts;
   std::string_view of;
 
   [[nodiscard]] const std::string& text(const std::string& name) const {
     auto found = texts.find(name);
-    check_input(found != texts.end(), "training.json: has no {}.{}", of, name);
+    check_input(found != texts.end(), "layout.json: has no {}.{}", of, name);
     return found->second;
   }
   [[nodiscard]] std::int64_t count(const std::string& name) const {
     std::optional<std::int64_t> value = parse_integer(text(name));
-    check_input(value && *value >= 0, "training.json: {}.{}: expected a count, found '{}'", of,
-                name, visible(text(name), 80));
+    check_input(value && *value >= 0, "layout.json: {}.{}: expected a count, found '{}'", of, name,
+                visible(text(name), 80));
     return *value;
   }
   [[nodiscard]] double number(const std::string& name, const std::string& word) const {
     std::optional<double> value = number_in(word);
-    check_input(value && std::isfinite(*value),
-                "training.json: {}.{}: expected a number, found '{}'", of, name, visible(word, 80));
+    check_input(value && std::isfinite(*value), "layout.json: {}.{}: expected a number, found '{}'",
+                of, name, visible(word, 80));
     return *value;
   }
 };
@@ -63,7 +66,7 @@ optim::GradScaler::State scaler_state(const Metadata& texts) {
   const TextIn in{texts, "scaler"};
   optim::GradScaler::State state{.scale = in.number("scale", in.text("scale")),
                                  .good_steps = in.count("good_steps")};
-  check_input(state.scale > 0, "training.json: scaler.scale: expected more than 0, found {}",
+  check_input(state.scale > 0, "layout.json: scaler.scale: expected more than 0, found {}",
               state.scale);
   return state;
 }
@@ -84,7 +87,7 @@ struct Beside {
   std::optional<optim::GradScaler::State> scaler;
 };
 
-Beside fitting(const TrainingJson& json, const LoadOptions& options) {
+Beside fitting(const LayoutJson& json, const LoadOptions& options) {
   check_is_wanted("scheduler", json.scheduler.has_value(), options.scheduler != nullptr);
   check_is_wanted("scaler", json.scaler.has_value(), options.scaler != nullptr);
   Beside beside{.state = json.state, .scheduler = {}, .scaler = {}};
@@ -99,44 +102,75 @@ Beside fitting(const TrainingJson& json, const LoadOptions& options) {
   return beside;
 }
 
-TrainingJson read_json(Group& group, const fs::path& folder) {
+// Rank 0's, and whether this rank sees the same folder or a copy of it.
+struct SeenJson {
+  LayoutJson json;
+  SeenFiles seen = SeenFiles::same;
+};
+
+SeenFiles seen_by_other(const fs::path& folder, const std::string& text_of_root) {
+  std::error_code error;
+  if (!fs::exists(folder / layout_file, error) && !error) return SeenFiles::others;
+  const std::string own = read_json_text(folder);
+  if (own == text_of_root) return SeenFiles::same;
+  (void)parse_json_text(folder, own);  // another checkpoint, or a damaged copy
+  return SeenFiles::others;
+}
+
+SeenJson read_json(Group& group, const fs::path& folder) {
   std::string text;
   together(group, [&] {
     if (group.is_root()) text = read_json_text(folder);
   });
   text = broadcast_text(group, std::move(text));
-  TrainingJson json;
-  together(group, [&] { json = parse_json_text(folder, text); });
-  return json;
+  SeenJson found;
+  together(group, [&] {
+    found.json = parse_json_text(folder, text);
+    if (!group.is_root()) found.seen = seen_by_other(folder, text);
+  });
+  return found;
 }
 
-// The files of a folder that hold tensors; their headers are those that training.json names.
+// The files of a folder that hold tensors; their headers are those that layout.json names.
 struct Files {
-  PartsReader model, kept;
+  PartsReader model, kept, random;
   std::optional<PartsReader> ignored;
+
+  [[nodiscard]] std::vector<PartsReader*> all() {
+    std::vector<PartsReader*> readers{&model, &kept};
+    if (ignored) readers.push_back(&*ignored);
+    readers.push_back(&random);
+    return readers;
+  }
 };
 
-Files open_files(Group& group, const fs::path& folder, const TrainingJson& json) {
+Files open_files(Group& group, const fs::path& folder, const SeenJson& of) {
   together(group, [&] {
-    if (group.is_root()) check_sealed(json, folder);
+    if (group.is_root()) check_sealed(of.json, folder);
   });
-  Files files{{group, folder / model_file}, {group, folder / optimizer_file}, {}};
-  if (json.files.contains(ignored_file)) files.ignored.emplace(group, folder / ignored_file);
+  const auto reader = [&](const char* name) { return PartsReader(group, folder / name, of.seen); };
+  Files files{reader(model_file), reader(optimizer_file), reader(random_file), {}};
+  const bool has_ignored = of.json.files.contains(ignored_file) ||
+                           of.json.files.contains(std::string(ignored_file) + index_end);
+  if (has_ignored) files.ignored.emplace(group, folder / ignored_file, of.seen);
+  together(group, [&] {
+    if (!group.is_root()) return;
+    for (const PartsReader* opened : files.all()) check_noted(of.json, opened->files());
+    check_random_states(files.random, of.json.state.ranks);
+  });
   return files;
 }
 
 void verify_files(Files& files) {
-  files.model.verify();
-  files.kept.verify();
-  if (files.ignored) files.ignored->verify();
+  for (PartsReader* reader : files.all()) reader->verify();
 }
 
-std::vector<at::Tensor> read_random(Group& group, const fs::path& folder, int ranks) {
-  std::vector<at::Tensor> random;
-  together(group, [&] {
-    if (group.is_root()) random = read_random_states(folder / random_file, ranks);
-  });
-  return random;
+void count(Files& files, LoadCounts* counts) {
+  if (counts == nullptr) return;
+  for (const PartsReader* reader : files.all()) {
+    counts->read += reader->bytes_read();
+    counts->verified += reader->bytes_verified();
+  }
 }
 
 }  // namespace
@@ -144,12 +178,10 @@ std::vector<at::Tensor> read_random(Group& group, const fs::path& folder, int ra
 TrainingState load(const fs::path& folder, Handle& handle, torch::optim::Optimizer& optimizer,
                    const LoadOptions& options) {
   Group group = handle.group();
-  const TrainingJson json = read_json(group, folder);
+  const SeenJson found = read_json(group, folder);
   Beside beside;
-  together(group, [&] { beside = fitting(json, options); });
-  const bool same_ranks = beside.state.ranks == group.size();
-  Files files = open_files(group, folder, json);
-  std::vector<at::Tensor> random = read_random(group, folder, beside.state.ranks);
+  together(group, [&] { beside = fitting(found.json, options); });
+  Files files = open_files(group, folder, found);
   PartsReader* ignored = files.ignored ? &*files.ignored : nullptr;
   std::vector<NamedPart> state;
   together(group, [&] {
@@ -164,7 +196,8 @@ TrainingState load(const fs::path& folder, Handle& handle, torch::optim::Optimiz
   read_model(handle, files.model, ignored);
   if (beside.scheduler) options.scheduler->load_state(*beside.scheduler);
   if (beside.scaler) options.scaler->load_state(*beside.scaler);
-  if (same_ranks) scatter_random_states(group, random);
+  if (beside.state.ranks == group.size()) load_random_state(files.random);
+  count(files, options.counts);
   return beside.state;
 }
 
@@ -183,13 +216,11 @@ std::optional<TrainingState> load_latest(const fs::path& out, Handle& handle,
 }
 
 TrainingState read_training_state(Group& group, const fs::path& folder) {
-  return read_json(group, folder).state;
+  return read_json(group, folder).json.state;
 }
 
 void verify(Group& group, const fs::path& folder) {
-  const TrainingJson json = read_json(group, folder);
-  Files files = open_files(group, folder, json);
-  (void)read_random(group, folder, json.state.ranks);
+  Files files = open_files(group, folder, read_json(group, folder));
   verify_files(files);
 }
 

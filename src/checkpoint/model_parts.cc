@@ -56,7 +56,7 @@ std::vector<std::string> names_in(const PartsReader& file, const NamedPart& part
 }
 
 void check_all_known(const PartsReader& file, const std::set<std::string>& known) {
-  for (const TensorEntry& entry : file.header().entries)
+  for (const TensorEntry& entry : file.entries())
     check_input(known.contains(entry.name),
                 "loading a model: found a tensor named {} that the model does not have",
                 visible(entry.name));

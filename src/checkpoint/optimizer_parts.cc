@@ -154,7 +154,7 @@ void OptimizerReading::check_all_known() const {
   known = names_of_all(file_.group(), known);
   together(file_.group(), [&] {
     file_.in_file([&] {
-      for (const TensorEntry& entry : file_.header().entries)
+      for (const TensorEntry& entry : file_.entries())
         check_input(known.contains(entry.name),
                     "checkpoint has '{}', which belongs to no parameter of this model",
                     visible(entry.name));

@@ -1,7 +1,6 @@
 #include "checkpoint/parts_reader.h"
 
 #include "base/check.h"
-#include "base/fingerprint.h"
 #include "base/visible.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/header_checksums.h"
@@ -22,6 +21,8 @@
 namespace lockstep::checkpoint {
 namespace {
 
+namespace fs = std::filesystem;
+
 std::span<std::byte> writable_bytes_of(const at::Tensor& dense) {
   return {static_cast<std::byte*>(dense.data_ptr()), dense.nbytes()};
 }
@@ -29,66 +30,36 @@ std::span<std::byte> writable_bytes_of(const at::Tensor& dense) {
 // Whether bytes can be read into it as they stand in the file.
 bool takes_bytes(const at::Tensor& view) { return view.is_cpu() && view.is_contiguous(); }
 
-// Of a rank that does not see the file.
-constexpr std::int64_t none = 0;
-
-std::int64_t copy_number(const sys::PlainFile& file) {
-  auto number = static_cast<std::int64_t>(fingerprint(file.identity()));
-  return number == none ? 1 : number;
-}
-
 at::Tensor host_tensor(const layout::Box& run, c10::ScalarType dtype) {
   return at::empty(run.sizes, at::TensorOptions(dtype));
 }
 
+// Small enough to stay in a core's cache between reading and summing up.
+constexpr std::size_t verified_at_once = std::size_t{256} << 10;
+
 }  // namespace
 
-PartsReader::PartsReader(Group& group, std::filesystem::path path)
-    : group_(group), path_(std::move(path)) {
-  std::string text;
-  together(group_, [&] {
-    if (group_.is_root()) text = read_header_text();
-  });
-  std::string own = std::move(text);
-  text = broadcast_text(group_, own);
-  // Another file of the same name, on a disk of this host's own, is not this one. A copy is.
-  if (!group_.is_root()) {
-    try {
-      own = read_header_text();
-    } catch (const Error&) {
-      file_.reset();
-    }
-    if (own != text) file_.reset();
-  }
-  std::int64_t copy = none;
-  together(group_, [&] {
-    if (file_) copy = copy_number(*file_);
-  });
-  copies_.resize(static_cast<std::size_t>(group_.size()));
-  group_
-      .all_gather(at::from_blob(copies_.data(), {group_.size()}, at::kLong),
-                  at::from_blob(&copy, {1}, at::kLong), part_call)
-      .wait();
-  data_begin_ = sizeof(std::uint64_t) + text.size();
-  std::uint64_t data_bytes = file_ ? file_->size() - data_begin_ : 0;
-  auto shared = static_cast<std::int64_t>(data_bytes);
-  group_.broadcast(at::from_blob(&shared, {1}, at::kLong), 0, part_call).wait();
-  together(group_, [&] {
-    in_file([&] { header_ = parse_header(text, static_cast<std::uint64_t>(shared)); });
-    for (std::size_t i = 0; i < header_.entries.size(); ++i) by_name_[header_.entries[i].name] = i;
-  });
+std::vector<fs::path> PartsReader::files() const {
+  std::vector<fs::path> paths;
+  for (const Shard& shard : shards_) paths.push_back(shard.path);
+  return paths;
 }
 
-std::string PartsReader::read_header_text() {
-  file_.emplace(path_);
-  std::string text;
-  in_file([&] { text = checkpoint::read_header_text(*file_); });
-  return text;
+const std::map<std::string, std::string>& PartsReader::metadata() const {
+  return shards_.front().metadata;
+}
+
+bool PartsReader::has_checksum(const TensorEntry& entry) const {
+  return checksum_in(shard_of(entry).metadata, entry) != nullptr;
 }
 
 const TensorEntry* PartsReader::find(const std::string& name) const {
   auto found = by_name_.find(name);
-  return found == by_name_.end() ? nullptr : &header_.entries[found->second];
+  return found == by_name_.end() ? nullptr : &entries_[found->second];
+}
+
+const PartsReader::Shard& PartsReader::shard_of(const TensorEntry& entry) const {
+  return shards_[shard_of_entry_[static_cast<std::size_t>(&entry - entries_.data())]];
 }
 
 void PartsReader::in_file(const std::function<void()>& check) const {
@@ -99,45 +70,55 @@ void PartsReader::in_file(const std::function<void()>& check) const {
   }
 }
 
-void PartsReader::read_at(std::uint64_t offset, std::span<std::byte> bytes,
-                          const std::string& name) {
-  if (file_->read_at(data_begin_ + offset, bytes) < bytes.size())
-    in_file([&] {
-      throw BadInput(
-          formatted("tensor '{}' cannot be read: the file became shorter", visible(name)));
-    });
+void PartsReader::in_shard(const TensorEntry& entry, const std::function<void()>& check) const {
+  try {
+    check();
+  } catch (const BadInput& problem) {
+    throw BadInput(formatted("{}: {}", shard_of(entry).path.string(), problem.what()));
+  }
 }
 
-void PartsReader::add_share(const TensorEntry& entry, std::uint64_t begin, std::uint64_t end,
-                            std::uint32_t& checksum) {
-  staging_.resize(static_cast<std::size_t>(staging_bytes));
+void PartsReader::read_at(const TensorEntry& entry, std::uint64_t offset,
+                          std::span<std::byte> bytes) const {
+  const Shard& shard = shard_of(entry);
+  const std::uint64_t data_begin = sizeof(std::uint64_t) + shard.text.size();
+  check_input(shard.file->read_at(data_begin + entry.begin + offset, bytes) == bytes.size(),
+              "{}: tensor '{}' cannot be read: the file became shorter", shard.path.string(),
+              visible(entry.name));
+}
+
+std::uint32_t PartsReader::share_of(const TensorEntry& entry, std::uint64_t begin,
+                                    std::uint64_t end) {
+  staging_.resize(verified_at_once);
   std::uint32_t own = 0;
   for (std::uint64_t offset = begin; offset < end;) {
     std::span bytes =
         std::span(staging_).first(std::min<std::uint64_t>(staging_.size(), end - offset));
-    read_at(offset, bytes, entry.name);
+    read_at(entry, offset, bytes);
     own = crc32_of(bytes, own);
     offset += bytes.size();
   }
-  checksum = crc32_share(own, entry.end - end);
+  bytes_verified_ += end - begin;
+  return crc32_share(own, entry.end - entry.begin - end);
 }
 
-// Ranks that read one copy of the file divide its bytes between them.
+// Ranks that read one copy of the files divide their bytes between them.
 std::vector<std::int64_t> PartsReader::own_shares() {
   const std::int64_t own = copies_[static_cast<std::size_t>(group_.rank())];
   std::span before(copies_.data(), static_cast<std::size_t>(group_.rank()));
-  std::uint64_t total = header_.entries.empty() ? 0 : header_.entries.back().end;
+  std::uint64_t total = 0, place = 0;
+  for (const TensorEntry& entry : entries_) total += entry.end - entry.begin;
   auto readers = static_cast<std::uint64_t>(std::ranges::count(copies_, own));
   auto number = static_cast<std::uint64_t>(std::ranges::count(before, own));
-  std::uint64_t begin = total / readers * number;
-  std::uint64_t end = number + 1 == readers ? total : total / readers * (number + 1);
-  std::vector<std::int64_t> shares(header_.entries.size());
-  for (std::size_t i = 0; file_ && i < shares.size(); ++i) {
-    const TensorEntry& entry = header_.entries[i];
-    std::uint64_t from = std::max(begin, entry.begin), to = std::min(end, entry.end);
-    std::uint32_t share = 0;
-    if (from < to && checksum_in(header_, entry) != nullptr) add_share(entry, from, to, share);
-    shares[i] = share;
+  const std::uint64_t begin = total / readers * number;
+  const std::uint64_t end = number + 1 == readers ? total : total / readers * (number + 1);
+  std::vector<std::int64_t> shares(entries_.size());
+  for (std::size_t i = 0; sees() && i < shares.size(); ++i) {
+    const std::uint64_t size = entries_[i].end - entries_[i].begin;
+    const std::uint64_t from = std::max(begin, place), to = std::min(end, place + size);
+    if (from < to && has_checksum(entries_[i]))
+      shares[i] = share_of(entries_[i], from - place, to - place);
+    place += size;
   }
   return shares;
 }
@@ -152,32 +133,58 @@ void PartsReader::verify() {
       .all_gather(at::from_blob(all.data(), {group_.size() * count}, at::kLong),
                   at::from_blob(shares.data(), {count}, at::kLong), part_call)
       .wait();
-  // A rank that does not see the file gets what rank 0 reads.
-  const std::int64_t copy = copies_[static_cast<std::size_t>(file_ ? group_.rank() : 0)];
+  // A rank that does not see the files gets what rank 0 reads.
+  const std::int64_t copy = copies_[static_cast<std::size_t>(sees() ? group_.rank() : 0)];
   together(group_, [&] {
     for (std::size_t i = 0; i < shares.size(); ++i) {
       std::uint32_t found = 0;
       for (std::size_t rank = 0; rank < copies_.size(); ++rank)
         if (copies_[rank] == copy)
           found ^= static_cast<std::uint32_t>(all[rank * shares.size() + i]);
-      in_file([&] { compare_checksum(header_, header_.entries[i], found); });
+      in_shard(entries_[i],
+               [&] { compare_checksum(shard_of(entries_[i]).metadata, entries_[i], found); });
     }
   });
+}
+
+at::Tensor PartsReader::read_whole(const TensorEntry& entry) {
+  at::Tensor tensor;
+  try {
+    tensor = at::empty(entry.shape, at::TensorOptions(entry.dtype));
+  } catch (const std::exception&) {  // c10::Error, with a trace of the stack
+    throw BadInput(formatted("{}: tensor '{}': its {} bytes could not be allocated",
+                             shard_of(entry).path.string(), visible(entry.name),
+                             entry.end - entry.begin));
+  }
+  const std::span<std::byte> bytes = writable_bytes_of(tensor);
+  read_bytes(entry, 0, bytes);
+  in_shard(entry, [&] { compare_checksum(shard_of(entry).metadata, entry, crc32_of(bytes)); });
+  return tensor;
+}
+
+void PartsReader::read_bytes(const TensorEntry& entry, std::uint64_t offset,
+                             std::span<std::byte> bytes) {
+  read_at(entry, offset, bytes);
+  bytes_read_ += bytes.size();
+}
+
+void PartsReader::read_run(const TensorEntry& entry, const layout::Box& run,
+                           const at::Tensor& dense) {
+  const auto element = static_cast<std::uint64_t>(layout::first_element(run, entry.shape));
+  read_bytes(entry, element * c10::elementSize(entry.dtype), writable_bytes_of(dense));
 }
 
 void PartsReader::fill_own(const PartToFill& part) {
   const TensorEntry& entry = *find(part.name);
   for (const layout::Box& box : layout::boxes_of(part.slice))
-    layout::for_each_run(
-        box, entry.shape, elements_at_once(entry.dtype), [&](const layout::Box& run) {
-          at::Tensor view = view_of(part.tensor, part.slice, run);
-          bool in_place = takes_bytes(view);
-          at::Tensor dense = in_place ? view : host_tensor(run, entry.dtype);
-          auto element = layout::first_element(run, entry.shape);
-          read_at(entry.begin + static_cast<std::uint64_t>(element) * c10::elementSize(entry.dtype),
-                  writable_bytes_of(dense), entry.name);
-          if (!in_place) view.copy_(dense);
-        });
+    layout::for_each_run(box, entry.shape, elements_at_once(entry.dtype),
+                         [&](const layout::Box& run) {
+                           at::Tensor view = view_of(part.tensor, part.slice, run);
+                           bool in_place = takes_bytes(view);
+                           at::Tensor dense = in_place ? view : host_tensor(run, entry.dtype);
+                           read_run(entry, run, dense);
+                           if (!in_place) view.copy_(dense);
+                         });
 }
 
 // Sends what it could not read all the same: an `error` here must not leave the other one waiting.
@@ -187,11 +194,8 @@ void PartsReader::serve(int rank, const PartDescription& part, std::exception_pt
     layout::for_each_run(
         box, entry.shape, elements_at_once(entry.dtype), [&](const layout::Box& run) {
           at::Tensor dense = host_tensor(run, entry.dtype);
-          auto element = static_cast<std::uint64_t>(layout::first_element(run, entry.shape));
           try {
-            if (!error)
-              read_at(entry.begin + element * c10::elementSize(entry.dtype),
-                      writable_bytes_of(dense), entry.name);
+            if (!error) read_run(entry, run, dense);
           } catch (const std::exception&) {
             error = std::current_exception();
           }
@@ -222,20 +226,20 @@ void PartsReader::read(const std::vector<PartToFill>& parts,
                        const std::function<void(const PartToFill&)>& after_each) {
   at::NoGradGuard no_grad;
   std::vector<std::vector<PartDescription>> wanted;
-  if (std::ranges::count(copies_, none) > 0) {
+  if (std::ranges::count(copies_, no_copy) > 0) {
     std::vector<PartDescription> own;
     for (const PartToFill& part : parts)
-      if (!file_) own.push_back({part.name, find(part.name)->dtype, part.slice});
+      if (!sees()) own.push_back({part.name, find(part.name)->dtype, part.slice});
     wanted = exchange_parts(group_, own);
   }
   std::exception_ptr error;
   for (const PartToFill& part : parts) {
     try {
-      if (file_ && !error) fill_own(part);
+      if (sees() && !error) fill_own(part);
     } catch (const std::exception&) {
       error = std::current_exception();
     }
-    if (!file_) receive(part);
+    if (!sees()) receive(part);
     if (after_each && !error) after_each(part);
   }
   if (group_.is_root())

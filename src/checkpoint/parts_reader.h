@@ -1,7 +1,7 @@
-// Reads one safetensors file into the parts that ranks have of its tensors: each rank reads the
-// bytes of its own parts, into them where they lie so.
+// Reads a safetensors file, or the shards that an index names (shards.h), into the parts that ranks
+// have of the tensors: each rank reads the bytes of its own parts, into them where they lie so.
 //
-// Rank 0 must see the file. A rank that does not see the same file gets its parts from rank 0, a
+// Rank 0 must see the files. A rank that does not see the same files gets its parts from rank 0, a
 // few megabytes at a time. With a group of one rank everything is local.
 //
 // Bytes are read, not mapped: a file that becomes shorter or a disk that fails is an error then,
@@ -29,53 +29,98 @@
 
 namespace lockstep::checkpoint {
 
+// What a rank knows of files under the same path as rank 0's.
+enum class SeenFiles {
+  unknown,  // none, or others, are passed over; what cannot be read is an error
+  same,     // rank 0's own or copies of them: any difference is damage
+  others    // another checkpoint's, or none: they are not looked at
+};
+
 class PartsReader {
  public:
-  // Collective: rank 0's header on every rank, checked. CommonFailure on every rank for a file that
-  // is not there or makes no sense.
-  PartsReader(Group& group, std::filesystem::path path);
+  // Collective: rank 0's headers on every rank, checked. CommonFailure on every rank for a file
+  // that is not there or makes no sense, and for shards that are not those of their index.
+  PartsReader(Group& group, const std::filesystem::path& path, SeenFiles seen = SeenFiles::unknown);
 
+  // The file, or the index where there are shards.
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+  // The file, or the shards.
+  [[nodiscard]] std::vector<std::filesystem::path> files() const;
   [[nodiscard]] Group& group() const { return group_; }
-  [[nodiscard]] const SafetensorsHeader& header() const { return header_; }
-  // The number of each entry of the header.
+  // Of all files. Offsets are of the tensor's own file.
+  [[nodiscard]] const std::vector<TensorEntry>& entries() const { return entries_; }
+  // The metadata of the first file.
+  [[nodiscard]] const std::map<std::string, std::string>& metadata() const;
+  [[nodiscard]] bool has_checksum(const TensorEntry& entry) const;
+  // The number of each entry.
   [[nodiscard]] const std::map<std::string, std::size_t>& by_name() const { return by_name_; }
   // Null when there is none.
   [[nodiscard]] const TensorEntry* find(const std::string& name) const;
 
-  // Collective: the ranks that read one copy of the file read it once between them, and the
+  // Collective: the ranks that read one copy of the files read it once between them, and the
   // checksums are compared. CommonFailure names the tensor that is damaged.
   void verify();
 
-  // Collective. The header has each name, with the slice's sizes and the tensor's dtype.
+  // Collective. There is a tensor of each name, with the slice's sizes and the tensor's dtype.
   // `after_each` is told of each of this rank's parts when it is filled. CommonFailure when a file
   // cannot be read; parts that were filled stay so.
   void read(const std::vector<PartToFill>& parts,
             const std::function<void(const PartToFill&)>& after_each = {});
 
-  // Runs `check`; a BadInput of it begins with the file's path.
+  // Local, on a rank that sees the files: a whole tensor, compared with its checksum where it has
+  // one. BadInput, SystemError.
+  [[nodiscard]] at::Tensor read_whole(const TensorEntry& entry);
+  // Some bytes of it, from `offset` on.
+  void read_bytes(const TensorEntry& entry, std::uint64_t offset, std::span<std::byte> bytes);
+
+  // Local. Bytes of tensors that this rank has read for parts, its own and those of ranks that do
+  // not see the files; and those that it has read for verify().
+  [[nodiscard]] std::uint64_t bytes_read() const { return bytes_read_; }
+  [[nodiscard]] std::uint64_t bytes_verified() const { return bytes_verified_; }
+
+  // Runs `check`; a BadInput of it begins with path().
   void in_file(const std::function<void()>& check) const;
 
  private:
-  [[nodiscard]] std::string read_header_text();
-  void read_at(std::uint64_t offset, std::span<std::byte> bytes, const std::string& name);
+  struct Shard {
+    std::filesystem::path path;
+    std::string text;              // of the header
+    std::uint64_t data_bytes = 0;  // of the tensors
+    std::optional<sys::PlainFile> file;
+    std::map<std::string, std::string> metadata;
+  };
+
+  [[nodiscard]] static Shard open(const std::filesystem::path& path);
+  [[nodiscard]] std::string description(bool is_indexed) const;
+  [[nodiscard]] std::vector<SafetensorsHeader> headers() const;
+  void open_described(const std::string& text, SeenFiles seen);
+  void open_as_described(Shard& shard, SeenFiles seen, bool& all_same);
+  void exchange_copies(bool sees);
+  void parse_headers();
+  [[nodiscard]] bool sees() const { return shards_.front().file.has_value(); }
+  [[nodiscard]] const Shard& shard_of(const TensorEntry& entry) const;
+  void in_shard(const TensorEntry& entry, const std::function<void()>& check) const;
+  void read_at(const TensorEntry& entry, std::uint64_t offset, std::span<std::byte> bytes) const;
+  void read_run(const TensorEntry& entry, const layout::Box& run, const at::Tensor& dense);
   void fill_own(const PartToFill& part);
   void serve(int rank, const PartDescription& part, std::exception_ptr& error);
   void receive(const PartToFill& part);
   [[nodiscard]] std::vector<std::int64_t> own_shares();
-  void add_share(const TensorEntry& entry, std::uint64_t begin, std::uint64_t end,
-                 std::uint32_t& checksum);
+  [[nodiscard]] std::uint32_t share_of(const TensorEntry& entry, std::uint64_t begin,
+                                       std::uint64_t end);
 
   Group& group_;
-  const std::filesystem::path path_;
-  std::optional<sys::PlainFile> file_;  // where this rank sees it
-  // By rank: 0 where it does not see the file, else a number for the copy that it reads. Hosts
-  // without a common disk have copies.
+  std::filesystem::path path_;
+  std::vector<Shard> shards_;  // with files where this rank sees them
+  // By rank: no_copy where it does not see the files, else a number for the copy that it reads.
+  // Hosts without a common disk have copies.
+  static constexpr std::int64_t no_copy = 0;
   std::vector<std::int64_t> copies_;
-  std::uint64_t data_begin_ = 0;
-  SafetensorsHeader header_;
+  std::vector<TensorEntry> entries_;
+  std::vector<std::size_t> shard_of_entry_;
   std::map<std::string, std::size_t> by_name_;
   std::vector<std::byte> staging_;
+  std::uint64_t bytes_read_ = 0, bytes_verified_ = 0;
 };
 
 }  // namespace lockstep::checkpoint

@@ -3,7 +3,9 @@
 #include "base/check.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/header_checksums.h"
+#include "checkpoint/shards.h"
 #include "layout/runs.h"
+#include "sys/files.h"
 #include "sys/positioned_file.h"
 
 #include <lockstep/comm/together.h>
@@ -12,6 +14,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <exception>
 #include <functional>
 #include <span>
@@ -22,25 +25,43 @@
 namespace lockstep::checkpoint {
 namespace {
 
+// One of the files that are written.
+struct Shard {
+  std::filesystem::path path;
+  sys::PositionedFile file;
+  std::int64_t data_begin = 0;  // behind the header, whose length follows from rank 0's metadata
+  bool is_written_to = false;   // by this rank
+  std::vector<std::uint32_t> checksums;
+};
+
 class PartsWriter {
  public:
-  PartsWriter(Group& group, const std::filesystem::path& path, PlannedFile& planned)
-      : group_(group), path_(path), planned_(planned) {}
+  PartsWriter(Group& group, const std::filesystem::path& path, PlannedTensors& planned)
+      : group_(group), path_(path), planned_(planned) {
+    for (std::filesystem::path& shard : shard_paths(path, planned.shards()))
+      shards_.push_back({.path = std::move(shard), .file = {}, .checksums = {}});
+  }
 
   // With its length, before another rank opens it: a client of a network filesystem that knows the
   // file as an empty one writes zeros over what others wrote into the same page.
   void create() {
     if (!group_.is_root()) return;
-    file_ = sys::PositionedFile::create(path_);
-    file_.reserve(planned_.bytes());
+    const std::vector<std::uint64_t> bytes = planned_.bytes_by_shard();
+    for (std::size_t i = 0; i < shards_.size(); ++i) {
+      shards_[i].file = sys::PositionedFile::create(shards_[i].path);
+      shards_[i].file.reserve(bytes[i]);
+    }
   }
   void open() {
-    if (!group_.is_root()) file_ = sys::PositionedFile::open_to_write(path_);
+    for (Shard& shard : shards_)
+      if (!group_.is_root()) shard.file = sys::PositionedFile::open_to_write(shard.path);
   }
 
-  // Collective: which ranks see the file.
+  // Collective: which ranks see the files.
   void find_blind() {
-    std::int64_t sees = file_.is_open() ? 1 : 0;
+    std::int64_t sees =
+        std::ranges::all_of(shards_, [](const Shard& shard) { return shard.file.is_open(); }) ? 1
+                                                                                              : 0;
     sees_.resize(static_cast<std::size_t>(group_.size()));
     group_
         .all_gather(at::from_blob(sees_.data(), {group_.size()}, at::kLong),
@@ -54,27 +75,31 @@ class PartsWriter {
     for (std::size_t rank = 0; rank < wanted.size(); ++rank)
       wanted[rank] = group_.is_root() && sees_[rank] == 0;
     wanted[static_cast<std::size_t>(group_.rank())] = true;
-    plan_ = plan_writing(planned_.by_rank(), planned_.metadata(), wanted);
-    checksums_.resize(plan_.header.entries.size());
-    if (!group_.is_root()) return;
-    data_begin_ = sizeof(std::uint64_t) + format_header(plan_.header).size();
+    plan_ = plan_writing(planned_.by_rank(), planned_.metadata(), wanted, planned_.sharding());
+    for (std::size_t i = 0; i < shards_.size(); ++i) {
+      shards_[i].checksums.resize(plan_.shards[i].entries.size());
+      if (group_.is_root())
+        shards_[i].data_begin = static_cast<std::int64_t>(sizeof(std::uint64_t) +
+                                                          format_header(plan_.shards[i]).size());
+    }
   }
 
-  // Collective: the header's length follows from rank 0's metadata.
+  // Collective.
   void share_data_begin() {
-    auto begin = static_cast<std::int64_t>(data_begin_);
-    group_.broadcast(at::from_blob(&begin, {1}, at::kLong), 0, part_call).wait();
-    data_begin_ = static_cast<std::uint64_t>(begin);
+    std::vector<std::int64_t> begins;
+    for (const Shard& shard : shards_) begins.push_back(shard.data_begin);
+    group_.broadcast(at::from_blob(begins.data(), {std::ssize(begins)}, at::kLong), 0, part_call)
+        .wait();
+    for (std::size_t i = 0; i < shards_.size(); ++i) shards_[i].data_begin = begins[i];
   }
 
   // Local: what this rank can write itself.
   void write_own() {
-    if (!file_.is_open()) return;
+    if (!sees()) return;
     for_each_box([&](const PlannedBox& box, std::size_t own) {
       if (box.holder != group_.rank()) return;
-      for_each_run_of(box, [&](const layout::Box& run) {
-        write(box.tensor, run, planned_.elements(own, run));
-      });
+      for_each_run_of(
+          box, [&](const layout::Box& run) { write(box, run, planned_.elements(own, run)); });
     });
   }
 
@@ -88,12 +113,15 @@ class PartsWriter {
   }
 
   void flush() {
-    if (file_.is_open()) file_.flush();
+    for (Shard& shard : shards_)
+      if (shard.is_written_to) shard.file.flush();
   }
 
   // Collective: the shares of all ranks on rank 0.
   void gather_checksums() {
-    std::vector<std::int64_t> own(checksums_.begin(), checksums_.end());
+    std::vector<std::int64_t> own;
+    for (const Shard& shard : shards_)
+      own.insert(own.end(), shard.checksums.begin(), shard.checksums.end());
     auto count = static_cast<std::int64_t>(own.size());
     if (count == 0) return;
     std::vector<std::int64_t> all(group_.is_root() ? own.size() * group_.size() : 0);
@@ -101,30 +129,37 @@ class PartsWriter {
                                      : at::Tensor();
     group_.gather(to, at::from_blob(own.data(), {count}, at::kLong), 0, part_call).wait();
     if (!group_.is_root()) return;
-    for (std::size_t i = 0; i < checksums_.size(); ++i) {
-      checksums_[i] = 0;
-      for (std::size_t place = i; place < all.size(); place += checksums_.size())
-        checksums_[i] ^= static_cast<std::uint32_t>(all[place]);
-    }
+    std::size_t number = 0;
+    for (Shard& shard : shards_)
+      for (std::uint32_t& checksum : shard.checksums) {
+        checksum = 0;
+        for (std::size_t place = number; place < all.size(); place += own.size())
+          checksum ^= static_cast<std::uint32_t>(all[place]);
+        ++number;
+      }
   }
 
-  void write_header() {
-    add_checksums(plan_.header, checksums_);
-    std::string text = format_header(plan_.header);
-    std::uint64_t length = text.size();
-    file_.write_at(0, std::as_bytes(std::span(&length, 1)));
-    file_.write_at(sizeof length, std::as_bytes(std::span(text)));
-    file_.flush();
+  void write_headers() {
+    std::vector<std::filesystem::path> paths;
+    for (std::size_t i = 0; i < shards_.size(); ++i) {
+      add_checksums(plan_.shards[i], shards_[i].checksums);
+      const std::string text = format_header(plan_.shards[i]);
+      const std::uint64_t length = text.size();
+      shards_[i].file.write_at(0, std::as_bytes(std::span(&length, 1)));
+      shards_[i].file.write_at(sizeof length, std::as_bytes(std::span(text)));
+      shards_[i].file.flush();
+      paths.push_back(shards_[i].path);
+    }
+    if (paths.size() > 1)
+      sys::AtomicFile::write(index_path(path_), index_text(plan_.shards, paths));
   }
 
  private:
-  [[nodiscard]] const TensorEntry& entry(std::size_t tensor) const {
-    return plan_.header.entries[tensor];
-  }
+  [[nodiscard]] bool sees() const { return sees_[static_cast<std::size_t>(group_.rank())] != 0; }
 
   void for_each_run_of(const PlannedBox& box,
                        const std::function<void(const layout::Box&)>& action) const {
-    const TensorEntry& of = entry(box.tensor);
+    const TensorEntry& of = plan_.entry(box);
     layout::for_each_run(box.box, of.shape, elements_at_once(of.dtype), action);
   }
 
@@ -134,18 +169,20 @@ class PartsWriter {
     for (const PlannedBox& box : plan_.boxes) action(box, box.holder == group_.rank() ? own++ : 0);
   }
 
-  void write(std::size_t tensor, const layout::Box& run, const at::Tensor& dense) {
-    const TensorEntry& to = entry(tensor);
+  void write(const PlannedBox& box, const layout::Box& run, const at::Tensor& dense) {
+    const TensorEntry& to = plan_.entry(box);
+    Shard& shard = shards_[box.shard];
     auto element = static_cast<std::uint64_t>(layout::first_element(run, to.shape));
     std::uint64_t offset = to.begin + element * c10::elementSize(to.dtype);
     std::span bytes(static_cast<const std::byte*>(dense.const_data_ptr()), dense.nbytes());
-    file_.write_at(data_begin_ + offset, bytes);
-    checksums_[tensor] ^= crc32_share(crc32_of(bytes), to.end - offset - bytes.size());
+    shard.file.write_at(static_cast<std::uint64_t>(shard.data_begin) + offset, bytes);
+    shard.is_written_to = true;
+    shard.checksums[box.tensor] ^= crc32_share(crc32_of(bytes), to.end - offset - bytes.size());
   }
 
   void pass_on(const PlannedBox& box, std::size_t own, const layout::Box& run,
                std::exception_ptr& error) {
-    const TensorEntry& of = entry(box.tensor);
+    const TensorEntry& of = plan_.entry(box);
     at::Tensor elements;
     if (box.holder == group_.rank()) {
       try {
@@ -163,7 +200,7 @@ class PartsWriter {
     }
     group_.recv(bytes, box.holder, part_call).wait();
     try {
-      if (!error) write(box.tensor, run, elements);
+      if (!error) write(box, run, elements);
     } catch (const std::exception&) {
       error = std::current_exception();
     }
@@ -171,19 +208,17 @@ class PartsWriter {
 
   Group& group_;
   const std::filesystem::path path_;
-  PlannedFile& planned_;
+  PlannedTensors& planned_;
   WritePlan plan_;
-  std::uint64_t data_begin_ = 0;
-  sys::PositionedFile file_;
+  std::vector<Shard> shards_;
   std::vector<std::int64_t> sees_;  // by rank
-  std::vector<std::uint32_t> checksums_;
 };
 
 }  // namespace
 
-void write_parts(Group& group, const std::filesystem::path& path, PlannedFile& file) {
+void write_parts(Group& group, const std::filesystem::path& path, PlannedTensors& tensors) {
   at::NoGradGuard no_grad;
-  PartsWriter writer(group, path, file);
+  PartsWriter writer(group, path, tensors);
   together(group, [&] { writer.create(); });
   together(group, [&] { writer.open(); });
   writer.find_blind();
@@ -205,7 +240,7 @@ void write_parts(Group& group, const std::filesystem::path& path, PlannedFile& f
   });
   writer.gather_checksums();
   together(group, [&] {
-    if (group.is_root()) writer.write_header();
+    if (group.is_root()) writer.write_headers();
   });
 }
 

@@ -1,14 +1,14 @@
-// Writes one safetensors file of which every rank has parts, side by side and without a whole of
-// anything.
+// Writes a safetensors file, or its shards, of which every rank has parts, side by side and without
+// a whole of anything.
 //
-//   rank 0      makes the file and reserves its space, before another rank opens it
+//   rank 0      makes the files and reserves their space, before another rank opens them
 //   all ranks   write the runs of their own boxes, each element once, and flush them to the disk
-//   rank 0      writes the header, with the checksums, and flushes it
+//   rank 0      writes the headers, with the checksums, and the index of shards, and flushes them
 //
-// A rank that does not see the file sends its boxes to rank 0, a few megabytes at a time.
+// A rank that does not see the files sends its boxes to rank 0, a few megabytes at a time.
 #pragma once
 
-#include "checkpoint/planned_file.h"
+#include "checkpoint/planned_tensors.h"
 
 #include <lockstep/comm/group.h>
 
@@ -16,9 +16,9 @@
 
 namespace lockstep::checkpoint {
 
-// Collective. `path` is one that was never used before, so that a rank either sees this file or
+// Collective. `path` is one that was never used before, so that a rank either sees these files or
 // none. CommonFailure on every rank when it failed on one; errors of the group. What was written
 // stays there then.
-void write_parts(Group& group, const std::filesystem::path& path, PlannedFile& file);
+void write_parts(Group& group, const std::filesystem::path& path, PlannedTensors& tensors);
 
 }  // namespace lockstep::checkpoint

@@ -3,11 +3,7 @@
 #include "base/check.h"
 #include "base/visible.h"
 
-#include <lockstep/comm/together.h>
-
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
 
 #include <string>
@@ -15,21 +11,27 @@
 namespace lockstep::checkpoint {
 namespace {
 
-// Tries it on a generator that nobody uses.
-void check_state(const std::filesystem::path& file, const std::string& name,
-                 const at::Tensor& state) {
-  check_input(state.scalar_type() == at::kByte && state.dim() == 1,
+std::string name_of_state(int rank) { return formatted("rank{}", rank); }
+
+// Before it is read: a file may say that a state is as large as it likes.
+void check_kind(const std::filesystem::path& file, const TensorEntry& entry) {
+  check_input(entry.dtype == at::kByte && entry.shape.size() == 1,
               "{}: {}: expected a generator's state as bytes, U8 [n], found {} [{}]", file.string(),
-              name, c10::toString(state.scalar_type()), listed(state.sizes(), ", "));
-  check_input(state.numel() == own_random_state().numel(),
-              "{}: {}: expected a generator's state of {} bytes, found {}", file.string(), name,
-              own_random_state().numel(), state.numel());
+              entry.name, c10::toString(entry.dtype), listed(entry.shape, ", "));
+  check_input(entry.shape.front() == own_random_state().numel(),
+              "{}: {}: expected a generator's state of {} bytes, found {}", file.string(),
+              entry.name, own_random_state().numel(), entry.shape.front());
+}
+
+// Tries it on a generator that nobody uses.
+void check_state(const std::filesystem::path& file, const TensorEntry& entry,
+                 const at::Tensor& state) {
   try {
     at::Generator generator = at::detail::createCPUGenerator();
     generator.set_state(state);
   } catch (const c10::Error& error) {
-    throw BadInput(formatted("{}: {}: no state of a random generator: {}", file.string(), name,
-                             visible(error.what_without_backtrace())));
+    throw BadInput(formatted("{}: {}: no state of a random generator: {}", file.string(),
+                             entry.name, visible(error.what_without_backtrace())));
   }
 }
 
@@ -37,42 +39,29 @@ void check_state(const std::filesystem::path& file, const std::string& name,
 
 at::Tensor own_random_state() { return at::detail::getDefaultCPUGenerator().get_state(); }
 
-std::vector<at::Tensor> gather_random_states(Group& group, const at::Tensor& own) {
-  at::Tensor all =
-      group.is_root() ? at::empty({group.size(), own.numel()}, at::kByte) : at::Tensor();
-  group.gather(all, own, 0, {.tag = "checkpoint"}).wait();
-  return group.is_root() ? all.unbind(0) : std::vector<at::Tensor>();
+std::vector<FilePart> random_parts(int rank) {
+  at::Tensor state = own_random_state();
+  return {{.what = {.name = name_of_state(rank),
+                    .dtype = state.scalar_type(),
+                    .slice = layout::whole_slice(state.sizes())},
+           .values = [state] { return state; }}};
 }
 
-NamedTensors named_random_states(const std::vector<at::Tensor>& states) {
-  NamedTensors named;
-  for (std::size_t rank = 0; rank < states.size(); ++rank)
-    named[formatted("rank{}", rank)] = states[rank];
-  return named;
-}
-
-std::vector<at::Tensor> read_random_states(const std::filesystem::path& file, int ranks) {
-  NamedTensors named = read_safetensors(file).tensors;
-  check_input(named.size() == static_cast<std::size_t>(ranks),
-              "{}: expected {} tensors, one for each rank that training.json counts, found {}",
-              file.string(), ranks, named.size());
-  std::vector<at::Tensor> states;
+void check_random_states(PartsReader& file, int ranks) {
+  check_input(std::ssize(file.entries()) == ranks,
+              "{}: expected {} tensors, one for each rank that layout.json counts, found {}",
+              file.path().string(), ranks, file.entries().size());
   for (int rank = 0; rank < ranks; ++rank) {
-    std::string name = formatted("rank{}", rank);
-    auto found = named.find(name);
-    check_input(found != named.end(), "{}: has no {}", file.string(), name);
-    check_state(file, name, found->second);
-    states.push_back(found->second);
+    const TensorEntry* entry = file.find(name_of_state(rank));
+    check_input(entry != nullptr, "{}: has no {}", file.path().string(), name_of_state(rank));
+    check_kind(file.path(), *entry);
+    check_state(file.path(), *entry, file.read_whole(*entry));
   }
-  return states;
 }
 
-void scatter_random_states(Group& group, const std::vector<at::Tensor>& states) {
-  at::Tensor mine = at::empty_like(own_random_state()), all;
-  together(group, [&] {
-    if (group.is_root()) all = at::stack(states).flatten();
-  });
-  group.scatter(mine, all, 0, {.tag = "checkpoint"}).wait();
+void load_random_state(PartsReader& file) {
+  at::Tensor mine = own_random_state();
+  file.read({{name_of_state(file.group().rank()), layout::whole_slice(mine.sizes()), mine}});
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   generator.set_state(mine);
 }

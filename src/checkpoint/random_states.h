@@ -1,28 +1,26 @@
-// The states of all ranks' random generators (LibTorch's default one on the CPU), in one file.
+// The states of all ranks' random generators (LibTorch's default one on the CPU), as tensors of one
+// file: rank0, rank1, ...
 #pragma once
 
-#include <lockstep/checkpoint/safetensors.h>
+#include "checkpoint/file_part.h"
+#include "checkpoint/parts_reader.h"
+
 #include <lockstep/comm/group.h>
 
-#include <filesystem>
 #include <vector>
 
 namespace lockstep::checkpoint {
 
-// Local: of this rank, now.
+// Local: of this rank, now, and as what a rank writes.
 [[nodiscard]] at::Tensor own_random_state();
-// Collective: every rank's such state on rank 0, and none elsewhere.
-[[nodiscard]] std::vector<at::Tensor> gather_random_states(Group& group, const at::Tensor& own);
+[[nodiscard]] std::vector<FilePart> random_parts(int rank);
 
-// "rank0", "rank1", ...
-[[nodiscard]] NamedTensors named_random_states(const std::vector<at::Tensor>& states);
+// Local, on a rank that sees the file: reads and checks each state, one at a time. BadInput names
+// the file where there are not `ranks` of them, or one that no generator takes.
+void check_random_states(PartsReader& file, int ranks);
 
-// Local. BadInput names the file where there are not `ranks` states, or one that no generator
-// takes.
-[[nodiscard]] std::vector<at::Tensor> read_random_states(const std::filesystem::path& file,
-                                                         int ranks);
-
-// Collective: this rank's of those that rank 0 passes, one for each rank, becomes its generator's.
-void scatter_random_states(Group& group, const std::vector<at::Tensor>& states);
+// Collective: the state that this rank saved becomes its generator's. The file has been checked,
+// and as many ranks load it as saved it.
+void load_random_state(PartsReader& file);
 
 }  // namespace lockstep::checkpoint

@@ -6,6 +6,7 @@
 #include "base/visible.h"
 #include "checkpoint/header_checksums.h"
 #include "checkpoint/safetensors_header.h"
+#include "checkpoint/shards.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"
 
@@ -75,12 +76,49 @@ Safetensors read_open_file(sys::PlainFile& file, SafetensorsReading how) {
   for (const TensorEntry& entry : header.entries) {
     if (!how.tensors) break;
     at::Tensor tensor = read_tensor(file, entry);
-    if (how.verify && checksum_in(header, entry) != nullptr)
-      compare_checksum(header, entry, crc32_of(bytes_in(tensor)));
+    if (how.verify && checksum_in(header.metadata, entry) != nullptr)
+      compare_checksum(header.metadata, entry, crc32_of(bytes_in(tensor)));
     result.tensors.emplace(entry.name, std::move(tensor));
   }
   result.metadata = without_checksums(std::move(header.metadata));
   return result;
+}
+
+// Of a file, or of all shards of one.
+void check_fits(const std::vector<std::filesystem::path>& files) {
+  std::uint64_t bytes = 0;
+  for (const std::filesystem::path& file : files) bytes += sys::PlainFile(file).size();
+  sys::check_fits_memory(files.front(), bytes);
+}
+
+Safetensors read_one(const std::filesystem::path& path, SafetensorsReading how) {
+  sys::PlainFile file(path);
+  try {
+    return read_open_file(file, how);
+  } catch (const BadInput& problem) {
+    throw BadInput(formatted("{}: {}", path.string(), problem.what()));
+  }
+}
+
+// The tensors that the index names and no others, the metadata of the first shard.
+Safetensors read_shards(const std::filesystem::path& index, const WeightMap& map,
+                        const std::vector<std::filesystem::path>& files, SafetensorsReading how) {
+  Safetensors all;
+  for (const std::filesystem::path& file : files) {
+    Safetensors one = read_one(file, how);
+    if (&file == &files.front()) all.metadata = std::move(one.metadata);
+    for (auto& [name, tensor] : one.tensors) {
+      const auto named = map.find(name);
+      check_input(named != map.end() && named->second == file.filename().string(),
+                  "{}: {} has the tensor '{}', which the index does not name there", index.string(),
+                  file.filename().string(), visible(name));
+      all.tensors.emplace(name, std::move(tensor));
+    }
+  }
+  for (const auto& [name, file] : map)
+    check_input(!how.tensors || all.tensors.contains(name), "{}: tensor '{}' is not in {}",
+                index.string(), visible(name), visible(file, 200));
+  return all;
 }
 
 }  // namespace
@@ -110,13 +148,14 @@ void write_safetensors(const std::filesystem::path& path, const NamedTensors& te
 }
 
 Safetensors read_safetensors(const std::filesystem::path& path, SafetensorsReading how) {
-  sys::PlainFile file(path);
-  if (how.tensors) sys::check_fits_memory(path, file.size());
-  try {
-    return read_open_file(file, how);
-  } catch (const BadInput& problem) {
-    throw BadInput(formatted("{}: {}", path.string(), problem.what()));
+  WeightMap map;
+  std::vector<std::filesystem::path> files{path};
+  if (has_index(path)) {
+    map = read_weight_map(index_path(path));
+    files = files_of(map, index_path(path));
   }
+  if (how.tensors) check_fits(files);
+  return map.empty() ? read_one(path, how) : read_shards(index_path(path), map, files, how);
 }
 
 }  // namespace lockstep::checkpoint

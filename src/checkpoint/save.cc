@@ -1,3 +1,4 @@
+#include "base/check.h"
 #include "base/scope_exit.h"
 #include "checkpoint/content.h"
 #include "checkpoint/folders.h"
@@ -28,15 +29,15 @@ void save_model(const fs::path& path, const Handle& handle, const ModelOptions& 
   Group group = handle.group();
   std::vector<FilePart> parts;
   together(group, [&] { parts = model_parts(handle.state_parts(), options.aliases); });
-  PlannedFile file(group, std::move(parts), options.metadata);
+  PlannedTensors file(group, std::move(parts), options.metadata);
   const std::string name = path.filename().string();
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   std::string word;
   std::optional<SaveLock> lock;
   together(group, [&] {
     if (!group.is_root()) return;
-    lock.emplace(
-        folder, name, [&](const std::string& found) { return found == name; }, fs::path());
+    check(!name.empty(), "save_model: expected the name of a file, found {}", path.string());
+    lock.emplace(folder, name, [&](const std::string& found) { return found == name; });
     word = random_word();
   });
   const fs::path partial = folder / partial_name(name, broadcast_text(group, std::move(word)));

@@ -8,17 +8,15 @@
 namespace lockstep::checkpoint {
 
 SaveLock::SaveLock(const std::filesystem::path& folder, const std::string& name,
-                   const std::function<bool(const std::string&)>& is_ours,
-                   const std::filesystem::path& own)
+                   const std::function<bool(const std::string&)>& is_ours)
     : lock_(folder / formatted(".{}.lock", name)) {
   using State = sys::FileLock::State;
   check_input(lock_.state() != State::busy,
               "{}: {} is saving here: one writer at a time, and all ranks that have a part of the "
               "model save together",
               folder.string(), lock_.about());
-  const auto least_age =
-      lock_.reaches_everybody() ? std::chrono::hours(0) : std::chrono::hours(24);
-  remove_partial(folder, is_ours, own, least_age);
+  const auto least_age = lock_.reaches_everybody() ? std::chrono::hours(0) : std::chrono::hours(24);
+  remove_partial(folder, is_ours, least_age);
 }
 
 }  // namespace lockstep::checkpoint

@@ -1,6 +1,6 @@
 #include <lockstep/checkpoint/training_state.h>
 
-#include "checkpoint/training_json.h"
+#include "checkpoint/layout_json.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/comm/group.h>

@@ -7,7 +7,9 @@
 #include "layout/transfers.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -59,12 +61,46 @@ std::vector<const PlannedTensor*> in_file_order(
   return order;
 }
 
+std::int64_t bytes_of(const PlannedTensor& tensor) {
+  const PartDescription& part = *tensor.first;
+  return layout::numel_of(part.slice.sizes) *
+         static_cast<std::int64_t>(c10::elementSize(part.dtype));
+}
+
+std::size_t count_of_shards(const std::vector<const PlannedTensor*>& tensors,
+                            const Sharding& sharding) {
+  std::int64_t total = 0;
+  for (const PlannedTensor* tensor : tensors) total += bytes_of(*tensor);
+  const std::int64_t wanted =
+      sharding.files > 0 ? sharding.files : (total + sharding.bytes - 1) / sharding.bytes;
+  return static_cast<std::size_t>(
+      std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(1, std::ssize(tensors))));
+}
+
+// By tensor, the number of its file: the largest first, each to that which has the fewest bytes,
+// and of equal ones to that with the fewest tensors, so that none stays empty.
+std::vector<std::size_t> shards_of(const std::vector<const PlannedTensor*>& tensors,
+                                   const Sharding& sharding) {
+  std::vector<std::pair<std::int64_t, std::size_t>> filled(count_of_shards(tensors, sharding));
+  std::vector<std::size_t> order(tensors.size()), shards(tensors.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(order, std::greater{},
+                           [&](std::size_t number) { return bytes_of(*tensors[number]); });
+  for (const std::size_t number : order) {
+    const auto emptiest = std::ranges::min_element(filled);
+    emptiest->first += bytes_of(*tensors[number]);
+    ++emptiest->second;
+    shards[number] = static_cast<std::size_t>(emptiest - filled.begin());
+  }
+  return shards;
+}
+
 class Planner {
  public:
   Planner(WritePlan& plan, const std::vector<bool>& wanted)
       : plan_(plan), wanted_(wanted), bytes_(wanted.size()) {}
 
-  void add(const PlannedTensor& tensor) {
+  void add(const PlannedTensor& tensor, std::size_t shard) {
     const PartDescription& first = *tensor.first;
     element_ = static_cast<std::int64_t>(c10::elementSize(first.dtype));
     sources_.clear();
@@ -81,9 +117,10 @@ class Planner {
     for (layout::BoxTransfer& transfer : transfers) {
       int holder = holders_[static_cast<std::size_t>(transfer.from)];
       if (wanted_[static_cast<std::size_t>(holder)])
-        plan_.boxes.push_back({plan_.header.entries.size(), holder, std::move(transfer.box)});
+        plan_.boxes.push_back(
+            {shard, plan_.shards[shard].entries.size(), holder, std::move(transfer.box)});
     }
-    append_entry(first);
+    append_entry(first, plan_.shards[shard].entries);
   }
 
  private:
@@ -108,8 +145,7 @@ class Planner {
     holders_.push_back(rank);
   }
 
-  void append_entry(const PartDescription& part) {
-    std::vector<TensorEntry>& entries = plan_.header.entries;
+  void append_entry(const PartDescription& part, std::vector<TensorEntry>& entries) const {
     std::uint64_t begin = entries.empty() ? 0 : entries.back().end;
     auto bytes = static_cast<std::uint64_t>(layout::numel_of(part.slice.sizes) * element_);
     entries.push_back({part.name, part.dtype, part.slice.sizes, begin, begin + bytes});
@@ -126,7 +162,8 @@ class Planner {
 }  // namespace
 
 WritePlan plan_writing(const std::vector<std::vector<PartDescription>>& by_rank,
-                       const Metadata& metadata, const std::vector<bool>& wanted) {
+                       const Metadata& metadata, const std::vector<bool>& wanted,
+                       const Sharding& sharding) {
   std::map<std::string, PlannedTensor> tensors;
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank)
     for (const PartDescription& part : by_rank[rank]) {
@@ -135,10 +172,14 @@ WritePlan plan_writing(const std::vector<std::vector<PartDescription>>& by_rank,
     }
   WritePlan plan;
   check_metadata(metadata);
-  plan.header.metadata = metadata;
+  const std::vector<const PlannedTensor*> order = in_file_order(tensors);
+  const std::vector<std::size_t> shards = shards_of(order, sharding);
+  const std::size_t last = shards.empty() ? 0 : *std::ranges::max_element(shards);
+  plan.shards.resize(last + 1, SafetensorsHeader{.entries = {}, .metadata = metadata});
   Planner planner(plan, wanted);
-  for (const PlannedTensor* tensor : in_file_order(tensors)) planner.add(*tensor);
-  add_checksums(plan.header, std::vector<std::uint32_t>(plan.header.entries.size()));
+  for (std::size_t i = 0; i < order.size(); ++i) planner.add(*order[i], shards[i]);
+  for (SafetensorsHeader& shard : plan.shards)
+    add_checksums(shard, std::vector<std::uint32_t>(shard.entries.size()));
   return plan;
 }
 

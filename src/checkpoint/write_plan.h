@@ -1,10 +1,11 @@
-// Which rank writes what of a file: each element is written once. Pure, and equal on every rank
-// that has the same lists.
+// Which rank writes what of some tensors, and in which of their files: each element is written
+// once. Pure, and equal on every rank that has the same lists.
 #pragma once
 
 #include "checkpoint/file_part.h"
 #include "checkpoint/safetensors_header.h"
 
+#include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/checkpoint/safetensors.h>
 
 #include <cstddef>
@@ -14,14 +15,19 @@ namespace lockstep::checkpoint {
 
 // A box of a tensor, with the rank from whose part it is taken.
 struct PlannedBox {
-  std::size_t tensor = 0;  // number in the header's entries
+  std::size_t shard = 0;
+  std::size_t tensor = 0;  // number in the entries of the shard's header
   int holder = 0;
   layout::Box box;
 };
 
 struct WritePlan {
-  SafetensorsHeader header;       // with a checksum of zeros for each tensor
-  std::vector<PlannedBox> boxes;  // of the ranks that were asked for, by tensor
+  std::vector<SafetensorsHeader> shards;  // one at least; with a checksum of zeros for each tensor
+  std::vector<PlannedBox> boxes;          // of the ranks that were asked for, by tensor
+
+  [[nodiscard]] const TensorEntry& entry(const PlannedBox& box) const {
+    return shards[box.shard].entries[box.tensor];
+  }
 };
 
 // `by_rank`: each rank's parts. Where several ranks have the same slice, a large one is divided
@@ -30,6 +36,7 @@ struct WritePlan {
 // InvalidArgument names a tensor of which ranks have different dtypes or sizes, whose elements not
 // all are there, or that cannot stand in a file.
 [[nodiscard]] WritePlan plan_writing(const std::vector<std::vector<PartDescription>>& by_rank,
-                                     const Metadata& metadata, const std::vector<bool>& wanted);
+                                     const Metadata& metadata, const std::vector<bool>& wanted,
+                                     const Sharding& sharding = {});
 
 }  // namespace lockstep::checkpoint

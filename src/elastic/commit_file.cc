@@ -47,12 +47,13 @@ CommitFile::CommitFile(std::string name, Group& group, const std::vector<FilePar
     : name_(std::move(name)), parts_(descriptions_of(parts)) {
   const auto by_rank = checkpoint::exchange_parts(group, parts_);
   together(group, [&] {
-    plan_ = checkpoint::plan_writing(by_rank, {}, only(group));
+    plan_ = checkpoint::plan_writing(by_rank, {}, only(group), {.files = 1});
+    checkpoint::SafetensorsHeader& header = plan_.shards.front();
     // What is written again each step has no checksum: nothing but the kernel lies in between.
-    plan_.header.metadata = checkpoint::without_checksums(std::move(plan_.header.metadata));
-    header_ = checkpoint::format_header(plan_.header);
+    header.metadata = checkpoint::without_checksums(std::move(header.metadata));
+    header_ = checkpoint::format_header(header);
     for (const checkpoint::PlannedBox& box : plan_.boxes)
-      part_of_.push_back(part_with(parts_, plan_.header.entries[box.tensor].name, box.box));
+      part_of_.push_back(part_with(parts_, plan_.entry(box).name, box.box));
   });
 }
 
@@ -62,7 +63,8 @@ bool CommitFile::fits(const std::vector<FilePart>& parts) const {
 
 void CommitFile::make(int buffer, const std::filesystem::path& folder) {
   const std::uint64_t length = header_.size();
-  const std::uint64_t data = plan_.header.entries.empty() ? 0 : plan_.header.entries.back().end;
+  const auto& entries = plan_.shards.front().entries;
+  const std::uint64_t data = entries.empty() ? 0 : entries.back().end;
   SharedFile file = SharedFile::make(folder / name_, sizeof length + length + data);
   std::memcpy(file.data(), &length, sizeof length);
   std::memcpy(file.data() + sizeof length, header_.data(), header_.size());
@@ -81,7 +83,7 @@ void CommitFile::write(int buffer, const std::vector<FilePart>& parts) {
   std::size_t values_of = parts.size();  // none yet
   for (std::size_t i = 0; i < plan_.boxes.size(); ++i) {
     const checkpoint::PlannedBox& box = plan_.boxes[i];
-    const checkpoint::TensorEntry& entry = plan_.header.entries[box.tensor];
+    const checkpoint::TensorEntry& entry = plan_.entry(box);
     if (values_of != part_of_[i]) values = parts[values_of = part_of_[i]].values();
     const at::Tensor whole = at::from_blob(data + entry.begin, entry.shape, entry.dtype);
     modules::box_in_whole(whole, box.box)

@@ -26,7 +26,7 @@ class CommitFile {
   [[nodiscard]] bool fits(const std::vector<checkpoint::FilePart>& parts) const;
   // Ignored and own tensors are files only where there are some, as in a checkpoint's folder.
   [[nodiscard]] bool is_wanted() const {
-    return !plan_.header.entries.empty() || name_ == checkpoint::model_file ||
+    return !plan_.shards.front().entries.empty() || name_ == checkpoint::model_file ||
            name_ == checkpoint::optimizer_file;
   }
 

@@ -4,7 +4,7 @@
 //
 //   FOLDER/000000000003.0/         of round 3; the second number rises where parts change in it
 //                         control  the marks below
-//                         a/  b/   the buffers: model.safetensors, ..., training.json
+//                         a/  b/   the buffers: model.safetensors, ..., layout.json
 //
 // A buffer is whole when all ranks have marked it with the same number: each rank takes its mark
 // away, writes its parts, and marks it again. The newest whole buffer is the one with the highest

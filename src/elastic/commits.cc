@@ -8,7 +8,6 @@
 #include "checkpoint/model_parts.h"
 #include "checkpoint/optimizer_parts.h"
 #include "checkpoint/random_states.h"
-#include "checkpoint/safetensors_header.h"
 #include "sys/topology.h"
 
 #include <lockstep/comm/together.h>
@@ -54,24 +53,11 @@ std::vector<FilePart> own_parts(const checkpoint::NamedTensors& tensors) {
   return parts;
 }
 
-checkpoint::SafetensorsHeader header_of_random_states(int ranks, std::uint64_t bytes) {
-  checkpoint::SafetensorsHeader header;
-  for (int rank = 0; rank < ranks; ++rank) {
-    const std::uint64_t begin = bytes * static_cast<std::uint64_t>(rank);
-    header.entries.push_back({formatted("rank{}", rank),
-                              at::kByte,
-                              {static_cast<std::int64_t>(bytes)},
-                              begin,
-                              begin + bytes});
-  }
-  return header;
-}
-
 }  // namespace
 
 struct Commits::Parts {
   std::vector<std::pair<const char*, std::vector<FilePart>>> files;
-  checkpoint::TrainingJson json;
+  checkpoint::LayoutJson json;
   std::string text;  // on rank 0
 };
 
@@ -99,8 +85,9 @@ Commits::Parts Commits::parts_of(const CommitContent& content) const {
       {checkpoint::model_file, checkpoint::model_parts(state, /*aliases=*/false)},
       {checkpoint::optimizer_file, checkpoint::optimizer_parts(content.optimizer, content.handle)},
       {checkpoint::ignored_file, checkpoint::ignored_parts(state, group_.rank())},
+      {checkpoint::random_file, checkpoint::random_parts(group_.rank())},
       {own_file, own_parts(content.own)}};
-  parts.json = checkpoint::training_json(content.state, content.options, group_.size());
+  parts.json = checkpoint::layout_json(content.state, content.options, group_.size());
   parts.json.files = sealed_;
   if (group_.is_root()) parts.text = checkpoint::json_text(parts.json);
   return parts;
@@ -193,18 +180,9 @@ void Commits::make_files(int buffer, const fs::path& in) {
   fs::create_directories(in);
   for (CommitFile& file : files_)
     if (file.is_wanted()) file.make(buffer, in);
-  const auto bytes = static_cast<std::uint64_t>(checkpoint::own_random_state().numel());
-  const std::string header =
-      checkpoint::format_header(header_of_random_states(group_.size(), bytes));
-  const std::uint64_t length = header.size();
-  SharedFile random = SharedFile::make(in / checkpoint::random_file,
-                                       sizeof length + length + bytes * group_.size());
-  std::memcpy(random.data(), &length, sizeof length);
-  std::memcpy(random.data() + sizeof length, header.data(), header.size());
-  const auto at = static_cast<std::size_t>(buffer);
-  random_[at] = std::move(random);
-  text_[at] = SharedFile::make(in / "training.json", text_bytes_);
-  checkpoint::TrainingJson json;
+  text_[static_cast<std::size_t>(buffer)] =
+      SharedFile::make(in / checkpoint::layout_file, text_bytes_);
+  checkpoint::LayoutJson json;
   checkpoint::seal(json, in);
   sealed_ = std::move(json.files);
 }
@@ -212,7 +190,6 @@ void Commits::make_files(int buffer, const fs::path& in) {
 void Commits::open_files(int buffer, const fs::path& in) {
   for (CommitFile& file : files_)
     if (file.is_wanted()) file.open(buffer, in);
-  random_[static_cast<std::size_t>(buffer)] = SharedFile::open(in / checkpoint::random_file);
 }
 
 void Commits::write(int buffer, Parts& parts) {
@@ -221,10 +198,6 @@ void Commits::write(int buffer, Parts& parts) {
   std::atomic_thread_fence(std::memory_order_seq_cst);  // before what follows, for all who look
   for (std::size_t i = 0; i < files_.size(); ++i)
     if (files_[i].is_wanted()) files_[i].write(buffer, parts.files[i].second);
-  const at::Tensor random = checkpoint::own_random_state();
-  const std::size_t bytes = random.nbytes();
-  const std::size_t begin = random_[at].bytes() - bytes * (group_.size() - group_.rank());
-  std::memcpy(random_[at].data() + begin, random.const_data_ptr(), bytes);
   if (group_.is_root()) {
     if (parts.json.files != sealed_) {
       parts.json.files = sealed_;

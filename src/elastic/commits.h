@@ -5,7 +5,7 @@
 // nothing is kept in memory: newest() then gives nothing, and checkpoints on a disk take its place.
 #pragma once
 
-#include "checkpoint/training_json.h"
+#include "checkpoint/layout_json.h"
 #include "elastic/commit_file.h"
 #include "elastic/commit_files.h"
 
@@ -73,7 +73,7 @@ class Commits {
   std::filesystem::path generation_;  // the present one
   std::vector<CommitFile> files_;     // in the order of Parts::files; empty: not planned
   std::array<bool, commit_buffers> is_made_{};
-  std::array<SharedFile, commit_buffers> random_, text_;
+  std::array<SharedFile, commit_buffers> text_;
   std::size_t text_bytes_ = 0;   // reserved
   checkpoint::Metadata sealed_;  // on rank 0
   CommitControl control_;

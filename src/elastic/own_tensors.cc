@@ -47,8 +47,8 @@ void check_names(const checkpoint::PartsReader& file, const checkpoint::NamedTen
         "{}: expected {} [{}], found {} [{}]", visible(name), c10::toString(tensor.scalar_type()),
         listed(tensor.sizes(), ", "), c10::toString(entry->dtype), listed(entry->shape, ", "));
   }
-  check_input(tensors.size() == file.header().entries.size(), "expected {} tensors, found {}",
-              tensors.size(), file.header().entries.size());
+  check_input(tensors.size() == file.entries().size(), "expected {} tensors, found {}",
+              tensors.size(), file.entries().size());
 }
 
 }  // namespace

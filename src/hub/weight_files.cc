@@ -4,7 +4,7 @@
 #include "base/visible.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/header_checksums.h"
-#include "sys/bounded_json.h"
+#include "checkpoint/shards.h"
 
 #include <ATen/ops/empty.h>
 
@@ -12,45 +12,12 @@
 #include <utility>
 
 namespace lockstep::hub {
-namespace {
-
 namespace fs = std::filesystem;
-constexpr std::uint64_t most_index_bytes = 100'000'000;
-
-// weight_map of an index: a file's name for each tensor, in the index's own folder.
-std::map<std::string, std::string> weight_map(const fs::path& index) {
-  auto fail = [&](const std::string& what) {
-    throw BadInput(formatted("{}: {}", index.string(), what));
-  };
-  nlohmann::json json;
-  try {
-    json = sys::parse_json(sys::read_plain_file(index, most_index_bytes));
-  } catch (const sys::NotJson& error) {
-    fail(error.what());
-  }
-  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object() ||
-      json["weight_map"].empty())
-    fail("expected an object with a weight_map of tensors and files");
-  std::map<std::string, std::string> map;
-  for (const auto& [name, file] : json["weight_map"].items()) {
-    const std::string shown = visible(name);
-    if (!file.is_string()) fail(formatted("weight_map.{}: expected the name of a file", shown));
-    const std::string path = file.get<std::string>();
-    if (path.empty() || path.find('/') != std::string::npos || path == "." || path == "..")
-      fail(formatted("weight_map.{}: expected a file in this folder, found '{}'", shown,
-                     visible(path)));
-    map[name] = path;
-  }
-  return map;
-}
-
-}  // namespace
 
 WeightFiles::WeightFiles(const fs::path& folder) {
-  const fs::path one = folder / "model.safetensors",
-                 index = folder / "model.safetensors.index.json";
-  if (fs::exists(index) && !fs::exists(one)) {
-    read_index(index);
+  const fs::path one = folder / "model.safetensors";
+  if (checkpoint::has_index(one)) {
+    read_index(checkpoint::index_path(one));
     return;
   }
   files_.push_back(open(one));
@@ -79,18 +46,15 @@ void WeightFiles::add(std::size_t file) {
 }
 
 void WeightFiles::read_index(const fs::path& index) {
-  const std::map<std::string, std::string> map = weight_map(index);
-  std::map<std::string, std::size_t> numbers;
-  for (const auto& [name, file] : map) {
-    if (!numbers.try_emplace(file, files_.size()).second) continue;
-    files_.push_back(open(index.parent_path() / file));
+  const checkpoint::WeightMap map = checkpoint::read_weight_map(index);
+  const std::vector<fs::path> paths = checkpoint::files_of(map, index);
+  std::vector<checkpoint::SafetensorsHeader> headers;
+  for (const fs::path& path : paths) {
+    files_.push_back(open(path));
     add(files_.size() - 1);
+    headers.push_back(files_.back().header);
   }
-  for (const auto& [name, file] : map) {
-    auto place = places_.find(name);
-    check_input(place != places_.end() && place->second.file == numbers.at(file),
-                "{}: tensor '{}' is not in {}", index.string(), visible(name), visible(file));
-  }
+  checkpoint::check_indexed(map, index, headers, paths);
 }
 
 std::vector<std::string> WeightFiles::names() const {
@@ -117,8 +81,8 @@ at::Tensor WeightFiles::read(const std::string& name) const {
               "{}: tensor '{}' cannot be read: the file became shorter", file.file.path().string(),
               visible(name));
   try {
-    if (checkpoint::checksum_in(file.header, entry) != nullptr)
-      checkpoint::compare_checksum(file.header, entry, checkpoint::crc32_of(bytes));
+    if (checkpoint::checksum_in(file.header.metadata, entry) != nullptr)
+      checkpoint::compare_checksum(file.header.metadata, entry, checkpoint::crc32_of(bytes));
   } catch (const BadInput& problem) {
     throw BadInput(formatted("{}: {}", file.file.path().string(), problem.what()));
   }

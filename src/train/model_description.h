@@ -28,7 +28,7 @@ namespace lockstep::train {
 // that begins "metadata: " when an entry is missing or is not what it may be.
 void restore_model(Configuration& configuration, const checkpoint::Metadata& metadata);
 
-// Task::description() among the entries that a checkpoint's training.json keeps of a run, and back.
+// Task::description() among the entries that a checkpoint's layout.json keeps of a run, and back.
 void keep_description(checkpoint::Metadata& progress, const Task& task);
 [[nodiscard]] checkpoint::Metadata kept_description(const checkpoint::Metadata& progress);
 

@@ -90,7 +90,7 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
 void Run::restore(const checkpoint::TrainingState& state) {
   together(world_, [&] {
     check_progress(state);
-    in_file(checkpoint_folder(state.step) / "training.json", [&] { restore_progress(state); });
+    in_file(checkpoint_folder(state.step) / "layout.json", [&] { restore_progress(state); });
   });
   step_ = saved_step_ = state.step;
   strategy_.load(checkpoint_folder(step_));

@@ -4,6 +4,7 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "base/visible.h"
+#include "checkpoint/folders.h"
 #include "train/checkpoint_fit.h"
 #include "train/config_file.h"
 
@@ -109,6 +110,7 @@ void RunFolder::set_aside_newer(std::int64_t step) {
   auto chosen = std::ranges::find(folders, path_ / checkpoint::checkpoint_name(step));
   if (chosen != folders.end())
     for (auto folder = folders.end() - 1; folder != chosen; --folder) set_aside(*folder);
+  if (!folders.empty()) checkpoint::point_latest(path_);
   for (const fs::path& file : {path_ / "model.safetensors", best_file()})
     if (fs::exists(file) && step_of_model(file) > step) set_aside(file);
 }

@@ -99,7 +99,7 @@ std::string Run::newest_whole_before(const std::filesystem::path& folder) {
 void Run::load_data(const std::optional<checkpoint::TrainingState>& state) {
   if (state) {
     check_same_model(configuration_, *state);
-    in_file(checkpoint_folder(state->step) / "training.json",
+    in_file(checkpoint_folder(state->step) / "layout.json",
             [&] { task_.restore(kept_description(state->progress)); });
   }
   try {

@@ -2,6 +2,8 @@
 
 #include "base/check.h"
 #include "base/text.h"
+#include "checkpoint/file_names.h"
+#include "checkpoint/shards.h"
 #include "train/config_file.h"
 #include "train/configuration.h"
 #include "train/model_description.h"
@@ -66,11 +68,12 @@ fs::path model_file(const fs::path& run) {
   if (!fs::is_directory(run)) return run;
   fs::path own = run / file_name;
   std::optional<fs::path> newest = checkpoint::latest_checkpoint(run);
-  check_input(fs::exists(own) || newest.has_value(),
+  const bool has_own = fs::exists(own) || checkpoint::has_index(own);
+  check_input(has_own || newest.has_value(),
               "{}: expected {} or a checkpoint in this folder, found neither", run.string(),
               file_name);
   if (!newest) return own;
-  if (!fs::exists(own)) return *newest / file_name;
+  if (!has_own) return *newest / file_name;
   // A run that goes on has the model of its first end and newer checkpoints.
   checkpoint::Metadata metadata = checkpoint::read_safetensors(own, {.tensors = false}).metadata;
   std::string digits = newest->filename().string().substr(std::string_view("step-").size());
@@ -83,7 +86,7 @@ SavedModel read_model(const fs::path& run) { return described_model(model_file(r
 
 std::map<std::string, std::string> paths_of_run(const SavedModel& saved) {
   fs::path folder = fs::absolute(saved.file).parent_path();
-  if (fs::exists(folder / "training.json")) folder = folder.parent_path();
+  if (fs::exists(folder / checkpoint::layout_file)) folder = folder.parent_path();
   if (!fs::exists(folder / "config.toml")) return {};
   Settings own;
   saved.task->declare(own);

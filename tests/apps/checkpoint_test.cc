@@ -69,9 +69,9 @@ TEST_F(SavedCheckpoints, AreVerifiedEachByItself) {
          {"mine/step-00000002: whole\n", "mine/step-00000006: whole\n",
           "lockstep checkpoint: mine/step-00000004/optimizer.safetensors: tensor ",
           "is damaged: expected"});
-  std::filesystem::remove(folder_ / "mine/step-00000002/training.json");
+  std::filesystem::remove(folder_ / "mine/step-00000002/layout.json");
   std::filesystem::create_directory(folder_ / "mine/step-00000001");
-  expect("ls mine", 1, {"step-00000004  ", "step-00000006  ", "mine/step-00000002/training.json"});
+  expect("ls mine", 1, {"step-00000004  ", "step-00000006  ", "mine/step-00000002/layout.json"});
 }
 
 // As PyTorch writes it: any of its bytes may be another one, and nobody can tell.
@@ -86,6 +86,56 @@ TEST_F(SavedCheckpoints, WithoutChecksumsAreNotCalledWhole) {
        {"plain.safetensors: expected a checksum of each tensor, found none of 1 of 1 tensors",
         "mine/model.safetensors: whole\n"})
     EXPECT_NE(found.output.find(text), std::string::npos) << text << "\nin\n" << found.output;
+}
+
+TEST_F(SavedCheckpoints, AreWrittenInOtherFiles) {
+  expect("reshard mine three --shards 3", 0, {"three: "});
+  expect("verify three three/model.safetensors.index.json", 0,
+         {"three: whole\n", "three/model.safetensors.index.json: whole\n"});
+  expect("diff mine three", 0, {"the same "});
+  expect("diff mine/step-00000006/model.safetensors three/model.safetensors.index.json", 0,
+         {"the same "});
+  expect("show three", 0,
+         {"model.safetensors.index.json: ", " tensors in 3 shards\n",
+          "  model-00003-of-00003.safetensors: ", "metadata.task = mlp\n", "ranks = 2\n"});
+  expect("reshard three one", 0, {"one: "});
+  EXPECT_EQ(shell("cmp " + (folder_ / "one/model.safetensors").string() + " " +
+                  (folder_ / "mine/step-00000006/model.safetensors").string())
+                .exit_code,
+            0);
+  damage("three/model-00002-of-00003.safetensors");
+  expect("verify three", 1, {"three/model-00002-of-00003.safetensors: tensor ", "is damaged"});
+  expect("reshard three four", 1, {"three/model-00002-of-00003.safetensors: tensor "});
+  std::filesystem::remove(folder_ / "three/model-00001-of-00003.safetensors");
+  expect("verify three", 1, {"model-00001-of-00003.safetensors", "No such file or directory"});
+  expect("reshard mine one", 1, {"one: is there already"});
+  expect("reshard mine", 2, {"reshard: expected two paths, found 1"});
+  expect("reshard mine/model.safetensors five", 1,
+         {"expected a checkpoint or a run, found a file"});
+  expect("show mine --shards 2", 2, {"--shards is an option of reshard"});
+}
+
+// As doubles they would be equal.
+TEST_F(SavedCheckpoints, LargeIntegersDifferByOne) {
+  const auto write = [&](const char* name, const char* dtype, const std::string& bytes) {
+    std::string header =
+        std::string(R"({"w":{"dtype":")") + dtype + R"(","shape":[2],"data_offsets":[0,16]}})";
+    header.append((8 - header.size() % 8) % 8, ' ');
+    std::ofstream(folder_ / name, std::ios::binary)
+        << static_cast<char>(header.size()) << std::string(7, '\0') << header << bytes;
+  };
+  const std::string zero(8, '\0');
+  const std::string large("\0\0\0\0\0\0\x20\0", 8), next("\1\0\0\0\0\0\x20\0", 8);
+  const std::string least("\0\0\0\0\0\0\0\x80", 8), most("\xff\xff\xff\xff\xff\xff\xff\x7f", 8);
+  write("a", "I64", zero + large);
+  write("b", "I64", zero + next);
+  expect("diff a b", 1, {"w: 1 of 2 elements differ, by 1 at most"});
+  write("a", "I64", least + zero);
+  write("b", "I64", most + zero);
+  expect("diff a b", 1, {"w: 1 of 2 elements differ, by 18446744073709551615 at most"});
+  write("a", "U64", least + zero);
+  write("b", "U64", most + zero);
+  expect("diff a b", 1, {"w: 1 of 2 elements differ, by 1 at most"});
 }
 
 TEST_F(SavedCheckpoints, DifferInWhatIsSaid) {

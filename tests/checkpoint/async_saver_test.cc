@@ -40,16 +40,12 @@ namespace fs = std::filesystem;
 using test::Engine;
 using test::names_in;
 using test::TemporaryFolder;
+using test::text_of;
 using test::Training;
 
 fs::path save_by(AsyncSaver& saver, const fs::path& out, const Training& training,
                  const SaveOptions& options = {}) {
   return saver.save(out, training.handle, *training.optimizer, {.step = training.steps}, options);
-}
-
-std::string text_of(const fs::path& file) {
-  std::ifstream opened(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(opened), {}};
 }
 
 void expect_same_files(const fs::path& found, const fs::path& expected) {
@@ -287,10 +283,53 @@ TEST(AsyncSaver, AHandleOfAnotherGroupIsRefused) {
   run_as_threads(2, [&](Group group) {
     AsyncSaver saver(group);
     Training alone(std::nullopt, "sgd", Group());
-    test::expect_words(
-        test::message_of<InvalidArgument>([&] { save_by(saver, out.path(), alone); }),
-        {"expected a handle of the group that it was made for", "rank 0 of 1"});
+    test::expect_words(test::message_of<CommonFailure>([&] { save_by(saver, out.path(), alone); }),
+                       {"expected a handle of the group that it was made for", "rank 0 of 1"});
   });
+}
+
+// Of two ranks as well, and rank 0 is the same one: only one of the other two knows of it.
+TEST(AsyncSaver, AHandleOfOtherRanksIsRefusedOnAllRanks) {
+  TemporaryFolder out;
+  run_as_threads(3, [&](Group world) {
+    std::optional<Group> first = world.subset(std::array{0, 1}),
+                         other = world.subset(std::array{0, 2});
+    if (world.rank() < 2) {
+      AsyncSaver saver(*first);
+      Training training(std::nullopt, "sgd", *first);
+      std::optional<Training> strange;
+      if (world.rank() == 0) strange.emplace(std::nullopt, "sgd", *other);
+      test::expect_words(test::message_of<CommonFailure>(
+                             [&] { save_by(saver, out.path(), strange ? *strange : training); }),
+                         {"expected a handle of the group that it was made for"});
+      save_by(saver, out.path(), training);
+      saver.wait();
+    } else {
+      Training strange(std::nullopt, "sgd", *other);
+    }
+    world.barrier().wait();
+  });
+  EXPECT_EQ(names_in(out.path()), std::vector<std::string>{"step-00000000"});
+}
+
+// As a worker that loads data, forked while a checkpoint is written.
+TEST(AsyncSaver, AForkedChildLeavesItAlone) {
+  TemporaryFolder out;
+  Gate gate;
+  test::FlushHook hook([&](const std::string&) { return gate.pass(); });
+  Training training(std::nullopt, "adamw", Group());
+  auto saver = std::make_unique<AsyncSaver>(Group());
+  training.step();
+  save_by(*saver, out.path(), training);
+  gate.wait_for_somebody();
+  test::expect_ranks(1, [&](int) {
+    saver->wait();
+    saver.reset();
+  });
+  EXPECT_TRUE(saver->is_writing());
+  gate.open();
+  saver->wait();
+  EXPECT_EQ(names_in(out.path()), std::vector<std::string>{"step-00000001"});
 }
 
 }  // namespace

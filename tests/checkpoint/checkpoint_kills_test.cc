@@ -28,16 +28,18 @@ int rounds() {
   return wanted == nullptr ? 50 : std::atoi(wanted);
 }
 
-// Never returns.
-void save_for_ever(const fs::path& out, const Group& group, bool is_async) {
+// Never returns. One checkpoint stays in every second pair of rounds, and has one file or several.
+void save_for_ever(const fs::path& out, const Group& group, int round) {
   Training training(ShardLevel::full, "our_adamw", group);
   AsyncSaver saver(group);
+  const bool is_async = round % 2 == 0;
+  const SaveOptions options{.keep = round % 4 < 2 ? 3 : 1, .sharding = {.files = 1 + round % 3}};
   for (;;) {
     training.step();
     if (is_async) {
-      saver.save(out, training.handle, *training.optimizer, {.step = training.steps}, {.keep = 3});
+      saver.save(out, training.handle, *training.optimizer, {.step = training.steps}, options);
     } else {
-      training.save(out, {.keep = 3});
+      training.save(out, options);
     }
   }
 }
@@ -62,7 +64,7 @@ TEST(KilledWhileSaving, TheNewestCheckpointIsOneThatWasSaved) {
     TemporaryFolder out;
     test::RankRendezvous place(test::Engine::shm, ranks);
     test::RankProcesses processes(
-        ranks, [&](int rank) { save_for_ever(out.path(), place.join(rank), round % 2 == 0); });
+        ranks, [&](int rank) { save_for_ever(out.path(), place.join(rank), round); });
     const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(15);
     while (list_checkpoints(out.path()).empty() && std::chrono::steady_clock::now() < limit)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -73,6 +75,8 @@ TEST(KilledWhileSaving, TheNewestCheckpointIsOneThatWasSaved) {
       if (name.ends_with(".partial")) ++in_the_middle;
     for (const fs::path& folder : list_checkpoints(out.path())) verify(folder);
     ASSERT_TRUE(latest_checkpoint(out.path()).has_value());
+    if (std::string named = test::text_of(out / latest_file); !named.empty())
+      EXPECT_TRUE(fs::exists(out / named.substr(0, named.size() - 1))) << named;
     expect_state_of(out.path());
     test::go_on(out.path(), ShardLevel::gradients, "our_adamw", 3, 1);
     for (const std::string& name : test::names_in(out.path())) EXPECT_NE(name.front(), '.') << name;

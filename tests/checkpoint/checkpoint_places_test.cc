@@ -177,7 +177,7 @@ TEST(CheckpointPlaces, ACheckpointOfAnotherWriterIsNotTakenBack) {
   TemporaryFolder out;
   const fs::path folder = out / checkpoint_name(2);
   test::FlushHook hook([&](const std::string& path) {
-    if (path.ends_with(".partial") && fs::exists(fs::path(path) / "training.json"))
+    if (path.ends_with(".partial") && fs::exists(fs::path(path) / "layout.json"))
       fs::rename(path, folder);
     return 0;
   });
@@ -188,6 +188,36 @@ TEST(CheckpointPlaces, ACheckpointOfAnotherWriterIsNotTakenBack) {
   });
   test::expect_words(line, {"rank 0 on host ", "renaming ", "No such file or directory"});
   verify(folder);
+}
+
+// By hand or by a script that clears away, at the first byte that reaches the disk: the unfinished
+// checkpoint, or the folder of the run.
+TEST(CheckpointPlaces, AFolderThatIsRemovedWhileItIsWrittenIsOneLine) {
+  for (const bool is_all : {false, true})
+    for (const int files : {1, 3}) {
+      TemporaryFolder folder;
+      const fs::path out = folder / "out";
+      go_on(out, std::nullopt, "our_adamw", 2, 1);
+      {
+        std::atomic<bool> is_first{true};
+        test::FlushHook hook([&](const std::string& path) {
+          if (is_first.exchange(false)) fs::remove_all(is_all ? out : fs::path(path).parent_path());
+          return 0;
+        });
+        const std::string line = refusal(2, [&](Group group) {
+          Training training(ShardLevel::full, "our_adamw", group);
+          training.load(out);
+          training.step();
+          group.barrier().wait();
+          training.save(out, {.keep = 1, .sharding = {.files = files}});
+        });
+        test::expect_words(line, {"rank 0 on host ", "No such file or directory"});
+        EXPECT_FALSE(is_first);
+      }
+      if (!is_all) EXPECT_EQ(names_in(out), std::vector<std::string>{"step-00000001"});
+      go_on(out, std::nullopt, "our_adamw", 2, 1);
+      verify(*latest_checkpoint(out));
+    }
 }
 
 // Makes the filesystem of every file unknown to this process: it may be one of several hosts.

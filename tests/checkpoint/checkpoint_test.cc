@@ -127,7 +127,7 @@ TEST(Checkpoint, HoldsWhatAProgramCounts) {
   });
   EXPECT_EQ(names_in(out / "step-00000003"),
             (std::vector<std::string>{"model.safetensors", "optimizer.safetensors",
-                                      "random.safetensors", "training.json"}));
+                                      "random.safetensors", "layout.json"}));
   EXPECT_EQ(read_safetensors(out / "step-00000003/model.safetensors").metadata,
             (Metadata{{"maker", "me"}}));
 }

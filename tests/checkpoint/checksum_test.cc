@@ -3,11 +3,13 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/safetensors.h>
 
+#include "support/fuzz.h"
 #include "support/python.h"
 #include "support/temporary_folder.h"
 
 #include <gtest/gtest.h>
 #include <torch/types.h>
+#include <zlib.h>
 
 #include <fstream>
 #include <iterator>
@@ -25,6 +27,19 @@ TEST(Checksum, IsThatOfZlib) {
   EXPECT_EQ(crc32_of(bytes_of_text("123456789")), 0xcbf43926u);  // the check value of CRC-32
   EXPECT_EQ(crc32_of(bytes_of_text("6789"), crc32_of(bytes_of_text("12345"))), 0xcbf43926u);
   EXPECT_EQ(crc32_of({}, 0xcbf43926u), 0xcbf43926u);
+}
+
+// From any place on, of any length and behind any other text.
+TEST(ChecksumFuzz, IsThatOfZlibInLanesToo) {
+  for (test::FuzzRounds rounds("crc32"); rounds.next();) {
+    const std::string text =
+        test::random_bytes(rounds.random(), 1 + test::below(rounds.random(), 700));
+    const std::size_t from = test::below(rounds.random(), text.size());
+    const auto before = static_cast<std::uint32_t>(rounds.random()());
+    const auto bytes = bytes_of_text(text).subspan(from);
+    EXPECT_EQ(crc32_of(bytes, before), ::crc32(before, reinterpret_cast<const Bytef*>(bytes.data()),
+                                               static_cast<uInt>(bytes.size())));
+  }
 }
 
 std::string content_of(const std::filesystem::path& path) {

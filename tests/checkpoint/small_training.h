@@ -10,7 +10,8 @@
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 
-#include "checkpoint/training_json.h"
+#include "checkpoint/file_names.h"
+#include "checkpoint/layout_json.h"
 #include "support/messages.h"
 
 #include <gtest/gtest.h>
@@ -28,6 +29,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -159,6 +161,17 @@ inline void go_on(const std::filesystem::path& out, const Level& level,
   });
 }
 
+// Two steps, saved in so many files; the folder.
+inline std::filesystem::path save_in_files(const std::filesystem::path& out, const Level& level,
+                                           int ranks, int files) {
+  run_as_threads(ranks, [&](Group group) {
+    Training training(level, "our_adamw", group);
+    for (int i = 0; i < 2; ++i) training.step();
+    training.save(out, {.sharding = {.files = files}});
+  });
+  return out / "step-00000002";
+}
+
 inline void expect_same_tensors(const std::filesystem::path& found,
                                 const std::filesystem::path& expected) {
   auto read = checkpoint::read_safetensors(found), wanted = checkpoint::read_safetensors(expected);
@@ -169,10 +182,17 @@ inline void expect_same_tensors(const std::filesystem::path& found,
   }
 }
 
+inline std::string text_of(const std::filesystem::path& file) {
+  std::ifstream opened(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(opened), {}};
+}
+
+// But for LATEST, which is looked at by tests of its own.
 inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder))
-    names.push_back(entry.path().filename());
+    if (entry.path().filename() != checkpoint::latest_file)
+      names.push_back(entry.path().filename());
   std::ranges::sort(names);
   return names;
 }
@@ -197,12 +217,12 @@ inline std::string refusal(int ranks, const std::function<void(Group)>& action) 
   return lines.front();
 }
 
-// Makes training.json name the files as they are now.
+// Makes layout.json name the files as they are now.
 inline void reseal(const std::filesystem::path& folder) {
-  checkpoint::TrainingJson json =
+  checkpoint::LayoutJson json =
       checkpoint::parse_json_text(folder, checkpoint::read_json_text(folder));
   checkpoint::seal(json, folder);
-  std::ofstream(folder / "training.json") << checkpoint::json_text(json);
+  std::ofstream(folder / "layout.json") << checkpoint::json_text(json);
 }
 
 // Writes a tensor of a checkpoint's file anew, with its checksum.
@@ -211,7 +231,7 @@ inline void change(const std::filesystem::path& file,
   checkpoint::Safetensors content = checkpoint::read_safetensors(file);
   how(content.tensors);
   checkpoint::write_safetensors(file, content.tensors, content.metadata);
-  if (std::filesystem::exists(file.parent_path() / "training.json")) reseal(file.parent_path());
+  if (std::filesystem::exists(file.parent_path() / "layout.json")) reseal(file.parent_path());
 }
 
 }  // namespace lockstep::test

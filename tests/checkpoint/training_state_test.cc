@@ -66,17 +66,17 @@ TEST(TrainingState, AMissingFileIsNamed) {
 TEST(TrainingState, BrokenJsonIsNamed) {
   test::TemporaryFolder out;
   save_example(out.path(), 1);
-  for (const char* text : {"", "{", "{\"format\": 1}", "{\"format\": 2, \"step\": \"x\"}"}) {
-    std::ofstream(out / "step-00000001/training.json") << text;
+  for (const char* text : {"", "{", "{\"format\": 1}", "{\"format\": 3, \"step\": \"x\"}"}) {
+    std::ofstream(out / "step-00000001/layout.json") << text;
     EXPECT_THROW((void)read_training_state(out / "step-00000001"), BadInput) << text;
   }
 }
 
-// What training.json may say, with one thing changed.
+// What layout.json may say, with one thing changed.
 std::string json_with(const std::string& key, const std::string& value) {
-  std::map<std::string, std::string> members{{"format", "2"}, {"step", "1"},      {"epoch", "0"},
+  std::map<std::string, std::string> members{{"format", "3"}, {"step", "1"},      {"epoch", "0"},
                                              {"ranks", "1"},  {"progress", "{}"}, {"config", "{}"},
-                                             {"files", "{}"}};
+                                             {"files", "{}"}, {"mesh", "[]"},     {"parts", "{}"}};
   members[key] = value;
   std::string text;
   for (const auto& [name, what] : members)
@@ -98,11 +98,11 @@ TEST(TrainingState, NumbersThatAreNoneOrOutOfRangeAreRefused) {
   save_example(out.path(), 1);
   const auto folder = out / "step-00000001";
   auto expect = [&](const std::string& key, const std::string& value, const std::string& words) {
-    std::ofstream(folder / "training.json") << json_with(key, value);
-    EXPECT_EQ(refusal_of(folder), (folder / "training.json").string() + ": " + words);
+    std::ofstream(folder / "layout.json") << json_with(key, value);
+    EXPECT_EQ(refusal_of(folder), (folder / "layout.json").string() + ": " + words);
   };
-  std::ofstream(folder / "training.json") << json_with("step", "1");
-  EXPECT_EQ(refusal_of(folder), (folder / "training.json").string() + ": has no crc32");
+  std::ofstream(folder / "layout.json") << json_with("step", "1");
+  EXPECT_EQ(refusal_of(folder), (folder / "layout.json").string() + ": has no crc32");
   const std::string integer = "expected an integer from 0 to 999999999999999999, found ";
   for (const char* value :
        {"-1", "1.5", "1e3", "1000000000000000000", "18446744073709551615", "\"1\"", "null", "true"})
@@ -111,12 +111,12 @@ TEST(TrainingState, NumbersThatAreNoneOrOutOfRangeAreRefused) {
   expect("step", "[]", "step: " + integer + "a list");
   expect("step", "2", "step: expected 1, as the folder is called, found 2");
   expect("epoch", "-1", "epoch: " + integer + "-1");
-  expect("format", "2.9", "expected format 2, found 2.9");
-  expect("format", "2.0", "expected format 2, found 2.0");
-  expect("format", "1", "expected format 2, found 1");
+  expect("format", "2.9", "expected format 3, found 2.9");
+  expect("format", "2.0", "expected format 3, found 2.0");
+  expect("format", "2", "expected format 3, found 2");
   expect("files", "[]", "files: expected an object of texts, found a list");
-  std::ofstream(folder / "training.json") << json_with("crc32", "1");
-  EXPECT_EQ(refusal_of(folder).find((folder / "training.json").string() +
+  std::ofstream(folder / "layout.json") << json_with("crc32", "1");
+  EXPECT_EQ(refusal_of(folder).find((folder / "layout.json").string() +
                                     ": is damaged: expected crc32 1, found "),
             0u);
   expect("ranks", "4294967298", "ranks: expected an integer from 0 to 1048576, found 4294967298");
@@ -124,28 +124,37 @@ TEST(TrainingState, NumbersThatAreNoneOrOutOfRangeAreRefused) {
   expect("numbers", R"({"a":"1x"})", "numbers.a: expected a number, found '1x'");
   expect("scaler", R"({"a":1})", "scaler.a: expected a text, found 1");
   expect("config", R"({"a\u001b":1})", "config.a\\x1b: expected a text, found 1");
+  expect("config", R"({"a":"1","a":"2"})", "names 'a' twice");
+  expect("mesh", "{}", "mesh: expected a list of axes, found an object");
+  expect("mesh", R"([{"axis":"dp"}])",
+         R"(mesh: expected {"axis": NAME, "size": 1 to 1048576}, found {"axis":"dp"})");
+  expect("parts", R"({"a":"all"})", R"(parts.a: expected a list of texts, found "all")");
+  expect("parts", R"({"a":[1]})", "parts.a: expected a list of texts, found other values in it");
+  for (const char* name : {"../model.safetensors", "/etc/passwd", "..", ""})
+    expect("files", std::string("{\"") + name + "\":\"00000000\"}",
+           std::string("files: expected names of files in this folder, found '") + name + "'");
 }
 
 TEST(TrainingState, JsonEndsWhereTheFileEnds) {
   test::TemporaryFolder out;
   save_example(out.path(), 1);
   const auto folder = out / "step-00000001";
-  std::ofstream(folder / "training.json") << json_with("step", "1") << '\0' << "{}";
+  std::ofstream(folder / "layout.json") << json_with("step", "1") << '\0' << "{}";
   EXPECT_NE(refusal_of(folder).find("a NUL at byte "), std::string::npos) << refusal_of(folder);
-  std::ofstream(folder / "training.json") << json_with("step", "1") << "{}";
+  std::ofstream(folder / "layout.json") << json_with("step", "1") << "{}";
   EXPECT_NE(refusal_of(folder), "was read");
   for (const char* opened : {"[", "{\"a\":"}) {
-    std::ofstream file(folder / "training.json");
+    std::ofstream file(folder / "layout.json");
     for (int i = 0; i < 1'000'000; ++i) file << opened;
     file.close();
     EXPECT_EQ(refusal_of(folder),
-              (folder / "training.json").string() + ": nests too deeply or holds too much");
+              (folder / "layout.json").string() + ": nests too deeply or holds too much");
   }
 }
 
 TEST(TrainingState, APipeOrADeviceInPlaceOfAFileIsRefusedAtOnce) {
   for (const char* name :
-       {"training.json", "model.safetensors", "optimizer.safetensors", "random.safetensors"}) {
+       {"layout.json", "model.safetensors", "optimizer.safetensors", "random.safetensors"}) {
     test::TemporaryFolder out;
     save_example(out.path(), 1);
     const auto folder = out / "step-00000001";
@@ -196,7 +205,7 @@ TEST(TrainingState, OverwrittenBytesOfAnyFileAreFound) {
 TEST(TrainingState, AChangedValueIsFound) {
   test::TemporaryFolder out;
   save_example(out.path(), 1);
-  const auto file = out / "step-00000001/training.json";
+  const auto file = out / "step-00000001/layout.json";
   std::ifstream opened(file);
   std::string text((std::istreambuf_iterator<char>(opened)), {});
   std::string same = text;
@@ -220,7 +229,7 @@ TEST(TrainingState, AFileOfAnotherCheckpointIsFound) {
     std::filesystem::copy_file(out / "step-00000001" / name, folder / name,
                                std::filesystem::copy_options::overwrite_existing);
     EXPECT_EQ(refusal_of(folder).find((folder / name).string() +
-                                      ": is not the file that training.json was saved with: "),
+                                      ": is not the file that layout.json was saved with: "),
               0u)
         << refusal_of(folder);
   }
@@ -233,7 +242,7 @@ TEST(TrainingState, ATensorWithoutItsChecksumIsFound) {
   const auto file = out / "step-00000001/model.safetensors";
   write_safetensors(file, read_safetensors(file).tensors, {}, {.checksums = false});
   EXPECT_EQ(refusal_of(out / "step-00000001")
-                .find(file.string() + ": is not the file that training.json was saved with: "),
+                .find(file.string() + ": is not the file that layout.json was saved with: "),
             0u);
 }
 
@@ -258,22 +267,21 @@ TEST(TrainingState, NamesOfWhatIsBeingWrittenAreKnownToTheLetter) {
     EXPECT_EQ(named_in_partial(name), "") << name;
 }
 
-TEST(TrainingStateFuzz, TrainingJsonIsReadOrRefused) {
+TEST(TrainingStateFuzz, LayoutJsonIsReadOrRefused) {
   const test::TemporaryFolder out;
   save_example(out.path(), 1);
   const auto folder = out / "step-00000001";
-  std::ifstream file(folder / "training.json");
+  std::ifstream file(folder / "layout.json");
   const std::string good((std::istreambuf_iterator<char>(file)), {});
   std::uint64_t read = 0;
-  test::FuzzRounds rounds("training.json");
+  test::FuzzRounds rounds("layout.json");
   while (rounds.next()) {
-    std::ofstream(folder / "training.json", std::ios::binary)
-        << test::mutated(good, rounds.random());
+    std::ofstream(folder / "layout.json", std::ios::binary) << test::mutated(good, rounds.random());
     try {
       EXPECT_EQ(read_training_state(folder).step, 1);
       ++read;
     } catch (const BadInput& error) {
-      EXPECT_NE(std::string(error.what()).find("training.json"), std::string::npos);
+      EXPECT_NE(std::string(error.what()).find("layout.json"), std::string::npos);
       EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
     }
   }

@@ -8,8 +8,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
+#include <string>
 
 namespace lockstep::checkpoint {
 namespace {
@@ -23,16 +25,16 @@ PartDescription part(const std::string& name, layout::TensorSlice slice,
   return {.name = name, .dtype = dtype, .slice = std::move(slice)};
 }
 
-WritePlan plan_of(const Lists& by_rank) {
-  return plan_writing(by_rank, {}, std::vector<bool>(by_rank.size(), true));
+WritePlan plan_of(const Lists& by_rank, const Sharding& sharding = {}) {
+  return plan_writing(by_rank, {}, std::vector<bool>(by_rank.size(), true), sharding);
 }
 
 // Every element of every tensor once, from a rank that has it.
-void expect_written_once(const Lists& by_rank) {
-  WritePlan plan = plan_of(by_rank);
-  std::vector<std::map<std::int64_t, int>> written(plan.header.entries.size());
+void expect_written_once(const Lists& by_rank, const Sharding& sharding = {}) {
+  WritePlan plan = plan_of(by_rank, sharding);
+  std::map<std::string, std::map<std::int64_t, int>> written;
   for (const PlannedBox& planned : plan.boxes) {
-    const TensorEntry& entry = plan.header.entries[planned.tensor];
+    const TensorEntry& entry = plan.entry(planned);
     std::set<std::int64_t> has;
     for (const PartDescription& own : by_rank[static_cast<std::size_t>(planned.holder)])
       if (own.name == entry.name)
@@ -40,15 +42,19 @@ void expect_written_once(const Lists& by_rank) {
           has.merge(test::indices_of(entry.shape, box));
     for (std::int64_t element : test::indices_of(entry.shape, planned.box)) {
       ASSERT_TRUE(has.contains(element)) << entry.name;
-      ASSERT_TRUE(written[planned.tensor].emplace(element, planned.holder).second) << entry.name;
+      ASSERT_TRUE(written[entry.name].emplace(element, planned.holder).second) << entry.name;
     }
   }
-  std::uint64_t begin = 0;
-  for (std::size_t i = 0; i < written.size(); ++i) {
-    const TensorEntry& entry = plan.header.entries[i];
-    ASSERT_EQ(std::ssize(written[i]), layout::numel_of(entry.shape)) << entry.name;
-    ASSERT_EQ(entry.begin, begin);
-    begin = entry.end;
+  std::set<std::string> names;
+  for (const SafetensorsHeader& shard : plan.shards) {
+    std::uint64_t begin = 0;
+    for (const TensorEntry& entry : shard.entries) {
+      ASSERT_TRUE(names.insert(entry.name).second) << entry.name;
+      ASSERT_EQ(std::ssize(written[entry.name]), layout::numel_of(entry.shape)) << entry.name;
+      ASSERT_EQ(entry.begin, begin);
+      begin = entry.end;
+    }
+    ASSERT_TRUE(!shard.entries.empty() || plan.shards.size() == 1);
   }
 }
 
@@ -77,8 +83,44 @@ TEST(WritePlan, WritesEachElementOfRandomCutsOnce) {
             part("t" + std::to_string(tensor), slice, tensor == 0 ? at::kLong : at::kHalf));
       }
     }
-    expect_written_once(by_rank);
+    expect_written_once(by_rank, {.files = static_cast<int>(below(6))});
   }
+}
+
+std::vector<std::uint64_t> bytes_of_shards(const WritePlan& plan) {
+  std::vector<std::uint64_t> bytes;
+  for (const SafetensorsHeader& shard : plan.shards)
+    bytes.push_back(shard.entries.empty() ? 0 : shard.entries.back().end);
+  return bytes;
+}
+
+// Tensors are not cut: each file has about as many bytes as they allow.
+TEST(WritePlan, FilesAreOfAboutEqualSize) {
+  Lists by_rank(1);
+  for (int i = 1; i <= 30; ++i)
+    by_rank[0].push_back(part("t" + std::to_string(i), layout::whole_slice(Sizes{100 * i})));
+  constexpr std::uint64_t total = 4 * 100 * 30 * 31 / 2;
+  for (int files : {1, 2, 3, 7, 29, 30}) {
+    const auto bytes = bytes_of_shards(plan_of(by_rank, {.files = files}));
+    ASSERT_EQ(std::ssize(bytes), files);
+    EXPECT_LE(*std::ranges::max_element(bytes), total / static_cast<unsigned>(files) + 4 * 3000);
+  }
+  EXPECT_EQ(plan_of(by_rank, {.files = 1000}).shards.size(), 30u);
+  EXPECT_EQ(plan_of(by_rank).shards.size(), 1u);
+  EXPECT_EQ(plan_of(by_rank, {.bytes = total}).shards.size(), 1u);
+  EXPECT_EQ(plan_of(by_rank, {.bytes = total - 1}).shards.size(), 2u);
+  EXPECT_EQ(plan_of(by_rank, {.bytes = total / 10}).shards.size(), 10u);
+  EXPECT_EQ(plan_of(by_rank, {.bytes = 1}).shards.size(), 30u);
+  EXPECT_EQ(plan_of({{}}, {.files = 4}).shards.size(), 1u);
+}
+
+// None of its files stays without a tensor, although most tensors have no bytes.
+TEST(WritePlan, TensorsWithoutElementsAreSpreadToo) {
+  Lists by_rank(1);
+  for (int i = 0; i < 6; ++i)
+    by_rank[0].push_back(part("t" + std::to_string(i), layout::whole_slice(Sizes{i == 0 ? 9 : 0})));
+  for (const SafetensorsHeader& shard : plan_of(by_rank, {.files = 6}).shards)
+    EXPECT_EQ(shard.entries.size(), 1u);
 }
 
 TEST(WritePlan, ColumnsOfSeveralRanksAreAWhole) {

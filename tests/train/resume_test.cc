@@ -3,7 +3,7 @@
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/together.h>
 #include <lockstep/train/trainer.h>
-#include "checkpoint/training_json.h"
+#include "checkpoint/layout_json.h"
 #include "train/config_file.h"
 
 #include "support/temporary_folder.h"
@@ -77,10 +77,10 @@ void change(const fs::path& file, const std::string& tensor,
   checkpoint::NamedTensors tensors = checkpoint::read_safetensors(file).tensors;
   tensors.at(tensor) = how(tensors.at(tensor));
   checkpoint::write_safetensors(file, tensors);
-  checkpoint::TrainingJson json = checkpoint::parse_json_text(
+  checkpoint::LayoutJson json = checkpoint::parse_json_text(
       file.parent_path(), checkpoint::read_json_text(file.parent_path()));
   checkpoint::seal(json, file.parent_path());
-  std::ofstream(file.parent_path() / "training.json") << checkpoint::json_text(json);
+  std::ofstream(file.parent_path() / "layout.json") << checkpoint::json_text(json);
 }
 
 void overwrite(const fs::path& file, std::int64_t from_end) {
@@ -129,7 +129,7 @@ TEST(ResumeChecks, ADamagedCheckpointLeadsToTheNewestThatIsWhole) {
   options.resume = true;
   options.command = "lockstep train mlp --out 'a b'";
   overwrite(checkpoint_of(options, 12, "optimizer.safetensors"), 100);
-  fs::remove(checkpoint_of(options, 9, "training.json"));
+  fs::remove(checkpoint_of(options, 9, "layout.json"));
   expect_not_resumed(options, 2, "is damaged: expected ");
   expect_not_resumed(
       options, 2,
@@ -160,6 +160,9 @@ TEST(ResumeChecks, ARunGoesOnFromTheCheckpointThatIsNamed) {
   again.resume_from = "8";
   run(1, again);
   EXPECT_TRUE(fs::exists(fs::path(again.out) / "abandoned-step-00000012-2"));
+  std::string latest;
+  std::ifstream(fs::path(again.out) / "LATEST") >> latest;
+  EXPECT_EQ(latest, "step-00000012");
   again.resume_from = "step-5";
   expect_not_resumed(again, 1, "--resume-from step-5: no such checkpoint in " + again.out);
   again.resume_from = "\x1b[31m";

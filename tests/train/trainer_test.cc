@@ -106,7 +106,7 @@ TEST(Trainer, LeavesWhatItSays) {
     EXPECT_NE(report.last_line.find(" epochs=2 "), std::string::npos) << report.last_line;
   });
   for (const char* name :
-       {"config.toml", "metrics.jsonl", "model.safetensors", "step-00000010/training.json"})
+       {"config.toml", "metrics.jsonl", "model.safetensors", "step-00000010/layout.json"})
     EXPECT_TRUE(fs::exists(fs::path(options.out) / name)) << name;
   EXPECT_EQ(checkpoint::list_checkpoints(options.out).size(), 1u);
   auto rows = metrics_of(options.out);

@@ -45,14 +45,16 @@ class AsyncSaver {
 
   // Collective, between steps. As checkpoint::save(), and returns the path that the checkpoint will
   // have as soon as all ranks have copied what they write. CommonFailure for what can be known
-  // before: what cannot be saved, a step that is there already, no memory for the copy, no
-  // thread that could write. InvalidArgument for a handle of another group.
+  // before: what cannot be saved, a step that is there already, no address space for the copy (the
+  // system may promise more memory than there is), no thread that could write, a handle of another
+  // group.
   std::filesystem::path save(const std::filesystem::path& out, const Handle& handle,
                              const torch::optim::Optimizer& optimizer, const TrainingState& state,
                              const SaveOptions& options = {});
 
   // Returns when nothing is being written any more: then the checkpoint is on the disk. Every rank
-  // that wants to know calls it; it is not collective by itself.
+  // that wants to know calls it; it is not collective by itself. Nothing in a forked child, which
+  // has no such thread.
   void wait();
 
   // Local.
@@ -62,7 +64,7 @@ class AsyncSaver {
 
  private:
   struct State;
-  const std::unique_ptr<State> state_;
+  const std::shared_ptr<State> state_;
 };
 
 }  // namespace lockstep::checkpoint

@@ -53,12 +53,20 @@ class Scheduler;
 
 namespace lockstep::checkpoint {
 
+// In how many files the model stands, and the optimizer's state: each tensor in one of them, and
+// the files of about equal size. Any number of ranks writes and reads any number of files.
+struct Sharding {
+  int files = 0;                               // 0: as many as have about `bytes` each
+  std::int64_t bytes = std::int64_t{4} << 30;  // so most models are one file
+};
+
 struct SaveOptions {
   // Saved beside the optimizer; null: there is none.
   const optim::Scheduler* scheduler = nullptr;
   const optim::GradScaler* scaler = nullptr;
   std::int64_t keep = 0;      // how many checkpoints stay in the folder; 0: all
   Metadata description = {};  // goes into the metadata of model.safetensors
+  Sharding sharding = {};
 };
 
 // Writes OUT/step-00000100 of state.step, with the random states of all ranks (LibTorch's default
@@ -71,12 +79,20 @@ std::filesystem::path save(const std::filesystem::path& out, const Handle& handl
                            const torch::optim::Optimizer& optimizer, const TrainingState& state,
                            const SaveOptions& options = {});
 
+// Bytes of tensors that this rank has read from the disk.
+struct LoadCounts {
+  std::uint64_t read = 0;      // into its parts; on rank 0 also for ranks that do not see the files
+  std::uint64_t verified = 0;  // to compare checksums
+};
+
 struct LoadOptions {
   // Given exactly when the checkpoint has a state for it: what would be forgotten is an error.
   optim::Scheduler* scheduler = nullptr;
   optim::GradScaler* scaler = nullptr;
-  // Read all of the checkpoint once more and compare each tensor with its checksum.
+  // Read all of the checkpoint once more, each rank its share, and compare each tensor with its
+  // checksum.
   bool verify = true;
+  LoadCounts* counts = nullptr;  // what load() reads is added to it
 };
 
 // Gives the model, the optimizer and the others the values of a checkpoint's folder, and returns
@@ -112,8 +128,9 @@ struct ModelOptions {
 void save_model(const std::filesystem::path& path, const Handle& handle,
                 const ModelOptions& options = {});
 
-// From such a file, or one that Python wrote, with the same names, shapes and dtypes. Tied weights
-// may have any of their names; under several they must have equal values.
+// From such a file, or one that Python wrote, with the same names, shapes and dtypes; or, where
+// there is no such file, from the shards that PATH.index.json names. Tied weights may have any of
+// their names; under several they must have equal values.
 void load_model(const std::filesystem::path& path, Handle& handle, bool verify = true);
 
 }  // namespace lockstep::checkpoint

@@ -50,7 +50,8 @@ struct SafetensorsReading {
   bool tensors = true;  // false: check the header, and return the metadata alone
 };
 
-// Reads the whole file into new tensors on the CPU, and the metadata without checksums. The header
+// Reads the whole file into new tensors on the CPU, and the metadata without checksums; where there
+// is no such file, the shards that PATH.index.json names, as on the model hubs. The header
 // is checked before anything is allocated, in time linear in its length: every length, name, dtype,
 // shape and offset, and that the data is covered exactly once. Throws BadInput that names the file,
 // the tensor, what was expected and what was found, also where bytes were overwritten, for a pipe

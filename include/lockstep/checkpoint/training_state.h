@@ -1,20 +1,18 @@
 // Everything a run needs to go on as if it had never stopped, in one folder that appears as a whole
 // or not at all.
 //
+//   OUT/LATEST                                "step-00000100"
 //   OUT/step-00000100/model.safetensors       the model's tensors, each memory once
 //                     optimizer.safetensors   optimizer.<parameter>.<field>
 //                     random.safetensors      rank0, rank1, ...: the state of each rank's generator
 //                     ignored.safetensors     rank0.<tensor>, ...: what the handle ignores; only
 //                                             where there is such a tensor
-//                     training.json           {"format": 2, "step": 100, "epoch": 0, "ranks": 2,
-//                                              "numbers": {...}, "progress": {...},
-//                                              "config": {...}, "files": {...}, "crc32": "..."},
-//                                             and "scheduler" and "scaler" where they were saved;
-//                                             values are texts
+//                     layout.json             step, ranks, mesh, each rank's parts, the program's
+//                                             own values, a checksum of each file's header
 //
-// "files" has the CRC-32 of each file's header, in which that of each tensor stands, and "crc32" is
-// that of training.json's other values, as JSON with sorted keys and without blanks: so files of
-// different checkpoints, or one whose checksums were taken out, are not taken for one checkpoint.
+// Instead of a large file there are shards, model-00001-of-00003.safetensors and so on, and
+// model.safetensors.index.json, which names the file of each tensor, as on the model hubs.
+// docs/checkpoint_format.md has every byte.
 //
 // It is written as OUT/.step-00000100.RANDOM.partial, brought to the disk file by file, and
 // renamed: a reader never sees half, and after a crash or on a full disk the checkpoints before it
@@ -54,14 +52,15 @@ struct TrainingState {
 [[nodiscard]] std::optional<std::filesystem::path> latest_checkpoint(
     const std::filesystem::path& out);
 
-// Reads training.json of a checkpoint folder. Throws BadInput that names the file and what is wrong
+// Reads layout.json of a checkpoint folder. Throws BadInput that names the file and what is wrong
 // with it: no plain file, a value of another type or out of its range, a step that is not the
 // folder's. SystemError where the system refuses.
 [[nodiscard]] TrainingState read_training_state(const std::filesystem::path& folder);
 
-// Reads all of a checkpoint folder, a few megabytes at a time. Throws as read_training_state(), and
-// BadInput for every other file that is not whole or not of this checkpoint: one that is missing,
-// headers that make no sense or are not those that training.json was saved with, bytes that were
+// Reads all of a checkpoint folder, a few megabytes at a time. For layout.json throws as
+// read_training_state(), and BadInput for every other file that cannot be read, is not whole or not
+// of this checkpoint: one that is missing, one that the system does not let us read,
+// headers that make no sense or are not those that layout.json was saved with, bytes that were
 // overwritten (each tensor has a checksum), states that no random generator takes.
 void verify(const std::filesystem::path& folder);
 

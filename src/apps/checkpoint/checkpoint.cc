@@ -1,5 +1,5 @@
-// lockstep-checkpoint: `lockstep checkpoint ls | show | verify | diff`: what checkpoints hold,
-// whether they are whole, and in what two of them differ.
+// lockstep-checkpoint: `lockstep checkpoint ls | show | verify | diff | reshard`: what checkpoints
+// hold, whether they are whole, in what two of them differ, and one in other files.
 #include "apps/checkpoint/content.h"
 #include "apps/checkpoint/difference.h"
 #include "apps/program.h"
@@ -8,8 +8,11 @@
 #include "base/nearest.h"
 #include "base/text.h"
 #include "base/visible.h"
+#include "checkpoint/folders.h"
 #include "checkpoint/header_checksums.h"
+#include "checkpoint/layout_json.h"
 #include "checkpoint/parts_reader.h"
+#include "checkpoint/reshard.h"
 #include "sys/failure_text.h"
 
 #include <lockstep/checkpoint/training_state.h>
@@ -36,9 +39,13 @@ constexpr const char* about =
     "of\n"
     "                   other programs need not have: then nothing says whether it is whole.\n"
     "  diff PATH PATH   The tensors in which two checkpoints, or two files, differ.\n"
+    "  reshard PATH NEW Writes the checkpoint once more as the folder NEW, its tensors in --shards "
+    "N\n"
+    "                   files; without --shards in files of 4 GiB.\n"
     "\n"
-    "PATH is the folder of a checkpoint, a file of tensors (safetensors), or a run's folder: its\n"
-    "newest checkpoint, and for verify all of them.\n"
+    "PATH is the folder of a checkpoint, a file of tensors (safetensors) or an index of shards, or "
+    "a\n"
+    "run's folder: its newest checkpoint, and for verify all of them.\n"
     "\n"
     "Exit code 0; 1 when something is damaged, has no checksums, cannot be read or differs; 2 for "
     "a\n"
@@ -50,13 +57,15 @@ std::string shown_bytes(std::uint64_t bytes) {
   return format_bytes(static_cast<std::int64_t>(bytes));
 }
 
-// Goes on after what cannot be read; whether all could.
+// Goes on after what cannot be read; whether all could. A run that goes on removes its older
+// checkpoints: one that has gone was none of those that are there.
 bool for_each(const std::vector<fs::path>& paths, const std::function<void(const fs::path&)>& act) {
   bool all = true;
   for (const fs::path& path : paths) {
     try {
       act(path);
     } catch (const std::exception& failure) {
+      if (checkpoint::step_of(path) >= 0 && paths.size() > 1 && !fs::exists(path)) continue;
       complain(sys::failure_text(failure));
       all = false;
     }
@@ -84,20 +93,35 @@ std::string entries_of(std::string_view group, const checkpoint::Metadata& entri
 }
 
 std::string description_of(const fs::path& folder) {
-  const checkpoint::TrainingState state = checkpoint::read_training_state(folder);
+  const checkpoint::LayoutJson layout =
+      checkpoint::parse_json_text(folder, checkpoint::read_json_text(folder));
+  const checkpoint::TrainingState& state = layout.state;
   std::string text = formatted("{}: {}\nstep = {}\nepoch = {}\nranks = {}\n", folder.string(),
                                shown_bytes(bytes_of(folder)), state.step, state.epoch, state.ranks);
+  for (const MeshAxis& axis : layout.mesh)
+    text += formatted("mesh.{} = {}\n", visible(axis.name), axis.size);
   for (const auto& [name, number] : state.numbers)
     text += formatted("numbers.{} = {}\n", visible(name), number);
-  return text + entries_of("progress", state.progress) + entries_of("config", state.config);
+  text += entries_of("progress", state.progress) + entries_of("config", state.config);
+  for (const auto& [name, parts] : layout.parts)
+    text += formatted("parts.{} = {}\n", visible(name), visible(listed(parts, "; "), 200));
+  return text;
 }
 
-std::string tensors_of(const fs::path& file) {
-  const checkpoint::SafetensorsHeader header = header_of(file);
-  std::string text = formatted("{}: {}, {} tensors\n", file.string(), shown_bytes(bytes_of(file)),
-                               header.entries.size());
-  text += entries_of("metadata", checkpoint::without_checksums(header.metadata));
-  for (const checkpoint::TensorEntry& entry : header.entries)
+std::string tensors_of(const fs::path& path) {
+  Group alone;
+  const checkpoint::PartsReader file(alone, path);
+  const std::vector<fs::path> shards = file.files();
+  std::uint64_t bytes = 0;
+  for (const fs::path& shard : shards) bytes += bytes_of(shard);
+  std::string text = formatted("{}: {}, {} tensors{}\n", file.path().string(), shown_bytes(bytes),
+                               file.entries().size(),
+                               shards.size() > 1 ? formatted(" in {} shards", shards.size()) : "");
+  for (const fs::path& shard : shards)
+    if (shards.size() > 1)
+      text += formatted("  {}: {}\n", shard.filename().string(), shown_bytes(bytes_of(shard)));
+  text += entries_of("metadata", checkpoint::without_checksums(file.metadata()));
+  for (const checkpoint::TensorEntry& entry : file.entries())
     text += formatted("  {} {} {}\n", visible(entry.name), kind_of(entry),
                       shown_bytes(entry.end - entry.begin));
   return text;
@@ -111,10 +135,9 @@ int show(const fs::path& path) {
 }
 
 void check_has_checksums(const checkpoint::PartsReader& file) {
-  const std::vector<checkpoint::TensorEntry>& entries = file.header().entries;
-  const auto missing = std::ranges::count_if(entries, [&](const checkpoint::TensorEntry& entry) {
-    return checkpoint::checksum_in(file.header(), entry) == nullptr;
-  });
+  const std::vector<checkpoint::TensorEntry>& entries = file.entries();
+  const auto missing = std::ranges::count_if(
+      entries, [&](const checkpoint::TensorEntry& entry) { return !file.has_checksum(entry); });
   check_input(missing == 0,
               "{}: expected a checksum of each tensor, found none of {} of {} tensors: whether "
               "they are whole cannot be known",
@@ -123,7 +146,7 @@ void check_has_checksums(const checkpoint::PartsReader& file) {
 
 void verify_file(const fs::path& path) {
   Group alone;
-  checkpoint::PartsReader file(alone, path);
+  checkpoint::PartsReader file(alone, tensor_files_of(path).front());
   file.verify();
   check_has_checksums(file);
 }
@@ -154,8 +177,17 @@ int diff(const fs::path& one, const fs::path& other) {
   return found.lines.empty() ? 0 : 1;
 }
 
-int run(const std::vector<std::string>& words) {
-  const std::vector<std::string_view> known{"ls", "show", "verify", "diff"};
+int reshard(const fs::path& from, const fs::path& to, int files) {
+  const fs::path whole = one_at(from);
+  check_input(is_checkpoint(whole), "{}: expected a checkpoint or a run, found a file",
+              whole.string());
+  checkpoint::reshard(whole, to, {.files = files});
+  write_out(formatted("{}: {}\n", to.string(), shown_bytes(bytes_of(to))));
+  return 0;
+}
+
+int run(const std::vector<std::string>& words, int shards) {
+  const std::vector<std::string_view> known{"ls", "show", "verify", "diff", "reshard"};
   if (words.empty()) throw UsageError(formatted("name a command: {}", listed(known, " ")));
   const std::string& name = words.front();
   if (std::ranges::find(known, name) == known.end())
@@ -165,10 +197,13 @@ int run(const std::vector<std::string>& words) {
     if (paths == 0) throw UsageError("verify: expected at least one path, found none");
     return verify({words.begin() + 1, words.end()});
   }
-  const std::size_t wanted = name == "diff" ? 2 : 1;
+  const std::size_t wanted = name == "diff" || name == "reshard" ? 2 : 1;
   if (paths != wanted)
     throw UsageError(formatted("{}: expected {}, found {}", name,
                                wanted == 1 ? "one path" : "two paths", paths));
+  if (shards != 0 && name != "reshard")
+    throw UsageError(formatted("{}: --shards is an option of reshard", name));
+  if (name == "reshard") return reshard(words[1], words[2], shards);
   if (name == "ls") return list(words[1]);
   return name == "show" ? show(words[1]) : diff(words[1], words[2]);
 }
@@ -177,11 +212,16 @@ int run(const std::vector<std::string>& words) {
 
 int main(int count, char** arguments) {
   return sys::run_program(command, [&] {
-    CommandOptions options(command, "ls|show|verify|diff PATH...", about,
+    CommandOptions options(command, "ls|show|verify|diff|reshard PATH...", about,
                            CommandOptions::Words::allowed);
+    int shards = 0;
+    options.add(
+        {"shards", "N",
+         "reshard: so many files for the model, and as many for the optimizer; 0: of 4 GiB", "0"},
+        number_into(shards, 0, 99'999));
     const std::vector<std::string> words(arguments + 1, arguments + count);
     const auto request = options.read(words);
     if (const auto code = answer(request, options)) return *code;
-    return run(options.words());
+    return run(options.words(), shards);
   });
 }

@@ -4,15 +4,17 @@
 #include "base/format.h"
 #include "checkpoint/dtype_names.h"
 #include "checkpoint/file_names.h"
-#include "sys/plain_file.h"
+#include "checkpoint/shards.h"
 
 #include <lockstep/checkpoint/training_state.h>
+
+#include <string_view>
 
 namespace lockstep::apps {
 
 namespace fs = std::filesystem;
 
-bool is_checkpoint(const fs::path& path) { return fs::exists(path / "training.json"); }
+bool is_checkpoint(const fs::path& path) { return fs::exists(path / checkpoint::layout_file); }
 
 std::vector<fs::path> all_at(const fs::path& path) {
   check_input(fs::exists(path), "{}: expected a run, a checkpoint or a file, found nothing",
@@ -27,10 +29,15 @@ std::vector<fs::path> all_at(const fs::path& path) {
 fs::path one_at(const fs::path& path) { return all_at(path).back(); }
 
 std::vector<fs::path> tensor_files_of(const fs::path& path) {
-  if (!fs::is_directory(path)) return {path};
+  if (!fs::is_directory(path)) {
+    const std::string text = path.string();
+    const bool is_index = text.ends_with(checkpoint::index_end);
+    return {is_index ? text.substr(0, text.size() - std::string_view(checkpoint::index_end).size())
+                     : text};
+  }
   std::vector<fs::path> files;
   for (const char* name : checkpoint::tensor_files)
-    if (fs::exists(path / name)) files.push_back(path / name);
+    if (fs::exists(path / name) || checkpoint::has_index(path / name)) files.push_back(path / name);
   return files;
 }
 
@@ -40,16 +47,6 @@ std::uint64_t bytes_of(const fs::path& path) {
   for (const auto& entry : fs::directory_iterator(path))
     if (entry.is_regular_file()) bytes += entry.file_size();
   return bytes;
-}
-
-checkpoint::SafetensorsHeader header_of(const fs::path& file) {
-  sys::PlainFile opened(file);
-  try {
-    const std::string text = checkpoint::read_header_text(opened);
-    return checkpoint::parse_header(text, opened.size() - sizeof(std::uint64_t) - text.size());
-  } catch (const BadInput& problem) {
-    throw BadInput(formatted("{}: {}", file.string(), problem.what()));
-  }
 }
 
 std::string kind_of(const checkpoint::TensorEntry& entry) {

@@ -20,11 +20,11 @@ namespace lockstep::apps {
 // The same, but all checkpoints of a run, oldest first.
 [[nodiscard]] std::vector<std::filesystem::path> all_at(const std::filesystem::path& path);
 
-// The files with tensors of a checkpoint, by name; of a file itself.
+// What checkpoint::PartsReader opens: a checkpoint's files with tensors, each perhaps in shards; of
+// a file or an index itself.
 [[nodiscard]] std::vector<std::filesystem::path> tensor_files_of(const std::filesystem::path& path);
 [[nodiscard]] std::uint64_t bytes_of(const std::filesystem::path& path);
 
-[[nodiscard]] checkpoint::SafetensorsHeader header_of(const std::filesystem::path& file);
 // "F32 [2, 3]", as the file says it.
 [[nodiscard]] std::string kind_of(const checkpoint::TensorEntry& entry);
 

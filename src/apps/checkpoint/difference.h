@@ -12,7 +12,7 @@ struct Difference {
   std::size_t tensors = 0;         // that either has
 };
 
-// Reads two tensors at a time. BadInput and SystemError name the file that cannot be read.
+// Reads some megabytes at a time. BadInput and SystemError name the file that cannot be read.
 [[nodiscard]] Difference difference_of(const std::filesystem::path& one,
                                        const std::filesystem::path& other);
 

@@ -1,6 +1,6 @@
-// PlannedFile: one safetensors file that is about to be written: what all ranks have of it, who
-// writes what, and the elements that this rank writes, as they are now or as they were when a
-// snapshot was taken.
+// PlannedTensors: a safetensors file, or shards of one (shards.h), that is about to be written:
+// what all ranks have of its tensors, who writes what, and the elements that this rank writes, as
+// they are now or as they were when a snapshot was taken.
 #pragma once
 
 #include "checkpoint/file_part.h"
@@ -18,21 +18,25 @@
 
 namespace lockstep::checkpoint {
 
-class PlannedFile {
+class PlannedTensors {
  public:
-  // Collective. CommonFailure as plan_writing(). Rank 0's metadata count.
-  PlannedFile(Group& group, std::vector<FilePart> parts, Metadata metadata);
-  PlannedFile(PlannedFile&&) noexcept = default;
-  PlannedFile& operator=(PlannedFile&&) = delete;
+  // Collective. CommonFailure as plan_writing(). Rank 0's metadata count; `sharding` is the same on
+  // all ranks.
+  PlannedTensors(Group& group, std::vector<FilePart> parts, Metadata metadata,
+                 const Sharding& sharding = {.files = 1});
+  PlannedTensors(PlannedTensors&&) noexcept = default;
+  PlannedTensors& operator=(PlannedTensors&&) = delete;
 
   [[nodiscard]] const std::vector<std::vector<PartDescription>>& by_rank() const {
     return by_rank_;
   }
   [[nodiscard]] const Metadata& metadata() const { return metadata_; }
+  [[nodiscard]] const Sharding& sharding() const { return sharding_; }
   // Whether any rank has a part.
-  [[nodiscard]] bool has_parts() const { return !plan_.header.entries.empty(); }
-  // Of the whole file, on rank 0.
-  [[nodiscard]] std::uint64_t bytes() const;
+  [[nodiscard]] bool has_parts() const { return !plan_.shards.front().entries.empty(); }
+  [[nodiscard]] std::size_t shards() const { return plan_.shards.size(); }
+  // Of each file, on rank 0.
+  [[nodiscard]] std::vector<std::uint64_t> bytes_by_shard() const;
 
   // Bytes that a snapshot on this rank takes.
   [[nodiscard]] std::size_t snapshot_bytes() const;
@@ -50,6 +54,7 @@ class PlannedFile {
   [[nodiscard]] const at::Tensor& values_of(const FilePart& part);
 
   Metadata metadata_;
+  Sharding sharding_;
   std::vector<FilePart> parts_;
   std::map<std::string, std::vector<const FilePart*>> by_name_;
   std::vector<std::vector<PartDescription>> by_rank_;

@@ -1,4 +1,4 @@
-#include "checkpoint/planned_file.h"
+#include "checkpoint/planned_tensors.h"
 
 #include "checkpoint/part_exchange.h"
 #include "layout/runs.h"
@@ -42,30 +42,33 @@ layout::Box within(const layout::Box& run, const layout::Box& box) {
 
 }  // namespace
 
-PlannedFile::PlannedFile(Group& group, std::vector<FilePart> parts, Metadata metadata)
+PlannedTensors::PlannedTensors(Group& group, std::vector<FilePart> parts, Metadata metadata,
+                               const Sharding& sharding)
     : metadata_(std::move(metadata)),
+      sharding_(sharding),
       parts_(std::move(parts)),
       by_rank_(exchange_parts(group, descriptions_of(parts_))) {
   for (const FilePart& part : parts_) by_name_[part.what.name].push_back(&part);
-  together(group, [&] { plan_ = plan_writing(by_rank_, metadata_, only(group)); });
+  together(group, [&] { plan_ = plan_writing(by_rank_, metadata_, only(group), sharding_); });
   std::size_t end = 0;
   for (const PlannedBox& box : plan_.boxes) {
     places_.push_back(end);
-    end +=
-        (bytes_of(box, plan_.header.entries[box.tensor]) + alignment - 1) / alignment * alignment;
+    end += (bytes_of(box, plan_.entry(box)) + alignment - 1) / alignment * alignment;
   }
   places_.push_back(end);
 }
 
-std::uint64_t PlannedFile::bytes() const {
-  const std::vector<TensorEntry>& entries = plan_.header.entries;
-  return sizeof(std::uint64_t) + format_header(plan_.header).size() +
-         (entries.empty() ? 0 : entries.back().end);
+std::vector<std::uint64_t> PlannedTensors::bytes_by_shard() const {
+  std::vector<std::uint64_t> bytes;
+  for (const SafetensorsHeader& shard : plan_.shards)
+    bytes.push_back(sizeof(std::uint64_t) + format_header(shard).size() +
+                    (shard.entries.empty() ? 0 : shard.entries.back().end));
+  return bytes;
 }
 
-std::size_t PlannedFile::snapshot_bytes() const { return places_.back(); }
+std::size_t PlannedTensors::snapshot_bytes() const { return places_.back(); }
 
-const FilePart& PlannedFile::part_with(const std::string& name, const layout::Box& run) const {
+const FilePart& PlannedTensors::part_with(const std::string& name, const layout::Box& run) const {
   const std::vector<const FilePart*>& all = by_name_.at(name);
   const auto found = std::ranges::find_if(all, [&](const FilePart* part) {
     return std::ranges::any_of(layout::boxes_of(part->what.slice),
@@ -74,7 +77,7 @@ const FilePart& PlannedFile::part_with(const std::string& name, const layout::Bo
   return found == all.end() ? *all.front() : **found;
 }
 
-const at::Tensor& PlannedFile::values_of(const FilePart& part) {
+const at::Tensor& PlannedTensors::values_of(const FilePart& part) {
   if (values_of_ != &part) {
     values_ = part.values();
     values_of_ = &part;
@@ -82,11 +85,11 @@ const at::Tensor& PlannedFile::values_of(const FilePart& part) {
   return values_;
 }
 
-void PlannedFile::take_snapshot(std::span<std::byte> bytes) {
+void PlannedTensors::take_snapshot(std::span<std::byte> bytes) {
   at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < plan_.boxes.size(); ++i) {
     const PlannedBox& box = plan_.boxes[i];
-    const FilePart& part = part_with(plan_.header.entries[box.tensor].name, box.box);
+    const FilePart& part = part_with(plan_.entry(box).name, box.box);
     at::from_blob(bytes.data() + places_[i], box.box.sizes, part.what.dtype)
         .copy_(view_of(values_of(part), part.what.slice, box.box));
   }
@@ -97,9 +100,9 @@ void PlannedFile::take_snapshot(std::span<std::byte> bytes) {
   parts_.clear();
 }
 
-at::Tensor PlannedFile::elements(std::size_t own, const layout::Box& run) {
+at::Tensor PlannedTensors::elements(std::size_t own, const layout::Box& run) {
   const PlannedBox& box = plan_.boxes[own];
-  const TensorEntry& entry = plan_.header.entries[box.tensor];
+  const TensorEntry& entry = plan_.entry(box);
   if (parts_.empty()) {
     at::Tensor copied = at::from_blob(snapshot_.data() + places_[own], box.box.sizes, entry.dtype);
     return modules::box_in_whole(copied, within(run, box.box)).contiguous();

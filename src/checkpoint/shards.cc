@@ -1,0 +1,117 @@
+#include "checkpoint/shards.h"
+
+#include "base/check.h"
+#include "base/format.h"
+#include "base/visible.h"
+#include "sys/bounded_json.h"
+#include "sys/plain_file.h"
+
+#include <set>
+#include <system_error>
+#include <utility>
+
+namespace lockstep::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr std::uint64_t most_index_bytes = 256 << 20;
+
+nlohmann::json parsed(const fs::path& index) {
+  const std::string text = sys::read_plain_file(index, most_index_bytes);
+  try {
+    return sys::parse_json(text);
+  } catch (const BadInput& error) {
+    throw BadInput(formatted("{}: {}", index.string(), error.what()));
+  }
+}
+
+}  // namespace
+
+bool is_name_in_folder(const std::string& name) {
+  return !name.empty() && name.find('/') == std::string::npos &&
+         name.find('\0') == std::string::npos && name != "." && name != "..";
+}
+
+std::vector<fs::path> shard_paths(const fs::path& path, std::size_t count) {
+  if (count == 1) return {path};
+  std::vector<fs::path> paths;
+  for (std::size_t i = 1; i <= count; ++i)
+    paths.push_back(path.parent_path() / formatted("{}-{:05}-of-{:05}{}", path.stem().string(), i,
+                                                   count, path.extension().string()));
+  return paths;
+}
+
+fs::path index_path(const fs::path& path) { return path.string() + index_end; }
+
+bool has_index(const fs::path& path) {
+  std::error_code unknown;  // is told when the file is opened
+  return !fs::exists(path, unknown) && fs::exists(index_path(path), unknown);
+}
+
+std::string index_text(std::span<const SafetensorsHeader> shards, std::span<const fs::path> paths) {
+  std::uint64_t bytes = 0;
+  nlohmann::ordered_json map = nlohmann::ordered_json::object();
+  WeightMap names;
+  for (std::size_t i = 0; i < shards.size(); ++i)
+    for (const TensorEntry& entry : shards[i].entries) {
+      bytes += entry.end - entry.begin;
+      names[entry.name] = paths[i].filename().string();
+    }
+  for (const auto& [name, file] : names) map[name] = file;
+  nlohmann::ordered_json index{{"metadata", {{"total_size", bytes}}}};
+  index["weight_map"] = std::move(map);
+  return index.dump(2) + "\n";
+}
+
+WeightMap read_weight_map(const fs::path& index) {
+  const auto fail = [&](const std::string& what) {
+    throw BadInput(formatted("{}: {}", index.string(), what));
+  };
+  const nlohmann::json json = parsed(index);
+  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object() ||
+      json["weight_map"].empty())
+    fail("expected an object with a weight_map of tensors and files");
+  WeightMap map;
+  for (const auto& [name, file] : json["weight_map"].items()) {
+    if (!file.is_string())
+      fail(formatted("weight_map.{}: expected the name of a file", visible(name)));
+    const std::string path = file.get<std::string>();
+    if (!is_name_in_folder(path))
+      fail(formatted("weight_map.{}: expected a file in this folder, found '{}'", visible(name),
+                     visible(path, 200)));
+    map[name] = path;
+  }
+  return map;
+}
+
+std::vector<fs::path> files_of(const WeightMap& map, const fs::path& index) {
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : map) names.insert(file);
+  std::vector<fs::path> paths;
+  for (const std::string& name : names) paths.push_back(index.parent_path() / name);
+  return paths;
+}
+
+void check_indexed(const WeightMap& map, const fs::path& index,
+                   std::span<const SafetensorsHeader> shards, std::span<const fs::path> paths) {
+  std::size_t found = 0;
+  for (std::size_t i = 0; i < shards.size(); ++i)
+    for (const TensorEntry& entry : shards[i].entries) {
+      const auto named = map.find(entry.name);
+      check_input(named != map.end(), "{}: {} has the tensor '{}', which the index does not name",
+                  index.string(), paths[i].filename().string(), visible(entry.name));
+      check_input(named->second == paths[i].filename().string(),
+                  "{}: weight_map.{}: expected {}, which has it, found {}", index.string(),
+                  visible(entry.name), paths[i].filename().string(), visible(named->second, 200));
+      ++found;
+    }
+  if (found == map.size()) return;
+  std::set<std::string_view> there;
+  for (const SafetensorsHeader& shard : shards)
+    for (const TensorEntry& entry : shard.entries) there.insert(entry.name);
+  for (const auto& [name, file] : map)
+    check_input(there.contains(name), "{}: tensor '{}' is not in {}", index.string(), visible(name),
+                visible(file, 200));
+}
+
+}  // namespace lockstep::checkpoint
