@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,7 +25,8 @@ struct JsonLimits {
   std::int64_t values = 16 << 20;
 };
 
-// The text is no JSON, or not only JSON. (What is too large is a plain BadInput.)
+// The text is no JSON, or not only JSON, or an object has a key twice, of which readers take either
+// value. (What is too large is a plain BadInput.)
 class NotJson : public BadInput {
   using BadInput::BadInput;
 };
@@ -52,9 +54,19 @@ class JsonCounter final : public nlohmann::json_sax<nlohmann::json> {
   bool number_float(double, const std::string&) override { return value(); }
   bool string(std::string&) override { return value(); }
   bool binary(nlohmann::json::binary_t&) override { return value(); }
-  bool start_object(std::size_t) override { return deeper(); }
-  bool key(std::string&) override { return within(++members_ <= limits_.members); }
-  bool end_object() override { return depth_-- > 0; }
+  bool start_object(std::size_t) override {
+    keys_.emplace_back();
+    return deeper();
+  }
+  bool key(std::string& name) override {
+    if (!keys_.back().insert(name).second)
+      throw NotJson(formatted("has '{}' twice in one object", visible(name)));
+    return within(++members_ <= limits_.members);
+  }
+  bool end_object() override {
+    keys_.pop_back();
+    return depth_-- > 0;
+  }
   bool start_array(std::size_t) override { return deeper(); }
   bool end_array() override { return depth_-- > 0; }
   bool parse_error(std::size_t, const std::string&,
@@ -73,6 +85,7 @@ class JsonCounter final : public nlohmann::json_sax<nlohmann::json> {
   const JsonLimits limits_;
   int depth_ = 0;
   std::int64_t members_ = 0, values_ = 0;
+  std::vector<std::set<std::string>> keys_;  // of the objects that are open
 };
 
 }  // namespace detail

@@ -12,11 +12,17 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <functional>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 namespace lockstep {
 namespace {
@@ -102,6 +108,25 @@ TEST_P(Hub, ASavedModelIsTheSame) {
   for (const auto& [name, tensor] : first) EXPECT_TRUE(tensor.equal(second.at(name))) << name;
   EXPECT_EQ(ask({"generate", (folder / "saved").string(), "1,2,3", "40"}),
             greedy(model, {1, 2, 3}, 40));
+}
+
+// Over a model of other shards, and beside files that are not the model's; in shards themselves.
+TEST_P(Hub, ASavedModelReplacesAnother) {
+  if (!test::python()) GTEST_SKIP() << test::no_python;
+  make(GetParam(), folder / "model");
+  make("llama-shards", folder / "saved");
+  sys::AtomicFile::write(folder / "saved" / "tokenizer.json", "{}");
+  const hub::LanguageModel model = hub::load_language_model(folder / "model");
+  for (const std::uint64_t shard_bytes : {1u << 30, 5000u, 1u, 5000u}) {
+    hub::save_language_model(folder / "saved", model, {.shard_bytes = shard_bytes});
+    int shards = 0, others = 0;
+    for (const auto& entry : fs::directory_iterator(folder / "saved"))
+      ++(entry.path().extension() == ".safetensors" ? shards : others);
+    EXPECT_EQ(shards > 1, shard_bytes < 1u << 30);
+    EXPECT_EQ(others, shards > 1 ? 3 : 2);  // tokenizer, config and the index of shards
+    EXPECT_EQ(ask({"generate", (folder / "saved").string(), "1,2,3", "10"}),
+              greedy(hub::load_language_model(folder / "saved"), {1, 2, 3}, 10));
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Folders, Hub,
@@ -191,9 +216,10 @@ TEST_F(Refused, SizesBeyondAllMemory) {
       "tensor 'model.embed_tokens.weight' has shape [61, 24], config.json says [2147483647, 24]");
 }
 
-TEST_F(Refused, AFolderThatHasAModel) {
-  const hub::LanguageModel model = hub::load_language_model(folder.path());
-  EXPECT_THROW(hub::save_language_model(folder.path(), model), BadInput);
+// As a process leaves it that was killed while it replaced the model (0087).
+TEST_F(Refused, AFolderWithoutConfig) {
+  fs::remove(folder / "config.json");
+  EXPECT_THROW((void)hub::load_language_model(folder.path()), SystemError);
 }
 
 TEST_F(Refused, WhatIsNoJson) {
