@@ -4,6 +4,7 @@
 #include "base/visible.h"
 #include "checkpoint/torch_dtypes.h"
 #include "checkpoint/torch_values.h"
+#include "module/slices.h"
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
@@ -297,30 +298,26 @@ c10::IValue DistributedFolder::read(const Place& place) const {
   }
 }
 
+at::Tensor DistributedFolder::part(const Entry& entry, const Chunk& chunk) const {
+  const c10::IValue value = read(chunk.place);
+  const std::string shown =
+      formatted("{}: at byte {}", (folder_ / chunk.place.file).string(), chunk.place.range.begin);
+  check_input(value.isTensor(), "{}: expected a tensor, found a value of type {}", shown,
+              value.tagKind());
+  const at::Tensor part = value.toTensor();
+  check_input(part.sizes() == at::IntArrayRef(chunk.box.sizes) && part.scalar_type() == entry.dtype,
+              "{}: expected a tensor of {} [{}], found {} [{}]", shown, c10::toString(entry.dtype),
+              listed(chunk.box.sizes, ", "), c10::toString(part.scalar_type()),
+              listed(part.sizes(), ", "));
+  return part;
+}
+
 at::Tensor DistributedFolder::tensor(const Entry& entry) const {
-  at::Tensor whole;
-  for (const Chunk& chunk : entry.chunks) {
-    const c10::IValue value = read(chunk.place);
-    const std::string shown =
-        formatted("{}: at byte {}", (folder_ / chunk.place.file).string(), chunk.place.range.begin);
-    check_input(value.isTensor(), "{}: expected a tensor, found a value of type {}", shown,
-                value.tagKind());
-    const at::Tensor part = value.toTensor();
-    check_input(
-        part.sizes() == at::IntArrayRef(chunk.box.sizes) && part.scalar_type() == entry.dtype,
-        "{}: expected a tensor of {} [{}], found {} [{}]", shown, c10::toString(entry.dtype),
-        listed(chunk.box.sizes, ", "), c10::toString(part.scalar_type()),
-        listed(part.sizes(), ", "));
-    if (entry.chunks.size() == 1) return part;
-    if (!whole.defined()) whole = at::empty(entry.sizes, at::TensorOptions(entry.dtype));
-    at::Tensor box = whole;
-    for (std::size_t dim = 0; dim < entry.sizes.size(); ++dim)
-      box =
-          box.narrow(static_cast<std::int64_t>(dim), chunk.box.offsets[dim], chunk.box.sizes[dim]);
-    box.copy_(part);
-  }
-  if (whole.defined()) return whole;
-  return at::empty(entry.sizes, at::TensorOptions(entry.dtype));  // of no elements
+  if (entry.chunks.size() == 1) return part(entry, entry.chunks[0]);
+  const at::Tensor whole = at::empty(entry.sizes, at::TensorOptions(entry.dtype));
+  for (const Chunk& chunk : entry.chunks)
+    modules::box_in_whole(whole, chunk.box).copy_(part(entry, chunk));
+  return whole;
 }
 
 c10::IValue DistributedFolder::value(const Entry& entry) const {

@@ -48,6 +48,8 @@ class DistributedFolder {
   // A whole tensor, put together; or what else was saved there. BadInput and SystemError name the
   // file.
   [[nodiscard]] at::Tensor tensor(const Entry& entry) const;
+  // One of its parts; with TorchReading::map only what is touched is read.
+  [[nodiscard]] at::Tensor part(const Entry& entry, const Chunk& chunk) const;
   [[nodiscard]] c10::IValue value(const Entry& entry) const;
 
  private:

@@ -178,8 +178,8 @@ std::vector<IValue> keys_of(const Dict& group, const std::string& where, std::si
   return items.vec();
 }
 
-Fields fields_in(const Dict& state, const std::string& parameter) {
-  Fields fields;
+StateFields fields_in(const Dict& state, const std::string& parameter) {
+  StateFields fields;
   for (const auto& item : state) {
     check_input(item.key().isString(), "optimizer's state {}: expected names, found {}", parameter,
                 item.key().tagKind());
@@ -203,7 +203,7 @@ Fields fields_in(const Dict& state, const std::string& parameter) {
 // What one group of the optimizer will have.
 struct LoadedGroup {
   FromPython hyperparameters;
-  std::vector<Fields> fields;  // of each parameter
+  std::vector<StateFields> fields;  // of each parameter
 };
 
 LoadedGroup loaded_group(const OptimizerParamGroup& group, const Dict& saved, const Dict& states,

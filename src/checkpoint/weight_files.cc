@@ -47,8 +47,8 @@ std::map<std::string, std::string> weight_map(const fs::path& index) {
 
 }  // namespace
 
-WeightFiles::WeightFiles(const fs::path& folder) {
-  const fs::path one = folder / model_file, index = folder / index_file;
+WeightFiles::WeightFiles(const fs::path& folder, const std::string& name) {
+  const fs::path one = folder / name, index = folder / (name + ".index.json");
   if (fs::exists(index) && !fs::exists(one)) {
     read_index(index);
     return;

@@ -1,7 +1,8 @@
-// The tensors of a model folder: model.safetensors, or the shards that model.safetensors.index.json
-// names.
+// The tensors of a folder's model.safetensors, or of the shards that model.safetensors.index.json
+// names; the same of another name.
 #pragma once
 
+#include "checkpoint/file_names.h"
 #include "checkpoint/safetensors_header.h"
 #include "sys/plain_file.h"
 
@@ -22,7 +23,7 @@ class WeightFiles {
  public:
   // Reads and checks the headers; every tensor stands in one file, the one that the index names.
   // BadInput names the file, SystemError where there is none.
-  explicit WeightFiles(const std::filesystem::path& folder);
+  explicit WeightFiles(const std::filesystem::path& folder, const std::string& name = model_file);
   // The same of one file, whatever its name.
   [[nodiscard]] static WeightFiles of_file(const std::filesystem::path& path);
 

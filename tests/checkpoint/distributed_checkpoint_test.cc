@@ -1,8 +1,16 @@
 // Folders that PyTorch's distributed checkpoint wrote with FSDP2, on 1 to 4 ranks.
 #include "checkpoint/distributed_python.h"
+#include "support/messages.h"
 
 #include <lockstep/checkpoint/torch_optimizer.h>
+#include <lockstep/comm/local.h>
+#include <lockstep/comm/together.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/sharded/fully_shard.h>
 
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 
 #include <vector>
@@ -58,6 +66,28 @@ TEST_P(WrittenOnRanks, GoesOnWithItsOptimizer) {
                         .equal(whole.at("optim.state." + names[i] + '.' + field)))
             << names[i] << field;
   }
+}
+
+// By parts, on other ranks and under other strategies than wrote it.
+TEST_P(WrittenOnRanks, IsLoadedIntoHandles) {
+  const auto folder = write(GetParam());
+  const auto whole = tensors_in(read_torch_file(folder / "whole.pt").toGenericDict().at("model"));
+  for (const int ranks : {1, 2, 3, 5})
+    for (const bool is_sharded : {false, true})
+      run_as_threads(ranks, [&](Group group) {
+        torch::nn::Sequential module(torch::nn::Linear(5, 7), torch::nn::BatchNorm1d(7),
+                                     torch::nn::Linear(7, 3));
+        Handle handle;
+        if (is_sharded)
+          handle = fully_shard(module, group);
+        else
+          handle = DistributedDataParallel(module, group);
+        load_distributed_model(folder / "dcp", handle);
+        expect_equal(handle.state_dict(), whole);
+        const std::string refusal = test::message_of<CommonFailure>(
+            [&] { load_distributed_model(folder / "dcp", handle, "optim"); });
+        EXPECT_NE(refusal.find("expected a tensor 'optim.0."), std::string::npos) << refusal;
+      });
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, WrittenOnRanks, testing::Values(1, 2, 3, 4));

@@ -129,6 +129,51 @@ TEST_P(Hub, ASavedModelReplacesAnother) {
   }
 }
 
+// Killed at any moment: the folder holds the old model, the new one, or none.
+TEST(HubKills, LeaveOneModelOrNone) {
+  const test::TemporaryFolder folder;
+  const models::LlamaOptions options{.layers = 1,
+                                     .heads = 2,
+                                     .key_value_heads = 2,
+                                     .width = 8,
+                                     .hidden = 8,
+                                     .block = 8,
+                                     .vocabulary = 11};
+  std::vector<hub::LanguageModel> two;
+  for (const double base : {10000.0, 500.0}) {
+    models::LlamaOptions other = options;
+    other.rotary_base = base;
+    models::Llama model(other);
+    torch::NoGradGuard no_grad;
+    for (auto& parameter : model->parameters()) parameter.fill_(base);
+    two.emplace_back(model);
+  }
+  hub::save_language_model(folder / "m", two[0], {.shard_bytes = 300});
+  std::size_t none = 0, old = 0, killed = 0;
+  for (int round = 0; round < 40; ++round) {
+    const int child = ::fork();
+    if (child == 0) {
+      for (std::size_t turn = 1;; ++turn)
+        hub::save_language_model(folder / "m", two[turn % 2],
+                                 {.shard_bytes = turn % 3 == 0 ? 1u << 20 : 300u});
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(500 + 977 * round));
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    ++killed;
+    if (!fs::exists(folder / "m" / "config.json")) {
+      ++none;
+      EXPECT_THROW((void)hub::load_language_model(folder / "m"), SystemError);
+      continue;
+    }
+    const auto found = std::get<models::Llama>(hub::load_language_model(folder / "m"));
+    for (const auto& parameter : found->parameters())
+      EXPECT_TRUE(parameter.eq(found->options().rotary_base).all().item<bool>());
+    ++old;
+  }
+  EXPECT_GT(old, killed / 4) << none;
+}
+
 INSTANTIATE_TEST_SUITE_P(Folders, Hub,
                          testing::Values("gpt2", "llama", "llama-tied", "llama-shards"),
                          [](const auto& info) {
@@ -175,6 +220,15 @@ TEST_F(Refused, AScalingOfPositionsThatIsNotKnown) {
   replace("config.json", "\"rope_scaling\": null",
           R"("rope_scaling": {"rope_type": "yarn", "factor": 4.0})");
   expect("rope_scaling: rope_type: expected default, linear or llama3, found 'yarn'");
+}
+
+TEST_F(Refused, OptionsThatChangeNumbers) {
+  replace("config.json", "\"rope_theta\"", "\"partial_rotary_factor\": 0.5, \"rope_theta\"");
+  expect("config.json: partial_rotary_factor: expected 1, found 0.5");
+  replace("config.json", "\"partial_rotary_factor\": 0.5", "\"quantization_config\": {}");
+  expect("config.json: quantization_config: expected weights in floating point");
+  replace("config.json", "\"quantization_config\": {}", "\"rope_theta\": 1");
+  expect("config.json: has 'rope_theta' twice in one object");
 }
 
 TEST_F(Refused, SizesThatDoNotFitTheTensors) {

@@ -1,7 +1,9 @@
-// lockstep-checkpoint: `lockstep checkpoint ls | show | verify | diff`: what checkpoints hold,
-// whether they are whole, and in what two of them differ.
+// lockstep-checkpoint: `lockstep checkpoint ls | show | verify | diff | convert`: what checkpoints
+// hold, whether they are whole, in what two of them differ, and in other programs' forms.
 #include "apps/checkpoint/content.h"
+#include "apps/checkpoint/convert.h"
 #include "apps/checkpoint/difference.h"
+#include "apps/checkpoint/source.h"
 #include "apps/program.h"
 #include "base/check.h"
 #include "base/format.h"
@@ -36,9 +38,13 @@ constexpr const char* about =
     "of\n"
     "                   other programs need not have: then nothing says whether it is whole.\n"
     "  diff PATH PATH   The tensors in which two checkpoints, or two files, differ.\n"
+    "  convert FROM TO  Writes what FROM holds in the form that TO's name says.\n"
     "\n"
     "PATH is the folder of a checkpoint, a file of tensors (safetensors), or a run's folder: its\n"
-    "newest checkpoint, and for verify all of them.\n"
+    "newest checkpoint, and for verify all of them. FROM, and show's PATH, may also be a file of\n"
+    "torch.save(), a folder that torch.distributed.checkpoint wrote, and a folder of safetensors\n"
+    "as model hubs have it. TO is FILE.safetensors, FILE.pt, a checkpoint RUN/step-00000100, or a\n"
+    "folder: safetensors with an index, and config.json of a GPT-2 or Llama.\n"
     "\n"
     "Exit code 0; 1 when something is damaged, has no checksums, cannot be read or differs; 2 for "
     "a\n"
@@ -103,7 +109,22 @@ std::string tensors_of(const fs::path& file) {
   return text;
 }
 
+std::string description_of_others(const fs::path& path) {
+  const Source source = source_at(path);
+  std::string text = formatted("{}: {}, {} tensors of the model\n", path.string(), source.kind,
+                               source.model.size());
+  text += entries_of("metadata", source.metadata);
+  for (const auto& [name, tensor] : source.model)
+    text += formatted("  {} {} [{}] {}\n", visible(name), c10::toString(tensor.dtype),
+                      listed(tensor.sizes, ", "), shown_bytes(tensor.bytes()));
+  return text;
+}
+
 int show(const fs::path& path) {
+  if (is_of_others(path)) {
+    write_out(description_of_others(path));
+    return 0;
+  }
   const fs::path shown = one_at(path);
   if (fs::is_directory(shown)) write_out(description_of(shown));
   for (const fs::path& file : tensor_files_of(shown)) write_out(tensors_of(file));
@@ -154,8 +175,8 @@ int diff(const fs::path& one, const fs::path& other) {
   return found.lines.empty() ? 0 : 1;
 }
 
-int run(const std::vector<std::string>& words) {
-  const std::vector<std::string_view> known{"ls", "show", "verify", "diff"};
+int run(const std::vector<std::string>& words, const ConvertOptions& convert_options) {
+  const std::vector<std::string_view> known{"ls", "show", "verify", "diff", "convert"};
   if (words.empty()) throw UsageError(formatted("name a command: {}", listed(known, " ")));
   const std::string& name = words.front();
   if (std::ranges::find(known, name) == known.end())
@@ -165,10 +186,14 @@ int run(const std::vector<std::string>& words) {
     if (paths == 0) throw UsageError("verify: expected at least one path, found none");
     return verify({words.begin() + 1, words.end()});
   }
-  const std::size_t wanted = name == "diff" ? 2 : 1;
+  const std::size_t wanted = name == "diff" || name == "convert" ? 2 : 1;
   if (paths != wanted)
     throw UsageError(formatted("{}: expected {}, found {}", name,
                                wanted == 1 ? "one path" : "two paths", paths));
+  if (name == "convert") {
+    write_out(convert(words[1], words[2], convert_options));
+    return 0;
+  }
   if (name == "ls") return list(words[1]);
   return name == "show" ? show(words[1]) : diff(words[1], words[2]);
 }
@@ -177,11 +202,19 @@ int run(const std::vector<std::string>& words) {
 
 int main(int count, char** arguments) {
   return sys::run_program(command, [&] {
-    CommandOptions options(command, "ls|show|verify|diff PATH...", about,
+    ConvertOptions convert_options;
+    CommandOptions options(command, "ls|show|verify|diff|convert PATH...", about,
                            CommandOptions::Words::allowed);
+    options.add({"model-key", "KEY", "convert: where FROM has the model's state_dict"},
+                text_into(convert_options.source.model_key));
+    options.add({"optimizer-key", "KEY", "convert: where FROM has the optimizer's"},
+                text_into(convert_options.source.optimizer_key));
+    options.add(
+        {"shard-bytes", "N", "convert: bytes of tensors in one file of a folder", "5000000000"},
+        number_into(convert_options.shard_bytes, 1, INT64_MAX));
     const std::vector<std::string> words(arguments + 1, arguments + count);
     const auto request = options.read(words);
     if (const auto code = answer(request, options)) return *code;
-    return run(options.words());
+    return run(options.words(), convert_options);
   });
 }
