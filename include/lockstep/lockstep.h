@@ -7,7 +7,11 @@
 #include <lockstep/base/version.h>
 #include <lockstep/checkpoint/async_saver.h>
 #include <lockstep/checkpoint/checkpoint.h>
+#include <lockstep/checkpoint/distributed_checkpoint.h>
 #include <lockstep/checkpoint/safetensors.h>
+#include <lockstep/checkpoint/sharded_safetensors.h>
+#include <lockstep/checkpoint/torch_file.h>
+#include <lockstep/checkpoint/torch_optimizer.h>
 #include <lockstep/comm/functional.h>
 #include <lockstep/comm/group.h>
 #include <lockstep/comm/init.h>

@@ -19,7 +19,7 @@ struct DtypeName {
   c10::ScalarType dtype;
 };
 
-inline constexpr std::array<DtypeName, 15> dtype_names{{
+inline constexpr std::array<DtypeName, 17> dtype_names{{
     {"BOOL", c10::ScalarType::Bool},
     {"U8", c10::ScalarType::Byte},
     {"I8", c10::ScalarType::Char},
@@ -31,10 +31,12 @@ inline constexpr std::array<DtypeName, 15> dtype_names{{
     {"U64", c10::ScalarType::UInt64},
     {"F8_E4M3", c10::ScalarType::Float8_e4m3fn},
     {"F8_E5M2", c10::ScalarType::Float8_e5m2},
+    {"F8_E8M0", c10::ScalarType::Float8_e8m0fnu},
     {"F16", c10::ScalarType::Half},
     {"BF16", c10::ScalarType::BFloat16},
     {"F32", c10::ScalarType::Float},
     {"F64", c10::ScalarType::Double},
+    {"C64", c10::ScalarType::ComplexFloat},
 }};
 
 // Throws InvalidArgument for a dtype without one.

@@ -11,6 +11,9 @@ inline constexpr const char* optimizer_file = "optimizer.safetensors";
 inline constexpr const char* ignored_file = "ignored.safetensors";
 inline constexpr const char* random_file = "random.safetensors";
 
+// The shards of a folder that model hubs have, where model_file is not all.
+inline constexpr const char* index_file = "model.safetensors.index.json";
+
 // All of them; without ignored_file where no rank ignores anything.
 inline constexpr std::array tensor_files{model_file, optimizer_file, ignored_file, random_file};
 

@@ -85,14 +85,15 @@ std::optional<std::int64_t> step_in(const OptimizerParamState& state) {
 }
 
 template <class State>
-std::unique_ptr<OptimizerParamState> with_step(std::unique_ptr<State> state, const Fields& fields) {
+std::unique_ptr<OptimizerParamState> with_step(std::unique_ptr<State> state,
+                                               const StateFields& fields) {
   state->step(fields.at("step").template item<std::int64_t>());
   return state;
 }
 
 // Of lockstep::optim's types where there is one, which LibTorch's optimizers take as their own.
 std::unique_ptr<OptimizerParamState> empty_state(const OptimizerOptions& options,
-                                                 const Fields& fields) {
+                                                 const StateFields& fields) {
   if (dynamic_cast<const AdamWOptions*>(&options) != nullptr)
     return with_step(std::make_unique<optim::AdamWState>(), fields);
   if (dynamic_cast<const AdamOptions*>(&options) != nullptr)
@@ -125,9 +126,9 @@ const OptimizerOptions* GroupOptions::find(const at::Tensor& parameter) const {
   return found == options_.end() ? nullptr : found->second;
 }
 
-Fields fields_of(const OptimizerParamState& state) {
+StateFields fields_of(const OptimizerParamState& state) {
   if (auto* ours = dynamic_cast<const optim::ExtraState*>(&state)) return ours->plain_fields();
-  Fields fields;
+  StateFields fields;
   // The tensors are only looked at.
   for (const optim::StateField& field : optim::fields_of(const_cast<OptimizerParamState&>(state)))
     if (field.values->defined()) fields.emplace(field.name, *field.values);
@@ -155,7 +156,8 @@ void check_step(const std::string& parameter, const at::Tensor& step) {
               shown_key(parameter, "step"), step.item<std::int64_t>());
 }
 
-std::unique_ptr<OptimizerParamState> make_state(const OptimizerOptions& options, Fields fields) {
+std::unique_ptr<OptimizerParamState> make_state(const OptimizerOptions& options,
+                                                StateFields fields) {
   std::unique_ptr<OptimizerParamState> state = empty_state(options, fields);
   for (const optim::StateField& field : optim::fields_of(*state))
     if (auto found = fields.find(std::string(field.name)); found != fields.end())

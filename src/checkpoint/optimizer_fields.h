@@ -14,7 +14,7 @@
 namespace lockstep::checkpoint {
 
 // `step` has int64 and no dims; the others have as many elements as the parameter.
-using Fields = std::map<std::string, at::Tensor>;
+using StateFields = std::map<std::string, at::Tensor>;
 
 // The options of the group that each of an optimizer's parameters is in, by TensorImpl.
 class GroupOptions {
@@ -32,7 +32,7 @@ class GroupOptions {
 
 // In the plain form: float32, or the parameter's dtype. Shares memory with the state where that is
 // plain already.
-[[nodiscard]] Fields fields_of(const torch::optim::OptimizerParamState& state);
+[[nodiscard]] StateFields fields_of(const torch::optim::OptimizerParamState& state);
 
 // What the checkpoint says of a field, before its values are read.
 struct FieldShape {
@@ -51,6 +51,6 @@ void check_step(const std::string& parameter, const at::Tensor& step);
 
 // The state takes the tensors. What check_fields() has found good.
 [[nodiscard]] std::unique_ptr<torch::optim::OptimizerParamState> make_state(
-    const torch::optim::OptimizerOptions& options, Fields fields);
+    const torch::optim::OptimizerOptions& options, StateFields fields);
 
 }  // namespace lockstep::checkpoint

@@ -36,7 +36,7 @@ class LatestFields {
   LatestFields(const torch::optim::Optimizer& optimizer, std::shared_ptr<optim::StateMemory> memory)
       : optimizer_(optimizer), memory_(std::move(memory)) {}
 
-  const Fields& of(const at::Tensor& parameter) {
+  const StateFields& of(const at::Tensor& parameter) {
     void* key = parameter.unsafeGetTensorImpl();
     if (key == key_) return fields_;
     if (memory_)
@@ -52,7 +52,7 @@ class LatestFields {
   const torch::optim::Optimizer& optimizer_;
   const std::shared_ptr<optim::StateMemory> memory_;
   void* key_ = nullptr;
-  Fields fields_;
+  StateFields fields_;
 };
 
 layout::TensorSlice slice_of(const std::string& field, const NamedPart& parameter) {
@@ -98,7 +98,7 @@ struct OptimizerReading::Kept {
   NamedPart parameter;
   const torch::optim::OptimizerOptions* options = nullptr;
   std::map<std::string, const TensorEntry*> entries;
-  Fields fields;
+  StateFields fields;
 
   void add(const std::string& field, at::Tensor tensor, std::vector<PartToFill>& to_fill) {
     to_fill.push_back({optimizer_key(parameter.name, field), slice_of(field, parameter), tensor});

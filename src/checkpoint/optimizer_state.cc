@@ -14,8 +14,8 @@ namespace lockstep::checkpoint {
 namespace {
 
 // Takes the fields of `parameter` out of `state`.
-Fields take_fields(const std::string& parameter, NamedTensors& state) {
-  Fields fields;
+StateFields take_fields(const std::string& parameter, NamedTensors& state) {
+  StateFields fields;
   std::string prefix = optimizer_key(parameter);
   for (auto item = state.lower_bound(prefix);
        item != state.end() && item->first.starts_with(prefix);) {
@@ -34,10 +34,10 @@ Fields take_fields(const std::string& parameter, NamedTensors& state) {
 struct FoundState {
   at::Tensor parameter;
   const torch::optim::OptimizerOptions* options;
-  Fields fields;
+  StateFields fields;
 };
 
-FoundState checked(const std::string& parameter, const at::Tensor& tensor, Fields fields,
+FoundState checked(const std::string& parameter, const at::Tensor& tensor, StateFields fields,
                    const GroupOptions& groups) {
   const torch::optim::OptimizerOptions* options = groups.find(tensor);
   check_input(fields.empty() || options != nullptr,

@@ -7,6 +7,7 @@
 #include "checkpoint/header_checksums.h"
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/shards.h"
+#include "checkpoint/tensor_source.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"
 
@@ -26,24 +27,22 @@ namespace {
 
 // Large elements first, so that each tensor begins at a multiple of its own element size; then by
 // name.
-std::vector<NamedTensors::const_iterator> file_order(const NamedTensors& tensors) {
-  std::vector<NamedTensors::const_iterator> order;
+std::vector<TensorSources::const_iterator> file_order(const TensorSources& tensors) {
+  std::vector<TensorSources::const_iterator> order;
   for (auto item = tensors.begin(); item != tensors.end(); ++item) order.push_back(item);
   std::ranges::stable_sort(order, std::greater{},
-                           [](const auto& item) { return item->second.element_size(); });
+                           [](const auto& item) { return c10::elementSize(item->second.dtype); });
   return order;
 }
 
-SafetensorsHeader describe(const std::vector<NamedTensors::const_iterator>& order,
+SafetensorsHeader describe(const std::vector<TensorSources::const_iterator>& order,
                            const Metadata& metadata) {
   check_metadata(metadata);
   SafetensorsHeader header{.entries = {}, .metadata = metadata};
   std::uint64_t offset = 0;
   for (const auto& item : order) {
-    const at::Tensor& tensor = item->second;
-    std::uint64_t end = offset + static_cast<std::uint64_t>(tensor.numel()) * tensor.element_size();
-    header.entries.push_back(
-        {item->first, tensor.scalar_type(), tensor.sizes().vec(), offset, end});
+    const std::uint64_t end = offset + item->second.bytes();
+    header.entries.push_back({item->first, item->second.dtype, item->second.sizes, offset, end});
     offset = end;
   }
   return header;
@@ -123,19 +122,32 @@ Safetensors read_shards(const std::filesystem::path& index, const WeightMap& map
 
 }  // namespace
 
-void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
-                       const Metadata& metadata, SafetensorsWriting how) {
-  std::vector<NamedTensors::const_iterator> order = file_order(tensors);
+std::uint64_t TensorSource::bytes() const {
+  std::uint64_t bytes = c10::elementSize(dtype);
+  for (const std::int64_t size : sizes) bytes *= static_cast<std::uint64_t>(size);
+  return bytes;
+}
+
+TensorSources sources_of(const NamedTensors& tensors) {
+  TensorSources sources;
+  for (const auto& [name, tensor] : tensors)
+    sources.emplace(name, TensorSource{tensor.scalar_type(), tensor.sizes().vec(),
+                                       [tensor = tensor] { return tensor; }});
+  return sources;
+}
+
+void write_tensors(sys::AtomicFile& file, const TensorSources& tensors, const Metadata& metadata,
+                   SafetensorsWriting how) {
+  std::vector<TensorSources::const_iterator> order = file_order(tensors);
   SafetensorsHeader header = describe(order, metadata);
   std::vector<std::uint32_t> checksums(order.size());
   if (how.checksums) add_checksums(header, checksums);
   std::string text = format_header(header);
   std::uint64_t length = text.size();
-  sys::AtomicFile file(path);
   file.write(std::as_bytes(std::span(&length, 1)));
   file.write(std::as_bytes(std::span(text)));
   for (std::size_t i = 0; i < order.size(); ++i) {
-    at::Tensor dense = order[i]->second.detach().cpu().contiguous();
+    at::Tensor dense = order[i]->second.values().detach().cpu().contiguous();
     file.write(bytes_in(dense));
     if (how.checksums) checksums[i] = crc32_of(bytes_in(dense));
   }
@@ -144,6 +156,15 @@ void write_safetensors(const std::filesystem::path& path, const NamedTensors& te
     text = format_header(header);
     file.write_at(sizeof length, std::as_bytes(std::span(text)));
   }
+}
+
+void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
+                       const Metadata& metadata, SafetensorsWriting how) {
+  const TensorSources sources = sources_of(tensors);
+  check_metadata(metadata);
+  (void)format_header(describe(file_order(sources), metadata));  // before a file is made
+  sys::AtomicFile file(path);
+  write_tensors(file, sources, metadata, how);
   file.commit();
 }
 

@@ -135,7 +135,17 @@ models::RotaryScaling scaling_in(const Fields& fields) {
   return {.factor = fields.positive("factor"), .by_wave = waves};
 }
 
+// What changes a Llama and is not here. (pretraining_tp, dropout, cache and dtype do not.)
+void check_plain(const Fields& fields) {
+  if (fields.positive("partial_rotary_factor", 1) != 1)
+    fields.fail(formatted("partial_rotary_factor: expected 1, found {}",
+                          fields.positive("partial_rotary_factor")));
+  if (fields.has("quantization_config"))
+    fields.fail("quantization_config: expected weights in floating point, found quantised ones");
+}
+
 models::LlamaOptions llama_options(const Fields& fields) {
+  check_plain(fields);
   models::LlamaOptions options{.layers = fields.size("num_hidden_layers"),
                                .heads = fields.size("num_attention_heads"),
                                .width = fields.size("hidden_size"),
@@ -156,6 +166,7 @@ models::LlamaOptions llama_options(const Fields& fields) {
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (!fields.has(key)) continue;
     const Fields positions = fields.object(key);
+    check_plain(positions);
     options.rotary_scaling = scaling_in(positions);
     options.rotary_base = positions.positive("rope_theta", options.rotary_base);
   }

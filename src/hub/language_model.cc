@@ -5,9 +5,9 @@
 
 #include "base/check.h"
 #include "base/visible.h"
+#include "checkpoint/weight_files.h"
+#include "checkpoint/weight_folder.h"
 #include "hub/config.h"
-#include "hub/weight_files.h"
-#include "sys/files.h"
 
 #include <optional>
 #include <set>
@@ -36,7 +36,7 @@ bool is_passed_over(const models::Llama&, std::string_view name) {
 
 // Where a file has the tensor that the module calls `name`: GPT-2 is also published without its
 // head, and then its names begin below `transformer.`.
-std::optional<std::string> name_in(const WeightFiles& files, const std::string& name) {
+std::optional<std::string> name_in(const checkpoint::WeightFiles& files, const std::string& name) {
   constexpr std::string_view prefix = "transformer.";
   if (files.has(name)) return name;
   if (name.starts_with(prefix) && files.has(name.substr(prefix.size())))
@@ -44,7 +44,8 @@ std::optional<std::string> name_in(const WeightFiles& files, const std::string& 
   return std::nullopt;
 }
 
-void check_entry(const WeightFiles& files, const std::string& name, at::IntArrayRef expected) {
+void check_entry(const checkpoint::WeightFiles& files, const std::string& name,
+                 at::IntArrayRef expected) {
   const checkpoint::TensorEntry& entry = files.entry(name);
   check_input(at::IntArrayRef(entry.shape) == expected,
               "{}: tensor '{}' has shape {}, config.json says {}", files.file_of(name).string(),
@@ -56,7 +57,7 @@ void check_entry(const WeightFiles& files, const std::string& name, at::IntArray
 
 // Before a model is made: config.json may ask for more than there is memory, and the files say what
 // there is. `name` as a module has it.
-void check_size(const WeightFiles& files, const std::filesystem::path& folder,
+void check_size(const checkpoint::WeightFiles& files, const std::filesystem::path& folder,
                 const std::string& name, at::IntArrayRef expected) {
   const std::optional<std::string> in_file = name_in(files, name);
   check_input(in_file.has_value(), "{}: has no tensor '{}', which config.json asks for",
@@ -64,7 +65,7 @@ void check_size(const WeightFiles& files, const std::filesystem::path& folder,
   check_entry(files, *in_file, expected);
 }
 
-void check_sizes(const models::GptOptions& options, const WeightFiles& files,
+void check_sizes(const models::GptOptions& options, const checkpoint::WeightFiles& files,
                  const std::filesystem::path& folder) {
   const std::string last = formatted("transformer.h.{}.", options.layers - 1);
   check_size(files, folder, "transformer.wte.weight", {options.vocabulary, options.width});
@@ -72,7 +73,7 @@ void check_sizes(const models::GptOptions& options, const WeightFiles& files,
   check_size(files, folder, last + "ln_1.weight", {options.width});
 }
 
-void check_sizes(const models::LlamaOptions& options, const WeightFiles& files,
+void check_sizes(const models::LlamaOptions& options, const checkpoint::WeightFiles& files,
                  const std::filesystem::path& folder) {
   const std::string last = formatted("model.layers.{}.", options.layers - 1);
   const std::int64_t heads = options.heads * options.head_width;
@@ -89,7 +90,7 @@ struct Filling {
 };
 
 template <class Model>
-std::vector<Filling> plan(const Model& model, const WeightFiles& files,
+std::vector<Filling> plan(const Model& model, const checkpoint::WeightFiles& files,
                           const std::filesystem::path& folder) {
   std::set<std::string> aliases, known;
   for (const Alias& alias : aliases_of(*model)) aliases.insert(alias.name);
@@ -123,7 +124,7 @@ Model made(const Options& options, const std::filesystem::path& folder) {
 
 template <class Model, class Options>
 LanguageModel loaded(const Options& options, const std::filesystem::path& folder) {
-  const WeightFiles files(folder);
+  const checkpoint::WeightFiles files(folder);
   check_sizes(options, files, folder);
   Model model = made<Model>(options, folder);
   c10::NoGradGuard no_grad;
@@ -149,13 +150,11 @@ LanguageModel load_language_model(const std::filesystem::path& folder) {
   return loaded<models::Llama>(std::get<models::LlamaOptions>(options), folder);
 }
 
-void save_language_model(const std::filesystem::path& folder, const LanguageModel& model) {
+void save_language_model(const std::filesystem::path& folder, const LanguageModel& model,
+                         checkpoint::ShardedWriting how) {
   std::visit(
       [&](const auto& model) {
         const std::string config = config_text(model->options());
-        for (const char* name : {"config.json", "model.safetensors"})
-          check_input(!std::filesystem::exists(folder / name),
-                      "{}: expected a folder without a model, found {}", folder.string(), name);
         std::set<std::string> aliases;
         for (const Alias& alias : aliases_of(*model)) aliases.insert(alias.name);
         checkpoint::NamedTensors tensors;
@@ -164,9 +163,8 @@ void save_language_model(const std::filesystem::path& folder, const LanguageMode
           tensors.emplace(item.name,
                           is_transposed(model, item.name) ? item.tensor.t() : item.tensor);
         }
-        sys::make_directories(folder);
-        checkpoint::write_safetensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
-        sys::AtomicFile::write(folder / "config.json", config);
+        checkpoint::write_weight_folder(folder, checkpoint::sources_of(tensors), {{"format", "pt"}},
+                                        how, config);
       },
       model);
 }

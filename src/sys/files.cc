@@ -128,9 +128,13 @@ void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
   }
 }
 
-void AtomicFile::commit() {
+void AtomicFile::flush() {
   if (!file_) throw InvalidArgument("writing " + path_.string() + ": it is committed already");
-  flush(file_.get(), path_.string());
+  sys::flush(file_.get(), path_.string());
+}
+
+void AtomicFile::commit() {
+  flush();
   if (::rename(temporary_.c_str(), path_.c_str()) != 0)
     throw SystemError("renaming to " + path_.string(), errno);
   file_.reset();

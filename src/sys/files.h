@@ -46,6 +46,9 @@ class AtomicFile {
   // Over what was written before, `offset` bytes from the beginning; the next write() goes on where
   // the last one ended.
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
+  // Brings what was written to the disk, so that a commit() after it takes no time: of several
+  // files, each is flushed before the first is renamed.
+  void flush();
   void commit();
 
   // All in one.

@@ -1,6 +1,7 @@
 #include "sys/mapped_file.h"
 
 #include "sys/file_descriptor.h"
+#include "sys/plain_file.h"
 
 #include <cerrno>
 #include <utility>
@@ -26,6 +27,18 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
   void* memory = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
   if (memory == MAP_FAILED) throw SystemError("mapping " + path.string(), errno);
   bytes_ = {static_cast<const std::byte*>(memory), size};
+}
+
+MappedFile MappedFile::private_copy(const PlainFile& file) {
+  MappedFile mapped;
+  const auto size = static_cast<std::size_t>(file.size());
+  if (size == 0) return mapped;
+  // Without reserve: only what is written takes memory.
+  void* memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
+                        file.descriptor(), 0);
+  if (memory == MAP_FAILED) throw SystemError("mapping " + file.path().string(), errno);
+  mapped.bytes_ = {static_cast<const std::byte*>(memory), size};
+  return mapped;
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}

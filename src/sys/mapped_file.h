@@ -1,6 +1,6 @@
-// A file's bytes as read-only memory. Pages come in when they are touched and can be dropped again
-// by the system, so a file may be larger than the memory. Shorten the file while it is mapped and
-// reading it is a SIGBUS.
+// A file's bytes as memory. Pages come in when they are touched and can be dropped again by the
+// system, so a file may be larger than the memory. Shorten the file while it is mapped and reading
+// it is a SIGBUS.
 #pragma once
 
 #include <cstddef>
@@ -9,11 +9,15 @@
 
 namespace lockstep::sys {
 
+class PlainFile;
+
 class MappedFile {
  public:
   MappedFile() = default;
-  // SystemError when it cannot be opened or mapped. An empty file is an empty span.
+  // Read-only. SystemError when it cannot be opened or mapped. An empty file is an empty span.
   explicit MappedFile(const std::filesystem::path& path);
+  // Memory that may be written too: what is written stays in this process, and takes its memory.
+  [[nodiscard]] static MappedFile private_copy(const PlainFile& file);
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;
   ~MappedFile();

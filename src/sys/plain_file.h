@@ -31,6 +31,9 @@ class PlainFile {
   // The same from `offset` on, without regard to what read() has read; any thread.
   std::size_t read_at(std::uint64_t offset, std::span<std::byte> bytes) const;
 
+  // For calls of the system on the open file.
+  [[nodiscard]] int descriptor() const { return file_.get(); }
+
   // Equal where several processes, also of several hosts, have opened one file, and not where they
   // have copies of it. SystemError.
   [[nodiscard]] std::string identity() const;

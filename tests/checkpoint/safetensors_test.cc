@@ -121,7 +121,7 @@ TEST(Safetensors, PythonReadsTheSameValues) {
 TEST(Safetensors, ADtypeWithoutANameIsRefusedAndLeavesNoFile) {
   test::TemporaryFolder folder;
   EXPECT_THROW(
-      write_safetensors(folder / "a.safetensors", {{"z", torch::ones(1, at::kComplexFloat)}}),
+      write_safetensors(folder / "a.safetensors", {{"z", torch::ones(1, at::kComplexDouble)}}),
       InvalidArgument);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }

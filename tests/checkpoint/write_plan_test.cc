@@ -176,8 +176,8 @@ TEST(WritePlan, WhatIsNoWholeIsNamed) {
   test::expect_words(refusal({{part("a", layout::whole_slice(Sizes{4}))},
                               {part("a", layout::whole_slice(Sizes{4}), at::kHalf)}}),
                      {"rank 1 has Half [4]"});
-  test::expect_words(refusal({{part("a", layout::whole_slice(Sizes{4}), at::kComplexFloat)}}),
-                     {"ComplexFloat"});
+  test::expect_words(refusal({{part("a", layout::whole_slice(Sizes{4}), at::kComplexDouble)}}),
+                     {"ComplexDouble"});
 }
 
 }  // namespace

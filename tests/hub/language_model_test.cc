@@ -12,11 +12,17 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <functional>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 namespace lockstep {
 namespace {
@@ -104,6 +110,70 @@ TEST_P(Hub, ASavedModelIsTheSame) {
             greedy(model, {1, 2, 3}, 40));
 }
 
+// Over a model of other shards, and beside files that are not the model's; in shards themselves.
+TEST_P(Hub, ASavedModelReplacesAnother) {
+  if (!test::python()) GTEST_SKIP() << test::no_python;
+  make(GetParam(), folder / "model");
+  make("llama-shards", folder / "saved");
+  sys::AtomicFile::write(folder / "saved" / "tokenizer.json", "{}");
+  const hub::LanguageModel model = hub::load_language_model(folder / "model");
+  for (const std::uint64_t shard_bytes : {1u << 30, 5000u, 1u, 5000u}) {
+    hub::save_language_model(folder / "saved", model, {.shard_bytes = shard_bytes});
+    int shards = 0, others = 0;
+    for (const auto& entry : fs::directory_iterator(folder / "saved"))
+      ++(entry.path().extension() == ".safetensors" ? shards : others);
+    EXPECT_EQ(shards > 1, shard_bytes < 1u << 30);
+    EXPECT_EQ(others, shards > 1 ? 3 : 2);  // tokenizer, config and the index of shards
+    EXPECT_EQ(ask({"generate", (folder / "saved").string(), "1,2,3", "10"}),
+              greedy(hub::load_language_model(folder / "saved"), {1, 2, 3}, 10));
+  }
+}
+
+// Killed at any moment: the folder holds the old model, the new one, or none.
+TEST(HubKills, LeaveOneModelOrNone) {
+  const test::TemporaryFolder folder;
+  const models::LlamaOptions options{.layers = 1,
+                                     .heads = 2,
+                                     .key_value_heads = 2,
+                                     .width = 8,
+                                     .hidden = 8,
+                                     .block = 8,
+                                     .vocabulary = 11};
+  std::vector<hub::LanguageModel> two;
+  for (const double base : {10000.0, 500.0}) {
+    models::LlamaOptions other = options;
+    other.rotary_base = base;
+    models::Llama model(other);
+    torch::NoGradGuard no_grad;
+    for (auto& parameter : model->parameters()) parameter.fill_(base);
+    two.emplace_back(model);
+  }
+  hub::save_language_model(folder / "m", two[0], {.shard_bytes = 300});
+  std::size_t none = 0, old = 0, killed = 0;
+  for (int round = 0; round < 40; ++round) {
+    const int child = ::fork();
+    if (child == 0) {
+      for (std::size_t turn = 1;; ++turn)
+        hub::save_language_model(folder / "m", two[turn % 2],
+                                 {.shard_bytes = turn % 3 == 0 ? 1u << 20 : 300u});
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(500 + 977 * round));
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    ++killed;
+    if (!fs::exists(folder / "m" / "config.json")) {
+      ++none;
+      EXPECT_THROW((void)hub::load_language_model(folder / "m"), SystemError);
+      continue;
+    }
+    const auto found = std::get<models::Llama>(hub::load_language_model(folder / "m"));
+    for (const auto& parameter : found->parameters())
+      EXPECT_TRUE(parameter.eq(found->options().rotary_base).all().item<bool>());
+    ++old;
+  }
+  EXPECT_GT(old, killed / 4) << none;
+}
+
 INSTANTIATE_TEST_SUITE_P(Folders, Hub,
                          testing::Values("gpt2", "llama", "llama-tied", "llama-shards"),
                          [](const auto& info) {
@@ -152,6 +222,15 @@ TEST_F(Refused, AScalingOfPositionsThatIsNotKnown) {
   expect("rope_scaling: rope_type: expected default, linear or llama3, found 'yarn'");
 }
 
+TEST_F(Refused, OptionsThatChangeNumbers) {
+  replace("config.json", "\"rope_theta\"", "\"partial_rotary_factor\": 0.5, \"rope_theta\"");
+  expect("config.json: partial_rotary_factor: expected 1, found 0.5");
+  replace("config.json", "\"partial_rotary_factor\": 0.5", "\"quantization_config\": {}");
+  expect("config.json: quantization_config: expected weights in floating point");
+  replace("config.json", "\"quantization_config\": {}", "\"rope_theta\": 1");
+  expect("config.json: has 'rope_theta' twice in one object");
+}
+
 TEST_F(Refused, SizesThatDoNotFitTheTensors) {
   replace("config.json", "\"intermediate_size\": 40", "\"intermediate_size\": 41");
   expect(
@@ -191,9 +270,10 @@ TEST_F(Refused, SizesBeyondAllMemory) {
       "tensor 'model.embed_tokens.weight' has shape [61, 24], config.json says [2147483647, 24]");
 }
 
-TEST_F(Refused, AFolderThatHasAModel) {
-  const hub::LanguageModel model = hub::load_language_model(folder.path());
-  EXPECT_THROW(hub::save_language_model(folder.path(), model), BadInput);
+// As a process leaves it that was killed while it replaced the model (0087).
+TEST_F(Refused, AFolderWithoutConfig) {
+  fs::remove(folder / "config.json");
+  EXPECT_THROW((void)hub::load_language_model(folder.path()), SystemError);
 }
 
 TEST_F(Refused, WhatIsNoJson) {

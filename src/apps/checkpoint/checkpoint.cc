@@ -1,7 +1,10 @@
-// lockstep-checkpoint: `lockstep checkpoint ls | show | verify | diff | reshard`: what checkpoints
-// hold, whether they are whole, in what two of them differ, and one in other files.
+// lockstep-checkpoint: `lockstep checkpoint ls | show | verify | diff | reshard | convert`: what
+// checkpoints hold, whether they are whole, in what two of them differ, and one in other files or in
+// other programs' forms.
 #include "apps/checkpoint/content.h"
+#include "apps/checkpoint/convert.h"
 #include "apps/checkpoint/difference.h"
+#include "apps/checkpoint/source.h"
 #include "apps/program.h"
 #include "base/check.h"
 #include "base/format.h"
@@ -42,10 +45,16 @@ constexpr const char* about =
     "  reshard PATH NEW Writes the checkpoint once more as the folder NEW, its tensors in --shards "
     "N\n"
     "                   files; without --shards in files of 4 GiB.\n"
+    "  convert FROM TO  Writes what FROM holds in the form that TO's name says.\n"
     "\n"
     "PATH is the folder of a checkpoint, a file of tensors (safetensors) or an index of shards, or "
     "a\n"
-    "run's folder: its newest checkpoint, and for verify all of them.\n"
+    "run's folder: its newest checkpoint, and for verify all of them. FROM, and show's PATH, may "
+    "also\n"
+    "be a file of torch.save(), a folder that torch.distributed.checkpoint wrote, and a folder of\n"
+    "safetensors as model hubs have it. TO is FILE.safetensors, FILE.pt, a checkpoint\n"
+    "RUN/step-00000100, or a folder: safetensors with an index, and config.json of a GPT-2 or "
+    "Llama.\n"
     "\n"
     "Exit code 0; 1 when something is damaged, has no checksums, cannot be read or differs; 2 for "
     "a\n"
@@ -127,7 +136,22 @@ std::string tensors_of(const fs::path& path) {
   return text;
 }
 
+std::string description_of_others(const fs::path& path) {
+  const Source source = source_at(path);
+  std::string text = formatted("{}: {}, {} tensors of the model\n", path.string(), source.kind,
+                               source.model.size());
+  text += entries_of("metadata", source.metadata);
+  for (const auto& [name, tensor] : source.model)
+    text += formatted("  {} {} [{}] {}\n", visible(name), c10::toString(tensor.dtype),
+                      listed(tensor.sizes, ", "), shown_bytes(tensor.bytes()));
+  return text;
+}
+
 int show(const fs::path& path) {
+  if (is_of_others(path)) {
+    write_out(description_of_others(path));
+    return 0;
+  }
   const fs::path shown = one_at(path);
   if (fs::is_directory(shown)) write_out(description_of(shown));
   for (const fs::path& file : tensor_files_of(shown)) write_out(tensors_of(file));
@@ -186,8 +210,14 @@ int reshard(const fs::path& from, const fs::path& to, int files) {
   return 0;
 }
 
-int run(const std::vector<std::string>& words, int shards) {
-  const std::vector<std::string_view> known{"ls", "show", "verify", "diff", "reshard"};
+// What belongs to one command alone.
+struct Chosen {
+  int shards = 0;
+  ConvertOptions convert = {};
+};
+
+int run(const std::vector<std::string>& words, const Chosen& chosen) {
+  const std::vector<std::string_view> known{"ls", "show", "verify", "diff", "reshard", "convert"};
   if (words.empty()) throw UsageError(formatted("name a command: {}", listed(known, " ")));
   const std::string& name = words.front();
   if (std::ranges::find(known, name) == known.end())
@@ -197,13 +227,18 @@ int run(const std::vector<std::string>& words, int shards) {
     if (paths == 0) throw UsageError("verify: expected at least one path, found none");
     return verify({words.begin() + 1, words.end()});
   }
-  const std::size_t wanted = name == "diff" || name == "reshard" ? 2 : 1;
+  const bool takes_two = name == "diff" || name == "reshard" || name == "convert";
+  const std::size_t wanted = takes_two ? 2 : 1;
   if (paths != wanted)
     throw UsageError(formatted("{}: expected {}, found {}", name,
                                wanted == 1 ? "one path" : "two paths", paths));
-  if (shards != 0 && name != "reshard")
+  if (chosen.shards != 0 && name != "reshard")
     throw UsageError(formatted("{}: --shards is an option of reshard", name));
-  if (name == "reshard") return reshard(words[1], words[2], shards);
+  if (name == "reshard") return reshard(words[1], words[2], chosen.shards);
+  if (name == "convert") {
+    write_out(convert(words[1], words[2], chosen.convert));
+    return 0;
+  }
   if (name == "ls") return list(words[1]);
   return name == "show" ? show(words[1]) : diff(words[1], words[2]);
 }
@@ -212,16 +247,23 @@ int run(const std::vector<std::string>& words, int shards) {
 
 int main(int count, char** arguments) {
   return sys::run_program(command, [&] {
-    CommandOptions options(command, "ls|show|verify|diff|reshard PATH...", about,
+    Chosen chosen;
+    CommandOptions options(command, "ls|show|verify|diff|reshard|convert PATH...", about,
                            CommandOptions::Words::allowed);
-    int shards = 0;
     options.add(
         {"shards", "N",
          "reshard: so many files for the model, and as many for the optimizer; 0: of 4 GiB", "0"},
-        number_into(shards, 0, 99'999));
+        number_into(chosen.shards, 0, 99'999));
+    options.add({"model-key", "KEY", "convert: where FROM has the model's state_dict"},
+                text_into(chosen.convert.source.model_key));
+    options.add({"optimizer-key", "KEY", "convert: where FROM has the optimizer's"},
+                text_into(chosen.convert.source.optimizer_key));
+    options.add(
+        {"shard-bytes", "N", "convert: bytes of tensors in one file of a folder", "5000000000"},
+        number_into(chosen.convert.shard_bytes, 1, INT64_MAX));
     const std::vector<std::string> words(arguments + 1, arguments + count);
     const auto request = options.read(words);
     if (const auto code = answer(request, options)) return *code;
-    return run(options.words(), shards);
+    return run(options.words(), chosen);
   });
 }

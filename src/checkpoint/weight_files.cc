@@ -1,8 +1,9 @@
-#include "hub/weight_files.h"
+#include "checkpoint/weight_files.h"
 
 #include "base/check.h"
 #include "base/visible.h"
 #include "checkpoint/checksum.h"
+#include "checkpoint/file_names.h"
 #include "checkpoint/header_checksums.h"
 #include "checkpoint/shards.h"
 
@@ -11,25 +12,33 @@
 #include <span>
 #include <utility>
 
-namespace lockstep::hub {
+namespace lockstep::checkpoint {
+
 namespace fs = std::filesystem;
 
-WeightFiles::WeightFiles(const fs::path& folder) {
-  const fs::path one = folder / "model.safetensors";
-  if (checkpoint::has_index(one)) {
-    read_index(checkpoint::index_path(one));
+WeightFiles::WeightFiles(const fs::path& folder, const std::string& name) {
+  const fs::path one = folder / name;
+  if (has_index(one)) {
+    read_index(index_path(one));
     return;
   }
   files_.push_back(open(one));
   add(0);
 }
 
+WeightFiles WeightFiles::of_file(const fs::path& path) {
+  WeightFiles files;
+  files.files_.push_back(open(path));
+  files.add(0);
+  return files;
+}
+
 WeightFiles::File WeightFiles::open(const fs::path& path) {
   sys::PlainFile file(path);
   try {
-    std::string text = checkpoint::read_header_text(file);
+    std::string text = read_header_text(file);
     const std::uint64_t begin = sizeof(std::uint64_t) + text.size();
-    checkpoint::SafetensorsHeader header = checkpoint::parse_header(text, file.size() - begin);
+    SafetensorsHeader header = parse_header(text, file.size() - begin);
     return {std::move(file), std::move(header), begin};
   } catch (const BadInput& problem) {
     throw BadInput(formatted("{}: {}", path.string(), problem.what()));
@@ -63,7 +72,9 @@ std::vector<std::string> WeightFiles::names() const {
   return names;
 }
 
-const checkpoint::TensorEntry& WeightFiles::entry(const std::string& name) const {
+Metadata WeightFiles::metadata() const { return without_checksums(files_.front().header.metadata); }
+
+const TensorEntry& WeightFiles::entry(const std::string& name) const {
   const Place& place = places_.at(name);
   return files_[place.file].header.entries[place.entry];
 }
@@ -74,19 +85,19 @@ const fs::path& WeightFiles::file_of(const std::string& name) const {
 
 at::Tensor WeightFiles::read(const std::string& name) const {
   const File& file = files_[places_.at(name).file];
-  const checkpoint::TensorEntry& entry = this->entry(name);
+  const TensorEntry& entry = this->entry(name);
   at::Tensor tensor = at::empty(entry.shape, at::TensorOptions(entry.dtype));
   std::span<std::byte> bytes(static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes());
   check_input(file.file.read_at(file.data_begin + entry.begin, bytes) == bytes.size(),
               "{}: tensor '{}' cannot be read: the file became shorter", file.file.path().string(),
               visible(name));
   try {
-    if (checkpoint::checksum_in(file.header.metadata, entry) != nullptr)
-      checkpoint::compare_checksum(file.header.metadata, entry, checkpoint::crc32_of(bytes));
+    if (checksum_in(file.header.metadata, entry) != nullptr)
+      compare_checksum(file.header.metadata, entry, crc32_of(bytes));
   } catch (const BadInput& problem) {
     throw BadInput(formatted("{}: {}", file.file.path().string(), problem.what()));
   }
   return tensor;
 }
 
-}  // namespace lockstep::hub
+}  // namespace lockstep::checkpoint

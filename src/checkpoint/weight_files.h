@@ -1,9 +1,12 @@
-// The tensors of a model folder: model.safetensors, or the shards that model.safetensors.index.json
-// names.
+// The tensors of a folder's model.safetensors, or of the shards that model.safetensors.index.json
+// names; the same of another name.
 #pragma once
 
+#include "checkpoint/file_names.h"
 #include "checkpoint/safetensors_header.h"
 #include "sys/plain_file.h"
+
+#include <lockstep/checkpoint/safetensors.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -14,17 +17,21 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::hub {
+namespace lockstep::checkpoint {
 
 class WeightFiles {
  public:
   // Reads and checks the headers; every tensor stands in one file, the one that the index names.
   // BadInput names the file, SystemError where there is none.
-  explicit WeightFiles(const std::filesystem::path& folder);
+  explicit WeightFiles(const std::filesystem::path& folder, const std::string& name = model_file);
+  // The same of one file, whatever its name.
+  [[nodiscard]] static WeightFiles of_file(const std::filesystem::path& path);
 
   [[nodiscard]] std::vector<std::string> names() const;
+  // The first file's, without checksums.
+  [[nodiscard]] Metadata metadata() const;
   [[nodiscard]] bool has(const std::string& name) const { return places_.contains(name); }
-  [[nodiscard]] const checkpoint::TensorEntry& entry(const std::string& name) const;
+  [[nodiscard]] const TensorEntry& entry(const std::string& name) const;
   // The file that has the tensor, for messages.
   [[nodiscard]] const std::filesystem::path& file_of(const std::string& name) const;
 
@@ -32,9 +39,11 @@ class WeightFiles {
   [[nodiscard]] at::Tensor read(const std::string& name) const;
 
  private:
+  WeightFiles() = default;
+
   struct File {
     sys::PlainFile file;
-    checkpoint::SafetensorsHeader header;
+    SafetensorsHeader header;
     std::uint64_t data_begin;
   };
   struct Place {
@@ -49,4 +58,4 @@ class WeightFiles {
   std::map<std::string, Place> places_;
 };
 
-}  // namespace lockstep::hub
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,136 @@
+#include "apps/checkpoint/convert.h"
+
+#include "apps/checkpoint/saved_step.h"
+#include "base/check.h"
+#include "base/format.h"
+#include "base/text.h"
+#include "checkpoint/weight_folder.h"
+#include "sys/files.h"
+
+#include <lockstep/checkpoint/torch_file.h>
+#include <lockstep/hub/language_model.h>
+#include <lockstep/train/saved_model.h>
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/jit_type.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace lockstep::apps {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::TensorSources;
+using Dict = c10::impl::GenericDict;
+
+enum class Target { safetensors, torch_file, step, folder };
+
+Target target_of(const fs::path& to) {
+  const std::string ending = to.extension().string();
+  if (ending == ".safetensors") return Target::safetensors;
+  if (ending == ".pt" || ending == ".pth" || ending == ".bin") return Target::torch_file;
+  return step_named(to) ? Target::step : Target::folder;
+}
+
+Dict dict() { return Dict(c10::AnyType::get(), c10::AnyType::get()); }
+
+Dict as_dict(const TensorSources& tensors) {
+  Dict values = dict();
+  for (const auto& [name, tensor] : tensors) values.insert(name, tensor.values());
+  return values;
+}
+
+// {"state": {"fc.weight": {"step": ..., "exp_avg": ...}}}, by names: how Python numbers the
+// parameters is not known here.
+Dict optimizer_dict(const TensorSources& state) {
+  constexpr std::string_view prefix = "optimizer.";
+  Dict parameters = dict();
+  for (const auto& [key, tensor] : state) {
+    const std::size_t point = key.rfind('.');
+    const std::string name = key.substr(prefix.size(), point - prefix.size());
+    if (!parameters.contains(name)) parameters.insert(name, dict());
+    const at::Tensor values = tensor.values();
+    const std::string field = key.substr(point + 1);
+    parameters.at(name).toGenericDict().insert(field,
+                                               field == "step" ? values.to(at::kFloat) : values);
+  }
+  Dict optimizer = dict();
+  optimizer.insert("state", parameters);
+  return optimizer;
+}
+
+c10::IValue value_of(const Source& source) {
+  if (source.value) return source.value();
+  if (!source.training) return as_dict(source.model);
+  Dict all = dict();
+  all.insert("model", as_dict(source.model));
+  if (!source.optimizer.empty()) all.insert("optimizer", optimizer_dict(source.optimizer));
+  all.insert("step", source.training->step);
+  all.insert("epoch", source.training->epoch);
+  return all;
+}
+
+checkpoint::Metadata metadata_of(const Source& source) {
+  checkpoint::Metadata metadata = source.metadata;
+  metadata.emplace("format", "pt");  // without it transformers reads no file
+  return metadata;
+}
+
+// A gpt of `lockstep train` has the names of GPT-2 already, but not the layout of its weights.
+bool is_own_gpt(const Source& source) {
+  const auto task = source.metadata.find("task");
+  return task != source.metadata.end() && task->second == "gpt";
+}
+
+void write_folder(const fs::path& from, const fs::path& to, const Source& source,
+                  const ConvertOptions& options) {
+  const checkpoint::ShardedWriting how{.shard_bytes =
+                                           static_cast<std::uint64_t>(options.shard_bytes)};
+  if (is_own_gpt(source) && !source.config)
+    hub::save_language_model(to, train::gpt_of(train::read_model(from)), how);
+  else
+    checkpoint::write_weight_folder(to, source.model, metadata_of(source), how, source.config);
+}
+
+std::string left_out(const Source& source, Target target) {
+  if (target == Target::torch_file || target == Target::step) return {};
+  if (source.has_more) return "; what is not of the model was left out";
+  return source.optimizer.empty() ? "" : "; the optimizer's state was left out";
+}
+
+}  // namespace
+
+std::string convert(const fs::path& from, const fs::path& to, ConvertOptions options) {
+  const Target target = target_of(to);
+  check_input(!fs::exists(to) || !fs::exists(from) || !fs::equivalent(from, to),
+              "expected two places, found {} twice", from.string());
+  check_input(!fs::exists(to) || fs::is_directory(to) == (target == Target::folder),
+              "{}: expected {}, found {}", to.string(),
+              target == Target::folder ? "a folder or nothing"
+              : target == Target::step ? "nothing"
+                                       : "a file or nothing",
+              fs::is_directory(to) ? "a folder" : "a file");
+  options.source.with_optimizer = target == Target::step;
+  const Source source = source_at(from, options.source);
+  check_input(!source.model.empty(), "{}: has no tensors", from.string());
+  if (target == Target::safetensors) {
+    sys::AtomicFile file(to);
+    checkpoint::write_tensors(file, source.model, metadata_of(source), {});
+    file.commit();
+  } else if (target == Target::torch_file) {
+    checkpoint::write_torch_file(to, value_of(source));
+  } else if (target == Target::step) {
+    save_step(to, source);
+  } else {
+    write_folder(from, to, source, options);
+  }
+  std::uint64_t bytes = 0;
+  for (const auto& [name, tensor] : source.model) bytes += tensor.bytes();
+  return formatted("{}: {} of the model in {} tensors, from {}{}\n", to.string(),
+                   format_bytes(static_cast<std::int64_t>(bytes)), source.model.size(), source.kind,
+                   left_out(source, target));
+}
+
+}  // namespace lockstep::apps

@@ -1,0 +1,153 @@
+#include "apps/checkpoint/source.h"
+
+#include "apps/checkpoint/content.h"
+#include "apps/checkpoint/state_dicts.h"
+#include "base/check.h"
+#include "base/visible.h"
+#include "checkpoint/distributed_checkpoint.h"
+#include "checkpoint/file_names.h"
+#include "checkpoint/weight_files.h"
+#include "sys/plain_file.h"
+
+#include <lockstep/checkpoint/torch_file.h>
+
+#include <memory>
+#include <span>
+#include <utility>
+
+namespace lockstep::apps {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::TensorSource;
+using checkpoint::TensorSources;
+using checkpoint::WeightFiles;
+
+constexpr std::uint64_t most_config_bytes = 4 << 20;
+
+TensorSources sources_in(const std::shared_ptr<const WeightFiles>& files) {
+  TensorSources sources;
+  for (const std::string& name : files->names())
+    sources.emplace(name, TensorSource{files->entry(name).dtype, files->entry(name).shape,
+                                       [files, name] { return files->read(name); }});
+  return sources;
+}
+
+std::shared_ptr<const WeightFiles> one_file(const fs::path& path) {
+  return std::make_shared<const WeightFiles>(WeightFiles::of_file(path));
+}
+
+Source of_checkpoint(const fs::path& folder) {
+  const auto model = std::make_shared<const WeightFiles>(folder);
+  Source source{.kind = "a checkpoint",
+                .model = sources_in(model),
+                .optimizer = {},
+                .metadata = model->metadata(),
+                .training = checkpoint::read_training_state(folder),
+                .config = {},
+                .has_more = false,
+                .value = nullptr};
+  const std::string optimizer = checkpoint::optimizer_file;
+  if (fs::exists(folder / optimizer) || fs::exists(folder / (optimizer + ".index.json")))
+    source.optimizer = sources_in(std::make_shared<const WeightFiles>(folder, optimizer));
+  return source;
+}
+
+Source of_weights(const fs::path& folder) {
+  const auto files = std::make_shared<const WeightFiles>(folder);
+  Source source{.kind = "a folder of safetensors",
+                .model = sources_in(files),
+                .optimizer = {},
+                .metadata = files->metadata(),
+                .training = {},
+                .config = {},
+                .has_more = false,
+                .value = nullptr};
+  if (fs::exists(folder / "config.json"))
+    source.config = sys::read_plain_file(folder / "config.json", most_config_bytes);
+  return source;
+}
+
+Source of_safetensors(const fs::path& path) {
+  const auto file = one_file(path);
+  return {.kind = "a safetensors file",
+          .model = sources_in(file),
+          .optimizer = {},
+          .metadata = file->metadata(),
+          .training = {},
+          .config = {},
+          .has_more = false,
+          .value = nullptr};
+}
+
+// The places of model and optimizer in a nest of dicts.
+void divide(const StateDicts& all, const SourceOptions& options, Source& source) {
+  const std::string model = all.model_place(options.model_key);
+  source.model = all.tensors_below(model);
+  source.has_more = !model.empty();
+  if (options.with_optimizer) source.optimizer = all.optimizer_state(options.optimizer_key, model);
+}
+
+Source of_torch_file(const fs::path& path, const SourceOptions& options) {
+  const c10::IValue value = checkpoint::read_torch_file(path, {.map = true});
+  Source source{.kind = "a file of torch.save()",
+                .model = {},
+                .optimizer = {},
+                .metadata = {},
+                .training = {},
+                .config = {},
+                .has_more = false,
+                .value = [value] { return value; }};
+  divide(StateDicts(path, value), options, source);
+  return source;
+}
+
+Source of_distributed(const fs::path& folder, const SourceOptions& options) {
+  auto from = std::make_shared<const checkpoint::DistributedFolder>(
+      folder, checkpoint::TorchReading{.map = true});
+  Source source{.kind = "a distributed checkpoint of PyTorch",
+                .model = {},
+                .optimizer = {},
+                .metadata = {},
+                .training = {},
+                .config = {},
+                .has_more = false,
+                .value = [folder] { return checkpoint::read_distributed_checkpoint(folder); }};
+  divide(StateDicts(folder, from), options, source);
+  return source;
+}
+
+bool is_torch_file(const fs::path& path) {
+  sys::PlainFile file(path);
+  char begin[2] = {};
+  const std::size_t count = file.read(std::as_writable_bytes(std::span(begin)));
+  return count == 2 &&
+         ((begin[0] == 'P' && begin[1] == 'K') || (begin[0] == '\x80' && begin[1] == '\x02'));
+}
+
+bool is_distributed(const fs::path& path) { return fs::exists(path / ".metadata"); }
+
+// Weights and no checkpoint of ours; a run that saved its model only is one too.
+bool is_weight_folder(const fs::path& path) {
+  if (!fs::is_directory(path) || is_checkpoint(path)) return false;
+  if (fs::exists(path / checkpoint::index_file) || fs::exists(path / "config.json")) return true;
+  return fs::exists(path / checkpoint::model_file) && checkpoint::list_checkpoints(path).empty();
+}
+
+}  // namespace
+
+bool is_of_others(const fs::path& path) {
+  if (!fs::exists(path)) return false;
+  if (fs::is_directory(path)) return is_distributed(path) || is_weight_folder(path);
+  return is_torch_file(path);
+}
+
+Source source_at(const fs::path& path, const SourceOptions& options) {
+  if (fs::exists(path) && !fs::is_directory(path))
+    return is_torch_file(path) ? of_torch_file(path, options) : of_safetensors(path);
+  if (is_distributed(path)) return of_distributed(path, options);
+  if (is_weight_folder(path)) return of_weights(path);
+  return of_checkpoint(one_at(path));
+}
+
+}  // namespace lockstep::apps

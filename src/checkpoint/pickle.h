@@ -1,0 +1,77 @@
+// A closed machine for Python's pickles (CPython, Lib/pickletools.py says what each opcode does).
+//
+// It builds a tree of plain values and executes nothing: a call of a global, such as
+// torch._utils._rebuild_tensor_v2, stays in the tree as what it is, a name beside arguments, and
+// whoever asked for the tree says what it means. It knows the opcodes that torch.save() and
+// pickle.dump() write of state_dicts, and the globals that it is told; any other one is BadInput in
+// a line that names it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace lockstep::checkpoint {
+
+class Pickle {
+ public:
+  enum class Kind : std::uint8_t {
+    none,
+    boolean,     // integer
+    integer,     // integer
+    real,        // real
+    text,        // text, UTF-8
+    bytes,       // text
+    list,        // items
+    tuple,       // items
+    dict,        // items: keys and values by turns, in the file's order
+    global,      // integer: its place among the names that are allowed
+    call,        // items: a global and a tuple; state where there is one
+    persistent,  // items: the id; what lies beside the pickle
+  };
+  using Ref = std::uint32_t;
+  static constexpr Ref nothing = std::numeric_limits<Ref>::max();
+
+  struct Node {
+    Kind kind = Kind::none;
+    Ref state = nothing;
+    std::int64_t integer = 0;
+    double real = 0;
+    std::string_view text = {};
+    std::vector<Ref> items = {};
+  };
+
+  static constexpr std::size_t most_bytes = 256 << 20;
+  static constexpr std::size_t most_nodes = 8 << 20;
+
+  // `globals`: full names, which must outlive this. Throws BadInput without naming the file. Time
+  // and memory are linear in the length of `pickle`.
+  Pickle(std::string pickle, std::span<const std::string_view> globals);
+  Pickle(const Pickle&) = delete;
+  Pickle& operator=(const Pickle&) = delete;
+
+  [[nodiscard]] Ref root() const { return root_; }
+  [[nodiscard]] const Node& operator[](Ref ref) const { return nodes_[ref]; }
+  // The name of a global; empty for any other node.
+  [[nodiscard]] std::string_view global(Ref ref) const;
+  // The name of what a call calls; empty for any other node.
+  [[nodiscard]] std::string_view called(Ref ref) const;
+
+ private:
+  friend class PickleMachine;
+
+  const std::string pickle_;
+  const std::span<const std::string_view> globals_;
+  std::vector<Node> nodes_;
+  Ref root_ = nothing;
+};
+
+// "a list", for messages.
+[[nodiscard]] std::string_view name_of(Pickle::Kind kind);
+
+}  // namespace lockstep::checkpoint

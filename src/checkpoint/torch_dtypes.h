@@ -1,0 +1,58 @@
+// The names that torch.save() has for dtypes and for storages of them.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+namespace lockstep::checkpoint {
+
+struct TorchDtype {
+  std::string_view name;     // "torch.float32"
+  std::string_view storage;  // "torch.FloatStorage"; empty: kept in one without a type
+  c10::ScalarType dtype;
+};
+
+inline constexpr std::string_view untyped_storage = "torch.storage.UntypedStorage";
+
+inline constexpr std::array<TorchDtype, 20> torch_dtypes{{
+    {"torch.float64", "torch.DoubleStorage", c10::ScalarType::Double},
+    {"torch.float32", "torch.FloatStorage", c10::ScalarType::Float},
+    {"torch.float16", "torch.HalfStorage", c10::ScalarType::Half},
+    {"torch.bfloat16", "torch.BFloat16Storage", c10::ScalarType::BFloat16},
+    {"torch.int64", "torch.LongStorage", c10::ScalarType::Long},
+    {"torch.int32", "torch.IntStorage", c10::ScalarType::Int},
+    {"torch.int16", "torch.ShortStorage", c10::ScalarType::Short},
+    {"torch.int8", "torch.CharStorage", c10::ScalarType::Char},
+    {"torch.uint8", "torch.ByteStorage", c10::ScalarType::Byte},
+    {"torch.bool", "torch.BoolStorage", c10::ScalarType::Bool},
+    {"torch.complex64", "torch.ComplexFloatStorage", c10::ScalarType::ComplexFloat},
+    {"torch.complex128", "torch.ComplexDoubleStorage", c10::ScalarType::ComplexDouble},
+    {"torch.uint16", "", c10::ScalarType::UInt16},
+    {"torch.uint32", "", c10::ScalarType::UInt32},
+    {"torch.uint64", "", c10::ScalarType::UInt64},
+    {"torch.float8_e4m3fn", "", c10::ScalarType::Float8_e4m3fn},
+    {"torch.float8_e5m2", "", c10::ScalarType::Float8_e5m2},
+    {"torch.float8_e4m3fnuz", "", c10::ScalarType::Float8_e4m3fnuz},
+    {"torch.float8_e5m2fnuz", "", c10::ScalarType::Float8_e5m2fnuz},
+    {"torch.float8_e8m0fnu", "", c10::ScalarType::Float8_e8m0fnu},
+}};
+
+// Null for a dtype, or a name, that is not there. An empty storage is none.
+[[nodiscard]] inline const TorchDtype* find_torch_dtype(c10::ScalarType dtype) {
+  auto row = std::ranges::find(torch_dtypes, dtype, &TorchDtype::dtype);
+  return row == torch_dtypes.end() ? nullptr : &*row;
+}
+[[nodiscard]] inline const TorchDtype* find_torch_dtype(std::string_view name) {
+  auto row = std::ranges::find(torch_dtypes, name, &TorchDtype::name);
+  return row == torch_dtypes.end() ? nullptr : &*row;
+}
+[[nodiscard]] inline const TorchDtype* find_torch_storage(std::string_view storage) {
+  if (storage.empty()) return nullptr;
+  auto row = std::ranges::find(torch_dtypes, storage, &TorchDtype::storage);
+  return row == torch_dtypes.end() ? nullptr : &*row;
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,116 @@
+#include "checkpoint/weight_folder.h"
+
+#include "base/check.h"
+#include "checkpoint/file_names.h"
+#include "checkpoint/safetensors_header.h"
+#include "checkpoint/weight_files.h"
+#include "sys/files.h"
+#include "sys/plain_file.h"
+
+#include <nlohmann/json.hpp>
+
+#include <memory>
+#include <regex>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace lockstep::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Shard {
+  std::string name;
+  TensorSources tensors;
+};
+
+std::vector<Shard> divided(const TensorSources& tensors, std::uint64_t shard_bytes) {
+  check(shard_bytes > 0, "write_sharded_safetensors: shard_bytes must be positive, found 0");
+  std::vector<Shard> shards(1);
+  std::uint64_t bytes = 0;
+  for (const auto& [name, tensor] : tensors) {
+    if (bytes > 0 && bytes + tensor.bytes() > shard_bytes) {
+      shards.emplace_back();
+      bytes = 0;
+    }
+    bytes += tensor.bytes();
+    shards.back().tensors.emplace(name, tensor);
+  }
+  for (std::size_t i = 0; i < shards.size(); ++i)
+    shards[i].name = shards.size() == 1
+                         ? std::string(model_file)
+                         : formatted("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+  return shards;
+}
+
+std::string index_text(const std::vector<Shard>& shards) {
+  nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
+  std::uint64_t bytes = 0;
+  for (const Shard& shard : shards)
+    for (const auto& [name, tensor] : shard.tensors) {
+      weight_map[name] = shard.name;
+      bytes += tensor.bytes();
+    }
+  const nlohmann::ordered_json index{{"metadata", {{"total_size", bytes}}},
+                                     {"weight_map", std::move(weight_map)}};
+  return index.dump(2) + "\n";
+}
+
+// Files of an older model that the new one does not have.
+void remove_others(const fs::path& folder, const std::set<std::string>& names) {
+  static const std::regex shard("model-[0-9]{5}-of-[0-9]{5}\\.safetensors");
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    const bool is_ours = name == model_file || name == index_file || std::regex_match(name, shard);
+    if (is_ours && !names.contains(name)) fs::remove(entry.path());
+  }
+}
+
+}  // namespace
+
+void write_weight_folder(const fs::path& folder, const TensorSources& tensors,
+                         const Metadata& metadata, ShardedWriting how,
+                         const std::optional<std::string>& config) {
+  const std::vector<Shard> shards = divided(tensors, how.shard_bytes);
+  sys::make_directories(folder);
+  std::vector<std::pair<std::string, std::unique_ptr<sys::AtomicFile>>> files;
+  auto add = [&](const std::string& name) -> sys::AtomicFile& {
+    files.emplace_back(name, std::make_unique<sys::AtomicFile>(folder / name));
+    return *files.back().second;
+  };
+  for (const Shard& shard : shards)
+    write_tensors(add(shard.name), shard.tensors, metadata, {.checksums = how.checksums});
+  if (shards.size() > 1) add(index_file).write(index_text(shards));
+  if (config) add("config.json").write(*config);
+  std::set<std::string> names;
+  for (auto& [name, file] : files) {
+    file->flush();
+    names.insert(name);
+  }
+  // From here on there is no model, or one whose files belong together.
+  if (config) fs::remove(folder / "config.json");
+  if (shards.size() > 1) remove_others(folder, {});
+  sys::flush_folder(folder);
+  for (auto& [name, file] : files) {
+    if (name == "config.json") remove_others(folder, names);
+    file->commit();
+  }
+  remove_others(folder, names);
+  sys::flush_folder(folder);
+}
+
+void write_sharded_safetensors(const fs::path& folder, const NamedTensors& tensors,
+                               const Metadata& metadata, ShardedWriting how) {
+  write_weight_folder(folder, sources_of(tensors), metadata, how);
+}
+
+Safetensors read_sharded_safetensors(const fs::path& folder) {
+  const WeightFiles files(folder);
+  Safetensors found;
+  for (const std::string& name : files.names()) found.tensors.emplace(name, files.read(name));
+  found.metadata = files.metadata();
+  return found;
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,127 @@
+// lockstep checkpoint convert, between what lockstep-train writes and the files of PyTorch and of
+// the model hubs.
+#include "apps/shell.h"
+#include "support/python.h"
+#include "support/temporary_folder.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+using test::program;
+using test::shell;
+using test::ShellResult;
+
+class Converted : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(program("lockstep-train")))
+      GTEST_SKIP() << "lockstep-train was not built";
+    if (!test::python()) GTEST_SKIP() << test::no_python;
+  }
+  ShellResult run(const std::string& words) const {
+    return shell("cd " + folder_.path().string() + " && " + LOCKSTEP_PROGRAM_DIR "/lockstep " +
+                 words + " 2>&1");
+  }
+  void expect(const std::string& words, int code, const std::vector<std::string>& said) const {
+    const ShellResult result = run("checkpoint " + words);
+    EXPECT_EQ(result.exit_code, code) << words << '\n' << result.output;
+    for (const std::string& text : said)
+      EXPECT_NE(result.output.find(text), std::string::npos) << text << "\nin\n" << result.output;
+  }
+  void expect_python(const std::string& script) const {
+    const auto result = test::run_python("import os, sys, torch\nos.chdir(sys.argv[1])\n" + script,
+                                         {folder_.path().string()});
+    EXPECT_EQ(result.exit_code, 0) << result.output << script;
+  }
+  void train(const std::string& words) const {
+    const ShellResult result = run("train " + words + " --threads 1");
+    ASSERT_EQ(result.exit_code, 0) << result.output;
+  }
+
+  test::TemporaryFolder folder_;
+};
+
+// There and back again: every file of tensors has the same ones.
+TEST_F(Converted, RunsBecomeAnyFormAndComeBack) {
+  train("mlp --out mine --steps 4 --save-every 4 --layers 2 --width 8");
+  expect("convert mine all.pt", 0, {"all.pt: ", " of the model in ", "from a checkpoint\n"});
+  expect("convert mine m.safetensors", 0, {"; the optimizer's state was left out"});
+  expect("convert mine shards --shard-bytes 1000", 0, {"shards: "});
+  expect("convert all.pt back.safetensors", 0, {"from a file of torch.save()"});
+  expect("convert shards back2.safetensors", 0, {"from a folder of safetensors"});
+  expect("diff m.safetensors mine/step-00000004/model.safetensors", 0, {"the same"});
+  expect("diff back.safetensors m.safetensors", 0, {"the same"});
+  expect("diff back2.safetensors m.safetensors", 0, {"the same"});
+  expect("convert all.pt again/step-00000004", 0, {"again/step-00000004: "});
+  expect("ls again", 0, {"step-00000004  "});
+  expect("verify again", 0, {"whole"});
+  expect("diff again/step-00000004/model.safetensors m.safetensors", 0, {"the same"});
+  expect("diff again/step-00000004/optimizer.safetensors mine/step-00000004/optimizer.safetensors",
+         0, {"the same"});
+  expect("show all.pt", 0, {"a file of torch.save(), ", " Float ["});
+  expect("show shards", 0, {"a folder of safetensors, "});
+}
+
+// The three lines of docs/checkpoints.md by which a Python optimizer takes states by name.
+TEST_F(Converted, PythonGoesOnWithARun) {
+  train("mlp --out mine --steps 3 --save-every 3 --layers 2 --width 8");
+  expect("convert mine all.pt", 0, {});
+  expect_python(R"(
+saved = torch.load("all.pt", weights_only=True)
+assert saved["step"] == 3 and saved["epoch"] == 0
+model = torch.nn.Module()
+for name, tensor in saved["model"].items():
+    at = model
+    *modules, last = name.split(".")
+    for part in modules:
+        if not hasattr(at, part):
+            at.add_module(part, torch.nn.Module())
+        at = getattr(at, part)
+    at.register_parameter(last, torch.nn.Parameter(torch.zeros_like(tensor)))
+model.load_state_dict(saved["model"])
+optimizer = torch.optim.AdamW(model.parameters())
+state = optimizer.state_dict()
+by_name = saved["optimizer"]["state"]
+state["state"] = {i: by_name[name] for i, (name, _) in enumerate(model.named_parameters())}
+optimizer.load_state_dict(state)
+for name, parameter in model.named_parameters():
+    assert torch.equal(parameter, saved["model"][name])
+    assert optimizer.state[parameter]["step"].item() == 3
+    parameter.grad = torch.ones_like(parameter)
+optimizer.step()
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "python.pt")
+)");
+  expect("convert python.pt next/step-00000004", 0, {"from a file of torch.save()"});
+  expect("verify next", 0, {"whole"});
+  expect("diff mine next", 1, {"model.safetensors: ", "optimizer.safetensors: optimizer."});
+}
+
+TEST_F(Converted, MistakesAreOneLine) {
+  expect_python(R"(
+torch.save({"net": {"w": torch.ones(2)}, "ema": {"w": torch.zeros(2)}}, "two.pt")
+torch.save({"model": {"w": torch.ones(2), "v": torch.ones(3)},
+            "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}},
+                          "param_groups": [{"params": [0]}]}}, "few.pt")
+)");
+  expect("convert two.pt a.safetensors", 1, {"Say --model-key KEY: ema net"});
+  expect("convert two.pt a.safetensors --model-key nett", 1,
+         {"has no model at 'nett', but ema net"});
+  expect("convert two.pt a.safetensors --model-key ema", 0, {"in 1 tensors"});
+  expect("convert few.pt run/step-00000001", 1, {"their names cannot be known"});
+  expect("convert two.pt two.pt", 1, {"expected two places"});
+  expect("convert nowhere a.pt", 1, {"nowhere: "});
+  expect("convert two.pt", 2, {"convert: expected two paths, found 1"});
+  expect("convert two.pt a.pt --shard-bytes 0", 2, {"shard-bytes"});
+  std::filesystem::create_directory(folder_ / "b.pt");
+  expect("convert two.pt b.pt --model-key net", 1, {"expected a file or nothing, found a folder"});
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,96 @@
+// Folders that PyTorch's distributed checkpoint wrote with FSDP2, on 1 to 4 ranks.
+#include "checkpoint/distributed_python.h"
+#include "support/messages.h"
+
+#include <lockstep/checkpoint/torch_optimizer.h>
+#include <lockstep/comm/local.h>
+#include <lockstep/comm/together.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/sharded/fully_shard.h>
+
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+
+#include <vector>
+
+namespace lockstep::checkpoint {
+namespace {
+
+void expect_equal(const NamedTensors& found, const NamedTensors& expected) {
+  EXPECT_EQ(found.size(), expected.size());
+  for (const auto& [name, tensor] : expected) {
+    ASSERT_TRUE(found.contains(name)) << name;
+    EXPECT_EQ(found.at(name).scalar_type(), tensor.scalar_type()) << name;
+    EXPECT_TRUE(found.at(name).equal(tensor)) << name;
+  }
+}
+
+class WrittenOnRanks : public DistributedCheckpoint, public testing::WithParamInterface<int> {};
+
+TEST_P(WrittenOnRanks, IsReadWhole) {
+  const auto folder = write(GetParam());
+  const auto whole = tensors_in(read_torch_file(folder / "whole.pt"));
+  for (const bool map : {false, true}) {
+    const auto saved = read_distributed_checkpoint(folder / "dcp", {.map = map}).toGenericDict();
+    EXPECT_EQ(saved.at("step").toInt(), 7);
+    EXPECT_EQ(saved.at("note").toStringRef(), "höhe");
+    EXPECT_EQ(saved.at("history").toListRef()[1].toGenericDict().at("best").toInt(), 2);
+    const auto group = saved.at("optim").toGenericDict().at("param_groups").toListRef()[0];
+    EXPECT_EQ(group.toGenericDict().at("lr").toDouble(), 0.125);
+    auto tensors = tensors_in(saved);
+    expect_equal(tensors, whole);
+  }
+}
+
+// The optimizer's own numbering, which ours takes by the order of parameters.
+TEST_P(WrittenOnRanks, GoesOnWithItsOptimizer) {
+  const auto folder = write(GetParam());
+  const auto whole = tensors_in(read_torch_file(folder / "whole.pt"));
+  for (const char* name : {"plain", "dcp"}) {
+    const auto saved = read_distributed_checkpoint(folder / name).toGenericDict();
+    std::vector<at::Tensor> parameters;
+    const std::vector<std::string> names{"0.weight", "0.bias",   "1.weight",
+                                         "1.bias",   "2.weight", "2.bias"};
+    for (const std::string& each : names) parameters.push_back(whole.at("model." + each).clone());
+    torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(1));
+    load_torch_optimizer(optimizer, saved.at("optim"));
+    const auto states = torch_optimizer(optimizer).toGenericDict().at("state").toGenericDict();
+    for (std::size_t i = 0; i < names.size(); ++i)
+      for (const char* field : {"step", "exp_avg", "exp_avg_sq"})
+        EXPECT_TRUE(states.at(static_cast<std::int64_t>(i))
+                        .toGenericDict()
+                        .at(field)
+                        .toTensor()
+                        .equal(whole.at("optim.state." + names[i] + '.' + field)))
+            << names[i] << field;
+  }
+}
+
+// By parts, on other ranks and under other strategies than wrote it.
+TEST_P(WrittenOnRanks, IsLoadedIntoHandles) {
+  const auto folder = write(GetParam());
+  const auto whole = tensors_in(read_torch_file(folder / "whole.pt").toGenericDict().at("model"));
+  for (const int ranks : {1, 2, 3, 5})
+    for (const bool is_sharded : {false, true})
+      run_as_threads(ranks, [&](Group group) {
+        torch::nn::Sequential module(torch::nn::Linear(5, 7), torch::nn::BatchNorm1d(7),
+                                     torch::nn::Linear(7, 3));
+        Handle handle;
+        if (is_sharded)
+          handle = fully_shard(module, group);
+        else
+          handle = DistributedDataParallel(module, group);
+        load_distributed_model(folder / "dcp", handle);
+        expect_equal(handle.state_dict(), whole);
+        const std::string refusal = test::message_of<CommonFailure>(
+            [&] { load_distributed_model(folder / "dcp", handle, "optim"); });
+        EXPECT_NE(refusal.find("expected a tensor 'optim.0."), std::string::npos) << refusal;
+      });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, WrittenOnRanks, testing::Values(1, 2, 3, 4));
+
+}  // namespace
+}  // namespace lockstep::checkpoint

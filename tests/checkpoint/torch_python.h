@@ -1,0 +1,43 @@
+// What the tests of PyTorch's files share.
+#pragma once
+
+#include "support/python.h"
+#include "support/temporary_folder.h"
+
+#include <lockstep/checkpoint/torch_file.h>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace lockstep::checkpoint {
+
+using c10::IValue;
+
+inline c10::impl::GenericDict dict() {
+  return c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get());
+}
+
+// Ends with 0 only when every assert of the script held.
+inline void expect_python(const std::string& script, const std::vector<std::string>& arguments) {
+  const auto result = test::run_python("import sys, torch\n" + script, arguments);
+  EXPECT_EQ(result.exit_code, 0) << result.output << script;
+}
+
+class TorchFile : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!test::python()) GTEST_SKIP() << test::no_python;
+  }
+  std::string path(const char* name = "a.pt") const { return (folder_ / name).string(); }
+  IValue from_python(const std::string& script, TorchReading how = {}) const {
+    expect_python(script, {path()});
+    return read_torch_file(path(), how);
+  }
+
+  test::TemporaryFolder folder_;
+};
+
+}  // namespace lockstep::checkpoint
