@@ -7,6 +7,7 @@
 #include "checkpoint/folders.h"
 #include "checkpoint/model_parts.h"
 #include "checkpoint/optimizer_parts.h"
+#include "checkpoint/own_tensors.h"
 #include "checkpoint/parts_writer.h"
 #include "checkpoint/random_states.h"
 #include "checkpoint/save_lock.h"
@@ -119,33 +120,35 @@ class PartialFolder {
 std::uint64_t bytes_of(const Content& content, int ranks) {
   constexpr std::uint64_t of_headers = 4 << 10;
   auto random = static_cast<std::uint64_t>(content.random.numel()) * ranks;
-  return content.model.bytes() + content.kept.bytes() + content.ignored.bytes() + random +
-         json_text(content.json).size() + of_headers;
+  return content.model.bytes() + content.kept.bytes() + content.ignored.bytes() +
+         content.own.bytes() + random + json_text(content.json).size() + of_headers;
 }
 
 }  // namespace
 
 std::size_t Content::snapshot_bytes() const {
-  return model.snapshot_bytes() + kept.snapshot_bytes() + ignored.snapshot_bytes();
+  return model.snapshot_bytes() + kept.snapshot_bytes() + ignored.snapshot_bytes() +
+         own.snapshot_bytes();
 }
 
 void Content::take_snapshot(std::span<std::byte> bytes) {
-  for (PlannedFile* file : {&model, &kept, &ignored}) {
-    const std::size_t own = file->snapshot_bytes();
-    file->take_snapshot(bytes.first(own));
-    bytes = bytes.subspan(own);
+  for (PlannedFile* file : {&model, &kept, &ignored, &own}) {
+    const std::size_t count = file->snapshot_bytes();
+    file->take_snapshot(bytes.first(count));
+    bytes = bytes.subspan(count);
   }
 }
 
 Content content_of(Group& group, const Handle& handle, const torch::optim::Optimizer& optimizer,
                    const TrainingState& state, const SaveOptions& options) {
-  std::vector<FilePart> model, ignored, kept;
+  std::vector<FilePart> model, ignored, own, kept;
   TrainingJson json;
   together(group, [&] {
     check_asked(state, options);
     std::vector<NamedPart> parts = handle.state_parts();
     model = model_parts(parts, /*aliases=*/false);
     ignored = ignored_parts(parts, group.rank());
+    own = own_parts(options.own, group.rank());
     kept = optimizer_parts(optimizer, handle);
     json = json_of(state, options, group.size());
   });
@@ -155,6 +158,7 @@ Content content_of(Group& group, const Handle& handle, const torch::optim::Optim
           .model = PlannedFile(group, std::move(model), options.description),
           .kept = PlannedFile(group, std::move(kept), {}),
           .ignored = PlannedFile(group, std::move(ignored), {}),
+          .own = PlannedFile(group, std::move(own), {}),
           .random = own_random_state(),
           .keep = options.keep};
 }
@@ -182,6 +186,7 @@ fs::path write_content(Group& group, const fs::path& out, Content& content) {
   write_parts(group, partial / model_file, content.model);
   write_parts(group, partial / optimizer_file, content.kept);
   if (content.ignored.has_parts()) write_parts(group, partial / ignored_file, content.ignored);
+  if (content.own.has_parts()) write_parts(group, partial / own_file, content.own);
   together(group, [&] {
     if (!group.is_root()) return;
     write_safetensors(partial / random_file, named_random_states(random));

@@ -20,7 +20,7 @@ namespace lockstep::checkpoint {
 struct Content {
   std::string name;   // of the folder, rank 0's
   TrainingJson json;  // rank 0's counts
-  PlannedFile model, kept, ignored;
+  PlannedFile model, kept, ignored, own;
   at::Tensor random;  // the state of this rank's generator
   std::int64_t keep = 0;
 

@@ -4,6 +4,7 @@
 #include "checkpoint/file_names.h"
 #include "checkpoint/model_parts.h"
 #include "checkpoint/optimizer_parts.h"
+#include "checkpoint/own_tensors.h"
 #include "checkpoint/parts_reader.h"
 #include "checkpoint/random_states.h"
 #include "checkpoint/training_json.h"
@@ -13,6 +14,7 @@
 #include <lockstep/optim/scheduler.h>
 
 #include <cmath>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -87,6 +89,9 @@ struct Beside {
 Beside fitting(const TrainingJson& json, const LoadOptions& options) {
   check_is_wanted("scheduler", json.scheduler.has_value(), options.scheduler != nullptr);
   check_is_wanted("scaler", json.scaler.has_value(), options.scaler != nullptr);
+  check_input(
+      !json.files.contains(own_file) || options.own != nullptr,
+      "the checkpoint has tensors of each rank's own: expected LoadOptions::own, found none");
   Beside beside{.state = json.state, .scheduler = {}, .scaler = {}};
   if (json.scheduler) {
     beside.scheduler = scheduler_state(*json.scheduler);
@@ -113,15 +118,16 @@ TrainingJson read_json(Group& group, const fs::path& folder) {
 // The files of a folder that hold tensors; their headers are those that training.json names.
 struct Files {
   PartsReader model, kept;
-  std::optional<PartsReader> ignored;
+  std::optional<PartsReader> ignored, own;
 };
 
 Files open_files(Group& group, const fs::path& folder, const TrainingJson& json) {
   together(group, [&] {
     if (group.is_root()) check_sealed(json, folder);
   });
-  Files files{{group, folder / model_file}, {group, folder / optimizer_file}, {}};
+  Files files{{group, folder / model_file}, {group, folder / optimizer_file}, {}, {}};
   if (json.files.contains(ignored_file)) files.ignored.emplace(group, folder / ignored_file);
+  if (json.files.contains(own_file)) files.own.emplace(group, folder / own_file);
   return files;
 }
 
@@ -129,6 +135,7 @@ void verify_files(Files& files) {
   files.model.verify();
   files.kept.verify();
   if (files.ignored) files.ignored->verify();
+  if (files.own) files.own->verify();
 }
 
 std::vector<at::Tensor> read_random(Group& group, const fs::path& folder, int ranks) {
@@ -160,10 +167,13 @@ TrainingState load(const fs::path& folder, Handle& handle, torch::optim::Optimiz
   if (ignored != nullptr) check_ignored_fit(state, *ignored);
   OptimizerReading optimizer_reading(optimizer, handle, files.kept);
   if (options.verify) verify_files(files);
+  std::map<std::string, at::Tensor> own;
+  if (files.own && same_ranks) own = read_own(*files.own);
   optimizer_reading.read();
   read_model(handle, files.model, ignored);
   if (beside.scheduler) options.scheduler->load_state(*beside.scheduler);
   if (beside.scaler) options.scaler->load_state(*beside.scaler);
+  if (options.own != nullptr) *options.own = std::move(own);
   if (same_ranks) scatter_random_states(group, random);
   return beside.state;
 }

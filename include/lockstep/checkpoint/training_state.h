@@ -6,6 +6,8 @@
 //                     random.safetensors      rank0, rank1, ...: the state of each rank's generator
 //                     ignored.safetensors     rank0.<tensor>, ...: what the handle ignores; only
 //                                             where there is such a tensor
+//                     own.safetensors         rank0.<name>, ...: what each rank has of its own
+//                                             (SaveOptions::own); only where there is such a tensor
 //                     training.json           {"format": 2, "step": 100, "epoch": 0, "ranks": 2,
 //                                              "numbers": {...}, "progress": {...},
 //                                              "config": {...}, "files": {...}, "crc32": "..."},
