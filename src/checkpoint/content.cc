@@ -6,6 +6,7 @@
 #include "checkpoint/folders.h"
 #include "checkpoint/model_parts.h"
 #include "checkpoint/optimizer_parts.h"
+#include "checkpoint/own_tensors.h"
 #include "checkpoint/parts_writer.h"
 #include "checkpoint/random_states.h"
 #include "checkpoint/save_lock.h"
@@ -167,13 +168,14 @@ void Content::take_snapshot(std::span<std::byte> bytes) {
 
 Content content_of(Group& group, const Handle& handle, const torch::optim::Optimizer& optimizer,
                    const TrainingState& state, const SaveOptions& options) {
-  std::vector<FilePart> model, ignored, kept;
+  std::vector<FilePart> model, ignored, own, kept;
   Content content;
   together(group, [&] {
     check_asked(state, options);
     std::vector<NamedPart> parts = handle.state_parts();
     model = model_parts(parts, /*aliases=*/false);
     ignored = ignored_parts(parts, group.rank());
+    own = own_parts(options.own, group.rank());
     kept = optimizer_parts(optimizer, handle);
     content.json = layout_json(state, options, group.size());
     content.json.mesh = axes_of(handle, group.size());
@@ -184,12 +186,13 @@ Content content_of(Group& group, const Handle& handle, const torch::optim::Optim
   const auto add = [&](const char* name, std::vector<FilePart> parts, const Sharding& how,
                        const Metadata& metadata = {}) {
     PlannedTensors planned(group, std::move(parts), metadata, how);
-    if (planned.has_parts() || name != std::string_view(ignored_file))
+    if (planned.has_parts() || !may_be_missing(name))
       content.files.push_back({name, std::move(planned)});
   };
   add(model_file, std::move(model), sharding, options.description);
   add(optimizer_file, std::move(kept), sharding);
   add(ignored_file, std::move(ignored), sharding);
+  add(own_file, std::move(own), {.files = 1});
   add(random_file, random_parts(group.rank()), {.files = 1});
   together(group, [&] {
     if (!group.is_root()) return;

@@ -5,6 +5,7 @@
 #include "checkpoint/layout_json.h"
 #include "checkpoint/model_parts.h"
 #include "checkpoint/optimizer_parts.h"
+#include "checkpoint/own_tensors.h"
 #include "checkpoint/parts_reader.h"
 #include "checkpoint/random_states.h"
 #include "checkpoint/shards.h"
@@ -14,6 +15,7 @@
 #include <lockstep/optim/scheduler.h>
 
 #include <cmath>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -90,6 +92,9 @@ struct Beside {
 Beside fitting(const LayoutJson& json, const LoadOptions& options) {
   check_is_wanted("scheduler", json.scheduler.has_value(), options.scheduler != nullptr);
   check_is_wanted("scaler", json.scaler.has_value(), options.scaler != nullptr);
+  check_input(
+      !json.files.contains(own_file) || options.own != nullptr,
+      "the checkpoint has tensors of each rank's own: expected LoadOptions::own, found none");
   Beside beside{.state = json.state, .scheduler = {}, .scaler = {}};
   if (json.scheduler) {
     beside.scheduler = scheduler_state(*json.scheduler);
@@ -134,11 +139,12 @@ SeenJson read_json(Group& group, const fs::path& folder) {
 // The files of a folder that hold tensors; their headers are those that layout.json names.
 struct Files {
   PartsReader model, kept, random;
-  std::optional<PartsReader> ignored;
+  std::optional<PartsReader> ignored, own;
 
   [[nodiscard]] std::vector<PartsReader*> all() {
     std::vector<PartsReader*> readers{&model, &kept};
     if (ignored) readers.push_back(&*ignored);
+    if (own) readers.push_back(&*own);
     readers.push_back(&random);
     return readers;
   }
@@ -149,10 +155,11 @@ Files open_files(Group& group, const fs::path& folder, const SeenJson& of) {
     if (group.is_root()) check_sealed(of.json, folder);
   });
   const auto reader = [&](const char* name) { return PartsReader(group, folder / name, of.seen); };
-  Files files{reader(model_file), reader(optimizer_file), reader(random_file), {}};
+  Files files{reader(model_file), reader(optimizer_file), reader(random_file), {}, {}};
   const bool has_ignored = of.json.files.contains(ignored_file) ||
                            of.json.files.contains(std::string(ignored_file) + index_end);
   if (has_ignored) files.ignored.emplace(group, folder / ignored_file, of.seen);
+  if (of.json.files.contains(own_file)) files.own.emplace(group, folder / own_file, of.seen);
   together(group, [&] {
     if (!group.is_root()) return;
     for (const PartsReader* opened : files.all()) check_noted(of.json, opened->files());
@@ -181,6 +188,7 @@ TrainingState load(const fs::path& folder, Handle& handle, torch::optim::Optimiz
   const SeenJson found = read_json(group, folder);
   Beside beside;
   together(group, [&] { beside = fitting(found.json, options); });
+  const bool same_ranks = beside.state.ranks == group.size();
   Files files = open_files(group, folder, found);
   PartsReader* ignored = files.ignored ? &*files.ignored : nullptr;
   std::vector<NamedPart> state;
@@ -192,11 +200,14 @@ TrainingState load(const fs::path& folder, Handle& handle, torch::optim::Optimiz
   if (ignored != nullptr) check_ignored_fit(state, *ignored);
   OptimizerReading optimizer_reading(optimizer, handle, files.kept);
   if (options.verify) verify_files(files);
+  std::map<std::string, at::Tensor> own;
+  if (files.own && same_ranks) own = read_own(*files.own);
   optimizer_reading.read();
   read_model(handle, files.model, ignored);
   if (beside.scheduler) options.scheduler->load_state(*beside.scheduler);
   if (beside.scaler) options.scaler->load_state(*beside.scaler);
-  if (beside.state.ranks == group.size()) load_random_state(files.random);
+  if (options.own != nullptr) *options.own = std::move(own);
+  if (same_ranks) load_random_state(files.random);
   count(files, options.counts);
   return beside.state;
 }

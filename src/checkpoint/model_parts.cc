@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/visible.h"
+#include "checkpoint/own_tensors.h"
 #include "checkpoint/part_exchange.h"
 
 #include <ATen/ops/empty_like.h>
@@ -26,10 +27,6 @@ FilePart file_part(const std::string& name, const NamedPart& part) {
                    .slice = part.slice,
                    .is_replaced = part.kind == PartKind::buffer},
           .values = [tensor = part.tensor] { return tensor; }};
-}
-
-std::string name_on(int rank, const std::string& name) {
-  return formatted("rank{}.{}", rank, name);
 }
 
 std::vector<std::string> names_of(const NamedPart& part) {
@@ -101,7 +98,7 @@ void read_ignored(const std::vector<NamedPart>& state, PartsReader& ignored) {
   std::vector<PartToFill> parts;
   for (const NamedPart& part : state)
     if (part.kind == PartKind::ignored)
-      parts.push_back({name_on(ignored.group().rank(), part.name), part.slice, part.tensor});
+      parts.push_back({prefix_of(ignored.group().rank()) + part.name, part.slice, part.tensor});
   ignored.read(parts);
 }
 
@@ -122,7 +119,8 @@ std::vector<FilePart> model_parts(const std::vector<NamedPart>& state, bool alia
 std::vector<FilePart> ignored_parts(const std::vector<NamedPart>& state, int rank) {
   std::vector<FilePart> parts;
   for (const NamedPart& part : state)
-    if (part.kind == PartKind::ignored) parts.push_back(file_part(name_on(rank, part.name), part));
+    if (part.kind == PartKind::ignored)
+      parts.push_back(file_part(prefix_of(rank) + part.name, part));
   return parts;
 }
 
@@ -142,7 +140,7 @@ void check_ignored_fit(const std::vector<NamedPart>& state, PartsReader& file) {
   check_fits(file, [&](std::set<std::string>& known) {
     for (const NamedPart& part : state) {
       if (part.kind != PartKind::ignored) continue;
-      std::string name = name_on(file.group().rank(), part.name);
+      std::string name = prefix_of(file.group().rank()) + part.name;
       const TensorEntry* entry = file.find(name);
       check_input(entry != nullptr,
                   "expected a tensor named {}, found none: what the handle ignores is each rank's "

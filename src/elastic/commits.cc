@@ -86,7 +86,7 @@ Commits::Parts Commits::parts_of(const CommitContent& content) const {
       {checkpoint::optimizer_file, checkpoint::optimizer_parts(content.optimizer, content.handle)},
       {checkpoint::ignored_file, checkpoint::ignored_parts(state, group_.rank())},
       {checkpoint::random_file, checkpoint::random_parts(group_.rank())},
-      {own_file, own_parts(content.own)}};
+      {program_file, own_parts(content.own)}};
   parts.json = checkpoint::layout_json(content.state, content.options, group_.size());
   parts.json.files = sealed_;
   if (group_.is_root()) parts.text = checkpoint::json_text(parts.json);

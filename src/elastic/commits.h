@@ -25,7 +25,7 @@
 namespace lockstep {
 
 // The file of the program's own tensors, beside those of a checkpoint.
-inline constexpr const char* own_file = "own.safetensors";
+inline constexpr const char* program_file = "program.safetensors";
 
 // What is committed, on this rank, now. The tensors of `own` are equal on all ranks.
 struct CommitContent {

@@ -68,7 +68,7 @@ void read_own_tensors(Group& group, const fs::path& folder,
                       const checkpoint::NamedTensors& tensors) {
   if (tensors.empty()) return;
   const std::int64_t step = checkpoint::step_of(folder);
-  const fs::path path = step < 0 ? folder / own_file : file_beside(folder.parent_path(), step);
+  const fs::path path = step < 0 ? folder / program_file : file_beside(folder.parent_path(), step);
   checkpoint::PartsReader file(group, path);
   together(group, [&] { file.in_file([&] { check_names(file, tensors); }); });
   std::vector<checkpoint::PartToFill> parts;

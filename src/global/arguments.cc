@@ -58,7 +58,8 @@ void Arguments::add(at::Tensor tensor, int argument, int element, bool written) 
     key.add(number_mark);
     return key.add(static_cast<std::uint64_t>(kept.scalar_type()));
   }
-  if (!space_.options.replicate_plain || written) refuse_plain(kept, argument);
+  if (!space_.options.load().replicate_plain || written) refuse_plain(kept, argument);
+  space_.plain_check.look(kept, operation_.name, space_.all());
   key.add(plain_mark);
   key.add(static_cast<std::uint64_t>(kept.scalar_type()));
   key.add(static_cast<std::uint64_t>(kept.dim()));

@@ -183,7 +183,8 @@ Outcome choose_for_elements(const Operation& operation, const RuleCall& call, co
 DecisionPtr decide(const c10::OperatorHandle& handle, const Operation& operation,
                    const Arguments& arguments, std::span<const c10::IValue> values, Space& space) {
   bool is_known = operation.way == Operation::Way::rule;
-  if (!is_known && !space.options.replicate_unknown) refuse_unknown(operation, arguments, space);
+  if (!is_known && !space.options.load().replicate_unknown)
+    refuse_unknown(operation, arguments, space);
   if (!is_known) log_once(operation);
   RuleCall call(operation.name, operands_of(arguments, space), values, operation.tensor_results);
   Rule rule;

@@ -71,7 +71,6 @@ class Decisions {
   void clear();
   // Since the space was made: how many have been added.
   [[nodiscard]] std::int64_t added() const { return added_.load(std::memory_order_relaxed); }
-  std::mutex& mutex() { return mutex_; }
 
  private:
   struct Hash {

@@ -72,7 +72,6 @@ void GlobalTensor::begin_write() {
   memory.writes_.fetch_add(1, std::memory_order_relaxed);
   if (memory.is_shared_.load(std::memory_order_relaxed) && !memory.local.is_inference())
     memory.local.unsafeGetTensorImpl()->bump_version();
-  if (!reduced) return;
   std::lock_guard lock(mutex);
   reduced.reset();
 }

@@ -66,11 +66,12 @@ struct Layout {
             space->name(), found->spec->space->name());
       return global::values_in(tensor, wanted);
     }
-    check(space->options.replicate_plain,
+    check(space->options.load().replicate_plain,
           "linear_cross_entropy: expected global tensors on mesh {}, found a plain one; "
           "distribute() makes it global, and GlobalOptions::replicate_plain lets it count as "
           "replicated",
           space->name());
+    space->plain_check.look(tensor, "linear_cross_entropy", space->all());
     const SpecPtr spec = space->spec(space->replicated(), tensor.sizes(), tensor.strides(),
                                      tensor.scalar_type(), tensor.device());
     return global::converted(tensor.detach(), *spec, wanted);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "global/cut.h"
+#include "global/plain_check.h"
 #include "global/spec.h"
 #include "global/wishes.h"
 
@@ -10,6 +11,7 @@
 #include <lockstep/global/tensor.h>
 #include <lockstep/mesh/mesh.h>
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -51,10 +53,11 @@ class Space {
   // waits for this one. Nothing is left to do after an error of a group itself.
   void end_groups(std::string_view operation, const std::exception& error);
 
-  // Small words that any thread may read and write.
-  GlobalOptions options;
+  // Any thread may read and write it.
+  std::atomic<GlobalOptions> options{GlobalOptions()};
   // Set before the first operation, the same on all ranks.
   Wishes wishes;
+  PlainCheck plain_check;
   std::mutex traffic_mutex;
   Traffic traffic;
   double seconds_waited = 0;  // for collectives

@@ -161,7 +161,8 @@ Join::~Join() {
 }
 
 void Join::finish(const std::function<void()>& after_backward) {
-  check(state_ != nullptr && !state_->is_over(), "Join: it is over");
+  check(state_ != nullptr && !state_->is_over(),
+        "Join::finish: this Join has ended, by finish() or early termination: make a new one");
   state_->finish(after_backward);
 }
 

@@ -4,6 +4,8 @@
 // Thread-safe.
 #pragma once
 
+#include <ATen/record_function.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -15,7 +17,9 @@ class WaitTime {
   // Around a wait.
   class [[nodiscard]] Scope {
    public:
-    explicit Scope(WaitTime& time) : time_(time), began_(Clock::now()) {}
+    explicit Scope(WaitTime& time) : time_(time), began_(Clock::now()) {
+      if (recorded_.isActive()) recorded_.before("communication");
+    }
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
     ~Scope() { time_.nanoseconds_ += std::chrono::nanoseconds(Clock::now() - began_).count(); }
@@ -23,6 +27,7 @@ class WaitTime {
    private:
     WaitTime& time_;
     std::chrono::steady_clock::time_point began_;
+    at::RecordFunction recorded_{at::RecordScope::USER_SCOPE};  // for LibTorch's profiler
   };
 
   [[nodiscard]] double seconds() const { return static_cast<double>(nanoseconds_.load()) * 1e-9; }

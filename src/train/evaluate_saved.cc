@@ -28,9 +28,10 @@ void find_own_data(const SavedModel& saved, bool is_needed) {
   for (const Settings::Entry& entry : own.entries()) {
     if (!entry.is_path) continue;
     auto found = paths.find(entry.name);
-    std::string path = found == paths.end() ? std::string() : found->second;
+    const bool is_known = found != paths.end();
+    std::string path = is_known ? found->second : Settings::text_of(entry);
     own.set(entry.name, path);
-    if (!is_needed) continue;
+    if (!is_needed || (is_known && path.empty())) continue;
     check_input(!path.empty(), "{}: no config.toml beside it names its data: name some with --data",
                 saved.file.string());
     check_input(std::filesystem::exists(path),
@@ -43,10 +44,9 @@ void find_own_data(const SavedModel& saved, bool is_needed) {
 std::string line_of(const SavedModel& saved, const Task& task, const Evaluation& found) {
   std::string line = formatted("val_loss={:.4f}", found.loss);
   if (task.has_accuracy()) line = formatted("accuracy={:.4f} ", found.accuracy) + line;
-  if (saved.vocabulary)
-    line += formatted(" {}={:.4f}",
-                      saved.vocabulary->is_bytes() ? "bits_per_byte" : "bits_per_character",
-                      found.loss / std::numbers::ln2);
+  if (saved.tokenizer)
+    line +=
+        formatted(" bits_per_{}={:.4f}", saved.tokenizer->unit(), found.loss / std::numbers::ln2);
   for (const auto& [name, value] : task.results()) line += formatted(" {}={}", name, value);
   return line + formatted(" step={} model={}", saved.step, saved.file.string());
 }

@@ -10,40 +10,45 @@
 namespace lockstep::train {
 namespace {
 
-at::Tensor prompt_tokens(const data::Vocabulary& vocabulary, const std::string& prompt) {
+at::Tensor prompt_tokens(const data::Tokenizer& tokenizer, const std::string& prompt) {
   check_input(!prompt.empty(), "the prompt: expected at least one character, found none");
-  return vocabulary.encode(prompt, "the prompt").to(at::kLong).unsqueeze(0);
+  const at::Tensor tokens = tokenizer.encode(prompt, "the prompt").to(at::kLong);
+  check_input(tokens.size(0) > 0, "the prompt: expected at least one token, found none");
+  return tokens.unsqueeze(0);
 }
 
 }  // namespace
 
-void check_prompt(const data::Vocabulary& vocabulary, const std::string& prompt) {
-  (void)prompt_tokens(vocabulary, prompt);
+void check_prompt(const data::Tokenizer& tokenizer, const std::string& prompt) {
+  (void)prompt_tokens(tokenizer, prompt);
 }
 
-void generate_text(models::Gpt model, const data::Vocabulary& vocabulary,
+void generate_text(models::Gpt model, const data::Tokenizer& tokenizer,
                    const GenerationOptions& options,
                    const std::function<void(std::string_view)>& take) {
   const std::int64_t block = model->options().block;
   const models::GenerateOptions how{.temperature = options.temperature,
                                     .top_k = options.top_k,
                                     .generator = at::detail::createCPUGenerator(options.seed)};
-  at::Tensor ids = prompt_tokens(vocabulary, options.prompt);
+  at::Tensor ids = prompt_tokens(tokenizer, options.prompt);
   data::Utf8Stream characters;
   if (options.with_prompt) take(characters.take(options.prompt));
   for (std::int64_t made = 0; made < options.tokens; ++made) {
     // The model sees no more than its block.
     const std::int64_t seen = std::min(ids.size(1), block);
     ids = model->generate(ids.narrow(1, ids.size(1) - seen, seen), 1, how);
-    take(characters.take(vocabulary.decode(ids[0].narrow(0, seen, 1))));
+    take(characters.take(tokenizer.decode(ids[0].narrow(0, seen, 1))));
   }
   take(characters.finish());
 }
 
-std::string default_prompt(const data::Vocabulary& vocabulary) {
-  const std::string alphabet = vocabulary.alphabet();
-  bool has_new_line = vocabulary.is_bytes() || alphabet.find('\n') != std::string::npos;
-  return has_new_line ? "\n" : vocabulary.decode(at::zeros({1}, at::kLong));
+std::string default_prompt(const data::Tokenizer& tokenizer) {
+  const data::Vocabulary* vocabulary = tokenizer.vocabulary();
+  const bool has_new_line =
+      tokenizer.bpe() != nullptr ||
+      (vocabulary != nullptr &&
+       (vocabulary->is_bytes() || vocabulary->alphabet().find('\n') != std::string::npos));
+  return has_new_line ? "\n" : tokenizer.decode(at::zeros({1}, at::kLong));
 }
 
 }  // namespace lockstep::train

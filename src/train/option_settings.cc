@@ -1,8 +1,11 @@
 #include "train/option_settings.h"
 
 #include "base/check.h"
+#include "base/visible.h"
+#include "train/communication.h"
 #include "train/strategy.h"
 
+#include <filesystem>
 #include <string>
 #include <utility>
 
@@ -91,8 +94,7 @@ void declare_looks(Settings& settings, Options& o, bool makes_samples) {
                         "a rank writes"},
                o.async_save);
   settings.add({.name = "on-save-error",
-                .help = "when the disk refuses what is saved during training: stop, or go-on (not "
-                        "with --strategy ps)",
+                .help = "when the disk refuses what is saved during training: stop, or go-on",
                 .choices = {"stop", "go-on"}},
                o.on_save_error);
   settings.add({.name = "patience",
@@ -100,6 +102,18 @@ void declare_looks(Settings& settings, Options& o, bool makes_samples) {
                o.patience);
   settings.add({.name = "log-every", .help = "steps between lines of metrics.jsonl", .least = 1},
                o.log_every);
+  settings.add({.name = "trace",
+                .help = "file for a Chrome trace of some steps (of each rank: trace.rank0.json), "
+                        "for chrome://tracing or Perfetto",
+                .value_name = "FILE",
+                .scope = Scope::start},
+               o.trace);
+  settings.add({.name = "trace-steps",
+                .help = "steps in --trace, after the first two",
+                .least = 1,
+                .most = 1e6,
+                .scope = Scope::start},
+               o.trace_steps);
   if (!makes_samples) return;
   settings.add({.name = "sample", .help = "tokens of text to write at the end", .most = 1 << 20},
                o.sample);
@@ -180,6 +194,54 @@ void declare_strategy(Settings& settings, Options& o) {
                o.staleness);
 }
 
+void declare_communication(Settings& settings, Options& o) {
+  settings.add({.name = "hook",
+                .help = "of ddp: how gradients travel: none (as they are), bf16, fp16, "
+                        "powersgd:RANK, bf16+powersgd:RANK, fp16+powersgd:RANK",
+                .value_name = "HOOK"},
+               o.hook);
+  settings.add(
+      {.name = "hook-start", .help = "of --hook powersgd: steps that are averaged exactly first"},
+      o.hook_start);
+  settings.add({.name = "local-sgd",
+                .help = "of ddp: average the ranks' models every N steps instead of gradients in "
+                        "each; 0: gradients"},
+               o.local_sgd);
+  settings.add({.name = "local-sgd-start",
+                .help = "of --local-sgd: steps in which gradients are averaged first"},
+               o.local_sgd_start);
+  settings.add({.name = "diloco",
+                .help = "of ddp: an outer update every N steps, of how far the ranks have come; "
+                        "0: none"},
+               o.diloco);
+  settings.add({.name = "diloco-int8", .help = "of --diloco: send 8 bits a parameter"},
+               o.diloco_int8);
+  settings.add({.name = "diloco-fragments",
+                .help = "of --diloco: parts of the model that are sent at different steps",
+                .least = 1,
+                .most = 1e6},
+               o.diloco_fragments);
+  settings.add(
+      {.name = "diloco-overlap", .help = "of --diloco: steps for which a fragment is on its way"},
+      o.diloco_overlap);
+  settings.add({.name = "diloco-mixing",
+                .help = "of --diloco: how much of its own values a rank keeps when a fragment "
+                        "arrives, below 1",
+                .most = 1},
+               o.diloco_mixing);
+  settings.add({.name = "outer-lr", .help = "of --diloco: of the outer SGD", .most = 1e6},
+               o.outer_lr);
+  settings.add({.name = "outer-momentum", .help = "of --diloco: Nesterov's, below 1", .most = 1},
+               o.outer_momentum);
+  settings.add(
+      {.name = "sync-batch-norm", .help = "of ddp: batch normalisation by the rows of all ranks"},
+      o.sync_batch_norm);
+  settings.add({.name = "uneven",
+                .help = "of ddp: each training sample once an epoch, also where ranks then have "
+                        "other numbers of rows"},
+               o.uneven);
+}
+
 void declare_processes(Settings& settings, Options& o) {
   constexpr double most = 4096;
   settings.add({.name = "ranks",
@@ -220,6 +282,7 @@ void declare_options(Settings& settings, Options& options, const Task& task) {
   declare_optimizer(settings, options);
   declare_looks(settings, options, task.makes_samples());
   declare_strategy(settings, options);
+  declare_communication(settings, options);
   declare_division(settings, options);
   declare_processes(settings, options);
 }
@@ -237,9 +300,14 @@ void check_run(const Options& options, const Task& task, int ranks) {
   check_input(options.min_lr <= options.lr, "--min-lr {} is above --lr {}", options.min_lr,
               options.lr);
   check_division(options);
+  check_communication(options);
   if (options.strategy == "ddp") (void)division_of(options, ranks);
   task.check();
   check_input(!options.out.empty(), "--out is missing: name a folder for the run");
+  const std::filesystem::path trace(options.trace);
+  check_input(trace.empty() || std::filesystem::is_directory(
+                                   trace.has_parent_path() ? trace.parent_path() : "."),
+              "--trace {}: expected a file in a folder that is there", visible(options.trace));
 }
 
 }  // namespace lockstep::train

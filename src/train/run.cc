@@ -21,9 +21,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <span>
 
 namespace lockstep::train {
@@ -35,6 +37,8 @@ Options with_resume(Options options) {
   return options;
 }
 
+std::int64_t rows_in(const Batch& batch) { return batch.data.defined() ? batch.data.size(0) : 0; }
+
 }  // namespace
 
 Run::Run(Task& task, const Options& options, Group world, RunStrategy& strategy)
@@ -42,6 +46,7 @@ Run::Run(Task& task, const Options& options, Group world, RunStrategy& strategy)
       task_(task),
       world_(std::move(world)),
       folder_(configuration_),
+      trace_(options_, world_),
       strategy_(strategy),
       scaler_({.enabled = options.precision == "fp16"}) {
   if (options_.threads > 0) at::set_num_threads(static_cast<int>(options_.threads));
@@ -100,58 +105,97 @@ void Run::restore(const checkpoint::TrainingState& state) {
 }
 
 void Run::step() {
+  trace_.begin_step();
+  make_step();
+  if (trace_.is_complete()) together(world_, [&] { trace_.write(); });
+}
+
+void Run::make_step() {
+  strategy_.begin_step();
   lr_ = learning_rate(schedule_, step_);
-  Batch batch = task_.batch(step_);
-  if (strategy_.waits_each_step()) check_equal_rows(batch);
+  Batch batch;
+  {
+    RECORD_USER_SCOPE("data");
+    batch = task_.batch(step_);
+  }
+  std::vector<std::int64_t> rows_of_all;
+  if (strategy_.waits_each_step()) rows_of_all = check_rows(batch);
   const double waited_before = strategy_.handle().seconds_waited();
   const StepTiming before = strategy_.handle().timing();
   strategy_.handle().zero_grad();
-  double loss = backward(batch);
+  double loss = backward(batch, rows_of_all);
   const StepTiming timing = strategy_.handle().timing();
+  const double waited_until_update = strategy_.handle().seconds_waited() - waited_before;
   const auto update_began = Pace::Clock::now();
   optim::GradientTransform transform;
   if (options_.clip > 0) transform.clip_norm = options_.clip;
-  strategy_.update(lr_, transform, scaler_);
+  {
+    RECORD_USER_SCOPE("update");
+    strategy_.update(lr_, transform, scaler_);
+  }
   ++step_;
   const std::chrono::duration<double> update = Pace::Clock::now() - update_began;
   const double waited = strategy_.handle().seconds_waited() - waited_before;
-  std::int64_t rows = batch.data.size(0) * world_.size();
+  std::int64_t rows = rows_in(batch) * world_.size();
   loss_ = loss;  // this rank's, until they meet
-  if (strategy_.waits_each_step() || is_meeting()) rows = agree(loss, batch.data.size(0));
-  if (is_meeting()) strategy_.meet();
-  pace_.add_step(rows, {.forward = timing.forward - before.forward,
+  if (strategy_.waits_each_step() || is_meeting()) rows = agree(loss, rows_in(batch));
+  if (is_meeting()) strategy_.meet(needs_model());
+  // Waits of the handle are one part of a step, wherever they are in the others.
+  const double in_forward = waited_until_update - (timing.exposed - before.exposed);
+  const double in_update = waited - waited_until_update;
+  pace_.add_step(rows, {.forward = std::max(0.0, timing.forward - before.forward - in_forward),
                         .backward = timing.backward - before.backward,
                         .exposed = waited,
-                        .update = timing.steps > before.steps ? update.count() : 0});
+                        .update = timing.steps > before.steps ? update.count() - in_update : 0});
 }
 
-bool Run::is_meeting() const {
-  return evaluation_is_due() || sample_is_due() || save_is_due() || step_ >= steps_ ||
-         step_ % options_.log_every == 0;
+bool Run::needs_model() const {
+  return evaluation_is_due() || sample_is_due() || save_is_due() || step_ >= steps_;
 }
 
-double Run::backward(const Batch& batch) {
+bool Run::is_meeting() const { return needs_model() || step_ % options_.log_every == 0; }
+
+// The mean over this rank's rows. Gradients are averaged over ranks, so where ranks have other
+// numbers of rows each counts by its own.
+double Run::backward(const Batch& batch, const std::vector<std::int64_t>& rows_of_all) {
+  const auto rows = static_cast<double>(rows_in(batch));
+  double of_rank = 1;
+  if (!rows_of_all.empty())
+    of_rank = rows * static_cast<double>(rows_of_all.size()) /
+              static_cast<double>(std::reduce(rows_of_all.begin(), rows_of_all.end()));
+  if (std::ranges::count(rows_of_all, 0) == 0) return backward_parts(batch, of_rank);
+  double loss = 0;
+  strategy_.join([&] {
+    if (rows > 0) loss = backward_parts(batch, of_rank);
+  });
+  return loss;
+}
+
+double Run::backward_parts(const Batch& batch, double of_rank) {
   std::vector<Batch> parts = micro_batches(batch, options_.accumulate);
   double sum = 0;
   for (const Batch& part : parts) {
     std::optional<NoSync> accumulating;
     if (&part != &parts.back()) accumulating.emplace(strategy_.handle().no_sync());
     double share = static_cast<double>(part.data.size(0)) / static_cast<double>(batch.data.size(0));
-    sum += strategy_.backward(part, share, scaler_);
+    sum += strategy_.backward(part, share * of_rank, scaler_);
   }
-  return sum;
+  return sum / of_rank;
 }
 
-// Gradients are averaged over ranks, whatever their rows; and ranks with fewer would make fewer
-// micro-batches, and others wait for them.
-void Run::check_equal_rows(const Batch& batch) {
-  if (world_.size() == 1) return;
-  const std::int64_t own = batch.data.defined() && batch.data.dim() > 0 ? batch.data.size(0) : -1;
+// Those of all ranks, where they differ. Without --uneven that is an error: ranks with fewer would
+// make fewer micro-batches, and others wait for them.
+std::vector<std::int64_t> Run::check_rows(const Batch& batch) {
+  if (world_.size() == 1) return {};
+  const std::int64_t own = batch.data.defined() && batch.data.dim() > 0 ? batch.data.size(0)
+                           : options_.uneven                            ? 0
+                                                                        : -1;
   at::Tensor rows = at::empty({world_.size()}, at::kLong);
   world_.all_gather(rows, at::full({1}, own, at::kLong), {.tag = "rows"}).wait();
   std::span<const std::int64_t> all(rows.const_data_ptr<std::int64_t>(), world_.size());
   auto other = std::ranges::find_if(all, [&](std::int64_t count) { return count != all[0]; });
-  if (other == all.end()) return;
+  if (other == all.end()) return {};
+  if (options_.uneven) return {all.begin(), all.end()};
   int rank = static_cast<int>(other - all.begin());
   throw CommonFailure(formatted("Task::batch: step {}: expected equally many rows on all ranks, "
                                 "found {} on rank 0 and {} on rank {}",
@@ -191,6 +235,7 @@ checkpoint::TrainingState Run::state() const {
                                                {"waited", formatted("{}", stopping_.waited)},
                                                {"data_fingerprint", data_fingerprint_}},
                                   .config = configuration_.kept()};
+  if (const std::string kind = strategy_.kind(); !kind.empty()) state.progress[kind_entry] = kind;
   keep_description(state.progress, task_);
   if (scaler_.enabled()) {
     state.progress["loss_scale"] = formatted("{}", scaler_.state().scale);

@@ -11,6 +11,7 @@
 #include "train/run_folder.h"
 #include "train/run_strategy.h"
 #include "train/schedule.h"
+#include "train/trace.h"
 
 #include <lockstep/checkpoint/async_saver.h>
 #include <lockstep/checkpoint/training_state.h>
@@ -68,12 +69,16 @@ class Run {
 
  private:
   // run.cc
+  void make_step();
   void begin(const std::optional<checkpoint::TrainingState>& state);
   void restore(const checkpoint::TrainingState& state);
-  [[nodiscard]] double backward(const Batch& batch);
-  void check_equal_rows(const Batch& batch);
+  [[nodiscard]] double backward(const Batch& batch, const std::vector<std::int64_t>& rows_of_all);
+  [[nodiscard]] double backward_parts(const Batch& batch, double of_rank);
+  [[nodiscard]] std::vector<std::int64_t> check_rows(const Batch& batch);
   // Whether all ranks wait for each other at this step: something of it belongs to all.
   [[nodiscard]] bool is_meeting() const;
+  // Whether what is done at this step needs the one model of all ranks.
+  [[nodiscard]] bool needs_model() const;
   std::int64_t agree(double loss, std::int64_t rows);
   [[nodiscard]] bool is_due(std::int64_t every) const;
   [[nodiscard]] checkpoint::TrainingState state() const;
@@ -126,6 +131,7 @@ class Run {
   Progress progress_;
   Interrupt interrupt_;
   Pace pace_;
+  Trace trace_;
   std::string data_fingerprint_;
   std::shared_ptr<torch::nn::Module> module_;
   RunStrategy& strategy_;

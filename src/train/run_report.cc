@@ -70,6 +70,8 @@ void Run::show(const MetricsRow& row) {
 }
 
 Report Run::finish() {
+  strategy_.meet(/*shows_model=*/true);
+  together(world_, [&] { trace_.write(); });
   if (signal_ == 0) finish_well();
   finish_saving();
   Report report{.step = step_,

@@ -32,7 +32,8 @@ void Run::save() {
 
 void Run::save_now() {
   const checkpoint::SaveOptions how{.keep = options_.keep,
-                                    .description = description(std::nullopt, false)};
+                                    .description = description(std::nullopt, false),
+                                    .own = strategy_.own()};
   if (saver_)
     saver_->save(options_.out, strategy_.handle(), *strategy_.optimizer(), state(), how);
   else

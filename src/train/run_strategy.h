@@ -11,13 +11,20 @@
 #include <lockstep/parallel/handle.h>
 #include <lockstep/train/task.h>
 
+#include <ATen/core/Tensor.h>
+
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace lockstep::train {
+
+// In TrainingState::progress of a checkpoint: RunStrategy::kind() of the run that saved it.
+inline constexpr const char* kind_entry = "own_kind";
 
 // Collective methods are called by all ranks of the run in the same order.
 class RunStrategy {
@@ -34,16 +41,26 @@ class RunStrategy {
   // Forward and backward of a micro-batch. Returns its loss times `share`, by which it counts.
   [[nodiscard]] virtual double backward(const Batch& part, double share,
                                         optim::GradScaler& scaler) = 0;
+  // Collective, in a step in which some ranks have no rows, with --uneven alone: `backward` calls
+  // what is above, on ranks that have rows, and the others make the calls that these make.
+  virtual void join(const std::function<void()>& backward);
   // The update that the gradients make.
   virtual void update(double lr, const optim::GradientTransform& transform,
                       optim::GradScaler& scaler) = 0;
 
   // Whether no rank can be a step ahead of another one in any case.
   [[nodiscard]] virtual bool waits_each_step() const { return true; }
-  // Collective, when all ranks have made equally many steps: they have equal values then, until the
-  // next one.
-  virtual void meet() {}
+  // Collective, when all ranks have made equally many steps. With `shows_model` the module has the
+  // one model of all ranks then, to be measured and saved, until begin_step().
+  virtual void meet(bool /*shows_model*/) {}
+  // Local, before all else of a step: what each rank trains is in the module again.
+  virtual void begin_step() {}
 
+  // What a checkpoint keeps of each rank (checkpoint::SaveOptions::own), when the module has the
+  // one model. A run of the same kind(), on as many ranks, takes it up; another one begins with
+  // the model alone.
+  [[nodiscard]] virtual std::map<std::string, at::Tensor> own() { return {}; }
+  [[nodiscard]] virtual std::string kind() const { return {}; }
   // Collective: checkpoint::save() and load() of all processes that take part.
   virtual void save(const std::filesystem::path& out, const checkpoint::TrainingState& state,
                     const checkpoint::SaveOptions& options) = 0;
@@ -57,8 +74,8 @@ class RunStrategy {
   [[nodiscard]] virtual std::vector<std::pair<std::string, std::string>> results() { return {}; }
 };
 
-// Every rank updates what it has: DistributedDataParallel, fully_shard(), and with --strategy dp
-// the threads of one rank. The task outlives it.
+// Every rank updates what it has: DistributedDataParallel, fully_shard(), copies of their own with
+// --local-sgd and --diloco, and with --strategy dp the threads of one rank. The task outlives it.
 [[nodiscard]] std::unique_ptr<RunStrategy> make_local_strategy(const Options& options, Task& task,
                                                                const Group& world);
 

@@ -40,7 +40,15 @@ std::shared_ptr<Task> described_task(const checkpoint::Metadata& metadata) {
   }
 }
 
-SavedModel described_model(const fs::path& file) {
+// The setting of a task, where it has it.
+void set_path(Task& task, const std::string& name, const std::string& path) {
+  Settings own(task.name());
+  task.declare(own);
+  for (const Settings::Entry& entry : own.entries())
+    if (entry.name == name) return own.set(name, path);
+}
+
+SavedModel described_model(const fs::path& file, const fs::path& bpe) {
   checkpoint::Safetensors content = checkpoint::read_safetensors(file);
   try {
     std::shared_ptr<Task> task = described_task(content.metadata);
@@ -49,11 +57,16 @@ SavedModel described_model(const fs::path& file) {
     SavedModel saved{.file = file,
                      .task = task,
                      .step = described_step(content.metadata),
-                     .vocabulary = std::nullopt,
+                     .tokenizer = std::nullopt,
                      .tensors = std::move(content.tensors),
                      .metadata = std::move(content.metadata)};
-    if (auto gpt = std::dynamic_pointer_cast<GptTask>(task)) saved.vocabulary = gpt->vocabulary();
     task->check_tensors(saved.tensors);
+    if (auto gpt = std::dynamic_pointer_cast<GptTask>(task)) {
+      std::string tables = bpe.string();
+      if (tables.empty()) tables = paths_of_run(saved)["bpe"];
+      if (!bpe.empty() || fs::exists(tables)) set_path(*task, "bpe", tables);
+      saved.tokenizer = gpt->tokenizer();
+    }
     return saved;
   } catch (const BadInput& error) {
     throw BadInput(file.string() + ": " + error.what());
@@ -82,7 +95,9 @@ fs::path model_file(const fs::path& run) {
   return is_newest ? own : *newest / file_name;
 }
 
-SavedModel read_model(const fs::path& run) { return described_model(model_file(run)); }
+SavedModel read_model(const fs::path& run, const fs::path& bpe) {
+  return described_model(model_file(run), bpe);
+}
 
 std::map<std::string, std::string> paths_of_run(const SavedModel& saved) {
   fs::path folder = fs::absolute(saved.file).parent_path();

@@ -13,6 +13,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/tensor.h>
 
+#include <map>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -63,8 +64,17 @@ class ServedRun {
 
   [[nodiscard]] std::int64_t workers() const { return all_.size() - server_count(options_); }
 
+  // A common failure reaches the workers, too, and they decide what becomes of the run.
   void answer(std::string_view text, const std::vector<NamedPart>& parts,
               torch::optim::Optimizer* optimizer) {
+    try {
+      save_or_load(text, parts, optimizer);
+    } catch (const CommonFailure&) {
+    }
+  }
+
+  void save_or_load(std::string_view text, const std::vector<NamedPart>& parts,
+                    torch::optim::Optimizer* optimizer) {
     std::vector<NamedPart> saved = parts;
     for (NamedPart& part : saved) part.tensor = part.tensor.detach();
     PartsHandle handle(std::make_shared<PartsState>(all_, parts, std::move(saved)));
@@ -81,7 +91,10 @@ class ServedRun {
                 "load, found '{}'",
                 text);
     text.remove_prefix(load_request.size());
-    first_step_ = checkpoint::load(std::string(text), handle, own, {.verify = false}).step;
+    std::map<std::string, at::Tensor> of_other_kinds;
+    first_step_ =
+        checkpoint::load(std::string(text), handle, own, {.verify = false, .own = &of_other_kinds})
+            .step;
   }
 
   const Options& options_;

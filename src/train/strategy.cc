@@ -102,10 +102,6 @@ void check_servers(const Options& options, int ranks) {
   if (options.strategy != "ps") return;
   check_input(!options.async_save,
               "--async-save: with --strategy ps the servers save: expected one of the two");
-  check_input(options.on_save_error == unset.on_save_error,
-              "--on-save-error {}: with --strategy ps servers that could not save have ended: "
-              "expected --on-save-error {}",
-              options.on_save_error, unset.on_save_error);
   const std::int64_t servers = server_count(options);
   check_input(options.workers == 0 || servers + options.workers == ranks,
               "--servers {} and --workers {} are {} ranks, found {}", servers, options.workers,
@@ -172,13 +168,15 @@ std::optional<c10::ScalarType> compute_dtype(const Options& options) {
 }
 
 Handle make_handle(const Options& options, const Task& task,
-                   std::shared_ptr<torch::nn::Module> module, const Group& group) {
+                   std::shared_ptr<torch::nn::Module> module, const Group& group,
+                   std::shared_ptr<CommunicationHook> hook) {
   const Division division = division_of(options, group.size());
   std::optional<Mesh> mesh;
   if (!division.axes.empty()) mesh = mesh_of(division, group);
   if (options.shard == "none") {
-    if (mesh) return DistributedDataParallel(std::move(module), *mesh);
-    return DistributedDataParallel(std::move(module), group);
+    const DataParallelOptions how{.hook = std::move(hook)};
+    if (mesh) return DistributedDataParallel(std::move(module), *mesh, how);
+    return DistributedDataParallel(std::move(module), group, how);
   }
   ShardOptions how = shard_options(options, task);
   if (mesh) return fully_shard(std::move(module), *mesh, how);

@@ -3,6 +3,7 @@
 
 #include <lockstep/comm/group.h>
 #include <lockstep/layout/mesh_layout.h>
+#include <lockstep/parallel/data/communication_hook.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/train/options.h>
 #include <lockstep/train/task.h>
@@ -40,9 +41,11 @@ void check_strategy(const Options& options, int ranks);
 // Which dtype parameters and data are computed with; none: their own.
 [[nodiscard]] std::optional<c10::ScalarType> compute_dtype(const Options& options);
 
-// Collective: the handle that the options ask for, on the task's model.
+// Collective: the handle that the options ask for, on the task's model. `hook` is for
+// DistributedDataParallel.
 [[nodiscard]] Handle make_handle(const Options& options, const Task& task,
-                                 std::shared_ptr<torch::nn::Module> module, const Group& group);
+                                 std::shared_ptr<torch::nn::Module> module, const Group& group,
+                                 std::shared_ptr<CommunicationHook> hook = nullptr);
 
 // Bytes of parameters, gradients and optimizer state that this rank holds now.
 [[nodiscard]] std::int64_t bytes_held(const Handle& handle,

@@ -12,9 +12,11 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/record_function.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <exception>
 
 namespace lockstep::train {
 namespace {
@@ -83,7 +85,11 @@ void WorkerStrategy::attach(std::shared_ptr<torch::nn::Module> module,
 }
 
 double WorkerStrategy::backward(const Batch& part, double share, optim::GradScaler&) {
-  at::Tensor loss = task_.loss(part);
+  at::Tensor loss = [&] {
+    RECORD_USER_SCOPE("forward");
+    return task_.loss(part);
+  }();
+  RECORD_USER_SCOPE("backward");
   (share == 1 ? loss : loss * share).backward();
   return loss.item<double>() * share;
 }
@@ -92,7 +98,10 @@ void WorkerStrategy::update(double, const optim::GradientTransform& transform, o
   // Where a gradient makes an update of its own, it is clipped here; of a mean by the server.
   if (transform.clip_norm && !waits_each_step()) handle_.clip_grad_norm(*transform.clip_norm);
   const auto began = Pace::Clock::now();
-  worker_->step();
+  {
+    RECORD_USER_SCOPE("communication");
+    worker_->step();
+  }
   state_->add_wait(std::chrono::duration<double>(Pace::Clock::now() - began).count());
 }
 
@@ -100,7 +109,7 @@ bool WorkerStrategy::waits_each_step() const {
   return consistency_of(options_) == ps::Consistency::synchronous;
 }
 
-void WorkerStrategy::meet() {
+void WorkerStrategy::meet(bool) {
   // All have pushed; nobody pushes more before all have pulled.
   if (!waits_each_step()) worker_->pull();
   at::NoGradGuard no_grad;
@@ -114,11 +123,16 @@ void WorkerStrategy::meet() {
 }
 
 void WorkerStrategy::with_servers(const std::string& request, const std::function<void()>& both) {
-  if (workers_.is_root()) {
-    worker_->request(request, both);
-  } else {
-    both();
-  }
+  if (!workers_.is_root()) return both();
+  std::exception_ptr failure;  // the servers have it, too, and answer all the same
+  worker_->request(request, [&] {
+    try {
+      both();
+    } catch (const CommonFailure&) {
+      failure = std::current_exception();
+    }
+  });
+  if (failure) std::rethrow_exception(failure);
 }
 
 void WorkerStrategy::save(const std::filesystem::path& out, const checkpoint::TrainingState& state,
@@ -128,8 +142,10 @@ void WorkerStrategy::save(const std::filesystem::path& out, const checkpoint::Tr
 }
 
 void WorkerStrategy::load(const std::filesystem::path& folder) {
-  with_servers(std::string(load_request) + folder.string(),
-               [&] { (void)checkpoint::load(folder, rest_, *nothing_, {.verify = false}); });
+  std::map<std::string, at::Tensor> of_other_kinds;
+  with_servers(std::string(load_request) + folder.string(), [&] {
+    (void)checkpoint::load(folder, rest_, *nothing_, {.verify = false, .own = &of_other_kinds});
+  });
   workers_.barrier().wait();  // until the servers have answered worker 0
   worker_->pull();
 }

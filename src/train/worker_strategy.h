@@ -35,7 +35,7 @@ class WorkerStrategy : public RunStrategy {
   void update(double lr, const optim::GradientTransform& transform,
               optim::GradScaler& scaler) override;
   bool waits_each_step() const override;
-  void meet() override;
+  void meet(bool shows_model) override;
   void save(const std::filesystem::path& out, const checkpoint::TrainingState& state,
             const checkpoint::SaveOptions& options) override;
   void load(const std::filesystem::path& folder) override;

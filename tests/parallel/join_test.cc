@@ -3,6 +3,7 @@
 
 #include "parallel/data/hook_support.h"
 
+#include <lockstep/parallel/data/local_sgd.h>
 #include <lockstep/parallel/data/sync_batch_norm.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 
@@ -284,7 +285,23 @@ TEST(JoinErrors, RefusesWhatMakesNoSense) {
   EXPECT_THROW(Join({nullptr}), InvalidArgument);
   Join join({&handle.joinable()});
   join.finish(nullptr);
-  expect_contains(message_of<InvalidArgument>([&] { join.finish(nullptr); }), "it is over");
+  expect_contains(message_of<InvalidArgument>([&] { join.finish(nullptr); }),
+                  "this Join has ended");
+}
+
+// What is not an average over all ranks cannot be divided by another number of them.
+TEST(JoinErrors, RefusesToDivideWhatAHookDoesNotAverage) {
+  Table table(join_shapes, at::kDouble);
+  for (const auto& hook : {post_local_sgd({}), bf16_compression(post_local_sgd({}))}) {
+    Handle handle = DistributedDataParallel(table, Group(), {.hook = hook});
+    expect_contains(message_of<InvalidArgument>([&] {
+                      Join join({&handle.joinable()}, {.divide_by_initial_world_size = false});
+                    }),
+                    "divide_by_initial_world_size");
+    Join join({&handle.joinable()});
+  }
+  Handle handle = DistributedDataParallel(table, Group(), {.hook = bf16_compression()});
+  Join join({&handle.joinable()}, {.divide_by_initial_world_size = false});
 }
 
 }  // namespace

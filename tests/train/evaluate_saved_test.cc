@@ -63,7 +63,7 @@ TEST(EvaluateSaved, MeasuresAllOfAnotherText) {
   SavedModel saved = read_model(alone_file);
   models::Gpt model = gpt_of(saved);
   at::NoGradGuard no_gradients;
-  at::Tensor tokens = saved.vocabulary->encode("banana cab abacus\nban").to(at::kLong);
+  at::Tensor tokens = saved.tokenizer->encode("banana cab abacus\nban").to(at::kLong);
   double sum = 0;  // one target at a time, from the block it lies in
   for (std::int64_t target = 1; target < tokens.size(0); ++target) {
     std::int64_t begin = (target - 1) / 8 * 8;

@@ -23,7 +23,7 @@ models::Gpt small_model(std::int64_t vocabulary) {
   return model;
 }
 
-std::string generated(models::Gpt model, const data::Vocabulary& vocabulary,
+std::string generated(models::Gpt model, const data::Tokenizer& vocabulary,
                       const GenerationOptions& options) {
   std::string text;
   generate_text(model, vocabulary, options, [&](std::string_view more) { text += more; });
@@ -31,7 +31,7 @@ std::string generated(models::Gpt model, const data::Vocabulary& vocabulary,
 }
 
 // nanoGPT's loop, written plainly.
-std::string plain_loop(models::Gpt model, const data::Vocabulary& vocabulary,
+std::string plain_loop(models::Gpt model, const data::Tokenizer& vocabulary,
                        const GenerationOptions& options) {
   at::NoGradGuard no_gradients;
   model->eval();

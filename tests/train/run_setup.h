@@ -23,8 +23,8 @@ struct RunSetup : Options {
 
   std::string task;
   // Where they are not empty: the task's settings of these names.
-  std::string data, vocabulary;
-  std::optional<std::int64_t> layers, heads, width, block;
+  std::string data, vocabulary, bpe, token_dtype;
+  std::optional<std::int64_t> layers, heads, width, block, vocabulary_size;
   std::optional<double> dropout;
 
   // The task with its settings.
@@ -32,10 +32,12 @@ struct RunSetup : Options {
     std::unique_ptr<Task> made = make_task(task);
     Settings settings(task);
     made->declare(settings);
-    if (!data.empty()) settings.set("data", data);
-    if (!vocabulary.empty()) settings.set("vocabulary", vocabulary);
-    for (const auto& [name, value] : {std::pair("layers", layers), std::pair("heads", heads),
-                                      std::pair("width", width), std::pair("block", block)})
+    for (const auto& [name, value] : {std::pair("data", data), std::pair("vocabulary", vocabulary),
+                                      std::pair("bpe", bpe), std::pair("token-dtype", token_dtype)})
+      if (!value.empty()) settings.set(name, value);
+    for (const auto& [name, value] :
+         {std::pair("layers", layers), std::pair("heads", heads), std::pair("width", width),
+          std::pair("block", block), std::pair("vocabulary-size", vocabulary_size)})
       if (value) settings.set(name, formatted("{}", *value));
     if (dropout) settings.set("dropout", formatted("{}", *dropout));
     return made;

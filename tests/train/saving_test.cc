@@ -98,6 +98,34 @@ TEST(SaveErrors, OfTheLastCheckpointAreAlwaysErrors) {
   }
 }
 
+// Servers that could not save live on with their workers, and say what they say.
+TEST(SaveErrors, OfServersStopTheRunUnlessItIsToldToGoOn) {
+  for (const char* file : {"step-00000003", "optimizer.safetensors"}) {
+    TemporaryFolder folder;
+    RunSetup options = tiny_mlp(folder);
+    options.strategy = "ps";
+    options.servers = 2;
+    options.save_every = 3;
+    const auto hook = full_for(file);
+    test::run_group(test::Engine::shm, 4, [&](Group group) {
+      const std::string message = test::message_of([&] { (void)train(options, group); });
+      EXPECT_NE(message.find("No space left on device"), std::string::npos) << message;
+    });
+    EXPECT_EQ(checkpoints_in(options.out), std::vector<std::string>{});
+  }
+  TemporaryFolder folder;
+  RunSetup options = tiny_mlp(folder);
+  options.strategy = "ps";
+  options.servers = 2;
+  options.save_every = 3;
+  options.out += "-on";
+  options.on_save_error = "go-on";
+  const auto hook = full_for("step-00000003");
+  run(4, options);
+  EXPECT_EQ(checkpoints_in(options.out),
+            (std::vector<std::string>{"step-00000006", "step-00000008"}));
+}
+
 TEST(SaveErrors, OfTheBestModelAreForgottenWithIt) {
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);

@@ -216,14 +216,6 @@ TEST(Strategies, CombinationsWithoutMeaningAreOneLine) {
             "servers none has the norm of the whole");
   EXPECT_EQ(refused(
                 [&](RunSetup& setup) {
-                  ps(setup);
-                  setup.on_save_error = "go-on";
-                },
-                4),
-            "--on-save-error go-on: with --strategy ps servers that could not save have ended: "
-            "expected --on-save-error stop");
-  EXPECT_EQ(refused(
-                [&](RunSetup& setup) {
                   dp(setup);
                   setup.shard = "full";
                 },

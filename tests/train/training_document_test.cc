@@ -1,7 +1,7 @@
 // docs/training.md lists the fields, entries and files that runs really write, and the example
 // configurations are options that a run takes.
 #include "train/command_line.h"
-
+#include "support/small_bpe.h"
 #include "sys/files.h"
 #include "train/runs.h"
 
@@ -59,6 +59,13 @@ TEST(TrainingDocument, ListsWhatARunWrites) {
   run(1, options);
   for (const auto& row : metrics_of(options.out))
     for (const auto& [field, value] : row.items()) fields.insert(field);
+  options = tiny_gpt(folder);
+  test::write_small_bpe(folder.path());
+  options.vocabulary = "bpe";
+  options.bpe = folder.path();
+  options.steps = 1;
+  options.out += "-bpe";
+  run(1, options);
   options = tiny_mlp(folder);
   options.out += "-mlp";
   options.shard = "full";
@@ -66,8 +73,8 @@ TEST(TrainingDocument, ListsWhatARunWrites) {
   run(1, options);
   for (const auto& row : metrics_of(options.out))
     for (const auto& [field, value] : row.items()) fields.insert(field);
-  for (const char* file :
-       {"out/best.safetensors", "out-mnist/best.safetensors", "out-mlp/model.safetensors"})
+  for (const char* file : {"out/best.safetensors", "out-mnist/best.safetensors",
+                           "out-bpe/model.safetensors", "out-mlp/model.safetensors"})
     for (const auto& [entry, value] : checkpoint::read_safetensors(folder / file).metadata)
       entries.insert(entry);
 

@@ -5,8 +5,6 @@ import sys
 
 WIDTH = {".h": 100, ".cc": 100, ".py": 118}
 LINES = 400
-# Longer by nature: a list of cases that would not get clearer in two files.
-LONG_BY_NATURE = {"tests/parallel/data/reducer_test.cc"}
 TREES = ("include", "src", "tests", "examples", "bench")
 
 
@@ -18,7 +16,7 @@ def problems_of(path, root):
             yield f"{name}:{number}: {len(line)} columns, at most {WIDTH[path.suffix]}"
         if line.rstrip() != line or "\t" in line:
             yield f"{name}:{number}: a tab or a blank at the end"
-    if len(lines) > LINES and name not in LONG_BY_NATURE:
+    if len(lines) > LINES:
         yield f"{name}: {len(lines)} lines, at most {LINES}"
     if path.suffix == ".h" and not lines[0].startswith("//"):
         yield f"{name}: a header begins with what it is for"

@@ -37,9 +37,13 @@
 #include <lockstep/comm/together.h>
 #include <lockstep/parallel/handle.h>
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
+#include <string>
 
 #pragma GCC visibility push(default)
 
@@ -67,6 +71,9 @@ struct SaveOptions {
   std::int64_t keep = 0;      // how many checkpoints stay in the folder; 0: all
   Metadata description = {};  // goes into the metadata of model.safetensors
   Sharding sharding = {};
+  // Tensors of this rank's own, by name: what a communication hook or DiLoCo keeps (their state()).
+  // Dense; ranks may have different ones, or none.
+  std::map<std::string, at::Tensor> own = {};
 };
 
 // Writes OUT/step-00000100 of state.step, with the random states of all ranks (LibTorch's default
@@ -93,6 +100,10 @@ struct LoadOptions {
   // checksum.
   bool verify = true;
   LoadCounts* counts = nullptr;  // what load() reads is added to it
+  // Gets what this rank has saved as SaveOptions::own: new tensors, on the CPU. Empty where other
+  // numbers of ranks save and load, and where there is none. A checkpoint that has such tensors is
+  // an error without it.
+  std::map<std::string, at::Tensor>* own = nullptr;
 };
 
 // Gives the model, the optimizer and the others the values of a checkpoint's folder, and returns

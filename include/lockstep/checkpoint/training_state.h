@@ -7,6 +7,8 @@
 //                     random.safetensors      rank0, rank1, ...: the state of each rank's generator
 //                     ignored.safetensors     rank0.<tensor>, ...: what the handle ignores; only
 //                                             where there is such a tensor
+//                     own.safetensors         rank0.<name>, ...: what each rank has of its own
+//                                             (SaveOptions::own); only where there is such a tensor
 //                     layout.json             step, ranks, mesh, each rank's parts, the program's
 //                                             own values, a checksum of each file's header
 //

@@ -88,7 +88,9 @@ struct GlobalOptions {
   // log names each such operation once.
   bool replicate_unknown = false;
   // A plain tensor beside global ones counts as replicated: its values must be the same on all
-  // ranks. For models that make tables (torch::arange, masks) in forward().
+  // ranks. The first few are compared, and then ever fewer (each whose number is a power of two):
+  // Mismatch on all ranks. The gradient of one that requires it is a global tensor. For models that
+  // make tables (torch::arange, masks) in forward().
   bool replicate_plain = false;
 };
 

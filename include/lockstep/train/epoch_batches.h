@@ -36,13 +36,17 @@ class EpochBatches {
                              {.batch_size = options.batch / group.size(),
                               .group = group,
                               .seed = static_cast<std::uint64_t>(options.seed),
-                              .workers = 0})) {}
+                              .workers = 0,
+                              .uneven = options.uneven})) {}
 
-  [[nodiscard]] std::int64_t steps_per_epoch() const { return loader_.batches(); }
+  // The same on every rank.
+  [[nodiscard]] std::int64_t steps_per_epoch() const { return loader_.end(); }
 
   // This rank's rows of step number `step`. The global batch is the same for any number of ranks.
+  // With --uneven a rank may have no rows in the last step of an epoch: a Batch without tensors.
   [[nodiscard]] Batch batch(std::int64_t step) {
     std::int64_t place = step % steps_per_epoch();
+    if (place >= loader_.batches()) return {};
     if (step != next_ || place == 0) go_to(step / steps_per_epoch(), place);
     Batch batch(**place_);
     ++*place_;

@@ -1,7 +1,7 @@
 // Text that a gpt makes up, passed on while it is made.
 #pragma once
 
-#include <lockstep/data/vocabulary.h>
+#include <lockstep/data/tokenizer.h>
 #include <lockstep/models/gpt.h>
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace lockstep::train {
 
 struct GenerationOptions {
-  std::string prompt;         // at least one character, all of them in the vocabulary
+  std::string prompt;         // at least one token, all of them in the vocabulary
   std::int64_t tokens = 200;  // to make behind it
   double temperature = 1;     // 0: always the likeliest token
   std::int64_t top_k = 0;     // draw among the k likeliest only; 0: among all
@@ -27,17 +27,17 @@ struct GenerationOptions {
 // seed. Where ranks have sharded the model, all of them call together.
 //
 // BadInput as check_prompt().
-void generate_text(models::Gpt model, const data::Vocabulary& vocabulary,
+void generate_text(models::Gpt model, const data::Tokenizer& tokenizer,
                    const GenerationOptions& options,
                    const std::function<void(std::string_view)>& take);
 
 // BadInput when there is no prompt, or it has a character that is not in the vocabulary; names the
 // first.
-void check_prompt(const data::Vocabulary& vocabulary, const std::string& prompt);
+void check_prompt(const data::Tokenizer& tokenizer, const std::string& prompt);
 
-// What to begin with when nothing is given: a new line, or the first character of a vocabulary that
-// has none.
-[[nodiscard]] std::string default_prompt(const data::Vocabulary& vocabulary);
+// What to begin with when nothing is given: a new line, or the first token of a vocabulary that has
+// none.
+[[nodiscard]] std::string default_prompt(const data::Tokenizer& tokenizer);
 
 }  // namespace lockstep::train
 

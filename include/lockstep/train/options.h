@@ -47,7 +47,7 @@ struct Options {
   std::int64_t keep = 2;    // newest checkpoints that stay; 0: all
   bool async_save = false;  // checkpoints are written while training goes on
   // What a checkpoint, best model or line of metrics that cannot be written does to the run: stop,
-  // or go-on, which says it (not with strategy ps). What the run ends with must be written.
+  // or go-on, which says it. What the run ends with must be written.
   std::string on_save_error = "stop";
   // Evaluations without a better validation loss before the run stops; 0: never.
   std::int64_t patience = 0;
@@ -57,6 +57,11 @@ struct Options {
   // many steps, 0: never.
   std::int64_t sample = 0;
   std::int64_t sample_every = 0;
+
+  // A file for what happens in some steps (a Chrome trace); of several ranks one each,
+  // "trace.rank0.json". Empty: none.
+  std::string trace;
+  std::int64_t trace_steps = 10;  // that are recorded, after the first two
 
   // ddp: every rank, a process, computes gradients and updates (and `shard` says what they divide);
   // dp: the devices of one process compute, and it updates; ps: workers compute, and parameter
@@ -69,6 +74,29 @@ struct Options {
   // given, else synchronous.
   std::string consistency = "auto";
   std::int64_t staleness = 0;  // ps: steps that a worker may be ahead of the slowest
+
+  // ddp: fewer bytes, or less often. At most one of hook, local_sgd and diloco.
+  // What is done with gradients instead of averaging them as they are: none, bf16, fp16,
+  // powersgd:RANK, bf16+powersgd:RANK, fp16+powersgd:RANK.
+  std::string hook = "none";
+  std::int64_t hook_start = 0;  // of powersgd: steps that are averaged exactly first
+  // Steps from one average of the ranks' models to the next (LocalSgd); 0: gradients are averaged
+  // in every step.
+  std::int64_t local_sgd = 0;
+  std::int64_t local_sgd_start = 0;  // steps in which gradients are averaged first
+  // Steps from one outer update to the next (DiLoCoOptions::inner_steps); 0: there is none.
+  std::int64_t diloco = 0;
+  bool diloco_int8 = false;
+  std::int64_t diloco_fragments = 1;
+  std::int64_t diloco_overlap = 0;
+  double diloco_mixing = 0;
+  double outer_lr = 0.7;
+  double outer_momentum = 0.9;
+  // ddp: batch normalisation by the rows of all ranks (SyncBatchNorm).
+  bool sync_batch_norm = false;
+  // ddp: each training sample once an epoch, though some ranks then have fewer rows in an epoch's
+  // last steps, or none (Join); else ranks are made even as data::Sampler does.
+  bool uneven = false;
 
   // How the ranks divide the model between them; none: every rank has all of it.
   std::string shard = "none";   // none, optimizer, gradients, full: ShardLevel

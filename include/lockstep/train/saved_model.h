@@ -5,7 +5,7 @@
 #pragma once
 
 #include <lockstep/checkpoint/safetensors.h>
-#include <lockstep/data/vocabulary.h>
+#include <lockstep/data/tokenizer.h>
 #include <lockstep/models/gpt.h>
 #include <lockstep/train/task.h>
 
@@ -24,9 +24,9 @@ namespace lockstep::train {
 
 struct SavedModel {
   std::filesystem::path file;
-  std::shared_ptr<Task> task;                  // with the settings of the model
-  std::int64_t step = 0;                       // updates that were made
-  std::optional<data::Vocabulary> vocabulary;  // of a gpt
+  std::shared_ptr<Task> task;                // with the settings of the model
+  std::int64_t step = 0;                     // updates that were made
+  std::optional<data::Tokenizer> tokenizer;  // of a gpt
   checkpoint::NamedTensors tensors;
   checkpoint::Metadata metadata;
 };
@@ -37,8 +37,12 @@ struct SavedModel {
 [[nodiscard]] std::filesystem::path model_file(const std::filesystem::path& run);
 
 // Reads the file that `run` means and checks it: entries that are missing or contradict the tensors
-// are BadInput in one line that names the file, before memory for the model is asked for.
-[[nodiscard]] SavedModel read_model(const std::filesystem::path& run);
+// are BadInput in one line that names the file, before memory for the model is asked for. The
+// tables of a byte-pair encoding are read from the folder `bpe`, or where none is given from the
+// one that the run's config.toml names; BadInput for other tables than the model was trained with.
+// Where neither is there, the tokens of such a model are numbers.
+[[nodiscard]] SavedModel read_model(const std::filesystem::path& run,
+                                    const std::filesystem::path& bpe = {});
 
 // The settings of the run that the file belongs to which are paths (`data`), as config.toml has
 // them: the one beside the file, or beside the checkpoint folder it lies in. Empty where there is

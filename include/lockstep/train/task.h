@@ -122,6 +122,7 @@ class Task {
   [[nodiscard]] virtual std::int64_t steps_per_epoch() const = 0;
   // This rank's rows of the global batch of step number `step`, as many as every other rank's: a
   // function of the seed and the step alone, so that a resumed run sees what it would have seen.
+  // With --uneven ranks may have other numbers of rows, and none: a Batch without tensors.
   // EpochBatches (epoch_batches.h) gives them of any dataset.
   [[nodiscard]] virtual Batch batch(std::int64_t step) = 0;
   // Mean loss over these rows, one element.

@@ -39,6 +39,7 @@ constexpr const char* about =
 
 struct Given {
   std::string run;
+  std::string bpe;
   std::optional<std::string> model, tokens_text;
   std::optional<std::int64_t> new_tokens;
   std::optional<std::string> prompt, temperature;
@@ -63,8 +64,12 @@ CommandOptions declared(Given& given) {
   options.add({"prompt", "TEXT", "what to begin with; -: standard input; a new line without it"},
               [&](const std::string& text) { given.prompt = text; });
   options.add(
-      {"tokens", "N", "characters (or bytes) to make; with --model: IDS, as 464,3290", "200"},
+      {"tokens", "N", "characters (bytes, tokens) to make; with --model: IDS, as 464,3290", "200"},
       [&](const std::string& text) { given.tokens_text = text; });
+  options.add({"bpe", "FOLDER",
+               "of a RUN with --vocabulary bpe: its vocab.json and merges.txt, where they are not "
+               "where they were"},
+              [&](const std::string& text) { given.bpe = text; });
   options.add({"model", "FOLDER", "a GPT-2 or Llama as the model hubs lay it out"},
               [&](const std::string& text) { given.model = text; });
   options.add(
@@ -90,6 +95,7 @@ void take_run(Given& given, const std::vector<std::string>& words) {
       throw UsageError(formatted("unexpected word '{}': --model names the folder", words[0]));
     if (given.prompt)
       throw UsageError("--prompt is for a RUN: with --model give the prompt as --tokens IDS");
+    if (!given.bpe.empty()) throw UsageError("--bpe is for a RUN; with --model tokens are numbers");
     if (!given.tokens_text) throw UsageError("--model needs --tokens IDS, the prompt: 464,3290");
     return;
   }
@@ -152,7 +158,7 @@ std::string standard_input() {
 }
 
 int generate(const Given& given) {
-  train::SavedModel saved = train::read_model(given.run);
+  train::SavedModel saved = train::read_model(given.run, given.bpe);
   models::Gpt model = train::gpt_of(saved);
   train::GenerationOptions options{.tokens = given.tokens,
                                    .top_k = given.top_k.value_or(0),
@@ -160,14 +166,14 @@ int generate(const Given& given) {
                                    .with_prompt = given.prompt.has_value()};
   if (given.temperature) options.temperature = temperature_of(*given.temperature);
   if (given.greedy) options.temperature = 0;
-  options.prompt = given.prompt.value_or(train::default_prompt(*saved.vocabulary));
+  options.prompt = given.prompt.value_or(train::default_prompt(*saved.tokenizer));
   if (given.prompt == "-") options.prompt = standard_input();
   try {
-    train::check_prompt(*saved.vocabulary, options.prompt);
+    train::check_prompt(*saved.tokenizer, options.prompt);
   } catch (const BadInput& error) {
     throw UsageError(error.what());
   }
-  train::generate_text(model, *saved.vocabulary, options, apps::write_out);
+  train::generate_text(model, *saved.tokenizer, options, apps::write_out);
   apps::write_out("\n");
   return 0;
 }

@@ -38,7 +38,9 @@ class BucketReducer final : public parallel::Reducer {
   [[nodiscard]] bool contribute_unused(int i) override;
   void post_rest(const parallel::StepStatus& own) override { buckets_.post_rest(own); }
   [[nodiscard]] parallel::StepStatus wait() override;
-  [[nodiscard]] bool scales_averages() const override { return true; }
+  [[nodiscard]] bool scales_averages() const override {
+    return !options_.hook || options_.hook->averages_over_all();
+  }
   void scale_averages(double factor) override { factor_ = factor; }
   void publish(const parallel::StepStatus& all) override;
   void discard(bool /*failed*/) override { forget_uses(); }

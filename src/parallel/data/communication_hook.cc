@@ -9,12 +9,14 @@
 namespace lockstep {
 
 GradientBucket::GradientBucket(std::string name, int number, bool is_last, at::Tensor buffer,
-                               std::shared_ptr<const std::vector<Place>> places)
+                               std::shared_ptr<const std::vector<Place>> places,
+                               std::optional<Duration> timeout)
     : name_(std::move(name)),
       number_(number),
       is_last_(is_last),
       buffer_(std::move(buffer)),
-      places_(std::move(places)) {}
+      places_(std::move(places)),
+      timeout_(timeout) {}
 
 at::Tensor GradientBucket::gradient(int i) const {
   const Place& own = place(i);
@@ -24,7 +26,7 @@ at::Tensor GradientBucket::gradient(int i) const {
 GradientBucket GradientBucket::with_buffer(at::Tensor buffer) const {
   check(buffer.dim() == 1 && buffer.numel() == buffer_.numel() && buffer.is_contiguous(),
         "{}: another buffer must have {} elements in one dimension", name_, buffer_.numel());
-  return {name_, number_, is_last_, std::move(buffer), places_};
+  return {name_, number_, is_last_, std::move(buffer), places_, timeout_};
 }
 
 BucketFuture::BucketFuture(at::Tensor values, std::vector<Work> works)
@@ -59,7 +61,8 @@ void CommunicationHook::load_state(const std::map<std::string, at::Tensor>& stat
 }
 
 BucketFuture average_of(const GradientBucket& bucket, Group& group) {
-  return {bucket.buffer(), {data_parallel::post_average(bucket.buffer(), group, bucket.name())}};
+  return {bucket.buffer(),
+          {data_parallel::post_average(bucket.buffer(), group, bucket.name(), bucket.timeout())}};
 }
 
 namespace {
@@ -95,6 +98,7 @@ class CastHook final : public CommunicationHook {
   void load_state(const std::map<std::string, at::Tensor>& state) override {
     inner_->load_state(state);
   }
+  [[nodiscard]] bool averages_over_all() const override { return inner_->averages_over_all(); }
   [[nodiscard]] bool models_may_differ() const override { return inner_->models_may_differ(); }
   void models_are_equal(const Group& group) override { inner_->models_are_equal(group); }
 

@@ -58,6 +58,7 @@ class DiLoCoState final : public data_parallel::OwnCopies {
   DiLoCoState(torch::nn::Module& module, Group group, const DiLoCoOptions& options);
 
   int step();
+  int synchronize();
   [[nodiscard]] std::map<std::string, at::Tensor> state();
   void load_state(const std::map<std::string, at::Tensor>& state);
 
@@ -136,6 +137,24 @@ int DiLoCoState::step() {
     arrive(fragment, number);
     ++arrived;
   }
+  return arrived;
+}
+
+int DiLoCoState::synchronize() {
+  at::NoGradGuard no_grad;
+  check_usable();
+  int arrived = 0;
+  auto arrive_all = [&] {
+    for (std::size_t number = 0; number < fragments_.size(); ++number) {
+      if (fragments_[number].posted == 0) continue;
+      arrive(fragments_[number], number);
+      ++arrived;
+    }
+  };
+  arrive_all();  // a fragment is on its way once at a time
+  for (std::size_t number = 0; number < fragments_.size(); ++number)
+    if (!is_due(fragments_[number])) post(number);
+  arrive_all();
   return arrived;
 }
 
@@ -354,6 +373,7 @@ DiLoCo::DiLoCo(torch::nn::Module& module, Group group, Options options)
     : Handle(std::make_shared<DiLoCoState>(module, std::move(group), options)) {}
 
 int DiLoCo::step() { return diloco(Handle::state()).step(); }
+int DiLoCo::synchronize() { return diloco(Handle::state()).synchronize(); }
 std::int64_t DiLoCo::steps() const { return diloco(Handle::state()).steps(); }
 std::int64_t DiLoCo::bytes_sent() const { return diloco(Handle::state()).bytes_sent(); }
 std::map<std::string, at::Tensor> DiLoCo::state() { return diloco(Handle::state()).state(); }

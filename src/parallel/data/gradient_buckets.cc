@@ -179,8 +179,12 @@ GradientBucket GradientBuckets::bucket_of_hook(std::size_t number) const {
     places->push_back({named, view.storage_offset() - bucket.reducible().storage_offset(),
                        view.sizes().vec(), view.strides().vec()});
   }
-  return {bucket.name(), static_cast<int>(number), number + 1 == plan_.size(),
-          bucket.reducible().view({-1}), std::move(places)};
+  return {bucket.name(),
+          static_cast<int>(number),
+          number + 1 == plan_.size(),
+          bucket.reducible().view({-1}),
+          std::move(places),
+          timeout_};
 }
 
 void GradientBuckets::finish_hook() {

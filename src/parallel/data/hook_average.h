@@ -5,16 +5,18 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 
 namespace lockstep::data_parallel {
 
 // In place. Half precision is divided before the sum, which could overflow.
 [[nodiscard]] inline Work post_average(const at::Tensor& tensor, Group& group,
-                                       const std::string& tag) {
-  if (tensor.scalar_type() != at::kHalf) return group.all_reduce(tensor, Op::average, {.tag = tag});
+                                       const std::string& tag, std::optional<Duration> timeout) {
+  const CallOptions call{.tag = tag, .timeout = timeout};
+  if (tensor.scalar_type() != at::kHalf) return group.all_reduce(tensor, Op::average, call);
   tensor.div_(group.size());
-  return group.all_reduce(tensor, Op::sum, {.tag = tag});
+  return group.all_reduce(tensor, Op::sum, call);
 }
 
 }  // namespace lockstep::data_parallel

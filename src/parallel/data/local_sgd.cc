@@ -28,11 +28,13 @@ std::vector<std::vector<int>> plan_of(const std::vector<at::Tensor>& tensors) {
 }  // namespace
 
 ModelAverager::ModelAverager(std::vector<at::Tensor> parameters, std::vector<AveragingLevel> levels,
-                             std::int64_t warmup_steps, std::shared_ptr<CommunicationHook> hook)
+                             std::int64_t warmup_steps, std::shared_ptr<CommunicationHook> hook,
+                             std::optional<Duration> timeout)
     : parameters_(std::move(parameters)),
       levels_(std::move(levels)),
       warmup_steps_(warmup_steps),
-      hook_(std::move(hook)) {
+      hook_(std::move(hook)),
+      timeout_(timeout) {
   check(!levels_.empty(), "ModelAverager: no level is given");
   check(warmup_steps >= 0, "ModelAverager: warmup_steps must be at least 0, found {}",
         warmup_steps);
@@ -79,7 +81,8 @@ void ModelAverager::average(Group& group) {
     for (int i : numbers)
       parts.push_back(parameters_[static_cast<std::size_t>(i)].detach().reshape({-1}));
     flats.push_back(at::cat(parts));
-    works.push_back(group.all_reduce(flats.back(), Op::average, {.tag = "average of models"}));
+    works.push_back(group.all_reduce(flats.back(), Op::average,
+                                     {.tag = "average of models", .timeout = timeout_}));
   }
   for (std::size_t bucket = 0; bucket < plan.size(); ++bucket) {
     works[bucket].wait();
@@ -125,6 +128,7 @@ class PostLocalSgd final : public CommunicationHook {
                 "post_local_sgd: state must be one integer of at least 0, step");
     step_ = step->second.item<std::int64_t>();
   }
+  [[nodiscard]] bool averages_over_all() const override { return false; }
   [[nodiscard]] bool models_may_differ() const override { return differs_; }
   void models_are_equal(const Group& group) override {
     if (group.size() == ranks_) differs_ = false;
@@ -146,10 +150,10 @@ std::vector<std::string> describe(const LocalSgdOptions& options) {
 class LocalSgdState final : public data_parallel::OwnCopies {
  public:
   LocalSgdState(torch::nn::Module& module, Group group, LocalSgdOptions options)
-      : OwnCopies(module, std::move(group), "LocalSgd", describe(options), std::nullopt),
-        period_(options.period),
+      : OwnCopies(module, std::move(group), "LocalSgd", describe(options), options.timeout),
+        options_(options),
         is_trained_(parameters_.size()),
-        averager_({}, {{period_, group_}}) {
+        averager_({}, {{options.period, group_}}) {
     say_equal();
   }
 
@@ -190,7 +194,8 @@ class LocalSgdState final : public data_parallel::OwnCopies {
     }
     if (!is_new) return;
     const std::int64_t steps = averager_.steps();
-    averager_ = ModelAverager(std::move(tensors), {{period_, group_}});
+    averager_ = ModelAverager(std::move(tensors), {{options_.period, group_}}, /*warmup_steps=*/0,
+                              /*hook=*/nullptr, options_.timeout);
     averager_.set_steps(steps);
   }
   // Every write into a tensor counts.
@@ -205,7 +210,7 @@ class LocalSgdState final : public data_parallel::OwnCopies {
     equal_versions_ = versions();
   }
 
-  std::int64_t period_;
+  LocalSgdOptions options_;
   std::vector<bool> is_trained_;
   ModelAverager averager_;
   bool differs_ = false;  // a step did not average

@@ -174,7 +174,8 @@ std::vector<Work> PowerSgd::post(Pass& pass, at::Tensor Matrix::*factor, const c
   for (Matrix& matrix : pass.matrices) parts.push_back((matrix.*factor).reshape({-1}));
   pass.payload = at::cat(parts).to(pass.bucket.buffer().scalar_type());
   return {data_parallel::post_average(pass.payload, pass.group,
-                                      formatted("{} of {}", name, pass.bucket.name()))};
+                                      formatted("{} of {}", name, pass.bucket.name()),
+                                      pass.bucket.timeout())};
 }
 
 void PowerSgd::receive(Pass& pass, at::Tensor Matrix::*factor) {
@@ -213,8 +214,8 @@ BucketFuture PowerSgd::run(const GradientBucket& bucket, Group& group) {
     std::vector<at::Tensor> parts;
     for (const at::Tensor& gradient : pass->exact) parts.push_back(gradient.reshape({-1}));
     pass->exact_payload = at::cat(parts);
-    works.push_back(data_parallel::post_average(pass->exact_payload, group,
-                                                formatted("rest of {}", bucket.name())));
+    works.push_back(data_parallel::post_average(
+        pass->exact_payload, group, formatted("rest of {}", bucket.name()), bucket.timeout()));
   }
   return BucketFuture(bucket.buffer(), std::move(works))
       .then([pass](const at::Tensor& buffer) -> BucketFuture {

@@ -60,17 +60,23 @@ SyncLayers::Whole statistics(SyncLayer& layer, const at::Tensor& input, double f
 struct Normalize : torch::autograd::Function<Normalize> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
                             const Optional& weight, const Optional& bias,
-                            const std::shared_ptr<SyncLayer>& layer, double factor) {
+                            const std::shared_ptr<SyncLayer>& layer, double factor, double eps) {
     SyncLayers::Whole whole = statistics(*layer, input, factor);
     auto dtype = arithmetic_of(input);
     at::Tensor mean = whole.mean.to(dtype), variance = whole.variance.to(dtype);
-    at::Tensor scale = (variance + layer->eps).rsqrt();
+    at::Tensor scale = (variance + eps).rsqrt();
     context->save_for_backward({input, weight.value_or(at::Tensor()), mean, scale});
     context->saved_data["rows"] = whole.rows;
     context->saved_data["layer"] = c10::IValue::make_capsule(c10::make_intrusive<Saved>(layer));
     if (input.numel() == 0) return at::empty_like(input);
-    return std::get<0>(at::native_batch_norm(input, weight, bias, mean, variance,
-                                             /*training=*/false, 0, layer->eps));
+    // Kernels of narrow inputs take statistics in float32 only beside some weights.
+    auto wide = [dtype](const Optional& tensor) -> Optional {
+      if (!tensor || !tensor->defined()) return std::nullopt;
+      return tensor->to(dtype);
+    };
+    return std::get<0>(at::native_batch_norm(input.to(dtype), wide(weight), wide(bias), mean,
+                                             variance, /*training=*/false, 0, eps))
+        .to(input.scalar_type());
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -103,7 +109,11 @@ struct Normalize : torch::autograd::Function<Normalize> {
       weight_gradient = (own.narrow(0, count, count) * scale).to(weight.scalar_type());
       bias_gradient = own.narrow(0, 0, count).clone().to(weight.scalar_type());
     }
-    return {input_gradient.to(input.scalar_type()), weight_gradient, bias_gradient, at::Tensor(),
+    return {input_gradient.to(input.scalar_type()),
+            weight_gradient,
+            bias_gradient,
+            at::Tensor(),
+            at::Tensor(),
             at::Tensor()};
   }
 
@@ -124,7 +134,7 @@ at::Tensor batch_norm(const at::Tensor& input, const Optional& weight, const Opt
   if (layer == nullptr || !layer->module->is_training())
     return at::native::batch_norm(input, weight, bias, running_mean, running_var, training,
                                   momentum, eps, cudnn_enabled);
-  return Normalize::apply(input, weight, bias, layer, momentum);
+  return Normalize::apply(input, weight, bias, layer, momentum, eps);
 }
 
 // For the life of the process, like the kernels of LibTorch itself. Below autograd, too: there

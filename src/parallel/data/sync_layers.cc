@@ -46,7 +46,7 @@ std::shared_ptr<SyncLayer> layer_of(const std::string& name, torch::nn::Module& 
             .running_var = norm->running_var,
             .batches = norm->num_batches_tracked,
             .channels = norm->options.num_features(),
-            .momentum = norm->options.momentum(),
+            .momentum = [norm] { return std::optional(norm->options.momentum()); },
             .eps = norm->options.eps()};
   return layer;
 }
@@ -67,7 +67,7 @@ std::vector<std::shared_ptr<SyncLayer>> layers_in(torch::nn::Module& module) {
 
 std::string line_of(const SyncLayer& layer) {
   return formatted("layer {}: {} channels, momentum {}, eps {}", layer.name, layer.channels,
-                   layer.momentum.value_or(-1), layer.eps);
+                   layer.momentum().value_or(-1), layer.eps);
 }
 
 void update(at::Tensor& running, const at::Tensor& value, double factor) {
@@ -180,10 +180,11 @@ bool SyncLayers::shadow(int round, const JoinRound& /*ranks*/) {
     post_sum(layer, at::cat({zeros, zeros}));
     return false;
   }
-  double factor = layer.momentum.value_or(0);
+  const std::optional<double> momentum = layer.momentum();
+  double factor = momentum.value_or(0);
   if (layer.batches.defined()) {
     layer.batches += 1;
-    if (!layer.momentum) factor = 1 / layer.batches.item<double>();
+    if (!momentum) factor = 1 / layer.batches.item<double>();
   }
   (void)exchange(layer, 0, zeros, zeros, factor);
   return false;

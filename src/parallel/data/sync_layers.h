@@ -11,6 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,8 +30,8 @@ struct SyncLayer {
   const torch::nn::Module* module = nullptr;
   at::Tensor weight, bias, running_mean, running_var, batches;  // undefined where it has none
   std::int64_t channels = 0;
-  std::optional<double> momentum;
-  double eps = 0;
+  std::function<std::optional<double>()> momentum;  // as the layer's options say now
+  double eps = 0;                                   // at the beginning; a call brings its own
 
   SyncLayers* owner = nullptr;
   int number = 0;

@@ -8,6 +8,7 @@
 #include "module/tensors.h"
 #include "parallel/whole_parameters.h"
 
+#include <lockstep/comm/together.h>
 #include <lockstep/plan/schedule_file.h>
 
 #include <ATen/core/grad_mode.h>
@@ -117,7 +118,11 @@ void PipelineState::keep_own(const std::vector<Stage>& stages) {
   for (NamedPart& part : all)
     if (had.insert(part.tensor.unsafeGetTensorImpl()).second && !ties_->is_elsewhere(part))
       parameters.push_back(std::move(part));
-  check_all_ranks();
+  try {
+    together(group_, [this] { check_all_ranks(); });  // stages may differ in it
+  } catch (const CommonFailure& failure) {
+    throw InvalidArgument(failure.what());
+  }
   parameters_.emplace(std::move(parameters), kept_group_);
 }
 

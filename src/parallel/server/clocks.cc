@@ -24,6 +24,11 @@ std::int64_t Clocks::prepare(int worker) {
   return preparing_[worker] = consistency_ == Consistency::synchronous ? updates_ : slowest();
 }
 
+bool Clocks::may_begin(int worker) const {
+  const auto of_beginning = came_.find(worker);
+  return preparing_.contains(worker) || (of_beginning != came_.end() && !of_beginning->second);
+}
+
 void Clocks::begin(int worker, std::int64_t step) {
   preparing_.erase(worker);
   clocks_[worker] = {step, step};

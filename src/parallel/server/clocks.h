@@ -20,6 +20,8 @@ class Clocks {
   // A worker that joins asks: the step with which it can begin here. Until it begins, or is
   // removed, no synchronous update is due: so that all servers agree on that step.
   [[nodiscard]] std::int64_t prepare(int worker);
+  // Whether it still may: nobody has taken it out since.
+  [[nodiscard]] bool may_begin(int worker) const;
   // It begins with that step, at least what prepare() said.
   void begin(int worker, std::int64_t step);
   // It left, or was lost. What it had pushed of the step that is due still counts.

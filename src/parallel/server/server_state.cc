@@ -109,6 +109,7 @@ std::int64_t ServerState::prepare(int worker) {
 void ServerState::begin(int worker, std::int64_t step) {
   Lock lock(mutex_);
   throw_if_failed();
+  if (!clocks_.may_begin(worker)) throw Aborted("the worker was taken out");
   clocks_.begin(worker, step);
   ++report_.joined;
   update(lock, worker);

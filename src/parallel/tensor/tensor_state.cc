@@ -71,7 +71,8 @@ void TensorParallelState::part_all(const TensorPlan& plan) {
   global::Wishes& wishes = global::Space::of(*tensors_).wishes;
   if (options_.sequence_parallel) wishes.sequence_dim = options_.sequence_dim;
   for (const auto& [parameter, placement, pattern] : planned)
-    if (placement.is_shard() && parameter.tensor.dim() == 2)
+    if (placement.is_shard() && parameter.tensor.dim() == 2 &&
+        plan[static_cast<std::size_t>(pattern)].second.kind() == TensorStyle::Kind::vocabulary)
       wishes.tables.push_back({parameter.tensor.sizes().vec(), {placement}});
   const auto division = std::make_shared<dispatch::Division>(kept_group_);
   auto add = [&](PartedTensor parted) {

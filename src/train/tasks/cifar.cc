@@ -1,7 +1,5 @@
 #include "train/tasks/cifar.h"
 
-#include "base/check.h"
-#include "train/data_fingerprint.h"
 #include "train/random_streams.h"
 #include "train/tasks/tensor_checks.h"
 
@@ -18,14 +16,6 @@ constexpr std::int64_t stages = 8;  // the last one has so many times as many ch
 constexpr double usual_width = 64;
 constexpr double usual_parameters = 11.17e6;
 constexpr double usual_activations = 1.2e6;  // numbers that backward() needs of one image
-
-at::Tensor logits_of(models::ResNet18 model, const Batch& batch) {
-  return model->forward(batch.data).to(at::kFloat);
-}
-
-at::Tensor loss_of(models::ResNet18 model, const Batch& batch) {
-  return at::cross_entropy_loss(logits_of(model, batch), batch.target);
-}
 
 // He et al. (2015), section 4.2: the image between margins of zeros, cut out somewhere, perhaps
 // mirrored. `draws` [rows, 3]: from above, from the left, whether.
@@ -76,30 +66,9 @@ void CifarTask::declare(Settings& settings) {
                augments_);
 }
 
-void CifarTask::check() const {
-  check_input(!data_.empty(), "--data is missing: name a file or folder to learn from");
-}
-
-data::Images CifarTask::read_own() {
-  data::Images training = data::cifar10(data_, {.part = data::CifarPart::train});
-  validation_ = data::cifar10(data_, {.part = data::CifarPart::test});
-  fingerprint_ = fingerprint_of_tensors(
-      {training.pixels(), training.labels(), validation_->pixels(), validation_->labels()});
-  return training;
-}
-
-void CifarTask::load(const Options& options, const Group& group) {
-  options_ = options;
-  rank_ = group.rank();
-  ranks_ = group.size();
-  batches_.emplace(read_own(), options, group);
-}
-
-void CifarTask::load_validation(const Options&, const Group&, const std::string& data) {
-  if (data.empty())
-    (void)read_own();
-  else
-    validation_ = data::cifar10(data, {.part = data::CifarPart::test});
+data::Images CifarTask::read(const std::string& folder, bool is_training) const {
+  return data::cifar10(folder,
+                       {.part = is_training ? data::CifarPart::train : data::CifarPart::test});
 }
 
 double CifarTask::parameters() const {
@@ -113,18 +82,16 @@ double CifarTask::activations() const {
   return rows * usual_activations * static_cast<double>(width_) / usual_width;
 }
 
-models::ResNetOptions CifarTask::model_options() const {
-  return {.classes = classes, .cifar_stem = true, .width = width_};
+ImagesTask::Network CifarTask::make_network() const {
+  models::ResNet18 model(
+      models::ResNetOptions{.classes = classes, .cifar_stem = true, .width = width_});
+  return {model.ptr(),
+          [model](const at::Tensor& images) mutable { return model->forward(images); }};
 }
 
-std::shared_ptr<torch::nn::Module> CifarTask::make_model() {
-  model_ = models::ResNet18(model_options());
-  return model_.ptr();
-}
-
-Replica CifarTask::make_replica() const {
-  models::ResNet18 model(model_options());
-  return {model.ptr(), [model](const Batch& batch) { return loss_of(model, batch); }};
+at::Tensor CifarTask::loss_of(const at::Tensor& scores, const at::Tensor& target,
+                              std::int64_t reduction) const {
+  return at::cross_entropy_loss(scores, target, {}, reduction);
 }
 
 void CifarTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
@@ -133,8 +100,8 @@ void CifarTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
 }
 
 Batch CifarTask::batch(std::int64_t step) {
-  Batch batch = batches_->batch(step);
-  if (!augments_) return batch;
+  Batch batch = ImagesTask::batch(step);
+  if (!augments_ || !batch.data.defined()) return batch;
   constexpr std::int64_t margin = 4;
   at::Generator generator = at::detail::createCPUGenerator(stream_seed(options_.seed, step));
   const at::Tensor places = at::randint(2 * margin + 1, {options_.batch, 2}, generator, at::kLong);
@@ -143,24 +110,6 @@ Batch CifarTask::batch(std::int64_t step) {
   const at::Tensor own = at::arange(batch.data.size(0), at::kLong) * ranks_ + rank_;
   batch.data = augmented(batch.data, at::cat({places, mirrors}, 1).index_select(0, own), margin);
   return batch;
-}
-
-at::Tensor CifarTask::loss(const Batch& batch) { return loss_of(model_, batch); }
-
-std::int64_t CifarTask::validation_samples() const {
-  return static_cast<std::int64_t>(*validation_->size());
-}
-
-Batch CifarTask::validation(std::span<const std::size_t> samples) {
-  return validation_->get_batch({samples.data(), samples.size()});
-}
-
-Totals CifarTask::measure(const Batch& batch) {
-  at::Tensor logits = logits_of(model_, batch);
-  return {
-      .loss = at::cross_entropy_loss(logits, batch.target, {}, at::Reduction::Sum).item<double>(),
-      .targets = static_cast<double>(batch.data.size(0)),
-      .correct = logits.argmax(1).eq(batch.target).sum().item<double>()};
 }
 
 }  // namespace lockstep::train

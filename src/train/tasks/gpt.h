@@ -1,13 +1,15 @@
-// Predicting the next character (or byte) of a text with a GPT.
+// Predicting the next character, byte or token of a text with a GPT.
 #pragma once
 
 #include <lockstep/data/blocks.h>
-#include <lockstep/data/text.h>
+#include <lockstep/data/tokenizer.h>
 #include <lockstep/models/gpt.h>
 #include <lockstep/train/task.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
+#include <string>
 
 namespace lockstep::train {
 
@@ -17,7 +19,8 @@ class GptTask : public Task {
   [[nodiscard]] Options defaults() const override;
   void declare(Settings& settings) override;
   void check() const override;
-  // The characters of the vocabulary, where it is not that of bytes.
+  // What tells the tokens apart: the characters of the vocabulary, which byte-pair encoding it is,
+  // how many tokens there are.
   [[nodiscard]] checkpoint::Metadata description() const override;
   void restore(const checkpoint::Metadata& description) override;
 
@@ -48,14 +51,22 @@ class GptTask : public Task {
   [[nodiscard]] bool makes_samples() const override { return true; }
   [[nodiscard]] std::string sample(std::int64_t length) override;
 
-  // Of the text that was read or the description that was restored.
-  [[nodiscard]] const data::Vocabulary& vocabulary() const { return *known_; }
+  // Of the data that was read or the description that was restored. BadInput where the tables of
+  // --bpe cannot be read, or are not those of the description.
+  [[nodiscard]] data::Tokenizer tokenizer() const;
   [[nodiscard]] models::Gpt model() const { return model_; }
 
  private:
+  void declare_tokens(Settings& settings);
   [[nodiscard]] models::GptOptions model_options() const;
-  // The run's text, split; in the vocabulary that was restored, if one was.
-  [[nodiscard]] data::Text own_text() const;
+  // What a run learns from: the run's own data, split, or a text to measure.
+  struct Tokens {
+    at::Tensor train, validation;
+  };
+  [[nodiscard]] Tokens own_tokens();
+  [[nodiscard]] at::Tensor tokens_of(const std::filesystem::path& data);
+  // Sets known_ by the options, where it is not known.
+  void find_tokenizer(const std::string& text);
 
   std::string data_;
   std::int64_t layers_ = 4;
@@ -63,13 +74,17 @@ class GptTask : public Task {
   std::int64_t width_ = 128;
   std::int64_t block_ = 64;
   double dropout_ = 0;
-  std::string vocabulary_ = "chars";  // chars, bytes
+  std::string vocabulary_ = "chars";  // chars, bytes, bpe, tokens
+  std::int64_t vocabulary_size_ = 0;  // of bpe and tokens; 0: that of the encoding
+  std::string bpe_;                   // a folder; empty: none
+  std::string token_dtype_ = "uint16";
 
-  std::optional<data::Vocabulary> known_;
+  std::optional<data::Tokenizer> known_;
+  std::string bpe_print_;  // of the description that was restored: which tables
   Options options_;
   int rank_ = 0;
   int ranks_ = 1;
-  std::optional<data::Text> text_;
+  Tokens tokens_;
   std::optional<data::RandomBlocks> training_;
   std::optional<data::SequentialBlocks> validation_;
   models::Gpt model_{nullptr};

@@ -2,9 +2,12 @@
 
 #include <lockstep/parallel/data/communication_hook.h>
 
+#include <chrono>
+#include <functional>
 #include <mutex>
 #include <set>
 #include <stdexcept>
+#include <thread>
 
 namespace lockstep {
 namespace {
@@ -212,6 +215,27 @@ TEST(HookErrors, AnExceptionOfOneRanksHookEndsTheGroupByName) {
       expect_contains(text, "no more memory");
     }
   });
+}
+
+// A peer that does not come is waited for as long as the handle says, not as long as the group.
+TEST(HookErrors, CallsHaveTheDeadlineOfTheHandle) {
+  using std::chrono::milliseconds;
+  for (const auto& hook_of_rank :
+       {std::function([] { return bf16_compression(); }), std::function([] {
+          return power_sgd({.rank = 1, .start_step = 0, .min_compression_rate = 1});
+        })})
+    run_as_threads(2, [&](Group group) {
+      Table table({{40, 30}, {7}}, at::kFloat);
+      DistributedDataParallel ddp(table, group,
+                                  {.hook = hook_of_rank(), .timeout = milliseconds(300)});
+      if (!group.is_root()) {
+        std::this_thread::sleep_for(milliseconds(2000));
+        return;
+      }
+      const auto began = std::chrono::steady_clock::now();
+      EXPECT_THROW(backward(ddp, *table, 0), Error);
+      EXPECT_LT(std::chrono::steady_clock::now() - began, milliseconds(1800));
+    });
 }
 
 TEST(HookErrors, RanksWithOtherHooksAreTold) {

@@ -153,6 +153,50 @@ TEST(SyncBatchNorms, NarrowInputsAreComputedInFloat) {
   });
 }
 
+// Weights, statistics and inputs in 16 bits, as after module->to(): one process with all rows
+// in float is the oracle.
+TEST(SyncBatchNorms, NarrowLayersAreComputedInFloat) {
+  for (at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    const double most = dtype == at::kHalf ? 4e-3 : 3e-2;
+    torch::nn::BatchNorm2d whole(3);
+    const at::Tensor all = values({8, 3, 5, 5}, 3).to(dtype);
+    at::Tensor input = all.to(at::kFloat).requires_grad_();
+    const at::Tensor expected = whole(input);
+    expected.pow(3).sum().backward();
+    run_as_threads(2, [&](Group group) {
+      torch::nn::BatchNorm2d norm(3);
+      norm->to(dtype);
+      SyncBatchNorm sync(norm, group);
+      at::Tensor own = all.narrow(0, 4 * group.rank(), 4).clone().requires_grad_();
+      const at::Tensor output = norm(own);
+      EXPECT_EQ(output.scalar_type(), dtype);
+      const at::Tensor wanted = expected.detach().narrow(0, 4 * group.rank(), 4);
+      EXPECT_LT((output.detach().to(at::kFloat) - wanted).abs().max().item<double>(), most);
+      output.to(at::kFloat).pow(3).sum().backward();
+      const at::Tensor slope = input.grad().narrow(0, 4 * group.rank(), 4);
+      EXPECT_LT((own.grad().to(at::kFloat) - slope).abs().max().item<double>(),
+                4 * most * slope.abs().max().item<double>());
+      EXPECT_EQ(norm->weight.grad().scalar_type(), dtype);
+    });
+  }
+}
+
+// Options that change later count, as in a layer that computes alone.
+TEST(SyncBatchNorms, OptionsAreThoseOfTheCall) {
+  torch::nn::BatchNorm1d whole(3);
+  whole->options.eps(0.5).momentum(0.3);
+  const at::Tensor all = values({8, 3}, 3);
+  const at::Tensor expected = whole(all);
+  run_as_threads(2, [&](Group group) {
+    torch::nn::BatchNorm1d norm(3);
+    SyncBatchNorm sync(norm, group);
+    norm->options.eps(0.5).momentum(0.3);
+    const at::Tensor output = norm(all.narrow(0, 4 * group.rank(), 4));
+    EXPECT_LT(largest_difference(output, expected.narrow(0, 4 * group.rank(), 4)), 1e-5);
+    EXPECT_LT(largest_difference(norm->running_mean, whole->running_mean), 1e-6);
+  });
+}
+
 TEST(SyncBatchNorms, LayersComputeAloneAfterItsEnd) {
   run_as_threads(2, [](Group group) {
     torch::nn::BatchNorm1d norm(3), plain(3);

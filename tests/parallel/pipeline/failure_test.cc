@@ -214,6 +214,25 @@ TEST(PipelineFails, OtherPipelinesOfTheMeshAreToldAtOnce) {
       /*timeout=*/rank_limit);
 }
 
+// Or ranks whose own stages fit would wait in the first step.
+TEST(PipelineRefuses, AStrategyThatDoesNotFitIsToldToAllRanks) {
+  run_group(Engine::shm, 4, [&](Group world) {
+    Mesh mesh(world, {{"pp", 2}, {"dp", 2}});
+    auto model = blocks(4);
+    const bool is_first = mesh.coordinate("pp") == 0;
+    const std::string text = message_of<InvalidArgument>([&] {
+      Pipeline pipeline(split(model, {"2"}),
+                        plan::make_schedule("1f1b", {.stages = 2, .micro_batches = 3}), mesh["pp"],
+                        squared_error, {.strategy = [&](torch::nn::Module& stage) -> Handle {
+                          return DistributedDataParallel(stage, is_first ? mesh["dp"] : Group());
+                        }});
+    });
+    expect_contains(text, "is trained by a strategy of 2 ranks: expected PipelineOptions");
+    Group own = mesh["pp"];
+    own.barrier().wait();
+  });
+}
+
 // A rank of processes does something in the middle of a step; what the others are told.
 void expect_named(int victim, const std::function<void()>& deed, Duration timeout) {
   const RankRendezvous place(Engine::shm, ranks, timeout);

@@ -80,6 +80,23 @@ TEST(Clocks, AJoiningWorkerBeginsWithTheSameStepEverywhere) {
   EXPECT_EQ(behind.contributors(), List({0, 5}));
 }
 
+// One that was taken out while it prepared must not be waited for again.
+TEST(Clocks, AWorkerThatWasTakenOutDoesNotBegin) {
+  Clocks clocks(Consistency::synchronous, 0, 2);
+  EXPECT_TRUE(clocks.may_begin(1));
+  clocks.begin(0, 0);
+  clocks.begin(1, 0);
+  EXPECT_FALSE(clocks.may_begin(1));
+  (void)clocks.prepare(2);
+  EXPECT_TRUE(clocks.may_begin(2));
+  clocks.remove(2);
+  EXPECT_FALSE(clocks.may_begin(2));
+  clocks.remove(1);
+  EXPECT_FALSE(clocks.may_begin(1));
+  (void)clocks.prepare(1);
+  EXPECT_TRUE(clocks.may_begin(1));
+}
+
 TEST(Clocks, AWorkerThatIsLostWhileItJoinsHoldsNobody) {
   Clocks clocks = begun(Consistency::synchronous, 0, 1);
   (void)clocks.prepare(1);

@@ -114,6 +114,36 @@ TEST_P(TensorRefuses, RanksWithDifferentOptionsAreAMismatch) {
   });
 }
 
+// Nothing else would fail: each rank's part of the model would learn from a batch of its own.
+TEST_P(TensorRefuses, RanksWithDifferentBatchesAreAMismatch) {
+  run([&](Group group) {
+    WithDeed model([] {});
+    auto tp = parallelize(*model, group, deed_plan);
+    auto step = [&](int seed) {
+      tp.zero_grad();
+      model->forward(values({4, 6}, seed)).square().mean().backward();
+    };
+    for (int i = 0; i < 3; ++i) step(i);
+    const std::string text = message_of<Mismatch>([&] { step(3 + group.rank()); });
+    expect_contains(text, "a plain Float tensor of sizes [4, 6] counts as replicated");
+    expect_contains(text, "found others on rank 1 than on rank 0");
+    EXPECT_EQ(text.find('\n'), std::string::npos);
+  });
+}
+
+// It is noticed later, too, if not at once.
+TEST_P(TensorRefuses, BatchesThatPartLaterAreAMismatch) {
+  run([&](Group group) {
+    torch::nn::Embedding table(37, 12);
+    auto tp = parallelize(*table, group, {{"weight", Vocabulary()}});
+    const auto steps = [&] {
+      for (int i = 0; i < 2000; ++i)
+        (void)table->forward(torch::tensor({3, i % 37, i > 700 && group.rank() == 1 ? 5 : 4}));
+    };
+    expect_contains(message_of<Mismatch>(steps), "a plain Long tensor of sizes [3]");
+  });
+}
+
 // The module is then as it is after the handle's end.
 TEST_P(TensorRefuses, AStrategyThatThrowsLeavesGradientsToTheModule) {
   run([&](Group group) {

@@ -16,6 +16,7 @@
 // Each rank makes its own hook; all ranks make the same ones.
 #pragma once
 
+#include <lockstep/base/deadline.h>
 #include <lockstep/comm/group.h>
 #include <lockstep/module/named_parameters.h>
 
@@ -26,6 +27,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -46,13 +48,18 @@ class GradientBucket {
   };
 
   GradientBucket(std::string name, int number, bool is_last, at::Tensor buffer,
-                 std::shared_ptr<const std::vector<Place>> places);
+                 std::shared_ptr<const std::vector<Place>> places,
+                 std::optional<Duration> timeout = std::nullopt);
 
   // "bucket 0 (fc.weight ... fc.bias)": the same on all ranks, for the tags of calls.
   [[nodiscard]] const std::string& name() const { return name_; }
   // Buckets are numbered in the order in which they are given to the hook.
   [[nodiscard]] int number() const { return number_; }
   [[nodiscard]] bool is_last() const { return is_last_; }
+
+  // Deadline of the handle's collectives (DataParallelOptions::timeout), which the hook's should
+  // have; absent: the group's.
+  [[nodiscard]] std::optional<Duration> timeout() const { return timeout_; }
 
   // All gradients of this rank, and zeros between them: one dimension, real numbers. The hook may
   // write into it.
@@ -74,6 +81,7 @@ class GradientBucket {
   bool is_last_;
   at::Tensor buffer_;
   std::shared_ptr<const std::vector<Place>> places_;
+  std::optional<Duration> timeout_;
 };
 
 // The result of a hook for a bucket, which is there later.
@@ -128,6 +136,9 @@ class CommunicationHook {
   // names what is unknown, missing or of another shape, and then nothing has changed.
   virtual void load_state(const std::map<std::string, at::Tensor>& state);
 
+  // Whether gradients are averaged over all ranks of the handle in every step. Where they are not,
+  // a Join that divides by the ranks that still have inputs is refused.
+  [[nodiscard]] virtual bool averages_over_all() const { return true; }
   // Whether the models of the handle's ranks may differ, since gradients were not averaged over all
   // of them: the handle's state_parts(), by which checkpoints are written, is InvalidArgument then.
   [[nodiscard]] virtual bool models_may_differ() const { return false; }
@@ -136,8 +147,8 @@ class CommunicationHook {
   virtual void models_are_equal(const Group& /*group*/) {}
 };
 
-// The bucket's average over the group, in place. Of half precision the parts are divided before
-// they are added, so that no sum overflows.
+// The bucket's average over the group, in place, with the bucket's deadline. Of half precision the
+// parts are divided before they are added, so that no sum overflows.
 [[nodiscard]] BucketFuture average_of(const GradientBucket& bucket, Group& group);
 
 // What happens without a hook.

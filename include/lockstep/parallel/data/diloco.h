@@ -98,6 +98,11 @@ class [[nodiscard]] DiLoCo : public Handle {
   // pseudo-gradient has inf or NaN: that fragment stays as it was.
   int step();
 
+  // Collective, between steps: every fragment communicates now and arrives, but for those that did
+  // in this step; so that the outer parameters have all that was learned. For the end of a
+  // training. Returns how many arrived. Errors as step().
+  int synchronize();
+
   // Calls of step(), and bytes that this rank has given to collectives in them.
   [[nodiscard]] std::int64_t steps() const;
   [[nodiscard]] std::int64_t bytes_sent() const;

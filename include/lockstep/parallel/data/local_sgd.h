@@ -16,6 +16,7 @@
 // ModelAverager, as in PyTorch.
 #pragma once
 
+#include <lockstep/base/deadline.h>
 #include <lockstep/comm/group.h>
 #include <lockstep/parallel/data/communication_hook.h>
 #include <lockstep/parallel/handle.h>
@@ -51,9 +52,11 @@ class ModelAverager {
   // periods come later. Steps up to `warmup_steps` average nothing, and periods count from there.
   // `hook`: that of the handle that trains them (post_local_sgd()), which is told when the last
   // level has averaged; without it the handle refuses to be saved.
-  // InvalidArgument for no level, a period below 1, periods that do not grow.
+  // `timeout`: deadline of each collective; absent: the group's. InvalidArgument for no level, a
+  // period below 1, periods that do not grow.
   ModelAverager(std::vector<at::Tensor> parameters, std::vector<AveragingLevel> levels,
-                std::int64_t warmup_steps = 0, std::shared_ptr<CommunicationHook> hook = nullptr);
+                std::int64_t warmup_steps = 0, std::shared_ptr<CommunicationHook> hook = nullptr,
+                std::optional<Duration> timeout = std::nullopt);
 
   // After optimizer.step(). Collective in steps that average, which are the same on every rank;
   // returns whether this one did. Else local.
@@ -72,6 +75,7 @@ class ModelAverager {
   std::vector<AveragingLevel> levels_;
   std::int64_t warmup_steps_;
   std::shared_ptr<CommunicationHook> hook_;
+  std::optional<Duration> timeout_;
   std::int64_t steps_ = 0;
 };
 
@@ -88,6 +92,8 @@ struct PostLocalSgdOptions {
 
 struct LocalSgdOptions {
   std::int64_t period = 1;
+  // Deadline of each collective; absent: the group's.
+  std::optional<Duration> timeout = std::nullopt;
 };
 
 // A handle whose backward() does not communicate. Its parameters are the module's own.

@@ -4,8 +4,13 @@
 // A gradient of n rows and m columns (the other dims flattened) becomes P Q^T with P of n x r and Q
 // of m x r: r (n + m) numbers instead of n m. Each step is one subspace iteration: P = M Q is
 // averaged over the ranks and orthonormalised, Q = M^T P is averaged. What the product lacks of a
-// rank's own gradient is added to its next one (error feedback). All ranks get the same product, so
-// their models stay equal.
+// rank's own gradient is added to its next one (error feedback). All ranks make the product of the
+// same averages, so their models stay equal to the bit where their processors and numbers of
+// threads are alike, and up to rounding elsewhere, as in PyTorch: there let a ModelAverager level
+// them now and then.
+//
+// The error of a step has the loss scale of that step. Where a scale changes (optim/grad_scaler.h),
+// the next step adds the error of the old one: by a factor too large or too small, once.
 #pragma once
 
 #include <lockstep/parallel/data/communication_hook.h>

@@ -14,7 +14,9 @@
 // the operations of its forward() run on each rank's parts, by the rules of these. Behind each is
 // an ordinary tensor, this rank's part, in which gradients arrive. Plain tensors beside global ones
 // count as replicated: every rank of the group must pass the same batch, and random operations
-// draw from generators in the same state. What forward() returns is a global tensor;
+// draw from generators in the same state. Another batch on some rank is a Mismatch of the first
+// steps; one that comes later is found with one of the next plain tensors that are compared
+// (GlobalOptions::replicate_plain). What forward() returns is a global tensor;
 // full_tensor() makes a plain one of it, item() reads a number. Both are collective where it is cut
 // or Partial, as a loss on a cut vocabulary is: every rank of the group calls them, not one alone.
 //

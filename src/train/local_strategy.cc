@@ -1,0 +1,120 @@
+#include "train/local_strategy.h"
+
+#include "base/check.h"
+#include "base/format.h"
+#include "train/communication.h"
+#include "train/micro_batches.h"
+#include "train/optimizers.h"
+
+#include <lockstep/comm/together.h>
+#include <lockstep/parallel/join.h>
+
+#include <ATen/record_function.h>
+
+#include <string_view>
+
+namespace lockstep::train {
+namespace {
+
+constexpr std::string_view of_hook = "hook.";
+
+}  // namespace
+
+LocalStrategy::LocalStrategy(const Options& options, Task& task, Group world)
+    : options_(options), task_(task), world_(std::move(world)), hook_(hook_of_options(options)) {}
+
+void LocalStrategy::attach(std::shared_ptr<torch::nn::Module> module, const ScheduleOptions&,
+                           std::int64_t) {
+  if (options_.sync_batch_norm) sync_.emplace(*module, world_);
+  make_handle(std::move(module));
+  optimizer_ = make_optimizer(options_, handle().named_parameters(), handle().state_memory());
+}
+
+void LocalStrategy::make_handle(std::shared_ptr<torch::nn::Module> module) {
+  handle_ = train::make_handle(options_, task_, std::move(module), world_, hook_);
+}
+
+void LocalStrategy::count_bytes(const std::function<void()>& calls) {
+  const std::int64_t before = world_.traffic().bytes;
+  calls();
+  sent_bytes_ += world_.traffic().bytes - before;
+}
+
+double LocalStrategy::backward(const Batch& part, double share, optim::GradScaler& scaler) {
+  double value = 0;
+  count_bytes([&] {
+    at::Tensor loss = [&] {
+      RECORD_USER_SCOPE("forward");
+      return task_.loss(cast_batch(part, compute_dtype(options_)));
+    }();
+    if (compute_dtype(options_)) loss = loss.to(at::kFloat);  // float16 has no room for its scale
+    {
+      RECORD_USER_SCOPE("backward");
+      scaler.scale(share == 1 ? loss : loss * share).backward();
+    }
+    value = loss.item<double>() * share;
+  });
+  return value;
+}
+
+void LocalStrategy::join(const std::function<void()>& backward) {
+  std::vector<Joinable*> joinables{&handle().joinable()};
+  if (sync_) joinables.push_back(&sync_->joinable());
+  Join others(std::move(joinables));
+  backward();
+  others.finish(nullptr);  // the update comes when all have come here
+}
+
+void LocalStrategy::update(double lr, const optim::GradientTransform& transform,
+                           optim::GradScaler& scaler) {
+  set_learning_rate(*optimizer_, lr);
+  count_bytes([&] { scaler.step(*optimizer_, transform); });
+  scaler.update();
+  if (options_.reduce_in_step) handle().zero_grad();  // or an evaluation computes averages for all
+}
+
+std::map<std::string, at::Tensor> LocalStrategy::own() {
+  std::map<std::string, at::Tensor> own;
+  if (!hook_) return own;
+  for (auto& [name, tensor] : hook_->state()) own.emplace(std::string(of_hook) + name, tensor);
+  return own;
+}
+
+std::string LocalStrategy::kind() const { return hook_ ? "hook " + hook_->describe() : ""; }
+
+void LocalStrategy::take_own(const std::map<std::string, at::Tensor>& own) {
+  std::map<std::string, at::Tensor> state;
+  for (const auto& [name, tensor] : own)
+    if (name.starts_with(of_hook)) state.emplace(name.substr(of_hook.size()), tensor);
+  if (hook_) hook_->load_state(state);
+}
+
+void LocalStrategy::save(const std::filesystem::path& out, const checkpoint::TrainingState& state,
+                         const checkpoint::SaveOptions& options) {
+  checkpoint::save(out, handle(), *optimizer(), state, options);
+}
+
+// The folder was verified when it was chosen.
+void LocalStrategy::load(const std::filesystem::path& folder) {
+  std::map<std::string, at::Tensor> own;
+  const checkpoint::TrainingState state =
+      checkpoint::load(folder, handle(), *optimizer_, {.verify = false, .own = &own});
+  begin_at(state.step);
+  const auto kind_before = state.progress.find(kind_entry);
+  const bool is_same_kind = kind_before != state.progress.end() && kind_before->second == kind();
+  if (!is_same_kind || state.ranks != processes()) return;
+  together(world_, [&] {
+    try {
+      take_own(own);
+    } catch (const BadInput& error) {
+      throw BadInput(formatted("{}: {}", folder.string(), error.what()));
+    }
+  });
+}
+
+std::vector<std::pair<std::string, std::string>> LocalStrategy::results() {
+  if (world_.size() == 1) return {};
+  return {{"sent_bytes", formatted("{}", sent_bytes_)}};
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,248 @@
+#include "train/own_copies_strategy.h"
+
+#include "base/check.h"
+#include "base/visible.h"
+#include "checkpoint/optimizer_state.h"
+#include "parallel/state_broadcast.h"
+#include "parallel/whole_parameters.h"
+#include "train/communication.h"
+#include "train/worker_strategy.h"
+
+#include <lockstep/parallel/data/diloco.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/data/local_sgd.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
+
+#include <string_view>
+#include <utility>
+
+namespace lockstep::train {
+namespace {
+
+using Tensors = std::map<std::string, at::Tensor>;
+
+constexpr std::string_view of_copy = "copy.";            // parameters and buffers
+constexpr std::string_view of_optimizer = "optimizer.";  // as checkpoint::optimizer_state() has it
+constexpr std::string_view of_strategy = "strategy.";
+constexpr std::string_view of_outer = "outer.";  // DiLoCo's, which the model has
+constexpr std::int64_t bytes_at_once = std::int64_t{25} << 20;
+
+Tensors with_prefix(const Tensors& all, std::string_view prefix) {
+  Tensors found;
+  for (const auto& [name, tensor] : all)
+    if (name.starts_with(prefix)) found.emplace(name.substr(prefix.size()), tensor);
+  return found;
+}
+
+at::Tensor one_number(std::int64_t number) { return at::empty({1}, at::kLong).fill_(number); }
+
+std::int64_t steps_in(const Tensors& state) {
+  auto steps = state.find("steps");
+  check_input(steps != state.end() && steps->second.numel() == 1 &&
+                  steps->second.scalar_type() == at::kLong &&
+                  steps->second.item<std::int64_t>() >= 0,
+              "own tensors: expected strategy.steps, an integer of at least 0");
+  return steps->second.item<std::int64_t>();
+}
+
+// Averages of models from the first step on: backward() sends nothing.
+class Averaged final : public Copies {
+ public:
+  Averaged(torch::nn::Module& module, const Group& world, const Options& options)
+      : local_(module, world, {.period = options.local_sgd}) {}
+  void step(bool) override { (void)local_.step(); }
+  void show() override { local_.average_now(); }
+  Tensors state() override { return {{"steps", one_number(local_.steps())}}; }
+  void load_state(const Tensors& state) override { local_.set_steps(steps_in(state)); }
+  void begin_at(std::int64_t steps) override { local_.set_steps(steps); }
+  Handle& handle() override { return local_; }
+
+ private:
+  LocalSgd local_;
+};
+
+// Averages of gradients first.
+class AveragedLater final : public Copies {
+ public:
+  AveragedLater(torch::nn::Module& module, const Group& world, const Options& options)
+      : hook_(post_local_sgd({.start_step = options.local_sgd_start})),
+        ddp_(module, world, {.broadcast_buffers = false, .hook = hook_}),
+        averager_(ddp_.parameters(), {{options.local_sgd, world}}, options.local_sgd_start, hook_) {
+  }
+  Handle& handle() override { return ddp_; }
+  void step(bool) override { (void)averager_.step(); }
+  void show() override { averager_.average_now(); }
+  Tensors state() override {
+    Tensors state = hook_->state();
+    state.emplace("steps", one_number(averager_.steps()));
+    return state;
+  }
+  void load_state(const Tensors& state) override {
+    Tensors of_hook = state;
+    averager_.set_steps(steps_in(state));
+    of_hook.erase("steps");
+    hook_->load_state(of_hook);
+  }
+  void begin_at(std::int64_t steps) override {
+    averager_.set_steps(steps);
+    hook_->load_state({{"step", one_number(steps)}});
+  }
+
+ private:
+  std::shared_ptr<CommunicationHook> hook_;
+  DistributedDataParallel ddp_;
+  ModelAverager averager_;
+};
+
+class OuterUpdates final : public Copies {
+ public:
+  OuterUpdates(torch::nn::Module& module, const Group& world, const Options& options)
+      : diloco_(module, world, diloco_options(options)) {}
+  void step(bool is_last) override {
+    (void)diloco_.step();
+    if (is_last) (void)diloco_.synchronize();
+  }
+  void show() override {
+    const Tensors outer = named_outer();
+    for (const NamedPart& part : diloco_.named_parameters())
+      part.tensor.detach().copy_(outer.at(part.name));
+  }
+  Tensors state() override {
+    Tensors state = diloco_.state();
+    std::erase_if(state, [](const auto& entry) { return entry.first.starts_with(of_outer); });
+    return state;
+  }
+  void load_state(const Tensors& state) override {
+    Tensors whole = state;
+    for (const auto& [name, tensor] : named_outer())
+      whole.emplace(std::string(of_outer) + name, tensor);
+    diloco_.load_state(whole);
+  }
+  void begin_at(std::int64_t) override {}  // its steps count from the run that it began in
+  Handle& handle() override { return diloco_; }
+
+ private:
+  [[nodiscard]] Tensors named_outer() const {
+    Tensors outer;
+    for (const NamedPart& part : diloco_.state_parts())
+      if (part.kind == PartKind::parameter) outer.emplace(part.name, part.tensor);
+    return outer;
+  }
+
+  DiLoCo diloco_;
+};
+
+}  // namespace
+
+OwnCopiesStrategy::OwnCopiesStrategy(const Options& options, Task& task, Group world)
+    : LocalStrategy(options, task, std::move(world)), nothing_(optimizer_of_nothing()) {}
+
+OwnCopiesStrategy::~OwnCopiesStrategy() = default;
+
+Handle& OwnCopiesStrategy::handle() { return copies_->handle(); }
+
+void OwnCopiesStrategy::attach(std::shared_ptr<torch::nn::Module> module,
+                               const ScheduleOptions& schedule, std::int64_t steps_per_epoch) {
+  module_ = module;
+  steps_ = schedule.steps;
+  LocalStrategy::attach(std::move(module), schedule, steps_per_epoch);
+}
+
+void OwnCopiesStrategy::make_handle(std::shared_ptr<torch::nn::Module> module) {
+  if (options_.diloco > 0)
+    copies_ = std::make_unique<OuterUpdates>(*module, world_, options_);
+  else if (options_.local_sgd_start > 0)
+    copies_ = std::make_unique<AveragedLater>(*module, world_, options_);
+  else
+    copies_ = std::make_unique<Averaged>(*module, world_, options_);
+}
+
+void OwnCopiesStrategy::update(double lr, const optim::GradientTransform& transform,
+                               optim::GradScaler& scaler) {
+  LocalStrategy::update(lr, transform, scaler);
+  ++step_;
+  RECORD_USER_SCOPE("communication");
+  count_bytes([&] { copies_->step(step_ == steps_); });
+}
+
+OwnCopiesStrategy::Tensors OwnCopiesStrategy::buffers() const {
+  Tensors buffers;
+  for (NamedPart& part : parallel::whole_state_parts(*module_))
+    if (part.kind == PartKind::buffer) buffers.emplace(part.name, part.tensor);
+  return buffers;
+}
+
+OwnCopiesStrategy::Tensors OwnCopiesStrategy::trained() {
+  Tensors tensors = buffers();
+  for (NamedPart& part : handle().named_parameters())
+    tensors.emplace(part.name, part.tensor.detach());
+  return tensors;
+}
+
+void OwnCopiesStrategy::meet(bool shows_model) {
+  if (!shows_model || !set_aside_.empty()) return;
+  at::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : trained()) set_aside_.emplace(name, tensor.clone());
+  copies_->show();
+  std::vector<at::Tensor> of_rank_0;
+  for (const auto& [name, tensor] : buffers()) of_rank_0.push_back(tensor);
+  parallel::broadcast_now(world_, of_rank_0, bytes_at_once, {.tag = "buffers"});
+}
+
+void OwnCopiesStrategy::begin_step() {
+  at::NoGradGuard no_grad;
+  const Tensors own = std::exchange(set_aside_, {});
+  if (own.empty()) return;
+  for (const auto& [name, tensor] : trained()) tensor.copy_(own.at(name));
+}
+
+OwnCopiesStrategy::Tensors OwnCopiesStrategy::own() {
+  check(!set_aside_.empty(), "train: the one model of all ranks must be shown to be saved");
+  checkpoint::NamedParameters named;
+  for (const NamedPart& part : handle().named_parameters())
+    named.emplace_back(part.name, part.tensor);
+  Tensors own = checkpoint::optimizer_state(*optimizer_, named);
+  for (const auto& [name, tensor] : set_aside_) own.emplace(std::string(of_copy) + name, tensor);
+  for (const auto& [name, tensor] : copies_->state())
+    own.emplace(std::string(of_strategy) + name, tensor);
+  return own;
+}
+
+std::string OwnCopiesStrategy::kind() const {
+  if (options_.diloco == 0)
+    return formatted("local-sgd {} from {}", options_.local_sgd, options_.local_sgd_start);
+  return formatted("diloco {} int8 {} fragments {} overlap {}", options_.diloco,
+                   options_.diloco_int8, options_.diloco_fragments, options_.diloco_overlap);
+}
+
+void OwnCopiesStrategy::begin_at(std::int64_t step) {
+  step_ = step;
+  copies_->begin_at(step);
+}
+
+void OwnCopiesStrategy::take_own(const Tensors& own) {
+  const Tensors copy = with_prefix(own, of_copy);
+  const Tensors now = trained();
+  for (const auto& [name, tensor] : now) {
+    auto found = copy.find(name);
+    check_input(found != copy.end() && found->second.sizes() == tensor.sizes() &&
+                    found->second.scalar_type() == tensor.scalar_type(),
+                "own tensors: expected {}{}, {} [{}]", of_copy, visible(name),
+                c10::toString(tensor.scalar_type()), listed(tensor.sizes(), ", "));
+  }
+  checkpoint::NamedParameters named;
+  for (const NamedPart& part : handle().named_parameters())
+    named.emplace_back(part.name, part.tensor);
+  Tensors kept;
+  for (const auto& [name, tensor] : own)
+    if (name.starts_with(of_optimizer)) kept.emplace(name, tensor);
+  copies_->load_state(with_prefix(own, of_strategy));
+  checkpoint::load_optimizer_state(*optimizer_, named, kept);
+  at::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : now) tensor.copy_(copy.at(name));
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,76 @@
+// OwnCopiesStrategy: --local-sgd and --diloco. Each rank trains a copy of its own; at steps where
+// the model is measured or saved, the one model of all ranks takes its place in the module: the
+// average of the copies, or DiLoCo's outer parameters. That changes nothing of what is trained.
+//
+// A checkpoint has that one model, and as each rank's own its copy, the state of its optimizer, and
+// what averages need. A run on other ranks, or by another strategy, begins with the one model and
+// with new states of optimizers.
+#pragma once
+
+#include "train/local_strategy.h"
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+namespace lockstep::train {
+
+// Averages, or outer updates.
+class Copies {
+ public:
+  virtual ~Copies() = default;
+  [[nodiscard]] virtual Handle& handle() = 0;
+  // After the optimizer's step; `is_last`: of the whole run.
+  virtual void step(bool is_last) = 0;
+  // Collective: the parameters become those of the one model.
+  virtual void show() = 0;
+  // By name, beside parameters and optimizers; and back. `steps` of the run have been made.
+  [[nodiscard]] virtual std::map<std::string, at::Tensor> state() = 0;
+  virtual void load_state(const std::map<std::string, at::Tensor>& state) = 0;
+  virtual void begin_at(std::int64_t steps) = 0;
+};
+
+class OwnCopiesStrategy : public LocalStrategy {
+ public:
+  using Tensors = std::map<std::string, at::Tensor>;
+
+  OwnCopiesStrategy(const Options& options, Task& task, Group world);
+  ~OwnCopiesStrategy() override;
+
+  void attach(std::shared_ptr<torch::nn::Module> module, const ScheduleOptions& schedule,
+              std::int64_t steps_per_epoch) override;
+  Handle& handle() override;
+  // Of nothing, for saving: each rank's own state is in own().
+  torch::optim::Optimizer* optimizer() override { return nothing_.get(); }
+  void update(double lr, const optim::GradientTransform& transform,
+              optim::GradScaler& scaler) override;
+
+  bool waits_each_step() const override { return false; }
+  void meet(bool shows_model) override;
+  void begin_step() override;
+
+  Tensors own() override;
+  [[nodiscard]] std::string kind() const override;
+
+ private:
+  void make_handle(std::shared_ptr<torch::nn::Module> module) override;
+  void begin_at(std::int64_t step) override;
+  void take_own(const Tensors& own) override;
+  [[nodiscard]] Tensors buffers() const;
+  // Parameters and buffers of the module, by name.
+  [[nodiscard]] Tensors trained();
+
+  std::shared_ptr<torch::nn::Module> module_;
+  std::unique_ptr<Copies> copies_;
+  std::unique_ptr<torch::optim::Optimizer> nothing_;
+  std::int64_t step_ = 0;
+  std::int64_t steps_ = 0;  // of the run
+  Tensors set_aside_;       // what this rank trains, while the one model is shown
+};
+
+}  // namespace lockstep::train

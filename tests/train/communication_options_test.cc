@@ -1,0 +1,130 @@
+// What --hook, --local-sgd, --diloco, --sync-batch-norm and --uneven refuse, in one line each.
+#include "train/communication.h"
+
+#include "support/temporary_folder.h"
+#include "support/torch/ranks.h"
+#include "train/communication_ways.h"
+#include "train/messages.h"
+#include "train/runs.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace lockstep::train {
+namespace {
+
+using test::TemporaryFolder;
+
+// What is refused: the line that says so.
+std::string refused(const Change& change, int ranks = 2) {
+  RunSetup setup("mlp");
+  setup.out = "out";
+  setup.batch = 12;
+  change(setup);
+  const std::string text = test::message_of([&] { check_run(setup, ranks); });
+  EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+  return text;
+}
+
+TEST(Communication, WhatFitsTogetherIsTaken) {
+  for (const Way& way : all_ways()) EXPECT_EQ(refused(way.change), "nothing was thrown");
+  EXPECT_EQ(refused([](Options& o) {
+              o.hook = "bf16";
+              o.uneven = o.sync_batch_norm = true;
+            }),
+            "nothing was thrown");
+}
+
+TEST(Communication, HooksThatAreNoneAreOneLine) {
+  const std::string expected =
+      ": expected none, bf16, fp16, powersgd:RANK, bf16+powersgd:RANK or fp16+powersgd:RANK";
+  for (const char* text :
+       {"", "bf17", "bf16+", "powersgd", "powersgd:", "powersgd:0", "powersgd:-1", "powersgd:2x",
+        "powersgd:2+bf16", "bf16+fp16", "bf16powersgd:2", "powersgd:99999999999999999999"})
+    EXPECT_EQ(refused([&](Options& o) { o.hook = text; }),
+              "--hook " + std::string(text) + expected);
+}
+
+TEST(Communication, CombinationsWithoutMeaningAreOneLine) {
+  EXPECT_EQ(refused([](Options& o) {
+              o.hook = "bf16";
+              o.diloco = 3;
+            }),
+            "--hook bf16 and --diloco 3: expected one of the two");
+  EXPECT_EQ(refused([](Options& o) { o.local_sgd = o.diloco = 3; }),
+            "--local-sgd 3 and --diloco 3: expected one of the two");
+  EXPECT_EQ(refused([](Options& o) {
+              o.hook = "bf16";
+              o.shard = "full";
+            }),
+            "--hook bf16 needs --shard none, found --shard full");
+  EXPECT_EQ(refused(
+                [](Options& o) {
+                  o.local_sgd = 3;
+                  o.strategy = "ps";
+                },
+                3),
+            "--local-sgd 3 needs --strategy ddp, found --strategy ps");
+  EXPECT_EQ(refused([](Options& o) {
+              o.diloco = 3;
+              o.mesh = "dp=2";
+            }),
+            "--diloco 3 takes all ranks: expected no --mesh, found dp=2");
+  EXPECT_EQ(refused([](Options& o) {
+              o.local_sgd = 3;
+              o.uneven = true;
+            }),
+            "--uneven: with --local-sgd 3 ranks do not wait for each other in every step: expected "
+            "one of the two");
+  EXPECT_EQ(refused([](Options& o) {
+              o.uneven = o.sync_batch_norm = true;
+              o.accumulate = 2;
+            }),
+            "--uneven with --sync-batch-norm needs --accumulate 1, found 2: ranks with fewer rows "
+            "would make fewer micro-batches");
+}
+
+TEST(Communication, WhatNeedsAnotherOptionSaysWhich) {
+  EXPECT_EQ(refused([](Options& o) { o.hook_start = 3; }),
+            "--hook-start 3 needs --hook powersgd:RANK");
+  EXPECT_EQ(refused([](Options& o) { o.local_sgd_start = 3; }),
+            "--local-sgd-start 3 needs --local-sgd N");
+  EXPECT_EQ(refused([](Options& o) { o.diloco_int8 = true; }), "--diloco-int8 needs --diloco N");
+  EXPECT_EQ(refused([](Options& o) { o.diloco_fragments = 2; }),
+            "--diloco-fragments 2 needs --diloco N");
+  EXPECT_EQ(refused([](Options& o) { o.outer_lr = 0.5; }), "--outer-lr 0.5 needs --diloco N");
+  EXPECT_EQ(refused([](Options& o) {
+              o.diloco = 3;
+              o.diloco_fragments = 4;
+            }),
+            "--diloco-fragments 4: expected no more than the 3 steps of --diloco");
+  EXPECT_EQ(refused([](Options& o) { o.diloco = o.diloco_overlap = 3; }),
+            "--diloco-overlap 3: expected less than the 3 steps of --diloco");
+  EXPECT_EQ(refused([](Options& o) {
+              o.diloco = 3;
+              o.outer_momentum = 1;
+            }),
+            "--outer-momentum 1: expected less than 1");
+}
+
+// Before anything is trained.
+TEST(Communication, WhatTheModelDoesNotHaveIsOneLine) {
+  TemporaryFolder folder;
+  RunSetup options = tiny_mlp(folder);
+  auto expect_refused = [&](const std::string& words) {
+    test::run_group(test::Engine::shm, 2, [&](Group group) {
+      const std::string text = test::message_of([&] { (void)train(options, group); });
+      EXPECT_NE(text.find(words), std::string::npos) << text;
+      EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+    });
+  };
+  options.sync_batch_norm = true;
+  expect_refused("SyncBatchNorm: the module has no BatchNorm1d, 2d or 3d");
+  options.sync_batch_norm = false;
+  options.hook = "powersgd:500";
+  expect_refused("rank 500 is too large for every parameter");
+}
+
+}  // namespace
+}  // namespace lockstep::train

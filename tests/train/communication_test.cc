@@ -1,0 +1,264 @@
+// --hook, --local-sgd, --diloco, --sync-batch-norm and --uneven: what they train, and what a
+// checkpoint keeps of them.
+#include "train/communication.h"
+
+#include "support/temporary_folder.h"
+#include "support/torch/ranks.h"
+#include "train/communication_ways.h"
+#include "train/runs.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::train {
+namespace {
+
+using test::TemporaryFolder;
+
+std::string line_of(const RunSetup& setup) {
+  std::ifstream file(std::filesystem::path(setup.out) / "result.txt");
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::int64_t sent_bytes(const RunSetup& setup) {
+  const std::string line = line_of(setup);
+  const std::string word = " sent_bytes=";
+  const std::size_t place = line.find(word);
+  return place == std::string::npos ? -1 : std::stoll(line.substr(place + word.size()));
+}
+
+class EveryWay : public testing::TestWithParam<Way> {};
+
+// With dropout, momentum and batch normalisation: all that ranks have of their own.
+TEST_P(EveryWay, GoesOnToTheBit) {
+  TemporaryFolder folder;
+  for (RunSetup options : {tiny_mnist(folder), tiny_gpt(folder)}) {
+    options.out += options.task;
+    options.save_every = 5;
+    if (options.task == "gpt") options.dropout = 0.1;
+    GetParam().change(options);
+    run(2, options);
+    RunSetup again = cut_at(options, 5);
+    run(2, again);
+    EXPECT_EQ(distance(options.out, again.out), 0) << options.task;
+    const auto all = metrics_of(options.out), again_all = metrics_of(again.out);
+    ASSERT_EQ(all.size(), again_all.size());
+    EXPECT_EQ(all.back()["loss"], again_all.back()["loss"]);
+    EXPECT_EQ(all.back()["val_loss"], again_all.back()["val_loss"]);
+  }
+}
+
+TEST_P(EveryWay, KeepsRunningStatisticsOfItsOwn) {
+  TemporaryFolder folder;
+  RunSetup options = tiny_cifar(folder);
+  options.save_every = 5;
+  GetParam().change(options);
+  run(3, options);
+  RunSetup again = cut_at(options, 5);
+  run(3, again);
+  EXPECT_EQ(distance(options.out, again.out), 0);
+}
+
+TEST_P(EveryWay, GoesOnWithOtherRanksAndWithoutIt) {
+  TemporaryFolder folder;
+  RunSetup options = tiny_mlp(folder);
+  GetParam().change(options);
+  run(3, options);
+  RunSetup on_two = cut_at(options, 4);
+  run(2, on_two);
+  EXPECT_EQ(metrics_of(on_two.out).size(), 8u);
+  EXPECT_LT(distance(options.out, on_two.out), 0.1);
+  std::filesystem::remove_all(on_two.out);
+  RunSetup plain = cut_at(options, 4);
+  static_cast<Options&>(plain).hook = "none";
+  plain.hook_start = plain.local_sgd = plain.local_sgd_start = plain.diloco = 0;
+  plain.diloco_int8 = false;
+  plain.diloco_fragments = 1;
+  plain.diloco_overlap = 0;
+  plain.diloco_mixing = 0;
+  run(2, plain);
+  EXPECT_EQ(metrics_of(plain.out).size(), 8u);
+  EXPECT_LT(distance(options.out, plain.out), 0.1);
+}
+
+// Evaluations, samples and checkpoints at other steps, written meanwhile or not.
+TEST_P(EveryWay, IsNotDisturbedByBeingLookedAt) {
+  TemporaryFolder folder;
+  RunSetup options = tiny_gpt(folder);
+  GetParam().change(options);
+  run(2, options);
+  RunSetup watched = options;
+  watched.out += "-watched";
+  watched.eval_every = 1;
+  watched.save_every = 3;
+  watched.sample_every = 2;
+  watched.sample = 5;
+  watched.async_save = true;
+  run(2, watched);
+  EXPECT_EQ(distance(options.out, watched.out), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EveryWay, testing::ValuesIn(all_ways()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(Hooks, TrainAlmostTheSameModelWithFewerBytes) {
+  TemporaryFolder folder;
+  RunSetup options = tiny_mlp(folder);
+  options.steps = 40;
+  run(2, options);
+  const double whole = static_cast<double>(sent_bytes(options));
+  ASSERT_GT(whole, 0);
+  for (const auto& [way, share] : {std::pair(hook("bf16"), 0.6), std::pair(hook("fp16"), 0.6),
+                                   std::pair(hook("powersgd:2"), 0.7)}) {
+    RunSetup other = options;
+    other.out += way.name;
+    way.change(other);
+    run(2, other);
+    EXPECT_LT(static_cast<double>(sent_bytes(other)), share * whole) << way.name;
+    EXPECT_LT(distance(options.out, other.out), 0.05) << way.name;
+    EXPECT_GT(distance(options.out, other.out), 0) << way.name;
+  }
+}
+
+// Plain SGD: the average of steps is the step of the average.
+TEST(OwnCopies, AverageEveryStepIsDistributedDataParallel) {
+  TemporaryFolder folder;
+  RunSetup options = tiny_mlp(folder);
+  options.optimizer = "sgd";
+  options.lr = 0.05;
+  run(3, options);
+  RunSetup local = options;
+  local.out += "-local";
+  local.local_sgd = 1;
+  run(3, local);
+  EXPECT_LT(distance(options.out, local.out), 1e-6);
+  RunSetup diloco = options;
+  diloco.out += "-diloco";
+  diloco.diloco = 1;
+  diloco.outer_lr = 1;
+  diloco.outer_momentum = 0;
+  run(3, diloco);
+  EXPECT_LT(distance(options.out, diloco.out), 1e-6);
+}
+
+// The outer parameters have all steps, also where the run does not end with an outer update.
+TEST(OwnCopies, DiLoCoEndsWithAllThatWasLearned) {
+  TemporaryFolder folder;
+  RunSetup options = tiny_mlp(folder);
+  options.steps = 10;
+  options.diloco = 1000;
+  options.outer_lr = 1;
+  options.outer_momentum = 0;
+  run(2, options);
+  RunSetup local = options;
+  local.out += "-local";
+  local.diloco = 0;
+  local.outer_lr = Options().outer_lr;
+  local.outer_momentum = Options().outer_momentum;
+  local.local_sgd = 1000;
+  run(2, local);
+  EXPECT_LT(distance(options.out, local.out), 1e-6);
+}
+
+TEST(OwnCopies, SendSeldom) {
+  TemporaryFolder folder;
+  RunSetup options = tiny_mlp(folder);
+  options.steps = 40;
+  options.save_every = 40;
+  options.log_every = 7;
+  run(2, options);
+  RunSetup seldom = options;
+  seldom.out += "-seldom";
+  seldom.diloco = 20;
+  run(2, seldom);
+  EXPECT_LT(sent_bytes(seldom), sent_bytes(options) / 19);
+  EXPECT_GT(sent_bytes(seldom), 0);
+}
+
+// A signal comes at any step; rows of the metrics are where ranks see it.
+TEST(OwnCopies, StopAndGoOnBetweenAverages) {
+  TemporaryFolder folder;
+  RunSetup options = tiny_mnist(folder);
+  options.local_sgd = 4;
+  options.save_every = 3;
+  run(3, options);
+  for (std::int64_t step : {3, 6, 9}) {
+    RunSetup again = cut_at(options, step);
+    run(3, again);
+    EXPECT_EQ(distance(options.out, again.out), 0) << step;
+    std::filesystem::remove_all(again.out);
+  }
+}
+
+class Uneven : public testing::TestWithParam<int> {};
+
+// 4096 rows: the last step of an epoch has one, and all ranks but one have none.
+TEST_P(Uneven, RanksTrainWhatOneProcessTrains) {
+  TemporaryFolder folder;
+  const int ranks = GetParam();
+  RunSetup options = tiny_mlp(folder);
+  options.batch = 1365;
+  options.steps = 0;
+  options.epochs = 3;
+  options.save_every = 4;
+  run(1, options);
+  RunSetup uneven = options;
+  uneven.out += "-uneven";
+  uneven.uneven = true;
+  run(ranks, uneven);
+  EXPECT_LT(distance(options.out, uneven.out), 1e-5);
+  ASSERT_EQ(metrics_of(options.out).size(), metrics_of(uneven.out).size());
+  RunSetup again = cut_at(uneven, 4);
+  run(ranks, again);
+  EXPECT_EQ(distance(uneven.out, again.out), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Uneven, testing::Values(3, 5, 7));
+
+// 40 images, 13 a rank: in the last step of an epoch two of three ranks have none.
+TEST(Uneven, NormalisesByTheRowsOfAllRanks) {
+  TemporaryFolder folder;
+  RunSetup options = tiny_cifar(folder);
+  options.batch = 39;
+  options.save_every = 0;
+  options.lr = 0.01;
+  run(1, options);
+  RunSetup ranks = options;
+  ranks.out += "-3";
+  ranks.uneven = ranks.sync_batch_norm = true;
+  run(3, ranks);
+  EXPECT_LT(distance(options.out, ranks.out), 2e-3);
+  RunSetup apart = ranks;
+  apart.out += "-apart";
+  apart.sync_batch_norm = false;
+  run(3, apart);
+  EXPECT_GT(distance(options.out, apart.out), 2e-2);
+}
+
+TEST(Uneven, EachSampleIsSeenOnceAnEpoch) {
+  TemporaryFolder folder;
+  RunSetup options = tiny_mlp(folder);
+  options.batch = 315 * 3;
+  options.uneven = true;
+  test::run_group(test::Engine::shm, 3, [&](Group group) {
+    std::unique_ptr<Task> task = options.make();
+    task->load(options, group);
+    at::Tensor rows = torch::zeros({1}, torch::kLong);
+    EXPECT_EQ(task->steps_per_epoch(), 5);
+    for (std::int64_t step = 0; step < task->steps_per_epoch(); ++step) {
+      const Batch batch = task->batch(step);
+      if (batch.data.defined()) rows += batch.data.size(0);
+    }
+    group.all_reduce(rows, Op::sum).wait();
+    EXPECT_EQ(rows.item<std::int64_t>(), 4096);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::train

@@ -1,0 +1,60 @@
+// The ways in which ranks of --strategy ddp communicate, by the options that ask for them.
+#pragma once
+
+#include <lockstep/train/options.h>
+
+#include <functional>
+#include <ostream>
+#include <regex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::train {
+
+using Change = std::function<void(Options&)>;
+
+struct Way {
+  std::string name;
+  Change change;
+};
+
+inline void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
+
+inline Way hook(const std::string& text, std::int64_t start = 0) {
+  std::string name = text + (start > 0 ? "_from_" + std::to_string(start) : "");
+  return {std::regex_replace(name, std::regex("[:+]"), "_"), [=](Options& options) {
+            options.hook = text;
+            options.hook_start = start;
+          }};
+}
+
+inline std::vector<Way> hooks() {
+  return {hook("bf16"), hook("fp16"), hook("powersgd:2"), hook("powersgd:1", 3),
+          hook("bf16+powersgd:2")};
+}
+
+inline std::vector<Way> copies() {
+  return {{"local_sgd", [](Options& options) { options.local_sgd = 3; }},
+          {"post_local_sgd",
+           [](Options& options) {
+             options.local_sgd = 2;
+             options.local_sgd_start = 3;
+           }},
+          {"diloco", [](Options& options) { options.diloco = 3; }},
+          {"diloco_int8_in_fragments", [](Options& options) {
+             options.diloco = 4;
+             options.diloco_int8 = true;
+             options.diloco_fragments = 2;
+             options.diloco_overlap = 1;
+             options.diloco_mixing = 0.5;
+           }}};
+}
+
+inline std::vector<Way> all_ways() {
+  std::vector<Way> ways = hooks();
+  for (Way& way : copies()) ways.push_back(std::move(way));
+  return ways;
+}
+
+}  // namespace lockstep::train
