@@ -1,6 +1,6 @@
 // lockstep-checkpoint: `lockstep checkpoint ls | show | verify | diff | reshard | convert`: what
-// checkpoints hold, whether they are whole, in what two of them differ, and one in other files or in
-// other programs' forms.
+// checkpoints hold, whether they are whole, in what two of them differ, and one in other files or
+// in other programs' forms.
 #include "apps/checkpoint/content.h"
 #include "apps/checkpoint/convert.h"
 #include "apps/checkpoint/difference.h"
