@@ -25,7 +25,7 @@ namespace {
 
 // One that accepts connections but does not greet is no store, or stuck.
 constexpr Duration handshake_limit = std::chrono::seconds(20);
-constexpr Duration one_try = std::chrono::seconds(2);
+constexpr Duration one_try = std::chrono::seconds(1);
 constexpr Duration between_tries = std::chrono::milliseconds(20);
 
 // Any user can listen at an abstract name: the kernel says who does.
@@ -113,8 +113,8 @@ void TcpStore::Connection::begin_session(store::FrameReader& frames, Deadline de
   std::string sealed;
   while (!frames.next(sealed)) {
     std::array<std::byte, 4096> buffer;
-    check_input(sys::wait_ready(socket_.get(), POLLIN, deadline),
-                "store at {} takes connections but does not answer", address_);
+    if (!sys::wait_ready(socket_.get(), POLLIN, deadline))
+      throw Timeout(formatted("store at {} takes connections but does not answer", address_));
     const auto count = sys::receive_now(socket_.get(), buffer);
     if (count) frames.append({reinterpret_cast<const char*>(buffer.data()), *count});
   }
@@ -146,11 +146,12 @@ void TcpStore::Connection::send_again() {
   send_frames(requests);
 }
 
-// One try, by the thread that reads.
+// One try, by the thread that reads; long enough for a busy server, however soon its caller's own
+// deadline is.
 void TcpStore::Connection::repair(Deadline deadline) {
   std::string why;
   try {
-    return try_once(deadline.or_sooner(Deadline::after(one_try)));
+    return try_once(Deadline::after(one_try));
   } catch (const BadInput& error) {
     return lose(error.what());
   } catch (const std::exception& error) {
