@@ -37,7 +37,9 @@
 #include <lockstep/models/conv_net.h>
 #include <lockstep/models/gpt.h>
 #include <lockstep/models/llama.h>
+#include <lockstep/models/mixture.h>
 #include <lockstep/models/mlp.h>
+#include <lockstep/models/moe.h>
 #include <lockstep/models/resnet.h>
 #include <lockstep/module/checkpoint_activations.h>
 #include <lockstep/module/named_parameters.h>
@@ -64,6 +66,8 @@
 #include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/sharded/sharded_build.h>
+#include <lockstep/parallel/tensor/context_parallel.h>
+#include <lockstep/parallel/tensor/expert_parallel.h>
 #include <lockstep/parallel/tensor/parallelize.h>
 #include <lockstep/parallel/threads/data_parallel.h>
 #include <lockstep/parallel/threads/devices.h>

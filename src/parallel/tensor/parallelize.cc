@@ -19,8 +19,9 @@ const Mesh& TensorParallel::tensors() const {
 
 TensorParallel parallelize(std::shared_ptr<torch::nn::Module> module, Group group,
                            const TensorPlan& plan, TensorParallelOptions options) {
-  return TensorParallel(std::make_shared<TensorParallelState>(std::move(module), std::move(group),
-                                                              plan, std::move(options)));
+  const int ranks = group.size();
+  return TensorParallel(std::make_shared<TensorParallelState>(
+      std::move(module), Mesh(std::move(group), {{"tp", ranks}}), plan, std::move(options)));
 }
 
 TensorParallel parallelize(torch::nn::Module& module, Group group, const TensorPlan& plan,

@@ -29,6 +29,8 @@ at::Tensor whole_values(const at::Tensor& tensor) {
   return dispatch::as_ordinary(tensor).detach().contiguous();
 }
 
+global::PlacementList list_of(const Placements& all) { return {all.begin(), all.end()}; }
+
 at::Tensor part_from_root(Group group, const at::Tensor& tensor, Placement placement,
                           const CallOptions& call) {
   const int ranks = group.size(), rank = group.rank();
@@ -105,6 +107,19 @@ void share_version(const PartedTensor& parted) {
 
 }  // namespace
 
+Group ranks_of_parts(const Mesh& mesh) {
+  for (const MeshAxis& axis : mesh.axes())
+    if (axis.name == "tp") return mesh["tp"];
+  return {};
+}
+
+Placements placements_on(const Mesh& mesh, Placement placement) {
+  Placements all;
+  for (const MeshAxis& axis : mesh.axes())
+    all.push_back(axis.name == "tp" ? placement : Placement());
+  return all;
+}
+
 at::Tensor PartedTensor::values(std::size_t i) const {
   if (!is_cut()) return local;
   std::int64_t offset = 0;
@@ -116,7 +131,7 @@ PartedTensor part_tensor(const at::Tensor& tensor, std::string name,
                          std::vector<std::string> aliases, Placement placement, const Mesh& mesh,
                          const std::shared_ptr<dispatch::Division>& division) {
   at::NoGradGuard no_grad;
-  const Group& group = mesh.group();
+  const Group group = ranks_of_parts(mesh);
   PartedTensor parted;
   parted.tensor = tensor;
   parted.name = std::move(name);
@@ -126,6 +141,9 @@ PartedTensor part_tensor(const at::Tensor& tensor, std::string name,
   parted.sizes = tensor.sizes().vec();
   parted.trains = tensor.requires_grad();
   parted.local = part_from_root(group, tensor, placement, {.tag = parted.name});
+  for (const MeshAxis& axis : mesh.axes())
+    if (axis.name != "tp" && parted.local.numel() > 0)
+      mesh[axis.name].broadcast(parted.local, 0, {.tag = parted.name}).wait();
   parted.tensor.set_requires_grad(false);
   parted.tensor.mutable_grad().reset();
   parted.tensor.set_data(at::empty({0}, parted.local.options()));
@@ -164,8 +182,8 @@ bool HeldByLeaves::end(PartedTensor& parted) const {
 void attach(PartedTensor& parted, const Mesh& mesh) {
   at::NoGradGuard no_grad;
   const global::SpecPtr spec = global::Space::of(mesh).spec(
-      {parted.placement}, parted.sizes, global::row_major_strides(parted.sizes),
-      parted.local.scalar_type(), parted.local.device());
+      list_of(placements_on(mesh, parted.placement)), parted.sizes,
+      global::row_major_strides(parted.sizes), parted.local.scalar_type(), parted.local.device());
   parted.tensor.set_data(global::wrap(parted.local, spec, mesh));
   share_version(parted);
 }

@@ -41,11 +41,19 @@ struct PartedTensor {
   std::vector<layout::TensorSlice> slices;  // of each leaf
   bool is_buffer = false;
   bool is_divided = false;  // further, by a strategy
+  // On a mesh with an axis `cp`: a strategy averages gradients over more ranks than those of `cp`,
+  // so that this rank's addend, times this, is what it is given; 0: ranks of `cp` add them up here.
+  int context_ranks = 0;
 
   [[nodiscard]] bool is_cut() const { return placement.is_shard(); }
   // The elements of leaf i as an ordinary tensor. Not of one that is divided further.
   [[nodiscard]] at::Tensor values(std::size_t i) const;
 };
+
+// The ranks that parameters are cut over: those of the axis `tp`; this one alone if there is none.
+[[nodiscard]] Group ranks_of_parts(const Mesh& mesh);
+// Along the axes of a mesh: parameters are whole along all but `tp`.
+[[nodiscard]] Placements placements_on(const Mesh& mesh, Placement placement);
 
 // Collective, and blocks: local has this rank's part of the values that rank 0 has, and `tensor` no
 // memory any more, until attach(). `division`: all ranks.

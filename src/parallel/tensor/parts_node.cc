@@ -35,14 +35,22 @@ bool is_alone(const at::Tensor& gradient) {
 }
 
 // This rank's part of a gradient, in memory of its own, row-major.
-at::Tensor own_part(at::Tensor gradient, Placement placement) {
+at::Tensor own_part(at::Tensor gradient, const Placements& placements) {
   if (at::GradMode::is_enabled())
-    return local_tensor(redistribute(gradient, {placement})).contiguous();
-  if (global::global_of(gradient)->spec->placements.front() != placement)
-    gradient = redistribute(gradient, {placement});
+    return local_tensor(redistribute(gradient, placements)).contiguous();
+  if (lockstep::placements(gradient) != placements) gradient = redistribute(gradient, placements);
   const bool alone = is_alone(gradient);
   const at::Tensor& local = global::global_of(gradient)->local;
   return alone ? local.contiguous() : local.clone(at::MemoryFormat::Contiguous);
+}
+
+// Where a strategy adds up over the ranks of an axis later, each of them keeps its addend.
+Placements placements_of_gradient(const PartedTensor& parted) {
+  const Mesh mesh = mesh_of(parted.tensor);
+  Placements all = placements_on(mesh, parted.placement);
+  for (std::size_t axis = 0; axis < all.size(); ++axis)
+    if (parted.context_ranks > 0 && mesh.axes()[axis].name == "cp") all[axis] = Partial();
+  return all;
 }
 
 }  // namespace
@@ -51,7 +59,8 @@ PartsNode::PartsNode(const PartedTensor& parted, std::shared_ptr<GradientMarks> 
                      std::size_t number)
     : Node(std::numeric_limits<std::uint64_t>::max(), edges_to(parted.leaves)),
       parameter_(parted.name),
-      placement_(parted.placement),
+      placements_(placements_of_gradient(parted)),
+      context_ranks_(parted.context_ranks),
       marks_(std::move(marks)),
       number_(number) {
   if (!parted.is_cut()) return;
@@ -71,7 +80,9 @@ variable_list PartsNode::apply(variable_list&& gradients) {
         "gradient of {}: expected a global tensor, as the parameter is, found a plain one",
         parameter_);
   marks_->before_gradient(number_);
-  at::Tensor part = own_part(std::move(gradient), placement_);
+  at::Tensor part = own_part(std::move(gradient), placements_);
+  if (context_ranks_ > 1)
+    part = at::GradMode::is_enabled() ? part * context_ranks_ : part.mul_(context_ranks_);
   if (places_.empty()) return {std::move(part)};
   part = part.view({-1});
   for (std::size_t i = 0; i < places_.size(); ++i) {

@@ -36,7 +36,8 @@ class PartsNode final : public torch::autograd::Node {
   };
 
   const std::string parameter_;
-  const Placement placement_;
+  const Placements placements_;
+  const int context_ranks_;
   std::vector<Place> places_;  // empty: the leaf has all of it
   std::shared_ptr<GradientMarks> marks_;
   const std::size_t number_;

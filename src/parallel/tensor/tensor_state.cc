@@ -21,11 +21,31 @@ namespace lockstep {
 
 using tensor_parallel::PlannedParameter;
 
-TensorParallelState::TensorParallelState(std::shared_ptr<torch::nn::Module> module, Group group,
-                                         const TensorPlan& plan, TensorParallelOptions options)
+namespace {
+
+// Along `cp` a gradient is a sum, which is not taken before all of it is there.
+Placements table_on(const Mesh& mesh, Placement placement) {
+  Placements all = tensor_parallel::placements_on(mesh, placement);
+  for (std::size_t axis = 0; axis < all.size(); ++axis)
+    if (mesh.axes()[axis].name == "cp") all[axis] = Partial();
+  return all;
+}
+
+int context_ranks_of(const Mesh& mesh) {
+  for (const MeshAxis& axis : mesh.axes())
+    if (axis.name == "cp") return axis.size;
+  return 0;
+}
+
+}  // namespace
+
+TensorParallelState::TensorParallelState(std::shared_ptr<torch::nn::Module> module,
+                                         const Mesh& tensors, const TensorPlan& plan,
+                                         TensorParallelOptions options)
     : module_(std::move(module)),
-      kept_group_(std::make_shared<Group>(std::move(group))),
-      options_(std::move(options)) {
+      kept_group_(std::make_shared<Group>(tensor_parallel::ranks_of_parts(tensors))),
+      options_(std::move(options)),
+      tensors_(tensors) {
   check(module_ != nullptr, "parallelize: expected a module, found none");
   part_all(plan);
   if (options_.strategy) train_parts();
@@ -59,23 +79,23 @@ void TensorParallelState::part_all(const TensorPlan& plan) {
   for (const auto& [pattern, style] : plan)
     lines.push_back(formatted("plan {}: {}", pattern, describe(style)));
   for (std::string& line : option_lines()) lines.push_back(std::move(line));
-  modules::check_same_lines(group_, lines, {.tag = "parallelize"});
+  modules::check_same_lines(tensors_->group(), lines, {.tag = "parallelize"});
   check_options();
   modules::check_ordinary(tensors, "parallelize");
   modules::check_alone(tensors, "parallelize");
   const std::vector<PlannedParameter> planned =
       tensor_parallel::planned(plan, *module_, group_.size());
   plan_ = tensor_parallel::text_of(plan, planned, group_.size(), options_.sequence_parallel);
-  tensors_.emplace(group_, std::vector<MeshAxis>{{"tp", group_.size()}});
   set_global_options(*tensors_, {.replicate_plain = true});
   global::Wishes& wishes = global::Space::of(*tensors_).wishes;
   if (options_.sequence_parallel) wishes.sequence_dim = options_.sequence_dim;
   for (const auto& [parameter, placement, pattern] : planned)
     if (placement.is_shard() && parameter.tensor.dim() == 2 &&
         plan[static_cast<std::size_t>(pattern)].second.kind() == TensorStyle::Kind::vocabulary)
-      wishes.tables.push_back({parameter.tensor.sizes().vec(), {placement}});
+      wishes.tables.push_back({parameter.tensor.sizes().vec(), table_on(*tensors_, placement)});
   const auto division = std::make_shared<dispatch::Division>(kept_group_);
   auto add = [&](PartedTensor parted) {
+    if (options_.strategy) parted.context_ranks = context_ranks_of(*tensors_);
     place_.emplace(parted.tensor.unsafeGetTensorImpl(), parted_.size());
     for (std::size_t i = 0; i < parted.leaves.size(); ++i)
       number_.emplace(tensor_parallel::name_of_leaf(parted, i), parted_.size());
@@ -308,7 +328,7 @@ double TensorParallelState::seconds_waited() const {
 }
 
 const Group& TensorParallelState::group() const {
-  return options_.mesh ? options_.mesh->group() : group_;
+  return options_.mesh ? options_.mesh->group() : tensors_->group();
 }
 
 }  // namespace lockstep

@@ -17,13 +17,16 @@
 
 namespace lockstep {
 
-class TensorParallelState final : public HandleState {
+class TensorParallelState : public HandleState {
  public:
-  TensorParallelState(std::shared_ptr<torch::nn::Module> module, Group group,
+  // `tensors`: a mesh of the axis `tp`, or of `cp` (context_parallel.h), or of both.
+  TensorParallelState(std::shared_ptr<torch::nn::Module> module, const Mesh& tensors,
                       const TensorPlan& plan, TensorParallelOptions options);
 
   [[nodiscard]] const std::string& plan() const { return plan_; }
   [[nodiscard]] const Mesh& tensors() const { return *tensors_; }
+  // Of the strategy that trains the parts; not attached where there is none.
+  [[nodiscard]] const Handle& strategy() const { return handle_; }
 
   void detach() override;
   [[nodiscard]] std::vector<NamedPart> named_parameters() const override;

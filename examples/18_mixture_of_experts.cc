@@ -1,0 +1,43 @@
+// A mixture of experts: the ranks of one axis own the experts of a Gpt's layers between them, and
+// tokens travel to their experts and back. Every rank has rows of its own.
+//
+//   lockstep run -n 4 build/release/examples/18_mixture_of_experts
+#include <lockstep/lockstep.h>
+#include <torch/torch.h>
+
+namespace ls = lockstep;
+
+int main() {
+  ls::Group world = ls::init();
+  ls::Mesh mesh(world, {{"dp", -1}, {"ep", 2}});
+  torch::manual_seed(1);
+
+  ls::models::MoeOptions options{
+      .gpt = {.layers = 2, .heads = 4, .width = 64, .block = 16, .vocabulary = 50}};
+  options.mixture.experts = 4;
+  options.mixture.capacity_factor = 1.25;
+  auto model = ls::models::Moe(options);
+  auto moe = ls::expert_parallel(*model, mesh[{"dp", "ep"}],
+                                 {.strategy = [](torch::nn::Module& part, const ls::Mesh& ranks) {
+                                   return ls::DistributedDataParallel(part, ranks);
+                                 }});
+  torch::optim::AdamW adamw(moe.parameters(), torch::optim::AdamWOptions(1e-3));
+  if (world.is_root()) std::cout << moe.plan() << "\n";
+
+  double last = 0;
+  for (int step = 0; step < 150; ++step) {
+    // Counting: each row begins elsewhere, and another one on each rank.
+    const at::Tensor begin = torch::arange(8).view({8, 1}) * 5 + step + 3 * world.rank();
+    const at::Tensor rows = (begin + torch::arange(17)) % 50;
+    moe.zero_grad();
+    at::Tensor loss = model->loss(rows.narrow(1, 0, 16), rows.narrow(1, 1, 16));
+    loss.backward();
+    moe.clip_grad_norm(1.0);
+    adamw.step();
+    last = loss.item<double>();
+  }
+  const ls::models::MixtureLoad& load = model->mixtures().front()->last_load();
+  if (world.is_root())
+    std::cout << "dropped " << load.dropped << " of " << 2 * 8 * 16 * world.size() << " choices\n"
+              << "final loss " << (last < 1.0 ? "below" : "above") << " 1.0\n";
+}

@@ -1,0 +1,89 @@
+// expert_parallel: the experts of a model's mixtures (lockstep/models/mixture.h) are owned by the
+// ranks of an axis `ep`, each of which has its own part of the batch: tokens travel to their
+// experts and back.
+//
+//   auto model = lockstep::models::Moe(options);
+//   auto moe = lockstep::expert_parallel(*model, mesh[{"dp", "ep"}],
+//                  {.strategy = [](torch::nn::Module& part, const lockstep::Mesh& ranks) {
+//                     return lockstep::DistributedDataParallel(part, ranks);
+//                   }});
+//   torch::optim::AdamW adamw(moe.parameters(), 1e-3);       // the handle's, not the module's
+//   ...
+//   moe.zero_grad();
+//   model->loss(own_ids, own_targets).backward();            // the module as it is
+//   adamw.step();
+//
+// What is the same as on one process that has the batches of all ranks, one after the other in
+// the order of the mesh: which tokens go where, which are dropped, the losses that keep the load
+// even, and gradients, as averages over the ranks' losses. For that ranks tell each other, once a
+// mixture, how many tokens chose which expert: an all_gather of k x experts numbers.
+//
+// A mixture costs two all_to_alls in forward, of the rows that leave the rank, and two in backward.
+// Parameters of experts are parts (lockstep/dispatch/part.h) of the wholes that checkpoints and
+// state_dict() have, so a checkpoint loads on any number of ranks. Their gradients are summed over
+// the ranks' tokens where the experts are, and averaged by the strategy over the ranks that have
+// the same experts: those of the mesh's other axes.
+//
+// Ranks should have batches of one size; with others the average is of the ranks' means.
+//
+// Errors: as of parallelize(). An exception on some ranks only, in an expert for instance, leaves
+// the others waiting for this step's collectives: let it end the rank, or call abort() of the
+// groups.
+//
+// Every rank of the mesh calls the same operations in the same order. Threads: one thread a time
+// per handle.
+#pragma once
+
+#include <lockstep/comm/group.h>
+#include <lockstep/mesh/mesh.h>
+#include <lockstep/parallel/handle.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#pragma GCC visibility push(default)
+
+namespace torch::nn {
+class Module;
+}
+
+namespace lockstep {
+
+struct ExpertParallelOptions {
+  // Trains a part of the model on the ranks that have the same one and other tokens. It is called
+  // for what is no expert, with all ranks; and, where there are several, with the ranks that own
+  // the same experts. Never null.
+  std::function<Handle(torch::nn::Module& part, const Mesh& ranks)> strategy = {};
+};
+
+class ExpertParallelState;
+
+class [[nodiscard]] ExpertParallel : public Handle {
+ public:
+  using Options = ExpertParallelOptions;
+
+  ExpertParallel() = default;
+  explicit ExpertParallel(std::shared_ptr<ExpertParallelState> state);
+
+  // Local. Which experts this rank has, and bytes, in a few lines.
+  [[nodiscard]] const std::string& plan() const;
+  // Local. Of this rank, in forward(): all_to_alls of tokens, and the bytes that went to other
+  // ranks. Backward has as many.
+  [[nodiscard]] GroupTraffic tokens_sent() const;
+};
+
+// Collective, and blocks. `mesh`: the axis `ep`, and those along which the batch is divided
+// besides. The values are the mesh's first rank's. InvalidArgument, before anything is changed: a
+// mesh without `ep`, no strategy, a model without mixtures, experts that the ranks do not divide, a
+// mixture whose experts are elsewhere already. Mismatch when ranks have different models. The
+// module must outlive the handle; when the handle goes, experts stay where they are.
+[[nodiscard]] ExpertParallel expert_parallel(torch::nn::Module& module, const Mesh& mesh,
+                                             ExpertParallelOptions options);
+// Shares ownership.
+[[nodiscard]] ExpertParallel expert_parallel(std::shared_ptr<torch::nn::Module> module,
+                                             const Mesh& mesh, ExpertParallelOptions options);
+
+}  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -1,0 +1,150 @@
+#include <lockstep/parallel/tensor/context_parallel.h>
+
+#include "base/check.h"
+#include "global/head_attention.h"
+#include "global/space.h"
+#include "module/rank_check.h"
+#include "parallel/tensor/tensor_state.h"
+
+#include <lockstep/global/redistribute.h>
+#include <lockstep/global/tensor.h>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <mutex>
+#include <string_view>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+bool has_axis(const Mesh& mesh, std::string_view name) {
+  return std::ranges::any_of(mesh.axes(), [&](const MeshAxis& axis) { return axis.name == name; });
+}
+
+Mesh checked(const Mesh& mesh, const ContextParallelOptions& options) {
+  for (const MeshAxis& axis : mesh.axes())
+    check(axis.name == "cp" || axis.name == "tp",
+          "context_parallel: expected a mesh of the axes cp and tp, found {}",
+          mesh.layout().describe());
+  check(has_axis(mesh, "cp"), "context_parallel: expected a mesh with an axis cp, found {}",
+        mesh.layout().describe());
+  check(options.plan.empty() || has_axis(mesh, "tp"),
+        "context_parallel: expected a mesh with an axis tp for a plan, found {}",
+        mesh.layout().describe());
+  check(options.sequence_dim >= 0,
+        "context_parallel: expected a sequence_dim of at least 0, found {}", options.sequence_dim);
+  const bool is_ring = options.method == ContextMethod::ring;
+  const bool is_zigzag = options.balance == ContextBalance::zigzag;
+  modules::check_same_lines(mesh.group(),
+                            {formatted("method: {}", is_ring ? "ring" : "ulysses"),
+                             formatted("balance: {}", is_zigzag ? "zigzag" : "contiguous"),
+                             formatted("sequence_dim: {}", options.sequence_dim)},
+                            {.tag = "context_parallel"});
+  return mesh;
+}
+
+}  // namespace
+
+class ContextParallelState final : public TensorParallelState {
+ public:
+  ContextParallelState(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
+                       const ContextParallelOptions& options)
+      : TensorParallelState(std::move(module), checked(mesh, options), options.plan,
+                            {.strategy = options.strategy, .mesh = options.mesh}),
+        axis_(mesh.layout().axis("cp")),
+        cut_(Shard(options.sequence_dim).zigzag(options.balance == ContextBalance::zigzag)) {
+    if (options.method == ContextMethod::ulysses) {
+      global::take_attention();
+      space().wishes.heads_axis = axis_;
+    }
+    if (!strategy().is_attached()) return;
+    try {
+      check_strategy();
+    } catch (...) {
+      detach();
+      throw;
+    }
+  }
+
+  [[nodiscard]] at::Tensor cut(const at::Tensor& batch) const {
+    check(batch.defined() && !is_global(batch),
+          "cut: expected a plain tensor, found {}; a batch is cut once",
+          batch.defined() ? "a global one" : "an undefined one");
+    check(
+        batch.dim() > cut_.dim(),
+        "cut: expected a tensor whose dim {} is the sequence (sequence_dim), found one of {} dims",
+        cut_.dim(), batch.dim());
+    Placements whole(tensors().axes().size()), to = whole;
+    to[static_cast<std::size_t>(axis_)] = cut_;
+    return redistribute(from_local(batch, tensors(), whole), to);
+  }
+
+  [[nodiscard]] std::int64_t scores() const {
+    std::lock_guard lock(space().traffic_mutex);
+    return space().scores;
+  }
+
+ private:
+  [[nodiscard]] global::Space& space() const { return global::Space::of(tensors()); }
+
+  // It must add up what the ranks of `cp` have, and nothing of other ranks of `tp`.
+  void check_strategy() const {
+    Group group = strategy().group();
+    const int parts = has_axis(tensors(), "tp") ? tensors().coordinate("tp") : 0;
+    const at::Tensor own = at::tensor({tensors().coordinate("cp"), parts}, at::kInt);
+    const at::Tensor all = at::empty({group.size(), 2}, at::kInt);
+    group.all_gather(all, own, {.tag = "context_parallel"}).wait();
+    std::vector<int> ranks(static_cast<std::size_t>(tensors().size("cp")));
+    bool is_right = true;
+    for (int r = 0; r < group.size(); ++r) {
+      ++ranks.at(static_cast<std::size_t>(all[r][0].item<int>()));
+      is_right = is_right && all[r][1].item<int>() == parts;
+    }
+    for (int count : ranks) is_right = is_right && count == ranks.front();
+    check(is_right,
+          "context_parallel: expected a strategy over ranks that all of cp, and one of tp, are "
+          "among, such as mesh[{{\"dp\", \"cp\"}}], found another group of {} ranks",
+          group.size());
+  }
+
+  const int axis_;
+  const Placement cut_;
+};
+
+ContextParallel::ContextParallel(std::shared_ptr<ContextParallelState> state)
+    : Handle(std::move(state)) {}
+
+at::Tensor ContextParallel::cut(const at::Tensor& batch) const {
+  return static_cast<ContextParallelState&>(*state()).cut(batch);
+}
+
+const Mesh& ContextParallel::tensors() const {
+  return static_cast<ContextParallelState&>(*state()).tensors();
+}
+
+std::int64_t ContextParallel::scores() const {
+  return static_cast<ContextParallelState&>(*state()).scores();
+}
+
+ContextParallel context_parallel(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
+                                 ContextParallelOptions options) {
+  return ContextParallel(
+      std::make_shared<ContextParallelState>(std::move(module), mesh, std::move(options)));
+}
+
+ContextParallel context_parallel(torch::nn::Module& module, const Mesh& mesh,
+                                 ContextParallelOptions options) {
+  return context_parallel(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &module),
+                          mesh, std::move(options));
+}
+
+ContextParallel context_parallel(torch::nn::Module& module, Group group,
+                                 ContextParallelOptions options) {
+  const int ranks = group.size();
+  return context_parallel(module, Mesh(std::move(group), {{"cp", ranks}}), std::move(options));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,32 @@
+#include <lockstep/parallel/tensor/expert_parallel.h>
+
+#include "parallel/tensor/expert_state.h"
+
+#include <utility>
+
+namespace lockstep {
+
+ExpertParallel::ExpertParallel(std::shared_ptr<ExpertParallelState> state)
+    : Handle(std::move(state)) {}
+
+const std::string& ExpertParallel::plan() const {
+  return static_cast<ExpertParallelState&>(*state()).plan();
+}
+
+GroupTraffic ExpertParallel::tokens_sent() const {
+  return static_cast<ExpertParallelState&>(*state()).tokens_sent();
+}
+
+ExpertParallel expert_parallel(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
+                               ExpertParallelOptions options) {
+  return ExpertParallel(
+      std::make_shared<ExpertParallelState>(std::move(module), mesh, std::move(options)));
+}
+
+ExpertParallel expert_parallel(torch::nn::Module& module, const Mesh& mesh,
+                               ExpertParallelOptions options) {
+  return expert_parallel(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &module), mesh,
+                         std::move(options));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,76 @@
+// ExpertParallelState: what stands behind the handle of expert_parallel().
+//
+// Two handles: parallelize() cuts the experts of all mixtures over the ranks of `ep`, and the
+// strategy trains all else. What they say of their tensors comes together again here.
+#pragma once
+
+#include "parallel/handle_state.h"
+#include "parallel/tensor/parted_tensor.h"
+#include "parallel/tensor/token_exchange.h"
+
+#include <lockstep/parallel/tensor/expert_parallel.h>
+#include <lockstep/parallel/tensor/parallelize.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+class ExpertParallelState final : public HandleState {
+ public:
+  ExpertParallelState(std::shared_ptr<torch::nn::Module> module, Mesh mesh,
+                      ExpertParallelOptions options);
+
+  [[nodiscard]] const std::string& plan() const { return plan_; }
+  [[nodiscard]] GroupTraffic tokens_sent() const { return sent_->total; }
+
+  void detach() override;
+  [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
+  void zero_grad(bool set_to_none) override;
+  void pause() override;
+  void resume() override;
+  [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override;
+  void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override;
+  [[nodiscard]] std::vector<NamedPart> state_parts() override;
+  void load_state_parts(const std::function<void(const NamedPart&)>& read) override;
+  [[nodiscard]] HandleMemory memory() const override;
+  [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override {
+    return rest_.state_memory();
+  }
+  [[nodiscard]] double seconds_waited() const override;
+  [[nodiscard]] StepTiming timing() const override { return rest_.timing(); }
+  [[nodiscard]] const Group& group() const override { return mesh_.group(); }
+  [[nodiscard]] std::optional<Mesh> mesh() const override { return mesh_; }
+
+ private:
+  using Tensors = std::vector<tensor_parallel::PartedTensor>;
+  struct Found {
+    std::string name;
+    models::MixtureImpl* mixture = nullptr;
+  };
+
+  [[nodiscard]] std::vector<Found> check_all() const;
+  void train_experts(const Tensors& experts);
+  // In the order of the module, with all names.
+  [[nodiscard]] std::vector<NamedPart> in_order(std::vector<NamedPart> parts) const;
+
+  std::shared_ptr<torch::nn::Module> module_;
+  const Mesh mesh_;
+  const ExpertParallelOptions options_;
+  std::string plan_;
+  std::shared_ptr<tensor_parallel::TokenExchange::Sent> sent_ =
+      std::make_shared<tensor_parallel::TokenExchange::Sent>();
+  std::map<std::string, std::size_t> place_;       // of a tensor, by its first name
+  std::vector<std::vector<std::string>> aliases_;  // by place
+  std::map<std::string, bool> is_expert_;          // by first name
+  std::shared_ptr<torch::nn::Module> rest_module_, experts_module_;
+  Handle rest_;
+  TensorParallel experts_;
+  std::vector<NoSync> unsynchronized_;
+  int paused_ = 0;
+};
+
+}  // namespace lockstep

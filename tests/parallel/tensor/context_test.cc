@@ -1,0 +1,366 @@
+// A GPT whose sequence is cut over ranks: a hundred steps beside one process, other axes beside it,
+// and what goes over the wire.
+#include <lockstep/parallel/tensor/context_parallel.h>
+
+#include <lockstep/models/llama.h>
+#include <lockstep/module/state_dict.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+
+#include "parallel/tensor/support.h"
+#include "support/processes.h"
+#include "support/torch/engine_test.h"
+
+#include <gtest/gtest.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/sgd.h>
+
+#include <unistd.h>
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <thread>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+
+struct ContextKind {
+  ContextMethod method;
+  ContextBalance balance;
+  const char* name;
+};
+constexpr ContextKind context_kinds[] = {
+    {ContextMethod::ring, ContextBalance::zigzag, "ring, zigzag"},
+    {ContextMethod::ring, ContextBalance::contiguous, "ring, contiguous"},
+    {ContextMethod::ulysses, ContextBalance::zigzag, "ulysses, zigzag"},
+    {ContextMethod::ulysses, ContextBalance::contiguous, "ulysses, contiguous"}};
+
+std::unique_ptr<torch::optim::Optimizer> context_optimizer(at::ScalarType dtype,
+                                                           std::vector<at::Tensor> parameters) {
+  if (dtype == at::kDouble)
+    return std::make_unique<torch::optim::AdamW>(std::move(parameters),
+                                                 torch::optim::AdamWOptions(0.003));
+  return std::make_unique<torch::optim::SGD>(std::move(parameters),
+                                             torch::optim::SGDOptions(0.03).momentum(0.9));
+}
+
+class ContextGpt : public EngineTest {};
+
+// 2, 3 and 4 ranks do not divide the 13 tokens.
+TEST_P(ContextGpt, AHundredStepsAreThoseOfOneProcess) {
+  const int steps = engine() == Engine::local && size() == 2 ? 100 : 25;
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    const double bound = dtype == at::kFloat ? 2e-6 : 1e-12;
+    std::vector<double> expected;
+    auto plain = made_alike([] { return models::Gpt(small_gpt()); }, dtype);
+    const auto of_plain = context_optimizer(dtype, plain->parameters());
+    for (int step = 0; step < steps; ++step) {
+      const TokenBatch batch(step % 7);
+      of_plain->zero_grad();
+      at::Tensor loss = plain->loss(batch.ids, batch.targets);
+      loss.backward();
+      of_plain->step();
+      expected.push_back(loss.item<double>());
+    }
+    for (const ContextKind& kind : context_kinds)
+      run(
+          [&](Group group) {
+            auto model = made_alike([] { return models::Gpt(small_gpt()); }, dtype);
+            auto cp =
+                context_parallel(*model, group, {.method = kind.method, .balance = kind.balance});
+            const auto optimizer = context_optimizer(dtype, cp.parameters());
+            double largest = 0;
+            for (int step = 0; step < steps; ++step) {
+              const TokenBatch batch(step % 7);
+              cp.zero_grad();
+              at::Tensor loss = model->loss(cp.cut(batch.ids), cp.cut(batch.targets));
+              loss.backward();
+              optimizer->step();
+              const double right = expected[static_cast<std::size_t>(step)];
+              largest = std::max(largest, std::abs(number_of(loss) - right) / right);
+            }
+            EXPECT_LE(largest, bound) << c10::toString(dtype) << ", " << kind.name;
+            if (group.is_root())
+              std::cout << "CP" << group.size() << ", " << kind.name << ", " << c10::toString(dtype)
+                        << ": largest difference " << largest << "\n";
+          },
+          std::chrono::seconds(90));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ContextGpt,
+                         testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 3),
+                                         std::tuple(Engine::local, 4), std::tuple(Engine::shm, 2)),
+                         engine_test_name);
+
+// Adds of a rank's gradients to those of the others.
+Handle averaged(torch::nn::Module& parts, const Mesh& mesh) {
+  return DistributedDataParallel(parts, mesh, {.bucket_bytes = 20000});
+}
+
+class ContextAndOthers : public EngineTest {};
+
+// Mean losses of two replicas are one over the whole batch.
+TEST_P(ContextAndOthers, GradientsAreThoseOfOneProcessOnTheWholeBatch) {
+  run([&](Group world) {
+    const bool has_tp = world.size() == 8;
+    const Mesh mesh(world, {{"dp", 2}, {"tp", has_tp ? 2 : 1}, {"cp", -1}});
+    for (const ContextKind& kind : context_kinds) {
+      auto plain = made_alike([] { return models::Gpt(small_gpt()); }, at::kDouble);
+      auto model = made_alike([] { return models::Gpt(small_gpt()); }, at::kDouble);
+      auto handle = context_parallel(*model, mesh[{"tp", "cp"}],
+                                     {.method = kind.method,
+                                      .balance = kind.balance,
+                                      .plan = gpt_tensor_plan(small_gpt()),
+                                      .strategy =
+                                          [&](torch::nn::Module& parts) {
+                                            return averaged(parts, mesh[{"dp", "cp"}]);
+                                          },
+                                      .mesh = mesh});
+      EXPECT_EQ(handle.group().size(), world.size());
+      torch::optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(0.003));
+      torch::optim::AdamW of_plain(plain->parameters(), torch::optim::AdamWOptions(0.003));
+      for (int step = 0; step < 3; ++step) {
+        const TokenBatch batch(step, 4);
+        const std::int64_t first = 2 * mesh.coordinate("dp");
+        handle.zero_grad();
+        model
+            ->loss(handle.cut(batch.ids.narrow(0, first, 2)),
+                   handle.cut(batch.targets.narrow(0, first, 2)))
+            .backward();
+        of_plain.zero_grad();
+        plain->loss(batch.ids, batch.targets).backward();
+        expect_gradients_of(handle, gradients_by_name(*plain), 1e-11);
+        const double norm = handle.clip_grad_norm(1e9);
+        EXPECT_NEAR(norm, torch::nn::utils::clip_grad_norm_(plain->parameters(), 1e9), 1e-9 * norm);
+        adamw.step();
+        of_plain.step();
+      }
+      const auto expected = lockstep::state_dict(*plain);
+      for (const auto& [name, tensor] : handle.state_dict())
+        expect_close_to(tensor, expected.at(name), 1e-10, name);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ContextAndOthers,
+                         testing::Values(std::tuple(Engine::local, 4), std::tuple(Engine::local, 6),
+                                         std::tuple(Engine::local, 8), std::tuple(Engine::shm, 4)),
+                         engine_test_name);
+
+class ContextLlama : public EngineTest {};
+
+// Rotary embeddings see true places; queries are grouped.
+TEST_P(ContextLlama, LossAndGradientsAreThoseOfOneProcess) {
+  run([&](Group group) {
+    models::LlamaOptions options;
+    options.layers = 2;
+    options.heads = 4;
+    options.key_value_heads = 2;
+    options.width = 32;
+    options.block = 13;
+    options.vocabulary = 37;
+    auto plain = made_alike([&] { return models::Llama(options); }, at::kDouble);
+    const TokenBatch batch(2);
+    at::Tensor expected = plain->loss(batch.ids, batch.targets);
+    expected.backward();
+    for (const ContextKind& kind : context_kinds) {
+      if (kind.method == ContextMethod::ulysses && options.key_value_heads % group.size() != 0)
+        continue;
+      auto model = made_alike([&] { return models::Llama(options); }, at::kDouble);
+      auto cp = context_parallel(*model, group, {.method = kind.method, .balance = kind.balance});
+      at::Tensor loss = model->loss(cp.cut(batch.ids), cp.cut(batch.targets));
+      loss.backward();
+      EXPECT_NEAR(number_of(loss), expected.item<double>(), 1e-12);
+      expect_gradients_of(cp, gradients_by_name(*plain), 1e-11);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ContextLlama,
+                         testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 3),
+                                         std::tuple(Engine::local, 4)),
+                         engine_test_name);
+
+class ContextTraffic : public EngineTest {};
+
+std::pair<Traffic, Traffic> context_traffic(Group group, std::int64_t layers,
+                                            const ContextKind& kind) {
+  models::GptOptions options = small_gpt(layers, /*bias=*/false);
+  options.block = 48;
+  auto model = made_alike([&] { return models::Gpt(options); }, at::kFloat);
+  auto cp = context_parallel(*model, group, {.method = kind.method, .balance = kind.balance});
+  const TokenBatch batch(1, 4, 48);
+  reset_traffic(cp.tensors());
+  const at::Tensor loss = model->loss(cp.cut(batch.ids), cp.cut(batch.targets));
+  const Traffic forward = traffic(cp.tensors());
+  reset_traffic(cp.tensors());
+  loss.backward();
+  return {forward, traffic(cp.tensors())};
+}
+
+// What one layer more adds, but the all_reduces of its parameters' gradients.
+TEST_P(ContextTraffic, ALayerMovesWhatTheFormulasSay) {
+  run([&](Group group) {
+    const std::int64_t n = group.size(), activation = 4 * 48 * 48 * 4;
+    for (const ContextKind& kind : context_kinds) {
+      const auto [forward2, backward2] = context_traffic(group, 2, kind);
+      const auto [forward3, backward3] = context_traffic(group, 3, kind);
+      const bool is_ring = kind.method == ContextMethod::ring;
+      EXPECT_EQ(forward3.messages - forward2.messages, is_ring ? n - 1 : 0);
+      EXPECT_EQ(forward3.all_to_alls - forward2.all_to_alls, is_ring ? 0 : 4);
+      EXPECT_EQ(forward3.calls() - forward2.calls(), is_ring ? n - 1 : 4) << kind.name;
+      EXPECT_EQ(backward3.messages - backward2.messages, is_ring ? 2 * n - 1 : 0);
+      EXPECT_EQ(backward3.all_to_alls - backward2.all_to_alls, is_ring ? 0 : 4);
+      EXPECT_EQ(backward3.all_gathers - backward2.all_gathers, 0);
+      EXPECT_EQ(backward3.reduce_scatters - backward2.reduce_scatters, 0);
+      const std::int64_t of_keys = 2 * activation / n, of_heads = activation * (n - 1) / (n * n);
+      EXPECT_EQ(forward3.bytes - forward2.bytes, is_ring ? (n - 1) * of_keys : 4 * of_heads);
+      const std::int64_t weights = 12 * 48 * 48 * 4 + 2 * 48 * 4;
+      EXPECT_NEAR(static_cast<double>(backward3.bytes - backward2.bytes),
+                  static_cast<double>((is_ring ? (2 * n - 1) * of_keys : 4 * of_heads) +
+                                      2 * weights * (n - 1) / n),
+                  16);
+    }
+  });
+}
+
+// The ranks have the same number of products of a query with a key; without zigzag the last has the
+// most.
+TEST_P(ContextTraffic, InZigzagOrderAllRanksComputeAsMuch) {
+  run([&](Group group) {
+    models::GptOptions options = small_gpt(2, /*bias=*/false);
+    options.block = 48;
+    for (const ContextKind& kind : context_kinds) {
+      if (kind.method == ContextMethod::ulysses) continue;
+      auto model = made_alike([&] { return models::Gpt(options); }, at::kFloat);
+      auto cp = context_parallel(*model, group, {.method = kind.method, .balance = kind.balance});
+      const TokenBatch batch(1, 4, 48);
+      const at::Tensor loss = model->loss(cp.cut(batch.ids), cp.cut(batch.targets));
+      const std::int64_t n = group.size(), part = 48 / n, all = 2 * 4 * options.heads;
+      const bool is_zigzag = kind.balance == ContextBalance::zigzag;
+      const std::int64_t before = group.rank() * part;
+      const std::int64_t pairs =
+          is_zigzag ? 48 * 49 / 2 / n : part * (part + 1) / 2 + part * before;
+      EXPECT_EQ(cp.scores(), all * pairs) << kind.name;
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ContextTraffic,
+                         testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 3),
+                                         std::tuple(Engine::local, 4)),
+                         engine_test_name);
+
+class ContextRefuses : public EngineTest {};
+
+TEST_P(ContextRefuses, WhatMakesNoSenseInOneLine) {
+  run([&](Group group) {
+    auto model = made_alike([] { return models::Gpt(small_gpt()); }, at::kFloat);
+    const auto refusal = [&](const Mesh& mesh, const ContextParallelOptions& options) {
+      return message_of<InvalidArgument>([&] { (void)context_parallel(*model, mesh, options); });
+    };
+    EXPECT_EQ(refusal(Mesh(group, {{"dp", 2}}), {}),
+              "context_parallel: expected a mesh of the axes cp and tp, found dp=2");
+    EXPECT_EQ(refusal(Mesh(group, {{"tp", 2}}), {}),
+              "context_parallel: expected a mesh with an axis cp, found tp=2");
+    EXPECT_EQ(refusal(Mesh(group, {{"cp", 2}}), {.plan = gpt_tensor_plan(small_gpt())}),
+              "context_parallel: expected a mesh with an axis tp for a plan, found cp=2");
+    expect_contains(message_of<Mismatch>([&] {
+                      (void)context_parallel(*model, group,
+                                             {.method = group.rank() == 1 ? ContextMethod::ulysses
+                                                                          : ContextMethod::ring});
+                    }),
+                    "method: ulysses");
+    models::GptOptions odd = small_gpt();
+    odd.heads = 3;
+    auto other = made_alike([&] { return models::Gpt(odd); }, at::kFloat);
+    auto cp = context_parallel(*other, group, {.method = ContextMethod::ulysses});
+    const TokenBatch batch(1);
+    expect_contains(message_of<InvalidArgument>([&] { (void)other->forward(cp.cut(batch.ids)); }),
+                    "needs a number of heads that 2 ranks divide, found 3 of queries on a rank; "
+                    "ring attention takes any");
+    EXPECT_EQ(message_of<InvalidArgument>([&] { (void)cp.cut(at::ones({3})); }),
+              "cut: expected a tensor whose dim 1 is the sequence (sequence_dim), found one of 1 "
+              "dims");
+  });
+}
+
+// Its gradients would be those of one rank's tokens alone.
+TEST_P(ContextRefuses, AStrategyThatLeavesOutRanksOfTheAxis) {
+  run([&](Group group) {
+    auto model = made_alike([] { return models::Gpt(small_gpt()); }, at::kFloat);
+    const Mesh mesh(group, {{"cp", 2}, {"dp", 1}});
+    expect_contains(
+        message_of<InvalidArgument>([&] {
+          (void)context_parallel(
+              *model, mesh["cp"],
+              {.strategy = [&](torch::nn::Module& parts) { return averaged(parts, mesh[{"dp"}]); },
+               .mesh = mesh});
+        }),
+        "for the strategy, found 2");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, ContextRefuses, testing::Values(std::tuple(Engine::local, 2)),
+                         engine_test_name);
+
+// A rank of processes does something in the middle of forward(); what the others are told.
+void expect_context_rank_named(int victim, ContextMethod method, const std::function<void()>& deed,
+                               Duration timeout) {
+  constexpr int ranks = 3;
+  const RankRendezvous place(Engine::shm, ranks, timeout);
+  RankProcesses processes(ranks, [&](int rank) {
+    try {
+      Group group = place.join(rank);
+      auto model = made_alike([] { return models::Gpt(small_gpt()); }, at::kFloat);
+      auto cp = context_parallel(*model, group, {.method = method});
+      const TokenBatch batch(1);
+      at::Tensor x = model->transformer->wte(cp.cut(batch.ids));
+      x = model->transformer->h[0]->as<models::GptBlockImpl>()->forward(x);
+      if (rank == victim) deed();
+      x = model->transformer->h[1]->as<models::GptBlockImpl>()->forward(x);
+      x.square().mean().backward();
+      (void)number_of(x.mean());
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_NE(rank, victim);
+      expect_contains(error.what(), "rank " + std::to_string(victim));
+    } catch (const std::runtime_error& error) {
+      EXPECT_EQ(rank, victim) << error.what();
+    }
+  });
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (rank == victim) continue;
+    EXPECT_TRUE(processes.wait(rank, rank_limit).ok()) << "rank " << rank;
+  }
+  processes.kill(victim, SIGKILL);
+}
+
+TEST(ContextFails, ARankThatIsKilledIsNamed) {
+  for (int victim = 0; victim < 3; ++victim)
+    for (ContextMethod method : {ContextMethod::ring, ContextMethod::ulysses})
+      expect_context_rank_named(
+          victim, method, [] { ::raise(SIGKILL); }, std::chrono::seconds(20));
+}
+
+TEST(ContextFails, ARankThatThrowsInForwardIsNamed) {
+  for (ContextMethod method : {ContextMethod::ring, ContextMethod::ulysses})
+    expect_context_rank_named(
+        1, method, [] { throw std::runtime_error("no room for the batch"); },
+        std::chrono::seconds(20));
+}
+
+TEST(ContextFails, ARankThatComputesForEverIsNamed) {
+  expect_context_rank_named(
+      1, ContextMethod::ring, [] { std::this_thread::sleep_for(std::chrono::minutes(5)); },
+      std::chrono::seconds(1));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,320 @@
+// A Moe whose experts are owned by ranks: beside one process that has all of them, with other axes,
+// and what goes over the wire.
+#include <lockstep/parallel/tensor/expert_parallel.h>
+
+#include <lockstep/models/moe.h>
+#include <lockstep/module/state_dict.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+
+#include "parallel/tensor/support.h"
+#include "support/processes.h"
+#include "support/torch/engine_test.h"
+
+#include <gtest/gtest.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/sgd.h>
+
+#include <unistd.h>
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <functional>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+
+models::MoeOptions expert_moe(std::int64_t experts, double capacity_factor = 0) {
+  models::MoeOptions options{.gpt = small_gpt(2, /*bias=*/false)};
+  options.mixture.experts = experts;
+  options.mixture.capacity_factor = capacity_factor;
+  return options;
+}
+
+ExpertParallelOptions averaged_experts() {
+  return {.strategy = [](torch::nn::Module& part, const Mesh& ranks) -> Handle {
+    return DistributedDataParallel(part, ranks, {.bucket_bytes = 20000});
+  }};
+}
+
+// Rank r's rows of a batch of all.
+TokenBatch own_rows(const TokenBatch& all, const Group& ranks) {
+  TokenBatch own = all;
+  const std::int64_t each = all.ids.size(0) / ranks.size();
+  own.ids = all.ids.narrow(0, ranks.rank() * each, each);
+  own.targets = all.targets.narrow(0, ranks.rank() * each, each);
+  return own;
+}
+
+// The average over the ranks: all have as many tokens.
+double mean_over(Group ranks, const at::Tensor& loss) {
+  at::Tensor all = loss.detach().to(at::kDouble).reshape({1}).clone();
+  ranks.all_reduce(all, Op::average).wait();
+  return all.item<double>();
+}
+
+std::vector<std::pair<std::vector<std::int64_t>, std::int64_t>> loads_of(models::Moe& model) {
+  std::vector<std::pair<std::vector<std::int64_t>, std::int64_t>> all;
+  for (const models::Mixture& mixture : model->mixtures())
+    all.emplace_back(mixture->last_load().chosen, mixture->last_load().dropped);
+  return all;
+}
+
+torch::optim::SGD expert_sgd(const std::vector<at::Tensor>& parameters) {
+  return torch::optim::SGD(parameters, torch::optim::SGDOptions(0.03).momentum(0.9));
+}
+
+// What one process finds that has all experts and all rows.
+struct ExpertRecord {
+  std::vector<double> losses;
+  std::vector<std::vector<std::pair<std::vector<std::int64_t>, std::int64_t>>> loads;
+  std::vector<std::map<std::string, at::Tensor>> gradients;  // of the first steps
+};
+
+constexpr int steps_with_gradients = 3;
+
+ExpertRecord record_of_one_process(const models::MoeOptions& options, at::ScalarType dtype,
+                                   int steps, std::int64_t rows) {
+  ExpertRecord record;
+  auto plain = made_alike([&] { return models::Moe(options); }, dtype);
+  torch::optim::SGD sgd = expert_sgd(plain->parameters());
+  for (int step = 0; step < steps; ++step) {
+    const TokenBatch batch(step % 7, rows);
+    sgd.zero_grad();
+    const at::Tensor loss = plain->loss(batch.ids, batch.targets);
+    loss.backward();
+    record.losses.push_back(loss.item<double>());
+    record.loads.push_back(loads_of(plain));
+    if (step < steps_with_gradients) {
+      record.gradients.emplace_back();
+      for (const auto& [name, gradient] : gradients_by_name(*plain))
+        record.gradients.back()[name] = gradient.clone();
+    }
+    sgd.step();
+  }
+  return record;
+}
+
+class ExpertMoe : public EngineTest {};
+
+// In float a choice between two logits that are nearly equal may fall otherwise some day, and what
+// is dropped changes with it: with drops there are fewer steps.
+TEST_P(ExpertMoe, AHundredStepsAreThoseOfOneProcess) {
+  const std::int64_t experts = size() == 3 ? 6 : 8, rows = 2 * size();
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble})
+    for (const double capacity : {0.0, 1.0}) {
+      const int steps = size() > 2 || (dtype == at::kFloat && capacity > 0) ? 40 : 100;
+      const auto options = expert_moe(experts, capacity);
+      const ExpertRecord expected = record_of_one_process(options, dtype, steps, rows);
+      run(
+          [&](Group group) {
+            auto model = made_alike([&] { return models::Moe(options); }, dtype);
+            auto moe =
+                expert_parallel(*model, Mesh(group, {{"ep", group.size()}}), averaged_experts());
+            torch::optim::SGD sgd = expert_sgd(moe.parameters());
+            double largest = 0;
+            std::int64_t dropped = 0;
+            for (int step = 0; step < steps; ++step) {
+              const auto at = static_cast<std::size_t>(step);
+              moe.zero_grad();
+              const TokenBatch own = own_rows(TokenBatch(step % 7, rows), group);
+              const at::Tensor loss = model->loss(own.ids, own.targets);
+              loss.backward();
+              const double right = expected.losses[at];
+              largest = std::max(largest, std::abs(mean_over(group, loss) - right) / right);
+              EXPECT_EQ(loads_of(model), expected.loads[at]) << "step " << step;
+              for (const auto& [chosen, lost] : loads_of(model)) dropped += lost;
+              if (step < steps_with_gradients)
+                expect_gradients_of(moe, expected.gradients[at],
+                                    dtype == at::kDouble ? 1e-11 : 1e-4);
+              sgd.step();
+            }
+            EXPECT_LE(largest, dtype == at::kFloat ? 2e-6 : 1e-12) << c10::toString(dtype);
+            EXPECT_EQ(dropped > 0, capacity > 0);
+            if (group.is_root())
+              std::cout << "EP" << group.size() << ", " << c10::toString(dtype) << ", capacity "
+                        << capacity << ": largest difference " << largest << ", dropped " << dropped
+                        << "\n";
+          },
+          std::chrono::seconds(90));
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ExpertMoe,
+                         testing::Values(std::tuple(Engine::local, 1), std::tuple(Engine::local, 2),
+                                         std::tuple(Engine::local, 3), std::tuple(Engine::local, 4),
+                                         std::tuple(Engine::shm, 2)),
+                         engine_test_name);
+
+class ExpertsAndData : public EngineTest {};
+
+TEST_P(ExpertsAndData, GradientsAndNormsAreThoseOfOneProcessOnTheWholeBatch) {
+  run([&](Group world) {
+    const Mesh mesh(world, {{"dp", -1}, {"ep", 2}});
+    const auto options = expert_moe(4, 1.25);
+    auto plain = made_alike([&] { return models::Moe(options); }, at::kDouble);
+    auto model = made_alike([&] { return models::Moe(options); }, at::kDouble);
+    auto moe = expert_parallel(*model, mesh, averaged_experts());
+    torch::optim::AdamW of_plain(plain->parameters(), torch::optim::AdamWOptions(0.003));
+    torch::optim::AdamW adamw(moe.parameters(), torch::optim::AdamWOptions(0.003));
+    for (int step = 0; step < 3; ++step) {
+      const TokenBatch batch(step, 2 * world.size());
+      of_plain.zero_grad();
+      plain->loss(batch.ids, batch.targets).backward();
+      moe.zero_grad();
+      const TokenBatch own = own_rows(batch, world);
+      model->loss(own.ids, own.targets).backward();
+      expect_gradients_of(moe, gradients_by_name(*plain), 1e-11);
+      const double norm = moe.clip_grad_norm(0.5);
+      EXPECT_NEAR(norm, torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.5), 1e-9 * norm);
+      of_plain.step();
+      adamw.step();
+    }
+    const auto expected = lockstep::state_dict(*plain);
+    const auto found = moe.state_dict();
+    EXPECT_EQ(found.size(), expected.size());
+    for (const auto& [name, tensor] : found) expect_close_to(tensor, expected.at(name), 1e-9, name);
+    auto twice = expected;
+    for (auto& [name, tensor] : twice) tensor = tensor.detach() * 2;
+    moe.load_state_dict(twice);
+    for (const auto& [name, tensor] : moe.state_dict())
+      EXPECT_TRUE(tensor.equal(twice.at(name))) << name;
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ExpertsAndData,
+                         testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 4),
+                                         std::tuple(Engine::local, 6), std::tuple(Engine::shm, 4)),
+                         engine_test_name);
+
+class ExpertTraffic : public EngineTest {};
+
+// A mixture: tokens go and come back, in forward and in backward. A rank has its part of the
+// experts, and all else.
+TEST_P(ExpertTraffic, TokensAndMemoryAreWhatTheFormulasSay) {
+  run([&](Group group) {
+    const std::int64_t n = group.size(), experts = 12, rows = 2 * n, width = 48;
+    const auto options = expert_moe(experts);
+    auto model = made_alike([&] { return models::Moe(options); }, at::kFloat);
+    const Mesh mesh(group, {{"ep", group.size()}});
+    auto moe = expert_parallel(*model, mesh, averaged_experts());
+    const std::int64_t of_experts = 2 * experts * 2 * 4 * width * width * 4;
+    std::int64_t all = 0;
+    for (const NamedPart& part : moe.named_parameters()) {
+      const bool is_expert = part.name.ends_with("up") || part.name.ends_with("down");
+      if (!is_expert) all += static_cast<std::int64_t>(part.tensor.nbytes());
+    }
+    EXPECT_EQ(moe.memory().shards, of_experts / n);
+    EXPECT_EQ(moe.memory().whole, all);
+    Group tokens = mesh["ep"];
+    const GroupTraffic before = tokens.traffic();
+    const TokenBatch own = own_rows(TokenBatch(1, rows), group);
+    const at::Tensor loss = model->loss(own.ids, own.targets);
+    const GroupTraffic forward = tokens.traffic();
+    EXPECT_EQ(forward.calls - before.calls, 2 * 2);
+    // Each of two experts of each token, there and back, in two mixtures: what a rank gives to an
+    // all_to_all are its own tokens, and what its experts made of those that came.
+    at::Tensor sent = at::tensor({static_cast<double>(forward.bytes - before.bytes)}, at::kDouble);
+    group.all_reduce(sent).wait();
+    EXPECT_EQ(sent.item<double>(), static_cast<double>(2 * 2 * 2 * rows * 13 * width * 4));
+    loss.backward();
+    const GroupTraffic backward = tokens.traffic();
+    EXPECT_EQ(backward.calls - forward.calls, 2 * 2);
+    EXPECT_EQ(backward.bytes - forward.bytes, forward.bytes - before.bytes);
+    EXPECT_EQ(moe.tokens_sent().calls, 2 * 2);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ExpertTraffic,
+                         testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 3),
+                                         std::tuple(Engine::local, 4)),
+                         engine_test_name);
+
+class ExpertRefuses : public EngineTest {};
+
+TEST_P(ExpertRefuses, WhatMakesNoSenseInOneLine) {
+  run([&](Group group) {
+    auto refusal = [&](torch::nn::Module& model, const Mesh& mesh,
+                       const ExpertParallelOptions& options) {
+      return message_of<InvalidArgument>([&] { (void)expert_parallel(model, mesh, options); });
+    };
+    models::Moe odd(expert_moe(3));
+    const Mesh mesh(group, {{"ep", 2}});
+    EXPECT_EQ(
+        refusal(*odd, mesh, averaged_experts()),
+        "expert_parallel: transformer.h.0.moe: expected experts that 2 ranks divide, found 3");
+    EXPECT_EQ(refusal(*odd, mesh, {}),
+              "expert_parallel: expected a strategy for what is no expert, found none");
+    EXPECT_EQ(refusal(*odd, Mesh(group, {{"dp", 2}}), averaged_experts()),
+              "expert_parallel: expected a mesh with an axis ep, found dp=2");
+    models::Gpt gpt(small_gpt());
+    EXPECT_EQ(refusal(*gpt, mesh, averaged_experts()),
+              "expert_parallel: expected a model with mixtures of experts, found none");
+    models::Moe even(expert_moe(4));
+    auto moe = expert_parallel(*even, mesh, averaged_experts());
+    expect_contains(refusal(*even, mesh, averaged_experts()),
+                    "found one whose experts are on "
+                    "several ranks");
+    expect_contains(moe.plan(), "expert parallel on ep=2");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, ExpertRefuses, testing::Values(std::tuple(Engine::local, 2)),
+                         engine_test_name);
+
+// A rank of processes does something between two blocks; what the others are told.
+void expect_expert_rank_named(int victim, const std::function<void()>& deed, Duration timeout) {
+  constexpr int ranks = 3;
+  const RankRendezvous place(Engine::shm, ranks, timeout);
+  RankProcesses processes(ranks, [&](int rank) {
+    try {
+      Group group = place.join(rank);
+      auto model = made_alike([] { return models::Moe(expert_moe(6)); }, at::kFloat);
+      auto moe = expert_parallel(*model, Mesh(group, {{"ep", ranks}}), averaged_experts());
+      at::Tensor x = model->transformer->wte(TokenBatch(rank).ids);
+      x = model->transformer->h[0]->as<models::MoeBlockImpl>()->forward(x).output;
+      if (rank == victim) deed();
+      x = model->transformer->h[1]->as<models::MoeBlockImpl>()->forward(x).output;
+      x.square().mean().backward();
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_NE(rank, victim);
+      expect_contains(error.what(), "rank " + std::to_string(victim));
+    } catch (const std::runtime_error& error) {
+      EXPECT_EQ(rank, victim) << error.what();
+    }
+  });
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (rank == victim) continue;
+    EXPECT_TRUE(processes.wait(rank, rank_limit).ok()) << "rank " << rank;
+  }
+  processes.kill(victim, SIGKILL);
+}
+
+TEST(ExpertsFail, ARankThatIsKilledIsNamed) {
+  for (int victim = 0; victim < 3; ++victim)
+    expect_expert_rank_named(
+        victim, [] { ::raise(SIGKILL); }, std::chrono::seconds(20));
+}
+
+TEST(ExpertsFail, ARankWhoseExpertThrowsIsNamed) {
+  expect_expert_rank_named(
+      1, [] { throw std::runtime_error("no room for the tokens"); }, std::chrono::seconds(20));
+}
+
+TEST(ExpertsFail, ARankThatComputesForEverIsNamed) {
+  expect_expert_rank_named(
+      1, [] { std::this_thread::sleep_for(std::chrono::minutes(5)); }, std::chrono::seconds(1));
+}
+
+}  // namespace
+}  // namespace lockstep
