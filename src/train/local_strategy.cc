@@ -35,9 +35,9 @@ void LocalStrategy::make_handle(std::shared_ptr<torch::nn::Module> module) {
 }
 
 void LocalStrategy::count_bytes(const std::function<void()>& calls) {
-  const std::int64_t before = world_.traffic().bytes;
+  const std::int64_t before = handle().group().traffic().bytes;
   calls();
-  sent_bytes_ += world_.traffic().bytes - before;
+  sent_bytes_ += handle().group().traffic().bytes - before;
 }
 
 double LocalStrategy::backward(const Batch& part, double share, optim::GradScaler& scaler) {
@@ -113,7 +113,8 @@ void LocalStrategy::load(const std::filesystem::path& folder) {
 }
 
 std::vector<std::pair<std::string, std::string>> LocalStrategy::results() {
-  if (world_.size() == 1) return {};
+  // fully_shard() has groups of its own, too.
+  if (world_.size() == 1 || options_.shard != "none") return {};
   return {{"sent_bytes", formatted("{}", sent_bytes_)}};
 }
 
