@@ -34,6 +34,14 @@ class RunStrategy {
   // Forward and backward of a micro-batch. Returns its loss times `share`, by which it counts.
   [[nodiscard]] virtual double backward(const Batch& part, double share,
                                         optim::GradScaler& scaler) = 0;
+  // Whether every rank is given the rows of all ranks, and they divide the work themselves: then
+  // the second function is called once a step, instead of backward(), and returns the loss of all
+  // rows.
+  [[nodiscard]] virtual bool takes_whole_batch() const { return false; }
+  [[nodiscard]] virtual double backward_whole(const Batch& /*batch*/, std::int64_t /*step*/,
+                                              optim::GradScaler& /*scaler*/) {
+    return 0;
+  }
   // The update that the gradients make.
   virtual void update(double lr, const optim::GradientTransform& transform,
                       optim::GradScaler& scaler) = 0;
