@@ -143,6 +143,14 @@ kills() {
     build/release/tests/checkpoint_test --gtest_filter='KilledWhileSaving.*' >"$log" 2>&1 || fail "see $log"
 }
 
+# A random rank of an elastic training killed every 2 s, LOCKSTEP_ELASTIC_KILLS times (1,000): the same bytes in the end.
+elastic_kills() {
+  local log=build/release/elastic_kills.log
+  LOCKSTEP_ELASTIC_KILLS="${LOCKSTEP_ELASTIC_KILLS:-1000}" LOCKSTEP_ELASTIC_PAUSE=2 \
+    python3 -B tests/integration/elastic_test.py build/release >"$log" 2>&1 || fail "see $log"
+  cat "$log"
+}
+
 # Repeats what depends on time and on failures; a defect that shows once in a hundred runs shows here.
 soak() {
   local minutes="${1:-10}"
@@ -155,7 +163,8 @@ soak() {
   fuzz
   inject
   kills
-  unset LOCKSTEP_FUZZ LOCKSTEP_INJECTIONS LOCKSTEP_KILLS  # a round of ctest has its own, short numbers
+  elastic_kills
+  unset LOCKSTEP_FUZZ LOCKSTEP_INJECTIONS LOCKSTEP_KILLS LOCKSTEP_ELASTIC_KILLS  # a round of ctest has its own, short numbers
   python3 tools/run_tests.py soak "$minutes" "release=$(one_of "${soaked_tests[@]}")" "asan=$asan" \
     "tsan=$(one_of "${sanitized[@]}")"
 }

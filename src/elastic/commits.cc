@@ -32,14 +32,16 @@ using checkpoint::FilePart;
 constexpr std::size_t least_text_bytes = 64 << 10;
 constexpr CallOptions commit_call{.tag = "commit"};
 
-bool are_on_one_host(Group& group) {
-  auto own = static_cast<std::int64_t>(
-      fingerprint(environment::text("LOCKSTEP_HOST").value_or(sys::host_identity())));
+// Whether all have a folder, and it is the same one.
+bool have_one_folder(Group& group, const fs::path& folder) {
+  constexpr std::int64_t none = 0;
+  const std::string host = environment::text("LOCKSTEP_HOST").value_or(sys::host_identity());
+  auto own = folder.empty() ? none : static_cast<std::int64_t>(fingerprint(host) | 1);
   at::Tensor all = at::empty({group.size()}, at::kLong);
   group.all_gather(all, at::from_blob(&own, {1}, at::kLong), commit_call).wait();
   std::span<const std::int64_t> hosts(all.const_data_ptr<std::int64_t>(),
                                       static_cast<std::size_t>(group.size()));
-  return std::ranges::count(hosts, own) == group.size();
+  return own != none && std::ranges::count(hosts, own) == group.size();
 }
 
 std::vector<FilePart> own_parts(const checkpoint::NamedTensors& tensors) {
@@ -63,7 +65,7 @@ struct Commits::Parts {
 
 Commits::Commits(Group group, fs::path folder, std::int64_t round)
     : group_(std::move(group)), folder_(std::move(folder)), round_(round) {
-  if (!are_on_one_host(group_)) folder_.clear();
+  if (!have_one_folder(group_, folder_)) folder_.clear();
 }
 
 fs::path Commits::newest() {

@@ -26,7 +26,7 @@ std::filesystem::path folder_of_commits(const Rounds* rounds) {
   try {
     launch::make_commit_folder(run_id(), agent_process());
     return launch::commit_folder(run_id());
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     log::warning("elastic: {}; no state is kept in memory", error.what());
     return {};
   }

@@ -18,10 +18,10 @@ void RoundStore::wait_in_parts(Deadline deadline, const std::function<void(Deadl
     try {
       return wait(deadline.or_sooner(Deadline::after(one_part)));
     } catch (const Timeout&) {
+      if (const std::optional<std::string> end = ended_())
+        throw PeerLost(formatted("round {} has ended: {}", round_, *end));
       if (deadline.passed()) throw;
     }
-    if (const std::optional<std::string> end = ended_())
-      throw PeerLost(formatted("round {} has ended: {}", round_, *end));
   }
 }
 

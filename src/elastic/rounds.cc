@@ -7,6 +7,7 @@
 #include "base/visible.h"
 #include "elastic/round_store.h"
 #include "launch/environment.h"
+#include "launch/round_keys.h"
 
 #include <lockstep/store/open.h>
 
@@ -19,16 +20,12 @@
 namespace lockstep {
 namespace {
 
-constexpr const char* worker_variable = "LOCKSTEP_WORKER";
-constexpr const char* round_variable = "LOCKSTEP_ROUND";
-constexpr const char* number_key = "lockstep-round/number";
+namespace key = launch::round_key;
 
 // How long a worker that waits for the next round sleeps between two looks.
 constexpr auto between_looks = std::chrono::milliseconds(10);
 
-std::string key_in(std::int64_t round, const std::string& name) {
-  return formatted("lockstep-round/{}/{}", round, name);
-}
+int number_of(std::int64_t round) { return static_cast<int>(round); }
 
 }  // namespace
 
@@ -61,33 +58,35 @@ bool is_orderly(const std::string& end) {
 }
 
 std::optional<Rounds> Rounds::of_environment(Duration timeout) {
-  const std::optional<std::string> worker = environment::text(worker_variable);
+  const std::optional<std::string> worker = environment::text(launch::variable::worker);
   const std::optional<std::string> store = environment::text(launch::variable::store);
   if (!worker || !store) return std::nullopt;
   const std::int64_t round = environment::required_integer(
-      round_variable, 0, std::numeric_limits<int>::max(), "but LOCKSTEP_WORKER is");
+      launch::variable::round, 0, std::numeric_limits<int>::max(), "but LOCKSTEP_WORKER is");
   return Rounds(open_store(*store, launch::read_secret(), timeout), *worker, round);
 }
 
-std::string Rounds::key(const std::string& name) const { return key_in(round_, name); }
+void Rounds::keep() const { store_->set(key::of_keeps(number_of(round_)) + worker_, "1"); }
 
-void Rounds::keep() const { store_->set(key("keeps/" + worker_), "1"); }
+std::optional<std::string> Rounds::ended() const {
+  return store_->try_get(key::ended(number_of(round_)));
+}
 
-std::optional<std::string> Rounds::ended() const { return store_->try_get(key("ended")); }
-
-void Rounds::say_final(const std::string& why) const { store_->set(key("final"), why); }
+void Rounds::say_final(const std::string& why) const {
+  store_->set(key::final_failure(number_of(round_)), why);
+}
 
 std::optional<RoundPlace> Rounds::next(Duration timeout) {
-  store_->set(key("waiting/" + worker_), "1");
+  store_->set(key::of_waiting(number_of(round_)) + worker_, "1");
   const Deadline deadline = Deadline::after(timeout);
   for (;;) {
-    const std::string text = store_->try_get(number_key).value_or("0");
+    const std::string text = store_->try_get(key::number).value_or("0");
     const std::optional<std::int64_t> newest = parse_integer(text);
-    check_input(newest.has_value(), "{}: expected a number, found '{}'", number_key,
+    check_input(newest.has_value(), "{}: expected a number, found '{}'", key::number,
                 visible(text, 80));
     if (*newest > round_) {
       round_ = *newest;
-      return place_in(store_->get(key("workers"), deadline), worker_);
+      return place_in(store_->get(key::workers(number_of(round_)), deadline), worker_);
     }
     if (deadline.passed())
       throw Timeout(

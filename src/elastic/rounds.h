@@ -73,8 +73,6 @@ class Rounds {
   [[nodiscard]] std::shared_ptr<Store> filtered(std::shared_ptr<Store> store) const;
 
  private:
-  [[nodiscard]] std::string key(const std::string& name) const;
-
   std::shared_ptr<Store> store_;
   std::string worker_;
   std::int64_t round_;

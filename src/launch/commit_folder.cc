@@ -8,8 +8,12 @@
 #include "sys/process_identity.h"
 #include "sys/process_stat.h"
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <string_view>
 #include <system_error>
+#include <vector>
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -20,7 +24,12 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* shared_memory = "/dev/shm";
-constexpr const char* owner_file = "owner";
+constexpr std::string_view owner_prefix = "owner-";
+constexpr auto being_made = std::chrono::minutes(1);  // at most
+
+fs::path owner_file(const fs::path& folder, int owner) {
+  return folder / formatted("{}{}", owner_prefix, owner);
+}
 
 fs::path folder_of_user() {
   const std::string base =
@@ -42,19 +51,38 @@ void make_private(const fs::path& folder) {
               S_ISDIR(found.st_mode) ? "one" : "something else", found.st_uid);
 }
 
-// Of a process of this machine that runs; where that cannot be known, it counts as running.
-bool is_owner_gone(const fs::path& folder) {
-  try {
-    return sys::state_of_process(sys::read_file(folder / owner_file)) == sys::ProcessState::ended;
-  } catch (const SystemError&) {
-    return false;  // it is being made
-  }
+std::vector<fs::path> owners_of(const fs::path& folder) {
+  std::error_code none;
+  std::vector<fs::path> owners;
+  for (const auto& entry : fs::directory_iterator(folder, none))
+    if (entry.path().filename().string().starts_with(owner_prefix)) owners.push_back(entry.path());
+  return owners;
+}
+
+// Where it cannot be known whether an owner lives, it does.
+bool has_living_owner(const fs::path& folder) {
+  return std::ranges::any_of(owners_of(folder), [](const fs::path& owner) {
+    try {
+      return sys::state_of_process(sys::read_file(owner)) != sys::ProcessState::ended;
+    } catch (const SystemError&) {
+      return false;  // it has just been removed
+    }
+  });
+}
+
+// One that is being made has no owner yet.
+bool is_left_behind(const fs::path& folder) {
+  std::error_code none;
+  if (has_living_owner(folder)) return false;
+  const auto changed = fs::last_write_time(folder, none);
+  return !none &&
+         (!owners_of(folder).empty() || fs::file_time_type::clock::now() - changed > being_made);
 }
 
 void remove_ended(const fs::path& folder_of_runs) {
   std::error_code nothing_more_to_do;
   for (const auto& run : fs::directory_iterator(folder_of_runs, nothing_more_to_do))
-    if (is_owner_gone(run.path())) fs::remove_all(run.path(), nothing_more_to_do);
+    if (is_left_behind(run.path())) fs::remove_all(run.path(), nothing_more_to_do);
 }
 
 }  // namespace
@@ -69,14 +97,16 @@ void make_commit_folder(const std::string& run_id, int owner) {
   remove_ended(folder.parent_path());
   make_private(folder);
   const auto stat = sys::read_process_stat(owner);
-  sys::AtomicFile::write(folder / owner_file, formatted("{} {} {}\n", sys::process_space(), owner,
-                                                        stat ? stat->start_time : 0));
+  sys::AtomicFile::write(owner_file(folder, owner), formatted("{} {} {}\n", sys::process_space(),
+                                                              owner, stat ? stat->start_time : 0));
 }
 
-void remove_commit_folder(const std::string& run_id) noexcept {
+void remove_commit_folder(const std::string& run_id, int owner) noexcept {
   try {
     std::error_code nothing_more_to_do;
-    fs::remove_all(commit_folder(run_id), nothing_more_to_do);
+    const fs::path folder = commit_folder(run_id);
+    if (!fs::remove(owner_file(folder, owner), nothing_more_to_do)) return;
+    if (!has_living_owner(folder)) fs::remove_all(folder, nothing_more_to_do);
   } catch (const std::exception&) {
     // A name that cannot be made up is no folder.
   }

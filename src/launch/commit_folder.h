@@ -1,10 +1,10 @@
 // Where the workers of an elastic run keep what they commit in memory on this host: a folder of
 // files in shared memory, one a run, that outlives each worker (docs/elastic.md).
 //
-//   /dev/shm/lockstep-commits-UID/RUN/owner      "SPACE PID START": the agent's process
+//   /dev/shm/lockstep-commits-UID/RUN/owner-PID      "SPACE PID START": an agent's process
 //
-// The agent removes it at its end, and so does its guard; what is left where a whole machine's
-// processes were killed at once, the next elastic run of the user removes.
+// The last of the run's agents on this host removes it at its end; what is left where they were
+// killed, the next elastic run of the user removes.
 #pragma once
 
 #include <filesystem>
@@ -15,11 +15,11 @@ namespace lockstep::launch {
 // LOCKSTEP_COMMITS names another folder than /dev/shm.
 [[nodiscard]] std::filesystem::path commit_folder(const std::string& run_id);
 
-// Makes it, for this user alone, owned by that process, and removes those of processes that have
-// ended. BadInput where it belongs to another user; SystemError names what cannot be made.
+// Makes it, for this user alone, and that process one of its owners; removes folders whose owners
+// have all ended. BadInput where it belongs to another user; SystemError names what cannot be made.
 void make_commit_folder(const std::string& run_id, int owner);
 
-// Nothing where there is none.
-void remove_commit_folder(const std::string& run_id) noexcept;
+// `owner` needs it no more: it goes when it has no other. Nothing where there is none.
+void remove_commit_folder(const std::string& run_id, int owner) noexcept;
 
 }  // namespace lockstep::launch

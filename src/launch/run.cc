@@ -4,6 +4,7 @@
 #include "base/format.h"
 #include "base/scope_exit.h"
 #include "base/text.h"
+#include "launch/commit_folder.h"
 #include "launch/program.h"
 #include "launch/waiting_lines.h"
 #include "sys/high_descriptor.h"
@@ -84,6 +85,7 @@ AgentResult Agent::Run::run() {
     guard_.reset();
     signals_.reset();
     hang_watch_.reset();
+    if (rendezvous_store_) remove_commit_folder(rendezvous_store_->run_id(), ::getpid());
     rendezvous_store_.reset();
     nodes_.reset();
     rounds_.reset();

@@ -1,13 +1,40 @@
 #include "train/evaluator.h"
 
 #include "base/scope_exit.h"
+#include "elastic/slot_tree.h"
 #include "train/micro_batches.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 namespace lockstep::train {
+namespace {
+
+// Means over samples 0 ... samples - 1, cut into `parts`, of which each is measured by one rank.
+Evaluation evaluate_parts(Group& group, std::int64_t samples, std::int64_t parts,
+                          const Measure& measure) {
+  at::NoGradGuard no_gradients;
+  std::vector<Totals> totals(static_cast<std::size_t>(parts));
+  const layout::Range own = slots_of_rank(parts, group.rank(), group.size());
+  for (std::int64_t part = own.begin; part < own.end; ++part) {
+    std::vector<std::size_t> numbers;
+    for (std::int64_t i = samples * part / parts; i < samples * (part + 1) / parts; ++i)
+      numbers.push_back(static_cast<std::size_t>(i));
+    totals[static_cast<std::size_t>(part)] = measure(numbers);
+  }
+  // Zeros of the other ranks change no value.
+  static_assert(sizeof(Totals) == 3 * sizeof(double));
+  group.all_reduce(at::from_blob(totals.data(), {3 * parts}, at::kDouble), Op::sum).wait();
+  Totals all;
+  for (const Totals& of_part : totals) all += of_part;
+  return {.loss = all.loss / all.targets, .accuracy = all.correct / all.targets};
+}
+
+}  // namespace
 
 Evaluator::Evaluator(Task& task, std::shared_ptr<torch::nn::Module> module, Group world,
                      Options options)
@@ -39,6 +66,11 @@ Evaluation Evaluator::over(std::int64_t count) {
   ScopeExit modes_as_before([&] {
     for (std::size_t i = 0; i < modules.size(); ++i) modules[i]->train(were_training[i]);
   });
+  if (options_.parts > 0) {
+    const std::int64_t rows = task_.evaluation_rows();
+    const std::int64_t parts = std::max(options_.parts, (count + rows - 1) / rows);
+    return evaluate_parts(world_, count, std::min(parts, count), measure);
+  }
   return train::evaluate(world_, count, task_.evaluation_rows(), measure, options_.in_step);
 }
 

@@ -24,6 +24,9 @@ class Evaluator {
   struct Options {
     std::int64_t batches = 0;  // of Task::evaluation_rows() samples each; 0: all there are
     bool in_step = false;      // the ranks have sharded the model
+    // More than 0: the samples are measured in at least so many parts, and the sums of all of them
+    // are added in one order: the result has the same bits at any number of ranks.
+    std::int64_t parts = 0;
     std::optional<c10::ScalarType> compute_dtype = std::nullopt;  // as cast_batch()
     Tell tell = {};
   };

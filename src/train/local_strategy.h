@@ -59,9 +59,9 @@ class LocalStrategy : public RunStrategy {
   Task& task_;
   Group world_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  Handle handle_;
 
  private:
-  Handle handle_;
   std::shared_ptr<CommunicationHook> hook_;  // null: none
   std::optional<SyncBatchNorm> sync_;        // of --sync-batch-norm
   std::int64_t sent_bytes_ = 0;              // by this rank, since the program began

@@ -7,6 +7,8 @@
 
 #include <lockstep/base/error.h>
 
+#include <algorithm>
+
 namespace lockstep::train {
 namespace {
 
@@ -65,7 +67,9 @@ void check_memory(const Options& options, const ModelSize& model, int ranks, int
 }
 
 void check_memory(const Options& options, const ModelSize& model, int ranks) {
-  auto local_ranks = environment::integer("LOCAL_WORLD_SIZE", 1, ranks).value_or(1);
+  // In a later round of an elastic run: how many there were when this process was started.
+  const auto local_ranks =
+      std::min<std::int64_t>(ranks, environment::integer("LOCAL_WORLD_SIZE", 1).value_or(1));
   check_memory(options, model, ranks, static_cast<int>(local_ranks), sys::memory_size());
 }
 

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/visible.h"
 #include "train/communication.h"
+#include "train/elastic_options.h"
 #include "train/strategy.h"
 
 #include <filesystem>
@@ -253,6 +254,19 @@ void declare_processes(Settings& settings, Options& o) {
       o.threads);
 }
 
+void declare_elastic(Settings& settings, Options& o) {
+  constexpr double most_slots = 1 << 16;
+  settings.add({.name = "elastic",
+                .help = "go on in place when ranks are lost or join; the results are the same bits "
+                        "at any number of ranks"},
+               o.elastic);
+  settings.add({.name = "slots",
+                .help = "with --elastic: micro-batches of a step, which the ranks divide; 0: the "
+                        "most up to 8 that divide --batch",
+                .most = most_slots},
+               o.slots);
+}
+
 // What only a strategy that divides the model has.
 void check_division(const Options& options) {
   const Options unset;
@@ -284,14 +298,16 @@ void declare_options(Settings& settings, Options& options, const Task& task) {
   declare_strategy(settings, options);
   declare_communication(settings, options);
   declare_division(settings, options);
+  declare_elastic(settings, options);
   declare_processes(settings, options);
 }
 
 void check_run(const Options& options, const Task& task, int ranks) {
   check_strategy(options, ranks);
+  check_elastic(options);
   const std::int64_t workers = ranks - server_count(options);
   std::int64_t parts = options.accumulate * workers;
-  check_input(options.batch % parts == 0,
+  check_input(options.elastic || options.batch % parts == 0,
               "--batch {} cannot be split evenly: {} {} times {} micro-batches make {} parts",
               options.batch, workers, options.strategy == "ps" ? "workers" : "ranks",
               options.accumulate, parts);

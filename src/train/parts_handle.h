@@ -5,7 +5,10 @@
 #include "parallel/handle_state.h"
 
 #include <lockstep/comm/group.h>
+#include <lockstep/module/named_parameters.h>
 #include <lockstep/parallel/handle.h>
+
+#include <torch/nn/module.h>
 
 #include <map>
 #include <memory>
@@ -54,6 +57,15 @@ class PartsState : public HandleState {
   std::vector<NamedPart> trained_, all_;
   double seconds_waited_ = 0;
 };
+
+// What an optimizer updates of a module that this rank has all of.
+[[nodiscard]] inline std::vector<NamedPart> trained_parts(const torch::nn::Module& module) {
+  std::vector<NamedPart> parts;
+  for (const auto& [name, tensor, aliases] : unique_parameters(module))
+    if (tensor.requires_grad())
+      parts.push_back({name, tensor, aliases, layout::whole_slice(tensor.sizes())});
+  return parts;
+}
 
 struct PartsHandle : Handle {
   explicit PartsHandle(std::shared_ptr<PartsState> state) : Handle(std::move(state)) {}

@@ -12,6 +12,8 @@
 #include <lockstep/train/trainer.h>
 
 #include <cstdio>
+#include <functional>
+#include <optional>
 #include <utility>
 
 namespace lockstep::train {
@@ -23,6 +25,12 @@ constexpr int by_signal = 128;
 int be_a_rank(Task& task, const Options& options, Group world) {
   int signal = train(task, options, std::move(world)).signal;
   return signal == 0 ? 0 : by_signal + signal;
+}
+
+int be_elastic_rank(Task& task, const Options& options,
+                    const std::function<void(const Group&)>& begins) {
+  const std::optional<Report> report = train_elastically(task, options, begins);
+  return !report || report->signal == 0 ? 0 : by_signal + report->signal;
 }
 
 }  // namespace
@@ -44,7 +52,10 @@ int run_program(const std::string& name, const std::string& shell_name,
          .usual_ranks = usual_ranks(options),
          .flight_folder = options.out,
          .check = [&](int ranks) { check_run(options, *line.task, ranks); },
-         .body = [&](Group world) { return be_a_rank(*line.task, options, std::move(world)); }});
+         .body = [&](Group world) { return be_a_rank(*line.task, options, std::move(world)); },
+         .is_elastic = options.elastic,
+         .elastic_body =
+             [&](const auto& begins) { return be_elastic_rank(*line.task, options, begins); }});
   });
 }
 

@@ -12,6 +12,7 @@
 #include <lockstep/comm/init.h>
 #include <lockstep/comm/together.h>
 
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 
@@ -19,6 +20,10 @@ namespace lockstep::train {
 namespace {
 
 constexpr int failure = 1;
+
+// Errors that every restart would meet again end the run in any case (src/elastic/rounds.h).
+constexpr int elastic_restarts = 1'000'000;
+constexpr auto elastic_hung_after = std::chrono::seconds(30);
 
 int start_copies(const RankProgram& program, int ranks) {
   try {
@@ -33,6 +38,10 @@ int start_copies(const RankProgram& program, int ranks) {
                           .forward_signals = true,
                           .stop_without_reader = true,
                           .explained_exit_code = failure};
+  if (program.is_elastic) {
+    spec.max_restarts = elastic_restarts;
+    spec.hung_after = elastic_hung_after;
+  }
   if (auto terminal = terminal_of(stdout))
     spec.environment.emplace_back("LOCKSTEP_TERMINAL", *terminal);
   if (!program.flight_folder.empty())
@@ -59,11 +68,28 @@ int be_a_rank(const RankProgram& program) {
   }
 }
 
+int be_elastic_rank(const RankProgram& program) {
+  std::string speaker;
+  bool speaks_for_all = true;
+  try {
+    return program.elastic_body([&](const Group& group) {
+      speaker = group.size() > 1 ? formatted("rank {}: ", group.rank()) : "";
+      speaks_for_all = group.is_root();
+    });
+  } catch (const CommonFailure& error) {
+    return speaks_for_all ? sys::complain(program.command, error.what(), failure) : failure;
+  } catch (const std::exception& error) {
+    return sys::complain(program.command, speaker + sys::failure_text(error), failure);
+  }
+}
+
 }  // namespace
 
 int run_ranks(const RankProgram& program) {
   auto ranks = static_cast<int>(program.ranks > 0 ? program.ranks : program.usual_ranks);
-  return ranks > 1 && !launch::is_launched() ? start_copies(program, ranks) : be_a_rank(program);
+  if (!launch::is_launched() && (ranks > 1 || program.is_elastic))
+    return start_copies(program, ranks);
+  return program.is_elastic ? be_elastic_rank(program) : be_a_rank(program);
 }
 
 }  // namespace lockstep::train

@@ -20,6 +20,9 @@ struct RankProgram {
   // Throws BadInput for options that so many ranks cannot have.
   std::function<void(int ranks)> check = [](int) {};
   std::function<int(Group world)> body;  // what a rank does, and its exit code
+  // In place of `body`: makes its groups itself, and tells of each.
+  bool is_elastic = false;
+  std::function<int(const std::function<void(const Group&)>& begins)> elastic_body = {};
 };
 
 // The exit code: 1 after a line on standard error for what went wrong, 2 because of the options.

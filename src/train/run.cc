@@ -37,14 +37,18 @@ Options with_resume(Options options) {
   return options;
 }
 
+constexpr const char* folder_mark = "folder";  // of the run, once a round has opened it
+
 std::int64_t rows_in(const Batch& batch) { return batch.data.defined() ? batch.data.size(0) : 0; }
 
 }  // namespace
 
-Run::Run(Task& task, const Options& options, Group world, RunStrategy& strategy)
+Run::Run(Task& task, const Options& options, Group world, RunStrategy& strategy, const RunRound& in)
     : configuration_(task, with_resume(options)),
       task_(task),
       world_(std::move(world)),
+      in_(in),
+      is_continued_(in.round != nullptr && in.round->marked(folder_mark) == options.out),
       folder_(configuration_),
       trace_(options_, world_),
       strategy_(strategy),
@@ -54,10 +58,15 @@ Run::Run(Task& task, const Options& options, Group world, RunStrategy& strategy)
   begin(state);
   if (state) restore(*state);
   together(world_, [&] {
-    if (world_.is_root()) folder_.open(step_);
+    if (world_.is_root()) folder_.open(step_, is_continued_);
   });
-  if (state) say_resumed(*state);
+  if (has_round() && world_.is_root()) in_.round->mark(folder_mark, options_.out);
+  if (is_continued_)
+    say_round();
+  else if (state)
+    say_resumed(*state);
   say_notices();
+  goodput_.begin_round(numbers_);
   pace_.start(seconds_before_);
 }
 
@@ -85,6 +94,7 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
       task_, module_, world_,
       Evaluator::Options{.batches = options_.eval_batches,
                          .in_step = options_.shard != "none",
+                         .parts = options_.elastic ? options_.slots : 0,
                          .compute_dtype = compute_dtype(options_),
                          .tell = [&](double share) {
                            progress_.show_text(formatted("step {}/{}  evaluating {:.0f}%", step_,
@@ -95,10 +105,11 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
 void Run::restore(const checkpoint::TrainingState& state) {
   together(world_, [&] {
     check_progress(state);
-    in_file(checkpoint_folder(state.step) / "layout.json", [&] { restore_progress(state); });
+    in_file(begins_from_ / "layout.json", [&] { restore_progress(state); });
   });
-  step_ = saved_step_ = state.step;
-  strategy_.load(checkpoint_folder(step_));
+  step_ = state.step;
+  if (begins_from_ == checkpoint_folder(step_)) saved_step_ = step_;
+  strategy_.load(begins_from_);
   if (state.ranks != strategy_.processes())
     torch::manual_seed(stream_seed(options_.seed + step_, seed_stream_of_rank(world_.rank())));
   restore_best(state);
@@ -136,9 +147,12 @@ void Run::make_step() {
   ++step_;
   const std::chrono::duration<double> update = Pace::Clock::now() - update_began;
   const double waited = strategy_.handle().seconds_waited() - waited_before;
+  // Rows that count for this rank's loss: one rank speaks for all where all have the same one.
+  const bool is_loss_of_all = strategy_.takes_whole_batch();
+  const std::int64_t own_rows = is_loss_of_all && !world_.is_root() ? 0 : rows_in(batch);
   std::int64_t rows = rows_in(batch) * world_.size();
   loss_ = loss;  // this rank's, until they meet
-  if (strategy_.waits_each_step() || is_meeting()) rows = agree(loss, rows_in(batch));
+  if (strategy_.waits_each_step() || is_meeting()) rows = agree(loss, own_rows);
   if (is_meeting()) strategy_.meet(needs_model());
   // Waits of the handle are one part of a step, wherever they are in the others.
   const double in_forward = waited_until_update - (timing.exposed - before.exposed);
@@ -158,6 +172,7 @@ bool Run::is_meeting() const { return needs_model() || step_ % options_.log_ever
 // The mean over this rank's rows. Gradients are averaged over ranks, so where ranks have other
 // numbers of rows each counts by its own.
 double Run::backward(const Batch& batch, const std::vector<std::int64_t>& rows_of_all) {
+  if (strategy_.takes_whole_batch()) return strategy_.backward_whole(batch, step_, scaler_);
   const auto rows = static_cast<double>(rows_in(batch));
   double of_rank = 1;
   if (!rows_of_all.empty())
@@ -230,6 +245,7 @@ bool Run::is_due(std::int64_t every) const {
 checkpoint::TrainingState Run::state() const {
   checkpoint::TrainingState state{.step = step_,
                                   .epoch = epoch(),
+                                  .numbers = numbers_,
                                   .progress = {{"seconds", formatted("{}", pace_.seconds())},
                                                {"best", formatted("{}", stopping_.best)},
                                                {"waited", formatted("{}", stopping_.waited)},

@@ -1,6 +1,8 @@
 // Run: the phases of training, which trainer.cc calls in order.
 #pragma once
 
+#include "elastic/goodput.h"
+#include "elastic/round_loop.h"
 #include "train/best.h"
 #include "train/configuration.h"
 #include "train/early_stopping.h"
@@ -23,12 +25,19 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace lockstep::train {
+
+// A round of an elastic run, as Run sees it.
+struct RunRound {
+  Round* round = nullptr;    // null: there are no rounds
+  bool* has_data = nullptr;  // whether this process has read the task's data in an earlier round
+};
 
 // Every method is called by all ranks in the same order. What the ranks must agree on (whether to
 // stop) is reduced in step().
@@ -38,7 +47,8 @@ class Run {
   // the folder last.
   // The options were checked. `world`: the ranks that compute gradients. The strategy outlives the
   // run.
-  Run(Task& task, const Options& options, Group world, RunStrategy& strategy);
+  Run(Task& task, const Options& options, Group world, RunStrategy& strategy,
+      const RunRound& in = {});
 
   [[nodiscard]] bool finished() const {
     return step_ >= steps_ || signal_ != 0 || stopping_.should_stop();
@@ -63,6 +73,9 @@ class Run {
   [[nodiscard]] bool save_is_due() const { return is_due(options_.save_every); }
   // With --async-save the checkpoint is there when the next one is due, or at the end.
   void save();
+  // Of an elastic run, when all else of the step is done: the state outlives this process.
+  // RoundEnded where the ranks are to meet anew.
+  void commit();
 
   // The last evaluation and checkpoint unless they are there, the model's file, and the last line.
   Report finish();
@@ -86,6 +99,7 @@ class Run {
 
   // run_save.cc
   void save_now();
+  [[nodiscard]] bool is_saved_already();
   void finish_saving();
   // Collective. False, once it was said, where `action` has thrown a CommonFailure and the run goes
   // on all the same.
@@ -93,6 +107,9 @@ class Run {
 
   // run_resume.cc
   [[nodiscard]] std::optional<checkpoint::TrainingState> shared_state();
+  [[nodiscard]] std::optional<checkpoint::TrainingState> committed_state(
+      const std::filesystem::path& checkpoint);
+  [[nodiscard]] bool has_round() const { return in_.round != nullptr; }
   // Collective: CommonFailure for a checkpoint that is not whole names the newest older one that
   // is, and the command to go on from it.
   void verify_or_advise(const std::filesystem::path& folder);
@@ -105,6 +122,7 @@ class Run {
   void restore_progress(const checkpoint::TrainingState& state);
   [[nodiscard]] std::filesystem::path checkpoint_folder(std::int64_t step) const;
   void say_notices();
+  void say_round();
   void say_resumed(const checkpoint::TrainingState& state);
   [[nodiscard]] std::string stopped_line() const;
 
@@ -127,6 +145,8 @@ class Run {
   const Options& options_ = configuration_.options;
   Task& task_;
   Group world_;
+  const RunRound in_;
+  const bool is_continued_;  // an earlier round of this run has opened the folder
   RunFolder folder_;
   Progress progress_;
   Interrupt interrupt_;
@@ -143,8 +163,11 @@ class Run {
   Best best_;
 
   std::int64_t steps_per_epoch_ = 1;
-  std::int64_t steps_ = 0;  // of the whole run
-  std::int64_t step_ = 0;   // updates made
+  std::int64_t steps_ = 0;             // of the whole run
+  std::int64_t step_ = 0;              // updates made
+  std::filesystem::path begins_from_;  // the state of restore()
+  Goodput goodput_;
+  std::map<std::string, double> numbers_;  // of goodput_
   std::int64_t saved_step_ = -1;
   std::int64_t evaluated_step_ = -1;
   std::optional<Evaluation> evaluation_;

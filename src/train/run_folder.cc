@@ -73,6 +73,11 @@ std::optional<fs::path> RunFolder::find_checkpoint() {
   return std::nullopt;
 }
 
+std::optional<fs::path> RunFolder::newest_checkpoint() {
+  lock();
+  return checkpoint::latest_checkpoint(path_);
+}
+
 fs::path RunFolder::chosen() const {
   std::vector<fs::path> folders = checkpoint::list_checkpoints(path_);
   check_input(!folders.empty(), "--resume: expected a checkpoint in {}, found none",
@@ -93,12 +98,13 @@ std::vector<fs::path> RunFolder::older_than(const fs::path& folder) const {
   return folders;
 }
 
-void RunFolder::open(std::int64_t resumed_at) {
+void RunFolder::open(std::int64_t resumed_at, bool is_continued) {
   const bool is_new = !lock_;
   sys::make_directories(path_);
   lock();
-  if (is_new && !options_.resume) check_is_new();  // another run may have begun meanwhile
-  if (options_.resume) set_aside_newer(resumed_at);
+  if (is_new && !options_.resume && !is_continued)
+    check_is_new();  // another run may have begun meanwhile
+  if (options_.resume && !is_continued) set_aside_newer(resumed_at);
   metrics_.emplace(path_ / "metrics.jsonl", resumed_at);
   write_config(path_ / "config.toml", configuration_);
 }

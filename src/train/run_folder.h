@@ -25,13 +25,17 @@ class RunFolder {
   // The checkpoint to go on from, or nothing when the run begins. Changes nothing. Throws BadInput
   // when a run would be overwritten, or there is no checkpoint.
   [[nodiscard]] std::optional<std::filesystem::path> find_checkpoint();
+  // In a later round of an elastic run: the newest one, if there is any. Changes nothing but the
+  // lock.
+  [[nodiscard]] std::optional<std::filesystem::path> newest_checkpoint();
   // The checkpoints before that one, newest first.
   [[nodiscard]] std::vector<std::filesystem::path> older_than(
       const std::filesystem::path& folder) const;
   // Makes the folder, writes config.toml and opens metrics.jsonl behind step `resumed_at`. What is
   // there of later steps, which will be made again, becomes abandoned-NAME: checkpoints,
-  // model.safetensors and best.safetensors.
-  void open(std::int64_t resumed_at);
+  // model.safetensors and best.safetensors. But not where an earlier round of the same run
+  // (`is_continued`) has made them: they come out the same once more.
+  void open(std::int64_t resumed_at, bool is_continued = false);
   // What should be said of the above, once; lines without their ends.
   [[nodiscard]] std::vector<std::string> take_notices() { return std::move(notices_); }
 

@@ -109,6 +109,7 @@ std::string Run::last_line() const {
   for (const auto& [name, value] : strategy_.results()) line += formatted(" {}={}", name, value);
   if (options_.epochs > 0) line += formatted(" epochs={}", epoch());
   line += formatted(" steps={} seconds={:.1f}", step_, pace_.seconds());
+  if (has_round() && in_.round->has_agent()) line += formatted(" goodput={:.3f}", goodput_.share());
   if (best_.step < 0) return line;
   return line + formatted(" best_val_loss={:.3f} best_step={} best={}", best_.val_loss, best_.step,
                           folder_.best_file().string());

@@ -6,6 +6,7 @@
 #include "base/visible.h"
 #include "train/run.h"
 
+#include "checkpoint/folders.h"
 #include "train/checkpoint_fit.h"
 #include "train/model_description.h"
 #include "train/resume_command.h"
@@ -19,6 +20,7 @@
 #include <limits>
 #include <span>
 #include <sstream>
+#include <utility>
 
 namespace lockstep::train {
 namespace {
@@ -48,12 +50,28 @@ std::optional<checkpoint::TrainingState> Run::shared_state() {
   std::string folder;
   together(world_, [&] {
     if (!world_.is_root()) return;
-    if (auto found = folder_.find_checkpoint()) folder = found->string();
+    auto found = is_continued_ ? folder_.newest_checkpoint() : folder_.find_checkpoint();
+    if (found) folder = found->string();
   });
   folder = broadcast_text(world_, std::move(folder));
+  if (auto committed = committed_state(folder)) return committed;
   if (folder.empty()) return std::nullopt;
   verify_or_advise(folder);
+  begins_from_ = folder;
   return checkpoint::read_training_state(world_, folder);
+}
+
+// What the last round has committed in memory, unless a checkpoint is newer: that of a round on
+// several hosts.
+std::optional<checkpoint::TrainingState> Run::committed_state(
+    const std::filesystem::path& checkpoint) {
+  if (!has_round()) return std::nullopt;
+  const std::filesystem::path committed = in_.round->commits().newest();
+  if (committed.empty()) return std::nullopt;
+  checkpoint::TrainingState state = checkpoint::read_training_state(world_, committed);
+  if (!checkpoint.empty() && checkpoint::step_of(checkpoint) > state.step) return std::nullopt;
+  begins_from_ = committed;
+  return state;
 }
 
 void Run::verify_or_advise(const std::filesystem::path& folder) {
@@ -99,11 +117,13 @@ std::string Run::newest_whole_before(const std::filesystem::path& folder) {
 void Run::load_data(const std::optional<checkpoint::TrainingState>& state) {
   if (state) {
     check_same_model(configuration_, *state);
-    in_file(checkpoint_folder(state->step) / "layout.json",
+    in_file(begins_from_ / "layout.json",
             [&] { task_.restore(kept_description(state->progress)); });
   }
   try {
-    task_.load(options_, world_);
+    // Of an elastic run each rank reads all rows of a batch, whoever computes them.
+    const bool is_there = has_round() && std::exchange(*in_.has_data, true);
+    if (!is_there) task_.load(options_, options_.elastic ? Group() : world_);
   } catch (const BadInput& error) {
     throw BadInput(error.what() + configuration_.place_of_data());
   }
@@ -142,6 +162,7 @@ void Run::check_progress(const checkpoint::TrainingState& state) const {
 
 void Run::restore_progress(const checkpoint::TrainingState& state) {
   seconds_before_ = number_in(state.progress, "seconds", 0);
+  numbers_ = state.numbers;
   stopping_.best = number_in(state.progress, "best");
   stopping_.waited = static_cast<std::int64_t>(number_in(state.progress, "waited", 0));
   // A run that goes on in float16 after another precision begins with a new scale.
@@ -158,6 +179,12 @@ std::filesystem::path Run::checkpoint_folder(std::int64_t step) const {
 void Run::say_notices() {
   if (!world_.is_root()) return;
   for (const std::string& line : folder_.take_notices()) progress_.say(line);
+}
+
+void Run::say_round() {
+  if (!world_.is_root()) return;
+  progress_.say(formatted("round {}: goes on at step {} of {} on {} {}", in_.round->number(), step_,
+                          steps_, world_.size(), world_.size() == 1 ? "rank" : "ranks"));
 }
 
 void Run::say_resumed(const checkpoint::TrainingState& state) {

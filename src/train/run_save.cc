@@ -30,7 +30,30 @@ void Run::save() {
   pace_.leave_out(began);
 }
 
+// What the run has saved before it was set back is the same once more.
+bool Run::is_saved_already() {
+  std::string there;
+  together(world_, [&] {
+    if (world_.is_root() && std::filesystem::exists(checkpoint_folder(step_))) there = "yes";
+  });
+  return !broadcast_text(world_, std::move(there)).empty();
+}
+
+void Run::commit() {
+  if (!has_round() || signal_ != 0) return;  // a run that was asked to stop saves a checkpoint
+  goodput_.count_step(numbers_);
+  in_.round->commit({.handle = strategy_.handle(),
+                     .optimizer = *strategy_.optimizer(),
+                     .state = state(),
+                     .options = {},
+                     .own = {}});
+}
+
 void Run::save_now() {
+  if (has_round() && is_saved_already()) {
+    saved_step_ = step_;
+    return;
+  }
   const checkpoint::SaveOptions how{.keep = options_.keep,
                                     .description = description(std::nullopt, false),
                                     .own = strategy_.own()};

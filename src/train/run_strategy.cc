@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "train/communication.h"
+#include "train/elastic_strategy.h"
 #include "train/local_strategy.h"
 #include "train/own_copies_strategy.h"
 
@@ -76,6 +77,7 @@ void RunStrategy::join(const std::function<void()>& backward) { backward(); }
 
 std::unique_ptr<RunStrategy> make_local_strategy(const Options& options, Task& task,
                                                  const Group& world) {
+  if (options.elastic) return std::make_unique<ElasticStrategy>(options, task, world);
   if (options.strategy == "dp") return std::make_unique<DeviceStrategy>(options, task, world);
   if (has_own_copies(options)) return std::make_unique<OwnCopiesStrategy>(options, task, world);
   return std::make_unique<LocalStrategy>(options, task, world);

@@ -44,6 +44,14 @@ class RunStrategy {
   // Collective, in a step in which some ranks have no rows, with --uneven alone: `backward` calls
   // what is above, on ranks that have rows, and the others make the calls that these make.
   virtual void join(const std::function<void()>& backward);
+  // Whether every rank is given the rows of all ranks, and they divide the work themselves: then
+  // the second function is called once a step, instead of backward(), and returns the loss of all
+  // rows.
+  [[nodiscard]] virtual bool takes_whole_batch() const { return false; }
+  [[nodiscard]] virtual double backward_whole(const Batch& /*batch*/, std::int64_t /*step*/,
+                                              optim::GradScaler& /*scaler*/) {
+    return 0;
+  }
   // The update that the gradients make.
   virtual void update(double lr, const optim::GradientTransform& transform,
                       optim::GradScaler& scaler) = 0;

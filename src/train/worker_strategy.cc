@@ -7,7 +7,6 @@
 #include "train/served_run.h"
 
 #include <lockstep/comm/together.h>
-#include <lockstep/module/named_parameters.h>
 #include <lockstep/optim/clipping.h>
 
 #include <ATen/core/grad_mode.h>
@@ -20,14 +19,6 @@
 
 namespace lockstep::train {
 namespace {
-
-std::vector<NamedPart> trained_parts(const torch::nn::Module& module) {
-  std::vector<NamedPart> parts;
-  for (const auto& [name, tensor, aliases] : unique_parameters(module))
-    if (tensor.requires_grad())
-      parts.push_back({name, tensor, aliases, layout::whole_slice(tensor.sizes())});
-  return parts;
-}
 
 // Of the module's tensors those that the servers have not.
 std::vector<NamedPart> other_parts(const std::vector<NamedPart>& all,

@@ -20,7 +20,8 @@
 // model, the handle and the optimizer on the group of the round, and attach() gives them the newest
 // state that all ranks had committed, wherever its parts are, also on another number of ranks and
 // under another strategy. A step that was not committed by all is made again; nothing
-// else is lost.
+// else is lost. RANK, WORLD_SIZE and the others are in the environment as they were in the round
+// that the process was started for: state.group() is what counts.
 //
 // `lockstep run --max-restarts N` makes rounds. Under another launcher, or none, there is one
 // round, nothing is kept in memory, and the errors of a lost rank are thrown; attach() still goes

@@ -111,6 +111,11 @@ struct Options {
   std::string precision = "fp32";  // what parameters and data are computed with: fp32, bf16, fp16
   std::string reduce_dtype = "fp32";  // what gradients are summed in over ranks
 
+  // Ranks that may be lost, and join: the state is committed in memory each step, and the results
+  // are the same bits at any number of ranks (docs/elastic.md).
+  bool elastic = false;
+  std::int64_t slots = 0;  // micro-batches of a step, over all ranks; 0: up to 8 that divide batch
+
   // Processes.
   std::int64_t ranks = 0;    // processes to start; 0: as the launcher says, else 1
   std::int64_t threads = 0;  // a rank; 0: its share of the cores

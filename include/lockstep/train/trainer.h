@@ -12,6 +12,7 @@
 #include <lockstep/train/task.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -62,6 +63,15 @@ struct Report {
 // The same on the axes of a mesh, as options.mesh names them: dp, fsdp. InvalidArgument where both
 // are given.
 [[nodiscard]] Report train(Task& task, const Options& options, const Mesh& mesh);
+
+// An elastic run (options.elastic): makes its groups itself, by the launcher's environment, a new
+// one for each round (docs/elastic.md); `begins` is told of each. Goes on in the state that was
+// committed last; with the same options, model.safetensors has the same bytes at any number of
+// ranks and whatever was lost on the way. Nothing where this process is not wanted any more: it
+// ends well. Else as train(), which with options.elastic trains in the one group it is given.
+[[nodiscard]] std::optional<Report> train_elastically(
+    Task& task, const Options& options,
+    const std::function<void(const Group&)>& begins = [](const Group&) {});
 
 }  // namespace lockstep::train
 

@@ -118,6 +118,7 @@ Received receive(int socket, Deadline deadline) {
 }
 
 constexpr std::size_t most_strangers = 64;
+constexpr int milliseconds_between_questions = 200;
 constexpr int newcomers_a_turn = 16;  // then those that have spoken are heard
 
 // Any user of the host can connect to an abstract name.
@@ -144,6 +145,7 @@ class Meeting {
   [[nodiscard]] std::string key(int rank) const { return formatted("{}rank/{}", prefix_, rank); }
   void connect_to(int rank);
   void accept_higher();
+  void ask_store() const;
   void take_newcomers();
   [[nodiscard]] std::optional<Received> hear(int socket) const;
   void welcome(Caller caller, Received received);
@@ -207,9 +209,11 @@ void Meeting::accept_higher() {
   while (missing_ > 0) {
     std::vector<pollfd> entries{{listener_.get(), POLLIN, 0}};
     for (const auto& stranger : strangers_) entries.push_back({stranger.socket.get(), POLLIN, 0});
-    if (::poll(entries.data(), entries.size(), deadline_.poll_milliseconds()) < 0 && errno != EINTR)
-      throw SystemError("waiting for the ranks of this host", errno);
+    const int ready = ::poll(entries.data(), entries.size(),
+                             deadline_.poll_milliseconds(milliseconds_between_questions));
+    if (ready < 0 && errno != EINTR) throw SystemError("waiting for the ranks of this host", errno);
     if (deadline_.passed()) throw Timeout("shared memory: not all ranks have come");
+    if (ready == 0) ask_store();
     std::vector<Caller> silent;
     for (std::size_t i = 0; i < strangers_.size(); ++i) {
       Caller& caller = strangers_[i];
@@ -221,6 +225,16 @@ void Meeting::accept_higher() {
     }
     strangers_ = std::move(silent);
     if (entries[0].revents != 0) take_newcomers();
+  }
+}
+
+// PeerLost where the store has gone, or where what stands before it (src/elastic/round_store.h)
+// knows that those that are missing will not come. It is asked for a key that no rank sets.
+void Meeting::ask_store() const {
+  try {
+    static_cast<void>(store_.get(key(size_), Deadline::after(Duration::zero())));
+  } catch (const Timeout&) {
+    // It is there, and does not know.
   }
 }
 

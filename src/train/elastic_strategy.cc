@@ -1,0 +1,95 @@
+#include "train/elastic_strategy.h"
+
+#include "parallel/whole_parameters.h"
+#include "train/parts_handle.h"
+#include "train/random_streams.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep::train {
+namespace {
+
+std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> copies;
+  for (const at::Tensor& tensor : tensors) copies.push_back(tensor.clone());
+  return copies;
+}
+
+void copy_into(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
+  at::NoGradGuard no_gradients;
+  for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+}
+
+// Whether all slots have equally many rows; then the mean over slots is that over rows, without a
+// factor, which would be rounded.
+bool are_equal(const std::vector<Batch>& parts, std::int64_t slots) {
+  return std::ssize(parts) == slots && std::ranges::all_of(parts, [&](const Batch& part) {
+           return part.data.size(0) == parts.front().data.size(0);
+         });
+}
+
+}  // namespace
+
+void ElasticStrategy::make_handle(std::shared_ptr<torch::nn::Module> module) {
+  std::vector<NamedPart> trained = trained_parts(*module);
+  std::vector<at::Tensor> parameters;
+  for (const NamedPart& part : trained) parameters.push_back(part.tensor);
+  buffers_ = module->buffers();
+  slots_.emplace(world_, options_.slots, std::move(parameters));
+  handle_ = PartsHandle(std::make_shared<PartsState>(world_, std::move(trained),
+                                                     parallel::whole_state_parts(*module)));
+}
+
+// Each slot begins with the buffers of the step's begin, and those that slot 0 leaves count for the
+// next step: otherwise statistics of batches would depend on which rank has seen how many slots.
+void ElasticStrategy::begin_buffers() {
+  before_ = copies_of(buffers_);
+  after_.clear();
+}
+
+void ElasticStrategy::end_buffers() {
+  if (buffers_.empty()) return;
+  if (world_.is_root()) copy_into(buffers_, after_);
+  for (const at::Tensor& buffer : buffers_) world_.broadcast(buffer, 0, {.tag = "buffers"}).wait();
+}
+
+double ElasticStrategy::backward_slot(const Batch& rows, double share, std::int64_t step,
+                                      std::int64_t slot, optim::GradScaler& scaler) {
+  copy_into(buffers_, before_);
+  const auto of_step = static_cast<std::int64_t>(stream_seed(options_.seed, step));
+  torch::manual_seed(stream_seed(of_step, seed_stream_of_rank(static_cast<int>(slot))));
+  const double loss = backward(rows, share, scaler);
+  if (slot == 0) after_ = copies_of(buffers_);
+  return loss;
+}
+
+double ElasticStrategy::backward_whole(const Batch& batch, std::int64_t step,
+                                       optim::GradScaler& scaler) {
+  const std::int64_t slots = options_.slots;
+  const std::vector<Batch> parts = micro_batches(batch, slots);
+  const bool is_mean = are_equal(parts, slots);
+  const auto rows = static_cast<double>(batch.data.size(0));
+  slots_->reset();
+  begin_buffers();
+  std::vector<double> losses;
+  for (std::int64_t slot = slots_->begin(); slot < slots_->end(); ++slot) {
+    double loss = 0;
+    if (slot < std::ssize(parts)) {
+      const Batch& part = parts[static_cast<std::size_t>(slot)];
+      const double share = is_mean ? 1 : static_cast<double>(part.data.size(0)) / rows;
+      loss = backward_slot(part, share, step, slot, scaler);
+    }
+    slots_->take(slot);
+    losses.push_back(loss);
+  }
+  const double divisor = is_mean ? static_cast<double>(slots) : 1;
+  slots_->reduce(divisor);
+  end_buffers();
+  return tree_sum(slots_->gather(losses)) / divisor;
+}
+
+}  // namespace lockstep::train

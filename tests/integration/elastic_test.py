@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""Elastic training under `lockstep run`: whatever is killed on the way, model.safetensors has the same bytes.
+
+LOCKSTEP_ELASTIC_KILLS (6) random ranks are killed, LOCKSTEP_ELASTIC_PAUSE (0.7) seconds apart; `./dev soak` asks for
+1,000, 2 s apart, which is what the run is then long enough for.
+"""
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import tempfile
+import time
+
+from support import Process, build_folder, end_all, environment, expect, expect_words, fail, lockstep, run, shown
+
+KILLS = int(os.environ.get("LOCKSTEP_ELASTIC_KILLS", "6"))
+PAUSE = float(os.environ.get("LOCKSTEP_ELASTIC_PAUSE", "0.7"))
+MODEL = ("--layers 2 --heads 2 --width 32 --block 16 --batch 12 --slots 6 --dropout 0.1 --warmup 10 --log-every 5 "
+         "--eval-every 200 --eval-batches 1 --save-every 300").split()
+
+
+def train_program():
+    return str(build_folder() / "bin/lockstep-train")
+
+
+def training(folder, name, steps, *more):
+    where = ["--data", str(folder / "text.txt"), "--out", str(folder / name)]
+    return ["gpt", *where, "--steps", str(steps), "--elastic", *MODEL, *more]
+
+
+def model_of(folder, name):
+    return (folder / name / "model.safetensors").read_bytes()
+
+
+def goodput_in(output):
+    found = re.findall(r"goodput=([0-9.]+)", output)
+    expect(found, "no goodput= in", output)
+    return float(found[-1])
+
+
+def workers_of(process):
+    """The processes that a launcher has started as workers."""
+    found = []
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            stat = (folder / "stat").read_text()
+            if int(stat[stat.rindex(") ") + 2:].split()[1]) != process.pid:
+                continue
+            if b"\0LOCKSTEP_WORKER=" in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except (OSError, ValueError):
+            continue  # it has just ended
+    return found
+
+
+def kill_one(process, number=signal.SIGKILL):
+    workers = workers_of(process)
+    if not workers:
+        return False
+    try:
+        os.kill(random.choice(workers), number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def undisturbed(folder, steps):
+    code, output, seconds = run([lockstep(), "train", *training(folder, "calm", steps, "--ranks", "3")], seconds=3600)
+    expect(code == 0, f"lockstep train --elastic ended with {code}", output)
+    expect_words(output, "done: .*goodput=")
+    shown(f"{steps} steps of 3 ranks that nobody disturbs", seconds)
+    return seconds
+
+
+def killed(folder, steps):
+    """Random ranks of `lockstep run` are killed; returns how many were."""
+    began = time.monotonic()
+    run_of = Process([lockstep(), "run", "-n", "3", "--max-restarts", "100000", train_program(),
+                      *training(folder, "killed", steps)])
+    kills = 0
+    while kills < KILLS and run_of.process.poll() is None:
+        time.sleep(PAUSE)
+        kills += kill_one(run_of.process)
+    code, output, _ = run_of.finish(3600)
+    expect(code == 0, f"a run with {kills} kills ended with {code}", output[-20000:])
+    is_same = model_of(folder, "killed") == model_of(folder, "calm")
+    expect(is_same, f"another model after {kills} kills", output[-20000:])
+    expect(kills >= min(KILLS, 2), f"only {kills} kills before the run was done", output[-5000:])
+    shown(f"{kills} kills: the same bytes, goodput {goodput_in(output):.3f}", time.monotonic() - began)
+
+
+def stopped(folder, steps):
+    run_of = Process([lockstep(), "run", "-n", "3", "--max-restarts", "10", "--hung-after", "2s", train_program(),
+                      *training(folder, "stopped", steps)])
+    time.sleep(2.5)
+    was_stopped = kill_one(run_of.process, signal.SIGSTOP)
+    code, output, seconds = run_of.finish(170)
+    expect(code == 0, f"a run with a stopped rank ended with {code}", output)
+    expect(was_stopped, "the run was done before a rank was stopped", output)
+    expect(model_of(folder, "stopped") == model_of(folder, "calm"), "another model after a SIGSTOP", output)
+    shown("a stopped rank: the same bytes", seconds)
+
+
+def agent_killed(folder, steps):
+    words = [lockstep(), "train", *training(folder, "orphaned", steps, "--ranks", "3")]
+    run_of = Process(words)
+    wait_for(folder / "orphaned" / "step-00000300")
+    os.kill(run_of.process.pid, signal.SIGKILL)
+    run_of.finish(60)
+    code, output, seconds = run([*words, "--resume"], seconds=170)
+    expect(code == 0, f"--resume after the agent was killed ended with {code}", output)
+    expect_words(output, "resumed at step 300|resumed at step 600|resumed at step 900")
+    expect(model_of(folder, "orphaned") == model_of(folder, "calm"), "another model after --resume", output)
+    shown("the agent killed, then --resume: the same bytes", seconds)
+
+
+def no_room_in_memory(folder, steps):
+    """Commits go to a folder that cannot be written: the run says so, and goes on."""
+    nowhere = folder / "nowhere"
+    nowhere.write_text("a file")
+    code, output, _ = run([lockstep(), "train", *training(folder, "memoryless", steps, "--ranks", "2")], seconds=170,
+                          env=environment(LOCKSTEP_COMMITS=str(nowhere)))
+    expect(code == 0, f"a run without commits ended with {code}", output)
+    expect_words(output, "no state is kept in memory")
+    expect(model_of(folder, "memoryless") == model_of(folder, "calm"), "another model without commits", output)
+
+
+def wait_for(path, seconds=60):
+    end = time.monotonic() + seconds
+    while not path.exists():
+        if time.monotonic() > end:
+            fail(f"{path} does not appear")
+        time.sleep(0.02)
+
+
+def main():
+    random.seed(17)
+    folder = pathlib.Path(tempfile.mkdtemp())
+    (folder / "text.txt").write_text("abacus banana cab " * 300)
+    steps = 1000
+    try:
+        seconds = undisturbed(folder, steps)
+        wanted = KILLS * PAUSE
+        if seconds < wanted:  # long enough for all kills
+            steps = int(steps * wanted / seconds * 1.3)
+            shutil.rmtree(folder / "calm")
+            undisturbed(folder, steps)
+        killed(folder, steps)
+        if "LOCKSTEP_ELASTIC_KILLS" not in os.environ:
+            stopped(folder, steps)
+            agent_killed(folder, steps)
+            no_room_in_memory(folder, steps)
+        left = [path for path in pathlib.Path("/dev/shm").glob(f"lockstep-commits-{os.getuid()}/*")]
+        expect(not left, f"left in memory: {left}")
+    finally:
+        end_all()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+main()

@@ -1,0 +1,78 @@
+// The folder of commits: it goes with its last owner, and what others left goes with the next run.
+#include "launch/commit_folder.h"
+
+#include "support/temporary_folder.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+using namespace lockstep;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+class CommitFolder : public testing::Test {
+ protected:
+  CommitFolder() { ::setenv("LOCKSTEP_COMMITS", folder_.path().c_str(), 1); }
+  ~CommitFolder() override { ::unsetenv("LOCKSTEP_COMMITS"); }
+
+  // A process that lives until `end()`.
+  static pid_t begin() {
+    const pid_t child = ::fork();
+    if (child == 0)
+      for (;;) ::pause();
+    return child;
+  }
+  static void end(pid_t process) {
+    ::kill(process, SIGKILL);
+    ::waitpid(process, nullptr, 0);
+  }
+
+  test::TemporaryFolder folder_;
+};
+
+TEST_F(CommitFolder, IsOneForEachRunAndOfItsUserAlone) {
+  launch::make_commit_folder("one", ::getpid());
+  launch::make_commit_folder("two", ::getpid());
+  EXPECT_NE(launch::commit_folder("one"), launch::commit_folder("two"));
+  struct stat found {};
+  ASSERT_EQ(::stat(launch::commit_folder("one").c_str(), &found), 0);
+  EXPECT_EQ(found.st_mode & 0777, 0700);
+  EXPECT_TRUE(launch::commit_folder("one").string().starts_with(folder_.path().string()));
+}
+
+TEST_F(CommitFolder, GoesWithTheLastOfItsOwners) {
+  const pid_t other = begin();
+  launch::make_commit_folder("run", ::getpid());
+  launch::make_commit_folder("run", other);
+  std::ofstream(launch::commit_folder("run") / "state") << "state";
+  launch::remove_commit_folder("run", ::getpid());
+  EXPECT_TRUE(fs::exists(launch::commit_folder("run") / "state"));
+  launch::remove_commit_folder("run", other);
+  EXPECT_FALSE(fs::exists(launch::commit_folder("run")));
+  launch::remove_commit_folder("run", other);
+  end(other);
+}
+
+TEST_F(CommitFolder, OfOwnersThatHaveEndedGoesWithTheNextRun) {
+  const pid_t owner = begin();
+  launch::make_commit_folder("old", owner);
+  launch::make_commit_folder("new", ::getpid());
+  EXPECT_TRUE(fs::exists(launch::commit_folder("old")));
+  end(owner);
+  launch::make_commit_folder("newer", ::getpid());
+  EXPECT_FALSE(fs::exists(launch::commit_folder("old")));
+  EXPECT_TRUE(fs::exists(launch::commit_folder("new")));
+}
+
+}  // namespace

@@ -1,0 +1,195 @@
+// Elastic runs: the same bytes at any number of ranks, and whatever is lost on the way.
+#include <lockstep/base/error.h>
+#include <lockstep/comm/together.h>
+#include <lockstep/train/trainer.h>
+
+#include "elastic/small_agent.h"
+#include "support/messages.h"
+#include "train/elastic_options.h"
+#include "train/runs.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+using namespace lockstep;
+using namespace lockstep::train;
+using namespace std::chrono_literals;
+using test::contains;
+using test::message_of;
+using test::SmallAgent;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string bytes_of_file(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+RunSetup elastic_setup(RunSetup options, const std::string& name) {
+  options.elastic = true;
+  options.out += "-" + name;
+  return options;
+}
+
+void expect_same_run(const RunSetup& one, const RunSetup& other) {
+  EXPECT_FALSE(bytes_of_file(fs::path(one.out) / "model.safetensors").empty());
+  EXPECT_EQ(bytes_of_file(fs::path(one.out) / "model.safetensors"),
+            bytes_of_file(fs::path(other.out) / "model.safetensors"))
+      << other.out;
+  expect_same_rows(one, other);
+}
+
+using Setup = std::function<RunSetup(const test::TemporaryFolder&)>;
+
+class ElasticRuns : public testing::TestWithParam<std::pair<std::string, Setup>> {};
+
+TEST_P(ElasticRuns, HaveTheSameBytesAtAnyNumberOfRanks) {
+  const test::TemporaryFolder folder;
+  RunSetup options = GetParam().second(folder);
+  options.dropout = GetParam().first == "gpt" ? std::optional(0.1) : std::nullopt;
+  options.clip = 0.5;
+  options.slots = 6;
+  const RunSetup alone = elastic_setup(options, "1");
+  run(1, alone);
+  for (const int ranks : {2, 3, 4, 5}) {
+    const RunSetup several = elastic_setup(options, std::to_string(ranks));
+    run(ranks, several);
+    expect_same_run(alone, several);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Tasks, ElasticRuns,
+                         testing::Values(std::pair<std::string, Setup>("gpt", tiny_gpt),
+                                         std::pair<std::string, Setup>("mnist", tiny_mnist),
+                                         std::pair<std::string, Setup>("cifar", tiny_cifar)),
+                         [](const auto& info) { return info.param.first; });
+
+// A worker of the run; lines of progress go nowhere.
+int train_worker(const RunSetup& options) {
+  if (std::freopen("/dev/null", "w", stdout) == nullptr) return 2;
+  auto task = options.make();
+  const auto report = train_elastically(*task, options);
+  return !report || report->step == options.steps ? 0 : 3;
+}
+
+std::int64_t rows_in(const RunSetup& options) {
+  std::ifstream file(fs::path(options.out) / "metrics.jsonl");
+  return std::count(std::istreambuf_iterator<char>(file), {}, '\n');
+}
+
+void wait_for_rows(const RunSetup& options, std::int64_t rows) {
+  const auto end = std::chrono::steady_clock::now() + 30s;
+  while (rows_in(options) < rows && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(2ms);
+}
+
+TEST(ElasticRun, ThatIsKilledShrunkAndGrownEndsWithTheBytesOfAnUndisturbedOne) {
+  const test::TemporaryFolder folder;
+  RunSetup options = tiny_gpt(folder);
+  options.dropout = 0.1;
+  options.steps = 60;
+  options.eval_every = 10;
+  options.save_every = 25;
+  options.slots = 4;
+  const RunSetup undisturbed = elastic_setup(options, "undisturbed");
+  run(4, undisturbed);
+  const RunSetup disturbed = elastic_setup(options, "disturbed");
+  SmallAgent agent([&] { return train_worker(disturbed); });
+  agent.begin_round(4);
+  wait_for_rows(disturbed, 5);
+  agent.kill(1);
+  agent.begin_round(4);
+  wait_for_rows(disturbed, 15);
+  agent.kill(0);
+  agent.kill(3);
+  agent.begin_round(2);
+  wait_for_rows(disturbed, 30);
+  agent.begin_round(5, "nodes join");
+  wait_for_rows(disturbed, 45);
+  agent.kill(2);
+  agent.begin_round(3);
+  EXPECT_EQ(agent.wait(), (std::vector<int>{0, 0, 0}));
+  expect_same_run(undisturbed, disturbed);
+  EXPECT_EQ(checkpoint::list_checkpoints(disturbed.out).size(),
+            checkpoint::list_checkpoints(undisturbed.out).size());
+  for (const auto& entry : fs::directory_iterator(disturbed.out))
+    EXPECT_FALSE(entry.path().filename().string().starts_with("abandoned")) << entry.path();
+}
+
+TEST(ElasticRun, OfWhichAllWorkersAreKilledBeforeItsFirstStepBeginsAnew) {
+  const test::TemporaryFolder folder;
+  RunSetup options = elastic_setup(tiny_gpt(folder), "killed");
+  SmallAgent agent([&] { return train_worker(options); });
+  agent.begin_round(2);
+  const auto end = std::chrono::steady_clock::now() + 30s;
+  while (!agent.store().try_get("lockstep-round/marks/folder") &&
+         std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(1ms);
+  agent.kill(0);
+  agent.kill(1);
+  agent.begin_round(2);
+  EXPECT_EQ(agent.wait(), (std::vector<int>{0, 0}));
+  const RunSetup undisturbed = elastic_setup(tiny_gpt(folder), "undisturbed");
+  run(2, undisturbed);
+  expect_same_run(undisturbed, options);
+}
+
+TEST(ElasticRun, DoesNotTakeUpAFolderThatHoldsAnotherRun) {
+  const test::TemporaryFolder folder;
+  const RunSetup options = elastic_setup(tiny_gpt(folder), "twice");
+  run(1, options);
+  const std::string model = bytes_of_file(fs::path(options.out) / "model.safetensors");
+  SmallAgent agent([&] {
+    return contains(message_of<CommonFailure>([&] { (void)train_worker(options); }),
+                    "holds a run already")
+               ? 0
+               : 1;
+  });
+  agent.begin_round(1);
+  EXPECT_EQ(agent.wait(), (std::vector<int>{0}));
+  EXPECT_TRUE(contains(agent.store().try_get("lockstep-round/0/final").value_or(""),
+                       "holds a run already"));
+  EXPECT_EQ(bytes_of_file(fs::path(options.out) / "model.safetensors"), model);
+}
+
+TEST(ElasticOptions, WhatDoesNotFitIsOneLine) {
+  Options fits;
+  fits.elastic = true;
+  fits.batch = 12;
+  fits.slots = 4;
+  EXPECT_NO_THROW(check_elastic(fits));
+  const auto refusal = [&](const std::function<void(Options&)>& change) {
+    Options options = fits;
+    change(options);
+    return message_of<BadInput>([&] { check_elastic(options); });
+  };
+  EXPECT_TRUE(contains(refusal([](Options& o) { o.slots = 13; }),
+                       "--batch 12 has fewer rows than --slots 13"));
+  EXPECT_TRUE(contains(refusal([](Options& o) { o.slots = 5; }),
+                       "--batch 12 cannot be split evenly into --slots 5"));
+  EXPECT_TRUE(contains(refusal([](Options& o) { o.strategy = "ps"; }), "found --strategy ps"));
+  EXPECT_TRUE(contains(refusal([](Options& o) { o.shard = "full"; }), "found --shard full"));
+  EXPECT_TRUE(contains(refusal([](Options& o) { o.mesh = "dp=2"; }), "found --mesh dp=2"));
+  EXPECT_TRUE(contains(refusal([](Options& o) { o.accumulate = 2; }), "found --accumulate 2"));
+  EXPECT_TRUE(
+      contains(refusal([](Options& o) { o.elastic = false; }), "--slots 4 needs --elastic"));
+  Options unset;
+  for (const auto& [batch, slots] :
+       {std::pair(32, 8), std::pair(12, 6), std::pair(7, 7), std::pair(11, 1), std::pair(3, 3)}) {
+    unset.batch = batch;
+    EXPECT_EQ(slots_of(unset), slots) << batch;
+  }
+}
+
+}  // namespace
