@@ -19,7 +19,12 @@ def mark(folder, name):
 def main():
     what, folder = sys.argv[1], pathlib.Path(sys.argv[2])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    if what == "start":
+        dist.init_process_group("gloo")
+    else:  # the agent's store still has the addresses of the last round (2.13): they meet in a file, which is faster
+        meeting = folder / f"meeting.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+        place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", **place)
     rank, size = dist.get_rank(), dist.get_world_size()
     if what == "start":
         dist.barrier()

@@ -101,23 +101,28 @@ std::string write(const std::string& file, const std::string& text) {
 
 }  // namespace
 
-ErrorFolder::ErrorFolder(const std::string& log_folder, const std::string& run_id) {
-  std::error_code ignored;
-  temporary_ = log_folder.empty();
-  path_ = temporary_ ? (fs::temp_directory_path(ignored) / (run_id + "-errors")).string()
-                     : (fs::absolute(log_folder, ignored) / "errors").string();
-  std::error_code error;
-  fs::create_directories(path_, error);
-  if (error) throw SystemError("making the folder of error files " + path_, error.value());
-  if (temporary_) fs::permissions(path_, fs::perms::owner_all, ignored);
+ErrorFolder::ErrorFolder(const std::string& log_folder, const std::string& run_id)
+    : temporary_(log_folder.empty()) {
+  std::error_code ignored, error;
+  const fs::path above =
+      temporary_ ? fs::temp_directory_path(ignored) : fs::absolute(log_folder, ignored);
+  if (above.empty()) return;
+  const fs::path folder = above / (temporary_ ? run_id + "-errors" : "errors");
+  fs::create_directories(folder, error);
+  if (temporary_ && error) return;
+  if (error)
+    throw SystemError("making the folder of error files " + folder.string(), error.value());
+  if (temporary_) fs::permissions(folder, fs::perms::owner_all, ignored);
+  path_ = folder.string();
 }
 
 ErrorFolder::~ErrorFolder() {
   std::error_code ignored;
-  if (temporary_) fs::remove_all(path_, ignored);
+  if (temporary_ && !path_.empty()) fs::remove_all(path_, ignored);
 }
 
 std::string ErrorFolder::file(int round, int rank) const {
+  if (path_.empty()) return "";
   const fs::path file = fs::path(path_) / formatted("round-{}-rank-{}.json", round, rank);
   std::error_code ignored;
   fs::remove(file, ignored);

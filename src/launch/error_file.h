@@ -17,15 +17,16 @@ namespace lockstep::launch {
 // A folder with a file for each worker of a run. Only this agent's workers write there.
 class ErrorFolder {
  public:
-  // Makes it: below the log folder where there is one, where it stays; else below the folder for
-  // temporary files. SystemError when it cannot be made.
+  // Makes it: below the log folder where there is one, where it stays, or SystemError; else below
+  // the folder for temporary files, and where that takes nothing ranks have no error files.
   ErrorFolder(const std::string& log_folder, const std::string& run_id);
   // Removes it where it is temporary.
   ~ErrorFolder();
   ErrorFolder(const ErrorFolder&) = delete;
   ErrorFolder& operator=(const ErrorFolder&) = delete;
 
-  // Of a worker that is about to be started; what an older run has left there is removed.
+  // Of a worker that is about to be started; what an older run has left there is removed. Empty:
+  // none.
   [[nodiscard]] std::string file(int round, int rank) const;
   [[nodiscard]] bool is_temporary() const { return temporary_; }
 

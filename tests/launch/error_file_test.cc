@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <fstream>
 
 #include <sys/stat.h>
 
 #include "launch/run_agent.h"
+#include "support/processes.h"
 #include "support/python.h"
 #include "support/temporary_folder.h"
 
@@ -92,6 +94,16 @@ TEST(ErrorFile, WithoutLogsNothingIsLeft) {
   const std::size_t begin = ran.output.find('/');
   const std::filesystem::path file = ran.output.substr(begin, ran.output.find('\n') - begin);
   EXPECT_FALSE(std::filesystem::exists(file.parent_path())) << file;
+}
+
+// A run needs no error files.
+TEST(ErrorFile, AFolderForTemporaryFilesThatTakesNothingIsNoFailure) {
+  test::expect_ranks(1, [](int) {
+    ::setenv("TMPDIR", "/proc/nowhere", 1);
+    const Ran ran = run_agent(shells(1, "echo [$TORCHELASTIC_ERROR_FILE]"));
+    EXPECT_EQ(ran.output, "[rank 0] []\n") << ran.error;
+    EXPECT_EQ(ran.result.exit_code, 0);
+  });
 }
 
 // torchrun's own reader takes our files.

@@ -149,7 +149,7 @@ TEST_F(Reconnect, ARequestThatIsSentAgainIsDoneOnce) {
 // The same, when the server is killed wherever it is.
 TEST_F(Reconnect, KilledServersForgetNothingThatTheyHaveAnswered) {
   constexpr int kills = 8;
-  std::atomic<bool> done = false;
+  std::atomic<bool> done = false, ended = false;
   std::int64_t answered = 0;
   auto servers = std::make_unique<test::RankProcesses>(1, [&](int) {
     auto server = serve();
@@ -165,14 +165,20 @@ TEST_F(Reconnect, KilledServersForgetNothingThatTheyHaveAnswered) {
       });
     }
     done = true;
+    while (!ended) std::this_thread::sleep_for(1ms);  // its last server ends with this thread
   });
-  TcpStore store(client());
-  while (!done) {
-    const std::int64_t sum = store.add("sum", 1);
-    EXPECT_EQ(sum, ++answered);
-    store.set("copy", std::to_string(sum));
-    EXPECT_EQ(store.get("copy", soon()), std::to_string(sum));
+  try {
+    TcpStore store(client());
+    while (!done) {
+      const std::int64_t sum = store.add("sum", 1);
+      EXPECT_EQ(sum, ++answered);
+      store.set("copy", std::to_string(sum));
+      EXPECT_EQ(store.get("copy", soon()), std::to_string(sum));
+    }
+  } catch (const Error& error) {
+    ADD_FAILURE() << error.what();
   }
+  ended = true;
   kill.join();
   EXPECT_GT(answered, kills);
 }
