@@ -14,6 +14,7 @@ COLLECTIVES = "plan of the collectives"
 DDP = "plan of DistributedDataParallel"
 SHARDING = "plan of full sharding"
 OPTIMIZERS = "plan of the optimizers"
+CHECKPOINTS = "plan of the checkpoints"
 PIPELINES = "plan of pipelines"
 DEFINITION = "definition: less or more is a wrong measurement"
 
@@ -107,6 +108,9 @@ GOALS = [
     Goal("memory", "pss", {}, SHARDING, least=0.95, most=1.05, aim=1.02),
     Goal("memory", "node-shared", {}, SHARDING, least=0.95, most=1.1, aim=1),
     Goal("memory", "limited", {}, SHARDING, most=1),
+    Goal("checkpoint", "dcp save / ours async", {"usual_size": True}, CHECKPOINTS, least=15, aim=1000),
+    Goal("checkpoint", "dd / ours save", {"usual_size": True}, CHECKPOINTS, least=0.9, aim=1),
+    Goal("checkpoint", "memcpy / ours load", {"usual_size": True}, CHECKPOINTS, least=0.7, aim=0.9),
     Goal("optimizer", "default / ours float32", {"usual_size": True, "threads": 1}, OPTIMIZERS, least=4),
     Goal("optimizer", "fused / ours float32", {"usual_size": True, "threads": 1}, OPTIMIZERS, least=1),
     Goal("optimizer", "share of the memory bound", {"usual_size": True, "threads": 1}, OPTIMIZERS, least=0.95),

@@ -48,10 +48,12 @@ int be_a_rank(const Words& words) {
                                                            {"pipeline", serve_pipelines},
                                                            {"trigger", serve_trigger},
                                                            {"optimizer", serve_optimizer},
+                                                           {"checkpoint", serve_checkpoints},
                                                            {"malloc", print_malloc_settings}};
   auto found = words.empty() ? kinds.end() : kinds.find(words.front());
   if (found == kinds.end())
-    throw UsageError("expected collectives, step, tail, pipeline, trigger, optimizer or malloc");
+    throw UsageError(
+        "expected collectives, step, tail, pipeline, trigger, optimizer, checkpoint or malloc");
   return found->second({words.begin() + 1, words.end()});
 }
 

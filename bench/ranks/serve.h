@@ -32,5 +32,6 @@ int serve_tails(const Words& words);
 int serve_pipelines(const Words& words);
 int serve_trigger(const Words& words);
 int serve_optimizer(const Words& words);
+int serve_checkpoints(const Words& words);
 
 }  // namespace lockstep::bench
