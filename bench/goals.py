@@ -15,6 +15,7 @@ DDP = "plan of DistributedDataParallel"
 SHARDING = "plan of full sharding"
 OPTIMIZERS = "plan of the optimizers"
 TENSOR = "plan of tensor parallel"
+CHECKPOINTS = "plan of the checkpoints"
 PIPELINES = "plan of pipelines"
 ELASTIC = "plan of elastic runs"
 DEFINITION = "definition: less or more is a wrong measurement"
@@ -110,6 +111,9 @@ GOALS = [
     Goal("memory", "pss", {}, SHARDING, least=0.95, most=1.05, aim=1.02),
     Goal("memory", "node-shared", {}, SHARDING, least=0.95, most=1.1, aim=1),
     Goal("memory", "limited", {}, SHARDING, most=1),
+    Goal("checkpoint", "dcp save / ours async", {"usual_size": True}, CHECKPOINTS, least=15, aim=1000),
+    Goal("checkpoint", "dd / ours save", {"usual_size": True}, CHECKPOINTS, least=0.9, aim=1),
+    Goal("checkpoint", "memcpy / ours load", {"usual_size": True}, CHECKPOINTS, least=0.7, aim=0.9),
     Goal("optimizer", "default / ours float32", {"usual_size": True, "threads": 1}, OPTIMIZERS, least=4),
     Goal("optimizer", "fused / ours float32", {"usual_size": True, "threads": 1}, OPTIMIZERS, least=1),
     Goal("optimizer", "share of the memory bound", {"usual_size": True, "threads": 1}, OPTIMIZERS, least=0.95),

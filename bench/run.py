@@ -15,6 +15,7 @@ BENCHES = {
     "pipeline": "a step of a model in stages, beside torch.distributed.pipelining and the simulator",
     "memory": "what a rank holds at each level of sharding, beside what the formulas say",
     "launch": "starts and restarts beside torchrun, and the store's requests beside c10d's",
+    "checkpoint": "saving and loading beside torch.distributed.checkpoint, dd and memcpy",
     "optimizer": "AdamW beside PyTorch's default and fused ones, and the memory bound",
 }
 SOURCE = pathlib.Path(__file__).resolve().parent.parent
@@ -42,7 +43,7 @@ def main():
         importlib.import_module(options.bench).compare(options, judgements)
     except Failed as error:
         sys.exit(f"bench {options.bench}: {error}")
-    if judgements.found and options.bench in ("collectives", "optimizer") and not options.json:
+    if judgements.found and options.bench in ("checkpoint", "collectives", "optimizer") and not options.json:
         print("\n" + "\n".join(judgements.table()))
     if options.check and not judgements.found:
         sys.exit("no goal speaks of what was measured")

@@ -49,11 +49,13 @@ int be_a_rank(const Words& words) {
                                                            {"trigger", serve_trigger},
                                                            {"optimizer", serve_optimizer},
                                                            {"launch", be_launched},
+                                                           {"checkpoint", serve_checkpoints},
                                                            {"malloc", print_malloc_settings}};
   auto found = words.empty() ? kinds.end() : kinds.find(words.front());
   if (found == kinds.end())
     throw UsageError(
-        "expected collectives, step, tail, pipeline, trigger, optimizer, launch or malloc");
+        "expected collectives, step, tail, pipeline, trigger, optimizer, launch, checkpoint or "
+        "malloc");
   return found->second({words.begin() + 1, words.end()});
 }
 

@@ -33,5 +33,6 @@ int serve_pipelines(const Words& words);
 int serve_trigger(const Words& words);
 int serve_optimizer(const Words& words);
 int be_launched(const Words& words);
+int serve_checkpoints(const Words& words);
 
 }  // namespace lockstep::bench

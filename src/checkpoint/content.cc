@@ -134,10 +134,11 @@ class PartialFolder {
 };
 
 std::uint64_t bytes_of(const Content& content) {
-  constexpr std::uint64_t of_headers = 4 << 10;
-  std::uint64_t bytes = json_text(content.json).size() + of_headers;
+  constexpr std::uint64_t block = 4 << 10, others = 4;  // layout.json, two indexes and LATEST
+  std::uint64_t bytes = json_text(content.json).size() + others * block;
   for (const PlannedFile& file : content.files)
-    for (const std::uint64_t of_shard : file.tensors.bytes_by_shard()) bytes += of_shard;
+    for (const std::uint64_t of_shard : file.tensors.bytes_by_shard())
+      bytes += (of_shard + block - 1) / block * block;
   return bytes;
 }
 

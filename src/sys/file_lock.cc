@@ -91,9 +91,9 @@ FileLock::FileLock(std::filesystem::path path) : path_(std::move(path)) {
     // Non-blocking: a pipe of that name must not hold us up.
     constexpr int how = O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW;
     file_.reset(::open(path_.c_str(), O_RDWR | O_CREAT | how, 0666));
-    // One that a killed process of another user left: it can be locked without being written to.
-    if (!file_ && errno == EACCES) file_.reset(::open(path_.c_str(), O_RDONLY | how));
     const int error = errno;
+    // One that a killed process of another user left: it can be locked without being written to.
+    if (!file_ && error == EACCES) file_.reset(::open(path_.c_str(), O_RDONLY | how));
     check_input(file_ || error != ELOOP, "{}: expected a lock's file, found a link",
                 path_.string());
     if (!file_) throw SystemError("opening the lock " + path_.string(), error);

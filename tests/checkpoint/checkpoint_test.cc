@@ -126,8 +126,8 @@ TEST(Checkpoint, HoldsWhatAProgramCounts) {
     EXPECT_TRUE(at::equal(at::rand({4}), drawn));  // each rank's own generator goes on
   });
   EXPECT_EQ(names_in(out / "step-00000003"),
-            (std::vector<std::string>{"model.safetensors", "optimizer.safetensors",
-                                      "random.safetensors", "layout.json"}));
+            (std::vector<std::string>{"layout.json", "model.safetensors", "optimizer.safetensors",
+                                      "random.safetensors"}));
   EXPECT_EQ(read_safetensors(out / "step-00000003/model.safetensors").metadata,
             (Metadata{{"maker", "me"}}));
 }

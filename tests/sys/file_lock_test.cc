@@ -56,6 +56,26 @@ TEST(FileLock, WhatAKilledHolderLeftHoldsNobody) {
   EXPECT_EQ(FileLock(folder / "lock").state(), State::held);
 }
 
+// In a folder that several users write to, as their umask makes it.
+TEST(FileLock, WhatAnotherUserLeftHoldsNobody) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  test::TemporaryFolder folder;
+  for (const std::filesystem::perms of_folder :
+       {std::filesystem::perms{0777}, std::filesystem::perms{01777}}) {
+    std::filesystem::permissions(folder.path(), of_folder);
+    std::ofstream(folder / "lock") << "71 elsewhere\n";
+    std::filesystem::permissions(folder / "lock", std::filesystem::perms{0644});
+    test::expect_ranks(1, [&](int) {
+      constexpr uid_t nobody = 65534;
+      ASSERT_EQ(::seteuid(nobody), 0);
+      FileLock first(folder / "lock"), second(folder / "lock");
+      EXPECT_EQ(first.state(), State::held);
+      EXPECT_EQ(second.state(), State::busy);
+    });
+    std::filesystem::remove(folder / "lock");
+  }
+}
+
 // In a folder that others may write to, its name may lead to what must not be emptied.
 TEST(FileLock, NothingElseIsTakenForItsFile) {
   test::TemporaryFolder folder;

@@ -1,0 +1,151 @@
+// The twin of bench/peers/checkpoint.py: a model and AdamW's state, which it saves and loads.
+// Answers "WHAT N" by the seconds of N times
+//
+//   save     checkpoint::save(): all is on the disk when it ends
+//   async    what AsyncSaver::save() blocks; then it waits, which does not count
+//   load     checkpoint::load() of what is in the page cache
+//   trusted  the same without comparing checksums
+//   memcpy   the least that loading takes: the same bytes out of the page cache, those of the model
+//            into memory that is there, those of the optimizer into new one
+#include "base/check.h"
+#include "serve.h"
+
+#include "apps/program.h"
+#include "sys/mapped_file.h"
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/checkpoint/async_saver.h>
+#include <lockstep/optim/adamw.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+
+#include <ATen/Parallel.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
+
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+#include <map>
+#include <optional>
+
+#include <unistd.h>
+
+namespace lockstep::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+// With the bytes of a model and the two states that AdamW keeps of each element.
+class SavedTensors : public torch::nn::Module {
+ public:
+  explicit SavedTensors(std::int64_t bytes) {
+    constexpr std::int64_t count = 16, element = sizeof(float), copies = 3;
+    for (int i = 0; i < count; ++i) {
+      at::Tensor parameter = register_parameter("p" + std::to_string(i),
+                                                torch::randn({bytes / copies / element / count}));
+      parameter.mutable_grad() = at::ones_like(parameter);
+    }
+  }
+};
+
+class CheckpointWork {
+ public:
+  CheckpointWork(fs::path folder, std::int64_t bytes)
+      : folder_(std::move(folder)),
+        model_(bytes),
+        handle_(DistributedDataParallel(model_, Group())),
+        adamw_(handle_.parameters(), torch::optim::AdamWOptions(1e-4)),
+        saver_(Group()) {
+    adamw_.step();
+    checkpoint::save(folder_ / "loaded", handle_, adamw_, {.step = 1});
+    async();  // its memory is new the first time
+  }
+
+  double save() {
+    return seconds_of([&] { checkpoint::save(next(), handle_, adamw_, {.step = 1}); });
+  }
+  double async() {
+    const fs::path out = next();
+    const double seconds =
+        seconds_of([&] { saver_.save(out, handle_, adamw_, {.step = 1}); }, /*is_over=*/false);
+    saver_.wait();
+    remove(out);
+    return seconds;
+  }
+  double load(bool is_verified) {
+    return seconds_of([&] {
+      checkpoint::load(folder_ / "loaded/step-00000001", handle_, adamw_, {.verify = is_verified});
+    });
+  }
+  double memcpy() {
+    const fs::path step = folder_ / "loaded/step-00000001";
+    return seconds_of([&] {
+      const sys::MappedFile model(step / "model.safetensors"), kept(step / "optimizer.safetensors");
+      if (!there_.defined()) there_ = bytes_for(model);
+      const at::Tensor made = bytes_for(kept);
+      std::memcpy(there_.mutable_data_ptr(), model.bytes().data(), model.bytes().size());
+      std::memcpy(made.mutable_data_ptr(), kept.bytes().data(), kept.bytes().size());
+    });
+  }
+
+ private:
+  static at::Tensor bytes_for(const sys::MappedFile& file) {
+    return at::empty({static_cast<std::int64_t>(file.bytes().size())}, at::kByte);
+  }
+
+  template <typename Action>
+  double seconds_of(const Action& action, bool is_over = true) {
+    const auto start = Clock::now();
+    action();
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    if (is_over && !written_.empty()) remove(written_);
+    return seconds;
+  }
+
+  fs::path next() { return written_ = folder_ / ("out" + std::to_string(++count_)); }
+  void remove(const fs::path& out) {
+    fs::remove_all(out);
+    ::sync();  // what this one has left is not the next one's
+    written_.clear();
+  }
+
+  const fs::path folder_;
+  SavedTensors model_;
+  Handle handle_;
+  optim::AdamW adamw_;
+  checkpoint::AsyncSaver saver_;
+  fs::path written_;
+  int count_ = 0;
+  at::Tensor there_;
+};
+
+}  // namespace
+
+int serve_checkpoints(const Words& words) {
+  std::string folder;
+  std::int64_t mib = 512;
+  int threads = 1;
+  CommandOptions options("lockstep-bench-rank checkpoint", "", "");
+  options.add({"folder", "FOLDER", ""}, text_into(folder));
+  options.add({"mib", "N", ""}, number_into(mib, 1, 1 << 20));
+  options.add({"threads", "N", ""}, number_into(threads, 1, 1024));
+  if (auto code = apps::answer(options.read(words), options)) return *code;
+  at::set_num_threads(threads);
+  CheckpointWork work(folder, mib << 20);
+  const std::map<std::string, std::function<double()>> kinds{
+      {"save", [&] { return work.save(); }},
+      {"async", [&] { return work.async(); }},
+      {"load", [&] { return work.load(true); }},
+      {"trusted", [&] { return work.load(false); }},
+      {"memcpy", [&] { return work.memcpy(); }}};
+  serve(std::cin, std::cout, {{"ready", true}}, [&](const std::string& line) {
+    const auto blank = line.find(' ');
+    const auto kind = kinds.find(line.substr(0, blank));
+    check_input(blank != std::string::npos && kind != kinds.end(),
+                "expected a line such as 'save 3', found '{}'", line);
+    return seconds_of_steps(line.substr(blank + 1), kind->second);
+  });
+  return 0;
+}
+
+}  // namespace lockstep::bench
