@@ -2,13 +2,12 @@
 
 #include "base/check.h"
 #include "base/visible.h"
+#include "checkpoint/dicts.h"
 #include "checkpoint/torch_dtypes.h"
 #include "checkpoint/torch_values.h"
 #include "module/slices.h"
 
-#include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
-#include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
 
 #include <optional>
@@ -326,15 +325,11 @@ c10::IValue DistributedFolder::value(const Entry& entry) const {
 
 namespace {
 
-using Dict = c10::impl::GenericDict;
-
-Dict dict() { return Dict(c10::AnyType::get(), c10::AnyType::get()); }
-
 // Dicts whose keys are the whole numbers from 0 on become lists.
 c10::IValue with_lists(const c10::IValue& value) {
   if (!value.isGenericDict()) return value;
   const Dict from = value.toGenericDict();
-  Dict all = dict();
+  Dict all = empty_dict();
   c10::impl::GenericList list(c10::AnyType::get());
   bool is_list = from.size() > 0;
   for (const auto& item : from) {
@@ -353,7 +348,7 @@ c10::IValue with_lists(const c10::IValue& value) {
 
 c10::IValue read_distributed_checkpoint(const fs::path& folder, TorchReading how) {
   const DistributedFolder from(folder, how);
-  Dict all = dict();
+  Dict all = empty_dict();
   for (const auto& [name, entry] : from.entries()) {
     check_input(entry.path.size() <= 32, "{}: '{}' nests deeper than 32", folder.string(),
                 visible(name));
@@ -361,7 +356,7 @@ c10::IValue read_distributed_checkpoint(const fs::path& folder, TorchReading how
     for (std::size_t i = 0; i + 1 < entry.path.size(); ++i) {
       const auto found = place.find(entry.path[i]);
       if (found == place.end()) {
-        const Dict next = dict();
+        const Dict next = empty_dict();
         place.insert(entry.path[i], next);
         place = next;
       } else {

@@ -18,8 +18,8 @@
 namespace lockstep::checkpoint {
 namespace {
 
-constexpr int most_nested = 100;
-constexpr std::size_t most_tensors = 4 << 20;
+constexpr int deepest_name = 100;
+constexpr std::size_t most_flattened = 4 << 20;
 
 // LibTorch's writer, which knows nothing of a file that must not be seen half, nor how to go on
 // after an error of the disk: it is told that all went well, and the error is thrown in the end.
@@ -66,9 +66,9 @@ class Flattened {
 
  private:
   void add(const std::string& name, const c10::IValue& value, int depth) {
-    check_input(depth <= most_nested && ++values_ <= most_tensors,
-                "expected at most {} values, nested {} times, found more", most_tensors,
-                most_nested);
+    check_input(depth <= deepest_name && ++values_ <= most_flattened,
+                "expected at most {} values, nested {} times, found more", most_flattened,
+                deepest_name);
     auto below = [&](const std::string& key) { return name.empty() ? key : name + '.' + key; };
     if (value.isTensor()) {
       check_input(tensors_.emplace(name, value.toTensor()).second,

@@ -2,13 +2,12 @@
 
 #include "base/check.h"
 #include "base/visible.h"
+#include "checkpoint/dicts.h"
 #include "checkpoint/optimizer_fields.h"
 
 #include <lockstep/dispatch/part.h>
 
-#include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
-#include <ATen/core/jit_type.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -30,9 +29,6 @@ namespace {
 
 using namespace torch::optim;
 using c10::IValue;
-using Dict = c10::impl::GenericDict;
-
-Dict dict() { return Dict(c10::AnyType::get(), c10::AnyType::get()); }
 
 // The hyperparameters that both have, under Python's names.
 template <class Options, class Visit>
@@ -89,7 +85,7 @@ struct ToPython {
 };
 
 Dict group_of(const OptimizerParamGroup& group, std::int64_t first) {
-  Dict described = dict();
+  Dict described = empty_dict();
   // Only looked at.
   visit_options(const_cast<OptimizerOptions&>(group.options()), ToPython{described});
   for (const char* flag : {"maximize", "differentiable", "capturable"})
@@ -246,7 +242,7 @@ LoadedGroup loaded_group(const OptimizerParamGroup& group, const Dict& saved, co
 
 c10::IValue torch_optimizer(const Optimizer& optimizer) {
   (void)GroupOptions(optimizer);  // refuses what has no names here
-  Dict states = dict();
+  Dict states = empty_dict();
   c10::impl::GenericList groups(c10::AnyType::get());
   std::int64_t number = 0;
   for (const OptimizerParamGroup& group : optimizer.param_groups()) {
@@ -255,7 +251,7 @@ c10::IValue torch_optimizer(const Optimizer& optimizer) {
       check_whole(parameter, "torch_optimizer");
       const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
       if (found != optimizer.state().end()) {
-        Dict state = dict();
+        Dict state = empty_dict();
         for (const auto& [name, tensor] : fields_of(*found->second))
           state.insert(name, name == "step" ? tensor.to(at::kFloat) : tensor);
         states.insert(number, state);
@@ -263,7 +259,7 @@ c10::IValue torch_optimizer(const Optimizer& optimizer) {
       ++number;
     }
   }
-  Dict all = dict();
+  Dict all = empty_dict();
   all.insert("state", states);
   all.insert("param_groups", groups);
   return all;

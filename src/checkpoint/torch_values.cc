@@ -21,12 +21,12 @@ namespace {
 using Kind = Pickle::Kind;
 using Ref = Pickle::Ref;
 
-constexpr int most_nested = 100;
-constexpr std::size_t most_dims = 64;  // as many as LibTorch's operations take
+constexpr int most_nested_values = 100;
+constexpr std::size_t most_tensor_dims = 64;  // as many as LibTorch's operations take
 
 constexpr std::string_view tensor_v2 = "torch._utils._rebuild_tensor_v2";
 constexpr std::string_view tensor_v3 = "torch._utils._rebuild_tensor_v3";
-constexpr std::string_view parameter = "torch._utils._rebuild_parameter";
+constexpr std::string_view rebuilt_parameter = "torch._utils._rebuild_parameter";
 
 class Values {
  public:
@@ -38,7 +38,8 @@ class Values {
       check_input(known->second.has_value(), "the pickle holds a value that is within itself");
       return *known->second;
     }
-    check_input(depth <= most_nested, "the pickle nests its values deeper than {}", most_nested);
+    check_input(depth <= most_nested_values, "the pickle nests its values deeper than {}",
+                most_nested_values);
     known_.emplace(ref, std::nullopt);
     c10::IValue value = make(ref, depth);
     known_[ref] = value;
@@ -126,7 +127,7 @@ class Values {
     check_input(pickle_[ref].state == Pickle::nothing, "expected {} without a state, found one",
                 name);
     if (name == tensor_v2 || name == tensor_v3) return tensor(arguments, name == tensor_v3);
-    if (name == parameter) {
+    if (name == rebuilt_parameter) {
       check_input(arguments.size() == 3 &&
                       pickle_.called(arguments[0]).starts_with("torch._utils._rebuild_tensor_v"),
                   "expected a tensor in {}", name);
@@ -220,7 +221,7 @@ class Values {
                          const std::vector<std::int64_t>& strides, at::ScalarType dtype) {
     const std::string shown = formatted("a tensor of sizes [{}], strides [{}] at element {}",
                                         listed(sizes, ", "), listed(strides, ", "), offset);
-    check_input(sizes.size() == strides.size() && sizes.size() <= most_dims &&
+    check_input(sizes.size() == strides.size() && sizes.size() <= most_tensor_dims &&
                     std::ranges::all_of(sizes, [](std::int64_t size) { return size >= 0; }) &&
                     std::ranges::all_of(strides, [](std::int64_t stride) { return stride >= 0; }),
                 "{} makes no sense", shown);
@@ -257,7 +258,7 @@ const std::vector<std::string_view>& torch_globals() {
                                         "collections.Counter",
                                         tensor_v2,
                                         tensor_v3,
-                                        parameter,
+                                        rebuilt_parameter,
                                         untyped_storage,
                                         "torch.Size",
                                         "torch.device",
@@ -285,8 +286,8 @@ std::vector<std::int64_t> numbers_of(const Pickle& pickle, Ref ref) {
   }
   check_input(pickle[ref].kind == Kind::tuple || pickle[ref].kind == Kind::list,
               "expected a tuple of whole numbers, found {}", name_of(pickle[ref].kind));
-  check_input(pickle[ref].items.size() <= most_dims, "expected at most {} dims, found {}",
-              most_dims, pickle[ref].items.size());
+  check_input(pickle[ref].items.size() <= most_tensor_dims, "expected at most {} dims, found {}",
+              most_tensor_dims, pickle[ref].items.size());
   std::vector<std::int64_t> numbers;
   for (const Ref item : pickle[ref].items) {
     check_input(pickle[item].kind == Kind::integer,

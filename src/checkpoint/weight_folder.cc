@@ -20,14 +20,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Shard {
+struct WeightShard {
   std::string name;
   TensorSources tensors;
 };
 
-std::vector<Shard> divided(const TensorSources& tensors, std::uint64_t shard_bytes) {
+std::vector<WeightShard> divided_weights(const TensorSources& tensors, std::uint64_t shard_bytes) {
   check(shard_bytes > 0, "write_sharded_safetensors: shard_bytes must be positive, found 0");
-  std::vector<Shard> shards(1);
+  std::vector<WeightShard> shards(1);
   std::uint64_t bytes = 0;
   for (const auto& [name, tensor] : tensors) {
     if (bytes > 0 && bytes + tensor.bytes() > shard_bytes) {
@@ -44,10 +44,10 @@ std::vector<Shard> divided(const TensorSources& tensors, std::uint64_t shard_byt
   return shards;
 }
 
-std::string index_text(const std::vector<Shard>& shards) {
+std::string weight_index_text(const std::vector<WeightShard>& shards) {
   nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
   std::uint64_t bytes = 0;
-  for (const Shard& shard : shards)
+  for (const WeightShard& shard : shards)
     for (const auto& [name, tensor] : shard.tensors) {
       weight_map[name] = shard.name;
       bytes += tensor.bytes();
@@ -58,7 +58,7 @@ std::string index_text(const std::vector<Shard>& shards) {
 }
 
 // Files of an older model that the new one does not have.
-void remove_others(const fs::path& folder, const std::set<std::string>& names) {
+void remove_other_weights(const fs::path& folder, const std::set<std::string>& names) {
   static const std::regex shard("model-[0-9]{5}-of-[0-9]{5}\\.safetensors");
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
@@ -72,16 +72,16 @@ void remove_others(const fs::path& folder, const std::set<std::string>& names) {
 void write_weight_folder(const fs::path& folder, const TensorSources& tensors,
                          const Metadata& metadata, ShardedWriting how,
                          const std::optional<std::string>& config) {
-  const std::vector<Shard> shards = divided(tensors, how.shard_bytes);
+  const std::vector<WeightShard> shards = divided_weights(tensors, how.shard_bytes);
   sys::make_directories(folder);
   std::vector<std::pair<std::string, std::unique_ptr<sys::AtomicFile>>> files;
   auto add = [&](const std::string& name) -> sys::AtomicFile& {
     files.emplace_back(name, std::make_unique<sys::AtomicFile>(folder / name));
     return *files.back().second;
   };
-  for (const Shard& shard : shards)
+  for (const WeightShard& shard : shards)
     write_tensors(add(shard.name), shard.tensors, metadata, {.checksums = how.checksums});
-  if (shards.size() > 1) add(index_file).write(index_text(shards));
+  if (shards.size() > 1) add(index_file).write(weight_index_text(shards));
   if (config) add("config.json").write(*config);
   std::set<std::string> names;
   for (auto& [name, file] : files) {
@@ -90,13 +90,13 @@ void write_weight_folder(const fs::path& folder, const TensorSources& tensors,
   }
   // From here on there is no model, or one whose files belong together.
   if (config) fs::remove(folder / "config.json");
-  if (shards.size() > 1) remove_others(folder, {});
+  if (shards.size() > 1) remove_other_weights(folder, {});
   sys::flush_folder(folder);
   for (auto& [name, file] : files) {
-    if (name == "config.json") remove_others(folder, names);
+    if (name == "config.json") remove_other_weights(folder, names);
     file->commit();
   }
-  remove_others(folder, names);
+  remove_other_weights(folder, names);
   sys::flush_folder(folder);
 }
 

@@ -24,9 +24,9 @@ constexpr std::uint64_t end_bytes = 22, end64_bytes = 56, locator_bytes = 20;
 constexpr std::uint64_t entry_bytes = 46, local_bytes = 30;
 
 // Numbers one after another; BadInput where the text ends.
-class Numbers {
+class ZipNumbers {
  public:
-  explicit Numbers(std::string_view text) : text_(text) {}
+  explicit ZipNumbers(std::string_view text) : text_(text) {}
 
   template <class T>
   T next() {
@@ -46,7 +46,7 @@ class Numbers {
   std::string_view text_;
 };
 
-bool is_utf8(std::string_view text) {
+bool is_zip_name(std::string_view text) {
   while (!text.empty()) {
     const auto character = first_character(text);
     if (!character) return false;
@@ -55,19 +55,19 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
-struct Directory {
+struct ZipDirectory {
   std::uint64_t begin = 0;  // in the archive
   std::uint64_t bytes = 0;
   std::uint64_t entries = 0;
 };
 
-class Reader {
+class ZipReader {
  public:
-  Reader(const sys::PlainFile& file, FileRange range) : file_(file), range_(range) {}
+  ZipReader(const sys::PlainFile& file, FileRange range) : file_(file), range_(range) {}
 
   std::map<std::string, ZipRecord> read() {
-    const Directory directory = find_directory();
-    Numbers numbers(directory_ = text(directory.begin, directory.bytes));
+    const ZipDirectory directory = find_directory();
+    ZipNumbers numbers(directory_ = text(directory.begin, directory.bytes));
     for (std::uint64_t i = 0; i < directory.entries; ++i) read_entry(numbers, directory.begin);
     if (!numbers.empty())
       throw BadInput(formatted("the archive's directory has more bytes than its {} entries",
@@ -86,12 +86,12 @@ class Reader {
     return read_text(file_, {range_.begin + begin, bytes});
   }
 
-  Directory find_directory() const {
+  ZipDirectory find_directory() const {
     if (range_.bytes < end_bytes)
       throw BadInput(formatted("expected a zip archive, found {} bytes", range_.bytes));
     const std::uint64_t end = range_.bytes - end_bytes;
     const std::string closing = text(end, end_bytes);
-    Numbers numbers(closing);
+    ZipNumbers numbers(closing);
     if (numbers.next<std::uint32_t>() != end_mark)
       throw BadInput("expected a zip archive that ends with its directory, found other bytes");
     const auto disk = numbers.next<std::uint16_t>(), first_disk = numbers.next<std::uint16_t>();
@@ -99,9 +99,9 @@ class Reader {
     const auto bytes = numbers.next<std::uint32_t>(), begin = numbers.next<std::uint32_t>();
     check_input(disk == 0 && first_disk == 0 && here == entries,
                 "expected a zip archive in one piece, found a part of one");
-    Directory found{begin, bytes, entries};
+    ZipDirectory found{begin, bytes, entries};
     std::uint64_t behind = end;
-    if (std::optional<Directory> large = find_large_directory(end, behind)) {
+    if (std::optional<ZipDirectory> large = find_large_directory(end, behind)) {
       check_input((entries == 0xffff || entries == large->entries) &&
                       (bytes == 0xffffffff || bytes == large->bytes) &&
                       (begin == 0xffffffff || begin == large->begin),
@@ -118,10 +118,10 @@ class Reader {
   }
 
   // That of ZIP64, of which a locator before the last record tells; `behind` becomes its place.
-  std::optional<Directory> find_large_directory(std::uint64_t end, std::uint64_t& behind) const {
+  std::optional<ZipDirectory> find_large_directory(std::uint64_t end, std::uint64_t& behind) const {
     if (end < locator_bytes + end64_bytes) return std::nullopt;
     const std::string locator = text(end - locator_bytes, locator_bytes);
-    Numbers numbers(locator);
+    ZipNumbers numbers(locator);
     if (numbers.next<std::uint32_t>() != locator_mark) return std::nullopt;
     const auto disk = numbers.next<std::uint32_t>();
     const auto place = numbers.next<std::uint64_t>();
@@ -130,7 +130,7 @@ class Reader {
                 "expected the archive's ZIP64 record before its locator, found it at byte {}",
                 place);
     const std::string record = text(place, end64_bytes);
-    Numbers fields(record);
+    ZipNumbers fields(record);
     check_input(fields.next<std::uint32_t>() == end64_mark &&
                     fields.next<std::uint64_t>() == end64_bytes - 12,
                 "expected the archive's ZIP64 record at byte {}, found other bytes", place);
@@ -141,7 +141,7 @@ class Reader {
                 "expected a zip archive in one piece, found a part of one");
     behind = place;
     const auto bytes = fields.next<std::uint64_t>();
-    return Directory{fields.next<std::uint64_t>(), bytes, entries};
+    return ZipDirectory{fields.next<std::uint64_t>(), bytes, entries};
   }
 
   struct Entry {
@@ -152,11 +152,11 @@ class Reader {
 
   // Numbers that do not fit stand in an extra field of ZIP64.
   static void widen(Entry& entry, std::string_view extra) {
-    Numbers fields(extra);
+    ZipNumbers fields(extra);
     bool is_wide = false;
     while (!fields.empty()) {
       const auto kind = fields.next<std::uint16_t>();
-      Numbers field(fields.take(fields.next<std::uint16_t>()));
+      ZipNumbers field(fields.take(fields.next<std::uint16_t>()));
       if (kind != 1) continue;
       check_input(!std::exchange(is_wide, true), "record '{}' has two ZIP64 fields",
                   visible(entry.name));
@@ -165,7 +165,7 @@ class Reader {
     }
   }
 
-  void read_entry(Numbers& numbers, std::uint64_t directory_begin) {
+  void read_entry(ZipNumbers& numbers, std::uint64_t directory_begin) {
     check_input(numbers.next<std::uint32_t>() == entry_mark,
                 "expected an entry of the archive's directory, found other bytes");
     numbers.take(2 + 2);  // versions
@@ -183,9 +183,9 @@ class Reader {
     widen(entry, numbers.take(extra));
     numbers.take(comment);
     const std::string shown = visible(entry.name);
-    check_input(
-        !entry.name.empty() && is_utf8(entry.name) && entry.name.find('\0') == std::string::npos,
-        "expected a record's name in UTF-8, found '{}'", shown);
+    check_input(!entry.name.empty() && is_zip_name(entry.name) &&
+                    entry.name.find('\0') == std::string::npos,
+                "expected a record's name in UTF-8, found '{}'", shown);
     check_input(
         entry.name.find("/code/") == std::string::npos && !entry.name.ends_with("/constants.pkl"),
         "expected an archive of torch.save(), found one of TorchScript, as "
@@ -202,7 +202,7 @@ class Reader {
                 "record '{}' begins at byte {}, expected it before the directory at byte {}", shown,
                 entry.local, directory_begin);
     const std::string header = text(entry.local, local_bytes);
-    Numbers numbers(header);
+    ZipNumbers numbers(header);
     check_input(numbers.next<std::uint32_t>() == local_mark, "record '{}' has no header at byte {}",
                 shown, entry.local);
     numbers.take(2);
@@ -253,7 +253,7 @@ std::string read_text(const sys::PlainFile& file, FileRange range) {
 }
 
 std::map<std::string, ZipRecord> read_zip(const sys::PlainFile& file, FileRange range) {
-  return Reader(file, range).read();
+  return ZipReader(file, range).read();
 }
 
 }  // namespace lockstep::checkpoint

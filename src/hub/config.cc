@@ -193,7 +193,6 @@ ModelOptions read_config(const std::filesystem::path& folder) {
 }
 
 std::string config_text(const models::GptOptions& options) {
-  check(options.bias, "save_language_model: a GPT-2 has biases, found a Gpt with bias = false");
   return text_of({{"architectures", {"GPT2LMHeadModel"}},
                   {"model_type", "gpt2"},
                   {"n_layer", options.layers},

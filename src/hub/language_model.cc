@@ -9,6 +9,8 @@
 #include "checkpoint/weight_folder.h"
 #include "hub/config.h"
 
+#include <ATen/ops/zeros.h>
+
 #include <optional>
 #include <set>
 #include <string>
@@ -150,6 +152,24 @@ LanguageModel load_language_model(const std::filesystem::path& folder) {
   return loaded<models::Llama>(std::get<models::LlamaOptions>(options), folder);
 }
 
+namespace {
+
+// A GPT-2 has biases everywhere; those of a Gpt that has none are 0.
+void add_biases(const models::Gpt& model, checkpoint::NamedTensors& tensors) {
+  if (model->options().bias) return;
+  constexpr std::string_view ending = ".weight";
+  for (const NamedTensor& item : named_tensors(*model)) {
+    const bool is_table = item.name.ends_with("wte.weight") || item.name.ends_with("wpe.weight") ||
+                          item.name == "lm_head.weight";
+    if (!item.name.ends_with(ending) || is_table) continue;
+    const std::string module = item.name.substr(0, item.name.size() - ending.size());
+    tensors.emplace(module + ".bias", at::zeros({item.tensor.size(0)}, item.tensor.options()));
+  }
+}
+void add_biases(const models::Llama&, checkpoint::NamedTensors&) {}
+
+}  // namespace
+
 void save_language_model(const std::filesystem::path& folder, const LanguageModel& model,
                          checkpoint::ShardedWriting how) {
   std::visit(
@@ -163,6 +183,7 @@ void save_language_model(const std::filesystem::path& folder, const LanguageMode
           tensors.emplace(item.name,
                           is_transposed(model, item.name) ? item.tensor.t() : item.tensor);
         }
+        add_biases(model, tensors);
         checkpoint::write_weight_folder(folder, checkpoint::sources_of(tensors), {{"format", "pt"}},
                                         how, config);
       },

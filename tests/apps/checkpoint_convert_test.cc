@@ -103,6 +103,26 @@ torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "
   expect("diff mine next", 1, {"model.safetensors: ", "optimizer.safetensors: optimizer."});
 }
 
+TEST_F(Converted, ATrainedGptIsAGpt2OfTheHubs) {
+  std::ofstream(folder_ / "book.txt") << std::string(400, 'a') + "bcd efg " + std::string(400, 'b');
+  train(
+      "gpt --data book.txt --out mine --steps 2 --save-every 2 --layers 1 --heads 2 --width 8 "
+      "--block 8");
+  expect("convert mine hub", 0, {"hub: "});
+  expect("show hub", 0, {"transformer.h.0.attn.c_attn.weight Float [8, 24]"});
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "hub/config.json"));
+  const ShellResult generated = run("generate --model hub --tokens 1,2 --new-tokens 3 --greedy");
+  EXPECT_EQ(generated.exit_code, 0) << generated.output;
+  EXPECT_EQ(generated.output.find("1,2,"), 0u) << generated.output;
+  expect("convert hub copy --shard-bytes 2000", 0, {"copy: "});
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "copy/config.json"));
+  expect("convert hub gpt2.pt", 0, {});
+  expect_python(R"(
+state = torch.load("gpt2.pt", weights_only=True)
+assert state["transformer.h.0.attn.c_attn.weight"].shape == (8, 24)
+)");
+}
+
 TEST_F(Converted, MistakesAreOneLine) {
   expect_python(R"(
 torch.save({"net": {"w": torch.ones(2)}, "ema": {"w": torch.zeros(2)}}, "two.pt")

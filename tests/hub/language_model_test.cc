@@ -129,6 +129,21 @@ TEST_P(Hub, ASavedModelReplacesAnother) {
   }
 }
 
+// As `lockstep train gpt` makes it.
+TEST(HubBiases, OfAGptWithoutThemAreZero) {
+  const test::TemporaryFolder folder;
+  torch::manual_seed(3);
+  models::Gpt model(models::GptOptions{
+      .layers = 2, .heads = 2, .width = 8, .block = 8, .vocabulary = 11, .bias = false});
+  model->eval();
+  hub::save_language_model(folder / "m", model);
+  auto found = std::get<models::Gpt>(hub::load_language_model(folder / "m"));
+  EXPECT_TRUE(found->options().bias);
+  EXPECT_EQ(greedy(model, {1, 2, 3}, 20), greedy(found, {1, 2, 3}, 20));
+  const at::Tensor ids = torch::tensor({1, 2, 3}, at::kLong).unsqueeze(0);
+  EXPECT_TRUE(model->forward(ids).allclose(found->forward(ids)));
+}
+
 // Killed at any moment: the folder holds the old model, the new one, or none.
 TEST(HubKills, LeaveOneModelOrNone) {
   const test::TemporaryFolder folder;

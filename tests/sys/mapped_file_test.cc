@@ -1,6 +1,7 @@
 #include "sys/mapped_file.h"
 
 #include "sys/files.h"
+#include "sys/plain_file.h"
 
 #include "support/temporary_folder.h"
 
@@ -37,6 +38,17 @@ TEST(MappedFile, MovesAndOutlivesTheName) {
   EXPECT_EQ(text(other), "first");
   other = MappedFile(folder / "b");
   EXPECT_EQ(text(other), "second");
+}
+
+TEST(MappedFile, APrivateCopyIsWrittenInThisProcessOnly) {
+  test::TemporaryFolder folder;
+  AtomicFile::write(folder / "a", "first");
+  AtomicFile::write(folder / "b", "");
+  const MappedFile file = MappedFile::private_copy(PlainFile(folder / "a"));
+  *const_cast<std::byte*>(file.bytes().data()) = std::byte{'F'};
+  EXPECT_EQ(text(file), "First");
+  EXPECT_EQ(read_file(folder / "a"), "first");
+  EXPECT_TRUE(MappedFile::private_copy(PlainFile(folder / "b")).bytes().empty());
 }
 
 TEST(MappedFile, RefusesWhatIsNoFile) {

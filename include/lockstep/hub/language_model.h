@@ -31,8 +31,8 @@ using LanguageModel = std::variant<models::Gpt, models::Llama>;
 
 // Writes the weights and config.json in the form that transformers has for this kind of model: in
 // one model.safetensors, or in shards with an index where there are more bytes than `how` allows in
-// one; makes the folder. The parameters must have their values here: of a sharded model take the
-// handle's state_dict() first. InvalidArgument for a Gpt without biases: it is no GPT-2.
+// one; makes the folder. A Gpt without biases becomes a GPT-2 whose biases are 0. The parameters
+// must have their values here: of a sharded model take the handle's state_dict() first.
 //
 // A model that is there is replaced when all of the new one has reached the disk: its config.json
 // goes first, and the new one comes last. So a process that is killed leaves the old model, the new

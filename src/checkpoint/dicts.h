@@ -1,0 +1,14 @@
+// LibTorch's dict of values of any type, as state_dicts have it.
+#pragma once
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+
+namespace lockstep::checkpoint {
+
+using Dict = c10::impl::GenericDict;
+
+[[nodiscard]] inline Dict empty_dict() { return Dict(c10::AnyType::get(), c10::AnyType::get()); }
+
+}  // namespace lockstep::checkpoint
