@@ -14,6 +14,7 @@ BENCHES = {
     "step": "a training step: forward, backward, averaging, AdamW; in every mode of both systems",
     "pipeline": "a step of a model in stages, beside torch.distributed.pipelining and the simulator",
     "memory": "what a rank holds at each level of sharding, beside what the formulas say",
+    "family": "MNIST and CIFAR-10 by every strategy that keeps whole models: accuracy, bytes, time",
     "optimizer": "AdamW beside PyTorch's default and fused ones, and the memory bound",
 }
 SOURCE = pathlib.Path(__file__).resolve().parent.parent
