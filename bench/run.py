@@ -16,6 +16,7 @@ BENCHES = {
     "memory": "what a rank holds at each level of sharding, beside what the formulas say",
     "launch": "starts and restarts beside torchrun, and the store's requests beside c10d's",
     "checkpoint": "saving and loading beside torch.distributed.checkpoint, dd and memcpy",
+    "family": "MNIST and CIFAR-10 by every strategy that keeps whole models: accuracy, bytes, time",
     "optimizer": "AdamW beside PyTorch's default and fused ones, and the memory bound",
 }
 SOURCE = pathlib.Path(__file__).resolve().parent.parent

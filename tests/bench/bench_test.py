@@ -80,6 +80,35 @@ BRIEF = ("--rounds", 2, "--turn", 0.001)
 EVERY_OP = "all_reduce,all_gather,reduce_scatter,broadcast,all_to_all,reduce,gather,scatter,barrier"
 
 
+class Family(Case):
+    """Digits of one bright row each, which says which digit."""
+
+    def digits(self, folder):
+        for name, count in (("train", 60), ("t10k", 20)):
+            sizes = b"".join(size.to_bytes(4, "big") for size in (count, 28, 28))
+            images = b"".join(
+                bytes(200 if byte // 56 == i % 10 else 0 for byte in range(28 * 28)) for i in range(count)
+            )
+            (folder / f"{name}-images-idx3-ubyte").write_bytes(b"\x00\x00\x08\x03" + sizes + images)
+            labels = bytes(i % 10 for i in range(count))
+            (folder / f"{name}-labels-idx1-ubyte").write_bytes(b"\x00\x00\x08\x01" + sizes[:4] + labels)
+
+    def test_every_strategy_is_a_row(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.digits(pathlib.Path(folder))
+            rows = {row["way"]: row for row in self.rows("family", "--mnist", folder, "--steps", 24)}
+        self.assertEqual(len(rows), 14)
+        self.assertEqual(rows["ddp"]["accuracy"], rows["ps-synchronous"]["accuracy"])
+        self.assertIsNone(rows["dp"]["bytes"])
+        whole = rows["ddp"]["bytes"]
+        for way, most in (("bf16", 0.55), ("fp16", 0.55), ("powersgd", 0.8), ("local-sgd", 0.13), ("diloco", 0.09)):
+            self.assertTrue(0 < rows[way]["bytes"] < most * whole, (way, rows[way], whole))
+
+    def test_data_that_is_not_there_is_one_line(self):
+        self.assert_refused("name the data of a task", "family")
+        self.assert_refused("mnist by one: ", "family", "--mnist", "/nowhere", "--steps", 2)
+
+
 class Collectives(Case):
     def test_every_operation_is_a_row_for_each_kind_of_memory(self):
         rows = self.rows(

@@ -1,0 +1,111 @@
+"""`./dev bench family`: the same training by every strategy that keeps whole models, one run each.
+
+Bytes are what one rank gives to its strategy's collectives, or a worker pushes and pulls; devices of a process send
+none. Times are those of whole runs, as ratios to `ddp` of the same call: they mean something on a quiet machine only.
+"""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import tempfile
+
+from contenders import Failed
+from option_types import number, words
+
+# By name: options of `lockstep train`.
+WAYS = {
+    "one": "--ranks 1",
+    "ddp": "--ranks {ranks}",
+    "dp": "--strategy dp --devices {ranks}",
+    "ps-synchronous": "--strategy ps --servers 1 --workers {ranks}",
+    "ps-stale": "--strategy ps --servers 1 --workers {ranks} --staleness 4",
+    "ps-asynchronous": "--strategy ps --servers 1 --workers {ranks} --consistency asynchronous",
+    "bf16": "--ranks {ranks} --hook bf16",
+    "fp16": "--ranks {ranks} --hook fp16",
+    "powersgd": "--ranks {ranks} --hook powersgd:2 --hook-start 10",
+    "bf16-powersgd": "--ranks {ranks} --hook bf16+powersgd:2 --hook-start 10",
+    "local-sgd": "--ranks {ranks} --local-sgd 8",
+    "post-local-sgd": "--ranks {ranks} --local-sgd 8 --local-sgd-start {third}",
+    "diloco": "--ranks {ranks} --diloco 20",
+    "diloco-int8": "--ranks {ranks} --diloco 20 --diloco-int8 --diloco-fragments 2",
+    "sync-batch-norm": "--ranks {ranks} --sync-batch-norm",
+}
+ONLY_CIFAR = {"sync-batch-norm"}
+# As many times as many updates, and the learning rate divided by that.
+UPDATE_FOR_EACH_GRADIENT = {"ps-stale", "ps-asynchronous"}
+
+# What is the same in all runs of a task; with that number of ranks a step has the same rows in each.
+TASKS = {
+    "mnist": {"lr": 0.01, "told": "--batch 60 --lr {lr} --gamma 1", "length": "--steps 1000", "steps": 1000},
+    "cifar": {"lr": 0.1, "told": "--batch 128 --width 16 --lr {lr}", "length": "--epochs 3", "steps": 120},
+}
+
+
+def run_one(options, task, way, out):
+    sizes = TASKS[task]
+    lr = sizes["lr"] / (options.ranks if way in UPDATE_FOR_EACH_GRADIENT else 1)
+    length = f"--steps {options.steps}" if options.steps else sizes["length"]
+    told = f"{task} --data {{data}} --out {{out}} --threads 1 {length} {sizes['told']} {WAYS[way]}".split()
+    values = {"ranks": options.ranks, "lr": lr, "third": (options.steps or sizes["steps"]) // 3}
+    values |= {"data": getattr(options, task), "out": out}
+    command = [options.build / "bin/lockstep-train", *(word.format(**values) for word in told)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode != 0:
+        raise Failed(f"{task} by {way}: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
+    return figures_of(out / "result.txt", way)
+
+
+def figures_of(result, way):
+    found = dict(re.findall(r"(\w+)=(\S+)", result.read_text()))
+    sent = [int(found[name]) for name in ("sent_bytes", "pushed_bytes", "pulled_bytes") if name in found]
+    return {
+        "way": way,
+        "accuracy": float(found["accuracy"]),
+        "val_loss": float(found["val_loss"]),
+        "bytes": sum(sent) if sent else None,
+        "seconds": float(found["seconds"]),
+    }
+
+
+def table_of(task, rows, options):
+    by_way = {row["way"]: row for row in rows}
+    ddp = by_way.get("ddp")
+    lines = [f"{task}: {options.ranks} ranks, workers or devices, one thread each"]
+    lines.append(f"{'':<18}{'accuracy':>10}{'val_loss':>10}{'bytes a rank':>16}{'bytes / ddp':>13}{'time / ddp':>12}")
+    for row in rows:
+        share = f"{row['bytes'] / ddp['bytes']:.4f}" if ddp and row["bytes"] else ""
+        time = f"{row['seconds'] / ddp['seconds']:.2f}" if ddp else ""
+        sent = f"{row['bytes']:,}" if row["bytes"] else ""
+        lines.append(
+            f"{row['way']:<18}{row['accuracy']:>10.4f}{row['val_loss']:>10.3f}{sent:>16}{share:>13}{time:>12}"
+        )
+    return "\n".join(lines)
+
+
+def compare(options, judgements):
+    tasks = [task for task in TASKS if getattr(options, task)]
+    if not tasks:
+        raise Failed("name the data of a task: --mnist FOLDER, --cifar FOLDER")
+    with tempfile.TemporaryDirectory() as folder:
+        for task in tasks:
+            rows = []
+            for way in options.ways:
+                if way in ONLY_CIFAR and task != "cifar":
+                    continue
+                rows.append(run_one(options, task, way, pathlib.Path(folder) / f"{task}-{way}"))
+                if options.json:
+                    row = {"bench": "family", "task": task, "ranks": options.ranks, **rows[-1]}
+                    print(json.dumps(row), flush=True)
+            if not options.json:
+                print(table_of(task, rows, options), flush=True)
+
+
+def add_options(parser):
+    parser.add_argument("--mnist", type=pathlib.Path, metavar="FOLDER", help="the four IDX files")
+    parser.add_argument("--cifar", type=pathlib.Path, metavar="FOLDER", help="CIFAR-10's binary files")
+    parser.add_argument("--ranks", type=number(1, 16), default=2, help="2 when not given")
+    parser.add_argument("--steps", type=number(1, 10**6), help="1000 of mnist, 3 epochs of cifar when not given")
+    parser.add_argument("--ways", type=words(list(WAYS)), default=list(WAYS), help="some of: " + ",".join(WAYS))
