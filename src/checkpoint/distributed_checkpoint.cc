@@ -125,7 +125,7 @@ at::ScalarType dtype_in(const Pickle& pickle, Ref properties) {
   return dtype->dtype;
 }
 
-std::string shown_key(const std::string& name, const std::vector<std::int64_t>& offsets) {
+std::string shown_part(const std::string& name, const std::vector<std::int64_t>& offsets) {
   return formatted("'{}' at [{}]", visible(name), listed(offsets, ", "));
 }
 
@@ -240,11 +240,11 @@ void DistributedFolder::read_places(const Pickle& pickle, Ref metadata) {
       continue;
     check_input(found != wanted.end() && found->second->file.empty(),
                 "a place of {} that is not among the entries, or is there twice",
-                shown_key(name, offsets));
+                shown_part(name, offsets));
     if (const auto extensions = info.find("transform_descriptors"))
       check_input(pickle[*extensions].kind == Kind::none || pickle[*extensions].items.empty(),
                   "{} was saved by an extension of PyTorch's, such as compression",
-                  shown_key(name, offsets));
+                  shown_part(name, offsets));
     *found->second = {file_name_in(info), {info.count("offset"), info.count("length")}};
   }
 }
@@ -277,7 +277,7 @@ void DistributedFolder::check_complete() const {
   for (const auto& [name, entry] : entries_) {
     check_input(entry.is_tensor || !entry.place.file.empty(), "no file has '{}'", visible(name));
     for (const Chunk& chunk : entry.chunks)
-      check_input(!chunk.place.file.empty(), "no file has {}", shown_key(name, chunk.box.offsets));
+      check_input(!chunk.place.file.empty(), "no file has {}", shown_part(name, chunk.box.offsets));
   }
 }
 

@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::string_view pickle_name = "/data.pkl";
 
-std::span<std::byte> bytes_of(const at::Tensor& bytes) {
+std::span<std::byte> raw_bytes(const at::Tensor& bytes) {
   return {static_cast<std::byte*>(bytes.mutable_data_ptr()), bytes.nbytes()};
 }
 
@@ -116,7 +116,7 @@ class Archive {
     check_input(record->second.bytes == bytes, "storage '{}': expected {} bytes, found {}", shown,
                 bytes, record->second.bytes);
     const at::Tensor read = bytes_in(record->second, shown);
-    if (is_big_) swap(bytes_of(read), dtype);
+    if (is_big_) swap(raw_bytes(read), dtype);
     return storages_.emplace(key, Known{read, dtype}).first->second.bytes;
   }
 
@@ -136,9 +136,9 @@ class Archive {
         throw BadInput(
             formatted("storage '{}': its {} bytes could not be allocated", shown, record.bytes));
       }
-      read_range(source_->file, {record.begin, record.bytes}, bytes_of(bytes));
+      read_range(source_->file, {record.begin, record.bytes}, raw_bytes(bytes));
     }
-    compare(record, bytes_of(bytes), formatted("storage '{}'", shown));
+    compare(record, raw_bytes(bytes), formatted("storage '{}'", shown));
     return bytes;
   }
 

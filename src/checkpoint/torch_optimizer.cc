@@ -174,7 +174,7 @@ std::vector<IValue> keys_of(const Dict& group, const std::string& where, std::si
   return items.vec();
 }
 
-StateFields fields_in(const Dict& state, const std::string& parameter) {
+StateFields python_fields(const Dict& state, const std::string& parameter) {
   StateFields fields;
   for (const auto& item : state) {
     check_input(item.key().isString(), "optimizer's state {}: expected names, found {}", parameter,
@@ -229,7 +229,7 @@ LoadedGroup loaded_group(const OptimizerParamGroup& group, const Dict& saved, co
       continue;
     }
     ++used;
-    loaded.fields.push_back(fields_in(as_dict(state->value(), "state"), name));
+    loaded.fields.push_back(python_fields(as_dict(state->value(), "state"), name));
     std::map<std::string, FieldShape> shapes;
     for (const auto& [field, tensor] : loaded.fields.back())
       shapes[field] = {tensor.scalar_type(), tensor.sizes()};

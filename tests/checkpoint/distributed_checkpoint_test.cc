@@ -18,15 +18,6 @@
 namespace lockstep::checkpoint {
 namespace {
 
-void expect_equal(const NamedTensors& found, const NamedTensors& expected) {
-  EXPECT_EQ(found.size(), expected.size());
-  for (const auto& [name, tensor] : expected) {
-    ASSERT_TRUE(found.contains(name)) << name;
-    EXPECT_EQ(found.at(name).scalar_type(), tensor.scalar_type()) << name;
-    EXPECT_TRUE(found.at(name).equal(tensor)) << name;
-  }
-}
-
 class WrittenOnRanks : public DistributedCheckpoint, public testing::WithParamInterface<int> {};
 
 TEST_P(WrittenOnRanks, IsReadWhole) {

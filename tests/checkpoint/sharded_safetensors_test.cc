@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::set<std::string> names_in(const fs::path& folder) {
+std::set<std::string> file_names_at(const fs::path& folder) {
   std::set<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder))
     names.insert(entry.path().filename().string());
@@ -30,18 +30,13 @@ NamedTensors some_tensors() {
           {"d", at::zeros({0, 2})}};
 }
 
-void expect_equal(const NamedTensors& found, const NamedTensors& expected) {
-  ASSERT_EQ(found.size(), expected.size());
-  for (const auto& [name, tensor] : expected) EXPECT_TRUE(tensor.equal(found.at(name))) << name;
-}
-
 TEST(ShardedSafetensors, AreWrittenWithTheIndexOfTheHubs) {
   const test::TemporaryFolder folder;
   const fs::path at = folder / "m";
   write_sharded_safetensors(at, some_tensors(), {{"format", "pt"}}, {.shard_bytes = 500});
-  EXPECT_EQ(names_in(at), (std::set<std::string>{"model-00001-of-00002.safetensors",
-                                                 "model-00002-of-00002.safetensors",
-                                                 "model.safetensors.index.json"}));
+  EXPECT_EQ(file_names_at(at), (std::set<std::string>{"model-00001-of-00002.safetensors",
+                                                      "model-00002-of-00002.safetensors",
+                                                      "model.safetensors.index.json"}));
   EXPECT_EQ(sys::read_file(at / "model.safetensors.index.json"), R"({
   "metadata": {
     "total_size": 824
@@ -59,10 +54,10 @@ TEST(ShardedSafetensors, AreWrittenWithTheIndexOfTheHubs) {
   EXPECT_EQ(found.metadata, (Metadata{{"format", "pt"}}));
   // One that is larger than a shard may be stands by itself.
   write_sharded_safetensors(at, some_tensors(), {}, {.shard_bytes = 1});
-  EXPECT_EQ(names_in(at).size(), 5u);
+  EXPECT_EQ(file_names_at(at).size(), 5u);
   expect_equal(read_sharded_safetensors(at).tensors, some_tensors());
   write_sharded_safetensors(at, some_tensors());
-  EXPECT_EQ(names_in(at), (std::set<std::string>{"model.safetensors"}));
+  EXPECT_EQ(file_names_at(at), (std::set<std::string>{"model.safetensors"}));
   expect_equal(read_sharded_safetensors(at).tensors, some_tensors());
 }
 
@@ -90,7 +85,7 @@ TEST(ShardedSafetensors, AreRefusedInOneLine) {
                InvalidArgument);
   EXPECT_THROW(write_sharded_safetensors(at, {{"x", at::ones(1, at::kComplexDouble)}}),
                InvalidArgument);
-  EXPECT_EQ(names_in(at).size(), 3u);  // nothing was changed
+  EXPECT_EQ(file_names_at(at).size(), 3u);  // nothing was changed
 }
 
 // The bytes of each dtype, which Python writes and reads by hand as the format's README says.

@@ -26,6 +26,15 @@ inline void expect_python(const std::string& script, const std::vector<std::stri
   EXPECT_EQ(result.exit_code, 0) << result.output << script;
 }
 
+inline void expect_equal(const NamedTensors& found, const NamedTensors& expected) {
+  EXPECT_EQ(found.size(), expected.size());
+  for (const auto& [name, tensor] : expected) {
+    ASSERT_TRUE(found.contains(name)) << name;
+    EXPECT_EQ(found.at(name).scalar_type(), tensor.scalar_type()) << name;
+    EXPECT_TRUE(found.at(name).equal(tensor)) << name;
+  }
+}
+
 class TorchFile : public testing::Test {
  protected:
   void SetUp() override {
