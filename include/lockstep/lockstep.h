@@ -34,6 +34,7 @@
 #include <lockstep/models/mlp.h>
 #include <lockstep/models/moe.h>
 #include <lockstep/models/resnet.h>
+#include <lockstep/module/checkpoint_activations.h>
 #include <lockstep/module/named_parameters.h>
 #include <lockstep/module/state_dict.h>
 #include <lockstep/optim/adam.h>
@@ -50,6 +51,7 @@
 #include <lockstep/parallel/data/sync_batch_norm.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/join.h>
+#include <lockstep/parallel/pipeline/language_models.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/server/meeting.h>
 #include <lockstep/parallel/server/server.h>

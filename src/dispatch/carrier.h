@@ -9,12 +9,21 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
+#include <functional>
+
 namespace lockstep::dispatch {
 
 class Carrier : public c10::BackendMeta {
  public:
   // Runs an operation that has such a tensor among its arguments: instead of proceed(), or before.
   virtual void run(Call& call) = 0;
+
+  // Where the values lie that this process has.
+  [[nodiscard]] virtual const at::Tensor& memory() const = 0;
+  // The same tensor, with its values in other memory that is laid out alike.
+  [[nodiscard]] virtual at::Tensor in_memory(at::Tensor memory) const = 0;
+  // Makes tensors like this one, and holds no memory.
+  [[nodiscard]] virtual std::function<at::Tensor(at::Tensor memory)> maker() const = 0;
 };
 
 // Null for any other tensor.

@@ -3,6 +3,7 @@
 #include "dispatch/deferral/recorder.h"
 #include "dispatch/memory.h"
 #include "dispatch/parts/check_parts.h"
+#include "dispatch/recompute/record_block.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -12,10 +13,11 @@ namespace lockstep::dispatch {
 namespace {
 
 // The outermost first. A thread that records operations has no use for what follows, unless the
-// recorder proceeds; what a carrier runs comes again with the tensors that it runs on; memory is
-// brought last, for operations that really run.
-constexpr Interceptor interceptors[] = {&record_operation, &hand_to_carrier, &check_parts,
-                                        &bring_memory};
+// recorder proceeds; blocks are recorded as the program runs them, not as carriers do; what a
+// carrier runs comes again with the tensors that it runs on; memory is brought last, for operations
+// that really run.
+constexpr Interceptor interceptors[] = {&record_operation, &record_block, &hand_to_carrier,
+                                        &check_parts, &bring_memory};
 
 Call::Kind kind_of(const c10::FunctionSchema& schema) {
   // Some backends answer set_data()'s question themselves.

@@ -21,7 +21,13 @@ class LazyStorageImpl final : public c10::StorageImpl {
         record(std::move(record)) {}
 
   const std::weak_ptr<StorageOwner> owner;
-  const std::shared_ptr<const StorageRecord> record;
+  std::shared_ptr<const StorageRecord> record;
+
+  // A record may hold weak references to storages, which keep the object: it goes before.
+  void release_resources() override {
+    record.reset();
+    c10::StorageImpl::release_resources();
+  }
 };
 
 LazyStorageImpl* impl_of(const c10::TensorImpl& tensor) {
@@ -68,10 +74,11 @@ void LazyStorage::attach(c10::StorageImpl& storage, const at::Tensor& buffer) {
   storage.clear_data_ptr_access_error_msg_();
 }
 
-void LazyStorage::detach() {
-  c10::StorageImpl* impl = storage_.unsafeGetStorageImpl();
-  impl->set_data_ptr_noswap(at::DataPtr(nullptr, device_));
-  impl->release_data_and_set_meta_custom_data_ptr_error_msg_(released_);
+void LazyStorage::detach() { detach(impl(), released_); }
+
+void LazyStorage::detach(c10::StorageImpl& storage, std::string_view released) {
+  storage.set_data_ptr_noswap(at::DataPtr(nullptr, storage.device()));
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(released));
 }
 
 void LazyStorage::explain(std::string text) {

@@ -65,7 +65,9 @@ class LazyStorage {
   void detach();
   // The same where the LazyStorage is gone.
   static void attach(c10::StorageImpl& storage, const at::Tensor& buffer);
+  static void detach(c10::StorageImpl& storage, std::string_view released);
   [[nodiscard]] c10::StorageImpl& impl() const { return *storage_.unsafeGetStorageImpl(); }
+  [[nodiscard]] const c10::Storage& storage() const { return storage_; }
   // From now on the error of a released storage is `text`.
   void explain(std::string text);
 

@@ -74,6 +74,15 @@ void for_each_use(const Call& call, Action&& action) {
 
 }  // namespace
 
+MemoryUse::MemoryUse(const at::Tensor& tensor, std::string_view operation)
+    : owner_(tensor.defined() ? owner_of(*tensor.unsafeGetTensorImpl()) : nullptr) {
+  if (owner_) owner_->pin({.operation = operation, .offset = tensor.storage_offset()});
+}
+
+MemoryUse::~MemoryUse() {
+  if (owner_) owner_->unpin();
+}
+
 void bring_memory(Call& call) {
   if (call.kind() == Call::Kind::view)
     for_each_use(call, [](auto owner, const auto& use) { owner->view(use); });

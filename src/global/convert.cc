@@ -1,6 +1,7 @@
 #include "global/convert.h"
 
 #include "base/check.h"
+#include "dispatch/memory.h"
 #include "global/cut.h"
 #include "global/space.h"
 
@@ -239,6 +240,7 @@ class Conversion {
 }  // namespace
 
 at::Tensor converted(const at::Tensor& local, const Spec& spec, std::span<const Placement> to) {
+  const dispatch::MemoryUse use(local, tag);  // groups read past the dispatcher
   return Conversion(local, spec).run(to);
 }
 

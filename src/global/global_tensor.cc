@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "dispatch/key.h"
+#include "dispatch/lazy_storage.h"
 #include "global/convert.h"
 #include "global/run.h"
 
@@ -19,6 +20,21 @@ bool has_partial(std::span<const Placement> placements) {
 }  // namespace
 
 void GlobalTensor::run(dispatch::Call& call) { run_operation(call, *this); }
+
+at::Tensor GlobalTensor::in_memory(at::Tensor memory) const {
+  at::Tensor tensor = wrap(std::move(memory), spec, mesh);
+  GlobalTensor& other = *global_of(tensor);
+  other.base_ = base_;
+  other.is_copy_ = is_copy_;
+  other.source_ = source_;
+  other.writes_of_source_ = writes_of_source_;
+  return tensor;
+}
+
+std::function<at::Tensor(at::Tensor memory)> GlobalTensor::maker() const {
+  return
+      [spec = spec, mesh = mesh](at::Tensor memory) { return wrap(std::move(memory), spec, mesh); };
+}
 
 void GlobalTensor::set_base(GlobalTensor& base) {
   using Pointer = c10::intrusive_ptr<GlobalTensor>;
@@ -98,8 +114,10 @@ at::Tensor values_in(const at::Tensor& tensor, std::span<const Placement> placem
   if (std::ranges::equal(spec.placements, placements)) return global.local;
   if (!has_partial(spec.placements) || has_partial(placements))
     return converted(global.local, spec, placements);
-  // A write through a plain tensor may go unseen.
-  if (global.is_shared()) return converted(global.local, spec, placements);
+  // A write through a plain tensor may go unseen; what is kept beside memory that comes and goes
+  // would not go with it.
+  if (global.is_shared() || dispatch::is_lazy(global.local))
+    return converted(global.local, spec, placements);
   std::uint64_t writes = global.count_writes();
   std::lock_guard lock(global.mutex);
   auto& reduced = global.reduced;

@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string_view>
@@ -25,6 +26,9 @@ class GlobalTensor final : public dispatch::Carrier {
       : local(std::move(local)), spec(std::move(spec)), mesh(std::move(mesh)) {}
 
   void run(dispatch::Call& call) override;
+  [[nodiscard]] const at::Tensor& memory() const override { return local; }
+  [[nodiscard]] at::Tensor in_memory(at::Tensor memory) const override;
+  [[nodiscard]] std::function<at::Tensor(at::Tensor memory)> maker() const override;
 
   const at::Tensor local;
   const SpecPtr spec;

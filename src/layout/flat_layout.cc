@@ -41,7 +41,7 @@ void FlatLayout::place(const TensorSpec& tensor, std::int64_t alignment) {
     entry.offset = first.offset;
     entry.tied = true;
   } else {
-    entry.offset = round_up(numel_, alignment);
+    entry.offset = tensor.follows ? numel_ : round_up(numel_, alignment);
     numel_ = entry.offset + entry.numel;
     used_ += entry.numel;
   }

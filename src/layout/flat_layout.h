@@ -33,6 +33,7 @@ struct TensorSpec {
   std::vector<std::int64_t> sizes;
   Dtype dtype = {};
   const void* identity = nullptr;  // equal for tied tensors (its TensorImpl); null: tied to nothing
+  bool follows = false;            // it begins where the one before it ends, aligned or not
 };
 
 // One tensor's place. Offsets and counts are in elements of the layout's dtype.

@@ -149,9 +149,9 @@ class CombinedNumber {
   };
   // Null: it is whole on this rank.
   std::shared_ptr<dispatch::Division> division_of(const at::Tensor& parameter) {
-    auto parts = dispatch::parts_of(parameter);
-    if (!parts) parts = dispatch::parts_of(parameter.grad());
-    if (parts) return parts->division();
+    auto ranks = dispatch::division_of(parameter);
+    if (!ranks) ranks = dispatch::division_of(parameter.grad());
+    if (ranks) return ranks;
     std::vector<Group> groups = global::groups_that_cut(parameter.grad());
     if (groups.empty()) return {};
     std::vector<std::string> names;

@@ -165,7 +165,7 @@ TEST(Parts, TheRecordSurvivesWhatSharesMemory) {
          {part.detach(), part.data(), part.narrow(0, 3, 2), part.view({2, 5}), part[0],
           part.tensor_data(), copies[0], part.alias(), part + 1, part.to(at::kHalf)}) {
       ASSERT_TRUE(parts_of(same));
-      EXPECT_EQ(parts_of(same)->division(), parts_of(part)->division());
+      EXPECT_EQ(division_of(same), division_of(part));
     }
     const Part& found = parts_of(part)->at(6, 10);
     EXPECT_EQ(found.name, "c");

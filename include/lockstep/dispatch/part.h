@@ -40,16 +40,18 @@ class Division {
   // the ranks of `inner`, then over `ranks`.
   Division(std::shared_ptr<Division> inner, std::shared_ptr<Group> ranks,
            std::optional<Duration> timeout = {});
+  // The same for parts that were divided over `outer` before: neither is null.
+  Division(std::shared_ptr<Division> inner, std::shared_ptr<Division> outer);
 
-  [[nodiscard]] int size() const { return ranks_->size() * (inner_ ? inner_->size() : 1); }
+  [[nodiscard]] int size() const;
   // Collective over the ranks, and blocking: the sum of all ranks' numbers.
   [[nodiscard]] double sum(double number);
   // The same for the largest; NaN where a rank has NaN.
   [[nodiscard]] double largest(double number);
 
  private:
-  std::shared_ptr<Group> ranks_;
-  std::shared_ptr<Division> inner_;
+  std::shared_ptr<Group> ranks_;  // null where there is an outer division
+  std::shared_ptr<Division> inner_, outer_;
   std::optional<Duration> timeout_;
 };
 
@@ -57,14 +59,19 @@ struct Part {
   std::string name;           // of the whole: "blocks.0.fc.weight"
   layout::TensorSlice slice;  // the elements of the whole that are here
   std::int64_t offset = 0;    // where they begin in the storage, in elements
+  // Null: that of all parts in the storage.
+  std::shared_ptr<Division> division = nullptr;
 };
 
-// The parts that lie in one storage, by offset. All lie in one division.
+// The parts that lie in one storage, by offset.
 class Parts {
  public:
   Parts(std::shared_ptr<Division> division, std::vector<Part> parts);
 
-  [[nodiscard]] const std::shared_ptr<Division>& division() const { return division_; }
+  // The ranks that hold the other parts of its whole.
+  [[nodiscard]] const std::shared_ptr<Division>& division_of(const Part& part) const {
+    return part.division ? part.division : division_;
+  }
   // The part of `count` elements at an element of the storage; of any count if there is none.
   [[nodiscard]] const Part& at(std::int64_t offset, std::int64_t count) const;
   // The one that was given as number i.
@@ -79,6 +86,11 @@ class Parts {
 
 // Local, any thread. Null when `tensor` is not a part.
 [[nodiscard]] std::shared_ptr<const Parts> parts_of(const at::Tensor& tensor);
+
+// Local, any thread. The part that a tensor is: null when it is none. Valid while its storage is.
+[[nodiscard]] const Part* part_of(const at::Tensor& tensor);
+// The ranks that hold the others; null when it is none.
+[[nodiscard]] std::shared_ptr<Division> division_of(const at::Tensor& tensor);
 
 // An ordinary tensor on the memory of a part, which must be there: operations do not know that it
 // is one. Other tensors come back as they are.

@@ -53,7 +53,7 @@ void run_again(const RecordedCall& call, Memories& memories) {
     generator = generator.toGenerator().clone();
   }
   run_plainly(call.operation, stack);
-  for_each_tensor_in(stack, [&](StackIndex where, const at::Tensor& tensor) {
+  for_each_tensor_on(stack, [&](StackIndex where, const at::Tensor& tensor) {
     for (const auto& made : call.made)
       if (made.where == where) memories[made.storage] = copy_of_storage(tensor);
   });
@@ -95,7 +95,7 @@ at::Tensor copy_of_storage(const at::Tensor& tensor) {
   return copy;
 }
 
-void for_each_tensor_in(const torch::jit::Stack& items,
+void for_each_tensor_on(const torch::jit::Stack& items,
                         const std::function<void(StackIndex, const at::Tensor&)>& action) {
   for (std::size_t item = 0; item < items.size(); ++item) {
     if (items[item].isTensor()) {

@@ -70,7 +70,7 @@ struct RecordedCall {
 [[nodiscard]] at::Tensor copy_of_storage(const at::Tensor& tensor);
 
 // action(place, tensor) for every tensor that is defined.
-void for_each_tensor_in(const torch::jit::Stack& items,
+void for_each_tensor_on(const torch::jit::Stack& items,
                         const std::function<void(StackIndex, const at::Tensor&)>& action);
 void set_tensor(torch::jit::Stack& items, StackIndex where, const at::Tensor& tensor);
 

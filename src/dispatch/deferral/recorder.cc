@@ -85,7 +85,7 @@ struct Recorder::Uses {
   };
 
   Uses(const Operation& operation, const Stack& arguments) {
-    for_each_tensor_in(arguments, [&](StackIndex where, const at::Tensor& tensor) {
+    for_each_tensor_on(arguments, [&](StackIndex where, const at::Tensor& tensor) {
       auto storage = DeferredStorage::of(tensor);
       if (!storage || storage->memory().defined()) return;
       all.push_back({{where, place_of(tensor, storage->id())},
@@ -166,7 +166,7 @@ bool Recorder::make_memory(const Operation& operation, Stack& stack) {
 void Recorder::compute(const Operation& operation, Stack& items, Uses& uses) {
   auto call = std::make_shared<RecordedCall>(
       RecordedCall{.operation = operation, .arguments = items, .deferred = uses.arguments()});
-  for_each_tensor_in(items, [&](StackIndex where, const at::Tensor& tensor) {
+  for_each_tensor_on(items, [&](StackIndex where, const at::Tensor& tensor) {
     bool is_deferred =
         std::ranges::any_of(call->deferred, [&](const auto& one) { return one.where == where; });
     set_tensor(call->arguments, where, is_deferred ? at::Tensor() : kept(tensor));
@@ -213,8 +213,8 @@ Memories Recorder::values_of(const Uses& uses, bool overwrite) const {
 
 // A result that is one of the arguments it ran on is the argument itself.
 void Recorder::give_back(const Uses& uses, const Stack& run_on, Stack& results) {
-  for_each_tensor_in(Stack(results), [&](StackIndex where, const at::Tensor& result) {
-    for_each_tensor_in(run_on, [&](StackIndex at, const at::Tensor& argument) {
+  for_each_tensor_on(Stack(results), [&](StackIndex where, const at::Tensor& result) {
+    for_each_tensor_on(run_on, [&](StackIndex at, const at::Tensor& argument) {
       if (!argument.is_same(result)) return;
       for (const Uses::Use& use : uses.all)
         if (use.argument.where == at) set_tensor(results, where, use.tensor);
@@ -223,7 +223,7 @@ void Recorder::give_back(const Uses& uses, const Stack& run_on, Stack& results) 
 }
 
 void Recorder::defer_large(Stack& results, const std::shared_ptr<RecordedCall>& call) {
-  for_each_tensor_in(Stack(results), [&](StackIndex where, const at::Tensor& result) {
+  for_each_tensor_on(Stack(results), [&](StackIndex where, const at::Tensor& result) {
     if (result.layout() != at::kStrided || !result.device().is_cpu() || is_lazy(result)) return;
     auto bytes = static_cast<std::int64_t>(result.storage().nbytes());
     if (bytes == 0 || bytes < smallest_ || result.is_conj() || result.is_neg()) return;

@@ -55,7 +55,7 @@ bool gives_parts(const c10::OperatorHandle& operation) {
       "are here, so that every rank gets another result; norms, clipping and loss scaling over all "
       "ranks: the handle's clip_grad_norm(), optim::gradient_norm(), optim::GradScaler; whole "
       "values: the handle's unsharded() or state_dict(); this rank's elements alone: clone()",
-      operation.schema().name(), part.name, record.parts->division()->size(),
+      operation.schema().name(), part.name, record.parts->division_of(part)->size(),
       part.slice.range.begin, part.slice.range.end));
 }
 
@@ -87,7 +87,9 @@ class PartUse {
   void add(const c10::TensorImpl& tensor, bool is_alone) {
     if (!tensor.key_set().has(call_.key())) return;
     const PartRecord* record = part_record_of(tensor);
-    if (record == nullptr || record->parts->division()->size() == 1) return;
+    if (record == nullptr) return;
+    const Part& part = record->parts->at(record->first + tensor.storage_offset(), tensor.numel());
+    if (record->parts->division_of(part)->size() == 1) return;
     const c10::OperatorHandle& operation = call_.operation();
     bool is_apart = is_pointwise(operation) || is_known(short_name(operation));
     // Two parts of different sizes meet by broadcasting: elements of one with all of the other.

@@ -22,8 +22,16 @@ Division::Division(std::shared_ptr<Division> inner, std::shared_ptr<Group> ranks
                    std::optional<Duration> timeout)
     : ranks_(std::move(ranks)), inner_(std::move(inner)), timeout_(timeout) {}
 
+Division::Division(std::shared_ptr<Division> inner, std::shared_ptr<Division> outer)
+    : inner_(std::move(inner)), outer_(std::move(outer)) {}
+
+int Division::size() const {
+  return (inner_ ? inner_->size() : 1) * (outer_ ? outer_->size() : ranks_->size());
+}
+
 double Division::sum(double number) {
   if (inner_) number = inner_->sum(number);
+  if (outer_) return outer_->sum(number);
   if (ranks_->size() == 1) return number;
   at::Tensor all = at::full({1}, number, at::kDouble);
   ranks_->all_reduce(all, Op::sum, {.tag = "parts of a norm", .timeout = timeout_}).wait();
@@ -33,6 +41,7 @@ double Division::sum(double number) {
 // Engines differ in what the maximum of a number and NaN is.
 double Division::largest(double number) {
   if (inner_) number = inner_->largest(number);
+  if (outer_) return outer_->largest(number);
   if (ranks_->size() == 1) return number;
   bool is_nan = std::isnan(number);
   at::Tensor all = at::tensor({is_nan ? 0.0 : number, is_nan ? 1.0 : 0.0}, at::kDouble);
@@ -66,6 +75,18 @@ std::shared_ptr<const Parts> parts_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return nullptr;
   const PartRecord* record = part_record_of(*tensor.unsafeGetTensorImpl());
   return record == nullptr ? nullptr : record->parts;
+}
+
+const Part* part_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return nullptr;
+  const PartRecord* record = part_record_of(*tensor.unsafeGetTensorImpl());
+  if (record == nullptr) return nullptr;
+  return &record->parts->at(record->first + tensor.storage_offset(), tensor.numel());
+}
+
+std::shared_ptr<Division> division_of(const at::Tensor& tensor) {
+  const Part* part = part_of(tensor);
+  return part == nullptr ? nullptr : parts_of(tensor)->division_of(*part);
 }
 
 at::Tensor as_part(const at::Tensor& values, std::shared_ptr<const Parts> parts,

@@ -73,7 +73,10 @@ void Execution::forward(const Action& action) {
       stage == 0 ? batch_.inputs_of(micro_batch) : take({false, stage - 1, micro_batch}, stage - 1);
   at::AutoGradMode mode(kind_ == StepKind::train);
   const Tensors outputs = timed(action, [&] {
-    const Tensors made = run.forward(inputs);
+    Tensors made = run.forward(inputs);
+    // The loss may be computed on parts.
+    if (!is_last(stage) || kind_ == StepKind::forward)
+      for (at::Tensor& one : made) one = plain(one);
     Tensors roots = is_last(action.stage) ? end_forward(action, made) : only_with_gradient(made);
     if (kind_ == StepKind::train) run.keep(action.micro_batch, inputs, std::move(roots));
     return made;
@@ -87,7 +90,7 @@ Tensors Execution::end_forward(const Action& action, const Tensors& outputs) {
     outputs_[action.micro_batch] = outputs;
     return {};
   }
-  const at::Tensor loss = parts_.loss(outputs, batch_.targets_of(action.micro_batch));
+  const at::Tensor loss = plain(parts_.loss(outputs, batch_.targets_of(action.micro_batch)));
   check(loss.defined() && loss.numel() == 1 && loss.is_floating_point(),
         "pipeline: loss: expected one number of a floating-point type, found {}",
         loss.defined() ? describe(specs_of({loss})) : "an undefined tensor");

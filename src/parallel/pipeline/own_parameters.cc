@@ -25,8 +25,7 @@ OwnParameters::OwnParameters(std::vector<NamedPart> parameters, const std::share
     check(tensor.is_non_overlapping_and_dense(),
           "pipeline: parameter {}: expected a dense tensor without gaps, found strides [{}]", name,
           listed(tensor.strides(), ", "));
-    const auto inner = dispatch::parts_of(tensor);
-    const auto of_stage = inner ? inner->division() : nullptr;
+    const auto of_stage = dispatch::division_of(tensor);
     auto& division = divisions[of_stage.get()];
     if (!division) division = std::make_shared<dispatch::Division>(of_stage, group);
     records_.push_back(std::make_shared<const dispatch::Parts>(

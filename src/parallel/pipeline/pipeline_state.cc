@@ -109,14 +109,14 @@ void PipelineState::keep_own(const std::vector<Stage>& stages) {
     runs_.emplace(own_stages_.back(), pipeline::StageRun(stages[i]));
   }
   sets_.emplace(runs_, options_.strategy);
+  std::vector<NamedPart> all, parameters;
+  for (const pipeline::StageSet& set : sets_->all())
+    for (NamedPart& part : set.parameters()) all.push_back(std::move(part));
+  ties_->take_parts(all, group_, options_.timeout);
   std::set<const at::TensorImpl*> had;
-  std::vector<NamedPart> parameters;
-  for (const pipeline::StageSet& set : sets_->all()) {
-    check_whole_ties(set);
-    for (NamedPart& part : set.parameters())
-      if (had.insert(part.tensor.unsafeGetTensorImpl()).second && !ties_->is_elsewhere(part.tensor))
-        parameters.push_back(std::move(part));
-  }
+  for (NamedPart& part : all)
+    if (had.insert(part.tensor.unsafeGetTensorImpl()).second && !ties_->is_elsewhere(part))
+      parameters.push_back(std::move(part));
   check_all_ranks();
   parameters_.emplace(std::move(parameters), kept_group_);
 }
@@ -142,18 +142,6 @@ void PipelineState::check_all_ranks() const {
         "Pipeline: all_ranks has {} ranks, the pipeline {}: expected a strategy that joins several "
         "pipelines, found none",
         all, group_.size());
-}
-
-void PipelineState::check_whole_ties(const pipeline::StageSet& set) const {
-  if (!set.handle) return;
-  const bool is_divided = std::ranges::any_of(set.parameters(), [](const NamedPart& part) {
-    return dispatch::parts_of(part.tensor) != nullptr;
-  });
-  for (const NamedParameter& parameter : unique_parameters(*set.module))
-    check(!is_divided || !ties_->has(parameter.tensor),
-          "Pipeline: stage {}: {} is tied to stages of other ranks: expected a strategy that "
-          "leaves it whole, found one that divides it",
-          set.name, parameter.name);
 }
 
 // Which parameters are trained may change from step to step, and with it what is passed on.

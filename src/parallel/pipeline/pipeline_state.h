@@ -61,7 +61,6 @@ class PipelineState final : public HandleState {
   void check_new_name(const std::string& name, const Stage& stage) const;
   void list_entries(const std::vector<Stage>& stages);
   void keep_own(const std::vector<Stage>& stages);
-  void check_whole_ties(const pipeline::StageSet& set) const;
   void check_all_ranks() const;
   [[nodiscard]] std::uint64_t trained() const;
   // What a rank does at the moment, for messages.

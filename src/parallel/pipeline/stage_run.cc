@@ -1,6 +1,9 @@
 #include "parallel/pipeline/stage_run.h"
 
 #include "base/check.h"
+#include "dispatch/recompute/recomputation.h"
+
+#include <lockstep/global/tensor.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
@@ -11,9 +14,11 @@ namespace lockstep::pipeline {
 namespace {
 
 Tensors zeros_where_none(const Tensors& gradients, const Tensors& inputs) {
+  at::NoGradGuard no_grad;
   Tensors all;
   for (std::size_t i = 0; i < inputs.size(); ++i)
-    all.push_back(gradients[i].defined() ? gradients[i] : at::zeros_like(inputs[i].detach()));
+    all.push_back(gradients[i].defined() ? plain(gradients[i])
+                                         : at::zeros_like(inputs[i].detach()));
   return all;
 }
 
@@ -26,6 +31,10 @@ Tensors unshared(Tensors gradients) {
 
 }  // namespace
 
+at::Tensor plain(const at::Tensor& tensor) {
+  return tensor.defined() && is_global(tensor) ? full_tensor(tensor) : tensor;
+}
+
 bool StageRun::trains() const {
   return std::ranges::any_of(parameters_,
                              [](const at::Tensor& one) { return one.requires_grad(); });
@@ -34,6 +43,7 @@ bool StageRun::trains() const {
 Tensors StageRun::forward(const Tensors& inputs) const {
   Tensors outputs = stage_.forward(inputs);
   check(!outputs.empty(), "stage {}: expected tensors from its forward, found none", stage_.name);
+  dispatch::leave_block(outputs);
   for (const at::Tensor& output : outputs)
     check(output.defined() && output.layout() == at::kStrided,
           "stage {}: expected dense tensors from its forward, found {}", stage_.name,

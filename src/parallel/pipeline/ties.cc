@@ -1,124 +1,190 @@
 #include "parallel/pipeline/ties.h"
 
 #include "base/check.h"
+#include "base/fingerprint.h"
+#include "dispatch/lazy_storage.h"
+#include "dispatch/value_source.h"
 
+#include <lockstep/dispatch/part.h>
 #include <lockstep/module/named_parameters.h>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <map>
 #include <utility>
 
 namespace lockstep::pipeline {
+namespace {
+
+// What tells whether ranks have the same part; 0 for none.
+std::int64_t fingerprint_of(const std::vector<NamedPart>& parts) {
+  std::uint64_t all = 0;
+  for (const NamedPart& part : parts) {
+    std::vector<std::int64_t> numbers = part.slice.sizes;
+    numbers.insert(numbers.end(), part.slice.box.offsets.begin(), part.slice.box.offsets.end());
+    numbers.insert(numbers.end(), part.slice.box.sizes.begin(), part.slice.box.sizes.end());
+    numbers.insert(numbers.end(), {part.slice.range.begin, part.slice.range.end});
+    for (const std::int64_t number : numbers)
+      all = combine_fingerprints(all, static_cast<std::uint64_t>(number));
+  }
+  return static_cast<std::int64_t>(all);
+}
+
+bool has_gradient(const at::Tensor& tensor) {
+  const at::Tensor& gradient = tensor.grad();
+  if (!gradient.defined() || !dispatch::is_lazy(gradient)) return gradient.defined();
+  return dispatch::has_memory(gradient) || dispatch::source_of(gradient) != nullptr;
+}
+
+// Memory for the values of a part, row-major.
+at::Tensor memory_for(const at::Tensor& part) {
+  return at::empty(part.sizes(), at::TensorOptions(part.scalar_type()).device(part.device()));
+}
+
+at::Tensor plain_values(const at::Tensor& part) { return memory_for(part).copy_(part.detach()); }
+
+}  // namespace
 
 Ties::Ties(const std::vector<Stage>& stages, const std::vector<int>& ranks, int own_rank)
     : own_rank_(own_rank) {
   struct Found {
-    NamedParameter parameter;
+    std::vector<std::string> names;
     std::vector<int> ranks;
   };
   std::vector<Found> found;
   std::map<const at::TensorImpl*, std::size_t> places;
+  const auto add = [](auto& list, const auto& one) {
+    if (std::ranges::find(list, one) == list.end()) list.push_back(one);
+  };
   for (std::size_t stage = 0; stage < stages.size(); ++stage)
-    for (NamedParameter& parameter : unique_parameters(*stages[stage].module)) {
+    for (const NamedParameter& parameter : unique_parameters(*stages[stage].module)) {
       const auto [place, is_new] =
           places.emplace(parameter.tensor.unsafeGetTensorImpl(), found.size());
-      if (is_new) found.push_back({std::move(parameter), {}});
-      std::vector<int>& its_ranks = found[place->second].ranks;
-      if (std::ranges::find(its_ranks, ranks[stage]) == its_ranks.end())
-        its_ranks.push_back(ranks[stage]);
+      if (is_new) found.emplace_back();
+      Found& one = found[place->second];
+      add(one.names, parameter.name);
+      for (const std::string& alias : parameter.aliases) add(one.names, alias);
+      add(one.ranks, ranks[stage]);
     }
   for (Found& one : found) {
     if (one.ranks.size() == 1) continue;
     const bool is_here = std::ranges::find(one.ranks, own_rank) != one.ranks.end();
-    ties_.push_back({one.parameter.name,
-                     is_here ? one.parameter.tensor : at::Tensor(),
-                     one.ranks.front(),
-                     {one.ranks.begin() + 1, one.ranks.end()}});
+    ties_.push_back({.name = one.names.front(),
+                     .names = std::move(one.names),
+                     .is_here = is_here,
+                     .owner = one.ranks.front(),
+                     .others = {one.ranks.begin() + 1, one.ranks.end()}});
   }
 }
 
-bool Ties::has(const at::Tensor& parameter) const {
-  return std::ranges::any_of(ties_, [&](const Tie& tie) { return tie.tensor.is_same(parameter); });
+bool Ties::is_of(const Tie& tie, const NamedPart& part) {
+  const auto is_name = [&](const std::string& name) {
+    return std::ranges::find(tie.names, name) != tie.names.end();
+  };
+  return is_name(part.name) || std::ranges::any_of(part.aliases, is_name);
 }
 
-bool Ties::is_elsewhere(const at::Tensor& parameter) const {
-  return std::ranges::any_of(ties_, [&](const Tie& tie) {
-    return tie.owner != own_rank_ && tie.tensor.is_same(parameter);
-  });
+void Ties::take_parts(const std::vector<NamedPart>& parameters, Group& group,
+                      std::optional<Duration> timeout) {
+  if (ties_.empty()) return;
+  const auto count = static_cast<std::int64_t>(ties_.size());
+  const at::Tensor own = at::zeros({count}, at::kLong);
+  for (std::size_t i = 0; i < ties_.size(); ++i) {
+    Tie& tie = ties_[i];
+    if (!tie.is_here) continue;
+    std::ranges::copy_if(parameters, std::back_inserter(tie.parts),
+                         [&](const NamedPart& part) { return is_of(tie, part); });
+    own.mutable_data_ptr<std::int64_t>()[i] = fingerprint_of(tie.parts);
+  }
+  const at::Tensor all = at::empty({count * group.size()}, at::kLong);
+  group.all_gather(all, own, {.tag = "parts of tied weights", .timeout = timeout}).wait();
+  const auto* numbers = all.const_data_ptr<std::int64_t>();
+  for (std::size_t i = 0; i < ties_.size(); ++i)
+    for (const int other : ties_[i].others)
+      check(numbers[count * other + static_cast<std::int64_t>(i)] ==
+                numbers[count * ties_[i].owner + static_cast<std::int64_t>(i)],
+            "Pipeline: {} is tied to stages of other ranks: expected strategies that divide it "
+            "alike on ranks {} and {}, found others; make its module a unit of its own in both",
+            ties_[i].name, ties_[i].owner, other);
+}
+
+bool Ties::is_elsewhere(const NamedPart& parameter) const {
+  return std::ranges::any_of(
+      ties_, [&](const Tie& tie) { return tie.owner != own_rank_ && is_of(tie, parameter); });
 }
 
 template <typename Body>
-void Ties::each_pair(int own_rank, Body body) {
+void Ties::each_pair(Body body) {
   for (Tie& tie : ties_)
     for (const int other : tie.others)
-      if (tie.owner == own_rank || other == own_rank) body(tie, other);
+      if (tie.owner == own_rank_ || other == own_rank_)
+        for (const NamedPart& part : tie.parts) body(tie, part.tensor, other);
 }
 
 void Ties::send_values(Group& group, std::optional<Duration> timeout) {
   at::NoGradGuard no_grad;
   std::vector<Work> works;
-  std::vector<std::pair<at::Tensor, at::Tensor>> received;  // a parameter, and what it gets
-  each_pair(own_rank_, [&](const Tie& tie, int other) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> received;  // a part, and what it gets
+  each_pair([&](const Tie& tie, const at::Tensor& part, int other) {
     const std::string tag = "values of " + tie.name;
     const CallOptions call{.tag = tag, .timeout = timeout};
-    const at::Tensor own = tie.tensor.detach();
+    const at::Tensor own = part.detach();
+    const bool is_plain = dispatch::parts_of(part) == nullptr;
     if (tie.owner == own_rank_) {
-      works.push_back(group.send(own.contiguous(), other, call));
+      works.push_back(group.send(is_plain ? own.contiguous() : plain_values(part), other, call));
       return;
     }
-    // Of transposed memory this is a copy, of other memory itself.
-    received.emplace_back(own, own.contiguous());
+    // Of transposed memory this is a copy, of other memory itself. The owner of a part is told of
+    // writes by operations alone.
+    received.emplace_back(own, is_plain ? own.contiguous() : memory_for(part));
     works.push_back(group.recv(received.back().second, tie.owner, call));
   });
   for (Work& work : works) work.wait();
-  for (auto& [parameter, values] : received)
-    if (!parameter.is_same(values)) parameter.copy_(values);
+  for (auto& [part, values] : received)
+    if (!part.is_same(values)) part.copy_(values);
 }
 
 void Ties::check_dense() const {
-  for (const Tie& tie : ties_) {
-    if (!tie.tensor.defined() || !tie.tensor.grad().defined()) continue;
-    check(tie.tensor.grad().layout() == at::kStrided,
-          "pipeline: parameter {}: expected a dense gradient, since it is tied over ranks, found a "
-          "sparse one",
-          tie.name);
-  }
+  for (const Tie& tie : ties_)
+    for (const NamedPart& part : tie.parts)
+      check(!part.tensor.grad().defined() || part.tensor.grad().layout() == at::kStrided,
+            "pipeline: parameter {}: expected a dense gradient, since it is tied over ranks, found "
+            "a sparse one",
+            tie.name);
 }
 
 void Ties::send_gradients(Group& group, std::optional<Duration> timeout) {
   at::NoGradGuard no_grad;
   check_dense();
   std::vector<Work> works;
-  std::vector<std::pair<at::Tensor, at::Tensor>> received;  // a parameter, and what it gets
-  each_pair(own_rank_, [&](const Tie& tie, int other) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> received;  // a part, and what it gets
+  each_pair([&](const Tie& tie, const at::Tensor& part, int other) {
     const std::string tag = "gradient of " + tie.name;
     const CallOptions call{.tag = tag, .timeout = timeout};
     if (tie.owner == own_rank_) {
-      at::Tensor gradient = at::empty_like(tie.tensor.detach(), at::MemoryFormat::Contiguous);
-      works.push_back(group.recv(gradient, other, call));
-      received.emplace_back(tie.tensor, std::move(gradient));
+      received.emplace_back(part, memory_for(part));
+      works.push_back(group.recv(received.back().second, other, call));
       return;
     }
-    const at::Tensor& own = tie.tensor.grad();
-    works.push_back(group.send(own.defined() ? own.detach().contiguous()
-                                             : at::zeros_like(tie.tensor.detach()).contiguous(),
-                               tie.owner, call));
+    const at::Tensor sent =
+        has_gradient(part) ? plain_values(part.grad()) : memory_for(part).zero_();
+    works.push_back(group.send(sent, tie.owner, call));
   });
   for (Work& work : works) work.wait();
-  for (auto& [parameter, gradient] : received) {
-    at::Tensor& own = parameter.mutable_grad();
-    own = own.defined() ? own.detach().add_(gradient) : gradient;
+  for (auto& [part, gradient] : received) {
+    at::Tensor& own = part.mutable_grad();
+    own = has_gradient(part) ? own.detach().add_(gradient) : gradient;
   }
   forget_gradients();
 }
 
 void Ties::forget_gradients() {
   for (const Tie& tie : ties_)
-    if (tie.tensor.defined() && tie.owner != own_rank_) tie.tensor.mutable_grad().reset();
+    if (tie.owner != own_rank_)
+      for (const NamedPart& part : tie.parts) part.tensor.mutable_grad().reset();
 }
 
 }  // namespace lockstep::pipeline

@@ -2,14 +2,17 @@
 //
 // Such a parameter belongs to the rank of the first of its stages. The other ranks send their
 // gradients there when a step ends, and get the new values before the next forward. So it is in one
-// optimizer alone, and in no norm twice.
+// optimizer alone, and in no norm twice. Where strategies divide it, they divide it alike on all of
+// these ranks, and what is sent are the parts.
 #pragma once
 
 #include <lockstep/comm/group.h>
+#include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/pipeline/stage.h>
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,10 +24,13 @@ class Ties {
   // Of all stages of the model, and the rank of each. The same on every rank.
   Ties(const std::vector<Stage>& stages, const std::vector<int>& ranks, int own_rank);
 
-  // Whether a parameter of this rank's stages is one of another rank's too.
-  [[nodiscard]] bool has(const at::Tensor& parameter) const;
+  // Collective over the pipeline, and blocking: what is sent, of `parameters`, which are those of
+  // this rank's stages as their strategies give them. InvalidArgument on every rank where ranks
+  // have other parts of one of them.
+  void take_parts(const std::vector<NamedPart>& parameters, Group& group,
+                  std::optional<Duration> timeout);
   // Whether another rank owns it.
-  [[nodiscard]] bool is_elsewhere(const at::Tensor& parameter) const;
+  [[nodiscard]] bool is_elsewhere(const NamedPart& parameter) const;
 
   // Collective over the ranks that have ties, and blocking.
   void send_values(Group& group, std::optional<Duration> timeout);
@@ -37,14 +43,17 @@ class Ties {
  private:
   struct Tie {
     std::string name;
-    at::Tensor tensor;        // defined where this rank has it
-    int owner = 0;            // a rank
-    std::vector<int> others;  // ranks, without the owner
+    std::vector<std::string> names;  // all that stages know it by
+    bool is_here = false;
+    int owner = 0;                      // a rank
+    std::vector<int> others;            // ranks, without the owner
+    std::vector<NamedPart> parts = {};  // that this rank has
   };
+  [[nodiscard]] static bool is_of(const Tie& tie, const NamedPart& part);
   void check_dense() const;
-  // Each tie once for each rank other than its owner: `body(tie, other)`.
+  // Each part of each tie once for each rank other than its owner: `body(tie, part, other)`.
   template <typename Body>
-  void each_pair(int own_rank, Body body);
+  void each_pair(Body body);
 
   std::vector<Tie> ties_;
   int own_rank_;

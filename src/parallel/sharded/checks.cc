@@ -7,6 +7,7 @@
 #include "parallel/sharded/deferred_values.h"
 
 #include <lockstep/dispatch/deferral.h>
+#include <lockstep/dispatch/part.h>
 
 #include <optional>
 #include <string_view>
@@ -88,7 +89,8 @@ std::vector<std::string> describe(const torch::nn::Module& module,
 
 void check_not_divided(const std::vector<NamedParameter>& parameters) {
   for (const auto& [name, tensor, aliases] : parameters) {
-    check(!dispatch::is_lazy(tensor) || dispatch::is_deferred(tensor),
+    const bool is_part = dispatch::part_of(tensor) != nullptr && dispatch::has_memory(tensor);
+    check(!dispatch::is_lazy(tensor) || dispatch::is_deferred(tensor) || is_part,
           "fully_shard: {} is sharded already, by another handle", name);
     check(!parallel::is_hooked(tensor),
           "fully_shard: another handle averages the gradient of {}; let it go before", name);

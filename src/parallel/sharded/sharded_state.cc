@@ -70,8 +70,8 @@ ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& optio
       residency(std::make_unique<sharded::Residency>(options.level, options.prefetch,
                                                      groups->gather, groups->reduce,
                                                      options.timeout, deferred)),
-      division(std::make_shared<dispatch::Division>(std::shared_ptr<Group>(groups, &groups->reduce),
-                                                    options.timeout)),
+      divisions(std::make_shared<sharded::UnitDivisions>(std::make_shared<dispatch::Division>(
+          std::shared_ptr<Group>(groups, &groups->reduce), options.timeout))),
       options_(options),
       pool_(std::make_shared<sharded::BufferPool>(groups->gather)) {
   sharded::check_options(options);
@@ -143,7 +143,7 @@ void ShardedState::add_units(const modules::ModuleTensors& tensors, const ShardO
   for (const layout::PlannedUnit& planned : plan) {
     sharded::UnitSettings settings = settings_of(sharded::options_of(planned, options));
     settings.waits = waits;
-    settings.division = division;
+    settings.divisions = divisions;
     bool on_host = parameters[static_cast<std::size_t>(planned.items.front())].tensor.is_cpu();
     if (offload && (offload->is_in_files() || !on_host)) settings.offload = offload;
     add_unit(planned, parameters, settings);

@@ -29,15 +29,6 @@ c10::ScalarType compute_dtype_of(const std::vector<NamedParameter>& parameters,
   return c10::isFloatingType(own) ? settings.compute_dtype.value_or(own) : own;
 }
 
-layout::FlatLayout layout_of(const std::vector<NamedParameter>& parameters, int world,
-                             c10::ScalarType compute_dtype) {
-  std::vector<layout::TensorSpec> specs;
-  for (const NamedParameter& parameter : parameters) specs.push_back(modules::spec_of(parameter));
-  auto own = static_cast<std::int64_t>(c10::elementSize(dtype_of(parameters)));
-  auto computed = static_cast<std::int64_t>(c10::elementSize(compute_dtype));
-  return layout::unit_layout(specs, world, std::max(alignment, alignment * own / computed));
-}
-
 bool keeps_strides(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_dense(); }
 
 std::vector<std::int64_t> strides_of(const at::Tensor& tensor) {
@@ -63,18 +54,57 @@ std::string released_text(const std::string& unit) {
 
 }  // namespace
 
+std::shared_ptr<dispatch::Division> UnitDivisions::inside(
+    const std::shared_ptr<dispatch::Division>& outer) {
+  if (!outer) return nullptr;
+  auto& division = inside_[outer];
+  if (!division) division = std::make_shared<dispatch::Division>(own_, outer);
+  return division;
+}
+
+std::vector<std::optional<Unit::Before>> Unit::before_of(
+    const std::vector<NamedParameter>& parameters) {
+  std::vector<std::optional<Before>> all;
+  const dispatch::Parts* last = nullptr;
+  for (const NamedParameter& parameter : parameters) {
+    auto& before = all.emplace_back();
+    const auto parts = dispatch::parts_of(parameter.tensor);
+    const bool is_same = parts != nullptr && parts.get() == last;
+    last = parts.get();
+    if (!parts) continue;
+    const dispatch::Part& part = *dispatch::part_of(parameter.tensor);
+    const auto& previous = all.size() > 1 ? all[all.size() - 2] : before;
+    const bool follows =
+        is_same && previous->part.offset + previous->part.slice.numel() == part.offset;
+    before = Before{parts->division_of(part), part, follows};
+  }
+  return all;
+}
+
+layout::FlatLayout Unit::make_layout() const {
+  std::vector<layout::TensorSpec> specs;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    specs.push_back(modules::spec_of(parameters_[i]));
+    specs.back().follows = before_[i] && before_[i]->follows;
+  }
+  auto own = static_cast<std::int64_t>(c10::elementSize(dtype_));
+  auto computed = static_cast<std::int64_t>(c10::elementSize(compute_dtype_));
+  return layout::unit_layout(specs, group_.size(), std::max(alignment, alignment * own / computed));
+}
+
 Unit::Unit(std::string name, std::vector<NamedParameter> parameters, Group& group,
            std::shared_ptr<BufferPool> pool, const UnitOwners& owners, const UnitSettings& settings)
     : name_(std::move(name)),
       tag_(formatted("unit {}", name_)),
       parameters_(std::move(parameters)),
+      before_(before_of(parameters_)),
       settings_(settings),
       group_(group),
       trains_(parameters_.front().tensor.requires_grad()),
       dtype_(dtype_of(parameters_)),
       compute_dtype_(compute_dtype_of(parameters_, settings)),
       device_(parameters_.front().tensor.device()),
-      layout_(layout_of(parameters_, group_.size(), compute_dtype_)),
+      layout_(make_layout()),
       range_(layout::shard_range(layout_.numel(), group_.size(), group_.rank())),
       owned_(layout::owned_slices(layout_, group_.size(), group_.rank())),
       storage_(layout_.numel() * static_cast<std::int64_t>(c10::elementSize(compute_dtype_)),
@@ -109,16 +139,27 @@ void Unit::take_parameters() {
   memory_->leave();
 }
 
+// A part of what was a part is one of the same whole.
+dispatch::Part Unit::part_of(const layout::FlatSlice& slice) const {
+  const layout::FlatEntry& entry = layout_.entry(slice.entry);
+  const auto& before = before_[static_cast<std::size_t>(slice.entry)];
+  if (!before) {
+    std::vector<int> order = modules::dim_order_of(entry.sizes, strides(slice.entry));
+    return {entry.name, layout::range_slice(entry.sizes, slice.of_tensor, std::move(order)),
+            slice.offset};
+  }
+  dispatch::Part part = before->part;
+  const std::int64_t begin = part.slice.range.begin;
+  part.slice.range = {begin + slice.of_tensor.begin, begin + slice.of_tensor.end};
+  part.offset = slice.offset;
+  part.division = settings_.divisions->inside(before->division);
+  return part;
+}
+
 void Unit::make_slices(std::weak_ptr<dispatch::StorageOwner> owner) {
   std::vector<dispatch::Part> parts;
-  for (const layout::FlatSlice& slice : owned_) {
-    const layout::FlatEntry& entry = layout_.entry(slice.entry);
-    std::vector<int> order = modules::dim_order_of(entry.sizes, strides(slice.entry));
-    parts.push_back({entry.name,
-                     layout::range_slice(entry.sizes, slice.of_tensor, std::move(order)),
-                     slice.offset});
-  }
-  parts_ = std::make_shared<dispatch::Parts>(settings_.division, std::move(parts));
+  for (const layout::FlatSlice& slice : owned_) parts.push_back(part_of(slice));
+  parts_ = std::make_shared<dispatch::Parts>(settings_.divisions->own(), std::move(parts));
   dispatch::LazyStorage storage(static_cast<std::int64_t>(shard().nbytes()), shard_device(),
                                 std::move(owner), settings_.key, "",
                                 dispatch::record_of_parts(parts_));
@@ -235,7 +276,7 @@ void Unit::rename(std::string name, std::vector<NamedParameter> parameters) {
   name_ = std::move(name);
   tag_ = formatted("unit {}", name_);
   parameters_ = std::move(parameters);
-  layout_ = layout_of(parameters_, group_.size(), compute_dtype_);
+  layout_ = make_layout();
   for (std::size_t i = 0; i < parameters_.size(); ++i) parts_->rename(i, parameters_[i].name);
   storage_.explain(released_text(name_));
 }

@@ -25,13 +25,31 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace lockstep::sharded {
+
+// The ranks that hold the other parts of what units divide.
+class UnitDivisions {
+ public:
+  explicit UnitDivisions(std::shared_ptr<dispatch::Division> own) : own_(std::move(own)) {}
+  // Of parameters that are whole before.
+  [[nodiscard]] const std::shared_ptr<dispatch::Division>& own() const { return own_; }
+  // Of parameters that `outer` has divided before: one for all of them, so that norms go over these
+  // ranks once. Null for null.
+  [[nodiscard]] std::shared_ptr<dispatch::Division> inside(
+      const std::shared_ptr<dispatch::Division>& outer);
+
+ private:
+  std::shared_ptr<dispatch::Division> own_;
+  std::map<std::shared_ptr<dispatch::Division>, std::shared_ptr<dispatch::Division>> inside_;
+};
 
 struct UnitSettings {
   ShardLevel level = ShardLevel::full;
@@ -44,7 +62,7 @@ struct UnitSettings {
   c10::DispatchKey key = c10::DispatchKey::Undefined;
   std::shared_ptr<Offload> offload;  // null: shards are where the parameters are
   std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
-  std::shared_ptr<dispatch::Division> division;  // the ranks of the other parts, one for all units
+  std::shared_ptr<UnitDivisions> divisions;  // one for all units
 };
 
 // What operations ask before they use the parameters, and before they use the slices.
@@ -149,14 +167,26 @@ class Unit {
  private:
   enum class Phase { absent, arriving, present };
 
+  // What parameter i was before it was divided here: a part, or null.
+  struct Before {
+    std::shared_ptr<dispatch::Division> division;
+    dispatch::Part part;
+    bool follows = false;  // in the memory of the parameter before it
+  };
+  [[nodiscard]] static std::vector<std::optional<Before>> before_of(
+      const std::vector<NamedParameter>& parameters);
+
   [[nodiscard]] CallOptions call() const { return {.tag = tag_, .timeout = settings_.timeout}; }
   [[nodiscard]] std::int64_t version() const;
+  [[nodiscard]] layout::FlatLayout make_layout() const;
+  [[nodiscard]] dispatch::Part part_of(const layout::FlatSlice& slice) const;
   void take_parameters();
   void make_slices(std::weak_ptr<dispatch::StorageOwner> owner);
 
   std::string name_;
   std::string tag_;
   std::vector<NamedParameter> parameters_;
+  std::vector<std::optional<Before>> before_;
   UnitSettings settings_;
   Group& group_;
   bool trains_ = false;

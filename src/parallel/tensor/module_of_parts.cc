@@ -40,12 +40,15 @@ class Tree {
 
 }  // namespace
 
+std::string name_of_leaf(const PartedTensor& parted, std::size_t leaf) {
+  return leaf == 0 ? parted.name : formatted("{}#{}", parted.name, leaf);
+}
+
 std::shared_ptr<torch::nn::Module> module_of_parts(const std::vector<PartedTensor>& all) {
   Tree tree;
   for (const PartedTensor& parted : all)
     for (std::size_t i = 0; i < parted.leaves.size(); ++i)
-      tree.add(i == 0 ? parted.name : formatted("{}#{}", parted.name, i), parted.leaves[i],
-               parted.is_buffer);
+      tree.add(name_of_leaf(parted, i), parted.leaves[i], parted.is_buffer);
   return tree.root();
 }
 

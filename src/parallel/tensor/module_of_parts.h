@@ -6,12 +6,15 @@
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace lockstep::tensor_parallel {
 
-// The leaves under the names of the tensors, the further ones of a fused weight as NAME#1, NAME#2;
-// and the buffers.
+// The name of the tensor; of the further leaves of a fused weight NAME#1, NAME#2.
+[[nodiscard]] std::string name_of_leaf(const PartedTensor& parted, std::size_t leaf);
+
+// The leaves under these names, and the buffers.
 [[nodiscard]] std::shared_ptr<torch::nn::Module> module_of_parts(
     const std::vector<PartedTensor>& all);
 

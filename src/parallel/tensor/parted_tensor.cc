@@ -1,5 +1,6 @@
 #include "parallel/tensor/parted_tensor.h"
 
+#include "base/check.h"
 #include "dispatch/key.h"
 #include "dispatch/parts/part_record.h"
 #include "global/cut.h"
@@ -92,6 +93,10 @@ void add_leaves(PartedTensor& parted, const std::shared_ptr<dispatch::Division>&
         dispatch::as_part(parted.values(i), record, parts[i].offset, dispatch::key()));
 }
 
+const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.storage().unsafeGetStorageImpl();
+}
+
 // A write to one of them is seen by graphs that have saved another.
 void share_version(const PartedTensor& parted) {
   const auto& version = torch::autograd::impl::version_counter(parted.local);
@@ -133,35 +138,69 @@ PartedTensor part_tensor(const at::Tensor& tensor, std::string name,
   parted.aliases = std::move(aliases);
   parted.placement = placement;
   parted.slices = slices_of(tensor.sizes(), placement, group.size(), group.rank());
+  parted.sizes = tensor.sizes().vec();
+  parted.trains = tensor.requires_grad();
   parted.local = part_from_root(group, tensor, placement, {.tag = parted.name});
   for (const MeshAxis& axis : mesh.axes())
     if (axis.name != "tp" && parted.local.numel() > 0)
       mesh[axis.name].broadcast(parted.local, 0, {.tag = parted.name}).wait();
-  global::Space& space = global::Space::of(mesh);
-  const bool trains = tensor.requires_grad();
-  const global::SpecPtr spec =
-      space.spec(list_of(placements_on(mesh, placement)), tensor.sizes(),
-                 global::row_major_strides(tensor.sizes()), tensor.scalar_type(), tensor.device());
   parted.tensor.set_requires_grad(false);
   parted.tensor.mutable_grad().reset();
-  parted.tensor.set_data(global::wrap(parted.local, spec, mesh));
+  parted.tensor.set_data(at::empty({0}, parted.local.options()));
   add_leaves(parted, division);
-  share_version(parted);
-  for (const at::Tensor& leaf : parted.leaves) leaf.set_requires_grad(trains);
+  for (const at::Tensor& leaf : parted.leaves) leaf.set_requires_grad(parted.trains);
   return parted;
 }
 
-void connect(PartedTensor& parted, const std::shared_ptr<GradientMarks>& marks) {
-  if (!parted.leaves.front().requires_grad()) return;
-  const std::size_t number = marks->add(parted.tensor, parted.leaves);
+HeldByLeaves::HeldByLeaves(PartedTensor& parted)
+    : memory_(parted.local.storage().getWeakStorageImpl()), sizes_(parted.local.sizes().vec()) {
+  for (const at::Tensor& leaf : parted.leaves) of_leaves_.push_back(storage_of(leaf));
+  parted.local.reset();
+}
+
+bool HeldByLeaves::end(PartedTensor& parted) const {
+  at::NoGradGuard no_grad;
+  const at::Tensor& first = parted.leaves.front();
+  const c10::DimVector strides = c10::contiguous_strides(sizes_);
+  parted.is_divided = storage_of(first) != of_leaves_.front();
+  if (!parted.is_divided) {
+    parted.local = at::empty({0}, first.options().requires_grad(false))
+                       .set_(c10::Storage(memory_.lock()), 0, sizes_, strides);
+    return true;
+  }
+  parted.local = first.detach();
+  if (!parted.is_cut()) return true;
+  std::int64_t next = first.storage_offset();
+  for (const at::Tensor& leaf : parted.leaves) {
+    if (storage_of(leaf) != storage_of(first) || leaf.storage_offset() != next) return false;
+    next += leaf.numel();
+  }
+  parted.local = parted.local.as_strided(sizes_, strides, first.storage_offset());
+  return true;
+}
+
+void attach(PartedTensor& parted, const Mesh& mesh) {
+  at::NoGradGuard no_grad;
+  const global::SpecPtr spec = global::Space::of(mesh).spec(
+      list_of(placements_on(mesh, parted.placement)), parted.sizes,
+      global::row_major_strides(parted.sizes), parted.local.scalar_type(), parted.local.device());
+  parted.tensor.set_data(global::wrap(parted.local, spec, mesh));
+  share_version(parted);
+}
+
+void connect(PartedTensor& parted, const std::shared_ptr<GradientMarks>& marks,
+             const std::vector<at::Tensor>& divided) {
+  if (!parted.trains) return;
+  std::vector<at::Tensor> holders = parted.leaves;
+  holders.insert(holders.end(), divided.begin(), divided.end());
+  const std::size_t number = marks->add(parted.tensor, std::move(holders));
   auto node = c10::make_intrusive<PartsNode>(parted, marks, number);
   const auto input = node->add_input_metadata(parted.tensor);
   torch::autograd::impl::set_gradient_edge(parted.tensor, {std::move(node), input});
 }
 
 void disconnect(PartedTensor& parted) {
-  const bool trains = parted.leaves.front().requires_grad();
-  if (!trains) return;
+  if (!parted.trains) return;
   torch::autograd::impl::set_gradient_edge(parted.tensor, {});
   parted.tensor.set_requires_grad(true);
 }

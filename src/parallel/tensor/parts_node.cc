@@ -87,9 +87,10 @@ variable_list PartsNode::apply(variable_list&& gradients) {
   part = part.view({-1});
   for (std::size_t i = 0; i < places_.size(); ++i) {
     const at::Tensor values = part.narrow(0, places_[i].offset, places_[i].count);
-    given[i] = at::GradMode::is_enabled() ? values
-                                          : dispatch::as_part(values, places_[i].record,
-                                                              places_[i].offset, dispatch::key());
+    const bool is_part = places_[i].record != nullptr && !at::GradMode::is_enabled();
+    given[i] =
+        is_part ? dispatch::as_part(values, places_[i].record, places_[i].offset, dispatch::key())
+                : values;
   }
   return given;
 }

@@ -31,8 +31,8 @@ class PartsNode final : public torch::autograd::Node {
 
  private:
   struct Place {
-    std::int64_t offset = 0, count = 0;  // of a leaf in the flat part
-    std::shared_ptr<const dispatch::Parts> record;
+    std::int64_t offset = 0, count = 0;             // of a leaf in the flat part
+    std::shared_ptr<const dispatch::Parts> record;  // null: a strategy has divided the leaf
   };
 
   const std::string parameter_;

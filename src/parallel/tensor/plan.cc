@@ -33,6 +33,30 @@ TensorPlan gpt_tensor_plan(const models::GptOptions& options) {
           {"transformer.h.*.mlp.c_proj", Rowwise()}};
 }
 
+TensorPlan llama_tensor_plan(const models::LlamaOptions& options) {
+  const std::string layer = "model.layers.*.";
+  const auto keys = Colwise().heads(options.key_value_heads);
+  TensorPlan plan = {{"model.embed_tokens", Vocabulary()},
+                     {layer + "self_attn.q_proj", Colwise().heads(options.heads)},
+                     {layer + "self_attn.k_proj", keys},
+                     {layer + "self_attn.v_proj", keys},
+                     {layer + "self_attn.o_proj", Rowwise()},
+                     {layer + "mlp.gate_proj", Colwise()},
+                     {layer + "mlp.up_proj", Colwise()},
+                     {layer + "mlp.down_proj", Rowwise()}};
+  if (!options.tied) plan.push_back({"lm_head", Vocabulary()});
+  return plan;
+}
+
+TensorPlan stage_plan(const TensorPlan& plan, const torch::nn::Module& model,
+                      const torch::nn::Module& stage) {
+  (void)tensor_parallel::planned(plan, model, 1);
+  TensorPlan own;
+  for (const auto& [pattern, style] : plan)
+    if (tensor_parallel::names_one_of(pattern, stage)) own.emplace_back(pattern, style);
+  return own;
+}
+
 TensorPlan transformer_tensor_plan(std::int64_t heads, const std::string& prefix) {
   TensorPlan plan;
   auto add_layers = [&](const std::string& layers, std::initializer_list<const char*> attentions) {

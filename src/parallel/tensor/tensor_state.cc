@@ -12,9 +12,9 @@
 #include <lockstep/global/tensor.h>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 
 #include <mutex>
-#include <unordered_set>
 #include <utility>
 
 namespace lockstep {
@@ -48,13 +48,8 @@ TensorParallelState::TensorParallelState(std::shared_ptr<torch::nn::Module> modu
       tensors_(tensors) {
   check(module_ != nullptr, "parallelize: expected a module, found none");
   part_all(plan);
-  if (!options_.strategy) return;
-  try {
-    train_parts();
-  } catch (...) {
-    detach();  // or gradients would go where nobody has them
-    throw;
-  }
+  if (options_.strategy) train_parts();
+  attach_all();
 }
 
 // What ranks must agree on.
@@ -101,6 +96,8 @@ void TensorParallelState::part_all(const TensorPlan& plan) {
   auto add = [&](PartedTensor parted) {
     if (options_.strategy) parted.context_ranks = context_ranks_of(*tensors_);
     place_.emplace(parted.tensor.unsafeGetTensorImpl(), parted_.size());
+    for (std::size_t i = 0; i < parted.leaves.size(); ++i)
+      number_.emplace(tensor_parallel::name_of_leaf(parted, i), parted_.size());
     parted_.push_back(std::move(parted));
   };
   for (const auto& [parameter, placement, pattern] : planned)
@@ -110,29 +107,66 @@ void TensorParallelState::part_all(const TensorPlan& plan) {
     add(tensor_parallel::part_tensor(tensor, name, {}, Replicate(), *tensors_, division));
     parted_.back().is_buffer = true;
   }
-  for (PartedTensor& parted : parted_) connect(parted, marks_);
+}
+
+// A strategy that divides them gives the memory of what it has divided back at once.
+void TensorParallelState::train_parts() {
+  for (PartedTensor& one : parted_)
+    if (!one.is_buffer) held_.emplace_back(one);
+  try {
+    parts_ = tensor_parallel::module_of_parts(parted_);
+    handle_ = options_.strategy(*parts_);
+    const std::string apart = take_parts();
+    check(apart.empty(),
+          "parallelize: {}: expected a strategy that keeps all of this rank's parts in one unit, "
+          "found one that divides them; name its module as a unit",
+          apart);
+    check(handle_.is_attached(), "parallelize: expected a handle of the strategy, found none");
+    check(options_.mesh->group().size() == group_.size() * handle_.group().size(),
+          "parallelize: expected a mesh of {} ranks, {} for tensor parallelism times {} for the "
+          "strategy, found {}",
+          group_.size() * handle_.group().size(), group_.size(), handle_.group().size(),
+          options_.mesh->group().size());
+    for (const NamedPart& part : handle_.named_parameters())
+      check(number_.contains(part.name),
+            "parallelize: expected a strategy for the module of parts that it is given, found one "
+            "with {}",
+            part.name);
+  } catch (...) {
+    (void)take_parts();
+    is_divided_ = false;
+    handle_ = {};
+    attach_all();
+    detach();  // or gradients would go where nobody has them
+    throw;
+  }
+}
+
+// Once: where local lies now. The name of a tensor whose parts have come apart, or none.
+std::string TensorParallelState::take_parts() {
+  std::string apart;
+  std::size_t next = 0;
+  const auto held = std::exchange(held_, {});
+  for (PartedTensor& one : parted_) {
+    if (one.is_buffer || held.empty()) continue;
+    if (!held[next++].end(one)) apart = one.name;
+    is_divided_ = is_divided_ || one.is_divided;
+  }
+  return apart;
+}
+
+void TensorParallelState::attach_all() {
+  std::map<std::size_t, std::vector<at::Tensor>> divided;  // what holds gradients beside the leaves
+  if (is_divided_)
+    for (const NamedPart& part : handle_.named_parameters())
+      divided[number_.at(part.name)].push_back(part.tensor);
+  for (std::size_t i = 0; i < parted_.size(); ++i) {
+    attach(parted_[i], *tensors_);
+    connect(parted_[i], marks_, divided[i]);
+  }
   watch_ = std::make_shared<const modules::ModuleWatch>(*module_, std::vector<std::string>(),
                                                         "parallelize() was called");
   marks_->watch(watch_);
-}
-
-void TensorParallelState::train_parts() {
-  parts_ = tensor_parallel::module_of_parts(parted_);
-  handle_ = options_.strategy(*parts_);
-  check(handle_.is_attached(), "parallelize: expected a handle of the strategy, found none");
-  check(options_.mesh->group().size() == group_.size() * handle_.group().size(),
-        "parallelize: expected a mesh of {} ranks, {} for tensor parallelism times {} for the "
-        "strategy, found {}",
-        group_.size() * handle_.group().size(), group_.size(), handle_.group().size(),
-        options_.mesh->group().size());
-  std::unordered_set<const void*> leaves;
-  for (const PartedTensor& parted : parted_)
-    for (const at::Tensor& leaf : parted.leaves) leaves.insert(leaf.unsafeGetTensorImpl());
-  for (const NamedPart& part : handle_.named_parameters())
-    check(leaves.contains(part.tensor.unsafeGetTensorImpl()),
-          "parallelize: {}: expected a strategy that leaves parts as they are, such as "
-          "DistributedDataParallel, found one that divides them",
-          part.name);
 }
 
 void TensorParallelState::detach() {
@@ -143,7 +177,31 @@ void TensorParallelState::detach() {
   for (PartedTensor& parted : parted_) disconnect(parted);
 }
 
+// What the strategy says of leaves, as it is of the module's tensors.
+std::vector<NamedPart> TensorParallelState::own_parts(std::vector<NamedPart> parts) const {
+  for (NamedPart& part : parts) {
+    const PartedTensor& one = parted_[number_.at(part.name)];
+    part.name = one.name;
+    part.aliases = one.aliases;
+  }
+  return parts;
+}
+
+// The same under all names that they have in a state dict.
+std::vector<NamedPart> TensorParallelState::own_state(std::vector<NamedPart> parts) const {
+  std::unordered_map<const void*, std::vector<std::string>> names;
+  for (const modules::StateEntry& entry : modules::state_entries(*module_))
+    names.emplace(entry.tensor.unsafeGetTensorImpl(), entry.names);
+  for (NamedPart& part : parts) {
+    const auto& own = names.at(parted_[number_.at(part.name)].tensor.unsafeGetTensorImpl());
+    part.name = own.front();
+    part.aliases.assign(own.begin() + 1, own.end());
+  }
+  return parts;
+}
+
 std::vector<NamedPart> TensorParallelState::named_parameters() const {
+  if (is_divided_) return own_parts(handle_.named_parameters());
   std::vector<NamedPart> list;
   for (const PartedTensor& parted : parted_) {
     if (parted.is_buffer) continue;
@@ -179,29 +237,63 @@ const TensorParallelState::PartedTensor& TensorParallelState::parted(
   return parted_[found->second];
 }
 
+at::Tensor TensorParallelState::whole(const PartedTensor& one,
+                                      const std::map<std::string, at::Tensor>& divided) const {
+  if (!one.is_divided) return one.is_cut() ? full_tensor(one.tensor.detach()) : one.local.clone();
+  if (!one.is_cut()) return divided.at(one.name);
+  std::vector<at::Tensor> parts;
+  for (std::size_t i = 0; i < one.leaves.size(); ++i)
+    parts.push_back(divided.at(tensor_parallel::name_of_leaf(one, i)));
+  return full_tensor(from_local(at::cat(parts).view(one.local.sizes()), *tensors_,
+                                tensor_parallel::placements_on(*tensors_, one.placement),
+                                one.sizes));
+}
+
+at::Tensor TensorParallelState::cut(const PartedTensor& one, const at::Tensor& values) const {
+  return one.is_cut() ? global::cut(values, one.placement, group_.size(), group_.rank()) : values;
+}
+
 std::map<std::string, at::Tensor> TensorParallelState::state_dict() {
   at::NoGradGuard no_grad;
-  std::map<std::string, at::Tensor> all;
+  std::map<std::string, at::Tensor> all, divided;
+  if (is_divided_) divided = handle_.state_dict();
   for (const modules::StateEntry& entry : modules::state_entries(*module_)) {
-    const PartedTensor& one = parted(entry.tensor);
-    const at::Tensor whole =
-        one.is_cut() ? full_tensor(entry.tensor.detach()) : one.local.detach().clone();
-    for (const std::string& name : entry.names) all[name] = whole;
+    const at::Tensor tensor = whole(parted(entry.tensor), divided);
+    for (const std::string& name : entry.names) all[name] = tensor;
   }
   return all;
 }
 
 void TensorParallelState::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
   at::NoGradGuard no_grad;
+  std::map<std::string, at::Tensor> divided;
   for (const auto& [tensor, values] : modules::assignments_of(*module_, tensors)) {
     const PartedTensor& one = parted(tensor);
-    const at::Tensor part =
-        one.is_cut() ? global::cut(values, one.placement, group_.size(), group_.rank()) : values;
-    at::Tensor(one.local).copy_(part);
+    const at::Tensor part = cut(one, values);
+    if (!is_divided_) {
+      at::Tensor(one.local).copy_(part);
+    } else if (!one.is_cut()) {
+      divided[one.name] = part;
+    } else {
+      const at::Tensor flat = part.contiguous().view({-1});
+      std::int64_t offset = 0;
+      for (std::size_t i = 0; i < one.leaves.size(); ++i) {
+        const std::int64_t count = one.leaves[i].numel();
+        divided[tensor_parallel::name_of_leaf(one, i)] = flat.narrow(0, offset, count);
+        offset += count;
+      }
+    }
   }
+  if (is_divided_) handle_.load_state_dict(divided);
+}
+
+void TensorParallelState::load_state_parts(const std::function<void(const NamedPart&)>& read) {
+  if (!is_divided_) return HandleState::load_state_parts(read);
+  handle_.load_state_parts([&](const NamedPart& part) { read(own_state({part}).front()); });
 }
 
 std::vector<NamedPart> TensorParallelState::state_parts() {
+  if (is_divided_) return own_state(handle_.state_parts());
   std::vector<NamedPart> list;
   for (const modules::StateEntry& entry : modules::state_entries(*module_)) {
     const PartedTensor& one = parted(entry.tensor);
@@ -216,6 +308,7 @@ std::vector<NamedPart> TensorParallelState::state_parts() {
 }
 
 HandleMemory TensorParallelState::memory() const {
+  if (is_divided_) return handle_.memory();
   HandleMemory memory;
   for (const PartedTensor& parted : parted_) {
     if (parted.is_buffer) continue;

@@ -36,7 +36,11 @@ class TensorParallelState : public HandleState {
   [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override;
   void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override;
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
+  void load_state_parts(const std::function<void(const NamedPart&)>& read) override;
   [[nodiscard]] HandleMemory memory() const override;
+  [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override {
+    return handle_.is_attached() ? handle_.state_memory() : nullptr;
+  }
   [[nodiscard]] double seconds_waited() const override;
   [[nodiscard]] const Group& group() const override;
   [[nodiscard]] std::optional<Mesh> mesh() const override { return options_.mesh; }
@@ -48,7 +52,14 @@ class TensorParallelState : public HandleState {
   void check_options() const;
   void part_all(const TensorPlan& plan);
   void train_parts();
+  [[nodiscard]] std::string take_parts();
+  void attach_all();
   [[nodiscard]] const PartedTensor& parted(const at::Tensor& tensor) const;
+  [[nodiscard]] std::vector<NamedPart> own_parts(std::vector<NamedPart> parts) const;
+  [[nodiscard]] std::vector<NamedPart> own_state(std::vector<NamedPart> parts) const;
+  [[nodiscard]] at::Tensor whole(const PartedTensor& one,
+                                 const std::map<std::string, at::Tensor>& divided) const;
+  [[nodiscard]] at::Tensor cut(const PartedTensor& one, const at::Tensor& values) const;
 
   std::shared_ptr<torch::nn::Module> module_;
   const std::shared_ptr<Group> kept_group_;  // here alone: parts refer to it
@@ -59,10 +70,13 @@ class TensorParallelState : public HandleState {
   std::shared_ptr<tensor_parallel::GradientMarks> marks_ =
       std::make_shared<tensor_parallel::GradientMarks>();
   std::shared_ptr<const modules::ModuleWatch> watch_;
-  std::vector<PartedTensor> parted_;                    // parameters, then buffers
-  std::unordered_map<const void*, std::size_t> place_;  // in it, by the module's tensor
-  std::shared_ptr<torch::nn::Module> parts_;            // what the strategy trains
-  Handle handle_;                                       // of it
+  std::vector<PartedTensor> parted_;                     // parameters, then buffers
+  std::unordered_map<const void*, std::size_t> place_;   // in it, by the module's tensor
+  std::vector<tensor_parallel::HeldByLeaves> held_;      // while the strategy is made
+  std::unordered_map<std::string, std::size_t> number_;  // in parted_, by the name of a leaf
+  bool is_divided_ = false;                              // by the strategy: it has all tensors
+  std::shared_ptr<torch::nn::Module> parts_;             // what the strategy trains
+  Handle handle_;                                        // of it
   std::optional<NoSync> unsynchronized_;
   int paused_ = 0;
 };

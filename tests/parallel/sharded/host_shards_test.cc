@@ -33,8 +33,10 @@ struct OffloadedUnit {
     }
     residency.add(
         "u", std::move(members), pool,
-        sharded::UnitSettings{
-            .level = level, .key = dispatch::key(), .offload = offload, .division = division});
+        sharded::UnitSettings{.level = level,
+                              .key = dispatch::key(),
+                              .offload = offload,
+                              .divisions = std::make_shared<sharded::UnitDivisions>(division)});
   }
 
   static at::Tensor initial(int i) { return i == 0 ? values({5, 3}, 1) : values({4}, 2); }

@@ -20,11 +20,12 @@ struct Units {
     for (int i = 0; i < 4; ++i) {
       parameters.push_back(values({3, 2}, i).requires_grad_());
       std::vector<NamedParameter> members = {{"p" + std::to_string(i), parameters.back(), {}}};
-      residency.add("u" + std::to_string(i), std::move(members), pool,
-                    sharded::UnitSettings{.level = level,
-                                          .reshard_after_forward = reshard,
-                                          .key = dispatch::key(),
-                                          .division = division});
+      residency.add(
+          "u" + std::to_string(i), std::move(members), pool,
+          sharded::UnitSettings{.level = level,
+                                .reshard_after_forward = reshard,
+                                .key = dispatch::key(),
+                                .divisions = std::make_shared<sharded::UnitDivisions>(division)});
     }
   }
 

@@ -140,6 +140,13 @@ ShardedModule fully_shard(torch::nn::Module& module, const Mesh& mesh, ShardOpti
 ShardedModule fully_shard(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
                           ShardOptions options = {});
 
+// Local: of rules for a whole model those that name something in `stage`, a stage of a Pipeline or
+// another part of the model with the names of the whole. InvalidArgument for a rule that names
+// nothing in the model.
+[[nodiscard]] std::vector<UnitRule> stage_units(const std::vector<UnitRule>& units,
+                                                const torch::nn::Module& model,
+                                                const torch::nn::Module& stage);
+
 // What TORCH_MODULE makes.
 template <typename Holder, typename Ranks>
   requires requires(const Holder& holder) {

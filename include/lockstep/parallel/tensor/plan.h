@@ -15,6 +15,7 @@
 
 #include <lockstep/global/placement.h>
 #include <lockstep/models/gpt_block.h>
+#include <lockstep/models/llama_block.h>
 
 #include <cstdint>
 #include <span>
@@ -87,10 +88,18 @@ using TensorPlan = std::vector<std::pair<std::string, TensorStyle>>;
 
 // For models::Gpt.
 [[nodiscard]] TensorPlan gpt_tensor_plan(const models::GptOptions& options);
+// For models::Llama. The number of ranks must divide the heads, and those of keys and values too.
+[[nodiscard]] TensorPlan llama_tensor_plan(const models::LlamaOptions& options);
 // For torch::nn::Transformer, and the encoder and decoder layers of torch::nn inside any module:
 // `prefix` are the names before "encoder" and "decoder", "model." for instance.
 [[nodiscard]] TensorPlan transformer_tensor_plan(std::int64_t heads,
                                                  const std::string& prefix = "");
+
+// Local: of a plan for a whole model what names something in `stage`, a stage of a Pipeline or
+// another part of the model with the names of the whole. InvalidArgument as parallelize() says, for
+// the whole model.
+[[nodiscard]] TensorPlan stage_plan(const TensorPlan& plan, const torch::nn::Module& model,
+                                    const torch::nn::Module& stage);
 
 // Local: what a plan does to a model on `ranks` ranks, without doing it, as a text of several
 // lines: each pattern with what it names, bytes of parameters a rank, and collectives a layer.

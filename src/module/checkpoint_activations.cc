@@ -1,0 +1,110 @@
+#include <lockstep/module/checkpoint_activations.h>
+
+#include "base/check.h"
+#include "base/nearest.h"
+#include "dispatch/carrier.h"
+#include "dispatch/key.h"
+#include "dispatch/lazy_storage.h"
+#include "dispatch/recompute/recomputation.h"
+
+#include <lockstep/layout/name_pattern.h>
+#include <lockstep/module/named_parameters.h>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string_view>
+
+namespace lockstep {
+namespace {
+
+// The outermost module around a parameter that the pattern names; empty: none.
+std::string_view block_of(const std::string& pattern, const NamedParameter& parameter) {
+  const auto around = [&](const std::string& name) -> std::string_view {
+    std::string_view found;
+    for (std::string_view path : layout::paths_of(name))  // the deepest first
+      if (path != name && layout::names_path(pattern, path)) found = path;
+    return found;
+  };
+  std::string_view found = around(parameter.name);
+  for (const std::string& alias : parameter.aliases)
+    if (found.empty()) found = around(alias);
+  return found;
+}
+
+[[noreturn]] void refuse(const std::string& pattern, const std::vector<NamedParameter>& all) {
+  std::set<std::string_view> modules;
+  for (const NamedParameter& parameter : all)
+    for (std::string_view path : layout::paths_of(parameter.name))
+      if (path != parameter.name) modules.insert(path);
+  throw InvalidArgument(
+      "checkpoint_activations: expected a pattern that names a module with parameters, " +
+      unknown_name("pattern", pattern, std::vector(modules.begin(), modules.end())));
+}
+
+void check_options(const ActivationOptions& options) {
+  check(options.every >= 1, "checkpoint_activations: expected every to be at least 1, found {}",
+        options.every);
+  for (const std::string& name : options.keep) {
+    const auto known = c10::Dispatcher::singleton().getAllOpNames();
+    check(
+        std::ranges::any_of(known, [&](const auto& one) { return one.name == name; }),
+        "checkpoint_activations: keep: expected the name of an operation, such as aten::mm, found "
+        "{}",
+        name);
+  }
+}
+
+// Operations on it come to the interceptors: on the same memory, with one more dispatch key.
+void give_key(const at::Tensor& parameter) {
+  const c10::DispatchKey key = dispatch::key();
+  if (parameter.key_set().has(key)) return;
+  at::NoGradGuard no_grad;
+  const auto keys = c10::DispatchKeySet(c10::computeDispatchKey(parameter.scalar_type(),
+                                                                at::kStrided, parameter.device()))
+                        .add(key);
+  at::Tensor keyed = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(parameter.storage()), keys, c10::scalarTypeToTypeMeta(parameter.scalar_type()));
+  keyed.unsafeGetTensorImpl()->set_sizes_and_strides(parameter.sizes(), parameter.strides(),
+                                                     parameter.storage_offset());
+  at::Tensor(parameter).set_data(keyed);
+}
+
+}  // namespace
+
+ActivationCheckpoints::Counts ActivationCheckpoints::counts() const {
+  const dispatch::Recomputation::Counts counts = state_->counts();
+  return {counts.blocks, counts.released_bytes, counts.recomputed_blocks, counts.operations};
+}
+
+void ActivationCheckpoints::reset() { state_->reset_counts(); }
+
+ActivationCheckpoints checkpoint_activations(torch::nn::Module& module, const std::string& pattern,
+                                             const ActivationOptions& options) {
+  check_options(options);
+  const std::vector<NamedParameter> parameters = unique_parameters(module);
+  std::map<std::string_view, int> number;  // of the modules that the pattern names
+  for (const NamedParameter& parameter : parameters) {
+    check(!dispatch::has_block_mark(parameter.tensor),
+          "checkpoint_activations: {}: expected one call for a module, found a second one",
+          parameter.name);
+    const std::string_view block = block_of(pattern, parameter);
+    if (!block.empty()) number.emplace(block, static_cast<int>(number.size()));
+  }
+  if (number.empty()) refuse(pattern, parameters);
+  auto state = std::make_shared<dispatch::Recomputation>(
+      std::set<std::string>(options.keep.begin(), options.keep.end()));
+  for (const NamedParameter& parameter : parameters) {
+    const std::string_view block = block_of(pattern, parameter);
+    const bool is_chosen = !block.empty() && number.at(block) % options.every == 0;
+    dispatch::mark_block(parameter.tensor, state, is_chosen ? number.at(block) : -1);
+    give_key(parameter.tensor);
+  }
+  return ActivationCheckpoints(std::move(state));
+}
+
+}  // namespace lockstep
