@@ -245,8 +245,9 @@ at::Tensor TensorParallelState::whole(const PartedTensor& one,
   std::vector<at::Tensor> parts;
   for (std::size_t i = 0; i < one.leaves.size(); ++i)
     parts.push_back(divided.at(tensor_parallel::name_of_leaf(one, i)));
-  return full_tensor(
-      from_local(at::cat(parts).view(one.local.sizes()), *tensors_, {one.placement}, one.sizes));
+  return full_tensor(from_local(at::cat(parts).view(one.local.sizes()), *tensors_,
+                                tensor_parallel::placements_on(*tensors_, one.placement),
+                                one.sizes));
 }
 
 at::Tensor TensorParallelState::cut(const PartedTensor& one, const at::Tensor& values) const {
