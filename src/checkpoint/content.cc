@@ -210,7 +210,7 @@ void check_place(Group& group, const fs::path& out, const Content& content) {
 }
 
 fs::path write_content(Group& group, const fs::path& out, Content& content) {
-  const fs::path folder = out / content.name;
+  fs::path folder = out / content.name;
   std::string word;
   std::optional<PartialFolder> own;
   together(group, [&] {

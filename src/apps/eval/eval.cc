@@ -39,7 +39,7 @@ CommandOptions declared(Given& given) {
   return options;
 }
 
-int evaluate(const Given& given, Group world) {
+int evaluate(const Given& given, const Group& world) {
   train::Progress progress(stderr, train::is_terminal(stderr));
   auto tell = [&](double share) {
     progress.show_text(formatted("evaluating {:.0f}%", 100 * share));
