@@ -26,6 +26,7 @@ class Evaluator {
     bool in_step = false;      // the ranks have sharded the model
     std::optional<c10::ScalarType> compute_dtype = std::nullopt;  // as cast_batch()
     Tell tell = {};
+    std::function<Totals(const Batch&)> measure = {};  // empty: Task::measure()
   };
 
   // `module` is that of the task, which outlives this.

@@ -24,7 +24,16 @@ void check_prompt(const data::Vocabulary& vocabulary, const std::string& prompt)
 void generate_text(models::Gpt model, const data::Vocabulary& vocabulary,
                    const GenerationOptions& options,
                    const std::function<void(std::string_view)>& take) {
-  const std::int64_t block = model->options().block;
+  generate_text(
+      [&](const at::Tensor& ids, std::int64_t count, const models::GenerateOptions& how) {
+        return model->generate(ids, count, how);
+      },
+      model->options().block, vocabulary, options, take);
+}
+
+void generate_text(const GenerateTokens& generate, std::int64_t block,
+                   const data::Vocabulary& vocabulary, const GenerationOptions& options,
+                   const std::function<void(std::string_view)>& take) {
   const models::GenerateOptions how{.temperature = options.temperature,
                                     .top_k = options.top_k,
                                     .generator = at::detail::createCPUGenerator(options.seed)};
@@ -34,7 +43,7 @@ void generate_text(models::Gpt model, const data::Vocabulary& vocabulary,
   for (std::int64_t made = 0; made < options.tokens; ++made) {
     // The model sees no more than its block.
     const std::int64_t seen = std::min(ids.size(1), block);
-    ids = model->generate(ids.narrow(1, ids.size(1) - seen, seen), 1, how);
+    ids = generate(ids.narrow(1, ids.size(1) - seen, seen), 1, how);
     take(characters.take(vocabulary.decode(ids[0].narrow(0, seen, 1))));
   }
   take(characters.finish());

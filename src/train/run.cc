@@ -73,18 +73,22 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   steps_ = options_.steps > 0 ? options_.steps : options_.epochs * steps_per_epoch_;
   schedule_ = schedule_of(options_, steps_, steps_per_epoch_);
   strategy_.attach(module_, schedule_, steps_per_epoch_);
-  torch::manual_seed(stream_seed(options_.seed, seed_stream_of_rank(world_.rank())));
+  torch::manual_seed(stream_seed(options_.seed, seed_stream_of_rank(strategy_.draws())));
   stopping_.patience = options_.patience;
   if (options_.async_save) saver_.emplace(world_);
   evaluator_.emplace(
-      task_, module_, world_,
-      Evaluator::Options{.batches = options_.eval_batches,
-                         .in_step = options_.shard != "none",
-                         .compute_dtype = compute_dtype(options_),
-                         .tell = [&](double share) {
-                           progress_.show_text(formatted("step {}/{}  evaluating {:.0f}%", step_,
-                                                         steps_, 100 * share));
-                         }});
+      task_, module_, strategy_.learners(),
+      Evaluator::Options{
+          .batches = options_.eval_batches,
+          .in_step = options_.shard != "none" || strategy_.learners().size() < world_.size(),
+          .compute_dtype = compute_dtype(options_),
+          .tell =
+              [&](double share) {
+                if (!world_.is_root()) return;
+                progress_.show_text(
+                    formatted("step {}/{}  evaluating {:.0f}%", step_, steps_, 100 * share));
+              },
+          .measure = [&](const Batch& batch) { return strategy_.measure(batch); }});
 }
 
 void Run::restore(const checkpoint::TrainingState& state) {
@@ -95,7 +99,7 @@ void Run::restore(const checkpoint::TrainingState& state) {
   step_ = saved_step_ = state.step;
   strategy_.load(checkpoint_folder(step_));
   if (state.ranks != strategy_.processes())
-    torch::manual_seed(stream_seed(options_.seed + step_, seed_stream_of_rank(world_.rank())));
+    torch::manual_seed(stream_seed(options_.seed + step_, seed_stream_of_rank(strategy_.draws())));
   restore_best(state);
 }
 
@@ -115,7 +119,7 @@ void Run::step() {
   ++step_;
   const std::chrono::duration<double> update = Pace::Clock::now() - update_began;
   const double waited = strategy_.handle().seconds_waited() - waited_before;
-  std::int64_t rows = batch.data.size(0) * world_.size();
+  std::int64_t rows = batch.data.size(0) * strategy_.learners().size();
   loss_ = loss;  // this rank's, until they meet
   if (strategy_.waits_each_step() || is_meeting()) rows = agree(loss, batch.data.size(0));
   if (is_meeting()) strategy_.meet();
@@ -131,6 +135,7 @@ bool Run::is_meeting() const {
 }
 
 double Run::backward(const Batch& batch) {
+  if (strategy_.takes_whole_batches()) return strategy_.backward(batch, 1, scaler_);
   std::vector<Batch> parts = micro_batches(batch, options_.accumulate);
   double sum = 0;
   for (const Batch& part : parts) {
@@ -175,7 +180,7 @@ std::int64_t Run::agree(double loss, std::int64_t rows) {
   if (!std::isfinite(loss_))
     throw CommonFailure(
         formatted("step {}: expected a finite loss, found {} (lr {})", step_, loss_, lr_), 0);
-  return std::llround(values[1]);
+  return std::llround(values[1] * strategy_.learners().size() / world_.size());
 }
 
 bool Run::is_due(std::int64_t every) const {

@@ -103,7 +103,7 @@ void Run::load_data(const std::optional<checkpoint::TrainingState>& state) {
             [&] { task_.restore(kept_description(state->progress)); });
   }
   try {
-    task_.load(options_, world_);
+    task_.load(options_, strategy_.learners());
   } catch (const BadInput& error) {
     throw BadInput(error.what() + configuration_.place_of_data());
   }

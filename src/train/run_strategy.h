@@ -31,6 +31,16 @@ class RunStrategy {
   // Null where other processes update: then save() alone can save.
   [[nodiscard]] virtual torch::optim::Optimizer* optimizer() { return nullptr; }
 
+  // The ranks that have rows of their own, of which this is one, or computes with one: known from
+  // the beginning.
+  [[nodiscard]] virtual const Group& learners() const = 0;
+  // Which random numbers this rank draws: others than ranks that compute other things.
+  [[nodiscard]] virtual int draws() const { return learners().rank(); }
+  // Whether backward() is given this rank's whole batch, and cuts it itself.
+  [[nodiscard]] virtual bool takes_whole_batches() const { return false; }
+  // Task::measure() of a model that ranks compute together.
+  [[nodiscard]] virtual Totals measure(const Batch& batch) = 0;
+
   // Forward and backward of a micro-batch. Returns its loss times `share`, by which it counts.
   [[nodiscard]] virtual double backward(const Batch& part, double share,
                                         optim::GradScaler& scaler) = 0;

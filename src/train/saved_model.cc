@@ -50,7 +50,8 @@ SavedModel described_model(const fs::path& file) {
                      .vocabulary = std::nullopt,
                      .tensors = std::move(content.tensors),
                      .metadata = std::move(content.metadata)};
-    if (auto gpt = std::dynamic_pointer_cast<GptTask>(task)) saved.vocabulary = gpt->vocabulary();
+    if (auto text = std::dynamic_pointer_cast<TextTask>(task))
+      saved.vocabulary = text->vocabulary();
     task->check_tensors(saved.tensors);
     return saved;
   } catch (const BadInput& error) {
@@ -103,6 +104,23 @@ void load_into(torch::nn::Module& module, const SavedModel& saved) {
   } catch (const BadInput& error) {
     throw BadInput(saved.file.string() + ": " + error.what());
   }
+}
+
+SavedLanguageModel language_model_of(const SavedModel& saved) {
+  auto text = std::dynamic_pointer_cast<TextTask>(saved.task);
+  check_input(text != nullptr, "{}: expected a gpt or llama, found a model of task {}",
+              saved.file.string(), saved.task->name());
+  SavedLanguageModel model{.module = text->make_model(),
+                           .generate =
+                               [text](const at::Tensor& ids, std::int64_t count,
+                                      const models::GenerateOptions& options) {
+                                 return text->generate(ids, count, options);
+                               },
+                           .block = text->block(),
+                           .plan = text->tensor_plan()};
+  load_into(*model.module, saved);
+  model.module->eval();
+  return model;
 }
 
 models::Gpt gpt_of(const SavedModel& saved) {
