@@ -1,6 +1,7 @@
 #include "train/elastic_strategy.h"
 
 #include "parallel/whole_parameters.h"
+#include "train/micro_batches.h"
 #include "train/parts_handle.h"
 #include "train/random_streams.h"
 

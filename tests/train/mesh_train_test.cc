@@ -2,14 +2,19 @@
 // checkpoints that another mesh goes on from.
 #include <lockstep/train/trainer.h>
 
+#include "support/small_bpe.h"
 #include "support/temporary_folder.h"
 #include "train/messages.h"
 #include "train/runs.h"
+
+#include <lockstep/train/generation.h>
+#include <lockstep/train/saved_model.h>
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep::train {
@@ -139,6 +144,59 @@ TEST(MeshOptions, WhatDoesNotFitIsOneLine) {
   options.sample = 5;
   EXPECT_NE(refusal(options, 2).find("--sample: no rank of a pipeline has the whole model"),
             std::string::npos);
+}
+
+TEST(MeshOptions, WhatNeedsTheWholeModelIsRefusedOnPartsOfIt) {
+  TemporaryFolder folder;
+  for (const char* mesh : {"pp=2", "tp=2"}) {
+    const auto expect_refused = [&](const std::string& name, const auto& choose) {
+      RunSetup options = text_run(folder, "gpt");
+      options.mesh = mesh;
+      choose(options);
+      const std::string expected =
+          name + ": expected ranks that have the whole model, without pp and tp, found --mesh ";
+      EXPECT_NE(refusal(options, 2).find(expected + mesh), std::string::npos) << name << mesh;
+    };
+    expect_refused("--hook", [](RunSetup& options) { options.hook = "bf16"; });
+    expect_refused("--sync-batch-norm", [](RunSetup& options) { options.sync_batch_norm = true; });
+    expect_refused("--uneven", [](RunSetup& options) { options.uneven = true; });
+  }
+}
+
+TEST(MeshTrainingOfCopies, AHookIsThatOfTheSameRanksWithoutAMesh) {
+  TemporaryFolder folder;
+  RunSetup options = text_run(folder, "gpt");
+  options.hook = "powersgd:1";
+  run(2, options);
+  const RunSetup on_copies = on_mesh(options, {"dp=2", 2});
+  run(2, on_copies);
+  EXPECT_EQ(distance(options.out, on_copies.out), 0);
+  RunSetup without = on_mesh(options, {"dp=2", 2, "gpt", "1f1b"});
+  without.out += "-without";
+  without.hook = "none";
+  run(2, without);
+  EXPECT_GT(distance(options.out, without.out), 0);
+}
+
+TEST(MeshTrainingOfBytePairs, ALlamaOnTwoRanksLearnsThem) {
+  TemporaryFolder folder;
+  RunSetup options = text_run(folder, "llama");
+  test::write_small_bpe(folder.path());
+  options.vocabulary = "bpe";
+  options.bpe = folder.path();
+  run(1, options);
+  const RunSetup divided = on_mesh(options, {"tp=2", 2, "llama"});
+  run(2, divided);
+  expect_near_rows(options, divided);
+  const SavedModel saved = read_model(divided.out);
+  ASSERT_TRUE(saved.tokenizer.has_value());
+  EXPECT_NE(saved.tokenizer->bpe(), nullptr);
+  const SavedLanguageModel model = language_model_of(saved);
+  std::string text;
+  generate_text(model.generate, model.block, *saved.tokenizer,
+                {.prompt = "ab", .tokens = 5, .temperature = 0, .with_prompt = true},
+                [&](std::string_view more) { text += more; });
+  EXPECT_TRUE(text.starts_with("ab")) << text;
 }
 
 }  // namespace

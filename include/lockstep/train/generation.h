@@ -1,4 +1,4 @@
-// Text that a gpt makes up, passed on while it is made.
+// Text that a gpt or another model of texts makes up, passed on while it is made.
 #pragma once
 
 #include <lockstep/data/tokenizer.h>
