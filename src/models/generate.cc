@@ -1,6 +1,7 @@
 #include <lockstep/models/generate.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/global/tensor.h>
 
 #include <algorithm>
 #include <limits>
@@ -62,8 +63,9 @@ at::Tensor generate_tokens(torch::nn::Module& model, at::Tensor ids, std::int64_
   EvaluationMode evaluation(model);
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t seen = std::min(ids.size(1), block);
-    const at::Tensor next = draw(next_logits(ids.narrow(1, ids.size(1) - seen, seen)), options);
-    ids = at::cat({ids, next}, /*dim=*/1);
+    at::Tensor logits = next_logits(ids.narrow(1, ids.size(1) - seen, seen));
+    if (is_global(logits)) logits = full_tensor(logits);  // ranks of tensor parallelism have parts
+    ids = at::cat({ids, draw(logits, options)}, /*dim=*/1);
   }
   return ids;
 }

@@ -137,8 +137,17 @@ class CombinedNumber {
 
   [[nodiscard]] double of_all_ranks() const {
     double all = whole_;
-    for (const auto& [ranks, number] : divided_)
-      put(all, largest_ ? ranks->largest(number) : ranks->sum(number));
+    // Ranks of a pipeline may have other numbers of divisions, and end with the same ranks.
+    std::vector<Divided> last;
+    for (const auto& [ranks, number] : divided_) {
+      const double inside = largest_ ? ranks->largest_inside(number) : ranks->sum_inside(number);
+      auto found = std::ranges::find(last, ranks->last_ranks(),
+                                     [](const Divided& one) { return one.ranks->last_ranks(); });
+      if (found == last.end()) found = last.insert(found, {ranks, 0});
+      put(found->number, inside);
+    }
+    for (const auto& [ranks, number] : last)
+      put(all, largest_ ? ranks->largest_over_last(number) : ranks->sum_over_last(number));
     return all;
   }
 

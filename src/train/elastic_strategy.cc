@@ -68,7 +68,7 @@ double ElasticStrategy::backward_slot(const Batch& rows, double share, std::int6
   return loss;
 }
 
-double ElasticStrategy::backward_whole(const Batch& batch, std::int64_t step,
+double ElasticStrategy::backward_slots(const Batch& batch, std::int64_t step,
                                        optim::GradScaler& scaler) {
   const std::int64_t slots = options_.slots;
   const std::vector<Batch> parts = micro_batches(batch, slots);

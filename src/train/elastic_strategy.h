@@ -21,8 +21,8 @@ class ElasticStrategy : public LocalStrategy {
  public:
   using LocalStrategy::LocalStrategy;
 
-  [[nodiscard]] bool takes_whole_batch() const override { return true; }
-  [[nodiscard]] double backward_whole(const Batch& batch, std::int64_t step,
+  [[nodiscard]] bool computes_slots() const override { return true; }
+  [[nodiscard]] double backward_slots(const Batch& batch, std::int64_t step,
                                       optim::GradScaler& scaler) override;
 
  private:

@@ -29,6 +29,7 @@ class Evaluator {
     std::int64_t parts = 0;
     std::optional<c10::ScalarType> compute_dtype = std::nullopt;  // as cast_batch()
     Tell tell = {};
+    std::function<Totals(const Batch&)> measure = {};  // empty: Task::measure()
   };
 
   // `module` is that of the task, which outlives this.

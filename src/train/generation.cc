@@ -26,7 +26,16 @@ void check_prompt(const data::Tokenizer& tokenizer, const std::string& prompt) {
 void generate_text(models::Gpt model, const data::Tokenizer& tokenizer,
                    const GenerationOptions& options,
                    const std::function<void(std::string_view)>& take) {
-  const std::int64_t block = model->options().block;
+  generate_text(
+      [&](const at::Tensor& ids, std::int64_t count, const models::GenerateOptions& how) {
+        return model->generate(ids, count, how);
+      },
+      model->options().block, tokenizer, options, take);
+}
+
+void generate_text(const GenerateTokens& generate, std::int64_t block,
+                   const data::Tokenizer& tokenizer, const GenerationOptions& options,
+                   const std::function<void(std::string_view)>& take) {
   const models::GenerateOptions how{.temperature = options.temperature,
                                     .top_k = options.top_k,
                                     .generator = at::detail::createCPUGenerator(options.seed)};
@@ -36,7 +45,7 @@ void generate_text(models::Gpt model, const data::Tokenizer& tokenizer,
   for (std::int64_t made = 0; made < options.tokens; ++made) {
     // The model sees no more than its block.
     const std::int64_t seen = std::min(ids.size(1), block);
-    ids = model->generate(ids.narrow(1, ids.size(1) - seen, seen), 1, how);
+    ids = generate(ids.narrow(1, ids.size(1) - seen, seen), 1, how);
     take(characters.take(tokenizer.decode(ids[0].narrow(0, seen, 1))));
   }
   take(characters.finish());

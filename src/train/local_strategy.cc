@@ -7,6 +7,7 @@
 #include "train/optimizers.h"
 
 #include <lockstep/comm/together.h>
+#include <lockstep/module/checkpoint_activations.h>
 #include <lockstep/parallel/join.h>
 
 #include <ATen/record_function.h>
@@ -26,6 +27,9 @@ LocalStrategy::LocalStrategy(const Options& options, Task& task, Group world)
 void LocalStrategy::attach(std::shared_ptr<torch::nn::Module> module, const ScheduleOptions&,
                            std::int64_t) {
   if (options_.sync_batch_norm) sync_.emplace(*module, world_);
+  if (options_.checkpoint_every > 0)
+    checkpoint_activations(*module, task_.units().front(),
+                           {.every = static_cast<int>(options_.checkpoint_every)});
   make_handle(std::move(module));
   optimizer_ = make_optimizer(options_, handle().named_parameters(), handle().state_memory());
 }
@@ -113,8 +117,9 @@ void LocalStrategy::load(const std::filesystem::path& folder) {
 }
 
 std::vector<std::pair<std::string, std::string>> LocalStrategy::results() {
-  // fully_shard() has groups of its own, too.
-  if (world_.size() == 1 || options_.shard != "none") return {};
+  // fully_shard() has groups of its own, too, and so have axes of a mesh.
+  const bool has_more = options_.shard != "none" || learners().size() < world_.size();
+  if (world_.size() == 1 || has_more) return {};
   return {{"sent_bytes", formatted("{}", sent_bytes_)}};
 }
 

@@ -1,4 +1,5 @@
-// LocalStrategy: every rank updates what it has, by DistributedDataParallel or fully_shard().
+// LocalStrategy: every rank updates what it has, by DistributedDataParallel or fully_shard(). Base
+// of those whose handle is made otherwise.
 #pragma once
 
 #include "train/run_strategy.h"
@@ -42,11 +43,13 @@ class LocalStrategy : public RunStrategy {
             const checkpoint::SaveOptions& options) override;
   void load(const std::filesystem::path& folder) override;
   int processes() const override { return world_.size(); }
+  const Group& learners() const override { return world_; }
+  Totals measure(const Batch& batch) override { return task_.measure(batch); }
   std::int64_t bytes_held() override { return train::bytes_held(handle(), *optimizer_); }
   std::vector<std::pair<std::string, std::string>> results() override;
 
  protected:
-  // Collective.
+  // Collective, of attach().
   virtual void make_handle(std::shared_ptr<torch::nn::Module> module);
   // Local, when the model of a checkpoint of this step has been loaded; and then, where the run is
   // of the same kind, what own() gave it.

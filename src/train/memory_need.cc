@@ -45,7 +45,8 @@ double bytes_of_a_rank(const Options& options, double parameters, int ranks) {
       divided -= number;
     }
   }
-  return parameters * (whole + divided / division_of(options, ranks).shards);
+  const Division division = division_of(options, ranks);
+  return parameters * (whole + divided / division.shards) / (division.stages * division.tensor);
 }
 
 void check_memory(const Options& options, const ModelSize& model, int ranks, int local_ranks,

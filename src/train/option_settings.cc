@@ -6,8 +6,11 @@
 #include "train/elastic_options.h"
 #include "train/strategy.h"
 
+#include <lockstep/plan/schedule.h>
+
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace lockstep::train {
@@ -132,10 +135,24 @@ void declare_division(Settings& settings, Options& o) {
                 .choices = {"none", "optimizer", "gradients", "full"}},
                o.shard);
   settings.add({.name = "mesh",
-                .help = "the ranks on axes: dp (copies of the model), fsdp (shards of one), such "
-                        "as dp=2,fsdp=4; -1: what is left",
+                .help = "the ranks on axes: pp (stages), dp (copies of the model), fsdp (shards "
+                        "of one), tp (parts of each layer), such as pp=2,dp=2,tp=2; -1: what is "
+                        "left",
                 .value_name = "AXES"},
                o.mesh);
+  std::vector<std::string> schedules;
+  for (const std::string_view name : plan::schedule_names()) schedules.emplace_back(name);
+  settings.add({.name = "pipeline",
+                .help = "of --mesh pp: the schedule of the --accumulate micro-batches",
+                .choices = std::move(schedules)},
+               o.pipeline);
+  settings.add({.name = "sequence-parallel",
+                .help = "of --mesh tp: activations between layers are cut along the sequence"},
+               o.sequence_parallel);
+  settings.add({.name = "checkpoint-every",
+                .help = "activations of every nth block are computed again in backward; 0: none",
+                .most = 10'000},
+               o.checkpoint_every);
   settings.add({.name = "precision",
                 .help = "with --shard: what is computed with, beside parameters in fp32: fp32, "
                         "bf16 or fp16 (with a loss scale)",
@@ -306,10 +323,14 @@ void check_run(const Options& options, const Task& task, int ranks) {
   check_strategy(options, ranks);
   check_elastic(options);
   const std::int64_t workers = ranks - server_count(options);
-  std::int64_t parts = options.accumulate * workers;
+  const Division division =
+      options.strategy == "ddp" ? division_of(options, ranks) : Division{.copies = ranks};
+  const std::int64_t learners =  // that have rows of their own
+      options.strategy == "ddp" ? division.learners() : workers;
+  std::int64_t parts = options.accumulate * learners;
   check_input(options.elastic || options.batch % parts == 0,
               "--batch {} cannot be split evenly: {} {} times {} micro-batches make {} parts",
-              options.batch, workers, options.strategy == "ps" ? "workers" : "ranks",
+              options.batch, learners, options.strategy == "ps" ? "workers" : "ranks",
               options.accumulate, parts);
   check_input((options.steps > 0) != (options.epochs > 0),
               "give --steps or --epochs: found {} and {}", options.steps, options.epochs);
@@ -317,8 +338,8 @@ void check_run(const Options& options, const Task& task, int ranks) {
               options.lr);
   check_division(options);
   check_communication(options);
-  if (options.strategy == "ddp") (void)division_of(options, ranks);
   task.check();
+  check_axes(options, task, division);
   check_input(!options.out.empty(), "--out is missing: name a folder for the run");
   const std::filesystem::path trace(options.trace);
   check_input(trace.empty() || std::filesystem::is_directory(

@@ -87,19 +87,23 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   steps_ = options_.steps > 0 ? options_.steps : options_.epochs * steps_per_epoch_;
   schedule_ = schedule_of(options_, steps_, steps_per_epoch_);
   strategy_.attach(module_, schedule_, steps_per_epoch_);
-  torch::manual_seed(stream_seed(options_.seed, seed_stream_of_rank(world_.rank())));
+  torch::manual_seed(stream_seed(options_.seed, seed_stream_of_rank(strategy_.draws())));
   stopping_.patience = options_.patience;
   if (options_.async_save) saver_.emplace(world_);
   evaluator_.emplace(
-      task_, module_, world_,
-      Evaluator::Options{.batches = options_.eval_batches,
-                         .in_step = options_.shard != "none",
-                         .parts = options_.elastic ? options_.slots : 0,
-                         .compute_dtype = compute_dtype(options_),
-                         .tell = [&](double share) {
-                           progress_.show_text(formatted("step {}/{}  evaluating {:.0f}%", step_,
-                                                         steps_, 100 * share));
-                         }});
+      task_, module_, strategy_.learners(),
+      Evaluator::Options{
+          .batches = options_.eval_batches,
+          .in_step = options_.shard != "none" || strategy_.learners().size() < world_.size(),
+          .parts = options_.elastic ? options_.slots : 0,
+          .compute_dtype = compute_dtype(options_),
+          .tell =
+              [&](double share) {
+                if (!world_.is_root()) return;
+                progress_.show_text(
+                    formatted("step {}/{}  evaluating {:.0f}%", step_, steps_, 100 * share));
+              },
+          .measure = [&](const Batch& batch) { return strategy_.measure(batch); }});
 }
 
 void Run::restore(const checkpoint::TrainingState& state) {
@@ -111,7 +115,7 @@ void Run::restore(const checkpoint::TrainingState& state) {
   if (begins_from_ == checkpoint_folder(step_)) saved_step_ = step_;
   strategy_.load(begins_from_);
   if (state.ranks != strategy_.processes())
-    torch::manual_seed(stream_seed(options_.seed + step_, seed_stream_of_rank(world_.rank())));
+    torch::manual_seed(stream_seed(options_.seed + step_, seed_stream_of_rank(strategy_.draws())));
   restore_best(state);
 }
 
@@ -148,9 +152,9 @@ void Run::make_step() {
   const std::chrono::duration<double> update = Pace::Clock::now() - update_began;
   const double waited = strategy_.handle().seconds_waited() - waited_before;
   // Rows that count for this rank's loss: one rank speaks for all where all have the same one.
-  const bool is_loss_of_all = strategy_.takes_whole_batch();
+  const bool is_loss_of_all = strategy_.computes_slots();
   const std::int64_t own_rows = is_loss_of_all && !world_.is_root() ? 0 : rows_in(batch);
-  std::int64_t rows = rows_in(batch) * world_.size();
+  std::int64_t rows = rows_in(batch) * strategy_.learners().size();
   loss_ = loss;  // this rank's, until they meet
   if (strategy_.waits_each_step() || is_meeting()) rows = agree(loss, own_rows);
   if (is_meeting()) strategy_.meet(needs_model());
@@ -172,7 +176,8 @@ bool Run::is_meeting() const { return needs_model() || step_ % options_.log_ever
 // The mean over this rank's rows. Gradients are averaged over ranks, so where ranks have other
 // numbers of rows each counts by its own.
 double Run::backward(const Batch& batch, const std::vector<std::int64_t>& rows_of_all) {
-  if (strategy_.takes_whole_batch()) return strategy_.backward_whole(batch, step_, scaler_);
+  if (strategy_.computes_slots()) return strategy_.backward_slots(batch, step_, scaler_);
+  if (strategy_.cuts_batches()) return strategy_.backward(batch, 1, scaler_);
   const auto rows = static_cast<double>(rows_in(batch));
   double of_rank = 1;
   if (!rows_of_all.empty())
@@ -234,7 +239,7 @@ std::int64_t Run::agree(double loss, std::int64_t rows) {
   if (!std::isfinite(loss_))
     throw CommonFailure(
         formatted("step {}: expected a finite loss, found {} (lr {})", step_, loss_, lr_), 0);
-  return std::llround(values[1]);
+  return std::llround(values[1] * strategy_.learners().size() / world_.size());
 }
 
 bool Run::is_due(std::int64_t every) const {

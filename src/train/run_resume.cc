@@ -123,7 +123,7 @@ void Run::load_data(const std::optional<checkpoint::TrainingState>& state) {
   try {
     // Of an elastic run each rank reads all rows of a batch, whoever computes them.
     const bool is_there = has_round() && std::exchange(*in_.has_data, true);
-    if (!is_there) task_.load(options_, options_.elastic ? Group() : world_);
+    if (!is_there) task_.load(options_, options_.elastic ? Group() : strategy_.learners());
   } catch (const BadInput& error) {
     throw BadInput(error.what() + configuration_.place_of_data());
   }

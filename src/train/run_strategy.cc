@@ -4,6 +4,7 @@
 #include "train/communication.h"
 #include "train/elastic_strategy.h"
 #include "train/local_strategy.h"
+#include "train/mesh_strategy.h"
 #include "train/own_copies_strategy.h"
 
 #include <lockstep/parallel/threads/data_parallel.h>
@@ -80,6 +81,8 @@ std::unique_ptr<RunStrategy> make_local_strategy(const Options& options, Task& t
   if (options.elastic) return std::make_unique<ElasticStrategy>(options, task, world);
   if (options.strategy == "dp") return std::make_unique<DeviceStrategy>(options, task, world);
   if (has_own_copies(options)) return std::make_unique<OwnCopiesStrategy>(options, task, world);
+  if (division_of(options, world.size()).is_model_parallel())
+    return make_mesh_strategy(options, task, world);
   return std::make_unique<LocalStrategy>(options, task, world);
 }
 

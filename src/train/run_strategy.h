@@ -38,6 +38,16 @@ class RunStrategy {
   // Null where other processes update: then save() alone can save.
   [[nodiscard]] virtual torch::optim::Optimizer* optimizer() { return nullptr; }
 
+  // The ranks that have rows of their own, of which this is one, or computes with one: known from
+  // the beginning.
+  [[nodiscard]] virtual const Group& learners() const = 0;
+  // Which random numbers this rank draws: others than ranks that compute other things.
+  [[nodiscard]] virtual int draws() const { return learners().rank(); }
+  // Whether backward() is given this rank's whole batch, and cuts it into micro-batches itself.
+  [[nodiscard]] virtual bool cuts_batches() const { return false; }
+  // Task::measure() of a model that ranks compute together.
+  [[nodiscard]] virtual Totals measure(const Batch& batch) = 0;
+
   // Forward and backward of a micro-batch. Returns its loss times `share`, by which it counts.
   [[nodiscard]] virtual double backward(const Batch& part, double share,
                                         optim::GradScaler& scaler) = 0;
@@ -47,8 +57,8 @@ class RunStrategy {
   // Whether every rank is given the rows of all ranks, and they divide the work themselves: then
   // the second function is called once a step, instead of backward(), and returns the loss of all
   // rows.
-  [[nodiscard]] virtual bool takes_whole_batch() const { return false; }
-  [[nodiscard]] virtual double backward_whole(const Batch& /*batch*/, std::int64_t /*step*/,
+  [[nodiscard]] virtual bool computes_slots() const { return false; }
+  [[nodiscard]] virtual double backward_slots(const Batch& /*batch*/, std::int64_t /*step*/,
                                               optim::GradScaler& /*scaler*/) {
     return 0;
   }
@@ -82,8 +92,9 @@ class RunStrategy {
   [[nodiscard]] virtual std::vector<std::pair<std::string, std::string>> results() { return {}; }
 };
 
-// Every rank updates what it has: DistributedDataParallel, fully_shard(), copies of their own with
-// --local-sgd and --diloco, and with --strategy dp the threads of one rank. The task outlives it.
+// Every rank updates what it has: DistributedDataParallel, fully_shard(), a mesh of axes pp and tp,
+// copies of their own with --local-sgd and --diloco, and with --strategy dp the threads of one
+// rank. Collective. The task and the options outlive it.
 [[nodiscard]] std::unique_ptr<RunStrategy> make_local_strategy(const Options& options, Task& task,
                                                                const Group& world);
 

@@ -61,11 +61,11 @@ SavedModel described_model(const fs::path& file, const fs::path& bpe) {
                      .tensors = std::move(content.tensors),
                      .metadata = std::move(content.metadata)};
     task->check_tensors(saved.tensors);
-    if (auto gpt = std::dynamic_pointer_cast<GptTask>(task)) {
+    if (auto text = std::dynamic_pointer_cast<TextTask>(task)) {
       std::string tables = bpe.string();
       if (tables.empty()) tables = paths_of_run(saved)["bpe"];
       if (!bpe.empty() || fs::exists(tables)) set_path(*task, "bpe", tables);
-      saved.tokenizer = gpt->tokenizer();
+      saved.tokenizer = text->tokenizer();
     }
     return saved;
   } catch (const BadInput& error) {
@@ -121,6 +121,23 @@ void load_into(torch::nn::Module& module, const SavedModel& saved) {
   } catch (const BadInput& error) {
     throw BadInput(saved.file.string() + ": " + error.what());
   }
+}
+
+SavedLanguageModel language_model_of(const SavedModel& saved) {
+  auto text = std::dynamic_pointer_cast<TextTask>(saved.task);
+  check_input(text != nullptr, "{}: expected a gpt or llama, found a model of task {}",
+              saved.file.string(), saved.task->name());
+  SavedLanguageModel model{.module = text->make_model(),
+                           .generate =
+                               [text](const at::Tensor& ids, std::int64_t count,
+                                      const models::GenerateOptions& options) {
+                                 return text->generate(ids, count, options);
+                               },
+                           .block = text->block(),
+                           .plan = text->tensor_plan()};
+  load_into(*model.module, saved);
+  model.module->eval();
+  return model;
 }
 
 models::Gpt gpt_of(const SavedModel& saved) {

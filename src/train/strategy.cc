@@ -7,6 +7,7 @@
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
+#include <lockstep/parallel/tensor/parallelize.h>
 
 #include <algorithm>
 #include <array>
@@ -18,8 +19,10 @@
 namespace lockstep::train {
 namespace {
 
+constexpr std::string_view stages_axis = "pp";
 constexpr std::string_view copies_axis = "dp";
 constexpr std::string_view shards_axis = "fsdp";
+constexpr std::string_view tensor_axis = "tp";
 
 std::optional<c10::ScalarType> dtype_of(const std::string& word) {
   if (word == "bf16") return at::kBFloat16;
@@ -51,7 +54,7 @@ ShardOptions shard_options(const Options& options, const Task& task) {
 std::vector<MeshAxis> axes_of(const Options& options, int ranks) {
   try {
     std::vector<MeshAxis> axes = parse_axes(options.mesh);
-    constexpr std::array known{copies_axis, shards_axis};
+    constexpr std::array known{stages_axis, copies_axis, shards_axis, tensor_axis};
     for (const MeshAxis& axis : axes)
       check_input(std::ranges::count(known, axis.name) > 0, "unknown axis '{}'; known: {}",
                   axis.name, listed(known, ", "));
@@ -69,11 +72,8 @@ int size_of(const std::vector<MeshAxis>& axes, std::string_view name) {
   return found == axes.end() ? 1 : found->size;
 }
 
-// Copies first, as fully_shard() takes them.
-Mesh mesh_of(const Division& division, const Group& group) {
-  Mesh mesh(group, division.axes);
-  if (division.axes.size() == 1 || division.axes.front().name == copies_axis) return mesh;
-  return mesh[{copies_axis, shards_axis}];
+bool has_axis(const Mesh& mesh, std::string_view name) {
+  return std::ranges::count(mesh.axes(), name, &MeshAxis::name) > 0;
 }
 
 void check_devices(const Options& options, int ranks) {
@@ -150,6 +150,8 @@ Division division_of(const Options& options, int ranks) {
     division.axes = axes_of(options, ranks);
     division.copies = size_of(division.axes, copies_axis);
     division.shards = size_of(division.axes, shards_axis);
+    division.stages = size_of(division.axes, stages_axis);
+    division.tensor = size_of(division.axes, tensor_axis);
     check_input(is_divided || division.shards == 1,
                 "--mesh {}: fsdp needs --shard optimizer, gradients or full; --shard none makes "
                 "copies (dp) only",
@@ -158,7 +160,7 @@ Division division_of(const Options& options, int ranks) {
                 "--mesh {}: expected an axis fsdp, over which --shard {} divides the model",
                 options.mesh, options.shard);
   }
-  check_input(!options.reduce_in_step || division.copies == 1,
+  check_input(!options.reduce_in_step || (division.copies == 1 && !division.is_model_parallel()),
               "--reduce-in-step needs all ranks on the axis fsdp, found --mesh {}", options.mesh);
   return division;
 }
@@ -167,20 +169,101 @@ std::optional<c10::ScalarType> compute_dtype(const Options& options) {
   return dtype_of(options.precision);
 }
 
+void check_axes(const Options& options, const Task& task, const Division& division) {
+  const auto needs = [&](bool given, const char* option, std::string_view axis) {
+    check_input(!given || size_of(division.axes, axis) > 1 ||
+                    std::ranges::count(division.axes, axis, &MeshAxis::name) > 0,
+                "{} needs an axis {} in --mesh, found {}", option, axis,
+                options.mesh.empty() ? "no --mesh" : "--mesh " + options.mesh);
+  };
+  needs(options.pipeline != Options().pipeline, "--pipeline", stages_axis);
+  needs(options.sequence_parallel, "--sequence-parallel", tensor_axis);
+  for (const auto& [is_given, name] : {std::pair(options.hook != "none", "--hook"),
+                                       std::pair(options.sync_batch_norm, "--sync-batch-norm"),
+                                       std::pair(options.uneven, "--uneven")})
+    check_input(!is_given || !division.is_model_parallel(),
+                "{}: expected ranks that have the whole model, without pp and tp, found --mesh {}",
+                name, options.mesh);
+  check_input(options.checkpoint_every == 0 || !task.units().empty(),
+              "--checkpoint-every {}: the task {} names no blocks (Task::units())",
+              options.checkpoint_every, task.name());
+  check_input(options.checkpoint_every == 0 || options.strategy == "ddp",
+              "--checkpoint-every {} needs --strategy ddp, found --strategy {}",
+              options.checkpoint_every, options.strategy);
+  check_input(division.stages == 1 || (options.sample == 0 && options.sample_every == 0),
+              "--sample: no rank of a pipeline has the whole model: expected --mesh without pp, "
+              "found --mesh {}",
+              options.mesh);
+}
+
+std::optional<Mesh> learners_of(const Mesh& mesh) {
+  std::vector<std::string> names;
+  for (const std::string_view name : {copies_axis, shards_axis})
+    if (has_axis(mesh, name)) names.emplace_back(name);
+  if (names.empty()) return std::nullopt;
+  if (names.size() == mesh.axes().size() && mesh.axes().front().name == names.front()) return mesh;
+  return mesh.sub_mesh(names);
+}
+
+namespace {
+
+// Copies and shards of a model, or of what tensor parallelism gives a rank of it.
+Handle outer_handle(const Options& options, const Task& task, const torch::nn::Module& model,
+                    std::shared_ptr<torch::nn::Module> part, const Mesh& learners,
+                    const std::vector<std::string>& tied,
+                    const std::shared_ptr<CommunicationHook>& hook) {
+  if (options.shard == "none")
+    return DistributedDataParallel(std::move(part), learners, {.hook = hook});
+  ShardOptions how = shard_options(options, task);
+  how.units.insert(how.units.end(), tied.begin(), tied.end());
+  how.units = stage_units(how.units, model, *part);
+  return fully_shard(std::move(part), learners, how);
+}
+
+}  // namespace
+
+Handle make_handle_on(const Options& options, const Task& task, const torch::nn::Module& model,
+                      std::shared_ptr<torch::nn::Module> stage, const Mesh& mesh,
+                      const std::vector<std::string>& tied,
+                      const std::shared_ptr<CommunicationHook>& hook) {
+  const std::optional<Mesh> learners = learners_of(mesh);
+  if (!has_axis(mesh, tensor_axis)) {
+    if (learners)
+      return outer_handle(options, task, model, std::move(stage), *learners, tied, hook);
+    return DistributedDataParallel(std::move(stage), Group());
+  }
+  const TensorPlan plan = task.tensor_plan();
+  check_input(!plan.empty(),
+              "--mesh {}: the task {} has no plan for tensor parallelism (Task::tensor_plan())",
+              options.mesh, task.name());
+  TensorParallelOptions how{.sequence_parallel = options.sequence_parallel};
+  if (learners) {
+    // The module of parts lives in the handle.
+    how.strategy = [&options, &task, &model, learners, tied, hook](torch::nn::Module& parts) {
+      std::shared_ptr<torch::nn::Module> unowned(std::shared_ptr<void>(), &parts);
+      return outer_handle(options, task, model, std::move(unowned), *learners, tied, hook);
+    };
+    std::vector<std::string> names;
+    for (const MeshAxis& axis : mesh.axes())
+      if (axis.name != stages_axis) names.push_back(axis.name);
+    how.mesh = names.size() == mesh.axes().size() ? mesh : mesh.sub_mesh(names);
+  }
+  torch::nn::Module& part = *stage;
+  return parallelize(std::move(stage), mesh[tensor_axis], stage_plan(plan, model, part), how);
+}
+
 Handle make_handle(const Options& options, const Task& task,
                    std::shared_ptr<torch::nn::Module> module, const Group& group,
                    std::shared_ptr<CommunicationHook> hook) {
   const Division division = division_of(options, group.size());
-  std::optional<Mesh> mesh;
-  if (!division.axes.empty()) mesh = mesh_of(division, group);
-  if (options.shard == "none") {
-    const DataParallelOptions how{.hook = std::move(hook)};
-    if (mesh) return DistributedDataParallel(std::move(module), *mesh, how);
-    return DistributedDataParallel(std::move(module), group, how);
+  if (!division.axes.empty()) {
+    const torch::nn::Module& model = *module;
+    return make_handle_on(options, task, model, std::move(module), Mesh(group, division.axes), {},
+                          hook);
   }
-  ShardOptions how = shard_options(options, task);
-  if (mesh) return fully_shard(std::move(module), *mesh, how);
-  return fully_shard(std::move(module), group, how);
+  if (options.shard == "none")
+    return DistributedDataParallel(std::move(module), group, {.hook = std::move(hook)});
+  return fully_shard(std::move(module), group, shard_options(options, task));
 }
 
 // What is offloaded is in files, and the optimizer's state with it.

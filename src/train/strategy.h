@@ -3,6 +3,7 @@
 
 #include <lockstep/comm/group.h>
 #include <lockstep/layout/mesh_layout.h>
+#include <lockstep/mesh/mesh.h>
 #include <lockstep/parallel/data/communication_hook.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/train/options.h>
@@ -15,15 +16,23 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace lockstep::train {
 
-// The ranks are `copies` times as many as divide one model between them.
+// The ranks are stages * copies * shards * tensor many.
 struct Division {
   std::vector<MeshAxis> axes;  // as --mesh has them, sizes known; empty: there is none
-  int copies = 1;
-  int shards = 1;
+  int copies = 1;              // dp
+  int shards = 1;              // fsdp
+  int stages = 1;              // pp
+  int tensor = 1;              // tp
+
+  // Whether one model is computed by several ranks together.
+  [[nodiscard]] bool is_model_parallel() const { return stages * tensor > 1; }
+  // Ranks, or sets of ranks, that have rows of their own.
+  [[nodiscard]] int learners() const { return copies * shards; }
 };
 
 // With --strategy ps: how many of the ranks keep parameters; with another one 0.
@@ -38,14 +47,27 @@ void check_strategy(const Options& options, int ranks);
 // BadInput for axes that are unknown, do not make `ranks`, or do not fit --shard.
 [[nodiscard]] Division division_of(const Options& options, int ranks);
 
+// BadInput for options of axes that are not there, or that the task cannot have.
+void check_axes(const Options& options, const Task& task, const Division& division);
+
 // Which dtype parameters and data are computed with; none: their own.
 [[nodiscard]] std::optional<c10::ScalarType> compute_dtype(const Options& options);
 
-// Collective: the handle that the options ask for, on the task's model. `hook` is for
-// DistributedDataParallel.
+// Collective: the handle that the options ask for, on the task's model; not with several stages.
+// `hook` is for DistributedDataParallel.
 [[nodiscard]] Handle make_handle(const Options& options, const Task& task,
                                  std::shared_ptr<torch::nn::Module> module, const Group& group,
                                  std::shared_ptr<CommunicationHook> hook = nullptr);
+
+// The same for a model whose ranks are those of a mesh of all axes of --mesh, or for a stage of
+// `model`. `tied`: modules of several stages, which are units of their own.
+[[nodiscard]] Handle make_handle_on(const Options& options, const Task& task,
+                                    const torch::nn::Module& model,
+                                    std::shared_ptr<torch::nn::Module> stage, const Mesh& mesh,
+                                    const std::vector<std::string>& tied = {},
+                                    const std::shared_ptr<CommunicationHook>& hook = nullptr);
+// The axes dp and fsdp of it, copies first; absent where it has neither.
+[[nodiscard]] std::optional<Mesh> learners_of(const Mesh& mesh);
 
 // Bytes of parameters, gradients and optimizer state that this rank holds now.
 [[nodiscard]] std::int64_t bytes_held(const Handle& handle,

@@ -40,6 +40,8 @@ class WorkerStrategy : public RunStrategy {
             const checkpoint::SaveOptions& options) override;
   void load(const std::filesystem::path& folder) override;
   int processes() const override { return all_.size(); }
+  const Group& learners() const override { return workers_; }
+  Totals measure(const Batch& batch) override { return task_.measure(batch); }
   std::int64_t bytes_held() override { return handle_.memory().kept(); }
   std::vector<std::pair<std::string, std::string>> results() override;
 

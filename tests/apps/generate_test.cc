@@ -75,6 +75,22 @@ TEST_F(GenerateProgram, TheSameSeedGivesTheSameText) {
   EXPECT_NE(generate(words + "2").output, one.output);
 }
 
+// Two ranks compute every layer together, and rank 0 writes.
+TEST_F(GenerateProgram, RanksOfTensorParallelismWriteTheSameText) {
+  const std::string words = "runs/mine --prompt abac --tokens 40 --greedy";
+  const ShellResult one = generate(words);
+  ASSERT_EQ(one.exit_code, 0) << one.output;
+  const ShellResult two =
+      in_folder("lockstep run -n 2 " LOCKSTEP_PROGRAM_DIR "/lockstep generate --mesh tp=2 " +
+                words + " 2>&1");
+  EXPECT_EQ(two.exit_code, 0) << two.output;
+  EXPECT_NE(two.output.find(one.output.substr(0, one.output.find('\n'))), std::string::npos)
+      << two.output;
+  const ShellResult alone = generate("--mesh tp=2 " + words);
+  EXPECT_NE(alone.output.find("--mesh tp=2: expected 2 ranks, found 1"), std::string::npos)
+      << alone.output;
+}
+
 TEST_F(GenerateProgram, ReadsThePromptFromStandardInput) {
   ShellResult piped = shell("printf 'abacus ∞' | " + program("lockstep-generate") + " " +
                             (*folder_ / "runs/mine").string() + " --prompt - --tokens 7 --greedy");

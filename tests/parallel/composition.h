@@ -93,11 +93,11 @@ class Composed {
     return all.item<double>();
   }
 
- private:
   [[nodiscard]] bool has(const std::string& name) const {
     return std::ranges::any_of(how_.axes, [&](auto& one) { return one.name == name; });
   }
 
+ private:
   Handle outer(torch::nn::Module& part) {
     if (!has("fsdp"))
       return DistributedDataParallel(part, mesh_["dp"],

@@ -4,6 +4,8 @@
 
 #include "support/torch/engine_test.h"
 
+#include <lockstep/layout/shard_range.h>
+
 #include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
@@ -86,6 +88,124 @@ INSTANTIATE_TEST_SUITE_P(Axes, Compositions, testing::ValuesIn(pairs_and_triples
                                letter = '_';
                            return name;
                          });
+
+// Grouped queries, and no weight that is tied. The norm is over all axes.
+TEST(LlamaCompositions, StepsAreThoseOfOneProcess) {
+  models::LlamaOptions options;
+  options.layers = 2;
+  options.heads = 4;
+  options.key_value_heads = 2;
+  options.width = 24;
+  options.hidden = 40;
+  options.block = 13;
+  options.vocabulary = 37;
+  const auto make = [&] { return models::Llama(options); };
+  for (const std::vector<MeshAxis>& axes : {std::vector<MeshAxis>{{"tp", 2}},
+                                            {{"fsdp", 2}, {"tp", 2}},
+                                            {{"pp", 2}, {"fsdp", 2}, {"tp", 2}}}) {
+    const Composition how{.axes = axes, .checkpoints = true};
+    run_group(Engine::local, ranks_of(how), [&](Group world) {
+      auto plain = made_alike(make, at::kDouble);
+      Composed<models::Llama> composed(made_alike(make, at::kDouble), llama_tensor_plan(options),
+                                       {"model.layers.*"}, std::move(world), how);
+      for (int step = 0; step < 2; ++step) {
+        const TokenBatch batch(step, 16);
+        composed.all().zero_grad();
+        plain->zero_grad();
+        const at::Tensor expected = plain->loss(batch.ids, batch.targets);
+        EXPECT_NEAR(composed.step(batch.ids, batch.targets), expected.item<double>(), 1e-11);
+        expected.backward();
+        const double norm = torch::nn::utils::clip_grad_norm_(plain->parameters(), 1e9);
+        EXPECT_NEAR(composed.all().clip_grad_norm(1e9), norm, 1e-9 * norm) << text_of(how);
+      }
+    });
+  }
+}
+
+TEST(LlamaCompositions, HeadsOfKeysThatDoNotDivideAreOneLine) {
+  models::LlamaOptions options;
+  options.heads = 4;
+  options.key_value_heads = 2;
+  const models::Llama model(options);
+  try {
+    (void)describe(llama_tensor_plan(options), *model, 4);
+    ADD_FAILURE() << "expected an error";
+  } catch (const InvalidArgument& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "parallelize: model.layers.0.self_attn.k_proj.weight: expected a number of heads "
+              "that 4 ranks divide, found 2");
+  }
+}
+
+// What this rank has of a parameter before it is sharded, by the plan.
+std::int64_t bytes_of_part(const NamedParameter& parameter, int ranks, int rank) {
+  const auto& [name, tensor, aliases] = parameter;
+  const bool is_row_bias = name.ends_with("c_proj.bias");
+  const bool is_cut = !is_row_bias && (name.find("wte") != std::string::npos ||
+                                       name.find(".attn.") != std::string::npos ||
+                                       name.find(".mlp.") != std::string::npos);
+  if (!is_cut) return static_cast<std::int64_t>(tensor.nbytes());
+  const bool is_vocabulary = name.find("wte") != std::string::npos;
+  const std::int64_t rows = is_vocabulary ? tensor.size(0) : ranks;
+  return static_cast<std::int64_t>(tensor.nbytes()) / rows *
+         layout::shard_range(rows, ranks, rank).length();
+}
+
+// Which of `stages` equal stages have it; the tied embedding is in the first and the last one.
+bool is_in_stage(const std::string& name, int stage, int stages) {
+  const bool is_first = stage == 0, is_last = stage == stages - 1;
+  if (name.find("wte") != std::string::npos) return is_first || is_last;
+  if (name.find("wpe") != std::string::npos) return is_first;
+  if (name.find("ln_f") != std::string::npos) return is_last;
+  const int layer = std::stoi(name.substr(std::string("transformer.h.").size()));
+  return layer * stages / static_cast<int>(composed_gpt().layers) == stage;
+}
+
+class CompositionMemory : public testing::TestWithParam<Composition> {};
+
+// The formula of docs/composition.md by the handle's counters.
+TEST_P(CompositionMemory, ARankKeepsWhatTheFormulaSays) {
+  const Composition& how = GetParam();
+  run_group(Engine::local, ranks_of(how), [&](Group world) {
+    auto plain = made_alike([] { return models::Gpt(composed_gpt()); }, at::kFloat);
+    ComposedGpt composed = test::composed(std::move(world), how, at::kFloat);
+    const Mesh& mesh = composed.mesh();
+    const auto size = [&](const char* name) { return composed.has(name) ? mesh.size(name) : 1; };
+    const auto place = [&](const char* name) {
+      return composed.has(name) ? mesh.coordinate(name) : 0;
+    };
+    std::int64_t expected = 0, tensors = 0;
+    for (const NamedParameter& parameter : unique_parameters(*plain)) {
+      if (!is_in_stage(parameter.name, place("pp"), size("pp"))) continue;
+      expected += bytes_of_part(parameter, size("tp"), place("tp"));
+      ++tensors;
+    }
+    const HandleMemory memory = composed.all().memory();
+    // Tensors of a unit begin at cache lines, and shards are equally long.
+    const std::int64_t padding = size("fsdp") == 1 ? 0 : 64 * (tensors + 12 * size("fsdp"));
+    EXPECT_GE(memory.shards + memory.whole, expected / size("fsdp")) << text_of(how);
+    EXPECT_LE(memory.shards + memory.whole, (expected + padding) / size("fsdp")) << text_of(how);
+    const TokenBatch batch(1, 16);
+    (void)composed.step(batch.ids, batch.targets);
+    EXPECT_LE(composed.all().memory().gradients, memory.shards + memory.whole + padding)
+        << text_of(how);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Axes, CompositionMemory,
+    testing::Values(Composition{.axes = {{"tp", 2}}}, Composition{.axes = {{"tp", 4}}},
+                    Composition{.axes = {{"fsdp", 2}}}, Composition{.axes = {{"pp", 2}}},
+                    Composition{.axes = {{"pp", 4}}}, Composition{.axes = {{"dp", 2}, {"tp", 2}}},
+                    Composition{.axes = {{"fsdp", 2}, {"tp", 2}}},
+                    Composition{.axes = {{"pp", 2}, {"fsdp", 2}}},
+                    Composition{.axes = {{"pp", 2}, {"fsdp", 2}, {"tp", 2}}}),
+    [](const testing::TestParamInfo<Composition>& info) {
+      std::string name = text_of(info.param);
+      for (char& letter : name)
+        if (std::isalnum(static_cast<unsigned char>(letter)) == 0) letter = '_';
+      return name;
+    });
 
 }  // namespace
 }  // namespace lockstep

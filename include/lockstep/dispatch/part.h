@@ -49,6 +49,15 @@ class Division {
   // The same for the largest; NaN where a rank has NaN.
   [[nodiscard]] double largest(double number);
 
+  // The two halves of these, for several divisions that end with the same ranks: numbers are
+  // combined inside each division, then with each other, and once over the last ranks, which may
+  // have other numbers of divisions.
+  [[nodiscard]] double sum_inside(double number);
+  [[nodiscard]] double largest_inside(double number);
+  [[nodiscard]] const Group* last_ranks() const;
+  [[nodiscard]] double sum_over_last(double number);
+  [[nodiscard]] double largest_over_last(double number);
+
  private:
   std::shared_ptr<Group> ranks_;  // null where there is an outer division
   std::shared_ptr<Division> inner_, outer_;

@@ -1,4 +1,4 @@
-// Text that a gpt makes up, passed on while it is made.
+// Text that a gpt or another model of texts makes up, passed on while it is made.
 #pragma once
 
 #include <lockstep/data/tokenizer.h>
@@ -29,6 +29,13 @@ struct GenerationOptions {
 // BadInput as check_prompt().
 void generate_text(models::Gpt model, const data::Tokenizer& tokenizer,
                    const GenerationOptions& options,
+                   const std::function<void(std::string_view)>& take);
+
+// The same with any model: `generate` gives `count` tokens behind these, of which it sees `block`.
+using GenerateTokens = std::function<at::Tensor(const at::Tensor& ids, std::int64_t count,
+                                                const models::GenerateOptions& options)>;
+void generate_text(const GenerateTokens& generate, std::int64_t block,
+                   const data::Tokenizer& tokenizer, const GenerationOptions& options,
                    const std::function<void(std::string_view)>& take);
 
 // BadInput when there is no prompt, or it has a character that is not in the vocabulary; names the

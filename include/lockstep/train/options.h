@@ -99,13 +99,18 @@ struct Options {
   bool uneven = false;
 
   // How the ranks divide the model between them; none: every rank has all of it.
-  std::string shard = "none";   // none, optimizer, gradients, full: ShardLevel
-  std::string mesh;             // "dp=2,fsdp=-1": copies, and shards of each; empty: all ranks
-  bool node_shared = false;     // what ranks of one host share is there once
-  bool reduce_in_step = false;  // gradients are summed where the update reads them
-  std::string offload;          // a folder for what is not in use; empty: it stays in memory
-  bool deferred = false;        // no rank ever has all of a new model in memory
-  std::int64_t prefetch = 1;    // units that are gathered ahead of their use
+  std::string shard = "none";  // none, optimizer, gradients, full: ShardLevel
+  // "pp=2,dp=2,fsdp=2,tp=2": stages, copies, shards of each copy, and ranks that compute each layer
+  // together; -1: what is left; empty: all ranks on one axis.
+  std::string mesh;
+  std::string pipeline = "1f1b";      // of pp: a schedule's name (plan::make_schedule())
+  bool sequence_parallel = false;     // of tp: activations between layers are cut too
+  std::int64_t checkpoint_every = 0;  // activations of every nth block are computed again; 0: none
+  bool node_shared = false;           // what ranks of one host share is there once
+  bool reduce_in_step = false;        // gradients are summed where the update reads them
+  std::string offload;                // a folder for what is not in use; empty: it stays in memory
+  bool deferred = false;              // no rank ever has all of a new model in memory
+  std::int64_t prefetch = 1;          // units that are gathered ahead of their use
 
   // Which floating-point numbers. Parameters are float32 where they are updated and saved.
   std::string precision = "fp32";  // what parameters and data are computed with: fp32, bf16, fp16

@@ -7,6 +7,8 @@
 #include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/data/tokenizer.h>
 #include <lockstep/models/gpt.h>
+#include <lockstep/parallel/tensor/plan.h>
+#include <lockstep/train/generation.h>
 #include <lockstep/train/task.h>
 
 #include <torch/nn/module.h>
@@ -26,7 +28,7 @@ struct SavedModel {
   std::filesystem::path file;
   std::shared_ptr<Task> task;                // with the settings of the model
   std::int64_t step = 0;                     // updates that were made
-  std::optional<data::Tokenizer> tokenizer;  // of a gpt
+  std::optional<data::Tokenizer> tokenizer;  // of a task of texts
   checkpoint::NamedTensors tensors;
   checkpoint::Metadata metadata;
 };
@@ -52,6 +54,16 @@ struct SavedModel {
 // Puts the tensors into a module of that model. BadInput names the file and a tensor that is
 // missing, unknown, of another shape, or holds inf or NaN; the module is then as it was.
 void load_into(torch::nn::Module& module, const SavedModel& saved);
+
+// A model that predicts the next token, of any task of texts.
+struct SavedLanguageModel {
+  std::shared_ptr<torch::nn::Module> module;
+  GenerateTokens generate;  // by the module
+  std::int64_t block = 0;   // tokens that it sees
+  TensorPlan plan;          // for tensor parallelism
+};
+// In evaluation mode. BadInput for another task, and as load_into().
+[[nodiscard]] SavedLanguageModel language_model_of(const SavedModel& saved);
 
 // A gpt, in evaluation mode. BadInput for another task, and as load_into().
 [[nodiscard]] models::Gpt gpt_of(const SavedModel& saved);

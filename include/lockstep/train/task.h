@@ -27,6 +27,8 @@
 
 #include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/comm/group.h>
+#include <lockstep/parallel/pipeline/stage.h>
+#include <lockstep/parallel/tensor/plan.h>
 #include <lockstep/train/evaluation.h>
 #include <lockstep/train/options.h>
 #include <lockstep/train/settings.h>
@@ -114,6 +116,15 @@ class Task {
   // The modules of which each is one unit when the model is sharded (ShardOptions::units); empty:
   // the model is one unit, which is right for small ones only.
   [[nodiscard]] virtual std::vector<std::string> units() const { return {}; }
+  // After load() or load_validation(): how ranks of tensor parallelism cut the model; by default
+  // not at all, and --mesh tp is refused.
+  [[nodiscard]] virtual TensorPlan tensor_plan() const { return {}; }
+  // After make_model(): its loss as pieces, which a pipeline cuts into stages, and loss() of what
+  // the last one gives; by default there are none, and --mesh pp is refused.
+  [[nodiscard]] virtual std::vector<ModelPiece> pieces() const { return {}; }
+  [[nodiscard]] virtual at::Tensor pipeline_loss(const Tensors& outputs, const Tensors& targets);
+  // By how much a batch's mean loss counts in measure(); by default its rows.
+  [[nodiscard]] virtual double weight_of(const Batch& batch) const;
   // Before make_model() of a saved model: BadInput where the settings contradict its tensors, so
   // that no file makes a model larger than itself.
   virtual void check_tensors(const checkpoint::NamedTensors& /*tensors*/) const {}

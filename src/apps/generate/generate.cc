@@ -5,7 +5,10 @@
 #include "base/text.h"
 #include "base/visible.h"
 
+#include <lockstep/comm/init.h>
 #include <lockstep/hub/language_model.h>
+#include <lockstep/layout/mesh_layout.h>
+#include <lockstep/parallel/tensor/parallelize.h>
 #include <lockstep/train/generation.h>
 #include <lockstep/train/saved_model.h>
 
@@ -44,10 +47,47 @@ struct Given {
   std::optional<std::int64_t> new_tokens;
   std::optional<std::string> prompt, temperature;
   std::optional<std::int64_t> top_k;
+  std::string mesh;
   std::int64_t tokens = 200;
   std::int64_t seed = 1337;
   bool greedy = false;
 };
+
+// The ranks that compute a model together; this process alone where --mesh is not given.
+class Ranks {
+ public:
+  explicit Ranks(const std::string& mesh) {
+    if (mesh.empty()) return;
+    const std::vector<MeshAxis> axes = parse_axes(mesh);
+    check_input(axes.size() == 1 && axes.front().name == "tp",
+                "--mesh {}: expected one axis, tp, over which layers are cut", visible(mesh));
+    group_ = init();
+    const int wanted = axes.front().size;
+    check_input(wanted == -1 || wanted == group_.size(),
+                "--mesh {}: expected {} ranks, found {}: start them by lockstep run -n {} lockstep "
+                "generate ...",
+                mesh, wanted, group_.size(), wanted);
+    is_parallel_ = true;
+  }
+
+  // The handle is the caller's for as long as the model is used.
+  [[nodiscard]] TensorParallel divide(std::shared_ptr<torch::nn::Module> model,
+                                      const TensorPlan& plan) const {
+    if (!is_parallel_) return {};
+    return parallelize(std::move(model), group_, plan);
+  }
+  // On rank 0.
+  void write(std::string_view text) const {
+    if (group_.rank() == 0) apps::write_out(text);
+  }
+
+ private:
+  Group group_;
+  bool is_parallel_ = false;
+};
+
+TensorPlan plan_of(const models::Gpt& model) { return gpt_tensor_plan(model->options()); }
+TensorPlan plan_of(const models::Llama& model) { return llama_tensor_plan(model->options()); }
 
 // Very small ones would make infinite numbers of finite ones.
 double temperature_of(const std::string& text) {
@@ -83,6 +123,9 @@ CommandOptions declared(Given& given) {
   options.add({"top-k", "K", "draw among the K likeliest tokens only; 0: among all", "0"},
               [&](const std::string& text) { given.top_k = checked_number(text, 0, most_tokens); });
   options.add({"seed", "S", "which text", "1337"}, number_into(given.seed, 0, most_tokens));
+  options.add({"mesh", "AXES",
+               "tp=2: 2 ranks compute the model together (lockstep run -n 2 lockstep generate)"},
+              [&](const std::string& text) { given.mesh = text; });
   options.add({"greedy", "", "always the likeliest token"}, flag_into(given.greedy));
   return options;
 }
@@ -139,9 +182,11 @@ int generate_from_model(const Given& given) {
       .generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(given.seed))};
   if (given.temperature) options.temperature = temperature_of(*given.temperature);
   if (given.greedy) options.temperature = 0;
+  const Ranks ranks(given.mesh);
   hub::LanguageModel model = hub::load_language_model(*given.model);
   at::Tensor ids = std::visit(
       [&](auto& model) {
+        const TensorParallel parts = ranks.divide(model.ptr(), plan_of(model));
         return model->generate(ids_in(*given.tokens_text, model->options().vocabulary),
                                given.new_tokens.value_or(20), options);
       },
@@ -149,7 +194,7 @@ int generate_from_model(const Given& given) {
   std::string line;
   for (std::int64_t i = 0; i < ids.size(1); ++i)
     line += formatted("{}{}", i > 0 ? "," : "", ids[0][i].item<std::int64_t>());
-  apps::write_out(line + "\n");
+  ranks.write(line + "\n");
   return 0;
 }
 
@@ -158,8 +203,10 @@ std::string standard_input() {
 }
 
 int generate(const Given& given) {
+  const Ranks ranks(given.mesh);
   train::SavedModel saved = train::read_model(given.run, given.bpe);
-  models::Gpt model = train::gpt_of(saved);
+  const train::SavedLanguageModel model = train::language_model_of(saved);
+  const TensorParallel parts = ranks.divide(model.module, model.plan);
   train::GenerationOptions options{.tokens = given.tokens,
                                    .top_k = given.top_k.value_or(0),
                                    .seed = static_cast<std::uint64_t>(given.seed),
@@ -173,8 +220,9 @@ int generate(const Given& given) {
   } catch (const BadInput& error) {
     throw UsageError(error.what());
   }
-  train::generate_text(model, *saved.tokenizer, options, apps::write_out);
-  apps::write_out("\n");
+  train::generate_text(model.generate, model.block, *saved.tokenizer, options,
+                       [&](std::string_view text) { ranks.write(text); });
+  ranks.write("\n");
   return 0;
 }
 

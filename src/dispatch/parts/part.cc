@@ -29,9 +29,24 @@ int Division::size() const {
   return (inner_ ? inner_->size() : 1) * (outer_ ? outer_->size() : ranks_->size());
 }
 
-double Division::sum(double number) {
+double Division::sum(double number) { return sum_over_last(sum_inside(number)); }
+
+double Division::largest(double number) { return largest_over_last(largest_inside(number)); }
+
+double Division::sum_inside(double number) {
   if (inner_) number = inner_->sum(number);
-  if (outer_) return outer_->sum(number);
+  return outer_ ? outer_->sum_inside(number) : number;
+}
+
+double Division::largest_inside(double number) {
+  if (inner_) number = inner_->largest(number);
+  return outer_ ? outer_->largest_inside(number) : number;
+}
+
+const Group* Division::last_ranks() const { return outer_ ? outer_->last_ranks() : ranks_.get(); }
+
+double Division::sum_over_last(double number) {
+  if (outer_) return outer_->sum_over_last(number);
   if (ranks_->size() == 1) return number;
   at::Tensor all = at::full({1}, number, at::kDouble);
   ranks_->all_reduce(all, Op::sum, {.tag = "parts of a norm", .timeout = timeout_}).wait();
@@ -39,9 +54,8 @@ double Division::sum(double number) {
 }
 
 // Engines differ in what the maximum of a number and NaN is.
-double Division::largest(double number) {
-  if (inner_) number = inner_->largest(number);
-  if (outer_) return outer_->largest(number);
+double Division::largest_over_last(double number) {
+  if (outer_) return outer_->largest_over_last(number);
   if (ranks_->size() == 1) return number;
   bool is_nan = std::isnan(number);
   at::Tensor all = at::tensor({is_nan ? 0.0 : number, is_nan ? 1.0 : 0.0}, at::kDouble);

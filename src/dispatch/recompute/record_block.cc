@@ -162,6 +162,7 @@ void record(Call& call) {
   const Effect effect = effect_of(call, arguments, pass.changes ? nullptr : region.get());
   if (!effect.makes && !effect.writes_inside && !effect.writes_outside) return;
   if (pass.changes) {
+    if (region) region->note_writes(call.operation().schema(), arguments);
     pass.end(storages_in(arguments, call.key()));
     region.reset();
     if (pass.block < 0) return pass.leave();

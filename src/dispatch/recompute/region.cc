@@ -86,11 +86,15 @@ void Region::add(const Call& call, const torch::jit::Stack& arguments,
   Operation operation{.handle = call.operation(), .random = std::move(random)};
   take_arguments(operation, arguments);
   const auto& schema = call.operation().schema().arguments();
-  for (const Use& use : operation.uses)
-    if (is_written(schema[use.where.item])) {
-      operation.written.push_back(use.entry);
-      entries_[use.entry].is_changed = true;
+  for (const Use& use : operation.uses) {
+    Entry& entry = entries_[use.entry];
+    if (!is_written(schema[use.where.item])) {
+      entry.is_read = true;
+      continue;
     }
+    operation.written.push_back(use.entry);
+    entry.is_changed = entry.is_changed || entry.is_read;
+  }
   for (std::size_t i = 0; i < schema.size(); ++i)
     if (is_running_statistic(schema[i]) && arguments[i].isTensor() &&
         arguments[i].toTensor().defined())
@@ -160,6 +164,16 @@ void Region::take_results(Operation& operation, const Call& call,
     operation.made.push_back({where, entry});
   });
   std::ranges::move(results, stack.end() - static_cast<std::ptrdiff_t>(count));
+}
+
+void Region::note_writes(const c10::FunctionSchema& schema, const torch::jit::Stack& arguments) {
+  std::lock_guard lock(mutex_);
+  for_each_tensor_on(arguments, [&](StackIndex where, const at::Tensor& tensor) {
+    const Activation* activation = activation_of(memory_of(tensor, key_));
+    if (activation != nullptr && activation->region() == this &&
+        is_written(schema.arguments()[where.item]))
+      entries_[activation->number()].is_changed = true;
+  });
 }
 
 void Region::keep_all() {
@@ -291,8 +305,7 @@ class Region::Replay {
 void Region::pin(std::size_t number, bool writes) {
   std::lock_guard lock(mutex_);
   Entry& entry = entries_[number];
-  if (writes) entry.is_changed = true;
-  if (writes && has_ended_) entry.is_kept = true;
+  if (writes && has_ended_) entry.is_kept = entry.is_changed = true;
   if (entry.is_there) return;
   const bool in_backward = torch::autograd::get_current_graph_task_id() >= 0;
   std::vector<bool> wanted(entries_.size(), false);

@@ -51,6 +51,8 @@ class Region : public std::enable_shared_from_this<Region> {
   void add(const Call& call, const torch::jit::Stack& arguments, std::optional<RandomState> random);
   // Whether a tensor lies in a storage of this region.
   [[nodiscard]] bool has(const at::Tensor& tensor) const;
+  // An operation outside is about to be recorded elsewhere, and has written these of its arguments.
+  void note_writes(const c10::FunctionSchema& schema, const torch::jit::Stack& arguments);
   // Something outside was written: nothing until here can be computed again.
   void keep_all();
   // The block has been left: what lies in `used` is needed outside and stays.
@@ -64,7 +66,8 @@ class Region : public std::enable_shared_from_this<Region> {
     std::int64_t bytes = 0;
     bool is_there = true;
     bool is_kept = false;
-    bool is_changed = false;  // written after it was made
+    bool is_read = false;
+    bool is_changed = false;  // written after it was read
     at::Tensor memory = {};   // of a result that stays though nobody else may hold it
   };
   struct Use {  // of an entry by an operation

@@ -295,12 +295,16 @@ void PipelineState::load_state_dict(const std::map<std::string, at::Tensor>& ten
 }
 
 PipelineState::IsOwn PipelineState::own_parts() const {
-  std::set<std::string> had;  // and what other ranks have
+  std::set<std::string> elsewhere;
   for (const Entry& entry : entries_)
     if (ranks_[static_cast<std::size_t>(entry.stage)] != group_.rank())
-      had.insert(entry.names.front());
-  return [had = std::move(had)](const NamedPart& part) mutable {
-    return had.insert(part.name).second;
+      elsewhere.insert(entry.names.front());
+  // A strategy may give several parts of one tensor.
+  std::set<std::pair<std::string, std::vector<std::int64_t>>> had;
+  return [elsewhere = std::move(elsewhere), had = std::move(had)](const NamedPart& part) mutable {
+    std::vector<std::int64_t> place = part.slice.box.offsets;
+    place.insert(place.end(), {part.slice.range.begin, part.slice.range.end});
+    return !elsewhere.contains(part.name) && had.emplace(part.name, std::move(place)).second;
   };
 }
 

@@ -16,6 +16,7 @@
 #include "sys/heap.h"
 
 #include <lockstep/dispatch/deferral.h>
+#include <lockstep/dispatch/part.h>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
@@ -32,8 +33,10 @@ std::vector<layout::PlannedUnit> plan_of(const std::vector<NamedParameter>& para
                                          const ShardOptions& options) {
   std::vector<layout::UnitItem> items;
   for (const auto& [name, tensor, aliases] : parameters)
-    items.push_back(
-        {name, modules::kind_of(tensor) + (tensor.requires_grad() ? "" : ", frozen"), aliases});
+    items.push_back({name,
+                     modules::kind_of(tensor) + (tensor.requires_grad() ? "" : ", frozen") +
+                         (dispatch::part_of(tensor) != nullptr ? ", a part" : ""),
+                     aliases});
   std::vector<std::string> patterns;
   for (const UnitRule& rule : options.units) patterns.push_back(rule.pattern);
   return layout::plan_units(items, patterns);

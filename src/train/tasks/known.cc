@@ -3,6 +3,7 @@
 #include "base/nearest.h"
 #include "train/tasks/cifar.h"
 #include "train/tasks/gpt.h"
+#include "train/tasks/llama.h"
 #include "train/tasks/mlp.h"
 #include "train/tasks/mnist.h"
 
@@ -15,6 +16,7 @@ namespace lockstep::train {
 std::vector<std::unique_ptr<Task>> known_tasks() {
   std::vector<std::unique_ptr<Task>> tasks;
   tasks.push_back(std::make_unique<GptTask>());
+  tasks.push_back(std::make_unique<LlamaTask>());
   tasks.push_back(std::make_unique<MnistTask>());
   tasks.push_back(std::make_unique<CifarTask>());
   tasks.push_back(std::make_unique<MlpTask>());

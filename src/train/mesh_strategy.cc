@@ -1,0 +1,143 @@
+#include "train/mesh_strategy.h"
+
+#include "base/check.h"
+#include "train/local_strategy.h"
+#include "train/micro_batches.h"
+
+#include <lockstep/parallel/pipeline/language_models.h>
+#include <lockstep/parallel/pipeline/pipeline.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/tensor.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace lockstep::train {
+namespace {
+
+// Ranks of tensor parallelism around copies and shards of a model.
+class MeshStrategy : public LocalStrategy {
+ public:
+  MeshStrategy(const Options& options, Task& task, Group world, Mesh mesh)
+      : LocalStrategy(options, task, std::move(world)), mesh_(std::move(mesh)) {
+    if (const auto learners = learners_of(mesh_)) learners_ = learners->group();
+  }
+
+  const Group& learners() const override { return learners_; }
+
+ protected:
+  void make_handle(std::shared_ptr<torch::nn::Module> module) override {
+    const torch::nn::Module& model = *module;
+    handle_ = make_handle_on(options_, task_, model, std::move(module), mesh_);
+  }
+
+  Mesh mesh_;
+
+ private:
+  Group learners_;  // of one rank where there is neither an axis dp nor one fsdp
+};
+
+class PipelineStrategy final : public MeshStrategy {
+ public:
+  using MeshStrategy::MeshStrategy;
+
+  Handle& handle() override { return pipeline_; }
+  int draws() const override {
+    return learners().rank() * mesh_.size("pp") + mesh_.coordinate("pp");
+  }
+  bool cuts_batches() const override { return true; }
+
+  double backward(const Batch& part, double share, optim::GradScaler& scaler) override {
+    check(share == 1, "a pipeline takes a batch whole");
+    scale_ = scaler.enabled() ? scaler.state().scale : 1;
+    const Batch batch = cast_batch(part, compute_dtype(options_));
+    return pipeline_.step({batch.data}, {batch.target}).item<double>() / scale_;
+  }
+
+  // Of outputs, whose rows need not be those of micro-batches.
+  Totals measure(const Batch& batch) override {
+    at::NoGradGuard no_grad;
+    const std::int64_t rows = batch.data.size(0), least = options_.accumulate;
+    at::Tensor inputs = batch.data;
+    while (inputs.size(0) < least) inputs = at::cat({inputs, inputs});
+    const Tensors outputs = pipeline_.forward({inputs});
+    const double weight = task_.weight_of(batch);
+    double loss = 0;
+    if (!outputs.empty()) {
+      Tensors own;
+      for (const at::Tensor& output : outputs) own.push_back(output.narrow(0, 0, rows));
+      loss = task_.pipeline_loss(own, {batch.target}).item<double>();
+    }
+    at::Tensor sum = at::tensor({loss}, at::kDouble);
+    mesh_["pp"].all_reduce(sum, Op::sum, {.tag = "loss of an evaluation"}).wait();
+    return {.loss = sum.item<double>() * weight, .targets = weight};
+  }
+
+ private:
+  void make_handle(std::shared_ptr<torch::nn::Module> module) override {
+    module_ = std::move(module);
+    const std::vector<ModelPiece> pieces = task_.pieces();
+    check_input(!pieces.empty(), "--mesh {}: the task {} has no pieces for stages (Task::pieces())",
+                options_.mesh, task_.name());
+    std::map<std::string, int> uses;
+    for (const ModelPiece& piece : pieces)
+      for (const std::string& name : piece.modules)
+        if (++uses[name] == 2) tied_.push_back(name);
+    const bool has_two = options_.pipeline == "interleaved" || options_.pipeline == "zbv" ||
+                         options_.pipeline == "dualpipev";
+    const int count = mesh_.size("pp") * (has_two ? 2 : 1);
+    const auto blocks = static_cast<int>(pieces.size()) - 2;
+    check_input(blocks >= count,
+                "--mesh {}: {} stages of --pipeline {} need as many blocks, found {}",
+                options_.mesh, count, options_.pipeline, blocks);
+    const std::vector<Stage> stages = split(*module_, pieces, even_points(pieces, count));
+    const plan::Schedule schedule = schedule_of(count);
+    PipelineOptions how{.all_ranks = mesh_.group()};
+    if (mesh_.axes().size() > 1)
+      how.strategy = [this](torch::nn::Module& stage) {
+        std::shared_ptr<torch::nn::Module> unowned(std::shared_ptr<void>(), &stage);
+        return make_handle_on(options_, task_, *module_, std::move(unowned), mesh_, tied_);
+      };
+    pipeline_ = Pipeline(
+        stages, schedule, mesh_["pp"],
+        [this](const Tensors& outputs, const Tensors& targets) {
+          at::Tensor loss = task_.pipeline_loss(outputs, targets);
+          if (compute_dtype(options_)) loss = loss.to(at::kFloat);
+          return scale_ == 1 ? loss : loss * scale_;
+        },
+        how);
+  }
+
+  [[nodiscard]] plan::Schedule schedule_of(int stages) const {
+    try {
+      return plan::make_schedule(
+          options_.pipeline,
+          {.stages = stages, .micro_batches = static_cast<int>(options_.accumulate)});
+    } catch (const InvalidArgument& error) {
+      throw BadInput(formatted("--pipeline {} with --accumulate {} micro-batches on --mesh {}: {}",
+                               options_.pipeline, options_.accumulate, options_.mesh,
+                               error.what()));
+    }
+  }
+
+  std::shared_ptr<torch::nn::Module> module_;
+  std::vector<std::string> tied_;  // modules of several pieces
+  Pipeline pipeline_;
+  double scale_ = 1;
+};
+
+}  // namespace
+
+std::unique_ptr<RunStrategy> make_mesh_strategy(const Options& options, Task& task,
+                                                const Group& world) {
+  const Division division = division_of(options, world.size());
+  Mesh mesh(world, division.axes);
+  if (division.stages > 1)
+    return std::make_unique<PipelineStrategy>(options, task, world, std::move(mesh));
+  return std::make_unique<MeshStrategy>(options, task, world, std::move(mesh));
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,107 @@
+// A hundred steps of a GPT on each mesh beside one process: the rows of the table of
+// docs/composition.md, which this prints.
+#include "parallel/composition.h"
+
+#include "support/torch/engine_test.h"
+
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <cmath>
+#include <iostream>
+#include <mutex>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+
+constexpr int steps = 100;
+
+// In float not Adam: it divides the gradient of a key's bias, which is rounding alone (softmax
+// takes it away), by its size.
+std::unique_ptr<torch::optim::Optimizer> optimizer_for(at::ScalarType dtype,
+                                                       std::vector<at::Tensor> parameters) {
+  if (dtype == at::kDouble)
+    return std::make_unique<torch::optim::AdamW>(std::move(parameters),
+                                                 torch::optim::AdamWOptions(0.003));
+  return std::make_unique<torch::optim::SGD>(std::move(parameters),
+                                             torch::optim::SGDOptions(0.03).momentum(0.9));
+}
+
+const std::vector<double>& losses_of_one(at::ScalarType dtype) {
+  static std::map<at::ScalarType, std::vector<double>> known;
+  auto& losses = known[dtype];
+  if (losses.empty())
+    losses = losses_of_one(dtype, steps, [&](std::vector<at::Tensor> parameters) {
+      return optimizer_for(dtype, std::move(parameters));
+    });
+  return losses;
+}
+
+// The largest relative difference of a loss.
+double difference(const Composition& how, at::ScalarType dtype) {
+  const std::vector<double>& expected = losses_of_one(dtype);
+  double largest = 0;
+  run_group(
+      Engine::local, ranks_of(how),
+      [&](Group world) {
+        const bool is_root = world.is_root();
+        ComposedGpt composed = test::composed(std::move(world), how, dtype);
+        const auto optimizer = optimizer_for(dtype, composed.all().parameters());
+        double own = 0;
+        for (int step = 0; step < steps; ++step) {
+          const TokenBatch batch(step % 7, 8);
+          composed.all().zero_grad();
+          const double loss = composed.step(batch.ids, batch.targets);
+          optimizer->step();
+          const double one = expected[static_cast<std::size_t>(step)];
+          own = std::max(own, std::abs(loss - one) / std::abs(one));
+        }
+        if (is_root) largest = own;
+      },
+      std::chrono::seconds(120));
+  return largest;
+}
+
+class Parity : public testing::TestWithParam<Composition> {};
+
+TEST_P(Parity, AHundredStepsAreThoseOfOneProcess) {
+  const double in_float = difference(GetParam(), at::kFloat);
+  const double in_double = difference(GetParam(), at::kDouble);
+  EXPECT_LE(in_float, 2e-6);
+  EXPECT_LE(in_double, 1e-12);
+  std::cout << "| " << text_of(GetParam()) << " | " << in_float << " | " << in_double << " |\n";
+}
+
+std::vector<Composition> rows() {
+  std::vector<Composition> all = {{.axes = {{"tp", 2}}},
+                                  {.axes = {{"tp", 4}}},
+                                  {.axes = {{"tp", 2}}, .sequence = true},
+                                  {.axes = {{"tp", 2}}, .checkpoints = true}};
+  for (const char* schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"})
+    all.push_back({.axes = {{"pp", 2}}, .schedule = schedule});
+  all.push_back({.axes = {{"pp", 4}}});
+  all.push_back({.axes = {{"dp", 2}, {"tp", 2}}});
+  all.push_back({.axes = {{"fsdp", 2}, {"tp", 2}}});
+  all.push_back({.axes = {{"fsdp", 2}, {"tp", 2}}, .checkpoints = true});
+  all.push_back({.axes = {{"pp", 2}, {"tp", 2}}});
+  all.push_back({.axes = {{"pp", 2}, {"fsdp", 2}}});
+  all.push_back({.axes = {{"pp", 2}, {"dp", 2}, {"tp", 2}}, .micro_batches = 2});
+  all.push_back(
+      {.axes = {{"pp", 2}, {"fsdp", 2}, {"tp", 2}}, .checkpoints = true, .micro_batches = 2});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, Parity, testing::ValuesIn(rows()),
+                         [](const testing::TestParamInfo<Composition>& info) {
+                           std::string name = text_of(info.param);
+                           for (char& letter : name)
+                             if (std::isalnum(static_cast<unsigned char>(letter)) == 0)
+                               letter = '_';
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,203 @@
+// `lockstep train` on meshes whose ranks compute one model together: the losses of one process, and
+// checkpoints that another mesh goes on from.
+#include <lockstep/train/trainer.h>
+
+#include "support/small_bpe.h"
+#include "support/temporary_folder.h"
+#include "train/messages.h"
+#include "train/runs.h"
+
+#include <lockstep/train/generation.h>
+#include <lockstep/train/saved_model.h>
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::train {
+namespace {
+
+using test::TemporaryFolder;
+
+struct OnMesh {
+  std::string mesh;
+  int ranks = 1;
+  std::string task = "gpt";
+  std::string pipeline = "1f1b";
+};
+
+std::string name_of(const OnMesh& one) {
+  std::string name = one.task + "_" + one.mesh + "_" + one.pipeline;
+  for (char& letter : name)
+    if (std::isalnum(static_cast<unsigned char>(letter)) == 0) letter = '_';
+  return name;
+}
+
+RunSetup text_run(const TemporaryFolder& folder, const std::string& task) {
+  test::write_tiny_text(folder / "text.txt");
+  RunSetup options = tiny(task, folder);
+  options.data = folder / "text.txt";
+  options.steps = 6;
+  options.layers = 4;
+  options.heads = 4;
+  options.width = 16;
+  options.block = 8;
+  options.warmup = 2;
+  options.eval_every = 3;
+  options.save_every = 3;
+  options.batch = 16;
+  options.accumulate = 4;
+  return options;
+}
+
+RunSetup on_mesh(RunSetup options, const OnMesh& mesh) {
+  options.out += "-" + name_of(mesh);
+  options.mesh = mesh.mesh;
+  options.pipeline = mesh.pipeline;
+  if (mesh.mesh.find("fsdp") != std::string::npos) options.shard = "full";
+  return options;
+}
+
+void expect_near_rows(const RunSetup& one, const RunSetup& other) {
+  auto expected = metrics_of(one.out), found = metrics_of(other.out);
+  ASSERT_EQ(expected.size(), found.size()) << other.out;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const double loss = expected[i]["loss"].get<double>();
+    EXPECT_NEAR(loss, found[i]["loss"].get<double>(), 2e-5 * loss) << other.out << " " << i;
+    if (!expected[i].contains("val_loss")) continue;
+    const double validation = expected[i]["val_loss"].get<double>();
+    EXPECT_NEAR(validation, found[i]["val_loss"].get<double>(), 2e-5 * validation) << other.out;
+  }
+  EXPECT_LT(distance(one.out, other.out), 1e-4) << other.out;
+}
+
+class MeshTraining : public testing::TestWithParam<OnMesh> {};
+
+TEST_P(MeshTraining, LossesAreThoseOfOneProcess) {
+  TemporaryFolder folder;
+  const RunSetup options = text_run(folder, GetParam().task);
+  run(1, options);
+  const RunSetup other = on_mesh(options, GetParam());
+  run(GetParam().ranks, other);
+  expect_near_rows(options, other);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Axes, MeshTraining,
+    testing::Values(OnMesh{"tp=2", 2}, OnMesh{"tp=4", 4}, OnMesh{"pp=2", 2},
+                    OnMesh{"pp=2", 2, "gpt", "zbv"}, OnMesh{"pp=4", 4}, OnMesh{"dp=2,tp=2", 4},
+                    OnMesh{"tp=2,fsdp=2", 4}, OnMesh{"pp=2,tp=2", 4}, OnMesh{"pp=2,dp=2", 4},
+                    OnMesh{"fsdp=2,pp=2", 4}, OnMesh{"dp=2,fsdp=2,tp=2", 8},
+                    OnMesh{"pp=2,fsdp=2,tp=2", 8}, OnMesh{"pp=2,dp=2,tp=2", 8},
+                    OnMesh{"tp=2", 2, "llama"}, OnMesh{"pp=2,fsdp=2,tp=2", 8, "llama"}),
+    [](const testing::TestParamInfo<OnMesh>& info) { return name_of(info.param); });
+
+struct Move {
+  OnMesh from, to;
+};
+
+class MeshResume : public testing::TestWithParam<Move> {};
+
+TEST_P(MeshResume, ARunGoesOnOnAnotherMesh) {
+  TemporaryFolder folder;
+  const RunSetup options = text_run(folder, "gpt");
+  run(1, options);
+  RunSetup first = on_mesh(options, GetParam().from);
+  first.steps = 6;
+  run(GetParam().from.ranks, first);
+  RunSetup second = cut_at(first, 3);
+  second.resume = true;
+  second.mesh = GetParam().to.mesh;
+  second.shard = second.mesh.find("fsdp") != std::string::npos ? "full" : "none";
+  run(GetParam().to.ranks, second);
+  EXPECT_LT(distance(options.out, second.out), 1e-4);
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, MeshResume,
+                         testing::Values(Move{{"tp=2", 2}, {"", 1}},
+                                         Move{{"", 1}, {"fsdp=2,tp=2", 4}},
+                                         Move{{"fsdp=2,tp=2", 4}, {"dp=2,tp=4", 8}},
+                                         Move{{"pp=2,fsdp=2,tp=2", 8}, {"pp=2,tp=2", 4}},
+                                         Move{{"pp=2,tp=2", 4}, {"pp=2,dp=2", 4}}),
+                         [](const testing::TestParamInfo<Move>& info) {
+                           return name_of(info.param.from) + "_to_" + name_of(info.param.to);
+                         });
+
+std::string refusal(const RunSetup& options, int ranks) {
+  return test::message_of([&] { check_run(options, ranks); });
+}
+
+TEST(MeshOptions, WhatDoesNotFitIsOneLine) {
+  TemporaryFolder folder;
+  RunSetup options = text_run(folder, "gpt");
+  options.pipeline = "zb-h1";
+  EXPECT_NE(refusal(options, 1).find("--pipeline needs an axis pp in --mesh, found no --mesh"),
+            std::string::npos);
+  options.pipeline = "1f1b";
+  options.mesh = "tp=2,pp=2";
+  EXPECT_NE(refusal(options, 2).find("the sizes multiply to 4, but the group has 2 ranks"),
+            std::string::npos);
+  options.mesh = "pp=2";
+  options.sample = 5;
+  EXPECT_NE(refusal(options, 2).find("--sample: no rank of a pipeline has the whole model"),
+            std::string::npos);
+}
+
+TEST(MeshOptions, WhatNeedsTheWholeModelIsRefusedOnPartsOfIt) {
+  TemporaryFolder folder;
+  for (const char* mesh : {"pp=2", "tp=2"}) {
+    const auto expect_refused = [&](const std::string& name, const auto& choose) {
+      RunSetup options = text_run(folder, "gpt");
+      options.mesh = mesh;
+      choose(options);
+      const std::string expected =
+          name + ": expected ranks that have the whole model, without pp and tp, found --mesh ";
+      EXPECT_NE(refusal(options, 2).find(expected + mesh), std::string::npos) << name << mesh;
+    };
+    expect_refused("--hook", [](RunSetup& options) { options.hook = "bf16"; });
+    expect_refused("--sync-batch-norm", [](RunSetup& options) { options.sync_batch_norm = true; });
+    expect_refused("--uneven", [](RunSetup& options) { options.uneven = true; });
+  }
+}
+
+TEST(MeshTrainingOfCopies, AHookIsThatOfTheSameRanksWithoutAMesh) {
+  TemporaryFolder folder;
+  RunSetup options = text_run(folder, "gpt");
+  options.hook = "powersgd:1";
+  run(2, options);
+  const RunSetup on_copies = on_mesh(options, {"dp=2", 2});
+  run(2, on_copies);
+  EXPECT_EQ(distance(options.out, on_copies.out), 0);
+  RunSetup without = on_mesh(options, {"dp=2", 2, "gpt", "1f1b"});
+  without.out += "-without";
+  without.hook = "none";
+  run(2, without);
+  EXPECT_GT(distance(options.out, without.out), 0);
+}
+
+TEST(MeshTrainingOfBytePairs, ALlamaOnTwoRanksLearnsThem) {
+  TemporaryFolder folder;
+  RunSetup options = text_run(folder, "llama");
+  test::write_small_bpe(folder.path());
+  options.vocabulary = "bpe";
+  options.bpe = folder.path();
+  run(1, options);
+  const RunSetup divided = on_mesh(options, {"tp=2", 2, "llama"});
+  run(2, divided);
+  expect_near_rows(options, divided);
+  const SavedModel saved = read_model(divided.out);
+  ASSERT_TRUE(saved.tokenizer.has_value());
+  EXPECT_NE(saved.tokenizer->bpe(), nullptr);
+  const SavedLanguageModel model = language_model_of(saved);
+  std::string text;
+  generate_text(model.generate, model.block, *saved.tokenizer,
+                {.prompt = "ab", .tokens = 5, .temperature = 0, .with_prompt = true},
+                [&](std::string_view more) { text += more; });
+  EXPECT_TRUE(text.starts_with("ab")) << text;
+}
+
+}  // namespace
+}  // namespace lockstep::train
