@@ -26,7 +26,7 @@ namespace lockstep::bench {
 namespace {
 
 constexpr int uncounted_tails = 2;
-constexpr double learning_rate = 1e-4;
+constexpr double tail_learning_rate = 1e-4;
 constexpr std::array<std::string_view, 2> kinds{"sharded", "replicated"};
 
 struct TailSizes {
@@ -65,7 +65,7 @@ class ShardedTail : public Tail {
         model_(std::make_shared<Flat>(sizes)),
         sharded_(fully_shard(model_, world_,
                              {.storage = ShardStorage::node_shared, .reduce_in_step = true})),
-        adamw_(sharded_.parameters(), torch::optim::AdamWOptions(learning_rate)) {}
+        adamw_(sharded_.parameters(), torch::optim::AdamWOptions(tail_learning_rate)) {}
 
   // All ranks may use what the others have updated when the time ends.
   double seconds() override {
@@ -97,7 +97,7 @@ class ReplicatedTail : public Tail {
       : world_(std::move(world)),
         flat_(world_.empty_shared({sizes.tensors * sizes.elements},
                                   at::TensorOptions().dtype(at::kFloat))),
-        adamw_(parameters_of(sizes, flat_), torch::optim::AdamWOptions(learning_rate)) {}
+        adamw_(parameters_of(sizes, flat_), torch::optim::AdamWOptions(tail_learning_rate)) {}
 
   double seconds() override {
     flat_.fill_(1e-3);

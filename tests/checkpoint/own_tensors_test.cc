@@ -22,12 +22,12 @@ namespace {
 namespace fs = std::filesystem;
 using test::TemporaryFolder;
 using test::Training;
-using OwnTensors = std::map<std::string, at::Tensor>;
+using NamedOwn = std::map<std::string, at::Tensor>;
 
 // Others on each rank, of several dtypes and shapes; rank 1 has none.
-OwnTensors own_of(int rank) {
+NamedOwn own_of(int rank) {
   if (rank == 1) return {};
-  OwnTensors own{{"error", at::arange(6).view({2, 3}).t() * (rank + 1)},
+  NamedOwn own{{"error", at::arange(6).view({2, 3}).t() * (rank + 1)},
                  {"step", at::full({1}, rank, at::kLong)},
                  {"half", at::ones({4}).to(at::kHalf) * rank},
                  {"nothing", at::empty({0, 3})}};
@@ -35,7 +35,7 @@ OwnTensors own_of(int rank) {
   return own;
 }
 
-void expect_same(const OwnTensors& found, const OwnTensors& expected) {
+void expect_same(const NamedOwn& found, const NamedOwn& expected) {
   EXPECT_EQ(found.size(), expected.size());
   for (const auto& [name, tensor] : expected) {
     ASSERT_TRUE(found.contains(name)) << name;
@@ -61,7 +61,7 @@ TEST_P(OwnTensors, ComeBackToTheRankThatSavedThem) {
     training.step();
     save(training, group);
     group.barrier().wait();
-    OwnTensors own;
+    NamedOwn own;
     (void)load_latest(folder.path(), training.handle, *training.optimizer, {.own = &own});
     expect_same(own, own_of(group.rank()));
   });
@@ -80,7 +80,7 @@ TEST(OwnTensorsOf, OtherNumbersOfRanksAreLeftOut) {
   for (int ranks : {1, 2, 5})
     run_as_threads(ranks, [&](Group group) {
       Training training(std::nullopt, "momentum", group);
-      OwnTensors own{{"before", at::ones({1})}};
+      NamedOwn own{{"before", at::ones({1})}};
       (void)load_latest(folder.path(), training.handle, *training.optimizer, {.own = &own});
       EXPECT_TRUE(own.empty());
     });
@@ -93,7 +93,7 @@ TEST(OwnTensorsOf, AProgramThatForgetsThemIsToldAndOneWithoutThemIsNot) {
     training.step();
     training.save(folder.path());
     group.barrier().wait();
-    OwnTensors own;
+    NamedOwn own;
     (void)load_latest(folder.path(), training.handle, *training.optimizer, {.own = &own});
     EXPECT_TRUE(own.empty());
     training.step();
@@ -148,7 +148,7 @@ TEST(OwnTensorsOf, AHookGoesOnToTheBit) {
     DistributedDataParallel ddp(model, group, {.hook = hook});
     torch::optim::SGD sgd(ddp.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
     std::int64_t step = 0;
-    OwnTensors own;
+    NamedOwn own;
     if (!from.empty()) {
       step = load_latest(from, ddp, sgd, {.own = &own})->step;
       hook->load_state(own);
