@@ -11,7 +11,6 @@
 #include <cmath>
 #include <iostream>
 #include <map>
-#include <mutex>
 
 namespace lockstep {
 namespace {
