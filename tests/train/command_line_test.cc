@@ -74,10 +74,11 @@ TEST(CommandLine, AResumedRunGoesOnWithItsOwnOptions) {
 TEST(CommandLine, MistakesAreOneLineThatHelps) {
   EXPECT_EQ(message_for({"gpt", "--weigth-decay=2"}),
             "unknown option '--weigth-decay'; did you mean '--weight-decay'?");
-  EXPECT_EQ(message_for({"mnist", "--heads", "2"}), "--heads is an option of gpt, not of mnist");
+  EXPECT_EQ(message_for({"mnist", "--heads", "2"}),
+            "--heads is an option of gpt and llama, not of mnist");
   EXPECT_EQ(message_for({"imagenet"}),
             "unknown task 'imagenet'; known: gpt, llama, mnist, cifar, mlp");
-  EXPECT_EQ(message_for({}), "name a task: gpt mnist cifar mlp");
+  EXPECT_EQ(message_for({}), "name a task: gpt llama mnist cifar mlp");
   EXPECT_EQ(message_for({"gpt", "--batch", "many"}),
             "--batch: expected a whole number, found 'many'");
   EXPECT_EQ(message_for({"gpt", "--steps", "5", "--epochs", "5"}),

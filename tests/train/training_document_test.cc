@@ -1,8 +1,8 @@
 // docs/training.md lists the fields, entries and files that runs really write, and the example
 // configurations are options that a run takes.
-#include "train/command_line.h"
 #include "support/small_bpe.h"
 #include "sys/files.h"
+#include "train/command_line.h"
 #include "train/runs.h"
 
 #include <gtest/gtest.h>
@@ -66,6 +66,11 @@ TEST(TrainingDocument, ListsWhatARunWrites) {
   options.steps = 1;
   options.out += "-bpe";
   run(1, options);
+  options = tiny("llama", folder);
+  options.data = folder / "text.txt";
+  options.steps = 1;
+  options.out += "-llama";
+  run(1, options);
   options = tiny_mlp(folder);
   options.out += "-mlp";
   options.shard = "full";
@@ -73,8 +78,9 @@ TEST(TrainingDocument, ListsWhatARunWrites) {
   run(1, options);
   for (const auto& row : metrics_of(options.out))
     for (const auto& [field, value] : row.items()) fields.insert(field);
-  for (const char* file : {"out/best.safetensors", "out-mnist/best.safetensors",
-                           "out-bpe/model.safetensors", "out-mlp/model.safetensors"})
+  for (const char* file :
+       {"out/best.safetensors", "out-mnist/best.safetensors", "out-bpe/model.safetensors",
+        "out-llama/model.safetensors", "out-mlp/model.safetensors"})
     for (const auto& [entry, value] : checkpoint::read_safetensors(folder / file).metadata)
       entries.insert(entry);
 
