@@ -10,7 +10,7 @@
 
 #include <cmath>
 #include <iostream>
-#include <mutex>
+#include <map>
 
 namespace lockstep {
 namespace {
@@ -34,7 +34,7 @@ const std::vector<double>& losses_of_one(at::ScalarType dtype) {
   static std::map<at::ScalarType, std::vector<double>> known;
   auto& losses = known[dtype];
   if (losses.empty())
-    losses = losses_of_one(dtype, steps, [&](std::vector<at::Tensor> parameters) {
+    losses = test::losses_of_one(dtype, steps, [&](std::vector<at::Tensor> parameters) {
       return optimizer_for(dtype, std::move(parameters));
     });
   return losses;
