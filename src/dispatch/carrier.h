@@ -22,8 +22,8 @@ class Carrier : public c10::BackendMeta {
   [[nodiscard]] virtual const at::Tensor& memory() const = 0;
   // The same tensor, with its values in other memory that is laid out alike.
   [[nodiscard]] virtual at::Tensor in_memory(at::Tensor memory) const = 0;
-  // Makes tensors like this one, and holds no memory.
-  [[nodiscard]] virtual std::function<at::Tensor(at::Tensor memory)> maker() const = 0;
+  // Makes tensors like this one, of the values that it has now, and holds no memory.
+  [[nodiscard]] virtual std::function<at::Tensor(at::Tensor memory)> maker() = 0;
 };
 
 // Null for any other tensor.

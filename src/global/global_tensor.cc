@@ -3,12 +3,15 @@
 #include "base/check.h"
 #include "dispatch/key.h"
 #include "dispatch/lazy_storage.h"
+#include "dispatch/memory.h"
 #include "global/convert.h"
 #include "global/run.h"
 
 #include <c10/core/TensorImpl.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <optional>
 
 namespace lockstep::global {
 namespace {
@@ -16,6 +19,8 @@ namespace {
 bool has_partial(std::span<const Placement> placements) {
   return std::ranges::any_of(placements, [](Placement one) { return one.is_partial(); });
 }
+
+bool is_in_backward() { return torch::autograd::get_current_graph_task_id() >= 0; }
 
 }  // namespace
 
@@ -31,9 +36,26 @@ at::Tensor GlobalTensor::in_memory(at::Tensor memory) const {
   return tensor;
 }
 
-std::function<at::Tensor(at::Tensor memory)> GlobalTensor::maker() const {
-  return
-      [spec = spec, mesh = mesh](at::Tensor memory) { return wrap(std::move(memory), spec, mesh); };
+// What was written may be made with other values than it has in the end.
+std::function<at::Tensor(at::Tensor memory)> GlobalTensor::maker() {
+  std::weak_ptr<Reduced> known;
+  if (has_partial(spec->placements) && !is_shared() && count_writes() == 0) known = reduced();
+  return [spec = spec, mesh = mesh, known](at::Tensor memory) {
+    at::Tensor tensor = wrap(std::move(memory), spec, mesh);
+    if (is_in_backward()) global_of(tensor)->reduced_ = known.lock();
+    return tensor;
+  };
+}
+
+std::shared_ptr<GlobalTensor::Reduced> GlobalTensor::reduced() {
+  std::lock_guard lock(mutex_);
+  if (!reduced_) reduced_ = std::make_shared<Reduced>();
+  return reduced_;
+}
+
+void GlobalTensor::forget_reduced() {
+  std::lock_guard lock(mutex_);
+  reduced_.reset();
 }
 
 void GlobalTensor::set_base(GlobalTensor& base) {
@@ -55,8 +77,7 @@ bool GlobalTensor::differs_from_source() {
 
 void GlobalTensor::share_with_plain() {
   owner().is_shared_.store(true, std::memory_order_relaxed);
-  std::lock_guard lock(mutex);
-  reduced.reset();
+  forget_reduced();
 }
 
 std::uint64_t GlobalTensor::count_writes() {
@@ -72,8 +93,7 @@ void GlobalTensor::begin_write() {
   memory.writes_.fetch_add(1, std::memory_order_relaxed);
   if (memory.is_shared_.load(std::memory_order_relaxed) && !memory.local.is_inference())
     memory.local.unsafeGetTensorImpl()->bump_version();
-  std::lock_guard lock(mutex);
-  reduced.reset();
+  forget_reduced();
 }
 
 GlobalTensor* global_of(const at::Tensor& tensor) {
@@ -113,19 +133,22 @@ at::Tensor values_in(const at::Tensor& tensor, std::span<const Placement> placem
   if (std::ranges::equal(spec.placements, placements)) return global.local;
   if (!has_partial(spec.placements) || has_partial(placements))
     return converted(global.local, spec, placements);
-  // A write through a plain tensor may go unseen; what is kept beside memory that comes and goes
-  // would not go with it.
-  if (global.is_shared() || dispatch::is_lazy(global.local))
+  // A write through a plain tensor may go unseen. What is kept beside memory that comes and goes
+  // would not go with it, but for backward(), which lets go of tensors as it has used them.
+  const bool is_lazy = dispatch::is_lazy(global.local);
+  if (global.is_shared() || (is_lazy && !is_in_backward()))
     return converted(global.local, spec, placements);
-  std::uint64_t writes = global.count_writes();
-  std::lock_guard lock(global.mutex);
-  auto& reduced = global.reduced;
-  bool is_there =
-      reduced && reduced->writes == writes && std::ranges::equal(reduced->placements, placements);
+  std::optional<dispatch::MemoryUse> use;  // what runs again for it may reduce it already
+  if (is_lazy) use.emplace(global.local, "global tensor");
+  const std::uint64_t writes = global.count_writes();
+  const auto reduced = global.reduced();
+  std::lock_guard lock(reduced->mutex);
+  const bool is_there = reduced->local.defined() && reduced->writes == writes &&
+                        std::ranges::equal(reduced->placements, placements);
   if (!is_there) {
-    reduced = std::make_unique<GlobalTensor::Reduced>();
     reduced->placements.assign(placements.begin(), placements.end());
     reduced->writes = writes;
+    reduced->local.reset();
     reduced->local = converted(global.local, spec, placements);
   }
   return reduced->local;

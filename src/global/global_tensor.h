@@ -28,20 +28,21 @@ class GlobalTensor final : public dispatch::Carrier {
   void run(dispatch::Call& call) override;
   [[nodiscard]] const at::Tensor& memory() const override { return local; }
   [[nodiscard]] at::Tensor in_memory(at::Tensor memory) const override;
-  [[nodiscard]] std::function<at::Tensor(at::Tensor memory)> maker() const override;
+  [[nodiscard]] std::function<at::Tensor(at::Tensor memory)> maker() override;
 
   const at::Tensor local;
   const SpecPtr spec;
   const Mesh mesh;  // keeps the space of `spec`
 
   // A Partial tensor that an operation needed otherwise: reduced once, not by each such operation.
+  // Of one that is computed again in backward (maker()), the tensor itself has it from there.
   struct Reduced {
+    std::mutex mutex;  // guards what follows
     PlacementList placements;
-    at::Tensor local;
+    at::Tensor local;          // undefined: not reduced yet
     std::uint64_t writes = 0;  // count_writes(), when it was reduced
   };
-  std::mutex mutex;
-  std::unique_ptr<Reduced> reduced;  // guarded by it
+  [[nodiscard]] std::shared_ptr<Reduced> reduced();
 
   // The tensor whose memory it lies in: itself, or that of which it is a view.
   [[nodiscard]] GlobalTensor& owner() { return base_ ? *base_ : *this; }
@@ -64,6 +65,10 @@ class GlobalTensor final : public dispatch::Carrier {
 
  private:
   [[nodiscard]] bool differs_from_source();
+  void forget_reduced();
+
+  std::mutex mutex_;
+  std::shared_ptr<Reduced> reduced_;  // guarded by it; null: none
 
   c10::intrusive_ptr<GlobalTensor> base_;
   bool is_copy_ = false;

@@ -101,6 +101,31 @@ double Handle::seconds_waited() const { return state()->seconds_waited(); }
 
 StepTiming Handle::timing() const { return state()->timing(); }
 
+void HandleState::abort(std::string_view reason) noexcept {
+  abort_group(group(), reason);
+  if (const std::optional<Mesh> axes = mesh()) abort_mesh(*axes, reason);
+}
+
+void HandleState::abort_handle(const Handle& handle, std::string_view reason) noexcept {
+  struct Opened : Handle {
+    static HandleState& state_of(const Handle& handle) { return *(handle.*&Opened::state)(); }
+  };
+  if (handle.is_attached()) Opened::state_of(handle).abort(reason);
+}
+
+void HandleState::abort_group(Group group, std::string_view reason) noexcept {
+  try {
+    if (group.size() > 1) group.abort(reason);
+  } catch (...) {
+    // It is dead then.
+  }
+}
+
+void HandleState::abort_mesh(const Mesh& mesh, std::string_view reason) noexcept {
+  abort_group(mesh.group(), reason);
+  for (const MeshAxis& axis : mesh.axes()) abort_group(mesh[axis.name], reason);
+}
+
 Joinable& Handle::joinable() { return state()->joinable(); }
 
 Joinable& HandleState::joinable() {

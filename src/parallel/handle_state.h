@@ -37,12 +37,23 @@ class HandleState {
   [[nodiscard]] virtual std::shared_ptr<optim::StateMemory> state_memory() const { return nullptr; }
   [[nodiscard]] virtual double seconds_waited() const = 0;
   [[nodiscard]] virtual StepTiming timing() const { return {}; }
+  // Local: ends every group that the strategy computes with, on every rank that can be reached. Of
+  // a strategy that has others than group() and those of mesh(): these too.
+  virtual void abort(std::string_view reason) noexcept;
   // InvalidArgument where the strategy has none.
   [[nodiscard]] virtual Joinable& joinable();
   [[nodiscard]] virtual const Group& group() const = 0;
   [[nodiscard]] virtual std::optional<Mesh> mesh() const { return std::nullopt; }
   // InvalidArgument where what ranks have is not one model, and nothing can be saved.
   virtual void check_one_model() const {}
+
+ protected:
+  // Nothing is left to do for one that is dead already, or has this rank alone.
+  static void abort_group(Group group, std::string_view reason) noexcept;
+  // All groups of a handle's strategy.
+  static void abort_handle(const Handle& handle, std::string_view reason) noexcept;
+  // The group of all its ranks and those of its axes.
+  static void abort_mesh(const Mesh& mesh, std::string_view reason) noexcept;
 };
 
 }  // namespace lockstep

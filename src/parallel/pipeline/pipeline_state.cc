@@ -6,7 +6,6 @@
 #include "module/rank_check.h"
 #include "module/state_entries.h"
 #include "module/tensors.h"
-#include "parallel/whole_parameters.h"
 
 #include <lockstep/comm/together.h>
 #include <lockstep/plan/schedule_file.h>
@@ -217,25 +216,22 @@ PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batc
   return {execution.loss(), kind == StepKind::forward ? execution.outputs() : Tensors()};
 }
 
-// Tells the other ranks, and forgets what was begun. Other pipelines wait for this one in calls of
-// the strategy's groups.
+// Other pipelines wait for this one in calls of the strategy's groups.
+void PipelineState::abort(std::string_view reason) noexcept {
+  abort_group(group_, reason);
+  for (pipeline::StageSet& set : sets_->all())
+    if (set.handle) abort_handle(*set.handle, reason);
+  if (options_.all_ranks) abort_group(*options_.all_ranks, reason);
+}
+
+// Tells the other ranks, and forgets what was begun.
 void PipelineState::fail(const Doing& now, const char* what) noexcept {
-  const auto end = [&](Group group) {
-    try {
-      const std::string part = now.action ? plan::text_of(*now.action) : now.part;
-      group.abort(formatted("{} of the pipeline failed: {}", part, visible_line(what, 2000)));
-    } catch (...) {
-      // The group is dead then already.
-    }
-  };
-  end(group_);
-  for (const pipeline::StageSet& set : sets_->all()) {
-    if (!set.handle) continue;
-    end(set.handle->group());
-    if (const std::optional<Mesh> mesh = set.handle->mesh())
-      for (const MeshAxis& axis : mesh->axes()) end((*mesh)[axis.name]);
+  try {
+    const std::string part = now.action ? plan::text_of(*now.action) : now.part;
+    abort(formatted("{} of the pipeline failed: {}", part, visible_line(what, 2000)));
+  } catch (...) {
+    abort("a pipeline failed");  // no memory for more
   }
-  if (options_.all_ranks) end(*options_.all_ranks);
   sets_->end_step();
   books_.clear();
   for (auto& [stage, run] : runs_) run.clear();
@@ -363,7 +359,11 @@ void PipelineState::load_sets(std::size_t from, const IsOwn& is_own,
 HandleMemory PipelineState::memory() const {
   HandleMemory memory;
   for (const pipeline::StageSet& set : sets_->all()) {
-    if (!set.handle) continue;
+    if (!set.handle) {  // the copies of tied weights too, which are other ranks' to train
+      for (const NamedPart& part : set.parameters())
+        memory.whole += static_cast<std::int64_t>(part.tensor.nbytes());
+      continue;
+    }
     const HandleMemory own = set.handle->memory();
     memory.shards += own.shards;
     memory.whole += own.whole;
@@ -374,7 +374,9 @@ HandleMemory PipelineState::memory() const {
     memory.offloaded += own.offloaded;
   }
   if (options_.strategy) return memory;
-  for (const NamedPart& part : parameters_->parts()) parallel::count_memory(part.tensor, memory);
+  for (const NamedPart& part : parameters_->parts())
+    if (const at::Tensor& gradient = part.tensor.grad(); gradient.defined())
+      memory.gradients += static_cast<std::int64_t>(gradient.nbytes());
   return memory;
 }
 

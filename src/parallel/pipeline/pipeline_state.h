@@ -43,6 +43,7 @@ class PipelineState final : public HandleState {
   void check_one_model() const override;
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] double seconds_waited() const override { return waited_; }
+  void abort(std::string_view reason) noexcept override;
   [[nodiscard]] const Group& group() const override {
     return options_.all_ranks ? *options_.all_ranks : group_;
   }

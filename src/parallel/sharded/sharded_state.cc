@@ -298,6 +298,12 @@ std::shared_ptr<optim::StateMemory> ShardedState::state_memory() const {
   return offload && offload->is_in_files() ? offload : nullptr;
 }
 
+void ShardedState::abort(std::string_view reason) noexcept {
+  HandleState::abort(reason);
+  for (const Group& group : {groups->gather, groups->reduce, groups->replicas})
+    abort_group(group, reason);
+}
+
 void ShardedState::reset_peak_memory() { pool_->reset_peak(); }
 
 void ShardedState::unshard() {

@@ -328,6 +328,13 @@ double TensorParallelState::seconds_waited() const {
   return space.seconds_waited + (handle_.is_attached() ? handle_.seconds_waited() : 0);
 }
 
+void TensorParallelState::abort(std::string_view reason) noexcept {
+  HandleState::abort(reason);
+  abort_mesh(*tensors_, reason);
+  abort_group(group_, reason);
+  abort_handle(handle_, reason);
+}
+
 const Group& TensorParallelState::group() const {
   return options_.mesh ? options_.mesh->group() : tensors_->group();
 }

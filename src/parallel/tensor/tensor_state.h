@@ -44,6 +44,7 @@ class TensorParallelState : public HandleState {
   [[nodiscard]] double seconds_waited() const override;
   [[nodiscard]] const Group& group() const override;
   [[nodiscard]] std::optional<Mesh> mesh() const override { return options_.mesh; }
+  void abort(std::string_view reason) noexcept override;
 
  private:
   using PartedTensor = tensor_parallel::PartedTensor;
