@@ -123,7 +123,7 @@ Layout some_layout(test::Random& random, const ModelSize& size) {
   return layout;
 }
 
-at::Tensor squared(const Tensors& outputs, const Tensors& targets) {
+at::Tensor squared(const lockstep::Tensors& outputs, const lockstep::Tensors& targets) {
   return (outputs.front() - targets.front()).square().mean();
 }
 
