@@ -19,7 +19,7 @@ import subprocess
 from contenders import Failed, end_with_parent, environment, free_port, place
 from figures import as_bytes
 from option_types import model_size, number, words
-from step import OUR_MODES
+from step import MEMORY_MODES
 
 ROWS = ("counters", "pss", "node-shared", "limited")
 PSS_RANKS, SHARED_RANKS, LIMITED_RANKS = 2, 4, 4
@@ -111,7 +111,7 @@ def measure_one(options, size, mode, ranks, variables):
 
 def counters(options):
     for ranks in range(1, options.most_ranks + 1):
-        words = words_of(options, options.counted, "--mode", ",".join(OUR_MODES), "--ranks", ranks)
+        words = words_of(options, options.counted, "--mode", ",".join(MEMORY_MODES), "--ranks", ranks)
         for found in measured_by(words):
             yield Row("counters", options.counted, found, found["bytes"], found["expected_bytes"])
 

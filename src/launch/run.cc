@@ -274,13 +274,14 @@ const RankEnd& Agent::Run::cause_here() const {
 void Agent::Run::report() {
   const RankEnd* cause = &cause_here();
   result_.cause = *cause;
+  Worker& worker = *workers_[cause->rank - first_rank()];
+  std::vector<std::string> recorded = recorded_error(worker.error_file());  // by the rank itself
   if (state_machine_.stop_signal() == 0) write_error_files(*cause);
   if (cause->exit_code == spec_.explained_exit_code) return;
   if (state_machine_.stop_signal() != 0) {
     return say("stopped by " + sys::signal_name(state_machine_.stop_signal()) + "; " +
                describe(result_.ends));
   }
-  Worker& worker = *workers_[cause->rank - first_rank()];
   RankOutput& output = worker.output();
   const RankEnd* end = result_.ends.data() + result_.ends.size();
   report({.cause = *cause,
@@ -290,7 +291,7 @@ void Agent::Run::report() {
           .last_lines = output.last_lines().lines(reported_lines),
           .shared = &failures_,
           .log_file = output.log_file(),
-          .recorded = recorded_error(worker.error_file()),
+          .recorded = std::move(recorded),
           .error_file = errors_->is_temporary() ? std::string() : worker.error_file(),
           .others = std::vector<RankEnd>(cause + 1, end)});
 }

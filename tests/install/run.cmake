@@ -36,7 +36,7 @@ must(${CMAKE_COMMAND} --install "${BUILD_FOLDER}" --prefix "${PREFIX}")
 # The programs find LibTorch and each other.
 must_say("lockstep [0-9.]+" "${PREFIX}/bin/lockstep" --version)
 foreach(ranks IN ITEMS 1 2)
-  must_say("done: val_loss=[0-9.]+ steps=2 " "${PREFIX}/bin/lockstep" train mlp --out "${WORK_FOLDER}/run-${ranks}"
+  must_say("done: val_loss=[0-9.]+ (sent_bytes=[0-9]+ )?steps=2 " "${PREFIX}/bin/lockstep" train mlp --out "${WORK_FOLDER}/run-${ranks}"
     --steps 2 -n ${ranks} --threads 1)
 endforeach()
 must_say("Usage: lockstep bench step" "${PREFIX}/bin/lockstep" bench step --help)
