@@ -60,7 +60,7 @@ class JsonCounter final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool key(std::string& name) override {
     if (!keys_.back().insert(name).second)
-      throw NotJson(formatted("names '{}' twice", visible(name, 200)));
+      throw NotJson(formatted("has '{}' twice in one object", visible(name, 200)));
     return within(++members_ <= limits_.members);
   }
   bool end_object() override {

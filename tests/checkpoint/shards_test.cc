@@ -164,7 +164,7 @@ TEST(Shards, WhatIsWrongWithThemIsOneLine) {
        },
        {"/model.safetensors: is not one of the files that layout.json was saved with"}},
       {replace_in_index("\"weight_map\": {", R"("weight_map": {"conv.bias": "a",)"),
-       {"/" + index + ": names 'conv.bias' twice"}},
+       {"/" + index + ": has 'conv.bias' twice"}},
       {replace_in_index("\"" + second, "\"../" + second),
        {"/" + index + ": weight_map.",
         "expected a file in this folder, found '../" + second + "'"}},

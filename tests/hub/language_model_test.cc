@@ -272,7 +272,9 @@ TEST_F(Refused, AnIndexThatLeadsOutOfTheFolder) {
 TEST_F(Refused, AnIndexThatNamesAnotherShard) {
   replace("model.safetensors.index.json", "model-00001-of-00003.safetensors",
           "model-00002-of-00003.safetensors");
-  expect("tensor 'model.embed_tokens.weight' is not in model-00002-of-00003.safetensors");
+  expect(
+      "weight_map.model.embed_tokens.weight: expected model-00001-of-00003.safetensors, which has "
+      "it, found model-00002-of-00003.safetensors");
 }
 
 // Before memory for the model is asked for.
