@@ -17,14 +17,14 @@ namespace {
 
 using namespace std::chrono_literals;
 
-const WorkerFailure killed{
+const WorkerFailure killed_worker{
     .end = {.rank = 3, .pid = 77, .exit_code = 137, .how = "killed by signal 9 (SIGKILL)"},
     .round = 2,
     .host = "b",
     .last_lines = {"one", "two"}};
 
 TEST(ErrorFile, SaysWhatTheAgentKnows) {
-  EXPECT_EQ(error_text(killed, "", 1760000000),
+  EXPECT_EQ(error_text(killed_worker, "", 1760000000),
             R"x({"message":{"errorCode":-9,"extraInfo":{"exitcode":-9,"host":"b","pid":77,)x"
             R"x("py_callstack":"one\ntwo","rank":3,"round":2,"timestamp":"1760000000"},)x"
             R"x("message":"rank 3 (host b, pid 77) in round 2: killed by signal 9 (SIGKILL)"}})x");
@@ -33,9 +33,9 @@ TEST(ErrorFile, SaysWhatTheAgentKnows) {
 TEST(ErrorFile, KeepsWhatTheRankHasWritten) {
   const std::string info = R"x("extraInfo":{"py_callstack":"T","timestamp":"5"})x";
   const std::string text = R"x("message":"ValueError: no")x";
-  EXPECT_EQ(error_text(killed, R"x({"message":{)x" + text + "," + info + "}}", 9),
+  EXPECT_EQ(error_text(killed_worker, R"x({"message":{)x" + text + "," + info + "}}", 9),
             R"x({"message":{"errorCode":-9,)x" + info + "," + text + "}}");
-  EXPECT_EQ(error_text(killed, R"x({"message":"short"})x", 9), R"x({"message":"short"})x");
+  EXPECT_EQ(error_text(killed_worker, R"x({"message":"short"})x", 9), R"x({"message":"short"})x");
 }
 
 TEST(ErrorFile, NonsenseIsNoErrorFile) {
@@ -68,7 +68,7 @@ TEST(ErrorFile, WhatARankHasRecordedIsInTheReport) {
       << ran.error;
 }
 
-std::string content(const std::filesystem::path& file) {
+std::string content_in(const std::filesystem::path& file) {
   std::ifstream stream(file);
   return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
 }
@@ -81,9 +81,9 @@ TEST(ErrorFile, StaysBesideTheLogsAndGoesToTheParent) {
   const Ran ran = run_agent(spec);
   const std::string file = folder / "logs/errors/round-0-rank-1.json";
   EXPECT_NE(ran.error.find("its error file: " + file + "\n"), std::string::npos) << ran.error;
-  EXPECT_NE(content(file).find("\"exitcode\":-9"), std::string::npos) << content(file);
-  EXPECT_NE(content(file).find(R"x("py_callstack":"some words")x"), std::string::npos);
-  EXPECT_EQ(content(folder / "parent.json"), content(file));
+  EXPECT_NE(content_in(file).find("\"exitcode\":-9"), std::string::npos) << content_in(file);
+  EXPECT_NE(content_in(file).find(R"x("py_callstack":"some words")x"), std::string::npos);
+  EXPECT_EQ(content_in(folder / "parent.json"), content_in(file));
   EXPECT_FALSE(std::filesystem::exists(folder / "logs/errors/round-0-rank-0.json"));
 }
 
@@ -111,7 +111,7 @@ TEST(ErrorFile, TorchReadsIt) {
   if (!test::python()) GTEST_SKIP() << test::no_python;
   const test::TemporaryFolder folder;
   const std::string file = folder / "error.json";
-  ASSERT_EQ(write_error_files(killed, file, true, ""), "");
+  ASSERT_EQ(write_error_files(killed_worker, file, true, ""), "");
   const test::PythonResult found = test::run_python(
       "import sys\n"
       "from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, "
