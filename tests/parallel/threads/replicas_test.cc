@@ -121,13 +121,15 @@ TEST(Replicas, ModelsThatCannotBeReplicatedAreNamed) {
   expect_contains(
       made([] { return torch::nn::Linear(torch::nn::LinearOptions(2, 2).bias(false)).ptr(); }),
       "the replica has nothing more");
-  Sharing sharing;
-  DataParallel dp(sharing, two());
   auto loss = [](Sharing& net, const at::Tensor& x) { return net->forward(x).sum(); };
-  expect_contains(message_of<DeviceFailed>([&] {
-                    dp.backward(loss, at::ones({2, 2}));
-                  }),
-                  " of the model itself: its clone() has kept");
+  // Two devices add to one gradient at once, and LibTorch may be what finds that first.
+  std::string message;
+  for (int i = 0; i < 10 && message.find(" of the model itself") == std::string::npos; ++i) {
+    Sharing sharing;
+    DataParallel dp(sharing, two());
+    message = message_of<DeviceFailed>([&] { dp.backward(loss, at::ones({2, 2})); });
+  }
+  expect_contains(message, " of the model itself: its clone() has kept");
 }
 
 TEST(Replicas, ChangesOfTheModelAreNoticed) {
