@@ -124,7 +124,7 @@ TEST(TrainingState, NumbersThatAreNoneOrOutOfRangeAreRefused) {
   expect("numbers", R"({"a":"1x"})", "numbers.a: expected a number, found '1x'");
   expect("scaler", R"({"a":1})", "scaler.a: expected a text, found 1");
   expect("config", R"({"a\u001b":1})", "config.a\\x1b: expected a text, found 1");
-  expect("config", R"({"a":"1","a":"2"})", "names 'a' twice");
+  expect("config", R"({"a":"1","a":"2"})", "has 'a' twice in one object");
   expect("mesh", "{}", "mesh: expected a list of axes, found an object");
   expect("mesh", R"([{"axis":"dp"}])",
          R"(mesh: expected {"axis": NAME, "size": 1 to 1048576}, found {"axis":"dp"})");
