@@ -8,8 +8,8 @@ export TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:atexit_sleep_ms=50
 
 # Test programs that only `./dev test --all` and a soak repeat under a sanitizer, so that CI stays below an hour on two
 # cores. LibTorch is not instrumented: what happens inside it is not seen.
-rarely_asan=(global optim models parallel checkpoint hub train)
-rarely_tsan=(comm global mesh dispatch module optim models parallel checkpoint hub train)
+rarely_asan=(global optim models parallel checkpoint elastic hub train)
+rarely_tsan=(comm global mesh dispatch module optim models parallel checkpoint elastic hub train)
 
 # What a soak repeats of the release preset: what depends on time or on failures.
 soaked_tests=(sys store launch layout plan comm_core shm comm optim data parallel checkpoint train apps)

@@ -95,8 +95,8 @@ TEST(Rounds, EachRoundHasAPlaceOfItsOwn) {
       run_agent(restarting(1, 2, "echo $MASTER_PORT; [ $LOCKSTEP_ROUND = 2 ] || exit 1"));
   const auto ports = lines_of(ran.output);
   EXPECT_EQ(std::set(ports.begin(), ports.end()).size(), 3U) << ran.output;
-  const Ran names = run_agent(
-      restarting(2, 1, "echo $LOCKSTEP_WORKER; [ $LOCKSTEP_ROUND = 1 ] || exit 1; exit 0"));
+  const Ran names = run_agent(restarting(
+      2, 1, "echo $LOCKSTEP_WORKER; [ $LOCKSTEP_ROUND = 1 ] && exit 0; sleep 0.5; exit 1"));
   EXPECT_EQ(lines_of(names.output), (std::multiset<std::string>{"0.0", "0.1", "0.2", "0.3"}));
 }
 
