@@ -2,7 +2,7 @@
 //
 // It builds a tree of plain values and executes nothing: a call of a global, such as
 // torch._utils._rebuild_tensor_v2, stays in the tree as what it is, a name beside arguments, and
-// whoever asked for the tree says what it means. It knows the opcodes that torch.save() and
+// the caller interprets it. It knows the opcodes that torch.save() and
 // pickle.dump() write of state_dicts, and the globals that it is told; any other one is BadInput in
 // a line that names it.
 #pragma once

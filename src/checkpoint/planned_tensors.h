@@ -1,5 +1,5 @@
 // PlannedTensors: a safetensors file, or shards of one (shards.h), that is about to be written:
-// what all ranks have of its tensors, who writes what, and the elements that this rank writes, as
+// what all ranks have of its tensors, which rank writes which elements, and those that this rank writes, as
 // they are now or as they were when a snapshot was taken.
 #pragma once
 

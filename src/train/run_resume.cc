@@ -121,7 +121,7 @@ void Run::load_data(const std::optional<checkpoint::TrainingState>& state) {
             [&] { task_.restore(kept_description(state->progress)); });
   }
   try {
-    // Of an elastic run each rank reads all rows of a batch, whoever computes them.
+    // In an elastic run each rank reads all rows of a batch, also those that others compute.
     const bool is_there = has_round() && std::exchange(*in_.has_data, true);
     if (!is_there) task_.load(options_, options_.elastic ? Group() : strategy_.learners());
   } catch (const BadInput& error) {

@@ -129,7 +129,7 @@ open(sys.argv[1], 'wb').write(content[:-1])
          {"expected a zip archive that ends with its directory"});
 }
 
-// Depth, cycles, the memo and numbers of Python that no number here holds.
+// Depth, cycles, the memo, and Python integers that do not fit into 64 bits.
 TEST_F(RefusedTorchFile, PicklesThatMakeNoSense) {
   auto expect_pickle = [&](const std::string& python, const std::vector<std::string>& words) {
     expect(other_zip + "zipped(" + python + ", {})", words);
