@@ -1,6 +1,6 @@
 // PlannedTensors: a safetensors file, or shards of one (shards.h), that is about to be written:
-// what all ranks have of its tensors, which rank writes which elements, and those that this rank writes, as
-// they are now or as they were when a snapshot was taken.
+// what all ranks have of its tensors, which rank writes which elements, and those that this rank
+// writes, as they are now or as they were when a snapshot was taken.
 #pragma once
 
 #include "checkpoint/file_part.h"
