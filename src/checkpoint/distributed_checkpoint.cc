@@ -180,7 +180,7 @@ DistributedFolder::Entry tensor_entry(const Pickle& pickle, const std::string& n
 
 // A plain name of a file in the folder.
 std::string file_name_in(const Attributes& info) {
-  const std::string name = info.text("relative_path");
+  std::string name = info.text("relative_path");
   check_input(!name.empty() && name.find('/') == std::string::npos &&
                   name.find('\0') == std::string::npos && name != "." && name != "..",
               "expected a file in this folder, found '{}'", visible(name));
@@ -303,7 +303,7 @@ at::Tensor DistributedFolder::part(const Entry& entry, const Chunk& chunk) const
       formatted("{}: at byte {}", (folder_ / chunk.place.file).string(), chunk.place.range.begin);
   check_input(value.isTensor(), "{}: expected a tensor, found a value of type {}", shown,
               value.tagKind());
-  const at::Tensor part = value.toTensor();
+  at::Tensor part = value.toTensor();
   check_input(part.sizes() == at::IntArrayRef(chunk.box.sizes) && part.scalar_type() == entry.dtype,
               "{}: expected a tensor of {} [{}], found {} [{}]", shown, c10::toString(entry.dtype),
               listed(chunk.box.sizes, ", "), c10::toString(part.scalar_type()),
@@ -313,7 +313,7 @@ at::Tensor DistributedFolder::part(const Entry& entry, const Chunk& chunk) const
 
 at::Tensor DistributedFolder::tensor(const Entry& entry) const {
   if (entry.chunks.size() == 1) return part(entry, entry.chunks[0]);
-  const at::Tensor whole = at::empty(entry.sizes, at::TensorOptions(entry.dtype));
+  at::Tensor whole = at::empty(entry.sizes, at::TensorOptions(entry.dtype));
   for (const Chunk& chunk : entry.chunks)
     modules::box_in_whole(whole, chunk.box).copy_(part(entry, chunk));
   return whole;

@@ -300,7 +300,7 @@ std::string json_text(const LayoutJson& json) {
   object["parts"] = json.parts;
   object["files"] = texts_of("files", json.files);
   object[own_checksum_key] = checksum_of(nlohmann::json(object));
-  const std::string text = object.dump(2) + "\n";
+  std::string text = object.dump(2) + "\n";
   check(text.size() <= most_bytes, "checkpoint: {} of {} bytes: expected {} at most", layout_file,
         text.size(), most_bytes);
   return text;
