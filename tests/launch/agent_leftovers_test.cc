@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <fstream>
@@ -23,6 +24,10 @@ class Witnesses {
  public:
   // Shell words with which a process signs in.
   [[nodiscard]] std::string sign() const { return "touch " + folder_.path().string() + "/$$"; }
+  // Shell words that wait until that many have signed in.
+  [[nodiscard]] std::string all(int count) const {
+    return until_files(count, folder_.path().string());
+  }
   [[nodiscard]] std::vector<pid_t> signed_in() const {
     std::vector<pid_t> pids;
     for (const auto& file : std::filesystem::directory_iterator(folder_.path()))
@@ -42,9 +47,14 @@ class Witnesses {
   }
   // Until that many have signed in.
   void await(std::size_t count) const {
-    const Deadline limit = Deadline::after(20s);
+    const Deadline limit = Deadline::after(far_too_long);
     while (signed_in().size() < count && !limit.passed()) std::this_thread::sleep_for(5ms);
     EXPECT_EQ(signed_in().size(), count);
+  }
+  void await_the_end() const {
+    const Deadline limit = Deadline::after(far_too_long);
+    while (!living().empty() && !limit.passed()) std::this_thread::sleep_for(5ms);
+    EXPECT_EQ(living(), std::vector<pid_t>{});
   }
 
  private:
@@ -54,7 +64,7 @@ class Witnesses {
 TEST(AgentLeftovers, BackgroundChildrenAreEnded) {
   const Witnesses witnesses;
   const Ran ran =
-      run_agent(shells(2, "sh -c '" + witnesses.sign() + "; exec sleep 60' & sleep 0.2"));
+      run_agent(shells(2, "sh -c '" + witnesses.sign() + "; exec sleep 60' & " + witnesses.all(2)));
   EXPECT_EQ(ran.result.exit_code, 0);
   EXPECT_EQ(witnesses.signed_in().size(), 2U);
   EXPECT_EQ(witnesses.living(), std::vector<pid_t>{});
@@ -62,9 +72,9 @@ TEST(AgentLeftovers, BackgroundChildrenAreEnded) {
 
 TEST(AgentLeftovers, AlsoThoseInSessionsOfTheirOwnThatIgnoreSigterm) {
   const Witnesses witnesses;
-  const Ran ran =
-      run_agent(shells(2, "setsid sh -c 'trap \"\" TERM; " + witnesses.sign() +
-                              "; while :; do sleep 0.05; done' >/dev/null 2>&1 & sleep 0.2"));
+  const Ran ran = run_agent(shells(2, "setsid sh -c 'trap \"\" TERM; " + witnesses.sign() +
+                                          "; while :; do sleep 0.05; done' >/dev/null 2>&1 & " +
+                                          witnesses.all(2)));
   EXPECT_EQ(ran.result.exit_code, 0);
   EXPECT_EQ(witnesses.signed_in().size(), 2U);
   EXPECT_EQ(witnesses.living(), std::vector<pid_t>{});
@@ -72,26 +82,31 @@ TEST(AgentLeftovers, AlsoThoseInSessionsOfTheirOwnThatIgnoreSigterm) {
 
 TEST(AgentLeftovers, OneThatHoldsTheOutputOpenDoesNotHoldTheAgent) {
   const Witnesses witnesses;
-  const Ran ran = run_agent(
-      shells(1, "setsid sh -c '" + witnesses.sign() + "; exec sleep 60' & sleep 0.2; echo done"));
+  const Ran ran = run_agent(shells(1, "setsid sh -c '" + witnesses.sign() + "; exec sleep 60' & " +
+                                          witnesses.all(1) + "echo done"));
   EXPECT_EQ(ran.output, "[rank 0] done\n");
-  EXPECT_LT(ran.took, 10s);
+  EXPECT_LT(ran.took, far_too_long);
   EXPECT_EQ(witnesses.living(), std::vector<pid_t>{});
 }
 
+// It has a second; where the machine does not let it, it has another try.
 TEST(AgentLeftovers, ADaemonMayEndInOrder) {
   const test::TemporaryFolder folder;
   const std::string note = folder / "note";
-  run_agent(shells(1, "setsid sh -c 'trap \"echo closed > " + note +
-                          "; exit\" TERM; while :; do sleep 0.02; done' & sleep 0.2"));
+  for (int i = 0; i < 5 && !std::filesystem::exists(note); ++i) {
+    const std::string begun = folder / ("begun" + std::to_string(i));
+    run_agent(shells(1, "setsid sh -c 'trap \"echo closed > " + note + "; exit\" TERM; touch " +
+                            begun + "; while :; do sleep 0.02; done' & " +
+                            until("[ -e " + begun + " ]")));
+  }
   EXPECT_TRUE(std::filesystem::exists(note));
 }
 
 TEST(AgentLeftovers, AFailedRunLeavesNothingEither) {
   const Witnesses witnesses;
-  run_agent(
-      shells(3, witnesses.sign() + "; setsid sh -c '" + witnesses.sign() +
-                    "; exec sleep 60' & sleep 0.2; [ $RANK = 1 ] && kill -9 $$; exec sleep 60"));
+  run_agent(shells(3, witnesses.sign() + "; setsid sh -c '" + witnesses.sign() +
+                          "; exec sleep 60' & " + witnesses.all(6) +
+                          "[ $RANK = 1 ] && kill -9 $$; exec sleep 60"));
   EXPECT_EQ(witnesses.signed_in().size(), 6U);
   EXPECT_EQ(witnesses.living(), std::vector<pid_t>{});
 }
@@ -103,24 +118,32 @@ TEST(AgentLeftovers, ChildrenFromBeforeAreLeftAlone) {
 }
 
 TEST(AgentLeftovers, OrphansAreCollectedWhileRanksRun) {
-  // A rank that runs for 2.5 s and orphans a short-lived process at once; then it counts zombies
-  // among its parent's children.
-  const Ran ran = run_agent(
-      shells(1, "(sh -c 'sleep 0.1' &); sleep 2.5; ps -o stat= --ppid $PPID | grep -c Z"));
-  EXPECT_EQ(ran.output, "[rank 0] 0\n");
+  // A rank that orphans a short-lived process and runs until its parent, the agent, has adopted and
+  // collected it.
+  const test::TemporaryFolder folder;
+  const std::string pid = folder / "pid";
+  const Ran ran = run_agent(shells(1, "(sh -c 'echo $$ > " + pid + ".part; mv " + pid + ".part " +
+                                          pid + "; sleep 0.1' &); " + until("[ -e " + pid + " ]") +
+                                          until("! kill -0 $(cat " + pid + ") 2>/dev/null") +
+                                          "echo collected"));
+  EXPECT_EQ(ran.output, "[rank 0] collected\n");
 }
 
+// Where the machine lets them: of five tries, one is enough.
 TEST(AgentLeftovers, RanksEndWithinASecondOfTheAgentsOwnDeath) {
-  const Witnesses witnesses;
-  test::RankProcesses agent(
-      1, [&](int) { run_agent(shells(3, witnesses.sign() + "; while :; do sleep 0.05; done")); });
-  witnesses.await(3);
-  EXPECT_EQ(witnesses.living().size(), 3U);
-  agent.kill(0, SIGKILL);
-  const auto begin = Clock::now();
-  while (!witnesses.living().empty() && Clock::now() - begin < 5s) std::this_thread::sleep_for(5ms);
-  EXPECT_LT(Clock::now() - begin, 1s);
-  EXPECT_EQ(witnesses.living(), std::vector<pid_t>{});
+  Duration shortest = Duration::max();
+  for (int i = 0; i < 5 && shortest > 1s; ++i) {
+    const Witnesses witnesses;
+    test::RankProcesses agent(
+        1, [&](int) { run_agent(shells(3, witnesses.sign() + "; while :; do sleep 0.05; done")); });
+    witnesses.await(3);
+    EXPECT_EQ(witnesses.living().size(), 3U);
+    agent.kill(0, SIGKILL);
+    const auto begin = Clock::now();
+    witnesses.await_the_end();
+    shortest = std::min<Duration>(shortest, Clock::now() - begin);
+  }
+  EXPECT_LE(shortest, 1s);
 }
 
 TEST(AgentLeftovers, WithTheAgentAlsoEndsWhatRanksStartedAndWhatNeverCallsInit) {
@@ -133,9 +156,7 @@ TEST(AgentLeftovers, WithTheAgentAlsoEndsWhatRanksStartedAndWhatNeverCallsInit) 
   witnesses.await(6);
   EXPECT_EQ(witnesses.living().size(), 6U);
   agent.kill(0, SIGKILL);
-  const Deadline limit = Deadline::after(5s);
-  while (!witnesses.living().empty() && !limit.passed()) std::this_thread::sleep_for(5ms);
-  EXPECT_EQ(witnesses.living(), std::vector<pid_t>{});
+  witnesses.await_the_end();
   for (pid_t pid : witnesses.living()) ::kill(pid, SIGKILL);
 }
 
@@ -148,14 +169,11 @@ TEST(AgentLeftovers, TheGuardLeavesOtherRunsAlone) {
   mine.await(1);
   others.await(1);
   agents.kill(0, SIGKILL);
-  const Deadline limit = Deadline::after(5s);
-  while (!mine.living().empty() && !limit.passed()) std::this_thread::sleep_for(5ms);
-  EXPECT_EQ(mine.living(), std::vector<pid_t>{});
+  mine.await_the_end();
   std::this_thread::sleep_for(50ms);
   EXPECT_EQ(others.living().size(), 1U);
   agents.kill(1, SIGKILL);
-  while (!others.living().empty() && !limit.passed()) std::this_thread::sleep_for(5ms);
-  EXPECT_EQ(others.living(), std::vector<pid_t>{});
+  others.await_the_end();
 }
 
 TEST(Subreaper, FindsDescendantsOfDescendants) {

@@ -108,7 +108,7 @@ TEST(AgentOutput, AReaderThatTakesNothingDoesNotHoldTheAgentForEver) {
   spec.output_timeout = 300ms;
   const auto begin = Clock::now();
   EXPECT_EQ(Agent(spec).run().exit_code, 5);
-  EXPECT_LT(Clock::now() - begin, 10s);
+  EXPECT_LT(Clock::now() - begin, far_too_long);
   EXPECT_NE(
       error.text().find("lockstep run: the reader of standard output took nothing for 300ms: "),
       std::string::npos)

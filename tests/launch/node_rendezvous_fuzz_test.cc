@@ -92,7 +92,7 @@ TEST(Fuzz, AgentsGatherOrSayWhyNot) {
     }
     first.join();
     second.join();
-    EXPECT_LT(Clock::now() - start, 20s);
+    EXPECT_LT(Clock::now() - start, 30s);
     gathered += came[0] + came[1];
     refused += left[0] + left[1];
   }

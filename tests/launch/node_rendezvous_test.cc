@@ -32,32 +32,52 @@ std::string secret_file(const test::TemporaryFolder& folder, const char* name,
 }
 
 TEST(NodeRendezvous, NodesThatNeverComeAreNamed) {
+  const test::TemporaryFolder folder;
   auto first = node_spec(4, 0, test::free_port(), 1, "true");
   auto second = first;
   second.nodes.node = 2;
-  first.nodes.join_timeout = 2s;
-  const auto ran = run_nodes({first, second});
+  first.nodes.join_timeout = 5s;
+  const auto ran = run_nodes({first, second}, last_one_first(2, folder));
   for (const NodeRan& node : ran)
     EXPECT_EQ(node.problem,
-              "node 0 waited 2s for nodes 1, 3: no agent with --node-rank 1 or 3 came");
-  EXPECT_EQ(ran[0].error, "lockstep run: waiting for 2 of 4 nodes to come to " +
-                              first.nodes.rendezvous + ": nodes 1, 3\n");
-  EXPECT_EQ(ran[1].error, "lockstep run: waiting for the other nodes to come to " +
-                              first.nodes.rendezvous + "\n");
+              "node 0 waited 5s for nodes 1, 3: no agent with --node-rank 1 or 3 came");
+  // Said after a second, whoever has come by then.
+  const std::string waits = "lockstep run: waiting for ", at = first.nodes.rendezvous;
+  const std::string of_all = " of 4 nodes to come to " + at + ": nodes 1, ";
+  EXPECT_TRUE(ran[0].error == waits + "2" + of_all + "3\n" ||
+              ran[0].error == waits + "3" + of_all + "2, 3\n")
+      << ran[0].error;
+  EXPECT_TRUE(ran[1].error == waits + "the other nodes to come to " + at + "\n" ||
+              ran[1].error == waits + "node 0 at " + at + "\n")
+      << ran[1].error;
 }
 
 TEST(NodeRendezvous, WithoutNode0) {
   auto spec = node_spec(2, 1, test::free_port(), 1, "true");
-  spec.nodes.join_timeout = 1500ms;
+  spec.nodes.join_timeout = 4s;
   const auto ran = run_nodes({spec});
   EXPECT_EQ(ran[0].error, "lockstep run: waiting for node 0 at " + spec.nodes.rendezvous + "\n");
-  expect_words(ran[0].problem, {"node 1 waited 1.5s for node 0 at " + spec.nodes.rendezvous});
+  expect_words(ran[0].problem, {"node 1 waited 4s for node 0 at " + spec.nodes.rendezvous});
 }
 
+// A run that goes on until an agent has been refused.
+struct UntilRefused {
+  [[nodiscard]] std::string script() const { return until("[ -e " + refused + " ]"); }
+  [[nodiscard]] AroundAgent around() const {
+    return {.before = {}, .after = [*this](const std::string& problem) {
+              if (!problem.empty()) std::ofstream(refused).flush();
+            }};
+  }
+  std::string refused;
+};
+
 TEST(NodeRendezvous, TwoAgentsWithTheSameNumber) {
+  const test::TemporaryFolder folder;
+  const UntilRefused run{folder / "refused"};
   const auto port = test::free_port();
-  const auto second = node_spec(2, 1, port, 1, "exec sleep 1");
-  const auto ran = run_nodes({node_spec(2, 0, port, 1, "exec sleep 1"), second, second});
+  const auto second = node_spec(2, 1, port, 1, run.script());
+  const auto ran =
+      run_nodes({node_spec(2, 0, port, 1, run.script()), second, second}, run.around());
   EXPECT_EQ(ran[0].exit_code, 0) << ran[0].problem << ran[0].error;
   const bool first_stayed = ran[1].problem.empty();
   EXPECT_EQ(ran[first_stayed ? 1 : 2].exit_code, 0);
@@ -66,9 +86,11 @@ TEST(NodeRendezvous, TwoAgentsWithTheSameNumber) {
 }
 
 TEST(NodeRendezvous, TwoAgentsThatAreNode0) {
+  const test::TemporaryFolder folder;
+  const UntilRefused run{folder / "refused"};
   const auto port = test::free_port();
   const auto first = node_spec(2, 0, port, 1, "true");
-  const auto ran = run_nodes({first, first, node_spec(2, 1, port, 1, "exec sleep 0.5")});
+  const auto ran = run_nodes({first, first, node_spec(2, 1, port, 1, run.script())}, run.around());
   EXPECT_EQ(ran[2].exit_code, 0) << ran[2].problem << ran[2].error;
   const bool first_stayed = ran[0].problem.empty();
   expect_words(ran[first_stayed ? 1 : 0].problem,
@@ -92,14 +114,14 @@ TEST(NodeRendezvous, DifferentSecrets) {
   auto first = node_spec(2, 0, port, 1, "true"), second = node_spec(2, 1, port, 1, "true");
   first.nodes.secret_file = secret_file(folder, "first", "correct horse battery");
   second.nodes.secret_file = secret_file(folder, "second", "correct horse staple!");
-  first.nodes.join_timeout = 2s;
-  const auto ran = run_nodes({first, second});
+  first.nodes.join_timeout = 4s;
+  const auto ran = run_nodes({first, second}, last_one_first(2, folder));
   EXPECT_EQ(ran[1].problem, "node 1 cannot join: store at " + first.nodes.rendezvous +
                                 " refused the secret: give the server and its clients the same");
   expect_words(ran[0].problem, {" for node 1: no agent"});
 
   second.nodes.secret_file = first.nodes.secret_file;
-  first.nodes.join_timeout = 20s;
+  first.nodes.join_timeout = far_too_long;
   for (const NodeRan& node : run_nodes({first, second}))
     EXPECT_EQ(node.exit_code, 0) << node.problem;
 }

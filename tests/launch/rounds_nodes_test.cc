@@ -56,9 +56,9 @@ constexpr const char* where =
 TEST(RoundsOfNodes, AFailureStartsTheRanksOfAllNodesAnew) {
   const test::TemporaryFolder folder;
   auto specs = elastic_nodes(3, 0, 2,
-                             std::string(where) +
-                                 "[ $LOCKSTEP_ROUND = 1 ] && exit 0; [ $RANK = 3 ] && "
-                                 "{ sleep 0.2; exit 7; }; exec sleep 60",
+                             where + all_come(6, folder.path().string()) +
+                                 "[ $LOCKSTEP_ROUND = 1 ] && exit 0; [ $RANK = 3 ] && exit 7; "
+                                 "exec sleep 60",
                              folder);
   for (WorkerSpec& spec : specs) spec.max_restarts = 1;
   const auto ran = run_nodes(specs);
@@ -117,11 +117,11 @@ TEST(RoundsOfNodes, TooFewNodesThatAreLeftAreAFailure) {
     if (word == "sh") word = "victim";
   for (WorkerSpec& spec : specs) {
     spec.max_restarts = 1;
-    spec.nodes.join_timeout = 2s;
+    spec.nodes.join_timeout = 6s;
   }
   const auto ran = run_nodes(specs);
   EXPECT_EQ(ran[0].exit_code, 1);
-  expect_words(ran[0].error, {"waited 2s for nodes: 1 of at least 2 are there"});
+  expect_words(ran[0].error, {"waited 6s for nodes: 1 of at least 2 are there"});
 }
 
 TEST(RoundsOfNodes, ANodeThatComesLaterTakesPart) {
@@ -134,10 +134,13 @@ TEST(RoundsOfNodes, ANodeThatComesLaterTakesPart) {
   for (WorkerSpec& spec : specs) spec.nodes.last_call = 0s;
   // The second agent starts when ranks of the first run.
   specs[1].nodes.rendezvous = specs[0].nodes.rendezvous;
-  const auto ran = run_nodes(specs, [&](int agent) {
-    while (agent == 1 && !std::filesystem::exists(folder / "begun"))
-      std::this_thread::sleep_for(10ms);
-  });
+  const auto ran =
+      run_nodes(specs, {.before =
+                            [&](int agent) {
+                              while (agent == 1 && !std::filesystem::exists(folder / "begun"))
+                                std::this_thread::sleep_for(10ms);
+                            },
+                        .after = {}});
   for (const NodeRan& node : ran) EXPECT_EQ(node.exit_code, 0) << node.problem << node.error;
   EXPECT_EQ(lines_of(ran), (std::multiset<std::string>{"0: 0/1 0", "1: 0/2 0", "1: 1/2 0"}));
   expect_words(ran[0].error, {"round 0 ends: nodes join\n",
@@ -155,10 +158,13 @@ TEST(RoundsOfNodes, OneThatIsTooManyWaitsUntilItIsNeeded) {
   for (std::string& word : specs[1].arguments)
     if (word == "sh") word = "victim";
   specs[2].nodes.node = 1;
-  const auto ran = run_nodes(specs, [&](int agent) {
-    while (agent == 2 && !std::filesystem::exists(folder / "begun"))
-      std::this_thread::sleep_for(10ms);
-  });
+  const auto ran =
+      run_nodes(specs, {.before =
+                            [&](int agent) {
+                              while (agent == 2 && !std::filesystem::exists(folder / "begun"))
+                                std::this_thread::sleep_for(10ms);
+                            },
+                        .after = {}});
   for (int node : {0, 2}) EXPECT_EQ(ran[node].exit_code, 0) << ran[node].problem << ran[node].error;
   EXPECT_EQ(lines_of({ran[2]}).size(), 1U) << ran[2].output;
   EXPECT_EQ(count(ran, "1: 0/2 0") + count(ran, "1: 1/2 0"), 2U);
@@ -167,7 +173,7 @@ TEST(RoundsOfNodes, OneThatIsTooManyWaitsUntilItIsNeeded) {
 TEST(RoundsOfNodes, OtherNumbersAreRefused) {
   const test::TemporaryFolder folder;
   auto specs = elastic_nodes(2, 1, 1, "exec sleep 60", folder);
-  specs[0].nodes.join_timeout = 3s;
+  specs[0].nodes.join_timeout = 8s;
   specs[0].nodes.least_nodes = 2;
   specs[0].max_restarts = 1;
   const auto ran = run_nodes(specs);

@@ -41,6 +41,27 @@ inline WorkerSpec shells(int ranks, std::string script) {
           .input = StandardInput::none};
 }
 
+// Shell words that wait until `condition` (a shell command) holds: on what a test needs to have
+// happened, however slow the machine is. Its own watchdog ends a test that waits for nothing.
+inline std::string until(const std::string& condition) {
+  return "until " + condition + "; do sleep 0.02; done; ";
+}
+
+// Shell words that wait until that many files are in the folder.
+inline std::string until_files(int count, const std::string& folder) {
+  return until("[ $(ls " + folder + " | wc -l) -ge " + std::to_string(count) + " ]");
+}
+
+// Shell words of a rank: waits until all ranks of its round have come here.
+inline std::string all_come(int ranks, const std::string& folder) {
+  return ": > " + folder + "/at$LOCKSTEP_ROUND.$RANK; " +
+         until("[ $(ls " + folder + " | grep -c \"^at$LOCKSTEP_ROUND[.]\") -ge " +
+               std::to_string(ranks) + " ]");
+}
+
+// A moment after which a run has not ended by itself, but by a timeout or a `sleep 60` of its own.
+inline constexpr std::chrono::seconds far_too_long{30};
+
 inline Ran run_agent(WorkerSpec spec) {
   const Screen output, error;
   spec.output = output.descriptor();

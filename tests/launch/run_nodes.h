@@ -12,6 +12,7 @@
 #include <functional>
 #include <iterator>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace lockstep::launch {
@@ -31,7 +32,7 @@ inline WorkerSpec node_spec(int nodes, int node, std::uint16_t port, int ranks,
   spec.nodes = {.nodes = nodes,
                 .node = node,
                 .rendezvous = "127.0.0.1:" + std::to_string(port),
-                .join_timeout = std::chrono::seconds(20)};
+                .join_timeout = far_too_long};
   return spec;
 }
 
@@ -40,16 +41,22 @@ inline std::string file_content(const std::filesystem::path& file) {
   return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
 }
 
-// One agent a spec, all at the same time, but for what `before` waits for. The secret of this user
-// is one of the test's own.
+// What a test does in an agent's process, before it runs and when it has ended.
+struct AroundAgent {
+  std::function<void(int agent)> before;
+  std::function<void(const std::string& problem)> after;
+};
+
+// One agent a spec, all at the same time, but for what `around.before` waits for. The secret of
+// this user is one of the test's own.
 inline std::vector<NodeRan> run_nodes(const std::vector<WorkerSpec>& specs,
-                                      const std::function<void(int agent)>& before = {}) {
+                                      const AroundAgent& around = {}) {
   const test::TemporaryFolder folder;
   const auto file = [&](int agent, const char* what) {
     return folder / (std::to_string(agent) + "." + what);
   };
   test::RankProcesses agents(static_cast<int>(specs.size()), [&](int agent) {
-    if (before) before(agent);
+    if (around.before) around.before(agent);
     ::setenv("XDG_STATE_HOME", (folder / "state").c_str(), 1);
     const Screen output, error;
     WorkerSpec spec = specs[agent];
@@ -64,6 +71,7 @@ inline std::vector<NodeRan> run_nodes(const std::vector<WorkerSpec>& specs,
       problem = exception.what();
     }
     const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
+    if (around.after) around.after(problem);
     std::ofstream(file(agent, "output")) << output.text();
     std::ofstream(file(agent, "error")) << error.text();
     std::ofstream(file(agent, "problem")) << problem;
@@ -81,6 +89,19 @@ inline std::vector<NodeRan> run_nodes(const std::vector<WorkerSpec>& specs,
     ran[agent].process = processes[agent];
   }
   return ran;
+}
+
+// The last agent starts first, by a head start that is as short as the machine allows: what a test
+// says of its peers holds when they do not wait for it.
+inline AroundAgent last_one_first(int agents, const test::TemporaryFolder& folder) {
+  const std::string begun = folder / "last-one-begins";
+  return {.before =
+              [=](int agent) {
+                if (agent == agents - 1) std::ofstream(begun).flush();
+                while (!std::filesystem::exists(begun))
+                  std::this_thread::sleep_for(std::chrono::milliseconds(1));
+              },
+          .after = {}};
 }
 
 }  // namespace lockstep::launch

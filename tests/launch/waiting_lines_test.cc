@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -14,23 +15,39 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::vector<std::string> lines_while_waiting(Duration wait, const std::string& what) {
+// What they say in 50 ms, or until the first line.
+std::vector<std::string> lines_while_waiting(bool for_a_line) {
   std::vector<std::string> lines;
+  std::atomic<bool> has_come = false;
   {
-    WaitingLines waiting([&](const std::string& line) { lines.push_back(line); }, false);
+    WaitingLines waiting(
+        [&](const std::string& line) {
+          lines.push_back(line);
+          has_come = true;
+        },
+        false);
     waiting.wait_for("nobody yet");
-    if (!what.empty()) waiting.wait_for(what);
-    std::this_thread::sleep_for(wait);
+    waiting.wait_for("node 1");
+    std::this_thread::sleep_for(50ms);
+    const Deadline limit = Deadline::after(30s);
+    while (for_a_line && !has_come && !limit.passed()) std::this_thread::sleep_for(5ms);
   }
   return lines;
 }
 
+// A wait that a busy machine has made long is none: it is tried again.
 TEST(WaitingLines, AShortWaitIsNotWorthALine) {
-  EXPECT_TRUE(lines_while_waiting(50ms, "node 1").empty());
+  for (int i = 0; i < 10; ++i) {
+    const auto begin = Clock::now();
+    const auto lines = lines_while_waiting(false);
+    if (Clock::now() - begin > 900ms) continue;
+    EXPECT_TRUE(lines.empty());
+    return;
+  }
 }
 
 TEST(WaitingLines, AfterASecondTheySayWhatIsWaitedForNow) {
-  EXPECT_EQ(lines_while_waiting(1500ms, "node 1"), std::vector<std::string>{"waiting for node 1"});
+  EXPECT_EQ(lines_while_waiting(true), std::vector<std::string>{"waiting for node 1"});
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "support/python.h"
 
 #include "support/warm_python.h"
+#include "support/watchdog.h"
 
 #include <array>
 #include <cerrno>
@@ -13,6 +14,8 @@
 
 namespace lockstep::test {
 namespace {
+
+constexpr int seconds_of_python = 240;  // most of them to read torch from a slow disk
 
 std::string quoted(const std::string& word) {
   std::string text = "'";
@@ -32,6 +35,7 @@ std::optional<std::filesystem::path> python() {
 PythonResult run_python(const std::string& script, const std::vector<std::string>& arguments) {
   auto program = warm_python();
   if (!program) throw std::runtime_error(std::string(no_python));
+  allow_more_time(seconds_of_python);
   std::string command = quoted(program->string()) + " -c " + quoted(script);
   for (const std::string& argument : arguments) command += " " + quoted(argument);
   std::FILE* pipe = ::popen(command.c_str(), "re");

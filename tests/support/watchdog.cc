@@ -94,6 +94,12 @@ class Watchdog : public testing::EmptyTestEventListener {
 
 }  // namespace
 
+void allow_more_time(int seconds) {
+  itimerval timer{};
+  if (::getitimer(ITIMER_REAL, &timer) != 0) return;
+  if (timer.it_value.tv_sec > 0 && timer.it_value.tv_sec < seconds) set_alarm(seconds);
+}
+
 void install_watchdog() {
   const char* setting = std::getenv("LOCKSTEP_TEST_SECONDS");
   int seconds = std::max(1, setting != nullptr ? std::atoi(setting) : 60);

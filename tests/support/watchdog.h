@@ -11,4 +11,8 @@ inline constexpr int watchdog_exit_code = 97;
 // own.
 void install_watchdog();
 
+// The test that runs now may take that long from here on, for what is slow on a busy machine and is
+// not the test's subject. Nothing in a forked rank.
+void allow_more_time(int seconds);
+
 }  // namespace lockstep::test
