@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -27,6 +28,8 @@ namespace {
 constexpr Duration handshake_limit = std::chrono::seconds(20);
 constexpr Duration one_try = std::chrono::seconds(1);
 constexpr Duration between_tries = std::chrono::milliseconds(20);
+
+constexpr int most_turns_of_a_sender = 16;
 
 // Any user can listen at an abstract name: the kernel says who does.
 void check_owner(int socket, const std::string& address) {
@@ -109,7 +112,7 @@ void TcpStore::Connection::try_once(Deadline deadline) {
 
 // Not a call: nobody else may read or send yet.
 void TcpStore::Connection::begin_session(store::FrameReader& frames, Deadline deadline) {
-  send_frames({{0, store::Code::session, 0, {session_}}});
+  send_frames({store::encode({0, store::Code::session, 0, {session_}})});
   std::string sealed;
   while (!frames.next(sealed)) {
     std::array<std::byte, 4096> buffer;
@@ -130,14 +133,13 @@ void TcpStore::Connection::begin_session(store::FrameReader& frames, Deadline de
 
 // What must be said on each connection, and what was not answered on the last one.
 void TcpStore::Connection::send_again() {
-  std::vector<store::Message> requests;
+  std::vector<std::string> requests;
   for (const auto& [key, request] : on_each_connection_) requests.push_back(request);
   {
     const Lock lock(mutex_);
-    for (auto& [id, pending] : waiting_) {
-      if (pending.reply) continue;
-      pending.sent = true;
-      requests.push_back(pending.request);
+    for (const auto& [id, call] : waiting_) {
+      call->is_sent = true;
+      requests.push_back(call->request);
     }
     outbox_.clear();
     connected_ = true;
@@ -175,56 +177,74 @@ store::Message TcpStore::Connection::call(store::Message request, Deadline deadl
   check(!is_copy_of_parent(), "store at {}: made in process {}, not usable in its child {}",
         address_, process_.number(), sys::own_process());
   auto start = Clock::now();
-  std::uint64_t id = begin(std::move(request));
-  try {
-    send_outbox();
-  } catch (...) {
-    const Lock lock(mutex_);
-    waiting_.erase(id);
-    throw;
-  }
-  store::Message reply = wait_for_reply(id, deadline);
+  request.id = next_id_++;
+  const Call own = begin(request.id, store::encode(request));
+  store::Message reply = wait_for_reply(request.id, *own, deadline);
   throw_unless_done(reply, start);
   return reply;
 }
 
 void TcpStore::Connection::call_on_each_connection(store::Message request) {
-  const store::Message kept = request;
+  std::string key = request.parts.at(0), kept = store::encode(request);
   call(std::move(request), Deadline::after(call_timeout()));
   const Lock sending(sending_);
-  on_each_connection_.insert_or_assign(kept.parts.at(0), kept);
+  on_each_connection_.insert_or_assign(std::move(key), std::move(kept));
 }
 
-std::uint64_t TcpStore::Connection::begin(store::Message request) {
-  Lock lock(mutex_);
+TcpStore::Connection::Call TcpStore::Connection::begin(std::uint64_t id, std::string request) {
+  auto own = std::make_shared<store::WaitingCall>(std::move(request));
+  const Lock lock(mutex_);
   if (lost_) throw lost_error();
-  request.id = next_id_++;
-  const std::uint64_t id = request.id;
-  waiting_[id].request = std::move(request);
+  waiting_.emplace(id, own);
   outbox_.push_back(id);
-  return id;
+  own->sends = !std::exchange(is_sent_for_, true);
+  return own;
 }
 
-// What several threads have begun meanwhile goes out together, by the first of them.
+// Goes on while other callers begin requests, but not for ever: its own reply may be there.
+void TcpStore::Connection::send_for_all(store::WaitingCall& own) {
+  for (int turn = 0;; ++turn) {
+    {
+      const Lock lock(mutex_);
+      if (outbox_.empty() || !connected_ || turn == most_turns_of_a_sender) {
+        own.sends = false;
+        return hand_over_sending();
+      }
+    }
+    send_outbox();
+  }
+}
+
+// To a caller whose request is to be sent; where there is no connection, the next one begins with
+// them.
+void TcpStore::Connection::hand_over_sending() {
+  is_sent_for_ = false;
+  if (!connected_) return;
+  for (const std::uint64_t id : outbox_) {
+    const auto next = waiting_.find(id);
+    if (next == waiting_.end()) continue;
+    next->second->sends = is_sent_for_ = true;
+    return next->second->wake();
+  }
+}
+
 void TcpStore::Connection::send_outbox() {
   const Lock sending(sending_);
   try {
     send_frames(take_outbox());
-  } catch (const Error& error) {  // half a frame may be out: nothing can follow it
+  } catch (const std::exception& error) {  // half a frame may be out: nothing can follow it
     break_off(error.what());
-    if (session_.empty())
-      throw PeerLost(formatted("store at {} has gone: {}", address_, error.what()));
   }
 }
 
-std::vector<store::Message> TcpStore::Connection::take_outbox() {
-  std::vector<store::Message> requests;
+std::vector<std::string> TcpStore::Connection::take_outbox() {
+  std::vector<std::string> requests;
   const Lock lock(mutex_);
   if (!connected_) return requests;  // the next connection begins with them
   for (const std::uint64_t id : outbox_) {
     const auto place = waiting_.find(id);
-    if (place == waiting_.end() || std::exchange(place->second.sent, true)) continue;
-    store::Message& request = place->second.request;
+    if (place == waiting_.end() || std::exchange(place->second->is_sent, true)) continue;
+    std::string& request = place->second->request;
     if (session_.empty())
       requests.push_back(std::move(request));
     else
@@ -235,9 +255,9 @@ std::vector<store::Message> TcpStore::Connection::take_outbox() {
 }
 
 // A server whose replies nobody takes stops to take requests.
-void TcpStore::Connection::send_frames(const std::vector<store::Message>& messages) {
+void TcpStore::Connection::send_frames(const std::vector<std::string>& messages) {
   std::string frames;
-  for (const store::Message& message : messages) frames += sealer_->seal(store::encode(message));
+  for (const std::string& message : messages) frames += sealer_->seal(message);
   std::span<const std::byte> left = sys::bytes_of(frames);
   const Deadline deadline = Deadline::after(options_.call_timeout);
   while (!left.empty()) {
@@ -251,41 +271,54 @@ void TcpStore::Connection::send_frames(const std::vector<store::Message>& messag
   }
 }
 
-store::Message TcpStore::Connection::wait_for_reply(std::uint64_t id, Deadline deadline) {
-  Lock lock(mutex_);
-  Pending& own = waiting_.at(id);
-  bool reads = false;
-  while (!own.reply && !lost_ && !deadline.passed()) {
-    if (reading_ && !reads) {
-      own.changed.wait_for(lock.native(),
-                           std::min<Duration>(deadline.left(), std::chrono::hours(1)));
+store::Message TcpStore::Connection::wait_for_reply(std::uint64_t id, store::WaitingCall& own,
+                                                    Deadline deadline) {
+  for (bool reads = false;;) {
+    // In this order: what comes after a look is seen by the next one.
+    const std::uint32_t wakes = own.wakes();
+    const bool is_answered = own.is_answered();
+    if (own.sends) {
+      send_for_all(own);
       continue;
     }
-    reads = reading_ = true;
-    lock.unlock();
+    if (is_answered && !reads) return own.take_reply();
+    const Next next = is_answered ? Next::leave : next_of(reads, deadline);
+    if (next == Next::leave) return leave(id, own, reads);
+    if (next == Next::sleep) {
+      own.sleep(wakes, deadline);
+      continue;
+    }
+    reads = true;
     read_or_repair(deadline);
-    lock.lock();
   }
-  if (reads) reading_ = false;
-  std::optional<store::Message> reply = std::move(own.reply);
+}
+
+TcpStore::Connection::Next TcpStore::Connection::next_of(bool reads, Deadline deadline) {
+  const Lock lock(mutex_);
+  if (lost_ || deadline.passed()) return Next::leave;
+  if (reading_ && !reads) return Next::sleep;
+  reading_ = true;
+  return Next::read;
+}
+
+store::Message TcpStore::Connection::leave(std::uint64_t id, store::WaitingCall& own, bool reads) {
+  const Lock lock(mutex_);
   waiting_.erase(id);
+  if (own.sends) hand_over_sending();
+  if (reads) reading_ = false;
   if (!reading_) hand_over_reading();
-  if (reply) return *std::move(reply);
+  if (own.is_answered()) return own.take_reply();
   if (lost_) throw lost_error();
   throw Timeout(formatted("store at {} did not answer", address_));
 }
 
-// One of those that wait reads from now on. Any that is woken without need looks and waits again.
+// One of those that wait reads from now on.
 void TcpStore::Connection::hand_over_reading() {
-  for (auto& [id, pending] : waiting_) {
-    if (pending.reply) continue;
-    pending.changed.notify_one();
-    return;
-  }
+  if (!waiting_.empty()) waiting_.begin()->second->wake();
 }
 
 void TcpStore::Connection::wake_all() {
-  for (auto& [id, pending] : waiting_) pending.changed.notify_one();
+  for (const auto& [id, call] : waiting_) call->wake();
 }
 
 void TcpStore::Connection::read_or_repair(Deadline deadline) {
@@ -321,14 +354,21 @@ void TcpStore::Connection::read_now() {
   auto count = sys::receive_now(socket_.get(), buffer);
   if (!count) return;
   frames_.append({reinterpret_cast<const char*>(buffer.data()), *count});
-  for (std::string sealed; frames_.next(sealed);) {
-    store::Message reply = store::decode(opener_->open(sealed));
-    Lock lock(mutex_);
-    auto place = waiting_.find(reply.id);
-    if (place == waiting_.end()) continue;  // its caller has given up
-    place->second.reply = std::move(reply);
-    place->second.changed.notify_one();
+  std::vector<store::Message> replies;
+  for (std::string sealed; frames_.next(sealed);)
+    replies.push_back(store::decode(opener_->open(sealed)));
+  std::vector<Call> answered;
+  {
+    const Lock lock(mutex_);
+    for (store::Message& reply : replies) {
+      const auto place = waiting_.find(reply.id);
+      if (place == waiting_.end()) continue;  // its caller has given up
+      place->second->answer(std::move(reply));
+      answered.push_back(std::move(place->second));
+      waiting_.erase(place);
+    }
   }
+  for (const Call& call : answered) call->wake();
 }
 
 void TcpStore::Connection::break_off(const std::string& reason) noexcept {
