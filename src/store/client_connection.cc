@@ -203,29 +203,31 @@ TcpStore::Connection::Call TcpStore::Connection::begin(std::uint64_t id, std::st
 
 // Goes on while other callers begin requests, but not for ever: its own reply may be there.
 void TcpStore::Connection::send_for_all(store::WaitingCall& own) {
-  for (int turn = 0;; ++turn) {
+  for (int turn = 1;; ++turn) {
     {
       const Lock lock(mutex_);
-      if (outbox_.empty() || !connected_ || turn == most_turns_of_a_sender) {
+      const bool is_done = outbox_.empty() || !connected_;
+      if (is_done || (turn > most_turns_of_a_sender && hand_over_sending())) {
         own.sends = false;
-        return hand_over_sending();
+        if (is_done) is_sent_for_ = false;
+        return;
       }
     }
     send_outbox();
   }
 }
 
-// To a caller whose request is to be sent; where there is no connection, the next one begins with
-// them.
-void TcpStore::Connection::hand_over_sending() {
-  is_sent_for_ = false;
-  if (!connected_) return;
+// To a caller whose request is to be sent. One that reads would learn of it too late: false when
+// there is no other.
+bool TcpStore::Connection::hand_over_sending() {
   for (const std::uint64_t id : outbox_) {
     const auto next = waiting_.find(id);
-    if (next == waiting_.end()) continue;
-    next->second->sends = is_sent_for_ = true;
-    return next->second->wake();
+    if (next == waiting_.end() || next->second->reads) continue;
+    next->second->sends = true;
+    next->second->wake();
+    return true;
   }
+  return false;
 }
 
 void TcpStore::Connection::send_outbox() {
@@ -273,7 +275,7 @@ void TcpStore::Connection::send_frames(const std::vector<std::string>& messages)
 
 store::Message TcpStore::Connection::wait_for_reply(std::uint64_t id, store::WaitingCall& own,
                                                     Deadline deadline) {
-  for (bool reads = false;;) {
+  for (;;) {
     // In this order: what comes after a look is seen by the next one.
     const std::uint32_t wakes = own.wakes();
     const bool is_answered = own.is_answered();
@@ -281,32 +283,35 @@ store::Message TcpStore::Connection::wait_for_reply(std::uint64_t id, store::Wai
       send_for_all(own);
       continue;
     }
-    if (is_answered && !reads) return own.take_reply();
-    const Next next = is_answered ? Next::leave : next_of(reads, deadline);
-    if (next == Next::leave) return leave(id, own, reads);
-    if (next == Next::sleep) {
+    if (is_answered && !own.reads) return own.take_reply();
+    const Next next = is_answered ? Next::leave : next_of(own, deadline);
+    if (next == Next::leave) return leave(id, own);
+    if (next == Next::sleep)
       own.sleep(wakes, deadline);
-      continue;
-    }
-    reads = true;
-    read_or_repair(deadline);
+    else
+      read_or_repair(deadline);
   }
 }
 
-TcpStore::Connection::Next TcpStore::Connection::next_of(bool reads, Deadline deadline) {
+TcpStore::Connection::Next TcpStore::Connection::next_of(store::WaitingCall& own,
+                                                         Deadline deadline) {
   const Lock lock(mutex_);
   if (lost_ || deadline.passed()) return Next::leave;
-  if (reading_ && !reads) return Next::sleep;
-  reading_ = true;
+  if (reading_ && !own.reads) return Next::sleep;
+  own.reads = reading_ = true;
   return Next::read;
 }
 
-store::Message TcpStore::Connection::leave(std::uint64_t id, store::WaitingCall& own, bool reads) {
-  const Lock lock(mutex_);
+store::Message TcpStore::Connection::leave(std::uint64_t id, store::WaitingCall& own) {
+  Lock lock(mutex_);
   waiting_.erase(id);
-  if (own.sends) hand_over_sending();
-  if (reads) reading_ = false;
+  if (own.reads) reading_ = false;
   if (!reading_) hand_over_reading();
+  if (own.sends) {  // it was given the turn a moment ago
+    lock.unlock();
+    send_for_all(own);
+    lock.lock();
+  }
   if (own.is_answered()) return own.take_reply();
   if (lost_) throw lost_error();
   throw Timeout(formatted("store at {} did not answer", address_));

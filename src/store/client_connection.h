@@ -60,14 +60,14 @@ class TcpStore::Connection {
   void send_again() LOCKSTEP_REQUIRES(sending_);
   Call begin(std::uint64_t id, std::string request);
   void send_for_all(store::WaitingCall& own);
-  void hand_over_sending() LOCKSTEP_REQUIRES(mutex_);
+  [[nodiscard]] bool hand_over_sending() LOCKSTEP_REQUIRES(mutex_);
   void send_outbox();
   [[nodiscard]] std::vector<std::string> take_outbox();
   void send_frames(const std::vector<std::string>& messages) LOCKSTEP_REQUIRES(sending_);
   store::Message wait_for_reply(std::uint64_t id, store::WaitingCall& own, Deadline deadline);
   enum class Next { leave, read, sleep };
-  [[nodiscard]] Next next_of(bool reads, Deadline deadline);
-  store::Message leave(std::uint64_t id, store::WaitingCall& own, bool reads);
+  [[nodiscard]] Next next_of(store::WaitingCall& own, Deadline deadline);
+  store::Message leave(std::uint64_t id, store::WaitingCall& own);
   void read_or_repair(Deadline deadline);
   void read_if_nobody_does();
   void read_now();

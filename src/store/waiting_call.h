@@ -43,6 +43,7 @@ class WaitingCall {
   // Guarded by the connection's mutex.
   std::string request;   // encoded; after it was sent only where the connection can be made anew
   bool is_sent = false;  // on this connection
+  bool reads = false;    // the caller reads for all; changed by it alone
 
   // Whether it is the caller's turn to send what callers have begun; changes under the connection's
   // mutex.
