@@ -3,10 +3,8 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "base/scope_exit.h"
-#include "base/text.h"
 #include "store/limits.h"
 #include "store/sessions.h"
-#include "sys/descriptor_passing.h"
 #include "sys/sockets.h"
 
 #include <algorithm>
@@ -19,24 +17,11 @@
 #include <poll.h>
 #include <sodium.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 namespace lockstep {
 namespace {
 
-// One that accepts connections but does not greet is no store, or stuck.
-constexpr Duration handshake_limit = std::chrono::seconds(20);
-constexpr Duration one_try = std::chrono::seconds(1);
-constexpr Duration between_tries = std::chrono::milliseconds(20);
-
 constexpr int most_turns_of_a_sender = 16;
-
-// Any user can listen at an abstract name: the kernel says who does.
-void check_owner(int socket, const std::string& address) {
-  auto owner = sys::peer_credentials(socket).uid;
-  check_input(owner == ::geteuid(), "store at {} belongs to user {}, expected this one, {}",
-              address, owner, ::geteuid());
-}
 
 void throw_unless_done(const store::Message& reply, Clock::time_point start) {
   if (reply.code == store::Code::done) return;
@@ -72,107 +57,6 @@ std::string TcpStore::Connection::own_address() const {
   return sys::SocketAddress::local(socket_.get()).host();
 }
 
-// The first connection: the server may start later.
-void TcpStore::Connection::connect(Deadline deadline) {
-  server_ = sys::SocketAddress::of(options_.host, options_.port);
-  address_ = server_->text();
-  for (;;) {
-    try {
-      return try_once(deadline);
-    } catch (const PeerLost&) {  // a busy server closes connections that are not proven yet
-      if (deadline.passed()) throw PeerLost(formatted("store at {} hangs up", address_));
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-}
-
-void TcpStore::Connection::try_once(Deadline deadline) {
-  sys::FileDescriptor socket = sys::connect_to(*server_, deadline);
-  if (server_->family() == AF_UNIX) check_owner(socket.get(), address_);
-  const Deadline soon = deadline.or_sooner(Deadline::after(handshake_limit));
-  std::optional<store::ClientStreams> streams;
-  try {
-    streams.emplace(store::shake_hands(socket.get(), address_, key_, soon));
-  } catch (const Timeout&) {
-    throw Timeout(formatted("store at {} takes connections but does not answer", address_));
-  }
-  sys::keep_alive(socket.get(), options_.lost_after);
-  const Lock sending(sending_);
-  {
-    const Lock lock(mutex_);
-    if (lost_) throw lost_error();
-    socket_ = std::move(socket);
-  }
-  sealer_.emplace(std::move(streams->to_server));
-  opener_.emplace(std::move(streams->from_server));
-  frames_ = store::FrameReader(store::seal_bytes);
-  if (!session_.empty()) begin_session(frames_, soon);
-  send_again();
-}
-
-// Not a call: nobody else may read or send yet.
-void TcpStore::Connection::begin_session(store::FrameReader& frames, Deadline deadline) {
-  send_frames({store::encode({0, store::Code::session, 0, {session_}})});
-  std::string sealed;
-  while (!frames.next(sealed)) {
-    std::array<std::byte, 4096> buffer;
-    if (!sys::wait_ready(socket_.get(), POLLIN, deadline))
-      throw Timeout(formatted("store at {} takes connections but does not answer", address_));
-    const auto count = sys::receive_now(socket_.get(), buffer);
-    if (count) frames.append({reinterpret_cast<const char*>(buffer.data()), *count});
-  }
-  const store::Message reply = store::decode(opener_->open(sealed));
-  check_input(reply.code == store::Code::done && reply.parts.size() == 1,
-              "store at {}: expected the store's name, found another reply", address_);
-  check_input(store_name_.empty() || store_name_ == reply.parts[0],
-              "store at {} is another one than before: it was started anew without the log of the "
-              "first (--log)",
-              address_);
-  store_name_ = reply.parts[0];
-}
-
-// What must be said on each connection, and what was not answered on the last one.
-void TcpStore::Connection::send_again() {
-  std::vector<std::string> requests;
-  for (const auto& [key, request] : on_each_connection_) requests.push_back(request);
-  {
-    const Lock lock(mutex_);
-    for (const auto& [id, call] : waiting_) {
-      call->is_sent = true;
-      requests.push_back(call->request);
-    }
-    outbox_.clear();
-    connected_ = true;
-    broken_at_.reset();
-  }
-  send_frames(requests);
-}
-
-// One try, by the thread that reads; long enough for a busy server, however soon its caller's own
-// deadline is.
-void TcpStore::Connection::repair(Deadline deadline) {
-  std::string why;
-  try {
-    return try_once(Deadline::after(one_try));
-  } catch (const BadInput& error) {
-    return lose(error.what());
-  } catch (const std::exception& error) {
-    why = error.what();
-  }
-  bool too_late = false;
-  {
-    const Lock lock(mutex_);
-    connected_ = false;
-    if (!broken_at_) broken_at_ = Clock::now();
-    too_late = broken_at_ && Clock::now() - *broken_at_ >= options_.reconnect;
-    if (too_late)
-      why = formatted("{}; it could not be reached again within {} ({})", broken_why_,
-                      format_duration(options_.reconnect), why);
-  }
-  if (too_late) return lose(why);
-  std::this_thread::sleep_for(std::min<Duration>(between_tries, deadline.left()));
-}
-
 store::Message TcpStore::Connection::call(store::Message request, Deadline deadline) {
   check(!is_copy_of_parent(), "store at {}: made in process {}, not usable in its child {}",
         address_, process_.number(), sys::own_process());
@@ -203,6 +87,8 @@ TcpStore::Connection::Call TcpStore::Connection::begin(std::uint64_t id, std::st
 
 // Goes on while other callers begin requests, but not for ever: its own reply may be there.
 void TcpStore::Connection::send_for_all(store::WaitingCall& own) {
+  // Callers that have just been answered begin their next requests in a moment: one piece for all.
+  if (untaken_replies_ > 0) std::this_thread::yield();
   for (int turn = 1;; ++turn) {
     {
       const Lock lock(mutex_);
@@ -283,7 +169,7 @@ store::Message TcpStore::Connection::wait_for_reply(std::uint64_t id, store::Wai
       send_for_all(own);
       continue;
     }
-    if (is_answered && !own.reads) return own.take_reply();
+    if (is_answered && !own.reads) return take_reply(own);
     const Next next = is_answered ? Next::leave : next_of(own, deadline);
     if (next == Next::leave) return leave(id, own);
     if (next == Next::sleep)
@@ -291,6 +177,11 @@ store::Message TcpStore::Connection::wait_for_reply(std::uint64_t id, store::Wai
     else
       read_or_repair(deadline);
   }
+}
+
+store::Message TcpStore::Connection::take_reply(store::WaitingCall& own) {
+  --untaken_replies_;
+  return own.take_reply();
 }
 
 TcpStore::Connection::Next TcpStore::Connection::next_of(store::WaitingCall& own,
@@ -312,7 +203,7 @@ store::Message TcpStore::Connection::leave(std::uint64_t id, store::WaitingCall&
     send_for_all(own);
     lock.lock();
   }
-  if (own.is_answered()) return own.take_reply();
+  if (own.is_answered()) return take_reply(own);
   if (lost_) throw lost_error();
   throw Timeout(formatted("store at {} did not answer", address_));
 }
@@ -368,6 +259,7 @@ void TcpStore::Connection::read_now() {
     for (store::Message& reply : replies) {
       const auto place = waiting_.find(reply.id);
       if (place == waiting_.end()) continue;  // its caller has given up
+      ++untaken_replies_;
       place->second->answer(std::move(reply));
       answered.push_back(std::move(place->second));
       waiting_.erase(place);

@@ -65,6 +65,7 @@ class TcpStore::Connection {
   [[nodiscard]] std::vector<std::string> take_outbox();
   void send_frames(const std::vector<std::string>& messages) LOCKSTEP_REQUIRES(sending_);
   store::Message wait_for_reply(std::uint64_t id, store::WaitingCall& own, Deadline deadline);
+  store::Message take_reply(store::WaitingCall& own);
   enum class Next { leave, read, sleep };
   [[nodiscard]] Next next_of(store::WaitingCall& own, Deadline deadline);
   store::Message leave(std::uint64_t id, store::WaitingCall& own);
@@ -102,6 +103,7 @@ class TcpStore::Connection {
   bool is_sent_for_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   std::optional<std::string> lost_ LOCKSTEP_GUARDED_BY(mutex_);
   std::atomic<std::uint64_t> next_id_ = 1;
+  std::atomic<int> untaken_replies_ = 0;  // of callers that are about to wake
 };
 
 }  // namespace lockstep
