@@ -3,14 +3,13 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "base/scope_exit.h"
-#include "base/text.h"
 #include "store/limits.h"
 #include "store/sessions.h"
-#include "sys/descriptor_passing.h"
 #include "sys/sockets.h"
 
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -18,22 +17,11 @@
 #include <poll.h>
 #include <sodium.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 namespace lockstep {
 namespace {
 
-// One that accepts connections but does not greet is no store, or stuck.
-constexpr Duration handshake_limit = std::chrono::seconds(20);
-constexpr Duration one_try = std::chrono::seconds(1);
-constexpr Duration between_tries = std::chrono::milliseconds(20);
-
-// Any user can listen at an abstract name: the kernel says who does.
-void check_owner(int socket, const std::string& address) {
-  auto owner = sys::peer_credentials(socket).uid;
-  check_input(owner == ::geteuid(), "store at {} belongs to user {}, expected this one, {}",
-              address, owner, ::geteuid());
-}
+constexpr int most_turns_of_a_sender = 16;
 
 void throw_unless_done(const store::Message& reply, Clock::time_point start) {
   if (reply.code == store::Code::done) return;
@@ -69,162 +57,82 @@ std::string TcpStore::Connection::own_address() const {
   return sys::SocketAddress::local(socket_.get()).host();
 }
 
-// The first connection: the server may start later.
-void TcpStore::Connection::connect(Deadline deadline) {
-  server_ = sys::SocketAddress::of(options_.host, options_.port);
-  address_ = server_->text();
-  for (;;) {
-    try {
-      return try_once(deadline);
-    } catch (const PeerLost&) {  // a busy server closes connections that are not proven yet
-      if (deadline.passed()) throw PeerLost(formatted("store at {} hangs up", address_));
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-}
-
-void TcpStore::Connection::try_once(Deadline deadline) {
-  sys::FileDescriptor socket = sys::connect_to(*server_, deadline);
-  if (server_->family() == AF_UNIX) check_owner(socket.get(), address_);
-  const Deadline soon = deadline.or_sooner(Deadline::after(handshake_limit));
-  std::optional<store::ClientStreams> streams;
-  try {
-    streams.emplace(store::shake_hands(socket.get(), address_, key_, soon));
-  } catch (const Timeout&) {
-    throw Timeout(formatted("store at {} takes connections but does not answer", address_));
-  }
-  sys::keep_alive(socket.get(), options_.lost_after);
-  const Lock sending(sending_);
-  {
-    const Lock lock(mutex_);
-    if (lost_) throw lost_error();
-    socket_ = std::move(socket);
-  }
-  sealer_.emplace(std::move(streams->to_server));
-  opener_.emplace(std::move(streams->from_server));
-  frames_ = store::FrameReader(store::seal_bytes);
-  if (!session_.empty()) begin_session(frames_, soon);
-  send_again();
-}
-
-// Not a call: nobody else may read or send yet.
-void TcpStore::Connection::begin_session(store::FrameReader& frames, Deadline deadline) {
-  send_frames({{0, store::Code::session, 0, {session_}}});
-  std::string sealed;
-  while (!frames.next(sealed)) {
-    std::array<std::byte, 4096> buffer;
-    if (!sys::wait_ready(socket_.get(), POLLIN, deadline))
-      throw Timeout(formatted("store at {} takes connections but does not answer", address_));
-    const auto count = sys::receive_now(socket_.get(), buffer);
-    if (count) frames.append({reinterpret_cast<const char*>(buffer.data()), *count});
-  }
-  const store::Message reply = store::decode(opener_->open(sealed));
-  check_input(reply.code == store::Code::done && reply.parts.size() == 1,
-              "store at {}: expected the store's name, found another reply", address_);
-  check_input(store_name_.empty() || store_name_ == reply.parts[0],
-              "store at {} is another one than before: it was started anew without the log of the "
-              "first (--log)",
-              address_);
-  store_name_ = reply.parts[0];
-}
-
-// What must be said on each connection, and what was not answered on the last one.
-void TcpStore::Connection::send_again() {
-  std::vector<store::Message> requests;
-  for (const auto& [key, request] : on_each_connection_) requests.push_back(request);
-  {
-    const Lock lock(mutex_);
-    for (auto& [id, pending] : waiting_) {
-      if (pending.reply) continue;
-      pending.sent = true;
-      requests.push_back(pending.request);
-    }
-    outbox_.clear();
-    connected_ = true;
-    broken_at_.reset();
-  }
-  send_frames(requests);
-}
-
-// One try, by the thread that reads; long enough for a busy server, however soon its caller's own
-// deadline is.
-void TcpStore::Connection::repair(Deadline deadline) {
-  std::string why;
-  try {
-    return try_once(Deadline::after(one_try));
-  } catch (const BadInput& error) {
-    return lose(error.what());
-  } catch (const std::exception& error) {
-    why = error.what();
-  }
-  bool too_late = false;
-  {
-    const Lock lock(mutex_);
-    connected_ = false;
-    if (!broken_at_) broken_at_ = Clock::now();
-    too_late = broken_at_ && Clock::now() - *broken_at_ >= options_.reconnect;
-    if (too_late)
-      why = formatted("{}; it could not be reached again within {} ({})", broken_why_,
-                      format_duration(options_.reconnect), why);
-  }
-  if (too_late) return lose(why);
-  std::this_thread::sleep_for(std::min<Duration>(between_tries, deadline.left()));
-}
-
 store::Message TcpStore::Connection::call(store::Message request, Deadline deadline) {
   check(!is_copy_of_parent(), "store at {}: made in process {}, not usable in its child {}",
         address_, process_.number(), sys::own_process());
   auto start = Clock::now();
-  std::uint64_t id = begin(std::move(request));
-  try {
-    send_outbox();
-  } catch (...) {
-    const Lock lock(mutex_);
-    waiting_.erase(id);
-    throw;
-  }
-  store::Message reply = wait_for_reply(id, deadline);
+  request.id = next_id_++;
+  const Call own = begin(request.id, store::encode(request));
+  store::Message reply = wait_for_reply(request.id, *own, deadline);
   throw_unless_done(reply, start);
   return reply;
 }
 
 void TcpStore::Connection::call_on_each_connection(store::Message request) {
-  const store::Message kept = request;
+  std::string key = request.parts.at(0), kept = store::encode(request);
   call(std::move(request), Deadline::after(call_timeout()));
   const Lock sending(sending_);
-  on_each_connection_.insert_or_assign(kept.parts.at(0), kept);
+  on_each_connection_.insert_or_assign(std::move(key), std::move(kept));
 }
 
-std::uint64_t TcpStore::Connection::begin(store::Message request) {
-  Lock lock(mutex_);
+TcpStore::Connection::Call TcpStore::Connection::begin(std::uint64_t id, std::string request) {
+  auto own = std::make_shared<store::WaitingCall>(std::move(request));
+  const Lock lock(mutex_);
   if (lost_) throw lost_error();
-  request.id = next_id_++;
-  const std::uint64_t id = request.id;
-  waiting_[id].request = std::move(request);
+  waiting_.emplace(id, own);
   outbox_.push_back(id);
-  return id;
+  own->sends = !std::exchange(is_sent_for_, true);
+  return own;
 }
 
-// What several threads have begun meanwhile goes out together, by the first of them.
+// Goes on while other callers begin requests, but not for ever: its own reply may be there.
+void TcpStore::Connection::send_for_all(store::WaitingCall& own) {
+  // Callers that have just been answered begin their next requests in a moment: one piece for all.
+  if (untaken_replies_ > 0) std::this_thread::yield();
+  for (int turn = 1;; ++turn) {
+    {
+      const Lock lock(mutex_);
+      const bool is_done = outbox_.empty() || !connected_;
+      if (is_done || (turn > most_turns_of_a_sender && hand_over_sending())) {
+        own.sends = false;
+        if (is_done) is_sent_for_ = false;
+        return;
+      }
+    }
+    send_outbox();
+  }
+}
+
+// To a caller whose request is to be sent. One that reads would learn of it too late: false when
+// there is no other.
+bool TcpStore::Connection::hand_over_sending() {
+  for (const std::uint64_t id : outbox_) {
+    const auto next = waiting_.find(id);
+    if (next == waiting_.end() || next->second->reads) continue;
+    next->second->sends = true;
+    next->second->wake();
+    return true;
+  }
+  return false;
+}
+
 void TcpStore::Connection::send_outbox() {
   const Lock sending(sending_);
   try {
     send_frames(take_outbox());
-  } catch (const Error& error) {  // half a frame may be out: nothing can follow it
+  } catch (const std::exception& error) {  // half a frame may be out: nothing can follow it
     break_off(error.what());
-    if (session_.empty())
-      throw PeerLost(formatted("store at {} has gone: {}", address_, error.what()));
   }
 }
 
-std::vector<store::Message> TcpStore::Connection::take_outbox() {
-  std::vector<store::Message> requests;
+std::vector<std::string> TcpStore::Connection::take_outbox() {
+  std::vector<std::string> requests;
   const Lock lock(mutex_);
   if (!connected_) return requests;  // the next connection begins with them
   for (const std::uint64_t id : outbox_) {
     const auto place = waiting_.find(id);
-    if (place == waiting_.end() || std::exchange(place->second.sent, true)) continue;
-    store::Message& request = place->second.request;
+    if (place == waiting_.end() || std::exchange(place->second->is_sent, true)) continue;
+    std::string& request = place->second->request;
     if (session_.empty())
       requests.push_back(std::move(request));
     else
@@ -235,9 +143,9 @@ std::vector<store::Message> TcpStore::Connection::take_outbox() {
 }
 
 // A server whose replies nobody takes stops to take requests.
-void TcpStore::Connection::send_frames(const std::vector<store::Message>& messages) {
+void TcpStore::Connection::send_frames(const std::vector<std::string>& messages) {
   std::string frames;
-  for (const store::Message& message : messages) frames += sealer_->seal(store::encode(message));
+  for (const std::string& message : messages) frames += sealer_->seal(message);
   std::span<const std::byte> left = sys::bytes_of(frames);
   const Deadline deadline = Deadline::after(options_.call_timeout);
   while (!left.empty()) {
@@ -251,41 +159,62 @@ void TcpStore::Connection::send_frames(const std::vector<store::Message>& messag
   }
 }
 
-store::Message TcpStore::Connection::wait_for_reply(std::uint64_t id, Deadline deadline) {
-  Lock lock(mutex_);
-  Pending& own = waiting_.at(id);
-  bool reads = false;
-  while (!own.reply && !lost_ && !deadline.passed()) {
-    if (reading_ && !reads) {
-      own.changed.wait_for(lock.native(),
-                           std::min<Duration>(deadline.left(), std::chrono::hours(1)));
+store::Message TcpStore::Connection::wait_for_reply(std::uint64_t id, store::WaitingCall& own,
+                                                    Deadline deadline) {
+  for (;;) {
+    // In this order: what comes after a look is seen by the next one.
+    const std::uint32_t wakes = own.wakes();
+    const bool is_answered = own.is_answered();
+    if (own.sends) {
+      send_for_all(own);
       continue;
     }
-    reads = reading_ = true;
+    if (is_answered && !own.reads) return take_reply(own);
+    const Next next = is_answered ? Next::leave : next_of(own, deadline);
+    if (next == Next::leave) return leave(id, own);
+    if (next == Next::sleep)
+      own.sleep(wakes, deadline);
+    else
+      read_or_repair(deadline);
+  }
+}
+
+store::Message TcpStore::Connection::take_reply(store::WaitingCall& own) {
+  --untaken_replies_;
+  return own.take_reply();
+}
+
+TcpStore::Connection::Next TcpStore::Connection::next_of(store::WaitingCall& own,
+                                                         Deadline deadline) {
+  const Lock lock(mutex_);
+  if (lost_ || deadline.passed()) return Next::leave;
+  if (reading_ && !own.reads) return Next::sleep;
+  own.reads = reading_ = true;
+  return Next::read;
+}
+
+store::Message TcpStore::Connection::leave(std::uint64_t id, store::WaitingCall& own) {
+  Lock lock(mutex_);
+  waiting_.erase(id);
+  if (own.reads) reading_ = false;
+  if (!reading_) hand_over_reading();
+  if (own.sends) {  // it was given the turn a moment ago
     lock.unlock();
-    read_or_repair(deadline);
+    send_for_all(own);
     lock.lock();
   }
-  if (reads) reading_ = false;
-  std::optional<store::Message> reply = std::move(own.reply);
-  waiting_.erase(id);
-  if (!reading_) hand_over_reading();
-  if (reply) return *std::move(reply);
+  if (own.is_answered()) return take_reply(own);
   if (lost_) throw lost_error();
   throw Timeout(formatted("store at {} did not answer", address_));
 }
 
-// One of those that wait reads from now on. Any that is woken without need looks and waits again.
+// One of those that wait reads from now on.
 void TcpStore::Connection::hand_over_reading() {
-  for (auto& [id, pending] : waiting_) {
-    if (pending.reply) continue;
-    pending.changed.notify_one();
-    return;
-  }
+  if (!waiting_.empty()) waiting_.begin()->second->wake();
 }
 
 void TcpStore::Connection::wake_all() {
-  for (auto& [id, pending] : waiting_) pending.changed.notify_one();
+  for (const auto& [id, call] : waiting_) call->wake();
 }
 
 void TcpStore::Connection::read_or_repair(Deadline deadline) {
@@ -321,14 +250,22 @@ void TcpStore::Connection::read_now() {
   auto count = sys::receive_now(socket_.get(), buffer);
   if (!count) return;
   frames_.append({reinterpret_cast<const char*>(buffer.data()), *count});
-  for (std::string sealed; frames_.next(sealed);) {
-    store::Message reply = store::decode(opener_->open(sealed));
-    Lock lock(mutex_);
-    auto place = waiting_.find(reply.id);
-    if (place == waiting_.end()) continue;  // its caller has given up
-    place->second.reply = std::move(reply);
-    place->second.changed.notify_one();
+  std::vector<store::Message> replies;
+  for (std::string sealed; frames_.next(sealed);)
+    replies.push_back(store::decode(opener_->open(sealed)));
+  std::vector<Call> answered;
+  {
+    const Lock lock(mutex_);
+    for (store::Message& reply : replies) {
+      const auto place = waiting_.find(reply.id);
+      if (place == waiting_.end()) continue;  // its caller has given up
+      ++untaken_replies_;
+      place->second->answer(std::move(reply));
+      answered.push_back(std::move(place->second));
+      waiting_.erase(place);
+    }
   }
+  for (const Call& call : answered) call->wake();
 }
 
 void TcpStore::Connection::break_off(const std::string& reason) noexcept {

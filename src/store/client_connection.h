@@ -3,14 +3,16 @@
 
 #include "base/mutex.h"
 #include "store/client_handshake.h"
+#include "store/waiting_call.h"
 #include "store/wire.h"
 #include "sys/file_descriptor.h"
 #include "sys/own_process.h"
 #include "sys/socket_address.h"
 
-#include <condition_variable>
+#include <atomic>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,6 +26,10 @@ namespace lockstep {
 // the other way round. The thread that has set `reading_` alone receives, and alone makes a broken
 // connection anew, for which it holds `sending_`. Once `lost_` is set it stays, the socket is shut,
 // and every call throws.
+//
+// Of the callers that begin requests at the same time one sends them all, in one piece: the one
+// whose call's `sends` is set, while `is_sent_for_` is. The others sleep until they have their
+// replies, each on its own, and take no mutex when they wake.
 class TcpStore::Connection {
  public:
   explicit Connection(const TcpStoreOptions& options);
@@ -45,23 +51,24 @@ class TcpStore::Connection {
   [[nodiscard]] bool is_copy_of_parent() const { return process_.is_copy_of_parent(); }
 
  private:
-  struct Pending {
-    store::Message request;  // after it was sent only where the connection can be made anew
-    bool sent = false;       // on this connection
-    std::optional<store::Message> reply = {};
-    std::condition_variable changed;  // its reply is there, or there is another reason to look
-  };
+  using Call = std::shared_ptr<store::WaitingCall>;
 
   void connect(Deadline deadline);
   void try_once(Deadline deadline);
   void begin_session(store::FrameReader& frames, Deadline deadline) LOCKSTEP_REQUIRES(sending_);
   void repair(Deadline deadline);
   void send_again() LOCKSTEP_REQUIRES(sending_);
-  std::uint64_t begin(store::Message request);
+  Call begin(std::uint64_t id, std::string request);
+  void send_for_all(store::WaitingCall& own);
+  [[nodiscard]] bool hand_over_sending() LOCKSTEP_REQUIRES(mutex_);
   void send_outbox();
-  [[nodiscard]] std::vector<store::Message> take_outbox();
-  void send_frames(const std::vector<store::Message>& messages) LOCKSTEP_REQUIRES(sending_);
-  store::Message wait_for_reply(std::uint64_t id, Deadline deadline);
+  [[nodiscard]] std::vector<std::string> take_outbox();
+  void send_frames(const std::vector<std::string>& messages) LOCKSTEP_REQUIRES(sending_);
+  store::Message wait_for_reply(std::uint64_t id, store::WaitingCall& own, Deadline deadline);
+  store::Message take_reply(store::WaitingCall& own);
+  enum class Next { leave, read, sleep };
+  [[nodiscard]] Next next_of(store::WaitingCall& own, Deadline deadline);
+  store::Message leave(std::uint64_t id, store::WaitingCall& own);
   void read_or_repair(Deadline deadline);
   void read_if_nobody_does();
   void read_now();
@@ -80,9 +87,9 @@ class TcpStore::Connection {
 
   Mutex sending_;
   std::optional<store::Sealer> sealer_ LOCKSTEP_GUARDED_BY(sending_);
-  std::optional<store::Opener> opener_;                      // the reader's
-  store::FrameReader frames_{store::seal_bytes};             // the reader's
-  std::map<std::string, store::Message> on_each_connection_  // by key
+  std::optional<store::Opener> opener_;                   // the reader's
+  store::FrameReader frames_{store::seal_bytes};          // the reader's
+  std::map<std::string, std::string> on_each_connection_  // messages by key
       LOCKSTEP_GUARDED_BY(sending_);
 
   mutable Mutex mutex_;
@@ -91,10 +98,12 @@ class TcpStore::Connection {
   bool connected_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   std::optional<Clock::time_point> broken_at_ LOCKSTEP_GUARDED_BY(mutex_);
   std::string broken_why_ LOCKSTEP_GUARDED_BY(mutex_);
-  std::map<std::uint64_t, Pending> waiting_ LOCKSTEP_GUARDED_BY(mutex_);  // by request
-  std::vector<std::uint64_t> outbox_ LOCKSTEP_GUARDED_BY(mutex_);         // requests to be sent
+  std::map<std::uint64_t, Call> waiting_ LOCKSTEP_GUARDED_BY(mutex_);  // without a reply
+  std::vector<std::uint64_t> outbox_ LOCKSTEP_GUARDED_BY(mutex_);      // requests to be sent
+  bool is_sent_for_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   std::optional<std::string> lost_ LOCKSTEP_GUARDED_BY(mutex_);
-  std::uint64_t next_id_ LOCKSTEP_GUARDED_BY(mutex_) = 1;
+  std::atomic<std::uint64_t> next_id_ = 1;
+  std::atomic<int> untaken_replies_ = 0;  // of callers that are about to wake
 };
 
 }  // namespace lockstep

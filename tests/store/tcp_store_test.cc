@@ -167,6 +167,33 @@ TEST(TcpStore, ABlockedGetHoldsUpNobody) {
   EXPECT_EQ(store.get("count", soon()), "100");
 }
 
+// Each has its own replies, though one of them sends and one reads for all: also when some give up,
+// and beside one that waits all the time.
+TEST(TcpStore, ManyThreadsShareAConnection) {
+  StoreServer server({.secret = "swordfish"});
+  for (const Duration reconnect : {Duration::zero(), Duration(20s)}) {
+    TcpStoreOptions options = client_of(server.port());
+    options.reconnect = reconnect;
+    TcpStore store(options);
+    store.erase("last");
+    std::thread waiting([&] { EXPECT_EQ(store.get("last", soon()), "value"); });
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 12; ++thread)
+      threads.emplace_back([&, key = std::to_string(thread)] {
+        for (int i = 0; i < 40; ++i) {
+          const std::string value(static_cast<std::size_t>(i * 97), key[0]);
+          store.set(key, value);
+          EXPECT_EQ(store.get(key, soon()), value);
+          if (i % 8 == 0)
+            EXPECT_THROW((void)store.get("none", Deadline::after(Duration::zero())), Timeout);
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+    store.set("last", "value");
+    waiting.join();
+  }
+}
+
 TEST(TcpStore, AServerThatEndsIsPeerLost) {
   auto server = std::make_unique<StoreServer>(StoreServerOptions{.secret = "swordfish"});
   std::string address = server->address();
