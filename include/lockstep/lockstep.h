@@ -60,6 +60,7 @@
 #include <lockstep/parallel/join.h>
 #include <lockstep/parallel/pipeline/language_models.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
+#include <lockstep/parallel/pipeline/sequences.h>
 #include <lockstep/parallel/server/meeting.h>
 #include <lockstep/parallel/server/server.h>
 #include <lockstep/parallel/server/worker.h>

@@ -9,7 +9,7 @@ _lockstep_ask() {
 }
 
 # What may follow the command whose help is in `help`: in lines of their own, "  run      start ...", or in the first
-# line, "train gpt|llama|mnist|cifar|mlp".
+# line, "train gpt|llama|moe|mnist|cifar|mlp".
 _lockstep_commands() {
   sed -n -e '/^Options:/q' -e 's/^  \([a-z][a-z-]*\)  .*/\1/p' \
     -e '1s/^Usage: lockstep [a-z]* \([a-z][a-z|]*\) .*/\1/p' <<<"$help" | tr '|' '\n'

@@ -13,7 +13,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// A product a group needs no padding, as one batched product of all groups would.
+// A product a group needs no padding, as one batched product of all groups would. That of the first
+// group is there without rows, too: where several ranks have parts of the weight, each must ask for
+// the others' as often as they.
 void for_each_group(
     const std::vector<std::int64_t>& counts,
     const std::function<void(std::int64_t group, std::int64_t begin, std::int64_t count)>& run) {
@@ -31,7 +33,7 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
     context->saved_data["counts"] = counts;
     at::Tensor result = at::empty({rows.size(0), weight.size(1)}, rows.options());
     for_each_group(counts, [&](auto group, auto begin, auto count) {
-      if (count == 0) return;
+      if (count == 0 && group > 0) return;
       at::Tensor part = result.narrow(0, begin, count);
       at::mm_out(part, rows.narrow(0, begin, count), weight.select(0, group).t());
     });
@@ -49,16 +51,14 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
     if (context->needs_input_grad(0)) of_rows = at::empty_like(rows);
     if (context->needs_input_grad(1)) of_weight = at::empty(weight.sizes(), of_result.options());
     for_each_group(counts, [&](auto group, auto begin, auto count) {
-      if (count == 0) {
-        if (of_weight.defined()) of_weight.select(0, group).zero_();
-        return;
-      }
+      if (count == 0 && of_weight.defined()) of_weight.select(0, group).zero_();
+      if (count == 0 && group > 0) return;
       const at::Tensor given = of_result.narrow(0, begin, count);
       if (of_rows.defined()) {
         at::Tensor part = of_rows.narrow(0, begin, count);
         at::mm_out(part, given, weight.select(0, group));
       }
-      if (of_weight.defined()) {
+      if (of_weight.defined() && count > 0) {
         at::Tensor part = of_weight.select(0, group);
         at::mm_out(part, given.t(), rows.narrow(0, begin, count));
       }

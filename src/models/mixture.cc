@@ -110,7 +110,7 @@ MixtureImpl::Routing MixtureImpl::route(const at::Tensor& tokens) {
   routing.shares = of_batch.sum(0).to(wide).div_(std::max<std::int64_t>(total, 1));
   routing.order = at::argsort(experts_of, /*stable=*/true, /*dim=*/0, /*descending=*/false);
   at::Tensor kept = all;
-  if (options_.capacity_factor > 0) {
+  if (options_.capacity_factor > 0 && is_training()) {
     const auto capacity = static_cast<std::int64_t>(std::ceil(
         options_.capacity_factor * static_cast<double>(total) / static_cast<double>(experts)));
     kept = at::minimum((capacity - before).clamp_min(0), all);

@@ -49,7 +49,7 @@ double LocalStrategy::backward(const Batch& part, double share, optim::GradScale
   count_bytes([&] {
     at::Tensor loss = [&] {
       RECORD_USER_SCOPE("forward");
-      return task_.loss(cast_batch(part, compute_dtype(options_)));
+      return task_.loss(cut(cast_batch(part, compute_dtype(options_))));
     }();
     if (compute_dtype(options_)) loss = loss.to(at::kFloat);  // float16 has no room for its scale
     {
@@ -117,9 +117,8 @@ void LocalStrategy::load(const std::filesystem::path& folder) {
 }
 
 std::vector<std::pair<std::string, std::string>> LocalStrategy::results() {
-  // fully_shard() has groups of its own, too, and so have axes of a mesh.
-  const bool has_more = options_.shard != "none" || learners().size() < world_.size();
-  if (world_.size() == 1 || has_more) return {};
+  // fully_shard() has groups of its own, too.
+  if (world_.size() == 1 || options_.shard != "none") return {};
   return {{"sent_bytes", formatted("{}", sent_bytes_)}};
 }
 

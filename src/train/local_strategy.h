@@ -44,11 +44,13 @@ class LocalStrategy : public RunStrategy {
   void load(const std::filesystem::path& folder) override;
   int processes() const override { return world_.size(); }
   const Group& learners() const override { return world_; }
-  Totals measure(const Batch& batch) override { return task_.measure(batch); }
+  Totals measure(const Batch& batch) override { return task_.measure(cut(batch)); }
   std::int64_t bytes_held() override { return train::bytes_held(handle(), *optimizer_); }
   std::vector<std::pair<std::string, std::string>> results() override;
 
  protected:
+  // What this rank computes of its rows.
+  [[nodiscard]] virtual Batch cut(Batch batch) const { return batch; }
   // Collective, of attach().
   virtual void make_handle(std::shared_ptr<torch::nn::Module> module);
   // Local, when the model of a checkpoint of this step has been loaded; and then, where the run is

@@ -46,14 +46,15 @@ double bytes_of_a_rank(const Options& options, double parameters, int ranks) {
     }
   }
   const Division division = division_of(options, ranks);
-  return parameters * (whole + divided / division.shards) / (division.stages * division.tensor);
+  const int parts = division.stages * division.tensor * division.experts;
+  return parameters * (whole + divided / division.shards) / parts;
 }
 
 void check_memory(const Options& options, const ModelSize& model, int ranks, int local_ranks,
                   const sys::MemorySize& memory) {
   if (!options.offload.empty()) return;
   double kept = bytes_of_a_rank(options, model.parameters, ranks);
-  double passing = bytes_of_a_number * model.activations;
+  double passing = bytes_of_a_number * model.activations / division_of(options, ranks).context;
   if ((kept + passing) * local_ranks <= static_cast<double>(memory.available)) return;
   std::string text = formatted(
       "the model does not fit: {} parameters, their gradients and the state of {} take at least "

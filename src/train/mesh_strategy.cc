@@ -6,19 +6,23 @@
 
 #include <lockstep/parallel/pipeline/language_models.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
+#include <lockstep/parallel/pipeline/sequences.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
 
 #include <map>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep::train {
 namespace {
 
-// Ranks of tensor parallelism around copies and shards of a model.
+// Ranks of tensor and context parallelism around copies and shards of a model, and owners of its
+// experts.
 class MeshStrategy : public LocalStrategy {
  public:
   MeshStrategy(const Options& options, Task& task, Group world, Mesh mesh)
@@ -26,18 +30,32 @@ class MeshStrategy : public LocalStrategy {
     if (const auto learners = learners_of(mesh_)) learners_ = learners->group();
   }
 
+  Handle& handle() override { return context_ ? *context_ : handle_; }
   const Group& learners() const override { return learners_; }
+  // What goes over the axes' groups is not counted.
+  std::vector<std::pair<std::string, std::string>> results() override { return {}; }
 
  protected:
+  Batch cut(Batch batch) const override {
+    if (!context_) return batch;
+    batch.data = context_->cut(batch.data);
+    batch.target = context_->cut(batch.target);
+    return batch;
+  }
   void make_handle(std::shared_ptr<torch::nn::Module> module) override {
     const torch::nn::Module& model = *module;
-    handle_ = make_handle_on(options_, task_, model, std::move(module), mesh_);
+    if (context_tensors_of(mesh_)) {
+      context_ = make_context_handle(options_, task_, model, std::move(module), mesh_);
+    } else {
+      handle_ = make_handle_on(options_, task_, model, std::move(module), mesh_);
+    }
   }
 
   Mesh mesh_;
 
  private:
-  Group learners_;  // of one rank where there is neither an axis dp nor one fsdp
+  Group learners_;  // of one rank where no axis divides the rows
+  std::optional<ContextParallel> context_;
 };
 
 class PipelineStrategy final : public MeshStrategy {
@@ -69,7 +87,7 @@ class PipelineStrategy final : public MeshStrategy {
     if (!outputs.empty()) {
       Tensors own;
       for (const at::Tensor& output : outputs) own.push_back(output.narrow(0, 0, rows));
-      loss = task_.pipeline_loss(own, {batch.target}).item<double>();
+      loss = loss_of(own, {batch.target}).item<double>();
     }
     at::Tensor sum = at::tensor({loss}, at::kDouble);
     mesh_["pp"].all_reduce(sum, Op::sum, {.tag = "loss of an evaluation"}).wait();
@@ -93,7 +111,9 @@ class PipelineStrategy final : public MeshStrategy {
     check_input(blocks >= count,
                 "--mesh {}: {} stages of --pipeline {} need as many blocks, found {}",
                 options_.mesh, count, options_.pipeline, blocks);
-    const std::vector<Stage> stages = split(*module_, pieces, even_points(pieces, count));
+    std::vector<Stage> stages = split(*module_, pieces, even_points(pieces, count));
+    if (const auto tensors = context_tensors_of(mesh_)) sequences_.emplace(*tensors);
+    if (sequences_) stages = sequences_->stages(std::move(stages));
     const plan::Schedule schedule = schedule_of(count);
     PipelineOptions how{.all_ranks = mesh_.group()};
     if (mesh_.axes().size() > 1)
@@ -104,11 +124,18 @@ class PipelineStrategy final : public MeshStrategy {
     pipeline_ = Pipeline(
         stages, schedule, mesh_["pp"],
         [this](const Tensors& outputs, const Tensors& targets) {
-          at::Tensor loss = task_.pipeline_loss(outputs, targets);
+          at::Tensor loss = loss_of(outputs, targets);
           if (compute_dtype(options_)) loss = loss.to(at::kFloat);
           return scale_ == 1 ? loss : loss * scale_;
         },
         how);
+  }
+
+  [[nodiscard]] at::Tensor loss_of(const Tensors& outputs, const Tensors& targets) const {
+    const PipelineLoss loss = [this](const Tensors& all, const Tensors& their_targets) {
+      return task_.pipeline_loss(all, their_targets);
+    };
+    return sequences_ ? sequences_->loss(loss)(outputs, targets) : loss(outputs, targets);
   }
 
   [[nodiscard]] plan::Schedule schedule_of(int stages) const {
@@ -125,6 +152,7 @@ class PipelineStrategy final : public MeshStrategy {
 
   std::shared_ptr<torch::nn::Module> module_;
   std::vector<std::string> tied_;  // modules of several pieces
+  std::optional<CutSequences> sequences_;
   Pipeline pipeline_;
   double scale_ = 1;
 };

@@ -1,5 +1,5 @@
-// The strategy of a --mesh on which several ranks compute one model together: tensor parallelism,
-// pipelines.
+// The strategy of a --mesh on which several ranks compute one model together: tensor and context
+// parallelism, pipelines, owners of experts.
 #pragma once
 
 #include "train/run_strategy.h"

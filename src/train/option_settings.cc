@@ -136,8 +136,8 @@ void declare_division(Settings& settings, Options& o) {
                o.shard);
   settings.add({.name = "mesh",
                 .help = "the ranks on axes: pp (stages), dp (copies of the model), fsdp (shards "
-                        "of one), tp (parts of each layer), such as pp=2,dp=2,tp=2; -1: what is "
-                        "left",
+                        "of one), tp (parts of each layer), cp (parts of each sequence), ep "
+                        "(owners of experts), such as pp=2,dp=2,tp=2; -1: what is left",
                 .value_name = "AXES"},
                o.mesh);
   std::vector<std::string> schedules;
@@ -149,6 +149,11 @@ void declare_division(Settings& settings, Options& o) {
   settings.add({.name = "sequence-parallel",
                 .help = "of --mesh tp: activations between layers are cut along the sequence"},
                o.sequence_parallel);
+  settings.add({.name = "context-method",
+                .help = "of --mesh cp: how attention works on parts of sequences: ring (keys and "
+                        "values go round) or ulysses (heads are cut instead)",
+                .choices = {"ring", "ulysses"}},
+               o.context_method);
   settings.add({.name = "checkpoint-every",
                 .help = "activations of every nth block are computed again in backward; 0: none",
                 .most = 10'000},

@@ -92,18 +92,19 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   if (options_.async_save) saver_.emplace(world_);
   evaluator_.emplace(
       task_, module_, strategy_.learners(),
-      Evaluator::Options{
-          .batches = options_.eval_batches,
-          .in_step = options_.shard != "none" || strategy_.learners().size() < world_.size(),
-          .parts = options_.elastic ? options_.slots : 0,
-          .compute_dtype = compute_dtype(options_),
-          .tell =
-              [&](double share) {
-                if (!world_.is_root()) return;
-                progress_.show_text(
-                    formatted("step {}/{}  evaluating {:.0f}%", step_, steps_, 100 * share));
-              },
-          .measure = [&](const Batch& batch) { return strategy_.measure(batch); }});
+      Evaluator::Options{.batches = options_.eval_batches,
+                         .in_step = options_.shard != "none" ||
+                                    strategy_.learners().size() < world_.size() ||
+                                    division_of(options_, world_.size()).is_model_parallel(),
+                         .parts = options_.elastic ? options_.slots : 0,
+                         .compute_dtype = compute_dtype(options_),
+                         .tell =
+                             [&](double share) {
+                               if (!world_.is_root()) return;
+                               progress_.show_text(formatted("step {}/{}  evaluating {:.0f}%",
+                                                             step_, steps_, 100 * share));
+                             },
+                         .measure = [&](const Batch& batch) { return strategy_.measure(batch); }});
 }
 
 void Run::restore(const checkpoint::TrainingState& state) {

@@ -92,9 +92,9 @@ class RunStrategy {
   [[nodiscard]] virtual std::vector<std::pair<std::string, std::string>> results() { return {}; }
 };
 
-// Every rank updates what it has: DistributedDataParallel, fully_shard(), a mesh of axes pp and tp,
-// copies of their own with --local-sgd and --diloco, and with --strategy dp the threads of one
-// rank. Collective. The task and the options outlive it.
+// Every rank updates what it has: DistributedDataParallel, fully_shard(), a mesh of axes pp, tp, cp
+// and ep, copies of their own with --local-sgd and --diloco, and with --strategy dp the threads of
+// one rank. Collective. The task and the options outlive it.
 [[nodiscard]] std::unique_ptr<RunStrategy> make_local_strategy(const Options& options, Task& task,
                                                                const Group& world);
 

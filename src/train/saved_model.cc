@@ -125,7 +125,7 @@ void load_into(torch::nn::Module& module, const SavedModel& saved) {
 
 SavedLanguageModel language_model_of(const SavedModel& saved) {
   auto text = std::dynamic_pointer_cast<TextTask>(saved.task);
-  check_input(text != nullptr, "{}: expected a gpt or llama, found a model of task {}",
+  check_input(text != nullptr, "{}: expected a gpt, llama or moe, found a model of task {}",
               saved.file.string(), saved.task->name());
   SavedLanguageModel model{.module = text->make_model(),
                            .generate =

@@ -7,10 +7,12 @@
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
+#include <lockstep/parallel/tensor/expert_parallel.h>
 #include <lockstep/parallel/tensor/parallelize.h>
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -23,6 +25,8 @@ constexpr std::string_view stages_axis = "pp";
 constexpr std::string_view copies_axis = "dp";
 constexpr std::string_view shards_axis = "fsdp";
 constexpr std::string_view tensor_axis = "tp";
+constexpr std::string_view context_axis = "cp";
+constexpr std::string_view experts_axis = "ep";
 
 std::optional<c10::ScalarType> dtype_of(const std::string& word) {
   if (word == "bf16") return at::kBFloat16;
@@ -54,7 +58,8 @@ ShardOptions shard_options(const Options& options, const Task& task) {
 std::vector<MeshAxis> axes_of(const Options& options, int ranks) {
   try {
     std::vector<MeshAxis> axes = parse_axes(options.mesh);
-    constexpr std::array known{stages_axis, copies_axis, shards_axis, tensor_axis};
+    constexpr std::array known{stages_axis, copies_axis,  shards_axis,
+                               tensor_axis, context_axis, experts_axis};
     for (const MeshAxis& axis : axes)
       check_input(std::ranges::count(known, axis.name) > 0, "unknown axis '{}'; known: {}",
                   axis.name, listed(known, ", "));
@@ -67,13 +72,13 @@ std::vector<MeshAxis> axes_of(const Options& options, int ranks) {
   }
 }
 
+bool is_among(const std::vector<MeshAxis>& axes, std::string_view name) {
+  return std::ranges::find(axes, name, &MeshAxis::name) != axes.end();
+}
+
 int size_of(const std::vector<MeshAxis>& axes, std::string_view name) {
   auto found = std::ranges::find(axes, name, &MeshAxis::name);
   return found == axes.end() ? 1 : found->size;
-}
-
-bool has_axis(const Mesh& mesh, std::string_view name) {
-  return std::ranges::count(mesh.axes(), name, &MeshAxis::name) > 0;
 }
 
 void check_devices(const Options& options, int ranks) {
@@ -152,11 +157,13 @@ Division division_of(const Options& options, int ranks) {
     division.shards = size_of(division.axes, shards_axis);
     division.stages = size_of(division.axes, stages_axis);
     division.tensor = size_of(division.axes, tensor_axis);
+    division.context = size_of(division.axes, context_axis);
+    division.experts = size_of(division.axes, experts_axis);
     check_input(is_divided || division.shards == 1,
                 "--mesh {}: fsdp needs --shard optimizer, gradients or full; --shard none makes "
                 "copies (dp) only",
                 options.mesh);
-    check_input(!is_divided || std::ranges::count(division.axes, shards_axis, &MeshAxis::name) > 0,
+    check_input(!is_divided || is_among(division.axes, shards_axis),
                 "--mesh {}: expected an axis fsdp, over which --shard {} divides the model",
                 options.mesh, options.shard);
   }
@@ -169,20 +176,69 @@ std::optional<c10::ScalarType> compute_dtype(const Options& options) {
   return dtype_of(options.precision);
 }
 
+namespace {
+
+void check_context(const Options& options, const Task& task, const Division& division) {
+  if (!is_among(division.axes, context_axis)) return;
+  const std::int64_t heads = task.sequence_heads();
+  check_input(heads > 0,
+              "--mesh {}: the task {} has no sequences to cut over cp (Task::sequence_heads())",
+              options.mesh, task.name());
+  check_input(
+      !options.sequence_parallel,
+      "--sequence-parallel: cp cuts activations along the sequence already: expected --mesh "
+      "without cp, found --mesh {}",
+      options.mesh);
+  check_input(options.offload.empty(), "--offload: expected --mesh without cp, found --mesh {}",
+              options.mesh);
+  const int ranks = division.context * division.tensor;
+  check_input(options.context_method == "ring" || heads % ranks == 0,
+              "--context-method ulysses on --mesh {}: expected heads of keys that {} ranks divide, "
+              "found {}; ring takes any",
+              options.mesh, ranks, heads);
+}
+
+void check_experts(const Options& options, const Task& task, const Division& division) {
+  if (!is_among(division.axes, experts_axis)) return;
+  const std::int64_t experts = task.experts();
+  check_input(experts > 0, "--mesh {}: the task {} has no experts for ep (Task::experts())",
+              options.mesh, task.name());
+  check_input(experts % division.experts == 0,
+              "--mesh {}: expected experts that {} ranks divide, found {}", options.mesh,
+              division.experts, experts);
+  check_input(options.offload.empty(), "--offload: expected --mesh without ep, found --mesh {}",
+              options.mesh);
+}
+
+// Axes that nothing makes work together yet.
+void check_pairs(const Options& options, const Division& division) {
+  for (const auto& [one, other] :
+       {std::pair(context_axis, experts_axis), std::pair(experts_axis, stages_axis),
+        std::pair(experts_axis, tensor_axis)})
+    check_input(!is_among(division.axes, one) || !is_among(division.axes, other),
+                "--mesh {}: {} and {} do not go together: expected one of them", options.mesh, one,
+                other);
+}
+
+}  // namespace
+
 void check_axes(const Options& options, const Task& task, const Division& division) {
   const auto needs = [&](bool given, const char* option, std::string_view axis) {
-    check_input(!given || size_of(division.axes, axis) > 1 ||
-                    std::ranges::count(division.axes, axis, &MeshAxis::name) > 0,
-                "{} needs an axis {} in --mesh, found {}", option, axis,
-                options.mesh.empty() ? "no --mesh" : "--mesh " + options.mesh);
+    check_input(!given || is_among(division.axes, axis), "{} needs an axis {} in --mesh, found {}",
+                option, axis, options.mesh.empty() ? "no --mesh" : "--mesh " + options.mesh);
   };
   needs(options.pipeline != Options().pipeline, "--pipeline", stages_axis);
   needs(options.sequence_parallel, "--sequence-parallel", tensor_axis);
+  needs(options.context_method != Options().context_method, "--context-method", context_axis);
+  check_pairs(options, division);
+  check_context(options, task, division);
+  check_experts(options, task, division);
   for (const auto& [is_given, name] : {std::pair(options.hook != "none", "--hook"),
                                        std::pair(options.sync_batch_norm, "--sync-batch-norm"),
                                        std::pair(options.uneven, "--uneven")})
     check_input(!is_given || !division.is_model_parallel(),
-                "{}: expected ranks that have the whole model, without pp and tp, found --mesh {}",
+                "{}: expected ranks that have the whole model, without pp, tp, cp and ep, found "
+                "--mesh {}",
                 name, options.mesh);
   check_input(options.checkpoint_every == 0 || !task.units().empty(),
               "--checkpoint-every {}: the task {} names no blocks (Task::units())",
@@ -196,16 +252,48 @@ void check_axes(const Options& options, const Task& task, const Division& divisi
               options.mesh);
 }
 
-std::optional<Mesh> learners_of(const Mesh& mesh) {
-  std::vector<std::string> names;
-  for (const std::string_view name : {copies_axis, shards_axis})
-    if (has_axis(mesh, name)) names.emplace_back(name);
-  if (names.empty()) return std::nullopt;
-  if (names.size() == mesh.axes().size() && mesh.axes().front().name == names.front()) return mesh;
-  return mesh.sub_mesh(names);
+namespace {
+
+bool has_axis(const Mesh& mesh, std::string_view name) { return is_among(mesh.axes(), name); }
+
+// Those of `names` that the mesh has, in this order.
+std::optional<Mesh> part_of(const Mesh& mesh, std::initializer_list<std::string_view> names) {
+  std::vector<std::string> found;
+  for (const std::string_view name : names)
+    if (has_axis(mesh, name)) found.emplace_back(name);
+  if (found.empty()) return std::nullopt;
+  if (std::ranges::equal(found, mesh.axes(), {}, {}, &MeshAxis::name)) return mesh;
+  return mesh.sub_mesh(found);
 }
 
-namespace {
+// All axes of one model, or of one stage of it.
+Mesh without_stages(const Mesh& mesh) {
+  std::vector<std::string> names;
+  for (const MeshAxis& axis : mesh.axes())
+    if (axis.name != stages_axis) names.push_back(axis.name);
+  return names.size() == mesh.axes().size() ? mesh : mesh.sub_mesh(names);
+}
+
+std::shared_ptr<torch::nn::Module> unowned(torch::nn::Module& module) {
+  return {std::shared_ptr<void>(), &module};
+}
+
+TensorPlan plan_for(const Options& options, const Task& task, const torch::nn::Module& model,
+                    const torch::nn::Module& stage) {
+  const TensorPlan plan = task.tensor_plan();
+  check_input(!plan.empty(),
+              "--mesh {}: the task {} has no plan for tensor parallelism (Task::tensor_plan())",
+              options.mesh, task.name());
+  return stage_plan(plan, model, stage);
+}
+
+// All axes but the last one, fsdp, have copies.
+Mesh copies_and_shards(const Mesh& ranks) {
+  if (ranks.axes().size() <= 2) return ranks;
+  const int shards = ranks.size(shards_axis);
+  return Mesh(ranks.group(), {{std::string(copies_axis), ranks.group().size() / shards},
+                              {std::string(shards_axis), shards}});
+}
 
 // Copies and shards of a model, or of what tensor parallelism gives a rank of it.
 Handle outer_handle(const Options& options, const Task& task, const torch::nn::Module& model,
@@ -217,7 +305,7 @@ Handle outer_handle(const Options& options, const Task& task, const torch::nn::M
   ShardOptions how = shard_options(options, task);
   how.units.insert(how.units.end(), tied.begin(), tied.end());
   how.units = stage_units(how.units, model, *part);
-  return fully_shard(std::move(part), learners, how);
+  return fully_shard(std::move(part), copies_and_shards(learners), how);
 }
 
 }  // namespace
@@ -226,30 +314,55 @@ Handle make_handle_on(const Options& options, const Task& task, const torch::nn:
                       std::shared_ptr<torch::nn::Module> stage, const Mesh& mesh,
                       const std::vector<std::string>& tied,
                       const std::shared_ptr<CommunicationHook>& hook) {
+  if (has_axis(mesh, context_axis))
+    return make_context_handle(options, task, model, std::move(stage), mesh, tied);
   const std::optional<Mesh> learners = learners_of(mesh);
+  if (has_axis(mesh, experts_axis))
+    return expert_parallel(
+        std::move(stage), *learners,
+        {.strategy = [&options, &task, &model](torch::nn::Module& part, const Mesh& ranks) {
+          return outer_handle(options, task, model, unowned(part), ranks, {}, nullptr);
+        }});
   if (!has_axis(mesh, tensor_axis)) {
     if (learners)
       return outer_handle(options, task, model, std::move(stage), *learners, tied, hook);
     return DistributedDataParallel(std::move(stage), Group());
   }
-  const TensorPlan plan = task.tensor_plan();
-  check_input(!plan.empty(),
-              "--mesh {}: the task {} has no plan for tensor parallelism (Task::tensor_plan())",
-              options.mesh, task.name());
+  const TensorPlan plan = plan_for(options, task, model, *stage);
   TensorParallelOptions how{.sequence_parallel = options.sequence_parallel};
   if (learners) {
     // The module of parts lives in the handle.
     how.strategy = [&options, &task, &model, learners, tied, hook](torch::nn::Module& parts) {
-      std::shared_ptr<torch::nn::Module> unowned(std::shared_ptr<void>(), &parts);
-      return outer_handle(options, task, model, std::move(unowned), *learners, tied, hook);
+      return outer_handle(options, task, model, unowned(parts), *learners, tied, hook);
     };
-    std::vector<std::string> names;
-    for (const MeshAxis& axis : mesh.axes())
-      if (axis.name != stages_axis) names.push_back(axis.name);
-    how.mesh = names.size() == mesh.axes().size() ? mesh : mesh.sub_mesh(names);
+    how.mesh = without_stages(mesh);
   }
-  torch::nn::Module& part = *stage;
-  return parallelize(std::move(stage), mesh[tensor_axis], stage_plan(plan, model, part), how);
+  return parallelize(std::move(stage), mesh[tensor_axis], plan, how);
+}
+
+// The strategy adds gradients up over the ranks of cp, too: one call for all of them.
+ContextParallel make_context_handle(const Options& options, const Task& task,
+                                    const torch::nn::Module& model,
+                                    std::shared_ptr<torch::nn::Module> stage, const Mesh& mesh,
+                                    const std::vector<std::string>& tied) {
+  ContextParallelOptions how{
+      .method = options.context_method == "ring" ? ContextMethod::ring : ContextMethod::ulysses,
+      .mesh = without_stages(mesh)};
+  if (has_axis(mesh, tensor_axis)) how.plan = plan_for(options, task, model, *stage);
+  const Mesh ranks = *part_of(mesh, {copies_axis, context_axis, shards_axis});
+  how.strategy = [&options, &task, &model, ranks, tied](torch::nn::Module& parts) {
+    return outer_handle(options, task, model, unowned(parts), ranks, tied, nullptr);
+  };
+  return context_parallel(std::move(stage), *context_tensors_of(mesh), std::move(how));
+}
+
+std::optional<Mesh> context_tensors_of(const Mesh& mesh) {
+  if (!has_axis(mesh, context_axis)) return std::nullopt;
+  return part_of(mesh, {tensor_axis, context_axis});
+}
+
+std::optional<Mesh> learners_of(const Mesh& mesh) {
+  return part_of(mesh, {copies_axis, experts_axis, shards_axis});
 }
 
 Handle make_handle(const Options& options, const Task& task,

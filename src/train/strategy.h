@@ -6,6 +6,7 @@
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/parallel/data/communication_hook.h>
 #include <lockstep/parallel/handle.h>
+#include <lockstep/parallel/tensor/context_parallel.h>
 #include <lockstep/train/options.h>
 #include <lockstep/train/task.h>
 
@@ -17,22 +18,25 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep::train {
 
-// The ranks are stages * copies * shards * tensor many.
+// The product of all sizes is the number of ranks.
 struct Division {
   std::vector<MeshAxis> axes;  // as --mesh has them, sizes known; empty: there is none
   int copies = 1;              // dp
   int shards = 1;              // fsdp
   int stages = 1;              // pp
   int tensor = 1;              // tp
+  int context = 1;             // cp
+  int experts = 1;             // ep
 
   // Whether one model is computed by several ranks together.
-  [[nodiscard]] bool is_model_parallel() const { return stages * tensor > 1; }
+  [[nodiscard]] bool is_model_parallel() const { return stages * tensor * context * experts > 1; }
   // Ranks, or sets of ranks, that have rows of their own.
-  [[nodiscard]] int learners() const { return copies * shards; }
+  [[nodiscard]] int learners() const { return copies * experts * shards; }
 };
 
 // With --strategy ps: how many of the ranks keep parameters; with another one 0.
@@ -66,7 +70,15 @@ void check_axes(const Options& options, const Task& task, const Division& divisi
                                     std::shared_ptr<torch::nn::Module> stage, const Mesh& mesh,
                                     const std::vector<std::string>& tied = {},
                                     const std::shared_ptr<CommunicationHook>& hook = nullptr);
-// The axes dp and fsdp of it, copies first; absent where it has neither.
+// The same on a mesh with an axis cp.
+[[nodiscard]] ContextParallel make_context_handle(const Options& options, const Task& task,
+                                                  const torch::nn::Module& model,
+                                                  std::shared_ptr<torch::nn::Module> stage,
+                                                  const Mesh& mesh,
+                                                  const std::vector<std::string>& tied = {});
+// The axes tp and cp of it, of whose ranks its tensors are; absent without cp.
+[[nodiscard]] std::optional<Mesh> context_tensors_of(const Mesh& mesh);
+// The axes dp, ep and fsdp of it, in this order; absent where it has none of them.
 [[nodiscard]] std::optional<Mesh> learners_of(const Mesh& mesh);
 
 // Bytes of parameters, gradients and optimizer state that this rank holds now.

@@ -79,9 +79,10 @@ const Mistake mistakes[] = {
     {{"train"}, "name a task: gpt llama mnist cifar mlp"},
     {{"train", "gtp"}, "unknown task 'gtp'; did you mean 'gpt'?"},
     {{"train", "gpt", "--laers", "3"}, "unknown option '--laers'; did you mean '--layers'?"},
-    {{"train", "mnist", "--heads", "3"}, "--heads is an option of gpt and llama, not of mnist"},
+    {{"train", "mnist", "--heads", "3"},
+     "--heads is an option of gpt and llama and moe, not of mnist"},
     {{"train", "mnist", "--layers", "3"},
-     "--layers is an option of gpt and llama and mlp, not of mnist"},
+     "--layers is an option of gpt and llama and moe and mlp, not of mnist"},
     {{"train", "mlp", "--steps", "1", "--steps", "2"}, "--steps is given twice: '1' and '2'"},
     {{"train", "mlp", "--out"}, "--out needs a value"},
     {{"train", "mlp", "-n", "many"}, "--ranks: expected a whole number, found 'many'"},
@@ -203,12 +204,12 @@ INSTANTIATE_TEST_SUITE_P(Usage, HelpOf,
 TEST(Usage, HelpWithoutATaskShowsWhatEachTaskTakes) {
   if (!is_built("train")) GTEST_SKIP() << "lockstep-train was not built";
   const std::string help = lockstep_command({"train", "--help"}).output;
-  for (const char* words :
-       {"--batch N                 rows of one step, over all ranks [gpt 12, llama 12, mnist 64, "
-        "cifar\n                            128, mlp 32]",
-        "[gpt 2000, llama 2000, mlp 500]", "[mnist 10, cifar 30]",
-        "gpt, llama: attention heads [4]", "-n, --ranks N",
-        "--accumulate N            micro-batches a rank and step [1]"})
+  for (const char* words : {"--batch N                 rows of one step, over all ranks [gpt 12, "
+                            "llama 12, moe 12, mnist "
+                            "64,\n                            cifar 128, mlp 32]",
+                            "[gpt 2000, llama 2000, moe 2000, mlp 500]", "[mnist 10, cifar 30]",
+                            "gpt, llama, moe: attention heads [4]", "-n, --ranks N",
+                            "--accumulate N            micro-batches a rank and step [1]"})
     EXPECT_NE(help.find(words), std::string::npos) << words << "\n" << help;
 }
 

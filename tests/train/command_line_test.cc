@@ -75,9 +75,9 @@ TEST(CommandLine, MistakesAreOneLineThatHelps) {
   EXPECT_EQ(message_for({"gpt", "--weigth-decay=2"}),
             "unknown option '--weigth-decay'; did you mean '--weight-decay'?");
   EXPECT_EQ(message_for({"mnist", "--heads", "2"}),
-            "--heads is an option of gpt and llama, not of mnist");
+            "--heads is an option of gpt and llama and moe, not of mnist");
   EXPECT_EQ(message_for({"imagenet"}),
-            "unknown task 'imagenet'; known: gpt, llama, mnist, cifar, mlp");
+            "unknown task 'imagenet'; known: gpt, llama, moe, mnist, cifar, mlp");
   EXPECT_EQ(message_for({}), "name a task: gpt llama mnist cifar mlp");
   EXPECT_EQ(message_for({"gpt", "--batch", "many"}),
             "--batch: expected a whole number, found 'many'");

@@ -50,6 +50,8 @@ RunSetup text_run(const TemporaryFolder& folder, const std::string& task) {
   options.save_every = 3;
   options.batch = 16;
   options.accumulate = 4;
+  // The losses that keep experts even are of micro-batches, which other ranks cut otherwise.
+  if (task == "moe") options.accumulate = 1;
   return options;
 }
 
@@ -92,7 +94,10 @@ INSTANTIATE_TEST_SUITE_P(
                     OnMesh{"tp=2,fsdp=2", 4}, OnMesh{"pp=2,tp=2", 4}, OnMesh{"pp=2,dp=2", 4},
                     OnMesh{"fsdp=2,pp=2", 4}, OnMesh{"dp=2,fsdp=2,tp=2", 8},
                     OnMesh{"pp=2,fsdp=2,tp=2", 8}, OnMesh{"pp=2,dp=2,tp=2", 8},
-                    OnMesh{"tp=2", 2, "llama"}, OnMesh{"pp=2,fsdp=2,tp=2", 8, "llama"}),
+                    OnMesh{"tp=2", 2, "llama"}, OnMesh{"pp=2,fsdp=2,tp=2", 8, "llama"},
+                    OnMesh{"cp=2", 2}, OnMesh{"cp=2,tp=2", 4}, OnMesh{"dp=2,cp=2,fsdp=2", 8},
+                    OnMesh{"pp=2,cp=3", 6, "llama"}, OnMesh{"dp=2,ep=2,fsdp=2", 8, "moe"},
+                    OnMesh{"dp=2,ep=2", 4, "moe"}),
     [](const testing::TestParamInfo<OnMesh>& info) { return name_of(info.param); });
 
 struct Move {
@@ -103,7 +108,7 @@ class MeshResume : public testing::TestWithParam<Move> {};
 
 TEST_P(MeshResume, ARunGoesOnOnAnotherMesh) {
   TemporaryFolder folder;
-  const RunSetup options = text_run(folder, "gpt");
+  const RunSetup options = text_run(folder, GetParam().from.task);
   run(1, options);
   RunSetup first = on_mesh(options, GetParam().from);
   first.steps = 6;
@@ -116,15 +121,17 @@ TEST_P(MeshResume, ARunGoesOnOnAnotherMesh) {
   EXPECT_LT(distance(options.out, second.out), 1e-4);
 }
 
-INSTANTIATE_TEST_SUITE_P(Meshes, MeshResume,
-                         testing::Values(Move{{"tp=2", 2}, {"", 1}},
-                                         Move{{"", 1}, {"fsdp=2,tp=2", 4}},
-                                         Move{{"fsdp=2,tp=2", 4}, {"dp=2,tp=4", 8}},
-                                         Move{{"pp=2,fsdp=2,tp=2", 8}, {"pp=2,tp=2", 4}},
-                                         Move{{"pp=2,tp=2", 4}, {"pp=2,dp=2", 4}}),
-                         [](const testing::TestParamInfo<Move>& info) {
-                           return name_of(info.param.from) + "_to_" + name_of(info.param.to);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, MeshResume,
+    testing::Values(Move{{"tp=2", 2}, {"", 1}}, Move{{"", 1}, {"fsdp=2,tp=2", 4}},
+                    Move{{"fsdp=2,tp=2", 4}, {"dp=2,tp=4", 8}},
+                    Move{{"pp=2,fsdp=2,tp=2", 8}, {"pp=2,tp=2", 4}},
+                    Move{{"pp=2,tp=2", 4}, {"pp=2,dp=2", 4}}, Move{{"dp=2,cp=2", 4}, {"tp=2", 2}},
+                    Move{{"", 1}, {"cp=2", 2}}, Move{{"dp=2,ep=2", 4, "moe"}, {"ep=4", 4, "moe"}},
+                    Move{{"ep=2", 2, "moe"}, {"", 1, "moe"}}),
+    [](const testing::TestParamInfo<Move>& info) {
+      return name_of(info.param.from) + "_to_" + name_of(info.param.to);
+    });
 
 std::string refusal(const RunSetup& options, int ranks) {
   return test::message_of([&] { check_run(options, ranks); });
@@ -146,15 +153,54 @@ TEST(MeshOptions, WhatDoesNotFitIsOneLine) {
             std::string::npos);
 }
 
+TEST(MeshOptions, AxesThatATaskCannotHaveAreOneLine) {
+  struct Case {
+    const char* task;
+    const char* mesh;
+    int ranks;
+    const char* expected;
+  };
+  TemporaryFolder folder;
+  for (const Case& one : {
+           Case{"gpt", "ep=2", 2, "--mesh ep=2: the task gpt has no experts for ep"},
+           Case{"moe", "ep=3", 3, "--mesh ep=3: expected experts that 3 ranks divide, found 8"},
+           Case{"moe", "pp=2,ep=2", 4, "--mesh pp=2,ep=2: ep and pp do not go together"},
+           Case{"moe", "cp=2", 2, "--mesh cp=2: the task moe has no sequences to cut over cp"},
+       }) {
+    RunSetup options = text_run(folder, one.task);
+    options.mesh = one.mesh;
+    options.batch = 12;
+    options.accumulate = 1;
+    EXPECT_NE(refusal(options, one.ranks).find(one.expected), std::string::npos)
+        << refusal(options, one.ranks);
+  }
+  RunSetup options = text_run(folder, "llama");
+  options.mesh = "cp=3";
+  options.context_method = "ulysses";
+  EXPECT_EQ(refusal(options, 3),
+            "--context-method ulysses on --mesh cp=3: expected heads of keys that 3 ranks divide, "
+            "found 4; ring takes any");
+  options.mesh = "";
+  EXPECT_EQ(refusal(options, 1), "--context-method needs an axis cp in --mesh, found no --mesh");
+  options.context_method = "ring";
+  options.mesh = "tp=2,cp=2";
+  options.sequence_parallel = true;
+  EXPECT_NE(refusal(options, 4)
+                .find("--sequence-parallel: cp cuts activations along the sequence "
+                      "already"),
+            std::string::npos);
+}
+
 TEST(MeshOptions, WhatNeedsTheWholeModelIsRefusedOnPartsOfIt) {
   TemporaryFolder folder;
-  for (const char* mesh : {"pp=2", "tp=2"}) {
+  for (const char* mesh : {"pp=2", "tp=2", "cp=2"}) {
     const auto expect_refused = [&](const std::string& name, const auto& choose) {
       RunSetup options = text_run(folder, "gpt");
       options.mesh = mesh;
       choose(options);
       const std::string expected =
-          name + ": expected ranks that have the whole model, without pp and tp, found --mesh ";
+          name +
+          ": expected ranks that have the whole model, without pp, tp, cp and ep, found --mesh ";
       EXPECT_NE(refusal(options, 2).find(expected + mesh), std::string::npos) << name << mesh;
     };
     expect_refused("--hook", [](RunSetup& options) { options.hook = "bf16"; });
@@ -176,6 +222,41 @@ TEST(MeshTrainingOfCopies, AHookIsThatOfTheSameRanksWithoutAMesh) {
   without.hook = "none";
   run(2, without);
   EXPECT_GT(distance(options.out, without.out), 0);
+}
+
+// Heads are cut for attention alone, and blocks are computed again in backward.
+TEST(MeshTrainingOfSequences, UlyssesAndCheckpointedActivationsAreOneProcessToo) {
+  TemporaryFolder folder;
+  const RunSetup options = text_run(folder, "gpt");
+  run(1, options);
+  RunSetup ulysses = on_mesh(options, {"cp=2", 2});
+  ulysses.context_method = "ulysses";
+  run(2, ulysses);
+  expect_near_rows(options, ulysses);
+  RunSetup again = on_mesh(options, {"cp=2,dp=1", 2});
+  again.checkpoint_every = 1;
+  run(2, again);
+  expect_near_rows(options, again);
+}
+
+// Drops are those of the whole batch, and there are none in evaluations and samples.
+TEST(MeshTrainingOfExperts, DropsAndSamplesAreThoseOfOneProcess) {
+  TemporaryFolder folder;
+  RunSetup options = text_run(folder, "moe");
+  options.capacity = 1;
+  options.sample = 20;
+  run(1, options);
+  RunSetup divided = on_mesh(options, {"ep=2", 2, "moe"});
+  divided.checkpoint_every = 1;
+  run(2, divided);
+  expect_near_rows(options, divided);
+  const SavedModel saved = read_model(divided.out);
+  const SavedLanguageModel model = language_model_of(saved);
+  std::string text;
+  generate_text(model.generate, model.block, *saved.tokenizer,
+                {.prompt = "a", .tokens = 5, .temperature = 0, .with_prompt = true},
+                [&](std::string_view more) { text += more; });
+  EXPECT_EQ(text.size(), 6U) << text;
 }
 
 TEST(MeshTrainingOfBytePairs, ALlamaOnTwoRanksLearnsThem) {

@@ -240,7 +240,8 @@ TEST(MeshRun, WhatMakesNoSenseIsOneLineBeforeAnythingRuns) {
   };
   EXPECT_EQ(mesh("dp=2,fsdp=2"), "nothing was thrown");
   EXPECT_EQ(mesh("dp=-1", "none"), "nothing was thrown");
-  EXPECT_EQ(mesh("dp=2,xp=2"), "--mesh dp=2,xp=2: unknown axis 'xp'; known: pp, dp, fsdp, tp");
+  EXPECT_EQ(mesh("dp=2,xp=2"),
+            "--mesh dp=2,xp=2: unknown axis 'xp'; known: pp, dp, fsdp, tp, cp, ep");
   EXPECT_EQ(mesh("dp=2,fsdp=3"),
             "--mesh dp=2,fsdp=3: mesh dp=2, fsdp=3: the sizes multiply to 6, but the group has 4 "
             "ranks");

@@ -25,7 +25,7 @@ struct RunSetup : Options {
   // Where they are not empty: the task's settings of these names.
   std::string data, vocabulary, bpe, token_dtype;
   std::optional<std::int64_t> layers, heads, width, block, vocabulary_size;
-  std::optional<double> dropout;
+  std::optional<double> dropout, capacity;
 
   // The task with its settings.
   [[nodiscard]] std::unique_ptr<Task> make() const {
@@ -39,7 +39,9 @@ struct RunSetup : Options {
          {std::pair("layers", layers), std::pair("heads", heads), std::pair("width", width),
           std::pair("block", block), std::pair("vocabulary-size", vocabulary_size)})
       if (value) settings.set(name, formatted("{}", *value));
-    if (dropout) settings.set("dropout", formatted("{}", *dropout));
+    for (const auto& [name, value] :
+         {std::pair("dropout", dropout), std::pair("capacity", capacity)})
+      if (value) settings.set(name, formatted("{}", *value));
     return made;
   }
 };

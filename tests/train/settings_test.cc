@@ -22,7 +22,7 @@ TEST(Settings, EveryTaskHasGoodDefaults) {
     EXPECT_NO_THROW(check_run(setup, 4));
   }
   EXPECT_EQ(test::message_of([] { (void)make_task("imagenet"); }),
-            "unknown task 'imagenet'; known: gpt, llama, mnist, cifar, mlp");
+            "unknown task 'imagenet'; known: gpt, llama, moe, mnist, cifar, mlp");
 }
 
 TEST(Settings, EveryValueComesBackAsText) {

@@ -71,6 +71,11 @@ TEST(TrainingDocument, ListsWhatARunWrites) {
   options.steps = 1;
   options.out += "-llama";
   run(1, options);
+  options = tiny("moe", folder);
+  options.data = folder / "text.txt";
+  options.steps = 1;
+  options.out += "-moe";
+  run(1, options);
   options = tiny_mlp(folder);
   options.out += "-mlp";
   options.shard = "full";
@@ -80,7 +85,7 @@ TEST(TrainingDocument, ListsWhatARunWrites) {
     for (const auto& [field, value] : row.items()) fields.insert(field);
   for (const char* file :
        {"out/best.safetensors", "out-mnist/best.safetensors", "out-bpe/model.safetensors",
-        "out-llama/model.safetensors", "out-mlp/model.safetensors"})
+        "out-llama/model.safetensors", "out-moe/model.safetensors", "out-mlp/model.safetensors"})
     for (const auto& [entry, value] : checkpoint::read_safetensors(folder / file).metadata)
       entries.insert(entry);
 

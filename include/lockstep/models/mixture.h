@@ -6,10 +6,11 @@
 // Its result is the sum of what they give, weighted by a softmax of the logits: that of all experts
 // (before the choice), or of the chosen ones alone (after it, as in Mixtral, arXiv:2401.04088).
 //
-// Capacity. With a capacity factor f an expert takes at most ceil(f k tokens / experts) tokens of
-// the batch, in this order: the first choices of all tokens, in the order of the batch, then the
-// second ones, and so on (Lepikhin et al., arXiv:2006.16668). What is left is dropped: that expert
-// adds nothing to the token. Without one nothing is dropped.
+// Capacity. With a capacity factor f an expert takes in train() at most ceil(f k tokens / experts)
+// tokens of the batch, in this order: the first choices of all tokens, in the order of the batch,
+// then the second ones, and so on (Lepikhin et al., arXiv:2006.16668). What is left is dropped:
+// that expert adds nothing to the token. Without one, and in eval(), nothing is dropped: what a
+// model says of one row does not depend on the others.
 //
 // Losses that keep the load even, for the training loss to be added to:
 //
@@ -38,7 +39,7 @@ struct MixtureOptions {
   std::int64_t hidden = 512;  // of each expert
   std::int64_t experts = 8;
   std::int64_t chosen = 2;  // experts that a token goes through: k
-  // Of an expert, in multiples of its even share; 0: unlimited, no token is dropped.
+  // Of an expert in train(), in multiples of its even share; 0: unlimited, no token is dropped.
   double capacity_factor = 0;
   bool softmax_after_choice = true;  // not with one expert, whose weight would always be 1
   double balance_weight = 0.01;      // of the two losses in forward()'s second result

@@ -101,10 +101,12 @@ struct Options {
   // How the ranks divide the model between them; none: every rank has all of it.
   std::string shard = "none";  // none, optimizer, gradients, full: ShardLevel
   // "pp=2,dp=2,fsdp=2,tp=2": stages, copies, shards of each copy, and ranks that compute each layer
-  // together; -1: what is left; empty: all ranks on one axis.
+  // together; cp: ranks that cut each sequence; ep: ranks that own experts; -1: what is left;
+  // empty: all ranks on one axis.
   std::string mesh;
-  std::string pipeline = "1f1b";      // of pp: a schedule's name (plan::make_schedule())
-  bool sequence_parallel = false;     // of tp: activations between layers are cut too
+  std::string pipeline = "1f1b";        // of pp: a schedule's name (plan::make_schedule())
+  bool sequence_parallel = false;       // of tp: activations between layers are cut too
+  std::string context_method = "ring";  // of cp: how attention works, ring or ulysses
   std::int64_t checkpoint_every = 0;  // activations of every nth block are computed again; 0: none
   bool node_shared = false;           // what ranks of one host share is there once
   bool reduce_in_step = false;        // gradients are summed where the update reads them

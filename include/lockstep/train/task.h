@@ -119,6 +119,11 @@ class Task {
   // After load() or load_validation(): how ranks of tensor parallelism cut the model; by default
   // not at all, and --mesh tp is refused.
   [[nodiscard]] virtual TensorPlan tensor_plan() const { return {}; }
+  // After check(): heads of the keys of attention in a model whose batches are sequences along dim
+  // 1 of data and target; by default none, and --mesh cp is refused.
+  [[nodiscard]] virtual std::int64_t sequence_heads() const { return 0; }
+  // After check(): experts of each mixture of the model; by default none, and --mesh ep is refused.
+  [[nodiscard]] virtual std::int64_t experts() const { return 0; }
   // After make_model(): its loss as pieces, which a pipeline cuts into stages, and loss() of what
   // the last one gives; by default there are none, and --mesh pp is refused.
   [[nodiscard]] virtual std::vector<ModelPiece> pieces() const { return {}; }

@@ -205,6 +205,10 @@ std::string standard_input() {
 int generate(const Given& given) {
   const Ranks ranks(given.mesh);
   train::SavedModel saved = train::read_model(given.run, given.bpe);
+  check_input(
+      given.mesh.empty() || saved.task->experts() == 0,
+      "--mesh {}: expected a gpt or llama, found a model of task {}, which one rank computes",
+      visible(given.mesh), saved.task->name());
   const train::SavedLanguageModel model = train::language_model_of(saved);
   const TensorParallel parts = ranks.divide(model.module, model.plan);
   train::GenerationOptions options{.tokens = given.tokens,

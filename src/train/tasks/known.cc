@@ -6,6 +6,7 @@
 #include "train/tasks/llama.h"
 #include "train/tasks/mlp.h"
 #include "train/tasks/mnist.h"
+#include "train/tasks/moe.h"
 
 #include <lockstep/base/error.h>
 
@@ -17,6 +18,7 @@ std::vector<std::unique_ptr<Task>> known_tasks() {
   std::vector<std::unique_ptr<Task>> tasks;
   tasks.push_back(std::make_unique<GptTask>());
   tasks.push_back(std::make_unique<LlamaTask>());
+  tasks.push_back(std::make_unique<MoeTask>());
   tasks.push_back(std::make_unique<MnistTask>());
   tasks.push_back(std::make_unique<CifarTask>());
   tasks.push_back(std::make_unique<MlpTask>());

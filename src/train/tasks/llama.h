@@ -16,6 +16,9 @@ class LlamaTask : public TextTask {
   [[nodiscard]] std::vector<std::string> units() const override { return {"model.layers.*"}; }
   [[nodiscard]] TensorPlan tensor_plan() const override;
   [[nodiscard]] std::vector<ModelPiece> pieces() const override;
+  [[nodiscard]] std::int64_t sequence_heads() const override {
+    return key_value_heads_ > 0 ? key_value_heads_ : heads_;
+  }
   void check_tensors(const checkpoint::NamedTensors& tensors) const override;
   [[nodiscard]] at::Tensor loss(const Batch& batch) override;
   [[nodiscard]] at::Tensor generate(const at::Tensor& ids, std::int64_t count,

@@ -1,0 +1,65 @@
+#include <lockstep/parallel/pipeline/sequences.h>
+
+#include "base/check.h"
+
+#include <lockstep/global/redistribute.h>
+#include <lockstep/global/tensor.h>
+
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep {
+
+CutSequences::CutSequences(const Mesh& tensors, CutSequencesOptions options)
+    : tensors_(tensors), dim_(options.sequence_dim), placements_(tensors.axes().size()) {
+  const auto axis = std::ranges::find(tensors.axes(), "cp", &MeshAxis::name);
+  check(axis != tensors.axes().end(), "CutSequences: expected a mesh with an axis cp, found {}",
+        tensors.layout().describe());
+  check(dim_ >= 0, "CutSequences: expected a sequence_dim of at least 0, found {}", dim_);
+  placements_[static_cast<std::size_t>(axis - tensors.axes().begin())] =
+      Shard(dim_).zigzag(options.zigzag);
+}
+
+at::Tensor CutSequences::cut(const at::Tensor& whole) const {
+  check(whole.dim() > dim_,
+        "CutSequences: expected a tensor whose dim {} is the sequence, found one of {} dims", dim_,
+        whole.dim());
+  return redistribute(from_local(whole, tensors_, Placements(placements_.size())), placements_);
+}
+
+// How long the whole is, one rank's part does not tell.
+at::Tensor CutSequences::of_part(const at::Tensor& part) const {
+  at::Tensor length = at::tensor({part.size(dim_)}, at::kLong);
+  tensors_["cp"].all_reduce(length, Op::sum, {.tag = "tokens of a stage"}).wait();
+  std::vector<std::int64_t> sizes = part.sizes().vec();
+  sizes[static_cast<std::size_t>(dim_)] = length.item<std::int64_t>();
+  return from_local(part, tensors_, placements_, std::move(sizes));
+}
+
+std::vector<Stage> CutSequences::stages(std::vector<Stage> stages) const {
+  for (std::size_t i = 0; i < stages.size(); ++i)
+    stages[i].forward = [own = *this, is_first = i == 0,
+                         forward = std::move(stages[i].forward)](const Tensors& inputs) {
+      Tensors given, parts;
+      for (const at::Tensor& input : inputs)
+        given.push_back(is_first ? own.cut(input) : own.of_part(input));
+      for (const at::Tensor& output : forward(given))
+        parts.push_back(local_tensor(is_global(output) ? redistribute(output, own.placements_)
+                                                       : own.cut(output)));
+      return parts;
+    };
+  return stages;
+}
+
+PipelineLoss CutSequences::loss(PipelineLoss loss) const {
+  return [own = *this, loss = std::move(loss)](const Tensors& outputs, const Tensors& targets) {
+    Tensors whole, cut;
+    for (const at::Tensor& output : outputs) whole.push_back(own.of_part(output));
+    for (const at::Tensor& target : targets) cut.push_back(own.cut(target));
+    return loss(whole, cut);
+  };
+}
+
+}  // namespace lockstep
