@@ -12,7 +12,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 
 namespace lockstep::data {
 namespace {
@@ -83,13 +82,12 @@ at::Tensor records_of(const fs::path& file) {
 
 }  // namespace
 
-Images cifar10(const fs::path& folder, CifarOptions options) {
+Images cifar10(const fs::path& folder, const CifarOptions& options) {
   std::vector<at::Tensor> all;
   for (const fs::path& file : files_of(folder, options.part)) all.push_back(records_of(file));
   const at::Tensor records = at::cat(all);
   return Images(records.narrow(1, 1, pixels).reshape({-1, channels, side, side}).contiguous(),
-                records.select(1, 0).clone(), std::move(options.mean),
-                std::move(options.deviation));
+                records.select(1, 0).clone(), options.mean, options.deviation);
 }
 
 }  // namespace lockstep::data

@@ -34,14 +34,14 @@ Images mnist(const std::filesystem::path& folder, MnistOptions options) {
   const std::filesystem::path image_file = find(folder, part + "-images-idx3-ubyte");
   const std::filesystem::path label_file = find(folder, part + "-labels-idx1-ubyte");
   at::Tensor images = read_idx_images(image_file);
-  at::Tensor labels = read_idx_labels(label_file);
+  const at::Tensor labels = read_idx_labels(label_file);
   if (images.size(0) != labels.size(0)) {
     throw BadInput(c10::str("reading ", label_file.string(), ": expected ", images.size(0),
                             " labels as there are images in ", image_file.string(), ", found ",
                             labels.size(0)));
   }
   check_labels(labels, label_file);
-  return Images(std::move(images), std::move(labels), {options.mean}, {options.deviation});
+  return Images(std::move(images), labels, {options.mean}, {options.deviation});
 }
 
 }  // namespace lockstep::data

@@ -24,7 +24,7 @@ struct CifarOptions {
 // Reads one part: of the training set all files from number 1 on. BadInput in one line: no file, a
 // number that is left out, a file that is damaged, whose size is no multiple of a record, or that
 // has a label above 9. The numbers of records are the files' own, so that subsets work too.
-[[nodiscard]] Images cifar10(const std::filesystem::path& folder, CifarOptions options = {});
+[[nodiscard]] Images cifar10(const std::filesystem::path& folder, const CifarOptions& options = {});
 
 }  // namespace lockstep::data
 
