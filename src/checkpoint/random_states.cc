@@ -35,16 +35,24 @@ void check_state(const std::filesystem::path& file, const TensorEntry& entry,
   }
 }
 
+FilePart random_part(int rank, const at::Tensor& state) {
+  return {.what = {.name = name_of_state(rank),
+                   .dtype = state.scalar_type(),
+                   .slice = layout::whole_slice(state.sizes())},
+          .values = [state] { return state; }};
+}
+
 }  // namespace
 
 at::Tensor own_random_state() { return at::detail::getDefaultCPUGenerator().get_state(); }
 
-std::vector<FilePart> random_parts(int rank) {
-  at::Tensor state = own_random_state();
-  return {{.what = {.name = name_of_state(rank),
-                    .dtype = state.scalar_type(),
-                    .slice = layout::whole_slice(state.sizes())},
-           .values = [state] { return state; }}};
+std::vector<FilePart> random_parts(int rank) { return {random_part(rank, own_random_state())}; }
+
+std::vector<FilePart> random_parts_of_all(const at::Tensor& states) {
+  std::vector<FilePart> parts;
+  for (std::int64_t rank = 0; rank < states.size(0); ++rank)
+    parts.push_back(random_part(static_cast<int>(rank), states[rank]));
+  return parts;
 }
 
 void check_random_states(PartsReader& file, int ranks) {

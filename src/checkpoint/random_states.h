@@ -14,6 +14,8 @@ namespace lockstep::checkpoint {
 // Local: of this rank, now, and as what a rank writes.
 [[nodiscard]] at::Tensor own_random_state();
 [[nodiscard]] std::vector<FilePart> random_parts(int rank);
+// Of all ranks, where one writes what others have: a row for each.
+[[nodiscard]] std::vector<FilePart> random_parts_of_all(const at::Tensor& states);
 
 // Local, on a rank that sees the file: reads and checks each state, one at a time. BadInput names
 // the file where there are not `ranks` of them, or one that no generator takes.

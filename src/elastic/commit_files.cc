@@ -1,6 +1,7 @@
 #include "elastic/commit_files.h"
 
 #include "base/check.h"
+#include "base/text.h"
 #include "sys/file_descriptor.h"
 
 #include <algorithm>
@@ -45,12 +46,18 @@ std::vector<fs::path> generations(const fs::path& folder) {
 }
 
 // The newest whole buffer; nothing where none is.
-std::optional<int> whole_buffer(const fs::path& generation) {
+std::optional<FoundCommit> whole_buffer(const fs::path& generation) {
   try {
     const CommitControl control = CommitControl::open(generation);
     const std::int64_t a = control.whole(0), b = control.whole(1);
     if (a == 0 && b == 0) return std::nullopt;
-    return a > b ? 0 : 1;
+    const std::string name = generation.filename().string();
+    const std::size_t point = name.find('.');
+    const auto round = parse_integer(name.substr(0, point));
+    const auto count =
+        parse_integer(point == std::string::npos ? std::string() : name.substr(point + 1));
+    if (!round || !count) return std::nullopt;
+    return FoundCommit{generation, a > b ? 0 : 1, {*round, *count, std::max(a, b)}};
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -136,8 +143,7 @@ std::optional<FoundCommit> newest_commit(const fs::path& folder) {
   std::vector<fs::path> all = generations(folder);
   std::ranges::reverse(all);
   for (const fs::path& generation : all)
-    if (const std::optional<int> buffer = whole_buffer(generation))
-      return FoundCommit{generation, *buffer};
+    if (std::optional<FoundCommit> found = whole_buffer(generation)) return found;
   return std::nullopt;
 }
 

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <atomic>
+#include <compare>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -68,9 +69,16 @@ class CommitControl {
   SharedFile file_;
 };
 
+// Which commit it is: of two, the later one is the greater.
+struct CommitNumber {
+  std::int64_t round = -1, generation = 0, number = 0;
+  auto operator<=>(const CommitNumber&) const = default;
+};
+
 struct FoundCommit {
   std::filesystem::path generation;  // "FOLDER/000000000003.0"
   int buffer = 0;
+  CommitNumber number = {};
 };
 
 // Local; changes nothing. What no file says is passed over: a round that ended before its first

@@ -1,14 +1,11 @@
 #include "elastic/commits.h"
 
-#include "base/environment.h"
-#include "base/fingerprint.h"
 #include "base/log.h"
 #include "checkpoint/content.h"
 #include "checkpoint/file_names.h"
 #include "checkpoint/model_parts.h"
 #include "checkpoint/optimizer_parts.h"
 #include "checkpoint/random_states.h"
-#include "sys/topology.h"
 
 #include <lockstep/comm/together.h>
 
@@ -30,19 +27,8 @@ namespace fs = std::filesystem;
 using checkpoint::FilePart;
 
 constexpr std::size_t least_text_bytes = 64 << 10;
+constexpr std::size_t ignored_place = 2;  // in Parts::files
 constexpr CallOptions commit_call{.tag = "commit"};
-
-// Whether all have a folder, and it is the same one.
-bool have_one_folder(Group& group, const fs::path& folder) {
-  constexpr std::int64_t none = 0;
-  const std::string host = environment::text("LOCKSTEP_HOST").value_or(sys::host_identity());
-  auto own = folder.empty() ? none : static_cast<std::int64_t>(fingerprint(host) | 1);
-  at::Tensor all = at::empty({group.size()}, at::kLong);
-  group.all_gather(all, at::from_blob(&own, {1}, at::kLong), commit_call).wait();
-  std::span<const std::int64_t> hosts(all.const_data_ptr<std::int64_t>(),
-                                      static_cast<std::size_t>(group.size()));
-  return own != none && std::ranges::count(hosts, own) == group.size();
-}
 
 std::vector<FilePart> own_parts(const checkpoint::NamedTensors& tensors) {
   std::vector<FilePart> parts;
@@ -60,38 +46,50 @@ std::vector<FilePart> own_parts(const checkpoint::NamedTensors& tensors) {
 struct Commits::Parts {
   std::vector<std::pair<const char*, std::vector<FilePart>>> files;
   checkpoint::LayoutJson json;
-  std::string text;  // on rank 0
+  std::string text;      // on the first rank of a host
+  bool has_own = false;  // what no other rank has
 };
 
 Commits::Commits(Group group, fs::path folder, std::int64_t round)
-    : group_(std::move(group)), folder_(std::move(folder)), round_(round) {
-  if (!have_one_folder(group_, folder_)) folder_.clear();
-}
+    : group_(std::move(group)),
+      host_(host_commits(group_, folder)),
+      local_(host_.ranks),
+      folder_(host_.folder),
+      round_(round) {}
 
 fs::path Commits::newest() {
-  if (!are_kept()) return {};
-  std::string found;
+  std::optional<FoundCommit> own;
   together(group_, [&] {
-    if (!group_.is_root()) return;
-    const std::optional<FoundCommit> newest = newest_commit(folder_);
-    remove_but(folder_, newest);
-    if (newest) found = (newest->generation / buffer_name(newest->buffer)).string();
+    if (!local_.is_root() || !are_kept()) return;
+    own = newest_commit(folder_);
+    remove_but(folder_, own);
   });
-  return broadcast_text(group_, std::move(found));
+  return newest_for_root(group_, own, folder_);
 }
 
-Commits::Parts Commits::parts_of(const CommitContent& content) const {
+// A host that is lost takes the states of its ranks with it: each host keeps those of all.
+at::Tensor Commits::random_states() {
+  if (!host_.has_others) return {};
+  const at::Tensor own = checkpoint::own_random_state();
+  at::Tensor all = at::empty({group_.size(), own.numel()}, own.options());
+  group_.all_gather(all, own, commit_call).wait();
+  return all;
+}
+
+Commits::Parts Commits::parts_of(const CommitContent& content, const at::Tensor& random) const {
   const std::vector<NamedPart> state = content.handle.state_parts();
   Parts parts;
   parts.files = {
       {checkpoint::model_file, checkpoint::model_parts(state, /*aliases=*/false)},
       {checkpoint::optimizer_file, checkpoint::optimizer_parts(content.optimizer, content.handle)},
       {checkpoint::ignored_file, checkpoint::ignored_parts(state, group_.rank())},
-      {checkpoint::random_file, checkpoint::random_parts(group_.rank())},
+      {checkpoint::random_file, random.defined() ? checkpoint::random_parts_of_all(random)
+                                                 : checkpoint::random_parts(group_.rank())},
       {program_file, own_parts(content.own)}};
   parts.json = checkpoint::layout_json(content.state, content.options, group_.size());
   parts.json.files = sealed_;
-  if (group_.is_root()) parts.text = checkpoint::json_text(parts.json);
+  parts.has_own = !parts.files[ignored_place].second.empty();
+  if (local_.is_root()) parts.text = checkpoint::json_text(parts.json);
   return parts;
 }
 
@@ -105,20 +103,34 @@ bool Commits::fits(const Parts& parts) const {
 bool Commits::commit(const CommitContent& content, bool leaves) {
   Parts parts;
   std::exception_ptr error;
+  const at::Tensor random = random_states();
   try {
-    if (are_kept()) parts = parts_of(content);
+    if (are_kept()) parts = parts_of(content, random);
   } catch (const std::exception&) {
     error = std::current_exception();
   }
-  std::int64_t flags[] = {leaves, error != nullptr, are_kept() && !error && !fits(parts)};
+  std::int64_t flags[] = {leaves, error != nullptr, are_kept() && !error && !fits(parts),
+                          parts.has_own};
   group_.all_reduce(at::from_blob(flags, {std::ssize(flags)}, at::kLong), Op::max, commit_call)
       .wait();
   if (flags[1] != 0)
     together(group_, [&] {
       if (error) std::rethrow_exception(error);
     });
+  if (host_.has_others && flags[3] != 0)
+    keep_nothing("ranks on several hosts have tensors of their own (ignored ones)");
   if (are_kept()) keep(parts, flags[2] != 0);
   return flags[0] != 0;
+}
+
+void Commits::keep_nothing(const std::string& why) {
+  if (!are_kept()) return;
+  if (local_.is_root())
+    log::warning(
+        "elastic: {}; no state is kept in the memory of this host any more: after a failure the "
+        "run goes back to its newest checkpoint, or to the memory of another host",
+        why);
+  folder_.clear();
 }
 
 void Commits::keep(Parts& parts, bool is_new) {
@@ -128,14 +140,9 @@ void Commits::keep(Parts& parts, bool is_new) {
     if (!is_made_[static_cast<std::size_t>(buffer)]) make_buffer(buffer);
     write(buffer, parts);
   } catch (const CommonFailure& failure) {
-    if (group_.is_root())
-      log::warning(
-          "elastic: {}; no state is kept in memory any more: after a failure the run goes "
-          "back to its newest checkpoint",
-          failure.what());
     std::error_code nothing_more_to_do;
-    if (group_.is_root() && number_ == 0) fs::remove_all(generation_, nothing_more_to_do);
-    folder_.clear();
+    if (local_.is_root() && number_ == 0) fs::remove_all(generation_, nothing_more_to_do);
+    keep_nothing(failure.what());
   }
 }
 
@@ -145,35 +152,35 @@ void Commits::plan(const Parts& parts) {
   number_ = 0;
   sealed_.clear();
   for (const auto& [name, of_file] : parts.files) {
-    CommitFile file(name, group_, of_file);
+    CommitFile file(name, local_, of_file);
     files_.push_back(std::move(file));
   }
   generation_ = folder_ / generation_name(round_, generations_++);
   auto bytes = static_cast<std::int64_t>(std::max(least_text_bytes, 2 * parts.text.size()));
-  group_.broadcast(at::from_blob(&bytes, {1}, at::kLong), 0, commit_call).wait();
+  local_.broadcast(at::from_blob(&bytes, {1}, at::kLong), 0, commit_call).wait();
   text_bytes_ = static_cast<std::size_t>(bytes);
-  together(group_, [&] {
-    if (!group_.is_root()) return;
+  together(local_, [&] {
+    if (!local_.is_root()) return;
     // Of an older generation the newest commit stays until this one has a whole one.
     remove_but(folder_, newest_commit(folder_));
     fs::create_directories(generation_);
-    control_ = CommitControl::make(generation_, group_.size());
+    control_ = CommitControl::make(generation_, local_.size());
   });
-  together(group_, [&] {
-    if (!group_.is_root()) control_ = CommitControl::open(generation_);
+  together(local_, [&] {
+    if (!local_.is_root()) control_ = CommitControl::open(generation_);
   });
 }
 
 void Commits::make_buffer(int buffer) {
   const fs::path folder = generation_ / buffer_name(buffer);
-  together(group_, [&] {
-    if (!group_.is_root()) return;
+  together(local_, [&] {
+    if (!local_.is_root()) return;
     // All ranks have come here from a commit that is whole, unless this is the first one.
     if (number_ > 0) remove_before(folder_, generation_);
     make_files(buffer, folder);
   });
-  together(group_, [&] {
-    if (!group_.is_root()) open_files(buffer, folder);
+  together(local_, [&] {
+    if (!local_.is_root()) open_files(buffer, folder);
   });
   is_made_[static_cast<std::size_t>(buffer)] = true;
 }
@@ -196,11 +203,11 @@ void Commits::open_files(int buffer, const fs::path& in) {
 
 void Commits::write(int buffer, Parts& parts) {
   const auto at = static_cast<std::size_t>(buffer);
-  control_.unmark(buffer, group_.rank());
+  control_.unmark(buffer, local_.rank());
   std::atomic_thread_fence(std::memory_order_seq_cst);  // before what follows, for all who look
   for (std::size_t i = 0; i < files_.size(); ++i)
     if (files_[i].is_wanted()) files_[i].write(buffer, parts.files[i].second);
-  if (group_.is_root()) {
+  if (local_.is_root()) {
     if (parts.json.files != sealed_) {
       parts.json.files = sealed_;
       parts.text = checkpoint::json_text(parts.json);
@@ -208,12 +215,12 @@ void Commits::write(int buffer, Parts& parts) {
     parts.text.resize(text_bytes_, ' ');
     std::memcpy(text_[at].data(), parts.text.data(), text_bytes_);
   }
-  control_.mark(buffer, group_.rank(), ++number_);
+  control_.mark(buffer, local_.rank(), ++number_);
 }
 
 void Commits::remove() {
   std::error_code nothing_more_to_do;
-  if (are_kept() && group_.is_root()) fs::remove_all(folder_, nothing_more_to_do);
+  if (are_kept() && local_.is_root()) fs::remove_all(folder_.parent_path(), nothing_more_to_do);
 }
 
 }  // namespace lockstep

@@ -1,13 +1,16 @@
 // Commits: the state of a training in shared memory, where it outlives the processes that train.
 //
 // A commit costs each rank one copy of the elements that it would write into a checkpoint, and one
-// small all_reduce, in which the ranks also agree whether the round ends here. On several hosts
-// nothing is kept in memory: newest() then gives nothing, and checkpoints on a disk take its place.
+// small all_reduce, in which the ranks also agree whether the round ends here. On several hosts the
+// ranks of each write the whole state into its memory, so that any host that is left has it; a host
+// whose ranks have parts of it only (sharded over hosts) keeps nothing, and checkpoints on a disk
+// take its place.
 #pragma once
 
 #include "checkpoint/layout_json.h"
 #include "elastic/commit_file.h"
 #include "elastic/commit_files.h"
+#include "elastic/host_commits.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/comm/group.h>
@@ -42,7 +45,8 @@ class Commits {
   Commits(Group group, std::filesystem::path folder, std::int64_t round);
 
   // Collective, before the first commit of a round: the folder of the newest state that all ranks
-  // of an earlier round had committed, in the form of a checkpoint's; empty where there is none.
+  // of a host had committed in an earlier round, in the form of a checkpoint's that rank 0 sees;
+  // empty where there is none.
   [[nodiscard]] std::filesystem::path newest();
 
   // Collective, between steps. Returns whether any rank said `leaves`. CommonFailure for a state
@@ -52,12 +56,15 @@ class Commits {
   // At the end of the training, when no rank commits any more: nothing stays.
   void remove();
 
-  // Whether commits are kept; not on several hosts, or where memory was short.
+  // Whether commits are kept on this host; not where it has parts of the state only, or its memory
+  // was short.
   [[nodiscard]] bool are_kept() const { return !folder_.empty(); }
 
  private:
   struct Parts;
-  [[nodiscard]] Parts parts_of(const CommitContent& content) const;
+  [[nodiscard]] Parts parts_of(const CommitContent& content, const at::Tensor& random) const;
+  [[nodiscard]] at::Tensor random_states();
+  void keep_nothing(const std::string& why);
   [[nodiscard]] bool fits(const Parts& parts) const;
   void keep(Parts& parts, bool is_new);
   void plan(const Parts& parts);
@@ -67,7 +74,9 @@ class Commits {
   void write(int buffer, Parts& parts);
 
   Group group_;
-  std::filesystem::path folder_;
+  const HostCommits host_;
+  Group local_;                   // the ranks of this host
+  std::filesystem::path folder_;  // of this host; empty: nothing is kept
   const std::int64_t round_;
   std::int64_t generations_ = 0;      // that this round has begun
   std::filesystem::path generation_;  // the present one

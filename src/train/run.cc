@@ -58,9 +58,12 @@ Run::Run(Task& task, const Options& options, Group world, RunStrategy& strategy,
   begin(state);
   if (state) restore(*state);
   together(world_, [&] {
-    if (world_.is_root()) folder_.open(step_, is_continued_);
+    if (!world_.is_root()) return;
+    // A later round finds what this one has written, however soon it ends.
+    folder_.open(step_, is_continued_, [&] {
+      if (has_round()) in_.round->mark(folder_mark, options_.out);
+    });
   });
-  if (has_round() && world_.is_root()) in_.round->mark(folder_mark, options_.out);
   if (is_continued_)
     say_round();
   else if (state)

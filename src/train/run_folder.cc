@@ -98,13 +98,15 @@ std::vector<fs::path> RunFolder::older_than(const fs::path& folder) const {
   return folders;
 }
 
-void RunFolder::open(std::int64_t resumed_at, bool is_continued) {
+void RunFolder::open(std::int64_t resumed_at, bool is_continued,
+                     const std::function<void()>& is_taken) {
   const bool is_new = !lock_;
   sys::make_directories(path_);
   lock();
   if (is_new && !options_.resume && !is_continued)
     check_is_new();  // another run may have begun meanwhile
   if (options_.resume && !is_continued) set_aside_newer(resumed_at);
+  if (is_taken) is_taken();
   metrics_.emplace(path_ / "metrics.jsonl", resumed_at);
   write_config(path_ / "config.toml", configuration_);
 }

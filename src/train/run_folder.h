@@ -8,6 +8,7 @@
 #include <lockstep/checkpoint/training_state.h>
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,7 +36,10 @@ class RunFolder {
   // there of later steps, which will be made again, becomes abandoned-NAME: checkpoints,
   // model.safetensors and best.safetensors. But not where an earlier round of the same run
   // (`is_continued`) has made them: they come out the same once more.
-  void open(std::int64_t resumed_at, bool is_continued = false);
+  // Calls `is_taken` when the folder is known to be free for this run and nothing is in it yet: who
+  // finds something there afterwards and was told finds what this run has written.
+  void open(std::int64_t resumed_at, bool is_continued = false,
+            const std::function<void()>& is_taken = {});
   // What should be said of the above, once; lines without their ends.
   [[nodiscard]] std::vector<std::string> take_notices() { return std::move(notices_); }
 

@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import tempfile
+import time
 
 from support import Process, build_folder, end_all, expect, fail, lockstep, run, shown
 
@@ -38,15 +39,12 @@ def train(what, ranks, folder):
 def train_and_kill(ranks, folder, at_step):
     """Kills every process of the run when it has made a step; the losses until then."""
     running = Process([lockstep(), "run", "-n", str(ranks), program(), str(folder), str(STEPS)])
-    output = ""
-    for line in running.process.stdout:
-        output += line
-        if f"step {at_step} " in line:
-            running.kill(signal.SIGKILL)
-            break
-    rest, _ = running.process.communicate()
-    losses = losses_in(output + rest)
-    expect(at_step <= max(losses, default=0) < STEPS, f"killed at step {at_step}, found", output + rest)
+    while running.reader.is_alive() and not any(f"step {at_step} " in line for line in running.lines):
+        time.sleep(0.002)
+    running.kill(signal.SIGKILL)
+    _, output, _ = running.finish()
+    losses = losses_in(output)
+    expect(at_step <= max(losses, default=0) < STEPS, f"killed at step {at_step}, found", output)
     return losses
 
 

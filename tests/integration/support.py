@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 SKIPPED = 77
@@ -71,17 +72,21 @@ class Process:
         self.began = time.monotonic()
         self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                         stderr=subprocess.STDOUT, text=True, start_new_session=True, **options)
+        # Read at once: a launcher whose reader takes nothing slows its ranks, and drops lines in the end.
+        self.lines = []
+        self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stdout), daemon=True)
+        self.reader.start()
         Process.started.append(self)
 
     def finish(self, seconds=60):
         """Waits for its end. Returns its exit code, its output, and how long it took."""
-        try:
-            output, _ = self.process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
+        self.reader.join(seconds)
+        if self.reader.is_alive():
             self.kill()
-            output, _ = self.process.communicate()
-            fail(f"still running after {seconds} s: {' '.join(self.words)}", output)
-        return self.process.returncode, output, time.monotonic() - self.began
+            self.reader.join(10)
+            fail(f"still running after {seconds} s: {' '.join(self.words)}", "".join(self.lines))
+        self.process.wait()
+        return self.process.returncode, "".join(self.lines), time.monotonic() - self.began
 
     def kill(self, number=signal.SIGKILL):
         if self.process.poll() is None:

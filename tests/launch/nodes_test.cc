@@ -221,7 +221,7 @@ TEST(Nodes, AStoppedAgentOfNode0EndsTheRunOnTheOthers) {
   expect_words(ran[0].error, {"the other nodes have given this one up (" + why + ")"});
 }
 
-// A rank has the secret, and may write what it likes. That all ranks are done is looked at when they
+// A rank has the secret, and may write what it likes. Whether all are done is looked at when they
 // are.
 TEST(Nodes, NonsenseInTheAgentsOwnKeysIsOneTrueLineEverywhere) {
   const test::TemporaryFolder folder;
