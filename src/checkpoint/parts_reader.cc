@@ -34,8 +34,8 @@ at::Tensor host_tensor(const layout::Box& run, c10::ScalarType dtype) {
   return at::empty(run.sizes, at::TensorOptions(dtype));
 }
 
-// Small enough to stay in a core's cache between reading and summing up.
-constexpr std::size_t verified_at_once = std::size_t{256} << 10;
+// Small enough to stay in the cache next to a core between reading and summing up.
+constexpr std::size_t verified_at_once = std::size_t{64} << 10;
 
 }  // namespace
 

@@ -1,5 +1,7 @@
 #include "checkpoint/checksum.h"
 
+#include "checkpoint/crc32_kernels.h"
+
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/safetensors.h>
 
@@ -13,6 +15,7 @@
 
 #include <fstream>
 #include <iterator>
+#include <random>
 #include <string>
 
 namespace lockstep::checkpoint {
@@ -29,16 +32,36 @@ TEST(Checksum, IsThatOfZlib) {
   EXPECT_EQ(crc32_of({}, 0xcbf43926u), 0xcbf43926u);
 }
 
+// Each way to compute it against zlib's tables: all short lengths, from every place of a cache line.
+TEST(Checksum, EveryKernelIsThatOfZlib) {
+  test::Random random(7);
+  const std::string text = test::random_bytes(random, 64 + 600);
+  for (const Crc32Kernel& kernel : crc32_kernels()) {
+    if (!kernel.is_available()) continue;
+    for (std::size_t from = 0; from < 64; ++from)
+      for (std::size_t size = 0; size <= 600; size += size < 300 ? 1 : 37) {
+        const auto bytes = bytes_of_text(text).subspan(from, size);
+        const auto before = static_cast<std::uint32_t>(random());
+        ASSERT_EQ(crc32_by(kernel, bytes, before), crc32_by(crc32_kernels().back(), bytes, before))
+            << kernel.name << ", " << size << " bytes from " << from;
+      }
+  }
+}
+
 // From any place on, of any length and behind any other text.
 TEST(ChecksumFuzz, IsThatOfZlibInLanesToo) {
   for (test::FuzzRounds rounds("crc32"); rounds.next();) {
     const std::string text =
-        test::random_bytes(rounds.random(), 1 + test::below(rounds.random(), 700));
+        test::random_bytes(rounds.random(), 1 + test::below(rounds.random(), 3000));
     const std::size_t from = test::below(rounds.random(), text.size());
     const auto before = static_cast<std::uint32_t>(rounds.random()());
     const auto bytes = bytes_of_text(text).subspan(from);
-    EXPECT_EQ(crc32_of(bytes, before), ::crc32(before, reinterpret_cast<const Bytef*>(bytes.data()),
-                                               static_cast<uInt>(bytes.size())));
+    const std::uint32_t expected = static_cast<std::uint32_t>(::crc32(
+        before, reinterpret_cast<const Bytef*>(bytes.data()), static_cast<uInt>(bytes.size())));
+    EXPECT_EQ(crc32_of(bytes, before), expected);
+    for (const Crc32Kernel& kernel : crc32_kernels())
+      if (kernel.is_available())
+        EXPECT_EQ(crc32_by(kernel, bytes, before), expected) << kernel.name;
   }
 }
 
