@@ -73,7 +73,7 @@ torch::nn::Sequential model_of(const ModelSize& size) {
 
 enum class Kind { replicas, shards };
 
-// `outer` ranks of a pipeline, of shards or of replicas, and `inner` ranks inside of each.
+// Stages of a pipeline, in each of which `outer` shards or replicas of `tensors` ranks.
 struct Layout {
   int pipeline = 1, outer = 1, tensors = 1;
   Kind how = Kind::replicas;  // the outer ranks
@@ -111,7 +111,11 @@ Layout some_layout(test::Random& random, const ModelSize& size) {
     case 1:
       layout.tensors = below(random, 2) == 0 ? 2 : 4;
       layout.outer = from(1, 8 / layout.tensors);
-      layout.how = Kind::replicas;  // fully_shard() takes no parts of tensor parallelism
+      break;
+    case 2:
+      layout.tensors = 2;
+      layout.pipeline = 2;
+      layout.outer = from(1, 2);
       break;
     default:
       layout.pipeline = from(1, std::min(4, size.blocks));
@@ -132,13 +136,23 @@ struct LaidOut {
           const Group& world)
       : width(size.width), model(model_of(size)) {
     const Mesh mesh(world, {{"pp", layout.pipeline}, {"dp", layout.outer}, {"tp", layout.tensors}});
-    const auto inside = [=](torch::nn::Module& module) -> Handle {
+    const auto outer = [=](torch::nn::Module& module) -> Handle {
       if (layout.how == Kind::replicas) return DistributedDataParallel(module, mesh["dp"]);
       return fully_shard(module, mesh["dp"], {.units = {}, .level = layout.level});
     };
+    const auto inside = [=, whole = model](torch::nn::Module& module) -> Handle {
+      if (layout.tensors == 1) return outer(module);
+      const TensorPlan plan = {{"*.up", Colwise()}, {"*.down", Rowwise()}};
+      TensorParallelOptions options;
+      if (layout.outer > 1) {
+        options.strategy = outer;
+        options.mesh = mesh[{"dp", "tp"}];
+      }
+      return parallelize(module, mesh["tp"], stage_plan(plan, *whole, module), options);
+    };
     if (layout.pipeline > 1) {
       PipelineOptions options;
-      if (layout.outer > 1) {
+      if (layout.outer * layout.tensors > 1) {
         options.all_ranks = world;
         options.strategy = inside;
       }
@@ -147,13 +161,7 @@ struct LaidOut {
       pipeline = std::make_unique<Pipeline>(split(model, layout.cuts), schedule, mesh["pp"],
                                             squared, options);
     } else if (layout.tensors > 1) {
-      TensorParallelOptions options;
-      if (layout.outer > 1) {
-        options.strategy = inside;
-        options.mesh = mesh[{"dp", "tp"}];
-      }
-      handle =
-          parallelize(*model, mesh["tp"], {{"*.up", Colwise()}, {"*.down", Rowwise()}}, options);
+      handle = inside(*model);
     } else if (layout.how == Kind::replicas) {
       handle = DistributedDataParallel(model, world);
     } else {

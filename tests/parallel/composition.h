@@ -1,11 +1,13 @@
-// A GPT on a mesh of any of the axes pp, dp, fsdp and tp, and the same on one process.
+// A GPT on a mesh of any of the axes pp, dp, fsdp, tp and cp, and the same on one process.
 #pragma once
 
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/module/checkpoint_activations.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/pipeline/language_models.h>
+#include <lockstep/parallel/pipeline/sequences.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
+#include <lockstep/parallel/tensor/context_parallel.h>
 #include <lockstep/parallel/tensor/parallelize.h>
 #include <lockstep/plan/schedule.h>
 
@@ -28,6 +30,7 @@ struct Composition {
   ShardLevel level = ShardLevel::full;
   int micro_batches = 4;
   bool buckets = true;
+  ContextMethod context = ContextMethod::ring;
 };
 
 inline std::string text_of(const Composition& what) {
@@ -37,6 +40,7 @@ inline std::string text_of(const Composition& what) {
   const bool piped = std::ranges::any_of(what.axes, [](auto& one) { return one.name == "pp"; });
   if (piped) text += ", " + what.schedule;
   if (what.sequence) text += ", sequence parallel";
+  if (what.context == ContextMethod::ulysses) text += ", ulysses";
   if (what.checkpoints) text += ", activations checkpointed";
   return text;
 }
@@ -60,15 +64,19 @@ class Composed {
     for (const char* name : {"dp", "fsdp"})
       if (has(name)) data_axes_.push_back(name);
     if (!data_axes_.empty()) data_ = mesh_.sub_mesh(data_axes_);
+    if (has("cp")) find_context();
     if (has("pp")) {
       make_pipeline();
     } else {
       if (how_.checkpoints) checkpoints_ = checkpoint_activations(*model_, units_.front().pattern);
-      handle_ = strategy(*model_);
+      if (has("cp"))
+        context_.emplace(context_strategy(*model_));
+      else
+        handle_ = strategy(*model_);
     }
   }
 
-  [[nodiscard]] Handle& handle() { return handle_; }
+  [[nodiscard]] Handle& handle() { return context_ ? *context_ : handle_; }
   [[nodiscard]] Model& model() { return model_; }
   [[nodiscard]] const Mesh& mesh() const { return mesh_; }
   [[nodiscard]] const std::optional<ActivationCheckpoints>& checkpoints() const {
@@ -85,7 +93,7 @@ class Composed {
     if (pipeline_) {
       loss = pipeline_->step({x}, {y});
     } else {
-      loss = model_->loss(x, y);
+      loss = context_ ? model_->loss(context_->cut(x), context_->cut(y)) : model_->loss(x, y);
       loss.backward();
     }
     at::Tensor all = at::full({1}, number_of(loss), at::kDouble);
@@ -98,20 +106,39 @@ class Composed {
   }
 
  private:
-  Handle outer(torch::nn::Module& part) {
+  Handle outer(torch::nn::Module& part, const Mesh& ranks) {
     if (!has("fsdp"))
-      return DistributedDataParallel(part, mesh_["dp"],
-                                     {.bucket_bytes = how_.buckets ? 20000 : 1 << 25});
-    return fully_shard(part, *data_,
+      return DistributedDataParallel(part, ranks, {.bucket_bytes = how_.buckets ? 20000 : 1 << 25});
+    return fully_shard(part, ranks,
                        {.units = stage_units(units_, *model_, part), .level = how_.level});
   }
 
-  // Tensor parallelism inside, data parallelism outside.
+  // The ranks that add gradients up are those of cp besides.
+  void find_context() {
+    std::vector<std::string> axes = data_axes_, tensors = {"cp"};
+    axes.insert(axes.end() - (has("fsdp") ? 1 : 0), "cp");
+    averaging_ = mesh_.sub_mesh(axes);
+    if (has("tp")) tensors.insert(tensors.begin(), "tp");
+    tensors_ = mesh_.sub_mesh(tensors);
+    if (has("tp")) axes.emplace_back("tp");
+    of_stage_ = mesh_.sub_mesh(axes);
+  }
+
+  ContextParallel context_strategy(torch::nn::Module& part) {
+    ContextParallelOptions options{.method = how_.context};
+    if (has("tp")) options.plan = stage_plan(plan_, *model_, part);
+    options.strategy = [this](torch::nn::Module& parts) { return outer(parts, *averaging_); };
+    options.mesh = of_stage_;
+    return context_parallel(part, *tensors_, options);
+  }
+
+  // Tensor and context parallelism inside, data parallelism outside.
   Handle strategy(torch::nn::Module& part) {
-    if (!has("tp")) return outer(part);
+    if (has("cp")) return context_strategy(part);
+    if (!has("tp")) return outer(part, *data_);
     TensorParallelOptions options{.sequence_parallel = how_.sequence};
     if (data_) {
-      options.strategy = [this](torch::nn::Module& parts) { return outer(parts); };
+      options.strategy = [this](torch::nn::Module& parts) { return outer(parts, *data_); };
       auto axes = data_axes_;
       axes.push_back("tp");
       options.mesh = mesh_.sub_mesh(axes);
@@ -124,7 +151,13 @@ class Composed {
     const int ranks = mesh_.size("pp");
     const bool two =
         how_.schedule == "interleaved" || how_.schedule == "zbv" || how_.schedule == "dualpipev";
-    const auto stages = split(*model_, pieces, even_points(pieces, two ? 2 * ranks : ranks));
+    auto stages = split(*model_, pieces, even_points(pieces, two ? 2 * ranks : ranks));
+    PipelineLoss loss = token_loss;
+    if (tensors_) {
+      const CutSequences sequences(*tensors_);
+      stages = sequences.stages(stages);
+      loss = sequences.loss(loss);
+    }
     if (how_.checkpoints) checkpoints_ = checkpoint_activations(*model_, units_.front().pattern);
     const auto schedule =
         plan::make_schedule(how_.schedule, {.stages = static_cast<int>(stages.size()),
@@ -133,12 +166,12 @@ class Composed {
     PipelineOptions options{.all_ranks = mesh_.group()};
     if (how_.axes.size() > 1)
       options.strategy = [this](torch::nn::Module& stage) { return strategy(stage); };
-    Pipeline pipeline(stages, schedule, mesh_["pp"], token_loss, options);
+    Pipeline pipeline(stages, schedule, mesh_["pp"], loss, options);
     pipeline_ = std::make_unique<Pipeline>(std::move(pipeline));
   }
 
  public:
-  [[nodiscard]] Handle& all() { return pipeline_ ? static_cast<Handle&>(*pipeline_) : handle_; }
+  [[nodiscard]] Handle& all() { return pipeline_ ? static_cast<Handle&>(*pipeline_) : handle(); }
 
  private:
   Model model_;
@@ -148,8 +181,10 @@ class Composed {
   Mesh mesh_;
   std::vector<std::string> data_axes_;
   std::optional<Mesh> data_;
+  std::optional<Mesh> averaging_, tensors_, of_stage_;  // with cp
   std::optional<ActivationCheckpoints> checkpoints_;
   Handle handle_;
+  std::optional<ContextParallel> context_;
   std::unique_ptr<Pipeline> pipeline_;
 };
 

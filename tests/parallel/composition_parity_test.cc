@@ -88,6 +88,9 @@ std::vector<Composition> rows() {
   all.push_back({.axes = {{"fsdp", 2}, {"tp", 2}}, .checkpoints = true});
   all.push_back({.axes = {{"pp", 2}, {"tp", 2}}});
   all.push_back({.axes = {{"pp", 2}, {"fsdp", 2}}});
+  all.push_back({.axes = {{"cp", 2}}});
+  all.push_back({.axes = {{"fsdp", 2}, {"cp", 2}}});
+  all.push_back({.axes = {{"pp", 2}, {"cp", 2}}});
   all.push_back({.axes = {{"pp", 2}, {"dp", 2}, {"tp", 2}}, .micro_batches = 2});
   all.push_back(
       {.axes = {{"pp", 2}, {"fsdp", 2}, {"tp", 2}}, .checkpoints = true, .micro_batches = 2});

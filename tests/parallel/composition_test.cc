@@ -1,5 +1,5 @@
 // Axes of a mesh together: pipelines, data parallelism, sharding and tensor parallelism around one
-// GPT, each as one process.
+// GPT, and sequences that are cut, each as one process.
 #include "parallel/composition.h"
 
 #include "support/torch/engine_test.h"
@@ -26,12 +26,22 @@ std::vector<Composition> pairs_and_triples() {
   all.push_back({.axes = {{"tp", 4}}});
   all.push_back({.axes = {{"tp", 2}}, .sequence = true});
   const std::vector<std::string> names = {"pp", "dp", "fsdp", "tp"};
-  for (unsigned set = 1; set < 15; ++set) {
+  for (unsigned set = 1; set < 16; ++set) {
     Composition one;
     for (unsigned i = 0; i < 4; ++i)
       if ((set >> i & 1U) != 0) one.axes.push_back({names[i], 2});
     if (one.axes.size() >= 2) all.push_back(one);
   }
+  for (const std::vector<MeshAxis>& axes : {std::vector<MeshAxis>{{"fsdp", 2}, {"cp", 2}},
+                                            {{"cp", 2}, {"fsdp", 2}, {"tp", 2}},
+                                            {{"pp", 2}, {"cp", 2}},
+                                            {{"pp", 2}, {"cp", 3}},
+                                            {{"pp", 2}, {"dp", 2}, {"cp", 2}},
+                                            {{"pp", 2}, {"fsdp", 2}, {"cp", 2}},
+                                            {{"pp", 2}, {"cp", 2}, {"tp", 2}}})
+    all.push_back({.axes = axes});
+  all.push_back({.axes = {{"pp", 2}, {"cp", 2}}, .schedule = "zbv"});
+  all.push_back({.axes = {{"pp", 2}, {"cp", 2}}, .context = ContextMethod::ulysses});
   return all;
 }
 
