@@ -80,7 +80,7 @@ MixtureImpl::Result MoeTransformerImpl::forward(const at::Tensor& ids) {
 }
 
 MoeImpl::MoeImpl(MoeOptions options)
-    : transformer(checked(options)), options_(checked(std::move(options))) {
+    : transformer(checked(options)), options_(checked(options)) {
   register_module("transformer", transformer);
   draw_weights(*this, options_.gpt.layers);
 }
