@@ -11,10 +11,10 @@
 //            },
 //        .all_ranks = mesh.group()});
 //
-// Every rank of `cp` passes the same batch to the pipeline. The first stage cuts its inputs, and from
-// stage to stage each rank sends its own part of every sequence to the rank of the next stage that
-// has the same part. The loss is that of the whole sequences, on every rank. Without it all is the
-// same, but each rank of `cp` computes whole sequences.
+// Every rank of `cp` passes the same batch to the pipeline. The first stage cuts its inputs, and
+// from stage to stage each rank sends its own part of every sequence to the rank of the next stage
+// that has the same part. The loss is that of the whole sequences, on every rank. Without it all is
+// the same, but each rank of `cp` computes whole sequences.
 //
 // A value; copies are the same. Threads as of the pipeline.
 #pragma once
