@@ -87,7 +87,8 @@ MixtureImpl::Routing MixtureImpl::route(const at::Tensor& tokens) {
   Routing routing;
   const std::int64_t count = tokens.size(0), experts = options_.experts, chosen = options_.chosen;
   const auto wide = at::promote_types(tokens.scalar_type(), at::kFloat);
-  routing.logits = at::linear(tokens.to(wide), router->weight.to(wide));
+  const at::Tensor weight = exchange_ ? exchange_->enter(router->weight) : router->weight;
+  routing.logits = at::linear(tokens.to(wide), weight.to(wide));
   routing.probabilities = routing.logits.softmax(-1);
   const at::Tensor choices =
       std::get<1>(at::sort(routing.logits.detach(), /*stable=*/true, /*dim=*/-1,
@@ -138,7 +139,7 @@ at::Tensor MixtureImpl::loss(const Routing& routing) const {
 }
 
 MixtureImpl::Result MixtureImpl::forward(const at::Tensor& x) {
-  const at::Tensor tokens = x.reshape({-1, options_.width});
+  const at::Tensor tokens = (exchange_ ? exchange_->enter(x) : x).reshape({-1, options_.width});
   const std::int64_t count = tokens.size(0);
   const Routing routing = route(tokens);
   const at::Tensor sources = routing.order.remainder(std::max<std::int64_t>(count, 1));
@@ -158,7 +159,9 @@ MixtureImpl::Result MixtureImpl::forward(const at::Tensor& x) {
   const at::Tensor weights = routing.weights.index_select(0, routing.order).to(rows.scalar_type());
   const at::Tensor output =
       at::zeros_like(tokens).index_add(0, sources, rows * weights.unsqueeze(-1));
-  return {output.view(x.sizes()), loss(routing)};
+  Result result{output.view(x.sizes()), loss(routing)};
+  if (exchange_) result = {exchange_->leave(result.output), exchange_->leave(result.loss)};
+  return result;
 }
 
 }  // namespace lockstep::models

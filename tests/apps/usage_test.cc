@@ -76,7 +76,7 @@ const Mistake mistakes[] = {
      "schedule interleaved: expected micro-batches in multiples of 3 ranks, found 8"},
     {{"plan pipeline", "--schedule", "x.csv", "--stages", "6"},
      "--stages: a file says it itself, found 6 beside x.csv"},
-    {{"train"}, "name a task: gpt llama mnist cifar mlp"},
+    {{"train"}, "name a task: gpt llama moe mnist cifar mlp"},
     {{"train", "gtp"}, "unknown task 'gtp'; did you mean 'gpt'?"},
     {{"train", "gpt", "--laers", "3"}, "unknown option '--laers'; did you mean '--layers'?"},
     {{"train", "mnist", "--heads", "3"},

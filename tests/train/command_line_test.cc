@@ -78,7 +78,7 @@ TEST(CommandLine, MistakesAreOneLineThatHelps) {
             "--heads is an option of gpt and llama and moe, not of mnist");
   EXPECT_EQ(message_for({"imagenet"}),
             "unknown task 'imagenet'; known: gpt, llama, moe, mnist, cifar, mlp");
-  EXPECT_EQ(message_for({}), "name a task: gpt llama mnist cifar mlp");
+  EXPECT_EQ(message_for({}), "name a task: gpt llama moe mnist cifar mlp");
   EXPECT_EQ(message_for({"gpt", "--batch", "many"}),
             "--batch: expected a whole number, found 'many'");
   EXPECT_EQ(message_for({"gpt", "--steps", "5", "--epochs", "5"}),

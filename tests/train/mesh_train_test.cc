@@ -97,7 +97,7 @@ INSTANTIATE_TEST_SUITE_P(
                     OnMesh{"tp=2", 2, "llama"}, OnMesh{"pp=2,fsdp=2,tp=2", 8, "llama"},
                     OnMesh{"cp=2", 2}, OnMesh{"cp=2,tp=2", 4}, OnMesh{"dp=2,cp=2,fsdp=2", 8},
                     OnMesh{"pp=2,cp=3", 6, "llama"}, OnMesh{"dp=2,ep=2,fsdp=2", 8, "moe"},
-                    OnMesh{"dp=2,ep=2", 4, "moe"}),
+                    OnMesh{"dp=2,ep=2", 4, "moe"}, OnMesh{"ep=2,tp=2", 4, "moe"}),
     [](const testing::TestParamInfo<OnMesh>& info) { return name_of(info.param); });
 
 struct Move {
@@ -164,6 +164,7 @@ TEST(MeshOptions, AxesThatATaskCannotHaveAreOneLine) {
   for (const Case& one : {
            Case{"gpt", "ep=2", 2, "--mesh ep=2: the task gpt has no experts for ep"},
            Case{"moe", "ep=3", 3, "--mesh ep=3: expected experts that 3 ranks divide, found 8"},
+           Case{"moe", "tp=2", 2, "--mesh tp=2: the task moe has tp beside an axis ep only"},
            Case{"moe", "pp=2,ep=2", 4, "--mesh pp=2,ep=2: ep and pp do not go together"},
            Case{"moe", "cp=2", 2, "--mesh cp=2: the task moe has no sequences to cut over cp"},
        }) {

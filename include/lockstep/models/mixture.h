@@ -65,6 +65,10 @@ class ExpertExchange {
   [[nodiscard]] virtual std::vector<std::int64_t> rows_of_experts(const at::Tensor& counts) = 0;
   // What this rank has of a weight [experts, ...].
   [[nodiscard]] virtual at::Tensor own(const at::Tensor& weight) = 0;
+  // A tensor of the layers around the mixture, or the router's weight, as an ordinary one that has
+  // all of it; and an ordinary one as one of theirs. Differentiable.
+  [[nodiscard]] virtual at::Tensor enter(const at::Tensor& around) = 0;
+  [[nodiscard]] virtual at::Tensor leave(const at::Tensor& inside) = 0;
 };
 
 // Of the last forward(): the whole batch, on every rank.

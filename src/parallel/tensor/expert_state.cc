@@ -6,6 +6,7 @@
 #include "module/tensors.h"
 #include "parallel/tensor/module_of_parts.h"
 
+#include <lockstep/dispatch/deferral.h>
 #include <lockstep/global/tensor.h>
 
 #include <ATen/core/grad_mode.h>
@@ -23,11 +24,23 @@ std::vector<std::string> names_of(const Mesh& mesh) {
   return names;
 }
 
+bool has_tensor_axis(const Mesh& mesh) {
+  return std::ranges::any_of(mesh.axes(), [](const MeshAxis& axis) { return axis.name == "tp"; });
+}
+
+Mesh without_tensor_axis(const Mesh& mesh) {
+  std::vector<std::string> names = names_of(mesh);
+  return std::erase(names, "tp") == 0 || names.empty() ? mesh : mesh.sub_mesh(names);
+}
+
 }  // namespace
 
 ExpertParallelState::ExpertParallelState(std::shared_ptr<torch::nn::Module> module, Mesh mesh,
                                          ExpertParallelOptions options)
-    : module_(std::move(module)), mesh_(std::move(mesh)), options_(std::move(options)) {
+    : module_(std::move(module)),
+      mesh_(std::move(mesh)),
+      rows_(without_tensor_axis(mesh_)),
+      options_(std::move(options)) {
   check(module_ != nullptr, "expert_parallel: expected a module, found none");
   const std::vector<Found> mixtures = check_all();
   for (const modules::StateEntry& entry : modules::state_entries(*module_)) {
@@ -51,11 +64,41 @@ ExpertParallelState::ExpertParallelState(std::shared_ptr<torch::nn::Module> modu
   for (const auto& [name, tensor] : tensors.buffers) add(name, tensor, true);
   rest_module_ = tensor_parallel::module_of_parts(rest);
   experts_module_ = tensor_parallel::module_of_parts(experts);
-  rest_ = options_.strategy(*rest_module_, mesh_);
+  train_rest();
   check(rest_.is_attached(), "expert_parallel: expected a handle of the strategy, found none");
   train_experts(experts);
   for (const auto& [name, mixture] : mixtures)
-    mixture->set_exchange(std::make_shared<tensor_parallel::TokenExchange>(mesh_, name, sent_));
+    mixture->set_exchange(
+        std::make_shared<tensor_parallel::TokenExchange>(rows_, tensors_, name, sent_));
+}
+
+void ExpertParallelState::train_rest() {
+  if (options_.plan.empty()) {
+    rest_ = options_.strategy(*rest_module_, rows_);
+    return;
+  }
+  TensorParallel rest = parallelize(
+      *rest_module_, mesh_["tp"], options_.plan,
+      {.strategy = [this](torch::nn::Module& parts) { return options_.strategy(parts, rows_); },
+       .mesh = mesh_});
+  tensors_ = rest.tensors();
+  rest_ = std::move(rest);
+}
+
+void ExpertParallelState::check_plan() const {
+  const bool has_axis = has_tensor_axis(mesh_);
+  check(has_axis || options_.plan.empty(),
+        "expert_parallel: expected a mesh with an axis tp for a plan, found {}",
+        mesh_.layout().describe());
+  check(!has_axis || !options_.plan.empty(),
+        "expert_parallel: expected a plan for the axis tp of the mesh {}, found none",
+        mesh_.layout().describe());
+  if (!has_axis) return;
+  for (const at::Tensor& tensor : module_->parameters())
+    check(!dispatch::is_deferred(tensor),
+          "expert_parallel: expected a model with values on a mesh with an axis tp, found a "
+          "deferred one");
+  (void)describe(options_.plan, *module_, mesh_.size("tp"));
 }
 
 std::vector<ExpertParallelState::Found> ExpertParallelState::check_all() const {
@@ -64,6 +107,7 @@ std::vector<ExpertParallelState::Found> ExpertParallelState::check_all() const {
         "expert_parallel: expected a mesh with an axis ep, found {}", mesh_.layout().describe());
   check(options_.strategy != nullptr,
         "expert_parallel: expected a strategy for what is no expert, found none");
+  check_plan();
   std::vector<Found> found;
   for (const auto& item : module_->named_modules("", /*include_self=*/true))
     if (auto* mixture = item.value()->as<models::MixtureImpl>())
@@ -86,13 +130,15 @@ std::vector<ExpertParallelState::Found> ExpertParallelState::check_all() const {
 }
 
 void ExpertParallelState::train_experts(const Tensors& experts) {
-  std::vector<std::string> others = names_of(mesh_);
+  std::vector<std::string> others = names_of(rows_);
   std::erase(others, "ep");
   std::int64_t bytes = 0;
   TensorPlan plan;
   for (const tensor_parallel::PartedTensor& one : experts) {
     plan.emplace_back(one.name, Vocabulary());
     bytes += static_cast<std::int64_t>(one.leaves.front().nbytes());
+    // Ranks of tp have the same experts, and nothing else gives them the same values.
+    if (tensors_) mesh_["tp"].broadcast(one.leaves.front().detach(), 0, {.tag = one.name}).wait();
   }
   const int ranks = mesh_.size("ep");
   plan_ = formatted(
@@ -101,11 +147,11 @@ void ExpertParallelState::train_experts(const Tensors& experts) {
       mesh_.layout().describe(), experts.size(), bytes, bytes / ranks);
   TensorParallelOptions options;
   if (!others.empty()) {
-    const Mesh replicas = mesh_.sub_mesh(others);
+    const Mesh replicas = rows_.sub_mesh(others);
     options.strategy = [this, replicas](torch::nn::Module& parts) {
       return options_.strategy(parts, replicas);
     };
-    options.mesh = mesh_;
+    options.mesh = rows_;
   }
   experts_ = parallelize(*experts_module_, mesh_["ep"], plan, std::move(options));
 }

@@ -53,12 +53,15 @@ class ExpertParallelState final : public HandleState {
   };
 
   [[nodiscard]] std::vector<Found> check_all() const;
+  void check_plan() const;
+  void train_rest();
   void train_experts(const Tensors& experts);
   // In the order of the module, with all names.
   [[nodiscard]] std::vector<NamedPart> in_order(std::vector<NamedPart> parts) const;
 
   std::shared_ptr<torch::nn::Module> module_;
   const Mesh mesh_;
+  const Mesh rows_;  // all axes but tp
   const ExpertParallelOptions options_;
   std::string plan_;
   std::shared_ptr<tensor_parallel::TokenExchange::Sent> sent_ =
@@ -68,6 +71,7 @@ class ExpertParallelState final : public HandleState {
   std::map<std::string, bool> is_expert_;          // by first name
   std::shared_ptr<torch::nn::Module> rest_module_, experts_module_;
   Handle rest_;
+  std::optional<Mesh> tensors_;  // with an axis tp: of the global tensors of what is no expert
   TensorParallel experts_;
   std::vector<NoSync> unsynchronized_;
   int paused_ = 0;

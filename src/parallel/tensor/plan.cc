@@ -33,6 +33,15 @@ TensorPlan gpt_tensor_plan(const models::GptOptions& options) {
           {"transformer.h.*.mlp.c_proj", Rowwise()}};
 }
 
+TensorPlan moe_tensor_plan(const models::MoeOptions& options) {
+  TensorPlan plan = gpt_tensor_plan(options.gpt);
+  const bool is_dense = options.every > 1;  // in some blocks
+  if (!is_dense)
+    std::erase_if(plan,
+                  [](const auto& one) { return one.first.find(".mlp.") != std::string::npos; });
+  return plan;
+}
+
 TensorPlan llama_tensor_plan(const models::LlamaOptions& options) {
   const std::string layer = "model.layers.*.";
   const auto keys = Colwise().heads(options.key_value_heads);

@@ -1,6 +1,7 @@
 #include "parallel/tensor/token_exchange.h"
 
 #include <lockstep/comm/functional.h>
+#include <lockstep/global/redistribute.h>
 #include <lockstep/global/tensor.h>
 
 #include <ATen/core/grad_mode.h>
@@ -41,8 +42,13 @@ std::vector<std::int64_t> numbers_of(const at::Tensor& counts) {
 
 }  // namespace
 
-TokenExchange::TokenExchange(const Mesh& mesh, std::string name, std::shared_ptr<Sent> sent)
-    : batch_(mesh.group()), experts_(mesh["ep"]), name_(std::move(name)), sent_(std::move(sent)) {
+TokenExchange::TokenExchange(const Mesh& mesh, std::optional<Mesh> tensors, std::string name,
+                             std::shared_ptr<Sent> sent)
+    : batch_(mesh.group()),
+      experts_(mesh["ep"]),
+      tensors_(std::move(tensors)),
+      name_(std::move(name)),
+      sent_(std::move(sent)) {
   const int axis = mesh.layout().axis("ep");
   for (int rank : mesh.layout().peers(batch_.rank(), {&axis, 1})) ranks_.push_back(rank);
 }
@@ -106,6 +112,15 @@ at::Tensor TokenExchange::back(const at::Tensor& rows, const at::Tensor& counts)
 
 at::Tensor TokenExchange::own(const at::Tensor& weight) {
   return Averaged::apply(local_tensor(weight), experts_.size());
+}
+
+at::Tensor TokenExchange::enter(const at::Tensor& around) {
+  if (!is_global(around)) return around;
+  return local_tensor(redistribute(around, Placements(placements(around).size())));
+}
+
+at::Tensor TokenExchange::leave(const at::Tensor& inside) {
+  return tensors_ ? from_local(inside, *tensors_, Placements(tensors_->axes().size())) : inside;
 }
 
 }  // namespace lockstep::tensor_parallel

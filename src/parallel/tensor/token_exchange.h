@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,8 +22,10 @@ class TokenExchange final : public models::ExpertExchange {
     GroupTraffic total;
   };
 
-  // `name`: of the mixture, for messages.
-  TokenExchange(const Mesh& mesh, std::string name, std::shared_ptr<Sent> sent);
+  // `mesh`: of the ranks that have the batch together. `tensors`: of the layers around the mixture,
+  // where these are global tensors. `name`: of the mixture, for messages.
+  TokenExchange(const Mesh& mesh, std::optional<Mesh> tensors, std::string name,
+                std::shared_ptr<Sent> sent);
 
   [[nodiscard]] at::Tensor all_counts(const at::Tensor& counts) override;
   [[nodiscard]] std::int64_t rank() const override { return batch_.rank(); }
@@ -30,6 +33,8 @@ class TokenExchange final : public models::ExpertExchange {
   [[nodiscard]] at::Tensor back(const at::Tensor& rows, const at::Tensor& counts) override;
   [[nodiscard]] std::vector<std::int64_t> rows_of_experts(const at::Tensor& counts) override;
   [[nodiscard]] at::Tensor own(const at::Tensor& weight) override;
+  [[nodiscard]] at::Tensor enter(const at::Tensor& around) override;
+  [[nodiscard]] at::Tensor leave(const at::Tensor& inside) override;
 
  private:
   struct Sizes {
@@ -42,6 +47,7 @@ class TokenExchange final : public models::ExpertExchange {
   void count(const std::vector<std::int64_t>& rows, const at::Tensor& of);
 
   Group batch_, experts_;
+  std::optional<Mesh> tensors_;
   std::string name_;
   std::vector<std::int64_t> ranks_;  // of `ep`, as they are numbered in batch_
   std::shared_ptr<Sent> sent_;

@@ -105,6 +105,8 @@ void MoeTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
                               static_cast<double>(mixtures()) * experts * 8 * width * width);
 }
 
+TensorPlan MoeTask::tensor_plan() const { return moe_tensor_plan(model_options()); }
+
 at::Tensor MoeTask::loss(const Batch& batch) { return model_->loss(batch.data, batch.target); }
 
 at::Tensor MoeTask::generate(const at::Tensor& ids, std::int64_t count,

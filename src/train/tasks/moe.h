@@ -14,6 +14,7 @@ class MoeTask : public TextTask {
   [[nodiscard]] std::shared_ptr<torch::nn::Module> make_model() override;
   [[nodiscard]] Replica make_replica() const override;
   [[nodiscard]] std::vector<std::string> units() const override { return {"transformer.h.*"}; }
+  [[nodiscard]] TensorPlan tensor_plan() const override;
   [[nodiscard]] std::int64_t experts() const override { return experts_; }
   void check_tensors(const checkpoint::NamedTensors& tensors) const override;
   [[nodiscard]] at::Tensor loss(const Batch& batch) override;

@@ -24,6 +24,10 @@
 // the ranks' tokens where the experts are, and averaged by the strategy over the ranks that have
 // the same experts: those of the mesh's other axes.
 //
+// With an axis `tp` besides, what is no expert is cut along it (parallelize.h), and the ranks that
+// differ on it alone pass the same batch. Each of them computes its experts for all of its tokens:
+// experts are cut along `ep` alone.
+//
 // Ranks should have batches of one size; with others the average is of the ranks' means.
 //
 // Errors: as of parallelize(). An exception on some ranks only, in an expert for instance, leaves
@@ -37,6 +41,7 @@
 #include <lockstep/comm/group.h>
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/parallel/handle.h>
+#include <lockstep/parallel/tensor/plan.h>
 
 #include <functional>
 #include <memory>
@@ -55,6 +60,9 @@ struct ExpertParallelOptions {
   // for what is no expert, with all ranks; and, where there are several, with the ranks that own
   // the same experts. Never null.
   std::function<Handle(torch::nn::Module& part, const Mesh& ranks)> strategy = {};
+  // With a mesh that has an axis `tp`, and then alone: how what is no expert is cut along it. The
+  // strategy is then given this rank's parts, and ranks without `tp`.
+  TensorPlan plan = {};
 };
 
 class ExpertParallelState;
@@ -74,10 +82,11 @@ class [[nodiscard]] ExpertParallel : public Handle {
 };
 
 // Collective, and blocks. `mesh`: the axis `ep`, and those along which the batch is divided
-// besides. The values are the mesh's first rank's. InvalidArgument, before anything is changed: a
-// mesh without `ep`, no strategy, a model without mixtures, experts that the ranks do not divide, a
-// mixture whose experts are elsewhere already. Mismatch when ranks have different models. The
-// module must outlive the handle; when the handle goes, experts stay where they are.
+// besides; and `tp`, with a plan. The values are the mesh's first rank's. InvalidArgument, before
+// anything is changed: a mesh without `ep`, no strategy, `tp` without a plan or a plan without
+// `tp`, a deferred model on a mesh with `tp`, a model without mixtures, experts that the ranks do
+// not divide, a mixture whose experts are elsewhere already. Mismatch when ranks have different
+// models. The module must outlive the handle; when the handle goes, experts stay where they are.
 [[nodiscard]] ExpertParallel expert_parallel(torch::nn::Module& module, const Mesh& mesh,
                                              ExpertParallelOptions options);
 // Shares ownership.

@@ -16,6 +16,7 @@
 #include <lockstep/global/placement.h>
 #include <lockstep/models/gpt_block.h>
 #include <lockstep/models/llama_block.h>
+#include <lockstep/models/moe.h>
 
 #include <cstdint>
 #include <span>
@@ -88,6 +89,8 @@ using TensorPlan = std::vector<std::pair<std::string, TensorStyle>>;
 
 // For models::Gpt.
 [[nodiscard]] TensorPlan gpt_tensor_plan(const models::GptOptions& options);
+// For models::Moe: what is no expert, for expert_parallel() on a mesh with an axis `tp`.
+[[nodiscard]] TensorPlan moe_tensor_plan(const models::MoeOptions& options);
 // For models::Llama. The number of ranks must divide the heads, and those of keys and values too.
 [[nodiscard]] TensorPlan llama_tensor_plan(const models::LlamaOptions& options);
 // For torch::nn::Transformer, and the encoder and decoder layers of torch::nn inside any module:

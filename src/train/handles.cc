@@ -1,0 +1,194 @@
+#include "train/strategy.h"
+
+#include "base/check.h"
+#include "checkpoint/optimizer_state.h"
+#include "train/axes.h"
+
+#include <lockstep/mesh/mesh.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/sharded/fully_shard.h>
+#include <lockstep/parallel/tensor/expert_parallel.h>
+#include <lockstep/parallel/tensor/parallelize.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace lockstep::train {
+namespace {
+
+std::optional<c10::ScalarType> dtype_of(const std::string& word) {
+  if (word == "bf16") return at::kBFloat16;
+  if (word == "fp16") return at::kHalf;
+  return std::nullopt;
+}
+
+ShardLevel level_of(const std::string& word) {
+  if (word == "optimizer") return ShardLevel::optimizer;
+  return word == "gradients" ? ShardLevel::gradients : ShardLevel::full;
+}
+
+ShardOptions shard_options(const Options& options, const Task& task) {
+  std::vector<std::string> patterns = task.units();
+  auto compute = compute_dtype(options);
+  auto reduce = dtype_of(options.reduce_dtype);
+  if (compute && !reduce) reduce = at::kFloat;
+  return {.units = {patterns.begin(), patterns.end()},
+          .level = level_of(options.shard),
+          .storage = options.node_shared ? ShardStorage::node_shared : ShardStorage::private_memory,
+          .compute_dtype = compute,
+          .reduce_dtype = reduce,
+          .reduce_in_step = options.reduce_in_step,
+          .prefetch = static_cast<int>(options.prefetch),
+          .offload = options.offload};
+}
+
+bool has_axis(const Mesh& mesh, std::string_view name) {
+  return std::ranges::find(mesh.axes(), name, &MeshAxis::name) != mesh.axes().end();
+}
+
+// Those of `names` that the mesh has, in this order.
+std::optional<Mesh> part_of(const Mesh& mesh, std::initializer_list<std::string_view> names) {
+  std::vector<std::string> found;
+  for (const std::string_view name : names)
+    if (has_axis(mesh, name)) found.emplace_back(name);
+  if (found.empty()) return std::nullopt;
+  if (std::ranges::equal(found, mesh.axes(), {}, {}, &MeshAxis::name)) return mesh;
+  return mesh.sub_mesh(found);
+}
+
+// All axes of one model, or of one stage of it.
+Mesh without_stages(const Mesh& mesh) {
+  std::vector<std::string> names;
+  for (const MeshAxis& axis : mesh.axes())
+    if (axis.name != stages_axis) names.push_back(axis.name);
+  return names.size() == mesh.axes().size() ? mesh : mesh.sub_mesh(names);
+}
+
+std::shared_ptr<torch::nn::Module> unowned(torch::nn::Module& module) {
+  return {std::shared_ptr<void>(), &module};
+}
+
+TensorPlan plan_for(const Options& options, const Task& task, const torch::nn::Module& model,
+                    const torch::nn::Module& stage) {
+  const TensorPlan plan = task.tensor_plan();
+  check_input(!plan.empty(),
+              "--mesh {}: the task {} has no plan for tensor parallelism (Task::tensor_plan())",
+              options.mesh, task.name());
+  return stage_plan(plan, model, stage);
+}
+
+// All axes but the last one, fsdp, have copies.
+Mesh copies_and_shards(const Mesh& ranks) {
+  if (ranks.axes().size() <= 2) return ranks;
+  const int shards = ranks.size(shards_axis);
+  return Mesh(ranks.group(), {{std::string(copies_axis), ranks.group().size() / shards},
+                              {std::string(shards_axis), shards}});
+}
+
+// Copies and shards of a model, or of what tensor parallelism gives a rank of it.
+Handle outer_handle(const Options& options, const Task& task, const torch::nn::Module& model,
+                    std::shared_ptr<torch::nn::Module> part, const Mesh& learners,
+                    const std::vector<std::string>& tied,
+                    const std::shared_ptr<CommunicationHook>& hook) {
+  if (options.shard == "none")
+    return DistributedDataParallel(std::move(part), learners, {.hook = hook});
+  ShardOptions how = shard_options(options, task);
+  how.units.insert(how.units.end(), tied.begin(), tied.end());
+  how.units = stage_units(how.units, model, *part);
+  return fully_shard(std::move(part), copies_and_shards(learners), how);
+}
+
+Handle make_expert_handle(const Options& options, const Task& task, const torch::nn::Module& model,
+                          std::shared_ptr<torch::nn::Module> module, const Mesh& mesh) {
+  ExpertParallelOptions how{
+      .strategy = [&options, &task, &model](torch::nn::Module& part, const Mesh& ranks) {
+        return outer_handle(options, task, model, unowned(part), ranks, {}, nullptr);
+      }};
+  if (has_axis(mesh, tensor_axis)) how.plan = plan_for(options, task, model, *module);
+  return expert_parallel(std::move(module),
+                         *part_of(mesh, {copies_axis, experts_axis, shards_axis, tensor_axis}),
+                         std::move(how));
+}
+
+}  // namespace
+
+std::optional<c10::ScalarType> compute_dtype(const Options& options) {
+  return dtype_of(options.precision);
+}
+
+Handle make_handle_on(const Options& options, const Task& task, const torch::nn::Module& model,
+                      std::shared_ptr<torch::nn::Module> stage, const Mesh& mesh,
+                      const std::vector<std::string>& tied,
+                      const std::shared_ptr<CommunicationHook>& hook) {
+  if (has_axis(mesh, context_axis))
+    return make_context_handle(options, task, model, std::move(stage), mesh, tied);
+  const std::optional<Mesh> learners = learners_of(mesh);
+  if (has_axis(mesh, experts_axis))
+    return make_expert_handle(options, task, model, std::move(stage), mesh);
+  if (!has_axis(mesh, tensor_axis)) {
+    if (learners)
+      return outer_handle(options, task, model, std::move(stage), *learners, tied, hook);
+    return DistributedDataParallel(std::move(stage), Group());
+  }
+  const TensorPlan plan = plan_for(options, task, model, *stage);
+  TensorParallelOptions how{.sequence_parallel = options.sequence_parallel};
+  if (learners) {
+    // The module of parts lives in the handle.
+    how.strategy = [&options, &task, &model, learners, tied, hook](torch::nn::Module& parts) {
+      return outer_handle(options, task, model, unowned(parts), *learners, tied, hook);
+    };
+    how.mesh = without_stages(mesh);
+  }
+  return parallelize(std::move(stage), mesh[tensor_axis], plan, how);
+}
+
+// The strategy adds gradients up over the ranks of cp, too: one call for all of them.
+ContextParallel make_context_handle(const Options& options, const Task& task,
+                                    const torch::nn::Module& model,
+                                    std::shared_ptr<torch::nn::Module> stage, const Mesh& mesh,
+                                    const std::vector<std::string>& tied) {
+  ContextParallelOptions how{
+      .method = options.context_method == "ring" ? ContextMethod::ring : ContextMethod::ulysses,
+      .mesh = without_stages(mesh)};
+  if (has_axis(mesh, tensor_axis)) how.plan = plan_for(options, task, model, *stage);
+  const Mesh ranks = *part_of(mesh, {copies_axis, context_axis, shards_axis});
+  how.strategy = [&options, &task, &model, ranks, tied](torch::nn::Module& parts) {
+    return outer_handle(options, task, model, unowned(parts), ranks, tied, nullptr);
+  };
+  return context_parallel(std::move(stage), *context_tensors_of(mesh), std::move(how));
+}
+
+std::optional<Mesh> context_tensors_of(const Mesh& mesh) {
+  if (!has_axis(mesh, context_axis)) return std::nullopt;
+  return part_of(mesh, {tensor_axis, context_axis});
+}
+
+std::optional<Mesh> learners_of(const Mesh& mesh) {
+  return part_of(mesh, {copies_axis, experts_axis, shards_axis});
+}
+
+Handle make_handle(const Options& options, const Task& task,
+                   std::shared_ptr<torch::nn::Module> module, const Group& group,
+                   std::shared_ptr<CommunicationHook> hook) {
+  const Division division = division_of(options, group.size());
+  if (!division.axes.empty()) {
+    const torch::nn::Module& model = *module;
+    return make_handle_on(options, task, model, std::move(module), Mesh(group, division.axes), {},
+                          hook);
+  }
+  if (options.shard == "none")
+    return DistributedDataParallel(std::move(module), group, {.hook = std::move(hook)});
+  return fully_shard(std::move(module), group, shard_options(options, task));
+}
+
+// What is offloaded is in files, and the optimizer's state with it.
+std::int64_t bytes_held(const Handle& handle, const torch::optim::Optimizer& optimizer) {
+  std::int64_t kept = handle.memory().kept();
+  if (handle.state_memory()) return kept;
+  return kept + checkpoint::optimizer_state_bytes(optimizer, handle);
+}
+
+}  // namespace lockstep::train
