@@ -5,8 +5,8 @@
 //   async    what AsyncSaver::save() blocks; then it waits, which does not count
 //   load     checkpoint::load() of what is in the page cache
 //   trusted  the same without comparing checksums
-//   memcpy   the least that loading takes: the same bytes out of the page cache, those of the model
-//            into memory that is there, those of the optimizer into new one
+//   memcpy   the least that loading takes: the same bytes out of the page cache into memory that is
+//            there, with the files mapped and each page touched before: no page faults count
 #include "base/check.h"
 #include "serve.h"
 
@@ -25,6 +25,7 @@
 #include <cstring>
 #include <filesystem>
 #include <iostream>
+#include <list>
 #include <map>
 #include <optional>
 
@@ -79,19 +80,24 @@ class CheckpointWork {
   }
   double memcpy() {
     const fs::path step = folder_ / "loaded/step-00000001";
-    return seconds_of([&] {
-      const sys::MappedFile model(step / "model.safetensors"), kept(step / "optimizer.safetensors");
-      if (!there_.defined()) there_ = bytes_for(model);
-      const at::Tensor made = bytes_for(kept);
-      std::memcpy(there_.mutable_data_ptr(), model.bytes().data(), model.bytes().size());
-      std::memcpy(made.mutable_data_ptr(), kept.bytes().data(), kept.bytes().size());
-    });
+    for (const char* name : {"model.safetensors", "optimizer.safetensors"})
+      if (copies_.size() < 2) copies_.emplace_back(step / name);
+    const auto copy_all = [&] {
+      for (Copy& copy : copies_)
+        std::memcpy(copy.to.mutable_data_ptr(), copy.from.bytes().data(), copy.from.bytes().size());
+    };
+    if (!is_touched_) copy_all();
+    is_touched_ = true;
+    return seconds_of(copy_all);
   }
 
  private:
-  static at::Tensor bytes_for(const sys::MappedFile& file) {
-    return at::empty({static_cast<std::int64_t>(file.bytes().size())}, at::kByte);
-  }
+  struct Copy {
+    explicit Copy(const fs::path& file)
+        : from(file), to(at::empty({static_cast<std::int64_t>(from.bytes().size())}, at::kByte)) {}
+    sys::MappedFile from;
+    at::Tensor to;
+  };
 
   template <typename Action>
   double seconds_of(const Action& action, bool is_over = true) {
@@ -116,7 +122,8 @@ class CheckpointWork {
   checkpoint::AsyncSaver saver_;
   fs::path written_;
   int count_ = 0;
-  at::Tensor there_;
+  std::list<Copy> copies_;
+  bool is_touched_ = false;
 };
 
 }  // namespace

@@ -48,19 +48,23 @@ bool has_index(const fs::path& path) {
   return !fs::exists(path, unknown) && fs::exists(index_path(path), unknown);
 }
 
+std::string index_text(const WeightMap& map, std::uint64_t bytes) {
+  nlohmann::ordered_json files = nlohmann::ordered_json::object();
+  for (const auto& [name, file] : map) files[name] = file;
+  nlohmann::ordered_json index{{"metadata", {{"total_size", bytes}}}};
+  index["weight_map"] = std::move(files);
+  return index.dump(2) + "\n";
+}
+
 std::string index_text(std::span<const SafetensorsHeader> shards, std::span<const fs::path> paths) {
   std::uint64_t bytes = 0;
-  nlohmann::ordered_json map = nlohmann::ordered_json::object();
-  WeightMap names;
+  WeightMap map;
   for (std::size_t i = 0; i < shards.size(); ++i)
     for (const TensorEntry& entry : shards[i].entries) {
       bytes += entry.end - entry.begin;
-      names[entry.name] = paths[i].filename().string();
+      map[entry.name] = paths[i].filename().string();
     }
-  for (const auto& [name, file] : names) map[name] = file;
-  nlohmann::ordered_json index{{"metadata", {{"total_size", bytes}}}};
-  index["weight_map"] = std::move(map);
-  return index.dump(2) + "\n";
+  return index_text(map, bytes);
 }
 
 WeightMap read_weight_map(const fs::path& index) {

@@ -33,13 +33,17 @@ inline constexpr const char* index_end = ".index.json";
 // Whether there are several files and no `path`.
 [[nodiscard]] bool has_index(const std::filesystem::path& path);
 
-// The text of the index.
+// By tensor the name of a file beside the index.
+using WeightMap = std::map<std::string, std::string>;
+
+// The text of the index, where all tensors have so many bytes; and of the index of files with these
+// headers.
+[[nodiscard]] std::string index_text(const WeightMap& map, std::uint64_t bytes);
 [[nodiscard]] std::string index_text(std::span<const SafetensorsHeader> shards,
                                      std::span<const std::filesystem::path> paths);
 
-// An index, by tensor the name of a file beside it. BadInput names the index: no JSON, a tensor
-// that is named twice, a name that leads to another folder. SystemError.
-using WeightMap = std::map<std::string, std::string>;
+// What an index says. BadInput names the index: no JSON, a tensor that is named twice, a name that
+// leads to another folder. SystemError.
 [[nodiscard]] WeightMap read_weight_map(const std::filesystem::path& index);
 // The files that it names, each once, by name.
 [[nodiscard]] std::vector<std::filesystem::path> files_of(const WeightMap& map,

@@ -3,11 +3,10 @@
 #include "base/check.h"
 #include "checkpoint/file_names.h"
 #include "checkpoint/safetensors_header.h"
+#include "checkpoint/shards.h"
 #include "checkpoint/weight_files.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"
-
-#include <nlohmann/json.hpp>
 
 #include <memory>
 #include <regex>
@@ -37,24 +36,20 @@ std::vector<WeightShard> divided_weights(const TensorSources& tensors, std::uint
     bytes += tensor.bytes();
     shards.back().tensors.emplace(name, tensor);
   }
-  for (std::size_t i = 0; i < shards.size(); ++i)
-    shards[i].name = shards.size() == 1
-                         ? std::string(model_file)
-                         : formatted("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+  const std::vector<fs::path> names = shard_paths(model_file, shards.size());
+  for (std::size_t i = 0; i < shards.size(); ++i) shards[i].name = names[i].string();
   return shards;
 }
 
-std::string weight_index_text(const std::vector<WeightShard>& shards) {
-  nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
+std::string index_of(const std::vector<WeightShard>& shards) {
+  WeightMap map;
   std::uint64_t bytes = 0;
   for (const WeightShard& shard : shards)
     for (const auto& [name, tensor] : shard.tensors) {
-      weight_map[name] = shard.name;
+      map[name] = shard.name;
       bytes += tensor.bytes();
     }
-  const nlohmann::ordered_json index{{"metadata", {{"total_size", bytes}}},
-                                     {"weight_map", std::move(weight_map)}};
-  return index.dump(2) + "\n";
+  return index_text(map, bytes);
 }
 
 // Files of an older model that the new one does not have.
@@ -81,7 +76,7 @@ void write_weight_folder(const fs::path& folder, const TensorSources& tensors,
   };
   for (const WeightShard& shard : shards)
     write_tensors(add(shard.name), shard.tensors, metadata, {.checksums = how.checksums});
-  if (shards.size() > 1) add(index_file).write(weight_index_text(shards));
+  if (shards.size() > 1) add(index_file).write(index_of(shards));
   if (config) add("config.json").write(*config);
   std::set<std::string> names;
   for (auto& [name, file] : files) {

@@ -9,6 +9,7 @@
 #include "train/model_description.h"
 #include "train/tasks/gpt.h"
 #include "train/tasks/known.h"
+#include "train/tasks/llama.h"
 
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/module/state_dict.h>
@@ -140,13 +141,23 @@ SavedLanguageModel language_model_of(const SavedModel& saved) {
   return model;
 }
 
-models::Gpt gpt_of(const SavedModel& saved) {
-  auto gpt = std::dynamic_pointer_cast<GptTask>(saved.task);
-  check_input(gpt != nullptr, "{}: expected a gpt, found a model of task {}", saved.file.string(),
-              saved.task->name());
-  load_into(*gpt->make_model(), saved);
-  gpt->model()->eval();
-  return gpt->model();
+namespace {
+
+// The model of a task, which must be such a one.
+template <class OfTask>
+auto model_of(const SavedModel& saved, const char* kind) {
+  auto task = std::dynamic_pointer_cast<OfTask>(saved.task);
+  check_input(task != nullptr, "{}: expected a {}, found a model of task {}", saved.file.string(),
+              kind, saved.task->name());
+  load_into(*task->make_model(), saved);
+  task->model()->eval();
+  return task->model();
 }
+
+}  // namespace
+
+models::Gpt gpt_of(const SavedModel& saved) { return model_of<GptTask>(saved, "gpt"); }
+
+models::Llama llama_of(const SavedModel& saved) { return model_of<LlamaTask>(saved, "llama"); }
 
 }  // namespace lockstep::train

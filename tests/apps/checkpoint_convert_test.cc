@@ -123,6 +123,27 @@ assert state["transformer.h.0.attn.c_attn.weight"].shape == (8, 24)
 )");
 }
 
+TEST_F(Converted, ATrainedLlamaIsALlamaOfTheHubs) {
+  std::ofstream(folder_ / "book.txt") << std::string(400, 'a') + "bcd efg " + std::string(400, 'b');
+  train(
+      "llama --data book.txt --out mine --steps 2 --save-every 2 --layers 1 --heads 2 "
+      "--key-value-heads 1 --width 8 --block 8");
+  expect("convert mine hub", 0, {"hub: "});
+  expect("show hub", 0, {"model.layers.0.self_attn.k_proj.weight Float [4, 8]"});
+  expect_python(R"(
+import json
+config = json.load(open("hub/config.json"))
+assert config["model_type"] == "llama" and config["hidden_size"] == 8, config
+assert config["num_key_value_heads"] == 1 and config["num_attention_heads"] == 2, config
+)");
+  expect("diff mine/step-00000002/model.safetensors hub/model.safetensors", 0, {"the same"});
+  const ShellResult generated = run("generate --model hub --tokens 1,2 --new-tokens 3 --greedy");
+  EXPECT_EQ(generated.exit_code, 0) << generated.output;
+  EXPECT_EQ(generated.output.find("1,2,"), 0u) << generated.output;
+  expect("convert hub copy", 0, {"copy: "});
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "copy/config.json"));
+}
+
 TEST_F(Converted, MistakesAreOneLine) {
   expect_python(R"(
 torch.save({"net": {"w": torch.ones(2)}, "ema": {"w": torch.zeros(2)}}, "two.pt")

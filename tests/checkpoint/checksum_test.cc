@@ -32,7 +32,7 @@ TEST(Checksum, IsThatOfZlib) {
   EXPECT_EQ(crc32_of({}, 0xcbf43926u), 0xcbf43926u);
 }
 
-// Each way to compute it against zlib's: all short lengths, from every place of a cache line.
+// Each way to compute it against zlib's tables: short lengths from every place of a cache line.
 TEST(Checksum, EveryKernelIsThatOfZlib) {
   test::Random random(7);
   const std::string text = test::random_bytes(random, 64 + 600);

@@ -1,5 +1,6 @@
 // The committed state: whole or not there, at any number of ranks, and gone at the end.
 #include <lockstep/base/error.h>
+#include <lockstep/data/loader.h>
 #include <lockstep/elastic/elastic.h>
 #include <lockstep/models/mlp.h>
 #include <lockstep/optim/adamw.h>
@@ -16,6 +17,7 @@
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <torch/data/example.h>
 #include <torch/utils.h>
 
 #include <gtest/gtest.h>
@@ -251,6 +253,65 @@ TEST(Commits, TakeTwoCopiesOfTheStateAtMost) {
     agent.begin_round(2);
   }
   EXPECT_EQ(agent.wait(), (std::vector<int>{0, 0}));
+}
+
+// Sample i is i.
+struct Counted {
+  [[nodiscard]] std::size_t size() const { return 21; }
+  [[nodiscard]] torch::data::Example<> get(std::size_t index) const {
+    return {at::full({}, static_cast<double>(index), at::kDouble), at::zeros({})};
+  }
+};
+
+// What a training has seen, in its order, through `epochs` epochs of a loader.
+double seen_by(ElasticState& state, std::int64_t epochs) {
+  models::Mlp model = made_model();
+  DistributedDataParallel ddp(model, state.group());
+  optim::AdamW adamw(ddp.parameters(), torch::optim::AdamWOptions(0.01));
+  at::Tensor seen = at::zeros({}, at::kDouble);
+  state.attach(ddp, adamw, {.tensors = {{"seen", seen}}});
+  auto loader = data::loader(Counted(), {.batch_size = 2, .seed = 3});
+  state.attach_loader(loader);
+  for (std::int64_t epoch = loader.state().epoch; epoch < epochs; ++epoch)
+    for (const auto& batch : loader.epoch(epoch)) {
+      seen.mul_(31).add_(batch.data.sum()).remainder_(1'000'003);
+      state.commit();
+    }
+  return seen.item<double>();
+}
+
+TEST(Commits, ALoaderGoesOnBehindTheBatchesThatWereCommitted) {
+  constexpr std::int64_t epochs = 40;
+  double undisturbed = 0;
+  ElasticState alone;
+  (void)elastic(alone, [&](ElasticState& inner) { undisturbed = seen_by(inner, epochs); });
+  SmallAgent agent([&] {
+    ElasticState state;
+    (void)elastic(state,
+                  [&](ElasticState& inner) { EXPECT_EQ(seen_by(inner, epochs), undisturbed); });
+    return 0;
+  });
+  agent.begin_round(1);
+  for (int round = 0; round < 3; ++round) {
+    wait_for_commits(agent);
+    std::this_thread::sleep_for(std::chrono::milliseconds(7 * round));
+    agent.kill(0);
+    agent.begin_round(1);
+  }
+  EXPECT_EQ(agent.wait(), (std::vector<int>{0}));
+}
+
+TEST(Elastic, ALoaderGoesOnBehindTheBatchesOfTheCheckpoint) {
+  const test::TemporaryFolder folder;
+  std::vector<double> seen;
+  for (const bool saves : {false, true, true}) {
+    ElasticState state(saves ? ElasticOptions{.out = folder.path(), .save_every = 4}
+                             : ElasticOptions{});
+    const std::int64_t epochs = seen.size() == 1 ? 1 : 3;
+    (void)elastic(state, [&](ElasticState& inner) { seen.push_back(seen_by(inner, epochs)); });
+  }
+  EXPECT_NE(seen[1], seen[0]);
+  EXPECT_EQ(seen[2], seen[0]) << "the checkpoint was of the 8th of 11 batches";
 }
 
 TEST(Commits, AStateOfAnotherModelIsRefusedInOneLine) {

@@ -7,6 +7,7 @@
 #include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/data/tokenizer.h>
 #include <lockstep/models/gpt.h>
+#include <lockstep/models/llama.h>
 #include <lockstep/parallel/tensor/plan.h>
 #include <lockstep/train/generation.h>
 #include <lockstep/train/task.h>
@@ -67,6 +68,8 @@ struct SavedLanguageModel {
 
 // A gpt, in evaluation mode. BadInput for another task, and as load_into().
 [[nodiscard]] models::Gpt gpt_of(const SavedModel& saved);
+// The same of a llama.
+[[nodiscard]] models::Llama llama_of(const SavedModel& saved);
 
 }  // namespace lockstep::train
 

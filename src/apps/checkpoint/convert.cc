@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <utility>
 
 namespace lockstep::apps {
@@ -78,18 +79,22 @@ checkpoint::Metadata metadata_of(const Source& source) {
   return metadata;
 }
 
-// A gpt of `lockstep train` has the names of GPT-2 already, but not the layout of its weights.
-bool is_own_gpt(const Source& source) {
+// A gpt or llama of `lockstep train`, whose metadata says so. A gpt has the names of GPT-2 already,
+// but not the layout of its weights; both lack config.json.
+std::optional<hub::LanguageModel> own_language_model(const fs::path& from, const Source& source) {
   const auto task = source.metadata.find("task");
-  return task != source.metadata.end() && task->second == "gpt";
+  if (source.config || task == source.metadata.end()) return std::nullopt;
+  if (task->second == "gpt") return train::gpt_of(train::read_model(from));
+  if (task->second == "llama") return train::llama_of(train::read_model(from));
+  return std::nullopt;
 }
 
 void write_folder(const fs::path& from, const fs::path& to, const Source& source,
                   const ConvertOptions& options) {
   const checkpoint::ShardedWriting how{.shard_bytes =
                                            static_cast<std::uint64_t>(options.shard_bytes)};
-  if (is_own_gpt(source) && !source.config)
-    hub::save_language_model(to, train::gpt_of(train::read_model(from)), how);
+  if (const auto model = own_language_model(from, source))
+    hub::save_language_model(to, *model, how);
   else
     checkpoint::write_weight_folder(to, source.model, metadata_of(source), how, source.config);
 }

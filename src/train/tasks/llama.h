@@ -24,6 +24,8 @@ class LlamaTask : public TextTask {
   [[nodiscard]] at::Tensor generate(const at::Tensor& ids, std::int64_t count,
                                     const models::GenerateOptions& options) override;
 
+  [[nodiscard]] models::Llama model() const { return model_; }
+
  private:
   void declare_shape(Settings& settings) override;
   void check_shape(const std::function<std::string(const char*)>& option) const override;
