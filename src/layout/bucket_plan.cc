@@ -39,13 +39,17 @@ std::vector<int> reverse_order(int count) { return complete_order({}, count); }
 BucketPlan plan_buckets(std::span<const PlanItem> items, std::span<const int> order,
                         PlanOptions options) {
   check_permutation(order, items.size());
-  check(options.first_bucket_bytes >= 1 && options.bucket_bytes >= 1,
-        "bucket plan: limits must be positive, found {} and {}", options.first_bucket_bytes,
-        options.bucket_bytes);
+  check(options.first_bucket_bytes >= 1 && options.bucket_bytes >= 1 && options.alone_bytes >= 1,
+        "bucket plan: limits must be positive, found {}, {} and {}", options.first_bucket_bytes,
+        options.bucket_bytes, options.alone_bytes);
   std::vector<OpenBucket> open;
   std::vector<OpenBucket> closed;
   for (std::size_t place = 0; place < order.size(); ++place) {
     const PlanItem& item = items[static_cast<std::size_t>(order[place])];
+    if (item.bytes >= options.alone_bytes) {
+      closed.push_back({item.kind, {order[place]}, item.bytes, place});
+      continue;
+    }
     OpenBucket& bucket = bucket_for(item, open);
     bucket.items.push_back(order[place]);
     bucket.bytes += item.bytes;

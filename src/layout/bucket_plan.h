@@ -4,11 +4,12 @@
 // A bucket fills up in the order in which gradients become ready; it is closed when it has reached
 // its limit, so it may exceed it by part of its last parameter. The first bucket is small, so that
 // communication begins early. Parameters of another kind fill a bucket of their own, and where
-// kinds alternate each keeps its bucket open. Buckets come in the order in which their last
-// parameters become ready.
+// kinds alternate each keeps its bucket open. A large parameter is a bucket of its own. Buckets
+// come in the order in which their last parameters become ready.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,7 +24,9 @@ struct PlanItem {
 
 struct PlanOptions {
   std::int64_t first_bucket_bytes = std::int64_t{1} << 20;  // 1 MiB
-  std::int64_t bucket_bytes = std::int64_t{25} << 20;       // 25 MiB; both at least 1
+  std::int64_t bucket_bytes = std::int64_t{25} << 20;       // 25 MiB
+  // From so many bytes on a parameter is a bucket of its own. All at least 1.
+  std::int64_t alone_bytes = std::numeric_limits<std::int64_t>::max();
 };
 
 // Item numbers, bucket by bucket, in the order given within each.

@@ -29,6 +29,15 @@ TEST(BucketPlan, AParameterLargerThanTheCapClosesItsBucket) {
             (BucketPlan{{2, 1}, {0}}));
 }
 
+TEST(BucketPlan, ALargeParameterIsABucketOfItsOwn) {
+  auto items = floats({40, 40, 200, 40, 199, 200});
+  EXPECT_EQ(plan_buckets(items, reverse_order(6),
+                         {.first_bucket_bytes = 10, .bucket_bytes = 200, .alone_bytes = 200}),
+            (BucketPlan{{5}, {4, 3}, {2}, {1, 0}}));
+  EXPECT_EQ(plan_buckets(items, reverse_order(6), {.alone_bytes = 1}).size(), 6U);
+  EXPECT_THROW((void)plan_buckets(items, reverse_order(6), {.alone_bytes = 0}), InvalidArgument);
+}
+
 TEST(BucketPlan, FollowsTheOrderItIsGiven) {
   auto items = floats({40, 40, 40});
   std::vector<int> order = {1, 2, 0};

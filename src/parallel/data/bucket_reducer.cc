@@ -8,7 +8,10 @@ namespace lockstep::data_parallel {
 namespace {
 
 layout::PlanOptions limits_of(const DataParallelOptions& options) {
-  return {.first_bucket_bytes = options.first_bucket_bytes, .bucket_bytes = options.bucket_bytes};
+  layout::PlanOptions limits{.first_bucket_bytes = options.first_bucket_bytes,
+                             .bucket_bytes = options.bucket_bytes};
+  if (!options.hook) limits.alone_bytes = options.in_place_bytes;
+  return limits;
 }
 
 }  // namespace
@@ -35,8 +38,7 @@ void BucketReducer::begin_reduction() {
 
 void BucketReducer::accept(int i) {
   used_[static_cast<std::size_t>(i)] = true;
-  buckets_.fill(i);
-  buckets_.adopt(i);
+  buckets_.take(i);
   buckets_.ready(i);
 }
 
@@ -46,10 +48,10 @@ bool BucketReducer::contribute_absent(int i) {
   bool had_a_part = used_[static_cast<std::size_t>(i)] && (finds_unused || gradient.defined());
   at::Tensor values;
   if (buckets_.holds_gradient(i) && !had_a_part) values = gradient.clone();
-  buckets_.fill(i);
   if (had_a_part) {
-    buckets_.adopt(i);
+    buckets_.take(i);
   } else {
+    buckets_.fill(i);
     absent_.push_back({i, std::move(values)});
   }
   return had_a_part;
@@ -80,6 +82,12 @@ void BucketReducer::publish(const parallel::StepStatus& all) {
     }
   }
   forget_uses();
+  buckets_.finish();
+}
+
+void BucketReducer::discard(bool /*failed*/) {
+  forget_uses();
+  buckets_.finish();
 }
 
 void BucketReducer::post_failure(const parallel::StepStatus& own) {

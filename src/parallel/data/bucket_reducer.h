@@ -1,7 +1,7 @@
 // BucketReducer: gradients are averaged in buckets, and every rank has all averages.
 //
 // After the first step the buckets are laid out in the order in which rank 0's gradients became
-// ready. What is averaged lies in the buckets and is each parameter's .grad.
+// ready. What is averaged is each parameter's .grad.
 #pragma once
 
 #include "parallel/data/gradient_buckets.h"
@@ -43,7 +43,7 @@ class BucketReducer final : public parallel::Reducer {
   }
   void scale_averages(double factor) override { factor_ = factor; }
   void publish(const parallel::StepStatus& all) override;
-  void discard(bool /*failed*/) override { forget_uses(); }
+  void discard(bool failed) override;
   void post_failure(const parallel::StepStatus& own) override;
   void end_failed_backward() override {}
   void clear_gradients(bool set_to_none) override {

@@ -33,6 +33,7 @@ std::vector<std::string> describe(const modules::ModuleTensors& tensors,
   std::vector<std::string> lines = {
       formatted("option bucket_bytes = {}", options.bucket_bytes),
       formatted("option first_bucket_bytes = {}", options.first_bucket_bytes),
+      formatted("option in_place_bytes = {}", options.in_place_bytes),
       formatted("option find_unused_parameters = {}", options.find_unused_parameters),
       formatted("option static_graph = {}", options.static_graph),
       formatted("option broadcast_buffers = {}", options.broadcast_buffers)};
@@ -94,9 +95,9 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> module, 
       mesh_(std::move(mesh)),
       ignored_(options.ignored),
       hook_(options.hook) {
-  check(options.bucket_bytes >= 1 && options.first_bucket_bytes >= 1,
-        "DistributedDataParallel: bucket sizes must be positive, found {} and {} bytes",
-        options.bucket_bytes, options.first_bucket_bytes);
+  check(options.bucket_bytes >= 1 && options.first_bucket_bytes >= 1 && options.in_place_bytes >= 1,
+        "DistributedDataParallel: bucket sizes must be positive, found {}, {} and {} bytes",
+        options.bucket_bytes, options.first_bucket_bytes, options.in_place_bytes);
   CallOptions call{.tag = "DistributedDataParallel", .timeout = options.timeout};
   modules::ModuleTensors tensors = modules::tensors_of(*module_, options.ignored);
   modules::check_same_lines(group_, describe(tensors, options), call);

@@ -9,6 +9,7 @@
 #include <ATen/ops/real.h>
 #include <ATen/ops/view_as_real.h>
 
+#include <algorithm>
 #include <exception>
 #include <string>
 #include <utility>
@@ -32,58 +33,85 @@ GradientBuckets::GradientBuckets(Group& group, std::vector<NamedParameter> param
                                  std::shared_ptr<CommunicationHook> hook)
     : group_(&group),
       parameters_(std::move(parameters)),
+      limits_(limits),
       plan_(plan_for(parameters_, order, limits)),
       timeout_(timeout),
       hook_(std::move(hook)),
       places_(parameters_.size()),
+      in_place_(plan_.size()),
       status_(parameters_.size()) {
   for (const NamedParameter& parameter : parameters_) specs_.push_back(modules::spec_of(parameter));
   for (std::size_t number = 0; number < plan_.size(); ++number) lay_out(number);
 }
 
 void GradientBuckets::lay_out(std::size_t number) {
-  std::vector<layout::TensorSpec> specs;
+  int entry = 0;
   for (int i : plan_[number]) {
     place(i).bucket = number;
-    place(i).entry = static_cast<int>(specs.size());
-    specs.push_back(specs_[static_cast<std::size_t>(i)]);
+    place(i).entry = entry++;
   }
   if (!lays_out()) return;
-  std::string name =
-      formatted("bucket {} ({} ... {})", number, specs.front().name, specs.back().name);
-  if (number + 1 == plan_.size() && hook_ == nullptr)
+  devices_.push_back(parameter(plan_[number].front()).device());
+  buckets_.emplace_back();
+  if (!is_alone(number)) bucket(number);
+}
+
+std::string GradientBuckets::name_of(std::size_t number) const {
+  const std::vector<int>& numbers = plan_[number];
+  return formatted("bucket {} ({} ... {})", number,
+                   specs_[static_cast<std::size_t>(numbers.front())].name,
+                   specs_[static_cast<std::size_t>(numbers.back())].name);
+}
+
+bool GradientBuckets::is_alone(std::size_t number) const {
+  const layout::TensorSpec& spec = specs_[static_cast<std::size_t>(plan_[number].front())];
+  return c10::multiply_integers(spec.sizes) * spec.dtype.bytes >= limits_.alone_bytes;
+}
+
+parallel::Bucket& GradientBuckets::bucket(std::size_t number) {
+  std::optional<parallel::Bucket>& made = buckets_[number];
+  if (made) return *made;
+  std::vector<layout::TensorSpec> specs;
+  for (int i : plan_[number]) specs.push_back(specs_[static_cast<std::size_t>(i)]);
+  if (number + 1 == plan_.size() && status_rides())
     specs.push_back({"status", {status_.size()}, specs.front().dtype, nullptr});
-  const at::Tensor& first = parameter(plan_[number].front());
-  buckets_.emplace_back(*group_, layout::FlatLayout(specs), first.scalar_type(), first.device(),
-                        std::move(name));
+  return made.emplace(*group_, layout::FlatLayout(specs),
+                      parameter(plan_[number].front()).scalar_type(), devices_[number],
+                      name_of(number));
+}
+
+at::Tensor GradientBuckets::reduced(std::size_t number) {
+  if (in_place_[number].defined()) return in_place_[number];
+  const parallel::Bucket& own = bucket(number);
+  // Other ranks may reduce it where it is, without padding.
+  return is_alone(number) ? own.reducible().narrow(0, 0, own.layout().entry(0).numel)
+                          : own.reducible();
 }
 
 bool GradientBuckets::fit() const {
-  for (const std::vector<int>& numbers : plan_) {
-    c10::Device device = buckets_.empty() ? c10::Device(c10::kCPU)
-                                          : buckets_[&numbers - plan_.data()].flat().device();
-    for (int i : numbers) {
-      const layout::TensorSpec& spec = specs_[static_cast<std::size_t>(i)];
-      if (modules::spec_of(parameter(i).scalar_type()) != spec.dtype ||
-          parameter(i).sizes() != spec.sizes)
-        return false;
-      if (!buckets_.empty() && parameter(i).device() != device) return false;
-    }
+  for (int i = 0; i < static_cast<int>(parameters_.size()); ++i) {
+    const layout::TensorSpec& spec = specs_[static_cast<std::size_t>(i)];
+    if (modules::spec_of(parameter(i).scalar_type()) != spec.dtype ||
+        parameter(i).sizes() != spec.sizes)
+      return false;
+    std::size_t number = places_[static_cast<std::size_t>(i)].bucket;
+    if (!buckets_.empty() && parameter(i).device() != devices_[number]) return false;
   }
   return true;
 }
 
 const at::Tensor& GradientBuckets::view(int i) {
   auto& [number, entry, view] = place(i);
-  const parallel::Bucket& bucket = buckets_[number];
-  if (!bucket.holds(entry, view, parameter(i))) view = bucket.view(entry, parameter(i));
+  const parallel::Bucket& own = bucket(number);
+  if (!own.holds(entry, view, parameter(i))) view = own.view(entry, parameter(i));
   return view;
 }
 
 bool GradientBuckets::holds_gradient(int i) const {
   if (buckets_.empty()) return false;
   const Place& place = places_[static_cast<std::size_t>(i)];
-  return buckets_[place.bucket].holds(place.entry, parameter(i).grad(), parameter(i));
+  const std::optional<parallel::Bucket>& own = buckets_[place.bucket];
+  return own && own->holds(place.entry, parameter(i).grad(), parameter(i));
 }
 
 void GradientBuckets::fill(int i) {
@@ -92,7 +120,7 @@ void GradientBuckets::fill(int i) {
   if (gradient.defined()) {
     // A gradient may lie in the bucket otherwise than its place does: the parameter's strides have
     // changed, or the user has moved it there.
-    bool overlaps = gradient.is_alias_of(buckets_[place(i).bucket].flat());
+    bool overlaps = gradient.is_alias_of(bucket(place(i).bucket).flat());
     view(i).copy_(overlaps ? gradient.clone() : gradient);
   } else {
     view(i).zero_();
@@ -102,6 +130,39 @@ void GradientBuckets::fill(int i) {
 void GradientBuckets::adopt(int i) {
   if (buckets_.empty() || holds_gradient(i)) return;
   parameter(i).mutable_grad() = dispatch::as_part_like(view(i), parameter(i));
+}
+
+// One tensor beside .grad has the memory while the hook runs: the one that autograd has made it
+// from. More may be another parameter's gradient.
+bool GradientBuckets::can_be_reduced_in_place(int i) const {
+  const at::Tensor& like = parameter(i);
+  const at::Tensor& gradient = like.grad();
+  if (!gradient.defined() || gradient.layout() != at::kStrided || gradient.is_complex() ||
+      gradient.is_neg() || holds_gradient(i))
+    return false;
+  if (gradient.scalar_type() != like.scalar_type() || gradient.device() != like.device() ||
+      gradient.sizes() != like.sizes() || gradient.strides() != like.strides() ||
+      !like.is_non_overlapping_and_dense())
+    return false;
+  if (dispatch::parts_of(like) != nullptr || dispatch::parts_of(gradient) != nullptr) return false;
+  if (gradient.storage().use_count() > 2) return false;
+  return std::ranges::none_of(in_place_, [&](const at::Tensor& other) {
+    return other.defined() && other.is_alias_of(gradient);
+  });
+}
+
+void GradientBuckets::take(int i) {
+  if (buckets_.empty()) return;
+  std::size_t number = place(i).bucket;
+  if (is_alone(number) && can_be_reduced_in_place(i)) {
+    const at::Tensor& gradient = parameter(i).grad();
+    in_place_[number] =
+        at::empty({0}, gradient.options())
+            .set_(gradient.storage(), gradient.storage_offset(), {gradient.numel()}, {1});
+    return;
+  }
+  fill(i);
+  adopt(i);
 }
 
 void GradientBuckets::take_over(const GradientBuckets& old) {
@@ -121,23 +182,25 @@ void GradientBuckets::begin() {
   awaited_.clear();
   for (const std::vector<int>& numbers : plan_) awaited_.push_back(numbers.size());
   posted_ = 0;
+  finish();
 }
 
 void GradientBuckets::ready(int i) {
   --awaited_[place(i).bucket];
-  std::size_t ready = awaited_.size() - (hook_ == nullptr ? 1 : 0);
+  std::size_t ready = awaited_.size() - (status_rides() ? 1 : 0);
   while (posted_ < ready && awaited_[posted_] == 0) post_next();
 }
 
 void GradientBuckets::post_rest(const parallel::StepStatus& own) {
   status_ = own;
-  if (!buckets_.empty() && hook_ == nullptr) status_place().copy_(status_.tensor());
+  bool rides = !buckets_.empty() && status_rides();
+  if (rides) status_place().copy_(status_.tensor());
   while (posted_ < plan_.size()) post_next();
-  if (hook_ != nullptr && !buckets_.empty()) post_status();
+  if (!buckets_.empty() && !rides) post_status();
 }
 
 void GradientBuckets::post_status() {
-  status_sum_ = status_.tensor().clone().to(buckets_.back().flat().device());
+  status_sum_ = status_.tensor().clone().to(devices_.back());
   works_.push_back(
       group_->all_reduce(status_sum_, Op::sum, {.tag = "status", .timeout = timeout_}));
 }
@@ -145,13 +208,13 @@ void GradientBuckets::post_status() {
 void GradientBuckets::post_next() {
   std::size_t number = posted_++;
   if (buckets_.empty()) return;
-  const parallel::Bucket& bucket = buckets_[number];
   if (hook_ != nullptr) {
-    run_hook([&] { futures_.push_back(hook_->run(bucket_of_hook(number), *group_)); }, bucket);
+    run_hook([&] { futures_.push_back(hook_->run(bucket_of_hook(number), *group_)); },
+             bucket(number));
     return;
   }
-  works_.push_back(group_->all_reduce(bucket.reducible(), Op::average,
-                                      {.tag = bucket.name(), .timeout = timeout_}));
+  works_.push_back(group_->all_reduce(reduced(number), Op::average,
+                                      {.tag = name_of(number), .timeout = timeout_}));
 }
 
 void GradientBuckets::wait() {
@@ -170,7 +233,7 @@ void GradientBuckets::run_hook(const std::function<void()>& run, const parallel:
 }
 
 GradientBucket GradientBuckets::bucket_of_hook(std::size_t number) const {
-  const parallel::Bucket& bucket = buckets_[number];
+  const parallel::Bucket& bucket = *buckets_[number];
   auto places = std::make_shared<std::vector<GradientBucket::Place>>();
   for (std::size_t entry = 0; entry < plan_[number].size(); ++entry) {
     const NamedParameter& named = parameters_[static_cast<std::size_t>(plan_[number][entry])];
@@ -192,11 +255,11 @@ void GradientBuckets::finish_hook() {
   while (goes_on) {
     goes_on = false;
     for (std::size_t i = 0; i < futures_.size(); ++i)
-      run_hook([&] { goes_on = futures_[i].advance() || goes_on; }, buckets_[i]);
+      run_hook([&] { goes_on = futures_[i].advance() || goes_on; }, bucket(i));
   }
   std::vector<BucketFuture> futures = std::exchange(futures_, {});
   for (std::size_t i = 0; i < futures.size(); ++i)
-    run_hook([&] { take_result(buckets_[i], futures[i].values()); }, buckets_[i]);
+    run_hook([&] { take_result(bucket(i), futures[i].values()); }, bucket(i));
 }
 
 void GradientBuckets::take_result(const parallel::Bucket& bucket, const at::Tensor& values) const {
@@ -208,7 +271,7 @@ void GradientBuckets::take_result(const parallel::Bucket& bucket, const at::Tens
 }
 
 void GradientBuckets::scale(double factor) {
-  for (const parallel::Bucket& bucket : buckets_) bucket.reducible().mul_(factor);
+  for (std::size_t number = 0; number < buckets_.size(); ++number) reduced(number).mul_(factor);
 }
 
 void GradientBuckets::abandon_hook() {
@@ -219,7 +282,7 @@ void GradientBuckets::abandon_hook() {
 parallel::StepStatus GradientBuckets::status() const {
   parallel::StepStatus all = status_;
   if (buckets_.empty()) return all;
-  if (hook_ != nullptr) {
+  if (!status_rides()) {
     all.tensor().copy_(status_sum_);
     return all;
   }
@@ -229,7 +292,7 @@ parallel::StepStatus GradientBuckets::status() const {
 }
 
 at::Tensor GradientBuckets::status_place() const {
-  const parallel::Bucket& last = buckets_.back();
+  const parallel::Bucket& last = *buckets_.back();
   return last.view(static_cast<int>(last.layout().entries().size()) - 1);
 }
 

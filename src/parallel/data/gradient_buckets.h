@@ -6,6 +6,10 @@
 // exception, for no message of its own. So the last bucket is posted when backward() has ended. In
 // a group of one rank nothing is laid out or copied; only the status remains.
 //
+// A gradient that the plan lets alone is reduced where autograd has put it, if it has that memory
+// to itself; else it is copied into a bucket, which is made then. Where that is the last bucket it
+// is posted as soon as it is ready, and the status is a call of its own.
+//
 // With a communication hook, buckets go through it, on one rank too, and the status is a call of
 // its own behind the first calls of all buckets. Later steps of the hook run when all ranks' status
 // is known to be good, so that a rank whose backward() has failed need not take part in them.
@@ -48,6 +52,8 @@ class GradientBuckets {
   void fill(int i);
   // Points .grad of i at its place.
   void adopt(int i);
+  // Both, but for a gradient that is reduced where it is.
+  void take(int i);
   [[nodiscard]] bool holds_gradient(int i) const;
   // Every .grad that is a place of `old` becomes one of these, with the same values.
   void take_over(const GradientBuckets& old);
@@ -68,6 +74,8 @@ class GradientBuckets {
   void finish_hook();
   // Multiplies all that lies in buckets.
   void scale(double factor);
+  // Lets go of gradients that were reduced where they are; before the step is over.
+  void finish() { in_place_.assign(plan_.size(), at::Tensor()); }
   // Blocks for what the hook has posted in a step that has failed.
   void abandon_hook();
   // What all ranks say; after that.
@@ -80,6 +88,15 @@ class GradientBuckets {
     at::Tensor view;  // what is given out as .grad
   };
   void lay_out(std::size_t number);
+  [[nodiscard]] std::string name_of(std::size_t number) const;
+  [[nodiscard]] bool is_alone(std::size_t number) const;
+  [[nodiscard]] bool status_rides() const {
+    return hook_ == nullptr && !is_alone(plan_.size() - 1);
+  }
+  [[nodiscard]] parallel::Bucket& bucket(std::size_t number);
+  // What a step posts of a bucket.
+  [[nodiscard]] at::Tensor reduced(std::size_t number);
+  [[nodiscard]] bool can_be_reduced_in_place(int i) const;
   [[nodiscard]] const at::Tensor& view(int i);
   [[nodiscard]] Place& place(int i) { return places_[static_cast<std::size_t>(i)]; }
   [[nodiscard]] const at::Tensor& parameter(int i) const {
@@ -97,14 +114,19 @@ class GradientBuckets {
   Group* group_;
   std::vector<NamedParameter> parameters_;
   std::vector<layout::TensorSpec> specs_;
+  layout::PlanOptions limits_;
   layout::BucketPlan plan_;
   std::optional<Duration> timeout_;
   std::shared_ptr<CommunicationHook> hook_;
-  std::vector<parallel::Bucket> buckets_;  // empty in a group of one rank without a hook
-  std::vector<Place> places_;              // a parameter each
+  // Empty in a group of one rank without a hook. Absent: of a gradient that was never copied.
+  std::vector<std::optional<parallel::Bucket>> buckets_;
+  std::vector<c10::Device> devices_;  // a bucket each
+  std::vector<Place> places_;         // a parameter each
 
   std::vector<std::size_t> awaited_;  // gradients that each bucket still lacks
   std::size_t posted_ = 0;            // buckets
+  // By bucket: what is reduced instead of it, in one dimension; undefined: nothing.
+  std::vector<at::Tensor> in_place_;
   std::vector<Work> works_;
   std::vector<BucketFuture> futures_;  // of the hook, a bucket each
   parallel::StepStatus status_;

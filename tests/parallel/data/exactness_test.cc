@@ -50,17 +50,23 @@ void expect_equal(const std::vector<at::Tensor>& expected, DistributedDataParall
 
 class Exactness : public testing::TestWithParam<Ranks> {};
 
-TEST_P(Exactness, EqualsOneProcessBitForBit) {
+// Buckets only, some gradients in place, all of them.
+class ExactInPlace : public testing::TestWithParam<std::tuple<Ranks, std::int64_t>> {};
+
+TEST_P(ExactInPlace, EqualsOneProcessBitForBit) {
+  const auto& [ranks, bytes] = GetParam();
+  const std::int64_t in_place_bytes = bytes;
   constexpr int steps = 3;
   for (const Problem& problem : problems()) {
     for (int parts : {1, 2}) {
       at::set_num_threads(1);
-      auto expected = one_process(problem, GetParam().size, parts, steps);
-      run_group(GetParam().engine, GetParam().size, [&](Group group) {
+      auto expected = one_process(problem, ranks.size, parts, steps);
+      run_group(ranks.engine, ranks.size, [&](Group group) {
         auto model = problem.make();
         fill_parameters(*model, group.is_root() ? 5 : 99);
-        DistributedDataParallel ddp(model, group,
-                                    {.bucket_bytes = 2000, .first_bucket_bytes = 300});
+        DistributedDataParallel ddp(
+            model, group,
+            {.bucket_bytes = 2000, .first_bucket_bytes = 300, .in_place_bytes = in_place_bytes});
         torch::optim::SGD sgd(ddp.parameters(), 0.1);
         for (int step = 0; step < steps; ++step) {
           ddp.zero_grad();
@@ -149,6 +155,11 @@ TEST_P(Exactness, ReducedPrecisionIsAveragedInFloatAndRoundedOnce) {
     });
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(All, ExactInPlace,
+                         testing::Combine(testing::ValuesIn(ranks_of({Engine::local, Engine::shm},
+                                                                     {1, 2, 3, 4, 5})),
+                                          testing::Values(1 << 20, 600, 1)));
 
 INSTANTIATE_TEST_SUITE_P(All, Exactness,
                          testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3, 4, 5})),

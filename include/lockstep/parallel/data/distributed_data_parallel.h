@@ -12,8 +12,9 @@
 // How: every parameter that requires a gradient gets a hook that runs when its gradient is
 // complete. Gradients lie in buckets in memory that the ranks of a host share; a
 // bucket is reduced when all of it is there and the buckets before it are on their way, the last
-// one when backward() has ended. It returns when all are reduced. See naive.h for the same in ten
-// lines.
+// one when backward() has ended. A large gradient is a bucket of its own, reduced where autograd
+// has put it, without a copy. backward() returns when all are reduced. See naive.h for the same in
+// ten lines.
 //
 // The average: the sum over ranks in the group's fixed order, divided once by its size. On `local`
 // and `shm` that is bit for bit what one process gets that computes each rank's micro-batch alone
@@ -25,8 +26,10 @@
 // backward(create_graph=true) outside no_sync() is refused (InvalidArgument): an average over ranks
 // has no derivative here.
 //
-// Gradients are aliases of buckets after the first averaged backward(): a tensor kept from
-// parameter.grad() sees the next step's values. zero_grad(), gradients set to none, gradients
+// Small gradients are aliases of buckets after the first averaged backward(): a tensor kept from
+// parameter.grad() sees the next step's values. A large one is the tensor that autograd has made,
+// and what shares its memory sees the average, too; where several gradients share memory, each is
+// averaged in a copy. zero_grad(), gradients set to none, gradients
 // replaced by the user, set_data(), to(dtype) and load() between steps are all seen at the next
 // backward(); what changes dtypes or sizes must happen on every rank.
 //
@@ -73,6 +76,8 @@ struct DataParallelOptions {
   // Equal on all ranks.
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
   std::int64_t first_bucket_bytes = std::int64_t{1} << 20;
+  // From so many bytes on a gradient is a bucket of its own, without a copy. Not with a hook.
+  std::int64_t in_place_bytes = std::int64_t{1} << 20;
   // Parameters may have no part in a backward(). Such a parameter contributes its present .grad, or
   // zeros; one that no rank used since the last averaged backward() keeps its .grad as it was,
   // undefined too. Costs overlap: what comes after an unused parameter waits for the end of
