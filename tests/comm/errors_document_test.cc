@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <regex>
 #include <set>
@@ -119,9 +120,11 @@ class ErrorsDocument : public testing::TestWithParam<test::Target> {};
 TEST_P(ErrorsDocument, ShowsTheSentencesOf) {
   const auto shown = document();
   test::MpirunWorlds worlds;
+  // Its subject is words: a rank that a slow machine holds up for a second must not be in them.
+  constexpr auto deadline = std::chrono::seconds(3);
   for (auto misdeed : test::all_misdeeds()) {
-    const auto outcome =
-        test::inject({.target = GetParam(), .misdeed = misdeed, .seed = 20}, worlds);
+    const auto outcome = test::inject(
+        {.target = GetParam(), .misdeed = misdeed, .seed = 20, .deadline = deadline}, worlds);
     ASSERT_TRUE(outcome.named_rightly) << outcome.problem;
     for (const auto& told : outcome.texts) {
       const auto text = without_next_call(told);

@@ -133,7 +133,7 @@ TEST(ArenaTensors, AChildOfABusyProcessMakesAndEndsThem) {
   alone([] {
     auto arena = std::make_shared<Arena>(64 * mebibyte);
     std::optional<ArenaTensors> tensors(std::in_place, arena, 64 * mebibyte);
-    // LibTorch looks an operation up when it is first used, and a child must not find that half done.
+    // LibTorch looks an operation up at its first use, which a child must not find half done.
     (void)bytes_tensor(ArenaTensors::least_bytes);
     std::atomic<bool> done{false};
     std::thread busy([&] {
