@@ -13,57 +13,17 @@ import signal
 import tempfile
 import time
 
-from support import Process, build_folder, end_all, environment, expect, expect_words, fail, lockstep, run, shown
+from elastic_support import kill_one, model_of, train_program, training, wait_for
+from support import Process, end_all, environment, expect, expect_words, lockstep, run, shown
 
 KILLS = int(os.environ.get("LOCKSTEP_ELASTIC_KILLS", "6"))
 PAUSE = float(os.environ.get("LOCKSTEP_ELASTIC_PAUSE", "0.7"))
-MODEL = ("--layers 2 --heads 2 --width 32 --block 16 --batch 12 --slots 6 --dropout 0.1 --warmup 10 --log-every 5 "
-         "--eval-every 200 --eval-batches 1 --save-every 300").split()
-
-
-def train_program():
-    return str(build_folder() / "bin/lockstep-train")
-
-
-def training(folder, name, steps, *more):
-    where = ["--data", str(folder / "text.txt"), "--out", str(folder / name)]
-    return ["gpt", *where, "--steps", str(steps), "--elastic", *MODEL, *more]
-
-
-def model_of(folder, name):
-    return (folder / name / "model.safetensors").read_bytes()
 
 
 def goodput_in(output):
     found = re.findall(r"goodput=([0-9.]+)", output)
     expect(found, "no goodput= in", output)
     return float(found[-1])
-
-
-def workers_of(process):
-    """The processes that a launcher has started as workers."""
-    found = []
-    for folder in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            stat = (folder / "stat").read_text()
-            if int(stat[stat.rindex(") ") + 2:].split()[1]) != process.pid:
-                continue
-            if b"\0LOCKSTEP_WORKER=" in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-        except (OSError, ValueError):
-            continue  # it has just ended
-    return found
-
-
-def kill_one(process, number=signal.SIGKILL):
-    workers = workers_of(process)
-    if not workers:
-        return False
-    try:
-        os.kill(random.choice(workers), number)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def undisturbed(folder, steps):
@@ -127,17 +87,10 @@ def no_room_in_memory(folder, steps):
     expect(model_of(folder, "memoryless") == model_of(folder, "calm"), "another model without commits", output)
 
 
-def wait_for(path, seconds=60):
-    end = time.monotonic() + seconds
-    while not path.exists():
-        if time.monotonic() > end:
-            fail(f"{path} does not appear")
-        time.sleep(0.02)
-
-
 def main():
     random.seed(17)
     folder = pathlib.Path(tempfile.mkdtemp())
+    os.environ["LOCKSTEP_COMMITS"] = memory = tempfile.mkdtemp(dir="/dev/shm")  # no other test's
     (folder / "text.txt").write_text("abacus banana cab " * 300)
     steps = 1000
     try:
@@ -152,11 +105,12 @@ def main():
             stopped(folder, steps)
             agent_killed(folder, steps)
             no_room_in_memory(folder, steps)
-        left = [path for path in pathlib.Path("/dev/shm").glob(f"lockstep-commits-{os.getuid()}/*")]
+        left = [path for path in pathlib.Path(memory).glob(f"lockstep-commits-{os.getuid()}/*")]
         expect(not left, f"left in memory: {left}")
     finally:
         end_all()
         shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(memory, ignore_errors=True)
 
 
 main()

@@ -29,8 +29,10 @@
 //
 // Memory: each host has two copies of the state (parameters, the optimizer's state, own tensors)
 // in files in /dev/shm (or where LOCKSTEP_COMMITS says), whatever the number of ranks and rounds.
-// They go with the end of the training or of the agent. A group on several hosts keeps nothing
-// there: it goes back to its newest checkpoint.
+// They go with the end of the training or of the agent. On several hosts each has the whole state,
+// and any that is left is enough; of buffers in which ranks differ it has those of its lowest rank.
+// Where no host has the whole (a model sharded over hosts, ignored tensors) nothing is kept there,
+// and the group goes back to its newest checkpoint.
 #pragma once
 
 #include <lockstep/base/deadline.h>
