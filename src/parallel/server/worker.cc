@@ -304,15 +304,14 @@ std::shared_ptr<torch::nn::Module> given(std::shared_ptr<torch::nn::Module> modu
 
 }  // namespace
 
-Worker::Worker(std::shared_ptr<torch::nn::Module> module, Meeting meeting,
-               std::optional<int> number, WorkerOptions options)
-    : impl_(std::make_unique<Impl>(given(std::move(module)), std::move(meeting), number,
-                                   std::move(options))) {}
+Worker::Worker(std::shared_ptr<torch::nn::Module> module, const Meeting& meeting,
+               std::optional<int> number, const WorkerOptions& options)
+    : impl_(std::make_unique<Impl>(given(std::move(module)), meeting, number, options)) {}
 
-Worker::Worker(torch::nn::Module& module, Meeting meeting, std::optional<int> number,
-               WorkerOptions options)
-    : Worker(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &module),
-             std::move(meeting), number, std::move(options)) {}
+Worker::Worker(torch::nn::Module& module, const Meeting& meeting, std::optional<int> number,
+               const WorkerOptions& options)
+    : Worker(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &module), meeting, number,
+             options) {}
 
 Worker::~Worker() = default;
 

@@ -130,21 +130,20 @@ std::int64_t ContextParallel::scores() const {
 }
 
 ContextParallel context_parallel(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
-                                 ContextParallelOptions options) {
-  return ContextParallel(
-      std::make_shared<ContextParallelState>(std::move(module), mesh, std::move(options)));
+                                 const ContextParallelOptions& options) {
+  return ContextParallel(std::make_shared<ContextParallelState>(std::move(module), mesh, options));
 }
 
 ContextParallel context_parallel(torch::nn::Module& module, const Mesh& mesh,
-                                 ContextParallelOptions options) {
+                                 const ContextParallelOptions& options) {
   return context_parallel(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &module),
-                          mesh, std::move(options));
+                          mesh, options);
 }
 
 ContextParallel context_parallel(torch::nn::Module& module, Group group,
-                                 ContextParallelOptions options) {
+                                 const ContextParallelOptions& options) {
   const int ranks = group.size();
-  return context_parallel(module, Mesh(std::move(group), {{"cp", ranks}}), std::move(options));
+  return context_parallel(module, Mesh(std::move(group), {{"cp", ranks}}), options);
 }
 
 }  // namespace lockstep

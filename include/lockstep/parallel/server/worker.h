@@ -70,19 +70,18 @@ class [[nodiscard]] Worker {
   // worker. InvalidArgument for a number that is not there; BadInput when another worker has it;
   // Timeout naming the servers that are missing; Mismatch, with both, when servers were given
   // different options, or workers different parameters.
-  Worker(std::shared_ptr<torch::nn::Module> module, Meeting meeting, std::optional<int> number,
-         WorkerOptions options = {});
-  Worker(torch::nn::Module& module, Meeting meeting, std::optional<int> number,
-         WorkerOptions options = {});
+  Worker(std::shared_ptr<torch::nn::Module> module, const Meeting& meeting,
+         std::optional<int> number, const WorkerOptions& options = {});
+  Worker(torch::nn::Module& module, const Meeting& meeting, std::optional<int> number,
+         const WorkerOptions& options = {});
   // What TORCH_MODULE makes.
   template <typename Holder>
     requires requires(const Holder& holder) {
       { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
     }
-  Worker(const Holder& holder, Meeting meeting, std::optional<int> number,
-         WorkerOptions options = {})
-      : Worker(std::shared_ptr<torch::nn::Module>(holder.ptr()), std::move(meeting), number,
-               std::move(options)) {}
+  Worker(const Holder& holder, const Meeting& meeting, std::optional<int> number,
+         const WorkerOptions& options = {})
+      : Worker(std::shared_ptr<torch::nn::Module>(holder.ptr()), meeting, number, options) {}
   // Leaves in order, unless an exception unwinds the stack.
   ~Worker();
   Worker(const Worker&) = delete;

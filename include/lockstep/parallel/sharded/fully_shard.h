@@ -60,7 +60,6 @@
 #include <concepts>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #pragma GCC visibility push(default)
@@ -156,7 +155,7 @@ template <typename Holder, typename Ranks>
   }
 ShardedModule fully_shard(const Holder& holder, const Ranks& ranks,
                           const ShardOptions& options = {}) {
-  return fully_shard(std::shared_ptr<torch::nn::Module>(holder.ptr()), ranks, std::move(options));
+  return fully_shard(std::shared_ptr<torch::nn::Module>(holder.ptr()), ranks, options);
 }
 
 }  // namespace lockstep

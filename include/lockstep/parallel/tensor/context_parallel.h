@@ -103,14 +103,14 @@ class [[nodiscard]] ContextParallel : public Handle {
 // refuses.
 // Mismatch when ranks have different models or options. The module must outlive the handle.
 [[nodiscard]] ContextParallel context_parallel(torch::nn::Module& module, Group group,
-                                               ContextParallelOptions options = {});
+                                               const ContextParallelOptions& options = {});
 // On mesh["cp"] and mesh["tp"]. With `tp` before `cp` attention by heads needs no other collective.
 [[nodiscard]] ContextParallel context_parallel(torch::nn::Module& module, const Mesh& mesh,
-                                               ContextParallelOptions options = {});
+                                               const ContextParallelOptions& options = {});
 // Shares ownership.
 [[nodiscard]] ContextParallel context_parallel(std::shared_ptr<torch::nn::Module> module,
                                                const Mesh& mesh,
-                                               ContextParallelOptions options = {});
+                                               const ContextParallelOptions& options = {});
 
 }  // namespace lockstep
 
