@@ -143,6 +143,7 @@ class Meeting {
 
  private:
   [[nodiscard]] std::string key(int rank) const { return formatted("{}rank/{}", prefix_, rank); }
+  [[nodiscard]] sys::FileDescriptor connected(const Published& peer) const;
   void connect_to(int rank);
   void accept_higher();
   void ask_store() const;
@@ -184,11 +185,25 @@ void Meeting::run() {
   }
 }
 
+// One that has published its name listens until it ends: where it has, the store may say so.
+sys::FileDescriptor Meeting::connected(const Published& peer) const {
+  const auto address = sys::SocketAddress::abstract(peer.name);
+  const auto turn = std::chrono::milliseconds(milliseconds_between_questions);
+  for (;;) {
+    try {
+      return sys::connect_to(address, deadline_.or_sooner(Deadline::after(turn)));
+    } catch (const Timeout&) {
+      if (deadline_.passed()) throw;
+      ask_store();
+    }
+  }
+}
+
 void Meeting::connect_to(int rank) {
   const auto published = Published::read(store_.get(key(rank), deadline_), rank);
   try {
     // The process is opened before it answers, which shows that it was the right one.
-    Caller caller(sys::connect_to(sys::SocketAddress::abstract(published.name), deadline_));
+    Caller caller(connected(published));
     auto user = sys::peer_credentials(caller.socket.get()).uid;
     check_input(user == geteuid(), "shared memory: expected a peer of user {}, found user {}",
                 geteuid(), user);
