@@ -28,8 +28,8 @@ nlohmann::json parsed(const fs::path& index) {
 }  // namespace
 
 bool is_name_in_folder(const std::string& name) {
-  return !name.empty() && name.find('/') == std::string::npos &&
-         name.find('\0') == std::string::npos && name != "." && name != "..";
+  return !name.empty() && name.find('/') == std::string::npos && name != "." && name != ".." &&
+         visible(name, std::string::npos) == name;
 }
 
 std::vector<fs::path> shard_paths(const fs::path& path, std::size_t count) {

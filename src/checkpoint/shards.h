@@ -23,7 +23,7 @@ namespace lockstep::checkpoint {
 
 inline constexpr const char* index_end = ".index.json";
 
-// Whether it is the name of something in a folder itself, and leads nowhere else.
+// Whether it is the name of something in a folder itself: it leads nowhere else, and can be shown.
 [[nodiscard]] bool is_name_in_folder(const std::string& name);
 
 // What `path` becomes where there are `count` files: itself, or the shards beside it.

@@ -37,6 +37,8 @@ std::string index_with_other_words(std::string text, test::Random& random) {
       {"conv", "\\u001b[31m"},
       {"}", std::string("}\0", 2)},
       {"00003", "99999"},
+      {"model-0", "model-\\u007f0"},
+      {"-of", "-\\u202eof"},
       {":", ":" + std::string(2000, '[')}};
   const auto& [from, to] = changes[test::below(random, changes.size())];
   if (auto place = text.find(from); place != std::string::npos)
