@@ -50,7 +50,7 @@ struct Commits::Parts {
   bool has_own = false;  // what no other rank has
 };
 
-Commits::Commits(Group group, fs::path folder, std::int64_t round)
+Commits::Commits(Group group, const fs::path& folder, std::int64_t round)
     : group_(std::move(group)),
       host_(host_commits(group_, folder)),
       local_(host_.ranks),

@@ -42,7 +42,7 @@ struct CommitContent {
 class Commits {
  public:
   // Collective. `folder`: of the run on this host; empty: nothing is kept in memory.
-  Commits(Group group, std::filesystem::path folder, std::int64_t round);
+  Commits(Group group, const std::filesystem::path& folder, std::int64_t round);
 
   // Collective, before the first commit of a round: the folder of the newest state that all ranks
   // of a host had committed in an earlier round, in the form of a checkpoint's that rank 0 sees;

@@ -53,7 +53,7 @@ void GradientBuckets::lay_out(std::size_t number) {
   if (!lays_out()) return;
   devices_.push_back(parameter(plan_[number].front()).device());
   buckets_.emplace_back();
-  if (!is_alone(number)) bucket(number);
+  if (!is_alone(number)) (void)bucket(number);
 }
 
 std::string GradientBuckets::name_of(std::size_t number) const {
