@@ -21,7 +21,7 @@ namespace {
 using namespace std::chrono_literals;
 
 // Runs the agent and, once every rank has printed "ready", what the user does: user(agent, over),
-// which may go on until the run is over.
+// which may continue until the run has ended.
 template <typename User>
 Ran run_with(WorkerSpec spec, User user) {
   const Screen output, error;

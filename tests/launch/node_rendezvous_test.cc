@@ -41,7 +41,7 @@ TEST(NodeRendezvous, NodesThatNeverComeAreNamed) {
   for (const NodeRan& node : ran)
     EXPECT_EQ(node.problem,
               "node 0 waited 5s for nodes 1, 3: no agent with --node-rank 1 or 3 came");
-  // Said after a second, whoever has come by then.
+  // The line is printed after one second and names the nodes that have not joined by then.
   const std::string waits = "lockstep run: waiting for ", at = first.nodes.rendezvous;
   const std::string of_all = " of 4 nodes to come to " + at + ": nodes 1, ";
   EXPECT_TRUE(ran[0].error == waits + "2" + of_all + "3\n" ||

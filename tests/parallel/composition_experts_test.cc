@@ -7,12 +7,12 @@
 #include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/tensor/expert_parallel.h>
 
+#include "parallel/parity_optimizer.h"
 #include "parallel/tensor/support.h"
 #include "support/torch/engine_test.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
-#include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -84,15 +84,6 @@ models::MoeOptions composed_moe(double capacity) {
   return options;
 }
 
-std::unique_ptr<torch::optim::Optimizer> moe_optimizer(at::ScalarType dtype,
-                                                       std::vector<at::Tensor> parameters) {
-  if (dtype == at::kDouble)
-    return std::make_unique<torch::optim::AdamW>(std::move(parameters),
-                                                 torch::optim::AdamWOptions(0.003));
-  return std::make_unique<torch::optim::SGD>(std::move(parameters),
-                                             torch::optim::SGDOptions(0.03).momentum(0.9));
-}
-
 // What a rank has of a batch of all, and its loss as the average of all ranks'.
 double step_of(const models::Moe& model, Group ranks, int step) {
   const TokenBatch all(step % 7, all_rows);
@@ -107,7 +98,7 @@ double step_of(const models::Moe& model, Group ranks, int step) {
 
 std::vector<double> moe_losses_of_one(at::ScalarType dtype, int steps, double capacity) {
   auto model = made_alike([&] { return models::Moe(composed_moe(capacity)); }, dtype);
-  const auto optimizer = moe_optimizer(dtype, model->parameters());
+  const auto optimizer = parity_optimizer(dtype, model->parameters());
   std::vector<double> losses;
   for (int step = 0; step < steps; ++step) {
     optimizer->zero_grad();
@@ -137,7 +128,7 @@ double difference(const ExpertComposition& how, at::ScalarType dtype, int steps)
         const Mesh mesh(world, how.axes);
         auto moe = expert_parallel(*model, mesh, strategy_of(how, *model));
         const Group ranks = rows_of(mesh);
-        const auto optimizer = moe_optimizer(dtype, moe.parameters());
+        const auto optimizer = parity_optimizer(dtype, moe.parameters());
         double own = 0;
         for (int step = 0; step < steps; ++step) {
           moe.zero_grad();
@@ -190,8 +181,8 @@ TEST(ExpertCompositions, NormsAndModelsAreThoseOfOneProcess) {
     auto plain = made_alike([&] { return models::Moe(composed_moe(1)); }, at::kDouble);
     auto model = made_alike([&] { return models::Moe(composed_moe(1)); }, at::kDouble);
     auto moe = expert_parallel(*model, Mesh(world, how.axes), strategy_of(how, *model));
-    const auto optimizer = moe_optimizer(at::kDouble, moe.parameters());
-    const auto of_plain = moe_optimizer(at::kDouble, plain->parameters());
+    const auto optimizer = parity_optimizer(at::kDouble, moe.parameters());
+    const auto of_plain = parity_optimizer(at::kDouble, plain->parameters());
     for (int step = 0; step < 2; ++step) {
       moe.zero_grad();
       of_plain->zero_grad();

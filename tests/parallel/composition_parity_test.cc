@@ -1,12 +1,11 @@
 // A hundred steps of a GPT on each mesh beside one process: the rows of the table of
 // docs/composition.md, which this prints.
 #include "parallel/composition.h"
+#include "parallel/parity_optimizer.h"
 
 #include "support/torch/engine_test.h"
 
 #include <gtest/gtest.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
 
 #include <cmath>
 #include <iostream>
@@ -19,23 +18,12 @@ using namespace test;
 
 constexpr int steps = 100;
 
-// In float not Adam: it divides the gradient of a key's bias, which is rounding alone (softmax
-// takes it away), by its size.
-std::unique_ptr<torch::optim::Optimizer> optimizer_for(at::ScalarType dtype,
-                                                       std::vector<at::Tensor> parameters) {
-  if (dtype == at::kDouble)
-    return std::make_unique<torch::optim::AdamW>(std::move(parameters),
-                                                 torch::optim::AdamWOptions(0.003));
-  return std::make_unique<torch::optim::SGD>(std::move(parameters),
-                                             torch::optim::SGDOptions(0.03).momentum(0.9));
-}
-
 const std::vector<double>& losses_of_one(at::ScalarType dtype) {
   static std::map<at::ScalarType, std::vector<double>> known;
   auto& losses = known[dtype];
   if (losses.empty())
     losses = test::losses_of_one(dtype, steps, [&](std::vector<at::Tensor> parameters) {
-      return optimizer_for(dtype, std::move(parameters));
+      return parity_optimizer(dtype, std::move(parameters));
     });
   return losses;
 }
@@ -49,7 +37,7 @@ double difference(const Composition& how, at::ScalarType dtype) {
       [&](Group world) {
         const bool is_root = world.is_root();
         ComposedGpt composed = test::composed(std::move(world), how, dtype);
-        const auto optimizer = optimizer_for(dtype, composed.all().parameters());
+        const auto optimizer = parity_optimizer(dtype, composed.all().parameters());
         double own = 0;
         for (int step = 0; step < steps; ++step) {
           const TokenBatch batch(step % 7, 8);

@@ -74,7 +74,7 @@ class GradientBuckets {
   void finish_hook();
   // Multiplies all that lies in buckets.
   void scale(double factor);
-  // Lets go of gradients that were reduced where they are; before the step is over.
+  // Releases the references to gradients that were reduced in place; at the end of each step.
   void finish() { in_place_.assign(plan_.size(), at::Tensor()); }
   // Blocks for what the hook has posted in a step that has failed.
   void abandon_hook();

@@ -6,13 +6,13 @@
 #include <lockstep/module/state_dict.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
+#include "parallel/parity_optimizer.h"
 #include "parallel/tensor/support.h"
 #include "support/processes.h"
 #include "support/torch/engine_test.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
-#include <torch/optim/sgd.h>
 
 #include <unistd.h>
 #include <algorithm>
@@ -40,15 +40,6 @@ constexpr ContextKind context_kinds[] = {
     {ContextMethod::ulysses, ContextBalance::zigzag, "ulysses, zigzag"},
     {ContextMethod::ulysses, ContextBalance::contiguous, "ulysses, contiguous"}};
 
-std::unique_ptr<torch::optim::Optimizer> context_optimizer(at::ScalarType dtype,
-                                                           std::vector<at::Tensor> parameters) {
-  if (dtype == at::kDouble)
-    return std::make_unique<torch::optim::AdamW>(std::move(parameters),
-                                                 torch::optim::AdamWOptions(0.003));
-  return std::make_unique<torch::optim::SGD>(std::move(parameters),
-                                             torch::optim::SGDOptions(0.03).momentum(0.9));
-}
-
 class ContextGpt : public EngineTest {};
 
 // 2, 3 and 4 ranks do not divide the 13 tokens.
@@ -58,7 +49,7 @@ TEST_P(ContextGpt, AHundredStepsAreThoseOfOneProcess) {
     const double bound = dtype == at::kFloat ? 2e-6 : 1e-12;
     std::vector<double> expected;
     auto plain = made_alike([] { return models::Gpt(small_gpt()); }, dtype);
-    const auto of_plain = context_optimizer(dtype, plain->parameters());
+    const auto of_plain = parity_optimizer(dtype, plain->parameters());
     for (int step = 0; step < steps; ++step) {
       const TokenBatch batch(step % 7);
       of_plain->zero_grad();
@@ -73,7 +64,7 @@ TEST_P(ContextGpt, AHundredStepsAreThoseOfOneProcess) {
             auto model = made_alike([] { return models::Gpt(small_gpt()); }, dtype);
             auto cp =
                 context_parallel(*model, group, {.method = kind.method, .balance = kind.balance});
-            const auto optimizer = context_optimizer(dtype, cp.parameters());
+            const auto optimizer = parity_optimizer(dtype, cp.parameters());
             double largest = 0;
             for (int step = 0; step < steps; ++step) {
               const TokenBatch batch(step % 7);

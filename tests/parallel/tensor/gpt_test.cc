@@ -6,6 +6,7 @@
 #include <lockstep/module/state_dict.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
+#include "parallel/parity_optimizer.h"
 #include "parallel/tensor/support.h"
 #include "support/torch/engine_test.h"
 
@@ -23,19 +24,9 @@ using namespace test;
 
 constexpr int gpt_steps = 100;
 
-// In float not Adam: it divides the gradient of a key's bias, which is rounding alone, by its size.
-std::unique_ptr<torch::optim::Optimizer> optimizer_for(at::ScalarType dtype,
-                                                       std::vector<at::Tensor> parameters) {
-  if (dtype == at::kDouble)
-    return std::make_unique<torch::optim::AdamW>(std::move(parameters),
-                                                 torch::optim::AdamWOptions(0.003));
-  return std::make_unique<torch::optim::SGD>(std::move(parameters),
-                                             torch::optim::SGDOptions(0.03).momentum(0.9));
-}
-
 std::vector<double> losses_of_one_process(at::ScalarType dtype) {
   auto model = made_alike([] { return models::Gpt(small_gpt()); }, dtype);
-  const auto optimizer = optimizer_for(dtype, model->parameters());
+  const auto optimizer = parity_optimizer(dtype, model->parameters());
   std::vector<double> losses;
   for (int step = 0; step < gpt_steps; ++step) {
     const TokenBatch batch(step % 7);
@@ -78,7 +69,7 @@ TEST_P(TensorGpt, AHundredStepsAreThoseOfOneProcess) {
               auto model = made_alike([] { return models::Gpt(small_gpt()); }, dtype);
               auto tp = parallelize(*model, group, gpt_tensor_plan(small_gpt()),
                                     {.sequence_parallel = sequence});
-              const auto optimizer = optimizer_for(dtype, tp.parameters());
+              const auto optimizer = parity_optimizer(dtype, tp.parameters());
               std::vector<double> losses;
               for (int step = 0; step < gpt_steps; ++step) {
                 tp.zero_grad();
