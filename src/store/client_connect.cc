@@ -65,7 +65,7 @@ void TcpStore::Connection::try_once(Deadline deadline) {
     socket_ = std::move(socket);
   }
   sealer_.emplace(std::move(streams->to_server));
-  opener_.emplace(std::move(streams->from_server));
+  opener_.emplace(streams->from_server);
   frames_ = store::FrameReader(store::seal_bytes);
   if (!session_.empty()) begin_session(frames_, soon);
   send_again();

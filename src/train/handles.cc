@@ -158,7 +158,7 @@ ContextParallel make_context_handle(const Options& options, const Task& task,
   how.strategy = [&options, &task, &model, ranks, tied](torch::nn::Module& parts) {
     return outer_handle(options, task, model, unowned(parts), ranks, tied, nullptr);
   };
-  return context_parallel(std::move(stage), *context_tensors_of(mesh), std::move(how));
+  return context_parallel(std::move(stage), *context_tensors_of(mesh), how);
 }
 
 std::optional<Mesh> context_tensors_of(const Mesh& mesh) {

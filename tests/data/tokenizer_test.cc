@@ -12,6 +12,8 @@
 namespace lockstep::data {
 namespace {
 
+using test::refusal;
+
 TEST(Tokenizer, OfCharactersAndBytesIsTheirVocabulary) {
   const Tokenizer characters = Vocabulary::characters("cab\n");
   EXPECT_EQ(characters.size(), 4);

@@ -65,8 +65,8 @@ int main(int count, char** arguments) {
                            : formatted("unexpected word '{}'", options.words()[1]));
     given.what.run = options.words().front();
     return train::run_ranks(
-        {.command = command, .words = words, .ranks = given.ranks, .body = [&](Group world) {
-           return evaluate(given, std::move(world));
+        {.command = command, .words = words, .ranks = given.ranks, .body = [&](const Group& world) {
+           return evaluate(given, world);
          }});
   });
 }

@@ -152,7 +152,8 @@ INSTANTIATE_TEST_SUITE_P(All, InPlaceGradients,
 TEST(InPlaceGradientsOption, IsPositive) {
   run_group(Engine::local, 2, [](Group group) {
     Branches model;
-    EXPECT_THROW(DistributedDataParallel(model, group, {.in_place_bytes = 0}), InvalidArgument);
+    EXPECT_THROW((void)DistributedDataParallel(model, group, {.in_place_bytes = 0}),
+                 InvalidArgument);
   });
 }
 
