@@ -23,6 +23,7 @@ from peers_found import PEERS, find_python
 ROWS = ("start", "restart", "store")
 SYSTEMS = ("torchrun", "lockstep")
 PATIENCE = 120  # seconds
+AT_WORK = 1.5  # seconds from the first step to the kill: a run in the middle of its work
 RESTARTS = 5  # one is needed; Gloo's ranks may fail again while they meet
 
 
@@ -81,7 +82,7 @@ def restart(options, system, ranks):
         rounds = [[f"step.{round}.{rank}" for rank in range(ranks)] for round in range(RESTARTS + 1)]
         with launched(launcher(options, system, ranks, "steps", folder, f"--max-restarts={RESTARTS}")) as process:
             marks = wait_for(folder, process, rounds[0])
-            time.sleep(0.2)
+            time.sleep(AT_WORK)
             killed = time.monotonic_ns()
             os.kill(marks[-1][1], signal.SIGKILL)
             marks = wait_for(folder, process, *rounds[1:])

@@ -7,6 +7,7 @@
 #include "base/text.h"
 
 #include <lockstep/comm/init.h>
+#include <lockstep/elastic/elastic.h>
 #include <lockstep/store/store_server.h>
 #include <lockstep/store/tcp_store.h>
 
@@ -56,22 +57,25 @@ int start(const Words& words) {
   return 0;
 }
 
-// FOLDER: steps until the file `stop` is there, in as many rounds as it takes.
-int step_on(const Words& words) {
-  const std::filesystem::path folder = words.at(0);
-  const char* round = std::getenv("TORCHELASTIC_RESTART_COUNT");
-  Group world = init();
+// One round of step_on().
+void step_in(Group& world, std::int64_t round, const std::filesystem::path& folder) {
   bool first = true;
   for (double stop = 0; stop == 0;) {
     at::Tensor gradient = at::ones({1 << 16});
     if (std::filesystem::exists(folder / "stop")) gradient.mul_(2);
     world.all_reduce(gradient).wait();
     stop = gradient[0].item<double>() - world.size();
-    if (std::exchange(first, false))
-      mark(folder, formatted("step.{}.{}", round == nullptr ? "0" : round, world.rank()));
+    if (std::exchange(first, false)) mark(folder, formatted("step.{}.{}", round, world.rank()));
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  return 0;
+}
+
+// FOLDER: steps until the file `stop` is there, in as many rounds as it takes.
+int step_on(const Words& words) {
+  ElasticState state({.reserve = true});
+  const bool is_done =
+      elastic(state, [&](ElasticState& in) { step_in(in.group(), in.round(), words.at(0)); });
+  return is_done ? 0 : 1;
 }
 
 // A store, or nothing more than what is asked of one here.

@@ -39,7 +39,7 @@ struct Words {
   std::string ranks = "1", log_folder, prefix = "rank", input = "rank-0", grace = "30s",
               failure_grace = "5s", port = "0", nodes = "1", node, rendezvous, secret_file,
               join_timeout = "5m", lost_after = "15s", last_call = "5s", store, max_restarts = "0",
-              hung_after = "0";
+              reserve = "1", hung_after = "0";
 };
 
 int to_number(const char* option, const std::string& text, int least, int most) {
@@ -111,8 +111,7 @@ launch::NodeSpec to_nodes(const Words& words, int max_restarts) {
     if (!words.node.empty()) spec.node = to_number("--node-rank", words.node, 0, 0);
     return spec;
   }
-  check_input(words.port == "0",
-              "--port: the store of several nodes is at --rendezvous");
+  check_input(words.port == "0", "--port: the store of several nodes is at --rendezvous");
   check_input(!apart || words.rendezvous.empty(),
               "--store and --rendezvous name two stores; expected one of them");
   const bool rounds = apart || max_restarts > 0 || launch::least_nodes(spec) < spec.nodes;
@@ -136,6 +135,7 @@ launch::WorkerSpec to_spec(const Words& words) {
   spec.grace = to_duration("--grace", words.grace);
   spec.failure_grace = to_duration("--failure-grace", words.failure_grace);
   spec.max_restarts = to_number("--max-restarts", words.max_restarts, 0, 1'000'000);
+  spec.reserve = to_number("--reserve", words.reserve, 0, most_ranks);
   spec.hung_after = to_duration("--hung-after", words.hung_after);
   check_input(spec.hung_after == Duration::zero() || spec.hung_after >= std::chrono::seconds(1),
               "--hung-after: expected 1 second or more, or 0, found '{}'", words.hung_after);
@@ -162,6 +162,8 @@ void declare(CommandOptions& options, Words& words) {
   add("port", "PORT", words.port, "Port of the store on 127.0.0.1; 0: a free one");
   add("max-restarts", "K", words.max_restarts,
       "How often a rank may fail before the run has: all ranks are started anew, as another round");
+  add("reserve", "N", words.reserve,
+      "With --max-restarts: processes that wait for ranks to be lost, of a program that can do so");
   add("hung-after", "TIME", words.hung_after,
       "A rank without a sign of life for this long is killed, and has failed; 0: none is");
   add("nnodes", "M", words.nodes,

@@ -145,7 +145,9 @@ void ElasticState::commit() {
 
 bool elastic(ElasticState& state, const std::function<void(ElasticState&)>& train) {
   ElasticState::State& inner = *state.state_;
-  return run_rounds({.init = inner.options.init, .rejoin_timeout = inner.options.rejoin_timeout},
+  return run_rounds({.init = inner.options.init,
+                     .rejoin_timeout = inner.options.rejoin_timeout,
+                     .reserve = inner.options.reserve},
                     [&](Round& round) {
                       inner.round = &round;
                       inner.values = {};

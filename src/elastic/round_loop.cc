@@ -5,7 +5,9 @@
 #include "base/log.h"
 #include "comm/init/place.h"
 #include "elastic/agent_process.h"
+#include "elastic/warm_up.h"
 #include "launch/commit_folder.h"
+#include "launch/detection/reserve.h"
 #include "launch/environment.h"
 
 #include <lockstep/comm/together.h>
@@ -137,12 +139,18 @@ void Round::mark(const std::string& name, const std::string& value) {
 }
 
 bool run_rounds(const LoopOptions& options, const std::function<void(Round&)>& body) {
+  if (launch::is_in_reserve()) {
+    warm_up();
+    if (options.prepare) options.prepare();
+    if (!launch::wait_for_place()) return false;
+  }
   std::optional<Rounds> rounds = Rounds::of_environment(options.init.join_timeout);
   if (!rounds) {
     Round round(init(options.init), nullptr, nullptr);
     body(round);
     return true;
   }
+  if (options.reserve) rounds->offer_reserve();
   std::optional<RoundPlace> place;  // of the first round: in the environment
   for (;;) {
     if (rounds->marked(done_mark)) return true;

@@ -60,6 +60,11 @@ class Round {
 struct LoopOptions {
   InitOptions init = {};
   Duration rejoin_timeout = std::chrono::minutes(10);  // for the next round to begin
+  // Whether processes of this program may be started in reserve (launch/detection/reserve.h). Until
+  // run_rounds() such a one has no rank.
+  bool reserve = false;
+  // What such a one does before it waits, besides what LibTorch does at its first use.
+  std::function<void()> prepare = {};
 };
 
 // Calls `body` with the group of the first round, and again in each later one that this process has

@@ -23,7 +23,7 @@ namespace {
 namespace key = launch::round_key;
 
 // How long a worker that waits for the next round sleeps between two looks.
-constexpr auto between_looks = std::chrono::milliseconds(10);
+constexpr auto between_looks = std::chrono::milliseconds(2);
 
 int number_of(std::int64_t round) { return static_cast<int>(round); }
 
@@ -65,6 +65,8 @@ std::optional<Rounds> Rounds::of_environment(Duration timeout) {
       launch::variable::round, 0, std::numeric_limits<int>::max(), "but LOCKSTEP_WORKER is");
   return Rounds(open_store(*store, launch::read_secret(), timeout), *worker, round);
 }
+
+void Rounds::offer_reserve() const { store_->set(key::reserve, "1"); }
 
 void Rounds::keep() const { store_->set(key::of_keeps(number_of(round_)) + worker_, "1"); }
 

@@ -5,6 +5,7 @@
 // Keys, all texts, R being the number of a round:
 //
 //   lockstep-round/number            the newest round; set after the rest of it is in place
+//   lockstep-round/reserve           set by a program: processes of it may wait in reserve
 //   lockstep-round/R/workers         a line a rank: "RANK WORKER NODE LOCAL_RANK LOCAL_WORLD HOST"
 //   lockstep-round/R/ended           why round R cannot go on; set by an agent
 //   lockstep-round/R/keeps/WORKER    set by a worker that goes into the next round by itself
@@ -54,6 +55,8 @@ class Rounds {
 
   [[nodiscard]] std::int64_t number() const { return round_; }
 
+  // Tells the agents that processes of this program may be started before there is a rank for them.
+  void offer_reserve() const;
   // Tells the agent that this worker goes into the next round by itself.
   void keep() const;
   // Why this round cannot go on; nothing while it can.

@@ -19,6 +19,8 @@ void check_rounds(const WorkerSpec& spec) {
               nodes.least_nodes);
   check_input(spec.max_restarts >= 0, "number of restarts: expected 0 or more, found {}",
               spec.max_restarts);
+  check_input(spec.reserve >= 0, "number of processes in reserve: expected 0 or more, found {}",
+              spec.reserve);
   check_input(spec.hung_after >= Duration::zero(),
               "time until a silent rank has hung: expected 0 seconds or more");
   check_input(nodes.last_call >= Duration::zero(), "last call: expected 0 seconds or more");

@@ -72,6 +72,10 @@ struct WorkerSpec {
   // How often a worker may fail before the run has: all workers then begin another round, but for
   // those that wait for it by themselves (rounds.h). Nodes that come or go are not counted.
   int max_restarts = 0;
+  // How many processes of this node wait in reserve while restarts are left, for ranks that will be
+  // lost, where the program has said that it can (round_key::reserve): such a one takes a rank at
+  // once, with its libraries loaded. They have no rank until then.
+  int reserve = 1;
   // A worker that gives no sign of life for this long is killed, and has failed; 0: no worker is.
   // Signs are what a thread of init() tells the store; of a program without it, that the kernel
   // does not say that it is stopped.

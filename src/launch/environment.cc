@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 
 namespace lockstep::launch {
@@ -70,6 +71,7 @@ void set_rendezvous(Environment& environment, const RankSpec& place) {
   unset(environment, variable::store);
   unset(environment, variable::secret_descriptor);
   unset(environment, variable::agent_descriptor);
+  unset(environment, variable::reserve_descriptor);
   if (place.agent_descriptor >= 0)
     set(environment, variable::agent_descriptor, std::to_string(place.agent_descriptor));
   if (place.store.empty()) return;
@@ -85,6 +87,26 @@ void fill_gaps(Environment& environment, const RankSpec& place) {
     set_if_absent(environment, variable::gomp_spin_count, "0");
   }
   set_if_absent(environment, variable::python_unbuffered, "1");
+}
+
+// What a process in reserve learns last.
+bool is_of_place(std::string_view name) {
+  constexpr std::array names{variable::rank,
+                             variable::world_size,
+                             variable::local_rank,
+                             variable::group_rank,
+                             variable::group_world_size,
+                             variable::local_world_size,
+                             variable::role_rank,
+                             variable::role_world_size,
+                             variable::restart_count,
+                             variable::master_address,
+                             variable::master_port,
+                             variable::error_file,
+                             variable::round,
+                             variable::worker};
+  return std::ranges::find(names, name, [](const char* of) { return std::string_view(of); }) !=
+         names.end();
 }
 
 }  // namespace
@@ -106,6 +128,19 @@ Environment rank_environment(Environment base, const RankSpec& place) {
   set_rendezvous(base, place);
   fill_gaps(base, place);
   return base;
+}
+
+Environment reserve_environment(Environment base, const RankSpec& place, int descriptor) {
+  Environment environment = rank_environment(std::move(base), place);
+  std::erase_if(environment, [](const auto& entry) { return is_of_place(entry.first); });
+  set(environment, variable::reserve_descriptor, std::to_string(descriptor));
+  return environment;
+}
+
+Environment place_environment(const RankSpec& place) {
+  Environment environment = rank_environment({}, place);
+  std::erase_if(environment, [](const auto& entry) { return !is_of_place(entry.first); });
+  return environment;
 }
 
 }  // namespace lockstep::launch

@@ -62,6 +62,10 @@ inline constexpr const char* agent = "LOCKSTEP_AGENT";
 // "200ms".
 inline constexpr const char* beat = "LOCKSTEP_BEAT";
 
+// Of a process in reserve: the number of an open descriptor, a socket through which its agent gives
+// it the place of a rank that was lost. Until then it has no RANK (detection/reserve.h).
+inline constexpr const char* reserve_descriptor = "LOCKSTEP_RESERVE_FD";
+
 // The folder for what ranks write when they fail, such as flight-rank-3.json. Set where the user
 // has not: to the folder of the logs, else to a name in the folder for temporary files.
 inline constexpr const char* flight_folder = "LOCKSTEP_FLIGHT";
@@ -117,5 +121,12 @@ using Environment = std::vector<std::pair<std::string, std::string>>;
 // `base` with the variables of `place` added. The names of the first two groups replace what `base`
 // says about them (and TORCHELASTIC_USE_AGENT_STORE is dropped); the last group only fills gaps.
 [[nodiscard]] Environment rank_environment(Environment base, const RankSpec& place);
+
+// What a process in reserve begins with: rank_environment() without the variables that say which
+// rank it is and of which round, and with the number of its socket.
+[[nodiscard]] Environment reserve_environment(Environment base, const RankSpec& place,
+                                              int descriptor);
+// And those variables, which it gets with its place.
+[[nodiscard]] Environment place_environment(const RankSpec& place);
 
 }  // namespace lockstep::launch

@@ -15,6 +15,8 @@ namespace {
 constexpr std::chrono::seconds notice_of_the_end{1};
 // Survivors write why their group has died; most end by themselves sooner.
 constexpr std::chrono::milliseconds notice_of_a_round{100};
+// The new rank's first step comes before the start of the next process in reserve.
+constexpr std::chrono::milliseconds until_the_round_is_under_way{250};
 constexpr std::chrono::seconds first_waiting_line{1}, next_waiting_line{10};
 
 std::string counted(std::size_t number, const char* what) {
@@ -43,6 +45,10 @@ void Agent::Run::take(RoundEvent event) {
       return note_waiting(event.workers);
     case RoundEvent::Kind::begin:
       return begin_round(event.plan);
+    case RoundEvent::Kind::reserve:
+      has_reserve_ = true;
+      fill_reserve_ = Clock::now();
+      return;
     case RoundEvent::Kind::over:
       return end_rounds(std::move(event.result));
   }
@@ -106,6 +112,8 @@ void Agent::Run::end_leftovers() {
   std::set<pid_t> kept;
   for (const auto& worker : workers_)
     if (sys::Process* process = worker->process()) kept.insert(process->pid());
+  for (const auto& worker : reserve_)
+    if (sys::Process* process = worker->process()) kept.insert(process->pid());
   if (!workers_.empty()) subreaper_->end_all(Duration::zero(), kept);
 }
 
@@ -141,12 +149,21 @@ void Agent::Run::begin_round(const RoundPlan& plan) {
       kept_.insert(worker->name());
       continue;
     }
-    worker = std::make_unique<Worker>(rank, own.workers[local], output_printer_, error_printer_,
-                                      failures_, log_file(rank));
+    worker = fresh_worker(rank, own.workers[local]);
     fresh.push_back(worker.get());
   }
   start_all(fresh);
   for (Worker* worker : lost) note_lost(*worker);
+  if (plan.round > 0) fill_reserve_ = Clock::now() + until_the_round_is_under_way;
+}
+
+std::unique_ptr<Worker> Agent::Run::fresh_worker(int rank, const std::string& name) {
+  if (std::unique_ptr<Worker> ready = taken_from_reserve()) {
+    ready->take_over(rank, name, log_file(rank));
+    return ready;
+  }
+  return std::make_unique<Worker>(rank, name, output_printer_, error_printer_, failures_,
+                                  log_file(rank));
 }
 
 // It has ended after it was promised for the round.

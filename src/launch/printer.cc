@@ -25,7 +25,7 @@ std::size_t unfinished(std::string_view text) {
 void Printer::print(int stream, int rank, std::string_view text) {
   if (text.empty()) return;
   if (style_ == PrefixStyle::none) return sink_.write(text);
-  const std::string prefix = "[rank " + std::to_string(rank) + "] ";
+  const std::string prefix = rank < 0 ? "[reserve] " : "[rank " + std::to_string(rank) + "] ";
   std::string block;
   if (open_.stream != stream && open_.stream != OpenLine::nobody) block += '\n';
   bool at_start = open_.stream != stream;

@@ -56,10 +56,14 @@ bool readable(int descriptor) {
 
 RankOutput::RankOutput(int rank, Printer& output, Printer& error, SharedFailures& failures,
                        const LogFile& log)
-    : rank_(rank), printers_{&output, &error}, failures_(failures), log_file_(log.name) {
+    : rank_(rank), printers_{&output, &error}, failures_(failures) {
   for (Stream& stream : streams_) make_pipe(stream.read_end, stream.write_end);
-  if (log_file_.empty()) return;
-  log_ = open_log(log_file_, log.append);
+  begin_log(log);
+}
+
+void RankOutput::begin_log(const LogFile& log) {
+  log_file_ = log.name;
+  if (!log_file_.empty()) log_ = open_log(log_file_, log.append);
 }
 
 void RankOutput::close_rank_ends() {

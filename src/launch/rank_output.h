@@ -28,6 +28,8 @@ class RankOutput {
   // no regular file. `failures`, which outlives this, is shared by the ranks.
   RankOutput(int rank, Printer& output, Printer& error, SharedFailures& failures,
              const LogFile& log);
+  // Of a rank that has none yet.
+  void begin_log(const LogFile& log);
   // Of the lines that are shown from now on.
   void set_rank(int rank) { rank_ = rank; }
 

@@ -13,6 +13,7 @@ inline constexpr const char* agents = "lockstep-run/agents";
 inline constexpr const char* news = "lockstep-run/news";
 inline constexpr const char* result = "lockstep-run/result";
 inline constexpr const char* number = "lockstep-round/number";
+inline constexpr const char* reserve = "lockstep-round/reserve";
 
 // With a '/' at the end: what begins with it are the keys of that kind.
 inline constexpr const char* of_agents = "lockstep-run/agents/";

@@ -19,6 +19,7 @@
 // and the keys that programs read and write, below lockstep-round/:
 //
 //   number             the newest round, set when everything below is in place
+//   reserve            set by a program: processes of it may wait in reserve
 //   R/workers          workers_text() of its plan
 //   R/ended            why it cannot go on, as soon as an agent knows
 //   R/keeps/WORKER     set by a program: it leaves the round by itself and waits for the next one
@@ -68,6 +69,7 @@ struct RoundEvent {
     gather,   // end what is left of the last round, then offer() for round `round`
     waiting,  // these workers wait for it
     begin,    // it begins
+    reserve,  // the program's processes may wait in reserve; once
     over,     // the run is over; the last event
   };
   Kind kind = Kind::gather;
@@ -153,6 +155,7 @@ class Rounds {
   RoundPlan plan_;
   std::int64_t news_ = 0;  // that have been looked at
   bool keepers_ = false;   // some workers may wait for the next round
+  bool has_reserve_ = false;
   std::optional<Clock::time_point> gathering_since_, enough_since_;
   std::map<int, HeartbeatMonitor> heard_;  // the heartbeat thread's
 

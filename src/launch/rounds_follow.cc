@@ -68,6 +68,10 @@ bool Rounds::look() {
 }
 
 void Rounds::look_at_round() {
+  if (!has_reserve_ && max_restarts_ > 0 && keys_.try_get(round_key::reserve)) {
+    has_reserve_ = true;
+    emit({.kind = RoundEvent::Kind::reserve});
+  }
   auto ended = keys_.try_get(round_key::ended(round_));
   if (!ended) {
     const std::string why = reason_to_end();
@@ -206,7 +210,8 @@ std::optional<std::string> Rounds::lost_node(const RoundPlan& plan) {
 }
 
 void Rounds::wait_for_news() {
-  const Duration turn = keepers_ ? turn_with_keepers : most_ > 1 ? turn_of_several : turn_of_one;
+  const bool awaits_more = most_ > 1 || (!has_reserve_ && max_restarts_ > 0);
+  const Duration turn = keepers_ ? turn_with_keepers : awaits_more ? turn_of_several : turn_of_one;
   try {
     static_cast<void>(keys_.get(round_key::news_of(news_ + 1), Deadline::after(turn)));
   } catch (const Timeout&) {

@@ -141,7 +141,8 @@ bool Agent::Run::find_file() {
 
 void Agent::Run::check_limits() const {
   constexpr rlim_t own = 24, of_a_rank = 4;  // while the ranks are being started
-  const auto ranks = static_cast<rlim_t>(spec_.ranks);
+  const auto ranks =
+      static_cast<rlim_t>(spec_.ranks) + static_cast<rlim_t>(rounds_ ? spec_.reserve : 0);
   const rlim_t needed = own + ranks * (of_a_rank + (spec_.log_folder.empty() ? 0 : 1));
   check_input(open_files_->most() >= needed,
               "{} ranks: expected a limit of at least {} open files, found {}: raise the hard "
@@ -251,10 +252,12 @@ void Agent::Run::start(Worker& worker, RankSpec place) {
   place.secret_descriptor = secret.get();
   place.worker = worker.name();
   place.error_file = errors_->file(std::max(0, place.round), place.rank);
+  if (worker.is_in_reserve()) return worker.give_place(place);
   worker.start(file_, spec_, place, open_files_->limit_before());
 }
 
 void Agent::Run::finish() {
+  end_reserve();
   subreaper_->end_all(leftover_grace);
   for (const auto& worker : workers_) worker->output().finish();
   if (result_.exit_code == 0) result_.exit_code = state_machine_.exit_code();

@@ -99,10 +99,18 @@ class Agent::Run {
   void end_leftovers();
   void begin_round(const RoundPlan& plan);
   void note_lost(const Worker& worker);
+  [[nodiscard]] std::unique_ptr<Worker> fresh_worker(int rank, const std::string& name);
   void end_rounds(RunResult result);
   void end_keepers();
   void ask_rounds_to_stop(int signal);
   void say_waiting();
+
+  // Processes that have no rank yet: over_reserve.cc.
+  [[nodiscard]] bool keeps_reserve() const;
+  void fill_reserve();
+  [[nodiscard]] std::unique_ptr<Worker> taken_from_reserve();
+  void take_ended_reserve();
+  void end_reserve();
 
   [[nodiscard]] int own_node() const;
   [[nodiscard]] std::string node_name(int node) const;
@@ -141,6 +149,11 @@ class Agent::Run {
   int next_worker_ = 0;
   int asked_to_stop_ = 0;  // the signal
   std::optional<Clock::time_point> keepers_limit_, waiting_line_;
+
+  bool has_reserve_ = false;                       // the program can wait in reserve
+  std::vector<std::unique_ptr<Worker>> reserve_;   // in the order in which they were started
+  std::optional<Clock::time_point> fill_reserve_;  // when it is to be filled up
+  int reserve_failures_ = 0;                       // that ended before they were ready
 
   std::optional<RunResult> run_result_, own_failure_;
   bool told_ = false;  // the other nodes, how it went here

@@ -42,21 +42,25 @@ void Agent::Run::supervise() {
   // Only to wake up: which of several ended first is decided when all of them have been looked at.
   for (const auto& worker : workers_)
     if (sys::Process* process = worker->process()) poller.watch(process->pidfd(), POLLIN, [] {});
+  for (const auto& worker : reserve_)
+    if (sys::Process* process = worker->process()) poller.watch(process->pidfd(), POLLIN, [] {});
   poller.wait(next_wake(Clock::now()));
 
   take_ended();
+  take_ended_reserve();
   kill_late_keepers(Clock::now());
   state_machine_.time_is(Clock::now());
   if (const auto signal = state_machine_.take_signal()) send_to_all(*signal);
   if (state_machine_.state() == State::done) tell_done();
   offer_if_ready();
+  fill_reserve();
   say_losses();
   collect_orphans();
 }
 
 Deadline Agent::Run::next_wake(Clock::time_point now) {
   Deadline wake = Deadline::after(orphan_interval);
-  for (const auto& next : {state_machine_.next(), keepers_limit_})
+  for (const auto& next : {state_machine_.next(), keepers_limit_, fill_reserve_})
     if (next) wake = wake.or_sooner(Deadline::after(*next - now));
   for (const auto& worker : workers_) wake = wake.or_sooner(worker->output().show_unfinished(now));
   return wake;
@@ -181,8 +185,9 @@ void Agent::Run::collect_orphans() {
   if (Clock::now() - orphans_seen_ < orphan_interval) return;
   orphans_seen_ = Clock::now();
   std::set<pid_t> own;
-  for (const auto& worker : workers_)
-    if (sys::Process* process = worker->process()) own.insert(process->pid());
+  for (const auto* list : {&workers_, &reserve_})
+    for (const auto& worker : *list)
+      if (sys::Process* process = worker->process()) own.insert(process->pid());
   subreaper_->collect(own);
 }
 

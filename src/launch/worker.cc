@@ -5,9 +5,11 @@
 #include <lockstep/base/error.h>
 
 #include <fcntl.h>
+#include <sys/socket.h>
 
 #include <cerrno>
 #include <csignal>
+#include <utility>
 
 namespace lockstep::launch {
 
@@ -23,25 +25,70 @@ sys::FileDescriptor open_nothing() {
 
 void Worker::start(const std::string& file, const WorkerSpec& spec, const RankSpec& place,
                    rlimit open_files) {
+  error_file_ = place.error_file;
+  spawn(file, spec, place, rank_environment(spec.environment, place), open_files);
+}
+
+void Worker::start_in_reserve(const std::string& file, const WorkerSpec& spec,
+                              const RankSpec& place, rlimit open_files) {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+    throw SystemError("making a socket for a process in reserve", errno);
+  reserve_.reset(ends[0]);
+  in_reserve_.reset(ends[1]);
+  spawn(file, spec, place, reserve_environment(spec.environment, place, in_reserve_.get()),
+        open_files);
+  in_reserve_.reset();
+}
+
+bool Worker::is_ready() {
+  char byte = 0;
+  if (reserve_ && !is_ready_) is_ready_ = ::recv(reserve_.get(), &byte, 1, MSG_DONTWAIT) == 1;
+  return is_ready_;
+}
+
+void Worker::take_over(int rank, std::string name, const LogFile& log) {
+  name_ = std::move(name);
+  set_rank(rank);
+  output_.begin_log(log);
+}
+
+// It fits into an empty socket. One that has ended meanwhile is a worker that fails at once.
+void Worker::give_place(const RankSpec& place) {
+  std::string text;
+  for (const auto& [name, value] : place_environment(place)) {
+    text += formatted("{}={}", name, value);
+    text += '\0';
+  }
+  text += '\0';
+  error_file_ = place.error_file;
+  started_ = Clock::now();
+  [[maybe_unused]] const ssize_t sent =
+      ::send(reserve_.get(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  reserve_.reset();
+}
+
+void Worker::spawn(const std::string& file, const WorkerSpec& spec, const RankSpec& place,
+                   const Environment& environment, rlimit open_files) {
   sys::Command command{.file = file, .arguments = {spec.program}, .environment = {}};
   command.arguments.insert(command.arguments.end(), spec.arguments.begin(), spec.arguments.end());
-  for (const auto& [name, value] : rank_environment(spec.environment, place))
+  for (const auto& [name, value] : environment)
     command.environment.push_back(formatted("{}={}", name, value));
   sys::FileDescriptor nothing;
-  if (spec.input == StandardInput::none || rank_ != 0) {
+  // One in reserve gives it up where it does not become rank 0.
+  if (spec.input == StandardInput::none || (rank_ != 0 && !is_in_reserve())) {
     nothing = open_nothing();
     command.input = nothing.get();
   }
   command.output = output_.rank_output();
   command.error = output_.rank_error();
-  for (int descriptor : {place.secret_descriptor, place.agent_descriptor})
+  for (int descriptor : {place.secret_descriptor, place.agent_descriptor, in_reserve_.get()})
     if (descriptor >= 0) command.keep.push_back(descriptor);
   // A session of its own: signals reach the rank with its children and nobody else, and the
   // terminal's own do not reach it.
   command.own_session = true;
   command.open_files = open_files;
   command.end_with_parent = true;
-  error_file_ = place.error_file;
   process_ = sys::Process::spawn(command);
   running_ = true;
   started_ = Clock::now();

@@ -3,6 +3,7 @@
 
 #include "launch/agent.h"
 #include "launch/rank_output.h"
+#include "sys/file_descriptor.h"
 #include "sys/process.h"
 
 #include <optional>
@@ -29,6 +30,16 @@ class Worker {
   void start(const std::string& file, const WorkerSpec& spec, const RankSpec& place,
              rlimit open_files);
 
+  // The same before it has a place: the program waits for that in launch::wait_for_place().
+  void start_in_reserve(const std::string& file, const WorkerSpec& spec, const RankSpec& place,
+                        rlimit open_files);
+  [[nodiscard]] bool is_in_reserve() const { return static_cast<bool>(reserve_); }
+  // Whether it waits there.
+  [[nodiscard]] bool is_ready();
+  // Of one that is ready: it becomes that worker, and goes on with give_place().
+  void take_over(int rank, std::string name, const LogFile& log);
+  void give_place(const RankSpec& place);
+
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] const std::string& name() const { return name_; }
   // In the next round.
@@ -51,6 +62,9 @@ class Worker {
   [[nodiscard]] RankEnd describe_end(sys::ExitStatus status, Clock::time_point now) const;
 
  private:
+  void spawn(const std::string& file, const WorkerSpec& spec, const RankSpec& place,
+             const Environment& environment, rlimit open_files);
+
   int rank_;
   std::string name_;
   Standing standing_ = Standing::plain;
@@ -58,6 +72,9 @@ class Worker {
   std::string error_file_;
   RankOutput output_;
   std::optional<sys::Process> process_;
+  sys::FileDescriptor reserve_;     // to it, while it has no place
+  sys::FileDescriptor in_reserve_;  // its own, while it is started
+  bool is_ready_ = false;
   bool running_ = false;
   Clock::time_point started_;
 };

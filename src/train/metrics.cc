@@ -10,8 +10,12 @@
 
 #include <fcntl.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cerrno>
+#include <fstream>
+#include <iterator>
 #include <sstream>
+#include <string_view>
 
 namespace lockstep::train {
 namespace {
@@ -34,6 +38,22 @@ std::string rows_until(const std::filesystem::path& path, std::int64_t step) {
   for (std::string line; std::getline(file, line);)
     if (is_row_until(line, step)) kept += line + "\n";
   return kept;
+}
+
+// Whether the last row is one of those that stay, so that all before it are, too. A long run that
+// is often killed must not read all of its rows each time.
+bool ends_by(const std::filesystem::path& path, std::int64_t step) {
+  constexpr std::int64_t most_of_a_row = 64 << 10;
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file || !std::filesystem::is_regular_file(path)) return false;
+  const std::int64_t bytes = file.tellg();
+  file.seekg(std::max<std::int64_t>(0, bytes - most_of_a_row));
+  const std::string end(std::istreambuf_iterator<char>(file), {});
+  if (!end.ends_with('\n')) return false;
+  const std::string_view lines(end.data(), end.size() - 1);
+  const std::size_t before = lines.rfind('\n');
+  if (before == std::string_view::npos) return false;
+  return is_row_until(std::string(lines.substr(before + 1)), step);
 }
 
 }  // namespace
@@ -60,6 +80,7 @@ std::string metrics_line(const MetricsRow& row) {
 
 MetricsFile::MetricsFile(std::filesystem::path path, std::int64_t resumed_at)
     : path_(std::move(path)) {
+  if (resumed_at > 0 && ends_by(path_, resumed_at)) return;
   sys::AtomicFile::write(path_, resumed_at > 0 ? rows_until(path_, resumed_at) : "");
 }
 

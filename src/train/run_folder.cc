@@ -108,7 +108,9 @@ void RunFolder::open(std::int64_t resumed_at, bool is_continued,
   if (options_.resume && !is_continued) set_aside_newer(resumed_at);
   if (is_taken) is_taken();
   metrics_.emplace(path_ / "metrics.jsonl", resumed_at);
-  write_config(path_ / "config.toml", configuration_);
+  // A later round has the same one.
+  if (!is_continued || !fs::exists(path_ / "config.toml"))
+    write_config(path_ / "config.toml", configuration_);
 }
 
 // The newest first, and the rows of metrics after all: a run that is killed in between leaves what

@@ -9,6 +9,9 @@
 
 #include <lockstep/comm/together.h>
 
+#include <ATen/Parallel.h>
+
+#include <exception>
 #include <utility>
 
 namespace lockstep::train {
@@ -48,7 +51,17 @@ std::optional<Report> train_elastically(Task& task, const Options& given,
   check(given.elastic, "train_elastically: expected Options::elastic");
   std::optional<Report> report;
   bool has_data = false;
-  const bool is_done = run_rounds({}, [&](Round& round) {
+  const auto prepare = [&] {
+    const Options options = elastic_options(given);
+    if (options.threads > 0) at::set_num_threads(static_cast<int>(options.threads));
+    try {
+      task.load(options, Group());
+      has_data = true;
+    } catch (const std::exception&) {
+      // The round meets it again, and says it.
+    }
+  };
+  const bool is_done = run_rounds({.reserve = true, .prepare = prepare}, [&](Round& round) {
     begins(round.group());
     together(round.group(), [&] { check_run(given, task, round.group().size()); });
     const Options options = elastic_options(given);

@@ -29,23 +29,24 @@ def expect_the_same(folder, name, what, output):
     expect(model_of(folder, name) == model_of(folder, "calm"), f"another model: {what}", output[-20000:])
 
 
-def workers_of(process):
-    """The processes that a launcher has started as workers."""
+def workers_of(process, reserve=False):
+    """The processes that a launcher has started and that have a rank; or those that wait for one."""
     found = []
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             stat = (folder / "stat").read_text()
             if int(stat[stat.rindex(") ") + 2:].split()[1]) != process.pid:
                 continue
-            if b"\0LOCKSTEP_WORKER=" in (folder / "environ").read_bytes():
+            is_started = b"\0LOCKSTEP_AGENT=" in (folder / "environ").read_bytes()
+            if is_started and ((folder / "comm").read_text() == "reserve\n") == reserve:
                 found.append(int(folder.name))
         except (OSError, ValueError):
             continue  # it has just ended
     return found
 
 
-def kill_one(process, number=signal.SIGKILL):
-    workers = workers_of(process)
+def kill_one(process, number=signal.SIGKILL, reserve=False):
+    workers = workers_of(process, reserve)
     if not workers:
         return False
     try:

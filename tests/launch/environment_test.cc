@@ -88,6 +88,20 @@ TEST(RankEnvironment, ReplacesWhatAnOuterLauncherSaid) {
     EXPECT_FALSE(found.contains(name)) << name;
 }
 
+TEST(RankEnvironment, OfAProcessInReserveComesInTwoParts) {
+  const Environment outer{
+      {"RANK", "7"}, {"HOME", "/home"}, {"LOCKSTEP_ROUND", "3"}, {"OMP_NUM_THREADS", "5"}};
+  auto found = as_map(reserve_environment(outer, place, 33));
+  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_PORT", "LOCKSTEP_ROUND", "LOCKSTEP_WORKER",
+                           "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE"})
+    EXPECT_FALSE(found.contains(name)) << name;
+  EXPECT_EQ(found.at("TORCHELASTIC_RUN_ID"), "run") << "by which the guard knows it";
+  EXPECT_EQ(found.extract("LOCKSTEP_RESERVE_FD").mapped(), "33");
+  for (const auto& [name, value] : place_environment(place))
+    EXPECT_TRUE(found.emplace(name, value).second) << name;
+  EXPECT_EQ(found, as_map(rank_environment(outer, place)));
+}
+
 TEST(RankEnvironment, LeavesTheUsersThreadSettings) {
   const auto found =
       as_map(rank_environment({{"OMP_NUM_THREADS", "5"}, {"OMP_WAIT_POLICY", "active"}}, place));

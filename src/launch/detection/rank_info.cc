@@ -1,10 +1,12 @@
 #include "launch/detection/rank_info.h"
 
+#include <lockstep/base/error.h>
 #include <lockstep/store/secret.h>
 
 #include "base/check.h"
 #include "base/environment.h"
 #include "launch/detection/mpirun.h"
+#include "launch/detection/reserve.h"
 #include "launch/detection/slurm.h"
 #include "launch/environment.h"
 
@@ -65,6 +67,8 @@ RankInfo detect_others() {
 
 RankInfo detect_rank() {
   constexpr std::int64_t most = std::numeric_limits<int>::max();
+  if (!wait_for_place())
+    throw Aborted("this process waited in reserve, and its agent has no use for it any more");
   if (!environment::text(variable::rank) && !environment::text(variable::world_size))
     return detect_others();
   auto size = environment::required_integer(variable::world_size, 1, most, "but RANK is");
@@ -81,7 +85,7 @@ RankInfo detect_rank() {
 }
 
 bool is_launched() {
-  return environment::text(variable::rank) || environment::text(variable::world_size) ||
+  return is_in_reserve() || environment::text(variable::rank) || environment::text(variable::world_size) ||
          detect_mpirun() || detect_slurm();
 }
 

@@ -35,7 +35,8 @@ struct RankInfo {
   std::optional<RankRendezvous> rendezvous;  // nothing for one rank
 };
 
-// BadInput names the variable that is missing or makes no sense, and what it would have to be.
+// BadInput names the variable that is missing or makes no sense, and what it would have to be. A
+// process in reserve waits here for its place; Aborted when it gets none.
 [[nodiscard]] RankInfo detect_rank();
 
 // Whether a launcher started this process as a rank, be it the only one. BadInput as detect_rank().

@@ -1,0 +1,167 @@
+// Processes in reserve: who gets one, and what it becomes.
+#include "launch/run_agent.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <unistd.h>
+
+#include <lockstep/store/open.h>
+#include "launch/detection/rank_info.h"
+#include "launch/detection/reserve.h"
+#include "support/messages.h"
+#include "support/temporary_folder.h"
+
+namespace lockstep::launch {
+namespace {
+
+using namespace std::chrono_literals;
+using test::expect_words;
+namespace fs = std::filesystem;
+
+std::string value_of(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "none" : value;
+}
+
+std::string text_of(const fs::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Until a process waits in reserve.
+void wait_for_reserve(const fs::path& folder) {
+  for (;; std::this_thread::sleep_for(2ms))
+    for (const auto& entry : fs::directory_iterator(folder))
+      if (text_of("/proc/" + entry.path().filename().string() + "/comm") == "reserve\n") return;
+}
+
+// FOLDER gets a file named as each process in reserve. Rank 1 of the first round ends when one
+// waits.
+TEST(ReserveProgram, DISABLED_Waits) {
+  const fs::path folder = value_of("FOLDER");
+  const bool was_in_reserve = is_in_reserve();
+  if (was_in_reserve) {
+    EXPECT_EQ(value_of("RANK"), "none");
+    EXPECT_EQ(value_of("LOCKSTEP_WORKER"), "none");
+    std::ofstream(folder / std::to_string(::getpid())).flush();
+    if (value_of("MODE") == "fails") std::_Exit(7);
+  }
+  EXPECT_TRUE(is_launched());
+  const RankInfo info = detect_rank();
+  EXPECT_EQ(std::to_string(info.rank), value_of("RANK"));
+  EXPECT_EQ(value_of("LOCKSTEP_RESERVE_FD"), "none");
+  EXPECT_NE(text_of("/proc/self/comm"), "reserve\n");
+  std::string line;
+  const bool has_input = static_cast<bool>(std::getline(std::cin, line));
+  const auto store = open_store(value_of("LOCKSTEP_STORE"), read_secret(), 20s);
+  if (value_of("MODE") != "silent") store->set("lockstep-round/reserve", "1");
+  const std::string round = value_of("LOCKSTEP_ROUND");
+  std::cout << "says " + round + "/" + value_of("RANK") + "/" + value_of("LOCKSTEP_WORKER") +
+                   (was_in_reserve ? " from reserve" : "") + (has_input ? " reads " + line : "")
+            << std::endl;
+  if (round == "1") std::_Exit(::testing::Test::HasFailure() ? 9 : 0);
+  if (info.rank == 1) {
+    if (value_of("MODE") == "waits") wait_for_reserve(folder);
+    if (value_of("MODE") == "fails")
+      while (std::distance(fs::directory_iterator(folder), {}) < 3)
+        std::this_thread::sleep_for(2ms);
+    ::kill(::getpid(), SIGKILL);
+  }
+  for (;;) std::this_thread::sleep_for(1s);
+}
+
+WorkerSpec waiting(const fs::path& folder, const char* mode, int ranks = 2) {
+  WorkerSpec spec{.program = "/proc/self/exe",
+                  .arguments = {"--gtest_filter=ReserveProgram.DISABLED_Waits",
+                                "--gtest_also_run_disabled_tests", "--gtest_brief=1"},
+                  .ranks = ranks,
+                  .max_restarts = 5,
+                  .prefix = PrefixStyle::none,
+                  .input = StandardInput::none};
+  std::erase_if(spec.environment, [](const auto& entry) { return entry.first == "GTEST_OUTPUT"; });
+  spec.environment.emplace_back("FOLDER", folder.string());
+  spec.environment.emplace_back("MODE", mode);
+  return spec;
+}
+
+int count(const std::string& text, const std::string& words) {
+  int found = 0;
+  for (std::size_t at = text.find(words); at != std::string::npos; at = text.find(words, at + 1))
+    ++found;
+  return found;
+}
+
+TEST(Reserve, TakesARankThatIsLost) {
+  const test::TemporaryFolder folder, logs;
+  WorkerSpec spec = waiting(folder.path(), "waits");
+  spec.log_folder = logs.path().string();
+  const Ran ran = run_agent(spec);
+  EXPECT_EQ(ran.result.exit_code, 0) << ran.error << ran.output;
+  EXPECT_EQ(count(ran.output, "says "), 4) << ran.output;
+  EXPECT_EQ(count(ran.output, "says 1/0/0.2 from reserve"), 1) << ran.output;
+  EXPECT_EQ(count(ran.output, "says 1/1/0.3\n"), 1) << "there was one only: " << ran.output;
+  EXPECT_NE(text_of(logs / "rank-0.log").find("says 1/0/0.2 from reserve"), std::string::npos);
+}
+
+TEST(Reserve, IsAsLargeAsTheUserSays) {
+  for (const int reserve : {0, 2}) {
+    const test::TemporaryFolder folder;
+    WorkerSpec spec = waiting(folder.path(), reserve == 0 ? "does not wait" : "waits");
+    spec.reserve = reserve;
+    const Ran ran = run_agent(spec);
+    EXPECT_EQ(ran.result.exit_code, 0) << ran.error << ran.output;
+    EXPECT_LE(count(ran.output, "from reserve"), reserve) << ran.output;
+    EXPECT_GE(count(ran.output, "from reserve"), reserve / 2) << ran.output;
+  }
+}
+
+// Such as a program in Python, which would begin without a rank.
+TEST(Reserve, IsNotOfAProgramThatDoesNotSayThatItCanWait) {
+  const test::TemporaryFolder folder;
+  const Ran ran = run_agent(waiting(folder.path(), "silent"));
+  EXPECT_EQ(ran.result.exit_code, 0) << ran.error << ran.output;
+  EXPECT_EQ(count(ran.output, "from reserve"), 0) << ran.output;
+  EXPECT_TRUE(fs::is_empty(folder.path()));
+}
+
+TEST(Reserve, OfAProgramThatEndsInItIsGivenUp) {
+  const test::TemporaryFolder folder;
+  const Ran ran = run_agent(waiting(folder.path(), "fails"));
+  EXPECT_EQ(ran.result.exit_code, 0) << ran.error << ran.output;
+  EXPECT_EQ(count(ran.output, "from reserve"), 0) << ran.output;
+  expect_words(ran.error, {"no process is kept in reserve any more: 3 have ended before they were "
+                           "ready, the last with exit code 7\n"});
+}
+
+// The standard input of the agent is rank 0's, also of one that waited for it.
+TEST(Reserve, Rank0HasTheStandardInput) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const int before = ::dup(STDIN_FILENO);
+  ::dup2(ends[0], STDIN_FILENO);
+  ASSERT_EQ(::write(ends[1], "first\nsecond\n", 13), 13);
+  ::close(ends[0]);
+  ::close(ends[1]);
+  const test::TemporaryFolder folder;
+  WorkerSpec spec = waiting(folder.path(), "waits");
+  spec.input = StandardInput::rank_0;
+  const Ran ran = run_agent(spec);
+  ::dup2(before, STDIN_FILENO);
+  ::close(before);
+  EXPECT_EQ(ran.result.exit_code, 0) << ran.error << ran.output;
+  EXPECT_EQ(count(ran.output, "says 0/0/0.0 reads first"), 1) << ran.output;
+  EXPECT_EQ(count(ran.output, "reads"), 1) << "the stream took both lines: " << ran.output;
+}
+
+}  // namespace
+}  // namespace lockstep::launch
