@@ -62,10 +62,10 @@ class Dd:
 
 
 def start(options, folder):
-    told = ["--folder", folder, "--mib", options.mib, "--threads", 1]
-    ours = Ranks.start_each("lockstep", [options.rank_program, "checkpoint", *told], 1)
+    told = ["--folder", folder, "--mib", options.mib, "--threads", options.threads]
+    ours = Ranks.start_each("lockstep", [options.rank_program, "checkpoint", *told], 1, options.threads)
     python = find_python(options.python)
-    dcp = Ranks.start_each("dcp", peer_command(python, "checkpoint.py", *told), 1)
+    dcp = Ranks.start_each("dcp", peer_command(python, "checkpoint.py", *told), 1, options.threads)
     for ranks in (ours, dcp):
         ranks.answers()  # "ready"
     contenders = [Asked(f"ours {order}", order, ours) for order in ("async", "save", "load", "trusted")]
@@ -81,7 +81,10 @@ def ratios_of(by_name):
 
 
 def print_table(options, contenders, ratios):
-    print(f"checkpoint: {options.mib} MiB of model and optimizer state, one rank, rounds={options.rounds}")
+    print(
+        f"checkpoint: {options.mib} MiB of model and optimizer state, one rank, threads={options.threads} "
+        f"(memcpy and dd: 1), rounds={options.rounds}"
+    )
     print(f"{'':<16}{'min':>12}{'p50':>12}{'max':>12}{'MiB/s at p50':>15}")
     for contender in contenders:
         found = spread_of(contender.seconds)
@@ -97,7 +100,8 @@ def print_table(options, contenders, ratios):
 def print_json(options, contenders, ratios):
     for contender in contenders:
         found = spread_of(contender.seconds)
-        row = {"bench": "checkpoint", "what": contender.name, "mib": options.mib, "rounds": options.rounds}
+        row = {"bench": "checkpoint", "what": contender.name, "mib": options.mib, "threads": options.threads}
+        row["rounds"] = options.rounds
         print(json.dumps({**row, "min_s": found.min, "p50_s": found.p50, "max_s": found.max}))
     for above, below, words, ratio in ratios:
         row = {"bench": "checkpoint", "ratio": f"{above} / {below}", "what": words}
@@ -126,4 +130,6 @@ def compare(options, judgements):
 def add_options(parser):
     parser.add_argument("--mib", type=number(1, 1 << 20), default=USUAL, help="of model and optimizer state")
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("build"), help="on the disk to measure")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--threads", type=number(1, 1024), default=cores, help="of a rank; all cores, as by default")
     parser.add_argument("--rounds", type=number(1, 100_000), default=10, help="turns of each contender")

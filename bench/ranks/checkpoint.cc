@@ -6,7 +6,8 @@
 //   load     checkpoint::load() of what is in the page cache
 //   trusted  the same without comparing checksums
 //   memcpy   the least that loading takes: the same bytes out of the page cache into memory that is
-//            there, with the files mapped and each page touched before: no page faults count
+//            there, with the files mapped and each page touched before: no page faults count, and
+//            one thread, whatever the others have
 #include "base/check.h"
 #include "serve.h"
 

@@ -5,6 +5,7 @@
 #include "checkpoint/checksum.h"
 #include "checkpoint/header_checksums.h"
 #include "checkpoint/part_exchange.h"
+#include "checkpoint/pieces.h"
 #include "layout/runs.h"
 
 #include <lockstep/comm/together.h>
@@ -14,7 +15,9 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
+#include <limits>
 #include <span>
 #include <utility>
 
@@ -35,7 +38,9 @@ at::Tensor host_tensor(const layout::Box& run, c10::ScalarType dtype) {
 }
 
 // Small enough to stay in the cache next to a core between reading and summing up.
-constexpr std::size_t verified_at_once = std::size_t{64} << 10;
+constexpr std::size_t read_at_once = std::size_t{256} << 10;
+
+constexpr std::int64_t of_any_length = std::numeric_limits<std::int64_t>::max();
 
 }  // namespace
 
@@ -89,17 +94,16 @@ void PartsReader::read_at(const TensorEntry& entry, std::uint64_t offset,
 
 std::uint32_t PartsReader::share_of(const TensorEntry& entry, std::uint64_t begin,
                                     std::uint64_t end) {
-  staging_.resize(verified_at_once);
-  std::uint32_t own = 0;
-  for (std::uint64_t offset = begin; offset < end;) {
-    std::span bytes =
-        std::span(staging_).first(std::min<std::uint64_t>(staging_.size(), end - offset));
-    read_at(entry, offset, bytes);
-    own = crc32_of(bytes, own);
-    offset += bytes.size();
-  }
+  staging_.resize(piece_workers() * read_at_once);
+  std::atomic<std::uint32_t> shares{0};
+  for_each_piece(
+      end - begin, read_at_once, [&](std::size_t worker, std::uint64_t from, std::uint64_t to) {
+        const std::span bytes = std::span(staging_).subspan(worker * read_at_once, to - from);
+        read_at(entry, begin + from, bytes);
+        shares ^= crc32_share(crc32_of(bytes), entry.end - entry.begin - begin - to);
+      });
   bytes_verified_ += end - begin;
-  return crc32_share(own, entry.end - entry.begin - end);
+  return shares;
 }
 
 // Ranks that read one copy of the files divide their bytes between them.
@@ -164,7 +168,10 @@ at::Tensor PartsReader::read_whole(const TensorEntry& entry) {
 
 void PartsReader::read_bytes(const TensorEntry& entry, std::uint64_t offset,
                              std::span<std::byte> bytes) {
-  read_at(entry, offset, bytes);
+  for_each_piece(bytes.size(), read_at_once,
+                 [&](std::size_t, std::uint64_t from, std::uint64_t to) {
+                   read_at(entry, offset + from, bytes.subspan(from, to - from));
+                 });
   bytes_read_ += bytes.size();
 }
 
@@ -176,15 +183,17 @@ void PartsReader::read_run(const TensorEntry& entry, const layout::Box& run,
 
 void PartsReader::fill_own(const PartToFill& part) {
   const TensorEntry& entry = *find(part.name);
+  const auto copy = [&](const layout::Box& run) {
+    const at::Tensor dense = host_tensor(run, entry.dtype);
+    read_run(entry, run, dense);
+    view_of(part.tensor, part.slice, run).copy_(dense);
+  };
   for (const layout::Box& box : layout::boxes_of(part.slice))
-    layout::for_each_run(box, entry.shape, elements_at_once(entry.dtype),
-                         [&](const layout::Box& run) {
-                           at::Tensor view = view_of(part.tensor, part.slice, run);
-                           bool in_place = takes_bytes(view);
-                           at::Tensor dense = in_place ? view : host_tensor(run, entry.dtype);
-                           read_run(entry, run, dense);
-                           if (!in_place) view.copy_(dense);
-                         });
+    layout::for_each_run(box, entry.shape, of_any_length, [&](const layout::Box& run) {
+      const at::Tensor view = view_of(part.tensor, part.slice, run);
+      if (takes_bytes(view)) return read_run(entry, run, view);
+      layout::for_each_run(run, entry.shape, elements_at_once(entry.dtype), copy);
+    });
 }
 
 // Sends what it could not read all the same: an `error` here must not leave the other one waiting.
