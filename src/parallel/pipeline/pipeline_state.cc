@@ -66,6 +66,7 @@ void PipelineState::check_ranks(const std::vector<Stage>& stages) const {
   std::vector<std::string> lines{
       formatted("schedule {}: {} stages, {} micro-batches, {:016x}", schedule_.name,
                 schedule_.stages, schedule_.micro_batches, fingerprint(schedule_text(schedule_)))};
+  lines.push_back(options_.by_handle ? "tensors by handle" : "tensors are copied");
   for (const Stage& stage : stages) {
     lines.push_back("stage " + stage.name);
     const auto tensors = modules::tensors_of(*stage.module);
@@ -200,9 +201,11 @@ PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batc
   const bool trains = kind == StepKind::train;
   const plan::Schedule& schedule = trains ? schedule_ : forwards_;
   const auto& actions = schedule.ranks[static_cast<std::size_t>(group_.rank())];
-  pipeline::Mailbox mailbox(
-      group_, schedule, books_[batch.kind()],
-      {.tells_specs = is_new, .device = device_of(runs_), .timeout = options_.timeout});
+  pipeline::Mailbox mailbox(group_, schedule, books_[batch.kind()],
+                            {.tells_specs = is_new,
+                             .by_handle = options_.by_handle,
+                             .device = device_of(runs_),
+                             .timeout = options_.timeout});
   pipeline::Execution execution(
       schedule, batch, kind, mailbox,
       {runs_, loss_, [this](const plan::Action& action) { sets_->before_backward(action); }});

@@ -36,8 +36,10 @@
 //
 // Messages: their sizes and dtypes are told once for each size of a batch, and then known; so are
 // they when a parameter has been frozen or unfrozen between two steps, which any rank may do.
-// Data-dependent sizes are an error that names the stage. A tensor that a stage passes on is sent
-// by Group's send(), which on `shm` copies it once, from memory to memory.
+// Data-dependent sizes are an error that names the stage. A tensor that a stage passes on, or a
+// gradient, is not copied on `shm` from 64 KiB on, but read where it lies (Group's
+// send_by_handle(); Options::by_handle): the memory stays with the rank that made it, until the
+// other rank has let go of it.
 //
 // Errors: an exception of one rank's stage, loss or data ends the step on all ranks: this rank
 // throws it, and the others, also those of other pipelines that a strategy joins to this one, get
@@ -93,6 +95,8 @@ struct PipelineOptions {
   std::optional<Group> all_ranks = std::nullopt;
   // Deadline of each wait; absent: the group's.
   std::optional<Duration> timeout = std::nullopt;
+  // Off: what stages pass on is copied on every engine. The same on all ranks.
+  bool by_handle = true;
 };
 
 class [[nodiscard]] Pipeline : public Handle {

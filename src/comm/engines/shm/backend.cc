@@ -7,6 +7,8 @@
 #include "comm/backend/element_type.h"
 #include "comm/backend/node_shared.h"
 #include "comm/engines/shm/endpoint.h"
+#include "comm/engines/shm/lent_tensors.h"
+#include "comm/engines/shm/loans.h"
 #include "comm/engines/shm/tensor_allocator.h"
 #include "sys/own_process.h"
 #include "sys/sanitizer.h"
@@ -17,6 +19,8 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
+
+#include <fcntl.h>
 
 #include <cstring>
 #include <exception>
@@ -36,7 +40,16 @@ namespace {
 Buffer buffer_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
   if (!tensor.is_cpu()) refuse_device(tensor);
-  return {static_cast<std::byte*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.nbytes())};
+  return {static_cast<std::byte*>(tensor.mutable_data_ptr()),
+          static_cast<std::size_t>(tensor.nbytes())};
+}
+
+// Of an input, which nobody writes: one that copies on write is not copied.
+Buffer buffer_to_read(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  if (!tensor.is_cpu()) refuse_device(tensor);
+  auto* data = static_cast<const std::byte*>(tensor.const_data_ptr());
+  return {const_cast<std::byte*>(data), static_cast<std::size_t>(tensor.nbytes())};
 }
 
 Buffer memory_of(void* kept) {
@@ -85,22 +98,46 @@ ArenaTensors::Pages pages_of_tensors() {
                                    : ArenaTensors::Pages::at_once;
 }
 
+std::shared_ptr<const sys::SharedMemory> map_to_read(int file, std::size_t bytes) {
+  try {
+    sys::FileDescriptor own(fcntl(file, F_DUPFD_CLOEXEC, 0));
+    auto memory =
+        std::make_shared<sys::SharedMemory>(sys::SharedMemory::open_to_read(std::move(own), bytes));
+    memory->keep_from_children();
+    return memory;
+  } catch (const Error&) {
+    return nullptr;  // a limit of the address space
+  }
+}
+
+// Loans that outlive the world.
+struct LastLoans {
+  ~LastLoans() { keep_until_over(std::move(loans)); }
+  std::vector<Loan> loans;
+};
+
 // What the backends of one world share: tensors are made in the arena as long as one of them lives.
 struct Ends {
   Ends(std::shared_ptr<Store> store, int rank, int size, EndpointOptions options,
        std::size_t for_tensors)
-      : endpoint(std::move(store), rank, size, options) {
+      : endpoint(std::move(store), rank, size, options), loans(endpoint.peers(), map_to_read) {
+    keep_until_over({});
     if (for_tensors > 0) tensors.emplace(endpoint.arena(), for_tensors, pages_of_tensors());
   }
+  ~Ends() { last.loans = loans.take_all(); }
+
+  LastLoans last;  // after the endpoint's end
   Endpoint endpoint;
+  Loans loans;
   std::optional<ArenaTensors> tensors;
 };
 
 class ShmBackend : public Backend {
  public:
-  ShmBackend(std::shared_ptr<Endpoint> endpoint, Group& group, Duration timeout)
+  ShmBackend(std::shared_ptr<Ends> ends, Group& group, Duration timeout)
       : Backend(group.rank(), group.size()),
-        endpoint_(std::move(endpoint)),
+        ends_(std::move(ends)),
+        endpoint_(&ends_->endpoint),
         group_(group),
         timeout_(timeout) {}
   ~ShmBackend() override { endpoint_->leave(group_); }
@@ -110,7 +147,7 @@ class ShmBackend : public Backend {
   void post(const Call& call) override {
     const auto& typed = call.input.defined() ? call.input : call.output;
     bool in_place = call.output.is_same(call.input);
-    auto input = buffer_of(call.input);
+    auto input = in_place ? buffer_of(call.input) : buffer_to_read(call.input);
     Posting posting{
         .collective = call.collective,
         .op = call.op,
@@ -181,12 +218,46 @@ class ShmBackend : public Backend {
                      });
   }
 
+  [[nodiscard]] bool passes_handles(int peer, std::int64_t bytes) const override {
+    if (bytes < static_cast<std::int64_t>(ArenaTensors::least_bytes)) return false;
+    const auto& peers = endpoint_->peers();
+    const int other = world_rank(peer);
+    if (peers.process(other) == 0) return true;
+    const auto has_tensors = [&](int rank) { return peers.control(rank).has_tensors.load() != 0; };
+    return has_tensors(peers.rank()) && has_tensors(other);
+  }
+
+  [[nodiscard]] std::int64_t lend(const at::Tensor& tensor, int destination) override {
+    const auto bytes = tensor.nbytes();
+    // A small view would keep much else.
+    if (!tensor.is_cpu() || tensor.storage().nbytes() > 2 * bytes) return 0;
+    const int other = world_rank(destination);
+    auto* data = static_cast<const std::byte*>(tensor.const_data_ptr());
+    if (!ends_->loans.can_lend(data, bytes, other)) return 0;
+    auto memory = keep_as_it_is(tensor);
+    if (memory == nullptr) return 0;
+    return static_cast<std::int64_t>(ends_->loans.lend(data, bytes, other, std::move(memory)));
+  }
+
+  void give_up(std::int64_t handle) noexcept override {
+    ends_->loans.give_up(static_cast<std::uint64_t>(handle));
+  }
+
+  [[nodiscard]] at::Tensor borrow(std::int64_t handle, int source, at::IntArrayRef sizes,
+                                  const at::TensorOptions& options) override {
+    const auto bytes =
+        host_bytes("recv_by_handle", sizes, at::TensorOptions(options).device(at::kCPU));
+    return tensor_over(
+        ends_->loans.borrow(static_cast<std::uint64_t>(handle), world_rank(source), bytes), sizes,
+        options);
+  }
+
   [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int> ranks,
                                                 std::string_view name) override {
     std::vector<int> members;
     for (int rank : ranks) members.push_back(group_.members().at(rank));
     auto& group = endpoint_->make_group(std::string(name), std::move(members));
-    return sys::make_shared_of_process<ShmBackend>(endpoint_, group, timeout_);
+    return sys::make_shared_of_process<ShmBackend>(ends_, group, timeout_);
   }
 
   void abort(std::string_view reason) override {
@@ -194,7 +265,12 @@ class ShmBackend : public Backend {
   }
 
  private:
-  std::shared_ptr<Endpoint> endpoint_;
+  [[nodiscard]] int world_rank(int number) const {
+    return group_.members().at(static_cast<std::size_t>(number));
+  }
+
+  const std::shared_ptr<Ends> ends_;
+  Endpoint* const endpoint_;
   Group& group_;
   Duration timeout_;
 };
@@ -212,12 +288,14 @@ std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
   bool has_tensors = options.has_tensors.value_or(
       environment::flag("LOCKSTEP_ARENA_TENSORS").value_or(!sys::malloc_is_watched));
   std::size_t for_tensors = has_tensors ? bytes_for_tensors(bytes, size) : 0;
-  auto ends = std::make_shared<Ends>(
-      std::move(store), rank, size,
-      EndpointOptions{options.timeout, options.join_timeout, bytes + for_tensors}, for_tensors);
+  auto ends = std::make_shared<Ends>(std::move(store), rank, size,
+                                     EndpointOptions{.timeout = options.timeout,
+                                                     .join_timeout = options.join_timeout,
+                                                     .arena_bytes = bytes + for_tensors,
+                                                     .has_tensors = for_tensors > 0},
+                                     for_tensors);
   auto& world = ends->endpoint.world();
-  return sys::make_shared_of_process<ShmBackend>(std::shared_ptr<Endpoint>(ends, &ends->endpoint),
-                                                 world, options.timeout);
+  return sys::make_shared_of_process<ShmBackend>(ends, world, options.timeout);
 }
 
 }  // namespace lockstep::shm

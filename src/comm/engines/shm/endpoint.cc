@@ -15,10 +15,12 @@
 namespace lockstep::shm {
 namespace {
 
-std::size_t checked(std::size_t arena, int rank, int size) {
+std::shared_ptr<Arena> make_arena(const EndpointOptions& options, int rank, int size) {
   check(size <= kernels::max_ranks, "shared memory: expected at most {} ranks, found {}",
         kernels::max_ranks, size);
   check(rank >= 0 && rank < size, "shared memory: expected a rank below {}, found {}", size, rank);
+  auto arena = sys::make_shared_of_process<Arena>(options.arena_bytes);
+  arena->control().has_tensors = options.has_tensors ? 1 : 0;
   return arena;
 }
 
@@ -31,7 +33,7 @@ std::string prefix_of_round(Store& store, int rank) {
 Endpoint::Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOptions options)
     : store_(std::move(store)),
       options_(options),
-      arena_(sys::make_shared_of_process<Arena>(checked(options.arena_bytes, rank, size))),
+      arena_(make_arena(options, rank, size)),
       prefix_(prefix_of_round(*store_, rank)),
       world_block_(rank == 0 ? make_block(size) : nullptr),
       handed_over_(hand_over(*store_, prefix_, rank, size, arena_,

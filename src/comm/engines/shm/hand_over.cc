@@ -36,7 +36,7 @@ using Token = std::array<char, 32>;
 struct Greeting {
   static constexpr std::uint64_t right_magic = 0x6b636f6c6d6873;  // "shmlock"
   static constexpr std::uint32_t right_version =
-      3;  // of everything in this folder that lies in shared memory
+      4;  // of everything in this folder that lies in shared memory
 
   std::uint64_t magic = right_magic;
   std::uint32_t version = right_version;
