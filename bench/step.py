@@ -11,12 +11,12 @@ from step_shared import USUAL_SIZES, check_optimizer, run_rounds, size_of
 from step_tail import USUAL_TAIL, compare_tails
 from step_trigger import measure_trigger
 
-OUR_MODES = ("none", "ddp", "optimizer", "gradients", "full", "full-node-shared", "tensor")
-MEMORY_MODES = OUR_MODES[:-1]  # of which a rank's memory has a formula
+OUR_MODES = ("none", "ddp", "optimizer", "gradients", "full", "full-node-shared", "tensor", "ddp-undivided")
+MEMORY_MODES = OUR_MODES[:-2]  # of which a rank's memory has a formula
 PYTORCH_MODES = ("none", "ddp", "zero1", "fsdp2", "tensor")
 ONE_BATCH = ("none", "tensor")  # rank 0 trains on its own batches alone, as one process would
 # PyTorch's mode that divides the same among the ranks; where there is none (gradients) the one that divides less.
-COUNTERPARTS = dict(zip(OUR_MODES, ("none", "ddp", "zero1", "zero1", "fsdp2", "fsdp2", "tensor")))
+COUNTERPARTS = dict(zip(OUR_MODES, ("none", "ddp", "zero1", "zero1", "fsdp2", "fsdp2", "tensor", "ddp")))
 GPT_HEADS = 6
 OPTIMIZERS = {
     "default": "torch.optim.AdamW, its defaults, beside torch::optim::AdamW",
@@ -95,9 +95,9 @@ def ratios_of(contenders):
         for mode, theirs in COUNTERPARTS.items()
         for malloc in MALLOCS
     ]
-    pairs += [
-        (Name("ours", mode), Name("ours", "ddp")) for mode in ("optimizer", "gradients", "full", "full-node-shared")
-    ]
+    over_ddp = ("optimizer", "gradients", "full", "full-node-shared", "ddp-undivided")
+    pairs += [(Name("ours", mode), Name("ours", "ddp")) for mode in over_ddp]
+    pairs += [(Name("ours", "ddp"), Name("ours", "none"))]
     return [(found[a], found[b]) for a, b in pairs if a in found and b in found]
 
 
@@ -119,6 +119,7 @@ def judge_ratio(options, numerator, denominator, found, judgements, optimizer):
     usual = size_of(options, options.model) == USUAL_SIZES[options.model]
     malloc = numerator.malloc if numerator.system == "pytorch" else "glibc"
     facts = {"model": options.model, "ranks": options.ranks, "usual_size": usual, "malloc": malloc}
+    facts["optimizer"] = optimizer
     figure = f"{numerator.system} {numerator.mode} / {denominator.system} {denominator.mode}"
     what = f"{options.model}, {options.ranks} ranks, {optimizer} AdamW: {numerator.title()} / {denominator.title()}"
     return judgements.judge("step", figure, facts, what, found)

@@ -2,11 +2,13 @@
 #pragma once
 
 #include "optim/optimizers.h"
-#include "optim/state_tensors.h"
+#include "optim/turns.h"
 #include "optim/update_entry.h"
 
 #include <ATen/core/grad_mode.h>
 
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep::optim {
@@ -15,6 +17,8 @@ struct AdamRule {
   double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
   bool amsgrad = false;
   bool decoupled = false;  // weight decay as AdamW has it
+
+  [[nodiscard]] std::string words() const;
 };
 
 // Entries are prepared; entry.age is the number of this update.
@@ -43,9 +47,9 @@ void step_adam(std::vector<torch::optim::OptimizerParamGroup>& groups, StateMap&
     }
     if (own.empty()) continue;
     step.group = static_cast<std::int64_t>(i);
-    check_state(all[i], step);
-    prepare_state(all[i], step.update.state, step.update.memory.get());
-    for (std::size_t j = 0; j < own.size(); ++j) own[j]->step(all[i][j].age = own[j]->step() + 1);
+    for (std::size_t j = 0; j < own.size(); ++j) all[i][j].age = own[j]->step() + 1;
+    Turns turns = prepared_turns(std::move(all[i]), step);
+    for (State* state : own) state->step(state->step() + 1);
     auto [beta1, beta2] = options.betas();
     AdamRule rule{.lr = options.lr(),
                   .beta1 = beta1,
@@ -54,7 +58,7 @@ void step_adam(std::vector<torch::optim::OptimizerParamGroup>& groups, StateMap&
                   .weight_decay = options.weight_decay(),
                   .amsgrad = options.amsgrad(),
                   .decoupled = decoupled};
-    in_batches(all[i], step.update.memory.get(),
+    take_turns(turns, step, rule.words(),
                [&](std::vector<UpdateEntry>& some) { update_entries(some, rule, step); });
   }
 }

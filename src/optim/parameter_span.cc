@@ -4,14 +4,19 @@
 #include "optim/state_tensors.h"
 #include "optim/threads.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <cmath>
 
 namespace lockstep::optim {
 namespace {
 
-constexpr std::int64_t piece_elements = 1 << 16;  // long enough that handing it out costs nothing
-static_assert(piece_elements % block_elements == 0 && Tile::elements % block_elements == 0);
+// Long enough that handing a piece out costs nothing; shorter where threads would have none.
+constexpr std::int64_t most_piece_elements = 1 << 16;
+constexpr std::int64_t least_piece_elements = 1 << 13;
+static_assert(most_piece_elements % least_piece_elements == 0 &&
+              least_piece_elements % block_elements == 0 && Tile::elements % block_elements == 0);
 
 std::int64_t bytes_of(c10::ScalarType dtype) { return dtype == c10::ScalarType::Float ? 4 : 2; }
 
@@ -29,6 +34,19 @@ StateBuffer memory_of(const StateTensor& state) {
   return memory;
 }
 
+// From its element `begin` on, which begins a block.
+void skip(ParameterSpan& span, std::int64_t begin) {
+  span.place += begin;
+  span.parameter += begin * bytes_of(span.dtype);
+  if (span.source != nullptr) span.source_begin += begin;
+  if (span.gradient != nullptr) span.gradient += begin * bytes_of(span.gradient_dtype);
+  if (span.master != nullptr) span.master += begin;
+  for (StateBuffer& state : span.state) {
+    if (state.data != nullptr) state.data += begin * bytes_of(state.format);
+    if (state.scales != nullptr) state.scales += begin / block_elements;
+  }
+}
+
 ParameterSpan span_of(const UpdateEntry& entry) {
   ParameterSpan span{.count = entry.dense.numel(),
                      .age = entry.age,
@@ -42,6 +60,10 @@ ParameterSpan span_of(const UpdateEntry& entry) {
   if (!entry.source) span.gradient = static_cast<const std::byte*>(entry.gradient.const_data_ptr());
   if (entry.has_16_bits()) span.master = entry.master->mutable_data_ptr<float>();
   for (std::size_t i = 0; i < span.state.size(); ++i) span.state[i] = memory_of(entry.state[i]);
+  if (entry.share) {
+    skip(span, entry.share->begin);
+    span.count = entry.share->length();
+  }
   return span;
 }
 
@@ -126,6 +148,7 @@ std::vector<ParameterSpan> make_spans(const std::vector<UpdateEntry>& entries) {
   for (const UpdateEntry& entry : entries) {
     if (!entry.is_for_kernel() || entry.dense.numel() == 0) continue;
     ParameterSpan span = span_of(entry);
+    if (span.count == 0) continue;
     if (!spans.empty() && goes_on(spans.back(), span))
       spans.back().count += span.count;
     else
@@ -146,6 +169,12 @@ void for_each_piece(std::span<const ParameterSpan> spans,
     std::size_t span;
     std::int64_t begin, end;
   };
+  std::int64_t elements = 0;
+  for (const ParameterSpan& span : spans) elements += span.count;
+  const std::int64_t of_thread = elements / at::get_num_threads();
+  const std::int64_t piece_elements =
+      std::clamp(of_thread / least_piece_elements * least_piece_elements, least_piece_elements,
+                 most_piece_elements);
   std::vector<Piece> pieces;
   for (std::size_t i = 0; i < spans.size(); ++i)
     for (std::int64_t begin = 0; begin < spans[i].count; begin += piece_elements)

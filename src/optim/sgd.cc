@@ -1,9 +1,10 @@
 #include <lockstep/optim/sgd.h>
 
+#include "base/format.h"
 #include "optim/optimizers.h"
 #include "optim/parameter_span.h"
 #include "optim/sgd_kernel.h"
-#include "optim/state_tensors.h"
+#include "optim/turns.h"
 #include "optim/update_entry.h"
 
 #include <ATen/ops/_fused_sgd.h>
@@ -11,6 +12,8 @@
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
+#include <string>
+#include <utility>
 
 namespace lockstep::optim {
 
@@ -22,6 +25,11 @@ namespace {
 struct SgdRule {
   double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false;
+
+  [[nodiscard]] std::string words() const {
+    return formatted("lr {}, momentum {}, dampening {}, weight decay {}{}", lr, momentum, dampening,
+                     weight_decay, nesterov ? ", nesterov" : "");
+  }
 };
 
 SgdConstants constants_of(const SgdRule& rule, const GroupStep& step, bool first) {
@@ -88,7 +96,7 @@ void update_entries(std::vector<UpdateEntry>& entries, const SgdRule& rule, cons
 }
 
 // A parameter has a state only where there is something to keep, as in torch::optim.
-void update_group(std::vector<UpdateEntry>& entries, StateMap& states, const SGDOptions& options,
+void update_group(std::vector<UpdateEntry> entries, StateMap& states, const SGDOptions& options,
                   const GroupStep& step) {
   bool buffered = options.momentum() != 0;
   std::vector<at::Tensor> no_masters(entries.size());
@@ -103,14 +111,13 @@ void update_group(std::vector<UpdateEntry>& entries, StateMap& states, const SGD
     if (buffered)
       entry.state[0] = {&state.momentum_buffer(), &state.momentum_buffer_scale, Codes::with_sign};
   }
-  check_state(entries, step);
-  prepare_state(entries, step.update.state, step.update.memory.get());
+  Turns turns = prepared_turns(std::move(entries), step);
   SgdRule rule{.lr = options.lr(),
                .momentum = options.momentum(),
                .dampening = options.dampening(),
                .weight_decay = options.weight_decay(),
                .nesterov = options.nesterov()};
-  in_batches(entries, step.update.memory.get(),
+  take_turns(turns, step, rule.words(),
              [&](std::vector<UpdateEntry>& some) { update_entries(some, rule, step); });
 }
 
@@ -118,10 +125,11 @@ void update_group(std::vector<UpdateEntry>& entries, StateMap& states, const SGD
 
 SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, SGDOptions defaults,
          UpdateOptions update)
-    : torch::optim::SGD(groups, std::move(defaults)), update_(std::move(update)) {}
+    : torch::optim::SGD(groups, std::move(defaults)), update_(checked(std::move(update))) {}
 
 SGD::SGD(std::vector<at::Tensor> parameters, SGDOptions defaults, UpdateOptions update)
-    : torch::optim::SGD(std::move(parameters), std::move(defaults)), update_(std::move(update)) {}
+    : torch::optim::SGD(std::move(parameters), std::move(defaults)),
+      update_(checked(std::move(update))) {}
 
 at::Tensor SGD::step(LossClosure closure) {
   at::Tensor loss = loss_of(closure);
@@ -142,7 +150,8 @@ void SGD::update(const ElementTransform& transform) {
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (all[i].empty()) continue;
     step.group = static_cast<std::int64_t>(i);
-    update_group(all[i], state_, static_cast<const SGDOptions&>(param_groups_[i].options()), step);
+    update_group(std::move(all[i]), state_,
+                 static_cast<const SGDOptions&>(param_groups_[i].options()), step);
   }
 }
 

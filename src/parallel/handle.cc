@@ -97,6 +97,10 @@ HandleMemory Handle::memory() const { return state()->memory(); }
 
 std::shared_ptr<optim::StateMemory> Handle::state_memory() const { return state()->state_memory(); }
 
+std::shared_ptr<optim::SharedUpdate> Handle::shared_update() const {
+  return state()->shared_update();
+}
+
 double Handle::seconds_waited() const { return state()->seconds_waited(); }
 
 StepTiming Handle::timing() const { return state()->timing(); }

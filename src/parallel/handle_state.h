@@ -35,6 +35,8 @@ class HandleState {
 
   [[nodiscard]] virtual HandleMemory memory() const = 0;
   [[nodiscard]] virtual std::shared_ptr<optim::StateMemory> state_memory() const { return nullptr; }
+  // Null: every rank updates what it has.
+  [[nodiscard]] virtual std::shared_ptr<optim::SharedUpdate> shared_update() { return nullptr; }
   [[nodiscard]] virtual double seconds_waited() const = 0;
   [[nodiscard]] virtual StepTiming timing() const { return {}; }
   // Local: ends every group that the strategy computes with, on every rank that can be reached. Of

@@ -4,6 +4,7 @@
 #include "base/format.h"
 #include "dispatch/lazy_storage.h"
 #include "module/rank_check.h"
+#include "optim/shared_update.h"
 #include "parallel/backward_step.h"
 #include "parallel/data/bucket_reducer.h"
 #include "parallel/gradient_hooks.h"
@@ -68,6 +69,7 @@ class DataParallelState final : public HandleState {
   void load_state_parts(const std::function<void(const NamedPart&)>& read) override;
 
   [[nodiscard]] HandleMemory memory() const override;
+  [[nodiscard]] std::shared_ptr<optim::SharedUpdate> shared_update() override;
   [[nodiscard]] double seconds_waited() const override { return waits_->seconds(); }
   [[nodiscard]] StepTiming timing() const override { return step_->clock().total(); }
   [[nodiscard]] Joinable& joinable() override { return *joinable_; }
@@ -173,6 +175,35 @@ HandleMemory DataParallelState::memory() const {
   for (const NamedParameter& parameter : parameters_)
     parallel::count_memory(parameter.tensor, memory);
   return memory;
+}
+
+namespace {
+
+bool share_memory(Group group) {
+  try {
+    (void)group.empty_node_shared({1}, at::kByte);
+    return true;
+  } catch (const InvalidArgument&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<optim::SharedUpdate> DataParallelState::shared_update() {
+  check(!hook_ || hook_->averages_over_all(),
+        "shared_update(): the ranks' models may differ, since hook {} does not average gradients "
+        "over all of them",
+        hook_ ? hook_->describe() : "");
+  if (group_.size() == 1 || !share_memory(group_)) return nullptr;
+  return std::make_shared<optim::SharedUpdate>(
+      group_, step_->hooked(), [step = std::weak_ptr(step_)] {
+        std::shared_ptr<BackwardStep> own = step.lock();
+        check(own != nullptr,
+              "DistributedDataParallel: the ranks divide this update, and the handle that averages "
+              "their gradients has gone");
+        own->check_averaged();
+      });
 }
 
 namespace {

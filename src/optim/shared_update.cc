@@ -1,0 +1,169 @@
+#include "optim/shared_update.h"
+
+#include "base/check.h"
+#include "base/fingerprint.h"
+#include "base/format.h"
+#include "optim/state_tensors.h"
+
+#include <lockstep/layout/shard_range.h>
+
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep::optim {
+namespace {
+
+// Of a rank in one all_gather: what it has updated is still in a cache when it goes out.
+constexpr std::int64_t most_elements = std::int64_t{1} << 18;
+
+// What ranks update and exchange at a time, and whose is which part of it, in whole blocks of the
+// small formats.
+struct Chunk {
+  layout::Range all;
+  int ranks = 1;
+
+  [[nodiscard]] layout::Range part(int rank) const {
+    std::int64_t blocks = (all.length() + block_elements - 1) / block_elements;
+    layout::Range own = layout::shard_range(blocks, ranks, rank);
+    return {all.begin + own.begin * block_elements,
+            std::min(all.end, all.begin + own.end * block_elements)};
+  }
+  [[nodiscard]] std::vector<std::int64_t> counts() const {
+    std::vector<std::int64_t> lengths;
+    for (int rank = 0; rank < ranks; ++rank) lengths.push_back(part(rank).length());
+    return lengths;
+  }
+};
+
+std::vector<Chunk> chunks_of(std::int64_t elements, int ranks) {
+  std::vector<Chunk> chunks;
+  for (std::int64_t begin = 0; begin < elements; begin += most_elements * ranks)
+    chunks.push_back({{begin, std::min(elements, begin + most_elements * ranks)}, ranks});
+  return chunks;
+}
+
+// All of its memory in one dimension, whatever its strides are.
+at::Tensor flat(const at::Tensor& dense) {
+  return at::empty({0}, dense.options().requires_grad(false))
+      .set_(dense.storage(), dense.storage_offset(), {dense.numel()}, {1});
+}
+
+at::Tensor part_of(const at::Tensor& values, layout::Range range) {
+  return values.narrow(0, range.begin, range.length());
+}
+
+template <class Use>
+void for_each_state(const UpdateEntry& entry, const Use& use) {
+  if (entry.master->defined()) use(*entry.master);
+  for (const StateTensor& state : entry.state)
+    for (const at::Tensor* tensor : {state.values, state.scales})
+      if (tensor != nullptr && tensor->defined()) use(*tensor);
+}
+
+std::uint64_t fingerprint_of_entries(const std::vector<UpdateEntry>& entries) {
+  std::uint64_t all = entries.size();
+  for (const UpdateEntry& entry : entries)
+    all = combine_fingerprints(all, fingerprint_of(entry.number, entry.dense.numel(), entry.age));
+  return all;
+}
+
+}  // namespace
+
+// Memory.
+
+at::Tensor SharedState::zeros(std::int64_t count, at::ScalarType dtype) {
+  c10::InferenceMode off(false);
+  std::erase_if(blocks_, [](const Block& block) { return block.storage.expired(); });
+  // The engine's own tensor may be the same object on several ranks.
+  at::Tensor values = flat(group_.empty_node_shared({count}, dtype));
+  if (fills()) values.zero_();
+  blocks_.push_back({values.storage().getWeakStorageImpl(), values._version()});
+  return values;
+}
+
+const SharedState::Block* SharedState::block_of(const at::Tensor& tensor) const {
+  const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  auto found = std::ranges::find_if(blocks_, [&](const Block& block) {
+    return block.storage._unsafe_get_target() == storage && !block.storage.expired();
+  });
+  return found == blocks_.end() ? nullptr : &*found;
+}
+
+bool SharedState::is_written(const at::Tensor& tensor) const {
+  const Block* block = block_of(tensor);
+  return block != nullptr && block->version != tensor._version();
+}
+
+void SharedState::accept_writes(const at::Tensor& tensor) {
+  for (Block& block : blocks_)
+    if (&block == block_of(tensor)) block.version = tensor._version();
+}
+
+// Updates.
+
+SharedUpdate::SharedUpdate(Group group, std::vector<at::Tensor> parameters,
+                           std::function<void()> check_gradients)
+    : group_(std::move(group)),
+      parameters_(std::move(parameters)),
+      check_gradients_(std::move(check_gradients)),
+      state_(std::make_shared<SharedState>(group_)) {
+  for (const at::Tensor& parameter : parameters_) known_.insert(parameter.unsafeGetTensorImpl());
+}
+
+bool SharedUpdate::divides(const UpdateEntry& entry) const {
+  return entry.is_for_kernel() && entry.dense.is_same(entry.parameter) &&
+         entry.dense.nbytes() >= least_bytes &&
+         known_.contains(entry.parameter.unsafeGetTensorImpl());
+}
+
+void SharedUpdate::prepare(std::vector<UpdateEntry>& entries, const GroupStep& step) {
+  if (entries.empty()) return;
+  check_gradients_();
+  for (UpdateEntry& entry : entries) {
+    for_each_state(entry, [&](const at::Tensor& tensor) {
+      check(!state_->is_written(tensor),
+            "{}: the state of parameter {} of group {} was written to, or that of one beside it: "
+            "the ranks share it, so each would change it again; give it other tensors, as load() "
+            "does",
+            step.optimizer, entry.number, step.group);
+    });
+  }
+  prepare_state(entries, step.update.state, state_.get());
+  for (const UpdateEntry& entry : entries)
+    for_each_state(entry, [&](const at::Tensor& tensor) { state_->accept_writes(tensor); });
+}
+
+void SharedUpdate::meet(const std::vector<UpdateEntry>& entries, const GroupStep& step,
+                        const std::string& rule) {
+  std::string tag = formatted(
+      "{} updates group {}: {}, gradients times {} up to {}, {} parameters {:x}, state {}, seed {}",
+      step.optimizer, step.group, rule,
+      step.update.maximize ? -step.transform.factor : step.transform.factor, step.transform.limit,
+      entries.size(), fingerprint_of_entries(entries), static_cast<int>(step.update.state),
+      step.update.seed);
+  group_.barrier({.tag = tag}).wait();
+}
+
+void SharedUpdate::run(std::vector<UpdateEntry>& entries, const GroupStep& step,
+                       const std::string& rule, const Update& update) {
+  if (entries.empty()) return;
+  meet(entries, step, rule);
+  std::vector<Work> works;
+  for (UpdateEntry& entry : entries) {
+    at::Tensor values = flat(entry.dense);
+    std::vector<UpdateEntry> one = {std::move(entry)};
+    for (const Chunk& chunk : chunks_of(values.numel(), group_.size())) {
+      layout::Range own = chunk.part(group_.rank());
+      one.front().share = own;
+      update(one);
+      works.push_back(group_.all_gather(part_of(values, chunk.all), part_of(values, own),
+                                        chunk.counts(), {.tag = "updated parameter"}));
+    }
+  }
+  for (Work& work : works) work.wait();
+}
+
+}  // namespace lockstep::optim

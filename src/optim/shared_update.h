@@ -1,0 +1,95 @@
+// SharedUpdate: ranks of one host that have the same parameters and gradients update each parameter
+// together. It is cut into chunks; each rank updates its part of a chunk, and all_gather gives that
+// to the others. What the optimizer keeps of such a parameter lies once, in memory that all of them
+// map: a rank writes its parts and sees all of it.
+//
+// A step of a group of parameters:
+//   barrier      its tag says what the ranks are about to do, so that different learning rates, or
+//                other gradients that are there, are a Mismatch; nobody looks at the state now
+//   chunks       update the own part, post the all_gather
+//   wait         then every rank has done all of its parts, and has all of the others'
+//
+// Only what is large is divided: below `least_bytes` a call costs more than the update.
+//
+// Not thread-safe, as step() is not.
+#pragma once
+
+#include "optim/update_entry.h"
+
+#include <lockstep/comm/group.h>
+#include <lockstep/optim/state_memory.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+namespace lockstep::optim {
+
+// Memory that all ranks map. The group's first rank alone writes what is there at the beginning.
+// Who writes there past the optimizer does so once for each rank, so that is found out.
+class SharedState final : public StateMemory {
+ public:
+  explicit SharedState(Group group) : group_(std::move(group)) {}
+
+  // Collective. They are zeros after the next barrier.
+  [[nodiscard]] at::Tensor zeros(std::int64_t count, at::ScalarType dtype) override;
+  [[nodiscard]] bool holds(const at::Tensor& tensor) const override {
+    return block_of(tensor) != nullptr;
+  }
+  [[nodiscard]] bool fills() const override { return group_.is_root(); }
+  void will_use(const at::Tensor&) noexcept override {}
+  void has_used(const at::Tensor&) noexcept override {}
+
+  // Whether LibTorch's operations have written to what lies there, since accept_writes().
+  [[nodiscard]] bool is_written(const at::Tensor& tensor) const;
+  void accept_writes(const at::Tensor& tensor);
+
+ private:
+  // Its tensors count their versions together.
+  struct Block {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    std::int64_t version = 0;
+  };
+  [[nodiscard]] const Block* block_of(const at::Tensor& tensor) const;
+
+  Group group_;
+  std::vector<Block> blocks_;
+};
+
+class SharedUpdate {
+ public:
+  static constexpr std::size_t least_bytes = std::size_t{64} << 10;
+
+  // Local. `parameters` are equal on all ranks of the group, which share memory, and so are their
+  // gradients, unless `check_gradients` throws. What is not among them each rank updates.
+  SharedUpdate(Group group, std::vector<at::Tensor> parameters,
+               std::function<void()> check_gradients);
+
+  // Local. Whether ranks divide it.
+  [[nodiscard]] bool divides(const UpdateEntry& entry) const;
+  // Collective: brings the state of entries that ranks divide to where it is shared.
+  void prepare(std::vector<UpdateEntry>& entries, const GroupStep& step);
+
+  // Collective, of the same entries. `rule` is what ranks must agree on beside them; `update` is
+  // called for some of them at a time.
+  using Update = std::function<void(std::vector<UpdateEntry>&)>;
+  void run(std::vector<UpdateEntry>& entries, const GroupStep& step, const std::string& rule,
+           const Update& update);
+
+ private:
+  void meet(const std::vector<UpdateEntry>& entries, const GroupStep& step,
+            const std::string& rule);
+
+  Group group_;
+  std::vector<at::Tensor> parameters_;
+  std::unordered_set<const c10::TensorImpl*> known_;
+  std::function<void()> check_gradients_;
+  std::shared_ptr<SharedState> state_;
+};
+
+}  // namespace lockstep::optim
