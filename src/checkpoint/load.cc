@@ -199,10 +199,12 @@ TrainingState load(const fs::path& folder, Handle& handle, torch::optim::Optimiz
   check_model_fits(state, files.model);
   if (ignored != nullptr) check_ignored_fit(state, *ignored);
   OptimizerReading optimizer_reading(optimizer, handle, files.kept);
-  if (options.verify) verify_files(files);
+  if (options.verify)
+    for (PartsReader* reader : files.all())
+      if (reader != &files.kept) reader->verify();
   std::map<std::string, at::Tensor> own;
   if (files.own && same_ranks) own = read_own(*files.own);
-  optimizer_reading.read();
+  optimizer_reading.read(options.verify);
   read_model(handle, files.model, ignored);
   if (beside.scheduler) options.scheduler->load_state(*beside.scheduler);
   if (beside.scaler) options.scaler->load_state(*beside.scaler);

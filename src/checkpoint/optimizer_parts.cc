@@ -5,13 +5,16 @@
 #include "checkpoint/optimizer_fields.h"
 #include "checkpoint/optimizer_state.h"
 #include "checkpoint/part_exchange.h"
+#include "sys/topology.h"
 
 #include <lockstep/comm/together.h>
 #include <lockstep/dispatch/part.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -177,8 +180,33 @@ void OptimizerReading::read_steps() {
   });
 }
 
-void OptimizerReading::read() {
-  optimizer_.state().clear();  // so that old and new are not there together
+// Collective: where one rank has none, none has. Ranks of a host ask at the same time, so each
+// counts on its share. What the system would have to take from others is not room.
+bool OptimizerReading::has_room_beside_old_state() const {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(file_.group().size()));
+  std::int64_t has_room = 1;
+  together(file_.group(), [&] {
+    if (optimizer_.state().empty()) return;
+    std::int64_t bytes = 0;
+    for (const Kept& one : kept_)
+      for (const auto& [field, entry] : one.entries)
+        bytes += slice_of(field, one.parameter).numel() *
+                 static_cast<std::int64_t>(c10::elementSize(entry->dtype));
+    const bool is_in_ordinary_memory = handle_.state_memory() == nullptr;
+    const std::int64_t share = sys::memory_size().available / file_.group().size();
+    has_room = is_in_ordinary_memory && bytes <= share / 2 ? 1 : 0;
+  });
+  file_.group()
+      .all_gather(at::from_blob(all.data(), {file_.group().size()}, at::kLong),
+                  at::from_blob(&has_room, {1}, at::kLong), part_call)
+      .wait();
+  return std::ranges::count(all, 1) == file_.group().size();
+}
+
+void OptimizerReading::read(bool verify) {
+  const bool reads_once = verify && has_room_beside_old_state();
+  if (verify && !reads_once) file_.verify();
+  if (!reads_once) optimizer_.state().clear();  // so that old and new are not there together
   std::shared_ptr<optim::StateMemory> memory = handle_.state_memory();
   std::vector<PartToFill> to_fill;
   together(file_.group(), [&] {
@@ -187,9 +215,15 @@ void OptimizerReading::read() {
         if (field != step_field)
           one.add(field, one.empty_field(entry->dtype, memory.get()), to_fill);
   });
-  file_.read(to_fill, [&](const PartToFill& part) {
+  const auto after_each = [&](const PartToFill& part) {
     if (memory) memory->has_used(part.tensor);
-  });
+  };
+  if (reads_once) {
+    file_.read_and_verify(to_fill, after_each);
+  } else {
+    file_.read(to_fill, after_each);
+  }
+  optimizer_.state().clear();
   for (Kept& one : kept_)
     if (!one.fields.empty())
       optimizer_.state()[one.parameter.tensor.unsafeGetTensorImpl()] =

@@ -28,10 +28,14 @@ class OptimizerReading {
   OptimizerReading(const OptimizerReading&) = delete;
   OptimizerReading& operator=(const OptimizerReading&) = delete;
 
-  void read();
+  // With `verify`, checksums are compared before the optimizer is changed: while its state is read,
+  // beside the old one, where all ranks have the memory for both; else by reading twice.
+  void read(bool verify);
 
  private:
   struct Kept;
+
+  [[nodiscard]] bool has_room_beside_old_state() const;
 
   void check() const;
   void check_all_known() const;

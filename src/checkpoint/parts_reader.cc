@@ -37,9 +37,6 @@ at::Tensor host_tensor(const layout::Box& run, c10::ScalarType dtype) {
   return at::empty(run.sizes, at::TensorOptions(dtype));
 }
 
-// Small enough to stay in the cache next to a core between reading and summing up.
-constexpr std::size_t read_at_once = std::size_t{256} << 10;
-
 constexpr std::int64_t of_any_length = std::numeric_limits<std::int64_t>::max();
 
 }  // namespace
@@ -92,65 +89,6 @@ void PartsReader::read_at(const TensorEntry& entry, std::uint64_t offset,
               visible(entry.name));
 }
 
-std::uint32_t PartsReader::share_of(const TensorEntry& entry, std::uint64_t begin,
-                                    std::uint64_t end) {
-  staging_.resize(piece_workers() * read_at_once);
-  std::atomic<std::uint32_t> shares{0};
-  for_each_piece(
-      end - begin, read_at_once, [&](std::size_t worker, std::uint64_t from, std::uint64_t to) {
-        const std::span bytes = std::span(staging_).subspan(worker * read_at_once, to - from);
-        read_at(entry, begin + from, bytes);
-        shares ^= crc32_share(crc32_of(bytes), entry.end - entry.begin - begin - to);
-      });
-  bytes_verified_ += end - begin;
-  return shares;
-}
-
-// Ranks that read one copy of the files divide their bytes between them.
-std::vector<std::int64_t> PartsReader::own_shares() {
-  const std::int64_t own = copies_[static_cast<std::size_t>(group_.rank())];
-  std::span before(copies_.data(), static_cast<std::size_t>(group_.rank()));
-  std::uint64_t total = 0, place = 0;
-  for (const TensorEntry& entry : entries_) total += entry.end - entry.begin;
-  auto readers = static_cast<std::uint64_t>(std::ranges::count(copies_, own));
-  auto number = static_cast<std::uint64_t>(std::ranges::count(before, own));
-  const std::uint64_t begin = total / readers * number;
-  const std::uint64_t end = number + 1 == readers ? total : total / readers * (number + 1);
-  std::vector<std::int64_t> shares(entries_.size());
-  for (std::size_t i = 0; sees() && i < shares.size(); ++i) {
-    const std::uint64_t size = entries_[i].end - entries_[i].begin;
-    const std::uint64_t from = std::max(begin, place), to = std::min(end, place + size);
-    if (from < to && has_checksum(entries_[i]))
-      shares[i] = share_of(entries_[i], from - place, to - place);
-    place += size;
-  }
-  return shares;
-}
-
-void PartsReader::verify() {
-  std::vector<std::int64_t> shares;
-  together(group_, [&] { shares = own_shares(); });
-  if (shares.empty()) return;
-  std::vector<std::int64_t> all(shares.size() * static_cast<std::size_t>(group_.size()));
-  auto count = static_cast<std::int64_t>(shares.size());
-  group_
-      .all_gather(at::from_blob(all.data(), {group_.size() * count}, at::kLong),
-                  at::from_blob(shares.data(), {count}, at::kLong), part_call)
-      .wait();
-  // A rank that does not see the files gets what rank 0 reads.
-  const std::int64_t copy = copies_[static_cast<std::size_t>(sees() ? group_.rank() : 0)];
-  together(group_, [&] {
-    for (std::size_t i = 0; i < shares.size(); ++i) {
-      std::uint32_t found = 0;
-      for (std::size_t rank = 0; rank < copies_.size(); ++rank)
-        if (copies_[rank] == copy)
-          found ^= static_cast<std::uint32_t>(all[rank * shares.size() + i]);
-      in_shard(entries_[i],
-               [&] { compare_checksum(shard_of(entries_[i]).metadata, entries_[i], found); });
-    }
-  });
-}
-
 at::Tensor PartsReader::read_whole(const TensorEntry& entry) {
   at::Tensor tensor;
   try {
@@ -168,30 +106,41 @@ at::Tensor PartsReader::read_whole(const TensorEntry& entry) {
 
 void PartsReader::read_bytes(const TensorEntry& entry, std::uint64_t offset,
                              std::span<std::byte> bytes) {
+  read_summed(entry, offset, bytes, nullptr);
+}
+
+// What is summed up is still in the cache of the core that has read it.
+void PartsReader::read_summed(const TensorEntry& entry, std::uint64_t offset,
+                              std::span<std::byte> bytes, std::uint32_t* share) {
+  std::atomic<std::uint32_t> shares{0};
+  const std::uint64_t behind = entry.end - entry.begin - offset;
   for_each_piece(bytes.size(), read_at_once,
                  [&](std::size_t, std::uint64_t from, std::uint64_t to) {
-                   read_at(entry, offset + from, bytes.subspan(from, to - from));
+                   const std::span<std::byte> piece = bytes.subspan(from, to - from);
+                   read_at(entry, offset + from, piece);
+                   if (share != nullptr) shares ^= crc32_share(crc32_of(piece), behind - to);
                  });
+  if (share != nullptr) *share ^= shares;
   bytes_read_ += bytes.size();
 }
 
 void PartsReader::read_run(const TensorEntry& entry, const layout::Box& run,
-                           const at::Tensor& dense) {
+                           const at::Tensor& dense, std::uint32_t* share) {
   const auto element = static_cast<std::uint64_t>(layout::first_element(run, entry.shape));
-  read_bytes(entry, element * c10::elementSize(entry.dtype), writable_bytes_of(dense));
+  read_summed(entry, element * c10::elementSize(entry.dtype), writable_bytes_of(dense), share);
 }
 
-void PartsReader::fill_own(const PartToFill& part) {
+void PartsReader::fill_own(const PartToFill& part, std::uint32_t* share) {
   const TensorEntry& entry = *find(part.name);
   const auto copy = [&](const layout::Box& run) {
     const at::Tensor dense = host_tensor(run, entry.dtype);
-    read_run(entry, run, dense);
+    read_run(entry, run, dense, share);
     view_of(part.tensor, part.slice, run).copy_(dense);
   };
   for (const layout::Box& box : layout::boxes_of(part.slice))
     layout::for_each_run(box, entry.shape, of_any_length, [&](const layout::Box& run) {
       const at::Tensor view = view_of(part.tensor, part.slice, run);
-      if (takes_bytes(view)) return read_run(entry, run, view);
+      if (takes_bytes(view)) return read_run(entry, run, view, share);
       layout::for_each_run(run, entry.shape, elements_at_once(entry.dtype), copy);
     });
 }
@@ -231,32 +180,57 @@ void PartsReader::receive(const PartToFill& part) {
         });
 }
 
-void PartsReader::read(const std::vector<PartToFill>& parts,
-                       const std::function<void(const PartToFill&)>& after_each) {
+std::vector<std::vector<PartDescription>> PartsReader::exchange(
+    const std::vector<PartToFill>& parts) {
+  std::vector<PartDescription> own;
+  own.reserve(parts.size());
+  for (const PartToFill& part : parts)
+    own.push_back({part.name, find(part.name)->dtype, part.slice});
+  return exchange_parts(group_, own);
+}
+
+void PartsReader::read_parts(const std::vector<PartToFill>& parts, const AfterEach& after_each,
+                             const std::vector<std::vector<PartDescription>>& wanted,
+                             SummedParts* summed) {
   at::NoGradGuard no_grad;
-  std::vector<std::vector<PartDescription>> wanted;
-  if (std::ranges::count(copies_, no_copy) > 0) {
-    std::vector<PartDescription> own;
-    for (const PartToFill& part : parts)
-      if (!sees()) own.push_back({part.name, find(part.name)->dtype, part.slice});
-    wanted = exchange_parts(group_, own);
-  }
   std::exception_ptr error;
-  for (const PartToFill& part : parts) {
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const bool counts = summed != nullptr && summed->own[i];
     try {
-      if (sees() && !error) fill_own(part);
+      if (sees() && !error)
+        fill_own(parts[i], counts ? &summed->shares[by_name_.at(parts[i].name)] : nullptr);
     } catch (const std::exception&) {
       error = std::current_exception();
     }
-    if (!sees()) receive(part);
-    if (after_each && !error) after_each(part);
+    if (!sees()) receive(parts[i]);
+    if (after_each && !error) after_each(parts[i]);
   }
-  if (group_.is_root())
-    for (std::size_t rank = 0; rank < wanted.size(); ++rank)
+  for (std::size_t rank = 0; group_.is_root() && rank < wanted.size(); ++rank)
+    if (copies_[rank] == no_copy)
       for (const PartDescription& part : wanted[rank]) serve(static_cast<int>(rank), part, error);
   together(group_, [&] {
     if (error) std::rethrow_exception(error);
   });
+}
+
+void PartsReader::read(const std::vector<PartToFill>& parts, const AfterEach& after_each) {
+  std::vector<std::vector<PartDescription>> wanted;
+  if (std::ranges::count(copies_, no_copy) > 0) wanted = exchange(parts);
+  read_parts(parts, after_each, wanted, nullptr);
+}
+
+void PartsReader::read_and_verify(const std::vector<PartToFill>& parts,
+                                  const AfterEach& after_each) {
+  const std::vector<std::vector<PartDescription>> wanted = exchange(parts);
+  SummedParts summed;
+  Shares shares;
+  together(group_, [&] {
+    summed = to_sum(wanted);
+    shares = own_shares(summed.tensors);
+  });
+  read_parts(parts, after_each, wanted, &summed);
+  for (std::size_t i = 0; i < shares.size(); ++i) shares[i] ^= summed.shares[i];
+  compare_all(shares);
 }
 
 }  // namespace lockstep::checkpoint

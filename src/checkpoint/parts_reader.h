@@ -64,8 +64,13 @@ class PartsReader {
   // Collective. There is a tensor of each name, with the slice's sizes and the tensor's dtype.
   // `after_each` is told of each of this rank's parts when it is filled. CommonFailure when a file
   // cannot be read; parts that were filled stay so.
-  void read(const std::vector<PartToFill>& parts,
-            const std::function<void(const PartToFill&)>& after_each = {});
+  using AfterEach = std::function<void(const PartToFill&)>;
+  void read(const std::vector<PartToFill>& parts, const AfterEach& after_each = {});
+
+  // As verify() and read() in one: of tensors that the ranks of one copy have as a whole between
+  // them, each reads its parts once and sums them up meanwhile; the others are read to be compared
+  // first. CommonFailure names the tensor that is damaged; then parts are filled all the same.
+  void read_and_verify(const std::vector<PartToFill>& parts, const AfterEach& after_each = {});
 
   // Local, on a rank that sees the files: a whole tensor, compared with its checksum where it has
   // one. BadInput, SystemError.
@@ -74,7 +79,7 @@ class PartsReader {
   void read_bytes(const TensorEntry& entry, std::uint64_t offset, std::span<std::byte> bytes);
 
   // Local. Bytes of tensors that this rank has read for parts, its own and those of ranks that do
-  // not see the files; and those that it has read for verify().
+  // not see the files; and those that it has read only to compare checksums.
   [[nodiscard]] std::uint64_t bytes_read() const { return bytes_read_; }
   [[nodiscard]] std::uint64_t bytes_verified() const { return bytes_verified_; }
 
@@ -82,6 +87,13 @@ class PartsReader {
   void in_file(const std::function<void()>& check) const;
 
  private:
+  // The checksums that a rank finds while it reads its parts.
+  struct SummedParts {
+    std::vector<bool> tensors;          // by entry: those that all parts together are
+    std::vector<bool> own;              // by part of this rank: whether it counts
+    std::vector<std::uint32_t> shares;  // by entry
+  };
+
   struct Shard {
     std::filesystem::path path;
     std::string text;              // of the header
@@ -97,17 +109,31 @@ class PartsReader {
   void open_as_described(Shard& shard, SeenFiles seen, bool& all_same);
   void exchange_copies(bool sees);
   void parse_headers();
+  [[nodiscard]] std::vector<std::vector<PartDescription>> exchange(
+      const std::vector<PartToFill>& parts);
   [[nodiscard]] bool sees() const { return shards_.front().file.has_value(); }
   [[nodiscard]] const Shard& shard_of(const TensorEntry& entry) const;
   void in_shard(const TensorEntry& entry, const std::function<void()>& check) const;
   void read_at(const TensorEntry& entry, std::uint64_t offset, std::span<std::byte> bytes) const;
-  void read_run(const TensorEntry& entry, const layout::Box& run, const at::Tensor& dense);
-  void fill_own(const PartToFill& part);
+  void read_summed(const TensorEntry& entry, std::uint64_t offset, std::span<std::byte> bytes,
+                   std::uint32_t* share);
+  void read_run(const TensorEntry& entry, const layout::Box& run, const at::Tensor& dense,
+                std::uint32_t* share = nullptr);
+  void fill_own(const PartToFill& part, std::uint32_t* share);
   void serve(int rank, const PartDescription& part, std::exception_ptr& error);
   void receive(const PartToFill& part);
-  [[nodiscard]] std::vector<std::int64_t> own_shares();
+  void read_parts(const std::vector<PartToFill>& parts, const AfterEach& after_each,
+                  const std::vector<std::vector<PartDescription>>& wanted, SummedParts* summed);
+
+  // Small enough to stay in the cache next to a core between reading and summing up.
+  static constexpr std::size_t read_at_once = std::size_t{256} << 10;
+  // Of tensors' checksums, by entry: this rank's.
+  using Shares = std::vector<std::uint32_t>;
+  [[nodiscard]] Shares own_shares(const std::vector<bool>& are_passed_over);
   [[nodiscard]] std::uint32_t share_of(const TensorEntry& entry, std::uint64_t begin,
                                        std::uint64_t end);
+  void compare_all(const Shares& own);
+  [[nodiscard]] SummedParts to_sum(const std::vector<std::vector<PartDescription>>& wanted) const;
 
   Group& group_;
   std::filesystem::path path_;

@@ -89,15 +89,16 @@ std::filesystem::path save(const std::filesystem::path& out, const Handle& handl
 // Bytes of tensors that this rank has read from the disk.
 struct LoadCounts {
   std::uint64_t read = 0;      // into its parts; on rank 0 also for ranks that do not see the files
-  std::uint64_t verified = 0;  // to compare checksums
+  std::uint64_t verified = 0;  // only to compare checksums
 };
 
 struct LoadOptions {
   // Given exactly when the checkpoint has a state for it: what would be forgotten is an error.
   optim::Scheduler* scheduler = nullptr;
   optim::GradScaler* scaler = nullptr;
-  // Read all of the checkpoint once more, each rank its share, and compare each tensor with its
-  // checksum.
+  // Compare each tensor with its checksum. All but the optimizer's state is read once more for it,
+  // each rank its share; that is compared while it is read, beside the old one, which goes when all
+  // is right. Where a rank has no memory for both, it too is read twice.
   bool verify = true;
   LoadCounts* counts = nullptr;  // what load() reads is added to it
   // Gets what this rank has saved as SaveOptions::own: new tensors, on the CPU. Empty where other

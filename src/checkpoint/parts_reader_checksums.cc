@@ -1,0 +1,146 @@
+// How a PartsReader compares checksums.
+#include "base/check.h"
+#include "checkpoint/checksum.h"
+#include "checkpoint/header_checksums.h"
+#include "checkpoint/parts_reader.h"
+#include "checkpoint/pieces.h"
+#include "layout/transfers.h"
+
+#include <lockstep/comm/together.h>
+
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+namespace lockstep::checkpoint {
+namespace {
+
+// The ranks that have one slice of a tensor, and which of their parts it is.
+struct SameParts {
+  const layout::TensorSlice* slice = nullptr;
+  std::vector<std::pair<std::size_t, std::size_t>> ranks;
+};
+
+void add(std::vector<SameParts>& slices, const layout::TensorSlice& slice, std::size_t rank,
+         std::size_t part) {
+  auto same =
+      std::ranges::find_if(slices, [&](const SameParts& parts) { return *parts.slice == slice; });
+  if (same == slices.end()) same = slices.insert(same, {&slice, {}});
+  same->ranks.emplace_back(rank, part);
+}
+
+// Whether they are the whole between them, each element once.
+bool are_whole(const std::vector<SameParts>& slices, const std::vector<std::int64_t>& shape) {
+  std::int64_t elements = 0;
+  std::vector<layout::TensorSlice> from;
+  for (const SameParts& parts : slices) {
+    elements += parts.slice->numel();
+    from.push_back(*parts.slice);
+  }
+  const layout::TensorSlice whole = layout::whole_slice(shape);
+  if (slices.empty() || elements != whole.numel()) return false;
+  try {
+    (void)layout::transfers(from, std::span(&whole, 1));
+    return true;
+  } catch (const InvalidArgument&) {
+    return false;  // some twice, others not at all
+  }
+}
+
+}  // namespace
+
+// Of what several ranks read, one sums up: by turns.
+PartsReader::SummedParts PartsReader::to_sum(
+    const std::vector<std::vector<PartDescription>>& wanted) const {
+  const auto own = static_cast<std::size_t>(group_.rank());
+  SummedParts found{.tensors = std::vector<bool>(entries_.size()),
+                    .own = std::vector<bool>(wanted[own].size()),
+                    .shares = std::vector<std::uint32_t>(entries_.size())};
+  if (!sees()) return found;
+  std::vector<std::vector<SameParts>> slices(entries_.size());
+  for (std::size_t rank = 0; rank < wanted.size(); ++rank)
+    for (std::size_t i = 0; copies_[rank] == copies_[own] && i < wanted[rank].size(); ++i)
+      add(slices[by_name_.at(wanted[rank][i].name)], wanted[rank][i].slice, rank, i);
+  for (std::size_t entry = 0; entry < entries_.size(); ++entry) {
+    if (!has_checksum(entries_[entry]) || !are_whole(slices[entry], entries_[entry].shape))
+      continue;
+    found.tensors[entry] = true;
+    for (const SameParts& parts : slices[entry]) {
+      const auto& [rank, part] = parts.ranks[entry % parts.ranks.size()];
+      if (rank == own) found.own[part] = true;
+    }
+  }
+  return found;
+}
+
+std::uint32_t PartsReader::share_of(const TensorEntry& entry, std::uint64_t begin,
+                                    std::uint64_t end) {
+  staging_.resize(piece_workers() * read_at_once);
+  std::atomic<std::uint32_t> shares{0};
+  for_each_piece(
+      end - begin, read_at_once, [&](std::size_t worker, std::uint64_t from, std::uint64_t to) {
+        const std::span bytes = std::span(staging_).subspan(worker * read_at_once, to - from);
+        read_at(entry, begin + from, bytes);
+        shares ^= crc32_share(crc32_of(bytes), entry.end - entry.begin - begin - to);
+      });
+  bytes_verified_ += end - begin;
+  return shares;
+}
+
+// Ranks that read one copy of the files divide their bytes between them.
+PartsReader::Shares PartsReader::own_shares(const std::vector<bool>& are_passed_over) {
+  const std::int64_t own = copies_[static_cast<std::size_t>(group_.rank())];
+  std::span before(copies_.data(), static_cast<std::size_t>(group_.rank()));
+  const auto bytes_of = [&](std::size_t i) {
+    return are_passed_over[i] ? 0 : entries_[i].end - entries_[i].begin;
+  };
+  std::uint64_t total = 0, place = 0;
+  for (std::size_t i = 0; i < entries_.size(); ++i) total += bytes_of(i);
+  auto readers = static_cast<std::uint64_t>(std::ranges::count(copies_, own));
+  auto number = static_cast<std::uint64_t>(std::ranges::count(before, own));
+  const std::uint64_t begin = total / readers * number;
+  const std::uint64_t end = number + 1 == readers ? total : total / readers * (number + 1);
+  Shares shares(entries_.size());
+  for (std::size_t i = 0; sees() && i < shares.size(); ++i) {
+    const std::uint64_t size = bytes_of(i);
+    const std::uint64_t from = std::max(begin, place), to = std::min(end, place + size);
+    if (from < to && has_checksum(entries_[i]))
+      shares[i] = share_of(entries_[i], from - place, to - place);
+    place += size;
+  }
+  return shares;
+}
+
+void PartsReader::compare_all(const Shares& own) {
+  if (own.empty()) return;
+  const std::vector<std::int64_t> shares(own.begin(), own.end());
+  std::vector<std::int64_t> all(shares.size() * static_cast<std::size_t>(group_.size()));
+  auto count = static_cast<std::int64_t>(shares.size());
+  group_
+      .all_gather(at::from_blob(all.data(), {group_.size() * count}, at::kLong),
+                  at::from_blob(const_cast<std::int64_t*>(shares.data()), {count}, at::kLong),
+                  part_call)
+      .wait();
+  // A rank that does not see the files gets what rank 0 reads.
+  const std::int64_t copy = copies_[static_cast<std::size_t>(sees() ? group_.rank() : 0)];
+  together(group_, [&] {
+    for (std::size_t i = 0; i < shares.size(); ++i) {
+      std::uint32_t found = 0;
+      for (std::size_t rank = 0; rank < copies_.size(); ++rank)
+        if (copies_[rank] == copy)
+          found ^= static_cast<std::uint32_t>(all[rank * shares.size() + i]);
+      in_shard(entries_[i],
+               [&] { compare_checksum(shard_of(entries_[i]).metadata, entries_[i], found); });
+    }
+  });
+}
+
+void PartsReader::verify() {
+  Shares shares;
+  together(group_, [&] { shares = own_shares(std::vector<bool>(entries_.size())); });
+  compare_all(shares);
+}
+
+}  // namespace lockstep::checkpoint
