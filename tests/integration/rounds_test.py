@@ -59,7 +59,7 @@ def main(folder, victim):
 main(*sys.argv[1:])
 '''
 
-# Without a process group: torchrun's workers meet on Gloo, whose connections may fail after a restart, torchrun's too.
+# Without a process group: workers of torchrun meet on Gloo, whose connections may fail after a restart.
 ENVIRONMENT = '''
 import os, signal, time
 
