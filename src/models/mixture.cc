@@ -9,12 +9,15 @@
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/bincount.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/minimum.h>
+#include <ATen/ops/repeat_interleave.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <cmath>
@@ -71,6 +74,14 @@ struct MixtureImpl::Routing {
   at::Tensor shares;         // [experts]: of all choices of the batch
 };
 
+// Of the runs of this rank's tokens (ExpertExchange::runs()).
+struct MixtureImpl::Choices {
+  at::Tensor keys;     // of each one by its number: (run * chosen + choice) * experts + expert
+  at::Tensor counts;   // [runs, chosen, experts]
+  at::Tensor all;      // [ranks, runs, chosen, experts]
+  std::int64_t total;  // of the batch
+};
+
 MixtureImpl::MixtureImpl(const MixtureOptions& options)
     : router(torch::nn::LinearOptions(checked(options).width, options.experts).bias(false)),
       options_(options) {
@@ -83,65 +94,96 @@ MixtureImpl::MixtureImpl(const MixtureOptions& options)
   router->weight.normal_(0.0, 0.02);
 }
 
-MixtureImpl::Routing MixtureImpl::route(const at::Tensor& tokens) {
+MixtureImpl::Routing MixtureImpl::route(const at::Tensor& logits) {
   Routing routing;
-  const std::int64_t count = tokens.size(0), experts = options_.experts, chosen = options_.chosen;
-  const auto wide = at::promote_types(tokens.scalar_type(), at::kFloat);
-  const at::Tensor weight = exchange_ ? exchange_->enter(router->weight) : router->weight;
-  routing.logits = at::linear(tokens.to(wide), weight.to(wide));
-  routing.probabilities = routing.logits.softmax(-1);
-  const at::Tensor choices =
-      std::get<1>(at::sort(routing.logits.detach(), /*stable=*/true, /*dim=*/-1,
-                           /*descending=*/true))
-          .narrow(1, 0, chosen);
+  routing.logits = logits;
+  routing.probabilities = logits.softmax(-1);
+  const std::int64_t count = logits.size(0), experts = options_.experts, chosen = options_.chosen;
+  const at::Tensor choices = std::get<1>(at::sort(logits.detach(), /*stable=*/true, /*dim=*/-1,
+                                                  /*descending=*/true))
+                                 .narrow(1, 0, chosen);
   const at::Tensor weights = options_.softmax_after_choice
-                                 ? routing.logits.gather(1, choices).softmax(-1)
+                                 ? logits.gather(1, choices).softmax(-1)
                                  : routing.probabilities.gather(1, choices);
   routing.weights = weights.t().reshape({-1});
   const at::Tensor experts_of = choices.t().reshape({-1});
   const at::Tensor numbers = at::arange(chosen * count, experts_of.options());
-  // By choice and expert: of this rank, and of all.
-  const at::Tensor keys =
-      experts_of + numbers.floor_divide(std::max<std::int64_t>(count, 1)) * experts;
-  const at::Tensor counts = at::bincount(keys, {}, chosen * experts).view({chosen, experts});
-  const at::Tensor all = exchange_ ? exchange_->all_counts(counts) : counts.unsqueeze(0);
-  const at::Tensor of_batch = all.sum(0);
-  const at::Tensor before = sums_before(of_batch) + sums_before(all);  // [ranks, chosen, experts]
-  const std::int64_t total = of_batch.sum().item<std::int64_t>();
-  routing.shares = of_batch.sum(0).to(wide).div_(std::max<std::int64_t>(total, 1));
-  routing.order = at::argsort(experts_of, /*stable=*/true, /*dim=*/0, /*descending=*/false);
-  at::Tensor kept = all;
-  if (options_.capacity_factor > 0 && is_training()) {
-    const auto capacity = static_cast<std::int64_t>(std::ceil(
-        options_.capacity_factor * static_cast<double>(total) / static_cast<double>(experts)));
-    kept = at::minimum((capacity - before).clamp_min(0), all);
-    // Place of a choice among those of its expert, this rank's alone first.
-    const at::Tensor of_expert = counts.t().reshape({-1});  // [experts, chosen]
-    const at::Tensor first = sums_before(of_expert);
-    const at::Tensor sorted = keys.index_select(0, routing.order);
-    const at::Tensor group = sorted.remainder(experts) * chosen + sorted.floor_divide(experts);
-    const std::int64_t own = exchange_ ? exchange_->rank() : 0;
-    const at::Tensor begins = before.select(0, own).t().reshape({-1});
-    const at::Tensor place = numbers - first.index_select(0, group) + begins.index_select(0, group);
-    routing.order = routing.order.masked_select(place < capacity);
+  const bool is_limited = options_.capacity_factor > 0 && is_training();
+  // Where nothing is dropped, it does not matter which tokens follow which.
+  std::vector<std::int64_t> runs = {count};
+  if (exchange_ && is_limited) runs = exchange_->runs(count);
+  const auto run_count = static_cast<std::int64_t>(runs.size());
+  Choices found{
+      .keys = experts_of + numbers.floor_divide(std::max<std::int64_t>(count, 1)) * experts,
+      .counts = {},
+      .all = {},
+      .total = 0};
+  if (run_count > 1) {
+    const at::Tensor run_of = at::repeat_interleave(at::tensor(runs, numbers.options()));
+    found.keys = found.keys + run_of.repeat({chosen}) * (chosen * experts);
   }
-  load_.chosen = numbers_of(of_batch.sum(0));
-  load_.dropped = total - kept.sum().item<std::int64_t>();
-  routing.kept = kept.sum(1);
+  found.counts =
+      at::bincount(found.keys, {}, run_count * chosen * experts).view({run_count, chosen, experts});
+  found.all = exchange_ ? exchange_->all_counts(found.counts) : found.counts.unsqueeze(0);
+  const at::Tensor of_experts = found.all.sum(at::IntArrayRef{0, 1, 2});
+  found.total = of_experts.sum().item<std::int64_t>();
+  routing.shares = of_experts.to(logits.scalar_type())
+                       .div_(static_cast<double>(std::max<std::int64_t>(found.total, 1)));
+  routing.order = at::argsort(experts_of, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  routing.kept = found.all.sum(at::IntArrayRef{1, 2});
+  if (is_limited) find_room(routing, found);
+  load_.chosen = numbers_of(of_experts);
+  load_.dropped = found.total - routing.kept.sum().item<std::int64_t>();
   return routing;
 }
 
-at::Tensor MixtureImpl::loss(const Routing& routing) const {
-  const at::Tensor balance =
-      routing.probabilities.mean(0).dot(routing.shares) * static_cast<double>(options_.experts);
-  const at::Tensor z = routing.logits.logsumexp(-1).square().mean();
+// Drops choices for which their expert has no room: first choices of all tokens first, in the order
+// of the batch.
+void MixtureImpl::find_room(Routing& routing, const Choices& choices) {
+  const std::int64_t experts = options_.experts, chosen = options_.chosen;
+  const std::int64_t runs = choices.counts.size(0);
+  const auto capacity = static_cast<std::int64_t>(
+      std::ceil(options_.capacity_factor * static_cast<double>(choices.total) /
+                static_cast<double>(experts)));
+  const at::Tensor flat = choices.all.flatten(0, 1);  // [ranks * runs, chosen, experts]
+  at::Tensor earlier = sums_before(flat);
+  if (exchange_) {
+    const at::Tensor order = exchange_->order(runs);
+    earlier = at::empty_like(flat).index_copy_(0, order, sums_before(flat.index_select(0, order)));
+  }
+  const at::Tensor before = (sums_before(flat.sum(0)) + earlier).view(choices.all.sizes());
+  routing.kept = at::minimum((capacity - before).clamp_min(0), choices.all).sum({1, 2});
+  // Place of a choice among those of its expert, this rank's alone first.
+  const at::Tensor first = sums_before(choices.counts.permute({2, 1, 0}).reshape({-1}));
+  const at::Tensor sorted = choices.keys.index_select(0, routing.order);
+  const at::Tensor choice = sorted.floor_divide(experts).remainder(chosen);
+  const at::Tensor run = sorted.floor_divide(chosen * experts);
+  const at::Tensor group = (sorted.remainder(experts) * chosen + choice) * runs + run;
+  const std::int64_t own = exchange_ ? exchange_->rank() : 0;
+  const at::Tensor begins = before.select(0, own).permute({2, 1, 0}).reshape({-1});
+  const at::Tensor place = at::arange(sorted.numel(), sorted.options()) -
+                           first.index_select(0, group) + begins.index_select(0, group);
+  routing.order = routing.order.masked_select(place < capacity);
+}
+
+// `tokens`: how many the loss is a mean of, of which this rank may have a part.
+at::Tensor MixtureImpl::loss(const Routing& routing, std::int64_t tokens) const {
+  const auto all = static_cast<double>(std::max<std::int64_t>(tokens, 1));
+  const at::Tensor balance = (routing.probabilities.sum(0) / all).dot(routing.shares) *
+                             static_cast<double>(options_.experts);
+  const at::Tensor z = routing.logits.logsumexp(-1).square().sum() / all;
   return balance * options_.balance_weight + z * options_.z_weight;
 }
 
 MixtureImpl::Result MixtureImpl::forward(const at::Tensor& x) {
-  const at::Tensor tokens = (exchange_ ? exchange_->enter(x) : x).reshape({-1, options_.width});
+  const at::Tensor entered = exchange_ ? exchange_->enter(x) : x;
+  const auto wide = at::promote_types(x.scalar_type(), at::kFloat);
+  const at::Tensor logits = at::linear(entered.to(wide), router->weight.to(wide));
+  const at::Tensor own = exchange_ ? exchange_->local(entered) : entered;
+  const at::Tensor tokens = own.reshape({-1, options_.width});
   const std::int64_t count = tokens.size(0);
-  const Routing routing = route(tokens);
+  const Routing routing =
+      route((exchange_ ? exchange_->local(logits) : logits).reshape({-1, options_.experts}));
   const at::Tensor sources = routing.order.remainder(std::max<std::int64_t>(count, 1));
   at::Tensor rows = tokens.index_select(0, sources);
   at::Tensor own_up = up, own_down = down;
@@ -158,10 +200,10 @@ MixtureImpl::Result MixtureImpl::forward(const at::Tensor& x) {
   if (exchange_) rows = exchange_->back(rows, routing.kept);
   const at::Tensor weights = routing.weights.index_select(0, routing.order).to(rows.scalar_type());
   const at::Tensor output =
-      at::zeros_like(tokens).index_add(0, sources, rows * weights.unsqueeze(-1));
-  Result result{output.view(x.sizes()), loss(routing)};
-  if (exchange_) result = {exchange_->leave(result.output), exchange_->leave(result.loss)};
-  return result;
+      at::zeros_like(tokens).index_add(0, sources, rows * weights.unsqueeze(-1)).view(own.sizes());
+  const at::Tensor part = loss(routing, entered.numel() / options_.width);
+  if (!exchange_) return {output, part};
+  return {exchange_->leave(output), exchange_->leave_loss(part)};
 }
 
 }  // namespace lockstep::models

@@ -25,6 +25,10 @@ std::optional<c10::ScalarType> dtype_of(const std::string& word) {
   return std::nullopt;
 }
 
+ContextMethod context_method(const Options& options) {
+  return options.context_method == "ring" ? ContextMethod::ring : ContextMethod::ulysses;
+}
+
 ShardLevel level_of(const std::string& word) {
   if (word == "optimizer") return ShardLevel::optimizer;
   return word == "gradients" ? ShardLevel::gradients : ShardLevel::full;
@@ -67,17 +71,19 @@ Mesh without_stages(const Mesh& mesh) {
   return names.size() == mesh.axes().size() ? mesh : mesh.sub_mesh(names);
 }
 
-std::shared_ptr<torch::nn::Module> unowned(torch::nn::Module& module) {
-  return {std::shared_ptr<void>(), &module};
+// Of tensors that a strategy gives; a module of parts lives in its handle.
+PartOfRun parts_of(const PartOfRun& part, torch::nn::Module& parts) {
+  PartOfRun all = part;
+  all.stage = {std::shared_ptr<void>(), &parts};
+  return all;
 }
 
-TensorPlan plan_for(const Options& options, const Task& task, const torch::nn::Module& model,
-                    const torch::nn::Module& stage) {
+TensorPlan plan_for(const Options& options, const Task& task, const PartOfRun& part) {
   const TensorPlan plan = task.tensor_plan();
   check_input(!plan.empty(),
               "--mesh {}: the task {} has no plan for tensor parallelism (Task::tensor_plan())",
               options.mesh, task.name());
-  return stage_plan(plan, model, stage);
+  return stage_plan(plan, part.model, *part.stage);
 }
 
 // All axes but the last one, fsdp, have copies.
@@ -89,28 +95,14 @@ Mesh copies_and_shards(const Mesh& ranks) {
 }
 
 // Copies and shards of a model, or of what tensor parallelism gives a rank of it.
-Handle outer_handle(const Options& options, const Task& task, const torch::nn::Module& model,
-                    std::shared_ptr<torch::nn::Module> part, const Mesh& learners,
-                    const std::vector<std::string>& tied,
-                    const std::shared_ptr<CommunicationHook>& hook) {
-  if (options.shard == "none")
-    return DistributedDataParallel(std::move(part), learners, {.hook = hook});
+Handle outer_handle(const Options& options, const Task& task, const PartOfRun& part,
+                    const Mesh& learners,
+                    const std::shared_ptr<CommunicationHook>& hook = nullptr) {
+  if (options.shard == "none") return DistributedDataParallel(part.stage, learners, {.hook = hook});
   ShardOptions how = shard_options(options, task);
-  how.units.insert(how.units.end(), tied.begin(), tied.end());
-  how.units = stage_units(how.units, model, *part);
-  return fully_shard(std::move(part), copies_and_shards(learners), how);
-}
-
-Handle make_expert_handle(const Options& options, const Task& task, const torch::nn::Module& model,
-                          std::shared_ptr<torch::nn::Module> module, const Mesh& mesh) {
-  ExpertParallelOptions how{
-      .strategy = [&options, &task, &model](torch::nn::Module& part, const Mesh& ranks) {
-        return outer_handle(options, task, model, unowned(part), ranks, {}, nullptr);
-      }};
-  if (has_axis(mesh, tensor_axis)) how.plan = plan_for(options, task, model, *module);
-  return expert_parallel(std::move(module),
-                         *part_of(mesh, {copies_axis, experts_axis, shards_axis, tensor_axis}),
-                         std::move(how));
+  how.units.insert(how.units.end(), part.tied.begin(), part.tied.end());
+  how.units = stage_units(how.units, part.model, *part.stage);
+  return fully_shard(part.stage, copies_and_shards(learners), how);
 }
 
 }  // namespace
@@ -119,46 +111,54 @@ std::optional<c10::ScalarType> compute_dtype(const Options& options) {
   return dtype_of(options.precision);
 }
 
-Handle make_handle_on(const Options& options, const Task& task, const torch::nn::Module& model,
-                      std::shared_ptr<torch::nn::Module> stage, const Mesh& mesh,
-                      const std::vector<std::string>& tied,
-                      const std::shared_ptr<CommunicationHook>& hook) {
-  if (has_axis(mesh, context_axis))
-    return make_context_handle(options, task, model, std::move(stage), mesh, tied);
+Handle make_handle_on(const Options& options, const Task& task, const PartOfRun& part,
+                      const Mesh& mesh, const std::shared_ptr<CommunicationHook>& hook) {
+  if (has_axis(mesh, experts_axis)) return make_expert_handle(options, task, part, mesh);
+  if (has_axis(mesh, context_axis)) return make_context_handle(options, task, part, mesh);
   const std::optional<Mesh> learners = learners_of(mesh);
-  if (has_axis(mesh, experts_axis))
-    return make_expert_handle(options, task, model, std::move(stage), mesh);
   if (!has_axis(mesh, tensor_axis)) {
-    if (learners)
-      return outer_handle(options, task, model, std::move(stage), *learners, tied, hook);
-    return DistributedDataParallel(std::move(stage), Group());
+    if (learners) return outer_handle(options, task, part, *learners, hook);
+    return DistributedDataParallel(part.stage, Group());
   }
-  const TensorPlan plan = plan_for(options, task, model, *stage);
+  const TensorPlan plan = plan_for(options, task, part);
   TensorParallelOptions how{.sequence_parallel = options.sequence_parallel};
   if (learners) {
-    // The module of parts lives in the handle.
-    how.strategy = [&options, &task, &model, learners, tied, hook](torch::nn::Module& parts) {
-      return outer_handle(options, task, model, unowned(parts), *learners, tied, hook);
+    how.strategy = [&options, &task, part, learners, hook](torch::nn::Module& parts) {
+      return outer_handle(options, task, parts_of(part, parts), *learners, hook);
     };
     how.mesh = without_stages(mesh);
   }
-  return parallelize(std::move(stage), mesh[tensor_axis], plan, how);
+  return parallelize(part.stage, mesh[tensor_axis], plan, how);
+}
+
+ExpertParallel make_expert_handle(const Options& options, const Task& task, const PartOfRun& part,
+                                  const Mesh& mesh) {
+  ExpertParallelOptions how{
+      .strategy =
+          [&options, &task, part](torch::nn::Module& parts, const Mesh& ranks) {
+            return outer_handle(options, task, parts_of(part, parts), ranks);
+          },
+      .sequence_parallel = options.sequence_parallel,
+      .method = context_method(options),
+      .is_stage = part.is_stage,
+      .tensors = context_tensors_of(mesh)};
+  if (has_axis(mesh, tensor_axis)) how.plan = plan_for(options, task, part);
+  return expert_parallel(
+      part.stage,
+      *part_of(mesh, {copies_axis, experts_axis, context_axis, shards_axis, tensor_axis}),
+      std::move(how));
 }
 
 // The strategy adds gradients up over the ranks of cp, too: one call for all of them.
-ContextParallel make_context_handle(const Options& options, const Task& task,
-                                    const torch::nn::Module& model,
-                                    std::shared_ptr<torch::nn::Module> stage, const Mesh& mesh,
-                                    const std::vector<std::string>& tied) {
-  ContextParallelOptions how{
-      .method = options.context_method == "ring" ? ContextMethod::ring : ContextMethod::ulysses,
-      .mesh = without_stages(mesh)};
-  if (has_axis(mesh, tensor_axis)) how.plan = plan_for(options, task, model, *stage);
+ContextParallel make_context_handle(const Options& options, const Task& task, const PartOfRun& part,
+                                    const Mesh& mesh) {
+  ContextParallelOptions how{.method = context_method(options), .mesh = without_stages(mesh)};
+  if (has_axis(mesh, tensor_axis)) how.plan = plan_for(options, task, part);
   const Mesh ranks = *part_of(mesh, {copies_axis, context_axis, shards_axis});
-  how.strategy = [&options, &task, &model, ranks, tied](torch::nn::Module& parts) {
-    return outer_handle(options, task, model, unowned(parts), ranks, tied, nullptr);
+  how.strategy = [&options, &task, part, ranks](torch::nn::Module& parts) {
+    return outer_handle(options, task, parts_of(part, parts), ranks);
   };
-  return context_parallel(std::move(stage), *context_tensors_of(mesh), how);
+  return context_parallel(part.stage, *context_tensors_of(mesh), how);
 }
 
 std::optional<Mesh> context_tensors_of(const Mesh& mesh) {
@@ -174,11 +174,9 @@ Handle make_handle(const Options& options, const Task& task,
                    std::shared_ptr<torch::nn::Module> module, const Group& group,
                    std::shared_ptr<CommunicationHook> hook) {
   const Division division = division_of(options, group.size());
-  if (!division.axes.empty()) {
-    const torch::nn::Module& model = *module;
-    return make_handle_on(options, task, model, std::move(module), Mesh(group, division.axes), {},
-                          hook);
-  }
+  if (!division.axes.empty())
+    return make_handle_on(options, task, {.model = *module, .stage = module},
+                          Mesh(group, mesh_axes(division, task)), hook);
   if (options.shard == "none")
     return DistributedDataParallel(std::move(module), group, {.hook = std::move(hook)});
   return fully_shard(std::move(module), group, shard_options(options, task));

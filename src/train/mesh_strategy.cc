@@ -1,6 +1,7 @@
 #include "train/mesh_strategy.h"
 
 #include "base/check.h"
+#include "train/axes.h"
 #include "train/local_strategy.h"
 #include "train/micro_batches.h"
 
@@ -12,6 +13,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -30,24 +32,30 @@ class MeshStrategy : public LocalStrategy {
     if (const auto learners = learners_of(mesh_)) learners_ = learners->group();
   }
 
-  Handle& handle() override { return context_ ? *context_ : handle_; }
+  Handle& handle() override {
+    if (experts_) return *experts_;
+    return context_ ? *context_ : handle_;
+  }
   const Group& learners() const override { return learners_; }
   // What goes over the axes' groups is not counted.
   std::vector<std::pair<std::string, std::string>> results() override { return {}; }
 
  protected:
   Batch cut(Batch batch) const override {
-    if (!context_) return batch;
-    batch.data = context_->cut(batch.data);
-    batch.target = context_->cut(batch.target);
+    for (at::Tensor* part : {&batch.data, &batch.target}) {
+      if (context_) *part = context_->cut(*part);
+      if (experts_) *part = experts_->cut(*part);
+    }
     return batch;
   }
   void make_handle(std::shared_ptr<torch::nn::Module> module) override {
-    const torch::nn::Module& model = *module;
-    if (context_tensors_of(mesh_)) {
-      context_ = make_context_handle(options_, task_, model, std::move(module), mesh_);
+    const PartOfRun whole{.model = *module, .stage = module};
+    if (std::ranges::find(mesh_.axes(), experts_axis, &MeshAxis::name) != mesh_.axes().end()) {
+      experts_ = make_expert_handle(options_, task_, whole, mesh_);
+    } else if (context_tensors_of(mesh_)) {
+      context_ = make_context_handle(options_, task_, whole, mesh_);
     } else {
-      handle_ = make_handle_on(options_, task_, model, std::move(module), mesh_);
+      handle_ = make_handle_on(options_, task_, whole, mesh_);
     }
   }
 
@@ -56,6 +64,7 @@ class MeshStrategy : public LocalStrategy {
  private:
   Group learners_;  // of one rank where no axis divides the rows
   std::optional<ContextParallel> context_;
+  std::optional<ExpertParallel> experts_;
 };
 
 class PipelineStrategy final : public MeshStrategy {
@@ -118,8 +127,10 @@ class PipelineStrategy final : public MeshStrategy {
     PipelineOptions how{.all_ranks = mesh_.group()};
     if (mesh_.axes().size() > 1)
       how.strategy = [this](torch::nn::Module& stage) {
-        std::shared_ptr<torch::nn::Module> unowned(std::shared_ptr<void>(), &stage);
-        return make_handle_on(options_, task_, *module_, std::move(unowned), mesh_, tied_);
+        const std::shared_ptr<torch::nn::Module> unowned(std::shared_ptr<void>(), &stage);
+        return make_handle_on(
+            options_, task_, {.model = *module_, .stage = unowned, .is_stage = true, .tied = tied_},
+            mesh_);
       };
     pipeline_ = Pipeline(
         stages, schedule, mesh_["pp"],
@@ -162,7 +173,7 @@ class PipelineStrategy final : public MeshStrategy {
 std::unique_ptr<RunStrategy> make_mesh_strategy(const Options& options, Task& task,
                                                 const Group& world) {
   const Division division = division_of(options, world.size());
-  Mesh mesh(world, division.axes);
+  Mesh mesh(world, mesh_axes(division, task));
   if (division.stages > 1)
     return std::make_unique<PipelineStrategy>(options, task, world, std::move(mesh));
   return std::make_unique<MeshStrategy>(options, task, world, std::move(mesh));

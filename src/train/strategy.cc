@@ -147,8 +147,6 @@ void check_context(const Options& options, const Task& task, const Division& div
       "--sequence-parallel: cp cuts activations along the sequence already: expected --mesh "
       "without cp, found --mesh {}",
       options.mesh);
-  check_input(options.offload.empty(), "--offload: expected --mesh without cp, found --mesh {}",
-              options.mesh);
   const int ranks = division.context * division.tensor;
   check_input(options.context_method == "ring" || heads % ranks == 0,
               "--context-method ulysses on --mesh {}: expected heads of keys that {} ranks divide, "
@@ -158,36 +156,27 @@ void check_context(const Options& options, const Task& task, const Division& div
 
 void check_experts(const Options& options, const Task& task, const Division& division) {
   const std::int64_t experts = task.experts();
-  if (!is_among(division.axes, experts_axis)) {
-    check_input(experts == 0 || !is_among(division.axes, tensor_axis),
-                "--mesh {}: the task {} has tp beside an axis ep only, such as ep=1", options.mesh,
-                task.name());
-    return;
-  }
-  check_input(!options.deferred || !is_among(division.axes, tensor_axis),
-              "--deferred: expected --mesh without ep and tp together, found --mesh {}",
-              options.mesh);
-  check_input(!options.sequence_parallel,
-              "--sequence-parallel: expected --mesh without ep, found --mesh {}", options.mesh);
-  check_input(experts > 0, "--mesh {}: the task {} has no experts for ep (Task::experts())",
-              options.mesh, task.name());
-  check_input(experts % division.experts == 0,
+  const bool has_axis = is_among(division.axes, experts_axis);
+  check_input(!has_axis || experts > 0,
+              "--mesh {}: the task {} has no experts for ep (Task::experts())", options.mesh,
+              task.name());
+  check_input(!has_axis || experts % division.experts == 0,
               "--mesh {}: expected experts that {} ranks divide, found {}", options.mesh,
               division.experts, experts);
-  check_input(options.offload.empty(), "--offload: expected --mesh without ep, found --mesh {}",
-              options.mesh);
-}
-
-// Axes that nothing makes work together yet.
-void check_pairs(const Options& options, const Division& division) {
-  for (const auto& [one, other] :
-       {std::pair(context_axis, experts_axis), std::pair(experts_axis, stages_axis)})
-    check_input(!is_among(division.axes, one) || !is_among(division.axes, other),
-                "--mesh {}: {} and {} do not go together: expected one of them", options.mesh, one,
-                other);
+  check_input(experts == 0 || !options.deferred || !is_among(division.axes, tensor_axis),
+              "--deferred: the task {} has experts: expected --mesh without tp, found --mesh {}",
+              task.name(), options.mesh);
 }
 
 }  // namespace
+
+std::vector<MeshAxis> mesh_axes(const Division& division, const Task& task) {
+  std::vector<MeshAxis> axes = division.axes;
+  const bool are_together = is_among(axes, tensor_axis) || is_among(axes, context_axis);
+  if (task.experts() > 0 && are_together && !is_among(axes, experts_axis))
+    axes.push_back({std::string(experts_axis), 1});
+  return axes;
+}
 
 void check_axes(const Options& options, const Task& task, const Division& division) {
   const auto needs = [&](bool given, const char* option, std::string_view axis) {
@@ -197,7 +186,6 @@ void check_axes(const Options& options, const Task& task, const Division& divisi
   needs(options.pipeline != Options().pipeline, "--pipeline", stages_axis);
   needs(options.sequence_parallel, "--sequence-parallel", tensor_axis);
   needs(options.context_method != Options().context_method, "--context-method", context_axis);
-  check_pairs(options, division);
   check_context(options, task, division);
   check_experts(options, task, division);
   for (const auto& [is_given, name] : {std::pair(options.hook != "none", "--hook"),

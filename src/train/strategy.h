@@ -7,6 +7,7 @@
 #include <lockstep/parallel/data/communication_hook.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/tensor/context_parallel.h>
+#include <lockstep/parallel/tensor/expert_parallel.h>
 #include <lockstep/train/options.h>
 #include <lockstep/train/task.h>
 
@@ -51,6 +52,10 @@ void check_strategy(const Options& options, int ranks);
 // BadInput for axes that are unknown, do not make `ranks`, or do not fit --shard.
 [[nodiscard]] Division division_of(const Options& options, int ranks);
 
+// The axes of a run's mesh: those of --mesh, and ep=1 where ranks compute the layers of a model
+// with experts together, so that these count all ranks' tokens.
+[[nodiscard]] std::vector<MeshAxis> mesh_axes(const Division& division, const Task& task);
+
 // BadInput for options of axes that are not there, or that the task cannot have.
 void check_axes(const Options& options, const Task& task, const Division& division);
 
@@ -65,17 +70,20 @@ void check_axes(const Options& options, const Task& task, const Division& divisi
 
 // The same for a model whose ranks are those of a mesh of all axes of --mesh, or for a stage of
 // `model`. `tied`: modules of several stages, which are units of their own.
-[[nodiscard]] Handle make_handle_on(const Options& options, const Task& task,
-                                    const torch::nn::Module& model,
-                                    std::shared_ptr<torch::nn::Module> stage, const Mesh& mesh,
-                                    const std::vector<std::string>& tied = {},
+struct PartOfRun {
+  const torch::nn::Module& model;
+  std::shared_ptr<torch::nn::Module> stage;  // or the model
+  bool is_stage = false;
+  std::vector<std::string> tied = {};
+};
+[[nodiscard]] Handle make_handle_on(const Options& options, const Task& task, const PartOfRun& part,
+                                    const Mesh& mesh,
                                     const std::shared_ptr<CommunicationHook>& hook = nullptr);
-// The same on a mesh with an axis cp.
+// The same on a mesh with an axis cp, or with ep: these cut batches.
 [[nodiscard]] ContextParallel make_context_handle(const Options& options, const Task& task,
-                                                  const torch::nn::Module& model,
-                                                  std::shared_ptr<torch::nn::Module> stage,
-                                                  const Mesh& mesh,
-                                                  const std::vector<std::string>& tied = {});
+                                                  const PartOfRun& part, const Mesh& mesh);
+[[nodiscard]] ExpertParallel make_expert_handle(const Options& options, const Task& task,
+                                                const PartOfRun& part, const Mesh& mesh);
 // The axes tp and cp of it, of whose ranks its tensors are; absent without cp.
 [[nodiscard]] std::optional<Mesh> context_tensors_of(const Mesh& mesh);
 // The axes dp, ep and fsdp of it, in this order; absent where it has none of them.

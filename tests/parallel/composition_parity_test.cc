@@ -1,13 +1,11 @@
 // A hundred steps of a GPT on each mesh beside one process: the rows of the table of
 // docs/composition.md, which this prints.
 #include "parallel/composition.h"
-#include "parallel/parity_optimizer.h"
 
 #include "support/torch/engine_test.h"
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <iostream>
 #include <map>
 
@@ -22,13 +20,11 @@ const std::vector<double>& losses_of_one(at::ScalarType dtype) {
   static std::map<at::ScalarType, std::vector<double>> known;
   auto& losses = known[dtype];
   if (losses.empty())
-    losses = test::losses_of_one(dtype, steps, [&](std::vector<at::Tensor> parameters) {
-      return parity_optimizer(dtype, std::move(parameters));
-    });
+    losses = test::losses_of_one(made_alike([] { return models::Gpt(composed_gpt()); }, dtype),
+                                 dtype, steps);
   return losses;
 }
 
-// The largest relative difference of a loss.
 double difference(const Composition& how, at::ScalarType dtype) {
   const std::vector<double>& expected = losses_of_one(dtype);
   double largest = 0;
@@ -37,16 +33,7 @@ double difference(const Composition& how, at::ScalarType dtype) {
       [&](Group world) {
         const bool is_root = world.is_root();
         ComposedGpt composed = test::composed(std::move(world), how, dtype);
-        const auto optimizer = parity_optimizer(dtype, composed.all().parameters());
-        double own = 0;
-        for (int step = 0; step < steps; ++step) {
-          const TokenBatch batch(step % 7, 8);
-          composed.all().zero_grad();
-          const double loss = composed.step(batch.ids, batch.targets);
-          optimizer->step();
-          const double one = expected[static_cast<std::size_t>(step)];
-          own = std::max(own, std::abs(loss - one) / std::abs(one));
-        }
+        const double own = largest_difference(composed, dtype, expected);
         if (is_root) largest = own;
       },
       std::chrono::seconds(120));
@@ -87,11 +74,7 @@ std::vector<Composition> rows() {
 
 INSTANTIATE_TEST_SUITE_P(Rows, Parity, testing::ValuesIn(rows()),
                          [](const testing::TestParamInfo<Composition>& info) {
-                           std::string name = text_of(info.param);
-                           for (char& letter : name)
-                             if (std::isalnum(static_cast<unsigned char>(letter)) == 0)
-                               letter = '_';
-                           return name;
+                           return test_name_of(info.param);
                          });
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -97,7 +98,11 @@ INSTANTIATE_TEST_SUITE_P(
                     OnMesh{"tp=2", 2, "llama"}, OnMesh{"pp=2,fsdp=2,tp=2", 8, "llama"},
                     OnMesh{"cp=2", 2}, OnMesh{"cp=2,tp=2", 4}, OnMesh{"dp=2,cp=2,fsdp=2", 8},
                     OnMesh{"pp=2,cp=3", 6, "llama"}, OnMesh{"dp=2,ep=2,fsdp=2", 8, "moe"},
-                    OnMesh{"dp=2,ep=2", 4, "moe"}, OnMesh{"ep=2,tp=2", 4, "moe"}),
+                    OnMesh{"dp=2,ep=2", 4, "moe"}, OnMesh{"ep=2,tp=2", 4, "moe"},
+                    OnMesh{"tp=2", 2, "moe"}, OnMesh{"cp=2,ep=2", 4, "moe"},
+                    OnMesh{"ep=2,cp=2,fsdp=2", 8, "moe"}, OnMesh{"cp=2,tp=2", 4, "moe"},
+                    OnMesh{"pp=2", 2, "moe"}, OnMesh{"pp=2,ep=2", 4, "moe"},
+                    OnMesh{"pp=2,dp=2,ep=2", 8, "moe"}, OnMesh{"pp=2,cp=2,ep=2", 8, "moe"}),
     [](const testing::TestParamInfo<OnMesh>& info) { return name_of(info.param); });
 
 struct Move {
@@ -128,7 +133,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Move{{"pp=2,fsdp=2,tp=2", 8}, {"pp=2,tp=2", 4}},
                     Move{{"pp=2,tp=2", 4}, {"pp=2,dp=2", 4}}, Move{{"dp=2,cp=2", 4}, {"tp=2", 2}},
                     Move{{"", 1}, {"cp=2", 2}}, Move{{"dp=2,ep=2", 4, "moe"}, {"ep=4", 4, "moe"}},
-                    Move{{"ep=2", 2, "moe"}, {"", 1, "moe"}}),
+                    Move{{"ep=2", 2, "moe"}, {"", 1, "moe"}},
+                    Move{{"pp=2,ep=2", 4, "moe"}, {"pp=2,ep=4", 8, "moe"}},
+                    Move{{"cp=2,ep=2", 4, "moe"}, {"tp=2", 2, "moe"}}),
     [](const testing::TestParamInfo<Move>& info) {
       return name_of(info.param.from) + "_to_" + name_of(info.param.to);
     });
@@ -164,9 +171,6 @@ TEST(MeshOptions, AxesThatATaskCannotHaveAreOneLine) {
   for (const Case& one : {
            Case{"gpt", "ep=2", 2, "--mesh ep=2: the task gpt has no experts for ep"},
            Case{"moe", "ep=3", 3, "--mesh ep=3: expected experts that 3 ranks divide, found 8"},
-           Case{"moe", "tp=2", 2, "--mesh tp=2: the task moe has tp beside an axis ep only"},
-           Case{"moe", "pp=2,ep=2", 4, "--mesh pp=2,ep=2: ep and pp do not go together"},
-           Case{"moe", "cp=2", 2, "--mesh cp=2: the task moe has no sequences to cut over cp"},
        }) {
     RunSetup options = text_run(folder, one.task);
     options.mesh = one.mesh;
@@ -175,6 +179,17 @@ TEST(MeshOptions, AxesThatATaskCannotHaveAreOneLine) {
     EXPECT_NE(refusal(options, one.ranks).find(one.expected), std::string::npos)
         << refusal(options, one.ranks);
   }
+  RunSetup mlp = tiny("mlp", folder);
+  mlp.mesh = "cp=2";
+  EXPECT_EQ(refusal(mlp, 2),
+            "--mesh cp=2: the task mlp has no sequences to cut over cp (Task::sequence_heads())");
+  RunSetup moe = text_run(folder, "moe");
+  moe.mesh = "ep=1,tp=2,fsdp=1";
+  moe.shard = "full";
+  moe.deferred = true;
+  EXPECT_EQ(refusal(moe, 2),
+            "--deferred: the task moe has experts: expected --mesh without tp, found --mesh "
+            "ep=1,tp=2,fsdp=1");
   RunSetup options = text_run(folder, "llama");
   options.mesh = "cp=3";
   options.context_method = "ulysses";
@@ -258,6 +273,48 @@ TEST(MeshTrainingOfExperts, DropsAndSamplesAreThoseOfOneProcess) {
                 {.prompt = "a", .tokens = 5, .temperature = 0, .with_prompt = true},
                 [&](std::string_view more) { text += more; });
   EXPECT_EQ(text.size(), 6U) << text;
+}
+
+// Micro-batches are of the same rows, so that what counts over them is the same.
+TEST(MeshTrainingOfExperts, MicroBatchesAreThoseOfTheSameRanksWithoutStages) {
+  TemporaryFolder folder;
+  RunSetup options = text_run(folder, "moe");
+  options.accumulate = 4;
+  options.capacity = 1;
+  const RunSetup flat = on_mesh(options, {"dp=1,ep=2", 2, "moe"});
+  run(2, flat);
+  for (const OnMesh& mesh :
+       {OnMesh{"pp=2,ep=2", 4, "moe", "zb-h1"}, OnMesh{"pp=2,ep=2,tp=2", 8, "moe"}}) {
+    const RunSetup piped = on_mesh(options, mesh);
+    run(mesh.ranks, piped);
+    expect_near_rows(flat, piped);
+  }
+}
+
+TEST(MeshTrainingOfExperts, SequenceParallelLayersAroundThemAreOneProcessToo) {
+  TemporaryFolder folder;
+  const RunSetup options = text_run(folder, "moe");
+  run(1, options);
+  RunSetup divided = on_mesh(options, {"ep=2,tp=2", 4, "moe"});
+  divided.sequence_parallel = true;
+  run(4, divided);
+  expect_near_rows(options, divided);
+}
+
+// What is offloaded has the same bits, on each axis beside the shards.
+TEST(MeshTrainingOffloaded, ShardsAreTheSameOnEachAxis) {
+  for (const OnMesh& mesh :
+       {OnMesh{"cp=2,fsdp=2", 4}, OnMesh{"pp=2,fsdp=2", 4}, OnMesh{"ep=2,fsdp=2", 4, "moe"}}) {
+    TemporaryFolder folder;
+    const RunSetup options = on_mesh(text_run(folder, mesh.task), mesh);
+    run(mesh.ranks, options);
+    RunSetup other = options;
+    other.out += "-offloaded";
+    other.offload = folder / "disk";
+    std::filesystem::create_directories(other.offload);
+    run(mesh.ranks, other);
+    EXPECT_EQ(distance(options.out, other.out), 0) << mesh.mesh;
+  }
 }
 
 TEST(MeshTrainingOfBytePairs, ALlamaOnTwoRanksLearnsThem) {

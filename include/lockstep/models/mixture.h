@@ -47,28 +47,41 @@ struct MixtureOptions {
 };
 
 // Where the experts of a Mixture are, when a process has not all of them. Each rank has some
-// experts and some tokens of the batch. Collective calls, by all ranks in the same order.
+// experts and some tokens of the batch. Collective calls, by all ranks in the same order; those
+// behind enter() are of its tokens, until the next one.
 class ExpertExchange {
  public:
   virtual ~ExpertExchange() = default;
 
-  // Counts of all ranks that have tokens of the batch, [ranks, ...], in the order of the tokens.
+  // Begins a forward(): the input [..., width], a tensor of the layers around the mixture, so that
+  // this rank has all of each of its tokens. The router's product is computed with it.
+  [[nodiscard]] virtual at::Tensor enter(const at::Tensor& input) = 0;
+  // What this rank has of a tensor that was computed with that, as an ordinary one. Differentiable,
+  // as are all that give tensors of numbers with a fraction.
+  [[nodiscard]] virtual at::Tensor local(const at::Tensor& around) = 0;
+  // How long this rank's runs of tokens are that follow one another in the batch, in the order of
+  // its tokens: one run where it has rows of its own, several where ranks have parts of each row.
+  // `tokens` are all of this rank. As many runs on each rank.
+  [[nodiscard]] virtual std::vector<std::int64_t> runs(std::int64_t tokens) = 0;
+  // Counts of all ranks that have tokens of the batch: [ranks, runs, ...] of [runs, ...].
   [[nodiscard]] virtual at::Tensor all_counts(const at::Tensor& counts) = 0;
   // This rank's place in them.
   [[nodiscard]] virtual std::int64_t rank() const = 0;
+  // The order of the tokens in the batch: numbers of runs (int64), of which run s of rank r has
+  // r * runs + s. With one run a rank it is that of the ranks.
+  [[nodiscard]] virtual at::Tensor order(std::int64_t runs) = 0;
   // Rows in the order of the experts that they go to, of which rank r has counts[r][e] (int64,
   // [ranks, experts]): those that come to this rank's experts, in the order of its experts.
-  // Differentiable, as back() is.
   [[nodiscard]] virtual at::Tensor to_experts(const at::Tensor& rows, const at::Tensor& counts) = 0;
   [[nodiscard]] virtual at::Tensor back(const at::Tensor& rows, const at::Tensor& counts) = 0;
   // How many rows each of this rank's experts gets.
   [[nodiscard]] virtual std::vector<std::int64_t> rows_of_experts(const at::Tensor& counts) = 0;
   // What this rank has of a weight [experts, ...].
   [[nodiscard]] virtual at::Tensor own(const at::Tensor& weight) = 0;
-  // A tensor of the layers around the mixture, or the router's weight, as an ordinary one that has
-  // all of it; and an ordinary one as one of theirs. Differentiable.
-  [[nodiscard]] virtual at::Tensor enter(const at::Tensor& around) = 0;
-  [[nodiscard]] virtual at::Tensor leave(const at::Tensor& inside) = 0;
+  // What this rank has of the output, as a tensor of the layers around; and of the loss, which is
+  // the sum of what ranks with parts of the same rows have.
+  [[nodiscard]] virtual at::Tensor leave(const at::Tensor& output) = 0;
+  [[nodiscard]] virtual at::Tensor leave_loss(const at::Tensor& part) = 0;
 };
 
 // Of the last forward(): the whole batch, on every rank.
@@ -100,8 +113,10 @@ class MixtureImpl : public torch::nn::Module {
 
  private:
   struct Routing;
-  [[nodiscard]] Routing route(const at::Tensor& tokens);
-  [[nodiscard]] at::Tensor loss(const Routing& routing) const;
+  struct Choices;
+  [[nodiscard]] Routing route(const at::Tensor& logits);
+  void find_room(Routing& routing, const Choices& choices);
+  [[nodiscard]] at::Tensor loss(const Routing& routing, std::int64_t tokens) const;
 
   MixtureOptions options_;
   MixtureLoad load_;

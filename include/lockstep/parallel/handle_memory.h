@@ -23,6 +23,18 @@ struct HandleMemory {
   // What the formulas of ShardLevel count, without the optimizer's state and units in flight.
   [[nodiscard]] std::int64_t kept() const { return shards + whole + gradients; }
   [[nodiscard]] std::int64_t total() const { return kept() + in_flight + pooled; }
+
+  // Of several handles on one rank; the sum of their peaks is at least the peak of the sum.
+  HandleMemory& operator+=(const HandleMemory& other) {
+    shards += other.shards;
+    whole += other.whole;
+    gradients += other.gradients;
+    in_flight += other.in_flight;
+    peak_in_flight += other.peak_in_flight;
+    pooled += other.pooled;
+    offloaded += other.offloaded;
+    return *this;
+  }
 };
 
 }  // namespace lockstep

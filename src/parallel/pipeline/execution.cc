@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
 
 #include <chrono>
 #include <utility>
@@ -150,7 +151,8 @@ Tensors Execution::outputs() const {
     for (std::size_t i = 0; i < tensors.size(); ++i) all[i].push_back(tensors[i]);
   }
   Tensors whole;
-  for (const Tensors& parts : all) whole.push_back(at::cat(parts));
+  for (const Tensors& parts : all)
+    whole.push_back(parts.front().dim() == 0 ? at::stack(parts) : at::cat(parts));
   return whole;
 }
 

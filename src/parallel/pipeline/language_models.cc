@@ -22,24 +22,62 @@ void add_blocks(std::vector<ModelPiece>& pieces, const torch::nn::ModuleList& bl
   }
 }
 
+const std::vector<std::string> head_modules = {"transformer.ln_f", "transformer.wte"};
+
+// Of a Gpt, and of a Moe.
+template <typename Transformer>
+ModelPiece embedding_of(const Transformer& transformer) {
+  return {"embedding", {"transformer.wte", "transformer.wpe"}, [transformer](const Tensors& ids) {
+            auto inside = transformer;
+            const at::Tensor positions =
+                at::arange(ids[0].size(1), ids[0].options().dtype(at::kLong));
+            return Tensors{inside->drop->forward(inside->wte->forward(ids[0]) +
+                                                 inside->wpe->forward(positions))};
+          }};
+}
+
+template <typename Transformer>
+at::Tensor logits_of(Transformer transformer, const at::Tensor& x) {
+  return at::linear(transformer->ln_f->forward(x), transformer->wte->weight);
+}
+
 }  // namespace
 
 std::vector<ModelPiece> pieces_of(const models::Gpt& model) {
-  std::vector<ModelPiece> pieces;
+  std::vector<ModelPiece> pieces{embedding_of(model->transformer)};
   auto transformer = model->transformer;
-  pieces.push_back(
-      {"embedding", {"transformer.wte", "transformer.wpe"}, [transformer](const Tensors& ids) {
-         auto inside = transformer;
-         const at::Tensor positions = at::arange(ids[0].size(1), ids[0].options().dtype(at::kLong));
-         return Tensors{
-             inside->drop->forward(inside->wte->forward(ids[0]) + inside->wpe->forward(positions))};
-       }});
   add_blocks<models::GptBlockImpl>(pieces, transformer->h, "transformer.h");
-  pieces.push_back(
-      {"head", {"transformer.ln_f", "transformer.wte"}, [transformer](const Tensors& x) {
-         auto inside = transformer;
-         return Tensors{at::linear(inside->ln_f->forward(x[0]), inside->wte->weight)};
-       }});
+  pieces.push_back({"head", head_modules, [transformer](const Tensors& x) {
+                      return Tensors{logits_of(transformer, x[0])};
+                    }});
+  return pieces;
+}
+
+// The mixtures' losses go from block to block beside the activations.
+std::vector<ModelPiece> pieces_of(const models::Moe& model) {
+  std::vector<ModelPiece> pieces{embedding_of(model->transformer)};
+  auto transformer = model->transformer;
+  for (std::size_t i = 0; i < transformer->h->size(); ++i) {
+    const std::string name = formatted("transformer.h.{}", i);
+    auto block = transformer->h->ptr(i);
+    pieces.push_back({name, {name}, [block](const Tensors& x) {
+                        if (auto* dense = block->as<models::GptBlockImpl>()) {
+                          Tensors passed = x;
+                          passed[0] = dense->forward(x[0]);
+                          return passed;
+                        }
+                        auto result = block->as<models::MoeBlockImpl>()->forward(x[0]);
+                        if (x.size() > 1) result.loss = x[1] + result.loss;
+                        return Tensors{result.output, result.loss};
+                      }});
+  }
+  pieces.push_back({"head", head_modules, [transformer](const Tensors& x) {
+                      const bool trains = transformer->ln_f->is_training();
+                      Tensors outputs = x;
+                      outputs[0] = logits_of(transformer, x[0]);
+                      if (!trains) outputs.resize(1);
+                      return outputs;
+                    }});
   return pieces;
 }
 
@@ -74,12 +112,14 @@ std::vector<std::string> even_points(const std::vector<ModelPiece>& pieces, int 
   return points;
 }
 
-at::Tensor token_loss(const Tensors& logits, const Tensors& targets) {
-  at::Tensor flat = logits[0].view({-1, logits[0].size(-1)});
+at::Tensor token_loss(const Tensors& outputs, const Tensors& targets) {
+  at::Tensor flat = outputs[0].view({-1, outputs[0].size(-1)});
   // A mean over many tokens in 16 bits would round most of them away.
   flat = flat.to(c10::promoteTypes(flat.scalar_type(), at::kFloat));
-  return at::cross_entropy_loss(flat, targets[0].reshape(-1), /*weight=*/{}, at::Reduction::Mean,
-                                /*ignore_index=*/-1);
+  at::Tensor loss = at::cross_entropy_loss(flat, targets[0].reshape(-1), /*weight=*/{},
+                                           at::Reduction::Mean, /*ignore_index=*/-1);
+  for (std::size_t i = 1; i < outputs.size(); ++i) loss = loss + outputs[i];
+  return loss;
 }
 
 }  // namespace lockstep

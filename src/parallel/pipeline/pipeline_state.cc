@@ -6,6 +6,7 @@
 #include "module/rank_check.h"
 #include "module/state_entries.h"
 #include "module/tensors.h"
+#include "parallel/state_memories.h"
 
 #include <lockstep/comm/together.h>
 #include <lockstep/plan/schedule_file.h>
@@ -359,6 +360,13 @@ void PipelineState::load_sets(std::size_t from, const IsOwn& is_own,
   });
 }
 
+std::shared_ptr<optim::StateMemory> PipelineState::state_memory() const {
+  std::vector<std::shared_ptr<optim::StateMemory>> all;
+  for (const pipeline::StageSet& set : sets_->all())
+    if (set.handle) all.push_back(set.handle->state_memory());
+  return parallel::one_of(std::move(all));
+}
+
 HandleMemory PipelineState::memory() const {
   HandleMemory memory;
   for (const pipeline::StageSet& set : sets_->all()) {
@@ -367,14 +375,7 @@ HandleMemory PipelineState::memory() const {
         memory.whole += static_cast<std::int64_t>(part.tensor.nbytes());
       continue;
     }
-    const HandleMemory own = set.handle->memory();
-    memory.shards += own.shards;
-    memory.whole += own.whole;
-    memory.gradients += own.gradients;
-    memory.in_flight += own.in_flight;
-    memory.peak_in_flight += own.peak_in_flight;
-    memory.pooled += own.pooled;
-    memory.offloaded += own.offloaded;
+    memory += set.handle->memory();
   }
   if (options_.strategy) return memory;
   for (const NamedPart& part : parameters_->parts())

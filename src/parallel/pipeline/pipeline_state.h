@@ -11,6 +11,7 @@
 #include <lockstep/parallel/pipeline/pipeline.h>
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -42,6 +43,7 @@ class PipelineState final : public HandleState {
   void load_state_parts(const std::function<void(const NamedPart&)>& read) override;
   void check_one_model() const override;
   [[nodiscard]] HandleMemory memory() const override;
+  [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override;
   [[nodiscard]] double seconds_waited() const override { return waited_; }
   void abort(std::string_view reason) noexcept override;
   [[nodiscard]] const Group& group() const override {

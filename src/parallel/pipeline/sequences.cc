@@ -13,13 +13,17 @@
 namespace lockstep {
 
 CutSequences::CutSequences(const Mesh& tensors, CutSequencesOptions options)
-    : tensors_(tensors), dim_(options.sequence_dim), placements_(tensors.axes().size()) {
+    : tensors_(tensors),
+      dim_(options.sequence_dim),
+      placements_(tensors.axes().size()),
+      sums_(tensors.axes().size()) {
   const auto axis = std::ranges::find(tensors.axes(), "cp", &MeshAxis::name);
   check(axis != tensors.axes().end(), "CutSequences: expected a mesh with an axis cp, found {}",
         tensors.layout().describe());
   check(dim_ >= 0, "CutSequences: expected a sequence_dim of at least 0, found {}", dim_);
-  placements_[static_cast<std::size_t>(axis - tensors.axes().begin())] =
-      Shard(dim_).zigzag(options.zigzag);
+  const auto place = static_cast<std::size_t>(axis - tensors.axes().begin());
+  placements_[place] = Shard(dim_).zigzag(options.zigzag);
+  sums_[place] = Partial();
 }
 
 at::Tensor CutSequences::cut(const at::Tensor& whole) const {
@@ -31,11 +35,18 @@ at::Tensor CutSequences::cut(const at::Tensor& whole) const {
 
 // How long the whole is, one rank's part does not tell.
 at::Tensor CutSequences::of_part(const at::Tensor& part) const {
+  if (part.dim() <= dim_) return from_local(part, tensors_, sums_);
   at::Tensor length = at::tensor({part.size(dim_)}, at::kLong);
   tensors_["cp"].all_reduce(length, Op::sum, {.tag = "tokens of a stage"}).wait();
   std::vector<std::int64_t> sizes = part.sizes().vec();
   sizes[static_cast<std::size_t>(dim_)] = length.item<std::int64_t>();
   return from_local(part, tensors_, placements_, std::move(sizes));
+}
+
+at::Tensor CutSequences::part_of(const at::Tensor& output) const {
+  const at::Tensor whole =
+      is_global(output) ? output : from_local(output, tensors_, Placements(placements_.size()));
+  return local_tensor(redistribute(whole, output.dim() > dim_ ? placements_ : sums_));
 }
 
 std::vector<Stage> CutSequences::stages(std::vector<Stage> stages) const {
@@ -45,9 +56,7 @@ std::vector<Stage> CutSequences::stages(std::vector<Stage> stages) const {
       Tensors given, parts;
       for (const at::Tensor& input : inputs)
         given.push_back(is_first ? own.cut(input) : own.of_part(input));
-      for (const at::Tensor& output : forward(given))
-        parts.push_back(local_tensor(is_global(output) ? redistribute(output, own.placements_)
-                                                       : own.cut(output)));
+      for (const at::Tensor& output : forward(given)) parts.push_back(own.part_of(output));
       return parts;
     };
   return stages;

@@ -9,6 +9,10 @@ namespace lockstep {
 ExpertParallel::ExpertParallel(std::shared_ptr<ExpertParallelState> state)
     : Handle(std::move(state)) {}
 
+at::Tensor ExpertParallel::cut(const at::Tensor& batch) const {
+  return static_cast<ExpertParallelState&>(*state()).cut(batch);
+}
+
 const std::string& ExpertParallel::plan() const {
   return static_cast<ExpertParallelState&>(*state()).plan();
 }

@@ -4,6 +4,7 @@
 #include "module/rank_check.h"
 #include "module/state_entries.h"
 #include "module/tensors.h"
+#include "parallel/state_memories.h"
 #include "parallel/tensor/module_of_parts.h"
 
 #include <lockstep/dispatch/deferral.h>
@@ -24,25 +25,47 @@ std::vector<std::string> names_of(const Mesh& mesh) {
   return names;
 }
 
-bool has_tensor_axis(const Mesh& mesh) {
-  return std::ranges::any_of(mesh.axes(), [](const MeshAxis& axis) { return axis.name == "tp"; });
+// Those of `names` that the mesh has, in this order.
+std::vector<std::string> names_in(const Mesh& mesh, std::initializer_list<std::string_view> names) {
+  std::vector<std::string> found;
+  for (const std::string_view name : names)
+    if (std::ranges::find(mesh.axes(), name, &MeshAxis::name) != mesh.axes().end())
+      found.emplace_back(name);
+  return found;
 }
 
-Mesh without_tensor_axis(const Mesh& mesh) {
+Mesh without(const Mesh& mesh, const char* axis) {
   std::vector<std::string> names = names_of(mesh);
-  return std::erase(names, "tp") == 0 || names.empty() ? mesh : mesh.sub_mesh(names);
+  return std::erase(names, axis) == 0 || names.empty() ? mesh : mesh.sub_mesh(names);
 }
 
 }  // namespace
+
+bool ExpertParallelState::has(std::string_view axis) const {
+  return !names_in(mesh_, {axis}).empty();
+}
+
+std::vector<Handle*> ExpertParallelState::handles() {
+  std::vector<Handle*> all = {&rest()};
+  if (experts_.is_attached()) all.push_back(&experts_);
+  return all;
+}
+
+std::vector<const Handle*> ExpertParallelState::handles() const {
+  std::vector<const Handle*> all = {&rest()};
+  if (experts_.is_attached()) all.push_back(&experts_);
+  return all;
+}
 
 ExpertParallelState::ExpertParallelState(std::shared_ptr<torch::nn::Module> module, Mesh mesh,
                                          ExpertParallelOptions options)
     : module_(std::move(module)),
       mesh_(std::move(mesh)),
-      rows_(without_tensor_axis(mesh_)),
+      rows_(without(mesh_, "tp")),
       options_(std::move(options)) {
   check(module_ != nullptr, "expert_parallel: expected a module, found none");
   const std::vector<Found> mixtures = check_all();
+  if (has("cp")) whole_rows_ = without(rows_, "cp");
   for (const modules::StateEntry& entry : modules::state_entries(*module_)) {
     place_.emplace(entry.names.front(), aliases_.size());
     aliases_.emplace_back(entry.names.begin() + 1, entry.names.end());
@@ -51,49 +74,77 @@ ExpertParallelState::ExpertParallelState(std::shared_ptr<torch::nn::Module> modu
   for (const auto& [name, mixture] : mixtures)
     for (const char* weight : {"up", "down"})
       is_expert_.at(name.empty() ? weight : name + "." + weight) = true;
-  Tensors rest, experts;
+  Tensors others, experts;
   const modules::ModuleTensors tensors = modules::tensors_of(*module_);
   auto add = [&](const std::string& name, const at::Tensor& tensor, bool is_buffer) {
     tensor_parallel::PartedTensor one;
     one.name = name;
     one.leaves = {tensor};
     one.is_buffer = is_buffer;
-    (is_expert_.at(name) ? experts : rest).push_back(std::move(one));
+    (is_expert_.at(name) ? experts : others).push_back(std::move(one));
   };
   for (const NamedParameter& one : tensors.parameters) add(one.name, one.tensor, false);
   for (const auto& [name, tensor] : tensors.buffers) add(name, tensor, true);
-  rest_module_ = tensor_parallel::module_of_parts(rest);
+  rest_module_ = tensor_parallel::module_of_parts(others);
   experts_module_ = tensor_parallel::module_of_parts(experts);
   train_rest();
-  check(rest_.is_attached(), "expert_parallel: expected a handle of the strategy, found none");
-  train_experts(experts);
+  check(rest().is_attached(), "expert_parallel: expected a handle of the strategy, found none");
+  if (!experts.empty()) train_experts(experts);
   for (const auto& [name, mixture] : mixtures)
-    mixture->set_exchange(
-        std::make_shared<tensor_parallel::TokenExchange>(rows_, tensors_, name, sent_));
+    mixture->set_exchange(std::make_shared<tensor_parallel::TokenExchange>(
+        tensor_parallel::TokenExchange::Meshes{rows_, whole_rows_, tensors_}, name, sent_));
+}
+
+// Of the global tensors around mixtures, with an axis cp.
+Mesh ExpertParallelState::tensor_mesh() const {
+  const Mesh own = mesh_.sub_mesh(names_in(mesh_, {"tp", "cp"}));
+  if (!options_.tensors) return own;
+  check(options_.tensors->axes() == own.axes(),
+        "expert_parallel: tensors: expected a mesh {}, found {}", own.layout().describe(),
+        options_.tensors->layout().describe());
+  return *options_.tensors;
 }
 
 void ExpertParallelState::train_rest() {
-  if (options_.plan.empty()) {
+  const auto strategy = [this](torch::nn::Module& parts) {
+    return options_.strategy(parts, rows_);
+  };
+  if (has("cp")) {
+    context_ = context_parallel(*rest_module_, tensor_mesh(),
+                                {.method = options_.method,
+                                 .balance = options_.balance,
+                                 .sequence_dim = options_.sequence_dim,
+                                 .plan = options_.plan,
+                                 .strategy = strategy,
+                                 .mesh = mesh_});
+    tensors_ = context_.tensors();
+    return;
+  }
+  if (!has("tp")) {
     rest_ = options_.strategy(*rest_module_, rows_);
     return;
   }
-  TensorParallel rest = parallelize(
-      *rest_module_, mesh_["tp"], options_.plan,
-      {.strategy = [this](torch::nn::Module& parts) { return options_.strategy(parts, rows_); },
-       .mesh = mesh_});
+  TensorParallel rest = parallelize(*rest_module_, mesh_["tp"], options_.plan,
+                                    {.sequence_parallel = options_.sequence_parallel,
+                                     .sequence_dim = options_.sequence_dim,
+                                     .strategy = strategy,
+                                     .mesh = mesh_});
   tensors_ = rest.tensors();
   rest_ = std::move(rest);
 }
 
 void ExpertParallelState::check_plan() const {
-  const bool has_axis = has_tensor_axis(mesh_);
-  check(has_axis || options_.plan.empty(),
+  check(has("tp") || options_.plan.empty(),
         "expert_parallel: expected a mesh with an axis tp for a plan, found {}",
         mesh_.layout().describe());
-  check(!has_axis || !options_.plan.empty(),
+  check(!has("tp") || !options_.plan.empty() || options_.is_stage,
         "expert_parallel: expected a plan for the axis tp of the mesh {}, found none",
         mesh_.layout().describe());
-  if (!has_axis) return;
+  check(!options_.sequence_parallel || (has("tp") && !has("cp")),
+        "expert_parallel: sequence_parallel: expected a mesh with an axis tp and without cp, which "
+        "cuts sequences already, found {}",
+        mesh_.layout().describe());
+  if (!has("tp")) return;
   for (const at::Tensor& tensor : module_->parameters())
     check(!dispatch::is_deferred(tensor),
           "expert_parallel: expected a model with values on a mesh with an axis tp, found a "
@@ -102,9 +153,8 @@ void ExpertParallelState::check_plan() const {
 }
 
 std::vector<ExpertParallelState::Found> ExpertParallelState::check_all() const {
-  const std::vector<std::string> axes = names_of(mesh_);
-  check(std::ranges::find(axes, "ep") != axes.end(),
-        "expert_parallel: expected a mesh with an axis ep, found {}", mesh_.layout().describe());
+  check(has("ep"), "expert_parallel: expected a mesh with an axis ep, found {}",
+        mesh_.layout().describe());
   check(options_.strategy != nullptr,
         "expert_parallel: expected a strategy for what is no expert, found none");
   check_plan();
@@ -112,7 +162,8 @@ std::vector<ExpertParallelState::Found> ExpertParallelState::check_all() const {
   for (const auto& item : module_->named_modules("", /*include_self=*/true))
     if (auto* mixture = item.value()->as<models::MixtureImpl>())
       found.push_back({item.key(), mixture});
-  check(!found.empty(), "expert_parallel: expected a model with mixtures of experts, found none");
+  check(!found.empty() || options_.is_stage,
+        "expert_parallel: expected a model with mixtures of experts, found none");
   const int ranks = mesh_.size("ep");
   for (const auto& [name, mixture] : found) {
     const std::int64_t experts = mixture->options().experts;
@@ -138,7 +189,7 @@ void ExpertParallelState::train_experts(const Tensors& experts) {
     plan.emplace_back(one.name, Vocabulary());
     bytes += static_cast<std::int64_t>(one.leaves.front().nbytes());
     // Ranks of tp have the same experts, and nothing else gives them the same values.
-    if (tensors_) mesh_["tp"].broadcast(one.leaves.front().detach(), 0, {.tag = one.name}).wait();
+    if (has("tp")) mesh_["tp"].broadcast(one.leaves.front().detach(), 0, {.tag = one.name}).wait();
   }
   const int ranks = mesh_.size("ep");
   plan_ = formatted(
@@ -159,7 +210,17 @@ void ExpertParallelState::train_experts(const Tensors& experts) {
 void ExpertParallelState::detach() {
   unsynchronized_.clear();
   experts_ = {};
+  context_ = {};
   rest_ = {};
+}
+
+// Ranks wait for each other in the groups of all axes, and in those of sets of them.
+void ExpertParallelState::abort(std::string_view reason) noexcept {
+  abort_mesh(mesh_, reason);
+  abort_mesh(rows_, reason);
+  if (whole_rows_) abort_mesh(*whole_rows_, reason);
+  abort_handle(rest(), reason);
+  abort_handle(experts_, reason);
 }
 
 std::vector<NamedPart> ExpertParallelState::in_order(std::vector<NamedPart> parts) const {
@@ -170,20 +231,19 @@ std::vector<NamedPart> ExpertParallelState::in_order(std::vector<NamedPart> part
 }
 
 std::vector<NamedPart> ExpertParallelState::named_parameters() const {
-  std::vector<NamedPart> all = rest_.named_parameters();
-  std::ranges::move(experts_.named_parameters(), std::back_inserter(all));
+  std::vector<NamedPart> all;
+  for (const Handle* handle : handles())
+    std::ranges::move(handle->named_parameters(), std::back_inserter(all));
   return in_order(std::move(all));
 }
 
 void ExpertParallelState::zero_grad(bool set_to_none) {
-  rest_.zero_grad(set_to_none);
-  experts_.zero_grad(set_to_none);
+  for (Handle* handle : handles()) handle->zero_grad(set_to_none);
 }
 
 void ExpertParallelState::pause() {
   if (paused_++ > 0) return;
-  unsynchronized_.push_back(rest_.no_sync());
-  unsynchronized_.push_back(experts_.no_sync());
+  for (Handle* handle : handles()) unsynchronized_.push_back(handle->no_sync());
 }
 
 void ExpertParallelState::resume() {
@@ -191,8 +251,8 @@ void ExpertParallelState::resume() {
 }
 
 std::map<std::string, at::Tensor> ExpertParallelState::state_dict() {
-  std::map<std::string, at::Tensor> all = rest_.state_dict();
-  all.merge(experts_.state_dict());
+  std::map<std::string, at::Tensor> all;
+  for (const Handle* handle : handles()) all.merge(handle->state_dict());
   for (const auto& [name, place] : place_)
     for (const std::string& alias : aliases_[place]) all[alias] = all.at(name);
   return all;
@@ -208,13 +268,14 @@ void ExpertParallelState::load_state_dict(const std::map<std::string, at::Tensor
     (is_expert_.at(name) ? of_experts : of_rest)[name] =
         values.at(entry.tensor.unsafeGetTensorImpl());
   }
-  rest_.load_state_dict(of_rest);
-  experts_.load_state_dict(of_experts);
+  rest().load_state_dict(of_rest);
+  if (experts_.is_attached()) experts_.load_state_dict(of_experts);
 }
 
 std::vector<NamedPart> ExpertParallelState::state_parts() {
-  std::vector<NamedPart> all = rest_.state_parts();
-  std::ranges::move(experts_.state_parts(), std::back_inserter(all));
+  std::vector<NamedPart> all;
+  for (const Handle* handle : handles())
+    std::ranges::move(handle->state_parts(), std::back_inserter(all));
   return in_order(std::move(all));
 }
 
@@ -223,25 +284,25 @@ void ExpertParallelState::load_state_parts(const std::function<void(const NamedP
     part.aliases = aliases_[place_.at(part.name)];
     read(part);
   };
-  rest_.load_state_parts(read_with_names);
-  experts_.load_state_parts(read_with_names);
+  for (Handle* handle : handles()) handle->load_state_parts(read_with_names);
 }
 
 HandleMemory ExpertParallelState::memory() const {
-  HandleMemory all = rest_.memory();
-  const HandleMemory of_experts = experts_.memory();
-  all.shards += of_experts.shards;
-  all.whole += of_experts.whole;
-  all.gradients += of_experts.gradients;
-  all.in_flight += of_experts.in_flight;
-  all.peak_in_flight += of_experts.peak_in_flight;
-  all.pooled += of_experts.pooled;
-  all.offloaded += of_experts.offloaded;
+  HandleMemory all;
+  for (const Handle* handle : handles()) all += handle->memory();
   return all;
 }
 
+std::shared_ptr<optim::StateMemory> ExpertParallelState::state_memory() const {
+  std::vector<std::shared_ptr<optim::StateMemory>> all;
+  for (const Handle* handle : handles()) all.push_back(handle->state_memory());
+  return parallel::one_of(std::move(all));
+}
+
 double ExpertParallelState::seconds_waited() const {
-  return rest_.seconds_waited() + experts_.seconds_waited();
+  double all = 0;
+  for (const Handle* handle : handles()) all += handle->seconds_waited();
+  return all;
 }
 
 }  // namespace lockstep

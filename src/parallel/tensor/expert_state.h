@@ -8,6 +8,7 @@
 #include "parallel/tensor/parted_tensor.h"
 #include "parallel/tensor/token_exchange.h"
 
+#include <lockstep/parallel/tensor/context_parallel.h>
 #include <lockstep/parallel/tensor/expert_parallel.h>
 #include <lockstep/parallel/tensor/parallelize.h>
 
@@ -15,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep {
@@ -26,6 +28,9 @@ class ExpertParallelState final : public HandleState {
 
   [[nodiscard]] const std::string& plan() const { return plan_; }
   [[nodiscard]] GroupTraffic tokens_sent() const { return sent_->total; }
+  [[nodiscard]] at::Tensor cut(const at::Tensor& batch) const {
+    return context_.is_attached() ? context_.cut(batch) : batch;
+  }
 
   void detach() override;
   [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
@@ -37,11 +42,10 @@ class ExpertParallelState final : public HandleState {
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
   void load_state_parts(const std::function<void(const NamedPart&)>& read) override;
   [[nodiscard]] HandleMemory memory() const override;
-  [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override {
-    return rest_.state_memory();
-  }
+  [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override;
   [[nodiscard]] double seconds_waited() const override;
-  [[nodiscard]] StepTiming timing() const override { return rest_.timing(); }
+  [[nodiscard]] StepTiming timing() const override { return rest().timing(); }
+  void abort(std::string_view reason) noexcept override;
   [[nodiscard]] const Group& group() const override { return mesh_.group(); }
   [[nodiscard]] std::optional<Mesh> mesh() const override { return mesh_; }
 
@@ -54,6 +58,13 @@ class ExpertParallelState final : public HandleState {
 
   [[nodiscard]] std::vector<Found> check_all() const;
   void check_plan() const;
+  [[nodiscard]] bool has(std::string_view axis) const;
+  [[nodiscard]] Handle& rest() { return context_.is_attached() ? context_ : rest_; }
+  [[nodiscard]] const Handle& rest() const { return context_.is_attached() ? context_ : rest_; }
+  // What is no expert, and the experts where there are some.
+  [[nodiscard]] std::vector<Handle*> handles();
+  [[nodiscard]] std::vector<const Handle*> handles() const;
+  [[nodiscard]] Mesh tensor_mesh() const;
   void train_rest();
   void train_experts(const Tensors& experts);
   // In the order of the module, with all names.
@@ -61,7 +72,8 @@ class ExpertParallelState final : public HandleState {
 
   std::shared_ptr<torch::nn::Module> module_;
   const Mesh mesh_;
-  const Mesh rows_;  // all axes but tp
+  const Mesh rows_;                 // all axes but tp
+  std::optional<Mesh> whole_rows_;  // with an axis cp: these without it
   const ExpertParallelOptions options_;
   std::string plan_;
   std::shared_ptr<tensor_parallel::TokenExchange::Sent> sent_ =
@@ -70,8 +82,9 @@ class ExpertParallelState final : public HandleState {
   std::vector<std::vector<std::string>> aliases_;  // by place
   std::map<std::string, bool> is_expert_;          // by first name
   std::shared_ptr<torch::nn::Module> rest_module_, experts_module_;
-  Handle rest_;
-  std::optional<Mesh> tensors_;  // with an axis tp: of the global tensors of what is no expert
+  Handle rest_;                  // without an axis cp
+  ContextParallel context_;      // with it, in its place
+  std::optional<Mesh> tensors_;  // with tp or cp: of the global tensors of what is no expert
   TensorParallel experts_;
   std::vector<NoSync> unsynchronized_;
   int paused_ = 0;

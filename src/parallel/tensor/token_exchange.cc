@@ -1,5 +1,7 @@
 #include "parallel/tensor/token_exchange.h"
 
+#include "global/cut.h"
+
 #include <lockstep/comm/functional.h>
 #include <lockstep/global/redistribute.h>
 #include <lockstep/global/tensor.h>
@@ -12,7 +14,9 @@
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 namespace lockstep::tensor_parallel {
@@ -22,16 +26,24 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // Losses of the ranks count by their average, and gradients of an expert come from the tokens of
-// all of them: what the ranks of `ep` have is their sum.
+// all of them: what the ranks of `ep` have is their sum. What those of `cp` have is one, too, where
+// they have parts of rows, and the strategy will average it.
 struct Averaged : torch::autograd::Function<Averaged> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& weight,
-                            std::int64_t ranks) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& weight, double ranks) {
     context->saved_data["ranks"] = ranks;
     return weight.view_as(weight);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    return {gradients[0] / context->saved_data["ranks"].toInt(), at::Tensor()};
+    return {gradients[0] / context->saved_data["ranks"].toDouble(), at::Tensor()};
   }
+};
+
+// Where a run of a rank's tokens is in the batch: by the rank's rows, and then along them.
+struct RunPlace {
+  std::int64_t rows = 0;  // before those of this rank, of ranks
+  std::int64_t row = 0;
+  std::int64_t segment = 0;
+  std::int64_t number = 0;
 };
 
 std::vector<std::int64_t> numbers_of(const at::Tensor& counts) {
@@ -42,35 +54,105 @@ std::vector<std::int64_t> numbers_of(const at::Tensor& counts) {
 
 }  // namespace
 
-TokenExchange::TokenExchange(const Mesh& mesh, std::optional<Mesh> tensors, std::string name,
-                             std::shared_ptr<Sent> sent)
-    : batch_(mesh.group()),
-      experts_(mesh["ep"]),
-      tensors_(std::move(tensors)),
+TokenExchange::Ranks TokenExchange::ranks_of(const Mesh& mesh) {
+  Ranks ranks{.mesh = mesh, .group = mesh.group(), .peers = {}};
+  const int axis = mesh.layout().axis("ep");
+  for (int rank : mesh.layout().peers(ranks.group.rank(), {&axis, 1})) ranks.peers.push_back(rank);
+  return ranks;
+}
+
+TokenExchange::TokenExchange(const Meshes& meshes, std::string name, std::shared_ptr<Sent> sent)
+    : all_(ranks_of(meshes.rows)),
+      experts_(meshes.rows["ep"]),
+      tensors_(meshes.tensors),
       name_(std::move(name)),
       sent_(std::move(sent)) {
-  const int axis = mesh.layout().axis("ep");
-  for (int rank : mesh.layout().peers(batch_.rank(), {&axis, 1})) ranks_.push_back(rank);
+  if (meshes.whole_rows) whole_rows_ = ranks_of(*meshes.whole_rows);
+}
+
+at::Tensor TokenExchange::enter(const at::Tensor& input) {
+  placements_.clear();
+  cut_.clear();
+  if (!is_global(input)) return input;
+  placements_ = Placements(tensors_->axes().size());
+  const Placements had = lockstep::placements(input);
+  for (std::size_t axis = 0; axis < had.size(); ++axis)
+    if (tensors_->axes()[axis].name == "cp" && had[axis].is_shard() &&
+        had[axis].dim() + 1 < input.dim()) {
+      placements_[axis] = had[axis];
+      cut_ = {had[axis]};
+    }
+  sizes_ = input.sizes().vec();
+  return redistribute(input, placements_);
+}
+
+at::Tensor TokenExchange::local(const at::Tensor& around) {
+  return is_global(around) ? local_tensor(redistribute(around, placements_)) : around;
+}
+
+std::vector<std::int64_t> TokenExchange::runs(std::int64_t tokens) {
+  if (!is_cut()) return {tokens};
+  const auto dim = static_cast<std::size_t>(cut_.front().dim());
+  std::int64_t rows = 1, each = 1;
+  for (std::size_t i = 0; i + 1 < sizes_.size(); ++i)
+    if (i != dim) (i < dim ? rows : each) *= sizes_[i];
+  std::vector<std::int64_t> runs;
+  for (std::int64_t row = 0; row < rows; ++row)
+    for (const layout::Range& range : global::ranges_of(
+             sizes_[dim], cut_.front(), tensors_->size("cp"), tensors_->coordinate("cp")))
+      runs.push_back(range.length() * each);
+  return runs;
 }
 
 at::Tensor TokenExchange::all_counts(const at::Tensor& counts) {
+  Group group = batch().group;
   std::vector<std::int64_t> sizes = counts.sizes().vec();
-  sizes.insert(sizes.begin(), batch_.size());
+  sizes.insert(sizes.begin(), group.size());
   at::Tensor all = at::empty(sizes, counts.options());
-  batch_.all_gather(all, counts.contiguous(), {.tag = "counts of " + name_}).wait();
+  group.all_gather(all, counts.contiguous(), {.tag = "counts of " + name_}).wait();
   return all;
+}
+
+at::Tensor TokenExchange::order(std::int64_t runs) {
+  const Mesh& mesh = batch().mesh;
+  const std::int64_t ranks = batch().group.size();
+  if (!is_cut()) return at::arange(ranks * runs);
+  const bool is_zigzag = cut_.front().is_zigzag();
+  const std::int64_t parts = mesh.size("cp"), each = is_zigzag ? 2 : 1;
+  std::vector<RunPlace> places;
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    const std::vector<int> at = mesh.layout().coordinates(static_cast<int>(rank));
+    std::int64_t before = 0, part = 0;
+    for (std::size_t axis = 0; axis < at.size(); ++axis) {
+      const MeshAxis& one = mesh.axes()[axis];
+      if (one.name == "cp")
+        part = at[axis];
+      else
+        before = before * one.size + at[axis];
+    }
+    for (std::int64_t run = 0; run < runs; ++run)
+      places.push_back({.rows = before,
+                        .row = run / each,
+                        .segment = run % each == 0 ? part : 2 * parts - 1 - part,
+                        .number = rank * runs + run});
+  }
+  std::ranges::sort(places, {},
+                    [](const RunPlace& one) { return std::tuple(one.rows, one.row, one.segment); });
+  std::vector<std::int64_t> numbers;
+  for (const RunPlace& one : places) numbers.push_back(one.number);
+  return at::tensor(numbers, at::kLong);
 }
 
 // [ranks of `ep`, this rank's experts]
 at::Tensor TokenExchange::of_experts(const at::Tensor& counts) const {
   const std::int64_t each = counts.size(1) / experts_.size();
-  return counts.index_select(0, at::tensor(ranks_, counts.options()))
+  return counts.index_select(0, at::tensor(batch().peers, counts.options()))
       .narrow(1, experts_.rank() * each, each);
 }
 
 TokenExchange::Sizes TokenExchange::sizes_of(const at::Tensor& counts) const {
   const std::int64_t each = counts.size(1) / experts_.size();
-  return {numbers_of(counts.select(0, batch_.rank()).view({experts_.size(), each}).sum(1)),
+  return {numbers_of(counts.select(0, rank()).view({experts_.size(), each}).sum(1)),
           numbers_of(of_experts(counts).sum(1))};
 }
 
@@ -111,16 +193,20 @@ at::Tensor TokenExchange::back(const at::Tensor& rows, const at::Tensor& counts)
 }
 
 at::Tensor TokenExchange::own(const at::Tensor& weight) {
-  return Averaged::apply(local_tensor(weight), experts_.size());
+  const double parts = is_cut() ? tensors_->size("cp") : 1;
+  return Averaged::apply(local_tensor(weight), experts_.size() / parts);
 }
 
-at::Tensor TokenExchange::enter(const at::Tensor& around) {
-  if (!is_global(around)) return around;
-  return local_tensor(redistribute(around, Placements(placements(around).size())));
+at::Tensor TokenExchange::leave(const at::Tensor& output) {
+  return placements_.empty() ? output : from_local(output, *tensors_, placements_, sizes_);
 }
 
-at::Tensor TokenExchange::leave(const at::Tensor& inside) {
-  return tensors_ ? from_local(inside, *tensors_, Placements(tensors_->axes().size())) : inside;
+at::Tensor TokenExchange::leave_loss(const at::Tensor& part) {
+  if (placements_.empty()) return part;
+  Placements sums(placements_.size());
+  for (std::size_t axis = 0; axis < sums.size(); ++axis)
+    if (placements_[axis].is_shard()) sums[axis] = Partial();
+  return from_local(part, *tensors_, sums);
 }
 
 }  // namespace lockstep::tensor_parallel

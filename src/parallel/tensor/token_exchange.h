@@ -2,6 +2,7 @@
 #pragma once
 
 #include <lockstep/comm/group.h>
+#include <lockstep/global/placement.h>
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/models/mixture.h>
 
@@ -22,35 +23,60 @@ class TokenExchange final : public models::ExpertExchange {
     GroupTraffic total;
   };
 
-  // `mesh`: of the ranks that have the batch together. `tensors`: of the layers around the mixture,
-  // where these are global tensors. `name`: of the mixture, for messages.
-  TokenExchange(const Mesh& mesh, std::optional<Mesh> tensors, std::string name,
-                std::shared_ptr<Sent> sent);
+  struct Meshes {
+    Mesh rows;  // of the ranks that have the batch together, in its order
+    std::optional<Mesh>
+        whole_rows;               // with an axis `cp`, whose ranks have parts of rows: without it
+    std::optional<Mesh> tensors;  // of the layers around, where these are global tensors
+  };
+  // `name`: of the mixture, for messages.
+  TokenExchange(const Meshes& meshes, std::string name, std::shared_ptr<Sent> sent);
 
+  [[nodiscard]] at::Tensor enter(const at::Tensor& input) override;
+  [[nodiscard]] at::Tensor local(const at::Tensor& around) override;
+  [[nodiscard]] std::vector<std::int64_t> runs(std::int64_t tokens) override;
   [[nodiscard]] at::Tensor all_counts(const at::Tensor& counts) override;
-  [[nodiscard]] std::int64_t rank() const override { return batch_.rank(); }
+  [[nodiscard]] std::int64_t rank() const override { return batch().group.rank(); }
+  [[nodiscard]] at::Tensor order(std::int64_t runs) override;
   [[nodiscard]] at::Tensor to_experts(const at::Tensor& rows, const at::Tensor& counts) override;
   [[nodiscard]] at::Tensor back(const at::Tensor& rows, const at::Tensor& counts) override;
   [[nodiscard]] std::vector<std::int64_t> rows_of_experts(const at::Tensor& counts) override;
   [[nodiscard]] at::Tensor own(const at::Tensor& weight) override;
-  [[nodiscard]] at::Tensor enter(const at::Tensor& around) override;
-  [[nodiscard]] at::Tensor leave(const at::Tensor& inside) override;
+  [[nodiscard]] at::Tensor leave(const at::Tensor& output) override;
+  [[nodiscard]] at::Tensor leave_loss(const at::Tensor& part) override;
 
  private:
+  // Ranks that have tokens of one batch.
+  struct Ranks {
+    Mesh mesh;
+    Group group;
+    std::vector<std::int64_t> peers;  // those of `ep`, as they are numbered in the group
+  };
   struct Sizes {
     std::vector<std::int64_t> sent, received;  // rows, by rank of `ep`
   };
+  [[nodiscard]] static Ranks ranks_of(const Mesh& mesh);
+  [[nodiscard]] const Ranks& batch() const {
+    return is_cut() || !whole_rows_ ? all_ : *whole_rows_;
+  }
+  // Whether ranks of `cp` have parts of the rows that came last, not all of each.
+  [[nodiscard]] bool is_cut() const { return !cut_.empty(); }
   [[nodiscard]] Sizes sizes_of(const at::Tensor& counts) const;
   [[nodiscard]] at::Tensor of_experts(const at::Tensor& counts) const;
   // Rows in the order in which they come, as places among those by expert.
   [[nodiscard]] at::Tensor order_of(const at::Tensor& counts) const;
   void count(const std::vector<std::int64_t>& rows, const at::Tensor& of);
 
-  Group batch_, experts_;
+  Ranks all_;
+  std::optional<Ranks> whole_rows_;  // with an axis `cp`
+  Group experts_;
   std::optional<Mesh> tensors_;
   std::string name_;
-  std::vector<std::int64_t> ranks_;  // of `ep`, as they are numbered in batch_
   std::shared_ptr<Sent> sent_;
+  // Of the input that came last: sizes of the whole and placements, where it is global; and which
+  // of these are shards of its tokens along `cp`: that one, or none.
+  std::vector<std::int64_t> sizes_;
+  Placements placements_, cut_;
 };
 
 }  // namespace lockstep::tensor_parallel

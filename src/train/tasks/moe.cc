@@ -3,6 +3,8 @@
 #include "base/check.h"
 #include "train/tasks/tensor_checks.h"
 
+#include <lockstep/parallel/pipeline/language_models.h>
+
 namespace lockstep::train {
 
 void MoeTask::declare_shape(Settings& settings) {
@@ -106,6 +108,8 @@ void MoeTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
 }
 
 TensorPlan MoeTask::tensor_plan() const { return moe_tensor_plan(model_options()); }
+
+std::vector<ModelPiece> MoeTask::pieces() const { return pieces_of(model_); }
 
 at::Tensor MoeTask::loss(const Batch& batch) { return model_->loss(batch.data, batch.target); }
 

@@ -122,6 +122,7 @@ class [[nodiscard]] Pipeline : public Handle {
   // mode: call eval() on the model as usual.
   [[nodiscard]] at::Tensor evaluate(const Tensors& inputs, const Tensors& targets);
   // The last stage's outputs, of all rows, without gradients; nothing on ranks without that stage.
+  // Of an output without dims those of all micro-batches, in one dimension.
   [[nodiscard]] Tensors forward(const Tensors& inputs);
 
   // Local. The stages of this rank, in their order.

@@ -13,8 +13,9 @@
 //
 // Every rank of `cp` passes the same batch to the pipeline. The first stage cuts its inputs, and
 // from stage to stage each rank sends its own part of every sequence to the rank of the next stage
-// that has the same part. The loss is that of the whole sequences, on every rank. Without it all is
-// the same, but each rank of `cp` computes whole sequences.
+// that has the same part. A tensor without the dim of sequences, such as a loss of some layers, is
+// passed on as a sum, of which each rank has an addend. The loss is that of the whole sequences, on
+// every rank. Without it all is the same, but each rank of `cp` computes whole sequences.
 //
 // A value; copies are the same. Threads as of the pipeline.
 #pragma once
@@ -39,8 +40,8 @@ struct CutSequencesOptions {
 
 class CutSequences {
  public:
-  // Local. The mesh that context_parallel() has on each stage: of the axis `cp`, or `cp` and `tp`.
-  // InvalidArgument for one without `cp`.
+  // Local. The mesh that context_parallel() has on each stage, or expert_parallel() as `tensors`:
+  // of the axis `cp`, or `cp` and `tp`. InvalidArgument for one without `cp`.
   explicit CutSequences(const Mesh& tensors, CutSequencesOptions options = {});
 
   // Local. The same stages, in their order, which give and take this rank's parts of sequences.
@@ -51,10 +52,11 @@ class CutSequences {
  private:
   [[nodiscard]] at::Tensor cut(const at::Tensor& whole) const;
   [[nodiscard]] at::Tensor of_part(const at::Tensor& part) const;
+  [[nodiscard]] at::Tensor part_of(const at::Tensor& output) const;
 
   Mesh tensors_;
   int dim_;
-  Placements placements_;
+  Placements placements_, sums_;
 };
 
 }  // namespace lockstep

@@ -28,11 +28,21 @@
 // differ on it alone pass the same batch. Each of them computes its experts for all of its tokens:
 // experts are cut along `ep` alone.
 //
-// Ranks should have batches of one size; with others the average is of the ranks' means.
+// With an axis `cp` the ranks that differ on it pass the same batch too, and cut its sequences:
+// model->loss(moe.cut(ids), moe.cut(targets)). What is no expert is as context_parallel() says
+// (context_parallel.h); tokens go to their experts from the rank that has them, and the order of
+// the batch, by which tokens are dropped, is that of the whole sequences.
+//
+// In a Pipeline it is the strategy of a stage. The batch is then a micro-batch, of all ranks that
+// compute it: so it is the same as on one process that has the micro-batches of all ranks one after
+// the other, and computes as many of them.
+//
+// Ranks should have batches of one size; with others the average is of the ranks' means. With `cp`
+// and a capacity they must have as many rows: a Mismatch where they have not.
 //
 // Errors: as of parallelize(). An exception on some ranks only, in an expert for instance, leaves
 // the others waiting for this step's collectives: let it end the rank, or call abort() of the
-// groups.
+// groups. A Pipeline does so.
 //
 // Every rank of the mesh calls the same operations in the same order. Threads: one thread a time
 // per handle.
@@ -41,10 +51,14 @@
 #include <lockstep/comm/group.h>
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/parallel/handle.h>
+#include <lockstep/parallel/tensor/context_parallel.h>
 #include <lockstep/parallel/tensor/plan.h>
+
+#include <ATen/core/Tensor.h>
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #pragma GCC visibility push(default)
@@ -63,6 +77,16 @@ struct ExpertParallelOptions {
   // With a mesh that has an axis `tp`, and then alone: how what is no expert is cut along it. The
   // strategy is then given this rank's parts, and ranks without `tp`.
   TensorPlan plan = {};
+  // With `tp`: as TensorParallelOptions says. A mixture gathers its input.
+  bool sequence_parallel = false;
+  // With `cp`: as ContextParallelOptions says, and with `sequence_parallel` of both.
+  ContextMethod method = ContextMethod::ring;
+  ContextBalance balance = ContextBalance::zigzag;
+  int sequence_dim = 1;
+  // The module is a stage of a model: it may have no mixture of its own.
+  bool is_stage = false;
+  // With `cp` in a Pipeline: the mesh that its CutSequences has.
+  std::optional<Mesh> tensors = std::nullopt;
 };
 
 class ExpertParallelState;
@@ -74,6 +98,9 @@ class [[nodiscard]] ExpertParallel : public Handle {
   ExpertParallel() = default;
   explicit ExpertParallel(std::shared_ptr<ExpertParallelState> state);
 
+  // Local: as ContextParallel::cut(). On a mesh without `cp` the batch as it is.
+  [[nodiscard]] at::Tensor cut(const at::Tensor& batch) const;
+
   // Local. Which experts this rank has, and bytes, in a few lines.
   [[nodiscard]] const std::string& plan() const;
   // Local. Of this rank, in forward(): all_to_alls of tokens, and the bytes that went to other
@@ -82,9 +109,10 @@ class [[nodiscard]] ExpertParallel : public Handle {
 };
 
 // Collective, and blocks. `mesh`: the axis `ep`, and those along which the batch is divided
-// besides; and `tp`, with a plan. The values are the mesh's first rank's. InvalidArgument, before
-// anything is changed: a mesh without `ep`, no strategy, `tp` without a plan or a plan without
-// `tp`, a deferred model on a mesh with `tp`, a model without mixtures, experts that the ranks do
+// besides; `tp`, with a plan; and `cp`. The values are the mesh's first rank's. InvalidArgument,
+// before anything is changed: a mesh without `ep`, no strategy, `tp` without a plan or a plan
+// without `tp`, sequence_parallel without `tp` or with `cp`, tensors of other axes, a deferred
+// model on a mesh with `tp`, a model without mixtures that is no stage, experts that the ranks do
 // not divide, a mixture whose experts are elsewhere already. Mismatch when ranks have different
 // models. The module must outlive the handle; when the handle goes, experts stay where they are.
 [[nodiscard]] ExpertParallel expert_parallel(torch::nn::Module& module, const Mesh& mesh,
