@@ -76,8 +76,8 @@ struct SaveOptions {
   // Dense; ranks may have different ones, or none.
   std::map<std::string, at::Tensor> own = {};
   // Called by rank 0 when all is written and before it gets its name; what it throws ends the save,
-  // and nothing has changed. For a folder that several hosts write into, one at a time, of which one
-  // may be cut off and come back: where this is given, another one's lock is passed over.
+  // and nothing has changed. For a folder that several hosts write into, one at a time, of which
+  // one may be cut off and come back: where this is given, another one's lock is passed over.
   std::function<void()> before_naming = {};
 };
 
