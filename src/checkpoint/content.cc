@@ -93,11 +93,14 @@ void check_space(const fs::path& folder, std::uint64_t bytes) {
 class PartialFolder {
  public:
   // The lock first: what is there without one is the rest of a killed writer, and removed.
-  PartialFolder(const fs::path& out, const fs::path& folder, fs::path partial)
+  PartialFolder(const fs::path& out, const fs::path& folder, fs::path partial, bool is_fenced)
       : partial_(std::move(partial)),
-        lock_(std::in_place, out, "saving", [&](const std::string& name) {
-          return step_of(name) >= 0 || name == folder.filename() || name == latest_file;
-        }) {
+        lock_(
+            std::in_place, out, "saving",
+            [&](const std::string& name) {
+              return step_of(name) >= 0 || name == folder.filename() || name == latest_file;
+            },
+            is_fenced) {
     check_folder(out, folder);  // another one may have saved until now
     std::error_code error;
     if (!fs::create_directory(partial_, error))
@@ -183,6 +186,7 @@ Content content_of(Group& group, const Handle& handle, const torch::optim::Optim
   });
   content.name = broadcast_text(group, checkpoint_name(state.step));
   content.keep = options.keep;
+  content.before_naming = options.before_naming;
   const Sharding sharding = common_sharding(group, options.sharding);
   const auto add = [&](const char* name, std::vector<FilePart> parts, const Sharding& how,
                        const Metadata& metadata = {}) {
@@ -219,7 +223,8 @@ fs::path write_content(Group& group, const fs::path& out, Content& content) {
     sys::make_directories(out);
     check_space(folder, bytes_of(content));
     word = random_word();
-    own.emplace(out, folder, out / partial_name(content.name, word));
+    own.emplace(out, folder, out / partial_name(content.name, word),
+                static_cast<bool>(content.before_naming));
   });
   const fs::path partial = out / partial_name(content.name, broadcast_text(group, std::move(word)));
   for (PlannedFile& file : content.files) write_parts(group, partial / file.name, file.tensors);
@@ -227,6 +232,7 @@ fs::path write_content(Group& group, const fs::path& out, Content& content) {
     if (!group.is_root()) return;
     seal(content.json, partial);
     sys::AtomicFile::write(partial / layout_file, json_text(content.json));
+    if (content.before_naming) content.before_naming();
     own->become(folder);
     remove_all_but(out, content.keep);
     own.reset();  // no lock is left where another rank looks

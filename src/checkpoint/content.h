@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,6 +28,7 @@ struct Content {
   LayoutJson json;   // rank 0's counts
   std::vector<PlannedFile> files;
   std::int64_t keep = 0;
+  std::function<void()> before_naming;
 
   // Local: copies all tensors that this rank writes into memory of the caller's, which must stay
   // until the folder is written. Then training may go on.

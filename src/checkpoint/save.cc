@@ -37,7 +37,9 @@ void save_model(const fs::path& path, const Handle& handle, const ModelOptions& 
   together(group, [&] {
     if (!group.is_root()) return;
     check(!name.empty(), "save_model: expected the name of a file, found {}", path.string());
-    lock.emplace(folder, name, [&](const std::string& found) { return found == name; });
+    lock.emplace(
+        folder, name, [&](const std::string& found) { return found == name; },
+        static_cast<bool>(options.before_naming));
     word = random_word();
   });
   const fs::path partial = folder / partial_name(name, broadcast_text(group, std::move(word)));
@@ -47,6 +49,7 @@ void save_model(const fs::path& path, const Handle& handle, const ModelOptions& 
   });
   write_parts(group, partial, file);
   together(group, [&] {
+    if (group.is_root() && options.before_naming) options.before_naming();
     if (group.is_root()) sys::rename_durably(partial, path);
     lock.reset();  // none is left where another rank looks
   });

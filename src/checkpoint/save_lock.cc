@@ -8,10 +8,10 @@
 namespace lockstep::checkpoint {
 
 SaveLock::SaveLock(const std::filesystem::path& folder, const std::string& name,
-                   const std::function<bool(const std::string&)>& is_ours)
+                   const std::function<bool(const std::string&)>& is_ours, bool passes_over_others)
     : lock_(folder / formatted(".{}.lock", name)) {
   using State = sys::FileLock::State;
-  check_input(lock_.state() != State::busy,
+  check_input(passes_over_others || lock_.state() != State::busy,
               "{}: {} is saving here: one writer at a time, and all ranks that have a part of the "
               "model save together",
               folder.string(), lock_.about());

@@ -4,11 +4,14 @@
 #include "base/scope_exit.h"
 #include "elastic/goodput.h"
 #include "elastic/own_tensors.h"
+#include "elastic/round_fence.h"
 #include "elastic/round_loop.h"
+#include "sys/files.h"
 
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/together.h>
 
+#include <optional>
 #include <utility>
 
 namespace lockstep {
@@ -66,12 +69,27 @@ struct ElasticState::State {
     const fs::path folder = options.out / checkpoint::checkpoint_name(values.step);
     // What the run has saved before it was set back is there already.
     if (newest_checkpoint(group, options.out) == folder) return;
+    take_folder();
     save_own_tensors(group, options.out, values.step, parts.tensors, options.keep);
     checkpoint::save(options.out, *handle, *optimizer, values, saving());
   }
 
-  [[nodiscard]] checkpoint::SaveOptions saving() const {
-    return {.scheduler = parts.scheduler, .scaler = parts.scaler, .keep = options.keep};
+  // From rank 0 of an earlier round, which may be cut off and not have ended.
+  void take_folder() {
+    if (fence || !in_round().has_agent()) return;
+    fence.emplace(options.out, in_round().of_run());
+    together(in_round().group(), [&] {
+      if (!in_round().group().is_root()) return;
+      sys::make_directories(options.out);
+      fence->take();
+    });
+  }
+
+  [[nodiscard]] checkpoint::SaveOptions saving() {
+    checkpoint::SaveOptions how{
+        .scheduler = parts.scheduler, .scaler = parts.scaler, .keep = options.keep};
+    if (fence) how.before_naming = [this] { fence->check(); };
+    return how;
   }
 
   const ElasticOptions options;
@@ -80,6 +98,7 @@ struct ElasticState::State {
   torch::optim::Optimizer* optimizer = nullptr;
   ElasticParts parts;
   std::function<std::string()> loader;
+  std::optional<RoundFence> fence;  // of the round, once it has saved
   checkpoint::TrainingState values;
   Goodput goodput;
 };
@@ -157,6 +176,7 @@ bool elastic(ElasticState& state, const std::function<void(ElasticState&)>& trai
                         inner.optimizer = nullptr;
                         inner.parts = {};
                         inner.loader = nullptr;
+                        inner.fence.reset();
                       });
                       train(state);
                     });

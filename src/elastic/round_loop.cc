@@ -120,10 +120,13 @@ Round::Round(Group group, const Rounds* rounds, const RoundWatch* watch)
       watch_(watch),
       commits_(group_, folder_of_commits(rounds), number()) {}
 
+RoundOfRun Round::of_run() const { return {run_id(), number()}; }
+
 void Round::commit(const CommitContent& content) {
   if (!has_agent()) return;
   if (commits_.commit(content, watch_->has_ended()))
-    throw RoundEnded(formatted("round {} ends: {}", number(), watch_->end()));
+    throw RoundEnded(formatted("round {} ends: {}", number(),
+                               watch_->has_ended() ? watch_->end() : "another rank has said so"));
 }
 
 std::string Round::marked(const std::string& name) {

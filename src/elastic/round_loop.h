@@ -2,6 +2,7 @@
 #pragma once
 
 #include "elastic/commits.h"
+#include "elastic/round_fence.h"
 #include "elastic/round_watch.h"
 #include "elastic/rounds.h"
 
@@ -35,6 +36,8 @@ class Round {
   [[nodiscard]] Commits& commits() { return commits_; }
   [[nodiscard]] std::int64_t number() const { return rounds_ == nullptr ? 0 : rounds_->number(); }
   [[nodiscard]] bool has_agent() const { return rounds_ != nullptr; }
+  // As a folder's fence names it (round_fence.h).
+  [[nodiscard]] RoundOfRun of_run() const;
 
   // Collective: Commits::commit(). RoundEnded where the ranks are to meet again in another round.
   void commit(const CommitContent& content);

@@ -1,13 +1,19 @@
 #include <lockstep/elastic/slot_gradients.h>
 
 #include "base/check.h"
+#include "elastic/slot_layout.h"
 #include "elastic/slot_tree.h"
+#include "parallel/sharded/absent_gradients.h"
+
+#include <lockstep/layout/tensor_slice.h>
+#include <lockstep/module/named_parameters.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <iterator>
@@ -48,35 +54,84 @@ void check_parameters(const std::vector<at::Tensor>& parameters) {
           parameters.front().toString(), parameter.toString());
 }
 
+// What of each parameter every rank keeps. Collective.
+std::vector<std::vector<Range>> ranges_of_all(Group& group, const std::vector<NamedPart>& parts) {
+  std::vector<std::int64_t> own;
+  for (const NamedPart& part : parts)
+    own.insert(own.end(), {part.slice.range.begin, part.slice.range.end});
+  std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(group.size()));
+  group
+      .all_gather(at::from_blob(all.data(), {std::ssize(all)}, at::kLong),
+                  at::from_blob(own.data(), {std::ssize(own)}, at::kLong), slots_call)
+      .wait();
+  std::vector<std::vector<Range>> ranges(static_cast<std::size_t>(group.size()));
+  for (std::size_t i = 0; i < all.size(); i += 2)
+    ranges[i / own.size()].push_back({all[i], all[i + 1]});
+  return ranges;
+}
+
+// The module's, in the order of the parts.
+std::vector<at::Tensor> parameters_of(const torch::nn::Module& module,
+                                      const std::vector<NamedPart>& parts) {
+  std::vector<at::Tensor> parameters;
+  const std::vector<NamedParameter> all = unique_parameters(module);
+  for (const NamedPart& part : parts) {
+    const auto found = std::ranges::find(all, part.name, &NamedParameter::name);
+    check(found != all.end() && found->tensor.sizes() == at::IntArrayRef(part.slice.sizes) &&
+              part.slice.box == layout::whole_slice(part.slice.sizes).box,
+          "SlotGradients: expected parts of the module's parameters, found {}", part.name);
+    parameters.push_back(found->tensor);
+  }
+  return parameters;
+}
+
+// Its elements in the order in which ranges of them are counted.
+at::Tensor in_order(const at::Tensor& gradient, const std::vector<int>& dim_order) {
+  if (dim_order.empty()) return gradient.reshape({-1});
+  return gradient.permute(std::vector<std::int64_t>(dim_order.begin(), dim_order.end()))
+      .reshape({-1});
+}
+
 }  // namespace
 
-// Sums are flat: the gradients one after the other, and behind them one element a parameter: how
-// many slots gave it a gradient.
+// Sums are flat, in the order of the layout.
 struct SlotGradients::State {
-  State(Group of, std::int64_t count, std::vector<at::Tensor> tensors)
+  State(Group of, std::int64_t count, std::vector<at::Tensor> tensors,
+        std::vector<NamedPart> parts_of_rank)
       : group(std::move(of)),
         slots(count),
         parameters(std::move(tensors)),
+        parts(std::move(parts_of_rank)),
         own(slots_of_rank(count, group.rank(), group.size())),
         next(own.begin) {
-    for (const at::Tensor& parameter : parameters) elements += parameter.numel();
-    length = elements + std::ssize(parameters);
+    std::vector<std::int64_t> elements;
+    for (const at::Tensor& parameter : parameters) elements.push_back(parameter.numel());
+    layout = is_divided() ? SlotLayout::divided(ranges_of_all(group, parts))
+                          : SlotLayout::whole(elements, group.size());
   }
 
+  [[nodiscard]] bool is_divided() const { return !parts.empty(); }
+
   [[nodiscard]] at::Tensor taken() const {
-    at::Tensor flat = at::zeros({length}, parameters.front().options().requires_grad(false));
-    std::int64_t begin = 0, flag = elements;
-    for (const at::Tensor& parameter : parameters) {
-      at::Tensor& gradient = parameter.mutable_grad();
-      if (gradient.defined()) {
-        check(!gradient.is_sparse(), "SlotGradients: expected dense gradients, found a sparse one");
-        flat.narrow(0, begin, parameter.numel()).view(parameter.sizes()).copy_(gradient);
-        flat.narrow(0, flag, 1).fill_(1);
-      }
-      gradient = at::Tensor();
-      begin += parameter.numel();
-      ++flag;
+    at::Tensor flat =
+        at::zeros({layout.length()}, parameters.front().options().requires_grad(false));
+    std::vector<at::Tensor> gradients;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const bool is_there = sharded::has_gradient(parameters[i]);
+      at::Tensor gradient = std::exchange(parameters[i].mutable_grad(), at::Tensor());
+      if (!is_there) gradient.reset();
+      gradients.push_back(gradient);
+      if (!gradient.defined()) continue;
+      check(!gradient.is_sparse(), "SlotGradients: expected dense gradients, found a sparse one");
+      gradients.back() =
+          in_order(gradient, is_divided() ? parts[i].slice.dim_order : std::vector<int>{});
+      for (const std::int64_t counts : layout.counts())
+        flat.narrow(0, counts + static_cast<std::int64_t>(i), 1).fill_(1);
     }
+    for (const SlotPiece& piece : layout.pieces())
+      if (const at::Tensor& gradient = gradients[piece.parameter]; gradient.defined())
+        flat.narrow(0, piece.at, piece.elements.length())
+            .copy_(gradient.narrow(0, piece.elements.begin, piece.elements.length()));
     return flat;
   }
 
@@ -90,10 +145,6 @@ struct SlotGradients::State {
     sums.emplace_back(node, std::move(sum));
   }
 
-  // The elements of the sums that rank `rank` adds up.
-  [[nodiscard]] Range chunk(int rank) const {
-    return {length * rank / group.size(), length * (rank + 1) / group.size()};
-  }
   [[nodiscard]] std::vector<Range> nodes_of(int rank) const {
     return nodes_within(slots, slots_of_rank(slots, rank, group.size()));
   }
@@ -103,13 +154,12 @@ struct SlotGradients::State {
     std::vector<std::int64_t> outgoing, incoming;
     std::vector<at::Tensor> pieces;
     std::vector<Range> nodes;
-    const Range mine = chunk(group.rank());
-    const std::int64_t width = mine.end - mine.begin;
+    const std::int64_t width = layout.chunk(group.rank()).length();
     for (int rank = 0; rank < group.size(); ++rank) {
-      const Range part = chunk(rank);
-      outgoing.push_back((part.end - part.begin) * std::ssize(sums));
+      const Range part = layout.chunk(rank);
+      outgoing.push_back(part.length() * std::ssize(sums));
       for (const auto& [node, sum] : sums)
-        pieces.push_back(sum.narrow(0, part.begin, part.end - part.begin));
+        pieces.push_back(sum.narrow(0, part.begin, part.length()));
       const std::vector<Range> theirs = nodes_of(rank);
       incoming.push_back(width * std::ssize(theirs));
       nodes.insert(nodes.end(), theirs.begin(), theirs.end());
@@ -124,32 +174,45 @@ struct SlotGradients::State {
     return all;
   }
 
-  [[nodiscard]] at::Tensor reduced(double divisor) {
-    if (group.size() == 1) {
-      std::size_t first = 0;
-      at::Tensor sum = sum_of({0, slots}, sums, first);
-      sum.narrow(0, 0, elements).div_(divisor);
-      return sum;
-    }
-    const auto all = exchanged();
+  // The sums of this rank's chunk, or with one rank of all.
+  [[nodiscard]] at::Tensor reduced_chunk(double divisor) {
+    const auto all = group.size() == 1 ? std::move(sums) : exchanged();
     std::size_t first = 0;
-    at::Tensor own_sum = sum_of({0, slots}, all, first);
-    const Range mine = chunk(group.rank());
-    if (mine.begin < elements)
-      own_sum.narrow(0, 0, std::min(mine.end, elements) - mine.begin).div_(divisor);
+    at::Tensor sum = sum_of({0, slots}, all, first);
+    sum.narrow(0, 0, layout.gradients(group.rank()).length()).div_(divisor);
+    return sum;
+  }
+
+  [[nodiscard]] at::Tensor gathered(const at::Tensor& chunk) {
+    if (group.size() == 1) return chunk;
     std::vector<std::int64_t> counts;
-    for (int rank = 0; rank < group.size(); ++rank)
-      counts.push_back(chunk(rank).end - chunk(rank).begin);
-    at::Tensor whole = at::empty({length}, own_sum.options());
-    group.all_gather(whole, own_sum.contiguous(), counts, slots_call).wait();
+    for (int rank = 0; rank < group.size(); ++rank) counts.push_back(layout.chunk(rank).length());
+    at::Tensor whole = at::empty({layout.length()}, chunk.options());
+    group.all_gather(whole, chunk.contiguous(), counts, slots_call).wait();
     return whole;
+  }
+
+  // `sum`, which begins at `begin` of the flat tensor, becomes the gradients of `tensors`.
+  void give(const at::Tensor& sum, Range range, std::int64_t counts,
+            const std::vector<at::Tensor>& tensors) const {
+    const at::Tensor given =
+        sum.narrow(0, counts - range.begin, std::ssize(parameters)).to(at::kCPU, at::kDouble);
+    for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].mutable_grad() = at::Tensor();
+    for (const SlotPiece& piece : layout.pieces()) {
+      if (piece.at < range.begin || piece.at >= range.end) continue;
+      const at::Tensor& to = tensors[piece.parameter];
+      if (given[static_cast<std::int64_t>(piece.parameter)].item<double>() > 0)
+        to.mutable_grad() =
+            sum.narrow(0, piece.at - range.begin, piece.elements.length()).view(to.sizes());
+    }
   }
 
   Group group;
   const std::int64_t slots;
   const std::vector<at::Tensor> parameters;
+  const std::vector<NamedPart> parts;  // empty: every rank has all of each
   const Range own;
-  std::int64_t elements = 0, length = 0;
+  SlotLayout layout;
   std::int64_t next;                               // slot that is taken next
   std::vector<std::pair<Range, at::Tensor>> sums;  // of the largest nodes so far
 };
@@ -157,13 +220,27 @@ struct SlotGradients::State {
 SlotGradients::SlotGradients(Group group, std::int64_t slots, std::vector<at::Tensor> parameters) {
   check(slots > 0, "SlotGradients: expected at least one slot, found {}", slots);
   check_parameters(parameters);
-  state_ = std::make_unique<State>(std::move(group), slots, std::move(parameters));
+  state_ = std::make_unique<State>(std::move(group), slots, std::move(parameters),
+                                   std::vector<NamedPart>{});
+}
+
+SlotGradients::SlotGradients(std::int64_t slots, const torch::nn::Module& module,
+                             const Handle& handle) {
+  check(slots > 0, "SlotGradients: expected at least one slot, found {}", slots);
+  std::vector<NamedPart> parts = handle.named_parameters();
+  std::vector<at::Tensor> parameters = parameters_of(module, parts);
+  check_parameters(parameters);
+  state_ = std::make_unique<State>(handle.group(), slots, std::move(parameters), std::move(parts));
 }
 
 SlotGradients::~SlotGradients() = default;
 
 std::int64_t SlotGradients::begin() const { return state_->own.begin; }
 std::int64_t SlotGradients::end() const { return state_->own.end; }
+
+std::int64_t SlotGradients::most() const {
+  return (state_->slots + state_->group.size() - 1) / state_->group.size();
+}
 
 void SlotGradients::take(std::int64_t slot) {
   at::NoGradGuard no_gradients;
@@ -180,17 +257,16 @@ void SlotGradients::reduce(double divisor) {
   check(state.next == state.own.end,
         "SlotGradients::reduce: expected all slots from {} to {} to be taken, found {} of them",
         state.own.begin, state.own.end - 1, state.next - state.own.begin);
-  const at::Tensor sum = state.reduced(divisor);
+  const at::Tensor chunk = state.reduced_chunk(divisor);
   reset();
-  const at::Tensor given = sum.narrow(0, state.elements, std::ssize(state.parameters)).cpu();
-  std::int64_t begin = 0, flag = 0;
-  for (const at::Tensor& parameter : state.parameters) {
-    const std::int64_t count = parameter.numel();
-    const bool is_given = given[flag++].item<double>() > 0;
-    parameter.mutable_grad() =
-        is_given ? sum.narrow(0, begin, count).view(parameter.sizes()) : at::Tensor();
-    begin += count;
-  }
+  if (!state.is_divided())
+    return state.give(state.gathered(chunk), {0, state.layout.length()},
+                      state.layout.counts().front(), state.parameters);
+  std::vector<at::Tensor> tensors;
+  for (const NamedPart& part : state.parts) tensors.push_back(part.tensor);
+  const int rank = state.group.rank();
+  state.give(chunk, state.layout.chunk(rank), state.layout.counts()[static_cast<std::size_t>(rank)],
+             tensors);
 }
 
 std::vector<double> SlotGradients::gather(std::span<const double> own) {
@@ -209,6 +285,10 @@ std::vector<double> SlotGradients::gather(std::span<const double> own) {
 void SlotGradients::reset() {
   state_->sums.clear();
   state_->next = state_->own.begin;
+}
+
+void SlotGradients::drop() {
+  for (const at::Tensor& parameter : state_->parameters) parameter.mutable_grad() = at::Tensor();
 }
 
 double tree_sum(std::span<const double> values) {

@@ -11,14 +11,11 @@ namespace lockstep::train {
 void check_elastic(const Options& options) {
   check_input(options.elastic || options.slots == 0, "--slots {} needs --elastic", options.slots);
   if (!options.elastic) return;
-  check_input(options.strategy == "ddp",
-              "--elastic needs --strategy ddp, whose ranks all have the model; found --strategy {}",
+  check_input(options.strategy == "ddp", "--elastic needs --strategy ddp; found --strategy {}",
               options.strategy);
-  check_input(
-      options.shard == "none",
-      "--elastic needs --shard none: gradients of shards are added in an order that follows "
-      "from the number of ranks; found --shard {}",
-      options.shard);
+  check_input(options.precision == "fp32" && options.reduce_dtype == "fp32",
+              "--elastic adds up gradients of fp32; found --precision {} --reduce-dtype {}",
+              options.precision, options.reduce_dtype);
   check_input(options.mesh.empty(),
               "--elastic needs no --mesh: the number of ranks changes; found --mesh {}",
               options.mesh);
@@ -29,7 +26,8 @@ void check_elastic(const Options& options) {
        {std::pair(options.hook != "none", "--hook"),
         std::pair(options.local_sgd > 0, "--local-sgd"), std::pair(options.diloco > 0, "--diloco"),
         std::pair(options.sync_batch_norm, "--sync-batch-norm"),
-        std::pair(options.uneven, "--uneven")})
+        std::pair(options.uneven, "--uneven"),
+        std::pair(options.reduce_in_step, "--reduce-in-step")})
     check_input(!is_given, "--elastic adds up gradients of slots itself; found {}", name);
   const std::int64_t slots = slots_of(options);
   check_input(options.batch >= slots,

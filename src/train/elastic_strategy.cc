@@ -36,6 +36,12 @@ bool are_equal(const std::vector<Batch>& parts, std::int64_t slots) {
 }  // namespace
 
 void ElasticStrategy::make_handle(std::shared_ptr<torch::nn::Module> module) {
+  if (is_divided()) {
+    buffers_ = module->buffers();
+    LocalStrategy::make_handle(module);
+    slots_.emplace(options_.slots, *module, handle());
+    return;
+  }
   std::vector<NamedPart> trained = trained_parts(*module);
   std::vector<at::Tensor> parameters;
   for (const NamedPart& part : trained) parameters.push_back(part.tensor);
@@ -68,6 +74,13 @@ double ElasticStrategy::backward_slot(const Batch& rows, double share, std::int6
   return loss;
 }
 
+// Ranks that divide the model pass through it equally often: this time without a slot.
+void ElasticStrategy::pass_for_others(const Batch& rows, optim::GradScaler& scaler) {
+  copy_into(buffers_, before_);
+  static_cast<void>(backward(rows, 1, scaler));
+  slots_->drop();
+}
+
 double ElasticStrategy::backward_slots(const Batch& batch, std::int64_t step,
                                        optim::GradScaler& scaler) {
   const std::int64_t slots = options_.slots;
@@ -77,16 +90,24 @@ double ElasticStrategy::backward_slots(const Batch& batch, std::int64_t step,
   slots_->reset();
   begin_buffers();
   std::vector<double> losses;
-  for (std::int64_t slot = slots_->begin(); slot < slots_->end(); ++slot) {
+  const std::int64_t passes = is_divided() ? slots_->most() : slots_->end() - slots_->begin();
+  std::optional<NoSync> alone = handle().no_sync();
+  for (std::int64_t pass = 0; pass < passes; ++pass) {
+    const std::int64_t slot = slots_->begin() + pass;
+    const bool is_own = slot < slots_->end();
     double loss = 0;
-    if (slot < std::ssize(parts)) {
+    if (is_own && slot < std::ssize(parts)) {
       const Batch& part = parts[static_cast<std::size_t>(slot)];
       const double share = is_mean ? 1 : static_cast<double>(part.data.size(0)) / rows;
       loss = backward_slot(part, share, step, slot, scaler);
+    } else if (is_divided()) {
+      pass_for_others(parts.front(), scaler);
     }
+    if (!is_own) continue;
     slots_->take(slot);
     losses.push_back(loss);
   }
+  alone.reset();
   const double divisor = is_mean ? static_cast<double>(slots) : 1;
   slots_->reduce(divisor);
   end_buffers();

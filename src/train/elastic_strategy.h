@@ -1,6 +1,6 @@
 // ElasticStrategy: a training whose bits do not depend on the number of ranks
-// (lockstep/elastic/slot_gradients.h). Every rank has the whole model and the whole batch, and
-// computes its slots of it.
+// (lockstep/elastic/slot_gradients.h). Every rank has the whole batch, and computes its slots of
+// it; it has the whole model, or what --shard leaves it.
 #pragma once
 
 #include "train/local_strategy.h"
@@ -29,6 +29,8 @@ class ElasticStrategy : public LocalStrategy {
   void make_handle(std::shared_ptr<torch::nn::Module> module) override;
   [[nodiscard]] double backward_slot(const Batch& rows, double share, std::int64_t step,
                                      std::int64_t slot, optim::GradScaler& scaler);
+  void pass_for_others(const Batch& rows, optim::GradScaler& scaler);
+  [[nodiscard]] bool is_divided() const { return options_.shard != "none"; }
   void begin_buffers();
   void end_buffers();
 

@@ -14,18 +14,25 @@
 namespace lockstep::train {
 namespace {
 
-// Means over samples 0 ... samples - 1, cut into `parts`, of which each is measured by one rank.
-Evaluation evaluate_parts(Group& group, std::int64_t samples, std::int64_t parts,
+// Means over samples 0 ... samples - 1, cut into `parts`, of which each is measured by one rank
+// (`in_step`: which has a part of the model).
+Evaluation evaluate_parts(Group& group, std::int64_t samples, std::int64_t parts, bool in_step,
                           const Measure& measure) {
   at::NoGradGuard no_gradients;
   std::vector<Totals> totals(static_cast<std::size_t>(parts));
-  const layout::Range own = slots_of_rank(parts, group.rank(), group.size());
-  for (std::int64_t part = own.begin; part < own.end; ++part) {
+  const auto measured = [&](std::int64_t part) {
     std::vector<std::size_t> numbers;
     for (std::int64_t i = samples * part / parts; i < samples * (part + 1) / parts; ++i)
       numbers.push_back(static_cast<std::size_t>(i));
-    totals[static_cast<std::size_t>(part)] = measure(numbers);
-  }
+    return measure(numbers);
+  };
+  const layout::Range own = slots_of_rank(parts, group.rank(), group.size());
+  const std::int64_t most = (parts + group.size() - 1) / group.size();
+  for (std::int64_t part = own.begin; part < own.end; ++part)
+    totals[static_cast<std::size_t>(part)] = measured(part);
+  // Every rank goes as often through a model that they divide.
+  for (std::int64_t pass = own.length(); in_step && pass < most; ++pass)
+    static_cast<void>(measured(0));
   // Zeros of the other ranks change no value.
   static_assert(sizeof(Totals) == 3 * sizeof(double));
   group.all_reduce(at::from_blob(totals.data(), {3 * parts}, at::kDouble), Op::sum).wait();
@@ -70,7 +77,7 @@ Evaluation Evaluator::over(std::int64_t count) {
   if (options_.parts > 0) {
     const std::int64_t rows = task_.evaluation_rows();
     const std::int64_t parts = std::max(options_.parts, (count + rows - 1) / rows);
-    return evaluate_parts(world_, count, std::min(parts, count), measure);
+    return evaluate_parts(world_, count, std::min(parts, count), options_.in_step, measure);
   }
   return train::evaluate(world_, count, task_.evaluation_rows(), measure, options_.in_step);
 }

@@ -49,7 +49,9 @@ Run::Run(Task& task, const Options& options, Group world, RunStrategy& strategy,
       world_(std::move(world)),
       in_(in),
       is_continued_(in.round != nullptr && in.round->marked(folder_mark) == options.out),
-      folder_(configuration_),
+      folder_(configuration_, in.round != nullptr && in.round->has_agent()
+                                  ? std::optional(in.round->of_run())
+                                  : std::nullopt),
       trace_(options_, world_),
       strategy_(strategy),
       scaler_({.enabled = options.precision == "fp16"}) {

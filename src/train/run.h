@@ -101,6 +101,7 @@ class Run {
   void save_now();
   [[nodiscard]] bool is_saved_already();
   void finish_saving();
+  [[nodiscard]] std::function<void()> fence();
   // Collective. False, once it was said, where `action` has thrown a CommonFailure and the run goes
   // on all the same.
   [[nodiscard]] bool may_fail(const std::function<void()>& action);

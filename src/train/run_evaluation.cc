@@ -58,9 +58,9 @@ checkpoint::Metadata Run::description(const std::optional<Evaluation>& evaluatio
 // Collective.
 void Run::export_model(const std::string& name, const std::optional<Evaluation>& evaluation,
                        bool is_partial) {
-  checkpoint::save_model(std::filesystem::path(options_.out) / (name + ".safetensors"),
-                         strategy_.handle(),
-                         {.metadata = description(evaluation, is_partial), .aliases = true});
+  checkpoint::save_model(
+      std::filesystem::path(options_.out) / (name + ".safetensors"), strategy_.handle(),
+      {.metadata = description(evaluation, is_partial), .aliases = true, .before_naming = fence()});
 }
 
 void Run::sample() {

@@ -50,6 +50,13 @@ fs::path abandoned_name(const fs::path& path) {
 void RunFolder::lock() {
   if (lock_ || !fs::exists(path_)) return;
   lock_.emplace(path_ / "run.lock");
+  if (lock_->state() == sys::FileLock::State::busy && fence_ && fence_->is_of_earlier_round()) {
+    notices_.push_back(
+        formatted("{}: {}, of an earlier round of this run, still holds the lock; this round has "
+                  "taken the folder, and that one writes nothing there any more",
+                  path_.string(), lock_->about()));
+    return;
+  }
   check_input(lock_->state() != sys::FileLock::State::busy,
               "{}: {} is at work in this folder: wait for its end, or name another folder",
               path_.string(), lock_->about());
@@ -75,6 +82,7 @@ std::optional<fs::path> RunFolder::find_checkpoint() {
 
 std::optional<fs::path> RunFolder::newest_checkpoint() {
   lock();
+  if (fence_ && fs::exists(path_)) fence_->take();
   return checkpoint::latest_checkpoint(path_);
 }
 
@@ -105,6 +113,7 @@ void RunFolder::open(std::int64_t resumed_at, bool is_continued,
   lock();
   if (is_new && !options_.resume && !is_continued)
     check_is_new();  // another run may have begun meanwhile
+  if (fence_) fence_->take();
   if (options_.resume && !is_continued) set_aside_newer(resumed_at);
   if (is_taken) is_taken();
   metrics_.emplace(path_ / "metrics.jsonl", resumed_at);
@@ -133,6 +142,7 @@ void RunFolder::set_aside(const fs::path& path) {
 }
 
 void RunFolder::write_result(const std::string& line) const {
+  check();
   sys::AtomicFile::write(path_ / "result.txt", line + "\n");
 }
 

@@ -1,6 +1,7 @@
 // The folder of a run, as the one rank that writes it sees it.
 #pragma once
 
+#include "elastic/round_fence.h"
 #include "sys/file_lock.h"
 #include "train/configuration.h"
 #include "train/metrics.h"
@@ -20,8 +21,13 @@ namespace lockstep::train {
 class RunFolder {
  public:
   // Of what is told, which outlives this.
-  explicit RunFolder(const Configuration& configuration)
-      : configuration_(configuration), path_(configuration.options.out) {}
+  // `round`: of an elastic run. A lock that an earlier round of it still holds, on a host that was
+  // cut off, is passed over: that one writes nothing here any more.
+  explicit RunFolder(const Configuration& configuration,
+                     const std::optional<RoundOfRun>& round = std::nullopt)
+      : configuration_(configuration), path_(configuration.options.out) {
+    if (round) fence_.emplace(path_, *round);
+  }
 
   // The checkpoint to go on from, or nothing when the run begins. Changes nothing. Throws BadInput
   // when a run would be overwritten, or there is no checkpoint.
@@ -43,7 +49,14 @@ class RunFolder {
   // What should be said of the above, once; lines without their ends.
   [[nodiscard]] std::vector<std::string> take_notices() { return std::move(notices_); }
 
-  void append(const MetricsRow& row) { metrics_->append(row); }
+  // Before anything in the folder gets its name: PeerLost where a later round has taken it.
+  void check() const {
+    if (fence_) fence_->check();
+  }
+  void append(const MetricsRow& row) {
+    check();
+    metrics_->append(row);
+  }
   // result.txt: the run's last line, for scripts.
   void write_result(const std::string& line) const;
   [[nodiscard]] std::filesystem::path best_file() const { return path_ / "best.safetensors"; }
@@ -59,6 +72,7 @@ class RunFolder {
   const Options& options_ = configuration_.options;
   std::filesystem::path path_;
   std::optional<sys::FileLock> lock_;
+  std::optional<RoundFence> fence_;
   std::optional<MetricsFile> metrics_;
   std::vector<std::string> notices_;
 };

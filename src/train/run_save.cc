@@ -56,12 +56,19 @@ void Run::save_now() {
   }
   const checkpoint::SaveOptions how{.keep = options_.keep,
                                     .description = description(std::nullopt, false),
-                                    .own = strategy_.own()};
+                                    .own = strategy_.own(),
+                                    .before_naming = fence()};
   if (saver_)
     saver_->save(options_.out, strategy_.handle(), *strategy_.optimizer(), state(), how);
   else
     strategy_.save(options_.out, state(), how);
   saved_step_ = step_;
+}
+
+// Rank 0 of a later round may write into the folder meanwhile.
+std::function<void()> Run::fence() {
+  if (!has_round()) return {};
+  return [this] { folder_.check(); };
 }
 
 // The last checkpoint is on the disk, or the run fails.

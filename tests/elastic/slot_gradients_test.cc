@@ -4,6 +4,7 @@
 #include <lockstep/models/mlp.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/sharded/fully_shard.h>
 
 #include "support/messages.h"
 #include "support/torch/engine_test.h"
@@ -79,6 +80,41 @@ TEST_P(SlotGradientsOf, ATrainingHasTheBitsOfOneProcess) {
     for (const auto& [slots, expected] : alone)
       EXPECT_EQ(trained_in_slots(group, slots), expected) << slots;
   });
+}
+
+// Every rank keeps a part of each parameter, and all pass through the model equally often.
+std::vector<double> trained_in_parts(const Group& group, std::int64_t slots) {
+  models::Mlp model = model_of_slots();
+  auto handle = fully_shard(model, group);
+  optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(0.01));
+  SlotGradients gradients(slots, *model, handle);
+  for (std::int64_t step = 0; step < 3; ++step) {
+    handle.zero_grad();
+    {
+      auto alone = handle.no_sync();
+      for (std::int64_t pass = 0; pass < gradients.most(); ++pass) {
+        const std::int64_t slot = gradients.begin() + pass;
+        loss_of_slot(model, step, slot).backward();
+        slot < gradients.end() ? gradients.take(slot) : gradients.drop();
+      }
+    }
+    gradients.reduce(static_cast<double>(slots));
+    adamw.step();
+  }
+  std::vector<double> all;
+  for (const auto& [name, tensor] : handle.state_dict()) {
+    const at::Tensor flat = tensor.reshape({-1});
+    for (std::int64_t i = 0; i < flat.numel(); ++i) all.push_back(flat[i].item<float>());
+  }
+  return all;
+}
+
+TEST_P(SlotGradientsOf, ATrainingInPartsHasTheBitsOfOneProcess) {
+  if (engine() == test::Engine::local) GTEST_SKIP() << "ranks that share one generator";
+  for (const std::int64_t slots : {1, 4}) {
+    const std::vector<double> alone = trained_in_parts(Group(), slots);
+    run([&](Group group) { EXPECT_EQ(trained_in_parts(group, slots), alone) << slots; });
+  }
 }
 
 TEST_P(SlotGradientsOf, AParameterWithoutAGradientHasNoneAndOthersCountAsZeros) {

@@ -2,7 +2,8 @@
 """Elastic training under `lockstep run`: whatever is killed on the way, model.safetensors has the same bytes.
 
 LOCKSTEP_ELASTIC_KILLS (6) random ranks are killed, LOCKSTEP_ELASTIC_PAUSE (0.7) seconds apart; `./dev soak` asks for
-1,000, 2 s apart, which is what the run is then long enough for.
+1,000, 2 s apart, which is what the run is then long enough for. Without it the clock of the day is set meanwhile, an
+hour forwards and backwards, and processes in reserve are killed, too.
 """
 import os
 import pathlib
@@ -10,6 +11,7 @@ import random
 import re
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 
@@ -17,6 +19,7 @@ from elastic_support import kill_one, model_of, train_program, training, wait_fo
 from support import Process, end_all, environment, expect, expect_words, lockstep, run, shown
 
 KILLS = int(os.environ.get("LOCKSTEP_ELASTIC_KILLS", "6"))
+IS_SOAK = "LOCKSTEP_ELASTIC_KILLS" in os.environ
 PAUSE = float(os.environ.get("LOCKSTEP_ELASTIC_PAUSE", "0.7"))
 
 
@@ -34,21 +37,39 @@ def undisturbed(folder, steps):
     return seconds
 
 
+def set_clock(folder):
+    """What makes programs see a clock of the day that is set; nothing where that cannot be built or loaded."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    program = pathlib.Path(train_program()).read_bytes()
+    if compiler is None or b"__asan_init" in program or b"__tsan_init" in program:
+        shown("the clock of the day is not set: no C compiler, or a sanitizer", 0)
+        return {}
+    library = folder / "set_clock.so"
+    source = pathlib.Path(__file__).with_name("set_clock.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
+    return {"LD_PRELOAD": str(library)}
+
+
 def killed(folder, steps):
     """Random ranks of `lockstep run` are killed; returns how many were."""
     began = time.monotonic()
+    surroundings = {} if IS_SOAK else set_clock(folder)
     run_of = Process([lockstep(), "run", "-n", "3", "--max-restarts", "100000", train_program(),
-                      *training(folder, "killed", steps)])
+                      *training(folder, "killed", steps)], env=environment(**surroundings))
     kills = 0
     while kills < KILLS and run_of.process.poll() is None:
         time.sleep(PAUSE)
         kills += kill_one(run_of.process)
+        if not IS_SOAK and kills % 3 == 0:
+            kill_one(run_of.process, reserve=True)
     code, output, _ = run_of.finish(3600)
     expect(code == 0, f"a run with {kills} kills ended with {code}", output[-20000:])
     is_same = model_of(folder, "killed") == model_of(folder, "calm")
     expect(is_same, f"another model after {kills} kills", output[-20000:])
     expect(kills >= min(KILLS, 2), f"only {kills} kills before the run was done", output[-5000:])
-    shown(f"{kills} kills: the same bytes, goodput {goodput_in(output):.3f}", time.monotonic() - began)
+    expect(0 < goodput_in(output) <= 1, "a goodput that is no share", output[-5000:])
+    taken = "with the clock of the day set" if surroundings else f"one each {PAUSE} s"
+    shown(f"{kills} kills, {taken}: the same bytes, goodput {goodput_in(output):.3f}", time.monotonic() - began)
 
 
 def stopped(folder, steps):
@@ -101,7 +122,7 @@ def main():
             shutil.rmtree(folder / "calm")
             undisturbed(folder, steps)
         killed(folder, steps)
-        if "LOCKSTEP_ELASTIC_KILLS" not in os.environ:
+        if not IS_SOAK:
             stopped(folder, steps)
             agent_killed(folder, steps)
             no_room_in_memory(folder, steps)

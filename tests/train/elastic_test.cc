@@ -18,6 +18,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 using namespace lockstep;
@@ -75,6 +76,26 @@ INSTANTIATE_TEST_SUITE_P(Tasks, ElasticRuns,
                                          std::pair<std::string, Setup>("cifar", tiny_cifar)),
                          [](const auto& info) { return info.param.first; });
 
+// One rank that has all of the model, and several that have parts of it.
+TEST(ElasticShards, HaveTheBytesOfOneProcess) {
+  const test::TemporaryFolder folder;
+  RunSetup options = tiny_gpt(folder);
+  options.dropout = 0.1;
+  options.clip = 0.5;
+  options.slots = 6;
+  const RunSetup alone = elastic_setup(options, "1");
+  run(1, alone);
+  for (const auto& [ranks, shard, is_shared] :
+       {std::tuple(2, "optimizer", false), std::tuple(3, "gradients", false),
+        std::tuple(4, "full", false), std::tuple(5, "full", true)}) {
+    options.shard = shard;
+    options.node_shared = is_shared;
+    const RunSetup divided = elastic_setup(options, std::to_string(ranks) + shard);
+    run(ranks, divided);
+    expect_same_run(alone, divided);
+  }
+}
+
 // A worker of the run; lines of progress go nowhere.
 int train_worker(const RunSetup& options) {
   if (std::freopen("/dev/null", "w", stdout) == nullptr) return 2;
@@ -125,6 +146,33 @@ TEST(ElasticRun, ThatIsKilledShrunkAndGrownEndsWithTheBytesOfAnUndisturbedOne) {
             checkpoint::list_checkpoints(undisturbed.out).size());
   for (const auto& entry : fs::directory_iterator(disturbed.out))
     EXPECT_FALSE(entry.path().filename().string().starts_with("abandoned")) << entry.path();
+}
+
+TEST(ElasticShards, ThatAreKilledShrunkAndGrownEndWithTheBytesOfAnUndisturbedRun) {
+  const test::TemporaryFolder folder;
+  RunSetup options = tiny_gpt(folder);
+  options.dropout = 0.1;
+  options.steps = 40;
+  options.eval_every = 10;
+  options.save_every = 15;
+  options.slots = 4;
+  const RunSetup undisturbed = elastic_setup(options, "undisturbed");
+  run(3, undisturbed);
+  options.shard = "full";
+  const RunSetup disturbed = elastic_setup(options, "disturbed");
+  SmallAgent agent([&] { return train_worker(disturbed); });
+  agent.begin_round(4);
+  wait_for_rows(disturbed, 5);
+  agent.kill(1);
+  agent.begin_round(4);
+  wait_for_rows(disturbed, 12);
+  agent.kill(0);
+  agent.kill(3);
+  agent.begin_round(2);
+  wait_for_rows(disturbed, 20);
+  agent.begin_round(3, "nodes join");
+  EXPECT_EQ(agent.wait(), (std::vector<int>{0, 0, 0}));
+  expect_same_run(undisturbed, disturbed);
 }
 
 TEST(ElasticRun, OfWhichAllWorkersAreKilledBeforeItsFirstStepBeginsAnew) {
@@ -179,7 +227,12 @@ TEST(ElasticOptions, WhatDoesNotFitIsOneLine) {
   EXPECT_TRUE(contains(refusal([](Options& o) { o.slots = 5; }),
                        "--batch 12 cannot be split evenly into --slots 5"));
   EXPECT_TRUE(contains(refusal([](Options& o) { o.strategy = "ps"; }), "found --strategy ps"));
-  EXPECT_TRUE(contains(refusal([](Options& o) { o.shard = "full"; }), "found --shard full"));
+  EXPECT_TRUE(
+      contains(refusal([](Options& o) { o.reduce_in_step = true; }), "found --reduce-in-step"));
+  EXPECT_TRUE(
+      contains(refusal([](Options& o) { o.precision = "bf16"; }), "found --precision bf16"));
+  fits.shard = "full";
+  EXPECT_NO_THROW(check_elastic(fits));
   EXPECT_TRUE(contains(refusal([](Options& o) { o.mesh = "dp=2"; }), "found --mesh dp=2"));
   EXPECT_TRUE(contains(refusal([](Options& o) { o.accumulate = 2; }), "found --accumulate 2"));
   EXPECT_TRUE(

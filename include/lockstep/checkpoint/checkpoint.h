@@ -41,6 +41,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -74,6 +75,10 @@ struct SaveOptions {
   // Tensors of this rank's own, by name: what a communication hook or DiLoCo keeps (their state()).
   // Dense; ranks may have different ones, or none.
   std::map<std::string, at::Tensor> own = {};
+  // Called by rank 0 when all is written and before it gets its name; what it throws ends the save,
+  // and nothing has changed. For a folder that several hosts write into, one at a time, of which
+  // one may be cut off and come back: where this is given, another one's lock is passed over.
+  std::function<void()> before_naming = {};
 };
 
 // Writes OUT/step-00000100 of state.step, with the random states of all ranks (LibTorch's default
@@ -133,6 +138,7 @@ struct ModelOptions {
   // A tied weight stands in the file under each of its names, as PyTorch's state_dict() has it, and
   // not once.
   bool aliases = false;
+  std::function<void()> before_naming = {};  // as SaveOptions has it
 };
 
 // The model alone, as one safetensors file under the names of Python's state_dict(). `path` is

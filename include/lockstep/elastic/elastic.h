@@ -70,9 +70,9 @@ struct ElasticOptions {
   // How long a rank that has left a round waits for the next one.
   Duration rejoin_timeout = std::chrono::minutes(10);
   // Whether the agent may start processes of this program before there is a rank for them
-  // (`lockstep run --reserve`): they wait in elastic(), with LibTorch loaded and used once, and take
-  // the place of a rank that is lost at once. Until then they have no RANK in their environment; so
-  // nothing that the program does before elastic() may depend on that, or be seen from outside.
+  // (`lockstep run --reserve`): they wait in elastic(), with LibTorch loaded and used once, and
+  // take the place of a rank that is lost at once. Until then they have no RANK in their
+  // environment; so nothing that the program does before elastic() may depend on it.
   bool reserve = false;
 };
 

@@ -29,6 +29,7 @@
 #pragma once
 
 #include <lockstep/comm/group.h>
+#include <lockstep/parallel/handle.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -47,6 +48,14 @@ class SlotGradients {
   // floating-point dtype and device. InvalidArgument otherwise, and for fewer slots than one.
   // Ranks beyond the number of slots have none.
   SlotGradients(Group group, std::int64_t slots, std::vector<at::Tensor> parameters);
+  // Collective. Of a model that `handle` trains and each rank keeps a part of (fully_shard()):
+  // take() takes whole gradients from the module's parameters, where a backward() inside of
+  // no_sync() leaves them, and reduce() gives the handle's parameters the sums of what this rank
+  // keeps, and no rank all of them. Both outlive this. InvalidArgument where the handle's
+  // parameters are not ranges of the module's.
+  // forward() and backward() of such a model are collective: a rank that has fewer slots than
+  // most() passes through the model as often as the others, and resets what it does not take.
+  SlotGradients(std::int64_t slots, const torch::nn::Module& module, const Handle& handle);
   ~SlotGradients();
   SlotGradients(const SlotGradients&) = delete;
   SlotGradients& operator=(const SlotGradients&) = delete;
@@ -54,6 +63,8 @@ class SlotGradients {
   // This rank's slots: begin(), ..., end() - 1.
   [[nodiscard]] std::int64_t begin() const;
   [[nodiscard]] std::int64_t end() const;
+  // The largest number of slots that a rank has.
+  [[nodiscard]] std::int64_t most() const;
 
   // Local, after the backward() of a slot, for all of this rank's in ascending order: takes the
   // gradients, which are undefined afterwards. A parameter without one counts as zeros. A slot
@@ -69,6 +80,8 @@ class SlotGradients {
 
   // Forgets slots that were taken: after an exception in a step.
   void reset();
+  // Local: forgets the gradients of a backward() that counts for nothing.
+  void drop();
 
  private:
   struct State;

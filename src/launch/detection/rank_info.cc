@@ -85,8 +85,8 @@ RankInfo detect_rank() {
 }
 
 bool is_launched() {
-  return is_in_reserve() || environment::text(variable::rank) || environment::text(variable::world_size) ||
-         detect_mpirun() || detect_slurm();
+  return is_in_reserve() || environment::text(variable::rank) ||
+         environment::text(variable::world_size) || detect_mpirun() || detect_slurm();
 }
 
 std::string read_secret() {

@@ -3,6 +3,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/format.h"
+#include "base/mutex.h"
 #include "base/text.h"
 #include "comm/backend/one_line.h"
 #include "comm/engines/c10d/make.h"
@@ -16,8 +17,14 @@
 
 #include <gloo/context.h>
 
+#include <array>
 #include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <functional>
 #include <limits>
+#include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -58,6 +65,68 @@ class MarkedGloo final : public c10d::ProcessGroupGloo {
   }
 };
 
+// Gloo cannot be told to stop connecting, and a rank that is lost between its address in the store
+// and the connection keeps the others until their deadline. So it connects in a thread of its own,
+// and this one asks the store meanwhile, which throws when the ranks have no reason to meet any
+// more (a round of an elastic run has ended). Then the thread is left alone: it has all that it
+// uses, and ends with Gloo's deadline.
+class Connecting {
+ public:
+  using Made = c10::intrusive_ptr<MarkedGloo>;
+
+  static Made connected(Store& store, const std::string& never, std::function<Made()> connect) {
+    auto own = std::make_shared<Connecting>();
+    sys::Thread thread("gloo connects", [own, connect = std::move(connect)] {
+      Made made;
+      std::exception_ptr error;
+      try {
+        made = connect();
+      } catch (...) {
+        error = std::current_exception();
+      }
+      const Lock lock(own->mutex_);
+      own->is_done_ = true;
+      own->made_ = std::move(made);
+      own->error_ = error;
+      own->changed_.notify_all();
+    });
+    try {
+      while (!own->wait()) ask(store, never);
+    } catch (...) {
+      thread.detach();
+      throw;
+    }
+    thread.join();
+    const Lock lock(own->mutex_);
+    if (own->error_) std::rethrow_exception(own->error_);
+    return std::move(own->made_);
+  }
+
+ private:
+  // For a key that nobody sets.
+  static void ask(Store& store, const std::string& never) {
+    const std::array keys{never};
+    try {
+      store.wait(keys, Deadline::after(milliseconds(1)));
+    } catch (const Timeout&) {
+      // The ranks are still to meet.
+    }
+  }
+  bool wait() {
+    constexpr milliseconds between_questions{100};
+    Lock lock(mutex_);
+    changed_.wait_for(lock.native(), between_questions,
+                      [&]() LOCKSTEP_REQUIRES(mutex_) { return is_done_; });
+    return is_done_;
+  }
+
+  Mutex mutex_;
+  std::condition_variable changed_;
+  bool is_done_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  Made made_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::exception_ptr error_ LOCKSTEP_GUARDED_BY(mutex_);
+};
+
 milliseconds in_milliseconds(Duration duration) {
   return std::min(std::chrono::ceil<milliseconds>(duration), practically_never);
 }
@@ -70,11 +139,13 @@ class GlooEngine final : public Engine {
     auto options = c10d::ProcessGroupGloo::Options::create(in_milliseconds(join_timeout));
     options->devices = {device_};
     options->threads = 1;  // operations take effect in the order of their posts
+    const auto prefix = formatted("lockstep/gloo/{}/", name);
     try {
-      sys::run_without_signals([&] {  // in Gloo's own threads too
-        group_ = c10::make_intrusive<MarkedGloo>(
-            as_c10d_store(store_, formatted("lockstep/gloo/{}/", name)), rank, size, options);
-      });
+      group_ = Connecting::connected(*store_, prefix + "never",
+                                     [store = store_, prefix, rank, size, options] {
+                                       return c10::make_intrusive<MarkedGloo>(
+                                           as_c10d_store(store, prefix), rank, size, options);
+                                     });
     } catch (const PeerLost&) {
       throw;
     } catch (const std::exception& error) {

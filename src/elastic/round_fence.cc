@@ -1,0 +1,65 @@
+#include "elastic/round_fence.h"
+
+#include "base/format.h"
+#include "base/text.h"
+#include "base/visible.h"
+#include "sys/files.h"
+#include "sys/plain_file.h"
+
+#include <lockstep/base/error.h>
+
+#include <optional>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t most_bytes = 4096;
+
+std::string text_of(const RoundOfRun& of) { return formatted("{} {}\n", of.run, of.round); }
+
+// What the file says; nothing where it is not there, or is something else.
+std::optional<RoundOfRun> round_in(const fs::path& file) {
+  if (!fs::exists(file)) return std::nullopt;
+  const std::string text = sys::read_plain_file(file, most_bytes);
+  const std::size_t blank = text.rfind(' ');
+  if (blank == std::string::npos || !text.ends_with('\n')) return std::nullopt;
+  const auto round = parse_integer(text.substr(blank + 1, text.size() - blank - 2));
+  if (!round) return std::nullopt;
+  return RoundOfRun{text.substr(0, blank), *round};
+}
+
+}  // namespace
+
+RoundFence::RoundFence(const fs::path& out, RoundOfRun own)
+    : file_(out / ".round"), own_(std::move(own)) {}
+
+bool RoundFence::is_of_earlier_round() const {
+  const std::optional<RoundOfRun> found = round_in(file_);
+  return found && found->run == own_.run && found->round < own_.round;
+}
+
+void RoundFence::take() {
+  const std::optional<RoundOfRun> found = round_in(file_);
+  if (found && found->run == own_.run && found->round > own_.round)
+    throw PeerLost(formatted("{}: round {} of this run writes here; this is round {}",
+                             file_.parent_path().string(), found->round, own_.round));
+  sys::AtomicFile::write(file_, text_of(own_));
+  is_taken_ = true;
+}
+
+void RoundFence::check() const {
+  if (!is_taken_) return;
+  const std::optional<RoundOfRun> found = round_in(file_);
+  if (found && found->run == own_.run && found->round == own_.round) return;
+  throw PeerLost(formatted(
+      "{}: expected round {} of run {}, which this process belongs to, found {}; it writes nothing "
+      "there any more",
+      file_.string(), own_.round, own_.run,
+      found ? formatted("round {} of run {}", found->round, visible(found->run, 80))
+            : std::string("no round")));
+}
+
+}  // namespace lockstep

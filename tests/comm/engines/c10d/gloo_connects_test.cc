@@ -1,0 +1,98 @@
+// Gloo's ranks connect; one of them is lost on the way.
+#include "comm/engines/c10d/gloo.h"
+#include "comm/engines/c10d/make.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/store/memory_store.h>
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace lockstep::c10d_engine {
+namespace {
+
+using namespace std::chrono_literals;
+
+// The store as a rank of a round sees it: what waits there throws once the round has ended.
+class StoreOfRound : public Store {
+ public:
+  StoreOfRound(std::shared_ptr<Store> below, std::function<void()> before_wait)
+      : below_(std::move(below)), before_wait_(std::move(before_wait)) {}
+
+  void end() { has_ended_ = true; }
+  void set(std::string_view key, std::string_view value) override { below_->set(key, value); }
+  std::optional<std::string> try_get(std::string_view key) override { return below_->try_get(key); }
+  std::string get(std::string_view key, Deadline deadline) override {
+    const std::array keys{std::string(key)};
+    wait(keys, deadline);
+    return below_->get(key, deadline);
+  }
+  void wait(std::span<const std::string> keys, Deadline deadline) override {
+    before_wait_();
+    for (;;) {
+      try {
+        return below_->wait(keys, deadline.or_sooner(Deadline::after(5ms)));
+      } catch (const Timeout&) {
+        if (has_ended_) throw PeerLost("the round has ended");
+        if (deadline.passed()) throw;
+      }
+    }
+  }
+  std::int64_t add(std::string_view key, std::int64_t delta) override {
+    return below_->add(key, delta);
+  }
+  std::string compare_set(std::string_view key, std::string_view expected,
+                          std::string_view desired) override {
+    return below_->compare_set(key, expected, desired);
+  }
+  bool erase(std::string_view key) override { return below_->erase(key); }
+  std::vector<std::string> keys(std::string_view prefix) override { return below_->keys(prefix); }
+
+ private:
+  std::shared_ptr<Store> below_;
+  std::function<void()> before_wait_;
+  std::atomic<bool> has_ended_ = false;
+};
+
+void wait_until(const std::atomic<bool>& what) {
+  while (!what) std::this_thread::sleep_for(1ms);
+}
+
+// Rank 1 has put its address into the store, and does not connect.
+TEST(GlooConnects, NoLongerThanTheRoundLasts) {
+  if (!has_gloo()) GTEST_SKIP() << "no Gloo in this build";
+  const auto below = std::make_shared<MemoryStore>();
+  std::atomic<bool> is_stuck = false, may_go_on = false;
+  const auto of_0 = std::make_shared<StoreOfRound>(below, [] {});
+  const auto of_1 = std::make_shared<StoreOfRound>(below, [&] {
+    is_stuck = true;
+    wait_until(may_go_on);
+  });
+  const auto connect = [](const std::shared_ptr<Store>& store, int rank) {
+    static_cast<void>(make_gloo(store, "world", rank, 2, {}));
+  };
+  std::thread lost([&] { EXPECT_THROW(connect(of_1, 1), PeerLost); });
+  std::thread left([&] { EXPECT_THROW(connect(of_0, 0), PeerLost); });
+  wait_until(is_stuck);
+  of_0->end();
+  left.join();
+  // What rank 0 has left connecting ends, too.
+  may_go_on = true;
+  of_1->end();
+  lost.join();
+}
+
+}  // namespace
+}  // namespace lockstep::c10d_engine
