@@ -6,19 +6,20 @@
 //   build/release/bin/lockstep run --ranks 2 build/release/bench/chunked_matmul [ROUNDS]
 #include <lockstep/comm/init.h>
 
-#include "base/text.h"
+#include "base/format.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
-#include <fmt/core.h>
+
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdlib>
+#include <iostream>
 #include <vector>
 
 namespace lockstep {
@@ -92,13 +93,14 @@ void measure(Group& group, const Layer& layer, int rounds) {
       all[i].processor += processor_seconds() - processor;
     }
   if (group.rank() != 0) return;
-  fmt::print("{:<24}", layer.name);
+  std::cout << formatted("{:<24}", layer.name);
   for (const Spent& spent : all)
-    fmt::print("{:>9.3f} ({:>5.3f})", median(spent.seconds) * 1e3,
-               median(all[0].seconds) / median(spent.seconds));
-  fmt::print("   processor");
-  for (const Spent& spent : all) fmt::print("{:>7.3f}", spent.processor / all[0].processor);
-  fmt::print("\n");
+    std::cout << formatted("{:>9.3f} ({:>5.3f})", median(spent.seconds) * 1e3,
+                           median(all[0].seconds) / median(spent.seconds));
+  std::cout << formatted("   processor");
+  for (const Spent& spent : all)
+    std::cout << formatted("{:>7.3f}", spent.processor / all[0].processor);
+  std::cout << formatted("\n");
 }
 
 }  // namespace
@@ -111,9 +113,9 @@ int main(int count, char** words) {
   at::set_num_threads(1);
   at::NoGradGuard no_grad;
   if (group.rank() == 0) {
-    fmt::print("{:<24}", "ms (whole / pieces)");
-    for (const std::int64_t number : pieces) fmt::print("{:>9} pieces ", number);
-    fmt::print("\n");
+    std::cout << formatted("{:<24}", "ms (whole / pieces)");
+    for (const std::int64_t number : pieces) std::cout << formatted("{:>9} pieces ", number);
+    std::cout << formatted("\n");
   }
   for (const Layer& layer : layers) measure(group, layer, rounds);
   return 0;

@@ -76,7 +76,7 @@ void put(std::string& bytes, std::size_t place, Number number) {
 std::string right_greeting(const std::string& token) {
   std::string greeting(greeting_bytes, '\0');
   put(greeting, 0, std::uint64_t{0x6b636f6c6d6873});
-  put(greeting, 8, std::uint32_t{3});
+  put(greeting, 8, std::uint32_t{4});
   put(greeting, size_place, std::uint32_t{2});
   put(greeting, rank_place, std::uint32_t{1});
   greeting.replace(token_place, token.size(), token);
