@@ -3,6 +3,7 @@
 #pragma once
 
 #include "global/cut.h"
+#include "global/generator_check.h"
 #include "global/plain_check.h"
 #include "global/spec.h"
 #include "global/wishes.h"
@@ -58,6 +59,7 @@ class Space {
   // Set before the first operation, the same on all ranks.
   Wishes wishes;
   PlainCheck plain_check;
+  GeneratorCheck generator_check;
   std::mutex traffic_mutex;
   Traffic traffic;
   double seconds_waited = 0;  // for collectives

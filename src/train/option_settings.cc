@@ -135,9 +135,11 @@ void declare_division(Settings& settings, Options& o) {
                 .choices = {"none", "optimizer", "gradients", "full"}},
                o.shard);
   settings.add({.name = "mesh",
-                .help = "the ranks on axes: pp (stages), dp (copies of the model), fsdp (shards "
-                        "of one), tp (parts of each layer), cp (parts of each sequence), ep "
-                        "(owners of experts), such as pp=2,dp=2,tp=2; -1: what is left",
+                .help = "the ranks on axes, of which the last one counts fastest: pp (stages), dp "
+                        "(copies of the model), fsdp (shards of one, with --shard), tp (parts of "
+                        "each layer), cp (parts of each sequence), ep (owners of experts), such as "
+                        "pp=2,dp=2,tp=2; -1: what is left. gpt and llama take any of the first "
+                        "five together, moe any of the six, other tasks dp and fsdp",
                 .value_name = "AXES"},
                o.mesh);
   std::vector<std::string> schedules;
@@ -147,7 +149,8 @@ void declare_division(Settings& settings, Options& o) {
                 .choices = std::move(schedules)},
                o.pipeline);
   settings.add({.name = "sequence-parallel",
-                .help = "of --mesh tp: activations between layers are cut along the sequence"},
+                .help = "of --mesh tp, without cp: activations between layers are cut along the "
+                        "sequence"},
                o.sequence_parallel);
   settings.add({.name = "context-method",
                 .help = "of --mesh cp: how attention works on parts of sequences: ring (keys and "

@@ -39,6 +39,11 @@ Options with_resume(Options options) {
 
 constexpr const char* folder_mark = "folder";  // of the run, once a round has opened it
 
+std::string entry_of(const checkpoint::Metadata& entries, const std::string& name) {
+  const auto found = entries.find(name);
+  return found == entries.end() ? std::string() : found->second;
+}
+
 std::int64_t rows_in(const Batch& batch) { return batch.data.defined() ? batch.data.size(0) : 0; }
 
 }  // namespace
@@ -120,7 +125,10 @@ void Run::restore(const checkpoint::TrainingState& state) {
   step_ = state.step;
   if (begins_from_ == checkpoint_folder(step_)) saved_step_ = step_;
   strategy_.load(begins_from_);
-  if (state.ranks != strategy_.processes())
+  // States that were saved on another mesh are of ranks that computed other parts.
+  const checkpoint::Metadata own = configuration_.kept();
+  if (state.ranks != strategy_.processes() ||
+      entry_of(state.config, "mesh") != entry_of(own, "mesh"))
     torch::manual_seed(stream_seed(options_.seed + step_, seed_stream_of_rank(strategy_.draws())));
   restore_best(state);
 }

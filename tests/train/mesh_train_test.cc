@@ -262,6 +262,9 @@ TEST(MeshTrainingOfExperts, DropsAndSamplesAreThoseOfOneProcess) {
   options.capacity = 1;
   options.sample = 20;
   run(1, options);
+  const RunSetup in_parts = on_mesh(options, {"cp=2,ep=2", 4, "moe"});
+  run(4, in_parts);
+  expect_near_rows(options, in_parts);
   RunSetup divided = on_mesh(options, {"ep=2", 2, "moe"});
   divided.checkpoint_every = 1;
   run(2, divided);
@@ -273,6 +276,18 @@ TEST(MeshTrainingOfExperts, DropsAndSamplesAreThoseOfOneProcess) {
                 {.prompt = "a", .tokens = 5, .temperature = 0, .with_prompt = true},
                 [&](std::string_view more) { text += more; });
   EXPECT_EQ(text.size(), 6U) << text;
+}
+
+// Those of tp draw the same numbers, which those of dp that saved them did not.
+TEST(MeshTrainingWithDropout, ARunGoesOnOnAnotherMeshOfAsManyRanks) {
+  TemporaryFolder folder;
+  RunSetup options = on_mesh(text_run(folder, "gpt"), {"dp=2", 2});
+  options.dropout = 0.2;
+  run(2, options);
+  RunSetup second = cut_at(options, 3);
+  second.mesh = "tp=2";
+  run(2, second);
+  EXPECT_EQ(metrics_of(second.out).back()["step"].get<int>(), 6);
 }
 
 // Micro-batches are of the same rows, so that what counts over them is the same.

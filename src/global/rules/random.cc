@@ -1,9 +1,16 @@
 // Random operations draw the numbers of the whole tensor on every rank, in the order in which one
-// process does, and keep this rank's: generators in the same state give the same values.
+// process does, and keep this rank's: generators in the same state give the same values, and these
+// are compared.
 #include "global/rules/dims.h"
 #include "global/rules/tables.h"
+#include "global/space.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/empty_strided.h>
+
+#include <functional>
+#include <string>
+#include <utility>
 
 namespace lockstep::global {
 namespace {
@@ -20,22 +27,49 @@ struct Whole {
   std::vector<std::int64_t> sizes, strides;
 };
 
+// What a call draws from.
+at::Generator generator_of(const Stack& stack, std::size_t arguments) {
+  c10::Device device = at::kCPU;
+  for (std::size_t i = stack.size() - arguments; i < stack.size(); ++i) {
+    if (stack[i].isGenerator()) return stack[i].toGenerator();
+    if (stack[i].isTensor()) device = stack[i].toTensor().device();
+  }
+  return at::globalContext().defaultGenerator(device);
+}
+
+// Compares generators before what the plan has, or the operation itself.
+using Finish = std::function<void(RulePlan& plan)>;
+Finish compared(const RuleCall& call, Finish finish = {}) {
+  return [finish = std::move(finish), arguments = call.arguments(),
+          operation = std::string(call.operation())](RulePlan& plan) {
+    if (finish) finish(plan);
+    plan.kernel = [draw = plan.kernel ? plan.kernel : plan.operation, space = plan.space, arguments,
+                   operation](Stack& stack) {
+      // That of one axis is the one in which operations meet.
+      Group& group = space->axes() == 1 ? space->group(0) : space->all();
+      space->generator_check.look(generator_of(stack, arguments), operation, group);
+      draw(stack);
+    };
+  };
+}
+
 // self is overwritten.
 Rule fill(const RuleCall& call) {
   Rule rule = same_sizes(call, {});
-  rule.finish = [whole = Whole(call.operands()[0]), arguments = call.arguments()](RulePlan& plan) {
-    if (plan.local_operands[0] == whole.sizes) return;
-    plan.kernel = [=, run = plan.operation, part = plan.part_of,
-                   placements = plan.operands[0]](Stack& stack) {
-      c10::IValue& self = stack[stack.size() - arguments];
-      at::Tensor local = self.toTensor();
-      at::Tensor all = whole.like(local);
-      self = all;
-      run(stack);
-      local.copy_(part(all, placements));
-      stack.back() = local;
-    };
-  };
+  rule.finish = compared(
+      call, [whole = Whole(call.operands()[0]), arguments = call.arguments()](RulePlan& plan) {
+        if (plan.local_operands[0] == whole.sizes) return;
+        plan.kernel = [=, run = plan.operation, part = plan.part_of,
+                       placements = plan.operands[0]](Stack& stack) {
+          c10::IValue& self = stack[stack.size() - arguments];
+          at::Tensor local = self.toTensor();
+          at::Tensor all = whole.like(local);
+          self = all;
+          run(stack);
+          local.copy_(part(all, placements));
+          stack.back() = local;
+        };
+      });
   return rule;
 }
 
@@ -44,7 +78,8 @@ Rule draw_like(const RuleCall& call) {
   Rule rule = same_sizes(call, {});
   for (Placement partial : partials_of(call.operands()[0]))
     rule.more.push_back({{partial}, {Replicate()}});
-  rule.finish = [whole = Whole(call.operands()[0]), arguments = call.arguments()](RulePlan& plan) {
+  rule.finish = compared(call, [whole = Whole(call.operands()[0]),
+                                arguments = call.arguments()](RulePlan& plan) {
     if (plan.local_operands[0] == whole.sizes) return;
     plan.kernel = [=, run = plan.operation, part = plan.part_of,
                    placements = plan.results[0]](Stack& stack) {
@@ -53,7 +88,7 @@ Rule draw_like(const RuleCall& call) {
       run(stack);
       stack.back() = part(stack.back().toTensor(), placements).clone(at::MemoryFormat::Contiguous);
     };
-  };
+  });
   return rule;
 }
 
@@ -63,6 +98,7 @@ Rule draw_from(const RuleCall& call) {
   for (std::size_t i = 0; i < call.size(); ++i)
     rule.operands.emplace_back(call.sizes(i).size(), Rule::whole);
   rule.results = {{call.sizes(0), rule.operands[0]}};
+  rule.finish = compared(call);
   return rule;
 }
 

@@ -16,9 +16,11 @@
 // count as replicated: every rank of the group must pass the same batch, and random operations
 // draw from generators in the same state. Another batch on some rank is a Mismatch of the first
 // steps; one that comes later is found with one of the next plain tensors that are compared
-// (GlobalOptions::replicate_plain). What forward() returns is a global tensor;
-// full_tensor() makes a plain one of it, item() reads a number. Both are collective where it is cut
-// or Partial, as a loss on a cut vocabulary is: every rank of the group calls them, not one alone.
+// (GlobalOptions::replicate_plain). Generators in other states are a Mismatch of the first draw
+// after they were seeded, or of one of the next that are compared. What forward() returns is a
+// global tensor; full_tensor() makes a plain one of it, item() reads a number. Both are collective
+// where it is cut or Partial, as a loss on a cut vocabulary is: every rank of the group calls them,
+// not one alone.
 //
 // A block of a Colwise() layer and a Rowwise() one costs one all_reduce of its output in forward(),
 // and one of its input's gradient in backward(). With `sequence_parallel` (Korthikanti et al.,

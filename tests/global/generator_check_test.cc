@@ -1,0 +1,96 @@
+// Ranks whose generators are in other states draw other numbers, which is an error on all of them.
+#include <lockstep/global/redistribute.h>
+#include <lockstep/global/tensor.h>
+
+#include "support/torch/ranks.h"
+
+#include <ATen/ops/bernoulli.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+#include <torch/utils.h>
+
+#include <functional>
+#include <string>
+
+namespace lockstep {
+namespace {
+
+// Ranks are processes, which have generators of their own.
+void run_as_processes(int ranks, const test::GroupBody& body) {
+  test::run_group(test::Engine::shm, ranks, body);
+}
+
+at::Tensor global_ones(const Mesh& mesh) {
+  return distribute(at::ones({6, 4}), mesh, Placements(mesh.axes().size(), Shard(0)));
+}
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void expect_told(const std::string& what) {
+  EXPECT_NE(what.find("expected generators in the same state on all ranks that compute one model "
+                      "together, found another on rank 1 than on rank 0"),
+            std::string::npos)
+      << what;
+}
+
+TEST(Generators, OthersOnSomeRankAreAMismatchOnAll) {
+  run_as_processes(3, [](Group world) {
+    const Mesh mesh(world, {{"tp", 3}});
+    const at::Tensor x = global_ones(mesh);
+    torch::manual_seed(5 + (world.rank() == 1 ? 1 : 0));
+    expect_told(error_of([&] { (void)at::dropout(x, 0.5, true); }));
+  });
+  run_as_processes(4, [](Group world) {
+    const Mesh mesh(world, {{"tp", 2}, {"cp", 2}});
+    const at::Tensor x = distribute(at::ones({6, 4}), mesh, {Replicate(), Replicate()});
+    torch::manual_seed(5 + world.rank() % 2);
+    expect_told(error_of([&] { (void)at::bernoulli(x * 0.5); }));
+  });
+}
+
+TEST(Generators, TheyAreComparedAgainWhenTheyAreSeeded) {
+  run_as_processes(2, [](Group world) {
+    const Mesh mesh(world, {{"tp", 2}});
+    const at::Tensor x = global_ones(mesh);
+    torch::manual_seed(1);
+    for (int draw = 0; draw < 3; ++draw) (void)at::dropout(x, 0.5, true);
+    torch::manual_seed(2 + world.rank());
+    expect_told(error_of([&] { (void)at::dropout(x, 0.5, true); }));
+  });
+}
+
+// The other rank is told by its next call.
+TEST(Generators, ARankThatSeedsAloneIsAnErrorToo) {
+  run_as_processes(2, [](Group world) {
+    const Mesh mesh(world, {{"tp", 2}});
+    const at::Tensor x = global_ones(mesh);
+    torch::manual_seed(1);
+    for (int draw = 0; draw < 3; ++draw) (void)at::dropout(x, 0.5, true);
+    if (world.is_root()) torch::manual_seed(2);
+    const std::string what = error_of([&] { (void)full_tensor(at::dropout(x, 0.5, true)); });
+    EXPECT_NE(what.find("states of generators"), std::string::npos) << what;
+  });
+}
+
+TEST(Generators, FewOfManyDrawsAreCompared) {
+  run_as_processes(2, [](Group world) {
+    const Mesh mesh(world, {{"tp", 2}});
+    const at::Tensor x = global_ones(mesh);
+    torch::manual_seed(1);
+    Group ranks = mesh["tp"];
+    const std::int64_t before = ranks.traffic().calls;
+    for (int draw = 0; draw < 100; ++draw) (void)at::dropout(x, 0.5, true);
+    EXPECT_EQ(ranks.traffic().calls - before, 8);  // of numbers 0, 1, 2, 4, ... 64
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
