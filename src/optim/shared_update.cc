@@ -16,43 +16,18 @@
 namespace lockstep::optim {
 namespace {
 
-// Of a rank in one all_gather: what it has updated is still in a cache when it goes out.
-constexpr std::int64_t most_elements = std::int64_t{1} << 18;
-
-// What ranks update and exchange at a time, and whose is which part of it, in whole blocks of the
-// small formats.
-struct Chunk {
-  layout::Range all;
-  int ranks = 1;
-
-  [[nodiscard]] layout::Range part(int rank) const {
-    std::int64_t blocks = (all.length() + block_elements - 1) / block_elements;
-    layout::Range own = layout::shard_range(blocks, ranks, rank);
-    return {all.begin + own.begin * block_elements,
-            std::min(all.end, all.begin + own.end * block_elements)};
-  }
-  [[nodiscard]] std::vector<std::int64_t> counts() const {
-    std::vector<std::int64_t> lengths;
-    for (int rank = 0; rank < ranks; ++rank) lengths.push_back(part(rank).length());
-    return lengths;
-  }
-};
-
-std::vector<Chunk> chunks_of(std::int64_t elements, int ranks) {
-  std::vector<Chunk> chunks;
-  for (std::int64_t begin = 0; begin < elements; begin += most_elements * ranks)
-    chunks.push_back({{begin, std::min(elements, begin + most_elements * ranks)}, ranks});
-  return chunks;
+// Whose is which part of a parameter: whole blocks of the small formats.
+layout::Range part_of_rank(std::int64_t elements, int ranks, int rank) {
+  std::int64_t blocks = (elements + block_elements - 1) / block_elements;
+  layout::Range own = layout::shard_range(blocks, ranks, rank);
+  return {std::min(elements, own.begin * block_elements),
+          std::min(elements, own.end * block_elements)};
 }
 
 // All of its memory in one dimension, whatever its strides are.
 at::Tensor flat(const at::Tensor& dense) {
   return at::empty({0}, dense.options().requires_grad(false))
       .set_(dense.storage(), dense.storage_offset(), {dense.numel()}, {1});
-}
-
-at::Tensor part_of(const at::Tensor& values, layout::Range range) {
-  return values.narrow(0, range.begin, range.length());
 }
 
 template <class Use>
@@ -147,21 +122,25 @@ void SharedUpdate::meet(const std::vector<UpdateEntry>& entries, const GroupStep
   group_.barrier({.tag = tag}).wait();
 }
 
+Work SharedUpdate::publish(const UpdateEntry& entry) {
+  std::vector<std::int64_t> counts;
+  for (int rank = 0; rank < group_.size(); ++rank)
+    counts.push_back(part_of_rank(entry.dense.numel(), group_.size(), rank).length());
+  at::Tensor values = flat(entry.dense);
+  at::Tensor own = values.narrow(0, entry.share->begin, entry.share->length());
+  return group_.all_gather(values, own, counts, {.tag = "updated parameter"});
+}
+
 void SharedUpdate::run(std::vector<UpdateEntry>& entries, const GroupStep& step,
                        const std::string& rule, const Update& update) {
   if (entries.empty()) return;
   meet(entries, step, rule);
   std::vector<Work> works;
   for (UpdateEntry& entry : entries) {
-    at::Tensor values = flat(entry.dense);
+    entry.share = part_of_rank(entry.dense.numel(), group_.size(), group_.rank());
     std::vector<UpdateEntry> one = {std::move(entry)};
-    for (const Chunk& chunk : chunks_of(values.numel(), group_.size())) {
-      layout::Range own = chunk.part(group_.rank());
-      one.front().share = own;
-      update(one);
-      works.push_back(group_.all_gather(part_of(values, chunk.all), part_of(values, own),
-                                        chunk.counts(), {.tag = "updated parameter"}));
-    }
+    update(one);
+    works.push_back(publish(one.front()));
   }
   for (Work& work : works) work.wait();
 }

@@ -1,12 +1,12 @@
 // SharedUpdate: ranks of one host that have the same parameters and gradients update each parameter
-// together. It is cut into chunks; each rank updates its part of a chunk, and all_gather gives that
-// to the others. What the optimizer keeps of such a parameter lies once, in memory that all of them
-// map: a rank writes its parts and sees all of it.
+// together. Each rank updates its part of it, and all_gather gives that to the others. What the
+// optimizer keeps of such a parameter lies once, in memory that all of them map: a rank writes its
+// part and sees all of it.
 //
 // A step of a group of parameters:
 //   barrier      its tag says what the ranks are about to do, so that different learning rates, or
 //                other gradients that are there, are a Mismatch; nobody looks at the state now
-//   chunks       update the own part, post the all_gather
+//   parts        parameter by parameter: update the own one, post the all_gather
 //   wait         then every rank has done all of its parts, and has all of the others'
 //
 // Only what is large is divided: below `least_bytes` a call costs more than the update.
@@ -84,6 +84,7 @@ class SharedUpdate {
  private:
   void meet(const std::vector<UpdateEntry>& entries, const GroupStep& step,
             const std::string& rule);
+  [[nodiscard]] Work publish(const UpdateEntry& entry);
 
   Group group_;
   std::vector<at::Tensor> parameters_;
