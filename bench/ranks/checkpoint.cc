@@ -12,6 +12,7 @@
 #include "serve.h"
 
 #include "apps/program.h"
+#include "sys/heap.h"
 #include "sys/mapped_file.h"
 
 #include <lockstep/base/deadline.h>
@@ -139,6 +140,7 @@ int serve_checkpoints(const Words& words) {
   options.add({"threads", "N", ""}, number_into(threads, 1, 1024));
   if (auto code = apps::answer(options.read(words), options)) return *code;
   at::set_num_threads(threads);
+  sys::keep_freed_memory();  // as init() does
   CheckpointWork work(folder, mib << 20);
   const std::map<std::string, std::function<double()>> kinds{
       {"save", [&] { return work.save(); }},

@@ -114,12 +114,12 @@ void PartsReader::read_summed(const TensorEntry& entry, std::uint64_t offset,
                               std::span<std::byte> bytes, std::uint32_t* share) {
   std::atomic<std::uint32_t> shares{0};
   const std::uint64_t behind = entry.end - entry.begin - offset;
-  for_each_piece(bytes.size(), read_at_once,
-                 [&](std::size_t, std::uint64_t from, std::uint64_t to) {
-                   const std::span<std::byte> piece = bytes.subspan(from, to - from);
-                   read_at(entry, offset + from, piece);
-                   if (share != nullptr) shares ^= crc32_share(crc32_of(piece), behind - to);
-                 });
+  const std::uint64_t at_once = share != nullptr ? read_at_once : 4 * read_at_once;
+  for_each_piece(bytes.size(), at_once, [&](std::size_t, std::uint64_t from, std::uint64_t to) {
+    const std::span<std::byte> piece = bytes.subspan(from, to - from);
+    read_at(entry, offset + from, piece);
+    if (share != nullptr) shares ^= crc32_share(crc32_of(piece), behind - to);
+  });
   if (share != nullptr) *share ^= shares;
   bytes_read_ += bytes.size();
 }

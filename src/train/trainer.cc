@@ -12,15 +12,14 @@
 #include <ATen/Parallel.h>
 
 #include <exception>
+#include <optional>
 #include <utility>
 
 namespace lockstep::train {
 
 namespace {
 
-Report train_by(Task& task, const Options& options, Group world, RunStrategy& strategy,
-                const RunRound& in = {}) {
-  Run run(task, options, std::move(world), strategy, in);
+Report to_the_end(Run& run) {
   while (!run.finished()) {
     run.step();
     if (run.evaluation_is_due()) run.evaluate();
@@ -30,6 +29,30 @@ Report train_by(Task& task, const Options& options, Group world, RunStrategy& st
     run.commit();
   }
   return run.finish();
+}
+
+// A failure of all ranks is no rank's alone: the groups of the run, and of its strategy, end here
+// as after success, and not as of ranks that are torn out by an exception.
+Report train_by(Task& task, const Options& options, Group world, RunStrategy& strategy,
+                const RunRound& in = {}) {
+  std::optional<Run> run(std::in_place, task, options, std::move(world), strategy, in);
+  try {
+    return to_the_end(*run);
+  } catch (const CommonFailure&) {
+    run.reset();
+    throw;
+  }
+}
+
+Report train_locally(Task& task, const Options& options, const Group& world,
+                     const RunRound& in = {}) {
+  auto strategy = make_local_strategy(options, task, world);
+  try {
+    return train_by(task, options, world, *strategy, in);
+  } catch (const CommonFailure&) {
+    strategy.reset();
+    throw;
+  }
 }
 
 }  // namespace
@@ -42,8 +65,7 @@ Report train(Task& task, const Options& given, Group world) {
                           [&](Group workers, RunStrategy& strategy) {
                             return train_by(task, options, std::move(workers), strategy);
                           });
-  auto strategy = make_local_strategy(options, task, world);
-  return train_by(task, options, std::move(world), *strategy);
+  return train_locally(task, options, world);
 }
 
 std::optional<Report> train_elastically(Task& task, const Options& given,
@@ -65,9 +87,7 @@ std::optional<Report> train_elastically(Task& task, const Options& given,
     begins(round.group());
     together(round.group(), [&] { check_run(given, task, round.group().size()); });
     const Options options = elastic_options(given);
-    auto strategy = make_local_strategy(options, task, round.group());
-    report =
-        train_by(task, options, round.group(), *strategy, {.round = &round, .has_data = &has_data});
+    report = train_locally(task, options, round.group(), {.round = &round, .has_data = &has_data});
     if (report->signal != 0) round.leave_unfinished();
   });
   return is_done ? report : std::nullopt;
